@@ -1,0 +1,97 @@
+// Package pgtest gives each test a Postgres schema of its own in the database
+// that DATABASE_URL names.
+package pgtest
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/migrations"
+)
+
+// cleanupTimeout bounds the removal of a test's schema.
+const cleanupTimeout = 30 * time.Second
+
+// URL returns DATABASE_URL, or where a Postgres usually listens on a
+// developer's machine.
+func URL() string {
+	return cmp.Or(os.Getenv("DATABASE_URL"), "postgres://postgres@127.0.0.1:5432/test?sslmode=disable")
+}
+
+// Name returns a name for a schema, a database, a queue or a key prefix that
+// nobody else on the machine uses.
+func Name() string { return "t_" + strings.ToLower(rand.Text()[:14]) }
+
+// Schema creates and migrates a schema that is dropped when the test ends.
+func Schema(t testing.TB) (*pgxpool.Pool, string) {
+	t.Helper()
+	schema := Name()
+	if err := migrations.Up(t.Context(), URL(), schema); err != nil {
+		t.Fatalf("no test database (run `make test`, or set DATABASE_URL): %v", err)
+	}
+	DropSchema(t, schema) // before Pool, so that it runs after the pool is closed: an open transaction would block it
+	return Pool(t, URL()), schema
+}
+
+// Pool opens a pool on url, to be closed when the test ends.
+func Pool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatalf("parse database URL: %v", err)
+	}
+	config.MaxConns = 12 // many tests run at once on a server of 100 connections
+	config.ConnConfig.ConnectTimeout = 10 * time.Second
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatalf("open pool: %v", err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// DropSchema drops schema when the test ends.
+func DropSchema(t testing.TB, schema string) {
+	t.Cleanup(func() { drop(t, schema) })
+}
+
+// drop uses a pool of its own: the test's one may be closed or broken by then.
+func drop(t testing.TB, schema string) {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	defer cancel()
+	pool, err := pgxpool.New(ctx, URL())
+	if err != nil {
+		t.Errorf("drop schema %s: %v", schema, err)
+		return
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE"); err != nil {
+		t.Errorf("drop schema %s: %v", schema, err)
+	}
+}
+
+// PrepareAll lets the server parse and plan every statement in queries, a
+// struct whose fields are all strings.
+func PrepareAll(t *testing.T, pool *pgxpool.Pool, queries any) {
+	t.Helper()
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatalf("acquire: %v", err)
+	}
+	defer conn.Release()
+	v := reflect.ValueOf(queries)
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		if _, err := conn.Conn().Prepare(t.Context(), name, v.Field(i).String()); err != nil {
+			t.Errorf("prepare %s: %v", name, err)
+		}
+	}
+}

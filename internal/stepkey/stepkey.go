@@ -1,0 +1,106 @@
+// Package stepkey is the grammar of the step key, the value of the header
+// x-idempotency-key:
+//
+//	<key>:<step>[#<n>]
+//
+// key is the client's idempotency key, 1–255 printable ASCII characters, and may
+// itself contain colons. step is [a-z0-9][a-z0-9-]{0,62} and n, which tells
+// several messages of one saga to one step apart, is [A-Za-z0-9._-]{1,32}.
+// Neither can hold a colon, so the last colon splits a step key without doubt.
+//
+// A step's identity is the tuple, never the joined string: two keys that would
+// join to the same string as part of something longer stay apart.
+package stepkey
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// The limits of the three parts, in bytes.
+const (
+	MaxKey  = 255
+	MaxStep = 63
+	MaxN    = 32
+)
+
+// ErrMalformed reports a key, step or n outside the grammar.
+var ErrMalformed = errors.New("malformed step key")
+
+// A Key is the identity of one message to one step of one saga, within a scope.
+type Key struct {
+	Key  string // the client's idempotency key
+	Step string // the step that is to run
+	N    string // "" where one message to the step is all there is
+}
+
+// Parse splits s. Its error is an [ErrMalformed] that says what is wrong; s
+// itself is not repeated, since it may hold anything.
+func Parse(s string) (Key, error) {
+	colon := strings.LastIndexByte(s, ':')
+	if colon < 0 {
+		return Key{}, fmt.Errorf("%w: no colon before the step", ErrMalformed)
+	}
+	k := Key{Key: s[:colon], Step: s[colon+1:]}
+	if hash := strings.IndexByte(k.Step, '#'); hash >= 0 {
+		k.Step, k.N = k.Step[:hash], k.Step[hash+1:]
+		if k.N == "" {
+			return Key{}, fmt.Errorf("%w: nothing after the number sign", ErrMalformed)
+		}
+	}
+	return k, k.Check()
+}
+
+// String joins the parts. It is meaningful only where [Key.Check] returns nil.
+func (k Key) String() string {
+	if k.N == "" {
+		return k.Key + ":" + k.Step
+	}
+	return k.Key + ":" + k.Step + "#" + k.N
+}
+
+// Check returns an [ErrMalformed] naming the part that is outside the grammar.
+func (k Key) Check() error {
+	if err := CheckKey(k.Key); err != nil {
+		return err
+	}
+	if err := CheckStep(k.Step); err != nil {
+		return err
+	}
+	if len(k.N) > MaxN || strings.ContainsFunc(k.N, notN) {
+		return fmt.Errorf("%w: n must be 1 to %d of A-Z a-z 0-9 . _ -", ErrMalformed, MaxN)
+	}
+	return nil
+}
+
+// CheckKey returns an [ErrMalformed] unless key is 1–255 visible ASCII
+// characters: what HTTP can carry without quoting trouble, an AMQP short
+// string can hold and PostgreSQL can index.
+func CheckKey(key string) error {
+	if key == "" || len(key) > MaxKey {
+		return fmt.Errorf("%w: key must be 1 to %d characters, not %d", ErrMalformed, MaxKey, len(key))
+	}
+	for i := range len(key) {
+		if key[i] < 0x20 || key[i] > 0x7e {
+			return fmt.Errorf("%w: key must be printable ASCII (byte %d is not)", ErrMalformed, i)
+		}
+	}
+	return nil
+}
+
+// CheckStep returns an [ErrMalformed] unless step is a step's name.
+func CheckStep(step string) error {
+	if step == "" || len(step) > MaxStep || step[0] == '-' || strings.ContainsFunc(step, notStep) {
+		return fmt.Errorf("%w: step must be 1 to %d of a-z 0-9 -, not beginning with -", ErrMalformed, MaxStep)
+	}
+	return nil
+}
+
+func notStep(r rune) bool {
+	return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-')
+}
+
+func notN(r rune) bool {
+	return notStep(r) && !(r >= 'A' && r <= 'Z' || r == '.' || r == '_')
+}

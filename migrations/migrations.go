@@ -1,0 +1,148 @@
+// Package migrations holds sagamill's tables as SQL, templated with the name
+// of the Postgres schema they live in, and applies them with jackc/tern.
+//
+// [Up] may be called by any number of processes at once, at every start: they
+// take turns under a database-wide advisory lock, and each migration runs in a
+// transaction with its version number, so a process killed half-way leaves the
+// schema at a whole version. A schema that is ahead of the binary is left
+// alone, which lets the previous binary run on during a rolling deploy.
+//
+// People who apply SQL themselves print it with [Print], or with the command
+// `sagamill migrate print`.
+package migrations
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/tern/v2/migrate"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+//go:embed *.sql
+var files embed.FS
+
+// DefaultSchema is where the tables live unless the caller says otherwise.
+const DefaultSchema = sqlschema.Default
+
+// versionTable is tern's: one row, the number of the last migration applied.
+const versionTable = "schema_version"
+
+// sqlCreateSchema is guarded by a transaction-level advisory lock because
+// IF NOT EXISTS does not wait for a concurrent CREATE SCHEMA of the same name:
+// the loser fails with a unique violation.
+const sqlCreateSchema = `
+BEGIN;
+SELECT pg_advisory_xact_lock(7265390517843162);
+CREATE SCHEMA IF NOT EXISTS {schema};
+COMMIT`
+
+// Up creates schema if it is missing and applies all migrations that it has
+// not had yet. It must have a connection that is not behind a
+// transaction-mode pooler: tern's lock belongs to the session. After an error
+// the schema is at the version of the last migration that succeeded.
+func Up(ctx context.Context, databaseURL, schema string) error {
+	return with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
+		version, err := m.GetCurrentVersion(ctx)
+		if err != nil || int(version) >= len(m.Migrations) {
+			return err
+		}
+		return m.Migrate(ctx)
+	})
+}
+
+// Down takes schema back to version; 0 removes every table and what they hold.
+// The schema itself stays.
+func Down(ctx context.Context, databaseURL, schema string, version int32) error {
+	return with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
+		current, err := m.GetCurrentVersion(ctx)
+		if err != nil {
+			return err
+		}
+		if version < 0 || version > current {
+			return fmt.Errorf("cannot go down to version %d from version %d", version, current)
+		}
+		return m.MigrateTo(ctx, version)
+	})
+}
+
+// Version returns the number of the last migration applied to schema, 0 if
+// none was, and the number of the newest one that this binary knows.
+func Version(ctx context.Context, databaseURL, schema string) (applied, known int32, err error) {
+	err = with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
+		known = int32(len(m.Migrations))
+		applied, err = m.GetCurrentVersion(ctx)
+		return err
+	})
+	return applied, known, err
+}
+
+// Print writes the SQL of all migrations for schema to w, in the form that
+// psql runs. It keeps the version table, so that [Up] knows afterwards what
+// is there.
+func Print(w io.Writer, schema string) error {
+	if err := sqlschema.Check(schema); err != nil {
+		return fmt.Errorf("migrations: %w", err)
+	}
+	m, err := load(context.Background(), nil, schema)
+	if err != nil {
+		return fmt.Errorf("migrations: load: %w", err)
+	}
+	var sql strings.Builder
+	fmt.Fprintf(&sql, "BEGIN;\nCREATE SCHEMA IF NOT EXISTS %s;\n", schema)
+	fmt.Fprintf(&sql, "CREATE TABLE %s.%s (version int4 NOT NULL);\n", schema, versionTable)
+	for _, step := range m.Migrations {
+		fmt.Fprintf(&sql, "\n-- %s\n%s\n", step.Name, step.UpSQL)
+	}
+	fmt.Fprintf(&sql, "\nINSERT INTO %s.%s (version) VALUES (%d);\nCOMMIT;\n", schema, versionTable, len(m.Migrations))
+	_, err = io.WriteString(w, sql.String())
+	return err
+}
+
+func with(ctx context.Context, databaseURL, schema string, do func(*migrate.Migrator) error) (err error) {
+	if err := sqlschema.Check(schema); err != nil {
+		return fmt.Errorf("migrations: %w", err)
+	}
+	// A connection of its own: whatever happens, closing it frees tern's lock.
+	conn, err := pgx.Connect(ctx, databaseURL)
+	if err != nil {
+		return fmt.Errorf("migrations: connect: %w", redact(err))
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+
+	if _, err := conn.PgConn().Exec(ctx, sqlschema.Bind(schema, sqlCreateSchema)).ReadAll(); err != nil {
+		return fmt.Errorf("migrations: create schema %s: %w", schema, err)
+	}
+	m, err := load(ctx, conn, schema)
+	if err != nil {
+		return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
+	}
+	if err := do(m); err != nil {
+		return fmt.Errorf("migrations: schema %s: %w", schema, err)
+	}
+	return nil
+}
+
+// redact keeps pgx's parse error, which quotes the URL with its password
+// masked only where it could parse it, out of logs.
+func redact(err error) error {
+	if _, ok := err.(*pgconn.ParseConfigError); ok {
+		return fmt.Errorf("the database URL cannot be parsed")
+	}
+	return err
+}
+
+func load(ctx context.Context, conn *pgx.Conn, schema string) (*migrate.Migrator, error) {
+	m, err := migrate.NewMigrator(ctx, conn, schema+"."+versionTable)
+	if err != nil {
+		return nil, err
+	}
+	m.Data["schema"] = schema
+	return m, m.LoadMigrations(files)
+}

@@ -1,0 +1,140 @@
+package migrations_test
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/migrations"
+)
+
+func tables(t *testing.T, conn *pgx.Conn, schema string) []string {
+	t.Helper()
+	rows, _ := conn.Query(t.Context(), `SELECT relname::text FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'r' ORDER BY 1`, schema)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("list tables: %v", err)
+	}
+	return names
+}
+
+func connect(t *testing.T) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), pgtest.URL())
+	if err != nil {
+		t.Fatalf("connect: %v", err)
+	}
+	t.Cleanup(func() { conn.Close(t.Context()) })
+	return conn
+}
+
+// schema returns an unmigrated name, dropped when the test ends.
+func schema(t *testing.T) string {
+	t.Helper()
+	name := pgtest.Name()
+	pgtest.DropSchema(t, name)
+	return name
+}
+
+func TestUpFromManyProcessesAtOnce(t *testing.T) {
+	t.Parallel()
+	name := schema(t)
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wg.Go(func() { errs[i] = migrations.Up(t.Context(), pgtest.URL(), name) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Errorf("Up: %v", err)
+	}
+	applied, known, err := migrations.Version(t.Context(), pgtest.URL(), name)
+	if err != nil || applied != known || known == 0 {
+		t.Errorf("Version = %d of %d, %v; want all", applied, known, err)
+	}
+}
+
+func TestDownRemovesEverythingAndUpBringsItBack(t *testing.T) {
+	t.Parallel()
+	name := schema(t)
+	conn := connect(t)
+	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+		t.Fatalf("Up: %v", err)
+	}
+	before := tables(t, conn, name)
+	if err := migrations.Down(t.Context(), pgtest.URL(), name, 0); err != nil {
+		t.Fatalf("Down: %v", err)
+	}
+	if left := tables(t, conn, name); len(left) != 1 {
+		t.Errorf("after Down there is %v, want only the version table", left)
+	}
+	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+		t.Fatalf("second Up: %v", err)
+	}
+	if after := tables(t, conn, name); strings.Join(after, " ") != strings.Join(before, " ") {
+		t.Errorf("after Down and Up there is %v, want %v", after, before)
+	}
+	if err := migrations.Down(t.Context(), pgtest.URL(), name, 99); err == nil {
+		t.Error("Down to a version that is ahead succeeded")
+	}
+}
+
+// An older binary must keep running while a newer one has migrated already.
+func TestUpLeavesANewerSchemaAlone(t *testing.T) {
+	t.Parallel()
+	name := schema(t)
+	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+		t.Fatalf("Up: %v", err)
+	}
+	conn := connect(t)
+	if _, err := conn.Exec(t.Context(), "UPDATE "+name+".schema_version SET version = 1000"); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+		t.Errorf("Up on a newer schema: %v", err)
+	}
+}
+
+func TestPrintedSQLIsWhatUpApplies(t *testing.T) {
+	t.Parallel()
+	name := schema(t)
+	var sql bytes.Buffer
+	if err := migrations.Print(&sql, name); err != nil {
+		t.Fatalf("Print: %v", err)
+	}
+	conn := connect(t)
+	if _, err := conn.PgConn().Exec(t.Context(), sql.String()).ReadAll(); err != nil {
+		t.Fatalf("run the printed SQL: %v", err)
+	}
+	applied, known, err := migrations.Version(t.Context(), pgtest.URL(), name)
+	if err != nil || applied != known {
+		t.Errorf("Version after the printed SQL = %d of %d, %v", applied, known, err)
+	}
+	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+		t.Errorf("Up after the printed SQL: %v", err)
+	}
+}
+
+func TestSchemaNamesAreChecked(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"", "Upper", "a;drop", `a"b`, "pg_x", "information_schema", strings.Repeat("a", 64)} {
+		if err := migrations.Up(t.Context(), pgtest.URL(), name); err == nil || !strings.Contains(err.Error(), "schema") {
+			t.Errorf("Up(%q) = %v, want an error that names the schema", name, err)
+		}
+	}
+}
+
+func TestErrorsDoNotShowThePassword(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"postgres://u:s3cret@127.0.0.1:1/x?connect_timeout=2", "postgres://u:s3cret@127.0.0.1:port/x"} {
+		err := migrations.Up(t.Context(), url, "x")
+		if err == nil || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("Up(%q) = %v, want an error without the password", url, err)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/sagamill/sagamill/internal/stepkey"
+)
+
+// The metadata names of a published message. The first group are message
+// headers on every broker. The second are properties where the broker has them
+// (RabbitMQ's basic properties) and metadata of the same name where it has not.
+// The message id is the watermill message's UUID.
+const (
+	HeaderKey         = "x-idempotency-key"   // the step key, <key>:<step>[#<n>]
+	HeaderScope       = "x-idempotency-scope" // where the key is unique, such as a tenant
+	HeaderCausation   = "x-causation-id"      // id of the message that led to this one
+	HeaderTraceParent = "traceparent"         // W3C Trace Context
+	HeaderTraceState  = "tracestate"
+
+	PropertyType        = "type"
+	PropertyTimestamp   = "timestamp" // RFC 3339, UTC
+	PropertyCorrelation = "correlation-id"
+	PropertyContentType = "content-type"
+
+	// PropertyRedelivered is set to "true" on the receiving side only, by a
+	// subscriber whose broker says that it has delivered the message before.
+	PropertyRedelivered = "redelivered"
+)
+
+// The limits of a message. They are checked before the insert: an AMQP short
+// string over 255 bytes or a header frame over 128 KiB would close the whole
+// broker connection, and the stored row would do so again and again.
+const (
+	MaxTopic       = 200      // bytes; room for an exchange or queue suffix in a 255-byte short string
+	MaxScope       = 255      // bytes
+	MaxHeaders     = 64       // count, of the caller's own headers
+	MaxHeaderName  = 128      // bytes
+	MaxHeaderBytes = 32 << 10 // names and values together
+	MaxPayload     = 8 << 20  // bytes; half of RabbitMQ 4's default message limit
+	MaxBatch       = 10_000   // messages in one Write
+	MaxDelay       = 100 * 365 * 24 * time.Hour
+)
+
+// ErrInvalid reports a message that may not be stored. Nothing was written.
+var ErrInvalid = errors.New("outbox: invalid message")
+
+// A Message is what a transaction wants published once it has committed.
+type Message struct {
+	Topic string // where it is published to
+	Type  string // what it is; default: Topic
+
+	// Scope, Key, Step and N become the step key of the published message: the
+	// identity under which the receiving step dedupes it. Key is the client's
+	// idempotency key.
+	Scope, Key, Step, N string
+
+	Payload     []byte
+	ContentType string // default: application/json
+
+	ID            string            // UUIDv7; default: a new one
+	CorrelationID string            // the saga instance; default: ID
+	CausationID   string            // the message that led to this one, if any
+	Headers       map[string]string // the caller's own; names of this package are refused
+
+	// OrderingKey: messages with the same one are first delivered in the order
+	// in which their transactions committed, provided that their writers
+	// serialise, as by locking the same row. Default: Scope and Key.
+	OrderingKey string
+
+	Delay time.Duration // not published before this long after its insert; default: 0
+}
+
+// reserved are the names that the package itself sets.
+var reserved = map[string]bool{
+	HeaderKey: true, HeaderScope: true, HeaderCausation: true,
+	PropertyType: true, PropertyTimestamp: true, PropertyCorrelation: true, PropertyContentType: true, PropertyRedelivered: true,
+}
+
+// check returns an [ErrInvalid] that names the field and the limit.
+func (m *Message) check() error {
+	invalid := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case m.Topic == "" || len(m.Topic) > MaxTopic || !printable(m.Topic):
+		return invalid("Topic must be 1 to %d printable bytes", MaxTopic)
+	case len(m.Type) > MaxTopic || !printable(m.Type):
+		return invalid("Type must be at most %d printable bytes", MaxTopic)
+	case m.Scope == "" || len(m.Scope) > MaxScope || !printable(m.Scope):
+		return invalid("Scope must be 1 to %d printable bytes", MaxScope)
+	case len(m.Payload) > MaxPayload:
+		return invalid("Payload has %d bytes, the limit is %d", len(m.Payload), MaxPayload)
+	case len(m.ContentType) > MaxHeaderName || !printable(m.ContentType):
+		return invalid("ContentType must be at most %d printable bytes", MaxHeaderName)
+	case len(m.CorrelationID) > MaxHeaderName || !printable(m.CorrelationID):
+		return invalid("CorrelationID must be at most %d printable bytes", MaxHeaderName)
+	case len(m.CausationID) > MaxHeaderName || !printable(m.CausationID):
+		return invalid("CausationID must be at most %d printable bytes", MaxHeaderName)
+	case len(m.OrderingKey) > stepkey.MaxKey+MaxScope+1 || !utf8.ValidString(m.OrderingKey) || strings.ContainsRune(m.OrderingKey, 0):
+		return invalid("OrderingKey must be at most %d bytes of UTF-8 without NUL", stepkey.MaxKey+MaxScope+1)
+	case m.Delay < 0 || m.Delay > MaxDelay:
+		return invalid("Delay must be between 0 and %s", MaxDelay)
+	}
+	if err := (stepkey.Key{Key: m.Key, Step: m.Step, N: m.N}).Check(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return m.checkHeaders(invalid)
+}
+
+func (m *Message) checkHeaders(invalid func(string, ...any) error) error {
+	if len(m.Headers) > MaxHeaders {
+		return invalid("%d headers, the limit is %d", len(m.Headers), MaxHeaders)
+	}
+	size := 0
+	for name, value := range m.Headers {
+		size += len(name) + len(value)
+		switch {
+		case name == "" || len(name) > MaxHeaderName || !printable(name):
+			return invalid("a header name must be 1 to %d printable bytes", MaxHeaderName)
+		case reserved[strings.ToLower(name)]:
+			return invalid("header %s is set by the outbox", name)
+		case !utf8.ValidString(value) || strings.ContainsRune(value, 0):
+			return invalid("header %s is not UTF-8 without NUL", name)
+		}
+	}
+	if size > MaxHeaderBytes {
+		return invalid("headers have %d bytes, the limit is %d", size, MaxHeaderBytes)
+	}
+	return nil
+}
+
+// printable reports whether s is UTF-8 without control characters, so that it
+// can stand in a log line, a Postgres text and an AMQP short string.
+func printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
+}
