@@ -22,7 +22,7 @@ CREATE TABLE {{.schema}}.outbox (
 -- dead ones have used up their attempts and wait for a person. While a refused message backs off, later ones of its
 -- ordering key wait behind it.
 CREATE TABLE {{.schema}}.outbox_held (
-    LIKE {{.schema}}.outbox,
+    LIKE {{.schema}}.outbox INCLUDING DEFAULTS,
     state      text        NOT NULL CHECK (state IN ('delayed', 'refused', 'dead')),
     due_at     timestamptz NOT NULL,
     attempts   integer     NOT NULL DEFAULT 0 CHECK (attempts >= 0),

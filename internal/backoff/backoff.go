@@ -1,0 +1,40 @@
+// Package backoff says how long to wait before trying again: exponential, with
+// full jitter, capped (Brooker, "Exponential Backoff And Jitter", AWS 2015:
+// full jitter spreads competing clients best for the least work).
+package backoff
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// A Policy is the shape of a backoff. Both fields must be positive.
+type Policy struct {
+	Base time.Duration // ceiling of the first wait
+	Cap  time.Duration // ceiling of any wait
+}
+
+// floor is the least part of the ceiling that is waited: full jitter alone
+// could draw a wait near zero many times in a row, which is a hot loop.
+const floor = 8
+
+// Ceiling returns the longest wait before attempt n+1, n being the number of
+// attempts made, from 1 on: Base doubled n-1 times, at most Cap.
+func (p Policy) Ceiling(n int) time.Duration {
+	d := p.Base
+	for ; n > 1; n-- {
+		if d > p.Cap/2 {
+			return p.Cap // before the doubling could overflow
+		}
+		d *= 2
+	}
+	return min(d, p.Cap)
+}
+
+// Wait draws the wait before attempt n+1 from between an eighth of
+// [Policy.Ceiling] and the whole of it.
+func (p Policy) Wait(n int) time.Duration {
+	c := p.Ceiling(n)
+	low := c / floor
+	return low + rand.N(c-low+1)
+}

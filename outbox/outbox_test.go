@@ -1,0 +1,472 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// A scriptedBroker is a Publisher that answers as the test says and remembers
+// what it accepted, in order.
+type scriptedBroker struct {
+	answer func(Publication) error // default: accept
+
+	mu       sync.Mutex
+	accepted []Publication
+	offered  int
+}
+
+func (b *scriptedBroker) PublishBatch(_ context.Context, batch []Publication) []error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	results := make([]error, len(batch))
+	for i, p := range batch {
+		b.offered++
+		if b.answer != nil {
+			results[i] = b.answer(p)
+		}
+		if results[i] == nil {
+			b.accepted = append(b.accepted, p)
+		}
+	}
+	return results
+}
+
+// payloads returns what was accepted so far, in order.
+func (b *scriptedBroker) payloads() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []string
+	for _, p := range b.accepted {
+		all = append(all, string(p.Message.Payload))
+	}
+	return all
+}
+
+type fixture struct {
+	pool   *pgxpool.Pool
+	schema string
+	writer *Writer
+	broker *scriptedBroker
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	pool, schema := pgtest.Schema(t)
+	w, err := NewWriter(&WriterOptions{Schema: schema})
+	if err != nil {
+		t.Fatalf("NewWriter: %v", err)
+	}
+	return &fixture{pool: pool, schema: schema, writer: w, broker: &scriptedBroker{}}
+}
+
+func (f *fixture) relay(t *testing.T, opts RelayOptions) *Relay {
+	t.Helper()
+	opts.Schema = f.schema
+	opts.Logger = slog.New(slog.DiscardHandler)
+	r, err := NewRelay(f.pool, f.broker, &opts)
+	if err != nil {
+		t.Fatalf("NewRelay: %v", err)
+	}
+	return r
+}
+
+func (f *fixture) write(t *testing.T, msgs ...Message) {
+	t.Helper()
+	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error { return f.writer.Write(t.Context(), tx, msgs...) })
+	if err != nil {
+		t.Fatalf("Write: %v", err)
+	}
+}
+
+// pass runs one pass and returns what it says.
+func pass(t *testing.T, r *Relay) int {
+	t.Helper()
+	n, err := r.pass(t.Context())
+	if err != nil {
+		t.Fatalf("pass: %v", err)
+	}
+	return n
+}
+
+func (f *fixture) exec(t *testing.T, statement string, args ...any) {
+	t.Helper()
+	if _, err := f.pool.Exec(t.Context(), strings.ReplaceAll(statement, "{schema}", f.schema), args...); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+func (f *fixture) stats(t *testing.T, r *Relay) Stats {
+	t.Helper()
+	s, err := r.Stats(t.Context())
+	if err != nil {
+		t.Fatalf("Stats: %v", err)
+	}
+	s.Oldest = 0
+	return s
+}
+
+func msg(key, payload string) Message {
+	return Message{Topic: "t", Scope: "tenant", Key: key, Step: "step", Payload: []byte(payload)}
+}
+
+func TestQueriesArePreparable(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, pool, newQueries(schema))
+}
+
+func TestAMessageArrivesAsItWasWritten(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const id = "01890a5d-ac96-774b-bcce-b302099a8057"
+	f.write(t, Message{
+		Topic: "orders", Type: "order.created", Scope: "tenant ü", Key: "k:1 2", Step: "pay", N: "a.1",
+		Payload: []byte("{\x00\xff}"), ContentType: "application/x-test", ID: id, CorrelationID: "saga", CausationID: "cause",
+		Headers: map[string]string{"traceparent": "00-1", "x-own": "ü\n"},
+	})
+	r := f.relay(t, RelayOptions{})
+	if n := pass(t, r); n != 1 {
+		t.Fatalf("the pass dealt with %d messages, want 1", n)
+	}
+	got := f.broker.accepted[0]
+	if got.Topic != "orders" || got.Message.UUID != id || string(got.Message.Payload) != "{\x00\xff}" {
+		t.Errorf("published %s %s %q", got.Topic, got.Message.UUID, got.Message.Payload)
+	}
+	stamp := got.Message.Metadata[PropertyTimestamp]
+	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
+		t.Errorf("timestamp %q: %v", stamp, err)
+	}
+	delete(got.Message.Metadata, PropertyTimestamp)
+	want := map[string]string{
+		HeaderKey: "k:1 2:pay#a.1", HeaderScope: "tenant ü", HeaderCausation: "cause", "traceparent": "00-1", "x-own": "ü\n",
+		PropertyType: "order.created", PropertyCorrelation: "saga", PropertyContentType: "application/x-test",
+	}
+	if diff := cmp.Diff(want, map[string]string(got.Message.Metadata)); diff != "" {
+		t.Errorf("metadata (-want +got):\n%s", diff)
+	}
+	if n := pass(t, r); n != 0 {
+		t.Errorf("it was published again (%d)", n)
+	}
+}
+
+func TestARolledBackMessageIsNeverPublished(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.writer.Write(t.Context(), tx, msg("k", "1")); err != nil {
+		t.Fatal(err)
+	}
+	r := f.relay(t, RelayOptions{})
+	if n := pass(t, r); n != 0 {
+		t.Errorf("published %d messages of an open transaction", n)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := pass(t, r); n != 0 {
+		t.Errorf("published %d messages of a transaction that rolled back", n)
+	}
+}
+
+func TestWriteRefusesWhatNoBrokerCouldCarry(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	long := strings.Repeat("x", 300)
+	many := map[string]string{}
+	for i := range MaxHeaders + 1 {
+		many[fmt.Sprint(i)] = ""
+	}
+	for name, change := range map[string]func(*Message){
+		"Topic empty":     func(m *Message) { m.Topic = "" },
+		"Topic long":      func(m *Message) { m.Topic = long },
+		"Topic control":   func(m *Message) { m.Topic = "a\nb" },
+		"Type":            func(m *Message) { m.Type = long },
+		"Scope empty":     func(m *Message) { m.Scope = "" },
+		"Scope long":      func(m *Message) { m.Scope = long },
+		"Scope NUL":       func(m *Message) { m.Scope = "a\x00" },
+		"key empty":       func(m *Message) { m.Key = "" },
+		"key long":        func(m *Message) { m.Key = long },
+		"key unicode":     func(m *Message) { m.Key = "ü" },
+		"step":            func(m *Message) { m.Step = "Pay" },
+		"n":               func(m *Message) { m.N = "a:b" },
+		"Payload":         func(m *Message) { m.Payload = make([]byte, MaxPayload+1) },
+		"ContentType":     func(m *Message) { m.ContentType = "a\r\nb" },
+		"CorrelationID":   func(m *Message) { m.CorrelationID = long },
+		"CausationID":     func(m *Message) { m.CausationID = "\x1b[31m" },
+		"OrderingKey":     func(m *Message) { m.OrderingKey = "\xff" },
+		"ID":              func(m *Message) { m.ID = "7" },
+		"Delay negative":  func(m *Message) { m.Delay = -1 },
+		"Delay long":      func(m *Message) { m.Delay = MaxDelay + 1 },
+		"header reserved": func(m *Message) { m.Headers = map[string]string{"X-Idempotency-Key": "x"} },
+		"header name":     func(m *Message) { m.Headers = map[string]string{long: ""} },
+		"header value":    func(m *Message) { m.Headers = map[string]string{"a": "\x00"} },
+		"headers many":    func(m *Message) { m.Headers = many },
+		"headers large":   func(m *Message) { m.Headers = map[string]string{"a": strings.Repeat("x", MaxHeaderBytes)} },
+	} {
+		m := msg("k", "")
+		change(&m)
+		tx, err := f.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = f.writer.Write(t.Context(), tx, msg("k", ""), m)
+		field, _, _ := strings.Cut(name, " ")
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: Write = %v, want an ErrInvalid that says %s", name, err, field)
+		}
+		if err := f.writer.Write(t.Context(), tx, msg("k", "")); err != nil {
+			t.Errorf("%s: the transaction is not usable any more: %v", name, err)
+		}
+		tx.Rollback(t.Context())
+	}
+}
+
+// A refusal or an unknown outcome holds back its own key and nothing else.
+func TestOnlyTheKeyOfARefusedMessageWaits(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]error{"refused": fmt.Errorf("no queue: %w", ErrRefused), "unavailable": errors.New("connection lost")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			failing := true
+			f.broker.answer = func(p Publication) error {
+				if failing && string(p.Message.Payload) == "a2" {
+					return answer
+				}
+				return nil
+			}
+			for _, p := range []string{"a1", "a2", "a3", "b1", "a4", "b2"} {
+				f.write(t, msg(p[:1], p))
+			}
+			r := f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour})
+			_, err := r.pass(t.Context())
+			if refused := errors.Is(answer, ErrRefused); (err == nil) != refused {
+				t.Errorf("pass: %v", err)
+			}
+			f.write(t, msg("a", "a5"))
+			_, _ = r.pass(t.Context())
+			if got := strings.Join(f.broker.payloads(), " "); got != "a1 b1 b2" {
+				t.Errorf("published %q while a2 waits", got)
+			}
+			failing = false
+			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+			for pass(t, r) > 0 {
+			}
+			if got := strings.Join(f.broker.payloads(), " "); got != "a1 b1 b2 a2 a3 a4 a5" {
+				t.Errorf("published %q in the end", got)
+			}
+			if s := f.stats(t, r); s != (Stats{}) {
+				t.Errorf("left over: %+v", s)
+			}
+		})
+	}
+}
+
+func TestOnlyARefusalSpendsAttempts(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.write(t, msg("k", "1"))
+	answer := errors.New("broker away")
+	f.broker.answer = func(Publication) error { return answer }
+	r := f.relay(t, RelayOptions{MaxAttempts: 3})
+	for range 10 {
+		if _, err := r.pass(t.Context()); !errors.Is(err, answer) {
+			t.Fatalf("pass = %v, want the broker's error", err)
+		}
+	}
+	if s := f.stats(t, r); s != (Stats{Stored: 1}) {
+		t.Errorf("after an outage: %+v, want the message stored", s)
+	}
+	answer = fmt.Errorf("unroutable: %w", ErrRefused)
+	for i := range 5 {
+		pass(t, r)
+		f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+		want := Stats{Refused: 1}
+		if i >= 2 {
+			want = Stats{Dead: 1}
+		}
+		if s := f.stats(t, r); s != want {
+			t.Errorf("after refusal %d: %+v, want %+v", i+1, s, want)
+		}
+	}
+	if f.broker.offered != 10+3 {
+		t.Errorf("the broker saw the message %d times, want 13", f.broker.offered)
+	}
+	// The dead letter no longer holds back its key.
+	answer = nil
+	f.write(t, msg("k", "2"))
+	pass(t, r)
+	if got := f.broker.payloads(); !slices.Equal(got, []string{"2"}) {
+		t.Errorf("published %q behind a dead letter, want 2", got)
+	}
+}
+
+func TestADelayedMessageIsPublishedWhenItIsDue(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	late := msg("k", "late")
+	late.Delay = 24 * 365 * time.Hour
+	f.write(t, late, msg("k", "now"))
+	r := f.relay(t, RelayOptions{})
+	pass(t, r)
+	if got := f.broker.payloads(); !slices.Equal(got, []string{"now"}) {
+		t.Errorf("published %q, want the message that is not delayed", got)
+	}
+	var hours int
+	err := f.pool.QueryRow(t.Context(), "SELECT round(extract(epoch FROM due_at - created_at) / 3600)::int FROM "+f.schema+".outbox_held").Scan(&hours)
+	if err != nil || hours != 24*365 {
+		t.Errorf("due after %d h, %v; want a year", hours, err)
+	}
+	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+	pass(t, r)
+	if got := f.broker.payloads(); !slices.Equal(got, []string{"now", "late"}) {
+		t.Errorf("published %q", got)
+	}
+}
+
+// Writers lock the row of their key before they write, so that commits of a
+// key have an order; the relays must keep it.
+func TestManyRelaysPublishEveryKeyInCommitOrder(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const writers, perWriter, keys = 8, 40, 5
+	f.exec(t, "CREATE TABLE {schema}.account (key text PRIMARY KEY, version int NOT NULL)")
+	f.exec(t, "INSERT INTO {schema}.account SELECT 'k' || i, 0 FROM generate_series(0, $1 - 1) i", keys)
+
+	ctx, stop := context.WithCancel(t.Context())
+	var relays, writing sync.WaitGroup
+	for range 3 {
+		r := f.relay(t, RelayOptions{Batch: 7})
+		relays.Go(func() { _ = r.Run(ctx) })
+	}
+	for w := range writers {
+		writing.Go(func() {
+			for i := range perWriter {
+				key := fmt.Sprintf("k%d", (w+i)%keys)
+				rollBack := i%5 == 0
+				err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+					var version int
+					if err := tx.QueryRow(t.Context(), "UPDATE "+f.schema+".account SET version = version + 1 WHERE key = $1 RETURNING version", key).Scan(&version); err != nil {
+						return err
+					}
+					if err := f.writer.Write(t.Context(), tx, msg(key, fmt.Sprint(version))); err != nil || !rollBack {
+						return err
+					}
+					return errRollBack
+				})
+				if err != nil && !errors.Is(err, errRollBack) {
+					t.Errorf("writer: %v", err)
+				}
+			}
+		})
+	}
+	writing.Wait()
+	drained := f.relay(t, RelayOptions{})
+	for f.stats(t, drained).Stored > 0 {
+		if ctx.Err() != nil {
+			t.Fatal("not drained")
+		}
+	}
+	stop()
+	relays.Wait()
+
+	next := map[string]int{}
+	for _, p := range f.broker.accepted {
+		key := p.Message.Metadata[HeaderKey]
+		next[key]++
+		if want := fmt.Sprint(next[key]); string(p.Message.Payload) != want {
+			t.Fatalf("key %s: published version %s, want %s", key, p.Message.Payload, want)
+		}
+	}
+	if got, want := len(f.broker.accepted), writers*perWriter*4/5; got != want {
+		t.Errorf("published %d messages, want %d", got, want)
+	}
+}
+
+var errRollBack = errors.New("roll back")
+
+func TestAStandbyTakesOverWhenTheActiveRelayIsGone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.write(t, msg("k", "1"))
+	active, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := f.relay(t, RelayOptions{})
+	if batch, err := r.take(t.Context(), active); err != nil || len(batch) != 1 {
+		t.Fatalf("take = %v, %v", batch, err)
+	}
+	if n := pass(t, r); n != 0 || f.broker.offered != 0 {
+		t.Errorf("a second relay published %d messages at the same time", n)
+	}
+	if err := active.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := pass(t, r); n != 1 {
+		t.Errorf("the standby dealt with %d messages, want 1", n)
+	}
+}
+
+func TestRunStopsAndStartsAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	r := f.relay(t, RelayOptions{PollMax: time.Hour, PollMin: time.Hour})
+	r.signals.passed.Enable()
+	for i := range 5 {
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx) }()
+		r.signals.passed.Wait(t)
+		f.write(t, msg("k", fmt.Sprint(i)))
+		r.Wake() // the poll would come in an hour
+		r.signals.passed.WaitFor(t, func(n int) bool { return n == 1 })
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	}
+	if got := strings.Join(f.broker.payloads(), ""); got != "01234" {
+		t.Errorf("published %q, want 01234", got)
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for field, opts := range map[string]RelayOptions{
+		"Schema":         {Schema: "x;y"},
+		"Batch":          {Batch: -1},
+		"PollMax":        {PollMin: time.Hour},
+		"PublishTimeout": {PublishTimeout: -1},
+		"DrainTimeout":   {DrainTimeout: -1},
+		"MaxAttempts":    {MaxAttempts: -1},
+		"RetryCap":       {RetryBase: time.Hour},
+	} {
+		if _, err := NewRelay(f.pool, f.broker, &opts); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("NewRelay with a bad %s = %v", field, err)
+		}
+	}
+	if _, err := NewRelay(nil, f.broker, nil); err == nil {
+		t.Error("NewRelay without a pool succeeded")
+	}
+	if _, err := NewWriter(&WriterOptions{Schema: "pg_x"}); err == nil || !strings.Contains(err.Error(), "Schema") {
+		t.Errorf("NewWriter with a bad schema = %v", err)
+	}
+}

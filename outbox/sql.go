@@ -1,0 +1,111 @@
+package outbox
+
+import "github.com/sagamill/sagamill/internal/sqlschema"
+
+// sqlInsertMessages stores a batch in the caller's transaction. It takes no
+// lock that another writer could wait for. The ORDER BY makes the ids rise in
+// the order of the batch.
+const sqlInsertMessages = `
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+	$9::text[], $10::text[], $11::text[], $12::json[], $13::bytea[])
+	WITH ORDINALITY AS m (message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, position)
+ORDER BY position`
+
+// sqlInsertDelayed stores messages that are due later. The database's clock
+// decides when that is; $14 is in microseconds.
+const sqlInsertDelayed = `
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, state, due_at)
+SELECT nextval(pg_get_serial_sequence('{schema}.outbox', 'id')), message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload,
+	'delayed', clock_timestamp() + delay * interval '1 microsecond'
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+	$9::text[], $10::text[], $11::text[], $12::json[], $13::bytea[], $14::bigint[])
+	AS m (message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, delay)`
+
+// sqlTryLead makes this session the one active relay of the outbox until its
+// transaction ends. It is a transaction-level lock, so that a pooler cannot
+// leave it behind, and a statement of its own, because a lock and a read in
+// one statement would read a snapshot older than the lock.
+const sqlTryLead = `SELECT pg_try_advisory_xact_lock(hashtextextended('sagamill outbox {schema}', 0))`
+
+// sqlLockHeld picks held messages that are due. Nobody but the active relay
+// and an operator locks these rows; SKIP LOCKED lets the operator win.
+const sqlLockHeld = `
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, attempts, true AS held
+FROM {schema}.outbox_held
+WHERE state <> 'dead' AND due_at <= clock_timestamp()
+ORDER BY due_at
+LIMIT $1
+FOR UPDATE SKIP LOCKED`
+
+// sqlLockStored picks the oldest stored messages, without those that wait
+// behind a refused message of their key.
+const sqlLockStored = `
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, false AS held
+FROM {schema}.outbox o
+WHERE NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h WHERE h.state = 'refused' AND h.ordering_key = o.ordering_key)
+ORDER BY id
+LIMIT $1
+FOR UPDATE SKIP LOCKED`
+
+// sqlDeleteStored and sqlDeleteHeld forget what the broker has confirmed.
+const sqlDeleteStored = `DELETE FROM {schema}.outbox WHERE id = ANY($1::bigint[])`
+
+const sqlDeleteHeld = `DELETE FROM {schema}.outbox_held WHERE id = ANY($1::bigint[])`
+
+// sqlHoldStored moves a message that the broker refused for the first time to
+// the side. $2 is the state, $3 the backoff in microseconds, $4 the reason.
+const sqlHoldStored = `
+WITH refused AS (DELETE FROM {schema}.outbox WHERE id = $1
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at)
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	$2, clock_timestamp() + $3 * interval '1 microsecond', 1, $4, clock_timestamp()
+FROM refused`
+
+// sqlHoldAgain notes one more refusal of a message that is held already.
+const sqlHoldAgain = `
+UPDATE {schema}.outbox_held
+SET state = $2, due_at = clock_timestamp() + $3 * interval '1 microsecond',
+	attempts = attempts + 1, reason = $4, refused_at = clock_timestamp()
+WHERE id = $1`
+
+// sqlReadStats counts what has not been published. It reads two small tables
+// and takes no lock.
+const sqlReadStats = `
+SELECT (SELECT count(*) FROM {schema}.outbox),
+	(SELECT coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 FROM {schema}.outbox),
+	count(*) FILTER (WHERE state = 'delayed'),
+	count(*) FILTER (WHERE state = 'refused'),
+	count(*) FILTER (WHERE state = 'dead')
+FROM {schema}.outbox_held`
+
+type queries struct {
+	insertMessages, insertDelayed                   string
+	tryLead, lockHeld, lockStored                   string
+	deleteStored, deleteHeld, holdStored, holdAgain string
+	readStats                                       string
+}
+
+func newQueries(schema string) queries {
+	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
+	return queries{
+		insertMessages: bind(sqlInsertMessages), insertDelayed: bind(sqlInsertDelayed),
+		tryLead: bind(sqlTryLead), lockHeld: bind(sqlLockHeld), lockStored: bind(sqlLockStored),
+		deleteStored: bind(sqlDeleteStored), deleteHeld: bind(sqlDeleteHeld),
+		holdStored: bind(sqlHoldStored), holdAgain: bind(sqlHoldAgain),
+		readStats: bind(sqlReadStats),
+	}
+}

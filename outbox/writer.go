@@ -1,0 +1,144 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// A Writer stores messages inside the caller's transaction. It holds no state
+// and may be used by any number of goroutines.
+type Writer struct{ sql queries }
+
+// WriterOptions are what most callers leave alone.
+type WriterOptions struct {
+	Schema string // Postgres schema of the outbox; default: sagamill
+}
+
+// NewWriter returns a Writer. A nil opts means the defaults. Its only error
+// names a Schema that is not a plain identifier.
+func NewWriter(opts *WriterOptions) (*Writer, error) {
+	if opts == nil {
+		opts = &WriterOptions{}
+	}
+	schema := cmp.Or(opts.Schema, sqlschema.Default)
+	if err := sqlschema.Check(schema); err != nil {
+		return nil, fmt.Errorf("outbox: WriterOptions.Schema: %w", err)
+	}
+	return &Writer{sql: newQueries(schema)}, nil
+}
+
+// Write stores msgs in tx, in order. If tx commits, each of them is published
+// at least once; if it rolls back, none ever is. Call it as late in tx as
+// possible: the order of the inserts is the order of publishing.
+//
+// An [ErrInvalid] names the message, the field and the limit; nothing was sent
+// to the database then and tx stays usable. Any other error is PostgreSQL's
+// and leaves tx to be rolled back. Write does not wake the relay, since only
+// the caller knows when tx has committed: see [Relay.Wake].
+func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...Message) error {
+	if len(msgs) == 0 {
+		return nil
+	}
+	if len(msgs) > MaxBatch {
+		return fmt.Errorf("%w: %d messages in one Write, the limit is %d", ErrInvalid, len(msgs), MaxBatch)
+	}
+	var now, later columns
+	for i := range msgs {
+		if err := msgs[i].check(); err != nil {
+			return fmt.Errorf("%w (message %d of %d)", err, i+1, len(msgs))
+		}
+		into := &now
+		if msgs[i].Delay > 0 {
+			into = &later
+		}
+		if err := into.append(&msgs[i]); err != nil {
+			return fmt.Errorf("%w (message %d of %d)", err, i+1, len(msgs))
+		}
+	}
+	if len(now.ids) > 0 {
+		if _, err := tx.Exec(ctx, w.sql.insertMessages, now.args()...); err != nil {
+			return fmt.Errorf("outbox: store messages: %w", err)
+		}
+	}
+	if len(later.ids) > 0 {
+		if _, err := tx.Exec(ctx, w.sql.insertDelayed, append(later.args(), later.delays)...); err != nil {
+			return fmt.Errorf("outbox: store delayed messages: %w", err)
+		}
+	}
+	return nil
+}
+
+// columns are messages turned on their side, for unnest.
+type columns struct {
+	ids                                              []uuid.UUID
+	topics, types, scopes, keys, steps, ns, ordering []string
+	correlations, causations, contentTypes           []string
+	headers                                          []*string
+	payloads                                         [][]byte
+	delays                                           []int64 // microseconds
+}
+
+func (c *columns) append(m *Message) error {
+	id, err := messageID(m.ID)
+	if err != nil {
+		return err
+	}
+	var headers *string
+	if len(m.Headers) > 0 {
+		encoded, err := json.Marshal(m.Headers)
+		if err != nil {
+			return fmt.Errorf("%w: headers: %w", ErrInvalid, err)
+		}
+		s := string(encoded)
+		headers = &s
+	}
+	payload := m.Payload
+	if payload == nil {
+		payload = []byte{} // nil would be NULL
+	}
+	c.ids = append(c.ids, id)
+	c.topics = append(c.topics, m.Topic)
+	c.types = append(c.types, cmp.Or(m.Type, m.Topic))
+	c.scopes = append(c.scopes, m.Scope)
+	c.keys = append(c.keys, m.Key)
+	c.steps = append(c.steps, m.Step)
+	c.ns = append(c.ns, m.N)
+	c.ordering = append(c.ordering, m.orderingKey())
+	c.correlations = append(c.correlations, cmp.Or(m.CorrelationID, id.String()))
+	c.causations = append(c.causations, m.CausationID)
+	c.contentTypes = append(c.contentTypes, cmp.Or(m.ContentType, "application/json"))
+	c.headers = append(c.headers, headers)
+	c.payloads = append(c.payloads, payload)
+	c.delays = append(c.delays, m.Delay.Round(time.Microsecond).Microseconds())
+	return nil
+}
+
+func (c *columns) args() []any {
+	return []any{c.ids, c.topics, c.types, c.scopes, c.keys, c.steps, c.ns, c.ordering,
+		c.correlations, c.causations, c.contentTypes, c.headers, c.payloads}
+}
+
+// orderingKey puts scope and key side by side with a separator that neither
+// may contain, so that two pairs never make the same ordering key.
+func (m *Message) orderingKey() string {
+	return cmp.Or(m.OrderingKey, m.Scope+"\x1f"+m.Key)
+}
+
+func messageID(id string) (uuid.UUID, error) {
+	if id == "" {
+		return uuid.NewV7()
+	}
+	parsed, err := uuid.Parse(id)
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("%w: ID is not a UUID", ErrInvalid)
+	}
+	return parsed, nil
+}
