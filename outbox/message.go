@@ -7,6 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
@@ -86,19 +87,19 @@ func (m *Message) check() error {
 		return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 	}
 	switch {
-	case m.Topic == "" || len(m.Topic) > MaxTopic || !printable(m.Topic):
+	case m.Topic == "" || len(m.Topic) > MaxTopic || !cleantext.Printable(m.Topic):
 		return invalid("Topic must be 1 to %d printable bytes", MaxTopic)
-	case len(m.Type) > MaxTopic || !printable(m.Type):
+	case len(m.Type) > MaxTopic || !cleantext.Printable(m.Type):
 		return invalid("Type must be at most %d printable bytes", MaxTopic)
-	case m.Scope == "" || len(m.Scope) > MaxScope || !printable(m.Scope):
+	case m.Scope == "" || len(m.Scope) > MaxScope || !cleantext.Printable(m.Scope):
 		return invalid("Scope must be 1 to %d printable bytes", MaxScope)
 	case len(m.Payload) > MaxPayload:
 		return invalid("Payload has %d bytes, the limit is %d", len(m.Payload), MaxPayload)
-	case len(m.ContentType) > MaxHeaderName || !printable(m.ContentType):
+	case len(m.ContentType) > MaxHeaderName || !cleantext.Printable(m.ContentType):
 		return invalid("ContentType must be at most %d printable bytes", MaxHeaderName)
-	case len(m.CorrelationID) > MaxHeaderName || !printable(m.CorrelationID):
+	case len(m.CorrelationID) > MaxHeaderName || !cleantext.Printable(m.CorrelationID):
 		return invalid("CorrelationID must be at most %d printable bytes", MaxHeaderName)
-	case len(m.CausationID) > MaxHeaderName || !printable(m.CausationID):
+	case len(m.CausationID) > MaxHeaderName || !cleantext.Printable(m.CausationID):
 		return invalid("CausationID must be at most %d printable bytes", MaxHeaderName)
 	case len(m.OrderingKey) > stepkey.MaxKey+MaxScope+1 || !utf8.ValidString(m.OrderingKey) || strings.ContainsRune(m.OrderingKey, 0):
 		return invalid("OrderingKey must be at most %d bytes of UTF-8 without NUL", stepkey.MaxKey+MaxScope+1)
@@ -119,7 +120,7 @@ func (m *Message) checkHeaders(invalid func(string, ...any) error) error {
 	for name, value := range m.Headers {
 		size += len(name) + len(value)
 		switch {
-		case name == "" || len(name) > MaxHeaderName || !printable(name):
+		case name == "" || len(name) > MaxHeaderName || !cleantext.Printable(name):
 			return invalid("a header name must be 1 to %d printable bytes", MaxHeaderName)
 		case reserved[strings.ToLower(name)]:
 			return invalid("header %s is set by the outbox", name)
@@ -131,19 +132,4 @@ func (m *Message) checkHeaders(invalid func(string, ...any) error) error {
 		return invalid("headers have %d bytes, the limit is %d", size, MaxHeaderBytes)
 	}
 	return nil
-}
-
-// printable reports whether s is UTF-8 without control characters, so that it
-// can stand in a log line, a Postgres text and an AMQP short string.
-func printable(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
-}
-
-// clip makes s fit to be stored and logged.
-func clip(s string) string {
-	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\ufffd")
-	if len(s) > maxReason {
-		s = strings.ToValidUTF8(s[:maxReason], "")
-	}
-	return s
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
@@ -201,7 +202,7 @@ func (r *Relay) hold(ctx context.Context, tx pgx.Tx, m *row, refusal error) erro
 	if m.Held {
 		statement = r.sql.holdAgain
 	}
-	if _, err := tx.Exec(ctx, statement, m.ID, state, wait.Microseconds(), clip(refusal.Error())); err != nil {
+	if _, err := tx.Exec(ctx, statement, m.ID, state, wait.Microseconds(), cleantext.Clip(refusal.Error(), maxReason)); err != nil {
 		return fmt.Errorf("hold refused message: %w", err)
 	}
 	return nil

@@ -1,0 +1,249 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/drain"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/testsignal"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// Options are what most callers leave alone. The zero value is usable.
+type Options struct {
+	Schema string // Postgres schema of inbox and outbox; default: sagamill
+
+	Lanes         int           // deliveries handled at once, each on a connection of its own; default: 8, at most 1,024
+	ParkedWorkers int           // parked messages run at once; default: 4, at most 1,024
+	ParkedPoll    time.Duration // longest pause between looks for parked messages that are due; default: 250 ms
+	DrainTimeout  time.Duration // longest wait for work in hand when Run's context ends; default: 30 s
+	MaxPayload    int           // bytes of payload over which a message is a dead letter; default: 8 MiB
+
+	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
+	Logger *slog.Logger // default: slog.Default()
+}
+
+// laneQueue is how many deliveries wait in a lane before its subscription does.
+const laneQueue = 64
+
+// maxTries is how often a delivery whose outcome cannot be recorded is tried
+// before it goes back to the broker.
+const maxTries = 5
+
+// failurePolicy spaces tries while the database is away.
+var failurePolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
+
+// A Consumer runs steps on what a subscriber delivers, and on what they have
+// parked. Any number of them, in any processes, may share schema and queues.
+type Consumer struct {
+	db        *pgxpool.Pool
+	sub       message.Subscriber
+	outbox    *outbox.Writer
+	opts      Options
+	sql       queries
+	steps     map[string]*Step
+	stepNames []string
+	routes    map[routeKey]route
+	topics    []string
+	lease     time.Duration // of a parked message that is being run
+	signals   struct {
+		decided    testsignal.Signal[verdict]
+		settled    testsignal.Signal[string] // message id of a delivery that was acked
+		ranParked  testsignal.Signal[int64]
+		parkedPass testsignal.Signal[int]
+	}
+}
+
+// New returns a Consumer of steps. It starts nothing: call [Consumer.Run]. A
+// nil opts means the defaults. An error names the step or the option that
+// cannot be used; two steps cannot take the same type from the same topic,
+// since one delivery has one ack: give each a consumer with its own queue.
+func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) (*Consumer, error) {
+	if db == nil || sub == nil || len(steps) == 0 {
+		return nil, errors.New("consumer: New needs a pool, a subscriber and at least one step")
+	}
+	o := Options{}
+	if opts != nil {
+		o = *opts
+	}
+	if err := o.complete(); err != nil {
+		return nil, fmt.Errorf("consumer: Options.%w", err)
+	}
+	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: o.Schema})
+	if err != nil {
+		return nil, err
+	}
+	c := &Consumer{
+		db: db, sub: sub, outbox: writer, opts: o, sql: newQueries(o.Schema),
+		steps: map[string]*Step{}, routes: map[routeKey]route{},
+	}
+	for _, s := range steps {
+		if err := c.add(s); err != nil {
+			return nil, fmt.Errorf("consumer: %w", err)
+		}
+	}
+	c.stepNames = slices.Sorted(maps.Keys(c.steps))
+	return c, nil
+}
+
+func (o *Options) complete() error {
+	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
+	o.Lanes = cmp.Or(o.Lanes, 8)
+	o.ParkedWorkers = cmp.Or(o.ParkedWorkers, 4)
+	o.ParkedPoll = cmp.Or(o.ParkedPoll, 250*time.Millisecond)
+	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
+	o.MaxPayload = cmp.Or(o.MaxPayload, outbox.MaxPayload)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+	if err := sqlschema.Check(o.Schema); err != nil {
+		return fmt.Errorf("Schema: %w", err)
+	}
+	const most = 1024
+	switch {
+	case o.Lanes < 1 || o.Lanes > most:
+		return fmt.Errorf("Lanes: %d is not between 1 and %d", o.Lanes, most)
+	case o.ParkedWorkers < 1 || o.ParkedWorkers > most:
+		return fmt.Errorf("ParkedWorkers: %d is not between 1 and %d", o.ParkedWorkers, most)
+	case o.ParkedPoll < time.Millisecond:
+		return fmt.Errorf("ParkedPoll: %s is less than a millisecond", o.ParkedPoll)
+	case o.DrainTimeout < 0:
+		return fmt.Errorf("DrainTimeout: %s is negative", o.DrainTimeout)
+	case o.MaxPayload < 1:
+		return fmt.Errorf("MaxPayload: %d is not positive", o.MaxPayload)
+	}
+	return nil
+}
+
+func (c *Consumer) add(s Step) error {
+	s, err := s.withDefaults()
+	if err != nil {
+		return err
+	}
+	if c.steps[s.Name] != nil {
+		return fmt.Errorf("step %q is given twice", s.Name)
+	}
+	c.steps[s.Name] = &s
+	c.lease = max(c.lease, 2*s.Timeout+2*databaseTimeout)
+	for k, in := range map[kind]Input{action: s.Action, compensation: s.Compensation} {
+		if in.run == nil {
+			continue
+		}
+		key := routeKey{in.Topic, cmp.Or(in.Type, in.Topic)}
+		if other, taken := c.routes[key]; taken {
+			return fmt.Errorf("steps %q and %q both take type %q from topic %q", other.step.Name, s.Name, key.typ, key.topic)
+		}
+		c.routes[key] = route{step: &s, kind: k, input: in}
+		if !slices.Contains(c.topics, in.Topic) {
+			c.topics = append(c.topics, in.Topic)
+		}
+	}
+	slices.Sort(c.topics)
+	return nil
+}
+
+// Topics returns the topics that the steps listen to, sorted.
+func (c *Consumer) Topics() []string { return slices.Clone(c.topics) }
+
+// Run subscribes to the topics of the steps and handles what comes, until ctx
+// ends. Then it takes nothing more in, gives back what has not begun, finishes
+// what has, for DrainTimeout at the most, and returns nil. It returns an error
+// if a subscription cannot be made, or ends by itself.
+func (c *Consumer) Run(caller context.Context) error {
+	ctx, stop := context.WithCancelCause(caller)
+	defer stop(nil)
+	work, cancel := drain.Context(ctx, c.opts.DrainTimeout)
+	defer cancel()
+
+	var lanes, intake sync.WaitGroup
+	queues := make([]chan arrived, c.opts.Lanes)
+	for i := range queues {
+		queues[i] = make(chan arrived, laneQueue)
+		lanes.Go(func() { c.runLane(ctx, work, queues[i]) })
+	}
+	for _, topic := range c.topics {
+		deliveries, err := c.sub.Subscribe(ctx, topic)
+		if err != nil {
+			stop(fmt.Errorf("consumer: subscribe to %s: %w", topic, err))
+			break
+		}
+		intake.Go(func() {
+			c.distribute(ctx, topic, deliveries, queues)
+			stop(fmt.Errorf("consumer: the subscription to %s ended by itself", topic))
+		})
+	}
+	intake.Go(func() { c.runParked(ctx, work) })
+	intake.Wait()
+	for _, q := range queues {
+		close(q)
+	}
+	lanes.Wait()
+	if caller.Err() != nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}
+
+// Handle runs the step that msg belongs to, so that a Consumer fits a watermill
+// Router, its middleware, or any loop of the caller's own. After nil, msg may
+// be acked: its effect, its parked copy or its dead letter has committed. After
+// an error nothing is decided, and msg must be delivered again.
+//
+// Run must run too, somewhere, for parked messages to be run again.
+func (c *Consumer) Handle(ctx context.Context, topic string, msg *message.Message) error {
+	j, rejected := c.read(topic, msg)
+	if rejected != nil {
+		return c.bury(ctx, topic, msg, rejected)
+	}
+	if err := c.handle(ctx, j); err != nil {
+		return err
+	}
+	c.committed(j)
+	return nil
+}
+
+// HandlerFunc returns [Consumer.Handle] for topic as a watermill handler.
+func (c *Consumer) HandlerFunc(topic string) message.NoPublishHandlerFunc {
+	return func(msg *message.Message) error { return c.Handle(msg.Context(), topic, msg) }
+}
+
+func (c *Consumer) committed(j *job) {
+	if j.wakes && c.opts.Wake != nil {
+		c.opts.Wake()
+	}
+}
+
+// Stats count the messages that a consumer's schema has parked.
+type Stats struct {
+	Retrying int // will run again
+	Dead     int // dead letters; a person is needed
+}
+
+// Stats reads the counts. They are those of one instant.
+func (c *Consumer) Stats(ctx context.Context) (Stats, error) {
+	var s Stats
+	if err := c.db.QueryRow(ctx, c.sql.readStats).Scan(&s.Retrying, &s.Dead); err != nil {
+		return Stats{}, fmt.Errorf("consumer: read stats: %w", err)
+	}
+	return s, nil
+}
+
+func (c *Consumer) logFailure(ctx context.Context, j *job, err error) {
+	c.opts.Logger.WarnContext(ctx, "consumer: handler failed", "step", j.Step, "kind", string(j.kind), "message_id", j.ID,
+		"correlation_id", j.CorrelationID, "attempt", j.Attempt, "error", err)
+}
+
+func (c *Consumer) logDead(ctx context.Context, step, messageID string, f failure) {
+	c.opts.Logger.ErrorContext(ctx, "consumer: dead letter", "step", step, "message_id", messageID,
+		"reason", string(f.reason), "attempts", f.attempts, "error", f.err)
+}

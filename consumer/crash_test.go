@@ -1,0 +1,187 @@
+//go:build failpoints
+
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// TestMain handles one delivery instead of running the tests when it is told
+// to. The process is meant to die in it.
+func TestMain(m *testing.M) {
+	if schema := os.Getenv("SAGAMILL_TEST_SCHEMA"); schema != "" {
+		consumeOnce(schema)
+	}
+	os.Exit(m.Run())
+}
+
+func consumeOnce(schema string) {
+	pool, err := pgxpool.New(context.Background(), pgtest.URL())
+	if err != nil {
+		panic(err)
+	}
+	f := &fixture{pool: pool, schema: schema}
+	work := f.effect("paid")
+	if os.Getenv("SAGAMILL_TEST_DEADLY") != "" {
+		work = deadly(f)
+	}
+	step := f.step(work, f.effect("refunded"))
+	step.MaxAttempts = deadlyBudget
+	c, err := New(pool, newQueueSubscriber(), []Step{step}, &Options{Schema: schema})
+	if err != nil {
+		panic(err)
+	}
+	if os.Getenv("SAGAMILL_TEST_PARKED") != "" {
+		rows, err := c.takeParked(context.Background(), 1)
+		if err != nil {
+			panic(err)
+		}
+		for _, row := range rows {
+			c.runOneParked(context.Background(), &row)
+		}
+		os.Exit(0)
+	}
+	msg := act("k")
+	if os.Getenv("SAGAMILL_TEST_UNDO") != "" {
+		msg = undo("k")
+	}
+	if os.Getenv("SAGAMILL_TEST_REDELIVERED") != "" {
+		msg.Metadata.Set(outbox.PropertyRedelivered, "true")
+	}
+	a := arrived{msg.Metadata.Get(outbox.PropertyType), msg}
+	queue := make(chan arrived, 1)
+	queue <- a
+	close(queue)
+	c.runLane(context.Background(), context.Background(), queue)
+	select {
+	case <-msg.Acked():
+		os.Exit(0)
+	default:
+		os.Exit(3)
+	}
+}
+
+// deadlyBudget is small, so that the deadly handler's children are few.
+const deadlyBudget = 3
+
+// deadly returns a handler that leaves a trace outside its transaction and
+// kills the process.
+func deadly(f *fixture) Handler[payment] {
+	return func(ctx context.Context, _ pgx.Tx, _ Message[payment], _ Emit) error {
+		if _, err := f.pool.Exec(ctx, "INSERT INTO "+f.schema+".effect (what) VALUES ('entered')"); err != nil {
+			return err
+		}
+		_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+}
+
+// child runs this test binary on one delivery and returns whether it was
+// killed.
+func child(t *testing.T, f *fixture, env ...string) (killed bool) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), "SAGAMILL_TEST_SCHEMA="+f.schema), env...)
+	out, err := cmd.CombinedOutput()
+	status := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if !status.Signaled() && err != nil {
+		t.Fatalf("child: %v\n%s", err, out)
+	}
+	return status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
+func TestKilledAtEveryCommitBoundary(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"consumer/before-handler", "consumer/before-commit", "consumer/after-commit", "consumer/before-ack"} {
+		for _, message := range []string{"action", "compensation", "tombstone"} {
+			if point == "consumer/before-handler" && message == "tombstone" {
+				continue // it has none
+			}
+			t.Run(point+" "+message, func(t *testing.T) {
+				t.Parallel()
+				f := newFixture(t)
+				env := []string{"SAGAMILL_FAILPOINTS=" + point + "=kill"}
+				want := "done | paid k 1"
+				switch message {
+				case "compensation":
+					child(t, f)
+					want = "compensated | paid k 1, refunded k 2"
+					env = append(env, "SAGAMILL_TEST_UNDO=1")
+				case "tombstone":
+					want = "void | "
+					env = append(env, "SAGAMILL_TEST_UNDO=1")
+				}
+				if !child(t, f, env...) {
+					t.Fatal("the failpoint did not kill the process")
+				}
+				// What the broker does next: deliver the same message again.
+				if child(t, f, append(env[1:], "SAGAMILL_TEST_REDELIVERED=1")...) {
+					t.Fatal("the second delivery was killed too")
+				}
+				state := f.texts(t, "SELECT state FROM {schema}.inbox")
+				if got := state[0] + " | " + f.effects(t); got != want {
+					t.Errorf("%q, want %q", got, want)
+				}
+				if got := f.parked(t); got != "" {
+					t.Errorf("parked %q", got)
+				}
+			})
+		}
+	}
+}
+
+// A message that kills the process does so at most MaxAttempts times, whether
+// it comes from the broker or from the parked ones.
+func TestADeadlyMessageEndsAsADeadLetter(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	deaths := 0
+	for i := range deadlyBudget + 3 {
+		env := []string{"SAGAMILL_TEST_DEADLY=1"}
+		if i > 0 {
+			env = append(env, "SAGAMILL_TEST_REDELIVERED=1")
+		}
+		if child(t, f, env...) {
+			deaths++
+		}
+	}
+	if deaths != deadlyBudget {
+		t.Errorf("the message killed %d processes, want %d", deaths, deadlyBudget)
+	}
+	if got, want := f.parked(t), fmt.Sprintf("dead action attempts-exhausted %d", deadlyBudget); got != want {
+		t.Errorf("parked %q, want %q", got, want)
+	}
+}
+
+func TestADeadlyParkedMessageEndsAsADeadLetter(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	failed := f.consumer(t, Options{}, f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error {
+		return fmt.Errorf("first")
+	}, nil))
+	handle(t, failed, act("k"))
+	deaths := 0
+	for range deadlyBudget + 2 {
+		if child(t, f, "SAGAMILL_TEST_DEADLY=1", "SAGAMILL_TEST_PARKED=1") {
+			deaths++
+		}
+		f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp()") // the lease runs out
+	}
+	if deaths != deadlyBudget-1 {
+		t.Errorf("the message killed %d processes, want %d after the first attempt", deaths, deadlyBudget-1)
+	}
+	if got, want := f.row(t)+" | "+f.parked(t), fmt.Sprintf("dead %d 0 | dead action attempts-exhausted %d", deadlyBudget, deadlyBudget); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

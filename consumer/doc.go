@@ -1,0 +1,45 @@
+// Package consumer runs the steps of sagas: local transactions that a message
+// sets off, each of which takes effect once however often the message arrives.
+//
+// What is authoritative: the table inbox. It has one row for each step of each
+// saga, named by (scope, key, step, n), and the row is only ever moved under
+// its lock, in the transaction that also holds the step's effects and the
+// messages it emits. A delivery is acked after that transaction has committed.
+//
+//	row in the inbox          an action arrives             a compensation arrives
+//	absent                    run → done                    → void: nothing to undo
+//	done                      duplicate                     run → compensated
+//	void                      superseded                    duplicate
+//	compensated               superseded                    duplicate
+//	retrying (parked)         duplicate: the copy wins      waits its turn, or cancels it → void
+//	dead                      duplicate: the copy wins      dead letter, or → void
+//	undoing, undo-dead        duplicate                     duplicate: the copy wins
+//
+// The same identity with another payload is a dead letter (key-reused).
+//
+// # Failures
+//
+// A handler that fails, by an error, a panic or its deadline, has its database
+// work rolled back and its message parked in the same transaction; the delivery
+// is acked, so that nothing blocks behind it and nothing loops. Parked messages
+// run again from the database. After MaxAttempts entries into the handler, or
+// at once for a [Terminal] error, the parked message becomes a dead letter: it
+// keeps reason, error, stack, attempts and the message as it came.
+//
+// A message that cannot be read (no key, no scope, unknown type, undecodable)
+// is a dead letter at once, and is never an error.
+//
+// # After a crash
+//
+//   - Before COMMIT: nothing has happened; the broker delivers again.
+//   - After COMMIT, before the ack: the broker delivers again and the row says
+//     done; the delivery is acked without running.
+//   - COMMIT sent, answer lost: the message is treated as if it had been
+//     delivered again, and the row tells.
+//   - In the handler: the broker says that it delivers again, so the attempt is
+//     counted in a commit of its own before the handler is entered. A message
+//     that kills the process cannot do so more than MaxAttempts times.
+//
+// What a handler does outside its transaction is not covered: give the other
+// side a key derived from the step's identity (see [Delivery.EffectKey]).
+package consumer

@@ -1,0 +1,163 @@
+package consumer
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// Reason says why a message is parked or a dead letter.
+type Reason string
+
+// The reasons.
+const (
+	ReasonKeyMissing     Reason = "key-missing"
+	ReasonKeyMalformed   Reason = "key-malformed"
+	ReasonScopeMissing   Reason = "scope-missing"
+	ReasonScopeMalformed Reason = "scope-malformed"
+	ReasonTypeMissing    Reason = "type-missing"
+	ReasonTypeUnknown    Reason = "type-unknown"
+	ReasonTooLarge       Reason = "too-large"
+	ReasonUndecodable    Reason = "undecodable"
+	ReasonKeyReused      Reason = "key-reused"         // the identity was used for another payload
+	ReasonTerminal       Reason = "terminal"           // the handler said that no attempt can succeed
+	ReasonExhausted      Reason = "attempts-exhausted" // MaxAttempts entries into the handler
+	ReasonActionDead     Reason = "action-dead"        // a compensation of a step whose action is a dead letter
+	ReasonWaits          Reason = "waits-for-action"   // a compensation of a step whose action is parked
+	ReasonFailed         Reason = "failed"             // the handler failed and will be entered again
+)
+
+// A route is what a message type on a topic leads to.
+type route struct {
+	step  *Step
+	kind  kind
+	input Input
+}
+
+type routeKey struct{ topic, typ string }
+
+// A job is one arrival of a message, read and routed.
+type job struct {
+	Delivery
+	route
+	digest []byte
+	body   any
+	parked *parkedCopy // nil: it came from the broker
+
+	redelivered bool  // the broker says that it has delivered it before
+	counted     bool  // the coming entry into the handler is counted already
+	exhausted   bool  // that entry will not happen: there have been too many
+	entered     bool  // the handler has been entered
+	cause       error // why that entry failed, not yet recorded
+	wakes       bool  // its transaction put something into the outbox
+}
+
+// A parkedCopy is a row of the table parked that this instance has taken.
+type parkedCopy struct {
+	id       int64
+	attempts int // entries into the handler, the coming one included; also the fence
+}
+
+// A rejection says why a message cannot be a job, ever.
+type rejection struct {
+	reason Reason
+	err    error
+}
+
+func (r *rejection) Error() string { return r.err.Error() }
+func (r *rejection) Unwrap() error { return r.err }
+
+// read makes a job of msg, or says why that cannot be done. It never fails in
+// another way, whatever the bytes.
+func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
+	reject := func(reason Reason, format string, args ...any) (*job, *rejection) {
+		return nil, &rejection{reason, fmt.Errorf(format, args...)}
+	}
+	header := msg.Metadata.Get
+	if len(msg.Payload) > c.opts.MaxPayload {
+		return reject(ReasonTooLarge, "payload has %d bytes, the limit is %d", len(msg.Payload), c.opts.MaxPayload)
+	}
+	if header(outbox.HeaderKey) == "" {
+		return reject(ReasonKeyMissing, "header %s is missing or empty", outbox.HeaderKey)
+	}
+	key, err := stepkey.Parse(header(outbox.HeaderKey))
+	if err != nil {
+		return reject(ReasonKeyMalformed, "header %s: %w", outbox.HeaderKey, err)
+	}
+	scope := header(outbox.HeaderScope)
+	if scope == "" {
+		return reject(ReasonScopeMissing, "header %s is missing or empty", outbox.HeaderScope)
+	}
+	if len(scope) > outbox.MaxScope || !cleantext.Printable(scope) {
+		return reject(ReasonScopeMalformed, "header %s must be at most %d printable bytes", outbox.HeaderScope, outbox.MaxScope)
+	}
+	typ := header(outbox.PropertyType)
+	if typ == "" {
+		return reject(ReasonTypeMissing, "property %s is missing or empty", outbox.PropertyType)
+	}
+	to, ok := c.routes[routeKey{topic, typ}]
+	if !ok {
+		return reject(ReasonTypeUnknown, "no step of this consumer takes type %.100q from topic %s", typ, topic)
+	}
+	body, err := to.input.decode(msg.Payload)
+	if err != nil {
+		return reject(ReasonUndecodable, "payload: %w", err)
+	}
+	sum := sha256.Sum256(msg.Payload)
+	return &job{
+		Delivery: Delivery{
+			ID: msg.UUID, Topic: topic, Type: typ,
+			Scope: scope, Key: key.Key, N: key.N, Step: to.step.Name,
+			CorrelationID: cmp.Or(header(outbox.PropertyCorrelation), msg.UUID),
+			Metadata:      msg.Metadata, Payload: msg.Payload,
+		},
+		route: to, digest: sum[:], body: body,
+		redelivered: header(outbox.PropertyRedelivered) == "true",
+	}, nil
+}
+
+func (j *job) arrival() arrival {
+	return arrival{kind: j.kind, digest: j.digest, parked: j.parked != nil, cancelParked: j.step.CancelParked}
+}
+
+// identity are the columns that name the step's row.
+func (j *job) identity() []any { return []any{j.Scope, j.Key, j.Step, j.N} }
+
+// attempts returns how many entries into the handler there were, the present
+// one included.
+func (j *job) attempts(c cell) int {
+	n := c.attempts
+	if j.kind == compensation {
+		n = c.undoAttempts
+	}
+	switch {
+	case j.parked != nil:
+		n = j.parked.attempts
+	case !j.counted:
+		n++
+	}
+	if j.exhausted {
+		n--
+	}
+	return n
+}
+
+// headers turns metadata into columns, sorted by name. The redelivered mark
+// belongs to one delivery, not to the message.
+func headers(metadata message.Metadata) (names, values [][]byte) {
+	names, values = [][]byte{}, [][]byte{}
+	for _, name := range slices.Sorted(maps.Keys(metadata)) {
+		if name != outbox.PropertyRedelivered {
+			names, values = append(names, []byte(name)), append(values, []byte(metadata[name]))
+		}
+	}
+	return names, values
+}

@@ -1,0 +1,181 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/cleantext"
+)
+
+// What is kept of an error and of a stack, in bytes.
+const (
+	maxErrorText = 4 << 10
+	maxStack     = 16 << 10
+)
+
+// settle does what v says about an arrival that does not enter the handler.
+func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v verdict) error {
+	switch v {
+	case duplicate, superseded:
+		return c.forget(ctx, tx, j)
+	case tombstone:
+		if _, err := tx.Exec(ctx, c.sql.cancelParked, j.identity()...); err != nil {
+			return fmt.Errorf("consumer: cancel parked action: %w", err)
+		}
+		if err := c.move(ctx, tx, j, found, void, found.undoAttempts); err != nil {
+			return err
+		}
+		return c.forget(ctx, tx, j)
+	case wait:
+		spent := 0
+		if j.parked != nil {
+			spent = j.parked.attempts - 1
+		}
+		return c.park(ctx, tx, j, failure{reason: ReasonWaits, attempts: spent})
+	case refuse:
+		return c.park(ctx, tx, j, failure{reason: ReasonActionDead, dead: true,
+			err: errors.New("consumer: the action is a dead letter, so it is not known whether there is anything to undo")})
+	case reused:
+		return c.park(ctx, tx, j, failure{reason: ReasonKeyReused, dead: true,
+			err: errors.New("consumer: scope, key and step were used before with another payload")})
+	default:
+		return fmt.Errorf("consumer: no way to settle %q", v)
+	}
+}
+
+// A failure is why a message is kept, and how.
+type failure struct {
+	reason   Reason
+	err      error
+	attempts int
+	dead     bool // no further attempt
+}
+
+func (f failure) text() (text, stack string) {
+	if f.err == nil {
+		return "", ""
+	}
+	var p *PanicError
+	if errors.As(f.err, &p) {
+		stack = cleantext.Clip(string(p.Stack), maxStack)
+	}
+	return cleantext.Clip(f.err.Error(), maxErrorText), stack
+}
+
+// recordFailure parks j for its next attempt or makes it a dead letter, and
+// moves the step's row accordingly.
+func (c *Consumer) recordFailure(ctx context.Context, tx pgx.Tx, j *job, found cell, cause error) error {
+	f := failure{reason: ReasonFailed, err: cause, attempts: j.attempts(found)}
+	var rejected *rejection
+	switch {
+	case errors.As(cause, &rejected):
+		f.reason, f.dead = rejected.reason, true
+	case errors.Is(cause, ErrTerminal):
+		f.reason, f.dead = ReasonTerminal, true
+	case f.attempts >= j.step.MaxAttempts:
+		f.reason, f.dead = ReasonExhausted, true
+	}
+	if err := c.park(ctx, tx, j, f); err != nil {
+		return err
+	}
+	to := map[kind]map[bool]state{
+		action:       {false: retrying, true: dead},
+		compensation: {false: undoing, true: undoDead},
+	}[j.kind][f.dead]
+	return c.move(ctx, tx, j, found, to, f.attempts)
+}
+
+// recordLost notes, in a transaction of its own, that an entry into the
+// handler ended with its transaction lost. The row tells first whether that
+// transaction committed after all, or another attempt has succeeded since.
+func (c *Consumer) recordLost(ctx context.Context, j *job) error {
+	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout+databaseTimeout)
+	defer cancel()
+	return c.inTx(ctx, func(tx pgx.Tx) error {
+		found, err := c.lock(ctx, tx, j)
+		if errors.Is(err, errGone) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch v := decide(found, j.arrival()); {
+		case v == run:
+			return c.recordFailure(ctx, tx, j, found, j.cause)
+		case v == duplicate && (found.state == retrying || found.state == undoing):
+			return c.countParked(ctx, tx, j)
+		default:
+			return c.settle(ctx, tx, j, found, v)
+		}
+	})
+}
+
+// countParked adds the lost entry to those of the copy that another delivery
+// of the message has left behind meanwhile.
+func (c *Consumer) countParked(ctx context.Context, tx pgx.Tx, j *job) error {
+	if _, err := tx.Exec(ctx, c.sql.countParked, append(j.identity(), j.kind)...); err != nil {
+		return fmt.Errorf("consumer: count attempt: %w", err)
+	}
+	return nil
+}
+
+// park keeps j: a delivery is inserted, a parked copy goes round again.
+func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error {
+	text, stack := f.text()
+	wait := j.step.retry().Wait(max(f.attempts, 1)).Microseconds()
+	var err error
+	switch {
+	case j.parked != nil:
+		to := retrying
+		if f.dead {
+			to = dead
+		}
+		_, err = tx.Exec(ctx, c.sql.repark, j.parked.id, to, f.reason, text, stack, f.attempts, wait)
+	case f.dead:
+		_, err = tx.Exec(ctx, c.sql.bury, j.columns(f.reason, text, stack, f.attempts)...)
+	default:
+		_, err = tx.Exec(ctx, c.sql.park, append(j.columns(f.reason, text, stack, f.attempts), wait)...)
+	}
+	if err != nil {
+		return fmt.Errorf("consumer: park message: %w", err)
+	}
+	if f.dead {
+		c.logDead(ctx, j.Step, j.ID, f)
+	}
+	return nil
+}
+
+func (j *job) columns(reason Reason, text, stack string, attempts int) []any {
+	names, values := headers(j.Metadata)
+	return []any{j.kind, j.Scope, j.Key, j.Step, j.N, j.Topic, []byte(j.ID), names, values, bytesOf(j.Payload), reason, text, stack, attempts}
+}
+
+// bury makes msg, which cannot be a job, a dead letter.
+func (c *Consumer) bury(ctx context.Context, topic string, msg *message.Message, r *rejection) error {
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	f := failure{reason: r.reason, err: r.err, dead: true}
+	text, stack := f.text()
+	names, values := headers(msg.Metadata)
+	err := c.inTx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, c.sql.bury, "unknown", nil, nil, nil, nil, topic, []byte(msg.UUID), names, values, bytesOf(msg.Payload), r.reason, text, stack, 0)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("consumer: store dead letter: %w", err)
+	}
+	c.logDead(ctx, "", msg.UUID, f)
+	return nil
+}
+
+// bytesOf keeps an empty payload from becoming NULL.
+func bytesOf(payload []byte) []byte {
+	if payload == nil {
+		return []byte{}
+	}
+	return payload
+}

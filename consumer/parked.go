@@ -1,0 +1,136 @@
+package consumer
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+)
+
+// A parkedRow is a parked message that this instance has taken.
+type parkedRow struct {
+	ID                        int64
+	Kind                      kind
+	Scope, Key, Step, N       string
+	Topic                     string
+	MessageID                 []byte
+	HeaderNames, HeaderValues [][]byte
+	Payload                   []byte
+	Attempts                  int
+}
+
+func (r *parkedRow) message() *message.Message {
+	msg := message.NewMessage(string(r.MessageID), r.Payload)
+	for i, name := range r.HeaderNames {
+		msg.Metadata.Set(string(name), string(r.HeaderValues[i]))
+	}
+	return msg
+}
+
+// runParked runs parked messages when they are due, until ctx ends, and
+// returns when the last one in hand has finished under work.
+func (c *Consumer) runParked(ctx, work context.Context) {
+	slots := make(chan struct{}, c.opts.ParkedWorkers)
+	freed := make(chan struct{}, 1)
+	var running sync.WaitGroup
+	defer running.Wait()
+	idle, failures := 0, 0
+	for ctx.Err() == nil {
+		rows, err := c.takeParked(work, cap(slots)-len(slots))
+		switch {
+		case err != nil:
+			failures++
+			c.opts.Logger.ErrorContext(ctx, "consumer: take parked messages", "failures", failures, "error", err)
+		case len(rows) > 0:
+			idle, failures = 0, 0
+		default:
+			idle, failures = idle+1, 0
+		}
+		for _, row := range rows {
+			slots <- struct{}{}
+			running.Go(func() {
+				c.runOneParked(work, &row)
+				<-slots
+				select {
+				case freed <- struct{}{}:
+				default:
+				}
+			})
+		}
+		c.signals.parkedPass.Send(len(rows))
+		wait := backoff.Policy{Base: c.opts.ParkedPoll / 4, Cap: c.opts.ParkedPoll}.Ceiling(idle + 1)
+		if failures > 0 {
+			wait = failurePolicy.Wait(failures)
+		}
+		pause(ctx, wait, freed, len(slots) == cap(slots))
+	}
+}
+
+// pause waits for d, or, where every slot is taken, until one is free.
+func pause(ctx context.Context, d time.Duration, freed <-chan struct{}, full bool) {
+	if full {
+		select {
+		case <-ctx.Done():
+		case <-freed:
+		}
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// takeParked takes up to n parked messages that are due. The commit of the one
+// statement counts their attempts: a crash from here on has cost one.
+func (c *Consumer) takeParked(ctx context.Context, n int) ([]parkedRow, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	rows, _ := c.db.Query(ctx, c.sql.takeParked, c.stepNames, n, c.lease.Microseconds())
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[parkedRow])
+}
+
+// runOneParked takes a parked message one step on. If that fails without a
+// trace, its lease runs out and another attempt follows.
+func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
+	j := c.reread(row)
+	if err := c.handle(ctx, j); err != nil {
+		c.opts.Logger.ErrorContext(ctx, "consumer: parked message", "step", j.Step, "message_id", j.ID, "error", err)
+	} else {
+		c.committed(j)
+	}
+	c.signals.ranParked.Send(row.ID)
+}
+
+// reread makes a job of a parked message. It is one that only records its
+// failure where the attempts have been used up without leaving a trace, or
+// where this binary no longer understands what was parked by an older one.
+func (c *Consumer) reread(row *parkedRow) *job {
+	msg := row.message()
+	j, rejected := c.read(row.Topic, msg)
+	if rejected != nil {
+		sum := sha256.Sum256(row.Payload)
+		j = &job{
+			Delivery: Delivery{ID: msg.UUID, Topic: row.Topic, Scope: row.Scope, Key: row.Key, N: row.N, Step: row.Step, Metadata: msg.Metadata, Payload: row.Payload},
+			route:    route{step: c.steps[row.Step], kind: row.Kind},
+			digest:   sum[:], exhausted: true, entered: true, cause: rejected,
+		}
+	}
+	j.parked = &parkedCopy{id: row.ID, attempts: row.Attempts}
+	if rejected == nil && row.Attempts > j.step.MaxAttempts {
+		j.exhausted, j.entered = true, true
+		j.cause = fmt.Errorf("consumer: attempt %d ended without a result, most likely with its process", row.Attempts-1)
+	}
+	return j
+}

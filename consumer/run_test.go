@@ -1,0 +1,209 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// start runs c and returns what stops it and waits for its end.
+func start(t *testing.T, c *Consumer) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	return func() {
+		t.Helper()
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	}
+}
+
+func TestRunHandlesDeliveriesAndParkedMessages(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var entries atomic.Int32
+	c := f.consumer(t, Options{}, f.step(f.failing(2, "paid", &entries), f.effect("refunded")))
+	c.signals.settled.Enable()
+	c.signals.ranParked.Enable()
+	stop := start(t, c)
+	first := act("k")
+	f.sub.queue("pay") <- first
+	if id := c.signals.settled.Wait(t); id != first.UUID {
+		t.Errorf("acked %s, want %s", id, first.UUID)
+	}
+	c.signals.ranParked.Wait(t)
+	c.signals.ranParked.Wait(t)
+	f.sub.queue("unpay") <- undo("k")
+	c.signals.settled.Wait(t)
+	stop()
+	if got, want := f.row(t)+" | "+f.effects(t), "compensated 3 1 | paid k 1, refunded k 2"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if s, err := c.Stats(t.Context()); err != nil || s != (Stats{}) {
+		t.Errorf("Stats = %+v, %v", s, err)
+	}
+}
+
+// Six instances, every message five times, and a handler that always fails:
+// the limit is over all of them.
+func TestTheBudgetHoldsOverManyInstances(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const instances, keys, copies, budget = 6, 5, 5, 3
+	var entries atomic.Int32
+	var running sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	var consumers []*Consumer
+	for range instances {
+		step := f.step(f.failing(1<<30, "paid", &entries), nil)
+		step.MaxAttempts = budget
+		c := f.consumer(t, Options{Lanes: 2, ParkedWorkers: 2}, step)
+		c.signals.settled.Enable()
+		consumers = append(consumers, c)
+		running.Go(func() { _ = c.Run(ctx) })
+	}
+	for i := range keys * copies {
+		f.sub.queue("pay") <- act(fmt.Sprint("k", i%keys))
+	}
+	for {
+		s, err := consumers[0].Stats(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Dead == keys && s.Retrying == 0 {
+			break
+		}
+	}
+	stop()
+	running.Wait()
+	if got := entries.Load(); got != keys*budget {
+		t.Errorf("%d entries into the handler, want %d", got, keys*budget)
+	}
+}
+
+// A stop lets work in hand finish and be acked, and gives back what has not
+// begun; the next instance does that, and nothing twice.
+func TestDrainFinishesWhatHasBegunAndGivesBackTheRest(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	entered, release := make(chan string, 10), make(chan struct{})
+	paid := f.effect("paid")
+	step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+		entered <- in.Key
+		<-release
+		if ctx.Err() != nil {
+			return ctx.Err() // the stop must not reach work in hand
+		}
+		return paid(ctx, tx, in, emit)
+	}, nil)
+	c := f.consumer(t, Options{Lanes: 1}, step)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	for i := range 5 {
+		f.sub.queue("pay") <- act(fmt.Sprint("k", i))
+	}
+	first := <-entered
+	stop()
+	close(release)
+	if err := <-done; err != nil {
+		t.Fatalf("Run = %v", err)
+	}
+	if got, want := f.effects(t), "paid "+first+" 1"; got != want {
+		t.Errorf("effects after the stop %q, want %q", got, want)
+	}
+	next := f.consumer(t, Options{}, step)
+	next.signals.settled.Enable()
+	stopNext := start(t, next)
+	for range 4 {
+		next.signals.settled.Wait(t)
+	}
+	stopNext()
+	if got := strings.Split(f.effects(t), ", "); len(got) != 5 {
+		t.Errorf("effects in the end %q, want five", got)
+	}
+	if got := f.texts(t, "SELECT DISTINCT state || attempts FROM {schema}.inbox"); len(got) > 2 || got[0][:4] != "done" {
+		t.Errorf("rows %q", got)
+	}
+}
+
+type brokenSubscriber struct{ err error }
+
+func (s brokenSubscriber) Subscribe(context.Context, string) (<-chan *message.Message, error) {
+	ended := make(chan *message.Message)
+	close(ended)
+	return ended, s.err
+}
+func (brokenSubscriber) Close() error { return nil }
+
+func TestRunSaysWhenASubscriptionCannotBeHad(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for _, want := range []error{errors.New("no such queue"), nil} {
+		c, err := New(f.pool, brokenSubscriber{want}, []Step{f.step(f.effect("paid"), nil)}, &Options{Schema: f.schema})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = c.Run(t.Context())
+		if err == nil || want != nil && !errors.Is(err, want) || !strings.Contains(err.Error(), "pay") {
+			t.Errorf("Run = %v, want an error about topic pay", err)
+		}
+	}
+}
+
+func TestADeliveryWhoseEndCannotBeRecordedGoesBack(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	pool := pgtest.Pool(t, pgtest.URL())
+	c, err := New(pool, f.sub, []Step{f.step(f.effect("paid"), nil)}, &Options{Schema: f.schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.Close()
+	if c.deliver(t.Context(), t.Context(), arrived{"pay", act("k")}) {
+		t.Error("a delivery was acked without a database")
+	}
+}
+
+func TestRunLeavesNothingBehind(t *testing.T) {
+	f := newFixture(t) // not parallel: goleak looks at the whole process
+	before := goleak.IgnoreCurrent()
+	for range 3 {
+		c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
+		c.signals.parkedPass.Enable()
+		stop := start(t, c)
+		c.signals.parkedPass.Wait(t)
+		stop()
+		f.sub.wg.Wait()
+	}
+	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"))
+}
+
+// Handle makes a step fit a watermill Router.
+func TestHandlerFuncIsAWatermillHandler(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
+	msg := act("k")
+	msg.SetContext(t.Context())
+	var h message.NoPublishHandlerFunc = c.HandlerFunc("pay")
+	if err := h(msg); err != nil {
+		t.Fatalf("handler: %v", err)
+	}
+	if got, want := f.effects(t), "paid k 1"; got != want {
+		t.Errorf("effects %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,135 @@
+package consumer
+
+import "github.com/sagamill/sagamill/internal/sqlschema"
+
+// sqlClaimStep makes sure that the step's inbox row exists. A concurrent claim
+// of the same step waits here until the other transaction ends: then it
+// inserts (the other rolled back) or inserts nothing (it committed). A plain
+// SELECT … FOR UPDATE would lock nothing while the row is absent.
+const sqlClaimStep = `
+INSERT INTO {schema}.inbox (scope, key, step, n, state)
+VALUES ($1, $2, $3, $4, 'open')
+ON CONFLICT (scope, key, step, n) DO NOTHING`
+
+// sqlLockStep locks the row that sqlClaimStep ensured and reads its state.
+const sqlLockStep = `
+SELECT state, attempts, undo_attempts, digest, undo_digest
+FROM {schema}.inbox
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
+FOR UPDATE`
+
+// sqlLimitIdle frees the row's lock when this process hangs while it holds it.
+// The setting ends with the transaction.
+const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
+
+// sqlMoveStep records a transition, under the row's lock. A digest that is
+// null leaves the recorded one as it is.
+const sqlMoveStep = `
+UPDATE {schema}.inbox
+SET state = $5, attempts = $6, undo_attempts = $7,
+	digest = coalesce($8, digest), undo_digest = coalesce($9, undo_digest), updated_at = clock_timestamp()
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4`
+
+// sqlCountAction counts an entry into the action's handler before it happens.
+// A row that is absent belongs to a delivery that most likely crashed: that
+// entry ($5 less one) is counted too. Rows in other states do not run.
+const sqlCountAction = `
+INSERT INTO {schema}.inbox AS i (scope, key, step, n, state, attempts)
+VALUES ($1, $2, $3, $4, 'open', $5)
+ON CONFLICT (scope, key, step, n) DO UPDATE
+SET attempts = i.attempts + 1, updated_at = clock_timestamp()
+WHERE i.state = 'open'
+RETURNING attempts`
+
+// sqlCountCompensation does the same for a compensation, whose row is done.
+// The first counted entry stands for a crashed one as well.
+const sqlCountCompensation = `
+UPDATE {schema}.inbox
+SET undo_attempts = CASE undo_attempts WHEN 0 THEN $5 ELSE undo_attempts + 1 END, updated_at = clock_timestamp()
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done'
+RETURNING undo_attempts`
+
+// sqlPark keeps a message to be run again. A copy that is parked already wins:
+// the unique index parked_retrying allows one.
+const sqlPark = `
+INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
+	reason, error, stack, attempts, due_at)
+VALUES ('retrying', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp() + $15 * interval '1 microsecond')
+ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO NOTHING`
+
+// sqlBury keeps a message for a person to look at.
+const sqlBury = `
+INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
+	reason, error, stack, attempts, due_at)
+VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp())`
+
+// sqlTakeParked hands out messages that are due to one instance each, for the
+// length of a lease ($3, in microseconds), and counts the entry into the
+// handler before it happens. The caller commits it alone.
+const sqlTakeParked = `
+UPDATE {schema}.parked
+SET attempts = attempts + 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
+WHERE id IN (
+	SELECT id FROM {schema}.parked
+	WHERE state = 'retrying' AND due_at <= clock_timestamp() AND step = ANY($1)
+	ORDER BY due_at
+	LIMIT $2
+	FOR UPDATE SKIP LOCKED)
+RETURNING id, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, attempts`
+
+// sqlLockParked makes sure, under the inbox row's lock, that the parked copy
+// is still the one that was taken: attempts is the fence, since every take
+// raises it.
+const sqlLockParked = `
+SELECT true FROM {schema}.parked
+WHERE id = $1 AND attempts = $2 AND state = 'retrying'
+FOR UPDATE`
+
+// sqlDeleteParked ends a parked message that ran, or need not run any more.
+const sqlDeleteParked = `DELETE FROM {schema}.parked WHERE id = $1`
+
+// sqlCancelParked removes the parked action of a step, under the row's lock.
+const sqlCancelParked = `
+DELETE FROM {schema}.parked
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND state = 'retrying'`
+
+// sqlRepark sends a parked message round again after one more failure, or
+// makes it a dead letter. attempts is given, since one that only waited for
+// the action has spent none.
+const sqlRepark = `
+UPDATE {schema}.parked
+SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
+	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp()
+WHERE id = $1`
+
+// sqlCountParked counts an entry into the handler by somebody who did not hold
+// the parked copy. Raising attempts also fences whoever does hold it: should
+// that attempt not have begun, the lease runs out and another takes it.
+const sqlCountParked = `
+UPDATE {schema}.parked
+SET attempts = attempts + 1
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'`
+
+// sqlReadStats counts parked messages. It takes no lock.
+const sqlReadStats = `
+SELECT count(*) FILTER (WHERE state = 'retrying'), count(*) FILTER (WHERE state = 'dead')
+FROM {schema}.parked`
+
+type queries struct {
+	claimStep, lockStep, limitIdle, moveStep        string
+	countAction, countCompensation                  string
+	park, bury, takeParked, lockParked              string
+	deleteParked, cancelParked, repark, countParked string
+	readStats                                       string
+}
+
+func newQueries(schema string) queries {
+	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
+	return queries{
+		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
+		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
+		park: bind(sqlPark), bury: bind(sqlBury), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
+		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),
+		readStats: bind(sqlReadStats),
+	}
+}

@@ -1,0 +1,153 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/internal/strictjson"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// A Step is one participant's part in a saga. Within one [Consumer] a message
+// type on a topic belongs to one step.
+type Step struct {
+	Name         string // [a-z0-9][a-z0-9-]{0,62}; with scope and key the identity of its effect: never rename it
+	Action       Input  // the message that sets the step off
+	Compensation Input  // the message that undoes it; the zero Input: it cannot be undone
+
+	MaxAttempts int           // entries into the handler, for action and compensation each, crashes included; default: 10
+	RetryBase   time.Duration // ceiling of the wait after the first failure; default: 1 s
+	RetryCap    time.Duration // ceiling of any wait after a failure; default: 5 min
+	Timeout     time.Duration // longest run of a handler; default: 30 s
+
+	// CancelParked lets a compensation that finds the action parked or dead
+	// cancel it. Set it only where the handler has no effect outside its
+	// transaction: a failed attempt may have had one, which would then never
+	// be undone. Default: the compensation waits for the action, and is a dead
+	// letter if that is one.
+	CancelParked bool
+}
+
+// An Input is a message type with its handler. Make one with [On].
+type Input struct {
+	Topic string // where the message is published
+	Type  string // its type; default: Topic
+
+	decode func(payload []byte) (any, error)
+	run    func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error
+}
+
+// A Handler does a step's work in tx, which it must not end. What it emits is
+// published if and only if tx commits. ctx ends after the step's Timeout.
+//
+// It is entered again after an error, with nothing left of the last attempt in
+// the database. A business outcome, such as a declined card, is no error: emit
+// it and return nil.
+type Handler[T any] func(ctx context.Context, tx pgx.Tx, in Message[T], emit Emit) error
+
+// A Message is a delivery with its decoded payload.
+type Message[T any] struct {
+	Delivery
+	Body T
+}
+
+// Emit adds messages to the outbox, in the handler's transaction. Scope, Key,
+// CorrelationID and the trace headers default to those of the message being
+// handled, and CausationID is its id.
+type Emit func(msgs ...outbox.Message)
+
+// A Delivery is what is known of a message besides its body.
+type Delivery struct {
+	ID, Topic, Type string
+	Scope, Key, N   string
+	Step            string // the step that handles it
+	CorrelationID   string // the saga instance
+	Attempt         int    // 1 for the first entry into the handler
+	Metadata        message.Metadata
+	Payload         []byte
+}
+
+// EffectKey is an idempotency key for a call to another system, such as a
+// payment provider: the same for every attempt of this step, and different for
+// any other step, key or scope, so that tenants cannot collide there.
+func (d *Delivery) EffectKey() string {
+	h := sha256.New()
+	for _, part := range []string{d.Scope, d.Key, d.Step, d.N} {
+		var size [8]byte
+		binary.BigEndian.PutUint64(size[:], uint64(len(part)))
+		h.Write(size[:])
+		h.Write([]byte(part))
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// On returns an Input that hands messages of topic to h, with the payload
+// decoded from JSON. The message's type is the topic's name, unless the
+// returned Input's Type is set to another. A payload that is not a T, or says
+// the same thing twice, is a dead letter.
+func On[T any](topic string, h Handler[T]) Input {
+	return Input{
+		Topic: topic,
+		Type:  topic,
+		decode: func(payload []byte) (any, error) {
+			body := new(T)
+			return body, strictjson.Unmarshal(payload, body)
+		},
+		run: func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
+			return h(ctx, tx, Message[T]{Delivery: d, Body: *body.(*T)}, emit)
+		},
+	}
+}
+
+// ErrTerminal marks an error that no further attempt can mend.
+var ErrTerminal = errors.New("consumer: terminal error")
+
+type terminalError struct{ err error }
+
+func (e terminalError) Error() string   { return e.err.Error() }
+func (e terminalError) Unwrap() []error { return []error{ErrTerminal, e.err} }
+
+// Terminal wraps err so that the message becomes a dead letter at once.
+func Terminal(err error) error {
+	if err == nil {
+		return nil
+	}
+	return terminalError{err}
+}
+
+// withDefaults returns s complete, or an error that names the field.
+func (s Step) withDefaults() (Step, error) {
+	s.MaxAttempts = cmp.Or(s.MaxAttempts, 10)
+	s.RetryBase = cmp.Or(s.RetryBase, time.Second)
+	s.RetryCap = cmp.Or(s.RetryCap, 5*time.Minute)
+	s.Timeout = cmp.Or(s.Timeout, 30*time.Second)
+	if err := stepkey.CheckStep(s.Name); err != nil {
+		return s, fmt.Errorf("step %q: Name: %w", s.Name, err)
+	}
+	switch {
+	case s.Action.run == nil:
+		return s, fmt.Errorf("step %q: Action: make it with On", s.Name)
+	case s.Compensation.run == nil && s.Compensation.Topic != "":
+		return s, fmt.Errorf("step %q: Compensation: make it with On", s.Name)
+	case s.MaxAttempts < 1:
+		return s, fmt.Errorf("step %q: MaxAttempts: %d is not positive", s.Name, s.MaxAttempts)
+	case s.RetryBase < 0 || s.RetryCap < s.RetryBase:
+		return s, fmt.Errorf("step %q: RetryCap: %s is less than RetryBase, %s", s.Name, s.RetryCap, s.RetryBase)
+	case s.Timeout < 0:
+		return s, fmt.Errorf("step %q: Timeout: %s is negative", s.Name, s.Timeout)
+	}
+	return s, nil
+}
+
+func (s *Step) retry() backoff.Policy { return backoff.Policy{Base: s.RetryBase, Cap: s.RetryCap} }
