@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -58,6 +59,7 @@ type Consumer struct {
 	routes    map[routeKey]route
 	topics    []string
 	lease     time.Duration // of a parked message that is being run
+	ready     atomic.Bool   // Run has made every subscription
 	signals   struct {
 		decided    testsignal.Signal[verdict]
 		settled    testsignal.Signal[string] // message id of a delivery that was acked
@@ -182,8 +184,10 @@ func (c *Consumer) Run(caller context.Context) error {
 			stop(fmt.Errorf("consumer: the subscription to %s ended by itself", topic))
 		})
 	}
+	c.ready.Store(ctx.Err() == nil)
 	intake.Go(func() { c.runParked(ctx, work) })
 	intake.Wait()
+	c.ready.Store(false)
 	for _, q := range queues {
 		close(q)
 	}
@@ -193,6 +197,11 @@ func (c *Consumer) Run(caller context.Context) error {
 	}
 	return context.Cause(ctx)
 }
+
+// Ready reports whether Run has made all its subscriptions and still holds
+// them. It says nothing about a broker that went away since: that is the
+// subscriber's to know.
+func (c *Consumer) Ready() bool { return c.ready.Load() }
 
 // Handle runs the step that msg belongs to, so that a Consumer fits a watermill
 // Router, its middleware, or any loop of the caller's own. After nil, msg may

@@ -115,7 +115,7 @@ func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
 	return &job{
 		Delivery: Delivery{
 			ID: msg.UUID, Topic: topic, Type: typ,
-			Scope: scope, Key: key.Key, N: key.N, Step: to.step.Name,
+			Scope: scope, Key: key.Key, N: key.N, Step: to.step.Name, Undo: to.kind == compensation,
 			CorrelationID: cmp.Or(header(outbox.PropertyCorrelation), msg.UUID),
 			Metadata:      msg.Metadata, Payload: msg.Payload,
 		},

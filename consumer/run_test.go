@@ -46,9 +46,15 @@ func TestRunHandlesDeliveriesAndParkedMessages(t *testing.T) {
 	}
 	c.signals.ranParked.Wait(t)
 	c.signals.ranParked.Wait(t)
+	if !c.Ready() {
+		t.Error("a running consumer is not ready")
+	}
 	f.sub.queue("unpay") <- undo("k")
 	c.signals.settled.Wait(t)
 	stop()
+	if c.Ready() {
+		t.Error("a stopped consumer is ready")
+	}
 	if got, want := f.row(t)+" | "+f.effects(t), "compensated 3 1 | paid k 1, refunded k 2"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -72,6 +73,7 @@ type Delivery struct {
 	ID, Topic, Type string
 	Scope, Key, N   string
 	Step            string // the step that handles it
+	Undo            bool   // it is the step's compensation
 	CorrelationID   string // the saga instance
 	Attempt         int    // 1 for the first entry into the handler
 	Metadata        message.Metadata
@@ -79,11 +81,12 @@ type Delivery struct {
 }
 
 // EffectKey is an idempotency key for a call to another system, such as a
-// payment provider: the same for every attempt of this step, and different for
-// any other step, key or scope, so that tenants cannot collide there.
+// payment provider: the same for every attempt, and different for any other
+// step, key or scope, so that tenants cannot collide there. A step's action
+// and its compensation have different ones.
 func (d *Delivery) EffectKey() string {
 	h := sha256.New()
-	for _, part := range []string{d.Scope, d.Key, d.Step, d.N} {
+	for _, part := range []string{d.Scope, d.Key, d.Step, d.N, strconv.FormatBool(d.Undo)} {
 		var size [8]byte
 		binary.BigEndian.PutUint64(size[:], uint64(len(part)))
 		h.Write(size[:])
@@ -102,13 +105,19 @@ func On[T any](topic string, h Handler[T]) Input {
 		Type:  topic,
 		decode: func(payload []byte) (any, error) {
 			body := new(T)
-			return body, strictjson.Unmarshal(payload, body)
+			return body, DecodeJSON(payload, body)
 		},
 		run: func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
 			return h(ctx, tx, Message[T]{Delivery: d, Body: *body.(*T)}, emit)
 		},
 	}
 }
+
+// DecodeJSON is json.Unmarshal without the leniencies that can change what a
+// message means: it refuses a member that is given twice, also in other letter
+// case, nesting over 128, and anything after the value. Unknown members are
+// accepted, since a newer sender may have added them. [On] uses it.
+func DecodeJSON(data []byte, into any) error { return strictjson.Unmarshal(data, into) }
 
 // ErrTerminal marks an error that no further attempt can mend.
 var ErrTerminal = errors.New("consumer: terminal error")

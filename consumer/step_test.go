@@ -223,7 +223,7 @@ func TestEffectKeyIsOfTheWholeIdentity(t *testing.T) {
 	seen := map[string]Delivery{}
 	for _, d := range []Delivery{
 		{Scope: "a", Key: "b", Step: "c"}, {Scope: "ab", Step: "c"}, {Scope: "a", Key: "bc"}, {Scope: "a", Key: "b", Step: "c", N: "1"},
-		{Scope: "x", Key: "b", Step: "c"}, {Scope: "a", Key: "b", Step: "d"},
+		{Scope: "x", Key: "b", Step: "c"}, {Scope: "a", Key: "b", Step: "c", Undo: true}, {Scope: "a", Key: "b", Step: "d"},
 	} {
 		key := d.EffectKey()
 		if other, ok := seen[key]; ok || len(key) != 64 {

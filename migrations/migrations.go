@@ -16,6 +16,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -43,12 +44,35 @@ SELECT pg_advisory_xact_lock(7265390517843162);
 CREATE SCHEMA IF NOT EXISTS {schema};
 COMMIT`
 
+// sagamill are the tables of this module.
+var sagamill = set{files, versionTable}
+
+// A set is a series of migrations with the table that says which were applied.
+type set struct {
+	files   fs.FS
+	version string
+}
+
 // Up creates schema if it is missing and applies all migrations that it has
 // not had yet. It must have a connection that is not behind a
 // transaction-mode pooler: tern's lock belongs to the session. After an error
 // the schema is at the version of the last migration that succeeded.
 func Up(ctx context.Context, databaseURL, schema string) error {
-	return with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
+	return sagamill.up(ctx, databaseURL, schema)
+}
+
+// UpFrom does what [Up] does with a service's own migrations: those in the root
+// of own, named 001_name.sql and so on, which may use {{.schema}}. Their
+// version is kept in a table of that name in schema, next to sagamill's.
+func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) error {
+	if err := sqlschema.Check(table); err != nil || table == versionTable {
+		return fmt.Errorf("migrations: version table %q cannot be used", table)
+	}
+	return set{own, table}.up(ctx, databaseURL, schema)
+}
+
+func (s set) up(ctx context.Context, databaseURL, schema string) error {
+	return s.with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
 		version, err := m.GetCurrentVersion(ctx)
 		if err != nil || int(version) >= len(m.Migrations) {
 			return err
@@ -60,7 +84,7 @@ func Up(ctx context.Context, databaseURL, schema string) error {
 // Down takes schema back to version; 0 removes every table and what they hold.
 // The schema itself stays.
 func Down(ctx context.Context, databaseURL, schema string, version int32) error {
-	return with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
+	return sagamill.with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
 		current, err := m.GetCurrentVersion(ctx)
 		if err != nil {
 			return err
@@ -75,7 +99,7 @@ func Down(ctx context.Context, databaseURL, schema string, version int32) error 
 // Version returns the number of the last migration applied to schema, 0 if
 // none was, and the number of the newest one that this binary knows.
 func Version(ctx context.Context, databaseURL, schema string) (applied, known int32, err error) {
-	err = with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
+	err = sagamill.with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
 		known = int32(len(m.Migrations))
 		applied, err = m.GetCurrentVersion(ctx)
 		return err
@@ -90,7 +114,7 @@ func Print(w io.Writer, schema string) error {
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}
-	m, err := load(context.Background(), nil, schema)
+	m, err := sagamill.load(context.Background(), nil, schema)
 	if err != nil {
 		return fmt.Errorf("migrations: load: %w", err)
 	}
@@ -105,7 +129,7 @@ func Print(w io.Writer, schema string) error {
 	return err
 }
 
-func with(ctx context.Context, databaseURL, schema string, do func(*migrate.Migrator) error) (err error) {
+func (s set) with(ctx context.Context, databaseURL, schema string, do func(*migrate.Migrator) error) (err error) {
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}
@@ -119,7 +143,7 @@ func with(ctx context.Context, databaseURL, schema string, do func(*migrate.Migr
 	if _, err := conn.PgConn().Exec(ctx, sqlschema.Bind(schema, sqlCreateSchema)).ReadAll(); err != nil {
 		return fmt.Errorf("migrations: create schema %s: %w", schema, err)
 	}
-	m, err := load(ctx, conn, schema)
+	m, err := s.load(ctx, conn, schema)
 	if err != nil {
 		return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 	}
@@ -138,11 +162,11 @@ func redact(err error) error {
 	return err
 }
 
-func load(ctx context.Context, conn *pgx.Conn, schema string) (*migrate.Migrator, error) {
-	m, err := migrate.NewMigrator(ctx, conn, schema+"."+versionTable)
+func (s set) load(ctx context.Context, conn *pgx.Conn, schema string) (*migrate.Migrator, error) {
+	m, err := migrate.NewMigrator(ctx, conn, schema+"."+s.version)
 	if err != nil {
 		return nil, err
 	}
 	m.Data["schema"] = schema
-	return m, m.LoadMigrations(files)
+	return m, m.LoadMigrations(s.files)
 }

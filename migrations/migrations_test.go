@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 
 	"github.com/jackc/pgx/v5"
 
@@ -136,5 +137,25 @@ func TestErrorsDoNotShowThePassword(t *testing.T) {
 		if err == nil || strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("Up(%q) = %v, want an error without the password", url, err)
 		}
+	}
+}
+
+func TestUpFromKeepsAServicesOwnTablesNextToOurs(t *testing.T) {
+	t.Parallel()
+	name := schema(t)
+	own := fstest.MapFS{"001_own.sql": {Data: []byte("CREATE TABLE {{.schema}}.own (id int)")}}
+	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+		t.Fatalf("Up: %v", err)
+	}
+	for range 2 {
+		if err := migrations.UpFrom(t.Context(), pgtest.URL(), name, "own_version", own); err != nil {
+			t.Fatalf("UpFrom: %v", err)
+		}
+	}
+	if got := strings.Join(tables(t, connect(t), name), " "); !strings.Contains(got, "own own_version") || !strings.Contains(got, "outbox") {
+		t.Errorf("tables %s", got)
+	}
+	if err := migrations.UpFrom(t.Context(), pgtest.URL(), name, "schema_version", own); err == nil {
+		t.Error("UpFrom took sagamill's own version table")
 	}
 }
