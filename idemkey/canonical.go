@@ -1,0 +1,172 @@
+package idemkey
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxJSONDepth bounds the recursion of canonicalJSON. A deeper body is
+// compared byte by byte.
+const maxJSONDepth = 512
+
+// canonicalJSON rewrites body so that what differs in spelling only comes out
+// the same: no white space, members sorted by name, strings unescaped. Number
+// literals stay as they are, since 1 and 1.0 may mean different things to the
+// handler, and float64 would merge integers beyond 2^53.
+//
+// It is not ok where the result could merge bodies that a handler may tell
+// apart: invalid JSON, duplicate names, text that is not Unicode, deep nesting.
+// Members named in excluded, as "a.b" from the root, are left out.
+func canonicalJSON(body []byte, excluded map[string]bool) ([]byte, bool) {
+	if !utf8.Valid(body) || !json.Valid(body) {
+		return nil, false
+	}
+	c := canonicalizer{in: json.NewDecoder(bytes.NewReader(body)), excluded: excluded}
+	c.in.UseNumber()
+	c.value("", 0)
+	return c.out, !c.refused
+}
+
+// A canonicalizer copies one valid document from in to out. Once refused,
+// what it writes no longer matters.
+type canonicalizer struct {
+	in       *json.Decoder
+	out      []byte
+	scratch  []byte
+	excluded map[string]bool
+	refused  bool
+}
+
+// A member is out[start:end], which begins with the quoted name.
+type member struct {
+	name       string
+	start, end int
+}
+
+// next returns the next token, nil after a refusal.
+func (c *canonicalizer) next() json.Token {
+	if c.refused {
+		return nil
+	}
+	token, err := c.in.Token()
+	c.refused = err != nil
+	return token
+}
+
+func (c *canonicalizer) more() bool { return !c.refused && c.in.More() }
+
+func (c *canonicalizer) value(path string, depth int) {
+	if depth > maxJSONDepth {
+		c.refused = true
+		return
+	}
+	switch token := c.next().(type) {
+	case json.Delim:
+		if token == '{' {
+			c.object(path, depth)
+		} else {
+			c.array(depth)
+		}
+	case json.Number:
+		c.out = append(c.out, token...)
+	case string:
+		c.text(token)
+	case bool:
+		if token {
+			c.out = append(c.out, "true"...)
+		} else {
+			c.out = append(c.out, "false"...)
+		}
+	default:
+		c.out = append(c.out, "null"...)
+	}
+}
+
+// array passes no path on: its elements cannot be excluded by name.
+func (c *canonicalizer) array(depth int) {
+	c.out = append(c.out, '[')
+	for first := true; c.more(); first = false {
+		if !first {
+			c.out = append(c.out, ',')
+		}
+		c.value("[]", depth+1)
+	}
+	c.next()
+	c.out = append(c.out, ']')
+}
+
+func (c *canonicalizer) object(path string, depth int) {
+	start := len(c.out)
+	var members []member
+	for c.more() {
+		name, _ := c.next().(string)
+		m := member{name: name, start: len(c.out)}
+		at := c.join(path, name)
+		c.text(name)
+		c.out = append(c.out, ':')
+		c.value(at, depth+1)
+		m.end = len(c.out)
+		if c.excluded[at] {
+			c.out = c.out[:m.start]
+			continue
+		}
+		members = append(members, m)
+	}
+	c.next()
+	c.sort(start, members)
+}
+
+// join names a member for a look-up among the excluded. Without any it would
+// only copy: paths of a deep document add up.
+func (c *canonicalizer) join(path, name string) string {
+	switch {
+	case len(c.excluded) == 0:
+		return ""
+	case path == "":
+		return name
+	}
+	return path + "." + name
+}
+
+// sort puts the members, which stand one after the other from start on, in the
+// order of their names, with braces and commas. Two of one name are refused:
+// which of them counts depends on the reader.
+func (c *canonicalizer) sort(start int, members []member) {
+	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
+	c.scratch = append(c.scratch[:0], '{')
+	for i, m := range members {
+		if i > 0 {
+			c.scratch = append(c.scratch, ',')
+			c.refused = c.refused || m.name == members[i-1].name
+		}
+		c.scratch = append(c.scratch, c.out[m.start:m.end]...)
+	}
+	c.out = append(c.out[:start], c.scratch...)
+	c.out = append(c.out, '}')
+}
+
+// text writes s with the fewest escapes. The decoder turns what is not Unicode,
+// such as half a surrogate pair, into U+FFFD: different strings become equal,
+// so every string with that character is refused.
+func (c *canonicalizer) text(s string) {
+	if strings.ContainsRune(s, utf8.RuneError) {
+		c.refused = true
+	}
+	const hex = "0123456789abcdef"
+	c.out = append(c.out, '"')
+	for i := range len(s) {
+		switch b := s[i]; {
+		case b == '"' || b == '\\':
+			c.out = append(c.out, '\\', b)
+		case b < 0x20:
+			c.out = append(c.out, '\\', 'u', '0', '0', hex[b>>4], hex[b&15])
+		default:
+			c.out = append(c.out, b)
+		}
+	}
+	c.out = append(c.out, '"')
+}

@@ -1,0 +1,47 @@
+// Package idemkey makes HTTP handlers idempotent by the Idempotency-Key
+// header: for one scope and key, a request runs to a kept outcome once, and
+// every retry gets that outcome's bytes.
+//
+// # What is authoritative
+//
+// The record in the [Store], and only it. A record belongs to an [Identity], the
+// tuple of namespace, scope and key; its times are by the store's clock.
+// Package idempg keeps it in Postgres and commits it in the handler's own
+// transaction: the business writes and the response to replay are durable
+// together or not at all. [Memory] keeps it in the process and has no transactions.
+//
+// # States
+//
+//	absent       no record: a request runs
+//	in progress  an owner, named by a random token, runs it until its lease lapses
+//	failed       rolled back; the same request may run again, another one is a mismatch
+//	completed    the response is kept and replayed until it expires
+//	tombstone    it ran, but the response was too large to keep: 410, never run again
+//
+// [Claim.Judge] says what each means for a new request. Completing, rejecting
+// and releasing are compare and set on the token, so a late owner changes nothing.
+//
+// # Outcomes
+//
+// A handler writes to a buffer. When it returns, its verdict ([SetVerdict]) or
+// the [Policy] decides. By default: 2xx and 3xx commit and are kept. 4xx roll
+// back and are kept, except those that depend on the caller or the moment (401 403 407 408
+// 409 421 423 425 429). All else, panics and timeouts, rolls back and releases
+// the key for the same request. The client hears nothing before the outcome is durable.
+//
+// # After a crash
+//
+// Before the commit: the business writes are gone, the record is in progress,
+// and a retry is told 409 until the store notices, then runs as the next
+// [RequestInfo].Attempt. After the commit: a retry gets the response. With a
+// commit whose reply was lost, the store looks the record up before it says anything.
+//
+// A handler whose effects lie outside of the store's transaction must be able to
+// repeat them: derive their keys from Info and look at Attempt. Anything above 1
+// means that an earlier run may have got that far.
+//
+// # Clients
+//
+// On a timeout, a 409 with Retry-After or a 5xx, retry with the same key. On
+// 2xx stop. On 400, 401 or 403 mend the request. On 422 key-reused choose a new key.
+package idemkey

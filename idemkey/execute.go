@@ -1,0 +1,176 @@
+package idemkey
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+)
+
+// execute runs the handler and settles its outcome. Whatever way the handler
+// ends, the execution ends too; a panic or Goexit passes on with its stack.
+func (x *exchange) execute(d Decision) {
+	x.event.Result, x.event.Attempt = ResultFirst, d.Attempt
+	switch {
+	case x.id.Key == "":
+		x.event.Result = ResultKeyless
+	case d.Attempt > 1:
+		x.event.Result = ResultAgain
+	}
+	b := newBuffer(x.w, x.m.opts.HardResponseLimit)
+	state := &run{info: RequestInfo{Identity: x.id, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
+	ctx, cancel := x.handlerContext()
+	defer cancel()
+
+	start, returned := time.Now(), false
+	defer func() {
+		if !returned {
+			x.event.Handler = time.Since(start)
+			x.release(d.Exec, Bound, http.StatusInternalServerError)
+		}
+	}()
+	x.next.ServeHTTP(b, x.r.WithContext(d.Exec.Context(context.WithValue(ctx, runKey{}, state))))
+	returned = true
+	x.event.Handler = time.Since(start)
+	x.settle(ctx, d.Exec, state, b)
+}
+
+func (x *exchange) handlerContext() (context.Context, context.CancelFunc) {
+	parent := x.r.Context()
+	if !x.m.opts.CancelOnDisconnect {
+		parent = x.detached()
+	}
+	return context.WithTimeout(parent, x.m.opts.ExecTimeout)
+}
+
+// settle makes the outcome durable and only then answers.
+func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *buffer) {
+	switch {
+	case ctx.Err() != nil: // too late, even if it succeeded: the store may have given up on it
+		x.release(exec, Bound, http.StatusServiceUnavailable)
+		x.writeProblem(x.w, newProblem(CodeExecTimeout))
+		return
+	case b.over:
+		x.tooLarge(exec)
+		return
+	case state.err != nil:
+		x.renderError(b, state)
+	}
+	b.finish()
+	verdict := state.verdict
+	if verdict == Undecided {
+		verdict = x.m.opts.Policy(b.status)
+	}
+	switch {
+	case verdict == Keep, verdict == CommitAnyway:
+		x.keep(exec, b, verdict == CommitAnyway || succeeded(b.status))
+		return
+	case verdict == Amendable:
+		x.release(exec, Forget, b.status)
+	default:
+		x.release(exec, Bound, b.status)
+	}
+	x.event.Status = b.status
+	b.send()
+}
+
+func (x *exchange) tooLarge(exec Execution) {
+	x.release(exec, Bound, http.StatusInternalServerError)
+	x.event.Err = errResponseTooLarge
+	x.writeProblem(x.w, newProblem(CodeResponseTooLarge))
+}
+
+// renderError puts the answer to a returned error in the place of what the
+// handler wrote. It can be kept like any other, but never commits.
+func (x *exchange) renderError(b *buffer, state *run) {
+	p := x.problemOf(state.err)
+	if p.Status >= 500 {
+		x.event.Err = state.err
+	}
+	if state.verdict == CommitAnyway {
+		state.verdict = Undecided
+	}
+	b.reset()
+	x.writeProblem(b, p)
+}
+
+// problemOf maps a handler's or a commit's error. An error that is no problem
+// of the caller's own making tells the client nothing about its text.
+func (x *exchange) problemOf(err error) *Problem {
+	if own := (*Problem)(nil); errors.As(err, &own) {
+		return own
+	}
+	if x.m.opts.MapError != nil {
+		if p := x.m.opts.MapError(err); p != nil {
+			return p
+		}
+	}
+	switch {
+	case errors.Is(err, ErrTxConflict):
+		return newProblem(CodeTxConflict)
+	case errors.Is(err, ErrNotCommitted):
+		return newProblem(CodeCommitFailed)
+	}
+	return newProblem(CodeInternal)
+}
+
+// keep stores the response, with the business writes if commit, and answers.
+func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
+	resp := b.response(x.m.opts.kept, x.m.opts.MaxResponseBody)
+	if _, err := resp.MarshalHeader(); err != nil {
+		x.tooLarge(exec)
+		x.event.Err = err
+		return
+	}
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
+	defer cancel()
+	end, outcome := exec.Reject, OutcomeRejected
+	if commit {
+		end, outcome = exec.Commit, OutcomeKept
+	}
+	err := end(ctx, resp)
+	switch {
+	case err == nil:
+		x.event.Outcome, x.event.Stored = outcome, len(resp.Body)
+	case errors.Is(err, ErrNotStored):
+		x.event.Outcome, x.event.Err = OutcomeUnkept, err
+	default:
+		x.notKept(err)
+		return
+	}
+	x.event.Status = b.status
+	b.send()
+}
+
+// notKept answers where the handler's own response would claim what is not so.
+func (x *exchange) notKept(err error) {
+	x.event.Outcome, x.event.Err = OutcomeFailed, err
+	switch {
+	case errors.Is(err, ErrLeaseLost):
+		x.event.Outcome = OutcomeLost
+		x.writeProblem(x.w, x.m.problem(CodeInProgress))
+	case errors.Is(err, ErrOutcomeUnknown):
+		x.event.Outcome = OutcomeUnknown
+		x.writeProblem(x.w, newProblem(CodeUnverified))
+	case errors.Is(err, ErrTxMisuse):
+		x.writeProblem(x.w, newProblem(CodeTxMisuse))
+	case errors.Is(err, ErrTxConflict), errors.Is(err, ErrNotCommitted):
+		x.writeProblem(x.w, x.problemOf(err))
+	default:
+		x.writeProblem(x.w, newProblem(CodeStoreUnavailable))
+	}
+}
+
+// release rolls back and lets the key go. If the store does not hear of it,
+// the key is free once its lease has run out: that delays a retry and no more.
+func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
+	defer cancel()
+	x.event.Outcome = OutcomeFailed
+	if mode == Forget {
+		x.event.Outcome = OutcomeAmended
+	}
+	if err := exec.Release(ctx, mode, status); err != nil {
+		x.event.Err = err
+	}
+}

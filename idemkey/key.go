@@ -1,0 +1,172 @@
+package idemkey
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+var (
+	errKeyMissing = errors.New("idemkey: no key")
+	errKeyInvalid = errors.New("idemkey: invalid key")
+)
+
+// A sentKey is a key as it arrived.
+type sentKey struct {
+	key    string // decoded
+	header string // the header that carried it
+	value  string // as received, to be echoed
+}
+
+// readKey finds the request's key under the configured header and its aliases.
+// It looks at every line: Get would hide a second one, which proxies on the way
+// may have read differently.
+func (o *Options) readKey(h http.Header) (sentKey, error) {
+	var found sentKey
+	for _, name := range append([]string{o.Header}, o.HeaderAliases...) {
+		lines := h.Values(name)
+		if len(lines) == 0 {
+			continue
+		}
+		if len(lines) > 1 {
+			return sentKey{}, fmt.Errorf("%w: the header stands %d times", errKeyInvalid, len(lines))
+		}
+		key, err := parseKey(lines[0], o.StrictSyntax)
+		if err != nil {
+			return sentKey{}, err
+		}
+		if found.header != "" && found.key != key {
+			return sentKey{}, fmt.Errorf("%w: two headers disagree", errKeyInvalid)
+		}
+		if found.header == "" {
+			found = sentKey{key, name, lines[0]}
+		}
+	}
+	if found.header == "" {
+		return sentKey{}, errKeyMissing
+	}
+	return found, o.checkKey(found.key)
+}
+
+func (o *Options) checkKey(key string) error {
+	if len(key) < o.MinKeyLen || len(key) > o.MaxKeyLen {
+		return fmt.Errorf("%w: %d characters, the limits are %d and %d", errKeyInvalid, len(key), o.MinKeyLen, o.MaxKeyLen)
+	}
+	if o.KeyValidator != nil {
+		if err := o.KeyValidator(key); err != nil {
+			return fmt.Errorf("%w: %w", errKeyInvalid, err)
+		}
+	}
+	return nil
+}
+
+// parseKey decodes one field value: an RFC 9651 string or, as every deployed
+// API has it, the bare characters. Both spellings of one key are the same key.
+func parseKey(value string, strict bool) (string, error) {
+	value = strings.Trim(value, " \t")
+	switch {
+	case value == "":
+		return "", fmt.Errorf("%w: blank", errKeyInvalid)
+	case value[0] == '"':
+		return parseQuotedKey(value)
+	case strict:
+		return "", fmt.Errorf("%w: not in quotes", errKeyInvalid)
+	}
+	for i := range len(value) {
+		if c := value[i]; c <= ' ' || c > '~' || c == '"' || c == ',' || c == ';' {
+			return "", fmt.Errorf("%w: byte %d cannot stand in a bare key", errKeyInvalid, i)
+		}
+	}
+	return value, nil
+}
+
+func parseQuotedKey(value string) (string, error) {
+	key, rest, ok := parseString(value)
+	for ok && rest != "" {
+		rest, ok = skipParameter(rest)
+	}
+	if !ok {
+		return "", fmt.Errorf("%w: malformed quoted string", errKeyInvalid)
+	}
+	if strings.Trim(key, " ") == "" {
+		return "", fmt.Errorf("%w: blank", errKeyInvalid)
+	}
+	return key, nil
+}
+
+// parseString decodes the RFC 9651 string that s begins with.
+func parseString(s string) (decoded, rest string, ok bool) {
+	var b strings.Builder
+	for i := 1; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"':
+			return b.String(), s[i+1:], true
+		case c == '\\':
+			i++
+			if i == len(s) || s[i] != '"' && s[i] != '\\' {
+				return "", "", false
+			}
+			b.WriteByte(s[i])
+		case c < ' ' || c > '~':
+			return "", "", false
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return "", "", false
+}
+
+// skipParameter steps over one ";name" or ";name=value", whose meaning no
+// specification gives. Anything else, such as a list's comma, is not ok.
+func skipParameter(s string) (rest string, ok bool) {
+	if s[0] != ';' {
+		return "", false
+	}
+	s = strings.TrimLeft(s[1:], " ")
+	end := strings.IndexFunc(s, notParameterName)
+	if end < 0 {
+		end = len(s)
+	}
+	if end == 0 || s[0] != '*' && (s[0] < 'a' || s[0] > 'z') {
+		return "", false
+	}
+	s = s[end:]
+	if !strings.HasPrefix(s, "=") {
+		return s, true
+	}
+	return skipBareItem(s[1:])
+}
+
+func notParameterName(r rune) bool {
+	return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.*", r))
+}
+
+func skipBareItem(s string) (rest string, ok bool) {
+	if quoted := strings.TrimPrefix(s, "%"); strings.HasPrefix(quoted, `"`) {
+		_, rest, ok = parseString(quoted)
+		return rest, ok
+	}
+	end := strings.IndexFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`;,"\`, r) })
+	if end < 0 {
+		end = len(s)
+	}
+	return s[end:], end > 0
+}
+
+// UUIDKeys is an [Options].KeyValidator that accepts UUIDs only, of any
+// version, in their usual spelling. It keeps guessable keys out.
+func UUIDKeys(key string) error {
+	if len(key) != 36 {
+		return errors.New("not a UUID")
+	}
+	for i := range len(key) {
+		c := key[i]
+		dash := i == 8 || i == 13 || i == 18 || i == 23
+		hex := c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
+		if dash != (c == '-') || !dash && !hex {
+			return errors.New("not a UUID")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package idemkey
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// DefaultMaxEntries is how many records a [Memory] holds by default.
+const DefaultMaxEntries = 100_000
+
+// MemoryOptions configure a [Memory].
+type MemoryOptions struct {
+	MaxEntries int // beyond it, expired records go and new keys are refused; default: 100,000
+}
+
+// A Memory is a [Store] in this process's memory, for tests, examples and
+// single-process services. It has no transactions: what a handler did before
+// it failed stays done, and a restart forgets every key.
+type Memory struct {
+	max int
+	now func() time.Time
+
+	mu      sync.Mutex
+	entries map[Identity]*entry
+	byAge   ageHeap
+}
+
+// An entry is a record with what only its owner and the heap need.
+type entry struct {
+	id         Identity
+	rec        Record
+	leaseUntil time.Time
+	owner      *memoryExecution // whose outcome counts
+	index      int              // in byAge
+}
+
+// NewMemory returns an empty Memory. A nil opts means the defaults.
+func NewMemory(opts *MemoryOptions) (*Memory, error) {
+	m := &Memory{max: DefaultMaxEntries, now: time.Now, entries: make(map[Identity]*entry)}
+	if opts != nil && opts.MaxEntries != 0 {
+		m.max = opts.MaxEntries
+	}
+	if m.max < 0 {
+		return nil, errors.New("idemkey: MemoryOptions.MaxEntries must be positive")
+	}
+	return m, nil
+}
+
+// Begin claims c.ID or says why not. Of two callers that race, one proceeds.
+func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
+	if err := c.Check(); err != nil {
+		return Decision{}, err
+	}
+	if c.ID.Key == "" {
+		return Decision{Kind: KindProceed, Exec: keyless{}, Attempt: 1}, nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	e := m.entries[c.ID]
+	if e == nil {
+		if len(m.entries) >= m.max && m.sweep(now, sweepWhenFull) == 0 {
+			return Decision{}, fmt.Errorf("%w: %d records, none of them expired", ErrCapacity, len(m.entries))
+		}
+		return m.claim(&entry{id: c.ID}, c, 1, now), nil
+	}
+	rec := e.read(now)
+	switch kind := c.Judge(&rec); kind {
+	case KindProceed:
+		return m.claim(e, c, c.NextAttempt(&rec), now), nil
+	case KindInFlight:
+		return Decision{Kind: kind, RetryAfter: rec.LeaseLeft}, nil
+	default:
+		return Decision{Kind: kind, Record: &rec}, nil
+	}
+}
+
+// sweepWhenFull bounds what one claim does for the others' memory.
+const sweepWhenFull = 100
+
+// claim makes the caller the owner of e, which may be new. mu is held.
+func (m *Memory) claim(e *entry, c Claim, attempt int, now time.Time) Decision {
+	if m.entries[e.id] == e {
+		heap.Remove(&m.byAge, e.index)
+	}
+	e.rec = Record{State: StateInProgress, FP: c.FP, Attempt: attempt, ExpiresAt: now.Add(c.TTL)}
+	e.leaseUntil = now.Add(c.Lease)
+	e.owner = &memoryExecution{m, e}
+	m.entries[e.id] = e
+	heap.Push(&m.byAge, e)
+	return Decision{Kind: KindProceed, Exec: e.owner, Attempt: attempt, ExpiresAt: e.rec.ExpiresAt}
+}
+
+// read returns a copy of the record as of now.
+func (e *entry) read(now time.Time) Record {
+	rec := e.rec
+	rec.LeaseLeft = max(0, e.leaseUntil.Sub(now))
+	rec.Expired = !now.Before(rec.ExpiresAt)
+	rec.Response.Header = maps.Clone(rec.Response.Header)
+	rec.Response.Body = slices.Clone(rec.Response.Body)
+	return rec
+}
+
+// Sweep deletes up to limit expired records, oldest first.
+func (m *Memory) Sweep(_ context.Context, limit int) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sweep(m.now(), limit), nil
+}
+
+// sweep stops at the first record that has not expired or has a live owner.
+// mu is held.
+func (m *Memory) sweep(now time.Time, limit int) int {
+	n := 0
+	for ; n < limit && len(m.byAge) > 0; n++ {
+		e := m.byAge[0]
+		rec := e.read(now)
+		if !rec.Expired || rec.State == StateInProgress && rec.LeaseLeft > 0 {
+			break
+		}
+		heap.Pop(&m.byAge)
+		delete(m.entries, e.id)
+		e.owner = nil // a late owner finds that it no longer is one
+	}
+	return n
+}
+
+// A memoryExecution owns entry for as long as entry.owner is it.
+type memoryExecution struct {
+	m     *Memory
+	entry *entry
+}
+
+func (x *memoryExecution) Context(ctx context.Context) context.Context { return ctx }
+
+// Commit keeps r, unless another owner has taken over: then [ErrNotStored].
+func (x *memoryExecution) Commit(_ context.Context, r Response) error { return x.keep(r) }
+
+// Reject is Commit: there is nothing to roll back.
+func (x *memoryExecution) Reject(_ context.Context, r Response) error { return x.keep(r) }
+
+func (x *memoryExecution) keep(r Response) error {
+	x.m.mu.Lock()
+	defer x.m.mu.Unlock()
+	e := x.entry
+	if e.owner != x || e.rec.State != StateInProgress {
+		return ErrNotStored
+	}
+	e.rec.State = r.State()
+	e.rec.Response = Response{Status: r.Status, Header: maps.Clone(r.Header), Body: slices.Clone(r.Body), Dropped: r.Dropped}
+	return nil
+}
+
+// Release lets the key go, unless another owner has it by now.
+func (x *memoryExecution) Release(_ context.Context, mode ReleaseMode, status int) error {
+	x.m.mu.Lock()
+	defer x.m.mu.Unlock()
+	e := x.entry
+	if e.owner != x || e.rec.State != StateInProgress {
+		return nil
+	}
+	if mode == Forget {
+		heap.Remove(&x.m.byAge, e.index)
+		delete(x.m.entries, e.id)
+		e.owner = nil
+		return nil
+	}
+	e.rec.State, e.rec.Response.Status = StateFailed, status
+	return nil
+}
+
+// keyless runs a request that is not remembered, on a store without transactions.
+type keyless struct{}
+
+func (keyless) Context(ctx context.Context) context.Context     { return ctx }
+func (keyless) Commit(context.Context, Response) error          { return nil }
+func (keyless) Reject(context.Context, Response) error          { return nil }
+func (keyless) Release(context.Context, ReleaseMode, int) error { return nil }
+
+// An ageHeap has the entry that expires first at the top.
+type ageHeap []*entry
+
+func (h ageHeap) Len() int           { return len(h) }
+func (h ageHeap) Less(i, j int) bool { return h[i].rec.ExpiresAt.Before(h[j].rec.ExpiresAt) }
+func (h ageHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+// Push is heap.Interface's.
+func (h *ageHeap) Push(x any) {
+	e := x.(*entry)
+	e.index = len(*h)
+	*h = append(*h, e)
+}
+
+// Pop is heap.Interface's.
+func (h *ageHeap) Pop() any {
+	last := len(*h) - 1
+	e := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return e
+}

@@ -1,0 +1,113 @@
+package idemkey
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"log/slog"
+	"time"
+)
+
+// A Result says how a request was decided. Results are few and fixed, so that
+// they can label a metric; keys never should.
+type Result string
+
+// The results.
+const (
+	ResultFirst        Result = "first"   // ran, attempt 1
+	ResultAgain        Result = "again"   // ran, after a failure or a take-over
+	ResultKeyless      Result = "keyless" // ran without a key
+	ResultReplay       Result = "replay"
+	ResultInProgress   Result = "in_progress"
+	ResultMismatch     Result = "mismatch"
+	ResultMissing      Result = "missing"      // no key
+	ResultInvalid      Result = "invalid"      // malformed key, or unreadable body
+	ResultUnauthorized Result = "unauthorized" // no scope
+	ResultTooLarge     Result = "too_large"    // request body
+	ResultExpired      Result = "expired"
+	ResultTombstone    Result = "tombstone"
+	ResultUnknown      Result = "unknown"     // attempted too often
+	ResultUnavailable  Result = "unavailable" // the store failed
+	ResultCapacity     Result = "capacity"
+	ResultCorrupt      Result = "corrupt" // stored response
+)
+
+// An Outcome says what became of a handler that ran.
+type Outcome string
+
+// The outcomes.
+const (
+	OutcomeKept     Outcome = "kept"      // committed, response kept
+	OutcomeRejected Outcome = "rejected"  // rolled back, response kept
+	OutcomeFailed   Outcome = "failed"    // rolled back, may run again
+	OutcomeAmended  Outcome = "amended"   // rolled back, key forgotten
+	OutcomeLost     Outcome = "lost"      // another owner had taken over
+	OutcomeUnknown  Outcome = "ambiguous" // the commit's result was lost
+	OutcomeUnkept   Outcome = "unkept"    // effects stand, response not stored
+)
+
+// An Event is one covered request, told when it is over.
+type Event struct {
+	Route   string // the pattern of the ServeMux, if the middleware is inside of one
+	Result  Result
+	Outcome Outcome // of a handler that ran
+	Code    string  // of the problem that was answered, if one was
+	Status  int     // 0 if the handler panicked
+	Attempt int     // of a handler that ran
+	Stored  int     // bytes of body
+	Begin   time.Duration
+	Handler time.Duration
+	Err     error // what went wrong on our side
+}
+
+// An Observer is told of every covered request, on its goroutine.
+type Observer interface {
+	Observe(ctx context.Context, e Event)
+}
+
+// report writes the request's one log line and tells the observer.
+func (x *exchange) report(ctx context.Context) {
+	e, o := &x.event, x.m.opts
+	if o.Observer != nil {
+		o.Observer.Observe(ctx, *e)
+	}
+	level := slog.LevelInfo
+	if e.Err != nil {
+		level = slog.LevelError
+	}
+	if !o.Logger.Enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("result", string(e.Result)),
+		slog.Int("status", e.Status),
+		slog.Duration("begin", e.Begin),
+	}
+	if e.Route != "" {
+		attrs = append(attrs, slog.String("route", e.Route))
+	}
+	if e.Code != "" {
+		attrs = append(attrs, slog.String("code", e.Code))
+	}
+	if e.Attempt > 0 {
+		attrs = append(attrs, slog.String("outcome", string(e.Outcome)), slog.Int("attempt", e.Attempt), slog.Duration("handler", e.Handler))
+	}
+	if x.id.Key != "" {
+		attrs = append(attrs, keyAttr(x.id, o.LogKeys))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.Any("error", e.Err))
+	}
+	o.Logger.LogAttrs(ctx, level, "idemkey: request", attrs...)
+}
+
+// keyAttr names an identity for the log. Keys may be business data, so only a
+// prefix of their digest is written: enough to find a request's lines again.
+func keyAttr(id Identity, plain bool) slog.Attr {
+	if plain {
+		return slog.Group("id", "namespace", id.Namespace, "scope", id.Scope, "key", id.Key)
+	}
+	d := digest{sha256.New()}
+	d.field(id.Namespace, id.Scope, id.Key)
+	return slog.String("key", hex.EncodeToString(d.Sum(nil)[:6]))
+}

@@ -1,0 +1,237 @@
+package idemkey
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The defaults and bounds of [Options].
+const (
+	DefaultHeader            = "Idempotency-Key"
+	DefaultNamespace         = "http"
+	DefaultReplayHeader      = "Idempotent-Replayed"
+	DefaultTTL               = 24 * time.Hour
+	DefaultLease             = 30 * time.Second
+	DefaultExecTimeout       = 25 * time.Second
+	DefaultStoreTimeout      = 5 * time.Second
+	DefaultCompleteTimeout   = 5 * time.Second
+	DefaultMaxRequestBody    = 1 << 20
+	DefaultMaxResponseBody   = 1 << 20
+	DefaultHardResponseLimit = 16 << 20
+
+	MinTTL = time.Second
+	MaxTTL = 30 * 24 * time.Hour
+
+	// singleTenant is the scope of everybody under Options.SingleTenant.
+	singleTenant = "default"
+)
+
+// Options configure a [Middleware]. Either Scope or SingleTenant must be set;
+// all else has a default.
+type Options struct {
+	// Scope returns whom the request's key belongs to: the principal's id, not
+	// the Authorization value, which may change between retries. An error or
+	// an empty scope is answered with 401. Required unless SingleTenant.
+	Scope        func(*http.Request) (string, error)
+	SingleTenant bool   // all callers share one scope; default: false
+	Namespace    string // default: http
+
+	Methods  []string                 // that are covered; default: POST, PATCH
+	Skip     func(*http.Request) bool // requests that are not covered; default: none
+	Optional bool                     // a request without a key runs, unremembered; default: 400
+
+	Header        string             // default: Idempotency-Key
+	HeaderAliases []string           // other names for it; values that disagree are a 400; default: none
+	StrictSyntax  bool               // refuse keys without quotes; default: false
+	MinKeyLen     int                // default: 1
+	MaxKeyLen     int                // default: 255
+	KeyValidator  func(string) error // such as UUIDKeys; default: none
+
+	FingerprintSecret []byte   // keys the digest, so that a dump does not reveal small bodies; default: none
+	ExcludeFields     []string // JSON members to ignore, as "sentAt" or "$.meta.nonce"; default: none
+	IncludeHeaders    []string // request headers that belong to the request's meaning; default: none
+	RawFingerprint    bool     // compare bodies byte by byte; default: by content type
+	// Fingerprint replaces the digest. Its Alg must change whenever it does. Default: v1.
+	Fingerprint func(r *http.Request, body []byte) (Fingerprint, error)
+
+	TTL             time.Duration // a record's life; default: 24 h
+	Lease           time.Duration // longer than ExecTimeout; default: 30 s
+	ExecTimeout     time.Duration // the handler's time; default: 25 s
+	StoreTimeout    time.Duration // for the claim, waits for a connection included; default: 5 s
+	CompleteTimeout time.Duration // for the outcome; default: 5 s
+	MaxAttempts     int           // runs of one key before its outcome counts as unknown; default: no limit
+	RejectExpired   bool          // an expired key is a 410 until it is swept; default: it is new again
+
+	// CancelOnDisconnect cancels the handler and rolls back when the client
+	// goes away. Default: it finishes, and a retry gets the response.
+	CancelOnDisconnect bool
+
+	Policy   Policy               // what becomes of a response without a verdict; default: DefaultPolicy
+	MapError func(error) *Problem // of a handler's returned error or a CommitError; nil result: the default; default: 500
+
+	KeepHeaders       []string // response headers to keep besides the usual ones; default: none
+	MaxRequestBody    int64    // bytes; default: 1 MiB
+	MaxResponseBody   int      // bytes; over it, only the fact that it ran is kept; default: 1 MiB
+	HardResponseLimit int      // bytes; over it, the request fails and rolls back; default: 16 MiB
+	ReplayHeader      string   // "true" on replays; default: Idempotent-Replayed
+
+	InFlightStatus int           // 409, 423 or 429; default: 409
+	MismatchStatus int           // 422, 409 or 400; default: 422
+	Problem        ProblemWriter // default: WriteProblem
+	TypeBase       string        // put before the code to name a problem's type; default: DocsURL and "#"
+	DocsURL        string        // where the problems are described; default: none
+
+	Observer Observer     // told of every covered request; default: none
+	Logger   *slog.Logger // default: slog.Default()
+	LogKeys  bool         // log keys and scopes as they are; default: a hash
+
+	excluded map[string]bool // ExcludeFields without their "$."
+	kept     map[string]bool // canonical names of the response headers that are stored
+}
+
+// clone copies o, lists included, so that a route's changes stay its own.
+func (o *Options) clone() *Options {
+	c := *o
+	c.Methods = slices.Clone(o.Methods)
+	c.HeaderAliases = slices.Clone(o.HeaderAliases)
+	c.ExcludeFields = slices.Clone(o.ExcludeFields)
+	c.IncludeHeaders = slices.Clone(o.IncludeHeaders)
+	c.KeepHeaders = slices.Clone(o.KeepHeaders)
+	return &c
+}
+
+func (o *Options) setDefaults() {
+	o.Namespace = cmp.Or(o.Namespace, DefaultNamespace)
+	if len(o.Methods) == 0 {
+		o.Methods = []string{http.MethodPost, http.MethodPatch}
+	}
+	o.Header = cmp.Or(o.Header, DefaultHeader)
+	o.MinKeyLen = cmp.Or(o.MinKeyLen, 1)
+	o.MaxKeyLen = cmp.Or(o.MaxKeyLen, MaxKey)
+	o.TTL = cmp.Or(o.TTL, DefaultTTL)
+	o.Lease = cmp.Or(o.Lease, DefaultLease)
+	o.ExecTimeout = cmp.Or(o.ExecTimeout, DefaultExecTimeout)
+	o.StoreTimeout = cmp.Or(o.StoreTimeout, DefaultStoreTimeout)
+	o.CompleteTimeout = cmp.Or(o.CompleteTimeout, DefaultCompleteTimeout)
+	if o.Policy == nil {
+		o.Policy = DefaultPolicy
+	}
+	o.MaxRequestBody = cmp.Or(o.MaxRequestBody, DefaultMaxRequestBody)
+	o.MaxResponseBody = cmp.Or(o.MaxResponseBody, DefaultMaxResponseBody)
+	o.HardResponseLimit = cmp.Or(o.HardResponseLimit, max(DefaultHardResponseLimit, o.MaxResponseBody))
+	o.ReplayHeader = cmp.Or(o.ReplayHeader, DefaultReplayHeader)
+	o.InFlightStatus = cmp.Or(o.InFlightStatus, http.StatusConflict)
+	o.MismatchStatus = cmp.Or(o.MismatchStatus, http.StatusUnprocessableEntity)
+	if o.Problem == nil {
+		o.Problem = WriteProblem
+	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+}
+
+// bind computes what is looked up on every request.
+func (o *Options) bind() {
+	o.excluded = make(map[string]bool)
+	for _, field := range o.ExcludeFields {
+		o.excluded[strings.TrimPrefix(field, "$.")] = true
+	}
+	o.kept = make(map[string]bool)
+	for _, name := range slices.Concat(storedHeaders, o.KeepHeaders) {
+		o.kept[http.CanonicalHeaderKey(name)] = true
+	}
+}
+
+// check returns an error that names the field.
+func (o *Options) check() error {
+	invalid := func(field, format string, args ...any) error {
+		return fmt.Errorf("idemkey: Options.%s %s", field, fmt.Sprintf(format, args...))
+	}
+	for _, check := range []func(func(string, string, ...any) error) error{o.checkIdentity, o.checkTimes, o.checkLimits, o.checkAnswers} {
+		if err := check(invalid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *Options) checkIdentity(invalid func(string, string, ...any) error) error {
+	switch {
+	case o.Scope == nil && !o.SingleTenant:
+		return invalid("Scope", "is required, unless SingleTenant says that all callers share one scope")
+	case o.Scope != nil && o.SingleTenant:
+		return invalid("SingleTenant", "contradicts Scope")
+	case !text(o.Namespace, MaxNamespace):
+		return invalid("Namespace", "must be 1 to %d printable bytes", MaxNamespace)
+	case !validName(o.Header):
+		return invalid("Header", "%q is not a header name", o.Header)
+	case o.MinKeyLen < 1:
+		return invalid("MinKeyLen", "must be at least 1")
+	case o.MaxKeyLen < o.MinKeyLen || o.MaxKeyLen > MaxKey:
+		return invalid("MaxKeyLen", "must be MinKeyLen to %d", MaxKey)
+	}
+	for field, names := range map[string][]string{
+		"HeaderAliases": o.HeaderAliases, "IncludeHeaders": o.IncludeHeaders, "KeepHeaders": o.KeepHeaders, "Methods": o.Methods,
+	} {
+		if i := slices.IndexFunc(names, func(s string) bool { return !validName(s) }); i >= 0 {
+			return invalid(field, "%q is not a name", names[i])
+		}
+	}
+	return nil
+}
+
+func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {
+	switch {
+	case o.ExecTimeout <= 0:
+		return invalid("ExecTimeout", "must be positive")
+	case o.Lease <= o.ExecTimeout:
+		return invalid("Lease", "is %v, and must be longer than ExecTimeout, %v", o.Lease, o.ExecTimeout)
+	case o.TTL < MinTTL || o.TTL > MaxTTL:
+		return invalid("TTL", "is %v, and must be %v to %v", o.TTL, MinTTL, MaxTTL)
+	case o.TTL < o.Lease:
+		return invalid("TTL", "is %v, and must be at least the lease, %v", o.TTL, o.Lease)
+	case o.StoreTimeout <= 0:
+		return invalid("StoreTimeout", "must be positive")
+	case o.CompleteTimeout <= 0:
+		return invalid("CompleteTimeout", "must be positive")
+	case o.MaxAttempts < 0:
+		return invalid("MaxAttempts", "must not be negative")
+	}
+	return nil
+}
+
+func (o *Options) checkLimits(invalid func(string, string, ...any) error) error {
+	switch {
+	case o.MaxRequestBody < 0:
+		return invalid("MaxRequestBody", "must be positive")
+	case o.MaxResponseBody < 0:
+		return invalid("MaxResponseBody", "must be positive")
+	case o.HardResponseLimit < o.MaxResponseBody:
+		return invalid("HardResponseLimit", "must be at least MaxResponseBody")
+	case o.Fingerprint != nil && (o.RawFingerprint || len(o.ExcludeFields)+len(o.IncludeHeaders)+len(o.FingerprintSecret) > 0):
+		return invalid("Fingerprint", "replaces the digest that the other fingerprint options are about")
+	case o.RawFingerprint && len(o.ExcludeFields) > 0:
+		return invalid("RawFingerprint", "contradicts ExcludeFields")
+	}
+	for _, name := range o.KeepHeaders {
+		if neverStored(name) {
+			return invalid("KeepHeaders", "%s is never kept", name)
+		}
+	}
+	return nil
+}
+
+func (o *Options) checkAnswers(invalid func(string, string, ...any) error) error {
+	switch {
+	case !validName(o.ReplayHeader):
+		return invalid("ReplayHeader", "%q is not a header name", o.ReplayHeader)
+	case !slices.Contains([]int{409, 423, 429}, o.InFlightStatus):
+		return invalid("InFlightStatus", "is %d, and must be 409, 423 or 429", o.InFlightStatus)
+	case !slices.Contains([]int{422, 409, 400}, o.MismatchStatus):
+		return invalid("MismatchStatus", "is %d, and must be 422, 409 or 400", o.MismatchStatus)
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package idemkey
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// A Verdict says what becomes of a request once its handler has returned. It
+// is the handler's, by [SetVerdict], or else the [Policy]'s.
+type Verdict uint8
+
+// The verdicts.
+const (
+	// Undecided leaves it to the policy.
+	Undecided Verdict = iota
+	// Keep keeps the response for replays. The business writes commit if its
+	// status is 2xx or 3xx, and roll back otherwise.
+	Keep
+	// Retryable rolls back; the same request may run again under the key.
+	Retryable
+	// Amendable rolls back and forgets the key, so that the client may correct
+	// the request and use the key again.
+	Amendable
+	// CommitAnyway commits and keeps the response whatever its status, as for
+	// a declined payment whose record must stay.
+	CommitAnyway
+)
+
+// A Policy gives the verdict on a status where the handler gave none. Panics
+// and timeouts are always Retryable: they leave no response to keep.
+type Policy func(status int) Verdict
+
+// notKept are client errors that say nothing about the request itself.
+var notKept = []int{401, 403, 407, 408, 409, 421, 423, 425, 429}
+
+// DefaultPolicy keeps successes and redirects, and client errors except those
+// that depend on who asks and when: 401 403 407 408 409 421 423 425 429. All
+// else may run again.
+func DefaultPolicy(status int) Verdict {
+	if status >= 200 && status < 500 && !slices.Contains(notKept, status) {
+		return Keep
+	}
+	return Retryable
+}
+
+// SuccessOnly keeps 2xx and 3xx.
+func SuccessOnly(status int) Verdict {
+	if succeeded(status) {
+		return Keep
+	}
+	return Retryable
+}
+
+// KeepAll keeps every response, server errors too: a client gets the same
+// failure until it chooses a new key.
+func KeepAll(int) Verdict { return Keep }
+
+// ForgetFailures keeps 2xx and 3xx and forgets the key of anything else.
+func ForgetFailures(status int) Verdict {
+	if succeeded(status) {
+		return Keep
+	}
+	return Amendable
+}
+
+func succeeded(status int) bool { return status >= 200 && status < 400 }
+
+// A RequestInfo tells a handler what it runs as.
+type RequestInfo struct {
+	Identity
+	Attempt   int       // 1, and higher after a failure or a take-over
+	ExpiresAt time.Time // when the key may be forgotten
+}
+
+// A run is what the handler and the middleware share by the context.
+type run struct {
+	info    RequestInfo
+	verdict Verdict
+	err     error
+}
+
+type runKey struct{}
+
+func runFrom(ctx context.Context) *run {
+	r, _ := ctx.Value(runKey{}).(*run)
+	return r
+}
+
+// Info returns what the request that ctx belongs to runs as. It is not ok for
+// a request without a key.
+func Info(ctx context.Context) (info RequestInfo, ok bool) {
+	r := runFrom(ctx)
+	if r == nil || r.info.Key == "" {
+		return RequestInfo{}, false
+	}
+	return r.info, true
+}
+
+// SetVerdict decides what becomes of the request, whatever its status. The
+// last call before the handler returns counts; after that, and outside of a
+// [Middleware], it does nothing. It must not be called from two goroutines at once.
+func SetVerdict(ctx context.Context, v Verdict) {
+	if r := runFrom(ctx); r != nil {
+		r.verdict = v
+	}
+}
+
+// Fail makes the request fail with err once the handler returns: the business
+// writes roll back, what the handler has written is discarded, and the answer
+// is err itself if it is or wraps a [*Problem], else what Options.MapError
+// makes of it, else a 500. It is for adapters whose handlers return errors.
+func Fail(ctx context.Context, err error) {
+	if r := runFrom(ctx); r != nil {
+		r.err = err
+	}
+}
+
+// storedHeaders are the response headers that describe the stored content.
+var storedHeaders = []string{
+	"Content-Type", "Content-Language", "Content-Encoding", "Content-Disposition", "Content-Location", "Location",
+	"Etag", "Last-Modified", "Link", "Cache-Control", "Vary", "Deprecation", "Sunset",
+}
+
+// neverStored are headers of one exchange or one caller. Replaying them would
+// hand out credentials or break the connection.
+func neverStored(name string) bool {
+	switch name = http.CanonicalHeaderKey(name); name {
+	case "Set-Cookie", "Authorization", "Www-Authenticate", "Connection", "Keep-Alive", "Te", "Trailer",
+		"Transfer-Encoding", "Upgrade", "Content-Length", "Date", "Server", "Alt-Svc":
+		return true
+	}
+	return len(name) >= 6 && name[:6] == "Proxy-"
+}

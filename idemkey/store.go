@@ -1,0 +1,296 @@
+package idemkey
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+	"unicode/utf8"
+
+	"github.com/sagamill/sagamill/internal/stepkey"
+)
+
+// The limits of an identity, in bytes. Stores may rely on them.
+const (
+	MaxNamespace = 128
+	MaxScope     = 255
+	MaxKey       = stepkey.MaxKey
+)
+
+// An Identity names one intent of one caller. Its parts are never joined into
+// one string: ("a:b", "c") and ("a", "b:c") are different identities.
+type Identity struct {
+	Namespace string // what kind of record it is; "http" for requests
+	Scope     string // where Key is unique, such as a tenant
+	Key       string // as the caller chose it; empty: the request has no key
+}
+
+// A Fingerprint is a digest of a request, made by algorithm Alg. It tells a
+// retry from another request that reuses its key.
+type Fingerprint struct {
+	Alg string
+	Sum []byte
+}
+
+// equal compares in constant time, so that timing tells nothing of a stored sum.
+func (f Fingerprint) equal(g Fingerprint) bool {
+	return f.Alg == g.Alg && subtle.ConstantTimeCompare(f.Sum, g.Sum) == 1
+}
+
+// A State is what a record says of its identity. The numbers are stored.
+type State uint8
+
+// The states of a record. An identity without a record is absent.
+const (
+	StateInProgress State = 1 // somebody runs it, or died running it
+	StateFailed     State = 2 // it may run again, for the same request only
+	StateCompleted  State = 3 // it has run; the response is kept
+	StateTombstone  State = 4 // it has run; the response's body is not kept
+)
+
+// A Claim asks to run a request.
+type Claim struct {
+	// ID is what must run once. With an empty Key the request need not be
+	// remembered: Begin proceeds, and the outcome decides no more than what
+	// becomes of the business writes.
+	ID Identity
+
+	FP    Fingerprint
+	Prior []Fingerprint // of the same request, by algorithms that older records may carry
+
+	TTL         time.Duration // the record's life, from this claim on
+	Lease       time.Duration // how long an owner may be silent, where the store cannot see it die
+	ExecTimeout time.Duration // how long the handler may run
+
+	MaxAttempts   int  // over this many the outcome counts as unknown; 0: no limit
+	RejectExpired bool // an expired key stays refused until it is swept, instead of being new again
+}
+
+// Check returns an error that names the part outside its limits. Stores call
+// it first, so that nothing odd gets as far as a statement.
+func (c *Claim) Check() error {
+	switch {
+	case c.ExecTimeout <= 0:
+		return errors.New("idemkey: Claim.ExecTimeout must be positive")
+	case c.ID.Key == "":
+		return nil
+	case !text(c.ID.Namespace, MaxNamespace):
+		return fmt.Errorf("idemkey: Claim.ID.Namespace must be 1 to %d printable bytes", MaxNamespace)
+	case !text(c.ID.Scope, MaxScope):
+		return fmt.Errorf("idemkey: Claim.ID.Scope must be 1 to %d printable bytes", MaxScope)
+	case !text(c.ID.Key, MaxKey):
+		return fmt.Errorf("idemkey: Claim.ID.Key must be at most %d printable bytes", MaxKey)
+	case len(c.FP.Sum) == 0 || c.FP.Alg == "":
+		return errors.New("idemkey: Claim.FP is empty")
+	case c.Lease <= 0:
+		return errors.New("idemkey: Claim.Lease must be positive")
+	case c.TTL < c.Lease:
+		return errors.New("idemkey: Claim.TTL must be at least the lease")
+	}
+	return nil
+}
+
+// text reports whether s is 1 to limit bytes that a database text and a log
+// line can hold.
+func text(s string, limit int) bool {
+	if s == "" || len(s) > limit || !utf8.ValidString(s) {
+		return false
+	}
+	for _, r := range s {
+		if r < 0x20 || r == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// A Record is what a store remembers of an identity. Expired and LeaseLeft are
+// by the store's clock: no application host's clock decides anything.
+type Record struct {
+	State     State
+	FP        Fingerprint
+	Attempt   int // the run that is in progress, failed or completed; 1-based
+	LeaseLeft time.Duration
+	ExpiresAt time.Time
+	Expired   bool
+	Response  Response // of StateCompleted and StateTombstone
+}
+
+// A Response is the part of a handler's answer that is kept.
+type Response struct {
+	Status  int
+	Header  http.Header // only what the allow-list lets through
+	Body    []byte
+	Dropped bool // the body was over the limit: keep a tombstone
+}
+
+// State returns the state that keeping r leads to.
+func (r *Response) State() State {
+	if r.Dropped {
+		return StateTombstone
+	}
+	return StateCompleted
+}
+
+// A Kind is the answer to a Claim.
+type Kind uint8
+
+// What Begin can decide.
+const (
+	KindProceed     Kind = iota + 1 // run the handler: the caller owns the identity
+	KindReplay                      // answer with the record's response
+	KindInFlight                    // another owner is running it
+	KindMismatch                    // the key was first used for a different request
+	KindExpired                     // the record has expired and the claim rejects that
+	KindNotRetained                 // it has run, and its body was not kept
+	KindUnknown                     // it was attempted too often to run again unasked
+)
+
+// A Decision is what Begin says. Exec is set for KindProceed only, Record for
+// KindReplay and KindNotRetained only, RetryAfter for KindInFlight only.
+type Decision struct {
+	Kind       Kind
+	Exec       Execution
+	Attempt    int       // of KindProceed, 1-based
+	ExpiresAt  time.Time // of KindProceed: when the record's life ends
+	Record     *Record
+	RetryAfter time.Duration
+}
+
+// Judge says what an existing record means for c. It is the whole of the
+// state machine's reading side, the same for every store. KindProceed means
+// that the record may be taken over: the store must do so by compare and set,
+// and answers KindInFlight if another was faster.
+func (c *Claim) Judge(rec *Record) Kind {
+	live := rec.State == StateInProgress && rec.LeaseLeft > 0
+	switch {
+	case rec.Expired && rec.State == StateInProgress && !live:
+		return KindProceed // nothing was committed, and a sweep might have removed it already
+	case rec.Expired && !live && c.RejectExpired:
+		return KindExpired
+	case rec.Expired && !live:
+		return KindProceed
+	case !c.matches(rec.FP):
+		return KindMismatch // also while in flight: the client has to choose another key in any case
+	case live:
+		return KindInFlight
+	case rec.State == StateCompleted:
+		return KindReplay
+	case rec.State == StateTombstone:
+		return KindNotRetained
+	case c.MaxAttempts > 0 && rec.Attempt >= c.MaxAttempts:
+		return KindUnknown
+	}
+	return KindProceed
+}
+
+// NextAttempt numbers the run that takes rec over.
+func (c *Claim) NextAttempt(rec *Record) int {
+	if rec.Expired {
+		return 1
+	}
+	return rec.Attempt + 1
+}
+
+// matches compares every algorithm that both sides know: a record made before
+// an upgrade must not turn a retry into a mismatch.
+func (c *Claim) matches(stored Fingerprint) bool {
+	ok := c.FP.equal(stored)
+	for _, prior := range c.Prior {
+		ok = prior.equal(stored) || ok
+	}
+	return ok
+}
+
+// A Store keeps the records. It is free of HTTP, so that other entry points can
+// use it too.
+type Store interface {
+	// Begin claims c.ID or says why not. It never waits for a handler. After
+	// KindProceed the caller must end Decision.Exec. When two callers race,
+	// one proceeds and the other is told KindInFlight. After an error nothing
+	// is claimed, or the claim lapses with its lease; [ErrCapacity] and
+	// [ErrRecordCorrupt] are among the errors.
+	Begin(ctx context.Context, c Claim) (Decision, error)
+
+	// Sweep deletes up to limit expired records, oldest first, and never one
+	// with a live owner. It may run on any number of instances at once.
+	Sweep(ctx context.Context, limit int) (int, error)
+}
+
+// An Execution is the right to run a claimed request once. Exactly one of
+// Commit, Reject and Release ends it. If the process dies instead, the
+// business writes roll back where the store is transactional, and the record
+// can be taken over once its lease has run out.
+type Execution interface {
+	// Context returns ctx with what the handler needs, such as the transaction.
+	Context(ctx context.Context) context.Context
+
+	// Commit makes the business writes and the record durable together. After
+	// nil both are. After [ErrNotStored] the handler's effects stand, without
+	// a record. After [ErrLeaseLost], [ErrTxConflict] and a [*CommitError] they
+	// are rolled back; after [ErrOutcomeUnknown] nobody knows yet.
+	Commit(ctx context.Context, r Response) error
+
+	// Reject rolls the business writes back and keeps the response. After an
+	// error other than [ErrNotStored] the response is not kept.
+	Reject(ctx context.Context, r Response) error
+
+	// Release rolls the business writes back. Bound lets the same request run
+	// again, Forget makes the key new. status is the failed response's, for
+	// whoever reads the table.
+	Release(ctx context.Context, mode ReleaseMode, status int) error
+}
+
+// A ReleaseMode says what becomes of a key whose request is to run again.
+type ReleaseMode uint8
+
+// How a key is released.
+const (
+	Bound  ReleaseMode = iota // it stays bound to its fingerprint
+	Forget                    // it is forgotten, so a corrected request may use it
+)
+
+// Errors of a Store or an Execution.
+var (
+	// ErrCapacity reports that no more requests can run at once. Nothing was claimed.
+	ErrCapacity = errors.New("idemkey: too many requests in flight")
+
+	// ErrRecordCorrupt reports a stored response that cannot be decoded. It is
+	// never answered by running the handler again.
+	ErrRecordCorrupt = errors.New("idemkey: stored response is corrupt")
+
+	// ErrLeaseLost reports that another owner has taken the identity over. The
+	// business writes are rolled back.
+	ErrLeaseLost = errors.New("idemkey: another owner has taken the key over")
+
+	// ErrNotStored reports that the response could not be kept, although the
+	// handler's effects stand. Only stores without transactions return it.
+	ErrNotStored = errors.New("idemkey: the handler ran but its response was not stored")
+
+	// ErrOutcomeUnknown reports that a commit was sent, its result was lost
+	// and could not be looked up. A retry with the same key finds out.
+	ErrOutcomeUnknown = errors.New("idemkey: the outcome of the commit is unknown")
+
+	// ErrTxMisuse reports that the handler ended the transaction itself. What
+	// it committed stands, and the key will never run again.
+	ErrTxMisuse = errors.New("idemkey: the handler ended the managed transaction")
+
+	// ErrTxConflict reports a serialization failure or a deadlock. The business
+	// writes are rolled back and a retry is likely to succeed.
+	ErrTxConflict = errors.New("idemkey: the transaction conflicted with another")
+
+	// ErrNotCommitted reports that the database refused to commit. The business
+	// writes are rolled back.
+	ErrNotCommitted = errors.New("idemkey: the transaction was not committed")
+)
+
+// A CommitError is an [ErrNotCommitted] that carries the database's reason,
+// such as a deferred constraint.
+type CommitError struct{ Err error }
+
+func (e *CommitError) Error() string { return fmt.Sprintf("%v: %v", ErrNotCommitted, e.Err) }
+
+// Unwrap lets errors.Is find ErrNotCommitted and errors.As the reason.
+func (e *CommitError) Unwrap() []error { return []error{ErrNotCommitted, e.Err} }

@@ -1,0 +1,157 @@
+package idemkey
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// errResponseTooLarge is what a handler's Write gets beyond the hard limit.
+var errResponseTooLarge = errors.New("idemkey: response is over the hard limit")
+
+// A buffer is the ResponseWriter that a handler gets. Nothing it is given
+// reaches the client before send, which is called once the outcome is durable.
+//
+// It has no Unwrap, Flush or Hijack: http.NewResponseController would find the
+// connection behind it and send a 200 for a transaction that then rolls back.
+// Deadlines and full duplex, which send nothing, are passed on one by one.
+type buffer struct {
+	raw    http.ResponseWriter
+	limit  int
+	base   http.Header // what outer middleware had set
+	header http.Header // the handler's view, which begins as base
+	sent   http.Header // header as it was at WriteHeader; nil before
+	status int
+	body   []byte
+	over   bool // the body went over the limit
+}
+
+func newBuffer(raw http.ResponseWriter, limit int) *buffer {
+	b := &buffer{raw: raw, limit: limit, base: raw.Header().Clone()}
+	b.reset()
+	return b
+}
+
+// reset discards what the handler has written.
+func (b *buffer) reset() {
+	b.header = b.base.Clone()
+	if b.header == nil {
+		b.header = make(http.Header)
+	}
+	b.sent, b.status, b.body, b.over = nil, 0, nil, false
+}
+
+func (b *buffer) Header() http.Header { return b.header }
+
+// WriteHeader passes informational statuses on at once, as net/http does; they
+// are no outcome.
+func (b *buffer) WriteHeader(status int) {
+	if status < 100 || status > 999 {
+		// net/http panics too, but would do so after the commit.
+		panic(fmt.Sprintf("idemkey: invalid WriteHeader code %d", status))
+	}
+	switch {
+	case b.sent != nil:
+	case status < 200 && status != http.StatusSwitchingProtocols:
+		b.replaceHeader(b.header)
+		b.raw.WriteHeader(status)
+		b.replaceHeader(b.base)
+	default:
+		b.status, b.sent = status, b.header.Clone()
+	}
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	if b.sent == nil {
+		b.WriteHeader(http.StatusOK)
+	}
+	if !bodyAllowed(b.status) {
+		return 0, http.ErrBodyNotAllowed
+	}
+	if b.over || len(b.body)+len(p) > b.limit {
+		b.over = true
+		return 0, errResponseTooLarge
+	}
+	b.body = append(b.body, p...)
+	return len(p), nil
+}
+
+func (b *buffer) SetReadDeadline(t time.Time) error {
+	return http.NewResponseController(b.raw).SetReadDeadline(t)
+}
+
+func (b *buffer) SetWriteDeadline(t time.Time) error {
+	return http.NewResponseController(b.raw).SetWriteDeadline(t)
+}
+
+func (b *buffer) EnableFullDuplex() error {
+	return http.NewResponseController(b.raw).EnableFullDuplex()
+}
+
+// finish settles status and content type, as net/http would on the first byte:
+// from here on the response does not change, and a replay is the same.
+func (b *buffer) finish() {
+	if b.sent == nil {
+		b.WriteHeader(http.StatusOK)
+	}
+	_, typed := b.sent["Content-Type"]
+	if !typed && len(b.body) > 0 && b.sent.Get("Content-Encoding") == "" {
+		b.sent.Set("Content-Type", http.DetectContentType(b.body))
+	}
+	for name := range b.sent {
+		if name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) {
+			delete(b.sent, name) // a trailer cannot be replayed, so there is none
+		}
+	}
+}
+
+// response returns what is kept of a finished buffer: the listed headers that
+// the handler set itself. Those of outer middleware are made anew by a replay.
+func (b *buffer) response(kept map[string]bool, maxBody int) Response {
+	r := Response{Status: b.status, Header: make(http.Header), Body: b.body}
+	for name, values := range b.sent {
+		before, had := b.base[name]
+		if kept[name] && !(had && slices.Equal(before, values)) {
+			r.Header[name] = values
+		}
+	}
+	if len(b.body) > maxBody {
+		r.Body, r.Dropped = nil, true
+	}
+	return r
+}
+
+// send writes the finished response to the client.
+func (b *buffer) send() {
+	b.replaceHeader(b.sent)
+	sendBody(b.raw, b.status, b.body)
+}
+
+func (b *buffer) replaceHeader(h http.Header) {
+	raw := b.raw.Header()
+	clear(raw)
+	maps.Copy(raw, h)
+}
+
+// sendBody ignores a failed write: the client has gone, and a retry gets the
+// same bytes.
+func sendBody(w http.ResponseWriter, status int, body []byte) {
+	if bodyAllowed(status) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	} else {
+		w.Header().Del("Content-Length")
+	}
+	w.WriteHeader(status)
+	if len(body) > 0 {
+		_, _ = w.Write(body)
+	}
+}
+
+func bodyAllowed(status int) bool {
+	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
+}
