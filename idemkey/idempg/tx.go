@@ -1,0 +1,69 @@
+package idempg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// ErrTxManaged reports an attempt to end a transaction that belongs to the
+// middleware. The transaction goes on.
+var ErrTxManaged = errors.New("idempg: the middleware ends this transaction")
+
+// A managedTx is the business transaction as handlers see it: Begin opens a
+// savepoint, and ending the transaction itself is refused.
+type managedTx struct{ pgx.Tx }
+
+// Commit returns [ErrTxManaged].
+func (*managedTx) Commit(context.Context) error { return ErrTxManaged }
+
+// Rollback returns [ErrTxManaged].
+func (*managedTx) Rollback(context.Context) error { return ErrTxManaged }
+
+type txKey struct{}
+
+// TxFrom returns the transaction that commits together with the idempotency
+// record of the request that ctx belongs to. A request without a key has one
+// as well.
+func TxFrom(ctx context.Context) (pgx.Tx, bool) {
+	tx, ok := ctx.Value(txKey{}).(*managedTx)
+	if !ok {
+		return nil, false
+	}
+	return tx, true
+}
+
+// Tx is [TxFrom] for handlers that are mounted inside of a middleware on a
+// [Store], where there always is a transaction. It panics where there is none.
+func Tx(ctx context.Context) pgx.Tx {
+	tx, ok := TxFrom(ctx)
+	if !ok {
+		panic("idempg: no transaction: the request did not come through an idemkey.Middleware on an idempg.Store")
+	}
+	return tx
+}
+
+// HandleTx returns a handler that runs fn in the request's transaction.
+//
+// When fn returns nil, the status it wrote decides: 2xx and 3xx commit, a 4xx
+// rolls back and is kept for replays, a 5xx rolls back and may be retried. When fn
+// returns an error, what it wrote is discarded and the transaction rolls back;
+// the answer is the error itself if it is or wraps an [*idemkey.Problem], and
+// else what idemkey.Options.MapError says, by default a 500, or a 503 for a
+// serialization failure or deadlock.
+func HandleTx(fn func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := fn(w, r, Tx(r.Context()))
+		if conflict(err) {
+			err = fmt.Errorf("%w: %w", idemkey.ErrTxConflict, err)
+		}
+		if err != nil {
+			idemkey.Fail(r.Context(), err)
+		}
+	})
+}
