@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,6 +29,7 @@ type execution struct {
 	tx    *managedTx // nil until it is open
 	id    idemkey.Identity
 	token pgtype.UUID
+	ended sync.Once
 }
 
 func (e *execution) Context(ctx context.Context) context.Context {
@@ -35,10 +37,12 @@ func (e *execution) Context(ctx context.Context) context.Context {
 }
 
 // end gives connection and place back. A connection that is still in a
-// transaction is closed by the pool, which rolls back.
+// transaction is closed by the pool, which rolls back. A second call does nothing.
 func (e *execution) end() {
-	e.conn.Release()
-	<-e.s.slot
+	e.ended.Do(func() {
+		e.conn.Release()
+		<-e.s.slot
+	})
 }
 
 // Commit makes the business writes and the record durable together. It looks
@@ -84,6 +88,7 @@ func (e *execution) checkOpen(ctx context.Context) error {
 // bury leaves a tombstone where the handler has ended the transaction itself.
 // What it committed cannot be taken back, so the request must never run again.
 func (e *execution) bury(ctx context.Context) error {
+	_ = e.rollback(ctx) // closes the handle, in case the handler has kept it
 	if e.id.Key == "" {
 		return idemkey.ErrTxMisuse
 	}

@@ -1,0 +1,279 @@
+package idempg
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idemkeytest"
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// A fixture is a store in a schema of its own, and a table of business rows.
+type fixture struct {
+	*Store
+	t      *testing.T
+	pool   *pgxpool.Pool
+	schema string
+}
+
+func newFixture(t *testing.T, opts Options) *fixture {
+	t.Helper()
+	pool, schema := pgtest.Schema(t)
+	return newFixtureOn(t, pool, schema, opts)
+}
+
+func newFixtureOn(t *testing.T, pool *pgxpool.Pool, schema string, opts Options) *fixture {
+	t.Helper()
+	opts.Schema = schema
+	s, err := New(pool, &opts)
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	f := &fixture{Store: s, t: t, pool: pool, schema: schema}
+	f.exec(t, "CREATE TABLE IF NOT EXISTS "+schema+".business (key text NOT NULL, n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+	return f
+}
+
+// Begin sees to it that a test which leaves an execution open, on purpose or by
+// failing, can still close its pool.
+func (f *fixture) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
+	d, err := f.Store.Begin(ctx, c)
+	if e, ok := d.Exec.(*execution); ok {
+		f.t.Cleanup(e.end)
+	}
+	return d, err
+}
+
+func (f *fixture) exec(t testing.TB, sql string, args ...any) {
+	t.Helper()
+	if _, err := f.pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// rows counts the business rows of key.
+func (f *fixture) rows(t testing.TB, key string) int {
+	t.Helper()
+	var n int
+	err := f.pool.QueryRow(t.Context(), "SELECT count(*) FROM "+f.schema+".business WHERE key = $1", key).Scan(&n)
+	if err != nil {
+		t.Fatalf("count business rows: %v", err)
+	}
+	return n
+}
+
+func (f *fixture) lapse(t testing.TB, id idemkey.Identity) {
+	t.Helper()
+	f.exec(t, "UPDATE "+f.schema+".idempotency_key SET lease_until = clock_timestamp() WHERE (namespace, scope, key) = ($1, $2, $3)",
+		id.Namespace, id.Scope, id.Key)
+}
+
+func (f *fixture) expire(t testing.TB, id idemkey.Identity) {
+	t.Helper()
+	f.exec(t, "UPDATE "+f.schema+".idempotency_key SET expires_at = clock_timestamp() WHERE (namespace, scope, key) = ($1, $2, $3)",
+		id.Namespace, id.Scope, id.Key)
+}
+
+// crash cuts the owner's connection. The update of the lease waits until the
+// server has rolled back and freed the row.
+func (f *fixture) crash(t testing.TB, id idemkey.Identity, exec idemkey.Execution) {
+	t.Helper()
+	conn := exec.(*execution).conn.Conn()
+	if err := conn.PgConn().Conn().Close(); err != nil {
+		t.Fatalf("cut connection: %v", err)
+	}
+	f.lapse(t, id)
+}
+
+func TestStore(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string]Options{
+		"default":         {},
+		"repeatable read": {Isolation: pgx.RepeatableRead},
+		"serializable":    {Isolation: pgx.Serializable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
+				f := newFixture(t, opts)
+				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
+			})
+		})
+	}
+}
+
+func TestQueries(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, pool, newQueries(schema))
+}
+
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.URL())
+	if _, err := New(nil, nil); err == nil {
+		t.Error("New accepted no pool")
+	}
+	if _, err := New(pool, nil); err != nil {
+		t.Errorf("New without options: %v", err)
+	}
+	for field, opts := range map[string]Options{
+		"Schema":         {Schema: "no; schema"},
+		"Isolation":      {Isolation: pgx.ReadUncommitted},
+		"MaxInFlight":    {MaxInFlight: 1000},
+		"Grace":          {Grace: -time.Second},
+		"AcquireTimeout": {AcquireTimeout: time.Microsecond},
+		"SweepBatch":     {SweepBatch: -1},
+	} {
+		_, err := New(pool, &opts)
+		if want := "Options." + field; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("New = %v, want an error that names %s", err, want)
+		}
+	}
+}
+
+// begin is Begin of a claim that must proceed.
+func (f *fixture) begin(t *testing.T, c idemkey.Claim) *execution {
+	t.Helper()
+	d, err := f.Begin(t.Context(), c)
+	if err != nil || d.Kind != idemkey.KindProceed {
+		t.Fatalf("Begin = %d, %v; want to proceed", d.Kind, err)
+	}
+	return d.Exec.(*execution)
+}
+
+func (f *fixture) kind(t *testing.T, c idemkey.Claim, want idemkey.Kind) {
+	t.Helper()
+	if d, err := f.Begin(t.Context(), c); err != nil || d.Kind != want {
+		t.Errorf("Begin = %d, %v; want %d", d.Kind, err, want)
+	}
+}
+
+// A held row lock keeps an owner safe whose lease has long run out.
+func TestRowLockOutlivesLease(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{})
+	c := idemkeytest.Claim("k", "a")
+	owner := f.begin(t, c)
+	// The lock keeps even the test from changing the lease, so the transaction does.
+	if _, err := owner.tx.Exec(t.Context(), "SELECT set_config('lock_timeout', '0', true)"); err != nil {
+		t.Fatal(err)
+	}
+	g := newFixtureOn(t, f.pool, f.schema, Options{Grace: time.Millisecond})
+	c2 := idemkeytest.Claim("k2", "a")
+	owner2 := g.begin(t, c2)
+	if _, err := f.pool.Exec(t.Context(), "SELECT pg_sleep(0.01)"); err != nil { // the server's clock, not ours
+		t.Fatal(err)
+	}
+	f.kind(t, c2, idemkey.KindInFlight)
+	for _, e := range []*execution{owner, owner2} {
+		if err := e.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
+			t.Errorf("Commit: %v", err)
+		}
+	}
+	f.kind(t, c2, idemkey.KindReplay)
+}
+
+// An owner that stalls before it has the row lock finds that it was overtaken
+// and its transaction does nothing.
+func TestOvertakenBeforeLock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{})
+	c := idemkeytest.Claim("k", "a")
+	conn, err := f.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.slot <- struct{}{}
+	stalled := &execution{s: f.Store, conn: conn, id: c.ID, token: newToken()}
+	if mine, err := f.insert(t.Context(), stalled, &c); !mine || err != nil {
+		t.Fatalf("insert = %t, %v", mine, err)
+	}
+	f.kind(t, c, idemkey.KindInFlight)
+	f.lapse(t, c.ID)
+	winner := f.begin(t, c)
+	if err := winner.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
+		t.Fatalf("Commit: %v", err)
+	}
+	d, err := f.open(t.Context(), stalled, &c, 1)
+	if err != nil || d.Kind != idemkey.KindInFlight {
+		t.Errorf("open = %d, %v; want in flight", d.Kind, err)
+	}
+	stalled.end()
+}
+
+// A claim does not wait for an owner that is about to commit.
+func TestBeginDoesNotWaitForCommit(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{})
+	c := idemkeytest.Claim("k", "a")
+	owner := f.begin(t, c)
+	if ok, err := owner.complete(t.Context(), owner.tx.Tx, &idemkey.Response{Status: 200}); !ok || err != nil {
+		t.Fatalf("complete = %t, %v", ok, err)
+	}
+	f.kind(t, c, idemkey.KindInFlight)
+	if err := owner.Release(t.Context(), idemkey.Bound, 500); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+}
+
+// While every place is taken, replays are still answered and new keys refused.
+func TestCapacity(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{MaxInFlight: 1, AcquireTimeout: 50 * time.Millisecond})
+	done := idemkeytest.Claim("done", "a")
+	if err := f.begin(t, done).Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
+		t.Fatalf("Commit: %v", err)
+	}
+	running := f.begin(t, idemkeytest.Claim("running", "a"))
+	f.kind(t, done, idemkey.KindReplay)
+	for _, key := range []string{"new", ""} {
+		if _, err := f.Begin(t.Context(), idemkeytest.Claim(key, "a")); !errors.Is(err, idemkey.ErrCapacity) {
+			t.Errorf("Begin %q: %v, want ErrCapacity", key, err)
+		}
+	}
+	if err := running.Release(t.Context(), idemkey.Bound, 500); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	f.begin(t, idemkeytest.Claim("new", "a")).end()
+}
+
+// A pool that others have used up is a matter of capacity as well.
+func TestPoolExhausted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{AcquireTimeout: 50 * time.Millisecond})
+	for range f.pool.Config().MaxConns {
+		conn, err := f.pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+	}
+	if _, err := f.Begin(t.Context(), idemkeytest.Claim("k", "a")); !errors.Is(err, idemkey.ErrCapacity) {
+		t.Errorf("Begin: %v, want ErrCapacity", err)
+	}
+}
+
+// The handler's transaction is bounded, and keeps the session's lock_timeout.
+func TestTransactionSettings(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{})
+	e := f.begin(t, idemkeytest.Claim("k", "a"))
+	defer func() { _ = e.Release(context.WithoutCancel(t.Context()), idemkey.Bound, 500) }()
+	for name, want := range map[string]string{
+		"statement_timeout": "20s", "idle_in_transaction_session_timeout": "25s", "lock_timeout": "0",
+		"client_connection_check_interval": "1s", "synchronous_commit": "on",
+	} {
+		var got string
+		if err := e.tx.QueryRow(t.Context(), "SELECT current_setting($1)", name).Scan(&got); err != nil || got != want {
+			t.Errorf("%s = %q, %v; want %q", name, got, err, want)
+		}
+	}
+}
