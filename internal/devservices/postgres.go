@@ -1,0 +1,124 @@
+package devservices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/user"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+const (
+	envTimeout  = 10 * time.Second // for a server that the user named
+	findTimeout = 3 * time.Second  // for one login at a place where one may be
+
+	minPostgres = 140000 // server_version_num
+)
+
+func (r *run) postgresWays() []way {
+	return []way{
+		{"env", envPostgres},
+		{"found", findPostgres},
+		{"docker", r.dockerPostgres},
+		{"private", r.privatePostgres},
+		{"npm", r.npmPostgres},
+		{"apt", r.aptPostgres},
+	}
+}
+
+func envPostgres(ctx context.Context) (instance, error) {
+	dsn := os.Getenv("DATABASE_URL")
+	if dsn == "" {
+		return instance{}, absent("DATABASE_URL is not set")
+	}
+	what, err := probePostgres(ctx, envTimeout, dsn)
+	if err != nil {
+		return instance{}, fmt.Errorf("DATABASE_URL is %w: %w", errRefused, err)
+	}
+	return instance{url: dsn, what: what, shared: true}, nil
+}
+
+// findPostgres tries the logins that are usual on a developer's machine.
+func findPostgres(ctx context.Context) (instance, error) {
+	var errs []error
+	for _, dsn := range usualPostgres() {
+		what, err := probePostgres(ctx, findTimeout, dsn)
+		if err == nil {
+			return instance{url: dsn, what: what, shared: true}, nil
+		}
+		errs = append(errs, err)
+	}
+	return instance{}, absent("none at the default port lets us in: %v", errs[0])
+}
+
+func usualPostgres() []string {
+	at := func(login *url.Userinfo, database string) string {
+		return postgresURL(login, "127.0.0.1:5432", database)
+	}
+	super := url.User("postgres")
+	urls := []string{at(super, "postgres"), at(super, "test"), at(url.UserPassword("postgres", "postgres"), "postgres")}
+	me, err := user.Current()
+	if err != nil {
+		return urls
+	}
+	urls = append(urls, at(url.User(me.Username), "postgres"), at(url.User(me.Username), me.Username))
+	for _, database := range []string{"postgres", me.Username} {
+		q := url.Values{"host": {"/var/run/postgresql"}, "user": {me.Username}}
+		urls = append(urls, "postgres:///"+url.PathEscape(database)+"?"+q.Encode())
+	}
+	return urls
+}
+
+func postgresURL(login *url.Userinfo, address, database string) string {
+	u := url.URL{Scheme: "postgres", User: login, Host: address, Path: "/" + database, RawQuery: "sslmode=disable"}
+	return u.String()
+}
+
+// probePostgres logs in and returns the server's version and place. Neither
+// that nor the error holds the password.
+func probePostgres(ctx context.Context, timeout time.Duration, dsn string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := connect(ctx, dsn)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(ctx)
+	version, err := strconv.Atoi(first(ctx, conn, "SELECT current_setting('server_version_num')"))
+	if err != nil {
+		return "", fmt.Errorf("it does not tell its version: %w", err)
+	}
+	if version < minPostgres {
+		return "", fmt.Errorf("it is version %d; needed is %d or later", version/10000, minPostgres/10000)
+	}
+	c := conn.Config()
+	place := net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
+	return fmt.Sprintf("version %s at %s, user %s, database %s", conn.PgConn().ParameterStatus("server_version"), place, c.User, c.Database), nil
+}
+
+// connect is pgx.Connect without the part of its parse error that quotes the
+// URL: what cannot be parsed cannot be redacted.
+func connect(ctx context.Context, dsn string) (*pgx.Conn, error) {
+	conn, err := pgx.Connect(ctx, dsn)
+	var parse *pgconn.ParseConfigError
+	if errors.As(err, &parse) {
+		return nil, errors.New("not a PostgreSQL URL")
+	}
+	return conn, err
+}
+
+// first returns the first column of the first row, "" if there is none.
+func first(ctx context.Context, conn *pgx.Conn, query string) string {
+	var value string
+	if err := conn.QueryRow(ctx, query).Scan(&value); err != nil {
+		return ""
+	}
+	return value
+}

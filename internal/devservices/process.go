@@ -1,0 +1,165 @@
+package devservices
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	stopTimeout = 10 * time.Second // from the signal to SIGKILL
+	killTimeout = 10 * time.Second // from SIGKILL to giving up
+	pipeTimeout = 5 * time.Second  // for grandchildren that keep a command's output open
+	errorTail   = 600              // bytes of a server's output that go into an error
+)
+
+// A program is a command line and whom it runs as.
+type program struct {
+	path string
+	args []string
+	env  []string // nil: ours
+	dir  string
+	as   *account // nil: ourselves
+}
+
+func (p program) command(ctx context.Context) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, p.path, p.args...)
+	cmd.Env, cmd.Dir, cmd.WaitDelay = p.env, p.dir, pipeTimeout
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.as.credential()}
+	return cmd
+}
+
+// run runs p to its end and returns what it printed. The error holds the last
+// of it.
+func (p program) run(ctx context.Context, timeout time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	cmd := p.command(ctx)
+	out, err := cmd.CombinedOutput()
+	name := filepath.Base(p.path)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("not done after %v", timeout)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w%s", name, err, tail(out))
+	}
+	return string(out), nil
+}
+
+// tail returns the end of a program's output, for an error.
+func tail(out []byte) string {
+	out = bytes.TrimSpace(out)
+	if len(out) > errorTail {
+		out = out[len(out)-errorTail:]
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	return ": " + strings.ToValidUTF8(string(out), "")
+}
+
+// A process is a server that runs for as long as we do.
+type process struct {
+	pid  int
+	log  string        // file with its output
+	done chan struct{} // closed when it has been reaped
+}
+
+// start starts p with its output in a file. death is the signal that it gets
+// if we die. It is in a process group of its own, or the Ctrl-C that stops a
+// test would stop the database under it.
+func (p program) start(logFile string, death syscall.Signal) (*process, error) {
+	out, err := os.Create(logFile)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	cmd := p.command(context.Background())
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr.Setpgid = true
+	dieWithParent(cmd.SysProcAttr, death)
+
+	started := make(chan error, 1)
+	done := make(chan struct{})
+	go func() {
+		// The kernel takes the thread that forked for the parent: it must
+		// not end before the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(done)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // how a server ended is in its log
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return &process{pid: cmd.Process.Pid, log: logFile, done: done}, nil
+}
+
+// stop sends sig to the whole group, and SIGKILL to what is left of it after a
+// while. It returns when the process has been reaped.
+func (p *process) stop(sig syscall.Signal) error {
+	if p.exited() {
+		return nil
+	}
+	_ = syscall.Kill(-p.pid, sig)
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(stopTimeout):
+	}
+	_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(killTimeout):
+		return fmt.Errorf("process %d has not ended %v after SIGKILL", p.pid, killTimeout)
+	}
+}
+
+func (p *process) exited() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// await calls ready until it succeeds, the process ends or timeout is over.
+func (p *process) await(ctx context.Context, timeout, pause time.Duration, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("ended while starting%s", p.said())
+		case <-ctx.Done():
+			return fmt.Errorf("not ready within %v: %w%s", timeout, err, p.said())
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (p *process) said() string {
+	out, err := os.ReadFile(p.log)
+	if err != nil {
+		return ""
+	}
+	return tail(out)
+}

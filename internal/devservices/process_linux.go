@@ -1,0 +1,22 @@
+package devservices
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"syscall"
+)
+
+// dieWithParent has the kernel send sig to the child when we die in a way that
+// runs no code of ours.
+func dieWithParent(attr *syscall.SysProcAttr, sig syscall.Signal) { attr.Pdeathsig = sig }
+
+// commandLine returns the command line of pid, "" if there is none. Small
+// images have no ps.
+func commandLine(pid int) string {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return ""
+	}
+	return string(bytes.ReplaceAll(line, []byte{0}, []byte{' '}))
+}

@@ -1,0 +1,25 @@
+//go:build !linux
+
+package devservices
+
+import (
+	"context"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+const psTimeout = 5 * time.Second
+
+// dieWithParent does nothing: this system has no such signal. The next run's
+// sweep stops what a dead one has left.
+func dieWithParent(*syscall.SysProcAttr, syscall.Signal) {}
+
+// commandLine returns the command line of pid, "" if there is none.
+func commandLine(pid int) string {
+	out, err := program{path: "ps", args: []string{"-ww", "-o", "command=", "-p", strconv.Itoa(pid)}}.run(context.Background(), psTimeout)
+	if err != nil {
+		return ""
+	}
+	return out
+}

@@ -1,0 +1,82 @@
+package devservices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+const (
+	usualRabbit = "amqp://guest:guest@127.0.0.1:5672/"
+
+	// amqpHeartbeat ends waits on a broker that has stopped answering: the
+	// client library takes no context.
+	amqpHeartbeat = 2 * time.Second
+)
+
+func (r *run) rabbitWays() []way {
+	return []way{
+		{"env", envRabbit},
+		{"found", findRabbit},
+		{"docker", r.dockerRabbit},
+		{"private", r.privateRabbit},
+		{"apt", r.aptRabbit},
+		{"inproc", noRabbit},
+	}
+}
+
+func envRabbit(context.Context) (instance, error) {
+	broker := os.Getenv("AMQP_URL")
+	switch broker {
+	case "":
+		return instance{}, absent("AMQP_URL is not set")
+	case InProcess:
+		return instance{url: broker, what: "none, the broker is part of the program"}, nil
+	}
+	what, err := probeRabbit(envTimeout, broker)
+	if err != nil {
+		return instance{}, fmt.Errorf("AMQP_URL is %w: %w", errRefused, err)
+	}
+	return instance{url: broker, what: what, shared: true}, nil
+}
+
+func findRabbit(context.Context) (instance, error) {
+	what, err := probeRabbit(findTimeout, usualRabbit)
+	if err != nil {
+		return instance{}, absent("none at the default port lets guest in: %v", err)
+	}
+	return instance{url: usualRabbit, what: what, shared: true}, nil
+}
+
+// noRabbit is the last resort: the program's own broker.
+func noRabbit(context.Context) (instance, error) {
+	return instance{url: InProcess, what: "none, the broker is part of the program: nothing of RabbitMQ is exercised"}, nil
+}
+
+// probeRabbit logs in, declares a queue and returns the broker's version and
+// place. A broker that is still booting accepts connections before it can
+// declare.
+func probeRabbit(timeout time.Duration, broker string) (_ string, err error) {
+	uri, err := amqp.ParseURI(broker)
+	if err != nil {
+		return "", errors.New("not an AMQP URL") // the library's error may quote it
+	}
+	conn, err := amqp.DialConfig(broker, amqp.Config{Heartbeat: amqpHeartbeat, Dial: amqp.DefaultDial(timeout)})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, conn.CloseDeadline(time.Now().Add(timeout))) }()
+	ch, err := conn.Channel()
+	if err != nil {
+		return "", err
+	}
+	// Exclusive: it goes with the connection.
+	if _, err := ch.QueueDeclare("", false, true, true, false, nil); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("version %v at %s:%d, user %s, vhost %s", conn.Properties["version"], uri.Host, uri.Port, uri.Username, uri.Vhost), nil
+}

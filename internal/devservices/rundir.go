@@ -1,0 +1,147 @@
+package devservices
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+const (
+	runPrefix  = "sagamill-services-"
+	newPrefix  = "sagamill-starting-" // not locked yet, so not to be swept
+	lockFile   = "lock"
+	pidSuffix  = ".pid"
+	randomSize = 12 // characters of base32
+)
+
+// randomName returns a name that no other run has.
+func randomName() string { return strings.ToLower(rand.Text()[:randomSize]) }
+
+// A rundir holds the files of one run's servers. It is locked as long as the
+// run lives; the kernel frees the lock however the run ends.
+type rundir struct {
+	path string
+	lock *os.File
+}
+
+// newRundir creates a run directory below parent. It gets its name only once
+// it is locked: a sweep never sees it in between.
+func newRundir(parent string) (*rundir, error) {
+	start, err := os.MkdirTemp(parent, newPrefix)
+	if err != nil {
+		return nil, err
+	}
+	// The server's account must be able to pass through.
+	if err := os.Chmod(start, 0o755); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(start))
+	}
+	lock, err := lockDir(start)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(start))
+	}
+	path := filepath.Join(parent, runPrefix+randomName())
+	if err := os.Rename(start, path); err != nil {
+		return nil, errors.Join(err, lock.Close(), os.RemoveAll(start))
+	}
+	return &rundir{path: path, lock: lock}, nil
+}
+
+// lockDir takes the directory's lock, or returns an error if a run holds it.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// sub creates a directory for one server, given to the account it runs as.
+func (d *rundir) sub(name string, as *account) (string, error) {
+	path := filepath.Join(d.path, name+"-"+randomName())
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return "", err
+	}
+	return path, as.own(path)
+}
+
+// record notes a server's pid for the sweep after our death. mark is part of
+// the server's command line, by which a later process of that pid is told from it.
+func (d *rundir) record(p *process, mark string) error {
+	return os.WriteFile(filepath.Join(d.path, strconv.Itoa(p.pid)+pidSuffix), []byte(mark), 0o600)
+}
+
+func (d *rundir) remove() error {
+	return errors.Join(os.RemoveAll(d.path), d.lock.Close())
+}
+
+// sweep stops and removes what dead runs of this user have left in parent.
+// What it cannot do is left to a later run: it must not keep this one from
+// starting.
+func sweep(parent string) {
+	dirs, err := filepath.Glob(filepath.Join(parent, runPrefix+"*"))
+	if err != nil {
+		return
+	}
+	for _, dir := range dirs {
+		if !ours(dir) {
+			continue
+		}
+		lock, err := lockDir(dir)
+		if err != nil {
+			continue // alive, or another sweep is at it
+		}
+		killRecorded(dir)
+		_ = (&rundir{path: dir, lock: lock}).remove()
+	}
+}
+
+// ours reports whether dir is a directory of this user: root must not act on
+// what somebody else has written into a shared directory.
+func ours(dir string) bool {
+	info, err := os.Lstat(dir)
+	if err != nil || !info.IsDir() {
+		return false
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(stat.Uid) == os.Geteuid()
+}
+
+func killRecorded(dir string) {
+	files, err := filepath.Glob(filepath.Join(dir, "*"+pidSuffix))
+	if err != nil {
+		return
+	}
+	for _, file := range files {
+		pid, err := strconv.Atoi(strings.TrimSuffix(filepath.Base(file), pidSuffix))
+		if err != nil || pid <= 1 {
+			continue
+		}
+		mark, err := os.ReadFile(file)
+		if err != nil || len(mark) == 0 || !strings.Contains(commandLine(pid), string(mark)) {
+			continue
+		}
+		_ = syscall.Kill(-pid, syscall.SIGKILL) // servers lead their process group
+	}
+}
+
+// files returns the run's directory, created when the first server needs it.
+func (r *run) files() (*rundir, error) {
+	if r.dir != nil {
+		return r.dir, nil
+	}
+	dir, err := newRundir(os.TempDir())
+	if err != nil {
+		return nil, fmt.Errorf("create a directory for the servers' files: %w", err)
+	}
+	r.dir = dir
+	r.onClose(dir.remove)
+	return dir, nil
+}

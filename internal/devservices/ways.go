@@ -1,0 +1,109 @@
+package devservices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+const stepsVariable = "SAGAMILL_SERVICES"
+
+// wayNames is every name that SAGAMILL_SERVICES may hold, in order.
+var wayNames = []string{"env", "found", "docker", "private", "npm", "apt", "inproc"}
+
+// errAbsent marks a way that this machine does not offer. It is no news: the
+// next way is tried without a word.
+var errAbsent = errors.New("absent")
+
+// absent returns an [errAbsent] that says what is missing.
+func absent(format string, args ...any) error {
+	return fmt.Errorf("%s (%w)", fmt.Sprintf(format, args...), errAbsent)
+}
+
+// errRefused marks a way that the user asked for and that does not work. There
+// is no next way: the tests would run against another server than was meant.
+var errRefused = errors.New("set, but unusable")
+
+// A way is one means to get one service.
+type way struct {
+	name string
+	try  func(context.Context) (instance, error)
+}
+
+// An instance is a server that is ready for use.
+type instance struct {
+	url    string
+	what   string // where it is and what it is, for people
+	shared bool   // others use it as well
+}
+
+// A run is the state of one Start: what it may try, and what it has to undo.
+type run struct {
+	log  io.Writer
+	ways []string // those allowed
+	dir  *rundir  // nil until something needs files
+	undo []func() error
+}
+
+// allow restricts the run to the ways in list; an empty list allows all.
+func (r *run) allow(list string) error {
+	r.ways = wayNames
+	if list == "" {
+		return nil
+	}
+	r.ways = nil
+	for name := range strings.SplitSeq(list, ",") {
+		name = strings.TrimSpace(name)
+		if !slices.Contains(wayNames, name) {
+			return fmt.Errorf("devservices: %s: no way is called %q (there are %s)", stepsVariable, name, strings.Join(wayNames, ", "))
+		}
+		r.ways = append(r.ways, name)
+	}
+	return nil
+}
+
+// obtain returns the service from the first of ways that works.
+func (r *run) obtain(ctx context.Context, service string, ways []way) (instance, error) {
+	var tried []string
+	for _, w := range ways {
+		if !slices.Contains(r.ways, w.name) {
+			continue
+		}
+		in, err := w.try(ctx)
+		if err == nil {
+			r.say("%s: %s (%s)", service, in.what, w.name)
+			return in, nil
+		}
+		if ctx.Err() != nil || errors.Is(err, errRefused) {
+			return instance{}, fmt.Errorf("devservices: %s: %w", service, err)
+		}
+		if !errors.Is(err, errAbsent) {
+			r.say("%s: %s did not work, trying on: %v", service, w.name, err)
+		}
+		tried = append(tried, fmt.Sprintf("\n  %-8s %v", w.name, err))
+	}
+	return instance{}, fmt.Errorf("devservices: no %s: set %s to use one, or install it; tried:%s",
+		service, variables[service], strings.Join(tried, ""))
+}
+
+// variables names what the user sets to choose a server.
+var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL"}
+
+func (r *run) say(format string, args ...any) {
+	fmt.Fprintf(r.log, "services: "+format+"\n", args...)
+}
+
+// onClose adds undo to what [run.close] does, before all that was added earlier.
+func (r *run) onClose(undo func() error) { r.undo = append(r.undo, undo) }
+
+func (r *run) close() error {
+	var errs []error
+	for _, undo := range slices.Backward(r.undo) {
+		errs = append(errs, undo())
+	}
+	r.undo = nil
+	return errors.Join(errs...)
+}

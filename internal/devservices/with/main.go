@@ -1,0 +1,84 @@
+// Command with runs a program with the development services at hand:
+//
+//	with [-keep-database] [--] COMMAND [ARGUMENT…]
+//
+// COMMAND gets DATABASE_URL and AMQP_URL. Its exit code is with's own; 1 also
+// means that there are no services. Without COMMAND the services are held, and
+// their URLs printed, until a signal comes.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"github.com/sagamill/sagamill/internal/devservices"
+)
+
+func main() {
+	keep := flag.Bool("keep-database", false, "use the database that is found as it is, making none for this run")
+	flag.Parse()
+	code, err := run(*keep, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+func run(keepDatabase bool, command []string) (code int, err error) {
+	// From here on no signal ends us before the services are stopped.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+
+	services, err := devservices.Start(ctx, &devservices.Options{KeepDatabase: keepDatabase})
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, services.Close()) }()
+	if len(command) == 0 {
+		fmt.Printf("export DATABASE_URL='%s'\nexport AMQP_URL='%s'\n", services.DatabaseURL, services.AMQPURL)
+		<-ctx.Done()
+		return 0, nil
+	}
+	return runCommand(command, services.Environ(os.Environ()), signals)
+}
+
+// runCommand runs command to its end, passing signals on. From a terminal it
+// gets Ctrl-C twice, once from there and once from us.
+func runCommand(command, env []string, signals <-chan os.Signal) (int, error) {
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = os.Stdin, os.Stdout, os.Stderr, env
+	if err := cmd.Start(); err != nil {
+		return 127, err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	for {
+		select {
+		case sig := <-signals:
+			_ = cmd.Process.Signal(sig) // it may just have ended
+		case err := <-done:
+			return exitCode(err)
+		}
+	}
+}
+
+// exitCode is what a shell would make of how the program ended.
+func exitCode(err error) (int, error) {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return 0, err
+	}
+	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal()), nil
+	}
+	return exit.ExitCode(), nil
+}
