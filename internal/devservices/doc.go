@@ -3,7 +3,7 @@
 //
 // For each service the ways below are tried in order; the first that works is
 // used, and one line says which it was. SAGAMILL_SERVICES=private,inproc
-// restricts the ways to those named.
+// restricts each service to those of its ways that are named, if any is.
 //
 //	env      DATABASE_URL, AMQP_URL; set but unreachable is an error
 //	found    running on this machine at the default port

@@ -50,11 +50,9 @@ type run struct {
 
 // allow restricts the run to the ways in list; an empty list allows all.
 func (r *run) allow(list string) error {
-	r.ways = wayNames
 	if list == "" {
 		return nil
 	}
-	r.ways = nil
 	for name := range strings.SplitSeq(list, ",") {
 		name = strings.TrimSpace(name)
 		if !slices.Contains(wayNames, name) {
@@ -65,13 +63,21 @@ func (r *run) allow(list string) error {
 	return nil
 }
 
+// allowed returns those of a service's ways that the run may try. A list that
+// names none of them is about other services: SAGAMILL_SERVICES=inproc says
+// nothing about the database.
+func (r *run) allowed(ways []way) []way {
+	some := slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return !slices.Contains(r.ways, w.name) })
+	if len(some) == 0 {
+		return ways
+	}
+	return some
+}
+
 // obtain returns the service from the first of ways that works.
 func (r *run) obtain(ctx context.Context, service string, ways []way) (instance, error) {
 	var tried []string
-	for _, w := range ways {
-		if !slices.Contains(r.ways, w.name) {
-			continue
-		}
+	for _, w := range r.allowed(ways) {
 		in, err := w.try(ctx)
 		if err == nil {
 			r.say("%s: %s (%s)", service, in.what, w.name)

@@ -1,0 +1,60 @@
+# What a newcomer runs. Nothing but Go is needed: services are found or started
+# (internal/devservices says in which order), tools come through tools.mod.
+
+GO ?= go
+ifeq ($(shell command -v $(GO) 2>/dev/null),)
+$(error '$(GO)' is not on PATH: install Go 1.26 or later, or run make GO=/path/to/go)
+endif
+
+# The race detector needs a C compiler on most systems; without one the tests
+# run all the same.
+ifneq ($(shell command -v $(firstword $(shell $(GO) env CC)) 2>/dev/null),)
+RACE ?= -race
+endif
+
+# Two packages with four parallel tests each stay below PostgreSQL's default of
+# 100 connections, on a machine with many processors as well.
+TESTFLAGS ?= -count=1 -timeout=20m -p=2 -parallel=4
+PKG       ?= ./...
+
+# Stamping asks git, which refuses in a tree that belongs to somebody else.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve services test check fmt FORCE
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: bin/order-saga ## run the order example under a mixed load and check its invariants
+	@bin/order-saga demo
+
+serve: bin/order-saga ## run the order example's services until Ctrl-C
+	@bin/order-saga serve
+
+services: bin/with ## find or start PostgreSQL and RabbitMQ, print their URLs, hold them until Ctrl-C
+	@bin/with
+
+test: bin/with ## run all tests; PKG=./outbox/... for some
+	@test -n '$(RACE)' || echo 'make test: no C compiler, so without the race detector' >&2
+	@bin/with -- $(GO) test $(RACE) $(TESTFLAGS) $(PKG)
+
+check: ## everything that is checked without running the tests
+	@files=$$(gofmt -l .); test -z "$$files" || { echo "not formatted (make fmt):"; echo "$$files"; exit 1; }
+	$(GO) mod tidy -diff
+	$(GO) mod verify
+	$(GO) vet ./...
+	$(GO) vet -tags=failpoints ./...
+	$(GO) tool -modfile=tools.mod staticcheck ./...
+	$(GO) test -count=1 ./internal/archtest
+
+fmt: ## format all Go files
+	gofmt -l -w .
+
+# Built, not `go run`: that would not pass a SIGTERM on, and what it had started
+# would live on.
+bin/with: FORCE
+	@$(GO) build -o $@ ./internal/devservices/with
+
+bin/order-saga: FORCE
+	@$(GO) build -o $@ ./examples/order-saga
