@@ -1,0 +1,116 @@
+package archtest
+
+import (
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+const module = "github.com/sagamill/sagamill"
+
+// A file is one parsed Go file of the module.
+type file struct {
+	path string // within the module, with slashes
+	fset *token.FileSet
+	ast  *ast.File
+}
+
+// parse reads src as the file at path.
+func parse(path string, src []byte) (*file, error) {
+	fset := token.NewFileSet()
+	parsed, err := parser.ParseFile(fset, path, src, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	return &file{path: path, fset: fset, ast: parsed}, nil
+}
+
+// files parses every Go file below root that belongs to the module: a
+// directory with a go.mod of its own is another one.
+func files(root string) ([]*file, error) {
+	var all []*file
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name != root && foreign(name) {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, ".go") {
+			return nil
+		}
+		f, err := read(root, name)
+		all = append(all, f)
+		return err
+	})
+	return all, err
+}
+
+func read(root, name string) (*file, error) {
+	relative, err := filepath.Rel(root, name)
+	if err != nil {
+		return nil, err
+	}
+	src, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return parse(filepath.ToSlash(relative), src)
+}
+
+// foreign reports whether the go command would not count dir to the module.
+func foreign(dir string) bool {
+	base := filepath.Base(dir)
+	if base == "testdata" || base == "vendor" || base[0] == '.' || base[0] == '_' {
+		return true
+	}
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// test reports whether f is compiled into tests only.
+func (f *file) test() bool { return strings.HasSuffix(f.path, "_test.go") }
+
+// pkg returns the package's directory within the module, "." for its root.
+func (f *file) pkg() string { return path.Dir(f.path) }
+
+// imports returns what f imports.
+func (f *file) imports() []string {
+	var all []string
+	for _, spec := range f.ast.Imports {
+		if name, err := strconv.Unquote(spec.Path.Value); err == nil {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// ownImports returns the packages of this module that f imports, as
+// directories.
+func (f *file) ownImports() []string {
+	var own []string
+	for _, name := range f.imports() {
+		if name == module {
+			own = append(own, ".")
+		} else if dir, ok := strings.CutPrefix(name, module+"/"); ok {
+			own = append(own, dir)
+		}
+	}
+	return own
+}
+
+// at returns the position of node for a message.
+func (f *file) at(node ast.Node) string { return f.fset.Position(node.Pos()).String() }
+
+// within reports whether dir is tree or below it.
+func within(dir, tree string) bool { return dir == tree || strings.HasPrefix(dir, tree+"/") }
