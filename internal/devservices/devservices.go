@@ -88,7 +88,7 @@ func newRun(opts *Options) (*run, error) {
 	if err := r.allow(steps); err != nil {
 		return nil, err
 	}
-	sweep(os.TempDir())
+	sweep(tempDir())
 	return r, nil
 }
 

@@ -24,14 +24,22 @@ const (
 	pgPrivateMaxConns = 200
 )
 
-// privatePostgres starts PostgreSQL from installed binaries, the newest there
-// are.
+// privatePostgres starts PostgreSQL from installed binaries. There may be
+// several versions, and some that our account may not run.
 func (r *run) privatePostgres(ctx context.Context) (instance, error) {
 	bins := postgresBins()
 	if len(bins) == 0 {
 		return instance{}, absent("no initdb and postgres on this machine")
 	}
-	return r.startPostgres(ctx, bins[0])
+	var errs []error
+	for _, bin := range bins {
+		in, err := r.startPostgres(ctx, bin)
+		if err == nil || ctx.Err() != nil {
+			return in, err
+		}
+		errs = append(errs, err)
+	}
+	return instance{}, errors.Join(errs...)
 }
 
 // postgresBins returns the directories with initdb and postgres. Debian and

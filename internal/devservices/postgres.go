@@ -24,7 +24,7 @@ const (
 
 func (r *run) postgresWays() []way {
 	return []way{
-		{"env", envPostgres},
+		{"env", func(ctx context.Context) (instance, error) { return namedPostgres(ctx, os.Getenv("DATABASE_URL")) }},
 		{"found", findPostgres},
 		{"docker", r.dockerPostgres},
 		{"private", r.privatePostgres},
@@ -33,8 +33,8 @@ func (r *run) postgresWays() []way {
 	}
 }
 
-func envPostgres(ctx context.Context) (instance, error) {
-	dsn := os.Getenv("DATABASE_URL")
+// namedPostgres uses the server that DATABASE_URL names, or none.
+func namedPostgres(ctx context.Context, dsn string) (instance, error) {
 	if dsn == "" {
 		return instance{}, absent("DATABASE_URL is not set")
 	}

@@ -20,7 +20,7 @@ const (
 
 func (r *run) rabbitWays() []way {
 	return []way{
-		{"env", envRabbit},
+		{"env", func(context.Context) (instance, error) { return namedRabbit(os.Getenv("AMQP_URL")) }},
 		{"found", findRabbit},
 		{"docker", r.dockerRabbit},
 		{"private", r.privateRabbit},
@@ -29,8 +29,8 @@ func (r *run) rabbitWays() []way {
 	}
 }
 
-func envRabbit(context.Context) (instance, error) {
-	broker := os.Getenv("AMQP_URL")
+// namedRabbit uses the broker that AMQP_URL names, or none.
+func namedRabbit(broker string) (instance, error) {
 	switch broker {
 	case "":
 		return instance{}, absent("AMQP_URL is not set")

@@ -22,6 +22,30 @@ const (
 // randomName returns a name that no other run has.
 func randomName() string { return strings.ToLower(rand.Text()[:randomSize]) }
 
+// tempDir returns where run directories are made: where temporary files go,
+// unless we are root and the account that the servers run as cannot get there.
+func tempDir() string {
+	dir := os.TempDir()
+	if os.Geteuid() != 0 || passable(dir) {
+		return dir
+	}
+	return "/tmp"
+}
+
+// passable reports whether everybody may pass through dir and all above it.
+func passable(dir string) bool {
+	for {
+		info, err := os.Stat(dir)
+		if err != nil || info.Mode().Perm()&0o001 == 0 {
+			return false
+		}
+		if dir == filepath.Dir(dir) {
+			return true
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
 // A rundir holds the files of one run's servers. It is locked as long as the
 // run lives; the kernel frees the lock however the run ends.
 type rundir struct {
@@ -137,7 +161,7 @@ func (r *run) files() (*rundir, error) {
 	if r.dir != nil {
 		return r.dir, nil
 	}
-	dir, err := newRundir(os.TempDir())
+	dir, err := newRundir(tempDir())
 	if err != nil {
 		return nil, fmt.Errorf("create a directory for the servers' files: %w", err)
 	}
