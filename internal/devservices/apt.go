@@ -55,7 +55,7 @@ func (r *run) aptInstall(ctx context.Context, name string) (err error) {
 		return err
 	}
 	if err := get("update"); err != nil {
-		r.say("apt-get update did not work, using the lists there are: %v", err)
+		r.say("apt-get update did not work, using the lists there are: %s", oneLine(err))
 	}
 	return get("install", "-y", "--no-install-recommends", name)
 }

@@ -22,7 +22,7 @@ func (r *run) ownDatabase(ctx context.Context, dsn string) string {
 	name := "sagamill_" + randomName()
 	own, err := createDatabase(ctx, dsn, name)
 	if err != nil {
-		r.say("PostgreSQL: no database of our own, using the one given: %v", err)
+		r.say("PostgreSQL: no database of our own, using the one given: %s", oneLine(err))
 		return dsn
 	}
 	r.onClose(func() error { return dropDatabase(dsn, name) })

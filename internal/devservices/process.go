@@ -85,7 +85,7 @@ func (p program) start(logFile string, death syscall.Signal) (*process, error) {
 	cmd := p.command(context.Background())
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr.Setpgid = true
-	dieWithParent(cmd.SysProcAttr, death)
+	DieWithParent(cmd.SysProcAttr, death)
 
 	started := make(chan error, 1)
 	done := make(chan struct{})
@@ -150,6 +150,9 @@ func (p *process) await(ctx context.Context, timeout, pause time.Duration, ready
 		case <-p.done:
 			return fmt.Errorf("ended while starting%s", p.said())
 		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
 			return fmt.Errorf("not ready within %v: %w%s", timeout, err, p.said())
 		case <-time.After(pause):
 		}

@@ -7,9 +7,10 @@ import (
 	"syscall"
 )
 
-// dieWithParent has the kernel send sig to the child when we die in a way that
-// runs no code of ours.
-func dieWithParent(attr *syscall.SysProcAttr, sig syscall.Signal) { attr.Pdeathsig = sig }
+// DieWithParent has the kernel send sig to the child when we die in a way that
+// runs no code of ours. It counts the thread that starts the child as the parent:
+// the caller locks its goroutine to it until the child has ended.
+func DieWithParent(attr *syscall.SysProcAttr, sig syscall.Signal) { attr.Pdeathsig = sig }
 
 // commandLine returns the command line of pid, "" if there is none. Small
 // images have no ps.

@@ -11,9 +11,9 @@ import (
 
 const psTimeout = 5 * time.Second
 
-// dieWithParent does nothing: this system has no such signal. The next run's
+// DieWithParent does nothing: this system has no such signal. The next run's
 // sweep stops what a dead one has left.
-func dieWithParent(*syscall.SysProcAttr, syscall.Signal) {}
+func DieWithParent(*syscall.SysProcAttr, syscall.Signal) {}
 
 // commandLine returns the command line of pid, "" if there is none.
 func commandLine(pid int) string {

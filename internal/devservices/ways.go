@@ -18,9 +18,14 @@ var wayNames = []string{"env", "found", "docker", "private", "npm", "apt", "inpr
 // next way is tried without a word.
 var errAbsent = errors.New("absent")
 
-// absent returns an [errAbsent] that says what is missing.
+// An absentError is an [errAbsent] that says what is missing.
+type absentError struct{ missing string }
+
+func (e *absentError) Error() string { return e.missing }
+func (e *absentError) Unwrap() error { return errAbsent }
+
 func absent(format string, args ...any) error {
-	return fmt.Errorf("%s (%w)", fmt.Sprintf(format, args...), errAbsent)
+	return &absentError{fmt.Sprintf(format, args...)}
 }
 
 // errRefused marks a way that the user asked for and that does not work. There
@@ -87,13 +92,17 @@ func (r *run) obtain(ctx context.Context, service string, ways []way) (instance,
 			return instance{}, fmt.Errorf("devservices: %s: %w", service, err)
 		}
 		if !errors.Is(err, errAbsent) {
-			r.say("%s: %s did not work, trying on: %v", service, w.name, err)
+			r.say("%s: %s did not work, trying on: %s", service, w.name, oneLine(err))
 		}
-		tried = append(tried, fmt.Sprintf("\n  %-8s %v", w.name, err))
+		tried = append(tried, fmt.Sprintf("\n  %-8s %s", w.name, oneLine(err)))
 	}
 	return instance{}, fmt.Errorf("devservices: no %s: set %s to use one, or install it; tried:%s",
 		service, variables[service], strings.Join(tried, ""))
 }
+
+// oneLine returns the error's text without the line breaks that drivers and
+// programs put in.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // variables names what the user sets to choose a server.
 var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL"}

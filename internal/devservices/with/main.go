@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"syscall"
 
 	"github.com/sagamill/sagamill/internal/devservices"
@@ -56,6 +57,11 @@ func run(keepDatabase bool, command []string) (code int, err error) {
 func runCommand(command, env []string, signals <-chan os.Signal) (int, error) {
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = os.Stdin, os.Stdout, os.Stderr, env
+	// Without its services the command would only fail, slowly.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	devservices.DieWithParent(cmd.SysProcAttr, syscall.SIGTERM)
 	if err := cmd.Start(); err != nil {
 		return 127, err
 	}
