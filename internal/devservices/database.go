@@ -2,6 +2,7 @@ package devservices
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -13,38 +14,55 @@ import (
 const (
 	createTimeout = 30 * time.Second // CREATE DATABASE copies files
 	dropTimeout   = 30 * time.Second
+	litterTimeout = 10 * time.Second
+
+	databasePrefix = "sagamill_"
+	dayFormat      = "20060102"
+	litterAge      = 48 * time.Hour // of a dead run's database, before it is dropped
 )
 
 // ownDatabase creates a database for this run on the server at dsn and returns
 // its URL. Where that cannot be done, for want of the right or because a
 // pooler is in between, it says so and returns dsn.
 func (r *run) ownDatabase(ctx context.Context, dsn string) string {
-	name := "sagamill_" + randomName()
-	own, err := createDatabase(ctx, dsn, name)
+	dropLitter(ctx, dsn, time.Now())
+	name := databasePrefix + time.Now().UTC().Format(dayFormat) + "_" + randomName()
+	own, keeper, err := createDatabase(ctx, dsn, name)
 	if err != nil {
 		r.say("PostgreSQL: no database of our own, using the one given: %s", oneLine(err))
 		return dsn
 	}
-	r.onClose(func() error { return dropDatabase(dsn, name) })
+	r.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
+		defer cancel()
+		_ = keeper.Close(ctx) // it may have been thrown out by a test
+		return dropDatabase(dsn, name)
+	})
 	r.say("PostgreSQL: database %s, dropped when done", name)
 	return own
 }
 
-func createDatabase(ctx context.Context, dsn, name string) (string, error) {
+// createDatabase returns the URL of a new database and a connection to it. As
+// long as that is open the database is in use, whatever the run does, and
+// another run's [dropLitter] leaves it alone.
+func createDatabase(ctx context.Context, dsn, name string) (own string, keeper *pgx.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	own, err := withDatabase(dsn, name)
-	if err != nil {
-		return "", err
+	if own, err = withDatabase(dsn, name); err != nil {
+		return "", nil, err
 	}
 	// template0 has no connections, of which CREATE DATABASE would complain.
 	if err := execute(ctx, dsn, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"); err != nil {
-		return "", err
+		return "", nil, err
 	}
-	if _, err := probePostgres(ctx, envTimeout, own); err != nil {
-		return "", fmt.Errorf("%w (dropped again: %v)", err, dropDatabase(dsn, name))
+	keeper, err = connect(ctx, own)
+	if err == nil {
+		_, err = keeper.Exec(ctx, "SET idle_session_timeout = 0")
 	}
-	return own, nil
+	if err != nil {
+		return "", nil, errors.Join(err, dropDatabase(dsn, name))
+	}
+	return own, keeper, nil
 }
 
 // dropDatabase also throws out who is connected: a test that leaked a
@@ -53,6 +71,37 @@ func dropDatabase(dsn, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 	defer cancel()
 	return execute(ctx, dsn, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
+}
+
+// dropLitter drops the databases of runs that were killed long ago. It does
+// not insist: without FORCE the server refuses while anyone is connected. What
+// fails is left to a later run.
+func dropLitter(ctx context.Context, dsn string, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, litterTimeout)
+	defer cancel()
+	conn, err := connect(ctx, dsn)
+	if err != nil {
+		return
+	}
+	defer conn.Close(ctx)
+	rows, _ := conn.Query(ctx, "SELECT datname FROM pg_database WHERE datname ~ '^sagamill_[0-9]{8}_[a-z2-7]{12}$' ORDER BY datname")
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return
+	}
+	for _, name := range names {
+		if isLitter(name, now) {
+			_, _ = conn.Exec(ctx, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize())
+		}
+	}
+}
+
+// isLitter reports whether the name is that of an old run's database.
+func isLitter(name string, now time.Time) bool {
+	rest, ours := strings.CutPrefix(name, databasePrefix)
+	day, _, dated := strings.Cut(rest, "_")
+	made, err := time.Parse(dayFormat, day)
+	return ours && dated && err == nil && now.Sub(made) > litterAge
 }
 
 func execute(ctx context.Context, dsn, statement string) error {

@@ -22,6 +22,7 @@
 // next one knows which are dead.
 //
 // On a server that others use as well, the run gets a database of its own,
-// dropped by Close. A run that is killed leaves that database behind. What
-// docker compose started stays up, so that the next run finds it.
+// dropped by Close. The database of a run that was killed is dropped by another
+// run two days later. What docker compose started stays up, so that the next run
+// finds it.
 package devservices

@@ -38,8 +38,7 @@ func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
 }
 
 // compose brings up one service of the project's compose file and returns the
-// address of its port. The service stays up after the run: containers are
-// meant to be shared.
+// address of its port.
 func (r *run) compose(ctx context.Context, service, port string) (string, error) {
 	docker, err := exec.LookPath("docker")
 	if err != nil {
@@ -49,21 +48,31 @@ func (r *run) compose(ctx context.Context, service, port string) (string, error)
 	if file == "" {
 		return "", absent("no %s above the working directory", composeFile)
 	}
+	return composition{docker: docker, file: file, say: r.say}.up(ctx, service, port)
+}
+
+// A composition is the compose file and the program that brings it up.
+type composition struct {
+	docker, file string
+	say          func(string, ...any)
+}
+
+// up brings up service and returns the address at which port is published. The
+// service stays up after the run: containers are meant to be shared.
+func (c composition) up(ctx context.Context, service, port string) (string, error) {
 	// The client alone, without an engine, is common.
-	if _, err := (program{path: docker, args: []string{"info", "--format", "{{.ServerVersion}}"}}).run(ctx, engineTimeout); err != nil {
+	engine := program{path: c.docker, args: []string{"info", "--format", "{{.ServerVersion}}"}}
+	if _, err := engine.run(ctx, engineTimeout); err != nil {
 		return "", absent("no docker engine answers")
 	}
-	compose := func(timeout time.Duration, args ...string) (string, error) {
-		return program{path: docker, args: append([]string{"compose", "--file", file}, args...)}.run(ctx, timeout)
-	}
-	if _, err := compose(engineTimeout, "version"); err != nil {
+	if _, err := c.run(ctx, engineTimeout, "version"); err != nil {
 		return "", absent("docker has no compose")
 	}
-	r.say("docker compose up %s; `docker compose down` stops it", service)
-	if _, err := compose(composeTimeout, "up", "--detach", "--wait", service); err != nil {
+	c.say("docker compose up %s; `docker compose down` stops it", service)
+	if _, err := c.run(ctx, composeTimeout, "up", "--detach", "--wait", service); err != nil {
 		return "", err
 	}
-	address, err := compose(engineTimeout, "port", service, port)
+	address, err := c.run(ctx, engineTimeout, "port", service, port)
 	if err != nil {
 		return "", err
 	}
@@ -71,6 +80,10 @@ func (r *run) compose(ctx context.Context, service, port string) (string, error)
 		return "", fmt.Errorf("compose service %s publishes no port %s", service, port)
 	}
 	return address, nil
+}
+
+func (c composition) run(ctx context.Context, timeout time.Duration, args ...string) (string, error) {
+	return program{path: c.docker, args: append([]string{"compose", "--file", c.file}, args...)}.run(ctx, timeout)
 }
 
 // findCompose returns the compose file of the module that we are run in.

@@ -20,7 +20,6 @@ const (
 	initdbTimeout     = 60 * time.Second
 	pgReadyTimeout    = 60 * time.Second
 	pgReadyPause      = 50 * time.Millisecond
-	startAttempts     = 3 // a free port can be taken before the server binds it
 	pgPrivateMaxConns = 200
 )
 
@@ -91,15 +90,7 @@ func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {
 	if err := server.init(ctx); err != nil {
 		return instance{}, err
 	}
-	var errs []error
-	for range startAttempts {
-		in, err := r.tryPostgres(ctx, server)
-		if err == nil {
-			return in, nil
-		}
-		errs = append(errs, err)
-	}
-	return instance{}, errors.Join(errs...)
+	return attempts(func() (instance, error) { return r.tryPostgres(ctx, server) })
 }
 
 func (r *run) tryPostgres(ctx context.Context, server pgServer) (instance, error) {

@@ -9,9 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/pgtest"
@@ -39,8 +42,8 @@ func needPostgres(t *testing.T) {
 	if len(postgresBins()) > 0 {
 		return
 	}
-	if os.Getenv("CI") == "true" && runtime.GOOS == "linux" {
-		t.Fatal("no PostgreSQL binaries: CI's machines have them, so they are no longer found")
+	if os.Getenv("GITHUB_ACTIONS") == "true" && runtime.GOOS == "linux" {
+		t.Fatal("no PostgreSQL binaries: these machines have them, so they are no longer found")
 	}
 	t.Skip("NOT TESTED: no PostgreSQL binaries on this machine")
 }
@@ -140,6 +143,7 @@ func checkOwnDatabase(t *testing.T, r *run, dsn string) {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
+	checkLitter(t, dsn, conn.Config().Database)
 	drop := r.undo[before]
 	r.undo = r.undo[:before]
 	if err := drop(); err != nil {
@@ -147,6 +151,39 @@ func checkOwnDatabase(t *testing.T, r *run, dsn string) {
 	}
 	if _, err := connect(t.Context(), own); err == nil {
 		t.Error("the own database is still there")
+	}
+}
+
+// checkLitter checks that a killed run's old database is dropped, and neither a
+// new one nor one in use.
+func checkLitter(t *testing.T, dsn, inUse string) {
+	t.Helper()
+	const old, foreign = "sagamill_20200101_aaaaaaaaaaaa", "sagamill_20200101"
+	for _, name := range []string{old, foreign} {
+		if err := execute(t.Context(), dsn, "CREATE DATABASE "+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		now  time.Time
+		want []string
+	}{
+		{time.Now(), []string{foreign, inUse}},
+		{time.Now().AddDate(1, 0, 0), []string{foreign, inUse}}, // old by then, but in use
+	} {
+		dropLitter(t.Context(), dsn, tt.now)
+		conn, err := connect(t.Context(), dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows, _ := conn.Query(t.Context(), "SELECT datname FROM pg_database WHERE datname LIKE 'sagamill%' ORDER BY datname")
+		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil || !slices.Equal(got, tt.want) {
+			t.Errorf("after dropLitter there are %q, %v; want %q", got, err, tt.want)
+		}
+		if err := conn.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -18,7 +18,9 @@ const (
 	stopTimeout = 10 * time.Second // from the signal to SIGKILL
 	killTimeout = 10 * time.Second // from SIGKILL to giving up
 	pipeTimeout = 5 * time.Second  // for grandchildren that keep a command's output open
-	errorTail   = 600              // bytes of a server's output that go into an error
+
+	startAttempts = 3   // of one server; each has other ports
+	errorTail     = 600 // bytes of a server's output that go into an error
 )
 
 // A program is a command line and whom it runs as.
@@ -137,6 +139,11 @@ func (p *process) exited() bool {
 	}
 }
 
+// errEnded reports a server that ended while starting, as one does whose port
+// was taken in the meantime: a second attempt may do better. One that hangs
+// would only hang again.
+var errEnded = errors.New("ended while starting")
+
 // await calls ready until it succeeds, the process ends or timeout is over.
 func (p *process) await(ctx context.Context, timeout, pause time.Duration, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -148,7 +155,7 @@ func (p *process) await(ctx context.Context, timeout, pause time.Duration, ready
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("ended while starting%s", p.said())
+			return fmt.Errorf("%w%s", errEnded, p.said())
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
@@ -159,6 +166,24 @@ func (p *process) await(ctx context.Context, timeout, pause time.Duration, ready
 	}
 }
 
+// attempts calls try until it succeeds, at most startAttempts times, as long as
+// it fails with [errEnded].
+func attempts(try func() (instance, error)) (instance, error) {
+	var errs []error
+	for range startAttempts {
+		in, err := try()
+		if err == nil {
+			return in, nil
+		}
+		errs = append(errs, err)
+		if !errors.Is(err, errEnded) {
+			break
+		}
+	}
+	return instance{}, errors.Join(errs...)
+}
+
+// said returns the end of what the server has printed.
 func (p *process) said() string {
 	out, err := os.ReadFile(p.log)
 	if err != nil {

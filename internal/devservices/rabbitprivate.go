@@ -35,18 +35,7 @@ func (r *run) privateRabbit(ctx context.Context) (instance, error) {
 	if _, err := r.files(); err != nil {
 		return instance{}, err
 	}
-	var errs []error
-	for range startAttempts {
-		in, err := r.tryRabbit(ctx, server, as)
-		if err == nil {
-			return in, nil
-		}
-		errs = append(errs, err)
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return instance{}, errors.Join(errs...)
+	return attempts(func() (instance, error) { return r.tryRabbit(ctx, server, as) })
 }
 
 // rabbitServerPath returns the start script. Debian's one on PATH insists on

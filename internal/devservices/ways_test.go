@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // works and fails are ways that need no server.
@@ -196,6 +197,27 @@ func TestWithDatabase(t *testing.T) {
 	} {
 		if got, err := withDatabase(tt.dsn, "new"); got != tt.want || err != nil {
 			t.Errorf("withDatabase(%q) = %q, %v; want %q", tt.dsn, got, err, tt.want)
+		}
+	}
+}
+
+func TestIsLitter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 10, 12, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		name string
+		want bool
+	}{
+		{"sagamill_20260301_aaaaaaaaaaaa", true},
+		{"sagamill_20260309_aaaaaaaaaaaa", false},
+		{"sagamill_20260401_aaaaaaaaaaaa", false}, // another machine's clock
+		{"sagamill_20260301", false},
+		{"sagamill_99999999_aaaaaaaaaaaa", false},
+		{"sagamill_production", false},
+		{"other_20260301_aaaaaaaaaaaa", false},
+	} {
+		if got := isLitter(tt.name, now); got != tt.want {
+			t.Errorf("isLitter(%q) = %t, want %t", tt.name, got, tt.want)
 		}
 	}
 }

@@ -1,0 +1,78 @@
+package devservices
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// fakeDocker writes a script that logs its arguments and runs body with them,
+// and returns a composition that uses it.
+func fakeDocker(t *testing.T, body string) (c composition, calls func() string) {
+	t.Helper()
+	dir := t.TempDir()
+	log, docker := filepath.Join(dir, "calls"), filepath.Join(dir, "docker")
+	script := "#!/bin/sh\necho \"$*\" >> " + log + "\n" + body
+	if err := os.WriteFile(docker, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := &run{log: &bytes.Buffer{}}
+	return composition{docker: docker, file: "f.yml", say: r.say}, func() string {
+		content, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+}
+
+func TestCompose(t *testing.T) {
+	t.Parallel()
+	c, calls := fakeDocker(t, `case "$*" in *port*) echo 127.0.0.1:5433;; esac`)
+	address, err := c.up(t.Context(), "postgres", "5432")
+	if address != "127.0.0.1:5433" || err != nil {
+		t.Errorf("up = %q, %v; want the published address", address, err)
+	}
+	want := "info --format {{.ServerVersion}}\n" +
+		"compose --file f.yml version\n" +
+		"compose --file f.yml up --detach --wait postgres\n" +
+		"compose --file f.yml port postgres 5432\n"
+	if got := calls(); got != want {
+		t.Errorf("docker was called with\n%swant\n%s", got, want)
+	}
+}
+
+// The client binary without an engine is no docker: nothing is started with it
+// and nothing is said.
+func TestComposeWithoutEngine(t *testing.T) {
+	t.Parallel()
+	c, calls := fakeDocker(t, "exit 1")
+	if _, err := c.up(t.Context(), "postgres", "5432"); !errors.Is(err, errAbsent) {
+		t.Errorf("up = %v, want %v", err, errAbsent)
+	}
+	if got := calls(); strings.Contains(got, "compose") {
+		t.Errorf("docker was called with\n%s", got)
+	}
+}
+
+// A port that is taken, an image that cannot be fetched: worth a line, since
+// the user has an engine.
+func TestComposeFails(t *testing.T) {
+	t.Parallel()
+	c, _ := fakeDocker(t, `case "$*" in *up*) echo port is already allocated; exit 1;; esac`)
+	_, err := c.up(t.Context(), "postgres", "5432")
+	if err == nil || errors.Is(err, errAbsent) || !strings.Contains(err.Error(), "port is already allocated") {
+		t.Errorf("up = %v, want the reason", err)
+	}
+}
+
+func TestFindCompose(t *testing.T) {
+	t.Parallel()
+	file := findCompose()
+	if filepath.Base(file) != composeFile || !fileExists(file) {
+		t.Errorf("findCompose = %q, want the project's file", file)
+	}
+}
