@@ -156,7 +156,7 @@ func TestNamedButUnreachable(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, pgErr := namedPostgres(t.Context(), "postgres://u:hunter2@"+loopback(port)+"/d")
-	_, pgParse := namedPostgres(t.Context(), "postgres://u:hunter2@%zz/d")
+	_, pgParse := namedPostgres(t.Context(), "host=h password = hunter2 sslmode=none") // pgx's own error shows it
 	_, mqErr := namedRabbit("amqp://u:hunter2@" + loopback(port) + "/")
 	_, mqParse := namedRabbit("amqp://u:hunter2@%zz/")
 	for variable, errs := range map[string][]error{"DATABASE_URL": {pgErr, pgParse}, "AMQP_URL": {mqErr, mqParse}} {
