@@ -56,6 +56,7 @@ func files(root string) ([]*file, error) {
 	return all, err
 }
 
+// read parses the file called name and gives it its path within root.
 func read(root, name string) (*file, error) {
 	relative, err := filepath.Rel(root, name)
 	if err != nil {

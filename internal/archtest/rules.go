@@ -56,6 +56,8 @@ var layers = map[string][]string{
 // what a user could have written.
 const exampleInternal = "internal/devservices"
 
+// checkLayers enforces layers. A package that the table does not know is
+// wrong too: where it belongs is decided when it is made.
 func checkLayers(f *file) []string {
 	var wrong []string
 	tree, known := layer(f.pkg())
@@ -79,6 +81,8 @@ func layer(pkg string) (tree string, known bool) {
 	}
 }
 
+// mayImport reports whether f, which falls under tree, may import a package of
+// the module.
 func mayImport(f *file, tree, imported string) bool {
 	if within(imported, "examples") || within(imported, "cmd") {
 		return program(imported) == program(f.pkg())
@@ -103,6 +107,7 @@ func program(dir string) string {
 // brokerLibraries are for adapters. The core runs on any watermill Pub/Sub.
 var brokerLibraries = []string{"github.com/rabbitmq/amqp091-go", "github.com/ThreeDotsLabs/watermill-amqp"}
 
+// checkCore keeps those libraries out of the core's binaries.
 func checkCore(f *file) []string {
 	tree, _ := layer(f.pkg())
 	if f.test() || !slices.Contains([]string{"idemkey", "outbox", "consumer", "saga"}, tree) {
@@ -161,6 +166,7 @@ var forbiddenImports = map[string]string{
 	"github.com/jackc/pgx/v5/stdlib": "database/sql repeats statements on pgx's word that they were not applied, and that word is not to be trusted",
 }
 
+// checkForbiddenImports counts tests in: what they need is not different.
 func checkForbiddenImports(f *file) []string {
 	var wrong []string
 	for _, name := range f.imports() {
@@ -203,6 +209,8 @@ func checkSleep(f *file) []string {
 // capitals here; prose is not.
 var sqlStart = regexp.MustCompile(`^\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|TRUNCATE|CREATE|ALTER|DROP|WITH|LOCK)\s`)
 
+// checkFormattedSQL finds statements whose text depends on values. A test may
+// build one: its schema has a name of its own.
 func checkFormattedSQL(f *file) []string {
 	if f.test() {
 		return nil

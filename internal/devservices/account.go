@@ -20,6 +20,7 @@ type account struct {
 	uid, gid int
 }
 
+// credential returns what a child needs to become a.
 func (a *account) credential() *syscall.Credential {
 	if a == nil {
 		return nil
@@ -58,6 +59,7 @@ func unprivileged(ctx context.Context, names ...string) (*account, error) {
 	return nil, fmt.Errorf("no unprivileged account to run as: %w", errors.Join(errs...))
 }
 
+// lookup returns the account called name.
 func lookup(name string) (*account, error) {
 	u, err := user.Lookup(name)
 	if err != nil {

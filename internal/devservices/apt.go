@@ -17,6 +17,8 @@ const (
 	policyForbids = "#!/bin/sh\nexit 101\n"
 )
 
+// aptPostgres installs the distribution's PostgreSQL and then starts a private
+// one, as if it had been there.
 func (r *run) aptPostgres(ctx context.Context) (instance, error) {
 	if err := r.aptInstall(ctx, "postgresql"); err != nil {
 		return instance{}, err
@@ -24,6 +26,7 @@ func (r *run) aptPostgres(ctx context.Context) (instance, error) {
 	return r.privatePostgres(ctx)
 }
 
+// aptRabbit does the same for RabbitMQ.
 func (r *run) aptRabbit(ctx context.Context) (instance, error) {
 	if err := r.aptInstall(ctx, "rabbitmq-server"); err != nil {
 		return instance{}, err
@@ -54,6 +57,7 @@ func (r *run) aptInstall(ctx context.Context, name string) (err error) {
 		_, err := program{path: apt, args: args, env: env}.run(ctx, aptTimeout)
 		return err
 	}
+	// Lists may be there, from the image or from before, without a network.
 	if err := get("update"); err != nil {
 		r.say("apt-get update did not work, using the lists there are: %s", oneLine(err))
 	}

@@ -92,6 +92,8 @@ func newRun(opts *Options) (*run, error) {
 	return r, nil
 }
 
+// start gets the services one after the other: side by side would save a second
+// or two, but apt-get and the processors are there only once.
 func (r *run) start(ctx context.Context, database, broker []way, keepDatabase bool) (*Services, error) {
 	db, err := r.obtain(ctx, "PostgreSQL", database)
 	if err != nil {

@@ -17,6 +17,8 @@ const (
 	composeFile    = "docker-compose.yml"
 )
 
+// dockerPostgres logs in as the compose file says. Its password is no secret:
+// the port is published on the loopback address only.
 func (r *run) dockerPostgres(ctx context.Context) (instance, error) {
 	address, err := r.compose(ctx, "postgres", "5432")
 	if err != nil {
@@ -27,6 +29,8 @@ func (r *run) dockerPostgres(ctx context.Context) (instance, error) {
 	return in, err
 }
 
+// dockerRabbit logs in as guest, whom the image lets in from outside the
+// container.
 func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
 	address, err := r.compose(ctx, "rabbitmq", "5672")
 	if err != nil {
@@ -87,6 +91,7 @@ func (c composition) run(ctx context.Context, timeout time.Duration, args ...str
 }
 
 // findCompose returns the compose file of the module that we are run in.
+// Elsewhere, such as in an installed example, there is none.
 func findCompose() string {
 	dir, err := os.Getwd()
 	for ; err == nil; dir = filepath.Dir(dir) {

@@ -51,6 +51,7 @@ func (r *run) npmPostgres(ctx context.Context) (instance, error) {
 	return r.startPostgres(ctx, filepath.Join(native, "bin"))
 }
 
+// npmPackage returns the name of the package for a platform.
 func npmPackage(goos, goarch string) (string, error) {
 	arch := map[string]string{"amd64": "x64", "arm64": "arm64"}[goarch]
 	if (goos != "linux" && goos != "darwin") || arch == "" {
@@ -87,7 +88,8 @@ func (r *run) npmArchive(ctx context.Context, npm, name string) (string, error) 
 	if err != nil || len(packed) != 1 {
 		return "", fmt.Errorf("npm pack left %d archives, want 1", len(packed))
 	}
-	return cached, os.Rename(packed[0], cached) // whole or not at all, whoever else is at it
+	// The whole file or none, whoever else is at it.
+	return cached, os.Rename(packed[0], cached)
 }
 
 // npmCache returns where the tarball is kept, in a directory that exists.
@@ -139,6 +141,8 @@ func unpack(archive, dir string) error {
 	}
 }
 
+// unpackFile writes one file. It must be new: an entry that comes twice could
+// write through a link.
 func unpackFile(r io.Reader, path string, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

@@ -66,6 +66,8 @@ func postgresBins() []string {
 	})
 }
 
+// executable reports whether path is a program. Whether our account may run it
+// only shows when it does.
 func executable(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
@@ -93,6 +95,7 @@ func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {
 	return attempts(func() (instance, error) { return r.tryPostgres(ctx, server) })
 }
 
+// tryPostgres starts the server once, on a port that is free now.
 func (r *run) tryPostgres(ctx context.Context, server pgServer) (instance, error) {
 	port, err := freePort()
 	if err != nil {
@@ -127,14 +130,18 @@ type pgServer struct {
 	password string // or any local user could log in as the superuser
 }
 
+// program returns one of the server's programs, run as its account.
 func (s pgServer) program(name string, args ...string) program {
 	// Without our environment's PG* variables and locale.
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "LC_ALL=C", "TZ=UTC"}
 	return program{path: filepath.Join(s.bin, name), args: args, env: env, dir: s.dir, as: s.as}
 }
 
+// data is below dir, which is the account's own: initdb wants to create it.
 func (s pgServer) data() string { return filepath.Join(s.dir, "data") }
 
+// init creates the data directory. It is not synced to disk: nobody needs it
+// after a crash of the machine.
 func (s pgServer) init(ctx context.Context) error {
 	password := filepath.Join(s.dir, "password")
 	if err := os.WriteFile(password, []byte(s.password), 0o600); err != nil {
@@ -167,4 +174,6 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
 
+// loopback returns the address of port on this machine, by number: the name
+// may stand for an IPv6 address as well, where nobody listens.
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

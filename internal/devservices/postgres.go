@@ -19,7 +19,8 @@ const (
 	envTimeout  = 10 * time.Second // for a server that the user named
 	findTimeout = 3 * time.Second  // for one login at a place where one may be
 
-	minPostgres = 140000 // server_version_num
+	// The oldest with all that is used, as server_version_num.
+	minPostgres = 140000
 )
 
 func (r *run) postgresWays() []way {
@@ -58,6 +59,9 @@ func findPostgres(ctx context.Context) (instance, error) {
 	return instance{}, absent("none at the default port lets us in: %v", errs[0])
 }
 
+// usualPostgres returns URLs for the superuser with and without the password
+// that images set, and for an account of our own name, over TCP and over
+// Debian's socket, where it needs no password.
 func usualPostgres() []string {
 	at := func(login *url.Userinfo, database string) string {
 		return postgresURL(login, "127.0.0.1:5432", database)
@@ -76,6 +80,8 @@ func usualPostgres() []string {
 	return urls
 }
 
+// postgresURL returns the URL of a server without TLS, as those on the loopback
+// address are.
 func postgresURL(login *url.Userinfo, address, database string) string {
 	u := url.URL{Scheme: "postgres", User: login, Host: address, Path: "/" + database, RawQuery: "sslmode=disable"}
 	return u.String()

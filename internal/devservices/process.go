@@ -32,6 +32,8 @@ type program struct {
 	as   *account // nil: ourselves
 }
 
+// command returns p ready to start. Its credential also clears the
+// supplementary groups: root's would stay with the server otherwise.
 func (p program) command(ctx context.Context) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.path, p.args...)
 	cmd.Env, cmd.Dir, cmd.WaitDelay = p.env, p.dir, pipeTimeout
@@ -42,7 +44,7 @@ func (p program) command(ctx context.Context) *exec.Cmd {
 // run runs p to its end and returns what it printed. The error holds the last
 // of it.
 func (p program) run(ctx context.Context, timeout time.Duration) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout) // no command may hang the start
 	defer cancel()
 	cmd := p.command(ctx)
 	out, err := cmd.CombinedOutput()
@@ -130,6 +132,8 @@ func (p *process) stop(sig syscall.Signal) error {
 	}
 }
 
+// exited reports whether the process has ended and been reaped, so that its pid
+// may already be another's.
 func (p *process) exited() bool {
 	select {
 	case <-p.done:

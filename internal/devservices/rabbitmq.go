@@ -44,6 +44,7 @@ func namedRabbit(broker string) (instance, error) {
 	return instance{url: broker, what: what, shared: true}, nil
 }
 
+// findRabbit tries the login that every new broker has.
 func findRabbit(context.Context) (instance, error) {
 	what, err := probeRabbit(findTimeout, usualRabbit)
 	if err != nil {

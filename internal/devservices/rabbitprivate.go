@@ -95,6 +95,7 @@ type rabbitNode struct {
 	amqp, dist, epmd    int // ports
 }
 
+// newRabbitNode chooses a name and ports and writes the configuration.
 func newRabbitNode(files *rundir, as *account) (*rabbitNode, error) {
 	dir, err := files.sub("rabbitmq", as)
 	if err != nil {
@@ -110,6 +111,8 @@ func newRabbitNode(files *rundir, as *account) (*rabbitNode, error) {
 	return n, errors.Join(n.write("rabbitmq.conf", config), n.write("enabled_plugins", "[].\n"))
 }
 
+// write writes a file that only the node's account may read: there is a
+// password in it.
 func (n *rabbitNode) write(name, content string) error {
 	path := filepath.Join(n.dir, name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -165,6 +168,8 @@ func (r *run) startEpmd(n *rabbitNode) error {
 	return r.dir.record(p, strings.Join([]string{"-port", port}, " "))
 }
 
+// epmdPath returns the port mapper's program. It is installed with Erlang, but
+// not always on PATH.
 func epmdPath() string {
 	if path, err := exec.LookPath("epmd"); err == nil {
 		return path

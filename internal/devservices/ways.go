@@ -88,6 +88,7 @@ func (r *run) obtain(ctx context.Context, service string, ways []way) (instance,
 			r.say("%s: %s (%s)", service, in.what, w.name)
 			return in, nil
 		}
+		// Going on after either would hide the reason.
 		if ctx.Err() != nil || errors.Is(err, errRefused) {
 			return instance{}, fmt.Errorf("devservices: %s: %w", service, err)
 		}
@@ -107,6 +108,8 @@ func oneLine(err error) string { return strings.Join(strings.Fields(err.Error())
 // variables names what the user sets to choose a server.
 var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL"}
 
+// say prints one line. It goes to standard error, since standard output belongs
+// to the program that is run.
 func (r *run) say(format string, args ...any) {
 	fmt.Fprintf(r.log, "services: "+format+"\n", args...)
 }
@@ -114,6 +117,8 @@ func (r *run) say(format string, args ...any) {
 // onClose adds undo to what [run.close] does, before all that was added earlier.
 func (r *run) onClose(undo func() error) { r.undo = append(r.undo, undo) }
 
+// close undoes everything, and goes on after an error: a database that cannot
+// be dropped must not keep a server running.
 func (r *run) close() error {
 	var errs []error
 	for _, undo := range slices.Backward(r.undo) {
