@@ -1,0 +1,155 @@
+package rabbittest
+
+import (
+	"io"
+	"net"
+	"net/url"
+	"strconv"
+	"sync"
+	"testing"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// A Proxy forwards connections to a broker until it is told to misbehave.
+type Proxy struct {
+	listener net.Listener
+	target   string
+	url      string
+	work     sync.WaitGroup
+
+	mu       sync.Mutex
+	changed  *sync.Cond // of stalled
+	stalled  bool       // towards the client
+	refusing bool
+	pairs    map[net.Conn]net.Conn // client to broker
+}
+
+// NewProxy starts a proxy in front of the broker at target, an AMQP URL. It
+// ends with the test.
+func NewProxy(t testing.TB, target string) *Proxy {
+	t.Helper()
+	uri, err := amqp.ParseURI(target)
+	if err != nil {
+		t.Fatalf("parse URL: %v", err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("listen: %v", err)
+	}
+	u := url.URL{Scheme: "amqp", User: url.UserPassword(uri.Username, uri.Password), Host: listener.Addr().String(), Path: uri.Vhost}
+	p := &Proxy{
+		listener: listener,
+		target:   net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port)),
+		url:      u.String(),
+		pairs:    make(map[net.Conn]net.Conn),
+	}
+	p.changed = sync.NewCond(&p.mu)
+	p.work.Go(p.accept)
+	t.Cleanup(func() {
+		p.listener.Close()
+		p.Refuse(true)
+		p.Stall(false)
+		p.work.Wait()
+	})
+	return p
+}
+
+// URL is what clients connect to.
+func (p *Proxy) URL() string { return p.url }
+
+// Cut closes every connection and returns how many there were. New ones are
+// accepted.
+func (p *Proxy) Cut() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.pairs)
+	for client, broker := range p.pairs {
+		client.Close()
+		broker.Close()
+	}
+	clear(p.pairs)
+	return n
+}
+
+// Refuse cuts every connection and, until called with false, every new one.
+func (p *Proxy) Refuse(refuse bool) {
+	p.mu.Lock()
+	p.refusing = refuse
+	p.mu.Unlock()
+	if refuse {
+		p.Cut()
+	}
+}
+
+// Stall holds back what the broker says, until called with false.
+func (p *Proxy) Stall(stall bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stalled = stall
+	p.changed.Broadcast()
+}
+
+// Inject sends frame to every client as if the broker had sent it. The broker
+// must have nothing else to say meanwhile.
+func (p *Proxy) Inject(frame []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for client := range p.pairs {
+		if _, err := client.Write(frame); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		broker, err := net.Dial("tcp", p.target)
+		if err != nil || !p.register(client, broker) {
+			client.Close()
+			if broker != nil {
+				broker.Close()
+			}
+			continue
+		}
+		p.work.Go(func() { p.forward(broker, client, false) })
+		p.work.Go(func() { p.forward(client, broker, true) })
+	}
+}
+
+func (p *Proxy) register(client, broker net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.refusing {
+		p.pairs[client] = broker
+	}
+	return !p.refusing
+}
+
+// forward copies from src to dst until either is closed, then closes both.
+func (p *Proxy) forward(dst, src net.Conn, toClient bool) {
+	defer dst.Close()
+	defer src.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := src.Read(buf)
+		if err != nil && err != io.EOF || n == 0 {
+			return
+		}
+		if toClient {
+			p.mu.Lock()
+			for p.stalled {
+				p.changed.Wait()
+			}
+			p.mu.Unlock()
+		}
+		if _, err := dst.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,68 @@
+// Package rabbittest gives tests a RabbitMQ: the shared one that AMQP_URL names,
+// on which each test uses names of its own, a proxy in front of it whose
+// connections can be cut, and private nodes that can be killed.
+package rabbittest
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// URL returns AMQP_URL, or where RabbitMQ usually listens on a developer's
+// machine. The broker is shared: never stop it, block it or list what it has.
+func URL() string {
+	return cmp.Or(os.Getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
+}
+
+// Name returns a prefix for exchanges and queues that nobody else on the
+// broker uses.
+func Name() string { return "t-" + strings.ToLower(rand.Text()[:14]) + "-" }
+
+// Channel opens a channel on url, closed when the test ends. Its return of an
+// exception closes it: use one for each thing that may fail.
+func Channel(t testing.TB, url string) *amqp.Channel {
+	t.Helper()
+	connection, err := amqp.Dial(url)
+	if err != nil {
+		t.Fatalf("no test broker (run `make test`, or set AMQP_URL): %v", err)
+	}
+	t.Cleanup(func() { connection.Close() })
+	ch, err := connection.Channel()
+	if err != nil {
+		t.Fatalf("open channel: %v", err)
+	}
+	return ch
+}
+
+// Delete deletes queues and exchanges on the broker of [URL] when the test
+// ends, whether they exist by then or not.
+func Delete(t testing.TB, queues, exchanges []string) {
+	t.Cleanup(func() {
+		connection, err := amqp.Dial(URL())
+		if err != nil {
+			t.Errorf("clean up: %v", err)
+			return
+		}
+		defer connection.Close()
+		ch, err := connection.Channel()
+		for _, queue := range queues {
+			if err == nil {
+				_, err = ch.QueueDelete(queue, false, false, false)
+			}
+		}
+		for _, exchange := range exchanges {
+			if err == nil {
+				err = ch.ExchangeDelete(exchange, false, false)
+			}
+		}
+		if err != nil && !errors.Is(err, amqp.ErrClosed) {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+}

@@ -1,0 +1,173 @@
+package rabbitmq
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// deadSuffix names the queue of what the broker itself dead-letters.
+const deadSuffix = ".dead"
+
+// deliveryLimit is how often a quorum queue may give a message out. Attempts
+// are counted in Postgres, so it is there only to be explicit: from version
+// 4.0 the default is 20, after which a message is dropped.
+const deliveryLimit = 1 << 30
+
+// maxShortString is what an AMQP short string can hold.
+const maxShortString = 255
+
+// maxName is how long prefix and service may be together, so that every name
+// made of them and a topic of [outbox.MaxTopic] bytes is a short string.
+const maxName = maxShortString - outbox.MaxTopic - len(".") - len(deadSuffix)
+
+// ConfigOptions are what [NewConfig] can be told besides.
+type ConfigOptions struct {
+	// Prefix begins the name of every exchange and queue. Default: none.
+	Prefix string
+}
+
+// NewConfig returns the settings with which service takes part: one durable
+// fanout exchange per topic, and one durable quorum queue per topic and
+// service, named <prefix><topic>.<service>. service must not contain a dot, so
+// that no two queues have the same name. It does no I/O.
+//
+// What a queue gives up on itself goes to the quorum queue <queue>.dead, by the
+// default exchange, which nobody can delete. Nothing should arrive there.
+//
+// The arguments of the queues are constants, the same for every version of the
+// broker: a declaration that changed with the version would be refused after
+// an upgrade.
+//
+// An error is an [ErrConfig]. It does not repeat url, which holds a password.
+func NewConfig(url, service string, opts *ConfigOptions) (wamqp.Config, error) {
+	if opts == nil {
+		opts = &ConfigOptions{}
+	}
+	switch {
+	case !validURL(url):
+		return wamqp.Config{}, fmt.Errorf("%w: not an AMQP URL (special characters in user and password must be percent-encoded)", ErrConfig)
+	case service == "" || strings.Contains(service, ".") || "."+service == deadSuffix:
+		return wamqp.Config{}, fmt.Errorf("%w: service %q is empty, reserved or contains a dot", ErrConfig, service)
+	case len(opts.Prefix)+len(service) > maxName:
+		return wamqp.Config{}, fmt.Errorf("%w: prefix and service have more than %d bytes together", ErrConfig, maxName)
+	}
+	exchange := func(topic string) string { return opts.Prefix + topic }
+	noKey := func(string) string { return "" }
+	return wamqp.Config{
+		Connection: wamqp.ConnectionConfig{AmqpURI: url},
+		Marshaler:  Marshaler{},
+		Exchange:   wamqp.ExchangeConfig{GenerateName: exchange, Type: amqp.ExchangeFanout, Durable: true},
+		Queue: wamqp.QueueConfig{
+			GenerateName: func(topic string) string { return exchange(topic) + "." + service },
+			Durable:      true,
+			Arguments:    quorumArguments(),
+		},
+		QueueBind:       wamqp.QueueBindConfig{GenerateRoutingKey: noKey},
+		Publish:         wamqp.PublishConfig{GenerateRoutingKey: noKey, Mandatory: true, ConfirmDelivery: true},
+		TopologyBuilder: &quorumTopology{},
+	}, nil
+}
+
+// validURL reports whether url can be dialled.
+func validURL(url string) bool {
+	_, err := amqp.ParseURI(url)
+	return err == nil
+}
+
+// quorumArguments are the arguments of every queue of [NewConfig], dead-letter
+// queues included.
+func quorumArguments() amqp.Table {
+	return amqp.Table{
+		amqp.QueueTypeArg:  amqp.QueueTypeQuorum,
+		"x-delivery-limit": int32(deliveryLimit),
+		// At-least-once dead-lettering needs reject-publish: with drop-head a
+		// message could be dropped to make room for another.
+		amqp.QueueOverflowArg: amqp.QueueOverflowRejectPublish,
+	}
+}
+
+// quorumTopology declares the queues of [NewConfig]. Unlike watermill-amqp's
+// builder it knows that each queue has a dead-letter queue.
+type quorumTopology struct{ wamqp.DefaultTopologyBuilder }
+
+// BuildTopology declares the dead-letter queue first: a message must never
+// find its dead-letter queue missing.
+func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopologyParams, cfg wamqp.Config, log watermill.LoggerAdapter) error {
+	dead := params.QueueName + deadSuffix
+	if _, err := ch.QueueDeclare(dead, true, false, false, false, cfg.Queue.Arguments); err != nil {
+		return fmt.Errorf("declare queue %s: %w", dead, err)
+	}
+	args := maps.Clone(cfg.Queue.Arguments)
+	args["x-dead-letter-exchange"] = amqp.DefaultExchange
+	args["x-dead-letter-routing-key"] = dead
+	args["x-dead-letter-strategy"] = "at-least-once"
+	cfg.Queue.Arguments = args
+	return t.DefaultTopologyBuilder.BuildTopology(ch, params, cfg, log)
+}
+
+// DeclareTopology declares the exchange, queue and binding of each topic, as
+// cfg names them. A service calls it before its relay publishes, and before
+// the services do that publish to it: an exchange without a queue refuses
+// every message.
+//
+// It waits for a broker that is away until ctx ends. It returns at once if the
+// broker refuses, as it does when a queue exists with other arguments. What
+// was declared before an error or a crash stays; calling again is harmless,
+// and so are concurrent calls.
+func DeclareTopology(ctx context.Context, cfg wamqp.Config, topics ...string) error {
+	sub, err := NewSubscriber(cfg, nil)
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	for _, topic := range topics {
+		if err := sub.initialize(ctx, topic); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// buildTopology declares what a subscription to topic needs.
+func buildTopology(ch *amqp.Channel, cfg wamqp.Config, topic string) error {
+	params := wamqp.BuildTopologyParams{Topic: topic, QueueName: cfg.Queue.GenerateName(topic), ExchangeName: cfg.Exchange.GenerateName(topic)}
+	if cfg.QueueBind.GenerateRoutingKey != nil {
+		params.RoutingKey = cfg.QueueBind.GenerateRoutingKey(topic)
+	}
+	for _, name := range []string{params.QueueName, params.ExchangeName, params.RoutingKey} {
+		if len(name) > maxShortString {
+			return fmt.Errorf("%w: a name of topic %.40q has %d bytes, the limit is %d", ErrConfig, topic, len(name), maxShortString)
+		}
+	}
+	if err := cfg.TopologyBuilder.BuildTopology(ch, params, cfg, watermill.NopLogger{}); err != nil {
+		return fmt.Errorf("declare topology of %s: %w", topic, err)
+	}
+	return nil
+}
+
+// normalize fills in what a Config of any origin may leave open. The
+// Marshaler of watermill-amqp is replaced: it refuses deliveries for ever
+// whose headers are not strings, such as those of a quorum queue.
+func normalize(cfg wamqp.Config) (wamqp.Config, error) {
+	switch {
+	case !validURL(cfg.Connection.AmqpURI):
+		return cfg, fmt.Errorf("%w: Connection.AmqpURI is not an AMQP URL", ErrConfig)
+	case cfg.Exchange.GenerateName == nil:
+		return cfg, fmt.Errorf("%w: Exchange.GenerateName is missing", ErrConfig)
+	}
+	if _, theirs := cfg.Marshaler.(wamqp.DefaultMarshaler); theirs || cfg.Marshaler == nil {
+		cfg.Marshaler = Marshaler{}
+	}
+	if cfg.TopologyBuilder == nil {
+		cfg.TopologyBuilder = &wamqp.DefaultTopologyBuilder{}
+	}
+	return cfg, nil
+}

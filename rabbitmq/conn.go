@@ -1,0 +1,226 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"sync"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// errTimeout reports that the broker did not answer a request in time.
+var errTimeout = errors.New("no answer in time")
+
+// A conn is one connection to the broker, from its handshake to its end. It is
+// never revived: who needs a connection after that dials another one, so a
+// delivery tag can never be used on a connection it does not belong to.
+type conn struct {
+	amqp    *amqp.Connection
+	socket  net.Conn
+	limits  ConnectionOptions
+	blocked gate
+	dead    chan struct{}   // closed once the connection is gone
+	work    *sync.WaitGroup // goroutines of this and of other connections of the link
+}
+
+// dial connects and shakes hands. It ends with ctx, or after the dial timeout.
+func dial(ctx context.Context, cfg wamqp.ConnectionConfig, opts ConnectionOptions, work *sync.WaitGroup) (*conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, opts.DialTimeout)
+	defer cancel()
+	c := &conn{limits: opts, dead: make(chan struct{}), work: work}
+	config := amqpConfig(cfg, opts)
+	connect := config.Dial
+	handshakeDone := func() bool { return true }
+	config.Dial = func(network, addr string) (net.Conn, error) {
+		socket, err := connectWith(ctx, connect, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		c.socket = &deadlineConn{Conn: socket, timeout: opts.WriteTimeout}
+		// The handshake knows no context: it ends with its socket.
+		handshakeDone = context.AfterFunc(ctx, func() { socket.Close() })
+		return c.socket, nil
+	}
+	connection, err := amqp.DialConfig(cfg.AmqpURI, config)
+	handshakeDone()
+	if err != nil {
+		c.drop()
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	c.amqp = connection
+	closes := connection.NotifyClose(make(chan *amqp.Error, 1))
+	blocks := connection.NotifyBlocked(make(chan amqp.Blocking, 1))
+	c.work.Go(func() { c.watch(closes, blocks) })
+	return c, nil
+}
+
+// amqpConfig returns a fresh configuration for each dial: the library writes
+// into what it is given.
+func amqpConfig(cfg wamqp.ConnectionConfig, opts ConnectionOptions) amqp.Config {
+	var config amqp.Config
+	if cfg.AmqpConfig != nil {
+		config = *cfg.AmqpConfig
+	}
+	if config.Heartbeat == 0 {
+		config.Heartbeat = opts.Heartbeat
+	}
+	if cfg.TLSConfig != nil {
+		config.TLSClientConfig = cfg.TLSConfig.Clone()
+	}
+	config.Properties = maps.Clone(config.Properties)
+	if config.Properties == nil {
+		config.Properties = amqp.NewConnectionProperties()
+	}
+	if opts.Name != "" {
+		config.Properties.SetClientConnectionName(opts.Name)
+	}
+	config.Recovery = nil // two owners of one reconnection would get in each other's way
+	return config
+}
+
+func connectWith(ctx context.Context, connect func(network, addr string) (net.Conn, error), network, addr string) (net.Conn, error) {
+	if connect != nil {
+		return connect(network, addr)
+	}
+	return (&net.Dialer{}).DialContext(ctx, network, addr)
+}
+
+// watch keeps the blocked state and learns of the end. It must keep reading:
+// the library's reader waits for it.
+func (c *conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
+	for b := range blocks {
+		c.blocked.set(b.Active)
+	}
+	for range closes {
+	}
+	close(c.dead)
+}
+
+func (c *conn) alive() bool {
+	select {
+	case <-c.dead:
+		return false
+	default:
+		return !c.amqp.IsClosed()
+	}
+}
+
+// unblocked returns [ErrBlocked] while the broker is blocked.
+func (c *conn) unblocked() error {
+	select {
+	case <-c.blocked.wait():
+		return ErrBlocked
+	default:
+		return nil
+	}
+}
+
+// drop ends the connection without a word. The broker gives back what was not
+// acked, and what was not confirmed stays unknown.
+func (c *conn) drop() {
+	if c.socket != nil {
+		c.socket.Close()
+	}
+}
+
+// close says goodbye, for at most timeout.
+func (c *conn) close(timeout time.Duration) {
+	defer time.AfterFunc(timeout, c.drop).Stop()
+	_ = c.amqp.CloseDeadline(time.Now().Add(timeout)) // closed is closed, whatever was answered
+	c.drop()
+}
+
+// call runs f, which asks the broker something over c, and returns its result.
+// A broker that does not answer in time has its connection dropped, because the
+// library would wait for ever. If ctx ends first, f goes on alone and discard
+// gets what it returns without an error.
+func call[T any](ctx context.Context, c *conn, f func() (T, error), discard func(T)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	var (
+		done = make(chan result)
+		left = make(chan struct{})
+		zero T
+	)
+	c.work.Go(func() {
+		timeout := time.AfterFunc(c.limits.RequestTimeout, c.drop)
+		value, err := f()
+		if !timeout.Stop() && err != nil {
+			err = fmt.Errorf("%w: %w", errTimeout, err)
+		}
+		select {
+		case done <- result{value, err}:
+		case <-left:
+			if err == nil && discard != nil {
+				discard(value)
+			}
+		}
+	})
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		close(left)
+		return zero, ctx.Err()
+	}
+}
+
+// closeChannel closes ch in the background, which ends at the latest with the
+// connection.
+func (c *conn) closeChannel(ch *amqp.Channel) {
+	c.work.Go(func() {
+		defer time.AfterFunc(c.limits.RequestTimeout, c.drop).Stop()
+		_ = ch.Close()
+	})
+}
+
+// A deadlineConn fails a write that takes too long: a broker under an alarm
+// stops reading, and without a deadline the writer, and with it Close, would
+// wait until the alarm is over.
+type deadlineConn struct {
+	net.Conn
+	timeout time.Duration
+}
+
+func (d *deadlineConn) Write(b []byte) (int, error) {
+	if err := d.SetWriteDeadline(time.Now().Add(d.timeout)); err != nil {
+		return 0, err
+	}
+	return d.Conn.Write(b)
+}
+
+// A gate is a flag that can be waited for.
+type gate struct {
+	mu     sync.Mutex
+	shut   bool
+	closed chan struct{} // closed while shut
+}
+
+func (g *gate) set(shut bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed == nil || !shut && g.shut {
+		g.closed = make(chan struct{})
+	}
+	if shut && !g.shut {
+		close(g.closed)
+	}
+	g.shut = shut
+}
+
+// wait returns a channel that is closed once the gate is shut.
+func (g *gate) wait() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed == nil {
+		g.closed = make(chan struct{})
+	}
+	return g.closed
+}

@@ -1,0 +1,59 @@
+package rabbitmq
+
+import (
+	"errors"
+	"fmt"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// The refusals. Each is an [outbox.ErrRefused]: the broker, or a check on its
+// behalf, will not have this message as things are, and nothing was stored.
+var (
+	// ErrUnroutable reports that the exchange has no queue for the message.
+	ErrUnroutable = fmt.Errorf("rabbitmq: message reached no queue: %w", outbox.ErrRefused)
+	// ErrNacked reports that the broker took the message and answered no, as a
+	// full queue with overflow reject-publish does.
+	ErrNacked = fmt.Errorf("rabbitmq: message nacked: %w", outbox.ErrRefused)
+	// ErrTooLarge reports a payload, header or name over a limit. The message
+	// was not sent, since it would have closed the channel or the connection.
+	ErrTooLarge = fmt.Errorf("rabbitmq: message over a size limit: %w", outbox.ErrRefused)
+	// ErrRejected reports that the broker closed the channel because of this
+	// message or of the declaration of its exchange.
+	ErrRejected = fmt.Errorf("rabbitmq: message rejected: %w", outbox.ErrRefused)
+)
+
+var (
+	// ErrUnavailable reports that the broker is away, or went away before it
+	// answered: the outcome is unknown.
+	ErrUnavailable = errors.New("rabbitmq: broker unavailable, outcome unknown")
+	// ErrBlocked reports that the broker takes no messages because of a memory
+	// or disk alarm. What was already sent may still be stored.
+	ErrBlocked = errors.New("rabbitmq: broker is blocked by an alarm")
+	// ErrClosed reports a use after Close.
+	ErrClosed = errors.New("rabbitmq: closed")
+	// ErrConfig reports settings that cannot work.
+	ErrConfig = errors.New("rabbitmq: invalid configuration")
+)
+
+// exception returns the exception with which the broker closed a channel. It
+// returns nil if the connection went, or if the broker did not say why.
+func exception(err error) *amqp.Error {
+	var e *amqp.Error
+	if errors.As(err, &e) && e.Server && e.Recover {
+		return e
+	}
+	return nil
+}
+
+// permanent reports whether no retry can mend err: the broker knows us and
+// refuses, or the queue exists with other arguments.
+func permanent(err error) bool {
+	var e *amqp.Error
+	if !errors.As(err, &e) {
+		return errors.Is(err, ErrConfig)
+	}
+	return e.Code == amqp.AccessRefused || e.Code == amqp.PreconditionFailed
+}

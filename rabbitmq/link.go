@@ -1,0 +1,174 @@
+package rabbitmq
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+)
+
+// The pause between two dials doubles from minPause to maxPause, the second
+// half of it random, so that a restarted broker is not met by everybody at
+// once.
+const (
+	minPause = 100 * time.Millisecond
+	maxPause = 5 * time.Second
+)
+
+// ConnectionOptions are the limits of a connection and of the waits on it.
+// The zero value means the defaults.
+type ConnectionOptions struct {
+	// Name is shown by the broker's tools. Default: none.
+	Name string
+	// Heartbeat is how often the two sides show life; a peer that shows none
+	// for about twice as long is given up. A heartbeat in the URL or the
+	// amqp.Config wins. Default: 5 s.
+	Heartbeat time.Duration
+	// DialTimeout bounds connecting, with TLS and the handshake. Default: 10 s.
+	DialTimeout time.Duration
+	// RequestTimeout bounds the wait for an answer, such as to a declaration.
+	// After it the connection is dropped. Default: 10 s.
+	RequestTimeout time.Duration
+	// WriteTimeout bounds one write to the socket. After it the connection is
+	// dropped. Default: 5 s.
+	WriteTimeout time.Duration
+	// CloseTimeout bounds the goodbye to the broker. Default: 5 s.
+	CloseTimeout time.Duration
+}
+
+func (o ConnectionOptions) withDefaults() ConnectionOptions {
+	o.Heartbeat = cmp.Or(o.Heartbeat, 5*time.Second)
+	o.DialTimeout = cmp.Or(o.DialTimeout, 10*time.Second)
+	o.RequestTimeout = cmp.Or(o.RequestTimeout, 10*time.Second)
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, 5*time.Second)
+	o.CloseTimeout = cmp.Or(o.CloseTimeout, 5*time.Second)
+	return o
+}
+
+// A link holds the current connection of a Publisher or a Subscriber and dials
+// the next one when it is asked for one. Nothing of it runs in between.
+type link struct {
+	cfg  wamqp.ConnectionConfig
+	opts ConnectionOptions
+	log  *slog.Logger
+
+	life context.Context // ends with close; belongs to no caller
+	end  context.CancelCauseFunc
+	once sync.Once
+	work sync.WaitGroup // every goroutine of every connection
+
+	turn     chan struct{} // held by who uses the fields below
+	current  *conn
+	failures int
+	notYet   time.Time // no dial before
+}
+
+func newLink(cfg wamqp.ConnectionConfig, opts ConnectionOptions, log *slog.Logger) *link {
+	l := &link{cfg: cfg, opts: opts.withDefaults(), log: log, turn: make(chan struct{}, 1)}
+	l.life, l.end = context.WithCancelCause(context.Background())
+	return l
+}
+
+// get returns a connection, dialling at most once and not sooner after the
+// last dial than the backoff allows. Its error is an [ErrUnavailable] that
+// wraps ctx's error or [ErrClosed] if one of them is the reason.
+func (l *link) get(ctx context.Context) (*conn, error) {
+	ctx, cancel := l.bound(ctx)
+	defer cancel()
+	select {
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return nil, unavailable(ctx)
+	}
+	if l.current != nil && l.current.alive() {
+		return l.current, nil
+	}
+	return l.redial(ctx)
+}
+
+// redial is called by who holds the turn.
+func (l *link) redial(ctx context.Context) (*conn, error) {
+	if sleep(ctx, time.Until(l.notYet)) != nil {
+		return nil, unavailable(ctx)
+	}
+	c, err := dial(ctx, l.cfg, l.opts, &l.work)
+	if err != nil {
+		l.failures++
+		l.notYet = time.Now().Add(pause(l.failures))
+		if ctx.Err() != nil {
+			err = unavailable(ctx)
+		}
+		return nil, err
+	}
+	if l.current != nil {
+		l.log.InfoContext(ctx, "rabbitmq: connected again", "name", l.opts.Name)
+	}
+	l.failures, l.notYet, l.current = 0, time.Now().Add(pause(0)), c
+	return c, nil
+}
+
+// bound returns a context that ends with ctx or when the link is closed.
+func (l *link) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.life, func() { cancel(ErrClosed) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// unavailable returns an ErrUnavailable that says why ctx ended.
+func unavailable(ctx context.Context) error {
+	return fmt.Errorf("%w: %w", ErrUnavailable, context.Cause(ctx))
+}
+
+// cut refuses further connections and drops the current one. A dial going on
+// ends at once.
+func (l *link) cut() {
+	l.end(ErrClosed)
+	l.turn <- struct{}{}
+	defer func() { <-l.turn }()
+	if l.current != nil {
+		l.current.drop()
+	}
+}
+
+// close refuses further connections, closes the current one and waits for the
+// goroutines of all. By then nobody may use them any more.
+func (l *link) close() {
+	l.once.Do(func() {
+		l.end(ErrClosed)
+		l.turn <- struct{}{}
+		defer func() { <-l.turn }()
+		if l.current != nil {
+			l.current.close(l.opts.CloseTimeout)
+		}
+		l.work.Wait()
+	})
+}
+
+// pause returns how long to wait after the n-th failure in a row.
+func pause(n int) time.Duration {
+	d := min(minPause<<min(n, 16), maxPause)
+	return d/2 + rand.N(d/2)
+}
+
+// sleep waits for d or until ctx ends, and returns ctx's error.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,170 @@
+package rabbitmq
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// maxNesting is how deep a header's tables and arrays are kept.
+const maxNesting = 32
+
+// A Marshaler turns messages into publishings and deliveries into messages. It
+// never returns an error: a delivery that could not be understood would be
+// delivered again and again, so whatever arrives becomes a message, and it is
+// the consumer that judges it.
+//
+// The UUID is the message-id. The metadata type, timestamp, correlation-id and
+// content-type are the properties of these names; all other metadata are
+// headers, as strings. A header that arrives as something else is kept in
+// string form: numbers in decimal, bytes as they are, tables and arrays as
+// JSON. The metadata redelivered is never sent, and is "true" on arrival if the
+// broker says that it may have delivered the message before.
+type Marshaler struct{}
+
+// Marshal returns msg as a persistent publishing. The error is always nil.
+func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
+	p := amqp.Publishing{
+		MessageId:    msg.UUID,
+		DeliveryMode: amqp.Persistent,
+		Body:         msg.Payload,
+		Headers:      make(amqp.Table, len(msg.Metadata)),
+	}
+	for name, value := range msg.Metadata {
+		switch name {
+		case outbox.PropertyType:
+			p.Type = value
+		case outbox.PropertyCorrelation:
+			p.CorrelationId = value
+		case outbox.PropertyContentType:
+			p.ContentType = value
+		case outbox.PropertyTimestamp:
+			if p.Timestamp = parseTimestamp(value); formatTimestamp(p.Timestamp) != value {
+				p.Headers[name] = value // the property holds whole seconds only
+			}
+		case outbox.PropertyRedelivered:
+		default:
+			p.Headers[name] = value
+		}
+	}
+	return p, nil
+}
+
+// Unmarshal returns d as a message. The error is always nil.
+func (Marshaler) Unmarshal(d amqp.Delivery) (*message.Message, error) {
+	msg := message.NewMessage(d.MessageId, d.Body)
+	for name, value := range d.Headers {
+		msg.Metadata[name] = text(value)
+	}
+	// Publishers of watermill-amqp keep the id in a header.
+	if uuid, ok := msg.Metadata[wamqp.DefaultMessageUUIDHeaderKey]; ok && msg.UUID == "" {
+		msg.UUID = uuid
+		delete(msg.Metadata, wamqp.DefaultMessageUUIDHeaderKey)
+	}
+	for name, value := range map[string]string{
+		outbox.PropertyType:        d.Type,
+		outbox.PropertyCorrelation: d.CorrelationId,
+		outbox.PropertyContentType: d.ContentType,
+	} {
+		if value != "" {
+			msg.Metadata[name] = value
+		}
+	}
+	if msg.Metadata[outbox.PropertyTimestamp] == "" && !d.Timestamp.IsZero() {
+		msg.Metadata[outbox.PropertyTimestamp] = formatTimestamp(d.Timestamp)
+	}
+	delete(msg.Metadata, outbox.PropertyRedelivered) // a foreign one is not the broker's word
+	if d.Redelivered {
+		msg.Metadata[outbox.PropertyRedelivered] = "true"
+	}
+	return msg, nil
+}
+
+// parseTimestamp returns the zero time for what is no RFC 3339 time, or one
+// that AMQP, which counts seconds from 1970, has no number for.
+func parseTimestamp(s string) time.Time {
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil || t.Unix() <= 0 {
+		return time.Time{}
+	}
+	return t
+}
+
+func formatTimestamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Truncate(time.Second).Format(time.RFC3339)
+}
+
+// text returns the value of a header in string form.
+func text(value any) string {
+	switch v := value.(type) {
+	case nil:
+		return ""
+	case string:
+		return v
+	case []byte:
+		return string(v)
+	case bool:
+		return strconv.FormatBool(v)
+	case time.Time:
+		return v.UTC().Format(time.RFC3339)
+	case amqp.Table, map[string]any, []any:
+		encoded, err := json.Marshal(plain(v, maxNesting))
+		if err != nil {
+			return fmt.Sprint(v)
+		}
+		return string(encoded)
+	case amqp.Decimal:
+		return decimal(v)
+	}
+	return fmt.Sprint(value) // integers and floats of every size
+}
+
+// plain returns value in terms of what JSON can express, nested at most depth
+// deep.
+func plain(value any, depth int) any {
+	if depth == 0 {
+		return "…"
+	}
+	switch v := value.(type) {
+	case amqp.Table:
+		return plain(map[string]any(v), depth)
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for name, field := range v {
+			out[name] = plain(field, depth-1)
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i, element := range v {
+			out[i] = plain(element, depth-1)
+		}
+		return out
+	case float32:
+		return plain(float64(v), depth)
+	case float64:
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return text(v)
+		}
+		return v
+	case nil, bool, string, int8, int16, int32, int64, int, uint8, uint16, uint32:
+		return v
+	}
+	return text(value)
+}
+
+// decimal writes v.Value / 10^v.Scale.
+func decimal(v amqp.Decimal) string {
+	return strconv.FormatInt(int64(v.Value), 10) + "e-" + strconv.Itoa(int(v.Scale))
+}

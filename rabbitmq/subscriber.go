@@ -1,0 +1,255 @@
+package rabbitmq
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+var (
+	_ message.Subscriber           = (*Subscriber)(nil)
+	_ message.SubscribeInitializer = (*Subscriber)(nil)
+)
+
+// initializeTimeout bounds SubscribeInitialize, which has no context.
+const initializeTimeout = 30 * time.Second
+
+// SubscriberOptions are the limits of a [Subscriber]. The zero value means the
+// defaults.
+type SubscriberOptions struct {
+	Connection ConnectionOptions
+	// Prefetch is how many messages of a subscription may be in hand at once,
+	// and how many the broker sends ahead of their acks. The Config's Qos is
+	// not used: its usual value of 1 means one message at a time. Default: 64.
+	Prefetch int
+	// NackDelay is how long a nacked message is held, half to one and a half
+	// times, before it is given back: a broker redelivers at once, thousands of
+	// times a second. Default: 1 s.
+	NackDelay time.Duration
+	// DrainTimeout is how long messages in hand may still be acked after a
+	// subscription's end. Default: 30 s.
+	DrainTimeout time.Duration
+	// TopologyInterval is how often exchange, queue and binding are declared
+	// again while subscribed, in case somebody deleted them. Default: 30 s.
+	TopologyInterval time.Duration
+	// Logger hears of lost and regained subscriptions. Default: [slog.Default].
+	Logger *slog.Logger
+}
+
+func (o SubscriberOptions) withDefaults() SubscriberOptions {
+	o.Prefetch = cmp.Or(o.Prefetch, 64)
+	o.NackDelay = cmp.Or(o.NackDelay, time.Second)
+	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
+	o.TopologyInterval = cmp.Or(o.TopologyInterval, 30*time.Second)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+	return o
+}
+
+// A Subscriber consumes from RabbitMQ, on a connection of its own and a channel
+// for each subscription. Its methods may be called concurrently.
+type Subscriber struct {
+	cfg  wamqp.Config
+	opts SubscriberOptions
+	link *link
+
+	mu     sync.Mutex
+	closed bool
+	calls  sync.WaitGroup // subscriptions and initializations
+	done   chan struct{}  // closed when Close is through
+}
+
+// NewSubscriber returns a Subscriber of the queues cfg names. It connects with
+// the first subscription. A nil opts means the defaults. An error is an
+// [ErrConfig].
+func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, error) {
+	if opts == nil {
+		opts = &SubscriberOptions{}
+	}
+	cfg, err := normalize(cfg)
+	switch {
+	case err != nil:
+		return nil, err
+	case cfg.Queue.GenerateName == nil:
+		return nil, fmt.Errorf("%w: Queue.GenerateName is missing", ErrConfig)
+	case opts.Prefetch < 0 || opts.Prefetch > 65535:
+		return nil, fmt.Errorf("%w: SubscriberOptions.Prefetch must be at most 65535", ErrConfig)
+	}
+	s := &Subscriber{cfg: cfg, opts: opts.withDefaults(), done: make(chan struct{})}
+	s.link = newLink(cfg.Connection, s.opts.Connection, s.opts.Logger)
+	return s, nil
+}
+
+// Subscribe declares what topic needs, and returns the channel on which its
+// messages arrive. It waits for a broker that is away until ctx ends, and
+// returns an error at once if the broker refuses.
+//
+// Up to Prefetch messages are handed over without waiting for the ack of any.
+// Each is acked or nacked for itself, in any order. A nacked message comes
+// again after NackDelay. A message may arrive more than once, and then has the
+// metadata redelivered, also on its first arrival here if another consumer had
+// it before.
+//
+// When ctx ends, or Close is called, no further messages are taken, those
+// that were not handed over go back to the broker, and the returned channel is
+// closed. Messages in hand can still be acked: the subscription ends when all
+// are, or after DrainTimeout; then the rest goes back. If the process dies,
+// the broker gives back everything not acked.
+//
+// A message's context has the values of ctx but not its end: it ends when the
+// message is settled or DrainTimeout is over. It does not end when the
+// connection is lost, although the message will then be delivered again while
+// this copy may still be at work, and its ack has no effect.
+func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if !s.begin() {
+		return nil, ErrClosed
+	}
+	intake, cancel := s.link.bound(ctx)
+	sub := &subscription{
+		subscriber: s,
+		topic:      topic,
+		out:        make(chan *message.Message),
+		slots:      make(chan struct{}, s.opts.Prefetch),
+	}
+	first, err := sub.connect(intake)
+	if err != nil {
+		cancel()
+		s.calls.Done()
+		return nil, fmt.Errorf("rabbitmq: subscribe to %s: %w", topic, err)
+	}
+	go func() {
+		defer s.calls.Done()
+		defer cancel()
+		sub.run(intake, context.WithoutCancel(ctx), first)
+	}()
+	return sub.out, nil
+}
+
+// SubscribeInitialize declares what topic needs, so that messages published
+// from now on are kept for this service. It waits up to 30 s for a broker that
+// is away.
+func (s *Subscriber) SubscribeInitialize(topic string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), initializeTimeout)
+	defer cancel()
+	return s.initialize(ctx, topic)
+}
+
+func (s *Subscriber) initialize(ctx context.Context, topic string) error {
+	if !s.begin() {
+		return ErrClosed
+	}
+	defer s.calls.Done()
+	ctx, cancel := s.link.bound(ctx)
+	defer cancel()
+	err := s.persist(ctx, topic, func(c *conn) error { return s.declare(ctx, c, topic) })
+	if err != nil {
+		return fmt.Errorf("rabbitmq: initialize %s: %w", topic, err)
+	}
+	return nil
+}
+
+// begin registers a use of the connection, to be ended with calls.Done. It
+// reports whether the Subscriber is open.
+func (s *Subscriber) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.calls.Add(1)
+	}
+	return !s.closed
+}
+
+// persist runs f on a connection until it succeeds, ctx ends, or the error is
+// one that no retry can mend.
+func (s *Subscriber) persist(ctx context.Context, topic string, f func(*conn) error) error {
+	for n := 1; ; n++ {
+		c, err := s.link.get(ctx)
+		if err == nil {
+			err = f(c)
+		}
+		if err == nil || permanent(err) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return unavailable(ctx)
+		}
+		s.opts.Logger.WarnContext(ctx, "rabbitmq: cannot reach topic, trying again", "topic", topic, "attempt", n, "error", err)
+		if sleep(ctx, pause(n)) != nil {
+			return unavailable(ctx)
+		}
+	}
+}
+
+// declare declares the topology of topic on a channel of its own, which a
+// refusal closes.
+func (s *Subscriber) declare(ctx context.Context, c *conn, topic string) error {
+	_, err := call(ctx, c, func() (any, error) {
+		ch, err := c.amqp.Channel()
+		if err != nil {
+			return nil, err
+		}
+		defer ch.Close()
+		return nil, buildTopology(ch, s.cfg, topic)
+	}, nil)
+	return err
+}
+
+// Close ends every subscription as the end of its context would, waits for
+// them, at most DrainTimeout and the connection's timeouts, and closes the
+// connection. It returns nil, also if the broker is away, and no goroutine is
+// left. Calling it again, or concurrently, waits for the same end.
+func (s *Subscriber) Close() error {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if first {
+		s.link.end(ErrClosed)
+		s.calls.Wait()
+		s.link.close()
+		close(s.done)
+	}
+	<-s.done
+	return nil
+}
+
+// consume opens a channel that receives the messages of topic.
+func (s *Subscriber) consume(ctx context.Context, c *conn, topic string) (*epoch, error) {
+	open := func() (*epoch, error) {
+		ch, err := c.amqp.Channel()
+		if err != nil {
+			return nil, err
+		}
+		e := &epoch{conn: c, amqp: ch, gone: make(chan struct{}), tag: "sagamill-" + rand.Text()}
+		closes := ch.NotifyClose(make(chan *amqp.Error, 1))
+		if e.deliveries, err = s.startConsumer(ch, e.tag, topic); err != nil {
+			ch.Close()
+			return nil, err
+		}
+		c.work.Go(func() { e.watch(closes) })
+		return e, nil
+	}
+	return call(ctx, c, open, func(e *epoch) { c.closeChannel(e.amqp) })
+}
+
+func (s *Subscriber) startConsumer(ch *amqp.Channel, tag, topic string) (<-chan amqp.Delivery, error) {
+	if err := buildTopology(ch, s.cfg, topic); err != nil {
+		return nil, err
+	}
+	if err := ch.Qos(s.opts.Prefetch, 0, false); err != nil {
+		return nil, fmt.Errorf("set prefetch: %w", err)
+	}
+	queue := s.cfg.Queue.GenerateName(topic)
+	deliveries, err := ch.Consume(queue, tag, false, s.cfg.Consume.Exclusive, s.cfg.Consume.NoLocal, false, s.cfg.Consume.Arguments)
+	if err != nil {
+		return nil, fmt.Errorf("consume from %s: %w", queue, err)
+	}
+	return deliveries, nil
+}

@@ -1,0 +1,225 @@
+package rabbitmq
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// A subscription hands over the messages of one topic, from one epoch after
+// the other.
+type subscription struct {
+	subscriber *Subscriber
+	topic      string
+	out        chan *message.Message
+	slots      chan struct{} // one for each message in hand, over all epochs
+	epochs     sync.WaitGroup
+}
+
+// An epoch is one channel with one consumer. Its deliveries are settled on it
+// or not at all.
+type epoch struct {
+	conn       *conn
+	amqp       *amqp.Channel
+	tag        string
+	deliveries <-chan amqp.Delivery
+	gone       chan struct{} // closed once the channel is
+	cause      *amqp.Error   // why, if the broker said so; valid once gone is closed
+	inHand     sync.WaitGroup
+}
+
+func (e *epoch) watch(closes <-chan *amqp.Error) {
+	e.cause = <-closes
+	close(e.gone)
+}
+
+// connect opens the next epoch.
+func (s *subscription) connect(ctx context.Context) (*epoch, error) {
+	var e *epoch
+	err := s.subscriber.persist(ctx, s.topic, func(c *conn) (err error) {
+		e, err = s.subscriber.consume(ctx, c, s.topic)
+		return err
+	})
+	return e, err
+}
+
+// run hands over messages until intake ends, then drains. base is what the
+// messages' contexts are made of.
+func (s *subscription) run(intake, base context.Context, e *epoch) {
+	work, stopWork := context.WithCancel(base)
+	defer stopWork()
+	for failures := 0; e != nil; {
+		began := time.Now()
+		s.receive(intake, work, e)
+		s.retire(e)
+		if intake.Err() != nil {
+			break
+		}
+		if failures++; time.Since(began) > maxPause {
+			failures = 0
+		}
+		s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", e.reason())
+		e = s.reconnect(intake, failures)
+	}
+	close(s.out)
+	// Every epoch ends when its last message is settled. Ending work settles
+	// the rest by leaving it to the broker.
+	timer := time.AfterFunc(s.subscriber.opts.DrainTimeout, stopWork)
+	defer timer.Stop()
+	s.epochs.Wait()
+}
+
+// reconnect returns nil once ctx has ended. What no retry can mend at the
+// start may well be mended later, by the operator who broke it.
+func (s *subscription) reconnect(ctx context.Context, failures int) *epoch {
+	for n := failures; sleep(ctx, pause(n)) == nil; n++ {
+		e, err := s.connect(ctx)
+		if err == nil {
+			return e
+		}
+		if ctx.Err() == nil {
+			s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: cannot subscribe again", "topic", s.topic, "error", err)
+		}
+	}
+	return nil
+}
+
+func (e *epoch) reason() string {
+	select {
+	case <-e.gone:
+		if e.cause != nil {
+			return e.cause.Error()
+		}
+		return "channel closed"
+	default:
+		return "consumer cancelled"
+	}
+}
+
+// receive hands over the deliveries of e until intake ends or e does, and
+// gives back those that it did not hand over.
+func (s *subscription) receive(intake, work context.Context, e *epoch) {
+	interval := s.subscriber.opts.TopologyInterval
+	redeclare := time.NewTicker(interval/2 + rand.N(interval))
+	defer redeclare.Stop()
+	for {
+		select {
+		case s.slots <- struct{}{}: // before a delivery is taken, so none is held without one
+		case <-e.gone:
+			return
+		case <-intake.Done():
+			s.giveBack(e)
+			return
+		}
+		if !s.handOverNext(intake, work, e, redeclare.C) {
+			<-s.slots
+			if intake.Err() != nil {
+				s.giveBack(e)
+			}
+			return
+		}
+	}
+}
+
+// handOverNext reports whether it handed over a message, which then owns the
+// slot. If not, there will be no more from e.
+func (s *subscription) handOverNext(intake, work context.Context, e *epoch, redeclare <-chan time.Time) bool {
+	for {
+		select {
+		case d, ok := <-e.deliveries:
+			if !ok {
+				return false // a receive from a closed channel is no message
+			}
+			return s.handOver(intake, work, e, d)
+		case <-redeclare:
+			if err := s.subscriber.declare(intake, e.conn, s.topic); err != nil && intake.Err() == nil {
+				s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: topology is not as declared", "topic", s.topic, "error", err)
+			}
+		case <-intake.Done():
+			return false
+		}
+	}
+}
+
+func (s *subscription) handOver(intake, work context.Context, e *epoch, d amqp.Delivery) bool {
+	msg := s.unmarshal(d)
+	ctx, cancel := context.WithCancel(work)
+	msg.SetContext(ctx)
+	e.inHand.Add(1)
+	select {
+	case s.out <- msg:
+		go func() {
+			defer e.inHand.Done()
+			defer func() { <-s.slots }()
+			defer cancel()
+			s.settle(intake, work, e, d, msg)
+		}()
+		return true
+	case <-intake.Done():
+		_ = d.Nack(false, true) // an error means that the channel is gone, and the message back
+	case <-e.gone:
+	}
+	cancel()
+	e.inHand.Done()
+	return false
+}
+
+// unmarshal is total, whatever Marshaler the user has.
+func (s *subscription) unmarshal(d amqp.Delivery) *message.Message {
+	msg, err := s.subscriber.cfg.Marshaler.Unmarshal(d)
+	if err != nil || msg == nil {
+		msg, _ = Marshaler{}.Unmarshal(d)
+	}
+	return msg
+}
+
+// settle waits until the handler has settled msg and tells the broker. Errors
+// are not looked at: they mean that the channel is gone, and with it the
+// delivery.
+func (s *subscription) settle(intake, work context.Context, e *epoch, d amqp.Delivery, msg *message.Message) {
+	select {
+	case <-msg.Acked():
+		_ = d.Ack(false)
+	case <-msg.Nacked():
+		e.hold(intake, s.subscriber.opts.NackDelay)
+		_ = d.Nack(false, !s.subscriber.cfg.Consume.NoRequeueOnNack)
+	case <-work.Done():
+	}
+}
+
+// hold waits for about delay, but not on a channel that is gone or when it is
+// time to stop.
+func (e *epoch) hold(intake context.Context, delay time.Duration) {
+	timer := time.NewTimer(delay/2 + rand.N(delay))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-intake.Done():
+	case <-e.gone:
+	}
+}
+
+// giveBack stops the consumer and returns what it was sent and did not hand
+// over. A broker that does not answer gets it back with the channel.
+func (s *subscription) giveBack(e *epoch) {
+	_, err := call(context.Background(), e.conn, func() (any, error) { return nil, e.amqp.Cancel(e.tag, false) }, nil)
+	if err != nil {
+		return
+	}
+	for d := range e.deliveries {
+		_ = d.Nack(false, true)
+	}
+}
+
+// retire closes the channel of e once its last message is settled.
+func (s *subscription) retire(e *epoch) {
+	s.epochs.Go(func() {
+		e.inHand.Wait()
+		e.conn.closeChannel(e.amqp)
+		<-e.gone
+	})
+}
