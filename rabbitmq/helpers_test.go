@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"go.uber.org/goleak"
 
 	"github.com/sagamill/sagamill/internal/rabbittest"
@@ -161,4 +163,11 @@ func within(t testing.TB, what string, f func()) {
 	case <-time.After(patience):
 		t.Fatalf("%s hangs", what)
 	}
+}
+
+// noTopology consumes from what is there.
+type noTopology struct{ wamqp.TopologyBuilder }
+
+func (noTopology) BuildTopology(*amqp.Channel, wamqp.BuildTopologyParams, wamqp.Config, watermill.LoggerAdapter) error {
+	return nil
 }

@@ -1,0 +1,347 @@
+package rabbitmq_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// A quorum queue adds integer and array headers to what it delivers again.
+// watermill-amqp refuses such a message for ever.
+func TestRedeliveryIsHandledAgain(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	messages, _ := subscribe(t, cfg, "orders", fast())
+	msg := newMessage("x")
+	msg.Metadata[outbox.PropertyRedelivered] = "foreign"
+	exchange := cfg.Exchange.GenerateName("orders")
+	publishing, _ := rabbitmq.Marshaler{}.Marshal(msg)
+	publishing.Headers["x-death"] = []any{amqp.Table{"count": int64(3), "queue": "q", "time": time.Unix(1, 0)}}
+	publishing.Headers[outbox.PropertyRedelivered] = "foreign"
+	if err := rabbittest.Channel(t, rabbittest.URL()).PublishWithContext(t.Context(), exchange, "", true, false, publishing); err != nil {
+		t.Fatal(err)
+	}
+	for attempt, want := range []struct{ redelivered, count string }{{"", ""}, {"true", "1"}, {"true", "2"}} {
+		got := next(t, messages)
+		if got.UUID != msg.UUID || got.Metadata["redelivered"] != want.redelivered || got.Metadata["x-delivery-count"] != want.count || got.Metadata["x-death"] == "" {
+			t.Errorf("attempt %d: UUID %s, metadata %v; want %s, %+v", attempt, got.UUID, got.Metadata, msg.UUID, want)
+		}
+		if attempt < 2 {
+			got.Nack()
+		} else {
+			got.Ack()
+		}
+	}
+}
+
+// Messages are handed over without waiting for acks: this test ends only if
+// eight are in hand at once.
+func TestConcurrentDelivery(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	messages, _ := subscribe(t, cfg, "orders", fast())
+	ids := mustPublish(t, newPublisher(t, cfg, nil), "orders", 8)
+	var inHand []*message.Message
+	for range 8 {
+		inHand = append(inHand, next(t, messages))
+	}
+	for _, msg := range inHand {
+		delete(ids, msg.UUID)
+		msg.Ack()
+	}
+	if len(ids) != 0 {
+		t.Errorf("%d messages missing", len(ids))
+	}
+}
+
+// Prefetch is a limit over all channels: after a reconnection the copies in
+// hand still count.
+func TestPrefetchOutlivesReconnection(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	proxy := rabbittest.NewProxy(t, rabbittest.URL())
+	opts := fast()
+	opts.Prefetch = 2
+	messages, sub := subscribe(t, through(cfg, proxy.URL()), "orders", opts)
+	mustPublish(t, newPublisher(t, cfg, nil), "orders", 5)
+	first, second := next(t, messages), next(t, messages)
+	proxy.Cut()
+	if err := sub.SubscribeInitialize("orders"); err != nil { // connected again
+		t.Fatal(err)
+	}
+	select {
+	case <-messages:
+		t.Error("third message in hand with a prefetch of 2")
+	case <-time.After(300 * time.Millisecond):
+	}
+	first.Ack()
+	next(t, messages).Ack()
+	second.Ack()
+}
+
+func TestConsumeConnectionCut(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	proxy := rabbittest.NewProxy(t, rabbittest.URL())
+	messages, _ := subscribe(t, through(cfg, proxy.URL()), "orders", fast())
+	ids := mustPublish(t, newPublisher(t, cfg, nil), "orders", 10)
+	old := next(t, messages)
+	proxy.Cut()
+	again := map[string]bool{}
+	for len(again) < 10 { // all of them come, the one in hand too
+		msg := next(t, messages)
+		again[msg.UUID] = true
+		if msg.UUID == old.UUID {
+			if old.Context().Err() != nil {
+				t.Error("context of a message in hand ended with its channel")
+			}
+			old.Ack() // belongs to the old channel: dropped
+		}
+		msg.Ack()
+	}
+	for id := range ids {
+		if !again[id] {
+			t.Errorf("message %s did not come again", id)
+		}
+	}
+	// A wrong tag would have closed the channel, and its messages come again.
+	last := mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
+	ackAll(t, messages, last)
+}
+
+func TestConsumeQueueDeleted(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	messages, sub := subscribe(t, cfg, "orders", fast())
+	ch := rabbittest.Channel(t, rabbittest.URL())
+	if _, err := ch.QueueDelete(cfg.Queue.GenerateName("orders"), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	ackAll(t, messages, mustPublish(t, newPublisher(t, cfg, nil), "orders", 3))
+}
+
+// Nobody tells a consumer that its exchange was deleted.
+func TestConsumeExchangeDeleted(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	opts := fast()
+	opts.TopologyInterval = 50 * time.Millisecond
+	messages, _ := subscribe(t, cfg, "orders", opts)
+	if err := rabbittest.Channel(t, rabbittest.URL()).ExchangeDelete(cfg.Exchange.GenerateName("orders"), false, false); err != nil {
+		t.Fatal(err)
+	}
+	pub := newPublisher(t, cfg, nil)
+	msg := newMessage("x")
+	for deadline := time.Now().Add(patience); ; {
+		err := pub.Publish("orders", msg)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, rabbitmq.ErrUnroutable) || time.Now().After(deadline) {
+			t.Fatalf("Publish: %v", err)
+		}
+	}
+	ackAll(t, messages, map[string]bool{msg.UUID: true})
+}
+
+// In-hand messages are acked during the drain, the others go back, and each
+// message is handled once.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"context", "Close"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			cfg := declared(t, "orders")
+			sub, err := rabbitmq.NewSubscriber(cfg, fast())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sub.Close()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			messages, err := sub.Subscribe(ctx, "orders")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids := mustPublish(t, newPublisher(t, cfg, nil), "orders", 20)
+			inHand := []*message.Message{next(t, messages), next(t, messages), next(t, messages)}
+			closed := make(chan struct{})
+			go func() {
+				defer close(closed)
+				if how == "context" {
+					cancel()
+				} else {
+					sub.Close()
+				}
+			}()
+			for msg := range messages { // one may be on its way
+				inHand = append(inHand, msg)
+			}
+			for _, msg := range inHand {
+				if msg.Context().Err() != nil {
+					t.Error("context of a message in hand ended with the subscription")
+				}
+				delete(ids, msg.UUID)
+				msg.Ack()
+			}
+			<-closed
+			within(t, "Close", func() { sub.Close() })
+			rest, _ := subscribe(t, cfg, "orders", fast())
+			for len(ids) > 0 {
+				msg := next(t, rest)
+				if !ids[msg.UUID] {
+					t.Errorf("message %s was acked and came again", msg.UUID)
+				}
+				delete(ids, msg.UUID)
+				msg.Ack()
+			}
+		})
+	}
+}
+
+// What is not settled within DrainTimeout goes back.
+func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	opts := fast()
+	opts.DrainTimeout = 20 * time.Millisecond
+	messages, sub := subscribe(t, cfg, "orders", opts)
+	mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
+	msg := next(t, messages)
+	within(t, "Close", func() { sub.Close() })
+	if msg.Context().Err() == nil {
+		t.Error("context of a message in hand outlived DrainTimeout")
+	}
+	if msg.Ack(); msg.UUID != next(t, first(subscribe(t, cfg, "orders", fast()))).UUID {
+		t.Error("another message came back")
+	}
+}
+
+func first[A, B any](a A, _ B) A { return a }
+
+// A nacked message is held for NackDelay, but not when it is time to stop.
+func TestNackWhileDraining(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	opts := fast()
+	opts.NackDelay = time.Hour
+	opts.DrainTimeout = time.Hour
+	messages, sub := subscribe(t, cfg, "orders", opts)
+	ids := mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
+	next(t, messages).Nack()
+	select {
+	case <-messages:
+		t.Error("message came again at once")
+	case <-time.After(50 * time.Millisecond):
+	}
+	within(t, "Close", func() { sub.Close() })
+	ackAll(t, first(subscribe(t, cfg, "orders", fast())), ids)
+}
+
+func TestSubscribeContextEndsBeforeBroker(t *testing.T) {
+	t.Parallel()
+	silent, absent := unreachable(t)
+	for name, url := range map[string]string{"silent": silent, "absent": absent} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sub, err := rabbitmq.NewSubscriber(newConfig(t, url), fast())
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(20*time.Millisecond, cancel)
+			within(t, "Subscribe", func() {
+				if _, err := sub.Subscribe(ctx, "orders"); !errors.Is(err, context.Canceled) {
+					t.Errorf("Subscribe = %v, want context.Canceled", err)
+				}
+			})
+			within(t, "Close", func() { sub.Close() })
+			if _, err := sub.Subscribe(t.Context(), "orders"); !errors.Is(err, rabbitmq.ErrClosed) {
+				t.Errorf("Subscribe after Close = %v, want ErrClosed", err)
+			}
+		})
+	}
+}
+
+// Close ends a Subscribe that waits for the broker.
+func TestSubscriberCloseDuringOutage(t *testing.T) {
+	t.Parallel()
+	_, absent := unreachable(t)
+	sub, err := rabbitmq.NewSubscriber(newConfig(t, absent), fast())
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		_, err := sub.Subscribe(context.Background(), "orders")
+		done <- err
+	}()
+	within(t, "Close", func() { sub.Close() })
+	if err := <-done; !errors.Is(err, rabbitmq.ErrClosed) {
+		t.Errorf("Subscribe = %v, want ErrClosed", err)
+	}
+}
+
+// An outage ends, and the subscription is the same as before.
+func TestConsumeAfterOutage(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	proxy := rabbittest.NewProxy(t, rabbittest.URL())
+	messages, _ := subscribe(t, through(cfg, proxy.URL()), "orders", fast())
+	proxy.Refuse(true)
+	ids := mustPublish(t, newPublisher(t, cfg, nil), "orders", 5)
+	proxy.Refuse(false)
+	ackAll(t, messages, ids)
+}
+
+// A queue that exists with other arguments is an error at the start, not a
+// retry for ever.
+func TestSubscribeMismatch(t *testing.T) {
+	t.Parallel()
+	cfg := newConfig(t, rabbittest.URL(), "orders")
+	ch := rabbittest.Channel(t, rabbittest.URL())
+	if _, err := ch.QueueDeclare(cfg.Queue.GenerateName("orders"), true, false, false, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	err := rabbitmq.DeclareTopology(t.Context(), cfg, "orders")
+	var e *amqp.Error
+	if !errors.As(err, &e) || e.Code != amqp.PreconditionFailed {
+		t.Errorf("DeclareTopology = %v, want PRECONDITION_FAILED", err)
+	}
+}
+
+// Whatever a foreign publisher sends becomes a message.
+func TestGarbageArrives(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	messages, _ := subscribe(t, cfg, "orders", fast())
+	ch := rabbittest.Channel(t, rabbittest.URL())
+	garbage := []amqp.Publishing{
+		{},
+		{MessageId: "\x00\xff\n", Type: "\xff", Body: []byte{0}},
+		{Headers: amqp.Table{outbox.HeaderKey: int64(7), outbox.HeaderScope: nil}},
+		{Headers: amqp.Table{outbox.HeaderKey: []byte{0xff}, outbox.HeaderScope: true}},
+		{Headers: amqp.Table{outbox.HeaderKey: amqp.Table{"a": []any{int8(1), "x", nil}}, outbox.HeaderScope: []any{}}},
+		{Headers: amqp.Table{"": "no name", "_watermill_message_uuid": int32(5)}, Timestamp: time.Unix(1<<40, 0)},
+	}
+	for i, publishing := range garbage {
+		if err := ch.PublishWithContext(t.Context(), cfg.Exchange.GenerateName("orders"), "", true, false, publishing); err != nil {
+			t.Fatalf("garbage %d: %v", i, err)
+		}
+	}
+	for range garbage {
+		next(t, messages).Ack()
+	}
+}
