@@ -38,7 +38,8 @@ type SubscriberOptions struct {
 	// subscription's end. Default: 30 s.
 	DrainTimeout time.Duration
 	// TopologyInterval is how often exchange, queue and binding are declared
-	// again while subscribed, in case somebody deleted them. Default: 30 s.
+	// again while subscribed, in case somebody deleted them. A subscription
+	// that was idle for so long is renewed. Default: 30 s.
 	TopologyInterval time.Duration
 	// Logger hears of lost and regained subscriptions. Default: [slog.Default].
 	Logger *slog.Logger

@@ -118,10 +118,14 @@ func TestConsumeConnectionCut(t *testing.T) {
 	ackAll(t, messages, last)
 }
 
+// A queue that is declared again at once is another queue, and RabbitMQ 3.10
+// tells no consumer of the old one.
 func TestConsumeQueueDeleted(t *testing.T) {
 	t.Parallel()
 	cfg := declared(t, "orders")
-	messages, sub := subscribe(t, cfg, "orders", fast())
+	opts := fast()
+	opts.TopologyInterval = 50 * time.Millisecond
+	messages, sub := subscribe(t, cfg, "orders", opts)
 	ch := rabbittest.Channel(t, rabbittest.URL())
 	if _, err := ch.QueueDelete(cfg.Queue.GenerateName("orders"), false, false, false); err != nil {
 		t.Fatal(err)
@@ -130,6 +134,33 @@ func TestConsumeQueueDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	ackAll(t, messages, mustPublish(t, newPublisher(t, cfg, nil), "orders", 3))
+}
+
+// A queue that stays deleted cancels its consumer.
+func TestConsumerCancelled(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	messages, _ := subscribe(t, cfg, "orders", fast())
+	if _, err := rabbittest.Channel(t, rabbittest.URL()).QueueDelete(cfg.Queue.GenerateName("orders"), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	msg := newMessage("x")
+	publishRouted(t, newPublisher(t, cfg, nil), msg)
+	ackAll(t, messages, map[string]bool{msg.UUID: true})
+}
+
+// publishRouted publishes msg to orders as soon as there is a queue.
+func publishRouted(t *testing.T, pub *rabbitmq.Publisher, msg *message.Message) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		err := pub.Publish("orders", msg)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, rabbitmq.ErrUnroutable) || time.Now().After(deadline) {
+			t.Fatalf("Publish: %v", err)
+		}
+	}
 }
 
 // Nobody tells a consumer that its exchange was deleted.
@@ -142,17 +173,8 @@ func TestConsumeExchangeDeleted(t *testing.T) {
 	if err := rabbittest.Channel(t, rabbittest.URL()).ExchangeDelete(cfg.Exchange.GenerateName("orders"), false, false); err != nil {
 		t.Fatal(err)
 	}
-	pub := newPublisher(t, cfg, nil)
 	msg := newMessage("x")
-	for deadline := time.Now().Add(patience); ; {
-		err := pub.Publish("orders", msg)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, rabbitmq.ErrUnroutable) || time.Now().After(deadline) {
-			t.Fatalf("Publish: %v", err)
-		}
-	}
+	publishRouted(t, newPublisher(t, cfg, nil), msg)
 	ackAll(t, messages, map[string]bool{msg.UUID: true})
 }
 

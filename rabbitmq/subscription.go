@@ -54,15 +54,17 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	defer stopWork()
 	for failures := 0; e != nil; {
 		began := time.Now()
-		s.receive(intake, work, e)
+		idle := s.receive(intake, work, e)
 		s.retire(e)
 		if intake.Err() != nil {
 			break
 		}
-		if failures++; time.Since(began) > maxPause {
+		if failures++; idle || time.Since(began) > maxPause {
 			failures = 0
 		}
-		s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", e.reason())
+		if !idle {
+			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", e.reason())
+		}
 		e = s.reconnect(intake, failures)
 	}
 	close(s.out)
@@ -100,42 +102,53 @@ func (e *epoch) reason() string {
 	}
 }
 
-// receive hands over the deliveries of e until intake ends or e does, and
-// gives back those that it did not hand over.
-func (s *subscription) receive(intake, work context.Context, e *epoch) {
+// receive hands over the deliveries of e until intake ends or e does, or e was
+// idle for the topology interval, which it reports. It gives back what it did
+// not hand over.
+//
+// An idle consumer is replaced because the broker may have forgotten it: when
+// a quorum queue is deleted and declared again at once, RabbitMQ 3.10 neither
+// cancels its consumers nor delivers to them, and keeps what it believes to
+// have sent them until their channel closes.
+func (s *subscription) receive(intake, work context.Context, e *epoch) (idle bool) {
 	interval := s.subscriber.opts.TopologyInterval
-	redeclare := time.NewTicker(interval/2 + rand.N(interval))
-	defer redeclare.Stop()
-	for {
+	ticker := time.NewTicker(interval/2 + rand.N(interval))
+	defer ticker.Stop()
+	for delivered := false; ; delivered = true {
 		select {
 		case s.slots <- struct{}{}: // before a delivery is taken, so none is held without one
 		case <-e.gone:
-			return
+			return false
 		case <-intake.Done():
 			s.giveBack(e)
-			return
+			return false
 		}
-		if !s.handOverNext(intake, work, e, redeclare.C) {
-			<-s.slots
-			if intake.Err() != nil {
-				s.giveBack(e)
-			}
-			return
+		if s.handOverNext(intake, work, e, ticker.C, &delivered) {
+			continue
 		}
+		<-s.slots
+		s.giveBack(e)
+		return !delivered
 	}
 }
 
 // handOverNext reports whether it handed over a message, which then owns the
-// slot. If not, there will be no more from e.
-func (s *subscription) handOverNext(intake, work context.Context, e *epoch, redeclare <-chan time.Time) bool {
+// slot. If not, no more are to be taken from e. A tick clears delivered, and
+// ends e if it finds it cleared.
+func (s *subscription) handOverNext(intake, work context.Context, e *epoch, ticks <-chan time.Time, delivered *bool) bool {
 	for {
 		select {
 		case d, ok := <-e.deliveries:
+			*delivered = true
 			if !ok {
 				return false // a receive from a closed channel is no message
 			}
 			return s.handOver(intake, work, e, d)
-		case <-redeclare:
+		case <-ticks:
+			if !*delivered {
+				return false
+			}
+			*delivered = false
 			if err := s.subscriber.declare(intake, e.conn, s.topic); err != nil && intake.Err() == nil {
 				s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: topology is not as declared", "topic", s.topic, "error", err)
 			}
