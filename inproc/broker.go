@@ -1,0 +1,236 @@
+// Package inproc is a message broker within the process: for examples, for
+// tests, and for services that all live in one process and need no broker of
+// their own.
+//
+// It stores nothing, so it acks through: a message is published once a handler
+// of every service subscribed to its topic has acked it. What the process holds
+// when it dies was not acknowledged to the publisher, and the outbox publishes
+// it again.
+//
+// Each service has its own copy of every message of the topics it subscribed
+// to, and its subscriptions share them. Messages with the same ordering
+// identity, the scope and the key without its step, are handled one after the
+// other in the order in which they were published; all others at once.
+//
+// Watermill's gochannel does not fit: it has no services that share a queue,
+// redelivers a nacked message at once, for ever, and answers the publisher with
+// success when nobody listens or when it is closed.
+package inproc
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+var (
+	_ outbox.Publisher  = (*Broker)(nil)
+	_ message.Publisher = (*Broker)(nil)
+)
+
+var (
+	// ErrUnroutable reports a message to a topic that no service subscribed
+	// to. It is an [outbox.ErrRefused].
+	ErrUnroutable = fmt.Errorf("inproc: no service is subscribed: %w", outbox.ErrRefused)
+	// ErrUnacked reports that a message was not acked within AckTimeout. A
+	// handler may have, or may still, run.
+	ErrUnacked = errors.New("inproc: message not acked in time")
+	// ErrClosed reports a use after Close.
+	ErrClosed = errors.New("inproc: closed")
+)
+
+// Options are the limits of a [Broker]. The zero value means the defaults.
+type Options struct {
+	// Prefetch is how many messages one subscription may have in hand.
+	// Default: 64.
+	Prefetch int
+	// NackDelay is how long a nacked message is held before it is handed over
+	// again. Default: 100 ms.
+	NackDelay time.Duration
+	// DrainTimeout is how long messages in hand may still be acked after a
+	// subscription's end. Default: 30 s.
+	DrainTimeout time.Duration
+	// AckTimeout bounds the wait for the acks of a batch. Default: 1 min.
+	AckTimeout time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	o.Prefetch = cmp.Or(o.Prefetch, 64)
+	o.NackDelay = cmp.Or(o.NackDelay, 100*time.Millisecond)
+	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
+	o.AckTimeout = cmp.Or(o.AckTimeout, time.Minute)
+	return o
+}
+
+// A Broker passes messages from publishers to the subscribers it hands out. It
+// is itself the publisher. Its methods may be called concurrently.
+type Broker struct {
+	opts Options
+
+	mu          sync.Mutex
+	topics      map[string]map[string]*queue // by topic and service
+	subscribers []*Subscriber
+	closing     bool
+
+	closed chan struct{} // closed at the end of Close
+}
+
+// New returns a Broker. It starts nothing. A nil opts means the defaults.
+func New(opts *Options) *Broker {
+	if opts == nil {
+		opts = &Options{}
+	}
+	return &Broker{opts: opts.withDefaults(), topics: make(map[string]map[string]*queue), closed: make(chan struct{})}
+}
+
+// A parcel is a published message and the services that have not acked it.
+type parcel struct {
+	left      atomic.Int32
+	acked     chan struct{} // closed when left is 0
+	withdrawn atomic.Bool   // the publisher waits no longer
+}
+
+func (p *parcel) ack() {
+	if p.left.Add(-1) == 0 {
+		close(p.acked)
+	}
+}
+
+// PublishBatch hands batch to every service subscribed to its topics, and
+// returns when all have acked all of it, with nil results; or when ctx ends,
+// AckTimeout is over or the Broker is closed, with an error for each message
+// not acked by all. These are withdrawn where they were not yet handed over.
+// A message without a service is an [ErrUnroutable].
+func (b *Broker) PublishBatch(ctx context.Context, batch []outbox.Publication) []error {
+	results := make([]error, len(batch))
+	parcels := make([]*parcel, len(batch))
+	for i, publication := range batch {
+		parcels[i], results[i] = b.post(publication)
+	}
+	timeout := time.NewTimer(b.opts.AckTimeout)
+	defer timeout.Stop()
+	var late error
+	for i, p := range parcels {
+		if p == nil {
+			continue
+		}
+		if late == nil {
+			late = b.wait(ctx, p, timeout.C)
+		}
+		select {
+		case <-p.acked:
+		default:
+			p.withdrawn.Store(true)
+			results[i] = late
+		}
+	}
+	return results
+}
+
+// wait returns an error if there will be no ack.
+func (b *Broker) wait(ctx context.Context, p *parcel, timeout <-chan time.Time) error {
+	select {
+	case <-p.acked:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("inproc: %w", context.Cause(ctx))
+	case <-b.closed:
+		return ErrClosed
+	case <-timeout:
+		return ErrUnacked
+	}
+}
+
+// post puts the message into the queue of every service.
+func (b *Broker) post(publication outbox.Publication) (*parcel, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closing {
+		return nil, ErrClosed
+	}
+	queues := b.topics[publication.Topic]
+	if len(queues) == 0 {
+		return nil, fmt.Errorf("%w: topic %s", ErrUnroutable, publication.Topic)
+	}
+	p := &parcel{acked: make(chan struct{})}
+	p.left.Store(int32(len(queues)))
+	for _, q := range queues {
+		q.put(delivery{message: publication.Message.Copy(), parcel: p})
+	}
+	return p, nil
+}
+
+// Publish publishes messages like [Broker.PublishBatch] under the context of
+// the first, and returns their errors joined, each with the message's UUID.
+func (b *Broker) Publish(topic string, messages ...*message.Message) error {
+	if len(messages) == 0 {
+		return nil
+	}
+	batch := make([]outbox.Publication, len(messages))
+	for i, msg := range messages {
+		batch[i] = outbox.Publication{Topic: topic, Message: msg}
+	}
+	results := b.PublishBatch(messages[0].Context(), batch)
+	for i, err := range results {
+		if err != nil {
+			results[i] = fmt.Errorf("inproc: publish %q to %q: %w", messages[i].UUID, topic, err)
+		}
+	}
+	return errors.Join(results...)
+}
+
+// Subscriber returns a new Subscriber of service. That of a closed Broker is
+// closed.
+func (b *Broker) Subscriber(service string) *Subscriber {
+	s := &Subscriber{broker: b, service: service, done: make(chan struct{})}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closing {
+		s.closed = true
+		close(s.done)
+	}
+	b.subscribers = append(b.subscribers, s)
+	return s
+}
+
+// queue returns the queue of service for topic, which exists from then on.
+func (b *Broker) queue(topic, service string) *queue {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.topics[topic] == nil {
+		b.topics[topic] = make(map[string]*queue)
+	}
+	if b.topics[topic][service] == nil {
+		b.topics[topic][service] = newQueue()
+	}
+	return b.topics[topic][service]
+}
+
+// Close takes no more messages, closes every Subscriber and then ends the calls
+// that still wait for acks. It returns nil, and no goroutine is left. Calling
+// it again, or concurrently, waits for the same end.
+func (b *Broker) Close() error {
+	b.mu.Lock()
+	first := !b.closing
+	b.closing = true
+	subscribers := b.subscribers
+	b.mu.Unlock()
+	if first {
+		var closing sync.WaitGroup
+		for _, s := range subscribers {
+			closing.Go(func() { s.Close() })
+		}
+		closing.Wait()
+		close(b.closed)
+	}
+	<-b.closed
+	return nil
+}

@@ -1,0 +1,123 @@
+package inproc
+
+import (
+	"strings"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// A delivery is a message on its way to one service.
+type delivery struct {
+	message *message.Message
+	parcel  *parcel
+	again   bool // it was handed over before
+}
+
+// A lane holds the deliveries of one ordering identity. While its first one is
+// in hand or held back, the lane is in nobody's list.
+type lane struct {
+	identity string // "" for a message without one, alone in its lane
+	waiting  []delivery
+}
+
+// A queue holds what one service has yet to ack of one topic.
+type queue struct {
+	mu    sync.Mutex
+	lanes map[string]*lane // by identity
+	ready []*lane          // whose first delivery may be handed over, oldest first
+	wake  chan struct{}    // holds a value if ready may not be empty
+}
+
+func newQueue() *queue {
+	return &queue{lanes: make(map[string]*lane), wake: make(chan struct{}, 1)}
+}
+
+// identity returns "" for a message without an idempotency key.
+func identity(msg *message.Message) string {
+	key := msg.Metadata[outbox.HeaderKey]
+	if key == "" {
+		return ""
+	}
+	if colon := strings.LastIndexByte(key, ':'); colon >= 0 {
+		key = key[:colon]
+	}
+	return msg.Metadata[outbox.HeaderScope] + "\x00" + key
+}
+
+func (q *queue) put(d delivery) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	id := identity(d.message)
+	l := q.lanes[id]
+	if l != nil {
+		l.waiting = append(l.waiting, d)
+		return
+	}
+	l = &lane{identity: id, waiting: []delivery{d}}
+	if id != "" {
+		q.lanes[id] = l
+	}
+	q.offer(l)
+}
+
+// offer makes l ready. The caller holds the lock.
+func (q *queue) offer(l *lane) {
+	q.ready = append(q.ready, l)
+	q.signal()
+}
+
+func (q *queue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns a ready lane and its first delivery, which is then the caller's,
+// to be given back with done or retry. The lane is nil if none is ready.
+func (q *queue) take() (*lane, delivery) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.ready) > 0 {
+		l := q.ready[0]
+		q.ready = q.ready[1:]
+		if len(q.ready) > 0 {
+			q.signal() // for the other subscriptions
+		}
+		if d := l.waiting[0]; !d.parcel.withdrawn.Load() {
+			return l, d
+		}
+		q.shift(l)
+	}
+	return nil, delivery{}
+}
+
+// done removes the first delivery of l.
+func (q *queue) done(l *lane) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.shift(l)
+}
+
+// shift removes the first delivery of l and makes the next one ready. The
+// caller holds the lock.
+func (q *queue) shift(l *lane) {
+	l.waiting[0] = delivery{}
+	if l.waiting = l.waiting[1:]; len(l.waiting) > 0 {
+		q.offer(l)
+	} else {
+		delete(q.lanes, l.identity)
+	}
+}
+
+// retry makes the first delivery of l ready again. again says that a handler
+// had it.
+func (q *queue) retry(l *lane, again bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l.waiting[0].again = l.waiting[0].again || again
+	q.offer(l)
+}
