@@ -1,0 +1,147 @@
+package rabbittest
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// bootTimeout bounds the start of a node, which takes 3 to 20 s on a busy
+// machine.
+const bootTimeout = 2 * time.Minute
+
+// serverPaths are where the server is installed. The wrapper in PATH insists on
+// the system's own node, so it is not used.
+var serverPaths = []string{"/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/rabbitmq/sbin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server"}
+
+// A Node is a RabbitMQ of the test's own, which it may kill. It shares the
+// machine's epmd with other nodes, and nothing else.
+type Node struct {
+	server string
+	dir    string
+	name   string
+	port   int
+	dist   int
+	owner  *syscall.Credential // nil: the test's own user
+	run    *exec.Cmd
+	exited chan struct{}
+}
+
+// StartNode starts a node and waits until it accepts connections. It skips the
+// test on a machine without the server's binaries: a private node cannot be
+// asked of everybody who has a broker somewhere.
+func StartNode(t testing.TB) *Node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rabbittest-") // t.TempDir is closed to other users
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	n := &Node{dir: dir, name: Name() + "node@localhost", port: freePort(t), dist: freePort(t)}
+	for _, path := range serverPaths {
+		if _, err := os.Stat(path); err == nil && n.server == "" {
+			n.server = path
+		}
+	}
+	if n.server == "" {
+		t.Skip("no RabbitMQ server installed on this machine")
+	}
+	if err := n.prepare(); err != nil {
+		t.Fatalf("prepare node: %v", err)
+	}
+	t.Cleanup(n.Kill)
+	n.Start(t)
+	return n
+}
+
+// URL is where the node listens, also after a restart.
+func (n *Node) URL() string { return fmt.Sprintf("amqp://guest:guest@127.0.0.1:%d/", n.port) }
+
+// prepare gives the directory to the user that the server runs as: some
+// installations refuse to run as root.
+func (n *Node) prepare() error {
+	if err := os.WriteFile(filepath.Join(n.dir, "rabbitmq.conf"), fmt.Appendf(nil, "listeners.tcp.local = 127.0.0.1:%d\n", n.port), 0o644); err != nil {
+		return err
+	}
+	owner, err := user.Lookup("rabbitmq")
+	if os.Geteuid() != 0 || err != nil {
+		return nil
+	}
+	uid, uidErr := strconv.ParseUint(owner.Uid, 10, 32)
+	gid, gidErr := strconv.ParseUint(owner.Gid, 10, 32)
+	n.owner = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	return errors.Join(uidErr, gidErr, os.Chown(n.dir, int(uid), int(gid)))
+}
+
+// Start starts the node, with the data it had, and waits until it accepts
+// connections.
+func (n *Node) Start(t testing.TB) {
+	t.Helper()
+	n.run = exec.Command(n.server)
+	n.run.Dir = n.dir
+	n.run.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8", "HOME=" + n.dir, "ERL_EPMD_ADDRESS=127.0.0.1",
+		"RABBITMQ_NODENAME=" + n.name, "RABBITMQ_NODE_IP_ADDRESS=127.0.0.1",
+		"RABBITMQ_NODE_PORT=" + strconv.Itoa(n.port), "RABBITMQ_DIST_PORT=" + strconv.Itoa(n.dist),
+		"RABBITMQ_MNESIA_BASE=" + n.dir + "/data", "RABBITMQ_LOG_BASE=" + n.dir + "/log",
+		"RABBITMQ_PID_FILE=" + n.dir + "/pid", "RABBITMQ_ENABLED_PLUGINS_FILE=" + n.dir + "/plugins",
+		"RABBITMQ_CONF_ENV_FILE=" + n.dir + "/none", "RABBITMQ_CONFIG_FILE=" + n.dir + "/rabbitmq.conf",
+		"RABBITMQ_CONFIG_FILES=" + n.dir + "/conf.d", "RABBITMQ_ADVANCED_CONFIG_FILE=" + n.dir + "/none",
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+	}
+	// A group of its own, so that the shell script and Erlang die together.
+	n.run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: n.owner}
+	if err := n.run.Start(); err != nil {
+		t.Fatalf("start node: %v", err)
+	}
+	n.exited = make(chan struct{})
+	go func(run *exec.Cmd, exited chan struct{}) {
+		_ = run.Wait()
+		close(exited)
+	}(n.run, n.exited)
+	for deadline := time.Now().Add(bootTimeout); ; {
+		connection, err := amqp.Dial(n.URL())
+		if err == nil {
+			connection.Close()
+			return
+		}
+		select {
+		case <-n.exited:
+			t.Fatalf("node ended while it started: %v", n.run.ProcessState)
+		case <-time.After(100 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("node did not start within %s: %v", bootTimeout, err)
+		}
+	}
+}
+
+// Kill kills the node, as kill -9 does, and returns when it is gone.
+func (n *Node) Kill() {
+	if n.run == nil || n.run.Process == nil {
+		return
+	}
+	_ = syscall.Kill(-n.run.Process.Pid, syscall.SIGKILL)
+	<-n.exited
+	n.run = nil
+}
+
+func freePort(t testing.TB) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("find a port: %v", err)
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port
+}
