@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/devservices"
+)
+
+// The limits of a demo.
+const (
+	maxOrders   = 10_000
+	maxKills    = 1_000
+	maxClients  = 64
+	settleLimit = 2 * time.Minute // from the last order placed until every saga has ended
+)
+
+type demoOptions struct {
+	orders, clients, kills int
+	together               bool
+}
+
+func parseDemo(args []string, stderr io.Writer) (demoOptions, error) {
+	var o demoOptions
+	flags := flag.NewFlagSet("order-saga demo", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.IntVar(&o.orders, "orders", 200, "orders to place")
+	flags.IntVar(&o.clients, "clients", 8, "clients that place them at the same time")
+	flags.IntVar(&o.kills, "kill", 0, "how often to SIGKILL one of the service processes meanwhile")
+	flags.BoolVar(&o.together, "together", false, "run all services in this process instead of one each")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	switch {
+	case flags.NArg() > 0:
+		return o, badSetting("arguments", "%q is not a flag", flags.Arg(0))
+	case o.orders < 1 || o.orders > maxOrders:
+		return o, badSetting("-orders", "%d is not between 1 and %d", o.orders, maxOrders)
+	case o.clients < 1 || o.clients > maxClients:
+		return o, badSetting("-clients", "%d is not between 1 and %d", o.clients, maxClients)
+	case o.kills < 0 || o.kills > maxKills:
+		return o, badSetting("-kill", "%d is not between 0 and %d", o.kills, maxKills)
+	case o.kills > 0 && o.together:
+		return o, badSetting("-kill", "with -together there is no process to kill but this one")
+	}
+	return o, nil
+}
+
+// demo runs every service, places a mixed load, and returns an error unless
+// every invariant holds in the end.
+func demo(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o, err := parseDemo(args, stderr)
+	if err != nil {
+		return err
+	}
+	provided, err := devservices.Start(ctx, &devservices.Options{Log: stderr})
+	if err != nil {
+		return err
+	}
+	defer provided.Close()
+
+	s := &settings{
+		services: serviceNames, namespace: "demo-" + strings.ToLower(rand.Text()[:10]),
+		databaseURL: provided.DatabaseURL, amqpURL: provided.AMQPURL,
+	}
+	if s.amqpURL == devservices.InProcess && !o.together {
+		if o.kills > 0 {
+			return badSetting("-kill", "without RabbitMQ the services run in this process, so there is none to kill")
+		}
+		fmt.Fprintln(stdout, "no RabbitMQ can be had: all services run in this process, on the in-process broker")
+		o.together = true
+	}
+	defer removeQueues(s, stderr)
+	fleet, err := launch(ctx, s, o.together, provided.Environ, stdout)
+	if err != nil {
+		return err
+	}
+	result, err := drive(ctx, fleet, o, stdout)
+	stopped := fleet.stop()
+	if err != nil {
+		return errors.Join(err, fleet.explain(stderr))
+	}
+	violations := result.print(stdout)
+	if stopped != nil {
+		fmt.Fprintln(stdout, "  VIOLATED  every process stops when it is told to:", stopped)
+		violations++
+	}
+	if violations > 0 {
+		return errors.Join(fmt.Errorf("%d invariants do not hold", violations), fleet.explain(stderr))
+	}
+	fmt.Fprintln(stdout, "\nall invariants hold")
+	return nil
+}
+
+// drive places the orders, waits until every saga has ended, and collects what
+// there is to judge.
+func drive(ctx context.Context, f *fleet, o demoOptions, stdout io.Writer) (*result, error) {
+	load := newLoad(f.urls["order"], o.orders)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	killing := make(chan struct{})
+	go func() {
+		defer close(killing)
+		f.killSome(ctx, o.kills, load.progress)
+	}()
+	reporting := make(chan struct{})
+	go func() {
+		defer close(reporting)
+		load.report(ctx, stdout, f)
+	}()
+	defer func() { cancel(); <-reporting; <-killing }()
+
+	if err := load.place(ctx, o.clients); err != nil {
+		return nil, err
+	}
+	<-killing // a late kill must not be one after the count
+	settle, cancelSettle := context.WithTimeout(ctx, settleLimit)
+	defer cancelSettle()
+	load.awaitEnd(settle)
+	r := &result{orders: load.orders}
+	var err error
+	if r.ledger, err = fetchLedger(settle, f.urls["gateway"]); err != nil {
+		return nil, err
+	}
+	r.left = f.awaitEmpty(settle)
+	return r, ctx.Err()
+}

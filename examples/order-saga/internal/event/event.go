@@ -1,0 +1,47 @@
+// Package event is what the services of the order saga say to each other: the
+// only thing they share.
+package event
+
+import "github.com/sagamill/sagamill/saga"
+
+// The message types. Each is also the topic that it is published to.
+const (
+	OrderCreated     = "order.created"
+	PaymentProcessed = "payment.processed"
+	PaymentDeclined  = "payment.declined"
+	PaymentRefunded  = "payment.refunded"
+	ShipmentArranged = "shipment.arranged"
+	ShipmentRejected = "shipment.rejected"
+)
+
+// The steps of the saga.
+const (
+	ProcessPayment  = "process-payment"
+	ArrangeShipping = "arrange-shipping"
+)
+
+// OrderSaga is the plan. The saga is choreographed: each service acts on the
+// messages of the one before it, and a rejected shipment undoes the payment.
+var OrderSaga = saga.Must(saga.Define("order", 1,
+	saga.Step{Name: ProcessPayment, Command: OrderCreated, Compensation: ShipmentRejected},
+	saga.Step{Name: ArrangeShipping, Command: PaymentProcessed},
+))
+
+// Order is the body of OrderCreated and PaymentProcessed. Amount is in the
+// currency's minor unit.
+type Order struct {
+	OrderID  string `json:"order_id"`
+	Item     string `json:"item"`
+	Quantity int    `json:"quantity"`
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
+	Card     string `json:"card,omitempty"`
+	Attempts int    `json:"attempts,omitempty"` // of the step that says so
+}
+
+// Outcome is the body of all other messages: how a step ended.
+type Outcome struct {
+	OrderID  string `json:"order_id"`
+	Reason   string `json:"reason,omitempty"`
+	Attempts int    `json:"attempts"`
+}

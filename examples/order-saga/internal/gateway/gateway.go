@@ -1,0 +1,191 @@
+// Package gateway simulates a card processor. It stands for a third party: the
+// services know it by HTTP alone. Its ledger is durable, and it honours the
+// Idempotency-Key with package idemkey, as processors do.
+package gateway
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idempg"
+)
+
+//go:embed migrations
+var files embed.FS
+
+// Migrations are the gateway's own tables.
+func Migrations() fs.FS {
+	sub, err := fs.Sub(files, "migrations")
+	if err != nil {
+		panic(err) // the folder is embedded above
+	}
+	return sub
+}
+
+// The cards that something happens to. Any other known card is tok_ok.
+const (
+	cardOK        = "tok_ok"
+	cardDeclined  = "tok_declined"
+	cardFlaky     = "tok_flaky"      // 503 twice, then charges
+	cardLostReply = "tok_lost_reply" // charges, then answers 504 the first time
+	cardSlow      = "tok_slow"       // takes its time
+)
+
+const (
+	slowness     = 2 * time.Second
+	flakyRefuses = 2
+)
+
+// A Service is the card processor.
+type Service struct {
+	db     *pgxpool.Pool
+	schema string
+	idem   *idemkey.Middleware
+}
+
+// New returns a Service whose ledger is in schema.
+func New(db *pgxpool.Pool, schema string) (*Service, error) {
+	store, err := idempg.New(db, &idempg.Options{Schema: schema})
+	if err != nil {
+		return nil, err
+	}
+	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, MaxRequestBody: web.MaxBody})
+	if err != nil {
+		return nil, err
+	}
+	return &Service{db: db, schema: schema, idem: idem}, nil
+}
+
+// Routes adds the gateway's HTTP interface to mux.
+func (s *Service) Routes(mux *http.ServeMux) {
+	mux.Handle("POST /charges", losingReplies(s.idem.Handler(idempg.HandleTx(s.charge))))
+	mux.Handle("POST /refunds", s.idem.Handler(idempg.HandleTx(s.refund)))
+	mux.HandleFunc("GET /ledger", s.ledger)
+}
+
+// A movement is the body of both POSTs; a refund has no card and no currency.
+type movement struct {
+	OrderID  string `json:"order_id"`
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
+	Card     string `json:"card"`
+}
+
+func (m *movement) read(w http.ResponseWriter, r *http.Request) bool {
+	err := web.Decode(r, m)
+	if err == nil && (m.OrderID == "" || len(m.OrderID) > 100 || m.Amount <= 0) {
+		err = errors.New("order_id must be 1 to 100 bytes and amount positive")
+	}
+	if err != nil {
+		web.Problem(w, http.StatusBadRequest, "movement-invalid", err.Error())
+	}
+	return err == nil
+}
+
+func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+	var m movement
+	if !m.read(w, r) {
+		return nil
+	}
+	info, _ := idemkey.Info(r.Context())
+	switch m.Card {
+	case cardOK:
+	case cardSlow:
+		select {
+		case <-time.After(slowness):
+		case <-r.Context().Done():
+			return r.Context().Err()
+		}
+	case cardFlaky:
+		// A 503 is rolled back and the key may run again: the middleware
+		// counts the attempts.
+		if info.Attempt <= flakyRefuses {
+			web.Problem(w, http.StatusServiceUnavailable, "try-again", "the card's bank does not answer")
+			return nil
+		}
+	case cardLostReply:
+		w.Header().Set(headerLoseReply, "1")
+	case cardDeclined:
+		web.Problem(w, http.StatusPaymentRequired, "card-declined", "card declined")
+		return nil
+	default:
+		web.Problem(w, http.StatusPaymentRequired, "card-unknown", "card unknown")
+		return nil
+	}
+	if err := s.enter(r.Context(), tx, "charge", info.Key, m); err != nil {
+		return err
+	}
+	web.JSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "charged"})
+	return nil
+}
+
+// refund pays back an order's charge. A second refund, under another key, is a
+// conflict.
+func (s *Service) refund(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+	var m movement
+	if !m.read(w, r) {
+		return nil
+	}
+	var charged, refunded int64
+	// The lock makes two refunds of one order take turns.
+	err := tx.QueryRow(r.Context(), "SELECT amount FROM "+s.schema+".ledger WHERE order_id = $1 AND kind = 'charge' ORDER BY id LIMIT 1 FOR UPDATE",
+		m.OrderID).Scan(&charged)
+	if errors.Is(err, pgx.ErrNoRows) {
+		web.Problem(w, http.StatusNotFound, "charge-unknown", "there is no charge for this order")
+		return nil
+	}
+	if err == nil {
+		err = tx.QueryRow(r.Context(), "SELECT coalesce(sum(amount), 0) FROM "+s.schema+".ledger WHERE order_id = $1 AND kind = 'refund'", m.OrderID).Scan(&refunded)
+	}
+	if err != nil {
+		return fmt.Errorf("gateway: look up charge: %w", err)
+	}
+	if refunded+m.Amount > charged {
+		web.Problem(w, http.StatusConflict, "over-refund", "that is more than is left of the charge")
+		return nil
+	}
+	info, _ := idemkey.Info(r.Context())
+	if err := s.enter(r.Context(), tx, "refund", info.Key, m); err != nil {
+		return err
+	}
+	web.JSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "refunded"})
+	return nil
+}
+
+func (s *Service) enter(ctx context.Context, tx pgx.Tx, kind, key string, m movement) error {
+	_, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".ledger (kind, key, order_id, amount) VALUES ($1, $2, $3, $4)", kind, key, m.OrderID, m.Amount)
+	if err != nil {
+		return fmt.Errorf("gateway: enter %s: %w", kind, err)
+	}
+	return nil
+}
+
+// An Entry is one line of the ledger.
+type Entry struct {
+	Kind    string    `json:"kind"`
+	Key     string    `json:"key"`
+	OrderID string    `json:"order_id"`
+	Amount  int64     `json:"amount"`
+	At      time.Time `json:"at"`
+}
+
+func (s *Service) ledger(w http.ResponseWriter, r *http.Request) {
+	rows, _ := s.db.Query(r.Context(), "SELECT kind, key, order_id, amount, at FROM "+s.schema+".ledger ORDER BY id")
+	entries, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Entry])
+	if err != nil {
+		w.Header().Set("Retry-After", "1")
+		web.Problem(w, http.StatusServiceUnavailable, "store-unavailable", "the ledger cannot be read now")
+		return
+	}
+	web.JSON(w, http.StatusOK, entries)
+}

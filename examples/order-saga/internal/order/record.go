@@ -1,0 +1,76 @@
+package order
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
+)
+
+// Steps are the service's part in the saga: to record what the others did.
+// Their messages come from different services, so they may come in any order.
+func (s *Service) Steps() []consumer.Step {
+	return []consumer.Step{
+		{Name: "record-payment", Action: consumer.On(event.PaymentProcessed,
+			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Order], _ consumer.Emit) error {
+				return s.record(ctx, tx, in.Body.OrderID, "paid", "", heard{event.ProcessPayment, "done", in.Body.Attempts})
+			})},
+		{Name: "record-decline", Action: consumer.On(event.PaymentDeclined,
+			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], _ consumer.Emit) error {
+				return s.record(ctx, tx, in.Body.OrderID, "cancelled", in.Body.Reason,
+					heard{event.ProcessPayment, "rejected", in.Body.Attempts}, heard{event.ArrangeShipping, "skipped", 0})
+			})},
+		{Name: "record-shipment", Action: consumer.On(event.ShipmentArranged,
+			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], _ consumer.Emit) error {
+				return s.record(ctx, tx, in.Body.OrderID, "completed", "", heard{event.ArrangeShipping, "done", in.Body.Attempts})
+			})},
+		{Name: "record-rejection", Action: consumer.On(event.ShipmentRejected,
+			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], _ consumer.Emit) error {
+				return s.record(ctx, tx, in.Body.OrderID, "paid", "", heard{event.ArrangeShipping, "rejected", in.Body.Attempts})
+			})},
+		{Name: "record-refund", Action: consumer.On(event.PaymentRefunded,
+			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], _ consumer.Emit) error {
+				return s.record(ctx, tx, in.Body.OrderID, "cancelled", in.Body.Reason, heard{event.ProcessPayment, "compensated", in.Body.Attempts})
+			})},
+	}
+}
+
+// heard is what a message says about a step.
+type heard struct {
+	step, state string
+	attempts    int
+}
+
+// record moves an order on. Completed and cancelled are final, and so is
+// compensated for a step: what comes late changes nothing. The order's row is
+// locked first, so that an order's messages take turns.
+func (s *Service) record(ctx context.Context, tx pgx.Tx, orderID, status, reason string, steps ...heard) error {
+	var old string
+	err := tx.QueryRow(ctx, "SELECT status FROM "+s.schema+".orders WHERE id = $1 FOR UPDATE", orderID).Scan(&old)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return consumer.Terminal(fmt.Errorf("order: there is no order %.40q", orderID))
+	}
+	if err != nil {
+		return fmt.Errorf("order: lock: %w", err)
+	}
+	batch := &pgx.Batch{}
+	if old == "pending" || old == "paid" {
+		batch.Queue("UPDATE "+s.schema+".orders SET status = $2, reason = $3 WHERE id = $1", orderID, status, reason)
+	}
+	for _, h := range steps {
+		batch.Queue("UPDATE "+s.schema+".order_step SET state = $3, attempts = $4, at = clock_timestamp()"+
+			" WHERE order_id = $1 AND step = $2 AND (state = 'pending' OR state = 'done' AND $3 = 'compensated')",
+			orderID, h.step, h.state, h.attempts)
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("order: record: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+// Package shipping is the service that sends goods on their way, or says that
+// it cannot.
+package shipping
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+//go:embed migrations
+var files embed.FS
+
+// Migrations are the service's own tables.
+func Migrations() fs.FS {
+	sub, err := fs.Sub(files, "migrations")
+	if err != nil {
+		panic(err) // the folder is embedded above
+	}
+	return sub
+}
+
+// unshippable is the item that nobody will carry.
+const unshippable = "unshippable"
+
+// A Service arranges shipments.
+type Service struct{ schema string }
+
+// New returns a Service whose tables are in schema.
+func New(schema string) *Service { return &Service{schema: schema} }
+
+// Steps are the service's part in the saga.
+func (s *Service) Steps() []consumer.Step {
+	return []consumer.Step{{Name: event.ArrangeShipping, Action: consumer.On(event.PaymentProcessed, s.arrange)}}
+}
+
+func (s *Service) arrange(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Order], emit consumer.Emit) error {
+	o, out := in.Body, event.Outcome{OrderID: in.Body.OrderID, Attempts: in.Attempt}
+	state, topic, next := "arranged", event.ShipmentArranged, "record-shipment"
+	if o.Item == unshippable {
+		out.Reason = "item cannot be shipped"
+		state, topic, next = "rejected", event.ShipmentRejected, event.ProcessPayment
+	}
+	_, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".shipment (order_id, state, item, quantity) VALUES ($1, $2, $3, $4)",
+		o.OrderID, state, o.Item, o.Quantity)
+	if err != nil {
+		return fmt.Errorf("shipping: insert: %w", err)
+	}
+	payload, err := json.Marshal(out)
+	if err != nil {
+		return consumer.Terminal(err)
+	}
+	emit(outbox.Message{Topic: topic, Step: next, Payload: payload})
+	return nil
+}

@@ -1,0 +1,58 @@
+// Package web is what the services' HTTP handlers have in common.
+package web
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// MaxBody is how many bytes of a request's body are read.
+const MaxBody = 64 << 10
+
+// ErrNoPrincipal reports a request without a usable bearer token.
+var ErrNoPrincipal = errors.New("the request names no tenant: send Authorization: Bearer <tenant>")
+
+var tenant = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$`)
+
+// Tenant returns whom the request is from. The example takes the bearer token
+// for the tenant's name; a real service would look the principal up.
+func Tenant(r *http.Request) (string, error) {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") || !tenant.MatchString(token) {
+		return "", ErrNoPrincipal
+	}
+	return token, nil
+}
+
+// Problem answers in application/problem+json.
+func Problem(w http.ResponseWriter, status int, code, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(idemkey.Problem{
+		Type: "urn:order-saga:problem:" + code, Title: http.StatusText(status), Status: status, Detail: detail, Code: code,
+	})
+}
+
+// JSON answers with v.
+func JSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// Decode reads the body into v. Its error is fit for the client.
+func Decode(r *http.Request, v any) error {
+	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, MaxBody))
+	if err != nil {
+		return err
+	}
+	return consumer.DecodeJSON(body, v)
+}

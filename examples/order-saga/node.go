@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/gateway"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/order"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/payment"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/shipping"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+var serviceNames = []string{"order", "payment", "shipping", "gateway"}
+
+// listens says which service keeps a queue for which topics. Every process
+// declares all of it before its relays publish, so that it does not matter
+// which service is started first.
+var listens = map[string][]string{
+	"order":    {event.PaymentDeclined, event.PaymentProcessed, event.PaymentRefunded, event.ShipmentArranged, event.ShipmentRejected},
+	"payment":  {event.OrderCreated, event.ShipmentRejected},
+	"shipping": {event.PaymentProcessed},
+}
+
+// schemas and migrations of the services' own tables.
+var (
+	schemas = map[string]string{"order": "order_service", "payment": "payment_service", "shipping": "shipping_service", "gateway": "payment_gateway"}
+	tables  = map[string]fs.FS{"order": order.Migrations(), "payment": payment.Migrations(), "shipping": shipping.Migrations(), "gateway": gateway.Migrations()}
+)
+
+// maxConns is the size of each service's pool. All of them in one process, and
+// a second copy of that, fit into PostgreSQL's default of 100 connections.
+const maxConns = 10
+
+// A node is one service with what it runs on: its pool, and, unless it is the
+// gateway, its relay and its consumer.
+type node struct {
+	name     string
+	db       *pgxpool.Pool
+	relay    *outbox.Relay
+	consumer *consumer.Consumer
+	sub      message.Subscriber
+	steps    []consumer.Step
+	routes   func(*http.ServeMux)
+}
+
+// openNode migrates the service's schema and connects the service to the
+// broker. It starts nothing.
+func openNode(ctx context.Context, name string, s *settings, gatewayURL string, b broker, logger *slog.Logger) (*node, error) {
+	schema, databaseURL := schemas[name], s.databaseOf(name)
+	if err := migrations.Up(ctx, databaseURL, schema); err != nil {
+		return nil, err
+	}
+	if err := migrations.UpFrom(ctx, databaseURL, schema, name+"_version", tables[name]); err != nil {
+		return nil, err
+	}
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("database of %s: it is not a PostgreSQL URL", name)
+	}
+	config.MaxConns = maxConns
+	config.ConnConfig.ConnectTimeout = 5 * time.Second
+	config.ConnConfig.RuntimeParams["application_name"] = "order-saga " + name
+	db, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("database of %s: %w", name, err)
+	}
+	n := &node{name: name, db: db}
+	if err := n.build(schema, gatewayURL, b, logger); err != nil {
+		n.close()
+		return nil, fmt.Errorf("service %s: %w", name, err)
+	}
+	return n, nil
+}
+
+func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) error {
+	logger = logger.With("service", n.name)
+	n.routes = func(*http.ServeMux) {}
+	if n.name == "gateway" {
+		g, err := gateway.New(n.db, schema)
+		if err != nil {
+			return err
+		}
+		n.routes = g.Routes
+		return nil
+	}
+	var err error
+	n.relay, err = outbox.NewRelay(n.db, b, &outbox.RelayOptions{Schema: schema, Logger: logger})
+	if err != nil {
+		return err
+	}
+	switch n.name {
+	case "order":
+		o, err := order.New(n.db, schema, n.relay.Wake)
+		if err != nil {
+			return err
+		}
+		n.routes, n.steps = o.Routes, o.Steps()
+	case "payment":
+		n.steps = payment.New(schema, payment.Gateway{URL: gatewayURL, Client: &http.Client{}}).Steps()
+	case "shipping":
+		n.steps = shipping.New(schema).Steps()
+	}
+	if n.sub, err = b.subscriber(n.name); err != nil {
+		return err
+	}
+	n.consumer, err = consumer.New(n.db, n.sub, n.steps, &consumer.Options{Schema: schema, Lanes: maxConns / 2, Wake: n.relay.Wake, Logger: logger})
+	if err != nil {
+		return err
+	}
+	if got, want := n.consumer.Topics(), listens[n.name]; !slices.Equal(got, want) {
+		return fmt.Errorf("its steps listen to %v, but queues are declared for %v", got, want)
+	}
+	return nil
+}
+
+// ready returns nil once the service is connected and consuming.
+func (n *node) ready(ctx context.Context) error {
+	if err := n.db.Ping(ctx); err != nil {
+		return fmt.Errorf("%s: the database does not answer", n.name)
+	}
+	if n.consumer != nil && !n.consumer.Ready() {
+		return fmt.Errorf("%s: not consuming", n.name)
+	}
+	return nil
+}
+
+// close lets go of what openNode took. The relay and the consumer have ended.
+func (n *node) close() {
+	if n.sub != nil {
+		_ = n.sub.Close()
+	}
+	n.db.Close()
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
+)
+
+const (
+	startTimeout    = 2 * time.Minute  // to reach database and broker
+	shutdownTimeout = 30 * time.Second // for requests in hand
+	readyTimeout    = 2 * time.Second  // for one look whether the database answers
+)
+
+// serve runs services until ctx ends, and then lets them finish what they have
+// in hand.
+func serve(ctx context.Context, args []string, stderr io.Writer) error {
+	s, err := parseServe(args, stderr)
+	if err != nil {
+		return err
+	}
+	provided, err := s.provide(ctx, stderr)
+	if provided != nil {
+		defer provided.Close()
+	}
+	if err != nil {
+		return err
+	}
+	a := &app{settings: s, logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))}
+	return a.run(ctx, nil)
+}
+
+// An app is one process of the example.
+type app struct {
+	settings *settings
+	logger   *slog.Logger
+	broker   broker
+	nodes    []*node
+	started  atomic.Bool // migrated, declared, and every loop running
+}
+
+// run serves until ctx ends. The HTTP interface is there from the beginning,
+// for liveness; it is ready later. listening, if it is not nil, is told the
+// address.
+func (a *app) run(ctx context.Context, listening chan<- string) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	listener, err := net.Listen("tcp", a.settings.listen)
+	if err != nil {
+		return badSetting("-listen", "%v", err)
+	}
+	address := listener.Addr().String()
+	if listening != nil {
+		listening <- address
+	}
+	server, mount := a.server()
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			stop(fmt.Errorf("HTTP: %w", err))
+		}
+	})
+	err = a.runServices(ctx, stop, "http://"+address, mount, server)
+	_ = server.Close()
+	serving.Wait()
+	if err == nil && context.Cause(ctx) != nil && !errors.Is(context.Cause(ctx), context.Canceled) {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// runServices opens the nodes, runs them until ctx ends, and closes them. It
+// stops in the order of the flow: requests first, then relays and consumers,
+// then connections.
+func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own string, mount func(http.Handler), server *http.Server) error {
+	defer func() {
+		for _, n := range a.nodes {
+			n.close()
+		}
+		if a.broker != nil {
+			_ = a.broker.Close()
+		}
+	}()
+	if err := a.open(ctx, own); err != nil {
+		if ctx.Err() != nil {
+			return nil // told to stop while starting
+		}
+		return err
+	}
+	mux := http.NewServeMux()
+	for _, n := range a.nodes {
+		n.routes(mux)
+	}
+	mount(mux)
+
+	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWork()
+	var loops sync.WaitGroup
+	for _, n := range a.nodes {
+		if n.consumer == nil {
+			continue
+		}
+		loops.Go(func() { _ = n.relay.Run(work) })
+		loops.Go(func() {
+			if err := n.consumer.Run(work); err != nil {
+				stop(err)
+			}
+		})
+	}
+	a.started.Store(true)
+	a.logger.Info("serving", "services", a.settings.services, "url", own)
+	<-ctx.Done()
+
+	a.logger.Info("stopping")
+	a.started.Store(false)
+	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	_ = server.Shutdown(finish)
+	stopWork()
+	loops.Wait()
+	return nil
+}
+
+func (a *app) open(ctx context.Context, own string) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	s := a.settings
+	gatewayURL := s.gatewayURL
+	if gatewayURL == "" {
+		gatewayURL = own
+	}
+	var err error
+	if a.broker, err = openBroker(s.amqpURL, s.namespace, a.logger); err != nil {
+		return badSetting("AMQP_URL", "%v", err)
+	}
+	for _, service := range serviceNames {
+		if err := a.broker.declare(ctx, service, listens[service]); err != nil {
+			return fmt.Errorf("declare the queues of %s: %w", service, err)
+		}
+	}
+	var steps []consumer.Step
+	for _, name := range s.services {
+		n, err := openNode(ctx, name, s, gatewayURL, a.broker, a.logger)
+		if err != nil {
+			return err
+		}
+		a.nodes = append(a.nodes, n)
+		steps = append(steps, n.steps...)
+	}
+	if len(s.services) == len(serviceNames) {
+		return event.OrderSaga.Check(steps...)
+	}
+	return nil
+}
+
+// server returns an HTTP server that answers /healthz and /readyz at once, and
+// everything else once mount was called.
+func (a *app) server() (server *http.Server, mount func(http.Handler)) {
+	var services atomic.Pointer[http.Handler]
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		web.JSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	})
+	mux.HandleFunc("GET /readyz", a.readyz)
+	mux.HandleFunc("GET /metrics", a.metrics)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		h := services.Load()
+		if h == nil {
+			w.Header().Set("Retry-After", "1")
+			web.Problem(w, http.StatusServiceUnavailable, "starting", "the service is not ready yet")
+			return
+		}
+		(*h).ServeHTTP(w, r)
+	})
+	return &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      60 * time.Second, // longer than a handler may run
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+	}, func(h http.Handler) { services.Store(&h) }
+}
+
+// readyz says 200 once every service here is migrated, connected and
+// consuming.
+func (a *app) readyz(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
+	defer cancel()
+	err := errors.New("starting or stopping")
+	if a.started.Load() {
+		err = nil
+		for _, n := range a.nodes {
+			err = errors.Join(err, n.ready(ctx))
+		}
+	}
+	if err != nil {
+		web.Problem(w, http.StatusServiceUnavailable, "not-ready", err.Error())
+		return
+	}
+	web.JSON(w, http.StatusOK, map[string]string{"status": "ready"})
+}

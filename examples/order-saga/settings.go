@@ -1,0 +1,153 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/sagamill/sagamill/internal/devservices"
+)
+
+// A settingError names a setting that cannot be used.
+type settingError struct{ name, problem string }
+
+func (e *settingError) Error() string { return e.name + ": " + e.problem }
+
+func badSetting(name, format string, args ...any) error {
+	return &settingError{name, fmt.Sprintf(format, args...)}
+}
+
+// settings are what serve runs with.
+type settings struct {
+	services   []string
+	listen     string
+	gatewayURL string // empty: the gateway in this process
+	namespace  string // before the names of exchanges and queues
+
+	databaseURL string
+	amqpURL     string
+}
+
+// defaultNamespace keeps the example's queues apart from everything else on a
+// shared broker. Two installations on one broker need two namespaces.
+const defaultNamespace = "order-saga"
+
+var namespacePattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
+
+// parseServe reads the flags of serve and the environment.
+func parseServe(args []string, stderr io.Writer) (*settings, error) {
+	s := &settings{databaseURL: os.Getenv("DATABASE_URL"), amqpURL: os.Getenv("AMQP_URL")}
+	flags := flag.NewFlagSet("order-saga serve", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address of the HTTP interface")
+	names := flags.String("services", strings.Join(serviceNames, ","), "services to run in this process")
+	flags.StringVar(&s.gatewayURL, "gateway-url", "", "payment gateway (default: the one in this process)")
+	flags.StringVar(&s.namespace, "namespace", cmp.Or(os.Getenv("ORDER_SAGA_NAMESPACE"), defaultNamespace),
+		"prefix of exchanges and queues, also by ORDER_SAGA_NAMESPACE")
+	flags.Usage = func() {
+		fmt.Fprintln(stderr, "usage: order-saga serve [flags]")
+		flags.PrintDefaults()
+		fmt.Fprint(stderr, environmentHelp)
+	}
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	if flags.NArg() > 0 {
+		return nil, badSetting("arguments", "%q is not a flag", flags.Arg(0))
+	}
+	s.services = strings.Split(*names, ",")
+	return s, s.check()
+}
+
+const environmentHelp = `
+environment:
+  DATABASE_URL   PostgreSQL, for every service that has none of its own
+  ORDER_DATABASE_URL, PAYMENT_DATABASE_URL, SHIPPING_DATABASE_URL, GATEWAY_DATABASE_URL
+                 PostgreSQL for one service
+  AMQP_URL       RabbitMQ, or inproc: for the broker within the process
+Without DATABASE_URL or AMQP_URL, what runs on this machine is used, or started.
+`
+
+func (s *settings) check() error {
+	for i, name := range s.services {
+		if !slices.Contains(serviceNames, name) {
+			return badSetting("-services", "there is no service %q; there are %s", name, strings.Join(serviceNames, ", "))
+		}
+		if slices.Contains(s.services[:i], name) {
+			return badSetting("-services", "%s is given twice", name)
+		}
+	}
+	if _, _, err := net.SplitHostPort(s.listen); err != nil {
+		return badSetting("-listen", "%q is not host:port", s.listen)
+	}
+	if !namespacePattern.MatchString(s.namespace) {
+		return badSetting("-namespace", "%q must match %s", s.namespace, namespacePattern)
+	}
+	if s.runs("payment") && !s.runs("gateway") && s.gatewayURL == "" {
+		return badSetting("-gateway-url", "needed where the payment service runs without the gateway")
+	}
+	if u, err := url.Parse(s.gatewayURL); s.gatewayURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		return badSetting("-gateway-url", "%q is not an http or https URL", s.gatewayURL)
+	}
+	s.gatewayURL = strings.TrimSuffix(s.gatewayURL, "/")
+	return s.checkURLs()
+}
+
+// checkURLs repeats no URL: it may hold a password.
+func (s *settings) checkURLs() error {
+	names := []string{"DATABASE_URL"}
+	for _, service := range serviceNames {
+		names = append(names, databaseVariable(service))
+	}
+	for _, name := range names {
+		if value := os.Getenv(name); value != "" {
+			if _, err := pgconn.ParseConfig(value); err != nil {
+				return badSetting(name, "it is not a PostgreSQL URL or connection string")
+			}
+		}
+	}
+	switch u, err := url.Parse(s.amqpURL); {
+	case s.amqpURL == "":
+	case err != nil || u.Scheme != "amqp" && u.Scheme != "amqps" && s.amqpURL != devservices.InProcess:
+		return badSetting("AMQP_URL", "it must begin with amqp:// or amqps://, or be %s", devservices.InProcess)
+	case s.amqpURL == devservices.InProcess && len(s.services) < len(serviceNames):
+		return badSetting("AMQP_URL", "the broker within the process serves no other process: run all services in this one")
+	}
+	return nil
+}
+
+func (s *settings) runs(service string) bool { return slices.Contains(s.services, service) }
+
+func databaseVariable(service string) string { return strings.ToUpper(service) + "_DATABASE_URL" }
+
+// databaseOf returns where service keeps its data.
+func (s *settings) databaseOf(service string) string {
+	return cmp.Or(os.Getenv(databaseVariable(service)), s.databaseURL)
+}
+
+// provide finds or starts what the environment does not name. The caller
+// closes what is returned, if it is not nil.
+func (s *settings) provide(ctx context.Context, stderr io.Writer) (*devservices.Services, error) {
+	if s.databaseURL != "" && s.amqpURL != "" {
+		return nil, nil
+	}
+	found, err := devservices.Start(ctx, &devservices.Options{Log: stderr, KeepDatabase: true})
+	if err != nil {
+		return nil, err
+	}
+	s.databaseURL, s.amqpURL = found.DatabaseURL, found.AMQPURL
+	if err := s.checkURLs(); err != nil {
+		return found, err
+	}
+	return found, nil
+}
