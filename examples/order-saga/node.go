@@ -88,7 +88,7 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 	logger = logger.With("service", n.name)
 	n.routes = func(*http.ServeMux) {}
 	if n.name == "gateway" {
-		g, err := gateway.New(n.db, schema)
+		g, err := gateway.New(n.db, schema, logger)
 		if err != nil {
 			return err
 		}
@@ -102,7 +102,7 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 	}
 	switch n.name {
 	case "order":
-		o, err := order.New(n.db, schema, n.relay.Wake)
+		o, err := order.New(n.db, schema, n.relay.Wake, logger)
 		if err != nil {
 			return err
 		}

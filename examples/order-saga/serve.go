@@ -53,8 +53,8 @@ type app struct {
 // run serves until ctx ends. The HTTP interface is there from the beginning,
 // for liveness; it is ready later. listening, if it is not nil, is told the
 // address.
-func (a *app) run(ctx context.Context, listening chan<- string) error {
-	ctx, stop := context.WithCancelCause(ctx)
+func (a *app) run(caller context.Context, listening chan<- string) error {
+	ctx, stop := context.WithCancelCause(caller)
 	defer stop(nil)
 	listener, err := net.Listen("tcp", a.settings.listen)
 	if err != nil {
@@ -74,15 +74,16 @@ func (a *app) run(ctx context.Context, listening chan<- string) error {
 	err = a.runServices(ctx, stop, "http://"+address, mount, server)
 	_ = server.Close()
 	serving.Wait()
-	if err == nil && context.Cause(ctx) != nil && !errors.Is(context.Cause(ctx), context.Canceled) {
+	if err == nil && caller.Err() == nil {
 		err = context.Cause(ctx)
 	}
 	return err
 }
 
-// runServices opens the nodes, runs them until ctx ends, and closes them. It
-// stops in the order of the flow: requests first, then relays and consumers,
-// then connections.
+// runServices opens the nodes, runs them until ctx ends, and closes them.
+// Relays and consumers stop before the HTTP interface, because a step in hand
+// may be calling the gateway in this very process; orders that come in between
+// are in the outbox.
 func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own string, mount func(http.Handler), server *http.Server) error {
 	defer func() {
 		for _, n := range a.nodes {
@@ -102,7 +103,7 @@ func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 	for _, n := range a.nodes {
 		n.routes(mux)
 	}
-	mount(mux)
+	mount(web.Problems(mux))
 
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
@@ -124,11 +125,13 @@ func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 
 	a.logger.Info("stopping")
 	a.started.Store(false)
-	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-	defer cancel()
-	_ = server.Shutdown(finish)
 	stopWork()
 	loops.Wait()
+	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if err := server.Shutdown(finish); err != nil {
+		a.logger.Warn("requests were cut off", "error", err)
+	}
 	return nil
 }
 
@@ -174,17 +177,18 @@ func (a *app) server() (server *http.Server, mount func(http.Handler)) {
 	})
 	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /metrics", a.metrics)
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		h := services.Load()
-		if h == nil {
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		if _, own := mux.Handler(r); own != "" {
+			mux.ServeHTTP(w, r)
+		} else if h := services.Load(); h != nil {
+			(*h).ServeHTTP(w, r)
+		} else {
 			w.Header().Set("Retry-After", "1")
 			web.Problem(w, http.StatusServiceUnavailable, "starting", "the service is not ready yet")
-			return
 		}
-		(*h).ServeHTTP(w, r)
-	})
+	}
 	return &http.Server{
-		Handler:           mux,
+		Handler:           http.HandlerFunc(handler),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
 		WriteTimeout:      60 * time.Second, // longer than a handler may run

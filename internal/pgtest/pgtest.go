@@ -6,12 +6,15 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"fmt"
+	"net/url"
 	"os"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/migrations"
@@ -56,6 +59,37 @@ func Pool(t testing.TB, url string) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// Database creates a database that is dropped when the test ends, for code
+// that does not let the schema be chosen, and returns its URL.
+func Database(t testing.TB) string {
+	t.Helper()
+	name := Name()
+	admin := func(statement string) {
+		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+		defer cancel()
+		conn, err := pgx.Connect(ctx, URL())
+		if err != nil {
+			t.Fatalf("no test database (run `make test`, or set DATABASE_URL): %v", err)
+		}
+		defer conn.Close(ctx)
+		if _, err := conn.Exec(ctx, statement); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+	admin("CREATE DATABASE " + name)
+	t.Cleanup(func() { admin("DROP DATABASE " + name + " WITH (FORCE)") })
+	config, err := pgx.ParseConfig(URL())
+	if err != nil {
+		t.Fatalf("parse DATABASE_URL: %v", err)
+	}
+	u, err := url.Parse(URL())
+	if err != nil || u.Scheme == "" {
+		return fmt.Sprintf("host=%s port=%d user=%s password='%s' dbname=%s", config.Host, config.Port, config.User, config.Password, name)
+	}
+	u.Path = "/" + name
+	return u.String()
 }
 
 // DropSchema drops schema when the test ends.

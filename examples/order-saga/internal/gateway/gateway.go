@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -54,12 +55,12 @@ type Service struct {
 }
 
 // New returns a Service whose ledger is in schema.
-func New(db *pgxpool.Pool, schema string) (*Service, error) {
+func New(db *pgxpool.Pool, schema string, logger *slog.Logger) (*Service, error) {
 	store, err := idempg.New(db, &idempg.Options{Schema: schema})
 	if err != nil {
 		return nil, err
 	}
-	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, MaxRequestBody: web.MaxBody})
+	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, MaxRequestBody: web.MaxBody, Logger: logger})
 	if err != nil {
 		return nil, err
 	}

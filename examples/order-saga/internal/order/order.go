@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"regexp"
 	"time"
@@ -48,7 +49,7 @@ type Service struct {
 
 // New returns a Service whose tables are in schema. wake is called after each
 // commit that may have put something into the outbox.
-func New(db *pgxpool.Pool, schema string, wake func()) (*Service, error) {
+func New(db *pgxpool.Pool, schema string, wake func(), logger *slog.Logger) (*Service, error) {
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema})
 	if err != nil {
 		return nil, err
@@ -57,7 +58,7 @@ func New(db *pgxpool.Pool, schema string, wake func()) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, MaxRequestBody: web.MaxBody})
+	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, MaxRequestBody: web.MaxBody, Logger: logger})
 	if err != nil {
 		return nil, err
 	}
@@ -67,11 +68,11 @@ func New(db *pgxpool.Pool, schema string, wake func()) (*Service, error) {
 // Routes adds the service's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
 	create := s.idem.Handler(idempg.HandleTx(s.create))
-	mux.HandleFunc("POST /orders", func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle("POST /orders", web.Authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		create.ServeHTTP(w, r)
 		s.wake()
-	})
-	mux.HandleFunc("GET /orders/{id}", s.show)
+	})))
+	mux.Handle("GET /orders/{id}", web.Authenticated(http.HandlerFunc(s.show)))
 }
 
 // A request is the body of POST /orders.
@@ -182,7 +183,6 @@ type stepView struct {
 func (s *Service) show(w http.ResponseWriter, r *http.Request) {
 	tenant, err := web.Tenant(r)
 	if err != nil {
-		w.Header().Set("WWW-Authenticate", "Bearer")
 		web.Problem(w, http.StatusUnauthorized, "scope-missing", err.Error())
 		return
 	}

@@ -31,6 +31,46 @@ func Tenant(r *http.Request) (string, error) {
 	return token, nil
 }
 
+// Authenticated lets requests with a principal through and answers 401 to all
+// others, before anything else is looked at.
+func Authenticated(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := Tenant(r); err != nil {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			Problem(w, http.StatusUnauthorized, "scope-missing", err.Error())
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Problems returns mux with its own answers, to a path that it does not know or
+// a method that a path does not have, in application/problem+json.
+func Problems(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		plain := &discard{header: http.Header{}}
+		answer.ServeHTTP(plain, r)
+		if allow := plain.header.Get("Allow"); allow != "" {
+			w.Header().Set("Allow", allow)
+			Problem(w, http.StatusMethodNotAllowed, "method-not-allowed", "this path takes "+allow)
+			return
+		}
+		Problem(w, http.StatusNotFound, "path-unknown", "there is nothing at this path")
+	})
+}
+
+// discard keeps only a response's header.
+type discard struct{ header http.Header }
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) Write(b []byte) (int, error) { return len(b), nil }
+func (d *discard) WriteHeader(int)             {}
+
 // Problem answers in application/problem+json.
 func Problem(w http.ResponseWriter, status int, code, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json; charset=utf-8")
