@@ -58,7 +58,7 @@ type Consumer struct {
 	stepNames []string
 	routes    map[routeKey]route
 	topics    []string
-	lease     time.Duration // of a parked message that is being run
+	lease     time.Duration // parkedLease
 	ready     atomic.Bool   // Run has made every subscription
 	signals   struct {
 		decided    testsignal.Signal[verdict]
@@ -89,7 +89,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 	}
 	c := &Consumer{
 		db: db, sub: sub, outbox: writer, opts: o, sql: newQueries(o.Schema),
-		steps: map[string]*Step{}, routes: map[routeKey]route{},
+		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease,
 	}
 	for _, s := range steps {
 		if err := c.add(s); err != nil {
@@ -136,7 +136,6 @@ func (c *Consumer) add(s Step) error {
 		return fmt.Errorf("step %q is given twice", s.Name)
 	}
 	c.steps[s.Name] = &s
-	c.lease = max(c.lease, 2*s.Timeout+2*databaseTimeout)
 	for k, in := range map[kind]Input{action: s.Action, compensation: s.Compensation} {
 		if in.run == nil {
 			continue

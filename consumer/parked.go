@@ -33,6 +33,11 @@ func (r *parkedRow) message() *message.Message {
 	return msg
 }
 
+// parkedLease is how long a parked message is kept for the instance that has
+// taken it, until it holds the locks of the step and of the message. If the instance dies in
+// between, another takes the message after that.
+const parkedLease = 10 * time.Second
+
 // runParked runs parked messages when they are due, until ctx ends, and
 // returns when the last one in hand has finished under work.
 func (c *Consumer) runParked(ctx, work context.Context) {

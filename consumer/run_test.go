@@ -146,6 +146,35 @@ func TestDrainFinishesWhatHasBegunAndGivesBackTheRest(t *testing.T) {
 	}
 }
 
+// However long a handler runs, nobody else takes its parked message meanwhile.
+func TestARunningParkedMessageIsNotTakenAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	entered, release := make(chan struct{}), make(chan struct{})
+	paid := f.effect("paid")
+	c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+		if in.Attempt == 1 {
+			return errors.New("park it")
+		}
+		close(entered)
+		<-release
+		return paid(ctx, tx, in, emit)
+	}, nil))
+	c.lease = 0 // over at once
+	handle(t, c, act("k"))
+	var running sync.WaitGroup
+	running.Go(func() { runParkedOnce(t, c) })
+	<-entered
+	if rows, err := c.takeParked(t.Context(), 1); err != nil || len(rows) != 0 {
+		t.Errorf("take parked = %v, %v; want nothing while the handler runs", rows, err)
+	}
+	close(release)
+	running.Wait()
+	if got, want := f.row(t)+" | "+f.effects(t), "done 2 0 | paid k 1"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 type brokenSubscriber struct{ err error }
 
 func (s brokenSubscriber) Subscribe(context.Context, string) (<-chan *message.Message, error) {

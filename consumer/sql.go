@@ -63,9 +63,11 @@ INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id
 	reason, error, stack, attempts, due_at)
 VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp())`
 
-// sqlTakeParked hands out messages that are due to one instance each, for the
-// length of a lease ($3, in microseconds), and counts the entry into the
-// handler before it happens. The caller commits it alone.
+// sqlTakeParked hands out messages that are due to one instance each, and
+// counts the entry into the handler before it happens. The caller commits it
+// alone. The lease ($3, in microseconds) only covers the way from here to
+// sqlLockParked: while the handler runs, that row lock is the proof that its
+// process lives, and SKIP LOCKED passes over the message.
 const sqlTakeParked = `
 UPDATE {schema}.parked
 SET attempts = attempts + 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
@@ -79,7 +81,7 @@ RETURNING id, kind, scope, key, step, n, topic, message_id, header_names, header
 
 // sqlLockParked makes sure, under the inbox row's lock, that the parked copy
 // is still the one that was taken: attempts is the fence, since every take
-// raises it.
+// raises it. Its lock keeps the message from being taken again.
 const sqlLockParked = `
 SELECT true FROM {schema}.parked
 WHERE id = $1 AND attempts = $2 AND state = 'retrying'
