@@ -1,0 +1,39 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	schema := pgtest.Name()
+	pgtest.DropSchema(t, schema)
+	for _, tt := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, ""},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "3 of 3"},
+		{"migrate print -schema " + schema, 0, "CREATE TABLE " + schema + ".outbox"},
+		{"migrate down -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
+		{"migrate down -to 0 -schema " + schema + " -database " + pgtest.URL(), 0, ""},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 3"},
+		{"migrate up -schema a;b -database " + pgtest.URL(), 1, "schema"},
+		{"migrate up -database postgres://u:s3cret@127.0.0.1:1/x", 1, "connect"},
+		{"migrate up now", 1, `"now"`},
+		{"migrate sideways -database x", 2, "usage"},
+		{"migrate", 2, "usage"},
+		{"", 2, "usage"},
+	} {
+		var out bytes.Buffer
+		code := run(t.Context(), strings.Fields(tt.args), &out, &out)
+		if code != tt.code || !strings.Contains(out.String(), tt.says) || strings.Contains(out.String(), "s3cret") {
+			t.Errorf("sagamill %s: exit %d, %q; want %d and %q", tt.args, code, out.String(), tt.code, tt.says)
+		}
+	}
+}
