@@ -14,7 +14,7 @@ endif
 
 # Two packages with four parallel tests each stay below PostgreSQL's default of
 # 100 connections, on a machine with many processors as well.
-TESTFLAGS ?= -count=1 -timeout=20m -p=2 -parallel=4
+TESTFLAGS ?= -tags=failpoints -count=1 -timeout=20m -p=2 -parallel=4
 PKG       ?= ./...
 
 # Stamping asks git, which refuses in a tree that belongs to somebody else.

@@ -81,7 +81,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 		o = *opts
 	}
 	if err := o.complete(); err != nil {
-		return nil, fmt.Errorf("consumer: Options.%w", err)
+		return nil, fmt.Errorf("consumer: %w", err)
 	}
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: o.Schema})
 	if err != nil {
@@ -109,20 +109,20 @@ func (o *Options) complete() error {
 	o.MaxPayload = cmp.Or(o.MaxPayload, outbox.MaxPayload)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if err := sqlschema.Check(o.Schema); err != nil {
-		return fmt.Errorf("Schema: %w", err)
+		return fmt.Errorf("option Schema: %w", err)
 	}
 	const most = 1024
 	switch {
 	case o.Lanes < 1 || o.Lanes > most:
-		return fmt.Errorf("Lanes: %d is not between 1 and %d", o.Lanes, most)
+		return fmt.Errorf("option Lanes: %d is not between 1 and %d", o.Lanes, most)
 	case o.ParkedWorkers < 1 || o.ParkedWorkers > most:
-		return fmt.Errorf("ParkedWorkers: %d is not between 1 and %d", o.ParkedWorkers, most)
+		return fmt.Errorf("option ParkedWorkers: %d is not between 1 and %d", o.ParkedWorkers, most)
 	case o.ParkedPoll < time.Millisecond:
-		return fmt.Errorf("ParkedPoll: %s is less than a millisecond", o.ParkedPoll)
+		return fmt.Errorf("option ParkedPoll: %s is less than a millisecond", o.ParkedPoll)
 	case o.DrainTimeout < 0:
-		return fmt.Errorf("DrainTimeout: %s is negative", o.DrainTimeout)
+		return fmt.Errorf("option DrainTimeout: %s is negative", o.DrainTimeout)
 	case o.MaxPayload < 1:
-		return fmt.Errorf("MaxPayload: %d is not positive", o.MaxPayload)
+		return fmt.Errorf("option MaxPayload: %d is not positive", o.MaxPayload)
 	}
 	return nil
 }

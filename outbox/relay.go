@@ -83,7 +83,7 @@ func NewRelay(db *pgxpool.Pool, pub Publisher, opts *RelayOptions) (*Relay, erro
 	o.RetryCap = cmp.Or(o.RetryCap, 5*time.Minute)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if err := o.check(); err != nil {
-		return nil, fmt.Errorf("outbox: RelayOptions.%w", err)
+		return nil, fmt.Errorf("outbox: relay %w", err)
 	}
 	return &Relay{
 		db: db, pub: pub, opts: o, sql: newQueries(o.Schema),
@@ -94,21 +94,21 @@ func NewRelay(db *pgxpool.Pool, pub Publisher, opts *RelayOptions) (*Relay, erro
 
 func (o *RelayOptions) check() error {
 	if err := sqlschema.Check(o.Schema); err != nil {
-		return fmt.Errorf("Schema: %w", err)
+		return fmt.Errorf("option Schema: %w", err)
 	}
 	switch {
 	case o.Batch < 1 || o.Batch > MaxBatch:
-		return fmt.Errorf("Batch: %d is not between 1 and %d", o.Batch, MaxBatch)
+		return fmt.Errorf("option Batch: %d is not between 1 and %d", o.Batch, MaxBatch)
 	case o.PollMin < 0 || o.PollMax < o.PollMin:
-		return fmt.Errorf("PollMax: %s is less than PollMin, %s", o.PollMax, o.PollMin)
+		return fmt.Errorf("option PollMax: %s is less than PollMin, %s", o.PollMax, o.PollMin)
 	case o.PublishTimeout < 0:
-		return fmt.Errorf("PublishTimeout: %s is negative", o.PublishTimeout)
+		return fmt.Errorf("option PublishTimeout: %s is negative", o.PublishTimeout)
 	case o.DrainTimeout < 0:
-		return fmt.Errorf("DrainTimeout: %s is negative", o.DrainTimeout)
+		return fmt.Errorf("option DrainTimeout: %s is negative", o.DrainTimeout)
 	case o.MaxAttempts < 1:
-		return fmt.Errorf("MaxAttempts: %d is not positive", o.MaxAttempts)
+		return fmt.Errorf("option MaxAttempts: %d is not positive", o.MaxAttempts)
 	case o.RetryBase < 0 || o.RetryCap < o.RetryBase:
-		return fmt.Errorf("RetryCap: %s is less than RetryBase, %s", o.RetryCap, o.RetryBase)
+		return fmt.Errorf("option RetryCap: %s is less than RetryBase, %s", o.RetryCap, o.RetryBase)
 	}
 	return nil
 }

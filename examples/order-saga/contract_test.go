@@ -30,10 +30,16 @@ func brokerURL() string {
 	return cmp.Or(os.Getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
 }
 
+// sites bounds how many run at once: each has four pools on a server that other
+// tests use too.
+var sites = make(chan struct{}, 2)
+
 // newSite runs all services in this process, on a database and on queues of
 // the test's own.
 func newSite(t *testing.T, amqpURL string) *site {
 	t.Helper()
+	sites <- struct{}{}
+	t.Cleanup(func() { <-sites })
 	s := &settings{services: serviceNames, listen: "127.0.0.1:0", namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL}
 	if err := s.check(); err != nil {
 		t.Fatal(err)

@@ -23,10 +23,10 @@ func TestMain(m *testing.M) {
 // The real program, each service in a process of its own, on one database or
 // on one each, while processes are killed.
 func TestSeparateProcessesSurviveKills(t *testing.T) {
-	t.Parallel()
+	// Not parallel: with all their pools, these are the most connections that
+	// the tests have open at once.
 	for _, ownDatabases := range []bool{false, true} {
 		t.Run(fmt.Sprint("own databases ", ownDatabases), func(t *testing.T) {
-			t.Parallel()
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "-orders", "80", "-clients", "6", "-kill", "8")
 			cmd.Env = append(os.Environ(), "ORDER_SAGA_MAIN=1", "DATABASE_URL="+pgtest.Database(t), "AMQP_URL="+brokerURL())
 			if ownDatabases {

@@ -41,7 +41,7 @@ var (
 
 // maxConns is the size of each service's pool. All of them in one process, and
 // a second copy of that, fit into PostgreSQL's default of 100 connections.
-const maxConns = 10
+const maxConns = 8
 
 // A node is one service with what it runs on: its pool, and, unless it is the
 // gateway, its relay and its consumer.

@@ -15,12 +15,12 @@ func TestWorkOutlivesTheOrderToStopByTheGrace(t *testing.T) {
 		work, cancel := drain.Context(ctx, time.Minute)
 		defer cancel()
 		stop()
-		time.Sleep(time.Minute - 1)
+		time.Sleep(time.Minute - time.Nanosecond)
 		synctest.Wait()
 		if work.Err() != nil {
 			t.Error("work was cancelled before the grace was over")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if work.Err() == nil {
 			t.Error("work still runs after the grace")
