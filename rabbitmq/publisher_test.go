@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/rabbittest"
@@ -80,10 +81,10 @@ func TestPublishSameIDTwice(t *testing.T) {
 	name := cfg.Exchange.GenerateName
 	rabbittest.Delete(t, nil, []string{name("lost")})
 	batch := batchOf("orders", 2)
-	batch[0].Topic, batch[0].Message.UUID = "lost", batch[1].Message.UUID
+	batch[1].Topic, batch[1].Message.UUID = "lost", batch[0].Message.UUID
 	results := pub.PublishBatch(t.Context(), batch)
-	if !errors.Is(results[0], rabbitmq.ErrUnroutable) || results[1] != nil {
-		t.Errorf("results = %v, want ErrUnroutable and nil", results)
+	if results[0] != nil || !errors.Is(results[1], rabbitmq.ErrUnroutable) {
+		t.Errorf("results = %v, want nil and ErrUnroutable", results)
 	}
 }
 
@@ -262,14 +263,27 @@ var (
 	unblockedFrame = []byte{1, 0, 0, 0, 0, 0, 4, 0, 10, 0, 61, 0xCE}
 )
 
-func TestPublishBlocked(t *testing.T) {
-	t.Parallel()
-	proxy := rabbittest.NewProxy(t, rabbittest.URL())
-	pub := newPublisher(t, through(declared(t, "orders"), proxy.URL()), nil)
+// inFlight returns the result of a Publish whose message the broker has and
+// whose confirm the proxy holds back.
+func inFlight(t *testing.T, cfg wamqp.Config, pub *rabbitmq.Publisher, proxy *rabbittest.Proxy) chan error {
+	t.Helper()
 	mustPublish(t, pub, "orders", 1)
 	proxy.Stall(true)
 	done := make(chan error)
 	go func() { done <- pub.Publish("orders", newMessage("x")) }()
+	direct, _ := subscribe(t, cfg, "orders", fast())
+	for range 2 {
+		next(t, direct).Ack()
+	}
+	return done
+}
+
+func TestPublishBlocked(t *testing.T) {
+	t.Parallel()
+	proxy := rabbittest.NewProxy(t, rabbittest.URL())
+	cfg := declared(t, "orders")
+	pub := newPublisher(t, through(cfg, proxy.URL()), nil)
+	done := inFlight(t, cfg, pub, proxy)
 	if err := proxy.Inject(blockedFrame); err != nil {
 		t.Fatal(err)
 	}
@@ -343,11 +357,9 @@ func TestPublisherCloseWhileStalled(t *testing.T) {
 	t.Parallel()
 	proxy := rabbittest.NewProxy(t, rabbittest.URL())
 	opts := &rabbitmq.PublisherOptions{Connection: rabbitmq.ConnectionOptions{CloseTimeout: 50 * time.Millisecond}}
-	pub := newPublisher(t, through(declared(t, "orders"), proxy.URL()), opts)
-	mustPublish(t, pub, "orders", 1)
-	proxy.Stall(true)
-	done := make(chan error)
-	go func() { done <- pub.Publish("orders", newMessage("x")) }()
+	cfg := declared(t, "orders")
+	pub := newPublisher(t, through(cfg, proxy.URL()), opts)
+	done := inFlight(t, cfg, pub, proxy)
 	within(t, "Close", func() { pub.Close() })
 	if err := <-done; !errors.Is(err, rabbitmq.ErrUnavailable) {
 		t.Errorf("Publish = %v, want ErrUnavailable", err)

@@ -178,6 +178,27 @@ func TestConsumeExchangeDeleted(t *testing.T) {
 	ackAll(t, messages, map[string]bool{msg.UUID: true})
 }
 
+// The same, for a subscription that is never idle.
+func TestConsumeExchangeDeletedWhileBusy(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	opts := fast()
+	opts.TopologyInterval = 200 * time.Millisecond
+	messages, _ := subscribe(t, cfg, "orders", opts)
+	ch := rabbittest.Channel(t, rabbittest.URL())
+	if err := ch.ExchangeDelete(cfg.Exchange.GenerateName("orders"), false, false); err != nil {
+		t.Fatal(err)
+	}
+	pub := newPublisher(t, cfg, nil)
+	for deadline := time.Now().Add(patience); pub.Publish("orders", newMessage("x")) != nil; {
+		err := ch.PublishWithContext(t.Context(), "", cfg.Queue.GenerateName("orders"), true, false, amqp.Publishing{})
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("exchange is not bound again (%v)", err)
+		}
+		next(t, messages).Ack()
+	}
+}
+
 // In-hand messages are acked during the drain, the others go back, and each
 // message is handled once.
 func TestDrain(t *testing.T) {
