@@ -85,7 +85,7 @@ func (q *queue) take() (*lane, delivery) {
 		l := q.ready[0]
 		q.ready = q.ready[1:]
 		if len(q.ready) > 0 {
-			q.signal() // for the other subscriptions
+			q.signal() // two messages may have left one signal
 		}
 		if d := l.waiting[0]; !d.parcel.withdrawn.Load() {
 			return l, d

@@ -356,7 +356,10 @@ func TestPublisherCloseDuringOutage(t *testing.T) {
 func TestPublisherCloseWhileStalled(t *testing.T) {
 	t.Parallel()
 	proxy := rabbittest.NewProxy(t, rabbittest.URL())
-	opts := &rabbitmq.PublisherOptions{Connection: rabbitmq.ConnectionOptions{CloseTimeout: 50 * time.Millisecond}}
+	opts := &rabbitmq.PublisherOptions{
+		Connection:     rabbitmq.ConnectionOptions{CloseTimeout: 50 * time.Millisecond, Heartbeat: time.Hour},
+		ConfirmTimeout: time.Hour, // so that nothing but Close ends the wait
+	}
 	cfg := declared(t, "orders")
 	pub := newPublisher(t, through(cfg, proxy.URL()), opts)
 	done := inFlight(t, cfg, pub, proxy)
