@@ -56,6 +56,7 @@ type Problem struct {
 	DocsURL    string        `json:"-"` // sent as a Link
 }
 
+// Error is for the log; clients get the problem itself.
 func (p *Problem) Error() string { return fmt.Sprintf("%d %s: %s", p.Status, p.Code, p.Title) }
 
 // retrySameKey is the detail of what a retry may mend.

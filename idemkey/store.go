@@ -290,6 +290,7 @@ var (
 // such as a deferred constraint.
 type CommitError struct{ Err error }
 
+// Error names the fact first and the reason after it.
 func (e *CommitError) Error() string { return fmt.Sprintf("%v: %v", ErrNotCommitted, e.Err) }
 
 // Unwrap lets errors.Is find ErrNotCommitted and errors.As the reason.
