@@ -1,0 +1,281 @@
+package idempg
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idemkeytest"
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// Where the subprocess of TestCrash dies.
+const (
+	dieEnv      = "IDEMPG_TEST_DIE"
+	dieSchema   = "IDEMPG_TEST_SCHEMA"
+	dieInside   = "inside"   // in the handler, after its writes
+	dieInQuery  = "in query" // while the server runs a statement
+	dieUpdated  = "updated"  // between the record's update and COMMIT
+	dieAfter    = "after"    // after COMMIT, before the response
+	dieRejected = "rejected" // between ROLLBACK and keeping a 4xx
+)
+
+func TestMain(m *testing.M) {
+	if at := os.Getenv(dieEnv); at != "" {
+		dieAt(at, os.Getenv(dieSchema))
+	}
+	os.Exit(m.Run())
+}
+
+// dieAt runs a request and kills its own process at a point of it.
+func dieAt(at, schema string) {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, pgtest.URL())
+	check(err)
+	s, err := New(pool, &Options{Schema: schema})
+	check(err)
+	c := idemkeytest.Claim("k", "a")
+	d, err := s.Begin(ctx, c)
+	check(err)
+	e := d.Exec.(*execution)
+	_, err = e.tx.Exec(ctx, "INSERT INTO "+schema+".business (key) VALUES ('k')")
+	check(err)
+	switch at {
+	case dieInside:
+	case dieInQuery:
+		time.AfterFunc(50*time.Millisecond, kill)
+		_, err = e.tx.Exec(ctx, "SELECT pg_sleep(15)")
+	case dieUpdated:
+		_, err = e.complete(ctx, e.tx.Tx, &idemkey.Response{Status: 201})
+	case dieAfter:
+		err = e.Commit(ctx, idemkey.Response{Status: 201, Header: http.Header{}, Body: []byte("first")})
+	case dieRejected:
+		err = e.rollback(ctx)
+	}
+	check(err)
+	kill()
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(3)
+	}
+}
+
+func kill() {
+	self, err := os.FindProcess(os.Getpid())
+	check(err)
+	check(self.Kill())
+	select {}
+}
+
+// Whenever the process is killed, a retry ends with one business row.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{dieInside, dieInQuery, dieUpdated, dieAfter, dieRejected} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, Options{})
+			var stderr bytes.Buffer
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = append(os.Environ(), dieEnv+"="+at, dieSchema+"="+f.schema)
+			cmd.Stderr = &stderr
+			if err := cmd.Run(); err == nil || err.Error() != "signal: killed" {
+				t.Fatalf("subprocess: %v, want it killed (%s)", err, &stderr)
+			}
+			c := idemkeytest.Claim("k", "a")
+			if at == dieAfter {
+				d, err := f.Begin(t.Context(), c)
+				if err != nil || d.Kind != idemkey.KindReplay || string(d.Record.Response.Body) != "first" {
+					t.Errorf("Begin = %+v, %v; want a replay", d, err)
+				}
+				f.expectRows(t, "k", 1)
+				return
+			}
+			f.kind(t, c, idemkey.KindInFlight) // within the grace
+			f.lapse(t, c.ID)                   // waits for the dead owner's lock
+			f.expectRows(t, "k", 0)
+			e := f.begin(t, c)
+			if _, err := e.tx.Exec(t.Context(), "INSERT INTO "+f.schema+".business (key) VALUES ('k')"); err != nil {
+				t.Fatal(err)
+			}
+			if err := e.Commit(t.Context(), idemkey.Response{Status: 201}); err != nil {
+				t.Errorf("Commit: %v", err)
+			}
+			f.expectRows(t, "k", 1)
+			f.kind(t, c, idemkey.KindReplay)
+		})
+	}
+}
+
+// A proxy stands between pool and server, and can lose a COMMIT or its reply.
+type proxy struct {
+	net.Listener
+	server string
+	lose   atomic.Int32 // one of the lose constants
+	wg     sync.WaitGroup
+}
+
+const (
+	loseNothing = iota
+	loseReply   // forward COMMIT, swallow the reply and cut the connection
+	loseCommit  // swallow COMMIT and cut the connection
+	loseAll     // lose the reply, and refuse all connections after that
+)
+
+// commitMessage is the simple query that pgx sends.
+var commitMessage = []byte("Q\x00\x00\x00\x0bcommit\x00")
+
+func newProxy(t *testing.T) (*proxy, *pgxpool.Pool) {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(pgtest.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Listener: l, server: net.JoinHostPort(config.ConnConfig.Host, fmt.Sprint(config.ConnConfig.Port))}
+	p.wg.Go(p.accept)
+	t.Cleanup(func() {
+		p.Close()
+		p.wg.Wait()
+	})
+	config.MaxConns = 6
+	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String())
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return p, pool
+}
+
+func (p *proxy) accept() {
+	for {
+		client, err := p.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", p.server)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		var cut atomic.Bool
+		p.wg.Go(func() { p.forward(client, server, &cut) })
+		p.wg.Go(func() { answer(client, server, &cut) })
+	}
+}
+
+// forward passes on what the client says, up to a COMMIT that is to be lost.
+func (p *proxy) forward(client, server net.Conn, cut *atomic.Bool) {
+	defer server.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buf)
+		if err != nil {
+			return
+		}
+		lose := p.lose.Load()
+		if lose != loseNothing && bytes.Contains(buf[:n], commitMessage) {
+			cut.Store(true) // before the server can answer
+			if lose == loseAll {
+				p.Close()
+			}
+			if lose == loseCommit {
+				client.Close()
+				return
+			}
+		}
+		if _, err := server.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// answer passes on what the server says. Once cut, the next thing it says is
+// lost and the connection closed.
+func answer(client, server net.Conn, cut *atomic.Bool) {
+	defer client.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(buf)
+		if err != nil || cut.Load() {
+			return
+		}
+		if _, err := client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// A COMMIT whose reply is lost is looked up: the client hears what is so.
+func TestAmbiguousCommit(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name   string
+		lose   int32
+		status int
+		code   string
+		rows   int
+	}{
+		{"committed", loseReply, 201, "", 1},
+		{"not committed", loseCommit, 500, "commit-failed", 0},
+		{"unknown", loseAll, 503, "outcome-unverified", 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			direct := newFixture(t, Options{})
+			p, pool := newProxy(t)
+			f := newFixtureOn(t, pool, direct.schema, Options{LookupTimeout: 500 * time.Millisecond})
+			server := handle(t, f, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				p.lose.Store(tt.lose)
+				return f.buy(w, r, tx)
+			})
+			post(t, server, "k").expect(t, tt.status, tt.code)
+			p.lose.Store(loseNothing)
+			direct.expectRows(t, "k", tt.rows)
+			again := post(t, handle(t, direct, direct.buy), "k") // as another process
+			again.expect(t, 201, "")
+			if again.replay != (tt.rows == 1) {
+				t.Errorf("second request = %+v, want a replay: %t", again, tt.rows == 1)
+			}
+			direct.expectRows(t, "k", 1)
+		})
+	}
+}
+
+// Without a key there is no record to look up.
+func TestAmbiguousCommitKeyless(t *testing.T) {
+	t.Parallel()
+	p, pool := newProxy(t)
+	f := newFixtureOn(t, pool, newFixture(t, Options{}).schema, Options{})
+	server := handle(t, f, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		p.lose.Store(loseReply)
+		return f.buy(w, r, tx)
+	})
+	r := post(t, server, "")
+	r.expect(t, 503, "outcome-unverified")
+	if !strings.Contains(r.body, `"retryable":false`) {
+		t.Errorf("body = %s, want it not retryable", r.body)
+	}
+}
