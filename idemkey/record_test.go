@@ -1,0 +1,64 @@
+package idemkey
+
+import (
+	"errors"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestHeaderRoundTrip(t *testing.T) {
+	t.Parallel()
+	for _, header := range []http.Header{
+		{}, {"Location": {"/a"}}, {"Link": {"<a>, <b>", "<c>"}, "Content-Type": {}, "Vary": {""}, "X": {"\tä\xff"}},
+	} {
+		in, out := Response{Status: 200, Header: header}, Response{Status: 200}
+		data, err := in.MarshalHeader()
+		if err != nil {
+			t.Fatalf("MarshalHeader: %v", err)
+		}
+		if err := out.UnmarshalHeader(data); err != nil || len(out.Header) != len(header) {
+			t.Errorf("UnmarshalHeader = %v, %v; want %v", out.Header, err, header)
+		}
+		for name := range header {
+			if strings.Join(out.Header[name], "|") != strings.Join(header[name], "|") {
+				t.Errorf("%s = %q, want %q", name, out.Header[name], header[name])
+			}
+		}
+	}
+	big := Response{Status: 200, Header: http.Header{"X": {strings.Repeat("x", MaxStoredHeader)}}}
+	if _, err := big.MarshalHeader(); err == nil {
+		t.Error("MarshalHeader accepted too many bytes")
+	}
+}
+
+// Whatever is not the work of MarshalHeader is corrupt, and never panics.
+func FuzzUnmarshalHeader(f *testing.F) {
+	valid, err := (&Response{Header: http.Header{"Link": {"<a>", "<b>"}, "Location": {"/"}}}).MarshalHeader()
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range [][]byte{valid, valid[:len(valid)-1], append(valid, 0), {}, {1}, {1, 0}, {2, 0}, {1, 255, 255, 255, 255, 15},
+		{1, 1, 1, 'x', 0}, {1, 1, 1, 'X', 1, 1, '\n'}, {1, 2, 1, 'X', 0, 1, 'X', 0}} {
+		f.Add(200, seed)
+	}
+	f.Add(0, valid)
+	f.Fuzz(func(t *testing.T, status int, data []byte) {
+		r := Response{Status: status}
+		if err := r.UnmarshalHeader(data); err != nil {
+			if !errors.Is(err, ErrRecordCorrupt) || r.Header != nil {
+				t.Errorf("error %v, header %v", err, r.Header)
+			}
+			return
+		}
+		again, err := r.MarshalHeader()
+		if err != nil {
+			t.Fatalf("MarshalHeader: %v", err)
+		}
+		second := Response{Status: status}
+		if err := second.UnmarshalHeader(again); err != nil || !reflect.DeepEqual(second, r) {
+			t.Errorf("decoded %v, encoded and decoded again %v, %v", r.Header, second.Header, err)
+		}
+	})
+}
