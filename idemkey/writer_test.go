@@ -3,6 +3,7 @@ package idemkey
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
@@ -20,7 +21,8 @@ func serveBuffered(t *testing.T, handler http.HandlerFunc) (first, second *http.
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(store, &Options{SingleTenant: true, MaxResponseBody: 8, HardResponseLimit: 16, KeepHeaders: []string{"X-Kept"}})
+	m, err := New(store, &Options{SingleTenant: true, MaxResponseBody: 8, HardResponseLimit: 16, KeepHeaders: []string{"X-Kept"},
+		Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

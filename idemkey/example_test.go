@@ -1,0 +1,120 @@
+package idemkey_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// A retry with the same key gets the first response; another request under
+// that key is refused.
+func Example() {
+	store, err := idemkey.NewMemory(nil)
+	if err != nil {
+		panic(err)
+	}
+	idem, err := idemkey.New(store, &idemkey.Options{
+		Scope:  func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil },
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		panic(err)
+	}
+	orders := 0
+	handler := idem.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		orders++
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprintf(w, "order %d", orders)
+	}))
+	for _, body := range []string{`{"item":"book","quantity":1}`, `{"quantity":1, "item":"book"}`, `{"item":"car"}`} {
+		req := httptest.NewRequest("POST", "/orders", strings.NewReader(body))
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("X-Tenant", "acme")
+		req.Header.Set("Idempotency-Key", "8e03978e-40d5-43e8-bc93-6894a57f9324")
+		rec := httptest.NewRecorder()
+		handler.ServeHTTP(rec, req)
+		if rec.Code < 400 {
+			fmt.Printf("%d %s replayed=%t\n", rec.Code, rec.Body, rec.Header().Get("Idempotent-Replayed") != "")
+		} else {
+			fmt.Println(rec.Code)
+		}
+	}
+	// Output:
+	// 201 order 1 replayed=false
+	// 201 order 1 replayed=true
+	// 422
+}
+
+// A declined payment is an error to the client, but its record must stay.
+func ExampleSetVerdict() {
+	_ = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		idemkey.SetVerdict(r.Context(), idemkey.CommitAnyway)
+		w.WriteHeader(http.StatusPaymentRequired)
+	})
+}
+
+// Above attempt 1 an earlier run may have reached the provider, so it is asked
+// before it is charged again.
+func ExampleInfo() {
+	_ = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if info, ok := idemkey.Info(r.Context()); ok && info.Attempt > 1 {
+			askProvider(r.Context(), info.Scope, info.Key)
+		}
+	})
+}
+
+func askProvider(context.Context, string, string) {}
+
+// One route may have its own limits.
+func ExampleMiddleware_With() {
+	store, _ := idemkey.NewMemory(nil)
+	idem, _ := idemkey.New(store, &idemkey.Options{SingleTenant: true})
+	uploads, err := idem.With(func(o *idemkey.Options) { o.MaxRequestBody = 10 << 20 })
+	if err != nil {
+		panic(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders", idem.Handler(http.NotFoundHandler()))
+	mux.Handle("POST /uploads", uploads.Handler(http.NotFoundHandler()))
+}
+
+func ExampleMiddleware_PolicyHandler() {
+	store, _ := idemkey.NewMemory(nil)
+	idem, _ := idemkey.New(store, &idemkey.Options{SingleTenant: true})
+	rec := httptest.NewRecorder()
+	idem.PolicyHandler().ServeHTTP(rec, httptest.NewRequest("GET", "/idempotency-policy", nil))
+	fmt.Println(rec.Code, strings.Contains(rec.Body.String(), `"ttl_seconds":86400`))
+	// Output: 200 true
+}
+
+// Adapters turn a framework's returned error into a failed request.
+func ExampleFail() {
+	handler := func(w http.ResponseWriter, r *http.Request) error { return io.ErrUnexpectedEOF }
+	_ = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := handler(w, r); err != nil {
+			idemkey.Fail(r.Context(), err)
+		}
+	})
+}
+
+func ExampleStepKey() {
+	s, err := idemkey.StepKey("order-7:retry", "process-payment", "2")
+	fmt.Println(s, err)
+	// Output: order-7:retry:process-payment#2 <nil>
+}
+
+func ExampleParseStepKey() {
+	key, step, n, err := idemkey.ParseStepKey("order-7:retry:process-payment#2")
+	fmt.Println(key, step, n, err)
+	_, _, _, err = idemkey.ParseStepKey("no step")
+	fmt.Println(err)
+	// Output:
+	// order-7:retry process-payment 2 <nil>
+	// idemkey: invalid step key: malformed step key: no colon before the step
+}
