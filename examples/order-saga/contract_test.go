@@ -40,7 +40,7 @@ func newSite(t *testing.T, amqpURL string) *site {
 	t.Helper()
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
-	s := &settings{services: serviceNames, listen: "127.0.0.1:0", namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL}
+	s := &settings{services: serviceNames, listen: "127.0.0.1:0", patience: time.Minute, namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL}
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}

@@ -66,7 +66,7 @@ func demo(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	defer provided.Close()
 
 	s := &settings{
-		services: serviceNames, namespace: "demo-" + strings.ToLower(rand.Text()[:10]),
+		services: serviceNames, patience: readyLimit, namespace: "demo-" + strings.ToLower(rand.Text()[:10]),
 		databaseURL: provided.DatabaseURL, amqpURL: provided.AMQPURL,
 	}
 	if s.amqpURL == devservices.InProcess && !o.together {

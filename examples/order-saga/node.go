@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
@@ -58,23 +60,21 @@ type node struct {
 // openNode migrates the service's schema and connects the service to the
 // broker. It starts nothing.
 func openNode(ctx context.Context, name string, s *settings, gatewayURL string, b broker, logger *slog.Logger) (*node, error) {
-	schema, databaseURL := schemas[name], s.databaseOf(name)
-	if err := migrations.Up(ctx, databaseURL, schema); err != nil {
-		return nil, err
-	}
-	if err := migrations.UpFrom(ctx, databaseURL, schema, name+"_version", tables[name]); err != nil {
-		return nil, err
+	schema := schemas[name]
+	variable, databaseURL := s.databaseOf(name)
+	if err := migrate(ctx, name, databaseURL); err != nil {
+		return nil, fmt.Errorf("%s: %w", variable, err)
 	}
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {
-		return nil, fmt.Errorf("database of %s: it is not a PostgreSQL URL", name)
+		return nil, badSetting(variable, "it is not a PostgreSQL URL or connection string")
 	}
 	config.MaxConns = maxConns
 	config.ConnConfig.ConnectTimeout = 5 * time.Second
 	config.ConnConfig.RuntimeParams["application_name"] = "order-saga " + name
 	db, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
-		return nil, fmt.Errorf("database of %s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", variable, err)
 	}
 	n := &node{name: name, db: db}
 	if err := n.build(schema, gatewayURL, b, logger); err != nil {
@@ -82,6 +82,24 @@ func openNode(ctx context.Context, name string, s *settings, gatewayURL string, 
 		return nil, fmt.Errorf("service %s: %w", name, err)
 	}
 	return n, nil
+}
+
+// migrate applies sagamill's tables and the service's own. A database that is
+// not there yet, because it starts at the same time, is waited for.
+func migrate(ctx context.Context, name, databaseURL string) error {
+	for {
+		err := migrations.Up(ctx, databaseURL, schemas[name])
+		if err == nil {
+			return migrations.UpFrom(ctx, databaseURL, schemas[name], name+"_version", tables[name])
+		}
+		var refused *pgconn.ConnectError
+		if !errors.As(err, &refused) {
+			return err
+		}
+		if pause(ctx, 250*time.Millisecond); ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) error {

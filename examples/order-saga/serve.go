@@ -18,7 +18,6 @@ import (
 )
 
 const (
-	startTimeout    = 2 * time.Minute  // to reach database and broker
 	shutdownTimeout = 30 * time.Second // for requests in hand
 	readyTimeout    = 2 * time.Second  // for one look whether the database answers
 )
@@ -136,7 +135,7 @@ func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 }
 
 func (a *app) open(ctx context.Context, own string) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.settings.patience)
 	defer cancel()
 	s := a.settings
 	gatewayURL := s.gatewayURL
@@ -149,7 +148,7 @@ func (a *app) open(ctx context.Context, own string) error {
 	}
 	for _, service := range serviceNames {
 		if err := a.broker.declare(ctx, service, listens[service]); err != nil {
-			return fmt.Errorf("declare the queues of %s: %w", service, err)
+			return fmt.Errorf("AMQP_URL: declare the queues of %s: %w", service, err)
 		}
 	}
 	var steps []consumer.Step

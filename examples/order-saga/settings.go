@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -31,8 +32,9 @@ func badSetting(name, format string, args ...any) error {
 type settings struct {
 	services   []string
 	listen     string
-	gatewayURL string // empty: the gateway in this process
-	namespace  string // before the names of exchanges and queues
+	gatewayURL string        // empty: the gateway in this process
+	namespace  string        // before the names of exchanges and queues
+	patience   time.Duration // for database and broker to be there
 
 	databaseURL string
 	amqpURL     string
@@ -54,6 +56,7 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&s.gatewayURL, "gateway-url", "", "payment gateway (default: the one in this process)")
 	flags.StringVar(&s.namespace, "namespace", cmp.Or(os.Getenv("ORDER_SAGA_NAMESPACE"), defaultNamespace),
 		"prefix of exchanges and queues, also by ORDER_SAGA_NAMESPACE")
+	flags.DurationVar(&s.patience, "start-timeout", 30*time.Second, "how long to wait for database and broker")
 	flags.Usage = func() {
 		fmt.Fprintln(stderr, "usage: order-saga serve [flags]")
 		flags.PrintDefaults()
@@ -93,6 +96,9 @@ func (s *settings) check() error {
 	if !namespacePattern.MatchString(s.namespace) {
 		return badSetting("-namespace", "%q must match %s", s.namespace, namespacePattern)
 	}
+	if s.patience < time.Millisecond || s.patience > time.Hour {
+		return badSetting("-start-timeout", "%s is not between 1ms and 1h", s.patience)
+	}
 	if s.runs("payment") && !s.runs("gateway") && s.gatewayURL == "" {
 		return badSetting("-gateway-url", "needed where the payment service runs without the gateway")
 	}
@@ -130,9 +136,12 @@ func (s *settings) runs(service string) bool { return slices.Contains(s.services
 
 func databaseVariable(service string) string { return strings.ToUpper(service) + "_DATABASE_URL" }
 
-// databaseOf returns where service keeps its data.
-func (s *settings) databaseOf(service string) string {
-	return cmp.Or(os.Getenv(databaseVariable(service)), s.databaseURL)
+// databaseOf returns where service keeps its data, and which setting says so.
+func (s *settings) databaseOf(service string) (variable, url string) {
+	if own := os.Getenv(databaseVariable(service)); own != "" {
+		return databaseVariable(service), own
+	}
+	return "DATABASE_URL", s.databaseURL
 }
 
 // provide finds or starts what the environment does not name. The caller

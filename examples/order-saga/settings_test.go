@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
@@ -21,6 +23,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 		"gateway no host":    {args: []string{"serve", "-gateway-url", "localhost"}, names: "-gateway-url"},
 		"namespace":          {args: []string{"serve", "-namespace", "a b"}, names: "-namespace"},
 		"namespace variable": {args: []string{"serve"}, env: map[string]string{"ORDER_SAGA_NAMESPACE": "a.b"}, names: "-namespace"},
+		"start timeout":      {args: []string{"serve", "-start-timeout", "0s"}, names: "-start-timeout"},
 		"argument":           {args: []string{"serve", "now"}, names: "arguments"},
 		"database":           {args: []string{"serve"}, env: map[string]string{"DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "DATABASE_URL"},
 		"one database":       {args: []string{"serve"}, env: map[string]string{"PAYMENT_DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "PAYMENT_DATABASE_URL"},
@@ -50,13 +53,17 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 }
 
 func TestAnUnreachableServiceIsAnErrorThatNamesIt(t *testing.T) {
-	for variable, url := range map[string]string{"DATABASE_URL": "postgres://u:s3cret@127.0.0.1:1/x", "AMQP_URL": "amqp://u:s3cret@127.0.0.1:1/"} {
+	databaseURL := pgtest.Database(t)
+	for variable, url := range map[string]string{
+		"DATABASE_URL": "postgres://u:s3cret@127.0.0.1:1/x", "SHIPPING_DATABASE_URL": "postgres://u:s3cret@127.0.0.1:1/x",
+		"AMQP_URL": "amqp://u:s3cret@127.0.0.1:1/",
+	} {
 		t.Run(variable, func(t *testing.T) {
-			t.Setenv("DATABASE_URL", "")
-			t.Setenv("AMQP_URL", "")
+			t.Setenv("DATABASE_URL", databaseURL)
+			t.Setenv("AMQP_URL", "inproc:")
 			t.Setenv(variable, url)
 			var complaint bytes.Buffer
-			code := run(t.Context(), []string{"serve", "-listen", "127.0.0.1:0"}, &complaint, &complaint)
+			code := run(t.Context(), []string{"serve", "-listen", "127.0.0.1:0", "-start-timeout", "1s"}, &complaint, &complaint)
 			if code == 0 || !strings.Contains(complaint.String(), variable) || strings.Contains(complaint.String(), "s3cret") {
 				t.Errorf("exit %d, %q; want an error that names %s", code, complaint.String(), variable)
 			}
