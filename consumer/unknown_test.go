@@ -1,0 +1,70 @@
+package consumer
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/pgproxy"
+)
+
+// The answer to a COMMIT is lost, or the COMMIT itself is. Whichever it was,
+// the step takes effect once, and the delivery is acked only then.
+func TestALostCommitReplyIsLookedUp(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		loss    pgproxy.Loss
+		entries int32
+		row     string // after the delivery
+	}{
+		"committed":     {pgproxy.Reply, 1, "done 1 0 | "},
+		"not committed": {pgproxy.Commit, 2, "retrying 1 0 | retrying action failed 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			proxy, pool := pgproxy.New(t)
+			var entries atomic.Int32
+			paid := f.effect("paid")
+			step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+				if entries.Add(1) == 1 {
+					proxy.Lose(tt.loss)
+				}
+				return paid(ctx, tx, in, emit)
+			}, nil)
+			c, err := New(pool, f.sub, []Step{step}, &Options{Schema: f.schema, Logger: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			msg := act("k")
+			j, _ := c.read("pay", msg)
+			// The first try meets the loss, and so does every COMMIT until the
+			// connection is whole again.
+			for range 3 {
+				err = c.handle(t.Context(), j)
+				proxy.Lose(pgproxy.Nothing)
+				if err == nil {
+					break
+				}
+			}
+			if err != nil {
+				t.Fatalf("handle: %v", err)
+			}
+			if got := f.row(t) + " | " + f.parked(t); got != tt.row {
+				t.Errorf("after the delivery %q, want %q", got, tt.row)
+			}
+			handle(t, c, act("k"))
+			runParkedOnce(t, c)
+			if got := f.effects(t); got != "paid k 1" || entries.Load() != tt.entries {
+				t.Errorf("effects %q after %d entries, want one effect and %d entries", got, entries.Load(), tt.entries)
+			}
+			if got := f.row(t); !strings.HasPrefix(got, "done") {
+				t.Errorf("row %q in the end", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,134 @@
+// Package pgproxy stands between a test's pool and its server and loses a
+// COMMIT, or the answer to one: the two ways in which a client is left not
+// knowing the outcome of its transaction.
+package pgproxy
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// A Loss is what becomes of the next COMMIT.
+type Loss int32
+
+// The losses. The connection is cut in each but Nothing.
+const (
+	Nothing Loss = iota
+	Reply        // the server commits, its answer is lost
+	Commit       // the server never hears of it
+	All          // as Reply, and no connection is accepted any more
+)
+
+// maxConns is the size of the pool behind a proxy.
+const maxConns = 6
+
+// commitMessage is the simple query that pgx sends.
+var commitMessage = []byte("Q\x00\x00\x00\x0bcommit\x00")
+
+// A Proxy passes a pool's connections on to the server.
+type Proxy struct {
+	listener net.Listener
+	server   string
+	loss     atomic.Int32
+	wg       sync.WaitGroup
+}
+
+// New returns a Proxy and a pool on it. Both end with the test.
+func New(t testing.TB) (*Proxy, *pgxpool.Pool) {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(pgtest.URL())
+	if err != nil {
+		t.Fatalf("parse database URL: %v", err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("listen: %v", err)
+	}
+	p := &Proxy{listener: listener, server: net.JoinHostPort(config.ConnConfig.Host, strconv.Itoa(int(config.ConnConfig.Port)))}
+	p.wg.Go(p.accept)
+	t.Cleanup(func() {
+		_ = listener.Close()
+		p.wg.Wait()
+	})
+	config.MaxConns = maxConns
+	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatalf("open pool: %v", err)
+	}
+	t.Cleanup(pool.Close)
+	return p, pool
+}
+
+// Lose decides what becomes of each COMMIT from now on.
+func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", p.server)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		var cut atomic.Bool
+		p.wg.Go(func() { p.forward(client, server, &cut) })
+		p.wg.Go(func() { answer(client, server, &cut) })
+	}
+}
+
+// forward passes on what the client says, up to a COMMIT that is to be lost.
+func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
+	defer server.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buf)
+		if err != nil {
+			return
+		}
+		loss := Loss(p.loss.Load())
+		if loss != Nothing && bytes.Contains(buf[:n], commitMessage) {
+			cut.Store(true) // before the server can answer
+			if loss == All {
+				_ = p.listener.Close()
+			}
+			if loss == Commit {
+				_ = client.Close()
+				return
+			}
+		}
+		if _, err := server.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// answer passes on what the server says. Once cut, the next thing it says is
+// lost and the connection closed.
+func answer(client, server net.Conn, cut *atomic.Bool) {
+	defer client.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(buf)
+		if err != nil || cut.Load() {
+			return
+		}
+		if _, err := client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
