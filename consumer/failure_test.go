@@ -313,6 +313,27 @@ func TestALostConnectionParksTheMessage(t *testing.T) {
 	}
 }
 
+// Delivery A loses its connection in the handler, and before it can record
+// that, delivery B of the same message fails and is parked. Both entries count.
+func TestALostEntryCountsAlsoWhenAnotherDeliveryWasParkedMeanwhile(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var c *Consumer
+	var entries atomic.Int32
+	c = f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+		if entries.Add(1) == 1 {
+			_, err := tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+			handle(t, c, act("k")) // B
+			return err
+		}
+		return errors.New("no")
+	}, nil))
+	handle(t, c, act("k")) // A
+	if got, want := f.parked(t), "retrying action failed 2"; got != want || entries.Load() != 2 {
+		t.Errorf("%d entries, parked %q; want 2, %q", entries.Load(), got, want)
+	}
+}
+
 func TestAHandlerOverItsTimeoutIsParked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -166,16 +166,16 @@ func TestEmittedMessagesCommitWithTheStepAndSayWhereTheyComeFrom(t *testing.T) {
 func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		handler func(ctx context.Context, tx pgx.Tx) error
-		parked  string
+		handler      func(ctx context.Context, tx pgx.Tx) error
+		parked, says string
 	}{
-		"Commit":   {func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, "retrying action failed 1"},
-		"Rollback": {func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, "retrying action failed 1"},
-		"COMMIT":   {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "COMMIT"); return err }, "dead action terminal 1"},
+		"Commit":   {func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, "retrying action failed 1", "not by the handler"},
+		"Rollback": {func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, "retrying action failed 1", "not by the handler"},
+		"COMMIT":   {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "COMMIT"); return err }, "dead action terminal 1", "ended the transaction"},
 		"swallowed error": {func(ctx context.Context, tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, "SELECT 1/0")
 			return nil
-		}, "retrying action failed 1"},
+		}, "retrying action failed 1", "a statement had failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -186,6 +186,9 @@ func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 			handle(t, c, act("k"))
 			if got := f.parked(t); got != tt.parked {
 				t.Errorf("parked %q, want %q", got, tt.parked)
+			}
+			if got := f.texts(t, "SELECT error FROM {schema}.parked")[0]; !strings.Contains(got, tt.says) {
+				t.Errorf("the kept error is %q, want one that says %q", got, tt.says)
 			}
 		})
 	}
