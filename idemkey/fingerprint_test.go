@@ -131,6 +131,18 @@ func TestFingerprintHeaders(t *testing.T) {
 	}
 }
 
+// Where a reader might see something else than the canonical form says.
+func TestCanonicalRefuses(t *testing.T) {
+	t.Parallel()
+	for _, body := range []string{
+		`{"a":1,"a":1}`, `{"x":[{"a":1,"\u0061":1}]}`, `"\ud800"`, `"\ufffd"`, "\"\xff\"", `1 2`, ``, strings.Repeat("[", 514) + strings.Repeat("]", 514),
+	} {
+		if got, ok := canonicalJSON([]byte(body), nil); ok {
+			t.Errorf("canonical form of %q is %q, want none", body, got)
+		}
+	}
+}
+
 func FuzzCanonicalJSON(f *testing.F) {
 	for _, seed := range []string{
 		`{"b":1,"a":[1.0,"x",null,true,{}]}`, `{"a":1,"a":2}`, `"\u0000\ud83d\ude00"`, `"\ud800"`, "\"\u2028\x7f\"",

@@ -30,6 +30,36 @@ func TestMemory(t *testing.T) {
 	})
 }
 
+// An owner whose record was swept finds that its response was not stored.
+func TestMemorySweptOwner(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		end  func(idemkey.Execution) error
+		want error
+	}{
+		{func(e idemkey.Execution) error { return e.Commit(t.Context(), idemkey.Response{Status: 200}) }, idemkey.ErrNotStored},
+		{func(e idemkey.Execution) error { return e.Release(t.Context(), idemkey.Forget, 500) }, nil},
+	} {
+		m := newMemory(t, nil)
+		c := idemkeytest.Claim("k", "a")
+		d, err := m.Begin(t.Context(), c)
+		if err != nil {
+			t.Fatalf("Begin: %v", err)
+		}
+		m.Lapse(c.ID)
+		m.Expire(c.ID)
+		if n, err := m.Sweep(t.Context(), 1); n != 1 || err != nil {
+			t.Fatalf("Sweep = %d, %v; want 1", n, err)
+		}
+		if err := tt.end(d.Exec); !errors.Is(err, tt.want) {
+			t.Errorf("late end: %v, want %v", err, tt.want)
+		}
+		if d, err := m.Begin(t.Context(), c); err != nil || d.Kind != idemkey.KindProceed || d.Attempt != 1 {
+			t.Errorf("Begin = %+v, %v; want attempt 1", d, err)
+		}
+	}
+}
+
 // A full store makes room by what has expired and refuses a new key otherwise.
 func TestMemoryMaxEntries(t *testing.T) {
 	t.Parallel()

@@ -72,7 +72,7 @@ func (x *exchange) report(ctx context.Context) {
 		o.Observer.Observe(ctx, *e)
 	}
 	level := slog.LevelInfo
-	if e.Err != nil {
+	if e.Err != nil && (e.Status == 0 || e.Status >= 500) {
 		level = slog.LevelError
 	}
 	if !o.Logger.Enabled(ctx, level) {

@@ -43,7 +43,7 @@ type Options struct {
 
 	Methods  []string                 // that are covered; default: POST, PATCH
 	Skip     func(*http.Request) bool // requests that are not covered; default: none
-	Optional bool                     // a request without a key runs, unremembered; default: 400
+	Optional bool                     // a request without a key runs, unremembered, and its body is not read ahead; default: 400
 
 	Header        string             // default: Idempotency-Key
 	HeaderAliases []string           // other names for it; values that disagree are a 400; default: none

@@ -139,13 +139,25 @@ func TestBufferNoBody(t *testing.T) {
 	}
 }
 
+// What goes out with early hints is not left behind for another answer.
+func TestBufferEarlyHints(t *testing.T) {
+	t.Parallel()
+	rec := httptest.NewRecorder()
+	b := newBuffer(rec, 1)
+	b.Header().Set("Link", "</style.css>")
+	b.WriteHeader(http.StatusEarlyHints)
+	if rec.Header().Get("Link") != "" {
+		t.Errorf("header after early hints = %v", rec.Header())
+	}
+}
+
 // An invalid status panics in the handler, as in net/http, and not after a commit.
 func TestBufferInvalidStatus(t *testing.T) {
 	t.Parallel()
 	defer func() {
 		if recover() == nil {
-			t.Error("WriteHeader(0) did not panic")
+			t.Error("WriteHeader(1000) did not panic")
 		}
 	}()
-	newBuffer(httptest.NewRecorder(), 1).WriteHeader(0)
+	newBuffer(httptest.NewRecorder(), 1).WriteHeader(1000)
 }

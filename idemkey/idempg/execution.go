@@ -107,12 +107,8 @@ func (e *execution) complete(ctx context.Context, db execer, r *idemkey.Response
 	if err != nil {
 		return false, err
 	}
-	body := r.Body
-	if body == nil && !r.Dropped {
-		body = []byte{} // an empty body, which is not the same as none kept
-	}
 	tag, err := db.Exec(ctx, e.s.q.completeRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token,
-		int(r.State()), r.Status, header, body)
+		int(r.State()), r.Status, header, r.Body)
 	return tag.RowsAffected() == 1, err
 }
 

@@ -115,6 +115,10 @@ func TestOutcomes(t *testing.T) {
 		{"not-kept", status(409, 0), 409, "", 0, 299},
 		{"failed", status(500, 0), 500, "", 0, 299},
 		{"commit-anyway", status(402, idemkey.CommitAnyway), 402, "", 1, 402},
+		{"commit-anyway-error", func(_ http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+			idemkey.SetVerdict(r.Context(), idemkey.CommitAnyway)
+			return errBusiness
+		}, 500, "internal", 0, 299},
 		{"amendable", status(400, idemkey.Amendable), 400, "", 0, 299},
 		{"error", func(http.ResponseWriter, *http.Request, pgx.Tx) error { return errBusiness }, 500, "internal", 0, 299},
 		{"problem", func(http.ResponseWriter, *http.Request, pgx.Tx) error {

@@ -48,6 +48,13 @@ SET state = 1, fp = $5, fp_alg = $6, token = $7, attempt = $8,
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND EXISTS (SELECT FROM free)
 RETURNING expires_at`
 
+// sqlFindAbandoned returns a row if the owner of the claim with token $4 has died:
+// a running one holds the row lock, however long ago its lease ran out.
+const sqlFindAbandoned = `
+SELECT 1 FROM {schema}.idempotency_key
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
+FOR UPDATE SKIP LOCKED`
+
 // sqlLimitTx bounds the transaction it runs in: no statement runs longer than
 // the handler may, and the server ends the session of a process that hangs.
 // The waits for a lock are bounded for sqlLockRecord alone; what the session had is
@@ -121,7 +128,7 @@ WHERE k.namespace = old.namespace AND k.scope = old.scope AND k.key = old.key`
 
 // queries are the statements bound to one schema.
 type queries struct {
-	insertClaim, readRecord, takeOver                    string
+	insertClaim, readRecord, takeOver, findAbandoned     string
 	limitTx, watchClient, lockRecord, restoreLockTimeout string
 	completeRecord, failRecord, forgetRecord             string
 	readState, sweepRecords                              string
@@ -129,13 +136,13 @@ type queries struct {
 
 func newQueries(schema string) queries {
 	q := queries{
-		insertClaim: sqlInsertClaim, readRecord: sqlReadRecord, takeOver: sqlTakeOver,
+		insertClaim: sqlInsertClaim, readRecord: sqlReadRecord, takeOver: sqlTakeOver, findAbandoned: sqlFindAbandoned,
 		limitTx: sqlLimitTx, watchClient: sqlWatchClient, lockRecord: sqlLockRecord, restoreLockTimeout: sqlRestoreLockTimeout,
 		completeRecord: sqlCompleteRecord, failRecord: sqlFailRecord, forgetRecord: sqlForgetRecord,
 		readState: sqlReadState, sweepRecords: sqlSweepRecords,
 	}
 	for _, statement := range []*string{
-		&q.insertClaim, &q.readRecord, &q.takeOver, &q.lockRecord, &q.completeRecord,
+		&q.insertClaim, &q.readRecord, &q.takeOver, &q.findAbandoned, &q.lockRecord, &q.completeRecord,
 		&q.failRecord, &q.forgetRecord, &q.readState, &q.sweepRecords,
 	} {
 		*statement = sqlschema.Bind(schema, *statement)

@@ -114,9 +114,9 @@ func (s *Store) peek(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision,
 	if err != nil || rec == nil {
 		return d, false, err
 	}
-	kind := c.Judge(&rec.Record)
-	if kind == idemkey.KindProceed {
-		return d, false, nil
+	kind, err := s.judge(ctx, conn, c, rec)
+	if kind == idemkey.KindProceed || err != nil {
+		return d, false, err
 	}
 	d, err = rec.decide(kind)
 	return d, true, err
@@ -156,7 +156,10 @@ func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim) (idem
 		if rec == nil {
 			continue // deleted in between
 		}
-		kind := c.Judge(&rec.Record)
+		kind, err := s.judge(ctx, e.conn, c, rec)
+		if err != nil {
+			return idemkey.Decision{}, err
+		}
 		if kind != idemkey.KindProceed {
 			return rec.decide(kind)
 		}
@@ -168,6 +171,23 @@ func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim) (idem
 		return s.open(ctx, e, c, attempt)
 	}
 	return inFlight(0), nil
+}
+
+// judge is c.Judge, except that a last attempt which still runs is in flight:
+// its lease has run out, but the row lock says that its outcome is to come.
+func (s *Store) judge(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim, rec *storedRecord) (idemkey.Kind, error) {
+	kind := c.Judge(&rec.Record)
+	if kind != idemkey.KindUnknown || rec.State != idemkey.StateInProgress {
+		return kind, nil
+	}
+	tag, err := conn.Exec(ctx, s.q.findAbandoned, c.ID.Namespace, c.ID.Scope, c.ID.Key, rec.token)
+	if err != nil {
+		return 0, fmt.Errorf("look for owner: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return idemkey.KindInFlight, nil
+	}
+	return kind, nil
 }
 
 func inFlight(after time.Duration) idemkey.Decision {

@@ -173,6 +173,9 @@ func TestRowLockOutlivesLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.kind(t, c2, idemkey.KindInFlight)
+	last := c2
+	last.MaxAttempts = 1
+	f.kind(t, last, idemkey.KindInFlight) // not of unknown outcome: it runs
 	for _, e := range []*execution{owner, owner2} {
 		if err := e.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
 			t.Errorf("Commit: %v", err)
@@ -197,6 +200,21 @@ func TestOvertakenBeforeLock(t *testing.T) {
 		t.Fatalf("insert = %t, %v", mine, err)
 	}
 	f.kind(t, c, idemkey.KindInFlight)
+	f.expire(t, c.ID)
+	if n, err := f.Sweep(t.Context(), 10); n != 0 || err != nil {
+		t.Errorf("Sweep = %d, %v; want a live lease to stay", n, err)
+	}
+	second := &execution{s: f.Store, conn: conn, id: c.ID, token: newToken()}
+	if mine, err := f.takeOver(t.Context(), second, &c, stalled.token, 2); mine || err != nil {
+		t.Errorf("takeOver within the lease = %t, %v", mine, err)
+	}
+	f.lapse(t, c.ID)
+	if mine, err := f.takeOver(t.Context(), second, &c, stalled.token, 2); !mine || err != nil {
+		t.Fatalf("takeOver = %t, %v", mine, err)
+	}
+	if d, err := f.open(t.Context(), stalled, &c, 1); err != nil || d.Kind != idemkey.KindInFlight {
+		t.Errorf("open after a take-over = %d, %v; want in flight", d.Kind, err)
+	}
 	f.lapse(t, c.ID)
 	winner := f.begin(t, c)
 	if err := winner.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
