@@ -33,6 +33,20 @@ func TestHeaderRoundTrip(t *testing.T) {
 	}
 }
 
+func TestHeaderCorrupt(t *testing.T) {
+	t.Parallel()
+	for name, data := range map[string][]byte{
+		"nothing": {}, "other format": {2, 0}, "cut off": {1, 1, 1}, "more than the count": {1, 0, 0}, "count over the limit": {1, 65},
+		"name not canonical": {1, 1, 1, 'x', 0}, "name twice": {1, 2, 1, 'X', 0, 1, 'X', 0}, "names out of order": {1, 2, 1, 'Y', 0, 1, 'X', 0},
+		"line break": {1, 1, 1, 'X', 1, 1, '\n'}, "no name": {1, 1, 0, 0},
+	} {
+		r := Response{Status: 200}
+		if err := r.UnmarshalHeader(data); !errors.Is(err, ErrRecordCorrupt) || r.Header != nil {
+			t.Errorf("%s: %v, %v; want ErrRecordCorrupt", name, r.Header, err)
+		}
+	}
+}
+
 // Whatever is not the work of MarshalHeader is corrupt, and never panics.
 func FuzzUnmarshalHeader(f *testing.F) {
 	valid, err := (&Response{Header: http.Header{"Link": {"<a>", "<b>"}, "Location": {"/"}}}).MarshalHeader()

@@ -196,6 +196,7 @@ func TestOvertakenBeforeLock(t *testing.T) {
 	}
 	f.slot <- struct{}{}
 	stalled := &execution{s: f.Store, conn: conn, id: c.ID, token: newToken()}
+	t.Cleanup(stalled.end)
 	if mine, err := f.insert(t.Context(), stalled, &c); !mine || err != nil {
 		t.Fatalf("insert = %t, %v", mine, err)
 	}
@@ -224,7 +225,6 @@ func TestOvertakenBeforeLock(t *testing.T) {
 	if err != nil || d.Kind != idemkey.KindInFlight {
 		t.Errorf("open = %d, %v; want in flight", d.Kind, err)
 	}
-	stalled.end()
 }
 
 // A claim does not wait for an owner that is about to commit.
