@@ -83,18 +83,20 @@ func (f *fixture) expectRows(t *testing.T, key string, want int) {
 	}
 }
 
+// status answers with status under verdict v.
+func status(status int, v idemkey.Verdict) func(http.ResponseWriter, *http.Request, pgx.Tx) error {
+	return func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		idemkey.SetVerdict(r.Context(), v)
+		w.WriteHeader(status)
+		return nil
+	}
+}
+
 // What becomes of the business writes and of the key, for each way a handler
 // can end. A second request with the same key runs buy.
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, Options{})
-	status := func(status int, v idemkey.Verdict) func(http.ResponseWriter, *http.Request, pgx.Tx) error {
-		return func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
-			idemkey.SetVerdict(r.Context(), v)
-			w.WriteHeader(status)
-			return nil
-		}
-	}
 	statement := func(sql string) func(http.ResponseWriter, *http.Request, pgx.Tx) error {
 		return func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 			_, _ = tx.Exec(r.Context(), strings.ReplaceAll(sql, "business", f.schema+".business"))
