@@ -447,6 +447,33 @@ func TestRunStopsAndStartsAgain(t *testing.T) {
 	}
 }
 
+// A stop lets the pass in hand finish: what the broker has taken is forgotten,
+// not published again by the next relay.
+func TestAStopFinishesThePassInHand(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.write(t, msg("k", "1"))
+	entered, release := make(chan struct{}), make(chan struct{})
+	f.broker.answer = func(Publication) error {
+		close(entered)
+		<-release
+		return nil
+	}
+	r := f.relay(t, RelayOptions{})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	<-entered
+	stop()
+	close(release)
+	if err := <-done; err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	if s := f.stats(t, r); s != (Stats{}) {
+		t.Errorf("left over: %+v", s)
+	}
+}
+
 func TestOptionsAreChecked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
