@@ -22,6 +22,10 @@ import (
 // lock of a concurrent duplicate aside: pgx has no deadline of its own.
 const databaseTimeout = 10 * time.Second
 
+// ErrTxManaged reports that a handler tried to end its transaction by Commit or
+// Rollback. Nothing has happened to the transaction.
+var ErrTxManaged = txguard.ErrManaged
+
 var (
 	errTxEnded   = errors.New("consumer: the handler ended the transaction")
 	errTxAborted = errors.New("consumer: the handler returned nil after a statement had failed in its transaction")
@@ -217,9 +221,9 @@ func (c *Consumer) enter(ctx context.Context, tx pgx.Tx, j *job) (emitted []outb
 	case err != nil:
 	case tx.Conn().IsClosed():
 		err = errors.New("consumer: the connection was lost while the handler ran")
-	case tx.Conn().PgConn().TxStatus() == 'I':
+	case txguard.StatusOf(tx.Conn()) == txguard.Ended:
 		err = Terminal(errTxEnded)
-	case !txguard.InTransaction(tx):
+	case txguard.StatusOf(tx.Conn()) == txguard.Aborted:
 		err = errTxAborted
 	}
 	return emitted, err

@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -191,9 +190,6 @@ func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 				t.Errorf("the kept error is %q, want one that says %q", got, tt.says)
 			}
 		})
-	}
-	if !errors.Is(txguard.Wrap(nil).Commit(t.Context()), txguard.ErrManaged) {
-		t.Error("Commit of a guarded transaction is not refused")
 	}
 }
 

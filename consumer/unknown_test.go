@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/pgproxy"
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // The answer to a COMMIT is lost, or the COMMIT itself is. Whichever it was,
@@ -17,17 +17,17 @@ import (
 func TestALostCommitReplyIsLookedUp(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		loss    pgproxy.Loss
+		loss    pgtest.Loss
 		entries int32
 		row     string // after the delivery
 	}{
-		"committed":     {pgproxy.Reply, 1, "done 1 0 | "},
-		"not committed": {pgproxy.Commit, 2, "retrying 1 0 | retrying action failed 1"},
+		"committed":     {pgtest.LoseReply, 1, "done 1 0 | "},
+		"not committed": {pgtest.LoseCommit, 2, "retrying 1 0 | retrying action failed 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			proxy, pool := pgproxy.New(t)
+			proxy, pool := pgtest.NewProxy(t)
 			var entries atomic.Int32
 			paid := f.effect("paid")
 			step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
@@ -46,7 +46,7 @@ func TestALostCommitReplyIsLookedUp(t *testing.T) {
 			// connection is whole again.
 			for range 3 {
 				err = c.handle(t.Context(), j)
-				proxy.Lose(pgproxy.Nothing)
+				proxy.Lose(pgtest.LoseNothing)
 				if err == nil {
 					break
 				}

@@ -38,7 +38,7 @@ var listens = map[string][]string{
 // schemas and migrations of the services' own tables.
 var (
 	schemas = map[string]string{"order": "order_service", "payment": "payment_service", "shipping": "shipping_service", "gateway": "payment_gateway"}
-	tables  = map[string]fs.FS{"order": order.Migrations(), "payment": payment.Migrations(), "shipping": shipping.Migrations(), "gateway": gateway.Migrations()}
+	tables  = map[string]fs.FS{"order": order.Migrations, "payment": payment.Migrations, "shipping": shipping.Migrations, "gateway": gateway.Migrations}
 )
 
 // maxConns is the size of each service's pool. All of them in one process, and

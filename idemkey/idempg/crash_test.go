@@ -4,13 +4,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,7 +56,7 @@ func dieAt(at, schema string) {
 		time.AfterFunc(50*time.Millisecond, kill)
 		_, err = e.tx.Exec(ctx, "SELECT pg_sleep(15)")
 	case dieUpdated:
-		_, err = e.complete(ctx, e.tx.Tx, &idemkey.Response{Status: 201})
+		_, err = e.complete(ctx, e.tx, &idemkey.Response{Status: 201})
 	case dieAfter:
 		err = e.Commit(ctx, idemkey.Response{Status: 201, Header: http.Header{}, Body: []byte("first")})
 	case dieRejected:
@@ -122,137 +119,32 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// A proxy stands between pool and server, and can lose a COMMIT or its reply.
-type proxy struct {
-	net.Listener
-	server string
-	lose   atomic.Int32 // one of the lose constants
-	wg     sync.WaitGroup
-}
-
-const (
-	loseNothing = iota
-	loseReply   // forward COMMIT, swallow the reply and cut the connection
-	loseCommit  // swallow COMMIT and cut the connection
-	loseAll     // lose the reply, and refuse all connections after that
-)
-
-// commitMessage is the simple query that pgx sends.
-var commitMessage = []byte("Q\x00\x00\x00\x0bcommit\x00")
-
-func newProxy(t *testing.T) (*proxy, *pgxpool.Pool) {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(pgtest.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{Listener: l, server: net.JoinHostPort(config.ConnConfig.Host, fmt.Sprint(config.ConnConfig.Port))}
-	p.wg.Go(p.accept)
-	t.Cleanup(func() {
-		p.Close()
-		p.wg.Wait()
-	})
-	config.MaxConns = 6
-	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String())
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return p, pool
-}
-
-func (p *proxy) accept() {
-	for {
-		client, err := p.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial("tcp", p.server)
-		if err != nil {
-			client.Close()
-			continue
-		}
-		var cut atomic.Bool
-		p.wg.Go(func() { p.forward(client, server, &cut) })
-		p.wg.Go(func() { answer(client, server, &cut) })
-	}
-}
-
-// forward passes on what the client says, up to a COMMIT that is to be lost.
-func (p *proxy) forward(client, server net.Conn, cut *atomic.Bool) {
-	defer server.Close()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := client.Read(buf)
-		if err != nil {
-			return
-		}
-		lose := p.lose.Load()
-		if lose != loseNothing && bytes.Contains(buf[:n], commitMessage) {
-			cut.Store(true) // before the server can answer
-			if lose == loseAll {
-				p.Close()
-			}
-			if lose == loseCommit {
-				client.Close()
-				return
-			}
-		}
-		if _, err := server.Write(buf[:n]); err != nil {
-			return
-		}
-	}
-}
-
-// answer passes on what the server says. Once cut, the next thing it says is
-// lost and the connection closed.
-func answer(client, server net.Conn, cut *atomic.Bool) {
-	defer client.Close()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := server.Read(buf)
-		if err != nil || cut.Load() {
-			return
-		}
-		if _, err := client.Write(buf[:n]); err != nil {
-			return
-		}
-	}
-}
-
 // A COMMIT whose reply is lost is looked up: the client hears what is so.
 func TestAmbiguousCommit(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name   string
-		lose   int32
+		lose   pgtest.Loss
 		status int
 		code   string
 		rows   int
 	}{
-		{"committed", loseReply, 201, "", 1},
-		{"not committed", loseCommit, 500, "commit-failed", 0},
-		{"unknown", loseAll, 503, "outcome-unverified", 1},
+		{"committed", pgtest.LoseReply, 201, "", 1},
+		{"not committed", pgtest.LoseCommit, 500, "commit-failed", 0},
+		{"unknown", pgtest.LoseAll, 503, "outcome-unverified", 1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			direct := newFixture(t, Options{})
-			p, pool := newProxy(t)
+			p, pool := pgtest.NewProxy(t)
 			f := newFixtureOn(t, pool, direct.schema, Options{LookupTimeout: 500 * time.Millisecond})
 			server := handle(t, f, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-				p.lose.Store(tt.lose)
+				p.Lose(tt.lose)
 				return f.buy(w, r, tx)
 			})
 			post(t, server, "k").expect(t, tt.status, tt.code)
-			p.lose.Store(loseNothing)
+			p.Lose(pgtest.LoseNothing)
 			direct.expectRows(t, "k", tt.rows)
 			again := post(t, handle(t, direct, direct.buy), "k") // as another process
 			again.expect(t, 201, "")
@@ -267,10 +159,10 @@ func TestAmbiguousCommit(t *testing.T) {
 // Without a key there is no record to look up.
 func TestAmbiguousCommitKeyless(t *testing.T) {
 	t.Parallel()
-	p, pool := newProxy(t)
+	p, pool := pgtest.NewProxy(t)
 	f := newFixtureOn(t, pool, newFixture(t, Options{}).schema, Options{})
 	server := handle(t, f, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-		p.lose.Store(loseReply)
+		p.Lose(pgtest.LoseReply)
 		return f.buy(w, r, tx)
 	})
 	r := post(t, server, "")

@@ -14,26 +14,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/idemkey"
-)
-
-// What pgconn.PgConn.TxStatus answers.
-const (
-	txIdle   = 'I' // no transaction is open
-	txFailed = 'E' // a statement has failed; the server will only roll back
+	"github.com/sagamill/sagamill/internal/txguard"
 )
 
 // An execution owns one claim and the connection of its transaction.
 type execution struct {
 	s     *Store
 	conn  *pgxpool.Conn
-	tx    *managedTx // nil until it is open
+	tx    pgx.Tx // nil until it is open
 	id    idemkey.Identity
 	token pgtype.UUID
 	ended sync.Once
 }
 
 func (e *execution) Context(ctx context.Context) context.Context {
-	return context.WithValue(ctx, txKey{}, e.tx)
+	return context.WithValue(ctx, txKey{}, txguard.Wrap(e.tx))
 }
 
 // end gives connection and place back. A connection that is still in a
@@ -54,7 +49,7 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 		return err
 	}
 	if e.id.Key != "" {
-		changed, err := e.complete(ctx, e.tx.Tx, &r)
+		changed, err := e.complete(ctx, e.tx, &r)
 		if err != nil {
 			return e.undo(ctx, rolledBack(err, "complete record"))
 		}
@@ -62,7 +57,7 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 			return e.undo(ctx, idemkey.ErrLeaseLost)
 		}
 	}
-	err := e.tx.Tx.Commit(ctx)
+	err := e.tx.Commit(ctx)
 	if err == nil {
 		return nil
 	}
@@ -77,9 +72,9 @@ func (e *execution) checkOpen(ctx context.Context) error {
 	switch conn := e.conn.Conn(); {
 	case conn.IsClosed(): // the handler cancelled a statement; COMMIT was never sent
 		return e.undo(ctx, &idemkey.CommitError{Err: errors.New("the connection was closed")})
-	case conn.PgConn().TxStatus() == txIdle:
+	case txguard.StatusOf(conn) == txguard.Ended:
 		return e.bury(ctx)
-	case conn.PgConn().TxStatus() == txFailed:
+	case txguard.StatusOf(conn) == txguard.Aborted:
 		return e.undo(ctx, &idemkey.CommitError{Err: pgx.ErrTxCommitRollback})
 	}
 	return nil
@@ -134,7 +129,7 @@ func (e *execution) letGo(ctx context.Context, statement string, args ...any) er
 // after returns what to run a statement on once the transaction has ended: its
 // own connection, which saves another, or the pool if that is no longer usable.
 func (e *execution) after() execer {
-	if conn := e.conn.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() == txIdle {
+	if conn := e.conn.Conn(); !conn.IsClosed() && txguard.StatusOf(conn) == txguard.Ended {
 		return e.conn
 	}
 	return e.s.pool
@@ -143,7 +138,7 @@ func (e *execution) after() execer {
 // rollback ends the transaction. On an error the connection is closed, and the
 // server rolls back as soon as it notices.
 func (e *execution) rollback(ctx context.Context) error {
-	if err := e.tx.Tx.Rollback(ctx); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
+	if err := e.tx.Rollback(ctx); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
 		_ = e.conn.Conn().Close(ctx) // it is of no use any more
 		return fmt.Errorf("idempg: roll back: %w", err)
 	}

@@ -225,7 +225,7 @@ func (s *Store) open(ctx context.Context, e *execution, c *idemkey.Claim, attemp
 	if err != nil {
 		return idemkey.Decision{}, fmt.Errorf("begin transaction: %w", err)
 	}
-	e.tx = &managedTx{Tx: tx}
+	e.tx = tx
 	var expires time.Time
 	batch := &pgx.Batch{}
 	batch.Queue(s.q.limitTx, c.ExecTimeout.Milliseconds(), (c.ExecTimeout + s.opts.IdleMargin).Milliseconds(), s.opts.LockTimeout.Milliseconds())

@@ -233,7 +233,7 @@ func TestBeginDoesNotWaitForCommit(t *testing.T) {
 	f := newFixture(t, Options{})
 	c := idemkeytest.Claim("k", "a")
 	owner := f.begin(t, c)
-	if ok, err := owner.complete(t.Context(), owner.tx.Tx, &idemkey.Response{Status: 200}); !ok || err != nil {
+	if ok, err := owner.complete(t.Context(), owner.tx, &idemkey.Response{Status: 200}); !ok || err != nil {
 		t.Fatalf("complete = %t, %v", ok, err)
 	}
 	f.kind(t, c, idemkey.KindInFlight)

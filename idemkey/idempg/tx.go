@@ -2,28 +2,18 @@ package idempg
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/txguard"
 )
 
 // ErrTxManaged reports an attempt to end a transaction that belongs to the
 // middleware. The transaction goes on.
-var ErrTxManaged = errors.New("idempg: the middleware ends this transaction")
-
-// A managedTx is the business transaction as handlers see it: Begin opens a
-// savepoint, and ending the transaction itself is refused.
-type managedTx struct{ pgx.Tx }
-
-// Commit returns [ErrTxManaged].
-func (*managedTx) Commit(context.Context) error { return ErrTxManaged }
-
-// Rollback returns [ErrTxManaged].
-func (*managedTx) Rollback(context.Context) error { return ErrTxManaged }
+var ErrTxManaged = txguard.ErrManaged
 
 type txKey struct{}
 
@@ -31,11 +21,8 @@ type txKey struct{}
 // record of the request that ctx belongs to. A request without a key has one
 // as well.
 func TxFrom(ctx context.Context) (pgx.Tx, bool) {
-	tx, ok := ctx.Value(txKey{}).(*managedTx)
-	if !ok {
-		return nil, false
-	}
-	return tx, true
+	tx, ok := ctx.Value(txKey{}).(pgx.Tx)
+	return tx, ok
 }
 
 // Tx is [TxFrom] for handlers that are mounted inside of a middleware on a

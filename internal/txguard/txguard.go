@@ -23,9 +23,16 @@ type guarded struct{ pgx.Tx }
 func (guarded) Commit(context.Context) error   { return ErrManaged }
 func (guarded) Rollback(context.Context) error { return ErrManaged }
 
-// InTransaction reports whether tx is open and not aborted. After a handler
-// that sent COMMIT or ROLLBACK as SQL, or that swallowed an error, it is not.
-func InTransaction(tx pgx.Tx) bool {
-	const inTransaction = 'T' // of the protocol's ReadyForQuery message
-	return tx.Conn().PgConn().TxStatus() == inTransaction
-}
+// A Status is the server's view of a transaction, after its last answer.
+type Status byte
+
+// The values, of the protocol's ReadyForQuery message.
+const (
+	Ended   Status = 'I' // the holder sent COMMIT or ROLLBACK as SQL
+	Open    Status = 'T'
+	Aborted Status = 'E' // a statement failed; a COMMIT would be answered ROLLBACK
+)
+
+// StatusOf returns the status of the transaction on conn, without asking the
+// server again.
+func StatusOf(conn *pgx.Conn) Status { return Status(conn.PgConn().TxStatus()) }

@@ -25,13 +25,7 @@ import (
 var files embed.FS
 
 // Migrations are the gateway's own tables.
-func Migrations() fs.FS {
-	sub, err := fs.Sub(files, "migrations")
-	if err != nil {
-		panic(err) // the folder is embedded above
-	}
-	return sub
-}
+var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
 // The cards that something happens to. Any other known card is tok_ok.
 const (

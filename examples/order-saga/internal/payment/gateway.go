@@ -32,6 +32,7 @@ type Refund struct {
 // A DeclinedError is the gateway's answer that the card may not be charged.
 type DeclinedError struct{ Reason string }
 
+// Error says why.
 func (e *DeclinedError) Error() string { return "payment: card declined: " + e.Reason }
 
 // A Gateway is a client of the payment gateway at URL.

@@ -1,7 +1,4 @@
-// Package pgproxy stands between a test's pool and its server and loses a
-// COMMIT, or the answer to one: the two ways in which a client is left not
-// knowing the outcome of its transaction.
-package pgproxy
+package pgtest
 
 import (
 	"bytes"
@@ -13,28 +10,28 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // A Loss is what becomes of the next COMMIT.
 type Loss int32
 
-// The losses. The connection is cut in each but Nothing.
+// The losses. The connection is cut in each but LoseNothing.
 const (
-	Nothing Loss = iota
-	Reply        // the server commits, its answer is lost
-	Commit       // the server never hears of it
-	All          // as Reply, and no connection is accepted any more
+	LoseNothing Loss = iota
+	LoseReply        // the server commits, its answer is lost
+	LoseCommit       // the server never hears of it
+	LoseAll          // as LoseReply, and no connection is accepted any more
 )
 
-// maxConns is the size of the pool behind a proxy.
-const maxConns = 6
+// proxyConns is the size of the pool behind a proxy.
+const proxyConns = 6
 
 // commitMessage is the simple query that pgx sends.
 var commitMessage = []byte("Q\x00\x00\x00\x0bcommit\x00")
 
-// A Proxy passes a pool's connections on to the server.
+// A Proxy stands between a pool and its server, and loses a COMMIT or the
+// answer to one: the two ways in which a client is left not knowing the outcome
+// of its transaction.
 type Proxy struct {
 	listener net.Listener
 	server   string
@@ -42,10 +39,10 @@ type Proxy struct {
 	wg       sync.WaitGroup
 }
 
-// New returns a Proxy and a pool on it. Both end with the test.
-func New(t testing.TB) (*Proxy, *pgxpool.Pool) {
+// NewProxy returns a Proxy and a pool on it. Both end with the test.
+func NewProxy(t testing.TB) (*Proxy, *pgxpool.Pool) {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(pgtest.URL())
+	config, err := pgxpool.ParseConfig(URL())
 	if err != nil {
 		t.Fatalf("parse database URL: %v", err)
 	}
@@ -59,7 +56,7 @@ func New(t testing.TB) (*Proxy, *pgxpool.Pool) {
 		_ = listener.Close()
 		p.wg.Wait()
 	})
-	config.MaxConns = maxConns
+	config.MaxConns = proxyConns
 	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
 	}
@@ -101,12 +98,12 @@ func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
 			return
 		}
 		loss := Loss(p.loss.Load())
-		if loss != Nothing && bytes.Contains(buf[:n], commitMessage) {
+		if loss != LoseNothing && bytes.Contains(buf[:n], commitMessage) {
 			cut.Store(true) // before the server can answer
-			if loss == All {
+			if loss == LoseAll {
 				_ = p.listener.Close()
 			}
-			if loss == Commit {
+			if loss == LoseCommit {
 				_ = client.Close()
 				return
 			}
