@@ -20,6 +20,9 @@ PKG       ?= ./...
 # Stamping asks git, which refuses in a tree that belongs to somebody else.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
+# staticcheck looks for a cache of its own in the home directory, which not everybody has.
+export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
+
 .DEFAULT_GOAL := help
 .PHONY: help demo serve services test check fmt FORCE
 

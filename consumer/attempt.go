@@ -8,6 +8,7 @@ import (
 	"maps"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -211,12 +212,13 @@ func (c *Consumer) enter(ctx context.Context, tx pgx.Tx, j *job) (emitted []outb
 			err = &PanicError{Value: value, Stack: debug.Stack()}
 		}
 	}()
-	emit := func(msgs ...outbox.Message) {
-		for _, m := range msgs {
-			emitted = append(emitted, j.follow(m))
+	var out collector
+	err = j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, func(msgs ...outbox.Message) {
+		if !out.add(j, msgs) {
+			c.opts.Logger.ErrorContext(ctx, "consumer: emit was called after the handler had returned; the messages are lost", "step", j.Step)
 		}
-	}
-	err = j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, emit)
+	})
+	emitted = out.close()
 	switch {
 	case err != nil:
 	case tx.Conn().IsClosed():
@@ -227,6 +229,29 @@ func (c *Consumer) enter(ctx context.Context, tx pgx.Tx, j *job) (emitted []outb
 		err = errTxAborted
 	}
 	return emitted, err
+}
+
+// A collector keeps what a handler emits until the handler returns.
+type collector struct {
+	mu     sync.Mutex
+	msgs   []outbox.Message
+	closed bool
+}
+
+func (o *collector) add(j *job, msgs []outbox.Message) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, m := range msgs {
+		o.msgs = append(o.msgs, j.follow(m))
+	}
+	return !o.closed
+}
+
+func (o *collector) close() []outbox.Message {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	return o.msgs
 }
 
 // follow fills in m what it has in common with the message that led to it.

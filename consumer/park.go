@@ -29,6 +29,8 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 		if err := c.move(ctx, tx, j, found, void, found.undoAttempts); err != nil {
 			return err
 		}
+		c.opts.Logger.InfoContext(ctx, "consumer: compensation before its action, which will not run any more",
+			"step", j.Step, "message_id", j.ID, "correlation_id", j.CorrelationID)
 		return c.forget(ctx, tx, j)
 	case wait:
 		spent := 0

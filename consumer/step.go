@@ -25,7 +25,7 @@ import (
 type Step struct {
 	Name         string // [a-z0-9][a-z0-9-]{0,62}; with scope and key the identity of its effect: never rename it
 	Action       Input  // the message that sets the step off
-	Compensation Input  // the message that undoes it; the zero Input: it cannot be undone
+	Compensation Input  // the message that undoes it, under the key of the action; the zero Input: it cannot be undone
 
 	MaxAttempts int           // entries into the handler, for action and compensation each, crashes included; default: 10
 	RetryBase   time.Duration // ceiling of the wait after the first failure; default: 1 s
@@ -65,7 +65,12 @@ type Message[T any] struct {
 
 // Emit adds messages to the outbox, in the handler's transaction. Scope, Key,
 // CorrelationID and the trace headers default to those of the message being
-// handled, and CausationID is its id.
+// handled, and CausationID is its id; Topic and Step are required. A message
+// that the outbox refuses ([outbox.ErrInvalid]) makes the step's own message a
+// dead letter, since no further attempt would change it. A topic without a
+// queue is refused by the broker and holds back later messages of its saga:
+// declare the queue of every topic first. Emit may not be called any more once
+// the handler has returned.
 type Emit func(msgs ...outbox.Message)
 
 // A Delivery is what is known of a message besides its body.

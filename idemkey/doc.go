@@ -43,5 +43,7 @@
 // # Clients
 //
 // On a timeout, a 409 with Retry-After or a 5xx, retry with the same key. On
-// 2xx stop. On 400, 401 or 403 mend the request. On 422 key-reused choose a new key.
+// 2xx stop. On 401 or 403 mend the credentials. On any other 4xx mend the request
+// and choose a new key: the answer to the old one is kept, unless the handler said
+// [Amendable].
 package idemkey

@@ -12,6 +12,7 @@
 package migrations
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"fmt"
@@ -29,7 +30,7 @@ import (
 //go:embed *.sql
 var files embed.FS
 
-// DefaultSchema is where the tables live unless the caller says otherwise.
+// DefaultSchema is where the tables live if the caller gives "" for the schema.
 const DefaultSchema = sqlschema.Default
 
 // versionTable is tern's: one row, the number of the last migration applied.
@@ -111,6 +112,7 @@ func Version(ctx context.Context, databaseURL, schema string) (applied, known in
 // psql runs. It keeps the version table, so that [Up] knows afterwards what
 // is there.
 func Print(w io.Writer, schema string) error {
+	schema = cmp.Or(schema, DefaultSchema)
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}
@@ -130,6 +132,7 @@ func Print(w io.Writer, schema string) error {
 }
 
 func (s set) with(ctx context.Context, databaseURL, schema string, do func(*migrate.Migrator) error) (err error) {
+	schema = cmp.Or(schema, DefaultSchema)
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}

@@ -54,10 +54,17 @@ type Message struct {
 	Topic string // where it is published to
 	Type  string // what it is; default: Topic
 
-	// Scope, Key, Step and N become the step key of the published message: the
-	// identity under which the receiving step dedupes it. Key is the client's
-	// idempotency key.
-	Scope, Key, Step, N string
+	// Scope and Key name the saga: Key is the idempotency key of the request
+	// that began it, also in a message that is sent much later, such as a
+	// cancellation. Keep it with the business row. Under another key a
+	// compensation finds nothing to undo.
+	Scope, Key string
+
+	// Step is required: the name of the step that the message is for, or of one
+	// of them where several services listen. It becomes part of the published
+	// step key. A receiving step dedupes under its own name, not under this one.
+	Step string
+	N    string // tells several messages of one saga to one step apart; default: there is one
 
 	Payload     []byte
 	ContentType string // default: application/json

@@ -179,11 +179,11 @@ func (s *Subscriber) persist(ctx context.Context, topic string, f func(*conn) er
 			return err
 		}
 		if ctx.Err() != nil {
-			return unavailable(ctx)
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 		s.opts.Logger.WarnContext(ctx, "rabbitmq: cannot reach topic, trying again", "topic", topic, "attempt", n, "error", err)
 		if sleep(ctx, pause(n)) != nil {
-			return unavailable(ctx)
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -29,17 +30,20 @@ type demoOptions struct {
 func parseDemo(args []string, stderr io.Writer) (demoOptions, error) {
 	var o demoOptions
 	flags := flag.NewFlagSet("order-saga demo", flag.ContinueOnError)
-	flags.SetOutput(stderr)
+	flags.SetOutput(io.Discard)
 	flags.IntVar(&o.orders, "orders", 200, "orders to place")
 	flags.IntVar(&o.clients, "clients", 8, "clients that place them at the same time")
 	flags.IntVar(&o.kills, "kill", 0, "how often to SIGKILL one of the service processes meanwhile")
 	flags.BoolVar(&o.together, "together", false, "run all services in this process instead of one each")
-	if err := flags.Parse(args); err != nil {
+	flags.Usage = func() {
+		flags.SetOutput(stderr)
+		fmt.Fprintln(stderr, "usage: order-saga demo [flags]")
+		flags.PrintDefaults()
+	}
+	if err := parse(flags, args); err != nil {
 		return o, err
 	}
 	switch {
-	case flags.NArg() > 0:
-		return o, badSetting("arguments", "%q is not a flag", flags.Arg(0))
 	case o.orders < 1 || o.orders > maxOrders:
 		return o, badSetting("-orders", "%d is not between 1 and %d", o.orders, maxOrders)
 	case o.clients < 1 || o.clients > maxClients:
@@ -83,6 +87,9 @@ func demo(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	result, err := drive(ctx, fleet, o, stdout)
 	stopped := fleet.stop()
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted; the processes' logs are in %s", fleet.logs)
+	}
 	if err != nil {
 		return errors.Join(err, fleet.explain(stderr))
 	}
@@ -95,7 +102,7 @@ func demo(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return errors.Join(fmt.Errorf("%d invariants do not hold", violations), fleet.explain(stderr))
 	}
 	fmt.Fprintln(stdout, "\nall invariants hold")
-	return nil
+	return os.RemoveAll(fleet.logs)
 }
 
 // drive places the orders, waits until every saga has ended, and collects what
@@ -116,13 +123,22 @@ func drive(ctx context.Context, f *fleet, o demoOptions, stdout io.Writer) (*res
 	}()
 	defer func() { cancel(); <-reporting; <-killing }()
 
+	settle, cancelSettle := context.WithCancel(ctx)
+	defer cancelSettle()
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		load.awaitEnd(settle)
+	}()
 	if err := load.place(ctx, o.clients); err != nil {
+		cancelSettle()
+		<-settled
 		return nil, err
 	}
 	<-killing // a late kill must not be one after the count
-	settle, cancelSettle := context.WithTimeout(ctx, settleLimit)
-	defer cancelSettle()
-	load.awaitEnd(settle)
+	limit := time.AfterFunc(settleLimit, cancelSettle)
+	defer limit.Stop()
+	<-settled
 	r := &result{orders: load.orders}
 	var err error
 	if r.ledger, err = fetchLedger(settle, f.urls["gateway"]); err != nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -65,13 +66,14 @@ type load struct {
 	url     string
 	client  *http.Client
 	orders  []*placed
+	known   chan *placed // those that were accepted; room for all
 	placed  atomic.Int64
 	retries atomic.Int64
 	ended   atomic.Int64
 }
 
 func newLoad(url string, n int) *load {
-	l := &load{url: url, client: &http.Client{Timeout: 30 * time.Second}}
+	l := &load{url: url, client: &http.Client{Timeout: 30 * time.Second}, known: make(chan *placed, n)}
 	for i := range n {
 		l.orders = append(l.orders, &placed{
 			kind:   pick(i),
@@ -138,6 +140,7 @@ func (l *load) placeOne(ctx context.Context, p *placed) error {
 		return fmt.Errorf("POST /orders answered %.200q", p.replies[0])
 	}
 	p.id = reply.ID
+	l.known <- p
 	return nil
 }
 
@@ -185,22 +188,21 @@ func (l *load) do(r *http.Request) (status int, body []byte, err error) {
 	return answer.StatusCode, body, err
 }
 
-// awaitEnd asks for each order until all have ended, or ctx has.
+// awaitEnd asks for each order, as soon as it is accepted, until all have
+// ended, or ctx has.
 func (l *load) awaitEnd(ctx context.Context) {
-	for ctx.Err() == nil {
-		ended := 0
-		for _, p := range l.orders {
-			if !p.ended() {
-				l.look(ctx, p)
-			}
+	var open []*placed
+	for ctx.Err() == nil && int(l.ended.Load()) < len(l.orders) {
+		for len(l.known) > 0 {
+			open = append(open, <-l.known)
+		}
+		open = slices.DeleteFunc(open, func(p *placed) bool {
+			l.look(ctx, p)
 			if p.ended() {
-				ended++
+				l.ended.Add(1)
 			}
-		}
-		l.ended.Store(int64(ended))
-		if ended == len(l.orders) {
-			return
-		}
+			return p.ended()
+		})
 		pause(ctx, 100*time.Millisecond)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"time"
@@ -55,6 +56,7 @@ type node struct {
 	sub      message.Subscriber
 	steps    []consumer.Step
 	routes   func(*http.ServeMux)
+	sweep    func(ctx context.Context, limit int) (int, error) // nil: it keeps no idempotency records
 }
 
 // openNode migrates the service's schema and connects the service to the
@@ -96,6 +98,7 @@ func migrate(ctx context.Context, name, databaseURL string) error {
 		if !errors.As(err, &refused) {
 			return err
 		}
+		slog.WarnContext(ctx, "the database does not answer yet", "service", name)
 		if pause(ctx, 250*time.Millisecond); ctx.Err() != nil {
 			return err
 		}
@@ -110,7 +113,7 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 		if err != nil {
 			return err
 		}
-		n.routes = g.Routes
+		n.routes, n.sweep = g.Routes, g.Sweep
 		return nil
 	}
 	var err error
@@ -124,7 +127,7 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 		if err != nil {
 			return err
 		}
-		n.routes, n.steps = o.Routes, o.Steps()
+		n.routes, n.steps, n.sweep = o.Routes, o.Steps(), o.Sweep
 	case "payment":
 		n.steps = payment.New(schema, payment.Gateway{URL: gatewayURL, Client: &http.Client{}}).Steps()
 	case "shipping":
@@ -141,6 +144,27 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 		return fmt.Errorf("its steps listen to %v, but queues are declared for %v", got, want)
 	}
 	return nil
+}
+
+// How often expired idempotency records are deleted, and how many at a time.
+const (
+	sweepInterval = 5 * time.Minute
+	sweepBatch    = 1000
+)
+
+// keepHouse deletes expired idempotency records until ctx ends. Any number of
+// processes may do it at once.
+func (n *node) keepHouse(ctx context.Context, logger *slog.Logger) {
+	for ctx.Err() == nil {
+		pause(ctx, sweepInterval/2+rand.N(sweepInterval))
+		for deleted := sweepBatch; deleted == sweepBatch && ctx.Err() == nil; {
+			var err error
+			if deleted, err = n.sweep(ctx, sweepBatch); err != nil {
+				logger.WarnContext(ctx, "expired idempotency records stay for now", "service", n.name, "error", err)
+				break
+			}
+		}
+	}
 }
 
 // ready returns nil once the service is connected and consuming.

@@ -36,7 +36,8 @@ func serve(ctx context.Context, args []string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	a := &app{settings: s, logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))}
+	a := &app{settings: s, logger: slog.New(slog.NewTextHandler(stderr, nil))}
+	slog.SetDefault(a.logger) // for what has no logger of its own
 	return a.run(ctx, nil)
 }
 
@@ -108,6 +109,9 @@ func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 	defer stopWork()
 	var loops sync.WaitGroup
 	for _, n := range a.nodes {
+		if n.sweep != nil {
+			loops.Go(func() { n.keepHouse(work, a.logger) })
+		}
 		if n.consumer == nil {
 			continue
 		}

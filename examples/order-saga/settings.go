@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -44,13 +45,16 @@ type settings struct {
 // shared broker. Two installations on one broker need two namespaces.
 const defaultNamespace = "order-saga"
 
+// ownDatabase is what serve keeps its data in on a server that was found.
+const ownDatabase = "order_saga"
+
 var namespacePattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
 
 // parseServe reads the flags of serve and the environment.
 func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	s := &settings{databaseURL: os.Getenv("DATABASE_URL"), amqpURL: os.Getenv("AMQP_URL")}
 	flags := flag.NewFlagSet("order-saga serve", flag.ContinueOnError)
-	flags.SetOutput(stderr)
+	flags.SetOutput(io.Discard)
 	flags.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address of the HTTP interface")
 	names := flags.String("services", strings.Join(serviceNames, ","), "services to run in this process")
 	flags.StringVar(&s.gatewayURL, "gateway-url", "", "payment gateway (default: the one in this process)")
@@ -58,18 +62,32 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 		"prefix of exchanges and queues, also by ORDER_SAGA_NAMESPACE")
 	flags.DurationVar(&s.patience, "start-timeout", 30*time.Second, "how long to wait for database and broker")
 	flags.Usage = func() {
+		flags.SetOutput(stderr)
 		fmt.Fprintln(stderr, "usage: order-saga serve [flags]")
 		flags.PrintDefaults()
 		fmt.Fprint(stderr, environmentHelp)
 	}
-	if err := flags.Parse(args); err != nil {
+	if err := parse(flags, args); err != nil {
 		return nil, err
-	}
-	if flags.NArg() > 0 {
-		return nil, badSetting("arguments", "%q is not a flag", flags.Arg(0))
 	}
 	s.services = strings.Split(*names, ",")
 	return s, s.check()
+}
+
+// parse reads args. A mistake is one line, without the usage.
+func parse(flags *flag.FlagSet, args []string) error {
+	usage := flags.Usage
+	flags.Usage = func() {}
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		usage()
+		return err
+	case err != nil:
+		return badSetting("flags", "%v", err)
+	case flags.NArg() > 0:
+		return badSetting("arguments", "%q is not a flag", flags.Arg(0))
+	}
+	return nil
 }
 
 const environmentHelp = `
@@ -150,7 +168,7 @@ func (s *settings) provide(ctx context.Context, stderr io.Writer) (*devservices.
 	if s.databaseURL != "" && s.amqpURL != "" {
 		return nil, nil
 	}
-	found, err := devservices.Start(ctx, &devservices.Options{Log: stderr, KeepDatabase: true})
+	found, err := devservices.Start(ctx, &devservices.Options{Log: stderr, KeepDatabase: true, Database: ownDatabase})
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,10 @@ func Tx(ctx context.Context) pgx.Tx {
 // the answer is the error itself if it is or wraps an [*idemkey.Problem], and
 // else what idemkey.Options.MapError says, by default a 500, or a 503 for a
 // serialization failure or deadlock.
+//
+// The transaction commits after fn has returned. What has to happen after that,
+// such as waking a relay, goes around the middleware's handler: when that
+// returns, the outcome is durable.
 func HandleTx(fn func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := fn(w, r, Tx(r.Context()))

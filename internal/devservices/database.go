@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 const (
@@ -41,6 +42,32 @@ func (r *run) ownDatabase(ctx context.Context, dsn string) string {
 	r.say("PostgreSQL: database %s, dropped when done", name)
 	return own
 }
+
+// keptDatabase returns the URL of the database name on the server at dsn, and
+// creates it if it is missing. Where that cannot be done it says so and returns
+// dsn.
+func (r *run) keptDatabase(ctx context.Context, dsn, name string) string {
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	kept, err := withDatabase(dsn, name)
+	if err == nil {
+		err = execute(ctx, dsn, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0")
+	}
+	var exists *pgconn.PgError
+	if err != nil && !(errors.As(err, &exists) && (exists.Code == duplicateDatabase || exists.Code == uniqueViolation)) {
+		r.say("PostgreSQL: no database %s, using the one given: %s", name, oneLine(err))
+		return dsn
+	}
+	r.say("PostgreSQL: database %s, kept", name)
+	return kept
+}
+
+// What the server answers to a second CREATE DATABASE: after the first one, and
+// at the same time.
+const (
+	duplicateDatabase = "42P04"
+	uniqueViolation   = "23505"
+)
 
 // createDatabase returns the URL of a new database and a connection to it. As
 // long as that is open the database is in use, whatever the run does, and

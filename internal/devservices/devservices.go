@@ -27,6 +27,11 @@ type Options struct {
 	// whose data is to outlive it. Default: a server that others use as well
 	// gets a database for this run only.
 	KeepDatabase bool
+
+	// Database is the name of the database to keep, created if it is missing.
+	// It has no effect on one that DATABASE_URL names. Default: the one that
+	// was found, as it is.
+	Database string
 }
 
 // Services is what a run uses.
@@ -50,6 +55,9 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 		return nil, err
 	}
 	s, err := r.start(ctx, r.postgresWays(), r.rabbitWays(), opts.KeepDatabase)
+	if err == nil && opts.KeepDatabase && opts.Database != "" && os.Getenv("DATABASE_URL") == "" {
+		s.DatabaseURL = r.keptDatabase(ctx, s.DatabaseURL, opts.Database)
+	}
 	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}

@@ -91,7 +91,10 @@ func CheckKey(key string) error {
 
 // CheckStep returns an [ErrMalformed] unless step is a step's name.
 func CheckStep(step string) error {
-	if step == "" || len(step) > MaxStep || step[0] == '-' || strings.ContainsFunc(step, notStep) {
+	if step == "" {
+		return fmt.Errorf("%w: step is empty", ErrMalformed)
+	}
+	if len(step) > MaxStep || step[0] == '-' || strings.ContainsFunc(step, notStep) {
 		return fmt.Errorf("%w: step must be 1 to %d of a-z 0-9 -, not beginning with -", ErrMalformed, MaxStep)
 	}
 	return nil

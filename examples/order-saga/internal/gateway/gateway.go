@@ -46,6 +46,9 @@ type Service struct {
 	db     *pgxpool.Pool
 	schema string
 	idem   *idemkey.Middleware
+
+	// Sweep deletes up to limit expired idempotency records.
+	Sweep func(ctx context.Context, limit int) (int, error)
 }
 
 // New returns a Service whose ledger is in schema.
@@ -58,7 +61,7 @@ func New(db *pgxpool.Pool, schema string, logger *slog.Logger) (*Service, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Service{db: db, schema: schema, idem: idem}, nil
+	return &Service{db: db, schema: schema, idem: idem, Sweep: store.Sweep}, nil
 }
 
 // Routes adds the gateway's HTTP interface to mux.

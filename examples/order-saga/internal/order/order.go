@@ -39,6 +39,9 @@ type Service struct {
 	schema string
 	idem   *idemkey.Middleware
 	wake   func()
+
+	// Sweep deletes up to limit expired idempotency records.
+	Sweep func(ctx context.Context, limit int) (int, error)
 }
 
 // New returns a Service whose tables are in schema. wake is called after each
@@ -56,7 +59,7 @@ func New(db *pgxpool.Pool, schema string, wake func(), logger *slog.Logger) (*Se
 	if err != nil {
 		return nil, err
 	}
-	return &Service{db: db, outbox: writer, schema: schema, idem: idem, wake: wake}, nil
+	return &Service{db: db, outbox: writer, schema: schema, idem: idem, wake: wake, Sweep: store.Sweep}, nil
 }
 
 // Routes adds the service's HTTP interface to mux.

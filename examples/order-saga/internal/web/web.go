@@ -78,6 +78,7 @@ func Problem(w http.ResponseWriter, status int, code, detail string) {
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(idemkey.Problem{
 		Type: "urn:order-saga:problem:" + code, Title: http.StatusText(status), Status: status, Detail: detail, Code: code,
+		Retryable: status >= 500, SameKey: status >= 500,
 	})
 }
 
