@@ -62,17 +62,18 @@ func (c *Consumer) handle(ctx context.Context, j *job) error {
 
 // countBeforehand commits the coming entry into the handler before it happens,
 // where an earlier one may have killed the process: then it is all that is
-// left of it. Steps that may be entered once only are always counted so.
+// left of it. Steps that may be entered once only are always counted so, and
+// all steps where the subscriber does not tell redeliveries apart.
 //
 // A first delivery that crashed left no row. Unless every entry is counted
 // beforehand, its redelivery therefore counts for two.
 func (c *Consumer) countBeforehand(ctx context.Context, j *job) error {
-	once := j.step.MaxAttempts == 1
-	if j.parked != nil || j.counted || !j.redelivered && !once {
+	always := j.step.MaxAttempts == 1 || !c.marked
+	if j.parked != nil || j.counted || !j.redelivered && !always {
 		return nil
 	}
 	first := 2
-	if once {
+	if always {
 		first = 1
 	}
 	statement := c.sql.countAction
@@ -105,10 +106,12 @@ func (c *Consumer) attempt(ctx context.Context, j *job) error {
 	defer cancel()
 	return c.inTx(ctx, func(tx pgx.Tx) error {
 		cell, err := c.lock(ctx, tx, j)
-		if errors.Is(err, errGone) {
+		switch {
+		case errors.Is(err, errGone):
 			return nil
-		}
-		if err != nil {
+		case errors.Is(err, errBusy):
+			return c.handBack(ctx, tx, j)
+		case err != nil:
 			return err
 		}
 		v := decide(cell, j.arrival())
@@ -140,8 +143,13 @@ func (c *Consumer) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
 	return failpoint.Hit("consumer/after-commit")
 }
 
-// errGone reports that a parked copy was dealt with by somebody else.
-var errGone = errors.New("consumer: the parked copy is gone")
+var (
+	// errGone reports that a parked copy was dealt with by somebody else.
+	errGone = errors.New("consumer: the parked copy is gone")
+
+	// errBusy reports that somebody else is at work on a parked copy's step.
+	errBusy = errors.New("consumer: the step is locked")
+)
 
 // lock claims and locks the step's row, and opens the savepoint that a failing
 // handler falls back to, in one round trip. For a parked job it then makes
@@ -151,7 +159,11 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 	batch := &pgx.Batch{}
 	batch.Queue(c.sql.limitIdle, strconv.FormatInt(idle.Milliseconds(), 10))
 	batch.Queue(c.sql.claimStep, j.identity()...)
-	batch.Queue(c.sql.lockStep, j.identity()...)
+	if j.parked == nil {
+		batch.Queue(c.sql.lockStep, j.identity()...)
+	} else {
+		batch.Queue(c.sql.tryLockStep, j.identity()...)
+	}
 	batch.Queue("SAVEPOINT sagamill_step")
 	results := tx.SendBatch(ctx, batch)
 	var found cell
@@ -162,8 +174,15 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 	if err == nil {
 		err = results.QueryRow().Scan(&found.state, &found.attempts, &found.undoAttempts, &found.digest, &found.undoDigest)
 	}
+	busy := j.parked != nil && errors.Is(err, pgx.ErrNoRows)
+	if busy {
+		err = nil
+	}
 	if err = errors.Join(err, results.Close()); err != nil {
 		return cell{}, fmt.Errorf("consumer: lock step: %w", err)
+	}
+	if busy {
+		return cell{}, errBusy
 	}
 	if j.parked == nil {
 		return found, nil
@@ -177,6 +196,15 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 		return cell{}, fmt.Errorf("consumer: lock parked message: %w", err)
 	}
 	return found, nil
+}
+
+// handBack returns a parked copy whose step is busy, for a little while.
+func (c *Consumer) handBack(ctx context.Context, tx pgx.Tx, j *job) error {
+	wait := j.step.retry().Wait(1)
+	if _, err := tx.Exec(ctx, c.sql.handBack, j.parked.id, j.parked.attempts, wait.Microseconds()); err != nil {
+		return fmt.Errorf("consumer: hand parked message back: %w", err)
+	}
+	return nil
 }
 
 // run enters the handler and records how that ended, under the row's lock.
@@ -263,7 +291,7 @@ func (j *job) follow(m outbox.Message) outbox.Message {
 	own := m.Headers
 	m.Headers = map[string]string{}
 	for _, name := range []string{outbox.HeaderTraceParent, outbox.HeaderTraceState} {
-		if value := j.Metadata.Get(name); value != "" && cleantext.Printable(value) && len(value) <= outbox.MaxHeaderName*4 {
+		if value := j.Metadata.Get(name); value != "" && len(own)+len(m.Headers) < outbox.MaxHeaders && cleantext.Printable(value) && len(value) <= outbox.MaxHeaderName*4 {
 			m.Headers[name] = value
 		}
 	}

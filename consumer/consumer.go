@@ -36,6 +36,9 @@ type Options struct {
 	Logger *slog.Logger // default: slog.Default()
 }
 
+// deafGrace is what a handler has from the end of its context to its return.
+const deafGrace = 5 * time.Second
+
 // laneQueue is how many deliveries wait in a lane before its subscription does.
 const laneQueue = 64
 
@@ -59,6 +62,8 @@ type Consumer struct {
 	routes    map[routeKey]route
 	topics    []string
 	lease     time.Duration // parkedLease
+	grace     time.Duration // deafGrace
+	marked    bool          // the subscriber marks redeliveries
 	ready     atomic.Bool   // Run has made every subscription
 	signals   struct {
 		decided    testsignal.Signal[verdict]
@@ -67,6 +72,13 @@ type Consumer struct {
 		parkedPass testsignal.Signal[int]
 	}
 }
+
+// A RedeliveryMarker is a subscriber that sets [outbox.PropertyRedelivered] on
+// messages that may have been delivered before, as those of packages rabbitmq
+// and inproc do. With any other subscriber every entry into a handler is counted
+// in a commit of its own, so that a message which kills the process cannot do so
+// for ever.
+type RedeliveryMarker interface{ MarksRedelivered() bool }
 
 // New returns a Consumer of steps. It starts nothing: call [Consumer.Run]. A
 // nil opts means the defaults. An error names the step or the option that
@@ -89,7 +101,10 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 	}
 	c := &Consumer{
 		db: db, sub: sub, outbox: writer, opts: o, sql: newQueries(o.Schema),
-		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease,
+		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease, grace: deafGrace,
+	}
+	if marker, ok := sub.(RedeliveryMarker); ok {
+		c.marked = marker.MarksRedelivered()
 	}
 	for _, s := range steps {
 		if err := c.add(s); err != nil {
@@ -159,7 +174,9 @@ func (c *Consumer) Topics() []string { return slices.Clone(c.topics) }
 // Run subscribes to the topics of the steps and handles what comes, until ctx
 // ends. Then it takes nothing more in, gives back what has not begun, finishes
 // what has, for DrainTimeout at the most, and returns nil. It returns an error
-// if a subscription cannot be made, or ends by itself.
+// if a subscription cannot be made, or ends by itself, or if a handler still runs
+// after DrainTimeout although its context has ended: that goroutine is left
+// behind, and its transaction with it.
 func (c *Consumer) Run(caller context.Context) error {
 	ctx, stop := context.WithCancelCause(caller)
 	defer stop(nil)
@@ -170,8 +187,9 @@ func (c *Consumer) Run(caller context.Context) error {
 	queues := make([]chan arrived, c.opts.Lanes)
 	for i := range queues {
 		queues[i] = make(chan arrived, laneQueue)
-		lanes.Go(func() { c.runLane(ctx, work, queues[i]) })
+		c.keepLane(&lanes, ctx, work, queues[i])
 	}
+	intake.Go(func() { c.runParked(ctx, work) }) // parked messages need no broker
 	for _, topic := range c.topics {
 		deliveries, err := c.sub.Subscribe(ctx, topic)
 		if err != nil {
@@ -184,17 +202,38 @@ func (c *Consumer) Run(caller context.Context) error {
 		})
 	}
 	c.ready.Store(ctx.Err() == nil)
-	intake.Go(func() { c.runParked(ctx, work) })
-	intake.Wait()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		intake.Wait()
+		for _, q := range queues {
+			close(q)
+		}
+		lanes.Wait()
+	}()
+	<-ctx.Done()
 	c.ready.Store(false)
-	for _, q := range queues {
-		close(q)
-	}
-	lanes.Wait()
+	return errors.Join(endCause(caller, ctx), c.awaitEnd(ended))
+}
+
+// endCause returns why Run ended, nil if the caller wanted it to.
+func endCause(caller, ctx context.Context) error {
 	if caller.Err() != nil {
 		return nil
 	}
 	return context.Cause(ctx)
+}
+
+// awaitEnd waits for all that Run has started.
+func (c *Consumer) awaitEnd(ended <-chan struct{}) error {
+	timer := time.NewTimer(c.opts.DrainTimeout + c.grace)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("consumer: a handler still runs %s after its context has ended", c.grace)
+	}
 }
 
 // Ready reports whether Run has made all its subscriptions and still holds

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -38,12 +39,16 @@ func consumeOnce(schema string) {
 	}
 	step := f.step(work, f.effect("refunded"))
 	step.MaxAttempts = deadlyBudget
-	c, err := New(pool, newQueueSubscriber(), []Step{step}, &Options{Schema: schema})
+	var sub message.Subscriber = newQueueSubscriber()
+	if os.Getenv("SAGAMILL_TEST_UNMARKED") != "" {
+		sub = brokerAway{}
+	}
+	c, err := New(pool, sub, []Step{step}, &Options{Schema: schema})
 	if err != nil {
 		panic(err)
 	}
 	if os.Getenv("SAGAMILL_TEST_PARKED") != "" {
-		rows, err := c.takeParked(context.Background(), 1)
+		rows, err := c.takeParked(context.Background(), 1, c.stepNames...)
 		if err != nil {
 			panic(err)
 		}
@@ -153,6 +158,25 @@ func TestADeadlyMessageEndsAsADeadLetter(t *testing.T) {
 			env = append(env, "SAGAMILL_TEST_REDELIVERED=1")
 		}
 		if child(t, f, env...) {
+			deaths++
+		}
+	}
+	if deaths != deadlyBudget {
+		t.Errorf("the message killed %d processes, want %d", deaths, deadlyBudget)
+	}
+	if got, want := f.parked(t), fmt.Sprintf("dead action attempts-exhausted %d", deadlyBudget); got != want {
+		t.Errorf("parked %q, want %q", got, want)
+	}
+}
+
+// A subscriber that does not mark redeliveries makes no difference: then every
+// entry is counted beforehand.
+func TestTheBudgetHoldsWithoutTheRedeliveredMark(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	deaths := 0
+	for range deadlyBudget + 3 {
+		if child(t, f, "SAGAMILL_TEST_DEADLY=1", "SAGAMILL_TEST_UNMARKED=1") {
 			deaths++
 		}
 	}

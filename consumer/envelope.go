@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -33,6 +34,7 @@ const (
 	ReasonActionDead     Reason = "action-dead"        // a compensation of a step whose action is a dead letter
 	ReasonWaits          Reason = "waits-for-action"   // a compensation of a step whose action is parked
 	ReasonFailed         Reason = "failed"             // the handler failed and will be entered again
+	ReasonSuperseded     Reason = "superseded"         // the compensation undid nothing, but the action may have had an effect
 )
 
 // A route is what a message type on a topic leads to.
@@ -107,7 +109,7 @@ func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
 	if !ok {
 		return reject(ReasonTypeUnknown, "no step of this consumer takes type %.100q from topic %s", typ, topic)
 	}
-	body, err := to.input.decode(msg.Payload)
+	body, err := decode(to.input, msg.Payload)
 	if err != nil {
 		return reject(ReasonUndecodable, "payload: %w", err)
 	}
@@ -122,6 +124,17 @@ func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
 		route: to, digest: sum[:], body: body,
 		redelivered: header(outbox.PropertyRedelivered) == "true",
 	}, nil
+}
+
+// decode recovers a panic of the body's own UnmarshalJSON: it would end the
+// process with every delivery.
+func decode(in Input, payload []byte) (body any, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			err = &PanicError{Value: value, Stack: debug.Stack()}
+		}
+	}()
+	return in.decode(payload)
 }
 
 func (j *job) arrival() arrival {

@@ -77,7 +77,7 @@ func TestAParkedMessageKeepsItsBytes(t *testing.T) {
 	msg.Metadata.Set("x-own", "\xff\x00")
 	msg.Metadata.Set(outbox.PropertyRedelivered, "no")
 	handle(t, c, msg)
-	rows, err := c.takeParked(t.Context(), 1)
+	rows, err := c.takeParked(t.Context(), 1, c.stepNames...)
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("take parked = %v, %v", rows, err)
 	}

@@ -108,7 +108,7 @@ func (f *fixture) parked(t *testing.T) string {
 // runParkedOnce runs what is due, and reports how many messages that were.
 func runParkedOnce(t *testing.T, c *Consumer) int {
 	t.Helper()
-	rows, err := c.takeParked(t.Context(), 100)
+	rows, err := c.takeParked(t.Context(), 100, c.stepNames...)
 	if err != nil {
 		t.Fatalf("take parked: %v", err)
 	}
@@ -197,5 +197,7 @@ func (s *queueSubscriber) await(msg *message.Message, queue chan *message.Messag
 		queue <- again
 	}
 }
+
+func (s *queueSubscriber) MarksRedelivered() bool { return true }
 
 func (s *queueSubscriber) Close() error { return nil }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"hash/maphash"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -51,19 +52,44 @@ func (c *Consumer) distribute(ctx context.Context, topic string, deliveries <-ch
 	}
 }
 
+// keepLane runs a lane. A handler that ends its goroutine (runtime.Goexit, as
+// testing's FailNow does) takes the lane with it: another one goes on.
+func (c *Consumer) keepLane(lanes *sync.WaitGroup, ctx, work context.Context, queue <-chan arrived) {
+	lanes.Go(func() {
+		finished := false
+		defer func() {
+			if !finished {
+				c.keepLane(lanes, ctx, work, queue)
+			}
+		}()
+		c.runLane(ctx, work, queue)
+		finished = true
+	})
+}
+
 // runLane handles deliveries one after the other. Once ctx has ended, those
 // that have not begun go back.
 func (c *Consumer) runLane(ctx, work context.Context, queue <-chan arrived) {
 	for a := range queue {
-		if ctx.Err() != nil || !c.deliver(ctx, work, a) {
-			a.msg.Nack()
-			continue
-		}
-		if failpoint.Hit("consumer/before-ack") == nil {
-			a.msg.Ack()
-			c.signals.settled.Send(a.msg.UUID)
-		}
+		c.settleDelivery(ctx, work, a)
 	}
+}
+
+// settleDelivery acks a once it is dealt with, and in every other case gives it
+// back.
+func (c *Consumer) settleDelivery(ctx, work context.Context, a arrived) {
+	dealtWith := false
+	defer func() {
+		if !dealtWith {
+			a.msg.Nack()
+		}
+	}()
+	if ctx.Err() != nil || !c.deliver(ctx, work, a) || failpoint.Hit("consumer/before-ack") != nil {
+		return
+	}
+	dealtWith = true
+	a.msg.Ack()
+	c.signals.settled.Send(a.msg.UUID)
 }
 
 // deliver reports whether a is dealt with and may be acked. While the database

@@ -20,7 +20,12 @@ const (
 // settle does what v says about an arrival that does not enter the handler.
 func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v verdict) error {
 	switch v {
-	case duplicate, superseded:
+	case superseded:
+		if err := c.reportSuperseded(ctx, tx, j, found); err != nil {
+			return err
+		}
+		return c.forget(ctx, tx, j)
+	case duplicate:
 		return c.forget(ctx, tx, j)
 	case tombstone:
 		if _, err := tx.Exec(ctx, c.sql.cancelParked, j.identity()...); err != nil {
@@ -37,6 +42,10 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 		if j.parked != nil {
 			spent = j.parked.attempts - 1
 		}
+		// The row learns the payload, so that another one is a reused key.
+		if err := c.move(ctx, tx, j, found, found.state, found.undoAttempts); err != nil {
+			return err
+		}
 		return c.park(ctx, tx, j, failure{reason: ReasonWaits, attempts: spent})
 	case refuse:
 		return c.park(ctx, tx, j, failure{reason: ReasonActionDead, dead: true,
@@ -47,6 +56,26 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 	default:
 		return fmt.Errorf("consumer: no way to settle %q", v)
 	}
+}
+
+// reportSuperseded makes a dead letter of an action that the broker delivers
+// again although its compensation found nothing to undo: the delivery before may
+// have died after an effect outside its transaction, of which no row tells. The
+// row then remembers an attempt, so that further copies are not reported.
+func (c *Consumer) reportSuperseded(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
+	if !j.redelivered || found.state != void || found.attempts > 0 || j.step.CancelParked {
+		return nil
+	}
+	err := c.park(ctx, tx, j, failure{reason: ReasonSuperseded, dead: true,
+		err: errors.New("consumer: the compensation came first and undid nothing, but an earlier delivery of the action may have died in its handler")})
+	if err != nil {
+		return err
+	}
+	args := append(j.identity(), void, 1, found.undoAttempts, nil, nil)
+	if _, err := tx.Exec(ctx, c.sql.moveStep, args...); err != nil {
+		return fmt.Errorf("consumer: note superseded action: %w", err)
+	}
+	return nil
 }
 
 // A failure is why a message is kept, and how.
@@ -99,10 +128,14 @@ func (c *Consumer) recordLost(ctx context.Context, j *job) error {
 	defer cancel()
 	return c.inTx(ctx, func(tx pgx.Tx) error {
 		found, err := c.lock(ctx, tx, j)
-		if errors.Is(err, errGone) {
+		switch {
+		case errors.Is(err, errGone):
 			return nil
-		}
-		if err != nil {
+		case errors.Is(err, errBusy) && j.exhausted:
+			return c.handBack(ctx, tx, j)
+		case errors.Is(err, errBusy):
+			return nil // the entry is counted; the lease runs out and another attempt follows
+		case err != nil:
 			return err
 		}
 		switch v := decide(found, j.arrival()); {

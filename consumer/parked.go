@@ -38,16 +38,23 @@ func (r *parkedRow) message() *message.Message {
 // between, another takes the message after that.
 const parkedLease = 10 * time.Second
 
+// A crew is the workers of parked messages, and what they are at.
+type crew struct {
+	mu      sync.Mutex
+	free    int
+	running map[string]int // by step
+	freed   chan struct{}  // has room for one; told when a worker is free
+	working sync.WaitGroup
+}
+
 // runParked runs parked messages when they are due, until ctx ends, and
 // returns when the last one in hand has finished under work.
 func (c *Consumer) runParked(ctx, work context.Context) {
-	slots := make(chan struct{}, c.opts.ParkedWorkers)
-	freed := make(chan struct{}, 1)
-	var running sync.WaitGroup
-	defer running.Wait()
+	w := &crew{free: c.opts.ParkedWorkers, running: map[string]int{}, freed: make(chan struct{}, 1)}
+	defer w.working.Wait()
 	idle, failures := 0, 0
 	for ctx.Err() == nil {
-		rows, err := c.takeParked(work, cap(slots)-len(slots))
+		rows, err := c.takeDue(work, w)
 		switch {
 		case err != nil:
 			failures++
@@ -58,22 +65,68 @@ func (c *Consumer) runParked(ctx, work context.Context) {
 			idle, failures = idle+1, 0
 		}
 		for _, row := range rows {
-			slots <- struct{}{}
-			running.Go(func() {
-				c.runOneParked(work, &row)
-				<-slots
-				select {
-				case freed <- struct{}{}:
-				default:
-				}
-			})
+			w.start(row.Step, func() { c.runOneParked(work, &row) })
 		}
 		c.signals.parkedPass.Send(len(rows))
 		wait := backoff.Policy{Base: c.opts.ParkedPoll / 4, Cap: c.opts.ParkedPoll}.Ceiling(idle + 1)
 		if failures > 0 {
 			wait = failurePolicy.Wait(failures)
 		}
-		pause(ctx, wait, freed, len(slots) == cap(slots))
+		pause(ctx, wait, w.freed, w.room("") == 0)
+	}
+}
+
+// takeDue takes what is due, for as many workers as are free. No step gets the
+// last one while another runs its messages too: a step that hangs must not hold
+// up the rest.
+func (c *Consumer) takeDue(ctx context.Context, w *crew) (rows []parkedRow, err error) {
+	for _, step := range c.stepNames {
+		n := w.room("") - len(rows)
+		if len(c.stepNames) > 1 {
+			n = min(n, w.room(step))
+		}
+		taken, err := c.takeParked(ctx, n, step)
+		if err != nil {
+			return rows, err
+		}
+		rows = append(rows, taken...)
+	}
+	return rows, nil
+}
+
+// room returns how many workers are free, for step or, with "", at all.
+func (w *crew) room(step string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if step == "" {
+		return w.free
+	}
+	busy := 0
+	for _, n := range w.running {
+		busy += n
+	}
+	return max(1, w.free+busy-1) - w.running[step]
+}
+
+func (w *crew) start(step string, do func()) {
+	w.mu.Lock()
+	w.free--
+	w.running[step]++
+	w.mu.Unlock()
+	w.working.Go(func() {
+		defer w.end(step)
+		do()
+	})
+}
+
+func (w *crew) end(step string) {
+	w.mu.Lock()
+	w.free++
+	w.running[step]--
+	w.mu.Unlock()
+	select {
+	case w.freed <- struct{}{}:
+	default:
 	}
 }
 
@@ -94,15 +147,15 @@ func pause(ctx context.Context, d time.Duration, freed <-chan struct{}, full boo
 	}
 }
 
-// takeParked takes up to n parked messages that are due. The commit of the one
-// statement counts their attempts: a crash from here on has cost one.
-func (c *Consumer) takeParked(ctx context.Context, n int) ([]parkedRow, error) {
-	if n == 0 {
+// takeParked takes up to n parked messages of steps that are due. The commit of
+// the one statement counts their attempts: a crash from here on has cost one.
+func (c *Consumer) takeParked(ctx context.Context, n int, steps ...string) ([]parkedRow, error) {
+	if n <= 0 {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	rows, _ := c.db.Query(ctx, c.sql.takeParked, c.stepNames, n, c.lease.Microseconds())
+	rows, _ := c.db.Query(ctx, c.sql.takeParked, steps, n, c.lease.Microseconds())
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[parkedRow])
 }
 

@@ -165,7 +165,7 @@ func TestARunningParkedMessageIsNotTakenAgain(t *testing.T) {
 	var running sync.WaitGroup
 	running.Go(func() { runParkedOnce(t, c) })
 	<-entered
-	if rows, err := c.takeParked(t.Context(), 1); err != nil || len(rows) != 0 {
+	if rows, err := c.takeParked(t.Context(), 1, c.stepNames...); err != nil || len(rows) != 0 {
 		t.Errorf("take parked = %v, %v; want nothing while the handler runs", rows, err)
 	}
 	close(release)

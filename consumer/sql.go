@@ -18,6 +18,14 @@ FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE`
 
+// sqlTryLockStep is sqlLockStep for a parked message. It does not wait: while
+// somebody else holds the row, the message goes back and its worker goes on.
+const sqlTryLockStep = `
+SELECT state, attempts, undo_attempts, digest, undo_digest
+FROM {schema}.inbox
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
+FOR UPDATE SKIP LOCKED`
+
 // sqlLimitIdle frees the row's lock when this process hangs while it holds it.
 // The setting ends with the transaction.
 const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
@@ -49,13 +57,16 @@ SET undo_attempts = CASE undo_attempts WHEN 0 THEN $5 ELSE undo_attempts + 1 END
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done'
 RETURNING undo_attempts`
 
-// sqlPark keeps a message to be run again. A copy that is parked already wins:
-// the unique index parked_retrying allows one.
+// sqlPark keeps a message to be run again. The unique index parked_retrying
+// allows one copy: one that is there already stays, and learns of the attempts
+// that another delivery has made.
 const sqlPark = `
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
 	reason, error, stack, attempts, due_at)
 VALUES ('retrying', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp() + $15 * interval '1 microsecond')
-ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO NOTHING`
+ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO UPDATE
+SET attempts = greatest(parked.attempts, EXCLUDED.attempts), reason = EXCLUDED.reason, error = EXCLUDED.error,
+	stack = EXCLUDED.stack, last_at = clock_timestamp()`
 
 // sqlBury keeps a message for a person to look at.
 const sqlBury = `
@@ -86,6 +97,13 @@ const sqlLockParked = `
 SELECT true FROM {schema}.parked
 WHERE id = $1 AND attempts = $2 AND state = 'retrying'
 FOR UPDATE`
+
+// sqlHandBack returns a parked message that was taken but whose step is locked
+// by somebody else: the take has cost no attempt.
+const sqlHandBack = `
+UPDATE {schema}.parked
+SET attempts = attempts - 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
+WHERE id = $1 AND attempts = $2 AND state = 'retrying'`
 
 // sqlDeleteParked ends a parked message that ran, or need not run any more.
 const sqlDeleteParked = `DELETE FROM {schema}.parked WHERE id = $1`
@@ -118,17 +136,17 @@ SELECT count(*) FILTER (WHERE state = 'retrying'), count(*) FILTER (WHERE state 
 FROM {schema}.parked`
 
 type queries struct {
-	claimStep, lockStep, limitIdle, moveStep        string
-	countAction, countCompensation                  string
-	park, bury, takeParked, lockParked              string
-	deleteParked, cancelParked, repark, countParked string
-	readStats                                       string
+	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack string
+	countAction, countCompensation                                  string
+	park, bury, takeParked, lockParked                              string
+	deleteParked, cancelParked, repark, countParked                 string
+	readStats                                                       string
 }
 
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return queries{
-		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
+		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),

@@ -20,6 +20,10 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
+// MaxTimeout is the longest that a handler may run. A broker would have taken
+// the delivery away long before.
+const MaxTimeout = 24 * time.Hour
+
 // A Step is one participant's part in a saga. Within one [Consumer] a message
 // type on a topic belongs to one step.
 type Step struct {
@@ -30,7 +34,7 @@ type Step struct {
 	MaxAttempts int           // entries into the handler, for action and compensation each, crashes included; default: 10
 	RetryBase   time.Duration // ceiling of the wait after the first failure; default: 1 s
 	RetryCap    time.Duration // ceiling of any wait after a failure; default: 5 min
-	Timeout     time.Duration // longest run of a handler; default: 30 s
+	Timeout     time.Duration // longest run of a handler; default: 30 s, at most MaxTimeout
 
 	// CancelParked lets a compensation that finds the action parked or dead
 	// cancel it. Set it only where the handler has no effect outside its
@@ -158,8 +162,8 @@ func (s Step) withDefaults() (Step, error) {
 		return s, fmt.Errorf("step %q: MaxAttempts: %d is not positive", s.Name, s.MaxAttempts)
 	case s.RetryBase < 0 || s.RetryCap < s.RetryBase:
 		return s, fmt.Errorf("step %q: RetryCap: %s is less than RetryBase, %s", s.Name, s.RetryCap, s.RetryBase)
-	case s.Timeout < 0:
-		return s, fmt.Errorf("step %q: Timeout: %s is negative", s.Name, s.Timeout)
+	case s.Timeout < 0 || s.Timeout > MaxTimeout:
+		return s, fmt.Errorf("step %q: Timeout: %s is not between 0 and %s", s.Name, s.Timeout, MaxTimeout)
 	}
 	return s, nil
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -256,6 +257,7 @@ func TestNewRefuses(t *testing.T) {
 		"MaxAttempts":       {steps: with(func(s *Step) { s.MaxAttempts = -1 })},
 		"RetryCap":          {steps: with(func(s *Step) { s.RetryBase, s.RetryCap = 2, 1 })},
 		"Timeout":           {steps: with(func(s *Step) { s.Timeout = -1 })},
+		"between 0 and 24h": {steps: with(func(s *Step) { s.Timeout = 25 * time.Hour })},
 		"twice":             {steps: []Step{step, step}},
 		"both take":         {steps: append(with(func(s *Step) { s.Name = "other" }), step)},
 		"Schema":            {steps: []Step{step}, opts: Options{Schema: "a b"}},

@@ -171,3 +171,6 @@ func (s *subscription) settle(intake, work context.Context, l *lane, p *parcel, 
 	}
 	s.queue.retry(l, true)
 }
+
+// MarksRedelivered reports that redeliveries carry [outbox.PropertyRedelivered].
+func (s *Subscriber) MarksRedelivered() bool { return true }

@@ -254,3 +254,6 @@ func (s *Subscriber) startConsumer(ch *amqp.Channel, tag, topic string) (<-chan 
 	}
 	return deliveries, nil
 }
+
+// MarksRedelivered reports that redeliveries carry the metadata redelivered.
+func (s *Subscriber) MarksRedelivered() bool { return true }

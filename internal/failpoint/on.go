@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // Enabled tells a test whether the points are compiled in.
@@ -17,6 +18,10 @@ const Enabled = true
 
 // ErrInjected is what the action error returns.
 var ErrInjected = errors.New("failpoint: injected error")
+
+// stopDelay is what the kernel may take to stop every thread. The process is
+// stopped in the middle of it.
+const stopDelay = 50 * time.Millisecond
 
 type point struct {
 	action string
@@ -69,6 +74,7 @@ func Hit(name string) error {
 		select {} // the signal is on its way
 	case "stop":
 		_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+		time.Sleep(stopDelay)
 	case "error":
 		return fmt.Errorf("%w at %s", ErrInjected, name)
 	}
