@@ -1,10 +1,13 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -31,6 +34,9 @@ type row struct {
 // take makes this relay the active one and locks the next batch. It returns
 // nothing while another relay is active.
 func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
+	if _, err := tx.Exec(ctx, r.sql.limitIdle, strconv.FormatInt(r.limit().Milliseconds(), 10)); err != nil {
+		return nil, fmt.Errorf("limit idle time: %w", err)
+	}
 	var leads bool
 	if err := tx.QueryRow(ctx, r.sql.tryLead).Scan(&leads); err != nil {
 		return nil, fmt.Errorf("try to lead: %w", err)
@@ -39,18 +45,33 @@ func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
 		r.signals.standby.Send(true)
 		return nil, nil
 	}
-	var batch []row
-	for _, statement := range []string{r.sql.lockHeld, r.sql.lockStored} {
-		rows, _ := tx.Query(ctx, statement, r.opts.Batch-len(batch))
-		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
-		if err != nil {
-			return nil, fmt.Errorf("lock messages: %w", err)
-		}
-		if batch = append(batch, found...); len(batch) >= r.opts.Batch {
-			break
-		}
+	// Held messages get half of the batch at the most: a topic that refuses
+	// everything must not hold up the others.
+	batch, err := lockRows(ctx, tx, r.sql.lockHeld, max(1, r.opts.Batch/2), maxBatchBytes/2)
+	if err != nil {
+		return nil, err
 	}
+	stored, err := lockRows(ctx, tx, r.sql.lockStored, max(1, r.opts.Batch-len(batch)), maxBatchBytes/2)
+	if err != nil {
+		return nil, err
+	}
+	batch = append(batch, stored...)
+	// A delayed message that is due does not overtake an older one of its key.
+	slices.SortFunc(batch, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })
 	return batch, nil
+}
+
+// maxBatchBytes is how many bytes of payload a pass takes into memory, give or
+// take a message.
+const maxBatchBytes = 64 << 20
+
+func lockRows(ctx context.Context, tx pgx.Tx, statement string, limit, bytes int) ([]row, error) {
+	rows, _ := tx.Query(ctx, statement, limit, bytes)
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+	if err != nil {
+		return nil, fmt.Errorf("lock messages: %w", err)
+	}
+	return found, nil
 }
 
 // errHeldBack is the result of a message that was not published because an
@@ -104,7 +125,7 @@ func (r *Relay) publishWave(ctx context.Context, batch []row, wave []int, result
 	if len(sent) == 0 {
 		return
 	}
-	answers := r.pub.PublishBatch(ctx, publications)
+	answers := r.publishSafely(ctx, publications)
 	for j, i := range sent {
 		if j >= len(answers) {
 			results[i] = fmt.Errorf("outbox: publisher gave %d results for %d messages", len(answers), len(sent))
@@ -112,6 +133,25 @@ func (r *Relay) publishWave(ctx context.Context, batch []row, wave []int, result
 		}
 		results[i] = answers[j]
 	}
+}
+
+// publishSafely survives a publisher that panics over a message: the others go
+// out one by one, and the culprit is refused.
+func (r *Relay) publishSafely(ctx context.Context, publications []Publication) (answers []error) {
+	defer func() {
+		value := recover()
+		switch {
+		case value == nil:
+		case len(publications) == 1:
+			answers = []error{fmt.Errorf("%w: the publisher panicked: %v", ErrRefused, value)}
+		default:
+			answers = nil
+			for _, p := range publications {
+				answers = append(answers, r.publishSafely(ctx, []Publication{p})...)
+			}
+		}
+	}()
+	return r.pub.PublishBatch(ctx, publications)
 }
 
 func indexes(batch []row) []int {

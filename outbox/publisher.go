@@ -39,24 +39,33 @@ var ErrRefused = errors.New("outbox: message refused by the broker")
 // FromWatermill returns a Publisher on any watermill publisher. It publishes
 // one message at a time, so its order and its durability are those of pub, and
 // its speed is one round trip to the broker each. An error of pub counts as
-// unavailable, not as refused, because watermill does not tell them apart.
+// unavailable, not as refused, because watermill does not tell them apart: a
+// message that pub will never take is tried for ever, holding back its own
+// ordering key alone. After three errors in a row the broker counts as away and
+// the rest of the batch is not tried.
 func FromWatermill(pub message.Publisher) Publisher { return watermillPublisher{pub} }
 
 type watermillPublisher struct{ pub message.Publisher }
 
-// PublishBatch stops at the first error: what comes later may depend on what
-// did not get through.
+// awayAfter is how many errors in a row say that the broker is away.
+const awayAfter = 3
+
+// PublishBatch implements [Publisher].
 func (w watermillPublisher) PublishBatch(ctx context.Context, batch []Publication) []error {
 	results := make([]error, len(batch))
-	var failed error
-	for i, p := range batch {
-		if failed == nil {
-			failed = ctx.Err()
+	var last error
+	for i, failed := 0, 0; i < len(batch); i++ {
+		if err := ctx.Err(); err != nil {
+			last, failed = err, awayAfter
 		}
-		if failed == nil {
-			failed = w.pub.Publish(p.Topic, p.Message)
+		if failed < awayAfter {
+			last = w.pub.Publish(batch[i].Topic, batch[i].Message)
 		}
-		results[i] = failed
+		if results[i] = last; last != nil {
+			failed++
+		} else {
+			failed = 0
+		}
 	}
 	return results
 }

@@ -25,7 +25,7 @@ type RelayOptions struct {
 	Batch          int           // most messages in one pass; default: 500, at most 10,000
 	PollMin        time.Duration // pause after a pass that found less than a batch; default: 5 ms
 	PollMax        time.Duration // pause that idle polling backs off to; default: 250 ms
-	PublishTimeout time.Duration // longest wait for the broker in one pass; default: 30 s
+	PublishTimeout time.Duration // longest wait for the broker in one pass; default: 30 s, at most 1 h
 	DrainTimeout   time.Duration // longest wait for the pass in hand when Run's context ends; default: 10 s
 
 	MaxAttempts int           // refusals after which a message is dead; default: 20
@@ -101,8 +101,8 @@ func (o *RelayOptions) check() error {
 		return fmt.Errorf("option Batch: %d is not between 1 and %d", o.Batch, MaxBatch)
 	case o.PollMin < 0 || o.PollMax < o.PollMin:
 		return fmt.Errorf("option PollMax: %s is less than PollMin, %s", o.PollMax, o.PollMin)
-	case o.PublishTimeout < 0:
-		return fmt.Errorf("option PublishTimeout: %s is negative", o.PublishTimeout)
+	case o.PublishTimeout < 0 || o.PublishTimeout > time.Hour:
+		return fmt.Errorf("option PublishTimeout: %s is not between 0 and 1h", o.PublishTimeout)
 	case o.DrainTimeout < 0:
 		return fmt.Errorf("option DrainTimeout: %s is negative", o.DrainTimeout)
 	case o.MaxAttempts < 1:
@@ -134,7 +134,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		n, err := r.pass(work)
 		switch {
 		case err != nil:
-			failures++
+			if failures++; n > 0 {
+				failures, idle = 0, 0 // others get through: they must not wait
+			}
 			r.opts.Logger.ErrorContext(ctx, "outbox: pass failed", "schema", r.opts.Schema, "failures", failures, "error", err)
 			r.signals.failed.Send(err)
 		case n > 0:
@@ -171,12 +173,16 @@ func (r *Relay) pause(ctx context.Context, n, idle, failures int) {
 	}
 }
 
+// limit is how long a pass may take, and how long the database waits for a
+// relay that hangs.
+func (r *Relay) limit() time.Duration { return r.opts.PublishTimeout + databaseTimeout }
+
 // pass publishes one batch in one transaction, whose locks keep other relays
 // from these rows. It returns how many messages are dealt with: published, or
 // refused and held. The error may come with n > 0: then what the broker took
 // has been committed, and the rest met a broker that was away.
 func (r *Relay) pass(ctx context.Context) (n int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.opts.PublishTimeout+databaseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.limit())
 	defer cancel()
 	var unavailable error
 	err = pgx.BeginFunc(ctx, r.db, func(tx pgx.Tx) error {

@@ -35,26 +35,49 @@ FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text
 // one statement would read a snapshot older than the lock.
 const sqlTryLead = `SELECT pg_try_advisory_xact_lock(hashtextextended('sagamill outbox {schema}', 0))`
 
-// sqlLockHeld picks held messages that are due. Nobody but the active relay
-// and an operator locks these rows; SKIP LOCKED lets the operator win.
+// sqlLimitIdle frees the relay's locks when its process hangs in the middle of a
+// pass, so that another takes over. The setting ends with the transaction.
+const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
+
+// sqlLockHeld picks held messages that are due, without those that wait behind
+// an earlier refused message of their key. It stops before the batch exceeds $2
+// bytes of payload, but takes one message in any case. Nobody but the active
+// relay and an operator locks these rows; SKIP LOCKED lets the operator win.
 const sqlLockHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, attempts, true AS held
 FROM {schema}.outbox_held
-WHERE state <> 'dead' AND due_at <= clock_timestamp()
-ORDER BY due_at
-LIMIT $1
+WHERE id = ANY (ARRAY(
+	SELECT id FROM (
+		SELECT id, sum(octet_length(payload)) OVER (ORDER BY due_at, id) - octet_length(payload) AS before
+		FROM (
+			SELECT id, due_at, payload
+			FROM {schema}.outbox_held o
+			WHERE state <> 'dead' AND due_at <= clock_timestamp()
+				AND NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h
+					WHERE h.state = 'refused' AND h.ordering_key = o.ordering_key AND h.id < o.id)
+			ORDER BY due_at, id
+			LIMIT $1) due) sized
+	WHERE before < $2))
 FOR UPDATE SKIP LOCKED`
 
 // sqlLockStored picks the oldest stored messages, without those that wait
-// behind a refused message of their key.
+// behind a refused message of their key, up to $2 bytes of payload like
+// sqlLockHeld. The length of a payload is known without reading it.
 const sqlLockStored = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, false AS held
-FROM {schema}.outbox o
-WHERE NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h WHERE h.state = 'refused' AND h.ordering_key = o.ordering_key)
-ORDER BY id
-LIMIT $1
+FROM {schema}.outbox
+WHERE id = ANY (ARRAY(
+	SELECT id FROM (
+		SELECT id, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
+		FROM (
+			SELECT id, payload
+			FROM {schema}.outbox o
+			WHERE NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h WHERE h.state = 'refused' AND h.ordering_key = o.ordering_key)
+			ORDER BY id
+			LIMIT $1) oldest) sized
+	WHERE before < $2))
 FOR UPDATE SKIP LOCKED`
 
 // sqlDeleteStored and sqlDeleteHeld forget what the broker has confirmed.
@@ -94,7 +117,7 @@ FROM {schema}.outbox_held`
 
 type queries struct {
 	insertMessages, insertDelayed                   string
-	tryLead, lockHeld, lockStored                   string
+	limitIdle, tryLead, lockHeld, lockStored        string
 	deleteStored, deleteHeld, holdStored, holdAgain string
 	readStats                                       string
 }
@@ -103,7 +126,7 @@ func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return queries{
 		insertMessages: bind(sqlInsertMessages), insertDelayed: bind(sqlInsertDelayed),
-		tryLead: bind(sqlTryLead), lockHeld: bind(sqlLockHeld), lockStored: bind(sqlLockStored),
+		limitIdle: sqlLimitIdle, tryLead: bind(sqlTryLead), lockHeld: bind(sqlLockHeld), lockStored: bind(sqlLockStored),
 		deleteStored: bind(sqlDeleteStored), deleteHeld: bind(sqlDeleteHeld),
 		holdStored: bind(sqlHoldStored), holdAgain: bind(sqlHoldAgain),
 		readStats: bind(sqlReadStats),

@@ -1,0 +1,195 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// What a hostile review found, each as a test.
+
+// A delayed message that falls due overtakes no older one of its key, whether
+// that is stored or backs off.
+func TestADelayedMessageDoesNotOvertake(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		refuse string
+		want   string
+	}{
+		"stored":  {"", "1 2 3"},
+		"refused": {"1", "1 2 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			refusing := tt.refuse
+			f.broker.answer = func(p Publication) error {
+				if string(p.Message.Payload) == refusing {
+					return ErrRefused
+				}
+				return nil
+			}
+			r := f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour})
+			second := msg("k", "2")
+			second.Delay = time.Hour
+			f.write(t, msg("k", "1"))
+			f.write(t, second)
+			f.write(t, msg("k", "3"))
+			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+			pass(t, r)
+			pass(t, r) // 1 backs off now
+			if refusing != "" && len(f.broker.payloads()) != 0 {
+				t.Errorf("published %q while 1 backs off", f.broker.payloads())
+			}
+			refusing = ""
+			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+			for pass(t, r) > 0 {
+			}
+			if got := strings.Join(f.broker.payloads(), " "); got != tt.want {
+				t.Errorf("published %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// A relay that hangs in the middle of a pass loses its session, and with it
+// its locks.
+func TestAHangingRelayIsEnded(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	r := f.relay(t, RelayOptions{PublishTimeout: 20 * time.Second})
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := r.take(t.Context(), tx); err != nil {
+		t.Fatal(err)
+	}
+	var limit string
+	if err := tx.QueryRow(t.Context(), "SELECT current_setting('idle_in_transaction_session_timeout')").Scan(&limit); err != nil || limit != "30s" {
+		t.Errorf("an idle pass is ended after %q, %v; want 30s", limit, err)
+	}
+}
+
+func TestRefusedMessagesLeaveHalfOfABatchToOthers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.broker.answer = func(p Publication) error {
+		if p.Topic == "broken" {
+			return ErrRefused
+		}
+		return nil
+	}
+	for i := range 20 {
+		m := msg(fmt.Sprint("b", i), "x")
+		m.Topic = "broken"
+		f.write(t, m)
+	}
+	r := f.relay(t, RelayOptions{Batch: 4})
+	for f.stats(t, r).Stored > 0 {
+		pass(t, r)
+	}
+	f.write(t, msg("k", "1"))
+	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+	pass(t, r)
+	if got := strings.Join(f.broker.payloads(), " "); got != "1" {
+		t.Errorf("one pass published %q, want the message of the other topic", got)
+	}
+}
+
+func TestABatchIsLimitedInBytes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	large := strings.Repeat("x", MaxPayload)
+	for i := range 6 {
+		f.write(t, msg(fmt.Sprint("k", i), large))
+	}
+	r := f.relay(t, RelayOptions{})
+	for _, want := range []int{4, 2, 0} { // half of maxBatchBytes
+		if n := pass(t, r); n != want {
+			t.Errorf("a pass took %d messages of %d bytes, want %d", n, MaxPayload, want)
+		}
+	}
+}
+
+func TestAPanickingPublisherCostsOneMessage(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.broker.answer = func(p Publication) error {
+		if string(p.Message.Payload) == "bomb" {
+			f.broker.mu.Unlock() // as the deferred unlock would be
+			defer f.broker.mu.Lock()
+			panic("cannot marshal")
+		}
+		return nil
+	}
+	f.write(t, msg("a", "1"), msg("b", "bomb"), msg("c", "2"))
+	r := f.relay(t, RelayOptions{})
+	pass(t, r)
+	if s := f.stats(t, r); s != (Stats{Refused: 1}) {
+		t.Errorf("left over: %+v, want the bomb refused", s)
+	}
+	if got := strings.Join(f.broker.payloads(), " "); !strings.HasSuffix(got, "1 2") {
+		t.Errorf("published %q, want the others", got)
+	}
+}
+
+// poisonedPublisher refuses one payload, as watermill publishers do: with any
+// error.
+type poisonedPublisher struct{ sent []string }
+
+func (p *poisonedPublisher) Publish(_ string, messages ...*message.Message) error {
+	for _, m := range messages {
+		if string(m.Payload) == "poison" {
+			return errors.New("no")
+		}
+		p.sent = append(p.sent, string(m.Payload))
+	}
+	return nil
+}
+func (*poisonedPublisher) Close() error { return nil }
+
+func TestAPoisonMessageDoesNotStopAWatermillPublisher(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	pub := &poisonedPublisher{}
+	r, err := NewRelay(f.pool, FromWatermill(pub), &RelayOptions{Schema: f.schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.write(t, msg("a", "poison"), msg("b", "1"), msg("a", "behind"), msg("c", "2"))
+	if n, err := r.pass(t.Context()); n != 2 || err == nil {
+		t.Errorf("pass = %d, %v; want two messages and the error", n, err)
+	}
+	if got := strings.Join(pub.sent, " "); got != "1 2" {
+		t.Errorf("published %q, want the other keys' messages", got)
+	}
+}
+
+func TestAWatermillPublisherThatIsAwayIsNotAskedForEachMessage(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	pub := FromWatermill(publisherFunc(func() error { asked++; return errors.New("away") }))
+	batch := make([]Publication, 50)
+	for i := range batch {
+		batch[i] = Publication{Topic: "t", Message: message.NewMessage("x", nil)}
+	}
+	for i, err := range pub.PublishBatch(t.Context(), batch) {
+		if err == nil {
+			t.Errorf("message %d counts as published", i)
+		}
+	}
+	if asked != awayAfter {
+		t.Errorf("asked %d times, want %d", asked, awayAfter)
+	}
+}
+
+type publisherFunc func() error
+
+func (f publisherFunc) Publish(string, ...*message.Message) error { return f() }
+func (publisherFunc) Close() error                                { return nil }
