@@ -21,8 +21,9 @@ import (
 // The contract of the example, over HTTP, on real PostgreSQL and RabbitMQ.
 
 type site struct {
-	url string
-	t   *testing.T
+	url         string
+	t           *testing.T
+	databaseURL string
 }
 
 // brokerURL is the RabbitMQ of the tests.
@@ -55,7 +56,7 @@ func newSite(t *testing.T, amqpURL string) *site {
 		}
 		removeQueues(s, t.Output())
 	})
-	site := &site{url: "http://" + <-listening, t: t}
+	site := &site{url: "http://" + <-listening, t: t, databaseURL: s.databaseURL}
 	f := &fleet{urls: map[string]string{"order": site.url}}
 	if err := f.awaitReady(t.Context(), "order"); err != nil {
 		t.Fatal(err)
@@ -164,7 +165,7 @@ func TestEveryKindOfOrderEndsAsItShould(t *testing.T) {
 				{"book", "tok_slow", "completed", "", "charge", 4200, "process-payment done 1, arrange-shipping done 1"},
 			} {
 				t.Run(tt.item+" "+tt.card, func(t *testing.T) {
-					s := &site{s.url, t}
+					s := &site{url: s.url, t: t}
 					id := s.place("acme", "k:"+tt.item+tt.card, fmt.Sprintf(`{"item":%q,"quantity":1,"amount":4200,"currency":"EUR","card":%q}`, tt.item, tt.card))
 					got := s.end("acme", id)
 					var steps []string
@@ -277,7 +278,7 @@ func TestWhatTheHTTPInterfaceRefuses(t *testing.T) {
 		"refund of nothing":   {"POST", "/refunds", `{"order_id":"x","amount":1}`, []string{key, "g3"}, 404},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := (&site{s.url, t}).do(tt.method, tt.path, tt.body, tt.header...)
+			got := (&site{url: s.url, t: t}).do(tt.method, tt.path, tt.body, tt.header...)
 			if kind := got.header.Get("Content-Type"); got.status != tt.status || !strings.HasPrefix(kind, "application/problem+json") {
 				t.Errorf("%d %s %s; want %d and a problem", got.status, kind, got.body, tt.status)
 			}
@@ -319,6 +320,26 @@ func TestTheGatewayRefundsOnce(t *testing.T) {
 		t.Errorf("a second refund: %d %s", a.status, a.body)
 	}
 	if kinds, balance := s.ledgerOf("o"); kinds != "charge refund" || balance != 0 {
+		t.Errorf("ledger %q, %d", kinds, balance)
+	}
+}
+
+// A key that has expired may be used for another order: its saga is not taken
+// for that of the first.
+func TestAnExpiredKeyBeginsAnotherOrder(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, brokerURL())
+	first := s.place("acme", "k", book)
+	s.end("acme", first)
+	pool := pgtest.Pool(t, s.databaseURL)
+	if _, err := pool.Exec(t.Context(), "UPDATE order_service.idempotency_key SET expires_at = clock_timestamp() - interval '1 second'"); err != nil {
+		t.Fatal(err)
+	}
+	second := s.place("acme", "k", book)
+	if got := s.end("acme", second); second == first || got.Status != "completed" {
+		t.Errorf("order %s after %s: %+v", second, first, got)
+	}
+	if kinds, balance := s.ledgerOf(second); kinds != "charge" || balance != 4200 {
 		t.Errorf("ledger %q, %d", kinds, balance)
 	}
 }

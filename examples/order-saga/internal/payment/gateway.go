@@ -77,6 +77,13 @@ func (g Gateway) post(ctx context.Context, path, key string, body any) error {
 	return judge(answer.StatusCode, text)
 }
 
+// final are the problems by which the gateway itself says that the request will
+// never do.
+var final = map[string]bool{
+	"movement-invalid": true, "charge-unknown": true, "over-refund": true,
+	"key-reused": true, "key-invalid": true, "key-missing": true, "body-too-large": true,
+}
+
 // judge says what an answer means: done, declined, come again, or hopeless.
 func judge(status int, body []byte) error {
 	var problem struct{ Code, Detail string }
@@ -86,9 +93,9 @@ func judge(status int, body []byte) error {
 		return nil
 	case status == http.StatusPaymentRequired:
 		return &DeclinedError{Reason: problem.Detail}
-	case status >= 500, status == http.StatusConflict && problem.Code == "in-progress", status == http.StatusTooManyRequests, status == http.StatusRequestTimeout:
-		return fmt.Errorf("payment: gateway: %d %s", status, problem.Code)
-	default:
+	case final[problem.Code]:
 		return consumer.Terminal(fmt.Errorf("payment: gateway: %d %s", status, problem.Code))
+	default: // of the gateway, or of whoever stands in between: it may be mended
+		return fmt.Errorf("payment: gateway: %d %s", status, problem.Code)
 	}
 }

@@ -25,9 +25,12 @@ var files embed.FS
 // Migrations are the service's own tables.
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
-// maxAttempts is high: the gateway may be down for a while, and an order must
-// not be given up because of that.
-const maxAttempts = 100
+// The gateway may be down for a while, and an order must not be given up
+// because of that: with these limits it is tried for about eight hours.
+const (
+	maxAttempts = 1000
+	retryCap    = time.Minute
+)
 
 // A Service takes payments.
 type Service struct {
@@ -46,7 +49,7 @@ func (s *Service) Steps() []consumer.Step {
 		Compensation: consumer.On(event.ShipmentRejected, s.refund),
 		MaxAttempts:  maxAttempts,
 		RetryBase:    200 * time.Millisecond,
-		RetryCap:     5 * time.Second,
+		RetryCap:     retryCap,
 	}}
 }
 
@@ -69,10 +72,10 @@ func (s *Service) charge(ctx context.Context, tx pgx.Tx, in consumer.Message[eve
 		return fmt.Errorf("payment: insert: %w", err)
 	}
 	if declined != nil {
-		return send(emit, event.PaymentDeclined, "record-decline", event.Outcome{OrderID: o.OrderID, Reason: declined.Reason, Attempts: in.Attempt})
+		return send(emit, in.N, event.PaymentDeclined, "record-decline", event.Outcome{OrderID: o.OrderID, Reason: declined.Reason, Attempts: in.Attempt})
 	}
 	o.Card, o.Attempts = "", in.Attempt
-	return send(emit, event.PaymentProcessed, event.ArrangeShipping, o)
+	return send(emit, in.N, event.PaymentProcessed, event.ArrangeShipping, o)
 }
 
 // refund gives the money back, if there was any.
@@ -89,14 +92,14 @@ func (s *Service) refund(ctx context.Context, tx pgx.Tx, in consumer.Message[eve
 	if err := s.gateway.Refund(ctx, in.EffectKey(), Refund{OrderID: in.Body.OrderID, Amount: amount}); err != nil {
 		return err
 	}
-	return send(emit, event.PaymentRefunded, "record-refund", event.Outcome{OrderID: in.Body.OrderID, Reason: in.Body.Reason, Attempts: in.Attempt})
+	return send(emit, in.N, event.PaymentRefunded, "record-refund", event.Outcome{OrderID: in.Body.OrderID, Reason: in.Body.Reason, Attempts: in.Attempt})
 }
 
-func send(emit consumer.Emit, topic, step string, body any) error {
+func send(emit consumer.Emit, n, topic, step string, body any) error {
 	payload, err := json.Marshal(body)
 	if err != nil {
 		return consumer.Terminal(err)
 	}
-	emit(outbox.Message{Topic: topic, Step: step, Payload: payload})
+	emit(outbox.Message{Topic: topic, Step: step, N: n, Payload: payload})
 	return nil
 }
