@@ -16,10 +16,17 @@ import (
 // deadSuffix names the queue of what the broker itself dead-letters.
 const deadSuffix = ".dead"
 
-// deliveryLimit is how often a quorum queue may give a message out. Attempts
-// are counted in Postgres, so it is there only to be explicit: from version
-// 4.0 the default is 20, after which a message is dropped.
-const deliveryLimit = 1 << 30
+const (
+	// deliveryLimit is how often a quorum queue gives a message out before it
+	// moves it to the dead-letter queue. Attempts are counted in Postgres: the
+	// limit is for a message that never gets that far, because the AMQP client
+	// cannot read it. It is explicit since from version 4.0 the default is 20.
+	deliveryLimit = 1000
+
+	// noLimit is that of the dead-letter queues, which have nowhere to move a
+	// message to: the broker would drop it.
+	noLimit = 1 << 30
+)
 
 // maxShortString is what an AMQP short string can hold.
 const maxShortString = 255
@@ -68,7 +75,7 @@ func NewConfig(url, service string, opts *ConfigOptions) (wamqp.Config, error) {
 		Queue: wamqp.QueueConfig{
 			GenerateName: func(topic string) string { return exchange(topic) + "." + service },
 			Durable:      true,
-			Arguments:    quorumArguments(),
+			Arguments:    quorumArguments(deliveryLimit),
 		},
 		QueueBind:       wamqp.QueueBindConfig{GenerateRoutingKey: noKey},
 		Publish:         wamqp.PublishConfig{GenerateRoutingKey: noKey, Mandatory: true, ConfirmDelivery: true},
@@ -84,10 +91,10 @@ func validURL(url string) bool {
 
 // quorumArguments are the arguments of every queue of [NewConfig], dead-letter
 // queues included.
-func quorumArguments() amqp.Table {
+func quorumArguments(limit int32) amqp.Table {
 	return amqp.Table{
 		amqp.QueueTypeArg:  amqp.QueueTypeQuorum,
-		"x-delivery-limit": int32(deliveryLimit),
+		"x-delivery-limit": limit,
 		// At-least-once dead-lettering needs reject-publish: with drop-head a
 		// message could be dropped to make room for another.
 		amqp.QueueOverflowArg: amqp.QueueOverflowRejectPublish,
@@ -102,7 +109,7 @@ type quorumTopology struct{ wamqp.DefaultTopologyBuilder }
 // find its dead-letter queue missing.
 func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopologyParams, cfg wamqp.Config, log watermill.LoggerAdapter) error {
 	dead := params.QueueName + deadSuffix
-	if _, err := ch.QueueDeclare(dead, true, false, false, false, cfg.Queue.Arguments); err != nil {
+	if _, err := ch.QueueDeclare(dead, true, false, false, false, quorumArguments(noLimit)); err != nil {
 		return fmt.Errorf("declare queue %s: %w", dead, err)
 	}
 	args := maps.Clone(cfg.Queue.Arguments)

@@ -30,6 +30,9 @@
 //     [SubscriberOptions].TopologyInterval; in between, messages are refused as
 //     unroutable, not lost.
 //
-// Attempts are not counted here: the delivery limit of the queues is set so
-// high that the broker never drops a message on its own.
+// Attempts are not counted here. The queues' delivery limit, 1,000, is for a message
+// that the AMQP client cannot even read: it closes the connection over it. The
+// Subscriber then gives the topic a connection of its own, with one message at a
+// time, until the broker has moved that message to the dead-letter queue; and it
+// logs an error as long as there is something in that queue. Nothing is dropped.
 package rabbitmq

@@ -149,7 +149,7 @@ func (s *Subscriber) initialize(ctx context.Context, topic string) error {
 	defer s.calls.Done()
 	ctx, cancel := s.link.bound(ctx)
 	defer cancel()
-	err := s.persist(ctx, topic, func(c *conn) error { return s.declare(ctx, c, topic) })
+	err := s.persist(ctx, s.link, topic, func(c *conn) error { return s.declare(ctx, c, topic) })
 	if err != nil {
 		return fmt.Errorf("rabbitmq: initialize %s: %w", topic, err)
 	}
@@ -169,9 +169,9 @@ func (s *Subscriber) begin() bool {
 
 // persist runs f on a connection until it succeeds, ctx ends, or the error is
 // one that no retry can mend.
-func (s *Subscriber) persist(ctx context.Context, topic string, f func(*conn) error) error {
+func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(*conn) error) error {
 	for n := 1; ; n++ {
-		c, err := s.link.get(ctx)
+		c, err := l.get(ctx)
 		if err == nil {
 			err = f(c)
 		}
@@ -189,7 +189,8 @@ func (s *Subscriber) persist(ctx context.Context, topic string, f func(*conn) er
 }
 
 // declare declares the topology of topic on a channel of its own, which a
-// refusal closes.
+// refusal closes, and says so if something is in its dead-letter queue: nothing
+// consumes that, and a person has to look.
 func (s *Subscriber) declare(ctx context.Context, c *conn, topic string) error {
 	_, err := call(ctx, c, func() (any, error) {
 		ch, err := c.amqp.Channel()
@@ -197,9 +198,23 @@ func (s *Subscriber) declare(ctx context.Context, c *conn, topic string) error {
 			return nil, err
 		}
 		defer ch.Close()
-		return nil, buildTopology(ch, s.cfg, topic)
+		if err := buildTopology(ch, s.cfg, topic); err != nil {
+			return nil, err
+		}
+		s.reportDead(ctx, ch, topic)
+		return nil, nil
 	}, nil)
 	return err
+}
+
+func (s *Subscriber) reportDead(ctx context.Context, ch *amqp.Channel, topic string) {
+	if _, ours := s.cfg.TopologyBuilder.(*quorumTopology); !ours {
+		return
+	}
+	dead := s.cfg.Queue.GenerateName(topic) + deadSuffix
+	if q, err := ch.QueueDeclarePassive(dead, true, false, false, false, nil); err == nil && q.Messages > 0 {
+		s.opts.Logger.ErrorContext(ctx, "rabbitmq: messages that no consumer could settle are in the dead-letter queue", "queue", dead, "messages", q.Messages)
+	}
 }
 
 // Close ends every subscription as the end of its context would, waits for
@@ -221,8 +236,9 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// consume opens a channel that receives the messages of topic.
-func (s *Subscriber) consume(ctx context.Context, c *conn, topic string) (*epoch, error) {
+// consume opens a channel that receives the messages of topic, prefetch of them
+// ahead of their acks.
+func (s *Subscriber) consume(ctx context.Context, c *conn, topic string, prefetch int) (*epoch, error) {
 	open := func() (*epoch, error) {
 		ch, err := c.amqp.Channel()
 		if err != nil {
@@ -230,7 +246,7 @@ func (s *Subscriber) consume(ctx context.Context, c *conn, topic string) (*epoch
 		}
 		e := &epoch{conn: c, amqp: ch, gone: make(chan struct{}), tag: "sagamill-" + rand.Text()}
 		closes := ch.NotifyClose(make(chan *amqp.Error, 1))
-		if e.deliveries, err = s.startConsumer(ch, e.tag, topic); err != nil {
+		if e.deliveries, err = s.startConsumer(ch, e.tag, topic, prefetch); err != nil {
 			ch.Close()
 			return nil, err
 		}
@@ -240,11 +256,11 @@ func (s *Subscriber) consume(ctx context.Context, c *conn, topic string) (*epoch
 	return call(ctx, c, open, func(e *epoch) { c.closeChannel(e.amqp) })
 }
 
-func (s *Subscriber) startConsumer(ch *amqp.Channel, tag, topic string) (<-chan amqp.Delivery, error) {
+func (s *Subscriber) startConsumer(ch *amqp.Channel, tag, topic string, prefetch int) (<-chan amqp.Delivery, error) {
 	if err := buildTopology(ch, s.cfg, topic); err != nil {
 		return nil, err
 	}
-	if err := ch.Qos(s.opts.Prefetch, 0, false); err != nil {
+	if err := ch.Qos(prefetch, 0, false); err != nil {
 		return nil, fmt.Errorf("set prefetch: %w", err)
 	}
 	queue := s.cfg.Queue.GenerateName(topic)

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +19,9 @@ type subscription struct {
 	out        chan *message.Message
 	slots      chan struct{} // one for each message in hand, over all epochs
 	epochs     sync.WaitGroup
+
+	unreadable int   // epochs in a row that ended over a message that the client cannot read
+	own        *link // a connection of its own while there is such a message; nil: the Subscriber's
 }
 
 // An epoch is one channel with one consumer. Its deliveries are settled on it
@@ -40,11 +44,65 @@ func (e *epoch) watch(closes <-chan *amqp.Error) {
 // connect opens the next epoch.
 func (s *subscription) connect(ctx context.Context) (*epoch, error) {
 	var e *epoch
-	err := s.subscriber.persist(ctx, s.topic, func(c *conn) (err error) {
-		e, err = s.subscriber.consume(ctx, c, s.topic)
+	l, prefetch := s.subscriber.link, s.subscriber.opts.Prefetch
+	if s.own != nil {
+		l, prefetch = s.own, 1
+	}
+	err := s.subscriber.persist(ctx, l, s.topic, func(c *conn) (err error) {
+		e, err = s.subscriber.consume(ctx, c, s.topic, prefetch)
 		return err
 	})
 	return e, err
+}
+
+// isolateAfter is how many epochs in a row may end over an unreadable message
+// before the subscription leaves the shared connection.
+const isolateAfter = 2
+
+// isolate keeps a message that amqp091-go cannot read (a header nested too
+// deeply, for one) from others. The library closes the whole connection over it,
+// at every delivery. So the subscription gets a connection of its own, on which
+// one message at a time is under way: the topic's other messages are not counted
+// as delivered with it, until the broker, at the queue's delivery limit, moves it
+// to the dead-letter queue. Once nothing of the kind has happened for a topology
+// interval, the subscription returns.
+func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
+	switch {
+	case e.unreadable():
+		s.unreadable++
+	case calm:
+		s.unreadable = 0
+	}
+	switch o := s.subscriber.opts; {
+	case s.unreadable >= isolateAfter && s.own == nil:
+		o.Logger.ErrorContext(ctx, "rabbitmq: a message cannot be read by the AMQP client; the topic goes on on a connection of its own until the broker has moved it to the dead-letter queue",
+			"topic", s.topic, "cause", e.reason())
+		s.own = newLink(s.subscriber.cfg.Connection, o.Connection, o.Logger)
+	case s.unreadable == 0 && s.own != nil:
+		s.leaveIsolation()
+	}
+}
+
+// leaveIsolation closes the subscription's own connection, if it has one, once
+// the messages from it are settled.
+func (s *subscription) leaveIsolation() {
+	if own := s.own; own != nil {
+		s.own = nil
+		s.epochs.Wait()
+		own.close()
+	}
+}
+
+// unreadable reports whether the client itself ended e because it could not
+// read what the broker sent.
+func (e *epoch) unreadable() bool {
+	select {
+	case <-e.gone:
+		return e.cause != nil && !e.cause.Server &&
+			(strings.Contains(e.cause.Reason, amqp.ErrSyntax.Reason) || strings.Contains(e.cause.Reason, amqp.ErrFrame.Reason))
+	default:
+		return false
+	}
 }
 
 // run hands over messages until intake ends, then drains. base is what the
@@ -59,10 +117,11 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 		if intake.Err() != nil {
 			break
 		}
-		if failures++; idle || time.Since(began) > maxPause {
-			failures = 0
+		if failures++; idle || time.Since(began) > maxPause || s.own != nil {
+			failures = 0 // in isolation each loss takes the message nearer to its limit
 		}
-		if !idle {
+		s.isolate(intake, e, idle || time.Since(began) > s.subscriber.opts.TopologyInterval)
+		if !idle && s.own == nil {
 			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", e.reason())
 		}
 		e = s.reconnect(intake, failures)
@@ -73,6 +132,7 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	timer := time.AfterFunc(s.subscriber.opts.DrainTimeout, stopWork)
 	defer timer.Stop()
 	s.epochs.Wait()
+	s.leaveIsolation()
 }
 
 // reconnect returns nil once ctx has ended. What no retry can mend at the
