@@ -120,11 +120,32 @@ func (e *execution) letGo(ctx context.Context, statement string, args ...any) er
 	if e.id.Key == "" {
 		return nil
 	}
-	if _, err := e.after().Exec(ctx, statement, args...); err != nil {
-		return fmt.Errorf("idempg: release record: %w", err)
+	// The statement skips a locked row. Where the connection was lost, the server
+	// frees the lock a moment after the client has heard of it: without another
+	// look the key would stay in progress until the grace is over.
+	for range letGoTries {
+		tag, err := e.after().Exec(ctx, statement, args...)
+		if err != nil {
+			return fmt.Errorf("idempg: release record: %w", err)
+		}
+		if tag.RowsAffected() > 0 || !e.conn.Conn().IsClosed() {
+			return nil
+		}
+		select {
+		case <-time.After(letGoPause):
+		case <-ctx.Done():
+			return nil // the lease will tell
+		}
 	}
 	return nil
 }
+
+// How often a record whose row is still locked by a lost connection is looked
+// at again, and after which pause.
+const (
+	letGoTries = 20
+	letGoPause = 10 * time.Millisecond
+)
 
 // after returns what to run a statement on once the transaction has ended: its
 // own connection, which saves another, or the pool if that is no longer usable.
