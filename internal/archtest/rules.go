@@ -21,6 +21,7 @@ type rule struct {
 var rules = []rule{
 	{"import direction", checkLayers},
 	{"core without broker", checkCore},
+	{"idemkey without framework", checkFrameworks},
 	{"leaf packages", checkLeaves},
 	{"pure state machine", checkPure},
 	{"test packages in tests", checkTestPackages},
@@ -116,6 +117,35 @@ func checkCore(f *file) []string {
 	return f.importing("a core package builds without a broker library", func(name string) bool {
 		return slices.ContainsFunc(brokerLibraries, func(l string) bool { return within(name, l) })
 	})
+}
+
+// adapters are the leaves of idemkey, each with the one foreign tree that is
+// for it alone. Nobody imports them but users: who does not serve gin does not
+// compile it.
+var adapters = map[string]string{
+	"idemkey/idemgin":  "github.com/gin-gonic/gin",
+	"idemkey/idemecho": "github.com/labstack/echo",
+	"idemkey/idemotel": "go.opentelemetry.io/otel",
+}
+
+// checkFrameworks keeps those trees, and the adapters with them, out of all other
+// packages; examples and commands are users.
+func checkFrameworks(f *file) []string {
+	if f.test() || within(f.pkg(), "examples") || within(f.pkg(), "cmd") {
+		return nil
+	}
+	var wrong []string
+	for adapter, tree := range adapters {
+		if f.pkg() == adapter {
+			continue
+		}
+		wrong = append(wrong, f.importing("it is for "+adapter+" alone", func(name string) bool {
+			return within(name, tree) || within(name, module+"/"+adapter)
+		})...)
+	}
+	return append(wrong, f.importing("an adapter uses the API; the SDK is for tests", func(name string) bool {
+		return within(name, "go.opentelemetry.io/otel/sdk")
+	})...)
 }
 
 // checkLeaves keeps packages that everything stands on free of dependencies.
