@@ -1,0 +1,450 @@
+package idemkeytest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// ran is a status that no test's first request is answered with: it shows that
+// the handler ran again.
+const ran = 299
+
+// errHandler is a handler's own error. Clients must not see its text.
+var errHandler = errors.New("secret of the handler")
+
+func httpReplay(t *httpTest) {
+	t.serve(nil, t.order)
+	first := t.post("x", "k")
+	t.expect(first, http.StatusCreated, "")
+	if first.Body != "x\x00\xff\n" || first.Header.Get("Set-Cookie") == "" || first.Header.Get("Idempotency-Key") != "k" {
+		t.Errorf("first response = %+v", first)
+	}
+	again := t.post("x", "k")
+	t.replayed(again, first)
+	if again.Header.Get("Set-Cookie") != "" {
+		t.Errorf("replay sets the cookie %q", again.Header.Get("Set-Cookie"))
+	}
+	t.rows("order", 1)
+}
+
+func httpInFlight(t *httpTest) {
+	entered, leave := make(chan struct{}), make(chan struct{})
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		close(entered)
+		<-leave
+		return t.order(w, r)
+	})
+	var first reply
+	var err error
+	var wg sync.WaitGroup
+	req := t.request(t.Context(), http.MethodPost, "x", "k")
+	wg.Go(func() { first, err = t.send(req) })
+	<-entered
+	busy := t.post("x", "k")
+	t.expect(busy, http.StatusConflict, idemkey.CodeInProgress)
+	if busy.Header.Get("Retry-After") == "" {
+		t.Error("no Retry-After while in flight")
+	}
+	t.expect(t.post("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	close(leave)
+	if wg.Wait(); err != nil {
+		t.Fatalf("POST: %v", err)
+	}
+	t.expect(first, http.StatusCreated, "")
+	t.replayed(t.post("x", "k"), first)
+	t.rows("order", 1)
+}
+
+func httpMismatch(t *httpTest) {
+	t.serve(nil, t.order)
+	t.expect(t.post("x", "k"), http.StatusCreated, "")
+	t.expect(t.post("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	t.expect(t.post("y", "k", "Tenant", "other"), http.StatusCreated, "")
+	t.rows("order", 2)
+}
+
+// httpRefusals: what is refused before the claim never reaches the handler.
+func httpRefusals(t *httpTest) {
+	t.serve(func(o *idemkey.Options) { o.MaxRequestBody = 10 }, func(http.ResponseWriter, *http.Request) error {
+		t.Error("the handler ran")
+		return nil
+	})
+	long := strings.Repeat("x", 11)
+	t.expect(t.post("x", ""), http.StatusBadRequest, idemkey.CodeKeyMissing)
+	for _, key := range []string{" ", "a,b", `"a`, strings.Repeat("k", 256)} {
+		t.expect(t.post("x", key), http.StatusBadRequest, idemkey.CodeKeyInvalid)
+	}
+	t.expect(t.post("x", "a", "Idempotency-Key", "a"), http.StatusBadRequest, idemkey.CodeKeyInvalid)
+	t.expect(t.post("x", "k", "Tenant", "none"), http.StatusUnauthorized, idemkey.CodeScopeMissing)
+	t.expect(t.post(long, "k"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
+}
+
+// httpError: a returned error is a failure that rolls back, tells nothing of
+// itself, and may run again.
+func httpError(t *httpTest) {
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		if t.attempt(r) == 1 {
+			idemkey.SetVerdict(r.Context(), idemkey.CommitAnyway) // of what did not come about
+			return errHandler
+		}
+		return status(w, ran)
+	})
+	first := t.post("x", "k")
+	if first.Status != http.StatusInternalServerError || strings.Contains(first.Body, "secret") {
+		t.Errorf("error was answered %d %q, want a 500 that tells nothing", first.Status, first.Body)
+	}
+	t.rows("order", 0)
+	t.expect(t.post("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused) // the key stays bound
+	t.expect(t.post("x", "k"), ran, "")
+	t.rows("order", 1)
+}
+
+// httpProblem: a returned problem is the answer, and kept like any other 4xx.
+func httpProblem(t *httpTest) {
+	t.serve(nil, func(_ http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		return &idemkey.Problem{Status: http.StatusGone, Code: "sold-out", Title: "Sold out"}
+	})
+	first := t.post("x", "k")
+	t.expect(first, http.StatusGone, "sold-out")
+	t.replayed(t.post("x", "k"), first)
+	t.rows("order", 0)
+}
+
+func httpPanic(t *httpTest) {
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		if t.attempt(r) == 1 {
+			w.Header().Set("Location", "/orders/1")
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, "half")
+			panic("handler panics")
+		}
+		return status(w, ran)
+	})
+	first := t.post("x", "k")
+	if first.Status != http.StatusInternalServerError || strings.Contains(first.Body, "half") || first.Header.Get("Location") != "" {
+		t.Errorf("panic was answered %+v, want the recoverer's 500", first)
+	}
+	t.rows("order", 0)
+	t.expect(t.post("x", "k"), ran, "")
+	t.rows("order", 1)
+}
+
+// httpAbort: http.ErrAbortHandler ends the connection or is a 500, never a success.
+func httpAbort(t *httpTest) {
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		if t.attempt(r) == 1 {
+			_, _ = io.WriteString(w, "half")
+			panic(http.ErrAbortHandler)
+		}
+		return status(w, ran)
+	})
+	first, err := t.send(t.request(t.Context(), http.MethodPost, "x", "k"))
+	if err == nil && (first.Status < 500 || strings.Contains(first.Body, "half")) {
+		t.Errorf("aborted request was answered %d %q", first.Status, first.Body)
+	}
+	t.rows("order", 0)
+	t.expect(t.post("x", "k"), ran, "")
+	t.rows("order", 1)
+}
+
+// httpStatuses: which statuses commit, and which are kept.
+func httpStatuses(t *httpTest) {
+	answer := http.StatusOK
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, r.Header.Get("Idempotency-Key"))
+		if t.attempt(r) > 1 {
+			return status(w, ran)
+		}
+		return status(w, answer)
+	})
+	for _, tt := range []struct {
+		key    string
+		status int
+		rows   int // after the first request
+		again  int // status of the second
+	}{
+		{"ok", 200, 1, 200},
+		{"redirect", 303, 1, 303},
+		{"no-content", 204, 1, 204},
+		{"not-modified", 304, 1, 304},
+		{"invalid", 400, 0, 400},
+		{"not-found", 404, 0, 404},
+		{"forbidden", 403, 0, ran},
+		{"conflict", 409, 0, ran},
+		{"error", 500, 0, ran},
+		{"unavailable", 503, 0, ran},
+	} {
+		answer = tt.status
+		first := t.post("x", tt.key)
+		t.expect(first, tt.status, "")
+		t.rows(tt.key, tt.rows)
+		again := t.post("x", tt.key)
+		t.expect(again, tt.again, "")
+		if tt.again != ran && (again.Header.Get("Idempotent-Replayed") != "true" || again.Body != first.Body) {
+			t.Errorf("%s: second response %+v is no replay", tt.key, again)
+		}
+	}
+}
+
+func httpCommitAnyway(t *httpTest) {
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		idemkey.SetVerdict(r.Context(), idemkey.CommitAnyway)
+		return status(w, http.StatusPaymentRequired)
+	})
+	t.expect(t.post("x", "k"), http.StatusPaymentRequired, "")
+	t.expect(t.post("x", "k"), http.StatusPaymentRequired, "")
+	t.rows("order", 1)
+}
+
+// httpEmpty: writing nothing is an empty 200, as everywhere.
+func httpEmpty(t *httpTest) {
+	t.serve(nil, func(_ http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		return nil
+	})
+	first := t.post("x", "k")
+	if t.expect(first, http.StatusOK, ""); first.Body != "" {
+		t.Errorf("body = %q, want none", first.Body)
+	}
+	t.replayed(t.post("x", "k"), first)
+	t.rows("order", 1)
+}
+
+// httpTombstone: a response over the limit arrives, once.
+func httpTombstone(t *httpTest) {
+	body := strings.Repeat("0123456789", 20_000)
+	t.serve(func(o *idemkey.Options) { o.MaxResponseBody = 1000 }, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		w.Header().Set("Location", "/orders/1")
+		w.WriteHeader(http.StatusCreated)
+		_, err := io.WriteString(w, body)
+		return err
+	})
+	first := t.post("x", "k")
+	if first.Status != http.StatusCreated || first.Body != body {
+		t.Errorf("first response = %d with %d bytes, want 201 with %d", first.Status, len(first.Body), len(body))
+	}
+	again := t.post("x", "k")
+	t.expect(again, http.StatusGone, idemkey.CodeNotRetained)
+	if again.Header.Get("Location") != "/orders/1" {
+		t.Errorf("Location = %q, want that of the first response", again.Header.Get("Location"))
+	}
+	t.rows("order", 1)
+}
+
+// httpTooLarge: a response beyond what may be buffered fails, whatever the
+// handler makes of the refused Write.
+func httpTooLarge(t *httpTest) {
+	t.serve(func(o *idemkey.Options) { o.MaxResponseBody, o.HardResponseLimit = 10, 10 }, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		if t.attempt(r) > 1 {
+			return status(w, ran)
+		}
+		_, err := io.WriteString(w, strings.Repeat("x", 11))
+		if err == nil {
+			t.Error("Write over the limit returned no error")
+		}
+		return nil
+	})
+	t.expect(t.post("x", "k"), http.StatusInternalServerError, idemkey.CodeResponseTooLarge)
+	t.rows("order", 0)
+	t.expect(t.post("x", "k"), ran, "")
+}
+
+// httpTimeout: a handler that comes back too late has failed, whatever it
+// answered.
+func httpTimeout(t *httpTest) {
+	t.serve(func(o *idemkey.Options) { o.ExecTimeout = 500 * time.Millisecond }, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		if t.attempt(r) == 1 {
+			<-r.Context().Done()
+			return status(w, http.StatusCreated)
+		}
+		return status(w, ran)
+	})
+	t.expect(t.post("x", "k"), http.StatusServiceUnavailable, idemkey.CodeExecTimeout)
+	t.rows("order", 0)
+	t.expect(t.post("x", "k"), ran, "")
+	t.rows("order", 1)
+}
+
+// httpDisconnect: a client that goes away does not stop its request.
+func httpDisconnect(t *httpTest) {
+	entered, gone := make(chan struct{}), make(chan struct{})
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		close(entered)
+		<-gone
+		if err := r.Context().Err(); err != nil {
+			t.Errorf("the handler's context ended with its client: %v", err)
+		}
+		return t.order(w, r)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		<-entered
+		cancel()
+	}()
+	if _, err := t.send(t.request(ctx, http.MethodPost, "x", "k")); !errors.Is(err, context.Canceled) {
+		t.Fatalf("request: %v, want it cancelled", err)
+	}
+	close(gone)
+	if e := <-t.events; e.Outcome != idemkey.OutcomeKept {
+		t.Errorf("event = %+v, want the response kept", e)
+	}
+	again := t.post("x", "k")
+	t.expect(again, http.StatusCreated, "")
+	if again.Header.Get("Idempotent-Replayed") != "true" {
+		t.Error("the second response is no replay")
+	}
+	t.rows("order", 1)
+}
+
+// httpStreaming: whatever way a handler tries, nothing goes out before its
+// outcome is durable.
+func httpStreaming(t *httpTest) {
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		if t.attempt(r) > 1 {
+			return status(w, ran)
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = io.WriteString(w, "early")
+		if f, ok := w.(http.Flusher); ok {
+			f.Flush()
+		}
+		control := http.NewResponseController(w)
+		_ = control.Flush()
+		if conn, _, err := control.Hijack(); err == nil {
+			t.Error("Hijack got the connection")
+			_ = conn.Close()
+		}
+		if err := control.SetWriteDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Errorf("SetWriteDeadline: %v", err)
+		}
+		if len(t.events) > 0 {
+			t.Error("the request was over before its handler")
+		}
+		w.Header().Set("Location", "/late")
+		return nil
+	})
+	first := t.post("x", "k")
+	t.expect(first, http.StatusInternalServerError, "")
+	if first.Body != "early" || first.Header.Get("Content-Length") != "5" || first.Header.Get("Location") != "" {
+		t.Errorf("response = %+v, want it in one piece", first) // a flushed one is chunked
+	}
+	t.rows("order", 0)
+	t.expect(t.post("x", "k"), ran, "")
+}
+
+// httpUntouched: a method that is not covered is as if there was no middleware,
+// streaming included.
+func httpUntouched(t *httpTest) {
+	var runs atomic.Int32
+	more := make(chan struct{})
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		if _, ok := idemkey.Info(r.Context()); ok {
+			t.Error("GET has an Info")
+		}
+		if runs.Add(1) == 1 {
+			return status(w, ran)
+		}
+		_, _ = io.WriteString(w, "one")
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			t.Errorf("Flush: %v", err)
+		}
+		<-more // the client has read the first part
+		_, err := io.WriteString(w, "two")
+		return err
+	})
+	first, err := t.send(t.request(t.Context(), http.MethodGet, "", "k"))
+	if err != nil {
+		t.Fatalf("GET: %v", err)
+	}
+	t.expect(first, ran, "")
+	resp, err := t.server.Client().Do(t.request(t.Context(), http.MethodGet, "", "k"))
+	if err != nil {
+		t.Fatalf("GET: %v", err)
+	}
+	defer resp.Body.Close()
+	part := make([]byte, len("one"))
+	if _, err := io.ReadFull(resp.Body, part); err != nil || string(part) != "one" {
+		t.Errorf("first part = %q, %v", part, err)
+	}
+	close(more)
+	if rest, err := io.ReadAll(resp.Body); err != nil || string(rest) != "two" {
+		t.Errorf("rest = %q, %v", rest, err)
+	}
+	if resp.Header.Get("Idempotent-Replayed") != "" || len(t.events) > 0 {
+		t.Error("the middleware had to do with a GET")
+	}
+}
+
+// httpKeyless: under Optional a request without a key has its transaction, and
+// no memory.
+func httpKeyless(t *httpTest) {
+	t.serve(func(o *idemkey.Options) { o.Optional = true }, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		if body, _ := io.ReadAll(r.Body); string(body) == "bad" {
+			return errHandler
+		}
+		return status(w, http.StatusCreated)
+	})
+	t.expect(t.post("x", ""), http.StatusCreated, "")
+	t.expect(t.post("x", ""), http.StatusCreated, "")
+	if got := t.post("bad", ""); got.Status != http.StatusInternalServerError {
+		t.Errorf("error was answered %d, want 500", got.Status)
+	}
+	t.rows("order", 2)
+}
+
+// httpRace: of many requests with one key one runs, and everybody gets its
+// bytes or is told to wait.
+func httpRace(t *httpTest) {
+	var runs atomic.Int32
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		runs.Add(1)
+		return t.order(w, r)
+	})
+	var wg sync.WaitGroup
+	for range 8 {
+		req := t.request(t.Context(), http.MethodPost, "x", "k")
+		wg.Go(func() {
+			got, err := t.send(req)
+			switch {
+			case err != nil:
+				t.Errorf("POST: %v", err)
+			case got.Status == http.StatusConflict:
+			case got.Status != http.StatusCreated || got.Body != "x\x00\xff\n":
+				t.Errorf("reply = %+v", got)
+			}
+		})
+	}
+	wg.Wait()
+	if runs.Load() != 1 {
+		t.Errorf("the handler ran %d times, want once", runs.Load())
+	}
+	t.rows("order", 1)
+}
+
+// httpRoute: an event tells its route, which frameworks keep to themselves.
+func httpRoute(t *httpTest) {
+	t.serve(nil, t.order)
+	t.post("x", "k")
+	if e := <-t.events; !strings.HasSuffix(e.Route, "/orders") || e.Result != idemkey.ResultFirst {
+		t.Errorf("event = %+v, want the first of route /orders", e)
+	}
+}
