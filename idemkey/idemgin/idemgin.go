@@ -1,0 +1,108 @@
+// Package idemgin mounts an [idemkey.Middleware] in gin.
+//
+//	router.POST("/orders", idemgin.Handler(idem), placeOrder)
+//
+// The guarantees are those of [idemkey.Middleware.Handler]. What gin adds:
+//
+//   - Nothing that the handlers after it write reaches the client before the
+//     outcome is durable. Flush does nothing, Hijack and Pusher are refused.
+//   - A status set by Context.Status alone counts, as it does in gin.
+//   - Errors attached by Context.Error fail the request if nothing was written:
+//     it rolls back, and the last error is answered as [idemkey.Fail] says.
+//     With a response written the errors are a log, and the status decides.
+//   - A panic passes on with gin's writer and request in place again, so that
+//     gin.Recovery can answer. A recoverer after Handler works too: its 500 is
+//     the response.
+//
+// Recovery, authentication, CORS and compression go before Handler. What
+// renders Context.Errors goes after it: before it, the answer has been sent.
+package idemgin
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// Handler returns m as a gin middleware, for one route, a group or the engine.
+//
+// When it returns to gin, the outcome is durable and answered: by the handlers
+// after it, or, if they were not to run, by m, and the chain is aborted. If the
+// process dies before, or two requests race for one key, the store decides as
+// it does for net/http.
+//
+// Handlers find their transaction, [idemkey.Info] and [idemkey.SetVerdict] by
+// the context of gin.Context.Request; by gin.Context itself only under
+// gin.Engine.ContextWithFallback.
+func Handler(m *idemkey.Middleware) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		ran, covered := false, true
+		m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ran = true
+			if _, untouched := w.(gin.ResponseWriter); untouched { // the buffer is none
+				covered = false
+				c.Next()
+				return
+			}
+			run(c, w, r)
+		})).ServeHTTP(c.Writer, request(c))
+		if !ran {
+			c.Abort()
+		}
+		if covered { // gin would otherwise take an empty body for no answer yet
+			c.Writer.WriteHeaderNow()
+		}
+	}
+}
+
+type contextKey struct{}
+
+// From returns the gin context of the request that ctx belongs to, for
+// idemkey.Options such as Scope that see no more than the request:
+//
+//	Scope: func(r *http.Request) (string, error) {
+//		c, _ := idemgin.From(r.Context())
+//		return c.GetString("principal"), nil
+//	}
+//
+// gin reuses it after the request: it must not be kept.
+func From(ctx context.Context) (c *gin.Context, ok bool) {
+	c, ok = ctx.Value(contextKey{}).(*gin.Context)
+	return c, ok
+}
+
+// request returns a copy of c's request that leads back to c and carries the
+// route, which gin keeps to itself.
+func request(c *gin.Context) *http.Request {
+	r := c.Request.WithContext(context.WithValue(c.Request.Context(), contextKey{}, c))
+	if path := c.FullPath(); path != "" {
+		r.Pattern = r.Method + " " + path
+	}
+	return r
+}
+
+// run runs the handlers on the buffer w. It puts gin's own writer and request
+// back before anybody recovers: a recoverer that wrote to the buffer would
+// leave the client with an empty 200.
+func run(c *gin.Context, w http.ResponseWriter, r *http.Request) {
+	outer, request, before := c.Writer, c.Request, len(c.Errors)
+	inner := &writer{ResponseWriter: w, r: r, status: outer.Status(), size: unwritten}
+	returned := false
+	defer func() {
+		c.Writer, c.Request = outer, request
+		if !returned { // gin.Recovery answers no http.ErrAbortHandler, which would leave a 200
+			outer.WriteHeader(http.StatusInternalServerError)
+		}
+	}()
+	c.Writer, c.Request = inner, r
+	c.Next()
+	returned = true
+	if len(c.Errors) > before && !inner.Written() {
+		idemkey.Fail(r.Context(), c.Errors.Last().Err)
+		return
+	}
+	inner.WriteHeaderNow()
+}

@@ -1,0 +1,93 @@
+package idemgin
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+)
+
+// unwritten is the size of a response without status line.
+const unwritten = -1
+
+// A writer is the middleware's buffer as handlers in gin expect it. Like the
+// buffer it has no Unwrap: http.NewResponseController would find the
+// connection, and send a 200 for what then rolls back.
+type writer struct {
+	http.ResponseWriter // the buffer
+	r                   *http.Request
+	status              int
+	size                int
+}
+
+var _ gin.ResponseWriter = (*writer)(nil)
+
+// WriteHeader sets a status that the first byte or WriteHeaderNow makes final.
+// gin calls it with 0 or less to leave the status as it is.
+func (w *writer) WriteHeader(status int) {
+	if status > 0 && !w.Written() {
+		w.status = status
+	}
+}
+
+func (w *writer) WriteHeaderNow() {
+	if !w.Written() {
+		w.size = 0
+		w.ResponseWriter.WriteHeader(w.status)
+	}
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	w.WriteHeaderNow()
+	n, err := w.ResponseWriter.Write(p)
+	w.size += n
+	return n, err
+}
+
+func (w *writer) WriteString(s string) (int, error) {
+	w.WriteHeaderNow()
+	n, err := io.WriteString(w.ResponseWriter, s)
+	w.size += n
+	return n, err
+}
+
+func (w *writer) Status() int   { return w.status }
+func (w *writer) Size() int     { return w.size }
+func (w *writer) Written() bool { return w.size != unwritten }
+
+// Flush does nothing: it has no way to refuse. A caller that asks by way of
+// http.ResponseController is told.
+func (w *writer) Flush() {}
+
+func (w *writer) FlushError() error { return http.ErrNotSupported }
+
+func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return nil, nil, http.ErrNotSupported
+}
+
+// Pusher returns nil, which is how gin says that there is none.
+func (w *writer) Pusher() http.Pusher { return nil }
+
+// CloseNotify tells when the handler's context is over. A client that goes
+// away ends it only under idemkey.Options.CancelOnDisconnect.
+func (w *writer) CloseNotify() <-chan bool {
+	gone := make(chan bool, 1)
+	context.AfterFunc(w.r.Context(), func() { gone <- true })
+	return gone
+}
+
+func (w *writer) SetReadDeadline(t time.Time) error {
+	return http.NewResponseController(w.ResponseWriter).SetReadDeadline(t)
+}
+
+func (w *writer) SetWriteDeadline(t time.Time) error {
+	return http.NewResponseController(w.ResponseWriter).SetWriteDeadline(t)
+}
+
+func (w *writer) EnableFullDuplex() error {
+	return http.NewResponseController(w.ResponseWriter).EnableFullDuplex()
+}
