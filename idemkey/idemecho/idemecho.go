@@ -1,0 +1,123 @@
+// Package idemecho mounts an [idemkey.Middleware] in echo.
+//
+//	e.POST("/orders", placeOrder, idemecho.Handler(idem))
+//
+// The guarantees are those of [idemkey.Middleware.Handler]. What echo adds:
+//
+//   - A returned error is rendered by Echo.HTTPErrorHandler within the
+//     transaction, and the status it gives decides, as if the handler had
+//     written it: an error answered with a 4xx rolls back and is kept, one
+//     answered with a 5xx rolls back and may run again.
+//   - A returned [*idemkey.Problem] is answered as [idemkey.Fail] says, and so is
+//     an error that the error handler leaves without an answer or answers with
+//     a success: an error is never a success.
+//   - A verdict counts for a returned error as well, so that CommitAnyway works
+//     with an echo.HTTPError of 402; but not if it is answered with a 5xx.
+//   - Nothing reaches the client before the outcome is durable. Flush does
+//     nothing and Hijack is refused.
+//   - A panic passes on with echo's response and request in place again, so
+//     that middleware.Recover can answer.
+//
+// echo.WrapMiddleware cannot do this: an error is rendered only after the wrapped
+// middleware has ended, which saw an empty 200.
+//
+// Recovery, authentication, CORS and compression go outside of Handler. So does
+// a logger of requests; one of returned errors goes inside, as the error has been
+// answered and outside there is none.
+package idemecho
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/labstack/echo/v4"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// Handler returns m as an echo middleware, for one route, a group or the whole
+// router.
+//
+// For a request that m covers it returns nil: when it returns, the outcome is
+// durable and answered. If the process dies before, or two requests race for one
+// key, the store decides as it does for net/http. For any other request it
+// returns what the next handler does.
+//
+// Handlers find their transaction, [idemkey.Info] and [idemkey.SetVerdict] by
+// the context of echo.Context.Request.
+func Handler(m *idemkey.Middleware) echo.MiddlewareFunc {
+	return func(next echo.HandlerFunc) echo.HandlerFunc {
+		return func(c echo.Context) (err error) {
+			m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if w == http.ResponseWriter(c.Response()) { // not covered
+					err = next(c)
+					return
+				}
+				run(c, next, w, r)
+			})).ServeHTTP(c.Response(), request(c))
+			return err
+		}
+	}
+}
+
+type contextKey struct{}
+
+// From returns the echo context of the request that ctx belongs to, for
+// idemkey.Options such as Scope that see no more than the request:
+//
+//	Scope: func(r *http.Request) (string, error) {
+//		c, _ := idemecho.From(r.Context())
+//		principal, _ := c.Get("principal").(string)
+//		return principal, nil
+//	}
+//
+// echo reuses it after the request: it must not be kept.
+func From(ctx context.Context) (c echo.Context, ok bool) {
+	c, ok = ctx.Value(contextKey{}).(echo.Context)
+	return c, ok
+}
+
+// request returns a copy of c's request that leads back to c and carries the
+// route, which echo keeps to itself.
+func request(c echo.Context) *http.Request {
+	r := c.Request().WithContext(context.WithValue(c.Request().Context(), contextKey{}, c))
+	if path := c.Path(); path != "" {
+		r.Pattern = r.Method + " " + path
+	}
+	return r
+}
+
+// run runs next on the buffer w. It puts echo's own response and request back
+// before anybody recovers: a recoverer that wrote to the buffer would leave
+// the client with an empty 200.
+func run(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r *http.Request) {
+	response, request := c.Response(), c.Request()
+	defer func() {
+		c.SetResponse(response)
+		c.SetRequest(request)
+	}()
+	inner := echo.NewResponse(writer{w}, c.Echo())
+	inner.Status = response.Status
+	c.SetResponse(inner)
+	c.SetRequest(r)
+	if err := next(c); err != nil {
+		fail(r.Context(), c, err)
+	}
+}
+
+// fail settles what a returned error means. ctx is the one that the middleware
+// made, whatever the handler has put into c.
+func fail(ctx context.Context, c echo.Context, err error) {
+	if problem := (*idemkey.Problem)(nil); errors.As(err, &problem) {
+		idemkey.Fail(ctx, err)
+		return
+	}
+	c.Error(err) // does nothing if the handler has answered before it returned the error
+	switch response := c.Response(); {
+	case !response.Committed || response.Status < http.StatusBadRequest:
+		idemkey.Fail(ctx, err)
+	case response.Status >= http.StatusInternalServerError:
+		idemkey.SetVerdict(ctx, idemkey.Undecided) // it was given before things went wrong
+	}
+}
