@@ -1,0 +1,289 @@
+package idemotel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idemotel"
+)
+
+// newObserver returns an observer and what reads its metrics.
+func newObserver(t *testing.T) (*idemotel.Observer, *sdkmetric.ManualReader) {
+	t.Helper()
+	reader := sdkmetric.NewManualReader()
+	o, err := idemotel.New(&idemotel.Options{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	return o, reader
+}
+
+// read returns a line for each series: its name, labels and value, sorted.
+// A histogram's value is the number of its measurements and their sum.
+func read(t *testing.T, reader *sdkmetric.ManualReader) []string {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatalf("Collect: %v", err)
+	}
+	var lines []string
+	add := func(m metricdata.Metrics, labels attribute.Set, value any) {
+		lines = append(lines, fmt.Sprintf("%s[%s] %s %v", m.Name, m.Unit, labels.Encoded(attribute.DefaultEncoder()), value))
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			switch data := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range data.DataPoints {
+					add(m, p.Attributes, p.Value)
+				}
+			case metricdata.Histogram[int64]:
+				for _, p := range data.DataPoints {
+					add(m, p.Attributes, fmt.Sprint(p.Count, "x", p.Sum))
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					add(m, p.Attributes, fmt.Sprint(p.Count, "x", p.Sum))
+				}
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// What each event adds to the metrics.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	const begin, run = 250 * time.Millisecond, 2 * time.Second
+	down := errors.New("down")
+	claim := "idemkey.begin[s] http.route=/o 1x0.25"
+	handler := "idemkey.handler[s] http.route=/o 1x2"
+	requests := func(result string) string { return "idemkey.requests[{request}] http.route=/o,result=" + result + " 1" }
+	outcomes := func(outcome string) string {
+		return "idemkey.outcomes[{outcome}] http.route=/o,outcome=" + outcome + " 1"
+	}
+	ran := func(outcome idemkey.Outcome, code string, err error) idemkey.Event {
+		return idemkey.Event{Route: "/o", Result: idemkey.ResultFirst, Outcome: outcome, Attempt: 1, Code: code, Begin: begin, Handler: run, Stored: 7, Err: err}
+	}
+	tests := []struct {
+		name  string
+		event idemkey.Event
+		want  []string
+	}{
+		{"missing", idemkey.Event{Route: "/o", Result: idemkey.ResultMissing}, []string{requests("missing")}},
+		{"no route", idemkey.Event{Result: idemkey.ResultMissing}, []string{"idemkey.requests[{request}] result=missing 1"}},
+		{"replay", idemkey.Event{Route: "/o", Result: idemkey.ResultReplay, Begin: begin}, []string{claim, requests("replay")}},
+		{"too large", idemkey.Event{Route: "/o", Result: idemkey.ResultTooLarge},
+			[]string{"idemkey.oversize[{request}] http.route=/o,part=request 1", requests("too_large")}},
+		{"unavailable", idemkey.Event{Route: "/o", Result: idemkey.ResultUnavailable, Begin: begin, Code: idemkey.CodeStoreUnavailable, Err: down},
+			[]string{claim, requests("unavailable"), "idemkey.store_errors[{error}] http.route=/o,op=begin 1"}},
+		{"kept", ran(idemkey.OutcomeKept, "", nil),
+			[]string{claim, handler, outcomes("kept"), requests("first"), "idemkey.stored[By] http.route=/o 1x7"}},
+		{"rejected", ran(idemkey.OutcomeRejected, "", nil),
+			[]string{claim, handler, outcomes("rejected"), requests("first"), "idemkey.stored[By] http.route=/o 1x7"}},
+		{"keyless", idemkey.Event{Route: "/o", Result: idemkey.ResultKeyless, Outcome: idemkey.OutcomeKept, Attempt: 1, Begin: begin, Handler: run, Stored: 7},
+			[]string{claim, handler, outcomes("kept"), requests("keyless")}},
+		{"failed", ran(idemkey.OutcomeFailed, idemkey.CodeInternal, down), []string{claim, handler, outcomes("failed"), requests("first")}},
+		{"amended", ran(idemkey.OutcomeAmended, "", nil), []string{claim, handler, outcomes("amended"), requests("first")}},
+		{"response too large", ran(idemkey.OutcomeFailed, idemkey.CodeResponseTooLarge, down),
+			[]string{claim, handler, outcomes("failed"), "idemkey.oversize[{request}] http.route=/o,part=response 1", requests("first")}},
+		{"lost", ran(idemkey.OutcomeLost, idemkey.CodeInProgress, idemkey.ErrLeaseLost),
+			[]string{claim, handler, "idemkey.lease_lost[{request}] http.route=/o 1", outcomes("lost"), requests("first")}},
+		{"ambiguous", ran(idemkey.OutcomeUnknown, idemkey.CodeUnverified, idemkey.ErrOutcomeUnknown),
+			[]string{claim, "idemkey.commit_ambiguous[{commit}] http.route=/o 1", handler, outcomes("ambiguous"), requests("first"),
+				"idemkey.store_errors[{error}] http.route=/o,op=complete 1"}},
+		{"unkept", ran(idemkey.OutcomeUnkept, "", idemkey.ErrNotStored),
+			[]string{claim, handler, outcomes("unkept"), requests("first"), "idemkey.store_errors[{error}] http.route=/o,op=complete 1"}},
+		{"store died", ran(idemkey.OutcomeFailed, idemkey.CodeStoreUnavailable, down),
+			[]string{claim, handler, outcomes("failed"), requests("first"), "idemkey.store_errors[{error}] http.route=/o,op=complete 1"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			o, reader := newObserver(t)
+			o.Observe(t.Context(), tt.event)
+			if diff := cmp.Diff(tt.want, read(t, reader)); diff != "" {
+				t.Errorf("series (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The histograms have bounds that fit seconds.
+func TestBounds(t *testing.T) {
+	t.Parallel()
+	o, reader := newObserver(t)
+	o.Observe(t.Context(), idemkey.Event{Result: idemkey.ResultReplay, Begin: 3 * time.Millisecond})
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all.ScopeMetrics[0].Metrics {
+		if h, ok := m.Data.(metricdata.Histogram[float64]); ok && (h.DataPoints[0].BucketCounts[0] != 0 || h.DataPoints[0].Bounds[0] != 0.001) {
+			t.Errorf("%s: bounds %v, counts %v", m.Name, h.DataPoints[0].Bounds, h.DataPoints[0].BucketCounts)
+		}
+	}
+}
+
+// traced serves a middleware that tells o, each request in a span of its own.
+func traced(t *testing.T, o idemkey.Observer, handler http.HandlerFunc) (http.Handler, *tracetest.SpanRecorder) {
+	t.Helper()
+	store, err := idemkey.NewMemory(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	idem, err := idemkey.New(store, &idemkey.Options{
+		Scope:    func(*http.Request) (string, error) { return "secret-tenant", nil },
+		Observer: o, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders/{id}", idem.Handler(handler))
+	spans := tracetest.NewSpanRecorder()
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, span := tracer.Start(r.Context(), "request")
+		defer span.End()
+		mux.ServeHTTP(w, r.WithContext(ctx))
+	}), spans
+}
+
+func post(h http.Handler, key, body string) {
+	req := httptest.NewRequest(http.MethodPost, "/orders/secret-id", strings.NewReader(body))
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	h.ServeHTTP(httptest.NewRecorder(), req)
+}
+
+// Each decision is one event on the request's span. Nothing that a caller sent
+// gets into it or into a label.
+func TestTrace(t *testing.T) {
+	t.Parallel()
+	o, reader := newObserver(t)
+	h, spans := traced(t, o, func(w http.ResponseWriter, r *http.Request) {
+		if info, _ := idemkey.Info(r.Context()); info.Key == "secret-key-2" && info.Attempt == 1 {
+			idemkey.Fail(r.Context(), errors.New("secret-reason"))
+		}
+		w.WriteHeader(http.StatusCreated)
+	})
+	post(h, "secret-key-1", "secret-body")
+	post(h, "secret-key-1", "secret-body")
+	post(h, "secret-key-1", "other")
+	post(h, "", "x")
+	post(h, "secret-key-2", "x")
+	post(h, "secret-key-2", "x")
+
+	var got []string
+	for _, span := range spans.Ended() {
+		for _, e := range span.Events() {
+			set := attribute.NewSet(e.Attributes...)
+			got = append(got, e.Name+" "+set.Encoded(attribute.DefaultEncoder()))
+		}
+	}
+	want := []string{
+		"idemkey.decision http.response.status_code=201,idemkey.attempt=1,idemkey.outcome=kept,idemkey.result=first",
+		"idemkey.decision http.response.status_code=201,idemkey.result=replay",
+		"idemkey.decision http.response.status_code=422,idemkey.code=key-reused,idemkey.result=mismatch",
+		"idemkey.decision http.response.status_code=400,idemkey.code=key-missing,idemkey.result=missing",
+		"idemkey.decision http.response.status_code=500,idemkey.attempt=1,idemkey.code=internal,idemkey.outcome=failed,idemkey.result=first",
+		"idemkey.decision http.response.status_code=201,idemkey.attempt=2,idemkey.outcome=kept,idemkey.result=again",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("span events (-want +got):\n%s", diff)
+	}
+	lines := read(t, reader)
+	if !slices.Contains(lines, "idemkey.requests[{request}] http.route=POST /orders/{id},result=replay 1") {
+		t.Errorf("no replay is counted for the route:\n%s", strings.Join(lines, "\n"))
+	}
+	if all := strings.Join(append(lines, got...), "\n"); strings.Contains(all, "secret") {
+		t.Errorf("telemetry tells what a caller sent:\n%s", all)
+	}
+}
+
+// A panic has no status to tell; without a span nothing is traced.
+func TestPanic(t *testing.T) {
+	t.Parallel()
+	o, reader := newObserver(t)
+	h, spans := traced(t, o, func(http.ResponseWriter, *http.Request) { panic("boom") })
+	func() {
+		defer func() { _ = recover() }()
+		post(h, "k", "x")
+	}()
+	events := spans.Ended()[0].Events()
+	if len(events) == 0 || events[0].Name != "idemkey.decision" || slices.ContainsFunc(events[0].Attributes, func(a attribute.KeyValue) bool { return a.Key == "http.response.status_code" }) {
+		t.Errorf("events = %v, want a decision without a status first", events)
+	}
+	o.Observe(context.Background(), idemkey.Event{Result: idemkey.ResultReplay})
+	if lines := read(t, reader); !slices.Contains(lines, "idemkey.requests[{request}] result=replay 1") {
+		t.Errorf("series = %q", lines)
+	}
+}
+
+// A provider that refuses an instrument is found out at the start.
+func TestNew(t *testing.T) {
+	t.Parallel()
+	if _, err := idemotel.New(nil); err != nil {
+		t.Errorf("New(nil): %v", err)
+	}
+	refused := errors.New("refused")
+	for _, name := range []string{"idemkey.requests", "idemkey.handler", "idemkey.stored"} {
+		if _, err := idemotel.New(&idemotel.Options{MeterProvider: provider{refuse: name, err: refused}}); !errors.Is(err, refused) {
+			t.Errorf("New without %s: %v, want the provider's error", name, err)
+		}
+	}
+}
+
+// A provider refuses one instrument.
+type provider struct {
+	noop.MeterProvider
+	refuse string
+	err    error
+}
+
+func (p provider) Meter(string, ...metric.MeterOption) metric.Meter { return meter{p: p} }
+
+type meter struct {
+	noop.Meter
+	p provider
+}
+
+func (m meter) judge(name string) error {
+	if name == m.p.refuse {
+		return m.p.err
+	}
+	return nil
+}
+
+func (m meter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return noop.Int64Counter{}, m.judge(name)
+}
+
+func (m meter) Int64Histogram(name string, _ ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
+	return noop.Int64Histogram{}, m.judge(name)
+}
+
+func (m meter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	return noop.Float64Histogram{}, m.judge(name)
+}
