@@ -1,0 +1,65 @@
+// Package rediskey names the Redis key of an identity, and says which clients a
+// store can keep its promises on.
+package rediskey
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// maxPrefix bounds a prefix, which every key repeats.
+const maxPrefix = 128
+
+// Of returns prefix followed by a digest of id in braces. The parts of id go
+// into the digest with their lengths, so that no two tuples have one name. The
+// braces make the digest what a cluster chooses the slot by; and what a caller
+// chose as a key, which may be business data, is not among the key names.
+func Of(prefix string, id idemkey.Identity) string {
+	var encoded []byte
+	for _, part := range []string{id.Namespace, id.Scope, id.Key} {
+		encoded = binary.AppendUvarint(encoded, uint64(len(part)))
+		encoded = append(encoded, part...)
+	}
+	sum := sha256.Sum256(encoded)
+	return prefix + "{" + base64.RawURLEncoding.EncodeToString(sum[:]) + "}"
+}
+
+// CheckPrefix returns an error if prefix would move the hash tag, or is no text.
+func CheckPrefix(prefix string) error {
+	if prefix == "" || len(prefix) > maxPrefix || strings.ContainsFunc(prefix, func(r rune) bool {
+		return r <= ' ' || r > '~' || strings.ContainsRune("{}*?[]\\", r)
+	}) {
+		return fmt.Errorf("%q is not 1 to %d visible ASCII characters without {}*?[]\\", prefix, maxPrefix)
+	}
+	return nil
+}
+
+// CheckClient returns an error if client does not keep a context's deadline: a
+// Redis that hangs would then hold a request for seconds.
+func CheckClient(client redis.UniversalClient) error {
+	var keeps bool
+	switch c := client.(type) {
+	case nil:
+		return errors.New("client is nil")
+	case *redis.Client:
+		keeps = c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		keeps = c.Options().ContextTimeoutEnabled
+	case *redis.Ring:
+		return errors.New("a Ring moves keys to another server while one is down, so that a key has two owners")
+	default:
+		return nil // somebody's wrapper
+	}
+	if !keeps {
+		return errors.New("the client's options need ContextTimeoutEnabled: without it no call keeps to its time")
+	}
+	return nil
+}
