@@ -1,0 +1,123 @@
+package redistest
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Loss is what becomes of the scripts that a client sends.
+type Loss int32
+
+// The losses. The connection is cut in each but LoseNothing and Hang.
+const (
+	LoseNothing Loss = iota
+	LoseReply        // one script is run and its reply lost; then nothing is any more
+	LoseReplies      // each is run and its reply lost
+	LoseCalls        // the server never hears of any
+	Hang             // nor is there an answer
+)
+
+// A Proxy stands between a client and the shared server, and loses calls of
+// scripts or the replies to them.
+type Proxy struct {
+	listener net.Listener
+	network  string
+	server   string
+	loss     atomic.Int32
+	lost     atomic.Int32
+	wg       sync.WaitGroup
+}
+
+// NewProxy returns a Proxy and a client on it. Both end with the test.
+func NewProxy(t testing.TB) (*Proxy, *redis.Client) {
+	t.Helper()
+	opts := Options(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("listen: %v", err)
+	}
+	p := &Proxy{listener: listener, network: opts.Network, server: opts.Addr}
+	p.wg.Go(p.accept)
+	t.Cleanup(func() { // after the client is closed, and with it each connection
+		_ = listener.Close()
+		p.wg.Wait()
+	})
+	opts.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
+	}
+	return p, newClient(t, opts)
+}
+
+// Lose decides what becomes of each script from now on.
+func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
+
+// Lost returns how many calls or replies have been lost.
+func (p *Proxy) Lost() int { return int(p.lost.Load()) }
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial(p.network, p.server)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		var cut atomic.Bool
+		p.wg.Go(func() { p.forward(client, server, &cut) })
+		p.wg.Go(func() { answer(client, server, &cut) })
+	}
+}
+
+// forward passes on what the client says, up to a script that is to be lost.
+func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
+	defer server.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buf)
+		if err != nil {
+			return
+		}
+		loss := Loss(p.loss.Load())
+		if loss != LoseNothing && bytes.Contains(bytes.ToLower(buf[:n]), []byte("\r\neval")) {
+			p.lost.Add(1)
+			switch loss {
+			case Hang:
+				continue
+			case LoseCalls:
+				_ = client.Close()
+				return
+			case LoseReply:
+				p.loss.CompareAndSwap(int32(LoseReply), int32(LoseNothing))
+			}
+			cut.Store(true) // before the server can answer
+		}
+		if _, err := server.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// answer passes on what the server says. Once cut, the next thing it says is
+// lost and the connection closed.
+func answer(client, server net.Conn, cut *atomic.Bool) {
+	defer client.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(buf)
+		if err != nil || cut.Load() {
+			return
+		}
+		if _, err := client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package redistest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	readyTimeout = 20 * time.Second
+	readyPause   = 10 * time.Millisecond
+)
+
+// Server starts a server of the test's own, with config on its command line, and
+// returns a client of it. The server ends with the test. It listens on a socket
+// in a directory of its own: a port could be taken in the meantime.
+func Server(t testing.TB, config ...string) *redis.Client {
+	t.Helper()
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		t.Skip("NOT TESTED: no redis-server on PATH for a server of the test's own")
+	}
+	dir, err := os.MkdirTemp("", "redis") // t.TempDir may be too long a name for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	args := append([]string{"--port", "0", "--unixsocket", socket, "--dir", dir, "--save", "", "--daemonize", "no"}, config...)
+	server := exec.Command(path, args...)
+	if err := server.Start(); err != nil {
+		t.Fatalf("start redis-server: %v", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = server.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		<-ended
+	})
+	client := newClient(t, &redis.Options{Network: "unix", Addr: socket, ContextTimeoutEnabled: true})
+	deadline := time.After(readyTimeout)
+	for client.Ping(t.Context()).Err() != nil {
+		select {
+		case <-ended:
+			t.Fatal("redis-server has ended while starting")
+		case <-deadline:
+			t.Fatalf("redis-server is not ready within %v", readyTimeout)
+		case <-time.After(readyPause):
+		}
+	}
+	return client
+}
