@@ -22,6 +22,7 @@ var rules = []rule{
 	{"import direction", checkLayers},
 	{"core without broker", checkCore},
 	{"idemkey without framework", checkFrameworks},
+	{"core without Redis", checkRedis},
 	{"leaf packages", checkLeaves},
 	{"pure state machine", checkPure},
 	{"test packages in tests", checkTestPackages},
@@ -38,18 +39,20 @@ var rules = []rule{
 // longest matching tree counts. Test files may import what compiles: a test of
 // the outbox needs a broker.
 var layers = map[string][]string{
-	".":          {},
-	"migrations": {},
-	"idemkey":    {"migrations"},
-	"outbox":     {"migrations"},
-	"consumer":   {"migrations", "idemkey", "outbox"},
-	"saga":       {"migrations", "idemkey", "outbox", "consumer"},
-	"rabbitmq":   {"outbox"},
-	"inproc":     {"outbox"},
-	"sagatest":   {"*"},
-	"cmd":        {"*"},
-	"examples":   {"*"},
-	"internal":   {"*"},
+	".":                  {},
+	"migrations":         {},
+	"idemkey":            {"migrations"},
+	"idemkey/idemredis":  {"idemkey"},
+	"idemkey/idemhybrid": {"idemkey"},
+	"outbox":             {"migrations"},
+	"consumer":           {"migrations", "idemkey", "outbox"},
+	"saga":               {"migrations", "idemkey", "outbox", "consumer"},
+	"rabbitmq":           {"outbox"},
+	"inproc":             {"outbox"},
+	"sagatest":           {"*"},
+	"cmd":                {"*"},
+	"examples":           {"*"},
+	"internal":           {"*"},
 }
 
 // exampleInternal is the one internal package that examples may import: the
@@ -146,6 +149,24 @@ func checkFrameworks(f *file) []string {
 	return append(wrong, f.importing("an adapter uses the API; the SDK is for tests", func(name string) bool {
 		return within(name, "go.opentelemetry.io/otel/sdk")
 	})...)
+}
+
+// redisPackages are for the stores on Redis, and redisUsers those that may
+// import them.
+var (
+	redisPackages = []string{"github.com/redis/go-redis", module + "/idemkey/idemredis", module + "/idemkey/idemhybrid", module + "/internal/rediskey"}
+	redisUsers    = []string{"idemkey/idemredis", "idemkey/idemhybrid", "internal", "cmd", "examples"}
+)
+
+// checkRedis keeps Redis out of the binary of who does not use it.
+func checkRedis(f *file) []string {
+	user := func(t string) bool { return within(f.pkg(), t) }
+	if f.test() || slices.ContainsFunc(redisUsers, user) {
+		return nil
+	}
+	return f.importing("only a store on Redis depends on Redis", func(name string) bool {
+		return slices.ContainsFunc(redisPackages, func(l string) bool { return within(name, l) })
+	})
 }
 
 // checkLeaves keeps packages that everything stands on free of dependencies.

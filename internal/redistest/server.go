@@ -1,9 +1,11 @@
 package redistest
 
 import (
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,4 +58,46 @@ func Server(t testing.TB, config ...string) *redis.Client {
 		}
 	}
 	return client
+}
+
+// Cluster starts a cluster of one server, of the test's own, and returns a client
+// of it.
+func Cluster(t testing.TB) *redis.ClusterClient {
+	t.Helper()
+	port, bus := freePort(t), freePort(t)
+	node := Server(t, "--port", port, "--bind", "127.0.0.1", "--cluster-enabled", "yes", "--cluster-port", bus)
+	const slots = 16384
+	if err := node.ClusterAddSlotsRange(t.Context(), 0, slots-1).Err(); err != nil {
+		t.Fatalf("CLUSTER ADDSLOTSRANGE: %v", err)
+	}
+	deadline := time.After(readyTimeout)
+	for {
+		info, err := node.ClusterInfo(t.Context()).Result()
+		if err == nil && strings.Contains(info, "cluster_state:ok") {
+			break
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("the cluster is not ready within %v: %v", readyTimeout, err)
+		case <-time.After(readyPause):
+		}
+	}
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:" + port}, ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// freePort returns a port that nobody listens on at this moment.
+func freePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }

@@ -1,0 +1,108 @@
+package idemredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// errTakenOver says why a response was not kept.
+var errTakenOver = errors.New("another owner has the key, or Redis has lost the record")
+
+// An execution owns one claim for as long as the record has its token.
+type execution struct {
+	s          *Store
+	key, token string
+	lease      time.Duration
+}
+
+func (e *execution) Context(ctx context.Context) context.Context { return ctx }
+
+// Commit keeps r. There is nothing to commit: the handler's effects stand
+// either way. If Redis does not take r, or the record is no longer this
+// execution's, the error is [idemkey.ErrNotStored]; in the first case the record
+// stays in progress until its lease lapses.
+func (e *execution) Commit(ctx context.Context, r idemkey.Response) error { return e.keep(ctx, &r) }
+
+// Reject is Commit: there is nothing to roll back.
+func (e *execution) Reject(ctx context.Context, r idemkey.Response) error { return e.keep(ctx, &r) }
+
+// keep asks several times: the handler has run, and a record that is not
+// completed would let it run again.
+func (e *execution) keep(ctx context.Context, r *idemkey.Response) error {
+	header, err := r.MarshalHeader()
+	if err != nil {
+		return notStored(err)
+	}
+	for try := range saves {
+		if try > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(savePause):
+			}
+		}
+		var kept bool
+		kept, err = e.own(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body)
+		switch {
+		case kept:
+			return nil
+		case err == nil:
+			return notStored(errTakenOver)
+		}
+	}
+	return notStored(err)
+}
+
+func notStored(cause error) error {
+	return fmt.Errorf("idemredis: keep response: %w: %w", idemkey.ErrNotStored, cause)
+}
+
+// Release lets the key go, unless another owner has it by now. After an error
+// the record lapses with its lease.
+func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
+	how := "bound"
+	if mode == idemkey.Forget {
+		how = "forget"
+	}
+	if _, err := e.own(ctx, scriptRelease, how, status); err != nil {
+		return fmt.Errorf("idemredis: release record: %w", err)
+	}
+	return nil
+}
+
+// Renew lets the lease begin anew; call it every third of the lease or so, while
+// the handler runs. After [idemkey.ErrLeaseLost] another owner has the key, or
+// Redis has lost the record, so that another may get it at any time: the
+// handler should stop. After any other error the lease is what it was, or
+// renewed.
+func (e *execution) Renew(ctx context.Context) error {
+	mine, err := e.own(ctx, scriptRenew, milliseconds(e.lease))
+	switch {
+	case err != nil:
+		return fmt.Errorf("idemredis: renew lease: %w", err)
+	case !mine:
+		return fmt.Errorf("idemredis: renew lease: %w", idemkey.ErrLeaseLost)
+	}
+	return nil
+}
+
+// own runs one of the owner's scripts. It reports false if the record is not,
+// or no longer, this execution's.
+func (e *execution) own(ctx context.Context, script *redis.Script, args ...any) (bool, error) {
+	n, err := e.s.call(ctx, script, e.key, append([]any{e.token}, args...)...).Int()
+	return n == 1, err
+}
+
+// keyless runs a request that is not remembered.
+type keyless struct{}
+
+func (keyless) Context(ctx context.Context) context.Context             { return ctx }
+func (keyless) Commit(context.Context, idemkey.Response) error          { return nil }
+func (keyless) Reject(context.Context, idemkey.Response) error          { return nil }
+func (keyless) Release(context.Context, idemkey.ReleaseMode, int) error { return nil }
+func (keyless) Renew(context.Context) error                             { return nil }

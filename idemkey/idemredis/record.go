@@ -1,0 +1,110 @@
+package idemredis
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// maxStatus is what an HTTP status can be.
+const maxStatus = 999
+
+// A storedRecord is a record as it was read, with what names its owner.
+type storedRecord struct {
+	idemkey.Record
+	token  string
+	header []byte
+}
+
+// decodeClaim reads the reply to a claim that was won: 1, attempt, expires_at.
+func decodeClaim(reply []any) (attempt int, expires time.Time, won bool) {
+	if len(reply) != 3 || reply[0] != int64(1) {
+		return 0, time.Time{}, false
+	}
+	n, ok := reply[1].(int64)
+	ms, ok2 := reply[2].(int64)
+	return int(n), time.UnixMilli(ms), ok && ok2
+}
+
+// decodeRecord reads what luaRead returns. A hash that no script of ours has
+// written is [idemkey.ErrRecordCorrupt].
+func decodeRecord(reply []any) (*storedRecord, error) {
+	const fields = 12
+	if len(reply) != fields || reply[0] != int64(0) {
+		return nil, errReply
+	}
+	d := fieldDecoder{reply: reply}
+	rec := &storedRecord{
+		Record: idemkey.Record{
+			State:     idemkey.State(d.number(1, math.MaxUint8)),
+			FP:        idemkey.Fingerprint{Sum: []byte(d.text(2)), Alg: d.text(3)},
+			Attempt:   d.number(5, math.MaxInt32),
+			LeaseLeft: time.Duration(d.integer(6)) * time.Millisecond,
+			ExpiresAt: time.UnixMilli(d.integer(7)),
+			Expired:   d.integer(8) == 1,
+		},
+		token: d.text(4),
+	}
+	switch rec.State {
+	case idemkey.StateInProgress:
+	case idemkey.StateFailed:
+		rec.Response.Status = d.number(9, maxStatus)
+	case idemkey.StateCompleted, idemkey.StateTombstone:
+		rec.Response.Status = d.number(9, maxStatus)
+		rec.Response.Dropped = rec.State == idemkey.StateTombstone
+		rec.header = []byte(d.text(10))
+		if !rec.Response.Dropped {
+			rec.Response.Body = []byte(d.text(11))
+		}
+	default:
+		d.bad = true
+	}
+	if d.bad || rec.Attempt < 1 || rec.token == "" {
+		return nil, fmt.Errorf("%w: the hash lacks a field", idemkey.ErrRecordCorrupt)
+	}
+	return rec, nil
+}
+
+// decide turns kind into a decision, with the response where that is the answer.
+func (r *storedRecord) decide(kind idemkey.Kind) (idemkey.Decision, error) {
+	switch kind {
+	case idemkey.KindInFlight:
+		return idemkey.Decision{Kind: kind, RetryAfter: r.LeaseLeft}, nil
+	case idemkey.KindReplay, idemkey.KindNotRetained:
+		if err := r.Response.UnmarshalHeader(r.header); err != nil {
+			return idemkey.Decision{}, err
+		}
+		return idemkey.Decision{Kind: kind, Record: &r.Record}, nil
+	}
+	return idemkey.Decision{Kind: kind}, nil
+}
+
+// A fieldDecoder reads the elements of a reply. It is bad once one of them is
+// not what it must be.
+type fieldDecoder struct {
+	reply []any
+	bad   bool
+}
+
+func (d *fieldDecoder) text(i int) string {
+	s, ok := d.reply[i].(string)
+	d.bad = d.bad || !ok
+	return s
+}
+
+// number reads a field of the hash.
+func (d *fieldDecoder) number(i, limit int) int {
+	n, err := strconv.Atoi(d.text(i))
+	d.bad = d.bad || err != nil || n < 0 || n > limit
+	return n
+}
+
+// integer reads what the script has computed.
+func (d *fieldDecoder) integer(i int) int64 {
+	n, ok := d.reply[i].(int64)
+	d.bad = d.bad || !ok
+	return n
+}

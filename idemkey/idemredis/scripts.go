@@ -1,0 +1,102 @@
+package idemredis
+
+import "github.com/redis/go-redis/v9"
+
+// Each script has one key, so that it runs on a cluster, and reads the time from
+// Redis. Each may be sent twice, since a client repeats what it got no reply to:
+// the second run finds what the first did and says the same.
+//
+// A hash has the fields state, token, fp, fp_alg, attempt, lease_until,
+// expires_at and purge_at (ms since 1970), and with a response also status,
+// header and body. Values are bytes, whatever is in them.
+
+// luaNow sets now. TIME is seconds and microseconds.
+const luaNow = `
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+`
+
+// luaRead defines read, which returns the hash as decodeRecord expects it; 0 is
+// what tells it from a claim that was won.
+const luaRead = `
+local function read()
+	local r = redis.call('HMGET', KEYS[1], 'state', 'fp', 'fp_alg', 'token', 'attempt',
+		'lease_until', 'expires_at', 'status', 'header', 'body')
+	local left = math.max(0, (tonumber(r[6]) or 0) - now)
+	local expired = 0
+	if (tonumber(r[7]) or 0) <= now then expired = 1 end
+	return {0, r[1], r[2], r[3], r[4], r[5], left, tonumber(r[7]) or 0, expired, r[8], r[9], r[10]}
+end
+`
+
+// scriptBegin makes the caller the owner of an absent record, or of the one with
+// token ARGV[2] if that may still be taken over. Otherwise it returns the
+// record. Of claims that race, Redis runs one first, and the others find it. A
+// response that has not expired is never written over.
+var scriptBegin = redis.NewScript(luaNow + luaRead + `
+local token, from = ARGV[1], ARGV[2]
+local ttl, lease, keep, attempt = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+local r = redis.call('HMGET', KEYS[1], 'state', 'token', 'lease_until', 'expires_at', 'attempt')
+local state = r[1]
+if state == '1' and r[2] == token then
+	return {1, tonumber(r[5]), tonumber(r[4])}
+end
+if state or redis.call('EXISTS', KEYS[1]) == 1 then
+	local free = state == '2'
+		or state == '1' and tonumber(r[3]) <= now
+		or (state == '3' or state == '4') and tonumber(r[4]) <= now
+	if from == '' or r[2] ~= from or not free then
+		return read()
+	end
+	redis.call('DEL', KEYS[1])
+else
+	attempt = '1'
+end
+local expires = now + ttl
+redis.call('HSET', KEYS[1], 'state', '1', 'token', token, 'fp', ARGV[3], 'fp_alg', ARGV[4], 'attempt', attempt,
+	'lease_until', string.format('%.0f', now + lease), 'expires_at', string.format('%.0f', expires),
+	'purge_at', string.format('%.0f', expires + keep))
+redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', expires + keep))
+return {1, tonumber(attempt), expires}
+`)
+
+// scriptInspect reads the record and changes nothing.
+var scriptInspect = redis.NewScript(luaNow + luaRead + `
+return read()
+`)
+
+// scriptComplete keeps a response. It returns 0 if the record is another
+// owner's or gone. A renewal may have made the key outlive the record; from
+// here on it does not.
+var scriptComplete = redis.NewScript(`
+local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'purge_at')
+if r[1] ~= ARGV[1] then return 0 end
+if r[2] == ARGV[2] then return 1 end
+if r[2] ~= '1' then return 0 end
+redis.call('HSET', KEYS[1], 'state', ARGV[2], 'status', ARGV[3], 'header', ARGV[4])
+if ARGV[2] == '3' then redis.call('HSET', KEYS[1], 'body', ARGV[5]) end
+redis.call('PEXPIREAT', KEYS[1], r[3])
+return 1
+`)
+
+// scriptRelease lets the record go, if it is still the caller's: for its
+// request's next attempt, or altogether.
+var scriptRelease = redis.NewScript(`
+local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'purge_at')
+if r[1] ~= ARGV[1] or r[2] ~= '1' then return 0 end
+if ARGV[2] == 'forget' then return redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], 'state', '2', 'status', ARGV[3])
+redis.call('PEXPIREAT', KEYS[1], r[3])
+return 1
+`)
+
+// scriptRenew lets the lease end ARGV[2] ms from now, if the record is still the
+// caller's, lapsed or not. The key must not go before its owner does.
+var scriptRenew = redis.NewScript(luaNow + `
+local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'purge_at')
+if r[1] ~= ARGV[1] or r[2] ~= '1' then return 0 end
+local lease = now + tonumber(ARGV[2])
+redis.call('HSET', KEYS[1], 'lease_until', string.format('%.0f', lease))
+if lease > tonumber(r[3]) then redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', lease)) end
+return 1
+`)

@@ -1,0 +1,131 @@
+package idemredis
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/rediskey"
+)
+
+// A Store keeps idempotency records in Redis. It is safe for concurrent use, by
+// any number of processes with one prefix.
+type Store struct {
+	client redis.UniversalClient
+	opts   Options
+}
+
+// New returns a Store on client, a single server or a cluster, whose options
+// have ContextTimeoutEnabled. It does no I/O: call [Store.Check]. A nil opts
+// means the defaults; an error names the option that is wrong.
+func New(client redis.UniversalClient, opts *Options) (*Store, error) {
+	if err := rediskey.CheckClient(client); err != nil {
+		return nil, fmt.Errorf("idemredis: %w", err)
+	}
+	s := &Store{client: client}
+	if opts != nil {
+		s.opts = *opts
+	}
+	s.opts.setDefaults()
+	return s, s.opts.check()
+}
+
+// Begin claims c.ID or says why not.
+//
+// After KindProceed the record is in progress until its lease lapses, unless
+// Renew is called before. After an error nothing was done, or a claim was made
+// that lapses by itself. If the process dies, the next claim after the lease
+// takes over. Of two callers that race, Redis serves one first, and the other
+// gets KindInFlight.
+func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
+	if err := c.Check(); err != nil {
+		return idemkey.Decision{}, fmt.Errorf("idemredis: begin: %w", err)
+	}
+	if c.ID.Key == "" {
+		return idemkey.Decision{Kind: idemkey.KindProceed, Exec: keyless{}, Attempt: 1}, nil
+	}
+	d, err := s.begin(ctx, &c)
+	if err != nil {
+		return idemkey.Decision{}, fmt.Errorf("idemredis: begin: %w", err)
+	}
+	return d, nil
+}
+
+// begin claims what is absent, and else decides by the record. A record that
+// may be taken over is claimed again, by the token it was read with.
+func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, error) {
+	e := &execution{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
+	from, attempt := "", 1
+	for range maxClaims {
+		reply, err := s.claim(ctx, e, c, from, attempt)
+		if err != nil {
+			return idemkey.Decision{}, err
+		}
+		if attempt, expires, won := decodeClaim(reply); won {
+			return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}, nil
+		}
+		rec, err := decodeRecord(reply)
+		if err != nil {
+			return idemkey.Decision{}, err
+		}
+		if kind := c.Judge(&rec.Record); kind != idemkey.KindProceed {
+			return rec.decide(kind)
+		}
+		from, attempt = rec.token, c.NextAttempt(&rec.Record)
+	}
+	return idemkey.Decision{Kind: idemkey.KindInFlight}, nil // others were faster each time
+}
+
+func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim, from string, attempt int) ([]any, error) {
+	keep := time.Duration(0)
+	if c.RejectExpired {
+		keep = s.opts.KeepExpired
+	}
+	return s.call(ctx, scriptBegin, e.key, e.token, from, c.FP.Sum, c.FP.Alg,
+		milliseconds(c.TTL), milliseconds(c.Lease), milliseconds(keep), attempt).Slice()
+}
+
+// call runs a script within the budget. Run sends its digest, and the script
+// itself where the server has not got it: a restart, a failover or SCRIPT FLUSH
+// may have removed it at any time.
+func (s *Store) call(ctx context.Context, script *redis.Script, key string, args ...any) *redis.Cmd {
+	ctx, cancel := context.WithTimeout(ctx, s.opts.CallTimeout)
+	defer cancel()
+	return script.Run(ctx, s.client, []string{key}, args...)
+}
+
+// Inspect returns id's record, for an administrator's tools. It is not found if
+// there is none, or none any more.
+func (s *Store) Inspect(ctx context.Context, id idemkey.Identity) (rec idemkey.Record, found bool, err error) {
+	reply, err := s.call(ctx, scriptInspect, rediskey.Of(s.opts.Prefix, id)).Slice()
+	if err != nil {
+		return rec, false, fmt.Errorf("idemredis: inspect: %w", err)
+	}
+	if len(reply) > 1 && reply[1] == nil {
+		return rec, false, nil
+	}
+	stored, err := decodeRecord(reply)
+	if err == nil && (stored.State == idemkey.StateCompleted || stored.State == idemkey.StateTombstone) {
+		err = stored.Response.UnmarshalHeader(stored.header)
+	}
+	if err != nil {
+		return rec, false, fmt.Errorf("idemredis: inspect: %w", err)
+	}
+	return stored.Record, true, nil
+}
+
+// Sweep does nothing: Redis removes expired records by itself.
+func (s *Store) Sweep(context.Context, int) (int, error) { return 0, nil }
+
+// milliseconds rounds up: a lease of less than one must not be none.
+func milliseconds(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// errReply is a reply that the scripts do not make.
+var errReply = errors.New("unexpected reply of a script")
