@@ -1,0 +1,85 @@
+package idemhybrid
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/rediskey"
+)
+
+// Each script has one key, whose value is the owner's token, and says the same
+// when it is sent twice: a client repeats what it got no reply to.
+
+// scriptLock takes a lock that is free. Otherwise it returns how long, in ms, the
+// owner still has it.
+var scriptLock = redis.NewScript(`
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 0 end
+if redis.call('GET', KEYS[1]) == ARGV[1] then return 0 end
+return math.max(1, redis.call('PTTL', KEYS[1]))
+`)
+
+// scriptUnlock frees the lock, if it is still the caller's.
+var scriptUnlock = redis.NewScript(`
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+`)
+
+// scriptRenew lets the lock last from now on, if it is still the caller's. It
+// does not take a lapsed one again: a renewal that overtakes the release would
+// leave a lock that nobody frees.
+var scriptRenew = redis.NewScript(`
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 0
+`)
+
+// A lock is one claim's place at the door.
+type lock struct {
+	s          *Store
+	key, token string
+	lease      time.Duration
+}
+
+func (s *Store) newLock(c *idemkey.Claim) *lock {
+	return &lock{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
+}
+
+// take takes the lock. If another has it, busy is for how long.
+func (l *lock) take(ctx context.Context) (busy time.Duration, err error) {
+	n, err := l.run(ctx, scriptLock, l.token, l.milliseconds())
+	if err != nil {
+		return 0, fmt.Errorf("take lock: %w", err)
+	}
+	return time.Duration(n) * time.Millisecond, nil
+}
+
+func (l *lock) renew(ctx context.Context) error {
+	if _, err := l.run(ctx, scriptRenew, l.token, l.milliseconds()); err != nil {
+		return fmt.Errorf("renew lock: %w", err)
+	}
+	return nil
+}
+
+// free gives the lock back whatever became of ctx: nobody else can.
+func (l *lock) free(ctx context.Context) error {
+	if _, err := l.run(context.WithoutCancel(ctx), scriptUnlock, l.token); err != nil {
+		return fmt.Errorf("free lock: %w", err)
+	}
+	return nil
+}
+
+// run runs a script within the budget.
+func (l *lock) run(ctx context.Context, script *redis.Script, args ...any) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.s.opts.CallTimeout)
+	defer cancel()
+	return script.Run(ctx, l.s.client, []string{l.key}, args...).Int64()
+}
+
+// milliseconds rounds up: Redis refuses a time of none.
+func (l *lock) milliseconds() int64 {
+	return int64((l.lease + time.Millisecond - 1) / time.Millisecond)
+}
