@@ -35,7 +35,7 @@ demo: bin/order-saga ## run the order example under a mixed load and check its i
 serve: bin/order-saga ## run the order example's services until Ctrl-C
 	@bin/order-saga serve
 
-services: bin/with ## find or start PostgreSQL and RabbitMQ, print their URLs, hold them until Ctrl-C
+services: bin/with ## find or start PostgreSQL, RabbitMQ and Redis, print their URLs, hold them until Ctrl-C
 	@bin/with
 
 test: bin/with ## run all tests; PKG=./outbox/... for some

@@ -34,6 +34,14 @@ func (r *run) aptRabbit(ctx context.Context) (instance, error) {
 	return r.privateRabbit(ctx)
 }
 
+// aptRedis does the same for Redis.
+func (r *run) aptRedis(ctx context.Context) (instance, error) {
+	if err := r.aptInstall(ctx, "redis-server"); err != nil {
+		return instance{}, err
+	}
+	return r.privateRedis(ctx)
+}
+
 // aptInstall installs a package whose service is not to be started: the run
 // starts a private one.
 func (r *run) aptInstall(ctx context.Context, name string) (err error) {

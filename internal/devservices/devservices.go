@@ -32,12 +32,16 @@ type Options struct {
 	// It has no effect on one that DATABASE_URL names. Default: the one that
 	// was found, as it is.
 	Database string
+
+	// Redis asks for Redis as well, which only tests need. Default: it is left alone.
+	Redis bool
 }
 
 // Services is what a run uses.
 type Services struct {
 	DatabaseURL string
 	AMQPURL     string // [InProcess] if there is no broker but the program's own
+	RedisURL    string // "" if it was not asked for, [NoRedis] if there is none
 
 	close func() error
 }
@@ -55,6 +59,9 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 		return nil, err
 	}
 	s, err := r.start(ctx, r.postgresWays(), r.rabbitWays(), opts.KeepDatabase)
+	if err == nil && opts.Redis {
+		err = r.addRedis(ctx, s, r.redisWays())
+	}
 	if err == nil && opts.KeepDatabase && opts.Database != "" && os.Getenv("DATABASE_URL") == "" {
 		s.DatabaseURL = r.keptDatabase(ctx, s.DatabaseURL, opts.Database)
 	}
@@ -76,9 +83,12 @@ func (s *Services) Environ(env []string) []string {
 		"AMQP_URL=" + s.AMQPURL,
 		stepsVariable + "=env",
 	}
+	if s.RedisURL != "" {
+		ours = append(ours, "REDIS_URL="+s.RedisURL)
+	}
 	return slices.Concat(slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return name == "DATABASE_URL" || name == "AMQP_URL" || name == stepsVariable
+		return name == "DATABASE_URL" || name == "AMQP_URL" || name == stepsVariable || name == "REDIS_URL" && s.RedisURL != ""
 	}), ours)
 }
 
@@ -115,4 +125,12 @@ func (r *run) start(ctx context.Context, database, broker []way, keepDatabase bo
 		db.url = r.ownDatabase(ctx, db.url)
 	}
 	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, close: sync.OnceValue(r.close)}, nil
+}
+
+// addRedis gets the service that the others do not need. Nothing of a run's own
+// is made on it: the tests' keys have unique names.
+func (r *run) addRedis(ctx context.Context, s *Services, ways []way) error {
+	in, err := r.obtain(ctx, "Redis", ways)
+	s.RedisURL = in.url
+	return err
 }

@@ -5,13 +5,14 @@
 // used, and one line says which it was. SAGAMILL_SERVICES=private,inproc
 // restricts each service to those of its ways that are named, if any is.
 //
-//	env      DATABASE_URL, AMQP_URL; set but unreachable is an error
+//	env      DATABASE_URL, AMQP_URL, REDIS_URL; set but unreachable is an error
 //	found    running on this machine at the default port
 //	docker   docker compose up, if an engine answers
 //	private  started from installed binaries, on free ports, for this run only
 //	npm      PostgreSQL binaries from an npm package, then as private
 //	apt      installed with apt-get where we are root, then as private
 //	inproc   the broker only: none, the program brings its own
+//	none     Redis only: none, and what needs it is not tested
 //
 // # What is left behind
 //

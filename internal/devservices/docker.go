@@ -41,6 +41,17 @@ func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
 	return in, err
 }
 
+// dockerRedis needs no login.
+func (r *run) dockerRedis(ctx context.Context) (instance, error) {
+	address, err := r.compose(ctx, "redis", "6379")
+	if err != nil {
+		return instance{}, err
+	}
+	in := instance{url: "redis://" + address + "/0", shared: true}
+	in.what, err = probeRedis(ctx, envTimeout, in.url)
+	return in, err
+}
+
 // compose brings up one service of the project's compose file and returns the
 // address of its port.
 func (r *run) compose(ctx context.Context, service, port string) (string, error) {

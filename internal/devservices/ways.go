@@ -12,7 +12,7 @@ import (
 const stepsVariable = "SAGAMILL_SERVICES"
 
 // wayNames is every name that SAGAMILL_SERVICES may hold, in order.
-var wayNames = []string{"env", "found", "docker", "private", "npm", "apt", "inproc"}
+var wayNames = []string{"env", "found", "docker", "private", "npm", "apt", "inproc", "none"}
 
 // errAbsent marks a way that this machine does not offer. It is no news: the
 // next way is tried without a word.
@@ -106,7 +106,7 @@ func (r *run) obtain(ctx context.Context, service string, ways []way) (instance,
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // variables names what the user sets to choose a server.
-var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL"}
+var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL", "Redis": "REDIS_URL"}
 
 // say prints one line. It goes to standard error, since standard output belongs
 // to the program that is run.

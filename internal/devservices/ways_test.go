@@ -97,6 +97,7 @@ func TestOrder(t *testing.T) {
 	}{
 		{r.postgresWays(), "env found docker private npm apt"},
 		{r.rabbitWays(), "env found docker private apt inproc"},
+		{r.redisWays(), "env found docker private apt none"},
 	} {
 		var got []string
 		for _, w := range tt.ways {
@@ -159,7 +160,9 @@ func TestNamedButUnreachable(t *testing.T) {
 	_, pgParse := namedPostgres(t.Context(), "host=h password = hunter2 sslmode=none") // pgx's own error shows it
 	_, mqErr := namedRabbit("amqp://u:hunter2@" + loopback(port) + "/")
 	_, mqParse := namedRabbit("amqp://u:hunter2@%zz/")
-	for variable, errs := range map[string][]error{"DATABASE_URL": {pgErr, pgParse}, "AMQP_URL": {mqErr, mqParse}} {
+	_, redisErr := namedRedis(t.Context(), "redis://u:hunter2@"+loopback(port))
+	_, redisParse := namedRedis(t.Context(), "redis://u:hunter2@h/no-number")
+	for variable, errs := range map[string][]error{"DATABASE_URL": {pgErr, pgParse}, "AMQP_URL": {mqErr, mqParse}, "REDIS_URL": {redisErr, redisParse}} {
 		for _, err := range errs {
 			if !errors.Is(err, errRefused) || !strings.Contains(err.Error(), variable) {
 				t.Errorf("error %v does not refuse %s", err, variable)
@@ -180,10 +183,15 @@ func TestNamedButUnreachable(t *testing.T) {
 func TestEnviron(t *testing.T) {
 	t.Parallel()
 	s := &Services{DatabaseURL: "d", AMQPURL: "a"}
-	got := s.Environ([]string{"DATABASE_URL=old", "HOME=h", stepsVariable + "=private"})
-	want := []string{"HOME=h", "DATABASE_URL=d", "AMQP_URL=a", stepsVariable + "=env"}
-	if !slices.Equal(got, want) {
+	old := []string{"DATABASE_URL=old", "REDIS_URL=old", "HOME=h", stepsVariable + "=private"}
+	want := []string{"REDIS_URL=old", "HOME=h", "DATABASE_URL=d", "AMQP_URL=a", stepsVariable + "=env"}
+	if got := s.Environ(old); !slices.Equal(got, want) {
 		t.Errorf("Environ = %q, want %q", got, want)
+	}
+	s.RedisURL = "r"
+	want = append(want[1:], "REDIS_URL=r")
+	if got := s.Environ(old); !slices.Equal(got, want) {
+		t.Errorf("Environ with Redis = %q, want %q", got, want)
 	}
 }
 

@@ -13,10 +13,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-)
 
-// None is the REDIS_URL of a machine without Redis.
-const None = "none:"
+	"github.com/sagamill/sagamill/internal/devservices"
+)
 
 const (
 	cleanupTimeout = 30 * time.Second
@@ -29,7 +28,7 @@ const (
 func URL(t testing.TB) string {
 	t.Helper()
 	url := cmp.Or(os.Getenv("REDIS_URL"), "redis://127.0.0.1:6379/0")
-	if url == None {
+	if url == devservices.NoRedis {
 		t.Skip("NOT TESTED: no Redis on this machine")
 	}
 	return url

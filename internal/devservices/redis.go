@@ -1,0 +1,94 @@
+package devservices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	usualRedis = "redis://127.0.0.1:6379/0"
+
+	// NoRedis is the RedisURL of a machine without Redis.
+	NoRedis = "none:"
+
+	// The oldest whose scripts may write after they have read the time.
+	minRedis = 6
+)
+
+func (r *run) redisWays() []way {
+	return []way{
+		{"env", func(ctx context.Context) (instance, error) { return namedRedis(ctx, os.Getenv("REDIS_URL")) }},
+		{"found", findRedis},
+		{"docker", r.dockerRedis},
+		{"private", r.privateRedis},
+		{"apt", r.aptRedis},
+		{"none", noRedis},
+	}
+}
+
+// namedRedis uses the server that REDIS_URL names, or none.
+func namedRedis(ctx context.Context, server string) (instance, error) {
+	switch server {
+	case "":
+		return instance{}, absent("REDIS_URL is not set")
+	case NoRedis:
+		return noRedis(ctx)
+	}
+	what, err := probeRedis(ctx, envTimeout, server)
+	if err != nil {
+		return instance{}, fmt.Errorf("REDIS_URL is %w: %w", errRefused, err)
+	}
+	return instance{url: server, what: what, shared: true}, nil
+}
+
+// findRedis tries the login that every new server lets in.
+func findRedis(ctx context.Context) (instance, error) {
+	what, err := probeRedis(ctx, findTimeout, usualRedis)
+	if err != nil {
+		return instance{}, absent("none at the default port lets us in: %v", err)
+	}
+	return instance{url: usualRedis, what: what, shared: true}, nil
+}
+
+// noRedis is the last resort: all but the stores on Redis is tested without.
+func noRedis(context.Context) (instance, error) {
+	return instance{url: NoRedis, what: "none on this machine: what needs it is not tested"}, nil
+}
+
+// probeRedis logs in and returns the server's version and place. Neither that
+// nor the error holds the password.
+func probeRedis(ctx context.Context, timeout time.Duration, server string) (string, error) {
+	opts, err := redis.ParseURL(server)
+	if err != nil {
+		return "", errors.New("not a Redis URL") // the library's error may quote it
+	}
+	opts.ContextTimeoutEnabled, opts.MaxRetries, opts.DialerRetries = true, -1, 1 // who probes, asks again
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	// The library logs a failed dial by itself, which here is no news.
+	conn, err := (&net.Dialer{}).DialContext(ctx, opts.Network, opts.Addr)
+	if err != nil {
+		return "", err
+	}
+	_ = conn.Close()
+	client := redis.NewClient(opts)
+	defer client.Close()
+	info, err := client.InfoMap(ctx, "server", "replication").Result()
+	if err != nil {
+		return "", err
+	}
+	version, major := info["Server"]["redis_version"], 0
+	if _, err := fmt.Sscanf(version, "%d.", &major); err != nil || major < minRedis {
+		return "", fmt.Errorf("it is version %q; needed is %d or later", version, minRedis)
+	}
+	if role := info["Replication"]["role"]; role != "master" {
+		return "", fmt.Errorf("it is a %s: it takes no writes", role)
+	}
+	return fmt.Sprintf("version %s at %s, database %d", version, opts.Addr, opts.DB), nil
+}
