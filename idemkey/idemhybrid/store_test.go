@@ -324,6 +324,7 @@ func TestLostLockReply(t *testing.T) {
 	direct := newFixture(t)
 	p, client := redistest.NewProxy(t)
 	f := direct.with(client, Options{CallTimeout: 5 * time.Second})
+	commit(t, direct.kind(t, idemkeytest.Claim("warm", "a"), idemkey.KindProceed).Exec) // or NOSCRIPT is what is lost
 	c := idemkeytest.Claim("k", "a")
 	p.Lose(redistest.LoseReply)
 	e := f.kind(t, c, idemkey.KindProceed).Exec

@@ -204,7 +204,7 @@ func TestCorrupt(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	for field, value := range map[string]string{
-		"state": "9", "attempt": "x", "token": "", "status": "20", "header": "\x09", "fp_alg": "",
+		"state": "259", "attempt": "x", "token": "", "status": "20", "header": "\x09", "fp_alg": "",
 	} {
 		c := idemkeytest.Claim(field, "a")
 		f.commit(t, f.begin(t, c))

@@ -203,21 +203,108 @@ func TestRenewOutlivesRecord(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := idemkeytest.Claim("k", "a")
-	c.TTL = c.Lease
-	e := f.begin(t, c)
-	f.set(t, c.ID, "purge_at", 1) // so long does it run already
-	if err := e.Renew(t.Context()); err != nil {
-		t.Fatalf("Renew: %v", err)
+	for _, end := range []func(idemkey.Execution) error{
+		func(e idemkey.Execution) error { return e.Commit(t.Context(), idemkey.Response{Status: 200}) },
+		func(e idemkey.Execution) error { return e.Release(t.Context(), idemkey.Bound, 500) },
+	} {
+		e := f.begin(t, c)
+		f.set(t, c.ID, "purge_at", 1) // so long does it run already
+		f.expire(t, c.ID)
+		if err := f.client.PExpire(t.Context(), e.key, c.Lease/2).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Renew(t.Context()); err != nil {
+			t.Fatalf("Renew: %v", err)
+		}
+		f.kind(t, c, idemkey.KindInFlight)
+		if left := f.left(t, c.ID); left <= c.Lease/2 {
+			t.Errorf("key expires in %v, want the lease, %v", left, c.Lease)
+		}
+		if err := end(e); err != nil {
+			t.Errorf("end: %v", err)
+		}
+		if left := f.left(t, c.ID); left > 0 {
+			t.Errorf("record that has expired is kept for %v", left)
+		}
 	}
-	f.expire(t, c.ID)
-	f.kind(t, c, idemkey.KindInFlight)
-	if left := f.left(t, c.ID); left <= 0 {
-		t.Errorf("key expires in %v, want the lease", left)
-	}
+}
+
+// An execution ends once: what comes after changes nothing.
+func TestEndsOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	kept, failed := idemkeytest.Claim("kept", "a"), idemkeytest.Claim("failed", "a")
+	e := f.begin(t, kept)
 	f.commit(t, e)
-	if left := f.left(t, c.ID); left > 0 {
-		t.Errorf("completed record that has expired is kept for %v", left)
+	for _, mode := range []idemkey.ReleaseMode{idemkey.Bound, idemkey.Forget} {
+		if err := e.Release(t.Context(), mode, 500); err != nil {
+			t.Errorf("Release: %v", err)
+		}
 	}
+	if err := e.Commit(t.Context(), idemkey.Response{Status: 201, Dropped: true}); !errors.Is(err, idemkey.ErrNotStored) {
+		t.Errorf("second Commit: %v, want ErrNotStored", err)
+	}
+	if d := f.kind(t, kept, idemkey.KindReplay); d.Record.Response.Status != 200 {
+		t.Errorf("replayed %d, want 200", d.Record.Response.Status)
+	}
+	e = f.begin(t, failed)
+	if err := e.Release(t.Context(), idemkey.Bound, 500); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	if err := e.Commit(t.Context(), idemkey.Response{Status: 200}); !errors.Is(err, idemkey.ErrNotStored) {
+		t.Errorf("Commit after Release: %v, want ErrNotStored", err)
+	}
+	f.kind(t, failed, idemkey.KindProceed)
+}
+
+// A tombstone holds no body, and a record that is taken over nothing of the last.
+func TestNothingLeftOver(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := idemkeytest.Claim("k", "a")
+	hasBody := func(want bool) {
+		t.Helper()
+		if got := f.client.HExists(t.Context(), f.key(c.ID), "body").Val(); got != want {
+			t.Errorf("there is a body: %t, want %t", got, want)
+		}
+	}
+	for _, dropped := range []bool{true, false} {
+		if err := f.begin(t, c).Commit(t.Context(), idemkey.Response{Status: 200, Body: []byte("x"), Dropped: dropped}); err != nil {
+			t.Errorf("Commit: %v", err)
+		}
+		hasBody(!dropped)
+		f.expire(t, c.ID)
+	}
+	f.begin(t, c)
+	hasBody(false)
+}
+
+// A take-over is compare and set: on the token that was read, and on a record
+// that is still free.
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := idemkeytest.Claim("k", "a")
+	claim := func(what, from string, attempt, want int) *execution {
+		t.Helper()
+		e := &execution{s: f.Store, key: f.key(c.ID), token: "claim " + what, lease: c.Lease}
+		for range 2 { // a claim that was won is won again, since its reply may have been lost
+			reply, err := f.claim(t.Context(), e, &c, from, attempt)
+			if got, _, won := decodeClaim(reply); err != nil || won != (want != 0) || got != want {
+				t.Errorf("%s: claim = %d, %t, %v; want attempt %d", what, got, won, err, want)
+			}
+		}
+		return e
+	}
+	first := claim("absent by now", "gone", 7, 1)
+	claim("live", first.token, 2, 0)
+	f.lapse(t, c.ID, first)
+	claim("read before another took over", "gone", 2, 0)
+	second := claim("lapsed", first.token, 2, 2)
+	f.commit(t, second)
+	claim("completed", second.token, 3, 0)
+	f.expire(t, c.ID)
+	claim("expired", second.token, 1, 1)
 }
 
 // A lapsed owner may renew for as long as nobody else has taken over.

@@ -38,7 +38,7 @@ func TestPrivateRedis(t *testing.T) {
 		}
 	}
 	// A replica is no use, and says so.
-	if err := client.SlaveOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
+	if err := client.ReplicaOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := probeRedis(t.Context(), findTimeout, in.url); err == nil || !strings.Contains(err.Error(), "slave") {
