@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
@@ -57,7 +58,13 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 			return e.undo(ctx, idemkey.ErrLeaseLost)
 		}
 	}
+	if err := failpoint.Hit("idempg/before-commit"); err != nil {
+		return e.undo(ctx, &idemkey.CommitError{Err: err})
+	}
 	err := e.tx.Commit(ctx)
+	if err == nil {
+		err = failpoint.Hit("idempg/after-commit")
+	}
 	if err == nil {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 // A Store keeps idempotency records in Postgres. It is safe for concurrent
@@ -221,6 +222,9 @@ func won(err error, what string) (bool, error) {
 
 // open begins the business transaction and takes the row lock in it.
 func (s *Store) open(ctx context.Context, e *execution, c *idemkey.Claim, attempt int) (idemkey.Decision, error) {
+	if err := failpoint.Hit("idempg/after-claim"); err != nil {
+		return idemkey.Decision{}, err
+	}
 	tx, err := e.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: s.opts.Isolation, AccessMode: pgx.ReadWrite})
 	if err != nil {
 		return idemkey.Decision{}, fmt.Errorf("begin transaction: %w", err)
