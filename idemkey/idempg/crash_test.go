@@ -31,6 +31,10 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if schema := os.Getenv(linearSchema); schema != "" {
+		check(serveLinear(schema, os.Getenv(linearPlant)))
+		os.Exit(0)
+	}
 	if at := os.Getenv(dieEnv); at != "" {
 		dieAt(at, os.Getenv(dieSchema))
 	}

@@ -1,0 +1,57 @@
+package lineartest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+)
+
+// client opens a connection for each request: a transport that has one to a
+// dead instance would send a request with an Idempotency-Key again by itself,
+// and the history would have one operation for two.
+var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+// unsent is no [Kind] of the history: the instance was not there.
+const unsent Kind = "unsent"
+
+// request sends one keyed request and says what its client learned.
+func request(url, key, body string) (Kind, string) {
+	ctx, cancel := context.WithTimeout(context.Background(), requestLimit)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		return Absurd, err.Error()
+	}
+	req.Header.Set("Idempotency-Key", key)
+	req.Header.Set("Content-Type", "text/plain")
+	resp, err := client.Do(req)
+	if refused := (*net.OpError)(nil); errors.As(err, &refused) && refused.Op == "dial" {
+		return unsent, ""
+	}
+	if err != nil {
+		return Unknown, ""
+	}
+	defer resp.Body.Close()
+	content, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return Unknown, ""
+	}
+	answer := fmt.Sprintf("%d %s\n%s", resp.StatusCode, resp.Header.Get("Location"), content)
+	switch code := string(content); {
+	case resp.StatusCode == http.StatusCreated && resp.Header.Get("Idempotent-Replayed") == "true":
+		return Replayed, answer
+	case resp.StatusCode == http.StatusCreated:
+		return Created, answer
+	case resp.StatusCode == http.StatusUnprocessableEntity && strings.Contains(code, `"key-reused"`):
+		return Mismatch, ""
+	case resp.StatusCode == http.StatusConflict && strings.Contains(code, `"in-progress"`):
+		return InFlight, ""
+	case resp.StatusCode >= http.StatusInternalServerError:
+		return Unknown, ""
+	}
+	return Absurd, answer
+}

@@ -1,0 +1,202 @@
+package lineartest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// MaxOps is how many operations one key may have: the search for an order is
+// exponential in those that are concurrent.
+const MaxOps = 30
+
+// checkTimeout bounds the search for all keys together. Undecided is an error.
+const checkTimeout = 60 * time.Second
+
+// Never is the Return of an operation whose outcome the client does not know:
+// it may take effect at any time after its Call.
+const Never int64 = math.MaxInt64
+
+// A Kind is what a client learned from an answer.
+type Kind string
+
+// The kinds.
+const (
+	Created  Kind = "created"  // the handler ran, and this is its response
+	Replayed Kind = "replayed" // it had run before
+	Mismatch Kind = "mismatch" // the key belongs to another request
+	InFlight Kind = "in flight"
+	Unknown  Kind = "unknown" // timeout, reset, 5xx: anything may have happened
+	Absurd   Kind = "absurd"  // an answer that no state of the key explains
+)
+
+// kinds are those that a run must have seen to prove something.
+var kinds = []Kind{Created, Replayed, Mismatch, InFlight, Unknown}
+
+// An Op is one request as its client saw it. Times are from one monotonic clock.
+type Op struct {
+	Client       int
+	Key, Body    string
+	Call, Return int64
+	Kind         Kind
+	Response     string // of Created and Replayed: status, headers and bytes
+}
+
+// String is a line of a report.
+func (o Op) String() string {
+	end := "never"
+	if o.Return != Never {
+		end = time.Duration(o.Return).String()
+	}
+	return fmt.Sprintf("[%v, %s] client %d: %s %s: %s %q", time.Duration(o.Call), end, o.Client, o.Key, o.Body, o.Kind, o.Response)
+}
+
+// ErrNotLinear reports a history that no order of its operations explains.
+var ErrNotLinear = errors.New("lineartest: the history has no legal order")
+
+// A NotLinearError is an [ErrNotLinear] with the key and its operations.
+type NotLinearError struct {
+	Key string
+	Ops []Op
+}
+
+// Error lists the operations in order of Call.
+func (e *NotLinearError) Error() string {
+	lines := make([]string, len(e.Ops))
+	for i, op := range e.Ops {
+		lines[i] = "\n  " + op.String()
+	}
+	return fmt.Sprintf("%v: key %s:%s", ErrNotLinear, e.Key, strings.Join(lines, ""))
+}
+
+// Unwrap lets errors.Is find ErrNotLinear.
+func (e *NotLinearError) Unwrap() error { return ErrNotLinear }
+
+// Check returns nil if each key's operations have a legal order, joined
+// [NotLinearError]s for those without, and another error for a history that it
+// cannot judge: too long, or undecided in time.
+func Check(history []Op) error {
+	var (
+		errs     []error
+		deadline = time.Now().Add(checkTimeout)
+		model    = cell.ToModel()
+	)
+	for _, ops := range byKey(history) {
+		if len(ops) > MaxOps {
+			return fmt.Errorf("lineartest: key %s has %d operations, want at most %d", ops[0].Key, len(ops), MaxOps)
+		}
+		// A timeout of 0 would mean none.
+		switch porcupine.CheckOperationsTimeout(model, operations(ops), max(time.Millisecond, time.Until(deadline))) {
+		case porcupine.Illegal:
+			errs = append(errs, &NotLinearError{ops[0].Key, ops})
+		case porcupine.Unknown:
+			return fmt.Errorf("lineartest: key %s is undecided", ops[0].Key)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// byKey splits a history into keys, each in order of Call.
+func byKey(history []Op) map[string][]Op {
+	keys := make(map[string][]Op)
+	for _, op := range history {
+		keys[op.Key] = append(keys[op.Key], op)
+	}
+	for _, ops := range keys {
+		slices.SortFunc(ops, func(a, b Op) int { return int(a.Call - b.Call) })
+	}
+	return keys
+}
+
+// An input is an operation with what the others of its key allow it to see.
+type input struct {
+	op      Op
+	binders []string // other bodies that may have claimed the key before op returned
+	crowded bool     // another operation overlaps op
+}
+
+// operations are the ops of one key as porcupine takes them. A claim precedes
+// its own effect, so that others can see a key bound or in flight before the
+// operation that did it takes effect. They see it only from one that has been
+// called and may have claimed.
+func operations(ops []Op) []porcupine.Operation {
+	var all []porcupine.Operation
+	for i, op := range ops {
+		in := input{op: op}
+		for j, other := range ops {
+			if i == j || other.Call > op.Return || other.Kind == Mismatch {
+				continue
+			}
+			if other.Body != op.Body && !slices.Contains(in.binders, other.Body) {
+				in.binders = append(in.binders, other.Body)
+			}
+			in.crowded = in.crowded || other.Return >= op.Call
+		}
+		all = append(all, porcupine.Operation{ClientId: op.Client, Input: in, Call: op.Call, Output: op.Kind, Return: op.Return})
+	}
+	return all
+}
+
+// A state is what is true of a key. The response of one that completed for a
+// client that did not hear it is unknown until the first replay.
+type state struct {
+	body     string // what the key is bound to; "": nothing
+	done     bool
+	heard    bool
+	response string
+}
+
+var cell = porcupine.NondeterministicModel{
+	Init:  func() []any { return []any{state{}} },
+	Step:  func(s, in, _ any) []any { return step(s.(state), in.(input)) },
+	Equal: func(a, b any) bool { return a.(state) == b.(state) },
+}
+
+// step returns the states that in may lead to; none: in is not legal in s.
+func step(s state, in input) []any {
+	op := in.op
+	free := s.body == "" || s.body == op.Body
+	switch op.Kind {
+	case Created:
+		if free && !s.done {
+			return []any{state{op.Body, true, true, op.Response}}
+		}
+	case Replayed:
+		if s.done && free && (!s.heard || s.response == op.Response) {
+			return []any{state{op.Body, true, true, op.Response}}
+		}
+	case Mismatch:
+		return mismatch(s, in)
+	case InFlight:
+		if !s.done && in.crowded {
+			return []any{s}
+		}
+	case Unknown:
+		next := []any{s}
+		if free && !s.done {
+			next = append(next, state{body: op.Body}, state{body: op.Body, done: true})
+		}
+		return next
+	}
+	return nil
+}
+
+// mismatch needs a key that is bound to another body, or that a claim may just have bound.
+func mismatch(s state, in input) []any {
+	if s.body != "" {
+		if s.body == in.op.Body {
+			return nil
+		}
+		return []any{s}
+	}
+	var next []any
+	for _, body := range in.binders {
+		next = append(next, state{body: body})
+	}
+	return next
+}

@@ -1,0 +1,87 @@
+package lineartest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	mrand "math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"time"
+)
+
+// Handler failures and pauses, each of so many runs.
+const (
+	failOneIn  = 12
+	pauseOneIn = 6
+	maxPause   = 400 * time.Millisecond // past any grace that a run should use
+)
+
+// runMark precedes a run's name in its response.
+const runMark = "run="
+
+// Handler returns a handler that has one effect per run and answers with bytes
+// that no other run answers with. Sometimes it fails after its effect, and
+// sometimes it takes long. It goes inside of the middleware under test.
+//
+// effect writes a business row for the key in the request's transaction.
+// point, if not nil, is called behind the effect: a place to die in.
+func Handler(effect func(r *http.Request, e Effect) error, point func()) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			http.Error(w, "unreadable", http.StatusBadRequest)
+			return
+		}
+		e := Effect{Key: r.Header.Get("Idempotency-Key"), Run: rand.Text()}
+		if err := effect(r, e); err != nil {
+			http.Error(w, "the effect failed", http.StatusServiceUnavailable)
+			return
+		}
+		if point != nil {
+			point()
+		}
+		if mrand.N(pauseOneIn) == 0 {
+			time.Sleep(mrand.N(maxPause))
+		}
+		if mrand.N(failOneIn) == 0 {
+			http.Error(w, "failed on purpose", http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Location", "/runs/"+e.Run)
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.WriteString(w, content(e.Run, string(body)))
+	})
+}
+
+// content is the response body of a run. JSON in another order would be the
+// same to a parser, and not to a client that compares bytes.
+func content(run, body string) string {
+	return fmt.Sprintf("%s%s\nbody=%s\x00\xff", runMark, run, body)
+}
+
+// response is what a client keeps of an answer to run.
+func response(run, body string) string { return "201 /runs/" + run + "\n" + content(run, body) }
+
+// Serve is an instance's main: it listens on the loopback, prints its address
+// on one line of standard output and serves h until standard input ends, as it
+// does when the process that started it dies.
+func Serve(h http.Handler) error {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("lineartest: listen: %w", err)
+	}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }() // ends with Close, below
+	fmt.Println(l.Addr())
+	_, err = io.Copy(io.Discard, os.Stdin)
+	err = errors.Join(err, server.Close())
+	if serveErr := <-served; !errors.Is(serveErr, http.ErrServerClosed) {
+		err = errors.Join(err, serveErr)
+	}
+	return err
+}

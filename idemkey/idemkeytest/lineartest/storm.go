@@ -1,0 +1,267 @@
+package lineartest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// The shape of the load: keys in use at once, clients of each, requests of each
+// client. Their product stays within MaxOps for a key.
+const (
+	keysAtOnce    = 4
+	clientsPerKey = 5
+	opsPerClient  = 4
+	otherBodyIn   = 5 // one request of so many has another body
+	maxGap        = 60 * time.Millisecond
+	requestLimit  = 700 * time.Millisecond
+)
+
+// The faults that come from outside.
+const (
+	faultPause  = 150 * time.Millisecond // between two of them
+	killOneIn   = 10
+	stopOneIn   = 3
+	faultKilled = "SIGKILL"
+	faultHung   = "SIGSTOP"
+)
+
+// Config describes what a [Storm] is about.
+type Config struct {
+	// Command returns the command of an instance that runs [Serve]. fault is
+	// one of Faults, or empty: the instance arms itself with it.
+	Command func(fault string) *exec.Cmd
+
+	Instances int           // default: 2
+	Faults    []string      // that an instance may be armed with, each of which ends it; default: none
+	Calm      bool          // no faults from outside; default: kill and stop at random
+	Least     time.Duration // to run in any case; default: 5 s
+	Limit     time.Duration // to run for what is missing yet; default: 14 s
+}
+
+// A Report is what a storm saw.
+type Report struct {
+	History []Op
+	Kinds   map[Kind]int
+	Faults  map[string]int // how often each struck
+	Missing []string       // answers and faults that never occurred
+}
+
+// String sums the report up.
+func (r *Report) String() string {
+	return fmt.Sprintf("%d operations, answers %v, faults %v", len(r.History), r.Kinds, r.Faults)
+}
+
+// Storm runs the load against the instances until everything occurred that
+// Report.Missing would name, or c.Limit is over. All instances have ended when
+// it returns. An error means that an instance could not be started.
+func Storm(ctx context.Context, c Config) (*Report, error) {
+	c.Instances = cmp.Or(c.Instances, 2)
+	c.Least = cmp.Or(c.Least, 5*time.Second)
+	c.Limit = cmp.Or(c.Limit, 14*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, c.Limit)
+	defer cancel()
+	s := &storm{c: c, start: time.Now(), faults: make(map[string]int), slots: make([]atomic.Pointer[instance], c.Instances)}
+	defer s.killAll()
+	for i := range s.slots {
+		if err := s.revive(i); err != nil {
+			return nil, err
+		}
+	}
+	var wg sync.WaitGroup
+	for range keysAtOnce {
+		wg.Go(func() { s.load(ctx) })
+	}
+	for i := range s.slots {
+		wg.Go(func() {
+			if err := s.torment(ctx, i); err != nil {
+				s.fail(err)
+				cancel()
+			}
+		})
+	}
+	s.await(ctx)
+	cancel()
+	wg.Wait()
+	return s.report(), s.err
+}
+
+// A storm is a run of Storm.
+type storm struct {
+	c     Config
+	start time.Time
+	slots []atomic.Pointer[instance]
+	keys  atomic.Int64
+
+	mu      sync.Mutex
+	history []Op
+	faults  map[string]int
+	err     error
+}
+
+// await returns when nothing is missing any more, or ctx ends.
+func (s *storm) await(ctx context.Context) {
+	tick := time.NewTicker(faultPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if time.Since(s.start) > s.c.Least && len(s.report().Missing) == 0 {
+				return
+			}
+		}
+	}
+}
+
+func (s *storm) report() *Report {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := &Report{History: slices.Clone(s.history), Kinds: make(map[Kind]int), Faults: make(map[string]int)}
+	for _, op := range r.History {
+		r.Kinds[op.Kind]++
+	}
+	for _, kind := range kinds {
+		if r.Kinds[kind] == 0 && !(s.c.Calm && kind == Unknown) {
+			r.Missing = append(r.Missing, string(kind))
+		}
+	}
+	want := slices.Clone(s.c.Faults)
+	if !s.c.Calm {
+		want = append(want, faultKilled, faultHung)
+	}
+	for _, fault := range want {
+		r.Faults[fault] = s.faults[fault]
+		if s.faults[fault] == 0 {
+			r.Missing = append(r.Missing, fault)
+		}
+	}
+	return r
+}
+
+// load runs one key after the other until ctx ends. A request that has been
+// sent is waited for: cut short, its outcome would be unknown for no reason.
+func (s *storm) load(ctx context.Context) {
+	for ctx.Err() == nil {
+		key := fmt.Sprintf("key-%d", s.keys.Add(1))
+		var wg sync.WaitGroup
+		for i := range clientsPerKey {
+			wg.Go(func() {
+				for range opsPerClient {
+					pause(ctx, rand.N(maxGap))
+					if ctx.Err() != nil {
+						return
+					}
+					s.send(i, key)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// send makes one request of some instance and records what came of it.
+func (s *storm) send(client int, key string) {
+	op := Op{Client: client, Key: key, Body: "a"}
+	if rand.N(otherBodyIn) == 0 {
+		op.Body = "b"
+	}
+	in := s.slots[rand.N(len(s.slots))].Load()
+	op.Call = int64(time.Since(s.start))
+	op.Kind, op.Response = request(in.url, key, op.Body)
+	op.Return = int64(time.Since(s.start))
+	if op.Kind == unsent {
+		return
+	}
+	if op.Kind == Unknown {
+		op.Return = Never
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history = append(s.history, op)
+}
+
+// torment kills and stops the instance in slot i and starts it again. Each new
+// one is armed with the next fault of the list, so that all have their turn.
+func (s *storm) torment(ctx context.Context, i int) error {
+	for ctx.Err() == nil {
+		pause(ctx, faultPause)
+		in := s.slots[i].Load()
+		if in.dead() {
+			s.count(in.fault)
+			if err := s.revive(i); err != nil {
+				return err
+			}
+			continue
+		}
+		in.signal(syscall.SIGCONT) // a fault may have stopped it on its way to its end
+		switch {
+		case !s.c.Calm && rand.N(killOneIn) == 0:
+			in.kill()
+			s.count(faultKilled)
+			if err := s.revive(i); err != nil {
+				return err
+			}
+		case !s.c.Calm && rand.N(stopOneIn) == 0:
+			in.signal(syscall.SIGSTOP)
+			s.count(faultHung)
+			pause(ctx, rand.N(2*requestLimit))
+			in.signal(syscall.SIGCONT)
+		}
+	}
+	return nil
+}
+
+func (s *storm) revive(i int) error {
+	fault := ""
+	if n := len(s.c.Faults); n > 0 {
+		s.mu.Lock()
+		fault = slices.MinFunc(s.c.Faults, func(a, b string) int { return cmp.Compare(s.faults[a], s.faults[b]) })
+		if i%2 == 1 { // another than its neighbour
+			fault = s.c.Faults[rand.N(n)]
+		}
+		s.mu.Unlock()
+	}
+	in, err := start(s.c.Command, fault)
+	if err == nil {
+		s.slots[i].Store(in)
+	}
+	return err
+}
+
+func (s *storm) killAll() {
+	for i := range s.slots {
+		if in := s.slots[i].Load(); in != nil {
+			in.kill()
+		}
+	}
+}
+
+func (s *storm) count(fault string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults[fault]++
+}
+
+func (s *storm) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = errors.Join(s.err, err)
+}
+
+// pause waits for d or for the end of ctx.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
