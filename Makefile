@@ -24,10 +24,10 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve services test check fmt FORCE
+.PHONY: help demo serve services test check fmt bench-idemkey FORCE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: bin/order-saga ## run the order example under a mixed load and check its invariants
 	@bin/order-saga demo
@@ -42,12 +42,17 @@ test: bin/with ## run all tests; PKG=./outbox/... for some
 	@test -n '$(RACE)' || echo 'make test: no C compiler, so without the race detector' >&2
 	@bin/with -- $(GO) test $(RACE) $(TESTFLAGS) $(PKG)
 
+bench-idemkey: ## what the idempotency middleware costs beside a bare transaction, on a private PostgreSQL
+	@cd bench && $(GO) build -o ../bin/bench-idemkey ./idemkey
+	@bin/bench-idemkey
+
 check: ## everything that is checked without running the tests
 	@files=$$(gofmt -l .); test -z "$$files" || { echo "not formatted (make fmt):"; echo "$$files"; exit 1; }
 	$(GO) mod tidy -diff
 	$(GO) mod verify
 	$(GO) vet ./...
 	$(GO) vet -tags=failpoints ./...
+	$(GO) -C bench vet ./...
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/archtest
 

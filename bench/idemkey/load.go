@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const requestBody = `{"customer": "c-17", "items": [{"sku": "book", "n": 2}], "amount": "42.00"}`
+
+var sequence atomic.Int64
+
+func freshKey() string { return fmt.Sprintf("key-%d", sequence.Add(1)) }
+
+// A sink is a ResponseWriter that keeps the status and no bytes.
+type sink struct {
+	header http.Header
+	status int
+}
+
+func (s *sink) Header() http.Header         { return s.header }
+func (s *sink) Write(p []byte) (int, error) { return len(p), nil }
+func (s *sink) WriteHeader(status int)      { s.status = status }
+
+// call sends one request and returns its status.
+func (s *subject) call(ctx context.Context, key string) (int, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/orders", strings.NewReader(requestBody))
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Idempotency-Key", key)
+	w := &sink{header: make(http.Header), status: http.StatusOK}
+	s.handler.ServeHTTP(w, r)
+	return w.status, nil
+}
+
+// A load is what some clients do for a while.
+type load struct {
+	clients int
+	length  time.Duration
+	think   time.Duration
+	key     func() string
+	want    []int // statuses
+}
+
+// A tally is what came of a load.
+type tally struct {
+	requests int
+	took     time.Duration
+	latency  []time.Duration
+	at       []time.Duration // since the start, when each request ended
+	statuses map[int]int
+}
+
+func (t *tally) rate() float64 { return float64(t.requests) / t.took.Seconds() }
+
+func (t *tally) percentile(p float64) time.Duration {
+	if len(t.latency) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(t.latency))
+	return sorted[int(p*float64(len(sorted)-1))]
+}
+
+// run puts l on s. An unexpected status is an error: its rate would mean nothing.
+func (s *subject) run(ctx context.Context, l load) (*tally, error) {
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		total = &tally{statuses: make(map[int]int)}
+		fault error
+		start = time.Now()
+	)
+	for range l.clients {
+		wg.Go(func() {
+			mine := &tally{statuses: make(map[int]int)}
+			var err error
+			for err == nil && time.Since(start) < l.length && ctx.Err() == nil {
+				err = s.once(ctx, &l, start, mine)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			total.requests += mine.requests
+			total.latency = append(total.latency, mine.latency...)
+			total.at = append(total.at, mine.at...)
+			for status, n := range mine.statuses {
+				total.statuses[status] += n
+			}
+			if err != nil {
+				fault = err
+			}
+		})
+	}
+	wg.Wait()
+	total.took = time.Since(start)
+	return total, fault
+}
+
+func (s *subject) once(ctx context.Context, l *load, start time.Time, t *tally) error {
+	sent := time.Now()
+	status, err := s.call(ctx, l.key())
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(l.want, status) {
+		return fmt.Errorf("%s: status %d, want one of %v", s.name, status, l.want)
+	}
+	t.requests++
+	t.statuses[status]++
+	t.latency = append(t.latency, time.Since(sent))
+	t.at = append(t.at, time.Since(start))
+	if l.think > 0 {
+		time.Sleep(l.think)
+	}
+	return nil
+}

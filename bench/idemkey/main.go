@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/pprof"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/devservices"
+)
+
+// A bench is one run of the program.
+type bench struct {
+	rounds  int
+	slice   time.Duration
+	clients int
+	think   time.Duration
+	subs    []*subject // the first is the bare transaction
+}
+
+func main() {
+	b := &bench{}
+	flag.IntVar(&b.rounds, "rounds", 5, "rounds; the median counts")
+	flag.DurationVar(&b.slice, "slice", 700*time.Millisecond, "length of one measurement")
+	flag.IntVar(&b.clients, "clients", 4, "clients with keys of their own")
+	profile := flag.String("cpuprofile", "", "write a CPU profile of this process to `file`")
+	flag.DurationVar(&b.think, "think", 20*time.Millisecond, "pause of each of the hot key's clients between two requests")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := profiled(*profile, func() error { return b.run(ctx) }); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// profiled runs f, under the profiler if path is not empty.
+func profiled(path string, f func() error) error {
+	if path == "" {
+		return f()
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := pprof.StartCPUProfile(file); err != nil {
+		return err
+	}
+	defer pprof.StopCPUProfile()
+	return f()
+}
+
+// run measures on a private server: it counts WAL flushes, and others' would be among them.
+func (b *bench) run(ctx context.Context) error {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	// No broker, and no server that others use.
+	err := errors.Join(os.Setenv("AMQP_URL", devservices.InProcess), os.Unsetenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	services, err := devservices.Start(ctx, &devservices.Options{Steps: "env,private,npm"})
+	if err != nil {
+		return err
+	}
+	defer services.Close()
+	for _, slot := range slots {
+		if slot.open == nil {
+			fmt.Printf("slot %-8s not built\n", slot.name)
+			continue
+		}
+		sub, err := newSubject(ctx, services.DatabaseURL, slot)
+		if err != nil {
+			return fmt.Errorf("%s: %w", slot.name, err)
+		}
+		defer sub.pool.Close()
+		b.subs = append(b.subs, sub)
+	}
+	var targets []target
+	for _, part := range []func(context.Context) ([]target, error){b.rates, b.costs, b.hot} {
+		some, err := part(ctx)
+		if err != nil {
+			return err
+		}
+		targets = append(targets, some...)
+	}
+	for _, t := range targets {
+		fmt.Println(t)
+	}
+	return nil
+}
+
+// A target is a goal and what was measured.
+type target struct {
+	name   string
+	value  float64
+	goal   float64
+	atMost bool // the goal is an upper bound
+}
+
+func (t target) String() string {
+	sign, verdict := ">=", "short"
+	met := t.value >= t.goal
+	if t.atMost {
+		sign, met = "<=", t.value <= t.goal
+	}
+	if met {
+		verdict = "ok"
+	}
+	return fmt.Sprintf("target %s %.2f %s%g %s", t.name, t.value, sign, t.goal, verdict)
+}
+
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	values = slices.Sorted(slices.Values(values))
+	return values[len(values)/2]
+}

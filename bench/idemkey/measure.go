@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	storedKeys   = 64  // that replays are asked for
+	costRequests = 200 // that costs are counted over
+
+	hotClients = 64
+	hotHandler = 30 * time.Millisecond // how long the hot key's handler runs
+	hotEpoch   = 250 * time.Millisecond
+	window     = 100 * time.Millisecond // in which other keys must be served too
+
+	firstGoal, replayGoal = 0.6, 5
+	latencyGoal           = 20 // milliseconds
+	othersGoal            = 0.3
+)
+
+func created(clients int, length time.Duration) load {
+	return load{clients: clients, length: length, key: freshKey, want: []int{http.StatusCreated}}
+}
+
+// rates compares first requests with the bare transaction, and replays with first requests.
+func (b *bench) rates(ctx context.Context) ([]target, error) {
+	stored := make([]string, storedKeys)
+	for i := range stored {
+		stored[i] = freshKey()
+		for _, s := range b.subs {
+			if _, err := s.call(ctx, stored[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	first, again := make(map[string][]float64), make(map[string][]float64)
+	for round := range b.rounds + 1 {
+		base := 0.0
+		for _, s := range b.subs {
+			t, err := s.run(ctx, created(b.clients, b.slice))
+			if err != nil {
+				return nil, err
+			}
+			if base == 0 {
+				base = t.rate()
+			}
+			if s == b.subs[0] {
+				continue // it replays nothing
+			}
+			replays := created(b.clients, b.slice)
+			replays.key = func() string { return stored[rand.N(storedKeys)] }
+			u, err := s.run(ctx, replays)
+			if err != nil {
+				return nil, err
+			}
+			if round == 0 {
+				continue // warms caches and plans up
+			}
+			first[s.name] = append(first[s.name], t.rate()/base)
+			again[s.name] = append(again[s.name], u.rate()/t.rate())
+		}
+	}
+	var targets []target
+	for _, s := range b.subs[1:] {
+		fmt.Printf("rate %-8s first/bare %.2f  replay/first %.2f\n", s.name, median(first[s.name]), median(again[s.name]))
+		if s.name == "leased" {
+			targets = append(targets,
+				target{name: "first-" + s.name + "/bare", value: median(first[s.name]), goal: firstGoal},
+				target{name: "replay/first-" + s.name, value: median(again[s.name]), goal: replayGoal})
+		}
+	}
+	return targets, nil
+}
+
+// costs counts what one request, with nobody beside it, asks of the server.
+func (b *bench) costs(ctx context.Context) ([]target, error) {
+	for _, s := range b.subs {
+		key := freshKey()
+		for _, what := range []struct {
+			name string
+			key  func() string
+		}{{"first", freshKey}, {"replay", func() string { return key }}} {
+			if s == b.subs[0] && what.name == "replay" {
+				continue // it replays nothing
+			}
+			if _, err := s.call(ctx, key); err != nil {
+				return nil, err
+			}
+			before, err := s.flushes(ctx)
+			if err != nil {
+				return nil, err
+			}
+			statements, trips := s.wire.statements.Load(), s.wire.trips.Load()
+			for range costRequests {
+				if _, err := s.call(ctx, what.key()); err != nil {
+					return nil, err
+				}
+			}
+			statements, trips = s.wire.statements.Load()-statements, s.wire.trips.Load()-trips
+			after, err := s.flushes(ctx)
+			if err != nil {
+				return nil, err
+			}
+			each := func(n int64) float64 { return float64(n) / costRequests }
+			fmt.Printf("cost %-8s %-6s statements %.2f  round trips %.2f  WAL flushes %.2f\n",
+				s.name, what.name, each(statements), each(trips), each(after-before))
+		}
+	}
+	return nil, nil
+}
+
+// flushes returns how often the server has flushed its WAL. A session adds its
+// own count at its end at the latest, so all of them are ended first.
+func (s *subject) flushes(ctx context.Context) (n int64, err error) {
+	_, err = s.pool.Exec(ctx, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+		WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND datname = current_database()`)
+	if err != nil {
+		return 0, err
+	}
+	s.pool.Reset()
+	if err = s.pool.QueryRow(ctx, "SELECT wal_sync FROM pg_stat_wal").Scan(&n); err != nil {
+		return 0, fmt.Errorf("WAL statistics: %w", err)
+	}
+	return n, nil
+}
+
+// hot lets 64 clients send one key, a new one each epoch, while others send
+// keys of their own.
+func (b *bench) hot(ctx context.Context) ([]target, error) {
+	var targets []target
+	for _, s := range b.subs[1:] {
+		var (
+			share, worst []float64
+			p99          []float64
+			twice        int
+		)
+		for range b.rounds {
+			alone, err := s.run(ctx, created(b.clients, 2*b.slice))
+			if err != nil {
+				return nil, err
+			}
+			others, crowd, double, err := b.together(ctx, s)
+			if err != nil {
+				return nil, err
+			}
+			twice += double
+			share = append(share, others.rate()/alone.rate())
+			worst = append(worst, others.worst()/alone.rate())
+			p99 = append(p99, float64(crowd.percentile(0.99).Microseconds())/1000)
+			fmt.Printf("hot  %-8s others %.2f of alone, worst window %.2f; hot key %v, p50 %v p99 %v\n", s.name,
+				share[len(share)-1], worst[len(worst)-1], crowd.statuses, crowd.percentile(0.5), crowd.percentile(0.99))
+		}
+		targets = append(targets,
+			target{name: "hot-handlers-run-twice-" + s.name, value: float64(twice), goal: 0, atMost: true},
+			target{name: "hot-p99-ms-" + s.name, value: median(p99), goal: latencyGoal, atMost: true},
+			target{name: "hot-others-share-" + s.name, value: median(share), goal: othersGoal},
+			target{name: "hot-others-worst-window-" + s.name, value: median(worst), goal: othersGoal / 3})
+	}
+	return targets, nil
+}
+
+// together runs both loads. Latencies of the crowd are those of answers by
+// which no handler ran: the one that ran is too rare to count at p99.
+func (b *bench) together(ctx context.Context, s *subject) (others, crowd *tally, double int, err error) {
+	name := freshKey()
+	start := time.Now()
+	hot := func() string { return fmt.Sprintf("hot-%s-%d", name, time.Since(start)/hotEpoch) }
+	var ran sync.Map
+	slow := func(key string) {
+		if len(key) < 4 || key[:4] != "hot-" {
+			return
+		}
+		n, _ := ran.LoadOrStore(key, new(atomic.Int64))
+		n.(*atomic.Int64).Add(1)
+		time.Sleep(hotHandler)
+	}
+	s.slow.Store(&slow)
+	defer s.slow.Store(nil)
+	var (
+		wg       sync.WaitGroup
+		crowdErr error
+	)
+	wg.Go(func() {
+		l := load{clients: hotClients, length: 2 * b.slice, think: b.think, key: hot, want: []int{http.StatusCreated, http.StatusConflict}}
+		crowd, crowdErr = s.run(ctx, l)
+	})
+	others, err = s.run(ctx, created(b.clients, 2*b.slice))
+	wg.Wait()
+	if err == nil {
+		err = crowdErr
+	}
+	ran.Range(func(_, n any) bool {
+		if n.(*atomic.Int64).Load() > 1 {
+			double++
+		}
+		return true
+	})
+	return others, crowd, double, err
+}
+
+// worst returns the rate in the window with the fewest requests.
+func (t *tally) worst() float64 {
+	windows := make([]int, int(t.took/window))
+	for _, at := range t.at {
+		if i := int(at / window); i < len(windows) {
+			windows[i]++
+		}
+	}
+	least := math.MaxInt
+	for _, n := range windows {
+		least = min(least, n)
+	}
+	return float64(least) / window.Seconds()
+}
