@@ -23,6 +23,8 @@ func TestOf(t *testing.T) {
 		{Namespace: "n", Scope: "a", Key: "bc"},
 		{Namespace: "n", Scope: "a\x01b", Key: "c"},
 		{Namespace: "n", Scope: "a", Key: "\x01bc"},
+		{Namespace: "n", Scope: "a\x00b", Key: "c"},
+		{Namespace: "n", Scope: "a", Key: "b\x00c"},
 		{Namespace: "n", Scope: "A", Key: "bc"},
 		{Namespace: "n", Scope: "{a}", Key: "bc"},
 	} {
