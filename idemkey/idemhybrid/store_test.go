@@ -401,3 +401,25 @@ func TestLog(t *testing.T) {
 		t.Errorf("log = %s, want two lines", got)
 	}
 }
+
+// Whatever the end, the lock is given back, also where the caller has no time left.
+func TestLockFreed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, end := range map[string]func(idemkey.Execution) error{
+		"commit":  func(e idemkey.Execution) error { return e.Commit(t.Context(), idemkey.Response{Status: 200}) },
+		"reject":  func(e idemkey.Execution) error { return e.Reject(t.Context(), idemkey.Response{Status: 400}) },
+		"release": func(e idemkey.Execution) error { return e.Release(t.Context(), idemkey.Forget, 400) },
+		"late":    func(e idemkey.Execution) error { _ = e.Commit(cancelled, idemkey.Response{Status: 200}); return nil },
+	} {
+		c := idemkeytest.Claim(name, "a")
+		e := f.kind(t, c, idemkey.KindProceed).Exec
+		f.locked(t, c.ID, true)
+		if err := end(e); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		f.locked(t, c.ID, false)
+	}
+}
