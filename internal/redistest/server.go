@@ -5,11 +5,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 const (
@@ -34,14 +38,21 @@ func Server(t testing.TB, config ...string) *redis.Client {
 	socket := filepath.Join(dir, "s")
 	args := append([]string{"--port", "0", "--unixsocket", socket, "--dir", dir, "--save", "", "--daemonize", "no"}, config...)
 	server := exec.Command(path, args...)
-	if err := server.Start(); err != nil {
+	server.SysProcAttr = &syscall.SysProcAttr{}
+	devservices.DieWithParent(server.SysProcAttr, syscall.SIGKILL) // a test that times out cleans nothing up
+	started, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // the parent is the thread that forked
+		defer runtime.UnlockOSThread()
+		defer close(ended)
+		err := server.Start()
+		if started <- err; err == nil {
+			_ = server.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
 		t.Fatalf("start redis-server: %v", err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = server.Wait()
-	}()
 	t.Cleanup(func() {
 		_ = server.Process.Kill()
 		<-ended
