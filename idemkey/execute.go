@@ -21,17 +21,23 @@ func (x *exchange) execute(d Decision) {
 	state := &run{info: RequestInfo{Identity: x.id, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
 	ctx, cancel := x.handlerContext()
 	defer cancel()
+	ctx, lost := context.WithCancelCause(ctx)
+	defer lost(nil)
 
 	start, returned := time.Now(), false
+	stop := x.keepAlive(d.Exec, lost)
 	defer func() {
 		if !returned {
+			stop()
 			x.event.Handler = time.Since(start)
 			x.release(d.Exec, Bound, http.StatusInternalServerError)
 		}
 	}()
 	x.next.ServeHTTP(b, x.r.WithContext(d.Exec.Context(context.WithValue(ctx, runKey{}, state))))
 	returned = true
+	stop()
 	x.event.Handler = time.Since(start)
+	x.lost = errors.Is(context.Cause(ctx), ErrLeaseLost)
 	x.settle(ctx, d.Exec, state, b)
 }
 
@@ -46,7 +52,7 @@ func (x *exchange) handlerContext() (context.Context, context.CancelFunc) {
 // settle makes the outcome durable and only then answers.
 func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *buffer) {
 	switch {
-	case ctx.Err() != nil: // too late, even if it succeeded: the store may have given up on it
+	case ctx.Err() != nil && !x.lost: // too late, even if it succeeded: the store may have given up on it
 		x.release(exec, Bound, http.StatusServiceUnavailable)
 		x.writeProblem(x.w, newProblem(CodeExecTimeout))
 		return
@@ -134,6 +140,9 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 		x.event.Outcome, x.event.Stored = outcome, len(resp.Body)
 	case errors.Is(err, ErrNotStored):
 		x.event.Outcome, x.event.Err = OutcomeUnkept, err
+		if errors.Is(err, ErrLeaseLost) {
+			x.event.Outcome = OutcomeLost
+		}
 	default:
 		x.notKept(err)
 		return
@@ -166,9 +175,13 @@ func (x *exchange) notKept(err error) {
 func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
 	defer cancel()
-	x.event.Outcome = OutcomeFailed
-	if mode == Forget {
+	switch {
+	case x.lost:
+		x.event.Outcome = OutcomeLost
+	case mode == Forget:
 		x.event.Outcome = OutcomeAmended
+	default:
+		x.event.Outcome = OutcomeFailed
 	}
 	if err := exec.Release(ctx, mode, status); err != nil {
 		x.event.Err = err

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 )
@@ -35,6 +33,7 @@ type Memory struct {
 type entry struct {
 	id         Identity
 	rec        Record
+	lease      time.Duration
 	leaseUntil time.Time
 	owner      *memoryExecution // whose outcome counts
 	index      int              // in byAge
@@ -51,6 +50,9 @@ func NewMemory(opts *MemoryOptions) (*Memory, error) {
 	}
 	return m, nil
 }
+
+// Traits says that owners are kept alive by renewing their leases.
+func (m *Memory) Traits() Traits { return Traits{LiveOwners: true} }
 
 // Begin claims c.ID or says why not. Of two callers that race, one proceeds.
 func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
@@ -90,7 +92,7 @@ func (m *Memory) claim(e *entry, c Claim, attempt int, now time.Time) Decision {
 		heap.Remove(&m.byAge, e.index)
 	}
 	e.rec = Record{State: StateInProgress, FP: c.FP, Attempt: attempt, ExpiresAt: now.Add(c.TTL)}
-	e.leaseUntil = now.Add(c.Lease)
+	e.lease, e.leaseUntil = c.Lease, now.Add(c.Lease)
 	e.owner = &memoryExecution{m, e}
 	m.entries[e.id] = e
 	heap.Push(&m.byAge, e)
@@ -101,9 +103,9 @@ func (m *Memory) claim(e *entry, c Claim, attempt int, now time.Time) Decision {
 func (e *entry) read(now time.Time) Record {
 	rec := e.rec
 	rec.LeaseLeft = max(0, e.leaseUntil.Sub(now))
+	rec.LifeLeft = max(0, rec.ExpiresAt.Sub(now))
 	rec.Expired = !now.Before(rec.ExpiresAt)
-	rec.Response.Header = maps.Clone(rec.Response.Header)
-	rec.Response.Body = slices.Clone(rec.Response.Body)
+	rec.Response = rec.Response.clone()
 	return rec
 }
 
@@ -139,7 +141,21 @@ type memoryExecution struct {
 
 func (x *memoryExecution) Context(ctx context.Context) context.Context { return ctx }
 
-// Commit keeps r, unless another owner has taken over: then [ErrNotStored].
+// Renew makes the lease run for its full length again, even if it had run out
+// and nobody noticed. [ErrLeaseLost]: another owner has taken over.
+func (x *memoryExecution) Renew(context.Context) error {
+	x.m.mu.Lock()
+	defer x.m.mu.Unlock()
+	e := x.entry
+	if e.owner != x || e.rec.State != StateInProgress {
+		return ErrLeaseLost
+	}
+	e.leaseUntil = x.m.now().Add(e.lease)
+	return nil
+}
+
+// Commit keeps r, unless another owner has taken over: then [ErrNotStored]
+// and [ErrLeaseLost].
 func (x *memoryExecution) Commit(_ context.Context, r Response) error { return x.keep(r) }
 
 // Reject is Commit: there is nothing to roll back.
@@ -150,10 +166,9 @@ func (x *memoryExecution) keep(r Response) error {
 	defer x.m.mu.Unlock()
 	e := x.entry
 	if e.owner != x || e.rec.State != StateInProgress {
-		return ErrNotStored
+		return fmt.Errorf("%w: %w", ErrNotStored, ErrLeaseLost)
 	}
-	e.rec.State = r.State()
-	e.rec.Response = Response{Status: r.Status, Header: maps.Clone(r.Header), Body: slices.Clone(r.Body), Dropped: r.Dropped}
+	e.rec.State, e.rec.Response = r.State(), r.clone()
 	return nil
 }
 

@@ -30,7 +30,7 @@ func New(store Store, opts *Options) (*Middleware, error) {
 	}
 	o := opts.clone()
 	o.setDefaults()
-	if err := o.check(); err != nil {
+	if err := o.check(traitsOf(store)); err != nil {
 		return nil, err
 	}
 	o.bind()
@@ -129,6 +129,7 @@ type exchange struct {
 	r     *http.Request
 	next  http.Handler
 	id    Identity // empty without a key
+	lost  bool     // another owner took over while the handler ran
 	event Event
 }
 

@@ -60,7 +60,7 @@ type Options struct {
 	Fingerprint func(r *http.Request, body []byte) (Fingerprint, error)
 
 	TTL             time.Duration // a record's life; default: 24 h
-	Lease           time.Duration // longer than ExecTimeout; default: 30 s
+	Lease           time.Duration // longer than ExecTimeout, unless the store keeps live owners; default: 30 s
 	ExecTimeout     time.Duration // the handler's time; default: 25 s
 	StoreTimeout    time.Duration // for the claim, waits for a connection included; default: 5 s
 	CompleteTimeout time.Duration // for the outcome; default: 5 s
@@ -146,7 +146,7 @@ func (o *Options) bind() {
 }
 
 // check returns an error that names the field.
-func (o *Options) check() error {
+func (o *Options) check(store Traits) error {
 	invalid := func(field, format string, args ...any) error {
 		return fmt.Errorf("idemkey: Options.%s %s", field, fmt.Sprintf(format, args...))
 	}
@@ -154,6 +154,15 @@ func (o *Options) check() error {
 		if err := check(invalid); err != nil {
 			return err
 		}
+	}
+	return o.checkStore(store, invalid)
+}
+
+// checkStore refuses what the store cannot do, or would make unsafe.
+func (o *Options) checkStore(store Traits, invalid func(string, string, ...any) error) error {
+	switch {
+	case o.Lease <= o.ExecTimeout && !store.LiveOwners:
+		return invalid("Lease", "is %v, and must be longer than ExecTimeout, %v: the store does not renew it", o.Lease, o.ExecTimeout)
 	}
 	return nil
 }
@@ -187,8 +196,8 @@ func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {
 	switch {
 	case o.ExecTimeout <= 0:
 		return invalid("ExecTimeout", "must be positive")
-	case o.Lease <= o.ExecTimeout:
-		return invalid("Lease", "is %v, and must be longer than ExecTimeout, %v", o.Lease, o.ExecTimeout)
+	case o.Lease <= 0:
+		return invalid("Lease", "must be positive")
 	case o.TTL < MinTTL || o.TTL > MaxTTL:
 		return invalid("TTL", "is %v, and must be %v to %v", o.TTL, MinTTL, MaxTTL)
 	case o.TTL < o.Lease:

@@ -26,7 +26,7 @@ func TestOptions(t *testing.T) {
 		"MinKeyLen":         func(o *idemkey.Options) { o.MinKeyLen = -1 },
 		"MaxKeyLen":         func(o *idemkey.Options) { o.MaxKeyLen = 256 },
 		"ExecTimeout":       func(o *idemkey.Options) { o.ExecTimeout = -1 },
-		"Lease":             func(o *idemkey.Options) { o.Lease = o.ExecTimeout + time.Second; o.ExecTimeout = time.Minute },
+		"Lease":             func(o *idemkey.Options) { o.Lease = -1 },
 		"TTL":               func(o *idemkey.Options) { o.TTL = 31 * 24 * time.Hour },
 		"StoreTimeout":      func(o *idemkey.Options) { o.StoreTimeout = -1 },
 		"CompleteTimeout":   func(o *idemkey.Options) { o.CompleteTimeout = -1 },
@@ -45,6 +45,13 @@ func TestOptions(t *testing.T) {
 		if _, err := idemkey.New(store, o); err == nil || !strings.Contains(err.Error(), "Options."+field+" ") {
 			t.Errorf("New = %v, want an error that names %s", err, field)
 		}
+	}
+	long := &idemkey.Options{SingleTenant: true, ExecTimeout: time.Minute, Lease: time.Second}
+	if _, err := idemkey.New(store, long); err != nil {
+		t.Errorf("New with a lease that is renewed: %v", err)
+	}
+	if _, err := idemkey.New(&stub{}, long); err == nil || !strings.Contains(err.Error(), "Options.Lease ") {
+		t.Errorf("New with a lease that is not renewed = %v, want an error that names it", err)
 	}
 	if _, err := idemkey.New(nil, &idemkey.Options{SingleTenant: true}); err == nil {
 		t.Error("New accepted no store")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -66,6 +67,7 @@ type Claim struct {
 
 	MaxAttempts   int  // over this many the outcome counts as unknown; 0: no limit
 	RejectExpired bool // an expired key stays refused until it is swept, instead of being new again
+	HoldLapsed    bool // a run whose owner has vanished is KindUnknown, instead of being taken over
 }
 
 // Check returns an error that names the part outside its limits. Stores call
@@ -113,6 +115,7 @@ type Record struct {
 	FP        Fingerprint
 	Attempt   int // the run that is in progress, failed or completed; 1-based
 	LeaseLeft time.Duration
+	LifeLeft  time.Duration // until it expires; 0: the store does not say
 	ExpiresAt time.Time
 	Expired   bool
 	Response  Response // of StateCompleted and StateTombstone
@@ -123,7 +126,8 @@ type Response struct {
 	Status  int
 	Header  http.Header // only what the allow-list lets through
 	Body    []byte
-	Dropped bool // the body was over the limit: keep a tombstone
+	Dropped bool   // the body is not to be kept: keep a tombstone
+	KeyID   string // names the key that Body is sealed with; empty: it is not
 }
 
 // State returns the state that keeping r leads to.
@@ -132,6 +136,13 @@ func (r *Response) State() State {
 		return StateTombstone
 	}
 	return StateCompleted
+}
+
+// clone copies what others could change.
+func (r *Response) clone() Response {
+	c := *r
+	c.Header, c.Body = r.Header.Clone(), slices.Clone(r.Body)
+	return c
 }
 
 // A Kind is the answer to a Claim.
@@ -145,7 +156,7 @@ const (
 	KindMismatch                    // the key was first used for a different request
 	KindExpired                     // the record has expired and the claim rejects that
 	KindNotRetained                 // it has run, and its body was not kept
-	KindUnknown                     // it was attempted too often to run again unasked
+	KindUnknown                     // its outcome is not known, and it must not run again unasked
 )
 
 // A Decision is what Begin says. Exec is set for KindProceed only, Record for
@@ -180,6 +191,8 @@ func (c *Claim) Judge(rec *Record) Kind {
 		return KindReplay
 	case rec.State == StateTombstone:
 		return KindNotRetained
+	case c.HoldLapsed && rec.State == StateInProgress:
+		return KindUnknown
 	case c.MaxAttempts > 0 && rec.Attempt >= c.MaxAttempts:
 		return KindUnknown
 	}
@@ -243,6 +256,44 @@ type Execution interface {
 	Release(ctx context.Context, mode ReleaseMode, status int) error
 }
 
+// A Renewer is an Execution whose lease ends by the clock alone. The
+// [Middleware] calls Renew every third of the lease while the handler runs.
+//
+// After nil the lease runs for its full length again, from now. After
+// [ErrLeaseLost] another owner may have it, and the handler's context is
+// cancelled with that cause. After any other error the lease is as it was.
+type Renewer interface {
+	Renew(ctx context.Context) error
+}
+
+// Traits are what a [Middleware] has to know of its store beforehand.
+type Traits struct {
+	// Transactional: the business writes and the record commit together, or
+	// neither does.
+	Transactional bool
+
+	// LiveOwners: nobody overtakes an owner whose process lives, since its
+	// executions are Renewers or hold a lock. A handler may run longer than
+	// the lease.
+	LiveOwners bool
+
+	// Traceless: a run that was not kept leaves no record. Attempts are not
+	// counted and the key of a failed request may be used for another one.
+	Traceless bool
+}
+
+// A Describer is a [Store] that tells its Traits. Of any other the least is assumed.
+type Describer interface {
+	Traits() Traits
+}
+
+func traitsOf(s Store) Traits {
+	if d, ok := s.(Describer); ok {
+		return d.Traits()
+	}
+	return Traits{}
+}
+
 // A ReleaseMode says what becomes of a key whose request is to run again.
 type ReleaseMode uint8
 
@@ -262,7 +313,7 @@ var (
 	ErrRecordCorrupt = errors.New("idemkey: stored response is corrupt")
 
 	// ErrLeaseLost reports that another owner has taken the identity over. The
-	// business writes are rolled back.
+	// business writes are rolled back, except where [ErrNotStored] comes with it.
 	ErrLeaseLost = errors.New("idemkey: another owner has taken the key over")
 
 	// ErrNotStored reports that the response could not be kept, although the

@@ -40,6 +40,8 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		"InFlight":      testInFlight,
 		"TakeOver":      testTakeOver,
 		"LateOwner":     testLateOwner,
+		"Renew":         testRenew,
+		"HoldLapsed":    testHoldLapsed,
 		"Failed":        testFailed,
 		"MaxAttempts":   testMaxAttempts,
 		"Replay":        testReplay,
@@ -77,6 +79,7 @@ func response() idemkey.Response {
 		Status: http.StatusCreated,
 		Header: http.Header{"Location": {"/orders/1"}, "Link": {"<a>; rel=next, <b>", "<c>"}, "Vary": {""}},
 		Body:   []byte("{\"b\":1,\"a\":1.0}\x00\xff\n"),
+		KeyID:  "key-1",
 	}
 }
 
@@ -205,6 +208,42 @@ func testLateOwner(t *testing.T, s Subject) {
 	}
 }
 
+// Only the owner can renew a lease, and only while it runs.
+func testRenew(t *testing.T, s Subject) {
+	c := Claim("k", "a")
+	late := proceed(t, s, c, 1)
+	if _, ok := late.(idemkey.Renewer); !ok {
+		release(t, late)
+		return // a lock keeps the owner, not a clock
+	}
+	ok(t, "Renew", late.(idemkey.Renewer).Renew(t.Context()))
+	s.Crash(t, c.ID, late)
+	exec := proceed(t, s, c, 2)
+	if err := late.(idemkey.Renewer).Renew(t.Context()); !errors.Is(err, idemkey.ErrLeaseLost) {
+		t.Errorf("Renew by a late owner: %v, want ErrLeaseLost", err)
+	}
+	ok(t, "Renew", exec.(idemkey.Renewer).Renew(t.Context()))
+	ok(t, "Commit", exec.Commit(t.Context(), response()))
+	if err := exec.(idemkey.Renewer).Renew(t.Context()); !errors.Is(err, idemkey.ErrLeaseLost) {
+		t.Errorf("Renew after Commit: %v, want ErrLeaseLost", err)
+	}
+	begin(t, s, c, idemkey.KindReplay)
+}
+
+// A lapsed run is not taken over where the claim says so; a failed one is.
+func testHoldLapsed(t *testing.T, s Subject) {
+	c := Claim("k", "a")
+	c.HoldLapsed = true
+	release(t, proceed(t, s, c, 1))
+	exec := proceed(t, s, c, 2)
+	begin(t, s, c, idemkey.KindInFlight)
+	s.Crash(t, c.ID, exec)
+	begin(t, s, c, idemkey.KindUnknown)
+	begin(t, s, c, idemkey.KindUnknown)
+	c.HoldLapsed = false
+	release(t, proceed(t, s, c, 3))
+}
+
 func testFailed(t *testing.T, s Subject) {
 	c := Claim("k", "a")
 	release(t, proceed(t, s, c, 1))
@@ -231,6 +270,9 @@ func testReplay(t *testing.T, s Subject) {
 		if diff := cmp.Diff(response(), d.Record.Response); diff != "" {
 			t.Errorf("replayed response (-want +got):\n%s", diff)
 		}
+		if diff := cmp.Diff(c.FP, d.Record.FP); diff != "" {
+			t.Errorf("stored fingerprint (-want +got):\n%s", diff)
+		}
 		d.Record.Response.Body[0] = 'X' // what is handed out is a copy
 		d.Record.Response.Header.Set("Location", "X")
 	}
@@ -252,7 +294,7 @@ func testRejected(t *testing.T, s Subject) {
 func testTombstone(t *testing.T, s Subject) {
 	c := Claim("k", "a")
 	r := response()
-	r.Body, r.Dropped = nil, true
+	r.Body, r.Dropped, r.KeyID = nil, true, ""
 	ok(t, "Commit", proceed(t, s, c, 1).Commit(t.Context(), r))
 	d := begin(t, s, c, idemkey.KindNotRetained)
 	if got := d.Record.Response; got.Status != 201 || got.Header.Get("Location") != "/orders/1" || got.Body != nil {

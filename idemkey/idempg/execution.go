@@ -110,7 +110,7 @@ func (e *execution) complete(ctx context.Context, db execer, r *idemkey.Response
 		return false, err
 	}
 	tag, err := db.Exec(ctx, e.s.q.completeRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token,
-		int(r.State()), r.Status, header, r.Body)
+		int(r.State()), r.Status, header, r.Body, r.KeyID)
 	return tag.RowsAffected() == 1, err
 }
 

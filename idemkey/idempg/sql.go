@@ -23,7 +23,9 @@ RETURNING expires_at`
 const sqlReadRecord = `
 SELECT state, fp, fp_alg, token, attempt,
 	greatest(0, ceil(extract(epoch FROM lease_until - clock_timestamp()) * 1000))::bigint AS lease_left,
-	expires_at <= clock_timestamp() AS expired, expires_at, resp_status, resp_header, resp_body
+	expires_at <= clock_timestamp() AS expired, expires_at,
+	greatest(0, floor(extract(epoch FROM expires_at - clock_timestamp()) * 1000))::bigint AS life_left,
+	resp_status, resp_header, resp_body, coalesce(enc_key_id, '') AS enc_key_id
 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3`
 
@@ -84,7 +86,7 @@ const sqlRestoreLockTimeout = `SELECT set_config('lock_timeout', current_setting
 // owns the record, else none.
 const sqlCompleteRecord = `
 UPDATE {schema}.idempotency_key
-SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, completed_at = clock_timestamp()
+SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1`
 
 // sqlFailRecord releases a record for its request's next attempt. It skips a

@@ -45,6 +45,12 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	return s, nil
 }
 
+// Traits says that business writes and record commit together, and that a row
+// lock keeps a live owner from being overtaken.
+func (s *Store) Traits() idemkey.Traits {
+	return idemkey.Traits{Transactional: true, LiveOwners: true}
+}
+
 // Begin claims c.ID and opens the business transaction, or says why not.
 //
 // After KindProceed the record is in progress and the transaction holds its row
@@ -278,10 +284,12 @@ func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
 	var (
 		r         storedRecord
 		leaseLeft int64
+		lifeLeft  int64
 		status    *int
 	)
-	err := row.Scan(&r.State, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseLeft, &r.Expired, &r.ExpiresAt,
-		&status, &r.header, &r.Response.Body)
+	err := row.Scan(&r.State, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseLeft, &r.Expired, &r.ExpiresAt, &lifeLeft,
+		&status, &r.header, &r.Response.Body, &r.Response.KeyID)
+	r.LifeLeft = time.Duration(lifeLeft) * time.Millisecond
 	r.LeaseLeft = time.Duration(leaseLeft) * time.Millisecond
 	if status != nil {
 		r.Response.Status = *status

@@ -1,0 +1,47 @@
+package idemkey
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// renewals is how often a lease is renewed within its length: one lost answer
+// does not cost the lease.
+const renewals = 3
+
+// keepAlive renews exec's lease, if it ends by the clock, until stop is called.
+// It calls lost when the store says that the lease has gone to another owner.
+// A store that cannot be reached is no such answer: the handler goes on.
+func (x *exchange) keepAlive(exec Execution, lost context.CancelCauseFunc) (stop func()) {
+	r, ok := exec.(Renewer)
+	if !ok {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(x.detached())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		every := max(x.m.opts.Lease/renewals, time.Millisecond)
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			call, done := context.WithTimeout(ctx, min(every, x.m.opts.StoreTimeout))
+			err := r.Renew(call)
+			done()
+			if errors.Is(err, ErrLeaseLost) {
+				lost(ErrLeaseLost)
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
