@@ -20,12 +20,12 @@ const maxJSONDepth = 512
 //
 // It is not ok where the result could merge bodies that a handler may tell
 // apart: invalid JSON, duplicate names, text that is not Unicode, deep nesting.
-// Members named in excluded, as "a.b" from the root, are left out.
-func canonicalJSON(body []byte, excluded map[string]bool) ([]byte, bool) {
+// Members that fields does not want are left out.
+func canonicalJSON(body []byte, fields fieldSet) ([]byte, bool) {
 	if !utf8.Valid(body) || !json.Valid(body) {
 		return nil, false
 	}
-	c := canonicalizer{in: json.NewDecoder(bytes.NewReader(body)), excluded: excluded}
+	c := canonicalizer{in: json.NewDecoder(bytes.NewReader(body)), fields: fields}
 	c.in.UseNumber()
 	c.value("", 0)
 	return c.out, !c.refused
@@ -34,11 +34,12 @@ func canonicalJSON(body []byte, excluded map[string]bool) ([]byte, bool) {
 // A canonicalizer copies one valid document from in to out. Once refused,
 // what it writes no longer matters.
 type canonicalizer struct {
-	in       *json.Decoder
-	out      []byte
-	scratch  []byte
-	excluded map[string]bool
-	refused  bool
+	in      *json.Decoder
+	out     []byte
+	scratch []byte
+	fields  fieldSet
+	inside  int // how many included members this is within
+	refused bool
 }
 
 // A member is out[start:end], which begins with the quoted name.
@@ -108,9 +109,17 @@ func (c *canonicalizer) object(path string, depth int) {
 		at := c.join(path, name)
 		c.text(name)
 		c.out = append(c.out, ':')
+		wanted := c.inside > 0 || c.fields.wanted(at)
+		included := c.fields.included[at]
+		if included {
+			c.inside++
+		}
 		c.value(at, depth+1)
+		if included {
+			c.inside--
+		}
 		m.end = len(c.out)
-		if c.excluded[at] {
+		if !wanted {
 			c.out = c.out[:m.start]
 			continue
 		}
@@ -120,11 +129,39 @@ func (c *canonicalizer) object(path string, depth int) {
 	c.sort(start, members)
 }
 
-// join names a member for a look-up among the excluded. Without any it would
+// A fieldSet says which members count, by their names from the root as "a.b".
+type fieldSet struct {
+	excluded map[string]bool
+	included map[string]bool // none: all are
+	above    map[string]bool // what the included are members of
+}
+
+func newFieldSet(excluded, included []string) fieldSet {
+	s := fieldSet{excluded: make(map[string]bool), included: make(map[string]bool), above: make(map[string]bool)}
+	for _, name := range excluded {
+		s.excluded[strings.TrimPrefix(name, "$.")] = true
+	}
+	for _, name := range included {
+		name = strings.TrimPrefix(name, "$.")
+		s.included[name] = true
+		for i := strings.LastIndexByte(name, '.'); i > 0; i = strings.LastIndexByte(name[:i], '.') {
+			s.above[name[:i]] = true
+		}
+	}
+	return s
+}
+
+func (s *fieldSet) empty() bool { return len(s.excluded)+len(s.included) == 0 }
+
+func (s *fieldSet) wanted(at string) bool {
+	return !s.excluded[at] && (len(s.included) == 0 || s.included[at] || s.above[at])
+}
+
+// join names a member for a look-up in the fieldSet. With nothing in that it would
 // only copy: paths of a deep document add up.
 func (c *canonicalizer) join(path, name string) string {
 	switch {
-	case len(c.excluded) == 0:
+	case c.fields.empty():
 		return ""
 	case path == "":
 		return name

@@ -76,8 +76,29 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 	default:
 		x.release(exec, Bound, b.status)
 	}
+	x.send(b)
+}
+
+// send answers with what the handler wrote.
+func (x *exchange) send(b *buffer) {
 	x.event.Status = b.status
+	if x.m.opts.EmitReplayedFalse && x.id.Key != "" {
+		b.sent.Set(x.m.opts.ReplayHeader, "false")
+	}
 	b.send()
+}
+
+// wake lets those look again who wait for the end of this run.
+func (x *exchange) wake() {
+	if x.id.Key != "" {
+		x.m.room.wake(x.id)
+	}
+}
+
+// fail answers a failure of our own that rolled back.
+func (x *exchange) fail(err error) {
+	x.event.Err = err
+	x.writeProblem(x.w, newProblem(CodeInternal))
 }
 
 func (x *exchange) tooLarge(exec Execution) {
@@ -122,7 +143,13 @@ func (x *exchange) problemOf(err error) *Problem {
 
 // keep stores the response, with the business writes if commit, and answers.
 func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
-	resp := b.response(x.m.opts.kept, x.m.opts.MaxResponseBody)
+	written := b.response(x.m.opts.kept, x.m.opts.MaxResponseBody)
+	resp, err := x.stored(&written)
+	if err != nil {
+		x.release(exec, Bound, http.StatusInternalServerError)
+		x.fail(err)
+		return
+	}
 	if _, err := resp.MarshalHeader(); err != nil {
 		x.tooLarge(exec)
 		x.event.Err = err
@@ -134,9 +161,11 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	if commit {
 		end, outcome = exec.Commit, OutcomeKept
 	}
-	err := end(ctx, resp)
+	err = end(ctx, resp)
+	x.wake()
 	switch {
 	case err == nil:
+		x.cacheOwn(resp)
 		x.event.Outcome, x.event.Stored = outcome, len(resp.Body)
 	case errors.Is(err, ErrNotStored):
 		x.event.Outcome, x.event.Err = OutcomeUnkept, err
@@ -147,8 +176,16 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 		x.notKept(err)
 		return
 	}
-	x.event.Status = b.status
-	b.send()
+	x.send(b)
+}
+
+// cacheOwn caches what was just kept. Its life began at the claim, which cannot
+// have been before it was sent.
+func (x *exchange) cacheOwn(r Response) {
+	if x.id.Key != "" {
+		rec := Record{State: r.State(), FP: x.claim.FP, Response: r}
+		x.m.cache.add(x.id, rec, x.m.opts.TTL, x.begun)
+	}
 }
 
 // notKept answers where the handler's own response would claim what is not so.
@@ -186,4 +223,5 @@ func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	if err := exec.Release(ctx, mode, status); err != nil {
 		x.event.Err = err
 	}
+	x.wake()
 }

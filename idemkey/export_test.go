@@ -20,3 +20,17 @@ func (m *Memory) Expire(id Identity) {
 	e.rec.ExpiresAt = m.now().Add(-time.Hour)
 	heap.Fix(&m.byAge, e.index)
 }
+
+// Stored returns id's record.
+func (m *Memory) Stored(id Identity) Record {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.entries[id].read(m.now())
+}
+
+// Swap puts a response into id's record.
+func (m *Memory) Swap(r Response, id Identity) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.entries[id].rec.Response = r
+}

@@ -111,7 +111,7 @@ func (o *Options) digestBody(mediaType string, params map[string]string, encodin
 	switch {
 	case o.RawFingerprint, encoding != "" && !strings.EqualFold(encoding, "identity"):
 	case mediaType == "application/json", strings.HasSuffix(mediaType, "+json"):
-		if canonical, ok := canonicalJSON(body, o.excluded); ok {
+		if canonical, ok := canonicalJSON(body, o.fields); ok {
 			d.Write(canonical)
 			return "json", d.Sum(nil)
 		}

@@ -15,7 +15,10 @@ import (
 type Middleware struct {
 	store   Store
 	opts    *Options
+	traits  Traits
 	methods map[string]bool
+	room    *waitingRoom // shared by every route
+	cache   *replayCache // nil: off
 }
 
 // New returns a Middleware on store. It does no I/O and starts nothing. An
@@ -34,7 +37,11 @@ func New(store Store, opts *Options) (*Middleware, error) {
 		return nil, err
 	}
 	o.bind()
-	m := &Middleware{store: store, opts: o, methods: make(map[string]bool)}
+	m := &Middleware{store: store, opts: o, traits: traitsOf(store), methods: make(map[string]bool)}
+	m.room = &waitingRoom{keys: make(map[Identity]*waiters)}
+	if o.LocalReplays > 0 {
+		m.cache = newReplayCache(o.LocalReplays)
+	}
 	for _, method := range o.Methods {
 		m.methods[method] = true
 	}
@@ -46,7 +53,15 @@ func New(store Store, opts *Options) (*Middleware, error) {
 func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 	o := m.opts.clone()
 	set(o)
-	return New(m.store, o)
+	route, err := New(m.store, o)
+	if err != nil {
+		return nil, err
+	}
+	route.room = m.room
+	if o.LocalReplays == m.opts.LocalReplays {
+		route.cache = m.cache
+	}
+	return route, nil
 }
 
 // Handler returns next behind m. Authentication, authorisation, tracing, CORS,
@@ -128,9 +143,14 @@ type exchange struct {
 	w     http.ResponseWriter
 	r     *http.Request
 	next  http.Handler
-	id    Identity // empty without a key
-	lost  bool     // another owner took over while the handler ran
+	body  []byte   // of a request with a key
+	id    Identity // empty without a key, and where nothing is remembered
+	claim Claim
+	begun time.Time // when the last claim was sent
 	event Event
+
+	lost      bool      // another owner took over while the handler ran
+	recovered *Response // what an earlier run is known to have answered
 }
 
 // serve goes through the steps in their observable order: key, scope, body,
@@ -138,7 +158,8 @@ type exchange struct {
 // that a slow client holds no lock and no connection.
 func (x *exchange) serve() {
 	o := x.m.opts
-	claim := Claim{TTL: o.TTL, Lease: o.Lease, ExecTimeout: o.ExecTimeout, MaxAttempts: o.MaxAttempts, RejectExpired: o.RejectExpired}
+	claim := Claim{TTL: o.TTL, Lease: o.Lease, ExecTimeout: o.ExecTimeout, MaxAttempts: o.MaxAttempts, RejectExpired: o.RejectExpired,
+		HoldLapsed: o.ExternalEffects || o.Recover != nil}
 	sent, err := o.readKey(x.r.Header)
 	switch {
 	case errors.Is(err, errKeyMissing) && o.Optional:
@@ -154,11 +175,10 @@ func (x *exchange) serve() {
 			return
 		}
 		x.id = claim.ID
-		body, ok := x.readBody()
-		if !ok {
+		if !x.readBody() {
 			return
 		}
-		if claim.FP, err = o.fingerprint(x.r, body); err != nil {
+		if claim.FP, err = o.fingerprint(x.r, x.body); err != nil {
 			x.refuse(ResultInvalid, CodeBodyUnreadable, err)
 			return
 		}
@@ -168,7 +188,7 @@ func (x *exchange) serve() {
 }
 
 func (x *exchange) identify(key string) (Identity, error) {
-	id := Identity{Namespace: x.m.opts.Namespace, Scope: singleTenant, Key: key}
+	id := Identity{Namespace: x.m.opts.namespace(x.r), Scope: singleTenant, Key: key}
 	if x.m.opts.SingleTenant {
 		return id, nil
 	}
@@ -184,45 +204,91 @@ func (x *exchange) identify(key string) (Identity, error) {
 
 // readBody reads the request's body and puts it back for the handler. It has
 // answered if it is not ok.
-func (x *exchange) readBody() (body []byte, ok bool) {
+func (x *exchange) readBody() (ok bool) {
 	limit := x.m.opts.MaxRequestBody
 	if x.r.ContentLength > limit {
 		x.refuse(ResultTooLarge, CodeBodyTooLarge, nil)
-		return nil, false
+		return false
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, limit))
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
 		x.refuse(ResultTooLarge, CodeBodyTooLarge, nil)
-		return nil, false
+		return false
 	}
 	if err != nil {
 		x.refuse(ResultInvalid, CodeBodyUnreadable, nil)
-		return nil, false
+		return false
 	}
-	x.r = x.r.WithContext(x.r.Context()) // a copy: the caller's request keeps its own body
-	x.r.Body, x.r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	return body, true
+	x.body = body
+	x.r = x.withBody(x.r.Context()) // a copy: the caller's request keeps its own body
+	return true
+}
+
+// withBody returns the request under ctx, with its body yet to be read.
+func (x *exchange) withBody(ctx context.Context) *http.Request {
+	r := x.r.WithContext(ctx)
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(x.body)), int64(len(x.body))
+	return r
 }
 
 // begin claims the key and acts on the decision.
 func (x *exchange) begin(claim Claim) {
-	start := time.Now()
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.StoreTimeout)
-	d, err := x.m.store.Begin(ctx, claim)
-	cancel()
-	x.event.Begin = time.Since(start)
+	x.claim = claim
+	d, err := x.decide(claim)
 	switch {
 	case errors.Is(err, ErrCapacity):
 		x.refuse(ResultCapacity, CodeCapacity, err)
 	case errors.Is(err, ErrRecordCorrupt):
 		x.refuse(ResultCorrupt, CodeRecordCorrupt, err)
+	case err != nil && x.m.opts.FailOpen:
+		x.failOpen(err)
 	case err != nil:
 		x.refuse(ResultUnavailable, CodeStoreUnavailable, err)
+	case d.Kind == KindProceed && x.recovered != nil:
+		x.keepRecovered(d)
 	case d.Kind == KindProceed:
 		x.execute(d)
 	default:
 		x.turnAway(d)
 	}
+}
+
+// decide finds out what is to become of the request, by the cheapest means first.
+func (x *exchange) decide(claim Claim) (Decision, error) {
+	if d, ok := x.m.cache.decide(&claim); ok {
+		return d, nil
+	}
+	d, err := x.ask(claim)
+	x.event.Begin = time.Since(x.begun)
+	if err == nil && d.Kind == KindInFlight && x.m.opts.Wait > 0 {
+		d, err = x.await(claim, d)
+	}
+	if err == nil && d.Kind == KindUnknown && x.m.opts.Recover != nil {
+		d, err = x.recover(claim, d)
+	}
+	if err == nil && d.Kind == KindReplay {
+		x.m.cache.add(claim.ID, *d.Record, d.Record.LifeLeft, x.begun)
+	}
+	return d, err
+}
+
+// ask puts one claim to the store.
+func (x *exchange) ask(claim Claim) (Decision, error) {
+	x.begun = time.Now()
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.StoreTimeout)
+	defer cancel()
+	return x.m.store.Begin(ctx, claim)
+}
+
+// failOpen runs the handler although nothing can be remembered. The log and the
+// event say so; the response says nothing that would promise a replay.
+func (x *exchange) failOpen(err error) {
+	for _, name := range append([]string{x.m.opts.Header}, x.m.opts.HeaderAliases...) {
+		x.w.Header().Del(name)
+	}
+	x.id, x.event.Err = Identity{}, err
+	x.execute(Decision{Kind: KindProceed, Exec: keyless{}, Attempt: 1})
+	x.event.Result = ResultFailOpen
 }
 
 // detached is the request's context without its end: a client that goes away
@@ -233,7 +299,7 @@ func (x *exchange) detached() context.Context { return context.WithoutCancel(x.r
 func (x *exchange) turnAway(d Decision) {
 	switch d.Kind {
 	case KindReplay:
-		x.replay(d.Record.Response)
+		x.replay(d.Record)
 	case KindInFlight:
 		p := x.m.problem(CodeInProgress)
 		p.RetryAfter = d.RetryAfter
@@ -254,9 +320,27 @@ func (x *exchange) turnAway(d Decision) {
 	}
 }
 
-// replay sends a stored response: its status, headers and bytes, beside the
-// headers that outer middleware sets on any request.
-func (x *exchange) replay(r Response) {
+// replay answers with a stored response, or with what ReplayHook makes of it.
+func (x *exchange) replay(rec *Record) {
+	r, err := x.opened(rec)
+	if err != nil {
+		x.refuse(ResultCorrupt, CodeRecordCorrupt, err)
+		return
+	}
+	x.event.Result = ResultReplay
+	x.sendReplay(r)
+}
+
+// sendReplay sends status, headers and bytes, beside the headers that outer
+// middleware sets on any request.
+func (x *exchange) sendReplay(r Response) {
+	if hook := x.m.opts.ReplayHook; hook != nil {
+		if err := hook(x.r, &r); err != nil {
+			x.event.Err = err
+			x.writeProblem(x.w, x.problemOf(err))
+			return
+		}
+	}
 	h := x.w.Header()
 	for name, values := range r.Header {
 		h[name] = slices.Clone(values)
@@ -265,7 +349,7 @@ func (x *exchange) replay(r Response) {
 		h.Set("Cache-Control", "no-store")
 	}
 	h.Set(x.m.opts.ReplayHeader, "true")
-	x.event.Result, x.event.Status = ResultReplay, r.Status
+	x.event.Status = r.Status
 	sendBody(x.w, r.Status, r.Body)
 }
 

@@ -1,6 +1,7 @@
 package idemkey
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,10 +15,12 @@ type Result string
 
 // The results.
 const (
-	ResultFirst        Result = "first"   // ran, attempt 1
-	ResultAgain        Result = "again"   // ran, after a failure or a take-over
-	ResultKeyless      Result = "keyless" // ran without a key
+	ResultFirst        Result = "first"     // ran, attempt 1
+	ResultAgain        Result = "again"     // ran, after a failure or a take-over
+	ResultKeyless      Result = "keyless"   // ran without a key
+	ResultFailOpen     Result = "fail_open" // ran unprotected: the store failed
 	ResultReplay       Result = "replay"
+	ResultRecovered    Result = "recovered" // answered with what Options.Recover knew
 	ResultInProgress   Result = "in_progress"
 	ResultMismatch     Result = "mismatch"
 	ResultMissing      Result = "missing"      // no key
@@ -26,7 +29,7 @@ const (
 	ResultTooLarge     Result = "too_large"    // request body
 	ResultExpired      Result = "expired"
 	ResultTombstone    Result = "tombstone"
-	ResultUnknown      Result = "unknown"     // attempted too often
+	ResultUnknown      Result = "unknown"     // attempted too often, or its owner vanished
 	ResultUnavailable  Result = "unavailable" // the store failed
 	ResultCapacity     Result = "capacity"
 	ResultCorrupt      Result = "corrupt" // stored response
@@ -72,7 +75,7 @@ func (x *exchange) report(ctx context.Context) {
 		o.Observer.Observe(ctx, *e)
 	}
 	level := slog.LevelInfo
-	if e.Err != nil && (e.Status == 0 || e.Status >= 500) {
+	if e.Err != nil && (e.Result == ResultFailOpen || e.Status == 0 || e.Status >= 500) {
 		level = slog.LevelError
 	}
 	if !o.Logger.Enabled(ctx, level) {
@@ -92,8 +95,8 @@ func (x *exchange) report(ctx context.Context) {
 	if e.Attempt > 0 {
 		attrs = append(attrs, slog.String("outcome", string(e.Outcome)), slog.Int("attempt", e.Attempt), slog.Duration("handler", e.Handler))
 	}
-	if x.id.Key != "" {
-		attrs = append(attrs, keyAttr(x.id, o.LogKeys))
+	if id := cmp.Or(x.id, x.claim.ID); id.Key != "" {
+		attrs = append(attrs, keyAttr(id, o.LogKeys))
 	}
 	if e.Err != nil {
 		attrs = append(attrs, slog.Any("error", e.Err))

@@ -2,11 +2,12 @@ package idemkey
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -40,6 +41,10 @@ type Options struct {
 	Scope        func(*http.Request) (string, error)
 	SingleTenant bool   // all callers share one scope; default: false
 	Namespace    string // default: http
+	// ScopeByRoute makes the key new for each method and route: the pattern of
+	// the ServeMux, where the middleware is inside of one, and else the path.
+	// Default: a key that is reused on another route is a mismatch.
+	ScopeByRoute bool
 
 	Methods  []string                 // that are covered; default: POST, PATCH
 	Skip     func(*http.Request) bool // requests that are not covered; default: none
@@ -54,6 +59,7 @@ type Options struct {
 
 	FingerprintSecret []byte   // keys the digest, so that a dump does not reveal small bodies; default: none
 	ExcludeFields     []string // JSON members to ignore, as "sentAt" or "$.meta.nonce"; default: none
+	IncludeFields     []string // the only JSON members that count; default: all
 	IncludeHeaders    []string // request headers that belong to the request's meaning; default: none
 	RawFingerprint    bool     // compare bodies byte by byte; default: by content type
 	// Fingerprint replaces the digest. Its Alg must change whenever it does. Default: v1.
@@ -67,6 +73,29 @@ type Options struct {
 	MaxAttempts     int           // runs of one key before its outcome counts as unknown; default: no limit
 	RejectExpired   bool          // an expired key is a 410 until it is swept; default: it is new again
 
+	// Wait lets a request wait for another one with the same key that is in
+	// flight, holding no connection, at most [MaxWait], and then replays it.
+	// Beyond [MaxWaitersPerKey] and [MaxWaiters], and once the time is over, the
+	// answer is as without. Default: no waiting.
+	Wait time.Duration
+
+	// ExternalEffects says that handlers do what the store cannot roll back. A
+	// run whose owner vanished is then answered with 409 outcome-unknown.
+	// Default: it is taken over and runs again.
+	ExternalEffects bool
+	// Recover finds out what became of such a run, and implies ExternalEffects.
+	// A response is kept and replayed; nil says that the run had no effect, and
+	// the request runs; an error is a 409 outcome-unknown. It must only look, may be
+	// called at the same time by two retries, and has half a lease's time. Default: none.
+	Recover func(r *http.Request, id Identity) (*Response, error)
+	// FailOpen runs the handler without protection when the store fails. Each
+	// such run is logged as an error and told as [ResultFailOpen]. Default: 503.
+	FailOpen bool
+
+	// LocalReplays is how many responses this process keeps in its memory to replay them
+	// without asking the store, each for at most a minute. Default: none.
+	LocalReplays int
+
 	// CancelOnDisconnect cancels the handler and rolls back when the client
 	// goes away. Default: it finishes, and a retry gets the response.
 	CancelOnDisconnect bool
@@ -79,6 +108,14 @@ type Options struct {
 	MaxResponseBody   int      // bytes; over it, only the fact that it ran is kept; default: 1 MiB
 	HardResponseLimit int      // bytes; over it, the request fails and rolls back; default: 16 MiB
 	ReplayHeader      string   // "true" on replays; default: Idempotent-Replayed
+	EmitReplayedFalse bool     // send "false" in it with first responses; default: nothing
+
+	NoStoreBody bool                               // never store a body: a retry gets 410, as for one over the limit; default: false
+	Redact      func(r *http.Request, s *Response) // changes what is stored, not what is answered; default: nothing
+	Sealer      Sealer                             // encrypts stored bodies; default: none
+	// ReplayHook changes what a replay answers with; its error is answered as
+	// a handler's. Default: the stored bytes.
+	ReplayHook func(r *http.Request, s *Response) error
 
 	InFlightStatus int           // 409, 423 or 429; default: 409
 	MismatchStatus int           // 422, 409 or 400; default: 422
@@ -90,8 +127,8 @@ type Options struct {
 	Logger   *slog.Logger // default: slog.Default()
 	LogKeys  bool         // log keys and scopes as they are; default: a hash
 
-	excluded map[string]bool // ExcludeFields without their "$."
-	kept     map[string]bool // canonical names of the response headers that are stored
+	fields fieldSet        // of ExcludeFields and IncludeFields
+	kept   map[string]bool // canonical names of the response headers that are stored
 }
 
 // clone copies o, lists included, so that a route's changes stay its own.
@@ -100,6 +137,7 @@ func (o *Options) clone() *Options {
 	c.Methods = slices.Clone(o.Methods)
 	c.HeaderAliases = slices.Clone(o.HeaderAliases)
 	c.ExcludeFields = slices.Clone(o.ExcludeFields)
+	c.IncludeFields = slices.Clone(o.IncludeFields)
 	c.IncludeHeaders = slices.Clone(o.IncludeHeaders)
 	c.KeepHeaders = slices.Clone(o.KeepHeaders)
 	return &c
@@ -135,10 +173,7 @@ func (o *Options) setDefaults() {
 
 // bind computes what is looked up on every request.
 func (o *Options) bind() {
-	o.excluded = make(map[string]bool)
-	for _, field := range o.ExcludeFields {
-		o.excluded[strings.TrimPrefix(field, "$.")] = true
-	}
+	o.fields = newFieldSet(o.ExcludeFields, o.IncludeFields)
 	o.kept = make(map[string]bool)
 	for _, name := range slices.Concat(storedHeaders, o.KeepHeaders) {
 		o.kept[http.CanonicalHeaderKey(name)] = true
@@ -163,6 +198,12 @@ func (o *Options) checkStore(store Traits, invalid func(string, string, ...any) 
 	switch {
 	case o.Lease <= o.ExecTimeout && !store.LiveOwners:
 		return invalid("Lease", "is %v, and must be longer than ExecTimeout, %v: the store does not renew it", o.Lease, o.ExecTimeout)
+	case o.FailOpen && store.Transactional:
+		return invalid("FailOpen", "would run handlers without the transaction that the store promises")
+	case (o.ExternalEffects || o.Recover != nil) && store.Traceless:
+		return invalid("ExternalEffects", "needs a store that remembers unfinished runs")
+	case o.MaxAttempts > 0 && store.Traceless:
+		return invalid("MaxAttempts", "needs a store that remembers unfinished runs")
 	}
 	return nil
 }
@@ -175,6 +216,8 @@ func (o *Options) checkIdentity(invalid func(string, string, ...any) error) erro
 		return invalid("SingleTenant", "contradicts Scope")
 	case !text(o.Namespace, MaxNamespace):
 		return invalid("Namespace", "must be 1 to %d printable bytes", MaxNamespace)
+	case o.ScopeByRoute && len(o.Namespace) > MaxNamespace-routeLen:
+		return invalid("Namespace", "must be at most %d bytes with ScopeByRoute", MaxNamespace-routeLen)
 	case !validName(o.Header):
 		return invalid("Header", "%q is not a header name", o.Header)
 	case o.MinKeyLen < 1:
@@ -206,6 +249,10 @@ func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {
 		return invalid("StoreTimeout", "must be positive")
 	case o.CompleteTimeout <= 0:
 		return invalid("CompleteTimeout", "must be positive")
+	case o.Wait < 0 || o.Wait > MaxWait:
+		return invalid("Wait", "is %v, and must be at most %v", o.Wait, MaxWait)
+	case o.LocalReplays < 0:
+		return invalid("LocalReplays", "must not be negative")
 	case o.MaxAttempts < 0:
 		return invalid("MaxAttempts", "must not be negative")
 	}
@@ -220,10 +267,12 @@ func (o *Options) checkLimits(invalid func(string, string, ...any) error) error 
 		return invalid("MaxResponseBody", "must be positive")
 	case o.HardResponseLimit < o.MaxResponseBody:
 		return invalid("HardResponseLimit", "must be at least MaxResponseBody")
-	case o.Fingerprint != nil && (o.RawFingerprint || len(o.ExcludeFields)+len(o.IncludeHeaders)+len(o.FingerprintSecret) > 0):
+	case o.Fingerprint != nil && (o.RawFingerprint || len(o.ExcludeFields)+len(o.IncludeFields)+len(o.IncludeHeaders)+len(o.FingerprintSecret) > 0):
 		return invalid("Fingerprint", "replaces the digest that the other fingerprint options are about")
-	case o.RawFingerprint && len(o.ExcludeFields) > 0:
-		return invalid("RawFingerprint", "contradicts ExcludeFields")
+	case o.RawFingerprint && len(o.ExcludeFields)+len(o.IncludeFields) > 0:
+		return invalid("RawFingerprint", "contradicts ExcludeFields and IncludeFields")
+	case len(o.ExcludeFields) > 0 && len(o.IncludeFields) > 0:
+		return invalid("IncludeFields", "contradicts ExcludeFields")
 	}
 	for _, name := range o.KeepHeaders {
 		if neverStored(name) {
@@ -243,4 +292,18 @@ func (o *Options) checkAnswers(invalid func(string, string, ...any) error) error
 		return invalid("MismatchStatus", "is %d, and must be 422, 409 or 400", o.MismatchStatus)
 	}
 	return nil
+}
+
+// routeLen is what ScopeByRoute adds to a namespace.
+const routeLen = 33
+
+// namespace returns the namespace of r's record. A route is put into it as a
+// digest: patterns may be longer than a namespace.
+func (o *Options) namespace(r *http.Request) string {
+	if !o.ScopeByRoute {
+		return o.Namespace
+	}
+	d := digest{sha256.New()}
+	d.field(r.Method, cmp.Or(r.Pattern, r.URL.EscapedPath()))
+	return o.Namespace + ":" + hex.EncodeToString(d.Sum(nil)[:16])
 }

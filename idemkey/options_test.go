@@ -34,6 +34,9 @@ func TestOptions(t *testing.T) {
 		"MaxRequestBody":    func(o *idemkey.Options) { o.MaxRequestBody = -1 },
 		"MaxResponseBody":   func(o *idemkey.Options) { o.MaxResponseBody = -1 },
 		"HardResponseLimit": func(o *idemkey.Options) { o.HardResponseLimit = 1 },
+		"Wait":              func(o *idemkey.Options) { o.Wait = 3 * time.Second },
+		"LocalReplays":      func(o *idemkey.Options) { o.LocalReplays = -1 },
+		"IncludeFields":     func(o *idemkey.Options) { o.IncludeFields, o.ExcludeFields = []string{"a"}, []string{"b"} },
 		"RawFingerprint":    func(o *idemkey.Options) { o.RawFingerprint, o.ExcludeFields = true, []string{"a"} },
 		"KeepHeaders":       func(o *idemkey.Options) { o.KeepHeaders = []string{"set-cookie"} },
 		"ReplayHeader":      func(o *idemkey.Options) { o.ReplayHeader = ":" },
@@ -52,6 +55,18 @@ func TestOptions(t *testing.T) {
 	}
 	if _, err := idemkey.New(&stub{}, long); err == nil || !strings.Contains(err.Error(), "Options.Lease ") {
 		t.Errorf("New with a lease that is not renewed = %v, want an error that names it", err)
+	}
+	for field, set := range map[string]func(*idemkey.Options){
+		"FailOpen":        func(o *idemkey.Options) { o.FailOpen = true },
+		"ExternalEffects": func(o *idemkey.Options) { o.ExternalEffects = true },
+		"MaxAttempts":     func(o *idemkey.Options) { o.MaxAttempts = 1 },
+	} {
+		o := &idemkey.Options{SingleTenant: true}
+		set(o)
+		s := describing{traits: idemkey.Traits{Transactional: true, Traceless: true}}
+		if _, err := idemkey.New(s, o); err == nil || !strings.Contains(err.Error(), "Options."+field+" ") {
+			t.Errorf("New on a store that cannot do it = %v, want an error that names %s", err, field)
+		}
 	}
 	if _, err := idemkey.New(nil, &idemkey.Options{SingleTenant: true}); err == nil {
 		t.Error("New accepted no store")
@@ -121,3 +136,10 @@ func TestPolicyHandler(t *testing.T) {
 		t.Errorf("policy = %+v", policy)
 	}
 }
+
+type describing struct {
+	*stub
+	traits idemkey.Traits
+}
+
+func (d describing) Traits() idemkey.Traits { return d.traits }

@@ -1,0 +1,60 @@
+package idemkey
+
+import (
+	"context"
+	"errors"
+	"net/http"
+)
+
+// errTooLate reports that Options.Recover took so long that its answer may be
+// about an older run than the one that would be taken over.
+var errTooLate = errors.New("idemkey: Recover took longer than half of the lease")
+
+// recover asks Options.Recover what became of a run whose owner has vanished,
+// and takes it over if that is known. The answer is about the run that was
+// found: it is dropped if another owner could have come and gone since.
+func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Lease/2)
+	defer cancel()
+	resp, err := x.m.opts.Recover(x.withBody(ctx), c.ID)
+	if err == nil && ctx.Err() != nil {
+		err = errTooLate
+	}
+	if err != nil {
+		x.event.Err = err
+		return unknown, nil
+	}
+	c.HoldLapsed = false
+	d, err := x.ask(c)
+	if err == nil && d.Kind == KindProceed {
+		x.recovered = resp
+	}
+	return d, err
+}
+
+// keepRecovered stores what Recover found out and answers with it, as a replay.
+func (x *exchange) keepRecovered(d Decision) {
+	x.event.Attempt = d.Attempt
+	resp := x.recovered.clone()
+	for name := range resp.Header {
+		if !x.m.opts.kept[name] {
+			delete(resp.Header, name)
+		}
+	}
+	stored, err := x.stored(&resp)
+	if err != nil {
+		x.release(d.Exec, Bound, http.StatusInternalServerError)
+		x.fail(err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
+	defer cancel()
+	err = d.Exec.Commit(ctx, stored)
+	if err != nil && !errors.Is(err, ErrNotStored) {
+		x.notKept(err)
+		return
+	}
+	x.event.Outcome, x.event.Err = OutcomeKept, err
+	x.sendReplay(resp)
+	x.event.Result = ResultRecovered
+}
