@@ -47,7 +47,7 @@ func (e *execution) keep(ctx context.Context, r *idemkey.Response) error {
 			}
 		}
 		var kept bool
-		kept, err = e.own(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body)
+		kept, err = e.own(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body, r.KeyID)
 		switch {
 		case kept:
 			return nil

@@ -32,7 +32,7 @@ func decodeClaim(reply []any) (attempt int, expires time.Time, won bool) {
 // decodeRecord reads what luaRead returns. A hash that no script of ours has
 // written is [idemkey.ErrRecordCorrupt].
 func decodeRecord(reply []any) (*storedRecord, error) {
-	const fields = 12
+	const fields = 13
 	if len(reply) != fields || reply[0] != int64(0) {
 		return nil, errReply
 	}
@@ -58,6 +58,7 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 		rec.header = []byte(d.text(10))
 		if !rec.Response.Dropped {
 			rec.Response.Body = []byte(d.text(11))
+			rec.Response.KeyID = d.text(12)
 		}
 	default:
 		d.bad = true

@@ -8,7 +8,8 @@ import "github.com/redis/go-redis/v9"
 //
 // A hash has the fields state, token, fp, fp_alg, attempt, lease_until,
 // expires_at and purge_at (ms since 1970), and with a response also status,
-// header and body. Values are bytes, whatever is in them.
+// header, body and key_id, which names the key that the body is sealed with.
+// Values are bytes, whatever is in them.
 
 // luaNow sets now. TIME is seconds and microseconds.
 const luaNow = `
@@ -21,11 +22,11 @@ local now = t[1] * 1000 + math.floor(t[2] / 1000)
 const luaRead = `
 local function read()
 	local r = redis.call('HMGET', KEYS[1], 'state', 'fp', 'fp_alg', 'token', 'attempt',
-		'lease_until', 'expires_at', 'status', 'header', 'body')
+		'lease_until', 'expires_at', 'status', 'header', 'body', 'key_id')
 	local left = math.max(0, (tonumber(r[6]) or 0) - now)
 	local expired = 0
 	if (tonumber(r[7]) or 0) <= now then expired = 1 end
-	return {0, r[1], r[2], r[3], r[4], r[5], left, tonumber(r[7]) or 0, expired, r[8], r[9], r[10]}
+	return {0, r[1], r[2], r[3], r[4], r[5], left, tonumber(r[7]) or 0, expired, r[8], r[9], r[10], r[11] or ''}
 end
 `
 
@@ -74,7 +75,7 @@ if r[1] ~= ARGV[1] then return 0 end
 if r[2] == ARGV[2] then return 1 end
 if r[2] ~= '1' then return 0 end
 redis.call('HSET', KEYS[1], 'state', ARGV[2], 'status', ARGV[3], 'header', ARGV[4])
-if ARGV[2] == '3' then redis.call('HSET', KEYS[1], 'body', ARGV[5]) end
+if ARGV[2] == '3' then redis.call('HSET', KEYS[1], 'body', ARGV[5], 'key_id', ARGV[6]) end
 redis.call('PEXPIREAT', KEYS[1], r[3])
 return 1
 `)
