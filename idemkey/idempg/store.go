@@ -149,16 +149,12 @@ func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim) (idem
 		return s.open(ctx, e, c, 1)
 	}
 	for range maxClaims {
-		mine, err := s.insert(ctx, e, c)
+		mine, rec, err := s.insertOrRead(ctx, e, c)
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
 		if mine {
 			return s.open(ctx, e, c, 1)
-		}
-		rec, err := s.read(ctx, e.conn, c.ID)
-		if err != nil {
-			return idemkey.Decision{}, err
 		}
 		if rec == nil {
 			continue // deleted in between
@@ -203,9 +199,48 @@ func inFlight(after time.Duration) idemkey.Decision {
 
 func (s *Store) insert(ctx context.Context, e *execution, c *idemkey.Claim) (bool, error) {
 	var expires time.Time
-	err := e.conn.QueryRow(ctx, s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
-		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds(), fmt.Sprint(claimLockTimeout.Milliseconds())).Scan(&expires)
+	err := e.conn.QueryRow(ctx, s.q.insertClaim, s.insertArgs(e, c)...).Scan(&expires)
 	return won(err, "claim key")
+}
+
+func (s *Store) insertArgs(e *execution, c *idemkey.Claim) []any {
+	return []any{e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
+		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds(), fmt.Sprint(claimLockTimeout.Milliseconds())}
+}
+
+// insertOrRead makes e the owner of an absent key, or returns the record, nil
+// if it was deleted in between. Both statements go in one round trip, which is
+// all that a replay takes: they are one transaction, but with a snapshot each
+// under READ COMMITTED. Where the session's default is stricter the insert fails
+// over a record that is newer than the snapshot, and then the read is repeated.
+func (s *Store) insertOrRead(ctx context.Context, e *execution, c *idemkey.Claim) (mine bool, rec *storedRecord, err error) {
+	batch := &pgx.Batch{}
+	batch.Queue(s.q.insertClaim, s.insertArgs(e, c)...).QueryRow(func(row pgx.Row) error {
+		var expires time.Time
+		err := row.Scan(&expires)
+		mine = err == nil
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		return err
+	})
+	batch.Queue(s.q.readRecord, e.id.Namespace, e.id.Scope, e.id.Key).Query(func(rows pgx.Rows) error {
+		if mine {
+			return nil
+		}
+		var err error
+		rec, err = collectRecord(rows)
+		return err
+	})
+	err = e.conn.SendBatch(ctx, batch).Close()
+	switch {
+	case err == nil:
+		return mine, rec, nil
+	case lockUnavailable(err), conflict(err):
+		rec, err = s.read(ctx, e.conn, c.ID)
+		return false, rec, err
+	}
+	return false, nil, fmt.Errorf("claim key: %w", err)
 }
 
 func (s *Store) takeOver(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (bool, error) {
@@ -270,6 +305,11 @@ func (s *Store) read(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identit
 	if err != nil {
 		return nil, fmt.Errorf("read record: %w", err)
 	}
+	return collectRecord(rows)
+}
+
+// collectRecord returns the record in rows, or nil.
+func collectRecord(rows pgx.Rows) (*storedRecord, error) {
 	rec, err := pgx.CollectExactlyOneRow(rows, scanRecord)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
