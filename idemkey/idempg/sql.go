@@ -69,17 +69,23 @@ SELECT set_config('statement_timeout',
 	set_config('sagamill.lock_timeout', current_setting('lock_timeout'), true),
 	set_config('lock_timeout', $3::bigint::text, true)`
 
-// sqlWatchClient lets the server notice a dead client while a statement runs.
-// Without it the dead owner's row lock stays until the statement ends.
-const sqlWatchClient = `SELECT set_config('client_connection_check_interval', $1::bigint::text, true)`
+// sqlLimitTxWatched also lets the server notice a dead client while a statement
+// runs. Without it the dead owner's row lock stays until the statement ends.
+const sqlLimitTxWatched = sqlLimitTx + `,
+	set_config('client_connection_check_interval', $4::bigint::text, true)`
 
 // sqlLockRecord takes the row lock that is the owner's proof of life, held to
-// the end of the business transaction. No row: the claim was taken over.
+// the end of the business transaction, and then restores lock_timeout. No row:
+// the claim was taken over.
 const sqlLockRecord = `
-SELECT expires_at FROM {schema}.idempotency_key
-WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
-FOR UPDATE`
+WITH mine AS MATERIALIZED (
+	SELECT expires_at FROM {schema}.idempotency_key
+	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
+	FOR UPDATE
+)
+SELECT expires_at, set_config('lock_timeout', current_setting('sagamill.lock_timeout'), true) FROM mine`
 
+// sqlRestoreLockTimeout is for transactions without a record.
 const sqlRestoreLockTimeout = `SELECT set_config('lock_timeout', current_setting('sagamill.lock_timeout'), true)`
 
 // sqlCompleteRecord keeps a response. It changes one row if the caller still
@@ -130,16 +136,17 @@ WHERE k.namespace = old.namespace AND k.scope = old.scope AND k.key = old.key`
 
 // queries are the statements bound to one schema.
 type queries struct {
-	insertClaim, readRecord, takeOver, findAbandoned     string
-	limitTx, watchClient, lockRecord, restoreLockTimeout string
-	completeRecord, failRecord, forgetRecord             string
-	readState, sweepRecords                              string
+	insertClaim, readRecord, takeOver, findAbandoned string
+	limitTx, limitTxWatched                          string
+	lockRecord, restoreLockTimeout                   string
+	completeRecord, failRecord, forgetRecord         string
+	readState, sweepRecords                          string
 }
 
 func newQueries(schema string) queries {
 	q := queries{
 		insertClaim: sqlInsertClaim, readRecord: sqlReadRecord, takeOver: sqlTakeOver, findAbandoned: sqlFindAbandoned,
-		limitTx: sqlLimitTx, watchClient: sqlWatchClient, lockRecord: sqlLockRecord, restoreLockTimeout: sqlRestoreLockTimeout,
+		limitTx: sqlLimitTx, limitTxWatched: sqlLimitTxWatched, lockRecord: sqlLockRecord, restoreLockTimeout: sqlRestoreLockTimeout,
 		completeRecord: sqlCompleteRecord, failRecord: sqlFailRecord, forgetRecord: sqlForgetRecord,
 		readState: sqlReadState, sweepRecords: sqlSweepRecords,
 	}

@@ -273,15 +273,18 @@ func (s *Store) open(ctx context.Context, e *execution, c *idemkey.Claim, attemp
 	e.tx = tx
 	var expires time.Time
 	batch := &pgx.Batch{}
-	batch.Queue(s.q.limitTx, c.ExecTimeout.Milliseconds(), (c.ExecTimeout + s.opts.IdleMargin).Milliseconds(), s.opts.LockTimeout.Milliseconds())
+	limits := []any{c.ExecTimeout.Milliseconds(), (c.ExecTimeout + s.opts.IdleMargin).Milliseconds(), s.opts.LockTimeout.Milliseconds()}
 	if s.opts.ConnectionCheck > 0 {
-		batch.Queue(s.q.watchClient, s.opts.ConnectionCheck.Milliseconds())
+		batch.Queue(s.q.limitTxWatched, append(limits, s.opts.ConnectionCheck.Milliseconds())...)
+	} else {
+		batch.Queue(s.q.limitTx, limits...)
 	}
 	if c.ID.Key != "" {
 		batch.Queue(s.q.lockRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token).
-			QueryRow(func(row pgx.Row) error { return row.Scan(&expires) })
+			QueryRow(func(row pgx.Row) error { return row.Scan(&expires, nil) })
+	} else {
+		batch.Queue(s.q.restoreLockTimeout)
 	}
-	batch.Queue(s.q.restoreLockTimeout)
 	err = tx.SendBatch(ctx, batch).Close()
 	switch {
 	case errors.Is(err, pgx.ErrNoRows), lockUnavailable(err), conflict(err):
