@@ -94,6 +94,7 @@ func TestAnswers(t *testing.T) {
 		{"error after success", func(c echo.Context) error { return errors.Join(c.String(201, "done"), boom) }, 500, `"code":"internal"`, idemkey.OutcomeFailed},
 		{"error after refusal", func(c echo.Context) error { return errors.Join(c.String(422, "odd"), boom) }, 422, "odd", idemkey.OutcomeRejected},
 		{"unanswered", func(echo.Context) error { return errUnanswered }, 500, `"code":"internal"`, idemkey.OutcomeFailed},
+		{"unanswered with a status", func(c echo.Context) error { c.Response().Status = 503; return errUnanswered }, 500, `"code":"internal"`, idemkey.OutcomeFailed},
 		{"made a success", func(echo.Context) error { return errSuccess }, 500, `"code":"internal"`, idemkey.OutcomeFailed},
 		{"declined", verdict(idemkey.CommitAnyway, echo.NewHTTPError(402, "declined")), 402, "declined", idemkey.OutcomeKept},
 		{"commit anyway fails", verdict(idemkey.CommitAnyway, boom), 500, "Internal", idemkey.OutcomeFailed},

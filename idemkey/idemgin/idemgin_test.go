@@ -179,11 +179,34 @@ func TestAborted(t *testing.T) {
 	}
 }
 
+// A request that is not covered has not been answered just because Handler is done.
+func TestNotCovered(t *testing.T) {
+	t.Parallel()
+	engine := gin.New()
+	engine.GET("/orders", func(c *gin.Context) {
+		if c.Next(); c.Writer.Written() {
+			t.Error("something was written")
+		}
+		c.String(404, "nothing")
+	}, idemgin.Handler(newMiddleware(t, idemkey.Options{})), func(*gin.Context) {})
+	rec := httptest.NewRecorder()
+	engine.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/orders", nil))
+	if rec.Code != 404 {
+		t.Errorf("response = %d, want 404", rec.Code)
+	}
+}
+
 // A route that does not exist stays a 404.
 func TestNoRoute(t *testing.T) {
 	t.Parallel()
+	idem := newMiddleware(t, idemkey.Options{Scope: func(r *http.Request) (string, error) {
+		if r.Pattern != "" {
+			t.Errorf("Pattern = %q, want none", r.Pattern)
+		}
+		return "acme", nil
+	}})
 	engine := gin.New()
-	engine.Use(idemgin.Handler(newMiddleware(t, idemkey.Options{})))
+	engine.Use(idemgin.Handler(idem))
 	if rec := post(engine, "/nowhere"); rec.Code != 404 {
 		t.Errorf("response = %d, want 404", rec.Code)
 	}
@@ -246,6 +269,9 @@ func TestWriter(t *testing.T) {
 		_, _ = w.Write([]byte("c"))
 		if !w.Written() || w.Size() != 3 {
 			t.Errorf("after 3 bytes: written %t, size %d", w.Written(), w.Size())
+		}
+		if w.WriteHeader(500); w.Status() != 200 {
+			t.Errorf("status = %d after a late WriteHeader, want 200", w.Status())
 		}
 		gone := w.CloseNotify()
 		go func() { ended <- <-gone }()

@@ -201,7 +201,7 @@ func failedOp(e idemkey.Event) string {
 	case e.Result == idemkey.ResultUnavailable:
 		return "begin"
 	case e.Outcome == idemkey.OutcomeUnknown, e.Outcome == idemkey.OutcomeUnkept,
-		e.Attempt > 0 && e.Err != nil && e.Code == idemkey.CodeStoreUnavailable:
+		e.Err != nil && e.Code == idemkey.CodeStoreUnavailable:
 		return "complete"
 	}
 	return ""
