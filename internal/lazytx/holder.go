@@ -1,0 +1,138 @@
+package lazytx
+
+import (
+	"context"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/sagamill/sagamill/internal/txguard"
+)
+
+// Holder returns the transaction without the power to end it, as
+// [txguard.Wrap] does.
+func (t *Tx) Holder() pgx.Tx { return &holder{t} }
+
+type holder struct{ t *Tx }
+
+func (*holder) Commit(context.Context) error   { return txguard.ErrManaged }
+func (*holder) Rollback(context.Context) error { return txguard.ErrManaged }
+
+// Exec without arguments may hold several statements, which cannot travel with others.
+func (h *holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	br, tx, err := h.t.start(ctx, len(args) > 0 && plain(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
+	switch {
+	case err != nil:
+		return pgconn.CommandTag{}, err
+	case br == nil:
+		return tx.Exec(ctx, sql, args...)
+	}
+	tag, err := br.Exec()
+	if closeErr := br.Close(); err == nil {
+		err = closeErr
+	}
+	return tag, err
+}
+
+func (h *holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	br, tx, err := h.t.start(ctx, sql != "" && plain(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
+	switch {
+	case err != nil:
+		return failedRows(err)
+	case br == nil:
+		return tx.Query(ctx, sql, args...)
+	}
+	r, err := br.Query()
+	return &rows{Rows: r, br: br}, err
+}
+
+func (h *holder) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	r, err := h.Query(ctx, sql, args...)
+	return row{r, err}
+}
+
+func (h *holder) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	br, tx, err := h.t.start(ctx, b.Len() > 0 && !begins(b), func(own *pgx.Batch) {
+		own.QueuedQueries = append(own.QueuedQueries, b.QueuedQueries...)
+	})
+	switch {
+	case err != nil:
+		return pgx.FailedBatchResults(b, err)
+	case br == nil:
+		return tx.SendBatch(ctx, b)
+	}
+	return batchResults{br}
+}
+
+func (h *holder) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := h.open(ctx)
+	if err == nil {
+		tx, err = tx.Begin(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &savepoint{tx, h.t}, nil
+}
+
+func (h *holder) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	tx, err := h.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return tx.Prepare(ctx, name, sql)
+}
+
+func (h *holder) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	tx, err := h.open(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return tx.CopyFrom(ctx, table, columns, src)
+}
+
+// LargeObjects returns what refuses everything if the transaction does not open.
+func (h *holder) LargeObjects() pgx.LargeObjects {
+	tx, err := h.open(context.Background())
+	if err != nil {
+		b := &pgx.Batch{}
+		b.BeginTx(pgx.TxOptions{})
+		tx = pgx.FailedBatchResults(b, err).Tx()
+	}
+	return tx.LargeObjects()
+}
+
+// Conn cannot report that the transaction does not open. A connection outside of
+// it must not be handed out, so it is closed: all that is done with it fails.
+func (h *holder) Conn() *pgx.Conn {
+	if _, err := h.open(context.Background()); err != nil {
+		_ = h.t.conn.Close(context.Background())
+	}
+	return h.t.conn
+}
+
+func (h *holder) open(ctx context.Context) (pgx.Tx, error) {
+	h.t.mu.Lock()
+	defer h.t.mu.Unlock()
+	return h.t.open(ctx)
+}
+
+// plain reports whether args can be queued: a batch takes no option but a rewriter.
+func plain(args []any) bool {
+	if len(args) == 0 {
+		return true
+	}
+	switch args[0].(type) {
+	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+		return false
+	}
+	return true
+}
+
+// begins reports whether b would begin a transaction of its own, which pgx refuses.
+func begins(b *pgx.Batch) bool {
+	const begin = "begin"
+	sql := strings.TrimSpace(b.QueuedQueries[0].SQL)
+	return len(sql) >= len(begin) && strings.EqualFold(sql[:len(begin)], begin)
+}

@@ -1,0 +1,185 @@
+// Package lazytx is a transaction that is begun together with its holder's
+// first statement: what opens it and what its holder asks for make one round
+// trip, and so do the last statement and COMMIT.
+package lazytx
+
+import (
+	"context"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/txguard"
+)
+
+// A Tx belongs to whoever made it. It alone can end it; what it hands out by
+// [Tx.Holder] cannot. Its own methods may be called at the same time as a
+// holder's, which is for one goroutine at a time, like any transaction.
+type Tx struct {
+	conn    *pgx.Conn
+	options pgx.TxOptions
+	opening func(*pgx.Batch)
+
+	mu   sync.Mutex // held while it opens or ends
+	real pgx.Tx     // nil until it has begun
+	err  error      // why it cannot be used any more
+}
+
+// New returns a transaction on conn that has not begun. The statements that
+// opening queues follow BEGIN, before anything of the holder's. If one of them
+// fails, or its callback returns an error, so does all that the holder asks
+// for, with that error.
+func New(conn *pgx.Conn, options pgx.TxOptions, opening func(*pgx.Batch)) *Tx {
+	return &Tx{conn: conn, options: options, opening: opening}
+}
+
+// Began reports whether the server has heard of the transaction. It may be over.
+func (t *Tx) Began() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.real != nil
+}
+
+// Err returns why the transaction cannot be used, or nil.
+func (t *Tx) Err() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.err
+}
+
+// Open begins the transaction in a round trip of its own, unless it has begun.
+func (t *Tx) Open(ctx context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, err := t.open(ctx)
+	return err
+}
+
+// Commit sends what last queues, and COMMIT with it. If one of those statements
+// fails, COMMIT is not executed and the transaction remains, to be rolled back. An
+// error that is not the server's own says nothing about the outcome. A transaction
+// that never began is not an error: last is sent alone, as a transaction.
+func (t *Tx) Commit(ctx context.Context, last func(*pgx.Batch)) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err != nil {
+		return t.err
+	}
+	t.err = pgx.ErrTxClosed
+	b := &pgx.Batch{}
+	last(b)
+	if t.real == nil {
+		if b.Len() == 0 {
+			return nil
+		}
+		return t.conn.SendBatch(ctx, b).Close()
+	}
+	tag := ""
+	b.Queue(commit).Query(func(rows pgx.Rows) error {
+		rows.Close()
+		tag = rows.CommandTag().String()
+		return rows.Err()
+	})
+	err := t.conn.SendBatch(ctx, b).Close()
+	if err == nil && tag != "COMMIT" {
+		err = pgx.ErrTxCommitRollback
+	}
+	return err
+}
+
+// commit is in lower case, as pgx sends it by itself.
+const commit = "commit"
+
+// Rollback ends the transaction and undoes it. If that fails, the connection is
+// closed, and the server rolls back as soon as it notices. Where the transaction
+// is over already, or never began, it does nothing.
+func (t *Tx) Rollback(ctx context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.err = pgx.ErrTxClosed
+	if t.real == nil || t.conn.IsClosed() || txguard.StatusOf(t.conn) == txguard.Ended {
+		return nil
+	}
+	if err := t.real.Rollback(ctx); err != nil {
+		_ = t.conn.Close(ctx)
+		return err
+	}
+	return nil
+}
+
+// End makes the transaction unusable, without a word to the server. Once it has
+// returned, nothing is sent any more.
+func (t *Tx) End() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.err = pgx.ErrTxClosed
+}
+
+// open is called with mu held.
+func (t *Tx) open(ctx context.Context) (pgx.Tx, error) {
+	if t.real != nil || t.err != nil {
+		return t.real, t.err
+	}
+	br, err := t.send(ctx, func(*pgx.Batch) {})
+	if err == nil {
+		err = br.Close()
+	}
+	if err != nil && t.err == nil && ctx.Err() == nil {
+		t.err = err
+	}
+	return t.real, err
+}
+
+// send sends what opens the transaction and what add queues, and reads the
+// results of the former. If the transaction has not begun after an error, the
+// server has executed nothing at all.
+func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, error) {
+	b := &pgx.Batch{}
+	b.BeginTx(t.options)
+	t.opening(b)
+	mine := b.Len()
+	add(b)
+	br := t.conn.SendBatch(ctx, b)
+	for i := range mine {
+		var err error
+		if read := b.QueuedQueries[i].Fn; read != nil {
+			err = read(br)
+		} else {
+			_, err = br.Exec()
+		}
+		if err != nil {
+			b.QueuedQueries = b.QueuedQueries[:i+1] // the holder's callbacks get nothing
+			_ = br.Close()
+			if t.conn.IsClosed() || txguard.StatusOf(t.conn) != txguard.Ended {
+				t.real, t.err = br.Tx(), err
+			}
+			return nil, err
+		}
+	}
+	t.real = br.Tx()
+	return br, nil
+}
+
+// start sends what add queues together with what opens the transaction, where
+// that is possible. Otherwise it returns the transaction that it has opened
+// before, or that has been open for long.
+func (t *Tx) start(ctx context.Context, together bool, add func(*pgx.Batch)) (pgx.BatchResults, pgx.Tx, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.real != nil || t.err != nil {
+		return nil, t.real, t.err
+	}
+	if together {
+		br, err := t.send(ctx, add)
+		switch {
+		case err == nil:
+			return br, t.real, nil
+		case t.err != nil:
+			return nil, nil, err
+		}
+		// Nothing was executed: the statement could not be prepared, and is to fail
+		// inside of the transaction, as any other.
+	}
+	tx, err := t.open(ctx)
+	return nil, tx, err
+}

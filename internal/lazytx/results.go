@@ -1,0 +1,100 @@
+package lazytx
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// rows are those of the last statement of a batch, which ends with them.
+type rows struct {
+	pgx.Rows
+	br  pgx.BatchResults
+	err error // of the batch's end
+}
+
+// Close may be called again.
+func (r *rows) Close() {
+	r.Rows.Close()
+	if err := r.br.Close(); r.err == nil {
+		r.err = err
+	}
+}
+
+func (r *rows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+func (r *rows) Scan(dest ...any) error {
+	err := r.Rows.Scan(dest...)
+	if err != nil {
+		r.Close()
+	}
+	return err
+}
+
+func (r *rows) Err() error {
+	if err := r.Rows.Err(); err != nil {
+		return err
+	}
+	return r.err
+}
+
+// row is the first of rows.
+type row struct {
+	rows pgx.Rows
+	err  error
+}
+
+var errDriverBytes = errors.New("lazytx: cannot scan into *pgtype.DriverBytes from QueryRow")
+
+// Scan has the rules of pgx's own.
+func (r row) Scan(dest ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	defer r.rows.Close()
+	for _, d := range dest {
+		if _, ok := d.(*pgtype.DriverBytes); ok {
+			return errDriverBytes // its bytes are gone once the rows are closed
+		}
+	}
+	if !r.rows.Next() {
+		if err := r.rows.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	if err := r.rows.Scan(dest...); err != nil {
+		return err
+	}
+	r.rows.Close()
+	return r.rows.Err()
+}
+
+// batchResults do not tell of the transaction that their batch has begun.
+type batchResults struct{ pgx.BatchResults }
+
+func (batchResults) Tx() pgx.Tx { return nil }
+
+// failed are the rows of a statement that was not sent.
+type failed struct{ err error }
+
+func failedRows(err error) (pgx.Rows, error) { return failed{err}, err }
+
+func (failed) Close()                                       {}
+func (f failed) Err() error                                 { return f.err }
+func (failed) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+func (failed) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (failed) Next() bool                                   { return false }
+func (f failed) Scan(...any) error                          { return f.err }
+func (f failed) Values() ([]any, error)                     { return nil, f.err }
+func (failed) RawValues() [][]byte                          { return nil }
+func (failed) Conn() *pgx.Conn                              { return nil }
+func (failed) TypeMap() *pgtype.Map                         { return nil }

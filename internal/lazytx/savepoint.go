@@ -1,0 +1,82 @@
+package lazytx
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A savepoint is of no use once its transaction is over: by then the connection
+// may belong to somebody else.
+type savepoint struct {
+	pgx.Tx
+	t *Tx
+}
+
+func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := s.t.Err(); err != nil {
+		return nil, err
+	}
+	inner, err := s.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &savepoint{inner, s.t}, nil
+}
+
+func (s *savepoint) Commit(ctx context.Context) error {
+	if err := s.t.Err(); err != nil {
+		return err
+	}
+	return s.Tx.Commit(ctx)
+}
+
+func (s *savepoint) Rollback(ctx context.Context) error {
+	if err := s.t.Err(); err != nil {
+		return err
+	}
+	return s.Tx.Rollback(ctx)
+}
+
+func (s *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := s.t.Err(); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return s.Tx.Exec(ctx, sql, args...)
+}
+
+func (s *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := s.t.Err(); err != nil {
+		return failedRows(err)
+	}
+	return s.Tx.Query(ctx, sql, args...)
+}
+
+func (s *savepoint) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := s.t.Err(); err != nil {
+		return row{err: err}
+	}
+	return s.Tx.QueryRow(ctx, sql, args...)
+}
+
+func (s *savepoint) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if err := s.t.Err(); err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	return s.Tx.SendBatch(ctx, b)
+}
+
+func (s *savepoint) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if err := s.t.Err(); err != nil {
+		return 0, err
+	}
+	return s.Tx.CopyFrom(ctx, table, columns, src)
+}
+
+func (s *savepoint) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := s.t.Err(); err != nil {
+		return nil, err
+	}
+	return s.Tx.Prepare(ctx, name, sql)
+}
