@@ -52,15 +52,15 @@ func dieAt(at, schema string) {
 	d, err := s.Begin(ctx, c)
 	check(err)
 	e := d.Exec.(*execution)
-	_, err = e.tx.Exec(ctx, "INSERT INTO "+schema+".business (key) VALUES ('k')")
+	_, err = e.tx.Holder().Exec(ctx, "INSERT INTO "+schema+".business (key) VALUES ('k')")
 	check(err)
 	switch at {
 	case dieInside:
 	case dieInQuery:
 		time.AfterFunc(50*time.Millisecond, kill)
-		_, err = e.tx.Exec(ctx, "SELECT pg_sleep(15)")
+		_, err = e.tx.Holder().Exec(ctx, "SELECT pg_sleep(15)")
 	case dieUpdated:
-		_, err = e.complete(ctx, e.tx, &idemkey.Response{Status: 201})
+		_, err = e.keep(ctx, e.tx.Holder(), &idemkey.Response{Status: 201})
 	case dieAfter:
 		err = e.Commit(ctx, idemkey.Response{Status: 201, Header: http.Header{}, Body: []byte("first")})
 	case dieRejected:
@@ -111,7 +111,7 @@ func TestCrash(t *testing.T) {
 			f.lapse(t, c.ID)                   // waits for the dead owner's lock
 			f.expectRows(t, "k", 0)
 			e := f.begin(t, c)
-			if _, err := e.tx.Exec(t.Context(), "INSERT INTO "+f.schema+".business (key) VALUES ('k')"); err != nil {
+			if _, err := e.tx.Holder().Exec(t.Context(), "INSERT INTO "+f.schema+".business (key) VALUES ('k')"); err != nil {
 				t.Fatal(err)
 			}
 			if err := e.Commit(t.Context(), idemkey.Response{Status: 201}); err != nil {

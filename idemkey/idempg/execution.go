@@ -15,27 +15,56 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/lazytx"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
 // An execution owns one claim and the connection of its transaction.
 type execution struct {
-	s     *Store
-	conn  *pgxpool.Conn
-	tx    pgx.Tx // nil until it is open
-	id    idemkey.Identity
-	token pgtype.UUID
-	ended sync.Once
+	s      *Store
+	conn   *pgxpool.Conn
+	tx     *lazytx.Tx
+	id     idemkey.Identity
+	token  pgtype.UUID
+	record record      // nil without a key
+	opener *time.Timer // opens tx at last; may be nil
+	ended  sync.Once
+}
+
+// A record is what is left of a claim when its execution ends.
+type record interface {
+	// queue queues the statement that keeps r in the business transaction. The
+	// statement fails if the claim has been lost.
+	queue(b *pgx.Batch, header []byte, r *idemkey.Response) *pgx.QueuedQuery
+	// keep keeps r outside of it. It reports false if the claim has been lost.
+	keep(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error)
+	// free lets the request run again, once the transaction is over.
+	free(ctx context.Context, mode idemkey.ReleaseMode, status int) error
+	// lookUp asks on another connection whether the record was kept. It is
+	// known only once the transaction is over.
+	lookUp(ctx context.Context) (kept, known bool, err error)
+}
+
+// begin gives e a transaction that is opened by what opening queues.
+func (e *execution) begin(c *idemkey.Claim, opening func(*pgx.Batch)) {
+	options := pgx.TxOptions{IsoLevel: e.s.opts.Isolation, AccessMode: pgx.ReadWrite}
+	e.tx = lazytx.New(e.conn.Conn(), options, opening)
 }
 
 func (e *execution) Context(ctx context.Context) context.Context {
-	return context.WithValue(ctx, txKey{}, txguard.Wrap(e.tx))
+	return context.WithValue(ctx, txKey{}, e.tx.Holder())
 }
 
 // end gives connection and place back. A connection that is still in a
 // transaction is closed by the pool, which rolls back. A second call does nothing.
 func (e *execution) end() {
 	e.ended.Do(func() {
+		if e.opener != nil {
+			e.opener.Stop()
+		}
+		if e.tx != nil {
+			e.tx.End() // after this nobody sends anything
+		}
 		e.conn.Release()
 		<-e.s.slot
 	})
@@ -49,26 +78,35 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 	if err := e.checkOpen(ctx); err != nil {
 		return err
 	}
-	if e.id.Key != "" {
-		changed, err := e.complete(ctx, e.tx, &r)
-		if err != nil {
-			return e.undo(ctx, rolledBack(err, "complete record"))
-		}
-		if !changed {
-			return e.undo(ctx, idemkey.ErrLeaseLost)
-		}
+	header, err := r.MarshalHeader()
+	if err != nil {
+		return e.undo(ctx, err)
 	}
 	if err := failpoint.Hit("idempg/before-commit"); err != nil {
 		return e.undo(ctx, &idemkey.CommitError{Err: err})
 	}
-	err := e.tx.Commit(ctx)
+	lost := false
+	err = e.tx.Commit(ctx, func(b *pgx.Batch) {
+		if e.record == nil {
+			return
+		}
+		e.record.queue(b, header, &r).Fn = func(br pgx.BatchResults) error {
+			tag, err := br.Exec()
+			lost = hasCode(err, codeDivisionByZero) || err == nil && tag.RowsAffected() == 0
+			return err
+		}
+	})
 	if err == nil {
 		err = failpoint.Hit("idempg/after-commit")
 	}
-	if err == nil {
+	switch {
+	case err == nil && lost && e.tx.Began(): // the lock that keeps the record was gone: the handler has ended its transaction
+		return idemkey.ErrTxMisuse
+	case lost:
+		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+	case err == nil:
 		return nil
-	}
-	if refused(err) {
+	case refused(err):
 		return e.undo(ctx, rolledBack(err, "commit"))
 	}
 	return e.lookUp(ctx, fmt.Errorf("commit: %w", err))
@@ -76,10 +114,14 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 
 // checkOpen returns why the transaction cannot be committed.
 func (e *execution) checkOpen(ctx context.Context) error {
-	switch conn := e.conn.Conn(); {
+	switch conn, began := e.conn.Conn(), e.tx.Began(); {
+	case errors.Is(e.tx.Err(), idemkey.ErrLeaseLost):
+		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+	case e.tx.Err() != nil: // it could not be opened
+		return e.undo(ctx, &idemkey.CommitError{Err: e.tx.Err()})
 	case conn.IsClosed(): // the handler cancelled a statement; COMMIT was never sent
 		return e.undo(ctx, &idemkey.CommitError{Err: errors.New("the connection was closed")})
-	case txguard.StatusOf(conn) == txguard.Ended:
+	case began && txguard.StatusOf(conn) == txguard.Ended:
 		return e.bury(ctx)
 	case txguard.StatusOf(conn) == txguard.Aborted:
 		return e.undo(ctx, &idemkey.CommitError{Err: pgx.ErrTxCommitRollback})
@@ -90,11 +132,11 @@ func (e *execution) checkOpen(ctx context.Context) error {
 // bury leaves a tombstone where the handler has ended the transaction itself.
 // What it committed cannot be taken back, so the request must never run again.
 func (e *execution) bury(ctx context.Context) error {
-	_ = e.rollback(ctx) // closes the handle, in case the handler has kept it
-	if e.id.Key == "" {
+	e.tx.End()
+	if e.record == nil {
 		return idemkey.ErrTxMisuse
 	}
-	_, err := e.complete(ctx, e.s.pool, &idemkey.Response{Status: http.StatusInternalServerError, Dropped: true})
+	_, err := e.keep(ctx, e.s.pool, &idemkey.Response{Status: http.StatusInternalServerError, Dropped: true})
 	return errors.Join(idemkey.ErrTxMisuse, err)
 }
 
@@ -103,56 +145,30 @@ type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// complete keeps r. It reports false if another owner has the record.
-func (e *execution) complete(ctx context.Context, db execer, r *idemkey.Response) (bool, error) {
+// keep keeps r outside of the transaction. It reports false if the claim has been lost.
+func (e *execution) keep(ctx context.Context, db execer, r *idemkey.Response) (bool, error) {
 	header, err := r.MarshalHeader()
 	if err != nil {
 		return false, err
 	}
-	tag, err := db.Exec(ctx, e.s.q.completeRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token,
-		int(r.State()), r.Status, header, r.Body, r.KeyID)
-	return tag.RowsAffected() == 1, err
+	return e.record.keep(ctx, db, header, r)
 }
 
 // undo rolls back and frees the key for the next attempt. It returns cause.
 func (e *execution) undo(ctx context.Context, cause error) error {
-	return errors.Join(cause, e.letGo(ctx, e.s.q.failRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token, 0))
+	return errors.Join(cause, e.letGo(ctx, idemkey.Bound, 0))
 }
 
-// letGo rolls back and runs a statement that gives the record up.
-func (e *execution) letGo(ctx context.Context, statement string, args ...any) error {
+// letGo rolls back and gives the record up.
+func (e *execution) letGo(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	if err := e.rollback(ctx); err != nil && ctx.Err() != nil {
 		return err // no time left: the lease will tell
 	}
-	if e.id.Key == "" {
+	if e.record == nil {
 		return nil
 	}
-	// The statement skips a locked row. Where the connection was lost, the server
-	// frees the lock a moment after the client has heard of it: without another
-	// look the key would stay in progress until the grace is over.
-	for range letGoTries {
-		tag, err := e.after().Exec(ctx, statement, args...)
-		if err != nil {
-			return fmt.Errorf("idempg: release record: %w", err)
-		}
-		if tag.RowsAffected() > 0 || !e.conn.Conn().IsClosed() {
-			return nil
-		}
-		select {
-		case <-time.After(letGoPause):
-		case <-ctx.Done():
-			return nil // the lease will tell
-		}
-	}
-	return nil
+	return e.record.free(ctx, mode, status)
 }
-
-// How often a record whose row is still locked by a lost connection is looked
-// at again, and after which pause.
-const (
-	letGoTries = 20
-	letGoPause = 10 * time.Millisecond
-)
 
 // after returns what to run a statement on once the transaction has ended: its
 // own connection, which saves another, or the pool if that is no longer usable.
@@ -163,11 +179,10 @@ func (e *execution) after() execer {
 	return e.s.pool
 }
 
-// rollback ends the transaction. On an error the connection is closed, and the
+// rollback ends the transaction. After an error the connection is closed, and the
 // server rolls back as soon as it notices.
 func (e *execution) rollback(ctx context.Context) error {
-	if err := e.tx.Rollback(ctx); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
-		_ = e.conn.Conn().Close(ctx) // it is of no use any more
+	if err := e.tx.Rollback(ctx); err != nil {
 		return fmt.Errorf("idempg: roll back: %w", err)
 	}
 	return nil
@@ -178,14 +193,14 @@ func (e *execution) rollback(ctx context.Context) error {
 func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 	defer e.end()
 	_ = e.rollback(ctx) // a connection that cannot roll back is closed
-	if e.id.Key == "" {
+	if e.record == nil {
 		return nil
 	}
-	changed, err := e.complete(ctx, e.after(), &r)
+	changed, err := e.keep(ctx, e.after(), &r)
 	switch {
 	case err != nil:
 		if state, lookErr := e.state(ctx); lookErr == nil && state == r.State() {
-			return nil // the reply was lost, not the update
+			return nil // the reply was lost, not the record
 		}
 		return fmt.Errorf("idempg: keep response: %w", err)
 	case !changed:
@@ -198,19 +213,16 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 // by itself, and the business writes are rolled back all the same.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	defer e.end()
-	if mode == idemkey.Forget {
-		return e.letGo(ctx, e.s.q.forgetRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token)
-	}
-	return e.letGo(ctx, e.s.q.failRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token, status)
+	return e.letGo(ctx, mode, status)
 }
 
 // lookUp finds out what became of a COMMIT whose reply was lost. The record
-// committed with the business writes, so it is the answer; and while it is
-// still in progress, its row lock tells whether the transaction is open yet.
+// committed with the business writes, so it is the answer.
 func (e *execution) lookUp(ctx context.Context, cause error) error {
 	_ = e.conn.Conn().Close(ctx) // what comes back on it now would answer another question
-	if e.id.Key == "" {
-		return fmt.Errorf("idempg: %w: %w", idemkey.ErrOutcomeUnknown, cause)
+	unknown := fmt.Errorf("idempg: %w: %w", idemkey.ErrOutcomeUnknown, cause)
+	if e.record == nil {
+		return unknown
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.s.opts.LookupTimeout)
 	defer cancel()
@@ -221,31 +233,16 @@ func (e *execution) lookUp(ctx context.Context, cause error) error {
 			case <-time.After(e.s.opts.LookupTimeout / (2 * lookups)):
 			}
 		}
-		known, err := e.verdict(ctx, cause)
-		if known {
-			return err
+		switch kept, known, err := e.record.lookUp(ctx); {
+		case kept:
+			return nil
+		case err != nil:
+			return fmt.Errorf("idempg: %w", err)
+		case known:
+			return fmt.Errorf("idempg: %w", &idemkey.CommitError{Err: cause})
 		}
 	}
-	return fmt.Errorf("idempg: %w: %w", idemkey.ErrOutcomeUnknown, cause)
-}
-
-// verdict asks once. If it is known, err is what Commit returns.
-func (e *execution) verdict(ctx context.Context, cause error) (known bool, err error) {
-	state, err := e.state(ctx)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return true, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost) // only over a transaction that had ended
-	case err != nil:
-		return false, nil
-	case state == idemkey.StateCompleted, state == idemkey.StateTombstone:
-		return true, nil
-	}
-	// In progress and not locked: the transaction has ended without a commit.
-	tag, err := e.s.pool.Exec(ctx, e.s.q.failRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token, 0)
-	if err != nil || tag.RowsAffected() == 0 {
-		return false, nil
-	}
-	return true, fmt.Errorf("idempg: %w", &idemkey.CommitError{Err: cause})
+	return unknown
 }
 
 // state reads what the record says of this claim, on another connection.
@@ -253,25 +250,4 @@ func (e *execution) state(ctx context.Context) (idemkey.State, error) {
 	var state idemkey.State
 	err := e.s.pool.QueryRow(ctx, e.s.q.readState, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&state)
 	return state, err
-}
-
-// refused reports that the server has answered and did not commit. A fatal
-// error says nothing of the kind: the session may have ended after the commit.
-func refused(err error) bool {
-	if errors.Is(err, pgx.ErrTxCommitRollback) {
-		return true
-	}
-	pgErr := (*pgconn.PgError)(nil)
-	return errors.As(err, &pgErr) && (pgErr.SeverityUnlocalized == "ERROR" || pgErr.Severity == "ERROR")
-}
-
-// rolledBack names what a definite failure means to the caller.
-func rolledBack(err error, what string) error {
-	switch {
-	case conflict(err):
-		return fmt.Errorf("idempg: %s: %w: %w", what, idemkey.ErrTxConflict, err)
-	case refused(err):
-		return fmt.Errorf("idempg: %s: %w", what, &idemkey.CommitError{Err: err})
-	}
-	return fmt.Errorf("idempg: %s: %w", what, err)
 }

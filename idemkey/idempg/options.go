@@ -15,7 +15,6 @@ import (
 const (
 	DefaultGrace           = 10 * time.Second
 	DefaultAcquireTimeout  = 2 * time.Second
-	DefaultLockTimeout     = 2 * time.Second
 	DefaultLookupTimeout   = 2 * time.Second
 	DefaultIdleMargin      = 5 * time.Second
 	DefaultConnectionCheck = time.Second
@@ -33,27 +32,55 @@ const (
 	// lookups is how often a lost commit is looked up within LookupTimeout.
 	lookups = 3
 
+	// openEarly is the part of the grace after which a transaction is opened for a
+	// handler that has not yet asked for anything.
+	openEarly = 4
+
+	// How often a record whose row is still locked by a lost connection is looked
+	// at again, and after which pause.
+	freeTries = 20
+	freePause = 10 * time.Millisecond
+
 	// reserved connections are left for those that only read a record.
 	reserved = 2
+)
+
+// A ClaimMode is a way to keep others from running the same request.
+type ClaimMode uint8
+
+const (
+	// ClaimLeased claims a key by a record that is committed before the handler
+	// runs. A second request is compared with the first while that still runs,
+	// attempts are counted, and a failed key stays bound to its request.
+	ClaimLeased ClaimMode = iota
+
+	// ClaimInline claims it by an advisory lock of the business transaction,
+	// and writes the record in the end: one transaction, one durable write.
+	// While a request runs, every other one with its key is in flight, whatever
+	// its body; a failed one leaves nothing. It needs READ COMMITTED. Stores of both
+	// modes may use one table at the same time, as while a deploy changes the mode.
+	ClaimInline
 )
 
 // Options configure a [Store]. The zero value works.
 type Options struct {
 	Schema    string         // of the table; default: sagamill
-	Isolation pgx.TxIsoLevel // of the handler's transaction; default: the database's
+	Isolation pgx.TxIsoLevel // of the handler's transaction; default: the database's, READ COMMITTED under ClaimInline
+	ClaimMode ClaimMode      // default: ClaimLeased
 
 	// MaxInFlight is how many handlers run at once, each on a connection of
 	// its own. Default: the pool's MaxConns less 2, at least 1.
 	MaxInFlight    int
 	AcquireTimeout time.Duration // wait for a place and for a connection, each; default: 2 s
 
-	Grace         time.Duration // from the claim to the row lock that replaces it; default: 10 s
-	LockTimeout   time.Duration // wait for that lock; default: 2 s
+	// Grace is the life of a claim until the row lock takes its place, at the handler's
+	// first statement or after a quarter of it. A key whose owner has died before waits as long. Default: 10 s.
+	Grace         time.Duration
 	LookupTimeout time.Duration // to find out what became of a commit whose reply was lost; default: 2 s
 	IdleMargin    time.Duration // beyond the handler's time, before the server ends an idle transaction; default: 5 s
 
 	// ConnectionCheck is how often the server looks, while it runs a
-	// statement, whether this process still lives. It needs PostgreSQL 14 on a
+	// statement, whether this process still lives. It needs a server on a
 	// system that can tell. Negative: never. Default: 1 s.
 	ConnectionCheck time.Duration
 
@@ -62,10 +89,12 @@ type Options struct {
 
 func (o *Options) setDefaults(maxConns int) {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
+	if o.ClaimMode == ClaimInline {
+		o.Isolation = cmp.Or(o.Isolation, pgx.ReadCommitted)
+	}
 	o.MaxInFlight = cmp.Or(o.MaxInFlight, max(1, maxConns-reserved))
 	o.AcquireTimeout = cmp.Or(o.AcquireTimeout, DefaultAcquireTimeout)
 	o.Grace = cmp.Or(o.Grace, DefaultGrace)
-	o.LockTimeout = cmp.Or(o.LockTimeout, DefaultLockTimeout)
 	o.LookupTimeout = cmp.Or(o.LookupTimeout, DefaultLookupTimeout)
 	o.IdleMargin = cmp.Or(o.IdleMargin, DefaultIdleMargin)
 	o.ConnectionCheck = cmp.Or(o.ConnectionCheck, DefaultConnectionCheck)
@@ -82,6 +111,12 @@ func (o *Options) check(maxConns int) error {
 	default:
 		return fmt.Errorf("idempg: Options.Isolation: %q is not one that protects writes", o.Isolation)
 	}
+	switch {
+	case o.ClaimMode > ClaimInline:
+		return fmt.Errorf("idempg: Options.ClaimMode: %d is unknown", o.ClaimMode)
+	case o.ClaimMode == ClaimInline && o.Isolation != pgx.ReadCommitted:
+		return fmt.Errorf("idempg: Options.Isolation: ClaimInline needs %q", pgx.ReadCommitted)
+	}
 	if o.MaxInFlight < 1 || o.MaxInFlight > maxConns {
 		return fmt.Errorf("idempg: Options.MaxInFlight is %d, and must be 1 to the pool's MaxConns, %d", o.MaxInFlight, maxConns)
 	}
@@ -92,7 +127,7 @@ func (o *Options) check(maxConns int) error {
 		field string
 		value time.Duration
 	}{
-		{"AcquireTimeout", o.AcquireTimeout}, {"Grace", o.Grace}, {"LockTimeout", o.LockTimeout},
+		{"AcquireTimeout", o.AcquireTimeout}, {"Grace", o.Grace},
 		{"LookupTimeout", o.LookupTimeout}, {"IdleMargin", o.IdleMargin},
 	} {
 		if d.value < time.Millisecond {

@@ -1,33 +1,38 @@
 package idempg
 
-import "github.com/sagamill/sagamill/internal/sqlschema"
+import (
+	"strings"
 
-// sqlInsertClaim makes the caller the owner of an absent key, in a transaction
-// of its own. A concurrent claim waits for the other insert, which commits at
-// once. DO NOTHING, since DO UPDATE would wait for a running owner's row lock
-// even where its WHERE is false. While an owner is between its last update and
-// its commit, this waits too, up to lock_timeout. The commit is asynchronous: a
-// claim that is lost with the server has committed nothing.
-const sqlInsertClaim = `
-WITH setting AS MATERIALIZED (
-	SELECT set_config('synchronous_commit', 'off', true) AS durable, set_config('lock_timeout', $9::text, true) AS wait
+	"github.com/sagamill/sagamill/internal/sqlschema"
 )
-INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
-SELECT $1::text, $2::text, $3::text, 1, $4::bytea, $5::text, $6::uuid, 1,
-	clock_timestamp() + $7::bigint * interval '1 ms', clock_timestamp() + $8::bigint * interval '1 ms'
-FROM setting WHERE durable = 'off' AND wait <> ''
-ON CONFLICT (namespace, scope, key) DO NOTHING
-RETURNING expires_at`
+
+// recordColumns are as they are stored: what the server computes of them costs it
+// more than reading them. All times are compared with its clock.
+const recordColumns = `state, fp, fp_alg, token, attempt, lease_until, expires_at, clock_timestamp(),
+	resp_status, resp_header, resp_body, enc_key_id`
 
 // sqlReadRecord reads what is committed, without waiting for anybody.
 const sqlReadRecord = `
-SELECT state, fp, fp_alg, token, attempt,
-	greatest(0, ceil(extract(epoch FROM lease_until - clock_timestamp()) * 1000))::bigint AS lease_left,
-	expires_at <= clock_timestamp() AS expired, expires_at,
-	greatest(0, floor(extract(epoch FROM expires_at - clock_timestamp()) * 1000))::bigint AS life_left,
-	resp_status, resp_header, resp_body, coalesce(enc_key_id, '') AS enc_key_id
-FROM {schema}.idempotency_key
+SELECT ` + recordColumns + ` FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3`
+
+// sqlReadBeforeClaim does so in the transaction of sqlInsertClaim. If it finds a
+// record it bounds how long the insert waits for whoever is committing it.
+const sqlReadBeforeClaim = `
+SELECT ` + recordColumns + `, set_config('lock_timeout', $4, true) FROM {schema}.idempotency_key
+WHERE namespace = $1 AND scope = $2 AND key = $3`
+
+// sqlInsertClaim makes the caller the owner of an absent key. A concurrent claim
+// waits for the other insert, which commits at once. DO NOTHING, since DO UPDATE
+// would wait for a running owner's row lock even where its WHERE is false. While an
+// owner commits, this waits too. The commit is asynchronous: a claim that is lost
+// with the server has committed nothing.
+const sqlInsertClaim = `
+INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
+VALUES ($1, $2, $3, 1, $4, $5, $6, 1,
+	clock_timestamp() + $7::bigint * interval '1 ms', clock_timestamp() + $8::bigint * interval '1 ms')
+ON CONFLICT (namespace, scope, key) DO NOTHING
+RETURNING expires_at, set_config('synchronous_commit', 'off', true)`
 
 // sqlTakeOver makes the caller the owner of a record that was read with token
 // $4, unless the record has changed since or its owner still holds the row lock:
@@ -57,36 +62,33 @@ SELECT 1 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
 FOR UPDATE SKIP LOCKED`
 
-// sqlLimitTx bounds the transaction it runs in: no statement runs longer than
-// the handler may, and the server ends the session of a process that hangs.
-// The waits for a lock are bounded for sqlLockRecord alone; what the session had is
-// remembered for sqlRestoreLockTimeout.
-const sqlLimitTx = `
-SELECT set_config('statement_timeout',
+// txLimits bound the transaction that they are selected in: no statement runs
+// longer than the handler may, the server ends the session of a process that
+// hangs, and it notices a dead client while a statement runs. Without the last
+// the dead owner's lock stays until the statement ends.
+const txLimits = `
+	set_config('statement_timeout',
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
-		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true),
-	set_config('idle_in_transaction_session_timeout', $2::bigint::text, true),
-	set_config('sagamill.lock_timeout', current_setting('lock_timeout'), true),
-	set_config('lock_timeout', $3::bigint::text, true)`
+		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
+	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
+	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits`
 
-// sqlLimitTxWatched also lets the server notice a dead client while a statement
-// runs. Without it the dead owner's row lock stays until the statement ends.
-const sqlLimitTxWatched = sqlLimitTx + `,
-	set_config('client_connection_check_interval', $4::bigint::text, true)`
+// sqlLimitTx is for transactions without a record.
+const sqlLimitTx = `SELECT` + txLimits
 
 // sqlLockRecord takes the row lock that is the owner's proof of life, held to
-// the end of the business transaction, and then restores lock_timeout. No row:
-// the claim was taken over.
+// the end of the business transaction. No row, or an error: the claim was taken
+// over, or is being taken over.
 const sqlLockRecord = `
-WITH mine AS MATERIALIZED (
-	SELECT expires_at FROM {schema}.idempotency_key
-	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
-	FOR UPDATE
-)
-SELECT expires_at, set_config('lock_timeout', current_setting('sagamill.lock_timeout'), true) FROM mine`
+SELECT` + txLimits + `
+FROM {schema}.idempotency_key
+WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
+FOR UPDATE NOWAIT`
 
-// sqlRestoreLockTimeout is for transactions without a record.
-const sqlRestoreLockTimeout = `SELECT set_config('lock_timeout', current_setting('sagamill.lock_timeout'), true)`
+// sqlTryLock takes the advisory lock that is the owner's proof of life under
+// ClaimInline, if it is free.
+const sqlTryLock = `
+SELECT pg_try_advisory_xact_lock($4), clock_timestamp() + $5::bigint * interval '1 ms' AS expires_at,` + txLimits
 
 // sqlCompleteRecord keeps a response. It changes one row if the caller still
 // owns the record, else none.
@@ -94,6 +96,35 @@ const sqlCompleteRecord = `
 UPDATE {schema}.idempotency_key
 SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1`
+
+// sqlCommitRecord does so in the business transaction, where COMMIT follows without
+// waiting for an answer: so it fails, with a division by zero, if another owner has the
+// record. That there is one the row lock sees to.
+const sqlCommitRecord = `
+UPDATE {schema}.idempotency_key
+SET state = CASE WHEN token = $4 AND state = 1 THEN $5::smallint ELSE 1 / (attempt - attempt) END,
+	resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
+WHERE namespace = $1 AND scope = $2 AND key = $3`
+
+// sqlKeepInline keeps a response under ClaimInline, where no record has been
+// before. A record of a leasing store, or an expired one, is replaced if it is still the
+// one that was read; over another it fails, as sqlCommitRecord does.
+const sqlKeepInline = `
+INSERT INTO {schema}.idempotency_key AS k (namespace, scope, key, token, state, resp_status, resp_header, resp_body, enc_key_id,
+	fp, fp_alg, expires_at, attempt, lease_until, created_at, completed_at)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, nullif($9, ''),
+	$10, $11, $12::timestamptz, 1, clock_timestamp(), $12::timestamptz - $13::bigint * interval '1 ms', clock_timestamp()
+{only}
+ON CONFLICT (namespace, scope, key) DO UPDATE SET
+	state = CASE WHEN k.token = $14::uuid AND k.state = $15::smallint THEN excluded.state ELSE 1 / (k.attempt - k.attempt) END,
+	token = excluded.token, resp_status = excluded.resp_status, resp_header = excluded.resp_header, resp_body = excluded.resp_body,
+	enc_key_id = excluded.enc_key_id, fp = excluded.fp, fp_alg = excluded.fp_alg, expires_at = excluded.expires_at,
+	attempt = excluded.attempt, lease_until = excluded.lease_until, created_at = excluded.created_at, completed_at = excluded.completed_at`
+
+// sqlForgetPrior makes the key new of a record that a leasing store has left.
+const sqlForgetPrior = `
+DELETE FROM {schema}.idempotency_key
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = $5`
 
 // sqlFailRecord releases a record for its request's next attempt. It skips a
 // locked row: then the owner's transaction has not ended, and nothing is decided.
@@ -136,25 +167,22 @@ WHERE k.namespace = old.namespace AND k.scope = old.scope AND k.key = old.key`
 
 // queries are the statements bound to one schema.
 type queries struct {
-	insertClaim, readRecord, takeOver, findAbandoned string
-	limitTx, limitTxWatched                          string
-	lockRecord, restoreLockTimeout                   string
-	completeRecord, failRecord, forgetRecord         string
-	readState, sweepRecords                          string
+	readRecord, readBeforeClaim, insertClaim, takeOver, findAbandoned  string
+	lockRecord, completeRecord, commitRecord, failRecord, forgetRecord string
+	keepInline, commitInline, forgetPrior                              string
+	readState, sweepRecords                                            string
 }
 
 func newQueries(schema string) queries {
-	q := queries{
-		insertClaim: sqlInsertClaim, readRecord: sqlReadRecord, takeOver: sqlTakeOver, findAbandoned: sqlFindAbandoned,
-		limitTx: sqlLimitTx, limitTxWatched: sqlLimitTxWatched, lockRecord: sqlLockRecord, restoreLockTimeout: sqlRestoreLockTimeout,
-		completeRecord: sqlCompleteRecord, failRecord: sqlFailRecord, forgetRecord: sqlForgetRecord,
-		readState: sqlReadState, sweepRecords: sqlSweepRecords,
+	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
+	return queries{
+		readRecord: bind(sqlReadRecord), readBeforeClaim: bind(sqlReadBeforeClaim), insertClaim: bind(sqlInsertClaim),
+		takeOver: bind(sqlTakeOver), findAbandoned: bind(sqlFindAbandoned),
+		lockRecord: bind(sqlLockRecord), completeRecord: bind(sqlCompleteRecord), commitRecord: bind(sqlCommitRecord),
+		failRecord: bind(sqlFailRecord), forgetRecord: bind(sqlForgetRecord),
+		keepInline:   bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE pg_try_advisory_xact_lock($16)")),
+		commitInline: bind(strings.ReplaceAll(sqlKeepInline, "{only}", "")),
+		forgetPrior:  bind(sqlForgetPrior),
+		readState:    bind(sqlReadState), sweepRecords: bind(sqlSweepRecords),
 	}
-	for _, statement := range []*string{
-		&q.insertClaim, &q.readRecord, &q.takeOver, &q.findAbandoned, &q.lockRecord, &q.completeRecord,
-		&q.failRecord, &q.forgetRecord, &q.readState, &q.sweepRecords,
-	} {
-		*statement = sqlschema.Bind(schema, *statement)
-	}
-	return q
 }

@@ -82,7 +82,7 @@ func (f *fixture) expire(t testing.TB, id idemkey.Identity) {
 }
 
 // crash cuts the owner's connection. The update of the lease waits until the
-// server has rolled back and freed the row.
+// server has rolled back and freed the row, and so does the other lock.
 func (f *fixture) crash(t testing.TB, id idemkey.Identity, exec idemkey.Execution) {
 	t.Helper()
 	conn := exec.(*execution).conn.Conn()
@@ -90,6 +90,7 @@ func (f *fixture) crash(t testing.TB, id idemkey.Identity, exec idemkey.Executio
 		t.Fatalf("cut connection: %v", err)
 	}
 	f.lapse(t, id)
+	f.exec(t, "SELECT pg_advisory_lock($1), pg_advisory_unlock($1)", f.lockKey(id))
 }
 
 func TestStore(t *testing.T) {
@@ -98,6 +99,7 @@ func TestStore(t *testing.T) {
 		"default":         {},
 		"repeatable read": {Isolation: pgx.RepeatableRead},
 		"serializable":    {Isolation: pgx.Serializable},
+		"inline":          {ClaimMode: ClaimInline},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -127,6 +129,8 @@ func TestOptions(t *testing.T) {
 	for field, opts := range map[string]Options{
 		"Schema":         {Schema: "no; schema"},
 		"Isolation":      {Isolation: pgx.ReadUncommitted},
+		"ClaimMode":      {ClaimMode: 7},
+		"Isolation: ":    {ClaimMode: ClaimInline, Isolation: pgx.Serializable},
 		"MaxInFlight":    {MaxInFlight: 1000},
 		"Grace":          {Grace: -time.Second},
 		"AcquireTimeout": {AcquireTimeout: time.Microsecond},
@@ -162,13 +166,12 @@ func TestRowLockOutlivesLease(t *testing.T) {
 	f := newFixture(t, Options{})
 	c := idemkeytest.Claim("k", "a")
 	owner := f.begin(t, c)
-	// The lock keeps even the test from changing the lease, so the transaction does.
-	if _, err := owner.tx.Exec(t.Context(), "SELECT set_config('lock_timeout', '0', true)"); err != nil {
-		t.Fatal(err)
-	}
 	g := newFixtureOn(t, f.pool, f.schema, Options{Grace: time.Millisecond})
 	c2 := idemkeytest.Claim("k2", "a")
 	owner2 := g.begin(t, c2)
+	if err := owner2.tx.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := f.pool.Exec(t.Context(), "SELECT pg_sleep(0.01)"); err != nil { // the server's clock, not ours
 		t.Fatal(err)
 	}
@@ -188,43 +191,67 @@ func TestRowLockOutlivesLease(t *testing.T) {
 // and its transaction does nothing.
 func TestOvertakenBeforeLock(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, Options{})
+	f := newFixture(t, Options{Grace: time.Hour})
 	c := idemkeytest.Claim("k", "a")
-	conn, err := f.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.slot <- struct{}{}
-	stalled := &execution{s: f.Store, conn: conn, id: c.ID, token: newToken()}
-	t.Cleanup(stalled.end)
-	if mine, err := f.insert(t.Context(), stalled, &c); !mine || err != nil {
-		t.Fatalf("insert = %t, %v", mine, err)
-	}
+	stalled := f.begin(t, c)
 	f.kind(t, c, idemkey.KindInFlight)
 	f.expire(t, c.ID)
 	if n, err := f.Sweep(t.Context(), 10); n != 0 || err != nil {
 		t.Errorf("Sweep = %d, %v; want a live lease to stay", n, err)
 	}
-	second := &execution{s: f.Store, conn: conn, id: c.ID, token: newToken()}
-	if mine, err := f.takeOver(t.Context(), second, &c, stalled.token, 2); mine || err != nil {
-		t.Errorf("takeOver within the lease = %t, %v", mine, err)
-	}
-	f.lapse(t, c.ID)
-	if mine, err := f.takeOver(t.Context(), second, &c, stalled.token, 2); !mine || err != nil {
-		t.Fatalf("takeOver = %t, %v", mine, err)
-	}
-	if d, err := f.open(t.Context(), stalled, &c, 1); err != nil || d.Kind != idemkey.KindInFlight {
-		t.Errorf("open after a take-over = %d, %v; want in flight", d.Kind, err)
+	other := &execution{s: f.Store, conn: stalled.conn, id: c.ID, token: newToken()}
+	if expires, err := f.takeOver(t.Context(), other, &c, stalled.token, 2); !expires.IsZero() || err != nil {
+		t.Errorf("takeOver within the lease = %v, %v", expires, err)
 	}
 	f.lapse(t, c.ID)
 	winner := f.begin(t, c)
+	_, err := stalled.tx.Holder().Exec(t.Context(), "INSERT INTO "+f.schema+".business (key) VALUES ($1)", "k")
+	if !errors.Is(err, idemkey.ErrLeaseLost) {
+		t.Errorf("statement of an overtaken owner: %v, want ErrLeaseLost", err)
+	}
+	if err := stalled.Commit(t.Context(), idemkey.Response{Status: 200}); !errors.Is(err, idemkey.ErrLeaseLost) {
+		t.Errorf("Commit of an overtaken owner: %v, want ErrLeaseLost", err)
+	}
 	if err := winner.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
 		t.Fatalf("Commit: %v", err)
 	}
-	d, err := f.open(t.Context(), stalled, &c, 1)
-	if err != nil || d.Kind != idemkey.KindInFlight {
-		t.Errorf("open = %d, %v; want in flight", d.Kind, err)
+	f.kind(t, c, idemkey.KindReplay)
+	f.expectRows(t, "k", 0)
+}
+
+// The same, without a statement in between: the record alone tells.
+func TestOvertakenIdle(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{Grace: time.Hour})
+	c := idemkeytest.Claim("k", "a")
+	stalled := f.begin(t, c)
+	f.lapse(t, c.ID)
+	winner := f.begin(t, c)
+	if err := stalled.Commit(t.Context(), idemkey.Response{Status: 200}); !errors.Is(err, idemkey.ErrLeaseLost) {
+		t.Errorf("Commit of an overtaken owner: %v, want ErrLeaseLost", err)
 	}
+	if err := winner.Commit(t.Context(), idemkey.Response{Status: 201}); err != nil {
+		t.Fatalf("Commit: %v", err)
+	}
+	f.kind(t, c, idemkey.KindReplay)
+}
+
+// A handler that asks for nothing gets its row lock all the same, long before
+// the grace is over.
+func TestOpenedEarly(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{Grace: 400 * time.Millisecond})
+	c := idemkeytest.Claim("k", "a")
+	owner := f.begin(t, c)
+	for !owner.tx.Began() {
+		f.exec(t, "SELECT pg_sleep(0.01)")
+	}
+	f.exec(t, "SELECT pg_sleep(0.5)") // the lease runs out by the server's clock
+	f.kind(t, c, idemkey.KindInFlight)
+	if err := owner.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
+		t.Errorf("Commit: %v", err)
+	}
+	f.kind(t, c, idemkey.KindReplay)
 }
 
 // A claim does not wait for an owner that is about to commit.
@@ -233,8 +260,8 @@ func TestBeginDoesNotWaitForCommit(t *testing.T) {
 	f := newFixture(t, Options{})
 	c := idemkeytest.Claim("k", "a")
 	owner := f.begin(t, c)
-	if ok, err := owner.complete(t.Context(), owner.tx, &idemkey.Response{Status: 200}); !ok || err != nil {
-		t.Fatalf("complete = %t, %v", ok, err)
+	if ok, err := owner.keep(t.Context(), owner.tx.Holder(), &idemkey.Response{Status: 200}); !ok || err != nil {
+		t.Fatalf("keep = %t, %v", ok, err)
 	}
 	f.kind(t, c, idemkey.KindInFlight)
 	if err := owner.Release(t.Context(), idemkey.Bound, 500); err != nil {
@@ -291,7 +318,7 @@ func TestTransactionSettings(t *testing.T) {
 		"client_connection_check_interval": "1s", "synchronous_commit": "on",
 	} {
 		var got string
-		if err := e.tx.QueryRow(t.Context(), "SELECT current_setting($1)", name).Scan(&got); err != nil || got != want {
+		if err := e.tx.Holder().QueryRow(t.Context(), "SELECT current_setting($1)", name).Scan(&got); err != nil || got != want {
 			t.Errorf("%s = %q, %v; want %q", name, got, err, want)
 		}
 	}

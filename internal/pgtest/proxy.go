@@ -3,7 +3,10 @@ package pgtest
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -26,8 +29,20 @@ const (
 // proxyConns is the size of the pool behind a proxy.
 const proxyConns = 6
 
-// commitMessage is the simple query that pgx sends.
-var commitMessage = []byte("Q\x00\x00\x00\x0bcommit\x00")
+// commitMessages are what pgx asks for a commit with: the simple query that a
+// transaction sends, and the part of a Bind message that names the prepared
+// statement in a batch.
+var commitMessages = [][]byte{
+	[]byte("Q\x00\x00\x00\x0bcommit\x00"),
+	fmt.Appendf(nil, "\x00stmtcache_%x\x00", firstBytes(sha256.Sum256([]byte("commit")))),
+}
+
+// firstBytes are as many of a digest as pgx names a statement by.
+func firstBytes(sum [sha256.Size]byte) []byte { return sum[:24] }
+
+func asksForCommit(sent []byte) bool {
+	return slices.ContainsFunc(commitMessages, func(m []byte) bool { return bytes.Contains(sent, m) })
+}
 
 // A Proxy stands between a pool and its server, and loses a COMMIT or the
 // answer to one: the two ways in which a client is left not knowing the outcome
@@ -98,7 +113,7 @@ func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
 			return
 		}
 		loss := Loss(p.loss.Load())
-		if loss != LoseNothing && bytes.Contains(buf[:n], commitMessage) {
+		if loss != LoseNothing && asksForCommit(buf[:n]) {
 			cut.Store(true) // before the server can answer
 			if loss == LoseAll {
 				_ = p.listener.Close()

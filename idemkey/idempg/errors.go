@@ -1,0 +1,47 @@
+package idempg
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// codeDivisionByZero is what the statements fail with that must change a row and do not.
+const codeDivisionByZero = "22012"
+
+// refused reports that the server has answered and did not commit. A fatal
+// error says nothing of the kind: the session may have ended after the commit.
+func refused(err error) bool {
+	if errors.Is(err, pgx.ErrTxCommitRollback) {
+		return true
+	}
+	pgErr := (*pgconn.PgError)(nil)
+	return errors.As(err, &pgErr) && (pgErr.SeverityUnlocalized == "ERROR" || pgErr.Severity == "ERROR")
+}
+
+// rolledBack names what a definite failure means to the caller.
+func rolledBack(err error, what string) error {
+	switch {
+	case conflict(err):
+		return fmt.Errorf("idempg: %s: %w: %w", what, idemkey.ErrTxConflict, err)
+	case refused(err):
+		return fmt.Errorf("idempg: %s: %w", what, &idemkey.CommitError{Err: err})
+	}
+	return fmt.Errorf("idempg: %s: %w", what, err)
+}
+
+// conflict reports a serialization failure or a deadlock.
+func conflict(err error) bool { return hasCode(err, "40001", "40P01") }
+
+// lockUnavailable reports that a lock was not to be had, in the time there was.
+func lockUnavailable(err error) bool { return hasCode(err, "55P03") }
+
+func hasCode(err error, codes ...string) bool {
+	pgErr := (*pgconn.PgError)(nil)
+	return errors.As(err, &pgErr) && slices.Contains(codes, pgErr.Code)
+}

@@ -1,0 +1,146 @@
+package idempg
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// claimInline makes e the owner of c.ID by an advisory lock of the business
+// transaction. The lock is taken by one statement and the record read by the
+// next: a statement that did both would read from a snapshot older than the lock.
+func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
+	in := &inlineRecord{execution: e, lock: s.lockKey(c.ID), claim: c}
+	var (
+		mine bool
+		rec  *storedRecord
+	)
+	e.begin(c, func(b *pgx.Batch) {
+		b.Queue(sqlTryLock, append(s.limits(c), in.lock, c.TTL.Milliseconds())...).
+			QueryRow(func(row pgx.Row) error { return row.Scan(&mine, &in.expires, nil) })
+		b.Queue(s.q.readRecord, c.ID.Namespace, c.ID.Scope, c.ID.Key).Query(func(rows pgx.Rows) (err error) {
+			rec, err = collectRecord(rows)
+			return err
+		})
+	})
+	if err := e.tx.Open(ctx); err != nil {
+		return idemkey.Decision{}, fmt.Errorf("lock key: %w", err)
+	}
+	kind := idemkey.KindProceed
+	if rec != nil {
+		kind = c.Judge(&rec.Record)
+	}
+	if kind == idemkey.KindProceed && !mine {
+		kind = idemkey.KindInFlight
+	}
+	if kind == idemkey.KindProceed && rec != nil {
+		// Left by a store that leases, or expired.
+		in.prior, in.priorState = rec.token, int(rec.State)
+		var err error
+		if kind, err = s.judgePrior(ctx, e, rec); err != nil {
+			return idemkey.Decision{}, err
+		}
+	}
+	if kind != idemkey.KindProceed {
+		if err := e.rollback(ctx); err != nil {
+			return idemkey.Decision{}, err
+		}
+		if rec == nil {
+			return inFlight(0), nil
+		}
+		return rec.decide(kind)
+	}
+	e.record = in
+	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: 1, ExpiresAt: in.expires}, nil
+}
+
+// judgePrior tells an owner that holds its row lock, however long ago its lease
+// ran out, from one that has died. From here on the row is locked by e.
+func (s *Store) judgePrior(ctx context.Context, e *execution, rec *storedRecord) (idemkey.Kind, error) {
+	if rec.State != idemkey.StateInProgress {
+		return idemkey.KindProceed, nil
+	}
+	abandoned, err := s.abandoned(ctx, e.conn, e.id, rec.token)
+	if err == nil && !abandoned {
+		return idemkey.KindInFlight, nil
+	}
+	return idemkey.KindProceed, err
+}
+
+// lockKey is a digest: advisory locks have one number for the whole database.
+func (s *Store) lockKey(id idemkey.Identity) int64 {
+	h := sha256.New()
+	for _, part := range []string{s.opts.Schema, id.Namespace, id.Scope, id.Key} {
+		_ = binary.Write(h, binary.BigEndian, uint32(len(part)))
+		h.Write([]byte(part))
+	}
+	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
+}
+
+// An inlineRecord is the end of a claim that has no record before it commits.
+type inlineRecord struct {
+	*execution
+	lock       int64
+	claim      *idemkey.Claim
+	expires    time.Time
+	prior      pgtype.UUID // of the record that is replaced, if there is one
+	priorState int
+}
+
+func (i *inlineRecord) queue(b *pgx.Batch, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
+	return b.Queue(i.s.q.commitInline, i.args(header, r)...)
+}
+
+// keep takes the lock again, since it ended with the transaction. Whoever has
+// got hold of it in between is the owner now.
+func (i *inlineRecord) keep(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
+	tag, err := db.Exec(ctx, i.s.q.keepInline, append(i.args(header, r), i.lock)...)
+	if hasCode(err, codeDivisionByZero) {
+		return false, nil
+	}
+	return tag.RowsAffected() == 1, err
+}
+
+// free has nothing to do, but for a record that a store which leases has left.
+func (i *inlineRecord) free(ctx context.Context, mode idemkey.ReleaseMode, _ int) error {
+	if mode != idemkey.Forget || !i.prior.Valid {
+		return nil
+	}
+	_, err := i.after().Exec(ctx, i.s.q.forgetPrior, i.id.Namespace, i.id.Scope, i.id.Key, i.prior, i.priorState)
+	if err != nil {
+		return fmt.Errorf("idempg: release record: %w", err)
+	}
+	return nil
+}
+
+// lookUp asks for the record. Without one, a lock that is free says that there
+// will be none: the transaction had it until its end.
+func (i *inlineRecord) lookUp(ctx context.Context) (kept, known bool, err error) {
+	var free bool
+	if err := i.s.pool.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", i.lock).Scan(&free); err != nil {
+		return false, false, nil
+	}
+	state, err := i.state(ctx)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return false, free, nil
+	case err != nil:
+		return false, false, nil
+	}
+	return state == idemkey.StateCompleted || state == idemkey.StateTombstone, true, nil
+}
+
+func (i *inlineRecord) args(header []byte, r *idemkey.Response) []any {
+	return []any{
+		i.id.Namespace, i.id.Scope, i.id.Key, i.token, int(r.State()), r.Status, header, r.Body, r.KeyID,
+		i.claim.FP.Sum, i.claim.FP.Alg, i.expires, i.claim.TTL.Milliseconds(), i.prior, i.priorState,
+	}
+}

@@ -1,0 +1,200 @@
+package idempg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/failpoint"
+)
+
+// claimLeased makes e the owner of c.ID by a record of its own transaction.
+func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
+	for range maxClaims {
+		expires, rec, err := s.insertOrRead(ctx, e, c)
+		if err != nil {
+			return idemkey.Decision{}, err
+		}
+		if !expires.IsZero() {
+			return e.leased(ctx, c, 1, expires)
+		}
+		if rec == nil {
+			continue // deleted in between
+		}
+		kind, err := s.judge(ctx, e.conn, c, rec)
+		if err != nil {
+			return idemkey.Decision{}, err
+		}
+		if kind != idemkey.KindProceed {
+			return rec.decide(kind)
+		}
+		attempt := c.NextAttempt(&rec.Record)
+		expires, err = s.takeOver(ctx, e, c, rec.token, attempt)
+		if err != nil || expires.IsZero() {
+			return inFlight(0), err
+		}
+		return e.leased(ctx, c, attempt, expires)
+	}
+	return inFlight(0), nil
+}
+
+// judge is c.Judge, except that a last attempt which still runs is in flight:
+// its lease has run out, but the row lock says that its outcome is to come.
+func (s *Store) judge(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim, rec *storedRecord) (idemkey.Kind, error) {
+	kind := c.Judge(&rec.Record)
+	if kind != idemkey.KindUnknown || rec.State != idemkey.StateInProgress {
+		return kind, nil
+	}
+	abandoned, err := s.abandoned(ctx, conn, c.ID, rec.token)
+	if err == nil && !abandoned {
+		kind = idemkey.KindInFlight
+	}
+	return kind, err
+}
+
+// abandoned reports whether the owner by token has died. In a transaction, the
+// row stays locked.
+func (s *Store) abandoned(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity, token pgtype.UUID) (bool, error) {
+	tag, err := conn.Exec(ctx, s.q.findAbandoned, id.Namespace, id.Scope, id.Key, token)
+	if err != nil {
+		return false, fmt.Errorf("look for owner: %w", err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+// insertOrRead makes e the owner of an absent key, and returns when the record
+// expires, or returns the record that there is. Neither: it was deleted in
+// between. Both statements go in one round trip, which is all that a replay
+// takes: they are one transaction, but with a snapshot each under READ
+// COMMITTED. Where the session's default is stricter the insert fails over a
+// record that is newer than the snapshot, and then the read is repeated.
+func (s *Store) insertOrRead(ctx context.Context, e *execution, c *idemkey.Claim) (expires time.Time, rec *storedRecord, err error) {
+	batch := &pgx.Batch{}
+	batch.Queue(s.q.readBeforeClaim, e.id.Namespace, e.id.Scope, e.id.Key, fmt.Sprint(claimLockTimeout.Milliseconds())).
+		Query(func(rows pgx.Rows) error {
+			var err error
+			rec, err = collectRecord(rows)
+			return err
+		})
+	batch.Queue(s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).
+		QueryRow(func(row pgx.Row) error {
+			if err := row.Scan(&expires, nil); !errors.Is(err, pgx.ErrNoRows) {
+				return err
+			}
+			return nil
+		})
+	err = e.conn.SendBatch(ctx, batch).Close()
+	switch {
+	case err == nil:
+		return expires, rec, nil
+	case (lockUnavailable(err) || conflict(err)) && rec == nil:
+		rec, err = s.read(ctx, e.conn, c.ID)
+		return time.Time{}, rec, err
+	case lockUnavailable(err) || conflict(err):
+		return time.Time{}, rec, nil
+	}
+	return time.Time{}, nil, fmt.Errorf("claim key: %w", err)
+}
+
+// takeOver returns when the record of its new owner expires; never, if another was faster.
+func (s *Store) takeOver(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (expires time.Time, err error) {
+	err = e.conn.QueryRow(ctx, s.q.takeOver, e.id.Namespace, e.id.Scope, e.id.Key, from, c.FP.Sum, c.FP.Alg, e.token,
+		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&expires)
+	if err == nil || errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || conflict(err) {
+		return expires, nil
+	}
+	return time.Time{}, fmt.Errorf("take over key: %w", err)
+}
+
+// leased lets e proceed under its record. The transaction begins with the
+// handler's first statement and then holds the row lock, which is the proof
+// that the owner lives. If the handler takes its time, the transaction is opened
+// for it while the lease still protects it.
+func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, expires time.Time) (idemkey.Decision, error) {
+	if err := failpoint.Hit("idempg/after-claim"); err != nil {
+		return idemkey.Decision{}, err
+	}
+	e.record = (*leasedRecord)(e)
+	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
+	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(locked) })
+	early := e.s.opts.Grace / openEarly
+	e.opener = time.AfterFunc(early, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), early)
+		defer cancel()
+		_ = e.tx.Open(ctx) // the handler's next statement tells
+	})
+	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}, nil
+}
+
+// locked reads the result of locking the record.
+func locked(row pgx.Row) error {
+	err := row.Scan(nil)
+	if errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || conflict(err) {
+		return idemkey.ErrLeaseLost
+	}
+	return err
+}
+
+// A leasedRecord is the end of a claim that has a record.
+type leasedRecord execution
+
+func (l *leasedRecord) queue(b *pgx.Batch, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
+	return b.Queue(l.s.q.commitRecord, l.args(int(r.State()), r.Status, header, r.Body, r.KeyID)...)
+}
+
+func (l *leasedRecord) keep(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
+	tag, err := db.Exec(ctx, l.s.q.completeRecord, l.args(int(r.State()), r.Status, header, r.Body, r.KeyID)...)
+	return tag.RowsAffected() == 1, err
+}
+
+// free gives the record up. It is skipped while the row is locked. Where the connection was lost, the server
+// frees the lock a moment after the client has heard of it: without another
+// look the key would stay in progress until the grace is over.
+func (l *leasedRecord) free(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
+	statement, args := l.s.q.failRecord, l.args(status)
+	if mode == idemkey.Forget {
+		statement, args = l.s.q.forgetRecord, l.args()
+	}
+	for range freeTries {
+		tag, err := (*execution)(l).after().Exec(ctx, statement, args...)
+		if err != nil {
+			return fmt.Errorf("idempg: release record: %w", err)
+		}
+		if tag.RowsAffected() > 0 || !l.conn.Conn().IsClosed() {
+			return nil
+		}
+		select {
+		case <-time.After(freePause):
+		case <-ctx.Done():
+			return nil // the lease will tell
+		}
+	}
+	return nil
+}
+
+// lookUp asks for the record. While it is in progress, its row lock tells whether the
+// transaction is open yet. If it is not, the record is freed, which also turns
+// away a statement that the server has received and not begun.
+func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error) {
+	state, err := (*execution)(l).state(ctx)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return false, true, idemkey.ErrLeaseLost // only over a transaction that had ended
+	case err != nil:
+		return false, false, nil
+	case state == idemkey.StateCompleted, state == idemkey.StateTombstone:
+		return true, true, nil
+	}
+	tag, err := l.s.pool.Exec(ctx, l.s.q.failRecord, l.args(0)...)
+	return false, err == nil && tag.RowsAffected() == 1, nil
+}
+
+func (l *leasedRecord) args(more ...any) []any {
+	return append([]any{l.id.Namespace, l.id.Scope, l.id.Key, l.token}, more...)
+}

@@ -1,0 +1,88 @@
+package idempg
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// A storedRecord is a record as it was read, with what names its owner.
+type storedRecord struct {
+	idemkey.Record
+	token  pgtype.UUID
+	header []byte
+}
+
+// read returns the committed record, or nil. It waits for nobody.
+func (s *Store) read(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity) (*storedRecord, error) {
+	rows, err := conn.Query(ctx, s.q.readRecord, id.Namespace, id.Scope, id.Key)
+	if err != nil {
+		return nil, fmt.Errorf("read record: %w", err)
+	}
+	return collectRecord(rows)
+}
+
+// collectRecord returns the record in rows, or nil.
+func collectRecord(rows pgx.Rows) (*storedRecord, error) {
+	rec, err := pgx.CollectExactlyOneRow(rows, scanRecord)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read record: %w", err)
+	}
+	return rec, nil
+}
+
+// scanRecord reads recordColumns, and skips what follows them.
+func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
+	var (
+		r               storedRecord
+		leaseUntil, now time.Time
+		status          *int
+		keyID           *string
+		dest            = [...]any{&r.State, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseUntil, &r.ExpiresAt, &now,
+			&status, &r.header, &r.Response.Body, &keyID, nil}
+	)
+	err := row.Scan(dest[:len(row.FieldDescriptions())]...)
+	r.LeaseLeft = max(0, leaseUntil.Sub(now))
+	r.LifeLeft = max(0, r.ExpiresAt.Sub(now))
+	r.Expired = r.LifeLeft == 0
+	if status != nil {
+		r.Response.Status = *status
+	}
+	if keyID != nil {
+		r.Response.KeyID = *keyID
+	}
+	return &r, err
+}
+
+// decide turns kind into a decision, with the response where that is the answer.
+func (r *storedRecord) decide(kind idemkey.Kind) (idemkey.Decision, error) {
+	switch kind {
+	case idemkey.KindInFlight:
+		return inFlight(r.LeaseLeft), nil
+	case idemkey.KindReplay, idemkey.KindNotRetained:
+		r.Response.Dropped = kind == idemkey.KindNotRetained
+		if err := r.Response.UnmarshalHeader(r.header); err != nil {
+			return idemkey.Decision{}, err
+		}
+		return idemkey.Decision{Kind: kind, Record: &r.Record}, nil
+	}
+	return idemkey.Decision{Kind: kind}, nil
+}
+
+// newToken returns the random name of one claim.
+func newToken() pgtype.UUID {
+	t := pgtype.UUID{Valid: true}
+	rand.Read(t.Bytes[:]) // never fails
+	return t
+}
