@@ -109,7 +109,11 @@ func (s *subject) once(ctx context.Context, l *load, start time.Time, t *tally) 
 		return err
 	}
 	if !slices.Contains(l.want, status) {
-		return fmt.Errorf("%s: status %d, want one of %v", s.name, status, l.want)
+		err := fmt.Errorf("%s: status %d, want one of %v", s.name, status, l.want)
+		if cause := s.failure.Load(); cause != nil {
+			err = fmt.Errorf("%w: %w", err, *cause)
+		}
+		return err
 	}
 	t.requests++
 	t.statuses[status]++

@@ -81,6 +81,7 @@ func (b *bench) rates(ctx context.Context) ([]target, error) {
 
 // costs counts what one request, with nobody beside it, asks of the server.
 func (b *bench) costs(ctx context.Context) ([]target, error) {
+	defer b.refresh()
 	for _, s := range b.subs {
 		key := freshKey()
 		for _, what := range []struct {
@@ -114,6 +115,13 @@ func (b *bench) costs(ctx context.Context) ([]target, error) {
 		}
 	}
 	return nil, nil
+}
+
+// refresh drops the connections that flushes has ended on the server.
+func (b *bench) refresh() {
+	for _, s := range b.subs {
+		s.pool.Reset()
+	}
 }
 
 // flushes returns how often the server has flushed its WAL. A session adds its

@@ -29,8 +29,8 @@ type slot struct {
 // slots are what is compared; the first is the measure of all.
 var slots = []slot{
 	{"bare", bare},
-	{"leased", leased},
-	{"inline", nil},
+	{"leased", inPostgres(idempg.ClaimLeased)},
+	{"inline", inPostgres(idempg.ClaimInline)},
 	{"redis", nil},
 	{"hybrid", nil},
 }
@@ -44,6 +44,7 @@ type subject struct {
 	wire    wire
 	runs    sync.Map // key to *atomic.Int64: how often its handler ran
 	slow    atomic.Pointer[func(key string)]
+	failure atomic.Pointer[error]
 }
 
 func newSubject(ctx context.Context, url string, sl slot) (*subject, error) {
@@ -104,21 +105,30 @@ func bare(s *subject) (http.Handler, error) {
 	}), nil
 }
 
-func leased(s *subject) (http.Handler, error) {
-	store, err := idempg.New(s.pool, &idempg.Options{Schema: s.schema})
-	if err != nil {
-		return nil, err
+func inPostgres(mode idempg.ClaimMode) func(s *subject) (http.Handler, error) {
+	return func(s *subject) (http.Handler, error) {
+		store, err := idempg.New(s.pool, &idempg.Options{Schema: s.schema, ClaimMode: mode})
+		if err != nil {
+			return nil, err
+		}
+		return s.behind(store, idempg.HandleTx(s.business))
 	}
-	return s.behind(store, idempg.HandleTx(s.business))
 }
 
 // behind puts h behind the middleware on store.
 func (s *subject) behind(store idemkey.Store, h http.Handler) (http.Handler, error) {
-	m, err := idemkey.New(store, &idemkey.Options{SingleTenant: true})
+	m, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Observer: s})
 	if err != nil {
 		return nil, err
 	}
 	return m.Handler(h), nil
+}
+
+// Observe keeps the last failure, for the message of a run that goes wrong.
+func (s *subject) Observe(_ context.Context, e idemkey.Event) {
+	if e.Err != nil {
+		s.failure.Store(&e.Err)
+	}
 }
 
 // A wire counts what goes to the server.
