@@ -70,6 +70,10 @@ func New(pg *idempg.Store, client redis.UniversalClient, opts *Options) (*Store,
 	return s, nil
 }
 
+// Traits are those of the store in Postgres: the lock takes nothing from what a
+// row promises, and adds nothing to it.
+func (s *Store) Traits() idemkey.Traits { return s.pg.Traits() }
+
 // Begin claims c.ID and opens the business transaction, or says why not: as
 // [idempg.Store.Begin] does, except that of callers that race all but one are
 // told by the record alone, without a claim. After an error nothing was done, or

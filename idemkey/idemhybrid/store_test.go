@@ -194,6 +194,20 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+// A middleware on this store is one on Postgres: a handler may run for longer than
+// its lease, and never without its transaction.
+func TestTraits(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	if _, err := idemkey.New(f.Store, &idemkey.Options{SingleTenant: true, Lease: time.Second, ExecTimeout: time.Minute}); err != nil {
+		t.Errorf("New for a handler longer than its lease: %v", err)
+	}
+	_, err := idemkey.New(f.Store, &idemkey.Options{SingleTenant: true, FailOpen: true})
+	if err == nil || !strings.Contains(err.Error(), "Options.FailOpen") {
+		t.Errorf("New to fail open = %v, want it refused", err)
+	}
+}
+
 // A duplicate claims nothing while another has the lock: it is told what the
 // record says, and of a record that would let it run, that it is in flight.
 func TestShed(t *testing.T) {

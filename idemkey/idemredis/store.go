@@ -35,6 +35,10 @@ func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	return s, s.opts.check()
 }
 
+// Traits says that owners are kept alive by renewing their leases: a handler may
+// run for longer than its own.
+func (s *Store) Traits() idemkey.Traits { return idemkey.Traits{LiveOwners: true} }
+
 // Begin claims c.ID or says why not.
 //
 // After KindProceed the record is in progress until its lease lapses, unless

@@ -163,6 +163,22 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+// What a middleware may promise on this store.
+func TestTraits(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for name, opts := range map[string]idemkey.Options{
+		"a handler longer than its lease": {Lease: time.Second, ExecTimeout: time.Minute},
+		"fail open":                       {FailOpen: true},
+		"external effects":                {ExternalEffects: true},
+	} {
+		opts.SingleTenant = true
+		if _, err := idemkey.New(f, &opts); err != nil {
+			t.Errorf("New for %s: %v", name, err)
+		}
+	}
+}
+
 // A key lives as long as its record: from the claim on, whatever becomes of it.
 func TestKeyExpires(t *testing.T) {
 	t.Parallel()
