@@ -2,7 +2,6 @@ package idemredis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -11,8 +10,9 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// errTakenOver says why a response was not kept.
-var errTakenOver = errors.New("another owner has the key, or Redis has lost the record")
+// errTakenOver says why a response was not kept. For Redis a record that it has
+// lost is the same: its key may have had another owner since.
+var errTakenOver = fmt.Errorf("%w, or Redis has lost the record", idemkey.ErrLeaseLost)
 
 // An execution owns one claim for as long as the record has its token.
 type execution struct {
@@ -24,9 +24,9 @@ type execution struct {
 func (e *execution) Context(ctx context.Context) context.Context { return ctx }
 
 // Commit keeps r. There is nothing to commit: the handler's effects stand
-// either way. If Redis does not take r, or the record is no longer this
-// execution's, the error is [idemkey.ErrNotStored]; in the first case the record
-// stays in progress until its lease lapses.
+// either way. If Redis does not take r, the error is [idemkey.ErrNotStored] and
+// the record stays in progress until its lease lapses; if the record is no longer
+// this execution's, it is [idemkey.ErrLeaseLost] as well.
 func (e *execution) Commit(ctx context.Context, r idemkey.Response) error { return e.keep(ctx, &r) }
 
 // Reject is Commit: there is nothing to roll back.
