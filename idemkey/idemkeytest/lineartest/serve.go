@@ -1,16 +1,14 @@
 package lineartest
 
 import (
-	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"io"
 	mrand "math/rand/v2"
-	"net"
 	"net/http"
-	"os"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/proctest"
 )
 
 // Handler failures and pauses, each of so many runs.
@@ -69,19 +67,4 @@ func response(run, body string) string { return "201 /runs/" + run + "\n" + cont
 // Serve is an instance's main: it listens on the loopback, prints its address
 // on one line of standard output and serves h until standard input ends, as it
 // does when the process that started it dies.
-func Serve(h http.Handler) error {
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		return fmt.Errorf("lineartest: listen: %w", err)
-	}
-	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }() // ends with Close, below
-	fmt.Println(l.Addr())
-	_, err = io.Copy(io.Discard, os.Stdin)
-	err = errors.Join(err, server.Close())
-	if serveErr := <-served; !errors.Is(serveErr, http.ErrServerClosed) {
-		err = errors.Join(err, serveErr)
-	}
-	return err
-}
+func Serve(h http.Handler) error { return proctest.Serve(h) }

@@ -10,8 +10,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/proctest"
 )
 
 // The shape of the load: keys in use at once, clients of each, requests of each
@@ -107,6 +108,12 @@ type storm struct {
 	err     error
 }
 
+// An instance is a process and what it was armed with.
+type instance struct {
+	*proctest.Process
+	fault string
+}
+
 // await returns when nothing is missing any more, or ctx ends.
 func (s *storm) await(ctx context.Context) {
 	tick := time.NewTicker(faultPause)
@@ -177,7 +184,7 @@ func (s *storm) send(client int, key string) {
 	}
 	in := s.slots[rand.N(len(s.slots))].Load()
 	op.Call = int64(time.Since(s.start))
-	op.Kind, op.Response = request(in.url, key, op.Body)
+	op.Kind, op.Response = request(in.URL, key, op.Body)
 	op.Return = int64(time.Since(s.start))
 	if op.Kind == unsent {
 		return
@@ -196,26 +203,26 @@ func (s *storm) torment(ctx context.Context, i int) error {
 	for ctx.Err() == nil {
 		pause(ctx, faultPause)
 		in := s.slots[i].Load()
-		if in.dead() {
+		if in.Dead() {
 			s.count(in.fault)
 			if err := s.revive(i); err != nil {
 				return err
 			}
 			continue
 		}
-		in.signal(syscall.SIGCONT) // a fault may have stopped it on its way to its end
+		in.Continue() // a fault may have stopped it on its way to its end
 		switch {
 		case !s.c.Calm && rand.N(killOneIn) == 0:
-			in.kill()
+			in.Kill()
 			s.count(faultKilled)
 			if err := s.revive(i); err != nil {
 				return err
 			}
 		case !s.c.Calm && rand.N(stopOneIn) == 0:
-			in.signal(syscall.SIGSTOP)
+			in.Stop()
 			s.count(faultHung)
 			pause(ctx, rand.N(2*requestLimit))
-			in.signal(syscall.SIGCONT)
+			in.Continue()
 		}
 	}
 	return nil
@@ -231,17 +238,18 @@ func (s *storm) revive(i int) error {
 		}
 		s.mu.Unlock()
 	}
-	in, err := start(s.c.Command, fault)
-	if err == nil {
-		s.slots[i].Store(in)
+	p, err := proctest.Start(s.c.Command(fault))
+	if err != nil {
+		return fmt.Errorf("lineartest: start instance: %w", err)
 	}
-	return err
+	s.slots[i].Store(&instance{p, fault})
+	return nil
 }
 
 func (s *storm) killAll() {
 	for i := range s.slots {
 		if in := s.slots[i].Load(); in != nil {
-			in.kill()
+			in.Kill()
 		}
 	}
 }
