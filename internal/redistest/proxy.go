@@ -54,6 +54,9 @@ func NewProxy(t testing.TB) (*Proxy, *redis.Client) {
 	return p, newClient(t, opts)
 }
 
+// Addr is where the proxy listens, for a client in another process.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
 // Lose decides what becomes of each script from now on.
 func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
 

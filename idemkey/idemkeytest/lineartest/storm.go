@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os/exec"
 	"slices"
@@ -41,11 +42,15 @@ type Config struct {
 	// one of Faults, or empty: the instance arms itself with it.
 	Command func(fault string) *exec.Cmd
 
-	Instances int           // default: 2
-	Faults    []string      // that an instance may be armed with, each of which ends it; default: none
-	Calm      bool          // no faults from outside; default: kill and stop at random
-	Least     time.Duration // to run in any case; default: 5 s
-	Limit     time.Duration // to run for what is missing yet; default: 14 s
+	Instances int      // default: 2
+	Faults    []string // that an instance may be armed with, each of which ends it; default: none
+	// Injected says how often each of the caller's own faults has struck so far,
+	// by name. Storm waits for each as for those that it knows. Default: none.
+	Injected func() map[string]int
+
+	Calm  bool          // no faults from outside; default: kill and stop at random
+	Least time.Duration // to run in any case; default: 5 s
+	Limit time.Duration // to run for what is missing yet; default: 14 s
 }
 
 // A Report is what a storm saw.
@@ -148,7 +153,12 @@ func (s *storm) report() *Report {
 	}
 	for _, fault := range want {
 		r.Faults[fault] = s.faults[fault]
-		if s.faults[fault] == 0 {
+	}
+	if s.c.Injected != nil {
+		maps.Copy(r.Faults, s.c.Injected())
+	}
+	for _, fault := range slices.Sorted(maps.Keys(r.Faults)) {
+		if r.Faults[fault] == 0 {
 			r.Missing = append(r.Missing, fault)
 		}
 	}
