@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/rediskey"
 )
 
@@ -93,6 +94,9 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	}
 	if busy > 0 {
 		return s.shed(ctx, &c, busy)
+	}
+	if err := failpoint.Hit("idemhybrid/after-lock"); err != nil {
+		return idemkey.Decision{}, errors.Join(err, l.free(ctx))
 	}
 	d, err := s.pg.Begin(ctx, c)
 	if err != nil || d.Exec == nil {
