@@ -26,7 +26,7 @@ type fixture struct {
 	t      *testing.T
 	pool   *pgxpool.Pool
 	schema string
-	redis  *redis.Client // direct, whatever is between the store and the server
+	redis  redis.UniversalClient // direct, whatever is between the store and the server
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -38,7 +38,7 @@ func newFixture(t *testing.T) *fixture {
 }
 
 // with returns another store on the same table and prefix.
-func (f *fixture) with(client *redis.Client, opts Options) *fixture {
+func (f *fixture) with(client redis.UniversalClient, opts Options) *fixture {
 	f.t.Helper()
 	pg, err := idempg.New(f.pool, &idempg.Options{Schema: f.schema})
 	if err != nil {
@@ -328,6 +328,51 @@ func TestLostRedis(t *testing.T) {
 					t.Errorf("Attempt = %d, want 2", d.Attempt)
 				}
 			}
+		})
+	}
+}
+
+// A lock works on a cluster, whose nodes refuse a call with keys of two slots, and on a server that has forgotten its scripts.
+func TestServers(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t)
+	for name, client := range map[string]redis.UniversalClient{"cluster": redistest.Cluster(t), "flushed": server} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t).with(client, Options{RequireLock: true})
+			f.redis = client
+			flush := func() {
+				if client == server {
+					server.ScriptFlush(t.Context())
+				}
+			}
+			c := idemkeytest.Claim("k", "a")
+			for _, end := range []func(idemkey.Execution) error{
+				func(e idemkey.Execution) error { return e.Release(t.Context(), idemkey.Bound, 500) },
+				func(e idemkey.Execution) error { return e.Commit(t.Context(), idemkey.Response{Status: 200}) },
+			} {
+				e := f.kind(t, c, idemkey.KindProceed).Exec
+				f.locked(t, c.ID, true)
+				flush()
+				f.kind(t, c, idemkey.KindInFlight)
+				flush()
+				if err := f.redis.PExpire(t.Context(), f.lockKey(c.ID), c.Lease/2).Err(); err != nil {
+					t.Fatal(err)
+				}
+				if err := e.(*tracked).Execution.(*execution).Renew(t.Context()); err != nil {
+					t.Errorf("Renew: %v", err)
+				}
+				if left := f.redis.PTTL(t.Context(), f.lockKey(c.ID)).Val(); left <= c.Lease/2 {
+					t.Errorf("lock lasts %v after its renewal, want about %v", left, c.Lease)
+				}
+				flush()
+				if err := end(e); err != nil {
+					t.Errorf("end: %v", err)
+				}
+				f.locked(t, c.ID, false)
+				flush()
+			}
+			f.kind(t, c, idemkey.KindReplay)
 		})
 	}
 }
