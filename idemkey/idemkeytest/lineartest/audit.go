@@ -3,6 +3,7 @@ package lineartest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -37,6 +38,46 @@ func Audit(history []Op, rows []Effect, completed []string) error {
 		}
 		if ids := runs[op.Key]; !done[op.Key] || len(ids) != 1 || !strings.Contains(op.Response, runMark+ids[0]+"\n") {
 			errs = append(errs, fmt.Errorf("lineartest: completed: %t, business rows %q: %v", done[op.Key], ids, op))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// AuditLeased compares the effects with the responses that are kept and with what
+// the clients were told, where effects cannot be rolled back. kept has each
+// completed key's response body. It returns nil if that is of a run which had
+// its effect, replays and responses of processes that did not hang are it, and no
+// key has more effects than operations that were told of one or know of nothing.
+func AuditLeased(history []Op, rows []Effect, kept map[string]string) error {
+	var errs []error
+	runs, allowed := make(map[string][]string), make(map[string]int)
+	for _, row := range rows {
+		runs[row.Key] = append(runs[row.Key], row.Run)
+	}
+	ran := func(key, response string) bool {
+		return slices.ContainsFunc(runs[key], func(run string) bool { return strings.Contains(response, runMark+run+"\n") })
+	}
+	for key, body := range kept {
+		if !ran(key, body) {
+			errs = append(errs, fmt.Errorf("lineartest: key %s keeps the response of a run without an effect: %q", key, body))
+		}
+	}
+	for _, op := range history {
+		if op.Kind == Created || op.Kind == Unknown {
+			allowed[op.Key]++
+		}
+		if op.Kind == Created && !ran(op.Key, op.Response) {
+			errs = append(errs, fmt.Errorf("lineartest: response of a run without an effect: %v", op))
+		}
+		if op.Kind == Replayed || op.Kind == Created && !op.Stalled {
+			if body, ok := kept[op.Key]; !ok || !strings.HasSuffix(op.Response, "\n"+body) {
+				errs = append(errs, fmt.Errorf("lineartest: the key keeps another response, %q: %v", body, op))
+			}
+		}
+	}
+	for key, ids := range runs {
+		if len(ids) > allowed[key] {
+			errs = append(errs, fmt.Errorf("lineartest: key %s has effects %q, and %d operations to explain them", key, ids, allowed[key]))
 		}
 	}
 	return errors.Join(errs...)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // client opens a connection for each request: a transport that has one to a
@@ -18,37 +19,43 @@ var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 // unsent is no [Kind] of the history: the instance was not there.
 const unsent Kind = "unsent"
 
-// request sends one keyed request and says what its client learned.
-func request(url, key, body string) (Kind, string) {
-	ctx, cancel := context.WithTimeout(context.Background(), requestLimit)
+// request sends one keyed request, waits for so long and says what its client learned.
+func request(url, key, body string, patience time.Duration) (kind Kind, answer string, stalled bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
-		return Absurd, err.Error()
+		return Absurd, err.Error(), false
 	}
 	req.Header.Set("Idempotency-Key", key)
 	req.Header.Set("Content-Type", "text/plain")
 	resp, err := client.Do(req)
 	if refused := (*net.OpError)(nil); errors.As(err, &refused) && refused.Op == "dial" {
-		return unsent, ""
+		return unsent, "", false
 	}
 	if err != nil {
-		return Unknown, ""
+		return Unknown, "", false
 	}
 	defer resp.Body.Close()
 	content, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return Unknown, ""
+		return Unknown, "", false
 	}
+	kind, answer = learned(resp, string(content))
+	return kind, answer, resp.Header.Get(stalledHeader) != ""
+}
+
+// learned says what an answer means.
+func learned(resp *http.Response, content string) (Kind, string) {
 	answer := fmt.Sprintf("%d %s\n%s", resp.StatusCode, resp.Header.Get("Location"), content)
-	switch code := string(content); {
+	switch {
 	case resp.StatusCode == http.StatusCreated && resp.Header.Get("Idempotent-Replayed") == "true":
 		return Replayed, answer
 	case resp.StatusCode == http.StatusCreated:
 		return Created, answer
-	case resp.StatusCode == http.StatusUnprocessableEntity && strings.Contains(code, `"key-reused"`):
+	case resp.StatusCode == http.StatusUnprocessableEntity && strings.Contains(content, `"key-reused"`):
 		return Mismatch, ""
-	case resp.StatusCode == http.StatusConflict && strings.Contains(code, `"in-progress"`):
+	case resp.StatusCode == http.StatusConflict && strings.Contains(content, `"in-progress"`):
 		return InFlight, ""
 	case resp.StatusCode >= http.StatusInternalServerError:
 		return Unknown, ""

@@ -15,6 +15,11 @@
 // request may have taken effect, may yet do so, or never will. [Audit] compares
 // the business rows, which no unique key protects, with the records.
 //
+// A store whose owners are kept by a lease alone promises less: one that hung for
+// longer may have been overtaken. [ServeWatched] marks the answers of a process that
+// hung, [CheckLeased] lets those and only those be nobody else's, and [AuditLeased]
+// counts the effects, which nothing rolls back.
+//
 // A run in which some fault or some answer did not occur proves nothing about
 // it. [Report.Missing] names those, and Storm goes on for them until its limit.
 package lineartest

@@ -45,6 +45,7 @@ type Op struct {
 	Call, Return int64
 	Kind         Kind
 	Response     string // of Created and Replayed: status, headers and bytes
+	Stalled      bool   // the process hung while it served the request, as [ServeWatched] tells
 }
 
 // String is a line of a report.
@@ -80,7 +81,14 @@ func (e *NotLinearError) Unwrap() error { return ErrNotLinear }
 // Check returns nil if each key's operations have a legal order, joined
 // [NotLinearError]s for those without, and another error for a history that it
 // cannot judge: too long, or undecided in time.
-func Check(history []Op) error {
+func Check(history []Op) error { return check(history, false) }
+
+// CheckLeased is [Check] for a store whose owners are kept by a lease alone. One
+// that hung may have been overtaken; then it answers its own client with a
+// response that is nobody else's. All others answer as under Check.
+func CheckLeased(history []Op) error { return check(history, true) }
+
+func check(history []Op, leased bool) error {
 	var (
 		errs     []error
 		deadline = time.Now().Add(checkTimeout)
@@ -91,7 +99,7 @@ func Check(history []Op) error {
 			return fmt.Errorf("lineartest: key %s has %d operations, want at most %d", ops[0].Key, len(ops), MaxOps)
 		}
 		// A timeout of 0 would mean none.
-		switch porcupine.CheckOperationsTimeout(model, operations(ops), max(time.Millisecond, time.Until(deadline))) {
+		switch porcupine.CheckOperationsTimeout(model, operations(ops, leased), max(time.Millisecond, time.Until(deadline))) {
 		case porcupine.Illegal:
 			errs = append(errs, &NotLinearError{ops[0].Key, ops})
 		case porcupine.Unknown:
@@ -118,16 +126,17 @@ type input struct {
 	op      Op
 	binders []string // other bodies that may have claimed the key before op returned
 	crowded bool     // another operation overlaps op
+	leased  bool     // op may have been overtaken
 }
 
 // operations are the ops of one key as porcupine takes them. A claim precedes
 // its own effect, so that others can see a key bound or in flight before the
 // operation that did it takes effect. They see it only from one that has been
 // called and may have claimed.
-func operations(ops []Op) []porcupine.Operation {
+func operations(ops []Op, leased bool) []porcupine.Operation {
 	var all []porcupine.Operation
 	for i, op := range ops {
-		in := input{op: op}
+		in := input{op: op, leased: leased && op.Stalled}
 		for j, other := range ops {
 			if i == j || other.Call > op.Return || other.Kind == Mismatch {
 				continue
@@ -163,9 +172,7 @@ func step(s state, in input) []any {
 	free := s.body == "" || s.body == op.Body
 	switch op.Kind {
 	case Created:
-		if free && !s.done {
-			return []any{state{op.Body, true, true, op.Response}}
-		}
+		return created(s, in, free)
 	case Replayed:
 		if s.done && free && (!s.heard || s.response == op.Response) {
 			return []any{state{op.Body, true, true, op.Response}}
@@ -184,6 +191,18 @@ func step(s state, in input) []any {
 		return next
 	}
 	return nil
+}
+
+// created completes a free key. An owner that was overtaken has only bound it.
+func created(s state, in input, free bool) []any {
+	if !free || s.done {
+		return nil
+	}
+	next := []any{state{in.op.Body, true, true, in.op.Response}}
+	if in.leased {
+		next = append(next, state{body: in.op.Body})
+	}
+	return next
 }
 
 // mismatch needs a key that is bound to another body, or that a claim may just have bound.

@@ -62,6 +62,40 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// An owner that hung may have been overtaken, and no other.
+func TestCheckLeased(t *testing.T) {
+	t.Parallel()
+	late := op(1, 9, "a", Created, "own")
+	late.Stalled = true
+	after := op(10, 11, "a", Created, "own")
+	after.Stalled = true
+	other := op(2, 5, "a", Created, "r1")
+	tests := []struct {
+		name  string
+		ops   []Op
+		legal bool
+	}{
+		{"overtaken", []Op{late, other, op(10, 12, "a", Replayed, "r1")}, true},
+		{"not overtaken", []Op{late, op(10, 12, "a", Replayed, "own")}, true},
+		{"its response is replayed as well", []Op{late, other, op(10, 11, "a", Replayed, "r1"), op(12, 13, "a", Replayed, "own")}, false},
+		{"it began when all was over", []Op{other, after}, false},
+		{"it was bound to another body", []Op{late, op(2, 5, "b", Created, "r1")}, false},
+		{"two owners that did not hang", []Op{op(1, 9, "a", Created, "own"), other}, false},
+		{"overtaken, and nobody completed", []Op{late, op(10, 19, "a", InFlight, ""), op(11, 18, "a", Created, "r1")}, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if err := CheckLeased(tt.ops); (err == nil) != tt.legal {
+				t.Errorf("CheckLeased = %v, want legal: %t", err, tt.legal)
+			}
+			if err := Check(tt.ops); tt.legal && tt.name != "not overtaken" && err == nil {
+				t.Error("Check finds nothing")
+			}
+		})
+	}
+}
+
 // One bad key among good ones is found and named.
 func TestCheckNamesTheKey(t *testing.T) {
 	t.Parallel()
@@ -116,6 +150,42 @@ func TestAudit(t *testing.T) {
 			t.Parallel()
 			if err := Audit(heard, tt.rows, tt.completed); (err == nil) != tt.legal {
 				t.Errorf("Audit = %v, want legal: %t", err, tt.legal)
+			}
+		})
+	}
+}
+
+// What effects that cannot be rolled back may not be.
+func TestAuditLeased(t *testing.T) {
+	t.Parallel()
+	heard, unknown := op(1, 2, "a", Created, response("run-1", "a")), op(3, 0, "a", Unknown, "")
+	late := op(3, 9, "a", Created, response("run-2", "a"))
+	late.Stalled = true
+	kept := map[string]string{"k": content("run-1", "a")}
+	one, two := []Effect{{"k", "run-1"}}, []Effect{{"k", "run-1"}, {"k", "run-2"}}
+	tests := []struct {
+		name    string
+		history []Op
+		rows    []Effect
+		kept    map[string]string
+		legal   bool
+	}{
+		{"one effect", []Op{heard}, one, kept, true},
+		{"another that nobody asked for", []Op{heard}, two, kept, false},
+		{"another of a request whose end is unknown", []Op{heard, unknown}, two, kept, true},
+		{"another of an owner that hung", []Op{heard, late}, two, kept, true},
+		{"an owner that hung, without an effect", []Op{heard, late}, one, kept, false},
+		{"another of one that did not", []Op{heard, op(3, 9, "a", Created, late.Response)}, two, kept, false},
+		{"no effect", []Op{heard}, nil, kept, false},
+		{"the response is not kept", []Op{heard}, one, nil, false},
+		{"what is kept had no effect", []Op{unknown}, one, map[string]string{"k": content("run-3", "a")}, false},
+		{"a replay of something else", []Op{heard, op(3, 9, "a", Replayed, response("run-2", "a")), unknown}, two, kept, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if err := AuditLeased(tt.history, tt.rows, tt.kept); (err == nil) != tt.legal {
+				t.Errorf("AuditLeased = %v, want legal: %t", err, tt.legal)
 			}
 		})
 	}

@@ -24,12 +24,13 @@ const (
 	opsPerClient  = 4
 	otherBodyIn   = 5 // one request of so many has another body
 	maxGap        = 60 * time.Millisecond
-	requestLimit  = 700 * time.Millisecond
+	patience      = 700 * time.Millisecond
 )
 
 // The faults that come from outside.
 const (
 	faultPause  = 150 * time.Millisecond // between two of them
+	maxHang     = 1400 * time.Millisecond
 	killOneIn   = 10
 	stopOneIn   = 3
 	faultKilled = "SIGKILL"
@@ -47,6 +48,10 @@ type Config struct {
 	// Injected says how often each of the caller's own faults has struck so far,
 	// by name. Storm waits for each as for those that it knows. Default: none.
 	Injected func() map[string]int
+
+	Keys     int           // in use at once; default: 4
+	Patience time.Duration // of a client with one request; default: 700 ms
+	Gap      time.Duration // at most, between two requests of a client; default: 60 ms
 
 	Calm  bool          // no faults from outside; default: kill and stop at random
 	Least time.Duration // to run in any case; default: 5 s
@@ -72,6 +77,9 @@ func (r *Report) String() string {
 func Storm(ctx context.Context, c Config) (*Report, error) {
 	c.Instances = cmp.Or(c.Instances, 2)
 	c.Least = cmp.Or(c.Least, 5*time.Second)
+	c.Keys = cmp.Or(c.Keys, keysAtOnce)
+	c.Patience = cmp.Or(c.Patience, patience)
+	c.Gap = cmp.Or(c.Gap, maxGap)
 	c.Limit = cmp.Or(c.Limit, 14*time.Second)
 	ctx, cancel := context.WithTimeout(ctx, c.Limit)
 	defer cancel()
@@ -83,7 +91,7 @@ func Storm(ctx context.Context, c Config) (*Report, error) {
 		}
 	}
 	var wg sync.WaitGroup
-	for range keysAtOnce {
+	for range s.c.Keys {
 		wg.Go(func() { s.load(ctx) })
 	}
 	for i := range s.slots {
@@ -174,7 +182,7 @@ func (s *storm) load(ctx context.Context) {
 		for i := range clientsPerKey {
 			wg.Go(func() {
 				for range opsPerClient {
-					pause(ctx, rand.N(maxGap))
+					pause(ctx, rand.N(s.c.Gap))
 					if ctx.Err() != nil {
 						return
 					}
@@ -194,7 +202,7 @@ func (s *storm) send(client int, key string) {
 	}
 	in := s.slots[rand.N(len(s.slots))].Load()
 	op.Call = int64(time.Since(s.start))
-	op.Kind, op.Response = request(in.URL, key, op.Body)
+	op.Kind, op.Response, op.Stalled = request(in.URL, key, op.Body, s.c.Patience)
 	op.Return = int64(time.Since(s.start))
 	if op.Kind == unsent {
 		return
@@ -231,7 +239,7 @@ func (s *storm) torment(ctx context.Context, i int) error {
 		case !s.c.Calm && rand.N(stopOneIn) == 0:
 			in.Stop()
 			s.count(faultHung)
-			pause(ctx, rand.N(2*requestLimit))
+			pause(ctx, rand.N(maxHang))
 			in.Continue()
 		}
 	}
