@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 // errTakenOver says why a response was not kept. For Redis a record that it has
@@ -36,6 +37,9 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error { retu
 // completed would let it run again.
 func (e *execution) keep(ctx context.Context, r *idemkey.Response) error {
 	header, err := r.MarshalHeader()
+	if err == nil {
+		err = failpoint.Hit("idemredis/before-save")
+	}
 	if err != nil {
 		return notStored(err)
 	}
@@ -50,7 +54,7 @@ func (e *execution) keep(ctx context.Context, r *idemkey.Response) error {
 		kept, err = e.own(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body, r.KeyID)
 		switch {
 		case kept:
-			return nil
+			return failpoint.Hit("idemredis/after-save")
 		case err == nil:
 			return notStored(errTakenOver)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/rediskey"
 )
 
@@ -71,7 +72,8 @@ func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, 
 			return idemkey.Decision{}, err
 		}
 		if attempt, expires, won := decodeClaim(reply); won {
-			return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}, nil
+			d := idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}
+			return d, failpoint.Hit("idemredis/after-claim")
 		}
 		rec, err := decodeRecord(reply)
 		if err != nil {
