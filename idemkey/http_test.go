@@ -234,6 +234,7 @@ func TestStoreAnswers(t *testing.T) {
 		{"capacity", stub{err: idemkey.ErrCapacity}, 503, "capacity"},
 		{"corrupt", stub{err: idemkey.ErrRecordCorrupt}, 500, "record-corrupt"},
 		{"in flight", stub{decision: idemkey.Decision{Kind: idemkey.KindInFlight, RetryAfter: time.Minute}}, 409, "in-progress"},
+		{"in flight, nobody knows for how long", stub{decision: idemkey.Decision{Kind: idemkey.KindInFlight}}, 409, "in-progress"},
 		{"mismatch", stub{decision: idemkey.Decision{Kind: idemkey.KindMismatch}}, 422, "key-reused"},
 		{"expired", stub{decision: idemkey.Decision{Kind: idemkey.KindExpired}}, 410, "key-expired"},
 		{"tombstone", stub{decision: idemkey.Decision{Kind: idemkey.KindNotRetained, Record: stored}}, 410, "response-not-retained"},
@@ -254,6 +255,9 @@ func TestStoreAnswers(t *testing.T) {
 			got.expect(t, tt.status, tt.code)
 			if tt.name == "in flight" && got.header.Get("Retry-After") != "30" {
 				t.Errorf("Retry-After = %q, want it capped at 30", got.header.Get("Retry-After"))
+			}
+			if again := tt.status == 503 || tt.code == "in-progress"; again != (got.header.Get("Retry-After") != "") {
+				t.Errorf("Retry-After = %q, want one: %t", got.header.Get("Retry-After"), again)
 			}
 			if tt.name == "tombstone" && (got.header.Get("Location") != "/orders/7" || !strings.Contains(got.body, `"original_status":201`)) {
 				t.Errorf("tombstone = %+v", got)

@@ -302,7 +302,7 @@ func (x *exchange) turnAway(d Decision) {
 		x.replay(d.Record)
 	case KindInFlight:
 		p := x.m.problem(CodeInProgress)
-		p.RetryAfter = d.RetryAfter
+		p.RetryAfter = max(p.RetryAfter, d.RetryAfter) // none: the owner outlives its lease
 		x.answer(ResultInProgress, p)
 	case KindMismatch:
 		x.refuse(ResultMismatch, CodeKeyReused, nil)
