@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -125,15 +127,20 @@ func (b *bench) refresh() {
 }
 
 // flushes returns how often the server has flushed its WAL. A session adds its
-// own count at its end at the latest, so all of them are ended first.
+// own count at its end at the latest, so all of them are ended first, also the one
+// that a request before has used.
 func (s *subject) flushes(ctx context.Context) (n int64, err error) {
-	_, err = s.pool.Exec(ctx, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
-		WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND datname = current_database()`)
-	if err != nil {
-		return 0, err
-	}
 	s.pool.Reset()
-	if err = s.pool.QueryRow(ctx, "SELECT wal_sync FROM pg_stat_wal").Scan(&n); err != nil {
+	err = s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		_, err := conn.Exec(ctx, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+			WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND datname = current_database()`)
+		if err != nil {
+			return err
+		}
+		return conn.QueryRow(ctx, "SELECT wal_sync FROM pg_stat_wal").Scan(&n)
+	})
+	s.pool.Reset()
+	if err != nil {
 		return 0, fmt.Errorf("WAL statistics: %w", err)
 	}
 	return n, nil
