@@ -1,5 +1,6 @@
-// Command idemkey measures what the middleware costs, on a PostgreSQL server of
-// its own that ends with it.
+// Command idemkey measures what the middleware costs, on a PostgreSQL server and
+// a Redis of its own that end with it. What needs Redis is left out where there is
+// no redis-server.
 //
 // Absolute rates say more of the machine than of the code. So everything is
 // measured in slices that take turns, each round gives one ratio, and what is

@@ -63,26 +63,24 @@ func profiled(path string, f func() error) error {
 func (b *bench) run(ctx context.Context) error {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	// No broker, and no server that others use.
-	err := errors.Join(os.Setenv("AMQP_URL", devservices.InProcess), os.Unsetenv("DATABASE_URL"))
+	err := errors.Join(os.Setenv("AMQP_URL", devservices.InProcess), os.Unsetenv("DATABASE_URL"), os.Unsetenv("REDIS_URL"))
 	if err != nil {
 		return err
 	}
-	services, err := devservices.Start(ctx, &devservices.Options{Steps: "env,private,npm"})
+	services, err := devservices.Start(ctx, &devservices.Options{Steps: "env,private,npm,none", Redis: true})
 	if err != nil {
 		return err
 	}
 	defer services.Close()
-	for _, slot := range slots {
-		if slot.open == nil {
-			fmt.Printf("slot %-8s not built\n", slot.name)
-			continue
+	defer func() {
+		for _, sub := range b.subs {
+			sub.close()
 		}
-		sub, err := newSubject(ctx, services.DatabaseURL, slot)
-		if err != nil {
+	}()
+	for _, slot := range slots {
+		if err := b.open(ctx, services, slot); err != nil {
 			return fmt.Errorf("%s: %w", slot.name, err)
 		}
-		defer sub.pool.Close()
-		b.subs = append(b.subs, sub)
 	}
 	var targets []target
 	for _, part := range []func(context.Context) ([]target, error){b.rates, b.costs, b.hot} {
@@ -96,6 +94,31 @@ func (b *bench) run(ctx context.Context) error {
 		fmt.Println(t)
 	}
 	return nil
+}
+
+// open makes slot one of the subjects, or says why it is none.
+func (b *bench) open(ctx context.Context, services *devservices.Services, slot slot) error {
+	switch {
+	case slot.open == nil:
+		fmt.Printf("slot %-8s not built\n", slot.name)
+		return nil
+	case slot.redis && services.RedisURL == devservices.NoRedis:
+		fmt.Printf("slot %-8s NOT MEASURED: no redis-server on this machine\n", slot.name)
+		return nil
+	}
+	sub, err := newSubject(ctx, services, slot)
+	if err != nil {
+		return err
+	}
+	b.subs = append(b.subs, sub)
+	if sub.redis == nil {
+		return nil
+	}
+	text, err := sub.redis.durability(ctx)
+	if err == nil {
+		fmt.Printf("slot %-8s %s\n", slot.name, text)
+	}
+	return err
 }
 
 // A target is a goal and what was measured.

@@ -100,7 +100,7 @@ func (b *bench) costs(ctx context.Context) ([]target, error) {
 			if err != nil {
 				return nil, err
 			}
-			statements, trips := s.wire.statements.Load(), s.wire.trips.Load()
+			statements, trips, inRedis := s.wire.statements.Load(), s.wire.trips.Load(), s.redis.count()
 			for range costRequests {
 				if _, err := s.call(ctx, what.key()); err != nil {
 					return nil, err
@@ -112,8 +112,8 @@ func (b *bench) costs(ctx context.Context) ([]target, error) {
 				return nil, err
 			}
 			each := func(n int64) float64 { return float64(n) / costRequests }
-			fmt.Printf("cost %-8s %-6s statements %.2f  round trips %.2f  WAL flushes %.2f\n",
-				s.name, what.name, each(statements), each(trips), each(after-before))
+			fmt.Printf("cost %-8s %-6s statements %.2f  round trips %.2f  WAL flushes %.2f%s\n",
+				s.name, what.name, each(statements), each(trips), each(after-before), s.redis.cost(inRedis))
 		}
 	}
 	return nil, nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/migrations"
 )
 
@@ -22,17 +23,18 @@ const poolSize = 16
 
 // A slot is a way to serve the same request. One without open is not built yet.
 type slot struct {
-	name string
-	open func(s *subject) (http.Handler, error)
+	name  string
+	open  func(s *subject) (http.Handler, error)
+	redis bool // it needs Redis
 }
 
 // slots are what is compared; the first is the measure of all.
 var slots = []slot{
-	{"bare", bare},
-	{"leased", inPostgres(idempg.ClaimLeased)},
-	{"inline", inPostgres(idempg.ClaimInline)},
-	{"redis", nil},
-	{"hybrid", nil},
+	{"bare", bare, false},
+	{"leased", inPostgres(idempg.ClaimLeased), false},
+	{"inline", inPostgres(idempg.ClaimInline), false},
+	{"redis", onRedis, true},
+	{"hybrid", hybrid, true},
 }
 
 // A subject is a slot that is ready to serve.
@@ -40,6 +42,7 @@ type subject struct {
 	name    string
 	schema  string
 	pool    *pgxpool.Pool
+	redis   *cache // nil: none
 	handler http.Handler
 	wire    wire
 	runs    sync.Map // key to *atomic.Int64: how often its handler ran
@@ -47,12 +50,12 @@ type subject struct {
 	failure atomic.Pointer[error]
 }
 
-func newSubject(ctx context.Context, url string, sl slot) (*subject, error) {
+func newSubject(ctx context.Context, services *devservices.Services, sl slot) (*subject, error) {
 	s := &subject{name: sl.name, schema: "bench_" + sl.name}
-	if err := migrations.Up(ctx, url, s.schema); err != nil {
+	if err := migrations.Up(ctx, services.DatabaseURL, s.schema); err != nil {
 		return nil, err
 	}
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgxpool.ParseConfig(services.DatabaseURL)
 	if err != nil {
 		return nil, err
 	}
@@ -63,13 +66,23 @@ func newSubject(ctx context.Context, url string, sl slot) (*subject, error) {
 		return nil, err
 	}
 	_, err = s.pool.Exec(ctx, "CREATE TABLE "+s.schema+".business (id bigserial PRIMARY KEY, key text NOT NULL, amount bigint NOT NULL)")
+	if err == nil && sl.redis {
+		s.redis, err = newCache(services.RedisURL)
+	}
 	if err == nil {
 		s.handler, err = sl.open(s)
 	}
 	if err != nil {
-		s.pool.Close()
+		s.close()
 	}
 	return s, err
+}
+
+func (s *subject) close() {
+	s.pool.Close()
+	if s.redis != nil {
+		_ = s.redis.client.Close()
+	}
 }
 
 // business is what every slot's handler does, in tx.
@@ -94,6 +107,11 @@ func (s *subject) business(w http.ResponseWriter, r *http.Request, tx pgx.Tx) er
 
 // bare is the handler without the middleware: BEGIN, INSERT, COMMIT.
 func bare(s *subject) (http.Handler, error) {
+	return s.own(), nil
+}
+
+// own runs the business in a transaction of the handler's own.
+func (s *subject) own() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(io.Discard, r.Body)
 		if err == nil {
@@ -102,7 +120,7 @@ func bare(s *subject) (http.Handler, error) {
 		if err != nil {
 			http.Error(w, "failed", http.StatusInternalServerError)
 		}
-	}), nil
+	})
 }
 
 func inPostgres(mode idempg.ClaimMode) func(s *subject) (http.Handler, error) {

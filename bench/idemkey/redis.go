@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sagamill/sagamill/idemkey/idemhybrid"
+	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/idemkey/idemredis"
+)
+
+// redisPatience is longer than by default: here a Redis that waits for the disk
+// is to be measured, not given up.
+const redisPatience = 5 * time.Second
+
+// A cache is the way to Redis, counted as the one to Postgres: a command is a
+// statement.
+type cache struct {
+	client *redis.Client
+	wire   wire
+}
+
+func newCache(url string) (*cache, error) {
+	opts, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	c := &cache{}
+	opts.ContextTimeoutEnabled, opts.Dialer = true, c.wire.dial
+	opts.PoolSize, opts.MinIdleConns = poolSize, poolSize
+	c.client = redis.NewClient(opts)
+	c.client.AddHook(c)
+	return c, nil
+}
+
+// DialHook does nothing.
+func (c *cache) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		return next(ctx, network, address)
+	}
+}
+
+// ProcessHook counts a command.
+func (c *cache) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.wire.statements.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+// ProcessPipelineHook counts the commands of a pipeline.
+func (c *cache) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.wire.statements.Add(int64(len(cmds)))
+		return next(ctx, cmds)
+	}
+}
+
+// A count is what has gone to Redis so far.
+type count struct{ commands, trips int64 }
+
+// count of no cache is none.
+func (c *cache) count() count {
+	if c == nil {
+		return count{}
+	}
+	return count{c.wire.statements.Load(), c.wire.trips.Load()}
+}
+
+// cost says what each of costRequests has asked of Redis since.
+func (c *cache) cost(since count) string {
+	if c == nil {
+		return ""
+	}
+	now := c.count()
+	return fmt.Sprintf("  Redis commands %.2f  round trips %.2f",
+		float64(now.commands-since.commands)/costRequests, float64(now.trips-since.trips)/costRequests)
+}
+
+// durability says what a reply of Redis is worth. Where appendfsync is everysec,
+// no request waits for an fsync, and the last second's replies may be forgotten.
+func (c *cache) durability(ctx context.Context) (string, error) {
+	text := "Redis"
+	for _, name := range []string{"appendonly", "appendfsync", "maxmemory-policy"} {
+		values, err := c.client.ConfigGet(ctx, name).Result()
+		if err != nil {
+			return "", fmt.Errorf("CONFIG GET %s: %w", name, err)
+		}
+		text += fmt.Sprintf(" %s %s", name, values[name])
+	}
+	return text, nil
+}
+
+// onRedis keeps the record in Redis. The handler commits a transaction of its own
+// before that: what Redis cannot take back.
+func onRedis(s *subject) (http.Handler, error) {
+	store, err := idemredis.New(s.redis.client, &idemredis.Options{Prefix: s.schema + ":", CallTimeout: redisPatience})
+	if err != nil {
+		return nil, err
+	}
+	return s.behind(store, s.own())
+}
+
+// hybrid is leased, behind locks in Redis.
+func hybrid(s *subject) (http.Handler, error) {
+	pg, err := idempg.New(s.pool, &idempg.Options{Schema: s.schema})
+	if err != nil {
+		return nil, err
+	}
+	store, err := idemhybrid.New(pg, s.redis.client, &idemhybrid.Options{Prefix: s.schema + ":", CallTimeout: redisPatience})
+	if err != nil {
+		return nil, err
+	}
+	return s.behind(store, idempg.HandleTx(s.business))
+}
