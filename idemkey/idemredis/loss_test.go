@@ -3,6 +3,10 @@ package idemredis
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,6 +137,34 @@ func (h timeoutHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (h timeoutHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
+}
+
+// What this process has replayed once it can replay without Redis, if that was
+// asked for: the record says how long it still holds.
+func TestLocalReplays(t *testing.T) {
+	t.Parallel()
+	p, f, direct := newLossy(t)
+	handler := func(s idemkey.Store) http.Handler {
+		m, err := idemkey.New(s, &idemkey.Options{SingleTenant: true, LocalReplays: 1, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }))
+	}
+	post := func(h http.Handler) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("x"))
+		r.Header.Set("Idempotency-Key", "k")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	post(handler(direct))
+	h := handler(f)
+	post(h)
+	p.Lose(redistest.LoseCalls)
+	if w := post(h); w.Code != http.StatusCreated || w.Header().Get("Idempotent-Replayed") != "true" {
+		t.Errorf("without Redis: %d %s, want a replay", w.Code, w.Body)
+	}
 }
 
 // A caller that has given up is told so, and that nothing is stored.

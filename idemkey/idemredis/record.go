@@ -44,10 +44,11 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 			Attempt:   d.number(5, math.MaxInt32),
 			LeaseLeft: time.Duration(d.integer(6)) * time.Millisecond,
 			ExpiresAt: time.UnixMilli(d.integer(7)),
-			Expired:   d.integer(8) == 1,
+			LifeLeft:  time.Duration(d.integer(8)) * time.Millisecond,
 		},
 		token: d.text(4),
 	}
+	rec.Expired = rec.LifeLeft == 0
 	switch rec.State {
 	case idemkey.StateInProgress:
 	case idemkey.StateFailed:

@@ -24,9 +24,8 @@ local function read()
 	local r = redis.call('HMGET', KEYS[1], 'state', 'fp', 'fp_alg', 'token', 'attempt',
 		'lease_until', 'expires_at', 'status', 'header', 'body', 'key_id')
 	local left = math.max(0, (tonumber(r[6]) or 0) - now)
-	local expired = 0
-	if (tonumber(r[7]) or 0) <= now then expired = 1 end
-	return {0, r[1], r[2], r[3], r[4], r[5], left, tonumber(r[7]) or 0, expired, r[8], r[9], r[10], r[11] or ''}
+	local life = math.max(0, (tonumber(r[7]) or 0) - now)
+	return {0, r[1], r[2], r[3], r[4], r[5], left, tonumber(r[7]) or 0, life, r[8], r[9], r[10], r[11] or ''}
 end
 `
 
