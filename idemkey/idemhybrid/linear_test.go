@@ -26,7 +26,7 @@ import (
 const (
 	linearSchema = "IDEMHYBRID_TEST_LINEAR_SCHEMA"
 	linearPrefix = "IDEMHYBRID_TEST_LINEAR_PREFIX"
-	linearRedis  = "IDEMHYBRID_TEST_LINEAR_REDIS" // the proxy's address
+	linearRedis  = "IDEMHYBRID_TEST_LINEAR_REDIS" // through the proxy
 	linearPlant  = "IDEMHYBRID_TEST_LINEAR_PLANT"
 
 	// Shorter than the pauses of instances and handlers, so that locks and
@@ -73,9 +73,12 @@ func TestMain(m *testing.M) {
 
 // serveLinear is the main of an instance.
 func serveLinear(schema string) error {
-	client := redis.NewClient(&redis.Options{
-		Network: "tcp", Addr: os.Getenv(linearRedis), ContextTimeoutEnabled: true, MaxRetries: 1,
-	})
+	opts, err := redis.ParseURL(os.Getenv(linearRedis))
+	if err != nil {
+		return err
+	}
+	opts.ContextTimeoutEnabled, opts.MaxRetries = true, 1
+	client := redis.NewClient(opts)
 	defer client.Close()
 	in := linearpgtest.Instance{Schema: schema, Tx: idempg.Tx, Point: func() { _ = failpoint.Hit("idempg/in-handler") }}
 	in.Options.Lease = linearLease
@@ -168,7 +171,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 
 func linearConfig(r *linearpgtest.Run, w *weather, plant string) lineartest.Config {
 	return lineartest.Config{Command: linearpgtest.Command(
-		linearSchema+"="+r.Schema, linearPrefix+"="+w.prefix, linearRedis+"="+w.proxy.Addr(), linearPlant+"="+plant)}
+		linearSchema+"="+r.Schema, linearPrefix+"="+w.prefix, linearRedis+"="+w.proxy.URL(), linearPlant+"="+plant)}
 }
 
 // Whatever dies or hangs, processes, locks or the link to Redis: what clients see

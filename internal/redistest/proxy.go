@@ -3,7 +3,9 @@ package redistest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -29,6 +31,7 @@ type Proxy struct {
 	listener net.Listener
 	network  string
 	server   string
+	url      string
 	loss     atomic.Int32
 	lost     atomic.Int32
 	wg       sync.WaitGroup
@@ -43,6 +46,11 @@ func NewProxy(t testing.TB) (*Proxy, *redis.Client) {
 		t.Fatalf("listen: %v", err)
 	}
 	p := &Proxy{listener: listener, network: opts.Network, server: opts.Addr}
+	through := url.URL{Scheme: "redis", Host: listener.Addr().String(), Path: fmt.Sprint("/", opts.DB)}
+	if opts.Password != "" {
+		through.User = url.UserPassword(opts.Username, opts.Password)
+	}
+	p.url = through.String()
 	p.wg.Go(p.accept)
 	t.Cleanup(func() { // after the client is closed, and with it each connection
 		_ = listener.Close()
@@ -54,8 +62,8 @@ func NewProxy(t testing.TB) (*Proxy, *redis.Client) {
 	return p, newClient(t, opts)
 }
 
-// Addr is where the proxy listens, for a client in another process.
-func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+// URL is that of the server as seen through the proxy, for a client in another process.
+func (p *Proxy) URL() string { return p.url }
 
 // Lose decides what becomes of each script from now on.
 func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }

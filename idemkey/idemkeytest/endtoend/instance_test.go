@@ -49,7 +49,7 @@ type config struct {
 	Store  string
 	Schema string // of records and effects in Postgres
 	Prefix string // of what is in Redis
-	Redis  string // address
+	Redis  string // URL
 	Gate   string // the test's URL
 
 	Lease           time.Duration
@@ -93,7 +93,12 @@ func serve(text string) error {
 		return err
 	}
 	defer in.pool.Close()
-	in.client = redis.NewClient(&redis.Options{Network: "tcp", Addr: in.Redis, ContextTimeoutEnabled: true})
+	redisOpts, err := redis.ParseURL(in.Redis)
+	if err != nil {
+		return err
+	}
+	redisOpts.ContextTimeoutEnabled = true
+	in.client = redis.NewClient(redisOpts)
 	defer in.client.Close()
 	m, err := in.middleware()
 	if err != nil {

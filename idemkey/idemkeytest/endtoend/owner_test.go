@@ -215,7 +215,7 @@ func TestSaveFails(t *testing.T) {
 			w := newWorld(t, onRedis)
 			set := func(c *config) { c.ExternalEffects = external }
 			a := w.start("a", set)
-			b := w.start("b", func(c *config) { set(c); c.Redis = redistest.Options(t).Addr })
+			b := w.start("b", func(c *config) { set(c); c.Redis = redistest.URL(t) })
 			first := a.send("k")
 			v := w.hear("a", "handler")
 			w.proxy.Lose(redistest.LoseCalls)
@@ -242,7 +242,7 @@ func TestSaveWithoutLock(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, onHybrid)
 	a := w.start("a", nil)
-	b := w.start("b", func(c *config) { c.Redis = redistest.Options(t).Addr })
+	b := w.start("b", func(c *config) { c.Redis = redistest.URL(t) })
 	first := a.send("k")
 	v := w.hear("a", "handler")
 	w.proxy.Lose(redistest.LoseCalls)

@@ -150,7 +150,7 @@ type service struct {
 func (w *world) start(name string, set func(*config), env ...string) *service {
 	w.Helper()
 	c := config{
-		Name: name, Store: w.store, Schema: w.schema, Prefix: w.prefix, Redis: w.proxy.Addr(), Gate: w.gate.URL,
+		Name: name, Store: w.store, Schema: w.schema, Prefix: w.prefix, Redis: w.proxy.URL(), Gate: w.gate.URL,
 		Lease: longLease, Grace: longLease,
 	}
 	if set != nil {
