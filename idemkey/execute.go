@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/http"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 // execute runs the handler and settles its outcome. Whatever way the handler
@@ -25,6 +27,7 @@ func (x *exchange) execute(d Decision) {
 	defer lost(nil)
 
 	start, returned := time.Now(), false
+	_ = failpoint.Hit("idemkey/after-begin")
 	stop := x.keepAlive(d.Exec, lost)
 	defer func() {
 		if !returned {
@@ -161,7 +164,9 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	if commit {
 		end, outcome = exec.Commit, OutcomeKept
 	}
+	_ = failpoint.Hit("idemkey/before-keep")
 	err = end(ctx, resp)
+	_ = failpoint.Hit("idemkey/after-keep")
 	x.wake()
 	switch {
 	case err == nil:

@@ -83,6 +83,9 @@ func NewProxy(t testing.TB) (*Proxy, *pgxpool.Pool) {
 	return p, pool
 }
 
+// Addr returns where the Proxy listens, for a process of the test's own.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
 // Lose decides what becomes of each COMMIT from now on.
 func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
 

@@ -65,6 +65,9 @@ func NewProxy(t testing.TB) (*Proxy, *redis.Client) {
 // URL is that of the server as seen through the proxy, for a client in another process.
 func (p *Proxy) URL() string { return p.url }
 
+// Addr returns where the Proxy listens, for a process of the test's own.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
 // Lose decides what becomes of each script from now on.
 func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
 

@@ -1,0 +1,13 @@
+// Package matrixtest proves, point by point, what is true when a request is
+// interrupted. Nothing is exported.
+//
+//   - TestFailureMatrix: where a process dies, hangs or loses its store, one row a point; one column a store.
+//     Every cell is a process that serves HTTP, and a client that retries with the same key and the same body.
+//
+// A store is added as an element of columns, and gets a failing cell for each row that does not say what it promises.
+//
+// # What no cell can show
+//
+// A Postgres that fails over to an asynchronous standby may lose its last commits. The business rows and the record of a
+// request are one commit, so they are lost together, and the retry runs once on the new primary.
+package matrixtest

@@ -1,0 +1,281 @@
+//go:build failpoints
+
+package matrixtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/redistest"
+)
+
+// An outcome is all that can be seen of one cell.
+type outcome struct {
+	first  string // what the first client sees
+	left   int    // business rows after that
+	record string // and the record; empty: it cannot be seen
+	soon   string // what a retry gets while the lease runs or the first is held up; empty: there is no such time
+	retry  string // what it gets then
+	runs   int    // of the handler, in the end
+	rows   int    // business rows, in the end
+}
+
+// A row is a point where something goes wrong.
+type row struct {
+	point string
+	set   func(*settings) // what the servers need
+	fault func(*cell)     // provokes it, and fills in what the first client sees
+	want  map[string]outcome
+	none  map[string]string // why a column has no such point
+}
+
+// A cell is one row on one store.
+type cell struct {
+	*testing.T
+	settings
+	via    struct{ Postgres, Redis string } // where the first process finds its stores
+	direct *site                            // the store's tables, as the test sees them
+	first  *process                         // that the fault is for
+	procs  []*process
+	key    string
+	do     string // what a retry asks of its handler
+	got    outcome
+	kept   string // the body that a replay must have, where it is known
+}
+
+// One row for each point of a request, one column for each store: what is
+// durable, what the client sees, what its retry gets and how often the handler
+// and its effect came about.
+func TestFailureMatrix(t *testing.T) {
+	t.Parallel()
+	base := newSettings(t)
+	for i, r := range slices.Concat(deaths, stalls, outages, endings) {
+		t.Run(r.point, func(t *testing.T) {
+			t.Parallel()
+			for name := range r.want {
+				if columnOf(name) == nil || r.none[name] != "" {
+					t.Errorf("no column %q, or one that has no such point", name)
+				}
+			}
+			for _, col := range columns {
+				if r.none[col.name] != "" {
+					continue
+				}
+				t.Run(col.name, func(t *testing.T) {
+					t.Parallel()
+					want, ok := r.want[col.name]
+					if !ok {
+						t.Fatal("the row does not say what this store promises")
+					}
+					c := newCell(t, base, &col, fmt.Sprintf("%s-%d", col.name, i), r.set)
+					if got := c.run(r.fault); got != want {
+						t.Errorf("got  %+v\nwant %+v", got, want)
+					}
+				})
+			}
+		})
+	}
+}
+
+// execTimeout is longer than a test's patience: no statement of a dead process
+// may last until the server's own timeout ends it.
+const execTimeout = 45 * time.Second
+
+// newSettings returns those that every server of a test shares, with a schema
+// that has a table of business rows.
+func newSettings(t *testing.T) settings {
+	t.Helper()
+	pool, schema := pgtest.Schema(t)
+	if _, err := pool.Exec(t.Context(), "CREATE TABLE "+schema+sqlBusiness); err != nil {
+		t.Fatal(err)
+	}
+	return settings{Schema: schema, Lease: lease, Grace: lease, TTL: time.Hour, ExecTimeout: execTimeout}
+}
+
+func newCell(t *testing.T, base settings, col *column, key string, set func(*settings)) *cell {
+	t.Helper()
+	c := &cell{T: t, settings: base, key: key}
+	c.Column, c.Name = col.name, pgtest.Name()
+	if col.redis {
+		c.RedisURL, c.Prefix = redistest.URL(t), redistest.Prefix(t)
+	}
+	if set != nil {
+		set(&c.settings)
+	}
+	seen := c.settings
+	seen.Name = "test" // its own statements are not those of a server
+	var err error
+	if c.direct, err = openSite(t.Context(), seen); err != nil {
+		t.Fatalf("open %s: %v", col.name, err)
+	}
+	t.Cleanup(c.direct.close)
+	return c
+}
+
+// run provokes the fault, looks, and retries.
+func (c *cell) run(fault func(*cell)) outcome {
+	fault(c)
+	c.settle()
+	c.got.left, c.got.record = len(c.rows()), c.state()
+	if c.got.record == inProgress {
+		c.got.soon = c.retry().text
+		c.lapse()
+	}
+	retry := c.retry()
+	c.got.retry = retry.text
+	c.again(retry)
+	for _, p := range c.procs {
+		p.kill()
+		c.got.runs += int(p.runs.Load())
+	}
+	c.got.rows = len(c.rows())
+	return c.got
+}
+
+// again checks that the answer to the retry is final, and its response the one
+// whose business row there is.
+func (c *cell) again(retry answer) {
+	c.Helper()
+	last, want := c.retry(), retry.text
+	if retry.status < 400 && !strings.HasSuffix(want, "replay") || want == "400" {
+		want += " replay"
+	}
+	if last.text != want {
+		c.Errorf("after %q came %q, want %q", retry.text, last.text, want)
+	}
+	if strings.HasSuffix(last.text, "replay") && last.body != retry.body {
+		c.Errorf("replay = %q, want %q", last.body, retry.body)
+	}
+	if strings.HasSuffix(retry.text, "replay") && c.kept != "" && retry.body != c.kept {
+		c.Errorf("replay = %q, want %q", retry.body, c.kept)
+	}
+	if last.text == "201 replay" && !slices.Contains(c.rows(), last.body) {
+		c.Errorf("the response is that of run %q, which has no business row", last.body)
+	}
+}
+
+// serve starts the process that the first request goes to.
+func (c *cell) serve(fault string) *process {
+	c.Helper()
+	s := c.settings
+	s.Postgres, s.Redis = c.via.Postgres, c.via.Redis
+	c.first = c.start(s, fault)
+	return c.first
+}
+
+func (c *cell) start(s settings, fault string) *process {
+	c.Helper()
+	p := start(c.T, s, fault)
+	c.procs = append(c.procs, p)
+	return p
+}
+
+// other returns where a retry goes: a process that nothing is wrong with.
+func (c *cell) other() *process {
+	c.Helper()
+	if c.Column == memory && !c.first.dead() {
+		return c.first // nobody else knows of the request
+	}
+	if last := c.procs[len(c.procs)-1]; last != c.first {
+		return last
+	}
+	return c.start(c.settings, "")
+}
+
+// send sends the request to p.
+func (c *cell) send(p *process, do string) answer {
+	ctx, cancel := context.WithTimeout(c.Context(), patience)
+	defer cancel()
+	return post(ctx, p.url, c.key, strings.NewReader("order"), doHeader, do)
+}
+
+// begin sends the request to p and returns where its answer will come.
+func (c *cell) begin(p *process, do string) <-chan answer {
+	answered := make(chan answer, 1)
+	go func() { answered <- c.send(p, do) }() // ends with the request, which ends with the process
+	return answered
+}
+
+func (c *cell) retry() answer {
+	c.Helper()
+	return c.send(c.other(), c.do)
+}
+
+// leave lets the handler of the first process go on.
+func (c *cell) leave() {
+	c.Helper()
+	if a := post(c.Context(), c.first.url+leavePath, "", strings.NewReader("")); a.text != "200" {
+		c.Errorf("leave: %s", a.text)
+	}
+}
+
+// settle waits until no server has a transaction open: a dead one's ends when
+// Postgres has noticed.
+func (c *cell) settle() {
+	c.Helper()
+	c.until("the transactions to end", func() (bool, error) {
+		var open bool
+		err := c.direct.pool.QueryRow(c.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1 AND xact_start IS NOT NULL)",
+			c.Name).Scan(&open)
+		return !open, err
+	})
+}
+
+// until asks again and again, up to a limit.
+func (c *cell) until(what string, done func() (bool, error)) {
+	c.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(patience)
+	for {
+		ok, err := done()
+		if err != nil {
+			c.Fatalf("wait for %s: %v", what, err)
+		}
+		if ok {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			c.Fatalf("waited %v for %s", patience, what)
+		}
+	}
+}
+
+func (c *cell) rows() []string {
+	c.Helper()
+	runs, err := c.direct.rows(c.Context(), c.key)
+	if err != nil {
+		c.Fatalf("read business rows: %v", err)
+	}
+	return runs
+}
+
+func (c *cell) state() string {
+	c.Helper()
+	state, err := c.direct.column.state(c.Context(), c.direct, c.key)
+	if err != nil {
+		c.Fatalf("read record: %v", err)
+	}
+	return state
+}
+
+func (c *cell) lapse() {
+	c.Helper()
+	if err := c.direct.column.lapse(c.Context(), c.direct, c.key); err != nil {
+		c.Fatalf("let the lease end: %v", err)
+	}
+}
+
+func (c *cell) expire() {
+	c.Helper()
+	if err := c.direct.column.expire(c.Context(), c.direct, c.key); err != nil {
+		c.Fatalf("let the record expire: %v", err)
+	}
+}

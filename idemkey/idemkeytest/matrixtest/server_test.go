@@ -1,0 +1,154 @@
+//go:build failpoints
+
+package matrixtest
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
+	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/internal/failpoint"
+)
+
+// serverEnv makes the test's binary a server. It holds its settings.
+const serverEnv = "MATRIX_TEST_SERVER"
+
+func TestMain(m *testing.M) {
+	if encoded := os.Getenv(serverEnv); encoded != "" {
+		if err := runServer(encoded); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// What a request asks of its handler, in a header that is not part of the
+// fingerprint: a retry may ask for something else.
+const (
+	doHeader = "Do"
+	doWait   = "wait"   // write, then wait to be told to leave
+	doReject = "reject" // write, then answer 400
+	doPanic  = "panic"  // write, then panic
+	doQuery  = "query"  // write, then run a statement that takes long
+)
+
+// What a server tells on its standard output, a line each.
+const (
+	saidReading = "reading" // the first bytes of a body have come
+	saidRan     = "ran"     // the handler has written
+	saidWaiting = "waiting" // and waits
+	saidGone    = "gone"    // the client is, or has its answer
+	saidKept    = "outcome kept"
+	saidLost    = "outcome lost"
+)
+
+// leavePath lets a handler go on that waits.
+const leavePath = "/leave"
+
+func runServer(encoded string) error {
+	var c settings
+	if err := json.Unmarshal([]byte(encoded), &c); err != nil {
+		return err
+	}
+	s, err := openSite(context.Background(), c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	m, err := idemkey.New(s.store, &idemkey.Options{
+		SingleTenant: true, TTL: c.TTL, Lease: c.Lease, ExecTimeout: c.ExecTimeout, RejectExpired: c.RejectExpired,
+		ExternalEffects: c.ExternalEffects, FailOpen: c.FailOpen, Observer: teller{}, Logger: quiet,
+	})
+	if err != nil {
+		return err
+	}
+	h := &handler{site: s, leave: make(chan struct{})}
+	mux := http.NewServeMux()
+	mux.Handle("POST /", recovering(announcing(m.Handler(h))))
+	mux.HandleFunc("POST "+leavePath, func(http.ResponseWriter, *http.Request) { h.left.Do(func() { close(h.leave) }) })
+	return lineartest.Serve(mux)
+}
+
+// A teller tells outcomes.
+type teller struct{}
+
+func (teller) Observe(_ context.Context, e idemkey.Event) { fmt.Println("outcome", e.Outcome) }
+
+// recovering is what stands outside of the middleware: a panic is a 500.
+func recovering(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if recover() != nil {
+				w.WriteHeader(http.StatusInternalServerError)
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// announcing tells when a body begins to come, and when its client goes.
+func announcing(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		context.AfterFunc(r.Context(), func() { fmt.Println(saidGone) })
+		r.Body = &announced{ReadCloser: r.Body}
+		next.ServeHTTP(w, r)
+	})
+}
+
+type announced struct {
+	io.ReadCloser
+	told bool
+}
+
+func (a *announced) Read(p []byte) (int, error) {
+	n, err := a.ReadCloser.Read(p)
+	if n > 0 && !a.told {
+		a.told = true
+		fmt.Println(saidReading)
+	}
+	return n, err
+}
+
+// A handler writes a business row, and answers with the name of its run.
+type handler struct {
+	*site
+	leave chan struct{}
+	left  sync.Once
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	run := rand.Text()
+	if err := h.write(r.Context(), r.Header.Get("Idempotency-Key"), run); err != nil {
+		idemkey.Fail(r.Context(), err)
+		return
+	}
+	fmt.Println(saidRan)
+	_ = failpoint.Hit("matrix/in-handler")
+	switch r.Header.Get(doHeader) {
+	case doWait:
+		fmt.Println(saidWaiting)
+		<-h.leave
+	case doReject:
+		w.WriteHeader(http.StatusBadRequest)
+	case doPanic:
+		panic(errors.New("on purpose"))
+	case doQuery:
+		_, _ = idempg.Tx(r.Context()).Exec(r.Context(), "SELECT pg_sleep(60)")
+	}
+	if r.Header.Get(doHeader) != doReject {
+		w.WriteHeader(http.StatusCreated)
+	}
+	_, _ = io.WriteString(w, run)
+}
