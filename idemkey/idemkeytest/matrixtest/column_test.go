@@ -1,12 +1,12 @@
-//go:build failpoints
-
 package matrixtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,6 +19,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemredis"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/rediskey"
+	"github.com/sagamill/sagamill/internal/redistest"
 )
 
 // The columns' names.
@@ -57,10 +58,36 @@ type settings struct {
 	Postgres, Redis        string // addresses to go by instead of the servers' own
 
 	Lease, Grace, TTL, ExecTimeout time.Duration
+	Acquire                        time.Duration // default: storeTimeout
 	MaxInFlight, MaxAttempts       int
 	RejectExpired, ExternalEffects bool
 	FailOpen                       bool
 	Deaf                           bool // no lease is ever renewed
+}
+
+// execTimeout is longer than a test's patience: no statement of a dead process
+// may last until the server's own timeout ends it.
+const execTimeout = 45 * time.Second
+
+// newSettings returns those that every server of a test shares, with a schema
+// that has a table of business rows.
+func newSettings(t *testing.T) settings {
+	t.Helper()
+	pool, schema := pgtest.Schema(t)
+	if _, err := pool.Exec(t.Context(), "CREATE TABLE "+schema+sqlBusiness); err != nil {
+		t.Fatal(err)
+	}
+	return settings{Schema: schema, Lease: lease, Grace: lease, TTL: time.Hour, ExecTimeout: execTimeout}
+}
+
+// of returns the settings of a server on col.
+func (c settings) of(t *testing.T, col *column) settings {
+	t.Helper()
+	c.Column, c.Name = col.name, pgtest.Name()
+	if col.redis {
+		c.RedisURL, c.Prefix = redistest.URL(t), redistest.Prefix(t)
+	}
+	return c
 }
 
 // lease is longer than any test: where one has to end, the test ends it.
@@ -69,8 +96,12 @@ const lease = time.Minute
 // connectionCheck is short, so that a server soon notices a process that died during a statement.
 const connectionCheck = 50 * time.Millisecond
 
-// callTimeout leaves time for a machine that is busy.
-const callTimeout = 2 * time.Second
+// What a store may take on a machine that is busy. A store that is down says so at once.
+const (
+	storeTimeout  = 20 * time.Second
+	callTimeout   = 5 * time.Second
+	lookupTimeout = 5 * time.Second
+)
 
 // A site is a store and the table of business rows.
 type site struct {
@@ -110,6 +141,17 @@ func openSite(ctx context.Context, c settings) (*site, error) {
 		s.store = deaf{s.store}
 	}
 	return s, nil
+}
+
+// newSite returns a site that ends with the test.
+func newSite(t *testing.T, c settings) *site {
+	t.Helper()
+	s, err := openSite(t.Context(), c)
+	if err != nil {
+		t.Fatalf("open %s: %v", c.Column, err)
+	}
+	t.Cleanup(s.close)
+	return s
 }
 
 func columnOf(name string) *column {
@@ -176,7 +218,7 @@ func openPostgres(s *site) (idemkey.Store, error) { return s.postgres() }
 func (s *site) postgres() (*idempg.Store, error) {
 	return idempg.New(s.pool, &idempg.Options{
 		Schema: s.Schema, Grace: s.Grace, MaxInFlight: s.MaxInFlight, ConnectionCheck: connectionCheck,
-		AcquireTimeout: time.Second, LookupTimeout: time.Second,
+		AcquireTimeout: cmp.Or(s.Acquire, storeTimeout), LookupTimeout: lookupTimeout,
 	})
 }
 
@@ -287,3 +329,39 @@ func (d deaf) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, err
 }
 
 func (d deaf) Traits() idemkey.Traits { return idemkey.Traits{LiveOwners: true} }
+
+// patience is how long a test waits for an event that must come.
+const patience = 30 * time.Second
+
+// until asks again and again, up to a limit.
+func until(t *testing.T, what string, done func() (bool, error)) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(patience)
+	for {
+		ok, err := done()
+		if err != nil {
+			t.Fatalf("wait for %s: %v", what, err)
+		}
+		if ok {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited %v for %s", patience, what)
+		}
+	}
+}
+
+// settle waits until no session of that name has a transaction open.
+func (s *site) settle(t *testing.T, name string) {
+	t.Helper()
+	until(t, "the transactions to end", func() (bool, error) {
+		var open bool
+		err := s.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1 AND xact_start IS NOT NULL AND pid <> pg_backend_pid())",
+			name).Scan(&open)
+		return !open, err
+	})
+}

@@ -3,6 +3,7 @@
 //
 //   - TestFailureMatrix: where a process dies, hangs or loses its store, one row a point; one column a store.
 //     Every cell is a process that serves HTTP, and a client that retries with the same key and the same body.
+//   - TestStatuses: every problem that the middleware answers with, one row or more a code.
 //
 // A store is added as an element of columns, and gets a failing cell for each row that does not say what it promises.
 //

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/redistest"
 )
@@ -140,7 +141,22 @@ func stalledInHandler(c *cell) {
 	c.leave()
 	c.answered(<-first)
 	if c.direct.column.separate {
-		c.first.wait(c.T, saidLost)
+		c.ended(idemkey.OutcomeLost)
+	}
+}
+
+// ended checks what became of the first request, as an operator is told.
+func (c *cell) ended(want idemkey.Outcome) {
+	c.Helper()
+	for { // of a memory, the retry's outcome has come before
+		got := c.first.outcome(c.T)
+		if c.Column == memory && want == idemkey.OutcomeLost && got == string(idemkey.OutcomeKept) {
+			continue
+		}
+		if got != string(want) {
+			c.Errorf("the first request is told to be %q, want %q", got, want)
+		}
+		return
 	}
 }
 
@@ -239,6 +255,7 @@ func losesSave(c *cell) {
 	p.Lose(redistest.LoseReply)
 	c.leave()
 	c.answered(<-first)
+	c.ended(idemkey.OutcomeKept)
 	if p.Lost() != 1 {
 		c.Errorf("%d replies were lost, want 1", p.Lost())
 	}
@@ -277,7 +294,7 @@ func disconnects(c *cell) {
 	c.got.first = (<-answered).text
 	p.wait(c.T, saidGone)
 	c.leave()
-	p.wait(c.T, saidKept)
+	c.ended(idemkey.OutcomeKept)
 }
 
 func panics(c *cell) { c.got.first = c.send(c.serve(""), doPanic).text }

@@ -8,10 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/redistest"
 )
 
 // An outcome is all that can be seen of one cell.
@@ -82,38 +78,15 @@ func TestFailureMatrix(t *testing.T) {
 	}
 }
 
-// execTimeout is longer than a test's patience: no statement of a dead process
-// may last until the server's own timeout ends it.
-const execTimeout = 45 * time.Second
-
-// newSettings returns those that every server of a test shares, with a schema
-// that has a table of business rows.
-func newSettings(t *testing.T) settings {
-	t.Helper()
-	pool, schema := pgtest.Schema(t)
-	if _, err := pool.Exec(t.Context(), "CREATE TABLE "+schema+sqlBusiness); err != nil {
-		t.Fatal(err)
-	}
-	return settings{Schema: schema, Lease: lease, Grace: lease, TTL: time.Hour, ExecTimeout: execTimeout}
-}
-
 func newCell(t *testing.T, base settings, col *column, key string, set func(*settings)) *cell {
 	t.Helper()
-	c := &cell{T: t, settings: base, key: key}
-	c.Column, c.Name = col.name, pgtest.Name()
-	if col.redis {
-		c.RedisURL, c.Prefix = redistest.URL(t), redistest.Prefix(t)
-	}
+	c := &cell{T: t, settings: base.of(t, col), key: key}
 	if set != nil {
 		set(&c.settings)
 	}
 	seen := c.settings
 	seen.Name = "test" // its own statements are not those of a server
-	var err error
-	if c.direct, err = openSite(t.Context(), seen); err != nil {
-		t.Fatalf("open %s: %v", col.name, err)
-	}
-	t.Cleanup(c.direct.close)
+	c.direct = newSite(t, seen)
 	return c
 }
 
@@ -218,34 +191,12 @@ func (c *cell) leave() {
 // Postgres has noticed.
 func (c *cell) settle() {
 	c.Helper()
-	c.until("the transactions to end", func() (bool, error) {
-		var open bool
-		err := c.direct.pool.QueryRow(c.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1 AND xact_start IS NOT NULL)",
-			c.Name).Scan(&open)
-		return !open, err
-	})
+	c.direct.settle(c.T, c.Name)
 }
 
-// until asks again and again, up to a limit.
 func (c *cell) until(what string, done func() (bool, error)) {
 	c.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(patience)
-	for {
-		ok, err := done()
-		if err != nil {
-			c.Fatalf("wait for %s: %v", what, err)
-		}
-		if ok {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			c.Fatalf("waited %v for %s", patience, what)
-		}
-	}
+	until(c.T, what, done)
 }
 
 func (c *cell) rows() []string {

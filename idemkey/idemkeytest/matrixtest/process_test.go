@@ -11,15 +11,13 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 )
-
-// patience is how long a test waits for an event that must come.
-const patience = 30 * time.Second
 
 // maxLines is more than any server here has to tell.
 const maxLines = 100
@@ -90,6 +88,16 @@ func (p *process) line(t *testing.T) string {
 func (p *process) wait(t *testing.T, line string) {
 	t.Helper()
 	for p.line(t) != line {
+	}
+}
+
+// outcome waits for a handler's end and returns what became of it.
+func (p *process) outcome(t *testing.T) string {
+	t.Helper()
+	for {
+		if outcome, ok := strings.CutPrefix(p.line(t), saidOutcome); ok {
+			return outcome
+		}
 	}
 }
 

@@ -46,12 +46,11 @@ const (
 
 // What a server tells on its standard output, a line each.
 const (
-	saidReading = "reading" // the first bytes of a body have come
-	saidRan     = "ran"     // the handler has written
-	saidWaiting = "waiting" // and waits
-	saidGone    = "gone"    // the client is, or has its answer
-	saidKept    = "outcome kept"
-	saidLost    = "outcome lost"
+	saidReading = "reading"  // the first bytes of a body have come
+	saidRan     = "ran"      // the handler has written
+	saidWaiting = "waiting"  // and waits
+	saidGone    = "gone"     // the client is, or has its answer
+	saidOutcome = "outcome " // and which
 )
 
 // leavePath lets a handler go on that waits.
@@ -69,7 +68,7 @@ func runServer(encoded string) error {
 	defer s.close()
 	m, err := idemkey.New(s.store, &idemkey.Options{
 		SingleTenant: true, TTL: c.TTL, Lease: c.Lease, ExecTimeout: c.ExecTimeout, RejectExpired: c.RejectExpired,
-		ExternalEffects: c.ExternalEffects, FailOpen: c.FailOpen, Observer: teller{}, Logger: quiet,
+		StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout, ExternalEffects: c.ExternalEffects, FailOpen: c.FailOpen, Observer: teller{}, Logger: quiet,
 	})
 	if err != nil {
 		return err
@@ -84,7 +83,9 @@ func runServer(encoded string) error {
 // A teller tells outcomes.
 type teller struct{}
 
-func (teller) Observe(_ context.Context, e idemkey.Event) { fmt.Println("outcome", e.Outcome) }
+func (teller) Observe(_ context.Context, e idemkey.Event) {
+	fmt.Println(saidOutcome + string(e.Outcome))
+}
 
 // recovering is what stands outside of the middleware: a panic is a 500.
 func recovering(next http.Handler) http.Handler {
