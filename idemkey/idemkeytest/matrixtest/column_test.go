@@ -63,6 +63,8 @@ type settings struct {
 	RejectExpired, ExternalEffects bool
 	FailOpen                       bool
 	Deaf                           bool // no lease is ever renewed
+
+	watch *arguments // sees what is sent; only within the test
 }
 
 // execTimeout is longer than a test's patience: no statement of a dead process
@@ -126,6 +128,9 @@ func openSite(ctx context.Context, c settings) (*site, error) {
 	if c.Postgres != "" {
 		config.ConnConfig.DialFunc = dialer(c.Postgres)
 	}
+	if c.watch != nil {
+		config.ConnConfig.Tracer = c.watch
+	}
 	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, err
 	}
@@ -173,6 +178,9 @@ func (s *site) connect() error {
 		opts.Dialer = dialer(s.settings.Redis)
 	}
 	s.redis = redis.NewClient(opts)
+	if s.watch != nil {
+		s.redis.AddHook(s.watch)
+	}
 	return nil
 }
 
