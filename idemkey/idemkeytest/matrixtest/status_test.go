@@ -95,7 +95,7 @@ var statuses = []statusRow{
 	{code: idemkey.CodeCapacity, way: "no place", status: 503, again: true, after: soon, record: absent, provoke: whileFull,
 		servers: func(c *settings) { c.MaxInFlight, c.Acquire = 1, time.Second }},
 	{code: idemkey.CodeExecTimeout, way: "handler too slow", status: 503, again: true, after: soon, record: "failed",
-		options: func(o *idemkey.Options) { o.ExecTimeout = 200 * time.Millisecond },
+		options: func(o *idemkey.Options) { o.ExecTimeout = time.Second },
 		handle: func(_ *statusTest, w http.ResponseWriter, r *http.Request) error {
 			<-r.Context().Done()
 			return nil
