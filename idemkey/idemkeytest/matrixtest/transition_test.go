@@ -39,6 +39,12 @@ var transitions = []transition{
 		x.post("another order", "").expect("201")
 		x.stored(completed, 2, 2)
 	}},
+	{name: "T1 abandoned and expired", servers: shortRecord, options: func(o *idemkey.Options) { o.RejectExpired = true }, steps: func(x *life) {
+		x.abandon()
+		x.expire()
+		x.post("another order", "").expect("201") // there never was a response that could be refused
+		x.stored(completed, 1, 1)
+	}},
 	{name: "T2 expired, and refused", servers: shortRecord, options: func(o *idemkey.Options) { o.RejectExpired = true }, steps: func(x *life) {
 		x.post("order", "").expect("201")
 		x.expire()
