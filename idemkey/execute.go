@@ -30,13 +30,18 @@ func (x *exchange) execute(d Decision) {
 	_ = failpoint.Hit("idemkey/after-begin")
 	stop := x.keepAlive(d.Exec, lost)
 	defer func() {
-		if !returned {
-			stop()
-			x.event.Handler = time.Since(start)
-			x.release(d.Exec, Bound, http.StatusInternalServerError)
+		if returned {
+			return
 		}
+		stop()
+		x.event.Handler = time.Since(start)
+		if x.streaming() {
+			x.event.Status, x.event.Err = b.status, errStreamCut
+			return
+		}
+		x.release(d.Exec, Bound, http.StatusInternalServerError)
 	}()
-	x.next.ServeHTTP(b, x.r.WithContext(d.Exec.Context(context.WithValue(ctx, runKey{}, state))))
+	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(context.WithValue(ctx, runKey{}, state))))
 	returned = true
 	stop()
 	x.event.Handler = time.Since(start)
@@ -55,6 +60,12 @@ func (x *exchange) handlerContext() (context.Context, context.CancelFunc) {
 // settle makes the outcome durable and only then answers.
 func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *buffer) {
 	switch {
+	case x.streaming():
+		x.endStream(errors.Join(ctx.Err(), state.err))
+		return
+	case x.stream != nil && x.stream.err != nil:
+		x.notStarted(x.stream.err)
+		return
 	case ctx.Err() != nil && !x.lost: // too late, even if it succeeded: the store may have given up on it
 		x.release(exec, Bound, http.StatusServiceUnavailable)
 		x.writeProblem(x.w, newProblem(CodeExecTimeout))

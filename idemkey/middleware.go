@@ -149,6 +149,7 @@ type exchange struct {
 	begun time.Time // when the last claim was sent
 	event Event
 
+	stream    *stream   // nil: the response is buffered
 	lost      bool      // another owner took over while the handler ran
 	recovered *Response // what an earlier run is known to have answered
 }

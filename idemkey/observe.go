@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"log/slog"
 	"time"
 )
@@ -75,7 +76,7 @@ func (x *exchange) report(ctx context.Context) {
 		o.Observer.Observe(ctx, *e)
 	}
 	level := slog.LevelInfo
-	if e.Err != nil && (e.Result == ResultFailOpen || e.Status == 0 || e.Status >= 500) {
+	if e.Err != nil && (e.Result == ResultFailOpen || e.Status == 0 || e.Status >= 500 || errors.Is(e.Err, errStreamCut)) {
 		level = slog.LevelError
 	}
 	if !o.Logger.Enabled(ctx, level) {

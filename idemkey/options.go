@@ -100,6 +100,16 @@ type Options struct {
 	// goes away. Default: it finishes, and a retry gets the response.
 	CancelOnDisconnect bool
 
+	// AllowStreaming lets a 2xx through to the client while the handler writes it,
+	// so that Flush works. Of such a response only the fact is kept, and it is kept
+	// before the first byte leaves: a retry gets 410, even if the handler, the process or
+	// the connection fails half-way, and never a second run. What decides is the
+	// verdict as of the first byte. If the fact cannot be kept, nothing is sent but
+	// an error. A response that its handler fails, or that ExecTimeout ends, is cut
+	// off. Everything else, and a 2xx without a body, is kept and replayed as ever.
+	// It is refused for stores whose writes could still roll back. Default: false.
+	AllowStreaming bool
+
 	Policy   Policy               // what becomes of a response without a verdict; default: DefaultPolicy
 	MapError func(error) *Problem // of a handler's returned error or a CommitError; nil result: the default; default: 500
 
@@ -200,6 +210,8 @@ func (o *Options) checkStore(store Traits, invalid func(string, string, ...any) 
 		return invalid("Lease", "is %v, and must be longer than ExecTimeout, %v: the store does not renew it", o.Lease, o.ExecTimeout)
 	case o.FailOpen && store.Transactional:
 		return invalid("FailOpen", "would run handlers without the transaction that the store promises")
+	case o.AllowStreaming && store.Transactional:
+		return invalid("AllowStreaming", "would send what the store's transaction may still roll back")
 	case (o.ExternalEffects || o.Recover != nil) && store.Traceless:
 		return invalid("ExternalEffects", "needs a store that remembers unfinished runs")
 	case o.MaxAttempts > 0 && store.Traceless:

@@ -57,6 +57,7 @@ func TestOptions(t *testing.T) {
 		t.Errorf("New with a lease that is not renewed = %v, want an error that names it", err)
 	}
 	for field, set := range map[string]func(*idemkey.Options){
+		"AllowStreaming":  func(o *idemkey.Options) { o.AllowStreaming = true },
 		"FailOpen":        func(o *idemkey.Options) { o.FailOpen = true },
 		"ExternalEffects": func(o *idemkey.Options) { o.ExternalEffects = true },
 		"MaxAttempts":     func(o *idemkey.Options) { o.MaxAttempts = 1 },

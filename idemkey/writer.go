@@ -103,9 +103,14 @@ func (b *buffer) finish() {
 	if !typed && len(b.body) > 0 && b.sent.Get("Content-Encoding") == "" {
 		b.sent.Set("Content-Type", http.DetectContentType(b.body))
 	}
+	b.dropTrailers()
+}
+
+// dropTrailers removes what would announce one: a trailer cannot be replayed, so there is none.
+func (b *buffer) dropTrailers() {
 	for name := range b.sent {
 		if name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) {
-			delete(b.sent, name) // a trailer cannot be replayed, so there is none
+			delete(b.sent, name)
 		}
 	}
 }

@@ -14,7 +14,7 @@
 //   - A verdict counts for a returned error as well, so that CommitAnyway works
 //     with an echo.HTTPError of 402; but not if it is answered with a 5xx.
 //   - Nothing reaches the client before the outcome is durable. Flush does
-//     nothing and Hijack is refused.
+//     nothing, unless the response is streamed, and Hijack is refused.
 //   - A panic passes on with echo's response and request in place again, so
 //     that middleware.Recover can answer.
 //

@@ -247,3 +247,27 @@ func TestWriter(t *testing.T) {
 		t.Errorf("response = %d, flushed %t; want 418, not flushed", rec.Code, rec.Flushed)
 	}
 }
+
+// Under AllowStreaming Flush reaches the client, and a retry finds a tombstone. A
+// response that is not streamed is no reason to panic.
+func TestStream(t *testing.T) {
+	t.Parallel()
+	e := newEcho()
+	idem := idemecho.Handler(newMiddleware(t, idemkey.Options{AllowStreaming: true}))
+	e.POST("/", func(c echo.Context) error {
+		defer c.Response().Flush()
+		return c.String(http.StatusCreated, "one")
+	}, idem)
+	first, again := post(e, "/"), post(e, "/")
+	if first.Code != 201 || first.Body.String() != "one" || !first.Flushed || again.Code != 410 {
+		t.Errorf("got %d %q, flushed %t, then %d; want 201 flushed and 410", first.Code, first.Body, first.Flushed, again.Code)
+	}
+	refused := newEcho()
+	refused.POST("/", func(c echo.Context) error {
+		defer c.Response().Flush()
+		return c.String(http.StatusUnprocessableEntity, "no")
+	}, idemecho.Handler(newMiddleware(t, idemkey.Options{AllowStreaming: true})))
+	if got := post(refused, "/"); got.Code != 422 || got.Flushed {
+		t.Errorf("got %d, flushed %t; want 422 in one piece", got.Code, got.Flushed)
+	}
+}

@@ -5,14 +5,16 @@
 // The guarantees are those of [idemkey.Middleware.Handler]. What gin adds:
 //
 //   - Nothing that the handlers after it write reaches the client before the
-//     outcome is durable. Flush does nothing, Hijack and Pusher are refused.
+//     outcome is durable. Flush does nothing, unless the response is streamed;
+//     Hijack and Pusher are refused.
 //   - A status set by Context.Status alone counts, as it does in gin.
 //   - Errors attached by Context.Error fail the request if nothing was written:
 //     it rolls back, and the last error is answered as [idemkey.Fail] says.
 //     With a response written the errors are a log, and the status decides.
 //   - A panic passes on with gin's writer and request in place again, so that
 //     gin.Recovery can answer. A recoverer after Handler works too: its 500 is
-//     the response.
+//     the response. One that does not pass http.ErrAbortHandler on makes a
+//     streamed response that was cut off look complete.
 //
 // Recovery, authentication, CORS and compression go before Handler. What
 // renders Context.Errors goes after it: before it, the answer has been sent.

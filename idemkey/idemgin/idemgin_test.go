@@ -281,3 +281,17 @@ func TestWriter(t *testing.T) {
 	}
 	<-ended
 }
+
+// Under AllowStreaming Flush reaches the client, and a retry finds a tombstone.
+func TestStream(t *testing.T) {
+	t.Parallel()
+	engine := gin.New()
+	engine.POST("/", idemgin.Handler(newMiddleware(t, idemkey.Options{AllowStreaming: true})), func(c *gin.Context) {
+		c.String(http.StatusCreated, "one")
+		c.Writer.Flush()
+	})
+	first, again := post(engine, "/"), post(engine, "/")
+	if first.Code != 201 || first.Body.String() != "one" || !first.Flushed || again.Code != 410 {
+		t.Errorf("got %d %q, flushed %t, then %d; want 201 flushed and 410", first.Code, first.Body, first.Flushed, again.Code)
+	}
+}

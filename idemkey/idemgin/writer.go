@@ -59,11 +59,19 @@ func (w *writer) Status() int   { return w.status }
 func (w *writer) Size() int     { return w.size }
 func (w *writer) Written() bool { return w.size != unwritten }
 
-// Flush does nothing: it has no way to refuse. A caller that asks by way of
-// http.ResponseController is told.
-func (w *writer) Flush() {}
+// Flush does nothing where the response is not streamed: it has no way to
+// refuse. A caller that asks by way of http.ResponseController is told.
+func (w *writer) Flush() { _ = w.FlushError() }
 
-func (w *writer) FlushError() error { return http.ErrNotSupported }
+// FlushError works under idemkey.Options.AllowStreaming.
+func (w *writer) FlushError() error {
+	f, ok := w.ResponseWriter.(interface{ FlushError() error })
+	if !ok {
+		return http.ErrNotSupported
+	}
+	w.WriteHeaderNow()
+	return f.FlushError()
+}
 
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, http.ErrNotSupported

@@ -1,0 +1,140 @@
+package idemkey
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+)
+
+// errStreamCut reports a response that ended before the handler meant it to.
+var errStreamCut = errors.New("idemkey: the streamed response was cut off")
+
+// A stream is a buffer that lets a successful response through while the handler
+// writes it. Before its first byte start has made a tombstone of the record:
+// whatever happens from then on, to the handler, the process or the lease, a
+// client that saw a success begin is never answered by a second run.
+//
+// Anything but a 2xx with a body that is to be kept stays a buffer's.
+type stream struct {
+	*buffer
+	start   func() (live bool, err error) // live: the response may be sent
+	decided bool                          // start has been called
+	live    bool
+	err     error // why nothing is sent
+}
+
+func (s *stream) Write(p []byte) (int, error) {
+	if err := s.begin(); err != nil {
+		return 0, err
+	}
+	if !s.live {
+		return s.buffer.Write(p)
+	}
+	return s.raw.Write(p)
+}
+
+// Flush is FlushError for those who do not look at the error.
+func (s *stream) Flush() { _ = s.FlushError() }
+
+// FlushError sends what was written so far, the header at least.
+func (s *stream) FlushError() error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	if !s.live {
+		return http.ErrNotSupported
+	}
+	return http.NewResponseController(s.raw).Flush()
+}
+
+// begin decides once, by the status, whether the response is sent as it comes.
+func (s *stream) begin() error {
+	if s.sent == nil {
+		s.WriteHeader(http.StatusOK)
+	}
+	if s.decided || s.status >= 300 || !bodyAllowed(s.status) {
+		return s.err
+	}
+	s.decided = true
+	s.dropTrailers()
+	if s.live, s.err = s.start(); s.live {
+		s.replaceHeader(s.sent)
+		s.raw.WriteHeader(s.status)
+	}
+	return s.err
+}
+
+// writer returns what the handler of a run writes to. stop ends the renewals of
+// its lease, and lost cancels it.
+func (x *exchange) writer(exec Execution, state *run, b *buffer, stop func(), lost context.CancelCauseFunc) http.ResponseWriter {
+	if !x.m.opts.AllowStreaming {
+		return b
+	}
+	x.stream = &stream{buffer: b}
+	x.stream.start = func() (bool, error) {
+		verdict := state.verdict
+		if verdict == Undecided {
+			verdict = x.m.opts.Policy(b.status)
+		}
+		if verdict != Keep && verdict != CommitAnyway {
+			return false, nil
+		}
+		stop() // a completed record has no lease to renew
+		err := x.bury(exec, b)
+		if err != nil {
+			lost(err)
+		}
+		return err == nil, err
+	}
+	return x.stream
+}
+
+// bury keeps a tombstone before a streamed response begins.
+func (x *exchange) bury(exec Execution, b *buffer) error {
+	written := b.response(x.m.opts.kept, 0)
+	written.Body, written.Dropped = nil, true
+	resp, err := x.stored(&written)
+	if err != nil {
+		return err
+	}
+	if _, err := resp.MarshalHeader(); err != nil {
+		resp.Header = nil // more than a tombstone can hold, and no reason to fail
+	}
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
+	defer cancel()
+	if err := exec.Commit(ctx, resp); err != nil {
+		return err
+	}
+	x.event.Outcome = OutcomeKept
+	x.wake()
+	if x.m.opts.EmitReplayedFalse && x.id.Key != "" {
+		b.sent.Set(x.m.opts.ReplayHeader, "false")
+	}
+	return nil
+}
+
+// streaming reports that the client has been sent the beginning of a success.
+func (x *exchange) streaming() bool { return x.stream != nil && x.stream.live }
+
+// endStream ends a response that has begun. One that the handler did not mean to
+// end here must not look complete: the connection is cut, as by a panic of
+// the handler's own.
+func (x *exchange) endStream(cut error) {
+	x.event.Status = x.stream.status
+	if cut == nil {
+		return
+	}
+	x.event.Err = fmt.Errorf("%w: %w", errStreamCut, cut)
+	panic(http.ErrAbortHandler)
+}
+
+// notStarted answers where no tombstone could be kept, and so nothing was sent.
+// The key is not released: what the handler did until then stands, and the next
+// request finds a run whose owner has vanished.
+func (x *exchange) notStarted(err error) {
+	x.notKept(err)
+	if x.event.Outcome == OutcomeFailed {
+		x.event.Outcome = OutcomeUnkept
+	}
+}
