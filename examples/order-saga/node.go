@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/sagamill/sagamill/examples/order-saga/internal/order"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/payment"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/shipping"
+	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -56,7 +56,7 @@ type node struct {
 	sub      message.Subscriber
 	steps    []consumer.Step
 	routes   func(*http.ServeMux)
-	sweep    func(ctx context.Context, limit int) (int, error) // nil: it keeps no idempotency records
+	sweeper  *idemkey.Sweeper // nil: it keeps no idempotency records
 }
 
 // openNode migrates the service's schema and connects the service to the
@@ -113,7 +113,7 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 		if err != nil {
 			return err
 		}
-		n.routes, n.sweep = g.Routes, g.Sweep
+		n.routes, n.sweeper = g.Routes, g.Sweeper
 		return nil
 	}
 	var err error
@@ -127,7 +127,7 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 		if err != nil {
 			return err
 		}
-		n.routes, n.steps, n.sweep = o.Routes, o.Steps(), o.Sweep
+		n.routes, n.steps, n.sweeper = o.Routes, o.Steps(), o.Sweeper
 	case "payment":
 		n.steps = payment.New(schema, payment.Gateway{URL: gatewayURL, Client: &http.Client{}}).Steps()
 	case "shipping":
@@ -144,27 +144,6 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 		return fmt.Errorf("its steps listen to %v, but queues are declared for %v", got, want)
 	}
 	return nil
-}
-
-// How often expired idempotency records are deleted, and how many at a time.
-const (
-	sweepInterval = 5 * time.Minute
-	sweepBatch    = 1000
-)
-
-// keepHouse deletes expired idempotency records until ctx ends. Any number of
-// processes may do it at once.
-func (n *node) keepHouse(ctx context.Context, logger *slog.Logger) {
-	for ctx.Err() == nil {
-		pause(ctx, sweepInterval/2+rand.N(sweepInterval))
-		for deleted := sweepBatch; deleted == sweepBatch && ctx.Err() == nil; {
-			var err error
-			if deleted, err = n.sweep(ctx, sweepBatch); err != nil {
-				logger.WarnContext(ctx, "expired idempotency records stay for now", "service", n.name, "error", err)
-				break
-			}
-		}
-	}
 }
 
 // ready returns nil once the service is connected and consuming.

@@ -109,8 +109,8 @@ func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 	defer stopWork()
 	var loops sync.WaitGroup
 	for _, n := range a.nodes {
-		if n.sweep != nil {
-			loops.Go(func() { n.keepHouse(work, a.logger) })
+		if n.sweeper != nil {
+			loops.Go(func() { _ = n.sweeper.Run(work) })
 		}
 		if n.consumer == nil {
 			continue

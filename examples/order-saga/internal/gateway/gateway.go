@@ -47,8 +47,8 @@ type Service struct {
 	schema string
 	idem   *idemkey.Middleware
 
-	// Sweep deletes up to limit expired idempotency records.
-	Sweep func(ctx context.Context, limit int) (int, error)
+	// Sweeper removes expired idempotency records while it runs.
+	Sweeper *idemkey.Sweeper
 }
 
 // New returns a Service whose ledger is in schema.
@@ -61,7 +61,11 @@ func New(db *pgxpool.Pool, schema string, logger *slog.Logger) (*Service, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Service{db: db, schema: schema, idem: idem, Sweep: store.Sweep}, nil
+	sweeper, err := idemkey.NewSweeper(store, &idemkey.SweeperOptions{Logger: logger})
+	if err != nil {
+		return nil, err
+	}
+	return &Service{db: db, schema: schema, idem: idem, Sweeper: sweeper}, nil
 }
 
 // Routes adds the gateway's HTTP interface to mux.

@@ -41,8 +41,8 @@ type Service struct {
 	idem   *idemkey.Middleware
 	wake   func()
 
-	// Sweep deletes up to limit expired idempotency records.
-	Sweep func(ctx context.Context, limit int) (int, error)
+	// Sweeper removes expired idempotency records while it runs.
+	Sweeper *idemkey.Sweeper
 }
 
 // New returns a Service whose tables are in schema. wake is called after each
@@ -60,7 +60,11 @@ func New(db *pgxpool.Pool, schema string, wake func(), logger *slog.Logger) (*Se
 	if err != nil {
 		return nil, err
 	}
-	return &Service{db: db, outbox: writer, schema: schema, idem: idem, wake: wake, Sweep: store.Sweep}, nil
+	sweeper, err := idemkey.NewSweeper(store, &idemkey.SweeperOptions{Logger: logger})
+	if err != nil {
+		return nil, err
+	}
+	return &Service{db: db, outbox: writer, schema: schema, idem: idem, wake: wake, Sweeper: sweeper}, nil
 }
 
 // Routes adds the service's HTTP interface to mux.

@@ -1,0 +1,126 @@
+package idemkey
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+)
+
+// The defaults of [SweeperOptions].
+const (
+	DefaultSweepInterval = 5 * time.Minute
+	DefaultSweepBatch    = 1000
+	DefaultSweepBudget   = 30 * time.Second
+)
+
+// sweepRetry is the longest wait after a first failed pass.
+const sweepRetry = time.Second
+
+// SweeperOptions configure a [Sweeper]. The zero value works.
+type SweeperOptions struct {
+	Interval time.Duration // between two passes, on average; each is between half and one and a half of it; default: 5 min
+	Batch    int           // records that one call of Store.Sweep removes; default: 1000
+	Budget   time.Duration // beyond which a pass begins no further batch, and the most that one batch may take; default: 30 s
+
+	Observer SweepObserver // default: none
+	Logger   *slog.Logger  // hears of batches that failed; default: slog.Default()
+}
+
+// A SweepObserver is told of each batch that removed anything.
+type SweepObserver interface {
+	Swept(ctx context.Context, deleted int)
+}
+
+// A Sweeper removes the expired records of a [Store]. It is safe to run one in
+// every process: a store gives each record to one of them and leaves those with
+// a live owner alone. For a store that does so by itself, as Redis does, it has nothing to do.
+type Sweeper struct {
+	store Store
+	opts  SweeperOptions
+}
+
+// NewSweeper returns a Sweeper of store. It starts nothing: call [Sweeper.Run].
+// A nil opts means the defaults; an error names the option that is wrong.
+func NewSweeper(store Store, opts *SweeperOptions) (*Sweeper, error) {
+	if store == nil {
+		return nil, errors.New("idemkey: store is nil")
+	}
+	s := &Sweeper{store: store}
+	if opts != nil {
+		s.opts = *opts
+	}
+	o := &s.opts
+	o.Interval = cmp.Or(o.Interval, DefaultSweepInterval)
+	o.Batch = cmp.Or(o.Batch, DefaultSweepBatch)
+	o.Budget = cmp.Or(o.Budget, DefaultSweepBudget)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+	switch {
+	case o.Interval < time.Millisecond:
+		return nil, errors.New("idemkey: SweeperOptions.Interval must be at least a millisecond")
+	case o.Batch < 0:
+		return nil, errors.New("idemkey: SweeperOptions.Batch must be positive")
+	case o.Budget < time.Millisecond:
+		return nil, errors.New("idemkey: SweeperOptions.Budget must be at least a millisecond")
+	}
+	return s, nil
+}
+
+// Run removes expired records until ctx ends, and then returns nil: a batch that
+// is under way is given up, and its records stay for another. A pass goes on
+// until a batch is not full or the budget is spent. One that fails is logged and
+// tried again, first within a second and at last after the interval.
+func (s *Sweeper) Run(ctx context.Context) error {
+	for failures := 0; ; {
+		timer := time.NewTimer(s.pause(failures))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+		err := s.pass(ctx)
+		failures++
+		if err == nil {
+			failures = 0
+		} else if ctx.Err() == nil {
+			s.opts.Logger.ErrorContext(ctx, "idemkey: expired records stay for now", "error", err, "failures", failures)
+		}
+	}
+}
+
+// pause spreads the passes of processes that were started together.
+func (s *Sweeper) pause(failures int) time.Duration {
+	if failures > 0 {
+		return backoff.Policy{Base: min(sweepRetry, s.opts.Interval), Cap: s.opts.Interval}.Wait(failures)
+	}
+	return s.opts.Interval/2 + rand.N(s.opts.Interval)
+}
+
+func (s *Sweeper) pass(ctx context.Context) error {
+	for start := time.Now(); ctx.Err() == nil; {
+		n, err := s.batch(ctx)
+		if n > 0 && s.opts.Observer != nil {
+			s.opts.Observer.Swept(ctx, n) // of a batch that failed half-way, too
+		}
+		if err != nil {
+			return fmt.Errorf("idemkey: sweep: %w", err)
+		}
+		if n < s.opts.Batch || time.Since(start) >= s.opts.Budget {
+			return nil
+		}
+	}
+	return nil
+}
+
+// batch bounds one call: a store that hangs must not stop the sweeping for good.
+func (s *Sweeper) batch(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.opts.Budget)
+	defer cancel()
+	return s.store.Sweep(ctx, s.opts.Batch)
+}
