@@ -1,6 +1,7 @@
 package idemkey
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -15,18 +16,23 @@ const DefaultMaxEntries = 100_000
 // MemoryOptions configure a [Memory].
 type MemoryOptions struct {
 	MaxEntries int // beyond it, expired records go and new keys are refused; default: 100,000
+
+	// MaxPerScope is the same for the records of one namespace and scope, so that one caller
+	// cannot fill the store for all. Default: MaxEntries.
+	MaxPerScope int
 }
 
 // A Memory is a [Store] in this process's memory, for tests, examples and
 // single-process services. It has no transactions: what a handler did before
 // it failed stays done, and a restart forgets every key.
 type Memory struct {
-	max int
-	now func() time.Time
+	max, maxPerScope int
+	now              func() time.Time
 
-	mu      sync.Mutex
-	entries map[Identity]*entry
-	byAge   ageHeap
+	mu       sync.Mutex
+	entries  map[Identity]*entry
+	perScope map[Identity]int // how many entries there are of an identity without its key
+	byAge    ageHeap
 }
 
 // An entry is a record with what only its owner and the heap need.
@@ -41,12 +47,17 @@ type entry struct {
 
 // NewMemory returns an empty Memory. A nil opts means the defaults.
 func NewMemory(opts *MemoryOptions) (*Memory, error) {
-	m := &Memory{max: DefaultMaxEntries, now: time.Now, entries: make(map[Identity]*entry)}
-	if opts != nil && opts.MaxEntries != 0 {
-		m.max = opts.MaxEntries
+	m := &Memory{now: time.Now, entries: make(map[Identity]*entry), perScope: make(map[Identity]int)}
+	if opts == nil {
+		opts = &MemoryOptions{}
 	}
-	if m.max < 0 {
+	m.max = cmp.Or(opts.MaxEntries, DefaultMaxEntries)
+	m.maxPerScope = cmp.Or(opts.MaxPerScope, m.max)
+	switch {
+	case m.max < 0:
 		return nil, errors.New("idemkey: MemoryOptions.MaxEntries must be positive")
+	case m.maxPerScope < 0:
+		return nil, errors.New("idemkey: MemoryOptions.MaxPerScope must be positive")
 	}
 	return m, nil
 }
@@ -67,36 +78,90 @@ func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
 	now := m.now()
 	e := m.entries[c.ID]
 	if e == nil {
-		if len(m.entries) >= m.max && m.sweep(now, sweepWhenFull) == 0 {
-			return Decision{}, fmt.Errorf("%w: %d records, none of them expired", ErrCapacity, len(m.entries))
+		if err := m.makeRoom(c.ID, now); err != nil {
+			return Decision{}, err
 		}
 		return m.claim(&entry{id: c.ID}, c, 1, now), nil
 	}
 	rec := e.read(now)
-	switch kind := c.Judge(&rec); kind {
-	case KindProceed:
+	kind := c.Judge(&rec)
+	if kind == KindProceed {
 		return m.claim(e, c, c.NextAttempt(&rec), now), nil
-	case KindInFlight:
-		return Decision{Kind: kind, RetryAfter: rec.LeaseLeft}, nil
-	default:
-		return Decision{Kind: kind, Record: &rec}, nil
 	}
+	return rec.decide(kind), nil
 }
 
-// sweepWhenFull bounds what one claim does for the others' memory.
+// Find decides c by the record alone and claims nothing. It is not decided where
+// the request would run.
+func (m *Memory) Find(_ context.Context, c Claim) (d Decision, decided bool, err error) {
+	if err := c.Check(); err != nil || c.ID.Key == "" {
+		return Decision{}, false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.entries[c.ID]
+	if e == nil {
+		return Decision{}, false, nil
+	}
+	rec := e.read(m.now())
+	kind := c.Judge(&rec)
+	if kind == KindProceed {
+		return Decision{}, false, nil
+	}
+	return rec.decide(kind), true, nil
+}
+
+// decide turns kind, which is not to proceed, into a decision.
+func (r *Record) decide(kind Kind) Decision {
+	if kind == KindInFlight {
+		return Decision{Kind: kind, RetryAfter: r.LeaseLeft}
+	}
+	return Decision{Kind: kind, Record: r}
+}
+
+// sweepWhenFull is how many expired records a full store removes at a time.
 const sweepWhenFull = 100
+
+// makeRoom returns why there is none for a record of id. mu is held.
+func (m *Memory) makeRoom(id Identity, now time.Time) error {
+	for m.perScope[id.unkeyed()] >= m.maxPerScope || len(m.entries) >= m.max {
+		if m.sweep(now, sweepWhenFull) > 0 {
+			continue
+		}
+		if len(m.entries) >= m.max {
+			return fmt.Errorf("%w: %d records, the limit of MemoryOptions.MaxEntries, none of them expired", ErrCapacity, m.max)
+		}
+		return fmt.Errorf("%w: %d live records in one scope, the quota of MemoryOptions.MaxPerScope", ErrCapacity, m.maxPerScope)
+	}
+	return nil
+}
+
+// unkeyed returns what the records of one scope share.
+func (id Identity) unkeyed() Identity { return Identity{Namespace: id.Namespace, Scope: id.Scope} }
 
 // claim makes the caller the owner of e, which may be new. mu is held.
 func (m *Memory) claim(e *entry, c Claim, attempt int, now time.Time) Decision {
 	if m.entries[e.id] == e {
-		heap.Remove(&m.byAge, e.index)
+		m.remove(e)
 	}
 	e.rec = Record{State: StateInProgress, FP: c.FP, Attempt: attempt, ExpiresAt: now.Add(c.TTL)}
 	e.lease, e.leaseUntil = c.Lease, now.Add(c.Lease)
 	e.owner = &memoryExecution{m, e}
 	m.entries[e.id] = e
+	m.perScope[e.id.unkeyed()]++
 	heap.Push(&m.byAge, e)
 	return Decision{Kind: KindProceed, Exec: e.owner, Attempt: attempt, ExpiresAt: e.rec.ExpiresAt}
+}
+
+// remove takes e out. A late owner finds that it no longer is one. mu is held.
+func (m *Memory) remove(e *entry) {
+	heap.Remove(&m.byAge, e.index)
+	delete(m.entries, e.id)
+	e.owner = nil
+	scope := e.id.unkeyed()
+	if m.perScope[scope]--; m.perScope[scope] == 0 {
+		delete(m.perScope, scope)
+	}
 }
 
 // read returns a copy of the record as of now.
@@ -126,9 +191,7 @@ func (m *Memory) sweep(now time.Time, limit int) int {
 		if !rec.Expired || rec.State == StateInProgress && rec.LeaseLeft > 0 {
 			break
 		}
-		heap.Pop(&m.byAge)
-		delete(m.entries, e.id)
-		e.owner = nil // a late owner finds that it no longer is one
+		m.remove(e)
 	}
 	return n
 }
@@ -181,9 +244,7 @@ func (x *memoryExecution) Release(_ context.Context, mode ReleaseMode, status in
 		return nil
 	}
 	if mode == Forget {
-		heap.Remove(&x.m.byAge, e.index)
-		delete(x.m.entries, e.id)
-		e.owner = nil
+		x.m.remove(e)
 		return nil
 	}
 	e.rec.State, e.rec.Response.Status = StateFailed, status

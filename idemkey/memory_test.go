@@ -3,6 +3,7 @@ package idemkey_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/sagamill/sagamill/idemkey"
@@ -86,5 +87,103 @@ func TestMemoryMaxEntries(t *testing.T) {
 	}
 	if _, err := idemkey.NewMemory(&idemkey.MemoryOptions{MaxEntries: -1}); err == nil {
 		t.Error("NewMemory accepted a negative limit")
+	}
+}
+
+// One scope cannot fill the store for the others: its live records are counted,
+// and only new keys are refused.
+func TestMemoryMaxPerScope(t *testing.T) {
+	t.Parallel()
+	m := newMemory(t, &idemkey.MemoryOptions{MaxPerScope: 2})
+	claim := func(scope, key string) idemkey.Claim {
+		c := idemkeytest.Claim(key, "a")
+		c.ID.Scope = scope
+		return c
+	}
+	keep := func(c idemkey.Claim) {
+		t.Helper()
+		d, err := m.Begin(t.Context(), c)
+		if err != nil || d.Kind != idemkey.KindProceed {
+			t.Fatalf("Begin = %d, %v; want to proceed", d.Kind, err)
+		}
+		if err := d.Exec.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(c idemkey.Claim) {
+		t.Helper()
+		if _, err := m.Begin(t.Context(), c); !errors.Is(err, idemkey.ErrCapacity) || !strings.Contains(err.Error(), "MemoryOptions.MaxPerScope") {
+			t.Errorf("Begin over the quota: %v, want ErrCapacity that names it", err)
+		}
+	}
+	keep(claim("a", "1"))
+	keep(claim("a", "2"))
+	refused(claim("a", "3"))
+	keep(claim("b", "3"))
+	if d, err := m.Begin(t.Context(), claim("a", "2")); err != nil || d.Kind != idemkey.KindReplay {
+		t.Errorf("Begin of a stored key = %d, %v; want a replay", d.Kind, err)
+	}
+	m.Expire(claim("a", "1").ID)
+	keep(claim("a", "1")) // as new, in its own place
+	refused(claim("a", "3"))
+	m.Expire(claim("a", "2").ID)
+	d, err := m.Begin(t.Context(), claim("a", "3")) // in the place of the expired one
+	if err != nil {
+		t.Fatalf("Begin after expiry: %v", err)
+	}
+	refused(claim("a", "4"))
+	if err := d.Exec.Release(t.Context(), idemkey.Forget, 400); err != nil {
+		t.Fatal(err)
+	}
+	keep(claim("a", "4")) // in the place of the forgotten one
+	if _, err := idemkey.NewMemory(&idemkey.MemoryOptions{MaxPerScope: -1}); err == nil {
+		t.Error("NewMemory accepted a negative quota")
+	}
+}
+
+// Find says what Begin would, and claims nothing.
+func TestMemoryFind(t *testing.T) {
+	t.Parallel()
+	testFind(t, newMemory(t, nil))
+}
+
+// testFind puts a Finder through the states.
+func testFind(t *testing.T, store interface {
+	idemkey.Store
+	idemkey.Finder
+}) {
+	find := func(c idemkey.Claim, want idemkey.Kind) {
+		t.Helper()
+		d, decided, err := store.Find(t.Context(), c)
+		if err != nil || decided != (want != 0) || d.Kind != want || d.Exec != nil {
+			t.Errorf("Find = %+v, %t, %v; want kind %d", d, decided, err, want)
+		}
+		if want == idemkey.KindReplay && string(d.Record.Response.Body) != "body" {
+			t.Errorf("Find found %+v", d.Record)
+		}
+	}
+	c, other := idemkeytest.Claim("k", "a"), idemkeytest.Claim("k", "b")
+	find(c, 0)
+	d, err := store.Begin(t.Context(), c)
+	if err != nil || d.Kind != idemkey.KindProceed {
+		t.Fatalf("Begin after Find = %d, %v; want to proceed", d.Kind, err)
+	}
+	find(c, idemkey.KindInFlight)
+	find(other, idemkey.KindMismatch)
+	if err := d.Exec.Release(t.Context(), idemkey.Bound, 500); err != nil {
+		t.Fatal(err)
+	}
+	find(c, 0)
+	if d, err = store.Begin(t.Context(), c); err != nil || d.Attempt != 2 {
+		t.Fatalf("Begin after Find = %+v, %v; want attempt 2", d, err)
+	}
+	if err := d.Exec.Commit(t.Context(), idemkey.Response{Status: 200, Body: []byte("body")}); err != nil {
+		t.Fatal(err)
+	}
+	find(c, idemkey.KindReplay)
+	c.ID.Key = ""
+	find(c, 0)
+	if _, _, err := store.Find(t.Context(), idemkey.Claim{}); err == nil {
+		t.Error("Find accepted an empty claim")
 	}
 }

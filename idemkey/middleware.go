@@ -18,6 +18,7 @@ type Middleware struct {
 	traits  Traits
 	methods map[string]bool
 	room    *waitingRoom // shared by every route
+	scopes  *scopeCount  // likewise
 	cache   *replayCache // nil: off
 }
 
@@ -39,6 +40,7 @@ func New(store Store, opts *Options) (*Middleware, error) {
 	o.bind()
 	m := &Middleware{store: store, opts: o, traits: traitsOf(store), methods: make(map[string]bool)}
 	m.room = &waitingRoom{keys: make(map[Identity]*waiters)}
+	m.scopes = &scopeCount{n: make(map[string]int)}
 	if o.LocalReplays > 0 {
 		m.cache = newReplayCache(o.LocalReplays)
 	}
@@ -57,7 +59,7 @@ func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 	if err != nil {
 		return nil, err
 	}
-	route.room = m.room
+	route.room, route.scopes = m.room, m.scopes
 	if o.LocalReplays == m.opts.LocalReplays {
 		route.cache = m.cache
 	}
@@ -80,7 +82,10 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		x := &exchange{m: m, w: w, r: r, next: next, event: Event{Route: r.Pattern}}
-		defer func() { x.report(context.WithoutCancel(r.Context())) }()
+		defer func() {
+			x.leave()
+			x.report(context.WithoutCancel(r.Context()))
+		}()
 		x.serve()
 	})
 }
@@ -149,6 +154,7 @@ type exchange struct {
 	begun time.Time // when the last claim was sent
 	event Event
 
+	entered   bool      // it counts among the handlers of its scope
 	stream    *stream   // nil: the response is buffered
 	lost      bool      // another owner took over while the handler ran
 	recovered *Response // what an earlier run is known to have answered
@@ -278,7 +284,7 @@ func (x *exchange) ask(claim Claim) (Decision, error) {
 	x.begun = time.Now()
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.StoreTimeout)
 	defer cancel()
-	return x.m.store.Begin(ctx, claim)
+	return x.claimWithin(ctx, claim)
 }
 
 // failOpen runs the handler although nothing can be remembered. The log and the

@@ -73,6 +73,11 @@ type Options struct {
 	MaxAttempts     int           // runs of one key before its outcome counts as unknown; default: no limit
 	RejectExpired   bool          // an expired key is a 410 until it is swept; default: it is new again
 
+	// MaxInFlightPerScope is how many handlers run for one scope at once in this
+	// process, on all routes that have a limit together. Over it a request is
+	// answered with 503, unless its record decides it. Default: no limit.
+	MaxInFlightPerScope int
+
 	// Wait lets a request wait for another one with the same key that is in
 	// flight, holding no connection, at most [MaxWait], and then replays it.
 	// Beyond [MaxWaitersPerKey] and [MaxWaiters], and once the time is over, the
@@ -265,6 +270,8 @@ func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {
 		return invalid("Wait", "is %v, and must be at most %v", o.Wait, MaxWait)
 	case o.LocalReplays < 0:
 		return invalid("LocalReplays", "must not be negative")
+	case o.MaxInFlightPerScope < 0:
+		return invalid("MaxInFlightPerScope", "must not be negative")
 	case o.MaxAttempts < 0:
 		return invalid("MaxAttempts", "must not be negative")
 	}

@@ -232,6 +232,13 @@ type Store interface {
 	Sweep(ctx context.Context, limit int) (int, error)
 }
 
+// A Finder is a Store that can decide a claim by the record alone. It claims
+// nothing and waits for nobody. It is not decided where the request would run:
+// there is no record, or one that may be taken over.
+type Finder interface {
+	Find(ctx context.Context, c Claim) (d Decision, decided bool, err error)
+}
+
 // An Execution is the right to run a claimed request once. Exactly one of
 // Commit, Reject and Release ends it. If the process dies instead, the
 // business writes roll back where the store is transactional, and the record

@@ -117,6 +117,11 @@ func (s *Store) shed(ctx context.Context, c *idemkey.Claim, busy time.Duration) 
 	return idemkey.Decision{Kind: idemkey.KindInFlight, RetryAfter: busy}, nil
 }
 
+// Find decides c from the committed record alone, as [idempg.Store.Find] does.
+func (s *Store) Find(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
+	return s.pg.Find(ctx, c)
+}
+
 // Sweep deletes up to limit expired records from Postgres. Locks lapse by themselves.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) { return s.pg.Sweep(ctx, limit) }
 

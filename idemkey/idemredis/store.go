@@ -108,14 +108,10 @@ func (s *Store) call(ctx context.Context, script *redis.Script, key string, args
 // Inspect returns id's record, for an administrator's tools. It is not found if
 // there is none, or none any more.
 func (s *Store) Inspect(ctx context.Context, id idemkey.Identity) (rec idemkey.Record, found bool, err error) {
-	reply, err := s.call(ctx, scriptInspect, rediskey.Of(s.opts.Prefix, id)).Slice()
-	if err != nil {
-		return rec, false, fmt.Errorf("idemredis: inspect: %w", err)
-	}
-	if len(reply) > 1 && reply[1] == nil {
+	stored, err := s.read(ctx, id)
+	if err == nil && stored == nil {
 		return rec, false, nil
 	}
-	stored, err := decodeRecord(reply)
 	if err == nil && (stored.State == idemkey.StateCompleted || stored.State == idemkey.StateTombstone) {
 		err = stored.Response.UnmarshalHeader(stored.header)
 	}
@@ -123,6 +119,41 @@ func (s *Store) Inspect(ctx context.Context, id idemkey.Identity) (rec idemkey.R
 		return rec, false, fmt.Errorf("idemredis: inspect: %w", err)
 	}
 	return stored.Record, true, nil
+}
+
+// read returns id's record, nil if there is none.
+func (s *Store) read(ctx context.Context, id idemkey.Identity) (*storedRecord, error) {
+	reply, err := s.call(ctx, scriptInspect, rediskey.Of(s.opts.Prefix, id)).Slice()
+	if err != nil || len(reply) > 1 && reply[1] == nil {
+		return nil, err
+	}
+	return decodeRecord(reply)
+}
+
+// Find decides c from the record alone and claims nothing. It is not decided
+// where the request would run.
+func (s *Store) Find(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
+	if err := c.Check(); err != nil {
+		return d, false, fmt.Errorf("idemredis: find: %w", err)
+	}
+	if c.ID.Key == "" {
+		return d, false, nil
+	}
+	rec, err := s.read(ctx, c.ID)
+	if err == nil && rec == nil {
+		return d, false, nil
+	}
+	if err == nil {
+		kind := c.Judge(&rec.Record)
+		if kind == idemkey.KindProceed {
+			return d, false, nil
+		}
+		d, err = rec.decide(kind)
+	}
+	if err != nil {
+		return idemkey.Decision{}, false, fmt.Errorf("idemredis: find: %w", err)
+	}
+	return d, true, nil
 }
 
 // Sweep does nothing: Redis removes expired records by itself.
