@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
@@ -15,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/fieldhash"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/internal/strictjson"
 	"github.com/sagamill/sagamill/outbox"
@@ -94,14 +93,7 @@ type Delivery struct {
 // step, key or scope, so that tenants cannot collide there. A step's action
 // and its compensation have different ones.
 func (d *Delivery) EffectKey() string {
-	h := sha256.New()
-	for _, part := range []string{d.Scope, d.Key, d.Step, d.N, strconv.FormatBool(d.Undo)} {
-		var size [8]byte
-		binary.BigEndian.PutUint64(size[:], uint64(len(part)))
-		h.Write(size[:])
-		h.Write([]byte(part))
-	}
-	return hex.EncodeToString(h.Sum(nil))
+	return fieldhash.Hex(sha256.New(), d.Scope, d.Key, d.Step, d.N, strconv.FormatBool(d.Undo))
 }
 
 // On returns an Input that hands messages of topic to h, with the payload

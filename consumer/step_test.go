@@ -235,6 +235,10 @@ func TestEffectKeyIsOfTheWholeIdentity(t *testing.T) {
 	if first.EffectKey() != second.EffectKey() {
 		t.Error("EffectKey differs between attempts")
 	}
+	const want = "be708df07dc3cb9415007a9f2693b67b6e520fbe01bb15f8c137261b511eceb7" // a payment provider may have seen it
+	if got := (&Delivery{Scope: "s", Key: "k", Step: "pay", N: "1"}).EffectKey(); got != want {
+		t.Errorf("EffectKey = %s, want %s", got, want)
+	}
 }
 
 func TestNewRefuses(t *testing.T) {
