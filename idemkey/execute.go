@@ -12,7 +12,7 @@ import (
 // execute runs the handler and settles its outcome. Whatever way the handler
 // ends, the execution ends too; a panic or Goexit passes on with its stack.
 func (x *exchange) execute(d Decision) {
-	x.event.Result, x.event.Attempt = ResultFirst, d.Attempt
+	x.event.Result, x.event.Attempt, x.event.TookOver = ResultFirst, d.Attempt, d.TookOver
 	switch {
 	case x.id.Key == "":
 		x.event.Result = ResultKeyless
@@ -41,6 +41,7 @@ func (x *exchange) execute(d Decision) {
 		}
 		x.release(d.Exec, Bound, http.StatusInternalServerError)
 	}()
+	x.started()
 	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(context.WithValue(ctx, runKey{}, state))))
 	returned = true
 	stop()
@@ -158,6 +159,7 @@ func (x *exchange) problemOf(err error) *Problem {
 // keep stores the response, with the business writes if commit, and answers.
 func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	written := b.response(x.m.opts.kept, x.m.opts.MaxResponseBody)
+	x.event.Oversize = written.Dropped
 	resp, err := x.stored(&written)
 	if err != nil {
 		x.release(exec, Bound, http.StatusInternalServerError)
@@ -171,13 +173,14 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	}
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
 	defer cancel()
-	end, outcome := exec.Reject, OutcomeRejected
+	end, op, outcome := exec.Reject, OpReject, OutcomeRejected
 	if commit {
-		end, outcome = exec.Commit, OutcomeKept
+		end, op, outcome = exec.Commit, OpCommit, OutcomeKept
 	}
 	_ = failpoint.Hit("idemkey/before-keep")
 	err = end(ctx, resp)
 	_ = failpoint.Hit("idemkey/after-keep")
+	x.storeFailed(op, err)
 	x.wake()
 	switch {
 	case err == nil:
@@ -238,6 +241,7 @@ func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	}
 	if err := exec.Release(ctx, mode, status); err != nil {
 		x.event.Err = err
+		x.storeFailed(OpRelease, err)
 	}
 	x.wake()
 }

@@ -61,6 +61,7 @@ func (x *exchange) find(ctx context.Context, claim Claim, limit int) (Decision, 
 	d, decided, err := f.Find(ctx, claim)
 	switch {
 	case err != nil:
+		x.storeFailed(OpBegin, err)
 		return Decision{}, fmt.Errorf("%w: %w", over, err) // not a reason to fail open
 	case !decided:
 		return Decision{}, over

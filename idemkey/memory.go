@@ -86,7 +86,9 @@ func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
 	rec := e.read(now)
 	kind := c.Judge(&rec)
 	if kind == KindProceed {
-		return m.claim(e, c, c.NextAttempt(&rec), now), nil
+		d := m.claim(e, c, c.NextAttempt(&rec), now)
+		d.TookOver = c.TakesOver(&rec)
+		return d, nil
 	}
 	return rec.decide(kind), nil
 }

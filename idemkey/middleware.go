@@ -284,7 +284,9 @@ func (x *exchange) ask(claim Claim) (Decision, error) {
 	x.begun = time.Now()
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.StoreTimeout)
 	defer cancel()
-	return x.claimWithin(ctx, claim)
+	d, err := x.claimWithin(ctx, claim)
+	x.storeFailed(OpBegin, err)
+	return d, err
 }
 
 // failOpen runs the handler although nothing can be remembered. The log and the

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -50,23 +51,72 @@ const (
 	OutcomeUnkept   Outcome = "unkept"    // effects stand, response not stored
 )
 
+// An Op is a call of the store.
+type Op string
+
+// The calls that can fail.
+const (
+	OpBegin   Op = "begin"
+	OpCommit  Op = "commit"
+	OpReject  Op = "reject"
+	OpRelease Op = "release"
+	OpRenew   Op = "renew"
+)
+
 // An Event is one covered request, told when it is over.
 type Event struct {
-	Route   string // the pattern of the ServeMux, if the middleware is inside of one
-	Result  Result
-	Outcome Outcome // of a handler that ran
-	Code    string  // of the problem that was answered, if one was
-	Status  int     // 0 if the handler panicked
-	Attempt int     // of a handler that ran
-	Stored  int     // bytes of body
-	Begin   time.Duration
-	Handler time.Duration
-	Err     error // what went wrong on our side
+	Route    string // the pattern of the ServeMux, if the middleware is inside of one
+	Result   Result
+	Outcome  Outcome // of a handler that ran
+	Code     string  // of the problem that was answered, if one was
+	Status   int     // 0 if the handler panicked
+	Attempt  int     // of a handler that ran
+	Started  bool    // a handler ran, and a StartObserver was told
+	TookOver bool    // the attempt before never ended: its owner had vanished
+	Oversize bool    // the body was over Options.MaxResponseBody, so a tombstone was to be kept
+	Stored   int     // bytes of body
+	Begin    time.Duration
+	Handler  time.Duration
+	Err      error // what went wrong on our side
 }
 
-// An Observer is told of every covered request, on its goroutine.
+// An Observer is told of every covered request, on its goroutine. It may also be a
+// [StartObserver], a [StoreObserver] and a [SweepObserver].
 type Observer interface {
 	Observe(ctx context.Context, e Event)
+}
+
+// A StartObserver is told before a handler runs, on its goroutine. For each such
+// call Observe is called later with Event.Started, whatever way the handler ends.
+type StartObserver interface {
+	Started(ctx context.Context, route string)
+}
+
+// A StoreObserver is told of each call of the store that failed, when it does. A
+// lost lease, a refused commit and a full store are answers and no failures. It
+// must be safe for concurrent use: leases are renewed beside the handler.
+type StoreObserver interface {
+	StoreFailed(ctx context.Context, route string, op Op, err error)
+}
+
+// answers are the errors by which a store says what is so.
+var answers = []error{ErrCapacity, ErrRecordCorrupt, ErrLeaseLost, ErrTxMisuse, ErrTxConflict, ErrNotCommitted}
+
+// storeFailed tells of err, if it is a failure of the store.
+func (x *exchange) storeFailed(op Op, err error) {
+	o, ok := x.m.opts.Observer.(StoreObserver)
+	if !ok || err == nil || slices.ContainsFunc(answers, func(answer error) bool { return errors.Is(err, answer) }) {
+		return
+	}
+	o.StoreFailed(x.detached(), x.event.Route, op, err)
+}
+
+// started tells that the handler is about to run.
+func (x *exchange) started() {
+	x.event.Started = true
+	if o, ok := x.m.opts.Observer.(StartObserver); ok {
+		o.Started(x.detached(), x.event.Route)
+	}
 }
 
 // report writes the request's one log line and tells the observer.
@@ -95,6 +145,12 @@ func (x *exchange) report(ctx context.Context) {
 	}
 	if e.Attempt > 0 {
 		attrs = append(attrs, slog.String("outcome", string(e.Outcome)), slog.Int("attempt", e.Attempt), slog.Duration("handler", e.Handler))
+	}
+	if e.TookOver {
+		attrs = append(attrs, slog.Bool("took_over", true))
+	}
+	if e.Oversize {
+		attrs = append(attrs, slog.Bool("oversize", true))
 	}
 	if id := cmp.Or(x.id, x.claim.ID); id.Key != "" {
 		attrs = append(attrs, keyAttr(id, o.LogKeys))

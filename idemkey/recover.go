@@ -34,7 +34,7 @@ func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 
 // keepRecovered stores what Recover found out and answers with it, as a replay.
 func (x *exchange) keepRecovered(d Decision) {
-	x.event.Attempt = d.Attempt
+	x.event.Attempt, x.event.TookOver = d.Attempt, d.TookOver
 	resp := x.recovered.clone()
 	for name := range resp.Header {
 		if !x.m.opts.kept[name] {
@@ -50,6 +50,7 @@ func (x *exchange) keepRecovered(d Decision) {
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
 	defer cancel()
 	err = d.Exec.Commit(ctx, stored)
+	x.storeFailed(OpCommit, err)
 	if err != nil && !errors.Is(err, ErrNotStored) {
 		x.notKept(err)
 		return

@@ -38,6 +38,9 @@ func (x *exchange) keepAlive(exec Execution, lost context.CancelCauseFunc) (stop
 				lost(ErrLeaseLost)
 				return
 			}
+			if ctx.Err() == nil { // not a call that was given up since the handler had returned
+				x.storeFailed(OpRenew, err)
+			}
 		}
 	})
 	return func() {

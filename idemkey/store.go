@@ -165,6 +165,7 @@ type Decision struct {
 	Kind       Kind
 	Exec       Execution
 	Attempt    int       // of KindProceed, 1-based
+	TookOver   bool      // of KindProceed: the attempt before never ended; its owner has vanished
 	ExpiresAt  time.Time // of KindProceed: when the record's life ends
 	Record     *Record
 	RetryAfter time.Duration
@@ -205,6 +206,12 @@ func (c *Claim) NextAttempt(rec *Record) int {
 		return 1
 	}
 	return rec.Attempt + 1
+}
+
+// TakesOver reports whether the run that takes rec over follows one that never
+// ended, and not one that failed. It is for [Decision].TookOver.
+func (c *Claim) TakesOver(rec *Record) bool {
+	return rec.State == StateInProgress && !rec.Expired
 }
 
 // matches compares every algorithm that both sides know: a record made before

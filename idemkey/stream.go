@@ -104,6 +104,7 @@ func (x *exchange) bury(exec Execution, b *buffer) error {
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
 	defer cancel()
 	if err := exec.Commit(ctx, resp); err != nil {
+		x.storeFailed(OpCommit, err)
 		return err
 	}
 	x.event.Outcome = OutcomeKept

@@ -4,16 +4,19 @@
 //
 //	idemkey.requests          {request}  route, result  every covered request
 //	idemkey.outcomes          {outcome}  route, outcome  every handler that ran
-//	idemkey.lease_lost        {request}  route  ran to its end and was rolled back: another owner had taken over
+//	idemkey.takeovers         {request}  route  ran, or was recovered, after one whose owner had vanished
+//	idemkey.inflight          {request}  route  handlers that run now
+//	idemkey.lease_lost        {request}  route  ran to its end after another owner had taken over
 //	idemkey.commit_ambiguous  {commit}   route  the commit's result was lost and not found
-//	idemkey.handler           s          route  time in the handler
-//	idemkey.begin             s          route  time of the claim
-//	idemkey.stored            By         route  bodies that were kept, by size
-//	idemkey.oversize          {request}  route, part  refused for its size; part is request or response
-//	idemkey.store_errors      {error}    route, op  the store failed; op is begin or complete
+//	idemkey.handler_seconds   s          route  time in the handler
+//	idemkey.begin_seconds     s          route  time of the claim
+//	idemkey.stored_bytes      By         route  bodies that were kept, by size
+//	idemkey.oversize          {request}  route, part  a body over its limit: request and response were refused, tombstone was sent and not kept
+//	idemkey.store_errors      {error}    route, op  the store failed; op is begin, commit, reject, release or renew
+//	idemkey.gc_deleted        {record}   expired records removed, by an idemkey.Sweeper with this Observer
 //
 // An exporter to Prometheus makes idemkey_requests_total, idemkey_handler_seconds
-// and so on of these names.
+// and so on of these names. It adds no unit to a name that has it.
 //
 // # Labels
 //
@@ -24,7 +27,8 @@
 // # Traces
 //
 // The span that is active in the request's context gets one event, idemkey.decision,
-// with result, attempt, outcome, code and status. So tracing goes outside of the
+// with result, attempt, outcome, code and status, and with took_over and oversize
+// where they are so. So tracing goes outside of the
 // middleware; the package starts no span and leaves the span's status alone.
 package idemotel
 
@@ -59,6 +63,8 @@ const (
 	eventAttempt = attribute.Key("idemkey.attempt")
 	eventOutcome = attribute.Key("idemkey.outcome")
 	eventCode    = attribute.Key("idemkey.code")
+	eventTook    = attribute.Key("idemkey.took_over")
+	eventSize    = attribute.Key("idemkey.oversize")
 	eventStatus  = attribute.Key("http.response.status_code")
 )
 
@@ -74,14 +80,21 @@ type Options struct {
 }
 
 // An Observer is an [idemkey.Observer] that counts and traces. It is safe for
-// concurrent use and serves any number of middlewares.
+// concurrent use and serves any number of middlewares and sweepers.
 type Observer struct {
-	requests, outcomes, lost, ambiguous, oversize, storeErrors metric.Int64Counter
-	stored                                                     metric.Int64Histogram
-	handler, begin                                             metric.Float64Histogram
+	requests, outcomes, takeovers, lost, ambiguous, oversize, storeErrors, deleted metric.Int64Counter
+
+	inflight       metric.Int64UpDownCounter
+	stored         metric.Int64Histogram
+	handler, begin metric.Float64Histogram
 }
 
-var _ idemkey.Observer = (*Observer)(nil)
+var (
+	_ idemkey.Observer      = (*Observer)(nil)
+	_ idemkey.StartObserver = (*Observer)(nil)
+	_ idemkey.StoreObserver = (*Observer)(nil)
+	_ idemkey.SweepObserver = (*Observer)(nil)
+)
 
 // New returns an Observer. A nil opts means the defaults. An error is the meter
 // provider's, about an instrument. New starts nothing.
@@ -93,13 +106,16 @@ func New(opts *Options) (*Observer, error) {
 	o, b := &Observer{}, builder{meter: provider.Meter(scopeName)}
 	b.counter(&o.requests, "idemkey.requests", "{request}", "Covered requests.")
 	b.counter(&o.outcomes, "idemkey.outcomes", "{outcome}", "Handlers that ran.")
-	b.counter(&o.lost, "idemkey.lease_lost", "{request}", "Requests rolled back because another owner had taken over.")
+	b.counter(&o.takeovers, "idemkey.takeovers", "{request}", "Requests that followed one whose owner had vanished.")
+	b.gauge(&o.inflight, "idemkey.inflight", "{request}", "Handlers that run.")
+	b.counter(&o.lost, "idemkey.lease_lost", "{request}", "Requests that ended after another owner had taken over.")
 	b.counter(&o.ambiguous, "idemkey.commit_ambiguous", "{commit}", "Commits whose result was lost and not found.")
-	b.counter(&o.oversize, "idemkey.oversize", "{request}", "Requests refused for the size of a body.")
+	b.counter(&o.oversize, "idemkey.oversize", "{request}", "Bodies over their limit.")
 	b.counter(&o.storeErrors, "idemkey.store_errors", "{error}", "Failures of the store.")
-	b.histogram(&o.handler, "idemkey.handler", "Time in the handler.")
-	b.histogram(&o.begin, "idemkey.begin", "Time of the claim.")
-	b.sizes(&o.stored, "idemkey.stored", "Bodies that were kept.")
+	b.counter(&o.deleted, "idemkey.gc_deleted", "{record}", "Expired records that were removed.")
+	b.histogram(&o.handler, "idemkey.handler_seconds", "Time in the handler.")
+	b.histogram(&o.begin, "idemkey.begin_seconds", "Time of the claim.")
+	b.sizes(&o.stored, "idemkey.stored_bytes", "Bodies that were kept.")
 	if b.err != nil {
 		return nil, fmt.Errorf("idemotel: %w", b.err)
 	}
@@ -115,6 +131,12 @@ type builder struct {
 func (b *builder) counter(c *metric.Int64Counter, name, unit, about string) {
 	var err error
 	*c, err = b.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(about))
+	b.keep(err)
+}
+
+func (b *builder) gauge(g *metric.Int64UpDownCounter, name, unit, about string) {
+	var err error
+	*g, err = b.meter.Int64UpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(about))
 	b.keep(err)
 }
 
@@ -151,8 +173,11 @@ func (o *Observer) Observe(ctx context.Context, e idemkey.Event) {
 	if part := oversized(e); part != "" {
 		o.oversize.Add(ctx, 1, with(keyPart.String(part)))
 	}
-	if op := failedOp(e); op != "" {
-		o.storeErrors.Add(ctx, 1, with(keyOp.String(op)))
+	if e.TookOver {
+		o.takeovers.Add(ctx, 1, with())
+	}
+	if e.Started {
+		o.inflight.Add(ctx, -1, with())
 	}
 	if e.Attempt > 0 {
 		o.ran(ctx, e, with)
@@ -176,6 +201,19 @@ func (o *Observer) ran(ctx context.Context, e idemkey.Event, with func(...attrib
 	}
 }
 
+// Started counts a handler that runs, until it is observed.
+func (o *Observer) Started(ctx context.Context, route string) {
+	o.inflight.Add(ctx, 1, metric.WithAttributes(routeLabel(route)...))
+}
+
+// StoreFailed counts a failure of the store. The error stays out: it may tell of addresses.
+func (o *Observer) StoreFailed(ctx context.Context, route string, op idemkey.Op, _ error) {
+	o.storeErrors.Add(ctx, 1, metric.WithAttributes(append(routeLabel(route), keyOp.String(string(op)))...))
+}
+
+// Swept counts removed records.
+func (o *Observer) Swept(ctx context.Context, deleted int) { o.deleted.Add(ctx, int64(deleted)) }
+
 // routeLabel returns no label for no route: an empty value would be one.
 func routeLabel(route string) []attribute.KeyValue {
 	if route == "" {
@@ -191,18 +229,8 @@ func oversized(e idemkey.Event) string {
 		return "request"
 	case e.Code == idemkey.CodeResponseTooLarge:
 		return "response"
-	}
-	return ""
-}
-
-// failedOp says at what the store failed.
-func failedOp(e idemkey.Event) string {
-	switch {
-	case e.Result == idemkey.ResultUnavailable:
-		return "begin"
-	case e.Outcome == idemkey.OutcomeUnknown, e.Outcome == idemkey.OutcomeUnkept,
-		e.Err != nil && e.Code == idemkey.CodeStoreUnavailable:
-		return "complete"
+	case e.Oversize:
+		return "tombstone"
 	}
 	return ""
 }
@@ -222,6 +250,12 @@ func (o *Observer) trace(ctx context.Context, e idemkey.Event) {
 	}
 	if e.Status != 0 { // a panic has none yet
 		attributes = append(attributes, eventStatus.Int(e.Status))
+	}
+	if e.TookOver {
+		attributes = append(attributes, eventTook.Bool(true))
+	}
+	if e.Oversize {
+		attributes = append(attributes, eventSize.Bool(true))
 	}
 	span.AddEvent(eventName, trace.WithAttributes(attributes...))
 }

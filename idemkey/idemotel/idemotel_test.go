@@ -75,8 +75,8 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	const begin, run = 250 * time.Millisecond, 2 * time.Second
 	down := errors.New("down")
-	claim := "idemkey.begin[s] http.route=/o 1x0.25"
-	handler := "idemkey.handler[s] http.route=/o 1x2"
+	claim := "idemkey.begin_seconds[s] http.route=/o 1x0.25"
+	handler := "idemkey.handler_seconds[s] http.route=/o 1x2"
 	requests := func(result string) string { return "idemkey.requests[{request}] http.route=/o,result=" + result + " 1" }
 	outcomes := func(outcome string) string {
 		return "idemkey.outcomes[{outcome}] http.route=/o,outcome=" + outcome + " 1"
@@ -95,26 +95,29 @@ func TestMetrics(t *testing.T) {
 		{"too large", idemkey.Event{Route: "/o", Result: idemkey.ResultTooLarge},
 			[]string{"idemkey.oversize[{request}] http.route=/o,part=request 1", requests("too_large")}},
 		{"unavailable", idemkey.Event{Route: "/o", Result: idemkey.ResultUnavailable, Begin: begin, Code: idemkey.CodeStoreUnavailable, Err: down},
-			[]string{claim, requests("unavailable"), "idemkey.store_errors[{error}] http.route=/o,op=begin 1"}},
+			[]string{claim, requests("unavailable")}},
 		{"kept", ran(idemkey.OutcomeKept, "", nil),
-			[]string{claim, handler, outcomes("kept"), requests("first"), "idemkey.stored[By] http.route=/o 1x7"}},
+			[]string{claim, handler, outcomes("kept"), requests("first"), "idemkey.stored_bytes[By] http.route=/o 1x7"}},
 		{"rejected", ran(idemkey.OutcomeRejected, "", nil),
-			[]string{claim, handler, outcomes("rejected"), requests("first"), "idemkey.stored[By] http.route=/o 1x7"}},
+			[]string{claim, handler, outcomes("rejected"), requests("first"), "idemkey.stored_bytes[By] http.route=/o 1x7"}},
 		{"keyless", idemkey.Event{Route: "/o", Result: idemkey.ResultKeyless, Outcome: idemkey.OutcomeKept, Attempt: 1, Begin: begin, Handler: run, Stored: 7},
 			[]string{claim, handler, outcomes("kept"), requests("keyless")}},
 		{"failed", ran(idemkey.OutcomeFailed, idemkey.CodeInternal, down), []string{claim, handler, outcomes("failed"), requests("first")}},
 		{"amended", ran(idemkey.OutcomeAmended, "", nil), []string{claim, handler, outcomes("amended"), requests("first")}},
 		{"response too large", ran(idemkey.OutcomeFailed, idemkey.CodeResponseTooLarge, down),
 			[]string{claim, handler, outcomes("failed"), "idemkey.oversize[{request}] http.route=/o,part=response 1", requests("first")}},
+		{"took over", idemkey.Event{Route: "/o", Result: idemkey.ResultAgain, Outcome: idemkey.OutcomeFailed, Attempt: 2, TookOver: true, Begin: begin, Handler: run},
+			[]string{claim, handler, outcomes("failed"), requests("again"), "idemkey.takeovers[{request}] http.route=/o 1"}},
+		{"oversize", idemkey.Event{Route: "/o", Result: idemkey.ResultFirst, Outcome: idemkey.OutcomeFailed, Attempt: 1, Oversize: true, Begin: begin, Handler: run},
+			[]string{claim, handler, outcomes("failed"), "idemkey.oversize[{request}] http.route=/o,part=tombstone 1", requests("first")}},
 		{"lost", ran(idemkey.OutcomeLost, idemkey.CodeInProgress, idemkey.ErrLeaseLost),
 			[]string{claim, handler, "idemkey.lease_lost[{request}] http.route=/o 1", outcomes("lost"), requests("first")}},
 		{"ambiguous", ran(idemkey.OutcomeUnknown, idemkey.CodeUnverified, idemkey.ErrOutcomeUnknown),
-			[]string{claim, "idemkey.commit_ambiguous[{commit}] http.route=/o 1", handler, outcomes("ambiguous"), requests("first"),
-				"idemkey.store_errors[{error}] http.route=/o,op=complete 1"}},
+			[]string{claim, "idemkey.commit_ambiguous[{commit}] http.route=/o 1", handler, outcomes("ambiguous"), requests("first")}},
 		{"unkept", ran(idemkey.OutcomeUnkept, "", idemkey.ErrNotStored),
-			[]string{claim, handler, outcomes("unkept"), requests("first"), "idemkey.store_errors[{error}] http.route=/o,op=complete 1"}},
+			[]string{claim, handler, outcomes("unkept"), requests("first")}},
 		{"store died", ran(idemkey.OutcomeFailed, idemkey.CodeStoreUnavailable, down),
-			[]string{claim, handler, outcomes("failed"), requests("first"), "idemkey.store_errors[{error}] http.route=/o,op=complete 1"}},
+			[]string{claim, handler, outcomes("failed"), requests("first")}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -248,7 +251,7 @@ func TestNew(t *testing.T) {
 		t.Errorf("New(nil): %v", err)
 	}
 	refused := errors.New("refused")
-	for _, name := range []string{"idemkey.requests", "idemkey.handler", "idemkey.stored"} {
+	for _, name := range []string{"idemkey.requests", "idemkey.handler_seconds", "idemkey.stored_bytes", "idemkey.inflight"} {
 		if _, err := idemotel.New(&idemotel.Options{MeterProvider: provider{refuse: name, err: refused}}); !errors.Is(err, refused) {
 			t.Errorf("New without %s: %v, want the provider's error", name, err)
 		}
@@ -282,6 +285,10 @@ func (m meter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric
 
 func (m meter) Int64Histogram(name string, _ ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
 	return noop.Int64Histogram{}, m.judge(name)
+}
+
+func (m meter) Int64UpDownCounter(name string, _ ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
+	return noop.Int64UpDownCounter{}, m.judge(name)
 }
 
 func (m meter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {

@@ -65,7 +65,7 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 // may be taken over is claimed again, by the token it was read with.
 func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, error) {
 	e := &execution{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
-	from, attempt := "", 1
+	from, attempt, tookOver := "", 1, false
 	for range maxClaims {
 		reply, err := s.claim(ctx, e, c, from, attempt)
 		if err != nil {
@@ -73,6 +73,7 @@ func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, 
 		}
 		if attempt, expires, won := decodeClaim(reply); won {
 			d := idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}
+			d.TookOver = tookOver && attempt > 1 // attempt 1: the record was gone
 			return d, failpoint.Hit("idemredis/after-claim")
 		}
 		rec, err := decodeRecord(reply)
@@ -82,7 +83,7 @@ func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, 
 		if kind := c.Judge(&rec.Record); kind != idemkey.KindProceed {
 			return rec.decide(kind)
 		}
-		from, attempt = rec.token, c.NextAttempt(&rec.Record)
+		from, attempt, tookOver = rec.token, c.NextAttempt(&rec.Record), c.TakesOver(&rec.Record)
 	}
 	return idemkey.Decision{Kind: idemkey.KindInFlight}, nil // others were faster each time
 }
