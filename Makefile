@@ -16,6 +16,7 @@ endif
 # 100 connections, on a machine with many processors as well.
 TESTFLAGS ?= -tags=failpoints -count=1 -timeout=20m -p=2 -parallel=4
 PKG       ?= ./...
+FUZZTIME  ?= 5s
 
 # Stamping asks git, which refuses in a tree that belongs to somebody else.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
@@ -24,7 +25,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve services test check fmt bench-idemkey FORCE
+.PHONY: help demo serve services test fuzz check fmt bench-idemkey FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +42,17 @@ services: bin/with ## find or start PostgreSQL, RabbitMQ and Redis, print their 
 test: bin/with ## run all tests; PKG=./outbox/... for some
 	@test -n '$(RACE)' || echo 'make test: no C compiler, so without the race detector' >&2
 	@bin/with -- $(GO) test $(RACE) $(TESTFLAGS) $(PKG)
+
+# The go command fuzzes one target at a time. They are found by their names, so that
+# none is forgotten; finding none is an error too.
+fuzz: ## fuzz each target for FUZZTIME, 5s by default; PKG=./idemkey/... for some
+	@set -e; n=0; for dir in $$($(GO) list -f '{{.Dir}}' $(PKG)); do \
+		for target in $$(grep -hos '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | cut -c6-); do \
+			echo "$$target in $$dir"; \
+			$(GO) -C $$dir test -run='^$$' -fuzz="^$$target\$$" -fuzztime=$(FUZZTIME) . || exit 1; \
+			n=$$((n + 1)); \
+		done; \
+	done; test $$n -gt 0 || { echo 'make fuzz: found no targets'; exit 1; }
 
 bench-idemkey: ## what the idempotency middleware costs beside a bare transaction, on a private PostgreSQL
 	@cd bench && $(GO) build -o ../bin/bench-idemkey ./idemkey

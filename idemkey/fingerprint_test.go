@@ -142,26 +142,3 @@ func TestCanonicalRefuses(t *testing.T) {
 		}
 	}
 }
-
-func FuzzCanonicalJSON(f *testing.F) {
-	for _, seed := range []string{
-		`{"b":1,"a":[1.0,"x",null,true,{}]}`, `{"a":1,"a":2}`, `"\u0000\ud83d\ude00"`, `"\ud800"`, "\"\u2028\x7f\"",
-		`{"a":{"b":{"c":1}},"":0}`, `[1,]`, `1e400`, ` 0 `, `{"a":1}{`, "[[[[]]]]", `{"é":"\\\""}`,
-	} {
-		f.Add([]byte(seed))
-	}
-	f.Fuzz(func(t *testing.T, body []byte) {
-		canonical, ok := canonicalJSON(body, fieldSet{})
-		if !ok {
-			return
-		}
-		again, ok := canonicalJSON(canonical, fieldSet{})
-		if !ok || !bytes.Equal(again, canonical) {
-			t.Errorf("canonical form of %q is %q, and of that %q, %t", body, canonical, again, ok)
-		}
-		spaced := append(append([]byte("\n "), body...), '\t')
-		if same, ok := canonicalJSON(spaced, fieldSet{}); !ok || !bytes.Equal(same, canonical) {
-			t.Errorf("space around %q changes the canonical form", body)
-		}
-	})
-}

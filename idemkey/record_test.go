@@ -66,6 +66,14 @@ func FuzzUnmarshalHeader(f *testing.F) {
 			}
 			return
 		}
+		if len(r.Header) > MaxStoredNames || len(data) > MaxStoredHeader || status < 200 || status > 999 {
+			t.Errorf("%d names in %d bytes with status %d are accepted", len(r.Header), len(data), status)
+		}
+		for name, values := range r.Header {
+			if len(values) > MaxStoredValues || strings.ContainsAny(name+strings.Join(values, ""), "\r\n\x00") {
+				t.Errorf("%q: %d values %q are accepted", name, len(values), values)
+			}
+		}
 		again, err := r.MarshalHeader()
 		if err != nil {
 			t.Fatalf("MarshalHeader: %v", err)

@@ -224,7 +224,7 @@ func TestCheckWorkflow(t *testing.T) {
 			t.Errorf("%s: checkWorkflow = %q, want %d messages", tt.name, got, tt.want)
 		}
 	}
-	if got := checkRun("#!/bin/sh\nmake test\n"); len(got) != 2 {
-		t.Errorf("checkRun without make check and set -e = %q, want 2 messages", got)
+	if got := checkRun("#!/bin/sh\nmake test\n"); len(got) != 3 {
+		t.Errorf("checkRun without make check, make fuzz and set -e = %q, want 3 messages", got)
 	}
 }

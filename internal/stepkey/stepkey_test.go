@@ -51,6 +51,9 @@ func FuzzParseReversesString(f *testing.F) {
 		if k.Check() == nil && (err != nil || got != k) {
 			t.Errorf("Parse(%q) = %+v, %v; want %+v", k.String(), got, err, k)
 		}
+		if err == nil && (len(got.Key) == 0 || len(got.Key) > stepkey.MaxKey || len(got.Step) == 0 || len(got.Step) > stepkey.MaxStep || len(got.N) > stepkey.MaxN) {
+			t.Errorf("Parse(%q) = %+v, over the limits", k.String(), got)
+		}
 		if err == nil && got.String() != k.String() {
 			t.Errorf("Parse(%q).String() = %q", k.String(), got.String())
 		}
