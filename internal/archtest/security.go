@@ -1,0 +1,97 @@
+package archtest
+
+import (
+	"fmt"
+	"go/ast"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// securityItems is how many items docs/security.md has.
+const securityItems = 28
+
+var (
+	securityRow = regexp.MustCompile(`(?m)^\| (\d+) \|.*\| ([^|]+) \|$`)
+	testName    = regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`")
+)
+
+// checkSecurity returns what is wrong with docs/security.md: every item has its
+// row, in order, and every row names tests that exist.
+func checkSecurity(doc string, tests map[string]bool) []string {
+	var wrong []string
+	rows := securityRow.FindAllStringSubmatch(doc, -1)
+	if len(rows) != securityItems {
+		wrong = append(wrong, fmt.Sprintf("docs/security.md: %d rows, want %d", len(rows), securityItems))
+	}
+	for i, row := range rows {
+		if row[1] != fmt.Sprint(i+1) {
+			wrong = append(wrong, fmt.Sprintf("docs/security.md: row %d is item %s", i+1, row[1]))
+		}
+		named := testName.FindAllStringSubmatch(row[2], -1)
+		if len(named) == 0 {
+			wrong = append(wrong, fmt.Sprintf("docs/security.md: item %s names no test", row[1]))
+		}
+		for _, name := range named {
+			if !tests[name[1]] {
+				wrong = append(wrong, fmt.Sprintf("docs/security.md: item %s names %s, which does not exist", row[1], name[1]))
+			}
+		}
+	}
+	return wrong
+}
+
+// testsOf returns the names of the test functions in files.
+func testsOf(files []*file) map[string]bool {
+	names := make(map[string]bool)
+	for _, f := range files {
+		for _, decl := range f.ast.Decls {
+			if fn, ok := decl.(*ast.FuncDecl); ok && f.test() && fn.Recv == nil && testName.MatchString("`"+fn.Name.Name+"`") {
+				names[fn.Name.Name] = true
+			}
+		}
+	}
+	return names
+}
+
+// httpHandlers are the exported functions of idemkey that may return a handler.
+// Records are looked into and removed by code alone, never over HTTP.
+var httpHandlers = []string{"Handler", "PolicyHandler", "HandleTx"}
+
+// checkHandlers returns the others.
+func checkHandlers(f *file) []string {
+	if f.test() || !within(f.pkg(), "idemkey") || within(f.pkg(), "idemkey/idemkeytest") {
+		return nil
+	}
+	var wrong []string
+	for _, decl := range f.ast.Decls {
+		fn, ok := decl.(*ast.FuncDecl)
+		if !ok || !fn.Name.IsExported() || fn.Type.Results == nil || slices.Contains(httpHandlers, fn.Name.Name) {
+			continue
+		}
+		for _, result := range fn.Type.Results.List {
+			if selector, ok := result.Type.(*ast.SelectorExpr); ok && strings.HasPrefix(selector.Sel.Name, "Handler") {
+				wrong = append(wrong, fmt.Sprintf("%s: %s returns a handler: no record may be read or removed over HTTP", f.at(fn), fn.Name.Name))
+			}
+		}
+	}
+	return wrong
+}
+
+// comparesInConstantTime reports whether the method equal of type Fingerprint
+// leaves the comparison to crypto/subtle.
+func comparesInConstantTime(f *file) (found, ok bool) {
+	for _, decl := range f.ast.Decls {
+		fn, isFunc := decl.(*ast.FuncDecl)
+		if !isFunc || fn.Name.Name != "equal" || fn.Recv == nil {
+			continue
+		}
+		found = true
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			selector, is := n.(*ast.SelectorExpr)
+			ok = ok || is && selector.Sel.Name == "ConstantTimeCompare"
+			return true
+		})
+	}
+	return found, ok
+}
