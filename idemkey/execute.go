@@ -46,7 +46,7 @@ func (x *exchange) execute(d Decision) {
 	returned = true
 	stop()
 	x.event.Handler = time.Since(start)
-	x.lost = errors.Is(context.Cause(ctx), ErrLeaseLost)
+	x.lost = errors.Is(context.Cause(ctx), ErrLeaseLost) || errors.Is(state.err, ErrLeaseLost)
 	x.settle(ctx, d.Exec, state, b)
 }
 
@@ -90,6 +90,10 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		x.release(exec, Forget, b.status)
 	default:
 		x.release(exec, Bound, b.status)
+	}
+	if x.lost && x.m.traits.Transactional {
+		x.writeProblem(x.w, x.m.problem(CodeInProgress)) // whatever the handler made of it, another is at work
+		return
 	}
 	x.send(b)
 }
@@ -148,6 +152,8 @@ func (x *exchange) problemOf(err error) *Problem {
 		}
 	}
 	switch {
+	case errors.Is(err, ErrLeaseLost):
+		return x.m.problem(CodeInProgress)
 	case errors.Is(err, ErrTxConflict):
 		return newProblem(CodeTxConflict)
 	case errors.Is(err, ErrNotCommitted):
@@ -231,6 +237,8 @@ func (x *exchange) notKept(err error) {
 func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
 	defer cancel()
+	err := exec.Release(ctx, mode, status)
+	x.lost = x.lost || errors.Is(err, ErrLeaseLost)
 	switch {
 	case x.lost:
 		x.event.Outcome = OutcomeLost
@@ -239,7 +247,7 @@ func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	default:
 		x.event.Outcome = OutcomeFailed
 	}
-	if err := exec.Release(ctx, mode, status); err != nil {
+	if err != nil {
 		x.event.Err = err
 		x.storeFailed(OpRelease, err)
 	}

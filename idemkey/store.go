@@ -266,7 +266,7 @@ type Execution interface {
 
 	// Release rolls the business writes back. Bound lets the same request run
 	// again, Forget makes the key new. status is the failed response's, for
-	// whoever reads the table.
+	// whoever reads the table. [ErrLeaseLost] says that it was another's already.
 	Release(ctx context.Context, mode ReleaseMode, status int) error
 }
 

@@ -196,9 +196,12 @@ func testInFlight(t *testing.T, s Subject) {
 func testTakeOver(t *testing.T, s Subject) {
 	c := Claim("k", "a")
 	s.Crash(t, c.ID, proceed(t, s, c, 1))
-	exec := proceed(t, s, c, 2)
+	d := begin(t, s, c, idemkey.KindProceed)
+	if !s.traceless() && (d.Attempt != 2 || !d.TookOver) {
+		t.Errorf("attempt %d, took over %t; want the second, taken over", d.Attempt, d.TookOver)
+	}
 	begin(t, s, c, idemkey.KindInFlight)
-	ok(t, "Commit", exec.Commit(t.Context(), response()))
+	ok(t, "Commit", d.Exec.Commit(t.Context(), response()))
 	begin(t, s, c, idemkey.KindReplay)
 }
 
@@ -270,7 +273,11 @@ func testHoldLapsed(t *testing.T, s Subject) {
 func testFailed(t *testing.T, s Subject) {
 	c := Claim("k", "a")
 	release(t, proceed(t, s, c, 1))
-	release(t, proceed(t, s, c, 2))
+	d := begin(t, s, c, idemkey.KindProceed)
+	if d.TookOver {
+		t.Error("the run after a failed one took over")
+	}
+	release(t, d.Exec)
 	ok(t, "Commit", proceed(t, s, c, 3).Commit(t.Context(), response()))
 	begin(t, s, c, idemkey.KindReplay)
 }

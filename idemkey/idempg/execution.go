@@ -210,9 +210,13 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 }
 
 // Release rolls back and lets the record go. After an error the record lapses
-// by itself, and the business writes are rolled back all the same.
+// by itself, and the business writes are rolled back all the same. An owner that
+// was overtaken before its transaction began is told so.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	defer e.end()
+	if errors.Is(e.tx.Err(), idemkey.ErrLeaseLost) {
+		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+	}
 	return e.letGo(ctx, mode, status)
 }
 

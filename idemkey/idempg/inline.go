@@ -58,6 +58,11 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 		}
 		return rec.decide(kind)
 	}
+	if s.opts.MaxPerScope > 0 && (rec == nil || rec.Expired) {
+		if err := s.checkQuota(ctx, e, s.opts.MaxPerScope-1); err != nil {
+			return idemkey.Decision{}, errors.Join(err, e.rollback(ctx))
+		}
+	}
 	e.record = in
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: 1, ExpiresAt: in.expires}, nil
 }

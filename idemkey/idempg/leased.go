@@ -39,7 +39,9 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 		if err != nil || expires.IsZero() {
 			return inFlight(0), err
 		}
-		return e.leased(ctx, c, attempt, expires)
+		d, err := e.leased(ctx, c, attempt, expires)
+		d.TookOver = d.Exec != nil && c.TakesOver(&rec.Record)
+		return d, err
 	}
 	return inFlight(0), nil
 }
@@ -119,6 +121,11 @@ func (s *Store) takeOver(ctx context.Context, e *execution, c *idemkey.Claim, fr
 func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, expires time.Time) (idemkey.Decision, error) {
 	if err := failpoint.Hit("idempg/after-claim"); err != nil {
 		return idemkey.Decision{}, err
+	}
+	if attempt == 1 {
+		if err := e.s.keepQuota(ctx, e); err != nil {
+			return idemkey.Decision{}, err
+		}
 	}
 	e.record = (*leasedRecord)(e)
 	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)

@@ -84,6 +84,11 @@ type Options struct {
 	// system that can tell. Negative: never. Default: 1 s.
 	ConnectionCheck time.Duration
 
+	// MaxPerScope is how many live records one namespace and scope may have. Over it new keys
+	// are refused with [idemkey.ErrCapacity], and stored ones still replayed. Under ClaimInline, requests
+	// that run at the same time may exceed it by their number. Default: no quota.
+	MaxPerScope int
+
 	SweepBatch int // rows that one statement of Sweep deletes; default: 1000
 }
 
@@ -119,6 +124,9 @@ func (o *Options) check(maxConns int) error {
 	}
 	if o.MaxInFlight < 1 || o.MaxInFlight > maxConns {
 		return fmt.Errorf("idempg: Options.MaxInFlight is %d, and must be 1 to the pool's MaxConns, %d", o.MaxInFlight, maxConns)
+	}
+	if o.MaxPerScope < 0 {
+		return errors.New("idempg: Options.MaxPerScope must not be negative")
 	}
 	if o.SweepBatch < 1 {
 		return errors.New("idempg: Options.SweepBatch must be positive")

@@ -10,54 +10,63 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
-	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// claimWithin claims a key of scope and applies the quota, as Begin does.
-func (f *fixture) claimWithin(t *testing.T, scope, key string, quota int) error {
-	t.Helper()
-	c := idemkeytest.Claim(key, "a")
-	c.ID.Scope = scope
-	conn, err := f.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
+// A scope at its quota gets no further record, whatever the others have, while
+// what is stored is still replayed. What has expired does not count.
+func TestMaxPerScope(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, Options{MaxPerScope: 3, MaxInFlight: 1, ClaimMode: mode})
+			claim := func(scope, key string) idemkey.Claim {
+				c := idemkeytest.Claim(key, "a")
+				c.ID.Scope = scope
+				return c
+			}
+			keep := func(scope, key string) {
+				t.Helper()
+				if err := f.begin(t, claim(scope, key)).Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
+					t.Fatalf("Commit: %v", err)
+				}
+			}
+			refused := func() {
+				t.Helper()
+				_, err := f.Begin(t.Context(), claim("a", "more"))
+				if !errors.Is(err, idemkey.ErrCapacity) || !strings.Contains(err.Error(), "Options.MaxPerScope") {
+					t.Errorf("claim over the quota: %v, want ErrCapacity that names it", err)
+				}
+			}
+			for i := range 3 {
+				keep("a", fmt.Sprint(i))
+			}
+			refused()
+			refused() // the first left nothing behind, and took no place
+			f.kind(t, claim("a", "1"), idemkey.KindReplay)
+			keep("b", "more")
+			f.exec(t, "UPDATE "+f.schema+".idempotency_key SET expires_at = clock_timestamp() - interval '1 h' WHERE scope = 'a' AND key = '0'")
+			keep("a", "0") // anew
+			refused()
+			f.exec(t, "UPDATE "+f.schema+".idempotency_key SET expires_at = clock_timestamp() - interval '1 h' WHERE scope = 'a' AND key = '0'")
+			keep("a", "more")
+		})
 	}
-	defer conn.Release()
-	e := &execution{s: f.Store, conn: conn, id: c.ID, token: newToken()}
-	if mine, err := f.insert(t.Context(), e, &c); err != nil || !mine {
-		t.Fatalf("claim %s of %s = %t, %v", key, scope, mine, err)
-	}
-	return f.keepQuota(t.Context(), e, quota)
 }
 
-// A scope at its quota gets no further record, whatever the others have. What
-// has expired does not count.
-func TestQuota(t *testing.T) {
+// A running request counts for as long as its lease.
+func TestMaxPerScopeRunning(t *testing.T) {
 	t.Parallel()
-	const quota = 3
-	f := newFixture(t, Options{})
-	for i := range quota {
-		if err := f.claimWithin(t, "a", fmt.Sprint(i), quota); err != nil {
-			t.Fatalf("claim %d: %v", i, err)
-		}
+	f := newFixture(t, Options{MaxPerScope: 1})
+	c := idemkeytest.Claim("k", "a")
+	owner := f.begin(t, c)
+	f.expire(t, c.ID)
+	if _, err := f.Begin(t.Context(), idemkeytest.Claim("more", "a")); !errors.Is(err, idemkey.ErrCapacity) {
+		t.Errorf("claim beside a running one: %v, want ErrCapacity", err)
 	}
-	refused := func() {
-		t.Helper()
-		if err := f.claimWithin(t, "a", "more", quota); !errors.Is(err, idemkey.ErrCapacity) || !strings.Contains(err.Error(), "Options.MaxPerScope") {
-			t.Errorf("claim over the quota: %v, want ErrCapacity that names it", err)
-		}
-	}
-	refused()
-	refused() // the first left nothing behind
-	if err := f.claimWithin(t, "b", "more", quota); err != nil {
-		t.Errorf("claim of another scope: %v", err)
-	}
-	f.exec(t, "UPDATE "+f.schema+".idempotency_key SET expires_at = clock_timestamp() - interval '1 h' WHERE scope = 'a' AND key IN ('0', '1')")
-	refused() // their owners' leases run
-	f.exec(t, "UPDATE "+f.schema+".idempotency_key SET lease_until = clock_timestamp() WHERE scope = 'a' AND key = '0'")
-	if err := f.claimWithin(t, "a", "more", quota); err != nil {
-		t.Errorf("claim in the place of an expired one: %v", err)
-	}
+	f.lapse(t, c.ID)
+	f.begin(t, idemkeytest.Claim("more", "a"))
+	owner.end()
 }
 
 // The quota never counts a whole scope: it reads a range of the primary key, up
@@ -68,7 +77,7 @@ func TestQuotaPlan(t *testing.T) {
 	f.exec(t, "INSERT INTO "+f.schema+`.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
 		SELECT 'http', 'tenant-' || n % 2, 'k' || n, 2, 'a', 'test', gen_random_uuid(), 1, now(), now() + interval '1 d' FROM generate_series(1, 20000) AS n`)
 	f.exec(t, "VACUUM ANALYZE "+f.schema+".idempotency_key")
-	rows, err := f.pool.Query(t.Context(), "EXPLAIN (ANALYZE, TIMING OFF, COSTS OFF, SUMMARY OFF) "+sqlschema.Bind(f.schema, sqlFindOverQuota), "http", "tenant-1", 100)
+	rows, err := f.pool.Query(t.Context(), "EXPLAIN (ANALYZE, TIMING OFF, COSTS OFF, SUMMARY OFF) "+f.q.findOverQuota, "http", "tenant-1", 100)
 	if err != nil {
 		t.Fatal(err)
 	}

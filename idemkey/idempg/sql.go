@@ -170,7 +170,7 @@ type queries struct {
 	readRecord, readBeforeClaim, insertClaim, takeOver, findAbandoned  string
 	lockRecord, completeRecord, commitRecord, failRecord, forgetRecord string
 	keepInline, commitInline, forgetPrior                              string
-	readState, sweepRecords                                            string
+	readState, sweepRecords, findOverQuota                             string
 }
 
 func newQueries(schema string) queries {
@@ -183,6 +183,6 @@ func newQueries(schema string) queries {
 		keepInline:   bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE pg_try_advisory_xact_lock($16)")),
 		commitInline: bind(strings.ReplaceAll(sqlKeepInline, "{only}", "")),
 		forgetPrior:  bind(sqlForgetPrior),
-		readState:    bind(sqlReadState), sweepRecords: bind(sqlSweepRecords),
+		readState:    bind(sqlReadState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
 	}
 }

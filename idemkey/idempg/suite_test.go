@@ -135,6 +135,7 @@ func TestOptions(t *testing.T) {
 		"Grace":          {Grace: -time.Second},
 		"AcquireTimeout": {AcquireTimeout: time.Microsecond},
 		"SweepBatch":     {SweepBatch: -1},
+		"MaxPerScope":    {MaxPerScope: -1},
 	} {
 		_, err := New(pool, &opts)
 		if want := "Options." + field; err == nil || !strings.Contains(err.Error(), want) {

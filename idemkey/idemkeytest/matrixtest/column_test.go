@@ -25,6 +25,7 @@ import (
 // The columns' names.
 const (
 	pg      = "postgres"
+	inline  = "inline"
 	onRedis = "redis"
 	hybrid  = "hybrid"
 	memory  = "memory"
@@ -32,22 +33,24 @@ const (
 
 // A column is a store, with what a test must be able to see and to move on.
 type column struct {
-	name     string
-	redis    bool // it needs one
-	separate bool // business rows commit on their own, whatever becomes of the record
-	store    func(*site) (idemkey.Store, error)
-	state    func(ctx context.Context, s *site, key string) (string, error) // empty: it cannot be seen
-	lapse    func(ctx context.Context, s *site, key string) error           // the store's clock passes the lease
-	expire   func(ctx context.Context, s *site, key string) error           // and the record's life
+	name      string
+	redis     bool // it needs one
+	separate  bool // business rows commit on their own, whatever becomes of the record
+	traceless bool // a run that was not kept leaves no record
+	store     func(*site) (idemkey.Store, error)
+	state     func(ctx context.Context, s *site, key string) (string, error) // empty: it cannot be seen
+	lapse     func(ctx context.Context, s *site, key string) error           // the store's clock passes the lease
+	expire    func(ctx context.Context, s *site, key string) error           // and the record's life
 }
 
 // columns are the stores. One that keeps its records in the same table shares
 // the functions that look at it.
 var columns = []column{
-	{pg, false, false, openPostgres, rowState, rowLapse, rowExpire},
-	{onRedis, true, true, openRedis, hashState, hashLapse, hashExpire},
-	{hybrid, true, false, openHybrid, rowState, lockLapse, rowExpire},
-	{memory, false, true, openMemory, unseen, waitLease, waitTTL},
+	{name: pg, store: openPostgres, state: rowState, lapse: rowLapse, expire: rowExpire},
+	{name: inline, traceless: true, store: openInline, state: rowState, lapse: noLease, expire: rowExpire},
+	{name: onRedis, redis: true, separate: true, store: openRedis, state: hashState, lapse: hashLapse, expire: hashExpire},
+	{name: hybrid, redis: true, store: openHybrid, state: rowState, lapse: lockLapse, expire: rowExpire},
+	{name: memory, separate: true, store: openMemory, state: unseen, lapse: waitLease, expire: waitTTL},
 }
 
 // settings are those of one server. They go to a process by its environment.
@@ -221,11 +224,13 @@ func (s *site) rows(ctx context.Context, key string) ([]string, error) {
 
 const sqlBusiness = ".business (key text NOT NULL, run text NOT NULL, n int UNIQUE DEFERRABLE INITIALLY DEFERRED)"
 
-func openPostgres(s *site) (idemkey.Store, error) { return s.postgres() }
+func openPostgres(s *site) (idemkey.Store, error) { return s.postgres(idempg.ClaimLeased) }
 
-func (s *site) postgres() (*idempg.Store, error) {
+func openInline(s *site) (idemkey.Store, error) { return s.postgres(idempg.ClaimInline) }
+
+func (s *site) postgres(mode idempg.ClaimMode) (*idempg.Store, error) {
 	return idempg.New(s.pool, &idempg.Options{
-		Schema: s.Schema, Grace: s.Grace, MaxInFlight: s.MaxInFlight, ConnectionCheck: connectionCheck,
+		Schema: s.Schema, ClaimMode: mode, Grace: s.Grace, MaxInFlight: s.MaxInFlight, ConnectionCheck: connectionCheck,
 		AcquireTimeout: cmp.Or(s.Acquire, storeTimeout), LookupTimeout: lookupTimeout,
 	})
 }
@@ -235,7 +240,7 @@ func openRedis(s *site) (idemkey.Store, error) {
 }
 
 func openHybrid(s *site) (idemkey.Store, error) {
-	store, err := s.postgres()
+	store, err := s.postgres(idempg.ClaimLeased)
 	if err != nil {
 		return nil, err
 	}
@@ -308,6 +313,9 @@ func lockLapse(ctx context.Context, s *site, key string) error {
 	}
 	return rowLapse(ctx, s, key)
 }
+
+// noLease has nothing to end: the lock goes with the transaction.
+func noLease(context.Context, *site, string) error { return nil }
 
 func unseen(context.Context, *site, string) (string, error) { return "", nil }
 

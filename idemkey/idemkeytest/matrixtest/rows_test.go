@@ -10,6 +10,8 @@ const busy = "409 in-progress"
 // Why a column has no such point.
 const (
 	noTx       = "it has no transaction"
+	noTrace    = "the middleware refuses it: a dead owner leaves no trace"
+	oneTx      = "its claim is the transaction"
 	noPostgres = "it does not need Postgres"
 	noRedis    = "it does not need Redis"
 	oneProcess = "its one process would have to serve the retry while it is stopped"
@@ -19,6 +21,7 @@ const (
 // transactions the effect of a dead handler stands, and its retry adds another.
 var deaths = []row{
 	{point: "killed while it reads the body", fault: killedReading, want: map[string]outcome{
+		inline:  {broken, 0, absent, "", "201", 1, 1},
 		pg:      {broken, 0, absent, "", "201", 1, 1},
 		onRedis: {broken, 0, absent, "", "201", 1, 1},
 		hybrid:  {broken, 0, absent, "", "201", 1, 1},
@@ -27,14 +30,16 @@ var deaths = []row{
 	{point: "killed between claim and transaction", fault: killedAt("idempg/after-claim"), want: map[string]outcome{
 		pg:     {broken, 0, inProgress, busy, "201", 1, 1},
 		hybrid: {broken, 0, inProgress, busy, "201", 1, 1},
-	}, none: map[string]string{onRedis: noTx, memory: noTx}},
+	}, none: map[string]string{inline: oneTx, onRedis: noTx, memory: noTx}},
 	{point: "killed between claim and handler", fault: killedAt("idemkey/after-begin"), want: map[string]outcome{
+		inline:  {broken, 0, absent, "", "201", 1, 1},
 		pg:      {broken, 0, inProgress, busy, "201", 1, 1},
 		onRedis: {broken, 0, inProgress, busy, "201", 1, 1},
 		hybrid:  {broken, 0, inProgress, busy, "201", 1, 1},
 		memory:  {broken, 0, "", "", "201", 1, 1},
 	}},
 	{point: "killed in the handler", fault: killedAt("matrix/in-handler"), want: map[string]outcome{
+		inline:  {broken, 0, absent, "", "201", 2, 1},
 		pg:      {broken, 0, inProgress, busy, "201", 2, 1},
 		onRedis: {broken, 1, inProgress, busy, "201", 2, 2},
 		hybrid:  {broken, 0, inProgress, busy, "201", 2, 1},
@@ -45,48 +50,57 @@ var deaths = []row{
 		onRedis: {broken, 1, inProgress, busy, "409 outcome-unknown", 1, 1},
 		hybrid:  {broken, 0, inProgress, busy, "409 outcome-unknown", 1, 0},
 		memory:  {broken, 1, "", "", "201", 2, 2},
-	}},
+	}, none: map[string]string{inline: noTrace}},
 	{point: "killed while Postgres runs a statement", fault: killedInQuery, want: map[string]outcome{
+		inline: {broken, 0, absent, "", "201", 2, 1},
 		pg:     {broken, 0, inProgress, busy, "201", 2, 1},
 		hybrid: {broken, 0, inProgress, busy, "201", 2, 1},
 	}, none: map[string]string{onRedis: noTx, memory: noTx}},
 	{point: "killed between handler and commit", fault: killedAt("idemkey/before-keep"), want: map[string]outcome{
+		inline:  {broken, 0, absent, "", "201", 2, 1},
 		pg:      {broken, 0, inProgress, busy, "201", 2, 1},
 		onRedis: {broken, 1, inProgress, busy, "201", 2, 2},
 		hybrid:  {broken, 0, inProgress, busy, "201", 2, 1},
 		memory:  {broken, 1, "", "", "201", 2, 2},
 	}},
-	{point: "killed between the record's update and COMMIT", fault: killedAt("idempg/before-commit"), want: map[string]outcome{
+	{point: "killed before COMMIT is sent", fault: killedAt("idempg/before-commit"), want: map[string]outcome{
+		inline: {broken, 0, absent, "", "201", 2, 1},
 		pg:     {broken, 0, inProgress, busy, "201", 2, 1},
 		hybrid: {broken, 0, inProgress, busy, "201", 2, 1},
 	}, none: map[string]string{onRedis: noTx, memory: noTx}},
 	{point: "killed after COMMIT, the lock still taken", fault: killedAt("idempg/after-commit"), want: map[string]outcome{
+		inline: {broken, 1, completed, "", "201 replay", 1, 1},
 		pg:     {broken, 1, completed, "", "201 replay", 1, 1},
 		hybrid: {broken, 1, completed, "", "201 replay", 1, 1},
 	}, none: map[string]string{onRedis: noTx, memory: noTx}},
 	{point: "killed between commit and response", fault: killedAt("idemkey/after-keep"), want: map[string]outcome{
+		inline:  {broken, 1, completed, "", "201 replay", 1, 1},
 		pg:      {broken, 1, completed, "", "201 replay", 1, 1},
 		onRedis: {broken, 1, completed, "", "201 replay", 1, 1},
 		hybrid:  {broken, 1, completed, "", "201 replay", 1, 1},
 		memory:  {broken, 1, "", "", "201", 2, 2},
 	}},
 	{point: "killed after the response", fault: killedAnswered, want: map[string]outcome{
+		inline:  {"201", 1, completed, "", "201 replay", 1, 1},
 		pg:      {"201", 1, completed, "", "201 replay", 1, 1},
 		onRedis: {"201", 1, completed, "", "201 replay", 1, 1},
 		hybrid:  {"201", 1, completed, "", "201 replay", 1, 1},
 		memory:  {"201", 1, "", "", "201", 2, 2},
 	}},
 	{point: "killed before a 4xx is kept", fault: rejectedAndKilledAt("idemkey/before-keep"), want: map[string]outcome{
+		inline:  {broken, 0, absent, "", "400", 2, 0},
 		pg:      {broken, 0, inProgress, busy, "400", 2, 0},
 		onRedis: {broken, 1, inProgress, busy, "400", 2, 2},
 		hybrid:  {broken, 0, inProgress, busy, "400", 2, 0},
 		memory:  {broken, 1, "", "", "400", 2, 2},
 	}},
 	{point: "killed between the ROLLBACK of a 4xx and its update", fault: killedAfterRollback, want: map[string]outcome{
+		inline: {broken, 0, absent, "", "400", 2, 0},
 		pg:     {broken, 0, inProgress, busy, "400", 2, 0},
 		hybrid: {broken, 0, inProgress, busy, "400", 2, 0},
 	}, none: map[string]string{onRedis: noTx, memory: noTx}},
 	{point: "killed after a 4xx was kept", fault: rejectedAndKilledAt("idemkey/after-keep"), want: map[string]outcome{
+		inline:  {broken, 0, completed, "", "400 replay", 1, 0},
 		pg:      {broken, 0, completed, "", "400 replay", 1, 0},
 		onRedis: {broken, 1, completed, "", "400 replay", 1, 1},
 		hybrid:  {broken, 0, completed, "", "400 replay", 1, 0},
@@ -98,6 +112,7 @@ var deaths = []row{
 // that time: soon is what it gets.
 var stalls = []row{
 	{point: "stalled in the handler", set: shortGrace, fault: stalledInHandler, want: map[string]outcome{
+		inline:  {"201", 1, completed, busy, "201 replay", 1, 1},
 		pg:      {"201", 1, completed, busy, "201 replay", 1, 1},
 		onRedis: {"201", 2, completed, "201", "201 replay", 2, 2},
 		hybrid:  {"201", 1, completed, busy, "201 replay", 1, 1},
@@ -106,82 +121,93 @@ var stalls = []row{
 	{point: "stalled between claim and row lock", fault: stalledAt("idempg/after-claim"), want: map[string]outcome{
 		pg:     {busy, 1, completed, "201", "201 replay", 1, 1},
 		hybrid: {busy, 1, completed, "201", "201 replay", 1, 1},
-	}, none: map[string]string{onRedis: noTx, memory: noTx}},
+	}, none: map[string]string{inline: oneTx, onRedis: noTx, memory: noTx}},
 	{point: "stalled between claim and handler", fault: stalledAt("idemkey/after-begin"), want: map[string]outcome{
+		pg:      {busy, 1, completed, "201", "201 replay", 1, 1},
 		onRedis: {"201", 2, completed, "201", "201 replay", 2, 2},
-	}, none: map[string]string{pg: "the row lock is taken by then", hybrid: "the row lock is taken by then", memory: oneProcess}},
+		hybrid:  {busy, 1, completed, "201", "201 replay", 1, 1},
+	}, none: map[string]string{inline: "the lock is taken by then", memory: oneProcess}},
 }
 
 // outages are stores that cannot be reached, for the first process alone.
 var outages = []row{
 	{point: "Postgres down at the claim", fault: downAtBegin((*cell).linkPostgres), want: map[string]outcome{
+		inline: {"503 store-unavailable", 0, absent, "", "201", 1, 1},
 		pg:     {"503 store-unavailable", 0, absent, "", "201", 1, 1},
 		hybrid: {"503 store-unavailable", 0, absent, "", "201", 1, 1},
 	}, none: map[string]string{onRedis: noPostgres, memory: noPostgres}},
 	{point: "Redis down at the claim", fault: downAtBegin((*cell).linkRedis), want: map[string]outcome{
 		onRedis: {"503 store-unavailable", 0, absent, "", "201", 1, 1},
 		hybrid:  {"201", 1, completed, "", "201 replay", 1, 1},
-	}, none: map[string]string{pg: noRedis, memory: noRedis}},
+	}, none: map[string]string{inline: noRedis, pg: noRedis, memory: noRedis}},
 	{point: "Redis down at the claim, fail open", set: func(s *settings) { s.FailOpen = true }, fault: downAtBegin((*cell).linkRedis), want: map[string]outcome{
 		onRedis: {"201", 1, absent, "", "201", 2, 2},
-	}, none: map[string]string{pg: noRedis, hybrid: "Postgres decides without asking", memory: noRedis}},
+	}, none: map[string]string{inline: noRedis, pg: noRedis, hybrid: "Postgres decides without asking", memory: noRedis}},
 	{point: "Postgres lost in the handler", fault: downInHandler((*cell).linkPostgres), want: map[string]outcome{
-		pg:     {"503 store-unavailable", 0, inProgress, busy, "201", 2, 1},
-		hybrid: {"503 store-unavailable", 0, inProgress, busy, "201", 2, 1},
+		inline: {"503 outcome-unverified", 0, absent, "", "201", 2, 1},
+		pg:     {"503 outcome-unverified", 0, inProgress, busy, "201", 2, 1},
+		hybrid: {"503 outcome-unverified", 0, inProgress, busy, "201", 2, 1},
 	}, none: map[string]string{onRedis: noPostgres, memory: noPostgres}},
 	{point: "Redis lost in the handler", fault: downInHandler((*cell).linkRedis), want: map[string]outcome{
 		onRedis: {"201", 1, inProgress, busy, "201", 2, 2},
 		hybrid:  {"201", 1, completed, "", "201 replay", 1, 1},
-	}, none: map[string]string{pg: noRedis, memory: noRedis}},
+	}, none: map[string]string{inline: noRedis, pg: noRedis, memory: noRedis}},
 	{point: "Redis lost in the handler, with external effects", set: external, fault: downInHandler((*cell).linkRedis), want: map[string]outcome{
 		onRedis: {"201", 1, inProgress, busy, "409 outcome-unknown", 1, 1},
 		hybrid:  {"201", 1, completed, "", "201 replay", 1, 1},
-	}, none: map[string]string{pg: noRedis, memory: noRedis}},
+	}, none: map[string]string{inline: noRedis, pg: noRedis, memory: noRedis}},
 	{point: "reply to COMMIT lost", fault: losesCommit(pgtest.LoseReply), want: map[string]outcome{
+		inline: {"201", 1, completed, "", "201 replay", 1, 1},
 		pg:     {"201", 1, completed, "", "201 replay", 1, 1},
 		hybrid: {"201", 1, completed, "", "201 replay", 1, 1},
 	}, none: map[string]string{onRedis: noTx, memory: noTx}},
 	{point: "reply to COMMIT lost, and every look-up", fault: losesCommit(pgtest.LoseAll), want: map[string]outcome{
+		inline: {"503 outcome-unverified", 1, completed, "", "201 replay", 1, 1},
 		pg:     {"503 outcome-unverified", 1, completed, "", "201 replay", 1, 1},
 		hybrid: {"503 outcome-unverified", 1, completed, "", "201 replay", 1, 1},
 	}, none: map[string]string{onRedis: noTx, memory: noTx}},
 	{point: "COMMIT lost", fault: losesCommit(pgtest.LoseCommit), want: map[string]outcome{
+		inline: {"500 commit-failed", 0, absent, "", "201", 2, 1},
 		pg:     {"500 commit-failed", 0, "failed", "", "201", 2, 1},
 		hybrid: {"500 commit-failed", 0, "failed", "", "201", 2, 1},
 	}, none: map[string]string{onRedis: noTx, memory: noTx}},
 	{point: "reply to the save lost", fault: losesSave, want: map[string]outcome{
 		onRedis: {"201", 1, completed, "", "201 replay", 1, 1},
-	}, none: map[string]string{pg: noRedis, hybrid: "its responses are in Postgres", memory: noRedis}},
+	}, none: map[string]string{inline: noRedis, pg: noRedis, hybrid: "its responses are in Postgres", memory: noRedis}},
 	{point: "Redis forgets in the handler", fault: forgottenInHandler, want: map[string]outcome{
 		onRedis: {"201", 2, completed, "201", "201 replay", 2, 2},
 		hybrid:  {"201", 1, completed, busy, "201 replay", 1, 1},
-	}, none: map[string]string{pg: noRedis, memory: noRedis}},
+	}, none: map[string]string{inline: noRedis, pg: noRedis, memory: noRedis}},
 	{point: "Redis forgets the response", fault: forgottenAfter, want: map[string]outcome{
 		onRedis: {"201", 1, absent, "", "201", 2, 2},
-	}, none: map[string]string{pg: noRedis, hybrid: "its responses are in Postgres", memory: noRedis}},
+	}, none: map[string]string{inline: noRedis, pg: noRedis, hybrid: "its responses are in Postgres", memory: noRedis}},
 }
 
 // endings are those that nothing is broken in.
 var endings = []row{
 	{point: "client gone", fault: disconnects, want: map[string]outcome{
+		inline:  {broken, 1, completed, "", "201 replay", 1, 1},
 		pg:      {broken, 1, completed, "", "201 replay", 1, 1},
 		onRedis: {broken, 1, completed, "", "201 replay", 1, 1},
 		hybrid:  {broken, 1, completed, "", "201 replay", 1, 1},
 		memory:  {broken, 1, "", "", "201 replay", 1, 1},
 	}},
 	{point: "handler panics", fault: panics, want: map[string]outcome{
+		inline:  {"500", 0, absent, "", "201", 2, 1},
 		pg:      {"500", 0, "failed", "", "201", 2, 1},
 		onRedis: {"500", 1, "failed", "", "201", 2, 2},
 		hybrid:  {"500", 0, "failed", "", "201", 2, 1},
 		memory:  {"500", 1, "", "", "201", 2, 2},
 	}},
 	{point: "expired", set: shortLife, fault: expires, want: map[string]outcome{
+		inline:  {"201", 1, completed, "", "201", 2, 2},
 		pg:      {"201", 1, completed, "", "201", 2, 2},
 		onRedis: {"201", 1, completed, "", "201", 2, 2},
 		hybrid:  {"201", 1, completed, "", "201", 2, 2},
 		memory:  {"201", 1, "", "", "201", 2, 2},
 	}},
 	{point: "expired, and refused", set: func(s *settings) { shortLife(s); s.RejectExpired = true }, fault: expires, want: map[string]outcome{
+		inline:  {"201", 1, completed, "", "410 key-expired", 1, 1},
 		pg:      {"201", 1, completed, "", "410 key-expired", 1, 1},
 		onRedis: {"201", 1, completed, "", "410 key-expired", 1, 1},
 		hybrid:  {"201", 1, completed, "", "410 key-expired", 1, 1},
