@@ -27,7 +27,8 @@ type execution struct {
 	id     idemkey.Identity
 	token  pgtype.UUID
 	record record      // nil without a key
-	opener *time.Timer // opens tx at last; may be nil
+	opener *time.Timer // opens tx at last; nil if nobody has to
+	hurry  context.CancelFunc
 	ended  sync.Once
 }
 
@@ -51,6 +52,29 @@ func (e *execution) begin(c *idemkey.Claim, opening func(*pgx.Batch)) {
 	e.tx = lazytx.New(e.conn.Conn(), options, opening)
 }
 
+// openSoon opens the transaction while the lease still protects a handler that
+// has asked for nothing yet.
+func (e *execution) openSoon(ctx context.Context, limit time.Duration) {
+	ctx, e.hurry = context.WithCancel(context.WithoutCancel(ctx))
+	e.opener = time.AfterFunc(e.s.opts.Grace/openEarly, func() {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		_ = e.tx.Open(ctx) // the handler's next statement tells
+	})
+}
+
+// settle keeps an opening that is under way from taking longer than ctx.
+func (e *execution) settle(ctx context.Context) (done func()) {
+	if e.opener == nil || e.opener.Stop() {
+		return e.end
+	}
+	stop := context.AfterFunc(ctx, e.hurry)
+	return func() {
+		stop()
+		e.end()
+	}
+}
+
 func (e *execution) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, txKey{}, e.tx.Holder())
 }
@@ -61,6 +85,7 @@ func (e *execution) end() {
 	e.ended.Do(func() {
 		if e.opener != nil {
 			e.opener.Stop()
+			e.hurry()
 		}
 		if e.tx != nil {
 			e.tx.End() // after this nobody sends anything
@@ -74,7 +99,7 @@ func (e *execution) end() {
 // at the transaction's state first and at the command tag last: a COMMIT of a
 // failed transaction is answered with ROLLBACK and no error.
 func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
-	defer e.end()
+	defer e.settle(ctx)()
 	if err := e.checkOpen(ctx); err != nil {
 		return err
 	}
@@ -191,7 +216,7 @@ func (e *execution) rollback(ctx context.Context) error {
 // Reject rolls back and keeps r in a transaction of its own. A crash in between
 // is harmless: the request runs again, and nothing was committed.
 func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
-	defer e.end()
+	defer e.settle(ctx)()
 	_ = e.rollback(ctx) // a connection that cannot roll back is closed
 	if e.record == nil {
 		return nil
@@ -213,7 +238,7 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 // by itself, and the business writes are rolled back all the same. An owner that
 // was overtaken before its transaction began is told so.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
-	defer e.end()
+	defer e.settle(ctx)()
 	if errors.Is(e.tx.Err(), idemkey.ErrLeaseLost) {
 		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
 	}

@@ -130,12 +130,7 @@ func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, e
 	e.record = (*leasedRecord)(e)
 	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
 	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(locked) })
-	early := e.s.opts.Grace / openEarly
-	e.opener = time.AfterFunc(early, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), early)
-		defer cancel()
-		_ = e.tx.Open(ctx) // the handler's next statement tells
-	})
+	e.openSoon(ctx, c.ExecTimeout)
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}, nil
 }
 

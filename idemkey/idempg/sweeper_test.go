@@ -33,7 +33,7 @@ func (s *sweepCount) Swept(_ context.Context, n int) {
 func TestSweepers(t *testing.T) {
 	t.Parallel()
 	const expired, live, instances = 50, 3, 3
-	f := newFixture(t, Options{Grace: time.Millisecond})
+	f := newFixture(t, Options{Grace: 100 * time.Millisecond})
 	for i := range expired + live {
 		d, err := f.Begin(t.Context(), idemkeytest.Claim(fmt.Sprint(i), "a"))
 		if err != nil {
@@ -45,8 +45,8 @@ func TestSweepers(t *testing.T) {
 	}
 	owned := idemkeytest.Claim("owned", "a")
 	owned.TTL, owned.Lease = time.Millisecond, time.Millisecond // the owner's row cannot be changed while it runs
-	d, err := f.Begin(t.Context(), owned)
-	if err != nil {
+	owner := f.begin(t, owned)
+	if err := owner.tx.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f.exec(t, "UPDATE "+f.schema+".idempotency_key SET expires_at = clock_timestamp() - interval '1 h' WHERE key ~ '^\\d+$' AND key::int < $1", expired)
@@ -69,7 +69,7 @@ func TestSweepers(t *testing.T) {
 	if seen.deleted != expired {
 		t.Errorf("%d records removed, want %d", seen.deleted, expired)
 	}
-	if err := d.Exec.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
+	if err := owner.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
 		t.Errorf("Commit of the owner: %v", err)
 	}
 	var left int
