@@ -25,18 +25,19 @@ func canonicalJSON(body []byte, fields fieldSet) ([]byte, bool) {
 	if !utf8.Valid(body) || !json.Valid(body) {
 		return nil, false
 	}
-	c := canonicalizer{in: json.NewDecoder(bytes.NewReader(body)), fields: fields}
-	c.in.UseNumber()
+	c := canonicalizer{in: body, out: make([]byte, 0, len(body)), fields: fields}
 	c.value("", 0)
 	return c.out, !c.refused
 }
 
-// A canonicalizer copies one valid document from in to out. Once refused,
-// what it writes no longer matters.
+// A canonicalizer copies one document from in to out, token by token. The
+// document is known to be valid, so that a token's first byte says what it is.
+// Once refused, what it writes no longer matters.
 type canonicalizer struct {
-	in      *json.Decoder
+	in      []byte // what is left
 	out     []byte
 	scratch []byte
+	members []member // of the objects that are open, the innermost last
 	fields  fieldSet
 	inside  int // how many included members this is within
 	refused bool
@@ -48,67 +49,86 @@ type member struct {
 	start, end int
 }
 
-// next returns the next token, nil after a refusal.
-func (c *canonicalizer) next() json.Token {
-	if c.refused {
-		return nil
+// peek returns the first byte of the next token.
+func (c *canonicalizer) peek() byte {
+	for i, b := range c.in {
+		if b != ' ' && b != '\t' && b != '\n' && b != '\r' {
+			c.in = c.in[i:]
+			return b
+		}
 	}
-	token, err := c.in.Token()
-	c.refused = err != nil
-	return token
+	c.refused = true // not reached: the document is valid
+	return 0
 }
 
-func (c *canonicalizer) more() bool { return !c.refused && c.in.More() }
+// skip passes over the next token, which is one byte.
+func (c *canonicalizer) skip() {
+	if c.peek(); !c.refused {
+		c.in = c.in[1:]
+	}
+}
+
+// more reports whether another element or member follows, past its comma. If
+// not, it has passed over the end of the array or object.
+func (c *canonicalizer) more(end byte) bool {
+	b := c.peek()
+	if c.refused {
+		return false
+	}
+	if b == end || b == ',' {
+		c.in = c.in[1:]
+	}
+	return b != end
+}
 
 func (c *canonicalizer) value(path string, depth int) {
 	if depth > maxJSONDepth {
 		c.refused = true
+	}
+	b := c.peek()
+	if c.refused {
 		return
 	}
-	switch token := c.next().(type) {
-	case json.Delim:
-		if token == '{' {
-			c.object(path, depth)
-		} else {
-			c.array(depth)
+	switch b {
+	case '{':
+		c.object(path, depth)
+	case '[':
+		c.array(depth)
+	case '"':
+		c.text()
+	default: // a number or a word, as it is spelled
+		n := bytes.IndexAny(c.in, " \t\n\r,]}")
+		if n < 0 {
+			n = len(c.in)
 		}
-	case json.Number:
-		c.out = append(c.out, token...)
-	case string:
-		c.text(token)
-	case bool:
-		if token {
-			c.out = append(c.out, "true"...)
-		} else {
-			c.out = append(c.out, "false"...)
-		}
-	default:
-		c.out = append(c.out, "null"...)
+		c.out = append(c.out, c.in[:n]...)
+		c.in = c.in[n:]
 	}
 }
 
 // array passes no path on: its elements cannot be excluded by name.
 func (c *canonicalizer) array(depth int) {
+	c.skip()
 	c.out = append(c.out, '[')
-	for first := true; c.more(); first = false {
+	for first := true; c.more(']'); first = false {
 		if !first {
 			c.out = append(c.out, ',')
 		}
 		c.value("[]", depth+1)
 	}
-	c.next()
 	c.out = append(c.out, ']')
 }
 
 func (c *canonicalizer) object(path string, depth int) {
-	start := len(c.out)
-	var members []member
-	for c.more() {
-		name, _ := c.next().(string)
-		m := member{name: name, start: len(c.out)}
-		at := c.join(path, name)
-		c.text(name)
+	c.skip()
+	start, outer := len(c.out), len(c.members)
+	for c.more('}') {
+		c.peek()
+		m := member{start: len(c.out)}
+		m.name = c.text()
+		c.skip()
 		c.out = append(c.out, ':')
+		at := c.join(path, m.name)
 		wanted := c.inside > 0 || c.fields.wanted(at)
 		included := c.fields.included[at]
 		if included {
@@ -123,10 +143,10 @@ func (c *canonicalizer) object(path string, depth int) {
 			c.out = c.out[:m.start]
 			continue
 		}
-		members = append(members, m)
+		c.members = append(c.members, m)
 	}
-	c.next()
-	c.sort(start, members)
+	c.sort(start, c.members[outer:])
+	c.members = c.members[:outer]
 }
 
 // A fieldSet says which members count, by their names from the root as "a.b".
@@ -186,13 +206,33 @@ func (c *canonicalizer) sort(start int, members []member) {
 	c.out = append(c.out, '}')
 }
 
-// text writes s with the fewest escapes. The decoder turns what is not Unicode,
-// such as half a surrogate pair, into U+FFFD: different strings become equal,
-// so every string with that character is refused.
-func (c *canonicalizer) text(s string) {
-	if strings.ContainsRune(s, utf8.RuneError) {
+// text copies the string that comes next, with the fewest escapes, and returns
+// what it says. JSON can spell what is not Unicode, such as half a surrogate
+// pair, and readers turn it into U+FFFD: different strings become equal, so
+// every string with that character is refused.
+func (c *canonicalizer) text() string {
+	n := 1
+	for escaped := false; c.in[n] != '"' || escaped; n++ {
+		escaped = c.in[n] == '\\' && !escaped
+	}
+	token := c.in[:n+1]
+	c.in = c.in[n+1:]
+	if bytes.ContainsRune(token, utf8.RuneError) {
 		c.refused = true
 	}
+	if bytes.IndexByte(token, '\\') < 0 {
+		c.out = append(c.out, token...)
+		return string(token[1:n])
+	}
+	var said string
+	if err := json.Unmarshal(token, &said); err != nil || strings.ContainsRune(said, utf8.RuneError) {
+		c.refused = true
+	}
+	c.quote(said)
+	return said
+}
+
+func (c *canonicalizer) quote(s string) {
 	const hex = "0123456789abcdef"
 	c.out = append(c.out, '"')
 	for i := range len(s) {
