@@ -9,6 +9,9 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
+// errNotReturned is for the log and the observer; the panic itself goes on.
+var errNotReturned = errors.New("idemkey: the handler panicked, or ended its goroutine")
+
 // execute runs the handler and settles its outcome. Whatever way the handler
 // ends, the execution ends too; a panic or Goexit passes on with its stack.
 func (x *exchange) execute(d Decision) {
@@ -40,6 +43,7 @@ func (x *exchange) execute(d Decision) {
 			return
 		}
 		x.release(d.Exec, Bound, http.StatusInternalServerError)
+		x.event.Err = errors.Join(errNotReturned, x.event.Err)
 	}()
 	x.started()
 	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(context.WithValue(ctx, runKey{}, state))))

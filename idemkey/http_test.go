@@ -368,7 +368,8 @@ func TestFail(t *testing.T) {
 // A panic reaches the outer recoverer as it was thrown, and frees the key.
 func TestPanic(t *testing.T) {
 	t.Parallel()
-	m, err := idemkey.New(newMemory(t, nil), &idemkey.Options{SingleTenant: true, Logger: quiet})
+	seen := &observer{}
+	m, err := idemkey.New(newMemory(t, nil), &idemkey.Options{SingleTenant: true, Logger: quiet, Observer: seen})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -391,6 +392,9 @@ func TestPanic(t *testing.T) {
 	}
 	if rec, thrown := send(); thrown != http.ErrAbortHandler || rec.Body.Len() > 0 {
 		t.Errorf("panic = %v with body %q, want ErrAbortHandler and none", thrown, rec.Body)
+	}
+	if seen.last.Err == nil || seen.last.Outcome != idemkey.OutcomeFailed {
+		t.Errorf("event = %+v, want failed, with an error to log", seen.last)
 	}
 	if rec, thrown := send(); thrown != nil || rec.Code != 200 || attempts != 2 {
 		t.Errorf("retry = %d, panic %v, attempt %d; want 200, none, 2", rec.Code, thrown, attempts)

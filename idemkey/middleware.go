@@ -296,8 +296,13 @@ func (x *exchange) failOpen(err error) {
 		x.w.Header().Del(name)
 	}
 	x.id, x.event.Err = Identity{}, err
+	defer func() { // after a panic, too
+		x.event.Result = ResultFailOpen
+		if x.event.Outcome == OutcomeKept || x.event.Outcome == OutcomeRejected {
+			x.event.Outcome = OutcomeUnkept
+		}
+	}()
 	x.execute(Decision{Kind: KindProceed, Exec: keyless{}, Attempt: 1})
-	x.event.Result = ResultFailOpen
 }
 
 // detached is the request's context without its end: a client that goes away

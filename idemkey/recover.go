@@ -51,11 +51,14 @@ func (x *exchange) keepRecovered(d Decision) {
 	defer cancel()
 	err = d.Exec.Commit(ctx, stored)
 	x.storeFailed(OpCommit, err)
-	if err != nil && !errors.Is(err, ErrNotStored) {
-		x.notKept(err)
+	if err != nil && (!errors.Is(err, ErrNotStored) || errors.Is(err, ErrLeaseLost)) {
+		x.notKept(err) // another owner may have kept something else
 		return
 	}
 	x.event.Outcome, x.event.Err = OutcomeKept, err
+	if err != nil {
+		x.event.Outcome = OutcomeUnkept
+	}
 	x.sendReplay(resp)
 	x.event.Result = ResultRecovered
 }

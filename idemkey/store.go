@@ -178,7 +178,7 @@ type Decision struct {
 func (c *Claim) Judge(rec *Record) Kind {
 	live := rec.State == StateInProgress && rec.LeaseLeft > 0
 	switch {
-	case rec.Expired && rec.State == StateInProgress && !live:
+	case rec.Expired && rec.State == StateInProgress && !live && !c.HoldLapsed:
 		return KindProceed // nothing was committed, and a sweep might have removed it already
 	case rec.Expired && !live && c.RejectExpired:
 		return KindExpired

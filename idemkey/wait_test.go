@@ -122,6 +122,44 @@ func TestRecover(t *testing.T) {
 	}
 }
 
+// An answer that was found out is no replay if another owner has taken over
+// meanwhile: that one may keep another.
+func TestRecoverLost(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		end     error
+		status  int
+		code    string
+		outcome idemkey.Outcome
+	}{
+		"lost":       {errors.Join(idemkey.ErrNotStored, idemkey.ErrLeaseLost), 409, "in-progress", idemkey.OutcomeLost},
+		"not stored": {idemkey.ErrNotStored, 202, "", idemkey.OutcomeUnkept},
+		"kept":       {nil, 202, "", idemkey.OutcomeKept},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seen := &observer{}
+			m := newMiddleware(t, &vanished{stub{end: tt.end}}, idemkey.Options{Observer: seen,
+				Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return &idemkey.Response{Status: 202}, nil }})
+			got := send(t, m, created, "k", "x")
+			got.expect(t, tt.status, tt.code)
+			if replayed := got.header.Get("Idempotent-Replayed") == "true"; replayed != (tt.status == 202) || seen.last.Outcome != tt.outcome {
+				t.Errorf("replayed %t, outcome %q; want %q", replayed, seen.last.Outcome, tt.outcome)
+			}
+		})
+	}
+}
+
+// The owner of a vanished store's keys has died.
+type vanished struct{ stub }
+
+func (v *vanished) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
+	if c.HoldLapsed {
+		return idemkey.Decision{Kind: idemkey.KindUnknown}, nil
+	}
+	return v.stub.Begin(ctx, c)
+}
+
 // The executions of an undead store leave their records as a crash would.
 type undead struct{ *idemkey.Memory }
 
@@ -147,8 +185,8 @@ func TestFailOpen(t *testing.T) {
 	if got.header.Get("Idempotency-Key") != "" || got.header.Get("Idempotent-Replayed") != "" {
 		t.Errorf("header = %v, want no promise", got.header)
 	}
-	if seen.last.Result != idemkey.ResultFailOpen || seen.last.Err == nil {
-		t.Errorf("event = %+v, want fail_open with its error", seen.last)
+	if seen.last.Result != idemkey.ResultFailOpen || seen.last.Outcome != idemkey.OutcomeUnkept || seen.last.Err == nil {
+		t.Errorf("event = %+v, want fail_open with its error, and nothing kept", seen.last)
 	}
 	full := newMiddleware(t, &stub{err: idemkey.ErrCapacity}, idemkey.Options{FailOpen: true})
 	send(t, full, created, "k", "x").expect(t, 503, "capacity")

@@ -110,8 +110,8 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// On a cluster each script must name its one key: a node refuses one that
-// reaches for another.
+// On a cluster each script must name its key, and one only: two are refused
+// unless they share a slot.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	client := redistest.Cluster(t)

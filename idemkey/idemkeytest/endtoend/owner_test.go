@@ -271,7 +271,7 @@ func TestWithoutRedis(t *testing.T) {
 		if r.echo != "" {
 			w.Errorf("an unprotected response echoes the key %q", r.echo)
 		}
-		open.outcome(event{idemkey.ResultFailOpen, idemkey.OutcomeKept})
+		open.outcome(event{idemkey.ResultFailOpen, idemkey.OutcomeUnkept})
 	}
 	w.effects("k", 2)
 	w.proxy.Lose(redistest.LoseNothing)
