@@ -17,12 +17,16 @@ import (
 // claimLeased makes e the owner of c.ID by a record of its own transaction.
 func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	for range maxClaims {
-		expires, rec, err := s.insertOrRead(ctx, e, c)
+		expires, err := s.insert(ctx, e, c)
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
 		if !expires.IsZero() {
 			return e.leased(ctx, c, 1, expires)
+		}
+		rec, err := s.read(ctx, e.conn, c.ID)
+		if err != nil {
+			return idemkey.Decision{}, err
 		}
 		if rec == nil {
 			continue // deleted in between
@@ -70,48 +74,27 @@ func (s *Store) abandoned(ctx context.Context, conn *pgxpool.Conn, id idemkey.Id
 	return tag.RowsAffected() == 1, nil
 }
 
-// insertOrRead makes e the owner of an absent key, and returns when the record
-// expires, or returns the record that there is. Neither: it was deleted in
-// between. Both statements go in one round trip, which is all that a replay
-// takes: they are one transaction, but with a snapshot each under READ
-// COMMITTED. Where the session's default is stricter the insert fails over a
-// record that is newer than the snapshot, and then the read is repeated.
-func (s *Store) insertOrRead(ctx context.Context, e *execution, c *idemkey.Claim) (expires time.Time, rec *storedRecord, err error) {
-	batch := &pgx.Batch{}
-	batch.Queue(s.q.readBeforeClaim, e.id.Namespace, e.id.Scope, e.id.Key, fmt.Sprint(claimLockTimeout.Milliseconds())).
-		Query(func(rows pgx.Rows) error {
-			var err error
-			rec, err = collectRecord(rows)
-			return err
-		})
-	batch.Queue(s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).
-		QueryRow(func(row pgx.Row) error {
-			if err := row.Scan(&expires, nil); !errors.Is(err, pgx.ErrNoRows) {
-				return err
-			}
-			return nil
-		})
-	err = e.conn.SendBatch(ctx, batch).Close()
-	switch {
-	case err == nil:
-		return expires, rec, nil
-	case (lockUnavailable(err) || conflict(err)) && rec == nil:
-		rec, err = s.read(ctx, e.conn, c.ID)
-		return time.Time{}, rec, err
-	case lockUnavailable(err) || conflict(err):
-		return time.Time{}, rec, nil
-	}
-	return time.Time{}, nil, fmt.Errorf("claim key: %w", err)
+// insert returns when the record of an absent key's new owner expires; never, if
+// there is one already.
+func (s *Store) insert(ctx context.Context, e *execution, c *idemkey.Claim) (expires time.Time, err error) {
+	err = e.conn.QueryRow(ctx, s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
+		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&expires, nil)
+	return claimed(expires, err, "claim key")
 }
 
 // takeOver returns when the record of its new owner expires; never, if another was faster.
 func (s *Store) takeOver(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (expires time.Time, err error) {
 	err = e.conn.QueryRow(ctx, s.q.takeOver, e.id.Namespace, e.id.Scope, e.id.Key, from, c.FP.Sum, c.FP.Alg, e.token,
 		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&expires)
+	return claimed(expires, err, "take over key")
+}
+
+// claimed reads the result of a claim. Losing a race is no error.
+func claimed(expires time.Time, err error, what string) (time.Time, error) {
 	if err == nil || errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || conflict(err) {
 		return expires, nil
 	}
-	return time.Time{}, fmt.Errorf("take over key: %w", err)
+	return time.Time{}, fmt.Errorf("%s: %w", what, err)
 }
 
 // leased lets e proceed under its record. The transaction begins with the

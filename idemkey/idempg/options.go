@@ -26,9 +26,6 @@ const (
 	// read that does not, because it was deleted in between.
 	maxClaims = 3
 
-	// claimLockTimeout bounds how long a claim waits for an owner that is just committing.
-	claimLockTimeout = 100 * time.Millisecond
-
 	// lookups is how often a lost commit is looked up within LookupTimeout.
 	lookups = 3
 

@@ -42,17 +42,15 @@ func collectRecord(rows pgx.Rows) (*storedRecord, error) {
 	return rec, nil
 }
 
-// scanRecord reads recordColumns, and skips what follows them.
 func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
 	var (
 		r               storedRecord
 		leaseUntil, now time.Time
 		status          *int
 		keyID           *string
-		dest            = [...]any{&r.State, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseUntil, &r.ExpiresAt, &now,
-			&status, &r.header, &r.Response.Body, &keyID, nil}
 	)
-	err := row.Scan(dest[:len(row.FieldDescriptions())]...)
+	err := row.Scan(&r.State, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseUntil, &r.ExpiresAt, &now,
+		&status, &r.header, &r.Response.Body, &keyID)
 	r.LeaseLeft = max(0, leaseUntil.Sub(now))
 	r.LifeLeft = max(0, r.ExpiresAt.Sub(now))
 	r.Expired = r.LifeLeft == 0

@@ -16,16 +16,10 @@ const sqlReadRecord = `
 SELECT ` + recordColumns + ` FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3`
 
-// sqlReadBeforeClaim does so in the transaction of sqlInsertClaim. If it finds a
-// record it bounds how long the insert waits for whoever is committing it.
-const sqlReadBeforeClaim = `
-SELECT ` + recordColumns + `, set_config('lock_timeout', $4, true) FROM {schema}.idempotency_key
-WHERE namespace = $1 AND scope = $2 AND key = $3`
-
 // sqlInsertClaim makes the caller the owner of an absent key. A concurrent claim
 // waits for the other insert, which commits at once. DO NOTHING, since DO UPDATE
 // would wait for a running owner's row lock even where its WHERE is false. While an
-// owner commits, this waits too. The commit is asynchronous: a claim that is lost
+// owner's COMMIT is under way this waits for it, but never for a handler. The commit is asynchronous: a claim that is lost
 // with the server has committed nothing.
 const sqlInsertClaim = `
 INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
@@ -167,7 +161,7 @@ WHERE k.namespace = old.namespace AND k.scope = old.scope AND k.key = old.key`
 
 // queries are the statements bound to one schema.
 type queries struct {
-	readRecord, readBeforeClaim, insertClaim, takeOver, findAbandoned  string
+	readRecord, insertClaim, takeOver, findAbandoned                   string
 	lockRecord, completeRecord, commitRecord, failRecord, forgetRecord string
 	keepInline, commitInline, forgetPrior                              string
 	readState, sweepRecords, findOverQuota                             string
@@ -176,7 +170,7 @@ type queries struct {
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return queries{
-		readRecord: bind(sqlReadRecord), readBeforeClaim: bind(sqlReadBeforeClaim), insertClaim: bind(sqlInsertClaim),
+		readRecord: bind(sqlReadRecord), insertClaim: bind(sqlInsertClaim),
 		takeOver: bind(sqlTakeOver), findAbandoned: bind(sqlFindAbandoned),
 		lockRecord: bind(sqlLockRecord), completeRecord: bind(sqlCompleteRecord), commitRecord: bind(sqlCommitRecord),
 		failRecord: bind(sqlFailRecord), forgetRecord: bind(sqlForgetRecord),

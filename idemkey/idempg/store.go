@@ -19,6 +19,7 @@ type Store struct {
 	opts Options
 	q    queries
 	slot chan struct{} // one element for each handler that runs
+	memo *memo
 }
 
 // New returns a Store on pool, whose database has been migrated. It does no
@@ -27,7 +28,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	if pool == nil {
 		return nil, errors.New("idempg: pool is nil")
 	}
-	s := &Store{pool: pool}
+	s := &Store{pool: pool, memo: newMemo()}
 	if opts != nil {
 		s.opts = *opts
 	}
@@ -114,6 +115,11 @@ func (s *Store) peek(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision,
 		return d, false, err
 	}
 	defer conn.Release()
+	return s.decide(ctx, conn, c)
+}
+
+// decide decides from the record alone, unless c may run.
+func (s *Store) decide(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
 	rec, err := s.read(ctx, conn, c.ID)
 	if err != nil || rec == nil {
 		return d, false, err
@@ -142,11 +148,16 @@ func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 
 // claim makes e the owner of c.ID, or decides otherwise.
 func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
-	switch {
-	case c.ID.Key == "":
+	if c.ID.Key == "" {
 		e.begin(c, func(b *pgx.Batch) { b.Queue(sqlLimitTx, s.limits(c)...) })
 		return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: 1}, nil
-	case s.opts.ClaimMode == ClaimInline:
+	}
+	if s.memo.met(c.ID) {
+		if d, decided, err := s.decide(ctx, e.conn, c); decided || err != nil {
+			return d, err
+		}
+	}
+	if s.opts.ClaimMode == ClaimInline {
 		return s.claimInline(ctx, e, c)
 	}
 	return s.claimLeased(ctx, e, c)

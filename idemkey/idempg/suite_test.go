@@ -3,7 +3,9 @@ package idempg
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -255,19 +257,30 @@ func TestOpenedEarly(t *testing.T) {
 	f.kind(t, c, idemkey.KindReplay)
 }
 
-// A claim does not wait for an owner that is about to commit.
-func TestBeginDoesNotWaitForCommit(t *testing.T) {
+// A claim in the owner's process does not wait for a COMMIT. One in another
+// process may, and then has the outcome.
+func TestBeginDuringCommit(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, Options{})
+	other := newFixtureOn(t, f.pool, f.schema, Options{})
 	c := idemkeytest.Claim("k", "a")
 	owner := f.begin(t, c)
-	if ok, err := owner.keep(t.Context(), owner.tx.Holder(), &idemkey.Response{Status: 200}); !ok || err != nil {
+	if ok, err := owner.keep(t.Context(), owner.tx.Holder(), &idemkey.Response{Status: 200, Header: http.Header{}}); !ok || err != nil {
 		t.Fatalf("keep = %t, %v", ok, err)
 	}
 	f.kind(t, c, idemkey.KindInFlight)
-	if err := owner.Release(t.Context(), idemkey.Bound, 500); err != nil {
-		t.Errorf("Release: %v", err)
+	var wg sync.WaitGroup
+	wg.Go(func() { other.kind(t, c, idemkey.KindReplay) })
+	for waiting := false; !waiting; {
+		err := f.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid' AND transactionid = (SELECT xmax FROM "+f.schema+".idempotency_key))").Scan(&waiting)
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
+	if err := owner.tx.Commit(t.Context(), func(*pgx.Batch) {}); err != nil {
+		t.Errorf("Commit: %v", err)
+	}
+	wg.Wait()
 }
 
 // While every place is taken, replays are still answered and new keys refused.

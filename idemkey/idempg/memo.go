@@ -1,0 +1,27 @@
+package idempg
+
+import (
+	"hash/maphash"
+	"sync/atomic"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// memoSize is how many keys a memo can tell apart: 64 KiB.
+const memoSize = 8192
+
+// A memo guesses whether this process has met a key before, so that a retry is
+// looked up and a new key claimed, each by one statement. A wrong guess costs a
+// statement more and nothing else.
+type memo struct {
+	seed  maphash.Seed
+	slots [memoSize]atomic.Uint64
+}
+
+func newMemo() *memo { return &memo{seed: maphash.MakeSeed()} }
+
+// met reports whether id is the last that came by its slot, which it is from now on.
+func (m *memo) met(id idemkey.Identity) bool {
+	h := maphash.Comparable(m.seed, id)
+	return m.slots[h%memoSize].Swap(h) == h
+}
