@@ -140,7 +140,9 @@ func TestRecoverLost(t *testing.T) {
 			t.Parallel()
 			seen := &observer{}
 			m := newMiddleware(t, &vanished{stub{end: tt.end}}, idemkey.Options{Observer: seen,
-				Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return &idemkey.Response{Status: 202}, nil }})
+				Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+					return &idemkey.Response{Status: 202}, nil
+				}})
 			got := send(t, m, created, "k", "x")
 			got.expect(t, tt.status, tt.code)
 			if replayed := got.header.Get("Idempotent-Replayed") == "true"; replayed != (tt.status == 202) || seen.last.Outcome != tt.outcome {

@@ -1,6 +1,7 @@
 package idempg
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -26,10 +27,14 @@ type execution struct {
 	tx     *lazytx.Tx
 	id     idemkey.Identity
 	token  pgtype.UUID
-	record record      // nil without a key
-	opener *time.Timer // opens tx at last; nil if nobody has to
-	hurry  context.CancelFunc
+	record record // nil without a key
 	ended  sync.Once
+
+	// of the opener, under its lock
+	waiting   *list.Element // nil: it does not wait
+	openBy    time.Time
+	openLimit time.Duration
+	hurry     context.CancelFunc // nil: it was never due
 }
 
 // A record is what is left of a claim when its execution ends.
@@ -52,20 +57,9 @@ func (e *execution) begin(c *idemkey.Claim, opening func(*pgx.Batch)) {
 	e.tx = lazytx.New(e.conn.Conn(), options, opening)
 }
 
-// openSoon opens the transaction while the lease still protects a handler that
-// has asked for nothing yet.
-func (e *execution) openSoon(ctx context.Context, limit time.Duration) {
-	ctx, e.hurry = context.WithCancel(context.WithoutCancel(ctx))
-	e.opener = time.AfterFunc(e.s.opts.Grace/openEarly, func() {
-		ctx, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		_ = e.tx.Open(ctx) // the handler's next statement tells
-	})
-}
-
 // settle keeps an opening that is under way from taking longer than ctx.
 func (e *execution) settle(ctx context.Context) (done func()) {
-	if e.opener == nil || e.opener.Stop() {
+	if e.s.opener.remove(e) || e.hurry == nil {
 		return e.end
 	}
 	stop := context.AfterFunc(ctx, e.hurry)
@@ -83,8 +77,7 @@ func (e *execution) Context(ctx context.Context) context.Context {
 // transaction is closed by the pool, which rolls back. A second call does nothing.
 func (e *execution) end() {
 	e.ended.Do(func() {
-		if e.opener != nil {
-			e.opener.Stop()
+		if !e.s.opener.remove(e) && e.hurry != nil {
 			e.hurry()
 		}
 		if e.tx != nil {

@@ -113,7 +113,7 @@ func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, e
 	e.record = (*leasedRecord)(e)
 	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
 	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(locked) })
-	e.openSoon(ctx, c.ExecTimeout)
+	e.s.opener.add(e, c.ExecTimeout)
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}, nil
 }
 

@@ -20,6 +20,8 @@ type Store struct {
 	q    queries
 	slot chan struct{} // one element for each handler that runs
 	memo *memo
+
+	opener opener
 }
 
 // New returns a Store on pool, whose database has been migrated. It does no
@@ -39,6 +41,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	}
 	s.q = newQueries(s.opts.Schema)
 	s.slot = make(chan struct{}, s.opts.MaxInFlight)
+	s.opener.after = s.opts.Grace / openEarly
 	return s, nil
 }
 

@@ -1,0 +1,71 @@
+package idempg
+
+import (
+	"container/list"
+	"context"
+	"sync"
+	"time"
+)
+
+// An opener opens the transactions of handlers that have asked for nothing yet,
+// while their leases still protect them. All wait equally long, so that one
+// timer does for a whole store.
+type opener struct {
+	after time.Duration
+
+	mu      sync.Mutex
+	waiting list.List // of *execution, the oldest first
+	armed   bool      // the timer runs
+}
+
+// add lets e's transaction be opened, for at most limit, unless e is removed before.
+func (o *opener) add(e *execution, limit time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	e.openBy, e.openLimit = time.Now().Add(o.after), limit
+	e.waiting = o.waiting.PushBack(e)
+	if !o.armed {
+		o.armed = true
+		time.AfterFunc(o.after, o.fire)
+	}
+}
+
+// remove reports whether e was still waiting. If not, e.hurry ends the opening.
+func (o *opener) remove(e *execution) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if e.waiting == nil {
+		return false
+	}
+	o.waiting.Remove(e.waiting)
+	e.waiting = nil
+	return true
+}
+
+// fire opens what is due and arms the timer for what is not.
+func (o *opener) fire() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for e := o.oldest(); e != nil; e = o.oldest() {
+		if left := time.Until(e.openBy); left > 0 {
+			time.AfterFunc(left, o.fire)
+			return
+		}
+		o.waiting.Remove(e.waiting)
+		e.waiting = nil
+		var ctx context.Context
+		ctx, e.hurry = context.WithTimeout(context.Background(), e.openLimit)
+		go func() { // ends with e, which waits for the transaction's turn and hurries it
+			defer e.hurry()
+			_ = e.tx.Open(ctx) // the handler's next statement tells
+		}()
+	}
+	o.armed = false
+}
+
+func (o *opener) oldest() *execution {
+	if front := o.waiting.Front(); front != nil {
+		return front.Value.(*execution)
+	}
+	return nil
+}
