@@ -154,6 +154,7 @@ type fieldSet struct {
 	excluded map[string]bool
 	included map[string]bool // none: all are
 	above    map[string]bool // what the included are members of
+	longest  int             // bytes of the longest of all these names
 }
 
 func newFieldSet(excluded, included []string) fieldSet {
@@ -168,6 +169,9 @@ func newFieldSet(excluded, included []string) fieldSet {
 			s.above[name[:i]] = true
 		}
 	}
+	for _, name := range slices.Concat(excluded, included) {
+		s.longest = max(s.longest, len(name))
+	}
 	return s
 }
 
@@ -177,12 +181,17 @@ func (s *fieldSet) wanted(at string) bool {
 	return !s.excluded[at] && (len(s.included) == 0 || s.included[at] || s.above[at])
 }
 
-// join names a member for a look-up in the fieldSet. With nothing in that it would
-// only copy: paths of a deep document add up.
+// tooDeep is the path of whatever is below all that a fieldSet names. A path
+// longer than that is not joined: those of a deep document add up.
+const tooDeep = "."
+
+// join names a member for a look-up in the fieldSet, if there is anything in that.
 func (c *canonicalizer) join(path, name string) string {
 	switch {
 	case c.fields.empty():
 		return ""
+	case path == tooDeep, len(path)+1+len(name) > c.fields.longest && path != "":
+		return tooDeep
 	case path == "":
 		return name
 	}
@@ -190,20 +199,46 @@ func (c *canonicalizer) join(path, name string) string {
 }
 
 // sort puts the members, which stand one after the other from start on, in the
-// order of their names, with braces and commas. Two of one name are refused:
-// which of them counts depends on the reader.
+// order of their names, with braces and commas.
 func (c *canonicalizer) sort(start int, members []member) {
 	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
+	c.refused = c.refused || ambiguous(members)
 	c.scratch = append(c.scratch[:0], '{')
 	for i, m := range members {
 		if i > 0 {
 			c.scratch = append(c.scratch, ',')
-			c.refused = c.refused || m.name == members[i-1].name
 		}
 		c.scratch = append(c.scratch, c.out[m.start:m.end]...)
 	}
 	c.out = append(c.out[:start], c.scratch...)
 	c.out = append(c.out, '}')
+}
+
+// fewMembers are compared with each other, one by one.
+const fewMembers = 16
+
+// ambiguous reports two members of one name, or of names that differ in case
+// only: which of them counts depends on the reader, and for some on their order.
+func ambiguous(members []member) bool {
+	if len(members) > fewMembers {
+		seen := make(map[string]bool, len(members))
+		for _, m := range members {
+			name := strings.ToLower(strings.ToUpper(m.name))
+			if seen[name] {
+				return true
+			}
+			seen[name] = true
+		}
+		return false
+	}
+	for i := range members {
+		for j := range i {
+			if strings.EqualFold(members[i].name, members[j].name) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // text copies the string that comes next, with the fewest escapes, and returns

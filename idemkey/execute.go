@@ -42,6 +42,10 @@ func (x *exchange) execute(d Decision) {
 			x.event.Status, x.event.Err = b.status, errStreamCut
 			return
 		}
+		if x.stream != nil && x.stream.err != nil {
+			x.event.Outcome, x.event.Err = OutcomeUnkept, errors.Join(errNotReturned, x.stream.err)
+			return // as notStarted: the key is not released
+		}
 		x.release(d.Exec, Bound, http.StatusInternalServerError)
 		x.event.Err = errors.Join(errNotReturned, x.event.Err)
 	}()
@@ -95,7 +99,11 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 	default:
 		x.release(exec, Bound, b.status)
 	}
-	if x.lost && x.m.traits.Transactional {
+	switch {
+	case x.misused:
+		x.writeProblem(x.w, newProblem(CodeTxMisuse))
+		return
+	case x.lost && x.m.traits.Transactional:
 		x.writeProblem(x.w, x.m.problem(CodeInProgress)) // whatever the handler made of it, another is at work
 		return
 	}
@@ -105,10 +113,17 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 // send answers with what the handler wrote.
 func (x *exchange) send(b *buffer) {
 	x.event.Status = b.status
+	x.markFirst(b)
+	b.send()
+}
+
+// markFirst says that this is no replay, whatever the handler has copied from the
+// answer of a service behind it.
+func (x *exchange) markFirst(b *buffer) {
+	b.sent.Del(x.m.opts.ReplayHeader)
 	if x.m.opts.EmitReplayedFalse && x.id.Key != "" {
 		b.sent.Set(x.m.opts.ReplayHeader, "false")
 	}
-	b.send()
 }
 
 // wake lets those look again who wait for the end of this run.
@@ -243,6 +258,7 @@ func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	defer cancel()
 	err := exec.Release(ctx, mode, status)
 	x.lost = x.lost || errors.Is(err, ErrLeaseLost)
+	x.misused = errors.Is(err, ErrTxMisuse)
 	switch {
 	case x.lost:
 		x.event.Outcome = OutcomeLost

@@ -118,6 +118,9 @@ func (r *Record) decide(kind Kind) Decision {
 	if kind == KindInFlight {
 		return Decision{Kind: kind, RetryAfter: r.LeaseLeft}
 	}
+	if kind == KindUnknown {
+		return Decision{Kind: kind, Attempt: r.Attempt}
+	}
 	return Decision{Kind: kind, Record: r}
 }
 

@@ -157,6 +157,7 @@ type exchange struct {
 	entered   bool      // it counts among the handlers of its scope
 	stream    *stream   // nil: the response is buffered
 	lost      bool      // another owner took over while the handler ran
+	misused   bool      // the handler ended the transaction itself
 	recovered *Response // what an earlier run is known to have answered
 }
 
@@ -194,6 +195,9 @@ func (x *exchange) serve() {
 	x.begin(claim)
 }
 
+// errBodyRead is for the log: it is the service that is put together wrongly.
+var errBodyRead = errors.New("idemkey: something outside of the middleware has read the request's form")
+
 func (x *exchange) identify(key string) (Identity, error) {
 	id := Identity{Namespace: x.m.opts.namespace(x.r), Scope: singleTenant, Key: key}
 	if x.m.opts.SingleTenant {
@@ -212,6 +216,11 @@ func (x *exchange) identify(key string) (Identity, error) {
 // readBody reads the request's body and puts it back for the handler. It has
 // answered if it is not ok.
 func (x *exchange) readBody() (ok bool) {
+	if len(x.r.PostForm) > 0 || x.r.MultipartForm != nil {
+		// The fingerprint would be that of what is left: nothing.
+		x.refuse(ResultInvalid, CodeInternal, errBodyRead)
+		return false
+	}
 	limit := x.m.opts.MaxRequestBody
 	if x.r.ContentLength > limit {
 		x.refuse(ResultTooLarge, CodeBodyTooLarge, nil)

@@ -260,6 +260,8 @@ func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {
 		return invalid("Lease", "must be positive")
 	case o.TTL < MinTTL || o.TTL > MaxTTL:
 		return invalid("TTL", "is %v, and must be %v to %v", o.TTL, MinTTL, MaxTTL)
+	case o.TTL < o.ExecTimeout:
+		return invalid("TTL", "is %v, and must be at least ExecTimeout, %v: a success must not be forgotten when it commits", o.TTL, o.ExecTimeout)
 	case o.TTL < o.Lease:
 		return invalid("TTL", "is %v, and must be at least the lease, %v", o.TTL, o.Lease)
 	case o.StoreTimeout <= 0:

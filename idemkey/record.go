@@ -26,6 +26,9 @@ func (r *Response) MarshalHeader() ([]byte, error) {
 	out := []byte{headerFormat}
 	out = binary.AppendUvarint(out, uint64(len(r.Header)))
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
+		if !validName(name) || textproto.CanonicalMIMEHeaderKey(name) != name || !all(r.Header[name], validValue) {
+			return nil, fmt.Errorf("idemkey: header %q has a name or a value that cannot be read back", name)
+		}
 		out = appendString(out, name)
 		out = binary.AppendUvarint(out, uint64(len(r.Header[name])))
 		for _, value := range r.Header[name] {
@@ -40,6 +43,10 @@ func (r *Response) MarshalHeader() ([]byte, error) {
 			len(r.Header), len(out), MaxStoredNames, MaxStoredHeader)
 	}
 	return out, nil
+}
+
+func all(values []string, valid func(string) bool) bool {
+	return !slices.ContainsFunc(values, func(s string) bool { return !valid(s) })
 }
 
 func appendString(out []byte, s string) []byte {

@@ -6,13 +6,12 @@ import (
 	"net/http"
 )
 
-// errTooLate reports that Options.Recover took so long that its answer may be
-// about an older run than the one that would be taken over.
+// errTooLate reports that Options.Recover did not keep to its time.
 var errTooLate = errors.New("idemkey: Recover took longer than half of the lease")
 
 // recover asks Options.Recover what became of a run whose owner has vanished,
-// and takes it over if that is known. The answer is about the run that was
-// found: it is dropped if another owner could have come and gone since.
+// and takes it over if that is known. The answer is about the attempt that was
+// found, and no other is taken over by it.
 func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Lease/2)
 	defer cancel()
@@ -24,7 +23,7 @@ func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 		x.event.Err = err
 		return unknown, nil
 	}
-	c.HoldLapsed = false
+	c.Recovered = unknown.Attempt
 	d, err := x.ask(c)
 	if err == nil && d.Kind == KindProceed {
 		x.recovered = resp

@@ -68,6 +68,7 @@ type Claim struct {
 	MaxAttempts   int  // over this many the outcome counts as unknown; 0: no limit
 	RejectExpired bool // an expired key stays refused until it is swept, instead of being new again
 	HoldLapsed    bool // a run whose owner has vanished is KindUnknown, instead of being taken over
+	Recovered     int  // except for this attempt, whose outcome has been found out; 0: none has
 }
 
 // Check returns an error that names the part outside its limits. Stores call
@@ -164,7 +165,7 @@ const (
 type Decision struct {
 	Kind       Kind
 	Exec       Execution
-	Attempt    int       // of KindProceed, 1-based
+	Attempt    int       // of KindProceed, and the vanished one of KindUnknown; 1-based
 	TookOver   bool      // of KindProceed: the attempt before never ended; its owner has vanished
 	ExpiresAt  time.Time // of KindProceed: when the record's life ends
 	Record     *Record
@@ -192,7 +193,7 @@ func (c *Claim) Judge(rec *Record) Kind {
 		return KindReplay
 	case rec.State == StateTombstone:
 		return KindNotRetained
-	case c.HoldLapsed && rec.State == StateInProgress:
+	case c.HoldLapsed && rec.State == StateInProgress && rec.Attempt != c.Recovered:
 		return KindUnknown
 	case c.MaxAttempts > 0 && rec.Attempt >= c.MaxAttempts:
 		return KindUnknown
@@ -266,7 +267,8 @@ type Execution interface {
 
 	// Release rolls the business writes back. Bound lets the same request run
 	// again, Forget makes the key new. status is the failed response's, for
-	// whoever reads the table. [ErrLeaseLost] says that it was another's already.
+	// whoever reads the table. [ErrLeaseLost] says that it was another's already,
+	// [ErrTxMisuse] that there is nothing left to roll back.
 	Release(ctx context.Context, mode ReleaseMode, status int) error
 }
 

@@ -57,7 +57,7 @@ func (s *stream) begin() error {
 		return s.err
 	}
 	s.decided = true
-	s.dropTrailers()
+	s.tidy()
 	if s.live, s.err = s.start(); s.live {
 		s.replaceHeader(s.sent)
 		s.raw.WriteHeader(s.status)
@@ -109,9 +109,7 @@ func (x *exchange) bury(exec Execution, b *buffer) error {
 	}
 	x.event.Outcome = OutcomeKept
 	x.wake()
-	if x.m.opts.EmitReplayedFalse && x.id.Key != "" {
-		b.sent.Set(x.m.opts.ReplayHeader, "false")
-	}
+	x.markFirst(b)
 	return nil
 }
 

@@ -231,8 +231,8 @@ func TestLogTellsNothing(t *testing.T) {
 type recoverable struct{ stub }
 
 func (s *recoverable) Begin(_ context.Context, c idemkey.Claim) (idemkey.Decision, error) {
-	if c.HoldLapsed {
-		return idemkey.Decision{Kind: idemkey.KindUnknown}, nil
+	if c.HoldLapsed && c.Recovered != 1 {
+		return idemkey.Decision{Kind: idemkey.KindUnknown, Attempt: 1}, nil
 	}
 	return idemkey.Decision{Kind: idemkey.KindProceed, Attempt: 2, TookOver: true, Exec: s}, nil
 }

@@ -156,8 +156,8 @@ func TestRecoverLost(t *testing.T) {
 type vanished struct{ stub }
 
 func (v *vanished) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
-	if c.HoldLapsed {
-		return idemkey.Decision{Kind: idemkey.KindUnknown}, nil
+	if c.HoldLapsed && c.Recovered != 1 {
+		return idemkey.Decision{Kind: idemkey.KindUnknown, Attempt: 1}, nil
 	}
 	return v.stub.Begin(ctx, c)
 }

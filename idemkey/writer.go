@@ -103,12 +103,19 @@ func (b *buffer) finish() {
 	if !typed && len(b.body) > 0 && b.sent.Get("Content-Encoding") == "" {
 		b.sent.Set("Content-Type", http.DetectContentType(b.body))
 	}
-	b.dropTrailers()
+	b.tidy()
 }
 
-// dropTrailers removes what would announce one: a trailer cannot be replayed, so there is none.
-func (b *buffer) dropTrailers() {
-	for name := range b.sent {
+// tidy makes the header one that a replay can repeat. It removes what would
+// announce a trailer, which cannot be replayed, and puts a space in the place of
+// control characters: net/http does so with line breaks alone.
+func (b *buffer) tidy() {
+	for name, values := range b.sent {
+		for i, value := range values {
+			if !validValue(value) {
+				values[i] = strings.Map(printable, value)
+			}
+		}
 		if name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) {
 			delete(b.sent, name)
 		}
@@ -135,6 +142,13 @@ func (b *buffer) response(kept map[string]bool, maxBody int) Response {
 func (b *buffer) send() {
 	b.replaceHeader(b.sent)
 	sendBody(b.raw, b.status, b.body)
+}
+
+func printable(r rune) rune {
+	if r < ' ' && r != '\t' || r == 0x7f {
+		return ' '
+	}
+	return r
 }
 
 func (b *buffer) replaceHeader(h http.Header) {

@@ -264,9 +264,12 @@ func testHoldLapsed(t *testing.T, s Subject) {
 	exec := proceed(t, s, c, 2)
 	begin(t, s, c, idemkey.KindInFlight)
 	s.Crash(t, c.ID, exec)
-	begin(t, s, c, idemkey.KindUnknown)
-	begin(t, s, c, idemkey.KindUnknown)
-	c.HoldLapsed = false
+	if d := begin(t, s, c, idemkey.KindUnknown); d.Attempt != 2 {
+		t.Errorf("the vanished attempt is %d, want 2", d.Attempt)
+	}
+	c.Recovered = 1
+	begin(t, s, c, idemkey.KindUnknown) // of another attempt than that which was found out
+	c.Recovered = 2
 	release(t, proceed(t, s, c, 3))
 }
 

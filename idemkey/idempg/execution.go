@@ -29,6 +29,7 @@ type execution struct {
 	token  pgtype.UUID
 	record record // nil without a key
 	ended  sync.Once
+	given  bool // the connection has been given back
 
 	// of the opener, under its lock
 	waiting   *list.Element // nil: it does not wait
@@ -80,12 +81,32 @@ func (e *execution) end() {
 		if !e.s.opener.remove(e) && e.hurry != nil {
 			e.hurry()
 		}
-		if e.tx != nil {
-			e.tx.End() // after this nobody sends anything
-		}
-		e.conn.Release()
+		e.giveBack()
 		<-e.s.slot
 	})
+}
+
+// giveBack returns the connection to the pool, or closes it if a call of the
+// handler's may still use it.
+func (e *execution) giveBack() {
+	if e.given {
+		return
+	}
+	e.given = true
+	if e.tx == nil || e.tx.End() {
+		e.conn.Release()
+		return
+	}
+	_ = e.conn.Hijack().PgConn().Conn().Close() // whoever is using it notices
+}
+
+// closed reports that the connection is of no use any more. It is given back at
+// once, so that what is to be done yet can have another from a pool of few.
+func (e *execution) closed() bool {
+	if !e.given && e.conn.Conn().IsClosed() {
+		e.giveBack()
+	}
+	return e.given
 }
 
 // Commit makes the business writes and the record durable together. It looks
@@ -132,16 +153,16 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 
 // checkOpen returns why the transaction cannot be committed.
 func (e *execution) checkOpen(ctx context.Context) error {
-	switch conn, began := e.conn.Conn(), e.tx.Began(); {
+	switch {
 	case errors.Is(e.tx.Err(), idemkey.ErrLeaseLost):
 		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
 	case e.tx.Err() != nil: // it could not be opened
 		return e.undo(ctx, &idemkey.CommitError{Err: e.tx.Err()})
-	case conn.IsClosed(): // the handler cancelled a statement; COMMIT was never sent
+	case e.closed(): // the handler cancelled a statement; COMMIT was never sent
 		return e.undo(ctx, &idemkey.CommitError{Err: errors.New("the connection was closed")})
-	case began && txguard.StatusOf(conn) == txguard.Ended:
+	case e.tx.EndedByHolder():
 		return e.bury(ctx)
-	case txguard.StatusOf(conn) == txguard.Aborted:
+	case txguard.StatusOf(e.conn.Conn()) == txguard.Aborted:
 		return e.undo(ctx, &idemkey.CommitError{Err: pgx.ErrTxCommitRollback})
 	}
 	return nil
@@ -150,7 +171,7 @@ func (e *execution) checkOpen(ctx context.Context) error {
 // bury leaves a tombstone where the handler has ended the transaction itself.
 // What it committed cannot be taken back, so the request must never run again.
 func (e *execution) bury(ctx context.Context) error {
-	e.tx.End()
+	_ = e.rollback(ctx) // what it has done since
 	if e.record == nil {
 		return idemkey.ErrTxMisuse
 	}
@@ -191,7 +212,7 @@ func (e *execution) letGo(ctx context.Context, mode idemkey.ReleaseMode, status 
 // after returns what to run a statement on once the transaction has ended: its
 // own connection, which saves another, or the pool if that is no longer usable.
 func (e *execution) after() execer {
-	if conn := e.conn.Conn(); !conn.IsClosed() && txguard.StatusOf(conn) == txguard.Ended {
+	if !e.closed() && txguard.StatusOf(e.conn.Conn()) == txguard.Ended {
 		return e.conn
 	}
 	return e.s.pool
@@ -201,6 +222,7 @@ func (e *execution) after() execer {
 // server rolls back as soon as it notices.
 func (e *execution) rollback(ctx context.Context) error {
 	if err := e.tx.Rollback(ctx); err != nil {
+		e.closed()
 		return fmt.Errorf("idempg: roll back: %w", err)
 	}
 	return nil
@@ -210,6 +232,9 @@ func (e *execution) rollback(ctx context.Context) error {
 // is harmless: the request runs again, and nothing was committed.
 func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 	defer e.settle(ctx)()
+	if e.tx.EndedByHolder() {
+		return e.bury(ctx)
+	}
 	_ = e.rollback(ctx) // a connection that cannot roll back is closed
 	if e.record == nil {
 		return nil
@@ -232,7 +257,10 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 // was overtaken before its transaction began is told so.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	defer e.settle(ctx)()
-	if errors.Is(e.tx.Err(), idemkey.ErrLeaseLost) {
+	switch {
+	case e.tx.EndedByHolder():
+		return e.bury(ctx)
+	case errors.Is(e.tx.Err(), idemkey.ErrLeaseLost):
 		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
 	}
 	return e.letGo(ctx, mode, status)
@@ -242,6 +270,7 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 // committed with the business writes, so it is the answer.
 func (e *execution) lookUp(ctx context.Context, cause error) error {
 	_ = e.conn.Conn().Close(ctx) // what comes back on it now would answer another question
+	e.closed()
 	unknown := fmt.Errorf("idempg: %w: %w", idemkey.ErrOutcomeUnknown, cause)
 	if e.record == nil {
 		return unknown
@@ -267,9 +296,12 @@ func (e *execution) lookUp(ctx context.Context, cause error) error {
 	return unknown
 }
 
-// state reads what the record says of this claim, on another connection.
+// state reads what the record says of this claim, on another connection. It
+// skips a locked row, whose transaction is not over. The lock is written to the
+// log, so that what it returns is as durable as any commit: a COMMIT whose wait for a
+// synchronous standby was cut short is visible, and may yet be lost.
 func (e *execution) state(ctx context.Context) (idemkey.State, error) {
 	var state idemkey.State
-	err := e.s.pool.QueryRow(ctx, e.s.q.readState, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&state)
+	err := e.s.pool.QueryRow(ctx, e.s.q.lockState, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&state)
 	return state, err
 }

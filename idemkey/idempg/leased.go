@@ -16,6 +16,11 @@ import (
 
 // claimLeased makes e the owner of c.ID by a record of its own transaction.
 func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
+	done, ok := s.memo.claim(c.ID)
+	if !ok {
+		return inFlight(0), nil
+	}
+	defer done()
 	for range maxClaims {
 		expires, err := s.insert(ctx, e, c)
 		if err != nil {
@@ -151,7 +156,7 @@ func (l *leasedRecord) free(ctx context.Context, mode idemkey.ReleaseMode, statu
 		if err != nil {
 			return fmt.Errorf("idempg: release record: %w", err)
 		}
-		if tag.RowsAffected() > 0 || !l.conn.Conn().IsClosed() {
+		if tag.RowsAffected() > 0 || !(*execution)(l).closed() {
 			return nil
 		}
 		select {
@@ -163,14 +168,14 @@ func (l *leasedRecord) free(ctx context.Context, mode idemkey.ReleaseMode, statu
 	return nil
 }
 
-// lookUp asks for the record. While it is in progress, its row lock tells whether the
-// transaction is open yet. If it is not, the record is freed, which also turns
-// away a statement that the server has received and not begun.
+// lookUp asks for the record. Its row lock tells whether the transaction is open
+// yet. If it is not, a record in progress is freed, which also turns away a
+// statement that the server has received and not begun.
 func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error) {
 	state, err := (*execution)(l).state(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return false, true, idemkey.ErrLeaseLost // only over a transaction that had ended
+		return l.lookAgain(ctx)
 	case err != nil:
 		return false, false, nil
 	case state == idemkey.StateCompleted, state == idemkey.StateTombstone:
@@ -178,6 +183,16 @@ func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	}
 	tag, err := l.s.pool.Exec(ctx, l.s.q.failRecord, l.args(0)...)
 	return false, err == nil && tag.RowsAffected() == 1, nil
+}
+
+// lookAgain tells a record that is locked from one that is another's, which only
+// a transaction that had ended can have lost.
+func (l *leasedRecord) lookAgain(ctx context.Context) (kept, known bool, err error) {
+	tag, err := l.s.pool.Exec(ctx, l.s.q.readState, l.args()...)
+	if err != nil || tag.RowsAffected() > 0 {
+		return false, false, nil
+	}
+	return false, true, idemkey.ErrLeaseLost
 }
 
 func (l *leasedRecord) args(more ...any) []any {

@@ -74,6 +74,8 @@ func (r *storedRecord) decide(kind idemkey.Kind) (idemkey.Decision, error) {
 			return idemkey.Decision{}, err
 		}
 		return idemkey.Decision{Kind: kind, Record: &r.Record}, nil
+	case idemkey.KindUnknown:
+		return idemkey.Decision{Kind: kind, Attempt: r.Attempt}, nil
 	}
 	return idemkey.Decision{Kind: kind}, nil
 }

@@ -147,6 +147,10 @@ const sqlReadState = `
 SELECT state FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4`
 
+// sqlLockState tells the same of a record that nobody has locked, and waits for
+// what it tells to be durable: a row lock is written to the log.
+const sqlLockState = sqlReadState + ` FOR UPDATE SKIP LOCKED`
+
 // sqlSweepRecords deletes a batch of expired records. Instances that sweep at
 // the same time skip each other's rows, and the row of a live owner is locked.
 const sqlSweepRecords = `
@@ -164,7 +168,7 @@ type queries struct {
 	readRecord, insertClaim, takeOver, findAbandoned                   string
 	lockRecord, completeRecord, commitRecord, failRecord, forgetRecord string
 	keepInline, commitInline, forgetPrior                              string
-	readState, sweepRecords, findOverQuota                             string
+	readState, lockState, sweepRecords, findOverQuota                  string
 }
 
 func newQueries(schema string) queries {
@@ -177,6 +181,6 @@ func newQueries(schema string) queries {
 		keepInline:   bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE pg_try_advisory_xact_lock($16)")),
 		commitInline: bind(strings.ReplaceAll(sqlKeepInline, "{only}", "")),
 		forgetPrior:  bind(sqlForgetPrior),
-		readState:    bind(sqlReadState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
+		readState:    bind(sqlReadState), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
 	}
 }

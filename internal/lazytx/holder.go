@@ -21,12 +21,18 @@ func (*holder) Rollback(context.Context) error { return txguard.ErrManaged }
 
 // Exec without arguments may hold several statements, which cannot travel with others.
 func (h *holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := h.t.enter(); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	defer h.t.leave()
 	br, tx, err := h.t.start(ctx, len(args) > 0 && plain(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
 	switch {
 	case err != nil:
 		return pgconn.CommandTag{}, err
 	case br == nil:
-		return tx.Exec(ctx, sql, args...)
+		tag, err := tx.Exec(ctx, sql, args...)
+		h.t.saw(tag)
+		return tag, err
 	}
 	tag, err := br.Exec()
 	if closeErr := br.Close(); err == nil {
@@ -36,6 +42,10 @@ func (h *holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 }
 
 func (h *holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := h.t.enter(); err != nil {
+		return failedRows(err)
+	}
+	defer h.t.leave()
 	br, tx, err := h.t.start(ctx, sql != "" && plain(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
 	switch {
 	case err != nil:
@@ -53,8 +63,15 @@ func (h *holder) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row 
 }
 
 func (h *holder) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if err := h.t.enter(); err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	defer h.t.leave()
 	br, tx, err := h.t.start(ctx, b.Len() > 0 && !begins(b), func(own *pgx.Batch) {
-		own.QueuedQueries = append(own.QueuedQueries, b.QueuedQueries...)
+		for _, q := range b.QueuedQueries { // copies: sending changes them, and b may have to be sent again
+			queued := *q
+			own.QueuedQueries = append(own.QueuedQueries, &queued)
+		}
 	})
 	switch {
 	case err != nil:
@@ -66,6 +83,10 @@ func (h *holder) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 }
 
 func (h *holder) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := h.t.enter(); err != nil {
+		return nil, err
+	}
+	defer h.t.leave()
 	tx, err := h.open(ctx)
 	if err == nil {
 		tx, err = tx.Begin(ctx)
@@ -77,6 +98,10 @@ func (h *holder) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 func (h *holder) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := h.t.enter(); err != nil {
+		return nil, err
+	}
+	defer h.t.leave()
 	tx, err := h.open(ctx)
 	if err != nil {
 		return nil, err
@@ -85,6 +110,10 @@ func (h *holder) Prepare(ctx context.Context, name, sql string) (*pgconn.Stateme
 }
 
 func (h *holder) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if err := h.t.enter(); err != nil {
+		return 0, err
+	}
+	defer h.t.leave()
 	tx, err := h.open(ctx)
 	if err != nil {
 		return 0, err
@@ -93,8 +122,14 @@ func (h *holder) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 }
 
 // LargeObjects returns what refuses everything if the transaction does not open.
+// pgx alone knows what it returns, so that End cannot see the calls: from here on
+// the connection counts as in use.
 func (h *holder) LargeObjects() pgx.LargeObjects {
-	tx, err := h.open(context.Background())
+	err := h.t.enter()
+	var tx pgx.Tx
+	if err == nil {
+		tx, err = h.open(context.Background())
+	}
 	if err != nil {
 		b := &pgx.Batch{}
 		b.BeginTx(pgx.TxOptions{})

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/txguard"
 )
@@ -20,9 +21,11 @@ type Tx struct {
 	options pgx.TxOptions
 	opening func(*pgx.Batch)
 
-	mu   sync.Mutex // held while it opens or ends
-	real pgx.Tx     // nil until it has begun
-	err  error      // why it cannot be used any more
+	mu    sync.Mutex // held while it opens or ends
+	real  pgx.Tx     // nil until it has begun
+	err   error      // why it cannot be used any more
+	calls int        // that the holder has begun and that have not returned
+	ended bool       // the holder has sent COMMIT as SQL
 }
 
 // New returns a transaction on conn that has not begun. The statements that
@@ -107,12 +110,50 @@ func (t *Tx) Rollback(ctx context.Context) error {
 	return nil
 }
 
-// End makes the transaction unusable, without a word to the server. Once it has
-// returned, nothing is sent any more.
-func (t *Tx) End() {
+// End makes the transaction unusable, without a word to the server. It reports
+// whether the connection is quiet: a call that the holder has made from another
+// goroutine may have passed the check and not sent anything yet, and then the
+// connection must not be used again. Otherwise nothing is sent any more.
+func (t *Tx) End() (quiet bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.err = pgx.ErrTxClosed
+	return t.calls == 0
+}
+
+// EndedByHolder reports that the holder has ended the transaction by SQL of its
+// own, as far as that can be told: from the server's view of the connection, and
+// from a statement that was answered as COMMIT, where a chained one goes on.
+func (t *Tx) EndedByHolder() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.real != nil && t.err == nil && !t.conn.IsClosed() && (t.ended || txguard.StatusOf(t.conn) == txguard.Ended)
+}
+
+// saw looks at the answer to a statement of the holder's.
+func (t *Tx) saw(tag pgconn.CommandTag) {
+	if tag.String() == "COMMIT" {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.ended = true
+	}
+}
+
+// enter begins a call of the holder's, which leave ends.
+func (t *Tx) enter() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err != nil {
+		return t.err
+	}
+	t.calls++
+	return nil
+}
+
+func (t *Tx) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.calls--
 }
 
 // open is called with mu held.
