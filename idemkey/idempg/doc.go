@@ -9,29 +9,46 @@
 //
 // # How a request runs
 //
-//  1. An INSERT … ON CONFLICT DO NOTHING in its own transaction claims an absent key.
-//  2. Otherwise a plain SELECT decides what the record means.
+//  1. An INSERT … ON CONFLICT DO NOTHING in its own transaction claims an absent key. Its
+//     commit is asynchronous: a claim that is lost with the server has committed nothing.
+//  2. Where there is a record, it is read and decides. A key that this process has met
+//     before is looked up first.
 //  3. A failed, expired or abandoned record is taken over, if its row is not locked.
-//  4. BEGIN, and the row is locked FOR UPDATE. From here on the lock proves that the
+//  4. BEGIN, and the row is locked FOR UPDATE, in the round trip of the handler's first
+//     statement, or after a quarter of Options.Grace. From here on the lock proves that the
 //     owner lives: a handler may take as long as its time allows, without a
 //     heartbeat, and nobody overtakes it. The lease covers steps 1 to 4 only.
-//  5. The handler runs in that transaction. The row is updated to completed, under the claim's
-//     token, and COMMIT sent.
+//  5. The row is updated to completed, under the claim's token, in the round trip of COMMIT. The
+//     update fails, and COMMIT with it, if another owner has the record.
+//
+// With [ClaimInline] an advisory lock of the business transaction takes the place
+// of steps 1 to 4, and the row is inserted in the end.
 //
 // # Failures
 //
 // A process that dies loses its connection; the server rolls back and frees the lock
 // at once if it was idle, or within Options.ConnectionCheck if a statement was
 // running. A retry is refused until the lease is over too, then takes over.
+// An owner that stalls before step 4 is told by its first statement, or at the end, that another
+// has its key. That statement is executed all the same and rolled back: what does
+// not roll back, such as a sequence, shows.
 // A rejected request (4xx) is rolled back first and its response kept by a
 // second transaction; dying in between means that it runs again.
-// A COMMIT whose reply is lost is looked up on another connection, by token and row lock.
+//
+// A COMMIT whose reply is lost is looked up on another connection, by token and row
+// lock, and believed once the look-up itself is durable. With a synchronous standby that does
+// not answer, a request is told 503 outcome-unverified; its retries are answered
+// from the primary, as every other reader is.
+//
+// A handler that ends the transaction by SQL of its own leaves a tombstone: what it committed
+// stands, and the request never runs again.
 //
 // # Connections
 //
 // A running handler holds one connection, at most Options.MaxInFlight of them at once.
 // A handler must do its work in [Tx] and not take a second connection from
-// the same pool: with every place taken, all would wait for each other.
+// the same pool: with every place taken, all would wait for each other. It must
+// undo SET LOCAL ROLE before it returns, since the record is written in its transaction.
 // Settings are made with SET LOCAL and locks end with their transaction, so
-// poolers in transaction mode work.
+// poolers in transaction mode work, with a QueryExecMode that suits them.
 package idempg

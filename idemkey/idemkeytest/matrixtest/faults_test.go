@@ -316,7 +316,7 @@ func shortGrace(s *settings) {
 // shortLife is for a memory, whose records expire by the host's clock.
 func shortLife(s *settings) {
 	if s.Column == memory {
-		s.Lease, s.TTL = time.Second, 5*time.Second
+		s.Lease, s.ExecTimeout, s.TTL = time.Second, 5*time.Second, 5*time.Second
 	}
 }
 

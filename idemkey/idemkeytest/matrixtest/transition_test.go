@@ -181,7 +181,7 @@ var transitions = []transition{
 // shortRecord and shortLease are for a memory, on the host's clock.
 func shortRecord(c *settings) {
 	if c.Column == memory {
-		c.Lease, c.TTL = time.Second, 5*time.Second
+		c.Lease, c.ExecTimeout, c.TTL = time.Second, 5*time.Second, 5*time.Second
 	}
 }
 

@@ -1,0 +1,45 @@
+package idempg
+
+import (
+	"context"
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/migrations"
+)
+
+// With a synchronous standby that does not answer, COMMIT waits. Giving up on it
+// ends the wait, which makes the commit visible here and nowhere else: a failover
+// to the standby would take it back. So the look-up that finds it does not believe it.
+func TestSynchronousStandby(t *testing.T) {
+	f := newFixtureOnPrivate(t)
+	f.exec(t, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+	f.exec(t, "SELECT pg_reload_conf()")
+	f.waitFor(t, "SELECT current_setting('synchronous_standby_names') <> ''")
+	post(t, handle(t, f, f.buy), "k").expect(t, 503, "outcome-unverified")
+	f.exec(t, "ALTER SYSTEM RESET synchronous_standby_names")
+	f.exec(t, "SELECT pg_reload_conf()")
+	f.waitFor(t, "SELECT current_setting('synchronous_standby_names') = ''")
+	if again := post(t, handle(t, f, f.buy), "k"); again.status != 201 || !again.replay {
+		t.Errorf("retry once the standby is dismissed = %+v, want a replay", again)
+	}
+	f.expectRows(t, "k", 1)
+}
+
+// newFixtureOnPrivate is for a server whose settings the test changes.
+func newFixtureOnPrivate(t *testing.T) *fixture {
+	t.Helper()
+	t.Setenv("AMQP_URL", devservices.InProcess)
+	t.Setenv("DATABASE_URL", "")
+	services, err := devservices.Start(t.Context(), &devservices.Options{Steps: "env,private,npm"})
+	if err != nil {
+		t.Fatalf("start a server: %v", err)
+	}
+	t.Cleanup(func() { _ = services.Close() })
+	schema := pgtest.Name()
+	if err := migrations.Up(context.WithoutCancel(t.Context()), services.DatabaseURL, schema); err != nil {
+		t.Fatal(err)
+	}
+	return newFixtureOn(t, pgtest.Pool(t, services.DatabaseURL), schema, Options{})
+}
