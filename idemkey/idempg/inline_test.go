@@ -1,0 +1,126 @@
+package idempg
+
+import (
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idemkeytest"
+)
+
+// A deploy that changes the mode has stores of both on one table. buy writes the
+// business row of an execution.
+func bothModes(t *testing.T) (leased, inline *fixture, buy func(*execution)) {
+	t.Helper()
+	leased = newFixture(t, Options{Grace: time.Millisecond})
+	inline = newFixtureOn(t, leased.pool, leased.schema, Options{ClaimMode: ClaimInline})
+	return leased, inline, func(e *execution) {
+		t.Helper()
+		if _, err := e.tx.Holder().Exec(t.Context(), "INSERT INTO "+leased.schema+".business (key) VALUES ($1)", e.id.Key); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var done = idemkey.Response{Status: 200, Header: http.Header{}}
+
+// An owner that holds its row lock is in flight for an inline store too, however
+// long ago its lease ran out. One that has died is not.
+func TestInlineAfterLeased(t *testing.T) {
+	t.Parallel()
+	leased, inline, buy := bothModes(t)
+	c := idemkeytest.Claim("k", "a")
+	owner := leased.begin(t, c)
+	buy(owner)
+	leased.exec(t, "SELECT pg_sleep(0.01)") // the lease runs out
+	inline.kind(t, c, idemkey.KindInFlight)
+	leased.crash(t, c.ID, owner)
+	next := inline.begin(t, c)
+	buy(next)
+	leased.kind(t, c, idemkey.KindInFlight) // the record that is replaced is locked
+	if err := next.Commit(t.Context(), done); err != nil {
+		t.Fatalf("Commit: %v", err)
+	}
+	leased.kind(t, c, idemkey.KindReplay)
+	leased.expectRows(t, "k", 1)
+}
+
+// Of two owners that do not see each other, the one that commits first wins, and
+// the other's business writes are gone.
+func TestInlineBesideLeased(t *testing.T) {
+	t.Parallel()
+	leased, inline, buy := bothModes(t)
+	for _, failed := range []bool{false, true} {
+		for _, inlineFirst := range []bool{false, true} {
+			c := idemkeytest.Claim(map[bool]string{false: "absent", true: "failed"}[failed]+map[bool]string{false: "-leased", true: "-inline"}[inlineFirst], "a")
+			if failed {
+				if err := leased.begin(t, c).Release(t.Context(), idemkey.Bound, 500); err != nil {
+					t.Fatal(err)
+				}
+			}
+			first, second := inline.begin(t, c), leased.begin(t, c)
+			if !inlineFirst {
+				first, second = second, first
+			}
+			// The leased owner's claim is committed, so an inline one always comes second.
+			buy(first)
+			errs := []error{first.Commit(t.Context(), done)}
+			if inlineFirst && errs[0] == nil {
+				t.Errorf("%s: committed over another owner's record", c.ID.Key)
+			}
+			if !errors.Is(errs[0], idemkey.ErrLeaseLost) && errs[0] != nil {
+				t.Errorf("%s: first Commit: %v", c.ID.Key, errs[0])
+			}
+			buy(second)
+			if err := second.Commit(t.Context(), done); (err == nil) != inlineFirst {
+				t.Errorf("%s: second Commit: %v", c.ID.Key, err)
+			}
+			leased.expectRows(t, c.ID.Key, 1)
+			leased.kind(t, c, idemkey.KindReplay)
+		}
+	}
+}
+
+// A corrected request may use the key of one that a leasing store has failed.
+func TestInlineForgets(t *testing.T) {
+	t.Parallel()
+	leased, inline, _ := bothModes(t)
+	c := idemkeytest.Claim("k", "a")
+	if err := leased.begin(t, c).Release(t.Context(), idemkey.Bound, 500); err != nil {
+		t.Fatal(err)
+	}
+	if err := inline.begin(t, c).Release(t.Context(), idemkey.Forget, 400); err != nil {
+		t.Fatal(err)
+	}
+	other := idemkeytest.Claim("k", "b")
+	if err := leased.begin(t, other).Release(t.Context(), idemkey.Bound, 500); err != nil {
+		t.Error(err)
+	}
+}
+
+// What became of a COMMIT is known once its transaction is over, and not before.
+func TestInlineLookUp(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{ClaimMode: ClaimInline})
+	for _, commits := range []bool{true, false} {
+		c := idemkeytest.Claim(map[bool]string{true: "committed", false: "rolled back"}[commits], "a")
+		e := f.begin(t, c)
+		look := func(when string, wantKept, wantKnown bool) {
+			t.Helper()
+			if kept, known, err := e.record.lookUp(t.Context()); kept != wantKept || known != wantKnown || err != nil {
+				t.Errorf("%s, %s: kept %t, known %t, %v", c.ID.Key, when, kept, known, err)
+			}
+		}
+		look("open", false, false)
+		if commits {
+			if err := e.Commit(t.Context(), done); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := e.Release(t.Context(), idemkey.Bound, 500); err != nil {
+			t.Fatal(err)
+		}
+		look("over", commits, true)
+	}
+}
