@@ -76,6 +76,7 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		x.notStarted(x.stream.err)
 		return
 	case ctx.Err() != nil && !x.lost: // too late, even if it succeeded: the store may have given up on it
+		x.event.Err = context.Cause(ctx)
 		x.release(exec, Bound, http.StatusServiceUnavailable)
 		x.writeProblem(x.w, newProblem(CodeExecTimeout))
 		return
@@ -268,7 +269,7 @@ func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 		x.event.Outcome = OutcomeFailed
 	}
 	if err != nil {
-		x.event.Err = err
+		x.event.Err = errors.Join(x.event.Err, err)
 		x.storeFailed(OpRelease, err)
 	}
 	x.wake()

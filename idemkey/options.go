@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -58,16 +59,16 @@ type Options struct {
 	KeyValidator  func(string) error // such as UUIDKeys; default: none
 
 	FingerprintSecret []byte   // keys the digest, so that a dump does not reveal small bodies; default: none
-	ExcludeFields     []string // JSON members to ignore, as "sentAt" or "$.meta.nonce"; default: none
+	ExcludeFields     []string // JSON members to ignore, as "sentAt" or "$.meta.nonce", none within arrays; default: none
 	IncludeFields     []string // the only JSON members that count; default: all
 	IncludeHeaders    []string // request headers that belong to the request's meaning; default: none
 	RawFingerprint    bool     // compare bodies byte by byte; default: by content type
 	// Fingerprint replaces the digest. Its Alg must change whenever it does. Default: v1.
 	Fingerprint func(r *http.Request, body []byte) (Fingerprint, error)
 
-	TTL             time.Duration // a record's life; default: 24 h
+	TTL             time.Duration // a record's life, at least Lease and ExecTimeout; default: 24 h
 	Lease           time.Duration // longer than ExecTimeout, unless the store keeps live owners; default: 30 s
-	ExecTimeout     time.Duration // the handler's time; default: 25 s
+	ExecTimeout     time.Duration // the handler's context ends then, and what it returns later is discarded; default: 25 s
 	StoreTimeout    time.Duration // for the claim, waits for a connection included; default: 5 s
 	CompleteTimeout time.Duration // for the outcome; default: 5 s
 	MaxAttempts     int           // runs of one key before its outcome counts as unknown; default: no limit
@@ -249,7 +250,22 @@ func (o *Options) checkIdentity(invalid func(string, string, ...any) error) erro
 			return invalid(field, "%q is not a name", names[i])
 		}
 	}
+	if i := slices.IndexFunc(o.Methods, func(s string) bool { return s != strings.ToUpper(s) }); i >= 0 {
+		return invalid("Methods", "%q must be upper case", o.Methods[i])
+	}
+	for field, paths := range map[string][]string{"ExcludeFields": o.ExcludeFields, "IncludeFields": o.IncludeFields} {
+		if i := slices.IndexFunc(paths, func(s string) bool { return !validPath(s) }); i >= 0 {
+			return invalid(field, "%q is not a member's path, such as sentAt or $.meta.nonce; what is in an array cannot be named", paths[i])
+		}
+	}
 	return nil
+}
+
+// validPath refuses what looks like a path of a kind that is not supported, and
+// so would never match.
+func validPath(path string) bool {
+	names := strings.Split(strings.TrimPrefix(path, "$."), ".")
+	return path != "$" && !slices.Contains(names, "") && !strings.ContainsAny(path, "[]*")
 }
 
 func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {

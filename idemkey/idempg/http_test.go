@@ -248,6 +248,35 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
+// A handler whose first statement fails may say so in its own words: that is
+// kept, or the key is free, and nothing is left behind.
+func TestFirstStatementFails(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, Options{ClaimMode: mode})
+			var answer func(http.ResponseWriter, error) error
+			server := handle(t, f, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				err := tx.QueryRow(r.Context(), "INSERT INTO "+f.schema+".business (key) VALUES (nullif($1, $1)) RETURNING key", "x").Scan(nil)
+				return answer(w, err)
+			})
+			for what, tt := range map[string]struct {
+				answer        func(http.ResponseWriter, error) error
+				status, again int
+			}{
+				"error": {func(_ http.ResponseWriter, err error) error { return err }, 500, 500},
+				"422":   {func(w http.ResponseWriter, _ error) error { w.WriteHeader(422); return nil }, 422, 422},
+				"200":   {func(http.ResponseWriter, error) error { return nil }, 500, 500},
+			} {
+				answer = tt.answer
+				post(t, server, what).expect(t, tt.status, "")
+				post(t, server, what).expect(t, tt.again, "")
+			}
+		})
+	}
+}
+
 // A stored response that cannot be read is an error, never a second run.
 func TestRecordCorrupt(t *testing.T) {
 	t.Parallel()

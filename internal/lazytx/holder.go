@@ -54,7 +54,11 @@ func (h *holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 		return tx.Query(ctx, sql, args...)
 	}
 	r, err := br.Query()
-	return &rows{Rows: r, br: br}, err
+	result := &rows{Rows: r, br: br}
+	if err != nil {
+		result.Close() // callers do not, after an error
+	}
+	return result, err
 }
 
 func (h *holder) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

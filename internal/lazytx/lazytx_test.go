@@ -258,18 +258,40 @@ func (f *fixture) another() *pgx.Conn {
 func TestFirstStatementFails(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, pgx.QueryExecModeCacheStatement)
-	for name, sql := range map[string]string{"syntax": "SELEC $1::int", "execution": "SELECT 1 / $1::int"} {
-		f.renew()
-		_, err := f.Holder().Exec(t.Context(), sql, 0)
-		if pgErr := (*pgconn.PgError)(nil); !errors.As(err, &pgErr) {
-			t.Errorf("%s: %v, want the server's error", name, err)
-		}
-		_, err = f.Holder().Exec(t.Context(), f.insert(), 1)
-		if pgErr := (*pgconn.PgError)(nil); !errors.As(err, &pgErr) || pgErr.Code != "25P02" {
-			t.Errorf("%s: statement of an aborted transaction: %v", name, err)
-		}
-		if err := f.Commit(t.Context(), func(*pgx.Batch) {}); !errors.Is(err, pgx.ErrTxCommitRollback) {
-			t.Errorf("%s: Commit: %v, want ErrTxCommitRollback", name, err)
+	for name, sql := range map[string]string{
+		"syntax": "SELEC $1::int", "execution": "SELECT 1 / $1::int", "constraint": "INSERT INTO " + f.table + " (n) VALUES (nullif($1::int, 0)) RETURNING n",
+	} {
+		for how, first := range map[string]func(pgx.Tx) error{
+			"Exec": func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), sql, 0)
+				return err
+			},
+			"Query": func(tx pgx.Tx) error {
+				rows, err := tx.Query(t.Context(), sql, 0)
+				if err == nil {
+					_, err = pgx.CollectRows(rows, pgx.RowTo[int])
+				}
+				return err
+			},
+			"QueryRow": func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), sql, 0).Scan(nil) },
+			"SendBatch": func(tx pgx.Tx) error {
+				b := &pgx.Batch{}
+				b.Queue(sql, 0)
+				return tx.SendBatch(t.Context(), b).Close()
+			},
+		} {
+			f.renew()
+			err := first(f.Holder())
+			if pgErr := (*pgconn.PgError)(nil); !errors.As(err, &pgErr) {
+				t.Errorf("%s, %s: %v, want the server's error", name, how, err)
+			}
+			_, err = f.Holder().Exec(t.Context(), f.insert(), 1)
+			if pgErr := (*pgconn.PgError)(nil); !errors.As(err, &pgErr) || pgErr.Code != "25P02" {
+				t.Errorf("%s, %s: statement of an aborted transaction: %v", name, how, err)
+			}
+			if err := f.Commit(t.Context(), func(*pgx.Batch) {}); !errors.Is(err, pgx.ErrTxCommitRollback) {
+				t.Errorf("%s, %s: Commit: %v, want ErrTxCommitRollback", name, how, err)
+			}
 		}
 	}
 }
