@@ -10,6 +10,14 @@
 // transaction: the business writes and the response to replay are durable
 // together or not at all. [Memory] keeps it in the process and has no transactions.
 //
+// # Packages
+//
+//   - idempg: records in Postgres, committed with the business writes. The default choice.
+//   - idemredis: records in Redis, for effects that are in no database.
+//   - idemhybrid: idempg behind locks in Redis, where many duplicates arrive at once.
+//   - idemgin, idemecho: those frameworks; chi and net/http need none.
+//   - idemotel: metrics and span events. idemkeytest: the suites for a store or an adapter of your own.
+//
 // # States
 //
 //	absent       no record: a request runs
@@ -20,6 +28,15 @@
 //
 // [Claim.Judge] says what each means for a new request. Completing, rejecting
 // and releasing are compare and set on the token, so a late owner changes nothing.
+//
+// # The fingerprint
+//
+// A key belongs to one request: method, path, query, media type without its
+// parameters, content encoding and body. JSON counts by meaning: the order of members, white
+// space and escapes do not matter, 1 and 1.0 differ, and a document with two members of one name
+// counts byte by byte. Forms count by name, multipart bodies part by part. Host, cookies and credentials do
+// not count, other headers only by Options.IncludeHeaders. Options.ExcludeFields leaves JSON
+// members out, of bodies that are declared to be JSON.
 //
 // # Outcomes
 //
@@ -37,7 +54,7 @@
 // commit whose reply was lost, the store looks the record up before it says anything.
 //
 // A handler whose effects lie outside of the store's transaction must be able to
-// repeat them: derive their keys from Info and look at Attempt. Anything above 1
+// repeat them: give the other side a [DownstreamKey] and look at Attempt. Anything above 1
 // means that an earlier run may have got that far.
 //
 // # Clients

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"time"
 
 	"github.com/sagamill/sagamill/idemkey"
 )
@@ -60,22 +61,52 @@ func ExampleSetVerdict() {
 }
 
 // Above attempt 1 an earlier run may have reached the provider, so it is asked
-// before it is charged again.
+// before it is charged again, by the key that each attempt derives.
 func ExampleInfo() {
 	_ = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if info, ok := idemkey.Info(r.Context()); ok && info.Attempt > 1 {
-			askProvider(r.Context(), info.Scope, info.Key)
+		info, ok := idemkey.Info(r.Context())
+		if !ok {
+			return
 		}
+		key := idemkey.DownstreamKey(secret, info.Identity, "charge")
+		if info.Attempt > 1 && charged(r.Context(), key) {
+			return
+		}
+		charge(r.Context(), key)
 	})
 }
 
-func askProvider(context.Context, string, string) {}
+var secret = []byte("32 random bytes, the same in every process")
+
+func charged(context.Context, string) bool { return false }
+func charge(context.Context, string)       {}
+
+// A route with an effect that the store cannot roll back: a run whose owner has
+// vanished is not repeated before the provider has been asked.
+func ExampleOptions_recover() {
+	store, _ := idemkey.NewMemory(nil)
+	_, err := idemkey.New(store, &idemkey.Options{
+		SingleTenant: true,
+		Recover: func(r *http.Request, id idemkey.Identity) (*idemkey.Response, error) {
+			if !charged(r.Context(), idemkey.DownstreamKey(secret, id, "charge")) {
+				return nil, nil // it had no effect: run
+			}
+			return &idemkey.Response{Status: http.StatusCreated, Body: []byte("charged")}, nil
+		},
+	})
+	fmt.Println(err)
+	// Output: <nil>
+}
 
 // One route may have its own limits.
 func ExampleMiddleware_With() {
 	store, _ := idemkey.NewMemory(nil)
 	idem, _ := idemkey.New(store, &idemkey.Options{SingleTenant: true})
-	uploads, err := idem.With(func(o *idemkey.Options) { o.MaxRequestBody = 10 << 20 })
+	uploads, err := idem.With(func(o *idemkey.Options) {
+		o.MaxRequestBody = 10 << 20
+		o.TTL = time.Hour
+		o.ExcludeFields = []string{"sentAt", "$.meta.nonce"}
+	})
 	if err != nil {
 		panic(err)
 	}

@@ -136,7 +136,7 @@ func (m *Memory) makeRoom(id Identity, now time.Time) error {
 		if len(m.entries) >= m.max {
 			return fmt.Errorf("%w: %d records, the limit of MemoryOptions.MaxEntries, none of them expired", ErrCapacity, m.max)
 		}
-		return fmt.Errorf("%w: %d live records in one scope, the quota of MemoryOptions.MaxPerScope", ErrCapacity, m.maxPerScope)
+		return &QuotaError{Limit: m.maxPerScope, Option: "MemoryOptions.MaxPerScope"}
 	}
 	return nil
 }

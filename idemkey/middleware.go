@@ -54,6 +54,9 @@ func New(store Store, opts *Options) (*Middleware, error) {
 // changed by set: one route's own limits, for instance.
 func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 	o := m.opts.clone()
+	if set == nil {
+		return nil, errors.New("idemkey: With needs a function that sets options")
+	}
 	set(o)
 	route, err := New(m.store, o)
 	if err != nil {
@@ -253,7 +256,7 @@ func (x *exchange) begin(claim Claim) {
 	d, err := x.decide(claim)
 	switch {
 	case errors.Is(err, ErrCapacity):
-		x.refuse(ResultCapacity, CodeCapacity, err)
+		x.noRoom(err)
 	case errors.Is(err, ErrRecordCorrupt):
 		x.refuse(ResultCorrupt, CodeRecordCorrupt, err)
 	case err != nil && x.m.opts.FailOpen:
@@ -380,6 +383,16 @@ func (x *exchange) sendReplay(r Response) {
 func (x *exchange) refuse(result Result, code string, err error) {
 	x.event.Err = err
 	x.answer(result, x.m.problem(code))
+}
+
+// noRoom answers that the store is full, or that enough handlers run.
+func (x *exchange) noRoom(err error) {
+	p := x.m.problem(CodeCapacity)
+	if quota := (*QuotaError)(nil); errors.As(err, &quota) {
+		p.Title, p.RetryAfter = "Too many idempotency keys in use", maxRetryAfter
+	}
+	x.event.Err = err
+	x.answer(ResultCapacity, p)
 }
 
 func (x *exchange) answer(result Result, p *Problem) {

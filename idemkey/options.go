@@ -92,7 +92,9 @@ type Options struct {
 	// Recover finds out what became of such a run, and implies ExternalEffects.
 	// A response is kept and replayed; nil says that the run had no effect, and
 	// the request runs; an error is a 409 outcome-unknown. It must only look, may be
-	// called at the same time by two retries, and has half a lease's time. Default: none.
+	// called at the same time by two retries, and has half a lease's time. It is asked
+	// about vanished owners only: a run that panicked, timed out or answered 5xx has failed,
+	// and runs again without it (see [DownstreamKey]). Default: none.
 	Recover func(r *http.Request, id Identity) (*Response, error)
 	// FailOpen runs the handler without protection when the store fails. Each
 	// such run is logged as an error and told as [ResultFailOpen]. Default: 503.

@@ -160,6 +160,17 @@ const (
 	KindUnknown                     // its outcome is not known, and it must not run again unasked
 )
 
+var kindNames = [...]string{KindProceed: "proceed", KindReplay: "replay", KindInFlight: "in flight", KindMismatch: "mismatch",
+	KindExpired: "expired", KindNotRetained: "not retained", KindUnknown: "unknown"}
+
+// String is for messages.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) && kindNames[k] != "" {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("Kind(%d)", uint8(k))
+}
+
 // A Decision is what Begin says. Exec is set for KindProceed only, Record for
 // KindReplay and KindNotRetained only, RetryAfter for KindInFlight only.
 type Decision struct {
@@ -352,6 +363,21 @@ var (
 	// writes are rolled back.
 	ErrNotCommitted = errors.New("idemkey: the transaction was not committed")
 )
+
+// A QuotaError is an [ErrCapacity] that lasts until records expire, and not only
+// until handlers return.
+type QuotaError struct {
+	Limit  int    // live records of one scope
+	Option string // that sets it
+}
+
+// Error names the option.
+func (e *QuotaError) Error() string {
+	return fmt.Sprintf("idemkey: one scope has %d live records, the quota of %s", e.Limit, e.Option)
+}
+
+// Is lets errors.Is find ErrCapacity.
+func (*QuotaError) Is(target error) bool { return target == ErrCapacity }
 
 // A CommitError is an [ErrNotCommitted] that carries the database's reason,
 // such as a deferred constraint.

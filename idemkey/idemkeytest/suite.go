@@ -59,7 +59,11 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, open(t))
+			s := open(t)
+			if s.Store == nil || s.Crash == nil || s.Expire == nil {
+				t.Fatal("idemkeytest: Store, Crash and Expire of a Subject are required")
+			}
+			test(t, s)
 		})
 	}
 }
@@ -90,10 +94,10 @@ func begin(t *testing.T, s Subject, c idemkey.Claim, want idemkey.Kind) idemkey.
 		t.Fatalf("Begin: %v", err)
 	}
 	if d.Kind != want {
-		t.Fatalf("Begin decided %d, want %d", d.Kind, want)
+		t.Fatalf("Begin decided %v, want %v", d.Kind, want)
 	}
 	if (d.Exec != nil) != (want == idemkey.KindProceed) {
-		t.Fatalf("Begin decided %d with execution %v", d.Kind, d.Exec)
+		t.Fatalf("Begin decided %v with execution %v", d.Kind, d.Exec)
 	}
 	return d
 }

@@ -2,18 +2,21 @@
 //
 // # Metrics
 //
-//	idemkey.requests          {request}  route, result  every covered request
-//	idemkey.outcomes          {outcome}  route, outcome  every handler that ran
-//	idemkey.takeovers         {request}  route  ran, or was recovered, after one whose owner had vanished
-//	idemkey.inflight          {request}  route  handlers that run now
-//	idemkey.lease_lost        {request}  route  ran to its end after another owner had taken over
-//	idemkey.commit_ambiguous  {commit}   route  the commit's result was lost and not found
-//	idemkey.handler_seconds   s          route  time in the handler
-//	idemkey.begin_seconds     s          route  time of the claim
-//	idemkey.stored_bytes      By         route  bodies that were kept, by size
-//	idemkey.oversize          {request}  route, part  a body over its limit: request and response were refused, tombstone was sent and not kept
-//	idemkey.store_errors      {error}    route, op  the store failed; op is begin, commit, reject, release or renew
+//	idemkey.requests          {request}  http.route, result  every covered request
+//	idemkey.outcomes          {outcome}  http.route, outcome  every handler that ran
+//	idemkey.takeovers         {request}  http.route  ran, or was recovered, after one whose owner had vanished
+//	idemkey.inflight          {request}  http.route  handlers that run now
+//	idemkey.lease_lost        {request}  http.route  ran to its end after another owner had taken over
+//	idemkey.commit_ambiguous  {commit}   http.route  the commit's result was lost and not found
+//	idemkey.handler_seconds   s          http.route  time in the handler
+//	idemkey.begin_seconds     s          http.route  time of the claim
+//	idemkey.stored_bytes      By         http.route  bodies that were kept, by size
+//	idemkey.oversize          {request}  http.route, part  a body over its limit: request and response were refused, tombstone was sent and not kept
+//	idemkey.store_errors      {error}    http.route, op  the store failed; op is begin, commit, reject, release or renew
 //	idemkey.gc_deleted        {record}   expired records removed, by an idemkey.Sweeper with this Observer
+//
+// The label http.route is the pattern of the ServeMux. It is missing where the middleware
+// is outside of the mux, or of a router of another kind that has not routed yet.
 //
 // An exporter to Prometheus makes idemkey_requests_total, idemkey_handler_seconds
 // and so on of these names. It adds no unit to a name that has it.

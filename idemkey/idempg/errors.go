@@ -14,6 +14,8 @@ import (
 // codeDivisionByZero is what the statements fail with that must change a row and do not.
 const codeDivisionByZero = "22012"
 
+const codeUndefinedTable, codeUndefinedSchema = "42P01", "3F000"
+
 // refused reports that the server has answered and did not commit. A fatal
 // error says nothing of the kind: the session may have ended after the commit.
 func refused(err error) bool {

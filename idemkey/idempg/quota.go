@@ -22,14 +22,14 @@ SELECT 1 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND (expires_at > clock_timestamp() OR state = 1 AND lease_until > clock_timestamp())
 ORDER BY key OFFSET $3 LIMIT 1`
 
-// checkQuota returns an [idemkey.ErrCapacity] that names the quota, if e's scope
+// checkQuota returns an [*idemkey.QuotaError], if e's scope
 // has more live records than allowed.
 func (s *Store) checkQuota(ctx context.Context, e *execution, allowed int) error {
 	var over int
 	err := e.conn.QueryRow(ctx, s.q.findOverQuota, e.id.Namespace, e.id.Scope, allowed).Scan(&over)
 	switch {
 	case err == nil:
-		return fmt.Errorf("%w: %d live records in one scope, the quota of idempg.Options.MaxPerScope", idemkey.ErrCapacity, s.opts.MaxPerScope)
+		return &idemkey.QuotaError{Limit: s.opts.MaxPerScope, Option: "idempg.Options.MaxPerScope"}
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
 	}

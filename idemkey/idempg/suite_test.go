@@ -119,6 +119,19 @@ func TestQueries(t *testing.T) {
 	pgtest.PrepareAll(t, pool, newQueries(schema))
 }
 
+// A service learns at its start that its schema is missing.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{})
+	if err := f.Check(t.Context()); err != nil {
+		t.Errorf("Check: %v", err)
+	}
+	f.exec(t, "DROP TABLE "+f.schema+".idempotency_key")
+	if err := f.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "migrations.Up") || !strings.Contains(err.Error(), f.schema) {
+		t.Errorf("Check without the table: %v, want what to do, and where", err)
+	}
+}
+
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL())

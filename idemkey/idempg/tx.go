@@ -30,7 +30,7 @@ func TxFrom(ctx context.Context) (pgx.Tx, bool) {
 func Tx(ctx context.Context) pgx.Tx {
 	tx, ok := TxFrom(ctx)
 	if !ok {
-		panic("idempg: no transaction: the request did not come through an idemkey.Middleware on an idempg.Store")
+		panic("idempg: no transaction: the request did not come through an idemkey.Middleware on an idempg.Store, or this is not the request's own context, as a gin.Context is not")
 	}
 	return tx
 }

@@ -1,0 +1,19 @@
+package idempg
+
+import (
+	"context"
+	"fmt"
+)
+
+// Check asks Postgres for the table; call it once at start-up. After nil the
+// store can read it. An error about a table that is missing says how to make it.
+func (s *Store) Check(ctx context.Context) error {
+	_, err := s.pool.Exec(ctx, s.q.readState, "", "", "", newToken())
+	switch {
+	case hasCode(err, codeUndefinedTable, codeUndefinedSchema):
+		return fmt.Errorf("idempg: check: schema %s has not been migrated: call migrations.Up, or run sagamill migrate up: %w", s.opts.Schema, err)
+	case err != nil:
+		return fmt.Errorf("idempg: check: %w", err)
+	}
+	return nil
+}
