@@ -44,9 +44,12 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	if kind == idemkey.KindProceed && rec != nil {
 		// Left by a store that leases, or expired.
 		in.prior, in.priorState = rec.token, int(rec.State)
-		var err error
-		if kind, err = s.judgePrior(ctx, e, rec); err != nil {
+		locked, err := s.lockPrior(ctx, e, rec)
+		if err != nil {
 			return idemkey.Decision{}, err
+		}
+		if !locked {
+			kind = idemkey.KindInFlight
 		}
 	}
 	if kind != idemkey.KindProceed {
@@ -67,17 +70,15 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: 1, ExpiresAt: in.expires}, nil
 }
 
-// judgePrior tells an owner that holds its row lock, however long ago its lease
-// ran out, from one that has died. From here on the row is locked by e.
-func (s *Store) judgePrior(ctx context.Context, e *execution, rec *storedRecord) (idemkey.Kind, error) {
-	if rec.State != idemkey.StateInProgress {
-		return idemkey.KindProceed, nil
+// lockPrior locks the record that e is to replace, so that no store that leases
+// takes it over meanwhile. It reports false if that is not to be had: another has
+// just done so, or the owner holds its row lock, however long ago its lease ran out.
+func (s *Store) lockPrior(ctx context.Context, e *execution, rec *storedRecord) (bool, error) {
+	tag, err := e.conn.Exec(ctx, s.q.lockPrior, e.id.Namespace, e.id.Scope, e.id.Key, rec.token, int(rec.State))
+	if err != nil {
+		return false, fmt.Errorf("lock record: %w", err)
 	}
-	abandoned, err := s.abandoned(ctx, e.conn, e.id, rec.token)
-	if err == nil && !abandoned {
-		return idemkey.KindInFlight, nil
-	}
-	return idemkey.KindProceed, err
+	return tag.RowsAffected() == 1, nil
 }
 
 // lockKey is a digest: advisory locks have one number for the whole database.

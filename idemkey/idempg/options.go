@@ -55,7 +55,8 @@ const (
 	// and writes the record in the end: one transaction, one durable write.
 	// While a request runs, every other one with its key is in flight, whatever
 	// its body; a failed one leaves nothing. It needs READ COMMITTED. Stores of both
-	// modes may use one table at the same time, as while a deploy changes the mode.
+	// modes may use one table at the same time, as while a deploy changes the mode: one
+	// of two owners wins then, and an inline one may wait in the end for the other's handler.
 	ClaimInline
 )
 

@@ -115,6 +115,12 @@ ON CONFLICT (namespace, scope, key) DO UPDATE SET
 	enc_key_id = excluded.enc_key_id, fp = excluded.fp, fp_alg = excluded.fp_alg, expires_at = excluded.expires_at,
 	attempt = excluded.attempt, lease_until = excluded.lease_until, created_at = excluded.created_at, completed_at = excluded.completed_at`
 
+// sqlLockPrior locks the record that ClaimInline is to replace, if nobody has.
+const sqlLockPrior = `
+SELECT 1 FROM {schema}.idempotency_key
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = $5
+FOR UPDATE SKIP LOCKED`
+
 // sqlForgetPrior makes the key new of a record that a leasing store has left.
 const sqlForgetPrior = `
 DELETE FROM {schema}.idempotency_key
@@ -167,7 +173,7 @@ WHERE k.namespace = old.namespace AND k.scope = old.scope AND k.key = old.key`
 type queries struct {
 	readRecord, insertClaim, takeOver, findAbandoned                   string
 	lockRecord, completeRecord, commitRecord, failRecord, forgetRecord string
-	keepInline, commitInline, forgetPrior                              string
+	keepInline, commitInline, lockPrior, forgetPrior                   string
 	readState, lockState, sweepRecords, findOverQuota                  string
 }
 
@@ -180,7 +186,7 @@ func newQueries(schema string) queries {
 		failRecord: bind(sqlFailRecord), forgetRecord: bind(sqlForgetRecord),
 		keepInline:   bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE pg_try_advisory_xact_lock($16)")),
 		commitInline: bind(strings.ReplaceAll(sqlKeepInline, "{only}", "")),
-		forgetPrior:  bind(sqlForgetPrior),
-		readState:    bind(sqlReadState), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
+		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
+		readState: bind(sqlReadState), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
 	}
 }
