@@ -44,8 +44,9 @@ test: bin/with ## run all tests; PKG=./outbox/... for some
 	@bin/with -- $(GO) test $(RACE) $(TESTFLAGS) $(PKG)
 
 # The go command fuzzes one target at a time. They are found by their names, so that
-# none is forgotten; finding none is an error too.
-fuzz: ## fuzz each target for FUZZTIME, 5s by default; PKG=./idemkey/... for some
+# none is forgotten; finding none is an error too. Inputs are counted, since a run
+# that is bounded in time may fail by running out of it.
+fuzz: ## fuzz each target for FUZZTIME, 20000x by default; PKG=./idemkey/... for some
 	@set -e; n=0; for dir in $$($(GO) list -f '{{.Dir}}' $(PKG)); do \
 		for target in $$(grep -hos '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | cut -c6-); do \
 			echo "$$target in $$dir"; \

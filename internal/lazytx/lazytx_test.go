@@ -3,6 +3,7 @@ package lazytx
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -75,7 +76,7 @@ func (f *fixture) insert() string { return "INSERT INTO " + f.table + " (n) VALU
 
 // firsts are the ways in which a holder can begin. Each inserts one row.
 func (f *fixture) firsts() map[string]func(context.Context, pgx.Tx) error {
-	return map[string]func(context.Context, pgx.Tx) error{
+	ways := map[string]func(context.Context, pgx.Tx) error{
 		"Exec": func(ctx context.Context, tx pgx.Tx) error {
 			tag, err := tx.Exec(ctx, f.insert(), 1)
 			if err == nil && tag.RowsAffected() != 1 {
@@ -134,6 +135,14 @@ func (f *fixture) firsts() map[string]func(context.Context, pgx.Tx) error {
 			}
 			return err
 		},
+	}
+	maps.Copy(ways, f.apart())
+	return ways
+}
+
+// apart are the ways whose statement goes after the opening and not with it.
+func (f *fixture) apart() map[string]func(context.Context, pgx.Tx) error {
+	return map[string]func(context.Context, pgx.Tx) error{
 		"Begin": func(ctx context.Context, tx pgx.Tx) error {
 			return pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) error {
 				_, err := inner.Exec(ctx, f.insert(), 1)
