@@ -16,7 +16,7 @@ endif
 # 100 connections, on a machine with many processors as well.
 TESTFLAGS ?= -tags=failpoints -count=1 -timeout=20m -p=2 -parallel=4
 PKG       ?= ./...
-FUZZTIME  ?= 5s
+FUZZTIME  ?= 20000x
 
 # Stamping asks git, which refuses in a tree that belongs to somebody else.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
