@@ -55,7 +55,7 @@ fuzz: ## fuzz each target for FUZZTIME, 20000x by default; PKG=./idemkey/... for
 		done; \
 	done; test $$n -gt 0 || { echo 'make fuzz: found no targets'; exit 1; }
 
-bench-idemkey: ## what the idempotency middleware costs beside a bare transaction, on a private PostgreSQL
+bench-idemkey: ## what the idempotency middleware costs beside a bare transaction, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-idemkey ./idemkey
 	@bin/bench-idemkey
 

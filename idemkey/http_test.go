@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -363,6 +364,37 @@ func TestFail(t *testing.T) {
 	s.post(t, "x", "Idempotency-Key", "k2").expect(t, 503, "tx-conflict")
 	fail = &idemkey.Problem{Status: 422, Code: "odd", Title: "Odd"}
 	s.post(t, "x", "Idempotency-Key", "k2").expect(t, 422, "odd")
+}
+
+// What a client sent and a handler put into a header does not cost the response:
+// it goes out as a replay will repeat it.
+func TestHeaderWithControls(t *testing.T) {
+	t.Parallel()
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{})
+	for _, value := range []string{"/o/a\r\nb", "/o/a\x01\tb", "/o/\x7f"} {
+		handler := func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", value)
+			w.WriteHeader(201)
+		}
+		first, again := send(t, m, handler, url.PathEscape(value), "x"), send(t, m, handler, url.PathEscape(value), "x")
+		first.expect(t, 201, "")
+		again.expect(t, 201, "")
+		if got := first.header.Get("Location"); got != again.header.Get("Location") || strings.ContainsAny(got, "\r\n\x01\x7f") {
+			t.Errorf("Location %q, then %q", got, again.header.Get("Location"))
+		}
+	}
+}
+
+// A quota lasts until records expire: coming back at once does not help.
+func TestQuotaAnswer(t *testing.T) {
+	t.Parallel()
+	for err, after := range map[error]string{&idemkey.QuotaError{Limit: 7, Option: "X"}: "30", idemkey.ErrCapacity: "1"} {
+		got := send(t, newMiddleware(t, &stub{err: err}, idemkey.Options{}), created, "k", "x")
+		got.expect(t, 503, "capacity")
+		if header := got.header.Get("Retry-After"); header != after {
+			t.Errorf("%v: Retry-After = %q, want %s", err, header, after)
+		}
+	}
 }
 
 // A panic reaches the outer recoverer as it was thrown, and frees the key.

@@ -50,6 +50,30 @@ func TestOptions(t *testing.T) {
 			t.Errorf("New = %v, want an error that names %s", err, field)
 		}
 	}
+	for field, values := range map[string][]string{
+		"Methods":       {"post"},
+		"ExcludeFields": {"", "$", "$..id", "items[0].id", "$.items[*].id", "a."},
+		"IncludeFields": {"items.*"},
+	} {
+		for _, value := range values {
+			o := &idemkey.Options{SingleTenant: true}
+			switch field {
+			case "Methods":
+				o.Methods = []string{value}
+			case "ExcludeFields":
+				o.ExcludeFields = []string{value}
+			default:
+				o.IncludeFields = []string{value}
+			}
+			if _, err := idemkey.New(store, o); err == nil || !strings.Contains(err.Error(), "Options."+field+" ") {
+				t.Errorf("New with %s %q, which never matches = %v", field, value, err)
+			}
+		}
+	}
+	forgetful := &idemkey.Options{SingleTenant: true, TTL: 20 * time.Second, Lease: time.Second}
+	if _, err := idemkey.New(store, forgetful); err == nil || !strings.Contains(err.Error(), "Options.TTL ") {
+		t.Errorf("New with a life shorter than the handler's = %v, want an error that names it", err)
+	}
 	long := &idemkey.Options{SingleTenant: true, ExecTimeout: time.Minute, Lease: time.Second}
 	if _, err := idemkey.New(store, long); err != nil {
 		t.Errorf("New with a lease that is renewed: %v", err)

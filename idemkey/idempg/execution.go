@@ -175,7 +175,7 @@ func (e *execution) bury(ctx context.Context) error {
 	if e.record == nil {
 		return idemkey.ErrTxMisuse
 	}
-	_, err := e.keep(ctx, e.s.pool, &idemkey.Response{Status: http.StatusInternalServerError, Dropped: true})
+	_, err := e.keep(ctx, e.after(), &idemkey.Response{Status: http.StatusInternalServerError, Dropped: true})
 	return errors.Join(idemkey.ErrTxMisuse, err)
 }
 
@@ -304,4 +304,11 @@ func (e *execution) state(ctx context.Context) (idemkey.State, error) {
 	var state idemkey.State
 	err := e.s.pool.QueryRow(ctx, e.s.q.lockState, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&state)
 	return state, err
+}
+
+// locked reports that the record is this claim's, where state has found none:
+// somebody has locked it, and what it says is not decided yet.
+func (e *execution) locked(ctx context.Context) (bool, error) {
+	tag, err := e.s.pool.Exec(ctx, e.s.q.readState, e.id.Namespace, e.id.Scope, e.id.Key, e.token)
+	return tag.RowsAffected() > 0, err
 }

@@ -137,6 +137,9 @@ func (i *inlineRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	state, err := i.state(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
+		if locked, err := i.locked(ctx); locked || err != nil {
+			return false, false, nil
+		}
 		return false, free, nil
 	case err != nil:
 		return false, false, nil

@@ -123,5 +123,19 @@ func TestInlineLookUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		look("over", commits, true)
+		if !commits {
+			continue
+		}
+		tx, err := f.pool.Begin(t.Context()) // somebody looks at the row
+		if err == nil {
+			_, err = tx.Exec(t.Context(), "SELECT FROM "+f.schema+".idempotency_key FOR UPDATE")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		look("locked by another", false, false)
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -69,8 +69,7 @@ func (s *Store) judge(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim,
 	return kind, err
 }
 
-// abandoned reports whether the owner by token has died. In a transaction, the
-// row stays locked.
+// abandoned reports whether the owner by token has died.
 func (s *Store) abandoned(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity, token pgtype.UUID) (bool, error) {
 	tag, err := conn.Exec(ctx, s.q.findAbandoned, id.Namespace, id.Scope, id.Key, token)
 	if err != nil {
@@ -117,13 +116,13 @@ func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, e
 	}
 	e.record = (*leasedRecord)(e)
 	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
-	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(locked) })
+	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(lockResult) })
 	e.s.opener.add(e, c.ExecTimeout)
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}, nil
 }
 
-// locked reads the result of locking the record.
-func locked(row pgx.Row) error {
+// lockResult reads the result of locking the record.
+func lockResult(row pgx.Row) error {
 	err := row.Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || conflict(err) {
 		return idemkey.ErrLeaseLost
@@ -175,7 +174,10 @@ func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	state, err := (*execution)(l).state(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return l.lookAgain(ctx)
+		if locked, err := (*execution)(l).locked(ctx); locked || err != nil {
+			return false, false, nil
+		}
+		return false, true, idemkey.ErrLeaseLost // only a transaction that had ended can have lost it
 	case err != nil:
 		return false, false, nil
 	case state == idemkey.StateCompleted, state == idemkey.StateTombstone:
@@ -183,16 +185,6 @@ func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	}
 	tag, err := l.s.pool.Exec(ctx, l.s.q.failRecord, l.args(0)...)
 	return false, err == nil && tag.RowsAffected() == 1, nil
-}
-
-// lookAgain tells a record that is locked from one that is another's, which only
-// a transaction that had ended can have lost.
-func (l *leasedRecord) lookAgain(ctx context.Context) (kept, known bool, err error) {
-	tag, err := l.s.pool.Exec(ctx, l.s.q.readState, l.args()...)
-	if err != nil || tag.RowsAffected() > 0 {
-		return false, false, nil
-	}
-	return false, true, idemkey.ErrLeaseLost
 }
 
 func (l *leasedRecord) args(more ...any) []any {

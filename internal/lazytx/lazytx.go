@@ -1,6 +1,9 @@
 // Package lazytx is a transaction that is begun together with its holder's
 // first statement: what opens it and what its holder asks for make one round
 // trip, and so do the last statement and COMMIT.
+//
+// Before that statement the server knows nothing of it. If the process dies, the
+// server rolls back, unless COMMIT had reached it.
 package lazytx
 
 import (
