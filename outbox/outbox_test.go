@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	stdcmp "cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,6 +57,17 @@ func (b *scriptedBroker) payloads() []string {
 	return all
 }
 
+// firsts returns payloads without repetitions.
+func (b *scriptedBroker) firsts() []string {
+	var firsts []string
+	for _, p := range b.payloads() {
+		if !slices.Contains(firsts, p) {
+			firsts = append(firsts, p)
+		}
+	}
+	return firsts
+}
+
 type fixture struct {
 	pool   *pgxpool.Pool
 	schema string
@@ -75,6 +88,7 @@ func newFixture(t *testing.T) *fixture {
 func (f *fixture) relay(t *testing.T, opts RelayOptions) *Relay {
 	t.Helper()
 	opts.Schema = f.schema
+	opts.DrainTimeout = stdcmp.Or(opts.DrainTimeout, time.Second)
 	opts.Logger = slog.New(slog.DiscardHandler)
 	r, err := NewRelay(f.pool, f.broker, &opts)
 	if err != nil {
@@ -91,7 +105,42 @@ func (f *fixture) write(t *testing.T, msgs ...Message) {
 	}
 }
 
-// pass runs one pass and returns what it says.
+// onEachLog runs a test for both logs: what they do must not differ.
+func onEachLog(t *testing.T, test func(t *testing.T, log Log)) {
+	t.Helper()
+	for _, log := range []Log{LogAppend, LogTable} {
+		t.Run(string(log), func(t *testing.T) {
+			t.Parallel()
+			test(t, log)
+		})
+	}
+}
+
+// settle runs r until it finds nothing to do, and returns what went wrong before
+// that.
+func settle(t *testing.T, r *Relay) error {
+	t.Helper()
+	r.signals.rested.Enable()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	err := r.signals.rested.Wait(t)
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	return err
+}
+
+// mustSettle is settle where nothing may go wrong.
+func mustSettle(t *testing.T, r *Relay) {
+	t.Helper()
+	if err := settle(t, r); err != nil {
+		t.Fatalf("relay: %v", err)
+	}
+}
+
+// pass runs one pass of a table log and returns what it says.
 func pass(t *testing.T, r *Relay) int {
 	t.Helper()
 	n, err := r.pass(t.Context())
@@ -108,14 +157,16 @@ func (f *fixture) exec(t *testing.T, statement string, args ...any) {
 	}
 }
 
-func (f *fixture) stats(t *testing.T, r *Relay) Stats {
+// counts are the part of [Stats] that says where messages are.
+type counts struct{ Stored, Delayed, Waiting, Refused, Dead int }
+
+func (f *fixture) stats(t *testing.T, r *Relay) counts {
 	t.Helper()
 	s, err := r.Stats(t.Context())
 	if err != nil {
 		t.Fatalf("Stats: %v", err)
 	}
-	s.Oldest = 0
-	return s
+	return counts{s.Stored, s.Delayed, s.Waiting, s.Refused, s.Dead}
 }
 
 func msg(key, payload string) Message {
@@ -130,58 +181,63 @@ func TestQueriesArePreparable(t *testing.T) {
 
 func TestAMessageArrivesAsItWasWritten(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	const id = "01890a5d-ac96-774b-bcce-b302099a8057"
-	f.write(t, Message{
-		Topic: "orders", Type: "order.created", Scope: "tenant ü", Key: "k:1 2", Step: "pay", N: "a.1",
-		Payload: []byte("{\x00\xff}"), ContentType: "application/x-test", ID: id, CorrelationID: "saga", CausationID: "cause",
-		Headers: map[string]string{"traceparent": "00-1", "x-own": "ü\n"},
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		const id = "01890a5d-ac96-774b-bcce-b302099a8057"
+		f.write(t, Message{
+			Topic: "orders", Type: "order.created", Scope: "tenant ü", Key: "k:1 2", Step: "pay", N: "a.1",
+			Payload: []byte("{\x00\xff}"), ContentType: "application/x-test", ID: id, CorrelationID: "saga", CausationID: "cause",
+			Headers: map[string]string{"traceparent": "00-1", "x-own": "ü\n"},
+		})
+		r := f.relay(t, RelayOptions{Log: log})
+		mustSettle(t, r)
+		got := f.broker.accepted[0]
+		if got.Topic != "orders" || got.Message.UUID != id || string(got.Message.Payload) != "{\x00\xff}" {
+			t.Errorf("published %s %s %q", got.Topic, got.Message.UUID, got.Message.Payload)
+		}
+		stamp := got.Message.Metadata[PropertyTimestamp]
+		if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
+			t.Errorf("timestamp %q: %v", stamp, err)
+		}
+		delete(got.Message.Metadata, PropertyTimestamp)
+		want := map[string]string{
+			HeaderKey: "k:1 2:pay#a.1", HeaderScope: "tenant ü", HeaderCausation: "cause", "traceparent": "00-1", "x-own": "ü\n",
+			PropertyType: "order.created", PropertyCorrelation: "saga", PropertyContentType: "application/x-test",
+		}
+		if diff := cmp.Diff(want, map[string]string(got.Message.Metadata)); diff != "" {
+			t.Errorf("metadata (-want +got):\n%s", diff)
+		}
+		mustSettle(t, r)
+		if got := len(f.broker.accepted); got != 1 {
+			t.Errorf("it was published %d times", got)
+		}
 	})
-	r := f.relay(t, RelayOptions{})
-	if n := pass(t, r); n != 1 {
-		t.Fatalf("the pass dealt with %d messages, want 1", n)
-	}
-	got := f.broker.accepted[0]
-	if got.Topic != "orders" || got.Message.UUID != id || string(got.Message.Payload) != "{\x00\xff}" {
-		t.Errorf("published %s %s %q", got.Topic, got.Message.UUID, got.Message.Payload)
-	}
-	stamp := got.Message.Metadata[PropertyTimestamp]
-	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
-		t.Errorf("timestamp %q: %v", stamp, err)
-	}
-	delete(got.Message.Metadata, PropertyTimestamp)
-	want := map[string]string{
-		HeaderKey: "k:1 2:pay#a.1", HeaderScope: "tenant ü", HeaderCausation: "cause", "traceparent": "00-1", "x-own": "ü\n",
-		PropertyType: "order.created", PropertyCorrelation: "saga", PropertyContentType: "application/x-test",
-	}
-	if diff := cmp.Diff(want, map[string]string(got.Message.Metadata)); diff != "" {
-		t.Errorf("metadata (-want +got):\n%s", diff)
-	}
-	if n := pass(t, r); n != 0 {
-		t.Errorf("it was published again (%d)", n)
-	}
 }
 
 func TestARolledBackMessageIsNeverPublished(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.writer.Write(t.Context(), tx, msg("k", "1")); err != nil {
-		t.Fatal(err)
-	}
-	r := f.relay(t, RelayOptions{})
-	if n := pass(t, r); n != 0 {
-		t.Errorf("published %d messages of an open transaction", n)
-	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if n := pass(t, r); n != 0 {
-		t.Errorf("published %d messages of a transaction that rolled back", n)
-	}
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		tx, err := f.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.writer.Write(t.Context(), tx, msg("k", "1")); err != nil {
+			t.Fatal(err)
+		}
+		r := f.relay(t, RelayOptions{Log: log})
+		mustSettle(t, r)
+		if got := f.broker.payloads(); len(got) != 0 {
+			t.Errorf("published %q of an open transaction", got)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		mustSettle(t, r)
+		if got := f.broker.payloads(); len(got) != 0 {
+			t.Errorf("published %q of a transaction that rolled back", got)
+		}
+	})
 }
 
 func TestWriteRefusesWhatNoBrokerCouldCarry(t *testing.T) {
@@ -240,163 +296,170 @@ func TestWriteRefusesWhatNoBrokerCouldCarry(t *testing.T) {
 // A refusal or an unknown outcome holds back its own key and nothing else.
 func TestOnlyTheKeyOfARefusedMessageWaits(t *testing.T) {
 	t.Parallel()
-	for name, answer := range map[string]error{"refused": fmt.Errorf("no queue: %w", ErrRefused), "unavailable": errors.New("connection lost")} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
-			failing := true
-			f.broker.answer = func(p Publication) error {
-				if failing && string(p.Message.Payload) == "a2" {
-					return answer
+	onEachLog(t, func(t *testing.T, log Log) {
+		for name, answer := range map[string]error{"refused": fmt.Errorf("no queue: %w", ErrRefused), "unavailable": errors.New("connection lost")} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				f := newFixture(t)
+				var failing atomic.Bool
+				failing.Store(true)
+				f.broker.answer = func(p Publication) error {
+					if failing.Load() && string(p.Message.Payload) == "a2" {
+						return answer
+					}
+					return nil
 				}
-				return nil
-			}
-			for _, p := range []string{"a1", "a2", "a3", "b1", "a4", "b2"} {
-				f.write(t, msg(p[:1], p))
-			}
-			r := f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour})
-			_, err := r.pass(t.Context())
-			if refused := errors.Is(answer, ErrRefused); (err == nil) != refused {
-				t.Errorf("pass: %v", err)
-			}
-			f.write(t, msg("a", "a5"))
-			_, _ = r.pass(t.Context())
-			if got := strings.Join(f.broker.payloads(), " "); got != "a1 b1 b2" {
-				t.Errorf("published %q while a2 waits", got)
-			}
-			failing = false
-			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
-			for pass(t, r) > 0 {
-			}
-			if got := strings.Join(f.broker.payloads(), " "); got != "a1 b1 b2 a2 a3 a4 a5" {
-				t.Errorf("published %q in the end", got)
-			}
-			if s := f.stats(t, r); s != (Stats{}) {
-				t.Errorf("left over: %+v", s)
-			}
-		})
-	}
+				for _, p := range []string{"a1", "a2", "a3", "b1", "a4", "b2"} {
+					f.write(t, msg(p[:1], p))
+				}
+				r := f.relay(t, RelayOptions{Log: log, Lanes: 1, RetryBase: time.Hour, RetryCap: time.Hour})
+				if err := settle(t, r); (err == nil) != errors.Is(answer, ErrRefused) {
+					t.Errorf("relay: %v", err)
+				}
+				f.write(t, msg("a", "a5"))
+				_ = settle(t, r)
+				if got := strings.Join(f.broker.firsts(), " "); got != "a1 b1 b2" {
+					t.Errorf("published %q while a2 waits", got)
+				}
+				failing.Store(false)
+				f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+				mustSettle(t, r)
+				if got := strings.Join(f.broker.firsts(), " "); got != "a1 b1 b2 a2 a3 a4 a5" {
+					t.Errorf("published %q in the end", got)
+				}
+				if s := f.stats(t, r); s != (counts{}) {
+					t.Errorf("left over: %+v", s)
+				}
+			})
+		}
+	})
 }
 
 func TestOnlyARefusalSpendsAttempts(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.write(t, msg("k", "1"))
-	answer := errors.New("broker away")
-	f.broker.answer = func(Publication) error { return answer }
-	r := f.relay(t, RelayOptions{MaxAttempts: 3})
-	for range 10 {
-		if _, err := r.pass(t.Context()); !errors.Is(err, answer) {
-			t.Fatalf("pass = %v, want the broker's error", err)
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		f.write(t, msg("k", "1"))
+		answer := errors.New("broker away")
+		f.broker.answer = func(Publication) error { return answer }
+		r := f.relay(t, RelayOptions{Log: log, MaxAttempts: 3})
+		for range 10 {
+			if _, err := r.pass(t.Context()); !errors.Is(err, answer) {
+				t.Fatalf("pass = %v, want the broker's error", err)
+			}
 		}
-	}
-	if s := f.stats(t, r); s != (Stats{Stored: 1}) {
-		t.Errorf("after an outage: %+v, want the message stored", s)
-	}
-	answer = fmt.Errorf("unroutable: %w", ErrRefused)
-	for i := range 5 {
-		pass(t, r)
-		f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
-		want := Stats{Refused: 1}
-		if i >= 2 {
-			want = Stats{Dead: 1}
+		if s := f.stats(t, r); s != (counts{Stored: 1}) {
+			t.Errorf("after an outage: %+v, want the message stored", s)
 		}
-		if s := f.stats(t, r); s != want {
-			t.Errorf("after refusal %d: %+v, want %+v", i+1, s, want)
+		answer = fmt.Errorf("unroutable: %w", ErrRefused)
+		for i := range 5 {
+			mustSettle(t, r)
+			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+			want := counts{Refused: 1}
+			if i >= 2 {
+				want = counts{Dead: 1}
+			}
+			if s := f.stats(t, r); s != want {
+				t.Errorf("after refusal %d: %+v, want %+v", i+1, s, want)
+			}
 		}
-	}
-	if f.broker.offered != 10+3 {
-		t.Errorf("the broker saw the message %d times, want 13", f.broker.offered)
-	}
-	// The dead letter no longer holds back its key.
-	answer = nil
-	f.write(t, msg("k", "2"))
-	pass(t, r)
-	if got := f.broker.payloads(); !slices.Equal(got, []string{"2"}) {
-		t.Errorf("published %q behind a dead letter, want 2", got)
-	}
+		if f.broker.offered != 10+3 {
+			t.Errorf("the broker saw the message %d times, want 13", f.broker.offered)
+		}
+		// The dead letter no longer holds back its key.
+		answer = nil
+		f.write(t, msg("k", "2"))
+		mustSettle(t, r)
+		if got := f.broker.payloads(); !slices.Equal(got, []string{"2"}) {
+			t.Errorf("published %q behind a dead letter, want 2", got)
+		}
+	})
 }
 
 func TestADelayedMessageIsPublishedWhenItIsDue(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	late := msg("k", "late")
-	late.Delay = 24 * 365 * time.Hour
-	f.write(t, late, msg("k", "now"))
-	r := f.relay(t, RelayOptions{})
-	pass(t, r)
-	if got := f.broker.payloads(); !slices.Equal(got, []string{"now"}) {
-		t.Errorf("published %q, want the message that is not delayed", got)
-	}
-	var hours int
-	err := f.pool.QueryRow(t.Context(), "SELECT round(extract(epoch FROM due_at - created_at) / 3600)::int FROM "+f.schema+".outbox_held").Scan(&hours)
-	if err != nil || hours != 24*365 {
-		t.Errorf("due after %d h, %v; want a year", hours, err)
-	}
-	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
-	pass(t, r)
-	if got := f.broker.payloads(); !slices.Equal(got, []string{"now", "late"}) {
-		t.Errorf("published %q", got)
-	}
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		late := msg("k", "late")
+		late.Delay = 24 * 365 * time.Hour
+		f.write(t, late, msg("k", "now"))
+		r := f.relay(t, RelayOptions{Log: log})
+		mustSettle(t, r)
+		if got := f.broker.payloads(); !slices.Equal(got, []string{"now"}) {
+			t.Errorf("published %q, want the message that is not delayed", got)
+		}
+		var hours int
+		err := f.pool.QueryRow(t.Context(), "SELECT round(extract(epoch FROM due_at - created_at) / 3600)::int FROM "+f.schema+".outbox_held").Scan(&hours)
+		if err != nil || hours != 24*365 {
+			t.Errorf("due after %d h, %v; want a year", hours, err)
+		}
+		f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+		mustSettle(t, r)
+		if got := f.broker.payloads(); !slices.Equal(got, []string{"now", "late"}) {
+			t.Errorf("published %q", got)
+		}
+	})
 }
 
 // Writers lock the row of their key before they write, so that commits of a
 // key have an order; the relays must keep it.
 func TestManyRelaysPublishEveryKeyInCommitOrder(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	const writers, perWriter, keys = 8, 40, 5
-	f.exec(t, "CREATE TABLE {schema}.account (key text PRIMARY KEY, version int NOT NULL)")
-	f.exec(t, "INSERT INTO {schema}.account SELECT 'k' || i, 0 FROM generate_series(0, $1 - 1) i", keys)
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		const writers, perWriter, keys = 8, 40, 5
+		f.exec(t, "CREATE TABLE {schema}.account (key text PRIMARY KEY, version int NOT NULL)")
+		f.exec(t, "INSERT INTO {schema}.account SELECT 'k' || i, 0 FROM generate_series(0, $1 - 1) i", keys)
 
-	ctx, stop := context.WithCancel(t.Context())
-	var relays, writing sync.WaitGroup
-	for range 3 {
-		r := f.relay(t, RelayOptions{Batch: 7})
-		relays.Go(func() { _ = r.Run(ctx) })
-	}
-	for w := range writers {
-		writing.Go(func() {
-			for i := range perWriter {
-				key := fmt.Sprintf("k%d", (w+i)%keys)
-				rollBack := i%5 == 0
-				err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-					var version int
-					if err := tx.QueryRow(t.Context(), "UPDATE "+f.schema+".account SET version = version + 1 WHERE key = $1 RETURNING version", key).Scan(&version); err != nil {
-						return err
+		ctx, stop := context.WithCancel(t.Context())
+		var relays, writing sync.WaitGroup
+		for range 3 {
+			r := f.relay(t, RelayOptions{Log: log, Batch: 7})
+			relays.Go(func() { _ = r.Run(ctx) })
+		}
+		for w := range writers {
+			writing.Go(func() {
+				for i := range perWriter {
+					key := fmt.Sprintf("k%d", (w+i)%keys)
+					rollBack := i%5 == 0
+					err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+						var version int
+						if err := tx.QueryRow(t.Context(), "UPDATE "+f.schema+".account SET version = version + 1 WHERE key = $1 RETURNING version", key).Scan(&version); err != nil {
+							return err
+						}
+						if err := f.writer.Write(t.Context(), tx, msg(key, fmt.Sprint(version))); err != nil || !rollBack {
+							return err
+						}
+						return errRollBack
+					})
+					if err != nil && !errors.Is(err, errRollBack) {
+						t.Errorf("writer: %v", err)
 					}
-					if err := f.writer.Write(t.Context(), tx, msg(key, fmt.Sprint(version))); err != nil || !rollBack {
-						return err
-					}
-					return errRollBack
-				})
-				if err != nil && !errors.Is(err, errRollBack) {
-					t.Errorf("writer: %v", err)
 				}
+			})
+		}
+		writing.Wait()
+		drained := f.relay(t, RelayOptions{Log: log})
+		for f.stats(t, drained).Stored > 0 {
+			if ctx.Err() != nil {
+				t.Fatal("not drained")
 			}
-		})
-	}
-	writing.Wait()
-	drained := f.relay(t, RelayOptions{})
-	for f.stats(t, drained).Stored > 0 {
-		if ctx.Err() != nil {
-			t.Fatal("not drained")
 		}
-	}
-	stop()
-	relays.Wait()
+		stop()
+		relays.Wait()
 
-	next := map[string]int{}
-	for _, p := range f.broker.accepted {
-		key := p.Message.Metadata[HeaderKey]
-		next[key]++
-		if want := fmt.Sprint(next[key]); string(p.Message.Payload) != want {
-			t.Fatalf("key %s: published version %s, want %s", key, p.Message.Payload, want)
+		next := map[string]int{}
+		for _, p := range f.broker.accepted {
+			key := p.Message.Metadata[HeaderKey]
+			next[key]++
+			if want := fmt.Sprint(next[key]); string(p.Message.Payload) != want {
+				t.Fatalf("key %s: published version %s, want %s", key, p.Message.Payload, want)
+			}
 		}
-	}
-	if got, want := len(f.broker.accepted), writers*perWriter*4/5; got != want {
-		t.Errorf("published %d messages, want %d", got, want)
-	}
+		if got, want := len(f.broker.accepted), writers*perWriter*4/5; got != want {
+			t.Errorf("published %d messages, want %d", got, want)
+		}
+	})
 }
 
 var errRollBack = errors.New("roll back")
@@ -409,7 +472,7 @@ func TestAStandbyTakesOverWhenTheActiveRelayIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := f.relay(t, RelayOptions{})
+	r := f.relay(t, RelayOptions{Log: LogTable})
 	if batch, err := r.take(t.Context(), active); err != nil || len(batch) != 1 {
 		t.Fatalf("take = %v, %v", batch, err)
 	}
@@ -426,52 +489,62 @@ func TestAStandbyTakesOverWhenTheActiveRelayIsGone(t *testing.T) {
 
 func TestRunStopsAndStartsAgain(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	r := f.relay(t, RelayOptions{PollMax: time.Hour, PollMin: time.Hour})
-	r.signals.passed.Enable()
-	for i := range 5 {
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- r.Run(ctx) }()
-		r.signals.passed.Wait(t)
-		f.write(t, msg("k", fmt.Sprint(i)))
-		r.Wake() // the poll would come in an hour
-		r.signals.passed.WaitFor(t, func(n int) bool { return n == 1 })
-		stop()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		arrived := make(chan string, 10)
+		f.broker.answer = func(p Publication) error {
+			arrived <- string(p.Message.Payload)
+			return nil
 		}
-	}
-	if got := strings.Join(f.broker.payloads(), ""); got != "01234" {
-		t.Errorf("published %q, want 01234", got)
-	}
+		for i := range 5 {
+			r := f.relay(t, RelayOptions{Log: log, PollMax: time.Hour, PollMin: time.Hour, Lease: time.Hour})
+			r.signals.rested.Enable()
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- r.Run(ctx) }()
+			if err := r.signals.rested.Wait(t); err != nil {
+				t.Fatal(err)
+			}
+			f.write(t, msg("k", fmt.Sprint(i)))
+			r.Wake() // the poll would come in an hour
+			if got := <-arrived; got != fmt.Sprint(i) {
+				t.Errorf("published %q, want %d", got, i)
+			}
+			stop()
+			if err := <-done; err != nil {
+				t.Errorf("Run = %v", err)
+			}
+		}
+	})
 }
 
 // A stop lets the pass in hand finish: what the broker has taken is forgotten,
 // not published again by the next relay.
 func TestAStopFinishesThePassInHand(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.write(t, msg("k", "1"))
-	entered, release := make(chan struct{}), make(chan struct{})
-	f.broker.answer = func(Publication) error {
-		close(entered)
-		<-release
-		return nil
-	}
-	r := f.relay(t, RelayOptions{})
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	<-entered
-	stop()
-	close(release)
-	if err := <-done; err != nil {
-		t.Errorf("Run = %v", err)
-	}
-	if s := f.stats(t, r); s != (Stats{}) {
-		t.Errorf("left over: %+v", s)
-	}
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		f.write(t, msg("k", "1"))
+		entered, release := make(chan struct{}), make(chan struct{})
+		f.broker.answer = func(Publication) error {
+			close(entered)
+			<-release
+			return nil
+		}
+		r := f.relay(t, RelayOptions{Log: log})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx) }()
+		<-entered
+		stop()
+		close(release)
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+		if s := f.stats(t, r); s != (counts{}) {
+			t.Errorf("left over: %+v", s)
+		}
+	})
 }
 
 func TestOptionsAreChecked(t *testing.T) {

@@ -3,34 +3,75 @@ package outbox
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"strconv"
+	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/drain"
-	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testsignal"
+)
+
+// A Log is how a relay keeps account of what it has published. Both are kept in the
+// same tables, and a relay that takes over with the other one converts them.
+type Log string
+
+const (
+	// LogAppend leaves published messages where they are, remembers how far it
+	// has got, and gives the space back table by table.
+	LogAppend Log = "append"
+	// LogTable deletes what it has published, in the transaction that locked it.
+	// It is simpler and slower, and slows down further while a long transaction
+	// is open anywhere in the database.
+	LogTable Log = "table"
 )
 
 // RelayOptions are what most callers leave alone. The zero value is usable.
 type RelayOptions struct {
 	Schema string // Postgres schema of the outbox; default: sagamill
+	Log    Log    // default: LogAppend
 
-	Batch          int           // most messages in one pass; default: 500, at most 10,000
-	PollMin        time.Duration // pause after a pass that found less than a batch; default: 5 ms
+	// Window is how many messages may be read and not yet noted as published: so
+	// many are published again, at the most, when the relay is killed. (Only a
+	// message over which the broker's connection breaks lets it grow, to twice
+	// as many.) Default: 2048, at most 100,000.
+	Window int
+	// Lanes is how many calls of the Publisher run at once. Messages of one
+	// ordering key are in one lane. Default: 4, at most 64.
+	Lanes int
+	// Lease is after how long without a sign of life another relay takes over.
+	// Default: 5 s; from 1 s to 1 h.
+	Lease time.Duration
+
+	PollMin        time.Duration // pause after messages were found; default: 3 ms
 	PollMax        time.Duration // pause that idle polling backs off to; default: 250 ms
-	PublishTimeout time.Duration // longest wait for the broker in one pass; default: 30 s, at most 1 h
-	DrainTimeout   time.Duration // longest wait for the pass in hand when Run's context ends; default: 10 s
+	PublishTimeout time.Duration // longest wait for the broker in one call; default: 30 s, at most 1 h
+	DrainTimeout   time.Duration // longest wait for messages in hand when Run's context ends; default: 10 s
 
 	MaxAttempts int           // refusals after which a message is dead; default: 20
 	RetryBase   time.Duration // ceiling of the wait after the first refusal; default: 1 s
 	RetryCap    time.Duration // ceiling of any wait after a refusal; default: 5 min
+
+	// NoListen makes the relay poll for what other processes have committed. By
+	// default it listens for their notifications on a connection of its own
+	// from the pool. Set it behind a transaction-mode pooler, where listening
+	// does not work.
+	NoListen bool
+
+	RotateBytes int64         // size at which the log goes on in another table; default: 64 MiB
+	RotateAfter time.Duration // age at which it does; default: 1 min
+	Retention   time.Duration // how long published messages are kept at least; default: not at all
+
+	Batch int // most messages in one pass of LogTable; default: 500, at most 10,000
 
 	Logger *slog.Logger // default: slog.Default()
 }
@@ -45,19 +86,23 @@ const databaseTimeout = 10 * time.Second
 var failurePolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
 
 // A Relay publishes what an outbox holds. Any number of them may run on one
-// outbox, in any processes: one is active at a time, and the others take over
-// as soon as its transaction ends.
+// outbox, in any processes: one is active at a time, under a lease, and the
+// others stand by.
 type Relay struct {
-	db      *pgxpool.Pool
-	pub     Publisher
-	opts    RelayOptions
-	sql     queries
-	retry   backoff.Policy
-	wake    chan struct{}
-	signals struct {
-		passed  testsignal.Signal[int]  // messages taken off the outbox by a pass
-		standby testsignal.Signal[bool] // a pass that found another relay active
-		failed  testsignal.Signal[error]
+	db       *pgxpool.Pool
+	pub      Publisher
+	opts     RelayOptions
+	sql      queries
+	retry    backoff.Policy
+	holder   string // names this relay in the lease
+	wake     chan struct{}
+	notifier *Notifier
+	counters counters
+	signals  struct {
+		passed    testsignal.Signal[int]   // messages that a round or a pass has moved on
+		rested    testsignal.Signal[error] // nil: there is nothing to do and nothing in flight; else what went wrong
+		standby   testsignal.Signal[bool]  // another relay is active
+		listening testsignal.Signal[bool]
 	}
 }
 
@@ -72,24 +117,48 @@ func NewRelay(db *pgxpool.Pool, pub Publisher, opts *RelayOptions) (*Relay, erro
 	if opts != nil {
 		o = *opts
 	}
+	o.complete()
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("outbox: relay %w", err)
+	}
+	r := &Relay{
+		db: db, pub: pub, opts: o, sql: newQueries(o.Schema), holder: holderName(),
+		retry: backoff.Policy{Base: o.RetryBase, Cap: o.RetryCap},
+		wake:  make(chan struct{}, 1),
+	}
+	r.notifier = newNotifier(db, o.Schema, o.Logger)
+	return r, nil
+}
+
+// holderName tells an operator which process has the lease.
+func holderName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return cleantext.Clip(host, maxHost) + "/" + strconv.Itoa(os.Getpid()) + "/" + rand.Text()[:6]
+}
+
+// maxHost is how many bytes of the host's name are kept.
+const maxHost = 100
+
+func (o *RelayOptions) complete() {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
-	o.Batch = cmp.Or(o.Batch, 500)
-	o.PollMin = cmp.Or(o.PollMin, 5*time.Millisecond)
+	o.Log = cmp.Or(o.Log, LogAppend)
+	o.Window = cmp.Or(o.Window, 2048)
+	o.Lanes = cmp.Or(o.Lanes, 4)
+	o.Lease = cmp.Or(o.Lease, 5*time.Second)
+	o.PollMin = cmp.Or(o.PollMin, 3*time.Millisecond)
 	o.PollMax = cmp.Or(o.PollMax, 250*time.Millisecond)
 	o.PublishTimeout = cmp.Or(o.PublishTimeout, 30*time.Second)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 10*time.Second)
 	o.MaxAttempts = cmp.Or(o.MaxAttempts, 20)
 	o.RetryBase = cmp.Or(o.RetryBase, time.Second)
 	o.RetryCap = cmp.Or(o.RetryCap, 5*time.Minute)
+	o.RotateBytes = cmp.Or(o.RotateBytes, 64<<20)
+	o.RotateAfter = cmp.Or(o.RotateAfter, time.Minute)
+	o.Batch = cmp.Or(o.Batch, 500)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
-	if err := o.check(); err != nil {
-		return nil, fmt.Errorf("outbox: relay %w", err)
-	}
-	return &Relay{
-		db: db, pub: pub, opts: o, sql: newQueries(o.Schema),
-		retry: backoff.Policy{Base: o.RetryBase, Cap: o.RetryCap},
-		wake:  make(chan struct{}, 1),
-	}, nil
 }
 
 func (o *RelayOptions) check() error {
@@ -97,8 +166,14 @@ func (o *RelayOptions) check() error {
 		return fmt.Errorf("option Schema: %w", err)
 	}
 	switch {
-	case o.Batch < 1 || o.Batch > MaxBatch:
-		return fmt.Errorf("option Batch: %d is not between 1 and %d", o.Batch, MaxBatch)
+	case o.Log != LogAppend && o.Log != LogTable:
+		return fmt.Errorf("option Log: %q is neither %q nor %q", o.Log, LogAppend, LogTable)
+	case o.Window < 1 || o.Window > maxWindow:
+		return fmt.Errorf("option Window: %d is not between 1 and %d", o.Window, maxWindow)
+	case o.Lanes < 1 || o.Lanes > maxLanes:
+		return fmt.Errorf("option Lanes: %d is not between 1 and %d", o.Lanes, maxLanes)
+	case o.Lease < time.Second || o.Lease > time.Hour:
+		return fmt.Errorf("option Lease: %s is not between 1s and 1h", o.Lease)
 	case o.PollMin < 0 || o.PollMax < o.PollMin:
 		return fmt.Errorf("option PollMax: %s is less than PollMin, %s", o.PollMax, o.PollMin)
 	case o.PublishTimeout < 0 || o.PublishTimeout > time.Hour:
@@ -109,45 +184,101 @@ func (o *RelayOptions) check() error {
 		return fmt.Errorf("option MaxAttempts: %d is not positive", o.MaxAttempts)
 	case o.RetryBase < 0 || o.RetryCap < o.RetryBase:
 		return fmt.Errorf("option RetryCap: %s is less than RetryBase, %s", o.RetryCap, o.RetryBase)
+	case o.RotateBytes < 0 || o.RotateAfter < 0 || o.Retention < 0:
+		return errors.New("options RotateBytes, RotateAfter and Retention must not be negative")
+	case o.Batch < 1 || o.Batch > MaxBatch:
+		return fmt.Errorf("option Batch: %d is not between 1 and %d", o.Batch, MaxBatch)
 	}
 	return nil
 }
 
-// Wake makes the relay look at once instead of at its next poll. Call it after
-// a transaction with messages has committed. It never blocks, and waking a
-// relay that is not running or has nothing to do is harmless.
+const (
+	maxWindow = 100_000
+	maxLanes  = 64
+)
+
+// Wake makes the active relay look at once instead of at its next poll, whether
+// it is this one or, by a notification, one in another process. Call it after a
+// transaction with messages has committed. It never blocks, and waking a relay
+// that is not running or has nothing to do is harmless.
 func (r *Relay) Wake() {
+	if !r.counters.leads.Load() {
+		r.notifier.Wake()
+	}
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Run publishes until ctx ends, then finishes the pass in hand, for
+// Run publishes until ctx ends, then finishes the messages in hand, for
 // DrainTimeout at the most, and returns nil. A database or a broker that is
 // away is logged and tried again for ever; it costs no message an attempt.
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := drain.Context(ctx, r.opts.DrainTimeout)
 	defer cancel()
-	idle, failures := 0, 0
-	for ctx.Err() == nil {
-		n, err := r.pass(work)
-		switch {
-		case err != nil:
-			if failures++; n > 0 {
-				failures, idle = 0, 0 // others get through: they must not wait
-			}
-			r.opts.Logger.ErrorContext(ctx, "outbox: pass failed", "schema", r.opts.Schema, "failures", failures, "error", err)
-			r.signals.failed.Send(err)
-		case n > 0:
-			idle, failures = 0, 0
-		default:
-			idle, failures = idle+1, 0
-		}
-		r.signals.passed.Send(n)
-		r.pause(ctx, n, idle, failures)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	besides, stop := context.WithCancel(ctx)
+	defer stop()
+	beside.Go(func() { _ = r.notifier.Run(besides) })
+	if r.opts.Log == LogTable {
+		r.runTable(ctx, work)
+		return nil
 	}
+	if !r.opts.NoListen {
+		beside.Go(func() { r.listen(besides) })
+	}
+	r.runLog(ctx, work)
 	return nil
+}
+
+// runLog stands by and leads in turns until ctx ends.
+func (r *Relay) runLog(ctx, work context.Context) {
+	for failures := 0; ctx.Err() == nil; {
+		t, err := r.takeOver(work)
+		if err == nil {
+			failures = 0
+			r.opts.Logger.InfoContext(ctx, "outbox: relay is active", "schema", r.opts.Schema, "epoch", t.epoch)
+			err = r.lead(ctx, work, t)
+		}
+		wait := r.opts.Lease / standbyLooks
+		switch {
+		case err == nil:
+			return
+		case errors.Is(err, errStandby):
+			r.signals.standby.Send(true)
+		default:
+			failures++
+			wait = failurePolicy.Wait(failures)
+			r.opts.Logger.ErrorContext(ctx, "outbox: relay is not active", "schema", r.opts.Schema, "failures", failures, "error", err)
+			r.signals.rested.Send(err)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// standbyLooks is how often in the time of a lease a standby looks whether it is
+// over.
+const standbyLooks = 10
+
+// maxReason is how many bytes of a refusal's text are kept.
+const maxReason = 1000
+
+func (r *Relay) logRefusal(ctx context.Context, m *row, state string, refusal error) {
+	level := slog.LevelWarn
+	if state == "dead" {
+		level = slog.LevelError
+		r.counters.dead.Add(1)
+	}
+	r.counters.refused.Add(1)
+	r.opts.Logger.Log(ctx, level, "outbox: message refused by the broker", "schema", r.opts.Schema, "state", state,
+		"message_id", m.MessageID, "topic", m.Topic, "step", m.Step, "attempts", m.Attempts+1, "error", refusal)
 }
 
 // pause waits until there may be something to do. A full batch is followed at
@@ -171,43 +302,4 @@ func (r *Relay) pause(ctx context.Context, n, idle, failures int) {
 	case <-wake:
 	case <-timer.C:
 	}
-}
-
-// limit is how long a pass may take, and how long the database waits for a
-// relay that hangs.
-func (r *Relay) limit() time.Duration { return r.opts.PublishTimeout + databaseTimeout }
-
-// pass publishes one batch in one transaction, whose locks keep other relays
-// from these rows. It returns how many messages are dealt with: published, or
-// refused and held. The error may come with n > 0: then what the broker took
-// has been committed, and the rest met a broker that was away.
-func (r *Relay) pass(ctx context.Context) (n int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.limit())
-	defer cancel()
-	var unavailable error
-	err = pgx.BeginFunc(ctx, r.db, func(tx pgx.Tx) error {
-		batch, err := r.take(ctx, tx)
-		if err != nil || len(batch) == 0 {
-			return err
-		}
-		results := r.publish(ctx, batch)
-		if err := failpoint.Hit("outbox/after-publish"); err != nil {
-			return err
-		}
-		n, unavailable, err = r.settle(ctx, tx, batch, results)
-		if err != nil {
-			return err
-		}
-		return failpoint.Hit("outbox/before-commit")
-	})
-	if err != nil {
-		return 0, fmt.Errorf("outbox: pass: %w", err)
-	}
-	if err := failpoint.Hit("outbox/after-commit"); err != nil {
-		return n, err
-	}
-	if unavailable != nil {
-		return n, fmt.Errorf("outbox: publish: %w", unavailable)
-	}
-	return n, nil
 }

@@ -16,44 +16,44 @@ import (
 // that is stored or backs off.
 func TestADelayedMessageDoesNotOvertake(t *testing.T) {
 	t.Parallel()
-	for name, tt := range map[string]struct {
-		refuse string
-		want   string
-	}{
-		"stored":  {"", "1 2 3"},
-		"refused": {"1", "1 2 3"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
-			refusing := tt.refuse
-			f.broker.answer = func(p Publication) error {
-				if string(p.Message.Payload) == refusing {
-					return ErrRefused
+	onEachLog(t, func(t *testing.T, log Log) {
+		for name, tt := range map[string]struct {
+			refuse string
+			want   string
+		}{
+			"stored":  {"", map[Log]string{LogAppend: "1 3 2", LogTable: "1 2 3"}[log]},
+			"refused": {"1", "1 2 3"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				f := newFixture(t)
+				refusing := tt.refuse
+				f.broker.answer = func(p Publication) error {
+					if string(p.Message.Payload) == refusing {
+						return ErrRefused
+					}
+					return nil
 				}
-				return nil
-			}
-			r := f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour})
-			second := msg("k", "2")
-			second.Delay = time.Hour
-			f.write(t, msg("k", "1"))
-			f.write(t, second)
-			f.write(t, msg("k", "3"))
-			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
-			pass(t, r)
-			pass(t, r) // 1 backs off now
-			if refusing != "" && len(f.broker.payloads()) != 0 {
-				t.Errorf("published %q while 1 backs off", f.broker.payloads())
-			}
-			refusing = ""
-			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
-			for pass(t, r) > 0 {
-			}
-			if got := strings.Join(f.broker.payloads(), " "); got != tt.want {
-				t.Errorf("published %q, want %q", got, tt.want)
-			}
-		})
-	}
+				r := f.relay(t, RelayOptions{Log: log, Lanes: 1, RetryBase: time.Hour, RetryCap: time.Hour})
+				second := msg("k", "2")
+				second.Delay = time.Hour
+				f.write(t, msg("k", "1"))
+				f.write(t, second)
+				f.write(t, msg("k", "3"))
+				f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+				mustSettle(t, r) // 1 backs off now
+				if refusing != "" && len(f.broker.payloads()) != 0 {
+					t.Errorf("published %q while 1 backs off", f.broker.payloads())
+				}
+				refusing = ""
+				f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+				mustSettle(t, r)
+				if got := strings.Join(f.broker.payloads(), " "); got != tt.want {
+					t.Errorf("published %q, want %q", got, tt.want)
+				}
+			})
+		}
+	})
 }
 
 // A relay that hangs in the middle of a pass loses its session, and with it
@@ -61,7 +61,7 @@ func TestADelayedMessageDoesNotOvertake(t *testing.T) {
 func TestAHangingRelayIsEnded(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	r := f.relay(t, RelayOptions{PublishTimeout: 20 * time.Second})
+	r := f.relay(t, RelayOptions{Log: LogTable, PublishTimeout: 20 * time.Second})
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestRefusedMessagesLeaveHalfOfABatchToOthers(t *testing.T) {
 		m.Topic = "broken"
 		f.write(t, m)
 	}
-	r := f.relay(t, RelayOptions{Batch: 4})
+	r := f.relay(t, RelayOptions{Log: LogTable, Batch: 4})
 	for f.stats(t, r).Stored > 0 {
 		pass(t, r)
 	}
@@ -109,7 +109,7 @@ func TestABatchIsLimitedInBytes(t *testing.T) {
 	for i := range 6 {
 		f.write(t, msg(fmt.Sprint("k", i), large))
 	}
-	r := f.relay(t, RelayOptions{})
+	r := f.relay(t, RelayOptions{Log: LogTable})
 	for _, want := range []int{4, 2, 0} { // half of maxBatchBytes
 		if n := pass(t, r); n != want {
 			t.Errorf("a pass took %d messages of %d bytes, want %d", n, MaxPayload, want)
@@ -119,24 +119,26 @@ func TestABatchIsLimitedInBytes(t *testing.T) {
 
 func TestAPanickingPublisherCostsOneMessage(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.broker.answer = func(p Publication) error {
-		if string(p.Message.Payload) == "bomb" {
-			f.broker.mu.Unlock() // as the deferred unlock would be
-			defer f.broker.mu.Lock()
-			panic("cannot marshal")
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		f.broker.answer = func(p Publication) error {
+			if string(p.Message.Payload) == "bomb" {
+				f.broker.mu.Unlock() // as the deferred unlock would be
+				defer f.broker.mu.Lock()
+				panic("cannot marshal")
+			}
+			return nil
 		}
-		return nil
-	}
-	f.write(t, msg("a", "1"), msg("b", "bomb"), msg("c", "2"))
-	r := f.relay(t, RelayOptions{})
-	pass(t, r)
-	if s := f.stats(t, r); s != (Stats{Refused: 1}) {
-		t.Errorf("left over: %+v, want the bomb refused", s)
-	}
-	if got := strings.Join(f.broker.payloads(), " "); !strings.HasSuffix(got, "1 2") {
-		t.Errorf("published %q, want the others", got)
-	}
+		f.write(t, msg("a", "1"), msg("b", "bomb"), msg("c", "2"))
+		r := f.relay(t, RelayOptions{Log: log, Lanes: 1})
+		mustSettle(t, r)
+		if s := f.stats(t, r); s != (counts{Refused: 1}) {
+			t.Errorf("left over: %+v, want the bomb refused", s)
+		}
+		if got := strings.Join(f.broker.payloads(), " "); !strings.HasSuffix(got, "1 2") {
+			t.Errorf("published %q, want the others", got)
+		}
+	})
 }
 
 // poisonedPublisher refuses one payload, as watermill publishers do: with any
@@ -158,7 +160,7 @@ func TestAPoisonMessageDoesNotStopAWatermillPublisher(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	pub := &poisonedPublisher{}
-	r, err := NewRelay(f.pool, FromWatermill(pub), &RelayOptions{Schema: f.schema})
+	r, err := NewRelay(f.pool, FromWatermill(pub), &RelayOptions{Log: LogTable, Schema: f.schema})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,11 @@
 package outbox
 
-import "github.com/sagamill/sagamill/internal/sqlschema"
+import (
+	"strconv"
+	"strings"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
 
 // sqlInsertMessages stores a batch in the caller's transaction. It takes no
 // lock that another writer could wait for. The ORDER BY makes the ids rise in
@@ -16,6 +21,20 @@ FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text
 		correlation_id, causation_id, content_type, headers, payload, position)
 ORDER BY position`
 
+// sqlInsertValues is the same for a few messages, as rows of a VALUES list,
+// which PostgreSQL inserts in the order written.
+const sqlInsertValues = `
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+VALUES {rows}`
+
+// maxValues is up to how many messages go into a VALUES list, and messageColumns
+// how many values each has there.
+const (
+	maxValues      = 4
+	messageColumns = 13
+)
+
 // sqlInsertDelayed stores messages that are due later. The database's clock
 // decides when that is; $14 is in microseconds.
 const sqlInsertDelayed = `
@@ -29,106 +48,101 @@ FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text
 	AS m (message_id, topic, type, scope, key, step, n, ordering_key,
 		correlation_id, causation_id, content_type, headers, payload, delay)`
 
-// sqlTryLead makes this session the one active relay of the outbox until its
-// transaction ends. It is a transaction-level lock, so that a pooler cannot
-// leave it behind, and a statement of its own, because a lock and a read in
-// one statement would read a snapshot older than the lock.
-const sqlTryLead = `SELECT pg_try_advisory_xact_lock(hashtextextended('sagamill outbox {schema}', 0))`
+// leaves are the tables that outbox consists of. They are read by name: a
+// statement on the whole would wait for a leaf that is being emptied.
+var leaves = [...]string{"outbox_0", "outbox_1", "outbox_2", "outbox_other"}
 
-// sqlLimitIdle frees the relay's locks when its process hangs in the middle of a
-// pass, so that another takes over. The setting ends with the transaction.
-const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
+// rotated is how many of them take turns: all but the catch-all.
+const rotated = 3
 
-// sqlLockHeld picks held messages that are due, without those that wait behind
-// an earlier refused message of their key. It stops before the batch exceeds $2
-// bytes of payload, but takes one message in any case. Nobody but the active
-// relay and an operator locks these rows; SKIP LOCKED lets the operator win.
-const sqlLockHeld = `
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, attempts, true AS held
-FROM {schema}.outbox_held
-WHERE id = ANY (ARRAY(
-	SELECT id FROM (
-		SELECT id, sum(octet_length(payload)) OVER (ORDER BY due_at, id) - octet_length(payload) AS before
-		FROM (
-			SELECT id, due_at, payload
-			FROM {schema}.outbox_held o
-			WHERE state <> 'dead' AND due_at <= clock_timestamp()
-				AND NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h
-					WHERE h.state = 'refused' AND h.ordering_key = o.ordering_key AND h.id < o.id)
-			ORDER BY due_at, id
-			LIMIT $1) due) sized
-	WHERE before < $2))
-FOR UPDATE SKIP LOCKED`
-
-// sqlLockStored picks the oldest stored messages, without those that wait
-// behind a refused message of their key, up to $2 bytes of payload like
-// sqlLockHeld. The length of a payload is known without reading it.
-const sqlLockStored = `
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, false AS held
-FROM {schema}.outbox
-WHERE id = ANY (ARRAY(
-	SELECT id FROM (
-		SELECT id, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
-		FROM (
-			SELECT id, payload
-			FROM {schema}.outbox o
-			WHERE NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h WHERE h.state = 'refused' AND h.ordering_key = o.ordering_key)
-			ORDER BY id
-			LIMIT $1) oldest) sized
-	WHERE before < $2))
-FOR UPDATE SKIP LOCKED`
-
-// sqlDeleteStored and sqlDeleteHeld forget what the broker has confirmed.
-const sqlDeleteStored = `DELETE FROM {schema}.outbox WHERE id = ANY($1::bigint[])`
-
-const sqlDeleteHeld = `DELETE FROM {schema}.outbox_held WHERE id = ANY($1::bigint[])`
-
-// sqlHoldStored moves a message that the broker refused for the first time to
-// the side. $2 is the state, $3 the backoff in microseconds, $4 the reason.
-const sqlHoldStored = `
-WITH refused AS (DELETE FROM {schema}.outbox WHERE id = $1
-	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
-		correlation_id, causation_id, content_type, headers, payload, created_at)
-INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
-	$2, clock_timestamp() + $3 * interval '1 microsecond', 1, $4, clock_timestamp()
-FROM refused`
-
-// sqlHoldAgain notes one more refusal of a message that is held already.
-const sqlHoldAgain = `
-UPDATE {schema}.outbox_held
-SET state = $2, due_at = clock_timestamp() + $3 * interval '1 microsecond',
-	attempts = attempts + 1, reason = $4, refused_at = clock_timestamp()
-WHERE id = $1`
-
-// sqlReadStats counts what has not been published. It reads two small tables
-// and takes no lock.
-const sqlReadStats = `
-SELECT (SELECT count(*) FROM {schema}.outbox),
-	(SELECT coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 FROM {schema}.outbox),
-	count(*) FILTER (WHERE state = 'delayed'),
-	count(*) FILTER (WHERE state = 'refused'),
-	count(*) FILTER (WHERE state = 'dead')
-FROM {schema}.outbox_held`
+// eachLeaf is a statement in a form of its own for each leaf.
+type eachLeaf [len(leaves)]string
 
 type queries struct {
-	insertMessages, insertDelayed                   string
-	limitIdle, tryLead, lockHeld, lockStored        string
-	deleteStored, deleteHeld, holdStored, holdAgain string
-	readStats                                       string
+	insertValues                  [maxValues]string // by number of messages, less one
+	insertMessages, insertDelayed string
+
+	lockRelay, takeLease, renewLease, releaseLease, readSystem string
+	readCursor, restampMessages, stampSystem                   string
+	checkpoint, truncateCursor                                 [2]string
+	fence, deletePublished, unholdWaiting                      string
+
+	planByIndex, asynchronous, lockSoon string
+	listDifference                      string
+	fetchMessages                       eachLeaf
+	currentLeaf, nextLeaf               string
+	lockLeaf, truncateLeaf, judgeLeaf   eachLeaf
+
+	limitIdle, lockHeld, lockStored                        string
+	deleteStored, holdStored, holdAgain                    string
+	queueHeld, listHeld, fetchHeld, deleteHeld, refuseHeld string
+	holdMessages                                           eachLeaf
+	promote, promoteAll, blockedKeys                       string
+
+	countTable, countDifference, countHeld, readRelay, leafSizes, oldestWriter string
+	listDead, redrive, discard                                                 string
 }
 
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
-	return queries{
-		insertMessages: bind(sqlInsertMessages), insertDelayed: bind(sqlInsertDelayed),
-		limitIdle: sqlLimitIdle, tryLead: bind(sqlTryLead), lockHeld: bind(sqlLockHeld), lockStored: bind(sqlLockStored),
-		deleteStored: bind(sqlDeleteStored), deleteHeld: bind(sqlDeleteHeld),
-		holdStored: bind(sqlHoldStored), holdAgain: bind(sqlHoldAgain),
-		readStats: bind(sqlReadStats),
+	each := func(statement string) (all eachLeaf) {
+		for i, leaf := range leaves {
+			all[i] = bind(strings.ReplaceAll(statement, "{leaf}", leaf))
+		}
+		return all
 	}
+	q := queries{
+		insertMessages: bind(sqlInsertMessages), insertDelayed: bind(sqlInsertDelayed),
+
+		lockRelay: bind(sqlLockRelay), takeLease: bind(sqlTakeLease), renewLease: bind(sqlRenewLease), releaseLease: bind(sqlReleaseLease),
+		readSystem: sqlReadSystem, readCursor: bind(sqlReadCursor), restampMessages: bind(sqlRestampMessages), stampSystem: bind(sqlStampSystem),
+		fence: bind(sqlFence), deletePublished: bind(sqlDeletePublished), unholdWaiting: bind(sqlUnholdWaiting),
+
+		planByIndex: sqlPlanByIndex, asynchronous: sqlAsynchronous, lockSoon: sqlLockSoon,
+		listDifference: bind(unionOfLeaves(sqlListDifference, sqlListLeaf)), fetchMessages: each(sqlFetchMessages),
+		currentLeaf: bind(sqlCurrentLeaf), nextLeaf: bind(sqlNextLeaf),
+		lockLeaf: each(sqlLockLeaf), truncateLeaf: each(sqlTruncateLeaf), judgeLeaf: each(sqlJudgeLeaf),
+
+		limitIdle: sqlLimitIdle, lockHeld: bind(sqlLockHeld), lockStored: bind(sqlLockStored),
+		deleteStored: bind(sqlDeleteStored), holdStored: bind(sqlHoldStored), holdAgain: bind(sqlHoldAgain),
+		queueHeld: bind(sqlQueueHeld), listHeld: bind(sqlListHeld), fetchHeld: bind(sqlFetchHeld),
+		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
+		promote: bind(sqlPromote), promoteAll: bind(sqlPromoteAll), blockedKeys: bind(sqlBlockedKeys),
+
+		countTable: bind(sqlCountTable), countDifference: bind(unionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),
+		readRelay: bind(sqlReadRelay), leafSizes: bind(sqlLeafSizes), oldestWriter: sqlOldestWriter,
+		listDead: bind(sqlListDead), redrive: bind(sqlRedrive), discard: bind(sqlDiscard),
+	}
+	for i := range q.insertValues {
+		q.insertValues[i] = bind(strings.ReplaceAll(sqlInsertValues, "{rows}", valueRows(i+1)))
+	}
+	for i := range q.checkpoint {
+		cursor := "outbox_cursor_" + strconv.Itoa(i)
+		q.checkpoint[i] = bind(strings.ReplaceAll(sqlCheckpoint, "{cursor}", cursor))
+		q.truncateCursor[i] = bind(strings.ReplaceAll(sqlTruncateCursor, "{cursor}", cursor))
+	}
+	return q
+}
+
+// valueRows returns n rows of parameters, numbered through.
+func valueRows(n int) string {
+	rows := make([]string, n)
+	for i := range rows {
+		columns := make([]string, messageColumns)
+		for j := range columns {
+			columns[j] = "$" + strconv.Itoa(i*messageColumns+j+1)
+		}
+		rows[i] = "(" + strings.Join(columns, ", ") + ")"
+	}
+	return strings.Join(rows, ", ")
+}
+
+// unionOfLeaves puts one select for each leaf into the place of {leaves} in
+// statement. In it, {leaf} is the leaf's table and {i} its number.
+func unionOfLeaves(statement, selection string) string {
+	selections := make([]string, len(leaves))
+	for i, leaf := range leaves {
+		selections[i] = strings.NewReplacer("{leaf}", leaf, "{i}", strconv.Itoa(i)).Replace(selection)
+	}
+	return strings.ReplaceAll(statement, "{leaves}", strings.Join(selections, "\nUNION ALL"))
 }

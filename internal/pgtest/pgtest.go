@@ -113,7 +113,7 @@ func drop(t testing.TB, schema string) {
 }
 
 // PrepareAll lets the server parse and plan every statement in queries, a
-// struct whose fields are all strings.
+// struct whose fields are strings and arrays of strings.
 func PrepareAll(t *testing.T, pool *pgxpool.Pool, queries any) {
 	t.Helper()
 	conn, err := pool.Acquire(t.Context())
@@ -121,11 +121,20 @@ func PrepareAll(t *testing.T, pool *pgxpool.Pool, queries any) {
 		t.Fatalf("acquire: %v", err)
 	}
 	defer conn.Release()
+	prepare := func(name string, statement reflect.Value) {
+		if _, err := conn.Conn().Prepare(t.Context(), name, statement.String()); err != nil {
+			t.Errorf("prepare %s: %v", name, err)
+		}
+	}
 	v := reflect.ValueOf(queries)
 	for i := range v.NumField() {
-		name := v.Type().Field(i).Name
-		if _, err := conn.Conn().Prepare(t.Context(), name, v.Field(i).String()); err != nil {
-			t.Errorf("prepare %s: %v", name, err)
+		name, field := v.Type().Field(i).Name, v.Field(i)
+		if field.Kind() != reflect.Array {
+			prepare(name, field)
+			continue
+		}
+		for j := range field.Len() {
+			prepare(fmt.Sprint(name, j), field.Index(j))
 		}
 	}
 }

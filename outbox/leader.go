@@ -1,0 +1,268 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/failpoint"
+)
+
+const (
+	// heldInterval is how often due messages are looked for: what a delay may
+	// be longer than asked for.
+	heldInterval = 100 * time.Millisecond
+
+	// stallTimeout is how long a full window may make no progress before a few
+	// more messages are read: if they get through, one in the window is to blame.
+	stallTimeout = 5 * time.Second
+
+	// stallPage is how many.
+	stallPage = 16
+)
+
+// A leader is one tenure of the active relay of an append-only log. One
+// goroutine reads pages and hands their messages to the lanes, and, in the order
+// of the pages, notes what became of them.
+type leader struct {
+	r      *Relay
+	tenure tenure
+	reader logReader
+	lanes  []*lane
+	pages  []*page       // in flight, in order
+	done   chan struct{} // a page may be decided
+	ok     atomic.Uint64
+
+	inFlight int    // messages in pages
+	seq      uint64 // of pages
+	marks    int64  // checkpoints of this epoch
+	turnAt   int64  // the checkpoint after which the tables of cursors take turns
+
+	heldAt    time.Time // when to look for due messages
+	heldOut   bool      // a page of them is in flight
+	heldIn    []entry   // due ones, listed
+	heldAfter uint64    // the difference of the log that was read at the time; they go after a later one
+
+	expiry   *time.Timer // ends the tenure with the lease
+	renewAt  time.Time
+	rotateAt time.Time
+	turnedAt time.Time              // when new messages last went to another leaf
+	vain     [len(leaves)]int       // attempts in a row to empty the leaf
+	emptyAt  [len(leaves)]time.Time // not before
+	movedAt  time.Time              // when pages were last settled
+	backlog  bool                   // the last read was a full one
+	idle     int                    // rounds without anything to do
+	failures int                    // rounds in a row that failed
+}
+
+var keySeed = maphash.MakeSeed()
+
+// lead publishes from t on until ctx ends, after which it finishes the messages
+// in flight, or until the lease is lost.
+func (r *Relay) lead(ctx, work context.Context, t tenure) error {
+	work, cancel := context.WithCancel(work)
+	defer cancel()
+	l := &leader{
+		r: r, tenure: t, done: make(chan struct{}, 1),
+		reader:  logReader{db: r.db, sql: &r.sql, at: t.at},
+		renewAt: time.Now().Add(r.opts.Lease / 3), turnedAt: time.Now(), movedAt: time.Now(), turnAt: cursorRows,
+		expiry: time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
+	}
+	defer l.expiry.Stop()
+	if err := l.openLanes(work); err != nil {
+		return err
+	}
+	var lanes sync.WaitGroup
+	for _, lane := range l.lanes {
+		lanes.Go(func() { lane.run(work) })
+	}
+	r.counters.leads.Store(true)
+	err := l.run(ctx, work)
+	r.counters.leads.Store(false)
+	cancel()
+	lanes.Wait()
+	if !errors.Is(err, errOvertaken) {
+		r.release(ctx, t.epoch)
+	}
+	return err
+}
+
+// run does round after round. It returns nil after ctx has ended, and an
+// errOvertaken once the lease is lost.
+func (l *leader) run(ctx, work context.Context) error {
+	for {
+		stopping := ctx.Err() != nil
+		n, err := l.round(work, stopping)
+		switch {
+		case errors.Is(err, errOvertaken):
+			return err
+		case work.Err() != nil && stopping:
+			return nil // what is in flight is published again by the next relay
+		case work.Err() != nil:
+			return errOvertaken
+		case err != nil:
+			l.failures++
+			l.r.opts.Logger.ErrorContext(ctx, "outbox: relay", "schema", l.r.opts.Schema, "failures", l.failures, "error", err)
+			l.r.signals.rested.Send(err)
+		default:
+			l.failures = 0
+		}
+		l.r.signals.passed.Send(n)
+		if stopping && len(l.pages) == 0 {
+			return nil
+		}
+		l.wait(ctx, work, n)
+	}
+}
+
+// openLanes makes the lanes, with the keys that wait for held messages.
+func (l *leader) openLanes(ctx context.Context) error {
+	for range l.r.opts.Lanes {
+		l.lanes = append(l.lanes, &lane{
+			r: l.r, in: make(chan []*item, 2*l.r.opts.Window+stallPage), done: l.done, ok: &l.ok,
+			blocked: map[uint64]block{}, size: laneBatch,
+		})
+	}
+	rows, err := l.r.db.Query(ctx, l.r.sql.blockedKeys)
+	if err != nil {
+		return fmt.Errorf("outbox: read blocked keys: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var key string
+		var b block
+		if err := rows.Scan(&key, &b.head); err != nil {
+			return fmt.Errorf("outbox: read blocked keys: %w", err)
+		}
+		h := maphash.String(keySeed, key)
+		l.lane(h).blocked[h] = b
+	}
+	return rows.Err()
+}
+
+func (l *leader) lane(key uint64) *lane { return l.lanes[key%uint64(len(l.lanes))] }
+
+// round does what there is to do and does not wait for the broker. It returns
+// how many messages were settled or read.
+func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	if time.Now().After(l.renewAt) {
+		until, err := l.r.renew(ctx, l.tenure.epoch)
+		if err != nil {
+			return 0, err
+		}
+		l.expiry.Reset(time.Until(until))
+		l.renewAt = time.Now().Add(l.r.opts.Lease / 3)
+	}
+	settled, err := l.settle(ctx)
+	if err != nil || stopping {
+		return settled, err
+	}
+	read, err := l.readLog(ctx)
+	if err != nil {
+		return settled, err
+	}
+	due, err := l.readHeld(ctx)
+	if err != nil {
+		return settled + read, err
+	}
+	return settled + read + due, l.rotate(ctx)
+}
+
+// room returns how many messages may be read.
+func (l *leader) room() int {
+	room := min(l.r.opts.Window-l.inFlight, maxPage)
+	if room <= 0 && time.Since(l.movedAt) > stallTimeout && l.inFlight < 2*l.r.opts.Window {
+		l.movedAt = time.Now()
+		return stallPage
+	}
+	return room
+}
+
+// readLog reads a page and hands it to the lanes.
+func (l *leader) readLog(ctx context.Context) (int, error) {
+	room := l.room()
+	l.backlog = false
+	if room <= 0 {
+		return 0, nil
+	}
+	rows, after, err := l.reader.read(ctx, room)
+	if err != nil {
+		return 0, fmt.Errorf("outbox: %w", err)
+	}
+	l.backlog = len(rows) == room || !l.reader.caughtUp()
+	if len(rows) > 0 {
+		if err := failpoint.Hit("outbox/after-read"); err != nil {
+			return 0, err
+		}
+		l.dispatch(rows, after, false)
+	}
+	return len(rows), nil
+}
+
+// dispatch hands rows to the lanes as a page.
+func (l *leader) dispatch(rows []row, after cursor, held bool) {
+	l.seq++
+	p := &page{seq: l.seq, items: make([]item, len(rows)), after: after, held: held}
+	p.left.Store(int32(len(rows)))
+	parts := make([][]*item, len(l.lanes))
+	for i := range rows {
+		m := &p.items[i]
+		m.row, m.page, m.key = rows[i], p, maphash.String(keySeed, rows[i].OrderingKey)
+		m.held = held
+		lane := m.key % uint64(len(l.lanes))
+		parts[lane] = append(parts[lane], m)
+	}
+	l.pages = append(l.pages, p)
+	l.inFlight += len(rows)
+	for i, part := range parts {
+		if len(part) > 0 {
+			l.lanes[i].in <- part // has room for a window of pages of one message
+		}
+	}
+}
+
+// wait waits until there may be something to do: a page is decided, somebody has
+// committed messages, or it is time to look.
+func (l *leader) wait(ctx, work context.Context, n int) {
+	wake, wait := l.r.wake, time.Duration(0)
+	switch {
+	case l.failures > 0:
+		wait, wake = failurePolicy.Wait(l.failures), nil
+	case l.inFlight >= l.r.opts.Window || ctx.Err() != nil:
+		wait, wake = l.r.opts.PollMax, nil // for the broker
+	case n > 0 || l.backlog:
+		l.idle = 0
+		if l.backlog {
+			return
+		}
+		wait = l.r.opts.PollMin
+	case l.heldIn != nil:
+		wait = l.r.opts.PollMin
+	default:
+		if l.idle++; l.inFlight == 0 {
+			l.r.signals.rested.Send(nil)
+		}
+		wait = backoff.Policy{Base: l.r.opts.PollMin, Cap: l.r.opts.PollMax}.Ceiling(l.idle)
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	stop := ctx.Done()
+	if ctx.Err() != nil {
+		stop = nil
+	}
+	select {
+	case <-timer.C:
+	case <-wake:
+		l.idle = 0
+	case <-l.done:
+	case <-stop:
+	case <-work.Done():
+	}
+}

@@ -1,0 +1,173 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
+)
+
+// What the rows of outbox mean, in outbox_relay.log.
+const (
+	appendLog = "append" // published up to the cursor
+	tableLog  = "table"  // not published
+)
+
+var (
+	// errStandby reports that another relay is active.
+	errStandby = errors.New("outbox: another relay is active")
+	// errOvertaken reports that another relay has taken over.
+	errOvertaken = errors.New("outbox: another relay has taken over")
+)
+
+// A standing is the row of who publishes, locked.
+type standing struct {
+	Epoch  int64
+	Holder string
+	Log    string
+	System string
+	Left   float64 // seconds of the lease
+}
+
+// lock locks the row of who publishes. Its error is an errStandby while another
+// relay has the lease or is about to take it.
+func (r *Relay) lock(ctx context.Context, tx pgx.Tx) (standing, error) {
+	rows, _ := tx.Query(ctx, r.sql.lockRelay)
+	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[standing])
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return s, errStandby
+	case err != nil:
+		return s, fmt.Errorf("lock the lease: %w", err)
+	case s.Left > 0 && s.Holder != "":
+		return s, errStandby
+	}
+	return s, nil
+}
+
+// A tenure is what a relay starts from when it becomes the active one.
+type tenure struct {
+	epoch int64
+	at    cursor
+	which int       // of the two tables of cursors
+	until time.Time // of the lease, by this process's clock, on the safe side
+}
+
+// takeOver makes this relay the active one of an append-only log. The lease, the
+// epoch and the first checkpoint of the epoch commit together, so a relay that
+// was active before cannot move the cursor any more.
+func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	t.until = time.Now().Add(r.opts.Lease)
+	err = pgx.BeginFunc(ctx, r.db, func(tx pgx.Tx) error {
+		s, err := r.lock(ctx, tx)
+		if err != nil {
+			return err
+		}
+		t.epoch = s.Epoch + 1
+		if err := r.resume(ctx, tx, s, &t); err != nil {
+			return err
+		}
+		batch := &pgx.Batch{}
+		batch.Queue(r.sql.takeLease, t.epoch, r.holder, r.opts.Lease.Microseconds(), appendLog)
+		batch.Queue(r.sql.checkpoint[t.which], t.epoch, 0, t.at.from.text, t.at.toText(), t.at.last)
+		batch.Queue(r.sql.promoteAll)
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		return failpoint.Hit("outbox/before-take-over")
+	})
+	if err != nil && !errors.Is(err, errStandby) {
+		err = fmt.Errorf("outbox: take over: %w", err)
+	}
+	return t, err
+}
+
+// resume sets t's cursor to where the log is published up to.
+func (r *Relay) resume(ctx context.Context, tx pgx.Tx, s standing, t *tenure) error {
+	var system, now string
+	if err := tx.QueryRow(ctx, r.sql.readSystem).Scan(&system, &now); err != nil {
+		return fmt.Errorf("read the cluster's identity: %w", err)
+	}
+	current, err := parseSnapshot(now)
+	if err != nil {
+		return err
+	}
+	t.at = cursor{from: beginning}
+	if s.Log == appendLog {
+		if t.at, t.which, err = r.readCursor(ctx, tx); err != nil {
+			return err
+		}
+	}
+	if system == s.System && t.at.from.xmax <= current.xmax {
+		return nil
+	}
+	if s.System != "" {
+		r.opts.Logger.WarnContext(ctx, "outbox: the database was restored into another cluster; what the outbox still holds is published again",
+			"schema", r.opts.Schema, "was", s.System, "is", system)
+	}
+	// Whose transaction ids a row bears cannot be told any more. One that was
+	// published already is published once more, and absorbed.
+	t.at = cursor{from: current.before()}
+	if _, err := tx.Exec(ctx, r.sql.restampMessages); err != nil {
+		return fmt.Errorf("restamp messages: %w", err)
+	}
+	_, err = tx.Exec(ctx, r.sql.stampSystem, system)
+	return err
+}
+
+// readCursor reads the newest checkpoint, and which of the two tables has it.
+func (r *Relay) readCursor(ctx context.Context, db querier) (c cursor, which int, err error) {
+	var epoch, seq int64
+	var from string
+	var to *string
+	err = db.QueryRow(ctx, r.sql.readCursor).Scan(&epoch, &seq, &from, &to, &c.last, &which)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return cursor{from: beginning}, 0, nil
+	}
+	if err != nil {
+		return c, 0, fmt.Errorf("read the cursor: %w", err)
+	}
+	if c.from, err = parseSnapshot(from); err == nil && to != nil {
+		var s snapshot
+		s, err = parseSnapshot(*to)
+		c.to = &s
+	}
+	return c, which, err
+}
+
+// A querier is a pool or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// renew prolongs the lease of epoch and returns until when, by this process's
+// clock: the answer may have taken a while.
+func (r *Relay) renew(ctx context.Context, epoch int64) (until time.Time, err error) {
+	until = time.Now().Add(r.opts.Lease)
+	tag, err := r.db.Exec(ctx, r.sql.renewLease, epoch, r.opts.Lease.Microseconds())
+	switch {
+	case err != nil:
+		return until, fmt.Errorf("outbox: renew the lease: %w", err)
+	case tag.RowsAffected() == 0:
+		return until, errOvertaken
+	}
+	return until, nil
+}
+
+// releaseTimeout bounds it: the lease ends by itself.
+const releaseTimeout = 2 * time.Second
+
+// release ends the lease of epoch, so that nobody has to wait for its end.
+func (r *Relay) release(ctx context.Context, epoch int64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	if _, err := r.db.Exec(ctx, r.sql.releaseLease, epoch); err != nil {
+		r.opts.Logger.WarnContext(ctx, "outbox: release the lease", "schema", r.opts.Schema, "error", err)
+	}
+}

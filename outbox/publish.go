@@ -1,0 +1,56 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+)
+
+// publishWave hands wave, in which no ordering key occurs twice, to the broker
+// and returns a result for each message.
+func (r *Relay) publishWave(ctx context.Context, wave []*item) []error {
+	ctx, cancel := context.WithTimeout(ctx, r.opts.PublishTimeout)
+	defer cancel()
+	results := make([]error, len(wave))
+	publications := make([]Publication, 0, len(wave))
+	sent := make([]int, 0, len(wave))
+	for i, m := range wave {
+		msg, err := m.message()
+		if err != nil { // nothing but a row that somebody wrote by hand
+			results[i] = fmt.Errorf("%w: %w", ErrRefused, err)
+			continue
+		}
+		publications = append(publications, Publication{Topic: m.Topic, Message: msg})
+		sent = append(sent, i)
+	}
+	if len(sent) == 0 {
+		return results
+	}
+	answers := r.publishSafely(ctx, publications)
+	for j, i := range sent {
+		if j >= len(answers) {
+			results[i] = fmt.Errorf("outbox: publisher gave %d results for %d messages", len(answers), len(sent))
+			continue
+		}
+		results[i] = answers[j]
+	}
+	return results
+}
+
+// publishSafely survives a publisher that panics over a message: the others go
+// out one by one, and the culprit is refused.
+func (r *Relay) publishSafely(ctx context.Context, publications []Publication) (answers []error) {
+	defer func() {
+		value := recover()
+		switch {
+		case value == nil:
+		case len(publications) == 1:
+			answers = []error{fmt.Errorf("%w: the publisher panicked: %v", ErrRefused, value)}
+		default:
+			answers = nil
+			for _, p := range publications {
+				answers = append(answers, r.publishSafely(ctx, []Publication{p})...)
+			}
+		}
+	}()
+	return r.pub.PublishBatch(ctx, publications)
+}

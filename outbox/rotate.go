@@ -1,0 +1,99 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+)
+
+const (
+	// rotateInterval is how often the leaves are looked at.
+	rotateInterval = time.Second
+
+	// lockPatience is how long a TRUNCATE waits, and the relay with it, for a
+	// transaction that has written to the leaf.
+	lockPatience = "10ms"
+)
+
+// emptyPolicy spaces attempts to empty a leaf that is in use.
+var emptyPolicy = backoff.Policy{Base: rotateInterval, Cap: time.Minute}
+
+// rotate empties leaves whose messages are all published, and sends new messages
+// to an empty one when the current one is large or old enough. As long as no leaf
+// is empty, for a long transaction may have written to each, the current one
+// grows.
+func (l *leader) rotate(ctx context.Context) error {
+	if time.Now().Before(l.rotateAt) {
+		return nil
+	}
+	l.rotateAt = time.Now().Add(rotateInterval)
+	var current *int64
+	var sizes []int64
+	if err := l.r.db.QueryRow(ctx, l.r.sql.currentLeaf).Scan(&current, &sizes); err != nil {
+		return fmt.Errorf("outbox: read the leaves: %w", err)
+	}
+	if current == nil || len(sizes) != len(leaves) {
+		return fmt.Errorf("outbox: the sequence outbox_leaf has no value")
+	}
+	for leaf, size := range sizes {
+		if size <= emptyLeaf || int64(leaf) == *current || time.Now().Before(l.emptyAt[leaf]) {
+			continue
+		}
+		if l.empty(ctx, leaf) {
+			sizes[leaf], l.vain[leaf] = 0, 0
+			continue
+		}
+		l.vain[leaf]++
+		l.emptyAt[leaf] = time.Now().Add(emptyPolicy.Ceiling(l.vain[leaf]))
+	}
+	next := (*current + 1) % rotated
+	if used := sizes[*current]; used <= emptyLeaf || sizes[next] > emptyLeaf ||
+		used < l.r.opts.RotateBytes && time.Since(l.turnedAt) < l.r.opts.RotateAfter {
+		return nil
+	}
+	if _, err := l.r.db.Exec(ctx, l.r.sql.nextLeaf); err != nil {
+		return fmt.Errorf("outbox: change leaves: %w", err)
+	}
+	l.turnedAt, l.rotateAt = time.Now(), time.Time{}
+	return nil
+}
+
+// emptyLeaf is at most what an empty leaf takes: one page of its TOAST index.
+const emptyLeaf = 8 << 10
+
+// empty truncates the leaf if everything in it is published and old enough, and
+// reports whether it did. The messages of a transaction that is open are behind
+// its lock on the leaf; the cursor is behind the fence.
+func (l *leader) empty(ctx context.Context, leaf int) bool {
+	published := false
+	err := pgx.BeginFunc(ctx, l.r.db, func(tx pgx.Tx) error {
+		var epoch int64
+		batch := &pgx.Batch{}
+		batch.Queue(l.r.sql.lockSoon, lockPatience)
+		batch.Queue(l.r.sql.fence, l.tenure.epoch).QueryRow(func(row pgx.Row) error { return row.Scan(&epoch) })
+		batch.Queue(l.r.sql.lockLeaf[leaf])
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		current := leaf
+		if leaf >= rotated {
+			current = -1 // new messages may always go to the catch-all
+		}
+		at := l.tenure.at
+		err := tx.QueryRow(ctx, l.r.sql.judgeLeaf[leaf], at.from.xmaxText(), at.from.xip, at.toText(), at.last,
+			l.r.opts.Retention.Microseconds(), current).Scan(&published)
+		if err != nil || !published {
+			return err
+		}
+		_, err = tx.Exec(ctx, l.r.sql.truncateLeaf[leaf])
+		return err
+	})
+	if err != nil {
+		l.r.opts.Logger.DebugContext(ctx, "outbox: the leaf cannot be emptied now", "schema", l.r.opts.Schema, "leaf", leaves[leaf], "error", err)
+	}
+	return published && err == nil
+}

@@ -1,0 +1,86 @@
+package outbox
+
+// sqlHoldMessages copies messages of a leaf to the side: refused ones with when
+// they are due again, those that wait behind one until they are the first. A
+// message that is there already was copied by a transaction whose outcome was
+// not known.
+const sqlHoldMessages = `
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
+	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+JOIN {schema}.{leaf} USING (id)
+ON CONFLICT (id) DO NOTHING`
+
+// sqlQueueHeld takes due messages that must not go yet out of the way: they
+// wait behind an earlier one of their key that backs off.
+const sqlQueueHeld = `
+UPDATE {schema}.outbox_held SET state = 'waiting', due_at = 'infinity'
+WHERE id IN (
+	SELECT id FROM (SELECT id, ordering_key FROM {schema}.outbox_held
+		WHERE state <> 'dead' AND due_at <= clock_timestamp() ORDER BY due_at, id LIMIT $1) o
+	WHERE EXISTS (SELECT FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id))`
+
+// sqlListHeld lists due messages and some of those that wait behind them. $1 and
+// $2 limit how many.
+const sqlListHeld = `
+WITH due AS (
+	SELECT id, ordering_key, state FROM {schema}.outbox_held o
+	WHERE state <> 'dead' AND due_at <= clock_timestamp()
+		AND NOT EXISTS (SELECT FROM {schema}.outbox_held h
+			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)
+	ORDER BY due_at, id LIMIT $1)
+SELECT 0, h.id, octet_length(h.payload)
+FROM {schema}.outbox_held h
+WHERE h.id IN (
+	SELECT id FROM due
+	UNION
+	SELECT w.id FROM due, LATERAL (SELECT f.id FROM {schema}.outbox_held f
+		WHERE due.state <> 'delayed' AND f.ordering_key = due.ordering_key AND f.state = 'waiting' ORDER BY f.id LIMIT $2) w)
+ORDER BY h.id`
+
+// sqlFetchHeld reads listed messages. Those that were never tried have -1
+// attempts.
+const sqlFetchHeld = `
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	CASE state WHEN 'delayed' THEN -1 ELSE attempts END
+FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])`
+
+// sqlDeleteHeld forgets what the broker has confirmed.
+const sqlDeleteHeld = `DELETE FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])`
+
+// sqlRefuseHeld notes one more refusal. Attempts are compared, so that a
+// transaction repeated because its outcome was not known counts once.
+const sqlRefuseHeld = `
+UPDATE {schema}.outbox_held h
+SET state = o.state, due_at = clock_timestamp() + o.wait * interval '1 microsecond',
+	attempts = o.attempts, reason = o.reason, refused_at = clock_timestamp()
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+WHERE h.id = o.id AND h.attempts = o.attempts - 1`
+
+// sqlPromote makes the first message that waits in each of the keys $1 due,
+// and returns the keys in which nothing holds back what comes later.
+const sqlPromote = `
+WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
+first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
+	SELECT id, state, due_at FROM {schema}.outbox_held
+	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
+promoted AS (UPDATE {schema}.outbox_held h SET due_at = clock_timestamp()
+	FROM first WHERE h.id = first.id AND first.state = 'waiting' AND first.due_at = 'infinity')
+SELECT key FROM first WHERE id IS NULL`
+
+// sqlPromoteAll does so for every key, in case somebody has removed a message
+// that others wait behind.
+const sqlPromoteAll = `
+UPDATE {schema}.outbox_held o SET due_at = clock_timestamp()
+WHERE state = 'waiting' AND due_at = 'infinity' AND NOT EXISTS (SELECT FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)`
+
+// sqlBlockedKeys reads the keys whose later messages have to wait, and for which.
+const sqlBlockedKeys = `
+SELECT ordering_key, min(id) FROM {schema}.outbox_held WHERE state IN ('refused', 'waiting') GROUP BY ordering_key`

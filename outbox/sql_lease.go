@@ -1,0 +1,79 @@
+package outbox
+
+// sqlLockRelay locks the row of who publishes and reads it. Somebody else who
+// is about to take it over makes it look absent: that is not waited for.
+const sqlLockRelay = `
+SELECT epoch, holder, log, system_identifier, extract(epoch FROM lease_until - clock_timestamp())::float8 AS left
+FROM {schema}.outbox_relay FOR UPDATE SKIP LOCKED`
+
+// sqlTakeLease follows sqlLockRelay in its transaction. $3 is in microseconds.
+const sqlTakeLease = `
+UPDATE {schema}.outbox_relay
+SET epoch = $1, holder = $2, lease_until = clock_timestamp() + $3 * interval '1 microsecond', log = $4`
+
+// sqlRenewLease changes nothing for a relay that has been overtaken.
+const sqlRenewLease = `
+UPDATE {schema}.outbox_relay SET lease_until = clock_timestamp() + $2 * interval '1 microsecond' WHERE epoch = $1`
+
+// sqlReleaseLease lets the next relay take over at once.
+const sqlReleaseLease = `UPDATE {schema}.outbox_relay SET lease_until = 'epoch', holder = '' WHERE epoch = $1`
+
+// sqlReadSystem tells which cluster this is and what its transactions are up
+// to. Ids of transactions mean nothing in another cluster.
+const sqlReadSystem = `SELECT system_identifier::text, pg_current_snapshot()::text FROM pg_control_system()`
+
+const sqlStampSystem = `UPDATE {schema}.outbox_relay SET system_identifier = $1`
+
+// sqlReadCursor reads how far the log is published, and which of the two
+// tables says so.
+const sqlReadCursor = `
+SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
+	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 0 AS which FROM {schema}.outbox_cursor_0
+	UNION ALL
+	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 1 FROM {schema}.outbox_cursor_1) c
+ORDER BY epoch DESC, seq DESC LIMIT 1`
+
+// sqlCheckpoint notes how far the log is published, unless another relay has
+// taken over. Should that happen at this very moment, the row bears the older
+// epoch and is not read again.
+const sqlCheckpoint = `
+INSERT INTO {schema}.{cursor} (epoch, seq, from_snapshot, to_snapshot, last_id)
+SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1)`
+
+const sqlTruncateCursor = `TRUNCATE {schema}.{cursor}`
+
+// sqlAsynchronous lets the transaction's commit not wait for the disk: a
+// checkpoint that a crash of the server takes back costs duplicates, and it
+// takes back nothing that came before.
+const sqlAsynchronous = `SELECT set_config('synchronous_commit', 'off', true)`
+
+// sqlLockSoon makes the transaction give up a lock rather than wait for it with
+// everybody queueing up behind.
+const sqlLockSoon = `SELECT set_config('lock_timeout', $1, true)`
+
+// sqlFence holds off another relay until the transaction ends, and finds no
+// row if there has been one.
+const sqlFence = `SELECT epoch FROM {schema}.outbox_relay WHERE epoch = $1 FOR SHARE`
+
+// sqlDeletePublished makes a log that was published up to a cursor one whose
+// rows are not published.
+const sqlDeletePublished = `
+DELETE FROM {schema}.outbox
+WHERE pg_visible_in_snapshot(xid, $1::text::pg_snapshot) OR pg_visible_in_snapshot(xid, $2::text::pg_snapshot) AND id <= $3`
+
+// sqlUnholdWaiting puts what waits behind a refused message back where the
+// table log looks for it. Refusals that it had before it came to wait are
+// forgiven.
+const sqlUnholdWaiting = `
+WITH waiting AS (DELETE FROM {schema}.outbox_held WHERE state = 'waiting'
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at)
+INSERT INTO {schema}.outbox (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at) OVERRIDING SYSTEM VALUE
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at
+FROM waiting ORDER BY id`
+
+// sqlRestampMessages makes every message one of this transaction: whatever
+// ids they bear are those of another cluster.
+const sqlRestampMessages = `UPDATE {schema}.outbox SET xid = pg_current_xact_id()`

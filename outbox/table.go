@@ -1,0 +1,248 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/failpoint"
+)
+
+// maxBatchBytes is how many bytes of payload a pass takes into memory, give or
+// take a message.
+const maxBatchBytes = 64 << 20
+
+// runTable publishes pass by pass until ctx ends.
+func (r *Relay) runTable(ctx, work context.Context) {
+	idle, failures := 0, 0
+	for ctx.Err() == nil {
+		n, err := r.pass(work)
+		switch {
+		case err != nil:
+			if failures++; n > 0 {
+				failures, idle = 0, 0 // others get through: they must not wait
+			}
+			r.opts.Logger.ErrorContext(ctx, "outbox: pass failed", "schema", r.opts.Schema, "failures", failures, "error", err)
+			r.signals.rested.Send(err)
+		case n > 0:
+			idle, failures = 0, 0
+		default:
+			idle, failures = idle+1, 0
+			r.signals.rested.Send(nil)
+		}
+		r.signals.passed.Send(n)
+		r.pause(ctx, n, idle, failures)
+	}
+}
+
+// limit is how long a pass may take, and how long the database waits for a
+// relay that hangs.
+func (r *Relay) limit() time.Duration { return r.opts.PublishTimeout + databaseTimeout }
+
+// pass publishes one batch in one transaction, whose lock on the row of who
+// publishes keeps other relays out. It returns how many messages are dealt with:
+// published, or refused and held; none while another relay is active. The error may come with n > 0: then what the
+// broker took has been committed, and the rest met a broker that was away.
+func (r *Relay) pass(ctx context.Context) (n int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.limit())
+	defer cancel()
+	var unavailable error
+	err = pgx.BeginFunc(ctx, r.db, func(tx pgx.Tx) error {
+		batch, err := r.take(ctx, tx)
+		if err != nil || len(batch) == 0 {
+			return err
+		}
+		results := r.publish(ctx, batch)
+		if err := failpoint.Hit("outbox/table-after-publish"); err != nil {
+			return err
+		}
+		n, unavailable, err = r.settle(ctx, tx, batch, results)
+		if err != nil {
+			return err
+		}
+		return failpoint.Hit("outbox/table-before-commit")
+	})
+	if errors.Is(err, errStandby) {
+		r.signals.standby.Send(true)
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("outbox: pass: %w", err)
+	}
+	if err := failpoint.Hit("outbox/table-after-commit"); err != nil {
+		return n, err
+	}
+	if unavailable != nil {
+		return n, fmt.Errorf("outbox: publish: %w", unavailable)
+	}
+	return n, nil
+}
+
+// take makes this relay the active one and locks the next batch.
+func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
+	if _, err := tx.Exec(ctx, r.sql.limitIdle, strconv.FormatInt(r.limit().Milliseconds(), 10)); err != nil {
+		return nil, fmt.Errorf("limit idle time: %w", err)
+	}
+	s, err := r.lock(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := tx.Exec(ctx, r.sql.planByIndex); err != nil {
+		return nil, fmt.Errorf("settle plans: %w", err)
+	}
+	if s.Log == appendLog {
+		if err := r.intoTable(ctx, tx, s); err != nil {
+			return nil, err
+		}
+	}
+	// Held messages get half of the batch at the most: a topic that refuses
+	// everything must not hold up the others.
+	batch, err := lockRows(ctx, tx, r.sql.lockHeld, true, max(1, r.opts.Batch/2))
+	if err != nil {
+		return nil, err
+	}
+	stored, err := lockRows(ctx, tx, r.sql.lockStored, false, max(1, r.opts.Batch-len(batch)))
+	if err != nil {
+		return nil, err
+	}
+	batch = append(batch, stored...)
+	// A delayed message that is due does not overtake an older one of its key.
+	slices.SortFunc(batch, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })
+	return batch, nil
+}
+
+// intoTable makes an append-only log one whose rows are not published: what is
+// published is deleted.
+func (r *Relay) intoTable(ctx context.Context, tx pgx.Tx, s standing) error {
+	at, _, err := r.readCursor(ctx, tx)
+	if err != nil {
+		return err
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(r.sql.deletePublished, at.from.text, at.toText(), at.last)
+	batch.Queue(r.sql.unholdWaiting)
+	batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0, tableLog)
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("turn the log into a table: %w", err)
+	}
+	return nil
+}
+
+func lockRows(ctx context.Context, tx pgx.Tx, statement string, held bool, limit int) ([]row, error) {
+	found, err := tx.Query(ctx, statement, limit, maxBatchBytes/2)
+	if err != nil {
+		return nil, fmt.Errorf("lock messages: %w", err)
+	}
+	var rows []row
+	if err := collect(&rows, 0)(found); err != nil {
+		return nil, fmt.Errorf("lock messages: %w", err)
+	}
+	for i := range rows {
+		rows[i].held = held
+	}
+	return rows, nil
+}
+
+// errHeldBack is the result of a message that was not published because an
+// earlier one of its ordering key was not.
+var errHeldBack = errors.New("outbox: an earlier message of the ordering key is not published")
+
+// publish hands batch to the broker in waves, one message of each ordering key
+// in each.
+func (r *Relay) publish(ctx context.Context, batch []row) []error {
+	results := make([]error, len(batch))
+	blocked := map[string]bool{}
+	left := make([]int, len(batch))
+	for i := range left {
+		left[i] = i
+	}
+	for len(left) > 0 {
+		var wave, later []int
+		var items []*item
+		inFlight := map[string]bool{}
+		for _, i := range left {
+			switch key := batch[i].OrderingKey; {
+			case blocked[key]:
+				results[i] = errHeldBack
+			case inFlight[key]:
+				later = append(later, i)
+			default:
+				inFlight[key] = true
+				wave = append(wave, i)
+				items = append(items, &item{row: batch[i]})
+			}
+		}
+		for j, err := range r.publishWave(ctx, items) {
+			results[wave[j]] = err
+			blocked[batch[wave[j]].OrderingKey] = err != nil
+		}
+		left = later
+	}
+	return results
+}
+
+// settle records what the broker answered. n counts the messages that were
+// published or refused; unavailable is an error of the rest, if any, which
+// stay where they are and spend no attempt.
+func (r *Relay) settle(ctx context.Context, tx pgx.Tx, batch []row, results []error) (n int, unavailable, err error) {
+	var stored, held []int64
+	for i := range batch {
+		switch err := results[i]; {
+		case err == nil && batch[i].held:
+			held = append(held, batch[i].ID)
+		case err == nil:
+			stored = append(stored, batch[i].ID)
+		case errors.Is(err, ErrRefused):
+			if err := r.hold(ctx, tx, &batch[i], err); err != nil {
+				return 0, nil, err
+			}
+		case errors.Is(err, errHeldBack):
+			continue
+		default:
+			unavailable = err
+			continue
+		}
+		n++
+	}
+	r.counters.published.Add(uint64(len(stored) + len(held)))
+	if err := forget(ctx, tx, r.sql.deleteStored, stored); err != nil {
+		return 0, nil, err
+	}
+	return n, unavailable, forget(ctx, tx, r.sql.deleteHeld, held)
+}
+
+func forget(ctx context.Context, tx pgx.Tx, statement string, ids []int64) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, statement, ids); err != nil {
+		return fmt.Errorf("forget published messages: %w", err)
+	}
+	return nil
+}
+
+// hold keeps a refused message aside until it is due again, or, with its
+// attempts used up, as a dead letter.
+func (r *Relay) hold(ctx context.Context, tx pgx.Tx, m *row, refusal error) error {
+	attempts := m.Attempts + 1
+	state, wait := "refused", r.retry.Wait(attempts)
+	if attempts >= r.opts.MaxAttempts {
+		state, wait = "dead", 0
+	}
+	r.logRefusal(ctx, m, state, refusal)
+	statement := r.sql.holdStored
+	if m.held {
+		statement = r.sql.holdAgain
+	}
+	if _, err := tx.Exec(ctx, statement, m.ID, state, wait.Microseconds(), cleantext.Clip(refusal.Error(), maxReason)); err != nil {
+		return fmt.Errorf("hold refused message: %w", err)
+	}
+	return nil
+}

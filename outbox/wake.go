@@ -1,0 +1,137 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// notifyInterval is the shortest time between two notifications of a process.
+const notifyInterval = 10 * time.Millisecond
+
+// sqlNotify is never sent in a transaction that writes: PostgreSQL lets
+// transactions that notify commit one at a time.
+const (
+	sqlNotify = `SELECT pg_notify($1, '')`
+	sqlListen = `LISTEN `
+)
+
+// A Notifier tells the active relay, in whichever process it is, that there may
+// be something to publish. It is for processes that write messages and have no
+// [Relay]; a Relay has one itself. What it saves is the wait for the relay's next
+// poll: a notification that is lost loses nothing.
+type Notifier struct {
+	db      *pgxpool.Pool
+	channel string
+	log     *slog.Logger
+	wake    chan struct{}
+}
+
+// NewNotifier returns a Notifier for the outbox in schema, by default sagamill.
+// It starts nothing: call [Notifier.Run]. Its only error names a schema that is
+// not a plain identifier.
+func NewNotifier(db *pgxpool.Pool, schema string) (*Notifier, error) {
+	schema = cmp.Or(schema, sqlschema.Default)
+	if db == nil {
+		return nil, errors.New("outbox: NewNotifier needs a pool")
+	}
+	if err := sqlschema.Check(schema); err != nil {
+		return nil, fmt.Errorf("outbox: %w", err)
+	}
+	return newNotifier(db, schema, slog.Default()), nil
+}
+
+func newNotifier(db *pgxpool.Pool, schema string, log *slog.Logger) *Notifier {
+	return &Notifier{db: db, channel: channelName(schema), log: log, wake: make(chan struct{}, 1)}
+}
+
+// channelName fits into an identifier, which a schema's name may fill.
+func channelName(schema string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(schema)) // never fails
+	return "sagamill_outbox_" + hex.EncodeToString(h.Sum(nil))
+}
+
+// Wake asks for a notification, after a transaction with messages has
+// committed. It never blocks; many calls within 10 ms are one notification.
+func (n *Notifier) Wake() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run sends notifications, each in a transaction of its own, until ctx ends. It
+// returns nil.
+func (n *Notifier) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-n.wake:
+		case <-ctx.Done():
+			return nil
+		}
+		if _, err := n.db.Exec(ctx, sqlNotify, n.channel); err != nil && ctx.Err() == nil {
+			n.log.DebugContext(ctx, "outbox: notify", "error", err) // the relay polls
+		}
+		timer := time.NewTimer(notifyInterval)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// listen wakes this relay when another process notifies, until ctx ends.
+func (r *Relay) listen(ctx context.Context) {
+	for failures := 0; ctx.Err() == nil; failures++ {
+		err := r.listenOnce(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		r.opts.Logger.DebugContext(ctx, "outbox: listen", "schema", r.opts.Schema, "error", err) // until then it polls
+		timer := time.NewTimer(failurePolicy.Wait(failures + 1))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// listenOnce listens on a connection that it takes from the pool for good: it
+// must not listen for somebody else afterwards.
+func (r *Relay) listenOnce(ctx context.Context) error {
+	conn, err := r.db.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	own := conn.Hijack()
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = own.Close(closing)
+	}()
+	if _, err := own.Exec(ctx, sqlListen+r.notifier.channel); err != nil {
+		return err
+	}
+	r.signals.listening.Send(true)
+	for {
+		if _, err := own.WaitForNotification(ctx); err != nil {
+			return err
+		}
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	}
+}
