@@ -35,6 +35,10 @@ type Options struct {
 
 	// Redis asks for Redis as well, which only tests need. Default: it is left alone.
 	Redis bool
+
+	// PostgresEnv is added to the environment of a private PostgreSQL server,
+	// as NAME=value. Default: nothing.
+	PostgresEnv []string
 }
 
 // Services is what a run uses.
@@ -95,7 +99,7 @@ func (s *Services) Environ(env []string) []string {
 // newRun returns a run that has started nothing yet. It removes what dead runs
 // have left, so that nothing piles up where runs are killed.
 func newRun(opts *Options) (*run, error) {
-	r := &run{log: opts.Log}
+	r := &run{log: opts.Log, pgEnv: opts.PostgresEnv}
 	if r.log == nil {
 		r.log = os.Stderr
 	}

@@ -88,7 +88,7 @@ func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {
 	if err != nil {
 		return instance{}, err
 	}
-	server := pgServer{bin: bin, dir: dir, as: as, password: rand.Text()}
+	server := pgServer{bin: bin, dir: dir, as: as, password: rand.Text(), env: r.pgEnv}
 	if err := server.init(ctx); err != nil {
 		return instance{}, err
 	}
@@ -127,7 +127,8 @@ func (r *run) tryPostgres(ctx context.Context, server pgServer) (instance, error
 type pgServer struct {
 	bin, dir string
 	as       *account
-	password string // or any local user could log in as the superuser
+	password string   // or any local user could log in as the superuser
+	env      []string // the running server's, besides what all programs get
 }
 
 // program returns one of the server's programs, run as its account.
@@ -158,11 +159,13 @@ func (s pgServer) init(ctx context.Context) error {
 // start leaves fsync on: what is measured on a private server is to be what
 // commits cost.
 func (s pgServer) start(port int, log string) (*process, error) {
-	return s.program("postgres", "-D", s.data(), "-p", strconv.Itoa(port),
+	server := s.program("postgres", "-D", s.data(), "-p", strconv.Itoa(port),
 		"-c", "listen_addresses=127.0.0.1",
 		"-c", "unix_socket_directories=", // their path may be too long
 		"-c", "max_connections="+strconv.Itoa(pgPrivateMaxConns),
-	).start(log, syscall.SIGQUIT)
+	)
+	server.env = append(server.env, s.env...)
+	return server.start(log, syscall.SIGQUIT)
 }
 
 // freePort returns a port that nobody listens on at this moment.

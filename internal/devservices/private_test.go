@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"os/exec"
@@ -122,6 +123,28 @@ func TestPrivatePostgres(t *testing.T) {
 	checkNoOwnDatabase(t, r, log, in.url)
 	pool.Close()
 	checkClosed(t, r, 1)
+}
+
+func TestPostgresEnv(t *testing.T) {
+	t.Parallel()
+	needPostgres(t)
+	r, err := newRun(&Options{Log: io.Discard, PostgresEnv: []string{"PGCLIENTENCODING=LATIN1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.close() })
+	in, err := r.privatePostgres(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := connect(t.Context(), in.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	if got := first(t.Context(), conn, "SHOW client_encoding"); got != "LATIN1" {
+		t.Errorf("client_encoding = %q, want LATIN1, as the server's environment has it", got)
+	}
 }
 
 func password(u *url.URL) string {
