@@ -60,14 +60,6 @@ type tally struct {
 
 func (t *tally) rate() float64 { return float64(t.requests) / t.took.Seconds() }
 
-func (t *tally) percentile(p float64) time.Duration {
-	if len(t.latency) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(t.latency))
-	return sorted[int(p*float64(len(sorted)-1))]
-}
-
 // run puts l on s. An unexpected status is an error: its rate would mean nothing.
 func (s *subject) run(ctx context.Context, l load) (*tally, error) {
 	var (

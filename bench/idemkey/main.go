@@ -9,10 +9,10 @@ import (
 	"os"
 	"os/signal"
 	"runtime/pprof"
-	"slices"
 	"syscall"
 	"time"
 
+	"github.com/sagamill/sagamill/bench/internal/target"
 	"github.com/sagamill/sagamill/internal/devservices"
 )
 
@@ -82,8 +82,8 @@ func (b *bench) run(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", slot.name, err)
 		}
 	}
-	var targets []target
-	for _, part := range []func(context.Context) ([]target, error){b.rates, b.costs, b.hot} {
+	var targets []target.Target
+	for _, part := range []func(context.Context) ([]target.Target, error){b.rates, b.costs, b.hot} {
 		some, err := part(ctx)
 		if err != nil {
 			return err
@@ -119,32 +119,4 @@ func (b *bench) open(ctx context.Context, services *devservices.Services, slot s
 		fmt.Printf("slot %-8s %s\n", slot.name, text)
 	}
 	return err
-}
-
-// A target is a goal and what was measured.
-type target struct {
-	name   string
-	value  float64
-	goal   float64
-	atMost bool // the goal is an upper bound
-}
-
-func (t target) String() string {
-	sign, verdict := ">=", "short"
-	met := t.value >= t.goal
-	if t.atMost {
-		sign, met = "<=", t.value <= t.goal
-	}
-	if met {
-		verdict = "ok"
-	}
-	return fmt.Sprintf("target %s %.2f %s%g %s", t.name, t.value, sign, t.goal, verdict)
-}
-
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	values = slices.Sorted(slices.Values(values))
-	return values[len(values)/2]
 }

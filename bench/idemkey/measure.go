@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
 const (
@@ -32,7 +34,7 @@ func created(clients int, length time.Duration) load {
 }
 
 // rates compares first requests with the bare transaction, and replays with first requests.
-func (b *bench) rates(ctx context.Context) ([]target, error) {
+func (b *bench) rates(ctx context.Context) ([]target.Target, error) {
 	stored := make([]string, storedKeys)
 	for i := range stored {
 		stored[i] = freshKey()
@@ -69,20 +71,20 @@ func (b *bench) rates(ctx context.Context) ([]target, error) {
 			again[s.name] = append(again[s.name], u.rate()/t.rate())
 		}
 	}
-	var targets []target
+	var targets []target.Target
 	for _, s := range b.subs[1:] {
-		fmt.Printf("rate %-8s first/bare %.2f  replay/first %.2f\n", s.name, median(first[s.name]), median(again[s.name]))
+		fmt.Printf("rate %-8s first/bare %.2f  replay/first %.2f\n", s.name, target.Median(first[s.name]), target.Median(again[s.name]))
 		if s.name == "leased" {
 			targets = append(targets,
-				target{name: "first-" + s.name + "/bare", value: median(first[s.name]), goal: firstGoal},
-				target{name: "replay/first-" + s.name, value: median(again[s.name]), goal: replayGoal})
+				target.Target{Name: "first-" + s.name + "/bare", Value: target.Median(first[s.name]), Goal: firstGoal},
+				target.Target{Name: "replay/first-" + s.name, Value: target.Median(again[s.name]), Goal: replayGoal})
 		}
 	}
 	return targets, nil
 }
 
 // costs counts what one request, with nobody beside it, asks of the server.
-func (b *bench) costs(ctx context.Context) ([]target, error) {
+func (b *bench) costs(ctx context.Context) ([]target.Target, error) {
 	defer b.refresh()
 	for _, s := range b.subs {
 		key := freshKey()
@@ -148,8 +150,8 @@ func (s *subject) flushes(ctx context.Context) (n int64, err error) {
 
 // hot lets 64 clients send one key, a new one each epoch, while others send
 // keys of their own.
-func (b *bench) hot(ctx context.Context) ([]target, error) {
-	var targets []target
+func (b *bench) hot(ctx context.Context) ([]target.Target, error) {
+	var targets []target.Target
 	for _, s := range b.subs[1:] {
 		var (
 			share, worst []float64
@@ -168,15 +170,15 @@ func (b *bench) hot(ctx context.Context) ([]target, error) {
 			twice += double
 			share = append(share, others.rate()/alone.rate())
 			worst = append(worst, others.worst()/alone.rate())
-			p99 = append(p99, float64(crowd.percentile(0.99).Microseconds())/1000)
+			p99 = append(p99, float64(target.Percentile(crowd.latency, 0.99).Microseconds())/1000)
 			fmt.Printf("hot  %-8s others %.2f of alone, worst window %.2f; hot key %v, p50 %v p99 %v\n", s.name,
-				share[len(share)-1], worst[len(worst)-1], crowd.statuses, crowd.percentile(0.5), crowd.percentile(0.99))
+				share[len(share)-1], worst[len(worst)-1], crowd.statuses, target.Percentile(crowd.latency, 0.5), target.Percentile(crowd.latency, 0.99))
 		}
 		targets = append(targets,
-			target{name: "hot-handlers-run-twice-" + s.name, value: float64(twice), goal: 0, atMost: true},
-			target{name: "hot-p99-ms-" + s.name, value: median(p99), goal: latencyGoal, atMost: true},
-			target{name: "hot-others-share-" + s.name, value: median(share), goal: othersGoal},
-			target{name: "hot-others-worst-window-" + s.name, value: median(worst), goal: othersGoal / 3})
+			target.Target{Name: "hot-handlers-run-twice-" + s.name, Value: float64(twice), Goal: 0, AtMost: true},
+			target.Target{Name: "hot-p99-ms-" + s.name, Value: target.Median(p99), Goal: latencyGoal, AtMost: true},
+			target.Target{Name: "hot-others-share-" + s.name, Value: target.Median(share), Goal: othersGoal},
+			target.Target{Name: "hot-others-worst-window-" + s.name, Value: target.Median(worst), Goal: othersGoal / 3})
 	}
 	return targets, nil
 }

@@ -1,0 +1,50 @@
+// Package target is how the benchmarks of this module say what they measured and
+// what it is held against.
+package target
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// A Target is a goal and what was measured.
+type Target struct {
+	Name   string
+	Value  float64
+	Goal   float64
+	AtMost bool // the goal is an upper bound
+}
+
+// String returns the line: target NAME VALUE GOAL ok|short.
+func (t Target) String() string {
+	sign, verdict := ">=", "short"
+	met := t.Value >= t.Goal
+	if t.AtMost {
+		sign, met = "<=", t.Value <= t.Goal
+	}
+	if met {
+		verdict = "ok"
+	}
+	return fmt.Sprintf("target %s %.2f %s%g %s", t.Name, t.Value, sign, t.Goal, verdict)
+}
+
+// Median returns the middle of values, the greater one of an even number, and 0
+// of none.
+func Median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	return slices.Sorted(slices.Values(values))[len(values)/2]
+}
+
+// Percentile returns the value that a share p of values, between 0 and 1, does
+// not exceed. Of no values it is zero.
+func Percentile[T cmp.Ordered](values []T, p float64) T {
+	if len(values) == 0 {
+		var zero T
+		return zero
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[int(p*float64(len(sorted)-1))]
+}
