@@ -25,7 +25,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve services test fuzz check fmt bench-idemkey FORCE
+.PHONY: help demo serve services test fuzz check fmt bench-idemkey bench-relay FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ fuzz: ## fuzz each target for FUZZTIME, 20000x by default; PKG=./idemkey/... for
 bench-idemkey: ## what the idempotency middleware costs beside a bare transaction, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-idemkey ./idemkey
 	@bin/bench-idemkey
+
+bench-relay: ## how the outbox's relay does beside others, on private servers
+	@cd bench && $(GO) build -o ../bin/bench-relay ./relay
+	@bin/bench-relay
 
 check: ## everything that is checked without running the tests
 	@files=$$(gofmt -l .); test -z "$$files" || { echo "not formatted (make fmt):"; echo "$$files"; exit 1; }

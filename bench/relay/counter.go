@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+const unlimited = math.MaxInt // messages wanted of a counter that only counts
+
+// A counter counts messages that the broker has confirmed.
+type counter struct {
+	want  int64
+	count atomic.Int64
+	done  chan struct{} // closed when there are as many as wanted
+}
+
+func newCounter(want int) *counter {
+	return &counter{want: int64(want), done: make(chan struct{})}
+}
+
+func (c *counter) add(n int) {
+	if now := c.count.Add(int64(n)); now >= c.want && now-int64(n) < c.want {
+		close(c.done)
+	}
+}
+
+// wait waits for as many as wanted. If ctx ends first, an error says how many there were.
+func (c *counter) wait(ctx context.Context) error {
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+	}
+	if n := c.count.Load(); n < c.want {
+		return fmt.Errorf("%d of %d messages are confirmed: %w", n, c.want, ctx.Err())
+	}
+	return nil
+}
+
+// counted counts what a publisher of ours has got confirmed.
+type counted struct {
+	outbox.Publisher
+	counter *counter
+}
+
+func (p counted) PublishBatch(ctx context.Context, batch []outbox.Publication) []error {
+	results := p.Publisher.PublishBatch(ctx, batch)
+	n := 0
+	for _, err := range results {
+		if err == nil {
+			n++
+		}
+	}
+	p.counter.add(n)
+	return results
+}
+
+// countedWatermill counts what a publisher of watermill's has got confirmed.
+type countedWatermill struct {
+	message.Publisher
+	counter *counter
+}
+
+func (p countedWatermill) Publish(topic string, messages ...*message.Message) error {
+	err := p.Publisher.Publish(topic, messages...)
+	if err == nil {
+		p.counter.add(len(messages))
+	}
+	return err
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sagamill/sagamill/bench/internal/target"
+)
+
+const (
+	warmBacklog = 500    // messages in the round that does not count
+	minBacklog  = 200    // in the others
+	maxBacklog  = 20_000 // a fast slot is done before its slice is over
+)
+
+// A ratio is what two slots are held against each other by. Without a goal it is
+// for information.
+type ratio struct {
+	slot, to string
+	goal     float64
+}
+
+var drainRatios = []ratio{
+	{"ours-log", "raw", 0.8},
+	{"ours-log", "forwarder-default", 20},
+	{"ours-log", "forwarder-pool1", 8},
+	{"ours-log", "river-style", 0},
+	{"ours-table", "raw", 0},
+	{"ours-table", "forwarder-pool1", 0},
+	{"river-style", "raw", 0},
+}
+
+// drains compares how fast the slots get a backlog to the broker.
+func (b *bench) drains(ctx context.Context) ([]target.Target, error) {
+	var targets []target.Target
+	for _, s := range b.servers {
+		rates, err := b.drainRates(ctx, s)
+		if err != nil {
+			return nil, fmt.Errorf("server %s: %w", s.name, err)
+		}
+		for _, sl := range slots {
+			if of := rates[sl.name]; of != nil {
+				fmt.Printf("drain %-6s %-17s %6.0f msg/s\n", s.name, sl.name, target.Median(of))
+			}
+		}
+		for _, r := range drainRatios {
+			value, ok := r.median(rates)
+			switch {
+			case ok && r.goal > 0:
+				targets = append(targets, target.Target{Name: fmt.Sprintf("drain-%s-%s/%s", s.name, r.slot, r.to), Value: value, Goal: r.goal})
+			case ok:
+				fmt.Printf("drain %-6s %s/%s %.2f\n", s.name, r.slot, r.to, value)
+			}
+		}
+	}
+	return targets, nil
+}
+
+// median returns the median of the rounds' ratios, if both slots were measured.
+func (r ratio) median(rates map[string][]float64) (float64, bool) {
+	of, to := rates[r.slot], rates[r.to]
+	if len(of) == 0 || len(of) != len(to) {
+		return 0, false
+	}
+	each := make([]float64, len(of))
+	for i := range of {
+		each[i] = of[i] / to[i]
+	}
+	return target.Median(each), true
+}
+
+// drainRates returns the messages per second of each slot in each round.
+func (b *bench) drainRates(ctx context.Context, s *server) (rates map[string][]float64, err error) {
+	var subjects []*subject
+	defer func() {
+		for _, sub := range subjects {
+			err = errors.Join(err, sub.close())
+		}
+	}()
+	for _, sl := range slots {
+		if sl.open == nil {
+			fmt.Printf("slot %s not built\n", sl.name)
+			continue
+		}
+		sub, err := b.newSubject(ctx, s, sl)
+		if err != nil {
+			return nil, fmt.Errorf("slot %s: %w", sl.name, err)
+		}
+		sub.backlog = warmBacklog
+		subjects = append(subjects, sub)
+	}
+	rates = make(map[string][]float64)
+	for round := range b.rounds + 1 {
+		for _, sub := range subjects {
+			took, err := sub.drain(ctx, sub.backlog)
+			if err != nil {
+				return nil, fmt.Errorf("slot %s: %w", sub.name, err)
+			}
+			rate := float64(sub.backlog) / took.Seconds()
+			if round == 0 { // warms connections, caches and plans up
+				sub.backlog = backlog(rate, b.slice)
+				continue
+			}
+			rates[sub.name] = append(rates[sub.name], rate)
+		}
+	}
+	return rates, nil
+}
+
+// backlog is how many messages keep a slot of that rate busy for a slice.
+func backlog(rate float64, slice time.Duration) int {
+	return min(max(int(rate*slice.Seconds()), minBacklog), maxBacklog)
+}

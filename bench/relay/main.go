@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sagamill/sagamill/bench/internal/target"
+)
+
+// A bench is one run of the program.
+type bench struct {
+	rounds  int
+	slice   time.Duration
+	hold    time.Duration
+	broker  *broker
+	servers []*server // the first is native
+}
+
+// A part measures one thing.
+type part struct {
+	name    string
+	measure func(*bench, context.Context) ([]target.Target, error)
+}
+
+var parts = []part{
+	{"drain", (*bench).drains},
+}
+
+func main() {
+	b := &bench{}
+	names := make([]string, len(parts))
+	for i, p := range parts {
+		names[i] = p.name
+	}
+	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
+	flag.DurationVar(&b.slice, "slice", 1500*time.Millisecond, "length of one measurement, about")
+	flag.DurationVar(&b.hold, "hold", time.Minute, "how long a snapshot is held open")
+	list := flag.String("parts", strings.Join(names, ","), "what is measured")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := b.run(ctx, strings.Split(*list, ",")); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run measures the parts named, on private servers: others' load would be part
+// of every figure.
+func (b *bench) run(ctx context.Context, names []string) (err error) {
+	for _, name := range names {
+		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
+			return fmt.Errorf("there is no part %q", name)
+		}
+	}
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	stop, err := b.start(ctx)
+	defer func() { err = errors.Join(err, stop()) }()
+	if err != nil || len(b.servers) == 0 {
+		return err
+	}
+	var targets []target.Target
+	for _, p := range parts {
+		if !slices.Contains(names, p.name) {
+			continue
+		}
+		some, err := p.measure(b, ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		targets = append(targets, some...)
+	}
+	for _, t := range targets {
+		fmt.Println(t)
+	}
+	return nil
+}

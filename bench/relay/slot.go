@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	poolSize     = 8
+	storeBatch   = 100 // messages in one transaction of a backlog
+	storeWriters = 4
+	drainTimeout = time.Minute // of one backlog
+	payloadSize  = 512
+)
+
+// payload is JSON because one of the peers keeps it in a column of that type.
+var payload = []byte(`{"pad":"` + strings.Repeat("x", payloadSize-len(`{"pad":""}`)) + `"}`)
+
+// A relay is a way from a table to the broker.
+type relay interface {
+	// store stores n messages in tx, for [relay.run] to publish.
+	store(ctx context.Context, tx pgx.Tx, n int) error
+	// clear forgets all that was published.
+	clear(ctx context.Context) error
+	// run publishes until ctx ends, and counts in c what the broker confirmed.
+	run(ctx context.Context, c *counter) error
+	close() error
+}
+
+// A slot is a relay to be compared. One without open is not built yet.
+type slot struct {
+	name string
+	open func(ctx context.Context, p *place) (relay, error)
+}
+
+var slots = []slot{
+	{"raw", openRaw},
+	{"ours-log", nil},
+	{"ours-table", openOurs(logTable)},
+	{"river-style", openClaims},
+	{"forwarder-pool1", openForwarder(1)},
+	{"forwarder-default", openForwarder(0)},
+}
+
+// A place is where a slot has its tables and its queue.
+type place struct {
+	name   string
+	server *server
+	schema string
+	queue  *queue
+	pool   *pgxpool.Pool // of who writes
+	relays *pgxpool.Pool // of the relay, so that its sessions can be told apart
+}
+
+// newPlace makes the place called name on s, with an empty schema.
+func (b *bench) newPlace(ctx context.Context, s *server, name string) (_ *place, err error) {
+	p := &place{name: name, server: s, schema: "bench_" + strings.ReplaceAll(name, "-", "_")}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	if p.queue, err = b.broker.declare(ctx, s.name+"."+name); err != nil {
+		return nil, err
+	}
+	if p.pool, err = p.connect(ctx, "writer", poolSize); err != nil {
+		return nil, err
+	}
+	if p.relays, err = p.connect(ctx, "relay", poolSize); err != nil {
+		return nil, err
+	}
+	_, err = p.pool.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+p.schema)
+	return p, err
+}
+
+// connect opens a pool whose sessions are called after role and place.
+func (p *place) connect(ctx context.Context, role string, size int32) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(p.server.url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = size
+	config.ConnConfig.RuntimeParams["application_name"] = role + " " + p.name
+	config.ConnConfig.RuntimeParams["search_path"] = p.schema
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+func (p *place) close() {
+	for _, pool := range []*pgxpool.Pool{p.pool, p.relays} {
+		if pool != nil {
+			pool.Close()
+		}
+	}
+}
+
+// vacuum does what autovacuum would have done by the time a backlog is as long
+// as in production: without statistics, plans are a matter of luck.
+func (p *place) vacuum(ctx context.Context) error {
+	rows, _ := p.pool.Query(ctx, "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname = $1", p.schema)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err == nil && len(tables) > 0 {
+		_, err = p.pool.Exec(ctx, "VACUUM ANALYZE "+strings.Join(tables, ", "))
+	}
+	return err
+}
+
+// A subject is a slot that is ready to be measured.
+type subject struct {
+	*place
+	relay   relay
+	backlog int // messages in one slice
+}
+
+func (b *bench) newSubject(ctx context.Context, s *server, sl slot) (*subject, error) {
+	p, err := b.newPlace(ctx, s, sl.name)
+	if err != nil {
+		return nil, err
+	}
+	r, err := sl.open(ctx, p)
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	return &subject{place: p, relay: r}, nil
+}
+
+func (s *subject) close() error {
+	defer s.place.close()
+	return s.relay.close()
+}
+
+// fill makes a backlog of n messages.
+func (s *subject) fill(ctx context.Context, n int) error {
+	if err := errors.Join(s.relay.clear(ctx), s.queue.purge()); err != nil {
+		return err
+	}
+	var (
+		wg     sync.WaitGroup
+		taken  atomic.Int64
+		faults = make([]error, storeWriters)
+	)
+	for i := range storeWriters {
+		wg.Go(func() {
+			for faults[i] == nil {
+				first := int(taken.Add(storeBatch)) - storeBatch
+				if first >= n {
+					return
+				}
+				faults[i] = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+					return s.relay.store(ctx, tx, min(storeBatch, n-first))
+				})
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(faults...); err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	return s.vacuum(ctx)
+}
+
+// drain stores n messages and returns how long it took from the relay's start
+// until the broker had confirmed all of them.
+func (s *subject) drain(ctx context.Context, n int) (took time.Duration, err error) {
+	if err := s.fill(ctx, n); err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	work, stop := context.WithCancel(ctx)
+	defer stop()
+	var (
+		wg    sync.WaitGroup
+		fault error
+		c     = newCounter(n)
+		start = time.Now()
+	)
+	wg.Go(func() {
+		defer stop() // nothing more is to be waited for
+		fault = s.relay.run(work, c)
+	})
+	err = c.wait(work)
+	took = time.Since(start)
+	stop()
+	wg.Wait()
+	if err := errors.Join(fault, err); err != nil {
+		return 0, err
+	}
+	return took, s.queue.check(ctx, n)
+}
