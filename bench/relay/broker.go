@@ -81,10 +81,8 @@ func (q *queue) check(ctx context.Context, n int) error {
 		case state.Messages == n:
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if sleep(ctx, depthPause) != nil {
 			return fmt.Errorf("queue %s holds %d messages, want %d", q.name(), state.Messages, n)
-		case <-time.After(depthPause):
 		}
 	}
 }

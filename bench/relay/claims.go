@@ -88,10 +88,7 @@ func (c *claims) run(ctx context.Context, count *counter) error {
 			return err
 		}
 		if len(jobs) < claimBatch {
-			select {
-			case <-ctx.Done():
-			case <-time.After(claimPause):
-			}
+			_ = sleep(ctx, claimPause)
 		}
 	}
 	return nil

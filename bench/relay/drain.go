@@ -11,7 +11,7 @@ import (
 
 const (
 	warmBacklog = 500    // messages in the round that does not count
-	minBacklog  = 200    // in the others
+	minBacklog  = 200    // in the others, whose slots have shown their rates
 	maxBacklog  = 20_000 // a fast slot is done before its slice is over
 )
 
@@ -81,10 +81,9 @@ func (b *bench) drainRates(ctx context.Context, s *server) (rates map[string][]f
 	}()
 	for _, sl := range slots {
 		if sl.open == nil {
-			fmt.Printf("slot %s not built\n", sl.name)
 			continue
 		}
-		sub, err := b.newSubject(ctx, s, sl)
+		sub, err := b.newSubject(ctx, s, sl, "drain")
 		if err != nil {
 			return nil, fmt.Errorf("slot %s: %w", sl.name, err)
 		}
@@ -96,14 +95,13 @@ func (b *bench) drainRates(ctx context.Context, s *server) (rates map[string][]f
 		for _, sub := range subjects {
 			took, err := sub.drain(ctx, sub.backlog)
 			if err != nil {
-				return nil, fmt.Errorf("slot %s: %w", sub.name, err)
+				return nil, fmt.Errorf("slot %s: %w", sub.slot, err)
 			}
 			rate := float64(sub.backlog) / took.Seconds()
-			if round == 0 { // warms connections, caches and plans up
-				sub.backlog = backlog(rate, b.slice)
-				continue
+			sub.backlog = backlog(rate, b.slice)
+			if round > 0 { // the first warms connections, caches and plans up
+				rates[sub.slot] = append(rates[sub.slot], rate)
 			}
-			rates[sub.name] = append(rates[sub.name], rate)
 		}
 	}
 	return rates, nil

@@ -33,6 +33,9 @@ type part struct {
 
 var parts = []part{
 	{"drain", (*bench).drains},
+	{"hold", (*bench).holds},
+	{"latency", (*bench).latencies},
+	{"producer", (*bench).producers},
 }
 
 func main() {
@@ -42,7 +45,7 @@ func main() {
 		names[i] = p.name
 	}
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
-	flag.DurationVar(&b.slice, "slice", 1500*time.Millisecond, "length of one measurement, about")
+	flag.DurationVar(&b.slice, "slice", time.Second, "length of one measurement, about")
 	flag.DurationVar(&b.hold, "hold", time.Minute, "how long a snapshot is held open")
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
 	flag.Parse()
@@ -61,6 +64,11 @@ func (b *bench) run(ctx context.Context, names []string) (err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
 			return fmt.Errorf("there is no part %q", name)
+		}
+	}
+	for _, sl := range slots {
+		if sl.open == nil {
+			fmt.Printf("slot %s not built\n", sl.name)
 		}
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -75,6 +77,45 @@ func (o *ours) run(ctx context.Context, c *counter) error {
 
 func (o *ours) newRelay(pub outbox.Publisher) (*outbox.Relay, error) {
 	return outbox.NewRelay(o.relays, pub, &o.variant.relay)
+}
+
+// start runs a relay to pub until stop is called.
+func (o *ours) start(ctx context.Context, pub outbox.Publisher) (r *outbox.Relay, stop func() error, err error) {
+	if r, err = o.newRelay(pub); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var (
+		wg    sync.WaitGroup
+		fault error
+	)
+	wg.Go(func() { fault = r.Run(ctx) })
+	return r, func() error {
+		cancel()
+		wg.Wait()
+		return fault
+	}, nil
+}
+
+// accepting is a broker that takes everything at once and keeps nothing: what is
+// measured then is the database.
+type accepting struct{}
+
+func (accepting) PublishBatch(_ context.Context, batch []outbox.Publication) []error {
+	return make([]error, len(batch))
+}
+
+// openOwn opens the slot called name, which is one of ours. It is nil if it is not built.
+func (b *bench) openOwn(ctx context.Context, s *server, name, use string) (*subject, *ours, error) {
+	i := slices.IndexFunc(slots, func(sl slot) bool { return sl.name == name })
+	if slots[i].open == nil {
+		return nil, nil, nil
+	}
+	sub, err := b.newSubject(ctx, s, slots[i], use)
+	if err != nil {
+		return nil, nil, fmt.Errorf("slot %s: %w", name, err)
+	}
+	return sub, sub.relay.(*ours), nil
 }
 
 func (o *ours) close() error { return o.publisher.Close() }

@@ -52,7 +52,7 @@ var slots = []slot{
 
 // A place is where a slot has its tables and its queue.
 type place struct {
-	name   string
+	name   string // a use and a slot
 	server *server
 	schema string
 	queue  *queue
@@ -115,12 +115,15 @@ func (p *place) vacuum(ctx context.Context) error {
 // A subject is a slot that is ready to be measured.
 type subject struct {
 	*place
+	slot    string
 	relay   relay
 	backlog int // messages in one slice
 }
 
-func (b *bench) newSubject(ctx context.Context, s *server, sl slot) (*subject, error) {
-	p, err := b.newPlace(ctx, s, sl.name)
+// newSubject opens sl on s. use tells its tables and its queue from those that
+// another part has had for it.
+func (b *bench) newSubject(ctx context.Context, s *server, sl slot, use string) (*subject, error) {
+	p, err := b.newPlace(ctx, s, use+"-"+sl.name)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +132,7 @@ func (b *bench) newSubject(ctx context.Context, s *server, sl slot) (*subject, e
 		p.close()
 		return nil, err
 	}
-	return &subject{place: p, relay: r}, nil
+	return &subject{place: p, slot: sl.name, relay: r}, nil
 }
 
 func (s *subject) close() error {

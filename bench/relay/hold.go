@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/bench/internal/target"
+)
+
+const (
+	holdRate    = 4000 // messages per second
+	holdTick    = 10 * time.Millisecond
+	holdCatchUp = 400 // most messages in one transaction, when the writer is late
+	holdWindows = 6   // the first is held against the last
+	holdWarmUp  = 2 * time.Second
+)
+
+// A held is what somebody else does with the database meanwhile.
+type held string
+
+const (
+	heldNone     held = "nothing"
+	heldSnapshot held = "snapshot"          // a long report
+	heldXID      held = "snapshot-with-xid" // a long transaction that has also written
+)
+
+// A holdRun is one measurement. Without a goal it is for information.
+type holdRun struct {
+	slot  string
+	held  held
+	share float64 // of -hold
+	goal  float64 // growth at most
+}
+
+var holdRuns = []holdRun{
+	{"ours-log", heldNone, 0.25, 0},
+	{"ours-log", heldSnapshot, 1, 1.2},
+	{"ours-log", heldXID, 1, 1.2},
+	{"ours-table", heldNone, 0.25, 0},
+	{"ours-table", heldSnapshot, 0.5, 0},
+}
+
+// holds measures the relay's time on the server's processors at a constant rate.
+// The broker takes everything at once: it is not what is measured.
+func (b *bench) holds(ctx context.Context) ([]target.Target, error) {
+	var targets []target.Target
+	for _, run := range holdRuns {
+		sub, o, err := b.openOwn(ctx, b.servers[0], run.slot, "hold-"+string(run.held))
+		if err != nil {
+			return nil, err
+		}
+		if sub == nil {
+			continue
+		}
+		growth, err := run.measure(ctx, o, time.Duration(run.share*float64(b.hold)))
+		if err := errors.Join(err, sub.close()); err != nil {
+			if errors.Is(err, errNoSchedstat) {
+				fmt.Println("hold NOT MEASURED:", errNoSchedstat)
+				return nil, nil
+			}
+			return nil, fmt.Errorf("slot %s, holding %s: %w", run.slot, run.held, err)
+		}
+		if run.goal > 0 {
+			targets = append(targets, target.Target{Name: fmt.Sprintf("growth-%s-%s", run.slot, run.held), Value: growth, Goal: run.goal, AtMost: true})
+		}
+	}
+	return targets, nil
+}
+
+// measure runs writer and relay for as long as told, says what it saw, and
+// returns by how much the relay's time per message has grown.
+func (run holdRun) measure(ctx context.Context, o *ours, length time.Duration) (growth float64, err error) {
+	m, err := newMeter(o.place)
+	if err != nil {
+		return 0, err
+	}
+	c := newCounter(unlimited)
+	r, stopRelay, err := o.start(ctx, counted{accepting{}, c})
+	if err != nil {
+		return 0, err
+	}
+	s := &stream{ours: o, wake: r.Wake}
+	stopStream := s.start(ctx)
+	defer func() { err = errors.Join(err, stopStream(), stopRelay()) }()
+	if err := sleep(ctx, holdWarmUp); err != nil {
+		return 0, err
+	}
+	release, err := run.held.begin(ctx, o.place)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	windows, err := measureWindows(ctx, m, c, length)
+	if err != nil {
+		return 0, err
+	}
+	behind := s.written.Load() - c.count.Load()
+	dead, err := deadTuples(ctx, o.place)
+	if err != nil {
+		return 0, err
+	}
+	growth = windows[len(windows)-1] / windows[0]
+	fmt.Printf("hold %s, %s held for %v: relay's database ms per 1,000 messages %.1f, growth %.2f; %d messages behind; dead tuples: %s\n",
+		run.slot, run.held, length, windows, growth, behind, dead)
+	return growth, nil
+}
+
+// measureWindows returns the relay's milliseconds for a thousand messages in
+// each part of length.
+func measureWindows(ctx context.Context, m *meter, c *counter, length time.Duration) ([]float64, error) {
+	each := make([]float64, holdWindows)
+	start := time.Now()
+	before, err := m.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	published := c.count.Load()
+	for i := range each {
+		end := start.Add(length * time.Duration(i+1) / holdWindows)
+		if err := sleep(ctx, time.Until(end)); err != nil {
+			return nil, err
+		}
+		now, err := m.read(ctx)
+		if err != nil {
+			return nil, err
+		}
+		n := c.count.Load()
+		if n == published {
+			return nil, fmt.Errorf("nothing was published in %v", length/holdWindows)
+		}
+		each[i] = milliseconds(now-before) * 1000 / float64(n-published)
+		before, published = now, n
+	}
+	return each, nil
+}
+
+// begin opens the transaction that stays open, on a connection of its own.
+func (h held) begin(ctx context.Context, p *place) (release func() error, err error) {
+	if h == heldNone {
+		return func() error { return nil }, nil
+	}
+	tx, err := p.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		return nil, err
+	}
+	statement := "SELECT count(*) FROM pg_class"
+	if h == heldXID {
+		statement = "SELECT pg_current_xact_id()"
+	}
+	if _, err := tx.Exec(ctx, statement); err != nil {
+		return nil, errors.Join(err, tx.Rollback(context.WithoutCancel(ctx)))
+	}
+	return func() error { return tx.Rollback(context.WithoutCancel(ctx)) }, nil
+}
+
+// deadTuples lists the tables at p with rows that nobody can see any more and
+// nobody may remove yet.
+func deadTuples(ctx context.Context, p *place) (string, error) {
+	rows, _ := p.pool.Query(ctx, `SELECT relname || ' ' || n_dead_tup FROM pg_stat_user_tables
+		WHERE schemaname = $1 AND n_dead_tup > 0 AND relname <> 'schema_version' ORDER BY relname`, p.schema)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if len(tables) == 0 {
+		tables = []string{"none"}
+	}
+	return strings.Join(tables, ", "), err
+}
+
+// A stream writes messages at a constant rate.
+type stream struct {
+	ours    *ours
+	wake    func()
+	written atomic.Int64
+}
+
+// start writes until stop is called.
+func (s *stream) start(ctx context.Context) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var (
+		wg    sync.WaitGroup
+		fault error
+	)
+	wg.Go(func() { fault = s.run(ctx) })
+	return func() error {
+		cancel()
+		wg.Wait()
+		return fault
+	}
+}
+
+func (s *stream) run(ctx context.Context) error {
+	tick := time.NewTicker(holdTick)
+	defer tick.Stop()
+	start := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		due := int64(time.Since(start).Seconds()*holdRate) - s.written.Load()
+		n := int(min(due, holdCatchUp))
+		// The transaction is not cut short: whether it has committed would be unknown.
+		work := context.WithoutCancel(ctx)
+		err := pgx.BeginFunc(work, s.ours.pool, func(tx pgx.Tx) error { return s.ours.store(work, tx, n) })
+		if err != nil {
+			return err
+		}
+		s.wake()
+		s.written.Add(int64(n))
+	}
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

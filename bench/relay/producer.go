@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/bench/internal/target"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+const (
+	clients   = 32
+	stockRows = 10_000
+	catchUp   = 30 * time.Second // for the relay, after a slice
+)
+
+// A producerRun is one measurement. Without a goal it is for information.
+type producerRun struct {
+	slot string
+	real bool // the relay publishes to RabbitMQ
+	goal float64
+}
+
+var producerRuns = []producerRun{
+	{"ours-log", false, 0.9},
+	{"ours-log", true, 0},
+	{"ours-table", false, 0},
+}
+
+// producers measures what an outbox row costs the transaction that writes it,
+// while the relay publishes: to a broker that costs nothing, and to RabbitMQ, which
+// takes its part of the processors.
+func (b *bench) producers(ctx context.Context) ([]target.Target, error) {
+	var targets []target.Target
+	for _, s := range b.servers {
+		for _, run := range producerRuns {
+			value, err := b.producer(ctx, s, run)
+			if err != nil {
+				return nil, fmt.Errorf("server %s, slot %s: %w", s.name, run.slot, err)
+			}
+			if value > 0 && run.goal > 0 {
+				targets = append(targets, target.Target{Name: "producer-" + s.name + "-" + run.slot, Value: value, Goal: run.goal})
+			}
+		}
+	}
+	return targets, nil
+}
+
+// producer returns the median of the rounds' ratios, 0 if the slot is not built.
+func (b *bench) producer(ctx context.Context, s *server, run producerRun) (ratio float64, err error) {
+	use := "producer"
+	if run.real {
+		use = "producer-rabbitmq"
+	}
+	sub, o, err := b.openOwn(ctx, s, run.slot, use)
+	if err != nil || sub == nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, sub.close()) }()
+	var pub outbox.Publisher = accepting{}
+	if run.real {
+		pub = o.publisher
+	}
+	shop, err := openShop(ctx, o, pub)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, shop.close()) }()
+	var ratios, bare []float64
+	for round := range b.rounds + 1 {
+		with, without, err := shop.round(ctx, b.slice, round%2 == 0)
+		if err != nil {
+			return 0, err
+		}
+		if round == 0 {
+			continue // warms connections and plans up
+		}
+		ratios, bare = append(ratios, with/without), append(bare, without)
+	}
+	fmt.Printf("%s %-6s %-10s %5.0f transactions/s, with an outbox row %.2f of that; messages behind %d\n",
+		use, s.name, run.slot, target.Median(bare), target.Median(ratios), shop.behind)
+	return target.Median(ratios), nil
+}
+
+// A shop takes orders: it has a business transaction as users write it, one round
+// trip for each statement.
+type shop struct {
+	ours      *ours
+	pool      *pgxpool.Pool
+	relay     *outbox.Relay
+	stopRelay func() error
+	published *counter
+	written   atomic.Int64
+	behind    int64 // messages, when the last slice ended
+}
+
+func openShop(ctx context.Context, o *ours, pub outbox.Publisher) (_ *shop, err error) {
+	s := &shop{ours: o, published: newCounter(unlimited)}
+	for _, statement := range []string{
+		"CREATE TABLE stock (id int PRIMARY KEY, quantity bigint NOT NULL)",
+		"CREATE TABLE shop_order (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, item int NOT NULL, customer text NOT NULL, amount bigint NOT NULL)",
+		fmt.Sprintf("INSERT INTO stock SELECT n, 1000000000 FROM generate_series(1, %d) AS n", stockRows),
+	} {
+		if _, err := o.pool.Exec(ctx, statement); err != nil {
+			return nil, err
+		}
+	}
+	if err := o.vacuum(ctx); err != nil {
+		return nil, err
+	}
+	if s.pool, err = o.connect(ctx, "shop", clients); err != nil {
+		return nil, err
+	}
+	if s.relay, s.stopRelay, err = o.start(ctx, counted{pub, s.published}); err != nil {
+		s.pool.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *shop) close() error {
+	s.pool.Close()
+	return s.stopRelay()
+}
+
+// round measures one slice without and one with outbox rows. Which is first
+// changes, since what comes later has the larger tables.
+func (s *shop) round(ctx context.Context, slice time.Duration, withFirst bool) (with, without float64, err error) {
+	for _, outbox := range []bool{withFirst, !withFirst} {
+		rate, err := s.serve(ctx, slice, outbox)
+		if err != nil {
+			return 0, 0, err
+		}
+		if !outbox {
+			without = rate
+			continue
+		}
+		with = rate
+		if err := s.catchUp(ctx); err != nil {
+			return 0, 0, err
+		}
+	}
+	return with, without, nil
+}
+
+// serve lets the clients order for a while and returns the transactions per second.
+func (s *shop) serve(ctx context.Context, slice time.Duration, withOutbox bool) (float64, error) {
+	var (
+		wg     sync.WaitGroup
+		orders atomic.Int64
+		faults = make([]error, clients)
+		start  = time.Now()
+	)
+	for i := range clients {
+		wg.Go(func() {
+			for faults[i] == nil && time.Since(start) < slice && ctx.Err() == nil {
+				if faults[i] = s.order(ctx, withOutbox); faults[i] == nil {
+					orders.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(start)
+	if withOutbox {
+		s.written.Add(orders.Load())
+		s.behind = s.written.Load() - s.published.count.Load()
+	}
+	return float64(orders.Load()) / took.Seconds(), errors.Join(faults...)
+}
+
+// order is the business transaction.
+func (s *shop) order(ctx context.Context, withOutbox bool) error {
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		item := 1 + rand.N(stockRows)
+		if _, err := tx.Exec(ctx, "UPDATE stock SET quantity = quantity - 1 WHERE id = $1", item); err != nil {
+			return err
+		}
+		var id int64
+		err := tx.QueryRow(ctx, "INSERT INTO shop_order (item, customer, amount) VALUES ($1, $2, $3) RETURNING id", item, "c-17", 4200).Scan(&id)
+		if err != nil || !withOutbox {
+			return err
+		}
+		return s.ours.writer.Write(ctx, tx, s.ours.message(fmt.Sprintf("order-%d", id)))
+	})
+	if err == nil && withOutbox {
+		s.relay.Wake()
+	}
+	return err
+}
+
+// catchUp waits until the relay has published everything and empties the queue,
+// so that the next slice has the machine to itself.
+func (s *shop) catchUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, catchUp)
+	defer cancel()
+	for s.published.count.Load() < s.written.Load() {
+		if err := sleep(ctx, depthPause); err != nil {
+			return fmt.Errorf("published are %d of %d messages: %w", s.published.count.Load(), s.written.Load(), err)
+		}
+	}
+	return s.ours.queue.purge()
+}
