@@ -51,6 +51,7 @@ var holdRuns = []holdRun{
 // The broker takes everything at once: it is not what is measured.
 func (b *bench) holds(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
+	free := make(map[string]float64) // of each slot, with nothing held
 	for _, run := range holdRuns {
 		sub, o, err := b.openOwn(ctx, b.servers[0], run.slot, "hold-"+string(run.held))
 		if err != nil {
@@ -59,7 +60,8 @@ func (b *bench) holds(ctx context.Context) ([]target.Target, error) {
 		if sub == nil {
 			continue
 		}
-		growth, err := run.measure(ctx, o, time.Duration(run.share*float64(b.hold)))
+		length := time.Duration(run.share * float64(b.hold))
+		seen, err := run.measure(ctx, o, length)
 		if err := errors.Join(err, sub.close()); err != nil {
 			if errors.Is(err, errNoSchedstat) {
 				fmt.Println("hold NOT MEASURED:", errNoSchedstat)
@@ -67,49 +69,64 @@ func (b *bench) holds(ctx context.Context) ([]target.Target, error) {
 			}
 			return nil, fmt.Errorf("slot %s, holding %s: %w", run.slot, run.held, err)
 		}
+		fmt.Printf("hold %s, %s held for %v: %s\n", run.slot, run.held, length, seen)
+		if run.held == heldNone {
+			free[run.slot] = target.Median(seen.windows)
+		} else if base := free[run.slot]; base > 0 {
+			fmt.Printf("hold %s, %s/%s %.2f\n", run.slot, run.held, heldNone, target.Median(seen.windows)/base)
+		}
 		if run.goal > 0 {
-			targets = append(targets, target.Target{Name: fmt.Sprintf("growth-%s-%s", run.slot, run.held), Value: growth, Goal: run.goal, AtMost: true})
+			targets = append(targets, target.Target{
+				Name: fmt.Sprintf("growth-%s-%s", run.slot, run.held), Value: seen.growth(), Goal: run.goal, AtMost: true,
+			})
 		}
 	}
 	return targets, nil
 }
 
-// measure runs writer and relay for as long as told, says what it saw, and
-// returns by how much the relay's time per message has grown.
-func (run holdRun) measure(ctx context.Context, o *ours, length time.Duration) (growth float64, err error) {
+// A sighting is what was seen of a relay.
+type sighting struct {
+	windows []float64 // milliseconds for 1,000 messages on the database's processors
+	behind  int64     // messages, at the end
+	dead    string    // tuples, by table
+}
+
+// growth is by how much the relay's time for a message has grown.
+func (s sighting) growth() float64 { return s.windows[len(s.windows)-1] / s.windows[0] }
+
+func (s sighting) String() string {
+	return fmt.Sprintf("database ms per 1,000 messages %.1f, growth %.2f; %d messages behind; dead tuples: %s",
+		s.windows, s.growth(), s.behind, s.dead)
+}
+
+// measure lets a writer and a relay run for as long as told.
+func (run holdRun) measure(ctx context.Context, o *ours, length time.Duration) (seen sighting, err error) {
 	m, err := newMeter(o.place)
 	if err != nil {
-		return 0, err
+		return seen, err
 	}
 	c := newCounter(unlimited)
 	r, stopRelay, err := o.start(ctx, counted{accepting{}, c})
 	if err != nil {
-		return 0, err
+		return seen, err
 	}
 	s := &stream{ours: o, wake: r.Wake}
 	stopStream := s.start(ctx)
 	defer func() { err = errors.Join(err, stopStream(), stopRelay()) }()
 	if err := sleep(ctx, holdWarmUp); err != nil {
-		return 0, err
+		return seen, err
 	}
 	release, err := run.held.begin(ctx, o.place)
 	if err != nil {
-		return 0, err
+		return seen, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	windows, err := measureWindows(ctx, m, c, length)
-	if err != nil {
-		return 0, err
+	if seen.windows, err = measureWindows(ctx, m, c, length); err != nil {
+		return seen, err
 	}
-	behind := s.written.Load() - c.count.Load()
-	dead, err := deadTuples(ctx, o.place)
-	if err != nil {
-		return 0, err
-	}
-	growth = windows[len(windows)-1] / windows[0]
-	fmt.Printf("hold %s, %s held for %v: relay's database ms per 1,000 messages %.1f, growth %.2f; %d messages behind; dead tuples: %s\n",
-		run.slot, run.held, length, windows, growth, behind, dead)
-	return growth, nil
+	seen.behind = s.written.Load() - c.count.Load()
+	seen.dead, err = deadTuples(ctx, o.place)
+	return seen, err
 }
 
 // measureWindows returns the relay's milliseconds for a thousand messages in

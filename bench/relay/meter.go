@@ -17,7 +17,8 @@ import (
 var errNoSchedstat = errors.New("no /proc/PID/schedstat on this machine")
 
 // A meter tells how long the sessions of one application have been on a
-// processor. A session that has ended keeps the time that it was last seen with.
+// processor. A session that has ended keeps the time that it was last seen with;
+// one that came and went between two readings, as parallel workers do, is missed.
 type meter struct {
 	pool        *pgxpool.Pool
 	application string

@@ -14,35 +14,28 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// A variant is a way in which the outbox keeps its messages.
-type variant struct {
-	writer outbox.WriterOptions
-	relay  outbox.RelayOptions
-}
-
-// logTable deletes what is published.
-var logTable = variant{}
-
 // An ours is the outbox, as a service uses it.
 type ours struct {
 	*place
-	variant   variant
+	options   outbox.RelayOptions
 	writer    *outbox.Writer
 	publisher *rabbitmq.Publisher
 }
 
-func openOurs(v variant) func(context.Context, *place) (relay, error) {
-	return func(ctx context.Context, p *place) (relay, error) { return newOurs(ctx, p, v) }
+// openOurs is for a relay with these options; what the outbox's log is kept in is
+// one of them.
+func openOurs(options outbox.RelayOptions) func(context.Context, *place) (relay, error) {
+	return func(ctx context.Context, p *place) (relay, error) { return newOurs(ctx, p, options) }
 }
 
-func newOurs(ctx context.Context, p *place, v variant) (*ours, error) {
+func newOurs(ctx context.Context, p *place, options outbox.RelayOptions) (*ours, error) {
 	if err := migrations.Up(ctx, p.server.url, p.schema); err != nil {
 		return nil, err
 	}
-	v.writer.Schema, v.relay.Schema = p.schema, p.schema
-	o := &ours{place: p, variant: v}
+	options.Schema = p.schema
+	o := &ours{place: p, options: options}
 	var err error
-	if o.writer, err = outbox.NewWriter(&v.writer); err != nil {
+	if o.writer, err = outbox.NewWriter(&outbox.WriterOptions{Schema: p.schema}); err != nil {
 		return nil, err
 	}
 	o.publisher, err = rabbitmq.NewPublisher(p.queue.cfg, nil)
@@ -76,7 +69,7 @@ func (o *ours) run(ctx context.Context, c *counter) error {
 }
 
 func (o *ours) newRelay(pub outbox.Publisher) (*outbox.Relay, error) {
-	return outbox.NewRelay(o.relays, pub, &o.variant.relay)
+	return outbox.NewRelay(o.relays, pub, &o.options)
 }
 
 // start runs a relay to pub until stop is called.

@@ -113,7 +113,7 @@ func openShop(ctx context.Context, o *ours, pub outbox.Publisher) (_ *shop, err 
 			return nil, err
 		}
 	}
-	if err := o.vacuum(ctx); err != nil {
+	if err := o.tend(ctx, "VACUUM ANALYZE"); err != nil {
 		return nil, err
 	}
 	if s.pool, err = o.connect(ctx, "shop", clients); err != nil {
@@ -134,12 +134,12 @@ func (s *shop) close() error {
 // round measures one slice without and one with outbox rows. Which is first
 // changes, since what comes later has the larger tables.
 func (s *shop) round(ctx context.Context, slice time.Duration, withFirst bool) (with, without float64, err error) {
-	for _, outbox := range []bool{withFirst, !withFirst} {
-		rate, err := s.serve(ctx, slice, outbox)
+	for _, withOutbox := range []bool{withFirst, !withFirst} {
+		rate, err := s.serve(ctx, slice, withOutbox)
 		if err != nil {
 			return 0, 0, err
 		}
-		if !outbox {
+		if !withOutbox {
 			without = rate
 			continue
 		}

@@ -15,7 +15,8 @@ import (
 
 const rawWindow = 1000 // messages that may be unconfirmed
 
-// A sender is a channel in confirm mode.
+// A sender is a channel in confirm mode. It counts what the broker returns: a
+// returned message is confirmed as well, and would pass for delivered.
 type sender struct {
 	ch       *amqp.Channel
 	exchange string
@@ -76,7 +77,8 @@ func dialPeer(p *place) (*amqp.Connection, error) {
 }
 
 // A raw publishes without a database, with a window of unconfirmed messages on
-// one channel: no relay that uses one channel can be faster.
+// one channel: what the client library and the broker can do if nobody has to read
+// the messages from anywhere or to remember which of them are out.
 type raw struct {
 	conn   *amqp.Connection
 	sender *sender

@@ -122,7 +122,7 @@ func (s *server) probe(ctx context.Context) (version string, err error) {
 // describe prints what else the figures depend on.
 func describe(b *broker) {
 	fmt.Printf("machine %d processors, %s/%s, %s\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
-	fmt.Printf("broker RabbitMQ %v, quorum queues on one node\n", b.conn.Properties["version"])
+	fmt.Printf("broker RabbitMQ %v, one node with one scheduler, quorum queues\n", b.conn.Properties["version"])
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return

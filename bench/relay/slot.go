@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/outbox"
 )
 
 const (
@@ -35,7 +37,8 @@ type relay interface {
 	close() error
 }
 
-// A slot is a relay to be compared. One without open is not built yet.
+// A slot is a relay to be compared. The order is that of a round: what is held
+// against each other is measured one right after the other. One without open is not built yet.
 type slot struct {
 	name string
 	open func(ctx context.Context, p *place) (relay, error)
@@ -44,7 +47,7 @@ type slot struct {
 var slots = []slot{
 	{"raw", openRaw},
 	{"ours-log", nil},
-	{"ours-table", openOurs(logTable)},
+	{"ours-table", openOurs(outbox.RelayOptions{})},
 	{"river-style", openClaims},
 	{"forwarder-pool1", openForwarder(1)},
 	{"forwarder-default", openForwarder(0)},
@@ -101,13 +104,13 @@ func (p *place) close() {
 	}
 }
 
-// vacuum does what autovacuum would have done by the time a backlog is as long
-// as in production: without statistics, plans are a matter of luck.
-func (p *place) vacuum(ctx context.Context) error {
+// tend runs a maintenance command on every table of the place: what autovacuum
+// would have come round to in a longer life than a slice's.
+func (p *place) tend(ctx context.Context, command string) error {
 	rows, _ := p.pool.Query(ctx, "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname = $1", p.schema)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err == nil && len(tables) > 0 {
-		_, err = p.pool.Exec(ctx, "VACUUM ANALYZE "+strings.Join(tables, ", "))
+		_, err = p.pool.Exec(ctx, command+" "+strings.Join(tables, ", "))
 	}
 	return err
 }
@@ -140,9 +143,10 @@ func (s *subject) close() error {
 	return s.relay.close()
 }
 
-// fill makes a backlog of n messages.
+// fill makes a backlog of n messages, on tables without the dead rows of the
+// slice before and with the statistics that plans depend on.
 func (s *subject) fill(ctx context.Context, n int) error {
-	if err := errors.Join(s.relay.clear(ctx), s.queue.purge()); err != nil {
+	if err := errors.Join(s.relay.clear(ctx), s.queue.purge(), s.tend(ctx, "VACUUM")); err != nil {
 		return err
 	}
 	var (
@@ -167,7 +171,7 @@ func (s *subject) fill(ctx context.Context, n int) error {
 	if err := errors.Join(faults...); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
-	return s.vacuum(ctx)
+	return s.tend(ctx, "ANALYZE")
 }
 
 // drain stores n messages and returns how long it took from the relay's start
