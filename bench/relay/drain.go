@@ -90,6 +90,11 @@ func (b *bench) drainRates(ctx context.Context, s *server) (rates map[string][]f
 		sub.backlog = warmBacklog
 		subjects = append(subjects, sub)
 	}
+	defer func() {
+		for _, sub := range subjects {
+			fmt.Printf("drain %-6s %-17s %s\n", s.name, sub.slot, sub.used.each(sub.drained))
+		}
+	}()
 	rates = make(map[string][]float64)
 	for round := range b.rounds + 1 {
 		for _, sub := range subjects {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
@@ -47,14 +48,34 @@ func main() {
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
 	flag.DurationVar(&b.slice, "slice", time.Second, "length of one measurement, about")
 	flag.DurationVar(&b.hold, "hold", time.Minute, "how long a snapshot is held open")
+	profile := flag.String("cpuprofile", "", "write a CPU profile of this process to the file")
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
 	flag.Parse()
+	if *profile != "" {
+		defer startProfile(*profile)()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := b.run(ctx, strings.Split(*list, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
+	}
+}
+
+// startProfile profiles until the function returned is called.
+func startProfile(path string) (stop func()) {
+	f, err := os.Create(path)
+	if err == nil {
+		err = pprof.StartCPUProfile(f)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		return func() {}
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -25,14 +26,25 @@ const (
 // A producerRun is one measurement. Without a goal it is for information.
 type producerRun struct {
 	slot string
+	way  way
 	real bool // the relay publishes to RabbitMQ
 	goal float64
 }
 
+// A way is how an outbox row gets into the transaction.
+type way string
+
+const (
+	bare   way = "bare"  // not at all
+	write  way = "write" // in a round trip of its own
+	queued way = "queue" // in the round trip of the order's row
+)
+
 var producerRuns = []producerRun{
-	{"ours-log", false, 0.9},
-	{"ours-log", true, 0},
-	{"ours-table", false, 0},
+	{"ours-log", queued, false, 0.9},
+	{"ours-log", write, false, 0},
+	{"ours-log", queued, true, 0},
+	{"ours-table", queued, false, 0},
 }
 
 // producers measures what an outbox row costs the transaction that writes it,
@@ -47,7 +59,7 @@ func (b *bench) producers(ctx context.Context) ([]target.Target, error) {
 				return nil, fmt.Errorf("server %s, slot %s: %w", s.name, run.slot, err)
 			}
 			if value > 0 && run.goal > 0 {
-				targets = append(targets, target.Target{Name: "producer-" + s.name + "-" + run.slot, Value: value, Goal: run.goal})
+				targets = append(targets, target.Target{Name: "producer-" + s.name + "-" + run.slot + "-" + string(run.way), Value: value, Goal: run.goal})
 			}
 		}
 	}
@@ -56,9 +68,9 @@ func (b *bench) producers(ctx context.Context) ([]target.Target, error) {
 
 // producer returns the median of the rounds' ratios, 0 if the slot is not built.
 func (b *bench) producer(ctx context.Context, s *server, run producerRun) (ratio float64, err error) {
-	use := "producer"
+	use := "producer-" + string(run.way)
 	if run.real {
-		use = "producer-rabbitmq"
+		use += "-rabbitmq"
 	}
 	sub, o, err := b.openOwn(ctx, s, run.slot, use)
 	if err != nil || sub == nil {
@@ -74,19 +86,19 @@ func (b *bench) producer(ctx context.Context, s *server, run producerRun) (ratio
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, shop.close()) }()
-	var ratios, bare []float64
+	var ratios, rates []float64
 	for round := range b.rounds + 1 {
-		with, without, err := shop.round(ctx, b.slice, round%2 == 0)
+		with, without, err := shop.round(ctx, b.slice, run.way, round%2 == 0)
 		if err != nil {
 			return 0, err
 		}
 		if round == 0 {
 			continue // warms connections and plans up
 		}
-		ratios, bare = append(ratios, with/without), append(bare, without)
+		ratios, rates = append(ratios, with/without), append(rates, without)
 	}
-	fmt.Printf("%s %-6s %-10s %5.0f transactions/s, with an outbox row %.2f of that; messages behind %d\n",
-		use, s.name, run.slot, target.Median(bare), target.Median(ratios), shop.behind)
+	fmt.Printf("%-24s %-6s %-10s %5.0f transactions/s, with an outbox row %.2f of that; messages behind %d\n",
+		use, s.name, run.slot, target.Median(rates), target.Median(ratios), shop.behind)
 	return target.Median(ratios), nil
 }
 
@@ -106,7 +118,7 @@ func openShop(ctx context.Context, o *ours, pub outbox.Publisher) (_ *shop, err 
 	s := &shop{ours: o, published: newCounter(unlimited)}
 	for _, statement := range []string{
 		"CREATE TABLE stock (id int PRIMARY KEY, quantity bigint NOT NULL)",
-		"CREATE TABLE shop_order (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, item int NOT NULL, customer text NOT NULL, amount bigint NOT NULL)",
+		"CREATE TABLE shop_order (id uuid PRIMARY KEY, item int NOT NULL, customer text NOT NULL, amount bigint NOT NULL)",
 		fmt.Sprintf("INSERT INTO stock SELECT n, 1000000000 FROM generate_series(1, %d) AS n", stockRows),
 	} {
 		if _, err := o.pool.Exec(ctx, statement); err != nil {
@@ -133,13 +145,17 @@ func (s *shop) close() error {
 
 // round measures one slice without and one with outbox rows. Which is first
 // changes, since what comes later has the larger tables.
-func (s *shop) round(ctx context.Context, slice time.Duration, withFirst bool) (with, without float64, err error) {
-	for _, withOutbox := range []bool{withFirst, !withFirst} {
-		rate, err := s.serve(ctx, slice, withOutbox)
+func (s *shop) round(ctx context.Context, slice time.Duration, w way, withFirst bool) (with, without float64, err error) {
+	ways := []way{bare, w}
+	if withFirst {
+		ways = []way{w, bare}
+	}
+	for _, w := range ways {
+		rate, err := s.serve(ctx, slice, w)
 		if err != nil {
 			return 0, 0, err
 		}
-		if !withOutbox {
+		if w == bare {
 			without = rate
 			continue
 		}
@@ -152,7 +168,7 @@ func (s *shop) round(ctx context.Context, slice time.Duration, withFirst bool) (
 }
 
 // serve lets the clients order for a while and returns the transactions per second.
-func (s *shop) serve(ctx context.Context, slice time.Duration, withOutbox bool) (float64, error) {
+func (s *shop) serve(ctx context.Context, slice time.Duration, w way) (float64, error) {
 	var (
 		wg     sync.WaitGroup
 		orders atomic.Int64
@@ -162,7 +178,7 @@ func (s *shop) serve(ctx context.Context, slice time.Duration, withOutbox bool) 
 	for i := range clients {
 		wg.Go(func() {
 			for faults[i] == nil && time.Since(start) < slice && ctx.Err() == nil {
-				if faults[i] = s.order(ctx, withOutbox); faults[i] == nil {
+				if faults[i] = s.order(ctx, w); faults[i] == nil {
 					orders.Add(1)
 				}
 			}
@@ -170,28 +186,40 @@ func (s *shop) serve(ctx context.Context, slice time.Duration, withOutbox bool) 
 	}
 	wg.Wait()
 	took := time.Since(start)
-	if withOutbox {
+	if w != bare {
 		s.written.Add(orders.Load())
 		s.behind = s.written.Load() - s.published.count.Load()
 	}
 	return float64(orders.Load()) / took.Seconds(), errors.Join(faults...)
 }
 
+const (
+	sqlTakeStock = "UPDATE stock SET quantity = quantity - 1 WHERE id = $1"
+	sqlAddOrder  = "INSERT INTO shop_order (id, item, customer, amount) VALUES ($1, $2, $3, $4)"
+)
+
 // order is the business transaction.
-func (s *shop) order(ctx context.Context, withOutbox bool) error {
+func (s *shop) order(ctx context.Context, w way) error {
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		item := 1 + rand.N(stockRows)
-		if _, err := tx.Exec(ctx, "UPDATE stock SET quantity = quantity - 1 WHERE id = $1", item); err != nil {
+		item, id := 1+rand.N(stockRows), uuid.New()
+		if _, err := tx.Exec(ctx, sqlTakeStock, item); err != nil {
 			return err
 		}
-		var id int64
-		err := tx.QueryRow(ctx, "INSERT INTO shop_order (item, customer, amount) VALUES ($1, $2, $3) RETURNING id", item, "c-17", 4200).Scan(&id)
-		if err != nil || !withOutbox {
+		if w == queued {
+			batch := &pgx.Batch{}
+			batch.Queue(sqlAddOrder, id, item, "c-17", 4200)
+			if err := s.ours.writer.Queue(batch, s.ours.message(id.String())); err != nil {
+				return err
+			}
+			return tx.SendBatch(ctx, batch).Close()
+		}
+		_, err := tx.Exec(ctx, sqlAddOrder, id, item, "c-17", 4200)
+		if err != nil || w == bare {
 			return err
 		}
-		return s.ours.writer.Write(ctx, tx, s.ours.message(fmt.Sprintf("order-%d", id)))
+		return s.ours.writer.Write(ctx, tx, s.ours.message(id.String()))
 	})
-	if err == nil && withOutbox {
+	if err == nil && w != bare {
 		s.relay.Wake()
 	}
 	return err

@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/outbox"
 )
 
 const rawWindow = 1000 // messages that may be unconfirmed
@@ -42,9 +44,15 @@ func newSender(conn *amqp.Connection, exchange string) (*sender, error) {
 	return s, nil
 }
 
+// publish sends a message with the properties and headers that ours has.
 func (s *sender) publish(ctx context.Context, id string, body []byte) (*amqp.DeferredConfirmation, error) {
+	now := time.Now().UTC()
 	return s.ch.PublishWithDeferredConfirmWithContext(ctx, s.exchange, "", true, false, amqp.Publishing{
-		DeliveryMode: amqp.Persistent, ContentType: "application/json", MessageId: id, Body: body,
+		DeliveryMode: amqp.Persistent, ContentType: "application/json", MessageId: id, CorrelationId: id, Type: s.exchange, Timestamp: now, Body: body,
+		Headers: amqp.Table{
+			outbox.HeaderKey: "order-1234567:reserve", outbox.HeaderScope: "bench",
+			outbox.PropertyTimestamp: now.Format(time.RFC3339Nano), // the property has whole seconds only
+		},
 	})
 }
 
@@ -76,7 +84,7 @@ func dialPeer(p *place) (*amqp.Connection, error) {
 	return conn, nil
 }
 
-// A raw publishes without a database, with a window of unconfirmed messages on
+// A raw publishes the same messages without a database, with a window of unconfirmed messages on
 // one channel: what the client library and the broker can do if nobody has to read
 // the messages from anywhere or to remember which of them are out.
 type raw struct {
@@ -112,7 +120,7 @@ func (r *raw) run(ctx context.Context, c *counter) error {
 			continue
 		}
 		var err error
-		if unconfirmed[slot], err = r.sender.publish(ctx, strconv.Itoa(i), payload); err != nil {
+		if unconfirmed[slot], err = r.sender.publish(ctx, uuid.NewString(), payload); err != nil {
 			return err
 		}
 	}

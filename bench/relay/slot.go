@@ -46,8 +46,8 @@ type slot struct {
 
 var slots = []slot{
 	{"raw", openRaw},
-	{"ours-log", nil},
-	{"ours-table", openOurs(outbox.RelayOptions{})},
+	{"ours-log", openOurs(outbox.RelayOptions{})},
+	{"ours-table", openOurs(outbox.RelayOptions{Log: outbox.LogTable})},
 	{"river-style", openClaims},
 	{"forwarder-pool1", openForwarder(1)},
 	{"forwarder-default", openForwarder(0)},
@@ -120,7 +120,9 @@ type subject struct {
 	*place
 	slot    string
 	relay   relay
-	backlog int // messages in one slice
+	used    usage // by its drains
+	drained int   // messages
+	backlog int   // messages in one slice
 }
 
 // newSubject opens sl on s. use tells its tables and its queue from those that
@@ -188,6 +190,7 @@ func (s *subject) drain(ctx context.Context, n int) (took time.Duration, err err
 		wg    sync.WaitGroup
 		fault error
 		c     = newCounter(n)
+		used  = readUsage()
 		start = time.Now()
 	)
 	wg.Go(func() {
@@ -196,6 +199,7 @@ func (s *subject) drain(ctx context.Context, n int) (took time.Duration, err err
 	})
 	err = c.wait(work)
 	took = time.Since(start)
+	s.used, s.drained = s.used.plus(readUsage().since(used)), s.drained+n
 	stop()
 	wg.Wait()
 	if err := errors.Join(fault, err); err != nil {

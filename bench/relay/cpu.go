@@ -1,0 +1,77 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// kernelTick is the unit of times in /proc/PID/stat.
+const kernelTick = 10 * time.Millisecond
+
+// usage is processor time by who used it.
+type usage struct{ client, database, broker time.Duration }
+
+// readUsage reads what this process and the servers that it started have used so
+// far. It is zero where there is no /proc.
+func readUsage() (u usage) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
+	parents, names, times := map[int]int{}, map[int]string{}, map[int]time.Duration{}
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		var pid int
+		_, _ = fmt.Sscan(string(text), &pid)
+		open, end := strings.IndexByte(string(text), '('), strings.LastIndexByte(string(text), ')')
+		fields := strings.Fields(string(text[end+1:])) // state, ppid, …; utime and stime are the 12th and 13th
+		if open < 0 || len(fields) < 13 {
+			continue
+		}
+		parents[pid], _ = strconv.Atoi(fields[1])
+		names[pid] = string(text[open+1 : end])
+		user, _ := strconv.Atoi(fields[11])
+		system, _ := strconv.Atoi(fields[12])
+		times[pid] = time.Duration(user+system) * kernelTick
+	}
+	for pid, used := range times {
+		switch {
+		case pid == os.Getpid():
+			u.client += used
+		case !descends(parents, pid):
+		case names[pid] == "postgres":
+			u.database += used
+		case names[pid] == "beam.smp":
+			u.broker += used
+		}
+	}
+	return u
+}
+
+// descends reports whether pid is a descendant of this process.
+func descends(parents map[int]int, pid int) bool {
+	for ; pid > 1; pid = parents[pid] {
+		if pid == os.Getpid() {
+			return true
+		}
+	}
+	return false
+}
+
+func (u usage) since(before usage) usage {
+	return usage{u.client - before.client, u.database - before.database, u.broker - before.broker}
+}
+
+func (u usage) plus(v usage) usage {
+	return usage{u.client + v.client, u.database + v.database, u.broker + v.broker}
+}
+
+// each says what one of n messages has cost.
+func (u usage) each(n int) string {
+	micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(n) }
+	return fmt.Sprintf("processor µs per message: client %.1f, database %.1f, broker %.1f", micros(u.client), micros(u.database), micros(u.broker))
+}
