@@ -49,6 +49,7 @@ type leader struct {
 	heldAfter uint64    // the difference of the log that was read at the time; they go after a later one
 
 	expiry   *time.Timer // ends the tenure with the lease
+	readAt   time.Time // not before
 	renewAt  time.Time
 	rotateAt time.Time
 	turnedAt time.Time              // when new messages last went to another leaf
@@ -172,7 +173,10 @@ func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
 	if err != nil {
 		return settled + read, err
 	}
-	return settled + read + due, l.rotate(ctx)
+	if err := l.rotate(ctx); err != nil && ctx.Err() == nil {
+		l.r.opts.Logger.WarnContext(ctx, "outbox: the log's tables do not rotate", "schema", l.r.opts.Schema, "error", err)
+	}
+	return settled + read + due, nil
 }
 
 // room returns how many messages may be read.
@@ -189,7 +193,7 @@ func (l *leader) room() int {
 func (l *leader) readLog(ctx context.Context) (int, error) {
 	room := l.room()
 	l.backlog = false
-	if room <= 0 {
+	if room <= 0 || time.Now().Before(l.readAt) {
 		return 0, nil
 	}
 	rows, after, err := l.reader.read(ctx, room)
@@ -197,6 +201,11 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 		return 0, fmt.Errorf("outbox: %w", err)
 	}
 	l.backlog = len(rows) == room || !l.reader.caughtUp()
+	if len(rows) > 1 && !l.backlog {
+		// Many are writing: a read for each commit would cost them more than the
+		// little that the messages wait for each other.
+		l.readAt = time.Now().Add(l.r.opts.PollMin)
+	}
 	if len(rows) > 0 {
 		if err := failpoint.Hit("outbox/after-read"); err != nil {
 			return 0, err
@@ -231,27 +240,11 @@ func (l *leader) dispatch(rows []row, after cursor, held bool) {
 // wait waits until there may be something to do: a page is decided, somebody has
 // committed messages, or it is time to look.
 func (l *leader) wait(ctx, work context.Context, n int) {
-	wake, wait := l.r.wake, time.Duration(0)
-	switch {
-	case l.failures > 0:
-		wait, wake = failurePolicy.Wait(l.failures), nil
-	case l.inFlight >= l.r.opts.Window || ctx.Err() != nil:
-		wait, wake = l.r.opts.PollMax, nil // for the broker
-	case n > 0 || l.backlog:
-		l.idle = 0
-		if l.backlog {
-			return
-		}
-		wait = l.r.opts.PollMin
-	case l.heldIn != nil:
-		wait = l.r.opts.PollMin
-	default:
-		if l.idle++; l.inFlight == 0 {
-			l.r.signals.rested.Send(nil)
-		}
-		wait = backoff.Policy{Base: l.r.opts.PollMin, Cap: l.r.opts.PollMax}.Ceiling(l.idle)
+	wait, wake := l.pause(ctx, n)
+	if wait <= 0 {
+		return
 	}
-	timer := time.NewTimer(wait)
+	timer := time.NewTimer(min(wait, max(time.Until(l.renewAt), 0)))
 	defer timer.Stop()
 	stop := ctx.Done()
 	if ctx.Err() != nil {
@@ -265,4 +258,29 @@ func (l *leader) wait(ctx, work context.Context, n int) {
 	case <-stop:
 	case <-work.Done():
 	}
+}
+
+// pause returns how long to wait after a round that has moved n messages on, and
+// what ends the wait; nil: not a commit.
+func (l *leader) pause(ctx context.Context, n int) (time.Duration, <-chan struct{}) {
+	linger := time.Until(l.readAt)
+	switch {
+	case l.failures > 0:
+		return failurePolicy.Wait(l.failures), nil
+	case l.inFlight >= l.r.opts.Window || ctx.Err() != nil:
+		return l.r.opts.PollMax, nil // for the broker
+	case l.backlog:
+		l.idle = 0
+		return 0, nil
+	case linger > 0:
+		l.idle = 0
+		return linger, nil
+	case n > 0 || l.heldIn != nil:
+		l.idle = 0
+		return l.r.opts.PollMin, l.r.wake
+	}
+	if l.idle++; l.inFlight == 0 {
+		l.r.signals.rested.Send(nil)
+	}
+	return backoff.Policy{Base: l.r.opts.PollMin, Cap: l.r.opts.PollMax}.Ceiling(l.idle), l.r.wake
 }

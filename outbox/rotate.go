@@ -70,13 +70,8 @@ const emptyLeaf = 8 << 10
 // its lock on the leaf; the cursor is behind the fence.
 func (l *leader) empty(ctx context.Context, leaf int) bool {
 	published := false
-	err := pgx.BeginFunc(ctx, l.r.db, func(tx pgx.Tx) error {
-		var epoch int64
-		batch := &pgx.Batch{}
-		batch.Queue(l.r.sql.lockSoon, lockPatience)
-		batch.Queue(l.r.sql.fence, l.tenure.epoch).QueryRow(func(row pgx.Row) error { return row.Scan(&epoch) })
-		batch.Queue(l.r.sql.lockLeaf[leaf])
-		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+	err := l.locked(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, l.r.sql.lockLeaf[leaf]); err != nil {
 			return err
 		}
 		current := leaf
@@ -96,4 +91,19 @@ func (l *leader) empty(ctx context.Context, leaf int) bool {
 		l.r.opts.Logger.DebugContext(ctx, "outbox: the leaf cannot be emptied now", "schema", l.r.opts.Schema, "leaf", leaves[leaf], "error", err)
 	}
 	return published && err == nil
+}
+
+// locked runs f in a transaction that does not wait for locks, while no other
+// relay takes over.
+func (l *leader) locked(ctx context.Context, f func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, l.r.db, func(tx pgx.Tx) error {
+		var epoch int64
+		batch := &pgx.Batch{}
+		batch.Queue(l.r.sql.lockSoon, lockPatience)
+		batch.Queue(l.r.sql.fence, l.tenure.epoch).QueryRow(func(row pgx.Row) error { return overtaken(row.Scan(&epoch)) })
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		return f(tx)
+	})
 }

@@ -139,10 +139,11 @@ func (l *leader) turnCursors(ctx context.Context) {
 	}
 	l.turnAt = l.marks + cursorRows
 	other := 1 - l.tenure.which
-	batch := &pgx.Batch{}
-	batch.Queue(l.r.sql.lockSoon, lockPatience)
-	batch.Queue(l.r.sql.truncateCursor[other])
-	if err := l.r.db.SendBatch(ctx, batch).Close(); err != nil {
+	err := l.locked(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, l.r.sql.truncateCursor[other])
+		return err
+	})
+	if err != nil {
 		l.r.opts.Logger.DebugContext(ctx, "outbox: the older table of cursors is in use", "schema", l.r.opts.Schema, "error", err)
 		return
 	}
