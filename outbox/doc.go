@@ -1,23 +1,42 @@
 // Package outbox stores messages in the transaction that they report on and
 // publishes them once it has committed (the transactional outbox pattern).
 //
-// What is authoritative: the table outbox. A row is there if and only if its
-// transaction committed and the broker has not yet confirmed the message.
-//
-//	stored ──published, confirmed, not returned──► gone
+//	stored ──published, confirmed, not returned──► done with
 //	   │
 //	   └─ the broker refuses it ─► held, refused ──due again──► published, or refused once more
-//	                                   └── attempts used up ──► held, dead: waits for a person
+//	                                   │   └── attempts used up ──► held, dead: waits for a person
+//	                                   └── later messages of its ordering key: held, waiting
 //
 // A message with a Delay starts out held and is published when it is due.
+//
+// # What is authoritative
+//
+// The tables outbox_0, 1, 2 and other are an append-only log: a message is in it
+// if and only if its transaction committed. The newest row of outbox_cursor_0 and
+// 1 says how far the log is published. A position is a pair of snapshots, not
+// an id: ids are drawn before transactions commit, so that a reader which
+// remembers the largest one skips what commits late. What one snapshot shows and
+// the one before did not is read in the order of the ids, and noted as published
+// page by page. A message is never updated or deleted on its way; a table of the log is
+// emptied as a whole, by TRUNCATE, once all of it is published. So a transaction
+// that stays open elsewhere does not slow the log down, and one that has written
+// messages delays its own only.
+//
+// The row outbox_relay says which relay is active. Its epoch rises with each
+// change; what an overtaken relay still tries to note is refused.
 //
 // # After a crash
 //
 //   - Before the writer's COMMIT: nothing was stored, nothing is published.
-//   - Between the broker's confirm and the relay's COMMIT: the row is still there
-//     and is published again, under the same message id. The receiving step's inbox
-//     absorbs it. At most one batch is published twice for each crash.
-//   - The relay's locks end with its session, so another relay takes over at once.
+//   - Of the relay: what was published and not yet noted, at most a
+//     [RelayOptions].Window of messages, is published again under the same
+//     message ids. The receiving step's inbox absorbs it. Another relay takes over
+//     when the lease runs out.
+//   - Of PostgreSQL: the notes of its last moments may be lost with it (they do
+//     not wait for the disk), and what they covered is published again. A message
+//     is never noted by mistake: the log has one order on disk.
+//   - A dump that is restored into another cluster: transaction ids mean nothing
+//     there. The relay notices and publishes all that the log still holds again.
 //
 // # Order
 //
@@ -26,5 +45,6 @@
 // they write, as they do by locking the same row. The relay has one message of a
 // key in flight at a time: a refusal, or an outcome that is not known, holds back
 // what comes later in that key, and nothing else. Only a message that has become
-// dead no longer holds anything back.
+// dead no longer holds anything back. A delayed message counts as written when it is
+// due.
 package outbox

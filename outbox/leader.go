@@ -49,7 +49,7 @@ type leader struct {
 	heldAfter uint64    // the difference of the log that was read at the time; they go after a later one
 
 	expiry   *time.Timer // ends the tenure with the lease
-	readAt   time.Time // not before
+	readAt   time.Time   // not before
 	renewAt  time.Time
 	rotateAt time.Time
 	turnedAt time.Time              // when new messages last went to another leaf
