@@ -54,7 +54,7 @@ func StartNode(t testing.TB) *Node {
 		}
 	}
 	if n.server == "" {
-		t.Skip("no RabbitMQ server installed on this machine")
+		t.Skip("NOT TESTED: no RabbitMQ server is installed on this machine")
 	}
 	if err := n.prepare(); err != nil {
 		t.Fatalf("prepare node: %v", err)
@@ -89,16 +89,7 @@ func (n *Node) Start(t testing.TB) {
 	t.Helper()
 	n.run = exec.Command(n.server)
 	n.run.Dir = n.dir
-	n.run.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8", "HOME=" + n.dir, "ERL_EPMD_ADDRESS=127.0.0.1",
-		"RABBITMQ_NODENAME=" + n.name, "RABBITMQ_NODE_IP_ADDRESS=127.0.0.1",
-		"RABBITMQ_NODE_PORT=" + strconv.Itoa(n.port), "RABBITMQ_DIST_PORT=" + strconv.Itoa(n.dist),
-		"RABBITMQ_MNESIA_BASE=" + n.dir + "/data", "RABBITMQ_LOG_BASE=" + n.dir + "/log",
-		"RABBITMQ_PID_FILE=" + n.dir + "/pid", "RABBITMQ_ENABLED_PLUGINS_FILE=" + n.dir + "/plugins",
-		"RABBITMQ_CONF_ENV_FILE=" + n.dir + "/none", "RABBITMQ_CONFIG_FILE=" + n.dir + "/rabbitmq.conf",
-		"RABBITMQ_CONFIG_FILES=" + n.dir + "/conf.d", "RABBITMQ_ADVANCED_CONFIG_FILE=" + n.dir + "/none",
-		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
-	}
+	n.run.Env = n.environment()
 	// A group of its own, so that the shell script and Erlang die together.
 	n.run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: n.owner}
 	if err := n.run.Start(); err != nil {
@@ -123,6 +114,20 @@ func (n *Node) Start(t testing.TB) {
 		if time.Now().After(deadline) {
 			t.Fatalf("node did not start within %s: %v", bootTimeout, err)
 		}
+	}
+}
+
+// environment is all that the server and its tools take from the surroundings.
+func (n *Node) environment() []string {
+	return []string{
+		"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8", "HOME=" + n.dir, "ERL_EPMD_ADDRESS=127.0.0.1",
+		"RABBITMQ_NODENAME=" + n.name, "RABBITMQ_NODE_IP_ADDRESS=127.0.0.1",
+		"RABBITMQ_NODE_PORT=" + strconv.Itoa(n.port), "RABBITMQ_DIST_PORT=" + strconv.Itoa(n.dist),
+		"RABBITMQ_MNESIA_BASE=" + n.dir + "/data", "RABBITMQ_LOG_BASE=" + n.dir + "/log",
+		"RABBITMQ_PID_FILE=" + n.dir + "/pid", "RABBITMQ_ENABLED_PLUGINS_FILE=" + n.dir + "/plugins",
+		"RABBITMQ_CONF_ENV_FILE=" + n.dir + "/none", "RABBITMQ_CONFIG_FILE=" + n.dir + "/rabbitmq.conf",
+		"RABBITMQ_CONFIG_FILES=" + n.dir + "/conf.d", "RABBITMQ_ADVANCED_CONFIG_FILE=" + n.dir + "/none",
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
 	}
 }
 
