@@ -12,6 +12,8 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/testsignal"
 )
 
 var (
@@ -30,6 +32,12 @@ type SubscriberOptions struct {
 	// and how many the broker sends ahead of their acks. The Config's Qos is
 	// not used: its usual value of 1 means one message at a time. Default: 64.
 	Prefetch int
+	// Key names what a message is about, so that messages with the same key are
+	// handed over one at a time and in order: see [Subscriber.Subscribe]. It is
+	// called once for each delivery, before the handler sees the message, by one
+	// goroutine for each subscription; it must not wait for anything. A message
+	// with the key "" is in no order with any other. Default: none has a key.
+	Key func(*message.Message) string
 	// NackDelay is how long a nacked message is held, half to one and a half
 	// times, before it is given back: a broker redelivers at once, thousands of
 	// times a second. Default: 1 s.
@@ -61,10 +69,17 @@ type Subscriber struct {
 	opts SubscriberOptions
 	link *link
 
+	ackLimit func(prefetch int) int
+
 	mu     sync.Mutex
 	closed bool
 	calls  sync.WaitGroup // subscriptions and initializations
 	done   chan struct{}  // closed when Close is through
+
+	signals struct {
+		full testsignal.Signal[string] // topic with Prefetch messages in hand
+		held testsignal.Signal[string] // UUID of a message whose nack is held
+	}
 }
 
 // NewSubscriber returns a Subscriber of the queues cfg names. It connects with
@@ -83,7 +98,7 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 	case opts.Prefetch < 0 || opts.Prefetch > 65535:
 		return nil, fmt.Errorf("%w: SubscriberOptions.Prefetch must be at most 65535", ErrConfig)
 	}
-	s := &Subscriber{cfg: cfg, opts: opts.withDefaults(), done: make(chan struct{})}
+	s := &Subscriber{cfg: cfg, opts: opts.withDefaults(), ackLimit: ackLimit, done: make(chan struct{})}
 	s.link = newLink(cfg.Connection, s.opts.Connection, s.opts.Logger)
 	return s, nil
 }
@@ -104,6 +119,30 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 // are, or after DrainTimeout; then the rest goes back. If the process dies,
 // the broker gives back everything not acked.
 //
+// Acks are collected for a millisecond at most and sent together; a process that
+// dies meanwhile gets those messages again. No more than Prefetch messages are in
+// hand or waiting. After a lost channel the AMQP client may hold as many besides,
+// while their old copies are in hand.
+//
+// With a [SubscriberOptions].Key, messages with the same key are handed over in
+// the order in which the broker delivers them, each only after the one before it
+// was acked; other keys do not wait, unless Prefetch messages with one key come in
+// a row. A nacked message is handed over again, after NackDelay and before the
+// others of its key, by the Subscriber itself: no other consumer gets it, and the
+// broker does not count it as a delivery, so that it is the handler who limits the
+// attempts. With the Config's Consume.NoRequeueOnNack it is dead-lettered and the
+// next one handed over. When the channel is lost, messages that wait are dropped,
+// and come again, like those in hand; an old copy in hand holds its key until it is
+// settled. At the end of the subscription what waits goes back when all that is in
+// hand is settled. So each key's messages are acked for the first time in their
+// order, whatever is nacked or lost.
+//
+// That holds for one consumer. Where there are several, subscriptions that follow
+// each other at once included, give the queue the argument
+// x-single-active-consumer, with which it holds over all of them. Without it the
+// broker delivers to one what another has not given back yet, as it may after a
+// connection that died without a word.
+//
 // A message's context has the values of ctx but not its end: it ends when the
 // message is settled or DrainTimeout is over. It does not end when the
 // connection is lost, although the message will then be delivered again while
@@ -117,7 +156,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		subscriber: s,
 		topic:      topic,
 		out:        make(chan *message.Message),
-		slots:      make(chan struct{}, s.opts.Prefetch),
+		lanes:      newLanes(s.opts.Prefetch),
 	}
 	first, err := sub.connect(intake)
 	if err != nil {
@@ -244,13 +283,15 @@ func (s *Subscriber) consume(ctx context.Context, c *conn, topic string, prefetc
 		if err != nil {
 			return nil, err
 		}
-		e := &epoch{conn: c, amqp: ch, gone: make(chan struct{}), tag: "sagamill-" + rand.Text()}
-		closes := ch.NotifyClose(make(chan *amqp.Error, 1))
-		if e.deliveries, err = s.startConsumer(ch, e.tag, topic, prefetch); err != nil {
+		closes := ch.NotifyClose(make(chan *amqp.Error, 1)) // first, or the cause could be missed
+		tag := "sagamill-" + rand.Text()
+		deliveries, err := s.startConsumer(ch, tag, topic, prefetch)
+		if err != nil {
 			ch.Close()
 			return nil, err
 		}
-		c.work.Go(func() { e.watch(closes) })
+		e := &epoch{conn: c, amqp: ch, tag: tag, deliveries: deliveries, acks: newAcks(ch, s.ackLimit(prefetch)), gone: make(chan struct{})}
+		e.start(closes)
 		return e, nil
 	}
 	return call(ctx, c, open, func(e *epoch) { c.closeChannel(e.amqp) })

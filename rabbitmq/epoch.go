@@ -1,0 +1,84 @@
+package rabbitmq
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// An epoch is one channel with one consumer. Its deliveries are settled on it
+// or not at all.
+type epoch struct {
+	conn       *conn
+	amqp       *amqp.Channel
+	tag        string
+	deliveries <-chan amqp.Delivery
+	acks       *acks
+	gone       chan struct{} // closed once the channel is
+	cause      *amqp.Error   // why, if the broker said so; valid once gone is closed
+	inHand     sync.WaitGroup
+}
+
+// start starts the goroutines of e, which end with the channel.
+func (e *epoch) start(closes <-chan *amqp.Error) {
+	e.conn.work.Go(func() {
+		e.cause = <-closes
+		close(e.gone)
+	})
+	e.conn.work.Go(func() { e.acks.run(e.gone) })
+}
+
+// unreadable reports whether the client itself ended e because it could not
+// read what the broker sent.
+func (e *epoch) unreadable() bool {
+	select {
+	case <-e.gone:
+		return e.cause != nil && !e.cause.Server &&
+			(strings.Contains(e.cause.Reason, amqp.ErrSyntax.Reason) || strings.Contains(e.cause.Reason, amqp.ErrFrame.Reason))
+	default:
+		return false
+	}
+}
+
+func (e *epoch) reason() string {
+	select {
+	case <-e.gone:
+		if e.cause != nil {
+			return e.cause.Error()
+		}
+		return "channel closed"
+	default:
+		return "consumer cancelled"
+	}
+}
+
+// hold waits for about delay, but not on a channel that is gone or when it is
+// time to stop.
+func (e *epoch) hold(intake context.Context, delay time.Duration) {
+	timer := time.NewTimer(delay/2 + rand.N(delay))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-intake.Done():
+	case <-e.gone:
+	}
+}
+
+// cancel stops the consumer. It reports whether the broker said so, and then
+// deliveries ends after what was sent before.
+func (e *epoch) cancel() bool {
+	_, err := call(context.Background(), e.conn, func() (any, error) { return nil, e.amqp.Cancel(e.tag, false) }, nil)
+	return err == nil
+}
+
+// close tells the broker what became of the deliveries and closes the channel,
+// which gives back the others, in the order in which they came.
+func (e *epoch) close() {
+	e.acks.flush()
+	e.conn.closeChannel(e.amqp)
+	<-e.gone
+}

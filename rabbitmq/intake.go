@@ -1,0 +1,172 @@
+package rabbitmq
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// receive hands over the deliveries of e until intake ends or e does, or e was
+// idle for the topology interval, which it reports. It gives back what it did
+// not hand over.
+//
+// An idle consumer is replaced because the broker may have forgotten it: when
+// a quorum queue is deleted and declared again at once, RabbitMQ 3.10 neither
+// cancels its consumers nor delivers to them, and keeps what it believes to
+// have sent them until their channel closes.
+func (s *subscription) receive(intake, work context.Context, e *epoch) (idle bool) {
+	interval := s.subscriber.opts.TopologyInterval
+	ticker := time.NewTicker(interval/2 + rand.N(interval))
+	defer ticker.Stop()
+	s.lanes.begin(e)
+	for delivered := false; ; {
+		next, room := s.lanes.offer()
+		var (
+			in  <-chan amqp.Delivery
+			out chan<- *message.Message
+			msg *message.Message
+		)
+		if room {
+			in = e.deliveries
+		}
+		if next != nil {
+			out, msg = s.out, next.msg
+		}
+		if !room {
+			s.subscriber.signals.full.Send(s.topic)
+		}
+		select {
+		case out <- msg:
+			s.lanes.handedOver()
+			e.inHand.Add(1)
+			go s.settle(intake, work, next)
+		case d, ok := <-in:
+			if !ok { // a receive from a closed channel is no message
+				s.giveBack(e)
+				return false
+			}
+			delivered = true
+			s.take(work, e, d)
+		case <-s.lanes.wake:
+		case <-ticker.C:
+			if !delivered && room && next == nil && s.quiet(e) {
+				s.giveBack(e)
+				return true
+			}
+			delivered = false
+			s.checkTopology(intake, e)
+		case <-e.gone:
+			s.giveBack(e)
+			return false
+		case <-intake.Done():
+			s.giveBack(e)
+			return false
+		}
+	}
+}
+
+// quiet reports whether e may be replaced. With keys nothing may be in hand: its
+// channel would go on beside the next one's, and if both were lost, nobody could
+// say in which order their messages come again.
+func (s *subscription) quiet(e *epoch) bool {
+	return !s.keyed() || e.acks.open() == 0
+}
+
+func (s *subscription) checkTopology(intake context.Context, e *epoch) {
+	if err := s.subscriber.declare(intake, e.conn, s.topic); err != nil && intake.Err() == nil {
+		s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: topology is not as declared", "topic", s.topic, "error", err)
+	}
+}
+
+// take makes d an item.
+func (s *subscription) take(work context.Context, e *epoch, d amqp.Delivery) {
+	e.acks.received(d.DeliveryTag)
+	it := &item{epoch: e, delivery: d}
+	s.open(work, it)
+	if s.keyed() {
+		it.key = s.subscriber.opts.Key(it.msg)
+	}
+	s.lanes.add(it)
+}
+
+// open makes the message of it, which can be settled once.
+func (s *subscription) open(work context.Context, it *item) {
+	it.msg = s.unmarshal(it.delivery)
+	ctx, end := context.WithCancel(work)
+	it.msg.SetContext(ctx)
+	it.end = end
+}
+
+// unmarshal is total, whatever Marshaler the user has.
+func (s *subscription) unmarshal(d amqp.Delivery) *message.Message {
+	msg, err := s.subscriber.cfg.Marshaler.Unmarshal(d)
+	if err != nil || msg == nil {
+		msg, _ = Marshaler{}.Unmarshal(d)
+	}
+	return msg
+}
+
+// settle waits until the handler has settled it and tells the broker.
+func (s *subscription) settle(intake, work context.Context, it *item) {
+	defer it.epoch.inHand.Done()
+	defer it.end()
+	select {
+	case <-it.msg.Acked():
+		it.epoch.acks.ack(it.delivery.DeliveryTag)
+	case <-it.msg.Nacked():
+		s.subscriber.signals.held.Send(it.msg.UUID)
+		it.epoch.hold(intake, s.subscriber.opts.NackDelay)
+		if s.nack(work, it) {
+			return
+		}
+	case <-work.Done():
+		return // it goes back when its channel closes
+	}
+	s.lanes.done(it)
+}
+
+// nack gives it back or, if it has a key, reports true: it is still in hand. A
+// message of a key that the broker got back would come again after those of its
+// key that are here, and those that are on their way; if the channel were lost
+// then, a quorum queue would even give out all of them in that order. So it is
+// handed over again from here; and after the epoch's end it goes back with the
+// channel, which gives back everything in the order in which it came.
+func (s *subscription) nack(work context.Context, it *item) (again bool) {
+	requeue := !s.subscriber.cfg.Consume.NoRequeueOnNack
+	if !requeue || it.key == "" {
+		it.epoch.acks.nack(it.delivery.DeliveryTag, requeue)
+		return false
+	}
+	next := &item{epoch: it.epoch, delivery: it.delivery, key: it.key}
+	next.delivery.Redelivered = true
+	s.open(work, next)
+	if !s.lanes.again(next) {
+		next.end()
+		return false
+	}
+	return true
+}
+
+// giveBack returns what e was sent and what is not in hand. With keys the channel
+// does so when it closes, for the sake of their order. A broker that does not
+// answer gets it back with the channel, too.
+func (s *subscription) giveBack(e *epoch) {
+	items := s.lanes.drop()
+	for _, it := range items {
+		it.end()
+	}
+	if s.keyed() || !e.cancel() {
+		return
+	}
+	for _, it := range items {
+		e.acks.nack(it.delivery.DeliveryTag, true)
+	}
+	for d := range e.deliveries {
+		_ = d.Nack(false, true)
+	}
+}
+
+func (s *subscription) keyed() bool { return s.subscriber.opts.Key != nil }

@@ -1,0 +1,142 @@
+package rabbitmq
+
+import (
+	"context"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// An item is a delivery in this process, from its receipt until it is settled or
+// dropped.
+type item struct {
+	epoch    *epoch
+	delivery amqp.Delivery
+	msg      *message.Message
+	end      context.CancelFunc // of msg's context
+	key      string             // "": in nobody's way
+}
+
+// lanes decide which message of a subscription is handed over next. Of the
+// items with one key the first is ready or in hand and the others wait behind it.
+// Items in hand stay, with their lanes, when their epoch ends: its other
+// messages come again and wait behind the old copy.
+type lanes struct {
+	limit int           // of items
+	wake  chan struct{} // holds one: there is room again, or something ready
+
+	mu      sync.Mutex
+	current *epoch
+	items   int
+	offered *item // the first that is ready
+	ready   []*item
+	waiting map[string][]*item // has the key of every item that is ready or in hand
+}
+
+func newLanes(limit int) *lanes {
+	return &lanes{limit: limit, wake: make(chan struct{}, 1), waiting: make(map[string][]*item)}
+}
+
+// begin makes e the epoch that items are taken from.
+func (l *lanes) begin(e *epoch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.current = e
+}
+
+// add takes an item of the current epoch.
+func (l *lanes) add(it *item) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.items++
+	if it.key == "" {
+		l.ready = append(l.ready, it)
+		return
+	}
+	behind, busy := l.waiting[it.key]
+	if busy {
+		l.waiting[it.key] = append(behind, it)
+		return
+	}
+	l.waiting[it.key] = nil
+	l.ready = append(l.ready, it)
+}
+
+// offer returns the item that is to be handed over, nil if none is ready, and
+// whether there is room for one more. It is the same one until it is handed over.
+func (l *lanes) offer() (it *item, room bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.offered == nil && len(l.ready) > 0 {
+		l.offered, l.ready[0] = l.ready[0], nil
+		l.ready = l.ready[1:]
+	}
+	return l.offered, l.items < l.limit
+}
+
+// handedOver says that the offered item is in hand now.
+func (l *lanes) handedOver() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.offered = nil
+}
+
+// again makes an item in hand ready once more, at the head of its lane. It
+// reports false, and does nothing, if the item's epoch is over.
+func (l *lanes) again(it *item) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it.epoch != l.current {
+		return false
+	}
+	l.ready = append(l.ready, it)
+	l.signal()
+	return true
+}
+
+// done removes an item in hand. What waits behind it is ready.
+func (l *lanes) done(it *item) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.items--
+	l.signal()
+	if it.key == "" {
+		return
+	}
+	behind := l.waiting[it.key]
+	if len(behind) == 0 {
+		delete(l.waiting, it.key)
+		return
+	}
+	l.waiting[it.key] = behind[1:]
+	l.ready = append(l.ready, behind[0])
+}
+
+// drop ends the current epoch. It removes and returns what is not in hand.
+func (l *lanes) drop() []*item {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	dropped := l.ready
+	if l.offered != nil {
+		dropped = append([]*item{l.offered}, dropped...)
+	}
+	heads := len(dropped)
+	for key, behind := range l.waiting {
+		dropped = append(dropped, behind...)
+		l.waiting[key] = nil
+	}
+	for _, head := range dropped[:heads] {
+		delete(l.waiting, head.key)
+	}
+	l.current, l.offered, l.ready = nil, nil, nil
+	l.items -= len(dropped)
+	return dropped
+}
+
+func (l *lanes) signal() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
