@@ -31,7 +31,8 @@ type settler interface {
 // deliveries, which come again.
 type acks struct {
 	channel settler
-	limit   int
+	limit   int           // of collected acks
+	delay   time.Duration // of the first of them
 	pending chan struct{} // holds one: something was collected
 
 	// sending is held from deciding what to send until it is sent. Two frames
@@ -50,17 +51,17 @@ type untold struct {
 	acked bool
 }
 
-func newAcks(channel settler, limit int) *acks {
-	return &acks{channel: channel, limit: limit, pending: make(chan struct{}, 1)}
+func newAcks(channel settler, limit int, delay time.Duration) *acks {
+	return &acks{channel: channel, limit: limit, delay: delay, pending: make(chan struct{}, 1)}
 }
 
 // ackLimit returns how many acks to collect where the broker sends prefetch
 // messages ahead of them.
 func ackLimit(prefetch int) int { return max(1, min(maxCollectedAcks, prefetch/4)) }
 
-// run sends what was collected for ackDelay, until gone is closed.
+// run sends what was collected for the delay, until gone is closed.
 func (a *acks) run(gone <-chan struct{}) {
-	timer := time.NewTimer(ackDelay)
+	timer := time.NewTimer(a.delay)
 	defer timer.Stop()
 	for {
 		select {
@@ -68,7 +69,7 @@ func (a *acks) run(gone <-chan struct{}) {
 		case <-gone:
 			return
 		}
-		timer.Reset(ackDelay)
+		timer.Reset(a.delay)
 		select {
 		case <-timer.C:
 			a.flush()

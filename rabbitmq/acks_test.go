@@ -96,7 +96,7 @@ func wantFrames(t *testing.T, after string, c *fakeChannel, want ...string) {
 func TestAcksAreCollected(t *testing.T) {
 	t.Parallel()
 	c := newFakeChannel()
-	a := newAcks(c, 4)
+	a := newAcks(c, 4, ackDelay)
 	c.deliver(a, 12)
 	for _, tag := range []uint64{3, 1, 2} {
 		a.ack(tag)
@@ -129,7 +129,7 @@ func TestAcksDoNotWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeChannel()
-		a := newAcks(c, 100)
+		a := newAcks(c, 100, ackDelay)
 		gone := make(chan struct{})
 		ended := make(chan struct{})
 		go func() {
@@ -158,7 +158,7 @@ func TestAcksDoNotOvertakeANack(t *testing.T) {
 	t.Parallel()
 	c := newFakeChannel()
 	c.nacking, c.mayNack = make(chan struct{}), make(chan struct{})
-	a := newAcks(c, 2)
+	a := newAcks(c, 2, ackDelay)
 	c.deliver(a, 3)
 	var work sync.WaitGroup
 	work.Go(func() { a.nack(1, true) })
@@ -179,7 +179,7 @@ func TestAcksTellTheTruth(t *testing.T) {
 	t.Parallel()
 	const window, total = 32, 4000
 	c := newFakeChannel()
-	a := newAcks(c, 5)
+	a := newAcks(c, 5, ackDelay)
 	nacks := map[uint64]bool{}
 	room := make(chan struct{}, window)
 	var handlers sync.WaitGroup

@@ -25,7 +25,7 @@ func BenchmarkAcks(b *testing.B) {
 				b.Fatal(err)
 			}
 			if limit > 0 {
-				sub.SetAckLimit(limit)
+				sub.CollectAcks(limit, time.Millisecond)
 			}
 			began := time.Now()
 			messages, err := sub.Subscribe(b.Context(), "backlog")

@@ -1,9 +1,15 @@
 package rabbitmq
 
-import "github.com/sagamill/sagamill/internal/testsignal"
+import (
+	"time"
 
-// SetAckLimit makes s send n acks together, whatever its prefetch is.
-func (s *Subscriber) SetAckLimit(n int) { s.ackLimit = func(int) int { return n } }
+	"github.com/sagamill/sagamill/internal/testsignal"
+)
+
+// CollectAcks makes s send acks when there are limit of them, or after delay.
+func (s *Subscriber) CollectAcks(limit int, delay time.Duration) {
+	s.ackLimit, s.ackDelay = func(int) int { return limit }, delay
+}
 
 // Full tells of each topic of which Prefetch messages are in hand.
 func (s *Subscriber) Full() *testsignal.Signal[string] { return &s.signals.full }

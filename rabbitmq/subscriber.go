@@ -70,6 +70,7 @@ type Subscriber struct {
 	link *link
 
 	ackLimit func(prefetch int) int
+	ackDelay time.Duration
 
 	mu     sync.Mutex
 	closed bool
@@ -98,7 +99,7 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 	case opts.Prefetch < 0 || opts.Prefetch > 65535:
 		return nil, fmt.Errorf("%w: SubscriberOptions.Prefetch must be at most 65535", ErrConfig)
 	}
-	s := &Subscriber{cfg: cfg, opts: opts.withDefaults(), ackLimit: ackLimit, done: make(chan struct{})}
+	s := &Subscriber{cfg: cfg, opts: opts.withDefaults(), ackLimit: ackLimit, ackDelay: ackDelay, done: make(chan struct{})}
 	s.link = newLink(cfg.Connection, s.opts.Connection, s.opts.Logger)
 	return s, nil
 }
@@ -290,7 +291,7 @@ func (s *Subscriber) consume(ctx context.Context, c *conn, topic string, prefetc
 			ch.Close()
 			return nil, err
 		}
-		e := &epoch{conn: c, amqp: ch, tag: tag, deliveries: deliveries, acks: newAcks(ch, s.ackLimit(prefetch)), gone: make(chan struct{})}
+		e := &epoch{conn: c, amqp: ch, tag: tag, deliveries: deliveries, acks: newAcks(ch, s.ackLimit(prefetch), s.ackDelay), gone: make(chan struct{})}
 		e.start(closes)
 		return e, nil
 	}

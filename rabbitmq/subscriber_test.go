@@ -3,6 +3,9 @@ package rabbitmq_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -74,14 +77,13 @@ func TestPrefetchOutlivesReconnection(t *testing.T) {
 	messages, sub := subscribe(t, through(cfg, proxy.URL()), "orders", opts)
 	mustPublish(t, newPublisher(t, cfg, nil), "orders", 5)
 	first, second := next(t, messages), next(t, messages)
+	sub.Full().Enable()
 	proxy.Cut()
-	if err := sub.SubscribeInitialize("orders"); err != nil { // connected again
-		t.Fatal(err)
-	}
+	sub.Full().Wait(t) // on the next channel, which has messages to give
 	select {
 	case <-messages:
 		t.Error("third message in hand with a prefetch of 2")
-	case <-time.After(300 * time.Millisecond):
+	default:
 	}
 	first.Ack()
 	next(t, messages).Ack()
@@ -254,6 +256,28 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// Acks that nothing else has sent yet are sent before the channel closes.
+func TestDrainSendsCollectedAcks(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	sub, err := rabbitmq.NewSubscriber(cfg, fast())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub.CollectAcks(100, time.Hour)
+	messages, err := sub.Subscribe(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ackAll(t, messages, mustPublish(t, newPublisher(t, cfg, nil), "orders", 5))
+	within(t, "Close", func() { sub.Close() })
+	last := mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
+	rest, _ := subscribe(t, cfg, "orders", fast())
+	if msg := next(t, rest); !last[msg.UUID] {
+		t.Errorf("message %s was acked and came again", msg.UUID)
+	}
+}
+
 // What is not settled within DrainTimeout goes back.
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
@@ -282,12 +306,15 @@ func TestNackWhileDraining(t *testing.T) {
 	opts.NackDelay = time.Hour
 	opts.DrainTimeout = time.Hour
 	messages, sub := subscribe(t, cfg, "orders", opts)
+	sub.Held().Enable()
 	ids := mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
 	next(t, messages).Nack()
-	select {
-	case <-messages:
+	sub.Held().Wait(t)
+	last := mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
+	if msg := next(t, messages); !last[msg.UUID] {
 		t.Error("message came again at once")
-	case <-time.After(50 * time.Millisecond):
+	} else {
+		msg.Ack()
 	}
 	within(t, "Close", func() { sub.Close() })
 	ackAll(t, first(subscribe(t, cfg, "orders", fast())), ids)
@@ -295,16 +322,25 @@ func TestNackWhileDraining(t *testing.T) {
 
 func TestSubscribeContextEndsBeforeBroker(t *testing.T) {
 	t.Parallel()
-	silent, absent := unreachable(t)
+	_, absent := unreachable(t)
+	silent, dialled := silentBroker(t)
 	for name, url := range map[string]string{"silent": silent, "absent": absent} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sub, err := rabbitmq.NewSubscriber(newConfig(t, url), fast())
+			opts, waits := fast(), dialled
+			if name == "absent" {
+				waits = make(chan struct{}, 1)
+				opts.Logger = slog.New(slog.NewTextHandler(told(waits), nil)) // of each try
+			}
+			sub, err := rabbitmq.NewSubscriber(newConfig(t, url), opts)
 			if err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(20*time.Millisecond, cancel)
+			go func() {
+				<-waits
+				cancel()
+			}()
 			within(t, "Subscribe", func() {
 				if _, err := sub.Subscribe(ctx, "orders"); !errors.Is(err, context.Canceled) {
 					t.Errorf("Subscribe = %v, want context.Canceled", err)
@@ -316,6 +352,44 @@ func TestSubscribeContextEndsBeforeBroker(t *testing.T) {
 			}
 		})
 	}
+}
+
+// silentBroker returns the URL of a listener that accepts and says nothing, and
+// a channel that is told of each connection.
+func silentBroker(t *testing.T) (url string, dialled chan struct{}) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dialled = make(chan struct{}, 1)
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			socket, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			defer socket.Close()
+			_, _ = told(dialled).Write(nil)
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		accepting.Wait()
+	})
+	return "amqp://user:secret@" + listener.Addr().String(), dialled
+}
+
+// told is a writer that says only that something was written.
+type told chan struct{}
+
+func (c told) Write(b []byte) (int, error) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+	return len(b), nil
 }
 
 // Close ends a Subscribe that waits for the broker.
