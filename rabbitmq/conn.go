@@ -2,26 +2,34 @@ package rabbitmq
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// errTimeout reports that the broker did not answer a request in time.
-var errTimeout = errors.New("no answer in time")
+var (
+	// errTimeout reports that the broker did not answer a request in time.
+	errTimeout = errors.New("no answer in time")
+	// errTLSExpected reports that an amqp URL names a port for amqps.
+	errTLSExpected = errors.New("the port answers in TLS")
+)
 
 // A conn is one connection to the broker, from its handshake to its end. It is
 // never revived: who needs a connection after that dials another one, so a
 // delivery tag can never be used on a connection it does not belong to.
 type conn struct {
 	amqp    *amqp.Connection
-	socket  net.Conn
+	socket  *deadlineConn
 	limits  ConnectionOptions
 	blocked gate
 	dead    chan struct{}   // closed once the connection is gone
@@ -41,7 +49,7 @@ func dial(ctx context.Context, cfg wamqp.ConnectionConfig, opts ConnectionOption
 		if err != nil {
 			return nil, err
 		}
-		c.socket = &deadlineConn{Conn: socket, timeout: opts.WriteTimeout}
+		c.socket = &deadlineConn{Conn: socket, timeout: opts.WriteTimeout, plain: strings.HasPrefix(cfg.AmqpURI, "amqp:")}
 		// The handshake knows no context: it ends with its socket.
 		handshakeDone = context.AfterFunc(ctx, func() { socket.Close() })
 		return c.socket, nil
@@ -50,13 +58,31 @@ func dial(ctx context.Context, cfg wamqp.ConnectionConfig, opts ConnectionOption
 	handshakeDone()
 	if err != nil {
 		c.drop()
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		if c.socket != nil && c.socket.alerted.Load() {
+			err = errTLSExpected // the library took the alert for a frame
+		}
+		return nil, dialError(err)
 	}
 	c.amqp = connection
 	closes := connection.NotifyClose(make(chan *amqp.Error, 1))
 	blocks := connection.NotifyBlocked(make(chan amqp.Blocking, 1))
 	c.work.Go(func() { c.watch(closes, blocks) })
 	return c, nil
+}
+
+// dialError returns err as an [ErrUnavailable]. It is an [ErrConfig], too, if
+// broker and settings do not belong together. A certificate that is not valid
+// now is none: the next one may be.
+func dialError(err error) error {
+	var (
+		authority x509.UnknownAuthorityError
+		hostname  x509.HostnameError
+		noTLS     tls.RecordHeaderError
+	)
+	if errors.As(err, &authority) || errors.As(err, &hostname) || errors.As(err, &noTLS) || errors.Is(err, errTLSExpected) {
+		return fmt.Errorf("%w: %w: %w", ErrUnavailable, ErrConfig, err)
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
 // amqpConfig returns a fresh configuration for each dial: the library writes
@@ -70,8 +96,9 @@ func amqpConfig(cfg wamqp.ConnectionConfig, opts ConnectionOptions) amqp.Config 
 		config.Heartbeat = opts.Heartbeat
 	}
 	if cfg.TLSConfig != nil {
-		config.TLSClientConfig = cfg.TLSConfig.Clone()
+		config.TLSClientConfig = cfg.TLSConfig
 	}
+	config.TLSClientConfig = config.TLSClientConfig.Clone() // nil stays nil
 	config.Properties = maps.Clone(config.Properties)
 	if config.Properties == nil {
 		config.Properties = amqp.NewConnectionProperties()
@@ -187,6 +214,21 @@ func (c *conn) closeChannel(ch *amqp.Channel) {
 type deadlineConn struct {
 	net.Conn
 	timeout time.Duration
+	plain   bool        // AMQP is expected, and nothing was read yet
+	alerted atomic.Bool // a TLS alert came instead
+}
+
+// tlsAlert begins a TLS record that says why the peer gives up. No frame of AMQP
+// begins with it.
+const tlsAlert = 21
+
+func (d *deadlineConn) Read(b []byte) (int, error) {
+	n, err := d.Conn.Read(b)
+	if n > 0 && d.plain {
+		d.plain = false
+		d.alerted.Store(b[0] == tlsAlert)
+	}
+	return n, err
 }
 
 func (d *deadlineConn) Write(b []byte) (int, error) {

@@ -165,6 +165,14 @@ func within(t testing.TB, what string, f func()) {
 	}
 }
 
+// calls is a writer that calls a function each time.
+type calls func()
+
+func (c calls) Write(b []byte) (int, error) {
+	c()
+	return len(b), nil
+}
+
 // noTopology consumes from what is there.
 type noTopology struct{ wamqp.TopologyBuilder }
 

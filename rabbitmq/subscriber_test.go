@@ -311,10 +311,9 @@ func TestNackWhileDraining(t *testing.T) {
 	next(t, messages).Nack()
 	sub.Held().Wait(t)
 	last := mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
-	if msg := next(t, messages); !last[msg.UUID] {
+	msg := next(t, messages)
+	if msg.Ack(); !last[msg.UUID] {
 		t.Error("message came again at once")
-	} else {
-		msg.Ack()
 	}
 	within(t, "Close", func() { sub.Close() })
 	ackAll(t, first(subscribe(t, cfg, "orders", fast())), ids)
@@ -327,20 +326,17 @@ func TestSubscribeContextEndsBeforeBroker(t *testing.T) {
 	for name, url := range map[string]string{"silent": silent, "absent": absent} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			opts, waits := fast(), dialled
-			if name == "absent" {
-				waits = make(chan struct{}, 1)
-				opts.Logger = slog.New(slog.NewTextHandler(told(waits), nil)) // of each try
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			opts := fast()
+			opts.Logger = slog.New(slog.NewTextHandler(calls(cancel), nil)) // when it is to be tried again
+			if name == "silent" {
+				defer context.AfterFunc(dialled, cancel)()
 			}
 			sub, err := rabbitmq.NewSubscriber(newConfig(t, url), opts)
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			go func() {
-				<-waits
-				cancel()
-			}()
 			within(t, "Subscribe", func() {
 				if _, err := sub.Subscribe(ctx, "orders"); !errors.Is(err, context.Canceled) {
 					t.Errorf("Subscribe = %v, want context.Canceled", err)
@@ -355,14 +351,14 @@ func TestSubscribeContextEndsBeforeBroker(t *testing.T) {
 }
 
 // silentBroker returns the URL of a listener that accepts and says nothing, and
-// a channel that is told of each connection.
-func silentBroker(t *testing.T) (url string, dialled chan struct{}) {
+// a context that ends when it has accepted.
+func silentBroker(t *testing.T) (url string, dialled context.Context) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dialled = make(chan struct{}, 1)
+	dialled, accepted := context.WithCancel(context.Background())
 	var accepting sync.WaitGroup
 	accepting.Go(func() {
 		for {
@@ -371,25 +367,15 @@ func silentBroker(t *testing.T) (url string, dialled chan struct{}) {
 				return
 			}
 			defer socket.Close()
-			_, _ = told(dialled).Write(nil)
+			accepted()
 		}
 	})
 	t.Cleanup(func() {
 		listener.Close()
 		accepting.Wait()
+		accepted()
 	})
 	return "amqp://user:secret@" + listener.Addr().String(), dialled
-}
-
-// told is a writer that says only that something was written.
-type told chan struct{}
-
-func (c told) Write(b []byte) (int, error) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-	return len(b), nil
 }
 
 // Close ends a Subscribe that waits for the broker.

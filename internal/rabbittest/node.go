@@ -31,6 +31,7 @@ type Node struct {
 	dir    string
 	name   string
 	port   int
+	secure int // port with TLS; 0: none
 	dist   int
 	owner  *syscall.Credential // nil: the test's own user
 	run    *exec.Cmd
@@ -41,6 +42,18 @@ type Node struct {
 // test on a machine without the server's binaries: a private node cannot be
 // asked of everybody who has a broker somewhere.
 func StartNode(t testing.TB) *Node {
+	t.Helper()
+	return startNode(t, nil, nil)
+}
+
+// StartTLSNode is [StartNode] for a node that accepts TLS besides, with the
+// certificate and its key in PEM. It does not ask clients for theirs.
+func StartTLSNode(t testing.TB, certificate, key []byte) *Node {
+	t.Helper()
+	return startNode(t, certificate, key)
+}
+
+func startNode(t testing.TB, certificate, key []byte) *Node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rabbittest-") // t.TempDir is closed to other users
 	if err != nil {
@@ -56,7 +69,10 @@ func StartNode(t testing.TB) *Node {
 	if n.server == "" {
 		t.Skip("NOT TESTED: no RabbitMQ server is installed on this machine")
 	}
-	if err := n.prepare(); err != nil {
+	if certificate != nil {
+		n.secure = freePort(t)
+	}
+	if err := n.prepare(certificate, key); err != nil {
 		t.Fatalf("prepare node: %v", err)
 	}
 	t.Cleanup(n.Kill)
@@ -67,11 +83,22 @@ func StartNode(t testing.TB) *Node {
 // URL is where the node listens, also after a restart.
 func (n *Node) URL() string { return fmt.Sprintf("amqp://guest:guest@127.0.0.1:%d/", n.port) }
 
+// TLSURL is where a node of [StartTLSNode] listens for TLS.
+func (n *Node) TLSURL() string { return fmt.Sprintf("amqps://guest:guest@localhost:%d/", n.secure) }
+
 // prepare gives the directory to the user that the server runs as: some
 // installations refuse to run as root.
-func (n *Node) prepare() error {
-	if err := os.WriteFile(filepath.Join(n.dir, "rabbitmq.conf"), fmt.Appendf(nil, "listeners.tcp.local = 127.0.0.1:%d\n", n.port), 0o644); err != nil {
-		return err
+func (n *Node) prepare(certificate, key []byte) error {
+	files := map[string][]byte{"rabbitmq.conf": fmt.Appendf(nil, "listeners.tcp.local = 127.0.0.1:%d\n", n.port)}
+	if n.secure != 0 {
+		files["certificate.pem"], files["key.pem"] = certificate, key
+		files["rabbitmq.conf"] = fmt.Appendf(files["rabbitmq.conf"],
+			"listeners.ssl.local = 127.0.0.1:%d\nssl_options.certfile = %[2]s/certificate.pem\nssl_options.keyfile = %[2]s/key.pem\n", n.secure, n.dir)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(n.dir, name), content, 0o644); err != nil {
+			return err
+		}
 	}
 	owner, err := user.Lookup("rabbitmq")
 	if os.Geteuid() != 0 || err != nil {
