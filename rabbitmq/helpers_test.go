@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"testing"
 	"time"
 
@@ -26,7 +27,17 @@ const patience = 30 * time.Second
 // service is the one service of the tests that need no second one.
 const service = "svc"
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == restartWord {
+		if err := askForRestart(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	// The suite leaves behind what collects the ids of its published messages.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/pubsub/tests.TestReconnect.func2"))
+}
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 

@@ -7,8 +7,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -248,5 +250,29 @@ func TestKeyedNackWithoutRequeue(t *testing.T) {
 		t.Errorf("after a-0 comes %s, want a-1", msg.Payload)
 	} else {
 		msg.Ack()
+	}
+}
+
+// A subscription with a key in hand is not renewed, however long nothing comes.
+func TestKeyedSubscriptionIsNotIdle(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	opts := keyed()
+	opts.TopologyInterval = 10 * time.Millisecond
+	channels := make(chan *amqp.Channel, 1000)
+	cfg.TopologyBuilder = channelTaker{cfg.TopologyBuilder, channels}
+	messages, _ := subscribe(t, cfg, "orders", opts)
+	publishKeyed(t, newPublisher(t, cfg, nil), 2, "a")
+	inHand := next(t, messages)
+	for len(channels) > 0 {
+		<-channels
+	}
+	for range 4 {
+		<-channels // the topology was looked at
+	}
+	inHand.Ack()
+	msg := next(t, messages)
+	if msg.Ack(); string(msg.Payload) != "a-1" { // a-0 again, if its channel was closed
+		t.Errorf("after a-0 comes %s, want a-1", msg.Payload)
 	}
 }

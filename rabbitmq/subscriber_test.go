@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
@@ -120,6 +121,59 @@ func TestConsumeConnectionCut(t *testing.T) {
 	ackAll(t, messages, last)
 }
 
+// The broker closes the channel alone: the connection, and the other subscription
+// on it, go on. With keys or without.
+func TestConsumeChannelClosed(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string]*rabbitmq.SubscriberOptions{"plain": fast(), "keyed": keyed()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := declared(t, "orders", "bills")
+			channels := make(chan *amqp.Channel, 100)
+			cfg.TopologyBuilder = channelTaker{cfg.TopologyBuilder, channels}
+			proxy := rabbittest.NewProxy(t, rabbittest.URL())
+			messages, sub := subscribe(t, through(cfg, proxy.URL()), "orders", opts)
+			ch := <-channels
+			bills, err := sub.Subscribe(t.Context(), "bills")
+			if err != nil {
+				t.Fatal(err)
+			}
+			pub := newPublisher(t, cfg, nil)
+			ids := mustPublish(t, pub, "orders", 10)
+			inHand := next(t, messages)
+			bill := mustPublish(t, pub, "bills", 1)
+			billInHand := next(t, bills)
+			closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+			if err := ch.Ack(1<<40, false); err != nil { // of a delivery that never was
+				t.Fatal(err)
+			}
+			if e := <-closed; e == nil || e.Code != amqp.PreconditionFailed {
+				t.Fatalf("channel was closed with %v, want PRECONDITION_FAILED", e)
+			}
+			inHand.Ack() // in vain
+			ackAll(t, messages, ids)
+			if billInHand.Ack(); !bill[billInHand.UUID] {
+				t.Errorf("bill has UUID %s, want one of %v", billInHand.UUID, bill)
+			}
+			ackAll(t, bills, mustPublish(t, pub, "bills", 1))
+			if n := proxy.Cut(); n != 1 {
+				t.Errorf("%d connections, want the first one", n)
+			}
+		})
+	}
+}
+
+// A channelTaker tells of the channels on which topology is declared.
+type channelTaker struct {
+	wamqp.TopologyBuilder
+	channels chan *amqp.Channel
+}
+
+func (b channelTaker) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopologyParams, cfg wamqp.Config, log watermill.LoggerAdapter) error {
+	b.channels <- ch
+	return b.TopologyBuilder.BuildTopology(ch, params, cfg, log)
+}
+
 // A queue that is declared again at once is another queue, and RabbitMQ 3.10
 // tells no consumer of the old one.
 func TestConsumeQueueDeleted(t *testing.T) {
@@ -138,17 +192,34 @@ func TestConsumeQueueDeleted(t *testing.T) {
 	ackAll(t, messages, mustPublish(t, newPublisher(t, cfg, nil), "orders", 3))
 }
 
-// A queue that stays deleted cancels its consumer.
+// A queue that stays deleted cancels its consumer, also one with a message in
+// hand.
 func TestConsumerCancelled(t *testing.T) {
 	t.Parallel()
-	cfg := declared(t, "orders")
-	messages, _ := subscribe(t, cfg, "orders", fast())
-	if _, err := rabbittest.Channel(t, rabbittest.URL()).QueueDelete(cfg.Queue.GenerateName("orders"), false, false, false); err != nil {
-		t.Fatal(err)
+	for name, opts := range map[string]*rabbitmq.SubscriberOptions{"plain": fast(), "keyed": keyed()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := declared(t, "orders")
+			messages, _ := subscribe(t, cfg, "orders", opts)
+			pub := newPublisher(t, cfg, nil)
+			mustPublish(t, pub, "orders", 2)
+			inHand := next(t, messages)
+			if _, err := rabbittest.Channel(t, rabbittest.URL()).QueueDelete(cfg.Queue.GenerateName("orders"), false, false, false); err != nil {
+				t.Fatal(err)
+			}
+			msg := newMessage("x")
+			publishRouted(t, pub, msg)
+			got := next(t, messages)
+			if string(got.Payload) == "1" { // was on its way
+				got.Ack()
+				got = next(t, messages)
+			}
+			if got.Ack(); got.UUID != msg.UUID || string(got.Payload) != "x" {
+				t.Errorf("message %q %q, want %q", got.UUID, got.Payload, msg.UUID)
+			}
+			inHand.Ack()
+		})
 	}
-	msg := newMessage("x")
-	publishRouted(t, newPublisher(t, cfg, nil), msg)
-	ackAll(t, messages, map[string]bool{msg.UUID: true})
 }
 
 // publishRouted publishes msg to orders as soon as there is a queue.
@@ -273,7 +344,8 @@ func TestDrainSendsCollectedAcks(t *testing.T) {
 	within(t, "Close", func() { sub.Close() })
 	last := mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
 	rest, _ := subscribe(t, cfg, "orders", fast())
-	if msg := next(t, rest); !last[msg.UUID] {
+	msg := next(t, rest)
+	if msg.Ack(); !last[msg.UUID] {
 		t.Errorf("message %s was acked and came again", msg.UUID)
 	}
 }
@@ -291,9 +363,11 @@ func TestDrainTimeout(t *testing.T) {
 	if msg.Context().Err() == nil {
 		t.Error("context of a message in hand outlived DrainTimeout")
 	}
-	if msg.Ack(); msg.UUID != next(t, first(subscribe(t, cfg, "orders", fast()))).UUID {
+	again := next(t, first(subscribe(t, cfg, "orders", fast())))
+	if msg.Ack(); msg.UUID != again.UUID {
 		t.Error("another message came back")
 	}
+	again.Ack()
 }
 
 func first[A, B any](a A, _ B) A { return a }

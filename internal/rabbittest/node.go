@@ -114,13 +114,19 @@ func (n *Node) prepare(certificate, key []byte) error {
 // connections.
 func (n *Node) Start(t testing.TB) {
 	t.Helper()
+	if err := n.start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *Node) start() error {
 	n.run = exec.Command(n.server)
 	n.run.Dir = n.dir
 	n.run.Env = n.environment()
 	// A group of its own, so that the shell script and Erlang die together.
 	n.run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: n.owner}
 	if err := n.run.Start(); err != nil {
-		t.Fatalf("start node: %v", err)
+		return fmt.Errorf("start node: %w", err)
 	}
 	n.exited = make(chan struct{})
 	go func(run *exec.Cmd, exited chan struct{}) {
@@ -130,16 +136,15 @@ func (n *Node) Start(t testing.TB) {
 	for deadline := time.Now().Add(bootTimeout); ; {
 		connection, err := amqp.Dial(n.URL())
 		if err == nil {
-			connection.Close()
-			return
+			return connection.Close()
 		}
 		select {
 		case <-n.exited:
-			t.Fatalf("node ended while it started: %v", n.run.ProcessState)
+			return fmt.Errorf("node ended while it started: %v", n.run.ProcessState)
 		case <-time.After(100 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("node did not start within %s: %v", bootTimeout, err)
+			return fmt.Errorf("node did not start within %s: %w", bootTimeout, err)
 		}
 	}
 }
@@ -173,13 +178,29 @@ func (n *Node) Kill() {
 // 3.10 does not sync): stop and start a node before a test kills it.
 func (n *Node) Stop(t testing.TB) {
 	t.Helper()
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *Node) stop() error {
 	_ = syscall.Kill(-n.run.Process.Pid, syscall.SIGTERM)
 	select {
 	case <-n.exited:
 	case <-time.After(bootTimeout):
-		t.Fatalf("node did not stop within %s", bootTimeout)
+		return fmt.Errorf("node did not stop within %s", bootTimeout)
 	}
 	n.Kill() // what is left of its group
+	return nil
+}
+
+// Restart stops the node in good order and starts it again. Unlike Stop and Start
+// it may be called by a goroutine that is not the test's; one at a time.
+func (n *Node) Restart() error {
+	if err := n.stop(); err != nil {
+		return err
+	}
+	return n.start()
 }
 
 func freePort(t testing.TB) int {

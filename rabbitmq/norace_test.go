@@ -1,0 +1,6 @@
+//go:build !race
+
+package rabbitmq_test
+
+// raceDetector reports whether this program was built with it.
+const raceDetector = false
