@@ -1,79 +1,103 @@
 package rabbitmq_test
 
 import (
+	"slices"
 	"testing"
 	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 
 	"github.com/sagamill/sagamill/internal/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// benchBacklog is how many messages one run of a variant consumes.
-const benchBacklog = 20_000
+// benchBacklog is how many messages a variant consumes in one round.
+const benchBacklog = 10_000
 
-// BenchmarkAcks compares a subscription whose acks are sent one by one with one
-// that collects them, and both with the bare library. Every variant consumes the
-// same backlog of a quorum queue with a prefetch of 64 and acks at once. Run it
-// with -benchtime=5x.
+// BenchmarkAcks compares a subscription that collects its acks with one that sends
+// them one by one, and with the bare library. Each consumes the same backlog of a
+// quorum queue, with a prefetch of 64 and acks at once. They take turns, and the
+// ratios are medians over the rounds, because the machine and the broker are seldom
+// at rest. Run it with -benchtime=20x.
 func BenchmarkAcks(b *testing.B) {
 	cfg := declared(b, "backlog")
 	pub := newPublisher(b, cfg, nil)
-	subscription := func(limit int) func() time.Duration {
-		return func() time.Duration {
-			sub, err := rabbitmq.NewSubscriber(cfg, fast())
-			if err != nil {
-				b.Fatal(err)
-			}
-			if limit > 0 {
-				sub.CollectAcks(limit, time.Millisecond)
-			}
-			began := time.Now()
-			messages, err := sub.Subscribe(b.Context(), "backlog")
-			if err != nil {
-				b.Fatal(err)
-			}
-			for range benchBacklog {
-				next(b, messages).Ack()
-			}
-			sub.Close() // all acks are sent
-			return time.Since(began)
-		}
+	variants := []func() time.Duration{
+		func() time.Duration { return consumeBare(b, cfg) },
+		func() time.Duration { return consumeBacklog(b, cfg, 1) },
+		func() time.Duration { return consumeBacklog(b, cfg, 0) },
 	}
-	variants := []struct {
-		name string
-		run  func() time.Duration
-	}{
-		{"single", subscription(1)},
-		{"collected", subscription(0)},
-		{"bare", func() time.Duration {
-			ch := rabbittest.Channel(b, rabbittest.URL())
-			began := time.Now()
-			if err := ch.Qos(64, 0, false); err != nil {
-				b.Fatal(err)
-			}
-			deliveries, err := ch.Consume(cfg.Queue.GenerateName("backlog"), "", false, false, false, false, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
-			for range benchBacklog {
-				if err := (<-deliveries).Ack(false); err != nil {
-					b.Fatal(err)
-				}
-			}
-			ch.Close()
-			return time.Since(began)
-		}},
-	}
-	spent := map[string]time.Duration{}
+	const bare, single, collected = 0, 1, 2
+	var rates [3][]float64
+	round := 0
 	for b.Loop() {
-		for _, v := range variants {
+		for i := range variants {
+			v := (round + i) % len(variants)
 			mustPublish(b, pub, "backlog", benchBacklog)
-			spent[v.name] += v.run()
+			rates[v] = append(rates[v], benchBacklog/variants[v]().Seconds())
+		}
+		round++
+	}
+	ratio := func(v int) float64 {
+		ratios := make([]float64, round)
+		for i := range ratios {
+			ratios[i] = rates[collected][i] / rates[v][i]
+		}
+		return median(ratios)
+	}
+	b.ReportMetric(ratio(single), "collected/single")
+	b.ReportMetric(ratio(bare), "collected/bare")
+	for v, name := range []string{"bare-msg/s", "single-msg/s", "collected-msg/s"} {
+		b.ReportMetric(median(rates[v]), name)
+	}
+}
+
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}
+
+// consumeBacklog returns how long a subscription takes that sends limit acks at a
+// time; 0: as many as it does by itself.
+func consumeBacklog(b *testing.B, cfg wamqp.Config, limit int) time.Duration {
+	b.Helper()
+	sub, err := rabbitmq.NewSubscriber(cfg, fast())
+	if err != nil {
+		b.Fatal(err)
+	}
+	if limit > 0 {
+		sub.CollectAcks(limit, time.Millisecond)
+	}
+	began := time.Now()
+	messages, err := sub.Subscribe(b.Context(), "backlog")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for range benchBacklog {
+		next(b, messages).Ack()
+	}
+	sub.Close() // all acks are sent
+	return time.Since(began)
+}
+
+func consumeBare(b *testing.B, cfg wamqp.Config) time.Duration {
+	b.Helper()
+	ch := rabbittest.Channel(b, rabbittest.URL())
+	began := time.Now()
+	if err := ch.Qos(64, 0, false); err != nil {
+		b.Fatal(err)
+	}
+	deliveries, err := ch.Consume(cfg.Queue.GenerateName("backlog"), "", false, false, false, false, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for range benchBacklog {
+		if err := (<-deliveries).Ack(false); err != nil {
+			b.Fatal(err)
 		}
 	}
-	for _, v := range variants {
-		b.ReportMetric(float64(b.N*benchBacklog)/spent[v.name].Seconds(), v.name+"-msg/s")
+	if err := ch.Close(); err != nil {
+		b.Fatal(err)
 	}
-	b.ReportMetric(spent["single"].Seconds()/spent["collected"].Seconds(), "collected/single")
-	b.ReportMetric(spent["bare"].Seconds()/spent["collected"].Seconds(), "collected/bare")
+	return time.Since(began)
 }
