@@ -1,13 +1,10 @@
 package outbox
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/ThreeDotsLabs/watermill/message"
 )
 
 // What a hostile review found, each as a test.
@@ -140,58 +137,3 @@ func TestAPanickingPublisherCostsOneMessage(t *testing.T) {
 		}
 	})
 }
-
-// poisonedPublisher refuses one payload, as watermill publishers do: with any
-// error.
-type poisonedPublisher struct{ sent []string }
-
-func (p *poisonedPublisher) Publish(_ string, messages ...*message.Message) error {
-	for _, m := range messages {
-		if string(m.Payload) == "poison" {
-			return errors.New("no")
-		}
-		p.sent = append(p.sent, string(m.Payload))
-	}
-	return nil
-}
-func (*poisonedPublisher) Close() error { return nil }
-
-func TestAPoisonMessageDoesNotStopAWatermillPublisher(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	pub := &poisonedPublisher{}
-	r, err := NewRelay(f.pool, FromWatermill(pub), &RelayOptions{Log: LogTable, Schema: f.schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.write(t, msg("a", "poison"), msg("b", "1"), msg("a", "behind"), msg("c", "2"))
-	if n, err := r.pass(t.Context()); n != 2 || err == nil {
-		t.Errorf("pass = %d, %v; want two messages and the error", n, err)
-	}
-	if got := strings.Join(pub.sent, " "); got != "1 2" {
-		t.Errorf("published %q, want the other keys' messages", got)
-	}
-}
-
-func TestAWatermillPublisherThatIsAwayIsNotAskedForEachMessage(t *testing.T) {
-	t.Parallel()
-	asked := 0
-	pub := FromWatermill(publisherFunc(func() error { asked++; return errors.New("away") }))
-	batch := make([]Publication, 50)
-	for i := range batch {
-		batch[i] = Publication{Topic: "t", Message: message.NewMessage("x", nil)}
-	}
-	for i, err := range pub.PublishBatch(t.Context(), batch) {
-		if err == nil {
-			t.Errorf("message %d counts as published", i)
-		}
-	}
-	if asked != awayAfter {
-		t.Errorf("asked %d times, want %d", asked, awayAfter)
-	}
-}
-
-type publisherFunc func() error
-
-func (f publisherFunc) Publish(string, ...*message.Message) error { return f() }
-func (publisherFunc) Close() error                                { return nil }

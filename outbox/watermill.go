@@ -1,0 +1,127 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// WatermillOptions are what most callers leave alone. The zero value is usable.
+type WatermillOptions struct {
+	// Concurrency is how many calls of the watermill publisher run at once, those
+	// of all lanes together. Default: 16; less than 1 counts as 1, more than 256
+	// as 256.
+	Concurrency int
+}
+
+const (
+	defaultConcurrency = 16
+	maxConcurrency     = 256
+
+	// awayAfter is how many errors in a row say that the broker is away.
+	awayAfter = 3
+)
+
+// FromWatermill returns a Publisher on any watermill publisher. A message
+// counts as published when pub.Publish returns nil: what that is worth, and what
+// survives a crash of the broker, is pub's to say. A nil opts means the defaults.
+//
+// Each message is a call of its own, so that its outcome is known, and several
+// calls run at once, since each waits for the broker: pub must be safe for that,
+// as watermill demands. Their messages have different ordering keys.
+//
+// An error of pub that wraps [ErrRefused] is a refusal, and so is a panic. Any
+// other says that the outcome is unknown, because watermill does not tell a
+// broker that is away from one that does not want the message. After three of
+// them in a row the rest of the batch is not tried. Under [LogAppend], a message
+// that fails three times, others getting through in between, counts as refused;
+// under [LogTable] it is tried for ever, holding back its own key.
+//
+// Each message carries the context of its batch. A call that goes on when that has
+// ended is left behind: its message counts as unknown, and it is one call
+// fewer until it returns. Give pub timeouts of its own, or one that hangs for
+// good stops the relay when the last call hangs.
+func FromWatermill(pub message.Publisher, opts *WatermillOptions) Publisher {
+	if opts == nil {
+		opts = &WatermillOptions{}
+	}
+	calls := min(max(cmp.Or(opts.Concurrency, defaultConcurrency), 1), maxConcurrency)
+	return &watermillPublisher{pub: pub, slots: make(chan struct{}, calls)}
+}
+
+type watermillPublisher struct {
+	pub   message.Publisher
+	slots chan struct{} // one for each call of pub
+}
+
+// An answer is what pub said about one message of a batch.
+type answer struct {
+	i   int
+	err error
+}
+
+// errNoAnswer is the result of a call that neither returned nor panicked.
+var errNoAnswer = errors.New("outbox: the publisher ended its goroutine")
+
+// PublishBatch implements [Publisher].
+func (w *watermillPublisher) PublishBatch(ctx context.Context, batch []Publication) []error {
+	results := make([]error, len(batch))
+	open := make(map[int]bool, cap(w.slots))
+	answers := make(chan answer, len(batch)) // of calls left behind too: they must not wait
+	sent, failed := 0, 0
+	var last error
+	for ctx.Err() == nil {
+		slots := w.slots
+		if sent == len(batch) || failed >= awayAfter {
+			if len(open) == 0 {
+				break
+			}
+			slots = nil
+		}
+		select {
+		case slots <- struct{}{}:
+			if len(answers) > 0 { // it may be the third error
+				<-slots
+				continue
+			}
+			open[sent] = true
+			go w.publish(ctx, batch[sent], sent, answers)
+			sent++
+		case a := <-answers:
+			delete(open, a.i)
+			results[a.i] = a.err
+			if a.err == nil || errors.Is(a.err, ErrRefused) {
+				failed = 0
+			} else {
+				failed, last = failed+1, a.err
+			}
+		case <-ctx.Done():
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		last = err
+	}
+	for i := range results {
+		if open[i] || i >= sent {
+			results[i] = last
+		}
+	}
+	return results
+}
+
+// publish makes one call of pub, in the slot that its caller has taken.
+func (w *watermillPublisher) publish(ctx context.Context, p Publication, i int, answers chan<- answer) {
+	err := errNoAnswer
+	defer func() {
+		if value := recover(); value != nil {
+			err = fmt.Errorf("%w: the publisher panicked: %v", ErrRefused, value)
+		}
+		answers <- answer{i, err}
+		<-w.slots
+	}()
+	p.Message.SetContext(ctx)
+	err = w.pub.Publish(p.Topic, p.Message)
+}
