@@ -36,6 +36,9 @@ type Options struct {
 	// Redis asks for Redis as well, which only tests need. Default: it is left alone.
 	Redis bool
 
+	// NATS asks for NATS with JetStream, likewise. Default: it is left alone.
+	NATS bool
+
 	// PostgresEnv is added to the environment of a private PostgreSQL server,
 	// as NAME=value. Default: nothing.
 	PostgresEnv []string
@@ -46,6 +49,7 @@ type Services struct {
 	DatabaseURL string
 	AMQPURL     string // [InProcess] if there is no broker but the program's own
 	RedisURL    string // "" if it was not asked for, [NoRedis] if there is none
+	NATSURL     string // the same with [NoNATS]
 
 	close func() error
 }
@@ -65,6 +69,9 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 	s, err := r.start(ctx, r.postgresWays(), r.rabbitWays(), opts.KeepDatabase)
 	if err == nil && opts.Redis {
 		err = r.addRedis(ctx, s, r.redisWays())
+	}
+	if err == nil && opts.NATS {
+		err = r.addNATS(ctx, s, r.natsWays())
 	}
 	if err == nil && opts.KeepDatabase && opts.Database != "" && os.Getenv("DATABASE_URL") == "" {
 		s.DatabaseURL = r.keptDatabase(ctx, s.DatabaseURL, opts.Database)
@@ -90,9 +97,12 @@ func (s *Services) Environ(env []string) []string {
 	if s.RedisURL != "" {
 		ours = append(ours, "REDIS_URL="+s.RedisURL)
 	}
+	if s.NATSURL != "" {
+		ours = append(ours, "NATS_URL="+s.NATSURL)
+	}
 	return slices.Concat(slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return name == "DATABASE_URL" || name == "AMQP_URL" || name == stepsVariable || name == "REDIS_URL" && s.RedisURL != ""
+		return name == "DATABASE_URL" || name == "AMQP_URL" || name == stepsVariable || name == "REDIS_URL" && s.RedisURL != "" || name == "NATS_URL" && s.NATSURL != ""
 	}), ours)
 }
 
@@ -136,5 +146,12 @@ func (r *run) start(ctx context.Context, database, broker []way, keepDatabase bo
 func (r *run) addRedis(ctx context.Context, s *Services, ways []way) error {
 	in, err := r.obtain(ctx, "Redis", ways)
 	s.RedisURL = in.url
+	return err
+}
+
+// addNATS does the same for NATS.
+func (r *run) addNATS(ctx context.Context, s *Services, ways []way) error {
+	in, err := r.obtain(ctx, "NATS", ways)
+	s.NATSURL = in.url
 	return err
 }

@@ -5,14 +5,16 @@
 // used, and one line says which it was. SAGAMILL_SERVICES=private,inproc
 // restricts each service to those of its ways that are named, if any is.
 //
-//	env      DATABASE_URL, AMQP_URL, REDIS_URL; set but unreachable is an error
+//	env      DATABASE_URL, AMQP_URL, REDIS_URL, NATS_URL; set but unreachable is an error
 //	found    running on this machine at the default port
 //	docker   docker compose up, if an engine answers
 //	private  started from installed binaries, on free ports, for this run only
 //	npm      PostgreSQL binaries from an npm package, then as private
 //	apt      installed with apt-get where we are root, then as private
 //	inproc   the broker only: none, the program brings its own
-//	none     Redis only: none, and what needs it is not tested
+//	none     Redis and NATS only: none, and what needs it is not tested
+//
+// NATS is used where it is named, found or installed, and never fetched.
 //
 // # What is left behind
 //

@@ -107,7 +107,7 @@ func (r *run) obtain(ctx context.Context, service string, ways []way) (instance,
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // variables names what the user sets to choose a server.
-var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL", "Redis": "REDIS_URL"}
+var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL", "Redis": "REDIS_URL", "NATS": "NATS_URL"}
 
 // say prints one line. It goes to standard error, since standard output belongs
 // to the program that is run.

@@ -98,6 +98,7 @@ func TestOrder(t *testing.T) {
 		{r.postgresWays(), "env found docker private npm apt"},
 		{r.rabbitWays(), "env found docker private apt inproc"},
 		{r.redisWays(), "env found docker private apt none"},
+		{r.natsWays(), "env found private none"},
 	} {
 		var got []string
 		for _, w := range tt.ways {
@@ -162,7 +163,11 @@ func TestNamedButUnreachable(t *testing.T) {
 	_, mqParse := namedRabbit("amqp://u:hunter2@%zz/")
 	_, redisErr := namedRedis(t.Context(), "redis://u:hunter2@"+loopback(port))
 	_, redisParse := namedRedis(t.Context(), "redis://u:hunter2@h/no-number")
-	for variable, errs := range map[string][]error{"DATABASE_URL": {pgErr, pgParse}, "AMQP_URL": {mqErr, mqParse}, "REDIS_URL": {redisErr, redisParse}} {
+	_, natsErr := namedNATS(t.Context(), "nats://u:hunter2@"+loopback(port))
+	_, natsParse := namedNATS(t.Context(), "nats://u:hunter2@%zz/")
+	for variable, errs := range map[string][]error{
+		"DATABASE_URL": {pgErr, pgParse}, "AMQP_URL": {mqErr, mqParse}, "REDIS_URL": {redisErr, redisParse}, "NATS_URL": {natsErr, natsParse},
+	} {
 		for _, err := range errs {
 			if !errors.Is(err, errRefused) || !strings.Contains(err.Error(), variable) {
 				t.Errorf("error %v does not refuse %s", err, variable)
@@ -188,10 +193,10 @@ func TestEnviron(t *testing.T) {
 	if got := s.Environ(old); !slices.Equal(got, want) {
 		t.Errorf("Environ = %q, want %q", got, want)
 	}
-	s.RedisURL = "r"
-	want = append(want[1:], "REDIS_URL=r")
-	if got := s.Environ(old); !slices.Equal(got, want) {
-		t.Errorf("Environ with Redis = %q, want %q", got, want)
+	s.RedisURL, s.NATSURL = "r", "n"
+	want = append(want[1:], "REDIS_URL=r", "NATS_URL=n")
+	if got := s.Environ(append(old, "NATS_URL=old")); !slices.Equal(got, want) {
+		t.Errorf("Environ with Redis and NATS = %q, want %q", got, want)
 	}
 }
 

@@ -2,7 +2,7 @@
 //
 //	with [-keep-database] [--] COMMAND [ARGUMENT…]
 //
-// COMMAND gets DATABASE_URL, AMQP_URL and REDIS_URL. Its exit code is with's own; 1 also
+// COMMAND gets DATABASE_URL, AMQP_URL, REDIS_URL and NATS_URL. Its exit code is with's own; 1 also
 // means that there are no services. Without COMMAND the services are held, and
 // their URLs printed, until a signal comes.
 package main
@@ -39,13 +39,14 @@ func run(keepDatabase bool, command []string) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 
-	services, err := devservices.Start(ctx, &devservices.Options{KeepDatabase: keepDatabase, Redis: true})
+	services, err := devservices.Start(ctx, &devservices.Options{KeepDatabase: keepDatabase, Redis: true, NATS: true})
 	if err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, services.Close()) }()
 	if len(command) == 0 {
-		fmt.Printf("export DATABASE_URL='%s'\nexport AMQP_URL='%s'\nexport REDIS_URL='%s'\n", services.DatabaseURL, services.AMQPURL, services.RedisURL)
+		fmt.Printf("export DATABASE_URL='%s'\nexport AMQP_URL='%s'\nexport REDIS_URL='%s'\nexport NATS_URL='%s'\n",
+			services.DatabaseURL, services.AMQPURL, services.RedisURL, services.NATSURL)
 		<-ctx.Done()
 		return 0, nil
 	}

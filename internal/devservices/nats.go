@@ -1,0 +1,119 @@
+package devservices
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+const (
+	usualNATS = "nats://127.0.0.1:4222"
+
+	// NoNATS is the NATSURL of a machine without NATS.
+	NoNATS = "none:"
+)
+
+func (r *run) natsWays() []way {
+	return []way{
+		{"env", func(ctx context.Context) (instance, error) { return namedNATS(ctx, os.Getenv("NATS_URL")) }},
+		{"found", findNATS},
+		{"private", r.privateNATS},
+		{"none", noNATS},
+	}
+}
+
+// namedNATS uses the server that NATS_URL names, or none.
+func namedNATS(ctx context.Context, server string) (instance, error) {
+	switch server {
+	case "":
+		return instance{}, absent("NATS_URL is not set")
+	case NoNATS:
+		return noNATS(ctx)
+	}
+	what, err := probeNATS(ctx, envTimeout, server)
+	if err != nil {
+		return instance{}, fmt.Errorf("NATS_URL is %w: %w", errRefused, err)
+	}
+	return instance{url: server, what: what, shared: true}, nil
+}
+
+func findNATS(ctx context.Context) (instance, error) {
+	what, err := probeNATS(ctx, findTimeout, usualNATS)
+	if err != nil {
+		return instance{}, absent("none at the default port lets us in: %v", err)
+	}
+	return instance{url: usualNATS, what: what, shared: true}, nil
+}
+
+func noNATS(context.Context) (instance, error) {
+	return instance{url: NoNATS, what: "none on this machine: what needs it is not tested"}, nil
+}
+
+// probeNATS logs in and returns the server's version and place. Neither that nor
+// the error holds the password. It speaks the protocol's lines itself: the client
+// library is not among this module's requirements.
+func probeNATS(ctx context.Context, timeout time.Duration, server string) (string, error) {
+	u, err := url.Parse(server)
+	if err != nil || u.Scheme != "nats" {
+		return "", errors.New("not a NATS URL") // the library's error may quote it
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "4222")))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return "", err
+	}
+	lines := bufio.NewReader(conn)
+	greeting, err := lines.ReadString('\n')
+	if err != nil {
+		return "", err
+	}
+	var info struct {
+		Version   string `json:"version"`
+		JetStream bool   `json:"jetstream"`
+	}
+	text, isInfo := strings.CutPrefix(greeting, "INFO ")
+	if err := json.Unmarshal([]byte(text), &info); !isInfo || err != nil {
+		return "", errors.New("it is no NATS server")
+	}
+	if !info.JetStream {
+		return "", errors.New("it runs without JetStream")
+	}
+	if err := logInNATS(conn, lines, u.User); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("version %s with JetStream at %s", info.Version, u.Host), nil
+}
+
+// logInNATS asks for an answer under the user's name.
+func logInNATS(conn net.Conn, lines *bufio.Reader, user *url.Userinfo) error {
+	password, _ := user.Password()
+	login, err := json.Marshal(map[string]any{"verbose": false, "user": user.Username(), "pass": password})
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(conn, "CONNECT %s\r\nPING\r\n", login); err != nil {
+		return err
+	}
+	answer, err := lines.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(answer) != "PONG" {
+		return errors.New("it does not let us in")
+	}
+	return nil
+}
