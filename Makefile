@@ -25,7 +25,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve services test fuzz check fmt bench-idemkey bench-relay FORCE
+.PHONY: help demo serve services test tests fuzz check fmt bench-idemkey bench-relay FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,12 +36,20 @@ demo: bin/order-saga ## run the order example under a mixed load and check its i
 serve: bin/order-saga ## run the order example's services until Ctrl-C
 	@bin/order-saga serve
 
-services: bin/with ## find or start PostgreSQL, RabbitMQ and Redis, print their URLs, hold them until Ctrl-C
+services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
 
 test: bin/with ## run all tests; PKG=./outbox/... for some
 	@test -n '$(RACE)' || echo 'make test: no C compiler, so without the race detector' >&2
-	@bin/with -- $(GO) test $(RACE) $(TESTFLAGS) $(PKG)
+	@bin/with -- $(MAKE) --no-print-directory tests
+
+# What runs when the services are there. The brokers' modules are requirements of
+# the tests on them alone, which are a module of their own.
+tests:
+	@$(GO) test $(RACE) $(TESTFLAGS) $(PKG)
+ifeq ($(PKG),./...)
+	@$(GO) -C internal/relaytargets test $(RACE) $(TESTFLAGS) ./...
+endif
 
 # The go command fuzzes one target at a time. They are found by their names, so that
 # none is forgotten; finding none is an error too. Inputs are counted, since a run
@@ -70,6 +78,7 @@ check: ## everything that is checked without running the tests
 	$(GO) vet ./...
 	$(GO) vet -tags=failpoints ./...
 	$(GO) -C bench vet ./...
+	$(GO) -C internal/relaytargets vet ./...
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/archtest
 
