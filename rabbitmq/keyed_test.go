@@ -3,6 +3,7 @@ package rabbitmq_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -74,8 +75,7 @@ func (h *handlers) run(messages <-chan *message.Message) {
 		h.inHand[key] = payload
 		h.mu.Unlock()
 		for range rand.N(200) {
-			h.mu.Lock() // give the others a turn
-			h.mu.Unlock()
+			runtime.Gosched()
 		}
 		h.settle(msg, key, payload)
 	}
