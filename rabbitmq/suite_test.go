@@ -69,7 +69,7 @@ func TestSuiteRestarts(t *testing.T) {
 const buildTimeout = 10 * time.Minute
 
 // stress is the environment variable that lets TestStressSuite run, which takes
-// 90 s without the race detector and several minutes with it.
+// 90 s on two busy processors, and more with the race detector.
 const stress = "SAGAMILL_TEST_STRESS"
 
 // TestStressSuite runs the same suite ten times at once, or STRESS_TEST_COUNT
