@@ -61,6 +61,10 @@ CREATE TABLE {{.schema}}.outbox_relay (
 );
 INSERT INTO {{.schema}}.outbox_relay DEFAULT VALUES;
 
+-- The epoch of the active relay once more, in a table that the server comes back from a crash without: it may then give ids of
+-- transactions out again that a relay has seen end, and the relay must start anew from the cursor that reached the disk.
+CREATE UNLOGGED TABLE {{.schema}}.outbox_tenure (epoch bigint NOT NULL);
+
 -- How far the log is published; the newest row counts, by (epoch, seq). Everything visible in from_snapshot is dealt with, and
 -- of what is visible in to_snapshot the ids up to last_id. Two tables that take turns: rows are only added, and the full
 -- table is truncated, for an updated row would grow a chain of versions as long as some old transaction might see them.
@@ -132,5 +136,6 @@ SELECT setval('{{.schema}}.outbox_id_seq', nextval('{{.schema}}.outbox_log_id_se
 DROP TABLE {{.schema}}.outbox_log;
 DROP TABLE {{.schema}}.outbox_cursor_1;
 DROP TABLE {{.schema}}.outbox_cursor_0;
+DROP TABLE {{.schema}}.outbox_tenure;
 DROP TABLE {{.schema}}.outbox_relay;
 DROP SEQUENCE {{.schema}}.outbox_leaf;

@@ -70,7 +70,7 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 	defer cancel()
 	l := &leader{
 		r: r, tenure: t, done: make(chan struct{}, 1),
-		reader:  logReader{db: r.db, sql: &r.sql, at: t.at},
+		reader:  logReader{db: r.db, sql: &r.sql, epoch: t.epoch, at: t.at},
 		renewAt: time.Now().Add(r.opts.Lease / 3), turnedAt: time.Now(), movedAt: time.Now(), turnAt: cursorRows,
 		expiry: time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
 	}
@@ -87,9 +87,7 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 	r.counters.leads.Store(false)
 	cancel()
 	lanes.Wait()
-	if !errors.Is(err, errOvertaken) {
-		r.release(ctx, t.epoch)
-	}
+	r.release(ctx, t.epoch) // does nothing to another relay's
 	return err
 }
 

@@ -20,8 +20,9 @@ const (
 var (
 	// errStandby reports that another relay is active.
 	errStandby = errors.New("outbox: another relay is active")
-	// errOvertaken reports that another relay has taken over.
-	errOvertaken = errors.New("outbox: another relay has taken over")
+	// errOvertaken reports that another relay has taken over, or has to, as after
+	// a crash of the server.
+	errOvertaken = errors.New("outbox: another relay has taken over, or the server has restarted after a crash")
 )
 
 // A standing is the row of who publishes, locked.
@@ -75,6 +76,7 @@ func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
 		}
 		batch := &pgx.Batch{}
 		batch.Queue(r.sql.takeLease, t.epoch, r.holder, r.opts.Lease.Microseconds(), appendLog)
+		batch.Queue(r.sql.beginTenure, t.epoch)
 		batch.Queue(r.sql.checkpoint[t.which], t.epoch, 0, t.at.from.text, t.at.toText(), t.at.last)
 		batch.Queue(r.sql.promoteAll)
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {

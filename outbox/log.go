@@ -27,8 +27,9 @@ const (
 // that commits late delays its own messages only, and none is skipped, as they
 // would be by who remembers the largest id.
 type logReader struct {
-	db  *pgxpool.Pool
-	sql *queries
+	db    *pgxpool.Pool
+	sql   *queries
+	epoch int64 // of the tenure: after a crash of the server, at means nothing any more
 
 	at   cursor  // after what has been read
 	list []entry // of the difference from at, what is not read yet
@@ -87,7 +88,7 @@ func (l *logReader) refill(ctx context.Context) error {
 	var list []entry
 	batch := &pgx.Batch{}
 	batch.Queue(l.sql.planByIndex)
-	batch.Queue(l.sql.listDifference, l.at.from.xmaxText(), l.at.from.xip, l.at.last, l.at.toText(), maxList).Query(func(rows pgx.Rows) error {
+	batch.Queue(l.sql.listDifference, l.at.from.xmaxText(), l.at.from.xip, l.at.last, l.at.toText(), maxList, l.epoch).Query(func(rows pgx.Rows) error {
 		var leaf, size *int
 		var id *int64
 		_, err := pgx.ForEachRow(rows, []any{&now, &leaf, &id, &size}, func() error {
@@ -100,6 +101,9 @@ func (l *logReader) refill(ctx context.Context) error {
 	})
 	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("list messages: %w", err)
+	}
+	if now == "" {
+		return errOvertaken
 	}
 	to := l.at.to
 	if to == nil {

@@ -62,10 +62,10 @@ type queries struct {
 	insertValues                  [maxValues]string // by number of messages, less one
 	insertMessages, insertDelayed string
 
-	lockRelay, takeLease, renewLease, releaseLease, readSystem string
-	readCursor, restampMessages, stampSystem                   string
-	checkpoint, truncateCursor                                 [2]string
-	fence, deletePublished, unholdWaiting                      string
+	lockRelay, takeLease, beginTenure, renewLease, releaseLease, readSystem string
+	readCursor, restampMessages, stampSystem                                string
+	checkpoint, truncateCursor                                              [2]string
+	fence, deletePublished, unholdWaiting                                   string
 
 	planByIndex, asynchronous, lockSoon string
 	listDifference                      string
@@ -94,7 +94,7 @@ func newQueries(schema string) queries {
 	q := queries{
 		insertMessages: bind(sqlInsertMessages), insertDelayed: bind(sqlInsertDelayed),
 
-		lockRelay: bind(sqlLockRelay), takeLease: bind(sqlTakeLease), renewLease: bind(sqlRenewLease), releaseLease: bind(sqlReleaseLease),
+		lockRelay: bind(sqlLockRelay), takeLease: bind(sqlTakeLease), beginTenure: bind(sqlBeginTenure), renewLease: bind(sqlRenewLease), releaseLease: bind(sqlReleaseLease),
 		readSystem: sqlReadSystem, readCursor: bind(sqlReadCursor), restampMessages: bind(sqlRestampMessages), stampSystem: bind(sqlStampSystem),
 		fence: bind(sqlFence), deletePublished: bind(sqlDeletePublished), unholdWaiting: bind(sqlUnholdWaiting),
 

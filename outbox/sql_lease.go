@@ -11,9 +11,17 @@ const sqlTakeLease = `
 UPDATE {schema}.outbox_relay
 SET epoch = $1, holder = $2, lease_until = clock_timestamp() + $3 * interval '1 microsecond', log = $4`
 
-// sqlRenewLease changes nothing for a relay that has been overtaken.
+// sqlBeginTenure goes with sqlTakeLease. After a crash of the server its row is
+// gone, and with it the tenure: ids of transactions whose end the relay has seen,
+// and the disk has not, are given out again.
+const sqlBeginTenure = `
+WITH before AS (DELETE FROM {schema}.outbox_tenure)
+INSERT INTO {schema}.outbox_tenure (epoch) VALUES ($1)`
+
+// sqlRenewLease changes nothing for a relay whose tenure is over.
 const sqlRenewLease = `
-UPDATE {schema}.outbox_relay SET lease_until = clock_timestamp() + $2 * interval '1 microsecond' WHERE epoch = $1`
+UPDATE {schema}.outbox_relay SET lease_until = clock_timestamp() + $2 * interval '1 microsecond'
+WHERE epoch = $1 AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)`
 
 // sqlReleaseLease lets the next relay take over at once.
 const sqlReleaseLease = `UPDATE {schema}.outbox_relay SET lease_until = 'epoch', holder = '' WHERE epoch = $1`
@@ -33,12 +41,13 @@ SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
 	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 1 FROM {schema}.outbox_cursor_1) c
 ORDER BY epoch DESC, seq DESC LIMIT 1`
 
-// sqlCheckpoint notes how far the log is published, unless another relay has
-// taken over. Should that happen at this very moment, the row bears the older
+// sqlCheckpoint notes how far the log is published, unless the tenure is over.
+// Should another relay take over at this very moment, the row bears the older
 // epoch and is not read again.
 const sqlCheckpoint = `
 INSERT INTO {schema}.{cursor} (epoch, seq, from_snapshot, to_snapshot, last_id)
-SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1)`
+SELECT $1, $2, $3, $4, $5
+WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)`
 
 const sqlTruncateCursor = `TRUNCATE {schema}.{cursor}`
 
@@ -52,8 +61,10 @@ const sqlAsynchronous = `SELECT set_config('synchronous_commit', 'off', true)`
 const sqlLockSoon = `SELECT set_config('lock_timeout', $1, true)`
 
 // sqlFence holds off another relay until the transaction ends, and finds no
-// row if there has been one.
-const sqlFence = `SELECT epoch FROM {schema}.outbox_relay WHERE epoch = $1 FOR SHARE`
+// row if the tenure is over.
+const sqlFence = `
+SELECT epoch FROM {schema}.outbox_relay
+WHERE epoch = $1 AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1) FOR SHARE`
 
 // sqlDeletePublished makes a log that was published up to a cursor one whose
 // rows are not published.

@@ -12,13 +12,14 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 // transactions that it knew to be in progress ($2) or did not know at all (from
 // $1 on), in the order of their ids. The snapshot of the statement itself, now,
 // is where the next difference begins; it comes back with no message as well.
+// There is none for a relay whose tenure, $6, is over.
 // $4, if it is not null, is a snapshot in which the messages must be visible
 // besides, $3 the id after which they begin: so a long difference can be listed
 // in parts. (id + 0, or the planner might take the index on id and walk through
 // all that is published.)
 const sqlListDifference = `
 SELECT s.now::text, m.leaf, m.id, m.size
-FROM (SELECT pg_current_snapshot() AS now) s
+FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $6) s
 LEFT JOIN LATERAL (
 	SELECT leaf, id, size FROM ({leaves}) d
 	WHERE id + 0 > $3 AND ($4::text IS NULL OR pg_visible_in_snapshot(xid, $4::text::pg_snapshot))
