@@ -25,6 +25,13 @@ var (
 	errOvertaken = errors.New("outbox: another relay has taken over, or the server has restarted after a crash")
 )
 
+// begin runs do in a transaction in which each statement sees what has committed
+// by then, whatever the database's default is: what is looked at under a lock
+// must not be older than the lock.
+func (r *Relay) begin(ctx context.Context, do func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, do)
+}
+
 // A standing is the row of who publishes, locked.
 type standing struct {
 	Epoch  int64
@@ -65,7 +72,7 @@ func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	t.until = time.Now().Add(r.opts.Lease)
-	err = pgx.BeginFunc(ctx, r.db, func(tx pgx.Tx) error {
+	err = r.begin(ctx, func(tx pgx.Tx) error {
 		s, err := r.lock(ctx, tx)
 		if err != nil {
 			return err

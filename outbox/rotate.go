@@ -96,7 +96,7 @@ func (l *leader) empty(ctx context.Context, leaf int) bool {
 // locked runs f in a transaction that does not wait for locks, while no other
 // relay takes over.
 func (l *leader) locked(ctx context.Context, f func(pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, l.r.db, func(tx pgx.Tx) error {
+	return l.r.begin(ctx, func(tx pgx.Tx) error {
 		var epoch int64
 		batch := &pgx.Batch{}
 		batch.Queue(l.r.sql.lockSoon, lockPatience)

@@ -98,7 +98,7 @@ func (l *leader) settleExceptions(ctx context.Context, pages []*page, after curs
 		}
 	}
 	var open []string
-	err := pgx.BeginFunc(ctx, l.r.db, func(tx pgx.Tx) error {
+	err := l.r.begin(ctx, func(tx pgx.Tx) error {
 		var epoch int64
 		if err := tx.QueryRow(ctx, l.r.sql.fence, l.tenure.epoch).Scan(&epoch); err != nil {
 			return overtaken(err)

@@ -54,7 +54,7 @@ func (r *Relay) pass(ctx context.Context) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.limit())
 	defer cancel()
 	var unavailable error
-	err = pgx.BeginFunc(ctx, r.db, func(tx pgx.Tx) error {
+	err = r.begin(ctx, func(tx pgx.Tx) error {
 		batch, err := r.take(ctx, tx)
 		if err != nil || len(batch) == 0 {
 			return err
