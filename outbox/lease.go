@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,11 +26,10 @@ var (
 	errOvertaken = errors.New("outbox: another relay has taken over, or the server has restarted after a crash")
 )
 
-// begin runs do in a transaction in which each statement sees what has committed
-// by then, whatever the database's default is: what is looked at under a lock
-// must not be older than the lock.
+// begin runs do in a transaction begun by sqlBegin.
 func (r *Relay) begin(ctx context.Context, do func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, do)
+	limit := strconv.FormatInt(r.opts.Lease.Milliseconds(), 10)
+	return pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{BeginQuery: sqlBegin + limit}, do)
 }
 
 // A standing is the row of who publishes, locked.

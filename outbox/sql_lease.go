@@ -1,5 +1,12 @@
 package outbox
 
+// sqlBegin begins a transaction in which each statement sees what has committed
+// by then, whatever the database's default is: what is looked at under a lock
+// must not be older than the lock. A relay that hangs in the middle of it loses
+// its session, and with it the lock that keeps others out, after a lease:
+// its length in milliseconds follows.
+const sqlBegin = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = `
+
 // sqlLockRelay locks the row of who publishes and reads it. Somebody else who
 // is about to take it over makes it look absent: that is not waited for.
 const sqlLockRelay = `
