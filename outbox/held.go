@@ -27,7 +27,7 @@ func (l *leader) readHeld(ctx context.Context) (int, error) {
 	case l.heldIn == nil || l.inFlight >= l.r.opts.Window || !l.reader.caughtUp() || l.reader.begun == l.heldAfter:
 		return 0, nil
 	}
-	n := cut(l.heldIn, maxPage)
+	n := cut(l.heldIn, min(maxPage, l.r.opts.Window-l.inFlight))
 	rows, err := l.fetchHeld(ctx, l.heldIn[:n])
 	if err != nil {
 		return 0, err
