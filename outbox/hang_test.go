@@ -88,14 +88,6 @@ func TestAHungRelayIsOvertaken(t *testing.T) {
 	}
 }
 
-func (f *fixture) epoch(t *testing.T) (epoch int64) {
-	t.Helper()
-	if err := f.pool.QueryRow(t.Context(), "SELECT epoch FROM "+f.schema+".outbox_relay").Scan(&epoch); err != nil {
-		t.Fatal(err)
-	}
-	return epoch
-}
-
 // checkDelivered checks that a table broker has n messages, in the order of
 // each key.
 func (f *fixture) checkDelivered(t *testing.T, n int) {

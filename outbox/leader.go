@@ -24,6 +24,10 @@ const (
 
 	// stallPage is how many.
 	stallPage = 16
+
+	// listTimeout bounds reading from the log, which takes the longer the more
+	// there is to publish. The lease is kept meanwhile.
+	listTimeout = 10 * time.Minute
 )
 
 // A leader is one tenure of the active relay of an append-only log. One
@@ -50,7 +54,6 @@ type leader struct {
 
 	expiry   *time.Timer // ends the tenure with the lease
 	readAt   time.Time   // not before
-	renewAt  time.Time
 	rotateAt time.Time
 	turnedAt time.Time              // when new messages last went to another leaf
 	vain     [len(leaves)]int       // attempts in a row to empty the leaf
@@ -70,8 +73,8 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 	defer cancel()
 	l := &leader{
 		r: r, tenure: t, done: make(chan struct{}, 1),
-		reader:  logReader{db: r.db, sql: &r.sql, epoch: t.epoch, at: t.at},
-		renewAt: time.Now().Add(r.opts.Lease / 3), turnedAt: time.Now(), movedAt: time.Now(), turnAt: cursorRows,
+		reader:   logReader{db: r.db, sql: &r.sql, epoch: t.epoch, at: t.at},
+		turnedAt: time.Now(), movedAt: time.Now(), turnAt: cursorRows,
 		expiry: time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
 	}
 	defer l.expiry.Stop()
@@ -82,6 +85,7 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 	for _, lane := range l.lanes {
 		lanes.Go(func() { lane.run(work) })
 	}
+	lanes.Go(func() { l.keepLease(work, cancel) })
 	r.counters.leads.Store(true)
 	err := l.run(ctx, work)
 	r.counters.leads.Store(false)
@@ -89,6 +93,33 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 	lanes.Wait()
 	r.release(ctx, t.epoch) // does nothing to another relay's
 	return err
+}
+
+// keepLease renews the lease until ctx ends, and ends the tenure when another
+// relay has taken over. It does so beside the rounds, which may take longer than
+// the lease.
+func (l *leader) keepLease(ctx context.Context, end func()) {
+	wait := l.r.opts.Lease / 3
+	for {
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		until, err := l.r.renew(ctx, l.tenure.epoch)
+		switch {
+		case errors.Is(err, errOvertaken):
+			end()
+			return
+		case err != nil:
+			wait = l.r.opts.Lease / standbyLooks
+		default:
+			l.expiry.Reset(time.Until(until))
+			wait = l.r.opts.Lease / 3
+		}
+	}
 }
 
 // run does round after round. It returns nil after ctx has ended, and an
@@ -149,24 +180,16 @@ func (l *leader) lane(key uint64) *lane { return l.lanes[key%uint64(len(l.lanes)
 // round does what there is to do and does not wait for the broker. It returns
 // how many messages were settled or read.
 func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
-	defer cancel()
-	if time.Now().After(l.renewAt) {
-		until, err := l.r.renew(ctx, l.tenure.epoch)
-		if err != nil {
-			return 0, err
-		}
-		l.expiry.Reset(time.Until(until))
-		l.renewAt = time.Now().Add(l.r.opts.Lease / 3)
-	}
+	read := 0
 	settled, err := l.settle(ctx)
+	if err == nil && !stopping {
+		read, err = l.readLog(ctx)
+	}
 	if err != nil || stopping {
 		return settled, err
 	}
-	read, err := l.readLog(ctx)
-	if err != nil {
-		return settled, err
-	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
 	due, err := l.readHeld(ctx)
 	if err != nil {
 		return settled + read, err
@@ -194,6 +217,8 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	if room <= 0 || time.Now().Before(l.readAt) {
 		return 0, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
 	rows, after, err := l.reader.read(ctx, room)
 	if err != nil {
 		return 0, fmt.Errorf("outbox: %w", err)
@@ -242,7 +267,7 @@ func (l *leader) wait(ctx, work context.Context, n int) {
 	if wait <= 0 {
 		return
 	}
-	timer := time.NewTimer(min(wait, max(time.Until(l.renewAt), 0)))
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	stop := ctx.Done()
 	if ctx.Err() != nil {

@@ -158,6 +158,8 @@ type querier interface {
 // renew prolongs the lease of epoch and returns until when, by this process's
 // clock: the answer may have taken a while.
 func (r *Relay) renew(ctx context.Context, epoch int64) (until time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.opts.Lease)
+	defer cancel()
 	until = time.Now().Add(r.opts.Lease)
 	tag, err := r.db.Exec(ctx, r.sql.renewLease, epoch, r.opts.Lease.Microseconds())
 	switch {

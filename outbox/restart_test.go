@@ -41,6 +41,14 @@ func start(t *testing.T, r *Relay) (stop func()) {
 	return stop
 }
 
+func (f *fixture) epoch(t *testing.T) (epoch int64) {
+	t.Helper()
+	if err := f.pool.QueryRow(t.Context(), "SELECT epoch FROM "+f.schema+".outbox_relay").Scan(&epoch); err != nil {
+		t.Fatal(err)
+	}
+	return epoch
+}
+
 // burn uses n ids of transactions up, without a trace in the WAL, and returns
 // the last.
 func (f *fixture) burn(t *testing.T, n int) (last uint64) {

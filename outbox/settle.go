@@ -35,6 +35,8 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 	if front == 0 {
 		return 0, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
 	if err := failpoint.Hit("outbox/after-publish"); err != nil {
 		return 0, err
 	}
