@@ -59,7 +59,7 @@ CREATE TABLE {{.schema}}.outbox_relay (
     log               text        NOT NULL DEFAULT 'table' CHECK (log IN ('append', 'table')),
     system_identifier text        NOT NULL DEFAULT '' -- of the cluster that the cursor's transaction ids are from
 );
-INSERT INTO {{.schema}}.outbox_relay DEFAULT VALUES;
+INSERT INTO {{.schema}}.outbox_relay (system_identifier) SELECT system_identifier::text FROM pg_control_system();
 
 -- The epoch of the active relay once more, in a table that the server comes back from a crash without: it may then give ids of
 -- transactions out again that a relay has seen end, and the relay must start anew from the cursor that reached the disk.

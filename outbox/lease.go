@@ -24,6 +24,8 @@ var (
 	// errOvertaken reports that another relay has taken over, or has to, as after
 	// a crash of the server.
 	errOvertaken = errors.New("outbox: another relay has taken over, or the server has restarted after a crash")
+	// errForeign reports that the log's ids of transactions are another cluster's.
+	errForeign = errors.New("outbox: the log is from another cluster")
 )
 
 // begin runs do in a transaction begun by sqlBegin.
@@ -69,6 +71,19 @@ type tenure struct {
 // epoch and the first checkpoint of the epoch commit together, so a relay that
 // was active before cannot move the cursor any more.
 func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
+	t, err = r.tryTakeOver(ctx)
+	if errors.Is(err, errForeign) {
+		if err = r.adopt(ctx); err == nil {
+			t, err = r.tryTakeOver(ctx)
+		}
+	}
+	if err != nil && !errors.Is(err, errStandby) {
+		err = fmt.Errorf("outbox: take over: %w", err)
+	}
+	return t, err
+}
+
+func (r *Relay) tryTakeOver(ctx context.Context) (t tenure, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	t.until = time.Now().Add(r.opts.Lease)
@@ -91,19 +106,12 @@ func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
 		}
 		return failpoint.Hit("outbox/before-take-over")
 	})
-	if err != nil && !errors.Is(err, errStandby) {
-		err = fmt.Errorf("outbox: take over: %w", err)
-	}
 	return t, err
 }
 
 // resume sets t's cursor to where the log is published up to.
-func (r *Relay) resume(ctx context.Context, tx pgx.Tx, s standing, t *tenure) error {
-	var system, now string
-	if err := tx.QueryRow(ctx, r.sql.readSystem).Scan(&system, &now); err != nil {
-		return fmt.Errorf("read the cluster's identity: %w", err)
-	}
-	current, err := parseSnapshot(now)
+func (r *Relay) resume(ctx context.Context, tx pgx.Tx, s standing, t *tenure) (err error) {
+	system, current, err := r.readSystem(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -113,21 +121,60 @@ func (r *Relay) resume(ctx context.Context, tx pgx.Tx, s standing, t *tenure) er
 			return err
 		}
 	}
-	if system == s.System && t.at.from.xmax <= current.xmax {
-		return nil
+	if system != s.System || t.at.newest().xmax > current.xmax {
+		return errForeign
 	}
-	if s.System != "" {
-		r.opts.Logger.WarnContext(ctx, "outbox: the database was restored into another cluster; what the outbox still holds is published again",
-			"schema", r.opts.Schema, "was", s.System, "is", system)
+	return nil
+}
+
+// readSystem reads which cluster this is, and what its transactions are up to.
+func (r *Relay) readSystem(ctx context.Context, tx pgx.Tx) (system string, current snapshot, err error) {
+	var now string
+	if err := tx.QueryRow(ctx, r.sql.readSystem).Scan(&system, &now); err != nil {
+		return "", current, fmt.Errorf("read the cluster's identity: %w", err)
 	}
-	// Whose transaction ids a row bears cannot be told any more. One that was
-	// published already is published once more, and absorbed.
-	t.at = cursor{from: current.before()}
-	if _, err := tx.Exec(ctx, r.sql.restampMessages); err != nil {
-		return fmt.Errorf("restamp messages: %w", err)
+	current, err = parseSnapshot(now)
+	return system, current, err
+}
+
+// convertTimeout bounds what is done once to each stored message, when a log is
+// adopted or turned into a table.
+const convertTimeout = time.Hour
+
+// adopt makes a log that was restored from another cluster one of this cluster.
+// Whose transaction ids a message bears cannot be told any more, so each gets a
+// new one. A message that was published already is published once more, and
+// absorbed.
+func (r *Relay) adopt(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, convertTimeout)
+	defer cancel()
+	var was, is string
+	err := r.begin(ctx, func(tx pgx.Tx) error {
+		s, err := r.lock(ctx, tx)
+		if err != nil {
+			return err
+		}
+		system, current, err := r.readSystem(ctx, tx)
+		if err != nil {
+			return err
+		}
+		was, is = s.System, system
+		at := cursor{from: current.before()}
+		batch := &pgx.Batch{}
+		batch.Queue(r.sql.unlimited)
+		batch.Queue(r.sql.restampMessages)
+		batch.Queue(r.sql.stampSystem, system)
+		batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0, appendLog)
+		batch.Queue(r.sql.beginTenure, s.Epoch+1)
+		batch.Queue(r.sql.checkpoint[0], s.Epoch+1, 0, at.from.text, at.toText(), at.last)
+		return tx.SendBatch(ctx, batch).Close()
+	})
+	if err != nil {
+		return fmt.Errorf("adopt the log of another cluster: %w", err)
 	}
-	_, err = tx.Exec(ctx, r.sql.stampSystem, system)
-	return err
+	r.opts.Logger.WarnContext(ctx, "outbox: the database was restored into another cluster; what the outbox still holds is published again",
+		"schema", r.opts.Schema, "was", was, "is", is)
+	return nil
 }
 
 // readCursor reads the newest checkpoint, and which of the two tables has it.

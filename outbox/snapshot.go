@@ -59,6 +59,14 @@ type cursor struct {
 	last int64
 }
 
+// newest is the later of its snapshots.
+func (c cursor) newest() snapshot {
+	if c.to == nil {
+		return c.from
+	}
+	return *c.to
+}
+
 func (c cursor) toText() *string {
 	if c.to == nil {
 		return nil

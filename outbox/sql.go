@@ -63,7 +63,7 @@ type queries struct {
 	insertMessages, insertDelayed string
 
 	lockRelay, takeLease, beginTenure, renewLease, releaseLease, readSystem string
-	readCursor, restampMessages, stampSystem                                string
+	readCursor, unlimited, restampMessages, stampSystem                     string
 	checkpoint, truncateCursor                                              [2]string
 	fence, deletePublished, unholdWaiting                                   string
 
@@ -95,7 +95,7 @@ func newQueries(schema string) queries {
 		insertMessages: bind(sqlInsertMessages), insertDelayed: bind(sqlInsertDelayed),
 
 		lockRelay: bind(sqlLockRelay), takeLease: bind(sqlTakeLease), beginTenure: bind(sqlBeginTenure), renewLease: bind(sqlRenewLease), releaseLease: bind(sqlReleaseLease),
-		readSystem: sqlReadSystem, readCursor: bind(sqlReadCursor), restampMessages: bind(sqlRestampMessages), stampSystem: bind(sqlStampSystem),
+		readSystem: sqlReadSystem, readCursor: bind(sqlReadCursor), unlimited: sqlUnlimited, restampMessages: bind(sqlRestampMessages), stampSystem: bind(sqlStampSystem),
 		fence: bind(sqlFence), deletePublished: bind(sqlDeletePublished), unholdWaiting: bind(sqlUnholdWaiting),
 
 		planByIndex: sqlPlanByIndex, asynchronous: sqlAsynchronous, lockSoon: sqlLockSoon,

@@ -92,6 +92,10 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at
 FROM waiting ORDER BY id`
 
+// sqlUnlimited lets the transaction's statements take as long as they need, by
+// the role's settings.
+const sqlUnlimited = `SELECT set_config('statement_timeout', '0', true)`
+
 // sqlRestampMessages makes every message one of this transaction: whatever
 // ids they bear are those of another cluster.
 const sqlRestampMessages = `UPDATE {schema}.outbox SET xid = pg_current_xact_id()`

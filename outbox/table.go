@@ -51,6 +51,23 @@ func (r *Relay) limit() time.Duration { return r.opts.PublishTimeout + databaseT
 // published, or refused and held; none while another relay is active. The error may come with n > 0: then what the
 // broker took has been committed, and the rest met a broker that was away.
 func (r *Relay) pass(ctx context.Context) (n int, err error) {
+	n, err = r.tryPass(ctx)
+	if errors.Is(err, errAppendLog) {
+		if err = r.intoTable(ctx); err == nil {
+			n, err = r.tryPass(ctx)
+		}
+	}
+	if errors.Is(err, errStandby) {
+		r.signals.standby.Send(true)
+		return 0, nil
+	}
+	return n, err
+}
+
+// errAppendLog reports that the rows are not what a table log takes them for.
+var errAppendLog = errors.New("outbox: the log is an append-only one")
+
+func (r *Relay) tryPass(ctx context.Context) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.limit())
 	defer cancel()
 	var unavailable error
@@ -69,10 +86,6 @@ func (r *Relay) pass(ctx context.Context) (n int, err error) {
 		}
 		return failpoint.Hit("outbox/table-before-commit")
 	})
-	if errors.Is(err, errStandby) {
-		r.signals.standby.Send(true)
-		return 0, nil
-	}
 	if err != nil {
 		return 0, fmt.Errorf("outbox: pass: %w", err)
 	}
@@ -98,9 +111,7 @@ func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
 		return nil, fmt.Errorf("settle plans: %w", err)
 	}
 	if s.Log == appendLog {
-		if err := r.intoTable(ctx, tx, s); err != nil {
-			return nil, err
-		}
+		return nil, errAppendLog
 	}
 	// Held messages get half of the batch at the most: a topic that refuses
 	// everything must not hold up the others.
@@ -120,17 +131,27 @@ func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
 
 // intoTable makes an append-only log one whose rows are not published: what is
 // published is deleted.
-func (r *Relay) intoTable(ctx context.Context, tx pgx.Tx, s standing) error {
-	at, _, err := r.readCursor(ctx, tx)
+func (r *Relay) intoTable(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, convertTimeout)
+	defer cancel()
+	err := r.begin(ctx, func(tx pgx.Tx) error {
+		s, err := r.lock(ctx, tx)
+		if err != nil || s.Log != appendLog {
+			return err
+		}
+		at, _, err := r.readCursor(ctx, tx)
+		if err != nil {
+			return err
+		}
+		batch := &pgx.Batch{}
+		batch.Queue(r.sql.unlimited)
+		batch.Queue(r.sql.deletePublished, at.from.text, at.toText(), at.last)
+		batch.Queue(r.sql.unholdWaiting)
+		batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0, tableLog)
+		return tx.SendBatch(ctx, batch).Close()
+	})
 	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	batch.Queue(r.sql.deletePublished, at.from.text, at.toText(), at.last)
-	batch.Queue(r.sql.unholdWaiting)
-	batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0, tableLog)
-	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
-		return fmt.Errorf("turn the log into a table: %w", err)
+		return fmt.Errorf("outbox: turn the log into a table: %w", err)
 	}
 	return nil
 }
