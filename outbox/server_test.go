@@ -37,7 +37,7 @@ type pgServer struct {
 func privateServer(t *testing.T, config ...string) *pgServer {
 	t.Helper()
 	bins, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
-	if path, err := exec.LookPath("initdb"); err == nil {
+	if path, err := exec.LookPath("initdb"); err == nil && len(bins) == 0 {
 		bins = append(bins, path)
 	}
 	if len(bins) == 0 {
