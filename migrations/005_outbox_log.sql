@@ -35,7 +35,8 @@ CREATE TABLE {{.schema}}.outbox (
 CREATE TABLE {{.schema}}.outbox_0 PARTITION OF {{.schema}}.outbox FOR VALUES IN (0) WITH (autovacuum_vacuum_insert_threshold = -1);
 CREATE TABLE {{.schema}}.outbox_1 PARTITION OF {{.schema}}.outbox FOR VALUES IN (1) WITH (autovacuum_vacuum_insert_threshold = -1);
 CREATE TABLE {{.schema}}.outbox_2 PARTITION OF {{.schema}}.outbox FOR VALUES IN (2) WITH (autovacuum_vacuum_insert_threshold = -1);
--- The catch-all: a message is stored whatever the leaf column says, as it may for a writer that cannot read the sequence.
+-- The catch-all: a message is stored whatever the leaf column says. A role without USAGE on the sequence
+-- stores nothing on PostgreSQL 15, which refuses to read it; a server that reads null instead sends its messages here.
 CREATE TABLE {{.schema}}.outbox_other PARTITION OF {{.schema}}.outbox DEFAULT WITH (autovacuum_vacuum_insert_threshold = -1);
 
 CREATE INDEX outbox_xid_id ON {{.schema}}.outbox (xid, id); -- what became visible since a snapshot
