@@ -27,7 +27,7 @@ func (l *leader) readHeld(ctx context.Context) (int, error) {
 	case l.heldIn == nil || l.inFlight >= l.r.opts.Window || !l.reader.caughtUp() || l.reader.begun == l.heldAfter:
 		return 0, nil
 	}
-	n := cut(l.heldIn, min(maxPage, l.r.opts.Window-l.inFlight))
+	n := cut(l.heldIn, min(l.r.limits.page, l.r.opts.Window-l.inFlight))
 	rows, err := l.fetchHeld(ctx, l.heldIn[:n])
 	if err != nil {
 		return 0, err
@@ -54,7 +54,7 @@ func (l *leader) listHeld(ctx context.Context) error {
 	if err := l.r.db.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("outbox: list due messages: %w", err)
 	}
-	l.heldAt = time.Now().Add(heldInterval)
+	l.heldAt = time.Now().Add(l.r.limits.held)
 	if len(list) > 0 {
 		l.heldIn, l.heldAfter = list, l.reader.begun
 	}

@@ -73,8 +73,8 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 	defer cancel()
 	l := &leader{
 		r: r, tenure: t, done: make(chan struct{}, 1),
-		reader:   logReader{db: r.db, sql: &r.sql, epoch: t.epoch, at: t.at},
-		turnedAt: time.Now(), movedAt: time.Now(), turnAt: cursorRows,
+		reader:   logReader{db: r.db, sql: &r.sql, epoch: t.epoch, limit: r.limits.list, at: t.at},
+		turnedAt: time.Now(), movedAt: time.Now(), turnAt: r.limits.cursors,
 		expiry: time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
 	}
 	defer l.expiry.Stop()
@@ -202,8 +202,8 @@ func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
 
 // room returns how many messages may be read.
 func (l *leader) room() int {
-	room := min(l.r.opts.Window-l.inFlight, maxPage)
-	if room <= 0 && time.Since(l.movedAt) > stallTimeout && l.inFlight < 2*l.r.opts.Window {
+	room := min(l.r.opts.Window-l.inFlight, l.r.limits.page)
+	if room <= 0 && time.Since(l.movedAt) > l.r.limits.stall && l.inFlight < 2*l.r.opts.Window {
 		l.movedAt = time.Now()
 		return stallPage
 	}

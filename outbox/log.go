@@ -29,6 +29,7 @@ const (
 type logReader struct {
 	db    *pgxpool.Pool
 	sql   *queries
+	limit int   // of list
 	epoch int64 // of the tenure: after a crash of the server, at means nothing any more
 
 	at   cursor  // after what has been read
@@ -88,7 +89,7 @@ func (l *logReader) refill(ctx context.Context) error {
 	var list []entry
 	batch := &pgx.Batch{}
 	batch.Queue(l.sql.planByIndex)
-	batch.Queue(l.sql.listDifference, l.at.from.xmaxText(), l.at.from.xip, l.at.last, l.at.toText(), maxList, l.epoch).Query(func(rows pgx.Rows) error {
+	batch.Queue(l.sql.listDifference, l.at.from.xmaxText(), l.at.from.xip, l.at.last, l.at.toText(), l.limit, l.epoch).Query(func(rows pgx.Rows) error {
 		var leaf, size *int
 		var id *int64
 		_, err := pgx.ForEachRow(rows, []any{&now, &leaf, &id, &size}, func() error {
@@ -118,7 +119,7 @@ func (l *logReader) refill(ctx context.Context) error {
 		l.at, l.more = cursor{from: *to}, false
 		return nil
 	}
-	l.at.to, l.list, l.more = to, list, len(list) == maxList
+	l.at.to, l.list, l.more = to, list, len(list) == l.limit
 	return nil
 }
 

@@ -98,6 +98,7 @@ type Relay struct {
 	wake     chan struct{}
 	notifier *Notifier
 	counters counters
+	limits   limits
 	signals  struct {
 		passed    testsignal.Signal[int]   // messages that a round or a pass has moved on
 		rested    testsignal.Signal[error] // nil: there is nothing to do and nothing in flight; else what went wrong
@@ -124,7 +125,7 @@ func NewRelay(db *pgxpool.Pool, pub Publisher, opts *RelayOptions) (*Relay, erro
 	r := &Relay{
 		db: db, pub: pub, opts: o, sql: newQueries(o.Schema), holder: holderName(),
 		retry: backoff.Policy{Base: o.RetryBase, Cap: o.RetryCap},
-		wake:  make(chan struct{}, 1),
+		wake:  make(chan struct{}, 1), limits: defaultLimits,
 	}
 	r.notifier = newNotifier(db, o.Schema, o.Logger)
 	return r, nil

@@ -17,10 +17,10 @@ const (
 	// lockPatience is how long a TRUNCATE waits, and the relay with it, for a
 	// transaction that has written to the leaf.
 	lockPatience = "10ms"
-)
 
-// emptyPolicy spaces attempts to empty a leaf that is in use.
-var emptyPolicy = backoff.Policy{Base: rotateInterval, Cap: time.Minute}
+	// emptyCap is how long a leaf that is in use is left alone at most.
+	emptyCap = time.Minute
+)
 
 // rotate empties leaves whose messages are all published, and sends new messages
 // to an empty one when the current one is large or old enough. As long as no leaf
@@ -30,7 +30,7 @@ func (l *leader) rotate(ctx context.Context) error {
 	if time.Now().Before(l.rotateAt) {
 		return nil
 	}
-	l.rotateAt = time.Now().Add(rotateInterval)
+	l.rotateAt = time.Now().Add(l.r.limits.rotate)
 	var current *int64
 	var sizes []int64
 	if err := l.r.db.QueryRow(ctx, l.r.sql.currentLeaf).Scan(&current, &sizes); err != nil {
@@ -48,7 +48,7 @@ func (l *leader) rotate(ctx context.Context) error {
 			continue
 		}
 		l.vain[leaf]++
-		l.emptyAt[leaf] = time.Now().Add(emptyPolicy.Ceiling(l.vain[leaf]))
+		l.emptyAt[leaf] = time.Now().Add(backoff.Policy{Base: l.r.limits.rotate, Cap: emptyCap}.Ceiling(l.vain[leaf]))
 	}
 	next := (*current + 1) % rotated
 	if used := sizes[*current]; used <= emptyLeaf || sizes[next] > emptyLeaf ||

@@ -22,8 +22,8 @@ func (f *fixture) leader(t *testing.T, opts RelayOptions) *leader {
 	}
 	l := &leader{
 		r: r, tenure: tenure, done: make(chan struct{}, 1),
-		reader:   logReader{db: r.db, sql: &r.sql, epoch: tenure.epoch, at: tenure.at},
-		turnedAt: time.Now(), movedAt: time.Now(), turnAt: cursorRows,
+		reader:   logReader{db: r.db, sql: &r.sql, epoch: tenure.epoch, limit: r.limits.list, at: tenure.at},
+		turnedAt: time.Now(), movedAt: time.Now(), turnAt: r.limits.cursors,
 	}
 	if err := l.openLanes(t.Context()); err != nil {
 		t.Fatal(err)

@@ -139,7 +139,7 @@ func (l *leader) turnCursors(ctx context.Context) {
 	if l.marks < l.turnAt {
 		return
 	}
-	l.turnAt = l.marks + cursorRows
+	l.turnAt = l.marks + l.r.limits.cursors
 	other := 1 - l.tenure.which
 	err := l.locked(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, l.r.sql.truncateCursor[other])

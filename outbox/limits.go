@@ -1,0 +1,18 @@
+package outbox
+
+import "time"
+
+// limits of an append-only log's relay, which tests make small.
+type limits struct {
+	list    int           // messages of a difference that are listed at once
+	page    int           // messages that are read at once
+	cursors int64         // checkpoints after which the two tables of cursors take turns
+	held    time.Duration // how often due messages are looked for
+	rotate  time.Duration // how often the leaves are looked at
+	stall   time.Duration // how long a full window may make no progress
+}
+
+var defaultLimits = limits{
+	list: maxList, page: maxPage, cursors: cursorRows,
+	held: heldInterval, rotate: rotateInterval, stall: stallTimeout,
+}
