@@ -1,0 +1,173 @@
+package relaystorm
+
+import (
+	"fmt"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
+)
+
+// A fault is what strikes in a round.
+type fault struct {
+	name    string
+	weight  int  // how often it is drawn, beside the others
+	windows int  // of messages that it may have published twice, at most
+	overlap bool // it may take the lead from a relay that does not know yet
+	idle    bool // it strikes before the round's messages are written, when all queues are empty
+
+	inject func(*storm)
+	until  func(*storm) bool // what must have happened before heal; default: nothing
+	heal   func(*storm)      // default: nothing to do
+}
+
+// A point is a failpoint of the relay.
+type point struct {
+	name    string
+	windows int // as in a fault
+	hits    int // it strikes at one of the first so many, which every round must see
+}
+
+// points are where a relay dies in the course of its work. A new one has its
+// line here.
+var points = []point{
+	{"outbox/after-publish", 1, 2},
+	{"outbox/before-commit", 1, 2},
+	{"outbox/after-commit", 0, 2},
+}
+
+// faults returns everything that can strike.
+func faults() []fault {
+	all := []fault{
+		{name: "relay killed", weight: 10, windows: 1, inject: (*storm).killRelay, until: (*storm).settled},
+		{name: "relay hangs", weight: 2, windows: 1, overlap: true, inject: (*storm).stopRelay, until: (*storm).settled, heal: (*storm).continueRelay},
+		{name: "relay leaves", weight: 3, inject: (*storm).retireRelay, until: (*storm).settled},
+
+		{name: "broker restarts", weight: 1, windows: 1, inject: (*storm).stopBroker, until: (*storm).written, heal: (*storm).startBroker},
+		{name: "broker killed", weight: 1, windows: 1, inject: (*storm).killBroker, until: (*storm).written, heal: (*storm).startBroker},
+		{name: "broker closes all connections", weight: 4, windows: 1, inject: (*storm).closeConnections},
+		{name: "broker blocked", weight: 3, windows: 1, inject: (*storm).block, until: (*storm).written, heal: (*storm).unblock},
+		{name: "queue deleted", weight: 3, idle: true, inject: (*storm).deleteQueue, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
+		{name: "binding deleted", weight: 3, inject: (*storm).deleteBinding, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
+		{name: "exchange deleted", weight: 3, windows: 1, inject: (*storm).deleteExchange, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
+		{name: "topic without a queue", weight: 3, idle: true, inject: (*storm).addTopic, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
+
+		{name: "link to the broker cut", weight: 6, windows: 1, inject: (*storm).cutLink},
+		{name: "link to the broker down", weight: 3, windows: 1, inject: (*storm).refuseLink, until: (*storm).written, heal: (*storm).restoreLink},
+		{name: "confirms held back", weight: 3, windows: 1, inject: (*storm).stallLink, until: (*storm).written, heal: (*storm).resumeLink},
+
+		{name: "database crashes", weight: 4, windows: 1, overlap: true, inject: (*storm).crashDatabase},
+		{name: "database sessions ended", weight: 6, windows: 1, overlap: true, inject: (*storm).endSessions},
+	}
+	for _, p := range points {
+		if failpoint.Enabled {
+			all = append(all, p.fault())
+		}
+	}
+	return all
+}
+
+// fault kills a relay at p.
+func (p point) fault() fault {
+	return fault{
+		name: "relay dies at " + p.name, weight: 3, windows: p.windows,
+		inject: func(s *storm) {
+			for len(s.relays) > 0 {
+				s.take(s.relays[0]).retire(s.T) // or another one might never let it lead
+			}
+			s.victim = s.newRelay(fmt.Sprintf("%s=kill:%d", p.name, 1+s.rng.IntN(p.hits)))
+		},
+		until: func(s *storm) bool { return s.victim.Dead() },
+		heal:  (*storm).replenish,
+	}
+}
+
+func (s *storm) killRelay() { s.take(s.active()).Kill() }
+
+func (s *storm) retireRelay() { s.take(s.active()).retire(s.T) }
+
+func (s *storm) stopRelay() {
+	s.victim = s.active()
+	s.victim.Stop()
+}
+
+// continueRelay wakes a relay that others have overtaken.
+func (s *storm) continueRelay() { s.victim.Continue() }
+
+func (s *storm) stopBroker() { s.node.Stop(s.T) }
+
+func (s *storm) startBroker() { s.node.Start(s.T) }
+
+// killBroker first has the broker write down which queues it has: of one that was
+// declared in the last minutes RabbitMQ 3.10 could not find its log again.
+func (s *storm) killBroker() {
+	s.node.Ctl(s.T, "eval", "[dets:sync(Table) || Table <- dets:all()].")
+	s.node.Kill()
+}
+
+func (s *storm) closeConnections() { s.node.CloseConnections(s.T, "storm") }
+
+func (s *storm) block() { s.node.Block(s.T) }
+
+func (s *storm) unblock() { s.node.Unblock(s.T) }
+
+// deleteQueue finds it empty: what a deleted queue held would be lost by the
+// operator's own deed.
+func (s *storm) deleteQueue() {
+	s.topic = s.anyTopic()
+	s.administer("delete queue", func(ch *amqp.Channel) error {
+		_, err := ch.QueueDelete(s.topology.Queue.GenerateName(s.topic), false, false, false)
+		return err
+	})
+}
+
+// deleteBinding leaves the queue with what it holds.
+func (s *storm) deleteBinding() {
+	s.topic = s.anyTopic()
+	s.administer("delete binding", func(ch *amqp.Channel) error {
+		return ch.QueueUnbind(s.topology.Queue.GenerateName(s.topic), "", s.topology.Exchange.GenerateName(s.topic), nil)
+	})
+}
+
+// deleteExchange makes the broker close the channel on which it is published to.
+// The relay declares the exchange again, but not what was bound to it.
+func (s *storm) deleteExchange() {
+	s.topic = s.anyTopic()
+	s.administer("delete exchange", func(ch *amqp.Channel) error {
+		return ch.ExchangeDelete(s.topology.Exchange.GenerateName(s.topic), false, false)
+	})
+}
+
+// addTopic has messages written, in this round, to a topic that nobody has
+// declared.
+func (s *storm) addTopic() {
+	s.topic = fmt.Sprint("late", len(s.licences))
+	s.addKeys(s.topic)
+	s.consumer.watch(s.consuming, s.topology.Queue.GenerateName(s.topic))
+}
+
+func (s *storm) cutLink() { s.proxy.Cut() }
+
+func (s *storm) refuseLink() { s.proxy.Refuse(true) }
+
+func (s *storm) restoreLink() { s.proxy.Refuse(false) }
+
+func (s *storm) stallLink() { s.proxy.Stall(true) }
+
+func (s *storm) resumeLink() { s.proxy.Stall(false) }
+
+func (s *storm) crashDatabase() { s.postgres.crash(s.T) }
+
+func (s *storm) endSessions() { s.postgres.terminateAll(s.T) }
+
+// written reports whether the round's messages are committed.
+func (s *storm) written() bool { return s.loaded.Load() }
+
+// settled reports whether they have arrived, too.
+func (s *storm) settled() bool { return s.written() && len(s.history.missing("")) == 0 }
+
+// refusedAlone reports whether messages of the topic are refused while all others
+// have arrived.
+func (s *storm) refusedAlone() bool {
+	return s.written() && s.outbox().Refused > 0 && len(s.history.missing(s.topic)) == 0
+}

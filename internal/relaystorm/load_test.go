@@ -1,0 +1,253 @@
+package relaystorm
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// The shape of the load: of so many transactions, one is like this.
+const (
+	writers      = 6
+	earlyIn      = 5 // has its transaction id before it waits for its keys
+	savepointIn  = 5 // rolls back to a savepoint with messages behind it
+	lingersIn    = 12
+	rollsBackIn  = 8
+	twoKeysIn    = 4
+	maxPerKey    = 3 // messages
+	earlyWait    = 20 * time.Millisecond
+	lingerWait   = 250 * time.Millisecond
+	databaseAway = 50 * time.Millisecond // pause before a writer tries again
+)
+
+// A key has its versions counted in a row of its own, whose lock is what makes
+// its writers take turns.
+type key struct{ name, topic string }
+
+// body is a message's payload.
+type body struct {
+	Key     string `json:"key"`
+	Version int64  `json:"version"`
+}
+
+// A load is the writers, which know the outcome of each of their transactions,
+// whatever becomes of the server.
+type load struct {
+	db      *pgxpool.Pool
+	out     *outbox.Writer
+	schema  string
+	history *history
+
+	committed atomic.Int64 // messages of the current round
+	outcomes  struct{ committed, rolledBack, failed, foundCommitted, foundNot atomic.Int64 }
+}
+
+// createTables makes what the writers need besides the outbox.
+func (l *load) createTables(ctx context.Context) error {
+	_, err := l.db.Exec(ctx, "CREATE TABLE "+l.schema+".counter (key text PRIMARY KEY, version bigint NOT NULL);"+
+		"CREATE TABLE "+l.schema+".finished (id uuid PRIMARY KEY, committed boolean NOT NULL)")
+	return err
+}
+
+// addKeys lets keys be written.
+func (l *load) addKeys(ctx context.Context, keys []key) error {
+	for _, k := range keys {
+		if _, err := l.db.Exec(ctx, "INSERT INTO "+l.schema+".counter VALUES ($1, 0)", k.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write commits at least n messages of keys in round and returns when no
+// transaction is open. It ends early with ctx.
+func (l *load) write(ctx context.Context, seed uint64, round, n int, keys []key) {
+	var left atomic.Int64
+	left.Store(int64(n))
+	var group sync.WaitGroup
+	for i := range writers {
+		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		group.Go(func() {
+			for left.Load() > 0 && ctx.Err() == nil {
+				left.Add(-l.transact(ctx, newPlan(rng, round, keys)))
+			}
+		})
+	}
+	group.Wait()
+}
+
+// A plan is a transaction before it begins.
+type plan struct {
+	id                                   uuid.UUID
+	round                                int
+	keys                                 []key // sorted: two transactions never deadlock
+	perKey                               int
+	early, savepoint, lingers, rollsBack bool
+}
+
+func newPlan(rng *rand.Rand, round int, keys []key) plan {
+	oneIn := func(n int) bool { return rng.IntN(n) == 0 }
+	p := plan{
+		id: uuid.New(), round: round, perKey: 1 + rng.IntN(maxPerKey),
+		early: oneIn(earlyIn), savepoint: oneIn(savepointIn), lingers: oneIn(lingersIn), rollsBack: oneIn(rollsBackIn),
+	}
+	p.keys = append(p.keys, keys[rng.IntN(len(keys))])
+	if other := keys[rng.IntN(len(keys))]; oneIn(twoKeysIn) && other != p.keys[0] {
+		p.keys = append(p.keys, other)
+	}
+	slices.SortFunc(p.keys, func(a, b key) int { return cmp.Compare(a.name, b.name) })
+	return p
+}
+
+// transact carries p out, notes what became of it and returns how many messages
+// it has committed.
+func (l *load) transact(ctx context.Context, p plan) int64 {
+	w := &written{load: l, plan: p}
+	committed, err := w.run(ctx)
+	if err != nil {
+		l.outcomes.failed.Add(1)
+		wait(ctx, databaseAway)
+	}
+	if !committed {
+		l.outcomes.rolledBack.Add(1)
+		l.history.undo(w.messages...)
+		return 0
+	}
+	l.outcomes.committed.Add(1)
+	l.history.commit(w.messages...)
+	l.committed.Add(int64(len(w.messages)))
+	return int64(len(w.messages))
+}
+
+// written is a transaction and the messages that depend on its outcome.
+type written struct {
+	*load
+	plan
+	messages []message
+}
+
+// run reports whether the transaction has committed. An error says that the
+// database was away.
+func (w *written) run(ctx context.Context) (committed bool, err error) {
+	tx, err := w.db.Begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // nothing if it has ended
+	if err := w.fill(ctx, tx); err != nil || w.rollsBack {
+		return false, err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return w.lookUp(ctx), err
+	}
+	return true, nil
+}
+
+func (w *written) fill(ctx context.Context, tx pgx.Tx) error {
+	if w.early {
+		if _, err := tx.Exec(ctx, "SELECT pg_current_xact_id(), pg_sleep($1)", earlyWait.Seconds()); err != nil {
+			return err
+		}
+	}
+	if w.savepoint {
+		if err := w.undoPart(ctx, tx); err != nil {
+			return err
+		}
+	}
+	messages, err := w.emit(ctx, tx)
+	w.messages = messages
+	if err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, "INSERT INTO "+w.schema+".finished VALUES ($1, true)", w.id); err != nil {
+		return err
+	}
+	if w.lingers {
+		_, err = tx.Exec(ctx, "SELECT pg_sleep($1)", lingerWait.Seconds())
+	}
+	return err
+}
+
+// undoPart writes messages and rolls them back alone.
+func (w *written) undoPart(ctx context.Context, tx pgx.Tx) error {
+	savepoint, err := tx.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	messages, err := w.emit(ctx, savepoint)
+	w.history.undo(messages...)
+	if err != nil {
+		return err
+	}
+	return savepoint.Rollback(ctx)
+}
+
+// emit raises the version of each key and writes a message for each step of it.
+// The messages may be stored also if it returns an error.
+func (w *written) emit(ctx context.Context, tx pgx.Tx) ([]message, error) {
+	var notes []message
+	var messages []outbox.Message
+	for _, k := range w.keys {
+		var last int64
+		err := tx.QueryRow(ctx, "UPDATE "+w.schema+".counter SET version = version + $2 WHERE key = $1 RETURNING version", k.name, w.perKey).Scan(&last)
+		if err != nil {
+			return nil, err
+		}
+		for version := last - int64(w.perKey) + 1; version <= last; version++ {
+			note := message{id: uuid.Must(uuid.NewV7()).String(), key: k.name, topic: k.topic, version: version, round: w.round}
+			payload, err := json.Marshal(body{Key: note.key, Version: note.version})
+			if err != nil {
+				return nil, err
+			}
+			notes = append(notes, note)
+			messages = append(messages, outbox.Message{
+				ID: note.id, Topic: k.topic, Scope: "storm", Key: k.name, Step: "step", N: fmt.Sprint(version), Payload: payload,
+			})
+		}
+	}
+	return notes, w.out.Write(ctx, tx, messages...)
+}
+
+// lookUp finds out whether the transaction, whose COMMIT was not answered, has
+// committed. Its row is inserted once more: that waits for the transaction, should
+// the server still be at it, and keeps it from committing later.
+func (w *written) lookUp(ctx context.Context) (committed bool) {
+	for ctx.Err() == nil {
+		_, err := w.db.Exec(ctx, "INSERT INTO "+w.schema+".finished VALUES ($1, false) ON CONFLICT DO NOTHING", w.id)
+		if err == nil {
+			err = w.db.QueryRow(ctx, "SELECT committed FROM "+w.schema+".finished WHERE id = $1", w.id).Scan(&committed)
+		}
+		switch {
+		case err == nil && committed:
+			w.outcomes.foundCommitted.Add(1)
+			return true
+		case err == nil:
+			w.outcomes.foundNot.Add(1)
+			return false
+		}
+		wait(ctx, databaseAway)
+	}
+	return false // the test is over: nobody judges this any more
+}
+
+// wait returns after d, or when ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

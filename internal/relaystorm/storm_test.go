@@ -1,0 +1,404 @@
+package relaystorm
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+var (
+	flagRounds = flag.Int("storm.rounds", 0, "rounds of the storm; 0 means one for each fault")
+	flagSeed   = flag.Uint64("storm.seed", 0, "seed of the storm; 0 means a new one")
+	flagOnly   = flag.String("storm.only", "", "only faults whose names contain this")
+)
+
+const (
+	topics       = 3
+	keysPerTopic = 8
+	perRound     = 240 // messages while the fault is on
+	afterwards   = 60  // and when it is over
+	relays       = 2
+
+	untilLimit = 45 * time.Second // for what a fault waits for
+	drainLimit = 30 * time.Second // from a fault's end to an empty outbox
+	pollPause  = 10 * time.Millisecond
+	maxShown   = 20 // complaints of one round
+)
+
+// A storm is a run of the test.
+type storm struct {
+	*testing.T
+	seed     uint64
+	rng      *rand.Rand
+	postgres *postgres
+	node     *rabbittest.Node
+	proxy    *rabbittest.Proxy // between the relays and the node
+	topology wamqp.Config
+	schema   string
+	dir      string
+
+	history   *history
+	load      *load
+	consumer  *consumer
+	consuming context.Context
+	reader    *outbox.Relay // for its Stats; it never runs
+	keys      []key
+
+	relays  []*relay // that are meant to be alive
+	started []*relay
+	armed   int // how many rounds a relay has died at a point
+
+	licences []licence // one for each round
+	first    int       // delivery of the round
+	loaded   atomic.Bool
+	victim   *relay
+	topic    string // what the fault is about
+}
+
+func TestStorm(t *testing.T) {
+	s := newStorm(t)
+	if !failpoint.Enabled {
+		t.Log("NOT TESTED: death at named points needs -tags=failpoints")
+	}
+	for _, f := range s.draw() {
+		s.round(f)
+	}
+	s.end()
+}
+
+func newStorm(t *testing.T) *storm {
+	t.Helper()
+	s := &storm{T: t, seed: *flagSeed, dir: t.TempDir(), schema: pgtest.Name(), history: newHistory()}
+	for s.seed == 0 {
+		s.seed = rand.Uint64()
+	}
+	s.rng = rand.New(rand.NewPCG(s.seed, 0))
+	t.Cleanup(s.report)
+	s.node = rabbittest.StartNode(t)
+	s.proxy = rabbittest.NewProxy(t, s.node.URL())
+	s.postgres = startPostgres(t)
+	if err := migrations.Up(t.Context(), s.postgres.url, s.schema); err != nil {
+		t.Fatal(err)
+	}
+	s.open()
+	for i := range topics {
+		topic := fmt.Sprint("t", i)
+		s.addKeys(topic)
+		s.topic = topic
+		s.declareTopic()
+		s.consumer.watch(s.consuming, s.topology.Queue.GenerateName(topic))
+	}
+	s.replenish()
+	return s
+}
+
+// open connects the load, the consumer and the reader of the statistics.
+func (s *storm) open() {
+	pool := pgtest.Pool(s.T, s.postgres.url)
+	out, err := outbox.NewWriter(&outbox.WriterOptions{Schema: s.schema})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.load = &load{db: pool, out: out, schema: s.schema, history: s.history}
+	if err := s.load.createTables(s.Context()); err != nil {
+		s.Fatal(err)
+	}
+	if s.reader, err = outbox.NewRelay(pool, &markedPublisher{}, relayOptions(s.schema)); err != nil {
+		s.Fatal(err)
+	}
+	prefix := rabbittest.Name()
+	if s.topology, err = rabbitmq.NewConfig(s.node.URL(), service, &rabbitmq.ConfigOptions{Prefix: prefix}); err != nil {
+		s.Fatal(err)
+	}
+	s.consumer = &consumer{url: s.node.URL(), history: s.history, strange: make(chan error, 1)}
+	consuming, cancel := context.WithCancel(context.WithoutCancel(s.Context()))
+	s.consuming = consuming
+	s.Cleanup(func() {
+		cancel()
+		s.consumer.group.Wait()
+	})
+}
+
+// draw returns the faults of the rounds: each once, then at random.
+func (s *storm) draw() []fault {
+	all := slices.DeleteFunc(faults(), func(f fault) bool { return !strings.Contains(f.name, *flagOnly) })
+	if len(all) == 0 {
+		s.Fatalf("no fault's name contains %q", *flagOnly)
+	}
+	var urn []fault
+	for _, f := range all {
+		urn = append(urn, slices.Repeat([]fault{f}, f.weight)...)
+	}
+	s.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	if *flagRounds == 0 {
+		return all
+	}
+	for len(all) < *flagRounds {
+		all = append(all, urn[s.rng.IntN(len(urn))])
+	}
+	return all[:*flagRounds]
+}
+
+// round lets f strike while messages are written, and judges what became of all
+// messages so far once the outbox is empty.
+func (s *storm) round(f fault) {
+	s.Helper()
+	begin, number := time.Now(), len(s.licences)
+	s.licences = append(s.licences, licence{repeats: f.windows * window, overlap: f.overlap})
+	s.first, s.topic = s.history.count(), ""
+	s.load.committed.Store(0)
+	s.loaded.Store(false)
+	s.Logf("round %d: %s", number, f.name)
+	if f.idle {
+		f.inject(s)
+	}
+	ctx, cancel := context.WithCancel(s.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	keys := slices.Clone(s.keys)
+	group.Go(func() {
+		s.load.write(ctx, s.seed+uint64(number), number, perRound, keys)
+		s.loaded.Store(true)
+	})
+	if !f.idle {
+		strike := int64(perRound/5 + s.rng.IntN(perRound*2/5))
+		s.await("the writers have begun", untilLimit, func() bool { return s.load.committed.Load() >= strike })
+		f.inject(s)
+	}
+	if f.until != nil {
+		s.await("what "+f.name+" waits for", untilLimit, func() bool { return f.until(s) })
+	}
+	if f.heal != nil {
+		f.heal(s)
+	}
+	s.await("all is written", untilLimit, s.written)
+	s.load.write(ctx, s.seed-uint64(number), number, afterwards, keys)
+	s.drain()
+	s.replenish()
+	s.judge(number, begin)
+	s.keys = s.keys[:topics*keysPerTopic] // without those of a topic of this round
+}
+
+// drain waits until every message has arrived and the outbox is empty.
+func (s *storm) drain() {
+	s.Helper()
+	s.await("every message has arrived", drainLimit, s.settled)
+	s.await("the outbox is empty", drainLimit, func() bool { return s.outbox() == outbox.Stats{} })
+}
+
+// judge fails the test if something has happened that must not.
+func (s *storm) judge(round int, begin time.Time) {
+	s.Helper()
+	e := s.history.evidence()
+	wrong := check(e, s.licences)
+	for _, line := range wrong[:min(len(wrong), maxShown)] {
+		s.Error(line)
+	}
+	select {
+	case err := <-s.consumer.strange:
+		s.Error(err)
+	default:
+	}
+	s.Logf("round %d: %d deliveries, %d messages published again (%d may be), %v",
+		round, len(e.arrivals)-s.first, e.repeats(len(s.licences))[round], s.licences[round].repeats, time.Since(begin).Round(time.Millisecond))
+	if s.Failed() {
+		s.FailNow()
+	}
+}
+
+// end stops the relays and looks for what has come late, and at the test itself.
+func (s *storm) end() {
+	s.Helper()
+	for len(s.relays) > 0 {
+		s.take(s.relays[0]).retire(s.T)
+	}
+	s.await("the queues are empty", drainLimit, s.queuesEmpty)
+	s.judge(len(s.licences)-1, time.Now())
+	counts := make(map[string]int64)
+	for _, m := range s.history.evidence().committed {
+		counts[m.key]++
+	}
+	for name, count := range counts {
+		var version int64
+		err := s.load.db.QueryRow(s.Context(), "SELECT version FROM "+s.schema+".counter WHERE key = $1", name).Scan(&version)
+		if err != nil || version != count {
+			s.Errorf("the writers remember %d messages of %s, the database has counted %d, %v", count, name, version, err)
+		}
+	}
+	for _, r := range s.started {
+		if r.raced() {
+			s.Errorf("%s has a data race:\n%s", r.name, r.said())
+		}
+	}
+	o := &s.load.outcomes
+	s.Logf("%d rounds, %d messages, %d deliveries; %d transactions committed, %d did not, %d of these for an error; COMMITs without an answer: %d had committed, %d had not",
+		len(s.licences), len(s.history.evidence().committed), s.history.count(), o.committed.Load(), o.rolledBack.Load(), o.failed.Load(),
+		o.foundCommitted.Load(), o.foundNot.Load())
+}
+
+// report says what is needed to repeat a storm that failed.
+func (s *storm) report() {
+	s.Logf("-storm.seed=%d", s.seed)
+	if !s.Failed() {
+		return
+	}
+	for _, r := range s.relays {
+		s.Logf("%s said last:\n%s", r.name, r.said())
+	}
+}
+
+// await waits until done, and fails the test after limit.
+func (s *storm) await(what string, limit time.Duration, done func() bool) {
+	s.Helper()
+	await(s.T, what, limit, func() bool {
+		for _, r := range s.relays {
+			if r.Dead() && r != s.victim {
+				s.Fatalf("%s has ended by itself:\n%s", r.name, r.said())
+			}
+		}
+		return done()
+	})
+}
+
+func await(t *testing.T, what string, limit time.Duration, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !done(); wait(t.Context(), pollPause) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
+}
+
+// outbox returns the counts, none of which is 0 while the database is away.
+func (s *storm) outbox() outbox.Stats {
+	stats, err := s.reader.Stats(s.Context())
+	if err != nil {
+		return outbox.Stats{Stored: -1}
+	}
+	if stats.Dead > 0 {
+		s.Fatalf("%d messages are dead", stats.Dead)
+	}
+	return stats
+}
+
+// replenish starts relays in the place of those that were killed.
+func (s *storm) replenish() {
+	s.Helper()
+	s.relays = slices.DeleteFunc(s.relays, func(r *relay) bool { return r == s.victim && r.Dead() })
+	for len(s.relays) < relays {
+		s.newRelay("")
+	}
+}
+
+// newRelay starts a relay, armed with a failpoint or not.
+func (s *storm) newRelay(at string) *relay {
+	s.Helper()
+	r := startRelay(s.T, s.dir, relayConfig{
+		Name: fmt.Sprint("relay", len(s.started)), DatabaseURL: s.postgres.url, AMQPURL: s.proxy.URL(),
+		Prefix: s.topology.Exchange.GenerateName(""), Schema: s.schema, Lock: filepath.Join(s.dir, "lock"),
+	}, at)
+	s.Cleanup(r.Kill)
+	s.relays, s.started = append(s.relays, r), append(s.started, r)
+	return r
+}
+
+// take removes r from the relays that are meant to be alive.
+func (s *storm) take(r *relay) *relay {
+	s.relays = slices.DeleteFunc(s.relays, func(other *relay) bool { return other == r })
+	return r
+}
+
+// active returns the relay that published what has arrived last in the round.
+func (s *storm) active() (r *relay) {
+	s.Helper()
+	s.await("something has arrived", untilLimit, func() bool {
+		arrivals := s.history.since(s.first)
+		if len(arrivals) == 0 {
+			return false
+		}
+		i := slices.IndexFunc(s.relays, func(r *relay) bool { return r.name == arrivals[len(arrivals)-1].relay })
+		if i >= 0 {
+			r = s.relays[i]
+		}
+		return r != nil
+	})
+	return r
+}
+
+// addKeys lets keys of topic be written, until the end of the round if it has
+// begun.
+func (s *storm) addKeys(topic string) {
+	s.Helper()
+	var added []key
+	for i := range keysPerTopic {
+		added = append(added, key{name: fmt.Sprint(topic, "-", i), topic: topic})
+	}
+	if err := s.load.addKeys(s.Context(), added); err != nil {
+		s.Fatal(err)
+	}
+	s.keys = append(s.keys, added...)
+}
+
+func (s *storm) anyTopic() string { return fmt.Sprint("t", s.rng.IntN(topics)) }
+
+// declareTopic declares the exchange, the queue and the binding of the fault's
+// topic, whatever of it there is.
+func (s *storm) declareTopic() {
+	s.Helper()
+	if err := rabbitmq.DeclareTopology(s.Context(), s.topology, s.topic); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// administer does something on a channel of its own.
+func (s *storm) administer(what string, do func(*amqp.Channel) error) {
+	s.Helper()
+	connection, err := amqp.Dial(s.node.URL())
+	if err != nil {
+		s.Fatalf("%s: %v", what, err)
+	}
+	defer connection.Close()
+	ch, err := connection.Channel()
+	if err == nil {
+		err = do(ch)
+	}
+	if err != nil {
+		s.Fatalf("%s: %v", what, err)
+	}
+}
+
+// queuesEmpty reports whether everything has been handed to the consumer.
+func (s *storm) queuesEmpty() (empty bool) {
+	s.Helper()
+	empty = true
+	s.administer("count messages", func(ch *amqp.Channel) error {
+		for i := range topics {
+			queue, err := ch.QueueDeclarePassive(s.topology.Queue.GenerateName(fmt.Sprint("t", i)), true, false, false, false, nil)
+			if err != nil {
+				return err
+			}
+			empty = empty && queue.Messages == 0
+		}
+		return nil
+	})
+	return empty
+}
