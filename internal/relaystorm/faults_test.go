@@ -6,7 +6,12 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
+
+// inFlight is how many messages are committed while a relay waits for confirms: it
+// has taken some of them by then.
+const inFlight = 20
 
 // A fault is what strikes in a round.
 type fault struct {
@@ -52,12 +57,12 @@ func faults() []fault {
 		{name: "exchange deleted", weight: 3, windows: 1, inject: (*storm).deleteExchange, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
 		{name: "topic without a queue", weight: 3, idle: true, inject: (*storm).addTopic, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
 
-		{name: "link to the broker cut", weight: 6, windows: 1, inject: (*storm).cutLink},
-		{name: "link to the broker down", weight: 3, windows: 1, inject: (*storm).refuseLink, until: (*storm).written, heal: (*storm).restoreLink},
+		{name: "link to the broker cut", weight: 6, windows: 1, inject: (*storm).cutLink, until: (*storm).written, heal: (*storm).restoreLink},
 		{name: "confirms held back", weight: 3, windows: 1, inject: (*storm).stallLink, until: (*storm).written, heal: (*storm).resumeLink},
 
 		{name: "database crashes", weight: 4, windows: 1, overlap: true, inject: (*storm).crashDatabase},
 		{name: "database sessions ended", weight: 6, windows: 1, overlap: true, inject: (*storm).endSessions},
+		{name: "commits of the relays unanswered", weight: 3, inject: (*storm).loseAnswers, until: (*storm).written, heal: (*storm).giveAnswers},
 	}
 	for _, p := range points {
 		if failpoint.Enabled {
@@ -82,11 +87,28 @@ func (p point) fault() fault {
 	}
 }
 
-func (s *storm) killRelay() { s.take(s.active()).Kill() }
+// killRelay kills the active relay, half of the time while the broker has
+// messages of it that it does not know to be confirmed.
+func (s *storm) killRelay() {
+	if s.rng.IntN(2) == 0 {
+		defer s.stall()()
+	}
+	s.take(s.active()).Kill()
+}
+
+// stall lets the relays wait for confirms, with messages on their way, until what
+// it returns is called.
+func (s *storm) stall() (resume func()) {
+	s.proxy.Stall(true)
+	s.committed(inFlight)
+	return func() { s.proxy.Stall(false) }
+}
 
 func (s *storm) retireRelay() { s.take(s.active()).retire(s.T) }
 
+// stopRelay stops the active relay in the middle of publishing.
 func (s *storm) stopRelay() {
+	defer s.stall()()
 	s.victim = s.active()
 	s.victim.Stop()
 }
@@ -146,9 +168,7 @@ func (s *storm) addTopic() {
 	s.consumer.watch(s.consuming, s.topology.Queue.GenerateName(s.topic))
 }
 
-func (s *storm) cutLink() { s.proxy.Cut() }
-
-func (s *storm) refuseLink() { s.proxy.Refuse(true) }
+func (s *storm) cutLink() { s.proxy.Refuse(true) }
 
 func (s *storm) restoreLink() { s.proxy.Refuse(false) }
 
@@ -159,6 +179,11 @@ func (s *storm) resumeLink() { s.proxy.Stall(false) }
 func (s *storm) crashDatabase() { s.postgres.crash(s.T) }
 
 func (s *storm) endSessions() { s.postgres.terminateAll(s.T) }
+
+// loseAnswers leaves the relays not knowing that they have forgotten messages.
+func (s *storm) loseAnswers() { s.database.Lose(pgtest.LoseReply) }
+
+func (s *storm) giveAnswers() { s.database.Lose(pgtest.LoseNothing) }
 
 // written reports whether the round's messages are committed.
 func (s *storm) written() bool { return s.loaded.Load() }

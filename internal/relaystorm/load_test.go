@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -26,9 +27,10 @@ const (
 	lingersIn    = 12
 	rollsBackIn  = 8
 	twoKeysIn    = 4
-	maxPerKey    = 3 // messages
+	cutIn        = 40 // has its COMMIT lost, or the answer to it
+	maxPerKey    = 3  // messages
 	earlyWait    = 20 * time.Millisecond
-	lingerWait   = 250 * time.Millisecond
+	lingerWait   = 200 * time.Millisecond
 	databaseAway = 50 * time.Millisecond // pause before a writer tries again
 )
 
@@ -46,6 +48,7 @@ type body struct {
 // whatever becomes of the server.
 type load struct {
 	db      *pgxpool.Pool
+	cut     map[pgtest.Loss]*pgxpool.Pool // on which each COMMIT meets with this
 	out     *outbox.Writer
 	schema  string
 	history *history
@@ -95,6 +98,7 @@ type plan struct {
 	keys                                 []key // sorted: two transactions never deadlock
 	perKey                               int
 	early, savepoint, lingers, rollsBack bool
+	loss                                 pgtest.Loss
 }
 
 func newPlan(rng *rand.Rand, round int, keys []key) plan {
@@ -102,6 +106,9 @@ func newPlan(rng *rand.Rand, round int, keys []key) plan {
 	p := plan{
 		id: uuid.New(), round: round, perKey: 1 + rng.IntN(maxPerKey),
 		early: oneIn(earlyIn), savepoint: oneIn(savepointIn), lingers: oneIn(lingersIn), rollsBack: oneIn(rollsBackIn),
+	}
+	if oneIn(cutIn) {
+		p.loss = []pgtest.Loss{pgtest.LoseReply, pgtest.LoseCommit}[rng.IntN(2)]
 	}
 	p.keys = append(p.keys, keys[rng.IntN(len(keys))])
 	if other := keys[rng.IntN(len(keys))]; oneIn(twoKeysIn) && other != p.keys[0] {
@@ -141,7 +148,11 @@ type written struct {
 // run reports whether the transaction has committed. An error says that the
 // database was away.
 func (w *written) run(ctx context.Context) (committed bool, err error) {
-	tx, err := w.db.Begin(ctx)
+	db := w.db
+	if w.loss != pgtest.LoseNothing {
+		db = w.cut[w.loss]
+	}
+	tx, err := db.Begin(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -150,7 +161,7 @@ func (w *written) run(ctx context.Context) (committed bool, err error) {
 		return false, err
 	}
 	if err := tx.Commit(ctx); err != nil {
-		return w.lookUp(ctx), err
+		return w.lookUp(ctx), nil
 	}
 	return true, nil
 }

@@ -2,6 +2,7 @@ package relaystorm
 
 import (
 	"context"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,6 +39,7 @@ func startPostgres(t *testing.T) *postgres {
 		t.Skipf("NOT TESTED: no PostgreSQL of the test's own: %v", err)
 	}
 	t.Cleanup(func() { _ = services.Close() })
+	t.Setenv("DATABASE_URL", services.DatabaseURL) // that of pgtest's proxies
 	p := &postgres{url: services.DatabaseURL}
 	conn := p.connect(t)
 	defer conn.Close(t.Context())
@@ -56,6 +58,17 @@ func (p *postgres) connect(t *testing.T) (conn *pgx.Conn) {
 		return err == nil
 	})
 	return conn
+}
+
+// through returns the URL by which a proxy at address leads to the server.
+func (p *postgres) through(t *testing.T, address string) string {
+	t.Helper()
+	u, err := url.Parse(p.url)
+	if err != nil {
+		t.Fatal("the server's URL cannot be parsed")
+	}
+	u.Host = address
+	return u.String()
 }
 
 // crash ends the server as an immediate shutdown does, without a checkpoint, and

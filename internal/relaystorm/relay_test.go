@@ -27,19 +27,18 @@ const (
 	relayEnv   = "SAGAMILL_TEST_STORM_RELAY"
 	service    = "storm"
 	relayConns = 4
+
 	leavePath  = "/leave"
+	leaveLimit = 30 * time.Second
 )
 
 // window is the most messages that the relay publishes again after a kill. It is
 // small beside a round, or the count of repeats would prove nothing.
 const window = 64
 
-// hangLimit is how long a relay that hangs may keep the others from publishing.
-const hangLimit = publishTimeout + 10*time.Second
-
-// publishTimeout is longer than the broker is blocked or cut off, shorter than a
-// relay that is stopped may take to be overtaken.
-const publishTimeout = 5 * time.Second
+// publishTimeout is longer than the confirms are held back. A relay that hangs
+// keeps the others from publishing for as long, and ten seconds more.
+const publishTimeout = 3 * time.Second
 
 // relayOptions are those of every relay of the storm. Refused messages come back
 // soon and never die.
@@ -116,6 +115,7 @@ func serveRelay(text string) error {
 // A markedPublisher marks each message with the process that publishes it, a
 // number of its own, and whether another process was publishing at the time: the
 // lock of a file ends with the process that holds it, and not when it is stopped.
+// The file says who held it last.
 type markedPublisher struct {
 	to   outbox.Publisher
 	name string
@@ -137,6 +137,10 @@ func (p *markedPublisher) enter(batch []outbox.Publication) {
 	defer p.mu.Unlock()
 	p.inside++
 	alone := syscall.Flock(int(p.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+	if alone {
+		_ = p.lock.Truncate(0)
+		_, _ = p.lock.WriteAt([]byte(p.name), 0)
+	}
 	for _, publication := range batch {
 		p.copies++
 		metadata := publication.Message.Metadata
@@ -192,7 +196,7 @@ func (r *relay) retire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	response, err := (&http.Client{Timeout: hangLimit}).Do(request)
+	response, err := (&http.Client{Timeout: leaveLimit}).Do(request)
 	if err != nil {
 		t.Fatalf("%s did not end in good order: %v\n%s", r.name, err, r.said())
 	}

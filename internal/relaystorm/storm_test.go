@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
@@ -33,8 +35,8 @@ var (
 const (
 	topics       = 3
 	keysPerTopic = 8
-	perRound     = 240 // messages while the fault is on
-	afterwards   = 60  // and when it is over
+	perRound     = 200 // messages while the fault is on
+	afterwards   = 50  // and when it is over
 	relays       = 2
 
 	untilLimit = 45 * time.Second // for what a fault waits for
@@ -51,6 +53,7 @@ type storm struct {
 	postgres *postgres
 	node     *rabbittest.Node
 	proxy    *rabbittest.Proxy // between the relays and the node
+	database *pgtest.Proxy     // between the relays and PostgreSQL
 	topology wamqp.Config
 	schema   string
 	dir      string
@@ -64,7 +67,6 @@ type storm struct {
 
 	relays  []*relay // that are meant to be alive
 	started []*relay
-	armed   int // how many rounds a relay has died at a point
 
 	licences []licence // one for each round
 	first    int       // delivery of the round
@@ -117,7 +119,13 @@ func (s *storm) open() {
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.load = &load{db: pool, out: out, schema: s.schema, history: s.history}
+	s.load = &load{db: pool, cut: make(map[pgtest.Loss]*pgxpool.Pool), out: out, schema: s.schema, history: s.history}
+	for _, loss := range []pgtest.Loss{pgtest.LoseReply, pgtest.LoseCommit} {
+		proxy, pool := pgtest.NewProxy(s.T)
+		proxy.Lose(loss)
+		s.load.cut[loss] = pool
+	}
+	s.database, _ = pgtest.NewProxy(s.T)
 	if err := s.load.createTables(s.Context()); err != nil {
 		s.Fatal(err)
 	}
@@ -180,8 +188,7 @@ func (s *storm) round(f fault) {
 		s.loaded.Store(true)
 	})
 	if !f.idle {
-		strike := int64(perRound/5 + s.rng.IntN(perRound*2/5))
-		s.await("the writers have begun", untilLimit, func() bool { return s.load.committed.Load() >= strike })
+		s.committed(perRound/5 + s.rng.IntN(perRound*2/5))
 		f.inject(s)
 	}
 	if f.until != nil {
@@ -313,8 +320,8 @@ func (s *storm) replenish() {
 func (s *storm) newRelay(at string) *relay {
 	s.Helper()
 	r := startRelay(s.T, s.dir, relayConfig{
-		Name: fmt.Sprint("relay", len(s.started)), DatabaseURL: s.postgres.url, AMQPURL: s.proxy.URL(),
-		Prefix: s.topology.Exchange.GenerateName(""), Schema: s.schema, Lock: filepath.Join(s.dir, "lock"),
+		Name: fmt.Sprint("relay", len(s.started)), DatabaseURL: s.postgres.through(s.T, s.database.Addr()), AMQPURL: s.proxy.URL(),
+		Prefix: s.topology.Exchange.GenerateName(""), Schema: s.schema, Lock: s.lock(),
 	}, at)
 	s.Cleanup(r.Kill)
 	s.relays, s.started = append(s.relays, r), append(s.started, r)
@@ -327,21 +334,27 @@ func (s *storm) take(r *relay) *relay {
 	return r
 }
 
-// active returns the relay that published what has arrived last in the round.
+// active returns the relay that has published last.
 func (s *storm) active() (r *relay) {
 	s.Helper()
-	s.await("something has arrived", untilLimit, func() bool {
-		arrivals := s.history.since(s.first)
-		if len(arrivals) == 0 {
-			return false
-		}
-		i := slices.IndexFunc(s.relays, func(r *relay) bool { return r.name == arrivals[len(arrivals)-1].relay })
-		if i >= 0 {
+	s.await("a relay publishes", untilLimit, func() bool {
+		name, err := os.ReadFile(s.lock())
+		if i := slices.IndexFunc(s.relays, func(r *relay) bool { return r.name == string(name) }); err == nil && i >= 0 {
 			r = s.relays[i]
 		}
 		return r != nil
 	})
 	return r
+}
+
+// lock is the file that says which relay is active.
+func (s *storm) lock() string { return filepath.Join(s.dir, "lock") }
+
+// committed waits until so many messages more are committed.
+func (s *storm) committed(more int) {
+	s.Helper()
+	until := s.load.committed.Load() + int64(more)
+	s.await("the writers go on", untilLimit, func() bool { return s.load.committed.Load() >= until })
 }
 
 // addKeys lets keys of topic be written, until the end of the round if it has
