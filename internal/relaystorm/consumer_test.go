@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	prefetch     = 64
+	prefetch     = 4
 	brokerAway   = 50 * time.Millisecond // pause before the consumer tries again
 	dialTimeout  = 5 * time.Second
 	headerRelay  = "x-storm-relay"

@@ -18,6 +18,7 @@ type fault struct {
 	name    string
 	weight  int  // how often it is drawn, beside the others
 	windows int  // of messages that it may have published twice, at most
+	times   int  // as many messages as in other rounds are written; default: as many
 	overlap bool // it may take the lead from a relay that does not know yet
 	idle    bool // it strikes before the round's messages are written, when all queues are empty
 
@@ -55,6 +56,7 @@ func faults() []fault {
 		{name: "queue deleted", weight: 3, idle: true, inject: (*storm).deleteQueue, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
 		{name: "binding deleted", weight: 3, inject: (*storm).deleteBinding, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
 		{name: "exchange deleted", weight: 3, windows: 1, inject: (*storm).deleteExchange, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
+		{name: "queues full", weight: 6, times: 2, idle: true, inject: (*storm).limitQueues, until: (*storm).written, heal: (*storm).unlimitQueues},
 		{name: "topic without a queue", weight: 3, idle: true, inject: (*storm).addTopic, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
 
 		{name: "link to the broker cut", weight: 6, windows: 1, inject: (*storm).cutLink, until: (*storm).written, heal: (*storm).restoreLink},
@@ -77,9 +79,7 @@ func (p point) fault() fault {
 	return fault{
 		name: "relay dies at " + p.name, weight: 3, windows: p.windows,
 		inject: func(s *storm) {
-			for len(s.relays) > 0 {
-				s.take(s.relays[0]).retire(s.T) // or another one might never let it lead
-			}
+			s.retireAll() // or another one might never let it lead
 			s.victim = s.newRelay(fmt.Sprintf("%s=kill:%d", p.name, 1+s.rng.IntN(p.hits)))
 		},
 		until: func(s *storm) bool { return s.victim.Dead() },
@@ -105,6 +105,13 @@ func (s *storm) stall() (resume func()) {
 }
 
 func (s *storm) retireRelay() { s.take(s.active()).retire(s.T) }
+
+// retireAll leaves nobody to publish.
+func (s *storm) retireAll() {
+	for len(s.relays) > 0 {
+		s.take(s.relays[0]).retire(s.T)
+	}
+}
 
 // stopRelay stops the active relay in the middle of publishing.
 func (s *storm) stopRelay() {
@@ -141,6 +148,24 @@ func (s *storm) deleteQueue() {
 		_, err := ch.QueueDelete(s.topology.Queue.GenerateName(s.topic), false, false, false)
 		return err
 	})
+}
+
+// limitQueues makes the broker nack what comes while the consumer is not quick
+// enough, and take what comes a moment later. No relay is there at first, so that
+// there is more to be published than queues of one message can take.
+func (s *storm) limitQueues() {
+	s.node.Ctl(s.T, "set_policy", "--apply-to", "queues", "full", `\.`+service+"$", `{"max-length":1}`)
+	s.retireAll()
+}
+
+func (s *storm) unlimitQueues() {
+	s.replenish()
+	refused := false
+	s.await("messages have been refused, and all have arrived", drainLimit, func() bool {
+		refused = refused || s.outbox().Refused > 0
+		return refused && s.settled()
+	})
+	s.node.Ctl(s.T, "clear_policy", "full")
 }
 
 // deleteBinding leaves the queue with what it holds.

@@ -45,7 +45,7 @@ const publishTimeout = 3 * time.Second
 func relayOptions(schema string) *outbox.RelayOptions {
 	return &outbox.RelayOptions{
 		Schema: schema, Batch: window, PollMax: 50 * time.Millisecond, PublishTimeout: publishTimeout,
-		MaxAttempts: 10_000, RetryBase: 50 * time.Millisecond, RetryCap: 400 * time.Millisecond,
+		MaxAttempts: 10_000, RetryBase: 20 * time.Millisecond, RetryCap: 200 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 }

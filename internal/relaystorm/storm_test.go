@@ -93,7 +93,7 @@ func newStorm(t *testing.T) *storm {
 		s.seed = rand.Uint64()
 	}
 	s.rng = rand.New(rand.NewPCG(s.seed, 0))
-	t.Cleanup(s.report)
+	t.Logf("-storm.seed=%d", s.seed)
 	s.node = rabbittest.StartNode(t)
 	s.proxy = rabbittest.NewProxy(t, s.node.URL())
 	s.postgres = startPostgres(t)
@@ -101,6 +101,7 @@ func newStorm(t *testing.T) *storm {
 		t.Fatal(err)
 	}
 	s.open()
+	t.Cleanup(s.report) // before what it reads is closed
 	for i := range topics {
 		topic := fmt.Sprint("t", i)
 		s.addKeys(topic)
@@ -184,7 +185,7 @@ func (s *storm) round(f fault) {
 	defer cancel()
 	keys := slices.Clone(s.keys)
 	group.Go(func() {
-		s.load.write(ctx, s.seed+uint64(number), number, perRound, keys)
+		s.load.write(ctx, s.seed+uint64(number), number, perRound*max(1, f.times), keys)
 		s.loaded.Store(true)
 	})
 	if !f.idle {
@@ -235,9 +236,7 @@ func (s *storm) judge(round int, begin time.Time) {
 // end stops the relays and looks for what has come late, and at the test itself.
 func (s *storm) end() {
 	s.Helper()
-	for len(s.relays) > 0 {
-		s.take(s.relays[0]).retire(s.T)
-	}
+	s.retireAll()
 	s.await("the queues are empty", drainLimit, s.queuesEmpty)
 	s.judge(len(s.licences)-1, time.Now())
 	counts := make(map[string]int64)
@@ -262,12 +261,18 @@ func (s *storm) end() {
 		o.foundCommitted.Load(), o.foundNot.Load())
 }
 
-// report says what is needed to repeat a storm that failed.
+// report says how things stood when a storm failed.
 func (s *storm) report() {
-	s.Logf("-storm.seed=%d", s.seed)
 	if !s.Failed() {
 		return
 	}
+	missing := s.history.missing("")
+	for _, m := range missing[:min(len(missing), maxShown)] {
+		s.Logf("missing: %s v%d of round %d", m.key, m.version, m.round)
+	}
+	stats, err := s.reader.Stats(context.WithoutCancel(s.Context()))
+	s.Logf("%d of %d messages of the round are committed, %d are missing, the outbox has %+v, %v",
+		s.load.committed.Load(), perRound+afterwards, len(missing), stats, err)
 	for _, r := range s.relays {
 		s.Logf("%s said last:\n%s", r.name, r.said())
 	}
