@@ -36,23 +36,31 @@ const (
 // small beside a round, or the count of repeats would prove nothing.
 const window = 64
 
-// publishTimeout is longer than the confirms are held back. A relay that hangs
-// keeps the others from publishing for as long, and ten seconds more.
-const publishTimeout = 3 * time.Second
+const (
+	// lease is how long a dead relay is waited for. It is many times what a busy
+	// machine holds a process up.
+	lease = 2 * time.Second
+
+	// publishTimeout is longer than the confirms are held back.
+	publishTimeout = 3 * time.Second
+)
 
 // relayOptions are those of every relay of the storm. Refused messages come back
-// soon and never die.
-func relayOptions(schema string) *outbox.RelayOptions {
+// soon and never die, and the log rotates all the time.
+func relayOptions(schema string, log outbox.Log) *outbox.RelayOptions {
 	return &outbox.RelayOptions{
-		Schema: schema, Batch: window, PollMax: 50 * time.Millisecond, PublishTimeout: publishTimeout,
+		Schema: schema, Log: log, Window: window, Batch: window, Lease: lease,
+		PollMax: 50 * time.Millisecond, PublishTimeout: publishTimeout,
 		MaxAttempts: 10_000, RetryBase: 20 * time.Millisecond, RetryCap: 200 * time.Millisecond,
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		RotateBytes: 32 << 10, RotateAfter: time.Second,
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 }
 
 // A relayConfig is what a relay process is told by its environment.
 type relayConfig struct {
 	Name, DatabaseURL, AMQPURL, Prefix, Schema, Lock string
+	Log                                              outbox.Log
 }
 
 // TestMain runs a relay instead of the tests when it is told to.
@@ -95,7 +103,7 @@ func serveRelay(text string) error {
 	if err != nil {
 		return err
 	}
-	relay, err := outbox.NewRelay(pool, &markedPublisher{to: pub, name: c.Name, lock: lock}, relayOptions(c.Schema))
+	relay, err := outbox.NewRelay(pool, &markedPublisher{to: pub, name: c.Name, lock: lock}, relayOptions(c.Schema, c.Log))
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,7 @@ import (
 var (
 	flagRounds = flag.Int("storm.rounds", 0, "rounds of the storm; 0 means one for each fault")
 	flagSeed   = flag.Uint64("storm.seed", 0, "seed of the storm; 0 means a new one")
+	flagLog    = flag.String("storm.log", string(outbox.LogAppend), "log of the relays: append or table")
 	flagOnly   = flag.String("storm.only", "", "only faults whose names contain this")
 )
 
@@ -56,6 +57,7 @@ type storm struct {
 	database *pgtest.Proxy     // between the relays and PostgreSQL
 	topology wamqp.Config
 	schema   string
+	log      outbox.Log // of new relays
 	dir      string
 
 	history   *history
@@ -88,7 +90,7 @@ func TestStorm(t *testing.T) {
 
 func newStorm(t *testing.T) *storm {
 	t.Helper()
-	s := &storm{T: t, seed: *flagSeed, dir: t.TempDir(), schema: pgtest.Name(), history: newHistory()}
+	s := &storm{T: t, seed: *flagSeed, dir: t.TempDir(), schema: pgtest.Name(), log: outbox.Log(*flagLog), history: newHistory()}
 	for s.seed == 0 {
 		s.seed = rand.Uint64()
 	}
@@ -130,7 +132,7 @@ func (s *storm) open() {
 	if err := s.load.createTables(s.Context()); err != nil {
 		s.Fatal(err)
 	}
-	if s.reader, err = outbox.NewRelay(pool, &markedPublisher{}, relayOptions(s.schema)); err != nil {
+	if s.reader, err = outbox.NewRelay(pool, &markedPublisher{}, relayOptions(s.schema, s.log)); err != nil {
 		s.Fatal(err)
 	}
 	prefix := rabbittest.Name()
@@ -148,7 +150,7 @@ func (s *storm) open() {
 
 // draw returns the faults of the rounds: each once, then at random.
 func (s *storm) draw() []fault {
-	all := slices.DeleteFunc(faults(), func(f fault) bool { return !strings.Contains(f.name, *flagOnly) })
+	all := slices.DeleteFunc(faults(s.log), func(f fault) bool { return !strings.Contains(f.name, *flagOnly) })
 	if len(all) == 0 {
 		s.Fatalf("no fault's name contains %q", *flagOnly)
 	}
@@ -176,8 +178,8 @@ func (s *storm) round(f fault) {
 	s.load.committed.Store(0)
 	s.loaded.Store(false)
 	s.Logf("round %d: %s", number, f.name)
-	if f.idle {
-		f.inject(s)
+	if f.before != nil {
+		f.before(s)
 	}
 	ctx, cancel := context.WithCancel(s.Context())
 	var group sync.WaitGroup
@@ -188,12 +190,12 @@ func (s *storm) round(f fault) {
 		s.load.write(ctx, s.seed+uint64(number), number, perRound*max(1, f.times), keys)
 		s.loaded.Store(true)
 	})
-	if !f.idle {
+	if f.inject != nil {
 		s.committed(perRound/5 + s.rng.IntN(perRound*2/5))
 		f.inject(s)
 	}
 	if f.until != nil {
-		s.await("what "+f.name+" waits for", untilLimit, func() bool { return f.until(s) })
+		s.await(f.name+", as it should show", untilLimit, func() bool { return f.until(s) })
 	}
 	if f.heal != nil {
 		f.heal(s)
@@ -210,7 +212,10 @@ func (s *storm) round(f fault) {
 func (s *storm) drain() {
 	s.Helper()
 	s.await("every message has arrived", drainLimit, s.settled)
-	s.await("the outbox is empty", drainLimit, func() bool { return s.outbox() == outbox.Stats{} })
+	s.await("the outbox is empty", drainLimit, func() bool {
+		o := s.outbox()
+		return o.Stored == 0 && o.Delayed == 0 && o.Waiting == 0 && o.Refused == 0
+	})
 }
 
 // judge fails the test if something has happened that must not.
@@ -271,8 +276,7 @@ func (s *storm) report() {
 		s.Logf("missing: %s v%d of round %d", m.key, m.version, m.round)
 	}
 	stats, err := s.reader.Stats(context.WithoutCancel(s.Context()))
-	s.Logf("%d of %d messages of the round are committed, %d are missing, the outbox has %+v, %v",
-		s.load.committed.Load(), perRound+afterwards, len(missing), stats, err)
+	s.Logf("%d messages of the round are committed, %d are missing, the outbox has %+v, %v", s.load.committed.Load(), len(missing), stats, err)
 	for _, r := range s.relays {
 		s.Logf("%s said last:\n%s", r.name, r.said())
 	}
@@ -326,7 +330,7 @@ func (s *storm) newRelay(at string) *relay {
 	s.Helper()
 	r := startRelay(s.T, s.dir, relayConfig{
 		Name: fmt.Sprint("relay", len(s.started)), DatabaseURL: s.postgres.through(s.T, s.database.Addr()), AMQPURL: s.proxy.URL(),
-		Prefix: s.topology.Exchange.GenerateName(""), Schema: s.schema, Lock: s.lock(),
+		Prefix: s.topology.Exchange.GenerateName(""), Schema: s.schema, Log: s.log, Lock: s.lock(),
 	}, at)
 	s.Cleanup(r.Kill)
 	s.relays, s.started = append(s.relays, r), append(s.started, r)
