@@ -3,7 +3,6 @@ package relaystorm
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -100,25 +99,20 @@ func (e evidence) disordered() []string {
 // once. What the broker delivers again is the same copy and says so; a copy that
 // comes twice without a word was sent twice by the publisher.
 func (e evidence) repeats(rounds int) []int {
-	published := make(map[string]map[string]int) // by message and copy
-	for _, a := range e.arrivals {
-		copies := published[a.id]
-		if copies == nil {
-			copies = make(map[string]int)
-			published[a.id] = copies
-		}
-		if !a.redelivered || copies[a.copy] == 0 {
-			copies[a.copy]++
-		}
-	}
+	type publication struct{ id, copy string }
+	arrived := make(map[string]bool)
+	seen := make(map[publication]bool)
 	counts := make([]int, rounds)
-	for id, copies := range published {
-		if m, ok := e.committed[id]; ok {
-			for n := range maps.Values(copies) {
-				counts[m.round] += n
-			}
-			counts[m.round]--
+	for _, a := range e.arrivals {
+		m, known := e.committed[a.id]
+		p := publication{a.id, a.copy}
+		if !known || a.redelivered && seen[p] {
+			continue
 		}
+		if arrived[a.id] {
+			counts[m.round]++
+		}
+		arrived[a.id], seen[p] = true, true
 	}
 	return counts
 }
