@@ -51,6 +51,7 @@ func faults(log outbox.Log) []fault {
 	all := []fault{
 		{name: "relay killed", weight: 10, windows: 1, inject: (*storm).killRelay, until: (*storm).settled},
 		{name: "relay hangs", weight: 6, windows: 1, overlap: true, inject: (*storm).stopRelay, until: (*storm).settled, heal: (*storm).continueRelay},
+		{name: "relay killed when the broker is back", weight: 4, windows: 2, inject: (*storm).cutLink, until: (*storm).written, heal: (*storm).restoreAndKill},
 		{name: "relay leaves", weight: 3, inject: (*storm).retireRelay, until: (*storm).settled},
 		{name: "relays with the other log", weight: 4, inject: (*storm).changeLog, until: (*storm).settled, heal: (*storm).changeLog},
 
@@ -86,13 +87,14 @@ func brokerFaults() []fault {
 // append-only log a crash takes what was noted in the last moments, since that does
 // not wait for the disk: much of the round, if the relay has to begin again.
 func databaseFaults(log outbox.Log) []fault {
-	locks, windows, crash := false, 0, 3
+	locks, sessions, crash, commits := false, 0, 3, 0
 	if log == outbox.LogTable {
-		locks, windows, crash = true, 1, 1
+		locks, sessions, crash, commits = true, 1, 1, 8 // one for each COMMIT
 	}
 	return []fault{
 		{name: "database crashes", weight: 4, windows: crash, overlap: locks, inject: (*storm).crashDatabase},
-		{name: "database sessions ended", weight: 6, windows: windows, overlap: locks, inject: (*storm).endSessions},
+		{name: "database sessions ended", weight: 6, windows: sessions, overlap: locks, inject: (*storm).endSessions},
+		{name: "commits of the relays lost", weight: 4, windows: commits, inject: (*storm).loseCommits, until: (*storm).written, heal: (*storm).giveAnswers},
 		{name: "commits of the relays unanswered", weight: 4, inject: (*storm).loseAnswers, until: (*storm).written, heal: (*storm).giveAnswers},
 	}
 }
@@ -245,6 +247,15 @@ func (s *storm) cutLink() { s.proxy.Refuse(true) }
 
 func (s *storm) restoreLink() { s.proxy.Refuse(false) }
 
+// restoreAndKill kills the active relay while it sends again what it does not know
+// the outcome of, some of it sooner than what comes before.
+func (s *storm) restoreAndKill() {
+	arrived := s.history.count()
+	s.proxy.Refuse(false)
+	s.await("a relay publishes again", untilLimit, func() bool { return s.history.count() > arrived })
+	s.take(s.active()).Kill()
+}
+
 func (s *storm) stallLink() { s.proxy.Stall(true) }
 
 func (s *storm) resumeLink() { s.proxy.Stall(false) }
@@ -258,6 +269,12 @@ func (s *storm) endSessions() { s.postgres.terminateAll(s.T) }
 func (s *storm) loseAnswers() {
 	s.deleteBinding()
 	s.database.Lose(pgtest.LoseReply)
+}
+
+// loseCommits leaves them having noted nothing.
+func (s *storm) loseCommits() {
+	s.deleteBinding()
+	s.database.Lose(pgtest.LoseCommit)
 }
 
 func (s *storm) giveAnswers() {
