@@ -19,7 +19,7 @@ func connect(t *testing.T, node *rabbittest.Node) (*amqp.Connection, chan amqp.B
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { connection.Close() })
+	t.Cleanup(func() { connection.CloseDeadline(time.Now().Add(time.Second)) }) // a blocked broker does not answer
 	return connection, connection.NotifyBlocked(make(chan amqp.Blocking, 2)), connection.NotifyClose(make(chan *amqp.Error, 1))
 }
 
