@@ -2,34 +2,33 @@ package rabbitmq
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
-
-// errExchangeRefused reports that the messages to an exchange are resolved,
-// because it cannot be declared, and that the channel is gone with it.
-var errExchangeRefused = errors.New("exchange refused")
 
 // A confirmChannel is a channel in confirm mode, used by one goroutine at a
 // time. Between uses nothing is in flight on it, or it is abandoned.
 type confirmChannel struct {
 	conn      *conn
 	amqp      *amqp.Channel
-	cfg       wamqp.Config
+	known     *destinations
 	timeout   time.Duration
+	timer     *time.Timer // for timeout
 	closes    chan *amqp.Error
 	returns   chan amqp.Return // holds a whole window: a full one would lose returns
 	returned  map[string]amqp.Return
-	declared  map[string]bool // exchanges
-	maxHeader int             // bytes of a header frame
+	maxHeader int // bytes of a header frame
 	abandoned bool
+
+	// What is in flight: sent, or being sent, and not yet answered.
+	flights []flight // those before settled are answered
+	settled int
+	ids     map[string]bool
 }
 
-// A flight is a message that was sent and not yet answered.
+// A flight is a message in flight.
 type flight struct {
 	index   int
 	confirm *amqp.DeferredConfirmation
@@ -45,16 +44,33 @@ func openConfirmChannel(ctx context.Context, c *conn, p *Publisher) (*confirmCha
 	}
 	ch, err := call(ctx, c, open, c.closeChannel)
 	if err != nil {
-		return nil, fmt.Errorf("%w: open channel: %w", ErrUnavailable, err)
+		return nil, unanswered(ctx, "open channel", err)
 	}
-	return &confirmChannel{
-		conn: c, amqp: ch, cfg: p.cfg, timeout: p.opts.ConfirmTimeout,
+	timer := time.NewTimer(p.opts.ConfirmTimeout)
+	timer.Stop()
+	opened := &confirmChannel{
+		conn: c, amqp: ch, known: &p.destinations, timeout: p.opts.ConfirmTimeout, timer: timer,
 		closes:    ch.NotifyClose(make(chan *amqp.Error, 1)),
 		returns:   ch.NotifyReturn(make(chan amqp.Return, p.opts.Window)),
 		returned:  make(map[string]amqp.Return),
-		declared:  make(map[string]bool),
+		flights:   make([]flight, 0, p.opts.Window),
+		ids:       make(map[string]bool, p.opts.Window),
 		maxHeader: frameSize(c.amqp) - frameOverhead,
-	}, nil
+	}
+	if ch.IsClosed() { // before it could be heard why
+		return nil, unanswered(ctx, "open channel", amqp.ErrClosed)
+	}
+	p.signals.opened.Send(true)
+	return opened, nil
+}
+
+// unanswered returns the error of a request: the reason why ctx ended, if that
+// is why.
+func unanswered(ctx context.Context, what string, err error) error {
+	if ctx.Err() != nil {
+		return unavailable(ctx)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrUnavailable, what, err)
 }
 
 // abandon gives the channel up: answers that still come belong to messages
@@ -65,87 +81,150 @@ func (c *confirmChannel) abandon() {
 }
 
 // publish sends what b has left, window messages at most ahead of their
-// confirms. After an error some messages may have been sent and are not
-// resolved. The error holds the broker's exception if that is what closed the
-// channel.
+// confirms: first what goes to destinations in good standing, then, one by one,
+// what goes to suspects. After an error what is in flight is not resolved, and
+// the channel is abandoned with it. The error holds the broker's exception if
+// that is what closed the channel.
 func (c *confirmChannel) publish(ctx context.Context, b *batch, window int) error {
-	if err := c.declare(ctx, b); err != nil {
-		return err
+	c.flights, c.settled = c.flights[:0], 0
+	clear(c.ids)
+	err := c.pass(ctx, b, window, false)
+	if err == nil {
+		err = c.pass(ctx, b, 1, true)
 	}
-	var sent []flight
-	inFlight := make(map[string]bool, window) // message ids
-	settle := func() error {
-		first := sent[0]
-		sent = sent[1:]
-		delete(inFlight, b.letters[first.index].MessageId)
-		return c.settle(ctx, b, first)
+	if err != nil {
+		c.salvage(b)
 	}
+	if c.inFlight() > 0 {
+		c.abandon()
+	}
+	return err
+}
+
+func (c *confirmChannel) inFlight() int { return len(c.flights) - c.settled }
+
+// pass publishes what b has left for suspects, or for the others, and waits for
+// the answers.
+func (c *confirmChannel) pass(ctx context.Context, b *batch, window int, suspects bool) error {
+	blocked := c.conn.blocked.wait()
 	for i := b.next(); i >= 0; i = b.after(i) {
 		l := &b.letters[i]
-		if size := headerSize(&l.Publishing); size > c.maxHeader {
-			b.resolve(i, fmt.Errorf("%w: headers of %d bytes, the limit is %d", ErrTooLarge, size, c.maxHeader))
+		if l.route.suspect != suspects {
+			continue
+		}
+		if l.size > c.maxHeader {
+			b.resolve(i, fmt.Errorf("%w: headers of %d bytes, the limit is %d", ErrTooLarge, l.size, c.maxHeader))
 			continue
 		}
 		// A return names the message by its id alone, so an id is in flight once.
-		for len(sent) >= window || inFlight[l.MessageId] {
-			if err := settle(); err != nil {
+		for c.inFlight() >= window || c.ids[l.MessageId] {
+			if err := c.settle(ctx, b); err != nil {
 				return err
 			}
 		}
-		confirm, err := c.send(ctx, l)
-		if err != nil {
+		select {
+		case <-blocked:
+			return ErrBlocked
+		case <-ctx.Done():
+			return unavailable(ctx)
+		default:
+		}
+		if err := c.send(i, l); err != nil {
 			return err
 		}
-		sent = append(sent, flight{i, confirm})
-		inFlight[l.MessageId] = true
 	}
-	for len(sent) > 0 {
-		if err := settle(); err != nil {
+	for c.inFlight() > 0 {
+		if err := c.settle(ctx, b); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *confirmChannel) send(ctx context.Context, l *letter) (*amqp.DeferredConfirmation, error) {
-	if ctx.Err() != nil {
-		return nil, unavailable(ctx)
+// send puts l in flight before it is written: if the broker closes the
+// connection over its first bytes, the rest cannot be written.
+func (c *confirmChannel) send(i int, l *letter) error {
+	if c.settled > 0 && len(c.flights) == cap(c.flights) {
+		c.flights = append(c.flights[:0], c.flights[c.settled:]...)
+		c.settled = 0
 	}
-	if err := c.conn.unblocked(); err != nil {
-		return nil, err
-	}
-	confirm, err := c.amqp.PublishWithDeferredConfirm(l.exchange, l.key, true, false, l.Publishing)
+	c.flights = append(c.flights, flight{index: i})
+	c.ids[l.MessageId] = true
+	confirm, err := c.amqp.PublishWithDeferredConfirm(l.route.exchange, l.route.key, true, false, l.Publishing)
 	if err != nil {
-		return nil, c.lost()
+		return c.lost()
 	}
-	return confirm, nil
+	c.flights[len(c.flights)-1].confirm = confirm
+	return nil
 }
 
-// settle waits for the answer to f and resolves it. An error means that there
-// was none.
-func (c *confirmChannel) settle(ctx context.Context, b *batch, f flight) error {
+// alone returns the index of the one message that is in flight, or -1 if there
+// is none or another one with it.
+func (c *confirmChannel) alone() int {
+	if c.inFlight() != 1 {
+		return -1
+	}
+	return c.flights[c.settled].index
+}
+
+// settle waits for the answer to the first message in flight and resolves it.
+// An error means that there was none.
+func (c *confirmChannel) settle(ctx context.Context, b *batch) error {
+	f := c.flights[c.settled]
 	if err := c.await(ctx, f.confirm); err != nil {
 		return err
 	}
-	if !f.confirm.Acked() {
-		// The library nacks what is open when a channel ends: unknown.
-		if c.amqp.IsClosed() {
-			return c.lost()
+	if !c.answered(b, f) {
+		return c.lost()
+	}
+	c.settled++
+	return nil
+}
+
+// salvage resolves what was answered out of turn, before the channel is given
+// up: it need not be sent again, nor can it be what the channel was closed over.
+func (c *confirmChannel) salvage(b *batch) {
+	open := c.flights[:0]
+	for _, f := range c.flights[c.settled:] {
+		if f.confirm == nil || !c.answered(b, f) {
+			open = append(open, f)
 		}
+	}
+	c.flights, c.settled = open, 0
+}
+
+// answered resolves f if the broker has answered for it, and reports whether it
+// has.
+func (c *confirmChannel) answered(b *batch, f flight) bool {
+	select {
+	case <-f.confirm.Done():
+	default:
+		return false
+	}
+	acked := f.confirm.Acked()
+	if !acked && c.amqp.IsClosed() {
+		return false // the library nacks what is open when a channel ends
+	}
+	l := &b.letters[f.index]
+	delete(c.ids, l.MessageId)
+	if l.route.suspect {
+		l.route.suspect = false
+		c.known.accept(l.route.destination)
+	}
+	if !acked {
 		b.resolve(f.index, ErrNacked)
-		return nil
+		return true
 	}
 	// The broker sends a return before its ack, and the library hands both over
 	// in that order: it is in the buffer, if there is one.
 	c.collectReturns()
-	id := b.letters[f.index].MessageId
-	if r, ok := c.returned[id]; ok {
-		delete(c.returned, id)
+	if r, ok := c.returned[l.MessageId]; ok {
+		delete(c.returned, l.MessageId)
 		b.resolve(f.index, fmt.Errorf("%w: exchange %s: %d %s", ErrUnroutable, r.Exchange, r.ReplyCode, r.ReplyText))
-		return nil
+		return true
 	}
 	b.resolve(f.index, nil)
-	return nil
+	return true
 }
 
 func (c *confirmChannel) await(ctx context.Context, confirm *amqp.DeferredConfirmation) error {
@@ -154,8 +233,8 @@ func (c *confirmChannel) await(ctx context.Context, confirm *amqp.DeferredConfir
 		return nil
 	default:
 	}
-	timer := time.NewTimer(c.timeout)
-	defer timer.Stop()
+	c.timer.Reset(c.timeout)
+	defer c.timer.Stop()
 	select {
 	case <-confirm.Done():
 		return nil
@@ -163,7 +242,7 @@ func (c *confirmChannel) await(ctx context.Context, confirm *amqp.DeferredConfir
 		return unavailable(ctx)
 	case <-c.conn.blocked.wait():
 		return ErrBlocked
-	case <-timer.C:
+	case <-c.timer.C:
 		return fmt.Errorf("%w: no confirm within %s", ErrUnavailable, c.timeout)
 	}
 }
@@ -193,28 +272,4 @@ func (c *confirmChannel) lost() error {
 	case <-time.After(c.conn.limits.RequestTimeout):
 	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, amqp.ErrClosed)
-}
-
-// declare declares the exchanges of what b has left, once for this channel. It
-// does so before anything is in flight, so an exception is this exchange's
-// fault: its messages are refused, and the others go on without it.
-func (c *confirmChannel) declare(ctx context.Context, b *batch) error {
-	for i := b.next(); i >= 0; i = b.after(i) {
-		name := b.letters[i].exchange
-		if name == amqp.DefaultExchange || c.declared[name] {
-			continue
-		}
-		_, err := call(ctx, c.conn, func() (any, error) {
-			return nil, c.cfg.TopologyBuilder.ExchangeDeclare(c.amqp, name, c.cfg)
-		}, nil)
-		if e := exception(err); e != nil {
-			b.refuse(name, fmt.Errorf("%w: declare exchange %s: %w", ErrRejected, name, e))
-			return errExchangeRefused
-		}
-		if err != nil {
-			return fmt.Errorf("%w: declare exchange %s: %w", ErrUnavailable, name, err)
-		}
-		c.declared[name] = true
-	}
-	return nil
 }

@@ -17,9 +17,11 @@
 //     yet confirmed is unknown. It is reported as [ErrUnavailable], and to be
 //     published again under the same id.
 //   - A message the broker refuses (unroutable, nacked, against a rule of the
-//     broker) or would close the connection over (too large): an
-//     [outbox.ErrRefused], for this message alone. Others in the batch go
-//     through.
+//     broker) or closes the connection over, or would (too large, not to be
+//     expressed in AMQP): an [outbox.ErrRefused], for this message alone. Others
+//     in the batch go through.
+//   - An exchange that may not be declared or written to: its messages are
+//     refused; other topics do not notice.
 //   - Broker blocked by an alarm: [ErrBlocked] at once, until it unblocks.
 //   - Connection, channel, consumer or queue lost while consuming: the
 //     Subscriber connects again, declares what is missing and goes on. Messages

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -18,10 +19,11 @@ var (
 	// full queue with overflow reject-publish does.
 	ErrNacked = fmt.Errorf("rabbitmq: message nacked: %w", outbox.ErrRefused)
 	// ErrTooLarge reports a payload, header or name over a limit. The message
-	// was not sent, since it would have closed the channel or the connection.
+	// was not sent, since it would have closed a connection: ours or a consumer's.
 	ErrTooLarge = fmt.Errorf("rabbitmq: message over a size limit: %w", outbox.ErrRefused)
-	// ErrRejected reports that the broker closed the channel because of this
-	// message or of the declaration of its exchange.
+	// ErrRejected reports that the broker closes the channel or the connection
+	// because of this message or of the declaration of its exchange, or that the
+	// message cannot be expressed in AMQP.
 	ErrRejected = fmt.Errorf("rabbitmq: message rejected: %w", outbox.ErrRefused)
 )
 
@@ -38,11 +40,18 @@ var (
 	ErrConfig = errors.New("rabbitmq: invalid configuration")
 )
 
-// exception returns the exception with which the broker closed a channel. It
-// returns nil if the connection went, or if the broker did not say why.
+// hardFaults are the exceptions with which the broker closes the connection over
+// what it was sent on it. The others say that the broker goes away, or that
+// somebody closed the connection.
+var hardFaults = []int{amqp.FrameError, amqp.SyntaxError, amqp.CommandInvalid, amqp.NotImplemented, amqp.InternalError}
+
+// exception returns the exception with which the broker closed a channel
+// (Recover is true), or the connection, over something that was sent. It returns
+// nil if the connection went for another reason, or if the broker did not say
+// why.
 func exception(err error) *amqp.Error {
 	var e *amqp.Error
-	if errors.As(err, &e) && e.Server && e.Recover {
+	if errors.As(err, &e) && e.Server && (e.Recover || slices.Contains(hardFaults, e.Code)) {
 		return e
 	}
 	return nil

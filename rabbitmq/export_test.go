@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"testing"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/testsignal"
@@ -16,3 +17,20 @@ func (s *Subscriber) Full() *testsignal.Signal[string] { return &s.signals.full 
 
 // Held tells of each message whose nack is held.
 func (s *Subscriber) Held() *testsignal.Signal[string] { return &s.signals.held }
+
+// Opened sends true for each channel that p opens for messages.
+func Opened(p *Publisher) *testsignal.Signal[bool] { return &p.signals.opened }
+
+// OpenedBy returns how many channels p has opened since its signal was enabled
+// or asked.
+func OpenedBy(t testing.TB, p *Publisher) int {
+	p.signals.opened.Send(false)
+	n := 0
+	for p.signals.opened.Wait(t) {
+		n++
+	}
+	return n
+}
+
+// RefusalMemory is for how long a refused destination is not tried.
+const RefusalMemory = refusalMemory

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/testsignal"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -52,14 +54,27 @@ func (o PublisherOptions) withDefaults() PublisherOptions {
 
 // A Publisher publishes to RabbitMQ, on a connection of its own, and answers
 // for each message whether the broker has it durably and routed it. Use one
-// Publisher for a process. Its methods may be called concurrently.
+// Publisher for a process.
+//
+// Its methods may be called concurrently. Up to Channels calls are on their way
+// at once, each on a channel of its own; further ones wait for one of them. A
+// call is not held up by what becomes of another one's messages, unless they
+// cost the connection that all share. Nothing is said about the order of
+// messages in two calls, other than that a call that begins after another one
+// has returned publishes after it.
 type Publisher struct {
-	cfg   wamqp.Config
-	opts  PublisherOptions
-	link  *link
-	slots chan struct{}        // one for each batch that may be on its way
-	idle  chan *confirmChannel // open channels that no batch uses
-	once  sync.Once            // Close
+	cfg          wamqp.Config
+	opts         PublisherOptions
+	link         *link
+	slots        chan struct{}        // one for each batch that may be on its way
+	idle         chan *confirmChannel // open channels that no batch uses
+	isolating    chan struct{}        // held by the batch that has a connection of its own
+	destinations destinations
+	once         sync.Once // Close
+
+	signals struct {
+		opened testsignal.Signal[bool] // a channel for messages
+	}
 }
 
 // NewPublisher returns a Publisher that publishes to the exchanges cfg names.
@@ -80,22 +95,39 @@ func NewPublisher(cfg wamqp.Config, opts *PublisherOptions) (*Publisher, error) 
 	p.link = newLink(cfg.Connection, p.opts.Connection, p.opts.Logger)
 	p.slots = make(chan struct{}, p.opts.Channels)
 	p.idle = make(chan *confirmChannel, p.opts.Channels)
+	p.isolating = make(chan struct{}, 1)
 	return p, nil
 }
 
-// PublishBatch publishes batch in order, up to a window of messages ahead of
-// their confirms, and returns one result for each message:
+// PublishBatch publishes batch, up to a window of messages ahead of their
+// confirms, and returns one result for each message:
 //
 //   - nil: confirmed and routed to a queue; the message survives a crash of
 //     the broker if the queue does.
 //   - an [outbox.ErrRefused], more closely [ErrUnroutable], [ErrNacked],
 //     [ErrTooLarge] or [ErrRejected]: the broker does not have it.
-//   - [ErrBlocked] or [ErrUnavailable], or ctx's error: unknown. Publish it
-//     again, under the same id; the consumer sees two of them at worst.
+//   - [ErrBlocked] or [ErrUnavailable], with ctx's error if that is why:
+//     unknown. Publish it again, under the same id; the consumer sees two of
+//     them at worst.
 //
-// A deleted exchange is declared again and the batch goes on; a message for
-// which the broker closes the channel is found out by sending the rest one by
-// one. Both can publish a message twice that was under way at the time.
+// The messages of a topic are sent in the order of batch, and reach a queue in
+// it. One that is refused, or whose outcome is unknown, does not hold back those
+// behind it: two messages of which the second must not come without the first
+// do not belong in one batch. Between topics there is no order.
+//
+// A message is refused for its own fault or its destination's, never for
+// another one's and never because the broker went away. To find out whose it
+// was, messages that were under way at the time are sent again, one by one, so
+// that a queue can get them twice:
+//
+//   - The broker closes the channel over a message: the others go on without it.
+//   - It closes the connection over a message, twice while that is alone on one:
+//     likewise, on a connection of the batch's own. Other calls, which have lost
+//     theirs as well, go on in the same way.
+//   - It does not know an exchange: the exchange is declared again. Its bindings
+//     are a subscriber's to mend; until then its messages are [ErrUnroutable].
+//   - It does not let an exchange be declared or written to: messages to it are
+//     refused, for a second unsent, and after that tried apart from the others.
 //
 // It returns when every result is known, when ctx ends or after the timeouts of
 // the options; a write under way is waited for, at most WriteTimeout.
@@ -109,28 +141,11 @@ func (p *Publisher) PublishBatch(ctx context.Context, batch []outbox.Publication
 		return b.fail(err)
 	}
 	defer func() { p.release(ch) }()
-	window, declaredAgain := p.opts.Window, false
-	for b.next() >= 0 {
-		if ch, err = p.open(ctx, ch); err != nil {
-			return b.fail(err)
-		}
-		if err = ch.publish(ctx, b, window); err == nil {
-			continue
-		}
-		ch.abandon()
-		switch e := exception(err); {
-		case errors.Is(err, errExchangeRefused): // so are its messages; the others go on
-		case e == nil:
-			return b.fail(err)
-		case e.Code == amqp.NotFound && !declaredAgain:
-			declaredAgain = true // the next channel declares every exchange again
-		case window > 1:
-			window = 1 // one of the window is the culprit: go on one by one
-		default:
-			b.resolve(b.next(), fmt.Errorf("%w: %w", ErrRejected, e))
-		}
+	ch, err = p.deliver(ctx, p.link, ch, b)
+	if e := exception(err); e != nil && !e.Recover {
+		err = p.isolate(ctx, b, e)
 	}
-	return b.results
+	return b.fail(err)
 }
 
 // Publish publishes messages like [Publisher.PublishBatch], and returns their
@@ -198,17 +213,50 @@ func (p *Publisher) release(ch *confirmChannel) {
 	<-p.slots
 }
 
-// open returns ch if it is fit for use, or a new channel.
-func (p *Publisher) open(ctx context.Context, ch *confirmChannel) (*confirmChannel, error) {
+// prepare returns ch, or a new channel on a connection of l if ch is not fit for
+// use, with the exchanges of b declared. Nothing is under way by then, so if the
+// connection goes meanwhile the next one will do.
+func (p *Publisher) prepare(ctx context.Context, l *link, ch *confirmChannel, b *batch) (*confirmChannel, error) {
+	for again := true; ; again = false {
+		c, ready, err := p.open(ctx, l, ch)
+		if ch = ready; err == nil {
+			err = p.declare(ctx, c, b, l != p.link)
+		}
+		if err == nil || !again || c == nil || !goes(ctx, c, err) {
+			return ch, err
+		}
+	}
+}
+
+// goes reports whether err says that c is lost, and not because of anything that
+// was asked of it. It waits until c is known to be, lest it be used again.
+func goes(ctx context.Context, c *conn, err error) bool {
+	var broken net.Error
+	if !errors.Is(err, amqp.ErrClosed) && !errors.As(err, &broken) || exception(err) != nil || errors.Is(err, errTimeout) {
+		return false
+	}
+	select {
+	case <-c.dead:
+		return true
+	case <-ctx.Done():
+	case <-time.After(c.limits.RequestTimeout):
+	}
+	return false
+}
+
+// open returns ch if it is fit for use, or a new channel, and the connection
+// that it is on. Without a connection there is none.
+func (p *Publisher) open(ctx context.Context, l *link, ch *confirmChannel) (*conn, *confirmChannel, error) {
 	if ch != nil && !ch.abandoned && !ch.amqp.IsClosed() {
-		return ch, ch.conn.unblocked()
+		return ch.conn, ch, ch.conn.unblocked()
 	}
-	c, err := p.link.get(ctx)
-	if err == nil {
-		err = c.unblocked() // a blocked broker does not even open a channel
-	}
+	c, err := l.get(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return openConfirmChannel(ctx, c, p)
+	if err := c.unblocked(); err != nil { // a blocked broker does not even open a channel
+		return c, nil, err
+	}
+	ch, err = openConfirmChannel(ctx, c, p)
+	return c, ch, err
 }

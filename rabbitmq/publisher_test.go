@@ -222,14 +222,49 @@ func TestPublishConnectionCut(t *testing.T) {
 	}
 }
 
+// ackFrame is basic.ack of a delivery tag on channel 1.
+func ackFrame(tag byte) []byte {
+	return []byte{1, 0, 1, 0, 0, 0, 13, 0, 60, 0, 80, 0, 0, 0, 0, 0, 0, 0, tag, 0, 0xCE}
+}
+
+// The broker may confirm in any order. What it has confirmed is known, also if
+// the connection goes before it is that message's turn.
+func TestPublishConfirmedOutOfTurn(t *testing.T) {
+	t.Parallel()
+	proxy := rabbittest.NewProxy(t, rabbittest.URL())
+	cfg := declared(t, "orders")
+	pub := newPublisher(t, through(cfg, proxy.URL()), nil)
+	mustPublish(t, pub, "orders", 1)
+	proxy.Stall(true)
+	done := make(chan []error)
+	go func() { done <- pub.PublishBatch(t.Context(), batchOf("orders", 4)) }()
+	direct, _ := subscribe(t, cfg, "orders", fast())
+	for range 1 + 4 {
+		next(t, direct).Ack()
+	}
+	if err := errors.Join(proxy.Inject(ackFrame(3)), proxy.Inject(ackFrame(5)), proxy.Inject(forcedFrame)); err != nil {
+		t.Fatal(err)
+	}
+	for i, err := range <-done {
+		if confirmed := i%2 == 1; confirmed && err != nil || !confirmed && !errors.Is(err, rabbitmq.ErrUnavailable) {
+			t.Errorf("message %d = %v; the second and the fourth are confirmed", i, err)
+		}
+	}
+	proxy.Stall(false)
+	mustPublish(t, pub, "orders", 1)
+}
+
 func TestPublishNoConfirm(t *testing.T) {
 	t.Parallel()
 	proxy := rabbittest.NewProxy(t, rabbittest.URL())
 	cfg := through(declared(t, "orders"), proxy.URL())
-	pub := newPublisher(t, cfg, &rabbitmq.PublisherOptions{ConfirmTimeout: 50 * time.Millisecond})
+	opts := &rabbitmq.PublisherOptions{ConfirmTimeout: 50 * time.Millisecond}
+	opts.Connection.Heartbeat = time.Hour // so that nothing else ends the wait
+	pub := newPublisher(t, cfg, opts)
 	mustPublish(t, pub, "orders", 1)
 	proxy.Stall(true)
-	err := pub.Publish("orders", newMessage("x"))
+	var err error
+	within(t, "Publish", func() { err = pub.Publish("orders", newMessage("x")) })
 	if !errors.Is(err, rabbitmq.ErrUnavailable) || errors.Is(err, outbox.ErrRefused) {
 		t.Errorf("Publish without an answer = %v, want ErrUnavailable, no ErrRefused", err)
 	}
