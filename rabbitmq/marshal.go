@@ -47,7 +47,7 @@ func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
 		case outbox.PropertyContentType:
 			p.ContentType = value
 		case outbox.PropertyTimestamp:
-			if p.Timestamp = parseTimestamp(value); formatTimestamp(p.Timestamp) != value {
+			if p.Timestamp = parseTimestamp(value); !isTimestamp(p.Timestamp, value) {
 				p.Headers[name] = value // the property holds whole seconds only
 			}
 		case outbox.PropertyRedelivered:
@@ -103,6 +103,16 @@ func formatTimestamp(t time.Time) string {
 		return ""
 	}
 	return t.UTC().Truncate(time.Second).Format(time.RFC3339)
+}
+
+// isTimestamp reports whether formatTimestamp(t) is s, without making a string
+// for it: every message has one.
+func isTimestamp(t time.Time, s string) bool {
+	if t.IsZero() {
+		return s == ""
+	}
+	var buf [len(time.RFC3339)]byte
+	return string(t.UTC().Truncate(time.Second).AppendFormat(buf[:0], time.RFC3339)) == s
 }
 
 // text returns the value of a header in string form.
