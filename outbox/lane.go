@@ -79,9 +79,7 @@ func (l *lane) run(ctx context.Context) {
 		if len(wave) == 0 {
 			continue
 		}
-		start := time.Now()
 		failure := l.publish(ctx, wave)
-		l.r.counters.called(time.Since(start))
 		l.sweep()
 		if failure != nil && ctx.Err() == nil {
 			l.pause(ctx, failure)
@@ -224,7 +222,6 @@ func (l *lane) pause(ctx context.Context, failure error) {
 	if len(l.pending) > 1 && l.pending[0].strikes > 0 {
 		l.rotate()
 	}
-	l.r.counters.unavailable.Add(1)
 	l.r.opts.Logger.ErrorContext(ctx, "outbox: the broker does not answer, trying again", "schema", l.r.opts.Schema, "failures", l.failures, "error", failure)
 	l.r.signals.rested.Send(failure)
 	timer := time.NewTimer(failurePolicy.Wait(l.failures))

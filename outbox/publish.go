@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"time"
 )
 
 // publishWave hands wave, in which no ordering key occurs twice, to the broker
@@ -25,7 +26,9 @@ func (r *Relay) publishWave(ctx context.Context, wave []*item) []error {
 	if len(sent) == 0 {
 		return results
 	}
+	start := time.Now()
 	answers := r.publishSafely(ctx, publications)
+	elapsed := time.Since(start)
 	for j, i := range sent {
 		if j >= len(answers) {
 			results[i] = fmt.Errorf("outbox: publisher gave %d results for %d messages", len(answers), len(sent))
@@ -33,6 +36,7 @@ func (r *Relay) publishWave(ctx context.Context, wave []*item) []error {
 		}
 		results[i] = answers[j]
 	}
+	r.counters.called(elapsed, results)
 	return results
 }
 

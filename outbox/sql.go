@@ -80,7 +80,8 @@ type queries struct {
 	promote, promoteAll, blockedKeys                       string
 
 	countTable, countDifference, countHeld, readRelay, leafSizes, oldestWriter string
-	listDead, redrive, discard                                                 string
+	readClock, countDead, listDead, redrive, discard                           string
+	lockLease, listRefused, release, readLetter                                string
 }
 
 func newQueries(schema string) queries {
@@ -109,9 +110,11 @@ func newQueries(schema string) queries {
 		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
 		promote: bind(sqlPromote), promoteAll: bind(sqlPromoteAll), blockedKeys: bind(sqlBlockedKeys),
 
-		countTable: bind(sqlCountTable), countDifference: bind(unionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),
+		countTable: bind(unionOfLeaves(sqlCountTable, sqlCountTableLeaf)), countDifference: bind(unionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),
 		readRelay: bind(sqlReadRelay), leafSizes: bind(sqlLeafSizes), oldestWriter: sqlOldestWriter,
-		listDead: bind(sqlListDead), redrive: bind(sqlRedrive), discard: bind(sqlDiscard),
+		readClock: sqlReadClock, readLetter: bind(sqlReadLetter), lockLease: bind(sqlLockLease),
+		countDead: bind(inState("dead", sqlCountLetters)), listDead: bind(inState("dead", sqlListLetters)), listRefused: bind(inState("refused", sqlListLetters)),
+		redrive: bind(inState("dead", sqlRedrive)), discard: bind(inState("dead", sqlDiscard)), release: bind(inState("refused", sqlRelease)),
 	}
 	for i := range q.insertValues {
 		q.insertValues[i] = bind(strings.ReplaceAll(sqlInsertValues, "{rows}", valueRows(i+1)))

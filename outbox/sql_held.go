@@ -55,13 +55,14 @@ FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])`
 const sqlDeleteHeld = `DELETE FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])`
 
 // sqlRefuseHeld notes one more refusal. Attempts are compared, so that a
-// transaction repeated because its outcome was not known counts once.
+// transaction repeated because its outcome was not known counts once. What
+// somebody has made a dead letter while it was on its way stays one.
 const sqlRefuseHeld = `
 UPDATE {schema}.outbox_held h
 SET state = o.state, due_at = clock_timestamp() + o.wait * interval '1 microsecond',
 	attempts = o.attempts, reason = o.reason, refused_at = clock_timestamp()
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-WHERE h.id = o.id AND h.attempts = o.attempts - 1`
+WHERE h.id = o.id AND h.attempts = o.attempts - 1 AND h.state <> 'dead'`
 
 // sqlPromote makes the first message that waits in each of the keys $1 due,
 // and returns the keys in which nothing holds back what comes later.

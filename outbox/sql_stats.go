@@ -5,27 +5,43 @@ const sqlReadRelay = `
 SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END, log FROM {schema}.outbox_relay`
 
 // sqlCountTable counts what a table log has not published, and how old the
-// oldest of it is, in seconds.
+// oldest of it is, in seconds. $1 limits how many messages of a leaf are looked at.
 const sqlCountTable = `
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 FROM {schema}.outbox`
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
+FROM ({leaves}) d`
 
-// sqlCountDifference counts what an append-only log has not published. The
-// cursor is as in sqlJudgeLeaf.
+const sqlCountTableLeaf = `
+	(SELECT created_at FROM {schema}.{leaf} ORDER BY id LIMIT $1)`
+
+// sqlCountDifference counts what an append-only log has not published. $1 (xmax)
+// and $2 (in progress) are of the newest snapshot in the cursor. If that is its to,
+// it is $5, $3 and $4 are of its from, and after $6 there are ids of the difference
+// left. $7 limits each part.
 const sqlCountDifference = `
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
-FROM ({leaves}) d
-WHERE NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot))`
+FROM ({leaves}) d`
 
+// sqlCountLeaf has a part for each index condition. They exclude each other, and
+// come in the order of transactions, so that the oldest message is among the first.
+// What of a difference is published is passed over within the index (xid, id).
 const sqlCountLeaf = `
-	SELECT id, created_at, xid FROM {schema}.{leaf} WHERE xid >= $1::text::xid8
+	(SELECT created_at FROM {schema}.{leaf} WHERE xid >= $1::text::xid8 LIMIT $7)
 	UNION ALL
-	SELECT id, created_at, xid FROM {schema}.{leaf} WHERE xid = ANY ($2::text[]::xid8[])`
+	(SELECT created_at FROM {schema}.{leaf} WHERE xid = ANY ($2::text[]::xid8[]) LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.{leaf}
+	WHERE xid >= $3::text::xid8 AND xid < pg_snapshot_xmax($5::text::pg_snapshot)
+		AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM unnest($4::text[]) open (open), {schema}.{leaf}
+	WHERE xid = open::xid8 AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)`
 
-// sqlCountHeld counts by state.
+// sqlCountHeld counts by state, up to $1 each.
 const sqlCountHeld = `
-SELECT count(*) FILTER (WHERE state = 'delayed'), count(*) FILTER (WHERE state = 'waiting'),
-	count(*) FILTER (WHERE state = 'refused'), count(*) FILTER (WHERE state = 'dead')
-FROM {schema}.outbox_held`
+SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' AND state <> 'dead' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'waiting' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'refused' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h)`
 
 // sqlLeafSizes reads the bytes of each leaf with its indexes.
 const sqlLeafSizes = `
@@ -40,21 +56,3 @@ SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8, pid
 FROM pg_stat_activity
 WHERE backend_xid IS NOT NULL AND datname = current_database()
 ORDER BY xact_start LIMIT 1`
-
-// sqlListDead lists dead letters, the latest first. Empty conditions hold for all.
-const sqlListDead = `
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	coalesce(headers::text, ''), payload, created_at, attempts, reason, refused_at
-FROM {schema}.outbox_held
-WHERE state = 'dead' AND ($1::bigint[] IS NULL OR id = ANY ($1)) AND ($2 = '' OR topic = $2) AND ($3 = '' OR scope = $3) AND ($4 = '' OR key = $4)
-	AND ($5 = '' OR position($5 IN reason) > 0) AND refused_at <= clock_timestamp() - $6::bigint * interval '1 microsecond' AND id > $7
-ORDER BY id LIMIT $8`
-
-// sqlRedrive sends dead letters round again, with all their attempts.
-const sqlRedrive = `
-UPDATE {schema}.outbox_held
-SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = clock_timestamp()
-WHERE state = 'dead' AND id = ANY ($1::bigint[])`
-
-// sqlDiscard forgets dead letters for good.
-const sqlDiscard = `DELETE FROM {schema}.outbox_held WHERE state = 'dead' AND id = ANY ($1::bigint[])`

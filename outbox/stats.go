@@ -1,18 +1,27 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
+// CountLimit is up to how many messages of a kind [Stats] count. A number that
+// reaches it says "at least so many". It bounds what a look at an outbox costs:
+// counting a million messages would take the database a third of a second each time.
+const CountLimit = 100_000
+
 // Stats describe an outbox. They are read from the database, so that any process
-// with a [Relay] sees the same, whichever is active.
+// sees the same, whichever has the active [Relay].
 type Stats struct {
-	Stored  int           // committed, to be published next
+	Stored  int           // committed, to be published next; the numbers of messages are exact below [CountLimit]
 	Oldest  time.Duration // age of the oldest of them; 0 if there is none
 	Delayed int           // not due yet
 	Waiting int           // behind a refused message of their ordering key
@@ -33,16 +42,29 @@ type Stats struct {
 	WriterPID    int
 }
 
-// Stats reads them. Counting takes as long as there are messages to count.
+// ReadStats reads the stats of the outbox in schema, by default sagamill. It is
+// for who has no [Relay].
+func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
+	schema = cmp.Or(schema, sqlschema.Default)
+	if err := sqlschema.Check(schema); err != nil {
+		return Stats{}, fmt.Errorf("outbox: %w", err)
+	}
+	return (&Relay{db: db, sql: newQueries(schema)}).Stats(ctx)
+}
+
+// Stats reads them.
 func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 	err = pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, r.sql.readRelay).Scan(&s.Epoch, &s.Holder, &s.Log); err != nil {
 			return err
 		}
+		if _, err := tx.Exec(ctx, r.sql.planByIndex); err != nil {
+			return err
+		}
 		if err := r.countStored(ctx, tx, &s); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(ctx, r.sql.countHeld).Scan(&s.Delayed, &s.Waiting, &s.Refused, &s.Dead); err != nil {
+		if err := tx.QueryRow(ctx, r.sql.countHeld, CountLimit).Scan(&s.Delayed, &s.Waiting, &s.Refused, &s.Dead); err != nil {
 			return err
 		}
 		return r.readSizes(ctx, tx, &s)
@@ -57,16 +79,18 @@ func (r *Relay) countStored(ctx context.Context, tx pgx.Tx, s *Stats) error {
 	var age float64
 	defer func() { s.Oldest = time.Duration(age * float64(time.Second)) }()
 	if s.Log == LogTable {
-		return tx.QueryRow(ctx, r.sql.countTable).Scan(&s.Stored, &age)
+		return tx.QueryRow(ctx, r.sql.countTable, CountLimit).Scan(&s.Stored, &age)
 	}
 	at, _, err := r.readCursor(ctx, tx)
 	if err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, r.sql.planByIndex); err != nil {
-		return err
+	newest := at.from
+	if at.to != nil {
+		newest = *at.to
 	}
-	return tx.QueryRow(ctx, r.sql.countDifference, at.from.xmaxText(), at.from.xip, at.toText(), at.last).Scan(&s.Stored, &age)
+	return tx.QueryRow(ctx, r.sql.countDifference, newest.xmaxText(), newest.xip, at.from.xmaxText(), at.from.xip,
+		at.toText(), at.last, CountLimit).Scan(&s.Stored, &age)
 }
 
 func (r *Relay) readSizes(ctx context.Context, tx pgx.Tx, s *Stats) error {
@@ -89,25 +113,41 @@ func (r *Relay) readSizes(ctx context.Context, tx pgx.Tx, s *Stats) error {
 
 // Counters are what one [Relay] has done since it was made.
 type Counters struct {
-	Active      bool   // it is the active one
+	// Active: it is the active one. With [LogTable] relays take turns pass by pass,
+	// so that several may have been the last time that they looked.
+	Active      bool
 	Published   uint64 // messages confirmed and not returned
 	Refused     uint64 // refusals
 	Dead        uint64 // messages that became dead letters
 	Queued      uint64 // messages that were held behind a refused one
 	Unavailable uint64 // calls of the Publisher without an answer for some message
 
-	Calls       uint64        // of the Publisher
-	CallTime    time.Duration // in them: until every message of the call was confirmed or refused
-	SlowestCall time.Duration
+	// Confirm is how long calls of the Publisher took: until every message of the
+	// call was confirmed or refused, or it was given up.
+	Confirm Latency
 }
 
-// Counters reads them without asking the database.
+// A Latency is how long something took, as a histogram. Its bounds are 1, 2.5, 5,
+// 10, 25, 50, 100, 250 and 500 ms, 1, 2.5, 5, 10 and 30 s.
+type Latency struct {
+	Buckets []Bucket
+	Count   uint64 // of all, those above the largest bound too
+	Sum     time.Duration
+}
+
+// A Bucket counts what took AtMost so long, what is in the buckets before it
+// included.
+type Bucket struct {
+	AtMost time.Duration
+	Count  uint64
+}
+
+// Counters reads them without asking the database. It takes no lock that a relay
+// at work could wait for.
 func (r *Relay) Counters() Counters {
 	c := &r.counters
-	micros := func(n uint64) time.Duration { return time.Duration(n) * time.Microsecond }
 	return Counters{
 		Active: c.leads.Load(), Published: c.published.Load(), Refused: c.refused.Load(), Dead: c.dead.Load(),
-		Queued: c.queued.Load(), Unavailable: c.unavailable.Load(),
-		Calls: c.calls.Load(), CallTime: micros(c.callMicros.Load()), SlowestCall: micros(c.slowestCallMicro.Load()),
+		Queued: c.queued.Load(), Unavailable: c.unavailable.Load(), Confirm: c.latency(),
 	}
 }

@@ -21,6 +21,7 @@ const maxBatchBytes = 64 << 20
 
 // runTable publishes pass by pass until ctx ends.
 func (r *Relay) runTable(ctx, work context.Context) {
+	defer r.counters.leads.Store(false)
 	idle, failures := 0, 0
 	for ctx.Err() == nil {
 		n, err := r.pass(work)
@@ -86,6 +87,7 @@ func (r *Relay) tryPass(ctx context.Context) (n int, err error) {
 		}
 		return failpoint.Hit("outbox/table-before-commit")
 	})
+	r.counters.leads.Store(err == nil)
 	if err != nil {
 		return 0, fmt.Errorf("outbox: pass: %w", err)
 	}

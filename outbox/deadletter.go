@@ -1,0 +1,296 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+const (
+	// MaxList is how many dead letters are listed at once.
+	MaxList = 1000
+
+	// letterBatch is how many are redriven, discarded or released in one
+	// transaction. Their rows are locked no longer than that takes.
+	letterBatch = 500
+
+	// letterTimeout is how long that may take. A pass of a table log, which
+	// Release waits for, is shorter by default.
+	letterTimeout = time.Minute
+)
+
+// ErrNoDeadLetter reports that there is no dead letter, and no refused message, of
+// that id: it was redriven, discarded or published, or never was one.
+var ErrNoDeadLetter = errors.New("outbox: no such dead letter")
+
+// A DeadLetter is a message that the broker has refused: until its attempts were
+// used up, or, in what [DeadLetters.Refused] lists, for the time being.
+type DeadLetter struct {
+	ID        int64 // names it here; its place in the order of the outbox
+	MessageID string
+
+	Topic, Type, Scope, Key, Step, N, OrderingKey string
+	CorrelationID, CausationID, ContentType       string
+
+	Headers   json.RawMessage // as stored: an object; nil if it has none
+	Payload   []byte          // from [DeadLetters.Get] alone
+	Size      int             // bytes of payload
+	CreatedAt time.Time       // when it was written
+
+	Attempts  int       // refusals
+	Reason    string    // the broker's last one, in its words
+	RefusedAt time.Time // when
+	RetryAt   time.Time // when it is tried again; zero for a dead letter
+}
+
+// A DeadFilter picks dead letters. They match all of its fields that are not
+// zero; the zero DeadFilter picks every one.
+type DeadFilter struct {
+	IDs       []int64
+	MessageID string
+	Topic     string
+	Scope     string
+	Key       string        // the idempotency key, without a step
+	Reason    string        // a part of the reason, in its very letters
+	Older     time.Duration // refused for the last time at least this long ago
+}
+
+// DeadLetters are those of an outbox, for the operator: it needs neither a
+// [Relay] nor a [Publisher]. What it does is seen by a relay that runs, and done
+// once, however many operators do it at the same time. Any number of goroutines
+// may use it.
+//
+// An error of Redrive, Discard and Release comes with how many messages are known
+// to be done. It leaves open whether its own batch was: repeat the call, which
+// does nothing to those that are.
+type DeadLetters struct {
+	db  *pgxpool.Pool
+	sql queries
+}
+
+// NewDeadLetters returns those of the outbox in schema, by default sagamill. Its
+// only error names a schema that is not a plain identifier, or a missing pool.
+func NewDeadLetters(db *pgxpool.Pool, schema string) (*DeadLetters, error) {
+	schema = cmp.Or(schema, sqlschema.Default)
+	if db == nil {
+		return nil, errors.New("outbox: NewDeadLetters needs a pool")
+	}
+	if err := sqlschema.Check(schema); err != nil {
+		return nil, fmt.Errorf("outbox: %w", err)
+	}
+	return &DeadLetters{db: db, sql: newQueries(schema)}, nil
+}
+
+// List returns dead letters in the order in which they were written, from the
+// one behind the id after on, without their payloads: at most limit, and at most
+// [MaxList]. Begin with 0, and go on with the last one's ID.
+func (d *DeadLetters) List(ctx context.Context, filter DeadFilter, after int64, limit int) ([]DeadLetter, error) {
+	return d.list(ctx, d.sql.listDead, filter, after, limit)
+}
+
+// Refused does what [DeadLetters.List] does, for messages that the broker has
+// refused and that are tried again. What comes later in their ordering keys waits
+// behind them.
+func (d *DeadLetters) Refused(ctx context.Context, filter DeadFilter, after int64, limit int) ([]DeadLetter, error) {
+	return d.list(ctx, d.sql.listRefused, filter, after, limit)
+}
+
+// Get returns a dead letter, or a refused message, with its payload. Its error is
+// an [ErrNoDeadLetter] if there is none.
+func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
+	rows, _ := d.db.Query(ctx, d.sql.readLetter, id)
+	letter, err := pgx.CollectExactlyOneRow(rows, scanLetter)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return letter, ErrNoDeadLetter
+	}
+	if err != nil {
+		return letter, fmt.Errorf("outbox: read dead letter %d: %w", id, err)
+	}
+	return letter, nil
+}
+
+// Count counts the dead letters that filter picks.
+func (d *DeadLetters) Count(ctx context.Context, filter DeadFilter) (n int, err error) {
+	args, err := d.args(ctx, filter, 0)
+	if err == nil {
+		err = d.db.QueryRow(ctx, d.sql.countDead, args...).Scan(&n)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("outbox: count dead letters: %w", err)
+	}
+	return n, nil
+}
+
+// Redrive sends the dead letters of those ids round again and returns how many:
+// an id that is no dead letter, or no longer, is left out. Each keeps its message
+// id, so that a step which has had it after all absorbs it. It is due at once and
+// has all its attempts again.
+//
+// It does not hold back what comes later in its ordering key, of which some has
+// probably been published meanwhile: it is published behind that, out of order.
+// Should the broker refuse it once more, later messages wait behind it again, as
+// they do behind any other.
+func (d *DeadLetters) Redrive(ctx context.Context, ids ...int64) (n int, err error) {
+	return d.eachID(ctx, verb{statement: d.sql.redrive}, ids)
+}
+
+// RedriveAll does what [DeadLetters.Redrive] does, with the dead letters that
+// filter picks, 500 in a transaction. It leaves alone those that die, or die
+// again, after it has begun, so that it comes to an end whatever the broker does.
+func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter) (n int, err error) {
+	return d.each(ctx, verb{statement: d.sql.redrive}, filter)
+}
+
+// Discard removes the dead letters of those ids, which are then never published,
+// and returns how many there were. Nothing waits behind a dead letter.
+func (d *DeadLetters) Discard(ctx context.Context, ids ...int64) (n int, err error) {
+	return d.eachID(ctx, verb{statement: d.sql.discard}, ids)
+}
+
+// DiscardAll does what [DeadLetters.Discard] does, with the dead letters that
+// filter picks, as [DeadLetters.RedriveAll] does.
+func (d *DeadLetters) DiscardAll(ctx context.Context, filter DeadFilter) (n int, err error) {
+	return d.each(ctx, verb{statement: d.sql.discard}, filter)
+}
+
+// Release makes refused messages dead letters before their attempts are used up,
+// and lets go what waits behind them. It returns how many: an id that is not
+// refused, or no longer, is left out. One that is on its way to the broker at this
+// moment may still be published, and is no dead letter then.
+//
+// It waits until a relay with [LogTable] has finished its pass.
+func (d *DeadLetters) Release(ctx context.Context, ids ...int64) (n int, err error) {
+	return d.eachID(ctx, verb{statement: d.sql.release, lead: true}, ids)
+}
+
+func (d *DeadLetters) list(ctx context.Context, statement string, filter DeadFilter, after int64, limit int) ([]DeadLetter, error) {
+	args, err := d.args(ctx, filter, after)
+	if err != nil {
+		return nil, fmt.Errorf("outbox: list dead letters: %w", err)
+	}
+	rows, _ := d.db.Query(ctx, statement, append(args, min(limit, MaxList))...)
+	letters, err := pgx.CollectRows(rows, scanLetter)
+	if err != nil {
+		return nil, fmt.Errorf("outbox: list dead letters: %w", err)
+	}
+	return letters, nil
+}
+
+// A verb is something that is done to letters.
+type verb struct {
+	statement string
+	lead      bool // others may wait behind them
+}
+
+// eachID does v to the letters of ids, in batches. No ids are none, while in a
+// filter they would be all.
+func (d *DeadLetters) eachID(ctx context.Context, v verb, ids []int64) (n int, err error) {
+	for chunk := range slices.Chunk(ids, letterBatch) {
+		done, err := d.each(ctx, v, DeadFilter{IDs: chunk})
+		n += done
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// each does v to the letters that filter picks, in batches. It never goes back to
+// an id, nor past the moment at which it began: those that die again meanwhile are
+// not met a second time.
+func (d *DeadLetters) each(ctx context.Context, v verb, filter DeadFilter) (n int, err error) {
+	args, err := d.args(ctx, filter, 0)
+	if err != nil {
+		return 0, fmt.Errorf("outbox: dead letters: %w", err)
+	}
+	for {
+		done, last, err := d.batch(ctx, v, args)
+		if err != nil {
+			return n, fmt.Errorf("outbox: dead letters: %w", err)
+		}
+		n += done
+		if done < letterBatch {
+			return n, nil
+		}
+		args[afterArg] = last
+	}
+}
+
+// batch does v to the next letters, and returns how many and the last.
+func (d *DeadLetters) batch(ctx context.Context, v verb, args []any) (n int, last int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, letterTimeout)
+	defer cancel()
+	var keys []string
+	err = pgx.BeginFunc(ctx, d.db, func(tx pgx.Tx) error {
+		if v.lead {
+			if _, err := tx.Exec(ctx, d.sql.lockLease); err != nil {
+				return err
+			}
+		}
+		rows, _ := tx.Query(ctx, v.statement, append(args, letterBatch)...)
+		var id int64
+		var key string
+		_, err := pgx.ForEachRow(rows, []any{&id, &key}, func() error {
+			last = max(last, id)
+			keys = append(keys, key)
+			return nil
+		})
+		if err != nil || !v.lead {
+			return err
+		}
+		_, err = tx.Exec(ctx, d.sql.promote, keys)
+		return err
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	return len(keys), last, nil
+}
+
+// planned lets a statement be planned for its values, each time. A plan for any
+// values would sort all dead letters for every batch.
+const planned = pgx.QueryExecModeCacheDescribe
+
+// afterArg is where args has the id after which to look.
+const afterArg = 1
+
+// args are those of a statement with what filter picks behind the id after, up to
+// now by the database's clock.
+func (d *DeadLetters) args(ctx context.Context, filter DeadFilter, after int64) ([]any, error) {
+	var message *uuid.UUID
+	if filter.MessageID != "" {
+		id, err := uuid.Parse(filter.MessageID)
+		if err != nil {
+			return nil, fmt.Errorf("%w: MessageID is not a UUID", ErrInvalid)
+		}
+		message = &id
+	}
+	var until time.Time
+	if err := d.db.QueryRow(ctx, d.sql.readClock, filter.Older.Microseconds()).Scan(&until); err != nil {
+		return nil, err
+	}
+	return []any{planned, after, until, filter.IDs, message, filter.Topic, filter.Scope, filter.Key, filter.Reason}, nil
+}
+
+func scanLetter(row pgx.CollectableRow) (l DeadLetter, err error) {
+	var message uuid.UUID
+	var retryAt *time.Time
+	err = row.Scan(&l.ID, &message, &l.Topic, &l.Type, &l.Scope, &l.Key, &l.Step, &l.N, &l.OrderingKey,
+		&l.CorrelationID, &l.CausationID, &l.ContentType, &l.Headers, &l.Payload, &l.Size, &l.CreatedAt,
+		&l.Attempts, &l.Reason, &l.RefusedAt, &retryAt)
+	l.MessageID = message.String()
+	if retryAt != nil {
+		l.RetryAt = *retryAt
+	}
+	return l, err
+}

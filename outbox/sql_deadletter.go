@@ -1,0 +1,65 @@
+package outbox
+
+import "strings"
+
+// inState puts a state and what picks messages in it into statement. The state is
+// no parameter: the planner would not know then which partial index has them.
+func inState(state, statement string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(statement, "{picked}", sqlPicked), "{state}", state)
+}
+
+// sqlReadClock reads the database's clock, $1 microseconds ago.
+const sqlReadClock = `SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'`
+
+// sqlPicked is the condition of a filter, from an id on. What is empty holds for
+// all.
+const sqlPicked = `state = '{state}' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0)`
+
+const sqlCountLetters = `SELECT count(*) FROM {schema}.outbox_held WHERE {picked}`
+
+// sqlListLetters leaves the payloads out: a page of them may be as large as
+// $9 messages are at the most.
+const sqlListLetters = `
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, refused_at,
+	CASE state WHEN 'refused' THEN due_at END
+FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9`
+
+// sqlReadLetter reads one message with its payload.
+const sqlReadLetter = `
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+	headers, payload, octet_length(payload), created_at, attempts, reason, refused_at,
+	CASE state WHEN 'refused' THEN due_at END
+FROM {schema}.outbox_held WHERE id = $1 AND state IN ('dead', 'refused')`
+
+// sqlRedrive sends up to $9 dead letters round again, with all their attempts. Two
+// people who do so at once lock them in one order; who comes second finds them
+// not dead any more.
+const sqlRedrive = `
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9 FOR UPDATE)
+UPDATE {schema}.outbox_held h
+SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = clock_timestamp()
+FROM batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key`
+
+// sqlDiscard forgets up to $9 dead letters for good.
+const sqlDiscard = `
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9 FOR UPDATE)
+DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key`
+
+// sqlLockLease waits for the relay to have noted what it is about to note, and
+// keeps it from more. A message that it is just putting behind a refused one
+// would otherwise be seen by nobody: not by sqlPromote here, and the relay's own
+// still sees the refused one.
+const sqlLockLease = `SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE`
+
+// sqlRelease makes up to $9 refused messages dead. sqlPromote follows it in its
+// transaction.
+const sqlRelease = `
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9 FOR UPDATE)
+UPDATE {schema}.outbox_held h SET state = 'dead'
+FROM batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key`
