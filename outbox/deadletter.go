@@ -205,9 +205,9 @@ func (d *DeadLetters) eachID(ctx context.Context, v verb, ids []int64) (n int, e
 	return n, nil
 }
 
-// each does v to the letters that filter picks, in batches. It never goes back to
-// an id, nor past the moment at which it began: those that die again meanwhile are
-// not met a second time.
+// each does v to the letters that filter picks, in batches, each of which begins
+// behind the last. It leaves out what was refused after it began: those that die
+// again meanwhile are not met a second time.
 func (d *DeadLetters) each(ctx context.Context, v verb, filter DeadFilter) (n int, err error) {
 	args, err := d.args(ctx, filter, 0)
 	if err != nil {

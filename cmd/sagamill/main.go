@@ -1,12 +1,24 @@
 // Command sagamill is the operator's command.
 //
-//	sagamill migrate up      create or update the tables
-//	sagamill migrate print   print the SQL, for people who apply it themselves
-//	sagamill migrate version say which migrations the schema has had
-//	sagamill migrate down    take the schema back to a version; 0 removes every table
+//	sagamill migrate up              create or update the tables
+//	sagamill migrate print           print the SQL, for people who apply it themselves
+//	sagamill migrate version         say which migrations the schema has had
+//	sagamill migrate down            take the schema back to a version; 0 removes every table
+//
+//	sagamill outbox status           what is unpublished, and which relay publishes
+//	sagamill outbox dead list        messages that the broker refused until their attempts were used up
+//	sagamill outbox dead show        all that is known of some of them
+//	sagamill outbox dead redrive     send them round again
+//	sagamill outbox dead discard     remove them for good
+//	sagamill outbox refused list     messages that the broker refuses and that are tried again
+//	sagamill outbox refused release  make them dead letters now, and let go what waits behind them
 //
 // The database is that of -database or DATABASE_URL, the schema that of
-// -schema, by default sagamill.
+// -schema, by default sagamill. Each command says with -h what else it takes.
+//
+// It prints text of others, such as keys and the broker's reasons, quoted where it
+// is more than visible characters: a terminal obeys none of it. It prints no
+// payload unless it is asked to.
 package main
 
 import (
@@ -17,16 +29,22 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
-
-	"github.com/sagamill/sagamill/migrations"
 )
 
-const usage = `usage: sagamill migrate up|print|version [-schema NAME] [-database URL]
-       sagamill migrate down -to VERSION [-schema NAME] [-database URL]
+// A command is what its words ask for. Each group of verbs has a file and a
+// function of its own that returns its commands.
+type command struct {
+	words string
+	about string
+	run   func(ctx context.Context, c *call) error
+}
 
-Without -database, DATABASE_URL is used; print needs neither.
-`
+func commands() []command {
+	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands())
+}
 
 // errUsage reports a command line that says nothing to do.
 var errUsage = errors.New("usage")
@@ -40,53 +58,46 @@ func main() {
 // run is main without the process: 0 is success, 1 a failure, 2 wrong usage.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := errUsage
-	if len(args) >= 2 && args[0] == "migrate" {
-		err = migrate(ctx, args[1], args[2:], stdout, stderr)
+	if cmd, rest, found := find(args); found {
+		err = cmd.run(ctx, newCall(cmd, rest, stdout, stderr))
 	}
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0
 	case errors.Is(err, errUsage):
-		fmt.Fprint(stderr, usage)
+		printUsage(stderr, args)
 		return 2
 	default:
-		fmt.Fprintln(stderr, "sagamill:", err)
+		fmt.Fprintln(stderr, "sagamill:", visible(strings.Join(strings.Fields(err.Error()), " ")))
 		return 1
 	}
 }
 
-func migrate(ctx context.Context, verb string, args []string, stdout, stderr io.Writer) error {
-	flags := flag.NewFlagSet("sagamill migrate "+verb, flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	flags.Usage = func() { fmt.Fprint(stderr, usage) }
-	schema := flags.String("schema", migrations.DefaultSchema, "")
-	database := flags.String("database", os.Getenv("DATABASE_URL"), "")
-	to := flags.Int("to", -1, "")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("%q is not a flag", flags.Arg(0))
-	}
-	if *database == "" && verb != "print" {
-		return errors.New("no database: give -database or set DATABASE_URL")
-	}
-	switch verb {
-	case "up":
-		return migrations.Up(ctx, *database, *schema)
-	case "print":
-		return migrations.Print(stdout, *schema)
-	case "version":
-		applied, known, err := migrations.Version(ctx, *database, *schema)
-		if err == nil {
-			fmt.Fprintf(stdout, "schema %s has had %d of %d migrations\n", *schema, applied, known)
+// find returns the command that args begin with, and what follows its words.
+func find(args []string) (cmd command, rest []string, found bool) {
+	for _, cmd := range commands() {
+		words := strings.Fields(cmd.words)
+		if len(args) >= len(words) && slices.Equal(args[:len(words)], words) {
+			return cmd, args[len(words):], true
 		}
-		return err
-	case "down":
-		if *to < 0 {
-			return errors.New("say how far with -to; 0 removes every table and what it holds")
-		}
-		return migrations.Down(ctx, *database, *schema, int32(*to))
 	}
-	return errUsage
+	return command{}, nil, false
+}
+
+// printUsage lists the commands that begin with the same words as args, or all.
+func printUsage(w io.Writer, args []string) {
+	var fit []command
+	for n := len(args); len(fit) == 0; n-- {
+		begin := strings.Join(args[:n], " ")
+		for _, cmd := range commands() {
+			if n == 0 || strings.HasPrefix(cmd.words+" ", begin+" ") {
+				fit = append(fit, cmd)
+			}
+		}
+	}
+	fmt.Fprintln(w, "usage:")
+	for _, cmd := range fit {
+		fmt.Fprintf(w, "  sagamill %-24s %s\n", cmd.words, cmd.about)
+	}
+	fmt.Fprintln(w, "\nEach takes -schema NAME and -database URL (default: DATABASE_URL), and says with -h what else.")
 }

@@ -21,6 +21,7 @@ func TestMigrate(t *testing.T) {
 		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "5 of 5"},
 		{"migrate print -schema " + schema, 0, "CREATE TABLE " + schema + ".outbox"},
 		{"migrate down -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
+		{"migrate down -to 4294967296 -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
 		{"migrate down -to 0 -schema " + schema + " -database " + pgtest.URL(), 0, ""},
 		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 5"},
 		{"migrate up -schema a;b -database " + pgtest.URL(), 1, "schema"},
@@ -28,7 +29,12 @@ func TestMigrate(t *testing.T) {
 		{"migrate up now", 1, `"now"`},
 		{"migrate sideways -database x", 2, "usage"},
 		{"migrate", 2, "usage"},
-		{"", 2, "usage"},
+		{"", 2, "outbox dead list"},
+		{"outbox dead", 2, "outbox dead discard"},
+		{"outbox dead redrive -h", 0, "-dry-run"},
+		{"outbox status -database=", 1, "no database"},
+		{"outbox status -database " + pgtest.URL() + " -schema " + schema, 1, "outbox_relay"},
+		{"outbox dead list -schema a;b -database " + pgtest.URL(), 1, "schema"},
 	} {
 		var out bytes.Buffer
 		code := run(t.Context(), strings.Fields(tt.args), &out, &out)

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/migrations"
+)
+
+const (
+	// connectTimeout is how long a database may take to answer at all.
+	connectTimeout = 10 * time.Second
+
+	// readTimeout is how long looking something up may take. What changes
+	// something goes on in batches until it is done or interrupted.
+	readTimeout = time.Minute
+
+	maxConns = 2
+)
+
+// A call is one run of a command: where it prints, and its command line.
+type call struct {
+	command        command
+	stdout, stderr io.Writer
+	flags          *flag.FlagSet
+	args           []string
+
+	schema, database *string
+}
+
+func newCall(cmd command, args []string, stdout, stderr io.Writer) *call {
+	c := &call{command: cmd, stdout: stdout, stderr: stderr, args: args, flags: flag.NewFlagSet(cmd.words, flag.ContinueOnError)}
+	c.flags.SetOutput(io.Discard) // run prints the error, and help is printed here
+	c.schema = c.flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
+	c.database = c.flags.String("database", os.Getenv("DATABASE_URL"), "URL of the database; default: DATABASE_URL")
+	return c
+}
+
+// parse reads the command line, on which nothing but flags may be.
+func (c *call) parse() error {
+	err := c.flags.Parse(c.args)
+	if errors.Is(err, flag.ErrHelp) {
+		c.help()
+	}
+	if err == nil && c.flags.NArg() > 0 {
+		return fmt.Errorf("%q is not a flag", c.flags.Arg(0))
+	}
+	return err
+}
+
+// parseDatabase is parse where a database must be named.
+func (c *call) parseDatabase() error {
+	err := c.parse()
+	if err == nil && *c.database == "" {
+		return errors.New("no database: give -database or set DATABASE_URL")
+	}
+	return err
+}
+
+func (c *call) help() {
+	fmt.Fprintf(c.stderr, "sagamill %s: %s\n\n", c.command.words, c.command.about)
+	c.flags.VisitAll(func(f *flag.Flag) {
+		fmt.Fprintf(c.stderr, "  -%-10s %s\n", f.Name, f.Usage)
+	})
+}
+
+// open returns a pool on the database, which the caller closes. It connects when
+// it is first used. The error does not quote the URL, which may have a password.
+func (c *call) open(ctx context.Context) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(*c.database)
+	if err != nil {
+		return nil, errors.New("-database is not a PostgreSQL URL or connection string")
+	}
+	config.MaxConns = maxConns
+	config.ConnConfig.ConnectTimeout = connectTimeout
+	config.ConnConfig.RuntimeParams["application_name"] = "sagamill"
+	return pgxpool.NewWithConfig(ctx, config)
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// idList is a flag that may be given several times, with several ids each.
+type idList struct{ ids *[]int64 }
+
+func (l idList) String() string { return "" }
+
+func (l idList) Set(s string) error {
+	for part := range strings.SplitSeq(s, ",") {
+		id, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
+		if err != nil || id < 1 {
+			return fmt.Errorf("%q is not an id", part)
+		}
+		*l.ids = append(*l.ids, id)
+	}
+	return nil
+}
+
+// letterFlags pick dead letters of an outbox.
+type letterFlags struct {
+	filter outbox.DeadFilter
+	names  []string // of these flags, but for the ids
+}
+
+// pick adds the flags of a filter to c.
+func (c *call) pick() *letterFlags {
+	l := &letterFlags{names: []string{"message", "topic", "scope", "key", "reason", "older"}}
+	f := &l.filter
+	c.pickIDs(l)
+	c.flags.StringVar(&f.MessageID, "message", "", "with this message id")
+	c.flags.StringVar(&f.Topic, "topic", "", "of this topic")
+	c.flags.StringVar(&f.Scope, "scope", "", "of this scope")
+	c.flags.StringVar(&f.Key, "key", "", "of this idempotency key, whatever the step")
+	c.flags.StringVar(&f.Reason, "reason", "", "whose reason has this in it")
+	c.flags.DurationVar(&f.Older, "older", 0, "refused for the last time at least so long ago, such as 90m")
+	return l
+}
+
+func (c *call) pickIDs(l *letterFlags) {
+	c.flags.Var(idList{&l.filter.IDs}, "id", "with this id; several separated by commas")
+}
+
+// given reports whether a flag that picks was on c's command line.
+func (l *letterFlags) given(c *call) bool {
+	found := false
+	c.flags.Visit(func(f *flag.Flag) { found = found || slices.Contains(l.names, f.Name) })
+	return found
+}
+
+// check returns an error if the flags could pick more than was meant: an empty
+// value picks everything, as does a variable of a shell script that is not set.
+func (l *letterFlags) check(c *call) error {
+	if l.filter.Older < 0 {
+		return errors.New("-older must not be negative")
+	}
+	var err error
+	c.flags.Visit(func(f *flag.Flag) {
+		if slices.Contains(l.names, f.Name) && f.Value.String() == "" {
+			err = fmt.Errorf("-%s is empty", f.Name)
+		}
+	})
+	return err
+}
+
+// letters opens the dead letters of c's schema. The caller calls done.
+func (c *call) letters(ctx context.Context) (d *outbox.DeadLetters, done func(), err error) {
+	db, err := c.open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err = outbox.NewDeadLetters(db, *c.schema)
+	if err != nil {
+		db.Close()
+		return nil, nil, err
+	}
+	return d, db.Close, nil
+}

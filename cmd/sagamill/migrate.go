@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/sagamill/sagamill/migrations"
+)
+
+func migrateCommands() []command {
+	return []command{
+		{"migrate up", "create or update the tables", migrateUp},
+		{"migrate print", "print the SQL, for people who apply it themselves", migratePrint},
+		{"migrate version", "say which migrations the schema has had", migrateVersion},
+		{"migrate down", "take the schema back to the version -to; 0 removes every table", migrateDown},
+	}
+}
+
+func migrateUp(ctx context.Context, c *call) error {
+	if err := c.parseDatabase(); err != nil {
+		return err
+	}
+	return migrations.Up(ctx, *c.database, *c.schema)
+}
+
+func migratePrint(_ context.Context, c *call) error {
+	if err := c.parse(); err != nil {
+		return err
+	}
+	return migrations.Print(c.stdout, *c.schema)
+}
+
+func migrateVersion(ctx context.Context, c *call) error {
+	if err := c.parseDatabase(); err != nil {
+		return err
+	}
+	applied, known, err := migrations.Version(ctx, *c.database, *c.schema)
+	if err == nil {
+		fmt.Fprintf(c.stdout, "schema %s has had %d of %d migrations\n", *c.schema, applied, known)
+	}
+	return err
+}
+
+func migrateDown(ctx context.Context, c *call) error {
+	to := c.flags.Int("to", -1, "the version to go back to")
+	if err := c.parseDatabase(); err != nil {
+		return err
+	}
+	if *to < 0 || *to > math.MaxInt32 {
+		return errors.New("say how far with -to; 0 removes every table and what it holds")
+	}
+	return migrations.Down(ctx, *c.database, *c.schema, int32(*to))
+}
