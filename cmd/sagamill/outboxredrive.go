@@ -61,7 +61,7 @@ func changeLetters(ctx context.Context, c *call, what change) error {
 		err = errors.Join(c.report(what.did, what.to, n, asJSON), err)
 	}
 	if err == nil && n < len(filter.IDs) {
-		fmt.Fprintf(c.stderr, "of %d ids: the others are no %s, or no longer\n", len(filter.IDs), what.to)
+		fmt.Fprintf(c.stderr, "%d of %d ids left out: no %s, or no longer, or not what the filter picks\n", len(filter.IDs)-n, len(filter.IDs), what.to)
 	}
 	return err
 }
