@@ -90,13 +90,6 @@ func (h *history) count() int {
 	return len(h.arrivals)
 }
 
-// since returns the deliveries from number n on.
-func (h *history) since(n int) []arrival {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.arrivals[n:])
-}
-
 // evidence returns a copy for the checker.
 func (h *history) evidence() evidence {
 	h.mu.Lock()
