@@ -74,17 +74,26 @@ func (l *load) addKeys(ctx context.Context, keys []key) error {
 	return nil
 }
 
-// write commits at least n messages of keys in round and returns when no
-// transaction is open. It ends early with ctx.
-func (l *load) write(ctx context.Context, seed uint64, round, n int, keys []key) {
+// A task is what the writers do at a time.
+type task struct {
+	seed     uint64
+	round    int
+	messages int // at least
+	keys     []key
+	brisk    bool // no transaction lingers
+}
+
+// write carries the task out and returns when no transaction is open. It ends
+// early with ctx.
+func (l *load) write(ctx context.Context, t task) {
 	var left atomic.Int64
-	left.Store(int64(n))
+	left.Store(int64(t.messages))
 	var group sync.WaitGroup
 	for i := range writers {
-		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		rng := rand.New(rand.NewPCG(t.seed, uint64(i)))
 		group.Go(func() {
 			for left.Load() > 0 && ctx.Err() == nil {
-				left.Add(-l.transact(ctx, newPlan(rng, round, keys)))
+				left.Add(-l.transact(ctx, t.plan(rng)))
 			}
 		})
 	}
@@ -101,17 +110,17 @@ type plan struct {
 	loss                                 pgtest.Loss
 }
 
-func newPlan(rng *rand.Rand, round int, keys []key) plan {
+func (t task) plan(rng *rand.Rand) plan {
 	oneIn := func(n int) bool { return rng.IntN(n) == 0 }
 	p := plan{
-		id: uuid.New(), round: round, perKey: 1 + rng.IntN(maxPerKey),
-		early: oneIn(earlyIn), savepoint: oneIn(savepointIn), lingers: oneIn(lingersIn), rollsBack: oneIn(rollsBackIn),
+		id: uuid.New(), round: t.round, perKey: 1 + rng.IntN(maxPerKey),
+		early: oneIn(earlyIn), savepoint: oneIn(savepointIn), lingers: oneIn(lingersIn) && !t.brisk, rollsBack: oneIn(rollsBackIn),
 	}
 	if oneIn(cutIn) {
 		p.loss = []pgtest.Loss{pgtest.LoseReply, pgtest.LoseCommit}[rng.IntN(2)]
 	}
-	p.keys = append(p.keys, keys[rng.IntN(len(keys))])
-	if other := keys[rng.IntN(len(keys))]; oneIn(twoKeysIn) && other != p.keys[0] {
+	p.keys = append(p.keys, t.keys[rng.IntN(len(t.keys))])
+	if other := t.keys[rng.IntN(len(t.keys))]; oneIn(twoKeysIn) && other != p.keys[0] {
 		p.keys = append(p.keys, other)
 	}
 	slices.SortFunc(p.keys, func(a, b key) int { return cmp.Compare(a.name, b.name) })

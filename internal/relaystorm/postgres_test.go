@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -28,25 +29,35 @@ type postgres struct {
 	data string // its data directory
 }
 
-// startPostgres skips the test on a machine without PostgreSQL's binaries. Both
+// startPostgres starts a server, which takes a while, and returns a function that
+// waits for it. That skips the test on a machine without PostgreSQL's binaries. Both
 // the server and what [postgres.crash] makes of it end with the test.
-func startPostgres(t *testing.T) *postgres {
+func startPostgres(t *testing.T) (started func() *postgres) {
 	t.Helper()
 	t.Setenv("AMQP_URL", devservices.InProcess)
 	t.Setenv("DATABASE_URL", "")
-	services, err := devservices.Start(t.Context(), &devservices.Options{Steps: "env,private,npm"})
-	if err != nil {
-		t.Skipf("NOT TESTED: no PostgreSQL of the test's own: %v", err)
+	var services *devservices.Services
+	var err error
+	var group sync.WaitGroup
+	group.Go(func() { services, err = devservices.Start(t.Context(), &devservices.Options{Steps: "env,private,npm"}) })
+	t.Cleanup(func() {
+		if group.Wait(); err == nil {
+			_ = services.Close()
+		}
+	})
+	return func() *postgres {
+		if group.Wait(); err != nil {
+			t.Skipf("NOT TESTED: no PostgreSQL of the test's own: %v", err)
+		}
+		t.Setenv("DATABASE_URL", services.DatabaseURL) // that of pgtest's proxies
+		p := &postgres{url: services.DatabaseURL}
+		conn := p.connect(t)
+		defer conn.Close(t.Context())
+		if err := conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&p.data); err != nil {
+			t.Fatal(err)
+		}
+		return p
 	}
-	t.Cleanup(func() { _ = services.Close() })
-	t.Setenv("DATABASE_URL", services.DatabaseURL) // that of pgtest's proxies
-	p := &postgres{url: services.DatabaseURL}
-	conn := p.connect(t)
-	defer conn.Close(t.Context())
-	if err := conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&p.data); err != nil {
-		t.Fatal(err)
-	}
-	return p
 }
 
 // connect waits for a server that is starting.

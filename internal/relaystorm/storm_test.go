@@ -96,9 +96,10 @@ func newStorm(t *testing.T) *storm {
 	}
 	s.rng = rand.New(rand.NewPCG(s.seed, 0))
 	t.Logf("-storm.seed=%d", s.seed)
+	started := startPostgres(t)
 	s.node = rabbittest.StartNode(t)
 	s.proxy = rabbittest.NewProxy(t, s.node.URL())
-	s.postgres = startPostgres(t)
+	s.postgres = started()
 	if err := migrations.Up(t.Context(), s.postgres.url, s.schema); err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +188,7 @@ func (s *storm) round(f fault) {
 	defer cancel()
 	keys := slices.Clone(s.keys)
 	group.Go(func() {
-		s.load.write(ctx, s.seed+uint64(number), number, perRound*max(1, f.times), keys)
+		s.load.write(ctx, task{seed: s.seed + uint64(number), round: number, messages: perRound * max(1, f.times), keys: keys})
 		s.loaded.Store(true)
 	})
 	if f.inject != nil {
@@ -201,7 +202,7 @@ func (s *storm) round(f fault) {
 		f.heal(s)
 	}
 	s.await("all is written", untilLimit, s.written)
-	s.load.write(ctx, s.seed-uint64(number), number, afterwards, keys)
+	s.load.write(ctx, task{seed: s.seed - uint64(number), round: number, messages: afterwards, keys: keys, brisk: true})
 	s.drain()
 	s.replenish()
 	s.judge(number, begin)
