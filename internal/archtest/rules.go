@@ -21,7 +21,7 @@ type rule struct {
 var rules = []rule{
 	{"import direction", checkLayers},
 	{"core without broker", checkCore},
-	{"idemkey without framework", checkFrameworks},
+	{"core without framework", checkFrameworks},
 	{"core without Redis", checkRedis},
 	{"leaf packages", checkLeaves},
 	{"pure state machine", checkPure},
@@ -122,28 +122,29 @@ func checkCore(f *file) []string {
 	})
 }
 
-// adapters are the leaves of idemkey, each with the one foreign tree that is
-// for it alone. Nobody imports them but users: who does not serve gin does not
-// compile it.
-var adapters = map[string]string{
-	"idemkey/idemgin":  "github.com/gin-gonic/gin",
-	"idemkey/idemecho": "github.com/labstack/echo",
-	"idemkey/idemotel": "go.opentelemetry.io/otel",
+// frameworks are foreign trees, each with the leaves that it is for alone. Nobody
+// imports those but users: who does not serve gin does not compile it.
+var frameworks = map[string][]string{
+	"github.com/gin-gonic/gin": {"idemkey/idemgin"},
+	"github.com/labstack/echo": {"idemkey/idemecho"},
+	"go.opentelemetry.io/otel": {"idemkey/idemotel", "outbox/outboxotel"},
 }
 
-// checkFrameworks keeps those trees, and the adapters with them, out of all other
+// checkFrameworks keeps those trees, and the leaves with them, out of all other
 // packages; examples and commands are users.
 func checkFrameworks(f *file) []string {
 	if f.test() || within(f.pkg(), "examples") || within(f.pkg(), "cmd") {
 		return nil
 	}
 	var wrong []string
-	for adapter, tree := range adapters {
-		if f.pkg() == adapter {
-			continue
+	for tree, leaves := range frameworks {
+		if !slices.Contains(leaves, f.pkg()) {
+			wrong = append(wrong, f.importing("it is for "+strings.Join(leaves, " and ")+" alone", func(name string) bool {
+				return within(name, tree)
+			})...)
 		}
-		wrong = append(wrong, f.importing("it is for "+adapter+" alone", func(name string) bool {
-			return within(name, tree) || within(name, module+"/"+adapter)
+		wrong = append(wrong, f.importing("a leaf is for users", func(name string) bool {
+			return slices.ContainsFunc(leaves, func(leaf string) bool { return leaf != f.pkg() && within(name, module+"/"+leaf) })
 		})...)
 	}
 	return append(wrong, f.importing("an adapter uses the API; the SDK is for tests", func(name string) bool {
