@@ -52,7 +52,7 @@ type RelayOptions struct {
 	// Default: 5 s; from 1 s to 1 h.
 	Lease time.Duration
 
-	PollMin        time.Duration // pause after messages were found; default: 3 ms
+	PollMin        time.Duration // pause after messages were found; default: 5 ms
 	PollMax        time.Duration // pause that idle polling backs off to; default: 250 ms
 	PublishTimeout time.Duration // longest wait for the broker in one call; default: 30 s, at most 1 h
 	DrainTimeout   time.Duration // longest wait for messages in hand when Run's context ends; default: 10 s
@@ -149,7 +149,7 @@ func (o *RelayOptions) complete() {
 	o.Window = cmp.Or(o.Window, 2048)
 	o.Lanes = cmp.Or(o.Lanes, 4)
 	o.Lease = cmp.Or(o.Lease, 5*time.Second)
-	o.PollMin = cmp.Or(o.PollMin, 3*time.Millisecond)
+	o.PollMin = cmp.Or(o.PollMin, 5*time.Millisecond)
 	o.PollMax = cmp.Or(o.PollMax, 250*time.Millisecond)
 	o.PublishTimeout = cmp.Or(o.PublishTimeout, 30*time.Second)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 10*time.Second)
