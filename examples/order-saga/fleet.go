@@ -261,19 +261,36 @@ func (f *fleet) awaitEmpty(ctx context.Context) (left []string) {
 			_, body, err := get(ctx, f.urls[name]+"/metrics")
 			if err != nil {
 				left = append(left, name+": "+err.Error())
+				continue
 			}
-			for line := range strings.Lines(string(body)) {
-				value, ok := strings.CutPrefix(line, "sagamill_")
-				if ok && !strings.HasPrefix(value, "outbox_oldest") && !strings.HasSuffix(strings.TrimSpace(line), "} 0") {
-					left = append(left, strings.TrimSpace(line))
-				}
-			}
+			left = append(left, unfinished(name, string(body))...)
 		}
 		if len(left) == 0 || ctx.Err() != nil {
 			return left
 		}
 		pause(ctx, 200*time.Millisecond)
 	}
+}
+
+// unfinished returns the metrics of service in body that count messages and are not
+// zero. If there are none at all, as while its database is away, nobody knows.
+func unfinished(service, body string) (left []string) {
+	known := service == "gateway" // it has no outbox
+	for line := range strings.Lines(body) {
+		line = strings.TrimSpace(line)
+		name, labels, _ := strings.Cut(line, "{")
+		if name != "sagamill_outbox_messages" && name != "sagamill_parked_messages" || !strings.HasPrefix(labels, fmt.Sprintf("service=%q", service)) {
+			continue
+		}
+		known = true
+		if !strings.HasSuffix(line, "} 0") {
+			left = append(left, line)
+		}
+	}
+	if !known {
+		left = append(left, service+": it does not tell how many messages it has")
+	}
+	return left
 }
 
 func get(ctx context.Context, url string) (status int, body []byte, err error) {

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/shipping"
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// A refuser refuses the topic refused, and confirms all else.
+type refuser struct{}
+
+func (refuser) PublishBatch(_ context.Context, batch []outbox.Publication) []error {
+	results := make([]error, len(batch))
+	for i, p := range batch {
+		if p.Topic == "refused" {
+			results[i] = outbox.ErrRefused
+		}
+	}
+	return results
+}
+
+// newMeasured returns an app with one service, of which nothing runs.
+func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) *app {
+	t.Helper()
+	quiet := slog.New(slog.DiscardHandler)
+	relay, err := outbox.NewRelay(pool, refuser{}, &outbox.RelayOptions{Schema: schema, RetryBase: time.Hour, RetryCap: time.Hour, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
+	t.Cleanup(func() { _ = sub.Close() })
+	steps, err := consumer.New(pool, sub, shipping.New(schema).Steps(), &consumer.Options{Schema: schema, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{nodes: []*node{{name: "gateway"}, {name: "shipping", db: pool, relay: relay, consumer: steps}}}
+	a.started.Store(true)
+	return a
+}
+
+// sampleLine is a line of Prometheus' text format.
+var sampleLine = regexp.MustCompile(`^([a-z_]+)\{service="shipping"(?:,(?:state|leaf|le)="[^"]+")?\} [0-9.e+-]+$`)
+
+// scrape returns what the app tells, after a look at its form.
+func scrape(t *testing.T, a *app) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	a.metrics(w, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
+	family, seen := "", map[string]bool{}
+	for line := range strings.Lines(w.Body.String()) {
+		line = strings.TrimSpace(line)
+		if rest, found := strings.CutPrefix(line, "# TYPE "); found {
+			family, _, _ = strings.Cut(rest, " ")
+		}
+		series, _, _ := strings.Cut(line, " ")
+		if sample := sampleLine.FindStringSubmatch(line); !strings.HasPrefix(line, "#") && (sample == nil || sample[1] != family || seen[series]) {
+			t.Errorf("the line %q, after the type of %s", line, family)
+		}
+		seen[series] = !strings.HasPrefix(line, "#")
+	}
+	return w.Body.String()
+}
+
+func TestMetricsTellOfTheRelay(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	a := newMeasured(t, pool, schema)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = a.nodes[1].relay.Run(ctx) })
+	defer running.Wait()
+	defer stop()
+	w, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	msg := func(topic, key string) outbox.Message {
+		return outbox.Message{Topic: topic, Scope: "s", Key: key, Step: "step"}
+	}
+	err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		return w.Write(t.Context(), tx, msg("t", "a"), msg("refused", "b"), msg("t", "b"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		`sagamill_outbox_messages{service="shipping",state="waiting"} 1`, `sagamill_outbox_messages{service="shipping",state="refused"} 1`,
+		`sagamill_outbox_messages{service="shipping",state="stored"} 0`, `sagamill_outbox_messages{service="shipping",state="dead"} 0`,
+		`sagamill_outbox_messages{service="shipping",state="delayed"} 0`, `sagamill_outbox_oldest_seconds{service="shipping",state="stored"} 0`,
+		`sagamill_outbox_active{service="shipping"} 1`, `sagamill_outbox_epoch{service="shipping"} 1`,
+		`sagamill_outbox_published_total{service="shipping"} 1`, `sagamill_outbox_refusals_total{service="shipping"} 1`,
+		`sagamill_outbox_dead_letters_total{service="shipping"} 0`, `sagamill_outbox_unavailable_total{service="shipping"} 0`,
+		`sagamill_outbox_confirms_total{service="shipping",le="30"} `, `sagamill_outbox_confirms_total{service="shipping",le="+Inf"} `,
+		`sagamill_outbox_confirm_seconds_total{service="shipping"} `, `sagamill_outbox_leaf_bytes{service="shipping",leaf="outbox_0"} `,
+		`sagamill_outbox_oldest_writer_seconds{service="shipping"} `,
+		`sagamill_parked_messages{service="shipping",state="retrying"} 0`, `sagamill_parked_messages{service="shipping",state="dead"} 0`,
+	}
+	for end := time.Now().Add(30 * time.Second); ; {
+		text, missing := scrape(t, a), ""
+		for _, line := range want {
+			if !strings.Contains(text, line) {
+				missing = line
+			}
+		}
+		if missing == "" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no %q in\n%s", missing, text)
+		}
+	}
+}
+
+// Without its database a service tells what its process knows, and the demo does
+// not take it for done.
+func TestMetricsWithoutADatabase(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	a := newMeasured(t, pool, schema)
+	if got := unfinished("shipping", scrape(t, a)); len(got) != 0 {
+		t.Errorf("unfinished at the beginning: %q", got)
+	}
+	pool.Close()
+	text := scrape(t, a)
+	if !strings.Contains(text, `sagamill_outbox_active{service="shipping"} 0`) || !strings.Contains(text, "# shipping: the database does not answer") ||
+		strings.Contains(text, "sagamill_outbox_messages{") {
+		t.Errorf("without the database:\n%s", text)
+	}
+	if got := unfinished("shipping", text); len(got) != 1 {
+		t.Errorf("unfinished without the database: %q, want that it is not known", got)
+	}
+}
+
+func TestUnfinishedIsWhatCountsMessages(t *testing.T) {
+	t.Parallel()
+	const body = `# starting
+sagamill_outbox_messages{service="order",state="stored"} 0
+sagamill_outbox_messages{service="order",state="dead"} 2
+sagamill_outbox_messages{service="payment",state="dead"} 3
+sagamill_outbox_active{service="order"} 1
+sagamill_parked_messages{service="order",state="retrying"} 1
+`
+	got := unfinished("order", body)
+	if len(got) != 2 || !strings.HasSuffix(got[0], "} 2") || !strings.HasSuffix(got[1], "} 1") {
+		t.Errorf("unfinished = %q, want the dead letters and the parked message of the service", got)
+	}
+	if got := unfinished("shipping", body); len(got) != 1 {
+		t.Errorf("unfinished of a service that tells nothing = %q", got)
+	}
+	if got := unfinished("gateway", body); len(got) != 0 {
+		t.Errorf("unfinished of the gateway = %q", got)
+	}
+}
