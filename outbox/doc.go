@@ -7,7 +7,8 @@
 //	                                   │   └── attempts used up ──► held, dead: waits for a person
 //	                                   └── later messages of its ordering key: held, waiting
 //
-// A message with a Delay starts out held and is published when it is due.
+// A message with a Delay starts out held and is published when it is due. What is
+// dead is listed, redriven and discarded with [DeadLetters].
 //
 // # What is authoritative
 //
