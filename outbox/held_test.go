@@ -2,6 +2,9 @@ package outbox
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -31,5 +34,91 @@ func TestHeldMessagesKeepToTheWindow(t *testing.T) {
 	}
 	if l.inFlight == 0 || l.inFlight > 10 {
 		t.Errorf("%d messages are in flight, want up to 10", l.inFlight)
+	}
+}
+
+// refuse makes the broker refuse the payload, until allow is called.
+func (f *fixture) refuse(payload string) (allow func()) {
+	var allowed atomic.Bool
+	f.broker.answer = func(p Publication) error {
+		if !allowed.Load() && string(p.Message.Payload) == payload {
+			return ErrRefused
+		}
+		return nil
+	}
+	return func() { allowed.Store(true) }
+}
+
+// However much there is to publish, refused messages are tried again when they
+// are due, and what waits behind them goes on.
+func TestABacklogDoesNotHoldUpRefusedMessages(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	allow := f.refuse("r0")
+	f.write(t, msg("r", "r0"), msg("r", "r1"))
+	mustSettle(t, f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour}))
+	allow()
+	f.due(t)
+	const backlog = 200
+	for i := range backlog / 10 {
+		var messages []Message
+		for j := range 10 {
+			messages = append(messages, msg(fmt.Sprint("k", j), fmt.Sprint(i)))
+		}
+		f.write(t, messages...)
+	}
+	r := f.relay(t, RelayOptions{Window: 4, Lanes: 1})
+	r.limits.list = 4
+	mustSettle(t, r)
+	published := f.broker.payloads()
+	for _, p := range []string{"r0", "r1"} {
+		if at := slices.Index(published, p); at < 0 || at > backlog/2 {
+			t.Errorf("%s was published as number %d of %d", p, at, len(published))
+		}
+	}
+}
+
+// What waits behind a refused message goes on once that is published, dead or
+// gone, without a new message of the key, and without a new relay.
+func TestWhatWaitsGoesOn(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(t *testing.T, f *fixture, allow func()){
+		"published": func(t *testing.T, f *fixture, allow func()) { allow(); f.due(t) },
+		"dead": func(t *testing.T, f *fixture, _ func()) {
+			f.exec(t, "UPDATE {schema}.outbox_held SET attempts = 999 WHERE state = 'refused'")
+			f.due(t)
+		},
+		"removed": func(t *testing.T, f *fixture, _ func()) {
+			f.exec(t, "DELETE FROM {schema}.outbox_held WHERE state = 'refused'")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			allow := f.refuse("0")
+			const followers = 100
+			for i := range 1 + followers {
+				f.write(t, msg("k", fmt.Sprint(i)))
+			}
+			r := f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour, MaxAttempts: 1000})
+			if name == "removed" {
+				r.limits.promote = 10 * time.Millisecond
+			}
+			start(t, r)
+			eventually(t, "they wait", func() bool { return f.stats(t, r) == counts{Waiting: followers, Refused: 1} })
+			end(t, f, allow)
+			eventually(t, "they go on", func() bool { s := f.stats(t, r); return s.Waiting == 0 && s.Refused == 0 })
+			last := -1
+			for _, p := range f.broker.payloads() {
+				if n, _ := strconv.Atoi(p); n <= last {
+					t.Errorf("%s was published after %d", p, last)
+				} else {
+					last = n
+				}
+			}
+			if last != followers {
+				t.Errorf("the last one published is %d, want %d", last, followers)
+			}
+		})
 	}
 }

@@ -47,10 +47,8 @@ type leader struct {
 	marks    int64  // checkpoints of this epoch
 	turnAt   int64  // the checkpoint after which the tables of cursors take turns
 
-	heldAt    time.Time // when to look for due messages
-	heldOut   bool      // a page of them is in flight
-	heldIn    []entry   // due ones, listed
-	heldAfter uint64    // the difference of the log that was read at the time; they go after a later one
+	retries, delayed heldQueue
+	promoteAt        time.Time // when to look for messages that wait behind none
 
 	expiry   *time.Timer // ends the tenure with the lease
 	readAt   time.Time   // not before
@@ -74,7 +72,7 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 	l := &leader{
 		r: r, tenure: t, done: make(chan struct{}, 1),
 		reader:   logReader{db: r.db, sql: &r.sql, epoch: t.epoch, limit: r.limits.list, at: t.at},
-		turnedAt: time.Now(), movedAt: time.Now(), turnAt: r.limits.cursors,
+		turnedAt: time.Now(), movedAt: time.Now(), promoteAt: time.Now().Add(r.limits.promote), turnAt: r.limits.cursors,
 		expiry: time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
 	}
 	defer l.expiry.Stop()
@@ -180,24 +178,22 @@ func (l *leader) lane(key uint64) *lane { return l.lanes[key%uint64(len(l.lanes)
 // round does what there is to do and does not wait for the broker. It returns
 // how many messages were settled or read.
 func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
-	read := 0
-	settled, err := l.settle(ctx)
-	if err == nil && !stopping {
-		read, err = l.readLog(ctx)
-	}
+	n, err = l.settle(ctx)
 	if err != nil || stopping {
-		return settled, err
+		return n, err
+	}
+	for _, read := range []func(context.Context) (int, error){l.readRetries, l.readLog, l.readDelayed} {
+		more, err := read(ctx)
+		if n += more; err != nil {
+			return n, err
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	due, err := l.readHeld(ctx)
-	if err != nil {
-		return settled + read, err
-	}
 	if err := l.rotate(ctx); err != nil && ctx.Err() == nil {
 		l.r.opts.Logger.WarnContext(ctx, "outbox: the log's tables do not rotate", "schema", l.r.opts.Schema, "error", err)
 	}
-	return settled + read + due, nil
+	return n, nil
 }
 
 // room returns how many messages may be read.
@@ -233,13 +229,13 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 		if err := failpoint.Hit("outbox/after-read"); err != nil {
 			return 0, err
 		}
-		l.dispatch(rows, after, false)
+		l.dispatch(rows, after, nil)
 	}
 	return len(rows), nil
 }
 
-// dispatch hands rows to the lanes as a page.
-func (l *leader) dispatch(rows []row, after cursor, held bool) {
+// dispatch hands rows to the lanes as a page, of the log or of held messages.
+func (l *leader) dispatch(rows []row, after cursor, held *heldQueue) {
 	l.seq++
 	p := &page{seq: l.seq, items: make([]item, len(rows)), after: after, held: held}
 	p.left.Store(int32(len(rows)))
@@ -247,7 +243,7 @@ func (l *leader) dispatch(rows []row, after cursor, held bool) {
 	for i := range rows {
 		m := &p.items[i]
 		m.row, m.page, m.key = rows[i], p, maphash.String(keySeed, rows[i].OrderingKey)
-		m.held = held
+		m.held = held != nil
 		lane := m.key % uint64(len(l.lanes))
 		parts[lane] = append(parts[lane], m)
 	}
@@ -298,7 +294,7 @@ func (l *leader) pause(ctx context.Context, n int) (time.Duration, <-chan struct
 	case linger > 0:
 		l.idle = 0
 		return linger, nil
-	case n > 0 || l.heldIn != nil:
+	case n > 0 || len(l.delayed.in) > 0:
 		l.idle = 0
 		return l.r.opts.PollMin, l.r.wake
 	}

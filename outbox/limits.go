@@ -10,9 +10,14 @@ type limits struct {
 	held    time.Duration // how often due messages are looked for
 	rotate  time.Duration // how often the leaves are looked at
 	stall   time.Duration // how long a full window may make no progress
+	promote time.Duration // how often waiting messages are looked for whose first is gone
 }
 
 var defaultLimits = limits{
 	list: maxList, page: maxPage, cursors: cursorRows,
-	held: heldInterval, rotate: rotateInterval, stall: stallTimeout,
+	held: heldInterval, rotate: rotateInterval, stall: stallTimeout, promote: promoteInterval,
 }
+
+// promoteInterval is how long messages may wait behind one that an operator has
+// removed by hand.
+const promoteInterval = time.Minute

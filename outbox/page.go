@@ -31,14 +31,14 @@ type item struct {
 type page struct {
 	seq   uint64 // pages are settled in this order
 	items []item
-	after cursor // behind it, for a page of the log
-	held  bool
+	after cursor       // behind it, for a page of the log
+	held  *heldQueue   // nil for a page of the log
 	left  atomic.Int32 // items undecided
 }
 
 // exceptional reports whether more than the cursor has to be written.
 func (p *page) exceptional() bool {
-	if p.held {
+	if p.held != nil {
 		return true
 	}
 	for i := range p.items {

@@ -70,7 +70,7 @@ func (f *fixture) burn(t *testing.T, n int) (last uint64) {
 // must not take the second ones for them.
 func TestACrashOfTheServerHidesNoMessage(t *testing.T) {
 	t.Parallel()
-	server := privateServer(t, "wal_writer_delay=10s", "autovacuum=off")
+	server := privateServer(t, "wal_writer_delay=10s", "autovacuum=off", "wal_level=minimal", "max_wal_senders=0") // nothing writes ids into the WAL
 	f := server.fixture(t)
 	r := f.relay(t, RelayOptions{Lease: time.Hour, PollMax: 10 * time.Millisecond}) // it stays the active one
 	r.signals.passed.Enable()

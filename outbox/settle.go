@@ -26,7 +26,7 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 	for front < len(l.pages) && l.pages[front].left.Load() == 0 {
 		p := l.pages[front]
 		exceptional = exceptional || p.exceptional()
-		if !p.held {
+		if p.held == nil {
 			after = p.after
 		}
 		n += len(p.items)
@@ -53,7 +53,9 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 	}
 	for _, p := range l.pages[:front] {
 		l.r.counters.settled(p)
-		l.heldOut = l.heldOut && !p.held
+		if p.held != nil {
+			p.held.out = false
+		}
 	}
 	clear(l.pages[:front])
 	l.pages = l.pages[front:]
@@ -129,7 +131,7 @@ func (l *leader) settleExceptions(ctx context.Context, pages []*page, after curs
 		h := maphash.String(keySeed, key)
 		l.lane(h).free(freed{h, through})
 	}
-	l.heldAt = time.Time{} // what was promoted is due
+	l.retries.at = time.Time{} // what was promoted is due
 	return nil
 }
 

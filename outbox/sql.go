@@ -73,11 +73,11 @@ type queries struct {
 	currentLeaf, nextLeaf               string
 	lockLeaf, truncateLeaf, judgeLeaf   eachLeaf
 
-	limitIdle, lockHeld, lockStored                        string
-	deleteStored, holdStored, holdAgain                    string
-	queueHeld, listHeld, fetchHeld, deleteHeld, refuseHeld string
-	holdMessages                                           eachLeaf
-	promote, promoteAll, blockedKeys                       string
+	limitIdle, lockHeld, lockStored                                           string
+	deleteStored, holdStored, holdAgain                                       string
+	queueDelayed, listDelayed, listRetries, fetchHeld, deleteHeld, refuseHeld string
+	holdMessages                                                              eachLeaf
+	promote, promoteAll, blockedKeys                                          string
 
 	countTable, countDifference, countHeld, readRelay, leafSizes, oldestWriter string
 	readClock, countDead, listDead, redrive, discard                           string
@@ -106,7 +106,7 @@ func newQueries(schema string) queries {
 
 		limitIdle: sqlLimitIdle, lockHeld: bind(sqlLockHeld), lockStored: bind(sqlLockStored),
 		deleteStored: bind(sqlDeleteStored), holdStored: bind(sqlHoldStored), holdAgain: bind(sqlHoldAgain),
-		queueHeld: bind(sqlQueueHeld), listHeld: bind(sqlListHeld), fetchHeld: bind(sqlFetchHeld),
+		queueDelayed: bind(sqlQueueDelayed), listDelayed: bind(sqlListDelayed), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
 		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
 		promote: bind(sqlPromote), promoteAll: bind(sqlPromoteAll), blockedKeys: bind(sqlBlockedKeys),
 

@@ -15,22 +15,27 @@ FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id
 JOIN {schema}.{leaf} USING (id)
 ON CONFLICT (id) DO NOTHING`
 
-// sqlQueueHeld takes due messages that must not go yet out of the way: they
-// wait behind an earlier one of their key that backs off.
-const sqlQueueHeld = `
-UPDATE {schema}.outbox_held SET state = 'waiting', due_at = 'infinity'
-WHERE id IN (
-	SELECT id FROM (SELECT id, ordering_key FROM {schema}.outbox_held
-		WHERE state <> 'dead' AND due_at <= clock_timestamp() ORDER BY due_at, id LIMIT $1) o
-	WHERE EXISTS (SELECT FROM {schema}.outbox_held h
-		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id))`
+// sqlQueueDelayed puts those of the delayed messages $1 behind an earlier one of
+// their key that is refused, if there is one.
+const sqlQueueDelayed = `
+UPDATE {schema}.outbox_held o SET state = 'waiting', due_at = 'infinity'
+WHERE id = ANY ($1::bigint[]) AND state = 'delayed' AND EXISTS (SELECT FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)`
 
-// sqlListHeld lists due messages and some of those that wait behind them. $1 and
-// $2 limit how many.
-const sqlListHeld = `
+// sqlListDelayed lists delayed messages that are due, at most $1 of them, in the
+// order of their ids.
+const sqlListDelayed = `
+SELECT 0, id, size FROM (
+	SELECT id, octet_length(payload) AS size FROM {schema}.outbox_held
+	WHERE state = 'delayed' AND due_at <= clock_timestamp() ORDER BY due_at, id LIMIT $1) due
+ORDER BY id`
+
+// sqlListRetries lists refused messages that are due, and some of those that
+// wait behind them. $1 and $2 limit how many.
+const sqlListRetries = `
 WITH due AS (
-	SELECT id, ordering_key, state FROM {schema}.outbox_held o
-	WHERE state <> 'dead' AND due_at <= clock_timestamp()
+	SELECT id, ordering_key FROM {schema}.outbox_held o
+	WHERE state IN ('refused', 'waiting') AND due_at <= clock_timestamp()
 		AND NOT EXISTS (SELECT FROM {schema}.outbox_held h
 			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)
 	ORDER BY due_at, id LIMIT $1)
@@ -40,16 +45,15 @@ WHERE h.id IN (
 	SELECT id FROM due
 	UNION
 	SELECT w.id FROM due, LATERAL (SELECT f.id FROM {schema}.outbox_held f
-		WHERE due.state <> 'delayed' AND f.ordering_key = due.ordering_key AND f.state = 'waiting' ORDER BY f.id LIMIT $2) w)
+		WHERE f.ordering_key = due.ordering_key AND f.state = 'waiting' ORDER BY f.id LIMIT $2) w)
 ORDER BY h.id`
 
-// sqlFetchHeld reads listed messages. Those that were never tried have -1
-// attempts.
+// sqlFetchHeld reads listed messages, delayed ones if $2, else others. Somebody
+// may have made a dead letter of one.
 const sqlFetchHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
-	CASE state WHEN 'delayed' THEN -1 ELSE attempts END
-FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])`
+	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
+FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state <> 'dead' AND (state = 'delayed') = $2`
 
 // sqlDeleteHeld forgets what the broker has confirmed.
 const sqlDeleteHeld = `DELETE FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])`
