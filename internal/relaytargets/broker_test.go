@@ -2,6 +2,7 @@ package relaytargets
 
 import (
 	"cmp"
+	"context"
 	"net/url"
 	"os"
 	"strings"
@@ -218,5 +219,14 @@ func (b natsStream) subscriber(t testing.TB, service, topic string) message.Subs
 		_ = s.Close()
 		conn.Close()
 	})
-	return s
+	return byClose{s}
+}
+
+// byClose ends its subscriptions with Close. One whose context ends while messages
+// come panics once in some thousand times: it sends to a channel that it has closed.
+type byClose struct{ message.Subscriber }
+
+func (s byClose) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	context.AfterFunc(ctx, func() { _ = s.Close() })
+	return s.Subscriber.Subscribe(context.WithoutCancel(ctx), topic)
 }
