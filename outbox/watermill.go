@@ -37,13 +37,14 @@ const (
 // other says that the outcome is unknown, because watermill does not tell a
 // broker that is away from one that does not want the message. After three of
 // them in a row the rest of the batch is not tried. Under [LogAppend], a message
-// that fails three times, others getting through in between, counts as refused;
-// under [LogTable] it is tried for ever, holding back its own key.
+// that fails three times, others getting through in between, counts as refused.
+// Under [LogTable] it is tried for ever: it holds back its own key, and as many
+// of them as there are calls hold back everything.
 //
 // Each message carries the context of its batch. A call that goes on when that has
-// ended is left behind: its message counts as unknown, and it is one call
-// fewer until it returns. Give pub timeouts of its own, or one that hangs for
-// good stops the relay when the last call hangs.
+// ended is left behind, also when the relay stops: its message counts as unknown,
+// and there is one call fewer until it returns. Give pub timeouts of its own: if
+// every call hangs for good, nothing is published any more.
 func FromWatermill(pub message.Publisher, opts *WatermillOptions) Publisher {
 	if opts == nil {
 		opts = &WatermillOptions{}

@@ -2,6 +2,7 @@ package devservices
 
 import (
 	"errors"
+	"net"
 	"net/url"
 	"strings"
 	"testing"
@@ -51,5 +52,31 @@ func TestNoNATS(t *testing.T) {
 	}
 	if !strings.Contains(log.String(), "not tested") {
 		t.Errorf("log = %s, want it to say that something is not tested", log)
+	}
+}
+
+// What answers at the port may be something else, or of no use.
+func TestProbeNATSRefusesOthers(t *testing.T) {
+	t.Parallel()
+	for greeting, want := range map[string]string{
+		"INFO {\"version\":\"2.9.10\"}\r\n": "without JetStream",
+		"220 mail.example ESMTP\r\n":        "no NATS server",
+		"INFO {\r\n":                        "no NATS server",
+	} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			if conn, err := listener.Accept(); err == nil {
+				_, _ = conn.Write([]byte(greeting))
+				_ = conn.Close()
+			}
+		}()
+		_, err = probeNATS(t.Context(), findTimeout, "nats://"+listener.Addr().String())
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("greeted with %q: %v, want %q", greeting, err, want)
+		}
+		_ = listener.Close()
 	}
 }
