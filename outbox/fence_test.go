@@ -1,6 +1,12 @@
 package outbox
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -54,5 +60,154 @@ func TestAReadMayTakeLongerThanTheLease(t *testing.T) {
 	eventually(t, "publish", func() bool { return len(f.broker.payloads()) == 1 })
 	if got := f.epoch(t); got != epoch {
 		t.Errorf("epoch %d, want %d", got, epoch)
+	}
+}
+
+// A hangingBroker holds a call until it is told, whatever its context says.
+type hangingBroker struct {
+	scriptedBroker
+	entered, release chan struct{}
+	once             sync.Once
+}
+
+func newHangingBroker() *hangingBroker {
+	return &hangingBroker{entered: make(chan struct{}), release: make(chan struct{})}
+}
+
+func (b *hangingBroker) PublishBatch(ctx context.Context, batch []Publication) []error {
+	b.once.Do(func() {
+		close(b.entered)
+		<-b.release
+	})
+	return b.scriptedBroker.PublishBatch(ctx, batch)
+}
+
+// A standby takes over from a relay whose publisher hangs and whose lease has
+// ended, and that one can do no harm when it goes on.
+func TestARelayThatHangsInThePublisherIsOvertaken(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	broker := newHangingBroker()
+	broker.answer = func(Publication) error { return ErrRefused } // it would hold the messages
+	hung, err := NewRelay(f.pool, broker, &RelayOptions{Schema: f.schema, Lease: time.Hour, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hung.signals.rested.Enable()
+	f.write(t, msg("k", "1"), msg("k", "2"))
+	start(t, hung)
+	<-broker.entered
+	f.exec(t, "UPDATE {schema}.outbox_relay SET lease_until = clock_timestamp()")
+	r := f.relay(t, RelayOptions{Lease: time.Second})
+	start(t, r)
+	eventually(t, "the standby publishes", func() bool { return len(f.broker.payloads()) == 2 && f.stats(t, r) == counts{} })
+	before := f.everyRow(t, "outbox_held")
+	close(broker.release)
+	if err := hung.signals.rested.Wait(t); !errors.Is(err, errOvertaken) {
+		t.Errorf("the relay that hung ends with %v, want an errOvertaken", err)
+	}
+	f.write(t, msg("k", "3"))
+	eventually(t, "the standby goes on", func() bool { return len(f.broker.payloads()) == 3 && f.stats(t, r) == counts{} })
+	if after := f.everyRow(t, "outbox_held"); after != before {
+		t.Errorf("held: %s", after)
+	}
+	if got := strings.Join(f.broker.payloads(), " "); got != "1 2 3" {
+		t.Errorf("published %q", got)
+	}
+}
+
+// everyRow returns the tables' rows as text.
+func (f *fixture) everyRow(t *testing.T, tables ...string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, table := range tables {
+		var rows string
+		err := f.pool.QueryRow(t.Context(), "SELECT coalesce(string_agg(o::text, E'\n' ORDER BY o::text), '') FROM "+f.schema+"."+table+" o").Scan(&rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&all, "%s\n%s\n", table, rows)
+	}
+	return all.String()
+}
+
+// Whatever an overtaken relay still tries changes nothing: not after another has
+// taken over, and not after a crash of the server.
+func TestATenureThatIsOverChangesNothing(t *testing.T) {
+	t.Parallel()
+	for name, over := range map[string]string{
+		"overtaken":        "UPDATE {schema}.outbox_relay SET epoch = epoch + 1; UPDATE {schema}.outbox_tenure SET epoch = epoch + 1",
+		"after a crash":    "TRUNCATE {schema}.outbox_tenure",
+		"of another epoch": "UPDATE {schema}.outbox_tenure SET epoch = epoch + 1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			l := f.leader(t, RelayOptions{Lanes: 1})
+			ctx := t.Context()
+			f.write(t, msg("a", "1"))
+			f.publishPage(t, l, nil)
+			if _, err := l.settle(ctx); err != nil {
+				t.Fatal(err)
+			}
+			tables := []string{"outbox", "outbox_held", "outbox_relay", "outbox_cursor_0", "outbox_cursor_1"}
+
+			f.write(t, msg("a", "2"))
+			f.publishPage(t, l, nil)
+			f.exec(t, over)
+			before := f.everyRow(t, tables...)
+			if _, err := l.settle(ctx); !errors.Is(err, errOvertaken) {
+				t.Errorf("noting what is published: %v", err)
+			}
+			l.pages[0].items[0].outcome, l.pages[0].items[0].refusal = refused, ErrRefused
+			if _, err := l.settle(ctx); !errors.Is(err, errOvertaken) {
+				t.Errorf("noting a refusal: %v", err)
+			}
+			if l.empty(ctx, 1) {
+				t.Error("a leaf was emptied")
+			}
+			l.marks = l.turnAt
+			l.turnCursors(ctx)
+			if _, err := l.r.renew(ctx, l.tenure.epoch); !errors.Is(err, errOvertaken) {
+				t.Errorf("renew: %v", err)
+			}
+			if _, _, err := l.reader.read(ctx, 10); !errors.Is(err, errOvertaken) {
+				t.Errorf("read: %v", err)
+			}
+			if after := f.everyRow(t, tables...); after != before {
+				t.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+		})
+	}
+}
+
+// publishPage reads a page and lets the first lane publish it, with answer for
+// each of its messages.
+func (f *fixture) publishPage(t *testing.T, l *leader, answer func(Publication) error) {
+	t.Helper()
+	f.broker.answer = answer
+	if n, err := l.readLog(t.Context()); n == 0 || err != nil {
+		t.Fatalf("read %d messages, %v", n, err)
+	}
+	f.publishPending(t, l)
+}
+
+// publishPending lets the first lane deal with what it has been handed.
+func (f *fixture) publishPending(t *testing.T, l *leader) {
+	t.Helper()
+	lane := l.lanes[0]
+	for {
+		for len(lane.in) > 0 {
+			lane.pending = append(lane.pending, <-lane.in...)
+		}
+		if len(lane.pending) == 0 {
+			return
+		}
+		if wave := lane.next(); len(wave) > 0 {
+			if err := lane.publish(t.Context(), wave); err != nil {
+				t.Fatalf("publish: %v", err)
+			}
+		}
+		lane.sweep()
 	}
 }

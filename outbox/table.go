@@ -150,6 +150,7 @@ func (r *Relay) intoTable(ctx context.Context) error {
 		batch.Queue(r.sql.deletePublished, at.from.text, at.toText(), at.last)
 		batch.Queue(r.sql.unholdWaiting)
 		batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0, tableLog)
+		batch.Queue(r.sql.beginTenure, s.Epoch+1) // or the relay before would read on
 		return tx.SendBatch(ctx, batch).Close()
 	})
 	if err != nil {
