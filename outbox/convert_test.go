@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -50,4 +51,25 @@ func TestLogsAreTurnedIntoEachOther(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The cursor from before a log was a table says nothing about what the table
+// still holds.
+func TestATableThatNothingWasPublishedFromIsTurnedBack(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	want := f.halfPublished(t)
+	f.broker.answer = func(Publication) error { return errAway }
+	if err := settle(t, f.relay(t, RelayOptions{Log: LogTable})); !errors.Is(err, errAway) {
+		t.Fatalf("relay: %v", err)
+	}
+	f.broker.answer = nil
+	f.due(t)
+	r := f.relay(t, RelayOptions{})
+	mustSettle(t, r)
+	mustSettle(t, r)
+	if s := f.stats(t, r); s != (counts{}) {
+		t.Errorf("left over: %+v", s)
+	}
+	f.checkAll(t, want)
 }
