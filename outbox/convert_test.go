@@ -22,14 +22,14 @@ func TestLogsAreTurnedIntoEachOther(t *testing.T) {
 			want := f.halfPublished(t)
 			allow := f.refuse("r0")
 			for i, log := range way {
-				f.write(t, msg("w", fmt.Sprint("w", i)), msg("r", fmt.Sprint("r", 3+i)))
+				f.write(t, msg("w", fmt.Sprint("w", i)), msg("r", fmt.Sprint("r", 4+i)))
 				want["w"] = append(want["w"], fmt.Sprint("w", i))
-				want["r"] = append(want["r"], fmt.Sprint("r", 3+i))
+				want["r"] = append(want["r"], fmt.Sprint("r", 4+i))
 				f.due(t)
 				r := f.relay(t, RelayOptions{Log: log, Lanes: 1, RetryBase: time.Hour, RetryCap: time.Hour})
 				mustSettle(t, r)
-				if s := f.stats(t, r); s.Refused != 1 || s.Stored+s.Waiting != 3+i {
-					t.Errorf("with %s: %+v, want one refused and %d behind it", log, s, 3+i)
+				if s := f.stats(t, r); s.Refused != 1 || s.Stored+s.Waiting != 4+i {
+					t.Errorf("with %s: %+v, want one refused and %d behind it", log, s, 4+i)
 				}
 			}
 			allow()

@@ -89,6 +89,7 @@ func (f *fixture) halfPublished(t *testing.T) map[string][]string {
 	for i := range 6 {
 		f.write(t, msg("m", fmt.Sprint("m", i)), msg(fmt.Sprint("m", i), fmt.Sprintf("m%d0", i)))
 	}
+	f.write(t, msg("r", "r2"))
 	l := f.leader(t, RelayOptions{})
 	rows, at, err := l.reader.read(t.Context(), 5)
 	if err != nil || len(rows) != 5 {
@@ -98,12 +99,12 @@ func (f *fixture) halfPublished(t *testing.T) map[string][]string {
 		t.Fatal(err)
 	}
 	l.r.release(t.Context(), l.tenure.epoch)
-	f.write(t, msg("s", "s0"), msg("r", "r2"))
+	f.write(t, msg("s", "s0"), msg("r", "r3"))
 	f.broker.accepted = nil
 	f.broker.answer = nil
 	return map[string][]string{
 		"m": {"m3", "m4", "m5"}, "m2": {"m20"}, "m3": {"m30"}, "m4": {"m40"}, "m5": {"m50"},
-		"r": {"r0", "r1", "r2"}, "s": {"s0"}, "d": {"d0"},
+		"r": {"r0", "r1", "r2", "r3"}, "s": {"s0"}, "d": {"d0"},
 	}
 }
 
