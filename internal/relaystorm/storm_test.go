@@ -79,6 +79,7 @@ type storm struct {
 
 func TestStorm(t *testing.T) {
 	s := newStorm(t)
+	defer s.report() // not at the cleanup: PostgreSQL may be gone by then
 	if !failpoint.Enabled {
 		t.Log("NOT TESTED: death at named points needs -tags=failpoints")
 	}
@@ -104,7 +105,6 @@ func newStorm(t *testing.T) *storm {
 		t.Fatal(err)
 	}
 	s.open()
-	t.Cleanup(s.report) // before what it reads is closed
 	for i := range topics {
 		topic := fmt.Sprint("t", i)
 		s.addKeys(topic)
