@@ -72,7 +72,7 @@ type Message[T any] struct {
 // that the outbox refuses ([outbox.ErrInvalid]) makes the step's own message a
 // dead letter, since no further attempt would change it. A topic without a
 // queue is refused by the broker and holds back later messages of its saga:
-// declare the queue of every topic first. Emit may not be called any more once
+// the queue of every service that listens is declared first. Emit may not be called any more once
 // the handler has returned.
 type Emit func(msgs ...outbox.Message)
 

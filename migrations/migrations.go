@@ -22,6 +22,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/tern/v2/migrate"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
@@ -137,7 +138,11 @@ func (s set) with(ctx context.Context, databaseURL, schema string, do func(*migr
 		return fmt.Errorf("migrations: %w", err)
 	}
 	// A connection of its own: whatever happens, closing it frees tern's lock.
-	conn, err := pgx.Connect(ctx, databaseURL)
+	config, err := pgxpool.ParseConfig(databaseURL) // which knows the settings of pools that a URL may have
+	if err != nil {
+		return fmt.Errorf("migrations: connect: %w", redact(err))
+	}
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
 		return fmt.Errorf("migrations: connect: %w", redact(err))
 	}

@@ -130,6 +130,19 @@ func TestSchemaNamesAreChecked(t *testing.T) {
 	}
 }
 
+// The URL may be one that is written for a pool.
+func TestUpTakesTheURLOfAPool(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL()
+	separator := "?"
+	if strings.Contains(url, "?") {
+		separator = "&"
+	}
+	if err := migrations.Up(t.Context(), url+separator+"pool_max_conns=3", schema(t)); err != nil {
+		t.Errorf("Up: %v", err)
+	}
+}
+
 func TestErrorsDoNotShowThePassword(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"postgres://u:s3cret@127.0.0.1:1/x?connect_timeout=2", "postgres://u:s3cret@127.0.0.1:port/x"} {

@@ -33,13 +33,17 @@ var errUnknown = fmt.Errorf("%w: its outcome was unknown %d times while others w
 type lane struct {
 	r    *Relay
 	in   chan []*item
-	done chan<- struct{} // told when a page is decided
+	stop <-chan struct{} // closed when nothing more is to be waited for
+	done chan<- struct{} // told when a page is decided, or the lane gives up
 	ok   *atomic.Uint64  // messages that any lane has got through
 
 	pending  []*item          // undecided, in order
 	blocked  map[uint64]block // keys with held messages
 	size     int              // messages in the next call
 	failures int              // calls in a row that the broker did not answer
+
+	open   atomic.Int64 // messages handed to the lane and not decided
+	gaveUp atomic.Bool  // the broker did not answer, and the relay is to stop
 
 	mu    sync.Mutex
 	freed []freed
@@ -81,8 +85,10 @@ func (l *lane) run(ctx context.Context) {
 		}
 		failure := l.publish(ctx, wave)
 		l.sweep()
-		if failure != nil && ctx.Err() == nil {
-			l.pause(ctx, failure)
+		if failure != nil && ctx.Err() == nil && !l.pause(ctx, failure) {
+			l.gaveUp.Store(true)
+			l.tell()
+			return
 		}
 	}
 }
@@ -156,11 +162,17 @@ func (l *lane) sweep() {
 
 func (l *lane) decide(m *item, o outcome) {
 	m.outcome = o
+	l.open.Add(-1)
 	if m.page.left.Add(-1) == 0 {
-		select {
-		case l.done <- struct{}{}:
-		default: // one is enough
-		}
+		l.tell()
+	}
+}
+
+// tell makes the leader look.
+func (l *lane) tell() {
+	select {
+	case l.done <- struct{}{}:
+	default: // one is enough
 	}
 }
 
@@ -215,21 +227,25 @@ func (l *lane) strike(m *item, err error) {
 
 // pause waits for the broker. What comes next is one message, and another one
 // than last time, if there is one, to tell a broker that is away from a message
-// that breaks the connection.
-func (l *lane) pause(ctx context.Context, failure error) {
+// that breaks the connection. It returns false if the relay is to stop: a broker
+// that is away is not waited for.
+func (l *lane) pause(ctx context.Context, failure error) bool {
 	l.failures++
 	l.size = 1
 	if len(l.pending) > 1 && l.pending[0].strikes > 0 {
 		l.rotate()
 	}
-	l.r.opts.Logger.ErrorContext(ctx, "outbox: the broker does not answer, trying again", "schema", l.r.opts.Schema, "failures", l.failures, "error", failure)
+	l.r.opts.Logger.ErrorContext(ctx, "outbox: the broker has not taken all messages, trying again", "schema", l.r.opts.Schema, "failures", l.failures, "error", failure)
 	l.r.signals.rested.Send(failure)
 	timer := time.NewTimer(failurePolicy.Wait(l.failures))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+	case <-l.stop:
+		return false
 	case <-ctx.Done():
 	}
+	return true
 }
 
 // rotate moves the suspect in front, and what is behind it in its key, to the

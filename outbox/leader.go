@@ -76,7 +76,7 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 		expiry: time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
 	}
 	defer l.expiry.Stop()
-	if err := l.openLanes(work); err != nil {
+	if err := l.openLanes(work, ctx.Done()); err != nil {
 		return err
 	}
 	var lanes sync.WaitGroup
@@ -130,7 +130,7 @@ func (l *leader) run(ctx, work context.Context) error {
 		case errors.Is(err, errOvertaken):
 			return err
 		case work.Err() != nil && stopping:
-			return nil // what is in flight is published again by the next relay
+			return nil
 		case work.Err() != nil:
 			return errOvertaken
 		case err != nil:
@@ -141,18 +141,34 @@ func (l *leader) run(ctx, work context.Context) error {
 			l.failures = 0
 		}
 		l.r.signals.passed.Send(n)
-		if stopping && len(l.pages) == 0 {
-			return nil
+		if stopping && l.finished() {
+			return nil // what is in flight is published again by the next relay
 		}
 		l.wait(ctx, work, n)
 	}
 }
 
+// finished reports whether everything in flight is settled, or will not be
+// because the broker is away.
+func (l *leader) finished() bool {
+	if len(l.pages) == 0 {
+		return true
+	}
+	gaveUp := false
+	for _, lane := range l.lanes {
+		if lane.open.Load() > 0 && !lane.gaveUp.Load() {
+			return false
+		}
+		gaveUp = gaveUp || lane.gaveUp.Load()
+	}
+	return gaveUp && l.pages[0].left.Load() > 0
+}
+
 // openLanes makes the lanes, with the keys that wait for held messages.
-func (l *leader) openLanes(ctx context.Context) error {
+func (l *leader) openLanes(ctx context.Context, stop <-chan struct{}) error {
 	for range l.r.opts.Lanes {
 		l.lanes = append(l.lanes, &lane{
-			r: l.r, in: make(chan []*item, 2*l.r.opts.Window+stallPage), done: l.done, ok: &l.ok,
+			r: l.r, in: make(chan []*item, 2*l.r.opts.Window+stallPage), stop: stop, done: l.done, ok: &l.ok,
 			blocked: map[uint64]block{}, size: laneBatch,
 		})
 	}
@@ -251,6 +267,7 @@ func (l *leader) dispatch(rows []row, after cursor, held *heldQueue) {
 	l.inFlight += len(rows)
 	for i, part := range parts {
 		if len(part) > 0 {
+			l.lanes[i].open.Add(int64(len(part)))
 			l.lanes[i].in <- part // has room for a window of pages of one message
 		}
 	}

@@ -78,7 +78,7 @@ func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
 		}
 	}
 	if err != nil && !errors.Is(err, errStandby) {
-		err = fmt.Errorf("outbox: take over: %w", err)
+		err = fmt.Errorf("outbox: take over: %w", explain(err))
 	}
 	return t, err
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
@@ -72,7 +74,7 @@ type Message struct {
 	ID            string            // UUIDv7; default: a new one
 	CorrelationID string            // the saga instance; default: ID
 	CausationID   string            // the message that led to this one, if any
-	Headers       map[string]string // the caller's own; names of this package are refused
+	Headers       map[string]string // the caller's own; refused are the names above, without the trace's, and CC and BCC
 
 	// OrderingKey: messages with the same one are first delivered in the order
 	// in which their transactions committed, provided that their writers
@@ -82,9 +84,23 @@ type Message struct {
 	Delay time.Duration // not published before this long after its insert; default: 0
 }
 
-// reserved are the names that the package itself sets.
+// SagaKey returns the scope and the idempotency key of the saga that a received
+// message belongs to, as one string: what [Message.OrderingKey] is by default. It
+// is "" for a message without them.
+func SagaKey(msg *message.Message) string {
+	k, err := stepkey.Parse(msg.Metadata.Get(HeaderKey))
+	scope := msg.Metadata.Get(HeaderScope)
+	if err != nil || scope == "" {
+		return ""
+	}
+	return (&Message{Scope: scope, Key: k.Key}).orderingKey()
+}
+
+// reserved are the names that the package itself sets, and those that make
+// RabbitMQ route a message elsewhere.
 var reserved = map[string]bool{
 	HeaderKey: true, HeaderScope: true, HeaderCausation: true,
+	"cc": true, "bcc": true,
 	PropertyType: true, PropertyTimestamp: true, PropertyCorrelation: true, PropertyContentType: true, PropertyRedelivered: true,
 }
 
@@ -130,7 +146,7 @@ func (m *Message) checkHeaders(invalid func(string, ...any) error) error {
 		case name == "" || len(name) > MaxHeaderName || !cleantext.Printable(name):
 			return invalid("a header name must be 1 to %d printable bytes", MaxHeaderName)
 		case reserved[strings.ToLower(name)]:
-			return invalid("header %s is set by the outbox", name)
+			return invalid("header %s is set by the outbox or has a meaning of its own to the broker", name)
 		case !utf8.ValidString(value) || strings.ContainsRune(value, 0):
 			return invalid("header %s is not UTF-8 without NUL", name)
 		}

@@ -270,6 +270,7 @@ func TestWriteRefusesWhatNoBrokerCouldCarry(t *testing.T) {
 		"Delay negative":  func(m *Message) { m.Delay = -1 },
 		"Delay long":      func(m *Message) { m.Delay = MaxDelay + 1 },
 		"header reserved": func(m *Message) { m.Headers = map[string]string{"X-Idempotency-Key": "x"} },
+		"header CC":       func(m *Message) { m.Headers = map[string]string{"CC": "x"} },
 		"header name":     func(m *Message) { m.Headers = map[string]string{long: ""} },
 		"header value":    func(m *Message) { m.Headers = map[string]string{"a": "\x00"} },
 		"headers many":    func(m *Message) { m.Headers = many },

@@ -213,7 +213,8 @@ func (r *Relay) Wake() {
 }
 
 // Run publishes until ctx ends, then finishes the messages in hand, for
-// DrainTimeout at the most, and returns nil. A database or a broker that is
+// DrainTimeout at the most, and returns nil. It does not wait for a broker that is
+// away by then. A database or a broker that is
 // away is logged and tried again for ever; it costs no message an attempt.
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := drain.Context(ctx, r.opts.DrainTimeout)
@@ -236,10 +237,11 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // runLog stands by and leads in turns until ctx ends.
 func (r *Relay) runLog(ctx, work context.Context) {
+	standby := false
 	for failures := 0; ctx.Err() == nil; {
 		t, err := r.takeOver(work)
 		if err == nil {
-			failures = 0
+			failures, standby = 0, false
 			r.opts.Logger.InfoContext(ctx, "outbox: relay is active", "schema", r.opts.Schema, "epoch", t.epoch)
 			err = r.lead(ctx, work, t)
 		}
@@ -248,6 +250,10 @@ func (r *Relay) runLog(ctx, work context.Context) {
 		case err == nil:
 			return
 		case errors.Is(err, errStandby):
+			if !standby {
+				r.opts.Logger.InfoContext(ctx, "outbox: relay stands by: another one is active", "schema", r.opts.Schema)
+			}
+			standby = true
 			r.signals.standby.Send(true)
 		default:
 			failures++

@@ -89,7 +89,7 @@ func (r *Relay) tryPass(ctx context.Context) (n int, err error) {
 	})
 	r.counters.leads.Store(err == nil)
 	if err != nil {
-		return 0, fmt.Errorf("outbox: pass: %w", err)
+		return 0, fmt.Errorf("outbox: pass: %w", explain(err))
 	}
 	if err := failpoint.Hit("outbox/table-after-commit"); err != nil {
 		return n, err

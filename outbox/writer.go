@@ -50,7 +50,7 @@ func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...Message) error {
 	}
 	for _, s := range statements {
 		if _, err := tx.Exec(ctx, s.sql, s.args...); err != nil {
-			return fmt.Errorf("outbox: store messages: %w", err)
+			return fmt.Errorf("outbox: store messages: %w", explain(err))
 		}
 	}
 	return nil

@@ -37,8 +37,14 @@ const maxName = maxShortString - outbox.MaxTopic - len(".") - len(deadSuffix)
 
 // ConfigOptions are what [NewConfig] can be told besides.
 type ConfigOptions struct {
-	// Prefix begins the name of every exchange and queue. Default: none.
+	// Prefix begins the name of every exchange and queue. With the service's
+	// name it may have up to 49 bytes. Default: none.
 	Prefix string
+	// SingleActiveConsumer lets the broker deliver to one consumer of a queue at
+	// a time, so that [SubscriberOptions].Key keeps the order over all of them.
+	// It is an argument of the queue: one that exists without it has to be
+	// deleted first. Default: false.
+	SingleActiveConsumer bool
 }
 
 // NewConfig returns the settings with which service takes part: one durable
@@ -60,11 +66,15 @@ func NewConfig(url, service string, opts *ConfigOptions) (wamqp.Config, error) {
 	}
 	switch {
 	case !validURL(url):
-		return wamqp.Config{}, fmt.Errorf("%w: not an AMQP URL (special characters in user and password must be percent-encoded)", ErrConfig)
+		return wamqp.Config{}, fmt.Errorf("%w: not an AMQP URL, as amqp://user:password@host:5672/vhost (special characters in user and password must be percent-encoded)", ErrConfig)
 	case service == "" || strings.Contains(service, ".") || "."+service == deadSuffix:
 		return wamqp.Config{}, fmt.Errorf("%w: service %q is empty, reserved or contains a dot", ErrConfig, service)
 	case len(opts.Prefix)+len(service) > maxName:
 		return wamqp.Config{}, fmt.Errorf("%w: prefix and service have more than %d bytes together", ErrConfig, maxName)
+	}
+	arguments := quorumArguments(deliveryLimit)
+	if opts.SingleActiveConsumer {
+		arguments[amqp.SingleActiveConsumerArg] = true
 	}
 	exchange := func(topic string) string { return opts.Prefix + topic }
 	noKey := func(string) string { return "" }
@@ -75,7 +85,7 @@ func NewConfig(url, service string, opts *ConfigOptions) (wamqp.Config, error) {
 		Queue: wamqp.QueueConfig{
 			GenerateName: func(topic string) string { return exchange(topic) + "." + service },
 			Durable:      true,
-			Arguments:    quorumArguments(deliveryLimit),
+			Arguments:    arguments,
 		},
 		QueueBind:       wamqp.QueueBindConfig{GenerateRoutingKey: noKey},
 		Publish:         wamqp.PublishConfig{GenerateRoutingKey: noKey, Mandatory: true, ConfirmDelivery: true},
@@ -120,10 +130,16 @@ func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopol
 	return t.DefaultTopologyBuilder.BuildTopology(ch, params, cfg, log)
 }
 
-// DeclareTopology declares the exchange, queue and binding of each topic, as
-// cfg names them. A service calls it before its relay publishes, and before
-// the services do that publish to it: an exchange without a queue refuses
-// every message.
+// DeclareTopology declares the exchange of each topic, and the queue in which
+// the service of cfg gets its messages. It is called for what a service listens
+// to, never for what it only publishes: nobody would empty that queue.
+//
+// Call it for every service that listens, with the Config of each, before the
+// first message is published: RabbitMQ keeps a message for the queues that exist
+// by then. A service whose queue comes later does not get it, and nothing tells,
+// as long as another one has a queue; an exchange without any refuses every
+// message. A process that publishes may declare for all who listen, as the order
+// example does.
 //
 // It waits for a broker that is away until ctx ends. It returns at once if the
 // broker refuses, as it does when a queue exists with other arguments. What

@@ -64,5 +64,5 @@ func permanent(err error) bool {
 	if !errors.As(err, &e) {
 		return errors.Is(err, ErrConfig)
 	}
-	return e.Code == amqp.AccessRefused || e.Code == amqp.PreconditionFailed
+	return e.Code == amqp.AccessRefused || e.Code == amqp.PreconditionFailed || e.Code == amqp.NotAllowed // such as a virtual host
 }

@@ -4,29 +4,76 @@ import (
 	"context"
 	"log"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// A service declares what it listens to, publishes its outbox and consumes.
-func Example() {
+// The order service publishes its outbox. Whoever listens has a queue before the
+// first message goes out.
+func Example_publishing() {
 	ctx := context.Background()
-	cfg, err := rabbitmq.NewConfig("amqp://guest:guest@127.0.0.1:5672/", "payment", &rabbitmq.ConfigOptions{Prefix: "shop."})
+	const url = "amqp://guest:guest@127.0.0.1:5672/"
+	for _, listener := range []string{"payment", "shipping"} {
+		cfg, err := rabbitmq.NewConfig(url, listener, &rabbitmq.ConfigOptions{Prefix: "shop."})
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := rabbitmq.DeclareTopology(ctx, cfg, "orders"); err != nil {
+			log.Fatal(err)
+		}
+	}
+	cfg, err := rabbitmq.NewConfig(url, "order", &rabbitmq.ConfigOptions{Prefix: "shop."})
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := rabbitmq.DeclareTopology(ctx, cfg, "orders"); err != nil {
-		log.Fatal(err)
-	}
-
 	pub, err := rabbitmq.NewPublisher(cfg, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer pub.Close()
-	var _ outbox.Publisher = pub // what a relay takes
+	db, err := pgxpool.New(ctx, "postgres://localhost/shop")
+	if err != nil {
+		log.Fatal(err)
+	}
+	writer, err := outbox.NewWriter(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	relay, err := outbox.NewRelay(db, pub, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	go func() {
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+			batch := &pgx.Batch{}
+			batch.Queue("INSERT INTO purchase (id, item) VALUES ($1, $2)", "4711", "book")
+			err := writer.Queue(batch, outbox.Message{Topic: "orders", Scope: "acme", Key: "4711", Step: "pay", Payload: []byte(`{"item":"book"}`)})
+			if err != nil {
+				return err
+			}
+			return tx.SendBatch(ctx, batch).Close()
+		})
+		if err != nil {
+			log.Print(err)
+		}
+		relay.Wake() // or it looks by itself, within a quarter of a second
+	}()
+	if err := relay.Run(ctx); err != nil {
+		log.Print(err)
+	}
+}
 
-	sub, err := rabbitmq.NewSubscriber(cfg, nil)
+// The payment service listens. Messages of one saga come one at a time.
+func Example_listening() {
+	ctx := context.Background()
+	cfg, err := rabbitmq.NewConfig("amqp://guest:guest@127.0.0.1:5672/", "payment", &rabbitmq.ConfigOptions{Prefix: "shop."})
+	if err != nil {
+		log.Fatal(err)
+	}
+	sub, err := rabbitmq.NewSubscriber(cfg, &rabbitmq.SubscriberOptions{Key: outbox.SagaKey})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -36,7 +36,9 @@ type SubscriberOptions struct {
 	// handed over one at a time and in order: see [Subscriber.Subscribe]. It is
 	// called once for each delivery, before the handler sees the message, by one
 	// goroutine for each subscription; it must not wait for anything. A message
-	// with the key "" is in no order with any other. Default: none has a key.
+	// with the key "" is in no order with any other. [outbox.SagaKey] is the one
+	// for messages that an outbox orders by saga, as it does by default.
+	// Default: none has a key.
 	Key func(*message.Message) string
 	// NackDelay is how long a nacked message is held, half to one and a half
 	// times, before it is given back: a broker redelivers at once, thousands of
@@ -139,8 +141,8 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 // order, whatever is nacked or lost.
 //
 // That holds for one consumer. Where there are several, subscriptions that follow
-// each other at once included, give the queue the argument
-// x-single-active-consumer, with which it holds over all of them. Without it the
+// each other at once included, set [ConfigOptions].SingleActiveConsumer, with
+// which it holds over all of them. Without it the
 // broker delivers to one what another has not given back yet, as it may after a
 // connection that died without a word.
 //

@@ -60,6 +60,9 @@ func changeLetters(ctx context.Context, c *call, what change) error {
 	if err == nil || n > 0 {
 		err = errors.Join(c.report(what.did, what.to, n, asJSON), err)
 	}
+	if err == nil && n == 0 && len(filter.IDs) > 0 {
+		return fmt.Errorf("nothing was done: no %s with these ids, or no longer, or not what the filter picks", what.to)
+	}
 	if err == nil && n < len(filter.IDs) {
 		fmt.Fprintf(c.stderr, "%d of %d ids left out: no %s, or no longer, or not what the filter picks\n", len(filter.IDs)-n, len(filter.IDs), what.to)
 	}
