@@ -34,9 +34,11 @@ func parseSnapshot(text string) (snapshot, error) {
 	}
 	s.xip = strings.Split(xip, ",")
 	for _, x := range s.xip {
-		if n, err := strconv.ParseUint(x, 10, 64); err != nil || n < low || n >= s.xmax {
+		n, err := strconv.ParseUint(x, 10, 64)
+		if err != nil || n < low || n >= s.xmax {
 			return s, fmt.Errorf("outbox: %q is not a snapshot", text)
 		}
+		low = n + 1 // they are in order
 	}
 	return s, nil
 }
