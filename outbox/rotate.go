@@ -50,16 +50,27 @@ func (l *leader) rotate(ctx context.Context) error {
 		l.vain[leaf]++
 		l.emptyAt[leaf] = time.Now().Add(backoff.Policy{Base: l.r.limits.rotate, Cap: emptyCap}.Ceiling(l.vain[leaf]))
 	}
-	next := (*current + 1) % rotated
-	if used := sizes[*current]; used <= emptyLeaf || sizes[next] > emptyLeaf ||
-		used < l.r.opts.RotateBytes && time.Since(l.turnedAt) < l.r.opts.RotateAfter {
+	used := sizes[*current]
+	steps := stepsToEmpty(*current, sizes)
+	if used <= emptyLeaf || steps == 0 || used < l.r.opts.RotateBytes && time.Since(l.turnedAt) < l.r.opts.RotateAfter {
 		return nil
 	}
-	if _, err := l.r.db.Exec(ctx, l.r.sql.nextLeaf); err != nil {
+	if _, err := l.r.db.Exec(ctx, l.r.sql.nextLeaf, steps); err != nil {
 		return fmt.Errorf("outbox: change leaves: %w", err)
 	}
 	l.turnedAt, l.rotateAt = time.Now(), time.Time{}
 	return nil
+}
+
+// stepsToEmpty returns how many leaves after current comes an empty one; 0: none
+// is. One that is not may have to stay so for long.
+func stepsToEmpty(current int64, sizes []int64) int64 {
+	for steps := int64(1); steps < rotated; steps++ {
+		if sizes[(current+steps)%rotated] <= emptyLeaf {
+			return steps
+		}
+	}
+	return 0
 }
 
 // emptyLeaf is at most what an empty leaf takes: one page of its TOAST index.

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -89,4 +90,64 @@ func poolWith(t *testing.T, change func(*pgx.ConnConfig)) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// brisk is a relay that changes leaves with every few messages.
+func (f *fixture) brisk(t *testing.T, opts RelayOptions) *Relay {
+	t.Helper()
+	opts.RotateBytes, opts.PollMax = 1, 10*time.Millisecond
+	r := f.relay(t, opts)
+	r.limits.rotate, r.limits.cursors = 5*time.Millisecond, 20
+	return r
+}
+
+// rows returns how many messages are in each leaf.
+func (f *fixture) rows(t *testing.T) (n [len(leaves)]int) {
+	t.Helper()
+	for i, leaf := range leaves {
+		n[i] = f.count(t, leaf)
+	}
+	return n
+}
+
+// empty reports whether the leaves have neither rows nor size.
+func (f *fixture) empty(t *testing.T, some ...int) bool {
+	t.Helper()
+	for _, i := range some {
+		var size int
+		if err := f.pool.QueryRow(t.Context(), "SELECT pg_table_size('"+f.schema+"."+leaves[i]+"')").Scan(&size); err != nil {
+			t.Fatal(err)
+		}
+		if size > emptyLeaf {
+			return false
+		}
+	}
+	return true
+}
+
+// A transaction that stays open keeps the leaf that it has written to, and no
+// other: messages go to the others in turns.
+func TestALongWriterKeepsOneLeaf(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	open, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = open.Rollback(t.Context()) }()
+	if err := f.writer.Write(t.Context(), open, msg("open", "open")); err != nil {
+		t.Fatal(err)
+	}
+	start(t, f.brisk(t, RelayOptions{}))
+	for i := range 20 {
+		f.write(t, msg("k", fmt.Sprint(i)))
+		eventually(t, "the message is published and the leaves are empty", func() bool {
+			return len(f.broker.payloads()) == 1+i && f.empty(t, 1, 2, 3)
+		})
+	}
+	if err := open.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.write(t, msg("k", "last"))
+	eventually(t, "all leaves are empty", func() bool { return len(f.broker.payloads()) == 22 && f.empty(t, 0, 1, 2, 3) })
 }

@@ -44,8 +44,9 @@ const sqlCurrentLeaf = `
 SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3,
 	ARRAY[pg_table_size('{schema}.outbox_0'), pg_table_size('{schema}.outbox_1'), pg_table_size('{schema}.outbox_2'), pg_table_size('{schema}.outbox_other')]`
 
-// sqlNextLeaf sends new messages to the next leaf.
-const sqlNextLeaf = `SELECT nextval('{schema}.outbox_leaf')`
+// sqlNextLeaf sends new messages to the leaf $1 further on. A message that finds
+// its way into one in between is as well there.
+const sqlNextLeaf = `SELECT nextval('{schema}.outbox_leaf') FROM generate_series(1, $1)`
 
 // sqlLockLeaf waits for every transaction that has written to the leaf, for as
 // long as lock_timeout allows.
