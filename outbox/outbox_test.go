@@ -60,8 +60,10 @@ func (b *scriptedBroker) payloads() []string {
 // firsts returns payloads without repetitions.
 func (b *scriptedBroker) firsts() []string {
 	var firsts []string
+	seen := map[string]bool{}
 	for _, p := range b.payloads() {
-		if !slices.Contains(firsts, p) {
+		if !seen[p] {
+			seen[p] = true
 			firsts = append(firsts, p)
 		}
 	}

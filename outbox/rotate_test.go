@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -150,4 +151,141 @@ func TestALongWriterKeepsOneLeaf(t *testing.T) {
 	}
 	f.write(t, msg("k", "last"))
 	eventually(t, "all leaves are empty", func() bool { return len(f.broker.payloads()) == 22 && f.empty(t, 0, 1, 2, 3) })
+}
+
+func TestPublishedMessagesAreKeptForTheRetention(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	r := f.brisk(t, RelayOptions{Retention: time.Hour})
+	r.signals.rested.Enable()
+	stop := start(t, r)
+	for i := range 10 {
+		f.write(t, msg("k", fmt.Sprint(i)))
+		eventually(t, "publish", func() bool { return len(f.broker.payloads()) == 1+i })
+	}
+	r.signals.passed.Enable()
+	for range 20 { // rounds in which leaves are looked at
+		r.signals.passed.Wait(t)
+	}
+	stop()
+	if got := f.count(t, "outbox"); got != 10 {
+		t.Errorf("%d messages are kept, want 10", got)
+	}
+	f.exec(t, "UPDATE {schema}.outbox SET created_at = created_at - interval '1 hour'")
+	start(t, f.brisk(t, RelayOptions{Retention: time.Hour}))
+	eventually(t, "the old ones are gone", func() bool { return f.count(t, "outbox") == 0 })
+}
+
+// A snapshot that somebody holds keeps nothing from being emptied, and nothing
+// dies that it might see: there is no bloat.
+func TestAHeldSnapshotCausesNoBloat(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	snapshot, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = snapshot.Rollback(t.Context()) }()
+	if _, err := snapshot.Exec(t.Context(), "SELECT txid_current()"); err != nil {
+		t.Fatal(err)
+	}
+	r := f.brisk(t, RelayOptions{Window: 10})
+	start(t, r)
+	const n = 300
+	for i := range n {
+		f.write(t, msg(fmt.Sprint("k", i), "x"))
+	}
+	eventually(t, "all is published and the leaves are empty", func() bool { return len(f.broker.payloads()) == n && f.empty(t, 0, 1, 2, 3) })
+	var dead, cursors int
+	err = f.pool.QueryRow(t.Context(), `SELECT sum(pg_stat_get_dead_tuples(c.oid)), (SELECT count(*) FROM `+f.schema+`.outbox_cursor_0) + (SELECT count(*) FROM `+f.schema+`.outbox_cursor_1)
+		FROM pg_class c WHERE relnamespace = $1::text::regnamespace AND relname ~ '^outbox_(0|1|2|other|cursor_0|cursor_1)$'`, f.schema).Scan(&dead, &cursors)
+	if err != nil || dead != 0 {
+		t.Errorf("%d dead tuples in the log, %v; want none", dead, err)
+	}
+	if cursors > 4*int(r.limits.cursors) {
+		t.Errorf("%d cursors are kept, want up to twice %d", cursors, r.limits.cursors)
+	}
+}
+
+// A backup locks every table for reading, as long as it takes: nothing is
+// emptied, everything is published.
+func TestABackupDoesNotHoldUpTheRelay(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	start(t, f.brisk(t, RelayOptions{}))
+	f.write(t, msg("k", "0"))
+	eventually(t, "publish before", func() bool { return len(f.broker.payloads()) == 1 })
+	backup, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = backup.Rollback(t.Context()) }()
+	tables := []string{"outbox", "outbox_held", "outbox_relay", "outbox_tenure", "outbox_cursor_0", "outbox_cursor_1"}
+	for _, table := range append(tables, leaves[:]...) {
+		if _, err := backup.Exec(t.Context(), "LOCK TABLE "+f.schema+"."+table+" IN ACCESS SHARE MODE"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const n = 100
+	for i := range n {
+		f.write(t, msg("k", fmt.Sprint(1+i)))
+	}
+	eventually(t, "publish meanwhile", func() bool { return len(f.broker.payloads()) == 1+n })
+	if err := backup.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the leaves are emptied afterwards", func() bool { return f.empty(t, 0, 1, 2, 3) })
+}
+
+// Leaves and tables of cursors are emptied for good with the cursor that says
+// so, although that does not wait for the disk: a crash right behind brings back
+// neither.
+func TestACrashBehindATruncationLosesNothing(t *testing.T) {
+	t.Parallel()
+	server := privateServer(t, "wal_writer_delay=10s", "autovacuum=off")
+	f := server.fixture(t)
+	r := f.brisk(t, RelayOptions{Window: 5, Lanes: 2})
+	start(t, r)
+	written, crashes := 0, 0
+	for ; crashes < 3; crashes++ {
+		stop := make(chan struct{})
+		var writing sync.WaitGroup
+		writing.Go(func() {
+			for ; ; written++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				f.write(t, msg(fmt.Sprint("k", written%7), fmt.Sprint(written)))
+			}
+		})
+		turns := f.leaf(t)
+		eventually(t, "leaves are emptied", func() bool { return f.leaf(t) > turns+3 })
+		close(stop)
+		writing.Wait()
+		server.crash()
+		server.start(t)
+		eventually(t, "the server is back", func() bool { return f.pool.Ping(t.Context()) == nil })
+	}
+	eventually(t, "all is published and the leaves are empty", func() bool { return len(f.broker.firsts()) == written && f.empty(t, 0, 1, 2, 3) })
+	last := map[string]int{}
+	for _, p := range f.broker.firsts() {
+		n, _ := strconv.Atoi(p)
+		key := fmt.Sprint("k", n%7)
+		if n < last[key] {
+			t.Errorf("%d was published after %d", n, last[key])
+		}
+		last[key] = n
+	}
+	t.Logf("%d messages, %d published again in %d crashes", written, len(f.broker.payloads())-written, crashes)
+}
+
+// leaf returns how often leaves have changed.
+func (f *fixture) leaf(t *testing.T) (n int) {
+	t.Helper()
+	if err := f.pool.QueryRow(t.Context(), "SELECT last_value FROM "+f.schema+".outbox_leaf").Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
