@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"sync"
@@ -190,6 +191,7 @@ func TestAHeldSnapshotCausesNoBloat(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := f.brisk(t, RelayOptions{Window: 10})
+	r.limits.cursors = 3
 	start(t, r)
 	const n = 300
 	for i := range n {
@@ -202,7 +204,7 @@ func TestAHeldSnapshotCausesNoBloat(t *testing.T) {
 	if err != nil || dead != 0 {
 		t.Errorf("%d dead tuples in the log, %v; want none", dead, err)
 	}
-	if cursors > 4*int(r.limits.cursors) {
+	if cursors > 3*int(r.limits.cursors) {
 		t.Errorf("%d cursors are kept, want up to twice %d", cursors, r.limits.cursors)
 	}
 }
@@ -235,6 +237,36 @@ func TestABackupDoesNotHoldUpTheRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the leaves are emptied afterwards", func() bool { return f.empty(t, 0, 1, 2, 3) })
+}
+
+// Emptying a leaf does not wait for somebody who uses it: whoever wants to write
+// to it would wait behind.
+func TestALeafInUseIsLeftAloneAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.leader(t, RelayOptions{})
+	open, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = open.Rollback(t.Context()) }()
+	for _, table := range []string{"outbox_1", "outbox_cursor_1"} {
+		if _, err := open.Exec(t.Context(), "LOCK TABLE "+f.schema+"."+table+" IN ACCESS SHARE MODE"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if l.empty(ctx, 1) {
+		t.Error("a leaf was emptied that somebody reads")
+	}
+	l.marks = l.turnAt
+	if l.turnCursors(ctx); l.tenure.which != 0 {
+		t.Error("a table of cursors was emptied that somebody reads")
+	}
+	if err := ctx.Err(); err != nil {
+		t.Errorf("they were waited for: %v", err)
+	}
 }
 
 // Leaves and tables of cursors are emptied for good with the cursor that says
