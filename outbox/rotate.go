@@ -111,6 +111,7 @@ func (l *leader) locked(ctx context.Context, f func(pgx.Tx) error) error {
 		var epoch int64
 		batch := &pgx.Batch{}
 		batch.Queue(l.r.sql.lockSoon, lockPatience)
+		batch.Queue(l.r.sql.planByIndex)
 		batch.Queue(l.r.sql.fence, l.tenure.epoch).QueryRow(func(row pgx.Row) error { return overtaken(row.Scan(&epoch)) })
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 			return err

@@ -58,7 +58,9 @@ const sqlLockLeaf = `LOCK TABLE {schema}.{leaf} IN ACCESS EXCLUSIVE MODE`
 // its from, $3 (to) and $4 (id).
 const sqlJudgeLeaf = `
 SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT FROM $6::bigint
-	AND NOT EXISTS (SELECT FROM {schema}.{leaf} WHERE (xid >= $1::text::xid8 OR xid = ANY ($2::text[]::xid8[]))
+	AND NOT EXISTS (SELECT FROM {schema}.{leaf} WHERE xid >= $1::text::xid8
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND NOT EXISTS (SELECT FROM {schema}.{leaf} WHERE xid = ANY ($2::text[]::xid8[])
 		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
 	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.{leaf} ORDER BY id DESC LIMIT 1)
 		<= clock_timestamp() - $5 * interval '1 microsecond', true))`

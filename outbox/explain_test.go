@@ -1,0 +1,157 @@
+package outbox
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// A plan is a node of what EXPLAIN says in JSON.
+type plan struct {
+	Type     string  `json:"Node Type"`
+	Relation string  `json:"Relation Name"`
+	Rows     float64 `json:"Actual Rows"`
+	Hit      int     `json:"Shared Hit Blocks"`
+	Read     int     `json:"Shared Read Blocks"`
+	Plans    []plan
+}
+
+func (p plan) each(do func(plan)) {
+	do(p)
+	for _, child := range p.Plans {
+		child.each(do)
+	}
+}
+
+// scans returns how the relations are read, except those that are small.
+func (p plan) scans() map[string]string {
+	scans := map[string]string{}
+	p.each(func(n plan) {
+		if strings.HasPrefix(n.Relation, "outbox") && n.Relation != "outbox_tenure" && n.Relation != "outbox_relay" {
+			scans[n.Relation] += n.Type + " "
+		}
+	})
+	return scans
+}
+
+// buffers returns how many blocks were touched.
+func (p plan) buffers() int { return p.Hit + p.Read }
+
+// explain runs statement as the relay does, as a prepared one with the settings
+// of sqlPlanByIndex if settled, and returns its plan.
+func (f *fixture) explain(t *testing.T, settled bool, statement string, args ...any) (p plan) {
+	t.Helper()
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	run := func(statement string) {
+		if _, err := tx.Exec(t.Context(), statement); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+	if settled {
+		run(sqlPlanByIndex)
+	}
+	literals := make([]string, len(args))
+	for i, arg := range args {
+		literals[i] = literal(arg)
+	}
+	run("PREPARE explained AS " + statement)
+	execute := "EXECUTE explained"
+	if len(args) > 0 {
+		execute += "(" + strings.Join(literals, ", ") + ")"
+	}
+	run(execute) // what it needs from the catalogues is not counted
+	var out []byte
+	if err := tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+execute).Scan(&out); err != nil {
+		t.Fatalf("%s: %v", execute, err)
+	}
+	run("DEALLOCATE explained")
+	var all []struct{ Plan plan }
+	if err := json.Unmarshal(out, &all); err != nil || len(all) != 1 {
+		t.Fatalf("%s: %v", out, err)
+	}
+	return all[0].Plan
+}
+
+func literal(arg any) string {
+	switch a := arg.(type) {
+	case nil:
+		return "NULL"
+	case *string:
+		if a == nil {
+			return "NULL"
+		}
+		return "'" + *a + "'"
+	case string:
+		return "'" + a + "'"
+	case []string:
+		return "'{" + strings.Join(a, ",") + "}'"
+	case []int64:
+		return "'" + strings.NewReplacer("[", "{", "]", "}", " ", ",").Replace(fmt.Sprint(a)) + "'"
+	default:
+		return fmt.Sprint(a)
+	}
+}
+
+// fill stores n messages at once.
+func (f *fixture) fill(t *testing.T, n int) {
+	t.Helper()
+	f.exec(t, `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
+		SELECT gen_random_uuid(), 't', 't', 's', 'k' || i, 'step', '', 'k' || i % 1000, '', '', '', 'x' FROM generate_series(1, $1::int) i`, n)
+}
+
+// The statements of the relay find what is not published by an index, whatever
+// the statistics say, and it makes no difference how much is published already.
+func TestWhatIsPublishedCostsNothing(t *testing.T) {
+	t.Parallel()
+	const many, few = 100_000, 1000
+	buffers := map[string]map[int]int{}
+	for _, published := range []int{few, many} {
+		for name, prepare := range map[string]func(f *fixture){
+			"fresh":      func(f *fixture) { f.fill(t, published) },
+			"analyzed":   func(f *fixture) { f.fill(t, published); f.exec(t, "ANALYZE {schema}.outbox_0") },
+			"misleading": func(f *fixture) { f.fill(t, 10); f.exec(t, "ANALYZE {schema}.outbox_0"); f.fill(t, published) },
+		} {
+			f := newFixture(t)
+			f.exec(t, "ALTER TABLE {schema}.outbox_0 SET (autovacuum_enabled = off)")
+			prepare(f)
+			r := f.relay(t, RelayOptions{})
+			l := f.leader(t, RelayOptions{})
+			if err := l.reader.refill(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			at := cursor{from: *l.reader.at.to}
+			for i := range 10 {
+				f.write(t, msg(fmt.Sprint("new", i), "x"))
+			}
+			ids := []int64{int64(published), int64(published) + 1, int64(published) + 2}
+			for statement, p := range map[string]plan{
+				"listDifference":  f.explain(t, true, r.sql.listDifference, at.from.xmaxText(), at.from.xip, 0, nil, maxList, l.tenure.epoch),
+				"countDifference": f.explain(t, true, r.sql.countDifference, at.from.xmaxText(), at.from.xip, at.from.xmaxText(), at.from.xip, at.from.text, 0, 1000),
+				"fetchMessages":   f.explain(t, true, r.sql.fetchMessages[0], ids),
+				"judgeLeaf":       f.explain(t, true, r.sql.judgeLeaf[0], at.from.xmaxText(), at.from.xip, nil, 0, 0, 1),
+			} {
+				for relation, scan := range p.scans() {
+					if strings.Contains(scan, "Seq Scan") && relation == "outbox_0" {
+						t.Errorf("%s, %s, %d published: %s by %s", statement, name, published, relation, scan)
+					}
+				}
+				key := statement + " " + name
+				if buffers[key] == nil {
+					buffers[key] = map[int]int{}
+				}
+				buffers[key][published] = p.buffers()
+			}
+		}
+	}
+	for key, b := range buffers {
+		t.Logf("%s: %d and %d buffers", key, b[few], b[many])
+		if b[many] > b[few]+40 { // an index has a level more
+			t.Errorf("%s touches %d buffers with %d messages published, %d with %d", key, b[few], few, b[many], many)
+		}
+	}
+}
