@@ -155,3 +155,55 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 		}
 	}
 }
+
+// hold stores n held messages in a state, of keys of their own but for every
+// tenth, whose key is k.
+func (f *fixture) hold(t *testing.T, n int, state, due string) {
+	t.Helper()
+	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload,
+			state, due_at, attempts, refused_at)
+		SELECT nextval('{schema}.outbox_id_seq'), gen_random_uuid(), 't', 't', 's', 'k', 'step', '', CASE WHEN i % 10 = 0 THEN 'k' ELSE 'k' || i END, '', '', '', 'x',
+			$2, CASE $2 WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + $3::interval END,
+			CASE $2 WHEN 'delayed' THEN 0 ELSE 1 END, CASE WHEN $2 <> 'delayed' THEN clock_timestamp() END
+		FROM generate_series(1, $1::int) i`, n, state, due)
+}
+
+// What is due is found by an index among what is not, and among dead letters.
+func TestWhatIsNotDueCostsNothing(t *testing.T) {
+	t.Parallel()
+	for name, analyze := range map[string]string{"fresh": "SELECT", "analyzed": "ANALYZE {schema}.outbox_held"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.exec(t, "ALTER TABLE {schema}.outbox_held SET (autovacuum_enabled = off)")
+			f.hold(t, 5, "refused", "-1 s")
+			f.hold(t, 5, "delayed", "-1 s")
+			f.hold(t, 20_000, "dead", "0")
+			f.hold(t, 20_000, "delayed", "100 years")
+			f.hold(t, 20_000, "refused", "1 hour")
+			f.hold(t, 20_000, "waiting", "0")
+			f.fill(t, 20_000)
+			f.exec(t, analyze)
+			r := f.relay(t, RelayOptions{})
+			for statement, p := range map[string]plan{
+				"listRetries":  f.explain(t, true, r.sql.listRetries, maxDue, maxFollowers),
+				"listDelayed":  f.explain(t, true, r.sql.listDelayed, maxDue),
+				"fetchHeld":    f.explain(t, false, r.sql.fetchHeld, []int64{1, 2, 3}, false),
+				"queueDelayed": f.explain(t, false, r.sql.queueDelayed, []int64{6, 7, 8}),
+				"promote":      f.explain(t, false, r.sql.promote, []string{"k1", "k2", "k3"}),
+				"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes),
+				"lockStored":   f.explain(t, true, r.sql.lockStored, 10, maxBatchBytes),
+			} {
+				for relation, scan := range p.scans() {
+					if strings.Contains(scan, "Seq Scan") {
+						t.Errorf("%s: %s by %s", statement, relation, scan)
+					}
+				}
+				if p.buffers() > 500 {
+					t.Errorf("%s touches %d buffers", statement, p.buffers())
+				}
+				t.Logf("%s: %d buffers", statement, p.buffers())
+			}
+		})
+	}
+}

@@ -104,11 +104,16 @@ func (l *leader) dispatchHeld(ctx context.Context, q *heldQueue, list []entry) (
 
 // listHeld lists what is due, by a statement.
 func (l *leader) listHeld(ctx context.Context, statement string, limits ...any) ([]entry, error) {
-	rows, _ := l.r.db.Query(ctx, statement, limits...)
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
-		return e, row.Scan(&e.leaf, &e.id, &e.size)
+	var list []entry
+	batch := &pgx.Batch{}
+	batch.Queue(l.r.sql.planByIndex)
+	batch.Queue(statement, limits...).Query(func(rows pgx.Rows) (err error) {
+		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
+			return e, row.Scan(&e.leaf, &e.id, &e.size)
+		})
+		return err
 	})
-	if err != nil {
+	if err := l.r.db.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, fmt.Errorf("outbox: list due messages: %w", err)
 	}
 	return list, nil

@@ -23,21 +23,25 @@ WHERE id = ANY ($1::bigint[]) AND state = 'delayed' AND EXISTS (SELECT FROM {sch
 	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)`
 
 // sqlListDelayed lists delayed messages that are due, at most $1 of them, in the
-// order of their ids.
+// order of their ids. (The clock is read in a SELECT of its own, once: what may
+// change from row to row is no condition for an index.)
 const sqlListDelayed = `
 SELECT 0, id, size FROM (
 	SELECT id, octet_length(payload) AS size FROM {schema}.outbox_held
-	WHERE state = 'delayed' AND due_at <= clock_timestamp() ORDER BY due_at, id LIMIT $1) due
+	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1) due
 ORDER BY id`
 
 // sqlListRetries lists refused messages that are due, and some of those that
-// wait behind them. $1 and $2 limit how many.
+// wait behind them. $1 and $2 limit how many. (Whether a message is the first of
+// its key is one look into an index for each that is due; as EXISTS it could
+// become a join with all that are held. Its state is not given as what it is, or
+// the index of those states would do, with all that are not due.)
 const sqlListRetries = `
 WITH due AS (
 	SELECT id, ordering_key FROM {schema}.outbox_held o
-	WHERE state IN ('refused', 'waiting') AND due_at <= clock_timestamp()
-		AND NOT EXISTS (SELECT FROM {schema}.outbox_held h
-			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)
+	WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND id = (
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
 	ORDER BY due_at, id LIMIT $1)
 SELECT 0, h.id, octet_length(h.payload)
 FROM {schema}.outbox_held h
@@ -82,9 +86,12 @@ SELECT key FROM first WHERE id IS NULL`
 // sqlPromoteAll does so for every key, in case somebody has removed a message
 // that others wait behind.
 const sqlPromoteAll = `
-UPDATE {schema}.outbox_held o SET due_at = clock_timestamp()
-WHERE state = 'waiting' AND due_at = 'infinity' AND NOT EXISTS (SELECT FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)`
+UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+WHERE state = 'waiting' AND id IN (
+	SELECT id FROM (
+		SELECT DISTINCT ON (ordering_key) id, state, due_at FROM {schema}.outbox_held
+		WHERE state IN ('refused', 'waiting') ORDER BY ordering_key, id) first
+	WHERE state = 'waiting' AND due_at = 'infinity')`
 
 // sqlBlockedKeys reads the keys whose later messages have to wait, and for which.
 const sqlBlockedKeys = `

@@ -23,7 +23,8 @@ FROM ({leaves}) d`
 
 // sqlCountLeaf has a part for each index condition. They exclude each other, and
 // come in the order of transactions, so that the oldest message is among the first.
-// What of a difference is published is passed over within the index (xid, id).
+// What of a difference is published is passed over within the index (xid, id);
+// ORDER BY, and id + 0, keep the planner from taking that on id.
 const sqlCountLeaf = `
 	(SELECT created_at FROM {schema}.{leaf} WHERE xid >= $1::text::xid8 LIMIT $7)
 	UNION ALL
@@ -31,10 +32,10 @@ const sqlCountLeaf = `
 	UNION ALL
 	(SELECT created_at FROM {schema}.{leaf}
 	WHERE xid >= $3::text::xid8 AND xid < pg_snapshot_xmax($5::text::pg_snapshot)
-		AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)
+		AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) ORDER BY xid, id LIMIT $7)
 	UNION ALL
-	(SELECT created_at FROM unnest($4::text[]) open (open), {schema}.{leaf}
-	WHERE xid = open::xid8 AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)`
+	(SELECT created_at FROM {schema}.{leaf}
+	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)`
 
 // sqlCountHeld counts by state, up to $1 each.
 const sqlCountHeld = `

@@ -18,9 +18,9 @@ WHERE id = ANY (ARRAY(
 		FROM (
 			SELECT id, due_at, payload
 			FROM {schema}.outbox_held o
-			WHERE state <> 'dead' AND due_at <= clock_timestamp()
-				AND NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h
-					WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)
+			WHERE state <> 'dead' AND due_at <= (SELECT clock_timestamp()) AND (
+				SELECT h.id FROM {schema}.outbox_held h
+				WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id LIMIT 1) IS NULL
 			ORDER BY due_at, id
 			LIMIT $1) due) sized
 	WHERE before < $2))

@@ -73,5 +73,5 @@ func (u usage) plus(v usage) usage {
 // each says what one of n messages has cost.
 func (u usage) each(n int) string {
 	micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(n) }
-	return fmt.Sprintf("processor µs per message: client %.1f, database %.1f, broker %.1f", micros(u.client), micros(u.database), micros(u.broker))
+	return fmt.Sprintf("processor µs for each: client %.1f, database %.1f, broker %.1f", micros(u.client), micros(u.database), micros(u.broker))
 }

@@ -99,6 +99,9 @@ func (b *bench) producer(ctx context.Context, s *server, run producerRun) (ratio
 	}
 	fmt.Printf("%-24s %-6s %-10s %5.0f transactions/s, with an outbox row %.2f of that; messages behind %d\n",
 		use, s.name, run.slot, target.Median(rates), target.Median(ratios), shop.behind)
+	for _, w := range []way{bare, run.way} {
+		fmt.Printf("%-24s %-6s %-10s %-5s %s\n", use, s.name, run.slot, w, shop.used[w].each(shop.orders[w]))
+	}
 	return target.Median(ratios), nil
 }
 
@@ -112,10 +115,12 @@ type shop struct {
 	published *counter
 	written   atomic.Int64
 	behind    int64 // messages, when the last slice ended
+	used      map[way]usage
+	orders    map[way]int
 }
 
 func openShop(ctx context.Context, o *ours, pub outbox.Publisher) (_ *shop, err error) {
-	s := &shop{ours: o, published: newCounter(unlimited)}
+	s := &shop{ours: o, published: newCounter(unlimited), used: map[way]usage{}, orders: map[way]int{}}
 	for _, statement := range []string{
 		"CREATE TABLE stock (id int PRIMARY KEY, quantity bigint NOT NULL)",
 		"CREATE TABLE shop_order (id uuid PRIMARY KEY, item int NOT NULL, customer text NOT NULL, amount bigint NOT NULL)",
@@ -173,6 +178,7 @@ func (s *shop) serve(ctx context.Context, slice time.Duration, w way) (float64, 
 		wg     sync.WaitGroup
 		orders atomic.Int64
 		faults = make([]error, clients)
+		used   = readUsage()
 		start  = time.Now()
 	)
 	for i := range clients {
@@ -186,6 +192,8 @@ func (s *shop) serve(ctx context.Context, slice time.Duration, w way) (float64, 
 	}
 	wg.Wait()
 	took := time.Since(start)
+	s.used[w] = s.used[w].plus(readUsage().since(used))
+	s.orders[w] += int(orders.Load())
 	if w != bare {
 		s.written.Add(orders.Load())
 		s.behind = s.written.Load() - s.published.count.Load()
