@@ -103,15 +103,6 @@ func (f *fixture) brisk(t *testing.T, opts RelayOptions) *Relay {
 	return r
 }
 
-// rows returns how many messages are in each leaf.
-func (f *fixture) rows(t *testing.T) (n [len(leaves)]int) {
-	t.Helper()
-	for i, leaf := range leaves {
-		n[i] = f.count(t, leaf)
-	}
-	return n
-}
-
 // empty reports whether the leaves have neither rows nor size.
 func (f *fixture) empty(t *testing.T, some ...int) bool {
 	t.Helper()
