@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -120,5 +121,34 @@ func TestWhatWaitsGoesOn(t *testing.T) {
 				t.Errorf("the last one published is %d, want %d", last, followers)
 			}
 		})
+	}
+}
+
+// What comes behind a message that is refused for the last time waits until that
+// is noted: a relay that dies before has another try at it, and the order would
+// be lost.
+func TestADeathIsNotedBeforeTheNextMessageGoes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.write(t, msg("k", "1"), msg("k", "2"))
+	l := f.leader(t, RelayOptions{Lanes: 1, MaxAttempts: 1})
+	_ = f.refuse("1")
+	f.publishPage(t, l, f.broker.answer)
+	if got := f.broker.payloads(); len(got) != 0 {
+		t.Errorf("published %q before the death of 1 is noted", got)
+	}
+	l.r.release(t.Context(), l.tenure.epoch) // it dies
+	f.broker.answer = nil
+	r := f.relay(t, RelayOptions{MaxAttempts: 1})
+	mustSettle(t, r)
+	if got := strings.Join(f.broker.payloads(), " "); got != "1 2" {
+		t.Errorf("published %q, want 1 2", got)
+	}
+	_ = f.refuse("3")
+	f.write(t, msg("k", "3"), msg("k", "4"))
+	start(t, r)
+	eventually(t, "4 goes", func() bool { return f.stats(t, r) == counts{Dead: 1} })
+	if got := strings.Join(f.broker.payloads(), " "); got != "1 2 4" {
+		t.Errorf("published %q, want 1 2 4", got)
 	}
 }

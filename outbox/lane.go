@@ -204,13 +204,12 @@ func (l *lane) publish(ctx context.Context, wave []*item) error {
 }
 
 // refuse leaves the decision about later messages of the key to the database,
-// which holds them with this one; unless it is dead, which holds back nothing.
+// which holds them with this one; if it is dead, until that is noted: should the
+// relay die before, the next one sends it again.
 func (l *lane) refuse(m *item, err error) {
 	m.refusal = err
 	m.dead = m.Attempts+1 >= l.r.opts.MaxAttempts
-	if !m.dead {
-		l.blocked[m.key] = block{m.ID, m.page.seq}
-	}
+	l.blocked[m.key] = block{m.ID, m.page.seq}
 	l.decide(m, refused)
 }
 
