@@ -17,6 +17,7 @@ type fault struct {
 	times   int  // as many messages as in other rounds are written; default: as many
 	windows int  // of messages that it may have published twice, at most
 	overlap bool // it may take the lead from a relay that does not know yet
+	point   bool // a relay dies at a point
 
 	before func(*storm)      // the round's messages are written, while the queues are empty
 	inject func(*storm)      // while they are written
@@ -102,7 +103,7 @@ func databaseFaults(log outbox.Log) []fault {
 // fault kills a relay at p.
 func (p point) fault() fault {
 	return fault{
-		name: "relay dies at " + p.name, weight: 3, windows: p.windows,
+		name: "relay dies at " + p.name, weight: 3, windows: p.windows, point: true,
 		before: func(s *storm) {
 			s.retireAll() // or another one might never let it lead
 			if p.refusing {
