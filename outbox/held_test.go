@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -150,5 +151,47 @@ func TestADeathIsNotedBeforeTheNextMessageGoes(t *testing.T) {
 	eventually(t, "4 goes", func() bool { return f.stats(t, r) == counts{Dead: 1} })
 	if got := strings.Join(f.broker.payloads(), " "); got != "1 2 4" {
 		t.Errorf("published %q, want 1 2 4", got)
+	}
+}
+
+// A delayed message over which the connection breaks holds up no other, with
+// nothing else to publish, and is refused in the end.
+func TestASuspectHeldMessageDoesNotHoldUpOthers(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{"delayed", "refused"} {
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.broker.answer = func(p Publication) error {
+				if string(p.Message.Payload) == "bad" {
+					return errors.New("connection lost")
+				}
+				return nil
+			}
+			delay := func(payload string) {
+				m := msg(payload, payload)
+				m.Delay = time.Hour
+				f.write(t, m)
+				if state == "refused" {
+					f.exec(t, "UPDATE {schema}.outbox_held SET state = 'refused', attempts = 1, refused_at = clock_timestamp() WHERE state = 'delayed'")
+				}
+				f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() WHERE ordering_key LIKE '%' || $1", payload)
+			}
+			r := f.relay(t, RelayOptions{Window: 10, RetryBase: time.Hour, RetryCap: time.Hour})
+			r.signals.rested.Enable()
+			start(t, r)
+			delay("bad")
+			r.signals.rested.WaitFor(t, func(err error) bool { return err != nil })
+			for i := range 2 * maxStrikes {
+				delay(fmt.Sprint("good", i))
+				eventually(t, "others are published", func() bool { return len(f.broker.payloads()) == 1+i })
+			}
+			want := map[string]int{"delayed": 1, "refused": 2}[state]
+			eventually(t, "it is refused", func() bool {
+				var attempts int
+				err := f.pool.QueryRow(t.Context(), "SELECT attempts FROM "+f.schema+".outbox_held WHERE state = 'refused' AND due_at > clock_timestamp()").Scan(&attempts)
+				return err == nil && attempts == want
+			})
+		})
 	}
 }

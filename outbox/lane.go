@@ -37,16 +37,23 @@ type lane struct {
 	done chan<- struct{} // told when a page is decided, or the lane gives up
 	ok   *atomic.Uint64  // messages that any lane has got through
 
-	pending  []*item          // undecided, in order
-	blocked  map[uint64]block // keys with held messages
-	size     int              // messages in the next call
-	failures int              // calls in a row that the broker did not answer
+	pending  []*item             // undecided, in order
+	blocked  map[uint64]block    // keys with held messages
+	suspects map[int64]suspicion // held messages that were given back
+	size     int                 // messages in the next call
+	failures int                 // calls in a row that the broker did not answer
 
 	open   atomic.Int64 // messages handed to the lane and not decided
 	gaveUp atomic.Bool  // the broker did not answer, and the relay is to stop
 
 	mu    sync.Mutex
 	freed []freed
+}
+
+// A suspicion is what is remembered of a suspect.
+type suspicion struct {
+	strikes  int
+	progress uint64
 }
 
 // A block holds back the messages of a key.
@@ -98,7 +105,7 @@ func (l *lane) receive(ctx context.Context) bool {
 	if len(l.pending) == 0 {
 		select {
 		case items := <-l.in:
-			l.pending = append(l.pending, items...)
+			l.take(items)
 		case <-ctx.Done():
 			return false
 		}
@@ -106,11 +113,21 @@ func (l *lane) receive(ctx context.Context) bool {
 	for {
 		select {
 		case items := <-l.in:
-			l.pending = append(l.pending, items...)
+			l.take(items)
 		default:
 			return ctx.Err() == nil
 		}
 	}
+}
+
+func (l *lane) take(items []*item) {
+	for _, m := range items {
+		if m.held {
+			s := l.suspects[m.ID]
+			m.strikes, m.progress = s.strikes, s.progress
+		}
+	}
+	l.pending = append(l.pending, items...)
 }
 
 // next picks the messages of the next call, the first of each key, and decides
@@ -162,6 +179,9 @@ func (l *lane) sweep() {
 
 func (l *lane) decide(m *item, o outcome) {
 	m.outcome = o
+	if m.held && o != skipped {
+		delete(l.suspects, m.ID)
+	}
 	l.open.Add(-1)
 	if m.page.left.Add(-1) == 0 {
 		l.tell()
@@ -194,6 +214,9 @@ func (l *lane) publish(ctx context.Context, wave []*item) error {
 			if len(wave) == 1 {
 				l.strike(m, err)
 			}
+			if m.held && m.outcome == undecided {
+				l.giveBack(m)
+			}
 		}
 	}
 	l.ok.Add(uint64(through))
@@ -222,6 +245,17 @@ func (l *lane) strike(m *item, err error) {
 	if m.strikes >= maxStrikes {
 		l.refuse(m, fmt.Errorf("%w: %w", errUnknown, err))
 	}
+}
+
+// giveBack leaves a held message where it is, due, and what comes behind it in its
+// key with it: waiting for its outcome here, it would keep others that are due
+// from being read.
+func (l *lane) giveBack(m *item) {
+	l.blocked[m.key] = block{m.ID, m.page.seq}
+	if m.strikes > 0 {
+		l.suspects[m.ID] = suspicion{m.strikes, m.progress}
+	}
+	l.decide(m, skipped)
 }
 
 // pause waits for the broker. What comes next is one message, and another one

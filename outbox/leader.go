@@ -169,7 +169,7 @@ func (l *leader) openLanes(ctx context.Context, stop <-chan struct{}) error {
 	for range l.r.opts.Lanes {
 		l.lanes = append(l.lanes, &lane{
 			r: l.r, in: make(chan []*item, 2*l.r.opts.Window+stallPage), stop: stop, done: l.done, ok: &l.ok,
-			blocked: map[uint64]block{}, size: laneBatch,
+			blocked: map[uint64]block{}, suspects: map[int64]suspicion{}, size: laneBatch,
 		})
 	}
 	rows, err := l.r.db.Query(ctx, l.r.sql.blockedKeys)
