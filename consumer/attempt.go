@@ -1,19 +1,14 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime/debug"
-	"strconv"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
@@ -30,6 +25,7 @@ var ErrTxManaged = txguard.ErrManaged
 var (
 	errTxEnded   = errors.New("consumer: the handler ended the transaction")
 	errTxAborted = errors.New("consumer: the handler returned nil after a statement had failed in its transaction")
+	errTxBusy    = errors.New("consumer: the handler returned before it had read all rows of a query, or closed them")
 )
 
 // A PanicError is a handler's panic.
@@ -66,15 +62,16 @@ func (c *Consumer) handle(ctx context.Context, j *job) error {
 // all steps where the subscriber does not tell redeliveries apart.
 //
 // A first delivery that crashed left no row. Unless every entry is counted
-// beforehand, its redelivery therefore counts for two.
+// beforehand, its redelivery therefore counts for two. So it is counted with what
+// a message has spent in a batch that failed: such entries leave no row either.
 func (c *Consumer) countBeforehand(ctx context.Context, j *job) error {
 	always := j.step.MaxAttempts == 1 || !c.marked
-	if j.parked != nil || j.counted || !j.redelivered && !always {
+	if j.parked != nil || j.counted || !j.redelivered && j.spent == 0 && !always {
 		return nil
 	}
-	first := 2
-	if always {
-		first = 1
+	first := j.spent + 1
+	if j.redelivered && !always {
+		first = 2
 	}
 	statement := c.sql.countAction
 	if j.kind == compensation {
@@ -90,12 +87,19 @@ func (c *Consumer) countBeforehand(ctx context.Context, j *job) error {
 	if err != nil {
 		return fmt.Errorf("consumer: count attempt: %w", err)
 	}
+	return j.noteCounted(attempts)
+}
+
+// noteCounted returns an error if the coming entry, the one that brings them to
+// attempts, must not happen.
+func (j *job) noteCounted(attempts int) error {
 	j.counted = true
-	if attempts > j.step.MaxAttempts {
-		j.exhausted, j.entered = true, true
-		return errors.New("consumer: earlier attempts ended without a result, most likely with their process")
+	if attempts <= j.step.MaxAttempts {
+		return nil
 	}
-	return nil
+	j.exhausted, j.entered = true, true
+	j.cause = errors.New("consumer: earlier attempts ended without a result, most likely with their process")
+	return j.cause
 }
 
 // attempt does what the step's row says in one transaction. If it returns an
@@ -104,40 +108,95 @@ func (c *Consumer) countBeforehand(ctx context.Context, j *job) error {
 func (c *Consumer) attempt(ctx context.Context, j *job) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*j.step.Timeout+databaseTimeout)
 	defer cancel()
-	return c.inTx(ctx, func(tx pgx.Tx) error {
-		cell, err := c.lock(ctx, tx, j)
-		switch {
-		case errors.Is(err, errGone):
-			return nil
-		case errors.Is(err, errBusy):
-			return c.handBack(ctx, tx, j)
-		case err != nil:
+	return c.withConn(ctx, func(conn *pgx.Conn) error {
+		if j.parked != nil {
+			return c.attemptParked(ctx, conn, j)
+		}
+		tx, err := c.open(ctx, conn, []*job{j})
+		if err != nil {
 			return err
 		}
-		v := decide(cell, j.arrival())
-		c.signals.decided.Send(v)
-		if v == run {
-			return c.run(ctx, tx, j, cell)
-		}
-		return c.settle(ctx, tx, j, cell, v)
+		return c.follow(ctx, tx, j, j.found)
 	})
 }
 
-// inTx commits what do did, and checks that the server answered COMMIT: on an
-// aborted transaction it answers ROLLBACK, without an error.
-func (c *Consumer) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
-	tx, err := c.db.Begin(ctx)
+func (c *Consumer) attemptParked(ctx context.Context, conn *pgx.Conn, j *job) error {
+	tx, err := conn.BeginTx(ctx, readCommitted)
 	if err != nil {
 		return fmt.Errorf("consumer: begin: %w", err)
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if err := do(tx); err != nil {
+	found, err := c.lock(ctx, tx, j)
+	switch {
+	case errors.Is(err, errGone):
+		return nil
+	case errors.Is(err, errBusy):
+		if err := c.handBack(ctx, tx, j); err != nil {
+			return err
+		}
+		return c.end(ctx, tx, &pgx.Batch{})
+	case err != nil:
 		return err
 	}
+	return c.follow(ctx, tx, j, found)
+}
+
+// follow does what the locked row says, and commits.
+func (c *Consumer) follow(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
+	v := decide(found, j.arrival())
+	c.signals.decided.Send(v)
+	if v == run {
+		return c.run(ctx, tx, j, found)
+	}
+	if err := c.settle(ctx, tx, j, found, v); err != nil {
+		return err
+	}
+	return c.end(ctx, tx, &pgx.Batch{})
+}
+
+// withConn lends do a connection, and takes it back without a transaction.
+func (c *Consumer) withConn(ctx context.Context, do func(conn *pgx.Conn) error) error {
+	conn, err := c.db.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("consumer: connect: %w", err)
+	}
+	defer conn.Release()
+	defer c.abandon(ctx, conn.Conn())
+	return do(conn.Conn())
+}
+
+// inTx commits what do did.
+func (c *Consumer) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
+	return c.withConn(ctx, func(conn *pgx.Conn) error {
+		tx, err := conn.BeginTx(ctx, readCommitted)
+		if err != nil {
+			return fmt.Errorf("consumer: begin: %w", err)
+		}
+		if err := do(tx); err != nil {
+			return err
+		}
+		return c.end(ctx, tx, &pgx.Batch{})
+	})
+}
+
+// end sends what last holds, and COMMIT in the same round trip, which is skipped
+// if a statement before it fails. It checks that the server answered COMMIT: on an
+// aborted transaction it answers ROLLBACK, without an error. After an error that
+// is not the server's own the outcome is not known.
+func (c *Consumer) end(ctx context.Context, tx pgx.Tx, last *pgx.Batch) error {
 	if err := failpoint.Hit("consumer/before-commit"); err != nil {
 		return err
 	}
-	if err := tx.Commit(ctx); err != nil {
+	tag := ""
+	last.Queue("commit").Query(func(rows pgx.Rows) error {
+		rows.Close()
+		tag = rows.CommandTag().String()
+		return rows.Err()
+	})
+	err := tx.Conn().SendBatch(ctx, last).Close()
+	if err == nil && tag != "COMMIT" {
+		err = pgx.ErrTxCommitRollback
+	}
+	if err != nil {
 		return fmt.Errorf("consumer: commit: %w", err)
 	}
 	return failpoint.Hit("consumer/after-commit")
@@ -155,9 +214,9 @@ var (
 // handler falls back to, in one round trip. For a parked job it then makes
 // sure that the copy is still its own.
 func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
-	idle := j.step.Timeout + databaseTimeout
+	j.older = true // whoever made the row: it must be moved
 	batch := &pgx.Batch{}
-	batch.Queue(c.sql.limitIdle, strconv.FormatInt(idle.Milliseconds(), 10))
+	batch.Queue(c.sql.limitIdle, milliseconds(idleLimit([]*job{j})))
 	batch.Queue(c.sql.claimStep, j.identity()...)
 	if j.parked == nil {
 		batch.Queue(c.sql.lockStep, j.identity()...)
@@ -172,7 +231,7 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 		_, err = results.Exec()
 	}
 	if err == nil {
-		err = results.QueryRow().Scan(&found.state, &found.attempts, &found.undoAttempts, &found.digest, &found.undoDigest)
+		err = results.QueryRow().Scan(found.columns()...)
 	}
 	busy := j.parked != nil && errors.Is(err, pgx.ErrNoRows)
 	if busy {
@@ -207,140 +266,152 @@ func (c *Consumer) handBack(ctx context.Context, tx pgx.Tx, j *job) error {
 	return nil
 }
 
-// run enters the handler and records how that ended, under the row's lock.
+// run enters the handler, records how that ended, under the row's lock, and
+// commits.
 func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
-	if err := failpoint.Hit("consumer/before-handler"); err != nil {
+	err := c.enter(ctx, tx, j, found)
+	if err == nil {
+		err = c.finish(ctx, tx, j, found)
+	}
+	if err == nil || !j.entered {
 		return err
-	}
-	j.Attempt = j.attempts(found)
-	j.entered = true
-	emitted, err := c.enter(ctx, tx, j)
-	if err == nil {
-		err = c.finish(ctx, tx, j, found, emitted)
-	}
-	if err == nil {
-		return nil
 	}
 	c.logFailure(ctx, j, err)
-	if tx.Conn().IsClosed() || errors.Is(err, errTxEnded) {
+	switch {
+	case errors.Is(err, errTxEnded):
+		return errors.Join(err, c.reopen(ctx, j))
+	case tx.Conn().IsClosed(), txguard.StatusOf(tx.Conn()) == txguard.Ended:
 		return err
 	}
-	if _, lost := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_step"); lost != nil {
+	if _, lost := tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_step"); lost != nil {
 		return errors.Join(err, lost)
 	}
-	return c.recordFailure(ctx, tx, j, found, err)
+	if err := c.recordFailure(ctx, tx, j, found, err); err != nil {
+		return err
+	}
+	return c.end(ctx, tx, &pgx.Batch{})
 }
 
 // enter calls the handler. A panic becomes an error here and nowhere else.
-func (c *Consumer) enter(ctx context.Context, tx pgx.Tx, j *job) (emitted []outbox.Message, err error) {
+func (c *Consumer) enter(ctx context.Context, tx pgx.Tx, j *job, found cell) (err error) {
+	if err := failpoint.Hit("consumer/before-handler"); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout)
 	defer cancel()
+	j.Attempt = j.attempts(found)
+	j.entered = true
+	j.out = &collector{job: j, log: c.opts.Logger}
+	defer j.out.close()
+	if j.traffic != nil {
+		defer func(begun time.Time) { j.traffic.note(time.Since(begun)) }(time.Now())
+	}
 	defer func() {
 		if value := recover(); value != nil {
 			err = &PanicError{Value: value, Stack: debug.Stack()}
 		}
 	}()
-	var out collector
-	err = j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, func(msgs ...outbox.Message) {
-		if !out.add(j, msgs) {
-			c.opts.Logger.ErrorContext(ctx, "consumer: emit was called after the handler had returned; the messages are lost", "step", j.Step)
-		}
-	})
-	emitted = out.close()
+	err = j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, j.out.emit)
+	if err == nil {
+		err = stateAfter(tx.Conn())
+	} else if !tx.Conn().IsClosed() && txguard.StatusOf(tx.Conn()) == txguard.Ended {
+		err = errors.Join(Terminal(errTxEnded), err)
+	}
+	return err
+}
+
+// stateAfter returns what is wrong with a transaction that a handler has
+// returned as if nothing were.
+func stateAfter(conn *pgx.Conn) error {
 	switch {
-	case err != nil:
-	case tx.Conn().IsClosed():
-		err = errors.New("consumer: the connection was lost while the handler ran")
-	case txguard.StatusOf(tx.Conn()) == txguard.Ended:
-		err = Terminal(errTxEnded)
-	case txguard.StatusOf(tx.Conn()) == txguard.Aborted:
-		err = errTxAborted
+	case conn.IsClosed():
+		return errors.New("consumer: the connection was lost while the handler ran")
+	case conn.PgConn().IsBusy():
+		return errTxBusy
+	case txguard.StatusOf(conn) == txguard.Ended:
+		return Terminal(errTxEnded)
+	case txguard.StatusOf(conn) == txguard.Aborted:
+		return errTxAborted
 	}
-	return emitted, err
+	return nil
 }
 
-// A collector keeps what a handler emits until the handler returns.
-type collector struct {
-	mu     sync.Mutex
-	msgs   []outbox.Message
-	closed bool
-}
-
-func (o *collector) add(j *job, msgs []outbox.Message) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, m := range msgs {
-		o.msgs = append(o.msgs, j.follow(m))
+// reopen takes back a claim that a handler has committed by ending the
+// transaction: the row says that the step is done, and only half of it is.
+func (c *Consumer) reopen(ctx context.Context, j *job) error {
+	if j.older {
+		return nil
 	}
-	return !o.closed
-}
-
-func (o *collector) close() []outbox.Message {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.closed = true
-	return o.msgs
-}
-
-// follow fills in m what it has in common with the message that led to it.
-func (j *job) follow(m outbox.Message) outbox.Message {
-	m.Scope = cmp.Or(m.Scope, j.Scope)
-	m.Key = cmp.Or(m.Key, j.Key)
-	m.CorrelationID = cmp.Or(m.CorrelationID, usable(j.CorrelationID))
-	m.CausationID = cmp.Or(m.CausationID, usable(j.ID))
-	own := m.Headers
-	m.Headers = map[string]string{}
-	for _, name := range []string{outbox.HeaderTraceParent, outbox.HeaderTraceState} {
-		if value := j.Metadata.Get(name); value != "" && len(own)+len(m.Headers) < outbox.MaxHeaders && cleantext.Printable(value) && len(value) <= outbox.MaxHeaderName*4 {
-			m.Headers[name] = value
+	return c.inTx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, c.sql.reopen, append(j.identity(), j.digest)...); err != nil {
+			return fmt.Errorf("consumer: reopen step: %w", err)
 		}
-	}
-	maps.Copy(m.Headers, own)
-	return m
+		return nil
+	})
 }
 
-// usable returns id if the outbox would take it: an id of foreign origin may
-// be anything, and must not make a step fail.
-func usable(id string) string {
-	if len(id) > outbox.MaxHeaderName || !cleantext.Printable(id) {
-		return ""
-	}
-	return id
-}
-
-// finish records the handler's success with what it emitted.
-func (c *Consumer) finish(ctx context.Context, tx pgx.Tx, j *job, found cell, emitted []outbox.Message) error {
-	if err := c.outbox.Write(ctx, tx, emitted...); err != nil {
-		if errors.Is(err, outbox.ErrInvalid) {
-			return Terminal(err)
-		}
+// finish records the handler's success with what it has queued and emitted, and
+// commits.
+func (c *Consumer) finish(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
+	last := &pgx.Batch{}
+	c.queueOutcome(last, j, found)
+	if err := c.queueEmitted(last, j.out.msgs); err != nil {
 		return err
 	}
-	to := done
-	if j.kind == compensation {
-		to = compensated
+	return c.end(ctx, tx, last)
+}
+
+// queueOutcome adds to last what the handler has queued and what its success
+// changes in the inbox: nothing, where the claim has inserted the row.
+func (c *Consumer) queueOutcome(last *pgx.Batch, j *job, found cell) {
+	for _, s := range j.out.statements {
+		last.Queue(s.sql, s.args...)
 	}
-	if err := c.move(ctx, tx, j, found, to, j.Attempt); err != nil {
-		return err
+	if j.older {
+		to := done
+		if j.kind == compensation {
+			to = compensated
+		}
+		last.Queue(c.sql.moveStep, j.transition(found, to, j.Attempt)...)
 	}
-	j.wakes = len(emitted) > 0
-	return c.forget(ctx, tx, j)
+	if j.parked != nil {
+		last.Queue(c.sql.deleteParked, j.parked.id)
+	}
+	j.wakes = len(j.out.msgs) > 0
+}
+
+// queueEmitted adds emitted messages to last, in their order.
+func (c *Consumer) queueEmitted(last *pgx.Batch, msgs []outbox.Message) error {
+	return terminalIfInvalid(c.outbox.Queue(last, msgs...))
+}
+
+// checkEmitted returns the error that queueEmitted would.
+func checkEmitted(msgs []outbox.Message) error {
+	return terminalIfInvalid(outbox.Validate(msgs...))
+}
+
+func terminalIfInvalid(err error) error {
+	if errors.Is(err, outbox.ErrInvalid) {
+		return Terminal(err)
+	}
+	return err
 }
 
 // move records that the step is now in state to, after attempts entries into
 // the handler of j's kind.
 func (c *Consumer) move(ctx context.Context, tx pgx.Tx, j *job, found cell, to state, attempts int) error {
-	entries, undoEntries := attempts, found.undoAttempts
-	digest, undoDigest := j.digest, []byte(nil)
-	if j.kind == compensation {
-		entries, undoEntries = found.attempts, attempts
-		digest, undoDigest = nil, j.digest
-	}
-	args := append(j.identity(), to, entries, undoEntries, digest, undoDigest)
-	if _, err := tx.Exec(ctx, c.sql.moveStep, args...); err != nil {
+	if _, err := tx.Exec(ctx, c.sql.moveStep, j.transition(found, to, attempts)...); err != nil {
 		return fmt.Errorf("consumer: move step to %s: %w", to, err)
 	}
 	return nil
+}
+
+// transition are the arguments of sqlMoveStep.
+func (j *job) transition(found cell, to state, attempts int) []any {
+	if j.kind == compensation {
+		return append(j.identity(), to, found.attempts, attempts, nil, j.digest)
+	}
+	return append(j.identity(), to, attempts, found.undoAttempts, j.digest, nil)
 }
 
 // forget deletes the parked copy of j, if it is one.

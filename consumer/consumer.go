@@ -27,6 +27,8 @@ type Options struct {
 	Schema string // Postgres schema of inbox and outbox; default: sagamill
 
 	Lanes         int           // deliveries handled at once, each on a connection of its own; default: 8, at most 1,024
+	BatchSize     int           // messages handled in one transaction at most; 1: each has its own; default: 64, at most 512
+	BatchTime     time.Duration // from when on a transaction takes in no further message; default: 50 ms
 	ParkedWorkers int           // parked messages run at once; default: 4, at most 1,024
 	ParkedPoll    time.Duration // longest pause between looks for parked messages that are due; default: 250 ms
 	DrainTimeout  time.Duration // longest wait for work in hand when Run's context ends; default: 30 s
@@ -38,9 +40,6 @@ type Options struct {
 
 // deafGrace is what a handler has from the end of its context to its return.
 const deafGrace = 5 * time.Second
-
-// laneQueue is how many deliveries wait in a lane before its subscription does.
-const laneQueue = 64
 
 // maxTries is how often a delivery whose outcome cannot be recorded is tried
 // before it goes back to the broker.
@@ -118,6 +117,8 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 func (o *Options) complete() error {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	o.Lanes = cmp.Or(o.Lanes, 8)
+	o.BatchSize = cmp.Or(o.BatchSize, 64)
+	o.BatchTime = cmp.Or(o.BatchTime, 50*time.Millisecond)
 	o.ParkedWorkers = cmp.Or(o.ParkedWorkers, 4)
 	o.ParkedPoll = cmp.Or(o.ParkedPoll, 250*time.Millisecond)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
@@ -130,6 +131,10 @@ func (o *Options) complete() error {
 	switch {
 	case o.Lanes < 1 || o.Lanes > most:
 		return fmt.Errorf("option Lanes: %d is not between 1 and %d", o.Lanes, most)
+	case o.BatchSize < 1 || o.BatchSize > maxBatchSize:
+		return fmt.Errorf("option BatchSize: %d is not between 1 and %d", o.BatchSize, maxBatchSize)
+	case o.BatchTime < 0:
+		return fmt.Errorf("option BatchTime: %s is negative", o.BatchTime)
 	case o.ParkedWorkers < 1 || o.ParkedWorkers > most:
 		return fmt.Errorf("option ParkedWorkers: %d is not between 1 and %d", o.ParkedWorkers, most)
 	case o.ParkedPoll < time.Millisecond:
@@ -151,6 +156,7 @@ func (c *Consumer) add(s Step) error {
 		return fmt.Errorf("step %q is given twice", s.Name)
 	}
 	c.steps[s.Name] = &s
+	seen := &traffic{}
 	for k, in := range map[kind]Input{action: s.Action, compensation: s.Compensation} {
 		if in.run == nil {
 			continue
@@ -159,7 +165,7 @@ func (c *Consumer) add(s Step) error {
 		if other, taken := c.routes[key]; taken {
 			return fmt.Errorf("steps %q and %q both take type %q from topic %q", other.step.Name, s.Name, key.typ, key.topic)
 		}
-		c.routes[key] = route{step: &s, kind: k, input: in}
+		c.routes[key] = route{step: &s, kind: k, input: in, traffic: seen}
 		if !slices.Contains(c.topics, in.Topic) {
 			c.topics = append(c.topics, in.Topic)
 		}
@@ -184,10 +190,9 @@ func (c *Consumer) Run(caller context.Context) error {
 	defer cancel()
 
 	var lanes, intake sync.WaitGroup
-	queues := make([]chan arrived, c.opts.Lanes)
-	for i := range queues {
-		queues[i] = make(chan arrived, laneQueue)
-		c.keepLane(&lanes, ctx, work, queues[i])
+	board := newBoard(c.opts.Lanes, c.opts.BatchSize, len(c.steps))
+	for range c.opts.Lanes {
+		c.keepLane(&lanes, ctx, work, board)
 	}
 	intake.Go(func() { c.runParked(ctx, work) }) // parked messages need no broker
 	for _, topic := range c.topics {
@@ -197,7 +202,7 @@ func (c *Consumer) Run(caller context.Context) error {
 			break
 		}
 		intake.Go(func() {
-			c.distribute(ctx, topic, deliveries, queues)
+			c.distribute(ctx, topic, deliveries, board)
 			stop(fmt.Errorf("consumer: the subscription to %s ended by itself", topic))
 		})
 	}
@@ -206,9 +211,7 @@ func (c *Consumer) Run(caller context.Context) error {
 	go func() {
 		defer close(ended)
 		intake.Wait()
-		for _, q := range queues {
-			close(q)
-		}
+		board.close()
 		lanes.Wait()
 	}()
 	<-ctx.Done()
@@ -288,6 +291,11 @@ func (c *Consumer) Stats(ctx context.Context) (Stats, error) {
 func (c *Consumer) logFailure(ctx context.Context, j *job, err error) {
 	c.opts.Logger.WarnContext(ctx, "consumer: handler failed", "step", j.Step, "kind", string(j.kind), "message_id", j.ID,
 		"correlation_id", j.CorrelationID, "attempt", j.Attempt, "error", err)
+}
+
+func (c *Consumer) logTombstone(ctx context.Context, j *job) {
+	c.opts.Logger.InfoContext(ctx, "consumer: compensation before its action, which will not run any more",
+		"step", j.Step, "message_id", j.ID, "correlation_id", j.CorrelationID)
 }
 
 func (c *Consumer) logDead(ctx context.Context, step, messageID string, f failure) {

@@ -64,11 +64,9 @@ func consumeOnce(schema string) {
 	if os.Getenv("SAGAMILL_TEST_REDELIVERED") != "" {
 		msg.Metadata.Set(outbox.PropertyRedelivered, "true")
 	}
-	a := arrived{msg.Metadata.Get(outbox.PropertyType), msg}
-	queue := make(chan arrived, 1)
-	queue <- a
-	close(queue)
-	c.runLane(context.Background(), context.Background(), queue)
+	b := newBoard(1, 1, 1)
+	b.put(context.Background(), c.arrival(msg.Metadata.Get(outbox.PropertyType), msg))
+	c.runLane(context.Background(), context.Background(), b)
 	select {
 	case <-msg.Acked():
 		os.Exit(0)

@@ -39,9 +39,10 @@ const (
 
 // A route is what a message type on a topic leads to.
 type route struct {
-	step  *Step
-	kind  kind
-	input Input
+	step    *Step
+	kind    kind
+	input   Input
+	traffic *traffic
 }
 
 type routeKey struct{ topic, typ string }
@@ -53,6 +54,11 @@ type job struct {
 	digest []byte
 	body   any
 	parked *parkedCopy // nil: it came from the broker
+
+	arrived arrived // as which it came from the board
+	older   bool    // the inbox had a row before this transaction, or has one that is to be moved
+	found   cell    // what open has found there
+	spent   int     // entries in batches that failed, of which the database does not know
 
 	redelivered bool  // the broker says that it has delivered it before
 	counted     bool  // the coming entry into the handler is counted already
@@ -140,9 +146,6 @@ func decode(in Input, payload []byte) (body any, err error) {
 func (j *job) arrival() arrival {
 	return arrival{kind: j.kind, digest: j.digest, parked: j.parked != nil, cancelParked: j.step.CancelParked}
 }
-
-// identity are the columns that name the step's row.
-func (j *job) identity() []any { return []any{j.Scope, j.Key, j.Step, j.N} }
 
 // attempts returns how many entries into the handler there were, the present
 // one included.

@@ -2,8 +2,6 @@ package consumer
 
 import (
 	"context"
-	"hash/maphash"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,102 +11,122 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// An arrived is a delivery on its way to a lane.
-type arrived struct {
-	topic string
-	msg   *message.Message
-}
-
-var laneSeed = maphash.MakeSeed()
-
-// lane returns which of n lanes msg belongs to: messages of one saga share a
-// lane, so that they neither overtake each other nor wait for one lock on many
-// connections.
-func lane(msg *message.Message, n int) int {
-	key := msg.Metadata.Get(outbox.HeaderKey)
-	if colon := strings.LastIndexByte(key, ':'); colon >= 0 {
-		key = key[:colon]
-	}
-	var h maphash.Hash
-	h.SetSeed(laneSeed)
-	h.WriteString(msg.Metadata.Get(outbox.HeaderScope))
-	h.WriteByte(0)
-	h.WriteString(key)
-	return int(h.Sum64() % uint64(n))
-}
-
-// distribute hands deliveries to lanes until their subscription ends, which it
+// distribute puts deliveries on the board until their subscription ends, which it
 // does when ctx ends.
-func (c *Consumer) distribute(ctx context.Context, topic string, deliveries <-chan *message.Message, queues []chan arrived) {
+func (c *Consumer) distribute(ctx context.Context, topic string, deliveries <-chan *message.Message, b *board) {
 	for msg := range deliveries {
 		if msg == nil {
 			continue // a subscriber that hands over nothing has nothing to ack
 		}
-		select {
-		case queues[lane(msg, len(queues))] <- arrived{topic, msg}:
-		case <-ctx.Done():
+		if !b.put(ctx, c.arrival(topic, msg)) {
 			msg.Nack()
 		}
 	}
 }
 
+// arrival looks at what tells how msg is to be handled, before it is read.
+func (c *Consumer) arrival(topic string, msg *message.Message) arrived {
+	to, known := c.routes[routeKey{topic, msg.Metadata.Get(outbox.PropertyType)}]
+	if !known {
+		return arrived{topic: topic, msg: msg, alone: true}
+	}
+	alone := !c.joins(to.step, msg.Metadata.Get(outbox.PropertyRedelivered) == "true", 0)
+	return arrived{topic: topic, msg: msg, step: to.traffic, alone: alone}
+}
+
 // keepLane runs a lane. A handler that ends its goroutine (runtime.Goexit, as
 // testing's FailNow does) takes the lane with it: another one goes on.
-func (c *Consumer) keepLane(lanes *sync.WaitGroup, ctx, work context.Context, queue <-chan arrived) {
+func (c *Consumer) keepLane(lanes *sync.WaitGroup, ctx, work context.Context, b *board) {
 	lanes.Go(func() {
 		finished := false
 		defer func() {
 			if !finished {
-				c.keepLane(lanes, ctx, work, queue)
+				c.keepLane(lanes, ctx, work, b)
 			}
 		}()
-		c.runLane(ctx, work, queue)
+		for c.runLane(ctx, work, b) {
+		}
 		finished = true
 	})
 }
 
-// runLane handles deliveries one after the other. Once ctx has ended, those
-// that have not begun go back.
-func (c *Consumer) runLane(ctx, work context.Context, queue <-chan arrived) {
-	for a := range queue {
-		c.settleDelivery(ctx, work, a)
+// runLane takes deliveries from b and settles them. It reports false when there
+// will be no more. Once ctx has ended, those that have not begun go back.
+func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
+	l := b.take(c.opts.BatchSize, c.opts.BatchTime)
+	if len(l.all) == 0 {
+		return false
 	}
+	var left []arrived
+	defer func() { b.free(l, left) }()
+	defer nackRest(l.all, &left)
+	if ctx.Err() != nil {
+		return true
+	}
+	var jobs []*job
+	for _, a := range l.all {
+		if j, rejected := c.read(a.topic, a.msg); rejected == nil {
+			j.arrived = a
+			jobs = append(jobs, j)
+		} else if c.insist(ctx, a, func() error { return c.bury(work, a.topic, a.msg, rejected) }) {
+			a.msg.Ack()
+			c.signals.settled.Send(a.msg.UUID)
+		}
+	}
+	for _, j := range c.settleSome(ctx, work, jobs) {
+		left = append(left, j.arrived)
+	}
+	return true
 }
 
-// settleDelivery acks a once it is dealt with, and in every other case gives it
-// back.
-func (c *Consumer) settleDelivery(ctx, work context.Context, a arrived) {
-	dealtWith := false
-	defer func() {
-		if !dealtWith {
+// nackRest nacks what was neither acked nor left, also if a handler has ended the
+// goroutine. A nack has no effect on what was acked.
+func nackRest(all []arrived, left *[]arrived) {
+	keep := map[*message.Message]bool{}
+	for _, a := range *left {
+		keep[a.msg] = true
+	}
+	for _, a := range all {
+		if !keep[a.msg] {
 			a.msg.Nack()
 		}
-	}()
-	if ctx.Err() != nil || !c.deliver(ctx, work, a) || failpoint.Hit("consumer/before-ack") != nil {
-		return
 	}
-	dealtWith = true
-	a.msg.Ack()
-	c.signals.settled.Send(a.msg.UUID)
 }
 
-// deliver reports whether a is dealt with and may be acked. While the database
+// settleDelivery acks j once it is dealt with, and in every other case gives it
+// back.
+func (c *Consumer) settleDelivery(ctx, work context.Context, j *job) {
+	if c.insist(ctx, j.arrived, func() error { return c.handle(work, j) }) {
+		c.ack(j)
+	} else {
+		j.arrived.msg.Nack()
+	}
+}
+
+// ack acks jobs that are dealt with, and wakes the relay if one of them has
+// emitted something.
+func (c *Consumer) ack(jobs ...*job) {
+	if failpoint.Hit("consumer/before-ack") != nil {
+		return
+	}
+	wakes := false
+	for _, j := range jobs {
+		j.arrived.msg.Ack()
+		wakes = wakes || j.wakes
+		c.signals.settled.Send(j.ID)
+	}
+	if wakes && c.opts.Wake != nil {
+		c.opts.Wake()
+	}
+}
+
+// insist reports whether do, which deals with a, has succeeded. While the database
 // is away it tries again here, where that costs the broker nothing; after
-// [maxTries] the delivery goes back, so that one message cannot hold its lane
-// for ever.
-func (c *Consumer) deliver(ctx, work context.Context, a arrived) bool {
-	j, rejected := c.read(a.topic, a.msg)
+// [maxTries] it gives up, so that one message cannot hold its lane for ever.
+func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool {
 	for try := 1; ; try++ {
-		var err error
-		if rejected != nil {
-			err = c.bury(work, a.topic, a.msg, rejected)
-		} else {
-			err = c.handle(work, j)
-		}
+		err := do()
 		if err == nil {
-			if j != nil {
-				c.committed(j)
-			}
 			return true
 		}
 		c.opts.Logger.ErrorContext(ctx, "consumer: delivery", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", err)

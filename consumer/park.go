@@ -28,14 +28,17 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 	case duplicate:
 		return c.forget(ctx, tx, j)
 	case tombstone:
+		if !j.older { // the claim was the tombstone
+			c.logTombstone(ctx, j)
+			return nil
+		}
 		if _, err := tx.Exec(ctx, c.sql.cancelParked, j.identity()...); err != nil {
 			return fmt.Errorf("consumer: cancel parked action: %w", err)
 		}
 		if err := c.move(ctx, tx, j, found, void, found.undoAttempts); err != nil {
 			return err
 		}
-		c.opts.Logger.InfoContext(ctx, "consumer: compensation before its action, which will not run any more",
-			"step", j.Step, "message_id", j.ID, "correlation_id", j.CorrelationID)
+		c.logTombstone(ctx, j)
 		return c.forget(ctx, tx, j)
 	case wait:
 		spent := 0

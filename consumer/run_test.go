@@ -208,8 +208,14 @@ func TestADeliveryWhoseEndCannotBeRecordedGoesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool.Close()
-	if c.deliver(t.Context(), t.Context(), arrived{"pay", act("k")}) {
-		t.Error("a delivery was acked without a database")
+	msg := act("k")
+	j, _ := c.read("pay", msg)
+	j.arrived = arrived{topic: "pay", msg: msg}
+	c.settleDelivery(t.Context(), t.Context(), j)
+	select {
+	case <-msg.Nacked():
+	default:
+		t.Error("a delivery was not given back without a database")
 	}
 }
 

@@ -2,10 +2,49 @@ package consumer
 
 import "github.com/sagamill/sagamill/internal/sqlschema"
 
-// sqlClaimStep makes sure that the step's inbox row exists. A concurrent claim
-// of the same step waits here until the other transaction ends: then it
-// inserts (the other rolled back) or inserts nothing (it committed). A plain
-// SELECT … FOR UPDATE would lock nothing while the row is absent.
+// sqlClaimOne inserts a step's row as if the step had succeeded: if it does, the
+// row need not be written again, and if it does not, the transaction changes it
+// before it ends. A concurrent claim of the same step waits here until the other
+// transaction ends: then it inserts (the other rolled back) or inserts nothing
+// (it committed). A plain SELECT … FOR UPDATE would lock nothing while the row is
+// absent.
+const sqlClaimOne = `
+INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (scope, key, step, n) DO NOTHING`
+
+// sqlClaimMany is sqlClaimOne for several steps, one row after the other in the
+// order of the arrays. The arrays are in the order of the identities, so that two
+// transactions cannot wait for each other's rows.
+const sqlClaimMany = `
+INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::bytea[])
+ON CONFLICT (scope, key, step, n) DO NOTHING`
+
+// sqlLockOlder locks the row that kept sqlClaimOne from inserting one, and reads
+// its state. The transaction's own row is none.
+const sqlLockOlder = `
+SELECT state, attempts, undo_attempts, digest, undo_digest
+FROM {schema}.inbox
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND xmin <> pg_current_xact_id()::xid
+FOR UPDATE`
+
+// sqlLockMany is sqlLockOlder for several steps, in the order of the arrays: a
+// subquery that locks is not merged into the join, so each row is found by the
+// primary key and locked before the next is looked for. Whoever waits here holds,
+// besides rows that sort before, only rows of its own, for which nobody waits who
+// has come so far.
+const sqlLockMany = `
+SELECT a.ordinal::integer, i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS a (scope, key, step, n, ordinal)
+CROSS JOIN LATERAL (
+	SELECT state, attempts, undo_attempts, digest, undo_digest
+	FROM {schema}.inbox
+	WHERE scope = a.scope AND key = a.key AND step = a.step AND n = a.n AND xmin <> pg_current_xact_id()::xid
+	FOR UPDATE) i`
+
+// sqlClaimStep makes sure that the step's inbox row exists, as sqlClaimOne does,
+// where nothing is known yet of how it will end.
 const sqlClaimStep = `
 INSERT INTO {schema}.inbox (scope, key, step, n, state)
 VALUES ($1, $2, $3, $4, 'open')
@@ -38,6 +77,12 @@ SET state = $5, attempts = $6, undo_attempts = $7,
 	digest = coalesce($8, digest), undo_digest = coalesce($9, undo_digest), updated_at = clock_timestamp()
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4`
 
+// sqlReopen takes a claim back that was committed too early.
+const sqlReopen = `
+UPDATE {schema}.inbox
+SET state = 'open', attempts = 0, updated_at = clock_timestamp()
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND digest = $5`
+
 // sqlCountAction counts an entry into the action's handler before it happens.
 // A row that is absent belongs to a delivery that most likely crashed: that
 // entry ($5 less one) is counted too. Rows in other states do not run.
@@ -48,6 +93,24 @@ ON CONFLICT (scope, key, step, n) DO UPDATE
 SET attempts = i.attempts + 1, updated_at = clock_timestamp()
 WHERE i.state = 'open'
 RETURNING attempts`
+
+// sqlCountActions is sqlCountAction for several steps, in the order of the arrays;
+// $5 are the entries of each up to now and the coming one.
+const sqlCountActions = `
+INSERT INTO {schema}.inbox AS i (scope, key, step, n, state, attempts)
+SELECT a.scope, a.key, a.step, a.n, 'open', a.attempts
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[]) AS a (scope, key, step, n, attempts)
+ON CONFLICT (scope, key, step, n) DO UPDATE
+SET attempts = i.attempts + 1, updated_at = clock_timestamp()
+WHERE i.state = 'open'
+RETURNING scope, key, step, n, attempts`
+
+// sqlUnclaim removes rows that sqlClaimMany has inserted, and whose steps have not
+// run in this transaction after all.
+const sqlUnclaim = `
+DELETE FROM {schema}.inbox i
+USING unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (scope, key, step, n)
+WHERE i.scope = a.scope AND i.key = a.key AND i.step = a.step AND i.n = a.n`
 
 // sqlCountCompensation does the same for a compensation, whose row is done.
 // The first counted entry stands for a crashed one as well.
@@ -136,16 +199,19 @@ SELECT count(*) FILTER (WHERE state = 'retrying'), count(*) FILTER (WHERE state 
 FROM {schema}.parked`
 
 type queries struct {
-	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack string
-	countAction, countCompensation                                  string
-	park, bury, takeParked, lockParked                              string
-	deleteParked, cancelParked, repark, countParked                 string
-	readStats                                                       string
+	claimOne, claimMany, lockOlder, lockMany, unclaim, countActions, reopen string
+	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack         string
+	countAction, countCompensation                                          string
+	park, bury, takeParked, lockParked                                      string
+	deleteParked, cancelParked, repark, countParked                         string
+	readStats                                                               string
 }
 
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return queries{
+		claimOne: bind(sqlClaimOne), claimMany: bind(sqlClaimMany), lockOlder: bind(sqlLockOlder), lockMany: bind(sqlLockMany),
+		unclaim: bind(sqlUnclaim), countActions: bind(sqlCountActions), reopen: bind(sqlReopen),
 		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),

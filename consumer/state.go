@@ -15,6 +15,7 @@ const (
 type state string
 
 const (
+	absent      state = "" // there is no row
 	open        state = "open"
 	retrying    state = "retrying"
 	dead        state = "dead"
@@ -70,7 +71,7 @@ func decideAction(c cell, a arrival) verdict {
 		return superseded // whatever its payload
 	case differs(c.digest, a.digest):
 		return reused
-	case c.state == open, c.state == retrying && a.parked:
+	case c.state == absent, c.state == open, c.state == retrying && a.parked:
 		return run
 	default: // done, undoing, undo-dead; retrying and dead: the parked copy wins
 		return duplicate
@@ -85,7 +86,7 @@ func decideCompensation(c cell, a arrival) verdict {
 		return run
 	case c.state == void, c.state == compensated, c.state == undoing, c.state == undoDead:
 		return duplicate
-	case c.state == open && c.attempts == 0, a.cancelParked:
+	case c.state == absent, c.state == open && c.attempts == 0, a.cancelParked:
 		return tombstone
 	case c.state == dead:
 		return refuse

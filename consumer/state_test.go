@@ -24,10 +24,12 @@ func TestDecide(t *testing.T) {
 	for _, s := range []state{done, undoing, undoDead, dead} {
 		set(s, action, duplicate, duplicate, duplicate, duplicate)
 	}
-	set(open, action, run, run, run, run)
+	for _, s := range []state{absent, open} {
+		set(s, action, run, run, run, run)
+		set(s, compensation, tombstone, tombstone, tombstone, tombstone)
+	}
 	set(retrying, action, duplicate, run, duplicate, run)
 
-	set(open, compensation, tombstone, tombstone, tombstone, tombstone)
 	set(done, compensation, run, run, run, run)
 	set(undoing, compensation, duplicate, run, duplicate, run)
 	for _, s := range []state{void, compensated, undoDead} {

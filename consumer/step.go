@@ -41,6 +41,17 @@ type Step struct {
 	// be undone. Default: the compensation waits for the action, and is a dead
 	// letter if that is one.
 	CancelParked bool
+
+	// Single keeps the handler's transaction to itself. Set it where the handler
+	// does something outside of its transaction, or is slow: otherwise up to
+	// [Options].BatchSize messages share one, and if that fails because of another
+	// of them, the handler is entered again. Such entries count as attempts.
+	Single bool
+
+	// Ordered makes a message wait behind an earlier one of the same key that this
+	// step has parked. A dead letter holds nothing up. It takes a subscriber that
+	// delivers the messages of a key one after the other.
+	Ordered bool
 }
 
 // An Input is a message type with its handler. Make one with [On].
@@ -86,6 +97,8 @@ type Delivery struct {
 	Attempt         int    // 1 for the first entry into the handler
 	Metadata        message.Metadata
 	Payload         []byte
+
+	out *collector // of the attempt
 }
 
 // EffectKey is an idempotency key for a call to another system, such as a

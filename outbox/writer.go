@@ -77,17 +77,28 @@ type statement struct {
 	args []any
 }
 
+// Validate returns the [ErrInvalid] with which [Writer.Write] would refuse msgs, or
+// nil.
+func Validate(msgs ...Message) error {
+	if len(msgs) > MaxBatch {
+		return fmt.Errorf("%w: %d messages in one Write, the limit is %d", ErrInvalid, len(msgs), MaxBatch)
+	}
+	for i := range msgs {
+		if err := msgs[i].check(); err != nil {
+			return fmt.Errorf("%w (message %d of %d)", err, i+1, len(msgs))
+		}
+	}
+	return nil
+}
+
 // statements returns what stores msgs.
 func (w *Writer) statements(msgs []Message) (all []statement, err error) {
-	if len(msgs) > MaxBatch {
-		return nil, fmt.Errorf("%w: %d messages in one Write, the limit is %d", ErrInvalid, len(msgs), MaxBatch)
+	if err := Validate(msgs...); err != nil {
+		return nil, err
 	}
 	var now, later []*Message
 	for i := range msgs {
 		m := &msgs[i]
-		if err := m.check(); err != nil {
-			return nil, fmt.Errorf("%w (message %d of %d)", err, i+1, len(msgs))
-		}
 		if m.Delay > 0 {
 			later = append(later, m)
 		} else {

@@ -1,0 +1,98 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"maps"
+	"sync"
+
+	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// A collector keeps what a handler emits and queues until the handler returns.
+type collector struct {
+	job *job
+	log *slog.Logger
+
+	mu         sync.Mutex
+	msgs       []outbox.Message
+	statements []statement
+	closed     bool
+}
+
+// A statement is SQL with its arguments.
+type statement struct {
+	sql  string
+	args []any
+}
+
+func (o *collector) emit(msgs ...outbox.Message) {
+	o.keep(func() {
+		for _, m := range msgs {
+			o.msgs = append(o.msgs, o.job.follows(m))
+		}
+	})
+}
+
+func (o *collector) queue(s statement) {
+	o.keep(func() { o.statements = append(o.statements, s) })
+}
+
+func (o *collector) keep(add func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		o.log.ErrorContext(context.Background(), "consumer: a handler emitted or queued something after it had returned; that is lost", "step", o.job.Step)
+		return
+	}
+	add()
+}
+
+func (o *collector) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+}
+
+// Queue adds a statement to the handler's transaction that travels with the
+// transaction's last round trip, COMMIT included: it costs none of its own. It
+// runs after the handler has returned nil, after all that was queued before it and
+// before what is emitted. Its result cannot be looked at. If it fails, that is a failure of
+// the handler, so that what must not happen has to be a constraint of the table.
+//
+// It has the limits of [pgx.Batch]: one statement, without options. It may be
+// called only while the handler runs.
+func (d *Delivery) Queue(sql string, args ...any) {
+	if d.out == nil {
+		panic("consumer: Queue of a Delivery that no handler was given")
+	}
+	d.out.queue(statement{sql, args})
+}
+
+// follows fills in m what it has in common with the message that led to it.
+func (j *job) follows(m outbox.Message) outbox.Message {
+	m.Scope = cmp.Or(m.Scope, j.Scope)
+	m.Key = cmp.Or(m.Key, j.Key)
+	m.CorrelationID = cmp.Or(m.CorrelationID, usable(j.CorrelationID))
+	m.CausationID = cmp.Or(m.CausationID, usable(j.ID))
+	own := m.Headers
+	m.Headers = map[string]string{}
+	for _, name := range []string{outbox.HeaderTraceParent, outbox.HeaderTraceState} {
+		if value := j.Metadata.Get(name); value != "" && len(own)+len(m.Headers) < outbox.MaxHeaders && cleantext.Printable(value) && len(value) <= outbox.MaxHeaderName*4 {
+			m.Headers[name] = value
+		}
+	}
+	maps.Copy(m.Headers, own)
+	return m
+}
+
+// usable returns id if the outbox would take it: an id of foreign origin may
+// be anything, and must not make a step fail.
+func usable(id string) string {
+	if len(id) > outbox.MaxHeaderName || !cleantext.Printable(id) {
+		return ""
+	}
+	return id
+}
