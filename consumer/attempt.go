@@ -43,6 +43,11 @@ func (e *PanicError) Error() string {
 // dead letter has committed, and that a delivery may be acked. After an error
 // nothing is decided: call handle again with the same job, or give it back.
 func (c *Consumer) handle(ctx context.Context, j *job) error {
+	leave, err := c.joinCompany(ctx, j)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	if j.cause == nil {
 		err := c.countBeforehand(ctx, j)
 		if err == nil {
@@ -54,6 +59,46 @@ func (c *Consumer) handle(ctx context.Context, j *job) error {
 		j.cause = err
 	}
 	return c.recordLost(ctx, j)
+}
+
+// joinCompany waits until j may be handled beside what else this process is at,
+// and returns what ends that. What may have killed a process is handled in company
+// as well, but not for the last time: its attempts are counted before it is entered, so that
+// a message beside it that does kill the process costs it one. When it has no more
+// than one left, nothing else runs.
+func (c *Consumer) joinCompany(ctx context.Context, j *job) (leave func(), err error) {
+	last, err := c.lastChance(ctx, j)
+	switch {
+	case err != nil:
+		return nil, err
+	case last:
+		c.company.Lock()
+		return c.company.Unlock, nil
+	}
+	c.company.RLock()
+	return c.company.RUnlock, nil
+}
+
+// lastChance reports whether j may have killed a process, and has at most one
+// attempt left.
+func (c *Consumer) lastChance(ctx context.Context, j *job) (bool, error) {
+	if j.cause != nil || j.parked != nil || j.counted || !j.redelivered && c.marked {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	var entries, undoEntries int
+	err := c.db.QueryRow(ctx, c.sql.readAttempts, j.identity()...).Scan(&entries, &undoEntries)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return false, fmt.Errorf("consumer: read attempts: %w", err)
+	}
+	if j.kind == compensation {
+		entries = undoEntries
+	}
+	if j.redelivered && c.marked {
+		entries = max(entries, 1) // the first left no row
+	}
+	return entries > 0 && entries+1 >= j.step.MaxAttempts, nil
 }
 
 // countBeforehand commits the coming entry into the handler before it happens,

@@ -127,6 +127,8 @@ func (b *batch) dissolve(cause error) (left []*job) {
 // or intake ends. Handlers run one after the other, in the order of the
 // deliveries.
 func (b *batch) attempt(intake, work context.Context) error {
+	b.c.company.RLock()
+	defer b.c.company.RUnlock()
 	ctx, cancel := context.WithTimeout(work, b.c.opts.BatchTime+2*idleLimit(b.jobs))
 	defer cancel()
 	return b.c.withConn(ctx, func(conn *pgx.Conn) (err error) {

@@ -29,7 +29,7 @@ var errVanished = errors.New("consumer: a row of the inbox was removed while it 
 // failing handler falls back.
 func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.Tx, error) {
 	for _, j := range jobs {
-		j.older, j.found = false, cell{}
+		j.older, j.found, j.behind = false, cell{}, false
 	}
 	b := &pgx.Batch{}
 	b.BeginTx(readCommitted)
@@ -39,6 +39,7 @@ func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.T
 		b.Queue(c.sql.lockOlder, jobs[0].identity()...).Query(jobs[0].readFound)
 	}
 	b.Queue(c.sql.limitIdle, milliseconds(idleLimit(jobs)))
+	c.queueBehind(b, jobs)
 	if alone {
 		b.Queue("SAVEPOINT sagamill_step")
 	}
@@ -73,6 +74,22 @@ func (c *Consumer) queueClaims(b *pgx.Batch, jobs []*job) *int64 {
 	}
 	b.Queue(c.sql.claimMany, claimColumns(sorted)...).Query(count)
 	return inserted
+}
+
+// queueBehind reads which jobs of ordered steps have to wait behind a parked one.
+func (c *Consumer) queueBehind(b *pgx.Batch, jobs []*job) {
+	ordered := slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return !j.step.Ordered })
+	if len(ordered) == 0 {
+		return
+	}
+	b.Queue(c.sql.readBehind, identityColumns(ordered)[:3]...).Query(func(rows pgx.Rows) error {
+		var ordinal int
+		_, err := pgx.ForEachRow(rows, []any{&ordinal}, func() error {
+			ordered[ordinal-1].behind = true
+			return nil
+		})
+		return err
+	})
 }
 
 // checkClaims makes sure that each job's row is either its own or locked.

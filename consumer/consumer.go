@@ -58,12 +58,14 @@ type Consumer struct {
 	sql       queries
 	steps     map[string]*Step
 	stepNames []string
+	ordered   []string // those of them that are Ordered
 	routes    map[routeKey]route
 	topics    []string
 	lease     time.Duration // parkedLease
 	grace     time.Duration // deafGrace
 	marked    bool          // the subscriber marks redeliveries
 	ready     atomic.Bool   // Run has made every subscription
+	company   sync.RWMutex  // held while handlers run: see joinCompany
 	signals   struct {
 		decided    testsignal.Signal[verdict]
 		settled    testsignal.Signal[string] // message id of a delivery that was acked
@@ -111,6 +113,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 		}
 	}
 	c.stepNames = slices.Sorted(maps.Keys(c.steps))
+	c.ordered = slices.DeleteFunc(slices.Clone(c.stepNames), func(name string) bool { return !c.steps[name].Ordered })
 	return c, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -63,10 +64,14 @@ func (o *collector) close() {
 // the handler, so that what must not happen has to be a constraint of the table.
 //
 // It has the limits of [pgx.Batch]: one statement, without options. It may be
-// called only while the handler runs.
+// called only while the handler runs, and panics with a statement that would end
+// the transaction.
 func (d *Delivery) Queue(sql string, args ...any) {
 	if d.out == nil {
 		panic("consumer: Queue of a Delivery that no handler was given")
+	}
+	if txguard.Ends(sql) {
+		panic(ErrTxManaged)
 	}
 	d.out.queue(statement{sql, args})
 }

@@ -33,6 +33,7 @@ const (
 	ReasonExhausted      Reason = "attempts-exhausted" // MaxAttempts entries into the handler
 	ReasonActionDead     Reason = "action-dead"        // a compensation of a step whose action is a dead letter
 	ReasonWaits          Reason = "waits-for-action"   // a compensation of a step whose action is parked
+	ReasonOrder          Reason = "waits-for-order"    // an earlier message of an ordered step's key is parked
 	ReasonFailed         Reason = "failed"             // the handler failed and will be entered again
 	ReasonSuperseded     Reason = "superseded"         // the compensation undid nothing, but the action may have had an effect
 )
@@ -58,6 +59,7 @@ type job struct {
 	arrived arrived // as which it came from the board
 	older   bool    // the inbox had a row before this transaction, or has one that is to be moved
 	found   cell    // what open has found there
+	behind  bool    // the step is ordered, and an earlier message of the key is parked
 	spent   int     // entries in batches that failed, of which the database does not know
 
 	redelivered bool  // the broker says that it has delivered it before
@@ -144,7 +146,7 @@ func decode(in Input, payload []byte) (body any, err error) {
 }
 
 func (j *job) arrival() arrival {
-	return arrival{kind: j.kind, digest: j.digest, parked: j.parked != nil, cancelParked: j.step.CancelParked}
+	return arrival{kind: j.kind, digest: j.digest, parked: j.parked != nil, cancelParked: j.step.CancelParked, behind: j.behind}
 }
 
 // attempts returns how many entries into the handler there were, the present

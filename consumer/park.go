@@ -50,6 +50,12 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 			return err
 		}
 		return c.park(ctx, tx, j, failure{reason: ReasonWaits, attempts: spent})
+	case queue:
+		to := map[kind]state{action: retrying, compensation: undoing}[j.kind]
+		if err := c.move(ctx, tx, j, found, to, 0); err != nil {
+			return err
+		}
+		return c.park(ctx, tx, j, failure{reason: ReasonOrder})
 	case refuse:
 		return c.park(ctx, tx, j, failure{reason: ReasonActionDead, dead: true,
 			err: errors.New("consumer: the action is a dead letter, so it is not known whether there is anything to undo")})

@@ -155,7 +155,7 @@ func (c *Consumer) takeParked(ctx context.Context, n int, steps ...string) ([]pa
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	rows, _ := c.db.Query(ctx, c.sql.takeParked, steps, n, c.lease.Microseconds())
+	rows, _ := c.db.Query(ctx, c.sql.takeParked, steps, n, c.lease.Microseconds(), c.ordered)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[parkedRow])
 }
 

@@ -83,6 +83,13 @@ UPDATE {schema}.inbox
 SET state = 'open', attempts = 0, updated_at = clock_timestamp()
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND digest = $5`
 
+// sqlReadAttempts takes no lock: what it is read for only decides who runs beside
+// whom.
+const sqlReadAttempts = `
+SELECT attempts, undo_attempts
+FROM {schema}.inbox
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4`
+
 // sqlCountAction counts an entry into the action's handler before it happens.
 // A row that is absent belongs to a delivery that most likely crashed: that
 // entry ($5 less one) is counted too. Rows in other states do not run.
@@ -104,6 +111,16 @@ ON CONFLICT (scope, key, step, n) DO UPDATE
 SET attempts = i.attempts + 1, updated_at = clock_timestamp()
 WHERE i.state = 'open'
 RETURNING scope, key, step, n, attempts`
+
+// sqlReadBehind returns which of the steps have an earlier message of the same key
+// parked. Whoever parks one acks it afterwards, and the next of the key is
+// delivered after that.
+const sqlReadBehind = `
+SELECT a.ordinal::integer
+FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS a (scope, key, step, ordinal)
+WHERE EXISTS (
+	SELECT FROM {schema}.parked p
+	WHERE (p.scope, p.key, p.step) = (a.scope, a.key, a.step) AND p.state = 'retrying')`
 
 // sqlUnclaim removes rows that sqlClaimMany has inserted, and whose steps have not
 // run in this transaction after all.
@@ -141,13 +158,17 @@ VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clo
 // counts the entry into the handler before it happens. The caller commits it
 // alone. The lease ($3, in microseconds) only covers the way from here to
 // sqlLockParked: while the handler runs, that row lock is the proof that its
-// process lives, and SKIP LOCKED passes over the message.
+// process lives, and SKIP LOCKED passes over the message. Of the steps in $4,
+// which are ordered, a key's messages go one after the other.
 const sqlTakeParked = `
 UPDATE {schema}.parked
 SET attempts = attempts + 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
 WHERE id IN (
 	SELECT id FROM {schema}.parked
 	WHERE state = 'retrying' AND due_at <= clock_timestamp() AND step = ANY($1)
+		AND NOT (step = ANY($4) AND EXISTS (
+			SELECT FROM {schema}.parked e
+			WHERE (e.scope, e.key, e.step) = (parked.scope, parked.key, parked.step) AND e.state = 'retrying' AND e.id < parked.id))
 	ORDER BY due_at
 	LIMIT $2
 	FOR UPDATE SKIP LOCKED)
@@ -199,19 +220,19 @@ SELECT count(*) FILTER (WHERE state = 'retrying'), count(*) FILTER (WHERE state 
 FROM {schema}.parked`
 
 type queries struct {
-	claimOne, claimMany, lockOlder, lockMany, unclaim, countActions, reopen string
-	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack         string
-	countAction, countCompensation                                          string
-	park, bury, takeParked, lockParked                                      string
-	deleteParked, cancelParked, repark, countParked                         string
-	readStats                                                               string
+	claimOne, claimMany, lockOlder, lockMany, unclaim, countActions, reopen, readBehind, readAttempts string
+	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack                                   string
+	countAction, countCompensation                                                                    string
+	park, bury, takeParked, lockParked                                                                string
+	deleteParked, cancelParked, repark, countParked                                                   string
+	readStats                                                                                         string
 }
 
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return queries{
 		claimOne: bind(sqlClaimOne), claimMany: bind(sqlClaimMany), lockOlder: bind(sqlLockOlder), lockMany: bind(sqlLockMany),
-		unclaim: bind(sqlUnclaim), countActions: bind(sqlCountActions), reopen: bind(sqlReopen),
+		unclaim: bind(sqlUnclaim), countActions: bind(sqlCountActions), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
 		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),

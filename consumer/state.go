@@ -36,6 +36,7 @@ const (
 	tombstone  verdict = "tombstone"  // → void: there is nothing to undo, and the action must not run any more
 	wait       verdict = "wait"       // park the compensation behind the action
 	refuse     verdict = "refuse"     // dead letter: whether the dead action had an effect is not known
+	queue      verdict = "queue"      // park it behind an earlier message of its key
 	reused     verdict = "reused"     // dead letter: the identity was used for another payload
 )
 
@@ -54,15 +55,20 @@ type arrival struct {
 	digest       []byte
 	parked       bool // it is the parked copy, not a delivery
 	cancelParked bool // Step.CancelParked
+	behind       bool // an earlier message of the key has to run first
 }
 
 // decide is the step's state machine. It is a pure function: all that it knows
 // was read under the row's lock.
 func decide(c cell, a arrival) verdict {
+	v := decideCompensation(c, a)
 	if a.kind == action {
-		return decideAction(c, a)
+		v = decideAction(c, a)
 	}
-	return decideCompensation(c, a)
+	if v == run && a.behind {
+		return queue
+	}
+	return v
 }
 
 func decideAction(c cell, a arrival) verdict {

@@ -171,7 +171,11 @@ func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 	}{
 		"Commit":   {func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, "retrying action failed 1", "not by the handler"},
 		"Rollback": {func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, "retrying action failed 1", "not by the handler"},
-		"COMMIT":   {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "COMMIT"); return err }, "dead action terminal 1", "ended the transaction"},
+		"COMMIT":   {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "COMMIT"); return err }, "retrying action failed 1", "not by the handler"},
+		"COMMIT on the connection": {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, "COMMIT"); return err },
+			"dead action terminal 1", "ended the transaction"},
+		"ROLLBACK on the connection": {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, "ROLLBACK"); return err },
+			"dead action terminal 1", "ended the transaction"},
 		"swallowed error": {func(ctx context.Context, tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, "SELECT 1/0")
 			return nil

@@ -8,20 +8,38 @@ import (
 	"errors"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // ErrManaged reports an attempt to end a transaction that belongs to the
 // caller.
 var ErrManaged = errors.New("the transaction is ended by sagamill, not by the handler")
 
-// Wrap returns tx without the power to end it. Begin still opens a savepoint,
-// which the holder ends itself.
+// Wrap returns tx without the power to end it, by its methods or by SQL that it is
+// given to execute. Begin still opens a savepoint, which the holder ends itself.
+// Its Conn is the bare one: see [StatusOf].
 func Wrap(tx pgx.Tx) pgx.Tx { return guarded{tx} }
 
 type guarded struct{ pgx.Tx }
 
 func (guarded) Commit(context.Context) error   { return ErrManaged }
 func (guarded) Rollback(context.Context) error { return ErrManaged }
+
+func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if Ends(sql) {
+		return pgconn.CommandTag{}, ErrManaged
+	}
+	return g.Tx.Exec(ctx, sql, args...)
+}
+
+func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	for _, q := range b.QueuedQueries {
+		if Ends(q.SQL) {
+			return pgx.FailedBatchResults(b, ErrManaged)
+		}
+	}
+	return g.Tx.SendBatch(ctx, b)
+}
 
 // A Status is the server's view of a transaction, after its last answer.
 type Status byte

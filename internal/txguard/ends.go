@@ -1,0 +1,145 @@
+package txguard
+
+import "strings"
+
+// Ends reports whether one of the statements in sql would end the transaction
+// that it is sent in: COMMIT and END, ROLLBACK and ABORT unless it is TO a
+// savepoint, PREPARE TRANSACTION. Where it errs it is on the safe side, as with a
+// function whose body is BEGIN ATOMIC … END. What functions and procedures do is
+// not its matter: they cannot end a transaction that their caller has begun.
+func Ends(sql string) bool {
+	for sql != "" {
+		words, rest := statement(sql)
+		if ends(words) {
+			return true
+		}
+		sql = rest
+	}
+	return false
+}
+
+// leading is how many words tell what a statement does.
+const leading = 3
+
+func ends(words []string) bool {
+	word := func(i int) string {
+		if i < len(words) {
+			return strings.ToUpper(words[i])
+		}
+		return ""
+	}
+	switch word(0) {
+	case "COMMIT", "END", "ABORT":
+		return true
+	case "ROLLBACK":
+		to := 1
+		if next := word(1); next == "WORK" || next == "TRANSACTION" {
+			to = 2
+		}
+		return word(to) != "TO"
+	case "PREPARE":
+		return word(1) == "TRANSACTION"
+	}
+	return false
+}
+
+// statement returns the leading words of the first statement of sql, and what
+// follows its semicolon.
+func statement(sql string) (words []string, rest string) {
+	for i := 0; i < len(sql); {
+		switch n := token(sql[i:]); {
+		case sql[i] == ';':
+			return words, sql[i+1:]
+		case isWord(sql[i]) && len(words) < leading:
+			words = append(words, sql[i:i+n])
+			i += n
+		default:
+			i += n
+		}
+	}
+	return words, ""
+}
+
+// token returns the length of what sql begins with: a word, a comment, a string, a
+// quoted name, or one other character.
+func token(sql string) int {
+	switch {
+	case strings.HasPrefix(sql, "--"):
+		return until(sql, 2, "\n")
+	case strings.HasPrefix(sql, "/*"):
+		return comment(sql)
+	case sql[0] == '\'':
+		return quoted(sql, '\'', false)
+	case sql[0] == '"':
+		return quoted(sql, '"', false)
+	case (sql[0] == 'e' || sql[0] == 'E') && len(sql) > 1 && sql[1] == '\'':
+		return 1 + quoted(sql[1:], '\'', true)
+	case sql[0] == '$':
+		return dollar(sql)
+	case isWord(sql[0]):
+		n := 1
+		for n < len(sql) && (isWord(sql[n]) || sql[n] == '$') {
+			n++
+		}
+		return n
+	}
+	return 1
+}
+
+func isWord(c byte) bool {
+	return c == '_' || c >= 0x80 || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+}
+
+// until returns where end is over, looking from offset from; all of sql without one.
+func until(sql string, from int, end string) int {
+	if i := strings.Index(sql[from:], end); i >= 0 {
+		return from + i + len(end)
+	}
+	return len(sql)
+}
+
+// comment returns the length of a comment, which may hold others.
+func comment(sql string) int {
+	for i, depth := 0, 0; i < len(sql); {
+		switch {
+		case strings.HasPrefix(sql[i:], "/*"):
+			depth++
+			i += 2
+		case strings.HasPrefix(sql[i:], "*/"):
+			depth--
+			i += 2
+		default:
+			i++
+		}
+		if depth == 0 {
+			return i
+		}
+	}
+	return len(sql)
+}
+
+// quoted returns the length of a string or name; a doubled quote goes on as a
+// second one.
+func quoted(sql string, quote byte, escapes bool) int {
+	for i := 1; i < len(sql); i++ {
+		switch {
+		case escapes && sql[i] == '\\':
+			i++
+		case sql[i] == quote:
+			return i + 1
+		}
+	}
+	return len(sql)
+}
+
+// dollar returns the length of a dollar-quoted string, or that of a lone dollar.
+func dollar(sql string) int {
+	n := 1
+	for n < len(sql) && isWord(sql[n]) {
+		n++
+	}
+	if n == len(sql) || sql[n] != '$' || n > 1 && '0' <= sql[1] && sql[1] <= '9' {
+		return 1
+	}
+	return until(sql, n+1, sql[:n+1])
+}
