@@ -1,0 +1,385 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// settle hands msgs to c as one lane would that took them all at once, and returns
+// the ids of those that were acked.
+func settle(t *testing.T, c *Consumer, msgs ...*message.Message) (acked []string) {
+	t.Helper()
+	var jobs []*job
+	for _, msg := range msgs {
+		j, rejected := c.read(msg.Metadata.Get(outbox.PropertyType), msg)
+		if rejected != nil {
+			t.Fatalf("read: %v", rejected)
+		}
+		j.arrived = arrived{topic: j.Topic, msg: msg}
+		jobs = append(jobs, j)
+	}
+	for len(jobs) > 0 {
+		jobs = c.settleSome(t.Context(), t.Context(), jobs)
+	}
+	for _, msg := range msgs {
+		select {
+		case <-msg.Acked():
+			acked = append(acked, msg.UUID)
+		case <-msg.Nacked():
+		default:
+			t.Errorf("message %s was neither acked nor nacked", msg.Metadata.Get(outbox.HeaderKey))
+		}
+	}
+	return acked
+}
+
+// keyed returns n actions with the keys k0, k1 and so on.
+func keyed(n int) (msgs []*message.Message) {
+	for i := range n {
+		msgs = append(msgs, act(fmt.Sprint("k", i)))
+	}
+	return msgs
+}
+
+// rows returns "key state attempts" of every row of the inbox.
+func (f *fixture) rows(t *testing.T) string {
+	t.Helper()
+	return strings.Join(f.texts(t, "SELECT concat_ws(' ', key, state, attempts) FROM {schema}.inbox ORDER BY key"), ", ")
+}
+
+func TestABatchIsOneTransaction(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	woken := 0
+	c := f.consumer(t, Options{Wake: func() { woken++ }}, f.step(func(_ context.Context, _ pgx.Tx, in Message[payment], emit Emit) error {
+		in.Queue("INSERT INTO "+f.schema+".effect (what) VALUES ($1)", in.Key)
+		emit(outbox.Message{Topic: "paid", Step: "ship"})
+		return nil
+	}, f.effect("refunded")))
+	if acked := settle(t, c, append(keyed(5), undo("k9"))...); len(acked) != 6 || woken != 1 {
+		t.Errorf("acked %d messages and woke the relay %d times, want 6 and 1", len(acked), woken)
+	}
+	if got, want := f.rows(t), "k0 done 1, k1 done 1, k2 done 1, k3 done 1, k4 done 1, k9 void 0"; got != want {
+		t.Errorf("inbox %q, want %q", got, want)
+	}
+	if got, want := f.effects(t), "k0, k1, k2, k3, k4"; got != want {
+		t.Errorf("effects %q, want %q", got, want)
+	}
+	xids := f.texts(t, "SELECT DISTINCT xmin::text FROM (SELECT xmin FROM {schema}.inbox UNION ALL SELECT xmin FROM {schema}.effect UNION ALL SELECT xmin FROM {schema}.outbox) x")
+	if len(xids) != 1 {
+		t.Errorf("%d transactions, want one", len(xids))
+	}
+	if got, want := strings.Join(f.texts(t, "SELECT key FROM {schema}.outbox ORDER BY id"), " "), "k0 k1 k2 k3 k4"; got != want {
+		t.Errorf("emitted for %q, want %q", got, want)
+	}
+}
+
+// What has been there before is not run again, in whatever company.
+func TestABatchKnowsWhatIsDone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(f.effect("paid"), f.effect("refunded")))
+	handle(t, c, act("k0"), undo("k1"), act("k2"), undo("k2"))
+	before := f.effects(t)
+	other := newMessage("pay", "k0", payment{7})
+	msgs := []*message.Message{act("k0"), act("k1"), act("k2"), undo("k2"), act("k3"), undo("k3"), act("k3"), other}
+	if acked := settle(t, c, msgs...); len(acked) != len(msgs) {
+		t.Errorf("acked %d of %d messages", len(acked), len(msgs))
+	}
+	if got, want := strings.TrimPrefix(f.effects(t), before+", "), "paid k3 1, refunded k3 2"; got != want {
+		t.Errorf("new effects %q, want %q", got, want)
+	}
+	if got, want := f.rows(t)+" | "+f.parked(t), "k0 done 1, k1 void 0, k2 compensated 1, k3 compensated 1 | dead action key-reused 0"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// One message of a batch makes it fail, in each way that it can. It is dealt with as
+// if it had been alone, and the others as if it had not been there, but for the
+// attempts that those before it have spent.
+func TestOneMessageFailsABatch(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		fail          func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error
+		parked, inbox string
+	}{
+		"error":    {func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }, "retrying action failed 1", "retrying"},
+		"terminal": {func(context.Context, pgx.Tx, Message[payment], Emit) error { return Terminal(errors.New("no")) }, "dead action terminal 1", "dead"},
+		"panic":    {func(context.Context, pgx.Tx, Message[payment], Emit) error { panic("no") }, "retrying action failed 1", "retrying"},
+		"statement": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+			_, err := tx.Exec(ctx, "SELECT 1/0")
+			return err
+		}, "retrying action failed 1", "retrying"},
+		"swallowed": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+			_, _ = tx.Exec(ctx, "SELECT 1/0")
+			return nil
+		}, "retrying action failed 1", "retrying"},
+		"queued": {func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
+			in.Queue("SELECT 1/($1::integer - 1)", 1)
+			return nil
+		}, "retrying action failed 1", "retrying"},
+		"emitted": {func(_ context.Context, _ pgx.Tx, _ Message[payment], emit Emit) error {
+			emit(outbox.Message{Topic: "x"})
+			return nil
+		}, "dead action terminal 1", "dead"},
+		"rows left open": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+			_, err := tx.Query(ctx, "SELECT generate_series(1, 3)")
+			return err
+		}, "retrying action failed 1", "retrying"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			paid := f.effect("paid")
+			entries := map[string]int{}
+			c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+				entries[in.Key]++
+				in.Queue("INSERT INTO "+f.schema+".effect (what) VALUES ($1)", "queued "+in.Key)
+				if in.Key == "k1" {
+					return tt.fail(ctx, tx, in, emit)
+				}
+				return paid(ctx, tx, in, emit)
+			}, nil))
+			if acked := settle(t, c, keyed(4)...); len(acked) != 4 {
+				t.Errorf("acked %d messages, want 4", len(acked))
+			}
+			if got := f.parked(t); got != tt.parked {
+				t.Errorf("parked %q, want %q", got, tt.parked)
+			}
+			want := fmt.Sprintf("k0 done %d, k1 %s 1, k2 done %d, k3 done %d", entries["k0"], tt.inbox, entries["k2"], entries["k3"])
+			if got := f.rows(t); got != want || entries["k0"] != 2 || entries["k1"] != 1 {
+				t.Errorf("inbox %q after entries %v, want %q", got, entries, want)
+			}
+			effects := strings.Split(f.effects(t), ", ")
+			slices.Sort(effects)
+			if got, want := strings.Join(effects, ", "), "paid k0 1, paid k2 1, paid k3 1, queued k0, queued k2, queued k3"; got != want {
+				t.Errorf("effects %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// Failures of others do not use up a message's last attempt.
+func TestABatchLeavesEachMessageAnAttempt(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	paid := f.effect("paid")
+	step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+		if in.Key > "k3" {
+			return errors.New("no")
+		}
+		return paid(ctx, tx, in, emit)
+	}, nil)
+	step.MaxAttempts = 2
+	c := f.consumer(t, Options{}, step)
+	settle(t, c, keyed(8)...)
+	if got, want := f.rows(t), "k0 done 2, k1 done 2, k2 done 2, k3 done 2"; !strings.HasPrefix(got, want) {
+		t.Errorf("inbox %q, want %q and failures", got, want)
+	}
+	if got := f.parked(t); strings.Contains(got, "exhausted") && !strings.Contains(f.rows(t), "k4") {
+		t.Errorf("parked %q", got)
+	}
+}
+
+// After a COMMIT whose outcome is not known, every message is looked up.
+func TestABatchWhoseCommitReplyIsLost(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		loss pgtest.Loss
+		rows string
+	}{
+		"committed":     {pgtest.LoseReply, "k0 done 1, k1 done 1, k2 done 1"},
+		"not committed": {pgtest.LoseCommit, "k0 done 2, k1 done 2, k2 done 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			proxy, pool := pgtest.NewProxy(t)
+			paid := f.effect("paid")
+			var first atomic.Bool
+			c, err := New(pool, f.sub, []Step{f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+				if in.Key == "k2" && !first.Swap(true) {
+					proxy.Lose(tt.loss)
+				}
+				return paid(ctx, tx, in, emit)
+			}, nil)}, &Options{Schema: f.schema, Logger: slog.New(healing{proxy})})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if acked := settle(t, c, keyed(3)...); len(acked) != 3 {
+				t.Errorf("acked %d messages, want 3", len(acked))
+			}
+			if got := f.rows(t); got != tt.rows {
+				t.Errorf("inbox %q, want %q", got, tt.rows)
+			}
+			if got, want := f.effects(t), "paid k0 1, paid k1 1, paid k2 1"; got != want {
+				t.Errorf("effects %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// healing mends the proxy's line when something is logged: the loss has been noticed.
+type healing struct{ proxy *pgtest.Proxy }
+
+func (h healing) Enabled(context.Context, slog.Level) bool { return true }
+func (h healing) Handle(context.Context, slog.Record) error {
+	h.proxy.Lose(pgtest.LoseNothing)
+	return nil
+}
+func (h healing) WithAttrs([]slog.Attr) slog.Handler { return h }
+func (h healing) WithGroup(string) slog.Handler      { return h }
+
+// When time is up, what was not entered has left no trace, and is returned.
+func TestABatchIsBoundedInTime(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	paid := f.effect("paid")
+	c := f.consumer(t, Options{BatchTime: time.Nanosecond}, f.step(paid, nil))
+	var jobs []*job
+	for _, msg := range keyed(3) {
+		j, _ := c.read("pay", msg)
+		j.arrived = arrived{topic: "pay", msg: msg}
+		jobs = append(jobs, j)
+	}
+	left := c.settleSome(t.Context(), t.Context(), jobs)
+	if len(left) != 2 || left[0].Key != "k1" {
+		t.Fatalf("%d deliveries were left, want 2", len(left))
+	}
+	if got, want := f.rows(t)+" | "+f.effects(t), "k0 done 1 | paid k0 1"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for len(left) > 0 {
+		left = c.settleSome(t.Context(), t.Context(), left)
+	}
+	if got, want := f.effects(t), "paid k0 1, paid k1 1, paid k2 1"; got != want {
+		t.Errorf("effects %q, want %q", got, want)
+	}
+}
+
+// A handler that gets around the guard and commits: nothing of the batch counts as
+// done that is not.
+func TestAHandlerEndsABatch(t *testing.T) {
+	t.Parallel()
+	for statement, want := range map[string]string{
+		"COMMIT":   "k0 dead 1, k1 dead 1, k2 done 1 | paid k0 1, paid k2 1",
+		"ROLLBACK": "k0 done 2, k1 dead 1, k2 done 1 | paid k0 1, paid k2 1",
+	} {
+		t.Run(statement, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			paid := f.effect("paid")
+			c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+				if in.Key == "k1" {
+					_, err := tx.Conn().Exec(ctx, statement)
+					return err
+				}
+				return paid(ctx, tx, in, emit)
+			}, nil))
+			if acked := settle(t, c, keyed(3)...); len(acked) != 3 {
+				t.Errorf("acked %d messages, want 3", len(acked))
+			}
+			if got := f.rows(t) + " | " + f.effects(t); got != want {
+				t.Errorf("%q, want %q; parked %q", got, want, f.parked(t))
+			}
+		})
+	}
+}
+
+// The handlers of two batches lock rows in opposite orders. The server ends one of
+// them, and both succeed in the end.
+func TestBatchesThatDeadlock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(t, "INSERT INTO {schema}.effect (what) VALUES ('a'), ('b')")
+	met, meet := make(chan bool, 2), make(chan bool)
+	go func() {
+		<-met
+		<-met
+		close(meet)
+	}()
+	var firsts atomic.Int32
+	c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+		_, err := tx.Exec(ctx, "UPDATE "+f.schema+".effect SET what = what || '+' WHERE what LIKE $1 || '%'", in.Key[:1])
+		if firsts.Add(1) <= 2 {
+			met <- true
+			<-meet
+		}
+		return err
+	}, nil))
+	done := make(chan int, 2)
+	for _, keys := range [][]string{{"a1", "b1"}, {"b2", "a2"}} {
+		go func() { done <- len(settle(t, c, act(keys[0]), act(keys[1]))) }()
+	}
+	if n := <-done + <-done; n != 4 {
+		t.Errorf("acked %d messages, want 4", n)
+	}
+	if got := f.effects(t); got != "a++, b++" && got != "b++, a++" {
+		t.Errorf("effects %q, want each row twice", got)
+	}
+	if got := f.parked(t); got != "" {
+		t.Errorf("parked %q", got)
+	}
+}
+
+// counting counts what is logged above Info.
+type counting struct{ n *atomic.Int32 }
+
+func (counting) Enabled(_ context.Context, l slog.Level) bool { return l > slog.LevelInfo }
+func (h counting) Handle(context.Context, slog.Record) error  { h.n.Add(1); return nil }
+func (h counting) WithAttrs([]slog.Attr) slog.Handler         { return h }
+func (h counting) WithGroup(string) slog.Handler              { return h }
+
+// Batches that claim the same steps in opposite orders do not deadlock, whether the
+// rows exist or not.
+func TestClaimsDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var warnings atomic.Int32
+	c := f.consumer(t, Options{Logger: slog.New(counting{&warnings})}, f.step(f.effect("paid"), f.effect("refunded")))
+	const rounds, keys, lanes = 15, 12, 4
+	for round := range rounds {
+		done := make(chan int, lanes)
+		for lane := range lanes {
+			var msgs []*message.Message
+			for i := range keys {
+				key := fmt.Sprintf("r%d-%d", round, i)
+				msgs = append(msgs, act(key))
+				if i%3 == 0 {
+					msgs = append(msgs, undo(key))
+				}
+			}
+			if lane%2 == 1 {
+				slices.Reverse(msgs)
+			}
+			go func() { done <- len(settle(t, c, msgs...)) }()
+		}
+		for range lanes {
+			if n := <-done; n != keys+keys/3 {
+				t.Errorf("round %d: acked %d messages, want %d", round, n, keys+keys/3)
+			}
+		}
+	}
+	if n := warnings.Load(); n > 0 {
+		t.Errorf("%d batches failed", n)
+	}
+	if twice := f.texts(t, "SELECT what FROM {schema}.effect GROUP BY what HAVING count(*) > 1"); len(twice) > 0 {
+		t.Errorf("effects more than once: %q", twice)
+	}
+	if got := f.parked(t); got != "" {
+		t.Errorf("parked %q", got)
+	}
+}
