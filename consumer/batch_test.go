@@ -383,3 +383,35 @@ func TestClaimsDoNotDeadlock(t *testing.T) {
 		t.Errorf("parked %q", got)
 	}
 }
+
+// Two batches insert the rows of the same steps, given in opposite orders, and both
+// get stuck in the middle of it.
+func TestClaimsOfNewRowsDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var warnings atomic.Int32
+	c := f.consumer(t, Options{Logger: slog.New(counting{&warnings})}, f.step(f.effect("paid"), nil))
+	holder, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(t.Context())
+	if _, err := holder.Exec(t.Context(), "INSERT INTO "+f.schema+".inbox (scope, key, step, n, state) VALUES ('tenant', 'k1', 'process-payment', '', 'open')"); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan int, 2)
+	for _, keys := range [][]string{{"k0", "k1", "k2"}, {"k2", "k1", "k0"}} {
+		go func() { done <- len(settle(t, c, act(keys[0]), act(keys[1]), act(keys[2]))) }()
+	}
+	for f.texts(t, "SELECT count(*)::text FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{schema}.inbox%'")[0] != "2" {
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-done + <-done; n != 6 || warnings.Load() > 0 {
+		t.Errorf("acked %d messages, and %d batches failed; want 6 and none", n, warnings.Load())
+	}
+	if got, want := f.effects(t), "paid k0 1, paid k1 1, paid k2 1"; len(got) != len(want) {
+		t.Errorf("effects %q, want each once", got)
+	}
+}
