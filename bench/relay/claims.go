@@ -9,6 +9,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
 )
 
 const (
@@ -22,7 +24,7 @@ const (
 type claims struct {
 	*place
 	conn    *amqp.Connection
-	senders []*sender
+	senders []*private.Sender
 }
 
 func openClaims(ctx context.Context, p *place) (relay, error) {
@@ -45,7 +47,7 @@ func openClaims(ctx context.Context, p *place) (relay, error) {
 		return nil, err
 	}
 	for range claimWorkers {
-		s, err := newSender(c.conn, p.queue.topic)
+		s, err := private.NewSender(c.conn, p.queue.Topic)
 		if err != nil {
 			return nil, errors.Join(err, c.close())
 		}
@@ -119,17 +121,17 @@ func (c *claims) work(ctx context.Context, jobs []job, count *counter) error {
 	return err
 }
 
-func (c *claims) publish(ctx context.Context, s *sender, j *job) error {
-	sent, err := s.publish(ctx, j.MessageID.String(), j.Payload)
+func (c *claims) publish(ctx context.Context, s *private.Sender, j *job) error {
+	sent, err := s.Publish(ctx, publishing(c.queue.Topic, j.MessageID.String(), j.Payload))
 	if err != nil {
 		return err
 	}
-	return s.confirm(ctx, sent)
+	return s.Confirm(ctx, sent)
 }
 
 func (c *claims) close() error {
 	for _, s := range c.senders {
-		s.close()
+		s.Close()
 	}
-	return c.conn.CloseDeadline(time.Now().Add(dialTimeout))
+	return private.Hangup(c.conn)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sagamill/sagamill/bench/internal/private"
 	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
@@ -38,41 +39,28 @@ func (b *bench) drains(ctx context.Context) ([]target.Target, error) {
 	for _, s := range b.servers {
 		rates, err := b.drainRates(ctx, s)
 		if err != nil {
-			return nil, fmt.Errorf("server %s: %w", s.name, err)
+			return nil, fmt.Errorf("server %s: %w", s.Name, err)
 		}
 		for _, sl := range slots {
 			if of := rates[sl.name]; of != nil {
-				fmt.Printf("drain %-6s %-17s %6.0f msg/s\n", s.name, sl.name, target.Median(of))
+				fmt.Printf("drain %-6s %-17s %6.0f msg/s\n", s.Name, sl.name, target.Median(of))
 			}
 		}
 		for _, r := range drainRatios {
-			value, ok := r.median(rates)
+			value, ok := target.Ratio(rates[r.slot], rates[r.to])
 			switch {
 			case ok && r.goal > 0:
-				targets = append(targets, target.Target{Name: fmt.Sprintf("drain-%s-%s/%s", s.name, r.slot, r.to), Value: value, Goal: r.goal})
+				targets = append(targets, target.Target{Name: fmt.Sprintf("drain-%s-%s/%s", s.Name, r.slot, r.to), Value: value, Goal: r.goal})
 			case ok:
-				fmt.Printf("drain %-6s %s/%s %.2f\n", s.name, r.slot, r.to, value)
+				fmt.Printf("drain %-6s %s/%s %.2f\n", s.Name, r.slot, r.to, value)
 			}
 		}
 	}
 	return targets, nil
 }
 
-// median returns the median of the rounds' ratios, if both slots were measured.
-func (r ratio) median(rates map[string][]float64) (float64, bool) {
-	of, to := rates[r.slot], rates[r.to]
-	if len(of) == 0 || len(of) != len(to) {
-		return 0, false
-	}
-	each := make([]float64, len(of))
-	for i := range of {
-		each[i] = of[i] / to[i]
-	}
-	return target.Median(each), true
-}
-
 // drainRates returns the messages per second of each slot in each round.
-func (b *bench) drainRates(ctx context.Context, s *server) (rates map[string][]float64, err error) {
+func (b *bench) drainRates(ctx context.Context, s *private.Server) (rates map[string][]float64, err error) {
 	var subjects []*subject
 	defer func() {
 		for _, sub := range subjects {
@@ -92,7 +80,7 @@ func (b *bench) drainRates(ctx context.Context, s *server) (rates map[string][]f
 	}
 	defer func() {
 		for _, sub := range subjects {
-			fmt.Printf("drain %-6s %-17s %s\n", s.name, sub.slot, sub.used.each(sub.drained))
+			fmt.Printf("drain %-6s %-17s %s\n", s.Name, sub.slot, sub.used.Each(sub.drained))
 		}
 	}()
 	rates = make(map[string][]float64)

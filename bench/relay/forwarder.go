@@ -34,7 +34,7 @@ func openForwarder(channels int) func(context.Context, *place) (relay, error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg := wamqp.NewDurablePubSubConfig(p.queue.broker.url, nil)
+		cfg := wamqp.NewDurablePubSubConfig(p.queue.Broker.URL, nil)
 		cfg.Publish.ConfirmDelivery, cfg.Publish.ChannelPoolSize = true, channels
 		f.publisher, err = wamqp.NewPublisher(cfg, watermill.NopLogger{})
 		return f, err
@@ -56,7 +56,7 @@ func (f *forwarding) store(_ context.Context, tx pgx.Tx, n int) error {
 	for i := range messages {
 		messages[i] = message.NewMessage(watermill.NewUUID(), payload)
 	}
-	return forwarder.NewPublisher(pub, forwarder.PublisherConfig{ForwarderTopic: forwarderTopic}).Publish(f.queue.topic, messages...)
+	return forwarder.NewPublisher(pub, forwarder.PublisherConfig{ForwarderTopic: forwarderTopic}).Publish(f.queue.Topic, messages...)
 }
 
 func (f *forwarding) clear(ctx context.Context) error {

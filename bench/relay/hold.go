@@ -152,7 +152,7 @@ func measureWindows(ctx context.Context, m *meter, c *counter, length time.Durat
 		if n == published {
 			return nil, fmt.Errorf("nothing was published in %v", length/holdWindows)
 		}
-		each[i] = milliseconds(now-before) * 1000 / float64(n-published)
+		each[i] = target.Milliseconds(now-before) * 1000 / float64(n-published)
 		before, published = now, n
 	}
 	return each, nil

@@ -46,11 +46,11 @@ func (b *bench) latencies(ctx context.Context) ([]target.Target, error) {
 			}
 			p50, p99 := target.Percentile(took, 0.5), target.Percentile(took, 0.99)
 			fmt.Printf("latency %-6s %-10s p50 %.2f ms, p99 %.2f ms, worst %.2f ms\n",
-				s.name, name, milliseconds(p50), milliseconds(p99), milliseconds(target.Percentile(took, 1)))
+				s.Name, name, target.Milliseconds(p50), target.Milliseconds(p99), target.Milliseconds(target.Percentile(took, 1)))
 			if name == "ours-log" && s == b.servers[0] {
 				targets = append(targets,
-					target.Target{Name: "latency-p50-ms-" + name, Value: milliseconds(p50), Goal: p50Goal, AtMost: true},
-					target.Target{Name: "latency-p99-ms-" + name, Value: milliseconds(p99), Goal: p99Goal, AtMost: true})
+					target.Target{Name: "latency-p50-ms-" + name, Value: target.Milliseconds(p50), Goal: p50Goal, AtMost: true},
+					target.Target{Name: "latency-p99-ms-" + name, Value: target.Milliseconds(p99), Goal: p99Goal, AtMost: true})
 			}
 		}
 	}
@@ -59,12 +59,12 @@ func (b *bench) latencies(ctx context.Context) ([]target.Target, error) {
 
 // arrivals returns the samples.
 func arrivals(ctx context.Context, o *ours) (took []time.Duration, err error) {
-	sub, err := rabbitmq.NewSubscriber(o.queue.cfg, nil)
+	sub, err := rabbitmq.NewSubscriber(o.queue.Config, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, sub.Close()) }()
-	arriving, err := sub.Subscribe(ctx, o.queue.topic)
+	arriving, err := sub.Subscribe(ctx, o.queue.Topic)
 	if err != nil {
 		return nil, err
 	}

@@ -8,12 +8,13 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/profile"
 	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
@@ -22,8 +23,8 @@ type bench struct {
 	rounds  int
 	slice   time.Duration
 	hold    time.Duration
-	broker  *broker
-	servers []*server // the first is native
+	broker  *private.Broker
+	servers []*private.Server // the first is native
 }
 
 // A part measures one thing.
@@ -48,34 +49,16 @@ func main() {
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
 	flag.DurationVar(&b.slice, "slice", time.Second, "length of one measurement, about")
 	flag.DurationVar(&b.hold, "hold", time.Minute, "how long a snapshot is held open")
-	profile := flag.String("cpuprofile", "", "write a CPU profile of this process to the file")
+	cpu := flag.String("cpuprofile", "", "write a CPU profile of this process to the file")
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
 	flag.Parse()
-	if *profile != "" {
-		defer startProfile(*profile)()
-	}
+	defer profile.Start(*cpu)()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := b.run(ctx, strings.Split(*list, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
-	}
-}
-
-// startProfile profiles until the function returned is called.
-func startProfile(path string) (stop func()) {
-	f, err := os.Create(path)
-	if err == nil {
-		err = pprof.StartCPUProfile(f)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		return func() {}
-	}
-	return func() {
-		pprof.StopCPUProfile()
-		_ = f.Close()
 	}
 }
 
@@ -93,10 +76,14 @@ func (b *bench) run(ctx context.Context, names []string) (err error) {
 		}
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	stop, err := b.start(ctx)
-	defer func() { err = errors.Join(err, stop()) }()
-	if err != nil || len(b.servers) == 0 {
+	servers, err := private.Start(ctx)
+	if err != nil {
 		return err
+	}
+	defer func() { err = errors.Join(err, servers.Close()) }()
+	b.broker, b.servers = servers.Broker, servers.Databases
+	if len(b.servers) == 0 {
+		return nil
 	}
 	var targets []target.Target
 	for _, p := range parts {

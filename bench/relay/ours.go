@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/bench/internal/private"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -29,7 +30,7 @@ func openOurs(options outbox.RelayOptions) func(context.Context, *place) (relay,
 }
 
 func newOurs(ctx context.Context, p *place, options outbox.RelayOptions) (*ours, error) {
-	if err := migrations.Up(ctx, p.server.url, p.schema); err != nil {
+	if err := migrations.Up(ctx, p.server.URL, p.schema); err != nil {
 		return nil, err
 	}
 	options.Schema = p.schema
@@ -38,7 +39,7 @@ func newOurs(ctx context.Context, p *place, options outbox.RelayOptions) (*ours,
 	if o.writer, err = outbox.NewWriter(&outbox.WriterOptions{Schema: p.schema}); err != nil {
 		return nil, err
 	}
-	o.publisher, err = rabbitmq.NewPublisher(p.queue.cfg, nil)
+	o.publisher, err = rabbitmq.NewPublisher(p.queue.Config, nil)
 	return o, err
 }
 
@@ -46,7 +47,7 @@ func newOurs(ctx context.Context, p *place, options outbox.RelayOptions) (*ours,
 var order atomic.Int64
 
 func (o *ours) message(key string) outbox.Message {
-	return outbox.Message{Topic: o.queue.topic, Scope: "bench", Key: key, Step: "reserve", Payload: payload}
+	return outbox.Message{Topic: o.queue.Topic, Scope: "bench", Key: key, Step: "reserve", Payload: payload}
 }
 
 func (o *ours) store(ctx context.Context, tx pgx.Tx, n int) error {
@@ -99,7 +100,7 @@ func (accepting) PublishBatch(_ context.Context, batch []outbox.Publication) []e
 }
 
 // openOwn opens the slot called name, which is one of ours. It is nil if it is not built.
-func (b *bench) openOwn(ctx context.Context, s *server, name, use string) (*subject, *ours, error) {
+func (b *bench) openOwn(ctx context.Context, s *private.Server, name, use string) (*subject, *ours, error) {
 	i := slices.IndexFunc(slots, func(sl slot) bool { return sl.name == name })
 	if slots[i].open == nil {
 		return nil, nil, nil

@@ -13,14 +13,17 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/proctime"
 	"github.com/sagamill/sagamill/bench/internal/target"
 	"github.com/sagamill/sagamill/outbox"
 )
 
 const (
-	clients   = 32
-	stockRows = 10_000
-	catchUp   = 30 * time.Second // for the relay, after a slice
+	clients      = 32
+	stockRows    = 10_000
+	catchUp      = 30 * time.Second // for the relay, after a slice
+	catchUpPause = 20 * time.Millisecond
 )
 
 // A producerRun is one measurement. Without a goal it is for information.
@@ -56,10 +59,10 @@ func (b *bench) producers(ctx context.Context) ([]target.Target, error) {
 		for _, run := range producerRuns {
 			value, err := b.producer(ctx, s, run)
 			if err != nil {
-				return nil, fmt.Errorf("server %s, slot %s: %w", s.name, run.slot, err)
+				return nil, fmt.Errorf("server %s, slot %s: %w", s.Name, run.slot, err)
 			}
 			if value > 0 && run.goal > 0 {
-				targets = append(targets, target.Target{Name: "producer-" + s.name + "-" + run.slot + "-" + string(run.way), Value: value, Goal: run.goal})
+				targets = append(targets, target.Target{Name: "producer-" + s.Name + "-" + run.slot + "-" + string(run.way), Value: value, Goal: run.goal})
 			}
 		}
 	}
@@ -67,7 +70,7 @@ func (b *bench) producers(ctx context.Context) ([]target.Target, error) {
 }
 
 // producer returns the median of the rounds' ratios, 0 if the slot is not built.
-func (b *bench) producer(ctx context.Context, s *server, run producerRun) (ratio float64, err error) {
+func (b *bench) producer(ctx context.Context, s *private.Server, run producerRun) (ratio float64, err error) {
 	use := "producer-" + string(run.way)
 	if run.real {
 		use += "-rabbitmq"
@@ -98,9 +101,9 @@ func (b *bench) producer(ctx context.Context, s *server, run producerRun) (ratio
 		ratios, rates = append(ratios, with/without), append(rates, without)
 	}
 	fmt.Printf("%-24s %-6s %-10s %5.0f transactions/s, with an outbox row %.2f of that; messages behind %d\n",
-		use, s.name, run.slot, target.Median(rates), target.Median(ratios), shop.behind)
+		use, s.Name, run.slot, target.Median(rates), target.Median(ratios), shop.behind)
 	for _, w := range []way{bare, run.way} {
-		fmt.Printf("%-24s %-6s %-10s %-5s %s\n", use, s.name, run.slot, w, shop.used[w].each(shop.orders[w]))
+		fmt.Printf("%-24s %-6s %-10s %-5s %s\n", use, s.Name, run.slot, w, shop.used[w].Each(shop.orders[w]))
 	}
 	return target.Median(ratios), nil
 }
@@ -115,12 +118,12 @@ type shop struct {
 	published *counter
 	written   atomic.Int64
 	behind    int64 // messages, when the last slice ended
-	used      map[way]usage
+	used      map[way]proctime.Usage
 	orders    map[way]int
 }
 
 func openShop(ctx context.Context, o *ours, pub outbox.Publisher) (_ *shop, err error) {
-	s := &shop{ours: o, published: newCounter(unlimited), used: map[way]usage{}, orders: map[way]int{}}
+	s := &shop{ours: o, published: newCounter(unlimited), used: map[way]proctime.Usage{}, orders: map[way]int{}}
 	for _, statement := range []string{
 		"CREATE TABLE stock (id int PRIMARY KEY, quantity bigint NOT NULL)",
 		"CREATE TABLE shop_order (id uuid PRIMARY KEY, item int NOT NULL, customer text NOT NULL, amount bigint NOT NULL)",
@@ -178,7 +181,7 @@ func (s *shop) serve(ctx context.Context, slice time.Duration, w way) (float64, 
 		wg     sync.WaitGroup
 		orders atomic.Int64
 		faults = make([]error, clients)
-		used   = readUsage()
+		used   = proctime.Read()
 		start  = time.Now()
 	)
 	for i := range clients {
@@ -192,7 +195,7 @@ func (s *shop) serve(ctx context.Context, slice time.Duration, w way) (float64, 
 	}
 	wg.Wait()
 	took := time.Since(start)
-	s.used[w] = s.used[w].plus(readUsage().since(used))
+	s.used[w] = s.used[w].Plus(proctime.Read().Since(used))
 	s.orders[w] += int(orders.Load())
 	if w != bare {
 		s.written.Add(orders.Load())
@@ -239,9 +242,9 @@ func (s *shop) catchUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, catchUp)
 	defer cancel()
 	for s.published.count.Load() < s.written.Load() {
-		if err := sleep(ctx, depthPause); err != nil {
+		if err := sleep(ctx, catchUpPause); err != nil {
 			return fmt.Errorf("published are %d of %d messages: %w", s.published.count.Load(), s.written.Load(), err)
 		}
 	}
-	return s.ours.queue.purge()
+	return s.ours.queue.Purge()
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/proctime"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -56,22 +58,22 @@ var slots = []slot{
 // A place is where a slot has its tables and its queue.
 type place struct {
 	name   string // a use and a slot
-	server *server
+	server *private.Server
 	schema string
-	queue  *queue
+	queue  *private.Queue
 	pool   *pgxpool.Pool // of who writes
 	relays *pgxpool.Pool // of the relay, so that its sessions can be told apart
 }
 
 // newPlace makes the place called name on s, with an empty schema.
-func (b *bench) newPlace(ctx context.Context, s *server, name string) (_ *place, err error) {
+func (b *bench) newPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
 	p := &place{name: name, server: s, schema: "bench_" + strings.ReplaceAll(name, "-", "_")}
 	defer func() {
 		if err != nil {
 			p.close()
 		}
 	}()
-	if p.queue, err = b.broker.declare(ctx, s.name+"."+name); err != nil {
+	if p.queue, err = b.broker.Declare(ctx, s.Name+"."+name); err != nil {
 		return nil, err
 	}
 	if p.pool, err = p.connect(ctx, "writer", poolSize); err != nil {
@@ -86,7 +88,7 @@ func (b *bench) newPlace(ctx context.Context, s *server, name string) (_ *place,
 
 // connect opens a pool whose sessions are called after role and place.
 func (p *place) connect(ctx context.Context, role string, size int32) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(p.server.url)
+	config, err := pgxpool.ParseConfig(p.server.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -120,14 +122,14 @@ type subject struct {
 	*place
 	slot    string
 	relay   relay
-	used    usage // by its drains
-	drained int   // messages
-	backlog int   // messages in one slice
+	used    proctime.Usage // by its drains
+	drained int            // messages
+	backlog int            // messages in one slice
 }
 
 // newSubject opens sl on s. use tells its tables and its queue from those that
 // another part has had for it.
-func (b *bench) newSubject(ctx context.Context, s *server, sl slot, use string) (*subject, error) {
+func (b *bench) newSubject(ctx context.Context, s *private.Server, sl slot, use string) (*subject, error) {
 	p, err := b.newPlace(ctx, s, use+"-"+sl.name)
 	if err != nil {
 		return nil, err
@@ -148,7 +150,7 @@ func (s *subject) close() error {
 // fill makes a backlog of n messages, on tables without the dead rows of the
 // slice before and with the statistics that plans depend on.
 func (s *subject) fill(ctx context.Context, n int) error {
-	if err := errors.Join(s.relay.clear(ctx), s.queue.purge(), s.tend(ctx, "VACUUM")); err != nil {
+	if err := errors.Join(s.relay.clear(ctx), s.queue.Purge(), s.tend(ctx, "VACUUM")); err != nil {
 		return err
 	}
 	var (
@@ -190,7 +192,7 @@ func (s *subject) drain(ctx context.Context, n int) (took time.Duration, err err
 		wg    sync.WaitGroup
 		fault error
 		c     = newCounter(n)
-		used  = readUsage()
+		used  = proctime.Read()
 		start = time.Now()
 	)
 	wg.Go(func() {
@@ -199,11 +201,11 @@ func (s *subject) drain(ctx context.Context, n int) (took time.Duration, err err
 	})
 	err = c.wait(work)
 	took = time.Since(start)
-	s.used, s.drained = s.used.plus(readUsage().since(used)), s.drained+n
+	s.used, s.drained = s.used.Plus(proctime.Read().Since(used)), s.drained+n
 	stop()
 	wg.Wait()
 	if err := errors.Join(fault, err); err != nil {
 		return 0, err
 	}
-	return took, s.queue.check(ctx, n)
+	return took, s.queue.Check(ctx, n)
 }

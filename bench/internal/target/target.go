@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 )
 
 // A Target is a goal and what was measured.
@@ -48,3 +49,18 @@ func Percentile[T cmp.Ordered](values []T, p float64) T {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[int(p*float64(len(sorted)-1))]
 }
+
+// Ratio returns the median of the rounds' ratios, if both were measured in each.
+func Ratio(of, to []float64) (ratio float64, ok bool) {
+	if len(of) == 0 || len(of) != len(to) {
+		return 0, false
+	}
+	each := make([]float64, len(of))
+	for i := range of {
+		each[i] = of[i] / to[i]
+	}
+	return Median(each), true
+}
+
+// Milliseconds returns d in those.
+func Milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -66,3 +66,20 @@ func TestPercentile(t *testing.T) {
 		t.Error("Percentile changed the order of its argument")
 	}
 }
+
+func TestRatio(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		of, to []float64
+		want   float64
+		wantOK bool
+	}{
+		{nil, nil, 0, false},
+		{[]float64{1}, nil, 0, false},
+		{[]float64{4, 1, 9}, []float64{2, 1, 3}, 2, true}, // each round for itself
+	} {
+		if got, ok := target.Ratio(tt.of, tt.to); got != tt.want || ok != tt.wantOK {
+			t.Errorf("Ratio(%v, %v) = %v, %v, want %v, %v", tt.of, tt.to, got, ok, tt.want, tt.wantOK)
+		}
+	}
+}

@@ -1,4 +1,4 @@
-package main
+package private
 
 import (
 	"context"
@@ -21,54 +21,70 @@ const (
 	slowEffect   = 800 * time.Microsecond // the least that a commit on the slow server must take longer
 )
 
-// A server is a PostgreSQL of our own.
-type server struct {
-	name   string
-	url    string
-	commit time.Duration // of one row, with nobody beside it
+// A Server is a PostgreSQL of our own.
+type Server struct {
+	Name   string
+	URL    string
+	Commit time.Duration // of one row, with nobody beside it
 }
 
-// start starts a broker and the servers and says what they are. stop ends what
-// was started, also after an error. Without RabbitMQ there are no servers: no
-// figure would be about anything.
-func (b *bench) start(ctx context.Context) (stop func() error, err error) {
-	var undo []func() error
-	stop = func() error {
-		var errs []error
-		for _, f := range slices.Backward(undo) {
-			errs = append(errs, f())
-		}
-		return errors.Join(errs...)
+// Servers are what a benchmark runs on. They end with it.
+type Servers struct {
+	Broker    *Broker
+	Databases []*Server // the first is native; none if there is no RabbitMQ
+	undo      []func() error
+}
+
+// Close ends the servers and removes their files.
+func (s *Servers) Close() error {
+	var errs []error
+	for _, f := range slices.Backward(s.undo) {
+		errs = append(errs, f())
 	}
+	return errors.Join(errs...)
+}
+
+// Start starts a broker and the databases, says what they are, and leaves it to
+// the caller to close them. After an error nothing is left running. Without
+// RabbitMQ there are no databases: no figure would be about anything.
+func Start(ctx context.Context) (*Servers, error) {
+	s := &Servers{}
+	if err := s.start(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func (s *Servers) start(ctx context.Context) error {
 	native, err := startServices(ctx, "", nil)
 	if err != nil {
-		return stop, err
+		return err
 	}
-	undo = append(undo, native.Close)
+	s.undo = append(s.undo, native.Close)
 	if native.AMQPURL == devservices.InProcess {
 		fmt.Println("NOT MEASURED: no rabbitmq-server on this machine")
-		return stop, nil
+		return nil
 	}
-	if b.broker, err = dialBroker(native.AMQPURL); err != nil {
-		return stop, err
+	if s.Broker, err = dialBroker(native.AMQPURL); err != nil {
+		return err
 	}
-	undo = append(undo, b.broker.close)
-	describe(b.broker)
-	if err := b.add(ctx, "native", native.DatabaseURL); err != nil {
-		return stop, err
+	s.undo = append(s.undo, s.Broker.close)
+	describe(s.Broker)
+	if err := s.add(ctx, "native", native.DatabaseURL); err != nil {
+		return err
 	}
 	shim, err := buildShim(ctx)
 	if err != nil {
 		fmt.Println("server slow NOT MEASURED:", err)
-		return stop, nil
+		return nil
 	}
-	undo = append(undo, shim.remove)
+	s.undo = append(s.undo, shim.remove)
 	slow, err := startServices(ctx, devservices.InProcess, []string{"LD_PRELOAD=" + shim.library})
 	if err != nil {
-		return stop, err
+		return err
 	}
-	undo = append(undo, slow.Close)
-	return stop, b.add(ctx, "slow", slow.DatabaseURL)
+	s.undo = append(s.undo, slow.Close)
+	return s.add(ctx, "slow", slow.DatabaseURL)
 }
 
 // startServices starts private servers; amqpURL is for the broker that there is already.
@@ -82,24 +98,24 @@ func startServices(ctx context.Context, amqpURL string, postgresEnv []string) (*
 
 // add makes the server at url one of those measured on. A slow one that is not
 // slow, as where the account may not read the shim, would pass for a fast disk.
-func (b *bench) add(ctx context.Context, name, url string) error {
-	s := &server{name: name, url: url}
-	version, err := s.probe(ctx)
+func (s *Servers) add(ctx context.Context, name, url string) error {
+	db := &Server{Name: name, URL: url}
+	version, err := db.probe(ctx)
 	if err != nil {
 		return fmt.Errorf("server %s: %w", name, err)
 	}
-	fmt.Printf("server %-6s PostgreSQL %s, fsync on, a commit takes %.2f ms\n", name, version, milliseconds(s.commit))
-	if len(b.servers) > 0 && s.commit < b.servers[0].commit+slowEffect {
+	fmt.Printf("server %-6s PostgreSQL %s, fsync on, a commit takes %.2f ms\n", name, version, target.Milliseconds(db.Commit))
+	if len(s.Databases) > 0 && db.Commit < s.Databases[0].Commit+slowEffect {
 		fmt.Println("server slow NOT MEASURED: slowing its syncs down had no effect")
 		return nil
 	}
-	b.servers = append(b.servers, s)
+	s.Databases = append(s.Databases, db)
 	return nil
 }
 
 // probe measures a commit and returns the server's version.
-func (s *server) probe(ctx context.Context) (version string, err error) {
-	conn, err := pgx.Connect(ctx, s.url)
+func (s *Server) probe(ctx context.Context) (version string, err error) {
+	conn, err := pgx.Connect(ctx, s.URL)
 	if err != nil {
 		return "", err
 	}
@@ -115,12 +131,12 @@ func (s *server) probe(ctx context.Context) (version string, err error) {
 		}
 		took[i] = time.Since(start)
 	}
-	s.commit = target.Percentile(took, 0.5)
+	s.Commit = target.Percentile(took, 0.5)
 	return version, conn.QueryRow(ctx, "SHOW server_version").Scan(&version)
 }
 
 // describe prints what else the figures depend on.
-func describe(b *broker) {
+func describe(b *Broker) {
 	fmt.Printf("machine %d processors, %s/%s, %s\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 	fmt.Printf("broker RabbitMQ %v, one node with one scheduler, quorum queues\n", b.conn.Properties["version"])
 	info, ok := debug.ReadBuildInfo()
@@ -135,5 +151,3 @@ func describe(b *broker) {
 		}
 	}
 }
-
-func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

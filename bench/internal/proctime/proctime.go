@@ -1,4 +1,6 @@
-package main
+// Package proctime tells how long a benchmark and its servers have been on the
+// processors, so that what a message costs is known besides how long it takes.
+package proctime
 
 import (
 	"fmt"
@@ -12,12 +14,12 @@ import (
 // kernelTick is the unit of times in /proc/PID/stat.
 const kernelTick = 10 * time.Millisecond
 
-// usage is processor time by who used it.
-type usage struct{ client, database, broker time.Duration }
+// Usage is processor time by who used it.
+type Usage struct{ Client, Database, Broker time.Duration }
 
-// readUsage reads what this process and the servers that it started have used so
+// Read reads what this process and the servers that it started have used so
 // far. It is zero where there is no /proc.
-func readUsage() (u usage) {
+func Read() (u Usage) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
 	parents, names, times := map[int]int{}, map[int]string{}, map[int]time.Duration{}
 	for _, path := range stats {
@@ -41,12 +43,12 @@ func readUsage() (u usage) {
 	for pid, used := range times {
 		switch {
 		case pid == os.Getpid():
-			u.client += used
+			u.Client += used
 		case !descends(parents, pid):
 		case names[pid] == "postgres":
-			u.database += used
+			u.Database += used
 		case names[pid] == "beam.smp":
-			u.broker += used
+			u.Broker += used
 		}
 	}
 	return u
@@ -62,16 +64,18 @@ func descends(parents map[int]int, pid int) bool {
 	return false
 }
 
-func (u usage) since(before usage) usage {
-	return usage{u.client - before.client, u.database - before.database, u.broker - before.broker}
+// Since returns what was used since before was read.
+func (u Usage) Since(before Usage) Usage {
+	return Usage{u.Client - before.Client, u.Database - before.Database, u.Broker - before.Broker}
 }
 
-func (u usage) plus(v usage) usage {
-	return usage{u.client + v.client, u.database + v.database, u.broker + v.broker}
+// Plus returns what was used in both.
+func (u Usage) Plus(v Usage) Usage {
+	return Usage{u.Client + v.Client, u.Database + v.Database, u.Broker + v.Broker}
 }
 
-// each says what one of n messages has cost.
-func (u usage) each(n int) string {
+// Each says what one of n messages has cost.
+func (u Usage) Each(n int) string {
 	micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(n) }
-	return fmt.Sprintf("processor µs for each: client %.1f, database %.1f, broker %.1f", micros(u.client), micros(u.database), micros(u.broker))
+	return fmt.Sprintf("processor µs for each: client %.1f, database %.1f, broker %.1f", micros(u.Client), micros(u.Database), micros(u.Broker))
 }

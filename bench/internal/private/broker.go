@@ -1,0 +1,110 @@
+package private
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+const (
+	dialTimeout  = 10 * time.Second
+	depthTimeout = 10 * time.Second // until a queue shows what it has confirmed
+	depthPause   = 20 * time.Millisecond
+	service      = "bench" // whose queues they are
+)
+
+// A Broker is the private RabbitMQ, with a channel for looking after queues.
+type Broker struct {
+	URL  string
+	conn *amqp.Connection
+	ch   *amqp.Channel
+}
+
+func dialBroker(url string) (*Broker, error) {
+	conn, err := dial(url)
+	if err != nil {
+		return nil, fmt.Errorf("broker: %w", err)
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("broker: %w", err)
+	}
+	return &Broker{URL: url, conn: conn, ch: ch}, nil
+}
+
+func dial(url string) (*amqp.Connection, error) {
+	return amqp.DialConfig(url, amqp.Config{Dial: amqp.DefaultDial(dialTimeout)})
+}
+
+// Dial opens another connection, which the caller ends with [Hangup].
+func (b *Broker) Dial() (*amqp.Connection, error) { return dial(b.URL) }
+
+// Hangup closes conn, and does not wait for ever for a broker that is gone.
+func Hangup(conn *amqp.Connection) error { return conn.CloseDeadline(time.Now().Add(dialTimeout)) }
+
+func (b *Broker) close() error { return Hangup(b.conn) }
+
+// A Queue is the quorum queue of one topic, behind a durable fanout exchange of
+// the topic's name. Every slot has its own; they are all alike.
+type Queue struct {
+	Broker *Broker
+	Topic  string
+	Config wamqp.Config
+}
+
+// Declare makes the queue of topic. One that is there already stays as it is.
+func (b *Broker) Declare(ctx context.Context, topic string) (*Queue, error) {
+	cfg, err := rabbitmq.NewConfig(b.URL, service, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &Queue{Broker: b, Topic: topic, Config: cfg}, rabbitmq.DeclareTopology(ctx, cfg, topic)
+}
+
+// Name is what the broker calls the queue.
+func (q *Queue) Name() string { return q.Config.Queue.GenerateName(q.Topic) }
+
+// Purge empties the queue, so that the broker's memory stays bounded.
+func (q *Queue) Purge() error {
+	_, err := q.Broker.ch.QueuePurge(q.Name(), false)
+	return err
+}
+
+// Check waits until the queue holds n messages. A relay that has counted more
+// than the broker has would be fast for no good reason.
+func (q *Queue) Check(ctx context.Context, n int) error {
+	ctx, cancel := context.WithTimeout(ctx, depthTimeout)
+	defer cancel()
+	for {
+		state, err := q.Broker.ch.QueueDeclarePassive(q.Name(), true, false, false, false, nil)
+		if err != nil {
+			return err
+		}
+		switch {
+		case state.Messages > n:
+			fmt.Printf("queue %s holds %d messages more than were stored\n", q.Name(), state.Messages-n)
+			return nil
+		case state.Messages == n:
+			return nil
+		}
+		if sleep(ctx, depthPause) != nil {
+			return fmt.Errorf("queue %s holds %d messages, want %d", q.Name(), state.Messages, n)
+		}
+	}
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

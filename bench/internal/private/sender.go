@@ -1,0 +1,65 @@
+package private
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+const returnsBuffer = 1000
+
+// A Sender is a channel in confirm mode. It counts what the broker returns: a
+// returned message is confirmed as well, and would pass for delivered.
+type Sender struct {
+	ch       *amqp.Channel
+	exchange string
+	returned atomic.Int64
+	watch    sync.WaitGroup
+}
+
+// NewSender returns a Sender to exchange on a channel of conn.
+func NewSender(conn *amqp.Connection, exchange string) (*Sender, error) {
+	ch, err := conn.Channel()
+	if err != nil {
+		return nil, err
+	}
+	if err := ch.Confirm(false); err != nil {
+		return nil, err
+	}
+	s := &Sender{ch: ch, exchange: exchange}
+	returns := ch.NotifyReturn(make(chan amqp.Return, returnsBuffer))
+	s.watch.Go(func() { // ends with the channel
+		for range returns {
+			s.returned.Add(1)
+		}
+	})
+	return s, nil
+}
+
+// Publish sends a message. It is the broker's once [Sender.Confirm] returns nil.
+func (s *Sender) Publish(ctx context.Context, p amqp.Publishing) (*amqp.DeferredConfirmation, error) {
+	return s.ch.PublishWithDeferredConfirmWithContext(ctx, s.exchange, "", true, false, p)
+}
+
+// Confirm waits until the broker has taken a message over.
+func (s *Sender) Confirm(ctx context.Context, sent *amqp.DeferredConfirmation) error {
+	ok, err := sent.WaitContext(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return errors.New("a message was nacked")
+	case s.returned.Load() > 0:
+		return errors.New("a message was returned")
+	}
+	return nil
+}
+
+// Close closes the channel.
+func (s *Sender) Close() {
+	_ = s.ch.Close()
+	s.watch.Wait()
+}
