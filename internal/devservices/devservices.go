@@ -42,6 +42,10 @@ type Options struct {
 	// PostgresEnv is added to the environment of a private PostgreSQL server,
 	// as NAME=value. Default: nothing.
 	PostgresEnv []string
+
+	// PostgresSettings are settings of a private PostgreSQL server, as
+	// name=value, also those that only take effect when it starts. Default: its own.
+	PostgresSettings []string
 }
 
 // Services is what a run uses.
@@ -109,7 +113,7 @@ func (s *Services) Environ(env []string) []string {
 // newRun returns a run that has started nothing yet. It removes what dead runs
 // have left, so that nothing piles up where runs are killed.
 func newRun(opts *Options) (*run, error) {
-	r := &run{log: opts.Log, pgEnv: opts.PostgresEnv}
+	r := &run{log: opts.Log, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
 	if r.log == nil {
 		r.log = os.Stderr
 	}

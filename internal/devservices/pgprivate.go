@@ -88,7 +88,7 @@ func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {
 	if err != nil {
 		return instance{}, err
 	}
-	server := pgServer{bin: bin, dir: dir, as: as, password: rand.Text(), env: r.pgEnv}
+	server := pgServer{bin: bin, dir: dir, as: as, password: rand.Text(), env: r.pgEnv, settings: r.pgSettings}
 	if err := server.init(ctx); err != nil {
 		return instance{}, err
 	}
@@ -129,6 +129,7 @@ type pgServer struct {
 	as       *account
 	password string   // or any local user could log in as the superuser
 	env      []string // the running server's, besides what all programs get
+	settings []string // likewise
 }
 
 // program returns one of the server's programs, run as its account.
@@ -159,11 +160,16 @@ func (s pgServer) init(ctx context.Context) error {
 // start leaves fsync on: what is measured on a private server is to be what
 // commits cost.
 func (s pgServer) start(port int, log string) (*process, error) {
-	server := s.program("postgres", "-D", s.data(), "-p", strconv.Itoa(port),
+	args := []string{
+		"-D", s.data(), "-p", strconv.Itoa(port),
 		"-c", "listen_addresses=127.0.0.1",
 		"-c", "unix_socket_directories=", // their path may be too long
-		"-c", "max_connections="+strconv.Itoa(pgPrivateMaxConns),
-	)
+		"-c", "max_connections=" + strconv.Itoa(pgPrivateMaxConns),
+	}
+	for _, setting := range s.settings {
+		args = append(args, "-c", setting)
+	}
+	server := s.program("postgres", args...)
 	server.env = append(server.env, s.env...)
 	return server.start(log, syscall.SIGQUIT)
 }

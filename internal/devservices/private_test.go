@@ -128,7 +128,7 @@ func TestPrivatePostgres(t *testing.T) {
 func TestPostgresEnv(t *testing.T) {
 	t.Parallel()
 	needPostgres(t)
-	r, err := newRun(&Options{Log: io.Discard, PostgresEnv: []string{"PGCLIENTENCODING=LATIN1"}})
+	r, err := newRun(&Options{Log: io.Discard, PostgresEnv: []string{"PGCLIENTENCODING=LATIN1"}, PostgresSettings: []string{"shared_buffers=4MB"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,6 +144,9 @@ func TestPostgresEnv(t *testing.T) {
 	defer conn.Close(t.Context())
 	if got := first(t.Context(), conn, "SHOW client_encoding"); got != "LATIN1" {
 		t.Errorf("client_encoding = %q, want LATIN1, as the server's environment has it", got)
+	}
+	if got := first(t.Context(), conn, "SHOW shared_buffers"); got != "4MB" {
+		t.Errorf("shared_buffers = %q, want 4MB, as set", got)
 	}
 }
 

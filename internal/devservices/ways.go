@@ -47,11 +47,12 @@ type instance struct {
 
 // A run is the state of one Start: what it may try, and what it has to undo.
 type run struct {
-	log   io.Writer
-	ways  []string // those allowed
-	pgEnv []string // of a private PostgreSQL
-	dir   *rundir  // nil until something needs files
-	undo  []func() error
+	log        io.Writer
+	ways       []string // those allowed
+	pgEnv      []string // of a private PostgreSQL
+	pgSettings []string // likewise
+	dir        *rundir  // nil until something needs files
+	undo       []func() error
 }
 
 // allow restricts the run to the ways in list; an empty list allows all.

@@ -32,6 +32,7 @@ type Server struct {
 type Servers struct {
 	Broker    *Broker
 	Databases []*Server // the first is native; none if there is no RabbitMQ
+	settings  []string
 	undo      []func() error
 }
 
@@ -46,9 +47,10 @@ func (s *Servers) Close() error {
 
 // Start starts a broker and the databases, says what they are, and leaves it to
 // the caller to close them. After an error nothing is left running. Without
-// RabbitMQ there are no databases: no figure would be about anything.
-func Start(ctx context.Context) (*Servers, error) {
-	s := &Servers{}
+// RabbitMQ there are no databases: no figure would be about anything. settings
+// are those of the databases, as name=value.
+func Start(ctx context.Context, settings ...string) (*Servers, error) {
+	s := &Servers{settings: settings}
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -56,7 +58,7 @@ func Start(ctx context.Context) (*Servers, error) {
 }
 
 func (s *Servers) start(ctx context.Context) error {
-	native, err := startServices(ctx, "", nil)
+	native, err := s.startServices(ctx, "", nil)
 	if err != nil {
 		return err
 	}
@@ -79,7 +81,7 @@ func (s *Servers) start(ctx context.Context) error {
 		return nil
 	}
 	s.undo = append(s.undo, shim.remove)
-	slow, err := startServices(ctx, devservices.InProcess, []string{"LD_PRELOAD=" + shim.library})
+	slow, err := s.startServices(ctx, devservices.InProcess, []string{"LD_PRELOAD=" + shim.library})
 	if err != nil {
 		return err
 	}
@@ -88,12 +90,12 @@ func (s *Servers) start(ctx context.Context) error {
 }
 
 // startServices starts private servers; amqpURL is for the broker that there is already.
-func startServices(ctx context.Context, amqpURL string, postgresEnv []string) (*devservices.Services, error) {
+func (s *Servers) startServices(ctx context.Context, amqpURL string, postgresEnv []string) (*devservices.Services, error) {
 	err := errors.Join(os.Unsetenv("DATABASE_URL"), os.Setenv("AMQP_URL", amqpURL))
 	if err != nil {
 		return nil, err
 	}
-	return devservices.Start(ctx, &devservices.Options{Steps: "env,private,npm,inproc", PostgresEnv: postgresEnv})
+	return devservices.Start(ctx, &devservices.Options{Steps: "env,private,npm,inproc", PostgresEnv: postgresEnv, PostgresSettings: s.settings})
 }
 
 // add makes the server at url one of those measured on. A slow one that is not
