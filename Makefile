@@ -25,7 +25,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve services test tests fuzz check fmt bench-idemkey bench-relay FORCE
+.PHONY: help demo serve services test tests fuzz check fmt bench-idemkey bench-relay bench-consumer FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ bench-idemkey: ## what the idempotency middleware costs beside a bare transactio
 bench-relay: ## how the outbox's relay does beside others, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-relay ./relay
 	@bin/bench-relay
+
+bench-consumer: ## how package consumer does beside a consumer written by hand, on private servers
+	@cd bench && $(GO) build -o ../bin/bench-consumer ./consumer
+	@bin/bench-consumer
 
 check: ## everything that is checked without running the tests
 	@files=$$(gofmt -l .); test -z "$$files" || { echo "not formatted (make fmt):"; echo "$$files"; exit 1; }

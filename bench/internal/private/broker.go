@@ -82,21 +82,28 @@ func (q *Queue) Check(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, depthTimeout)
 	defer cancel()
 	for {
-		state, err := q.Broker.ch.QueueDeclarePassive(q.Name(), true, false, false, false, nil)
+		depth, err := q.Depth()
 		if err != nil {
 			return err
 		}
 		switch {
-		case state.Messages > n:
-			fmt.Printf("queue %s holds %d messages more than were stored\n", q.Name(), state.Messages-n)
+		case depth > n:
+			fmt.Printf("queue %s holds %d messages more than were stored\n", q.Name(), depth-n)
 			return nil
-		case state.Messages == n:
+		case depth == n:
 			return nil
 		}
 		if sleep(ctx, depthPause) != nil {
-			return fmt.Errorf("queue %s holds %d messages, want %d", q.Name(), state.Messages, n)
+			return fmt.Errorf("queue %s holds %d messages, want %d", q.Name(), depth, n)
 		}
 	}
+}
+
+// Depth returns how many messages the queue holds, without those that a consumer
+// has in hand.
+func (q *Queue) Depth() (int, error) {
+	state, err := q.Broker.ch.QueueDeclarePassive(q.Name(), true, false, false, false, nil)
+	return state.Messages, err
 }
 
 // sleep waits for d, or until ctx ends.

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/target"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+const (
+	latencyLoad   = 0.5 // of the capacity
+	latencyLength = 4   // slices
+	latencyWarm   = 0.1 // share of the samples that does not count
+	p99Goal       = 50  // milliseconds
+)
+
+// latencies measures the time from a message's publishing to its ack, which
+// follows the commit. The rate does not depend on how the consumer gets on, and the
+// clock of a message starts when it is due, not when its turn has come.
+func (b *bench) latencies(ctx context.Context) (targets []target.Target, err error) {
+	for i, s := range b.servers {
+		p99, err := b.latency(ctx, s)
+		if err != nil {
+			return nil, fmt.Errorf("server %s: %w", s.Name, err)
+		}
+		if i == 0 {
+			targets = append(targets, target.Target{Name: "consumer-p99-ms", Value: p99, Goal: p99Goal, AtMost: true})
+		}
+	}
+	return targets, nil
+}
+
+func (b *bench) latency(ctx context.Context, s *private.Server) (p99 float64, err error) {
+	sub, err := b.newSubject(ctx, s, latencyKind, "latency")
+	if err != nil {
+		return 0, err
+	}
+	defer sub.close()
+	var o outcome
+	for range 2 { // the first warms up
+		if o, err = sub.drain(ctx, sub.backlog, true); err != nil {
+			return 0, err
+		}
+		sub.next(o.rate(), b.slice)
+	}
+	rate := o.rate() * latencyLoad
+	took, err := sub.paced(ctx, rate, int(rate*latencyLength*b.slice.Seconds()))
+	if err != nil {
+		return 0, err
+	}
+	at := func(p float64) float64 { return target.Milliseconds(target.Percentile(took, p)) }
+	fmt.Printf("latency %-6s %s at %.0f msg/s, half of its capacity: p50 %.1f ms, p99 %.1f ms, worst %.1f ms\n",
+		s.Name, sub.name, rate, at(0.5), at(0.99), at(1))
+	return at(0.99), nil
+}
+
+// paced publishes n messages at a rate while the subject consumes, and returns how
+// long each was on its way.
+func (s *subject) paced(ctx context.Context, rate float64, n int) ([]time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	if err := s.prepare(ctx, 0, true); err != nil {
+		return nil, err
+	}
+	clock := &stopwatch{due: make(map[string]time.Time, n)}
+	s.way.(*ours).watch = clock.watch
+	seen := newProgress(n)
+	r, err := s.way.start(ctx, seen)
+	if err != nil {
+		return nil, err
+	}
+	err = s.publishAt(ctx, rate, n, clock)
+	if err == nil {
+		err = seen.wait(ctx, r.failed)
+	}
+	if err == nil {
+		err = s.committed(ctx, n)
+	}
+	if err := errors.Join(err, r.stop()); err != nil {
+		return nil, err
+	}
+	clock.watching.Wait()
+	if err := s.verify(ctx, n); err != nil {
+		return nil, err
+	}
+	return clock.took[int(latencyWarm*float64(n)):], nil
+}
+
+// publishAt publishes n messages evenly spaced, and whatever is due when it is late.
+func (s *subject) publishAt(ctx context.Context, rate float64, n int, clock *stopwatch) error {
+	conn, err := s.queue.Broker.Dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = private.Hangup(conn) }()
+	sender, err := private.NewSender(conn, s.queue.Topic)
+	if err != nil {
+		return err
+	}
+	defer sender.Close()
+	sent := make([]*amqp.DeferredConfirmation, n)
+	start := time.Now()
+	for i := range sent {
+		p, err := publishing(s.queue.Topic)
+		if err != nil {
+			return err
+		}
+		due := start.Add(time.Duration(float64(i) / rate * float64(time.Second)))
+		clock.start(p.MessageId, due)
+		time.Sleep(time.Until(due))
+		if sent[i], err = sender.Publish(ctx, p); err != nil {
+			return err
+		}
+	}
+	for _, c := range sent {
+		if err := sender.Confirm(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A stopwatch tells how long each message was on its way.
+type stopwatch struct {
+	mu       sync.Mutex
+	due      map[string]time.Time // by message id
+	took     []time.Duration      // in the order of the acks
+	watching sync.WaitGroup
+}
+
+func (w *stopwatch) start(id string, due time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.due[id] = due
+}
+
+func (w *stopwatch) stop(id string) {
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.took = append(w.took, now.Sub(w.due[id]))
+}
+
+// watch returns sub as a subscriber whose acks are seen.
+func (w *stopwatch) watch(sub *rabbitmq.Subscriber) message.Subscriber { return &watched{sub, w} }
+
+// A watched keeps what else the consumer may ask the subscriber for.
+type watched struct {
+	*rabbitmq.Subscriber
+	clock *stopwatch
+}
+
+func (s *watched) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	messages, err := s.Subscriber.Subscribe(ctx, topic)
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan *message.Message)
+	s.clock.watching.Go(func() {
+		defer close(out)
+		for msg := range messages {
+			s.clock.watching.Go(func() {
+				select {
+				case <-msg.Acked():
+					s.clock.stop(msg.UUID)
+				case <-msg.Nacked():
+				}
+			})
+			out <- msg
+		}
+	})
+	return out, nil
+}

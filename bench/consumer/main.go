@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/profile"
+	"github.com/sagamill/sagamill/bench/internal/target"
+)
+
+// settings are what a server of this size gets in production. Checkpoints and
+// vacuum come where the benchmark says, not in the middle of a slice.
+var settings = []string{
+	"shared_buffers=2GB", "max_wal_size=16GB", "min_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off",
+}
+
+// A bench is one run of the program.
+type bench struct {
+	rounds  int
+	slice   time.Duration
+	rows    int
+	broker  *private.Broker
+	servers []*private.Server // the first is native
+}
+
+// A part measures one thing.
+type part struct {
+	name    string
+	measure func(*bench, context.Context) ([]target.Target, error)
+}
+
+var parts = []part{
+	{"throughput", (*bench).throughputs},
+	{"wal", (*bench).logs},
+	{"latency", (*bench).latencies},
+	{"rows", (*bench).rowCounts},
+}
+
+func main() {
+	b := &bench{}
+	names := make([]string, len(parts))
+	for i, p := range parts {
+		names[i] = p.name
+	}
+	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
+	flag.DurationVar(&b.slice, "slice", 2*time.Second, "length of one measurement, about")
+	flag.IntVar(&b.rows, "rows", 10_000_000, "rows in the inbox for part rows")
+	cpu := flag.String("cpuprofile", "", "write a CPU profile of this process to the file")
+	list := flag.String("parts", strings.Join(names, ","), "what is measured")
+	flag.Parse()
+	defer profile.Start(*cpu)()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := b.run(ctx, strings.Split(*list, ",")); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run measures the parts named, on private servers: others' load would be part
+// of every figure.
+func (b *bench) run(ctx context.Context, names []string) (err error) {
+	for _, name := range names {
+		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
+			return fmt.Errorf("there is no part %q", name)
+		}
+	}
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	servers, err := private.Start(ctx, settings...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, servers.Close()) }()
+	b.broker, b.servers = servers.Broker, servers.Databases
+	if len(b.servers) == 0 {
+		return nil
+	}
+	fmt.Println("servers", strings.Join(settings, " "), "and else the defaults; full_page_writes on")
+	var targets []target.Target
+	for _, p := range parts {
+		if !slices.Contains(names, p.name) {
+			continue
+		}
+		some, err := p.measure(b, ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		targets = append(targets, some...)
+	}
+	for _, t := range targets {
+		fmt.Println(t)
+	}
+	return nil
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+const (
+	payloadSize = 512
+	scope       = "bench"
+	step        = "reserve-stock"    // the one measured
+	followTopic = "stock.reserved"   // what it emits
+	followStep  = "arrange-shipping" // whom that is for
+	fillWindow  = 1000               // messages that may be unconfirmed
+)
+
+// An order is the body of every message. Its id is random, so that keys hit an
+// index where they like: the worst case, and the usual one.
+type order struct {
+	OrderID  string `json:"order_id"`
+	Item     string `json:"item"`
+	Quantity int    `json:"quantity"`
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
+	Note     string `json:"note"`
+}
+
+func newOrder() order {
+	o := order{OrderID: uuid.NewString(), Item: "sku-4711", Quantity: 2, Amount: 4200, Currency: "EUR"}
+	bare, _ := json.Marshal(o) // cannot fail
+	o.Note = strings.Repeat("x", payloadSize-len(bare))
+	return o
+}
+
+// publishing returns an order as the relay would publish it, in another saga each.
+func publishing(topic string) (amqp.Publishing, error) {
+	o := newOrder()
+	payload, err := json.Marshal(o)
+	if err != nil {
+		return amqp.Publishing{}, err
+	}
+	msg := message.NewMessage(uuid.NewString(), payload)
+	msg.Metadata = message.Metadata{
+		outbox.HeaderKey: o.OrderID + ":" + step, outbox.HeaderScope: scope, outbox.HeaderCausation: uuid.NewString(),
+		outbox.PropertyType: topic, outbox.PropertyTimestamp: time.Now().UTC().Format(time.RFC3339Nano),
+		outbox.PropertyCorrelation: uuid.NewString(), outbox.PropertyContentType: "application/json",
+	}
+	return rabbitmq.Marshaler{}.Marshal(msg)
+}
+
+// fill puts n messages into q, and waits until it shows all of them.
+func fill(ctx context.Context, q *private.Queue, n int) (err error) {
+	conn, err := q.Broker.Dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = private.Hangup(conn) }()
+	s, err := private.NewSender(conn, q.Topic)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	var unconfirmed [fillWindow]*amqp.DeferredConfirmation
+	for i := range n + fillWindow {
+		slot := i % fillWindow
+		if oldest := unconfirmed[slot]; oldest != nil {
+			if err := s.Confirm(ctx, oldest); err != nil {
+				return fmt.Errorf("fill: %w", err)
+			}
+			unconfirmed[slot] = nil
+		}
+		if i >= n {
+			continue
+		}
+		p, err := publishing(q.Topic)
+		if err == nil {
+			unconfirmed[slot], err = s.Publish(ctx, p)
+		}
+		if err != nil {
+			return fmt.Errorf("fill: %w", err)
+		}
+	}
+	return q.Check(ctx, n)
+}

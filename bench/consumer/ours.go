@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+const sqlTallyOurs = `
+SELECT (SELECT count(*) FROM reservation), (SELECT count(DISTINCT order_id) FROM reservation),
+	(SELECT count(*) FROM outbox), (SELECT count(DISTINCT (scope, key)) FROM outbox),
+	(SELECT count(*) FROM inbox i JOIN reservation r ON (i.scope, i.key, i.step, i.n) = ('` + scope + `', r.order_id, '` + step + `', '') WHERE i.state = 'done'),
+	(SELECT count(*) FROM parked)`
+
+// A setup is how package consumer and its subscriber are used; what is zero is
+// their default.
+type setup struct {
+	prefetch int
+	options  consumer.Options
+	handler  func(*progress) consumer.Handler[order]
+}
+
+// An ours is package consumer, as a service uses it.
+type ours struct {
+	*place
+	setup
+	keepInbox bool                                          // clear leaves it
+	watch     func(*rabbitmq.Subscriber) message.Subscriber // what the consumer gets; nil: the subscriber itself
+}
+
+func openOurs(s setup) func(context.Context, *place) (way, error) {
+	return func(ctx context.Context, p *place) (way, error) { return newOurs(ctx, p, s) }
+}
+
+func newOurs(ctx context.Context, p *place, s setup) (*ours, error) {
+	s.options.Schema = p.schema
+	return &ours{place: p, setup: s}, migrations.Up(ctx, p.server.URL, p.schema)
+}
+
+func (o *ours) clear(ctx context.Context) error {
+	tables := "reservation, outbox, parked"
+	if !o.keepInbox {
+		tables += ", inbox"
+	}
+	_, err := o.pool.Exec(ctx, "TRUNCATE "+tables)
+	return err
+}
+
+func (o *ours) check(ctx context.Context, n int) error { return o.place.check(ctx, sqlTallyOurs, n) }
+
+// start runs a consumer.
+func (o *ours) start(ctx context.Context, seen *progress) (*running, error) {
+	sub, err := rabbitmq.NewSubscriber(o.queue.Config, &rabbitmq.SubscriberOptions{Prefetch: o.prefetch})
+	if err != nil {
+		return nil, err
+	}
+	var from message.Subscriber = sub
+	if o.watch != nil {
+		from = o.watch(sub)
+	}
+	reserve := consumer.Step{Name: step, Action: consumer.On(o.queue.Topic, o.handler(seen))}
+	c, err := consumer.New(o.pool, from, []consumer.Step{reserve}, &o.options)
+	if err != nil {
+		return nil, errors.Join(err, sub.Close())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	r := &running{failed: make(chan error, 1)}
+	ended := make(chan error, 1)
+	go func() {
+		err := c.Run(ctx)
+		if ctx.Err() == nil {
+			r.fail(err)
+		}
+		ended <- err
+	}()
+	r.stop = func() error {
+		cancel()
+		return errors.Join(<-ended, sub.Close())
+	}
+	return r, nil
+}
+
+// insertAndEmit is a handler in the plainest form: a statement, and what follows.
+func insertAndEmit(seen *progress) consumer.Handler[order] {
+	return func(ctx context.Context, tx pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
+		seen.enter()
+		if _, err := tx.Exec(ctx, sqlReserve, in.Body.values()...); err != nil {
+			return err
+		}
+		emit(followUp(in.Payload))
+		return nil
+	}
+}
+
+func followUp(payload []byte) outbox.Message {
+	return outbox.Message{Topic: followTopic, Step: followStep, Payload: payload}
+}
+
+func (o *ours) String() string {
+	prefetch := "default"
+	if o.prefetch > 0 {
+		prefetch = fmt.Sprint(o.prefetch)
+	}
+	return fmt.Sprintf("package consumer, prefetch %s%s, all else at its default", prefetch, o.changed())
+}
+
+// changed lists the options that are not at their defaults.
+func (o *ours) changed() (list string) {
+	if o.options.Lanes > 0 {
+		list += fmt.Sprintf(", lanes %d", o.options.Lanes)
+	}
+	return list
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/bench/internal/target"
+)
+
+const (
+	rowsGoal = 0.95
+	loaders  = 2
+)
+
+// sqlLoadRows stores rows as the steps of other sagas have left them.
+const sqlLoadRows = `
+INSERT INTO inbox (scope, key, step, n, state, attempts, digest)
+SELECT $1, gen_random_uuid()::text, $2, '', 'done', 1, decode(repeat('5a', 32), 'hex')
+FROM generate_series(1, $3)`
+
+// rowCounts compares a consumer whose inbox has millions of rows with one that
+// begins with none. Neither is emptied between slices.
+//
+// A row at a random place of a large index writes the whole page to the log where
+// it is the first since a checkpoint. With minutes from one checkpoint to the next
+// almost all are not, so there is none between the slices that count; those right
+// after one are for information.
+func (b *bench) rowCounts(ctx context.Context) ([]target.Target, error) {
+	empty, err := b.newSubject(ctx, b.servers[0], latencyKind, "rows-none")
+	if err != nil {
+		return nil, err
+	}
+	defer empty.close()
+	full, err := b.newSubject(ctx, b.servers[0], latencyKind, "rows-many")
+	if err != nil {
+		return nil, err
+	}
+	defer full.close()
+	empty.way.(*ours).keepInbox, full.way.(*ours).keepInbox = true, true
+	if err := full.load(ctx, b.rows); err != nil {
+		return nil, fmt.Errorf("load: %w", err)
+	}
+	var ratios []float64
+	for round := range b.rounds + 2 { // the first warms up, the last is after a checkpoint
+		with, without, err := b.rowsRound(ctx, full, empty, round)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Printf("rows round %d: with %d rows %6.0f msg/s, %s\n", round, b.rows, with.rate(), with)
+		fmt.Printf("rows round %d: with   none    %6.0f msg/s, %s; ratio %.2f\n", round, without.rate(), without, with.rate()/without.rate())
+		if round > 0 && round <= b.rounds {
+			ratios = append(ratios, with.rate()/without.rate())
+		}
+	}
+	return []target.Target{{Name: "consumer-10m", Value: target.Median(ratios), Goal: rowsGoal}}, nil
+}
+
+// rowsRound measures both, taking turns in who is first.
+func (b *bench) rowsRound(ctx context.Context, full, empty *subject, round int) (with, without outcome, err error) {
+	pair, outcomes := []*subject{full, empty}, make([]outcome, 2)
+	last := round == b.rounds+1
+	backlog := min(full.backlog, empty.backlog)
+	for turn := range pair {
+		i := (turn + round) % 2
+		if outcomes[i], err = pair[i].drain(ctx, backlog, last); err != nil {
+			return with, without, err
+		}
+		pair[i].next(outcomes[i].rate(), b.slice)
+	}
+	return outcomes[0], outcomes[1], nil
+}
+
+// load puts n rows into the inbox, and then builds its index. Its pages are full,
+// as steps leave them, which fill up what the fillfactor has kept free.
+func (s *subject) load(ctx context.Context, n int) error {
+	start := time.Now()
+	var name, definition, fill string
+	err := s.pool.QueryRow(ctx, `SELECT conname, pg_get_constraintdef(k.oid), array_to_string(reloptions, ', ')
+		FROM pg_constraint k JOIN pg_class c ON c.oid = conrelid WHERE contype = 'p' AND conrelid = 'inbox'::regclass`).Scan(&name, &definition, &fill)
+	if err == nil {
+		_, err = s.pool.Exec(ctx, "ALTER TABLE inbox SET (fillfactor = 100), DROP CONSTRAINT "+pgx.Identifier{name}.Sanitize())
+	}
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	faults := make([]error, loaders)
+	for i := range faults {
+		wg.Go(func() { _, faults[i] = s.pool.Exec(ctx, sqlLoadRows, scope, step, n/loaders) })
+	}
+	wg.Wait()
+	if err := errors.Join(faults...); err != nil {
+		return err
+	}
+	for _, statement := range []string{
+		"VACUUM (FREEZE, ANALYZE) inbox",
+		"CHECKPOINT", // or the slices would write out what has been loaded
+		"ALTER TABLE inbox SET (" + fill + "), ADD CONSTRAINT " + pgx.Identifier{name}.Sanitize() + " " + definition,
+	} {
+		if _, err := s.pool.Exec(ctx, statement); err != nil {
+			return err
+		}
+	}
+	var sizes string
+	err = s.pool.QueryRow(ctx, "SELECT pg_size_pretty(pg_table_size('inbox')) || ', index ' || pg_size_pretty(pg_indexes_size('inbox'))").Scan(&sizes)
+	fmt.Printf("rows loaded %d in %.0f s: inbox %s\n", n, time.Since(start).Seconds(), sizes)
+	return err
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/proctime"
+)
+
+const (
+	warmBacklog  = 500 // messages in the round that does not count
+	minBacklog   = 200 // in the others, whose subjects have shown their rates
+	maxBacklog   = 40_000
+	drainTimeout = 2 * time.Minute // of one backlog
+)
+
+// A way is one from a queue to effects.
+type way interface {
+	fmt.Stringer // with what settings
+	// clear forgets all effects.
+	clear(ctx context.Context) error
+	// start consumes until stop is called. Handlers report to seen.
+	start(ctx context.Context, seen *progress) (*running, error)
+	// check returns an error unless each of n messages had its effect once.
+	check(ctx context.Context, n int) error
+}
+
+// A running is a consumer at work.
+type running struct {
+	failed chan error // gets why it has ended by itself
+	stop   func() error
+}
+
+// fail reports err, if it is the first.
+func (r *running) fail(err error) {
+	select {
+	case r.failed <- err:
+	default:
+	}
+}
+
+// A kind is a way to be compared. The order is that of a round.
+type kind struct {
+	name string
+	open func(ctx context.Context, p *place) (way, error)
+}
+
+// A subject is a way that is ready to be measured.
+type subject struct {
+	*place
+	way
+	name    string
+	backlog int // messages in one slice
+	total   outcome
+}
+
+// newSubject opens a kind on s, with tables and a queue for this use alone.
+func (b *bench) newSubject(ctx context.Context, s *private.Server, name, use string) (*subject, error) {
+	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
+	p, err := b.newPlace(ctx, s, use+"-"+name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	w, err := kinds[i].open(ctx, p)
+	if err != nil {
+		p.pool.Close()
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return &subject{place: p, way: w, name: name, backlog: warmBacklog}, nil
+}
+
+func (s *subject) close() { s.pool.Close() }
+
+// An outcome is what slices have shown.
+type outcome struct {
+	messages int
+	took     time.Duration // from the first handler to the last commit
+	logged   int64         // bytes in the write-ahead log
+	used     proctime.Usage
+}
+
+func (o outcome) plus(p outcome) outcome {
+	return outcome{o.messages + p.messages, o.took + p.took, o.logged + p.logged, o.used.Plus(p.used)}
+}
+
+func (o outcome) rate() float64 { return float64(o.messages) / o.took.Seconds() }
+
+func (o outcome) bytes() float64 { return float64(o.logged) / float64(o.messages) }
+
+func (o outcome) String() string {
+	return fmt.Sprintf("%.0f bytes of log for each; %s", o.bytes(), o.used.Each(o.messages))
+}
+
+// prepare makes a backlog of n messages for empty tables. The checkpoint keeps
+// another one from falling into the slice.
+func (s *subject) prepare(ctx context.Context, n int, checkpoint bool) error {
+	err := errors.Join(s.way.clear(ctx), s.queue.Purge())
+	if err == nil {
+		err = fill(ctx, s.queue, n)
+	}
+	if err == nil {
+		err = s.tend(ctx)
+	}
+	if err == nil && checkpoint {
+		_, err = s.pool.Exec(ctx, "CHECKPOINT")
+	}
+	return err
+}
+
+// drain measures a slice of n messages.
+func (s *subject) drain(ctx context.Context, n int, checkpoint bool) (o outcome, err error) {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	if err := s.prepare(ctx, n, checkpoint); err != nil {
+		return o, fmt.Errorf("%s: prepare: %w", s.name, err)
+	}
+	if o, err = s.measure(ctx, n); err != nil {
+		return o, fmt.Errorf("%s: %w", s.name, err)
+	}
+	s.total = s.total.plus(o)
+	return o, s.verify(ctx, n)
+}
+
+// measure consumes what prepare has stored.
+func (s *subject) measure(ctx context.Context, n int) (o outcome, err error) {
+	before, err := s.logged(ctx)
+	if err != nil {
+		return o, err
+	}
+	seen, used := newProgress(n), proctime.Read()
+	r, err := s.way.start(ctx, seen)
+	if err != nil {
+		return o, err
+	}
+	if err = seen.wait(ctx, r.failed); err == nil && !s.ceiling() {
+		err = s.committed(ctx, n)
+	}
+	if err == nil {
+		o = outcome{messages: n, took: time.Since(seen.begun), used: proctime.Read().Since(used)}
+	}
+	if err = errors.Join(err, r.stop()); err != nil {
+		return o, err
+	}
+	after, err := s.logged(ctx)
+	o.logged = after - before
+	return o, err
+}
+
+// ceiling reports whether the way has no effects.
+func (s *subject) ceiling() bool {
+	_, is := s.way.(raw)
+	return is
+}
+
+// verify checks the effects of a slice, and that nothing has gone back to the queue.
+func (s *subject) verify(ctx context.Context, n int) error {
+	err := s.way.check(ctx, n)
+	if err == nil {
+		var left int
+		if left, err = s.queue.Depth(); left > 0 {
+			err = fmt.Errorf("%d messages were not acked", left)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	return nil
+}
+
+// next sets how many messages keep a subject of that rate busy for a slice.
+func (s *subject) next(rate float64, slice time.Duration) {
+	s.backlog = min(max(int(rate*slice.Seconds()), minBacklog), maxBacklog)
+}
