@@ -11,10 +11,15 @@ const (
 	kindQueued = "ours-queued"
 )
 
+// The best of 1, 4, 16, 64 and 256. A subscription has one message in hand, and the
+// next is there when that is acked. With 1 that takes a round trip to the broker;
+// with hundreds the last of a backlog are unevenly spread over eight.
+const plain1Prefetch, plain8Prefetch = 64, 16
+
 var kinds = []kind{
 	{kindRaw, openRaw},
-	{kindPlain1, openPlain(1)},
-	{kindPlain8, openPlain(8)},
+	{kindPlain1, openPlain(1, plain1Prefetch)},
+	{kindPlain8, openPlain(8, plain8Prefetch)},
 	{kindSingle, openOurs(setup{handler: insertAndEmit})},
 }
 

@@ -17,10 +17,6 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// plainPrefetch is the best of 1, 8, 64 and 256: a subscription has one message in
-// hand, and the next is there when that is acked.
-const plainPrefetch = 64
-
 var sqlCreatePlain = []string{`
 CREATE TABLE processed_message (
 	key          text        PRIMARY KEY,
@@ -54,16 +50,17 @@ SELECT (SELECT count(*) FROM reservation), (SELECT count(DISTINCT order_id) FROM
 type plain struct {
 	*place
 	subscriptions int
+	prefetch      int // of each
 }
 
-func openPlain(subscriptions int) func(context.Context, *place) (way, error) {
+func openPlain(subscriptions, prefetch int) func(context.Context, *place) (way, error) {
 	return func(ctx context.Context, p *place) (way, error) {
 		for _, statement := range sqlCreatePlain {
 			if _, err := p.pool.Exec(ctx, statement); err != nil {
 				return nil, err
 			}
 		}
-		return &plain{place: p, subscriptions: subscriptions}, nil
+		return &plain{place: p, subscriptions: subscriptions, prefetch: prefetch}, nil
 	}
 }
 
@@ -78,7 +75,7 @@ func (p *plain) check(ctx context.Context, n int) error { return p.place.check(c
 // is no header, so the follow-up's correlation id has to be made one.
 func (p *plain) config() wamqp.Config {
 	cfg := p.queue.Config
-	cfg.Consume.Qos.PrefetchCount = plainPrefetch
+	cfg.Consume.Qos.PrefetchCount = p.prefetch
 	cfg.Marshaler = wamqp.DefaultMarshaler{PreprocessDelivery: func(d amqp.Delivery) amqp.Delivery {
 		d.Headers["message_id"], d.Headers["correlation_id"] = d.MessageId, d.CorrelationId
 		return d
@@ -166,5 +163,5 @@ func (p *plain) handle(ctx context.Context, msg *message.Message) error {
 }
 
 func (p *plain) String() string {
-	return fmt.Sprintf("watermill-amqp, subscriptions %d, prefetch %d each", p.subscriptions, plainPrefetch)
+	return fmt.Sprintf("watermill-amqp, subscriptions %d, prefetch %d each", p.subscriptions, p.prefetch)
 }
