@@ -1,5 +1,7 @@
 package main
 
+import "github.com/sagamill/sagamill/consumer"
+
 // The kinds, in the order of a round: what is held against each other is measured
 // one right after the other.
 const (
@@ -20,7 +22,7 @@ var kinds = []kind{
 	{kindRaw, openRaw},
 	{kindPlain1, openPlain(1, plain1Prefetch)},
 	{kindPlain8, openPlain(8, plain8Prefetch)},
-	{kindSingle, openOurs(setup{handler: insertAndEmit})},
+	{kindSingle, openOurs(setup{options: consumer.Options{BatchSize: 1}, handler: insertAndEmit})},
+	{kindBatch, openOurs(setup{handler: insertAndEmit})},
+	{kindQueued, openOurs(setup{handler: queueAndEmit})},
 }
-
-const latencyKind = kindSingle

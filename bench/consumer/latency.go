@@ -39,7 +39,7 @@ func (b *bench) latencies(ctx context.Context) (targets []target.Target, err err
 }
 
 func (b *bench) latency(ctx context.Context, s *private.Server) (p99 float64, err error) {
-	sub, err := b.newSubject(ctx, s, latencyKind, "latency")
+	sub, err := b.newSubject(ctx, s, kindBatch, "latency")
 	if err != nil {
 		return 0, err
 	}

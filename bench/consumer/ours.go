@@ -100,6 +100,16 @@ func insertAndEmit(seen *progress) consumer.Handler[order] {
 	}
 }
 
+// queueAndEmit has the statement travel with COMMIT.
+func queueAndEmit(seen *progress) consumer.Handler[order] {
+	return func(_ context.Context, _ pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
+		seen.enter()
+		in.Queue(sqlReserve, in.Body.values()...)
+		emit(followUp(in.Payload))
+		return nil
+	}
+}
+
 func followUp(payload []byte) outbox.Message {
 	return outbox.Message{Topic: followTopic, Step: followStep, Payload: payload}
 }
@@ -116,6 +126,9 @@ func (o *ours) String() string {
 func (o *ours) changed() (list string) {
 	if o.options.Lanes > 0 {
 		list += fmt.Sprintf(", lanes %d", o.options.Lanes)
+	}
+	if o.options.BatchSize > 0 {
+		list += fmt.Sprintf(", batch size %d", o.options.BatchSize)
 	}
 	return list
 }

@@ -31,12 +31,12 @@ FROM generate_series(1, $3)`
 // almost all are not, so there is none between the slices that count; those right
 // after one are for information.
 func (b *bench) rowCounts(ctx context.Context) ([]target.Target, error) {
-	empty, err := b.newSubject(ctx, b.servers[0], latencyKind, "rows-none")
+	empty, err := b.newSubject(ctx, b.servers[0], kindBatch, "rows-none")
 	if err != nil {
 		return nil, err
 	}
 	defer empty.close()
-	full, err := b.newSubject(ctx, b.servers[0], latencyKind, "rows-many")
+	full, err := b.newSubject(ctx, b.servers[0], kindBatch, "rows-many")
 	if err != nil {
 		return nil, err
 	}
