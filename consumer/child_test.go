@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -27,12 +28,15 @@ const childEnv = "SAGAMILL_TEST_CONSUMER_CHILD"
 // A childConfig is what a consumer process is told.
 type childConfig struct {
 	Schema   string
-	How      outcome // of every handler
+	How      outcome            // of every handler
+	Ends     map[string]outcome // by key, where it is another
 	Batch    int
 	Limit    int
 	Lanes    int
 	Messages []*childMessage
 }
+
+func (c *childConfig) how(_, key string) outcome { return cmp.Or(c.Ends[key], c.How) }
 
 // A childMessage is a message on its way to another process.
 type childMessage struct {
@@ -153,7 +157,7 @@ func consume() error {
 	}
 	opts := s.options()
 	opts.Lanes = config.Lanes
-	c, err := consumer.New(pool, q, []consumer.Step{s.step(always(config.How))}, opts)
+	c, err := consumer.New(pool, q, []consumer.Step{s.step(config.how)}, opts)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,184 @@
+package consumer_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/internal/consumerstorm"
+)
+
+// crowd is how many messages of each sort the tests of the budget have: enough
+// that a batch has some of each.
+const crowd = 24
+
+// Messages that always fail are in one batch with others that do not. Each of
+// the failing ones enters its handler as often as the limit says, neither more
+// nor less often, and none of the others is harmed.
+func TestTheBudgetIsExactForEveryMessageOfABatch(t *testing.T) {
+	t.Parallel()
+	for name, batch := range batchSizes {
+		for _, limit := range []int{1, 2, 5} {
+			t.Run(fmt.Sprint(name, " ", limit), func(t *testing.T) {
+				t.Parallel()
+				s := newStage(t, batch)
+				s.limit = limit
+				s.exhaust(t, everyEnd)
+				for key, l := range s.looks(t) {
+					want, entries := "done | act 1 | ", 0
+					switch everyEnd(actionType, key) {
+					case fails, panics:
+						want, entries = "dead |  | dead action attempts-exhausted", limit
+					case gives:
+						want, entries = "dead |  | dead action terminal", 1
+					}
+					if l.String() != want || entries > 0 && l.entries != entries || l.entries > limit || l.attempts > limit {
+						t.Errorf("%s: %q after %d entries, %d counted; want %q after %d", key, l, l.entries, l.attempts, want, entries)
+					}
+				}
+			})
+		}
+	}
+}
+
+// everyEnd is how the handler always ends for a key: as the key says.
+func everyEnd(_, key string) outcome {
+	end, _, _ := strings.Cut(key, "-")
+	return outcome(end)
+}
+
+// exhaust brings a crowd of actions of each sort to their end.
+func (s *stage) exhaust(t *testing.T, how script) {
+	t.Helper()
+	var msgs []*message.Message
+	for i := range crowd {
+		for _, end := range []outcome{succeeds, fails, succeeds, panics, gives} {
+			key := fmt.Sprint(end, "-", i)
+			msgs = append(msgs, identified(actionType, key, 1))
+		}
+	}
+	s.deliver(t, how, msgs...)
+	for range s.limit + 1 {
+		s.due(t, how, actionType)
+	}
+}
+
+// Compensations have a budget of their own, which that of the action does not
+// shorten.
+func TestTheBudgetOfCompensationsIsExactInBatches(t *testing.T) {
+	t.Parallel()
+	for name, batch := range batchSizes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, batch)
+			undoFails := func(kind, key string) outcome {
+				if kind == actionType {
+					return succeeds
+				}
+				return everyEnd(kind, key)
+			}
+			s.exhaust(t, undoFails)
+			var undos []*message.Message
+			for key := range s.looks(t) {
+				undos = append(undos, identified(undoType, key, 2))
+			}
+			s.deliver(t, undoFails, undos...)
+			for range s.limit + 1 {
+				s.due(t, undoFails, undoType)
+			}
+			for key, l := range s.looks(t) {
+				want, entries := "compensated | act 1, undo 2 | ", 0
+				switch everyEnd("", key) {
+				case fails, panics:
+					want, entries = "undo-dead | act 1 | dead compensation attempts-exhausted", s.limit
+				case gives:
+					want, entries = "undo-dead | act 1 | dead compensation terminal", 1
+				}
+				if l.String() != want || entries > 0 && l.undos != entries || l.undos > s.limit {
+					t.Errorf("%s: %q after %d entries, want %q after %d", key, l, l.undos, want, entries)
+				}
+			}
+		})
+	}
+}
+
+// A message that kills its process is in the hands of a consumer with others,
+// before and behind it, in its lane and in another one. It kills as many
+// processes as the limit says and ends as a dead letter; every other message runs.
+func TestThoseInTheCompanyOfAKillerAreNoDeadLetters(t *testing.T) {
+	t.Parallel()
+	for name, batch := range batchSizes {
+		for _, lanes := range []int{1, 4} {
+			t.Run(fmt.Sprint(name, " ", lanes, " lanes"), func(t *testing.T) {
+				t.Parallel()
+				s := newStage(t, batch)
+				var msgs []*message.Message
+				published := map[string]consumerstorm.Message{}
+				for i := range 2 * crowd {
+					key := fmt.Sprint("innocent-", i)
+					if i == crowd/2 {
+						key = "killer"
+					}
+					msg := identified(actionType, key, 1)
+					msgs, published[msg.UUID] = append(msgs, msg), storedMessage(msg)
+				}
+				deaths := s.bear(t, childConfig{How: succeeds, Batch: batch, Lanes: lanes, Ends: map[string]outcome{"killer": kills}}, msgs)
+				if deaths > s.limit {
+					t.Errorf("the message killed %d processes, the limit is %d", deaths, s.limit)
+				}
+				s.settle(t)
+				killer := seen(s.looks(t)["killer"])
+				if killer.state != "dead" || killer.entries != deaths {
+					t.Errorf("the killer is %q after %d entries and %d deaths", killer, killer.entries, deaths)
+				}
+				s.judge(t, published, consumerstorm.Limits{Attempts: s.limit, Drained: true, MayDie: func(m consumerstorm.Message) bool { return m.Key == "killer" }})
+			})
+		}
+	}
+}
+
+// bear starts processes, each in the place of the last one that died, until one
+// has dealt with everything, and returns how many died.
+func (s *stage) bear(t *testing.T, config childConfig, msgs []*message.Message) (deaths int) {
+	t.Helper()
+	for range 3 * s.limit {
+		c := startChild(t, s, config, msgs...)
+		if !c.killed() {
+			return deaths
+		}
+		deaths++
+		msgs = c.redelivered(msgs)
+	}
+	t.Fatalf("%d processes died, and %d messages are left", deaths, len(msgs))
+	return deaths
+}
+
+// A message that was given back before its handler was entered has spent no
+// attempt, or one at the most: the broker says no more than that it was delivered
+// before.
+func TestAMessageThatOnlyCameBackHasItsAttempts(t *testing.T) {
+	t.Parallel()
+	for name, batch := range batchSizes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, batch)
+			var msgs []*message.Message
+			for i := range crowd {
+				msg := identified(actionType, fmt.Sprint("fail-", i), 1)
+				msg.Metadata.Set("redelivered", "true")
+				msgs = append(msgs, msg)
+			}
+			s.deliver(t, everyEnd, msgs...)
+			for range s.limit + 1 {
+				s.due(t, everyEnd, actionType)
+			}
+			for key, l := range s.looks(t) {
+				if l.state != "dead" || l.entries > s.limit || l.entries < s.limit-1 {
+					t.Errorf("%s: %q after %d entries, want a dead letter after %d or %d", key, l, l.entries, s.limit-1, s.limit)
+				}
+			}
+		})
+	}
+}
