@@ -314,7 +314,7 @@ func (c *Consumer) handBack(ctx context.Context, tx pgx.Tx, j *job) error {
 // run enters the handler, records how that ended, under the row's lock, and
 // commits.
 func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
-	err := c.enter(ctx, tx, j, found)
+	err := c.enter(ctx, tx.Conn(), tx, j, found)
 	if err == nil {
 		err = c.finish(ctx, tx, j, found)
 	}
@@ -337,8 +337,9 @@ func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error
 	return c.end(ctx, tx, &pgx.Batch{})
 }
 
-// enter calls the handler. A panic becomes an error here and nowhere else.
-func (c *Consumer) enter(ctx context.Context, tx pgx.Tx, j *job, found cell) (err error) {
+// enter calls the handler with tx, which is on conn. A panic becomes an error here
+// and nowhere else.
+func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job, found cell) (err error) {
 	if err := failpoint.Hit("consumer/before-handler"); err != nil {
 		return err
 	}
@@ -358,8 +359,8 @@ func (c *Consumer) enter(ctx context.Context, tx pgx.Tx, j *job, found cell) (er
 	}()
 	err = j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, j.out.emit)
 	if err == nil {
-		err = stateAfter(tx.Conn())
-	} else if !tx.Conn().IsClosed() && txguard.StatusOf(tx.Conn()) == txguard.Ended {
+		err = stateAfter(conn)
+	} else if !conn.IsClosed() && txguard.StatusOf(conn) == txguard.Ended {
 		err = errors.Join(Terminal(errTxEnded), err)
 	}
 	return err
@@ -399,19 +400,17 @@ func (c *Consumer) reopen(ctx context.Context, j *job) error {
 // commits.
 func (c *Consumer) finish(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
 	last := &pgx.Batch{}
-	c.queueOutcome(last, j, found)
+	j.out.queueInto(last)
+	c.queueMove(last, j, found)
 	if err := c.queueEmitted(last, j.out.msgs); err != nil {
 		return err
 	}
 	return c.end(ctx, tx, last)
 }
 
-// queueOutcome adds to last what the handler has queued and what its success
-// changes in the inbox: nothing, where the claim has inserted the row.
-func (c *Consumer) queueOutcome(last *pgx.Batch, j *job, found cell) {
-	for _, s := range j.out.statements {
-		last.Queue(s.sql, s.args...)
-	}
+// queueMove adds to last what the handler's success changes in the inbox: nothing,
+// where the claim has inserted the row.
+func (c *Consumer) queueMove(last *pgx.Batch, j *job, found cell) {
 	if j.older {
 		to := done
 		if j.kind == compensation {

@@ -10,31 +10,30 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/sagamill/sagamill/internal/lazytx"
+	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
-const (
-	// maxBatchSize is the largest Options.BatchSize: what is locked, and lost if
-	// the transaction fails.
-	maxBatchSize = 512
+// maxBatchSize is the largest Options.BatchSize: what is locked, and lost if the
+// transaction fails.
+const maxBatchSize = 512
 
-	// maxReruns is how often what is left of a batch is tried together again after
-	// one message's failure has been taken out of it.
-	maxReruns = 2
-)
+// maxSavepoints is how many handlers of a batch may use their transaction: with
+// more than 64 savepoints in one, the server has to look for them on its disk
+// whenever anybody reads what it has written.
+const maxSavepoints = 60
 
-// A batch is deliveries that share a transaction.
+// A batch is deliveries that share a transaction. What fails in it falls back to a
+// savepoint and is parked; the others go on.
 type batch struct {
 	c    *Consumer
 	tx   pgx.Tx
 	jobs []*job
-	ran  int // how many of jobs, from the first, have been dealt with
 
-	culprit *job       // whose handler, statement or message made it fail
-	last    *pgx.Batch // what is sent with COMMIT
-	owners  []*job     // of its statements
-	reached int        // how many of its statements have succeeded
-	emitted []outbox.Message
+	ran        int    // how many of jobs, from the first, have been dealt with
+	succeeded  []*job // those whose handlers have, and whose effects are to be committed
+	savepoints int
 }
 
 // joins reports whether a message of step may share a transaction. What may have
@@ -73,54 +72,35 @@ func (c *Consumer) together(jobs []*job) int {
 }
 
 // settleBatch deals with jobs, and returns those for which there was no time. If
-// their transaction fails, they are tried without the one that made it fail, and,
-// where none is known to have, one by one.
+// their transaction fails as a whole, each is tried by itself.
 func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []*job) {
-	left := slices.Clone(jobs)
-	for range maxReruns + 1 {
-		b := &batch{c: c, jobs: left, last: &pgx.Batch{}}
-		err := b.attempt(ctx, work)
-		if err == nil {
-			c.ack(left[:b.ran]...)
-			return left[b.ran:]
-		}
-		c.opts.Logger.WarnContext(ctx, "consumer: a batch is tried again without what made it fail, or one by one", "messages", len(left), "error", err)
-		if errors.Is(err, errTxEnded) {
-			b.mend(ctx, work)
-		}
-		left = b.dissolve(err)
-		if b.culprit == nil {
-			break
-		}
-		c.settleDelivery(ctx, work, b.culprit)
-		if errors.Is(err, errTxEnded) || c.together(left) < len(left) || !c.countBatch(work, left) {
-			break
-		}
+	b := &batch{c: c, jobs: jobs}
+	err := b.attempt(ctx, work)
+	if err == nil {
+		c.ack(jobs[:b.ran]...)
+		return jobs[b.ran:]
 	}
-	for _, j := range left {
+	c.opts.Logger.WarnContext(ctx, "consumer: a batch failed, and its messages are tried one by one", "messages", len(jobs), "error", err)
+	if errors.Is(err, errTxEnded) {
+		b.mend(ctx, work)
+	}
+	for _, j := range jobs {
+		j.takeBack()
 		c.settleDelivery(ctx, work, j)
 	}
 	return nil
 }
 
-// dissolve makes jobs of b what they were before it, without the culprit, which
-// keeps what it has done. What handlers were entered for has been spent.
-func (b *batch) dissolve(cause error) (left []*job) {
-	for _, j := range b.jobs {
-		switch {
-		case j == b.culprit:
-			j.cause = cause
-			continue
-		case j.cause != nil: // nothing more is to be done than record it
-		case j.entered:
-			j.spent++
-			fallthrough
-		default:
-			j.entered, j.counted, j.wakes = false, false, false
-		}
-		left = append(left, j)
+// takeBack makes j what it was before a batch that failed. What its handler was
+// entered for has been spent.
+func (j *job) takeBack() {
+	if j.cause != nil { // nothing more is to be done than record it
+		return
 	}
-	return left
+	if j.entered {
+		j.spent++
+	}
+	j.entered, j.wakes = false, false
 }
 
 // attempt does what the rows of b's jobs say in one transaction, until time is up
@@ -137,7 +117,7 @@ func (b *batch) attempt(intake, work context.Context) error {
 		}
 		begun := time.Now()
 		for _, j := range b.jobs {
-			if b.ran > 0 && (intake.Err() != nil || time.Since(begun) >= b.c.opts.BatchTime) {
+			if b.ran > 0 && (intake.Err() != nil || time.Since(begun) >= b.c.opts.BatchTime || b.savepoints == maxSavepoints) {
 				break
 			}
 			if err := b.take(ctx, j); err != nil {
@@ -155,61 +135,123 @@ func (b *batch) take(ctx context.Context, j *job) error {
 	if v != run {
 		return b.c.settle(ctx, b.tx, j, j.found, v)
 	}
-	err := b.c.enter(ctx, b.tx, j, j.found)
-	if err == nil {
+	part := lazytx.Nested(b.tx, "sagamill_step")
+	err := b.c.enter(ctx, b.tx.Conn(), part.Holder(), j, j.found)
+	switch {
+	case !part.End():
+		_ = b.tx.Conn().Close(ctx) // whatever the handler has left running must not reach the next one's
+		return errors.Join(errors.New("consumer: a handler returned while it was using its transaction"), err)
+	case !j.entered:
+		return err
+	case err == nil:
 		err = checkEmitted(j.out.msgs)
 	}
-	if err != nil {
-		b.blame(ctx, j, err)
+	if part.Began() {
+		j.direct = true
+		b.savepoints++
+	}
+	if err == nil {
+		b.succeeded = append(b.succeeded, j)
+		return nil
+	}
+	return b.fail(ctx, j, err)
+}
+
+// fail undoes what j's handler has done, if that was anything, and records why.
+func (b *batch) fail(ctx context.Context, j *job, cause error) error {
+	b.c.logFailure(ctx, j, cause)
+	if conn := b.tx.Conn(); conn.IsClosed() || conn.PgConn().IsBusy() || txguard.StatusOf(conn) == txguard.Ended {
+		j.cause = cause
+		return cause
+	}
+	if j.direct {
+		if _, err := b.tx.Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_step"); err != nil {
+			return errors.Join(cause, err)
+		}
+	}
+	return b.c.recordFailure(ctx, b.tx, j, j.found, cause)
+}
+
+// end sends what the handlers have queued and emitted, and commits. If the former
+// fails, it is sent again message by message, so that only the one fails for which it is.
+func (b *batch) end(ctx context.Context) error {
+	last, queued := &pgx.Batch{}, 0
+	for _, j := range b.succeeded {
+		if len(j.out.statements) > 0 && queued == 0 {
+			last.Queue("SAVEPOINT sagamill_queued")
+		}
+		queued += j.out.queueInto(last)
+	}
+	reached := 0
+	for _, q := range last.QueuedQueries {
+		q.Exec(func(pgconn.CommandTag) error { reached++; return nil })
+	}
+	own := last.Len()
+	if err := b.queueOutcomes(last); err != nil {
 		return err
 	}
-	b.c.queueOutcome(b.last, j, j.found)
-	for len(b.owners) < b.last.Len() {
-		b.owners = append(b.owners, j)
+	err := b.c.end(ctx, b.tx, last)
+	if err == nil || queued == 0 || reached == own || b.tx.Conn().IsClosed() || txguard.StatusOf(b.tx.Conn()) != txguard.Aborted {
+		return err
 	}
-	b.emitted = append(b.emitted, j.out.msgs...)
-	return nil
+	if _, lost := b.tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_queued"); lost != nil {
+		return errors.Join(err, lost)
+	}
+	if err := b.resend(ctx); err != nil {
+		return err
+	}
+	last = &pgx.Batch{}
+	if err := b.queueOutcomes(last); err != nil {
+		return err
+	}
+	return b.c.end(ctx, b.tx, last)
 }
 
-// blame makes j the culprit, unless it is the transaction that failed with it.
-func (b *batch) blame(ctx context.Context, j *job, err error) {
-	if j.entered && !b.tx.Conn().IsClosed() && !befalls(err) {
-		b.c.logFailure(ctx, j, err)
-		b.culprit = j
+// queueOutcomes adds to last what success changes in the inbox, what was emitted,
+// in order, and the removal of claims that nothing came of.
+func (b *batch) queueOutcomes(last *pgx.Batch) error {
+	var emitted []outbox.Message
+	for _, j := range b.succeeded {
+		b.c.queueMove(last, j, j.found)
+		emitted = append(emitted, j.out.msgs...)
 	}
-}
-
-// befalls reports whether err is one that can befall any statement, whatever it
-// says: a deadlock or conflict with another transaction, a lock that was not to be
-// had, a server that is short of something or is being stopped.
-func befalls(err error) bool {
-	var e *pgconn.PgError
-	if !errors.As(err, &e) {
-		return false
+	if claims := claimsOf(b.jobs[b.ran:]); len(claims) > 0 {
+		last.Queue(b.c.sql.unclaim, identityColumns(claims)...)
 	}
-	return e.Code == "55P03" || slices.Contains([]string{"40", "53", "57", "58"}, e.Code[:min(2, len(e.Code))])
-}
-
-// end sends what the handlers have queued, and commits.
-func (b *batch) end(ctx context.Context) error {
-	for msgs := range slices.Chunk(b.emitted, outbox.MaxBatch) {
-		if err := b.c.queueEmitted(b.last, msgs); err != nil {
+	for msgs := range slices.Chunk(emitted, outbox.MaxBatch) {
+		if err := b.c.queueEmitted(last, msgs); err != nil {
 			return err
 		}
 	}
-	if claims := claimsOf(b.jobs[b.ran:]); len(claims) > 0 {
-		b.last.Queue(b.c.sql.unclaim, identityColumns(claims)...)
+	return nil
+}
+
+// resend executes what the handlers have queued, each handler's for itself, and
+// makes failures of those where that fails. A handler that has used its
+// transaction before cannot be undone any more without the others that came after it.
+func (b *batch) resend(ctx context.Context) error {
+	var succeeded []*job
+	for _, j := range b.succeeded {
+		if _, err := b.tx.Exec(ctx, "SAVEPOINT sagamill_step"); err != nil {
+			return err
+		}
+		own := &pgx.Batch{}
+		j.out.queueInto(own)
+		err := b.tx.Conn().SendBatch(ctx, own).Close()
+		if err == nil {
+			succeeded = append(succeeded, j)
+			continue
+		}
+		if j.direct {
+			return err
+		}
+		j.direct = true // there is a savepoint now
+		if err := b.fail(ctx, j, err); err != nil {
+			return err
+		}
 	}
-	for _, q := range b.last.QueuedQueries {
-		q.Exec(func(pgconn.CommandTag) error { b.reached++; return nil })
-	}
-	err := b.c.end(ctx, b.tx, b.last)
-	var refused *pgconn.PgError
-	// Where nothing has been executed, the server may have refused to prepare any of them.
-	if errors.As(err, &refused) && b.reached > 0 && b.reached < len(b.owners) {
-		b.blame(ctx, b.owners[b.reached], err)
-	}
-	return err
+	b.succeeded = succeeded
+	return nil
 }
 
 // claimsOf returns those of jobs whose rows this transaction has inserted.
@@ -239,48 +281,10 @@ func (b *batch) reopen(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("consumer: reopen step: %w", err)
 			}
-			if tag.RowsAffected() > 0 && j.entered && j != b.culprit {
+			if tag.RowsAffected() > 0 && j.entered && j.cause == nil {
 				j.cause = Terminal(errors.New("consumer: the handler of another message ended the transaction that they shared"))
 			}
 		}
 		return nil
 	})
-}
-
-// countBatch commits the coming entries of those jobs that have been entered in a
-// batch already, as countBeforehand does for one. It reports whether jobs may
-// share a transaction now.
-func (c *Consumer) countBatch(ctx context.Context, jobs []*job) bool {
-	ctx, cancel := context.WithTimeout(ctx, idleLimit(jobs))
-	defer cancel()
-	var spent []*job
-	var attempts []int
-	for _, j := range slices.SortedFunc(slices.Values(jobs), compareIdentity) {
-		switch {
-		case j.spent == 0:
-		case j.kind == compensation:
-			return false
-		default:
-			spent, attempts = append(spent, j), append(attempts, j.spent+1)
-		}
-	}
-	if len(spent) == 0 {
-		return true
-	}
-	rows, _ := c.db.Query(ctx, c.sql.countActions, append(identityColumns(spent), attempts)...)
-	together := true
-	var id [4]string
-	var n int
-	_, err := pgx.ForEachRow(rows, []any{&id[0], &id[1], &id[2], &id[3], &n}, func() error {
-		for _, j := range spent {
-			if id == [4]string{j.Scope, j.Key, j.Step, j.N} && j.noteCounted(n) != nil {
-				together = false
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		c.opts.Logger.ErrorContext(ctx, "consumer: count attempts", "error", fmt.Errorf("consumer: count attempts: %w", err))
-	}
-	return together && err == nil
 }

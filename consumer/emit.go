@@ -7,6 +7,8 @@ import (
 	"maps"
 	"sync"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
@@ -55,6 +57,14 @@ func (o *collector) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed = true
+}
+
+// queueInto adds the statements to last and returns how many they are.
+func (o *collector) queueInto(last *pgx.Batch) int {
+	for _, s := range o.statements {
+		last.Queue(s.sql, s.args...)
+	}
+	return len(o.statements)
 }
 
 // Queue adds a statement to the handler's transaction that travels with the

@@ -66,6 +66,7 @@ type job struct {
 	counted     bool  // the coming entry into the handler is counted already
 	exhausted   bool  // that entry will not happen: there have been too many
 	entered     bool  // the handler has been entered
+	direct      bool  // it has used its transaction, after a savepoint
 	cause       error // why that entry failed, not yet recorded
 	wakes       bool  // its transaction put something into the outbox
 }

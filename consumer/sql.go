@@ -101,17 +101,6 @@ SET attempts = i.attempts + 1, updated_at = clock_timestamp()
 WHERE i.state = 'open'
 RETURNING attempts`
 
-// sqlCountActions is sqlCountAction for several steps, in the order of the arrays;
-// $5 are the entries of each up to now and the coming one.
-const sqlCountActions = `
-INSERT INTO {schema}.inbox AS i (scope, key, step, n, state, attempts)
-SELECT a.scope, a.key, a.step, a.n, 'open', a.attempts
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[]) AS a (scope, key, step, n, attempts)
-ON CONFLICT (scope, key, step, n) DO UPDATE
-SET attempts = i.attempts + 1, updated_at = clock_timestamp()
-WHERE i.state = 'open'
-RETURNING scope, key, step, n, attempts`
-
 // sqlReadBehind returns which of the steps have an earlier message of the same key
 // parked. Whoever parks one acks it afterwards, and the next of the key is
 // delivered after that.
@@ -220,19 +209,19 @@ SELECT count(*) FILTER (WHERE state = 'retrying'), count(*) FILTER (WHERE state 
 FROM {schema}.parked`
 
 type queries struct {
-	claimOne, claimMany, lockOlder, lockMany, unclaim, countActions, reopen, readBehind, readAttempts string
-	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack                                   string
-	countAction, countCompensation                                                                    string
-	park, bury, takeParked, lockParked                                                                string
-	deleteParked, cancelParked, repark, countParked                                                   string
-	readStats                                                                                         string
+	claimOne, claimMany, lockOlder, lockMany, unclaim, reopen, readBehind, readAttempts string
+	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack                     string
+	countAction, countCompensation                                                      string
+	park, bury, takeParked, lockParked                                                  string
+	deleteParked, cancelParked, repark, countParked                                     string
+	readStats                                                                           string
 }
 
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return queries{
 		claimOne: bind(sqlClaimOne), claimMany: bind(sqlClaimMany), lockOlder: bind(sqlLockOlder), lockMany: bind(sqlLockMany),
-		unclaim: bind(sqlUnclaim), countActions: bind(sqlCountActions), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
+		unclaim: bind(sqlUnclaim), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
 		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),

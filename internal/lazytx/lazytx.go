@@ -23,6 +23,7 @@ type Tx struct {
 	conn    *pgx.Conn
 	options pgx.TxOptions
 	opening func(*pgx.Batch)
+	outer   pgx.Tx // of which it is a part; nil: it is one itself
 
 	mu    sync.Mutex // held while it opens or ends
 	real  pgx.Tx     // nil until it has begun
@@ -37,6 +38,14 @@ type Tx struct {
 // for, with that error.
 func New(conn *pgx.Conn, options pgx.TxOptions, opening func(*pgx.Batch)) *Tx {
 	return &Tx{conn: conn, options: options, opening: opening}
+}
+
+// Nested returns a part of outer, a transaction that has begun, which opens with a
+// savepoint of that name; Began tells whether it has been set. Its owner ends it by
+// [Tx.End], before there is another part, so that only its holder's statements
+// come after the savepoint. If it does not open, outer is of no use any more.
+func Nested(outer pgx.Tx, savepoint string) *Tx {
+	return &Tx{conn: outer.Conn(), outer: outer, opening: func(b *pgx.Batch) { b.Queue("SAVEPOINT " + savepoint) }}
 }
 
 // Began reports whether the server has heard of the transaction. It may be over.
@@ -179,7 +188,9 @@ func (t *Tx) open(ctx context.Context) (pgx.Tx, error) {
 // server has executed nothing at all.
 func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, error) {
 	b := &pgx.Batch{}
-	b.BeginTx(t.options)
+	if t.outer == nil {
+		b.BeginTx(t.options)
+	}
 	t.opening(b)
 	mine := b.Len()
 	add(b)
@@ -194,13 +205,18 @@ func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, 
 		if err != nil {
 			b.QueuedQueries = b.QueuedQueries[:i+1] // the holder's callbacks get nothing
 			_ = br.Close()
-			if t.conn.IsClosed() || txguard.StatusOf(t.conn) != txguard.Ended {
+			switch {
+			case t.outer != nil: // there is no savepoint
+				t.err = err
+			case t.conn.IsClosed() || txguard.StatusOf(t.conn) != txguard.Ended:
 				t.real, t.err = br.Tx(), err
 			}
 			return nil, err
 		}
 	}
-	t.real = br.Tx()
+	if t.real = t.outer; t.real == nil {
+		t.real = br.Tx()
+	}
 	return br, nil
 }
 
