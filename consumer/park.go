@@ -61,7 +61,7 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 			err: errors.New("consumer: the action is a dead letter, so it is not known whether there is anything to undo")})
 	case reused:
 		return c.park(ctx, tx, j, failure{reason: ReasonKeyReused, dead: true,
-			err: errors.New("consumer: scope, key and step were used before with another payload")})
+			err: errors.New(reusedText)})
 	default:
 		return fmt.Errorf("consumer: no way to settle %q", v)
 	}

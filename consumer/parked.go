@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"sync"
 	"time"
@@ -21,7 +20,7 @@ type parkedRow struct {
 	Topic                     string
 	MessageID                 []byte
 	HeaderNames, HeaderValues [][]byte
-	Payload                   []byte
+	Payload, Digest           []byte // Digest: of what it said before it was edited; nil: of Payload
 	Attempts                  int
 }
 
@@ -155,17 +154,21 @@ func (c *Consumer) takeParked(ctx context.Context, n int, steps ...string) ([]pa
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	rows, _ := c.db.Query(ctx, c.sql.takeParked, steps, n, c.lease.Microseconds(), c.ordered)
+	rows, _ := c.db.Query(ctx, c.sql.takeParked, steps, n, c.lease.Microseconds(), c.ordered, c.topicsOf(steps))
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[parkedRow])
 }
 
 // runOneParked takes a parked message one step on. If that fails without a
 // trace, its lease runs out and another attempt follows.
 func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
-	j := c.reread(row)
-	if err := c.handle(ctx, j); err != nil {
-		c.opts.Logger.ErrorContext(ctx, "consumer: parked message", "step", j.Step, "message_id", j.ID, "error", err)
-	} else {
+	j, err := c.identify(ctx, row)
+	if j != nil {
+		err = c.handle(ctx, j)
+	}
+	switch {
+	case err != nil:
+		c.opts.Logger.ErrorContext(ctx, "consumer: parked message", "step", row.Step, "message_id", string(row.MessageID), "error", err)
+	case j != nil:
 		c.committed(j)
 	}
 	c.signals.ranParked.Send(row.ID)
@@ -176,13 +179,12 @@ func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
 // where this binary no longer understands what was parked by an older one.
 func (c *Consumer) reread(row *parkedRow) *job {
 	msg := row.message()
-	j, rejected := c.read(row.Topic, msg)
+	j, rejected := c.readAgain(row, msg)
 	if rejected != nil {
-		sum := sha256.Sum256(row.Payload)
 		j = &job{
 			Delivery: Delivery{ID: msg.UUID, Topic: row.Topic, Scope: row.Scope, Key: row.Key, N: row.N, Step: row.Step, Metadata: msg.Metadata, Payload: row.Payload},
 			route:    route{step: c.steps[row.Step], kind: row.Kind},
-			digest:   sum[:], exhausted: true, entered: true, cause: rejected,
+			digest:   row.digest(), exhausted: true, entered: true, cause: rejected,
 		}
 	}
 	j.parked = &parkedCopy{id: row.ID, attempts: row.Attempts}

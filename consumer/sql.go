@@ -148,20 +148,22 @@ VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clo
 // alone. The lease ($3, in microseconds) only covers the way from here to
 // sqlLockParked: while the handler runs, that row lock is the proof that its
 // process lives, and SKIP LOCKED passes over the message. Of the steps in $4,
-// which are ordered, a key's messages go one after the other.
+// which are ordered, a key's messages go one after the other. One that has no
+// identity yet goes to whichever step has its topic among its own, $5.
 const sqlTakeParked = `
 UPDATE {schema}.parked
 SET attempts = attempts + 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
 WHERE id IN (
 	SELECT id FROM {schema}.parked
-	WHERE state = 'retrying' AND due_at <= clock_timestamp() AND step = ANY($1)
+	WHERE state = 'retrying' AND due_at <= clock_timestamp() AND (step IS NULL AND topic = ANY($5) OR step = ANY($1)
 		AND NOT (step = ANY($4) AND EXISTS (
 			SELECT FROM {schema}.parked e
-			WHERE (e.scope, e.key, e.step) = (parked.scope, parked.key, parked.step) AND e.state = 'retrying' AND e.id < parked.id))
+			WHERE (e.scope, e.key, e.step) = (parked.scope, parked.key, parked.step) AND e.state = 'retrying' AND e.id < parked.id)))
 	ORDER BY due_at
 	LIMIT $2
 	FOR UPDATE SKIP LOCKED)
-RETURNING id, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, attempts`
+RETURNING id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic,
+	message_id, header_names, header_values, payload, digest, attempts`
 
 // sqlLockParked makes sure, under the inbox row's lock, that the parked copy
 // is still the one that was taken: attempts is the fence, since every take
@@ -214,6 +216,7 @@ type queries struct {
 	countAction, countCompensation                                                      string
 	park, bury, takeParked, lockParked                                                  string
 	deleteParked, cancelParked, repark, countParked                                     string
+	nameParked, refuseParked, yieldParked                                               string
 	readStats                                                                           string
 }
 
@@ -226,6 +229,7 @@ func newQueries(schema string) queries {
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),
+		nameParked: bind(sqlNameParked), refuseParked: bind(sqlRefuseParked), yieldParked: bind(sqlYieldParked),
 		readStats: bind(sqlReadStats),
 	}
 }

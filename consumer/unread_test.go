@@ -1,0 +1,124 @@
+package consumer
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// sendRound makes every dead letter go round, without its identity.
+func (f *fixture) sendRound(t *testing.T, change string) {
+	t.Helper()
+	f.exec(t, "UPDATE {schema}.parked SET state = 'retrying', due_at = clock_timestamp()"+change)
+}
+
+// A message that could not be read is read again when somebody sends it round, and
+// is a dead letter again, under the reason of now, if it still cannot be.
+func TestAMessageWithoutAnIdentityIsReadAgain(t *testing.T) {
+	t.Parallel()
+	const key = "k:process-payment"
+	for name, tt := range map[string]struct {
+		change string // of what is parked
+		want   string
+	}{
+		"as it came":      {"", " | dead unknown key-missing 0"},
+		"mended":          {", header_names = header_names || 'x-idempotency-key'::bytea, header_values = header_values || '" + key + "'::bytea", "done 1 0 | "},
+		"wrong mended":    {", header_names = header_names || 'x-idempotency-key'::bytea, header_values = header_values || '" + key + "#'::bytea", " | dead unknown key-malformed 0"},
+		"ended a process": {", attempts = 3", " | dead unknown attempts-exhausted 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
+			msg := act("k")
+			delete(msg.Metadata, outbox.HeaderKey)
+			handle(t, c, msg)
+			f.sendRound(t, tt.change)
+			runParkedOnce(t, c)
+			if got := f.row(t) + " | " + f.parked(t); got != tt.want {
+				t.Errorf("afterwards %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// Of two copies that turn out to be one message, the one that goes round already
+// wins, also if it is told of the identity between the other's reading and naming.
+func TestACopyThatGoesRoundWins(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		other *message.Message
+		want  string
+	}{
+		"the same": {act("k"), "retrying action failed 1"},
+		"another":  {newMessage("pay", "k", payment{3}), "retrying action failed 1; dead action key-reused 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			step := f.step(f.failing(1, "paid", new(atomic.Int32)), nil)
+			c := f.consumer(t, Options{}, step)
+			handle(t, c, act("k"))
+			f.exec(t, "UPDATE {schema}.parked SET due_at = 'infinity'")
+			tt.other.Metadata.Set(outbox.PropertyType, "")
+			if err := c.Handle(t.Context(), "pay", tt.other); err != nil {
+				t.Fatal(err)
+			}
+			f.exec(t, "UPDATE {schema}.parked SET state = 'retrying', due_at = clock_timestamp(), header_values = ARRAY['tenant', 'k:process-payment', 'pay']::bytea[], header_names = ARRAY['x-idempotency-scope', 'x-idempotency-key', 'type']::bytea[] WHERE kind = 'unknown'")
+			if n := runParkedOnce(t, c); n != 1 {
+				t.Fatalf("%d messages were due", n)
+			}
+			if got := f.parked(t); got != tt.want {
+				t.Errorf("parked %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// Nobody but a consumer of its topic takes a message without an identity.
+func TestAMessageOfAnotherTopicIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(f.effect("paid"), f.effect("refunded")))
+	handle(t, c, message.NewMessage("1", nil))
+	f.sendRound(t, "")
+	if n := runParkedOnce(t, c); n != 0 {
+		t.Errorf("%d messages of another topic were taken", n)
+	}
+	f.exec(t, "UPDATE {schema}.parked SET topic = 'unpay'")
+	if n := runParkedOnce(t, c); n != 1 {
+		t.Errorf("%d messages of the compensation's topic were taken, want 1", n)
+	}
+}
+
+// A parked message is never run as another step's, whatever somebody makes of it.
+func TestAParkedMessageKeepsItsStep(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	other := Step{Name: "other", Action: On("other", f.effect("other"))}
+	other.Action.Topic = "pay"
+	c := f.consumer(t, Options{}, f.step(f.failing(1, "paid", new(atomic.Int32)), nil), other)
+	handle(t, c, act("k"))
+	f.exec(t, "UPDATE {schema}.parked SET header_values = ARRAY['tenant', 'k:process-payment', 'other']::bytea[], header_names = ARRAY['x-idempotency-scope', 'x-idempotency-key', 'type']::bytea[]")
+	runParkedOnce(t, c)
+	if got, want := f.row(t)+" | "+f.parked(t)+" | "+f.effects(t), "dead 1 0 | dead action type-unknown 1 | "; got != want {
+		t.Errorf("afterwards %q, want %q", got, want)
+	}
+}
+
+// The digest of a message that was edited is that of what it said first.
+func TestAnEditedMessageIsTheSame(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(f.failing(1, "paid", new(atomic.Int32)), nil))
+	handle(t, c, act("k"))
+	f.exec(t, `UPDATE {schema}.parked SET digest = sha256(payload), payload = '{"amount":9}'`)
+	runParkedOnce(t, c)
+	handle(t, c, act("k"))
+	if got, want := f.row(t)+" | "+f.parked(t)+" | "+f.effects(t), "done 2 0 |  | paid k 9"; got != want {
+		t.Errorf("afterwards %q, want %q", got, want)
+	}
+}
