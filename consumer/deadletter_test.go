@@ -1,0 +1,240 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// aFew leaves letters: 1 a dead action, 2 an unreadable message of an hour ago, 3 a
+// compensation of an action that is dead, 4 an action that is retrying.
+func (f *letterFixture) aFew(t *testing.T) {
+	t.Helper()
+	msg := act("k")
+	msg.UUID = "no\x00uuid"
+	handle(t, f.c, msg, saying(act("l"), "{"), undo("k"))
+	f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - interval '1 h' WHERE id = 2")
+	failing := func(context.Context, pgx.Tx, Message[payment], Emit) error { panic("no way") }
+	handle(t, f.consumer(t, Options{}, f.step(failing, nil)), act("m"))
+}
+
+func TestDeadLettersAreFiltered(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.aFew(t)
+	for name, tt := range map[string]struct {
+		filter DeadFilter
+		want   string
+	}{
+		"all":          {DeadFilter{}, "1 2 3"},
+		"retrying":     {DeadFilter{State: LetterRetrying}, "4"},
+		"ids":          {DeadFilter{IDs: []int64{3, 4, 1}}, "1 3"},
+		"step":         {DeadFilter{Step: "process-payment"}, "1 3"},
+		"kind":         {DeadFilter{Kind: "unknown"}, "2"},
+		"reason":       {DeadFilter{Reason: ReasonTerminal}, "1"},
+		"error":        {DeadFilter{Error: "not known whether"}, "3"},
+		"scope":        {DeadFilter{Scope: "tenant", Key: "k"}, "1 3"},
+		"other scope":  {DeadFilter{Scope: "tenan"}, ""},
+		"topic":        {DeadFilter{Topic: "unpay"}, "3"},
+		"message":      {DeadFilter{MessageID: "no\x00uuid"}, "1"},
+		"older":        {DeadFilter{Older: time.Minute}, "2"},
+		"newer":        {DeadFilter{Newer: time.Minute}, "1 3"},
+		"no such age":  {DeadFilter{Older: time.Minute, Newer: time.Second}, ""},
+		"two of them":  {DeadFilter{Topic: "pay", Kind: "action"}, "1"},
+		"and a state ": {DeadFilter{State: LetterRetrying, Topic: "unpay"}, ""},
+	} {
+		letters, err := f.letters.List(t.Context(), tt.filter, 0, 10)
+		var ids []string
+		for _, l := range letters {
+			ids = append(ids, fmt.Sprint(l.ID))
+		}
+		if got := strings.Join(ids, " "); err != nil || got != tt.want {
+			t.Errorf("%s: List = %q, %v; want %q", name, got, err, tt.want)
+		}
+		if n, err := f.letters.Count(t.Context(), tt.filter); err != nil || n != len(ids) {
+			t.Errorf("%s: Count = %d, %v; want %d", name, n, err, len(ids))
+		}
+	}
+	if letters, err := f.letters.List(t.Context(), DeadFilter{}, 1, 1); err != nil || len(letters) != 1 || letters[0].ID != 2 {
+		t.Errorf("List behind 1 = %+v, %v", letters, err)
+	}
+	for _, wrong := range []DeadFilter{{Older: -1}, {Newer: -1}, {State: "done"}} {
+		if _, err := f.letters.List(t.Context(), wrong, 0, 1); err == nil {
+			t.Errorf("List of %+v = nil error", wrong)
+		}
+	}
+}
+
+func TestGetReturnsAllThatIsKnown(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.aFew(t)
+	f.exec(t, "UPDATE {schema}.parked SET header_values[1] = '\\xff00', in_doubt = true WHERE id = 4")
+	got, err := f.letters.Get(t.Context(), 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := DeadLetter{
+		ID: 4, State: LetterRetrying, Kind: "action", Scope: "tenant", Key: "m", Step: "process-payment", Topic: "pay", MessageID: got.MessageID,
+		Headers: map[string]string{"type": "\xff\x00", outbox.HeaderKey: "m:process-payment", outbox.HeaderScope: "tenant"},
+		Payload: []byte(`{"amount":1}`), Size: 12, Reason: ReasonFailed, Error: "consumer: the handler panicked: no way", Attempts: 1, InDoubt: true,
+	}
+	ignored := []cmp.Option{cmpopts.IgnoreFields(DeadLetter{}, "FirstAt", "LastAt", "DueAt", "Stack"), cmpopts.IgnoreUnexported(DeadLetter{})}
+	if diff := cmp.Diff(want, got, ignored...); diff != "" {
+		t.Errorf("Get (-want +got):\n%s", diff)
+	}
+	if got.DueAt.IsZero() || got.FirstAt.IsZero() || got.LastAt.IsZero() || !strings.Contains(got.Stack, "aFew") {
+		t.Errorf("Get lacks a time or the stack: %+v", got)
+	}
+	if got, err := f.letters.Get(t.Context(), 1); err != nil || got.MessageID != "no\x00uuid" || !got.DueAt.IsZero() {
+		t.Errorf("Get of a dead letter = %+v, %v", got, err)
+	}
+	if listed, err := f.letters.List(t.Context(), DeadFilter{State: LetterRetrying}, 0, 1); err != nil || listed[0].Payload != nil || listed[0].Stack != "" || listed[0].Size != 12 {
+		t.Errorf("List reads payload or stack: %+v, %v", listed, err)
+	}
+	if _, err := f.letters.Get(t.Context(), 99); !errors.Is(err, ErrNoDeadLetter) {
+		t.Errorf("Get of none = %v", err)
+	}
+}
+
+// What is discarded stays in the inbox, so that no further copy runs.
+func TestDiscardKeepsTheStepDead(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.aFew(t)
+	if n, err := f.letters.Discard(t.Context(), 1, 4, 99); n != 1 || err != nil {
+		t.Errorf("Discard = %d, %v; want 1: the other is retrying", n, err)
+	}
+	f.working(t, act("k"))
+	if got, want := f.parked(t), "dead unknown undecodable 0; dead compensation action-dead 0; retrying action failed 1"; got != want {
+		t.Errorf("parked %q, want %q", got, want)
+	}
+	if got := f.texts(t, "SELECT state FROM {schema}.inbox WHERE key = 'k'"); got[0] != "dead" || f.effects(t) != "" {
+		t.Errorf("the step is %q, effects %q; want dead and none", got, f.effects(t))
+	}
+	if _, err := f.letters.DiscardAll(t.Context(), DeadFilter{State: LetterRetrying}, nil); err == nil {
+		t.Error("retrying messages were discarded")
+	}
+	if _, err := f.letters.RedriveAll(t.Context(), DeadFilter{State: LetterRetrying}, nil); err == nil {
+		t.Error("retrying messages were redriven")
+	}
+	if _, err := f.letters.Plan(t.Context(), DeadFilter{State: LetterRetrying}, nil, nil); err == nil {
+		t.Error("retrying messages were planned")
+	}
+	if n, err := f.letters.DiscardAll(t.Context(), DeadFilter{Topic: "pay"}, nil); n != 1 || err != nil {
+		t.Errorf("DiscardAll of a topic = %d, %v; want 1", n, err)
+	}
+}
+
+// Nothing is thrown away that keep has not seen.
+func TestDiscardedLettersAreKeptFirst(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.manyDead(t, 2*keepBatch+1)
+	full := errors.New("disk full")
+	seen := 0
+	n, err := f.letters.DiscardAll(t.Context(), DeadFilter{}, func(l DeadLetter) error {
+		if string(l.Payload) != `{"amount":1}` {
+			t.Errorf("letter %d is shown with payload %q", l.ID, l.Payload)
+		}
+		if seen++; seen > keepBatch+3 {
+			return full
+		}
+		return nil
+	})
+	if n != keepBatch || !errors.Is(err, full) {
+		t.Errorf("DiscardAll = %d, %v; want the first batch and what keep says", n, err)
+	}
+	n, err = f.letters.DiscardAll(t.Context(), DeadFilter{}, func(DeadLetter) error { return nil })
+	if left, _ := f.letters.Count(t.Context(), DeadFilter{}); n != keepBatch+1 || err != nil || left != 0 {
+		t.Errorf("said again: %d, %v, %d left", n, err, left)
+	}
+}
+
+func TestEdit(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		id   int64
+		edit Edit
+		want error
+	}{
+		"payload":            {1, Edit{Payload: []byte{}}, nil},
+		"headers":            {1, Edit{Set: map[string]string{"x": "\xff", "type": "pay"}, Remove: []string{"x-own"}}, nil},
+		"key without a step": {2, Edit{Set: map[string]string{outbox.HeaderKey: "new:process-payment"}}, nil},
+		"key":                {1, Edit{Set: map[string]string{outbox.HeaderKey: "k:process-payment"}}, ErrIdentity},
+		"scope":              {3, Edit{Remove: []string{outbox.HeaderScope}}, ErrIdentity},
+		"retrying":           {4, Edit{Payload: []byte("{}")}, ErrNoDeadLetter},
+		"none":               {99, Edit{Payload: []byte("{}")}, ErrNoDeadLetter},
+		"nothing":            {1, Edit{}, ErrInvalidEdit},
+		"nobody":             {1, Edit{By: " \x1b", Payload: []byte("{}")}, ErrInvalidEdit},
+		"the trace":          {1, Edit{Set: map[string]string{HeaderEdited: ""}}, ErrInvalidEdit},
+		"no trace":           {1, Edit{Remove: []string{HeaderEdited}}, ErrInvalidEdit},
+		"redelivered":        {1, Edit{Set: map[string]string{outbox.PropertyRedelivered: "true"}}, ErrInvalidEdit},
+		"no name":            {1, Edit{Set: map[string]string{"": "x"}}, ErrInvalidEdit},
+		"large payload":      {1, Edit{Payload: make([]byte, outbox.MaxPayload+1)}, ErrInvalidEdit},
+		"large header":       {1, Edit{Set: map[string]string{"x": strings.Repeat("x", outbox.MaxHeaderBytes)}}, ErrInvalidEdit},
+		"many headers":       {1, Edit{Set: manyHeaders(2 * outbox.MaxHeaders)}, ErrInvalidEdit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newLetterFixture(t)
+			f.aFew(t)
+			before := f.tables(t)
+			if tt.edit.By == "" {
+				tt.edit.By = "tester"
+			}
+			was, is, err := f.letters.Edit(t.Context(), tt.id, tt.edit)
+			if !errors.Is(err, tt.want) {
+				t.Fatalf("Edit = %v, want %v", err, tt.want)
+			}
+			if err != nil {
+				if diff := cmp.Diff(before, f.tables(t)); diff != "" {
+					t.Errorf("a refused edit has changed something:\n%s", diff)
+				}
+				return
+			}
+			stored, err := f.letters.Get(t.Context(), tt.id)
+			if diff := cmp.Diff(is, stored, cmpopts.IgnoreUnexported(DeadLetter{}), cmpopts.EquateEmpty()); err != nil || diff != "" {
+				t.Errorf("stored (-returned +stored): %v\n%s", err, diff)
+			}
+			if was.Edited || !is.Edited || !strings.HasPrefix(is.Headers.Get(HeaderEdited), "edit 1 at 2") || !strings.HasSuffix(is.Headers.Get(HeaderEdited), " by tester") {
+				t.Errorf("was %+v, is %+v", was, is)
+			}
+		})
+	}
+}
+
+func manyHeaders(n int) map[string]string {
+	set := map[string]string{}
+	for i := range n {
+		set[fmt.Sprint("x-", i)] = ""
+	}
+	return set
+}
+
+// However often a letter is edited, it is the message that it was when it came.
+func TestEditsKeepTheFirstDigest(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	handle(t, f.c, act("k"))
+	want := f.texts(t, "SELECT sha256(payload)::text FROM {schema}.parked")
+	for i := range 3 {
+		f.edit(t, Edit{Payload: fmt.Append(nil, i), Set: map[string]string{"x": fmt.Sprint(i)}})
+		if got := f.texts(t, "SELECT digest::text FROM {schema}.parked"); !cmp.Equal(got, want) {
+			t.Errorf("after edit %d the digest is %q, want %q", i, got, want)
+		}
+	}
+	l, err := f.letters.Get(t.Context(), 1)
+	if err != nil || string(l.Payload) != "2" || l.Headers.Get("x") != "2" || !strings.HasPrefix(l.Headers.Get(HeaderEdited), "edit 3 at ") {
+		t.Errorf("after three edits %+v, %v", l, err)
+	}
+}

@@ -1,0 +1,311 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// manyDead leaves n dead actions, of keys k0, k1 …
+func (f *letterFixture) manyDead(t *testing.T, n int) {
+	t.Helper()
+	for i := range n {
+		handle(t, f.c, act(fmt.Sprint("k", i)))
+	}
+}
+
+func TestNewDeadLettersChecksWhatItIsGiven(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, pool, preparable(newLetterQueries(schema)))
+	if _, err := NewDeadLetters(nil, nil); err == nil {
+		t.Error("NewDeadLetters without a pool = nil error")
+	}
+	if _, err := NewDeadLetters(pool, &DeadLettersOptions{Schema: "no such"}); err == nil {
+		t.Error("NewDeadLetters of a schema with a blank = nil error")
+	}
+}
+
+// preparable is q with its fields as PrepareAll takes them.
+func preparable(q letterQueries) any {
+	return struct {
+		letterQueries [17]string
+		byState       [10]string
+	}{
+		[17]string{
+			q.readClock, q.read, q.lock, q.readLetters, q.page, q.retryNow, q.discard, q.discardKept, q.edit, q.limitLocks, q.readHorizon,
+			q.send, q.drop, q.reject, q.bury, q.moveSteps, q.forceStep,
+		},
+		[10]string{q.count[0], q.count[1], q.list[0], q.list[1], q.pick[0], q.pick[1], q.seeLetters[0], q.holdLetters[1], q.tryHoldSteps, q.readCopies},
+	}
+}
+
+// Redriving while consumers run and the broker delivers again, from two places at
+// once, each letter runs once.
+func TestRedrivesRaceWithDeliveries(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	const keys, copies = 20, 3
+	f.manyDead(t, keys)
+	f.broken.Store(false)
+	f.c.signals.settled.Enable()
+	f.c.signals.ranParked.Enable()
+	stop := start(t, f.c)
+	for range copies {
+		for i := range keys {
+			f.sub.queue("pay") <- act(fmt.Sprint("k", i))
+		}
+	}
+	var redriving sync.WaitGroup
+	var mu sync.Mutex
+	sum := Outcomes{}
+	for range 2 {
+		redriving.Go(func() {
+			for left := 1; left > 0; {
+				done, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, nil)
+				if err != nil {
+					t.Errorf("RedriveAll: %v", err)
+				}
+				left = done[OutcomeBusy]
+				delete(done, OutcomeBusy)
+				mu.Lock()
+				sum.add(done)
+				mu.Unlock()
+			}
+		})
+	}
+	redriving.Wait()
+	for range keys * copies {
+		f.c.signals.settled.Wait(t)
+	}
+	for f.parked(t) != "" {
+		f.c.signals.ranParked.Wait(t)
+	}
+	stop()
+	if diff := cmp.Diff(Outcomes{OutcomeRun: keys}, sum); diff != "" {
+		t.Errorf("outcomes of both redrives (-want +got):\n%s", diff)
+	}
+	if got := strings.Count(f.effects(t), "paid"); got != keys {
+		t.Errorf("%d effects, want %d", got, keys)
+	}
+	if got := f.texts(t, "SELECT DISTINCT state FROM {schema}.inbox"); len(got) != 1 || got[0] != "done" {
+		t.Errorf("states %q, want all done", got)
+	}
+}
+
+// holdStep locks the row of a key's step, as a handler that runs does.
+func (f *letterFixture) holdStep(t *testing.T, key string) (release func()) {
+	t.Helper()
+	tx, err := f.pool.Begin(t.Context())
+	if err == nil {
+		_, err = tx.Exec(t.Context(), "SELECT 1 FROM "+f.schema+".inbox WHERE key = $1 FOR UPDATE", key)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A letter whose step somebody is at work on holds up no other, and is redriven
+// when it is said again.
+func TestABusyStepHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.manyDead(t, 3)
+	release := f.holdStep(t, "k1")
+	outcomes, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, nil)
+	if diff := cmp.Diff(Outcomes{OutcomeRun: 2, OutcomeBusy: 1}, outcomes); err != nil || diff != "" {
+		t.Errorf("RedriveAll: %v (-want +got):\n%s", err, diff)
+	}
+	release()
+	if got := f.redriveID(t, 1, 2, 3); got[OutcomeRun] != 1 || len(got) != 1 {
+		t.Errorf("said again %v, want one that runs", got)
+	}
+	f.runAll(t)
+	if got, want := f.effects(t), 3; strings.Count(got, "paid") != want {
+		t.Errorf("effects %q, want %d", got, want)
+	}
+}
+
+// A row that comes into being while a redrive is forced is believed.
+func TestAForcedRedriveSeesARowOfNow(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	handle(t, f.c, written(act("k"), "2020-01-01T00:00:00Z"))
+	f.sweep(t, "2020-01-02")
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := f.letters.hold(t.Context(), tx, []int64{1}, LetterDead, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.working(t, act("k"))
+	_, err = f.letters.redrive(t.Context(), tx, h, policy{horizon: h.horizon, force: true})
+	if !contended(err) {
+		t.Errorf("redrive = %v, want that it was taken meanwhile", err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	outcomes, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Force: true})
+	if err != nil || outcomes[OutcomeDuplicate] != 1 {
+		t.Errorf("said again: %v, %v", outcomes, err)
+	}
+}
+
+// A limited rate spaces the batches, and what is interrupted goes on when it is
+// said again.
+func TestARedriveIsPacedAndResumed(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.manyDead(t, 5)
+	var pauses []time.Duration
+	f.letters.pause = func(_ context.Context, d time.Duration) { pauses = append(pauses, d) }
+	ctx, cancel := context.WithCancel(t.Context())
+	outcomes, err := f.letters.RedriveAll(ctx, DeadFilter{}, &RedriveOptions{Rate: 2, Progress: func(o Outcomes) {
+		if o.Sent() == 4 {
+			cancel()
+		}
+	}})
+	if !errors.Is(err, context.Canceled) || outcomes.Sent() != 4 {
+		t.Errorf("interrupted: %v, %v; want 4 sent", outcomes, err)
+	}
+	if n, err := f.letters.Count(t.Context(), DeadFilter{}); n != 1 || err != nil {
+		t.Errorf("%d letters left, %v; want 1", n, err)
+	}
+	outcomes, err = f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: 0.5})
+	if err != nil || outcomes.Sent() != 1 {
+		t.Errorf("said again: %v, %v; want 1 sent", outcomes, err)
+	}
+	if want := []time.Duration{time.Second, time.Second, 2 * time.Second}; !cmp.Equal(want, pauses) {
+		t.Errorf("pauses %v, want %v", pauses, want)
+	}
+	if _, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: -1}); err == nil {
+		t.Error("a negative rate = nil error")
+	}
+}
+
+// What dies, or dies again, while letters are redriven does not keep that from
+// coming to an end.
+func TestARedriveLeavesAloneWhatDiesAgain(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.manyDead(t, 4)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	pauses := 0
+	f.letters.pause = func(context.Context, time.Duration) {
+		if pauses++; pauses > 10 {
+			cancel()
+			return
+		}
+		runParkedOnce(t, f.c) // they fail again
+		handle(t, f.c, act(fmt.Sprint("later", f.newest(t))))
+	}
+	outcomes, err := f.letters.RedriveAll(ctx, DeadFilter{}, &RedriveOptions{Rate: 1})
+	if err != nil || outcomes.Sent() != 4 {
+		t.Errorf("RedriveAll = %v, %v; want each of 4 once", outcomes, err)
+	}
+	if got := f.texts(t, "SELECT DISTINCT state || ' ' || attempts FROM {schema}.parked"); !cmp.Equal(got, []string{"dead 1"}) {
+		t.Errorf("the letters are %q, want all dead", got)
+	}
+}
+
+// What is redriven has all its attempts again.
+func TestARedriveGivesAllAttempts(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	step := f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }, nil)
+	step.MaxAttempts = 2
+	c := f.consumer(t, Options{}, step)
+	handle(t, c, act("k"))
+	for range 2 {
+		for runParkedOnce(t, c) > 0 {
+		}
+		if got, want := f.row(t)+" | "+f.parked(t), "dead 2 0 | dead action attempts-exhausted 2"; got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+		f.redriveID(t, 1)
+		if got, want := f.row(t)+" | "+f.parked(t), "retrying 2 0 | retrying action attempts-exhausted 0"; got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestBury(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.working(t, act("undone"))
+	failing := func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }
+	c := f.consumer(t, Options{}, f.step(failing, failing))
+	handle(t, c, act("a"), act("b"), undo("undone"), undo("a")) // the last one waits
+	release := f.holdStep(t, "b")
+	n, err := f.letters.Bury(t.Context(), 1, 2, 3, 4, 99)
+	if n != 3 || err != nil {
+		t.Errorf("Bury = %d, %v; want 3", n, err)
+	}
+	release()
+	want := []string{"a dead", "b retrying", "undone undo-dead"}
+	if got := f.texts(t, "SELECT key || ' ' || state FROM {schema}.inbox ORDER BY 1"); !cmp.Equal(got, want) {
+		t.Errorf("steps %q, want %q", got, want)
+	}
+	if got, want := f.parked(t), "dead action failed 1; retrying action failed 1; dead compensation failed 1; dead compensation waits-for-action 0"; got != want {
+		t.Errorf("parked %q, want %q", got, want)
+	}
+	// They are dead letters like others.
+	if got := f.redriveID(t, 1, 3, 4); got[OutcomeRun] != 2 || got[OutcomeWaits] != 1 {
+		t.Errorf("redriven: %v", got)
+	}
+	f.runAll(t)
+	if got, want := strings.Count(f.effects(t), "refunded"), 2; got != want {
+		t.Errorf("%d compensations, want %d: %s", got, want, f.effects(t))
+	}
+}
+
+func TestRetryNow(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.manyDead(t, 3)
+	f.redriveID(t, 1, 2)
+	f.exec(t, "UPDATE {schema}.parked SET due_at = 'infinity', attempts = 5")
+	if n, err := f.letters.RetryNow(t.Context(), DeadFilter{Key: "k1"}); n != 1 || err != nil {
+		t.Errorf("RetryNow of k1 = %d, %v; want 1", n, err)
+	}
+	if n := runParkedOnce(t, f.c); n != 1 {
+		t.Errorf("%d were due, want 1", n)
+	}
+	tx, err := f.pool.Begin(t.Context())
+	if err == nil {
+		_, err = tx.Exec(t.Context(), "SELECT 1 FROM "+f.schema+".parked WHERE id = 1 FOR UPDATE") // it runs
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := f.letters.RetryNow(t.Context(), DeadFilter{}); n != 0 || err != nil {
+		t.Errorf("RetryNow of one that runs = %d, %v; want 0", n, err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := f.letters.RetryNow(t.Context(), DeadFilter{State: LetterDead}); n != 1 || err != nil {
+		t.Errorf("RetryNow of all = %d, %v; want 1", n, err)
+	}
+	if got := f.texts(t, "SELECT attempts::text FROM {schema}.parked WHERE id = 1"); got[0] != "5" {
+		t.Errorf("attempts %q, want those that it had", got)
+	}
+}
