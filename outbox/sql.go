@@ -82,6 +82,7 @@ type queries struct {
 	countTable, countDifference, countHeld, readRelay, leafSizes, oldestWriter string
 	readClock, countDead, listDead, redrive, discard                           string
 	lockLease, listRefused, release, readLetter                                string
+	listKept, copyKept, readKept                                               string
 }
 
 func newQueries(schema string) queries {
@@ -115,6 +116,7 @@ func newQueries(schema string) queries {
 		readClock: sqlReadClock, readLetter: bind(sqlReadLetter), lockLease: bind(sqlLockLease),
 		countDead: bind(inState("dead", sqlCountLetters)), listDead: bind(inState("dead", sqlListLetters)), listRefused: bind(inState("refused", sqlListLetters)),
 		redrive: bind(inState("dead", sqlRedrive)), discard: bind(inState("dead", sqlDiscard)), release: bind(inState("refused", sqlRelease)),
+		listKept: bind(sqlListKept), copyKept: bind(sqlCopyKept), readKept: bind(sqlReadKept),
 	}
 	for i := range q.insertValues {
 		q.insertValues[i] = bind(strings.ReplaceAll(sqlInsertValues, "{rows}", valueRows(i+1)))
