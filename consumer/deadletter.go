@@ -66,7 +66,7 @@ type DeadLetter struct {
 
 	FirstAt time.Time // when it was parked first
 	LastAt  time.Time // when it failed for the last time
-	DueAt   time.Time // when it runs again; zero for a dead letter
+	DueAt   time.Time // when it runs again; zero for a dead letter, and for one that waits for something else
 
 	Edited  bool // by [DeadLetters.Edit]; the header [HeaderEdited] says when and by whom
 	InDoubt bool // an attempt may have had an effect outside the database
@@ -219,6 +219,7 @@ func (d *DeadLetters) DiscardAll(ctx context.Context, filter DeadFilter, keep Ke
 		err = pgx.BeginFunc(ctx, d.db, func(tx pgx.Tx) error {
 			rows, _ := tx.Query(ctx, d.sql.discardKept, args...)
 			letters, err := pgx.CollectRows(rows, scanLetter)
+			slices.SortFunc(letters, func(a, b DeadLetter) int { return cmp.Compare(a.ID, b.ID) })
 			for i := 0; err == nil && i < len(letters); i++ {
 				behind = max(behind, letters[i].ID)
 				err = keep(letters[i])
@@ -296,12 +297,13 @@ func (d *DeadLetters) args(ctx context.Context, f DeadFilter, after int64) ([]an
 func scanLetter(row pgx.CollectableRow) (l DeadLetter, err error) {
 	var id []byte
 	var names, values [][]byte
+	var due *time.Time
 	err = row.Scan(&l.ID, &l.State, &l.Kind, &l.Scope, &l.Key, &l.Step, &l.N, &l.Topic, &id, &names, &values, &l.Payload, &l.Size,
-		&l.Reason, &l.Error, &l.Stack, &l.Attempts, &l.FirstAt, &l.LastAt, &l.DueAt, &l.digest, &l.InDoubt)
+		&l.Reason, &l.Error, &l.Stack, &l.Attempts, &l.FirstAt, &l.LastAt, &due, &l.digest, &l.InDoubt)
 	l.MessageID, l.Headers = string(id), metadata(names, values)
 	l.Edited = l.digest != nil
-	if l.State == LetterDead {
-		l.DueAt = time.Time{}
+	if due != nil {
+		l.DueAt = *due
 	}
 	return l, err
 }

@@ -23,8 +23,8 @@ const sqlPicked = `state = '{state}' AND id > $1 AND last_at <= $2 AND ($3::time
 // sqlLetter is what is read of a letter. A payload may be left out, since a page of
 // them may be as large as so many messages are at the most.
 const sqlLetter = `id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, {payload}, octet_length(payload), reason, error, {stack}, attempts, first_at, last_at, due_at,
-	digest, in_doubt`
+	header_names, header_values, {payload}, octet_length(payload), reason, error, {stack}, attempts, first_at, last_at,
+	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt`
 
 const sqlCountLetters = `SELECT count(*) FROM {schema}.parked WHERE {picked}`
 

@@ -28,6 +28,7 @@ const (
 // A call is one run of a command: where it prints, and its command line.
 type call struct {
 	command        command
+	stdin          io.Reader
 	stdout, stderr io.Writer
 	flags          *flag.FlagSet
 	args           []string
@@ -36,7 +37,7 @@ type call struct {
 }
 
 func newCall(cmd command, args []string, stdout, stderr io.Writer) *call {
-	c := &call{command: cmd, stdout: stdout, stderr: stderr, args: args, flags: flag.NewFlagSet(cmd.words, flag.ContinueOnError)}
+	c := &call{command: cmd, stdin: os.Stdin, stdout: stdout, stderr: stderr, args: args, flags: flag.NewFlagSet(cmd.words, flag.ContinueOnError)}
 	c.flags.SetOutput(io.Discard) // run prints the error, and help is printed here
 	c.schema = c.flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
 	c.database = c.flags.String("database", os.Getenv("DATABASE_URL"), "URL of the database; default: DATABASE_URL")

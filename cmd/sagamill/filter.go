@@ -53,21 +53,28 @@ func (c *call) pickIDs(l *letterFlags) {
 }
 
 // given reports whether a flag that picks was on c's command line.
-func (l *letterFlags) given(c *call) bool {
-	found := false
-	c.flags.Visit(func(f *flag.Flag) { found = found || slices.Contains(l.names, f.Name) })
-	return found
-}
+func (l *letterFlags) given(c *call) bool { return c.given(l.names) }
 
-// check returns an error if the flags could pick more than was meant: an empty
-// value picks everything, as does a variable of a shell script that is not set.
+// check returns an error if the flags could pick more than was meant.
 func (l *letterFlags) check(c *call) error {
 	if l.filter.Older < 0 {
 		return errors.New("-older must not be negative")
 	}
-	var err error
+	return c.checkFilled(l.names)
+}
+
+// given reports whether one of the flags called names was on the command line.
+func (c *call) given(names []string) bool {
+	found := false
+	c.flags.Visit(func(f *flag.Flag) { found = found || slices.Contains(names, f.Name) })
+	return found
+}
+
+// checkFilled returns an error if one of the flags called names is empty: an empty
+// value picks everything, as does a variable of a shell script that is not set.
+func (c *call) checkFilled(names []string) (err error) {
 	c.flags.Visit(func(f *flag.Flag) {
-		if slices.Contains(l.names, f.Name) && f.Value.String() == "" {
+		if slices.Contains(names, f.Name) && f.Value.String() == "" {
 			err = fmt.Errorf("-%s is empty", f.Name)
 		}
 	})

@@ -13,6 +13,17 @@
 //	sagamill outbox refused list     messages that the broker refuses and that are tried again
 //	sagamill outbox refused release  make them dead letters now, and let go what waits behind them
 //
+//	sagamill dead list               messages that a step could not handle or read, or that go round
+//	sagamill dead show               all that is known of some of them
+//	sagamill dead plan               what a redrive would make of them
+//	sagamill dead redrive            send them round again
+//	sagamill dead edit               change one's payload and headers
+//	sagamill dead discard            remove them for good
+//	sagamill dead retry              run those that go round now
+//	sagamill dead bury               make dead letters of those that go round
+//
+//	sagamill replay                  publish a saga's messages once more
+//
 // The database is that of -database or DATABASE_URL, the schema that of
 // -schema, by default sagamill. Each command says with -h what else it takes.
 //
@@ -43,7 +54,7 @@ type command struct {
 }
 
 func commands() []command {
-	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands())
+	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands())
 }
 
 // errUsage reports a command line that says nothing to do.
@@ -61,6 +72,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if cmd, rest, found := find(args); found {
 		err = cmd.run(ctx, newCall(cmd, rest, stdout, stderr))
 	}
+	return end(err, args, stderr)
+}
+
+// end says what err is, and with which code the process ends.
+func end(err error, args []string, stderr io.Writer) int {
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// An edit is the command line of dead edit.
+type edit struct {
+	consumer.Edit
+	ids              []int64
+	file             string
+	force, dry, show bool
+	asJSON           bool
+}
+
+func deadEdit(ctx context.Context, c *call) error {
+	e, err := c.parseEdit()
+	if err != nil {
+		return err
+	}
+	d, done, err := c.parked(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var was, is consumer.DeadLetter
+	if e.dry {
+		if was, err = d.Get(ctx, e.ids[0]); err == nil && was.State != consumer.LetterDead {
+			err = consumer.ErrNoDeadLetter
+		}
+		if err == nil {
+			is, err = e.Apply(was, time.Now())
+		}
+	} else {
+		was, is, err = d.Edit(ctx, e.ids[0], e.Edit)
+	}
+	if err != nil {
+		return fmt.Errorf("%d: %w", e.ids[0], err)
+	}
+	if e.asJSON {
+		if !e.show {
+			is.Payload = nil
+		}
+		return printJSON(c.stdout, newParked(is))
+	}
+	return printDifference(c.stdout, was, is, e.show)
+}
+
+func (c *call) parseEdit() (*edit, error) {
+	e := &edit{}
+	e.Set = map[string]string{}
+	c.flags.Var(idList{&e.ids}, "id", "which one")
+	c.flags.StringVar(&e.file, "payload", "", "take the payload from this file; -: from standard input")
+	c.flags.Func("header", "set this header, as name=value; may be given several times", func(s string) error {
+		name, value, found := strings.Cut(s, "=")
+		if !found {
+			return errors.New("it must be name=value")
+		}
+		e.Set[name] = value
+		return nil
+	})
+	c.flags.Func("remove-header", "remove this header; may be given several times", func(s string) error {
+		e.Remove = append(e.Remove, s)
+		return nil
+	})
+	c.flags.StringVar(&e.By, "by", userName(), "who edits it; default: the user who runs this")
+	c.flags.BoolVar(&e.force, "force", false, "also a payload that is not JSON")
+	c.flags.BoolVar(&e.show, "show", false, "print the payloads too")
+	c.flags.BoolVar(&e.dry, "n", false, "say what would be changed, and change nothing")
+	c.flags.BoolVar(&e.dry, "dry-run", false, "the same")
+	c.flags.BoolVar(&e.asJSON, "json", false, "print the letter as it is then as JSON")
+	if err := c.parseDatabase(); err != nil {
+		return nil, err
+	}
+	if len(e.ids) != 1 {
+		return nil, errors.New("say which one with -id")
+	}
+	return e, e.readPayload(c.stdin)
+}
+
+// readPayload reads the payload, which is of the size of a message.
+func (e *edit) readPayload(stdin io.Reader) error {
+	if e.file == "" {
+		return nil
+	}
+	from := stdin
+	if e.file != "-" {
+		file, err := os.Open(e.file)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		from = file
+	}
+	payload, err := io.ReadAll(io.LimitReader(from, outbox.MaxPayload+1))
+	if err != nil {
+		return fmt.Errorf("read the payload: %w", err)
+	}
+	if !e.force && !json.Valid(payload) {
+		return errors.New("the payload is not JSON: -force takes it all the same")
+	}
+	e.Payload = append([]byte{}, payload...)
+	return nil
+}
+
+func userName() string {
+	u, err := user.Current()
+	if err != nil {
+		return os.Getenv("USER")
+	}
+	return cmp.Or(u.Username, u.Uid)
+}
+
+// printDifference prints what differs between two states of a letter, as diff does.
+// Of the payloads it prints size and digest unless it is to show them.
+func printDifference(w io.Writer, was, is consumer.DeadLetter, show bool) error {
+	var lines []string
+	names := slices.Sorted(maps.Keys(was.Headers))
+	names = append(names, slices.Sorted(maps.Keys(is.Headers))...)
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		old, had := was.Headers[name]
+		now, has := is.Headers[name]
+		if had && (!has || old != now) {
+			lines = append(lines, "- header "+cell(name)+" = "+cell(old))
+		}
+		if has && (!had || old != now) {
+			lines = append(lines, "+ header "+cell(name)+" = "+cell(now))
+		}
+	}
+	if string(was.Payload) != string(is.Payload) {
+		lines = append(lines, "- payload "+payloadText(was.Payload, show), "+ payload "+payloadText(is.Payload, show))
+	}
+	_, err := fmt.Fprintf(w, "letter %d\n%s\n", is.ID, strings.Join(lines, "\n"))
+	return err
+}
+
+func payloadText(payload []byte, show bool) string {
+	if show {
+		return strconv.Quote(string(payload))
+	}
+	return fmt.Sprintf("%d bytes, SHA-256 %x", len(payload), sha256.Sum256(payload))
+}
