@@ -26,6 +26,7 @@ type NotKeptError struct {
 	Oldest time.Time // when the oldest message was written that it holds, of whichever saga; zero: it holds none
 }
 
+// Error says what its relay does with what is published.
 func (e *NotKeptError) Error() string {
 	switch {
 	case e.Log == LogTable:
@@ -38,6 +39,7 @@ func (e *NotKeptError) Error() string {
 	}
 }
 
+// Unwrap returns ErrNotKept.
 func (e *NotKeptError) Unwrap() error { return ErrNotKept }
 
 // A ReplayFilter picks messages that an outbox has written and still keeps. They

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// replay replays what filter picks, or lists it, and returns its payloads' sizes.
+// replay replays what filter picks, or lists it.
 func (f *fixture) replay(t *testing.T, filter ReplayFilter, dry bool) ([]Kept, error) {
 	t.Helper()
 	r, err := NewReplayer(f.schema)
