@@ -268,6 +268,7 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 	} else {
 		batch.Queue(c.sql.tryLockStep, j.identity()...)
 	}
+	batch.Queue(c.retention.readHorizon)
 	batch.Queue("SAVEPOINT sagamill_step")
 	results := tx.SendBatch(ctx, batch)
 	var found cell
@@ -281,6 +282,9 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 	busy := j.parked != nil && errors.Is(err, pgx.ErrNoRows)
 	if busy {
 		err = nil
+	}
+	if err == nil {
+		found.horizon, err = scanHorizon(results.QueryRow())
 	}
 	if err = errors.Join(err, results.Close()); err != nil {
 		return cell{}, fmt.Errorf("consumer: lock step: %w", err)

@@ -38,6 +38,7 @@ func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.T
 	if alone {
 		b.Queue(c.sql.lockOlder, jobs[0].identity()...).Query(jobs[0].readFound)
 	}
+	c.queueHorizon(b, jobs)
 	b.Queue(c.sql.limitIdle, milliseconds(idleLimit(jobs)))
 	c.queueBehind(b, jobs)
 	if alone {
@@ -114,15 +115,19 @@ func (c *Consumer) checkClaims(ctx context.Context, tx pgx.Tx, jobs []*job, inse
 // their identities.
 func (c *Consumer) lockOlder(ctx context.Context, tx pgx.Tx, jobs []*job) error {
 	sorted := slices.SortedFunc(slices.Values(jobs), compareIdentity)
-	rows, _ := tx.Query(ctx, c.sql.lockMany, identityColumns(sorted)...)
-	var ordinal int
-	var found cell
-	_, err := pgx.ForEachRow(rows, append([]any{&ordinal}, found.columns()...), func() error {
-		j := sorted[ordinal-1]
-		j.older, j.found = true, found
-		return nil
+	b := &pgx.Batch{}
+	b.Queue(c.sql.lockMany, identityColumns(sorted)...).Query(func(rows pgx.Rows) error {
+		var ordinal int
+		var found cell
+		_, err := pgx.ForEachRow(rows, append([]any{&ordinal}, found.columns()...), func() error {
+			j := sorted[ordinal-1]
+			j.older, j.found = true, found
+			return nil
+		})
+		return err
 	})
-	if err != nil {
+	c.queueHorizon(b, jobs) // behind what was read now
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
 		return fmt.Errorf("consumer: lock steps: %w", err)
 	}
 	return nil

@@ -56,6 +56,7 @@ type Consumer struct {
 	outbox    *outbox.Writer
 	opts      Options
 	sql       queries
+	retention retentionQueries
 	steps     map[string]*Step
 	stepNames []string
 	ordered   []string // those of them that are Ordered
@@ -101,7 +102,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 		return nil, err
 	}
 	c := &Consumer{
-		db: db, sub: sub, outbox: writer, opts: o, sql: newQueries(o.Schema),
+		db: db, sub: sub, outbox: writer, opts: o, sql: newQueries(o.Schema), retention: newRetentionQueries(o.Schema),
 		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease, grace: deafGrace,
 	}
 	if marker, ok := sub.(RedeliveryMarker); ok {

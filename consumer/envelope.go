@@ -147,7 +147,7 @@ func decode(in Input, payload []byte) (body any, err error) {
 }
 
 func (j *job) arrival() arrival {
-	return arrival{kind: j.kind, digest: j.digest, parked: j.parked != nil, cancelParked: j.step.CancelParked, behind: j.behind}
+	return arrival{kind: j.kind, digest: j.digest, parked: j.parked != nil, cancelParked: j.step.CancelParked, behind: j.behind, since: j.since()}
 }
 
 // attempts returns how many entries into the handler there were, the present

@@ -59,6 +59,8 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 	case refuse:
 		return c.park(ctx, tx, j, failure{reason: ReasonActionDead, dead: true,
 			err: errors.New("consumer: the action is a dead letter, so it is not known whether there is anything to undo")})
+	case outlived:
+		return c.buryTooOld(ctx, tx, j, found)
 	case reused:
 		return c.park(ctx, tx, j, failure{reason: ReasonKeyReused, dead: true,
 			err: errors.New(reusedText)})

@@ -1,6 +1,9 @@
 package consumer
 
-import "bytes"
+import (
+	"bytes"
+	"time"
+)
 
 // kind tells the two messages of a step apart.
 type kind string
@@ -38,6 +41,7 @@ const (
 	refuse     verdict = "refuse"     // dead letter: whether the dead action had an effect is not known
 	queue      verdict = "queue"      // park it behind an earlier message of its key
 	reused     verdict = "reused"     // dead letter: the identity was used for another payload
+	outlived   verdict = "outlived"   // dead letter: what the row once said may have been removed
 )
 
 // cell is a row of the inbox as its lock found it.
@@ -47,6 +51,7 @@ type cell struct {
 	undoAttempts int
 	digest       []byte // nil until an action was recorded
 	undoDigest   []byte // nil until a compensation was recorded
+	horizon      time.Time
 }
 
 // arrival is a message that wants to move a cell.
@@ -56,11 +61,15 @@ type arrival struct {
 	parked       bool // it is the parked copy, not a delivery
 	cancelParked bool // Step.CancelParked
 	behind       bool // an earlier message of the key has to run first
+	since        time.Time
 }
 
 // decide is the step's state machine. It is a pure function: all that it knows
 // was read under the row's lock.
 func decide(c cell, a arrival) verdict {
+	if tooOld(c, a) {
+		return outlived
+	}
 	v := decideCompensation(c, a)
 	if a.kind == action {
 		v = decideAction(c, a)
