@@ -1,0 +1,263 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// The defaults and limits of [SweeperOptions].
+const (
+	DefaultRetention     = 30 * 24 * time.Hour
+	DefaultSweepInterval = 15 * time.Minute
+
+	// MinRetention is below what brokers take to deliver a message again.
+	MinRetention = time.Hour
+
+	// ClockSkew is how far the clock of a sender may be ahead of the database's.
+	ClockSkew = 5 * time.Minute
+)
+
+const (
+	// sweepBlocks is how much of the inbox is looked at, and removed from, at a
+	// time: half a megabyte, some thousand rows.
+	sweepBlocks = 64
+
+	// sweepRetry is the longest wait after a first failed pass.
+	sweepRetry = time.Second
+
+	// sweepRest is the longest wait for rows to become old enough.
+	sweepRest = 24 * time.Hour
+)
+
+// SweeperOptions configure a [Sweeper]. The zero value works.
+type SweeperOptions struct {
+	Schema    string        // Postgres schema of the inbox; default: sagamill
+	Retention time.Duration // how long a row is kept after it was moved last; default: 30 days, at least MinRetention
+	Interval  time.Duration // between two passes, on average; each is between half and one and a half of it; default: 15 min
+
+	Observer SweepObserver // default: none
+	Logger   *slog.Logger  // hears of passes that failed; default: slog.Default()
+}
+
+// A SweepObserver is told of each pass, failed ones included.
+type SweepObserver interface {
+	Swept(ctx context.Context, pass Swept)
+}
+
+// Swept is what a pass did.
+type Swept struct {
+	Removed int
+	Horizon time.Time // as far as rows may be gone; zero: none has ever been removed
+	Took    time.Duration
+}
+
+// A Sweeper removes the rows of steps that ended long ago. Without one the inbox
+// keeps them for good.
+//
+// It never makes a step run twice. Before rows are removed, the table
+// inbox_horizon says in a commit of its own that rows from before a time may be
+// gone; a message whose step has no row, and that is older, may have run: it
+// becomes a dead letter (too-old). The horizon goes only as far as rows are
+// really removed, so that messages which waited out an outage of their consumer
+// are not taken for old. What that rests on:
+//
+//   - A message says when it was sent, in its timestamp or in an id that is a
+//     UUIDv7, by a clock that is at most [ClockSkew] ahead of the database's.
+//     Sent again by its sender with a new time it is a new message.
+//   - A compensation says when its saga began, in a correlation id that is a
+//     UUIDv7 and no younger than the action. Where the step has no row, one of an
+//     older saga is a dead letter, not a step without anything to undo.
+//
+// So Retention must be longer than the longest time between a step's action and
+// its compensation, than any [outbox.Message.Delay] and than the longest stay of
+// a message in a queue.
+//
+// Rows stay while a message of the step is parked, dead letters included. Any
+// number of sweepers, with different settings, and consumers may be at work at
+// once: a pass that another has just made is left out, and two at once pass over
+// each other's rows. A crash at any point leaves rows for the next pass.
+type Sweeper struct {
+	db   *pgxpool.Pool
+	opts SweeperOptions
+	sql  retentionQueries
+}
+
+// NewSweeper returns a Sweeper of the inbox in db. It starts nothing: call
+// [Sweeper.Run], or [Sweeper.Sweep] now and then. A nil opts means the defaults;
+// an error names the option that is wrong.
+func NewSweeper(db *pgxpool.Pool, opts *SweeperOptions) (*Sweeper, error) {
+	if db == nil {
+		return nil, errors.New("consumer: NewSweeper needs a pool")
+	}
+	s := &Sweeper{db: db}
+	if opts != nil {
+		s.opts = *opts
+	}
+	o := &s.opts
+	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
+	o.Retention = cmp.Or(o.Retention, DefaultRetention)
+	o.Interval = cmp.Or(o.Interval, DefaultSweepInterval)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+	if err := sqlschema.Check(o.Schema); err != nil {
+		return nil, fmt.Errorf("consumer: option Schema: %w", err)
+	}
+	switch {
+	case o.Retention < MinRetention:
+		return nil, fmt.Errorf("consumer: option Retention: %s is less than %s", o.Retention, MinRetention)
+	case o.Interval < time.Millisecond:
+		return nil, fmt.Errorf("consumer: option Interval: %s is less than a millisecond", o.Interval)
+	}
+	s.sql = newRetentionQueries(o.Schema)
+	return s, nil
+}
+
+// Run makes passes until ctx ends, and then returns nil: a statement that is under
+// way is given up, and its rows stay for another. A pass that fails is logged and
+// made again, first within a second and at last after the interval.
+func (s *Sweeper) Run(ctx context.Context) error {
+	wait, failures := s.jitter(), 0
+	for {
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+		rest, err := s.turn(ctx)
+		switch {
+		case err == nil:
+			wait, failures = max(s.jitter(), rest), 0
+		case ctx.Err() == nil:
+			failures++
+			s.opts.Logger.ErrorContext(ctx, "consumer: old rows of the inbox stay for now", "failures", failures, "error", err)
+			wait = backoff.Policy{Base: min(sweepRetry, s.opts.Interval), Cap: s.opts.Interval}.Wait(failures)
+		}
+	}
+}
+
+// jitter spreads the passes of processes that were started together.
+func (s *Sweeper) jitter() time.Duration { return s.opts.Interval/2 + rand.N(s.opts.Interval) }
+
+// turn makes a pass unless another sweeper has begun one so lately that its own
+// would find nothing. It returns how long the next one would.
+func (s *Sweeper) turn(ctx context.Context) (rest time.Duration, err error) {
+	p, err := s.plan(ctx)
+	if err != nil || p.horizon.After(p.before.Add(ClockSkew-s.opts.Interval/2)) {
+		return 0, err
+	}
+	err = s.walk(ctx, p)
+	if err == nil && !p.oldest.IsZero() {
+		rest = min(p.oldest.Sub(p.before), sweepRest)
+	}
+	return rest, err
+}
+
+// Sweep makes one pass, as a program does that is started now and then, and
+// returns how many rows it has removed. After an error that was some of them; the
+// others stay, and nothing else is wrong.
+func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
+	p, err := s.plan(ctx)
+	if err == nil {
+		err = s.walk(ctx, p)
+	}
+	return p.removed, err
+}
+
+// A sweepPass is a walk through the inbox.
+type sweepPass struct {
+	before  time.Time // rows that were moved last before it go
+	blocks  int64     // those behind are younger than the pass
+	horizon time.Time
+	oldest  time.Time // of the rows that were too young; zero: none
+	removed int
+}
+
+func (s *Sweeper) plan(ctx context.Context) (*sweepPass, error) {
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	p := &sweepPass{}
+	var horizon *time.Time
+	err := s.db.QueryRow(ctx, s.sql.planSweep, s.opts.Retention.Microseconds()).Scan(&p.before, &p.blocks, &horizon)
+	if err != nil {
+		return p, fmt.Errorf("consumer: plan sweep: %w", err)
+	}
+	if horizon != nil {
+		p.horizon = *horizon
+	}
+	return p, nil
+}
+
+// walk goes through the inbox in the order of its pages. There is no index on
+// updated_at: it would cost every step, and keep its row from being changed in
+// place. After each stretch it pauses for as long as that took: it never has
+// more than half of what one connection can do.
+func (s *Sweeper) walk(ctx context.Context, p *sweepPass) (err error) {
+	start := time.Now()
+	for block := int64(0); block < p.blocks && err == nil; block += sweepBlocks {
+		began := time.Now()
+		if err = s.stretch(ctx, p, block); err == nil {
+			pause(ctx, time.Since(began), nil, false)
+			err = ctx.Err()
+		}
+	}
+	if s.opts.Observer != nil {
+		s.opts.Observer.Swept(ctx, Swept{Removed: p.removed, Horizon: p.horizon, Took: time.Since(start)})
+	}
+	return err
+}
+
+// stretch removes the old rows of some blocks: it finds them, raises the horizon
+// over them, and removes what is still old, each in a transaction of its own.
+func (s *Sweeper) stretch(ctx context.Context, p *sweepPass, block int64) error {
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	from, to := blockStart(block), blockStart(block+sweepBlocks)
+	var last, oldest *time.Time
+	if err := s.db.QueryRow(ctx, s.sql.findOld, from, to, p.before).Scan(&last, &oldest); err != nil {
+		return fmt.Errorf("consumer: find old rows: %w", err)
+	}
+	if oldest != nil && (p.oldest.IsZero() || oldest.Before(p.oldest)) {
+		p.oldest = *oldest
+	}
+	if last == nil {
+		return nil
+	}
+	if err := s.raise(ctx, p, last.Add(ClockSkew)); err != nil {
+		return err
+	}
+	tag, err := s.db.Exec(ctx, s.sql.removeOld, from, to, p.before, ClockSkew.Microseconds())
+	if err != nil {
+		return fmt.Errorf("consumer: remove old rows: %w", err)
+	}
+	p.removed += int(tag.RowsAffected())
+	return nil
+}
+
+// raise makes sure that the horizon is at least at.
+func (s *Sweeper) raise(ctx context.Context, p *sweepPass, at time.Time) error {
+	if !p.horizon.Before(at) {
+		return nil
+	}
+	if _, err := s.db.Exec(ctx, s.sql.raiseHorizon, at); err != nil {
+		return fmt.Errorf("consumer: raise horizon: %w", err)
+	}
+	p.horizon = at
+	return nil
+}
+
+// blockStart is the place before the first row of a block.
+func blockStart(block int64) pgtype.TID {
+	return pgtype.TID{BlockNumber: uint32(min(block, 1<<32-1)), Valid: true}
+}
