@@ -24,6 +24,7 @@ var ErrTxManaged = txguard.ErrManaged
 
 var (
 	errTxEnded   = errors.New("consumer: the handler ended the transaction")
+	errConnLost  = errors.New("consumer: the connection was lost while the handler ran")
 	errTxAborted = errors.New("consumer: the handler returned nil after a statement had failed in its transaction")
 	errTxBusy    = errors.New("consumer: the handler returned before it had read all rows of a query, or closed them")
 )
@@ -364,7 +365,9 @@ func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job,
 	err = j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, j.out.emit)
 	if err == nil {
 		err = stateAfter(conn)
-	} else if !conn.IsClosed() && txguard.StatusOf(conn) == txguard.Ended {
+	} else if conn.IsClosed() {
+		err = errors.Join(errConnLost, err)
+	} else if txguard.StatusOf(conn) == txguard.Ended {
 		err = errors.Join(Terminal(errTxEnded), err)
 	}
 	return err
@@ -375,7 +378,7 @@ func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job,
 func stateAfter(conn *pgx.Conn) error {
 	switch {
 	case conn.IsClosed():
-		return errors.New("consumer: the connection was lost while the handler ran")
+		return errConnLost
 	case conn.PgConn().IsBusy():
 		return errTxBusy
 	case txguard.StatusOf(conn) == txguard.Ended:

@@ -127,7 +127,7 @@ func (o *Options) complete() error {
 	o.ParkedPoll = cmp.Or(o.ParkedPoll, 250*time.Millisecond)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.MaxPayload = cmp.Or(o.MaxPayload, outbox.MaxPayload)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Logger = cleanLog(cmp.Or(o.Logger, slog.Default()))
 	if err := sqlschema.Check(o.Schema); err != nil {
 		return fmt.Errorf("option Schema: %w", err)
 	}

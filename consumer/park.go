@@ -118,6 +118,11 @@ func (c *Consumer) recordFailure(ctx context.Context, tx pgx.Tx, j *job, found c
 		f.reason, f.dead = rejected.reason, true
 	case errors.Is(cause, ErrTerminal):
 		f.reason, f.dead = ReasonTerminal, true
+	case errors.Is(cause, ErrParked):
+		f.reason, f.dead = ReasonParked, true
+		f.attempts-- // it is not the message's fault
+	case f.attempts >= j.step.MaxAttempts && isUnavailable(cause):
+		f.reason, f.dead = ReasonUnavailable, true
 	case f.attempts >= j.step.MaxAttempts:
 		f.reason, f.dead = ReasonExhausted, true
 	}
@@ -172,7 +177,7 @@ func (c *Consumer) countParked(ctx context.Context, tx pgx.Tx, j *job) error {
 // park keeps j: a delivery is inserted, a parked copy goes round again.
 func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error {
 	text, stack := f.text()
-	wait := j.step.retry().Wait(max(f.attempts, 1)).Microseconds()
+	wait := j.step.wait(f.err, max(f.attempts, 1)).Microseconds()
 	var err error
 	switch {
 	case j.parked != nil:
