@@ -118,6 +118,9 @@ func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
 	if !ok {
 		return reject(ReasonTypeUnknown, "no step of this consumer takes type %.100q from topic %s", typ, topic)
 	}
+	if err := checkContentType(header(outbox.PropertyContentType)); err != nil {
+		return reject(ReasonUndecodable, "%w", err)
+	}
 	body, err := decode(to.input, msg.Payload)
 	if err != nil {
 		return reject(ReasonUndecodable, "payload: %w", err)

@@ -1,0 +1,75 @@
+package consumer
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// Whatever arrives is a job or a rejection with a reason, comes back from the
+// database as it was, and leads to messages that the outbox takes.
+func FuzzRead(f *testing.F) {
+	pool, err := pgxpool.New(context.Background(), "postgres://127.0.0.1:1/none") // never used
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer pool.Close()
+	handler := func(context.Context, pgx.Tx, Message[payment], Emit) error { return nil }
+	c, err := New(pool, newQueueSubscriber(), []Step{{Name: "pay", Action: On("pay", handler), Compensation: On("unpay", handler)}}, &Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add("k:pay", "tenant", "pay", "id", "saga", "2026-01-02T03:04:05Z", "application/json", []byte(`{"amount":1}`))
+	f.Add("k:pay#2", "tenant", "unpay", "0197b3a2-0000-7000-8000-000000000000", "0197b3a2-0000-7000-8000-000000000000", "yesterday", "", []byte(`{"amount":9007199254740993}`))
+	f.Add("\x1b[31m:pay", "\xff", "pay\x00", "\u202e", "\x00", "9999-12-31T23:59:60Z", ";=", []byte(`{"amount":1,"AMOUNT":2}`))
+	f.Add("", "", "", "", "", "", "text/xml", []byte(strings.Repeat("[", 20_000)))
+	f.Fuzz(func(t *testing.T, key, scope, typ, id, correlation, timestamp, contentType string, body []byte) {
+		msg := message.NewMessage(id, body)
+		msg.Metadata = message.Metadata{
+			outbox.HeaderKey: key, outbox.HeaderScope: scope, outbox.PropertyType: typ, outbox.PropertyCorrelation: correlation,
+			outbox.PropertyTimestamp: timestamp, outbox.PropertyContentType: contentType, outbox.HeaderTraceParent: id, outbox.HeaderTraceState: timestamp,
+		}
+		for _, topic := range []string{"pay", "unpay"} {
+			checkRead(t, c, topic, msg)
+		}
+		names, values := headers(msg.Metadata)
+		row := parkedRow{MessageID: []byte(msg.UUID), HeaderNames: names, HeaderValues: values, Payload: body}
+		if again := row.message(); again.UUID != msg.UUID || !maps.Equal(again.Metadata, msg.Metadata) || string(again.Payload) != string(body) {
+			t.Errorf("came back as %q %q", again.UUID, again.Metadata)
+		}
+		if v := visible(id + key); strings.ContainsAny(v, "\x00\x1b\r\n\x7f") || !utf8.ValidString(v) || len(v) > 6*maxLogText+16 {
+			t.Errorf("%q logged as %q", id+key, v)
+		}
+	})
+}
+
+func checkRead(t *testing.T, c *Consumer, topic string, msg *message.Message) {
+	j, rejected := c.read(topic, msg)
+	if (j == nil) == (rejected == nil) {
+		t.Fatalf("read = %v, %v", j, rejected)
+	}
+	if rejected != nil {
+		text, _ := failure{err: rejected.err}.text()
+		if rejected.reason == "" || text == "" || !utf8.ValidString(text) || strings.ContainsRune(text, 0) || len(text) > maxErrorText {
+			t.Errorf("rejected for %q: %q", rejected.reason, text)
+		}
+		return
+	}
+	if j.Key == "" || len(j.Key) > 255 || !cleantext.Printable(j.Key) || j.Scope == "" || len(j.Scope) > outbox.MaxScope || !cleantext.Printable(j.Scope) || j.Step != "pay" || len(j.EffectKey()) == 0 {
+		t.Errorf("identity %q %q %q %q", j.Scope, j.Key, j.Step, j.N)
+	}
+	_ = decide(cell{}, j.arrival())
+	if err := outbox.Validate(j.follows(outbox.Message{Topic: "t", Step: "ship", Payload: []byte("{}")})); err != nil {
+		t.Errorf("what it leads to is refused: %v", err)
+	}
+}
