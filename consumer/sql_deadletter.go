@@ -115,9 +115,6 @@ const sqlReadCopies = `
 SELECT scope, key, step, n, kind, coalesce(digest, sha256(payload)) FROM {schema}.parked
 WHERE state = 'retrying' AND (scope, key, step, n) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]))`
 
-// sqlReadHorizon reads up to when rows of the inbox may have been removed.
-const sqlReadHorizon = `SELECT CASE WHEN isfinite(swept_before) THEN swept_before END FROM {schema}.inbox_horizon`
-
 // sqlSendLetters sends letters round, with all their attempts.
 const sqlSendLetters = `
 UPDATE {schema}.parked SET state = 'retrying', attempts = 0, due_at = clock_timestamp() WHERE id = ANY ($1)`
