@@ -57,6 +57,7 @@ type Consumer struct {
 	opts      Options
 	sql       queries
 	retention retentionQueries
+	effectSQL effectQueries
 	steps     map[string]*Step
 	stepNames []string
 	ordered   []string // those of them that are Ordered
@@ -67,7 +68,10 @@ type Consumer struct {
 	marked    bool          // the subscriber marks redeliveries
 	ready     atomic.Bool   // Run has made every subscription
 	company   sync.RWMutex  // held while handlers run: see joinCompany
-	signals   struct {
+
+	effectMargin time.Duration // effectMargin
+
+	signals struct {
 		decided    testsignal.Signal[verdict]
 		settled    testsignal.Signal[string] // message id of a delivery that was acked
 		ranParked  testsignal.Signal[int64]
@@ -104,6 +108,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 	c := &Consumer{
 		db: db, sub: sub, outbox: writer, opts: o, sql: newQueries(o.Schema), retention: newRetentionQueries(o.Schema),
 		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease, grace: deafGrace,
+		effectSQL: newEffectQueries(o.Schema), effectMargin: effectMargin,
 	}
 	if marker, ok := sub.(RedeliveryMarker); ok {
 		c.marked = marker.MarksRedelivered()
@@ -162,7 +167,7 @@ func (c *Consumer) add(s Step) error {
 	c.steps[s.Name] = &s
 	seen := &traffic{}
 	for k, in := range map[kind]Input{action: s.Action, compensation: s.Compensation} {
-		if in.run == nil {
+		if in.decode == nil {
 			continue
 		}
 		key := routeKey{in.Topic, cmp.Or(in.Type, in.Topic)}

@@ -36,6 +36,8 @@ const (
 	ReasonOrder          Reason = "waits-for-order"    // an earlier message of an ordered step's key is parked
 	ReasonFailed         Reason = "failed"             // the handler failed and will be entered again
 	ReasonSuperseded     Reason = "superseded"         // the compensation undid nothing, but the action may have had an effect
+	ReasonCalling        Reason = "calling"            // an Effect's call is under way, or ended with its process
+	ReasonUnsettled      Reason = "unsettled"          // verify found nothing, but it is too early to believe that
 )
 
 // A route is what a message type on a topic leads to.
@@ -69,6 +71,8 @@ type job struct {
 	direct      bool  // it has used its transaction, after a savepoint
 	cause       error // why that entry failed, not yet recorded
 	wakes       bool  // its transaction put something into the outbox
+
+	undertaking *undertaking // the attempt at an Effect that its transaction has leased
 }
 
 // A parkedCopy is a row of the table parked that this instance has taken.

@@ -74,8 +74,8 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 // have died after an effect outside its transaction, of which no row tells. The
 // row then remembers an attempt, so that further copies are not reported.
 func (c *Consumer) reportSuperseded(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
-	if !j.redelivered || found.state != void || found.attempts > 0 || j.step.CancelParked {
-		return nil
+	if !j.redelivered || found.state != void || found.attempts > 0 || j.step.CancelParked || j.input.effect != nil {
+		return nil // an Effect's call leaves a row before it is made
 	}
 	err := c.park(ctx, tx, j, failure{reason: ReasonSuperseded, dead: true,
 		err: errors.New("consumer: the compensation came first and undid nothing, but an earlier delivery of the action may have died in its handler")})
@@ -129,11 +129,7 @@ func (c *Consumer) recordFailure(ctx context.Context, tx pgx.Tx, j *job, found c
 	if err := c.park(ctx, tx, j, f); err != nil {
 		return err
 	}
-	to := map[kind]map[bool]state{
-		action:       {false: retrying, true: dead},
-		compensation: {false: undoing, true: undoDead},
-	}[j.kind][f.dead]
-	return c.move(ctx, tx, j, found, to, f.attempts)
+	return c.move(ctx, tx, j, found, parkedState(j.kind, f.dead), f.attempts)
 }
 
 // recordLost notes, in a transaction of its own, that an entry into the

@@ -29,6 +29,21 @@ const (
 	compensated state = "compensated"
 )
 
+// parkedState is the state of a step whose message has not run to success: it
+// is parked, or a dead letter.
+func parkedState(k kind, isDead bool) state {
+	switch {
+	case k == action && isDead:
+		return dead
+	case k == action:
+		return retrying
+	case isDead:
+		return undoDead
+	default:
+		return undoing
+	}
+}
+
 // verdict is what is to be done with an arrival.
 type verdict string
 

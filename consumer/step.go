@@ -30,22 +30,29 @@ type Step struct {
 	Action       Input  // the message that sets the step off
 	Compensation Input  // the message that undoes it, under the key of the action; the zero Input: it cannot be undone
 
-	MaxAttempts int           // entries into the handler, for action and compensation each, crashes included; default: 10
+	MaxAttempts int           // entries into the handler or the call, for action and compensation each, crashes included; default: 10
 	RetryBase   time.Duration // ceiling of the wait after the first failure; default: 1 s
 	RetryCap    time.Duration // ceiling of any wait after a failure; default: 5 min
-	Timeout     time.Duration // longest run of a handler; default: 30 s, at most MaxTimeout
+	Timeout     time.Duration // longest run of a handler, a call, a verify or a record; default: 30 s, at most MaxTimeout
+
+	// Settle is how long after a call has ended here the other system may still
+	// be at work on it: so long an [Effect]'s verify that finds nothing is not
+	// believed. Without verify it has no meaning. Default: 1 min.
+	Settle time.Duration
 
 	// CancelParked lets a compensation that finds the action parked or dead
 	// cancel it. Set it only where the handler has no effect outside its
 	// transaction: a failed attempt may have had one, which would then never
-	// be undone. Default: the compensation waits for the action, and is a dead
-	// letter if that is one.
+	// be undone. So it cannot be set with an [Effect] for the action; a step that
+	// becomes one must have lost it a release before. Default: the compensation
+	// waits for the action, and is a dead letter if that is one.
 	CancelParked bool
 
 	// Single keeps the handler's transaction to itself. Set it where the handler
 	// does something outside of its transaction, or is slow: otherwise up to
 	// [Options].BatchSize messages share one, and if that fails because of another
-	// of them, the handler is entered again. Such entries count as attempts.
+	// of them, the handler is entered again. Such entries count as attempts. A step
+	// with an [Effect] is always Single.
 	Single bool
 
 	// Ordered makes a message wait behind an earlier one of the same key that this
@@ -54,13 +61,14 @@ type Step struct {
 	Ordered bool
 }
 
-// An Input is a message type with its handler. Make one with [On].
+// An Input is a message type with its handler. Make one with [On] or [Effect].
 type Input struct {
 	Topic string // where the message is published
 	Type  string // its type; default: Topic
 
 	decode func(payload []byte) (any, error)
 	run    func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error
+	effect *effect // instead of run
 }
 
 // A Handler does a step's work in tx, which it must not end. What it emits is
@@ -102,7 +110,7 @@ type Delivery struct {
 }
 
 // EffectKey is an idempotency key for a call to another system, such as a
-// payment provider: the same for every attempt, and different for any other
+// payment provider, as [Effect] hands it to the call: the same for every attempt, and different for any other
 // step, key or scope, so that tenants cannot collide there. A step's action
 // and its compensation have different ones.
 func (d *Delivery) EffectKey() string {
@@ -115,22 +123,24 @@ func (d *Delivery) EffectKey() string {
 // the same thing twice, is a dead letter.
 func On[T any](topic string, h Handler[T]) Input {
 	return Input{
-		Topic: topic,
-		Type:  topic,
-		decode: func(payload []byte) (any, error) {
-			body := new(T)
-			return body, DecodeJSON(payload, body)
-		},
+		Topic:  topic,
+		Type:   topic,
+		decode: decodeAs[T],
 		run: func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
 			return h(ctx, tx, Message[T]{Delivery: d, Body: *body.(*T)}, emit)
 		},
 	}
 }
 
+func decodeAs[T any](payload []byte) (any, error) {
+	body := new(T)
+	return body, DecodeJSON(payload, body)
+}
+
 // DecodeJSON is json.Unmarshal without the leniencies that can change what a
 // message means: it refuses a member that is given twice, also in other letter
 // case, nesting over 128, and anything after the value. Unknown members are
-// accepted, since a newer sender may have added them. [On] uses it.
+// accepted, since a newer sender may have added them. [On] and [Effect] use it.
 func DecodeJSON(data []byte, into any) error { return strictjson.Unmarshal(data, into) }
 
 // ErrTerminal marks an error that no further attempt can mend.
@@ -155,14 +165,15 @@ func (s Step) withDefaults() (Step, error) {
 	s.RetryBase = cmp.Or(s.RetryBase, time.Second)
 	s.RetryCap = cmp.Or(s.RetryCap, 5*time.Minute)
 	s.Timeout = cmp.Or(s.Timeout, 30*time.Second)
+	s.Settle = cmp.Or(s.Settle, time.Minute)
 	if err := stepkey.CheckStep(s.Name); err != nil {
 		return s, fmt.Errorf("step %q: Name: %w", s.Name, err)
 	}
 	switch {
-	case s.Action.run == nil:
-		return s, fmt.Errorf("step %q: Action: make it with On", s.Name)
-	case s.Compensation.run == nil && s.Compensation.Topic != "":
-		return s, fmt.Errorf("step %q: Compensation: make it with On", s.Name)
+	case s.Action.decode == nil:
+		return s, fmt.Errorf("step %q: Action: make it with On or Effect", s.Name)
+	case s.Compensation.decode == nil && s.Compensation.Topic != "":
+		return s, fmt.Errorf("step %q: Compensation: make it with On or Effect", s.Name)
 	case s.MaxAttempts < 1:
 		return s, fmt.Errorf("step %q: MaxAttempts: %d is not positive", s.Name, s.MaxAttempts)
 	case s.RetryBase < 0 || s.RetryCap < s.RetryBase:
@@ -170,7 +181,8 @@ func (s Step) withDefaults() (Step, error) {
 	case s.Timeout < 0 || s.Timeout > MaxTimeout:
 		return s, fmt.Errorf("step %q: Timeout: %s is not between 0 and %s", s.Name, s.Timeout, MaxTimeout)
 	}
-	return s, nil
+	s.Single = s.Single || s.Action.effect != nil || s.Compensation.effect != nil
+	return s, s.checkEffects()
 }
 
 func (s *Step) retry() backoff.Policy { return backoff.Policy{Base: s.RetryBase, Cap: s.RetryCap} }

@@ -1,0 +1,126 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A Call has an effect outside the database, such as a charge at a payment
+// provider, and returns what came of it. It holds no transaction, no lock and no
+// connection. key is [Delivery.EffectKey], the same for every attempt: send it
+// along, as an idempotency key or as a reference that [Verify] can ask for. ctx
+// ends after the step's Timeout.
+//
+// A business outcome, such as a declined card, is a result and no error. After
+// an error, a panic or the end of ctx the effect is in doubt, unless the error is
+// a [NotDone]. A [Terminal] error makes the message a dead letter, in doubt or
+// not by the same rule.
+type Call[T, R any] func(ctx context.Context, in Message[T], key string) (R, error)
+
+// A Verify asks the other system what became of the calls with key, and has no
+// effect itself. found says that there was one, whose result is the same that
+// the call returned or would have returned.
+type Verify[T, R any] func(ctx context.Context, in Message[T], key string) (result R, found bool, err error)
+
+// A Record commits what came of a call: a [Handler] that is given the result.
+// If it fails, result and all, the effect is in doubt and comes round again.
+type Record[T, R any] func(ctx context.Context, tx pgx.Tx, in Message[T], result R, emit Emit) error
+
+// An effect is an Effect without its types.
+type effect struct {
+	call   func(ctx context.Context, d Delivery, body any) (any, error)
+	verify func(ctx context.Context, d Delivery, body any) (any, bool, error)
+	record func(ctx context.Context, tx pgx.Tx, d Delivery, body, result any, emit Emit) error
+}
+
+// Effect returns an Input that hands messages of topic to call, outside of any
+// transaction, and what it returns to record. Decoding and type are as for [On].
+//
+// Each attempt is counted, and marked as in doubt, in a commit before call is
+// entered. If the process dies after that, another one goes on when the
+// attempt's lease is over: the step's Timeout, twice that where verify is asked
+// first, and some seconds. Neither the broker's redelivery nor another instance
+// makes it sooner.
+//
+// What an attempt does after one that is in doubt depends on verify:
+//
+//   - With nil, it makes the call again. That is right for a provider that
+//     honours idempotency keys, and for no other.
+//   - Otherwise it asks verify first. What verify finds is recorded, without a
+//     call. That it finds nothing is believed once the step's Settle has passed
+//     since the end of the call in doubt; until then it is asked again. After the
+//     last attempt verify is asked once more, so that a dead letter is in doubt
+//     only if verify failed.
+//
+// So at most MaxAttempts calls are made, process deaths included, and their
+// effect happens once: at a provider that honours keys always; at another one
+// unless a request takes longer to have its effect than Settle, counted from
+// when the call ended here. A process that hung for longer than its lease makes
+// no call when it wakes, and what it has to record is dropped; but a request that
+// it was just about to write still goes out.
+//
+// The delivery is acked at the end of its first attempt, however that ended. A
+// compensation that comes meanwhile waits for the action, which is why the
+// action's step cannot have CancelParked.
+func Effect[T, R any](topic string, call Call[T, R], verify Verify[T, R], record Record[T, R]) Input {
+	typed := func(d Delivery, body any) Message[T] { return Message[T]{Delivery: d, Body: *body.(*T)} }
+	e := &effect{}
+	if call != nil {
+		e.call = func(ctx context.Context, d Delivery, body any) (any, error) {
+			return call(ctx, typed(d, body), d.EffectKey())
+		}
+	}
+	if verify != nil {
+		e.verify = func(ctx context.Context, d Delivery, body any) (any, bool, error) {
+			return verify(ctx, typed(d, body), d.EffectKey())
+		}
+	}
+	if record != nil {
+		e.record = func(ctx context.Context, tx pgx.Tx, d Delivery, body, result any, emit Emit) error {
+			r, _ := result.(R) // a nil interface is no R, and is its zero value
+			return record(ctx, tx, typed(d, body), r, emit)
+		}
+	}
+	return Input{Topic: topic, Type: topic, decode: decodeAs[T], effect: e}
+}
+
+// ErrNotDone marks an error of a call that is known to have had no effect.
+var ErrNotDone = errors.New("consumer: not done")
+
+type notDoneError struct{ err error }
+
+func (e notDoneError) Error() string   { return e.err.Error() }
+func (e notDoneError) Unwrap() []error { return []error{ErrNotDone, e.err} }
+
+// NotDone wraps the error of a [Call] that is known to have had no effect and
+// to have none later: a connection that was refused, an answer that says so. The
+// next attempt then calls without asking. It speaks of one call: a doubt that an
+// earlier one has left stays, unless Verify has cleared it. Together with
+// [Terminal], in either order, the message is a dead letter that is not in doubt.
+func NotDone(err error) error {
+	if err == nil {
+		return nil
+	}
+	return notDoneError{err}
+}
+
+func (e *effect) complete() bool { return e == nil || e.call != nil && e.record != nil }
+
+// checkEffects returns an error that names the field, in the manner of
+// withDefaults.
+func (s *Step) checkEffects() error {
+	switch {
+	case !s.Action.effect.complete():
+		return fmt.Errorf("step %q: Action: Effect needs a call and a record", s.Name)
+	case !s.Compensation.effect.complete():
+		return fmt.Errorf("step %q: Compensation: Effect needs a call and a record", s.Name)
+	case s.CancelParked && s.Action.effect != nil:
+		return fmt.Errorf("step %q: CancelParked: the action is an Effect, and what is parked of it may have happened", s.Name)
+	case s.Settle < 0 || s.Settle > MaxTimeout:
+		return fmt.Errorf("step %q: Settle: %s is not between 0 and %s", s.Name, s.Settle, MaxTimeout)
+	}
+	return nil
+}

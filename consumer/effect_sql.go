@@ -1,0 +1,56 @@
+package consumer
+
+import "github.com/sagamill/sagamill/internal/sqlschema"
+
+// sqlReadDoubt reads, under the lock of sqlLockParked, whether an earlier
+// attempt may have had its effect ($1: the parked message), and for how many
+// microseconds more the provider may still be at work on it: $3 after its call
+// had ended, or $2 after its lease began if nobody saw it end.
+const sqlReadDoubt = `
+SELECT in_doubt, (extract(epoch FROM
+	last_at + CASE reason WHEN 'calling' THEN $2::bigint ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()
+) * 1000000)::bigint
+FROM {schema}.parked
+WHERE id = $1`
+
+// sqlLeaseDelivery parks a delivery before its first call, under the lock of
+// the inbox row. A copy that is there already, such as a compensation's that has
+// waited for the action, wins: then there is no row, and no call.
+const sqlLeaseDelivery = `
+INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
+	reason, error, stack, attempts, due_at, in_doubt)
+VALUES ('retrying', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp() + $15 * interval '1 microsecond', true)
+ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO NOTHING
+RETURNING id`
+
+// sqlLeaseParked does the same for a parked copy, under its lock. Nobody else
+// takes the message before the lease is over, unless this transaction rolls back.
+const sqlLeaseParked = `
+UPDATE {schema}.parked
+SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond'
+WHERE id = $1`
+
+// sqlSetDoubt says whether what was just parked may have had its effect.
+const sqlSetDoubt = `UPDATE {schema}.parked SET in_doubt = $2 WHERE id = $1`
+
+// sqlPostpone puts an attempt that only asked, too early, off until the call in
+// doubt has settled, $2 from now. It was no attempt at a call. last_at is again
+// the end of that call, $3 (Settle) before it has settled: by it the next attempt
+// knows that it has.
+const sqlPostpone = `
+UPDATE {schema}.parked
+SET attempts = attempts - 1, reason = 'unsettled', due_at = clock_timestamp() + $2 * interval '1 microsecond',
+	last_at = clock_timestamp() + ($2::bigint - $3::bigint) * interval '1 microsecond'
+WHERE id = $1`
+
+type effectQueries struct {
+	readDoubt, leaseDelivery, leaseParked, setDoubt, postpone string
+}
+
+func newEffectQueries(schema string) effectQueries {
+	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
+	return effectQueries{
+		readDoubt: bind(sqlReadDoubt), leaseDelivery: bind(sqlLeaseDelivery), leaseParked: bind(sqlLeaseParked),
+		setDoubt: bind(sqlSetDoubt), postpone: bind(sqlPostpone),
+	}
+}
