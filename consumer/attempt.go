@@ -50,9 +50,13 @@ func (c *Consumer) handle(ctx context.Context, j *job) error {
 	}
 	defer leave()
 	if j.cause == nil {
+		j.undertaking = nil // of a transaction that did not commit
 		err := c.countBeforehand(ctx, j)
 		if err == nil {
 			err = c.attempt(ctx, j)
+		}
+		if err == nil && j.undertaking != nil {
+			c.undertake(ctx, j)
 		}
 		if err == nil || !j.entered {
 			return err
@@ -83,8 +87,8 @@ func (c *Consumer) joinCompany(ctx context.Context, j *job) (leave func(), err e
 // lastChance reports whether j may have killed a process, and has at most one
 // attempt left.
 func (c *Consumer) lastChance(ctx context.Context, j *job) (bool, error) {
-	if j.cause != nil || j.parked != nil || j.counted || !j.redelivered && c.marked {
-		return false, nil
+	if j.cause != nil || j.parked != nil || j.input.effect != nil || j.counted || !j.redelivered && c.marked {
+		return false, nil // an Effect's delivery has killed nothing: its calls are a parked copy's
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
@@ -112,8 +116,8 @@ func (c *Consumer) lastChance(ctx context.Context, j *job) (bool, error) {
 // a message has spent in a batch that failed: such entries leave no row either.
 func (c *Consumer) countBeforehand(ctx context.Context, j *job) error {
 	always := j.step.MaxAttempts == 1 || !c.marked
-	if j.parked != nil || j.counted || !j.redelivered && j.spent == 0 && !always {
-		return nil
+	if j.parked != nil || j.input.effect != nil || j.counted || !j.redelivered && j.spent == 0 && !always {
+		return nil // claimEffect always counts
 	}
 	first := j.spent + 1
 	if j.redelivered && !always {
@@ -319,6 +323,9 @@ func (c *Consumer) handBack(ctx context.Context, tx pgx.Tx, j *job) error {
 // run enters the handler, records how that ended, under the row's lock, and
 // commits.
 func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
+	if j.input.effect != nil {
+		return c.claimEffect(ctx, tx, j, found)
+	}
 	err := c.enter(ctx, tx.Conn(), tx, j, found)
 	if err == nil {
 		err = c.finish(ctx, tx, j, found)
