@@ -39,6 +39,7 @@ func consumeOnce(schema string) {
 	}
 	step := f.step(work, f.effect("refunded"))
 	step.MaxAttempts = deadlyBudget
+	childEffect(f, &step)
 	var sub message.Subscriber = newQueueSubscriber()
 	if os.Getenv("SAGAMILL_TEST_UNMARKED") != "" {
 		sub = brokerAway{}
@@ -47,6 +48,7 @@ func consumeOnce(schema string) {
 	if err != nil {
 		panic(err)
 	}
+	c.effectMargin = childMargin
 	if os.Getenv("SAGAMILL_TEST_PARKED") != "" {
 		rows, err := c.takeParked(context.Background(), 1, c.stepNames...)
 		if err != nil {
@@ -71,9 +73,12 @@ func consumeOnce(schema string) {
 	case <-msg.Acked():
 		os.Exit(0)
 	default:
-		os.Exit(3)
+		os.Exit(exitNacked)
 	}
 }
+
+// exitNacked is the exit status of a child that gave its delivery back.
+const exitNacked = 3
 
 // deadlyBudget is small, so that the deadly handler's children are few.
 const deadlyBudget = 3
@@ -94,14 +99,19 @@ func deadly(f *fixture) Handler[payment] {
 // killed.
 func child(t *testing.T, f *fixture, env ...string) (killed bool) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(append(os.Environ(), "SAGAMILL_TEST_SCHEMA="+f.schema), env...)
+	cmd := childCommand(f, env...)
 	out, err := cmd.CombinedOutput()
 	status := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if !status.Signaled() && err != nil {
 		t.Fatalf("child: %v\n%s", err, out)
 	}
 	return status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
+func childCommand(f *fixture, env ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), "SAGAMILL_TEST_SCHEMA="+f.schema), env...)
+	return cmd
 }
 
 func TestKilledAtEveryCommitBoundary(t *testing.T) {

@@ -40,6 +40,12 @@
 //     counted in a commit of its own before the handler is entered. A message
 //     that kills the process cannot do so more than MaxAttempts times.
 //
-// What a handler does outside its transaction is not covered: give the other
-// side a key derived from the step's identity (see [Delivery.EffectKey]).
+// # Effects outside the database
+//
+// What a handler does outside its transaction may be done again. A call to
+// another system is an [Effect] instead: the row is retrying or undoing before the
+// call is made, and the message parked, with the attempt counted and in doubt; so
+// nothing is locked meanwhile, and a process that dies leaves that behind. The
+// next attempt repeats the call under the same key, or asks first what became of
+// it. What came of an attempt is recorded only if no other one has begun since.
 package consumer
