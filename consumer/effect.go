@@ -14,6 +14,10 @@ import (
 // along, as an idempotency key or as a reference that [Verify] can ask for. ctx
 // ends after the step's Timeout.
 //
+// It must make one request and no more: a client that repeats requests on its own
+// is told not to, above all where keys are not honoured. net/http is one, for
+// requests with a header Idempotency-Key, unless their GetBody is set to nil.
+//
 // A business outcome, such as a declined card, is a result and no error. After
 // an error, a panic or the end of ctx the effect is in doubt, unless the error is
 // a [NotDone]. A [Terminal] error makes the message a dead letter, in doubt or

@@ -68,9 +68,6 @@ func (c *Consumer) claimEffect(ctx context.Context, tx pgx.Tx, j *job, found cel
 	if err := c.readDoubt(ctx, tx, j, &u); err != nil {
 		return err
 	}
-	if j.exhausted && !(u.doubt && j.asks()) {
-		return c.recordFailure(ctx, tx, j, found, errSpent)
-	}
 	lease := c.effectLease(j, u.doubt)
 	u.until = time.Now().Add(lease) // before the database begins to count
 	last := &pgx.Batch{}
@@ -156,7 +153,7 @@ func (c *Consumer) resolve(ctx context.Context, j *job) outcome {
 		u.doubt = false
 	}
 	if j.exhausted {
-		return outcome{err: errSpent}
+		return outcome{err: errSpent, doubt: u.doubt}
 	}
 	result, err := c.call(ctx, j)
 	return outcome{result: result, err: err, doubt: u.doubt || !errors.Is(err, ErrNotDone)}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -184,6 +185,8 @@ func TestNothingFoundIsNotBelievedBeforeTheCallHasSettled(t *testing.T) {
 			f := newFixture(t)
 			p := newProvider(t, false)
 			goOn := make(chan struct{})
+			finish := sync.OnceFunc(func() { close(goOn) })
+			t.Cleanup(finish) // the provider cannot be closed before
 			var calls atomic.Int32
 			giveUp := make(chan struct{})
 			p.arrived = func(string) {
@@ -222,7 +225,7 @@ func TestNothingFoundIsNotBelievedBeforeTheCallHasSettled(t *testing.T) {
 			if waits[0] != "true" {
 				t.Error("the attempt does not wait for the call to settle")
 			}
-			close(goOn)
+			finish()
 			if happens {
 				<-p.entered
 			}
@@ -232,6 +235,30 @@ func TestNothingFoundIsNotBelievedBeforeTheCallHasSettled(t *testing.T) {
 				t.Errorf("in the end %q, want %q", got, want)
 			}
 		})
+	}
+}
+
+// A process may have died at the beginning of its call or at the end of its
+// lease: nobody knows, so the call settles Settle after that.
+func TestACallThatNobodySawEndSettlesAfterItsLease(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, false)
+	c := f.consumer(t, Options{}, f.effectStep(p.url, true))
+	var calls atomic.Int32
+	p.arrived = func(string) {
+		if calls.Add(1) > 1 {
+			return
+		}
+		f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp(), last_at = last_at - interval '35 seconds'") // the lease is over
+		runParkedOnce(t, c)
+		if got, want := f.doubts(t), "retrying unsettled 1?"; got != want {
+			t.Errorf("after the lease %q, want %q", got, want)
+		}
+	}
+	handle(t, c, act("k")) // it had not died, only been slow
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "done 1 0 |  | pay / 1"; got != want {
+		t.Errorf("in the end %q, want %q", got, want)
 	}
 }
 
@@ -332,6 +359,19 @@ func TestAnEffectFollowsAnAttemptOfAHandler(t *testing.T) {
 	}
 }
 
+// If handlers have used all attempts up there is no call.
+func TestAnEffectWithoutAttemptsLeftMakesNoCall(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, true)
+	c := f.consumer(t, Options{}, f.effectStep(p.url, false))
+	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('tenant', 'k', 'process-payment', '', 'open', 5)")
+	handle(t, c, act("k"))
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "dead 5 0 | dead attempts-exhausted 5? |  / 0"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // A record that fails is tried again with the result at hand, and after that
 // the result is asked for.
 func TestARecordThatFails(t *testing.T) {
@@ -346,6 +386,7 @@ func TestARecordThatFails(t *testing.T) {
 	}{
 		{"once", 1, errNo, "done 1 0 | ", 0, 2},
 		{"a while", maxTries, errNo, "retrying 1 0 | retrying failed 1?", 1, maxTries + 1},
+		{"a long while", 2 * maxTries, errNo, "retrying 1 0 | retrying failed 1?", 2, 2*maxTries + 1},
 		{"for good", 1, Terminal(errNo), "dead 1 0 | dead terminal 1?", 0, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -367,6 +408,11 @@ func TestARecordThatFails(t *testing.T) {
 			if got := f.row(t) + " | " + f.doubts(t); got != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
+			f.pass(t)
+			runParkedOnce(t, c)
+			if got := f.doubts(t); strings.HasPrefix(got, "retrying") && got != "retrying failed 2?" {
+				t.Errorf("a result that was found and not recorded leaves %q", got)
+			}
 			f.finishParked(t, c)
 			if got := p.made(); got != "pay / 1" || p.times(&p.asked) != tt.asked || records.Load() != tt.records {
 				t.Errorf("made %q, asked %d times, recorded %d times; want one payment, %d, %d", got, p.asked, records.Load(), tt.asked, tt.records)
@@ -375,6 +421,50 @@ func TestARecordThatFails(t *testing.T) {
 				t.Errorf("recorded %q", got)
 			}
 		})
+	}
+}
+
+// An attempt that made no call for certain leaves no doubt, but the next one
+// does while it is under way.
+func TestEveryAttemptIsInDoubtDuringItsCall(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, true)
+	var during []string
+	p.arrived = func(string) { during = append(during, f.doubts(t)) }
+	p.refuse = []string{"not done"}
+	c := f.consumer(t, Options{}, f.effectStep(p.url, true))
+	handle(t, c, act("k"))
+	f.finishParked(t, c)
+	if got, want := strings.Join(during, "; "), "retrying calling 1?; retrying calling 2?"; got != want {
+		t.Errorf("parked during the calls %q, want %q", got, want)
+	}
+}
+
+// A lease whose transaction rolled back is no lease: another delivery has it by
+// the time that this one comes round again.
+func TestALeaseThatDidNotCommitIsForgotten(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, false)
+	c := f.consumer(t, Options{}, f.effectStep(p.url, true))
+	var calls atomic.Int32
+	p.arrived = func(string) {
+		if calls.Add(1) > 1 {
+			return
+		}
+		j, rejected := c.read("pay", act("k"))
+		if rejected != nil {
+			t.Fatal(rejected)
+		}
+		j.undertaking = &undertaking{parked: parkedCopy{id: 1 << 40, attempts: 1}, until: time.Now().Add(time.Hour)}
+		if err := c.handle(t.Context(), j); err != nil {
+			t.Error(err)
+		}
+	}
+	handle(t, c, act("k"))
+	if got, want := f.row(t)+" | "+p.made(), "done 1 0 | pay / 1"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
@@ -505,5 +595,23 @@ func TestNotDone(t *testing.T) {
 		if !errors.Is(err, ErrNotDone) || !errors.Is(err, ErrTerminal) || !errors.Is(err, errNo) || err.Error() != errNo.Error() {
 			t.Errorf("%#v", err)
 		}
+	}
+}
+
+// A call that ignores its context is not entered after its lease either, which
+// is known to have had no effect.
+func TestAnAttemptWhoseLeaseIsOverMakesNoCall(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	step := f.effectStep("", false)
+	step.Action = Effect("pay", func(context.Context, Message[payment], string) (string, error) {
+		t.Error("a call after the lease")
+		return "", nil
+	}, nil, f.record())
+	c := f.consumer(t, Options{}, step)
+	c.effectMargin = -30 * time.Second // the lease ends as it begins
+	handle(t, c, act("k"))
+	if got, want := f.doubts(t), "retrying failed 1"; got != want {
+		t.Errorf("parked %q, want %q", got, want)
 	}
 }
