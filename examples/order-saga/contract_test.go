@@ -37,11 +37,14 @@ var sites = make(chan struct{}, 2)
 
 // newSite runs all services in this process, on a database and on queues of
 // the test's own.
-func newSite(t *testing.T, amqpURL string) *site {
+func newSite(t *testing.T, amqpURL string, change ...func(*settings)) *site {
 	t.Helper()
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
 	s := &settings{services: serviceNames, listen: "127.0.0.1:0", patience: time.Minute, namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL}
+	for _, c := range change {
+		c(s)
+	}
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
@@ -144,13 +147,22 @@ func (s *site) ledgerOf(id string) (kinds string, balance int64) {
 
 const book = `{"item":"book","quantity":1,"amount":4200,"currency":"EUR","card":"tok_ok"}`
 
+// plainGateway is a payment gateway that charges each time it is called.
+func plainGateway(s *settings) { s.gatewayPlain = true }
+
 func TestEveryKindOfOrderEndsAsItShould(t *testing.T) {
 	t.Parallel()
-	for _, broker := range []string{brokerURL(), "inproc:"} {
-		name, _, _ := strings.Cut(broker, ":")
-		t.Run(name, func(t *testing.T) {
+	for _, variant := range []struct {
+		name, broker string
+		change       func(*settings)
+	}{
+		{"amqp", brokerURL(), func(*settings) {}},
+		{"inproc", "inproc:", func(*settings) {}},
+		{"plain gateway", brokerURL(), plainGateway},
+	} {
+		t.Run(variant.name, func(t *testing.T) {
 			t.Parallel()
-			s := newSite(t, broker)
+			s := newSite(t, variant.broker, variant.change)
 			for _, tt := range []struct {
 				item, card, status, reason, ledger string
 				balance                            int64
@@ -321,6 +333,48 @@ func TestTheGatewayRefundsOnce(t *testing.T) {
 	}
 	if kinds, balance := s.ledgerOf("o"); kinds != "charge refund" || balance != 0 {
 		t.Errorf("ledger %q, %d", kinds, balance)
+	}
+}
+
+// A charge and a refund can be asked for by their key. A plain gateway is as
+// forgetful as it says, so that only asking keeps the money right.
+func TestTheGatewayTellsWhatBecameOfAKey(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		change  func(*settings)
+		charges string
+	}{
+		{"honours keys", func(*settings) {}, "charge"},
+		{"plain", plainGateway, "charge charge"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, brokerURL(), tt.change)
+			post := func(path, key, card string) {
+				body := fmt.Sprintf(`{"order_id":%q,"amount":5,"card":%q,"currency":"EUR"}`, "o"+card, card)
+				for range 2 { // the second answer arrives, and a decline is no movement
+					s.do("POST", path, body, "Idempotency-Key", key)
+				}
+			}
+			post("/charges", "c", "tok_lost_reply")
+			post("/charges", "d", "tok_declined")
+			if kinds, _ := s.ledgerOf("otok_lost_reply"); kinds != tt.charges {
+				t.Errorf("a charge that was sent twice: %q, want %q", kinds, tt.charges)
+			}
+			post("/refunds", "r", "tok_lost_reply")
+			for path, want := range map[string]string{
+				"/charges/c": `200 {"kind":"charge","key":"c","order_id":"otok_lost_reply","amount":5,`,
+				"/refunds/r": `200 {"kind":"refund","key":"r","order_id":"otok_lost_reply","amount":5,`,
+				"/charges/d": "404 movement-unknown", "/charges/r": "404 movement-unknown", "/refunds/c": "404 movement-unknown", "/refunds/x": "404 movement-unknown",
+			} {
+				a := s.do("GET", path, "")
+				got := fmt.Sprint(a.status, " ", a.body)
+				if status, code, failed := strings.Cut(want, " movement"); failed && (!strings.HasPrefix(got, status) || !strings.Contains(got, "movement"+code)) || !failed && !strings.HasPrefix(got, want) {
+					t.Errorf("GET %s = %s, want %s", path, got, want)
+				}
+			}
+		})
 	}
 }
 

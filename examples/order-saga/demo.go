@@ -24,7 +24,7 @@ const (
 
 type demoOptions struct {
 	orders, clients, kills int
-	together               bool
+	together, plain        bool
 }
 
 func parseDemo(args []string, stderr io.Writer) (demoOptions, error) {
@@ -35,6 +35,7 @@ func parseDemo(args []string, stderr io.Writer) (demoOptions, error) {
 	flags.IntVar(&o.clients, "clients", 8, "clients that place them at the same time")
 	flags.IntVar(&o.kills, "kill", 0, "how often to SIGKILL one of the service processes meanwhile")
 	flags.BoolVar(&o.together, "together", false, "run all services in this process instead of one each")
+	flags.BoolVar(&o.plain, "gateway-plain", false, "with a payment gateway that charges each time it is called, whatever the Idempotency-Key")
 	flags.Usage = func() {
 		flags.SetOutput(stderr)
 		fmt.Fprintln(stderr, "usage: order-saga demo [flags]")
@@ -71,7 +72,7 @@ func demo(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 	s := &settings{
 		services: serviceNames, patience: readyLimit, namespace: "demo-" + strings.ToLower(rand.Text()[:10]),
-		databaseURL: provided.DatabaseURL, amqpURL: provided.AMQPURL,
+		databaseURL: provided.DatabaseURL, amqpURL: provided.AMQPURL, gatewayPlain: o.plain,
 	}
 	if s.amqpURL == devservices.InProcess && !o.together {
 		if o.kills > 0 {

@@ -118,7 +118,7 @@ func (f *fleet) startProcesses(ctx context.Context, s *settings, environ func([]
 		f.urls[name] = "http://127.0.0.1:" + port
 	}
 	for _, m := range f.members {
-		args := []string{"serve", "-services", m.name, "-listen", "127.0.0.1:" + m.port, "-namespace", s.namespace}
+		args := []string{"serve", "-services", m.name, "-listen", "127.0.0.1:" + m.port, "-namespace", s.namespace, fmt.Sprintf("-gateway-plain=%t", s.gatewayPlain)}
 		if m.name == "payment" {
 			args = append(args, "-gateway-url", f.urls["gateway"])
 		}

@@ -2,8 +2,8 @@
 // shipping service that take part in one choreographed saga, and the payment
 // gateway that one of them calls.
 //
-//	order-saga serve [-services order,payment,shipping,gateway] [-listen 127.0.0.1:8080]
-//	order-saga demo
+//	order-saga serve [-services order,payment,shipping,gateway] [-listen 127.0.0.1:8080] [-gateway-plain]
+//	order-saga demo [-gateway-plain]
 //
 // serve runs the services named, all of them by default, until it is told to
 // stop. demo runs them as separate processes, places a mixed load of orders

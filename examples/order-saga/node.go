@@ -79,7 +79,7 @@ func openNode(ctx context.Context, name string, s *settings, gatewayURL string, 
 		return nil, fmt.Errorf("%s: %w", variable, err)
 	}
 	n := &node{name: name, db: db}
-	if err := n.build(schema, gatewayURL, b, logger); err != nil {
+	if err := n.build(schema, payment.Gateway{URL: gatewayURL, Client: &http.Client{}, Plain: s.gatewayPlain}, b, logger); err != nil {
 		n.close()
 		return nil, fmt.Errorf("service %s: %w", name, err)
 	}
@@ -105,11 +105,11 @@ func migrate(ctx context.Context, name, databaseURL string) error {
 	}
 }
 
-func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) error {
+func (n *node) build(schema string, processor payment.Gateway, b broker, logger *slog.Logger) error {
 	logger = logger.With("service", n.name)
 	n.routes = func(*http.ServeMux) {}
 	if n.name == "gateway" {
-		g, err := gateway.New(n.db, schema, logger)
+		g, err := gateway.New(n.db, schema, processor.Plain, logger)
 		if err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ func (n *node) build(schema, gatewayURL string, b broker, logger *slog.Logger) e
 		}
 		n.routes, n.steps, n.sweeper = o.Routes, o.Steps(), o.Sweeper
 	case "payment":
-		n.steps = payment.New(schema, payment.Gateway{URL: gatewayURL, Client: &http.Client{}}).Steps()
+		n.steps = payment.New(n.db, schema, processor).Steps()
 	case "shipping":
 		n.steps = shipping.New(schema).Steps()
 	}

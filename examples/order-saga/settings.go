@@ -12,6 +12,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -37,6 +38,8 @@ type settings struct {
 	namespace  string        // before the names of exchanges and queues
 	patience   time.Duration // for database and broker to be there
 
+	gatewayPlain bool // the payment gateway knows nothing of idempotency
+
 	databaseURL string
 	amqpURL     string
 }
@@ -44,6 +47,10 @@ type settings struct {
 // defaultNamespace keeps the example's queues apart from everything else on a
 // shared broker. Two installations on one broker need two namespaces.
 const defaultNamespace = "order-saga"
+
+// gatewayPlainVariable sets -gateway-plain for processes that are not started by
+// hand.
+const gatewayPlainVariable = "ORDER_SAGA_GATEWAY_PLAIN"
 
 // ownDatabase is what serve keeps its data in on a server that was found.
 const ownDatabase = "order_saga"
@@ -58,6 +65,10 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address of the HTTP interface")
 	names := flags.String("services", strings.Join(serviceNames, ","), "services to run in this process")
 	flags.StringVar(&s.gatewayURL, "gateway-url", "", "payment gateway (default: the one in this process)")
+	plainVariable := os.Getenv(gatewayPlainVariable)
+	plain, plainErr := strconv.ParseBool(cmp.Or(plainVariable, "false"))
+	flags.BoolVar(&s.gatewayPlain, "gateway-plain", plain,
+		"the payment gateway charges each time it is called, whatever the Idempotency-Key: the one run here, and the one\nthat the payment service calls, which asks GET /charges/{key} before it calls again; also by "+gatewayPlainVariable)
 	flags.StringVar(&s.namespace, "namespace", cmp.Or(os.Getenv("ORDER_SAGA_NAMESPACE"), defaultNamespace),
 		"prefix of exchanges and queues, also by ORDER_SAGA_NAMESPACE")
 	flags.DurationVar(&s.patience, "start-timeout", 30*time.Second, "how long to wait for database and broker")
@@ -69,6 +80,9 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	}
 	if err := parse(flags, args); err != nil {
 		return nil, err
+	}
+	if plainErr != nil {
+		return nil, badSetting(gatewayPlainVariable, "%q is neither true nor false", plainVariable)
 	}
 	s.services = strings.Split(*names, ",")
 	return s, s.check()

@@ -23,6 +23,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 		"gateway no host":    {args: []string{"serve", "-gateway-url", "localhost"}, names: "-gateway-url"},
 		"namespace":          {args: []string{"serve", "-namespace", "a b"}, names: "-namespace"},
 		"namespace variable": {args: []string{"serve"}, env: map[string]string{"ORDER_SAGA_NAMESPACE": "a.b"}, names: "-namespace"},
+		"gateway variable":   {args: []string{"serve"}, env: map[string]string{"ORDER_SAGA_GATEWAY_PLAIN": "perhaps"}, names: "ORDER_SAGA_GATEWAY_PLAIN"},
 		"start timeout":      {args: []string{"serve", "-start-timeout", "0s"}, names: "-start-timeout"},
 		"argument":           {args: []string{"serve", "now"}, names: "arguments"},
 		"database":           {args: []string{"serve"}, env: map[string]string{"DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "DATABASE_URL"},
@@ -36,7 +37,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 		"demo argument":      {args: []string{"demo", "now"}, names: "arguments"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, variable := range []string{"DATABASE_URL", "AMQP_URL", "ORDER_SAGA_NAMESPACE"} {
+			for _, variable := range []string{"DATABASE_URL", "AMQP_URL", "ORDER_SAGA_NAMESPACE", "ORDER_SAGA_GATEWAY_PLAIN"} {
 				t.Setenv(variable, tt.env[variable])
 			}
 			for variable, value := range tt.env {

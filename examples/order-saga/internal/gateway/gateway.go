@@ -1,6 +1,7 @@
 // Package gateway simulates a card processor. It stands for a third party: the
 // services know it by HTTP alone. Its ledger is durable, and it honours the
-// Idempotency-Key with package idemkey, as processors do.
+// Idempotency-Key with package idemkey, as processors do; or, if it is to be plain,
+// keeps the key as a reference and moves money each time that it is asked to.
 package gateway
 
 import (
@@ -41,18 +42,23 @@ const (
 	flakyRefuses = 2
 )
 
+const headerKey = "Idempotency-Key"
+
 // A Service is the card processor.
 type Service struct {
 	db     *pgxpool.Pool
 	schema string
+	plain  bool
 	idem   *idemkey.Middleware
+	logger *slog.Logger
 
 	// Sweeper removes expired idempotency records while it runs.
 	Sweeper *idemkey.Sweeper
 }
 
-// New returns a Service whose ledger is in schema.
-func New(db *pgxpool.Pool, schema string, logger *slog.Logger) (*Service, error) {
+// New returns a Service whose ledger is in schema. A plain one does not know
+// what idempotency is.
+func New(db *pgxpool.Pool, schema string, plain bool, logger *slog.Logger) (*Service, error) {
 	store, err := idempg.New(db, &idempg.Options{Schema: schema})
 	if err != nil {
 		return nil, err
@@ -65,25 +71,35 @@ func New(db *pgxpool.Pool, schema string, logger *slog.Logger) (*Service, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Service{db: db, schema: schema, idem: idem, Sweeper: sweeper}, nil
+	return &Service{db: db, schema: schema, plain: plain, idem: idem, logger: logger, Sweeper: sweeper}, nil
 }
 
 // Routes adds the gateway's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	mux.Handle("POST /charges", losingReplies(s.idem.Handler(idempg.HandleTx(s.charge))))
-	mux.Handle("POST /refunds", s.idem.Handler(idempg.HandleTx(s.refund)))
+	mux.Handle("POST /charges", losingReplies(s.once(s.charge)))
+	mux.Handle("POST /refunds", s.once(s.refund))
+	mux.Handle("GET /charges/{key}", s.movement("charge"))
+	mux.Handle("GET /refunds/{key}", s.movement("refund"))
 	mux.HandleFunc("GET /ledger", s.ledger)
 }
 
-// A movement is the body of both POSTs; a refund has no card and no currency.
-type movement struct {
+// once runs h once for each key, unless the gateway is plain.
+func (s *Service) once(h txHandler) http.Handler {
+	if s.plain {
+		return s.plainly(h)
+	}
+	return s.idem.Handler(idempg.HandleTx(h))
+}
+
+// An instruction is the body of both POSTs; a refund has no card and no currency.
+type instruction struct {
 	OrderID  string `json:"order_id"`
 	Amount   int64  `json:"amount"`
 	Currency string `json:"currency"`
 	Card     string `json:"card"`
 }
 
-func (m *movement) read(w http.ResponseWriter, r *http.Request) bool {
+func (m *instruction) read(w http.ResponseWriter, r *http.Request) bool {
 	err := web.Decode(r, m)
 	if err == nil && (m.OrderID == "" || len(m.OrderID) > 100 || m.Amount <= 0) {
 		err = errors.New("order_id must be 1 to 100 bytes and amount positive")
@@ -95,11 +111,14 @@ func (m *movement) read(w http.ResponseWriter, r *http.Request) bool {
 }
 
 func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-	var m movement
+	var m instruction
 	if !m.read(w, r) {
 		return nil
 	}
-	info, _ := idemkey.Info(r.Context())
+	key, attempt, err := s.identify(r.Context(), tx, r)
+	if err != nil {
+		return err
+	}
 	switch m.Card {
 	case cardOK:
 	case cardSlow:
@@ -110,13 +129,15 @@ func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		}
 	case cardFlaky:
 		// A 503 is rolled back and the key may run again: the middleware
-		// counts the attempts.
-		if info.Attempt <= flakyRefuses {
+		// counts the attempts, or the table of references.
+		if attempt <= flakyRefuses {
 			web.Problem(w, http.StatusServiceUnavailable, "try-again", "the card's bank does not answer")
 			return nil
 		}
 	case cardLostReply:
-		w.Header().Set(headerLoseReply, "1")
+		if !s.plain || attempt == 1 { // a replay does not come here
+			w.Header().Set(headerLoseReply, "1")
+		}
 	case cardDeclined:
 		web.Problem(w, http.StatusPaymentRequired, "card-declined", "card declined")
 		return nil
@@ -124,7 +145,7 @@ func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		web.Problem(w, http.StatusPaymentRequired, "card-unknown", "card unknown")
 		return nil
 	}
-	if err := s.enter(r.Context(), tx, "charge", info.Key, m); err != nil {
+	if err := s.enter(r.Context(), tx, "charge", key, m); err != nil {
 		return err
 	}
 	web.JSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "charged"})
@@ -134,13 +155,17 @@ func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 // refund pays back an order's charge. A second refund, under another key, is a
 // conflict.
 func (s *Service) refund(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-	var m movement
+	var m instruction
 	if !m.read(w, r) {
 		return nil
 	}
+	key, _, err := s.identify(r.Context(), tx, r)
+	if err != nil {
+		return err
+	}
 	var charged, refunded int64
 	// The lock makes two refunds of one order take turns.
-	err := tx.QueryRow(r.Context(), "SELECT amount FROM "+s.schema+".ledger WHERE order_id = $1 AND kind = 'charge' ORDER BY id LIMIT 1 FOR UPDATE",
+	err = tx.QueryRow(r.Context(), "SELECT amount FROM "+s.schema+".ledger WHERE order_id = $1 AND kind = 'charge' ORDER BY id LIMIT 1 FOR UPDATE",
 		m.OrderID).Scan(&charged)
 	if errors.Is(err, pgx.ErrNoRows) {
 		web.Problem(w, http.StatusNotFound, "charge-unknown", "there is no charge for this order")
@@ -156,15 +181,14 @@ func (s *Service) refund(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		web.Problem(w, http.StatusConflict, "over-refund", "that is more than is left of the charge")
 		return nil
 	}
-	info, _ := idemkey.Info(r.Context())
-	if err := s.enter(r.Context(), tx, "refund", info.Key, m); err != nil {
+	if err := s.enter(r.Context(), tx, "refund", key, m); err != nil {
 		return err
 	}
 	web.JSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "refunded"})
 	return nil
 }
 
-func (s *Service) enter(ctx context.Context, tx pgx.Tx, kind, key string, m movement) error {
+func (s *Service) enter(ctx context.Context, tx pgx.Tx, kind, key string, m instruction) error {
 	_, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".ledger (kind, key, order_id, amount) VALUES ($1, $2, $3, $4)", kind, key, m.OrderID, m.Amount)
 	if err != nil {
 		return fmt.Errorf("gateway: enter %s: %w", kind, err)
@@ -179,6 +203,25 @@ type Entry struct {
 	OrderID string    `json:"order_id"`
 	Amount  int64     `json:"amount"`
 	At      time.Time `json:"at"`
+}
+
+// movement answers what became of the requests with a key: the movement that
+// they made, if they made one. A decline moved nothing, so it is 404 as well.
+func (s *Service) movement(kind string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rows, _ := s.db.Query(r.Context(), "SELECT kind, key, order_id, amount, at FROM "+s.schema+".ledger WHERE kind = $1 AND key = $2 ORDER BY id LIMIT 1",
+			kind, r.PathValue("key"))
+		entry, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Entry])
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			web.Problem(w, http.StatusNotFound, "movement-unknown", "there is no "+kind+" with this key")
+		case err != nil:
+			w.Header().Set("Retry-After", "1")
+			web.Problem(w, http.StatusServiceUnavailable, "store-unavailable", "the ledger cannot be read now")
+		default:
+			web.JSON(w, http.StatusOK, entry)
+		}
+	})
 }
 
 func (s *Service) ledger(w http.ResponseWriter, r *http.Request) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
@@ -32,65 +33,107 @@ const (
 	retryCap    = time.Minute
 )
 
+// The gateway answers within two seconds, or not at all.
+const (
+	gatewayTimeout = 8 * time.Second
+	gatewaySettles = 3 * time.Second
+)
+
 // A Service takes payments.
 type Service struct {
+	db      *pgxpool.Pool
 	schema  string
 	gateway Gateway
 }
 
 // New returns a Service whose tables are in schema.
-func New(schema string, gateway Gateway) *Service { return &Service{schema: schema, gateway: gateway} }
+func New(db *pgxpool.Pool, schema string, gateway Gateway) *Service {
+	return &Service{db: db, schema: schema, gateway: gateway}
+}
 
-// Steps are the service's part in the saga.
+// Steps are the service's part in the saga. A gateway that honours keys is
+// simply called again when it is not known what came of a call; a plain one is
+// asked first.
 func (s *Service) Steps() []consumer.Step {
+	charged, refunded := s.charged, s.refunded
+	if !s.gateway.Plain {
+		charged, refunded = nil, nil
+	}
 	return []consumer.Step{{
 		Name:         event.ProcessPayment,
-		Action:       consumer.On(event.OrderCreated, s.charge),
-		Compensation: consumer.On(event.ShipmentRejected, s.refund),
+		Action:       consumer.Effect(event.OrderCreated, s.charge, charged, s.recordCharge),
+		Compensation: consumer.Effect(event.ShipmentRejected, s.refund, refunded, s.recordRefund),
 		MaxAttempts:  maxAttempts,
 		RetryBase:    200 * time.Millisecond,
 		RetryCap:     retryCap,
+		Timeout:      gatewayTimeout,
+		Settle:       gatewaySettles,
 	}}
 }
 
-// charge asks the gateway for the money. The key it gives is the same for each
-// attempt, so the gateway charges once, also when an earlier answer was lost.
-func (s *Service) charge(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Order], emit consumer.Emit) error {
+// A verdict is the gateway's on a charge: it was made, or declined and why.
+type verdict struct{ declined string }
+
+// charge asks the gateway for the money.
+func (s *Service) charge(ctx context.Context, in consumer.Message[event.Order], key string) (verdict, error) {
 	o := in.Body
-	err := s.gateway.Charge(ctx, in.EffectKey(), Charge{OrderID: o.OrderID, Amount: o.Amount, Currency: o.Currency, Card: o.Card})
+	err := s.gateway.Charge(ctx, key, Charge{OrderID: o.OrderID, Amount: o.Amount, Currency: o.Currency, Card: o.Card})
 	var declined *DeclinedError
-	state := "charged"
-	switch {
-	case errors.As(err, &declined): // a business outcome, not a failure
-		state = "declined"
-	case err != nil:
-		return err
+	if errors.As(err, &declined) { // a business outcome, not a failure
+		return verdict{declined: declined.Reason}, nil
 	}
-	_, err = tx.Exec(ctx, "INSERT INTO "+s.schema+".payment (order_id, state, amount, currency) VALUES ($1, $2, $3, $4)",
+	return verdict{}, err
+}
+
+// charged asks the gateway whether it has the money. A decline is not found: it
+// moved nothing, and is asked for again.
+func (s *Service) charged(ctx context.Context, _ consumer.Message[event.Order], key string) (verdict, bool, error) {
+	_, found, err := s.gateway.FindCharge(ctx, key)
+	return verdict{}, found, err
+}
+
+func (s *Service) recordCharge(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Order], v verdict, emit consumer.Emit) error {
+	o, state := in.Body, "charged"
+	if v.declined != "" {
+		state = "declined"
+	}
+	_, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".payment (order_id, state, amount, currency) VALUES ($1, $2, $3, $4)",
 		o.OrderID, state, o.Amount, o.Currency)
 	if err != nil {
 		return fmt.Errorf("payment: insert: %w", err)
 	}
-	if declined != nil {
-		return send(emit, in.N, event.PaymentDeclined, "record-decline", event.Outcome{OrderID: o.OrderID, Reason: declined.Reason, Attempts: in.Attempt})
+	if v.declined != "" {
+		return send(emit, in.N, event.PaymentDeclined, "record-decline", event.Outcome{OrderID: o.OrderID, Reason: v.declined, Attempts: in.Attempt})
 	}
 	o.Card, o.Attempts = "", in.Attempt
 	return send(emit, in.N, event.PaymentProcessed, event.ArrangeShipping, o)
 }
 
-// refund gives the money back, if there was any.
-func (s *Service) refund(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], emit consumer.Emit) error {
-	var amount int64
-	err := tx.QueryRow(ctx, "UPDATE "+s.schema+".payment SET state = 'refunded' WHERE order_id = $1 AND state = 'charged' RETURNING amount",
-		in.Body.OrderID).Scan(&amount)
+// refund gives the money back, if there was any, and returns how much. The
+// payment is as its action's commit left it: the compensation comes after that,
+// and nothing else changes it.
+func (s *Service) refund(ctx context.Context, in consumer.Message[event.Outcome], key string) (amount int64, err error) {
+	err = s.db.QueryRow(ctx, "SELECT amount FROM "+s.schema+".payment WHERE order_id = $1 AND state = 'charged'", in.Body.OrderID).Scan(&amount)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil // declined: nothing was charged
+		return 0, nil // declined: nothing was charged
 	}
 	if err != nil {
-		return fmt.Errorf("payment: update: %w", err)
+		return 0, consumer.NotDone(fmt.Errorf("payment: look up charge: %w", err))
 	}
-	if err := s.gateway.Refund(ctx, in.EffectKey(), Refund{OrderID: in.Body.OrderID, Amount: amount}); err != nil {
-		return err
+	return amount, s.gateway.Refund(ctx, key, Refund{OrderID: in.Body.OrderID, Amount: amount})
+}
+
+// refunded asks the gateway whether it has paid the money back.
+func (s *Service) refunded(ctx context.Context, _ consumer.Message[event.Outcome], key string) (amount int64, found bool, err error) {
+	return s.gateway.FindRefund(ctx, key)
+}
+
+func (s *Service) recordRefund(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], amount int64, emit consumer.Emit) error {
+	if amount == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, "UPDATE "+s.schema+".payment SET state = 'refunded' WHERE order_id = $1", in.Body.OrderID); err != nil {
+		return fmt.Errorf("payment: update: %w", err)
 	}
 	return send(emit, in.N, event.PaymentRefunded, "record-refund", event.Outcome{OrderID: in.Body.OrderID, Reason: in.Body.Reason, Attempts: in.Attempt})
 }
