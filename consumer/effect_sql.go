@@ -36,11 +36,12 @@ const sqlSetDoubt = `UPDATE {schema}.parked SET in_doubt = $2 WHERE id = $1`
 // sqlPostpone puts an attempt that only asked, too early, off until the call in
 // doubt has settled, $2 from now. It was no attempt at a call. last_at is again
 // the end of that call, $3 (Settle) before it has settled: by it the next attempt
-// knows that it has.
+// knows that it has. Both are of one look at the clock.
 const sqlPostpone = `
 UPDATE {schema}.parked
-SET attempts = attempts - 1, reason = 'unsettled', due_at = clock_timestamp() + $2 * interval '1 microsecond',
-	last_at = clock_timestamp() + ($2::bigint - $3::bigint) * interval '1 microsecond'
+SET attempts = attempts - 1, reason = 'unsettled', due_at = t.now + $2::bigint * interval '1 microsecond',
+	last_at = t.now + ($2::bigint - $3::bigint) * interval '1 microsecond'
+FROM (SELECT clock_timestamp() AS now) AS t
 WHERE id = $1`
 
 type effectQueries struct {

@@ -586,6 +586,22 @@ func TestEffectsThatNewRefuses(t *testing.T) {
 	f.consumer(t, Options{}, step) // a compensation may be an effect all the same
 }
 
+// A batch would hold its transaction, and the locks of its other messages, for
+// as long as the call takes.
+func TestAnEffectIsNeverInABatch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	both := f.effectStep("", false)
+	undoOnly := both
+	undoOnly.Action = On("pay", f.effect("paid"))
+	for _, s := range []Step{both, undoOnly} {
+		c := f.consumer(t, Options{}, s)
+		if c.joins(c.steps[s.Name], false, 0) {
+			t.Errorf("a step with an Effect shares transactions")
+		}
+	}
+}
+
 func TestNotDone(t *testing.T) {
 	t.Parallel()
 	if NotDone(nil) != nil {
