@@ -26,6 +26,7 @@ func (r *Relay) publishWave(ctx context.Context, wave []*item) []error {
 	if len(sent) == 0 {
 		return results
 	}
+	traced, at := r.traced(publications, wave, sent)
 	start := time.Now()
 	answers := r.publishSafely(ctx, publications)
 	elapsed := time.Since(start)
@@ -37,6 +38,7 @@ func (r *Relay) publishWave(ctx context.Context, wave []*item) []error {
 		results[i] = answers[j]
 	}
 	r.counters.called(elapsed, results)
+	r.tell(ctx, Call{Began: start, Took: elapsed, Messages: len(publications), Traced: traced}, at, results)
 	return results
 }
 

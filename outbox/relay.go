@@ -73,6 +73,10 @@ type RelayOptions struct {
 
 	Batch int // most messages in one pass of LogTable; default: 500, at most 10,000
 
+	// Observer is told of published messages that have a trace: see package
+	// outboxotel. Default: nobody is.
+	Observer PublishObserver
+
 	Logger *slog.Logger // default: slog.Default()
 }
 

@@ -15,11 +15,18 @@ import (
 
 // A Writer stores messages inside the caller's transaction. It holds no state
 // and may be used by any number of goroutines.
-type Writer struct{ sql queries }
+type Writer struct {
+	sql    queries
+	tracer WriterTracer
+}
 
 // WriterOptions are what most callers leave alone.
 type WriterOptions struct {
 	Schema string // Postgres schema of the outbox; default: sagamill
+
+	// Tracer adds the trace of the context that is given to Write to messages
+	// without one: see package outboxotel. Default: messages keep what they have.
+	Tracer WriterTracer
 }
 
 // NewWriter returns a Writer. A nil opts means the defaults. Its only error
@@ -32,7 +39,7 @@ func NewWriter(opts *WriterOptions) (*Writer, error) {
 	if err := sqlschema.Check(schema); err != nil {
 		return nil, fmt.Errorf("outbox: WriterOptions.Schema: %w", err)
 	}
-	return &Writer{sql: newQueries(schema)}, nil
+	return &Writer{sql: newQueries(schema), tracer: opts.Tracer}, nil
 }
 
 // Write stores msgs in tx, in order. If tx commits, each of them is published
@@ -44,7 +51,7 @@ func NewWriter(opts *WriterOptions) (*Writer, error) {
 // and leaves tx to be rolled back. Write does not wake the relay, since only
 // the caller knows when tx has committed: see [Relay.Wake].
 func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...Message) error {
-	statements, err := w.statements(msgs)
+	statements, err := w.statements(w.Traced(ctx, msgs...))
 	if err != nil {
 		return err
 	}
@@ -59,7 +66,7 @@ func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...Message) error {
 // Queue is [Writer.Write] for a caller that sends a batch in its transaction
 // anyway: the messages travel with it, which saves their round trip. They are
 // stored if the batch is sent and succeeds. An [ErrInvalid] adds nothing to
-// batch.
+// batch. No trace is added to them: see [Writer.Traced].
 func (w *Writer) Queue(batch *pgx.Batch, msgs ...Message) error {
 	statements, err := w.statements(msgs)
 	if err != nil {

@@ -35,6 +35,23 @@
 //
 // States, leaves and bounds are fixed. Who has the lease, topics and keys are no labels:
 // the command sagamill outbox status tells.
+//
+// # Traces
+//
+// A [Tracer] gives a message the trace of the context in which it is written. It
+// travels as the headers traceparent and tracestate, and they stay as they are on
+// the whole way, also when the message is published twice. Two kinds of spans are
+// children of the writer's:
+//
+//	publish <topic>   producer  the call of the publisher that the message was part of, up to the broker's confirm; one for each attempt
+//	process <step>    consumer  by package consumerotel, in the receiving service
+//
+// A message of a trace that is not sampled makes no span, and a message without one
+// nothing at all. Attributes: those of OpenTelemetry's conventions for messaging, and
+// sagamill.type, sagamill.step (of the message), sagamill.attempt, sagamill.batch (messages
+// in the call). When the broker refuses a message or does not answer, the span has
+// the status Error and error.type says which; the broker's text stays in the log.
+// There are no payloads and no keys.
 package outboxotel
 
 import (

@@ -1,0 +1,211 @@
+package consumer
+
+import (
+	"maps"
+	"slices"
+	"sync/atomic"
+)
+
+// Counters are what a [Consumer] has done since it was made, over all that it
+// handled, by Run and by Handle. Outcomes and reasons that have not occurred are
+// missing from the maps. The numbers are read one after the other, while others
+// go on: they belong to almost the same instant.
+type Counters struct {
+	InFlight int            // handlers that run
+	Steps    []StepCounters // sorted by step, the action before the compensation
+
+	// Rejected are the messages of no step that became dead letters, by reason,
+	// and Unburied how often that could not be stored: they come again.
+	Rejected map[Reason]uint64
+	Unburied uint64
+
+	// Transactions tells the time of each transaction in which messages were
+	// handled, and Batches how many messages that were. RolledBack of them were
+	// rolled back, or ended in a way that is not known.
+	Transactions, Batches Histogram
+	RolledBack            uint64
+}
+
+// StepCounters are those of a step's action or of its compensation.
+type StepCounters struct {
+	Step string
+	Undo bool
+
+	Outcomes map[Outcome]uint64 // arrivals
+	Reasons  map[Reason]uint64  // arrivals that were parked (outcome retry) or became dead letters
+	Handler  Histogram          // seconds in the handler; its Count is that of the entries
+	Lag      Histogram          // seconds from a message's timestamp to the entry, of deliveries; of parked copies there is none
+}
+
+// A Histogram tells how values are distributed. Its zero value is of none.
+type Histogram struct {
+	Count   uint64
+	Sum     float64
+	Buckets []Bucket // upwards; what exceeds the last is only in Count
+}
+
+// A Bucket counts the values up to AtMost, those of the buckets before included.
+type Bucket struct {
+	AtMost float64
+	Count  uint64
+}
+
+// The bounds of the histograms: seconds, and messages.
+var (
+	secondBounds = []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600}
+	batchBounds  = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256}
+)
+
+// reasons are all of them: each has its place in an array of counters.
+var reasons = [...]Reason{
+	ReasonKeyMissing, ReasonKeyMalformed, ReasonScopeMissing, ReasonScopeMalformed, ReasonTypeMissing, ReasonTypeUnknown,
+	ReasonTooLarge, ReasonUndecodable, ReasonKeyReused, ReasonTerminal, ReasonExhausted, ReasonActionDead, ReasonWaits,
+	ReasonFailed, ReasonSuperseded,
+}
+
+// counters count. Nothing on the way of a message takes a lock.
+type counters struct {
+	inFlight     atomic.Int64
+	steps        map[string]*[2]stepCounters // the action's, and the compensation's; complete from the beginning
+	rejected     [len(reasons)]atomic.Uint64
+	unburied     atomic.Uint64
+	rolledBack   atomic.Uint64
+	transactions histogram
+	batches      histogram
+}
+
+type stepCounters struct {
+	outcomes     [len(outcomes)]atomic.Uint64
+	reasons      [len(reasons)]atomic.Uint64
+	handler, lag histogram
+}
+
+func newCounters() *counters {
+	return &counters{
+		steps:        map[string]*[2]stepCounters{},
+		transactions: newHistogram(secondBounds), batches: newHistogram(batchBounds),
+	}
+}
+
+// add makes room for step.
+func (c *counters) add(step string) {
+	both := new([2]stepCounters)
+	for i := range both {
+		both[i].handler, both[i].lag = newHistogram(secondBounds), newHistogram(secondBounds)
+	}
+	c.steps[step] = both
+}
+
+// count notes e.
+func (c *counters) count(e *Event) {
+	step := c.steps[e.Delivery.Step]
+	switch {
+	case step != nil:
+		step[index(e.Delivery.Undo)].count(e)
+	case e.Outcome == OutcomeUndecided:
+		c.unburied.Add(1)
+	default:
+		increment(c.rejected[:], reasons[:], e.Reason)
+	}
+}
+
+func (s *stepCounters) count(e *Event) {
+	increment(s.outcomes[:], outcomes[:], e.Outcome)
+	if e.Reason != "" {
+		increment(s.reasons[:], reasons[:], e.Reason)
+	}
+	if e.Entered {
+		s.handler.add(e.Ended.Sub(e.Began).Seconds())
+	}
+	if e.Lag >= 0 {
+		s.lag.add(e.Lag.Seconds())
+	}
+}
+
+func (c *counters) ended(t *Transaction) {
+	if t.Err != nil {
+		c.rolledBack.Add(1)
+	}
+	c.transactions.add(t.Time.Seconds())
+	c.batches.add(float64(t.Messages))
+}
+
+// index returns a kind's place.
+func index(undo bool) int {
+	if undo {
+		return 1
+	}
+	return 0
+}
+
+// increment adds one to the counter of name.
+func increment[T comparable](counters []atomic.Uint64, names []T, name T) {
+	if i := slices.Index(names, name); i >= 0 {
+		counters[i].Add(1)
+	}
+}
+
+// occurred returns the counters that are not 0, by name.
+func occurred[T comparable](counters []atomic.Uint64, names []T) map[T]uint64 {
+	counts := map[T]uint64{}
+	for i, name := range names {
+		if n := counters[i].Load(); n > 0 {
+			counts[name] = n
+		}
+	}
+	return counts
+}
+
+// A histogram counts values by size.
+type histogram struct {
+	bounds []float64
+	counts []atomic.Uint64 // the last is of what exceeds all bounds
+	sum    atomic.Int64    // millionths: a time.Duration of many long lags would overflow
+}
+
+// millionth is the resolution of a histogram's sum.
+const millionth = 1e6
+
+func newHistogram(bounds []float64) histogram {
+	return histogram{bounds: bounds, counts: make([]atomic.Uint64, len(bounds)+1)}
+}
+
+func (h *histogram) add(value float64) {
+	bucket := 0
+	for bucket < len(h.bounds) && value > h.bounds[bucket] {
+		bucket++
+	}
+	h.counts[bucket].Add(1)
+	h.sum.Add(int64(value * millionth))
+}
+
+func (h *histogram) read() Histogram {
+	r := Histogram{Buckets: make([]Bucket, len(h.bounds)), Sum: float64(h.sum.Load()) / millionth}
+	for i, bound := range h.bounds {
+		r.Count += h.counts[i].Load()
+		r.Buckets[i] = Bucket{AtMost: bound, Count: r.Count}
+	}
+	r.Count += h.counts[len(h.bounds)].Load()
+	return r
+}
+
+// Counters returns what this Consumer has done. It is cheap, asks no database,
+// and may be called at any time.
+func (c *Consumer) Counters() Counters {
+	n := c.counters
+	all := Counters{
+		InFlight: int(n.inFlight.Load()), Rejected: occurred(n.rejected[:], reasons[:]), Unburied: n.unburied.Load(),
+		Transactions: n.transactions.read(), Batches: n.batches.read(), RolledBack: n.rolledBack.Load(),
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.steps)) {
+		for i := range n.steps[name] {
+			s := &n.steps[name][i]
+			all.Steps = append(all.Steps, StepCounters{
+				Step: name, Undo: i == 1,
+				Outcomes: occurred(s.outcomes[:], outcomes[:]), Reasons: occurred(s.reasons[:], reasons[:]),
+				Handler: s.handler.read(), Lag: s.lag.read(),
+			})
+		}
+	}
+	return all
+}
