@@ -34,6 +34,8 @@ type Options struct {
 	DrainTimeout  time.Duration // longest wait for work in hand when Run's context ends; default: 30 s
 	MaxPayload    int           // bytes of payload over which a message is a dead letter; default: 8 MiB
 
+	Observer Observer // is told what becomes of messages, such as one of package consumerotel; default: nobody is
+
 	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
 	Logger *slog.Logger // default: slog.Default()
 }
@@ -55,6 +57,7 @@ type Consumer struct {
 	sub       message.Subscriber
 	outbox    *outbox.Writer
 	opts      Options
+	counters  *counters
 	sql       queries
 	retention retentionQueries
 	effectSQL effectQueries
@@ -106,7 +109,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 		return nil, err
 	}
 	c := &Consumer{
-		db: db, sub: sub, outbox: writer, opts: o, sql: newQueries(o.Schema), retention: newRetentionQueries(o.Schema),
+		db: db, sub: sub, outbox: writer, opts: o, counters: newCounters(), sql: newQueries(o.Schema), retention: newRetentionQueries(o.Schema),
 		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease, grace: deafGrace,
 		effectSQL: newEffectQueries(o.Schema), effectMargin: effectMargin,
 	}
@@ -165,6 +168,7 @@ func (c *Consumer) add(s Step) error {
 		return fmt.Errorf("step %q is given twice", s.Name)
 	}
 	c.steps[s.Name] = &s
+	c.counters.add(s.Name)
 	seen := &traffic{}
 	for k, in := range map[kind]Input{action: s.Action, compensation: s.Compensation} {
 		if in.decode == nil {
@@ -280,21 +284,6 @@ func (c *Consumer) committed(j *job) {
 	if j.wakes && c.opts.Wake != nil {
 		c.opts.Wake()
 	}
-}
-
-// Stats count the messages that a consumer's schema has parked.
-type Stats struct {
-	Retrying int // will run again
-	Dead     int // dead letters; a person is needed
-}
-
-// Stats reads the counts. They are those of one instant.
-func (c *Consumer) Stats(ctx context.Context) (Stats, error) {
-	var s Stats
-	if err := c.db.QueryRow(ctx, c.sql.readStats).Scan(&s.Retrying, &s.Dead); err != nil {
-		return Stats{}, fmt.Errorf("consumer: read stats: %w", err)
-	}
-	return s, nil
 }
 
 func (c *Consumer) logFailure(ctx context.Context, j *job, err error) {

@@ -60,7 +60,7 @@ var (
 var reasons = [...]Reason{
 	ReasonKeyMissing, ReasonKeyMalformed, ReasonScopeMissing, ReasonScopeMalformed, ReasonTypeMissing, ReasonTypeUnknown,
 	ReasonTooLarge, ReasonUndecodable, ReasonKeyReused, ReasonTerminal, ReasonExhausted, ReasonActionDead, ReasonWaits,
-	ReasonFailed, ReasonSuperseded,
+	ReasonOrder, ReasonFailed, ReasonSuperseded,
 }
 
 // counters count. Nothing on the way of a message takes a lock.

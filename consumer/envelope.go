@@ -7,6 +7,7 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -73,6 +74,7 @@ type job struct {
 	wakes       bool  // its transaction put something into the outbox
 
 	undertaking *undertaking // the attempt at an Effect that its transaction has leased
+	watch       watch        // what is to be told of it
 }
 
 // A parkedCopy is a row of the table parked that this instance has taken.
@@ -137,7 +139,7 @@ func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
 			CorrelationID: cmp.Or(header(outbox.PropertyCorrelation), msg.UUID),
 			Metadata:      msg.Metadata, Payload: msg.Payload,
 		},
-		route: to, digest: sum[:], body: body,
+		route: to, digest: sum[:], body: body, watch: watch{came: time.Now()},
 		redelivered: header(outbox.PropertyRedelivered) == "true",
 	}, nil
 }

@@ -205,11 +205,6 @@ UPDATE {schema}.parked
 SET attempts = attempts + 1
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'`
 
-// sqlReadStats counts parked messages. It takes no lock.
-const sqlReadStats = `
-SELECT count(*) FILTER (WHERE state = 'retrying'), count(*) FILTER (WHERE state = 'dead')
-FROM {schema}.parked`
-
 type queries struct {
 	claimOne, claimMany, lockOlder, lockMany, unclaim, reopen, readBehind, readAttempts string
 	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack                     string
