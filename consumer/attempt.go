@@ -44,6 +44,14 @@ func (e *PanicError) Error() string {
 // dead letter has committed, and that a delivery may be acked. After an error
 // nothing is decided: call handle again with the same job, or give it back.
 func (c *Consumer) handle(ctx context.Context, j *job) error {
+	err := errNoReturn
+	defer func() { c.settled(ctx, j, err) }()
+	err = c.conclude(ctx, j)
+	return err
+}
+
+// conclude is handle without those who watch.
+func (c *Consumer) conclude(ctx context.Context, j *job) error {
 	leave, err := c.joinCompany(ctx, j)
 	if err != nil {
 		return err
@@ -159,14 +167,16 @@ func (c *Consumer) attempt(ctx context.Context, j *job) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*j.step.Timeout+databaseTimeout)
 	defer cancel()
 	return c.withConn(ctx, func(conn *pgx.Conn) error {
-		if j.parked != nil {
-			return c.attemptParked(ctx, conn, j)
-		}
-		tx, err := c.open(ctx, conn, []*job{j})
-		if err != nil {
-			return err
-		}
-		return c.follow(ctx, tx, j, j.found)
+		return c.timed(ctx, new(int), func() error {
+			if j.parked != nil {
+				return c.attemptParked(ctx, conn, j)
+			}
+			tx, err := c.open(ctx, conn, []*job{j})
+			if err != nil {
+				return err
+			}
+			return c.follow(ctx, tx, j, j.found)
+		})
 	})
 }
 
@@ -361,6 +371,9 @@ func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job,
 	j.entered = true
 	j.out = &collector{job: j, log: c.opts.Logger}
 	defer j.out.close()
+	ctx = c.entering(ctx, j)
+	err = errNoReturn
+	defer func() { c.leaving(j, err) }()
 	if j.traffic != nil {
 		defer func(begun time.Time) { j.traffic.note(time.Since(begun)) }(time.Now())
 	}
@@ -436,6 +449,7 @@ func (c *Consumer) queueMove(last *pgx.Batch, j *job, found cell) {
 		last.Queue(c.sql.deleteParked, j.parked.id)
 	}
 	j.wakes = len(j.out.msgs) > 0
+	j.note(OutcomeDone, "", nil)
 }
 
 // queueEmitted adds emitted messages to last, in their order.

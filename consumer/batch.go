@@ -74,9 +74,11 @@ func (c *Consumer) together(jobs []*job) int {
 // settleBatch deals with jobs, and returns those for which there was no time. If
 // their transaction fails as a whole, each is tried by itself.
 func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []*job) {
+	defer c.deserted(work, jobs)
 	b := &batch{c: c, jobs: jobs}
 	err := b.attempt(ctx, work)
 	if err == nil {
+		c.settledBatch(work, jobs[:b.ran])
 		c.ack(jobs[:b.ran]...)
 		return jobs[b.ran:]
 	}
@@ -84,6 +86,7 @@ func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []
 	if errors.Is(err, errTxEnded) {
 		b.mend(ctx, work)
 	}
+	b.undone(work)
 	for _, j := range jobs {
 		j.takeBack()
 		c.settleDelivery(ctx, work, j)
@@ -111,22 +114,26 @@ func (b *batch) attempt(intake, work context.Context) error {
 	defer b.c.company.RUnlock()
 	ctx, cancel := context.WithTimeout(work, b.c.opts.BatchTime+2*idleLimit(b.jobs))
 	defer cancel()
-	return b.c.withConn(ctx, func(conn *pgx.Conn) (err error) {
-		if b.tx, err = b.c.open(ctx, conn, b.jobs); err != nil {
+	return b.c.withConn(ctx, func(conn *pgx.Conn) error {
+		return b.c.timed(ctx, &b.ran, func() error { return b.run(ctx, intake, conn) })
+	})
+}
+
+func (b *batch) run(ctx, intake context.Context, conn *pgx.Conn) (err error) {
+	if b.tx, err = b.c.open(ctx, conn, b.jobs); err != nil {
+		return err
+	}
+	begun := time.Now()
+	for _, j := range b.jobs {
+		if b.ran > 0 && (intake.Err() != nil || time.Since(begun) >= b.c.opts.BatchTime || b.savepoints == maxSavepoints) {
+			break
+		}
+		if err := b.take(ctx, j); err != nil {
 			return err
 		}
-		begun := time.Now()
-		for _, j := range b.jobs {
-			if b.ran > 0 && (intake.Err() != nil || time.Since(begun) >= b.c.opts.BatchTime || b.savepoints == maxSavepoints) {
-				break
-			}
-			if err := b.take(ctx, j); err != nil {
-				return err
-			}
-			b.ran++
-		}
-		return b.end(ctx)
-	})
+		b.ran++
+	}
+	return b.end(ctx)
 }
 
 func (b *batch) take(ctx context.Context, j *job) error {

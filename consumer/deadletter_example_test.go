@@ -20,10 +20,10 @@ func ExampleDeadLetters() {
 		}
 		filter := consumer.DeadFilter{Step: "process-payment", Newer: 24 * time.Hour}
 		plan, err := letters.Plan(ctx, filter, &consumer.PlanOptions{Steps: steps}, func(p consumer.Planned) error {
-			fmt.Println(p.ID, p.Scope, p.Key, p.Reason, p.Outcome, p.Why)
+			fmt.Println(p.ID, p.Scope, p.Key, p.Reason, p.Prospect, p.Why)
 			return nil
 		})
-		if err != nil || plan[consumer.OutcomeUndecodable] > 0 {
+		if err != nil || plan[consumer.ProspectUndecodable] > 0 {
 			return err // edit or discard those first
 		}
 		done, err := letters.RedriveAll(ctx, filter, &consumer.RedriveOptions{Rate: 50})

@@ -242,7 +242,7 @@ func (c *Consumer) recordResult(ctx context.Context, j *job, result any) error {
 			return err
 		}
 		r := j.recording(result)
-		if err := c.enter(ctx, tx, r, found); err != nil {
+		if err := c.enter(ctx, tx.Conn(), tx, r, found); err != nil {
 			return err
 		}
 		err := c.finish(ctx, tx, r, found)

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"maps"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/traceheader"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -92,16 +92,12 @@ func (j *job) follows(m outbox.Message) outbox.Message {
 	m.Key = cmp.Or(m.Key, j.Key)
 	m.CorrelationID = cmp.Or(m.CorrelationID, usable(j.CorrelationID))
 	m.CausationID = cmp.Or(m.CausationID, usable(j.ID))
-	own := m.Headers
-	m.Headers = map[string]string{}
-	for _, name := range []string{outbox.HeaderTraceParent, outbox.HeaderTraceState} {
-		if value := j.Metadata.Get(name); value != "" && len(own)+len(m.Headers) < outbox.MaxHeaders && cleantext.Printable(value) && len(value) <= outbox.MaxHeaderName*4 {
-			m.Headers[name] = value
-		}
-	}
-	maps.Copy(m.Headers, own)
+	parent, state := j.traceHeaders()
+	m.Headers = traceheader.Add(m.Headers, traceLimits, parent, state)
 	return m
 }
+
+var traceLimits = traceheader.Limits{Count: outbox.MaxHeaders, Bytes: outbox.MaxHeaderBytes}
 
 // usable returns id if the outbox would take it: an id of foreign origin may
 // be anything, and must not make a step fail.

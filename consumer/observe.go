@@ -85,7 +85,7 @@ type Event struct {
 
 // A Transaction is one in which messages were handled.
 type Transaction struct {
-	Messages int
+	Messages int           // that were dealt with in it, or at least one
 	Time     time.Duration // from its begin to the answer to its COMMIT or ROLLBACK
 	Err      error         // nil: it has committed
 }
@@ -169,11 +169,40 @@ func (c *Consumer) settled(ctx context.Context, j *job, err error) {
 	c.tell(ctx, j)
 }
 
-// undone tells that j's transaction was rolled back on another message's
-// account.
-func (c *Consumer) undone(ctx context.Context, j *job) {
-	j.note(OutcomeUndone, "", nil)
-	c.tell(ctx, j)
+// settledBatch tells what became of jobs, whose common transaction has committed.
+func (c *Consumer) settledBatch(ctx context.Context, jobs []*job) {
+	for _, j := range jobs {
+		j.watch.batch = len(jobs)
+		c.settled(ctx, j, nil)
+	}
+}
+
+// undone tells that b was rolled back, those of its jobs that are to run again.
+// The one that made it fail, and those that can only be recorded, still have
+// their entries: what becomes of them is told then.
+func (b *batch) undone(ctx context.Context) {
+	for _, j := range b.jobs {
+		if j.cause != nil {
+			continue
+		}
+		if !j.watch.inside {
+			j.watch.outcome = ""
+			continue
+		}
+		j.watch.batch = len(b.jobs)
+		j.note(OutcomeUndone, "", nil)
+		b.c.tell(ctx, j)
+	}
+}
+
+// deserted tells of those of jobs that have been entered and not settled: a
+// handler has ended the goroutine.
+func (c *Consumer) deserted(ctx context.Context, jobs []*job) {
+	for _, j := range jobs {
+		if j.watch.inside {
+			c.settled(ctx, j, errNoReturn)
+		}
+	}
 }
 
 func (c *Consumer) tell(ctx context.Context, j *job) {
@@ -215,13 +244,18 @@ func (c *Consumer) buried(ctx context.Context, topic string, msg *message.Messag
 	}
 }
 
-// ended tells of a transaction of n messages that began at began.
-func (c *Consumer) ended(ctx context.Context, n int, began time.Time, err error) {
-	t := Transaction{Messages: n, Time: time.Since(began), Err: err}
-	c.counters.ended(&t)
-	if c.opts.Observer != nil {
-		c.opts.Observer.Ended(ctx, t)
-	}
+// timed tells of the transaction that do makes, of as many messages as n then is.
+func (c *Consumer) timed(ctx context.Context, n *int, do func() error) error {
+	began, err := time.Now(), errNoReturn
+	defer func() {
+		t := Transaction{Messages: max(*n, 1), Time: time.Since(began), Err: err}
+		c.counters.ended(&t)
+		if c.opts.Observer != nil {
+			c.opts.Observer.Ended(ctx, t)
+		}
+	}()
+	err = do()
+	return err
 }
 
 // lag returns how old a message was at the time at, or a negative duration if

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
@@ -24,10 +25,15 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 		if err := c.reportSuperseded(ctx, tx, j, found); err != nil {
 			return err
 		}
+		if j.watch.outcome == "" { // else it was reported as a dead letter
+			j.note(OutcomeSuperseded, "", nil)
+		}
 		return c.forget(ctx, tx, j)
 	case duplicate:
+		j.note(OutcomeDuplicate, "", j.cause)
 		return c.forget(ctx, tx, j)
 	case tombstone:
+		j.note(OutcomeTombstone, "", nil)
 		if !j.older { // the claim was the tombstone
 			c.logTombstone(ctx, j)
 			return nil
@@ -136,12 +142,14 @@ func (c *Consumer) recordFailure(ctx context.Context, tx pgx.Tx, j *job, found c
 // handler ended with its transaction lost. The row tells first whether that
 // transaction committed after all, or another attempt has succeeded since.
 func (c *Consumer) recordLost(ctx context.Context, j *job) error {
+	j.note("", "", nil) // what the lost transaction would have made of it
 	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout+databaseTimeout)
 	defer cancel()
 	return c.inTx(ctx, func(tx pgx.Tx) error {
 		found, err := c.lock(ctx, tx, j)
 		switch {
 		case errors.Is(err, errGone):
+			j.note(OutcomeDuplicate, "", j.cause)
 			return nil
 		case errors.Is(err, errBusy) && j.exhausted:
 			return c.handBack(ctx, tx, j)
@@ -167,6 +175,7 @@ func (c *Consumer) countParked(ctx context.Context, tx pgx.Tx, j *job) error {
 	if _, err := tx.Exec(ctx, c.sql.countParked, append(j.identity(), j.kind)...); err != nil {
 		return fmt.Errorf("consumer: count attempt: %w", err)
 	}
+	j.note(OutcomeRetry, ReasonFailed, j.cause)
 	return nil
 }
 
@@ -190,7 +199,9 @@ func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error
 	if err != nil {
 		return fmt.Errorf("consumer: park message: %w", err)
 	}
+	j.note(OutcomeRetry, f.reason, f.err)
 	if f.dead {
+		j.note(OutcomeDead, f.reason, f.err)
 		c.logDead(ctx, j.Step, j.ID, f)
 	}
 	return nil
@@ -202,13 +213,15 @@ func (j *job) columns(reason Reason, text, stack string, attempts int) []any {
 }
 
 // bury makes msg, which cannot be a job, a dead letter.
-func (c *Consumer) bury(ctx context.Context, topic string, msg *message.Message, r *rejection) error {
+func (c *Consumer) bury(ctx context.Context, topic string, msg *message.Message, r *rejection) (err error) {
+	began := time.Now()
+	defer func() { c.buried(ctx, topic, msg, began, r, err) }()
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	f := failure{reason: r.reason, err: r.err, dead: true}
 	text, stack := f.text()
 	names, values := headers(msg.Metadata)
-	err := c.inTx(ctx, func(tx pgx.Tx) error {
+	err = c.inTx(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, c.sql.bury, "unknown", nil, nil, nil, nil, topic, []byte(msg.UUID), names, values, bytesOf(msg.Payload), r.reason, text, stack, 0)
 		return err
 	})

@@ -29,8 +29,8 @@ type PlanOptions struct {
 // A Planned is a dead letter, and what a redrive would make of it.
 type Planned struct {
 	DeadLetter
-	Outcome Outcome
-	Why     string
+	Prospect Prospect
+	Why      string
 }
 
 // Plan tells what [DeadLetters.RedriveAll] would make of the dead letters that
@@ -38,8 +38,8 @@ type Planned struct {
 // which they would be redriven, and may be nil; its error ends the plan. It asks
 // the consumer's own state machine, takes no lock and changes nothing: what
 // happens between plan and redrive is not in it.
-func (d *DeadLetters) Plan(ctx context.Context, filter DeadFilter, opts *PlanOptions, each func(Planned) error) (Outcomes, error) {
-	p := &planner{DeadLetters: d, counts: Outcomes{}, each: each, known: map[identity]*standing{}}
+func (d *DeadLetters) Plan(ctx context.Context, filter DeadFilter, opts *PlanOptions, each func(Planned) error) (Prospects, error) {
+	p := &planner{DeadLetters: d, counts: Prospects{}, each: each, known: map[identity]*standing{}}
 	if opts != nil {
 		p.PlanOptions = *opts
 	}
@@ -62,7 +62,7 @@ type planner struct {
 	*DeadLetters
 	PlanOptions
 	each    func(Planned) error
-	counts  Outcomes
+	counts  Prospects
 	known   map[identity]*standing // the steps of the letters so far, as those leave them
 	horizon *time.Time
 }
@@ -121,36 +121,36 @@ func (p *planner) learn(ctx context.Context, tx pgx.Tx, names []identity) error 
 
 // judge plans one letter. unreadable says why it cannot be read, if so.
 func (p *planner) judge(l DeadLetter, held *heldLetter, unreadable error) error {
-	planned := Planned{DeadLetter: l, Outcome: OutcomeUnread}
+	planned := Planned{DeadLetter: l, Prospect: ProspectUnread}
 	step := p.known[held.identity]
 	switch {
 	case step != nil:
-		planned.Outcome = step.redrive(held, policy{horizon: p.horizon, force: p.Force})
+		planned.Prospect = step.redrive(held, policy{horizon: p.horizon, force: p.Force})
 	case unreadable != nil:
-		planned.Outcome = OutcomeUndecodable
+		planned.Prospect = ProspectUndecodable
 	}
-	planned.Why = aboutOutcome[planned.Outcome]
-	if planned.Outcome == OutcomeUndecodable {
+	planned.Why = aboutProspect[planned.Prospect]
+	if planned.Prospect == ProspectUndecodable {
 		planned.Why = unreadable.Error()
 	}
-	p.counts[planned.Outcome]++
+	p.counts[planned.Prospect]++
 	if p.each == nil {
 		return nil
 	}
 	return p.each(planned)
 }
 
-// aboutOutcome says why.
-var aboutOutcome = map[Outcome]string{
-	OutcomeRun:        "its handler is entered again",
-	OutcomeNothing:    "its action has not run and will not run any more",
-	OutcomeWaits:      "it runs once its action has, which goes round too",
-	OutcomeActionDead: "its action is a dead letter: redrive that too, or first",
-	OutcomeUnread:     "a consumer of its topic reads it again; only that one knows",
-	OutcomeDuplicate:  "its step is done, or another copy will do it",
-	OutcomeSuperseded: "its compensation came first",
-	OutcomeKeyReused:  "its identity was used for another payload",
-	OutcomeTooOld:     "its step may have run: it is older than what is known of steps",
+// aboutProspect says why.
+var aboutProspect = map[Prospect]string{
+	ProspectRun:        "its handler is entered again",
+	ProspectNothing:    "its action has not run and will not run any more",
+	ProspectWaits:      "it runs once its action has, which goes round too",
+	ProspectActionDead: "its action is a dead letter: redrive that too, or first",
+	ProspectUnread:     "a consumer of its topic reads it again; only that one knows",
+	ProspectDuplicate:  "its step is done, or another copy will do it",
+	ProspectSuperseded: "its compensation came first",
+	ProspectKeyReused:  "its identity was used for another payload",
+	ProspectTooOld:     "its step may have run: it is older than what is known of steps",
 }
 
 // read returns what a redrive has to know of l, and why its consumer will not

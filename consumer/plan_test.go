@@ -307,7 +307,7 @@ func (f *letterFixture) copyLetter(t *testing.T, payload string) {
 		SELECT state, kind, scope, key, step, n, topic, message_id, header_names, header_values, `+payload+`, reason, due_at FROM {schema}.parked`)
 }
 
-func (f *letterFixture) redriveID(t *testing.T, ids ...int64) Outcomes {
+func (f *letterFixture) redriveID(t *testing.T, ids ...int64) Prospects {
 	t.Helper()
 	outcomes, err := f.letters.Redrive(t.Context(), ids...)
 	if err != nil {
@@ -322,9 +322,9 @@ func (f *letterFixture) plan(t *testing.T, filter DeadFilter, opts *PlanOptions)
 	var all []string
 	counts, err := f.letters.Plan(t.Context(), filter, opts, func(p Planned) error {
 		if p.Why == "" || p.Payload == nil {
-			t.Errorf("letter %d: planned %s without a reason or a payload", p.ID, p.Outcome)
+			t.Errorf("letter %d: planned %s without a reason or a payload", p.ID, p.Prospect)
 		}
-		all, ids = append(all, string(p.Outcome)), append(ids, p.ID)
+		all, ids = append(all, string(p.Prospect)), append(ids, p.ID)
 		return nil
 	})
 	if err != nil {
@@ -338,10 +338,10 @@ func (f *letterFixture) plan(t *testing.T, filter DeadFilter, opts *PlanOptions)
 
 // after is what a letter's outcome looks like once the consumer has run: whether
 // it is still there, and why.
-var after = map[Outcome]string{
-	OutcomeRun: "gone", OutcomeNothing: "gone", OutcomeWaits: "gone", OutcomeDuplicate: "gone", OutcomeSuperseded: "gone",
-	OutcomeActionDead: "dead action-dead", OutcomeKeyReused: "dead key-reused", OutcomeTooOld: "dead terminal",
-	OutcomeUndecodable: "dead undecodable",
+var after = map[Prospect]string{
+	ProspectRun: "gone", ProspectNothing: "gone", ProspectWaits: "gone", ProspectDuplicate: "gone", ProspectSuperseded: "gone",
+	ProspectActionDead: "dead action-dead", ProspectKeyReused: "dead key-reused", ProspectTooOld: "dead terminal",
+	ProspectUndecodable: "dead undecodable",
 }
 
 // unreadableReasons are those that undecodable stands for.
@@ -370,7 +370,7 @@ func TestAPlanIsWhatHappens(t *testing.T) {
 			}
 			f.runAll(t)
 			for i, outcome := range strings.Fields(got) {
-				if ended := f.ended(t, ids[i]); ended != after[Outcome(outcome)] {
+				if ended := f.ended(t, ids[i]); ended != after[Prospect(outcome)] {
 					t.Errorf("letter %d was to be %s, and is %s", i, outcome, ended)
 				}
 			}
@@ -410,12 +410,12 @@ func TestAPlanOverManyPages(t *testing.T) {
 		SELECT state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at
 		FROM {schema}.parked, generate_series(1, 1200)`)
 	counts, err := f.letters.Plan(t.Context(), DeadFilter{}, nil, nil)
-	if diff := cmp.Diff(Outcomes{OutcomeRun: 1, OutcomeDuplicate: 1200}, counts); err != nil || diff != "" {
+	if diff := cmp.Diff(Prospects{ProspectRun: 1, ProspectDuplicate: 1200}, counts); err != nil || diff != "" {
 		t.Errorf("Plan: %v (-want +got):\n%s", err, diff)
 	}
-	var told []Outcomes
-	counts, err = f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Progress: func(o Outcomes) { told = append(told, o) }})
-	if diff := cmp.Diff(Outcomes{OutcomeRun: 1, OutcomeDuplicate: 1200}, counts); err != nil || diff != "" {
+	var told []Prospects
+	counts, err = f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Progress: func(o Prospects) { told = append(told, o) }})
+	if diff := cmp.Diff(Prospects{ProspectRun: 1, ProspectDuplicate: 1200}, counts); err != nil || diff != "" {
 		t.Errorf("RedriveAll: %v (-want +got):\n%s", err, diff)
 	}
 	if len(told) != 3 || told[0].Removed() != 499 || told[2].Removed() != 1200 {

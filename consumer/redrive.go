@@ -25,19 +25,19 @@ type RedriveOptions struct {
 
 	// Progress is called after each batch has committed, with the counts so far;
 	// default: nobody is told.
-	Progress func(Outcomes)
+	Progress func(Prospects)
 }
 
 // Redrive sends the dead letters of those ids round again and counts what becomes
 // of them: an id that is no dead letter, or no longer, is left out. Each keeps its
 // identity, its message id and, in a header, the trace of its edits, has all its
 // attempts again and is due at once. What it then does the consumer decides, as
-// for any parked message: see [Outcome].
+// for any parked message: see [Prospect].
 //
 // A consumer that runs may at the same time decide about a duplicate: the locks
 // are those that it takes. Of two redrives one finds each letter.
-func (d *DeadLetters) Redrive(ctx context.Context, ids ...int64) (Outcomes, error) {
-	sum := Outcomes{}
+func (d *DeadLetters) Redrive(ctx context.Context, ids ...int64) (Prospects, error) {
+	sum := Prospects{}
 	for chunk := range slices.Chunk(ids, letterBatch) {
 		done, err := d.RedriveAll(ctx, DeadFilter{IDs: chunk}, nil)
 		sum.add(done)
@@ -54,19 +54,19 @@ func (d *DeadLetters) Redrive(ctx context.Context, ids ...int64) (Outcomes, erro
 //
 // It leaves alone those that die, or die again, after it has begun. When ctx ends
 // it ends between two batches; said again, it goes on with what is still dead.
-func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter, opts *RedriveOptions) (Outcomes, error) {
+func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter, opts *RedriveOptions) (Prospects, error) {
 	o := RedriveOptions{}
 	if opts != nil {
 		o = *opts
 	}
 	if filter.State == LetterRetrying {
-		return Outcomes{}, errors.New("consumer: the message is retrying: RetryNow runs it")
+		return Prospects{}, errors.New("consumer: the message is retrying: RetryNow runs it")
 	}
 	if o.Rate < 0 {
-		return Outcomes{}, errors.New("consumer: RedriveOptions.Rate is negative")
+		return Prospects{}, errors.New("consumer: RedriveOptions.Rate is negative")
 	}
-	r := &round{DeadLetters: d, rate: o.Rate, progress: o.Progress, counts: Outcomes{}, state: LetterDead}
-	r.change = func(ctx context.Context, tx pgx.Tx, h *held) (Outcomes, error) {
+	r := &round{DeadLetters: d, rate: o.Rate, progress: o.Progress, counts: Prospects{}, state: LetterDead}
+	r.change = func(ctx context.Context, tx pgx.Tx, h *held) (Prospects, error) {
 		return d.redrive(ctx, tx, h, policy{horizon: h.horizon, force: o.Force})
 	}
 	err := r.all(ctx, filter)
@@ -79,7 +79,7 @@ func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter, opts *R
 // by its own handler.
 func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (n int, err error) {
 	for chunk := range slices.Chunk(ids, letterBatch) {
-		r := &round{DeadLetters: d, counts: Outcomes{}, state: LetterRetrying, change: d.bury}
+		r := &round{DeadLetters: d, counts: Prospects{}, state: LetterRetrying, change: d.bury}
 		err := r.all(ctx, DeadFilter{IDs: chunk, State: LetterRetrying})
 		n += r.counts[buried]
 		if err != nil {
@@ -90,16 +90,16 @@ func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (n int, err error)
 }
 
 // buried is what Bury counts under.
-const buried Outcome = "buried"
+const buried Prospect = "buried"
 
 // A round does one thing to all that a filter picks.
 type round struct {
 	*DeadLetters
 	state    LetterState
-	change   func(context.Context, pgx.Tx, *held) (Outcomes, error)
+	change   func(context.Context, pgx.Tx, *held) (Prospects, error)
 	rate     float64
-	progress func(Outcomes)
-	counts   Outcomes
+	progress func(Prospects)
+	counts   Prospects
 }
 
 // stages are the kinds in the order in which they are dealt with.
@@ -162,7 +162,7 @@ func (r *round) batch(ctx context.Context, ids []int64) (busy []int64, err error
 	alone := len(ids) == 1
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), letterTimeout)
 	defer cancel()
-	var done Outcomes
+	var done Prospects
 	err = pgx.BeginFunc(work, r.db, func(tx pgx.Tx) error {
 		h, err := r.hold(work, tx, ids, r.state, alone)
 		if err == nil {
@@ -180,7 +180,7 @@ func (r *round) batch(ctx context.Context, ids []int64) (busy []int64, err error
 		done, busy = nil, ids
 	}
 	if alone && len(busy) > 0 {
-		done, busy = Outcomes{OutcomeBusy: 1}, nil
+		done, busy = Prospects{ProspectBusy: 1}, nil
 	}
 	r.counts.add(done)
 	if r.progress != nil {
@@ -330,12 +330,12 @@ func writtenAt(stamp string, parked time.Time) time.Time {
 
 // redrive decides about the letters of h and does it, under the locks of their
 // steps.
-func (d *DeadLetters) redrive(ctx context.Context, tx pgx.Tx, h *held, p policy) (Outcomes, error) {
+func (d *DeadLetters) redrive(ctx context.Context, tx pgx.Tx, h *held, p policy) (Prospects, error) {
 	var sent, dropped, reused []int64
-	done := Outcomes{}
+	done := Prospects{}
 	for i := range h.letters {
 		l := &h.letters[i]
-		outcome := OutcomeUnread
+		outcome := ProspectUnread
 		if s := h.steps[l.identity]; s != nil {
 			outcome = s.redrive(l, p)
 		}
@@ -343,9 +343,9 @@ func (d *DeadLetters) redrive(ctx context.Context, tx pgx.Tx, h *held, p policy)
 		switch {
 		case outcome.sent():
 			sent = append(sent, l.id)
-		case outcome == OutcomeKeyReused:
+		case outcome == ProspectKeyReused:
 			reused = append(reused, l.id)
-		case outcome != OutcomeTooOld:
+		case outcome != ProspectTooOld:
 			dropped = append(dropped, l.id)
 		}
 	}
@@ -397,7 +397,7 @@ var errTakenMeanwhile = fmt.Errorf("consumer: the step has a row meanwhile: %w",
 
 // bury makes the retrying messages of h dead letters, and their steps dead where
 // they go round for them.
-func (d *DeadLetters) bury(ctx context.Context, tx pgx.Tx, h *held) (Outcomes, error) {
+func (d *DeadLetters) bury(ctx context.Context, tx pgx.Tx, h *held) (Prospects, error) {
 	ids := make([]int64, len(h.letters))
 	for i, l := range h.letters {
 		ids[i] = l.id
@@ -413,5 +413,5 @@ func (d *DeadLetters) bury(ctx context.Context, tx pgx.Tx, h *held) (Outcomes, e
 	batch := &pgx.Batch{}
 	batch.Queue(d.sql.bury, ids)
 	d.queueMoves(batch, h.steps)
-	return Outcomes{buried: len(ids)}, tx.SendBatch(ctx, batch).Close()
+	return Prospects{buried: len(ids)}, tx.SendBatch(ctx, batch).Close()
 }

@@ -67,7 +67,7 @@ func TestRedrivesRaceWithDeliveries(t *testing.T) {
 	}
 	var redriving sync.WaitGroup
 	var mu sync.Mutex
-	sum := Outcomes{}
+	sum := Prospects{}
 	for range 2 {
 		redriving.Go(func() {
 			for left := 1; left > 0; {
@@ -75,8 +75,8 @@ func TestRedrivesRaceWithDeliveries(t *testing.T) {
 				if err != nil {
 					t.Errorf("RedriveAll: %v", err)
 				}
-				left = done[OutcomeBusy]
-				delete(done, OutcomeBusy)
+				left = done[ProspectBusy]
+				delete(done, ProspectBusy)
 				mu.Lock()
 				sum.add(done)
 				mu.Unlock()
@@ -91,7 +91,7 @@ func TestRedrivesRaceWithDeliveries(t *testing.T) {
 		f.c.signals.ranParked.Wait(t)
 	}
 	stop()
-	if diff := cmp.Diff(Outcomes{OutcomeRun: keys}, sum); diff != "" {
+	if diff := cmp.Diff(Prospects{ProspectRun: keys}, sum); diff != "" {
 		t.Errorf("outcomes of both redrives (-want +got):\n%s", diff)
 	}
 	if got := strings.Count(f.effects(t), "paid"); got != keys {
@@ -127,11 +127,11 @@ func TestABusyStepHoldsUpNobody(t *testing.T) {
 	f.manyDead(t, 3)
 	release := f.holdStep(t, "k1")
 	outcomes, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, nil)
-	if diff := cmp.Diff(Outcomes{OutcomeRun: 2, OutcomeBusy: 1}, outcomes); err != nil || diff != "" {
+	if diff := cmp.Diff(Prospects{ProspectRun: 2, ProspectBusy: 1}, outcomes); err != nil || diff != "" {
 		t.Errorf("RedriveAll: %v (-want +got):\n%s", err, diff)
 	}
 	release()
-	if got := f.redriveID(t, 1, 2, 3); got[OutcomeRun] != 1 || len(got) != 1 {
+	if got := f.redriveID(t, 1, 2, 3); got[ProspectRun] != 1 || len(got) != 1 {
 		t.Errorf("said again %v, want one that runs", got)
 	}
 	f.runAll(t)
@@ -163,7 +163,7 @@ func TestAForcedRedriveSeesARowOfNow(t *testing.T) {
 		t.Fatal(err)
 	}
 	outcomes, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Force: true})
-	if err != nil || outcomes[OutcomeDuplicate] != 1 {
+	if err != nil || outcomes[ProspectDuplicate] != 1 {
 		t.Errorf("said again: %v, %v", outcomes, err)
 	}
 }
@@ -177,7 +177,7 @@ func TestARedriveIsPacedAndResumed(t *testing.T) {
 	var pauses []time.Duration
 	f.letters.pause = func(_ context.Context, d time.Duration) { pauses = append(pauses, d) }
 	ctx, cancel := context.WithCancel(t.Context())
-	outcomes, err := f.letters.RedriveAll(ctx, DeadFilter{}, &RedriveOptions{Rate: 2, Progress: func(o Outcomes) {
+	outcomes, err := f.letters.RedriveAll(ctx, DeadFilter{}, &RedriveOptions{Rate: 2, Progress: func(o Prospects) {
 		if o.Sent() == 4 {
 			cancel()
 		}
@@ -268,7 +268,7 @@ func TestBury(t *testing.T) {
 		t.Errorf("parked %q, want %q", got, want)
 	}
 	// They are dead letters like others.
-	if got := f.redriveID(t, 1, 3, 4); got[OutcomeRun] != 2 || got[OutcomeWaits] != 1 {
+	if got := f.redriveID(t, 1, 3, 4); got[ProspectRun] != 2 || got[ProspectWaits] != 1 {
 		t.Errorf("redriven: %v", got)
 	}
 	f.runAll(t)

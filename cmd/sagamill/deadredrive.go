@@ -58,11 +58,11 @@ func printPlan(ctx context.Context, c *call, d *consumer.DeadLetters, filter con
 		}
 		if asJSON {
 			l := newParked(p.DeadLetter)
-			l.Outcome, l.Why, l.Payload, l.Base64, l.Stack = string(p.Outcome), p.Why, "", nil, ""
+			l.Outcome, l.Why, l.Payload, l.Base64, l.Stack = string(p.Prospect), p.Why, "", nil, ""
 			return printJSON(c.stdout, l)
 		}
 		rows = append(rows, []string{
-			strconv.FormatInt(p.ID, 10), string(p.Outcome), cell(p.Kind), cell(parkedStep(p.DeadLetter)), cell(p.Scope), cell(p.Key),
+			strconv.FormatInt(p.ID, 10), string(p.Prospect), cell(p.Kind), cell(parkedStep(p.DeadLetter)), cell(p.Scope), cell(p.Key),
 			cell(string(p.Reason)), cell(clip(p.Why, reasonWidth)),
 		})
 		return nil
@@ -78,7 +78,7 @@ func printPlan(ctx context.Context, c *call, d *consumer.DeadLetters, filter con
 	if planned > limit {
 		fmt.Fprintf(c.stderr, "these are the first %d\n", limit)
 	}
-	return c.reportOutcomes(would, outcomes, asJSON)
+	return c.reportProspects(would, outcomes, asJSON)
 }
 
 func deadRedrive(ctx context.Context, c *call) error {
@@ -104,7 +104,7 @@ func deadRedrive(ctx context.Context, c *call) error {
 	}
 	outcomes, err := d.RedriveAll(ctx, change.filter, &consumer.RedriveOptions{Rate: *rate, Force: *force, Progress: c.progress(time.Now())})
 	if len(outcomes) > 0 || err == nil {
-		err = errors.Join(c.reportOutcomes("redrove", outcomes, change.asJSON), err)
+		err = errors.Join(c.reportProspects("redrove", outcomes, change.asJSON), err)
 	}
 	if ctx.Err() != nil {
 		return errors.New("interrupted; said again, it leaves out what is done")
@@ -119,8 +119,8 @@ func deadRedrive(ctx context.Context, c *call) error {
 const progressAfter = time.Second
 
 // progress prints how far a redrive is that takes longer.
-func (c *call) progress(began time.Time) func(consumer.Outcomes) {
-	return func(o consumer.Outcomes) {
+func (c *call) progress(began time.Time) func(consumer.Prospects) {
+	return func(o consumer.Prospects) {
 		if time.Since(began) > progressAfter {
 			fmt.Fprintf(c.stderr, "%d so far\n", o.Sent()+o.Removed()+o.Left())
 		}
@@ -129,7 +129,7 @@ func (c *call) progress(began time.Time) func(consumer.Outcomes) {
 
 // judgeRedrive says what of the ids was left out, and why, and fails where the same
 // command may do better next time.
-func (c *call) judgeRedrive(o consumer.Outcomes, ids int) error {
+func (c *call) judgeRedrive(o consumer.Prospects, ids int) error {
 	handled := o.Sent() + o.Removed() + o.Left()
 	if handled == 0 && ids > 0 {
 		return errors.New("nothing was done: no dead letters with these ids, or no longer, or not what the filter picks")
@@ -137,24 +137,24 @@ func (c *call) judgeRedrive(o consumer.Outcomes, ids int) error {
 	if handled < ids {
 		fmt.Fprintf(c.stderr, "%d of %d ids left out: no dead letters, or no longer, or not what the filter picks\n", ids-handled, ids)
 	}
-	if n := o[consumer.OutcomeTooOld]; n > 0 {
+	if n := o[consumer.ProspectTooOld]; n > 0 {
 		fmt.Fprintf(c.stderr, "%d are older than what is known of steps, and may have run: -force runs them all the same\n", n)
 	}
-	if n := o[consumer.OutcomeBusy]; n > 0 {
+	if n := o[consumer.ProspectBusy]; n > 0 {
 		return fmt.Errorf("%d were left out because their steps are at work: say it again", n)
 	}
 	return nil
 }
 
-// reportOutcomes says what became of letters, or would.
-func (c *call) reportOutcomes(did string, o consumer.Outcomes, asJSON bool) error {
+// reportProspects says what became of letters, or would.
+func (c *call) reportProspects(did string, o consumer.Prospects, asJSON bool) error {
 	if asJSON {
 		return printJSON(c.stdout, struct {
-			Did      string            `json:"did"`
-			Count    int               `json:"count"`
-			Removed  int               `json:"removed"`
-			Left     int               `json:"left"`
-			Outcomes consumer.Outcomes `json:"outcomes"`
+			Did      string             `json:"did"`
+			Count    int                `json:"count"`
+			Removed  int                `json:"removed"`
+			Left     int                `json:"left"`
+			Outcomes consumer.Prospects `json:"outcomes"`
 		}{did, o.Sent(), o.Removed(), o.Left(), o})
 	}
 	parts := []string{}

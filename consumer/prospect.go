@@ -6,32 +6,32 @@ import (
 	"time"
 )
 
-// An Outcome is what becomes of a dead letter that is redriven.
-type Outcome string
+// A Prospect is what becomes of a dead letter that is redriven.
+type Prospect string
 
-// The outcomes. After the first six the letter goes round: the consumer of its
+// The prospects. After the first six the letter goes round: the consumer of its
 // step does the rest.
 const (
-	OutcomeRun         Outcome = "run"             // its handler is entered
-	OutcomeNothing     Outcome = "nothing-to-undo" // a compensation: its action has not run, and never will
-	OutcomeWaits       Outcome = "waits"           // a compensation: it runs behind its action, which goes round too
-	OutcomeActionDead  Outcome = "action-dead"     // a compensation: a dead letter again, for its action is one; redrive that (a step with CancelParked: nothing-to-undo)
-	OutcomeUndecodable Outcome = "undecodable"     // a dead letter again: it cannot be read
-	OutcomeUnread      Outcome = "unread"          // could not be read when it came: a consumer of its topic reads it again
+	ProspectRun         Prospect = "run"             // its handler is entered
+	ProspectNothing     Prospect = "nothing-to-undo" // a compensation: its action has not run, and never will
+	ProspectWaits       Prospect = "waits"           // a compensation: it runs behind its action, which goes round too
+	ProspectActionDead  Prospect = "action-dead"     // a compensation: a dead letter again, for its action is one; redrive that (a step with CancelParked: nothing-to-undo)
+	ProspectUndecodable Prospect = "undecodable"     // a dead letter again: it cannot be read
+	ProspectUnread      Prospect = "unread"          // could not be read when it came: a consumer of its topic reads it again
 
-	OutcomeDuplicate  Outcome = "duplicate"  // removed: its step is done, or another copy will do it
-	OutcomeSuperseded Outcome = "superseded" // removed: its step's compensation came first
+	ProspectDuplicate  Prospect = "duplicate"  // removed: its step is done, or another copy will do it
+	ProspectSuperseded Prospect = "superseded" // removed: its step's compensation came first
 
-	OutcomeKeyReused Outcome = "key-reused" // stays: the identity was used for another payload
-	OutcomeTooOld    Outcome = "too-old"    // stays, unless forced: the step's row is gone, so it may have run already
-	OutcomeBusy      Outcome = "busy"       // stays: its step is locked, such as by a handler that runs; say it again
+	ProspectKeyReused Prospect = "key-reused" // stays: the identity was used for another payload
+	ProspectTooOld    Prospect = "too-old"    // stays, unless forced: the step's row is gone, so it may have run already
+	ProspectBusy      Prospect = "busy"       // stays: its step is locked, such as by a handler that runs; say it again
 )
 
-// Outcomes counts letters by what becomes of them.
-type Outcomes map[Outcome]int
+// Prospects counts letters by what becomes of them.
+type Prospects map[Prospect]int
 
 // Sent is how many go round.
-func (o Outcomes) Sent() (n int) {
+func (o Prospects) Sent() (n int) {
 	for outcome, letters := range o {
 		if outcome.sent() {
 			n += letters
@@ -41,29 +41,29 @@ func (o Outcomes) Sent() (n int) {
 }
 
 // Removed is how many are gone, having nothing left to do.
-func (o Outcomes) Removed() int { return o[OutcomeDuplicate] + o[OutcomeSuperseded] }
+func (o Prospects) Removed() int { return o[ProspectDuplicate] + o[ProspectSuperseded] }
 
 // Left is how many stay what they are.
-func (o Outcomes) Left() int { return o[OutcomeKeyReused] + o[OutcomeTooOld] + o[OutcomeBusy] }
+func (o Prospects) Left() int { return o[ProspectKeyReused] + o[ProspectTooOld] + o[ProspectBusy] }
 
-func (o Outcomes) add(other Outcomes) {
+func (o Prospects) add(other Prospects) {
 	for outcome, n := range other {
 		o[outcome] += n
 	}
 }
 
-func (o Outcome) sent() bool {
+func (o Prospect) sent() bool {
 	switch o {
-	case OutcomeRun, OutcomeNothing, OutcomeWaits, OutcomeActionDead, OutcomeUndecodable, OutcomeUnread:
+	case ProspectRun, ProspectNothing, ProspectWaits, ProspectActionDead, ProspectUndecodable, ProspectUnread:
 		return true
 	}
 	return false
 }
 
-// outcomeOf is what a verdict on a redriven letter comes to.
-var outcomeOf = map[verdict]Outcome{
-	run: OutcomeRun, tombstone: OutcomeNothing, wait: OutcomeWaits, refuse: OutcomeActionDead,
-	duplicate: OutcomeDuplicate, superseded: OutcomeSuperseded, reused: OutcomeKeyReused,
+// prospectOf is what a verdict on a redriven letter comes to.
+var prospectOf = map[verdict]Prospect{
+	run: ProspectRun, tombstone: ProspectNothing, wait: ProspectWaits, refuse: ProspectActionDead,
+	duplicate: ProspectDuplicate, superseded: ProspectSuperseded, reused: ProspectKeyReused,
 }
 
 func (id identity) compare(other identity) int {
@@ -101,10 +101,10 @@ type policy struct {
 // redrive says what becomes of l and moves s to where the step stands behind it.
 // It asks the consumer's own state machine, first for a step that goes round
 // again, then, if that leads nowhere, for the step as it is.
-func (s *standing) redrive(l *heldLetter, p policy) Outcome {
+func (s *standing) redrive(l *heldLetter, p policy) Prospect {
 	if s.state == absent && p.horizon != nil && l.written.Before(*p.horizon) {
 		if !p.force || l.nameless {
-			return OutcomeTooOld
+			return ProspectTooOld
 		}
 		s.force(l)
 	}
@@ -115,15 +115,15 @@ func (s *standing) redrive(l *heldLetter, p policy) Outcome {
 		next = s.cell
 		v = decide(next, a)
 	}
-	outcome := outcomeOf[v]
+	outcome := prospectOf[v]
 	copied, taken := s.copies[l.kind]
 	switch {
 	case taken && (outcome.sent() || l.nameless) && bytes.Equal(copied, l.digest):
-		return OutcomeDuplicate
+		return ProspectDuplicate
 	case taken && (outcome.sent() || l.nameless):
-		return OutcomeKeyReused
-	case outcome == OutcomeRun && l.unreadable:
-		return OutcomeUndecodable
+		return ProspectKeyReused
+	case outcome == ProspectRun && l.unreadable:
+		return ProspectUndecodable
 	case !outcome.sent():
 		return outcome
 	}
