@@ -285,18 +285,3 @@ func (c *Consumer) committed(j *job) {
 		c.opts.Wake()
 	}
 }
-
-func (c *Consumer) logFailure(ctx context.Context, j *job, err error) {
-	c.opts.Logger.WarnContext(ctx, "consumer: handler failed", "step", j.Step, "kind", string(j.kind), "message_id", j.ID,
-		"correlation_id", j.CorrelationID, "attempt", j.Attempt, "error", err)
-}
-
-func (c *Consumer) logTombstone(ctx context.Context, j *job) {
-	c.opts.Logger.InfoContext(ctx, "consumer: compensation before its action, which will not run any more",
-		"step", j.Step, "message_id", j.ID, "correlation_id", j.CorrelationID)
-}
-
-func (c *Consumer) logDead(ctx context.Context, step, messageID string, f failure) {
-	c.opts.Logger.ErrorContext(ctx, "consumer: dead letter", "step", step, "message_id", messageID,
-		"reason", string(f.reason), "attempts", f.attempts, "error", f.err)
-}

@@ -58,8 +58,7 @@ type Entry interface {
 	Context(ctx context.Context) context.Context
 
 	// Trace returns the trace headers of what the handler emits, or "" for the
-	// handled message's own. It may be called after the entry's end, since a
-	// goroutine that the handler left behind may still emit, in vain.
+	// handled message's own.
 	Trace() (parent, state string)
 }
 

@@ -202,7 +202,7 @@ func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error
 	j.note(OutcomeRetry, f.reason, f.err)
 	if f.dead {
 		j.note(OutcomeDead, f.reason, f.err)
-		c.logDead(ctx, j.Step, j.ID, f)
+		c.logDead(ctx, j, f)
 	}
 	return nil
 }
@@ -228,7 +228,7 @@ func (c *Consumer) bury(ctx context.Context, topic string, msg *message.Message,
 	if err != nil {
 		return fmt.Errorf("consumer: store dead letter: %w", err)
 	}
-	c.logDead(ctx, "", msg.UUID, f)
+	c.logRejected(ctx, topic, msg.UUID, f)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -57,7 +58,7 @@ func (c *Consumer) runParked(ctx, work context.Context) {
 		switch {
 		case err != nil:
 			failures++
-			c.opts.Logger.ErrorContext(ctx, "consumer: take parked messages", "failures", failures, "error", err)
+			c.opts.Logger.ErrorContext(ctx, "consumer: parked messages cannot be taken", "failures", failures, errorAttr(err))
 		case len(rows) > 0:
 			idle, failures = 0, 0
 		default:
@@ -167,7 +168,7 @@ func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
 	}
 	switch {
 	case err != nil:
-		c.opts.Logger.ErrorContext(ctx, "consumer: parked message", "step", row.Step, "message_id", string(row.MessageID), "error", err)
+		c.opts.Logger.ErrorContext(ctx, "consumer: parked message is not decided", "step", row.Step, "message_id", foreign(row.MessageID), errorAttr(err))
 	case j != nil:
 		c.committed(j)
 	}
