@@ -1,0 +1,64 @@
+// Package consumerotel tells OpenTelemetry what a consumer does.
+//
+// # Metrics of this process's consumer
+//
+// An [Observer] makes these as things happen; take the sum over processes.
+//
+//	sagamill.consumer.messages             {message}  step, kind, outcome, reason  arrivals, by what became of them
+//	sagamill.consumer.attempts             {attempt}  step, kind, error.type  entries into handlers; no error.type: it succeeded
+//	sagamill.consumer.handler_seconds      s          step, kind  time in the handler
+//	sagamill.consumer.lag_seconds          s          step, kind  from a message's timestamp to its first entry, delays included; not of parked copies
+//	sagamill.consumer.transaction_seconds  s          result  from BEGIN to the answer to COMMIT; committed or rolled_back
+//	sagamill.consumer.batch                {message}  result  messages in a transaction
+//
+// And [Register] this one, read when metrics are collected:
+//
+//	sagamill.consumer.inflight             {attempt}  handlers that run
+//
+// # Metrics of the parked messages
+//
+// [Register] reads these from the database. Each process reports the same, so that a
+// dashboard takes their maximum, never their sum.
+//
+//	sagamill.parked.messages         {message}  state, step, kind, reason  state is retrying, or dead: a person is needed
+//	sagamill.parked.oldest_seconds   s          state, step, kind, reason  since the first of them was parked
+//	sagamill.parked.overdue_seconds  s          how long one has been due that nobody has run; 0 if there is none
+//
+// An exporter to Prometheus makes sagamill_consumer_messages_total,
+// sagamill_consumer_handler_seconds and so on of these names.
+//
+// # Labels
+//
+// Steps are the program's; kind is action or compensation; outcomes, reasons and
+// results are fixed. error.type is panic, terminal, timeout, canceled, a SQLSTATE of
+// PostgreSQL, or _OTHER. A message that could not be read has no step and no kind.
+// Keys, scopes and topics are no labels.
+//
+// # Traces
+//
+// A message's traceparent is that of its writer (see package outboxotel), and stays the same
+// however often it arrives. So these spans, of kind consumer, are all in the trace of
+// the request that began the saga, as children of the writer's span:
+//
+//	process <step>     an entry of the action's handler; or a short one, for an arrival that was not let in
+//	compensate <step>  the same of the compensation
+//	process <topic>    a message that could not be read
+//
+// Each attempt has a span of its own, with sagamill.attempt. A duplicate has a short span beside
+// the original's, in the same trace, if it is the same message; if it was written a second
+// time, it is in the trace of that. What a handler emits has its span's context: the next
+// step's spans, and those of a compensation that it asks for, are its children. A message
+// without a trace begins one when its handler is entered; an arrival that is not let in
+// begins none. Where the context that is given to the consumer has a span already, such as
+// one of a router's middleware, that is the parent, and the writer's is a link.
+//
+// A span ends when its handler has returned. sagamill.commit_seconds is how long it took from
+// then until the outcome was known; sagamill.batch how many messages were in the
+// transaction, which is no span: it would belong to as many traces.
+//
+// Other attributes are those of OpenTelemetry's conventions for messaging, version 1.43, and
+// sagamill.step, sagamill.type, sagamill.kind, sagamill.outcome, sagamill.reason, sagamill.parked
+// and sagamill.redelivered. The saga's correlation id is messaging.message.conversation_id. A
+// failure sets the status Error with the class that is error.type. Error texts, payloads and headers are in no
+// span, keys and scopes only with Options.Keys.
+package consumerotel

@@ -1,0 +1,180 @@
+package consumerotel
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/traceheader"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// The attributes of a span.
+const (
+	spanSystem        = attribute.Key("messaging.system")
+	spanOperation     = attribute.Key("messaging.operation.name")
+	spanOperationType = attribute.Key("messaging.operation.type")
+	spanDestination   = attribute.Key("messaging.destination.name")
+	spanMessageID     = attribute.Key("messaging.message.id")
+	spanConversation  = attribute.Key("messaging.message.conversation_id")
+	spanBodySize      = attribute.Key("messaging.message.body.size")
+	spanStep          = attribute.Key("sagamill.step")
+	spanType          = attribute.Key("sagamill.type")
+	spanKind          = attribute.Key("sagamill.kind")
+	spanAttempt       = attribute.Key("sagamill.attempt")
+	spanOutcome       = attribute.Key("sagamill.outcome")
+	spanReason        = attribute.Key("sagamill.reason")
+	spanParked        = attribute.Key("sagamill.parked")
+	spanRedelivered   = attribute.Key("sagamill.redelivered")
+	spanBatch         = attribute.Key("sagamill.batch")
+	spanCommit        = attribute.Key("sagamill.commit_seconds")
+	spanScope         = attribute.Key("sagamill.scope")
+	spanKey           = attribute.Key("sagamill.key")
+	keyError          = attribute.Key("error.type")
+)
+
+// maxText is how many bytes of a foreign value a span has. A protocol that
+// demands UTF-8 would refuse every span of an export with one that is not.
+const maxText = 256
+
+// An entry is the span of one entry into a handler.
+type entry struct{ trace.Span }
+
+// Context implements [consumer.Entry].
+func (e entry) Context(ctx context.Context) context.Context {
+	return trace.ContextWithSpan(ctx, e.Span)
+}
+
+// Trace implements [consumer.Entry].
+func (e entry) Trace() (parent, state string) {
+	var c traceheader.Carrier
+	propagation.TraceContext{}.Inject(e.Context(context.Background()), &c)
+	return c.Parent, c.State
+}
+
+// writer returns the span in which in was written.
+func writer(in *consumer.Delivery) trace.SpanContext {
+	c := traceheader.Carrier{Parent: in.Metadata.Get(outbox.HeaderTraceParent), State: in.Metadata.Get(outbox.HeaderTraceState)}
+	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), &c))
+}
+
+// start begins a span of in.
+func (o *Observer) start(ctx context.Context, in *consumer.Delivery, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	opts = append(opts, trace.WithSpanKind(trace.SpanKindConsumer))
+	if from := writer(in); from.IsValid() {
+		if trace.SpanContextFromContext(ctx).IsValid() {
+			opts = append(opts, trace.WithLinks(trace.Link{SpanContext: from}))
+		} else {
+			ctx = trace.ContextWithRemoteSpanContext(ctx, from)
+		}
+	}
+	operation, of := "process", in.Step
+	if in.Undo {
+		operation = "compensate"
+	}
+	if of == "" {
+		of = in.Topic
+	}
+	opts = append(opts, trace.WithAttributes(o.common...),
+		trace.WithAttributes(spanOperation.String(operation), spanDestination.String(in.Topic)))
+	if in.Step != "" {
+		opts = append(opts, trace.WithAttributes(spanStep.String(in.Step)))
+	}
+	return o.tracer.Start(ctx, operation+" "+of, opts...)
+}
+
+// short makes the span of an arrival that was not let into its handler.
+func (o *Observer) short(ctx context.Context, e *consumer.Event) {
+	if !trace.SpanContextFromContext(ctx).IsValid() && !writer(e.Delivery).IsValid() {
+		return
+	}
+	_, span := o.start(ctx, e.Delivery, trace.WithTimestamp(e.Began))
+	o.end(span, e)
+}
+
+// end completes span and ends it.
+func (o *Observer) end(span trace.Span, e *consumer.Event) {
+	defer span.End(trace.WithTimestamp(e.Ended))
+	if !span.IsRecording() {
+		return
+	}
+	o.describe(span, e)
+	if class := failureClass(e); class != "" {
+		span.SetAttributes(keyError.String(class))
+		span.SetStatus(codes.Error, class)
+	}
+}
+
+// describe sets what only the end tells, and what no sampler needs to know.
+func (o *Observer) describe(span trace.Span, e *consumer.Event) {
+	in := e.Delivery
+	span.SetAttributes(text(spanMessageID, in.ID), spanBodySize.Int(len(in.Payload)), spanOutcome.String(string(e.Outcome)), spanBatch.Int(e.Batch))
+	if in.Step != "" {
+		span.SetAttributes(text(spanConversation, in.CorrelationID), text(spanType, in.Type), spanKind.String(kind(in.Undo)))
+	}
+	if e.Entered {
+		span.SetAttributes(spanAttempt.Int(in.Attempt), spanCommit.Float64(time.Since(e.Ended).Seconds()))
+	}
+	if e.Reason != "" {
+		span.SetAttributes(spanReason.String(string(e.Reason)))
+	}
+	if e.Parked {
+		span.SetAttributes(spanParked.Bool(true))
+	}
+	if e.Redelivered {
+		span.SetAttributes(spanRedelivered.Bool(true))
+	}
+	if o.keys && in.Key != "" {
+		span.SetAttributes(text(spanScope, in.Scope), text(spanKey, in.Key))
+	}
+}
+
+func text(key attribute.Key, value string) attribute.KeyValue {
+	return key.String(cleantext.Clip(value, maxText))
+}
+
+func kind(undo bool) string {
+	if undo {
+		return "compensation"
+	}
+	return "action"
+}
+
+// failureClass returns error.type of a span, or "" if nothing is wrong.
+func failureClass(e *consumer.Event) string {
+	switch {
+	case e.Outcome == consumer.OutcomeDead && !e.Entered:
+		return string(e.Reason)
+	case e.Outcome == consumer.OutcomeDead, e.Outcome == consumer.OutcomeUndecided, e.Outcome == consumer.OutcomeRetry && e.Entered:
+		return errorClass(e.Err)
+	}
+	return ""
+}
+
+// errorClass returns one of few words for err. Its text is not one: it may be
+// anything.
+func errorClass(err error) string {
+	var panicked *consumer.PanicError
+	var refused *pgconn.PgError
+	switch {
+	case errors.As(err, &panicked):
+		return "panic"
+	case errors.Is(err, consumer.ErrTerminal):
+		return "terminal"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.Is(err, context.Canceled):
+		return "canceled"
+	case errors.As(err, &refused) && len(refused.Code) == 5:
+		return refused.Code
+	}
+	return "_OTHER"
+}
