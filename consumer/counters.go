@@ -32,7 +32,8 @@ type StepCounters struct {
 	Undo bool
 
 	Outcomes map[Outcome]uint64 // arrivals
-	Reasons  map[Reason]uint64  // arrivals that were parked (outcome retry) or became dead letters
+	Retries  map[Reason]uint64  // those that were parked to run again
+	Dead     map[Reason]uint64  // those that became dead letters
 	Handler  Histogram          // seconds in the handler; its Count is that of the entries
 	Lag      Histogram          // seconds from a message's timestamp to the entry, of deliveries; of parked copies there is none
 }
@@ -76,7 +77,8 @@ type counters struct {
 
 type stepCounters struct {
 	outcomes     [len(outcomes)]atomic.Uint64
-	reasons      [len(reasons)]atomic.Uint64
+	retries      [len(reasons)]atomic.Uint64
+	dead         [len(reasons)]atomic.Uint64
 	handler, lag histogram
 }
 
@@ -111,8 +113,11 @@ func (c *counters) count(e *Event) {
 
 func (s *stepCounters) count(e *Event) {
 	increment(s.outcomes[:], outcomes[:], e.Outcome)
-	if e.Reason != "" {
-		increment(s.reasons[:], reasons[:], e.Reason)
+	switch e.Outcome {
+	case OutcomeRetry:
+		increment(s.retries[:], reasons[:], e.Reason)
+	case OutcomeDead:
+		increment(s.dead[:], reasons[:], e.Reason)
 	}
 	if e.Entered {
 		s.handler.add(e.Ended.Sub(e.Began).Seconds())
@@ -202,7 +207,8 @@ func (c *Consumer) Counters() Counters {
 			s := &n.steps[name][i]
 			all.Steps = append(all.Steps, StepCounters{
 				Step: name, Undo: i == 1,
-				Outcomes: occurred(s.outcomes[:], outcomes[:]), Reasons: occurred(s.reasons[:], reasons[:]),
+				Outcomes: occurred(s.outcomes[:], outcomes[:]),
+				Retries:  occurred(s.retries[:], reasons[:]), Dead: occurred(s.dead[:], reasons[:]),
 				Handler: s.handler.read(), Lag: s.lag.read(),
 			})
 		}

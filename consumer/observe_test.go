@@ -187,14 +187,14 @@ func checkCounters(t *testing.T, got Counters) {
 			{
 				Step:     "process-payment",
 				Outcomes: map[Outcome]uint64{OutcomeDone: 3, OutcomeDuplicate: 2, OutcomeDead: 5, OutcomeSuperseded: 1, OutcomeRetry: 4},
-				Reasons: map[Reason]uint64{
-					ReasonKeyReused: 1, ReasonSuperseded: 1, ReasonTerminal: 2, ReasonExhausted: 1, ReasonFailed: 4,
-				},
+				Retries:  map[Reason]uint64{ReasonFailed: 4},
+				Dead:     map[Reason]uint64{ReasonKeyReused: 1, ReasonSuperseded: 1, ReasonTerminal: 2, ReasonExhausted: 1},
 			},
 			{
 				Step: "process-payment", Undo: true,
 				Outcomes: map[Outcome]uint64{OutcomeDone: 1, OutcomeTombstone: 1, OutcomeRetry: 1, OutcomeDead: 1},
-				Reasons:  map[Reason]uint64{ReasonWaits: 1, ReasonActionDead: 1},
+				Retries:  map[Reason]uint64{ReasonWaits: 1},
+				Dead:     map[Reason]uint64{ReasonActionDead: 1},
 			},
 		},
 		Rejected:   map[Reason]uint64{ReasonTypeUnknown: 1},

@@ -168,11 +168,12 @@ func TestErrorClasses(t *testing.T) {
 		"consumer.attempts[{attempt}]{error.type=panic," + of + "} 1",
 		"consumer.attempts[{attempt}]{error.type=terminal," + of + "} 1",
 		"consumer.attempts[{attempt}]{error.type=timeout," + of + "} 1",
-		"consumer.batch[{message}]{result=rolled_back,service=s} 1x64",
+		"consumer.batch[{message}]{service=s} 1x64",
 		"consumer.handler_seconds[s]{" + of + "} 8",
 		"consumer.messages[{message}]{kind=action,outcome=retry,service=s,step=pay} 8",
 		"consumer.messages[{message}]{outcome=dead,reason=too-large,service=s} 1",
-		"consumer.transaction_seconds[s]{result=rolled_back,service=s} 1",
+		"consumer.rollbacks[{transaction}]{service=s} 1",
+		"consumer.transaction_seconds[s]{service=s} 1",
 	}
 	slices.Sort(want)
 	if diff := godiff.Diff(want, read(t, reader)); diff != "" {

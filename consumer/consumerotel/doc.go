@@ -8,8 +8,9 @@
 //	sagamill.consumer.attempts             {attempt}  step, kind, error.type  entries into handlers; no error.type: it succeeded
 //	sagamill.consumer.handler_seconds      s          step, kind  time in the handler
 //	sagamill.consumer.lag_seconds          s          step, kind  from a message's timestamp to its first entry, delays included; not of parked copies
-//	sagamill.consumer.transaction_seconds  s          result  from BEGIN to the answer to COMMIT; committed or rolled_back
-//	sagamill.consumer.batch                {message}  result  messages in a transaction
+//	sagamill.consumer.transaction_seconds  s          from BEGIN to the answer to COMMIT or ROLLBACK
+//	sagamill.consumer.batch                {message}  messages in a transaction
+//	sagamill.consumer.rollbacks            {transaction}  rolled back, or ended in a way that is not known
 //
 // And [Register] this one, read when metrics are collected:
 //
@@ -29,8 +30,8 @@
 //
 // # Labels
 //
-// Steps are the program's; kind is action or compensation; outcomes, reasons and
-// results are fixed. error.type is panic, terminal, timeout, canceled, a SQLSTATE of
+// Steps are the program's; kind is action or compensation; outcomes and
+// reasons are fixed. error.type is panic, terminal, timeout, canceled, a SQLSTATE of
 // PostgreSQL, or _OTHER. A message that could not be read has no step and no kind.
 // Keys, scopes and topics are no labels.
 //

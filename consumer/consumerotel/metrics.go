@@ -17,7 +17,6 @@ const (
 	keyKind    = attribute.Key("kind")
 	keyOutcome = attribute.Key("outcome")
 	keyReason  = attribute.Key("reason")
-	keyResult  = attribute.Key("result")
 	keyState   = attribute.Key("state")
 )
 
@@ -32,13 +31,13 @@ type metrics struct {
 	attributes []attribute.KeyValue
 	known      sync.Map // labels → metric.MeasurementOption; few, see the package comment
 
-	messages, attempts        metric.Int64Counter
-	handler, lag, transaction metric.Float64Histogram
-	batch                     metric.Int64Histogram
+	messages, attempts, rollbacks metric.Int64Counter
+	handler, lag, transaction     metric.Float64Histogram
+	batch                         metric.Int64Histogram
 }
 
 // labels are the values that tell series apart; empty ones are left out.
-type labels struct{ step, kind, outcome, reason, class, result string }
+type labels struct{ step, kind, outcome, reason, class string }
 
 // with returns l as a set, which is made once.
 func (m *metrics) with(l labels) metric.MeasurementOption {
@@ -48,7 +47,7 @@ func (m *metrics) with(l labels) metric.MeasurementOption {
 	all := slices.Clone(m.attributes)
 	for _, label := range []attribute.KeyValue{
 		keyStep.String(l.step), keyKind.String(l.kind), keyOutcome.String(l.outcome), keyReason.String(l.reason),
-		keyError.String(l.class), keyResult.String(l.result),
+		keyError.String(l.class),
 	} {
 		if label.Value.AsString() != "" {
 			all = append(all, label)
@@ -63,6 +62,7 @@ func (m *metrics) make(meter metric.Meter) error {
 	b := builder{meter: meter}
 	b.counter(&m.messages, "sagamill.consumer.messages", "{message}", "Arrivals of messages, by what became of them.")
 	b.counter(&m.attempts, "sagamill.consumer.attempts", "{attempt}", "Entries into handlers.")
+	b.counter(&m.rollbacks, "sagamill.consumer.rollbacks", "{transaction}", "Transactions that were rolled back, or ended in a way that is not known.")
 	b.seconds(&m.handler, "sagamill.consumer.handler_seconds", "Time in the handler.")
 	b.seconds(&m.lag, "sagamill.consumer.lag_seconds", "Age of a message when its handler is entered for the first time.")
 	b.seconds(&m.transaction, "sagamill.consumer.transaction_seconds", "Time of a transaction in which messages were handled.")
@@ -96,13 +96,12 @@ func (m *metrics) count(ctx context.Context, e *consumer.Event) {
 }
 
 func (m *metrics) ended(ctx context.Context, t *consumer.Transaction) {
-	result := "committed"
+	plain := m.with(labels{})
+	m.transaction.Record(ctx, t.Time.Seconds(), plain)
+	m.batch.Record(ctx, int64(t.Messages), plain)
 	if t.Err != nil {
-		result = "rolled_back"
+		m.rollbacks.Add(ctx, 1, plain)
 	}
-	of := m.with(labels{result: result})
-	m.transaction.Record(ctx, t.Time.Seconds(), of)
-	m.batch.Record(ctx, int64(t.Messages), of)
 }
 
 // A builder makes instruments and keeps the first error.
