@@ -123,7 +123,7 @@ func (c *Consumer) refuse(ctx context.Context, row *parkedRow, f failure) error 
 		return fmt.Errorf("consumer: store dead letter: %w", err)
 	}
 	if tag.RowsAffected() == 1 {
-		c.logDead(ctx, "", string(row.MessageID), f)
+		c.logRejected(ctx, row.Topic, string(row.MessageID), f)
 	}
 	return nil
 }

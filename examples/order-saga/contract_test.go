@@ -39,6 +39,11 @@ var sites = make(chan struct{}, 2)
 // the test's own.
 func newSite(t *testing.T, amqpURL string, change ...func(*settings)) *site {
 	t.Helper()
+	return newTracedSite(t, amqpURL, nil, change...)
+}
+
+func newTracedSite(t *testing.T, amqpURL string, traces *tracing, change ...func(*settings)) *site {
+	t.Helper()
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
 	s := &settings{services: serviceNames, listen: "127.0.0.1:0", patience: time.Minute, namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL}
@@ -48,7 +53,7 @@ func newSite(t *testing.T, amqpURL string, change ...func(*settings)) *site {
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
-	a := &app{settings: s, logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	a := &app{settings: s, traces: traces, logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))}
 	ctx, cancel := context.WithCancel(context.Background())
 	listening, done := make(chan string, 1), make(chan error, 1)
 	go func() { done <- a.run(ctx, listening) }()

@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/shipping"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/outbox"
@@ -54,7 +56,10 @@ func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) *app {
 }
 
 // sampleLine is a line of Prometheus' text format.
-var sampleLine = regexp.MustCompile(`^([a-z_]+)\{service="shipping"(?:,(?:state|leaf|le)="[^"]+")?\} [0-9.e+-]+$`)
+var sampleLine = regexp.MustCompile(`^([a-z_]+)\{service="shipping"(?:,[a-z]+="[^"]+")*\} [0-9.e+-]+$`)
+
+// histogramSuffix is what the samples of a histogram add to its name.
+var histogramSuffix = regexp.MustCompile(`_(?:bucket|sum|count)\{`)
 
 // scrape returns what the app tells, after a look at its form.
 func scrape(t *testing.T, a *app) string {
@@ -68,6 +73,7 @@ func scrape(t *testing.T, a *app) string {
 			family, _, _ = strings.Cut(rest, " ")
 		}
 		series, _, _ := strings.Cut(line, " ")
+		line = histogramSuffix.ReplaceAllString(line, "{")
 		if sample := sampleLine.FindStringSubmatch(line); !strings.HasPrefix(line, "#") && (sample == nil || sample[1] != family || seen[series]) {
 			t.Errorf("the line %q, after the type of %s", line, family)
 		}
@@ -164,5 +170,37 @@ sagamill_parked_messages{service="order",state="retrying"} 1
 	}
 	if got := unfinished("gateway", body); len(got) != 0 {
 		t.Errorf("unfinished of the gateway = %q", got)
+	}
+}
+
+// What the steps have done is told by step and outcome.
+func TestMetricsTellOfTheSteps(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	a := newMeasured(t, pool, schema)
+	if err := a.nodes[1].consumer.Handle(t.Context(), event.PaymentProcessed, message.NewMessage("id", nil)); err != nil {
+		t.Fatal(err)
+	}
+	msg := message.NewMessage("id", []byte("{}")) // the step's tables are missing
+	msg.Metadata = message.Metadata{outbox.HeaderKey: "k:s", outbox.HeaderScope: "s", outbox.PropertyType: event.PaymentProcessed,
+		outbox.PropertyTimestamp: time.Now().Format(time.RFC3339Nano)}
+	if err := a.nodes[1].consumer.Handle(t.Context(), event.PaymentProcessed, msg); err != nil {
+		t.Fatal(err)
+	}
+	text := scrape(t, a)
+	for _, line := range []string{
+		`sagamill_consumer_messages_total{service="shipping",step="arrange-shipping",kind="action",outcome="retry",reason="failed"} 1`,
+		`sagamill_consumer_messages_total{service="shipping",outcome="dead",reason="key-missing"} 1`,
+		`sagamill_consumer_handler_seconds_bucket{service="shipping",step="arrange-shipping",kind="action",le="+Inf"} 1`,
+		`sagamill_consumer_handler_seconds_count{service="shipping",step="arrange-shipping",kind="action"} 1`,
+		`sagamill_consumer_lag_seconds_count{service="shipping",step="arrange-shipping",kind="action"} 1`,
+		`sagamill_consumer_transaction_seconds_count{service="shipping"} 1`, `sagamill_consumer_batch_bucket{service="shipping",le="1"} 1`,
+		`sagamill_consumer_rollbacks_total{service="shipping"} 0`, `sagamill_consumer_inflight{service="shipping"} 0`,
+		`sagamill_parked_messages{service="shipping",state="retrying"} 1`, `sagamill_parked_messages{service="shipping",state="dead"} 1`,
+		`sagamill_parked_oldest_seconds{service="shipping",state="dead"} 0.`, `sagamill_parked_overdue_seconds{service="shipping"} `,
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no %q in\n%s", line, text)
+		}
 	}
 }

@@ -61,7 +61,7 @@ type node struct {
 
 // openNode migrates the service's schema and connects the service to the
 // broker. It starts nothing.
-func openNode(ctx context.Context, name string, s *settings, gatewayURL string, b broker, logger *slog.Logger) (*node, error) {
+func openNode(ctx context.Context, name string, s *settings, gatewayURL string, b broker, w watchers, logger *slog.Logger) (*node, error) {
 	schema := schemas[name]
 	variable, databaseURL := s.databaseOf(name)
 	if err := migrate(ctx, name, databaseURL); err != nil {
@@ -79,7 +79,8 @@ func openNode(ctx context.Context, name string, s *settings, gatewayURL string, 
 		return nil, fmt.Errorf("%s: %w", variable, err)
 	}
 	n := &node{name: name, db: db}
-	if err := n.build(schema, payment.Gateway{URL: gatewayURL, Client: &http.Client{}, Plain: s.gatewayPlain}, b, logger); err != nil {
+	processor := payment.Gateway{URL: gatewayURL, Client: w.client(), Plain: s.gatewayPlain}
+	if err := n.build(schema, processor, b, w, logger); err != nil {
 		n.close()
 		return nil, fmt.Errorf("service %s: %w", name, err)
 	}
@@ -105,7 +106,7 @@ func migrate(ctx context.Context, name, databaseURL string) error {
 	}
 }
 
-func (n *node) build(schema string, processor payment.Gateway, b broker, logger *slog.Logger) error {
+func (n *node) build(schema string, processor payment.Gateway, b broker, w watchers, logger *slog.Logger) error {
 	logger = logger.With("service", n.name)
 	n.routes = func(*http.ServeMux) {}
 	if n.name == "gateway" {
@@ -117,13 +118,13 @@ func (n *node) build(schema string, processor payment.Gateway, b broker, logger 
 		return nil
 	}
 	var err error
-	n.relay, err = outbox.NewRelay(n.db, b, &outbox.RelayOptions{Schema: schema, Logger: logger})
+	n.relay, err = outbox.NewRelay(n.db, b, &outbox.RelayOptions{Schema: schema, Observer: w.relay, Logger: logger})
 	if err != nil {
 		return err
 	}
 	switch n.name {
 	case "order":
-		o, err := order.New(n.db, schema, n.relay.Wake, logger)
+		o, err := order.New(n.db, schema, n.relay.Wake, w.order, logger)
 		if err != nil {
 			return err
 		}
@@ -136,7 +137,9 @@ func (n *node) build(schema string, processor payment.Gateway, b broker, logger 
 	if n.sub, err = b.subscriber(n.name); err != nil {
 		return err
 	}
-	n.consumer, err = consumer.New(n.db, n.sub, n.steps, &consumer.Options{Schema: schema, Lanes: maxConns / 2, Wake: n.relay.Wake, Logger: logger})
+	n.consumer, err = consumer.New(n.db, n.sub, n.steps, &consumer.Options{
+		Schema: schema, Lanes: maxConns / 2, Observer: w.consumer, Wake: n.relay.Wake, Logger: logger,
+	})
 	if err != nil {
 		return err
 	}

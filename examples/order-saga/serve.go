@@ -36,15 +36,23 @@ func serve(ctx context.Context, args []string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	a := &app{settings: s, logger: slog.New(slog.NewTextHandler(stderr, nil))}
+	traces, err := openTracing(s.trace, stderr)
+	if err != nil {
+		return err
+	}
+	a := &app{settings: s, traces: traces, logger: slog.New(slog.NewTextHandler(stderr, nil))}
 	slog.SetDefault(a.logger) // for what has no logger of its own
-	return a.run(ctx, nil)
+	err = a.run(ctx, nil)
+	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	return errors.Join(err, traces.close(finish))
 }
 
 // An app is one process of the example.
 type app struct {
 	settings *settings
 	logger   *slog.Logger
+	traces   *tracing
 	broker   broker
 	nodes    []*node
 	started  atomic.Bool // migrated, declared, and every loop running
@@ -103,7 +111,7 @@ func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 	for _, n := range a.nodes {
 		n.routes(mux)
 	}
-	mount(web.Problems(mux))
+	mount(a.traces.serve(a.settings.services, web.Problems(mux)))
 
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
@@ -157,7 +165,11 @@ func (a *app) open(ctx context.Context, own string) error {
 	}
 	var steps []consumer.Step
 	for _, name := range s.services {
-		n, err := openNode(ctx, name, s, gatewayURL, a.broker, a.logger)
+		w, err := a.traces.watchers(name)
+		if err != nil {
+			return err
+		}
+		n, err := openNode(ctx, name, s, gatewayURL, a.broker, w, a.logger)
 		if err != nil {
 			return err
 		}

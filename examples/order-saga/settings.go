@@ -38,7 +38,8 @@ type settings struct {
 	namespace  string        // before the names of exchanges and queues
 	patience   time.Duration // for database and broker to be there
 
-	gatewayPlain bool // the payment gateway knows nothing of idempotency
+	gatewayPlain bool   // the payment gateway knows nothing of idempotency
+	trace        string // file for traces; empty: none are made
 
 	databaseURL string
 	amqpURL     string
@@ -72,6 +73,7 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&s.namespace, "namespace", cmp.Or(os.Getenv("ORDER_SAGA_NAMESPACE"), defaultNamespace),
 		"prefix of exchanges and queues, also by ORDER_SAGA_NAMESPACE")
 	flags.DurationVar(&s.patience, "start-timeout", 30*time.Second, "how long to wait for database and broker")
+	flags.StringVar(&s.trace, "trace", "", "file to which traces are appended, a span a line; - for standard error (default: no traces)")
 	flags.Usage = func() {
 		flags.SetOutput(stderr)
 		fmt.Fprintln(stderr, "usage: order-saga serve [flags]")

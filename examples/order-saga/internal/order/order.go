@@ -45,10 +45,16 @@ type Service struct {
 	Sweeper *idemkey.Sweeper
 }
 
+// Watchers see what the service does. The zero value is nobody.
+type Watchers struct {
+	Tracer   outbox.WriterTracer
+	Requests idemkey.Observer
+}
+
 // New returns a Service whose tables are in schema. wake is called after each
 // commit that may have put something into the outbox.
-func New(db *pgxpool.Pool, schema string, wake func(), logger *slog.Logger) (*Service, error) {
-	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema})
+func New(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.Logger) (*Service, error) {
+	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema, Tracer: w.Tracer})
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +62,7 @@ func New(db *pgxpool.Pool, schema string, wake func(), logger *slog.Logger) (*Se
 	if err != nil {
 		return nil, err
 	}
-	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, MaxRequestBody: web.MaxBody, Logger: logger})
+	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, MaxRequestBody: web.MaxBody, Observer: w.Requests, Logger: logger})
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ func newConsumer(t *testing.T) (*consumer.Consumer, *pgxpool.Pool, string) {
 		t.Fatal(err)
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	s, err := order.New(pool, schema, func() {}, quiet)
+	s, err := order.New(pool, schema, func() {}, order.Watchers{}, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/consumer/consumerotel"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/order"
+	"github.com/sagamill/sagamill/idemkey/idemotel"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/outbox/outboxotel"
+)
+
+// tracing makes traces of what this process does and writes each span as a line
+// of JSON: enough to see a saga in, without a collector. A real service uses an
+// exporter of its own. A nil tracing makes none.
+type tracing struct {
+	mu        sync.Mutex
+	to        io.Writer
+	file      *os.File // nil: to is not ours
+	providers []*sdktrace.TracerProvider
+}
+
+// openTracing returns what appends to the file at path, or writes to stderr if
+// that is a hyphen, or nil if it is empty. Processes may share a file.
+func openTracing(path string, stderr io.Writer) (*tracing, error) {
+	switch path {
+	case "":
+		return nil, nil
+	case "-":
+		return &tracing{to: stderr}, nil
+	}
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, badSetting("-trace", "%v", err)
+	}
+	return &tracing{to: file, file: file}, nil
+}
+
+// close writes what is left.
+func (t *tracing) close(ctx context.Context) (err error) {
+	if t == nil {
+		return nil
+	}
+	for _, p := range t.providers {
+		err = errors.Join(err, p.Shutdown(ctx))
+	}
+	if t.file != nil {
+		err = errors.Join(err, t.file.Close())
+	}
+	return err
+}
+
+// provider returns a tracer provider for a service of this process.
+func (t *tracing) provider(service string) trace.TracerProvider {
+	p := sdktrace.NewTracerProvider(sdktrace.WithBatcher(t),
+		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", service))))
+	t.providers = append(t.providers, p)
+	return p
+}
+
+// A spanLine is a span as it is written.
+type spanLine struct {
+	Trace      string         `json:"trace"`
+	Span       string         `json:"span"`
+	Parent     string         `json:"parent,omitempty"`
+	Service    string         `json:"service"`
+	Name       string         `json:"name"`
+	Kind       string         `json:"kind"`
+	Start      time.Time      `json:"start"`
+	Seconds    float64        `json:"seconds"`
+	Error      string         `json:"error,omitempty"`
+	Attributes map[string]any `json:"attributes,omitempty"`
+	Events     []string       `json:"events,omitempty"`
+}
+
+// ExportSpans implements sdktrace.SpanExporter. Each line is one write, so that
+// those of several processes do not mix.
+func (t *tracing) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range spans {
+		encoded, err := json.Marshal(lineOf(s))
+		if err != nil {
+			return fmt.Errorf("trace: %w", err)
+		}
+		if _, err := t.to.Write(append(encoded, '\n')); err != nil {
+			return fmt.Errorf("trace: %w", err)
+		}
+	}
+	return nil
+}
+
+// Shutdown implements sdktrace.SpanExporter. The providers share one.
+func (t *tracing) Shutdown(context.Context) error { return nil }
+
+func lineOf(s sdktrace.ReadOnlySpan) spanLine {
+	l := spanLine{
+		Trace: s.SpanContext().TraceID().String(), Span: s.SpanContext().SpanID().String(),
+		Name: s.Name(), Kind: s.SpanKind().String(), Start: s.StartTime(), Seconds: s.EndTime().Sub(s.StartTime()).Seconds(),
+		Error: s.Status().Description, Attributes: map[string]any{},
+	}
+	if s.Parent().HasSpanID() {
+		l.Parent = s.Parent().SpanID().String()
+	}
+	if name, ok := s.Resource().Set().Value("service.name"); ok {
+		l.Service = name.AsString()
+	}
+	for _, a := range s.Attributes() {
+		l.Attributes[string(a.Key)] = a.Value.AsInterface()
+	}
+	for _, e := range s.Events() {
+		l.Events = append(l.Events, e.Name)
+	}
+	return l
+}
+
+// watchers are what sees one service's part of the traces. Its fields are nil
+// where there is no tracing.
+type watchers struct {
+	relay    outbox.PublishObserver
+	consumer consumer.Observer
+	order    order.Watchers
+	http     trace.Tracer
+}
+
+func (t *tracing) watchers(service string) (w watchers, err error) {
+	if t == nil {
+		return w, nil
+	}
+	provider := t.provider(service)
+	tracer := outboxotel.NewTracer(&outboxotel.TracerOptions{TracerProvider: provider})
+	w.relay, w.order.Tracer, w.http = tracer, tracer, provider.Tracer("order-saga")
+	if w.consumer, err = consumerotel.New(&consumerotel.Options{TracerProvider: provider}); err != nil {
+		return w, err
+	}
+	w.order.Requests, err = idemotel.New(nil)
+	return w, err
+}
+
+// serve returns next with a span around each request, as otelhttp has it. The
+// services of this process share a listener.
+func (t *tracing) serve(services []string, next http.Handler) http.Handler {
+	if t == nil {
+		return next
+	}
+	name := "order-saga"
+	if len(services) == 1 {
+		name = services[0]
+	}
+	tracer := t.provider(name).Tracer("order-saga")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+		ctx, span := tracer.Start(ctx, r.Method, trace.WithSpanKind(trace.SpanKindServer))
+		defer span.End()
+		r = r.WithContext(ctx)
+		next.ServeHTTP(w, r)
+		if r.Pattern != "" {
+			span.SetName(r.Pattern) // the path itself has an order's id
+		}
+	})
+}
+
+// client returns an HTTP client that passes the trace of a request's context on.
+func (w *watchers) client() *http.Client {
+	if w.http == nil {
+		return &http.Client{}
+	}
+	return &http.Client{Transport: passOn{w.http}}
+}
+
+// passOn is a transport with a span around each call.
+type passOn struct{ tracer trace.Tracer }
+
+// RoundTrip implements [http.RoundTripper].
+func (p passOn) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx, span := p.tracer.Start(r.Context(), r.Method+" "+r.URL.Path, trace.WithSpanKind(trace.SpanKindClient))
+	defer span.End()
+	r = r.Clone(ctx)
+	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(r.Header))
+	return http.DefaultTransport.RoundTrip(r)
+}
