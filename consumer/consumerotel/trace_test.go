@@ -128,7 +128,7 @@ func line(s sdktrace.ReadOnlySpan) string {
 func value(s sdktrace.ReadOnlySpan, name attribute.Key) string {
 	for _, a := range s.Attributes() {
 		if a.Key == name {
-			return a.Value.Emit()
+			return a.Value.String()
 		}
 	}
 	return ""
