@@ -1,13 +1,19 @@
 package consumer_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/consumerstorm"
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // crowd is how many messages of each sort the tests of the budget have: enough
@@ -178,6 +184,47 @@ func TestAMessageThatOnlyCameBackHasItsAttempts(t *testing.T) {
 				if l.state != "dead" || l.entries > s.limit || l.entries < s.limit-1 {
 					t.Errorf("%s: %q after %d entries, want a dead letter after %d or %d", key, l, l.entries, s.limit-1, s.limit)
 				}
+			}
+		})
+	}
+}
+
+// An attempt loses its connection, and so does the COMMIT that notes it: the
+// server has it, the consumer does not know. The attempt counts once all the same.
+func TestAnAttemptCountsOnceAlsoWhenThatIsNotHeard(t *testing.T) {
+	t.Parallel()
+	for name, batch := range batchSizes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, batch)
+			proxy, pool := pgtest.NewProxy(t)
+			behind := *s
+			behind.pool = pool
+			q := newQueue()
+			q.publish(identified(actionType, "k", 1))
+			var entered atomic.Bool
+			lost := func(ctx context.Context, tx pgx.Tx, in consumer.Message[amount], _ consumer.Emit) error {
+				if entered.Swap(true) {
+					return errors.New("entered again")
+				}
+				if err := s.ledger.Enter(ctx, consumerstorm.Message{ID: in.ID, Key: in.Key, Kind: in.Type}); err != nil {
+					return err
+				}
+				proxy.Lose(pgtest.LoseReply)
+				_, err := tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+				return err
+			}
+			step := s.step(nil)
+			step.Action = consumer.On(stepTopic, lost)
+			step.Action.Type = actionType
+			stop := behind.run(t, q, step)
+			await(t, "the attempt is noted", func() bool { return s.count(t, "SELECT count(*) FROM {schema}.parked") == 1 })
+			proxy.Lose(pgtest.LoseNothing)
+			q.drained(t)
+			stop()
+			l := s.looks(t)["k"]
+			if got, want := l.exact(), `retrying 1 0 [] ["retrying action failed 1"]`; got != want || l.entries != 1 {
+				t.Errorf("after %d entries: %s, want %s", l.entries, got, want)
 			}
 		})
 	}
