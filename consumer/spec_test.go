@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // A spec is one step of one saga as the specification has it: what it is in,
@@ -185,6 +186,19 @@ func (s *spec) parked() []string {
 // String is everything that can be seen, and compares with that of a look.
 func (s *spec) String() string {
 	return fmt.Sprintf("%s %d %d %q %q", s.state, s.acts, s.undos, s.effects, s.parked())
+}
+
+// matches reports whether l is what s says. An attempt that succeeded and was lost
+// with the batch that it was in has been counted too, within the limit.
+func (s *spec) matches(l *look, batches bool) bool {
+	own := *l
+	if batches && slices.ContainsFunc(l.effects, func(e string) bool { return strings.HasPrefix(e, "act") }) && l.attempts <= s.limit {
+		own.attempts = min(l.attempts, s.acts)
+	}
+	if batches && slices.ContainsFunc(l.effects, func(e string) bool { return strings.HasPrefix(e, "undo") }) && l.undone <= s.limit {
+		own.undone = min(l.undone, s.undos)
+	}
+	return own.exact() == s.String()
 }
 
 // exact is the look as [spec.String] has it.

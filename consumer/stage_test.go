@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -117,13 +116,10 @@ func end(o outcome) error {
 // of different keys meet in one.
 func (s *stage) options() *consumer.Options {
 	opts := &consumer.Options{
-		Schema: s.schema, Lanes: 2, ParkedWorkers: 2, ParkedPoll: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		Schema: s.schema, BatchSize: s.batch, Lanes: 2, ParkedWorkers: 2, ParkedPoll: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if os.Getenv("SAGAMILL_TEST_LOG") != "" {
 		opts.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	}
-	if size := reflect.ValueOf(opts).Elem().FieldByName("BatchSize"); size.IsValid() {
-		size.SetInt(int64(s.batch))
 	}
 	return opts
 }
