@@ -104,6 +104,23 @@ func (p *Process) Kill() {
 	_ = p.stdin.Close()
 }
 
+// Terminate asks the process to end, as a deployment does. See Wait.
+func (p *Process) Terminate() { p.signal(syscall.SIGTERM) }
+
+// Wait waits until the process has ended, or for limit, and returns its exit
+// code: -1 if it was killed or has not ended.
+func (p *Process) Wait(limit time.Duration) int {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+		_ = p.stdin.Close()
+		return p.cmd.ProcessState.ExitCode()
+	case <-timer.C:
+		return -1
+	}
+}
+
 // Dead reports whether the process has ended.
 func (p *Process) Dead() bool {
 	select {
