@@ -139,7 +139,7 @@ func TestThoseInTheCompanyOfAKillerAreNoDeadLetters(t *testing.T) {
 				if killer.state != "dead" || killer.entries != deaths {
 					t.Errorf("the killer is %q after %d entries and %d deaths", killer, killer.entries, deaths)
 				}
-				s.judge(t, published, consumerstorm.Limits{Attempts: s.limit, Drained: true, MayDie: func(m consumerstorm.Message) bool { return m.Key == "killer" }})
+				s.judge(t, published, consumerstorm.Limits{Attempts: s.limit, Drained: true, MayDie: func(p consumerstorm.Parked) bool { return p.Key == "killer" }})
 			})
 		}
 	}

@@ -154,7 +154,7 @@ func (s *stage) judgeCells(t *testing.T, keys map[string]*cell, published map[st
 			}
 		}
 	}
-	s.judge(t, published, consumerstorm.Limits{Attempts: s.limit, MayDie: func(consumerstorm.Message) bool { return true }})
+	s.judge(t, published, consumerstorm.Limits{Attempts: s.limit, MayDie: func(consumerstorm.Parked) bool { return true }})
 }
 
 // seenIn reports whether arrival has left a trace in the look of a cell.

@@ -180,7 +180,7 @@ func TestTwoConsumersKeepTheInvariants(t *testing.T) {
 				s.race(t, r, msgs)
 			}
 			s.settle(t)
-			s.judge(t, published, consumerstorm.Limits{Attempts: s.limit, Drained: true, MayDie: func(consumerstorm.Message) bool { return true }})
+			s.judge(t, published, consumerstorm.Limits{Attempts: s.limit, Drained: true, MayDie: func(consumerstorm.Parked) bool { return true }})
 		})
 	}
 }

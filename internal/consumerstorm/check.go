@@ -7,9 +7,9 @@ import (
 
 // Limits are what a history may contain.
 type Limits struct {
-	Attempts int                // entries into each handler of a key, at most
-	Drained  bool               // nothing may be left that will run again
-	MayDie   func(Message) bool // whose dead letter is no surprise; nil: none
+	Attempts int               // entries into each handler of a key, at most
+	Drained  bool              // nothing may be left that will run again
+	MayDie   func(Parked) bool // whether a dead letter is no surprise; nil: each is one
 }
 
 // A step is everything that is known of one key.
@@ -205,9 +205,8 @@ func (s *step) overBudget(limits Limits) (wrong []string) {
 // come to its end.
 func (s *step) innocent(limits Limits) (wrong []string) {
 	for _, p := range s.parked {
-		m := Message{ID: p.MessageID, Key: p.Key, Kind: p.Kind, Payload: p.Payload}
 		switch {
-		case p.State == "dead" && (limits.MayDie == nil || !limits.MayDie(m)):
+		case p.State == "dead" && (limits.MayDie == nil || !limits.MayDie(p)):
 			wrong = append(wrong, s.complain("the %s %s is a dead letter (%s after %d attempts)", p.Kind, p.MessageID, p.Reason, p.Attempts)...)
 		case p.State == "retrying" && limits.Drained:
 			wrong = append(wrong, s.complain("the %s %s is still parked (%s after %d attempts)", p.Kind, p.MessageID, p.Reason, p.Attempts)...)

@@ -26,8 +26,8 @@ const (
 // The statements that read the evidence. They see what is committed when each
 // begins: call them while nothing runs.
 const (
-	sqlReadRows    = `SELECT key, state, attempts, undo_attempts, digest, undo_digest FROM {schema}.inbox ORDER BY key`
-	sqlReadParked  = `SELECT coalesce(key, ''), kind, state, reason, convert_from(message_id, 'UTF8'), payload, attempts FROM {schema}.parked ORDER BY id`
+	sqlReadRows    = `SELECT key || n, state, attempts, undo_attempts, digest, undo_digest FROM {schema}.inbox ORDER BY key, n`
+	sqlReadParked  = `SELECT coalesce(key || n, ''), kind, state, reason, convert_from(message_id, 'UTF8'), payload, attempts FROM {schema}.parked ORDER BY id`
 	sqlReadEffects = `SELECT key, kind, message_id, payload FROM {schema}.storm_effect ORDER BY id`
 	sqlReadEntries = `SELECT key, kind, message_id FROM {schema}.storm_entry ORDER BY id`
 )
@@ -38,8 +38,8 @@ const (
 	Compensation = "compensation"
 )
 
-// A Message is one that was published, however often. All of one step and one
-// scope: the key is the whole identity.
+// A Message is one that was published, however often. All are of one scope, and
+// no two steps have a key in common: Key, with n appended, is the whole identity.
 type Message struct {
 	ID, Key, Kind string
 	Payload       []byte
