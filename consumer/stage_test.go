@@ -64,6 +64,8 @@ type stage struct {
 	ledger *consumerstorm.Ledger
 	batch  int // Options.BatchSize
 	limit  int // Step.MaxAttempts
+
+	ordered bool // Step.Ordered
 }
 
 func newStage(t *testing.T, batch int) *stage {
@@ -91,7 +93,7 @@ func (s *stage) step(how script) consumer.Step {
 	}
 	step := consumer.Step{
 		Name: "pay", Action: consumer.On(stepTopic, work), Compensation: consumer.On(stepTopic, work),
-		MaxAttempts: s.limit, RetryBase: never, RetryCap: never,
+		MaxAttempts: s.limit, Ordered: s.ordered, RetryBase: never, RetryCap: never,
 	}
 	step.Action.Type, step.Compensation.Type = actionType, undoType
 	return step

@@ -230,10 +230,20 @@ func (f *field) await(what string, limit time.Duration, done func() bool) {
 	}
 }
 
-// explain says how things stand.
+// explain says what is not at rest.
 func (f *field) explain() {
-	for _, line := range f.evidence().Check(Limits{Attempts: f.config.Limit, Drained: true}) {
-		f.Log(line)
+	f.Helper()
+	e := f.evidence()
+	for _, s := range e.steps() {
+		lines := s.lost()
+		for _, p := range s.parked {
+			if p.State == "retrying" {
+				lines = append(lines, s.complain("the %s %s is parked (%s after %d attempts)", p.Kind, p.MessageID, p.Reason, p.Attempts)...)
+			}
+		}
+		for _, line := range lines {
+			f.Log(line)
+		}
 	}
 	f.Logf("%d messages wait in the queue", f.waiting())
 	for _, p := range f.processes {
