@@ -229,3 +229,26 @@ func TestAnAttemptCountsOnceAlsoWhenThatIsNotHeard(t *testing.T) {
 		})
 	}
 }
+
+// One of two copies dies in its handler on its first delivery, of which nothing
+// is left; the other is handled, fails and is parked, before the broker delivers
+// the first again. The entry that died counts too.
+func TestTheDeathOfOneCopyCountsForTheOther(t *testing.T) {
+	t.Parallel()
+	for name, batch := range batchSizes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, batch)
+			msgs := []*message.Message{identified(actionType, "fail-0", 1)}
+			c := startChild(t, s, childConfig{How: kills, Batch: batch, Lanes: 1}, msgs...)
+			s.deliver(t, everyEnd, msgs...)
+			s.deliver(t, everyEnd, c.redelivered(msgs)...)
+			for range s.limit + 1 {
+				s.due(t, everyEnd, actionType)
+			}
+			if l := s.looks(t)["fail-0"]; l.state != "dead" || l.entries > s.limit {
+				t.Errorf("%q after %d entries, the limit is %d", l, l.entries, s.limit)
+			}
+		})
+	}
+}

@@ -3,6 +3,8 @@ package consumer_test
 import (
 	"testing"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -22,11 +24,40 @@ func TestAnOrderedActionDoesNotWaitForItsOwnCompensation(t *testing.T) {
 				again := arrivals["action"]("k")
 				again.Metadata.Set(outbox.PropertyRedelivered, "true")
 				s.deliver(t, always(end), again)
-				s.settle(t)
+				s.finish(t, always(succeeds))
 				if got, want := s.looks(t)["k"].String(), "compensated | act 1, undo 2 | "; got != want {
 					t.Errorf("%q, want %q", got, want)
 				}
 			})
 		}
+	}
+}
+
+// A message of an Ordered step dies in its handler on its first delivery, of
+// which nothing is left. When it comes again it waits behind an earlier one. The
+// entry that died counts all the same.
+func TestADeathCountsForAMessageThatWaitsForItsOrder(t *testing.T) {
+	t.Parallel()
+	for name, batch := range batchSizes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, batch)
+			s.ordered = true
+			numbered := func(n string) *message.Message {
+				msg := identified(actionType, "k", 1)
+				msg.UUID += n
+				msg.Metadata.Set(outbox.HeaderKey, "k:pay#"+n)
+				return msg
+			}
+			second := []*message.Message{numbered("2")}
+			c := startChild(t, s, childConfig{How: kills, Batch: batch, Lanes: 1}, second...)
+			s.deliver(t, always(fails), numbered("1"))
+			s.deliver(t, always(fails), c.redelivered(second)...)
+			s.finish(t, always(fails))
+			entries := s.count(t, "SELECT count(*) FROM {schema}.storm_entry WHERE message_id = $1", second[0].UUID)
+			if entries > s.limit {
+				t.Errorf("%d entries, the limit is %d", entries, s.limit)
+			}
+		})
 	}
 }

@@ -260,3 +260,14 @@ func effectText(kind string, payload []byte) string {
 	verb := map[string]string{actionType: "act", undoType: "undo"}[kind]
 	return verb + " " + strings.Trim(string(payload), `{"amount":}`)
 }
+
+// finish lets everything that is parked run, over and over, until nothing is.
+func (s *stage) finish(t *testing.T, how script) {
+	t.Helper()
+	stop := s.run(t, newQueue(), s.step(how))
+	defer stop()
+	await(t, "nothing is parked to run again", func() bool {
+		s.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp() WHERE state = 'retrying' AND due_at > clock_timestamp() + interval '1 minute'")
+		return s.count(t, "SELECT count(*) FROM {schema}.parked WHERE state = 'retrying'") == 0
+	})
+}

@@ -43,6 +43,7 @@ const (
 type Message struct {
 	ID, Key, Kind string
 	Payload       []byte
+	Copies        int // how often it was published; 0 is once
 }
 
 // A Row is a row of the inbox.

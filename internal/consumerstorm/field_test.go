@@ -89,20 +89,26 @@ func (f *field) add(failpoints string) *process {
 	config := f.config
 	config.Name = fmt.Sprint("consumer", len(f.started))
 	p := start(f.T, f.TempDir(), config, failpoints)
+	p.armed = failpoints != ""
 	f.processes, f.started = append(f.processes, p), append(f.started, p)
 	return p
 }
 
-// replace starts as many processes as are dead, and returns how many that were.
+// replace starts a process for each that is dead, but for those that were armed,
+// and returns how many are dead.
 func (f *field) replace() (dead int) {
 	f.Helper()
+	missing := 0
 	f.processes = slices.DeleteFunc(f.processes, func(p *process) bool {
 		if p.Dead() {
 			dead++
 		}
+		if p.Dead() && !p.armed {
+			missing++
+		}
 		return p.Dead()
 	})
-	for range dead {
+	for range missing {
 		f.add("")
 	}
 	return dead

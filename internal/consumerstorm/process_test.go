@@ -175,6 +175,8 @@ type process struct {
 	*proctest.Process
 	name string
 	log  string // file with what it said
+
+	armed bool // it is meant to die at a point
 }
 
 // start starts a process that is armed with failpoints, if any.
