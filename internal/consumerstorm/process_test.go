@@ -28,7 +28,7 @@ const (
 	service    = "storm"
 	topic      = "work" // of all messages: one queue
 
-	processConns = 5 // of each of its two pools; more lanes than that wait
+	processConns = 7 // of each of its two pools; more lanes than that wait
 	parkedPoll   = 20 * time.Millisecond
 	maxSaid      = 4000 // bytes of a process's output in a failure
 )
@@ -98,7 +98,7 @@ func newConsumer(ctx context.Context, config processConfig) (*consumer.Consumer,
 	}
 	steps := newSteps(NewLedger(own, config.Schema), config.Limit)
 	c, err := consumer.New(pool, sub, steps, &consumer.Options{
-		Schema: config.Schema, BatchSize: config.Batch, Lanes: cmp.Or(config.Lanes, 4), ParkedWorkers: 1, ParkedPoll: parkedPoll,
+		Schema: config.Schema, BatchSize: config.Batch, Lanes: cmp.Or(config.Lanes, 4), ParkedWorkers: 3, ParkedPoll: parkedPoll,
 	})
 	return c, sub, err
 }
@@ -118,7 +118,7 @@ func newSteps(ledger *Ledger, limit int) (steps []consumer.Step) {
 	for _, name := range []string{"pay", "ship"} {
 		step := consumer.Step{
 			Name: name, Action: consumer.On(topic, handler(ledger)), Compensation: consumer.On(topic, handler(ledger)),
-			MaxAttempts: limit, RetryBase: time.Millisecond, RetryCap: 50 * time.Millisecond, Timeout: 10 * time.Second, Ordered: name == "ship",
+			MaxAttempts: limit, RetryBase: time.Millisecond, RetryCap: 10 * time.Millisecond, Timeout: 10 * time.Second, Ordered: name == "ship",
 		}
 		step.Action.Type, step.Compensation.Type = Action+"-"+name, Compensation+"-"+name
 		steps = append(steps, step)

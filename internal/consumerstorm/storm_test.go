@@ -23,12 +23,12 @@ var (
 
 const (
 	consumers = 3
-	perRound  = 60 // keys
+	perRound  = 40 // keys
 	strikes   = 3  // of a fault in a round
 
 	// stormLimit is MaxAttempts. Every fault may cost those in hand an attempt,
 	// or two; that of a message which nobody broke is never used up.
-	stormLimit = 12
+	stormLimit = 10
 
 	betweenStrikes = 60 * time.Millisecond
 )
@@ -178,7 +178,7 @@ func (s *storm) disarm() {
 // write returns the messages of a round: of both steps, with and without
 // compensations, before and after their actions, twice, failing and not.
 func (s *storm) write(number int) (letters []letter) {
-	ends := []string{`{}`, `{}`, `{}`, `{}`, `{"wait":20}`, `{"end":"flaky"}`, `{"end":"flaky"}`, `{"end":"panic"}`, `{"end":"fail"}`, `{"end":"terminal"}`}
+	ends := []string{`{}`, `{}`, `{}`, `{}`, `{}`, `{}`, `{}`, `{}`, `{}`, `{"wait":20}`, `{"end":"flaky"}`, `{"end":"flaky"}`, `{"end":"panic"}`, `{"end":"fail"}`, `{"end":"terminal"}`}
 	for i := range perRound {
 		l := letter{key: fmt.Sprint("r", number, "-", i, "-"), step: []string{"pay", "ship"}[s.rng.IntN(2)], kind: Action, payload: ends[s.rng.IntN(len(ends))]}
 		if l.step == "ship" { // a few of one key, which wait for each other
