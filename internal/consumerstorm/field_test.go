@@ -22,6 +22,7 @@ const (
 	drainLimit = 45 * time.Second // from the last fault to rest
 	stopLimit  = 20 * time.Second // of a process in good order
 	maxShown   = 20               // complaints
+	maxDeaths  = 30               // of processes that nobody killed, in one test
 )
 
 func ledgerURL() string { return pgtest.URL() }
@@ -200,7 +201,9 @@ func (f *field) atRest() bool {
 func (f *field) drain() (deaths int) {
 	f.Helper()
 	f.await("nothing is left to do", drainLimit, func() bool {
-		deaths += f.replace()
+		if deaths += f.replace(); deaths > maxDeaths {
+			f.Fatalf("%d processes have died, and no end is in sight", deaths)
+		}
 		return f.atRest()
 	})
 	for len(f.processes) > 0 {
