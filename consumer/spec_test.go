@@ -38,20 +38,6 @@ type specArrival struct {
 
 func newSpec(limit int) *spec { return &spec{limit: limit, state: "absent"} }
 
-func (s *spec) clone() *spec {
-	c := *s
-	c.dead, c.effects = slices.Clone(s.dead), slices.Clone(s.effects)
-	if s.parkedAct != nil {
-		p := *s.parkedAct
-		c.parkedAct = &p
-	}
-	if s.parkedUndo != nil {
-		p := *s.parkedUndo
-		c.parkedUndo = &p
-	}
-	return &c
-}
-
 // arrive deals with a delivery.
 func (s *spec) arrive(a specArrival) {
 	if a.kind == actionType {

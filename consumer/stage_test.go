@@ -258,7 +258,7 @@ func (s *stage) looks(t *testing.T) map[string]*look {
 // effectText is "act" or "undo" with the amount of the payload.
 func effectText(kind string, payload []byte) string {
 	verb := map[string]string{actionType: "act", undoType: "undo"}[kind]
-	return verb + " " + strings.Trim(string(payload), `{"amount":}`)
+	return verb + " " + strings.TrimSuffix(strings.TrimPrefix(string(payload), `{"amount":`), "}")
 }
 
 // finish lets everything that is parked run, over and over, until nothing is.
