@@ -32,3 +32,11 @@ var kinds = []kind{
 	{kindBatch, openOurs(batched(insertAndEmit))},
 	{kindQueued, openOurs(batched(queueAndEmit))},
 }
+
+func kindNames() []string {
+	names := make([]string, len(kinds))
+	for i, k := range kinds {
+		names[i] = k.name
+	}
+	return names
+}

@@ -17,14 +17,15 @@ import (
 
 const (
 	latencyLoad   = 0.5 // of the capacity
-	latencyLength = 2   // slices
+	latencyLength = 1.5 // slices
 	latencyWarm   = 0.1 // share of the samples that does not count
 	p99Goal       = 50  // milliseconds
 )
 
 // latencies measures the time from a message's publishing to its ack, which
 // follows the commit. The rate does not depend on how the consumer gets on, and the
-// clock of a message starts when it is due, not when its turn has come.
+// clock of a message starts when it is due, not when its turn has come. In between,
+// raw shows what the broker, the publisher and the machine take by themselves.
 func (b *bench) latencies(ctx context.Context) (targets []target.Target, err error) {
 	for i, s := range b.servers {
 		p99, err := b.latency(ctx, s)
@@ -38,31 +39,48 @@ func (b *bench) latencies(ctx context.Context) (targets []target.Target, err err
 	return targets, nil
 }
 
-func (b *bench) latency(ctx context.Context, s *private.Server) (p99 float64, err error) {
-	sub, err := b.newSubject(ctx, s, kindBatch, "latency")
+// latency returns the median of the rounds' p99 in milliseconds.
+func (b *bench) latency(ctx context.Context, s *private.Server) (float64, error) {
+	subjects, err := b.newSubjects(ctx, s, "latency", kindRaw, kindBatch)
 	if err != nil {
 		return 0, err
 	}
-	defer sub.close()
-	var o outcome
-	for range 2 { // the first warms up
-		if o, err = sub.drain(ctx, sub.backlog, true); err != nil {
-			return 0, err
-		}
-		sub.next(o.rate(), b.slice)
+	defer closeAll(subjects)
+	control, sub := subjects[0], subjects[1]
+	capacity, err := sub.capacity(ctx, b.slice)
+	if err != nil {
+		return 0, err
 	}
-	rate := o.rate() * latencyLoad
+	rate := capacity * latencyLoad
+	n := int(rate * latencyLength * b.slice.Seconds())
 	var p99s []float64
 	for range b.rounds {
-		clock, err := sub.paced(ctx, rate, int(rate*latencyLength*b.slice.Seconds()))
+		alone, err := control.paced(ctx, rate, n)
 		if err != nil {
 			return 0, err
 		}
-		fmt.Printf("latency %-6s %s at %.0f msg/s, half of its capacity: until sent %s; delivered %s; acked %s\n",
-			s.Name, sub.name, rate, spread(clock.sent), spread(clock.delivered), spread(clock.acked))
+		clock, err := sub.paced(ctx, rate, n)
+		if err != nil {
+			return 0, err
+		}
+		fmt.Printf("latency %-6s %s at %.0f msg/s, half of its capacity: until acked %s; delivered %s; sent %s; raw delivered %s\n",
+			s.Name, sub.name, rate, spread(clock.acked), spread(clock.delivered), spread(clock.sent), spread(alone.delivered))
 		p99s = append(p99s, target.Milliseconds(target.Percentile(steady(clock.acked), 0.99)))
 	}
 	return target.Median(p99s), nil
+}
+
+// capacity returns the rate at which the subject deals with a backlog.
+func (s *subject) capacity(ctx context.Context, slice time.Duration) (rate float64, err error) {
+	for range 2 { // the first warms up
+		o, err := s.drain(ctx, s.backlog, true)
+		if err != nil {
+			return 0, err
+		}
+		rate = o.rate()
+		s.next(rate, slice)
+	}
+	return rate, nil
 }
 
 // steady returns what was measured after the first moments.
@@ -82,7 +100,7 @@ func (s *subject) paced(ctx context.Context, rate float64, n int) (*stopwatch, e
 		return nil, err
 	}
 	clock := &stopwatch{due: make(map[string]time.Time, n)}
-	s.way.(*ours).watch = clock.watch
+	s.way.(interface{ timed(*stopwatch) }).timed(clock)
 	seen := newProgress(n)
 	r, err := s.way.start(ctx, seen)
 	if err != nil {
@@ -92,7 +110,7 @@ func (s *subject) paced(ctx context.Context, rate float64, n int) (*stopwatch, e
 	if err == nil {
 		err = seen.wait(ctx, r.failed)
 	}
-	if err == nil {
+	if err == nil && !s.ceiling() {
 		err = s.committed(ctx, n)
 	}
 	if err := errors.Join(err, r.stop()); err != nil {
@@ -160,10 +178,8 @@ func (w *stopwatch) note(what *[]time.Duration, id string) {
 	*what = append(*what, now.Sub(w.due[id]))
 }
 
-// watch returns sub as a subscriber whose acks are seen.
-func (w *stopwatch) watch(sub *rabbitmq.Subscriber) message.Subscriber { return &watched{sub, w} }
-
-// A watched keeps what else the consumer may ask the subscriber for.
+// A watched is a subscriber whose acks are seen. It keeps what else the consumer
+// may ask the subscriber for.
 type watched struct {
 	*rabbitmq.Subscriber
 	clock *stopwatch

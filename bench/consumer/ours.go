@@ -32,8 +32,8 @@ type setup struct {
 type ours struct {
 	*place
 	setup
-	keepInbox bool                                          // clear leaves it
-	watch     func(*rabbitmq.Subscriber) message.Subscriber // what the consumer gets; nil: the subscriber itself
+	keepInbox bool       // clear leaves it
+	clock     *stopwatch // nil: nobody wants to know
 }
 
 func openOurs(s setup) func(context.Context, *place) (way, error) {
@@ -56,6 +56,8 @@ func (o *ours) clear(ctx context.Context) error {
 
 func (o *ours) check(ctx context.Context, n int) error { return o.place.check(ctx, sqlTallyOurs, n) }
 
+func (o *ours) timed(clock *stopwatch) { o.clock = clock }
+
 // start runs a consumer.
 func (o *ours) start(ctx context.Context, seen *progress) (*running, error) {
 	sub, err := rabbitmq.NewSubscriber(o.queue.Config, &rabbitmq.SubscriberOptions{Prefetch: o.prefetch})
@@ -63,8 +65,8 @@ func (o *ours) start(ctx context.Context, seen *progress) (*running, error) {
 		return nil, err
 	}
 	var from message.Subscriber = sub
-	if o.watch != nil {
-		from = o.watch(sub)
+	if o.clock != nil {
+		from = &watched{sub, o.clock}
 	}
 	reserve := consumer.Step{Name: step, Action: consumer.On(o.queue.Topic, o.handler(seen))}
 	c, err := consumer.New(o.pool, from, []consumer.Step{reserve}, &o.options)

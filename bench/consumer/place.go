@@ -66,16 +66,6 @@ func (b *bench) newPlace(ctx context.Context, s *private.Server, name string) (_
 	return p, nil
 }
 
-// tend does what autovacuum, which is off, would have come round to.
-func (p *place) tend(ctx context.Context) error {
-	rows, _ := p.pool.Query(ctx, "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname = $1", p.schema)
-	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err == nil {
-		_, err = p.pool.Exec(ctx, "VACUUM ANALYZE "+strings.Join(tables, ", "))
-	}
-	return err
-}
-
 // committed waits until n effects have been committed.
 func (p *place) committed(ctx context.Context, n int) error {
 	tick := time.NewTicker(commitPause)

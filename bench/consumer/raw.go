@@ -18,15 +18,20 @@ const (
 
 // A raw takes messages and acks them, without a database: what the broker and the
 // client library can do.
-type raw struct{ *place }
+type raw struct {
+	*place
+	clock *stopwatch // nil: nobody wants to know
+}
 
-func openRaw(_ context.Context, p *place) (way, error) { return raw{p}, nil }
+func openRaw(_ context.Context, p *place) (way, error) { return &raw{place: p}, nil }
 
 // clear and check have nothing to do.
-func (raw) clear(context.Context) error      { return nil }
-func (raw) check(context.Context, int) error { return nil }
+func (*raw) clear(context.Context) error      { return nil }
+func (*raw) check(context.Context, int) error { return nil }
 
-func (r raw) start(ctx context.Context, seen *progress) (*running, error) {
+func (r *raw) timed(clock *stopwatch) { r.clock = clock }
+
+func (r *raw) start(ctx context.Context, seen *progress) (*running, error) {
 	conn, err := r.queue.Broker.Dial()
 	if err != nil {
 		return nil, err
@@ -45,7 +50,7 @@ func (r raw) start(ctx context.Context, seen *progress) (*running, error) {
 	run := &running{failed: make(chan error, 1)}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := ackAll(deliveries, seen); err != nil {
+		if err := r.ackAll(deliveries, seen); err != nil {
 			run.fail(err)
 		}
 	})
@@ -58,9 +63,12 @@ func (r raw) start(ctx context.Context, seen *progress) (*running, error) {
 }
 
 // ackAll acks the messages that are wanted, many at once.
-func ackAll(deliveries <-chan amqp.Delivery, seen *progress) error {
+func (r *raw) ackAll(deliveries <-chan amqp.Delivery, seen *progress) error {
 	n := int64(0)
 	for d := range deliveries {
+		if r.clock != nil {
+			r.clock.note(&r.clock.delivered, d.MessageId)
+		}
 		if n++; n%rawAcks == 0 || n == seen.want {
 			if err := d.Ack(true); err != nil {
 				return err
@@ -71,6 +79,6 @@ func ackAll(deliveries <-chan amqp.Delivery, seen *progress) error {
 	return nil
 }
 
-func (raw) String() string {
+func (*raw) String() string {
 	return fmt.Sprintf("amqp091-go, prefetch %d, one ack for %d messages, no database", rawPrefetch, rawAcks)
 }

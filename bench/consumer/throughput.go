@@ -53,7 +53,7 @@ func (b *bench) throughputs(ctx context.Context) (targets []target.Target, err e
 
 // rates returns the messages per second of each kind in each round.
 func (b *bench) rates(ctx context.Context, s *private.Server, describe bool) (map[string][]float64, error) {
-	subjects, err := b.newSubjects(ctx, s, "throughput", kinds)
+	subjects, err := b.newSubjects(ctx, s, "throughput", kindNames()...)
 	if err != nil {
 		return nil, err
 	}
@@ -83,9 +83,9 @@ func (b *bench) rates(ctx context.Context, s *private.Server, describe bool) (ma
 }
 
 // newSubjects opens several kinds on s.
-func (b *bench) newSubjects(ctx context.Context, s *private.Server, use string, of []kind) (subjects []*subject, err error) {
-	for _, k := range of {
-		sub, err := b.newSubject(ctx, s, k.name, use)
+func (b *bench) newSubjects(ctx context.Context, s *private.Server, use string, names ...string) (subjects []*subject, err error) {
+	for _, name := range names {
+		sub, err := b.newSubject(ctx, s, name, use)
 		if err != nil {
 			closeAll(subjects)
 			return nil, err
