@@ -28,7 +28,7 @@ export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 .PHONY: help demo serve services test tests fuzz check fmt bench-idemkey bench-relay bench-consumer FORCE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: bin/order-saga ## run the order example under a mixed load and check its invariants
 	@bin/order-saga demo
