@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/proctime"
 	"github.com/sagamill/sagamill/bench/internal/target"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -65,6 +66,7 @@ func (b *bench) latency(ctx context.Context, s *private.Server) (float64, error)
 		}
 		fmt.Printf("latency %-6s %s at %.0f msg/s, half of its capacity: until acked %s; delivered %s; sent %s; raw delivered %s\n",
 			s.Name, sub.name, rate, spread(clock.acked), spread(clock.delivered), spread(clock.sent), spread(alone.delivered))
+		fmt.Printf("latency %-6s %s, its publisher included: %s\n", s.Name, sub.name, clock.used.Each(n))
 		p99s = append(p99s, target.Milliseconds(target.Percentile(steady(clock.acked), 0.99)))
 	}
 	return target.Median(p99s), nil
@@ -101,7 +103,7 @@ func (s *subject) paced(ctx context.Context, rate float64, n int) (*stopwatch, e
 	}
 	clock := &stopwatch{due: make(map[string]time.Time, n)}
 	s.way.(interface{ timed(*stopwatch) }).timed(clock)
-	seen := newProgress(n)
+	seen, used := newProgress(n), proctime.Read()
 	r, err := s.way.start(ctx, seen)
 	if err != nil {
 		return nil, err
@@ -117,6 +119,7 @@ func (s *subject) paced(ctx context.Context, rate float64, n int) (*stopwatch, e
 		return nil, err
 	}
 	clock.watching.Wait()
+	clock.used = proctime.Read().Since(used)
 	return clock, s.verify(ctx, n)
 }
 
@@ -162,6 +165,7 @@ type stopwatch struct {
 	watching sync.WaitGroup
 
 	sent, delivered, acked []time.Duration // in the order in which that happened
+	used                   proctime.Usage  // by all
 }
 
 func (w *stopwatch) start(id string, due time.Time) {
