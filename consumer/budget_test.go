@@ -232,8 +232,10 @@ func TestAnAttemptCountsOnceAlsoWhenThatIsNotHeard(t *testing.T) {
 
 // One of two copies dies in its handler on its first delivery, of which nothing
 // is left; the other is handled, fails and is parked, before the broker delivers
-// the first again. The entry that died counts too.
-func TestTheDeathOfOneCopyCountsForTheOther(t *testing.T) {
+// the first again. To count that one too would charge every message whose ack was
+// lost after it was parked, which looks the same and is far more common: so a
+// second copy may cost one entry over the limit, and no more.
+func TestTheDeathOfOneCopyCostsOneEntry(t *testing.T) {
 	t.Parallel()
 	for name, batch := range batchSizes {
 		t.Run(name, func(t *testing.T) {
@@ -246,7 +248,7 @@ func TestTheDeathOfOneCopyCountsForTheOther(t *testing.T) {
 			for range s.limit + 1 {
 				s.due(t, everyEnd, actionType)
 			}
-			if l := s.looks(t)["fail-0"]; l.state != "dead" || l.entries > s.limit {
+			if l := s.looks(t)["fail-0"]; l.state != "dead" || l.entries > s.limit+1 {
 				t.Errorf("%q after %d entries, the limit is %d", l, l.entries, s.limit)
 			}
 		})

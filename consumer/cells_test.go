@@ -88,7 +88,7 @@ func cells() []*cell {
 			want:  map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
 		{name: "compensated", is: "compensated | act 1, undo 2 | ",
 			build: func(b *cellBuilder) { b.ok("action"); b.ok("compensation") },
-			want:  map[string]string{"other compensation": reusedUndo}},
+			want:  map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
 	}
 	for _, c := range all {
 		for arrival, want := range c.want {

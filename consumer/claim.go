@@ -83,7 +83,7 @@ func (c *Consumer) queueBehind(b *pgx.Batch, jobs []*job) {
 	if len(ordered) == 0 {
 		return
 	}
-	b.Queue(c.sql.readBehind, identityColumns(ordered)[:3]...).Query(func(rows pgx.Rows) error {
+	b.Queue(c.sql.readBehind, identityColumns(ordered)...).Query(func(rows pgx.Rows) error {
 		var ordinal int
 		_, err := pgx.ForEachRow(rows, []any{&ordinal}, func() error {
 			ordered[ordinal-1].behind = true

@@ -71,6 +71,7 @@ type job struct {
 	entered     bool  // the handler has been entered
 	direct      bool  // it has used its transaction, after a savepoint
 	cause       error // why that entry failed, not yet recorded
+	recorded    int   // attempts that were to be recorded with it, maybe in vain
 	wakes       bool  // its transaction put something into the outbox
 
 	undertaking *undertaking // the attempt at an Effect that its transaction has leased
@@ -162,10 +163,7 @@ func (j *job) arrival() arrival {
 // attempts returns how many entries into the handler there were, the present
 // one included.
 func (j *job) attempts(c cell) int {
-	n := c.attempts
-	if j.kind == compensation {
-		n = c.undoAttempts
-	}
+	n := c.entries(j.kind)
 	switch {
 	case j.parked != nil:
 		n = j.parked.attempts

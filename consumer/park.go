@@ -58,10 +58,11 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 		return c.park(ctx, tx, j, failure{reason: ReasonWaits, attempts: spent})
 	case queue:
 		to := map[kind]state{action: retrying, compensation: undoing}[j.kind]
-		if err := c.move(ctx, tx, j, found, to, 0); err != nil {
+		spent := j.attempts(found) - 1 // the entry that was to come does not
+		if err := c.move(ctx, tx, j, found, to, spent); err != nil {
 			return err
 		}
-		return c.park(ctx, tx, j, failure{reason: ReasonOrder})
+		return c.park(ctx, tx, j, failure{reason: ReasonOrder, attempts: spent})
 	case refuse:
 		return c.park(ctx, tx, j, failure{reason: ReasonActionDead, dead: true,
 			err: errors.New("consumer: the action is a dead letter, so it is not known whether there is anything to undo")})
@@ -160,7 +161,11 @@ func (c *Consumer) recordLost(ctx context.Context, j *job) error {
 		}
 		switch v := decide(found, j.arrival()); {
 		case v == run:
+			j.recorded = j.attempts(found)
 			return c.recordFailure(ctx, tx, j, found, j.cause)
+		case v == duplicate && j.recorded > 0 && found.entries(j.kind) >= j.recorded:
+			j.note(OutcomeRetry, ReasonFailed, j.cause)
+			return nil // it was recorded the time before, whose COMMIT was not answered
 		case v == duplicate && (found.state == retrying || found.state == undoing):
 			return c.countParked(ctx, tx, j)
 		default:

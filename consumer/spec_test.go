@@ -54,9 +54,9 @@ func (s *spec) actionArrives(a specArrival) {
 			s.bury(actionType, "superseded", 0)
 			s.acts = 1
 		}
-	case s.state == "compensated": // superseded
 	case s.act != 0 && s.act != a.amount:
 		s.bury(actionType, "key-reused", 0)
+	case s.state == "compensated": // superseded
 	case s.state == "absent":
 		s.act = a.amount
 		s.runAction(a.amount, s.acts+1, a.end)

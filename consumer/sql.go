@@ -102,14 +102,16 @@ WHERE i.state = 'open'
 RETURNING attempts`
 
 // sqlReadBehind returns which of the steps have an earlier message of the same key
-// parked. Whoever parks one acks it afterwards, and the next of the key is
+// parked, other than their own: an action and its compensation have an order of
+// their own, and who waits for an action holds nobody up. Whoever parks one acks it afterwards, and the next of the key is
 // delivered after that.
 const sqlReadBehind = `
 SELECT a.ordinal::integer
-FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS a (scope, key, step, ordinal)
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS a (scope, key, step, n, ordinal)
 WHERE EXISTS (
 	SELECT FROM {schema}.parked p
-	WHERE (p.scope, p.key, p.step) = (a.scope, a.key, a.step) AND p.state = 'retrying')`
+	WHERE (p.scope, p.key, p.step) = (a.scope, a.key, a.step) AND p.n <> a.n AND p.state = 'retrying'
+		AND p.reason <> 'waits-for-action')`
 
 // sqlUnclaim removes rows that sqlClaimMany has inserted, and whose steps have not
 // run in this transaction after all.
@@ -158,7 +160,8 @@ WHERE id IN (
 	WHERE state = 'retrying' AND due_at <= clock_timestamp() AND (step IS NULL AND topic = ANY($5) OR step = ANY($1)
 		AND NOT (step = ANY($4) AND EXISTS (
 			SELECT FROM {schema}.parked e
-			WHERE (e.scope, e.key, e.step) = (parked.scope, parked.key, parked.step) AND e.state = 'retrying' AND e.id < parked.id)))
+			WHERE (e.scope, e.key, e.step) = (parked.scope, parked.key, parked.step) AND e.n <> parked.n AND e.state = 'retrying'
+				AND e.reason <> 'waits-for-action' AND e.id < parked.id)))
 	ORDER BY due_at
 	LIMIT $2
 	FOR UPDATE SKIP LOCKED)

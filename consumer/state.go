@@ -69,6 +69,14 @@ type cell struct {
 	horizon      time.Time
 }
 
+// entries are those of the handler for k.
+func (c *cell) entries(k kind) int {
+	if k == compensation {
+		return c.undoAttempts
+	}
+	return c.attempts
+}
+
 // arrival is a message that wants to move a cell.
 type arrival struct {
 	kind         kind
@@ -97,10 +105,10 @@ func decide(c cell, a arrival) verdict {
 
 func decideAction(c cell, a arrival) verdict {
 	switch {
-	case c.state == void || c.state == compensated:
-		return superseded // whatever its payload
 	case differs(c.digest, a.digest):
 		return reused
+	case c.state == void || c.state == compensated:
+		return superseded
 	case c.state == absent, c.state == open, c.state == retrying && a.parked:
 		return run
 	default: // done, undoing, undo-dead; retrying and dead: the parked copy wins
