@@ -20,8 +20,8 @@ import (
 //
 // A business outcome, such as a declined card, is a result and no error. After
 // an error, a panic or the end of ctx the effect is in doubt, unless the error is
-// a [NotDone]. A [Terminal] error makes the message a dead letter, in doubt or
-// not by the same rule.
+// a [NotDone]. A [Terminal] or [Park] error makes the message a dead letter, in
+// doubt or not by the same rule.
 type Call[T, R any] func(ctx context.Context, in Message[T], key string) (R, error)
 
 // A Verify asks the other system what became of the calls with key, and has no
@@ -103,7 +103,8 @@ func (e notDoneError) Unwrap() []error { return []error{ErrNotDone, e.err} }
 // to have none later: a connection that was refused, an answer that says so. The
 // next attempt then calls without asking. It speaks of one call: a doubt that an
 // earlier one has left stays, unless Verify has cleared it. Together with
-// [Terminal], in either order, the message is a dead letter that is not in doubt.
+// [Terminal] or [Park], in either order, the message is a dead letter that is not in
+// doubt.
 func NotDone(err error) error {
 	if err == nil {
 		return nil

@@ -136,6 +136,8 @@ func (c client) call(what string) Call[payment, string] {
 			return text, err
 		case strings.Contains(text, "never"):
 			err = Terminal(errors.New(text))
+		case strings.Contains(text, "person"):
+			err = Park(errors.New(text))
 		default:
 			err = errors.New(text)
 		}

@@ -228,7 +228,7 @@ func persist(ctx context.Context, do func() error) error {
 	for try := 1; ; try++ {
 		err := do()
 		var panicked *PanicError
-		if err == nil || try == maxTries || errors.Is(err, ErrTerminal) || errors.As(err, &panicked) || ctx.Err() != nil {
+		if err == nil || try == maxTries || errors.Is(err, ErrTerminal) || errors.Is(err, ErrParked) || errors.As(err, &panicked) || ctx.Err() != nil {
 			return err
 		}
 		pause(ctx, failurePolicy.Wait(try), nil, false)
@@ -282,13 +282,10 @@ func (c *Consumer) recordUndone(ctx context.Context, j *job, o outcome) error {
 // undone says how o is parked. The last attempt, if it is in doubt, gets
 // another turn at which it is asked, once, what came of it.
 func (j *job) undone(found cell, o outcome) failure {
-	f := failure{reason: ReasonFailed, err: o.err, attempts: j.attempts(found)}
-	lastLook := o.doubt && j.asks() && !j.exhausted
-	switch {
-	case errors.Is(o.err, ErrTerminal):
-		f.reason, f.dead = ReasonTerminal, true
-	case f.attempts >= j.step.MaxAttempts && !lastLook:
-		f.reason, f.dead = ReasonExhausted, true
+	f := j.failure(found, o.err)
+	spent := f.reason == ReasonExhausted || f.reason == ReasonUnavailable
+	if spent && o.doubt && j.asks() && !j.exhausted {
+		f.reason, f.dead = ReasonFailed, false
 	}
 	return f
 }

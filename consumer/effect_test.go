@@ -112,6 +112,8 @@ func TestWhatAnErrorSaysAboutTheEffect(t *testing.T) {
 		{false, []string{"error", "not done"}, []string{"retrying failed 1?", "retrying failed 2?", ""}, 0}, // the doubt stays
 		{true, []string{"never"}, []string{"dead terminal 1?"}, 0},
 		{true, []string{"never, not done"}, []string{"dead terminal 1"}, 0},
+		{true, []string{"a person decides"}, []string{"dead parked 0?"}, 0},
+		{true, []string{"a person decides, not done"}, []string{"dead parked 0"}, 0},
 		{false, []string{"error", "never, not done"}, []string{"retrying failed 1?", "dead terminal 2?"}, 0},
 	} {
 		t.Run(fmt.Sprint(tt.verify, " ", tt.refuse), func(t *testing.T) {

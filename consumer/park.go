@@ -118,6 +118,15 @@ func (f failure) text() (text, stack string) {
 // recordFailure parks j for its next attempt or makes it a dead letter, and
 // moves the step's row accordingly.
 func (c *Consumer) recordFailure(ctx context.Context, tx pgx.Tx, j *job, found cell, cause error) error {
+	f := j.failure(found, cause)
+	if err := c.park(ctx, tx, j, f); err != nil {
+		return err
+	}
+	return c.move(ctx, tx, j, found, parkedState(j.kind, f.dead), f.attempts)
+}
+
+// failure says how j is kept after an attempt that ended by cause.
+func (j *job) failure(found cell, cause error) failure {
 	f := failure{reason: ReasonFailed, err: cause, attempts: j.attempts(found)}
 	var rejected *rejection
 	switch {
@@ -133,10 +142,7 @@ func (c *Consumer) recordFailure(ctx context.Context, tx pgx.Tx, j *job, found c
 	case f.attempts >= j.step.MaxAttempts:
 		f.reason, f.dead = ReasonExhausted, true
 	}
-	if err := c.park(ctx, tx, j, f); err != nil {
-		return err
-	}
-	return c.move(ctx, tx, j, found, parkedState(j.kind, f.dead), f.attempts)
+	return f
 }
 
 // recordLost notes, in a transaction of its own, that an entry into the
