@@ -17,10 +17,20 @@ import (
 // each lane, before subscriptions wait: one can fill up while another is handled.
 const boardSize = 2
 
+const (
+	// linger is how long a delivery may wait for company while another lane has a
+	// batch: a transaction for each costs both sides a multiple of what they share.
+	linger = 2 * time.Millisecond
+
+	// worthwhile is how much work for handlers is enough for another lane.
+	worthwhile = time.Millisecond
+)
+
 // An arrived is a delivery on its way to a lane.
 type arrived struct {
 	topic string
 	msg   *message.Message
+	at    time.Time // when it was put on the board
 	step  *traffic // nil: it is nobody's, and becomes a dead letter
 	alone bool     // it may not share a transaction
 }
@@ -49,6 +59,8 @@ type board struct {
 	more   sync.Cond // there may be something to take, or the board is closed
 	sagas  map[string]*saga
 	ready  []*saga // that no lane has, in the order of their first delivery
+	busy   int     // lanes that have a batch
+	timer  bool    // the end of somebody's linger will be told
 	closed bool
 }
 
@@ -79,6 +91,7 @@ func (b *board) put(ctx context.Context, a arrived) bool {
 		return false
 	}
 	key := sagaOf(a.msg)
+	a.at = time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.sagas[key]
@@ -111,6 +124,7 @@ func (b *board) take(n int, within time.Duration) load {
 	defer b.mu.Unlock()
 	for {
 		if l := b.pick(n, int64(within)); len(l.all) > 0 {
+			b.handedOut(l)
 			return l
 		}
 		if b.closed && len(b.ready) == 0 {
@@ -127,6 +141,10 @@ func (b *board) pick(n int, within int64) (l load) {
 		if len(l.all) == n || within < 0 || len(l.all) > 0 && l.all[0].alone {
 			kept = append(kept, b.ready[i:]...)
 			break
+		}
+		if len(l.all) == 0 && b.lingers(s.waiting[0], n) {
+			kept = append(kept, s)
+			continue
 		}
 		before := len(l.all)
 		for len(s.waiting) > 0 && len(l.all) < n && within >= 0 && b.fits(s.waiting[0], l.all) {
@@ -145,10 +163,46 @@ func (b *board) pick(n int, within int64) (l load) {
 	}
 	clear(b.ready[len(kept):])
 	b.ready = kept
-	if len(l.all) > 0 && l.all[0].alone && l.all[0].step != nil {
-		l.all[0].step.alone++
-	}
 	return l
+}
+
+// handedOut notes that a lane has l. If there is more, another one is told: nobody
+// tells more than one.
+func (b *board) handedOut(l load) {
+	switch first := l.all[0]; {
+	case !first.alone:
+		b.busy++
+	case first.step != nil:
+		first.step.alone++
+	}
+	if len(b.ready) > 0 {
+		b.more.Signal()
+	}
+}
+
+// lingers reports whether a, which may share a transaction, is to wait until the
+// lane that has a batch comes back: with the others it is not much, and it has not
+// waited for long. Somebody is told when it has.
+func (b *board) lingers(a arrived, n int) bool {
+	if a.alone || b.busy == 0 || b.closed || len(b.ready) >= n || time.Duration(len(b.ready))*time.Duration(a.step.pace.Load()) >= worthwhile {
+		return false
+	}
+	left := linger - time.Since(a.at)
+	if left <= 0 {
+		return false
+	}
+	if !b.timer {
+		b.timer = true
+		time.AfterFunc(left, b.lingered)
+	}
+	return true
+}
+
+func (b *board) lingered() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.timer = false
+	b.more.Signal()
 }
 
 // fits reports whether a may go with others. No step gets the last lane for what
@@ -165,8 +219,11 @@ func (b *board) fits(a arrived, others []arrived) bool {
 func (b *board) free(l load, left []arrived) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if l.all[0].alone && l.all[0].step != nil {
-		l.all[0].step.alone--
+	switch first := l.all[0]; {
+	case !first.alone:
+		b.busy--
+	case first.step != nil:
+		first.step.alone--
 	}
 	for _, a := range slices.Backward(left) {
 		s := b.sagas[sagaOf(a.msg)]
@@ -182,7 +239,7 @@ func (b *board) free(l load, left []arrived) {
 		}
 		b.ready = append(b.ready, s)
 	}
-	b.more.Broadcast()
+	b.more.Signal()
 }
 
 // close lets takers go on to the end.
