@@ -4,97 +4,28 @@
 package strictjson
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"strings"
-	"unicode"
 )
 
 // MaxDepth is how deeply arrays and objects may be nested.
 const MaxDepth = 128
 
 // Unmarshal is json.Unmarshal, but it refuses data with duplicate member
-// names (letter case aside), nesting over [MaxDepth], or anything after the
-// value. Unknown members are accepted: a newer sender may have added them.
+// names (letter case aside) or nesting over [MaxDepth], and then leaves into
+// as it was. Unknown members are accepted: a newer sender may have added them.
 func Unmarshal(data []byte, into any) error {
 	if err := check(data); err != nil {
 		return err
 	}
-	return json.Unmarshal(data, into)
+	return prefixed(json.Unmarshal(data, into))
 }
 
-// A frame is an open object or array.
-type frame struct {
-	names     map[string]bool // nil in an array
-	valueNext bool            // in an object: the name has been read
-}
-
-func check(data []byte) error {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	var open []frame
-	for {
-		token, err := dec.Token()
-		if errors.Is(err, io.EOF) && len(open) == 0 {
-			return errors.New("json: no value")
-		}
-		if err != nil {
-			return fmt.Errorf("json: %w", err)
-		}
-		if open, err = step(open, token); err != nil {
-			return err
-		}
-		if len(open) == 0 {
-			break
-		}
+// prefixed makes a syntax error say what it is about: of encoding/json's
+// errors, it alone does not.
+func prefixed(err error) error {
+	if _, ok := err.(*json.SyntaxError); ok {
+		return fmt.Errorf("json: %w", err)
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("json: data after the value")
-	}
-	return nil
-}
-
-func step(open []frame, token json.Token) ([]frame, error) {
-	if token == json.Delim('}') || token == json.Delim(']') {
-		return open[:len(open)-1], nil
-	}
-	if len(open) > 0 {
-		top := &open[len(open)-1]
-		if top.names != nil && !top.valueNext {
-			name, folded := token.(string), strings.Map(smallest, token.(string))
-			if top.names[folded] {
-				return nil, fmt.Errorf("json: member %.40q is given twice", name)
-			}
-			top.names[folded] = true
-			top.valueNext = true
-			return open, nil
-		}
-		top.valueNext = false
-	}
-	switch token {
-	case json.Delim('{'):
-		open = append(open, frame{names: map[string]bool{}})
-	case json.Delim('['):
-		open = append(open, frame{})
-	}
-	if len(open) > MaxDepth {
-		return nil, fmt.Errorf("json: nested more than %d deep", MaxDepth)
-	}
-	return open, nil
-}
-
-// smallest returns the least of the runes that equal r but for their case: to
-// encoding/json, unlike to strings.ToLower, the long s and the Kelvin sign are
-// cases of s and k.
-func smallest(r rune) rune {
-	for {
-		next := unicode.SimpleFold(r)
-		if next <= r {
-			return next
-		}
-		r = next
-	}
+	return err
 }
