@@ -31,8 +31,8 @@ type arrived struct {
 	topic string
 	msg   *message.Message
 	at    time.Time // when it was put on the board
-	step  *traffic // nil: it is nobody's, and becomes a dead letter
-	alone bool     // it may not share a transaction
+	step  *traffic  // nil: it is nobody's, and becomes a dead letter
+	alone bool      // it may not share a transaction
 }
 
 // A traffic is what lanes know of a step.
@@ -180,11 +180,16 @@ func (b *board) handedOut(l load) {
 	}
 }
 
-// lingers reports whether a, which may share a transaction, is to wait until the
-// lane that has a batch comes back: with the others it is not much, and it has not
-// waited for long. Somebody is told when it has.
+// lingers reports whether a, which may share a transaction, is to wait until a
+// lane that has a batch comes back: half of the lanes have one, or with the others it
+// is not much, and it has not waited for long. Somebody is told when it has.
 func (b *board) lingers(a arrived, n int) bool {
-	if a.alone || b.busy == 0 || b.closed || len(b.ready) >= n || time.Duration(len(b.ready))*time.Duration(a.step.pace.Load()) >= worthwhile {
+	switch {
+	case a.alone || b.busy == 0 || b.closed:
+		return false
+	case b.busy >= max(1, b.lanes/2):
+		return true // until one of them comes back
+	case len(b.ready) >= n || time.Duration(len(b.ready))*time.Duration(a.step.pace.Load()) >= worthwhile:
 		return false
 	}
 	left := linger - time.Since(a.at)

@@ -26,7 +26,7 @@ import (
 type Options struct {
 	Schema string // Postgres schema of inbox and outbox; default: sagamill
 
-	Lanes         int           // deliveries handled at once, each on a connection of its own; default: 8, at most 1,024
+	Lanes         int           // transactions at once, each on a connection of its own; half of them may be batches; default: 8, at most 1,024
 	BatchSize     int           // messages handled in one transaction at most; 1: each has its own; default: 64, at most 512
 	BatchTime     time.Duration // from when on a transaction takes in no further message; default: 50 ms
 	ParkedWorkers int           // parked messages run at once; default: 4, at most 1,024

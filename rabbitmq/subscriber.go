@@ -30,7 +30,8 @@ type SubscriberOptions struct {
 	Connection ConnectionOptions
 	// Prefetch is how many messages of a subscription may be in hand at once,
 	// and how many the broker sends ahead of their acks. The Config's Qos is
-	// not used: its usual value of 1 means one message at a time. Default: 64.
+	// not used: its usual value of 1 means one message at a time. Batches of a
+	// consumer are filled from these. Default: 256.
 	Prefetch int
 	// Key names what a message is about, so that messages with the same key are
 	// handed over one at a time and in order: see [Subscriber.Subscribe]. It is
@@ -56,7 +57,7 @@ type SubscriberOptions struct {
 }
 
 func (o SubscriberOptions) withDefaults() SubscriberOptions {
-	o.Prefetch = cmp.Or(o.Prefetch, 64)
+	o.Prefetch = cmp.Or(o.Prefetch, 256)
 	o.NackDelay = cmp.Or(o.NackDelay, time.Second)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.TopologyInterval = cmp.Or(o.TopologyInterval, 30*time.Second)

@@ -18,10 +18,10 @@ const (
 // with hundreds the last of a backlog are unevenly spread over eight.
 const plain1Prefetch, plain8Prefetch = 64, 16
 
-// batched is the best of 64 to 1,024 in hand and 2 to 8 lanes: each of four lanes
-// finds a full batch. Eight find more batches, of which none is full.
+// batched has twice the default in hand, so that each of the lanes that may have a
+// batch finds a full one.
 func batched(handler func(*progress) consumer.Handler[order]) setup {
-	return setup{prefetch: 512, options: consumer.Options{Lanes: 4}, handler: handler}
+	return setup{prefetch: 512, handler: handler}
 }
 
 var kinds = []kind{
