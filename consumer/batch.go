@@ -58,11 +58,15 @@ func (c *Consumer) settleSome(ctx, work context.Context, jobs []*job) (left []*j
 }
 
 // together returns how many of jobs, from the first, may share a transaction: a
-// step's row is claimed once in it.
+// step's row is claimed once in it. Of an ordered step there is one for each key,
+// since what parks the one must be known before the next is looked at.
 func (c *Consumer) together(jobs []*job) int {
-	seen := map[[4]string]bool{}
+	seen := map[identity]bool{}
 	for i, j := range jobs {
-		id := [4]string{j.Scope, j.Key, j.Step, j.N}
+		id := identity{j.Scope, j.Key, j.Step, j.N}
+		if j.step.Ordered {
+			id.n = ""
+		}
 		if !c.joins(j.step, j.redelivered, j.spent) || seen[id] {
 			return max(i, 1)
 		}
