@@ -205,7 +205,7 @@ func TestFailuresInABatch(t *testing.T) {
 func TestABatchIsBoundedInSavepoints(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	c := f.consumer(t, Options{BatchSize: 100}, f.step(f.effect("paid"), nil))
+	c := f.consumer(t, Options{BatchSize: 100, BatchTime: time.Minute}, f.step(f.effect("paid"), nil))
 	if acked := settle(t, c, keyed(100)...); len(acked) != 100 {
 		t.Errorf("acked %d messages, want 100", len(acked))
 	}
