@@ -154,7 +154,7 @@ func TestAForcedRedriveSeesARowOfNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.working(t, act("k"))
+	f.working(t, written(act("k"), "2020-01-03T00:00:00Z")) // sent later than what was swept
 	_, err = f.letters.redrive(t.Context(), tx, h, policy{horizon: h.horizon, force: true})
 	if !contended(err) {
 		t.Errorf("redrive = %v, want that it was taken meanwhile", err)
