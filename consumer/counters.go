@@ -61,7 +61,7 @@ var (
 var reasons = [...]Reason{
 	ReasonKeyMissing, ReasonKeyMalformed, ReasonScopeMissing, ReasonScopeMalformed, ReasonTypeMissing, ReasonTypeUnknown,
 	ReasonTooLarge, ReasonUndecodable, ReasonKeyReused, ReasonTerminal, ReasonExhausted, ReasonActionDead, ReasonWaits,
-	ReasonOrder, ReasonFailed, ReasonSuperseded,
+	ReasonOrder, ReasonFailed, ReasonSuperseded, ReasonCalling, ReasonUnsettled, ReasonParked, ReasonUnavailable, ReasonTooOld,
 }
 
 // counters count. Nothing on the way of a message takes a lock.

@@ -406,8 +406,7 @@ func jobsOf(t *testing.T, c *Consumer, msgs ...*message.Message) (jobs []*job) {
 	return jobs
 }
 
-// A message that was rolled back with another one of its transaction is told
-// so, and then what becomes of it.
+// What fails in a batch is parked in its transaction, and is told like the others.
 func TestAnObserverIsToldOfABatch(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -420,21 +419,49 @@ func TestAnObserverIsToldOfABatch(t *testing.T) {
 	if left := c.settleBatch(t.Context(), t.Context(), jobs); len(left) > 0 {
 		t.Fatalf("%d are left", len(left))
 	}
-	const pay, delivered = "process-payment ", " parked false redelivered false batch "
+	const pay, delivered = "process-payment ", " parked false redelivered false batch 4"
 	want := []string{
-		pay + "undone entered true attempt 1" + delivered + "4",
-		pay + "retry failed entered true attempt 1" + delivered + "1 once",
-		pay + "duplicate entered false attempt 0" + delivered + "3",
-		pay + "done entered true attempt 2" + delivered + "3",
-		pay + "done entered true attempt 1" + delivered + "3",
+		pay + "duplicate entered false attempt 0" + delivered,
+		pay + "done entered true attempt 1" + delivered,
+		pay + "retry failed entered true attempt 1" + delivered + " once",
+		pay + "done entered true attempt 1" + delivered,
 	}
 	if diff := cmp.Diff(want, r.take(t)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"2 once", "3 <nil>"}, r.transactions); diff != "" {
+	if diff := cmp.Diff([]string{"4 <nil>"}, r.transactions); diff != "" {
 		t.Errorf("transactions (-want +got):\n%s", diff)
 	}
-	if n := c.Counters(); n.InFlight != 0 || n.Steps[0].Handler.Count != 5 || n.Batches.Sum != 6 || n.RolledBack != 1 {
+	if n := c.Counters(); n.InFlight != 0 || n.Steps[0].Handler.Count != 4 || n.Batches.Sum != 5 || n.RolledBack != 0 {
+		t.Errorf("counters %+v", n)
+	}
+}
+
+// A message whose transaction was lost with another one of it is told so, and
+// then what becomes of it.
+func TestAnObserverIsToldOfALostBatch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	r := &recorder{}
+	c := f.consumer(t, Options{Observer: r, BatchTime: time.Minute}, f.step(scripted, nil))
+	jobs := jobsOf(t, c, act("a"), newMessage("pay", "b", payment{14}), act("c"))
+	if left := c.settleBatch(t.Context(), t.Context(), jobs); len(left) > 0 {
+		t.Fatalf("%d are left", len(left))
+	}
+	const pay, delivered = "process-payment ", " parked false redelivered false batch "
+	want := []string{
+		pay + "undone entered true attempt 1" + delivered + "3",
+		pay + "done entered true attempt 2" + delivered + "1",
+		pay + "retry failed entered true attempt 1" + delivered + "1 consumer: the connection was lost while the handler ran",
+		pay + "done entered true attempt 1" + delivered + "1",
+	}
+	if diff := cmp.Diff(want, r.take(t)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if len(r.transactions) != 3 || r.transactions[1] != "1 <nil>" || r.transactions[2] != "1 <nil>" {
+		t.Errorf("transactions %q, want one that was lost and one each of those that run again", r.transactions)
+	}
+	if n := c.Counters(); n.InFlight != 0 || n.Steps[0].Handler.Count != 4 || n.Steps[0].Outcomes[OutcomeUndone] != 1 || n.RolledBack != 1 {
 		t.Errorf("counters %+v", n)
 	}
 }
