@@ -86,7 +86,7 @@ func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []
 		c.ack(jobs[:b.ran]...)
 		return jobs[b.ran:]
 	}
-	c.opts.Logger.WarnContext(ctx, "consumer: a batch failed, and its messages are tried one by one", "messages", len(jobs), errorAttr(err))
+	c.opts.Logger.WarnContext(ctx, "consumer: a batch failed, and its messages are tried one by one", "messages", len(jobs), "error", err)
 	if errors.Is(err, errTxEnded) {
 		b.mend(ctx, work)
 	}
@@ -280,7 +280,7 @@ func (b *batch) mend(ctx, work context.Context) {
 		if err == nil || work.Err() != nil {
 			return
 		}
-		b.c.opts.Logger.ErrorContext(ctx, "consumer: claims are not taken back", "try", try, errorAttr(err))
+		b.c.opts.Logger.ErrorContext(ctx, "consumer: claims are not taken back", "try", try, "error", err)
 		pause(work, failurePolicy.Wait(try), nil, false)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"time"
 
@@ -217,8 +218,7 @@ func (c *Consumer) keep(ctx context.Context, j *job, o outcome) {
 		err = persist(ctx, func() error { return c.recordUndone(ctx, j, o) })
 	}
 	if err != nil {
-		c.opts.Logger.ErrorContext(ctx, "consumer: the outcome of an effect cannot be recorded; another attempt follows its lease",
-			"step", j.Step, "message_id", j.ID, "error", err)
+		c.logJob(ctx, slog.LevelError, "consumer: the outcome of an effect cannot be recorded; another attempt follows its lease", j, slog.Any("error", err))
 	}
 }
 
@@ -317,8 +317,7 @@ func (c *Consumer) underFence(ctx context.Context, j *job, do func(context.Conte
 		return do(ctx, tx, found)
 	})
 	if errors.Is(err, errGone) {
-		c.opts.Logger.WarnContext(ctx, "consumer: the outcome of an effect is not recorded: it is already, or another attempt has taken over",
-			"step", j.Step, "message_id", j.ID, "attempt", j.Attempt)
+		c.logJob(ctx, slog.LevelWarn, "consumer: the outcome of an effect is not recorded: it is already, or another attempt has taken over", j)
 		return nil
 	}
 	return err

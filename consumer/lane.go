@@ -129,7 +129,7 @@ func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool 
 		if err == nil {
 			return true
 		}
-		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", foreign(a.msg.UUID), "try", try, errorAttr(err))
+		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", err)
 		if try == maxTries || ctx.Err() != nil {
 			return false
 		}

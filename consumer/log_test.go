@@ -52,7 +52,7 @@ func TestLogLines(t *testing.T) {
 	c := f.consumer(t, Options{Observer: &recorder{}, Logger: slog.New(bareHandler{&log})}, hostile)
 	evil := newMessage("pay", "top-secret-key", payment{7})
 	evil.UUID = "id\nERROR forged"
-	evil.Metadata.Set(outbox.PropertyCorrelation, strings.Repeat("c", 300))
+	evil.Metadata.Set(outbox.PropertyCorrelation, strings.Repeat("c", 5000))
 	plain := newMessage("pay", "top-secret-key-2", payment{8})
 	plain.UUID = "id-2"
 	unread := newMessage("pay", "top-secret-key-3", payment{9})
@@ -72,10 +72,10 @@ func TestLogLines(t *testing.T) {
 
 	lines := strings.Split(strings.TrimSuffix(log.String(), "\n"), "\n")
 	want := []string{
-		`WARN consumer: handler failed step=process-payment kind=action topic=pay message_id="id\nERROR forged" correlation_id="` + strings.Repeat("c", 256) + `" attempt=1 error="two\nlines\x1b[31m" under top-secret-key-false-1`,
+		`WARN consumer: handler failed step=process-payment kind=action topic=pay message_id=id\nERROR forged correlation_id=` + strings.Repeat("c", 4096) + `… attempt=1 error=two\nlines\x1b[31m under top-secret-key-false-1`,
 		`WARN consumer: handler failed step=process-payment kind=action topic=pay message_id=id-2 correlation_id=id-2 attempt=1 error=plain under top-secret-key-2-false-1`,
 		`ERROR consumer: dead letter step=process-payment kind=action topic=pay message_id=id-2 correlation_id=id-2 attempt=1 reason=terminal attempts=1 error=plain under top-secret-key-2-false-1`,
-		`ERROR consumer: dead letter topic=pay message_id="\x1b[2J" reason=undecodable error=payload: json: cannot unmarshal string into Go struct field payment.amount of type int`,
+		`ERROR consumer: dead letter topic=pay message_id=\x1b[2J reason=undecodable error=payload: json: cannot unmarshal string into Go struct field payment.amount of type int`,
 		`INFO consumer: compensation before its action, which will not run any more step=process-payment kind=compensation topic=unpay message_id=id-5 correlation_id=id-5`,
 		`ERROR consumer: dead letter topic=x message_id=id-4 reason=type-unknown error=no step of this consumer takes type "a\nb" from topic x`,
 	}
@@ -87,5 +87,57 @@ func TestLogLines(t *testing.T) {
 	last := lines[len(lines)-1]
 	if len(lines) != len(want)+1 || !strings.HasPrefix(last, "ERROR consumer: delivery is not decided topic=pay message_id=") || !strings.HasSuffix(last, "try=1 error=consumer: connect: context canceled") {
 		t.Errorf("%d lines, the last: %s", len(lines), last)
+	}
+}
+
+// named tells its text only when it is asked.
+type named struct{ text string }
+
+func (n named) LogValue() slog.Value { return slog.StringValue(n.text) }
+
+// spiteful is an error that cannot be asked.
+type spiteful struct{}
+
+func (*spiteful) Error() string { panic("no") }
+
+// A tracedError has more to say to those who ask for it, in several lines.
+type tracedError struct{ error }
+
+func (e tracedError) Format(s fmt.State, _ rune) { fmt.Fprint(s, e.Error(), "\nmain.go:1") }
+
+// Whoever logs, and how, what cannot be printed is escaped and bounded; what is
+// clean stays itself, so that a handler can look into an error.
+func TestCleanLog(t *testing.T) {
+	t.Parallel()
+	clean := tracedError{fmt.Errorf("wrapped: %w", io.EOF)}
+	var cleaned error
+	var log bytes.Buffer
+	options := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == "clean" {
+			cleaned, _ = a.Value.Any().(error)
+		}
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}
+	l := cleanLog(slog.New(slog.NewJSONHandler(&log, options)))
+	l.With("id", "a\u202eb").WithGroup("g").Info("said\u009b",
+		"text", "\xff\ufffd\U000e0001 – é", "valuer", named{"\x7f"}, "n", 7, "none", nil,
+		slog.Group("in", "deep", slog.GroupValue(slog.Any("err", errors.New("\u2028")))),
+		"bytes", []byte("\x1b"), "struct", struct{ S string }{"\u202e"}, "spite", (*spiteful)(nil), "clean", clean)
+	want := `{"level":"INFO","msg":"said\\u009b","id":"a\\u202eb","g":{` +
+		`"text":"\\xff�\\U000e0001 – é","valuer":"\\x7f","n":7,"none":null,"in":{"deep":{"err":"\\u2028"}},` +
+		`"bytes":"Gw==","struct":"{S:\\u202e}","spite":"<nil>","clean":"wrapped: EOF"}}` + "\n"
+	if got := log.String(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if cleaned != clean {
+		t.Errorf("the handler was given %#v, want the error itself", cleaned)
+	}
+	for _, long := range []string{strings.Repeat("é", 5000), strings.Repeat("\x00", 5000), strings.Repeat("\xbf", 5000)} {
+		if got := visible(long); len(got) > maxLogText+20 || len(got) < maxLogText || !strings.HasSuffix(got, "…") {
+			t.Errorf("of %.4q… there are %d bytes, ending in %q", long, len(got), got[len(got)-4:])
+		}
 	}
 }

@@ -57,7 +57,7 @@ func (c *Consumer) runParked(ctx, work context.Context) {
 		switch {
 		case err != nil:
 			failures++
-			c.opts.Logger.ErrorContext(ctx, "consumer: parked messages cannot be taken", "failures", failures, errorAttr(err))
+			c.opts.Logger.ErrorContext(ctx, "consumer: parked messages cannot be taken", "failures", failures, "error", err)
 		case len(rows) > 0:
 			idle, failures = 0, 0
 		default:
@@ -167,7 +167,7 @@ func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
 	}
 	switch {
 	case err != nil:
-		c.opts.Logger.ErrorContext(ctx, "consumer: parked message is not decided", "step", row.Step, "message_id", foreign(row.MessageID), errorAttr(err))
+		c.opts.Logger.ErrorContext(ctx, "consumer: parked message is not decided", "step", row.Step, "message_id", string(row.MessageID), "error", err)
 	case j != nil:
 		c.committed(j)
 	}

@@ -108,7 +108,7 @@ func NewSweeper(db *pgxpool.Pool, opts *SweeperOptions) (*Sweeper, error) {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	o.Retention = cmp.Or(o.Retention, DefaultRetention)
 	o.Interval = cmp.Or(o.Interval, DefaultSweepInterval)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Logger = cleanLog(cmp.Or(o.Logger, slog.Default()))
 	if err := sqlschema.Check(o.Schema); err != nil {
 		return nil, fmt.Errorf("consumer: option Schema: %w", err)
 	}
