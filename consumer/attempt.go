@@ -311,7 +311,7 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 		return found, nil
 	}
 	var ours bool
-	err = tx.QueryRow(ctx, c.sql.lockParked, j.parked.id, j.parked.attempts).Scan(&ours)
+	err = tx.QueryRow(ctx, c.sql.lockParked, j.parked.fence()...).Scan(&ours)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return cell{}, errGone
 	}
@@ -324,7 +324,7 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 // handBack returns a parked copy whose step is busy, for a little while.
 func (c *Consumer) handBack(ctx context.Context, tx pgx.Tx, j *job) error {
 	wait := j.step.retry().Wait(1)
-	if _, err := tx.Exec(ctx, c.sql.handBack, j.parked.id, j.parked.attempts, wait.Microseconds()); err != nil {
+	if _, err := tx.Exec(ctx, c.sql.handBack, append(j.parked.fence(), wait.Microseconds())...); err != nil {
 		return fmt.Errorf("consumer: hand parked message back: %w", err)
 	}
 	return nil

@@ -20,8 +20,8 @@ import (
 //	claimEffect   in the transaction that decided: park the message with the attempt counted, in doubt, not due
 //	              before its lease is over, and the step's row retrying or undoing
 //	undertake     nothing is locked: ask verify if there is a doubt, make the call, and
-//	keep          lock the row and the parked copy, which must still be the one of this attempt (attempts is the
-//	              fence), and commit either what record does and the end of the copy, or the copy's next turn
+//	keep          lock the row and the parked copy, which must still be the one of this attempt (attempts and
+//	              round are the fence), and commit either what record does and the end of the copy, or the copy's next turn
 //
 // A process that dies in between leaves a parked message behind that says
 // enough. One that loses its lease finds the fence raised.
@@ -112,7 +112,7 @@ func (c *Consumer) readDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertak
 // Where a parked copy of a delivery is there already, that leaves u without an id.
 func (c *Consumer) queueLease(last *pgx.Batch, j *job, u *undertaking, lease time.Duration) {
 	if j.parked != nil {
-		u.parked.id = j.parked.id
+		u.parked.id, u.parked.round = j.parked.id, j.parked.round
 		last.Queue(c.effectSQL.leaseParked, j.parked.id, lease.Microseconds())
 		return
 	}
@@ -333,7 +333,7 @@ func (c *Consumer) lockHeld(ctx context.Context, conn *pgx.Conn, j *job) (pgx.Tx
 	b.BeginTx(readCommitted)
 	b.Queue(c.sql.limitIdle, milliseconds(idleLimit([]*job{j})))
 	b.Queue(c.sql.lockStep, j.identity()...).QueryRow(func(row pgx.Row) error { return row.Scan(found.columns()...) })
-	b.Queue(c.sql.lockParked, j.parked.id, j.parked.attempts).QueryRow(func(row pgx.Row) error { return row.Scan(&ours) })
+	b.Queue(c.sql.lockParked, j.parked.fence()...).QueryRow(func(row pgx.Row) error { return row.Scan(&ours) })
 	results := conn.SendBatch(ctx, b)
 	err := results.Close()
 	switch {

@@ -81,8 +81,12 @@ type job struct {
 // A parkedCopy is a row of the table parked that this instance has taken.
 type parkedCopy struct {
 	id       int64
-	attempts int // entries into the handler, the coming one included; also the fence
+	attempts int // entries into the handler, the coming one included; also the fence,
+	round    int // with how often the message was redriven
 }
+
+// fence are the arguments of sqlLockParked.
+func (p *parkedCopy) fence() []any { return []any{p.id, p.attempts, p.round} }
 
 // A rejection says why a message cannot be a job, ever.
 type rejection struct {

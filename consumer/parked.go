@@ -21,7 +21,7 @@ type parkedRow struct {
 	MessageID                 []byte
 	HeaderNames, HeaderValues [][]byte
 	Payload, Digest           []byte // Digest: of what it said before it was edited; nil: of Payload
-	Attempts                  int
+	Attempts, Round           int
 }
 
 func (r *parkedRow) message() *message.Message {
@@ -187,7 +187,7 @@ func (c *Consumer) reread(row *parkedRow) *job {
 			digest:   row.digest(), exhausted: true, entered: true, cause: rejected,
 		}
 	}
-	j.parked = &parkedCopy{id: row.ID, attempts: row.Attempts}
+	j.parked = &parkedCopy{id: row.ID, attempts: row.Attempts, round: row.Round}
 	if rejected == nil && row.Attempts > j.step.MaxAttempts && !j.asks() {
 		j.exhausted, j.entered = true, true
 		j.cause = fmt.Errorf("consumer: attempt %d ended without a result, most likely with its process", row.Attempts-1)

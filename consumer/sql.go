@@ -166,22 +166,23 @@ WHERE id IN (
 	LIMIT $2
 	FOR UPDATE SKIP LOCKED)
 RETURNING id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic,
-	message_id, header_names, header_values, payload, digest, attempts`
+	message_id, header_names, header_values, payload, digest, attempts, round`
 
 // sqlLockParked makes sure, under the inbox row's lock, that the parked copy
 // is still the one that was taken: attempts is the fence, since every take
-// raises it. Its lock keeps the message from being taken again.
+// raises it, with round, since a redrive lets attempts begin anew. Its lock keeps
+// the message from being taken again.
 const sqlLockParked = `
 SELECT true FROM {schema}.parked
-WHERE id = $1 AND attempts = $2 AND state = 'retrying'
+WHERE id = $1 AND attempts = $2 AND round = $3 AND state = 'retrying'
 FOR UPDATE`
 
 // sqlHandBack returns a parked message that was taken but whose step is locked
 // by somebody else: the take has cost no attempt.
 const sqlHandBack = `
 UPDATE {schema}.parked
-SET attempts = attempts - 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
-WHERE id = $1 AND attempts = $2 AND state = 'retrying'`
+SET attempts = attempts - 1, due_at = clock_timestamp() + $4 * interval '1 microsecond'
+WHERE id = $1 AND attempts = $2 AND round = $3 AND state = 'retrying'`
 
 // sqlDeleteParked ends a parked message that ran, or need not run any more.
 const sqlDeleteParked = `DELETE FROM {schema}.parked WHERE id = $1`

@@ -115,9 +115,10 @@ const sqlReadCopies = `
 SELECT scope, key, step, n, kind, coalesce(digest, sha256(payload)) FROM {schema}.parked
 WHERE state = 'retrying' AND (scope, key, step, n) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]))`
 
-// sqlSendLetters sends letters round, with all their attempts.
+// sqlSendLetters sends letters round, with all their attempts. What an attempt of
+// before the redrive has to say does not count any more.
 const sqlSendLetters = `
-UPDATE {schema}.parked SET state = 'retrying', attempts = 0, due_at = clock_timestamp() WHERE id = ANY ($1)`
+UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp() WHERE id = ANY ($1)`
 
 // sqlDropLetters removes letters that have nothing left to do.
 const sqlDropLetters = `DELETE FROM {schema}.parked WHERE id = ANY ($1)`

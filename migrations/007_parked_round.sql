@@ -1,0 +1,7 @@
+-- How often a message was redriven. Attempts begin anew then, so that they alone do not tell an attempt that hangs since
+-- before from one of now.
+ALTER TABLE {{.schema}}.parked ADD COLUMN round integer NOT NULL DEFAULT 0 CHECK (round >= 0);
+
+---- create above / drop below ----
+
+ALTER TABLE {{.schema}}.parked DROP COLUMN round;
