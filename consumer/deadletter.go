@@ -170,8 +170,8 @@ func (d *DeadLetters) Count(ctx context.Context, filter DeadFilter) (n int, err 
 }
 
 // RetryNow makes the retrying messages that filter picks due, whatever its State,
-// and returns how many. Their attempts stay counted. One that runs at this moment
-// is left out; one that has just been taken to run may be taken once more, which
+// and returns how many. Their attempts stay counted. One that runs at this moment,
+// or has a lease for its call, is left out; one that has just been taken to run may be taken once more, which
 // costs it an attempt.
 func (d *DeadLetters) RetryNow(ctx context.Context, filter DeadFilter) (n int, err error) {
 	filter.State = LetterRetrying

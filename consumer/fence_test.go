@@ -76,3 +76,28 @@ func TestAHungCallIsNotThatOfALaterRound(t *testing.T) {
 		t.Errorf("%q after %d calls, want %q after 3", got, s.made, want)
 	}
 }
+
+// A person who is in a hurry does not disturb a call that is under way: it is
+// neither made a second time beside the first, nor is its outcome lost.
+func TestACallInHandIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	s := &calls{}
+	c := f.consumer(t, Options{}, s.step(f.fixture))
+	s.all = []func() error{func() error {
+		if n, err := f.letters.RetryNow(t.Context(), DeadFilter{}); n != 0 || err != nil {
+			t.Errorf("RetryNow = %d, %v; want 0", n, err)
+		}
+		if n, err := f.letters.Bury(t.Context(), 1); n != 0 || err != nil {
+			t.Errorf("Bury = %d, %v; want 0", n, err)
+		}
+		if n := runParkedOnce(t, c); n != 0 {
+			t.Error("another attempt begins while the call is under way")
+		}
+		return nil
+	}}
+	handle(t, c, act("k"))
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t), "done 1 0 |  | receipt k 1"; got != want || s.made != 1 {
+		t.Errorf("%q after %d calls, want %q after 1", got, s.made, want)
+	}
+}

@@ -76,7 +76,7 @@ func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter, opts *R
 // Bury makes retrying messages dead letters before their attempts are used up, so
 // that they can be edited or discarded. It returns how many: an id that is not
 // retrying, or no longer, is left out, and so is one whose step is locked, such as
-// by its own handler.
+// by its own handler, or whose call is under way.
 func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (n int, err error) {
 	for chunk := range slices.Chunk(ids, letterBatch) {
 		r := &round{DeadLetters: d, counts: Prospects{}, state: LetterRetrying, change: d.bury}

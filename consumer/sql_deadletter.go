@@ -36,10 +36,14 @@ const sqlReadLetter = `SELECT {letter} FROM {schema}.parked WHERE id = $1`
 // while it is edited. Nothing else of its step is locked behind it.
 const sqlLockLetter = `SELECT {letter} FROM {schema}.parked WHERE id = $1 AND state = 'dead' FOR UPDATE`
 
+// sqlNotCalling leaves out messages whose call is under way, as far as can be told:
+// the attempt has a lease, and nothing is locked.
+const sqlNotCalling = ` AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp())`
+
 // sqlRetryNow makes messages due. A message that runs is locked by its consumer,
 // and left out.
 const sqlRetryNow = `
-WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE SKIP LOCKED)
+WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked}` + sqlNotCalling + ` ORDER BY id LIMIT $13 FOR UPDATE SKIP LOCKED)
 UPDATE {schema}.parked p SET due_at = least(p.due_at, clock_timestamp())
 FROM batch WHERE p.id = batch.id
 RETURNING p.id`
@@ -103,7 +107,7 @@ const sqlTryHoldSteps = sqlHoldSteps + ` SKIP LOCKED`
 const sqlSeeLetters = `
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
 	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
-FROM {schema}.parked WHERE id = ANY ($1) AND state = '{state}' ORDER BY id`
+FROM {schema}.parked WHERE id = ANY ($1) AND state = '{state}'` + sqlNotCalling + ` ORDER BY id`
 
 // sqlHoldLetters locks them, and makes sure that nobody has dealt with them.
 const sqlHoldLetters = sqlSeeLetters + ` FOR UPDATE`
