@@ -11,7 +11,7 @@ import (
 // missing from the maps. The numbers are read one after the other, while others
 // go on: they belong to almost the same instant.
 type Counters struct {
-	InFlight int            // handlers that run
+	InFlight int            // handlers that run, and verify, call and record of Effects
 	Steps    []StepCounters // sorted by step, the action before the compensation
 
 	// Rejected are the messages of no step that became dead letters, by reason,
@@ -21,7 +21,8 @@ type Counters struct {
 
 	// Transactions tells the time of each transaction in which messages were
 	// handled, and Batches how many messages that were. RolledBack of them were
-	// rolled back, or ended in a way that is not known.
+	// rolled back, or ended in a way that is not known. An attempt at an Effect has
+	// two.
 	Transactions, Batches Histogram
 	RolledBack            uint64
 }
@@ -34,7 +35,7 @@ type StepCounters struct {
 	Outcomes map[Outcome]uint64 // arrivals
 	Retries  map[Reason]uint64  // those that were parked to run again
 	Dead     map[Reason]uint64  // those that became dead letters
-	Handler  Histogram          // seconds in the handler; its Count is that of the entries
+	Handler  Histogram          // seconds in the handler, of an Effect from verify or call to the end of record; its Count is that of the entries
 	Lag      Histogram          // seconds from a message's timestamp to the entry, of deliveries; of parked copies there is none
 }
 

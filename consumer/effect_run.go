@@ -77,9 +77,11 @@ func (c *Consumer) claimEffect(ctx context.Context, tx pgx.Tx, j *job, found cel
 	if err := c.end(ctx, tx, last); err != nil {
 		return err
 	}
-	if u.parked.id != 0 {
-		j.undertaking = &u
+	if u.parked.id == 0 {
+		j.note(OutcomeDuplicate, "", nil)
+		return nil
 	}
+	j.undertaking = &u
 	return nil
 }
 
@@ -127,6 +129,7 @@ func (c *Consumer) queueLease(last *pgx.Batch, j *job, u *undertaking, lease tim
 // of it. It returns no error: j is parked whatever happens, and if nothing can be
 // recorded its lease runs out.
 func (c *Consumer) undertake(ctx context.Context, j *job) {
+	j.watch.delivered = j.parked == nil
 	j.parked = &j.undertaking.parked
 	if err := failpoint.Hit("effect/after-claim"); err != nil {
 		return // as if the process had died
@@ -161,7 +164,7 @@ func (c *Consumer) resolve(ctx context.Context, j *job) outcome {
 }
 
 func (c *Consumer) ask(ctx context.Context, j *job) (result any, found bool, err error) {
-	err = j.within(ctx, func(ctx context.Context) (err error) {
+	err = c.within(ctx, j, func(ctx context.Context) (err error) {
 		result, found, err = j.input.effect.verify(ctx, j.Delivery, j.body)
 		return err
 	})
@@ -172,16 +175,16 @@ func (c *Consumer) call(ctx context.Context, j *job) (result any, err error) {
 	if err := failpoint.Hit("effect/before-call"); err != nil {
 		return nil, err
 	}
-	err = j.within(ctx, func(ctx context.Context) (err error) {
+	err = c.within(ctx, j, func(ctx context.Context) (err error) {
 		result, err = j.input.effect.call(ctx, j.Delivery, j.body)
 		return err
 	})
 	return result, cmp.Or(err, failpoint.Hit("effect/after-call"))
 }
 
-// within runs do with the step's deadline, and not at all if the lease is over,
-// as it is when the process has hung. A panic becomes an error.
-func (j *job) within(ctx context.Context, do func(ctx context.Context) error) (err error) {
+// within runs do in j's entry with the step's deadline, and not at all if the lease
+// is over, as it is when the process has hung. A panic becomes an error.
+func (c *Consumer) within(ctx context.Context, j *job, do func(ctx context.Context) error) (err error) {
 	now := time.Now()
 	if !now.Before(j.undertaking.until) {
 		return errLate
@@ -192,6 +195,9 @@ func (j *job) within(ctx context.Context, do func(ctx context.Context) error) (e
 	}
 	ctx, cancel := context.WithDeadline(ctx, limit)
 	defer cancel()
+	ctx = c.entering(ctx, j)
+	err = errNoReturn
+	defer func() { c.leaving(j, err) }()
 	defer func() {
 		if value := recover(); value != nil {
 			err = &PanicError{Value: value, Stack: debug.Stack()}
@@ -218,6 +224,7 @@ func (c *Consumer) keep(ctx context.Context, j *job, o outcome) {
 		err = persist(ctx, func() error { return c.recordUndone(ctx, j, o) })
 	}
 	if err != nil {
+		j.note(OutcomeUndecided, "", err)
 		c.logJob(ctx, slog.LevelError, "consumer: the outcome of an effect cannot be recorded; another attempt follows its lease", j, slog.Any("error", err))
 	}
 }
@@ -242,12 +249,11 @@ func (c *Consumer) recordResult(ctx context.Context, j *job, result any) error {
 			return err
 		}
 		r := j.recording(result)
+		defer func() { j.watch, j.wakes = r.watch, r.wakes }()
 		if err := c.enter(ctx, tx.Conn(), tx, r, found); err != nil {
 			return err
 		}
-		err := c.finish(ctx, tx, r, found)
-		j.wakes = r.wakes
-		return err
+		return c.finish(ctx, tx, r, found)
 	})
 	if err == nil {
 		err = failpoint.Hit("effect/after-record")
@@ -295,6 +301,7 @@ func (j *job) undone(found cell, o outcome) failure {
 // copy could be another attempt's.
 func (c *Consumer) postpone(ctx context.Context, j *job, wait time.Duration) error {
 	return c.underFence(ctx, j, func(ctx context.Context, tx pgx.Tx, found cell) error {
+		j.note(OutcomeRetry, ReasonUnsettled, errUnsettled)
 		last := &pgx.Batch{}
 		last.Queue(c.effectSQL.postpone, j.parked.id, wait.Microseconds(), j.step.Settle.Microseconds())
 		last.Queue(c.sql.moveStep, j.transition(found, parkedState(j.kind, false), j.parked.attempts-1)...)
@@ -310,13 +317,16 @@ func (c *Consumer) underFence(ctx context.Context, j *job, do func(context.Conte
 	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout+databaseTimeout)
 	defer cancel()
 	err := c.withConn(ctx, func(conn *pgx.Conn) error {
-		tx, found, err := c.lockHeld(ctx, conn, j)
-		if err != nil {
-			return err
-		}
-		return do(ctx, tx, found)
+		return c.timed(ctx, new(int), func() error {
+			tx, found, err := c.lockHeld(ctx, conn, j)
+			if err != nil {
+				return err
+			}
+			return do(ctx, tx, found)
+		})
 	})
 	if errors.Is(err, errGone) {
+		j.note(OutcomeDuplicate, "", nil)
 		c.logJob(ctx, slog.LevelWarn, "consumer: the outcome of an effect is not recorded: it is already, or another attempt has taken over", j)
 		return nil
 	}

@@ -18,7 +18,7 @@ type Outcome string
 // is acked.
 const (
 	OutcomeDone       Outcome = "done"       // its handler's work has committed
-	OutcomeDuplicate  Outcome = "duplicate"  // that had committed before (its answer may have been lost), or a parked copy will do it
+	OutcomeDuplicate  Outcome = "duplicate"  // that had committed before (its answer may have been lost), or a parked copy or another attempt will do it
 	OutcomeSuperseded Outcome = "superseded" // the compensation came first
 	OutcomeTombstone  Outcome = "tombstone"  // a compensation with nothing to undo: its action will not run any more
 	OutcomeRetry      Outcome = "retry"      // parked: it will run again
@@ -36,9 +36,11 @@ var outcomes = [...]Outcome{
 // it takes, messages wait for. It must be safe for concurrent use and may not
 // panic. Package consumerotel has one that makes traces and metrics.
 type Observer interface {
-	// Enter is called when a handler is about to be entered. For each call
-	// Observe is called later with the Entry, also if the handler panics or ends
-	// its goroutine; not if the process dies. in must not be changed.
+	// Enter is called when a handler is about to be entered, and for each attempt
+	// at an Effect before its verify or call, whichever comes first: verify, call
+	// and record are in one entry. For each call of Enter, Observe is called later
+	// with the Entry, also if the handler panics or ends its goroutine; not if the
+	// process dies. in must not be changed.
 	Enter(ctx context.Context, in *Delivery) Entry
 
 	// Observe is called when it is known what became of an arrival: after the
@@ -46,7 +48,8 @@ type Observer interface {
 	// cannot happen in this attempt any more.
 	Observe(ctx context.Context, e Event)
 
-	// Ended is called after each transaction in which messages were handled.
+	// Ended is called after each transaction in which messages were handled. An
+	// attempt at an Effect has two, before its call and after it.
 	Ended(ctx context.Context, t Transaction)
 }
 
@@ -54,7 +57,8 @@ type Observer interface {
 // one that the Observer has no interest in.
 type Entry interface {
 	// Context returns ctx with what tells code under it that it belongs to the
-	// entry, such as a span: handler and log lines run under it.
+	// entry, such as a span: handler and log lines run under it, and so do
+	// verify, call and record.
 	Context(ctx context.Context) context.Context
 
 	// Trace returns the trace headers of what the handler emits, or "" for the
@@ -75,7 +79,7 @@ type Event struct {
 	Entry       Entry         // from Enter; nil also if no handler was entered
 	Entered     bool          // a handler was
 	Began       time.Time     // when it was, or else when the message was looked at
-	Ended       time.Time     // when it returned, or else when the outcome was known
+	Ended       time.Time     // when it returned, an Effect's record if it came to that; or else when the outcome was known
 	Lag         time.Duration // from the message's timestamp to Began, for a delivery that entered its handler; negative: not known
 	Parked      bool          // it was run from the database, not from the broker
 	Redelivered bool          // the broker says that it may have delivered it before
@@ -100,6 +104,7 @@ const maxLag = 30 * 24 * time.Hour
 type watch struct {
 	came, entered, left time.Time
 	inside              bool // a handler was entered, and nobody has been told the end
+	delivered           bool // the job came from the broker; by now it is parked
 	entry               Entry
 	failure             error // of the handler
 	outcome             Outcome
@@ -124,14 +129,18 @@ func (j *job) note(o Outcome, r Reason, err error) {
 }
 
 // entering tells that j's handler is about to be entered, and returns the
-// context under which it is.
+// context under which it is. What an Effect does after its first function goes on
+// in the entry of that.
 func (c *Consumer) entering(ctx context.Context, j *job) context.Context {
 	w := &j.watch
-	w.entered, w.inside, w.failure = time.Now(), true, nil
-	c.counters.inFlight.Add(1)
-	if c.opts.Observer != nil {
-		w.entry = c.opts.Observer.Enter(ctx, &j.Delivery)
+	if !w.inside {
+		w.entered, w.inside = time.Now(), true
+		if c.opts.Observer != nil {
+			w.entry = c.opts.Observer.Enter(ctx, &j.Delivery)
+		}
 	}
+	w.failure = nil
+	c.counters.inFlight.Add(1)
 	return w.context(ctx)
 }
 
@@ -209,7 +218,7 @@ func (c *Consumer) tell(ctx context.Context, j *job) {
 	e := Event{
 		Delivery: &j.Delivery, Outcome: w.outcome, Reason: w.reason, Err: w.failure,
 		Entry: w.entry, Entered: w.inside, Began: w.came, Lag: -1,
-		Parked: j.parked != nil, Redelivered: j.redelivered, Batch: max(w.batch, 1),
+		Parked: j.parked != nil && !w.delivered, Redelivered: j.redelivered, Batch: max(w.batch, 1),
 	}
 	if e.Entered {
 		e.Began, e.Ended = w.entered, w.left

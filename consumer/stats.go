@@ -16,6 +16,7 @@ import (
 // are due first, and the oldest dead letters.
 type Stats struct {
 	Retrying int // will run again
+	Calling  int // calls of an Effect are under way, or ended with their process and go on when their lease is over
 	Dead     int // dead letters; a person is needed
 
 	// Overdue is how long the message that is to run next has been due: the
@@ -34,6 +35,17 @@ type ParkedStats struct {
 	Reason   Reason
 	Messages int
 	Oldest   time.Duration // since the first of them was parked
+}
+
+// State is dead, calling or retrying, as in [Stats].
+func (p *ParkedStats) State() string {
+	switch {
+	case p.Dead:
+		return "dead"
+	case p.Reason == ReasonCalling:
+		return "calling"
+	}
+	return "retrying"
 }
 
 // sqlReadStats counts parked messages by what a person would ask for. It takes
@@ -69,11 +81,14 @@ func (c *Consumer) Stats(ctx context.Context) (s Stats, err error) {
 }
 
 func (s *Stats) add(p ParkedStats, due time.Duration) {
-	if p.Dead {
-		s.Dead += p.Messages
-	} else {
+	switch p.State() {
+	case "dead":
+		s.Dead += p.Messages // which are never due
+	case "calling":
+		s.Calling += p.Messages
+	default:
 		s.Retrying += p.Messages
-		s.Overdue = max(s.Overdue, due)
 	}
+	s.Overdue = max(s.Overdue, due)
 	s.Parked = append(s.Parked, p)
 }

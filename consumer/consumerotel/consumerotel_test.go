@@ -73,6 +73,8 @@ func TestSpans(t *testing.T) {
 			want: "process pay consumer Unset  " + all + "messaging.operation.name=process,messaging.operation.type=process,messaging.system=sagamill,sagamill.attempt=3,sagamill.batch=7,sagamill.kind=action,sagamill.outcome=done,sagamill.step=pay,sagamill.type=OrderCreated"},
 		"failed": {e: consumer.Event{Delivery: undo, Entered: true, Outcome: consumer.OutcomeRetry, Reason: consumer.ReasonFailed, Err: errors.New("secret"), Parked: true, Redelivered: true},
 			want: "compensate pay consumer Error _OTHER error.type=_OTHER," + all + "messaging.operation.name=compensate,messaging.operation.type=process,messaging.system=sagamill,sagamill.attempt=3,sagamill.batch=0,sagamill.kind=compensation,sagamill.outcome=retry,sagamill.parked=true,sagamill.reason=failed,sagamill.redelivered=true,sagamill.step=pay,sagamill.type=OrderCreated"},
+		"only asked, too early": {e: consumer.Event{Delivery: delivery(written), Entered: true, Outcome: consumer.OutcomeRetry, Reason: consumer.ReasonUnsettled, Err: errors.New("secret"), Parked: true},
+			want: "process pay consumer Unset  " + all + "messaging.operation.name=process,messaging.operation.type=process,messaging.system=sagamill,sagamill.attempt=3,sagamill.batch=0,sagamill.kind=action,sagamill.outcome=retry,sagamill.parked=true,sagamill.reason=unsettled,sagamill.step=pay,sagamill.type=OrderCreated"},
 		"waits": {e: consumer.Event{Delivery: undo, Outcome: consumer.OutcomeRetry, Reason: consumer.ReasonWaits},
 			want: "compensate pay consumer Unset  " + all + "messaging.operation.name=compensate,messaging.operation.type=process,messaging.system=sagamill,sagamill.batch=0,sagamill.kind=compensation,sagamill.outcome=retry,sagamill.reason=waits-for-action,sagamill.step=pay,sagamill.type=OrderCreated"},
 		"duplicate, with keys": {opts: consumerotel.Options{Keys: true, System: "rabbitmq", Attributes: []attribute.KeyValue{attribute.String("own", "1")}},
@@ -152,11 +154,15 @@ func TestErrorClasses(t *testing.T) {
 	for _, err := range []error{
 		nil, errors.New("secret"), &consumer.PanicError{Value: "secret"}, consumer.Terminal(errors.New("secret")),
 		fmt.Errorf("x: %w", context.DeadlineExceeded), context.Canceled, &pgconn.PgError{Code: "40001", Message: "secret"}, &pgconn.PgError{Code: "a longer one"},
+		consumer.Park(errors.New("secret")),
 	} {
 		e := consumer.Event{Delivery: delivery(""), Entered: true, Outcome: consumer.OutcomeRetry, Err: err, Lag: -1}
 		e.Entry = o.Enter(t.Context(), e.Delivery)
 		o.Observe(t.Context(), e)
 	}
+	early := consumer.Event{Delivery: delivery(""), Entered: true, Outcome: consumer.OutcomeRetry, Reason: consumer.ReasonUnsettled, Err: errors.New("secret"), Lag: -1}
+	early.Entry = o.Enter(t.Context(), early.Delivery)
+	o.Observe(t.Context(), early)
 	o.Observe(t.Context(), consumer.Event{Delivery: &consumer.Delivery{}, Outcome: consumer.OutcomeDead, Reason: consumer.ReasonTooLarge, Lag: -1})
 	o.Ended(t.Context(), consumer.Transaction{Messages: 64, Time: time.Second, Err: errors.New("secret")})
 	const of = "kind=action,service=s,step=pay"
@@ -166,11 +172,14 @@ func TestErrorClasses(t *testing.T) {
 		"consumer.attempts[{attempt}]{error.type=_OTHER," + of + "} 2",
 		"consumer.attempts[{attempt}]{error.type=canceled," + of + "} 1",
 		"consumer.attempts[{attempt}]{error.type=panic," + of + "} 1",
+		"consumer.attempts[{attempt}]{error.type=parked," + of + "} 1",
 		"consumer.attempts[{attempt}]{error.type=terminal," + of + "} 1",
 		"consumer.attempts[{attempt}]{error.type=timeout," + of + "} 1",
 		"consumer.batch[{message}]{service=s} 1x64",
-		"consumer.handler_seconds[s]{" + of + "} 8",
-		"consumer.messages[{message}]{kind=action,outcome=retry,service=s,step=pay} 8",
+		"consumer.attempts[{attempt}]{error.type=unsettled," + of + "} 1",
+		"consumer.handler_seconds[s]{" + of + "} 10",
+		"consumer.messages[{message}]{kind=action,outcome=retry,service=s,step=pay} 9",
+		"consumer.messages[{message}]{kind=action,outcome=retry,reason=unsettled,service=s,step=pay} 1",
 		"consumer.messages[{message}]{outcome=dead,reason=too-large,service=s} 1",
 		"consumer.rollbacks[{transaction}]{service=s} 1",
 		"consumer.transaction_seconds[s]{service=s} 1",

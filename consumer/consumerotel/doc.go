@@ -5,25 +5,28 @@
 // An [Observer] makes these as things happen; take the sum over processes.
 //
 //	sagamill.consumer.messages             {message}  step, kind, outcome, reason  arrivals, by what became of them
-//	sagamill.consumer.attempts             {attempt}  step, kind, error.type  entries into handlers; no error.type: it succeeded
-//	sagamill.consumer.handler_seconds      s          step, kind  time in the handler
+//	sagamill.consumer.attempts             {attempt}  step, kind, error.type  entries into handlers, and attempts at Effects; no error.type: it succeeded
+//	sagamill.consumer.handler_seconds      s          step, kind  time in the handler; of an Effect from verify or call to the end of record
 //	sagamill.consumer.lag_seconds          s          step, kind  from a message's timestamp to its first entry, delays included; not of parked copies
 //	sagamill.consumer.transaction_seconds  s          from BEGIN to the answer to COMMIT or ROLLBACK
-//	sagamill.consumer.batch                {message}  messages in a transaction
+//	sagamill.consumer.batch                {message}  messages in a transaction; an Effect has two for each attempt
 //	sagamill.consumer.rollbacks            {transaction}  rolled back, or ended in a way that is not known
 //
 // And [Register] this one, read when metrics are collected:
 //
-//	sagamill.consumer.inflight             {attempt}  handlers that run
+//	sagamill.consumer.inflight             {attempt}  handlers that run, and verify, call and record of Effects
 //
 // # Metrics of the parked messages
 //
 // [Register] reads these from the database. Each process reports the same, so that a
 // dashboard takes their maximum, never their sum.
 //
-//	sagamill.parked.messages         {message}  state, step, kind, reason  state is retrying, or dead: a person is needed
+//	sagamill.parked.messages         {message}  state, step, kind, reason  state is retrying, calling, or dead: a person is needed
 //	sagamill.parked.oldest_seconds   s          state, step, kind, reason  since the first of them was parked
 //	sagamill.parked.overdue_seconds  s          how long one has been due that nobody has run; 0 if there is none
+//
+// The state calling is that of an Effect's call which is under way, or has ended with its
+// process and goes on when its lease is over.
 //
 // An exporter to Prometheus makes sagamill_consumer_messages_total,
 // sagamill_consumer_handler_seconds and so on of these names.
@@ -31,8 +34,8 @@
 // # Labels
 //
 // Steps are the program's; kind is action or compensation; outcomes and
-// reasons are fixed. error.type is panic, terminal, timeout, canceled, a SQLSTATE of
-// PostgreSQL, or _OTHER. A message that could not be read has no step and no kind.
+// reasons are fixed. error.type is panic, terminal, parked, timeout, canceled, unsettled (verify
+// found nothing, but too early), a SQLSTATE of PostgreSQL, or _OTHER. A message that could not be read has no step and no kind.
 // Keys, scopes and topics are no labels.
 //
 // # Traces
@@ -45,7 +48,9 @@
 //	compensate <step>  the same of the compensation
 //	process <topic>    a message that could not be read
 //
-// Each attempt has a span of its own, with sagamill.attempt. A duplicate has a short span beside
+// Each attempt has a span of its own, with sagamill.attempt. That of an Effect is around verify,
+// call and record, whose contexts carry it: a request that an instrumented client makes of them
+// belongs to it, and so does what record emits. A duplicate has a short span beside
 // the original's, in the same trace, if it is the same message; if it was written a second
 // time, it is in the trace of that. What a handler emits has its span's context: the next
 // step's spans, and those of a compensation that it asks for, are its children. A message

@@ -89,7 +89,10 @@ func (m *metrics) count(ctx context.Context, e *consumer.Event) {
 	if e.Lag >= 0 {
 		m.lag.Record(ctx, e.Lag.Seconds(), plain)
 	}
-	if e.Err != nil {
+	switch {
+	case e.Reason == consumer.ReasonUnsettled:
+		of.class = string(e.Reason)
+	case e.Err != nil:
 		of.class = errorClass(e.Err)
 	}
 	m.attempts.Add(ctx, 1, m.with(of))

@@ -110,11 +110,7 @@ func (r *reporter) report(ctx context.Context, o metric.Observer) error {
 
 // of returns the labels of p.
 func (r *reporter) of(p *consumer.ParkedStats) metric.ObserveOption {
-	state := "retrying"
-	if p.Dead {
-		state = "dead"
-	}
-	all := []attribute.KeyValue{keyState.String(state), keyReason.String(string(p.Reason))}
+	all := []attribute.KeyValue{keyState.String(p.State()), keyReason.String(string(p.Reason))}
 	if p.Step != "" {
 		all = append(all, keyStep.String(p.Step), keyKind.String(kind(p.Undo)))
 	}

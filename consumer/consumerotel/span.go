@@ -151,6 +151,8 @@ func kind(undo bool) string {
 // failureClass returns error.type of a span, or "" if nothing is wrong.
 func failureClass(e *consumer.Event) string {
 	switch {
+	case e.Reason == consumer.ReasonUnsettled:
+		return ""
 	case e.Outcome == consumer.OutcomeDead && !e.Entered:
 		return string(e.Reason)
 	case e.Outcome == consumer.OutcomeDead, e.Outcome == consumer.OutcomeUndecided, e.Outcome == consumer.OutcomeRetry && e.Entered:
@@ -169,6 +171,8 @@ func errorClass(err error) string {
 		return "panic"
 	case errors.Is(err, consumer.ErrTerminal):
 		return "terminal"
+	case errors.Is(err, consumer.ErrParked):
+		return "parked"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"
 	case errors.Is(err, context.Canceled):

@@ -11,15 +11,13 @@ import (
 
 var consumerFamilies = []family{
 	{"sagamill_parked_messages", "gauge", "Messages that are parked, by state.", true, "state", func(m *measured) map[string]float64 {
-		return map[string]float64{"retrying": float64(m.parked.Retrying), "dead": float64(m.parked.Dead)}
+		return map[string]float64{"retrying": float64(m.parked.Retrying), "calling": float64(m.parked.Calling), "dead": float64(m.parked.Dead)}
 	}, nil},
 	{"sagamill_parked_oldest_seconds", "gauge", "Time since the first of the parked messages was parked, by state.", true, "state", func(m *measured) map[string]float64 {
-		oldest := map[string]float64{"retrying": 0, "dead": 0}
-		for _, p := range m.parked.Parked {
-			state := "retrying"
-			if p.Dead {
-				state = "dead"
-			}
+		oldest := map[string]float64{"retrying": 0, "calling": 0, "dead": 0}
+		for i := range m.parked.Parked {
+			p := &m.parked.Parked[i]
+			state := p.State()
 			oldest[state] = max(oldest[state], p.Oldest.Seconds())
 		}
 		return oldest

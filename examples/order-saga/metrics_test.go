@@ -114,7 +114,8 @@ func TestMetricsTellOfTheRelay(t *testing.T) {
 		`sagamill_outbox_confirms_total{service="shipping",le="30"} `, `sagamill_outbox_confirms_total{service="shipping",le="+Inf"} `,
 		`sagamill_outbox_confirm_seconds_total{service="shipping"} `, `sagamill_outbox_leaf_bytes{service="shipping",leaf="outbox_0"} `,
 		`sagamill_outbox_oldest_writer_seconds{service="shipping"} `,
-		`sagamill_parked_messages{service="shipping",state="retrying"} 0`, `sagamill_parked_messages{service="shipping",state="dead"} 0`,
+		`sagamill_parked_messages{service="shipping",state="retrying"} 0`, `sagamill_parked_messages{service="shipping",state="calling"} 0`,
+		`sagamill_parked_messages{service="shipping",state="dead"} 0`,
 	}
 	for end := time.Now().Add(30 * time.Second); ; {
 		text, missing := scrape(t, a), ""

@@ -111,7 +111,7 @@ func TestAStepRunsOnce(t *testing.T) {
 			t.Errorf("%d shipments name the message that led to them, want %d", got, orders)
 		}
 		left, err := steps.Stats(t.Context())
-		if err != nil || left.Retrying+left.Dead != 0 {
+		if err != nil || left.Retrying+left.Calling+left.Dead != 0 {
 			t.Errorf("parked: %+v, %v", left, err)
 		}
 	})
