@@ -29,7 +29,7 @@ func (c *Consumer) topicsOf(steps []string) (topics []string) {
 	for _, name := range steps {
 		s := c.steps[name]
 		for _, in := range []Input{s.Action, s.Compensation} {
-			if in.run != nil && !slices.Contains(topics, in.Topic) {
+			if in.decode != nil && !slices.Contains(topics, in.Topic) {
 				topics = append(topics, in.Topic)
 			}
 		}

@@ -45,6 +45,20 @@ func TestAMessageWithoutAnIdentityIsReadAgain(t *testing.T) {
 	}
 }
 
+// That holds for the messages of an Effect, too.
+func TestAMessageOfAnEffectIsReadAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, true)
+	c := f.consumer(t, Options{}, f.effectStep(p.url, false))
+	msg := saying(act("k"), "{")
+	handle(t, c, msg)
+	f.sendRound(t, `, payload = '{"amount":1}'`)
+	if n := runParkedOnce(t, c); n != 1 || f.effects(t) != "receipt of pay k 1" {
+		t.Errorf("%d ran, effects %q, parked %q; want the call's", n, f.effects(t), f.parked(t))
+	}
+}
+
 // Of two copies that turn out to be one message, the one that goes round already
 // wins, also if it is told of the identity between the other's reading and naming.
 func TestACopyThatGoesRoundWins(t *testing.T) {
