@@ -34,6 +34,7 @@ type batch struct {
 	ran        int    // how many of jobs, from the first, have been dealt with
 	succeeded  []*job // those whose handlers have, and whose effects are to be committed
 	savepoints int
+	worked     bool // something was executed after the claims
 }
 
 // joins reports whether a message of step may share a transaction. What may have
@@ -114,8 +115,10 @@ func (j *job) takeBack() {
 // or intake ends. Handlers run one after the other, in the order of the
 // deliveries.
 func (b *batch) attempt(intake, work context.Context) error {
-	b.c.company.RLock()
-	defer b.c.company.RUnlock()
+	if err := b.c.company.Acquire(work, 1); err != nil {
+		return fmt.Errorf("consumer: wait for a message that is handled alone: %w", err)
+	}
+	defer b.c.company.Release(1)
 	ctx, cancel := context.WithTimeout(work, b.c.opts.BatchTime+2*idleLimit(b.jobs))
 	defer cancel()
 	return b.c.withConn(ctx, func(conn *pgx.Conn) error {
@@ -144,6 +147,7 @@ func (b *batch) take(ctx context.Context, j *job) error {
 	v := decide(j.found, j.arrival())
 	b.c.signals.decided.Send(v)
 	if v != run {
+		b.worked = true
 		return b.c.settle(ctx, b.tx, j, j.found, v)
 	}
 	part := lazytx.Nested(b.tx, "sagamill_step")
@@ -158,7 +162,7 @@ func (b *batch) take(ctx context.Context, j *job) error {
 		err = checkEmitted(j.out.msgs)
 	}
 	if part.Began() {
-		j.direct = true
+		j.direct, b.worked = true, true
 		b.savepoints++
 	}
 	if err == nil {
@@ -170,6 +174,7 @@ func (b *batch) take(ctx context.Context, j *job) error {
 
 // fail undoes what j's handler has done, if that was anything, and records why.
 func (b *batch) fail(ctx context.Context, j *job, cause error) error {
+	b.worked = true
 	b.c.logFailure(ctx, j, cause)
 	if conn := b.tx.Conn(); conn.IsClosed() || conn.PgConn().IsBusy() || txguard.StatusOf(conn) == txguard.Ended {
 		j.cause = cause
@@ -186,23 +191,21 @@ func (b *batch) fail(ctx context.Context, j *job, cause error) error {
 // end sends what the handlers have queued and emitted, and commits. If the former
 // fails, it is sent again message by message, so that only the one fails for which it is.
 func (b *batch) end(ctx context.Context) error {
-	last, queued := &pgx.Batch{}, 0
+	last, queued, reached := &pgx.Batch{}, 0, 0
 	for _, j := range b.succeeded {
-		if len(j.out.statements) > 0 && queued == 0 {
-			last.Queue("SAVEPOINT sagamill_queued")
-		}
 		queued += j.out.queueInto(last)
 	}
-	reached := 0
 	for _, q := range last.QueuedQueries {
 		q.Exec(func(pgconn.CommandTag) error { reached++; return nil })
 	}
-	own := last.Len()
+	if err := b.save(ctx, queued); err != nil {
+		return err
+	}
 	if err := b.queueOutcomes(last); err != nil {
 		return err
 	}
 	err := b.c.end(ctx, b.tx, last)
-	if err == nil || queued == 0 || reached == own || b.tx.Conn().IsClosed() || txguard.StatusOf(b.tx.Conn()) != txguard.Aborted {
+	if err == nil || reached == queued || b.tx.Conn().IsClosed() || txguard.StatusOf(b.tx.Conn()) != txguard.Aborted {
 		return err
 	}
 	if _, lost := b.tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_queued"); lost != nil {
@@ -216,6 +219,20 @@ func (b *batch) end(ctx context.Context) error {
 		return err
 	}
 	return b.c.end(ctx, b.tx, last)
+}
+
+// save sets the savepoint for what is queued once more, if anything has happened
+// since the claims that must not be undone with it: a handler's work, the record
+// of a failure, the lock of a row that was there before. It cannot travel with
+// what it is for: if one of those statements cannot be prepared, nothing is executed.
+func (b *batch) save(ctx context.Context, queued int) error {
+	if queued == 0 || !b.worked && !slices.ContainsFunc(b.jobs, func(j *job) bool { return j.older }) {
+		return nil
+	}
+	if _, err := b.tx.Exec(ctx, "SAVEPOINT sagamill_queued"); err != nil {
+		return fmt.Errorf("consumer: set savepoint: %w", err)
+	}
+	return nil
 }
 
 // queueOutcomes adds to last what success changes in the inbox, what was emitted,

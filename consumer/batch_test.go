@@ -140,6 +140,10 @@ func TestOneMessageOfABatchFails(t *testing.T) {
 			_, err := tx.Query(ctx, "SELECT generate_series(1, 3)")
 			return err
 		}, "retrying action failed 1", "retrying", true},
+		"queued, not to be prepared": {func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
+			in.Queue("INSERT INTO nowhere VALUES ($1)", in.Key)
+			return nil
+		}, "retrying action failed 1", "retrying", false},
 		"queued after a direct statement": {func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
 			in.Queue("SELECT 1/($1::integer - 1)", 1)
 			_, err := tx.Exec(ctx, "SELECT 1")
@@ -175,6 +179,40 @@ func TestOneMessageOfABatchFails(t *testing.T) {
 				t.Errorf("effects %q, want %q", got, want)
 			}
 		})
+	}
+}
+
+// None of the handlers uses its transaction, so that the savepoint of the claims is
+// all there is; one of them fails by itself.
+func TestQueuedStatementsOfABatchFail(t *testing.T) {
+	t.Parallel()
+	for _, statement := range []string{"INSERT INTO nowhere VALUES ($1)", "SELECT 1/length($1) - 1/(length($1) - 2)"} {
+		for name, before := range map[string]*message.Message{"": nil, " beside an older row": act("k0")} {
+			t.Run(statement+name, func(t *testing.T) {
+				t.Parallel()
+				f := newFixture(t)
+				c := f.consumer(t, Options{}, f.step(func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
+					switch in.Key {
+					case "k1":
+						in.Queue(statement, in.Key)
+					case "k2":
+						return errors.New("no")
+					}
+					in.Queue("INSERT INTO "+f.schema+".effect (what) VALUES ($1)", in.Key)
+					return nil
+				}, nil))
+				if before != nil {
+					handle(t, c, before)
+				}
+				settle(t, c, keyed(4)...)
+				if got, want := f.rows(t), "k0 done 1, k1 retrying 1, k2 retrying 1, k3 done 1"; got != want {
+					t.Errorf("inbox %q, want %q", got, want)
+				}
+				if got, want := f.effects(t)+" | "+f.parked(t), "k0, k3 | retrying action failed 1; retrying action failed 1"; got != want {
+					t.Errorf("%q, want %q", got, want)
+				}
+			})
+		}
 	}
 }
 

@@ -24,9 +24,9 @@ var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 var errVanished = errors.New("consumer: a row of the inbox was removed while it was claimed")
 
 // open begins a transaction on conn and claims jobs' rows in it, whose
-// identities differ, in one round trip, or two where rows of several jobs exist. The jobs then
-// know what was found. A job alone gets a savepoint besides, to which its
-// failing handler falls back.
+// identities differ, in one round trip, or two where rows of several jobs exist. The
+// jobs then know what was found. A savepoint follows the claims: what fails falls
+// back to it.
 func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.Tx, error) {
 	for _, j := range jobs {
 		j.older, j.found, j.behind = false, cell{}, false
@@ -43,6 +43,8 @@ func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.T
 	c.queueBehind(b, jobs)
 	if alone {
 		b.Queue("SAVEPOINT sagamill_step")
+	} else {
+		b.Queue("SAVEPOINT sagamill_queued")
 	}
 	results := conn.SendBatch(ctx, b)
 	err := results.Close()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/drain"
@@ -66,11 +67,11 @@ type Consumer struct {
 	ordered   []string // those of them that are Ordered
 	routes    map[routeKey]route
 	topics    []string
-	lease     time.Duration // parkedLease
-	grace     time.Duration // deafGrace
-	marked    bool          // the subscriber marks redeliveries
-	ready     atomic.Bool   // Run has made every subscription
-	company   sync.RWMutex  // held while handlers run: see joinCompany
+	lease     time.Duration       // parkedLease
+	grace     time.Duration       // deafGrace
+	marked    bool                // the subscriber marks redeliveries
+	ready     atomic.Bool         // Run has made every subscription
+	company   *semaphore.Weighted // held while handlers run: see joinCompany
 
 	effectMargin time.Duration // effectMargin
 
@@ -90,12 +91,13 @@ type Consumer struct {
 type RedeliveryMarker interface{ MarksRedelivered() bool }
 
 // New returns a Consumer of steps. It starts nothing: call [Consumer.Run]. A
-// nil opts means the defaults. An error names the step or the option that
+// nil opts means the defaults. With a nil sub, Run only runs parked messages:
+// deliveries come by [Consumer.Handle]. An error names the step or the option that
 // cannot be used; two steps cannot take the same type from the same topic,
 // since one delivery has one ack: give each a consumer with its own queue.
 func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) (*Consumer, error) {
-	if db == nil || sub == nil || len(steps) == 0 {
-		return nil, errors.New("consumer: New needs a pool, a subscriber and at least one step")
+	if db == nil || len(steps) == 0 {
+		return nil, errors.New("consumer: New needs a pool and at least one step")
 	}
 	o := Options{}
 	if opts != nil {
@@ -109,7 +111,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 		return nil, err
 	}
 	c := &Consumer{
-		db: db, sub: sub, outbox: writer, opts: o, counters: newCounters(), sql: newQueries(o.Schema), retention: newRetentionQueries(o.Schema),
+		db: db, sub: sub, outbox: writer, opts: o, counters: newCounters(), company: semaphore.NewWeighted(everybody), sql: newQueries(o.Schema), retention: newRetentionQueries(o.Schema),
 		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease, grace: deafGrace,
 		effectSQL: newEffectQueries(o.Schema), effectMargin: effectMargin,
 	}
@@ -208,7 +210,7 @@ func (c *Consumer) Run(caller context.Context) error {
 		c.keepLane(&lanes, ctx, work, board)
 	}
 	intake.Go(func() { c.runParked(ctx, work) }) // parked messages need no broker
-	for _, topic := range c.topics {
+	for _, topic := range c.subscribed() {
 		deliveries, err := c.sub.Subscribe(ctx, topic)
 		if err != nil {
 			stop(fmt.Errorf("consumer: subscribe to %s: %w", topic, err))
@@ -230,6 +232,14 @@ func (c *Consumer) Run(caller context.Context) error {
 	<-ctx.Done()
 	c.ready.Store(false)
 	return errors.Join(endCause(caller, ctx), c.awaitEnd(ended))
+}
+
+// subscribed returns the topics that Run subscribes to.
+func (c *Consumer) subscribed() []string {
+	if c.sub == nil {
+		return nil
+	}
+	return c.topics
 }
 
 // endCause returns why Run ended, nil if the caller wanted it to.
@@ -262,7 +272,9 @@ func (c *Consumer) Ready() bool { return c.ready.Load() }
 // be acked: its effect, its parked copy or its dead letter has committed. After
 // an error nothing is decided, and msg must be delivered again.
 //
-// Run must run too, somewhere, for parked messages to be run again.
+// Run must run too, somewhere, for parked messages to be run again: where the
+// deliveries come from a Router, in a Consumer that has no subscriber, or it would
+// consume beside the Router. A message that is given to Handle has a transaction of its own.
 func (c *Consumer) Handle(ctx context.Context, topic string, msg *message.Message) error {
 	j, rejected := c.read(topic, msg)
 	if rejected != nil {

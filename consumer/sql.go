@@ -155,7 +155,7 @@ VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clo
 const sqlTakeParked = `
 UPDATE {schema}.parked
 SET attempts = attempts + 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
-WHERE id IN (
+WHERE id = ANY(ARRAY(
 	SELECT id FROM {schema}.parked
 	WHERE state = 'retrying' AND due_at <= clock_timestamp() AND (step IS NULL AND topic = ANY($5) OR step = ANY($1)
 		AND NOT (step = ANY($4) AND EXISTS (
@@ -164,7 +164,7 @@ WHERE id IN (
 				AND e.reason <> 'waits-for-action' AND e.id < parked.id)))
 	ORDER BY due_at
 	LIMIT $2
-	FOR UPDATE SKIP LOCKED)
+	FOR UPDATE SKIP LOCKED))
 RETURNING id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic,
 	message_id, header_names, header_values, payload, digest, attempts, round`
 

@@ -169,9 +169,18 @@ func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 		handler      func(ctx context.Context, tx pgx.Tx) error
 		parked, says string
 	}{
-		"Commit":   {func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, "retrying action failed 1", "not by the handler"},
-		"Rollback": {func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, "retrying action failed 1", "not by the handler"},
-		"COMMIT":   {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "COMMIT"); return err }, "retrying action failed 1", "not by the handler"},
+		"Commit":          {func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, "retrying action failed 1", "not by the handler"},
+		"Rollback":        {func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, "retrying action failed 1", "not by the handler"},
+		"COMMIT":          {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "COMMIT"); return err }, "retrying action failed 1", "not by the handler"},
+		"COMMIT by Query": {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Query(ctx, "COMMIT AND CHAIN"); return err }, "retrying action failed 1", "not by the handler"},
+		"COMMIT in a savepoint": {func(ctx context.Context, tx pgx.Tx) error {
+			part, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			var n int
+			return part.QueryRow(ctx, "COMMIT AND CHAIN").Scan(&n)
+		}, "retrying action failed 1", "not by the handler"},
 		"COMMIT on the connection": {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, "COMMIT"); return err },
 			"dead action terminal 1", "ended the transaction"},
 		"ROLLBACK on the connection": {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, "ROLLBACK"); return err },

@@ -48,7 +48,7 @@ func newRouted(t *testing.T) *routed {
 		return err
 	}
 	var err error
-	r.steps, err = consumer.New(r.pool, message.Subscriber(nobody{}), []consumer.Step{{
+	r.steps, err = consumer.New(r.pool, nil, []consumer.Step{{
 		Name: "pay", Action: consumer.On("pay", handler), Compensation: consumer.On("unpay", handler), RetryBase: time.Millisecond, RetryCap: time.Millisecond,
 	}}, &consumer.Options{Schema: r.schema, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -56,16 +56,6 @@ func newRouted(t *testing.T) *routed {
 	}
 	return r
 }
-
-// nobody delivers nothing: the Router has the subscriber.
-type nobody struct{}
-
-func (nobody) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
-	out := make(chan *message.Message)
-	context.AfterFunc(ctx, func() { close(out) })
-	return out, nil
-}
-func (nobody) Close() error { return nil }
 
 // route runs a Router with the middleware that goes with a step.
 func (r *routed) route(t *testing.T, sub message.Subscriber) (stop func()) {
@@ -245,7 +235,7 @@ func Example_router() {
 	db := get(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
 	defer db.Close()
 	broker := gochannel.NewGoChannel(gochannel.Config{Persistent: true}, watermill.NopLogger{})
-	steps := get(consumer.New(db, nobody{}, []consumer.Step{{
+	steps := get(consumer.New(db, nil, []consumer.Step{{
 		Name: "hold-room",
 		Action: consumer.On("booking.made", func(ctx context.Context, tx pgx.Tx, in consumer.Message[Booking], emit consumer.Emit) error {
 			_, err := tx.Exec(ctx, "INSERT INTO hold (room, booking) VALUES ($1, $2)", in.Body.Room, in.Key)

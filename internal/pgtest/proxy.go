@@ -72,6 +72,7 @@ func NewProxy(t testing.TB) (*Proxy, *pgxpool.Pool) {
 		p.wg.Wait()
 	})
 	config.MaxConns = proxyConns
+	config.ConnConfig.TLSConfig, config.ConnConfig.Fallbacks = nil, nil // the proxy has to read what is said
 	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
 	}

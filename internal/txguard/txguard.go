@@ -32,6 +32,40 @@ func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 	return g.Tx.Exec(ctx, sql, args...)
 }
 
+func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if Ends(sql) {
+		return pgx.FailedBatchResults(&pgx.Batch{QueuedQueries: []*pgx.QueuedQuery{{}}}, ErrManaged).Query()
+	}
+	return g.Tx.Query(ctx, sql, args...)
+}
+
+func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if Ends(sql) {
+		return refused{}
+	}
+	return g.Tx.QueryRow(ctx, sql, args...)
+}
+
+// refused is the row of a statement that was not sent.
+type refused struct{}
+
+func (refused) Scan(...any) error { return ErrManaged }
+
+// Begin returns a savepoint that is guarded too. Its holder ends it by its methods.
+func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
+	inner, err := g.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return part{guarded{inner}}, nil
+}
+
+// A part is a guarded savepoint.
+type part struct{ guarded }
+
+func (p part) Commit(ctx context.Context) error   { return p.guarded.Tx.Commit(ctx) }
+func (p part) Rollback(ctx context.Context) error { return p.guarded.Tx.Rollback(ctx) }
+
 func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	for _, q := range b.QueuedQueries {
 		if Ends(q.SQL) {
