@@ -29,6 +29,13 @@
 // A message that cannot be read (no key, no scope, unknown type, undecodable)
 // is a dead letter at once, and is never an error.
 //
+// # Batches
+//
+// Up to BatchSize deliveries share a transaction: one claim, one commit. What
+// fails in it falls back to a savepoint and is parked; the others go on. If the
+// transaction is lost, its messages are handled one by one. What a handler sends
+// by [Delivery.Queue] travels with COMMIT.
+//
 // # After a crash
 //
 //   - Before COMMIT: nothing has happened; the broker delivers again.

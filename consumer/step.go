@@ -57,7 +57,8 @@ type Step struct {
 
 	// Ordered makes a message wait behind an earlier one of the same key that this
 	// step has parked. A dead letter holds nothing up. It takes a subscriber that
-	// delivers the messages of a key one after the other.
+	// delivers the messages of a key one after the other, as that of package rabbitmq
+	// does with the option Key and, over several instances, a single active consumer.
 	Ordered bool
 }
 
