@@ -108,48 +108,51 @@ func TestABatchKnowsWhatIsDone(t *testing.T) {
 	}
 }
 
+// batchFailures are the ways in which one message of a batch can fail.
+var batchFailures = map[string]struct {
+	fail          func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error
+	parked, inbox string
+	spreads       bool // those before it are entered again
+}{
+	"error":    {func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }, "retrying action failed 1", "retrying", false},
+	"terminal": {func(context.Context, pgx.Tx, Message[payment], Emit) error { return Terminal(errors.New("no")) }, "dead action terminal 1", "dead", false},
+	"panic":    {func(context.Context, pgx.Tx, Message[payment], Emit) error { panic("no") }, "retrying action failed 1", "retrying", false},
+	"statement": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+		_, err := tx.Exec(ctx, "SELECT 1/0")
+		return err
+	}, "retrying action failed 1", "retrying", false},
+	"swallowed": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+		_, _ = tx.Exec(ctx, "SELECT 1/0")
+		return nil
+	}, "retrying action failed 1", "retrying", false},
+	"queued": {func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
+		in.Queue("SELECT 1/($1::integer - 1)", 1)
+		return nil
+	}, "retrying action failed 1", "retrying", false},
+	"emitted": {func(_ context.Context, _ pgx.Tx, _ Message[payment], emit Emit) error {
+		emit(outbox.Message{Topic: "x"})
+		return nil
+	}, "dead action terminal 1", "dead", false},
+	"rows left open": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+		_, err := tx.Query(ctx, "SELECT generate_series(1, 3)")
+		return err
+	}, "retrying action failed 1", "retrying", true},
+	"queued, not to be prepared": {func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
+		in.Queue("INSERT INTO nowhere VALUES ($1)", in.Key)
+		return nil
+	}, "retrying action failed 1", "retrying", false},
+	"queued after a direct statement": {func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+		in.Queue("SELECT 1/($1::integer - 1)", 1)
+		_, err := tx.Exec(ctx, "SELECT 1")
+		return err
+	}, "retrying action failed 2", "retrying", true},
+}
+
 // One message of a batch fails, in each way that it can. It is dealt with as if it
 // had been alone, and the others as if it had not been there.
 func TestOneMessageOfABatchFails(t *testing.T) {
 	t.Parallel()
-	for name, tt := range map[string]struct {
-		fail          func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error
-		parked, inbox string
-		spreads       bool // those before it are entered again
-	}{
-		"error":    {func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }, "retrying action failed 1", "retrying", false},
-		"terminal": {func(context.Context, pgx.Tx, Message[payment], Emit) error { return Terminal(errors.New("no")) }, "dead action terminal 1", "dead", false},
-		"panic":    {func(context.Context, pgx.Tx, Message[payment], Emit) error { panic("no") }, "retrying action failed 1", "retrying", false},
-		"statement": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
-			_, err := tx.Exec(ctx, "SELECT 1/0")
-			return err
-		}, "retrying action failed 1", "retrying", false},
-		"swallowed": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
-			_, _ = tx.Exec(ctx, "SELECT 1/0")
-			return nil
-		}, "retrying action failed 1", "retrying", false},
-		"queued": {func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
-			in.Queue("SELECT 1/($1::integer - 1)", 1)
-			return nil
-		}, "retrying action failed 1", "retrying", false},
-		"emitted": {func(_ context.Context, _ pgx.Tx, _ Message[payment], emit Emit) error {
-			emit(outbox.Message{Topic: "x"})
-			return nil
-		}, "dead action terminal 1", "dead", false},
-		"rows left open": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
-			_, err := tx.Query(ctx, "SELECT generate_series(1, 3)")
-			return err
-		}, "retrying action failed 1", "retrying", true},
-		"queued, not to be prepared": {func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
-			in.Queue("INSERT INTO nowhere VALUES ($1)", in.Key)
-			return nil
-		}, "retrying action failed 1", "retrying", false},
-		"queued after a direct statement": {func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
-			in.Queue("SELECT 1/($1::integer - 1)", 1)
-			_, err := tx.Exec(ctx, "SELECT 1")
-			return err
-		}, "retrying action failed 2", "retrying", true},
-	} {
+	for name, tt := range batchFailures {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
