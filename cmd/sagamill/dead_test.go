@@ -320,6 +320,13 @@ func TestDeadEdit(t *testing.T) {
 			t.Errorf("edit lacks %q:\n%s", want, out)
 		}
 	}
+	if want := "edited 1 dead letter; redrive it with sagamill dead redrive -schema " + f.schema + " -id 1\n"; !strings.HasSuffix(out, want) {
+		t.Errorf("edit does not end with %q:\n%s", want, out)
+	}
+	out, _ = f.run(t, 0, "dead", "edit", "-id", "1", "-header", "x=y", "-n")
+	if want := "would edit 1 dead letter; nothing is changed\n"; !strings.HasSuffix(out, want) {
+		t.Errorf("edit -n does not end with %q:\n%s", want, out)
+	}
 	file := filepath.Join(t.TempDir(), "payload")
 	if err := os.WriteFile(file, []byte(`{"mended":true}`), 0o600); err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -59,7 +60,25 @@ func deadEdit(ctx context.Context, c *call) error {
 		}
 		return printJSON(c.stdout, newParked(is))
 	}
-	return printDifference(c.stdout, was, is, e.show)
+	if err := printDifference(c.stdout, was, is, e.show); err != nil {
+		return err
+	}
+	return c.reportEdit(is.ID, e.dry)
+}
+
+// reportEdit says whether the letter has been edited, and what to do then: it stays
+// where it is.
+func (c *call) reportEdit(id int64, dry bool) error {
+	if dry {
+		_, err := fmt.Fprintln(c.stdout, "would edit 1 dead letter; nothing is changed")
+		return err
+	}
+	schema := ""
+	if *c.schema != migrations.DefaultSchema {
+		schema = " -schema " + *c.schema
+	}
+	_, err := fmt.Fprintf(c.stdout, "edited 1 dead letter; redrive it with sagamill dead redrive%s -id %d\n", schema, id)
+	return err
 }
 
 func (c *call) parseEdit() (*edit, error) {
