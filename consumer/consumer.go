@@ -278,10 +278,10 @@ func (c *Consumer) Ready() bool { return c.ready.Load() }
 func (c *Consumer) Handle(ctx context.Context, topic string, msg *message.Message) error {
 	j, rejected := c.read(topic, msg)
 	if rejected != nil {
-		return c.bury(ctx, topic, msg, rejected)
+		return sqlschema.Explain(c.bury(ctx, topic, msg, rejected))
 	}
 	if err := c.handle(ctx, j); err != nil {
-		return err
+		return sqlschema.Explain(err)
 	}
 	c.committed(j)
 	return nil

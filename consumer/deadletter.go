@@ -133,12 +133,12 @@ func NewDeadLetters(db *pgxpool.Pool, opts *DeadLettersOptions) (*DeadLetters, e
 func (d *DeadLetters) List(ctx context.Context, filter DeadFilter, after int64, limit int) ([]DeadLetter, error) {
 	args, err := d.args(ctx, filter, after)
 	if err != nil {
-		return nil, fmt.Errorf("consumer: list dead letters: %w", err)
+		return nil, fmt.Errorf("consumer: list dead letters: %w", sqlschema.Explain(err))
 	}
 	rows, _ := d.db.Query(ctx, d.sql.list.of(filter.State), append(args, min(limit, MaxList))...)
 	letters, err := pgx.CollectRows(rows, scanLetter)
 	if err != nil {
-		return nil, fmt.Errorf("consumer: list dead letters: %w", err)
+		return nil, fmt.Errorf("consumer: list dead letters: %w", sqlschema.Explain(err))
 	}
 	return letters, nil
 }
@@ -152,7 +152,7 @@ func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
 		return letter, ErrNoDeadLetter
 	}
 	if err != nil {
-		return letter, fmt.Errorf("consumer: read dead letter %d: %w", id, err)
+		return letter, fmt.Errorf("consumer: read dead letter %d: %w", id, sqlschema.Explain(err))
 	}
 	return letter, nil
 }
@@ -164,7 +164,7 @@ func (d *DeadLetters) Count(ctx context.Context, filter DeadFilter) (n int, err 
 		err = d.db.QueryRow(ctx, d.sql.count.of(filter.State), args...).Scan(&n)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("consumer: count dead letters: %w", err)
+		return 0, fmt.Errorf("consumer: count dead letters: %w", sqlschema.Explain(err))
 	}
 	return n, nil
 }
@@ -254,7 +254,7 @@ func (d *DeadLetters) each(ctx context.Context, filter DeadFilter, size int, do 
 			return n, nil
 		}
 	}
-	return n, fmt.Errorf("consumer: dead letters: %w", err)
+	return n, fmt.Errorf("consumer: dead letters: %w", sqlschema.Explain(err))
 }
 
 func bounded(ctx context.Context, args []any, do func(context.Context, []any) (int, int64, error)) (int, int64, error) {

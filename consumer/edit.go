@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -71,7 +72,7 @@ func (d *DeadLetters) Edit(ctx context.Context, id int64, e Edit) (was, is DeadL
 		return err
 	})
 	if err != nil && !errors.Is(err, ErrNoDeadLetter) && !errors.Is(err, ErrIdentity) && !errors.Is(err, ErrInvalidEdit) {
-		err = fmt.Errorf("consumer: edit dead letter %d: %w", id, err)
+		err = fmt.Errorf("consumer: edit dead letter %d: %w", id, sqlschema.Explain(err))
 	}
 	return was, is, err
 }

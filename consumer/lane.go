@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -129,7 +130,7 @@ func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool 
 		if err == nil {
 			return true
 		}
-		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", err)
+		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", sqlschema.Explain(err))
 		if try == maxTries || ctx.Err() != nil {
 			return false
 		}

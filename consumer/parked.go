@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
 // A parkedRow is a parked message that this instance has taken.
@@ -57,7 +58,7 @@ func (c *Consumer) runParked(ctx, work context.Context) {
 		switch {
 		case err != nil:
 			failures++
-			c.opts.Logger.ErrorContext(ctx, "consumer: parked messages cannot be taken", "failures", failures, "error", err)
+			c.opts.Logger.ErrorContext(ctx, "consumer: parked messages cannot be taken", "failures", failures, "error", sqlschema.Explain(err))
 		case len(rows) > 0:
 			idle, failures = 0, 0
 		default:
@@ -167,7 +168,7 @@ func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
 	}
 	switch {
 	case err != nil:
-		c.opts.Logger.ErrorContext(ctx, "consumer: parked message is not decided", "step", row.Step, "message_id", string(row.MessageID), "error", err)
+		c.opts.Logger.ErrorContext(ctx, "consumer: parked message is not decided", "step", row.Step, "message_id", string(row.MessageID), "error", sqlschema.Explain(err))
 	case j != nil:
 		c.committed(j)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -52,7 +53,7 @@ func (d *DeadLetters) Plan(ctx context.Context, filter DeadFilter, opts *PlanOpt
 		err = p.stage(ctx, append(slices.Clip(args), letterBatch, stages[i], pageBytes))
 	}
 	if err != nil {
-		return p.counts, fmt.Errorf("consumer: plan: %w", err)
+		return p.counts, fmt.Errorf("consumer: plan: %w", sqlschema.Explain(err))
 	}
 	return p.counts, nil
 }

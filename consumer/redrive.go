@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
 // RedriveOptions are what most callers leave alone. The zero value is usable.
@@ -115,7 +117,7 @@ func (r *round) all(ctx context.Context, filter DeadFilter) error {
 		err = r.stage(ctx, append(slices.Clip(args), r.size(), stages[i]))
 	}
 	if err != nil {
-		return fmt.Errorf("consumer: dead letters: %w", err)
+		return fmt.Errorf("consumer: dead letters: %w", sqlschema.Explain(err))
 	}
 	return nil
 }

@@ -141,7 +141,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 			wait, failures = max(s.jitter(), rest), 0
 		case ctx.Err() == nil:
 			failures++
-			s.opts.Logger.ErrorContext(ctx, "consumer: old rows of the inbox stay for now", "failures", failures, "error", err)
+			s.opts.Logger.ErrorContext(ctx, "consumer: old rows of the inbox stay for now", "failures", failures, "error", sqlschema.Explain(err))
 			wait = backoff.Policy{Base: min(sweepRetry, s.opts.Interval), Cap: s.opts.Interval}.Wait(failures)
 		}
 	}

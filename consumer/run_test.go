@@ -1,9 +1,11 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // start runs c and returns what stops it and waits for its end.
@@ -246,5 +249,30 @@ func TestHandlerFuncIsAWatermillHandler(t *testing.T) {
 	}
 	if got, want := f.effects(t), "paid k 1"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
+	}
+}
+
+// A consumer whose schema has no tables says what is to be done about it.
+func TestRunWithoutTables(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.schema = "no_such_schema"
+	var log bytes.Buffer
+	c := f.consumer(t, Options{Logger: slog.New(bareHandler{&log})}, f.step(f.effect("paid"), nil))
+	c.signals.parkedPass.Enable()
+	stop := start(t, c)
+	c.signals.parkedPass.Wait(t)
+	stop()
+	const advice = "has it been migrated ("
+	if !strings.Contains(log.String(), advice) {
+		t.Errorf("the log does not ask %q:\n%s", advice, log.String())
+	}
+	for _, msg := range []*message.Message{act("k"), without(act("k"), outbox.HeaderKey)} {
+		if err := c.Handle(t.Context(), "pay", msg); err == nil || !strings.Contains(err.Error(), advice) {
+			t.Errorf("Handle: %v", err)
+		}
+	}
+	if _, err := c.Stats(t.Context()); err == nil || !strings.Contains(err.Error(), advice) {
+		t.Errorf("Stats: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -75,7 +76,7 @@ func (c *Consumer) Stats(ctx context.Context) (s Stats, err error) {
 		return nil
 	})
 	if err != nil {
-		return Stats{}, fmt.Errorf("consumer: read stats: %w", err)
+		return Stats{}, fmt.Errorf("consumer: read stats: %w", sqlschema.Explain(err))
 	}
 	return s, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
 // What the rows of outbox mean, in outbox_relay.log.
@@ -78,7 +79,7 @@ func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
 		}
 	}
 	if err != nil && !errors.Is(err, errStandby) {
-		err = fmt.Errorf("outbox: take over: %w", explain(err))
+		err = fmt.Errorf("outbox: take over: %w", sqlschema.Explain(err))
 	}
 	return t, err
 }

@@ -99,7 +99,7 @@ func (r *Replayer) List(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kept,
 	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("outbox: list kept messages: %w", explain(err))
+		return nil, fmt.Errorf("outbox: list kept messages: %w", sqlschema.Explain(err))
 	case len(kept) > MaxReplay:
 		return nil, fmt.Errorf("%w: more than %d messages to replay", ErrInvalid, MaxReplay)
 	case len(kept) == 0:
@@ -122,7 +122,7 @@ func (r *Replayer) Replay(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kep
 		ids[i] = k.ID
 	}
 	if _, err := tx.Exec(ctx, r.sql.copyKept, ids); err != nil {
-		return nil, fmt.Errorf("outbox: replay messages: %w", explain(err))
+		return nil, fmt.Errorf("outbox: replay messages: %w", sqlschema.Explain(err))
 	}
 	return kept, nil
 }
@@ -131,7 +131,7 @@ func (r *Replayer) notKept(ctx context.Context, tx pgx.Tx) error {
 	e := &NotKeptError{Schema: r.schema}
 	var oldest *time.Time
 	if err := tx.QueryRow(ctx, r.sql.readKept).Scan(&e.Log, &oldest); err != nil {
-		return fmt.Errorf("outbox: read the log: %w", explain(err))
+		return fmt.Errorf("outbox: read the log: %w", sqlschema.Explain(err))
 	}
 	if oldest != nil {
 		e.Oldest = *oldest

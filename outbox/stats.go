@@ -70,7 +70,7 @@ func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 		return r.readSizes(ctx, tx, &s)
 	})
 	if err != nil {
-		return Stats{}, fmt.Errorf("outbox: read stats: %w", explain(err))
+		return Stats{}, fmt.Errorf("outbox: read stats: %w", sqlschema.Explain(err))
 	}
 	return s, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
 // maxBatchBytes is how many bytes of payload a pass takes into memory, give or
@@ -89,7 +90,7 @@ func (r *Relay) tryPass(ctx context.Context) (n int, err error) {
 	})
 	r.counters.leads.Store(err == nil)
 	if err != nil {
-		return 0, fmt.Errorf("outbox: pass: %w", explain(err))
+		return 0, fmt.Errorf("outbox: pass: %w", sqlschema.Explain(err))
 	}
 	if err := failpoint.Hit("outbox/table-after-commit"); err != nil {
 		return n, err

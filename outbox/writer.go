@@ -57,7 +57,7 @@ func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...Message) error {
 	}
 	for _, s := range statements {
 		if _, err := tx.Exec(ctx, s.sql, s.args...); err != nil {
-			return fmt.Errorf("outbox: store messages: %w", explain(err))
+			return fmt.Errorf("outbox: store messages: %w", sqlschema.Explain(err))
 		}
 	}
 	return nil

@@ -341,6 +341,21 @@ func TestDeadEdit(t *testing.T) {
 	}
 }
 
+// Whatever a command asks of a schema without tables, it says what to do.
+func TestDeadWithoutTables(t *testing.T) {
+	t.Parallel()
+	f := newDeadFixture(t)
+	f.schema = "no_such_schema"
+	for _, line := range []string{
+		"list", "show -id 1", "plan", "redrive -id 1", "redrive -id 1 -n", "edit -id 1 -header a=b", "edit -id 1 -header a=b -n",
+		"discard -id 1", "discard -id 1 -json", "discard -id 1 -n", "retry -id 1", "bury -id 1",
+	} {
+		if _, errs := f.run(t, 1, append([]string{"dead"}, strings.Fields(line)...)...); !strings.Contains(errs, "has it been migrated (") {
+			t.Errorf("%s: %q", line, errs)
+		}
+	}
+}
+
 // What is discarded is printed first, whole if somebody wants it so.
 func TestDeadDiscardPrintsWhatItThrowsAway(t *testing.T) {
 	t.Parallel()
