@@ -20,6 +20,10 @@ import (
 // handler can see it, and whoever looks at it should it die again.
 const HeaderEdited = "x-sagamill-edited"
 
+// HeaderTypeWas is set on a message whose type was edited as a dead letter: the type
+// with which it came. Its step is that one's.
+const HeaderTypeWas = "x-sagamill-type-was"
+
 // maxBy is how many bytes the name of an editor may have.
 const maxBy = 128
 
@@ -84,17 +88,31 @@ func (e Edit) Apply(l DeadLetter, at time.Time) (DeadLetter, error) {
 	}
 	times := 0
 	_, _ = fmt.Sscanf(l.Headers.Get(HeaderEdited), "edit %d", &times) // of what is none, this is the first
+	came := typeWas(l)
 	l.Headers = maps.Clone(l.Headers)
+	delete(l.Headers, HeaderTypeWas)
 	for _, name := range e.Remove {
 		delete(l.Headers, name)
 	}
 	maps.Copy(l.Headers, e.Set)
+	if l.Headers.Get(outbox.PropertyType) != came {
+		l.Headers.Set(HeaderTypeWas, came)
+	}
 	l.Headers.Set(HeaderEdited, fmt.Sprintf("edit %d at %s by %s", times+1, at.UTC().Format(time.RFC3339), e.By))
 	if e.Payload != nil {
 		l.Payload, l.Size = e.Payload, len(e.Payload)
 	}
 	l.Edited = true
 	return l, nil
+}
+
+// typeWas is the type with which l came. Before its first edit, a header that says so
+// is somebody else's.
+func typeWas(l DeadLetter) string {
+	if was, retyped := l.Headers[HeaderTypeWas]; retyped && l.Edited {
+		return was
+	}
+	return l.Headers.Get(outbox.PropertyType)
 }
 
 func (e Edit) check(l DeadLetter) error {
@@ -125,7 +143,7 @@ func (e Edit) check(l DeadLetter) error {
 		switch {
 		case l.Key != "" && (name == outbox.HeaderKey || name == outbox.HeaderScope):
 			return fmt.Errorf("%w: header %s", ErrIdentity, name)
-		case name == HeaderEdited || name == outbox.PropertyRedelivered:
+		case name == HeaderEdited || name == HeaderTypeWas || name == outbox.PropertyRedelivered:
 			return invalid("header %s is not for people to set", name)
 		}
 	}

@@ -20,7 +20,8 @@ type PlanOptions struct {
 	// Steps are whose consumer will get the letters: what it can read is read by its
 	// own decoders. Default: none. Then a letter is taken for undecodable if its
 	// headers or its JSON are, or if it was when it came and has not been edited
-	// since, whatever newer binaries understand.
+	// since, whatever newer binaries understand; and what becomes of one whose type
+	// was edited is left open.
 	Steps *Consumer
 
 	// Force is [RedriveOptions.Force].
@@ -130,8 +131,15 @@ func (p *planner) judge(l DeadLetter, held *heldLetter, unreadable error) error 
 	case unreadable != nil:
 		planned.Prospect = ProspectUndecodable
 	}
+	retyped := planned.Prospect == ProspectRun && held.retyped
+	if retyped {
+		planned.Prospect = ProspectUnread
+	}
 	planned.Why = aboutProspect[planned.Prospect]
-	if planned.Prospect == ProspectUndecodable {
+	switch {
+	case retyped:
+		planned.Why = aboutRetyped
+	case planned.Prospect == ProspectUndecodable:
 		planned.Why = unreadable.Error()
 	}
 	p.counts[planned.Prospect]++
@@ -154,6 +162,9 @@ var aboutProspect = map[Prospect]string{
 	ProspectTooOld:     "its step may have run: it is older than what is known of steps",
 }
 
+// aboutRetyped says why of a letter whose type leads who knows where.
+const aboutRetyped = "its type was edited: only its consumer knows whether that is still one of its step's"
+
 // read returns what a redrive has to know of l, and why its consumer will not
 // understand it, if it will not.
 func (p *planner) read(l DeadLetter) (heldLetter, error) {
@@ -168,7 +179,7 @@ func (p *planner) read(l DeadLetter) (heldLetter, error) {
 	}
 	if p.Steps == nil || !p.Steps.takes(&row) {
 		err := unreadableAt(l, &row)
-		held.unreadable = err != nil
+		held.unreadable, held.retyped = err != nil, typeWas(l) != l.Headers.Get(outbox.PropertyType)
 		return held, err
 	}
 	j, rejected := p.Steps.readAgain(&row, row.message())

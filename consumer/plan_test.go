@@ -183,9 +183,21 @@ var planCases = []struct {
 		f.edit(t, Edit{Payload: []byte(`{`)})
 		f.exec(t, "UPDATE {schema}.inbox SET state = 'done'")
 	}},
-	{name: "an action edited to a compensation", want: "undecodable", guess: "run", row: "dead", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "an action edited to a compensation", want: "undecodable", guess: "unread", row: "dead", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, act("k"))
 		f.edit(t, Edit{Set: map[string]string{outbox.PropertyType: "book"}})
+		f.edit(t, Edit{Set: map[string]string{"x": "y"}})
+	}},
+	{name: "a type that was edited and edited back", want: "run", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
+		handle(t, f.c, act("k"))
+		f.edit(t, Edit{Remove: []string{outbox.PropertyType}})
+		f.edit(t, Edit{Set: map[string]string{outbox.PropertyType: "pay"}})
+	}},
+	{name: "a sender's word for an edited type", want: "run", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
+		msg := act("k")
+		msg.Metadata.Set(HeaderTypeWas, "book")
+		handle(t, f.c, msg)
+		f.edit(t, Edit{Set: map[string]string{"x": "y"}})
 	}},
 	{name: "undecodable", want: "undecodable", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, saying(act("k"), "{"))

@@ -17,7 +17,7 @@ const (
 	ProspectWaits       Prospect = "waits"           // a compensation: it runs behind its action, which goes round too
 	ProspectActionDead  Prospect = "action-dead"     // a compensation: a dead letter again, for its action is one; redrive that (a step with CancelParked: nothing-to-undo)
 	ProspectUndecodable Prospect = "undecodable"     // a dead letter again: it cannot be read
-	ProspectUnread      Prospect = "unread"          // could not be read when it came: a consumer of its topic reads it again
+	ProspectUnread      Prospect = "unread"          // could not be read when it came, or its type was edited: a consumer of its topic reads it again
 
 	ProspectDuplicate  Prospect = "duplicate"  // removed: its step is done, or another copy will do it
 	ProspectSuperseded Prospect = "superseded" // removed: its step's compensation came first
@@ -81,6 +81,7 @@ type heldLetter struct {
 	// Only Plan knows these.
 	cancelParked bool // of its step
 	unreadable   bool // the consumer will not understand it
+	retyped      bool // its type was edited, and the step's types are not known
 	nameless     bool // its identity is not stored yet: its consumer gives it that
 }
 
