@@ -211,11 +211,11 @@ func TestChangesOfParkedMessages(t *testing.T) {
 		says string
 		want map[string]string // differences to the fixture
 	}{
-		"redrive -id 1,2,5":            {0, "redrove 2 dead letters, removed 0, left 0: 2 run", map[string]string{"dead": "3 4", "retrying": "1 2 5", "due": "1 2", "step k1": "retrying", "step k2": "retrying"}},
-		"redrive -all -older 0s":       {0, "redrove 3 dead letters, removed 0, left 1: 1 key-reused, 2 run, 1 unread", map[string]string{"dead": "4", "retrying": "1 2 3 5", "due": "1 2 3", "step k1": "retrying", "step k2": "retrying"}},
+		"redrive -id 1,2,5":            {0, "sent round 2 dead letters, removed 0, left 0: 2 run", map[string]string{"dead": "3 4", "retrying": "1 2 5", "due": "1 2", "step k1": "retrying", "step k2": "retrying"}},
+		"redrive -all -older 0s":       {0, "sent round 3 dead letters, removed 0, left 1: 1 key-reused, 2 run, 1 unread", map[string]string{"dead": "4", "retrying": "1 2 3 5", "due": "1 2 3", "step k1": "retrying", "step k2": "retrying"}},
 		"redrive -all -key k2 -json":   {0, `{"did":"redrove","count":1,"removed":0,"left":0,"outcomes":{"run":1}}`, map[string]string{"dead": "1 3 4", "retrying": "2 5", "due": "2", "step k2": "retrying"}},
-		"redrive -id 1 -rate 100 ":     {0, "redrove 1", map[string]string{"dead": "2 3 4", "retrying": "1 5", "due": "1", "step k1": "retrying"}},
-		"redrive -all -step pay -n":    {0, "would redrive 2 dead letters, remove 0, leave 1", nil},
+		"redrive -id 1 -rate 100 ":     {0, "sent round 1 dead letter, ", map[string]string{"dead": "2 3 4", "retrying": "1 5", "due": "1", "step k1": "retrying"}},
+		"redrive -all -step pay -n":    {0, "would send round 2 dead letters, remove 0, leave 1", nil},
 		"redrive -id 5":                {1, "nothing was done", nil},
 		"redrive -id 1 -key k2":        {1, "nothing was done", nil},
 		"redrive -id 1 -rate -1":       {1, "-rate", nil},
@@ -224,20 +224,20 @@ func TestChangesOfParkedMessages(t *testing.T) {
 		"redrive -key k1":              {1, "-all", nil},
 		"redrive -all -key=":           {1, "-key is empty", nil},
 		"redrive -id 1 now":            {1, `"now"`, nil},
-		"plan":                         {0, "would redrive 3 dead letters, remove 0, leave 1: 1 key-reused, 2 run, 1 undecodable", nil},
+		"plan":                         {0, "would send round 3 dead letters, remove 0, leave 1: 1 key-reused, 2 run, 1 undecodable", nil},
 		"plan -limit 1":                {0, "these are the first 1", nil},
-		"discard -id 2":                {0, "discarded 1 dead letters", map[string]string{"dead": "1 3 4"}},
-		"discard -all -kind unknown":   {0, "discarded 1 dead letters", map[string]string{"dead": "1 2 4"}},
+		"discard -id 2":                {0, "discarded 1 dead letter\n", map[string]string{"dead": "1 3 4"}},
+		"discard -all -kind unknown":   {0, "discarded 1 dead letter\n", map[string]string{"dead": "1 2 4"}},
 		"discard -all -step pay -n":    {0, "would discard 3 dead letters", nil},
 		"discard -id 5":                {1, "nothing was done", nil},
 		"discard":                      {1, "-id", nil},
 		"discard -all":                 {1, "filter", nil},
-		"retry -id 5":                  {0, "made due 1 retrying messages", map[string]string{"due": "5"}},
-		"retry -all -step pay -n":      {0, "would make due 1 retrying messages", nil},
+		"retry -id 5":                  {0, "made due 1 retrying message\n", map[string]string{"due": "5"}},
+		"retry -all -step pay -n":      {0, "would make due 1 retrying message\n", nil},
 		"retry -id 1":                  {1, "nothing was done", nil},
 		"retry":                        {1, "-id", nil},
-		"bury -id 5":                   {0, "buried 1 retrying messages", map[string]string{"dead": "1 2 3 4 5", "retrying": "", "step k5": "dead"}},
-		"bury -id 5 -n":                {0, "would bury 1 retrying messages", nil},
+		"bury -id 5":                   {0, "buried 1 retrying message\n", map[string]string{"dead": "1 2 3 4 5", "retrying": "", "step k5": "dead"}},
+		"bury -id 5 -n":                {0, "would bury 1 retrying message\n", nil},
 		"bury -all -step pay":          {1, "-id", nil},
 		"edit -id 1 -payload - -n":     {0, "+ payload 2 bytes", nil},
 		"edit -id 5 -header a=b":       {1, "no such dead letter", nil},
@@ -290,7 +290,7 @@ func TestDeadRedriveSaysWhatItLeavesOut(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if out, _ := f.run(t, 0, "dead", "redrive", "-id", "1,2", "-force"); !strings.Contains(out, "redrove 2") {
+	if out, _ := f.run(t, 0, "dead", "redrive", "-id", "1,2", "-force"); !strings.Contains(out, "sent round 2") {
 		t.Errorf("forced: %q", out)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

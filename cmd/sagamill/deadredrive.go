@@ -138,10 +138,10 @@ func (c *call) judgeRedrive(o consumer.Prospects, ids int) error {
 		fmt.Fprintf(c.stderr, "%d of %d ids left out: no dead letters, or no longer, or not what the filter picks\n", ids-handled, ids)
 	}
 	if n := o[consumer.ProspectTooOld]; n > 0 {
-		fmt.Fprintf(c.stderr, "%d are older than what is known of steps, and may have run: -force runs them all the same\n", n)
+		fmt.Fprintf(c.stderr, "too old: %d, older than what is known of steps, so that they may have run: -force runs them all the same\n", n)
 	}
 	if n := o[consumer.ProspectBusy]; n > 0 {
-		return fmt.Errorf("%d were left out because their steps are at work: say it again", n)
+		return fmt.Errorf("left out because their steps are at work: %d; say it again", n)
 	}
 	return nil
 }
@@ -165,11 +165,11 @@ func (c *call) reportProspects(did string, o consumer.Prospects, asJSON bool) er
 	if len(parts) > 0 {
 		text = ": " + strings.Join(parts, ", ")
 	}
-	removed, left := "removed", "left"
+	sent, removed, left := "sent round", "removed", "left" // not redriven: some come back as they are
 	if strings.HasPrefix(did, "would") {
-		removed, left = "remove", "leave"
+		sent, removed, left = "would send round", "remove", "leave"
 	}
-	_, err := fmt.Fprintf(c.stdout, "%s %d dead letters, %s %d, %s %d%s\n", did, o.Sent(), removed, o.Removed(), left, o.Left(), text)
+	_, err := fmt.Fprintf(c.stdout, "%s %s, %s %d, %s %d%s\n", sent, amount(o.Sent(), "dead letters"), removed, o.Removed(), left, o.Left(), text)
 	return err
 }
 

@@ -131,6 +131,6 @@ func (c *call) report(did, to string, n int, asJSON bool) error {
 			Count int    `json:"count"`
 		}{did, n})
 	}
-	_, err := fmt.Fprintf(c.stdout, "%s %d %s\n", did, n, to)
+	_, err := fmt.Fprintf(c.stdout, "%s %s\n", did, amount(n, to))
 	return err
 }

@@ -33,6 +33,14 @@ func clip(s string, n int) string {
 	return string(runes[:n-1]) + "…"
 }
 
+// amount says how many, of what is called things if there are several.
+func amount(n int, things string) string {
+	if n == 1 {
+		things = strings.TrimSuffix(things, "s")
+	}
+	return strconv.Itoa(n) + " " + things
+}
+
 // stamp is how times are printed.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
