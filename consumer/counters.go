@@ -65,6 +65,9 @@ var reasons = [...]Reason{
 	ReasonOrder, ReasonFailed, ReasonSuperseded, ReasonCalling, ReasonUnsettled, ReasonParked, ReasonUnavailable, ReasonTooOld,
 }
 
+// Reasons returns every reason that this version gives.
+func Reasons() []Reason { return slices.Clone(reasons[:]) }
+
 // counters count. Nothing on the way of a message takes a lock.
 type counters struct {
 	inFlight     atomic.Int64

@@ -39,11 +39,8 @@ func (c *call) pickParked() *parkedFlags {
 	c.flags.StringVar(&f.Step, "step", "", "of this step")
 	c.flags.StringVar(&f.Kind, "kind", "", "action, compensation, or unknown: those that could not be read")
 	c.flags.Func("reason", "of this reason, such as attempts-exhausted", func(s string) error {
-		if s == "" {
-			return errors.New("it is empty")
-		}
 		f.Reason = consumer.Reason(s)
-		return nil
+		return checkReason(f.Reason)
 	})
 	c.flags.StringVar(&f.Error, "error", "", "whose error has this in it")
 	c.flags.StringVar(&f.Scope, "scope", "", "of this scope")
@@ -53,6 +50,20 @@ func (c *call) pickParked() *parkedFlags {
 	c.flags.DurationVar(&f.Older, "older", 0, "failed for the last time at least so long ago, such as 90m")
 	c.flags.DurationVar(&f.Newer, "newer", 0, "failed for the last time at most so long ago")
 	return p
+}
+
+// checkReason returns an error that lists the reasons unless r is one of them. A
+// mistyped one would pick nothing, as if there were nothing.
+func checkReason(r consumer.Reason) error {
+	all := consumer.Reasons()
+	if slices.Contains(all, r) {
+		return nil
+	}
+	names := make([]string, len(all))
+	for i, reason := range all {
+		names[i] = string(reason)
+	}
+	return fmt.Errorf("it is none of %s", strings.Join(names, ", "))
 }
 
 // check returns an error if the flags could pick more than was meant.
@@ -123,6 +134,9 @@ func deadList(ctx context.Context, c *call) error {
 	}
 	if err := printParked(c, letters, *asJSON); err != nil {
 		return err
+	}
+	if len(letters) == 0 && !*asJSON {
+		fmt.Fprintf(c.stderr, "no %s\n", things(pick.filter.State))
 	}
 	if len(letters) == *limit {
 		fmt.Fprintf(c.stderr, "there may be more: -after %d\n", letters[len(letters)-1].ID)

@@ -149,14 +149,20 @@ func TestDeadList(t *testing.T) {
 		if strings.Contains(line, "-limit") != strings.Contains(errs, "-after") {
 			t.Errorf("list %s: how to go on: %q", line, errs)
 		}
-		if out, _ = f.run(t, 0, append(args, "-json")...); strings.Count(out, "\n") != len(ids) {
-			t.Errorf("list %s -json: %s", line, out)
+		if says := strings.HasPrefix(errs, "no dead letters\n") || strings.HasPrefix(errs, "no retrying messages\n"); says != (want == "") {
+			t.Errorf("list %s: that there is none: %q", line, errs)
+		}
+		if out, errs = f.run(t, 0, append(args, "-json")...); strings.Count(out, "\n") != len(ids) || strings.HasPrefix(errs, "no ") {
+			t.Errorf("list %s -json: %s%s", line, out, errs)
 		}
 	}
 	for _, line := range []string{
 		"-limit 0", "-limit 5000", "-older -1h", "-newer -1h", "-id x", "-kind both", "-state done", "-key=", "-reason=", "now",
 	} {
 		f.run(t, 1, append([]string{"dead", "list"}, strings.Fields(line)...)...)
+	}
+	if _, errs := f.run(t, 1, "dead", "list", "-reason", "nonsense"); !strings.Contains(errs, "none of key-missing, ") || !strings.Contains(errs, ", too-old") {
+		t.Errorf("a reason that is none: %q", errs)
 	}
 }
 

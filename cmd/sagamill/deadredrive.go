@@ -227,12 +227,17 @@ func deadBury(ctx context.Context, c *call) error {
 	})
 }
 
+// things is what messages in a state are called.
+func things(state consumer.LetterState) string {
+	if state == consumer.LetterRetrying {
+		return "retrying messages"
+	}
+	return "dead letters"
+}
+
 // doParked does what to the messages that change picks, or says what it would do.
 func (c *call) doParked(ctx context.Context, change *parkedChange, did, would string, do func(*consumer.DeadLetters) (int, error)) error {
-	to := "dead letters"
-	if change.filter.State == consumer.LetterRetrying {
-		to = "retrying messages"
-	}
+	to := things(change.filter.State)
 	d, done, err := c.parked(ctx)
 	if err != nil {
 		return err
