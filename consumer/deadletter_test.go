@@ -178,6 +178,7 @@ func TestEdit(t *testing.T) {
 		"nobody":             {1, Edit{By: " \x1b", Payload: []byte("{}")}, ErrInvalidEdit},
 		"the trace":          {1, Edit{Set: map[string]string{HeaderEdited: ""}}, ErrInvalidEdit},
 		"no trace":           {1, Edit{Remove: []string{HeaderEdited}}, ErrInvalidEdit},
+		"no header at all":   {1, Edit{Remove: []string{"nothere", "nor this"}}, ErrInvalidEdit},
 		"the type that was":  {1, Edit{Set: map[string]string{HeaderTypeWas: "x"}}, ErrInvalidEdit},
 		"redelivered":        {1, Edit{Set: map[string]string{outbox.PropertyRedelivered: "true"}}, ErrInvalidEdit},
 		"no name":            {1, Edit{Set: map[string]string{"": "x"}}, ErrInvalidEdit},

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
@@ -115,6 +116,11 @@ func typeWas(l DeadLetter) string {
 	return l.Headers.Get(outbox.PropertyType)
 }
 
+// has returns a function that reports whether metadata has a header.
+func has(metadata message.Metadata) func(string) bool {
+	return func(name string) bool { _, found := metadata[name]; return found }
+}
+
 func (e Edit) check(l DeadLetter) error {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", ErrInvalidEdit, fmt.Sprintf(format, args...))
@@ -122,7 +128,7 @@ func (e Edit) check(l DeadLetter) error {
 	switch {
 	case e.By == "" || len(e.By) > maxBy || !cleantext.Printable(e.By):
 		return invalid("By must be 1 to %d printable bytes", maxBy)
-	case e.Payload == nil && len(e.Set) == 0 && len(e.Remove) == 0:
+	case e.Payload == nil && len(e.Set) == 0 && !slices.ContainsFunc(e.Remove, has(l.Headers)):
 		return invalid("it changes nothing")
 	case len(e.Payload) > outbox.MaxPayload:
 		return invalid("Payload has %d bytes, the limit is %d", len(e.Payload), outbox.MaxPayload)

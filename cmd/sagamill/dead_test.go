@@ -250,6 +250,7 @@ func TestChangesOfParkedMessages(t *testing.T) {
 		"edit -id 5 -header a=b -n":    {1, "no such dead letter", nil},
 		"edit -id 1 -header a":         {1, "name=value", nil},
 		"edit -id 1,2 -header a=b":     {1, "-id", nil},
+		"edit -id 1 -remove-header no": {1, "it changes nothing", nil},
 		"edit -id 1":                   {1, "it changes nothing", nil},
 		"edit -id 1 -payload /no/such": {1, "no such file", nil},
 	} {
