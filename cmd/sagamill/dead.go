@@ -47,8 +47,8 @@ func (c *call) pickParked() *parkedFlags {
 	c.flags.StringVar(&f.Key, "key", "", "of this idempotency key, whatever the step")
 	c.flags.StringVar(&f.Topic, "topic", "", "of this topic")
 	c.flags.StringVar(&f.MessageID, "message", "", "with this message id")
-	c.flags.DurationVar(&f.Older, "older", 0, "failed for the last time at least so long ago, such as 90m")
-	c.flags.DurationVar(&f.Newer, "newer", 0, "failed for the last time at most so long ago")
+	c.flags.Var(age{&f.Older}, "older", "failed for the last time at least so long ago, such as 90m or 72h")
+	c.flags.Var(age{&f.Newer}, "newer", "failed for the last time at most so long ago")
 	return p
 }
 

@@ -102,7 +102,7 @@ func (c *call) parseEdit() (*edit, error) {
 	c.flags.BoolVar(&e.force, "force", false, "also a payload that is not JSON")
 	c.flags.BoolVar(&e.show, "show", false, "print the payloads too")
 	c.flags.BoolVar(&e.dry, "n", false, "say what would be changed, and change nothing")
-	c.flags.BoolVar(&e.dry, "dry-run", false, "the same")
+	c.flags.BoolVar(&e.dry, "dry-run", false, "as -n")
 	c.flags.BoolVar(&e.asJSON, "json", false, "print the letter as it is then as JSON")
 	if err := c.parseDatabase(); err != nil {
 		return nil, err

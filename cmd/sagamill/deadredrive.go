@@ -24,7 +24,7 @@ func (c *call) changeParked() *parkedChange {
 	p := &parkedChange{parkedFlags: c.pickParked()}
 	c.flags.BoolVar(&p.all, "all", false, "all that the other flags pick; -older 0s picks every one")
 	c.flags.BoolVar(&p.dry, "n", false, "say what would be done, and do nothing")
-	c.flags.BoolVar(&p.dry, "dry-run", false, "the same")
+	c.flags.BoolVar(&p.dry, "dry-run", false, "as -n")
 	c.flags.BoolVar(&p.asJSON, "json", false, "print JSON, a line each")
 	return p
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -28,6 +29,23 @@ func (l idList) Set(s string) error {
 	return nil
 }
 
+// age is a flag for how long ago something was.
+type age struct{ *time.Duration }
+
+func (a age) String() string {
+	if a.Duration == nil { // as package flag makes one
+		return ""
+	}
+	return a.Duration.String()
+}
+
+func (a age) Set(s string) (err error) {
+	if *a.Duration, err = time.ParseDuration(s); err != nil {
+		return errors.New("it must be hours, minutes or seconds, such as 72h or 90m")
+	}
+	return nil
+}
+
 // letterFlags pick dead letters of an outbox.
 type letterFlags struct {
 	filter outbox.DeadFilter
@@ -44,7 +62,7 @@ func (c *call) pick() *letterFlags {
 	c.flags.StringVar(&f.Scope, "scope", "", "of this scope")
 	c.flags.StringVar(&f.Key, "key", "", "of this idempotency key, whatever the step")
 	c.flags.StringVar(&f.Reason, "reason", "", "whose reason has this in it")
-	c.flags.DurationVar(&f.Older, "older", 0, "refused for the last time at least so long ago, such as 90m")
+	c.flags.Var(age{&f.Older}, "older", "refused for the last time at least so long ago, such as 90m or 72h")
 	return l
 }
 

@@ -81,6 +81,9 @@ func end(err error, args []string, stderr io.Writer) int {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0
 	case errors.Is(err, errUsage):
+		if words := unknown(args); words != "" {
+			fmt.Fprintf(stderr, "sagamill: there is no command %q\n", words)
+		}
 		printUsage(stderr, args)
 		return 2
 	default:
@@ -98,6 +101,24 @@ func find(args []string) (cmd command, rest []string, found bool) {
 		}
 	}
 	return command{}, nil, false
+}
+
+// unknown returns args up to the first word that no command has there, "" if all
+// that is wrong is that words are missing.
+func unknown(args []string) string {
+	for n, word := range args {
+		if strings.HasPrefix(word, "-") {
+			return ""
+		}
+		known := func(cmd command) bool {
+			words := strings.Fields(cmd.words)
+			return len(words) > n && slices.Equal(words[:n+1], args[:n+1])
+		}
+		if !slices.ContainsFunc(commands(), known) {
+			return strings.Join(args[:n+1], " ")
+		}
+	}
+	return ""
 }
 
 // printUsage lists the commands that begin with the same words as args, or all.

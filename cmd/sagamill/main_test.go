@@ -29,15 +29,25 @@ func TestMigrate(t *testing.T) {
 		{"migrate up now", 1, `"now"`},
 		{"migrate sideways -database x", 2, "usage"},
 		{"migrate", 2, "usage"},
+		{"dead lst -id 1", 2, "sagamill: there is no command \"dead lst\"\nusage:\n  sagamill dead list"},
+		{"outbox dead \x1b", 2, `no command "outbox dead \x1b"`},
+		{"help", 2, `no command "help"`},
+		{"dead -id 1", 2, ""},
 		{"", 2, "outbox dead list"},
 		{"outbox dead", 2, "outbox dead discard"},
-		{"outbox dead redrive -h", 0, "-dry-run"},
+		{"outbox dead redrive -h", 0, "-dry-run    as -n\n"},
+		{"dead edit -h", 0, "-dry-run    as -n\n"},
+		{"dead list -older 3d", 1, "such as 72h"},
+		{"outbox dead list -older 3d", 1, "such as 72h"},
 		{"outbox status -database=", 1, "no database"},
 		{"outbox status -database " + pgtest.URL() + " -schema " + schema, 1, "outbox_relay"},
 		{"outbox dead list -schema a;b -database " + pgtest.URL(), 1, "schema"},
 	} {
 		var out bytes.Buffer
 		code := run(t.Context(), strings.Fields(tt.args), &out, &out)
+		if short := tt.args == "" || tt.args == "outbox dead" || tt.args == "dead -id 1"; short && !strings.HasPrefix(out.String(), "usage:") {
+			t.Errorf("sagamill %s: %q; want the usage alone", tt.args, out.String())
+		}
 		if code != tt.code || !strings.Contains(out.String(), tt.says) || strings.Contains(out.String(), "s3cret") {
 			t.Errorf("sagamill %s: exit %d, %q; want %d and %q", tt.args, code, out.String(), tt.code, tt.says)
 		}

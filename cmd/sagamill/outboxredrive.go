@@ -81,7 +81,7 @@ func (c *call) parseChange(what change) (dry, asJSON bool, filter outbox.DeadFil
 		c.pickIDs(pick)
 	}
 	c.flags.BoolVar(&dry, "n", false, "say what would be done, and do nothing")
-	c.flags.BoolVar(&dry, "dry-run", false, "the same")
+	c.flags.BoolVar(&dry, "dry-run", false, "as -n")
 	c.flags.BoolVar(&asJSON, "json", false, "print JSON, a line each")
 	if err := c.parseDatabase(); err != nil {
 		return false, false, filter, err

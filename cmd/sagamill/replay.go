@@ -67,7 +67,7 @@ func (c *call) parseReplay() (filter outbox.ReplayFilter, dry, asJSON bool, err 
 	c.flags.TextVar(&filter.Since, "since", time.Time{}, "written then or later, such as 2026-01-31T12:00:00Z")
 	c.flags.TextVar(&filter.Until, "until", time.Time{}, "written before")
 	c.flags.BoolVar(&dry, "n", false, "say what would be done, and do nothing")
-	c.flags.BoolVar(&dry, "dry-run", false, "the same")
+	c.flags.BoolVar(&dry, "dry-run", false, "as -n")
 	c.flags.BoolVar(&asJSON, "json", false, "print JSON, a line each")
 	if err := c.parseDatabase(); err != nil {
 		return filter, false, false, err
