@@ -115,8 +115,8 @@ func (j *job) takeBack() {
 // or intake ends. Handlers run one after the other, in the order of the
 // deliveries.
 func (b *batch) attempt(intake, work context.Context) error {
-	if err := b.c.company.Acquire(work, 1); err != nil {
-		return fmt.Errorf("consumer: wait for a message that is handled alone: %w", err)
+	if err := b.c.enterCompany(work); err != nil {
+		return err
 	}
 	defer b.c.company.Release(1)
 	ctx, cancel := context.WithTimeout(work, b.c.opts.BatchTime+2*idleLimit(b.jobs))

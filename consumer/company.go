@@ -33,10 +33,21 @@ func (c *Consumer) joinCompany(ctx context.Context, j *job) (leave func(), err e
 			return func() { c.company.Release(everybody) }, nil
 		}
 	}
-	if err := c.company.Acquire(ctx, 1); err != nil {
-		return nil, fmt.Errorf("consumer: wait for a message that is handled alone: %w", err)
+	if err := c.enterCompany(ctx); err != nil {
+		return nil, err
 	}
 	return func() { c.company.Release(1) }, nil
+}
+
+// enterCompany waits while something is handled alone.
+func (c *Consumer) enterCompany(ctx context.Context) error {
+	if c.company.TryAcquire(1) {
+		return nil
+	}
+	if err := c.company.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("consumer: wait for a message that is handled alone: %w", err)
+	}
+	return nil
 }
 
 // lastChance reports whether j may have killed a process, and has one attempt left.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/bench/internal/target"
 )
@@ -115,11 +116,27 @@ func (s *subject) load(ctx context.Context, n int) error {
 	return err
 }
 
-// warm reads the index of the inbox. With a few thousand random keys a second all
-// of it is in use within half a minute, which is longer than a slice.
+// warm reads the index of the inbox, on each connection. With a few thousand random
+// keys a second all of it is in use within half a minute, which is longer than a
+// slice; and a server process that meets one of its buffers for the first time has
+// it mapped by the kernel, which one that has been at work for long has not.
 func (s *subject) warm(ctx context.Context) error {
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SELECT count(*) FROM inbox WHERE scope >= ''")
-		return err
-	})
+	var conns []*pgxpool.Conn
+	defer func() {
+		for _, c := range conns {
+			c.Release()
+		}
+	}()
+	for range s.pool.Config().MaxConns {
+		conn, err := s.pool.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		conns = append(conns, conn)
+		_, err = conn.Exec(ctx, "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SELECT count(*) FROM inbox WHERE scope >= ''; COMMIT")
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
