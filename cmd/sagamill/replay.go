@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -46,7 +47,7 @@ func replay(ctx context.Context, c *call) error {
 	case err != nil:
 		return err
 	case len(kept) == 0:
-		return errors.Join(without...)
+		return withoutStep(filter.Key, errors.Join(without...))
 	}
 	for _, err := range without {
 		fmt.Fprintln(c.stderr, visible(err.Error()))
@@ -59,6 +60,16 @@ func replay(ctx context.Context, c *call) error {
 		did = "would replay"
 	}
 	return c.report(did, "messages", len(kept), asJSON)
+}
+
+// withoutStep adds to err, that nothing is kept, that key looks like one with a step,
+// which is what messages have in their header. It may be none: a key may have colons.
+func withoutStep(key string, err error) error {
+	k, parseErr := stepkey.Parse(key)
+	if parseErr != nil {
+		return err
+	}
+	return fmt.Errorf("%w; the key is without the step: is it -key %s?", err, k.Key)
 }
 
 func (c *call) parseReplay() (filter outbox.ReplayFilter, dry, asJSON bool, err error) {

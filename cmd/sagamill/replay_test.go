@@ -73,6 +73,8 @@ func TestReplay(t *testing.T) {
 		{"-schema " + a + "," + empty + " -key k", 0, "its log is empty", 1, 0},
 		{"-schema " + empty + " -key k", 1, "its log is empty", 0, 0},
 		{"-schema " + b + " -key none", 1, "or not since", 0, 0},
+		{"-schema " + b + " -key k:pay", 1, "published messages are kept; the key is without the step: is it -key k?", 0, 0},
+		{"-schema " + b + " -key k:pay#2", 1, "is it -key k?", 0, 0},
 		{"-schema " + a + " -key shared", 1, "say which with -scope: acme globex", 0, 0},
 		{"-schema " + a + " -key shared -scope acme", 0, "replayed 1 message\n", 1, 0},
 		{"-schema " + a + " -key k -since 2100-01-01T00:00:00Z", 1, "nothing is kept", 0, 0},
