@@ -104,7 +104,7 @@ func (e notDoneError) Unwrap() []error { return []error{ErrNotDone, e.err} }
 // next attempt then calls without asking. It speaks of one call: a doubt that an
 // earlier one has left stays, unless Verify has cleared it. Together with
 // [Terminal] or [Park], in either order, the message is a dead letter that is not in
-// doubt.
+// doubt. nil stays nil.
 func NotDone(err error) error {
 	if err == nil {
 		return nil
@@ -112,16 +112,30 @@ func NotDone(err error) error {
 	return notDoneError{err}
 }
 
-func (e *effect) complete() bool { return e == nil || e.call != nil && e.record != nil }
+func (s *Step) hasEffect() bool { return s.Action.effect != nil || s.Compensation.effect != nil }
 
-// checkEffects returns an error that names the field, in the manner of
-// withDefaults.
-func (s *Step) checkEffects() error {
+// lacks names the functions that in cannot do without, if one is missing.
+func (in *Input) lacks() string {
 	switch {
-	case !s.Action.effect.complete():
-		return fmt.Errorf("step %q: Action: Effect needs a call and a record", s.Name)
-	case !s.Compensation.effect.complete():
-		return fmt.Errorf("step %q: Compensation: Effect needs a call and a record", s.Name)
+	case in.effect != nil && (in.effect.call == nil || in.effect.record == nil):
+		return "Effect needs a call and a record"
+	case in.decode != nil && in.effect == nil && in.run == nil:
+		return "On needs a handler"
+	}
+	return ""
+}
+
+// checkInputs returns an error that names the field, in the manner of withDefaults.
+func (s *Step) checkInputs() error {
+	if what := s.Action.lacks(); what != "" {
+		return fmt.Errorf("step %q: Action: %s", s.Name, what)
+	}
+	if what := s.Compensation.lacks(); what != "" {
+		return fmt.Errorf("step %q: Compensation: %s", s.Name, what)
+	}
+	switch {
+	case s.Settle != 0 && !s.hasEffect():
+		return fmt.Errorf("step %q: Settle: it is for an Effect, and the step has none", s.Name)
 	case s.CancelParked && s.Action.effect != nil:
 		return fmt.Errorf("step %q: CancelParked: the action is an Effect, and what is parked of it may have happened", s.Name)
 	case s.Settle < 0 || s.Settle > MaxTimeout:

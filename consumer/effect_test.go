@@ -575,7 +575,13 @@ func TestEffectsThatNewRefuses(t *testing.T) {
 		"Action: Effect needs":       func(s *Step) { s.Action = Effect("pay", call, nil, Record[payment, string](nil)) },
 		"Compensation: Effect needs": func(s *Step) { s.Compensation = Effect("pay", Call[payment, string](nil), nil, record) },
 		"CancelParked":               func(s *Step) { s.CancelParked = true },
-		"Settle":                     func(s *Step) { s.Settle = -1 },
+		"Action: On needs":           func(s *Step) { s.Action = On[payment]("pay", nil) },
+		"Compensation: On needs":     func(s *Step) { s.Compensation = On[payment]("unpay", nil) },
+		"Settle: -1ns":               func(s *Step) { s.Settle = -1 },
+		"Settle: it is for an Effect": func(s *Step) {
+			*s = f.step(f.effect("paid"), f.effect("refunded"))
+			s.Settle = 1
+		},
 	} {
 		step := f.effectStep("", false)
 		change(&step)

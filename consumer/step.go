@@ -37,7 +37,8 @@ type Step struct {
 
 	// Settle is how long after a call has ended here the other system may still
 	// be at work on it: so long an [Effect]'s verify that finds nothing is not
-	// believed. Without verify it has no meaning. Default: 1 min.
+	// believed. Without verify it has no meaning; a step without an Effect cannot
+	// have it. Default: 1 min.
 	Settle time.Duration
 
 	// CancelParked lets a compensation that finds the action parked or dead
@@ -123,14 +124,13 @@ func (d *Delivery) EffectKey() string {
 // returned Input's Type is set to another. A payload that is not a T, or says
 // the same thing twice, is a dead letter.
 func On[T any](topic string, h Handler[T]) Input {
-	return Input{
-		Topic:  topic,
-		Type:   topic,
-		decode: decodeAs[T],
-		run: func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
+	in := Input{Topic: topic, Type: topic, decode: decodeAs[T]}
+	if h != nil { // else New says so
+		in.run = func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
 			return h(ctx, tx, Message[T]{Delivery: d, Body: *body.(*T)}, emit)
-		},
+		}
 	}
+	return in
 }
 
 func decodeAs[T any](payload []byte) (any, error) {
@@ -152,7 +152,8 @@ type terminalError struct{ err error }
 func (e terminalError) Error() string   { return e.err.Error() }
 func (e terminalError) Unwrap() []error { return []error{ErrTerminal, e.err} }
 
-// Terminal wraps err so that the message becomes a dead letter at once.
+// Terminal wraps err so that the message becomes a dead letter at once. nil stays
+// nil.
 func Terminal(err error) error {
 	if err == nil {
 		return nil
@@ -166,7 +167,6 @@ func (s Step) withDefaults() (Step, error) {
 	s.RetryBase = cmp.Or(s.RetryBase, time.Second)
 	s.RetryCap = cmp.Or(s.RetryCap, 5*time.Minute)
 	s.Timeout = cmp.Or(s.Timeout, 30*time.Second)
-	s.Settle = cmp.Or(s.Settle, time.Minute)
 	if err := stepkey.CheckStep(s.Name); err != nil {
 		return s, fmt.Errorf("step %q: Name: %w", s.Name, err)
 	}
@@ -182,8 +182,12 @@ func (s Step) withDefaults() (Step, error) {
 	case s.Timeout < 0 || s.Timeout > MaxTimeout:
 		return s, fmt.Errorf("step %q: Timeout: %s is not between 0 and %s", s.Name, s.Timeout, MaxTimeout)
 	}
-	s.Single = s.Single || s.Action.effect != nil || s.Compensation.effect != nil
-	return s, s.checkEffects()
+	if err := s.checkInputs(); err != nil {
+		return s, err
+	}
+	s.Single = s.Single || s.hasEffect()
+	s.Settle = cmp.Or(s.Settle, time.Minute)
+	return s, nil
 }
 
 func (s *Step) retry() backoff.Policy { return backoff.Policy{Base: s.RetryBase, Cap: s.RetryCap} }
