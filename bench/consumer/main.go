@@ -21,7 +21,7 @@ import (
 // settings are what a server of this size gets in production. Checkpoints and
 // vacuum come where the benchmark says, not in the middle of a slice.
 var settings = []string{
-	"shared_buffers=2GB", "max_wal_size=16GB", "min_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off",
+	"shared_buffers=6GB", "max_wal_size=16GB", "min_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off",
 }
 
 // A bench is one run of the program.
