@@ -13,10 +13,8 @@ var batchSizes = map[string]int{"batches": 0, "one by one": 1}
 // exactly as often as the limit says, wherever its attempts run, and all others
 // take effect.
 func TestTheBudgetIsExactOverSixProcesses(t *testing.T) {
-	t.Parallel()
 	for name, batch := range batchSizes {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			f := newField(t, processConfig{Batch: batch, Limit: 4, Lanes: 2})
 			for range 6 {
 				f.add("")
@@ -53,10 +51,8 @@ func failing(p Parked) bool { return strings.Contains(string(p.Payload), `"end"`
 // fail. Each kills as many processes as the limit says at the most and ends as a
 // dead letter; none of the others does for its sake.
 func TestAKillerTakesNobodyWithIt(t *testing.T) {
-	t.Parallel()
 	for name, batch := range batchSizes {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			const limit, killers = 3, 2
 			f := newField(t, processConfig{Batch: batch, Limit: limit, Lanes: 4})
 			letters := crowd("pay", 20, `{}`, `{"wait":2}`)

@@ -28,7 +28,7 @@ const (
 	service    = "storm"
 	topic      = "work" // of all messages: one queue
 
-	processConns = 7 // of each of its two pools; more lanes than that wait
+	processConns = 3 // of each of its two pools: other packages are at the same server, which has 100
 	parkedPoll   = 20 * time.Millisecond
 	maxSaid      = 4000 // bytes of a process's output in a failure
 )

@@ -16,10 +16,8 @@ var flagRestarts = flag.Int("storm.restarts", 3, "how often each process of the 
 // enters its handler once, over all of them, and each process ends in good order
 // within its time.
 func TestARollingRestartRunsNothingTwice(t *testing.T) {
-	t.Parallel()
 	for name, batch := range batchSizes {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			f := newField(t, processConfig{Batch: batch, Limit: 5, Lanes: 4, Prefetch: 32})
 			for range 3 {
 				f.add("")
