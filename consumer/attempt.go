@@ -170,7 +170,16 @@ func (c *Consumer) follow(ctx context.Context, tx pgx.Tx, j *job, found cell) er
 	if err := c.settle(ctx, tx, j, found, v); err != nil {
 		return err
 	}
-	return c.end(ctx, tx, &pgx.Batch{})
+	return c.endEmitting(ctx, tx, j)
+}
+
+// endEmitting is end with what j's step emits where its handler has not succeeded.
+func (c *Consumer) endEmitting(ctx context.Context, tx pgx.Tx, j *job) error {
+	last := &pgx.Batch{}
+	if err := c.queueEmitted(last, j.emitted); err != nil {
+		return err
+	}
+	return c.end(ctx, tx, last)
 }
 
 // withConn lends do a connection, and takes it back without a transaction.
@@ -184,17 +193,18 @@ func (c *Consumer) withConn(ctx context.Context, do func(conn *pgx.Conn) error) 
 	return do(conn.Conn())
 }
 
-// inTx commits what do did.
-func (c *Consumer) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
+// inTx commits what do did, and what it has added to last.
+func (c *Consumer) inTx(ctx context.Context, do func(tx pgx.Tx, last *pgx.Batch) error) error {
 	return c.withConn(ctx, func(conn *pgx.Conn) error {
 		tx, err := conn.BeginTx(ctx, readCommitted)
 		if err != nil {
 			return fmt.Errorf("consumer: begin: %w", err)
 		}
-		if err := do(tx); err != nil {
+		last := &pgx.Batch{}
+		if err := do(tx, last); err != nil {
 			return err
 		}
-		return c.end(ctx, tx, &pgx.Batch{})
+		return c.end(ctx, tx, last)
 	})
 }
 
@@ -235,6 +245,7 @@ var (
 // sure that the copy is still its own.
 func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 	j.older = true // whoever made the row: it must be moved
+	j.emits(nil)
 	batch := &pgx.Batch{}
 	batch.Queue(c.sql.limitIdle, milliseconds(idleLimit([]*job{j})))
 	batch.Queue(c.sql.claimStep, j.identity()...)
@@ -316,7 +327,7 @@ func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error
 	if err := c.recordFailure(ctx, tx, j, found, err); err != nil {
 		return err
 	}
-	return c.end(ctx, tx, &pgx.Batch{})
+	return c.endEmitting(ctx, tx, j)
 }
 
 // enter calls the handler with tx, which is on conn. A panic becomes an error here
@@ -375,7 +386,7 @@ func (c *Consumer) reopen(ctx context.Context, j *job) error {
 	if j.older {
 		return nil
 	}
-	return c.inTx(ctx, func(tx pgx.Tx) error {
+	return c.inTx(ctx, func(tx pgx.Tx, _ *pgx.Batch) error {
 		if _, err := tx.Exec(ctx, c.sql.reopen, append(j.identity(), j.digest)...); err != nil {
 			return fmt.Errorf("consumer: reopen step: %w", err)
 		}
@@ -389,7 +400,7 @@ func (c *Consumer) finish(ctx context.Context, tx pgx.Tx, j *job, found cell) er
 	last := &pgx.Batch{}
 	j.out.queueInto(last)
 	c.queueMove(last, j, found)
-	if err := c.queueEmitted(last, j.out.msgs); err != nil {
+	if err := c.queueEmitted(last, j.emitted); err != nil {
 		return err
 	}
 	return c.end(ctx, tx, last)
@@ -398,17 +409,20 @@ func (c *Consumer) finish(ctx context.Context, tx pgx.Tx, j *job, found cell) er
 // queueMove adds to last what the handler's success changes in the inbox: nothing,
 // where the claim has inserted the row.
 func (c *Consumer) queueMove(last *pgx.Batch, j *job, found cell) {
-	if j.older {
-		to := done
-		if j.kind == compensation {
-			to = compensated
-		}
+	to := done
+	switch {
+	case j.kind == compensation:
+		to = compensated
+	case j.out.nothing:
+		to = refused
+	}
+	if j.older || to == refused {
 		last.Queue(c.sql.moveStep, j.transition(found, to, j.Attempt)...)
 	}
 	if j.parked != nil {
 		last.Queue(c.sql.deleteParked, j.parked.id)
 	}
-	j.wakes = len(j.out.msgs) > 0
+	j.emits(j.out.msgs)
 	j.note(OutcomeDone, "", nil)
 }
 

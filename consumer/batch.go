@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type batch struct {
 	succeeded  []*job // those whose handlers have, and whose effects are to be committed
 	savepoints int
 	worked     bool // something was executed after the claims
+	prepared   []prepared
 }
 
 // joins reports whether a message of step may share a transaction. What may have
@@ -47,28 +49,32 @@ func (c *Consumer) joins(step *Step, redelivered bool, spent int) bool {
 // settleSome deals with one of jobs, or with some of them in one transaction, from
 // the first, and acks or nacks those. It returns the others.
 func (c *Consumer) settleSome(ctx, work context.Context, jobs []*job) (left []*job) {
-	switch n := c.together(jobs); n {
-	case 0:
-		return nil
-	case 1:
-		c.settleDelivery(ctx, work, jobs[0])
-		return jobs[1:]
-	default:
-		return append(c.settleBatch(ctx, work, jobs[:n]), jobs[n:]...)
+	n := c.together(jobs)
+	for i, part := range ascending(jobs[:n]) {
+		if i > 0 && ctx.Err() != nil {
+			left = append(left, part...)
+			continue
+		}
+		left = append(left, c.settleBatch(ctx, work, part)...)
 	}
+	return append(left, jobs[n:]...)
 }
 
 // together returns how many of jobs, from the first, may share a transaction: a
 // step's row is claimed once in it. Of an ordered step there is one for each key,
-// since what parks the one must be known before the next is looked at.
+// since what parks the one must be known before the next is looked at. More than
+// can have a savepoint are not begun with.
 func (c *Consumer) together(jobs []*job) int {
-	seen := map[identity]bool{}
+	seen, direct := map[identity]bool{}, 0
 	for i, j := range jobs {
 		id := identity{j.Scope, j.Key, j.Step, j.N}
 		if j.step.Ordered {
 			id.n = ""
 		}
-		if !c.joins(j.step, j.redelivered, j.spent) || seen[id] {
+		if j.traffic.direct.Load() {
+			direct++
+		}
+		if !c.joins(j.step, j.redelivered, j.spent) || seen[id] || direct > maxSavepoints {
 			return max(i, 1)
 		}
 		seen[id] = true
@@ -76,15 +82,52 @@ func (c *Consumer) together(jobs []*job) int {
 	return len(jobs)
 }
 
+// ascending returns jobs in the order of their sagas, in one part or two. Handlers
+// lock rows of their saga: two batches in two processes that came to the same sagas
+// in opposite orders would deadlock. Messages of one saga keep their order.
+//
+// What sorts last must not be what there is no time for again and again. So the saga
+// begins that has waited longest since there was none, and those that sort before it
+// are a part of their own.
+func ascending(jobs []*job) [][]*job {
+	jobs = slices.Clone(jobs)
+	slices.SortStableFunc(jobs, compareSaga)
+	var late *job
+	for _, j := range jobs {
+		if j.arrived.late && (late == nil || j.arrived.at.Before(late.arrived.at)) {
+			late = j
+		}
+	}
+	if late == nil {
+		return [][]*job{jobs}
+	}
+	first := slices.IndexFunc(jobs, func(j *job) bool { return compareSaga(j, late) == 0 })
+	return [][]*job{jobs[first:], jobs[:first]}
+}
+
+func compareSaga(a, b *job) int {
+	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key))
+}
+
 // settleBatch deals with jobs, and returns those for which there was no time. If
 // their transaction fails as a whole, each is tried by itself.
 func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []*job) {
+	switch len(jobs) {
+	case 0:
+		return nil
+	case 1:
+		c.settleDelivery(ctx, work, jobs[0])
+		return nil
+	}
 	defer c.deserted(work, jobs)
 	b := &batch{c: c, jobs: jobs}
 	err := b.attempt(ctx, work)
 	if err == nil {
 		c.settledBatch(work, jobs[:b.ran])
 		c.ack(jobs[:b.ran]...)
+		for _, j := range jobs[b.ran:] {
+			j.arrived.late = true
+		}
 		return jobs[b.ran:]
 	}
 	c.opts.Logger.WarnContext(ctx, "consumer: a batch failed, and its messages are tried one by one", "messages", len(jobs), "error", err)
@@ -108,12 +151,12 @@ func (j *job) takeBack() {
 	if j.entered {
 		j.spent++
 	}
-	j.entered, j.wakes = false, false
+	j.entered = false
+	j.emits(nil)
 }
 
 // attempt does what the rows of b's jobs say in one transaction, until time is up
-// or intake ends. Handlers run one after the other, in the order of the
-// deliveries.
+// or intake ends. Handlers run one after the other, in the order of the jobs.
 func (b *batch) attempt(intake, work context.Context) error {
 	if err := b.c.enterCompany(work); err != nil {
 		return err
@@ -131,6 +174,9 @@ func (b *batch) run(ctx, intake context.Context, conn *pgx.Conn) (err error) {
 		return err
 	}
 	begun := time.Now()
+	if err := b.prepare(ctx); err != nil {
+		return err
+	}
 	for _, j := range b.jobs {
 		if b.ran > 0 && (intake.Err() != nil || time.Since(begun) >= b.c.opts.BatchTime || b.savepoints == maxSavepoints) {
 			break
@@ -151,7 +197,7 @@ func (b *batch) take(ctx context.Context, j *job) error {
 		return b.c.settle(ctx, b.tx, j, j.found, v)
 	}
 	part := lazytx.Nested(b.tx, "sagamill_step")
-	err := b.c.enter(ctx, b.tx.Conn(), part.Holder(), j, j.found)
+	err := b.c.enter(b.contextFor(ctx, j.step), b.tx.Conn(), part.Holder(), j, j.found)
 	switch {
 	case !part.End():
 		_ = b.tx.Conn().Close(ctx) // whatever the handler has left running must not reach the next one's
@@ -163,13 +209,68 @@ func (b *batch) take(ctx context.Context, j *job) error {
 	}
 	if part.Began() {
 		j.direct, b.worked = true, true
+		j.traffic.direct.Store(true)
 		b.savepoints++
+	}
+	if err == nil && b.awaited(j) {
+		err = b.flush(ctx, j)
 	}
 	if err == nil {
 		b.succeeded = append(b.succeeded, j)
 		return nil
 	}
 	return b.fail(ctx, j, err)
+}
+
+// awaited reports whether another handler of j's saga, which the order of the jobs
+// puts behind j, is to see what j's handler has queued.
+func (b *batch) awaited(j *job) bool {
+	if len(j.out.statements) == 0 {
+		return false
+	}
+	for _, next := range b.jobs[b.ran+1:] {
+		if compareSaga(j, next) != 0 {
+			return false
+		}
+		if decide(next.found, next.arrival()) == run {
+			return true
+		}
+	}
+	return false
+}
+
+// flush executes what j's handler has queued while nothing has come after it, so that
+// a failure can be undone with the handler's own work, and be its failure alone.
+func (b *batch) flush(ctx context.Context, j *job) error {
+	b.worked = true
+	if !j.direct {
+		if err := b.saveStep(ctx, j); err != nil {
+			return err
+		}
+		b.savepoints++
+	}
+	return b.sendQueued(ctx, j)
+}
+
+// saveStep sets the savepoint that j falls back to. It cannot travel with what is
+// queued, as in save.
+func (b *batch) saveStep(ctx context.Context, j *job) error {
+	if _, err := b.tx.Exec(ctx, "SAVEPOINT sagamill_step"); err != nil {
+		return fmt.Errorf("consumer: set savepoint: %w", err)
+	}
+	j.direct = true
+	return nil
+}
+
+// sendQueued executes what j's handler has queued, once.
+func (b *batch) sendQueued(ctx context.Context, j *job) error {
+	own := &pgx.Batch{}
+	j.out.queueInto(own)
+	err := b.tx.Conn().SendBatch(ctx, own).Close()
+	if err == nil {
+		j.out.statements = nil
+	}
+	return err
 }
 
 // fail undoes what j's handler has done, if that was anything, and records why.
@@ -238,13 +339,15 @@ func (b *batch) save(ctx context.Context, queued int) error {
 // queueOutcomes adds to last what success changes in the inbox, what was emitted,
 // in order, and the removal of claims that nothing came of.
 func (b *batch) queueOutcomes(last *pgx.Batch) error {
-	var emitted []outbox.Message
 	for _, j := range b.succeeded {
 		b.c.queueMove(last, j, j.found)
-		emitted = append(emitted, j.out.msgs...)
 	}
 	if claims := claimsOf(b.jobs[b.ran:]); len(claims) > 0 {
 		last.Queue(b.c.sql.unclaim, identityColumns(claims)...)
+	}
+	var emitted []outbox.Message
+	for _, j := range b.jobs[:b.ran] {
+		emitted = append(emitted, j.emitted...)
 	}
 	for msgs := range slices.Chunk(emitted, outbox.MaxBatch) {
 		if err := b.c.queueEmitted(last, msgs); err != nil {
@@ -260,20 +363,22 @@ func (b *batch) queueOutcomes(last *pgx.Batch) error {
 func (b *batch) resend(ctx context.Context) error {
 	var succeeded []*job
 	for _, j := range b.succeeded {
-		if _, err := b.tx.Exec(ctx, "SAVEPOINT sagamill_step"); err != nil {
+		if len(j.out.statements) == 0 {
+			succeeded = append(succeeded, j)
+			continue
+		}
+		before := j.direct
+		if err := b.saveStep(ctx, j); err != nil {
 			return err
 		}
-		own := &pgx.Batch{}
-		j.out.queueInto(own)
-		err := b.tx.Conn().SendBatch(ctx, own).Close()
+		err := b.sendQueued(ctx, j)
 		if err == nil {
 			succeeded = append(succeeded, j)
 			continue
 		}
-		if j.direct {
+		if before {
 			return err
 		}
-		j.direct = true // there is a savepoint now
 		if err := b.fail(ctx, j, err); err != nil {
 			return err
 		}
@@ -303,7 +408,7 @@ func (b *batch) mend(ctx, work context.Context) {
 }
 
 func (b *batch) reopen(ctx context.Context) error {
-	return b.c.inTx(ctx, func(tx pgx.Tx) error {
+	return b.c.inTx(ctx, func(tx pgx.Tx, _ *pgx.Batch) error {
 		for _, j := range claimsOf(b.jobs) {
 			tag, err := tx.Exec(ctx, b.c.sql.reopen, append(j.identity(), j.digest)...)
 			if err != nil {

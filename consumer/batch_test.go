@@ -254,6 +254,9 @@ func TestABatchIsBoundedInSavepoints(t *testing.T) {
 	if got, want := strings.Join(sizes, " "), "40 60"; got != want {
 		t.Errorf("transactions of %s messages, want %s", got, want)
 	}
+	if n := c.together(jobsOf(t, c, keyed(100)...)); n != 60 {
+		t.Errorf("the next transaction begins with %d messages, want 60", n)
+	}
 }
 
 // After a COMMIT whose outcome is not known, every message is looked up.
@@ -361,7 +364,8 @@ func TestAHandlerEndsABatch(t *testing.T) {
 	}
 }
 
-// The handlers of two batches lock rows in opposite orders. The server ends one of
+// The handlers of two batches lock rows in opposite orders, which are not those of
+// their sagas. The server ends one of
 // them, and both succeed in the end.
 func TestBatchesThatDeadlock(t *testing.T) {
 	t.Parallel()
@@ -374,8 +378,8 @@ func TestBatchesThatDeadlock(t *testing.T) {
 		close(meet)
 	}()
 	var firsts atomic.Int32
-	c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
-		_, err := tx.Exec(ctx, "UPDATE "+f.schema+".effect SET what = what || '+' WHERE what LIKE $1 || '%'", in.Key[:1])
+	c := f.consumer(t, Options{BatchTime: time.Minute}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+		_, err := tx.Exec(ctx, "UPDATE "+f.schema+".effect SET what = what || '+' WHERE what LIKE $1 || '%'", in.Key[1:])
 		if firsts.Add(1) <= 2 {
 			met <- true
 			<-meet
@@ -383,7 +387,7 @@ func TestBatchesThatDeadlock(t *testing.T) {
 		return err
 	}, nil))
 	done := make(chan int, 2)
-	for _, keys := range [][]string{{"a1", "b1"}, {"b2", "a2"}} {
+	for _, keys := range [][]string{{"1a", "2b"}, {"3b", "4a"}} {
 		go func() { done <- len(settle(t, c, act(keys[0]), act(keys[1]))) }()
 	}
 	if n := <-done + <-done; n != 4 {

@@ -33,12 +33,14 @@ type arrived struct {
 	at    time.Time // when it was put on the board
 	step  *traffic  // nil: it is nobody's, and becomes a dead letter
 	alone bool      // it may not share a transaction
+	late  bool      // there was no time for it in a batch that it was in
 }
 
 // A traffic is what lanes know of a step.
 type traffic struct {
-	pace  atomic.Int64 // nanoseconds that a handler takes, smoothed
-	alone int          // lanes that have one of its messages alone; the board's
+	pace   atomic.Int64 // nanoseconds that a handler takes, smoothed
+	direct atomic.Bool  // one has used its transaction, and had a savepoint in a batch
+	alone  int          // lanes that have one of its messages alone; the board's
 }
 
 // note learns how long one handler took.

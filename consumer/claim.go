@@ -30,6 +30,7 @@ var errVanished = errors.New("consumer: a row of the inbox was removed while it 
 func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.Tx, error) {
 	for _, j := range jobs {
 		j.older, j.found, j.behind = false, cell{}, false
+		j.emits(nil)
 	}
 	b := &pgx.Batch{}
 	b.BeginTx(readCommitted)

@@ -292,8 +292,9 @@ func (c *Consumer) HandlerFunc(topic string) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error { return c.Handle(msg.Context(), topic, msg) }
 }
 
+// committed wakes the relay if j's transaction, which has committed, gives it work.
 func (c *Consumer) committed(j *job) {
-	if j.wakes && c.opts.Wake != nil {
+	if j != nil && j.wakes && c.opts.Wake != nil {
 		c.opts.Wake()
 	}
 }

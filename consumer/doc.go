@@ -9,6 +9,7 @@
 //	row in the inbox          an action arrives             a compensation arrives
 //	absent                    run → done                    → void: nothing to undo
 //	done                      duplicate                     run → compensated
+//	refused                   duplicate                     → void: it did nothing
 //	void                      superseded                    duplicate
 //	compensated               superseded                    duplicate
 //	retrying (parked)         duplicate: the copy wins      waits its turn, or cancels it → void
@@ -29,12 +30,24 @@
 // A message that cannot be read (no key, no scope, unknown type, undecodable)
 // is a dead letter at once, and is never an error.
 //
+// Whoever waits for a handler's answer gets none from a message that ends like
+// that, or from a compensation that found nothing to undo. [Step.Unhandled] emits
+// one in the transaction that records such an end.
+//
 // # Batches
 //
 // Up to BatchSize deliveries share a transaction: one claim, one commit. What
 // fails in it falls back to a savepoint and is parked; the others go on. If the
 // transaction is lost, its messages are handled one by one. What a handler sends
 // by [Delivery.Queue] travels with COMMIT.
+//
+// Handlers run one after the other, in ascending order of scope and key, and those
+// of one saga in the order of its deliveries. So handlers that lock nothing but
+// rows of their saga, in their transaction, cannot deadlock with those of another
+// batch, in whatever process. What is queued is executed in the same order, but
+// after all handlers: where one step locks a row at once, another should not lock
+// it by what it queues. Of a saga that has several messages in a batch, what one
+// handler queues is executed before the next is entered, which therefore sees it.
 //
 // # After a crash
 //

@@ -281,6 +281,9 @@ func (c *Consumer) recordUndone(ctx context.Context, j *job, o outcome) error {
 		last := &pgx.Batch{}
 		last.Queue(c.effectSQL.setDoubt, j.parked.id, o.doubt)
 		last.Queue(c.sql.moveStep, j.transition(found, parkedState(j.kind, f.dead), f.attempts)...)
+		if err := c.queueEmitted(last, j.emitted); err != nil {
+			return err
+		}
 		return c.end(ctx, tx, last)
 	})
 }
@@ -337,6 +340,7 @@ func (c *Consumer) underFence(ctx context.Context, j *job, do func(context.Conte
 // copy, in one round trip. Unlike lock it waits for the row, since there is an
 // outcome at hand.
 func (c *Consumer) lockHeld(ctx context.Context, conn *pgx.Conn, j *job) (pgx.Tx, cell, error) {
+	j.emits(nil)
 	var found cell
 	ours := false
 	b := &pgx.Batch{}

@@ -22,6 +22,7 @@ type collector struct {
 	mu         sync.Mutex
 	msgs       []outbox.Message
 	statements []statement
+	nothing    bool // the action has done nothing
 	closed     bool
 }
 
@@ -69,8 +70,9 @@ func (o *collector) queueInto(last *pgx.Batch) int {
 
 // Queue adds a statement to the handler's transaction that travels with the
 // transaction's last round trip, COMMIT included: it costs none of its own. It
-// runs after the handler has returned nil, after all that was queued before it and
-// before what is emitted. Its result cannot be looked at. If it fails, that is a failure of
+// runs after the handler has returned nil, after all that the handler has queued
+// before it, before what is emitted, and before any other handler of the saga: where
+// one of the same transaction follows, it is sent ahead of that. Its result cannot be looked at. If it fails, that is a failure of
 // the handler, so that what must not happen has to be a constraint of the table.
 //
 // It has the limits of [pgx.Batch]: one statement, without options. It may be
@@ -84,6 +86,17 @@ func (d *Delivery) Queue(sql string, args ...any) {
 		panic(ErrTxManaged)
 	}
 	d.out.queue(statement{sql, args})
+}
+
+// DidNothing says that the action has done nothing, by its own decision, and that there
+// is nothing to undo: should its compensation come, no handler is entered for that, as
+// if it had come first. Of a compensation it says nothing. It may be called only
+// while the handler runs.
+func (d *Delivery) DidNothing() {
+	if d.out == nil {
+		panic("consumer: DidNothing of a Delivery that no handler was given")
+	}
+	d.out.keep(func() { d.out.nothing = true })
 }
 
 // follows fills in m what it has in common with the message that led to it.

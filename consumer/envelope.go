@@ -74,6 +74,8 @@ type job struct {
 	recorded    int   // attempts that were to be recorded with it, maybe in vain
 	wakes       bool  // its transaction put something into the outbox
 
+	emitted []outbox.Message // what that is
+
 	undertaking *undertaking // the attempt at an Effect that its transaction has leased
 	watch       watch        // what is to be told of it
 }
@@ -92,6 +94,7 @@ func (p *parkedCopy) fence() []any { return []any{p.id, p.attempts, p.round} }
 type rejection struct {
 	reason Reason
 	err    error
+	of     *job // as much as could be read, if that leads to a step; or nil
 }
 
 func (r *rejection) Error() string { return r.err.Error() }
@@ -100,13 +103,32 @@ func (r *rejection) Unwrap() error { return r.err }
 // read makes a job of msg, or says why that cannot be done. It never fails in
 // another way, whatever the bytes.
 func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
+	j, rejected := c.address(topic, msg)
+	if len(msg.Payload) > c.opts.MaxPayload {
+		err := fmt.Errorf("payload has %d bytes, the limit is %d", len(msg.Payload), c.opts.MaxPayload)
+		return nil, &rejection{ReasonTooLarge, err, j}
+	}
+	if rejected != nil {
+		return nil, rejected
+	}
+	if err := checkContentType(msg.Metadata.Get(outbox.PropertyContentType)); err != nil {
+		return nil, &rejection{ReasonUndecodable, err, j}
+	}
+	body, err := decode(j.input, msg.Payload)
+	if err != nil {
+		return nil, &rejection{ReasonUndecodable, fmt.Errorf("payload: %w", err), j}
+	}
+	sum := sha256.Sum256(msg.Payload)
+	j.digest, j.body = sum[:], body
+	return j, nil
+}
+
+// address reads what leads msg to a step, and does not look at its payload.
+func (c *Consumer) address(topic string, msg *message.Message) (*job, *rejection) {
 	reject := func(reason Reason, format string, args ...any) (*job, *rejection) {
-		return nil, &rejection{reason, fmt.Errorf(format, args...)}
+		return nil, &rejection{reason: reason, err: fmt.Errorf(format, args...)}
 	}
 	header := msg.Metadata.Get
-	if len(msg.Payload) > c.opts.MaxPayload {
-		return reject(ReasonTooLarge, "payload has %d bytes, the limit is %d", len(msg.Payload), c.opts.MaxPayload)
-	}
 	if header(outbox.HeaderKey) == "" {
 		return reject(ReasonKeyMissing, "header %s is missing or empty", outbox.HeaderKey)
 	}
@@ -129,14 +151,6 @@ func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
 	if !ok {
 		return reject(ReasonTypeUnknown, "no step of this consumer takes type %.100q from topic %s", typ, topic)
 	}
-	if err := checkContentType(header(outbox.PropertyContentType)); err != nil {
-		return reject(ReasonUndecodable, "%w", err)
-	}
-	body, err := decode(to.input, msg.Payload)
-	if err != nil {
-		return reject(ReasonUndecodable, "payload: %w", err)
-	}
-	sum := sha256.Sum256(msg.Payload)
 	return &job{
 		Delivery: Delivery{
 			ID: msg.UUID, Topic: topic, Type: typ,
@@ -144,7 +158,7 @@ func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
 			CorrelationID: cmp.Or(header(outbox.PropertyCorrelation), msg.UUID),
 			Metadata:      msg.Metadata, Payload: msg.Payload,
 		},
-		route: to, digest: sum[:], body: body, watch: watch{came: time.Now()},
+		route: to, watch: watch{came: time.Now()},
 		redelivered: header(outbox.PropertyRedelivered) == "true",
 	}, nil
 }

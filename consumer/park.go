@@ -35,7 +35,7 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 	case tombstone:
 		j.note(OutcomeTombstone, "", nil)
 		if !j.older { // the claim was the tombstone
-			c.logTombstone(ctx, j)
+			c.leaveTombstone(ctx, j)
 			return nil
 		}
 		if _, err := tx.Exec(ctx, c.sql.cancelParked, j.identity()...); err != nil {
@@ -44,7 +44,7 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 		if err := c.move(ctx, tx, j, found, void, found.undoAttempts); err != nil {
 			return err
 		}
-		c.logTombstone(ctx, j)
+		c.leaveTombstone(ctx, j)
 		return c.forget(ctx, tx, j)
 	case wait:
 		spent := 0
@@ -74,6 +74,11 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 	default:
 		return fmt.Errorf("consumer: no way to settle %q", v)
 	}
+}
+
+func (c *Consumer) leaveTombstone(ctx context.Context, j *job) {
+	c.logTombstone(ctx, j)
+	c.leaveUnhandled(ctx, j, Unhandled{})
 }
 
 // reportSuperseded makes a dead letter of an action that the broker delivers
@@ -152,7 +157,7 @@ func (c *Consumer) recordLost(ctx context.Context, j *job) error {
 	j.note("", "", nil) // what the lost transaction would have made of it
 	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout+databaseTimeout)
 	defer cancel()
-	return c.inTx(ctx, func(tx pgx.Tx) error {
+	return c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
 		found, err := c.lock(ctx, tx, j)
 		switch {
 		case errors.Is(err, errGone):
@@ -165,19 +170,27 @@ func (c *Consumer) recordLost(ctx context.Context, j *job) error {
 		case err != nil:
 			return err
 		}
-		switch v := decide(found, j.arrival()); {
-		case v == run:
-			j.recorded = j.attempts(found)
-			return c.recordFailure(ctx, tx, j, found, j.cause)
-		case v == duplicate && j.recorded > 0 && found.entries(j.kind) >= j.recorded:
-			j.note(OutcomeRetry, ReasonFailed, j.cause)
-			return nil // it was recorded the time before, whose COMMIT was not answered
-		case v == duplicate && (found.state == retrying || found.state == undoing):
-			return c.countParked(ctx, tx, j)
-		default:
-			return c.settle(ctx, tx, j, found, v)
+		if err := c.settleLost(ctx, tx, j, found); err != nil {
+			return err
 		}
+		return c.queueEmitted(last, j.emitted)
 	})
+}
+
+// settleLost does what the locked row says about an entry that was lost.
+func (c *Consumer) settleLost(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
+	switch v := decide(found, j.arrival()); {
+	case v == run:
+		j.recorded = j.attempts(found)
+		return c.recordFailure(ctx, tx, j, found, j.cause)
+	case v == duplicate && j.recorded > 0 && found.entries(j.kind) >= j.recorded:
+		j.note(OutcomeRetry, ReasonFailed, j.cause)
+		return nil // it was recorded the time before, whose COMMIT was not answered
+	case v == duplicate && (found.state == retrying || found.state == undoing):
+		return c.countParked(ctx, tx, j)
+	default:
+		return c.settle(ctx, tx, j, found, v)
+	}
 }
 
 // countParked adds the lost entry to those of the copy that another delivery
@@ -211,9 +224,11 @@ func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error
 		return fmt.Errorf("consumer: park message: %w", err)
 	}
 	j.note(OutcomeRetry, f.reason, f.err)
+	j.emits(nil) // what a handler that has failed has emitted
 	if f.dead {
 		j.note(OutcomeDead, f.reason, f.err)
 		c.logDead(ctx, j, f)
+		c.leaveDead(ctx, j, f)
 	}
 	return nil
 }
@@ -232,14 +247,18 @@ func (c *Consumer) bury(ctx context.Context, topic string, msg *message.Message,
 	f := failure{reason: r.reason, err: r.err, dead: true}
 	text, stack := f.text()
 	names, values := headers(msg.Metadata)
-	err = c.inTx(ctx, func(tx pgx.Tx) error {
+	err = c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
 		_, err := tx.Exec(ctx, c.sql.bury, "unknown", nil, nil, nil, nil, topic, []byte(msg.UUID), names, values, bytesOf(msg.Payload), r.reason, text, stack, 0)
-		return err
+		if err != nil {
+			return err
+		}
+		return c.leaveRejected(ctx, last, r.of, f)
 	})
 	if err != nil {
 		return fmt.Errorf("consumer: store dead letter: %w", err)
 	}
 	c.logRejected(ctx, topic, msg.UUID, f)
+	c.committed(r.of)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // A parkedRow is a parked message that this instance has taken.
@@ -31,6 +33,16 @@ func (r *parkedRow) message() *message.Message {
 		msg.Metadata.Set(string(name), string(r.HeaderValues[i]))
 	}
 	return msg
+}
+
+// delivery is what the row itself says of msg, which cannot be read any more.
+func (r *parkedRow) delivery(msg *message.Message) Delivery {
+	return Delivery{
+		ID: msg.UUID, Topic: r.Topic, Type: msg.Metadata.Get(outbox.PropertyType),
+		Scope: r.Scope, Key: r.Key, N: r.N, Step: r.Step, Undo: r.Kind == compensation,
+		CorrelationID: cmp.Or(msg.Metadata.Get(outbox.PropertyCorrelation), msg.UUID),
+		Metadata:      msg.Metadata, Payload: r.Payload,
+	}
 }
 
 // parkedLease is how long a parked message is kept for the instance that has
@@ -183,7 +195,7 @@ func (c *Consumer) reread(row *parkedRow) *job {
 	j, rejected := c.readAgain(row, msg)
 	if rejected != nil {
 		j = &job{
-			Delivery: Delivery{ID: msg.UUID, Topic: row.Topic, Scope: row.Scope, Key: row.Key, N: row.N, Step: row.Step, Metadata: msg.Metadata, Payload: row.Payload},
+			Delivery: row.delivery(msg),
 			route:    route{step: c.steps[row.Step], kind: row.Kind},
 			digest:   row.digest(), exhausted: true, entered: true, cause: rejected,
 		}

@@ -152,12 +152,15 @@ VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clo
 // process lives, and SKIP LOCKED passes over the message. Of the steps in $4,
 // which are ordered, a key's messages go one after the other. One that has no
 // identity yet goes to whichever step has its topic among its own, $5.
+//
+// What is due is found by the index: that cannot be searched for a clock that goes on,
+// so that all that waits would be read each time.
 const sqlTakeParked = `
 UPDATE {schema}.parked
 SET attempts = attempts + 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
 WHERE id = ANY(ARRAY(
 	SELECT id FROM {schema}.parked
-	WHERE state = 'retrying' AND due_at <= clock_timestamp() AND (step IS NULL AND topic = ANY($5) OR step = ANY($1)
+	WHERE state = 'retrying' AND due_at <= statement_timestamp() AND (step IS NULL AND topic = ANY($5) OR step = ANY($1)
 		AND NOT (step = ANY($4) AND EXISTS (
 			SELECT FROM {schema}.parked e
 			WHERE (e.scope, e.key, e.step) = (parked.scope, parked.key, parked.step) AND e.n <> parked.n AND e.state = 'retrying'

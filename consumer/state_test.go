@@ -21,7 +21,7 @@ func TestDecide(t *testing.T) {
 	for _, s := range []state{void, compensated} {
 		set(s, action, superseded, superseded, superseded, superseded)
 	}
-	for _, s := range []state{done, undoing, undoDead, dead} {
+	for _, s := range []state{done, refused, undoing, undoDead, dead} {
 		set(s, action, duplicate, duplicate, duplicate, duplicate)
 	}
 	for _, s := range []state{absent, open} {
@@ -31,6 +31,7 @@ func TestDecide(t *testing.T) {
 	set(retrying, action, duplicate, run, duplicate, run)
 
 	set(done, compensation, run, run, run, run)
+	set(refused, compensation, tombstone, tombstone, tombstone, tombstone)
 	set(undoing, compensation, duplicate, run, duplicate, run)
 	for _, s := range []state{void, compensated, undoDead} {
 		set(s, compensation, duplicate, duplicate, duplicate, duplicate)

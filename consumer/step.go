@@ -56,6 +56,28 @@ type Step struct {
 	// with an [Effect] is always Single.
 	Single bool
 
+	// Unhandled, if set, is called when a message of the step ends without its
+	// handler having succeeded: a compensation that found nothing to undo, or a dead
+	// letter. So whoever waits for the handler's answer can be told that none comes.
+	// It runs in the transaction that records that end: what it emits, which is
+	// completed as in a handler, is published if and only if that commits.
+	//
+	// It must do nothing but emit, and not block, for rows are locked. It is called
+	// again if the transaction is lost, and answers again for a dead letter that is
+	// redriven and dies again, and for another copy that becomes one. If it panics, or
+	// emits what the outbox refuses, the message ends without an answer, and the log
+	// says so.
+	//
+	// It is called, too, for a message that is the step's by topic and type, and whose
+	// scope and key can be read but nothing else. It is not called for a duplicate, nor
+	// for an action that its compensation has overtaken or cancelled, unless that is a
+	// dead letter, nor for what [DeadLetters.Bury] does.
+	Unhandled func(u Unhandled, emit Emit)
+
+	// Prepare, if set, reads what the handlers of a batch need of the database. Steps
+	// that are given the same Preparer are prepared together.
+	Prepare *Preparer
+
 	// Ordered makes a message wait behind an earlier one of the same key that this
 	// step has parked. A dead letter holds nothing up. It takes a subscriber that
 	// delivers the messages of a key one after the other, as that of package rabbitmq

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -46,12 +47,13 @@ func (c *Consumer) identify(ctx context.Context, row *parkedRow) (*job, error) {
 		return c.reread(row), nil
 	}
 	if row.Attempts > unreadTries {
-		return nil, c.refuse(ctx, row, failure{reason: ReasonExhausted, attempts: row.Attempts - 1,
+		of, _ := c.address(row.Topic, row.message())
+		return nil, c.refuse(ctx, row, of, failure{reason: ReasonExhausted, dead: true, attempts: row.Attempts - 1,
 			err: fmt.Errorf("consumer: reading the message ended the process %d times", row.Attempts-1)})
 	}
 	j, rejected := c.readAgain(row, row.message())
 	if rejected != nil {
-		return nil, c.refuse(ctx, row, failure{reason: rejected.reason, err: rejected.err})
+		return nil, c.refuse(ctx, row, rejected.of, failure{reason: rejected.reason, dead: true, err: rejected.err})
 	}
 	named, err := c.name(ctx, row, j)
 	if err != nil || !named {
@@ -72,7 +74,7 @@ func (c *Consumer) readAgain(row *parkedRow, msg *message.Message) (*job, *rejec
 	j.digest = row.digest()
 	was := identity{row.Scope, row.Key, row.Step, row.N}
 	if is := (identity{j.Scope, j.Key, j.Step, j.N}); row.Kind != unread && (is != was || j.kind != row.Kind) {
-		return nil, &rejection{ReasonTypeUnknown, fmt.Errorf("it was parked by %s of step %s, and its type is now that of %s of step %s", row.Kind, row.Step, j.kind, j.Step)}
+		return nil, &rejection{reason: ReasonTypeUnknown, err: fmt.Errorf("it was parked by %s of step %s, and its type is now that of %s of step %s", row.Kind, row.Step, j.kind, j.Step)}
 	}
 	return j, nil
 }
@@ -107,23 +109,39 @@ func (c *Consumer) name(ctx context.Context, row *parkedRow, j *job) (named bool
 // happens: the lease of row runs out, and it is read once more.
 func (c *Consumer) yield(ctx context.Context, row *parkedRow, j *job) error {
 	args := append([]any{row.ID, row.Attempts, j.kind, j.digest, ReasonKeyReused, reusedText}, j.identity()...)
-	if _, err := c.db.Exec(ctx, c.sql.yieldParked, args...); err != nil {
+	f := failure{reason: ReasonKeyReused, dead: true, err: errors.New(reusedText)}
+	if _, err := c.rebury(ctx, j, f, c.sql.yieldParked, args); err != nil {
 		return fmt.Errorf("consumer: drop parked copy: %w", err)
 	}
 	return nil
 }
 
-// refuse makes row a dead letter again.
-func (c *Consumer) refuse(ctx context.Context, row *parkedRow, f failure) error {
+// refuse makes row a dead letter again. of is what could be read of it.
+func (c *Consumer) refuse(ctx context.Context, row *parkedRow, of *job, f failure) error {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	text, stack := f.text()
-	tag, err := c.db.Exec(ctx, c.sql.refuseParked, row.ID, row.Attempts, f.reason, text, stack, f.attempts)
+	died, err := c.rebury(ctx, of, f, c.sql.refuseParked, []any{row.ID, row.Attempts, f.reason, text, stack, f.attempts})
 	if err != nil {
 		return fmt.Errorf("consumer: store dead letter: %w", err)
 	}
-	if tag.RowsAffected() == 1 {
+	if died {
 		c.logRejected(ctx, row.Topic, string(row.MessageID), f)
 	}
 	return nil
+}
+
+// rebury executes what makes of a dead letter again, and reports whether it has.
+func (c *Consumer) rebury(ctx context.Context, of *job, f failure, statement string, args []any) (died bool, err error) {
+	err = c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
+		tag, err := tx.Exec(ctx, statement, args...)
+		if died = tag.RowsAffected() == 1; err != nil || !died {
+			return err
+		}
+		return c.leaveRejected(ctx, last, of, f)
+	})
+	if err == nil {
+		c.committed(of)
+	}
+	return died && err == nil, err
 }

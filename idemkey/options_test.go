@@ -11,39 +11,42 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
+// wrongOptions are wrong in the field of that name.
+var wrongOptions = map[string]func(*idemkey.Options){
+	"Scope":               func(o *idemkey.Options) { o.SingleTenant = false },
+	"SingleTenant":        func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return "", nil } },
+	"Namespace":           func(o *idemkey.Options) { o.Namespace = strings.Repeat("n", 129) },
+	"Header":              func(o *idemkey.Options) { o.Header = "a b" },
+	"HeaderAliases":       func(o *idemkey.Options) { o.HeaderAliases = []string{""} },
+	"IncludeHeaders":      func(o *idemkey.Options) { o.IncludeHeaders = []string{"a\n"} },
+	"Methods":             func(o *idemkey.Options) { o.Methods = []string{""} },
+	"MinKeyLen":           func(o *idemkey.Options) { o.MinKeyLen = -1 },
+	"MaxKeyLen":           func(o *idemkey.Options) { o.MaxKeyLen = 256 },
+	"ExecTimeout":         func(o *idemkey.Options) { o.ExecTimeout = -1 },
+	"Lease":               func(o *idemkey.Options) { o.Lease = -1 },
+	"TTL":                 func(o *idemkey.Options) { o.TTL = 31 * 24 * time.Hour },
+	"StoreTimeout":        func(o *idemkey.Options) { o.StoreTimeout = -1 },
+	"CompleteTimeout":     func(o *idemkey.Options) { o.CompleteTimeout = -1 },
+	"MaxAttempts":         func(o *idemkey.Options) { o.MaxAttempts = -1 },
+	"MaxRequestBody":      func(o *idemkey.Options) { o.MaxRequestBody = -1 },
+	"MaxResponseBody":     func(o *idemkey.Options) { o.MaxResponseBody = -1 },
+	"HardResponseLimit":   func(o *idemkey.Options) { o.HardResponseLimit = 1 },
+	"Wait":                func(o *idemkey.Options) { o.Wait = 3 * time.Second },
+	"LocalReplays":        func(o *idemkey.Options) { o.LocalReplays = -1 },
+	"IncludeFields":       func(o *idemkey.Options) { o.IncludeFields, o.ExcludeFields = []string{"a"}, []string{"b"} },
+	"MaxInFlightPerScope": func(o *idemkey.Options) { o.MaxInFlightPerScope = -1 },
+	"RawFingerprint":      func(o *idemkey.Options) { o.RawFingerprint, o.ExcludeFields = true, []string{"a"} },
+	"KeepHeaders":         func(o *idemkey.Options) { o.KeepHeaders = []string{"set-cookie"} },
+	"ReplayHeader":        func(o *idemkey.Options) { o.ReplayHeader = ":" },
+	"InFlightStatus":      func(o *idemkey.Options) { o.InFlightStatus = 200 },
+	"MismatchStatus":      func(o *idemkey.Options) { o.MismatchStatus = 200 },
+}
+
 // A wrong option is an error of New that names it.
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	store := newMemory(t, nil)
-	for field, set := range map[string]func(*idemkey.Options){
-		"Scope":               func(o *idemkey.Options) { o.SingleTenant = false },
-		"SingleTenant":        func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return "", nil } },
-		"Namespace":           func(o *idemkey.Options) { o.Namespace = strings.Repeat("n", 129) },
-		"Header":              func(o *idemkey.Options) { o.Header = "a b" },
-		"HeaderAliases":       func(o *idemkey.Options) { o.HeaderAliases = []string{""} },
-		"IncludeHeaders":      func(o *idemkey.Options) { o.IncludeHeaders = []string{"a\n"} },
-		"Methods":             func(o *idemkey.Options) { o.Methods = []string{""} },
-		"MinKeyLen":           func(o *idemkey.Options) { o.MinKeyLen = -1 },
-		"MaxKeyLen":           func(o *idemkey.Options) { o.MaxKeyLen = 256 },
-		"ExecTimeout":         func(o *idemkey.Options) { o.ExecTimeout = -1 },
-		"Lease":               func(o *idemkey.Options) { o.Lease = -1 },
-		"TTL":                 func(o *idemkey.Options) { o.TTL = 31 * 24 * time.Hour },
-		"StoreTimeout":        func(o *idemkey.Options) { o.StoreTimeout = -1 },
-		"CompleteTimeout":     func(o *idemkey.Options) { o.CompleteTimeout = -1 },
-		"MaxAttempts":         func(o *idemkey.Options) { o.MaxAttempts = -1 },
-		"MaxRequestBody":      func(o *idemkey.Options) { o.MaxRequestBody = -1 },
-		"MaxResponseBody":     func(o *idemkey.Options) { o.MaxResponseBody = -1 },
-		"HardResponseLimit":   func(o *idemkey.Options) { o.HardResponseLimit = 1 },
-		"Wait":                func(o *idemkey.Options) { o.Wait = 3 * time.Second },
-		"LocalReplays":        func(o *idemkey.Options) { o.LocalReplays = -1 },
-		"IncludeFields":       func(o *idemkey.Options) { o.IncludeFields, o.ExcludeFields = []string{"a"}, []string{"b"} },
-		"MaxInFlightPerScope": func(o *idemkey.Options) { o.MaxInFlightPerScope = -1 },
-		"RawFingerprint":      func(o *idemkey.Options) { o.RawFingerprint, o.ExcludeFields = true, []string{"a"} },
-		"KeepHeaders":         func(o *idemkey.Options) { o.KeepHeaders = []string{"set-cookie"} },
-		"ReplayHeader":        func(o *idemkey.Options) { o.ReplayHeader = ":" },
-		"InFlightStatus":      func(o *idemkey.Options) { o.InFlightStatus = 200 },
-		"MismatchStatus":      func(o *idemkey.Options) { o.MismatchStatus = 200 },
-	} {
+	for field, set := range wrongOptions {
 		o := &idemkey.Options{SingleTenant: true}
 		set(o)
 		if _, err := idemkey.New(store, o); err == nil || !strings.Contains(err.Error(), "Options."+field+" ") {

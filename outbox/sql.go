@@ -83,6 +83,7 @@ type queries struct {
 	readClock, countDead, listDead, redrive, discard                           string
 	lockLease, listRefused, release, readLetter                                string
 	listKept, copyKept, readKept                                               string
+	locate, locateUnpublished, pin                                             string
 }
 
 func newQueries(schema string) queries {
@@ -117,6 +118,7 @@ func newQueries(schema string) queries {
 		countDead: bind(inState("dead", sqlCountLetters)), listDead: bind(inState("dead", sqlListLetters)), listRefused: bind(inState("refused", sqlListLetters)),
 		redrive: bind(inState("dead", sqlRedrive)), discard: bind(inState("dead", sqlDiscard)), release: bind(inState("refused", sqlRelease)),
 		listKept: bind(sqlListKept), copyKept: bind(sqlCopyKept), readKept: bind(sqlReadKept),
+		locate: bind(located("true", sqlLocateLeaf)), locateUnpublished: bind(located("false", sqlLocateUnpublishedLeaf)), pin: bind(sqlPin),
 	}
 	for i := range q.insertValues {
 		q.insertValues[i] = bind(strings.ReplaceAll(sqlInsertValues, "{rows}", valueRows(i+1)))

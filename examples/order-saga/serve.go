@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
 )
 
@@ -163,7 +161,6 @@ func (a *app) open(ctx context.Context, own string) error {
 			return fmt.Errorf("AMQP_URL: declare the queues of %s: %w", service, err)
 		}
 	}
-	var steps []consumer.Step
 	for _, name := range s.services {
 		w, err := a.traces.watchers(name)
 		if err != nil {
@@ -174,10 +171,6 @@ func (a *app) open(ctx context.Context, own string) error {
 			return err
 		}
 		a.nodes = append(a.nodes, n)
-		steps = append(steps, n.steps...)
-	}
-	if len(s.services) == len(serviceNames) {
-		return event.OrderSaga.Check(steps...)
 	}
 	return nil
 }

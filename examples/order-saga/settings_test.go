@@ -55,6 +55,11 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 
 func TestAnUnreachableServiceIsAnErrorThatNamesIt(t *testing.T) {
 	databaseURL := pgtest.Database(t)
+	for service := range schemas { // before the clock starts
+		if err := migrate(t.Context(), service, databaseURL); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for variable, url := range map[string]string{
 		"DATABASE_URL": "postgres://u:s3cret@127.0.0.1:1/x", "SHIPPING_DATABASE_URL": "postgres://u:s3cret@127.0.0.1:1/x",
 		"AMQP_URL": "amqp://u:s3cret@127.0.0.1:1/",

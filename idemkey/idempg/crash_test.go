@@ -3,6 +3,7 @@ package idempg
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -46,7 +47,7 @@ func dieAt(at, schema string) {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, pgtest.URL())
 	check(err)
-	s, err := New(pool, &Options{Schema: schema})
+	s, err := New(pool, &Options{Schema: schema, Grace: time.Hour}) // the test ends it
 	check(err)
 	c := idemkeytest.Claim("k", "a")
 	d, err := s.Begin(ctx, c)
@@ -129,20 +130,21 @@ func TestAmbiguousCommit(t *testing.T) {
 	tests := []struct {
 		name   string
 		lose   pgtest.Loss
+		lookUp time.Duration // long where there is an answer to wait for
 		status int
 		code   string
 		rows   int
 	}{
-		{"committed", pgtest.LoseReply, 201, "", 1},
-		{"not committed", pgtest.LoseCommit, 500, "commit-failed", 0},
-		{"unknown", pgtest.LoseAll, 503, "outcome-unverified", 1},
+		{"committed", pgtest.LoseReply, time.Minute, 201, "", 1},
+		{"not committed", pgtest.LoseCommit, time.Minute, 500, "commit-failed", 0},
+		{"unknown", pgtest.LoseAll, 500 * time.Millisecond, 503, "outcome-unverified", 1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			direct := newFixture(t, Options{})
 			p, pool := pgtest.NewProxy(t)
-			f := newFixtureOn(t, pool, direct.schema, Options{LookupTimeout: 500 * time.Millisecond})
+			f := newFixtureOn(t, pool, direct.schema, Options{LookupTimeout: tt.lookUp})
 			server := handle(t, f, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 				p.Lose(tt.lose)
 				return f.buy(w, r, tx)
@@ -174,4 +176,91 @@ func TestAmbiguousCommitKeyless(t *testing.T) {
 	if !strings.Contains(r.body, `"retryable":false`) {
 		t.Errorf("body = %s, want it not retryable", r.body)
 	}
+}
+
+// A lastLock is a tracer that holds the lock of the only record while sql runs for
+// the first time, as a lost session does that the server has not ended yet.
+type lastLock struct {
+	sql  string
+	lock func() (pgx.Tx, error)
+	runs int
+	held pgx.Tx
+	err  error
+}
+
+func (l *lastLock) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if q.SQL != l.sql {
+		return ctx
+	}
+	if l.runs++; l.runs == 1 {
+		l.held, l.err = l.lock()
+	}
+	return ctx
+}
+
+func (l *lastLock) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	if l.held != nil {
+		l.err = errors.Join(l.err, l.held.Rollback(context.WithoutCancel(ctx)))
+		l.held = nil
+	}
+}
+
+func (l *lastLock) check(t *testing.T) {
+	t.Helper()
+	if l.err != nil || l.runs != 2 {
+		t.Errorf("%d looks at the record, %v; want 2", l.runs, l.err)
+	}
+}
+
+// newLastLock returns one for sql, and a fixture on pool that it watches.
+func newLastLock(t *testing.T, pool *pgxpool.Pool, sql func(*queries) string) (*lastLock, *fixture) {
+	t.Helper()
+	direct := newFixture(t, Options{})
+	l := &lastLock{sql: sql(&direct.q), lock: func() (pgx.Tx, error) {
+		tx, err := direct.pool.Begin(t.Context())
+		if err == nil {
+			_, err = tx.Exec(t.Context(), "SELECT FROM "+direct.schema+".idempotency_key FOR UPDATE")
+		}
+		return tx, err
+	}}
+	config := pool.Config()
+	config.ConnConfig.Tracer = l
+	return l, newFixtureOn(t, poolOf(t, config, 6), direct.schema, Options{Grace: time.Hour, LookupTimeout: 6 * time.Second})
+}
+
+// Where the connection was lost, the server may free the row's lock after Release
+// has asked for it. The key is freed all the same.
+func TestFreedAfterLoss(t *testing.T) {
+	t.Parallel()
+	last, f := newLastLock(t, pgtest.Pool(t, pgtest.URL()), func(q *queries) string { return q.failRecord })
+	c := idemkeytest.Claim("k", "a")
+	owner := f.begin(t, c)
+	if err := f.terminate(t.Context(), owner.tx.Holder()); err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Release(t.Context(), idemkey.Bound, 500); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	last.check(t)
+	f.kind(t, c, idemkey.KindProceed)
+}
+
+// The outcome of a COMMIT is not known while its transaction may be open. It is
+// looked up again then.
+func TestLookedUpAgain(t *testing.T) {
+	t.Parallel()
+	p, pool := pgtest.NewProxy(t)
+	last, f := newLastLock(t, pool, func(q *queries) string { return q.lockState })
+	c := idemkeytest.Claim("k", "a")
+	owner := f.begin(t, c)
+	if err := owner.tx.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.Lose(pgtest.LoseCommit)
+	var refused *idemkey.CommitError
+	if err := owner.Commit(t.Context(), done); !errors.As(err, &refused) {
+		t.Errorf("Commit: %v, want a CommitError", err)
+	}
+	last.check(t)
+	f.kind(t, c, idemkey.KindProceed)
 }

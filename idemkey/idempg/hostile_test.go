@@ -60,12 +60,11 @@ func TestEndedThenFailed(t *testing.T) {
 }
 
 // Recover's answer is about one run. While it is being looked for, another
-// retry takes over, runs and dies: its grace (10 s) is shorter than the time that
-// Recover has (15 s). The answer is then taken for that other run's.
+// retry takes over, runs and dies: by default its grace (10 s) is shorter than the
+// time that Recover has (15 s). The answer is then taken for that other run's.
 func TestStaleRecover(t *testing.T) {
 	t.Parallel()
-	const grace = 50 * time.Millisecond
-	f := newFixture(t, Options{Grace: grace})
+	f := newFixture(t, Options{Grace: time.Hour}) // nothing lapses by itself, and no transaction is opened early
 	asked, answer := make(chan struct{}), make(chan struct{})
 	m, err := idemkey.New(f, &idemkey.Options{
 		SingleTenant: true, Logger: slog.New(slog.DiscardHandler), Fingerprint: func(*http.Request, []byte) (idemkey.Fingerprint, error) {
@@ -95,11 +94,8 @@ func TestStaleRecover(t *testing.T) {
 	}()
 	<-asked
 	second := f.begin(t, c) // another retry, whose Recover has said the same
-	// ... has its external effect here, and dies; its lease runs out by itself
-	if err := second.conn.Conn().PgConn().Conn().Close(); err != nil {
-		t.Fatal(err)
-	}
-	f.exec(t, "SELECT pg_sleep($1)", 2*grace.Seconds())
+	// ... has its external effect here, and dies; its lease runs out
+	f.crash(t, c.ID, second)
 	close(answer)
 	<-done
 	if ran || w.Code != 409 {

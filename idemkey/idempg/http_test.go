@@ -1,6 +1,7 @@
 package idempg
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -135,7 +136,7 @@ func TestOutcomes(t *testing.T) {
 			return err
 		}, 503, "tx-conflict", 0, 299},
 		{"conflict-at-commit", statement("DO $$ BEGIN RAISE serialization_failure; END $$"), 500, "commit-failed", 0, 299},
-		{"terminated", statement("SELECT pg_terminate_backend(pg_backend_pid())"), 500, "commit-failed", 0, 299},
+		{"terminated", func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return f.terminate(r.Context(), tx) }, 500, "commit-failed", 0, 299},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -158,6 +159,22 @@ func TestOutcomes(t *testing.T) {
 			post(t, server, tt.name).expect(t, tt.again, "")
 		})
 	}
+}
+
+// terminate ends tx's session. It comes back once the server has freed its locks,
+// which it does after it has told its client.
+func (f *fixture) terminate(ctx context.Context, tx pgx.Tx) error {
+	var pid int
+	if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+		return err
+	}
+	_, _ = tx.Exec(ctx, "SELECT pg_terminate_backend($1)", pid)
+	for lives := true; lives; {
+		if err := f.pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid).Scan(&lives); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 type discard struct{}

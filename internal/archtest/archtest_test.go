@@ -141,9 +141,15 @@ var breaches = []struct {
 	{"leaf packages", "internal/stepkey/a.go", importing("golang.org/x/text/width"), false},
 	{"leaf packages", "internal/stepkey/a_test.go", importing("github.com/google/go-cmp/cmp"), false},
 
-	{"pure state machine", "saga/internal/machine/a.go", importing("os"), true},
-	{"pure state machine", "saga/internal/machine/a.go", importing("github.com/jackc/pgx/v5"), true},
-	{"pure state machine", "saga/internal/machine/a.go", importing("time"), false},
+	{"pure state machine", "internal/machine/a.go", importing("os"), true},
+	{"pure state machine", "internal/machine/a.go", importing("math/rand/v2"), true},
+	{"pure state machine", "internal/machine/a.go", importing("github.com/jackc/pgx/v5"), true},
+	{"pure state machine", "internal/machine/a.go", importing(module + "/internal/sqlschema"), true},
+	{"pure state machine", "internal/machine/a.go", importing(module + "/internal/stepkey"), false},
+	{"pure state machine", "internal/machine/a.go", importing("time"), false},
+	{"pure state machine", "internal/machine/a.go", "package p\n\nvar _ = time.Now()\n", true},
+	{"pure state machine", "internal/machine/a.go", "package p\n\nvar _ time.Duration = time.Second\n", false},
+	{"pure state machine", "internal/machine/a_test.go", importing("os"), false},
 
 	{"test packages in tests", "outbox/a.go", importing(module + "/internal/pgtest"), true},
 	{"test packages in tests", "outbox/a_test.go", importing(module + "/internal/pgtest"), false},

@@ -180,15 +180,29 @@ func checkLeaves(f *file) []string {
 	})
 }
 
-// checkPure keeps I/O out of the transitions: they are tested without any.
+// impure are the trees of the standard library that know of the world outside,
+// or of chance.
+var impure = []string{
+	"bufio", "context", "crypto/rand", "database", "embed", "io", "log", "math/rand", "net", "os", "plugin", "runtime", "sync", "syscall", "testing", "unsafe",
+}
+
+// checkPure keeps I/O, chance and the clock out of the transitions: they are tested
+// without any, and what they decide depends on what is stored alone.
 func checkPure(f *file) []string {
-	if f.test() || f.pkg() != "saga/internal/machine" {
+	if f.test() || f.pkg() != "internal/machine" {
 		return nil
 	}
-	return f.importing("the state machine does no I/O", func(name string) bool {
-		return !standard(name) && !within(name, module+"/internal") ||
-			slices.ContainsFunc([]string{"os", "net", "io", "database", "context"}, func(t string) bool { return within(name, t) })
+	wrong := f.importing("the state machine does no I/O", func(name string) bool {
+		return !standard(name) && name != module+"/internal/stepkey" ||
+			slices.ContainsFunc(impure, func(t string) bool { return within(name, t) })
 	})
+	units := []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
+	return append(wrong, inspect(f, func(s *ast.SelectorExpr) string {
+		if x, ok := s.X.(*ast.Ident); !ok || x.Name != "time" || slices.Contains(units, s.Sel.Name) {
+			return ""
+		}
+		return "the state machine has no clock: an event says when it is"
+	})...)
 }
 
 // standard reports whether name is a package of the standard library: those

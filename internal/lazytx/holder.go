@@ -146,9 +146,9 @@ func (h *holder) LargeObjects() pgx.LargeObjects {
 // it must not be handed out, so it is closed: all that is done with it fails.
 func (h *holder) Conn() *pgx.Conn {
 	if _, err := h.open(context.Background()); err != nil {
-		_ = h.t.conn.Close(context.Background())
+		_ = h.t.connection().Close(context.Background())
 	}
-	return h.t.conn
+	return h.t.connection()
 }
 
 func (h *holder) open(ctx context.Context) (pgx.Tx, error) {

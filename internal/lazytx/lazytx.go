@@ -20,7 +20,7 @@ import (
 // [Tx.Holder] cannot. Its own methods may be called at the same time as a
 // holder's, which is for one goroutine at a time, like any transaction.
 type Tx struct {
-	conn    *pgx.Conn
+	conn    *pgx.Conn // nil: that of outer
 	options pgx.TxOptions
 	opening func(*pgx.Batch)
 	outer   pgx.Tx // of which it is a part; nil: it is one itself
@@ -30,6 +30,7 @@ type Tx struct {
 	err   error      // why it cannot be used any more
 	calls int        // that the holder has begun and that have not returned
 	ended bool       // the holder has sent COMMIT as SQL
+	lost  error      // of a part: why it has not opened
 }
 
 // New returns a transaction on conn that has not begun. The statements that
@@ -43,9 +44,10 @@ func New(conn *pgx.Conn, options pgx.TxOptions, opening func(*pgx.Batch)) *Tx {
 // Nested returns a part of outer, a transaction that has begun, which opens with a
 // savepoint of that name; Began tells whether it has been set. Its owner ends it by
 // [Tx.End], before there is another part, so that only its holder's statements
-// come after the savepoint. If it does not open, outer is of no use any more.
+// come after the savepoint. If it does not open, outer is of no use any more. Outer
+// may be one of this package itself, which the part's first statement begins then.
 func Nested(outer pgx.Tx, savepoint string) *Tx {
-	return &Tx{conn: outer.Conn(), outer: outer, opening: func(b *pgx.Batch) { b.Queue("SAVEPOINT " + savepoint) }}
+	return &Tx{outer: outer, opening: func(b *pgx.Batch) { b.Queue("SAVEPOINT " + savepoint) }}
 }
 
 // Began reports whether the server has heard of the transaction. It may be over.
@@ -133,13 +135,25 @@ func (t *Tx) End() (quiet bool) {
 	return t.calls == 0
 }
 
+// Lost returns why a part could not be opened, if the holder has tried: of no use any
+// more is then the transaction that it was a part of.
+func (t *Tx) Lost() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.lost
+}
+
 // EndedByHolder reports that the holder has ended the transaction by SQL of its
 // own, as far as that can be told: from the server's view of the connection, and
 // from a statement that was answered as COMMIT, where a chained one goes on.
 func (t *Tx) EndedByHolder() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.real != nil && t.err == nil && !t.conn.IsClosed() && (t.ended || txguard.StatusOf(t.conn) == txguard.Ended)
+	if t.real == nil || t.err != nil {
+		return false
+	}
+	conn := t.connection()
+	return !conn.IsClosed() && (t.ended || txguard.StatusOf(conn) == txguard.Ended)
 }
 
 // saw looks at the answer to a statement of the holder's.
@@ -194,7 +208,7 @@ func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, 
 	t.opening(b)
 	mine := b.Len()
 	add(b)
-	br := t.conn.SendBatch(ctx, b)
+	br := t.sender().SendBatch(ctx, b)
 	for i := range mine {
 		var err error
 		if read := b.QueuedQueries[i].Fn; read != nil {
@@ -207,7 +221,7 @@ func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, 
 			_ = br.Close()
 			switch {
 			case t.outer != nil: // there is no savepoint
-				t.err = err
+				t.err, t.lost = err, err
 			case t.conn.IsClosed() || txguard.StatusOf(t.conn) != txguard.Ended:
 				t.real, t.err = br.Tx(), err
 			}
@@ -218,6 +232,25 @@ func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, 
 		t.real = br.Tx()
 	}
 	return br, nil
+}
+
+// sender is what the first batch goes to: a part's way is through its outer transaction,
+// which may not have begun itself.
+func (t *Tx) sender() interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+} {
+	if t.outer != nil {
+		return t.outer
+	}
+	return t.conn
+}
+
+// connection is the one that the transaction is on.
+func (t *Tx) connection() *pgx.Conn {
+	if t.outer != nil {
+		return t.outer.Conn()
+	}
+	return t.conn
 }
 
 // start sends what add queues together with what opens the transaction, where

@@ -20,8 +20,9 @@ import (
 	"github.com/sagamill/sagamill/migrations"
 )
 
-// cleanupTimeout bounds the removal of a test's schema.
-const cleanupTimeout = 30 * time.Second
+// cleanupTimeout bounds the removal of a test's schema or database: dropping one waits for a
+// checkpoint of the server, and others are at work on it.
+const cleanupTimeout = 2 * time.Minute
 
 // URL returns DATABASE_URL, or where a Postgres usually listens on a
 // developer's machine.

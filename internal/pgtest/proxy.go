@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strconv"
@@ -22,7 +23,7 @@ type Loss int32
 const (
 	LoseNothing Loss = iota
 	LoseReply        // the server commits, its answer is lost
-	LoseCommit       // the server never hears of it
+	LoseCommit       // the server never hears of it, and has rolled back when the client notices
 	LoseAll          // as LoseReply, and no connection is accepted any more
 )
 
@@ -122,8 +123,9 @@ func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
 			if loss == LoseAll {
 				_ = p.listener.Close()
 			}
-			if loss == LoseCommit {
-				_ = client.Close()
+			if loss == LoseCommit { // answer closes client once the server has rolled back and hung up
+				_ = server.(*net.TCPConn).CloseWrite()
+				_, _ = io.Copy(io.Discard, client)
 				return
 			}
 		}

@@ -1,9 +1,6 @@
 package sqlschema
 
-import (
-	"errors"
-	"fmt"
-)
+import "errors"
 
 // The error codes of a schema that has not been migrated, or is another one than
 // was meant.
@@ -12,13 +9,29 @@ const (
 	invalidSchema  = "3F000"
 )
 
-// Explain adds to PostgreSQL's word for it what to do about missing tables, and
-// returns any other err as it is. It is for errors of this module's statements: a
-// missing table of the caller's own is not its to migrate.
-func Explain(err error) error {
+// An explainedError is PostgreSQL's, with what to do about it.
+type explainedError struct{ error }
+
+func (e *explainedError) Error() string {
+	return e.error.Error() + ": is it the right schema, and has it been migrated (migrations.Up, or sagamill migrate up)?"
+}
+
+func (e *explainedError) Unwrap() error { return e.error }
+
+// Missing reports whether err is PostgreSQL's word for a table or a schema that is not there.
+func Missing(err error) bool {
 	var e interface{ SQLState() string } // a pgconn.PgError, without the import
-	if errors.As(err, &e) && (e.SQLState() == undefinedTable || e.SQLState() == invalidSchema) {
-		return fmt.Errorf("%w: is it the right schema, and has it been migrated (migrations.Up, or sagamill migrate up)?", err)
+	return errors.As(err, &e) && (e.SQLState() == undefinedTable || e.SQLState() == invalidSchema)
+}
+
+// Explain adds to PostgreSQL's word for it what to do about missing tables, and
+// returns any other err as it is, and so one that is explained already. It is for
+// errors of this module's statements: a missing table of the caller's own is not
+// its to migrate.
+func Explain(err error) error {
+	var explained *explainedError
+	if errors.As(err, &explained) || !Missing(err) {
+		return err
 	}
-	return err
+	return &explainedError{err}
 }

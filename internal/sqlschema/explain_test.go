@@ -17,6 +17,9 @@ func TestExplain(t *testing.T) {
 		if strings.Contains(got.Error(), "has it been migrated") != explained || !errors.Is(got, err) {
 			t.Errorf("Explain(%v) = %v", err, got)
 		}
+		if twice := Explain(fmt.Errorf("list: %w", got)); strings.Count(twice.Error(), "migrated") > 1 || !errors.Is(twice, got) {
+			t.Errorf("Explain of what is explained = %v", twice)
+		}
 	}
 	if got := Explain(nil); got != nil {
 		t.Errorf("Explain(nil) = %v", got)

@@ -2,8 +2,6 @@
 // only thing they share.
 package event
 
-import "github.com/sagamill/sagamill/saga"
-
 // The message types. Each is also the topic that it is published to.
 const (
 	OrderCreated     = "order.created"
@@ -20,12 +18,10 @@ const (
 	ArrangeShipping = "arrange-shipping"
 )
 
-// OrderSaga is the plan. The saga is choreographed: each service acts on the
-// messages of the one before it, and a rejected shipment undoes the payment.
-var OrderSaga = saga.Must(saga.Define("order", 1,
-	saga.Step{Name: ProcessPayment, Command: OrderCreated, Compensation: ShipmentRejected},
-	saga.Step{Name: ArrangeShipping, Command: PaymentProcessed},
-))
+// Steps are those that a customer is shown, in their order. The saga is
+// choreographed: each service acts on the messages of the one before it, and a
+// rejected shipment undoes the payment.
+var Steps = []string{ProcessPayment, ArrangeShipping}
 
 // Order is the body of OrderCreated and PaymentProcessed. Amount is in the
 // currency's minor unit.

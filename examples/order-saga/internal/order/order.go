@@ -161,8 +161,8 @@ func (s *Service) store(ctx context.Context, tx pgx.Tx, o request) (string, erro
 	batch := &pgx.Batch{}
 	batch.Queue("INSERT INTO "+s.schema+".orders (id, tenant, item, quantity, amount, currency) VALUES ($1, $2, $3, $4, $5, $6)",
 		id, key.Scope, o.Item, o.Quantity, o.Amount, o.Currency)
-	for i, step := range event.OrderSaga.Steps() {
-		batch.Queue("INSERT INTO "+s.schema+".order_step (order_id, position, step) VALUES ($1, $2, $3)", id, i, step.Name)
+	for i, step := range event.Steps {
+		batch.Queue("INSERT INTO "+s.schema+".order_step (order_id, position, step) VALUES ($1, $2, $3)", id, i, step)
 	}
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return "", fmt.Errorf("order: insert: %w", err)

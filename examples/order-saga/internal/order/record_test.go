@@ -92,9 +92,9 @@ func TestAnyOrderOfMessagesLeadsToTheSameEnd(t *testing.T) {
 func insert(t *testing.T, pool *pgxpool.Pool, schema, id string) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), "INSERT INTO "+schema+".orders (id, tenant, item, quantity, amount, currency) VALUES ($1, 'a', 'b', 1, 1, 'EUR')", id)
-	for i, step := range event.OrderSaga.Steps() {
+	for i, step := range event.Steps {
 		if err == nil {
-			_, err = pool.Exec(t.Context(), "INSERT INTO "+schema+".order_step (order_id, position, step) VALUES ($1, $2, $3)", id, i, step.Name)
+			_, err = pool.Exec(t.Context(), "INSERT INTO "+schema+".order_step (order_id, position, step) VALUES ($1, $2, $3)", id, i, step)
 		}
 	}
 	if err != nil {

@@ -1,0 +1,54 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// Where a saga is, in two services of a database, as of one moment.
+func ExampleLocator() {
+	schemas := []string{"order_service", "payment_service"} // or those of migrations.Schemas
+	oneMoment := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	where := func(ctx context.Context, tx pgx.Tx, schema string) error {
+		sent, err := outbox.NewLocator(schema)
+		if err != nil {
+			return err
+		}
+		out, err := sent.Locate(ctx, tx, outbox.LocateFilter{Key: "order-42"})
+		if err != nil {
+			return err
+		}
+		handled, err := consumer.NewLocator(schema)
+		if err != nil {
+			return err
+		}
+		in, err := handled.Locate(ctx, tx, consumer.LocateFilter{Key: "order-42"})
+		fmt.Println(schema, out.Messages, in.Steps, in.Parked)
+		return err
+	}
+	_ = func(ctx context.Context, db *pgxpool.Pool) error {
+		return pgx.BeginTxFunc(ctx, db, oneMoment, func(tx pgx.Tx) error {
+			for _, schema := range schemas { // before anything is read
+				l, err := outbox.NewLocator(schema)
+				if err != nil {
+					return err
+				}
+				if err := l.Pin(ctx, tx); err != nil {
+					return err
+				}
+			}
+			for _, schema := range schemas {
+				if err := where(ctx, tx, schema); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}
