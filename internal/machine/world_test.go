@@ -1,0 +1,124 @@
+package machine_test
+
+import "github.com/sagamill/sagamill/internal/machine"
+
+// An identity names one attempt at a step, as a participant's inbox does.
+type identity struct{ step, attempt int }
+
+// A row is what an inbox knows of one attempt.
+type row struct {
+	acted   bool // the action took effect
+	undone  bool // and its compensation did
+	void    bool // the compensation came first: a tombstone
+	refused bool
+}
+
+// A command is on its way to a participant.
+type command struct {
+	identity
+	undo bool
+	body string
+}
+
+// An outcome is what a participant makes of a command.
+type outcome int
+
+const (
+	succeeds outcome = iota
+	refuses
+	fails     // and has done nothing
+	failsLate // after it has taken effect
+)
+
+// A world is the participants with their inboxes, and what is under way to them
+// and from them.
+type world struct {
+	rows     map[identity]*row
+	commands []command
+	replies  []machine.Event
+}
+
+func (w *world) row(id identity) *row {
+	r, ok := w.rows[id]
+	if !ok {
+		r = &row{}
+		w.rows[id] = r
+	}
+	return r
+}
+
+// remains reports whether an attempt has an effect that nothing has undone.
+func (w *world) remains(id identity) bool {
+	r := w.row(id)
+	return r.acted && !r.undone
+}
+
+// deliver has the participant handle c; decide says what comes of it, where
+// that is open.
+func (w *world) deliver(c command, decide func() outcome) {
+	r := w.row(c.identity)
+	var kind machine.EventKind
+	if c.undo {
+		kind = r.compensate(decide)
+	} else {
+		kind = r.act(decide)
+	}
+	if kind != "" {
+		w.replies = append(w.replies, machine.Event{Kind: kind, Step: c.step, Attempt: c.attempt, Undo: c.undo, Reason: "because"})
+	}
+}
+
+func (r *row) act(decide func() outcome) machine.EventKind {
+	switch {
+	case r.void || r.undone:
+		return "" // superseded
+	case r.refused:
+		return machine.Refused
+	case r.acted:
+		return machine.Replied
+	}
+	switch decide() {
+	case refuses:
+		r.refused = true
+		return machine.Refused
+	case fails:
+		return machine.Failed
+	case failsLate:
+		r.acted = true
+		return machine.Failed
+	}
+	r.acted = true
+	return machine.Replied
+}
+
+func (r *row) compensate(decide func() outcome) machine.EventKind {
+	switch {
+	case r.void || r.undone:
+	case !r.acted:
+		r.void = true
+	default:
+		switch decide() {
+		case refuses:
+			return machine.Refused
+		case fails, failsLate:
+			return machine.Failed
+		}
+		r.undone = true
+	}
+	return machine.Replied
+}
+
+// underWay reports whether an answer about an attempt may still come.
+func (w *world) underWay(id identity, undo bool) bool {
+	for _, c := range w.commands {
+		if c.identity == id && c.undo == undo {
+			return true
+		}
+	}
+	for _, e := range w.replies {
+		if e.Step == id.step && e.Attempt == id.attempt && e.Undo == undo {
+			return true
+		}
+	}
+	return false
+}

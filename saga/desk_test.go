@@ -1,0 +1,222 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// A desk is where an operator sits.
+type desk struct {
+	*place
+	n    *saga.Instances
+	open map[string]func() // lets a mute participant speak
+}
+
+func newDesk(t testing.TB) *desk {
+	t.Helper()
+	p := newPlace(t)
+	n, err := saga.NewInstances(p.db, &saga.InstancesOptions{Schema: p.schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &desk{p, n, map[string]func(){}}
+}
+
+// orchestrate runs an orchestrator, which has registered its plans then.
+func (d *desk) orchestrate(plans ...saga.Plan) {
+	d.t.Helper()
+	o := d.place.orchestrate(nil, plans...)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for timeout := time.After(30 * time.Second); !o.Ready(); {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			d.t.Fatal("the orchestrator is not ready")
+		}
+	}
+}
+
+// mute runs participants that put everything off until [desk.open].
+func (d *desk) mute(names ...string) {
+	d.t.Helper()
+	var steps []consumer.Step
+	for _, name := range names {
+		open := &atomic.Bool{}
+		d.open[name] = func() { open.Store(true) }
+		s := d.step(name, func(bool) error {
+			if open.Load() {
+				return nil
+			}
+			return consumer.RetryAfter(errors.New("closed"), time.Millisecond)
+		})
+		s.MaxAttempts = 10_000
+		steps = append(steps, s)
+	}
+	d.participate(steps...)
+}
+
+// breaking is a participant's step whose compensation fails for good until mended.
+func (d *desk) breaking(name string, mended func() bool) consumer.Step {
+	return d.step(name, func(undo bool) error {
+		if undo && !mended() {
+			return consumer.Terminal(errors.New("no such booking"))
+		}
+		return nil
+	})
+}
+
+// step is that of booking, whose handlers first ask before.
+func (d *desk) step(name string, before func(undo bool) error) consumer.Step {
+	note := func(ctx context.Context, tx pgx.Tx, key, what string) error {
+		_, err := tx.Exec(ctx, "INSERT INTO "+d.schema+".effect (key, what) VALUES ($1, $2)", key, what)
+		return err
+	}
+	return consumer.Step{
+		Name: name,
+		Action: saga.On(name+".book", func(ctx context.Context, tx pgx.Tx, in consumer.Message[request]) (answer, error) {
+			if err := before(false); err != nil {
+				return answer{}, err
+			}
+			return answer{Number: name + " for " + in.Key}, note(ctx, tx, in.Key, name)
+		}),
+		Compensation: saga.OnUndo(name+".cancel", func(ctx context.Context, tx pgx.Tx, in consumer.Message[request]) error {
+			if err := before(true); err != nil {
+				return err
+			}
+			return note(ctx, tx, in.Key, "no "+name)
+		}),
+	}
+}
+
+func (d *desk) get(key string) saga.Timeline {
+	d.t.Helper()
+	return d.getAt(saga.Address{Key: key})
+}
+
+func (d *desk) getAt(at saga.Address) saga.Timeline {
+	d.t.Helper()
+	t, err := d.n.Get(d.t.Context(), at)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return t
+}
+
+// states are the steps of a timeline with their states.
+func states(t saga.Timeline) string {
+	var all []string
+	for _, s := range t.Steps {
+		if s.Number > 0 {
+			all = append(all, s.Name+" "+string(s.State))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// sees waits until the steps of an instance are in the states that are wanted.
+func (d *desk) sees(at saga.Address, want string) saga.Timeline {
+	d.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	timeout := time.After(30 * time.Second)
+	for {
+		t, err := d.n.Get(d.t.Context(), at)
+		if err == nil && states(t) == want {
+			return t
+		}
+		select {
+		case <-tick.C:
+		case <-timeout:
+			d.t.Fatalf("%s: %s (%v), want %s", at, states(t), err, want)
+		}
+	}
+}
+
+func (d *desk) decide(key string, verb saga.Verb, step string) (saga.Instance, error) {
+	d.t.Helper()
+	return d.decideAt(saga.Address{Key: key}, saga.Decision{Verb: verb, Step: step})
+}
+
+func (d *desk) decideAt(at saga.Address, do saga.Decision) (saga.Instance, error) {
+	d.t.Helper()
+	do.By, do.Why = "ann", "it is a test"
+	return d.n.Decide(d.t.Context(), at, do)
+}
+
+// must decides, and refused does so in vain.
+func (d *desk) must(key string, verb saga.Verb, step string) {
+	d.t.Helper()
+	if _, err := d.decide(key, verb, step); err != nil {
+		d.t.Fatalf("%s %s: %v", verb, step, err)
+	}
+}
+
+func (d *desk) refused(key string, verb saga.Verb, step, why string) {
+	d.t.Helper()
+	before := d.get(key)
+	_, err := d.decide(key, verb, step)
+	if !errors.Is(err, saga.ErrRefused) || !strings.Contains(err.Error(), why) {
+		d.t.Errorf("%s %s: %v, want it refused: %s", verb, step, err, why)
+	}
+	if after := d.get(key); len(after.Journal) != len(before.Journal) || states(after) != states(before) || after.Status != before.Status {
+		d.t.Errorf("%s %s was refused, and has changed %s %s to %s %s", verb, step, before.Status, states(before), after.Status, states(after))
+	}
+}
+
+func (d *desk) exec(sql string, args ...any) {
+	d.t.Helper()
+	if _, err := d.db.Exec(d.t.Context(), strings.ReplaceAll(sql, "{schema}", d.schema), args...); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// sent waits until so many messages have been stored for a topic.
+func (d *desk) sent(topic string, want int) {
+	d.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	timeout := time.After(30 * time.Second)
+	for n := 0; ; {
+		if err := d.db.QueryRow(d.t.Context(), "SELECT count(*) FROM "+d.schema+".outbox WHERE topic = $1", topic).Scan(&n); err != nil {
+			d.t.Fatal(err)
+		}
+		if n >= want {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-timeout:
+			d.t.Fatalf("%d messages to %s, want %d", n, topic, want)
+		}
+	}
+}
+
+// forward is book without a compensation, with attempts.
+func forward(name string, attempts int) saga.Step[trip] {
+	s := book(name)
+	s.Undo = saga.Action[trip]{}
+	s.Retry = saga.Retry{Attempts: attempts, Base: time.Millisecond}
+	return s
+}
+
+// redriveAll sends the schema's dead letters round again.
+func (d *desk) redriveAll() {
+	d.t.Helper()
+	letters, err := consumer.NewDeadLetters(d.db, &consumer.DeadLettersOptions{Schema: d.schema})
+	if err == nil {
+		_, err = letters.RedriveAll(d.t.Context(), consumer.DeadFilter{}, nil)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}

@@ -1,0 +1,115 @@
+package saga
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sagamill/sagamill/internal/machine"
+)
+
+// Mermaid returns a picture of the plan as a Mermaid flow chart. Solid arrows are
+// the way forward, dotted ones lead to what undoes a step.
+func (d *Definition[S]) Mermaid() string { return mermaid.draw(d.flow.Machine.Plan()) }
+
+// DOT returns the same picture in the language of Graphviz.
+func (d *Definition[S]) DOT() string { return dot.draw(d.flow.Machine.Plan()) }
+
+// A notation is how a language of pictures writes things. Names are of a-z, 0-9 and -, in
+// quotes or as part of an identifier; labels are quoted.
+type notation struct {
+	head, foot                     func(p *machine.Plan) string
+	step, pivot, local, gate, undo string // of an identifier and a label
+	arrow, undone                  string // of two identifiers
+	escape                         *strings.Replacer
+}
+
+var mermaid = notation{
+	head: func(p *machine.Plan) string {
+		return fmt.Sprintf("---\ntitle: %s, version %d\n---\nflowchart LR\n", p.Name, p.Version)
+	},
+	foot: func(*machine.Plan) string { return "" },
+	step: "  %s[\"%s\"]\n", pivot: "  %s{{\"%s\"}}\n", local: "  %s(\"%s\")\n", gate: "  %s((\"%s\"))\n", undo: "  %s>\"%s\"]\n",
+	arrow: "  %s --> %s\n", undone: "  %s -.-> %s\n",
+	escape: strings.NewReplacer(`"`, "#quot;"),
+}
+
+var dot = notation{
+	head: func(p *machine.Plan) string {
+		return fmt.Sprintf("digraph \"%s\" {\n  label=\"%s, version %d\"; rankdir=LR;\n", p.Name, p.Name, p.Version)
+	},
+	foot: func(*machine.Plan) string { return "}\n" },
+	step: "  %s [shape=box, label=\"%s\"];\n", pivot: "  %s [shape=hexagon, label=\"%s\"];\n", local: "  %s [shape=box, style=rounded, label=\"%s\"];\n",
+	gate: "  %s [shape=circle, label=\"%s\"];\n", undo: "  %s [shape=cds, style=dashed, label=\"%s\"];\n",
+	arrow: "  %s -> %s;\n", undone: "  %s -> %s [style=dashed];\n",
+	escape: strings.NewReplacer(`"`, `\"`, `\`, `\\`),
+}
+
+// A sketch is a picture that is being drawn.
+type sketch struct {
+	notation
+	strings.Builder
+	nodes int
+}
+
+func (n notation) draw(p machine.Plan) string {
+	s := sketch{notation: n}
+	s.WriteString(n.head(&p))
+	begin := s.node(s.gate, "start")
+	end := s.node(s.gate, "end")
+	for _, last := range s.row(p.Nodes, []string{begin}) {
+		s.line(s.arrow, last, end)
+	}
+	s.WriteString(n.foot(&p))
+	return s.String()
+}
+
+func (s *sketch) line(format string, args ...any) { fmt.Fprintf(s, format, args...) }
+
+func (s *sketch) node(shape, label string) string {
+	id := fmt.Sprint("n", s.nodes)
+	s.nodes++
+	s.line(shape, id, s.escape.Replace(label))
+	return id
+}
+
+// row draws nodes one after the other, behind those of from, and returns the last ones.
+func (s *sketch) row(nodes []machine.Node, from []string) []string {
+	for i := range nodes {
+		from = s.one(&nodes[i], from)
+	}
+	return from
+}
+
+func (s *sketch) one(n *machine.Node, from []string) (last []string) {
+	switch n.Kind {
+	case machine.Seq:
+		return s.row(n.Nodes, from)
+	case machine.All:
+		for i := range n.Nodes {
+			last = append(last, s.one(&n.Nodes[i], from)...)
+		}
+		return last
+	}
+	shape := s.step
+	switch {
+	case n.Pivot:
+		shape = s.pivot
+	case n.Kind == machine.Local:
+		shape = s.local
+	}
+	label := n.Name
+	if n.Kind == machine.Nested {
+		label += ": saga " + n.Saga
+	}
+	if n.Conditional {
+		label += "?"
+	}
+	id := s.node(shape, label)
+	for _, f := range from {
+		s.line(s.arrow, f, id)
+	}
+	if n.Undo == machine.Remote || n.Undo == machine.Local {
+		s.line(s.undone, id, s.node(s.undo, "undo "+n.Name))
+	}
+	return []string{id}
+}

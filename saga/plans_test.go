@@ -1,0 +1,61 @@
+package saga
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// TestHousekeepingReadsWhatIsDue looks at how the server would find what the statements
+// that run now and then are for, where they would otherwise read every instance.
+func TestHousekeepingReadsWhatIsDue(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	fill := "INSERT INTO " + schema + `.saga (scope, key, path, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, due_at, ended_at)
+		SELECT 'tenant', g::text, '', gen_random_uuid(), gen_random_uuid(), 1, 'trip', '', clock_timestamp(), '{}', '{}',
+			CASE WHEN ended THEN 'completed' ELSE 'running' END, clock_timestamp(),
+			CASE WHEN NOT ended THEN clock_timestamp() + interval '1 day' END, CASE WHEN ended THEN clock_timestamp() END
+		FROM (SELECT g, g % 10 > 0 AS ended FROM generate_series(1, 20000) AS g) AS made`
+	for _, sql := range []string{fill, "ANALYZE " + schema + ".saga"} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q, names, versions, hashes := newQueries(schema), []string{"trip"}, []int32{1}, []string{""}
+	tests := map[string]struct {
+		sql  string
+		args []any
+		want string // in the plan
+	}{
+		"claim what is due":  {q.claimDue, []any{names, versions, timerBatch, 1000, false, hashes}, "Index Cond: (due_at <="},
+		"next due":           {q.nextDue, []any{names, versions, hashes}, "Index Cond: (due_at >"},
+		"what ended is gone": {q.deleteEnded, []any{1000, housekeepBatch}, "Index Cond: (ended_at <"},
+		"silent":             {q.listSilent, []any{names, versions, 1000, "", "", "", silentBatch, hashes}, "saga_live"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rows, _ := pool.Query(t.Context(), "EXPLAIN (COSTS OFF) "+tt.sql, append([]any{pgx.QueryExecModeDescribeExec}, tt.args...)...)
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, tt.want) {
+				t.Errorf("error %v; the plan has no %q:\n%s", err, tt.want, plan)
+			}
+		})
+	}
+}
+
+// A reply for a version that is not known is tried for as long as others are.
+func TestAReplyWaitsForItsVersion(t *testing.T) {
+	t.Parallel()
+	var all time.Duration
+	for attempt := 1; attempt < replyAttempts; attempt++ {
+		all += unknownWait(attempt)
+	}
+	if all < 12*time.Hour || unknownWait(1) > 2*time.Second {
+		t.Errorf("it waits %s at first and %s in all, want at most 2 s and half a day", unknownWait(1), all)
+	}
+}

@@ -1,0 +1,87 @@
+package saga
+
+import (
+	"strings"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// The columns of an instance, as scanInstance reads them.
+const listedColumns = `scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
+	started_at, updated_at, due_at, ended_at`
+
+// sqlListInstances reads up to $12 instances behind one that was listed before. It takes no lock: an
+// instance may have moved since.
+const sqlListInstances = `
+SELECT {listed} FROM {schema}.saga
+WHERE (scope, key, path) > ($1, $2, $3) AND {filter}
+ORDER BY scope, key, path LIMIT $12`
+
+// sqlCountInstances counts what it would read, all in all.
+const sqlCountInstances = `
+SELECT count(*) FROM {schema}.saga
+WHERE (scope, key, path) > ($1, $2, $3) AND {filter}`
+
+const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')`
+
+// sqlFindScopes finds the scopes in which there is an instance of a key and a path: from
+// each scope to the next is one look into the primary key's index.
+const sqlFindScopes = `
+WITH RECURSIVE other AS (
+	(SELECT scope FROM {schema}.saga ORDER BY scope LIMIT 1)
+	UNION ALL
+	SELECT (SELECT s.scope FROM {schema}.saga AS s WHERE s.scope > other.scope ORDER BY s.scope LIMIT 1)
+	FROM other WHERE other.scope IS NOT NULL)
+SELECT scope FROM other
+WHERE EXISTS (SELECT FROM {schema}.saga AS s WHERE s.scope = other.scope AND s.key = $1 AND s.path = $2)
+LIMIT $3`
+
+// sqlReadFamily reads an instance with those around it and nested in it.
+const sqlReadFamily = `
+SELECT {listed} FROM {schema}.saga WHERE scope = $1 AND key = $2 ORDER BY path`
+
+// sqlReadPlan reads the plan of a definition, as an orchestrator has registered it last.
+const sqlReadPlan = `
+SELECT plan FROM {schema}.saga_definition WHERE name = $1 AND version = $2 AND starts_with(hash, $3)`
+
+// sqlReadJournal reads what was decided about an instance, and when this is.
+const sqlReadJournal = `
+SELECT id, at, verb, step, who, why FROM {schema}.saga_journal WHERE scope = $1 AND key = $2 AND path = $3 ORDER BY id`
+
+// sqlReadClock reads the time.
+const sqlReadClock = `SELECT clock_timestamp()`
+
+// sqlDecideInstance stores what a person has decided about a locked instance, and
+// makes it due unless $7 is false, so that an orchestrator carries it out. Its state is not
+// touched. The revision is as in sqlMoveInstance.
+const sqlDecideInstance = `
+UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, tries = 0,
+	revision = CASE WHEN revision = $9 THEN revision + 1 END,
+	updated_at = clock_timestamp(), due_at = CASE WHEN $7 THEN clock_timestamp() END,
+	ended_at = CASE WHEN $8 THEN clock_timestamp() END
+WHERE scope = $1 AND key = $2 AND path = $3`
+
+// sqlInsertJournal notes who has decided what, and why.
+const sqlInsertJournal = `
+INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUES ($1, $2, $3, $4, $5, $6, $7)`
+
+// instanceQueries are the statements of Instances for a schema.
+type instanceQueries struct {
+	list, count, findScopes, readFamily string
+	readPlan, readJournal, readClock    string
+	decide, insertJournal               string
+}
+
+func newInstanceQueries(schema string) instanceQueries {
+	bind := func(sql string) string {
+		return sqlschema.Bind(schema, strings.NewReplacer("{listed}", listedColumns, "{filter}", filterInstances).Replace(sql))
+	}
+	return instanceQueries{
+		list: bind(sqlListInstances), count: bind(sqlCountInstances), findScopes: bind(sqlFindScopes), readFamily: bind(sqlReadFamily),
+		readPlan: bind(sqlReadPlan), readJournal: bind(sqlReadJournal), readClock: bind(sqlReadClock),
+		decide: bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
+	}
+}

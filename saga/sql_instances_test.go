@@ -1,0 +1,13 @@
+package saga
+
+import (
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+func TestInstanceStatements(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, pool, newInstanceQueries(schema))
+}

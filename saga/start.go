@@ -1,0 +1,160 @@
+package saga
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// ErrKeyTaken reports that another saga has been started with the key. Nothing
+// has changed.
+var ErrKeyTaken = errors.New("saga: the key belongs to an instance of another saga")
+
+// A Starter starts instances of a definition. It holds no state and may be used
+// by any number of goroutines.
+type Starter[S any] struct {
+	d      *Definition[S]
+	sql    queries
+	writer *outbox.Writer
+	tracer outbox.WriterTracer
+}
+
+// StarterOptions are what most callers leave alone.
+type StarterOptions struct {
+	Schema string // Postgres schema of the instances and the outbox: the orchestrator's; default: sagamill
+
+	// Tracer tells the trace of the context that is given to Start, to which all
+	// that the instance sends then belongs: see package outboxotel. Default: none.
+	Tracer outbox.WriterTracer
+}
+
+// NewStarter returns a Starter of d. It does no I/O. A nil opts means the
+// defaults. Its only error names a Schema that is not a plain identifier, or a missing definition.
+func NewStarter[S any](d *Definition[S], opts *StarterOptions) (*Starter[S], error) {
+	if opts == nil {
+		opts = &StarterOptions{}
+	}
+	if d == nil {
+		return nil, errors.New("saga: NewStarter needs a definition")
+	}
+	schema := cmp.Or(opts.Schema, sqlschema.Default)
+	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema, Tracer: opts.Tracer})
+	if err != nil {
+		return nil, fmt.Errorf("saga: StarterOptions: %w", err)
+	}
+	return &Starter[S]{d: d, sql: newQueries(schema), writer: writer, tracer: opts.Tracer}, nil
+}
+
+// A Started is what Start has found or made.
+type Started struct {
+	ID      string // of the instance, UUIDv7: the correlation id of its messages
+	Version int    // of the definition that it runs by
+	Status  Status
+	Existed bool // it was started before, with this key
+}
+
+// Start begins an instance in tx, with state as its first: its row and its first
+// commands are stored, and a first step that is [Local] is done. If tx commits,
+// the saga runs to its end; if it rolls back, it never was. One key is one instance:
+// with a key that was used before, Start returns that instance, whatever its state, and
+// changes nothing; of two callers at once the second waits for the first's transaction.
+//
+// scope and key are those of the request that began it. Instances are kept longer than
+// package idemkey keeps a key ([Options].Retention, 30 days): who uses one again after that is given an instance
+// that Existed, and has to be told so. After an error tx must be
+// rolled back: an [ErrKeyTaken], what scope, key, state or the first commands are wrong with, or PostgreSQL's.
+// Only the caller knows when tx has committed: see [outbox.Relay.Wake].
+func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, scope, key string, state S) (Started, error) {
+	begun, err := s.begin(ctx, scope, key)
+	if err != nil {
+		return Started{}, err
+	}
+	begun.tx = tx
+	existed, err := begun.begin(ctx, s.d.flow, &state)
+	if err != nil {
+		return Started{}, sqlschema.Explain(err)
+	}
+	if existed {
+		return s.existing(ctx, tx, scope, key)
+	}
+	if len(begun.out) > 0 {
+		if err := s.writer.Write(ctx, tx, begun.traced()...); err != nil {
+			return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
+		}
+	}
+	return begun.started(), nil
+}
+
+// begin returns the work on a new instance.
+func (s *Starter[S]) begin(ctx context.Context, scope, key string) (*session, error) {
+	if err := stepkey.CheckKey(key); err != nil {
+		return nil, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
+	}
+	if scope == "" || len(scope) > outbox.MaxScope || !cleantext.Printable(scope) {
+		return nil, fmt.Errorf("saga: start %s: scope must be 1 to %d printable bytes", s.d.Name(), outbox.MaxScope)
+	}
+	begun := &session{sql: &s.sql, row: newRow(s.d.flow, scope, key)}
+	if s.tracer != nil {
+		begun.row.trace[0], begun.row.trace[1] = s.tracer.Trace(ctx)
+	}
+	return begun, nil
+}
+
+func (s *session) started() Started {
+	return Started{ID: s.row.ID, Version: s.row.version, Status: s.row.status}
+}
+
+// Queue is [Starter.Start] for a caller that sends a batch in its transaction anyway:
+// the instance begins with it, which saves its round trips. It does not look whether
+// the key was used before: if it was, the batch fails, by an error that [Exists] tells from
+// others. So it is for callers that have seen to that, as by package idemkey. A saga whose first
+// step is not Remote cannot be begun so; that is an error, and nothing is added to batch. No trace
+// is noted but that of ctx.
+func (s *Starter[S]) Queue(ctx context.Context, batch *pgx.Batch, scope, key string, state S) (Started, error) {
+	begun, err := s.begin(ctx, scope, key)
+	if err != nil {
+		return Started{}, err
+	}
+	begun.claim = func(context.Context) error { return errors.New("its first step needs the transaction") }
+	args, err := begun.queue(ctx, s.d.flow, &state)
+	if err == nil {
+		err = outbox.Validate(begun.out...)
+	}
+	if err != nil {
+		return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
+	}
+	batch.Queue(s.sql.addInstance, args...)
+	if err := s.writer.Queue(batch, begun.traced()...); err != nil {
+		return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
+	}
+	return begun.started(), nil
+}
+
+// Exists reports whether err says that an instance with its key was started before.
+func Exists(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && e.Code == uniqueViolation && e.ConstraintName == "saga_pkey"
+}
+
+// uniqueViolation is PostgreSQL's code.
+const uniqueViolation = "23505"
+
+func (s *Starter[S]) existing(ctx context.Context, tx pgx.Tx, scope, key string) (Started, error) {
+	i, err := found(scanRow(tx.QueryRow(ctx, s.sql.readInstance, scope, key, "")))
+	if err != nil {
+		return Started{}, err
+	}
+	if i.name != s.d.Name() {
+		return Started{}, fmt.Errorf("%w: %s", ErrKeyTaken, i.name)
+	}
+	return Started{ID: i.ID, Version: i.version, Status: i.status, Existed: true}, nil
+}

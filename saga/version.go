@@ -1,0 +1,151 @@
+package saga
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// ErrUnfinishable reports live instances that a binary cannot finish.
+var ErrUnfinishable = errors.New("saga: there are live instances that cannot be finished")
+
+// An UnfinishableError is an [ErrUnfinishable] that says which.
+type UnfinishableError struct{ Versions []LiveVersion }
+
+// A LiveVersion is a version of a saga that has instances which have not ended.
+type LiveVersion struct {
+	Saga      string
+	Version   int
+	Instances int
+	Problem   string // why they cannot be finished; "": they can
+}
+
+// Error names each version, with its problem.
+func (e *UnfinishableError) Error() string {
+	var s strings.Builder
+	s.WriteString(ErrUnfinishable.Error())
+	for _, v := range e.Versions {
+		fmt.Fprintf(&s, "; %s, version %d, %d live: %s", v.Saga, v.Version, v.Instances, v.Problem)
+	}
+	return s.String()
+}
+
+// Unwrap returns [ErrUnfinishable].
+func (e *UnfinishableError) Unwrap() error { return ErrUnfinishable }
+
+// A Manifest is what a binary can finish: its definitions, as data. A binary that
+// prints its own, with [json.Marshal], lets a release be checked before it is deployed.
+type Manifest []ManifestEntry
+
+// A ManifestEntry is a definition.
+type ManifestEntry struct {
+	Saga    string       `json:"saga"`
+	Version int          `json:"version"`
+	Hash    string       `json:"hash"`
+	Plan    machine.Plan `json:"plan"`
+}
+
+// NewManifest returns that of plans, those nested in them included.
+func NewManifest(plans ...Plan) Manifest {
+	var m Manifest
+	for _, p := range plans {
+		m = append(m, ManifestEntry{p.Name(), p.Version(), p.Hash(), p.Flow().Machine.Plan()})
+		m = append(m, NewManifest(p.nested()...)...)
+	}
+	slices.SortFunc(m, func(a, b ManifestEntry) int {
+		if c := strings.Compare(a.Saga, b.Saga); c != 0 {
+			return c
+		}
+		return a.Version - b.Version
+	})
+	return slices.CompactFunc(m, func(a, b ManifestEntry) bool { return a.Saga == b.Saga && a.Version == b.Version })
+}
+
+// ReadManifest reads what [json.Marshal] has made of a Manifest.
+func ReadManifest(r io.Reader) (Manifest, error) {
+	var m Manifest
+	if err := json.NewDecoder(r).Decode(&m); err != nil {
+		return nil, fmt.Errorf("saga: manifest: %w", err)
+	}
+	return m, nil
+}
+
+// Check returns the versions that have live instances in schema, each with its problem if
+// m cannot finish it. With names given, other sagas are left out. The error is PostgreSQL's.
+func (m Manifest) Check(ctx context.Context, db *pgxpool.Pool, schema string, names ...string) ([]LiveVersion, error) {
+	if schema == "" {
+		schema = sqlschema.Default
+	}
+	if err := sqlschema.Check(schema); err != nil {
+		return nil, fmt.Errorf("saga: schema: %w", err)
+	}
+	sql := newQueries(schema)
+	rows, err := db.Query(ctx, sql.liveVersions)
+	if err != nil {
+		return nil, fmt.Errorf("saga: list live versions: %w", sqlschema.Explain(err))
+	}
+	all, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (v LiveVersion, err error) {
+		var hash string
+		if err = r.Scan(&v.Saga, &v.Version, &v.Instances, &hash); err == nil {
+			v.Problem = m.problem(v, hash)
+		}
+		return v, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("saga: list live versions: %w", sqlschema.Explain(err))
+	}
+	return slices.DeleteFunc(all, func(v LiveVersion) bool { return len(names) > 0 && !slices.Contains(names, v.Saga) }), nil
+}
+
+// problem returns why m cannot finish instances of v that were begun by a plan whose hash begins so.
+func (m Manifest) problem(v LiveVersion, hash string) string {
+	for _, e := range m {
+		switch {
+		case e.Saga != v.Saga || e.Version != v.Version:
+		case !strings.HasPrefix(e.Hash, hash):
+			return "its steps have been changed without raising the version"
+		default:
+			return ""
+		}
+	}
+	return "the version is not registered"
+}
+
+// register checks that all live instances can be finished, and notes the plans.
+func (o *Orchestrator) register(ctx context.Context) error {
+	m := NewManifest(o.plans...)
+	live, err := m.Check(ctx, o.db, o.opts.Schema, o.known.names...)
+	if err != nil {
+		return err
+	}
+	var bad []LiveVersion
+	for _, v := range live {
+		_, registered := o.flows[versionKey{v.Saga, v.Version}]
+		if v.Problem != "" && (registered || !o.opts.Partial) {
+			bad = append(bad, v)
+		}
+	}
+	if len(bad) > 0 {
+		return &UnfinishableError{bad}
+	}
+	for _, e := range m {
+		plan, err := json.Marshal(e.Plan)
+		if err != nil {
+			return fmt.Errorf("saga: plan: %w", err)
+		}
+		if _, err := o.db.Exec(ctx, o.sql.register, e.Saga, e.Version, e.Hash, string(plan)); err != nil {
+			return fmt.Errorf("saga: register %s: %w", e.Saga, sqlschema.Explain(err))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+package sagatest
+
+import (
+	"errors"
+
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/machine"
+)
+
+// Reply answers the last command of step with its result. A nil result is JSON's
+// null. Like the other answers it must be one that is waited for: see [Run.Late].
+func (r *Run[S]) Reply(step string, result any) {
+	r.t.Helper()
+	r.answer(step, false).Reply(result)
+}
+
+// Reject answers that the participant has done nothing, by its own decision.
+func (r *Run[S]) Reject(step, reason string) {
+	r.t.Helper()
+	r.answer(step, false).Reject(reason)
+}
+
+// Fail answers that the participant has given up on the command, which is a
+// dead letter: what it has done is not known.
+func (r *Run[S]) Fail(step, reason string) {
+	r.t.Helper()
+	r.answer(step, false).Fail(reason)
+}
+
+// Undone answers the compensation of step: nothing is left of it, or there never was anything.
+func (r *Run[S]) Undone(step string) {
+	r.t.Helper()
+	r.answer(step, true).Undone()
+}
+
+// FailUndo answers that the participant has given up on the compensation of step.
+func (r *Run[S]) FailUndo(step, reason string) {
+	r.t.Helper()
+	r.answer(step, true).Fail(reason)
+}
+
+// Late returns an Answer to the last command of step that nobody waits for: a duplicate, or
+// one that comes after its deadline. It is an error if it changes anything.
+func (r *Run[S]) Late(step string) Answer {
+	r.t.Helper()
+	a := r.answer(step, false)
+	a.late = true
+	return a
+}
+
+// LateUndo is [Run.Late] for the compensation of step.
+func (r *Run[S]) LateUndo(step string) Answer {
+	r.t.Helper()
+	a := r.answer(step, true)
+	a.late = true
+	return a
+}
+
+func (r *Run[S]) answer(step string, undo bool) Answer {
+	r.t.Helper()
+	id, s := r.step(step)
+	return Answer{core: r.core, path: r.path, id: id, attempt: s.Attempt, undo: undo}
+}
+
+// Answer returns an Answer to c, which need not be the last command of its step.
+func (c *Command) Answer() Answer {
+	return Answer{core: c.core, path: c.path, id: c.id, attempt: c.Attempt, undo: c.Undo}
+}
+
+// Late returns an Answer to c that nobody waits for, as [Run.Late] does.
+func (c *Command) Late() Answer {
+	a := c.Answer()
+	a.late = true
+	return a
+}
+
+// An Answer is a reply to one command. What is answered need not be expected as well.
+type Answer struct {
+	core        *core
+	path        string
+	id, attempt int
+	undo, late  bool
+}
+
+// Reply is that of [Run.Reply].
+func (a Answer) Reply(result any) {
+	a.core.t.Helper()
+	a.give(machine.Replied, "", encode(result))
+}
+
+// Reject is that of [Run.Reject].
+func (a Answer) Reject(reason string) {
+	a.core.t.Helper()
+	a.give(machine.Refused, reason, nil)
+}
+
+// Fail is that of [Run.Fail], or of [Run.FailUndo].
+func (a Answer) Fail(reason string) {
+	a.core.t.Helper()
+	a.give(machine.Failed, reason, nil)
+}
+
+// Undone is that of [Run.Undone].
+func (a Answer) Undone() {
+	a.core.t.Helper()
+	a.give(machine.Replied, "", nil)
+}
+
+func (a Answer) give(kind machine.EventKind, reason string, result []byte) {
+	c := a.core
+	c.t.Helper()
+	label := c.host.label(a.path, a.id)
+	if !a.sent() {
+		c.fail("step %s has no %s that could be answered", label, sideOf(a.undo))
+	}
+	said := string(kind)
+	if a.undo && kind == machine.Replied {
+		said = "undone"
+	}
+	if reason != "" {
+		said += ": " + reason
+	}
+	c.note("answer", "%s, attempt %d, %s%s", label, a.attempt, said, show(result))
+	err := c.move(a.path, func(r *flow.Run) error {
+		return r.Reply(c.ctx, flow.Reply{Step: a.id, Attempt: a.attempt, Undo: a.undo, Kind: kind, Reason: reason, Result: result})
+	})
+	switch {
+	case err == nil && a.late:
+		c.fail("step %s: the late answer was taken", label)
+	case errors.Is(err, machine.ErrLate) && a.late:
+		c.note("", "which nobody waits for")
+	case err != nil:
+		c.fail("step %s: %s", label, c.explain(err))
+	}
+}
+
+// sent reports whether there is a message that a answers, and counts it as expected.
+func (a Answer) sent() (any bool) {
+	for _, cmd := range a.core.commands {
+		if cmd.path == a.path && cmd.id == a.id && cmd.Attempt == a.attempt && cmd.Undo == a.undo {
+			cmd.expected, any = true, true
+		}
+	}
+	return any
+}

@@ -1,0 +1,172 @@
+package sagatest
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// conduct does what an orchestrator does with a message.
+func (h *handling) conduct() {
+	c := h.s.cells[h.key()]
+	h.verdict = h.decide(c, h.e, h.parked)
+	if h.bug == foldTwice {
+		h.verdict = inbox.Run
+	}
+	h.said = string(h.verdict)
+	if h.verdict != inbox.Run {
+		if h.verdict == inbox.Reused {
+			h.s.breaks("the orchestrator gets %s twice, with different bodies", h.e.Type)
+		}
+		return
+	}
+	h.record(&c)
+	c.state = inbox.Done
+	h.s.cells[h.key()] = c
+	path, do, err := h.task()
+	if err == nil {
+		err = h.moves(path, do)
+	}
+	switch {
+	case errors.Is(err, machine.ErrLate):
+		h.said = "late, and not looked at"
+	case err != nil:
+		h.s.breaks("a reply is a dead letter of the orchestrator's: %s", explain(err, h.tx != nil, "Model.Tx"))
+	}
+}
+
+// task returns what the message asks for, and of which instance.
+func (h *handling) task() (path string, do func(*flow.Run) error, err error) {
+	if h.e.Type == saga.TypeRevoke {
+		return h.e.N, func(r *flow.Run) error { return revoke(h.ctx, r, h.e.Message) }, nil
+	}
+	path, a, err := parseReply(h.e.Message)
+	if err != nil {
+		return "", nil, err
+	}
+	if h.bug == forwardOrder && a.Undo {
+		a.Step = mirrored(h.s.host.rows[path], a.Step)
+	}
+	return path, func(r *flow.Run) error {
+		err := r.Reply(h.ctx, a)
+		if errors.Is(err, machine.ErrLate) && a.Kind == machine.Replied && !a.Undo {
+			return h.takeLate(r, a)
+		}
+		return err
+	}, nil
+}
+
+// moves moves an instance, and has what it sends sent.
+func (h *handling) moves(path string, do func(*flow.Run) error) error {
+	if h.how == handlerFails {
+		h.s.host.fail = errInjected
+	}
+	sent, said, err := h.move(h.s, path, do)
+	h.s.host.fail = nil
+	h.sent = append(h.sent, sent...)
+	if err == nil {
+		h.said = said
+	}
+	return err
+}
+
+// move moves an instance. What local steps do to the world is lost where they fail.
+func (sys *system) move(s *modelState, path string, do func(*flow.Run) error) (sent []outbox.Message, said string, err error) {
+	sys.watch(s)
+	work, err := s.host.move(sys.ctx, sys.tx, path, do)
+	if err != nil {
+		return nil, "", err
+	}
+	return sys.keep(s, work), sys.stands(s, path), nil
+}
+
+// watch has the local steps of s roll back alone.
+func (sys *system) watch(s *modelState) {
+	s.host.savepoint = func() func() {
+		before := sys.box.keep()
+		sys.box.touch()
+		return func() { sys.box.lose(before) }
+	}
+}
+
+// keep keeps what a session has done, and returns what it sends.
+func (sys *system) keep(s *modelState, work *session) (sent []outbox.Message) {
+	s.host.commit(work)
+	for _, p := range work.sent {
+		if p.ran != nil {
+			sys.judgeLocal(s, p.by, p.ran)
+			continue
+		}
+		if p.cmd != nil && p.cmd.Undo {
+			p.Message = sys.tamper(s, p)
+		}
+		sent = append(sent, p.Message)
+	}
+	return sent
+}
+
+// stands says where an instance is, for people.
+func (sys *system) stands(s *modelState, path string) string {
+	p := &s.host.rows[path].Progress
+	text := string(statusOf(p))
+	if reason := s.host.rows[path].flow.Machine.Why(p); reason != "" {
+		text += " (" + reason + ")"
+	}
+	return text
+}
+
+// takeLate is what a planted bug does with a result that nobody waits for.
+func (h *handling) takeLate(r *flow.Run, a flow.Reply) error {
+	s := &r.Instance.Progress.Steps[a.Step-1]
+	switch {
+	case h.bug == foldTwice && s.State == machine.Done:
+	case h.bug == lateIsDone && s.Attempt == a.Attempt && r.Instance.Progress.Phase == machine.Compensating:
+		s.State, s.Due, s.Reason = machine.Done, 0, ""
+		r.Instance.Progress.Phase, r.Instance.Progress.Reason = machine.Running, ""
+	default:
+		return machine.ErrLate
+	}
+	state, err := r.Flow.State.Decode(r.Instance.State)
+	if fold := r.Flow.Steps[a.Step-1].Do.Result; err == nil && fold != nil {
+		err = fold(state, a.Result)
+	}
+	if err == nil {
+		r.Instance.State, err = r.Flow.State.Encode(state)
+	}
+	return errors.Join(err, r.Open(), r.Advance(h.ctx))
+}
+
+// tamper changes a compensation, as planted bugs do.
+func (sys *system) tamper(s *modelState, p posting) outbox.Message {
+	row := s.host.rows[p.by]
+	id := row.flow.Machine.Find(p.cmd.Step)
+	switch {
+	case sys.bug == forwardOrder:
+		other := mirrored(row, id)
+		n := row.flow.Machine.Step(other)
+		p.Topic, p.Type, p.Step = n.UndoTopic, n.UndoType, n.Name
+		p.N = flow.N(p.by, other, row.Progress.Steps[other-1].Attempt)
+	case sys.bug == forgetTimedOut && strings.Contains(row.Progress.Steps[id-1].Reason, "no reply"):
+		return row.send(outbox.Message{
+			Topic: saga.Topic(row.flow.Name()), Type: saga.TypeReply, Step: p.Step, N: flow.ReplyN(p.N, true, ""),
+			Payload: encode(reply{Outcome: saga.OutcomeUndone}),
+		})
+	}
+	return p.Message
+}
+
+// mirrored returns the step that a compensation in forward order undoes instead of one.
+func mirrored(row *instance, id int) int {
+	begun := 0
+	for i := range row.Progress.Steps {
+		if s := &row.Progress.Steps[i]; s.Attempt > 0 && s.State != machine.Rejected {
+			begun = i + 1
+		}
+	}
+	return begun + 1 - id
+}

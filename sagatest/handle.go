@@ -1,0 +1,321 @@
+package sagatest
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// errInjected is the error of a handler that Explore has fail.
+var errInjected = errors.New("an injected error")
+
+// actionDead is the reason of a compensation that may not cancel what is a dead letter.
+const actionDead = "action-dead"
+
+// A handling is the work on one envelope, which is neither in flight nor parked any more. It
+// changes the state as its transaction would, and says what that sends.
+type handling struct {
+	*system
+	s       *modelState
+	e       envelope
+	parked  bool // e was
+	how     how
+	seed    maphash.Seed
+	verdict inbox.Verdict
+	said    string // what became of it, for people
+	sent    []outbox.Message
+}
+
+func (h *handling) key() cellKey {
+	k := cellKey{step: h.e.to.name, key: h.e.Key, n: h.e.N, ofWorker: h.e.to.step != nil}
+	if h.bug == keyWithoutN && k.ofWorker {
+		k.n = ""
+	}
+	return k
+}
+
+// decide asks the inbox.
+func (sys *system) decide(c cell, e envelope, parked bool) inbox.Verdict {
+	cancels := e.to.step != nil && e.to.step.CancelParked
+	return inbox.Decide(
+		inbox.Cell{State: c.state, Attempts: c.attempts, Digest: bytesOf(c.digest), UndoDigest: bytesOf(c.undoDigest)},
+		inbox.Arrival{Kind: e.to.kind, Digest: e.digest, Parked: parked, CancelParked: cancels})
+}
+
+func bytesOf(digest string) []byte {
+	if digest == "" {
+		return nil
+	}
+	return []byte(digest)
+}
+
+// count notes an entry into the handler before it happens, in a commit of its own: what is
+// delivered again may have killed its process.
+func (h *handling) count() {
+	c := h.s.cells[h.key()]
+	first := 2
+	if h.e.to.step.MaxAttempts == 1 {
+		first = 1
+	}
+	switch {
+	case !h.e.redelivered && first == 2 || h.parked:
+		return
+	case h.e.to.kind == inbox.Compensation && c.state == inbox.Done:
+		c.undoAttempts = max(c.undoAttempts+1, first)
+	case h.e.to.kind == inbox.Action && (c.state == inbox.Absent || c.state == inbox.Open):
+		c.state, c.attempts = inbox.Open, max(c.attempts+1, first)
+	}
+	h.s.cells[h.key()] = c
+}
+
+// work does what the inbox says about a message to a participant.
+func (h *handling) work() {
+	c := h.s.cells[h.key()]
+	h.verdict = h.decide(c, h.e, h.parked)
+	h.said = string(h.verdict)
+	switch h.verdict {
+	case inbox.Run:
+		h.enter(c)
+	case inbox.Tombstone:
+		h.record(&c)
+		h.fact(func(f *fact) { f.voided = true })
+		if h.bug != noTombstone {
+			c.state = inbox.Void
+		}
+		h.s.cells[h.key()] = c
+		h.dropParked()
+		h.said = "nothing to undo, a tombstone is left"
+		h.unhandled(consumer.Unhandled{})
+	case inbox.Wait:
+		h.record(&c)
+		h.s.cells[h.key()] = c
+		h.s.parked = append(h.s.parked, h.e)
+		h.said = "parked behind the action"
+	case inbox.Refuse:
+		h.die(c, actionDead, "the action is a dead letter")
+	case inbox.Reused:
+		h.die(c, "key-reused", "the key was used for another payload")
+		h.blame("the key was used for another payload", h.s.faults() == 0)
+	case inbox.Superseded:
+		if h.e.redelivered && c.state == inbox.Void && c.attempts == 0 && !h.e.to.step.CancelParked {
+			c.attempts = 1
+			h.s.cells[h.key()] = c
+			h.die(c, "superseded", "an earlier delivery may have died in the handler")
+		}
+	}
+}
+
+// record notes which payload it was.
+func (h *handling) record(c *cell) {
+	if h.e.to.kind == inbox.Compensation {
+		c.undoDigest = string(h.e.digest)
+	} else {
+		c.digest = string(h.e.digest)
+	}
+}
+
+// dropParked removes the parked action that a compensation has cancelled.
+func (h *handling) dropParked() {
+	kept := h.s.parked[:0:0]
+	for _, e := range h.s.parked {
+		if e.to.step != h.e.to.step || e.to.kind != inbox.Action || e.Key != h.e.Key || e.N != h.e.N {
+			kept = append(kept, e)
+		}
+	}
+	h.s.parked = kept
+}
+
+// enter runs the handler.
+func (h *handling) enter(c cell) {
+	entries := &c.attempts
+	if h.e.to.kind == inbox.Compensation {
+		entries = &c.undoAttempts
+	}
+	if !h.e.redelivered || h.parked {
+		*entries = max(*entries+1, 1) // else it is counted
+	}
+	before := h.box.keep()
+	msgs, err := h.invoke(*entries)
+	h.record(&c)
+	if err != nil {
+		h.box.lose(before)
+		h.failed(c, *entries, err)
+		return
+	}
+	h.succeeded(c, msgs)
+}
+
+// invoke runs the handler in a savepoint, of which nothing is left after an error.
+func (h *handling) invoke(attempt int) (msgs []outbox.Message, err error) {
+	d := h.delivery()
+	d.Attempt = attempt
+	h.box.touch()
+	failed, err := h.nested(h.ctx, func(tx pgx.Tx) error {
+		msgs, err = h.e.to.input.Invoke(h.ctx, tx, d)
+		if err == nil && (h.how == handlerFails || h.how == handlerDies) {
+			err = errInjected
+		}
+		return err
+	})
+	return msgs, errors.Join(failed, err)
+}
+
+// nested runs do in a savepoint, if there is a transaction.
+func (sys *system) nested(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
+	return (&session{tx: sys.tx}).nested(ctx, do)
+}
+
+func (h *handling) delivery() consumer.Delivery {
+	e := h.e
+	metadata := message.Metadata{}
+	for name, value := range e.Headers {
+		metadata[name] = value
+	}
+	metadata[outbox.HeaderKey] = stepkey.Key{Key: e.Key, Step: e.Step, N: e.N}.String()
+	metadata[outbox.HeaderScope] = e.Scope
+	metadata[outbox.PropertyType] = e.Type
+	metadata[outbox.PropertyCorrelation] = e.CorrelationID
+	return consumer.Delivery{
+		ID: e.id, Topic: e.Topic, Type: e.Type, Scope: e.Scope, Key: e.Key, N: e.N, Step: e.to.name,
+		Undo: e.to.kind == inbox.Compensation, CorrelationID: e.CorrelationID, Metadata: metadata, Payload: e.Payload,
+	}
+}
+
+func (h *handling) failed(c cell, entries int, err error) {
+	most := h.e.to.step.MaxAttempts
+	if most == 0 {
+		most = 10
+	}
+	_, _, panicked := panicOf(err)
+	dead := entries >= most || errors.Is(err, consumer.ErrTerminal) || errors.Is(err, consumer.ErrParked)
+	h.blame(explain(err, h.tx != nil, "Model.Tx"), panicked || dead && !errors.Is(err, errInjected))
+	if h.how == handlerDies || dead {
+		h.die(c, "terminal", err.Error())
+		return
+	}
+	c.state = inbox.ParkedState(h.e.to.kind, false)
+	h.s.cells[h.key()] = c
+	h.s.parked = append(h.s.parked, h.e)
+	h.said = "failed and parked: " + err.Error()
+}
+
+// blame takes a failure for one of the model's, unless its handlers are meant to give
+// up. A search that goes on would show nothing but that dead letters are dead letters.
+func (h *handling) blame(text string, ofItsOwn bool) {
+	if ofItsOwn && !h.gives {
+		h.s.breaks("the handler of %s gives up on %s by itself, no error was injected: %s\n(if it is meant to, set DeadLetters of the Model)",
+			h.e.to.name, h.e.Type, text)
+	}
+}
+
+// die makes the message a dead letter.
+func (h *handling) die(c cell, reason consumer.Reason, text string) {
+	if h.verdict == inbox.Run {
+		c.state = inbox.ParkedState(h.e.to.kind, true)
+	}
+	h.s.cells[h.key()] = c
+	h.s.dead++
+	h.said = "a dead letter: " + text
+	h.unhandled(consumer.Unhandled{Dead: true, Reason: reason, Error: text})
+}
+
+// unhandled has the step answer for a message that ends without its handler.
+func (h *handling) unhandled(u consumer.Unhandled) {
+	if h.e.to.step.Unhandled == nil {
+		return
+	}
+	u.Delivery = h.delivery()
+	h.box.touch()
+	err := guarded(func() error {
+		h.e.to.step.Unhandled(u, func(msgs ...outbox.Message) { h.send(msgs) })
+		return nil
+	})
+	if err != nil {
+		h.s.breaks("Unhandled of %s: %s", h.e.to.name, explain(err, true, ""))
+	}
+}
+
+// succeeded moves the row, and notes what the handler has done.
+func (h *handling) succeeded(c cell, msgs []outbox.Message) {
+	if h.e.to.kind == inbox.Compensation {
+		c.state, h.said = inbox.Compensated, "undone"
+		if h.bug == undoNotDeduped {
+			c.state = inbox.Done
+		}
+		h.fact(func(f *fact) { f.undone++ })
+	} else {
+		c.state, h.said = inbox.Done, "done"
+		if refuses(msgs) {
+			c.state, h.said = inbox.Refused, "rejected"
+		}
+		h.fact(func(f *fact) {
+			f.overdone = f.undone > 0 || f.voided
+			if h.said == "done" {
+				f.done++
+			}
+		})
+	}
+	h.s.cells[h.key()] = c
+	h.send(msgs)
+	h.logged()
+	h.judge()
+}
+
+// fact changes what is known of what the message's command has done.
+func (h *handling) fact(change func(f *fact)) {
+	key := factKey{h.e.to.name, h.e.Key, h.e.N}
+	f := h.s.facts[key]
+	change(&f)
+	h.s.facts[key] = f
+}
+
+// refuses reports whether a participant's answer is that it has done nothing.
+func refuses(msgs []outbox.Message) bool {
+	for _, m := range msgs {
+		if m.Type == saga.TypeReply {
+			_, a, err := parseReply(m)
+			return err == nil && a.Kind == events[false][saga.OutcomeRejected]
+		}
+	}
+	return false
+}
+
+// send adds to what the transaction sends. What tells one failure from another is random
+// in package saga: here it is a number, so that each run is the same.
+func (h *handling) send(msgs []outbox.Message) {
+	for _, m := range msgs {
+		if m.Scope == "" {
+			m.Scope = h.e.Scope
+		}
+		if m.Key == "" {
+			m.Key = h.e.Key
+		}
+		if m.CorrelationID == "" {
+			m.CorrelationID = h.e.CorrelationID
+		}
+		undo := h.e.to.kind == inbox.Compensation
+		if plain := flow.ReplyN(h.e.N, undo, ""); m.Type == saga.TypeReply && len(m.N) > len(plain) {
+			h.s.failures++
+			m.N = flow.ReplyN(h.e.N, undo, string(rune('a'+h.s.failures%26)))
+		}
+		h.sent = append(h.sent, m)
+	}
+}
+
+// logged notes what was committed, if that is all by which states can be told apart.
+func (h *handling) logged() {
+	if h.tx != nil && h.print == "" {
+		h.s.log = maphash.Comparable(h.seed, [2]uint64{h.s.log, maphash.String(h.seed, h.e.text)})
+	}
+}

@@ -1,0 +1,256 @@
+package sagatest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// An instance is a row of the table saga. It is not changed once it is in a host.
+type instance struct {
+	flow.Instance
+	flow    *flow.Flow
+	parent  string         // name of the saga around it
+	started machine.Millis // since that of the outermost
+	updated machine.Millis
+}
+
+// A host keeps the instances of one saga in memory: the outermost, and those
+// nested in it. It does what package saga does with a database.
+type host struct {
+	now  machine.Millis
+	rows map[string]*instance // by path
+
+	// savepoint, if set, is called before a local step, and what it returns if that fails.
+	savepoint func() (rollback func())
+	fail      error // of the next local step, after all that it has done
+	prompter  *prompter
+}
+
+// A posting is a message that an instance has sent.
+type posting struct {
+	outbox.Message
+	by  string        // path of the instance
+	cmd *flow.Command // nil: it is not for a participant
+	ran *ran          // if set, it is no message: a local step has run
+}
+
+// A session is the work on one instance in one transaction, which is kept by
+// [host.commit] or forgotten.
+type session struct {
+	host *host
+	tx   pgx.Tx
+	row  *instance
+	rows map[string]*instance
+	sent []posting
+}
+
+var _ flow.Outlet = (*session)(nil)
+
+func (h *host) clone() *host {
+	return &host{now: h.now, rows: maps.Clone(h.rows), prompter: h.prompter}
+}
+
+// begin begins the outermost instance.
+func (h *host) begin(ctx context.Context, tx pgx.Tx, f *flow.Flow, scope, key string, state any) (*session, error) {
+	id := idOf(scope, key, "")
+	s := &session{host: h, tx: tx, rows: map[string]*instance{}}
+	return s, s.begin(ctx, f, &instance{Instance: flow.Instance{ID: id, Root: id, Scope: scope, Key: key}, flow: f}, state)
+}
+
+func (s *session) begin(ctx context.Context, f *flow.Flow, row *instance, state any) error {
+	row.started, row.updated = s.host.now, s.host.now
+	s.row = row
+	if err := guarded(func() error { return s.run().Begin(ctx, state) }); err != nil {
+		return fmt.Errorf("begin %s: %w", f.Name(), err)
+	}
+	s.rows[row.Path] = row
+	s.answerParent()
+	return nil
+}
+
+// move has do move the instance of a path. Unless the caller commits the session nothing
+// has happened.
+func (h *host) move(ctx context.Context, tx pgx.Tx, path string, do func(*flow.Run) error) (*session, error) {
+	old, ok := h.rows[path]
+	if !ok {
+		return nil, fmt.Errorf("there is no instance with the path %q", path)
+	}
+	row := *old
+	row.Progress.Steps = slices.Clone(row.Progress.Steps)
+	row.updated = h.now
+	s := &session{host: h, tx: tx, row: &row, rows: map[string]*instance{path: &row}}
+	phase := row.Progress.Phase
+	run := s.run()
+	if err := run.Open(); err != nil {
+		return nil, err
+	}
+	if err := guarded(func() error { return do(run) }); err != nil {
+		return nil, err
+	}
+	if !phase.Ended() || row.Progress.Revoke {
+		s.answerParent()
+	}
+	return s, nil
+}
+
+// commit keeps what a session has done.
+func (h *host) commit(s *session) { maps.Copy(h.rows, s.rows) }
+
+func (s *session) run() *flow.Run {
+	return &flow.Run{Flow: s.row.flow, Instance: &s.row.Instance, Now: s.host.now - s.row.started, Out: s}
+}
+
+func (s *session) post(m outbox.Message, c *flow.Command) {
+	s.sent = append(s.sent, posting{Message: m, by: s.row.Path, cmd: c})
+}
+
+func (s *session) answerParent() {
+	if s.row.parent != "" && s.row.Progress.Phase.Ended() {
+		s.post(s.row.answer(), nil)
+	}
+}
+
+// Command implements [flow.Outlet].
+func (s *session) Command(_ context.Context, c flow.Command) error {
+	if c.Nested != "" {
+		s.post(s.row.message(c), nil)
+		return nil
+	}
+	s.post(s.row.message(c), &c)
+	return nil
+}
+
+// Child implements [flow.Outlet].
+func (s *session) Child(ctx context.Context, c flow.Child) error {
+	if _, exists := s.host.rows[c.Path]; exists {
+		return nil
+	}
+	row := &instance{flow: c.Flow, parent: s.row.flow.Name(), Instance: flow.Instance{
+		ID: idOf(s.row.Scope, s.row.Key, c.Path), Root: s.row.Root, Scope: s.row.Scope, Key: s.row.Key, Path: c.Path,
+	}}
+	within := &session{host: s.host, tx: s.tx, rows: s.rows}
+	if err := within.begin(ctx, c.Flow, row, c.State); err != nil {
+		return err
+	}
+	s.sent = append(s.sent, within.sent...)
+	return nil
+}
+
+// Emit implements [flow.Outlet].
+func (s *session) Emit(_ context.Context, msgs []outbox.Message) error {
+	for _, m := range msgs {
+		m = s.row.send(m)
+		if err := outbox.Validate(m); err != nil {
+			return err
+		}
+		s.post(m, nil)
+	}
+	return nil
+}
+
+// Nested implements [flow.Outlet], and notes which local step that was.
+func (s *session) Nested(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
+	failed, err = s.nested(ctx, do)
+	if turn := s.host.prompter.end(); turn != nil {
+		s.sent = append(s.sent, posting{by: s.row.Path, ran: &ran{*turn, failed}})
+	}
+	return failed, err
+}
+
+// nested runs do in a savepoint. Without a transaction there is nothing to fall back to.
+func (s *session) nested(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
+	if s.host != nil && s.host.savepoint != nil {
+		rollback, inside := s.host.savepoint(), do
+		do = func(tx pgx.Tx) error {
+			err := inside(tx)
+			if err == nil {
+				err, s.host.fail = s.host.fail, nil
+			}
+			if err != nil {
+				rollback()
+			}
+			return err
+		}
+	}
+	if s.tx == nil {
+		return do(nil), nil
+	}
+	inner, err := s.tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if failed = do(inner); failed == nil {
+		failed = inner.Commit(ctx)
+	}
+	if failed != nil {
+		err = inner.Rollback(ctx)
+	}
+	return failed, err
+}
+
+// due returns when the instance of a path is due next, on the host's clock, and whether
+// it ever is. With patience, that is also when nobody has answered for so long.
+func (h *host) due(path string, patience machine.Millis) (at machine.Millis, silent, ok bool) {
+	i := h.rows[path]
+	if d := i.flow.Machine.Due(&i.Progress); d > 0 {
+		at, ok = i.started+d, true
+	}
+	if s := i.updated + patience; patience > 0 && i.waits() && (!ok || s < at) {
+		at, silent, ok = s, true, true
+	}
+	return max(at, h.now), silent, ok
+}
+
+// waits reports whether there is a step that somebody has to answer, and that has no deadline.
+func (i *instance) waits() bool {
+	status := statusOf(&i.Progress)
+	return (status == "running" || status == "compensating") && len(i.silent()) > 0
+}
+
+// silent returns the ids of the steps that wait for an answer of a participant without a deadline.
+func (i *instance) silent() (ids []int) {
+	for n := range i.Progress.Steps {
+		s := &i.Progress.Steps[n]
+		waits := s.State == machine.InFlight || s.State == machine.Undoing
+		if waits && s.Due == 0 && i.flow.Machine.Step(n+1).Kind != machine.Nested {
+			ids = append(ids, n+1)
+		}
+	}
+	return ids
+}
+
+// giveUp has steps stuck that nobody has answered.
+func giveUp(ctx context.Context, r *flow.Run, ids []int, reason string) error {
+	for _, id := range ids {
+		s := r.Instance.Progress.Steps[id-1]
+		e := machine.Event{Kind: machine.Overdue, Step: id, Undo: s.State == machine.Undoing, Attempt: s.Attempt, Reason: reason}
+		if err := r.Apply(ctx, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// paths returns those of the instances, the outermost first.
+func (h *host) paths() []string { return slices.Sorted(maps.Keys(h.rows)) }
+
+// label returns the name of a step for people, with the steps that it is nested in.
+func (h *host) label(path string, step int) string {
+	name := h.rows[path].flow.Machine.Step(step).Name
+	if path == "" {
+		return name
+	}
+	around, err := flow.ParseN(path)
+	if err != nil {
+		panic(err) // flow.N has made it
+	}
+	return h.label(around.Path, around.Step) + "/" + name
+}

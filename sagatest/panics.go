@@ -1,0 +1,62 @@
+package sagatest
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/flow"
+)
+
+// guarded runs a function of the author's. A panic becomes a [flow.PanicError].
+func guarded(do func() error) (err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			err = &flow.PanicError{Value: value, Stack: debug.Stack()}
+		}
+	}()
+	return do()
+}
+
+// panicOf returns the value and the stack of the panic that err is of.
+func panicOf(err error) (value any, stack []byte, ok bool) {
+	var handlers *consumer.PanicError
+	var definitions *flow.PanicError
+	switch {
+	case errors.As(err, &handlers):
+		return handlers.Value, handlers.Stack, true
+	case errors.As(err, &definitions):
+		return definitions.Value, definitions.Stack, true
+	}
+	return nil, nil, false
+}
+
+// explain returns err for people: of a panic also where it was, and what
+// is behind it if it is that tx, which option sets, is nil.
+func explain(err error, hasTx bool, option string) string {
+	value, stack, ok := panicOf(err)
+	if !ok {
+		return err.Error()
+	}
+	text := fmt.Sprintf("it panicked: %v%s", value, placeOf(string(stack)))
+	if !hasTx && strings.Contains(fmt.Sprint(value), "nil pointer") {
+		text += "; " + option + " is not set, so tx is nil: does it use that?"
+	}
+	return text
+}
+
+// placeOf returns the line of code that has panicked: the first one below the
+// panic that is not the runtime's.
+func placeOf(stack string) string {
+	_, below, _ := strings.Cut(stack, "\npanic(")
+	lines := strings.Split(below, "\n")
+	for i := 2; i+1 < len(lines); i += 2 {
+		if !strings.HasPrefix(lines[i], "runtime.") && !strings.HasPrefix(lines[i], "panic(") {
+			place, _, _ := strings.Cut(strings.TrimSpace(lines[i+1]), " +0x")
+			return ", at " + place
+		}
+	}
+	return ""
+}

@@ -1,0 +1,269 @@
+package sagatest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// A Run is an instance of a saga in memory, and what is nested in it. The test
+// stands for all participants: it looks at what they are sent and answers. Time stands still
+// until [Run.Advance] is called.
+//
+// Whatever is not as expected ends the test, with all that has happened in the run. A Run is
+// used by one goroutine.
+type Run[S any] struct {
+	*core
+	path string
+}
+
+// A core is what a run and the views of its nested sagas share.
+type core struct {
+	t        testing.TB
+	ctx      context.Context
+	host     *host
+	timeline timeline
+	commands []*Command
+	emitted  []*emitted
+	statuses map[string]saga.Status // those that the timeline has told
+
+	tx       pgx.Tx
+	scope    string
+	patience time.Duration
+	lenient  bool
+	title    string // which run it is, where a test has several
+}
+
+type emitted struct {
+	outbox.Message
+	seen bool
+}
+
+// An Option is what most tests leave alone.
+type Option func(*core)
+
+// WithTx has local steps run in tx, each in a savepoint of its own. Default: they are
+// given a nil transaction.
+func WithTx(tx pgx.Tx) Option { return func(c *core) { c.tx = tx } }
+
+// WithScope sets the scope of the instance. Default: "test".
+func WithScope(scope string) Option { return func(c *core) { c.scope = scope } }
+
+// WithPatience is that of [saga.Options]. Default: 24 h.
+func WithPatience(d time.Duration) Option { return func(c *core) { c.patience = d } }
+
+// AllowLeftovers lets a test end although there are commands or messages that it has
+// neither expected nor answered.
+func AllowLeftovers() Option { return func(c *core) { c.lenient = true } }
+
+// Start starts an instance of d with state as its first. When the test ends,
+// commands and messages that were neither expected nor answered are errors.
+func Start[S any](t testing.TB, d *saga.Definition[S], key string, state S, opts ...Option) *Run[S] {
+	t.Helper()
+	c := &core{
+		t: t, ctx: t.Context(), host: &host{rows: map[string]*instance{}}, statuses: map[string]saga.Status{},
+		scope: "test", patience: 24 * time.Hour, title: fmt.Sprintf("%s, key %s, started at %s", d.Name(), key, caller()),
+	}
+	p := &prompter{}
+	c.host.prompter = p
+	for _, o := range opts {
+		o(c)
+	}
+	c.note("start", "%s, version %d, key %s", d.Name(), d.Version(), key)
+	s, err := c.host.begin(c.ctx, c.tx, p.prompted(d.Flow()), c.scope, key, &state)
+	if err != nil {
+		c.fail("%s", c.explain(err))
+	}
+	c.commit(s)
+	t.Cleanup(c.leftovers)
+	return &Run[S]{core: c}
+}
+
+// caller returns where [Start] was called: when the test has ended, that is not on the stack any more.
+func caller() string {
+	_, file, line, _ := runtime.Caller(2)
+	return fmt.Sprintf("%s:%d", filepath.Base(file), line)
+}
+
+func (c *core) explain(err error) string { return explain(err, c.tx != nil, "WithTx") }
+
+// Child returns the nested saga that the last attempt at a step has begun. It is part of the
+// same run: how it ends is the answer to the step.
+func Child[C, S any](r *Run[S], step string) *Run[C] {
+	r.t.Helper()
+	id, s := r.step(step)
+	path := flow.N(r.path, id, s.Attempt)
+	if s.Attempt == 0 || r.host.rows[path] == nil {
+		r.fail("step %s has not begun a nested saga", step)
+	}
+	child := &Run[C]{core: r.core, path: path}
+	child.State() // or it is not a saga of that state
+	return child
+}
+
+// Advance lets d pass. Deadlines, retries and whatever else is due happen in
+// their order, each at its own time.
+func (r *Run[S]) Advance(d time.Duration) {
+	r.t.Helper()
+	until := r.host.now + machine.MillisOf(d)
+	for range maxTimers {
+		path, silent, at, ok := r.next()
+		if !ok || at > until {
+			r.host.now = until
+			return
+		}
+		r.host.now = at
+		r.fire(path, silent)
+	}
+	r.fail("there are more than %d timers in %s", maxTimers, d)
+}
+
+// maxTimers bounds what an Advance may set off.
+const maxTimers = 10_000
+
+// next returns which instance is due next.
+func (c *core) next() (path string, silent bool, at machine.Millis, ok bool) {
+	for _, p := range c.host.paths() {
+		if due, s, any := c.host.due(p, machine.MillisOf(c.patience)); any && (!ok || due < at) {
+			path, silent, at, ok = p, s, due, true
+		}
+	}
+	return path, silent, at, ok
+}
+
+func (c *core) fire(path string, silent bool) {
+	c.t.Helper()
+	c.note("timer", "%s", c.name(path))
+	err := c.move(path, func(r *flow.Run) error {
+		if silent {
+			return giveUp(c.ctx, r, c.host.rows[path].silent(), "no reply for "+c.patience.String())
+		}
+		return r.Timer(c.ctx)
+	})
+	if err != nil {
+		c.fail("timer of %s: %s", c.name(path), c.explain(err))
+	}
+}
+
+// Now returns how long the run has lasted.
+func (r *Run[S]) Now() time.Duration { return r.host.now.Duration() }
+
+// move moves an instance, and those that hear of it.
+func (c *core) move(path string, do func(*flow.Run) error) error {
+	c.t.Helper()
+	s, err := c.host.move(c.ctx, c.tx, path, do)
+	if err != nil {
+		return err
+	}
+	c.commit(s)
+	return nil
+}
+
+// commit keeps what a session has done. What instances tell each other arrives at once.
+func (c *core) commit(s *session) {
+	c.t.Helper()
+	c.host.commit(s)
+	for _, p := range s.sent {
+		switch {
+		case p.ran != nil:
+			c.local(p)
+		case p.cmd != nil:
+			c.command(p)
+		case p.Type != saga.TypeReply && p.Type != saga.TypeRevoke:
+			c.note("message", "%s to %s%s", p.Type, p.Topic, show(p.Payload))
+			c.emitted = append(c.emitted, &emitted{Message: p.Message})
+		}
+	}
+	for path := range s.rows {
+		c.noteStatus(path)
+	}
+	for _, p := range s.sent {
+		if p.Type == saga.TypeReply || p.Type == saga.TypeRevoke {
+			c.tell(p)
+		}
+	}
+}
+
+// tell takes what one instance says to another.
+func (c *core) tell(p posting) {
+	c.t.Helper()
+	path := p.N
+	do := func(r *flow.Run) error { return revoke(c.ctx, r, p.Message) }
+	if p.Type == saga.TypeReply {
+		to, answer, err := parseReply(p.Message)
+		if err != nil {
+			panic(err) // an instance has made it
+		}
+		path, do = to, func(r *flow.Run) error { return r.Reply(c.ctx, answer) }
+	}
+	if err := c.move(path, do); err != nil && !errors.Is(err, machine.ErrLate) {
+		c.fail("%s: %s", c.name(path), c.explain(err))
+	}
+}
+
+// local notes a local step that has run.
+func (c *core) local(p posting) {
+	id := c.host.rows[p.by].flow.Machine.Find(p.ran.turn.Step)
+	c.note("local", "%s, attempt %d, %s", c.host.label(p.by, id), p.ran.turn.Attempt, p.ran.said(c.tx != nil))
+}
+
+func (c *core) command(p posting) {
+	path, step := p.by, c.host.rows[p.by].flow.Machine.Find(p.cmd.Step)
+	cmd := &Command{
+		Step: c.host.label(path, step), Topic: p.Topic, Type: p.Type, N: p.N, Undo: p.cmd.Undo, Body: p.Payload,
+		core: c, path: path, id: step,
+	}
+	cmd.Attempt = c.host.rows[path].Progress.Steps[step-1].Attempt
+	c.commands = append(c.commands, cmd)
+	what := "command"
+	if cmd.Undo {
+		what = "undo"
+	}
+	c.note(what, "%s, attempt %d, to %s%s", cmd.Step, cmd.Attempt, cmd.Topic, show(cmd.Body))
+}
+
+// noteStatus tells of a change.
+func (c *core) noteStatus(path string) {
+	i := c.host.rows[path]
+	status, reason := statusOf(&i.Progress), i.flow.Machine.Why(&i.Progress)
+	if c.statuses[path] == status {
+		return
+	}
+	c.statuses[path] = status
+	if reason != "" {
+		reason = ": " + reason
+	}
+	c.note("status", "%s is %s%s", c.name(path), status, reason)
+}
+
+func (c *core) name(path string) string {
+	if path == "" {
+		return "the saga"
+	}
+	around, err := flow.ParseN(path)
+	if err != nil {
+		panic(err) // flow.N has made it
+	}
+	return c.host.label(around.Path, around.Step)
+}
+
+func (c *core) note(what, format string, args ...any) {
+	c.timeline.note(c.host.now.Duration(), what, format, args...)
+}
+
+// fail ends the test.
+func (c *core) fail(format string, args ...any) {
+	c.t.Helper()
+	c.t.Fatalf(format+"\nwhat has happened:\n%s", append(args, c.timeline.String())...)
+}

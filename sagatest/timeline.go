@@ -1,0 +1,55 @@
+package sagatest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A timeline is what has happened in a run, for people.
+type timeline struct{ lines []string }
+
+func (l *timeline) note(at time.Duration, what, format string, args ...any) {
+	line := fmt.Sprintf("  %-9s %-10s %s", at, what, fmt.Sprintf(format, args...))
+	l.lines = append(l.lines, strings.TrimRight(line, " "))
+}
+
+func (l *timeline) String() string { return strings.Join(l.lines, "\n") }
+
+// maxBody is how much of a body is shown.
+const maxBody = 200
+
+// show returns a body for people.
+func show(body []byte) string {
+	var b bytes.Buffer
+	if json.Compact(&b, body) != nil {
+		b.Write(body)
+	}
+	text := b.String()
+	switch {
+	case text == "null", text == "":
+		return ""
+	case len(text) > maxBody:
+		return " " + text[:maxBody] + "…"
+	}
+	return " " + text
+}
+
+// sameJSON reports whether two texts are the same value.
+func sameJSON(a, b []byte) bool {
+	x, failedA := value(a)
+	y, failedB := value(b)
+	if failedA != nil || failedB != nil {
+		return bytes.Equal(a, b)
+	}
+	return bytes.Equal(encode(x), encode(y)) // members are sorted
+}
+
+// value keeps numbers as they are written: a float has no room for every id.
+func value(data []byte) (v any, err error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	return v, d.Decode(&v)
+}
