@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/inproc"
+	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// A broker is what the services' messages go through.
+type broker interface {
+	outbox.Publisher
+	// declare makes sure that what is published to topics from now on is kept
+	// for service.
+	declare(ctx context.Context, service string, topics []string) error
+	subscriber(service string) (message.Subscriber, error)
+	Close() error
+}
+
+// openBroker does no I/O.
+func openBroker(url, namespace string, logger *slog.Logger) (broker, error) {
+	if url == devservices.InProcess {
+		return inProcess{inproc.New(nil)}, nil
+	}
+	b := &rabbit{url: url, namespace: namespace, logger: logger}
+	cfg, err := b.config("relay")
+	if err != nil {
+		return nil, err
+	}
+	b.Publisher, err = rabbitmq.NewPublisher(cfg, &rabbitmq.PublisherOptions{
+		Connection: rabbitmq.ConnectionOptions{Name: namespace + " relay"}, Logger: logger,
+	})
+	return b, err
+}
+
+type rabbit struct {
+	*rabbitmq.Publisher
+	url, namespace string
+	logger         *slog.Logger
+}
+
+func (b *rabbit) config(service string) (amqp.Config, error) {
+	return rabbitmq.NewConfig(b.url, service, &rabbitmq.ConfigOptions{Prefix: b.namespace + "."})
+}
+
+func (b *rabbit) declare(ctx context.Context, service string, topics []string) error {
+	cfg, err := b.config(service)
+	if err != nil {
+		return err
+	}
+	return rabbitmq.DeclareTopology(ctx, cfg, topics...)
+}
+
+func (b *rabbit) subscriber(service string) (message.Subscriber, error) {
+	cfg, err := b.config(service)
+	if err != nil {
+		return nil, err
+	}
+	return rabbitmq.NewSubscriber(cfg, &rabbitmq.SubscriberOptions{
+		Connection: rabbitmq.ConnectionOptions{Name: b.namespace + " " + service}, Logger: b.logger,
+	})
+}
+
+type inProcess struct{ *inproc.Broker }
+
+func (b inProcess) declare(_ context.Context, service string, topics []string) error {
+	for _, topic := range topics {
+		if err := b.Subscriber(service).SubscribeInitialize(topic); err != nil {
+			return fmt.Errorf("declare %s for %s: %w", topic, service, err)
+		}
+	}
+	return nil
+}
+
+func (b inProcess) subscriber(service string) (message.Subscriber, error) {
+	return b.Subscriber(service), nil
+}
+
+// removeQueues deletes what a demo declared on a broker that it shares.
+func removeQueues(s *settings, stderr io.Writer) {
+	if s.amqpURL == devservices.InProcess {
+		return
+	}
+	conn, err := amqp091.DialConfig(s.amqpURL, amqp091.Config{Dial: amqp091.DefaultDial(5 * time.Second)})
+	if err != nil {
+		fmt.Fprintln(stderr, "the demo's queues could not be removed: the broker is away")
+		return
+	}
+	defer conn.Close()
+	for service, topics := range listens {
+		for _, topic := range topics {
+			exchange := s.namespace + "." + topic
+			queue := exchange + "." + service
+			for _, remove := range []func(*amqp091.Channel) error{
+				func(ch *amqp091.Channel) error { _, err := ch.QueueDelete(queue, false, false, false); return err },
+				func(ch *amqp091.Channel) error {
+					_, err := ch.QueueDelete(queue+".dead", false, false, false)
+					return err
+				},
+				func(ch *amqp091.Channel) error { return ch.ExchangeDelete(exchange, false, false) },
+			} {
+				if ch, err := conn.Channel(); err == nil { // one each: an error closes it
+					_ = remove(ch)
+					_ = ch.Close()
+				}
+			}
+		}
+	}
+}

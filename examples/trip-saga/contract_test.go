@@ -1,0 +1,301 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// The contract of the example, over HTTP, on real PostgreSQL and RabbitMQ.
+
+type site struct {
+	url         string
+	t           *testing.T
+	databaseURL string
+}
+
+// brokerURL is the RabbitMQ of the tests.
+func brokerURL() string {
+	return cmp.Or(os.Getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
+}
+
+// sites bounds how many run at once: each has six pools on a server that other
+// tests use too.
+var sites = make(chan struct{}, 1)
+
+// newSite runs all services in this process, on a database and on queues of
+// the test's own.
+func newSite(t *testing.T, amqpURL string, patience time.Duration) *site {
+	t.Helper()
+	sites <- struct{}{}
+	t.Cleanup(func() { <-sites })
+	s := &settings{
+		services: serviceNames, listen: "127.0.0.1:0", startTimeout: time.Minute, patience: patience,
+		namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL,
+	}
+	if err := s.check(); err != nil {
+		t.Fatal(err)
+	}
+	a := &app{settings: s, logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	ctx, cancel := context.WithCancel(context.Background())
+	listening, done := make(chan string, 1), make(chan error, 1)
+	go func() { done <- a.run(ctx, listening) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+		removeQueues(s, t.Output())
+	})
+	site := &site{url: "http://" + <-listening, t: t, databaseURL: s.databaseURL}
+	f := &fleet{urls: map[string]string{"trip": site.url}}
+	if err := f.awaitReady(t.Context(), "trip"); err != nil {
+		t.Fatal(err)
+	}
+	return site
+}
+
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (s *site) do(method, path, body string, header ...string) answer {
+	s.t.Helper()
+	r, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Add(header[i], header[i+1])
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return answer{response.StatusCode, response.Header, string(text)}
+}
+
+func (s *site) post(tenant, key, body string) answer {
+	return s.do("POST", "/trips", body, "Authorization", "Bearer "+tenant, "Idempotency-Key", key, "Content-Type", "application/json")
+}
+
+// place expects the trip to be accepted and returns its id.
+func (s *site) place(tenant, key, body string) string {
+	s.t.Helper()
+	a := s.post(tenant, key, body)
+	var reply struct{ ID, Status string }
+	if err := json.Unmarshal([]byte(a.body), &reply); err != nil || a.status != http.StatusAccepted || reply.Status == "" {
+		s.t.Fatalf("POST /trips = %d %s", a.status, a.body)
+	}
+	if got, want := a.header.Get("Location"), "/trips/"+reply.ID; got != want {
+		s.t.Errorf("Location %q, want %q", got, want)
+	}
+	return reply.ID
+}
+
+// until polls until the trip is as ok wants it. Nothing tells an HTTP client about it
+// otherwise.
+func (s *site) until(tenant, id string, ok func(view) bool) view {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 25*time.Second)
+	defer cancel()
+	l := newLoad(s.url, 0)
+	p := &placed{tenant: tenant, id: id}
+	for l.look(ctx, p); !ok(p.last); l.look(ctx, p) {
+		if ctx.Err() != nil {
+			s.t.Fatalf("trip %s has not come so far: %+v", id, p.last)
+		}
+		pause(ctx, 20*time.Millisecond)
+	}
+	return p.last
+}
+
+func ended(v view) bool { return v.Status == completed || v.Status == compensated }
+
+// steps are those of v in a line.
+func (v *view) steps() string {
+	var steps []string
+	for _, st := range v.Steps {
+		steps = append(steps, fmt.Sprint(st.Step, " ", st.State, " ", st.Attempts))
+	}
+	return strings.Join(steps, ", ")
+}
+
+// ends are what becomes of the kinds of trips of the demo, none of them cancelled.
+var ends = map[string]struct{ status, reason, steps string }{
+	"good":              {completed, "", booked + noCar + finish},
+	"with a car":        {completed, "", booked + ", car done 1" + finish},
+	"duplicate clients": {completed, "", booked + noCar + finish},
+	"hotel sold out":    {compensated, "step hotel was rejected: hotel full-house is sold out", "quote done 1, flight undone 1, hotel rejected 1, car undone 1" + never},
+	"car sold out":      {compensated, "step car was rejected: car convertible is sold out", "quote done 1, flight undone 1, hotel undone 1, car rejected 1" + never},
+	"last seats":        {completed, "", booked + noCar + finish},
+	"over budget": {compensated, "step quote was rejected: the trip costs 50000, and the budget is 100",
+		"quote rejected 1, flight never 0, hotel never 0, car never 0" + never},
+	"silent hotel": {compensated, "step hotel: no reply within 3s", givenBack + never},
+	"late hotel":   {compensated, "step hotel: no reply within 3s", givenBack + never},
+	"slow hotel":   {completed, "", booked + noCar + finish},
+	"no ticket": {compensated, "step ticket was rejected: no ticket is issued for Nofly",
+		givenBack + ", ticket rejected 1, mail never 0, itinerary never 0"},
+	"full mailbox":   {completed, "", booked + noCar + ", ticket done 1, mail done 3, itinerary done 1"},
+	"cancelled":      {completed, "", booked + noCar + finish},
+	"cancelled late": {completed, "", booked + noCar + finish},
+}
+
+const (
+	booked    = "quote done 1, flight done 1, hotel done 1"
+	noCar     = ", car skipped 0"
+	finish    = ", ticket done 1, mail done 1, itinerary done 1"
+	givenBack = "quote done 1, flight undone 1, hotel undone 1" + noCar
+	never     = ", ticket never 0, mail never 0, itinerary never 0"
+)
+
+func TestEveryKindOfTripEndsAsItShould(t *testing.T) {
+	t.Parallel()
+	for name, broker := range map[string]string{"amqp": brokerURL(), "inproc": "inproc:"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, broker, 3*time.Second)
+			r := &result{}
+			for i := range kinds {
+				p := &placed{kind: &kinds[i], tenant: "acme", replies: make([][]byte, 1)}
+				p.id = s.place(p.tenant, "key:"+strings.ReplaceAll(p.kind.name, " ", "-"), p.kind.body)
+				r.trips = append(r.trips, p)
+			}
+			for _, p := range r.trips {
+				p.last = s.until(p.tenant, p.id, ended)
+				want, itinerary := ends[p.kind.name], p.last.Status == completed
+				if p.last.Status != want.status || p.last.Reason != want.reason || p.last.steps() != want.steps || (p.last.Itinerary != "") != itinerary {
+					t.Errorf("%s: %s %q, %s, itinerary %q; want %s %q, %s", p.kind.name, p.last.Status, p.last.Reason, p.last.steps(), p.last.Itinerary,
+						want.status, want.reason, want.steps)
+				}
+			}
+			s.settle(r)
+		})
+	}
+}
+
+// settle waits until nothing is under way, and checks what holds then.
+func (s *site) settle(r *result) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
+	defer cancel()
+	f := &fleet{urls: map[string]string{}}
+	for _, name := range serviceNames {
+		f.urls[name] = s.url
+	}
+	r.left = f.awaitEmpty(ctx)
+	var err error
+	if r.ledgers, err = fetchLedgers(s.t.Context(), f.urls); err != nil {
+		s.t.Fatal(err)
+	}
+	var out strings.Builder
+	if r.print(&out) > 0 {
+		s.t.Error(out.String())
+	}
+}
+
+const good = `{"traveller":"Ada","flight":"LH100","hotel":"grand","budget":90000}`
+
+func TestAKeyIsOneTrip(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, brokerURL(), 5*time.Second)
+	first := s.post("acme", "again", good)
+	again := s.post("acme", "again", good)
+	if first.status != http.StatusAccepted || again.body != first.body || again.header.Get("Idempotent-Replayed") != "true" ||
+		again.header.Get("Location") != first.header.Get("Location") {
+		t.Errorf("%d %s, and then %d %s %v", first.status, first.body, again.status, again.body, again.header)
+	}
+	id := s.place("acme", "again", good)
+	if other := s.place("other", "again", good); other == id {
+		t.Error("two tenants share a trip")
+	}
+	for method, want := range map[string]int{"GET": http.StatusNotFound, "DELETE": http.StatusNotFound} {
+		if a := s.do(method, "/trips/"+id, "", "Authorization", "Bearer other"); a.status != want {
+			t.Errorf("%s of another tenant's trip: %d, want %d", method, a.status, want)
+		}
+	}
+	// The record of a key lives shorter than its saga.
+	db := pgtest.Pool(t, s.databaseURL)
+	if _, err := db.Exec(t.Context(), "DELETE FROM trip_service.idempotency_key"); err != nil {
+		t.Fatal(err)
+	}
+	if a := s.post("acme", "again", good); a.status != http.StatusConflict || !strings.Contains(a.body, "/trips/"+id) {
+		t.Errorf("a key whose record is gone: %d %s, want 409 that names the trip", a.status, a.body)
+	}
+	s.until("acme", id, ended)
+}
+
+func TestWhatTheHTTPInterfaceRefuses(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, brokerURL(), 5*time.Second)
+	const auth, key = "Authorization", "Idempotency-Key"
+	s.place("acme", "used", good)
+	with := func(old, new string) string { return strings.Replace(good, old, new, 1) }
+	const unknown = "/trips/0190b1c2-0000-7000-8000-000000000000"
+	for name, tt := range map[string]struct {
+		method, path, body string
+		header             []string
+		status             int
+	}{
+		"no principal":           {"POST", "/trips", good, []string{key, "k"}, 401},
+		"odd token":              {"POST", "/trips", good, []string{auth, "Bearer a'; DROP", key, "k"}, 401},
+		"no principal on GET":    {"GET", "/trips/x", "", nil, 401},
+		"no principal on DELETE": {"DELETE", "/trips/x", "", nil, 401},
+		"no key":                 {"POST", "/trips", good, []string{auth, "Bearer acme"}, 400},
+		"key reused":             {"POST", "/trips", with("90000", "90001"), []string{auth, "Bearer acme", key, "used"}, 422},
+		"unknown trip":           {"GET", unknown, "", []string{auth, "Bearer acme"}, 404},
+		"cancel an unknown trip": {"DELETE", unknown, "", []string{auth, "Bearer acme"}, 404},
+		"not an id":              {"GET", "/trips/x", "", []string{auth, "Bearer acme"}, 404},
+		"unknown path":           {"GET", "/nothing", "", nil, 404},
+		"wrong method":           {"DELETE", "/trips", "", nil, 405},
+		"not JSON":               {"POST", "/trips", "hotel=grand", []string{auth, "Bearer acme", key, "b1"}, 400},
+		"budget twice":           {"POST", "/trips", with(`"budget"`, `"budget":1,"BUDGET"`), []string{auth, "Bearer acme", key, "b2"}, 400},
+		"large":                  {"POST", "/trips", with("Ada", strings.Repeat("x", 70<<10)), []string{auth, "Bearer acme", key, "b3"}, 413},
+		"no traveller":           {"POST", "/trips", with("Ada", ""), []string{auth, "Bearer acme", key, "v1"}, 422},
+		"NUL in traveller":       {"POST", "/trips", with("Ada", `a\u0000`), []string{auth, "Bearer acme", key, "v2"}, 422},
+		"no flight":              {"POST", "/trips", with("LH100", ""), []string{auth, "Bearer acme", key, "v3"}, 422},
+		"no hotel":               {"POST", "/trips", with(`"hotel":"grand",`, ""), []string{auth, "Bearer acme", key, "v4"}, 422},
+		"odd car":                {"POST", "/trips", with(`"budget"`, `"car":"a b","budget"`), []string{auth, "Bearer acme", key, "v5"}, 422},
+		"no budget":              {"POST", "/trips", with("90000", "0"), []string{auth, "Bearer acme", key, "v6"}, 422},
+		"fraction":               {"POST", "/trips", with("90000", "1.5"), []string{auth, "Bearer acme", key, "v7"}, 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := (&site{url: s.url, t: t}).do(tt.method, tt.path, tt.body, tt.header...)
+			if kind := got.header.Get("Content-Type"); got.status != tt.status || !strings.HasPrefix(kind, "application/problem+json") {
+				t.Errorf("%d %s %s; want %d and a problem", got.status, kind, got.body, tt.status)
+			}
+		})
+	}
+	for path, want := range map[string]string{"/healthz": "ok", "/readyz": "ready", "/metrics": `sagamill_saga_instances_total{service="trip",status="completed"}`} {
+		if a := s.do("GET", path, ""); a.status != http.StatusOK || !strings.Contains(a.body, want) {
+			t.Errorf("GET %s = %d %s", path, a.status, a.body)
+		}
+	}
+}
+
+// What there is not is a matter of the saga, and not of the request.
+func TestAnUnknownItemEndsTheTripAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, "inproc:", 5*time.Second)
+	a := s.post("acme", "unknown", strings.Replace(good, "grand", "nowhere", 1))
+	if a.status != http.StatusAccepted || !strings.Contains(a.body, `"status":"compensated"`) {
+		t.Errorf("%d %s, want 202 and compensated", a.status, a.body)
+	}
+}

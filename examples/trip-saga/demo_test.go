@@ -1,0 +1,52 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// TestMain is the program itself when it is told to be: the demo starts
+// os.Executable, which is this test binary then.
+func TestMain(m *testing.M) {
+	if os.Getenv("TRIP_SAGA_MAIN") != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// runDemo runs the real program, on a database of the test's own.
+func runDemo(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"demo"}, args...)...)
+	cmd.Env = append(os.Environ(), "TRIP_SAGA_MAIN=1", "DATABASE_URL="+pgtest.Database(t), "AMQP_URL="+brokerURL())
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil || !strings.Contains(out.String(), "all invariants hold") {
+		t.Errorf("demo: %v\n%s", err, out.String())
+	}
+	return out.String()
+}
+
+// These are not parallel: with all their pools, each has as many connections open
+// as the tests may have.
+
+func TestTheDemoInOneProcess(t *testing.T) {
+	out := runDemo(t, "-trips", "42", "-clients", "4")
+	for _, k := range kinds {
+		if !strings.Contains(out, "\n"+k.name+" ") {
+			t.Errorf("the table has no line for %s:\n%s", k.name, out)
+		}
+	}
+}
+
+// The orchestrator is killed first, and then two participants.
+func TestSeparateProcessesSurviveKills(t *testing.T) {
+	if out := runDemo(t, "-trips", "48", "-clients", "4", "-patience", "4s", "-processes", "-kill", "3"); !strings.Contains(out, "processes restarted 3") {
+		t.Errorf("nothing says that three processes were killed:\n%s", out)
+	}
+}

@@ -1,0 +1,82 @@
+// Package mail is the service that confirms trips. Here a mail is a row: what
+// calls another system is a consumer.Effect, as in the order example.
+package mail
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io/fs"
+	"net/http"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
+	"github.com/sagamill/sagamill/saga"
+)
+
+//go:embed migrations
+var files embed.FS
+
+// Migrations are the service's own tables.
+var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
+
+// fullBox is a traveller whose mailbox bounces the first two mails.
+const (
+	fullBox = "Fullbox"
+	bounces = 2
+)
+
+// A Service confirms trips.
+type Service struct {
+	db     *pgxpool.Pool
+	schema string
+}
+
+// New returns a Service whose tables are in schema.
+func New(db *pgxpool.Pool, schema string) *Service { return &Service{db: db, schema: schema} }
+
+// Steps are the service's part in the saga.
+func (s *Service) Steps() []consumer.Step {
+	return []consumer.Step{saga.Participant(consumer.Step{Name: "mail", Action: saga.On(command.Mail, s.send)})}
+}
+
+// send sends the mail, or notes that it has bounced: a rejection commits what was
+// done with it, and the saga asks again with a command of its own.
+func (s *Service) send(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Confirmation]) (any, error) {
+	bounced := 0
+	if in.Body.Traveller == fullBox {
+		err := tx.QueryRow(ctx, "SELECT count(*) FROM "+s.schema+".mail WHERE trip_id = $1", in.CorrelationID).Scan(&bounced)
+		if err != nil {
+			return nil, fmt.Errorf("mail: look up: %w", err)
+		}
+		bounced++
+	}
+	state := "sent"
+	if bounced > 0 && bounced <= bounces {
+		state = "bounced"
+	}
+	_, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".mail (trip_id, traveller, state, ticket) VALUES ($1, $2, $3, $4)",
+		in.CorrelationID, in.Body.Traveller, state, in.Body.Ticket)
+	if err != nil {
+		return nil, fmt.Errorf("mail: send: %w", err)
+	}
+	if state == "bounced" {
+		return nil, saga.Reject("the mailbox is full")
+	}
+	return nil, nil
+}
+
+// Routes adds the service's HTTP interface to mux.
+func (s *Service) Routes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /ledger/mail", web.Ledger(s.ledger))
+}
+
+func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {
+	rows, _ := s.db.Query(ctx, "SELECT trip_id::text, traveller, state, ticket, at FROM "+s.schema+".mail ORDER BY id")
+	l.Entries, err = pgx.CollectRows(rows, pgx.RowToStructByPos[command.Entry])
+	return l, err
+}

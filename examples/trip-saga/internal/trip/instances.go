@@ -1,0 +1,53 @@
+package trip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/saga"
+)
+
+// instances are the sagas of trips, for the customers that look at them and cancel
+// them.
+type instances struct{ of *saga.Instances }
+
+func newInstances(db *pgxpool.Pool, schema string) (*instances, error) {
+	of, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: schema})
+	return &instances{of}, err
+}
+
+func (t *ref) address() saga.Address { return saga.Address{Scope: t.tenant, Key: t.key} }
+
+// read returns what is shown of a trip. Its error is an errNoTrip, or the database's.
+func (in *instances) read(ctx context.Context, tx pgx.Tx, t ref) (view, error) {
+	i, err := in.of.Read(ctx, tx, t.address())
+	switch {
+	case errors.Is(err, saga.ErrNoInstance):
+		return view{}, errNoTrip // it ended long ago
+	case err != nil:
+		return view{}, fmt.Errorf("trip: read: %w", err)
+	}
+	v := view{ID: t.id, Status: i.Status, Reason: i.Reason, Itinerary: t.itinerary}
+	for _, s := range i.Steps {
+		if s.Number > 0 { // else it holds others
+			v.Steps = append(v.Steps, stepView{Step: s.Name, State: s.State, Attempts: s.Attempt, Reason: s.Reason})
+		}
+	}
+	return v, nil
+}
+
+// cancel has a trip compensated. Its error is errTooLate, or as that of read.
+func (in *instances) cancel(ctx context.Context, t ref) error {
+	_, err := in.of.Decide(ctx, t.address(), saga.Decision{Verb: saga.VerbCancel, By: t.tenant, Why: "by the customer"})
+	switch {
+	case errors.Is(err, saga.ErrNoInstance):
+		return errNoTrip
+	case errors.Is(err, saga.ErrRefused): // or it is compensated already, which the caller sees
+		return errTooLate
+	}
+	return err
+}

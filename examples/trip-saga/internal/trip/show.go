@@ -1,0 +1,126 @@
+package trip
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// A view is the body of GET /trips/{id}.
+type view struct {
+	ID        string      `json:"id"`
+	Status    saga.Status `json:"status"`
+	Reason    string      `json:"reason"`
+	Steps     []stepView  `json:"steps"`
+	Itinerary string      `json:"itinerary,omitempty"`
+}
+
+type stepView struct {
+	Step     string         `json:"step"`
+	State    saga.StepState `json:"state"`
+	Attempts int            `json:"attempts"`
+	Reason   string         `json:"reason,omitempty"`
+}
+
+// errNoTrip reports a trip that there is not, or not for this tenant.
+var errNoTrip = errors.New("there is no such trip")
+
+// A ref says which instance a trip is.
+type ref struct{ id, tenant, key, itinerary string }
+
+// A querier is a pool, or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// find returns where the trip of a request is to be found. The error is an
+// errNoTrip, or the database's.
+func (s *Service) find(ctx context.Context, in querier, r *http.Request) (ref, error) {
+	tenant, err := web.Tenant(r)
+	if err != nil {
+		return ref{}, errNoTrip // Authenticated has let it through
+	}
+	t := ref{id: r.PathValue("id"), tenant: tenant}
+	if uuid.Validate(t.id) != nil {
+		return t, errNoTrip
+	}
+	err = in.QueryRow(ctx, `
+SELECT t.id::text, t.key, coalesce(i.text, '') FROM `+s.schema+`.trip t LEFT JOIN `+s.schema+`.itinerary i ON i.trip_id = t.id
+WHERE t.id = $1 AND t.tenant = $2`, t.id, tenant).Scan(&t.id, &t.key, &t.itinerary)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = errNoTrip
+	}
+	return t, err
+}
+
+// oneMoment is the transaction in which a trip and its saga are read: a trip that is
+// completed has its itinerary.
+var oneMoment = pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+
+// view returns what is shown of the trip of a request.
+func (s *Service) view(ctx context.Context, r *http.Request) (v view, err error) {
+	err = pgx.BeginTxFunc(ctx, s.db, oneMoment, func(tx pgx.Tx) error {
+		t, err := s.find(ctx, tx, r)
+		if err == nil {
+			v, err = s.instances.read(ctx, tx, t)
+		}
+		return err
+	})
+	return v, err
+}
+
+// show tells what became of a trip. Another tenant's is not found.
+func (s *Service) show(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), lookTime)
+	defer cancel()
+	v, err := s.view(ctx, r)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	web.JSON(w, http.StatusOK, v)
+}
+
+// cancel compensates a trip whose ticket has not been asked for. To say it again
+// changes nothing, and is answered in the same way.
+func (s *Service) cancel(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), lookTime)
+	defer cancel()
+	t, err := s.find(ctx, s.db, r)
+	if err == nil {
+		err = s.instances.cancel(ctx, t)
+	}
+	if err != nil && !errors.Is(err, errTooLate) {
+		fail(w, err)
+		return
+	}
+	v, lookErr := s.view(ctx, r)
+	compensates := v.Status == saga.StatusCompensating || v.Status == saga.StatusCompensated
+	switch {
+	case lookErr != nil:
+		fail(w, lookErr)
+	case err != nil && !compensates:
+		web.Problem(w, http.StatusConflict, "trip-committed", err.Error())
+	default:
+		web.JSON(w, http.StatusAccepted, v)
+	}
+}
+
+// errTooLate reports a trip that only goes forward, or has ended.
+var errTooLate = errors.New("the ticket has been asked for: the trip cannot be cancelled any more")
+
+func fail(w http.ResponseWriter, err error) {
+	if errors.Is(err, errNoTrip) {
+		web.Problem(w, http.StatusNotFound, "trip-unknown", errNoTrip.Error())
+		return
+	}
+	w.Header().Set("Retry-After", "1")
+	web.Problem(w, http.StatusServiceUnavailable, "store-unavailable", "the trip cannot be looked up now")
+}

@@ -1,0 +1,170 @@
+// Package trip is the service that takes trips, and the orchestrator of their saga.
+package trip
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/saga"
+)
+
+//go:embed migrations
+var files embed.FS
+
+// Migrations are the service's own tables.
+var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
+
+// A Service takes trips.
+type Service struct {
+	db        *pgxpool.Pool
+	schema    string
+	starter   *saga.Starter[State]
+	instances *instances
+	idem      *idemkey.Middleware
+	wake      func()
+
+	// Sweeper removes expired idempotency records while it runs.
+	Sweeper *idemkey.Sweeper
+}
+
+// grace is how long a customer waits whose key was in the hands of a process that was
+// killed: requests get to their first statement much sooner.
+const grace = 3 * time.Second
+
+// New returns a Service whose tables are in schema, and whose trips are instances of d.
+// wake is called after each commit that may have put something into the outbox.
+func New(db *pgxpool.Pool, schema string, d *saga.Definition[State], wake func(), logger *slog.Logger) (*Service, error) {
+	starter, err := saga.NewStarter(d, &saga.StarterOptions{Schema: schema})
+	if err != nil {
+		return nil, err
+	}
+	instances, err := newInstances(db, schema)
+	if err != nil {
+		return nil, err
+	}
+	store, err := idempg.New(db, &idempg.Options{Schema: schema, Grace: grace})
+	if err != nil {
+		return nil, err
+	}
+	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, MaxRequestBody: web.MaxBody, Logger: logger})
+	if err != nil {
+		return nil, err
+	}
+	sweeper, err := idemkey.NewSweeper(store, &idemkey.SweeperOptions{Logger: logger})
+	if err != nil {
+		return nil, err
+	}
+	return &Service{db: db, schema: schema, starter: starter, instances: instances, idem: idem, wake: wake, Sweeper: sweeper}, nil
+}
+
+// Routes adds the service's HTTP interface to mux.
+func (s *Service) Routes(mux *http.ServeMux) {
+	create := s.idem.Handler(idempg.HandleTx(s.create))
+	mux.Handle("POST /trips", web.Authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		create.ServeHTTP(w, r)
+		s.wake()
+	})))
+	mux.Handle("GET /trips/{id}", web.Authenticated(http.HandlerFunc(s.show)))
+	mux.Handle("DELETE /trips/{id}", web.Authenticated(http.HandlerFunc(s.cancel)))
+	mux.HandleFunc("GET /ledger/trip", web.Ledger(s.ledger))
+}
+
+// A request is the body of POST /trips.
+type request struct {
+	Traveller string `json:"traveller"`
+	Flight    string `json:"flight"`
+	Hotel     string `json:"hotel"`
+	Car       string `json:"car"`
+	Budget    int64  `json:"budget"`
+}
+
+var (
+	traveller = regexp.MustCompile(`^[\pL\pN][\pL\pN .'-]{0,99}$`)
+	item      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,39}$`)
+)
+
+// maxBudget is the most that a trip may cost, in cents.
+const maxBudget = 100_000_000
+
+// check returns what is wrong with the request, for the client to read.
+func (t *request) check() error {
+	switch {
+	case !traveller.MatchString(t.Traveller):
+		return errors.New("traveller must be 1 to 100 letters, digits, spaces or .'-")
+	case !item.MatchString(t.Flight):
+		return errors.New("flight must be 1 to 40 letters, digits or dashes, such as LH100")
+	case !item.MatchString(t.Hotel):
+		return errors.New("hotel must be 1 to 40 letters, digits or dashes, such as grand")
+	case t.Car != "" && !item.MatchString(t.Car):
+		return errors.New("car must be left out, or 1 to 40 letters, digits or dashes, such as compact")
+	case t.Budget < 1 || t.Budget > maxBudget:
+		return fmt.Errorf("budget must be 1 to %d, in cents", maxBudget)
+	}
+	return nil
+}
+
+// create takes a trip. The middleware has made sure that it runs once for the request's
+// key, and commits tx together with the response: key, trip, instance and the first commands
+// are there, or none of it.
+func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+	var t request
+	if err := web.Decode(r, &t); err != nil {
+		web.Problem(w, http.StatusBadRequest, "body-invalid", err.Error())
+		return nil
+	}
+	if err := t.check(); err != nil {
+		web.Problem(w, http.StatusUnprocessableEntity, "trip-invalid", err.Error())
+		return nil
+	}
+	started, err := s.start(r.Context(), tx, &t)
+	switch {
+	case err != nil:
+		return err
+	case started.Existed: // the record of the key is gone, its trip is not
+		web.Problem(w, http.StatusConflict, "key-used", "the key belongs to the trip /trips/"+started.ID+": use a new one")
+		return nil
+	}
+	w.Header().Set("Location", "/trips/"+started.ID)
+	web.JSON(w, http.StatusAccepted, map[string]string{"id": started.ID, "status": string(started.Status)})
+	return nil
+}
+
+func (s *Service) start(ctx context.Context, tx pgx.Tx, t *request) (saga.Started, error) {
+	key, ok := idemkey.Info(ctx)
+	if !ok {
+		return saga.Started{}, errors.New("trip: the request has no idempotency key")
+	}
+	started, err := s.starter.Start(ctx, tx, key.Scope, key.Key,
+		State{Traveller: t.Traveller, Flight: t.Flight, Hotel: t.Hotel, Car: t.Car, Budget: t.Budget})
+	if err != nil || started.Existed {
+		return started, err
+	}
+	_, err = tx.Exec(ctx, "INSERT INTO "+s.schema+".trip (id, tenant, key, traveller) VALUES ($1, $2, $3, $4)", started.ID, key.Scope, key.Key, t.Traveller)
+	if err != nil {
+		return started, fmt.Errorf("trip: insert: %w", err)
+	}
+	return started, nil
+}
+
+func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {
+	rows, _ := s.db.Query(ctx, "SELECT trip_id::text, '', 'written', '', at FROM "+s.schema+".itinerary ORDER BY at")
+	l.Entries, err = pgx.CollectRows(rows, pgx.RowToStructByPos[command.Entry])
+	return l, err
+}
+
+// lookTime is how long the database may take for one answer.
+const lookTime = 5 * time.Second
