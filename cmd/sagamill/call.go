@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 )
 
@@ -42,6 +45,41 @@ func newCall(cmd command, args []string, stdout, stderr io.Writer) *call {
 	c.schema = c.flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
 	c.database = c.flags.String("database", os.Getenv("DATABASE_URL"), "URL of the database; default: DATABASE_URL")
 	return c
+}
+
+// run runs the command.
+func (c *call) run(ctx context.Context) error {
+	err := c.command.run(ctx, c)
+	if sqlschema.Missing(err) && !c.given([]string{"schema"}) {
+		return c.nameSchemas(ctx, err)
+	}
+	return err
+}
+
+// nameSchemas adds to err, that tables are missing in the default schema, where there
+// are some: with sagas, if that is what the command is about.
+func (c *call) nameSchemas(ctx context.Context, err error) error {
+	db, openErr := c.open(ctx)
+	if openErr != nil {
+		return err
+	}
+	defer db.Close()
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	all, listErr := migrations.Schemas(ctx, db)
+	what := "tables of sagamill"
+	if strings.HasPrefix(c.command.words, "saga ") {
+		what = "sagas"
+		all = slices.DeleteFunc(all, func(s migrations.Schema) bool { return !s.Sagas })
+	}
+	if listErr != nil || len(all) == 0 {
+		return err
+	}
+	names := make([]string, len(all))
+	for i := range all {
+		names[i] = all[i].Name
+	}
+	return fmt.Errorf("%w say which with -schema: there are %s in %s", err, what, clip(strings.Join(names, ", "), 10*reasonWidth))
 }
 
 // parse reads the command line, on which nothing but flags may be.

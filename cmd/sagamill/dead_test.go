@@ -253,6 +253,7 @@ func TestChangesOfParkedMessages(t *testing.T) {
 		"edit -id 1 -remove-header no": {1, "it changes nothing", nil},
 		"edit -id 1":                   {1, "it changes nothing", nil},
 		"edit -id 1 -payload /no/such": {1, "no such file", nil},
+		`edit -id 1 -payload {"a":1}`:  {1, "sagamill: -payload takes the name of a file", nil},
 	} {
 		t.Run(line, func(t *testing.T) {
 			t.Parallel()

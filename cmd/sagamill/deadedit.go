@@ -121,6 +121,9 @@ func (e *edit) readPayload(stdin io.Reader) error {
 	from := stdin
 	if e.file != "-" {
 		file, err := os.Open(e.file)
+		if err != nil && (json.Valid([]byte(e.file)) || strings.ContainsAny(e.file, `{"`)) { // which is not quoted: it may be secret
+			return errors.New("-payload takes the name of a file, or - for standard input, and not the payload itself")
+		}
 		if err != nil {
 			return err
 		}

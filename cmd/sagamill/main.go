@@ -24,6 +24,19 @@
 //
 //	sagamill replay                  publish a saga's messages once more
 //
+//	sagamill saga list               instances of orchestrated sagas
+//	sagamill saga show               one's timeline, and what would be undone
+//	sagamill saga pause              let it rest, and
+//	sagamill saga resume             go on
+//	sagamill saga cancel             compensate it
+//	sagamill saga compensate         undo what comes after a step, and pause
+//	sagamill saga skip               let a step pass for done, or for undone
+//	sagamill saga reject             let a step pass for one that has done nothing
+//	sagamill saga retry              try again now
+//	sagamill saga check              say which live ones a binary could not finish
+//
+//	sagamill why                     say where a saga is waiting
+//
 // The database is that of -database or DATABASE_URL, the schema that of
 // -schema, by default sagamill. Each command says with -h what else it takes.
 //
@@ -54,7 +67,7 @@ type command struct {
 }
 
 func commands() []command {
-	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands())
+	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), sagaCommands())
 }
 
 // errUsage reports a command line that says nothing to do.
@@ -70,7 +83,7 @@ func main() {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := errUsage
 	if cmd, rest, found := find(args); found {
-		err = cmd.run(ctx, newCall(cmd, rest, stdout, stderr))
+		err = newCall(cmd, rest, stdout, stderr).run(ctx)
 	}
 	return end(err, args, stderr)
 }

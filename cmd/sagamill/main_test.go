@@ -18,12 +18,12 @@ func TestMigrate(t *testing.T) {
 		says string
 	}{
 		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, ""},
-		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "7 of 7"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "8 of 8"},
 		{"migrate print -schema " + schema, 0, "CREATE TABLE " + schema + ".outbox"},
 		{"migrate down -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
 		{"migrate down -to 4294967296 -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
 		{"migrate down -to 0 -schema " + schema + " -database " + pgtest.URL(), 0, ""},
-		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 7"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 8"},
 		{"migrate up -schema a;b -database " + pgtest.URL(), 1, "schema"},
 		{"migrate up -database postgres://u:s3cret@127.0.0.1:1/x", 1, "connect"},
 		{"migrate up now", 1, `"now"`},

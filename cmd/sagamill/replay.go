@@ -43,14 +43,18 @@ func replay(ctx context.Context, c *call) error {
 		kept, without, err = c.replaySchemas(ctx, tx, filter, dry)
 		return err
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case len(kept) == 0:
-		return withoutStep(filter.Key, errors.Join(without...))
+	}
+	var none error
+	if n := len(without) - 1; len(kept) == 0 && n >= 0 { // the last is the error, so that each has a line
+		without, none = without[:n], withoutStep(filter.Key, without[n])
 	}
 	for _, err := range without {
 		fmt.Fprintln(c.stderr, visible(err.Error()))
+	}
+	if none != nil {
+		return none
 	}
 	if err := printKept(c, kept, asJSON); err != nil {
 		return err

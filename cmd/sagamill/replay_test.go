@@ -99,6 +99,9 @@ func TestReplay(t *testing.T) {
 			}
 		}
 	}
+	if _, errs := runReplay(t, 1, "-schema", both, "-key", "none:pay"); strings.Count(errs, "\n") != 2 || strings.Count(errs, "is it -key none?") != 1 {
+		t.Errorf("replay of what two schemas do not keep says %q", errs)
+	}
 	out, _ := runReplay(t, 0, "-schema", a, "-key", "k", "-n", "-json")
 	var got keptJSON
 	if err := json.Unmarshal([]byte(strings.SplitAfter(out, "\n")[0]), &got); err != nil || got.Schema != a || got.Step != "pay" || got.N != "1" || got.Size != len(secret) {

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/saga"
+)
+
+func TestSagaListAndShow(t *testing.T) {
+	t.Parallel()
+	f := newTrips(t)
+	f.start("k")
+	f.start("o'dd")
+	f.command(0, "saga", "pause", "k", "-why", "a \x1b[31mtest", "-by", "ann")
+	out := f.command(0, "saga", "list", "-limit", "1")
+	for _, want := range []string{"SCOPE  KEY  NESTED  SAGA  VERSION  STATUS", "acme   k    -       trip  1        paused", `there may be more: -after '"acme","k",""'`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("list says\n%swant %s", out, want)
+		}
+	}
+	if out := f.command(0, "saga", "list", "-after", `"acme","k",""`, "-limit", "1"); !strings.Contains(out, "o'dd") || !strings.Contains(out, `'"acme","o\x27dd",""'`) {
+		t.Errorf("list behind k says\n%s", out)
+	}
+	var listed instanceJSON
+	if err := json.Unmarshal([]byte(f.command(0, "saga", "list", "-key", "k", "-json")), &listed); err != nil || listed.Status != "paused" || listed.Scope != "acme" || listed.StartedAt == "" || listed.DueAt != "" {
+		t.Errorf("list -json: %v, %+v", err, listed)
+	}
+	out = f.command(0, "saga", "show", "-scope", "acme", "k", "-state")
+	for _, want := range []string{
+		"status    paused", "instance  acme/k", "state     {\"item\":\"x\"}", "STEP    STATE    ATTEMPT  BEGAN", "flight  running  1", "hotel   to-come  -",
+		"would be undone if cancelled now: flight\n", `pause by ann: a \u001b[31mtest`,
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("show says\n%swant %s", out, want)
+		}
+	}
+	var shown timelineJSON
+	if err := json.Unmarshal([]byte(f.command(0, "saga", "show", "-key", "k", "-json")), &shown); err != nil || len(shown.Steps) != 2 || !shown.Paused || shown.State != nil ||
+		len(shown.Journal) != 1 || shown.Journal[0].By != "ann" || shown.Undo[0][0] != "flight" || !strings.HasSuffix(shown.Steps[0].N, "-1.1") {
+		t.Errorf("show -json: %v, %+v", err, shown)
+	}
+	for args, want := range map[string]string{
+		"saga list -status stuck":    "no instances",
+		"saga list -older 1h":        "no instances",
+		"saga list -status all":      "paused",
+		"saga list -saga trip":       "running",
+		"saga list -version 2":       "no instances",
+		"saga list -json -key other": "",
+	} {
+		if out := f.command(0, strings.Fields(args)...); !strings.Contains(out, want) {
+			t.Errorf("%s: %s, want %s", args, out, want)
+		}
+	}
+	for args, want := range map[string]string{
+		"saga list -status done":  "it is none of running",
+		"saga list -key=":         "-key is empty",
+		"saga list -limit 0":      "-limit",
+		"saga list -older -1h":    "negative",
+		"saga list -after k":      `it must be "SCOPE","KEY","PATH"`,
+		"saga list k":             `"k" is not a flag`,
+		"saga show":               "say which saga: its KEY",
+		"saga show none":          "no such instance",
+		"saga show k -scope none": "no such instance",
+		"saga show k -path 9.9":   "no such instance",
+		"saga show k -scope=":     "-scope is empty",
+		"saga show k more":        `"more" is not a flag`,
+	} {
+		if out := f.command(1, strings.Fields(args)...); !strings.Contains(out, want) {
+			t.Errorf("%s: %s, want %s", args, out, want)
+		}
+	}
+}
+
+func TestSagaVerbs(t *testing.T) {
+	t.Parallel()
+	f := newTrips(t)
+	f.start("k")
+	for _, tt := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"pause k", 1, "say with -why why"},
+		{"pause k -why x -by=", 1, "say with -by who"},
+		{"pause k -why x -step flight", 1, "-step"},
+		{"pause k -why x -n", 1, "-n"},
+		{"pause none -why x", 1, "no such instance"},
+		{"pause k -why x", 0, "trip, version 1, acme/k is paused; sagamill saga resume goes on"},
+		{"pause k -why x", 1, "refused: it is paused already"},
+		{"resume -why x k", 0, "is running; an orchestrator goes on"},
+		{"compensate k -why x", 1, "say with -to which step"},
+		{"compensate k -why x -to flight", 1, "refused: step flight is not done itself"},
+		{"reject k -why x", 1, "say with -step which step"},
+		{"skip k -why x -step bus", 1, "there are flight, hotel"},
+		{"skip k -why x -step flight -result {", 1, "the result is not JSON"},
+		{"retry k -why x -step=", 1, "-step is empty"},
+		{"retry k -why x", 1, "refused: no step is stuck"},
+		{"retry k -why x -step flight", 0, "is running"},
+		{`skip k -why x -step flight -result {"item":"y"} -json`, 0, `"status":"running"`},
+		{"skip k -why x -step flight", 1, "refused: step flight is done"},
+	} {
+		if out := f.command(tt.code, append([]string{"saga"}, strings.Fields(tt.args)...)...); !strings.Contains(out, tt.says) {
+			t.Errorf("saga %s: %s, want %s", tt.args, out, tt.says)
+		}
+	}
+	f.why("k", "step hotel: command hotel.reserve is not published yet")
+	f.command(0, "saga", "compensate", "k", "-to", "flight", "-why", "x")
+	f.why("k", "compensation of step hotel: command hotel.cancel is not published yet")
+	f.command(0, "saga", "skip", "k", "-step", "hotel", "-why", "x")
+	f.why("k", "paused when it had gone back; sagamill saga resume goes on")
+	f.command(0, "saga", "resume", "k", "-why", "x")
+	f.why("k", "step hotel: command hotel.reserve is not published yet")
+	f.command(0, "saga", "reject", "k", "-step", "hotel", "-why", "x")
+	f.why("k", "compensating, started at 20")
+	if out := f.command(0, "saga", "skip", "k", "-step", "flight", "-why", "x"); !strings.Contains(out, "acme/k is compensated\n") {
+		t.Errorf("the last skip says %s", out)
+	}
+	if out := f.command(1, "saga", "cancel", "k", "-why", "x"); !strings.Contains(out, "refused: the instance is compensated") {
+		t.Errorf("cancel says %s", out)
+	}
+}
+
+func TestSagaCheck(t *testing.T) {
+	t.Parallel()
+	f := newTrips(t)
+	f.start("k")
+	manifest := func(plans ...saga.Plan) string {
+		text, err := json.Marshal(saga.NewManifest(plans...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "manifest.json")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	ask := func(s *trip) trip { return *s }
+	other := saga.Must(saga.Define("trip", 2, saga.Step[trip]{Name: "x", Do: saga.Remote("x", ask, func(*trip, trip) {})}))
+	changed := saga.Must(saga.Define("trip", 1, saga.Step[trip]{Name: "x", Do: saga.Remote("x", ask, func(*trip, trip) {})}))
+	if out := f.command(0, "saga", "check", "-manifest", manifest(f.definition, other)); !strings.Contains(out, "trip  1        1     can be finished") {
+		t.Errorf("check says\n%s", out)
+	}
+	for _, tt := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"-manifest", manifest(other)}, 1, "the version is not registered\nsagamill: 1 version cannot be finished by that binary"},
+		{[]string{"-manifest", manifest(changed)}, 1, "its steps have been changed without raising the version"},
+		{[]string{"-manifest", manifest(changed), "-json"}, 1, `{"saga":"trip","version":1,"live":1,"problem":"its steps`},
+		{[]string{"-manifest", manifest(changed), "-saga", "other,more"}, 0, ""},
+		{[]string{"-manifest", manifest(changed), "-saga="}, 1, "-saga is empty"},
+		{[]string{"-manifest", "/no/such"}, 1, "no such file"},
+		{nil, 1, "say with -manifest"},
+	} {
+		if out := f.command(tt.code, append([]string{"saga", "check"}, tt.args...)...); !strings.Contains(out, tt.says) {
+			t.Errorf("check %s: %s, want %s", tt.args, out, tt.says)
+		}
+	}
+}
+
+// Without -schema, an error for missing tables says which schemas have some.
+func TestTheErrorNamesSchemas(t *testing.T) {
+	t.Parallel()
+	pgtest.Schema(t) // there is one
+	for _, words := range []string{"saga list", "saga show", "saga pause", "dead list"} {
+		for _, given := range []bool{false, true} {
+			cmd, _, _ := find(strings.Fields(words))
+			args := []string{"-database", pgtest.URL()}
+			if strings.HasPrefix(words, "saga") && words != "saga list" {
+				args = append(args, "k")
+			}
+			if words == "saga pause" {
+				args = append(args, "-why", "x")
+			}
+			c := newCall(cmd, args, io.Discard, io.Discard)
+			*c.schema = "no_such_schema" // as if it were the default
+			if given {
+				c.args = append(c.args, "-schema", "no_such_schema")
+			}
+			err := c.run(t.Context())
+			if err == nil || strings.Contains(err.Error(), "with -schema: there are ") == given || strings.Count(err.Error(), "has it been migrated") != 1 {
+				t.Errorf("%s, with -schema %t: %v", words, given, err)
+			}
+		}
+	}
+}

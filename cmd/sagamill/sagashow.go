@@ -1,0 +1,158 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/saga"
+)
+
+func sagaShow(ctx context.Context, c *call) error {
+	state := c.flags.Bool("state", false, "print the saga's own state too")
+	asJSON := c.flags.Bool("json", false, "print JSON")
+	at, err := c.parseAddress(true)
+	if err != nil {
+		return err
+	}
+	n, done, err := c.instances(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	t, err := n.Get(ctx, at)
+	if err != nil {
+		return err
+	}
+	if *asJSON {
+		return printJSON(c.stdout, newTimeline(&t, *state))
+	}
+	if !*state {
+		t.State = nil
+	}
+	return showTimeline(c.stdout, &t)
+}
+
+// showTimeline prints t: what it is, its steps, what comes next, and who has decided what.
+func showTimeline(w io.Writer, t *saga.Timeline) error {
+	if err := printFields(w, timelineFields(t)); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	rows := make([][]string, len(t.Steps))
+	for i := range t.Steps {
+		rows[i] = stepRow(t, &t.Steps[i])
+	}
+	if err := printTable(w, []string{"STEP", "STATE", "ATTEMPT", "BEGAN", "ENDED", "UNDONE", "DUE", "NOTE"}, rows); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	writeAhead(w, t)
+	for _, e := range t.Journal {
+		step := ""
+		if e.Step != "" {
+			step = " " + cell(e.Step)
+		}
+		fmt.Fprintf(w, "%s  %s%s by %s: %s\n", stamp(e.At), e.Verb, step, cell(e.By), visible(e.Why))
+	}
+	return nil
+}
+
+func timelineFields(t *saga.Timeline) [][2]string {
+	fields := [][2]string{
+		{"saga", fmt.Sprintf("%s, version %d", cell(t.Saga), t.Version)},
+		{"instance", address(t.Address)},
+		{"id", t.ID},
+		{"status", statusText(t)},
+		{"started", stamp(t.StartedAt)},
+		{"moved", stamp(t.UpdatedAt)},
+	}
+	add := func(ok bool, name, value string) {
+		if ok {
+			fields = append(fields, [2]string{name, value})
+		}
+	}
+	add(t.Parent != "", "within", "saga "+cell(t.Parent)+", "+t.Root)
+	add(t.Reason != "", "reason", visible(t.Reason))
+	add(t.Fault != "", "fault", "an orchestrator could not go on with it; "+strconv.Itoa(t.Tries)+" tries")
+	add(t.PlanProblem != "", "plan", visible(t.PlanProblem))
+	add(!t.Deadline.IsZero(), "deadline", stamp(t.Deadline))
+	add(!t.DueAt.IsZero(), "due", stamp(t.DueAt))
+	add(!t.EndedAt.IsZero(), "ended", stamp(t.EndedAt))
+	add(t.State != nil, "state", visible(string(t.State)))
+	return fields
+}
+
+// statusText is the status, and that it is paused if that says something else.
+func statusText(t *saga.Timeline) string {
+	if t.Paused && t.Status != saga.StatusPaused {
+		return string(t.Status) + ", and paused"
+	}
+	return string(t.Status)
+}
+
+// writeAhead says what would follow.
+func writeAhead(w io.Writer, t *saga.Timeline) {
+	if len(t.Next) > 0 {
+		fmt.Fprintf(w, "an orchestrator is to: %s\n", strings.Join(t.Next, ", "))
+	}
+	if t.PlanProblem != "" || !t.EndedAt.IsZero() {
+		return
+	}
+	said := "would be undone if cancelled now"
+	if t.Compensating {
+		said = "is still to be undone"
+	}
+	if len(t.Undo) == 0 {
+		fmt.Fprintf(w, "%s: nothing: %s\n", said, visible(t.UndoNothing))
+		return
+	}
+	waves := make([]string, len(t.Undo))
+	for i, wave := range t.Undo {
+		waves[i] = strings.Join(wave, " and ")
+	}
+	fmt.Fprintf(w, "%s: %s\n", said, strings.Join(waves, ", then "))
+}
+
+func stepRow(t *saga.Timeline, s *saga.TimelineStep) []string {
+	name := strings.Repeat("  ", s.Depth) + cell(s.Name)
+	if s.Number == 0 {
+		return []string{name + ": " + map[string]string{"all": "all at once", "seq": "in turn"}[s.Kind], "", "", "", "", "", "", ""}
+	}
+	attempt := "-"
+	if s.Attempt > 0 {
+		attempt = strconv.Itoa(s.Attempt)
+	}
+	since := func(at time.Time) string {
+		if at.IsZero() {
+			return "-"
+		}
+		return "+" + at.Sub(t.StartedAt).Round(time.Millisecond).String()
+	}
+	return []string{name, string(s.State), attempt, since(s.Began), since(s.Ended), since(s.UndoEnded), since(s.Due), stepNote(s)}
+}
+
+// stepNote says what the columns do not.
+func stepNote(s *saga.TimelineStep) string {
+	var notes []string
+	add := func(ok bool, note string) {
+		if ok {
+			notes = append(notes, note)
+		}
+	}
+	add(s.Pivot, "pivot")
+	if s.Nested != nil {
+		add(true, fmt.Sprintf("saga %s, nested at %s: %s", cell(s.Nested.Saga), s.Nested.Path, s.Nested.Status))
+	}
+	add(s.Override, "a person has decided")
+	add(s.Doubt, "what it has done is not known")
+	add(s.Again, "is sent again")
+	add(s.Reason != "", cell(clip(s.Reason, 2*reasonWidth)))
+	return cmp.Or(strings.Join(notes, "; "), "-")
+}

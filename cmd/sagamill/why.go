@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// A site is what a schema knows of a saga.
+type site struct {
+	name  string
+	out   outbox.Whereabouts
+	in    consumer.Whereabouts
+	sagas []saga.Timeline // those nested in others behind these
+}
+
+func why(ctx context.Context, c *call) error {
+	asJSON := c.flags.Bool("json", false, "print JSON, a line each")
+	c.flags.Lookup("schema").Usage = "these schemas alone, separated by commas; default: all of the database that are sagamill's"
+	at, err := c.parseAddress(false)
+	if err != nil {
+		return err
+	}
+	db, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	schemas, err := c.schemas(ctx, db)
+	if err != nil {
+		return err
+	}
+	q := &inquiry{scope: at.Scope}
+	if err := q.collect(ctx, db, at, schemas); err != nil {
+		return err
+	}
+	q.investigate()
+	for _, f := range append(q.found, q.unreadable...) {
+		if err := printFinding(c, f, *asJSON); err != nil {
+			return err
+		}
+	}
+	if len(q.found) == 0 {
+		return withoutStep(at.Key, fmt.Errorf("nothing is known of %s in %s", cell(at.Key), amount(len(q.sites), "schemas")))
+	}
+	return nil
+}
+
+// schemas are those of the database, or those of -schema.
+func (c *call) schemas(ctx context.Context, db *pgxpool.Pool) ([]migrations.Schema, error) {
+	all, err := migrations.Schemas(ctx, db)
+	if err != nil || !c.given([]string{"schema"}) {
+		return all, err
+	}
+	var named []migrations.Schema
+	for name := range strings.SplitSeq(*c.schema, ",") {
+		name = strings.TrimSpace(name)
+		i := slices.IndexFunc(all, func(s migrations.Schema) bool { return s.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("schema %q has no tables of sagamill", name)
+		}
+		named = append(named, all[i])
+	}
+	return named, nil
+}
+
+// collect reads what all schemas know, as of one moment.
+func (q *inquiry) collect(ctx context.Context, db *pgxpool.Pool, at saga.Address, schemas []migrations.Schema) error {
+	readable := slices.DeleteFunc(slices.Clone(schemas), func(s migrations.Schema) bool { return !s.Readable() })
+	for i := range schemas {
+		q.deny(&schemas[i])
+	}
+	oneMoment := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	return pgx.BeginTxFunc(ctx, db, oneMoment, func(tx pgx.Tx) error {
+		for i := range readable { // before anything is read
+			l, err := outbox.NewLocator(readable[i].Name)
+			if err == nil {
+				err = l.Pin(ctx, tx)
+			}
+			if err != nil {
+				return fmt.Errorf("schema %s: %w", readable[i].Name, err)
+			}
+		}
+		for i := range readable {
+			s := &site{name: readable[i].Name}
+			if err := s.read(ctx, db, tx, at, &readable[i]); err != nil {
+				return fmt.Errorf("schema %s: %w", s.name, err)
+			}
+			q.sites = append(q.sites, s)
+		}
+		return q.checkScopes()
+	})
+}
+
+// deny notes what the role may not read.
+func (q *inquiry) deny(s *migrations.Schema) {
+	switch {
+	case len(s.Absent) > 0:
+		q.unreadable = append(q.unreadable, finding{What: "unreadable", Schema: s.Name, Text: "schema " + s.Name + " is left out: its migrations are older than this command"})
+	case !s.Readable():
+		q.unreadable = append(q.unreadable, finding{What: "unreadable", Schema: s.Name, Text: "schema " + s.Name + " is left out: the role may not read " + strings.Join(s.Denied, ", ")})
+	case len(s.SagasDenied) > 0:
+		q.unreadable = append(q.unreadable, finding{What: "unreadable", Schema: s.Name, Text: "instances in schema " + s.Name + " are left out: the role may not read " + strings.Join(s.SagasDenied, ", ")})
+	}
+}
+
+func (s *site) read(ctx context.Context, db *pgxpool.Pool, tx pgx.Tx, at saga.Address, schema *migrations.Schema) error {
+	sent, err := outbox.NewLocator(s.name)
+	if err != nil {
+		return err
+	}
+	if s.out, err = sent.Locate(ctx, tx, outbox.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
+		return err
+	}
+	handled, err := consumer.NewLocator(s.name)
+	if err != nil {
+		return err
+	}
+	if s.in, err = handled.Locate(ctx, tx, consumer.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
+		return err
+	}
+	if !schema.Sagas || len(schema.SagasDenied) > 0 {
+		return nil
+	}
+	n, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: s.name})
+	if err != nil {
+		return err
+	}
+	return s.readSagas(ctx, n, tx, at)
+}
+
+// readSagas reads an instance and those nested in it.
+func (s *site) readSagas(ctx context.Context, n *saga.Instances, tx pgx.Tx, at saga.Address) error {
+	t, err := n.Read(ctx, tx, at)
+	if errors.Is(err, saga.ErrNoInstance) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.sagas = append(s.sagas, t)
+	for _, nested := range t.Nested {
+		within, err := n.Read(ctx, tx, nested.Address)
+		if err != nil {
+			return err
+		}
+		s.sagas = append(s.sagas, within)
+	}
+	return nil
+}
+
+// checkScopes returns an error if what was found is more than one saga.
+func (q *inquiry) checkScopes() error {
+	var scopes []string
+	for _, s := range q.sites {
+		for i := range s.sagas {
+			scopes = append(scopes, s.sagas[i].Scope)
+		}
+		for i := range s.out.Messages {
+			scopes = append(scopes, s.out.Messages[i].Scope)
+		}
+		for i := range s.in.Steps {
+			scopes = append(scopes, s.in.Steps[i].Scope)
+		}
+		for i := range s.in.Parked {
+			scopes = append(scopes, s.in.Parked[i].Scope)
+		}
+	}
+	slices.Sort(scopes)
+	if scopes = slices.Compact(scopes); len(scopes) < 2 {
+		return nil
+	}
+	for i := range scopes {
+		scopes[i] = cell(scopes[i])
+	}
+	return fmt.Errorf("the key is used in several scopes: say which with -scope: %s", clip(strings.Join(scopes, " "), 10*reasonWidth))
+}
+
+// A finding is something that is known of a saga, or that it waits for.
+type finding struct {
+	What   string `json:"what"`
+	Schema string `json:"schema"`
+	Saga   string `json:"saga,omitempty"` // of an instance, with where it is nested
+	Path   string `json:"path,omitempty"`
+	Step   string `json:"step,omitempty"`
+	N      string `json:"n,omitempty"`
+	ID     int64  `json:"id,omitempty"` // of a dead letter, or a message of an outbox
+	Since  string `json:"since,omitempty"`
+	Until  string `json:"until,omitempty"`
+	Start  string `json:"started_at,omitempty"` // of an instance
+	Moved  string `json:"updated_at,omitempty"`
+	Text   string `json:"text"`
+}
+
+// printFinding prints the text of f, or f as JSON.
+func printFinding(c *call, f finding, asJSON bool) error {
+	if asJSON {
+		return printJSON(c.stdout, f)
+	}
+	_, err := fmt.Fprintln(c.stdout, visible(f.Text))
+	return err
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// What frees a saga that is stuck is said to the letter, and changes as it is done.
+func TestWhySaysWhatFreesAStuckSaga(t *testing.T) {
+	t.Parallel()
+	f := newTripsWith(t, saga.Participant)
+	f.relay(f.home)
+	f.relay(f.flights)
+	f.answer(func() (any, error) { return nil, consumer.Terminal(errFull) })
+	f.start("k")
+	f.deliver("flight.reserve")
+	f.deliver("saga.trip")
+	f.deliver("flight.cancel")
+	f.deliver("saga.trip")
+	f.why("k", "once the cause is mended: sagamill dead redrive -schema flights -id 1,2; or, if it has been settled by other means, sagamill saga skip k -schema trips -step flight -why \"…\"\n")
+	f.why("k", "\ndead letter 1 of step reserve-flight#1.1 in schema flights: terminal: it is full; sagamill dead show -schema flights -id 1\n")
+	f.answer(func() (any, error) { return trip{"!"}, nil })
+	f.command(0, "dead", "redrive", "-id", "1", "-schema", f.flights)
+	f.why("k", "its action is no dead letter any more, so next: sagamill dead redrive -schema flights -id 2; or")
+
+	f.command(0, "saga", "skip", "k", "-step", "flight", "-why", "undone by phone")
+	f.why("k", "compensated, started at 20")
+	f.why("k", "; the saga has ended, and a redrive could do work that nobody undoes: sagamill dead discard -schema flights -id 2\n")
+	f.command(0, "dead", "discard", "-id", "2", "-schema", f.flights)
+}
+
+// Where the plan is not known, messages are found all the same, and nothing is advised that
+// would be refused.
+func TestWhyWithoutAPlan(t *testing.T) {
+	t.Parallel()
+	f := newTrips(t)
+	f.start("k")
+	f.why("k", "is not published yet")
+	f.exec("UPDATE {home}.saga SET name = 'gone'")
+	f.why("k", "step #1: command flight.reserve is not published yet")
+	f.relay(f.home)
+	out := f.why("k", "step #1: published, ")
+	if strings.Contains(out, `""`) || strings.Contains(out, "saga retry") {
+		t.Errorf("why says\n%s", out)
+	}
+}
+
+func TestVerbsAreThoseThatAreNotRefused(t *testing.T) {
+	t.Parallel()
+	plan := &saga.Timeline{Steps: []saga.TimelineStep{
+		{Name: "both"}, {Number: 1, State: saga.StepStuck}, {Number: 2, State: saga.StepUndoStuck},
+		{Number: 3, State: saga.StepStuck, Pivot: true}, {Number: 4, State: saga.StepStuck},
+	}}
+	for i, want := range []string{1: "retry, skip or reject", "retry or skip", "retry, skip or reject", "retry or skip"} {
+		if got := verbs(plan, &plan.Steps[i]); i > 0 && got != want {
+			t.Errorf("step %d: %s, want %s", i, got, want)
+		}
+	}
+}
+
+// A line that is pasted into a shell runs nothing of the key.
+func TestShellWord(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]string{"order-42": "order-42", "": "''", "a b": "'a b'", "$(id)": "'$(id)'", "o'dd": `'o'\''dd'`, "a;b": "'a;b'"} {
+		if got := shellWord(s); got != want {
+			t.Errorf("shellWord(%q) = %s, want %s", s, got, want)
+		}
+	}
+	q := &inquiry{scope: "a c"}
+	got := q.verb(&site{name: "trips"}, &saga.Timeline{Instance: saga.Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &saga.TimelineStep{Name: "s"})
+	if want := `sagamill saga retry -key=-k -schema trips -scope='a c' -path 1.1 -step s -why "…"`; got != want {
+		t.Errorf("verb = %s, want %s", got, want)
+	}
+}

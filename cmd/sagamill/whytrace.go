@@ -1,0 +1,309 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// unrecorded is what a finding is about if a message was published, and it is not known
+// what has become of it.
+const unrecorded = "published"
+
+// lostSight says where such a message may be.
+const lostSight = "it waits in a queue, is being handled, or was lost with its queue"
+
+// trace follows the last message of a step from its reply back to its command, and tells
+// the first place where something is. home is the orchestrator's schema.
+func (q *inquiry) trace(home *site, t *saga.Timeline, step *saga.TimelineStep) finding {
+	if f, ok := q.traceReply(home, step); ok {
+		return f
+	}
+	if f, ok := q.traceParked(step); ok {
+		return f
+	}
+	command := q.command(home, step)
+	if command != nil && command.Place != outbox.PlacePublished {
+		f := q.message(home, command)
+		f.What, f.Text = "command-"+string(command.Place), "command "+f.Text
+		return f
+	}
+	if f, ok := q.traceRow(step); ok {
+		return f
+	}
+	return q.unrecorded(home, t, command, step)
+}
+
+// traceReply looks for the reply: in any outbox, or parked by the orchestrator.
+func (q *inquiry) traceReply(home *site, step *saga.TimelineStep) (f finding, ok bool) {
+	for i := range home.in.Parked {
+		l := &home.in.Parked[i]
+		if isReply(l.N, step) && strings.HasPrefix(l.Step, "saga-") {
+			f = q.parked(home, l)
+			f.What, f.Text = "reply-"+f.What, "its reply is "+f.Text
+			return f, true
+		}
+	}
+	for _, s := range q.sites {
+		for i := len(s.out.Messages) - 1; i >= 0; i-- {
+			m := &s.out.Messages[i]
+			if !isReply(m.N, step) || m.Type != saga.TypeReply {
+				continue
+			}
+			if m.Place == outbox.PlacePublished {
+				if q.replied(home, step, m) {
+					continue
+				}
+				f = finding{What: "reply-at-broker", ID: m.ID, Since: moment(m.CreatedAt), Text: fmt.Sprintf("handled at %s in schema %s; its reply is published, and no orchestrator of schema %s has recorded it: %s", stamp(m.CreatedAt), s.name, home.name, lostSight)}
+			} else {
+				f = q.message(s, m)
+				f.What, f.Text = "reply-"+string(m.Place), "handled at "+stamp(m.CreatedAt)+"; its reply "+f.Text
+			}
+			q.told[m] = true
+			return f, true
+		}
+	}
+	return f, false
+}
+
+// replied reports whether the reply m has been taken: it was late, or freed nothing.
+func (q *inquiry) replied(home *site, step *saga.TimelineStep, m *outbox.Located) bool {
+	for i := range home.in.Steps {
+		r := &home.in.Steps[i]
+		if r.N == m.N && strings.HasPrefix(r.Step, "saga-") && r.State == "done" {
+			return true
+		}
+	}
+	return false
+}
+
+// traceParked looks for the message of a step, parked by whoever takes it.
+func (q *inquiry) traceParked(step *saga.TimelineStep) (f finding, ok bool) {
+	kind := map[bool]string{false: "action", true: "compensation"}[undoes(step) && step.Type != saga.TypeRevoke]
+	for _, s := range q.sites {
+		for i := range s.in.Parked {
+			if l := &s.in.Parked[i]; l.N == step.N && l.Kind == kind && (l.Topic == step.Topic || step.Topic == "") {
+				return q.parked(s, l), true
+			}
+		}
+	}
+	return f, false
+}
+
+// command returns the last command of a step, or its last compensation, as the outbox has it.
+func (q *inquiry) command(home *site, step *saga.TimelineStep) *outbox.Located {
+	for i := len(home.out.Messages) - 1; i >= 0; i-- {
+		m := &home.out.Messages[i]
+		if m.N == step.N && (m.Topic == step.Topic && m.Type == step.Type || step.Topic == "") { // "": the plan is not known
+			q.told[m] = true
+			return m
+		}
+	}
+	return nil
+}
+
+// traceRow looks for what an inbox says of a step's message.
+func (q *inquiry) traceRow(step *saga.TimelineStep) (f finding, ok bool) {
+	undo := undoes(step) && step.Type != saga.TypeRevoke
+	for _, s := range q.sites {
+		for i := range s.in.Steps {
+			r := &s.in.Steps[i]
+			if r.N != step.N || strings.HasPrefix(r.Step, "revoke-") != (step.Type == saga.TypeRevoke) {
+				continue
+			}
+			what, text := rowOf(r, undo)
+			if n := step.Nested; n != nil && n.EndedAt.IsZero() && r.State == "done" && step.Type == saga.TypeRevoke {
+				what, text = "nested", fmt.Sprintf("the saga %s, nested at %s, compensates", cell(n.Saga), n.Path)
+			}
+			if text == "" {
+				continue // it is about an action whose compensation has not come
+			}
+			q.told[r] = true
+			return finding{What: what, Since: moment(r.UpdatedAt), Text: fmt.Sprintf("participant %s in schema %s: %s", cell(r.Step), s.name, text)}, true
+		}
+	}
+	return f, false
+}
+
+// rowOf says what a participant's row comes to for a message that is not parked.
+func rowOf(r *consumer.StepRow, undo bool) (what, text string) {
+	at := stamp(r.UpdatedAt)
+	switch {
+	case r.State == "open" && !undo:
+		return "handling", fmt.Sprintf("attempt %d was begun at %s and has left no trace: it runs, or its process has died and the broker delivers it again", r.Attempts, at)
+	case r.State == "dead" && !undo, r.State == "undo-dead" && undo:
+		return "discarded", "its dead letter of " + at + " was discarded, so nothing of it will be heard"
+	case r.State == "void" && !undo:
+		return "void", "its compensation came first, at " + at + ", so it never runs"
+	case r.State == "done" && !undo, r.State == "refused" && !undo, r.State == "compensated" && undo, r.State == "void" && undo, r.State == "compensated":
+		return "handled", "handled at " + at + "; its reply is in no outbox any more: " + lostSight + "; or the step does not reply (see saga.Participant)"
+	}
+	return "", ""
+}
+
+// unrecorded is what is left: the message was published, and nobody here has had it.
+func (q *inquiry) unrecorded(home *site, t *saga.Timeline, command *outbox.Located, step *saga.TimelineStep) finding {
+	at, text := step.Sent, "published, sent at "
+	if command != nil {
+		at, text = command.CreatedAt, "published, written at "
+	}
+	text += stamp(at)
+	if step.Topic != "" {
+		text += ", topic " + cell(step.Topic)
+	}
+	text += "; nobody in this database has recorded it: " + lostSight
+	if t.PlanProblem == "" && (step.State != saga.StepRunning || !t.Compensating) { // else retry is refused
+		text += "; " + q.verb(home, t, "retry", step) + " sends it again under the same key, which is harmless"
+	}
+	return finding{What: unrecorded, Since: moment(at), Text: text}
+}
+
+// message tells where a message of an outbox is that is not published.
+func (q *inquiry) message(s *site, m *outbox.Located) finding {
+	q.told[m] = true
+	f := finding{ID: m.ID, Step: m.Step, N: m.N, Schema: s.name, Since: moment(m.CreatedAt), What: "message-" + string(m.Place)}
+	name := cell(m.Type) + " "
+	in := fmt.Sprintf("(outbox of schema %s, stored %s)", s.name, stamp(m.CreatedAt))
+	switch m.Place {
+	case outbox.PlaceStored:
+		f.Text = fmt.Sprintf("%sis not published yet %s; %s", name, in, publishes(s))
+	case outbox.PlaceDelayed:
+		f.Until = moment(m.DueAt)
+		f.Text = fmt.Sprintf("%sis not published before %s %s", name, stamp(m.DueAt), in)
+	case outbox.PlaceWaiting:
+		f.Text = fmt.Sprintf("%swaits behind another of its ordering key %s", name, in)
+		if b := m.Behind; b != nil {
+			f.Text += fmt.Sprintf(": message %d of %s/%s to %s, refused by the broker %s: %s; again at %s", b.ID, cell(b.Scope), cell(b.Key), cell(b.Topic), times(b.Attempts), b.Reason, stamp(b.RetryAt))
+		}
+	case outbox.PlaceRefused:
+		f.Until = moment(m.DueAt)
+		f.Text = fmt.Sprintf("%swas refused by the broker %s: %s; again at %s %s", name, times(m.Attempts), m.Reason, stamp(m.DueAt), in)
+	case outbox.PlaceDead:
+		f.Text = fmt.Sprintf("%sis dead letter %d of the outbox of schema %s, refused by the broker %s: %s; sagamill outbox dead show -schema %s -id %d", name, m.ID, s.name, times(m.Attempts), m.Reason, s.name, m.ID)
+	default:
+		f.Text = fmt.Sprintf("%sis published %s", name, in)
+	}
+	return f
+}
+
+// publishes says who publishes from a schema.
+func publishes(s *site) string {
+	switch {
+	case s.out.Log == outbox.LogTable:
+		return "no relay has a lease there: any that runs publishes it"
+	case s.out.Holder == "":
+		return "no relay is active"
+	}
+	return "the active relay is " + cell(s.out.Holder)
+}
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
+}
+
+// parked tells of a parked message, and with it of its step's row.
+func (q *inquiry) parked(s *site, l *consumer.DeadLetter) finding {
+	q.told[l] = true
+	for i := range s.in.Steps {
+		if r := &s.in.Steps[i]; r.Step == l.Step && r.N == l.N {
+			q.told[r] = true
+		}
+	}
+	f := finding{ID: l.ID, Step: l.Step, N: l.N, Schema: s.name, Since: moment(l.LastAt)}
+	of := fmt.Sprintf("of step %s in schema %s: %s: %s", cell(parkedStep(*l)), s.name, l.Reason, l.Error)
+	switch {
+	case l.State == consumer.LetterDead:
+		f.What = "dead-letter"
+		f.Text = fmt.Sprintf("dead letter %d %s; sagamill dead show -schema %s -id %d", l.ID, of, s.name, l.ID)
+	case l.DueAt.IsZero():
+		f.What = "parked"
+		f.Text = fmt.Sprintf("parked %s", of)
+	default:
+		f.What, f.Until = "parked", moment(l.DueAt)
+		f.Text = fmt.Sprintf("parked until %s after %s %s", stamp(l.DueAt), amount(l.Attempts, "attempts"), of)
+	}
+	return f
+}
+
+// rest tells what no instance has accounted for: all there is of a choreographed saga.
+func (q *inquiry) rest(s *site) {
+	for i := range s.in.Parked {
+		l := &s.in.Parked[i]
+		if q.told[l] {
+			continue
+		}
+		f := q.parked(s, l)
+		if text, ok := q.over(s, l); ok {
+			f.Text += "; " + text
+		}
+		q.found = append(q.found, f)
+	}
+	for i := range s.out.Messages {
+		m := &s.out.Messages[i]
+		switch {
+		case q.told[m]:
+		case m.Place != outbox.PlacePublished:
+			f := q.message(s, m)
+			f.Text = "message " + f.Text
+			q.found = append(q.found, f)
+		case !q.orchestrates(m) && !q.handled(m):
+			q.found = append(q.found, finding{
+				What: unrecorded, Schema: s.name, ID: m.ID, Step: m.Step, N: m.N, Since: moment(m.CreatedAt),
+				Text: fmt.Sprintf("message %s for step %s, written at %s in schema %s, is published, topic %s; nobody in this database has recorded it under that name: %s", cell(m.Type), cell(m.Step), stamp(m.CreatedAt), s.name, cell(m.Topic), lostSight),
+			})
+		}
+	}
+	if s.out.More || s.in.More {
+		q.found = append(q.found, finding{What: "more", Schema: s.name, Text: "schema " + s.name + " knows more of it than is looked at here"})
+	}
+}
+
+// orchestrates reports whether m is a command or a reply of an instance that is known.
+func (q *inquiry) orchestrates(m *outbox.Located) bool {
+	if !q.orchestrated() {
+		return false
+	}
+	_, n, err := flow.Unmark(m.N)
+	if err == nil {
+		_, err = flow.ParseN(n)
+	}
+	return err == nil || m.Type == saga.TypeReply
+}
+
+// handled reports whether the step that m is for has moved since m was written.
+func (q *inquiry) handled(m *outbox.Located) bool {
+	for _, s := range q.sites {
+		for i := range s.in.Steps {
+			if r := &s.in.Steps[i]; r.N == m.N && (r.Step == m.Step || m.N != "") && r.UpdatedAt.After(m.CreatedAt) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// rows tells what an inbox knows: beside an instance, only what is not over.
+func (q *inquiry) rows(s *site) {
+	for i := range s.in.Steps {
+		r := &s.in.Steps[i]
+		over := r.State == "done" || r.State == "refused" || r.State == "void" || r.State == "compensated"
+		if q.told[r] || over && q.orchestrated() {
+			continue
+		}
+		step := cell(r.Step)
+		if r.N != "" {
+			step += "#" + r.N
+		}
+		q.found = append(q.found, finding{
+			What: "row", Schema: s.name, Step: r.Step, N: r.N, Since: moment(r.UpdatedAt),
+			Text: fmt.Sprintf("known: step %s in schema %s is %s since %s", step, s.name, r.State, stamp(r.UpdatedAt)),
+		})
+	}
+}
