@@ -1,0 +1,82 @@
+package byhand
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Metadata of a message, from its properties of these names.
+const (
+	metaID          = "message_id"
+	metaCorrelation = "correlation_id"
+)
+
+// Config is cfg with watermill-amqp's own marshaler. That drops what is no header,
+// so the properties have to be made headers and the other way round.
+func Config(cfg wamqp.Config, prefetch int) wamqp.Config {
+	cfg.Consume.Qos.PrefetchCount = prefetch
+	cfg.Marshaler = wamqp.DefaultMarshaler{
+		PreprocessDelivery: func(d amqp.Delivery) amqp.Delivery {
+			d.Headers[metaID], d.Headers[metaCorrelation] = d.MessageId, d.CorrelationId
+			return d
+		},
+		PostprocessPublishing: func(p amqp.Publishing) amqp.Publishing {
+			p.MessageId, _ = p.Headers[metaID].(string)
+			p.CorrelationId, _ = p.Headers[metaCorrelation].(string)
+			return p
+		},
+	}
+	return cfg
+}
+
+// Subscribe opens subscriptions to topic, each with a connection of its own and one
+// message in hand, until stop is called. What handle returns an error for goes
+// back, and fail is told. They end by their context: Close may give back what has
+// just been acked.
+func Subscribe(
+	ctx context.Context, cfg wamqp.Config, topic string, subscriptions int,
+	handle func(context.Context, *message.Message) error, fail func(error),
+) (stop func() error, err error) {
+	var (
+		wg             sync.WaitGroup
+		subs           []*wamqp.Subscriber
+		intake, cancel = context.WithCancel(ctx)
+	)
+	stop = func() error {
+		cancel()
+		wg.Wait()
+		var faults []error
+		for _, sub := range subs {
+			faults = append(faults, sub.Close())
+		}
+		return errors.Join(faults...)
+	}
+	for range subscriptions {
+		sub, err := wamqp.NewSubscriber(cfg, watermill.NopLogger{})
+		if err != nil {
+			return nil, errors.Join(err, stop())
+		}
+		subs = append(subs, sub)
+		messages, err := sub.Subscribe(intake, topic)
+		if err != nil {
+			return nil, errors.Join(err, stop())
+		}
+		wg.Go(func() {
+			for msg := range messages {
+				if err := handle(ctx, msg); err != nil {
+					msg.Nack()
+					fail(err)
+					continue
+				}
+				msg.Ack()
+			}
+		})
+	}
+	return stop, nil
+}

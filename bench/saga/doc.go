@@ -1,0 +1,44 @@
+// Command saga measures sagas of three steps, from the transaction that places an
+// order to the one that completes it: payment, shipping, completion. The servers are
+// its own and end with it.
+//
+// All kinds do the same work. A client's start is one transaction with the order's
+// row; each step inserts one business row into a table whose key is the order, so
+// that an effect that happens twice is an error that is seen; the last of these rows
+// says that the order is completed. All commits wait for the disk; messages go
+// through quorum queues, and are confirmed. Everything runs in one process: 32
+// clients and all services.
+//
+//	dbos                  a workflow of DBOS Transact with three steps, on the same server.
+//	                      It has no messages. The insert is a step, which DBOS checks for
+//	                      before and checkpoints after; the order's row is inserted ahead of
+//	                      the workflow. It runs where it is started: a queue of DBOS's has
+//	                      half of the rate
+//	plain                 the saga as people write it by hand: services with an outbox, a
+//	                      polling relay, watermill-amqp and a table of messages handled
+//	choreographed         packages outbox, consumer and rabbitmq at their defaults, services
+//	                      with a schema each, an INSERT in each handler
+//	choreographed-queued  the same with the INSERT queued by the handler, and the start in
+//	                      one round trip
+//	orchestrated          package saga: payment and shipping are commands, completion is a
+//	                      local step; two participants with an INSERT in each handler
+//	orchestrated-queued   the same with the INSERTs queued, and the start in one round trip
+//
+// Absolute rates say more of the machine than of the code. So what is compared is
+// measured in one run, in slices that take turns; each round gives one ratio, and
+// what is printed is the median of the rounds. A slice starts from empty tables,
+// empty queues, a checkpoint, and one saga that is over. When it ends, every saga
+// must have had each effect once, or there are no figures.
+//
+//	throughput  a number of sagas, started as fast as the clients can with as many in
+//	            flight as suit the kind, on the disk as it is and on one where each
+//	            sync takes a millisecond more
+//	latency     from when a start was due until the last step's commit is answered, by
+//	            the clock of the process, at two loads: half of the capacity of the
+//	            slowest kind, which all of them bear, so that they can be compared; and
+//	            half of a kind's own. A workflow is over when its caller is told so, which
+//	            takes DBOS one commit more
+//
+// The last lines are one for each target: target NAME VALUE GOAL ok|short. The
+// exit status is 0 if some are short: a busy machine is no reason to fail a build.
+package main

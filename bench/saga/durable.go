@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/dbos-inc/dbos-transact-golang/dbos"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	dbosInFlight = 256
+	dbosConns    = 48 // of its system database; with its default of 20 the slow server has less to do
+	dbosOwn      = 32 // for the business rows
+	dbosEnd      = 10 * time.Second
+)
+
+// A durable is the saga as a workflow of DBOS. Each step commits its row, and then
+// DBOS what came of it. A step whose process dies in between is run again, so that
+// its insert has to bear that.
+type durable struct {
+	*place
+	conns int
+	dbos  dbos.DBOSContext
+	pool  *pgxpool.Pool
+	await sync.WaitGroup // for whoever waits for a workflow's end
+	done  func(string)   // of the slice
+	fail  func(error)
+}
+
+func openDurable(conns int) func(context.Context, *place) (way, error) {
+	return func(ctx context.Context, p *place) (_ way, err error) {
+		d := &durable{place: p, conns: conns}
+		var schemas []string
+		for _, service := range services {
+			schemas = append(schemas, p.schema(service))
+		}
+		if d.pool, err = p.connect(ctx, dbosOwn, schemas...); err != nil {
+			return nil, err
+		}
+		system, err := p.connect(ctx, conns, d.system())
+		if err == nil {
+			d.dbos, err = dbos.NewDBOSContext(ctx, dbos.Config{
+				AppName: "saga", SystemDBPool: system, DatabaseSchema: d.system(), ApplicationVersion: "1", Logger: slog.New(slog.DiscardHandler),
+			})
+		}
+		if err == nil {
+			dbos.RegisterWorkflow(d.dbos, d.saga)
+			err = dbos.Launch(d.dbos)
+		}
+		if err != nil {
+			return nil, errors.Join(err, d.close())
+		}
+		return d, nil
+	}
+}
+
+// system is the schema with the workflows.
+func (d *durable) system() string { return d.schema("dbos") }
+
+func (d *durable) close() error {
+	d.await.Wait()
+	if d.dbos != nil {
+		dbos.Shutdown(d.dbos, dbosEnd) // and its pool
+	}
+	d.pool.Close()
+	return nil
+}
+
+func (d *durable) clear(ctx context.Context) error {
+	_, err := d.all.Exec(ctx, "TRUNCATE "+d.system()+".workflow_status CASCADE") // what is in the others belongs to a workflow
+	return errors.Join(err, d.truncate(ctx))
+}
+
+func (d *durable) check(ctx context.Context, n int) error {
+	return d.place.check(ctx, n, count{d.system() + ".workflow_status WHERE status = 'SUCCESS'", n}, count{d.system() + ".operation_outputs", n * len(steps)})
+}
+
+// run has nothing to begin: workflows run where they are started.
+func (d *durable) run(_ context.Context, done func(string), fail func(error)) (func() error, error) {
+	d.done, d.fail = done, fail
+	return func() error {
+		d.await.Wait()
+		return nil
+	}, nil
+}
+
+// saga is the workflow.
+func (d *durable) saga(ctx dbos.DBOSContext, o order) (string, error) {
+	for _, st := range steps {
+		_, err := dbos.RunAsStep(ctx, func(ctx context.Context) (string, error) {
+			_, err := d.pool.Exec(ctx, st.effect.sql+" ON CONFLICT DO NOTHING", st.effect.values(&o)...)
+			return "", err
+		}, dbos.WithStepName(st.name))
+		if err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// start places the order, and then begins the workflow under its id. Should the
+// process die in between, the client asks again.
+func (d *durable) start(ctx context.Context, o *order) error {
+	if _, err := d.pool.Exec(ctx, placement.sql+" ON CONFLICT DO NOTHING", placement.values(o)...); err != nil {
+		return err
+	}
+	handle, err := dbos.RunWorkflow(d.dbos, d.saga, *o, dbos.WithWorkflowID(o.OrderID))
+	if err != nil {
+		return err
+	}
+	done, fail := d.done, d.fail
+	d.await.Go(func() {
+		if _, err := handle.GetResult(); err != nil {
+			fail(err)
+			return
+		}
+		done(o.OrderID)
+	})
+	return nil
+}
+
+func (d *durable) String() string {
+	return fmt.Sprintf("DBOS Transact, a workflow of three steps, connections of its own %d, for the rows %d", d.conns, dbosOwn)
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/profile"
+	"github.com/sagamill/sagamill/bench/internal/target"
+)
+
+// settings are those of package consumer's benchmark, for the same reasons.
+var settings = []string{
+	"shared_buffers=6GB", "max_wal_size=16GB", "min_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off", "max_connections=400",
+}
+
+// A bench is one run of the program.
+type bench struct {
+	rounds  int
+	slice   time.Duration
+	kinds   []kind
+	broker  *private.Broker
+	servers []*private.Server // the first is native
+}
+
+// A part measures one thing with the subjects of one server.
+type part struct {
+	name    string
+	measure func(*bench, context.Context, *private.Server, []*subject) error
+}
+
+// The order matters: a load is a share of the capacity that was measured.
+var parts = []part{
+	{"throughput", (*bench).throughput},
+	{"latency", (*bench).latency},
+}
+
+func main() {
+	b := &bench{}
+	names := make([]string, len(parts))
+	for i, p := range parts {
+		names[i] = p.name
+	}
+	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
+	flag.DurationVar(&b.slice, "slice", 1500*time.Millisecond, "length of one measurement, about")
+	cpu := flag.String("cpuprofile", "", "write a CPU profile of this process to the file")
+	list := flag.String("parts", strings.Join(names, ","), "what is measured")
+	which := flag.String("kinds", strings.Join(kindNames(), ","), "what is compared")
+	on := flag.String("servers", "native,slow", "on which servers")
+	flag.Parse()
+	defer profile.Start(*cpu)()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := b.run(ctx, strings.Split(*list, ","), strings.Split(*which, ","), strings.Split(*on, ",")); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run measures the parts named, on private servers: others' load would be part
+// of every figure.
+func (b *bench) run(ctx context.Context, names, which, on []string) (err error) {
+	for _, name := range names {
+		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
+			return fmt.Errorf("there is no part %q", name)
+		}
+	}
+	if b.kinds, err = pick(which); err != nil {
+		return err
+	}
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	servers, err := private.Start(ctx, settings...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, servers.Close()) }()
+	b.broker, b.servers = servers.Broker, servers.Databases
+	fmt.Println("servers", strings.Join(settings, " "), "and else the defaults; full_page_writes on")
+	var targets []target.Target
+	for _, s := range b.servers {
+		if !slices.Contains(on, s.Name) {
+			continue
+		}
+		some, err := b.server(ctx, s, names)
+		if err != nil {
+			return fmt.Errorf("server %s: %w", s.Name, err)
+		}
+		targets = append(targets, some...)
+	}
+	for _, t := range targets {
+		fmt.Println(t)
+	}
+	return nil
+}
+
+// server measures the parts named on s.
+func (b *bench) server(ctx context.Context, s *private.Server, names []string) (targets []target.Target, err error) {
+	subjects, err := b.newSubjects(ctx, s)
+	defer func() { err = errors.Join(err, closeAll(subjects)) }()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range parts {
+		if !slices.Contains(names, p.name) {
+			continue
+		}
+		if err := p.measure(b, ctx, s, subjects); err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return b.compare(s, subjects), nil
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// A place is where a subject has its tables and its queues.
+type place struct {
+	server *private.Server
+	prefix string
+	queues []*private.Queue // of the topics
+	config wamqp.Config     // of all queues
+	all    *pgxpool.Pool    // sees the tables of all services
+}
+
+// newPlace makes the place called name on s.
+func (b *bench) newPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
+	p := &place{server: s, prefix: "bench_" + strings.ReplaceAll(name, "-", "_")}
+	declared := []string{saga.Topic(p.saga())}
+	for _, topic := range topics {
+		declared = append(declared, p.topic(topic))
+	}
+	for _, topic := range declared {
+		q, err := b.broker.Declare(ctx, topic)
+		if err != nil {
+			return nil, err
+		}
+		p.queues, p.config = append(p.queues, q), q.Config
+	}
+	var schemas []string
+	for _, service := range services {
+		if err := p.create(ctx, service); err != nil {
+			return nil, fmt.Errorf("schema of %s: %w", service, err)
+		}
+		schemas = append(schemas, p.schema(service))
+	}
+	p.all, err = p.connect(ctx, 4, schemas...)
+	return p, err
+}
+
+func (p *place) create(ctx context.Context, service string) error {
+	conn, err := pgx.Connect(ctx, p.server.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	for _, statement := range append([]string{"CREATE SCHEMA " + p.schema(service), "SET search_path = " + p.schema(service)}, business[service]...) {
+		if _, err := conn.Exec(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// topic returns what a topic is called here. Its name on one server is not that on another.
+func (p *place) topic(name string) string { return p.server.Name + "." + p.prefix + "." + name }
+
+// saga returns the name of an orchestrated saga here.
+func (p *place) saga() string { return p.server.Name + "-" + strings.ReplaceAll(p.prefix, "_", "-") }
+
+func (p *place) schema(service string) string { return p.prefix + "_" + service }
+
+// connect opens a pool that looks for tables in schemas.
+func (p *place) connect(ctx context.Context, conns int, schemas ...string) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(p.server.URL)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = int32(conns)
+	config.ConnConfig.RuntimeParams["search_path"] = strings.Join(schemas, ", ")
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// truncate empties the tables of every service that are named, and the business tables.
+func (p *place) truncate(ctx context.Context, tables ...string) error {
+	names := []string{businessTables}
+	for _, table := range tables {
+		for _, service := range services {
+			names = append(names, p.schema(service)+"."+table)
+		}
+	}
+	_, err := p.all.Exec(ctx, "TRUNCATE "+strings.Join(names, ", "))
+	return err
+}
+
+// purge empties the queues.
+func (p *place) purge() error {
+	var faults []error
+	for _, q := range p.queues {
+		faults = append(faults, q.Purge())
+	}
+	return errors.Join(faults...)
+}
+
+// settled returns an error if a message has come back to a queue.
+func (p *place) settled() error {
+	for _, q := range p.queues {
+		left, err := q.Depth()
+		if err != nil {
+			return err
+		}
+		if left > 0 {
+			return fmt.Errorf("%d messages on %s were not acked", left, q.Topic)
+		}
+	}
+	return nil
+}
+
+// logged returns how many bytes the server's write-ahead log has had so far.
+func (p *place) logged(ctx context.Context) (n int64, err error) {
+	return n, p.all.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&n)
+}
+
+// A count is how many rows there must be of something.
+type count struct {
+	of   string // what stands behind FROM
+	want int
+}
+
+// check returns an error unless all counts are right, and each of n orders has all its rows.
+func (p *place) check(ctx context.Context, n int, counts ...count) error {
+	for _, table := range strings.Split(businessTables, ", ") {
+		counts = append(counts, count{table, n})
+	}
+	counts = append(counts, count{"orders JOIN payment USING (order_id) JOIN shipment USING (order_id) JOIN completion USING (order_id)", n})
+	for _, c := range counts {
+		var got int
+		if err := p.all.QueryRow(ctx, "SELECT count(*) FROM "+c.of).Scan(&got); err != nil {
+			return err
+		}
+		if got != c.want {
+			return fmt.Errorf("an effect was lost or happened twice: %d rows in %s, want %d", got, c.of, c.want)
+		}
+	}
+	return nil
+}
+
+// each counts the rows of a table of every service.
+func (p *place) each(table string, want int) (counts []count) {
+	for _, service := range services {
+		counts = append(counts, count{p.schema(service) + "." + table, want})
+	}
+	return counts
+}
+
+// handled counts, for each step, the rows h of a table that record it as handled and
+// belong to an order that has its effect e; on is how they are joined, with the step
+// in the place of %s.
+func (p *place) handled(table, on string, want int) (counts []count) {
+	for _, st := range steps {
+		counts = append(counts, count{fmt.Sprintf("%s.%s h JOIN %s e ON "+on, p.schema(st.service), table, st.effect.table, st.name), want})
+	}
+	return counts
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/proctime"
+)
+
+const (
+	warmSagas    = 300 // in the round that does not count
+	minSagas     = 200 // in the others, whose subjects have shown their rates
+	maxSagas     = 30_000
+	sliceTimeout = time.Minute
+)
+
+// A way is one to do a saga. To add one, write a file with a way and add its kind.
+type way interface {
+	fmt.Stringer // with what settings
+	// clear forgets all sagas.
+	clear(ctx context.Context) error
+	// run lets the services work until stop is called. Of each saga done is told
+	// the order id once the last step has committed.
+	run(ctx context.Context, done func(id string), fail func(error)) (stop func() error, err error)
+	// start begins the saga of o. After nil it goes on by itself, whatever dies.
+	start(ctx context.Context, o *order) error
+	// check returns an error unless each of n sagas had each effect once.
+	check(ctx context.Context, n int) error
+	close() error
+}
+
+// A subject is a way that is ready to be measured.
+type subject struct {
+	*place
+	way
+	kind
+	sagas int       // in one slice
+	rates []float64 // of the rounds
+	total outcome
+}
+
+// newSubjects opens the kinds on s. After an error some are open.
+func (b *bench) newSubjects(ctx context.Context, s *private.Server) (subjects []*subject, err error) {
+	for _, k := range b.kinds {
+		p, err := b.newPlace(ctx, s, k.name)
+		if err != nil {
+			return subjects, fmt.Errorf("%s: %w", k.name, err)
+		}
+		w, err := k.open(ctx, p)
+		if err != nil {
+			p.all.Close()
+			return subjects, fmt.Errorf("%s: %w", k.name, err)
+		}
+		subjects = append(subjects, &subject{place: p, way: w, kind: k, sagas: warmSagas})
+	}
+	return subjects, nil
+}
+
+func closeAll(subjects []*subject) error {
+	var faults []error
+	for _, s := range subjects {
+		faults = append(faults, s.way.close())
+		s.all.Close()
+	}
+	return errors.Join(faults...)
+}
+
+// An outcome is what slices have shown.
+type outcome struct {
+	sagas  int
+	took   time.Duration // from the first start to the last completion
+	logged int64         // bytes in the write-ahead log
+	used   proctime.Usage
+	each   []time.Duration // how long the sagas took
+}
+
+func (o outcome) plus(p outcome) outcome {
+	return outcome{o.sagas + p.sagas, o.took + p.took, o.logged + p.logged, o.used.Plus(p.used), nil}
+}
+
+func (o outcome) rate() float64 { return float64(o.sagas) / o.took.Seconds() }
+
+func (o outcome) String() string {
+	return fmt.Sprintf("%.0f bytes of log for each; %s", float64(o.logged)/float64(o.sagas), o.used.Each(o.sagas))
+}
+
+// A load starts n sagas of w, which it notes in l.
+type load func(ctx context.Context, w way, l *ledger, n int) error
+
+// measure lets the services work off n sagas, and checks what is left of them.
+func (s *subject) measure(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sliceTimeout)
+	defer cancel()
+	if err = errors.Join(s.way.clear(ctx), s.purge()); err == nil {
+		_, err = s.all.Exec(ctx, "CHECKPOINT") // or another one falls into the slice
+	}
+	if err == nil {
+		o, err = s.work(ctx, n, inFlight, offer)
+	}
+	if err == nil {
+		err = errors.Join(s.way.check(ctx, n+1), s.settled())
+	}
+	if err != nil {
+		return o, fmt.Errorf("%s: %w", s.name, err)
+	}
+	return o, nil
+}
+
+func (s *subject) work(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
+	l := newLedger(n+1, inFlight)
+	stop, err := s.way.run(ctx, l.completed, l.fail)
+	if err != nil {
+		return o, err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	if err := s.first(ctx, l); err != nil {
+		return o, fmt.Errorf("first saga: %w", err)
+	}
+	before, err := s.logged(ctx)
+	if err != nil {
+		return o, err
+	}
+	used, begun := proctime.Read(), time.Now()
+	if err := offer(ctx, s.way, l, n); err != nil {
+		return o, err
+	}
+	if err := l.wait(ctx); err != nil {
+		return o, err
+	}
+	o = outcome{sagas: n, took: time.Since(begun), used: proctime.Read().Since(used), each: l.took[1:]}
+	after, err := s.logged(ctx)
+	o.logged = after - before
+	return o, err
+}
+
+// first does a saga ahead of those that count: once it is completed, everything is
+// connected.
+func (s *subject) first(ctx context.Context, l *ledger) error {
+	o := newOrder()
+	if err := l.begin(ctx, o.OrderID, time.Time{}); err != nil {
+		return err
+	}
+	if err := s.way.start(ctx, o); err != nil {
+		return err
+	}
+	for {
+		l.mu.Lock()
+		done := len(l.took)
+		l.mu.Unlock()
+		if done > 0 {
+			return nil
+		}
+		select {
+		case err := <-l.failed:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// next sets how many sagas keep a subject of that rate busy for a slice.
+func (s *subject) next(rate float64, slice time.Duration) {
+	s.sagas = min(max(int(rate*slice.Seconds()), minSagas), maxSagas)
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/target"
+)
+
+// A ratio is what two kinds are held against each other by.
+type ratio struct {
+	kind, to string
+	goal     float64 // on the native server
+}
+
+var ratios = []ratio{
+	{kindOrchest, kindPlain, 5},
+	{kindOrchest, kindDBOS, 3},
+	{kindChoreo, kindPlain, 5},
+	{kindChoreo, kindDBOS, 3},
+	{kindQueued, kindPlain, 5},
+	{kindQueued, kindDBOS, 3},
+	{kindOrchestQueued, kindPlain, 5},
+	{kindOrchestQueued, kindDBOS, 3},
+}
+
+// throughput measures how fast the kinds work sagas off.
+func (b *bench) throughput(ctx context.Context, server *private.Server, subjects []*subject) error {
+	for round := range b.rounds + 1 {
+		for _, s := range subjects {
+			o, err := s.measure(ctx, s.sagas, s.inFlight, saturate)
+			if err != nil {
+				return err
+			}
+			s.next(o.rate(), b.slice)
+			if round == 0 { // it warms connections, caches and plans up
+				continue
+			}
+			s.rates, s.total = append(s.rates, o.rate()), s.total.plus(o)
+		}
+	}
+	for _, s := range subjects {
+		if server == b.servers[0] {
+			fmt.Printf("%-20s is %s, %d sagas in flight\n", s.name, s.way, s.inFlight)
+		}
+		fmt.Printf("throughput %-6s %-20s %6.0f sagas/s; %s\n", server.Name, s.name, target.Median(s.rates), s.total)
+	}
+	return nil
+}
+
+// compare prints the ratios and returns those that are targets.
+func (b *bench) compare(server *private.Server, subjects []*subject) (targets []target.Target) {
+	rates := map[string][]float64{}
+	for _, s := range subjects {
+		rates[s.name] = s.rates
+	}
+	for _, r := range ratios {
+		value, ok := target.Ratio(rates[r.kind], rates[r.to])
+		if !ok {
+			continue
+		}
+		fmt.Printf("throughput %-6s %s/%s %.2f\n", server.Name, r.kind, r.to, value)
+		if server == b.servers[0] {
+			targets = append(targets, target.Target{Name: "saga/" + r.kind + "-" + r.to, Value: value, Goal: r.goal})
+		}
+	}
+	return targets
+}
