@@ -25,13 +25,16 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve services test tests fuzz check fmt bench-idemkey bench-relay bench-consumer FORCE
+.PHONY: help demo demo-trip serve services test tests fuzz check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: bin/order-saga ## run the order example under a mixed load and check its invariants
 	@bin/order-saga demo
+
+demo-trip: bin/trip-saga ## run the trip example, an orchestrated saga, under a mixed load and check its invariants
+	@bin/trip-saga demo
 
 serve: bin/order-saga ## run the order example's services until Ctrl-C
 	@bin/order-saga serve
@@ -75,6 +78,10 @@ bench-consumer: ## how package consumer does beside a consumer written by hand, 
 	@cd bench && $(GO) build -o ../bin/bench-consumer ./consumer
 	@bin/bench-consumer
 
+bench-saga: ## how sagas of three steps do beside DBOS Transact and beside ones written by hand, on private servers
+	@cd bench && $(GO) build -o ../bin/bench-saga ./saga
+	@bin/bench-saga
+
 check: ## everything that is checked without running the tests
 	@files=$$(gofmt -l .); test -z "$$files" || { echo "not formatted (make fmt):"; echo "$$files"; exit 1; }
 	$(GO) mod tidy -diff
@@ -96,3 +103,6 @@ bin/with: FORCE
 
 bin/order-saga: FORCE
 	@$(GO) build -o $@ ./examples/order-saga
+
+bin/trip-saga: FORCE
+	@$(GO) build -o $@ ./examples/trip-saga
