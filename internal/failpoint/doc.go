@@ -1,18 +1,44 @@
 // Package failpoint names the places where a crash matters most: every commit
-// boundary. With the build tag failpoints a test arms one of them from outside
+// boundary. With the build tag failpoints a test arms some of them from outside
 // and sees what is true afterwards; without it [Hit] is an empty function that
 // the compiler removes.
 //
 // A process is armed by its environment:
 //
-//	SAGAMILL_FAILPOINTS="consumer/after-commit=kill;outbox/after-publish=error:2"
+//	SAGAMILL_FAILPOINTS="consumer/after-commit=kill;outbox/after-publish=error:2;effect/after-call=delay(300ms):7"
 //
 // Each entry is name=action[:n], n being the hit that triggers (1 by default;
-// every later hit passes). Actions:
+// every later hit passes). A name may have several entries. Actions:
 //
-//	kill   SIGKILL to the process itself: no deferred call runs, nothing is flushed
-//	stop   SIGSTOP: the process hangs with its connections open until SIGCONT
-//	error  Hit returns ErrInjected
+//	kill        SIGKILL to the process itself: no deferred call runs, nothing is flushed
+//	stop        SIGSTOP: the process hangs with its connections open until SIGCONT
+//	error       Hit returns ErrInjected
+//	delay(d)    Hit returns after d; without (d) after DefaultDelay
 //
-// Do-then-error is the error action of the point behind the operation.
+// An error at a point behind an operation is what a caller sees of an operation
+// that was carried out and failed to say so: do-then-error. [Points] says which
+// those are.
+//
+// SAGAMILL_FAILPOINT_LOG names a file to which each point that triggers appends
+// a line, name=action, before its action. Processes may share one.
 package failpoint
+
+import "time"
+
+// DefaultDelay is how long the action delay takes where no time is given: longer
+// than the polls and batches of a running system, shorter than its leases.
+const DefaultDelay = 300 * time.Millisecond
+
+// A Point is a place at which a process may be struck.
+type Point struct {
+	Name string
+
+	// Done is the operation right before the point, whose outcome is lost if the
+	// process is struck there; empty: none.
+	Done string
+	Next string // the operation right behind the point, which is not begun
+}
+
+// Actions are what a point can do, beside error at a point with Done, which is
+// called do-then-error.
+func Actions() []string { return []string{"kill", "stop", "error", "delay"} }

@@ -1,0 +1,57 @@
+package failpoint
+
+import (
+	"slices"
+	"strings"
+)
+
+// points are all there are, by component, in the order in which a process comes to
+// them. A test compares them with the calls of Hit.
+var points = []Point{
+	{"idemkey/after-begin", "the store has the key claimed", "the handler is entered"},
+	{"idemkey/before-keep", "", "the response is stored"},
+	{"idemkey/after-keep", "the response is stored", "its first byte is written"},
+	{"idempg/after-claim", "the claim is committed", "the handler's transaction begins"},
+	{"idempg/before-commit", "", "the handler's transaction commits, response and all"},
+	{"idempg/after-commit", "the handler's transaction has committed", "the claim counts as ended"},
+	{"idemredis/after-claim", "the claim is stored", "the handler is entered"},
+	{"idemredis/before-save", "", "the response is stored"},
+	{"idemredis/after-save", "the response is stored", "the claim counts as ended"},
+	{"idemhybrid/after-lock", "Redis has the lock", "the claim is made in PostgreSQL"},
+
+	{"outbox/before-take-over", "", "the lease is taken from whoever has it"},
+	{"outbox/after-read", "a window is read", "it is published"},
+	{"outbox/after-publish", "the broker has confirmed the window", "the cursor is moved"},
+	{"outbox/after-checkpoint", "the cursor is moved", "the window is forgotten"},
+	{"outbox/before-commit", "", "what was refused is held"},
+	{"outbox/table-after-publish", "the broker has confirmed the batch", "its rows are deleted"},
+	{"outbox/table-before-commit", "the rows are deleted", "that commits"},
+	{"outbox/table-after-commit", "the rows are gone", "the next batch is claimed"},
+
+	{"consumer/before-handler", "the identity is claimed", "the handler is entered"},
+	{"consumer/before-commit", "", "the step commits, with what it emits"},
+	{"consumer/after-commit", "the step has committed", "the delivery is settled"},
+	{"consumer/before-ack", "", "the delivery is acked"},
+
+	{"effect/after-claim", "the lease on the effect is committed", "the provider is asked, or called"},
+	{"effect/before-call", "", "the provider is called"},
+	{"effect/after-call", "the provider has answered", "the answer is recorded"},
+	{"effect/before-record", "", "the answer is recorded"},
+	{"effect/after-record", "the answer is recorded", "the delivery is settled"},
+
+	{"saga/after-timer-claim", "due timers are claimed", "they run"},
+	{"saga/before-timer-commit", "", "what a timer did commits"},
+	{"saga/after-timer-commit", "what a timer did has committed", "the next one runs"},
+}
+
+// Points returns those of the components with one of those names, the part before
+// the slash, or all if none is given.
+func Points(components ...string) (of []Point) {
+	for _, p := range points {
+		component, _, _ := strings.Cut(p.Name, "/")
+		if len(components) == 0 || slices.Contains(components, component) {
+			of = append(of, p)
+		}
+	}
+	return of
+}
