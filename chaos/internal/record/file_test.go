@@ -1,0 +1,55 @@
+package record
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestFilesReadAsWritten(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"a.jsonl", "deep/b.jsonl.gz"} {
+		dir := t.TempDir()
+		w, err := Create[Event](dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 1000 {
+			w.Add(Event{N: n, Fault: "<kill>", At: At(n)})
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		all, err := All[Event](dir, name)
+		if err != nil || len(all) != 1000 || all[999] != (Event{N: 999, Fault: "<kill>", At: 999}) {
+			t.Fatalf("%s: %d records, %v", name, len(all), err)
+		}
+	}
+}
+
+// A run that was cut off must not be judged by half of what it did.
+func TestACutFileIsAnError(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"a.jsonl", "b.jsonl.gz"} {
+		dir := t.TempDir()
+		w, err := Create[Event](dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Add(Event{Fault: "kill", Target: "somebody"})
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, name)
+		whole, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, whole[:len(whole)-9], 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := All[Event](dir, name); err == nil {
+			t.Errorf("%s: %v is read from a cut file", name, all)
+		}
+	}
+}
