@@ -46,6 +46,10 @@ var (
 // a second copy of that, fit into PostgreSQL's default of 100 connections.
 const maxConns = 8
 
+// lease is how long a relay may be silent before another copy of its service
+// publishes instead: short, for a demo that kills processes.
+const lease = 2 * time.Second
+
 // A node is one service with what it runs on: its pool, and, unless it is the
 // gateway, its relay and its consumer.
 type node struct {
@@ -62,7 +66,6 @@ type node struct {
 // openNode migrates the service's schema and connects the service to the
 // broker. It starts nothing.
 func openNode(ctx context.Context, name string, s *settings, gatewayURL string, b broker, w watchers, logger *slog.Logger) (*node, error) {
-	schema := schemas[name]
 	variable, databaseURL := s.databaseOf(name)
 	if err := migrate(ctx, name, databaseURL); err != nil {
 		return nil, fmt.Errorf("%s: %w", variable, err)
@@ -80,7 +83,7 @@ func openNode(ctx context.Context, name string, s *settings, gatewayURL string, 
 	}
 	n := &node{name: name, db: db}
 	processor := payment.Gateway{URL: gatewayURL, Client: w.client(), Plain: s.gatewayPlain}
-	if err := n.build(schema, processor, b, w, logger); err != nil {
+	if err := n.build(s, processor, b, w, logger); err != nil {
 		n.close()
 		return nil, fmt.Errorf("service %s: %w", name, err)
 	}
@@ -106,7 +109,8 @@ func migrate(ctx context.Context, name, databaseURL string) error {
 	}
 }
 
-func (n *node) build(schema string, processor payment.Gateway, b broker, w watchers, logger *slog.Logger) error {
+func (n *node) build(s *settings, processor payment.Gateway, b broker, w watchers, logger *slog.Logger) error {
+	schema := schemas[n.name]
 	logger = logger.With("service", n.name)
 	n.routes = func(*http.ServeMux) {}
 	if n.name == "gateway" {
@@ -118,7 +122,7 @@ func (n *node) build(schema string, processor payment.Gateway, b broker, w watch
 		return nil
 	}
 	var err error
-	n.relay, err = outbox.NewRelay(n.db, b, &outbox.RelayOptions{Schema: schema, Observer: w.relay, Logger: logger})
+	n.relay, err = outbox.NewRelay(n.db, b, &outbox.RelayOptions{Schema: schema, Lease: lease, Retention: s.keep, Observer: w.relay, Logger: logger})
 	if err != nil {
 		return err
 	}

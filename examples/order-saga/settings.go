@@ -37,6 +37,7 @@ type settings struct {
 	gatewayURL string        // empty: the gateway in this process
 	namespace  string        // before the names of exchanges and queues
 	patience   time.Duration // for database and broker to be there
+	keep       time.Duration // how long published messages are
 
 	gatewayPlain bool   // the payment gateway knows nothing of idempotency
 	trace        string // file for traces; empty: none are made
@@ -73,6 +74,7 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&s.namespace, "namespace", cmp.Or(os.Getenv("ORDER_SAGA_NAMESPACE"), defaultNamespace),
 		"prefix of exchanges and queues, also by ORDER_SAGA_NAMESPACE")
 	flags.DurationVar(&s.patience, "start-timeout", 30*time.Second, "how long to wait for database and broker")
+	flags.DurationVar(&s.keep, "keep", 0, "how long published messages are kept for sagamill replay (default: as long as that costs nothing)")
 	flags.StringVar(&s.trace, "trace", "", "file to which traces are appended, a span a line; - for standard error (default: no traces)")
 	flags.Usage = func() {
 		flags.SetOutput(stderr)
@@ -132,6 +134,9 @@ func (s *settings) check() error {
 	}
 	if s.patience < time.Millisecond || s.patience > time.Hour {
 		return badSetting("-start-timeout", "%s is not between 1ms and 1h", s.patience)
+	}
+	if s.keep < 0 {
+		return badSetting("-keep", "%s is negative", s.keep)
 	}
 	if s.runs("payment") && !s.runs("gateway") && s.gatewayURL == "" {
 		return badSetting("-gateway-url", "needed where the payment service runs without the gateway")

@@ -25,6 +25,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 		"namespace variable": {args: []string{"serve"}, env: map[string]string{"ORDER_SAGA_NAMESPACE": "a.b"}, names: "-namespace"},
 		"gateway variable":   {args: []string{"serve"}, env: map[string]string{"ORDER_SAGA_GATEWAY_PLAIN": "perhaps"}, names: "ORDER_SAGA_GATEWAY_PLAIN"},
 		"start timeout":      {args: []string{"serve", "-start-timeout", "0s"}, names: "-start-timeout"},
+		"keep":               {args: []string{"serve", "-keep", "-1s"}, names: "-keep"},
 		"argument":           {args: []string{"serve", "now"}, names: "arguments"},
 		"database":           {args: []string{"serve"}, env: map[string]string{"DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "DATABASE_URL"},
 		"one database":       {args: []string{"serve"}, env: map[string]string{"PAYMENT_DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "PAYMENT_DATABASE_URL"},

@@ -117,7 +117,7 @@ func migrate(ctx context.Context, name, databaseURL string) error {
 
 func (n *node) build(ctx context.Context, s *settings, b broker, logger *slog.Logger) (err error) {
 	schema := schemaOf(n.name)
-	if n.relay, err = outbox.NewRelay(n.db, b, &outbox.RelayOptions{Schema: schema, Lease: lease, Logger: logger}); err != nil {
+	if n.relay, err = outbox.NewRelay(n.db, b, &outbox.RelayOptions{Schema: schema, Lease: lease, Retention: s.keep, Logger: logger}); err != nil {
 		return err
 	}
 	if n.sub, err = b.subscriber(n.name); err != nil {

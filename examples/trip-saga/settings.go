@@ -35,6 +35,7 @@ type settings struct {
 	listen       string
 	namespace    string        // before the names of exchanges and queues
 	startTimeout time.Duration // for database and broker to be there
+	keep         time.Duration // how long published messages are
 	patience     time.Duration // for a booking
 
 	databaseURL string
@@ -68,6 +69,7 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&s.namespace, "namespace", cmp.Or(os.Getenv("TRIP_SAGA_NAMESPACE"), defaultNamespace),
 		"prefix of exchanges and queues, also by TRIP_SAGA_NAMESPACE")
 	flags.DurationVar(&s.startTimeout, "start-timeout", 30*time.Second, "how long to wait for database and broker")
+	flags.DurationVar(&s.keep, "keep", 0, "how long published messages are kept for sagamill replay (default: as long as that costs nothing)")
 	flags.Usage = func() {
 		flags.SetOutput(stderr)
 		fmt.Fprintln(stderr, "usage: trip-saga serve [flags]")
@@ -123,6 +125,9 @@ func (s *settings) check() error {
 	}
 	if s.startTimeout < time.Millisecond || s.startTimeout > time.Hour {
 		return badSetting("-start-timeout", "%s is not between 1ms and 1h", s.startTimeout)
+	}
+	if s.keep < 0 {
+		return badSetting("-keep", "%s is negative", s.keep)
 	}
 	if err := checkPatience(s.patience); err != nil {
 		return err

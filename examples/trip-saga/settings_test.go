@@ -20,6 +20,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 		"namespace":         {args: []string{"serve", "-namespace", "a b"}, names: "-namespace"},
 		"patience":          {args: []string{"serve", "-patience", "1ms"}, names: "-patience"},
 		"start timeout":     {args: []string{"serve", "-start-timeout", "0s"}, names: "-start-timeout"},
+		"keep":              {args: []string{"serve", "-keep", "-1s"}, names: "-keep"},
 		"argument":          {args: []string{"serve", "now"}, names: "arguments"},
 		"database":          {args: []string{"serve"}, env: map[string]string{"DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "DATABASE_URL"},
 		"one database":      {args: []string{"serve"}, env: map[string]string{"CAR_DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "CAR_DATABASE_URL"},
