@@ -31,6 +31,7 @@ type Run struct {
 
 	Revision string   `json:"revision"` // of the sources; empty: not known
 	Tags     []string `json:"tags"`     // of the build, beside failpoints: bugs that are planted
+	Required []string `json:"required"` // faults, and points as name=action, without which the run is void
 	Versions []string `json:"versions"` // of Go, PostgreSQL, RabbitMQ and the machine
 }
 
@@ -97,7 +98,8 @@ const (
 // An Op is a request of a client and its answer.
 type Op struct {
 	Saga   string `json:"saga"`
-	Kind   string `json:"kind"` // what should become of it
+	Kind   string `json:"kind"` // what is asked for, such as a card that is declined
+	Want   string `json:"want"` // the status that the saga must end in; empty: any final one
 	Method string `json:"method"`
 	Tenant string `json:"tenant"`
 	Key    string `json:"key"`

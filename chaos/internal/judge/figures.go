@@ -1,0 +1,201 @@
+package judge
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// The names of the events that count as kills.
+const (
+	killFault = "sigkill"
+	killFuse  = "=kill"
+)
+
+// longStorm is from how long a storm has the long run's goals.
+const longStorm = 20 * time.Minute
+
+// goals are those of a short run and of one of half an hour.
+type goals struct{ kills, sagas, ambiguous, duplicates float64 }
+
+func goalsOf(o record.Options) goals {
+	if o.Storm >= longStorm {
+		return goals{10_000, 300_000, 1000, 20_000}
+	}
+	return goals{1000, 20_000, 50, 1000}
+}
+
+// figures counts.
+func (c *run) figures(v *Verdict) {
+	v.Took = c.took()
+	v.Faults, v.Roles = c.faults()
+	v.Points = c.pointCounts()
+	v.Ends = c.endCounts()
+	for _, s := range c.samples {
+		v.Seconds = append(v.Seconds, Second{At: s.At, Done: s.Done, Backlog: sum(s.Backlog), Ready: sum(s.Ready)})
+	}
+	g := goalsOf(c.run.Options)
+	least := func(name string, value, goal float64) {
+		v.Figures = append(v.Figures, Figure{Name: name, Value: value, Goal: goal, OK: value >= goal})
+	}
+	most := func(name string, value, goal float64) {
+		v.Figures = append(v.Figures, Figure{Name: name, Value: value, Goal: goal, Most: true, OK: value <= goal})
+	}
+	count := func(ids ...string) (n float64) {
+		for _, i := range v.Invariants {
+			if slices.Contains(ids, i.ID) {
+				n += float64(i.Count)
+			}
+		}
+		return n
+	}
+	least("sigkills", float64(c.kills()), g.kills)
+	least("sagas", float64(c.ended()), g.sagas)
+	least("ambiguous-commits", float64(c.final.CommitsLost+c.final.RepliesLost), g.ambiguous)
+	least("ambiguous-commits-done", float64(c.final.RepliesLost), 1)
+	least("ambiguous-commits-undone", float64(c.final.CommitsLost), 1)
+	least("duplicates-absorbed", float64(c.absorbed()), g.duplicates)
+	most("lost", count("I2", "I9"), 0)
+	most("doubled", count("I1"), 0)
+	most("unbalanced", count("I3", "I5"), 0)
+	most("stuck", float64(c.stuck()), 0)
+	most("drain-seconds", c.drain().Seconds(), drainWithin.Seconds())
+}
+
+func sum(all map[string]int) (n int) {
+	for _, v := range all {
+		n += v
+	}
+	return n
+}
+
+// kills counts the processes that SIGKILL has ended, the harness's and their own.
+func (c *run) kills() (n int) {
+	for _, r := range second(c.faults()) {
+		n += r.Kills + r.Fuses
+	}
+	return n
+}
+
+func second[A, B any](_ A, b B) B { return b }
+
+// ended counts the sagas that have come to an end.
+func (c *run) ended() (n int) {
+	for _, o := range c.orders {
+		if s := o.status(); s == completed || s == cancelled {
+			n++
+		}
+	}
+	for _, t := range c.trips {
+		if s := t.status(); s == completed || s == compensated {
+			n++
+		}
+	}
+	return n
+}
+
+// stuck counts those that have not.
+func (c *run) stuck() int { return len(c.orders) + len(c.trips) - c.ended() }
+
+// absorbed counts the copies that were published of messages that had been dealt
+// with.
+func (c *run) absorbed() (n int) {
+	for _, i := range c.injected {
+		if i.Kind == record.Duplicate || i.Kind == record.Replayed {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *run) faults() ([]FaultCount, []RoleCount) {
+	faults, roles := map[string]*FaultCount{}, map[string]*RoleCount{}
+	for _, e := range c.events {
+		switch e.Fault {
+		case record.Phase, record.Start:
+			continue
+		case record.Exit:
+			count(roles, e)
+			continue
+		}
+		f := faults[e.Fault]
+		if f == nil {
+			f = &FaultCount{Fault: e.Fault}
+			faults[e.Fault] = f
+		}
+		switch {
+		case e.Err != "":
+			f.Failed++
+			continue
+		case e.Open > 0:
+			f.Busy++
+		}
+		f.Struck++
+		f.Hits += e.Hits
+	}
+	return sorted(faults, func(f *FaultCount) string { return f.Fault }), sorted(roles, func(r *RoleCount) string { return r.Role })
+}
+
+// count adds an exit to its role's.
+func count(roles map[string]*RoleCount, e record.Event) {
+	role, _, _ := strings.Cut(e.Target, "-")
+	r := roles[role]
+	if r == nil {
+		r = &RoleCount{Role: role}
+		roles[role] = r
+	}
+	switch {
+	case strings.HasPrefix(e.Args, byItself):
+		r.Own++
+	case strings.Contains(e.Args, "fuse"):
+		r.Fuses++
+	case strings.Contains(e.Args, "kill"):
+		r.Kills++
+	default:
+		r.Stops++
+	}
+}
+
+func sorted[T any](all map[string]*T, name func(*T) string) []T {
+	values := slices.SortedFunc(maps.Values(all), func(a, b *T) int { return cmp.Compare(name(a), name(b)) })
+	list := make([]T, len(values))
+	for i, v := range values {
+		list[i] = *v
+	}
+	return list
+}
+
+func (c *run) pointCounts() (all []PointCount) {
+	for _, name := range slices.Sorted(maps.Keys(c.points)) {
+		all = append(all, PointCount{name, c.points[name]})
+	}
+	return all
+}
+
+func (c *run) endCounts() []EndCount {
+	all := map[string]*EndCount{}
+	add := func(saga string, p *placed, status string) {
+		kind := "(unknown)"
+		if p != nil {
+			kind = p.kind
+		}
+		e := all[saga+" "+kind]
+		if e == nil {
+			e = &EndCount{Saga: saga, Kind: kind, Ends: map[string]int{}}
+			all[saga+" "+kind] = e
+		}
+		e.N++
+		e.Ends[status]++
+	}
+	for _, o := range c.orders {
+		add(record.Order, o.placed, o.status())
+	}
+	for _, t := range c.trips {
+		add(record.Trip, t.placed, t.status())
+	}
+	return sorted(all, func(e *EndCount) string { return e.Saga + " " + e.Kind })
+}

@@ -1,0 +1,167 @@
+// Package judge says whether a run kept its promises. It reads the run's directory
+// (package record) and nothing else, so that an old run can be judged by a better
+// judge.
+//
+// The invariants I1 to I15 are those of the services' customers, operators and
+// owners; R is that the whole history, published again, changes nothing; L that
+// keys and inbox rows are linearizable.
+package judge
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// An Outcome is what a run comes to.
+type Outcome string
+
+// The outcomes.
+const (
+	Green Outcome = "green" // everything holds, and everything has struck
+	Red   Outcome = "red"   // an invariant does not hold
+	Void  Outcome = "void"  // everything holds, but something that was to strike has not
+)
+
+// A Verdict is the judgement of a run.
+type Verdict struct {
+	Run        record.Run   `json:"run"`
+	Outcome    Outcome      `json:"outcome"`
+	Invariants []*Invariant `json:"invariants"`
+	Missing    []string     `json:"missing"` // what was to strike and has not
+	Figures    []Figure     `json:"figures"`
+	Faults     []FaultCount `json:"faults"`
+	Roles      []RoleCount  `json:"roles"`
+	Ends       []EndCount   `json:"ends"`
+	Points     []PointCount `json:"points"`
+	Timelines  []Timeline   `json:"timelines"` // of the offenders
+	Seconds    []Second     `json:"seconds"`
+	Took       string       `json:"took"` // the run, phase by phase
+}
+
+// An Invariant is something that must be true.
+type Invariant struct {
+	ID        string     `json:"id"`
+	Says      string     `json:"says"`
+	Checked   int        `json:"checked"` // cases that were looked at
+	Count     int        `json:"count"`   // of those, that contradict it
+	Offenders []Offender `json:"offenders,omitempty"`
+}
+
+// An Offender is a case that contradicts an invariant.
+type Offender struct {
+	Saga string `json:"saga,omitempty"` // id of the order or trip; empty: none
+	Key  string `json:"key,omitempty"`  // tenant/key, as the client knows it
+	What string `json:"what"`
+}
+
+// maxOffenders are kept of each invariant.
+const maxOffenders = 20
+
+// bad notes that a case contradicts i.
+func (i *Invariant) bad(o Offender, format string, args ...any) {
+	i.Count++
+	if len(i.Offenders) < maxOffenders {
+		o.What = fmt.Sprintf(format, args...)
+		i.Offenders = append(i.Offenders, o)
+	}
+}
+
+// check notes that a case was looked at, and that it is bad unless ok.
+func (i *Invariant) check(ok bool, o Offender, format string, args ...any) {
+	i.Checked++
+	if !ok {
+		i.bad(o, format, args...)
+	}
+}
+
+// A Figure is a number with its goal.
+type Figure struct {
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+	Goal  float64 `json:"goal"`
+	Most  bool    `json:"most"` // the goal is not to be exceeded, else not to be missed
+	OK    bool    `json:"ok"`
+}
+
+// A FaultCount says how often a fault struck.
+type FaultCount struct {
+	Fault  string `json:"fault"`
+	Struck int    `json:"struck"`
+	Failed int    `json:"failed"` // could not be done
+	Busy   int    `json:"busy"`   // while requests were under way
+	Hits   int    `json:"hits"`   // connections, commits or requests
+}
+
+// A RoleCount says how often the processes of a service were killed.
+type RoleCount struct {
+	Role                     string `json:"role"`
+	Kills, Fuses, Stops, Own int    // by the harness, by a failpoint, asked to end, by itself
+}
+
+// An EndCount says how sagas have ended.
+type EndCount struct {
+	Saga string         `json:"saga"`
+	Kind string         `json:"kind"`
+	N    int            `json:"n"`
+	Ends map[string]int `json:"ends"`
+}
+
+// A PointCount says how often a failpoint has struck.
+type PointCount struct {
+	Point string `json:"point"` // name=action
+	Hits  int    `json:"hits"`
+}
+
+// A Second is what a sample saw.
+type Second struct {
+	At      record.At `json:"at"`
+	Done    int       `json:"done"`
+	Backlog int       `json:"backlog"`
+	Ready   int       `json:"ready"`
+}
+
+// Judge reads the run in dir. An error means that it cannot be judged, such as a
+// file that is cut off.
+func Judge(dir string) (*Verdict, error) {
+	c, err := open(dir)
+	if err != nil {
+		return nil, err
+	}
+	v := &Verdict{Run: c.run}
+	v.Invariants = c.invariants()
+	c.figures(v)
+	v.Missing = c.missing()
+	v.Outcome = Green
+	switch {
+	case slices.ContainsFunc(v.Invariants, func(i *Invariant) bool { return i.Count > 0 }):
+		v.Outcome = Red
+	case len(v.Missing) > 0:
+		v.Outcome = Void
+	}
+	v.Timelines, err = c.timelines(v.Invariants)
+	return v, err
+}
+
+// invariants judges them all.
+func (c *run) invariants() []*Invariant {
+	return slices.Concat(
+		c.judgeOrders(), c.judgeTrips(), c.judgeClients(), c.judgeMessages(), c.judgeSite(), c.judgeLinear(),
+	)
+}
+
+// took says how long each phase was.
+func (c *run) took() string {
+	var parts []string
+	for i, p := range c.phases {
+		end := c.end
+		if i+1 < len(c.phases) {
+			end = c.phases[i+1].At
+		}
+		parts = append(parts, fmt.Sprintf("%s %s", p.Args, (end-p.At).Round(100*time.Millisecond)))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,141 @@
+package judge
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
+)
+
+// judgeLinear asks whether what clients saw of each key, and what the database saw
+// of each inbox row, is what one cell does that is asked by one at a time.
+func (c *run) judgeLinear() []*Invariant {
+	keys := &Invariant{ID: "L", Says: "what the clients saw of each idempotency key is linearizable"}
+	rows := &Invariant{ID: "L", Says: "what happened to each inbox row is linearizable, from its messages on"}
+	for k, p := range c.keys {
+		ops := history(k, p)
+		if len(ops) == 0 {
+			continue
+		}
+		o := p.offender(slices.Concat(p.ids, []string{""})[0])
+		err := lineartest.Check(ops)
+		keys.check(err == nil || !errors.Is(err, lineartest.ErrNotLinear) && len(ops) > lineartest.MaxOps, o, "%v", err)
+	}
+	c.judgeCells(rows)
+	return []*Invariant{keys, rows}
+}
+
+// history is what clients saw of a key.
+func history(k key, p *placed) (ops []lineartest.Op) {
+	for _, op := range p.posts {
+		l := lineartest.Op{Client: op.Client, Key: k.saga + " " + k.String(), Body: op.Body, Call: int64(op.Call), Return: int64(op.Return), Kind: lineartest.Absurd}
+		switch {
+		case op.Outcome == record.Unknown:
+			l.Kind, l.Return = lineartest.Unknown, lineartest.Never
+		case op.Outcome == record.OK && op.Replay:
+			l.Kind, l.Response = lineartest.Replayed, op.Reply
+		case op.Outcome == record.OK:
+			l.Kind, l.Response = lineartest.Created, op.Reply
+		case op.Status == http.StatusUnprocessableEntity:
+			l.Kind = lineartest.Mismatch
+		case op.Status == http.StatusConflict:
+			l.Kind = lineartest.InFlight
+		case op.Status == http.StatusTooManyRequests:
+			continue // it has not come as far as the key
+		}
+		ops = append(ops, l)
+	}
+	return ops
+}
+
+// undoTopics are those that carry compensations, by the schema of the service whose
+// step they undo.
+var undoTopics = map[string]string{
+	"payment_service": "shipment.rejected", "flight_service": "flight.cancel", "hotel_service": "hotel.cancel", "car_service": "car.cancel",
+}
+
+// A deed is an operation on an inbox row: a message for it was committed to an
+// outbox, and may be delivered at any time from then on; or its state changed.
+type deed struct {
+	message bool
+	undo    bool
+	state   string
+}
+
+// A cellState is what is true of an inbox row.
+type cellState struct {
+	sent, undoSent bool
+	state          string
+}
+
+// inboxCell is one row: nothing happens to it before a message was sent, and it is
+// done and undone once.
+var inboxCell = porcupine.Model{
+	Init: func() any { return cellState{} },
+	Step: func(s, in, _ any) (bool, any) {
+		now, d := s.(cellState), in.(deed)
+		if d.message {
+			now.sent, now.undoSent = now.sent || !d.undo, now.undoSent || d.undo
+			return true, now
+		}
+		legal := slices.Contains(inboxGraph[now.state], d.state)
+		switch d.state {
+		case "done", "refused", "retrying", "dead", "open":
+			legal = legal && (now.sent || now.undoSent)
+		case "void", "compensated", "undoing", "undo-dead":
+			legal = legal && now.undoSent
+		}
+		now.state = d.state
+		return legal, now
+	},
+}
+
+// cellsTimeout bounds the search for one row, which has some ten operations.
+const cellsTimeout = 10 * time.Second
+
+func (c *run) judgeCells(i *Invariant) {
+	sent := map[string][]porcupine.Operation{} // by the row, without its step's name
+	send := func(topic, scope, key, n string, at int64) {
+		for _, s := range consumers {
+			if slices.Contains(s.topics, topic) {
+				row := strings.Join([]string{s.schema, scope, key, n}, "|")
+				sent[row] = append(sent[row], porcupine.Operation{Input: deed{message: true, undo: undoTopics[s.schema] == topic}, Call: at, Return: math.MaxInt64})
+			}
+		}
+	}
+	for _, m := range c.messages {
+		send(m.Topic, m.Scope, m.Key, m.N, int64(c.at(m.At)))
+	}
+	for _, j := range c.injected {
+		if j.Kind == record.Poison {
+			send(j.Topic, j.Scope, j.Key, j.N, int64(j.At))
+		}
+	}
+	for _, cell := range c.cells() {
+		parts := strings.Split(cell.key, "|") // scope|key|step|n
+		if len(parts) < 4 {
+			continue
+		}
+		schema := strings.TrimSuffix(cell.table, ".inbox")
+		ops := slices.Clone(sent[strings.Join([]string{schema, parts[0], strings.Join(parts[1:len(parts)-2], "|"), parts[len(parts)-1]}, "|")])
+		if len(ops) > lineartest.MaxOps {
+			ops = ops[:lineartest.MaxOps] // one that was sent early is enough
+		}
+		state := ""
+		for _, ch := range cell.changes {
+			if ch.state != state && ch.op != "DELETE" {
+				ops = append(ops, porcupine.Operation{Input: deed{state: ch.state}, Call: ch.at, Return: ch.at})
+				state = ch.state
+			}
+		}
+		result := porcupine.CheckOperationsTimeout(inboxCell, ops, cellsTimeout)
+		i.check(result == porcupine.Ok, Offender{Key: cell.table + " " + cell.key}, "%s: %d operations", result, len(ops))
+	}
+}

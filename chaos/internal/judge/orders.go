@@ -1,0 +1,184 @@
+package judge
+
+import (
+	"slices"
+	"strings"
+)
+
+// The statuses of an order.
+const (
+	pending   = "pending"
+	paid      = "paid"
+	completed = "completed"
+	cancelled = "cancelled"
+)
+
+// orderGraph are the changes of status that an order may see: those of its
+// messages, which come in any order.
+var orderGraph = map[string][]string{
+	"":      {pending},
+	pending: {paid, completed, cancelled},
+	paid:    {paid, completed, cancelled},
+}
+
+// stepGraph are those of an order's step.
+var stepGraph = map[string][]string{
+	"":        {"pending"},
+	"pending": {"done", "rejected", "compensated", "skipped"},
+	"done":    {"compensated"},
+}
+
+func (c *run) judgeOrders() []*Invariant {
+	once := &Invariant{ID: "I1", Says: "an order is charged once at most, refunded once at most, paid, shipped and recorded once"}
+	ends := &Invariant{ID: "I2", Says: "every accepted order is there and ends as it should"}
+	money := &Invariant{ID: "I3", Says: "money is conserved: charges less refunds are the amount of a completed order, else nothing"}
+	graph := &Invariant{ID: "I4", Says: "an order changes along its graph, and a final status is entered once"}
+	undone := &Invariant{ID: "I5", Says: "what was charged for a cancelled order is refunded, after the shipment was rejected, and nothing of a completed one"}
+	order := &Invariant{ID: "I11", Says: "an order is charged before it is shipped, and shipped before it is refunded"}
+	for _, o := range c.orders {
+		o.judgeOnce(once)
+		o.judgeEnd(ends)
+		o.judgeMoney(money)
+		o.judgeGraph(graph)
+		o.judgeUndone(undone)
+		o.judgeOrder(order)
+	}
+	return []*Invariant{once, ends, money, graph, undone, order}
+}
+
+func (o *order) count(kind string) (n int, sum int64) {
+	for _, e := range o.ledger {
+		if e.Kind == kind {
+			n++
+			sum += e.Amount
+		}
+	}
+	return n, sum
+}
+
+// inserts counts the rows that were ever inserted into a table.
+func inserts(all []change, table string) (n int) {
+	for _, ch := range all {
+		if ch.table == table && ch.op == "INSERT" {
+			n++
+		}
+	}
+	return n
+}
+
+func (o *order) judgeOnce(i *Invariant) {
+	charges, _ := o.count("charge")
+	refunds, _ := o.count("refund")
+	paid, shipped, taken := inserts(o.changes, "payment_service.payment"), inserts(o.changes, "shipping_service.shipment"), inserts(o.changes, "order_service.orders")
+	i.check(charges <= 1 && refunds <= 1 && paid <= 1 && shipped <= 1 && taken <= 1, o.offender(),
+		"%d charges, %d refunds, %d payments, %d shipments, taken %d times", charges, refunds, paid, shipped, taken)
+}
+
+func (o *order) status() string {
+	if o.row == nil {
+		return "lost"
+	}
+	return o.row.Status
+}
+
+func (o *order) judgeEnd(i *Invariant) {
+	status := o.status()
+	switch final := status == completed || status == cancelled; {
+	case o.placed == nil && o.row == nil:
+		i.check(false, o.offender(), "something was done for an order that nobody has placed")
+	case o.placed == nil: // its client never got an answer
+		i.check(final, o.offender(), "the order is %s", status)
+	default:
+		i.check(final && (o.want == "" || o.want == status), o.offender(), "the order (%s) is %s, not %s: %s", o.kind, status, o.want, o.reason())
+	}
+}
+
+func (o *order) reason() string {
+	if o.row == nil {
+		return ""
+	}
+	return o.row.Reason
+}
+
+func (o *order) judgeMoney(i *Invariant) {
+	_, in := o.count("charge")
+	_, out := o.count("refund")
+	var want int64
+	if o.status() == completed {
+		want = o.row.Amount
+	}
+	i.check(in-out == want, o.offender(), "%d charged, %d refunded for an order of %d that is %s", in, out, want, o.status())
+}
+
+// walk follows the states of one thing through its changes, and returns what it
+// may not do.
+func walk(all []change, table, key string, graph map[string][]string) (wrong string) {
+	state := ""
+	for _, ch := range all {
+		if ch.table != table || ch.key != key || ch.op == "DELETE" {
+			continue
+		}
+		if ch.state == state {
+			continue // another column has changed
+		}
+		if !slices.Contains(graph[state], ch.state) {
+			return state + " → " + ch.state
+		}
+		state = ch.state
+	}
+	return ""
+}
+
+func (o *order) judgeGraph(i *Invariant) {
+	wrong := walk(o.changes, "order_service.orders", keyOf(o.changes, "order_service.orders"), orderGraph)
+	for _, s := range o.steps {
+		if bad := walk(o.changes, "order_service.order_step", s.Step, stepGraph); bad != "" {
+			wrong = s.Step + ": " + bad
+		}
+	}
+	i.check(wrong == "", o.offender(), "%s", wrong)
+}
+
+// keyOf returns the key that the changes of a table with one row of the saga have.
+func keyOf(all []change, table string) string {
+	for _, ch := range all {
+		if ch.table == table {
+			return ch.key
+		}
+	}
+	return ""
+}
+
+func (o *order) judgeUndone(i *Invariant) {
+	charges, _ := o.count("charge")
+	refunds, _ := o.count("refund")
+	rejected := slices.ContainsFunc(o.shipped, func(s shipmentRow) bool { return s.State == "rejected" })
+	arranged := slices.ContainsFunc(o.shipped, func(s shipmentRow) bool { return s.State == "arranged" })
+	switch o.status() {
+	case completed:
+		i.check(charges == 1 && refunds == 0 && arranged, o.offender(), "completed with %d charges, %d refunds, arranged: %t", charges, refunds, arranged)
+	case cancelled:
+		i.check(charges == refunds && !arranged && rejected == (charges > 0), o.offender(),
+			"cancelled with %d charges, %d refunds, shipment arranged: %t, rejected: %t", charges, refunds, arranged, rejected)
+	}
+}
+
+// position returns when a table was first changed for the order, as the number of
+// the change; -1: never.
+func position(all []change, table string, is func(change) bool) int64 {
+	for _, ch := range all {
+		if ch.table == table && is(ch) {
+			return ch.seq
+		}
+	}
+	return -1
+}
+
+func (o *order) judgeOrder(i *Invariant) {
+	inserted := func(ch change) bool { return ch.op == "INSERT" }
+	charge := position(o.changes, "payment_gateway.ledger", func(ch change) bool { return strings.HasPrefix(ch.state, "charge") })
+	refund := position(o.changes, "payment_gateway.ledger", func(ch change) bool { return strings.HasPrefix(ch.state, "refund") })
+	shipment := position(o.changes, "shipping_service.shipment", inserted)
+	ok := (shipment < 0 || charge >= 0 && charge < shipment) && (refund < 0 || shipment >= 0 && shipment < refund)
+	i.check(ok, o.offender(), "charge at %d, shipment at %d, refund at %d", charge, shipment, refund)
+}

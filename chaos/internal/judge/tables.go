@@ -1,0 +1,170 @@
+package judge
+
+import (
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// tables are the rows that were there at the end.
+type tables struct {
+	orders    []orderRow
+	steps     []stepRow
+	payments  []paymentRow
+	shipments []shipmentRow
+	ledger    []ledgerRow
+
+	trips       []tripRow
+	sagas       []sagaRow
+	bookings    map[string][]bookingRow // by service
+	stocks      map[string][]stockRow
+	tickets     []tripIDRow
+	mails       []mailRow
+	itineraries []tripIDRow
+
+	inboxes map[string][]inboxRow // by schema
+	parked  map[string][]parkedRow
+	held    map[string][]heldRow
+}
+
+type (
+	orderRow struct {
+		ID, Tenant, Item, Status, Reason string
+		Amount                           int64
+	}
+	stepRow struct {
+		OrderID  string `json:"order_id"`
+		Step     string
+		State    string
+		Position int
+	}
+	paymentRow struct {
+		OrderID string `json:"order_id"`
+		State   string
+		Amount  int64
+	}
+	shipmentRow struct {
+		OrderID string `json:"order_id"`
+		State   string
+	}
+	ledgerRow struct {
+		ID      int64
+		Kind    string
+		Key     string
+		OrderID string `json:"order_id"`
+		Amount  int64
+	}
+	tripRow struct{ ID, Tenant, Key string }
+	sagaRow struct {
+		Scope, Key, Path, ID, Root, Status, Reason, Progress string
+		Revision                                             int
+	}
+	bookingRow struct {
+		TripID string `json:"trip_id"`
+		N      string
+		Item   string
+		State  string
+	}
+	stockRow struct {
+		Item           string
+		Capacity, Free int64
+	}
+	tripIDRow struct {
+		TripID string `json:"trip_id"`
+	}
+	mailRow struct {
+		TripID string `json:"trip_id"`
+		State  string
+	}
+	inboxRow struct {
+		Scope, Key, Step, N, State string
+		Attempts                   int
+		UndoAttempts               int `json:"undo_attempts"`
+	}
+	parkedRow struct {
+		State, Kind          string
+		Scope, Key, Step, N  *string
+		Topic, Reason, Error string
+		MessageID            string `json:"message_id"` // bytes, in hexadecimal
+		Payload              string // bytes in hexadecimal, or their digest
+		Attempts             int
+	}
+	heldRow struct {
+		ID        int64
+		MessageID string `json:"message_id"`
+		Topic     string
+		State     string
+		Reason    string
+	}
+)
+
+// read reads the tables in dir. One that is missing has no rows to judge by, and
+// would make everything hold.
+func (t *tables) read(dir string) error {
+	t.bookings, t.stocks = map[string][]bookingRow{}, map[string][]stockRow{}
+	t.inboxes, t.parked, t.held = map[string][]inboxRow{}, map[string][]parkedRow{}, map[string][]heldRow{}
+	err := errors.Join(
+		table(dir, "order_service.orders", &t.orders), table(dir, "order_service.order_step", &t.steps),
+		table(dir, "payment_service.payment", &t.payments), table(dir, "shipping_service.shipment", &t.shipments),
+		table(dir, "payment_gateway.ledger", &t.ledger),
+		table(dir, "trip_service.trip", &t.trips), table(dir, "trip_service.saga", &t.sagas), table(dir, "trip_service.itinerary", &t.itineraries),
+		table(dir, "ticketing_service.ticket", &t.tickets), table(dir, "mail_service.mail", &t.mails),
+	)
+	for _, service := range holders {
+		var bookings []bookingRow
+		var stock []stockRow
+		err = errors.Join(err, table(dir, service+"_service.booking", &bookings), table(dir, service+"_service.stock", &stock))
+		t.bookings[service], t.stocks[service] = bookings, stock
+	}
+	for _, s := range consumers {
+		var inbox []inboxRow
+		var parked []parkedRow
+		var held []heldRow
+		err = errors.Join(err, table(dir, s.schema+".inbox", &inbox), table(dir, s.schema+".parked", &parked), table(dir, s.schema+".outbox_held", &held))
+		t.inboxes[s.schema], t.parked[s.schema], t.held[s.schema] = inbox, parked, held
+	}
+	return err
+}
+
+func table[T any](dir, name string, into *[]T) error {
+	err := read(dir, filepath.Join(record.TablesDir, name+".jsonl.gz"), into)
+	if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(name, ".outbox_held") {
+		return nil
+	}
+	return err
+}
+
+// A consuming service, and the topics that it keeps queues for.
+type consuming struct {
+	schema string
+	topics []string
+}
+
+// holders are the services that hold units.
+var holders = []string{"flight", "hotel", "car"}
+
+// consumers are all services that listen to something.
+var consumers = []consuming{
+	{"order_service", []string{"payment.declined", "payment.processed", "payment.refunded", "shipment.arranged", "shipment.rejected"}},
+	{"payment_service", []string{"order.created", "shipment.rejected"}},
+	{"shipping_service", []string{"payment.processed"}},
+	{"trip_service", []string{"saga.trip"}},
+	{"flight_service", []string{"flight.book", "flight.cancel"}},
+	{"hotel_service", []string{"hotel.book", "hotel.cancel"}},
+	{"car_service", []string{"car.book", "car.cancel"}},
+	{"ticketing_service", []string{"ticket.issue"}},
+	{"mail_service", []string{"mail.send"}},
+}
+
+// id is the message's id as text.
+func (r *parkedRow) id() string {
+	text, err := hex.DecodeString(strings.TrimPrefix(r.MessageID, `\x`))
+	if err != nil {
+		return r.MessageID
+	}
+	return string(text)
+}

@@ -1,0 +1,171 @@
+package judge
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+const compensated = "compensated"
+
+// sagaGraph are the changes of status of an instance.
+var sagaGraph = map[string][]string{
+	"":             {"running", "compensating", completed, compensated},
+	"running":      {"compensating", completed, compensated, "stuck", "paused"},
+	"compensating": {compensated, "stuck", "paused"},
+	"stuck":        {"running", "compensating", completed, compensated},
+	"paused":       {"running", "compensating", completed, compensated, "stuck"},
+}
+
+func (c *run) judgeTrips() []*Invariant {
+	once := &Invariant{ID: "I1", Says: "a trip has each booking, ticket, mail and itinerary once at most"}
+	ends := &Invariant{ID: "I2", Says: "every accepted trip is there and ends as it should, or is compensated for a deadline"}
+	stock := &Invariant{ID: "I3", Says: "units are conserved: what a stock lacks is held, by trips that are completed"}
+	graph := &Invariant{ID: "I4", Says: "an instance changes along its graph, each change a revision, and ends once"}
+	undone := &Invariant{ID: "I5", Says: "a completed trip holds what it booked and has its papers; of any other all is given back, and there are none"}
+	order := &Invariant{ID: "I11", Says: "nothing is given back after the ticket was issued, and nothing is booked after it"}
+	for _, t := range c.trips {
+		t.judgeOnce(once)
+		t.judgeEnd(ends)
+		t.judgeGraph(graph)
+		t.judgeUndone(undone)
+		t.judgeOrder(order)
+	}
+	c.judgeStock(stock)
+	return []*Invariant{once, ends, stock, graph, undone, order}
+}
+
+func (t *trip) status() string {
+	if t.saga == nil {
+		return "lost"
+	}
+	return t.saga.Status
+}
+
+func (t *trip) judgeOnce(i *Invariant) {
+	var wrong []string
+	for _, service := range holders {
+		if n := inserts(t.changes, service+"_service.booking"); n > 1 || len(t.bookings[service]) > 1 {
+			wrong = append(wrong, fmt.Sprintf("%s booked %d times", service, max(n, len(t.bookings[service]))))
+		}
+	}
+	if t.tickets > 1 || t.mails > 1 || t.itineraries > 1 {
+		wrong = append(wrong, fmt.Sprintf("%d tickets, %d mails, %d itineraries", t.tickets, t.mails, t.itineraries))
+	}
+	i.check(len(wrong) == 0, t.offender(), "%s", strings.Join(wrong, ", "))
+}
+
+func (t *trip) judgeEnd(i *Invariant) {
+	status := t.status()
+	final := status == completed || status == compensated
+	switch {
+	case t.placed == nil && t.row == nil:
+		i.check(false, t.offender(), "something was done for a trip that nobody has placed")
+		return
+	case t.placed == nil:
+		i.check(final, t.offender(), "the trip is %s", status)
+		return
+	case !final:
+		i.check(false, t.offender(), "the trip (%s) is %s: %s", t.kind, status, t.reason())
+		return
+	}
+	want := t.want
+	switch {
+	case t.answered(http.StatusAccepted):
+		want = compensated
+	case t.answered(http.StatusConflict):
+		want = completed
+	case len(t.cancel) > 0: // whether it was cancelled nobody knows
+		want = ""
+	}
+	i.check(want == "" || status == want || t.late(), t.offender(), "the trip (%s) is %s, not %s: %s", t.kind, status, want, t.reason())
+}
+
+func (t *trip) reason() string {
+	if t.saga == nil {
+		return ""
+	}
+	return t.saga.Reason
+}
+
+// late reports whether the trip was compensated because a deadline had passed,
+// which it may while processes are killed.
+func (t *trip) late() bool {
+	return t.status() == compensated && (strings.Contains(t.reason(), "deadline") || strings.Contains(t.reason(), "within"))
+}
+
+func (t *trip) judgeGraph(i *Invariant) {
+	const table = "trip_service.saga"
+	wrong, ended, revision := walk(t.changes, table, keyOf(t.changes, table), sagaGraph), 0, -1
+	for _, ch := range t.changes {
+		if ch.table != table || ch.op == "DELETE" {
+			continue
+		}
+		var now int
+		if _, err := fmt.Sscanf(ch.what, "%d", &now); err == nil {
+			if revision >= 0 && now != revision+1 && wrong == "" {
+				wrong = fmt.Sprintf("revision %d → %d", revision, now)
+			}
+			revision = now
+		}
+		if ch.state == completed || ch.state == compensated {
+			ended++
+		}
+	}
+	if ended > 1 && wrong == "" {
+		wrong = fmt.Sprintf("has ended %d times", ended)
+	}
+	i.check(wrong == "", t.offender(), "%s", wrong)
+}
+
+func (t *trip) judgeUndone(i *Invariant) {
+	status, papers := t.status(), 0
+	var wrong []string
+	if status == completed {
+		papers = 1
+	}
+	if t.tickets != papers || t.mails != papers || t.itineraries != papers {
+		wrong = append(wrong, fmt.Sprintf("%d tickets, %d mails, %d itineraries", t.tickets, t.mails, t.itineraries))
+	}
+	for _, service := range holders {
+		for _, b := range t.bookings[service] {
+			if (b.State == "held") != (status == completed) {
+				wrong = append(wrong, service+" "+b.State)
+			}
+		}
+	}
+	if status == completed && (len(t.bookings["flight"]) == 0 || len(t.bookings["hotel"]) == 0) {
+		wrong = append(wrong, "no flight or no hotel")
+	}
+	i.check(len(wrong) == 0, t.offender(), "%s with %s", status, strings.Join(wrong, ", "))
+}
+
+// judgeOrder: after the pivot it goes forward only.
+func (t *trip) judgeOrder(i *Invariant) {
+	ticket := position(t.changes, "ticketing_service.ticket", func(ch change) bool { return ch.op == "INSERT" })
+	if ticket < 0 {
+		return
+	}
+	after := slices.IndexFunc(t.changes, func(ch change) bool { return ch.seq > ticket && strings.HasSuffix(ch.table, "_service.booking") })
+	if after < 0 {
+		i.check(true, t.offender(), "")
+		return
+	}
+	ch := t.changes[after]
+	i.check(false, t.offender(), "%s: %s after the ticket", ch.table, ch.state)
+}
+
+func (c *run) judgeStock(i *Invariant) {
+	for _, service := range holders {
+		held := map[string]int64{}
+		for _, b := range c.rows.bookings[service] {
+			if b.State == "held" {
+				held[b.Item]++
+			}
+		}
+		for _, s := range c.rows.stocks[service] {
+			i.check(s.Capacity-s.Free == held[s.Item], Offender{Key: service + " " + s.Item}, "of %d are %d free and %d held", s.Capacity, s.Free, held[s.Item])
+		}
+	}
+}

@@ -1,0 +1,135 @@
+// Package report shows what became of a run: as text for a terminal, as JSON for
+// programs, and as one HTML page that needs nothing else.
+package report
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/judge"
+)
+
+// The files that Write makes.
+const (
+	TextFile = "report.txt"
+	JSONFile = "report.json"
+	HTMLFile = "report.html"
+)
+
+// Write writes all three reports into dir, over those of an earlier judgement.
+func Write(dir string, v *judge.Verdict) error {
+	var errs []error
+	for name, write := range map[string]func(io.Writer, *judge.Verdict) error{TextFile: Text, JSONFile: JSON, HTMLFile: HTML} {
+		file, err := os.Create(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		errs = append(errs, write(file, v), file.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// JSON writes the whole verdict.
+func JSON(w io.Writer, v *judge.Verdict) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", " ")
+	return enc.Encode(v)
+}
+
+// Text writes what fits a terminal: counts, then a line for each invariant and each
+// figure, and the outcome at the end.
+func Text(w io.Writer, v *judge.Verdict) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "run of seed %d, %s\n%s\n", v.Run.Seed, v.Took, strings.Join(v.Run.Versions, ", "))
+	if len(v.Run.Tags) > 0 {
+		fmt.Fprintf(t, "built with %s\n", strings.Join(v.Run.Tags, ", "))
+	}
+	fmt.Fprint(t, "\nsaga\tkind\tn\tended as\n")
+	for _, e := range v.Ends {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", e.Saga, e.Kind, e.N, counts(e.Ends))
+	}
+	fmt.Fprint(t, "\nfault\tstruck\tunder load\tof what\tnot done\n")
+	for _, f := range v.Faults {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\n", f.Fault, f.Struck, f.Busy, f.Hits, f.Failed)
+	}
+	fmt.Fprint(t, "\nservice\tkilled\tby a failpoint\ttold to end\tby itself\n")
+	for _, r := range v.Roles {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\n", r.Role, r.Kills, r.Fuses, r.Stops, r.Own)
+	}
+	fmt.Fprintf(t, "\n%d failpoints × actions struck, %d times\n\n", len(v.Points), hits(v.Points))
+	for _, i := range v.Invariants {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d cases\n", verdictOf(i), i.ID, i.Says, i.Checked)
+		for _, o := range i.Offenders[:min(shown, len(i.Offenders))] {
+			fmt.Fprintf(t, "\t\t  %s\n", strings.TrimSpace(o.Saga+" "+o.Key+": "+o.What))
+		}
+		if i.Count > shown {
+			fmt.Fprintf(t, "\t\t  and %d more\n", i.Count-shown)
+		}
+	}
+	fmt.Fprintln(t)
+	for _, f := range v.Figures {
+		fmt.Fprintf(t, "figure\t%s\t%s\t%s\t%s\n", f.Name, number(f.Value), number(f.Goal), okOrShort(f))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, m := range v.Missing {
+		fmt.Fprintf(w, "has not struck: %s\n", m)
+	}
+	_, err := fmt.Fprintf(w, "\n%s: seed %d\n", v.Outcome, v.Run.Seed)
+	return err
+}
+
+// shown is how many offenders the text has of an invariant.
+const shown = 5
+
+func verdictOf(i *judge.Invariant) string {
+	if i.Count > 0 {
+		return "VIOLATED"
+	}
+	return "holds"
+}
+
+func okOrShort(f judge.Figure) string {
+	switch {
+	case f.OK:
+		return "ok"
+	case f.Most:
+		return "over"
+	default:
+		return "short"
+	}
+}
+
+func number(f float64) string {
+	if f == float64(int64(f)) {
+		return fmt.Sprintf("%d", int64(f))
+	}
+	return fmt.Sprintf("%.1f", f)
+}
+
+func counts(all map[string]int) string {
+	var parts []string
+	for _, name := range sortedKeys(all) {
+		parts = append(parts, fmt.Sprintf("%d %s", all[name], name))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func hits(all []judge.PointCount) (n int) {
+	for _, p := range all {
+		n += p.Hits
+	}
+	return n
+}
+
+// seconds prints a moment of the run.
+func seconds(at time.Duration) string { return fmt.Sprintf("%.3f s", at.Seconds()) }
