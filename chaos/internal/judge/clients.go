@@ -21,9 +21,9 @@ func (c *run) judgeClients() []*Invariant {
 		judgeBytes(bytes, p, o)
 		wait.check(len(p.posts) == 0 || p.settled(), o, "%d requests, the last one: %s", len(p.posts), describe(p.posts))
 	}
+	unsettled := c.unsettled()
 	for _, row := range c.rows.orders {
-		p := c.byID[row.ID]
-		lost.check(p != nil || c.unsettled(), Offender{Saga: row.ID}, "no client was ever told of the order of %s", row.Tenant)
+		lost.check(c.byID[row.ID] != nil || unsettled, Offender{Saga: row.ID}, "no client was ever told of the order of %s", row.Tenant)
 	}
 	for _, row := range c.rows.trips {
 		p := c.keys[key{record.Trip, row.Tenant, row.Key}]

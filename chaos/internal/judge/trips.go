@@ -103,8 +103,8 @@ func (t *trip) judgeGraph(i *Invariant) {
 			continue
 		}
 		var now int
-		if _, err := fmt.Sscanf(ch.what, "%d", &now); err == nil {
-			if revision >= 0 && now != revision+1 && wrong == "" {
+		if _, err := fmt.Sscanf(ch.what, "revision %d", &now); err == nil {
+			if revision >= 0 && (now < revision || now > revision+1) && wrong == "" {
 				wrong = fmt.Sprintf("revision %d → %d", revision, now)
 			}
 			revision = now

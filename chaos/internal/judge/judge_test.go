@@ -1,0 +1,225 @@
+package judge
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+func writeLines(path string, lines []string) error {
+	return os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o644)
+}
+
+func judged(t *testing.T, f *fake) *Verdict {
+	t.Helper()
+	v, err := Judge(f.save(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// broken lists the invariants that do not hold.
+func broken(v *Verdict) (all []string) {
+	for _, i := range v.Invariants {
+		if i.Count > 0 {
+			all = append(all, i.ID)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func explain(v *Verdict) string {
+	var b strings.Builder
+	for _, i := range v.Invariants {
+		for _, o := range i.Offenders {
+			b.WriteString("\n  " + i.ID + " " + o.Saga + " " + o.Key + ": " + o.What)
+		}
+	}
+	return b.String()
+}
+
+func TestAGoodRunIsGreen(t *testing.T) {
+	t.Parallel()
+	v := judged(t, good())
+	if v.Outcome != Green {
+		t.Errorf("it is %s, missing %v%s", v.Outcome, v.Missing, explain(v))
+	}
+	for _, i := range v.Invariants {
+		if i.Checked == 0 && i.ID != "I7" {
+			t.Errorf("%s (%s) has looked at nothing", i.ID, i.Says)
+		}
+	}
+}
+
+func find[T any](all []T, is func(T) bool) *T {
+	return &all[slices.IndexFunc(all, is)]
+}
+
+// Each thing that may go wrong makes its invariant fail. Others that the same thing
+// concerns may fail too.
+func TestWhatIsWrongIsSeen(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		spoil func(*fake)
+		want  string
+	}{
+		"charged twice": {func(f *fake) {
+			f.row("payment_gateway.ledger", map[string]any{"id": 9, "kind": "charge", "key": "x", "order_id": id(1), "amount": 100})
+		}, "I1 I3 I5"},
+		"payment written twice": {func(f *fake) {
+			f.change(time.Minute, "payment_service.payment", "INSERT", id(1), "", "charged", "100")
+		}, "I1"},
+		"two ids for a key": {func(f *fake) { f.ops[1].ID = id(2) }, "I1"},
+		"booked twice": {func(f *fake) {
+			f.change(40*time.Second, "flight_service.booking", "INSERT", id(4), "n", "held", "1 LH100")
+		}, "I1"},
+		"two tickets":          {func(f *fake) { f.row("ticketing_service.ticket", map[string]any{"trip_id": id(3)}) }, "I1 I5"},
+		"an order lost":        {func(f *fake) { f.rows["order_service.orders"] = f.rows["order_service.orders"][1:] }, "I2"},
+		"an order pending":     {func(f *fake) { f.rows["order_service.orders"][0]["status"] = "pending" }, "I2"},
+		"an order ended wrong": {func(f *fake) { f.ops[0].Want = cancelled }, "I2"},
+		"a trip lost":          {func(f *fake) { f.rows["trip_service.saga"] = f.rows["trip_service.saga"][1:] }, "I2"},
+		"a trip stuck":         {func(f *fake) { f.rows["trip_service.saga"][0]["status"] = "stuck" }, "I2"},
+		"nobody placed it": {func(f *fake) {
+			f.ops = slices.DeleteFunc(f.ops, func(o record.Op) bool { return o.ID == id(2) })
+		}, "I2"},
+		"never answered": {func(f *fake) {
+			f.ops = append(f.ops, record.Op{Saga: record.Order, Method: "POST", Tenant: "t1", Key: "other", Outcome: record.Unknown})
+		}, "I2"},
+		"not refunded": {func(f *fake) {
+			f.rows["payment_gateway.ledger"] = slices.DeleteFunc(f.rows["payment_gateway.ledger"], func(r map[string]any) bool { return r["kind"] == "refund" })
+		}, "I3 I5"},
+		"a unit lost":          {func(f *fake) { f.rows["flight_service.stock"][0]["free"] = 8 }, "I3"},
+		"unbalanced for once":  {func(f *fake) { f.samples[0].Unbalanced = []string{"order 1"} }, "I3"},
+		"cancelled, then paid": {func(f *fake) { f.change(50*time.Second, "order_service.orders", "UPDATE", id(2), "t1", "paid", "100") }, "I4"},
+		"a step undone before it is done": {func(f *fake) {
+			find(f.changes, func(c record.Change) bool { return c.Key == "arrange-shipping" && c.State == "done" }).State = "compensated"
+			f.change(50*time.Second, "order_service.order_step", "UPDATE", id(1), "arrange-shipping", "done", "1")
+		}, "I4"},
+		"a revision missing": {func(f *fake) {
+			i := slices.IndexFunc(f.changes, func(c record.Change) bool { return strings.HasPrefix(c.What, "revision 1") })
+			f.changes = slices.Delete(f.changes, i, i+1)
+		}, "I4"},
+		"ended twice": {func(f *fake) {
+			f.change(time.Minute, "trip_service.saga", "UPDATE", id(3), "t1|trip:3|", "completed", "revision 3 tries 0")
+		}, "I4"},
+		"a row run after its void": {func(f *fake) {
+			c := find(f.changes, func(c record.Change) bool { return c.Table == "flight_service.inbox" && c.State == compensated })
+			f.change(time.Minute, c.Table, "UPDATE", c.Saga, c.Key, "done", "")
+		}, "I1 I4 L"},
+		"not given back":          {func(f *fake) { f.rows["flight_service.booking"][1]["state"] = "held" }, "I3 I5"},
+		"shipped though refunded": {func(f *fake) { f.rows["shipping_service.shipment"][1]["state"] = "arranged" }, "I5"},
+		"other bytes":             {func(f *fake) { f.ops[1].Reply = "other" }, "I6 L"},
+		"another body accepted":   {func(f *fake) { f.ops[1].Body = "other" }, "I6 L"},
+		"its own body refused": {func(f *fake) {
+			f.ops[1].Outcome, f.ops[1].Status, f.ops[1].ID = record.Refused, 422, ""
+		}, "I6 L"},
+		"a message held": {func(f *fake) {
+			f.row("payment_service.outbox_held", map[string]any{"id": 1, "message_id": "m", "topic": "t", "state": "dead"})
+		}, "I7"},
+		"a message lost": {func(f *fake) { f.rows["shipping_service.inbox"] = f.rows["shipping_service.inbox"][1:] }, "I9"},
+		"a message parked for ever": {func(f *fake) {
+			f.rows["shipping_service.inbox"][0]["state"] = "retrying"
+		}, "I9"},
+		"a ghost": {func(f *fake) {
+			f.row("car_service.inbox", map[string]any{"scope": "t1", "key": "nobody", "step": "car", "n": "x", "state": "done"})
+		}, "I9"},
+		"a queue with a rest": {func(f *fake) { f.final.Queues[0].Unacked = 1 }, "I10"},
+		"ticket before flight": {func(f *fake) {
+			f.change(39*time.Second, "flight_service.booking", "UPDATE", id(3), "n", "released", "")
+		}, "I11"},
+		"shipped unpaid": {func(f *fake) {
+			for i := range f.changes {
+				if f.changes[i].Table == "payment_gateway.ledger" && f.changes[i].Saga == id(1) {
+					f.changes[i].Seq = 1 << 40
+				}
+			}
+		}, "I11"},
+		"poison swallowed": {func(f *fake) { f.rows["flight_service.parked"] = nil }, "I12"},
+		"an innocent dead letter": {func(f *fake) {
+			f.row("order_service.parked", map[string]any{"state": "dead", "kind": "action", "topic": "payment.processed", "message_id": `\x6d31`})
+		}, "I12"},
+		"drained late":        {func(f *fake) { f.final.Drained = f.final.Healed + 31*time.Second }, "I13"},
+		"never drained":       {func(f *fake) { f.final.Drained = 0 }, "I13"},
+		"a process that hung": {func(f *fake) { f.final.Stopped[0].Code = -1 }, "I14"},
+		"a process that crashed": {func(f *fake) {
+			f.events = append(f.events, record.Event{Fault: record.Exit, Target: "order-1", Args: "by itself, exit status 2"})
+		}, "I14"},
+		"a connection left":           {func(f *fake) { f.final.IdleInTx = 1 }, "I14"},
+		"a replay that did something": {func(f *fake) { f.final.Effects[1] = "abd" }, "R"},
+		"created twice":               {func(f *fake) { f.ops[1].Replay = false }, "L"},
+		"done before it was sent": {func(f *fake) {
+			find(f.changes, func(c record.Change) bool { return c.Table == "shipping_service.inbox" }).At = epoch
+		}, "L"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := good()
+			tt.spoil(f)
+			v := judged(t, f)
+			got := broken(v)
+			for _, want := range strings.Fields(tt.want) {
+				if !slices.Contains(got, want) {
+					t.Errorf("%s is not broken, %v are%s", want, got, explain(v))
+				}
+			}
+			if v.Outcome != Red {
+				t.Errorf("the run is %s", v.Outcome)
+			}
+			for _, i := range v.Invariants {
+				for _, o := range i.Offenders {
+					if (o.Saga != "" || strings.HasPrefix(o.Key, "t1/")) && len(v.Timelines) == 0 {
+						t.Errorf("%s %s has no timeline", o.Saga, o.Key)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A run in which something was never struck proves nothing about it.
+func TestWhatHasNotStruckMakesARunVoid(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*fake){
+		"a fault":            func(f *fake) { f.run.Required = append(f.run.Required, "broker-kill") },
+		"an idle fault":      func(f *fake) { find(f.events, func(e record.Event) bool { return e.Fault == "sigkill" }).Open = 0 },
+		"a failed fault":     func(f *fake) { find(f.events, func(e record.Event) bool { return e.Fault == "sigkill" }).Err = "no" },
+		"a failpoint":        func(f *fake) { f.points = nil },
+		"a lost COMMIT":      func(f *fake) { f.final.CommitsLost = 0 },
+		"a swallowed answer": func(f *fake) { f.final.RepliesLost = 0 },
+		"samples":            func(f *fake) { f.samples = nil },
+		"the replay":         func(f *fake) { f.final.Effects = f.final.Effects[:1] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := good()
+			spoil(f)
+			if v := judged(t, f); v.Outcome != Void || len(v.Missing) == 0 {
+				t.Errorf("it is %s, missing %v%s", v.Outcome, v.Missing, explain(v))
+			}
+		})
+	}
+}
+
+// Half a file is no evidence.
+func TestARunThatCannotBeReadIsAnError(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{
+		record.RunFile, record.FinalFile, record.EventsFile, record.ClientFile, record.ChangesFile, record.OutboxFile, record.SamplesFile, record.InjectedFile,
+		"tables/order_service.orders.jsonl.gz", "tables/flight_service.parked.jsonl.gz",
+	} {
+		dir := good().save(t)
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Judge(dir); err == nil {
+			t.Errorf("without %s it is judged", name)
+		}
+	}
+}
