@@ -1,0 +1,272 @@
+package rabbitnode
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/devservices"
+)
+
+// bootTimeout bounds the start of a node, which takes 3 to 20 s on a busy
+// machine, and its end.
+const bootTimeout = 2 * time.Minute
+
+// bootPause is how long a look whether a node accepts connections waits for the
+// next one.
+const bootPause = 100 * time.Millisecond
+
+// ErrAbsent reports that RabbitMQ is not installed on this machine.
+var ErrAbsent = errors.New("rabbitnode: no RabbitMQ server is installed on this machine")
+
+// serverPaths are where the server is installed. The wrapper in PATH insists on
+// the system's own node, so it is not used.
+var serverPaths = []string{"/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/rabbitmq/sbin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server"}
+
+// Options are what a [Node] can be told besides.
+type Options struct {
+	Parent string // where its directory is made; others must be able to pass through. Default: os.TempDir()
+	Config string // lines of rabbitmq.conf. Default: none
+
+	// Certificate and Key, in PEM, have the node listen for TLS besides. It does
+	// not ask clients for theirs. Default: none.
+	Certificate, Key []byte
+}
+
+// A Node is a RabbitMQ of the caller's own. Its methods are for one goroutine at a
+// time.
+type Node struct {
+	server, dir, name string
+	port, secure      int // secure: with TLS; 0: none
+	dist, mapper      int
+	owner             *syscall.Credential // nil: the caller's own user
+	run, ports        *child              // the node and its port mapper; nil: not running
+}
+
+// New makes the directory of a node. It starts nothing. An error is [ErrAbsent]
+// where there is nothing to start.
+func New(opts *Options) (*Node, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	n := &Node{name: "t-" + strings.ToLower(rand.Text()[:14]) + "-node@localhost"}
+	for _, path := range serverPaths {
+		if _, err := os.Stat(path); err == nil && n.server == "" {
+			n.server = path
+		}
+	}
+	if n.server == "" {
+		return nil, ErrAbsent
+	}
+	var err error
+	if n.dir, err = os.MkdirTemp(cmp.Or(opts.Parent, os.TempDir()), "rabbitnode-"); err != nil {
+		return nil, fmt.Errorf("rabbitnode: %w", err)
+	}
+	for _, port := range []*int{&n.port, &n.dist, &n.mapper, &n.secure} {
+		if *port, err = freePort(); err != nil {
+			return nil, errors.Join(fmt.Errorf("rabbitnode: %w", err), n.Close())
+		}
+	}
+	if opts.Certificate == nil {
+		n.secure = 0
+	}
+	if err := n.prepare(opts); err != nil {
+		return nil, errors.Join(fmt.Errorf("rabbitnode: prepare: %w", err), n.Close())
+	}
+	return n, nil
+}
+
+// URL is where the node listens, also after a restart.
+func (n *Node) URL() string { return fmt.Sprintf("amqp://guest:guest@%s/", n.Addr()) }
+
+// Addr is the host and port of URL.
+func (n *Node) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.port)) }
+
+// TLSURL is where a node with a certificate listens for TLS.
+func (n *Node) TLSURL() string { return fmt.Sprintf("amqps://guest:guest@localhost:%d/", n.secure) }
+
+// Output is the file with what the node has printed; its log is elsewhere, below
+// the same directory.
+func (n *Node) Output() string { return filepath.Join(n.dir, "output") }
+
+// Log is the node's log.
+func (n *Node) Log() string { return filepath.Join(n.dir, "log", n.name+".log") }
+
+// prepare gives the directory to the user that the server runs as: some
+// installations refuse to run as root.
+func (n *Node) prepare(opts *Options) error {
+	config := fmt.Appendf(nil, "listeners.tcp.local = %s\n%s\n", n.Addr(), opts.Config)
+	files := map[string][]byte{}
+	if n.secure != 0 {
+		files["certificate.pem"], files["key.pem"] = opts.Certificate, opts.Key
+		config = fmt.Appendf(config, "listeners.ssl.local = 127.0.0.1:%d\nssl_options.certfile = %[2]s/certificate.pem\nssl_options.keyfile = %[2]s/key.pem\n", n.secure, n.dir)
+	}
+	files["rabbitmq.conf"] = config
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(n.dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	owner, err := user.Lookup("rabbitmq")
+	if os.Geteuid() != 0 || err != nil {
+		return nil
+	}
+	uid, uidErr := strconv.ParseUint(owner.Uid, 10, 32)
+	gid, gidErr := strconv.ParseUint(owner.Gid, 10, 32)
+	n.owner = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	return errors.Join(uidErr, gidErr, os.Chown(n.dir, int(uid), int(gid)))
+}
+
+// Start starts the node, with the data it had, and returns once it accepts
+// connections. After an error it may be running.
+func (n *Node) Start() error {
+	if err := n.startMapper(); err != nil {
+		return fmt.Errorf("rabbitnode: start the port mapper: %w", err)
+	}
+	var err error
+	if n.run, err = n.launch(n.Output(), n.server); err != nil {
+		return fmt.Errorf("rabbitnode: start: %w", err)
+	}
+	for deadline := time.Now().Add(bootTimeout); ; {
+		connection, err := amqp.Dial(n.URL())
+		if err == nil {
+			return connection.Close()
+		}
+		select {
+		case <-n.run.exited:
+			return fmt.Errorf("rabbitnode: the node ended while it started: %v", n.run.cmd.ProcessState)
+		case <-time.After(bootPause):
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("rabbitnode: the node did not start within %s: %w", bootTimeout, err)
+		}
+	}
+}
+
+// startMapper starts Erlang's port mapper, without which no node runs. The node
+// would start one that outlives everybody.
+func (n *Node) startMapper() (err error) {
+	if n.ports != nil {
+		return nil
+	}
+	path, err := exec.LookPath("epmd")
+	if err != nil {
+		return nil // the node finds its own
+	}
+	n.ports, err = n.launch(os.DevNull, path, "-address", "127.0.0.1", "-port", strconv.Itoa(n.mapper))
+	return err
+}
+
+// environment is all that the server and its tools take from the surroundings.
+func (n *Node) environment() []string {
+	return []string{
+		"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8", "HOME=" + n.dir,
+		"ERL_EPMD_ADDRESS=127.0.0.1", "ERL_EPMD_PORT=" + strconv.Itoa(n.mapper),
+		"RABBITMQ_NODENAME=" + n.name, "RABBITMQ_NODE_IP_ADDRESS=127.0.0.1",
+		"RABBITMQ_NODE_PORT=" + strconv.Itoa(n.port), "RABBITMQ_DIST_PORT=" + strconv.Itoa(n.dist),
+		"RABBITMQ_MNESIA_BASE=" + n.dir + "/data", "RABBITMQ_LOG_BASE=" + n.dir + "/log",
+		"RABBITMQ_PID_FILE=" + n.dir + "/pid", "RABBITMQ_ENABLED_PLUGINS_FILE=" + n.dir + "/plugins",
+		"RABBITMQ_CONF_ENV_FILE=" + n.dir + "/none", "RABBITMQ_CONFIG_FILE=" + n.dir + "/rabbitmq.conf",
+		"RABBITMQ_CONFIG_FILES=" + n.dir + "/conf.d", "RABBITMQ_ADVANCED_CONFIG_FILE=" + n.dir + "/none",
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+		// The script then becomes the node instead of waiting for it: the process
+		// that dies with us is the node.
+		"RUNNING_UNDER_SYSTEMD=true",
+	}
+}
+
+// Kill kills the node, as kill -9 does, and returns when it is gone. A queue
+// declared shortly before can come back without a leader, for ever (its entry in a
+// registry that RabbitMQ 3.10 does not sync): stop and start the node, or call
+// Sync, before it is killed.
+func (n *Node) Kill() {
+	if n.run != nil {
+		n.run.kill()
+		n.run = nil
+	}
+}
+
+// Stop stops the node in good order.
+func (n *Node) Stop() error {
+	if n.run == nil {
+		return nil
+	}
+	_ = n.run.cmd.Process.Signal(syscall.SIGTERM) // an error if it has ended
+	select {
+	case <-n.run.exited:
+	case <-time.After(bootTimeout):
+		return fmt.Errorf("rabbitnode: the node did not stop within %s", bootTimeout)
+	}
+	n.Kill() // what is left of its group
+	return nil
+}
+
+// Close kills the node and its port mapper and removes their files.
+func (n *Node) Close() error {
+	n.Kill()
+	if n.ports != nil {
+		n.ports.kill()
+		n.ports = nil
+	}
+	return os.RemoveAll(n.dir)
+}
+
+// A child is a process of ours that leads a group.
+type child struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when it has been waited for
+}
+
+// launch starts a program as the node's user, in the node's directory.
+func (n *Node) launch(output, path string, args ...string) (*child, error) {
+	out, err := os.OpenFile(output, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	c := &child{cmd: exec.Command(path, args...), exited: make(chan struct{})}
+	c.cmd.Dir, c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = n.dir, n.environment(), out, out
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: n.owner}
+	devservices.DieWithParent(c.cmd.SysProcAttr, syscall.SIGKILL)
+	started := make(chan error, 1)
+	go func() { // ends with the process
+		runtime.LockOSThread() // the kernel takes the thread that forked for the parent
+		defer runtime.UnlockOSThread()
+		defer close(c.exited)
+		err := c.cmd.Start()
+		if started <- err; err == nil {
+			_ = c.cmd.Wait()
+		}
+	}()
+	return c, <-started
+}
+
+func (c *child) kill() {
+	if c.cmd.Process == nil {
+		return // it has never started
+	}
+	_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
+	<-c.exited
+}
+
+func freePort() (int, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port, nil
+}
