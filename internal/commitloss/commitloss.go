@@ -1,0 +1,166 @@
+// Package commitloss is a proxy in front of PostgreSQL that loses a COMMIT or the
+// answer to one: the two ways in which a client is left not knowing the outcome of
+// its transaction.
+package commitloss
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// A Loss is what becomes of the next COMMIT.
+type Loss int32
+
+// The losses. The connection is cut in each but Nothing.
+const (
+	Nothing Loss = iota
+	Reply        // the server commits, its answer is lost
+	Commit       // the server never hears of it, and has rolled back when the client notices
+	All          // as Reply, and no connection is accepted any more
+)
+
+// commitMessages are what pgx asks for a commit with: the simple query that a
+// transaction sends, and the part of a Bind message that names the prepared
+// statement in a batch.
+var commitMessages = [][]byte{
+	[]byte("Q\x00\x00\x00\x0bcommit\x00"),
+	fmt.Appendf(nil, "\x00stmtcache_%x\x00", firstBytes(sha256.Sum256([]byte("commit")))),
+}
+
+// committed is the server's answer to a COMMIT that took effect, and readyForQuery
+// the beginning of what ends its answer to a request.
+var (
+	committed     = []byte("C\x00\x00\x00\x0bCOMMIT\x00")
+	readyForQuery = []byte("Z\x00\x00\x00\x05")
+)
+
+// firstBytes are as many of a digest as pgx names a statement by.
+func firstBytes(sum [sha256.Size]byte) []byte { return sum[:24] }
+
+func asksForCommit(sent []byte) bool {
+	return slices.ContainsFunc(commitMessages, func(m []byte) bool { return bytes.Contains(sent, m) })
+}
+
+// A Proxy stands between clients and their server.
+type Proxy struct {
+	listener net.Listener
+	server   string
+	loss     atomic.Int32
+	wg       sync.WaitGroup
+
+	commits, replies, conns atomic.Int64
+}
+
+// Listen returns a Proxy that listens on address and leads to server, both as
+// host:port. A server that is away is a closed connection for the client.
+func Listen(address, server string) (*Proxy, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("commitloss: %w", err)
+	}
+	p := &Proxy{listener: listener, server: server}
+	p.wg.Go(p.accept)
+	return p, nil
+}
+
+// Addr returns where the Proxy listens.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
+// Lose decides what becomes of each COMMIT from now on.
+func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
+
+// Commits returns how many COMMITs the server has never heard of, and Replies how
+// many it has said to have carried out to nobody.
+func (p *Proxy) Commits() int { return int(p.commits.Load()) }
+
+// Replies is described at Commits.
+func (p *Proxy) Replies() int { return int(p.replies.Load()) }
+
+// Conns returns how many connections lead through the Proxy now.
+func (p *Proxy) Conns() int { return int(p.conns.Load()) }
+
+// Close accepts no more connections, and returns when those that there are have
+// ended at either side.
+func (p *Proxy) Close() error {
+	err := p.listener.Close()
+	p.wg.Wait()
+	return err
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", p.server)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		var cut atomic.Bool
+		p.conns.Add(1)
+		p.wg.Go(func() { p.forward(client, server, &cut) })
+		p.wg.Go(func() {
+			defer p.conns.Add(-1)
+			p.answer(client, server, &cut)
+		})
+	}
+}
+
+// forward passes on what the client says, up to a COMMIT that is to be lost.
+func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
+	defer server.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buf)
+		if err != nil {
+			return
+		}
+		loss := Loss(p.loss.Load())
+		if loss != Nothing && asksForCommit(buf[:n]) {
+			cut.Store(true) // before the server can answer
+			if loss == All {
+				_ = p.listener.Close()
+			}
+			if loss == Commit { // answer closes client once the server has rolled back and hung up
+				p.commits.Add(1)
+				_ = server.(*net.TCPConn).CloseWrite()
+				_, _ = io.Copy(io.Discard, client)
+				return
+			}
+		}
+		if _, err := server.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// answer passes on what the server says. Once cut, its answer to the request that
+// holds the COMMIT is lost and the connection closed.
+func (p *Proxy) answer(client, server net.Conn, cut *atomic.Bool) {
+	defer client.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(buf)
+		switch {
+		case err != nil:
+			return
+		case !cut.Load():
+			if _, err := client.Write(buf[:n]); err != nil {
+				return
+			}
+		case bytes.Contains(buf[:n], committed):
+			p.replies.Add(1)
+			return
+		case bytes.Contains(buf[:n], readyForQuery):
+			return // it was refused
+		}
+	}
+}
