@@ -1,0 +1,91 @@
+package site
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/commitloss"
+)
+
+// startTimeout is how long a process waits for its backends while it starts: longer
+// than any fault lasts.
+const startTimeout = "5m"
+
+// connect makes the links, and what each process is told.
+func (s *Site) connect() error {
+	ports, err := freePorts(1 + 2*len(services) + 3*len(services))
+	if err != nil {
+		return err
+	}
+	next := func() (port int) {
+		port, ports = ports[0], ports[1:]
+		return port
+	}
+	gatewayPort := next()
+	for _, service := range services {
+		for _, n := range []string{"-1", "-2"} {
+			s.processes[service.Name+n] = &process{site: s, name: service.Name + n, service: service.Name, port: next()}
+		}
+	}
+	gateways := []string{address(s.processes["gateway-1"].port), address(s.processes["gateway-2"].port)}
+	if s.gateway, err = openGateway(gatewayPort, gateways); err != nil {
+		return fmt.Errorf("site: the gateway's proxy: %w", err)
+	}
+	s.onClose(s.gateway.close)
+	api := proxies()
+	for _, service := range services {
+		first, second := s.processes[service.Name+"-1"], s.processes[service.Name+"-2"]
+		database, broker := next(), next()
+		for name, to := range map[string]struct {
+			port     int
+			upstream string
+		}{
+			linkName(service.Name, Postgres): {database, address(s.postgres.server.port)},
+			linkName(service.Name, RabbitMQ): {broker, s.broker.node.Addr()},
+		} {
+			if s.links[name], err = openLink(api, name, to.port, to.upstream); err != nil {
+				return err
+			}
+			s.onClose(func() error { s.links[name].Cut(); return nil })
+		}
+		loss, err := commitloss.Listen(address(next()), address(s.postgres.server.port))
+		if err != nil {
+			return fmt.Errorf("site: %w", err)
+		}
+		s.losses[second.name] = loss
+		s.onClose(loss.Close)
+		s.tell(service, first, address(database), address(broker), gatewayPort)
+		s.tell(service, second, loss.Addr(), s.broker.node.Addr(), gatewayPort)
+	}
+	return nil
+}
+
+// tell sets what a process is started with.
+func (s *Site) tell(service Service, p *process, database, broker string, gateway int) {
+	p.program = s.opts.Programs.Order
+	p.args = []string{"serve", "-services", service.Name, "-listen", address(p.port), "-namespace", s.Namespace(service.Saga), "-start-timeout", startTimeout}
+	switch {
+	case service.Saga == record.Trip:
+		p.program = s.opts.Programs.Trip
+		p.args = append(p.args, "-patience", s.opts.Patience.String())
+	case service.Name == "payment":
+		p.args = append(p.args, "-gateway-url", "http://"+address(gateway))
+	}
+	p.env = environment(map[string]string{
+		"DATABASE_URL":           fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable&application_name=%s", database, databaseName, url.QueryEscape(applicationName(service.Name))),
+		"AMQP_URL":               fmt.Sprintf("amqp://guest:guest@%s/", broker),
+		"GOMAXPROCS":             "1",
+		"SAGAMILL_FAILPOINT_LOG": s.file(record.FailpointsFile),
+	})
+}
+
+// environment is all that a process gets from its surroundings, and set.
+func environment(set map[string]string) []string {
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.TempDir()}
+	for name, value := range set {
+		env = append(env, name+"="+value)
+	}
+	return env
+}

@@ -1,0 +1,161 @@
+package site
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The limits of the gateway's proxy.
+const (
+	maxGatewayBody   = 1 << 20
+	gatewayPatience  = 30 * time.Second // for an answer of a gateway
+	gatewayIdle      = time.Minute
+	gatewayCloseWait = 5 * time.Second
+)
+
+// A GatewayFault is what the gateway's proxy does to requests. The zero value is
+// nothing.
+type GatewayFault struct {
+	Every int           // it strikes every so manieth request; 0: none
+	Lose  bool          // the answer is lost, instead of the request being refused
+	Delay time.Duration // the request is held up, and nothing else happens to it
+}
+
+// A Gateway spreads the requests of the payment services over the two gateways.
+type Gateway struct {
+	upstream []string // host:port
+	server   *http.Server
+	client   *http.Transport
+	serving  sync.WaitGroup
+
+	fault                   atomic.Pointer[GatewayFault]
+	turn, requests          atomic.Int64
+	refused, lost, heldback atomic.Int64
+}
+
+// openGateway listens on port.
+func openGateway(port int, upstream []string) (*Gateway, error) {
+	listener, err := net.Listen("tcp", address(port))
+	if err != nil {
+		return nil, err
+	}
+	g := &Gateway{upstream: upstream, client: &http.Transport{MaxIdleConnsPerHost: 32, IdleConnTimeout: gatewayIdle}}
+	g.fault.Store(&GatewayFault{})
+	g.server = &http.Server{Handler: g, ReadHeaderTimeout: gatewayPatience}
+	g.serving.Go(func() { _ = g.server.Serve(listener) })
+	return g, nil
+}
+
+// Strike decides what becomes of requests from now on.
+func (g *Gateway) Strike(f GatewayFault) { g.fault.Store(&f) }
+
+// Refused returns how many requests the proxy has answered for a gateway.
+func (g *Gateway) Refused() int { return int(g.refused.Load()) }
+
+// Lost returns how many answers of a gateway it has lost.
+func (g *Gateway) Lost() int { return int(g.lost.Load()) }
+
+// Delayed returns how many requests it has held up.
+func (g *Gateway) Delayed() int { return int(g.heldback.Load()) }
+
+// ServeHTTP refuses a request with 500 or 503 in turn, or passes it on and then
+// closes the connection or answers 504 in turn, or does what a proxy should.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxGatewayBody))
+	if err != nil {
+		return
+	}
+	f := g.fault.Load()
+	struck := f.Every > 0 && g.requests.Add(1)%int64(f.Every) == 0
+	odd := g.turn.Add(1)%2 == 1
+	switch {
+	case struck && f.Delay > 0:
+		g.heldback.Add(1)
+		select {
+		case <-time.After(f.Delay):
+		case <-r.Context().Done():
+			return
+		}
+	case struck && !f.Lose:
+		g.refused.Add(1)
+		status := http.StatusServiceUnavailable
+		if odd {
+			status = http.StatusInternalServerError
+		}
+		http.Error(w, "injected", status)
+		return
+	}
+	answer, err := g.forward(r, body)
+	switch {
+	case err != nil:
+		http.Error(w, "no gateway answers", http.StatusBadGateway)
+	case struck && f.Lose && odd:
+		g.lost.Add(1)
+		_ = answer.Body.Close()
+		panic(http.ErrAbortHandler) // closes the connection
+	case struck && f.Lose:
+		g.lost.Add(1)
+		_ = answer.Body.Close()
+		http.Error(w, "injected", http.StatusGatewayTimeout)
+	default:
+		pass(w, answer)
+	}
+}
+
+func pass(w http.ResponseWriter, answer *http.Response) {
+	defer answer.Body.Close()
+	for name, values := range answer.Header {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(answer.StatusCode)
+	_, _ = io.Copy(w, io.LimitReader(answer.Body, maxGatewayBody))
+}
+
+// forward asks one gateway, or the other one if that does not accept a connection.
+func (g *Gateway) forward(r *http.Request, body []byte) (answer *http.Response, err error) {
+	ctx, cancel := context.WithTimeout(r.Context(), gatewayPatience)
+	defer cancel()
+	first := int(g.turn.Load())
+	for i := range g.upstream {
+		out := r.Clone(ctx)
+		out.URL.Scheme, out.URL.Host = "http", g.upstream[(first+i)%len(g.upstream)]
+		out.Body, out.ContentLength, out.RequestURI = io.NopCloser(bytes.NewReader(body)), int64(len(body)), ""
+		answer, err = g.client.RoundTrip(out)
+		if err == nil {
+			err = readWhole(answer)
+		}
+		var dial *net.OpError
+		if !errors.As(err, &dial) || dial.Op != "dial" {
+			return answer, err
+		}
+	}
+	return nil, err
+}
+
+// readWhole replaces the body by a copy: the request's context ends before it is
+// passed on.
+func readWhole(answer *http.Response) error {
+	defer answer.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(answer.Body, maxGatewayBody))
+	answer.Body = io.NopCloser(bytes.NewReader(body))
+	return err
+}
+
+func (g *Gateway) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), gatewayCloseWait)
+	defer cancel()
+	err := g.server.Shutdown(ctx)
+	if err != nil {
+		err = g.server.Close()
+	}
+	g.serving.Wait()
+	g.client.CloseIdleConnections()
+	return err
+}

@@ -1,0 +1,95 @@
+package site
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
+	"github.com/rs/zerolog"
+)
+
+// A Link is the way of a process to one of its backends, over a proxy.
+type Link struct {
+	name string
+	port int
+
+	mu    sync.Mutex // one change at a time
+	proxy *toxiproxy.Proxy
+}
+
+// proxies is what toxiproxy wants to be told by: it serves nobody, and says nothing.
+func proxies() *toxiproxy.ApiServer {
+	return toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
+}
+
+// openLink listens on port and leads to upstream, which may be away.
+func openLink(api *toxiproxy.ApiServer, name string, port int, upstream string) (*Link, error) {
+	l := &Link{name: name, port: port, proxy: toxiproxy.NewProxy(api, name, address(port), upstream)}
+	if err := l.proxy.Start(); err != nil {
+		return nil, fmt.Errorf("site: link %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// Conns returns how many connections are open over the link.
+func (l *Link) Conns() int { return established(l.port) }
+
+// Slow delays what goes through in either direction, give or take half of it.
+func (l *Link) Slow(latency time.Duration) error {
+	ms := latency.Milliseconds()
+	return l.poison("latency", fmt.Sprintf(`{"latency":%d,"jitter":%d}`, ms, ms/2))
+}
+
+// Narrow lets so many kilobytes through in a second, in either direction.
+func (l *Link) Narrow(kilobytes int) error {
+	return l.poison("bandwidth", fmt.Sprintf(`{"rate":%d}`, kilobytes))
+}
+
+// Swallow lets nothing through, and closes nothing: a peer that has vanished. What
+// was said in the meantime is lost, so Mend closes the connections.
+func (l *Link) Swallow() error { return l.poison("timeout", `{"timeout":0}`) }
+
+// Reset resets each connection as soon as something is said on it.
+func (l *Link) Reset() error { return l.poison("reset_peer", `{"timeout":0}`) }
+
+// Cut closes all connections and accepts none.
+func (l *Link) Cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.proxy.Stop()
+}
+
+// poison gives the link a toxic in either direction.
+func (l *Link) poison(kind, attributes string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, stream := range []string{"upstream", "downstream"} {
+		toxic := fmt.Sprintf(`{"name":"%s %s","type":"%s","stream":"%s","attributes":%s}`, kind, stream, kind, stream, attributes)
+		if _, err := l.proxy.Toxics.AddToxicJson(bytes.NewReader([]byte(toxic))); err != nil {
+			return fmt.Errorf("site: link %s: %s: %w", l.name, kind, err)
+		}
+	}
+	return nil
+}
+
+// Mend makes the link whole.
+func (l *Link) Mend() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.proxy.Toxics.ResetToxics(context.Background())
+	l.proxy.Lock()
+	enabled := l.proxy.Enabled
+	l.proxy.Unlock()
+	if enabled {
+		return nil
+	}
+	if err := l.proxy.Start(); err != nil {
+		return fmt.Errorf("site: link %s: %w", l.name, err)
+	}
+	return nil
+}
+
+func (l *Link) close() { l.Cut() }

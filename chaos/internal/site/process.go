@@ -1,0 +1,306 @@
+package site
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// The limits of a process.
+const (
+	stopPatience  = 30 * time.Second // from SIGTERM to SIGKILL
+	readyPatience = 2 * time.Minute
+	readyPause    = 50 * time.Millisecond
+	readyLook     = 5 * time.Second
+	restPause     = 200 * time.Millisecond // after a start that came to nothing
+	stateLook     = 250 * time.Millisecond // between two looks whether a fuse has stopped it
+	maxLastWords  = 300                    // bytes of its output that go into the log
+)
+
+// A process is kept running: whatever dies is started again at once.
+type process struct {
+	site          *Site
+	name, service string
+	program       string
+	args, env     []string
+	port          int
+
+	mu     sync.Mutex
+	starts int
+	armed  string        // what the running one is armed with
+	cmd    *exec.Cmd     // nil: it is not running
+	ended  chan struct{} // closed when cmd has been waited for
+	cause  string        // who has ended it; empty: nobody
+	paused bool          // by Suspend
+}
+
+func (p *process) output() string { return p.site.file(record.OutputDir, p.name+".log") }
+
+// run supervises until the site stops.
+func (p *process) run() {
+	for {
+		began := p.site.opts.Now()
+		cmd, ended, size, err := p.launch()
+		if cmd == nil {
+			return
+		}
+		if err == nil {
+			watching := make(chan struct{})
+			var watch sync.WaitGroup
+			watch.Go(func() { p.watch(cmd.Process.Pid, watching) })
+			err = cmd.Wait()
+			close(watching)
+			watch.Wait()
+		}
+		good := p.over(cmd, err, began, size)
+		close(ended)
+		if !good {
+			time.Sleep(restPause)
+		}
+	}
+}
+
+// launch starts the process, unless the site stops: then cmd is nil. size is how
+// much it had printed before.
+func (p *process) launch() (cmd *exec.Cmd, ended chan struct{}, size int64, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.site.stopping.Load() {
+		return nil, nil, 0, nil
+	}
+	p.starts++
+	p.armed, p.cause, p.paused = p.site.fuses(p.name, p.starts), "", false
+	cmd, ended = exec.Command(p.program, p.args...), make(chan struct{})
+	cmd.Env = append(p.env[:len(p.env):len(p.env)], "SAGAMILL_FAILPOINTS="+p.armed)
+	out, err := os.OpenFile(p.output(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return cmd, ended, 0, err
+	}
+	defer out.Close()
+	size, _ = out.Seek(0, io.SeekEnd)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the terminal's Ctrl-C is for us
+	p.site.log(record.Event{At: p.site.opts.Now(), Fault: record.Start, Target: p.name, Args: p.armed})
+	if err := p.site.spawner.start(cmd, syscall.SIGKILL); err != nil {
+		return cmd, ended, size, err
+	}
+	p.cmd, p.ended = cmd, ended
+	return cmd, ended, size, nil
+}
+
+// over logs how the process has ended, and reports whether it was well: it had
+// started, or somebody has ended it.
+func (p *process) over(cmd *exec.Cmd, err error, began record.At, size int64) bool {
+	p.mu.Lock()
+	cause, armed := p.cause, p.armed
+	p.cmd = nil
+	p.mu.Unlock()
+	serving, last := p.said(size)
+	args := ""
+	switch state := cmd.ProcessState; {
+	case state == nil:
+		args = "by itself: it cannot be started: " + err.Error()
+	case cause == killed || cause != "" && state.ExitCode() == 0:
+		args = fmt.Sprintf("%s: %s", cause, state)
+	case signalled(state, syscall.SIGKILL) && strings.Contains(armed, "=kill"):
+		args = "by its fuse"
+	case cause != "" && signalled(state, syscall.SIGKILL):
+		args = fmt.Sprintf("%s: it had to be killed", cause)
+	case state.ExitCode() == 1 && !serving && p.site.troubledSince(began):
+		args = "while it started, among faults: " + last
+	default:
+		args = fmt.Sprintf("by itself: %s%s: %s", state, told(cause), last)
+	}
+	p.site.log(record.Event{At: p.site.opts.Now(), Fault: record.Exit, Target: p.name, Args: args})
+	return serving || cause != ""
+}
+
+// The causes of an end.
+const (
+	killed     = "killed"
+	terminated = "told to stop"
+)
+
+func told(cause string) string {
+	if cause == "" {
+		return ""
+	}
+	return " although " + cause
+}
+
+func signalled(state *os.ProcessState, sig syscall.Signal) bool {
+	status, ok := state.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == sig
+}
+
+// said reads what the process has printed since its file had size bytes: whether it
+// has got as far as to serve, and its last line.
+func (p *process) said(size int64) (serving bool, last string) {
+	file, err := os.Open(p.output())
+	if err != nil {
+		return false, ""
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.NewSectionReader(file, size, 1<<20))
+	if err != nil {
+		return false, ""
+	}
+	last = string(bytes.TrimSpace(text))
+	last = last[strings.LastIndexByte(last, '\n')+1:]
+	return bytes.Contains(text, []byte("msg=serving ")), strings.ToValidUTF8(last[:min(len(last), maxLastWords)], "")
+}
+
+// watch continues the process if its fuse has stopped it, after one to eight
+// seconds that its name, its start and its fuses decide.
+func (p *process) watch(pid int, over <-chan struct{}) {
+	p.mu.Lock()
+	armed, start := p.armed, p.starts
+	p.mu.Unlock()
+	if !strings.Contains(armed, "=stop") {
+		return
+	}
+	digest := fnv.New32a()
+	fmt.Fprint(digest, p.name, start, armed)
+	pause := time.Second + time.Duration(digest.Sum32()%7000)*time.Millisecond
+	for {
+		wait := stateLook
+		p.mu.Lock()
+		struck := !p.paused && stopped(pid)
+		p.mu.Unlock()
+		if struck {
+			wait = pause
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-over:
+			timer.Stop()
+			return
+		}
+		if struck {
+			p.signal(syscall.SIGCONT, "")
+		}
+	}
+}
+
+// stopped reports whether the kernel has stopped pid.
+func stopped(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(state, "T")
+}
+
+// signal sends sig to the process, if it runs, and returns a channel that is closed
+// when it has ended. cause is what its end is put down to.
+func (p *process) signal(sig syscall.Signal, cause string) (ended <-chan struct{}, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cmd == nil || p.cmd.Process.Signal(sig) != nil {
+		return nil, false
+	}
+	if cause != "" && p.cause != killed {
+		p.cause = cause
+	}
+	switch sig {
+	case syscall.SIGSTOP:
+		p.paused = true
+	case syscall.SIGCONT:
+		p.paused = false
+	}
+	return p.ended, true
+}
+
+// terminate tells the process to stop, kills it if it does not, and says how it has
+// ended. It must be running: not earlier than it listens, since a program that has
+// just been started has no handler of the signal yet.
+func (p *process) terminate(ctx context.Context) (record.Stopped, error) {
+	if err := p.await(ctx, p.listens); err != nil {
+		return record.Stopped{}, err
+	}
+	p.mu.Lock()
+	cmd := p.cmd
+	p.mu.Unlock()
+	began := time.Now()
+	ended, ok := p.signal(syscall.SIGTERM, terminated)
+	if !ok || cmd == nil {
+		return record.Stopped{}, errors.New("it has ended by then")
+	}
+	p.signal(syscall.SIGCONT, "") // a process that is stopped does not hear of it
+	timer := time.NewTimer(stopPatience)
+	defer timer.Stop()
+	hung := false
+	select {
+	case <-ended:
+	case <-timer.C:
+		hung = true
+		p.signal(syscall.SIGKILL, terminated)
+		<-ended
+	}
+	s := record.Stopped{Name: p.name, Code: cmd.ProcessState.ExitCode(), Took: time.Since(began)}
+	if hung {
+		s.Code = -1
+	}
+	return s, nil
+}
+
+// await asks until is done, the process not being there yet or not any more.
+func (p *process) await(ctx context.Context, done func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, readyPatience)
+	defer cancel()
+	for {
+		err := done(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("site: process %s: %w", p.name, err)
+		case <-time.After(readyPause):
+		}
+	}
+}
+
+// listens returns nil once the program listens.
+func (p *process) listens(context.Context) error {
+	conn, err := net.DialTimeout("tcp", address(p.port), readyLook)
+	if err == nil {
+		err = conn.Close()
+	}
+	return err
+}
+
+// ready returns nil once the process says so.
+func (p *process) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyLook)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address(p.port)+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := p.site.looks.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	body, _ := io.ReadAll(io.LimitReader(answer.Body, maxLastWords))
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("not ready: %s", body)
+	}
+	return nil
+}
