@@ -136,7 +136,10 @@ type Injection struct {
 	Step      string `json:"step,omitempty"`
 	N         string `json:"n,omitempty"`
 	Payload   string `json:"payload,omitempty"` // digest
-	What      string `json:"what,omitempty"`    // what is wrong with it
+	What      string `json:"what,omitempty"`    // what is wrong with it: of poison the reason of the dead letter, a colon, and how
+
+	Handled     bool `json:"handled,omitempty"`     // of a duplicate: every service that gets it had ended the step before
+	Unconfirmed bool `json:"unconfirmed,omitempty"` // of poison: the broker has never said whether it has it
 }
 
 // The kinds of Injection.
@@ -187,6 +190,11 @@ type Message struct {
 	Order     string    `json:"ordering_key,omitempty"`
 	Tx        uint64    `json:"tx"`
 	At        time.Time `json:"at"`
+
+	Type    string `json:"type"`
+	Payload string `json:"payload"`        // digest
+	Delayed bool   `json:"delayed"`        // it was written to be published later
+	Held    string `json:"held,omitempty"` // its state, if the relay still holds it: delayed, waiting, refused, dead
 }
 
 // A Queue is what a queue of the broker holds.

@@ -1,0 +1,222 @@
+package evidence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// A Broker says where the examples' exchanges and queues are.
+type Broker struct {
+	URL       string
+	Namespace func(saga string) string // what the processes were given as -namespace
+
+	// Queues reads what all queues hold. Default: a passive declaration of each, by which
+	// unacked messages are not known, and count as none.
+	Queues func(ctx context.Context) ([]record.Queue, error)
+}
+
+const dialTimeout = 5 * time.Second
+
+func (b Broker) exchange(saga, topic string) string { return b.Namespace(saga) + "." + topic }
+
+// queueNames are those of every service, and those of what the broker has given up on.
+func (b Broker) queueNames() (names []string) {
+	for _, l := range Listeners {
+		queue := b.exchange(l.Saga, l.Topic) + "." + l.queue()
+		names = append(names, queue, queue+".dead")
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func (b Broker) dial() (*amqp.Connection, error) {
+	conn, err := amqp.DialConfig(b.URL, amqp.Config{Dial: amqp.DefaultDial(dialTimeout), Heartbeat: dialTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("evidence: broker: %w", err)
+	}
+	return conn, nil
+}
+
+// depths reads the queues once.
+func (b Broker) depths(ctx context.Context) ([]record.Queue, error) {
+	g := gauge{broker: b}
+	defer g.drop()
+	return g.read(ctx)
+}
+
+// A gauge reads queues again and again.
+type gauge struct {
+	broker Broker
+	conn   *amqp.Connection
+	ch     *amqp.Channel
+}
+
+// read reads the queues by Queues, or on a connection of its own. A queue that is not
+// there, since somebody has deleted it, holds nothing.
+func (g *gauge) read(ctx context.Context) (all []record.Queue, err error) {
+	if g.broker.Queues != nil {
+		return g.broker.Queues(ctx)
+	}
+	defer func() {
+		if err != nil {
+			g.drop()
+		}
+	}()
+	for _, name := range g.broker.queueNames() {
+		if err := g.open(); err != nil {
+			return nil, err
+		}
+		q, err := g.ch.QueueDeclarePassive(name, true, false, false, false, nil)
+		var e *amqp.Error
+		switch {
+		case errors.As(err, &e) && e.Code == amqp.NotFound: // and the channel is closed
+		case err != nil:
+			return nil, fmt.Errorf("evidence: queue %s: %w", name, err)
+		default:
+			all = append(all, record.Queue{Name: name, Ready: q.Messages, ConsumersPresent: q.Consumers})
+		}
+	}
+	return all, ctx.Err()
+}
+
+func (g *gauge) open() (err error) {
+	if g.conn == nil || g.conn.IsClosed() {
+		if g.conn, err = g.broker.dial(); err != nil {
+			return err
+		}
+		g.ch = nil
+	}
+	if g.ch == nil || g.ch.IsClosed() {
+		if g.ch, err = g.conn.Channel(); err != nil {
+			return fmt.Errorf("evidence: broker: %w", err)
+		}
+	}
+	return nil
+}
+
+func (g *gauge) drop() {
+	if g.conn != nil {
+		_ = g.conn.CloseDeadline(time.Now().Add(time.Second))
+	}
+	g.conn, g.ch = nil, nil
+}
+
+// publishers are as the examples' relays have them, one for each of the sagas.
+type publishers map[string]*rabbitmq.Publisher
+
+func (b Broker) publishers() (publishers, error) {
+	all := publishers{}
+	for _, saga := range []string{record.Order, record.Trip} {
+		cfg, err := rabbitmq.NewConfig(b.URL, "relay", &rabbitmq.ConfigOptions{Prefix: b.Namespace(saga) + "."})
+		if err != nil {
+			return nil, err
+		}
+		all[saga], err = rabbitmq.NewPublisher(cfg, &rabbitmq.PublisherOptions{
+			Connection: rabbitmq.ConnectionOptions{Name: "chaos"}, ConfirmTimeout: 10 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func (p publishers) close() {
+	for _, one := range p {
+		_ = one.Close()
+	}
+}
+
+// publish publishes messages of one saga, and returns a result for each, as
+// [rabbitmq.Publisher.PublishBatch] does.
+func (p publishers) publish(ctx context.Context, saga string, messages []stored) []error {
+	results := make([]error, len(messages))
+	batch := make([]outbox.Publication, 0, len(messages))
+	for i := range messages {
+		publication, err := messages[i].publication()
+		if err != nil { // nothing but a row that somebody wrote by hand
+			return slices.Repeat([]error{err}, len(messages))
+		}
+		batch = append(batch, publication)
+	}
+	copy(results, p[saga].PublishBatch(ctx, batch))
+	return results
+}
+
+// A raw publisher publishes what no relay would.
+type raw struct {
+	broker  Broker
+	mu      sync.Mutex
+	conn    *amqp.Connection
+	ch      *amqp.Channel
+	returns chan amqp.Return
+}
+
+const confirmTimeout = 10 * time.Second
+
+var errReturned = errors.New("evidence: the message reached no queue")
+
+// publish returns nil if the broker has taken p over and it has reached a queue. After any
+// error it may have, too.
+func (r *raw) publish(ctx context.Context, exchange string, p amqp.Publishing) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.open(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
+	defer cancel()
+	confirmation, err := r.ch.PublishWithDeferredConfirmWithContext(ctx, exchange, "", true, false, p)
+	if err != nil {
+		r.drop()
+		return fmt.Errorf("evidence: publish: %w", err)
+	}
+	acked, err := confirmation.WaitContext(ctx)
+	if err != nil || !acked {
+		r.drop()
+		return fmt.Errorf("evidence: not confirmed: %w", errors.Join(err, ctx.Err()))
+	}
+	select {
+	case <-r.returns: // comes before the confirmation
+		return errReturned
+	default:
+		return nil
+	}
+}
+
+func (r *raw) open() (err error) {
+	if r.ch != nil && !r.ch.IsClosed() {
+		return nil
+	}
+	r.drop()
+	if r.conn, err = r.broker.dial(); err != nil {
+		return err
+	}
+	if r.ch, err = r.conn.Channel(); err == nil {
+		err = r.ch.Confirm(false)
+	}
+	if err != nil {
+		r.drop()
+		return fmt.Errorf("evidence: broker: %w", err)
+	}
+	r.returns = r.ch.NotifyReturn(make(chan amqp.Return, 16))
+	return nil
+}
+
+func (r *raw) drop() {
+	if r.conn != nil {
+		_ = r.conn.CloseDeadline(time.Now().Add(time.Second))
+	}
+	r.conn, r.ch = nil, nil
+}

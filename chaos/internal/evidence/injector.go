@@ -1,0 +1,274 @@
+package evidence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// What is injected.
+const (
+	poisonShare  = 0.05 // of the rate at which sagas begin
+	maxPoison    = 300  // in a run
+	maxLarge     = 2    // of those, messages over the size limit
+	reusedShare  = 8    // one of so many is another payload under a step's identity
+	duplicates   = 25   // a second
+	injectEvery  = 250 * time.Millisecond
+	injectLimit  = 10 * time.Second // for one look at the database
+	lastInsist   = 30 * time.Second // on poison of which nothing is known when the run's storm is over
+	insistPause  = 300 * time.Millisecond
+	maxDuplicate = 64 // at once, after a time without broker or database
+)
+
+// InjectorOptions are what an [Injector] needs. All are required.
+type InjectorOptions struct {
+	DB     *pgxpool.Pool
+	Broker Broker
+	Seed   uint64
+	Run    record.Options // Storm and Sagas
+	Out    *record.Writer[record.Injection]
+	Now    func() record.At
+}
+
+// An Injector publishes what no service has published, or not now.
+//
+// Poison cannot be handled: it must end as a dead letter of each service that gets it, and
+// touch no saga. It is published until the broker has confirmed it, and recorded then.
+//
+// A duplicate is a message that was published long ago: every service that listens to it has
+// it in its inbox. It must change nothing. It is recorded if it was confirmed.
+type Injector struct {
+	opts InjectorOptions
+	rand *rand.Rand
+	raw  raw
+	pub  publishers
+
+	large    int
+	poisoned atomic.Int64
+	doubled  atomic.Int64
+	handled  atomic.Int64
+}
+
+// NewInjector returns an Injector. It starts nothing: call [Injector.Run].
+func NewInjector(o InjectorOptions) (*Injector, error) {
+	if o.DB == nil || o.Broker.Namespace == nil || o.Out == nil || o.Now == nil || o.Run.Storm <= 0 {
+		return nil, errors.New("evidence: NewInjector needs DB, Broker, Run.Storm, Out and Now")
+	}
+	pub, err := o.Broker.publishers()
+	if err != nil {
+		return nil, err
+	}
+	return &Injector{opts: o, rand: rand.New(rand.NewPCG(o.Seed, 0)), raw: raw{broker: o.Broker}, pub: pub}, nil
+}
+
+// An Injected says how much an Injector has published.
+type Injected struct {
+	Poison     int
+	Duplicates int
+	Handled    int // duplicates of what every service had ended before
+}
+
+// Injected may be called while Run runs.
+func (in *Injector) Injected() Injected {
+	return Injected{int(in.poisoned.Load()), int(in.doubled.Load()), int(in.handled.Load())}
+}
+
+// Run injects until ctx ends, and then returns nil. What it cannot do for now, since a server
+// is away, it does later, or not at all. It may be called once.
+func (in *Injector) Run(ctx context.Context) error {
+	defer in.raw.drop()
+	defer in.pub.close()
+	storm := in.opts.Run.Storm.Seconds()
+	rate := min(poisonShare*float64(in.opts.Run.Sagas), maxPoison) / storm
+	var poison, copies float64 // that are due
+	for last := time.Now(); pause(ctx, injectEvery) == nil; {
+		elapsed := time.Since(last).Seconds()
+		last = time.Now()
+		for poison += rate * elapsed; poison >= 1 && in.poisoned.Load() < maxPoison && ctx.Err() == nil; poison-- {
+			in.poison(ctx)
+		}
+		copies = min(copies+duplicates*elapsed, maxDuplicate)
+		copies -= float64(in.double(ctx, int(copies)))
+	}
+	return nil
+}
+
+// poison publishes one until it is confirmed. If ctx ends over it, it is insisted on for a
+// while, and recorded in any case: it may be there.
+func (in *Injector) poison(ctx context.Context) {
+	p := brew(in.rand, in.large < maxLarge)
+	if in.rand.IntN(reusedShare) == 0 {
+		if reused, ok := in.reuse(ctx); ok {
+			p = reused
+		}
+	}
+	if p.reason == tooLarge {
+		in.large++
+	}
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastInsist, cancel) })()
+	err := in.raw.publish(late, in.opts.Broker.exchange(p.saga, p.topic), p.message)
+	for err != nil && pause(late, insistPause) == nil {
+		err = in.raw.publish(late, in.opts.Broker.exchange(p.saga, p.topic), p.message)
+	}
+	in.poisoned.Add(1)
+	r := record.Injection{
+		At: in.opts.Now(), Kind: record.Poison, Topic: p.topic, MessageID: p.message.MessageId,
+		Scope: p.of.Scope, Key: p.of.Key, Step: p.of.Step, N: p.of.N,
+		Payload: record.Digest(p.message.Body), What: p.reason + ": " + p.how, Unconfirmed: err != nil,
+	}
+	in.opts.Out.Add(r)
+}
+
+// double publishes up to n messages again, of one service, and returns how many it has tried. They are in
+// no order.
+func (in *Injector) double(ctx context.Context, n int) (tried int) {
+	if n < 1 {
+		return 0
+	}
+	look, cancel := context.WithTimeout(ctx, injectLimit)
+	defer cancel()
+	s := in.pick()
+	past, err := in.past(look, s, n)
+	if err != nil {
+		return 0 // the database is away
+	}
+	if len(past) == 0 {
+		return n // nothing has been sent yet
+	}
+	messages := make([]stored, len(past))
+	for i := range past {
+		messages[i] = past[i].stored
+	}
+	for i, err := range in.pub.publish(look, s.saga, messages) {
+		if err != nil {
+			continue
+		}
+		r := injection(in.opts.Now(), record.Duplicate, &messages[i])
+		r.Handled = past[i].ended
+		in.opts.Out.Add(r)
+		in.doubled.Add(1)
+		if r.Handled {
+			in.handled.Add(1)
+		}
+	}
+	return len(past)
+}
+
+// pick returns a schema with messages.
+func (in *Injector) pick() schema {
+	for {
+		if s := schemas[in.rand.IntN(len(schemas))]; !s.quiet {
+			return s
+		}
+	}
+}
+
+// reuse makes poison of a message that was handled: another payload under its identity. Of a
+// trip's message the saga has ended, since a participant tells it of the dead letter.
+func (in *Injector) reuse(ctx context.Context) (poison, bool) {
+	look, cancel := context.WithTimeout(ctx, injectLimit)
+	defer cancel()
+	s := in.pick()
+	past, err := in.past(look, s, 8)
+	if err != nil {
+		return poison{}, false
+	}
+	for _, m := range past {
+		if !m.ended || !in.over(look, s.saga, m.stored) {
+			continue
+		}
+		p, err := forge(in.rand, s.saga, m.stored)
+		return p, err == nil
+	}
+	return poison{}, false
+}
+
+// over reports whether the saga of m has ended.
+func (in *Injector) over(ctx context.Context, saga string, m stored) (over bool) {
+	if saga == record.Order {
+		return true // nobody is told of its dead letters
+	}
+	err := in.opts.DB.QueryRow(ctx, "SELECT ended_at IS NOT NULL FROM trip_service.saga WHERE scope = $1 AND key = $2 AND path = ''", m.Scope, m.Key).Scan(&over)
+	return err == nil && over
+}
+
+// A past message was written some time ago, and every service that listens to it has had it.
+type past struct {
+	stored
+	ended bool // and each has ended its step
+}
+
+const (
+	sqlLastMessage = `SELECT last_value FROM {schema}.outbox_id_seq`
+
+	// sqlReadListened says of a message whether a step's inbox has it, and whether it has ended it.
+	// The digest tells a compensation from its action.
+	sqlReadListened = `
+SELECT count(*) > 0, count(*) FILTER (WHERE state NOT IN ('open', 'retrying', 'undoing')) > 0
+FROM {schema}.inbox WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND {digest} = sha256($5)`
+)
+
+// past returns up to n messages of a schema at random.
+func (in *Injector) past(ctx context.Context, s schema, n int) (found []past, err error) {
+	var last int64
+	if err := in.opts.DB.QueryRow(ctx, bind(s.name, sqlLastMessage)).Scan(&last); err != nil {
+		return nil, fmt.Errorf("evidence: last message: %w", err)
+	}
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = 1 + in.rand.Int64N(last)
+	}
+	messages, err := readMessages(ctx, in.opts.DB, s, ids)
+	if err != nil {
+		return nil, err
+	}
+	in.rand.Shuffle(len(messages), func(i, j int) { messages[i], messages[j] = messages[j], messages[i] })
+	return listened(ctx, in.opts.DB, messages)
+}
+
+// listened returns those of messages that every service which listens to them has had.
+func listened(ctx context.Context, db *pgxpool.Pool, messages []stored) (all []past, err error) {
+	batch := &pgx.Batch{}
+	had := make([]int, len(messages))
+	ended := make([]int, len(messages))
+	for i := range messages {
+		m := &messages[i]
+		for _, l := range listening(m.Topic, m.Type) {
+			statement := strings.ReplaceAll(bind(l.Schema, sqlReadListened), "{digest}", l.digest())
+			batch.Queue(statement, m.Scope, m.Key, l.Step, m.N, m.Payload).QueryRow(func(row pgx.Row) error {
+				var has, has2 bool
+				err := row.Scan(&has, &has2)
+				had[i] += count(has)
+				ended[i] += count(has2)
+				return err
+			})
+		}
+	}
+	if err := db.SendBatch(ctx, batch).Close(); err != nil {
+		return nil, fmt.Errorf("evidence: who has had messages: %w", err)
+	}
+	for i, m := range messages {
+		if n := len(listening(m.Topic, m.Type)); n > 0 && had[i] == n {
+			all = append(all, past{m, ended[i] == n})
+		}
+	}
+	return all, nil
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

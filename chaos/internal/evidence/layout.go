@@ -1,0 +1,130 @@
+package evidence
+
+import (
+	"strings"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// A schema is one service's part of the database.
+type schema struct {
+	name  string
+	saga  string // of which it is a part
+	quiet bool   // it sends and takes no messages
+}
+
+// schemas are those of both examples, each with tables of sagamill's beside its own.
+var schemas = []schema{
+	{"order_service", record.Order, false}, {"payment_service", record.Order, false}, {"shipping_service", record.Order, false},
+	{"payment_gateway", record.Order, true},
+	{"trip_service", record.Trip, false}, {"flight_service", record.Trip, false}, {"hotel_service", record.Trip, false},
+	{"car_service", record.Trip, false}, {"ticketing_service", record.Trip, false}, {"mail_service", record.Trip, false},
+}
+
+// speaking are the schemas with messages.
+func speaking() (names []string) {
+	for _, s := range schemas {
+		if !s.quiet {
+			names = append(names, s.name)
+		}
+	}
+	return names
+}
+
+// A Listener is a step that takes messages of a topic.
+type Listener struct {
+	Topic, Type string
+	Saga        string // whose namespace the topic is in
+	Schema      string // of its inbox
+	Step        string // in its inbox
+	Undo        bool   // the message is a compensation
+
+	from []string // schemas of the outboxes that publish to the topic
+}
+
+// queue is the service that has the queue: the schema is named after it.
+func (l Listener) queue() string { return strings.TrimSuffix(l.Schema, "_service") }
+
+// digest is the column of the inbox that tells l's message from the other one of its step.
+func (l Listener) digest() string {
+	if l.Undo {
+		return "undo_digest"
+	}
+	return "digest"
+}
+
+// Listeners are all there are, as both examples have them. A test compares them with what
+// the examples do.
+var Listeners = listeners()
+
+func listeners() (all []Listener) {
+	add := func(saga, from, topic, schema, step string, undo bool) {
+		all = append(all, Listener{Topic: topic, Type: topic, Saga: saga, Schema: schema, Step: step, Undo: undo, from: []string{from}})
+	}
+	add(record.Order, "order_service", "order.created", "payment_service", "process-payment", false)
+	add(record.Order, "payment_service", "payment.processed", "order_service", "record-payment", false)
+	add(record.Order, "payment_service", "payment.processed", "shipping_service", "arrange-shipping", false)
+	add(record.Order, "payment_service", "payment.declined", "order_service", "record-decline", false)
+	add(record.Order, "payment_service", "payment.refunded", "order_service", "record-refund", false)
+	add(record.Order, "shipping_service", "shipment.arranged", "order_service", "record-shipment", false)
+	add(record.Order, "shipping_service", "shipment.rejected", "order_service", "record-rejection", false)
+	add(record.Order, "shipping_service", "shipment.rejected", "payment_service", "process-payment", true)
+	replies := Listener{Topic: "saga.trip", Type: "saga.reply", Saga: record.Trip, Schema: "trip_service", Step: "saga-trip"}
+	for _, service := range []string{"flight", "hotel", "car"} {
+		own := service + "_service"
+		add(record.Trip, "trip_service", service+".book", own, service, false)
+		add(record.Trip, "trip_service", service+".cancel", own, service, true)
+		replies.from = append(replies.from, own)
+	}
+	add(record.Trip, "trip_service", "ticket.issue", "ticketing_service", "ticket", false)
+	add(record.Trip, "trip_service", "mail.send", "mail_service", "mail", false)
+	replies.from = append(replies.from, "ticketing_service", "mail_service")
+	return append(all, replies)
+}
+
+// listening returns who takes messages of that type on topic.
+func listening(topic, typ string) (of []Listener) {
+	for _, l := range Listeners {
+		if l.Topic == topic && l.Type == typ {
+			of = append(of, l)
+		}
+	}
+	return of
+}
+
+// A table is one that is watched, and of which all rows are kept.
+type table struct {
+	schema, name string
+
+	// What a Change says of a row: expressions over its columns.
+	saga, key, state, what string
+}
+
+// business are the services' own tables.
+var business = []table{
+	{"order_service", "orders", "id::text", "tenant", "status", "amount::text"},
+	{"order_service", "order_step", "order_id::text", "step", "state", "attempts::text"},
+	{"payment_service", "payment", "order_id::text", "''", "state", "amount::text"},
+	{"shipping_service", "shipment", "order_id::text", "''", "state", "item"},
+	{"payment_gateway", "ledger", "order_id", "key", "kind", "amount::text"},
+	{"trip_service", "trip", "id::text", "tenant || '|' || key", "'placed'", "traveller"},
+	{"trip_service", "itinerary", "trip_id::text", "''", "'written'", "''"},
+	{"trip_service", "saga", "id::text", "scope || '|' || key || '|' || path", "status", "'revision ' || revision || ' tries ' || tries"},
+	{"flight_service", "booking", "trip_id::text", "n", "state", "id || ' ' || item"},
+	{"hotel_service", "booking", "trip_id::text", "n", "state", "id || ' ' || item"},
+	{"car_service", "booking", "trip_id::text", "n", "state", "id || ' ' || item"},
+	{"ticketing_service", "ticket", "trip_id::text", "id::text", "'issued'", "number"},
+	{"mail_service", "mail", "trip_id::text", "id::text", "state", "ticket"},
+}
+
+// watched are the business tables, and inbox and parked of every service.
+func watched() []table {
+	all := business
+	for _, name := range speaking() {
+		all = append(all,
+			table{name, "inbox", "n", "scope || '|' || key || '|' || step || '|' || n", "state", "'attempts ' || attempts || ' undo ' || undo_attempts"},
+			table{name, "parked", "coalesce(n, '')", "coalesce(scope, '') || '|' || coalesce(key, '') || '|' || coalesce(step, '') || '|' || coalesce(n, '') || '|' || kind",
+				"state", "'id ' || id || ' ' || reason || ' attempts ' || attempts"})
+	}
+	return all
+}

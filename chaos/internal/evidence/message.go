@@ -1,0 +1,78 @@
+package evidence
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// messageColumns are those that a leaf, outbox_held and chaos.delayed have.
+const messageColumns = "id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at"
+
+// bind binds statement to a schema.
+func bind(schema, statement string) string { return strings.ReplaceAll(statement, "{schema}", schema) }
+
+// A stored message is one that a service's transaction has written.
+type stored struct {
+	ID                                            int64
+	MessageID                                     uuid.UUID
+	Topic, Type, Scope, Key, Step, N, OrderingKey string
+	CorrelationID, CausationID, ContentType       string
+	Headers                                       []byte
+	Payload                                       []byte
+	CreatedAt                                     time.Time
+}
+
+func scanStored(row pgx.CollectableRow) (m stored, err error) {
+	err = row.Scan(&m.ID, &m.MessageID, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.OrderingKey,
+		&m.CorrelationID, &m.CausationID, &m.ContentType, &m.Headers, &m.Payload, &m.CreatedAt)
+	return m, err
+}
+
+// publication is m as its relay publishes it, to the byte.
+func (m *stored) publication() (outbox.Publication, error) {
+	msg := message.NewMessage(m.MessageID.String(), m.Payload)
+	if len(m.Headers) > 0 {
+		if err := json.Unmarshal(m.Headers, &msg.Metadata); err != nil {
+			return outbox.Publication{}, fmt.Errorf("evidence: headers of message %s: %w", msg.UUID, err)
+		}
+	}
+	if msg.Metadata == nil {
+		msg.Metadata = message.Metadata{}
+	}
+	msg.Metadata[outbox.HeaderKey] = stepkey.Key{Key: m.Key, Step: m.Step, N: m.N}.String()
+	msg.Metadata[outbox.HeaderScope] = m.Scope
+	if m.CausationID != "" {
+		msg.Metadata[outbox.HeaderCausation] = m.CausationID
+	}
+	msg.Metadata[outbox.PropertyType] = m.Type
+	msg.Metadata[outbox.PropertyTimestamp] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+	msg.Metadata[outbox.PropertyCorrelation] = m.CorrelationID
+	msg.Metadata[outbox.PropertyContentType] = m.ContentType
+	return outbox.Publication{Topic: m.Topic, Message: msg}, nil
+}
+
+const sqlReadMessages = `
+SELECT {columns} FROM {schema}.outbox WHERE id = ANY ($1)
+UNION ALL
+SELECT {columns} FROM chaos.delayed WHERE schema = '{schema}' AND id = ANY ($1)`
+
+// readMessages reads those of ids that there are, in no order.
+func readMessages(ctx context.Context, db *pgxpool.Pool, s schema, ids []int64) ([]stored, error) {
+	rows, _ := db.Query(ctx, strings.ReplaceAll(bind(s.name, sqlReadMessages), "{columns}", messageColumns), ids)
+	all, err := pgx.CollectRows(rows, scanStored)
+	if err != nil {
+		return nil, fmt.Errorf("evidence: messages of %s: %w", s.name, err)
+	}
+	return all, nil
+}

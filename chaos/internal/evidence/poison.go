@@ -1,0 +1,157 @@
+package evidence
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// A poison is a message that no attempt can handle.
+type poison struct {
+	saga, topic string
+	reason      string // of the dead letter
+	how         string
+	message     amqp.Publishing
+	of          stored // whose identity it bears; zero: nobody's
+}
+
+const tooLarge = "too-large"
+
+// poisonScope is nobody's tenant, so that what is wrong with a message cannot touch a saga.
+const poisonScope = "chaos"
+
+// oversize is one byte more than a consumer takes.
+const oversize = outbox.MaxPayload + 1
+
+// A recipe spoils a message that is good otherwise, but belongs to no saga.
+type recipe struct {
+	reason, how string
+	spoil       func(p *amqp.Publishing)
+}
+
+func withKey(v any) func(*amqp.Publishing) {
+	return func(p *amqp.Publishing) { p.Headers[outbox.HeaderKey] = v }
+}
+
+func withScope(v any) func(*amqp.Publishing) {
+	return func(p *amqp.Publishing) { p.Headers[outbox.HeaderScope] = v }
+}
+
+func withBody(body string) func(*amqp.Publishing) {
+	return func(p *amqp.Publishing) { p.Body = []byte(body) }
+}
+
+// recipes have the same effect on whichever topic they are served.
+var recipes = []recipe{
+	{"key-missing", "none", func(p *amqp.Publishing) { delete(p.Headers, outbox.HeaderKey) }},
+	{"key-missing", "empty", withKey("")},
+	{"key-missing", "void", withKey(nil)},
+	{"key-malformed", "integer", withKey(int32(7))},
+	{"key-malformed", "boolean", withKey(true)},
+	{"key-malformed", "bytes", withKey([]byte{0xff, 0x00, 0xfe})},
+	{"key-malformed", "array", withKey([]any{"a", int32(1)})},
+	{"key-malformed", "table", withKey(amqp.Table{"a": "b:c"})},
+	{"key-malformed", "float", withKey(1.5)},
+	{"key-malformed", "no step", withKey("chaos")},
+	{"key-malformed", "two colons at the end", withKey("chaos::")},
+	{"key-malformed", "300 bytes", withKey(strings.Repeat("k", 300) + ":process-payment")},
+	{"key-malformed", "NUL", withKey("chaos\x00:process-payment")},
+	{"key-malformed", "line break", withKey("chaos\r\nX-Admin: yes:process-payment")},
+	{"key-malformed", "terminal escape", withKey("\x1b[2Jchaos:process-payment")},
+	{"key-malformed", "not ASCII", withKey("schlüssel:process-payment")},
+	{"scope-missing", "none", func(p *amqp.Publishing) { delete(p.Headers, outbox.HeaderScope) }},
+	{"scope-malformed", "300 bytes", withScope(strings.Repeat("s", 300))},
+	{"scope-malformed", "line break", withScope("tenant-0\nadmin")},
+	{"type-missing", "none", func(p *amqp.Publishing) { p.Type = "" }},
+	{"type-unknown", "nobody's", func(p *amqp.Publishing) { p.Type = "nobody.knows" }},
+	{"type-unknown", "a step of another service", func(p *amqp.Publishing) {
+		other := "mail.send"
+		if p.Type == other {
+			other = "order.created"
+		}
+		p.Type = other
+	}},
+	{"undecodable", "content type", func(p *amqp.Publishing) { p.ContentType = "text/plain" }},
+	{"undecodable", "empty body", withBody("")},
+	{"undecodable", "cut off", withBody(`{"order_id":"`)},
+	{"undecodable", "two values", withBody(`{}{}`)},
+	{"undecodable", "depth", withBody(strings.Repeat("[", 20_000))},
+	{"undecodable", "a member twice", withBody(`{"outcome":"done","outcome":"failed","amount":1,"amount":999}`)},
+	{"undecodable", "case twins", withBody(`{"amount":1,"AMOUNT":999}`)},
+	{"undecodable", "not UTF-8 or JSON", withBody("\xff\xfe\x00")},
+	{"undecodable", "a key that looks like SQL", func(p *amqp.Publishing) {
+		p.Headers[outbox.HeaderKey] = `'; DROP TABLE orders; --:process-payment`
+		p.Body = []byte(`{"amount":1e400000`)
+	}},
+	{tooLarge, "payload", func(p *amqp.Publishing) { p.Body = bytes.Repeat([]byte{' '}, oversize) }},
+}
+
+// brew returns a poison that needs no message to be made of.
+func brew(r *rand.Rand, large bool) poison {
+	if r.IntN(8) == 0 {
+		return stray(r)
+	}
+	l := Listeners[r.IntN(len(Listeners))]
+	c := recipes[r.IntN(len(recipes))]
+	for c.reason == tooLarge && !large {
+		c = recipes[r.IntN(len(recipes))]
+	}
+	p := poison{saga: l.Saga, topic: l.Topic, reason: c.reason, how: c.how, message: innocent(r, l.Type)}
+	c.spoil(&p.message)
+	return p
+}
+
+// stray is about a saga that there is not, and of a kind that has no effect on one.
+func stray(r *rand.Rand) poison {
+	order := []string{"payment.declined", "payment.refunded", "shipment.arranged"}
+	if i := r.IntN(len(order) + 1); i < len(order) {
+		p := poison{saga: record.Order, topic: order[i], reason: "terminal", how: "unknown saga", message: innocent(r, order[i])}
+		p.message.Body = fmt.Appendf(nil, `{"order_id":%q,"reason":"chaos","attempts":1}`, random(r))
+		return p
+	}
+	p := poison{saga: record.Trip, topic: "saga.trip", reason: "terminal", how: "unknown saga", message: innocent(r, "saga.reply")}
+	p.message.Headers[outbox.HeaderKey] = fmt.Sprintf("chaos:%x:flight#%08x-3.1.d", r.Uint64(), r.Uint32())
+	return p
+}
+
+// innocent is a message that would be handled.
+func innocent(r *rand.Rand, typ string) amqp.Publishing {
+	return amqp.Publishing{
+		MessageId: random(r).String(), CorrelationId: random(r).String(), Type: typ, Timestamp: time.Now(),
+		ContentType: "application/json", DeliveryMode: amqp.Persistent,
+		Headers: amqp.Table{outbox.HeaderKey: fmt.Sprintf("chaos:%x:step", r.Uint64()), outbox.HeaderScope: poisonScope},
+		Body:    []byte(`{"outcome":"done"}`),
+	}
+}
+
+// random returns a UUID of the seed's.
+func random(r *rand.Rand) (id uuid.UUID) {
+	for i := range id {
+		id[i] = byte(r.Uint32())
+	}
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
+	return id
+}
+
+// forge makes another payload of m, under its identity: what it asks for is the same, but for
+// a space.
+func forge(r *rand.Rand, saga string, m stored) (poison, error) {
+	publication, err := m.publication()
+	if err != nil {
+		return poison{}, err
+	}
+	p := poison{saga: saga, topic: m.Topic, reason: "key-reused", how: "another payload", of: m}
+	p.message, err = rabbitmq.Marshaler{}.Marshal(publication.Message)
+	p.message.MessageId = random(r).String()
+	p.message.Body = append(bytes.Clone(m.Payload), ' ')
+	return p, err
+}

@@ -1,0 +1,141 @@
+package evidence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+const (
+	sampleEvery   = time.Second
+	sampleTimeout = 10 * time.Second // for all of one sample
+
+	// restFactor is how many times as long as the invariants took they are then left alone:
+	// the database spends a fortieth of its time on them at the most, however many sagas there are.
+	restFactor = 40
+)
+
+// SamplerOptions are what a [Sampler] needs. All are required but Processes.
+type SamplerOptions struct {
+	DB        *pgxpool.Pool
+	Broker    Broker
+	Out       *record.Writer[record.Sample]
+	Now       func() record.At
+	Processes func() int // that are alive; default: not known
+}
+
+// A Sampler looks at the site now and then.
+type Sampler struct {
+	opts  SamplerOptions
+	gauge gauge
+
+	rested time.Time // from when on the invariants are asked again
+	money  int64     // as of the last time
+	done   int
+}
+
+// NewSampler returns a Sampler. It starts nothing: call [Sampler.Run].
+func NewSampler(o SamplerOptions) (*Sampler, error) {
+	if o.DB == nil || o.Broker.Namespace == nil || o.Out == nil || o.Now == nil {
+		return nil, errors.New("evidence: NewSampler needs DB, Broker, Out and Now")
+	}
+	return &Sampler{opts: o, gauge: gauge{broker: o.Broker}}, nil
+}
+
+// Run writes a Sample every second until ctx ends, and then returns nil.
+func (s *Sampler) Run(ctx context.Context) error {
+	defer s.gauge.drop()
+	for next := time.Now(); ; {
+		s.opts.Out.Add(s.sample(ctx))
+		next = next.Add(sampleEvery)
+		if late := time.Since(next); late > 0 {
+			next = next.Add(late)
+		}
+		if pause(ctx, time.Until(next)) != nil {
+			return nil
+		}
+	}
+}
+
+// sample looks once. What it could not see is an error in it.
+func (s *Sampler) sample(ctx context.Context) record.Sample {
+	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
+	defer cancel()
+	r := record.Sample{At: s.opts.Now(), Backlog: map[string]int{}, Ready: map[string]int{}}
+	if s.opts.Processes != nil {
+		r.Processes = s.opts.Processes()
+	}
+	err := errors.Join(s.sessions(ctx, &r), s.backlog(ctx, &r), s.queues(ctx, &r), s.balance(ctx, &r))
+	if err != nil {
+		r.Err = err.Error()
+	}
+	r.Money, r.Done = s.money, s.done
+	return r
+}
+
+func (s *Sampler) sessions(ctx context.Context, r *record.Sample) error {
+	if err := s.opts.DB.QueryRow(ctx, sqlSessions).Scan(&r.Connections, &r.IdleInTx); err != nil {
+		return fmt.Errorf("sessions: %w", err)
+	}
+	return nil
+}
+
+func (s *Sampler) backlog(ctx context.Context, r *record.Sample) error {
+	for _, name := range speaking() {
+		stats, err := outbox.ReadStats(ctx, s.opts.DB, name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if n := stats.Stored + stats.Delayed + stats.Waiting + stats.Refused; n > 0 {
+			r.Backlog[name] = n
+		}
+	}
+	return nil
+}
+
+func (s *Sampler) queues(ctx context.Context, r *record.Sample) error {
+	all, err := s.gauge.read(ctx)
+	for _, q := range all {
+		if q.Ready > 0 {
+			r.Ready[q.Name] = q.Ready
+		}
+	}
+	return err
+}
+
+// balance asks for the invariants in one snapshot of all services, unless it has done so
+// just now, for what that takes.
+func (s *Sampler) balance(ctx context.Context, r *record.Sample) error {
+	if time.Now().Before(s.rested) {
+		return nil
+	}
+	began := time.Now()
+	defer func() { s.rested = time.Now().Add(restFactor * time.Since(began)) }()
+	batch := &pgx.Batch{}
+	batch.Queue(sqlMoney).QueryRow(func(row pgx.Row) error { return row.Scan(&s.money) })
+	batch.Queue(sqlDone).QueryRow(func(row pgx.Row) error { return row.Scan(&s.done) })
+	for _, i := range invariants {
+		batch.Queue(i.against + "\nLIMIT " + shown).Query(func(rows pgx.Rows) error {
+			bad, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			for _, b := range bad {
+				r.Unbalanced = append(r.Unbalanced, i.says+": "+b)
+			}
+			return err
+		})
+	}
+	err := pgx.BeginTxFunc(ctx, s.opts.DB, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		return tx.SendBatch(ctx, batch).Close()
+	})
+	if err != nil {
+		r.Unbalanced = nil
+		return fmt.Errorf("balance: %w", err)
+	}
+	return nil
+}

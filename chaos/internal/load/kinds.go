@@ -1,0 +1,89 @@
+package load
+
+import "github.com/sagamill/sagamill/chaos/internal/record"
+
+// A Kind is a sort of saga in the load.
+type Kind struct {
+	Saga  string // record.Order or record.Trip
+	Name  string // what an Op says
+	share int    // of a thousand sagas of its sort
+	body  string // of the request, with the amount or the budget left out
+
+	// Ends are the states that it may end in. A trip of which something has taken longer than
+	// the patience of its saga may end compensated whatever its kind is.
+	Ends []string
+
+	cancel int // milliseconds after the answer within which the customer cancels; 0: never
+}
+
+// The states that sagas end in.
+const (
+	Completed   = "completed"
+	Cancelled   = "cancelled"   // an order
+	Compensated = "compensated" // a trip
+)
+
+var (
+	completed   = []string{Completed}
+	cancelled   = []string{Cancelled}
+	compensated = []string{Compensated}
+	either      = []string{Completed, Compensated}
+)
+
+// cheap is a budget, in cents, that no trip can be had for.
+const cheap = 100
+
+// Orders are the kinds of orders: about 80 % of them go well, 15 % fail in their
+// business, 5 % go well or fail after the gateway has failed a few times.
+var Orders = []Kind{
+	{record.Order, "accepted", 790, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_ok"}`, completed, 0},
+	{record.Order, "declined", 50, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_declined"}`, cancelled, 0},
+	{record.Order, "unknown-card", 20, `{"item":"book","quantity":2,"amount":%d,"currency":"EUR","card":"tok_stolen"}`, cancelled, 0},
+	{record.Order, "unshippable", 80, `{"item":"unshippable","quantity":1,"amount":%d,"currency":"EUR","card":"tok_ok"}`, cancelled, 0},
+	{record.Order, "lost-reply", 25, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_lost_reply"}`, completed, 0},
+	{record.Order, "lost-reply-unshippable", 8, `{"item":"unshippable","quantity":3,"amount":%d,"currency":"EUR","card":"tok_lost_reply"}`, cancelled, 0},
+	{record.Order, "flaky", 17, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_flaky"}`, completed, 0},
+	{record.Order, "flaky-unshippable", 5, `{"item":"unshippable","quantity":1,"amount":%d,"currency":"EUR","card":"tok_flaky"}`, cancelled, 0},
+	{record.Order, "slow", 5, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_slow"}`, completed, 0},
+}
+
+// Trips are the kinds of trips, in about the same shares. The example has more of
+// LH100, grand and compact than an int32 counts, four seats on ZZ9, and nothing of
+// full-house, convertible and GONE: a hundred thousand trips change none of that.
+var Trips = []Kind{
+	{record.Trip, "good", 540, `{"traveller":"Ada","flight":"LH100","hotel":"grand","budget":%d}`, completed, 0},
+	{record.Trip, "car", 180, `{"traveller":"Ben","flight":"LH100","hotel":"grand","car":"compact","budget":%d}`, completed, 0},
+	{record.Trip, "hotel-sold-out", 35, `{"traveller":"Dora","flight":"LH100","hotel":"full-house","car":"compact","budget":%d}`, compensated, 0},
+	{record.Trip, "car-sold-out", 35, `{"traveller":"Egon","flight":"LH100","hotel":"grand","car":"convertible","budget":%d}`, compensated, 0},
+	{record.Trip, "flight-gone", 20, `{"traveller":"Flo","flight":"GONE","hotel":"grand","car":"compact","budget":%d}`, compensated, 0},
+	{record.Trip, "last-seats", 10, `{"traveller":"Fay","flight":"ZZ9","hotel":"grand","budget":%d}`, either, 0},
+	{record.Trip, "no-such-hotel", 10, `{"traveller":"Gil","flight":"LH100","hotel":"castle","budget":%d}`, compensated, 0},
+	{record.Trip, overBudget, 20, `{"traveller":"Gus","flight":"LH100","hotel":"grand","budget":%d}`, compensated, 0},
+	{record.Trip, "no-ticket", 35, `{"traveller":"Nofly","flight":"LH100","hotel":"grand","car":"compact","budget":%d}`, compensated, 0},
+	{record.Trip, "full-mailbox", 45, `{"traveller":"Fullbox","flight":"LH100","hotel":"grand","budget":%d}`, completed, 0},
+	{record.Trip, "silent-hotel", 5, `{"traveller":"Hal","flight":"LH100","hotel":"silent-inn","budget":%d}`, compensated, 0},
+	{record.Trip, "late-hotel", 5, `{"traveller":"Ida","flight":"LH100","hotel":"late-inn","budget":%d}`, compensated, 0},
+	{record.Trip, "slow-hotel", 5, `{"traveller":"Jon","flight":"LH100","hotel":"slow-inn","budget":%d}`, completed, 0},
+	{record.Trip, "cancelled", 15, `{"traveller":"Kim","flight":"LH100","hotel":"slow-inn","budget":%d}`, either, 20},
+	{record.Trip, "cancelled-late", 40, `{"traveller":"Lea","flight":"LH100","hotel":"grand","budget":%d}`, either, 500},
+}
+
+const overBudget = "over-budget"
+
+// Find returns the kind of that name. There is no other for a saga that the load
+// began.
+func Find(saga, name string) (Kind, bool) {
+	for _, k := range kindsOf(saga) {
+		if k.Name == name {
+			return k, true
+		}
+	}
+	return Kind{}, false
+}
+
+func kindsOf(saga string) []Kind {
+	if saga == record.Trip {
+		return Trips
+	}
+	return Orders
+}

@@ -1,0 +1,172 @@
+// Package load is the clients of a chaos run. They are goroutines of the run's own
+// process, which nobody kills, and keep to the client's side of the Idempotency-Key
+// contract: what was not answered for good is sent again under the same key. Each
+// request and its answer is a record.Op.
+//
+// The seed settles what is asked for: the n-th saga's kind, tenant, key, amount, how many
+// clients begin it at once, whether its key is used again for something else, and when it is
+// cancelled. What is answered, and when, it does not.
+package load
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// Options are what a Load needs. All are required but Overtime.
+type Options struct {
+	Seed   uint64
+	Run    record.Options // Storm, Sagas, Clients, Trips
+	Orders []string       // URLs of the order service's processes
+	Trips  []string       // and of the trip service's
+	Ops    *record.Writer[record.Op]
+	Now    func() record.At
+
+	Overtime time.Duration // how long sagas are still begun after the storm, if there were too few; default: Run.Storm, at least a minute
+}
+
+const minOvertime = time.Minute
+
+// A Load begins sagas.
+type Load struct {
+	opts   Options
+	client *http.Client
+	urls   map[string][]string
+	next   atomic.Int64 // number of the saga to be begun next
+	begun  atomic.Int64
+	open   atomic.Int64
+
+	abort atomic.Pointer[context.CancelFunc] // once it runs
+}
+
+// New returns a Load. It begins nothing: call [Load.Run].
+func New(o Options) (*Load, error) {
+	switch {
+	case o.Run.Clients < 1 || o.Run.Sagas < 1 || o.Run.Storm <= 0:
+		return nil, errors.New("load: Clients, Sagas and Storm must be positive")
+	case o.Run.Trips < 100 && len(o.Orders) == 0 || o.Run.Trips > 0 && len(o.Trips) == 0:
+		return nil, errors.New("load: a service that is asked for has no URL")
+	case o.Ops == nil || o.Now == nil:
+		return nil, errors.New("load: Ops and Now are required")
+	}
+	if o.Overtime == 0 {
+		o.Overtime = max(o.Run.Storm, minOvertime)
+	}
+	return &Load{
+		opts: o, client: newClient(o.Run.Clients),
+		urls: map[string][]string{record.Order: o.Orders, record.Trip: o.Trips},
+	}, nil
+}
+
+// Open returns how many requests are under way.
+func (l *Load) Open() int { return int(l.open.Load()) }
+
+// Begun returns how many sagas have been begun.
+func (l *Load) Begun() int { return int(l.begun.Load()) }
+
+// Abort ends every request of a Run that is under way at once, and that Run.
+func (l *Load) Abort() {
+	if end := l.abort.Load(); end != nil {
+		(*end)()
+	}
+}
+
+// Run begins sagas, at the pace that spreads Run.Sagas over Run.Storm, until ctx has ended and
+// Run.Sagas are begun, or until Overtime after ctx's end. It returns when every client has its
+// final answer, or has given up, at most [Patience] later. Its error says that too few
+// were begun. It may be called once.
+func (l *Load) Run(ctx context.Context) error {
+	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of all requests
+	defer end()
+	l.abort.Store(&end)
+	late, cancel := context.WithCancel(life) // of all beginnings
+	defer cancel()
+	var overtime, clients sync.WaitGroup
+	overtime.Go(func() {
+		select {
+		case <-ctx.Done():
+			pause(late, l.opts.Overtime)
+			cancel()
+		case <-late.Done():
+		}
+	})
+	p := newPace(l.opts.Run.Storm, l.opts.Run.Sagas)
+	for c := range l.opts.Run.Clients {
+		clients.Go(func() {
+			for s, ok := l.take(ctx, late, p); ok; s, ok = l.take(ctx, late, p) {
+				l.place(life, s, c)
+			}
+		})
+	}
+	clients.Wait()
+	cancel()
+	overtime.Wait()
+	l.client.CloseIdleConnections()
+	if l.Begun() < l.opts.Run.Sagas {
+		return errors.New("load: not all sagas were begun in time")
+	}
+	return nil
+}
+
+// take returns the next saga when it is due. There is none once late has ended, or ctx
+// and enough are begun.
+func (l *Load) take(ctx, late context.Context, p pace) (saga, bool) {
+	n := int(l.next.Add(1)) - 1
+	until := late
+	if n >= l.opts.Run.Sagas {
+		until = ctx
+	}
+	p.wait(until, n)
+	if until.Err() != nil || late.Err() != nil {
+		return saga{}, false
+	}
+	l.begun.Add(1)
+	return plan(l.opts.Seed, n, l.opts.Run.Trips), true
+}
+
+// place begins a saga by as many clients as it has copies, and does what its customer does
+// besides.
+func (l *Load) place(ctx context.Context, s saga, client int) {
+	path := "/orders"
+	if s.kind.Saga == record.Trip {
+		path = "/trips"
+	}
+	var id string
+	var copies sync.WaitGroup
+	for c := range s.copies {
+		copies.Go(func() {
+			tries := firstTries
+			if c > 0 {
+				tries = copyTries
+			}
+			a := l.insist(ctx, request{saga: &s, client: client*maxCopies + c, method: http.MethodPost, path: path, body: s.body, tries: tries})
+			if c == 0 {
+				id = a.id
+			}
+		})
+	}
+	copies.Wait()
+	if id == "" {
+		return // given up: nobody knows whether there is a saga
+	}
+	again := request{saga: &s, client: client * maxCopies, tries: copyTries}
+	if s.cancel > 0 {
+		pause(ctx, s.cancel)
+		again.method, again.path, again.tries = http.MethodDelete, path+"/"+id, firstTries
+		l.insist(ctx, again)
+	}
+	if s.other != nil {
+		again.method, again.path, again.body = http.MethodPost, path, s.other
+		l.insist(ctx, again)
+	}
+	if s.look {
+		again.method, again.path, again.body, again.tries = http.MethodGet, path+"/"+id, nil, 1
+		l.insist(ctx, again)
+	}
+}

@@ -1,0 +1,37 @@
+package load
+
+import (
+	"context"
+	"time"
+)
+
+// A pace spreads beginnings evenly over time. It does not wait for answers: what is
+// late is begun as soon as a client is free, until that has been caught up with.
+type pace struct {
+	began time.Time
+	every time.Duration
+}
+
+// newPace spreads n beginnings over d from now on. Of further ones it makes no
+// difference.
+func newPace(d time.Duration, n int) pace {
+	return pace{began: time.Now(), every: d / time.Duration(max(n, 1))}
+}
+
+// wait returns when the n-th is due, counted from 0, or when ctx ends.
+func (p pace) wait(ctx context.Context, n int) {
+	pause(ctx, time.Until(p.began.Add(time.Duration(n)*p.every)))
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
