@@ -47,8 +47,8 @@ func history(k key, p *placed) (ops []lineartest.Op) {
 			l.Kind = lineartest.Mismatch
 		case op.Status == http.StatusConflict:
 			l.Kind = lineartest.InFlight
-		case op.Status == http.StatusTooManyRequests:
-			continue // it has not come as far as the key
+		case op.Status == 0, op.Status == http.StatusTooManyRequests, op.Status == http.StatusServiceUnavailable:
+			continue // refused before it came as far as the key
 		}
 		ops = append(ops, l)
 	}
@@ -113,12 +113,11 @@ func (c *run) judgeCells(i *Invariant) {
 	for _, m := range c.messages {
 		send(m.Topic, m.Scope, m.Key, m.N, int64(c.at(m.At)))
 	}
-	for _, j := range c.injected {
-		if j.Kind == record.Poison {
-			send(j.Topic, j.Scope, j.Key, j.N, int64(j.At))
-		}
-	}
+	poisoned := c.poisoned()
 	for _, cell := range c.cells() {
+		if poisoned[cell.table+" "+cell.key] {
+			continue // by a message of nobody's
+		}
 		parts := strings.Split(cell.key, "|") // scope|key|step|n
 		if len(parts) < 4 {
 			continue

@@ -2,6 +2,7 @@ package judge
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
@@ -75,13 +76,10 @@ func (c *run) judgeArrivals(lost, ghost *Invariant, rows map[about][]inboxRow) {
 			lost.check(settled, Offender{Key: m.Scope + "/" + m.Key}, "%s to %s, %s:%s#%s: %s has %v", m.MessageID, m.Topic, m.Key, m.Step, m.N, schema, statesOf(rows[a]))
 		}
 	}
-	for _, i := range c.injected {
-		for _, schema := range listening[i.Topic] {
-			caused[about{schema, i.Scope, i.Key, i.N}] = true
-		}
-	}
-	for a := range rows {
-		ghost.check(caused[a], Offender{Key: a.scope + "/" + a.key}, "%s has %v, and nobody has sent it", a.schema, statesOf(rows[a]))
+	poisoned := c.poisoned()
+	for a, all := range rows {
+		r := all[0]
+		ghost.check(caused[a] || poisoned[a.schema+".inbox "+strings.Join([]string{r.Scope, r.Key, r.Step, r.N}, "|")], Offender{Key: a.scope + "/" + a.key}, "%s has %v, and nobody has sent it", a.schema, statesOf(rows[a]))
 	}
 }
 
@@ -126,6 +124,25 @@ func (c *run) judgeInboxes(states, twice *Invariant) {
 	}
 }
 
+// poisoned are the inbox rows, by table and key, that dead letters of injected poison have.
+func (c *run) poisoned() map[string]bool {
+	poison := map[string]bool{}
+	for _, i := range c.injected {
+		if i.Kind == record.Poison {
+			poison[i.MessageID] = true
+		}
+	}
+	rows := map[string]bool{}
+	for schema, letters := range c.rows.parked {
+		for _, l := range letters {
+			if poison[l.id()] && l.Key != nil {
+				rows[schema+".inbox "+strings.Join([]string{*l.Scope, *l.Key, *l.Step, *l.N}, "|")] = true
+			}
+		}
+	}
+	return rows
+}
+
 // A cell is an inbox row with its changes, in their order.
 type cell struct {
 	table, key string
@@ -155,8 +172,21 @@ func (c *run) cells() []*cell {
 	add(c.strays)
 	for _, one := range all {
 		slices.SortFunc(one.changes, func(a, b change) int { return int(a.seq - b.seq) })
+		one.changes = committed(one.changes)
 	}
 	return all
+}
+
+// committed leaves of each transaction the last change of a row: a claim inserts the row
+// as it hopes to leave it, and nobody sees what it was in between.
+func committed(all []change) []change {
+	kept := all[:0]
+	for i, ch := range all {
+		if i+1 == len(all) || all[i+1].tx != ch.tx {
+			kept = append(kept, ch)
+		}
+	}
+	return kept
 }
 
 // judgeLetters compares dead letters with the poison, by message id and topic: one

@@ -92,6 +92,9 @@ func (l *Load) send(ctx context.Context, r request, url string) answer {
 		Saga: r.saga.kind.Saga, Kind: r.saga.kind.Name, Method: r.method, Tenant: r.saga.tenant, Key: r.saga.key,
 		Body: record.Digest(r.body), Client: r.client,
 	}
+	if len(r.saga.kind.Ends) == 1 {
+		op.Want = r.saga.kind.Ends[0]
+	}
 	if r.saga.kind.Saga == record.Order {
 		op.Amount = r.saga.amount
 	}
@@ -172,10 +175,11 @@ func judge(op *record.Op, r reply, err error) answer {
 // which another try says no more.
 var inDoubt = map[string]bool{"outcome-unknown": true, "response-not-retained": true}
 
-// stored are the headers that are kept with a response: those of package idemkey.
+// stored are the headers that are kept with a response: those of package idemkey, but for
+// Cache-Control, to which a replay adds no-store.
 var stored = []string{
 	"Content-Type", "Content-Language", "Content-Encoding", "Content-Disposition", "Content-Location", "Location",
-	"Etag", "Last-Modified", "Link", "Cache-Control", "Vary", "Deprecation", "Sunset",
+	"Etag", "Last-Modified", "Link", "Vary", "Deprecation", "Sunset",
 }
 
 // digest is the same for two responses if a client cannot tell the one from the other but by
