@@ -102,32 +102,37 @@ func (in *Injector) Run(ctx context.Context) error {
 	return nil
 }
 
-// poison publishes one until it is confirmed. If ctx ends over it, it is insisted on for a
-// while, and recorded in any case: it may be there.
+// poison chooses one and publishes it.
 func (in *Injector) poison(ctx context.Context) {
 	p := brew(in.rand, in.large < maxLarge)
 	if in.rand.IntN(reusedShare) == 0 {
-		if reused, ok := in.reuse(ctx); ok {
-			p = reused
+		if forged, ok := in.reuse(ctx); ok {
+			p = forged
 		}
 	}
 	if p.reason == tooLarge {
 		in.large++
 	}
+	in.serve(ctx, p)
+}
+
+// serve publishes p until it is confirmed. If ctx ends over it, it is insisted on for a while,
+// and recorded in any case: it may be there.
+func (in *Injector) serve(ctx context.Context, p poison) {
 	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastInsist, cancel) })()
-	err := in.raw.publish(late, in.opts.Broker.exchange(p.saga, p.topic), p.message)
+	exchange := in.opts.Broker.exchange(p.saga, p.topic)
+	err := in.raw.publish(late, exchange, p.message)
 	for err != nil && pause(late, insistPause) == nil {
-		err = in.raw.publish(late, in.opts.Broker.exchange(p.saga, p.topic), p.message)
+		err = in.raw.publish(late, exchange, p.message)
 	}
 	in.poisoned.Add(1)
-	r := record.Injection{
+	in.opts.Out.Add(record.Injection{
 		At: in.opts.Now(), Kind: record.Poison, Topic: p.topic, MessageID: p.message.MessageId,
 		Scope: p.of.Scope, Key: p.of.Key, Step: p.of.Step, N: p.of.N,
 		Payload: record.Digest(p.message.Body), What: p.reason + ": " + p.how, Unconfirmed: err != nil,
-	}
-	in.opts.Out.Add(r)
+	})
 }
 
 // double publishes up to n messages again, of one service, and returns how many it has tried. They are in

@@ -42,6 +42,9 @@ GRANT USAGE ON SCHEMA chaos TO PUBLIC;
 GRANT INSERT ON chaos.change, chaos.delayed TO PUBLIC;
 GRANT USAGE ON SEQUENCE chaos.seq TO PUBLIC`
 
+// sqlLimitLocks is for a mistake: triggers are installed while nobody is at work.
+const sqlLimitLocks = `SET LOCAL lock_timeout = '10s'`
+
 // sqlWatch lets each statement on a table write what it has written: what it has inserted
 // where it says ON CONFLICT, and what it has updated, apart. An UPDATE that leaves a row as it was is
 // a change as well. A statement that writes nothing says nothing.
@@ -75,7 +78,7 @@ const heldColumns = messageColumns + ", state, due_at, attempts, reason, refused
 // services must have migrated their schemas. It may be called once for a database; after an
 // error nothing is installed.
 func Install(ctx context.Context, db *pgxpool.Pool) error {
-	statements := []string{sqlCreateChaos}
+	statements := []string{sqlLimitLocks, sqlCreateChaos}
 	for _, t := range watched() {
 		statements = append(statements, strings.NewReplacer(
 			"{name}", t.schema+"_"+t.name, "{schema}", t.schema, "{table}", t.name,

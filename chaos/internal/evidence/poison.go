@@ -105,6 +105,11 @@ func brew(r *rand.Rand, large bool) poison {
 	for c.reason == tooLarge && !large {
 		c = recipes[r.IntN(len(recipes))]
 	}
+	return c.make(r, l)
+}
+
+// make returns a message for l that is spoilt.
+func (c recipe) make(r *rand.Rand, l Listener) poison {
 	p := poison{saga: l.Saga, topic: l.Topic, reason: c.reason, how: c.how, message: innocent(r, l.Type)}
 	c.spoil(&p.message)
 	return p

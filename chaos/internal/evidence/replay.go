@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,8 +34,13 @@ type ref struct {
 	id     int64
 }
 
-// replayBatch is how many messages are read and published at once.
-const replayBatch = 256
+const (
+	replayBatch   = 256    // messages that are read and published at once
+	replayWorkers = 3      // batches that are on their way
+	replayReady   = 20_000 // messages in the queues over which it waits for the consumers
+	replayPause   = 200 * time.Millisecond
+	lookEvery     = 8 // batches between two looks into the queues
+)
 
 // ReplayOptions are what a Replay is told besides.
 type ReplayOptions struct {
@@ -58,13 +65,9 @@ func Replay(ctx context.Context, db *pgxpool.Pool, b Broker, o ReplayOptions) (n
 		return 0, err
 	}
 	defer pub.close()
-	for len(all) > 0 {
-		size := min(replayBatch, len(all))
-		if err := replay(ctx, db, pub, all[:size], o); err != nil {
-			return n, err
-		}
-		n += size
-		all = all[size:]
+	p := player{db: db, pub: pub, gauge: gauge{broker: b}, opts: o}
+	if n, err = p.play(ctx, all); err != nil {
+		return n, err
 	}
 	if left := Drained(ctx, db, b); len(left) > 0 {
 		return n, fmt.Errorf("evidence: %d messages were published again, and this is left: %q", n, left)
@@ -94,9 +97,67 @@ func history(ctx context.Context, db *pgxpool.Pool) (all []ref, err error) {
 	return all, nil
 }
 
-// replay publishes some messages, in their order.
-func replay(ctx context.Context, db *pgxpool.Pool, pub publishers, some []ref, o ReplayOptions) error {
-	messages, err := read(ctx, db, some)
+// A player publishes a history.
+type player struct {
+	db    *pgxpool.Pool
+	pub   publishers
+	gauge gauge
+	opts  ReplayOptions
+}
+
+// play publishes all, with no order between batches, and returns how many it has. It goes no faster than
+// the consumers, or they would fill the broker's memory.
+func (p *player) play(ctx context.Context, all []ref) (n int, err error) {
+	defer p.gauge.drop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	batches := make(chan []ref)
+	var published atomic.Int64
+	var workers sync.WaitGroup
+	for range replayWorkers {
+		workers.Go(func() {
+			for some := range batches {
+				if err := p.publish(ctx, some); err != nil {
+					stop(err) // the first of them counts
+				} else {
+					published.Add(int64(len(some)))
+				}
+			}
+		})
+	}
+	for i := 0; len(all) > 0 && ctx.Err() == nil; i++ {
+		if i%lookEvery == 0 {
+			p.await(ctx)
+		}
+		size := min(replayBatch, len(all))
+		batches <- all[:size]
+		all = all[size:]
+	}
+	close(batches)
+	workers.Wait()
+	return int(published.Load()), context.Cause(ctx)
+}
+
+// await waits until the queues have room. While the broker is away there is none.
+func (p *player) await(ctx context.Context) {
+	for {
+		ready, err := 0, ctx.Err()
+		var queues []record.Queue
+		if err == nil {
+			queues, err = p.gauge.read(ctx)
+		}
+		for _, q := range queues {
+			ready += q.Ready
+		}
+		if err == nil && ready < replayReady || pause(ctx, replayPause) != nil {
+			return
+		}
+	}
+}
+
+// publish publishes some messages, and is done when each is confirmed.
+func (p *player) publish(ctx context.Context, some []ref) error {
+	messages, err := read(ctx, p.db, some)
 	if err != nil {
 		return err
 	}
@@ -107,7 +168,7 @@ func replay(ctx context.Context, db *pgxpool.Pool, pub publishers, some []ref, o
 				batch = append(batch, messages[i])
 			}
 		}
-		if err := insist(ctx, pub, saga, batch, o); err != nil {
+		if err := insist(ctx, p.pub, saga, batch, p.opts); err != nil {
 			return err
 		}
 	}
@@ -132,8 +193,6 @@ func insist(ctx context.Context, pub publishers, saga string, batch []stored, o 
 	}
 	return nil
 }
-
-const replayPause = 200 * time.Millisecond
 
 // injection is what is recorded of a message that is published once more.
 func injection(at record.At, kind string, m *stored) record.Injection {

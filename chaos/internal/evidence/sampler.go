@@ -17,9 +17,9 @@ const (
 	sampleEvery   = time.Second
 	sampleTimeout = 10 * time.Second // for all of one sample
 
-	// restFactor is how many times as long as the invariants took they are then left alone:
-	// the database spends a fortieth of its time on them at the most, however many sagas there are.
-	restFactor = 40
+	// restFactor is how many times as long as the invariants took they are then left alone: one
+	// connection is at work on them a sixteenth of the time at the most, however many sagas there are.
+	restFactor = 15
 )
 
 // SamplerOptions are what a [Sampler] needs. All are required but Processes.
@@ -53,7 +53,11 @@ func NewSampler(o SamplerOptions) (*Sampler, error) {
 func (s *Sampler) Run(ctx context.Context) error {
 	defer s.gauge.drop()
 	for next := time.Now(); ; {
-		s.opts.Out.Add(s.sample(ctx))
+		sample := s.sample(ctx)
+		if ctx.Err() != nil {
+			return nil // in the midst of it
+		}
+		s.opts.Out.Add(sample)
 		next = next.Add(sampleEvery)
 		if late := time.Since(next); late > 0 {
 			next = next.Add(late)

@@ -176,7 +176,7 @@ func judge(op *record.Op, r reply, err error) answer {
 var inDoubt = map[string]bool{"outcome-unknown": true, "response-not-retained": true}
 
 // stored are the headers that are kept with a response: those of package idemkey, but for
-// Cache-Control, to which a replay adds no-store.
+// Cache-Control, which a replay is given if the response had none.
 var stored = []string{
 	"Content-Type", "Content-Language", "Content-Encoding", "Content-Disposition", "Content-Location", "Location",
 	"Etag", "Last-Modified", "Link", "Vary", "Deprecation", "Sunset",

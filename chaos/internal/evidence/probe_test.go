@@ -1,0 +1,107 @@
+package evidence
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// A probe gets a copy of everything that is published.
+type probe struct {
+	mu     sync.Mutex
+	copies map[string][]amqp.Delivery // by message id
+}
+
+func (s *site) probe(t *testing.T) *probe {
+	t.Helper()
+	p := &probe{copies: map[string][]amqp.Delivery{}}
+	conn, err := amqp.Dial(s.broker.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := ch.QueueDeclare("", false, true, true, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range Listeners {
+		if err := ch.QueueBind(q.Name, "", s.broker.exchange(l.Saga, l.Topic), false, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deliveries, err := ch.Consume(q.Name, "", true, true, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for d := range deliveries {
+			p.mu.Lock()
+			p.copies[d.MessageId] = append(p.copies[d.MessageId], d)
+			p.mu.Unlock()
+		}
+	}()
+	t.Cleanup(func() {
+		conn.Close()
+		<-done
+	})
+	return p
+}
+
+// check compares what relays have published with what Injector and Replay have.
+func (p *probe) check(t *testing.T) {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	transport := cmpopts.IgnoreFields(amqp.Delivery{}, "Acknowledger", "ConsumerTag", "DeliveryTag")
+	doubled, bad := 0, 0
+	for id, copies := range p.copies {
+		if len(copies) >= 3 { // poison has one, everything else the relay's and two replays
+			doubled++
+		}
+		for _, c := range copies[1:] {
+			if diff := cmp.Diff(copies[0], c, transport); diff != "" && bad < 5 {
+				bad++
+				t.Errorf("message %s is not published as the relay does (-relay +copy):\n%s", id, diff)
+			}
+		}
+	}
+	t.Logf("%d messages came at least three times", doubled)
+	if doubled == 0 {
+		t.Error("nothing was published again")
+	}
+}
+
+// keepHistory keeps the relays, which were not told to keep anything, from emptying their logs.
+func (s *site) keepHistory(t *testing.T) {
+	t.Helper()
+	conn, err := s.db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Conn().Close(context.Background()); conn.Release() })
+	tx, err := conn.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range speaking() {
+		l, err := outbox.NewLocator(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Pin(t.Context(), tx); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

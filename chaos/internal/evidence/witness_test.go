@@ -1,0 +1,99 @@
+package evidence
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// checkWitness plants what no service does. Each statement that has committed is told, row by row and
+// whatever it has changed; what was rolled back is not.
+func (s *site) checkWitness(t *testing.T) {
+	t.Helper()
+	const ledger = "INSERT INTO payment_gateway.ledger (kind, key, order_id, amount) SELECT 'charge', 'k', $1, 7 FROM generate_series(1, 2)"
+	const inbox = "INSERT INTO order_service.inbox (scope, key, step, n, state, digest) VALUES ('s', 'k', 'record', $1, 'done', sha256('')) ON CONFLICT (scope, key, step, n) DO "
+	id := uuid.NewString()
+	s.exec(t, ledger, id)
+	s.exec(t, inbox+"NOTHING", id)
+	s.exec(t, inbox+"NOTHING", id) // writes nothing
+	s.exec(t, inbox+"UPDATE SET state = 'done'", id)
+	s.exec(t, "DELETE FROM order_service.inbox WHERE n = $1", id)
+	undone := errors.New("rolled back")
+	err := pgx.BeginFunc(t.Context(), s.db, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), ledger, id)
+		return errors.Join(err, undone)
+	})
+	if !errors.Is(err, undone) {
+		t.Fatal(err)
+	}
+	want := []record.Change{
+		{Table: "payment_gateway.ledger", Op: "INSERT", Saga: id, Key: "k", State: "charge", What: "7"},
+		{Table: "payment_gateway.ledger", Op: "INSERT", Saga: id, Key: "k", State: "charge", What: "7"},
+		{Table: "order_service.inbox", Op: "INSERT", Saga: id, Key: "s|k|record|" + id, State: "done", What: "attempts 0 undo 0"},
+		{Table: "order_service.inbox", Op: "UPDATE", Saga: id, Key: "s|k|record|" + id, State: "done", What: "attempts 0 undo 0"},
+		{Table: "order_service.inbox", Op: "DELETE", Saga: id, Key: "s|k|record|" + id, State: "done", What: "attempts 0 undo 0"},
+	}
+	dir := t.TempDir()
+	if err := Dump(t.Context(), s.db, dir); err != nil {
+		t.Fatal(err)
+	}
+	var got []record.Change
+	last := int64(0)
+	for c, err := range record.Read[record.Change](dir, record.ChangesFile) {
+		if err != nil || c.Seq <= last || c.Tx == 0 || c.At.IsZero() {
+			t.Fatalf("change %+v after %d: %v", c, last, err)
+		}
+		last = c.Seq
+		if c.Saga == id {
+			got = append(got, record.Change{Table: c.Table, Op: c.Op, Saga: c.Saga, Key: c.Key, State: c.State, What: c.What})
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+	s.checkUnbalanced(t)
+}
+
+// checkUnbalanced has a sample find the two charges that nobody has ordered.
+func (s *site) checkUnbalanced(t *testing.T) {
+	t.Helper()
+	sampler := &Sampler{opts: SamplerOptions{DB: s.db, Broker: s.broker, Now: func() record.At { return 0 }}, gauge: gauge{broker: s.broker}}
+	defer sampler.gauge.drop()
+	if sample := sampler.sample(t.Context()); len(sample.Unbalanced) != 1 || sample.Err != "" {
+		t.Errorf("sample %+v", sample)
+	}
+	s.exec(t, "UPDATE flight_service.stock SET free = free - 1 WHERE item = 'LH100'")
+	sampler.rested = sampler.rested.AddDate(-1, 0, 0)
+	if sample := sampler.sample(t.Context()); len(sample.Unbalanced) != 2 || sample.Err != "" {
+		t.Errorf("sample %+v", sample)
+	}
+}
+
+// checkLeft takes away what a service has done.
+func (s *site) checkLeft(t *testing.T) {
+	t.Helper()
+	look := func(what string, want int) {
+		left, err := Left(t.Context(), s.db, s.broker)
+		if err != nil || len(left) != want {
+			t.Errorf("%s: %q is left, %v; want %d lines", what, left, err, want)
+		}
+	}
+	look("after a run", 0)
+	s.exec(t, "DELETE FROM shipping_service.inbox WHERE ctid = (SELECT min(ctid) FROM shipping_service.inbox WHERE state = 'done')")
+	look("without a row of an inbox", 1)
+	s.exec(t, "UPDATE order_service.orders SET status = 'paid' WHERE id = (SELECT id FROM order_service.orders LIMIT 1)")
+	look("with an order that has not ended", 1) // and the rest is not asked
+}
+
+func (s *site) exec(t *testing.T, statement string, args ...any) {
+	t.Helper()
+	if _, err := s.db.Exec(context.Background(), statement, args...); err != nil {
+		t.Fatal(err)
+	}
+}
