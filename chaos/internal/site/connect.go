@@ -65,7 +65,7 @@ func (s *Site) connect() error {
 // tell sets what a process is started with.
 func (s *Site) tell(service Service, p *process, database, broker string, gateway int) {
 	p.program = s.opts.Programs.Order
-	p.args = []string{"serve", "-services", service.Name, "-listen", address(p.port), "-namespace", s.Namespace(service.Saga), "-start-timeout", startTimeout}
+	p.args = []string{"serve", "-services", service.Name, "-listen", address(p.port), "-namespace", s.Namespace(service.Saga), "-start-timeout", startTimeout, "-keep", s.opts.Keep.String()}
 	switch {
 	case service.Saga == record.Trip:
 		p.program = s.opts.Programs.Trip

@@ -59,28 +59,33 @@ func linkName(service, backend string) string { return service + "-1 " + backend
 type Topic struct {
 	Saga     string   // record.Order or record.Trip
 	Name     string   // the exchange is called <namespace>.<name>
-	From     string   // the service that publishes most to it
+	From     string   // a service that publishes to it
 	Services []string // each has a queue, <namespace>.<name>.<service>
+
+	// Steps are the steps that the Services do when they get a message, by which their
+	// inboxes know it. Empty: nobody can tell from an inbox whether it has come, and
+	// the queues must not be deleted.
+	Steps []string
 }
 
 // topics repeats what the examples say: they are programs, and nobody imports them.
 // Start compares it with the broker.
 var topics = []Topic{
-	{record.Order, "order.created", "order", []string{"payment"}},
-	{record.Order, "payment.declined", "payment", []string{"order"}},
-	{record.Order, "payment.processed", "payment", []string{"order", "shipping"}},
-	{record.Order, "payment.refunded", "payment", []string{"order"}},
-	{record.Order, "shipment.arranged", "shipping", []string{"order"}},
-	{record.Order, "shipment.rejected", "shipping", []string{"order", "payment"}},
-	{record.Trip, "saga.trip", "flight", []string{"trip"}},
-	{record.Trip, "flight.book", "trip", []string{"flight"}},
-	{record.Trip, "flight.cancel", "trip", []string{"flight"}},
-	{record.Trip, "hotel.book", "trip", []string{"hotel"}},
-	{record.Trip, "hotel.cancel", "trip", []string{"hotel"}},
-	{record.Trip, "car.book", "trip", []string{"car"}},
-	{record.Trip, "car.cancel", "trip", []string{"car"}},
-	{record.Trip, "ticket.issue", "trip", []string{"ticketing"}},
-	{record.Trip, "mail.send", "trip", []string{"mail"}},
+	{record.Order, "order.created", "order", []string{"payment"}, []string{"process-payment"}},
+	{record.Order, "payment.declined", "payment", []string{"order"}, nil},
+	{record.Order, "payment.processed", "payment", []string{"order", "shipping"}, []string{"record-payment", "arrange-shipping"}},
+	{record.Order, "payment.refunded", "payment", []string{"order"}, nil},
+	{record.Order, "shipment.arranged", "shipping", []string{"order"}, nil},
+	{record.Order, "shipment.rejected", "shipping", []string{"order", "payment"}, nil},
+	{record.Trip, "saga.trip", "flight", []string{"trip"}, nil},
+	{record.Trip, "flight.book", "trip", []string{"flight"}, []string{"flight"}},
+	{record.Trip, "flight.cancel", "trip", []string{"flight"}, nil},
+	{record.Trip, "hotel.book", "trip", []string{"hotel"}, []string{"hotel"}},
+	{record.Trip, "hotel.cancel", "trip", []string{"hotel"}, nil},
+	{record.Trip, "car.book", "trip", []string{"car"}, []string{"car"}},
+	{record.Trip, "car.cancel", "trip", []string{"car"}, nil},
+	{record.Trip, "ticket.issue", "trip", []string{"ticketing"}, nil},
+	{record.Trip, "mail.send", "trip", []string{"mail"}, nil},
 }
 
 // Topics returns all topics of the examples.

@@ -109,7 +109,7 @@ func (p *process) over(cmd *exec.Cmd, err error, began record.At, size int64) bo
 	p.cmd = nil
 	p.mu.Unlock()
 	serving, last := p.said(size)
-	args := ""
+	args, words := "", ""
 	switch state := cmd.ProcessState; {
 	case state == nil:
 		args = "by itself: it cannot be started: " + err.Error()
@@ -120,11 +120,11 @@ func (p *process) over(cmd *exec.Cmd, err error, began record.At, size int64) bo
 	case cause != "" && signalled(state, syscall.SIGKILL):
 		args = fmt.Sprintf("%s: it had to be killed", cause)
 	case state.ExitCode() == 1 && !serving && p.site.troubledSince(began):
-		args = "while it started, among faults: " + last
+		args, words = "while it started, among faults", last // what it says may hold any word
 	default:
 		args = fmt.Sprintf("by itself: %s%s: %s", state, told(cause), last)
 	}
-	p.site.log(record.Event{At: p.site.opts.Now(), Fault: record.Exit, Target: p.name, Args: args})
+	p.site.log(record.Event{At: p.site.opts.Now(), Fault: record.Exit, Target: p.name, Args: args, Err: words})
 	return serving || cause != ""
 }
 

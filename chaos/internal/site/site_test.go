@@ -52,11 +52,14 @@ func scratch(t *testing.T) string {
 // open builds the programs and opens a site.
 func open(t *testing.T, fuses func(string, int) string) (*Site, *events) {
 	t.Helper()
+	t1 := time.Now()
 	programs, err := Build(t.Context(), t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	log := &events{}
+	t.Log("built in", time.Since(t1))
+	t1 = time.Now()
 	s, err := Open(t.Context(), Options{Dir: t.TempDir(), Work: scratch(t), Programs: programs, Log: log.add, Fuses: fuses})
 	if errors.Is(err, ErrAbsent) {
 		t.Skipf("NOT TESTED: %v", err)
@@ -64,10 +67,15 @@ func open(t *testing.T, fuses func(string, int) string) (*Site, *events) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Log("opened in", time.Since(t1))
 	t.Cleanup(func() {
+		t1 := time.Now()
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
+		t.Log("closed in", time.Since(t1))
+		out, _ := os.ReadFile(s.file("output", "postgres.log"))
+		t.Logf("%s", out)
 	})
 	return s, log
 }
@@ -105,10 +113,15 @@ func TestWhatDiesIsStartedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Log("broker killed in", time.Since(t0))
+	t0 = time.Now()
 	if err := s.Heal(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	t.Log("healed in", time.Since(t0))
+	t0 = time.Now()
+	defer func() { t.Log("all", time.Since(t0)) }()
 	for _, stopped := range s.Stop(t.Context()) {
+		t.Log(stopped)
 		if stopped.Code != 0 {
 			t.Errorf("%+v", stopped)
 		}

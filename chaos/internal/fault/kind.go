@@ -1,0 +1,153 @@
+package fault
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/chaos/internal/site"
+)
+
+// The names of the faults.
+const (
+	Kill           = "sigkill"
+	Suspend        = "sigstop"
+	RollingRestart = "rolling-restart"
+
+	Terminate       = "pg-terminate"
+	Crash           = "pg-crash"
+	CommitLost      = "commit-lost"
+	CommitReplyLost = "commit-reply-lost"
+
+	LinkSlow    = "link-slow"
+	LinkNarrow  = "link-narrow"
+	LinkSwallow = "link-swallow"
+	LinkReset   = "link-reset"
+	LinkCut     = "link-cut"
+
+	BrokerClose   = "broker-close"
+	BrokerRestart = "broker-restart"
+	BrokerKill    = "broker-kill"
+	BrokerAlarm   = "broker-alarm"
+
+	QueueDelete    = "queue-delete"
+	BindingDelete  = "binding-delete"
+	ExchangeDelete = "exchange-delete"
+
+	LockInbox = "lock-inbox"
+	LockLease = "lock-lease"
+	LockRows  = "lock-rows"
+	Deadlock  = "deadlock"
+
+	GatewayError = "gateway-error"
+	GatewayLost  = "gateway-lost"
+	GatewaySlow  = "gateway-slow"
+)
+
+// A kind is a fault as the plan knows it.
+type kind struct {
+	name    string
+	rate    float64                                 // in a hundred seconds
+	least   int                                     // in any storm
+	exact   func(record.Options) int                // instead of both; nil: they count
+	longest time.Duration                           // For is from a third of it to all of it; 0: a moment
+	takes   time.Duration                           // of its lane; 0: as long as it lasts
+	target  func(*rand.Rand) string                 // nil: none
+	args    func(*rand.Rand) string                 // nil: none
+	carry   func(*carrier, *record.Planned) outcome // on time, by a goroutine of its own
+	broker  bool                                    // it is in the broker's lane
+}
+
+// kinds are all but the kills, which have a stream of their own.
+var kinds = []kind{
+	{name: Suspend, rate: 5, least: 1, longest: 8 * time.Second, target: anyProcess, carry: (*carrier).suspend, takes: 2 * time.Second},
+	{name: RollingRestart, rate: 2, least: 1, target: anyService, carry: (*carrier).rollingRestart, takes: 3 * time.Second},
+
+	{name: Terminate, rate: 10, least: 1, target: serviceOrAll, carry: (*carrier).terminate},
+	{name: Crash, exact: func(o record.Options) int { return o.Crashes }, carry: (*carrier).crash, takes: 3 * time.Second},
+	{name: CommitLost, rate: 6, least: 1, longest: time.Second, target: secondProcess, carry: (*carrier).loseCommits},
+	{name: CommitReplyLost, rate: 6, least: 1, longest: time.Second, target: secondProcess, carry: (*carrier).loseCommits},
+
+	{name: LinkSlow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, args: latency, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkNarrow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, args: bandwidth, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkSwallow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkReset, rate: 3, least: 1, longest: 2 * time.Second, target: anyLink, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkCut, rate: 3, least: 1, longest: 3 * time.Second, target: anyLink, carry: (*carrier).strikeLink, takes: time.Second},
+
+	{name: BrokerClose, rate: 5, least: 1, carry: (*carrier).closeConnections, broker: true},
+	{name: BrokerRestart, rate: 0.7, least: 1, carry: (*carrier).restartBroker, takes: brokerBoot, broker: true},
+	{name: BrokerKill, exact: func(o record.Options) int { return o.BrokerKills }, carry: (*carrier).restartBroker, takes: brokerBoot, broker: true},
+	{name: BrokerAlarm, exact: func(o record.Options) int { return o.Alarms }, longest: 3 * time.Second, carry: (*carrier).alarm, broker: true},
+	{name: QueueDelete, rate: 2, least: 1, target: deletableTopic, carry: (*carrier).deleteQueues, takes: 3 * time.Second, broker: true},
+	{name: BindingDelete, rate: 4, least: 1, longest: time.Second, target: unboundTopic, carry: (*carrier).deleteBindings, takes: 2 * time.Second, broker: true},
+	{name: ExchangeDelete, rate: 3, least: 1, longest: time.Second, target: unboundTopic, carry: (*carrier).deleteExchange, takes: 2 * time.Second, broker: true},
+
+	{name: LockInbox, rate: 2, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lock},
+	{name: LockLease, rate: 2, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lock},
+	{name: LockRows, rate: 3, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lock},
+	{name: Deadlock, rate: 2, least: 1, target: inboxService, carry: (*carrier).deadlock, takes: 2 * time.Second},
+
+	{name: GatewayError, rate: 3, least: 1, longest: 2 * time.Second, args: everyThird, carry: (*carrier).strikeGateway, takes: time.Second},
+	{name: GatewayLost, rate: 3, least: 1, longest: 2 * time.Second, args: everyThird, carry: (*carrier).strikeGateway, takes: time.Second},
+	{name: GatewaySlow, rate: 2, least: 1, longest: 2 * time.Second, args: latency, carry: (*carrier).strikeGateway, takes: time.Second},
+}
+
+// brokerBoot is what the plan counts for a restart of the broker.
+const brokerBoot = 10 * time.Second
+
+func pick(r *rand.Rand, all []string) string { return all[r.IntN(len(all))] }
+
+func anyProcess(r *rand.Rand) string { return pick(r, site.Processes()) }
+
+func anyService(r *rand.Rand) string { return pick(r, site.Services()) }
+
+func secondProcess(r *rand.Rand) string { return anyService(r) + "-2" }
+
+func anyLink(r *rand.Rand) string { return pick(r, site.LinkNames()) }
+
+// everybody is the target of a fault that strikes all services.
+const everybody = "all"
+
+// serviceOrAll is everybody in one of four cases.
+func serviceOrAll(r *rand.Rand) string {
+	if r.IntN(4) == 0 {
+		return everybody
+	}
+	return anyService(r)
+}
+
+// inboxService is a service that has an inbox and an outbox.
+func inboxService(r *rand.Rand) string {
+	for {
+		if service := anyService(r); service != "gateway" {
+			return service
+		}
+	}
+}
+
+// deletableTopic is one whose queues may be deleted.
+func deletableTopic(r *rand.Rand) string { return pick(r, Deletable()) }
+
+// Deletable returns the topics whose queues are deleted. Only what an outbox has
+// written is put right afterwards: nobody else should publish to them what must not
+// be lost.
+func Deletable() (names []string) {
+	for _, t := range site.Topics() {
+		if len(t.Steps) > 0 {
+			names = append(names, t.Name)
+		}
+	}
+	return names
+}
+
+// unboundTopic is one whose bindings may be deleted: all but those with several
+// queues whose inboxes cannot tell what has been missed.
+func unboundTopic(r *rand.Rand) string {
+	var names []string
+	for _, t := range site.Topics() {
+		if len(t.Services) == 1 || len(t.Steps) > 0 {
+			names = append(names, t.Name)
+		}
+	}
+	return pick(r, names)
+}

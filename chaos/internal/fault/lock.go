@@ -1,0 +1,98 @@
+package fault
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/chaos/internal/site"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// What a lock waits for, and how many rows it is about.
+const (
+	sqlLockSoon = `SET LOCAL lock_timeout = '3s'`
+
+	sqlLockInbox = `LOCK TABLE {schema}.inbox IN EXCLUSIVE MODE`
+	sqlLockLease = `SELECT FROM {schema}.outbox_relay FOR UPDATE`
+	sqlLockRows  = `SELECT FROM {schema}.inbox ORDER BY updated_at DESC LIMIT 50 FOR UPDATE SKIP LOCKED`
+
+	// Who works on a step has a row of the inbox when it writes to the outbox, and here
+	// it is the other way round.
+	sqlLockOutbox = `LOCK TABLE ONLY {schema}.outbox IN SHARE MODE`
+	sqlLockBoth   = `LOCK TABLE {schema}.inbox IN SHARE MODE`
+
+	sqlCountWaiting   = `SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()`
+	sqlCountDeadlocks = `SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`
+)
+
+// A deadlock needs somebody who waits first, and is found after a second.
+const (
+	deadlockPause = 20 * time.Millisecond
+	deadlockWait  = 2 * time.Second
+)
+
+// lock holds a lock for as long as p says.
+func (c *carrier) lock(p *record.Planned) outcome {
+	statement := map[string]string{LockInbox: sqlLockInbox, LockLease: sqlLockLease, LockRows: sqlLockRows}[p.Fault]
+	waiting := 0
+	err := c.locking(p.Target, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, bind(p.Target, statement)); err != nil {
+			return err
+		}
+		c.wait(p.For)
+		return tx.QueryRow(ctx, sqlCountWaiting).Scan(&waiting)
+	})
+	return outcome{hits: waiting, err: err}
+}
+
+// deadlock makes one with whoever works on a step of the service. Somebody's
+// transaction is rolled back, perhaps ours.
+func (c *carrier) deadlock(p *record.Planned) outcome {
+	before, err := c.deadlocks()
+	if err != nil {
+		return failed(err)
+	}
+	waiting := 0
+	err = c.locking(p.Target, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, bind(p.Target, sqlLockOutbox)); err != nil {
+			return err
+		}
+		for began := time.Now(); waiting == 0 && time.Since(began) < deadlockWait && c.wait(deadlockPause); {
+			if err := tx.QueryRow(ctx, sqlCountWaiting).Scan(&waiting); err != nil {
+				return err
+			}
+		}
+		_, _ = tx.Exec(ctx, bind(p.Target, sqlLockBoth)) // an error if ours is the one
+		return nil
+	})
+	after, countErr := c.deadlocks() // what the server has counted shows up a moment later, or never after a crash
+	return outcome{hits: waiting, err: cmpErr(err, countErr), note: fmt.Sprintf("%d sessions waited, %d deadlocks", waiting, after-before)}
+}
+
+func (c *carrier) deadlocks() (n int, err error) {
+	ctx, cancel := c.finish()
+	defer cancel()
+	err = c.site.DB().QueryRow(ctx, sqlCountDeadlocks).Scan(&n)
+	return n, err
+}
+
+// locking runs do in a transaction that is rolled back.
+func (c *carrier) locking(service string, do func(context.Context, pgx.Tx) error) error {
+	ctx, cancel := c.finish()
+	defer cancel()
+	tx, err := c.site.DB().Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // an error if the connection is gone, and the locks with it
+	if _, err := tx.Exec(ctx, sqlLockSoon); err != nil {
+		return err
+	}
+	return do(ctx, tx)
+}
+
+func bind(service, statement string) string { return sqlschema.Bind(site.Schema(service), statement) }

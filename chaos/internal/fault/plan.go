@@ -1,0 +1,236 @@
+package fault
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/chaos/internal/site"
+)
+
+// The margins of a plan.
+const (
+	calm  = 2 * time.Second        // at the beginning, without any fault but kills
+	tail  = 500 * time.Millisecond // at the end, in which nothing lasts any more
+	guard = 15 * time.Second       // before a kill of the broker, without a queue being deleted
+)
+
+// short is the storm from which on each fault is planned several times.
+const (
+	short        = time.Minute
+	leastInShort = 3
+)
+
+// streams of random numbers: what one draws does not change what another draws.
+const (
+	killStream = iota + 1
+	faultStream
+	laneStream
+	fuseStream
+)
+
+func stream(seed uint64, n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
+
+// Plan returns the schedule of a storm: a pure function of the seed and o. The kills
+// come at random moments, KillEvery apart on average, and strike all processes about
+// equally often. Of the other faults, about two at a time, BrokerKills, Crashes and
+// Alarms come exactly as often as o says, and each comes at least once.
+func Plan(seed uint64, o record.Options) []record.Planned {
+	plan := append(kills(seed, o), faults(seed, o)...)
+	slices.SortStableFunc(plan, func(a, b record.Planned) int { return int(a.At - b.At) })
+	for i := range plan {
+		plan[i].N = i + 1
+	}
+	return plan
+}
+
+// heavy are the services that are killed half as often again: their points are
+// theirs alone.
+var heavy = []string{"payment", "trip"}
+
+// kills are as many moments as fit in, evenly distributed: given their number, that
+// is how a Poisson process falls.
+func kills(seed uint64, o record.Options) (plan []record.Planned) {
+	if o.KillEvery <= 0 {
+		return nil
+	}
+	r := stream(seed, killStream)
+	var bag []string
+	for range int(math.Ceil(float64(o.Storm) / float64(o.KillEvery))) {
+		if len(bag) == 0 {
+			bag = killBag(r)
+		}
+		plan = append(plan, record.Planned{At: time.Duration(r.Int64N(int64(o.Storm))), Fault: Kill, Target: bag[0]})
+		bag = bag[1:]
+	}
+	return plan
+}
+
+// killBag holds every process twice, and some once more, in random order.
+func killBag(r *rand.Rand) (bag []string) {
+	for _, name := range site.Processes() {
+		bag = append(bag, name, name)
+		if slices.Contains(heavy, site.ServiceOf(name)) {
+			bag = append(bag, name)
+		}
+	}
+	r.Shuffle(len(bag), func(i, j int) { bag[i], bag[j] = bag[j], bag[i] })
+	return bag
+}
+
+// faults are all but the kills, in two lanes: in each, one comes after the other.
+func faults(seed uint64, o record.Options) []record.Planned {
+	r := stream(seed, faultStream)
+	var broker, others []draft
+	for i := range kinds {
+		k := &kinds[i]
+		for range k.count(o) {
+			d := k.draw(r, o)
+			if k.broker {
+				broker = append(broker, d)
+			} else {
+				others = append(others, d)
+			}
+		}
+	}
+	lanes := stream(seed, laneStream)
+	var plan []record.Planned
+	for _, lane := range [][]draft{broker, others} {
+		place(lanes, lane, o.Storm)
+		for _, d := range lane {
+			plan = append(plan, d.Planned)
+		}
+	}
+	return plan
+}
+
+// count is how often k comes in a storm.
+func (k *kind) count(o record.Options) int {
+	if k.exact != nil {
+		return k.exact(o)
+	}
+	n := int(math.Round(k.rate * o.Storm.Seconds() / 100))
+	if k.takes == brokerBoot || o.Storm < short {
+		return max(n, k.least)
+	}
+	return max(n, leastInShort)
+}
+
+// A draft is a fault that has no time yet.
+type draft struct {
+	record.Planned
+	takes time.Duration
+}
+
+func (k *kind) draw(r *rand.Rand, o record.Options) draft {
+	d := draft{Planned: record.Planned{Fault: k.name}, takes: k.takes}
+	if k.target != nil {
+		d.Target = k.target(r)
+	}
+	if k.args != nil {
+		d.Args = k.args(r)
+	}
+	if k.longest > 0 {
+		d.For = between(r, k.longest/3, min(k.longest, max(k.longest/3, o.Storm/4)))
+	}
+	if d.takes == 0 {
+		d.takes = d.For
+	}
+	return d
+}
+
+// between is evenly distributed, to the millisecond.
+func between(r *rand.Rand, from, to time.Duration) time.Duration {
+	return (from + time.Duration(r.Int64N(int64(to-from)+1))).Round(time.Millisecond)
+}
+
+// place gives the faults of a lane their order and their times. The pauses between
+// them are random; where there is no room for any, they overlap.
+func place(r *rand.Rand, lane []draft, storm time.Duration) {
+	r.Shuffle(len(lane), func(i, j int) { lane[i], lane[j] = lane[j], lane[i] })
+	begin := min(calm, storm/10)
+	free := storm - begin - tail
+	pauses := make([]time.Duration, len(lane)+1)
+	for _, d := range lane {
+		free -= d.takes
+	}
+	if free > 0 {
+		pauses = split(r, free, len(lane)+1)
+	}
+	schedule(lane, pauses, begin, storm)
+	for range len(lane) { // each pass mends one
+		i, j := deletionBeforeKill(r, lane)
+		if i < 0 {
+			return
+		}
+		lane[i], lane[j] = lane[j], lane[i]
+		schedule(lane, pauses, begin, storm)
+	}
+}
+
+// split divides a time at random moments.
+func split(r *rand.Rand, whole time.Duration, n int) []time.Duration {
+	cuts := make([]time.Duration, n)
+	for i := range cuts {
+		cuts[i] = time.Duration(r.Int64N(int64(whole)))
+	}
+	slices.Sort(cuts)
+	for i := n - 1; i > 0; i-- {
+		cuts[i] -= cuts[i-1]
+	}
+	return cuts
+}
+
+// schedule sets the times of a lane. Nothing begins before begin or lasts beyond the
+// storm.
+func schedule(lane []draft, pauses []time.Duration, begin, storm time.Duration) {
+	total := time.Duration(0)
+	for i, d := range lane {
+		total += pauses[i] + d.takes
+	}
+	squeeze := min(1, float64(storm-begin-tail)/float64(max(total, 1)))
+	at := time.Duration(0)
+	for i := range lane {
+		at += pauses[i]
+		when := begin + time.Duration(float64(at)*squeeze)
+		latest := storm - tail - max(lane[i].For, lane[i].takes)
+		lane[i].At = max(min(when, latest), 0).Round(time.Millisecond)
+		at += lane[i].takes
+	}
+}
+
+// deletionBeforeKill finds a fault that deletes something too shortly before a kill
+// of the broker, which may forget what was declared again, and another to change
+// places with. It returns -1 if there is none, or no place for it.
+func deletionBeforeKill(r *rand.Rand, lane []draft) (i, j int) {
+	guarded := func(i int) bool {
+		return slices.ContainsFunc(lane, func(d draft) bool {
+			return d.Fault == BrokerKill && lane[i].At <= d.At && d.At-lane[i].At < guard
+		})
+	}
+	deletes := func(d draft) bool {
+		return d.Fault == QueueDelete || d.Fault == BindingDelete || d.Fault == ExchangeDelete
+	}
+	for i := range lane {
+		if !deletes(lane[i]) || !guarded(i) {
+			continue
+		}
+		for _, j := range r.Perm(len(lane)) {
+			if !deletes(lane[j]) && lane[j].Fault != BrokerKill && !guarded(j) {
+				return i, j
+			}
+		}
+	}
+	return -1, -1
+}
+
+func latency(r *rand.Rand) string {
+	return between(r, 50*time.Millisecond, 500*time.Millisecond).String()
+}
+
+func bandwidth(r *rand.Rand) string { return fmt.Sprintf("%d KB/s", 4+r.IntN(60)) }
+
+func everyThird(r *rand.Rand) string { return fmt.Sprintf("every %d", 1+r.IntN(3)) }

@@ -1,0 +1,203 @@
+package fault
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/chaos/internal/site"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// The limits of the faults that delete something.
+const (
+	dialPatience    = 10 * time.Second
+	redeclareLimit  = 3 * time.Second // for the services to notice, before the operator declares it
+	redeclarePause  = 50 * time.Millisecond
+	repairPause     = 500 * time.Millisecond
+	declarePatience = 30 * time.Second
+)
+
+// sqlRepeat writes once more what a service has not settled, of all that was written
+// to a topic up to a moment. Whoever still has the first copy absorbs the second.
+const sqlRepeat = `
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at
+FROM (SELECT DISTINCT ON (o.message_id) o.*
+	FROM {schema}.outbox o
+	WHERE o.topic = $1 AND o.created_at < $2 AND NOT EXISTS (
+		SELECT FROM {inbox}.inbox i
+		WHERE i.scope = o.scope AND i.key = o.key AND i.step = $3 AND i.n = o.n AND i.state <> 'open')
+	ORDER BY o.message_id, o.id) missed
+ORDER BY id`
+
+// sqlNow is the clock that the messages' times are of.
+const sqlNow = `SELECT clock_timestamp()`
+
+// topic returns the one that is called so.
+func topic(name string) (site.Topic, error) {
+	all := site.Topics()
+	i := slices.IndexFunc(all, func(t site.Topic) bool { return t.Name == name })
+	if i < 0 {
+		return site.Topic{}, fmt.Errorf("fault: there is no topic %q", name)
+	}
+	return all[i], nil
+}
+
+// deleteQueues deletes all queues of a topic, with what is in them, and puts it right
+// once they are there again.
+func (c *carrier) deleteQueues(p *record.Planned) outcome {
+	return c.delete(p, func(t site.Topic, ch *amqp.Channel) (n int, err error) {
+		for _, service := range t.Services {
+			messages, err := ch.QueueDelete(c.site.Queue(t, service), false, false, false)
+			if err != nil {
+				return n, err
+			}
+			n += messages
+		}
+		return n, nil
+	})
+}
+
+// deleteBindings deletes all bindings of a topic.
+func (c *carrier) deleteBindings(p *record.Planned) outcome {
+	return c.delete(p, func(t site.Topic, ch *amqp.Channel) (n int, err error) {
+		for _, service := range t.Services {
+			if err := ch.QueueUnbind(c.site.Queue(t, service), "", c.site.Exchange(t), nil); err != nil {
+				return n, err
+			}
+			n++
+		}
+		return n, nil
+	})
+}
+
+// deleteExchange deletes a topic's exchange, and with it all bindings.
+func (c *carrier) deleteExchange(p *record.Planned) outcome {
+	return c.delete(p, func(t site.Topic, ch *amqp.Channel) (int, error) {
+		return 1, ch.ExchangeDelete(c.site.Exchange(t), false, false)
+	})
+}
+
+// delete strikes, waits, declares what the services have not declared themselves by
+// then, and puts right what may have been lost.
+func (c *carrier) delete(p *record.Planned, strike func(site.Topic, *amqp.Channel) (int, error)) outcome {
+	t, err := topic(p.Target)
+	if err != nil {
+		return failed(err)
+	}
+	if len(t.Steps) == 0 && (p.Fault == QueueDelete || len(t.Services) > 1) {
+		return failed(fmt.Errorf("fault: nobody could tell what is lost if the queues of %s are deleted", t.Name))
+	}
+	defer c.site.Trouble()()
+	ctx, cancel := c.finish()
+	defer cancel()
+	hits, err := c.channel(func(ch *amqp.Channel) (int, error) { return strike(t, ch) })
+	struck := err
+	c.wait(p.For)
+	by, err := c.redeclare(ctx, t)
+	if err != nil {
+		return outcome{hits: hits, err: cmpErr(struck, err)}
+	}
+	note := "declared again by " + by
+	if p.Fault == QueueDelete || len(t.Services) > 1 {
+		repeated, err := c.repair(ctx, t)
+		note += fmt.Sprintf("; %d messages that no inbox has settled written once more", repeated)
+		struck = cmpErr(struck, err)
+	}
+	return outcome{hits: hits, note: note, err: struck}
+}
+
+// channel opens a channel for do.
+func (c *carrier) channel(do func(*amqp.Channel) (int, error)) (int, error) {
+	connection, err := amqp.DialConfig(c.site.AMQPURL(), amqp.Config{Dial: amqp.DefaultDial(dialPatience)})
+	if err != nil {
+		return 0, err
+	}
+	defer connection.Close()
+	ch, err := connection.Channel()
+	if err != nil {
+		return 0, err
+	}
+	return do(ch)
+}
+
+// redeclare waits until the services have declared the queues again, and says who did
+// it in the end. Bindings cannot be looked at: they are declared in any case.
+func (c *carrier) redeclare(ctx context.Context, t site.Topic) (by string, err error) {
+	by = "the services"
+	for began := time.Now(); ; {
+		_, err = c.channel(func(ch *amqp.Channel) (int, error) {
+			for _, service := range t.Services {
+				if _, err := ch.QueueDeclarePassive(c.site.Queue(t, service), true, false, false, false, nil); err != nil {
+					return 0, err
+				}
+			}
+			return 0, nil
+		})
+		if err == nil {
+			break
+		}
+		if time.Since(began) > redeclareLimit {
+			by = "the operator"
+			break
+		}
+		c.wait(redeclarePause)
+	}
+	ctx, cancel := context.WithTimeout(ctx, declarePatience)
+	defer cancel()
+	for _, service := range t.Services {
+		cfg, err := rabbitmq.NewConfig(c.site.AMQPURL(), service, &rabbitmq.ConfigOptions{Prefix: c.site.Namespace(t.Saga) + "."})
+		if err != nil {
+			return by, err
+		}
+		if err := rabbitmq.DeclareTopology(ctx, cfg, t.Name); err != nil {
+			return by, err
+		}
+	}
+	return by, nil
+}
+
+// repair writes once more what was written to t by now and has not come to every
+// service that listens. It tries until it has: nothing may be lost by our own hand.
+func (c *carrier) repair(ctx context.Context, t site.Topic) (repeated int, err error) {
+	for {
+		if repeated, err = c.repeat(ctx, t); err == nil || ctx.Err() != nil {
+			return repeated, err
+		}
+		select {
+		case <-time.After(repairPause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// repeat is one attempt, in one transaction.
+func (c *carrier) repeat(ctx context.Context, t site.Topic) (repeated int, err error) {
+	tx, err := c.site.DB().Begin(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // an error once it has committed
+	var until time.Time
+	if err := tx.QueryRow(ctx, sqlNow).Scan(&until); err != nil {
+		return 0, err
+	}
+	for i, service := range t.Services {
+		statement := sqlschema.Bind(site.Schema(t.From), strings.ReplaceAll(sqlRepeat, "{inbox}", site.Schema(service)))
+		tag, err := tx.Exec(ctx, statement, t.Name, until, t.Steps[i])
+		if err != nil {
+			return 0, err
+		}
+		repeated += int(tag.RowsAffected())
+	}
+	return repeated, tx.Commit(ctx)
+}
