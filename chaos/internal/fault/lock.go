@@ -35,11 +35,14 @@ const (
 	deadlockWait  = 2 * time.Second
 )
 
+// beginPause is between two attempts to begin a transaction.
+const beginPause = 100 * time.Millisecond
+
 // lock holds a lock for as long as p says.
 func (c *carrier) lock(p *record.Planned) outcome {
 	statement := map[string]string{LockInbox: sqlLockInbox, LockLease: sqlLockLease, LockRows: sqlLockRows}[p.Fault]
 	waiting := 0
-	err := c.locking(p.Target, func(ctx context.Context, tx pgx.Tx) error {
+	err := c.locking(func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, bind(p.Target, statement)); err != nil {
 			return err
 		}
@@ -57,7 +60,7 @@ func (c *carrier) deadlock(p *record.Planned) outcome {
 		return failed(err)
 	}
 	waiting := 0
-	err = c.locking(p.Target, func(ctx context.Context, tx pgx.Tx) error {
+	err = c.locking(func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, bind(p.Target, sqlLockOutbox)); err != nil {
 			return err
 		}
@@ -74,17 +77,31 @@ func (c *carrier) deadlock(p *record.Planned) outcome {
 }
 
 func (c *carrier) deadlocks() (n int, err error) {
-	ctx, cancel := c.finish()
-	defer cancel()
-	err = c.site.DB().QueryRow(ctx, sqlCountDeadlocks).Scan(&n)
+	err = c.locking(func(ctx context.Context, tx pgx.Tx) error {
+		return tx.QueryRow(ctx, sqlCountDeadlocks).Scan(&n)
+	})
 	return n, err
 }
 
+// begin begins a transaction. It waits for a server that is recovering.
+func (c *carrier) begin(ctx context.Context) (tx pgx.Tx, err error) {
+	for {
+		if tx, err = c.site.DB().Begin(ctx); err == nil {
+			return tx, nil
+		}
+		select {
+		case <-time.After(beginPause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
 // locking runs do in a transaction that is rolled back.
-func (c *carrier) locking(service string, do func(context.Context, pgx.Tx) error) error {
+func (c *carrier) locking(do func(context.Context, pgx.Tx) error) error {
 	ctx, cancel := c.finish()
 	defer cancel()
-	tx, err := c.site.DB().Begin(ctx)
+	tx, err := c.begin(ctx)
 	if err != nil {
 		return err
 	}

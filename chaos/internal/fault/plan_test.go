@@ -34,7 +34,7 @@ func TestThePlanIsAFunctionOfTheSeed(t *testing.T) {
 func TestAPlanHasWhatWasAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, o := range []record.Options{shortStorm, longStorm, tinyStorm} {
-		for seed := range uint64(20) {
+		for seed := range uint64(5) {
 			check(t, seed, o)
 		}
 	}
@@ -104,7 +104,7 @@ func TestNothingIsDeletedBeforeABrokerKill(t *testing.T) {
 func TestFaultsDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	const most = 6 // some last longer than their lane is taken
-	for seed := range uint64(20) {
+	for seed := range uint64(5) {
 		plan := Plan(seed, shortStorm)
 		for _, p := range plan {
 			under := 0
@@ -145,7 +145,7 @@ func TestFusesReachEveryPoint(t *testing.T) {
 		starts = 50 // of a process, in the short form
 		least  = 4
 	)
-	for seed := range uint64(20) {
+	for seed := range uint64(5) {
 		fuses, armed, total := map[string]int{}, 0, 0
 		draw := Fuses(seed)
 		for _, process := range site.Processes() {

@@ -182,7 +182,7 @@ func (c *carrier) repair(ctx context.Context, t site.Topic) (repeated int, err e
 
 // repeat is one attempt, in one transaction.
 func (c *carrier) repeat(ctx context.Context, t site.Topic) (repeated int, err error) {
-	tx, err := c.site.DB().Begin(ctx)
+	tx, err := c.begin(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -20,8 +20,10 @@ type Link struct {
 	proxy *toxiproxy.Proxy
 }
 
-// proxies is what toxiproxy wants to be told by: it serves nobody, and says nothing.
+// proxies is what toxiproxy wants to be told by: it serves nobody. Its toxics speak
+// to a logger of the whole program, which is silenced.
 func proxies() *toxiproxy.ApiServer {
+	zerolog.SetGlobalLevel(zerolog.Disabled)
 	return toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
 }
 
@@ -91,5 +93,3 @@ func (l *Link) Mend() error {
 	}
 	return nil
 }
-
-func (l *Link) close() { l.Cut() }
