@@ -25,7 +25,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve services test tests fuzz check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
+.PHONY: help demo demo-trip serve chaos services test tests fuzz check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ demo-trip: bin/trip-saga ## run the trip example, an orchestrated saga, under a 
 
 serve: bin/order-saga ## run the order example's services until Ctrl-C
 	@bin/order-saga serve
+
+chaos: bin/chaos ## run both examples under every fault and judge what is left; CHAOS='-long' for half an hour
+	@bin/chaos run $(CHAOS)
 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
@@ -107,3 +110,6 @@ bin/order-saga: FORCE
 
 bin/trip-saga: FORCE
 	@$(GO) build -o $@ ./examples/trip-saga
+
+bin/chaos: FORCE
+	@$(GO) -C chaos build -o ../$@ .

@@ -49,8 +49,8 @@ func good() *fake {
 	}
 	f.events = append(f.events,
 		record.Event{N: 1, At: time.Minute, Fault: "sigkill", Target: "payment-1", Open: 3},
-		record.Event{At: time.Minute, Fault: record.Exit, Target: "payment-1", Args: "sigkill"},
-		record.Event{At: 2 * time.Minute, Fault: record.Exit, Target: "order-1", Args: "fuse consumer/after-commit=kill"},
+		record.Event{At: time.Minute, Fault: record.Exit, Target: "payment-1", Args: "killed: signal: killed"},
+		record.Event{At: 2 * time.Minute, Fault: record.Exit, Target: "order-1", Args: "by its fuse"},
 	)
 	for _, table := range allTables() {
 		f.rows[table] = nil

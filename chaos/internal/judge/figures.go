@@ -10,12 +10,6 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// The names of the events that count as kills.
-const (
-	killFault = "sigkill"
-	killFuse  = "=kill"
-)
-
 // longStorm is from how long a storm has the long run's goals.
 const longStorm = 20 * time.Minute
 
@@ -151,9 +145,9 @@ func count(roles map[string]*RoleCount, e record.Event) {
 	switch {
 	case strings.HasPrefix(e.Args, byItself):
 		r.Own++
-	case strings.Contains(e.Args, "fuse"):
+	case strings.HasPrefix(e.Args, byFuse):
 		r.Fuses++
-	case strings.Contains(e.Args, "kill"):
+	case strings.HasPrefix(e.Args, killed):
 		r.Kills++
 	default:
 		r.Stops++

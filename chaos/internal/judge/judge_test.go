@@ -151,6 +151,9 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 		"a process that crashed": {func(f *fake) {
 			f.events = append(f.events, record.Event{Fault: record.Exit, Target: "order-1", Args: "by itself, exit status 2"})
 		}, "I14"},
+		"a process that had to be killed": {func(f *fake) {
+			f.events = append(f.events, record.Event{Fault: record.Exit, Target: "order-1", Args: "told to stop: it had to be killed"})
+		}, "I14"},
 		"a connection left":           {func(f *fake) { f.final.IdleInTx = 1 }, "I14"},
 		"a replay that did something": {func(f *fake) { f.final.Effects[1] = "abd" }, "R"},
 		"created twice":               {func(f *fake) { f.ops[1].Replay = false }, "L"},
@@ -180,6 +183,17 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Who deletes a queue discards what is in it, poison too.
+func TestPoisonInADeletedQueueIsNotExpected(t *testing.T) {
+	t.Parallel()
+	f := good()
+	f.rows["flight_service.parked"] = nil
+	f.events = append(f.events, record.Event{N: 2, At: time.Minute + time.Second, Until: time.Minute + 2*time.Second, Fault: "queue-delete", Target: "flight.book"})
+	if v := judged(t, f); v.Outcome != Green {
+		t.Errorf("it is %s%s", v.Outcome, explain(v))
 	}
 }
 

@@ -13,8 +13,14 @@ import (
 // any more.
 const drainWithin = 30 * time.Second
 
-// byItself begins the Args of an Exit that nobody has caused.
-const byItself = "by itself"
+// What the Args of an Exit begin with, and what those of a process contain that did
+// not end when it was told to.
+const (
+	byItself = "by itself" // nobody has caused it
+	byFuse   = "by its fuse"
+	killed   = "killed"
+	hung     = "had to be killed"
+)
 
 func (c *run) judgeSite() []*Invariant {
 	drained := &Invariant{ID: "I13", Says: fmt.Sprintf("everything is done within %s of the end of all faults", drainWithin)}
@@ -28,7 +34,7 @@ func (c *run) judgeSite() []*Invariant {
 	clean.check(len(c.final.Stopped) > 0, Offender{}, "no process was told to stop")
 	for _, e := range c.events {
 		if e.Fault == record.Exit {
-			clean.check(!strings.HasPrefix(e.Args, byItself), Offender{Key: e.Target}, "at %s %s ended %s", e.At.Round(time.Millisecond), e.Target, e.Args)
+			clean.check(!strings.HasPrefix(e.Args, byItself) && !strings.Contains(e.Args, hung), Offender{Key: e.Target}, "at %s %s ended %s", e.At.Round(time.Millisecond), e.Target, e.Args)
 		}
 	}
 	clean.check(c.final.Connections == 0 && c.final.IdleInTx == 0 && c.final.Locks == 0 && c.final.BrokerConnections == 0, Offender{},

@@ -1,0 +1,104 @@
+// Command chaos runs both example services as processes of their own, two of
+// each, on a PostgreSQL and a RabbitMQ of its own, kills, hangs, cuts off and
+// starves them while clients use them, and judges what is left.
+//
+//	chaos run [flags]      a run; its directory is printed first
+//	chaos check DIR        judge a run again, by its directory alone
+//
+// It exits with 0 if every invariant holds and every fault has struck, with 1 if
+// an invariant does not hold, with 3 if the run is void, because something that
+// was to strike has not, and with 2 after a mistake of the caller's or a failure
+// of the harness.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/sagamill/sagamill/chaos/internal/judge"
+	"github.com/sagamill/sagamill/chaos/internal/report"
+)
+
+// The exit codes.
+const (
+	exitGreen  = 0
+	exitRed    = 1
+	exitFailed = 2
+	exitVoid   = 3
+)
+
+const usage = `usage:
+  chaos run [flags]      run the examples under faults and judge what is left; -h lists the flags
+  chaos check DIR        judge a run again by its directory
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := command(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if len(args) == 0 {
+		fmt.Fprint(stderr, usage)
+		return exitFailed
+	}
+	var err error
+	code := exitFailed
+	switch args[0] {
+	case "run":
+		code, err = run(ctx, args[1:], stdout, stderr)
+	case "check":
+		code, err = check(args[1:], stdout)
+	case "help", "-h", "-help", "--help":
+		fmt.Fprint(stdout, usage)
+		return exitGreen
+	default:
+		err = fmt.Errorf("there is no command %q\n%s", args[0], usage)
+	}
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitGreen
+	case err != nil:
+		fmt.Fprintln(stderr, "chaos:", err)
+		return exitFailed
+	}
+	return code
+}
+
+// check judges the run in a directory, and writes its reports anew.
+func check(args []string, stdout io.Writer) (int, error) {
+	if len(args) != 1 {
+		return exitFailed, errors.New("check needs the directory of one run")
+	}
+	return verdict(args[0], stdout)
+}
+
+// verdict judges the run in dir, writes the reports there and prints one.
+func verdict(dir string, stdout io.Writer) (int, error) {
+	v, err := judge.Judge(dir)
+	if err != nil {
+		return exitFailed, fmt.Errorf("judge %s: %w", dir, err)
+	}
+	if err := report.Write(dir, v); err != nil {
+		return exitFailed, err
+	}
+	if err := report.Text(stdout, v); err != nil {
+		return exitFailed, err
+	}
+	switch v.Outcome {
+	case judge.Green:
+		return exitGreen, nil
+	case judge.Void:
+		return exitVoid, nil
+	default:
+		return exitRed, nil
+	}
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// short is what make chaos and the tests run: about four minutes in all.
+var short = record.Options{
+	Storm: 165 * time.Second, KillEvery: 150 * time.Millisecond,
+	Sagas: 20_500, Clients: 48, Trips: 30, Replays: 1,
+	BrokerKills: 1, Crashes: 3, Alarms: 5,
+}
+
+// long is half an hour.
+var long = record.Options{
+	Storm: 30 * time.Minute, KillEvery: 160 * time.Millisecond,
+	Sagas: 303_000, Clients: 64, Trips: 20, Replays: 1,
+	BrokerKills: 40, Crashes: 100, Alarms: 100,
+}
+
+// A plan is what a run is begun with.
+type plan struct {
+	record.Run
+
+	dir      string // for what the run leaves behind
+	schedule []record.Planned
+}
+
+// The bounds of the options, beyond which a run is none or never ends.
+const (
+	minStorm, maxStorm     = 2 * time.Second, 6 * time.Hour
+	minKillEvery           = 20 * time.Millisecond
+	maxSagas, maxClients   = 5_000_000, 512
+	maxReplays, maxStrikes = 10, 1000
+)
+
+// parse reads the flags of run.
+func parse(args []string, stderr io.Writer) (*plan, error) {
+	p := &plan{}
+	flags := flag.NewFlagSet("chaos run", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	isLong := flags.Bool("long", false, "half an hour, 300,000 sagas and 10,000 kills, but for what other flags say")
+	replay := flags.String("replay", "", "`directory` of a run whose seed, options and schedule are taken")
+	flags.Uint64Var(&p.Seed, "seed", 0, "of the schedule and the load; 0: a new one")
+	flags.StringVar(&p.dir, "dir", "", "new or empty `directory` for what the run leaves behind (default: a temporary one)")
+	tags := flags.String("tags", "", "build tags of the services, beside failpoints, such as a planted bug's")
+	o := &p.Options
+	flags.DurationVar(&o.Storm, "storm", short.Storm, "how long faults strike")
+	flags.DurationVar(&o.KillEvery, "kill-every", short.KillEvery, "from one SIGKILL to the next, on average")
+	flags.IntVar(&o.Sagas, "sagas", short.Sagas, "sagas that are begun, at least")
+	flags.IntVar(&o.Clients, "clients", short.Clients, "clients at the same time")
+	flags.IntVar(&o.Trips, "trips", short.Trips, "of a hundred sagas; the others are orders")
+	flags.IntVar(&o.Replays, "replays", short.Replays, "how often the whole history is published again at the end")
+	flags.IntVar(&o.BrokerKills, "broker-kills", short.BrokerKills, "SIGKILLs of the broker")
+	flags.IntVar(&o.Crashes, "crashes", short.Crashes, "immediate restarts of PostgreSQL")
+	flags.IntVar(&o.Alarms, "alarms", short.Alarms, "memory alarms of the broker")
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	if flags.NArg() > 0 {
+		return nil, fmt.Errorf("%q is not a flag", flags.Arg(0))
+	}
+	given := map[string]bool{}
+	flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if *isLong {
+		p.takeLong(given)
+	}
+	if *replay != "" {
+		if err := p.take(*replay, given); err != nil {
+			return nil, err
+		}
+	}
+	if given["tags"] {
+		p.Tags = strings.Split(*tags, ",")
+	}
+	if p.Seed == 0 {
+		p.Seed = rand.Uint64()>>1 + 1
+	}
+	return p, p.check()
+}
+
+// takeLong takes the long run's options, but for those that were given.
+func (p *plan) takeLong(given map[string]bool) {
+	o := p.Options
+	p.Options = long
+	for name, keep := range map[string]func(){
+		"storm": func() { p.Options.Storm = o.Storm }, "kill-every": func() { p.Options.KillEvery = o.KillEvery },
+		"sagas": func() { p.Options.Sagas = o.Sagas }, "clients": func() { p.Options.Clients = o.Clients },
+		"trips": func() { p.Options.Trips = o.Trips }, "replays": func() { p.Options.Replays = o.Replays },
+		"broker-kills": func() { p.Options.BrokerKills = o.BrokerKills }, "crashes": func() { p.Options.Crashes = o.Crashes },
+		"alarms": func() { p.Options.Alarms = o.Alarms },
+	} {
+		if given[name] {
+			keep()
+		}
+	}
+}
+
+// take takes what the run in dir was begun with. Only where it leaves its own
+// traces, and the tags of the build, may be said anew.
+func (p *plan) take(dir string, given map[string]bool) error {
+	for name := range given {
+		if name != "replay" && name != "dir" && name != "tags" {
+			return fmt.Errorf("-%s and -replay exclude each other", name)
+		}
+	}
+	if err := record.ReadJSON(dir, record.RunFile, &p.Run); err != nil {
+		return fmt.Errorf("-replay: %w", err)
+	}
+	var err error
+	if p.schedule, err = record.All[record.Planned](dir, record.ScheduleFile); err != nil {
+		return fmt.Errorf("-replay: %w", err)
+	}
+	return nil
+}
+
+func (p *plan) check() error {
+	o := &p.Options
+	within := func(name string, n, least, most int) error {
+		if n < least || n > most {
+			return fmt.Errorf("-%s: %d is not between %d and %d", name, n, least, most)
+		}
+		return nil
+	}
+	var bad error
+	if o.Storm < minStorm || o.Storm > maxStorm {
+		bad = fmt.Errorf("-storm: %s is not between %s and %s", o.Storm, minStorm, maxStorm)
+	}
+	if o.KillEvery < minKillEvery || o.KillEvery > o.Storm {
+		bad = errors.Join(bad, fmt.Errorf("-kill-every: %s is not between %s and -storm", o.KillEvery, minKillEvery))
+	}
+	return errors.Join(bad,
+		within("sagas", o.Sagas, 1, maxSagas), within("clients", o.Clients, 1, maxClients), within("trips", o.Trips, 0, 100),
+		within("replays", o.Replays, 0, maxReplays), within("broker-kills", o.BrokerKills, 0, maxStrikes),
+		within("crashes", o.Crashes, 0, maxStrikes), within("alarms", o.Alarms, 0, maxStrikes))
+}
+
+// directory makes the run's directory, which must be empty, or a temporary one.
+func (p *plan) directory() (err error) {
+	if p.dir == "" {
+		p.dir, err = os.MkdirTemp("", "chaos-")
+		return err
+	}
+	if err := os.MkdirAll(p.dir, 0o755); err != nil {
+		return fmt.Errorf("-dir: %w", err)
+	}
+	there, err := os.ReadDir(p.dir)
+	if err != nil {
+		return fmt.Errorf("-dir: %w", err)
+	}
+	if len(there) > 0 {
+		return fmt.Errorf("-dir: %s is not empty", p.dir)
+	}
+	return nil
+}

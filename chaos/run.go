@@ -1,0 +1,355 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/evidence"
+	"github.com/sagamill/sagamill/chaos/internal/fault"
+	"github.com/sagamill/sagamill/chaos/internal/load"
+	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/chaos/internal/site"
+)
+
+const (
+	warmth        = 5 * time.Second // with a load and without faults
+	drainPatience = 2 * time.Minute // after which the rest counts as left
+	replayRate    = 1000            // messages a second that a replay is given time for, at least
+	stopPatience  = time.Minute     // for all processes to end
+)
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (int, error) {
+	p, err := parse(args, stderr)
+	if err != nil {
+		return exitFailed, err
+	}
+	if err := p.directory(); err != nil {
+		return exitFailed, err
+	}
+	fmt.Fprintf(stdout, "chaos: seed %d, in %s\n", p.Seed, p.dir)
+	r := &runner{plan: p, progress: stdout}
+	if err := r.all(ctx); err != nil {
+		return exitFailed, fmt.Errorf("seed %d, %s: %w", p.Seed, p.dir, err)
+	}
+	return verdict(p.dir, stdout)
+}
+
+// A runner carries one run out.
+type runner struct {
+	*plan
+	progress io.Writer
+
+	site     *site.Site
+	load     *load.Load
+	broker   evidence.Broker
+	injector *evidence.Injector
+	final    record.Final
+
+	events   *record.Writer[record.Event]
+	ops      *record.Writer[record.Op]
+	injected *record.Writer[record.Injection]
+	samples  *record.Writer[record.Sample]
+
+	loading    sync.WaitGroup // clients
+	loadErr    error
+	stopLoad   context.CancelFunc
+	sampling   sync.WaitGroup
+	stopSample context.CancelFunc
+	injecting  sync.WaitGroup
+	stopInject context.CancelFunc
+
+	phase        atomic.Pointer[string]
+	kills, deeds atomic.Int64 // processes that were killed, and all other faults
+}
+
+// now is the time of the run.
+func (r *runner) now() record.At { return time.Since(r.Began) }
+
+// all is one run, up to what it leaves in its directory.
+func (r *runner) all(ctx context.Context) (err error) {
+	r.Began = time.Now()
+	work, err := os.MkdirTemp("", "chaos-work-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	if err := os.Chmod(work, 0o755); err != nil { // the servers have accounts of their own
+		return err
+	}
+	if err := r.create(); err != nil {
+		return err
+	}
+	if err := r.open(ctx, work); err != nil {
+		return errors.Join(err, r.close())
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+
+	watching, stop := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { r.watch(watching) })
+	defer watch.Wait()
+	defer stop()
+	for _, phase := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{record.Warm, r.warm}, {record.Storm, r.storm}, {record.Heal, r.heal}, {record.Drain, r.drain},
+		{record.Replay, r.replay}, {record.Stop, r.stop}, {record.Over, r.keep},
+	} {
+		r.enter(phase.name)
+		if err := phase.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", phase.name, err)
+		}
+	}
+	return nil
+}
+
+// create begins the files of the run.
+func (r *runner) create() (err error) {
+	if r.schedule == nil {
+		r.schedule = fault.Plan(r.Seed, r.Options)
+	}
+	r.Required = fault.Required()
+	r.Revision, r.Versions = revision(), versions()
+	schedule, err := record.Create[record.Planned](r.dir, record.ScheduleFile)
+	if err != nil {
+		return err
+	}
+	for _, p := range r.schedule {
+		schedule.Add(p)
+	}
+	err = errors.Join(schedule.Close(), record.WriteJSON(r.dir, record.RunFile, r.Run))
+	begin(&err, &r.events, r.dir, record.EventsFile)
+	begin(&err, &r.ops, r.dir, record.ClientFile)
+	begin(&err, &r.injected, r.dir, record.InjectedFile)
+	begin(&err, &r.samples, r.dir, record.SamplesFile)
+	return err
+}
+
+func begin[T any](err *error, w **record.Writer[T], dir, name string) {
+	if *err == nil {
+		*w, *err = record.Create[T](dir, name)
+	}
+}
+
+// open starts the site and lets its database bear witness.
+func (r *runner) open(ctx context.Context, work string) error {
+	r.say("building")
+	programs, err := site.Build(ctx, filepath.Join(work, "bin"), r.Tags)
+	if err != nil {
+		return err
+	}
+	r.say("starting PostgreSQL, RabbitMQ and %d processes", len(site.Processes()))
+	r.site, err = site.Open(ctx, site.Options{
+		Dir: r.dir, Work: filepath.Join(work, "servers"), Programs: programs, Log: r.log, Now: r.now, Fuses: fault.Fuses(r.Seed),
+	})
+	if err != nil {
+		return err
+	}
+	if err := r.site.Start(ctx); err != nil {
+		return err
+	}
+	if err := evidence.Install(ctx, r.site.DB()); err != nil {
+		return err
+	}
+	r.broker = evidence.Broker{URL: r.site.AMQPURL(), Namespace: r.site.Namespace}
+	r.load, err = load.New(load.Options{
+		Seed: r.Seed, Run: r.Options, Orders: r.site.OrderURLs(), Trips: r.site.TripURLs(), Ops: r.ops, Now: r.now,
+	})
+	return err
+}
+
+func (r *runner) enter(phase string) {
+	r.phase.Store(&phase)
+	r.log(record.Event{At: r.now(), Fault: record.Phase, Args: phase})
+	r.say("%s", phase)
+}
+
+// log keeps an event, and counts it for the progress.
+func (r *runner) log(e record.Event) {
+	switch {
+	case e.Fault == record.Exit && strings.HasPrefix(e.Args, "killed") || e.Fault == record.Exit && strings.HasPrefix(e.Args, "by its fuse"):
+		r.kills.Add(1)
+	case e.N > 0 && e.Err == "":
+		r.deeds.Add(1)
+	}
+	r.events.Add(e)
+}
+
+// warm begins the load, the samples and the injections.
+func (r *runner) warm(ctx context.Context) (err error) {
+	sampler, err := evidence.NewSampler(evidence.SamplerOptions{DB: r.site.DB(), Broker: r.broker, Out: r.samples, Now: r.now})
+	if err != nil {
+		return err
+	}
+	r.injector, err = evidence.NewInjector(evidence.InjectorOptions{
+		DB: r.site.DB(), Broker: r.broker, Seed: r.Seed, Run: r.Options, Out: r.injected, Now: r.now,
+	})
+	if err != nil {
+		return err
+	}
+	var loading, sampling, injecting context.Context
+	loading, r.stopLoad = context.WithCancel(ctx)
+	sampling, r.stopSample = context.WithCancel(ctx)
+	injecting, r.stopInject = context.WithCancel(ctx)
+	r.loading.Go(func() { r.loadErr = r.load.Run(loading) })
+	r.sampling.Go(func() { _ = sampler.Run(sampling) })
+	r.injecting.Go(func() { _ = r.injector.Run(injecting) })
+	return sleep(ctx, warmth)
+}
+
+// storm carries the schedule out.
+func (r *runner) storm(ctx context.Context) error {
+	return fault.Carry(ctx, r.site, r.schedule, r.load.Open)
+}
+
+// heal ends every fault, and waits for the clients' last answers.
+func (r *runner) heal(ctx context.Context) error {
+	r.stopInject()
+	if err := r.site.Heal(ctx); err != nil {
+		return err
+	}
+	r.injecting.Wait()
+	r.stopLoad()
+	r.loading.Wait()
+	r.final.Healed = r.now()
+	return r.loadErr
+}
+
+// drain waits until nothing is left to be done.
+func (r *runner) drain(ctx context.Context) error {
+	patient, cancel := context.WithTimeout(ctx, drainPatience)
+	defer cancel()
+	if r.final.Left = evidence.Drained(patient, r.site.DB(), r.broker); len(r.final.Left) == 0 {
+		r.final.Drained = r.now()
+	} else {
+		r.say("left: %s", strings.Join(r.final.Left, "; "))
+	}
+	r.stopSample()
+	r.sampling.Wait()
+	return ctx.Err()
+}
+
+// replay publishes the whole history again, and compares what is there before and
+// afterwards.
+func (r *runner) replay(ctx context.Context) error {
+	effects, err := evidence.Effects(ctx, r.site.DB())
+	if err != nil {
+		return err
+	}
+	r.final.Effects = []string{effects}
+	if len(r.final.Left) > 0 {
+		return nil // it has not come to rest: there is nothing to compare with
+	}
+	for n := range r.Options.Replays {
+		patience := time.Minute + time.Duration(r.load.Begun()*20/replayRate)*time.Second
+		patient, cancel := context.WithTimeout(ctx, patience)
+		published, err := evidence.Replay(patient, r.site.DB(), r.broker, evidence.ReplayOptions{Seed: r.Seed + uint64(n) + 1, Out: r.injected, Now: r.now})
+		cancel()
+		if err != nil {
+			return fmt.Errorf("after %d messages: %w", published, err)
+		}
+		r.say("%d messages published again", published)
+		if effects, err = evidence.Effects(ctx, r.site.DB()); err != nil {
+			return err
+		}
+		r.final.Effects = append(r.final.Effects, effects)
+	}
+	return nil
+}
+
+// stop tells every process to end, and looks at what they leave in the servers.
+func (r *runner) stop(ctx context.Context) error {
+	patient, cancel := context.WithTimeout(ctx, stopPatience)
+	defer cancel()
+	r.final.Stopped = r.site.Stop(patient)
+	c := r.site.Counters()
+	r.final.CommitsLost, r.final.RepliesLost, r.final.GatewayErrors, r.final.GatewayLost = c.CommitsLost, c.RepliesLost, c.GatewayErrors, c.GatewayLost
+	return evidence.Rest(ctx, r.site.DB(), r.broker, &r.final)
+}
+
+// keep writes what the judge needs of the database.
+func (r *runner) keep(ctx context.Context) error {
+	return errors.Join(evidence.Dump(ctx, r.site.DB(), r.dir), record.WriteJSON(r.dir, record.FinalFile, r.final))
+}
+
+// close ends what open has begun, whatever has become of it.
+func (r *runner) close() error {
+	for _, stop := range []context.CancelFunc{r.stopLoad, r.stopSample, r.stopInject} {
+		if stop != nil {
+			stop()
+		}
+	}
+	if r.load != nil {
+		r.load.Abort()
+	}
+	r.loading.Wait()
+	r.sampling.Wait()
+	r.injecting.Wait()
+	var err error
+	if r.site != nil {
+		err = r.site.Close()
+	}
+	return errors.Join(err, r.events.Close(), r.ops.Close(), r.injected.Close(), r.samples.Close())
+}
+
+// watchEvery is how often the progress is printed.
+const watchEvery = 5 * time.Second
+
+func (r *runner) watch(ctx context.Context) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			r.say("%s: %d sagas begun, %d requests open, %d processes killed, %d other faults, %d duplicates and %d poisonous messages injected",
+				*r.phase.Load(), r.load.Begun(), r.load.Open(), r.kills.Load(), r.deeds.Load(), r.injector.Injected().Duplicates, r.injector.Injected().Poison)
+		}
+	}
+}
+
+// say prints a line of progress.
+func (r *runner) say(format string, args ...any) {
+	fmt.Fprintf(r.progress, "%7.1f s  %s\n", r.now().Seconds(), fmt.Sprintf(format, args...))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// revision is that of the sources, as far as the build knows it.
+func revision() string {
+	out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output()
+	if err == nil {
+		return strings.TrimSpace(string(out))
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return ""
+}
+
+// versions are those of what the run stands on.
+func versions() []string {
+	return []string{runtime.Version(), fmt.Sprintf("%s/%s, %d processors", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
+}
