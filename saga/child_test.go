@@ -80,9 +80,9 @@ func startTrip(ctx context.Context, config childConfig) error {
 	}
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		_, err := s.Start(ctx, tx, "tenant", config.Start, trip{Item: "x"})
-		return errors.Join(err, failpoint.Hit("caller/before-commit"))
+		return errors.Join(err, failpoint.Hit("test/before-commit"))
 	})
-	return errors.Join(err, failpoint.Hit("caller/after-commit"))
+	return errors.Join(err, failpoint.Hit("test/after-commit"))
 }
 
 // A child is a process of its own.

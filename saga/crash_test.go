@@ -126,7 +126,7 @@ func TestTheWorkOnANestedSagaIsInterruptedAnywhere(t *testing.T) {
 // the saga runs, and starting it again finds it.
 func TestTheCallerOfStartDies(t *testing.T) {
 	t.Parallel()
-	for _, point := range []string{"caller/before-commit", "caller/after-commit"} {
+	for _, point := range []string{"test/before-commit", "test/after-commit"} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
@@ -134,7 +134,7 @@ func TestTheCallerOfStartDies(t *testing.T) {
 			s.orchestrate(saga.Options{})
 			s.child(point+"=kill", childConfig{Start: "k"}).died()
 			again := start(s.place, crashTrip(s.schema), "k", trip{Item: "x"})
-			if want := point == "caller/after-commit"; again.Existed != want {
+			if want := point == "test/after-commit"; again.Existed != want {
 				t.Errorf("started again: existed %t, want %t", again.Existed, want)
 			}
 			s.until("k", saga.StatusCompleted)

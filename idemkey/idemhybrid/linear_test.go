@@ -53,11 +53,11 @@ const (
 var linearFaults = []string{
 	"idemhybrid/after-lock=kill:3",
 	"idempg/after-claim=kill:3",
-	"idempg/in-handler=kill:3",
+	"test/in-handler=kill:3",
 	"idempg/before-commit=kill:3",
 	"idempg/after-commit=kill:3", // the lock remains
-	"idemhybrid/after-lock=stop:1;idempg/in-handler=kill:3",
-	"idempg/after-claim=stop:1;idempg/in-handler=kill:3",
+	"idemhybrid/after-lock=stop:1;test/in-handler=kill:3",
+	"idempg/after-claim=stop:1;test/in-handler=kill:3",
 }
 
 func TestMain(m *testing.M) {
@@ -80,7 +80,7 @@ func serveLinear(schema string) error {
 	opts.ContextTimeoutEnabled, opts.MaxRetries = true, 1
 	client := redis.NewClient(opts)
 	defer client.Close()
-	in := linearpgtest.Instance{Schema: schema, Tx: idempg.Tx, Point: func() { _ = failpoint.Hit("idempg/in-handler") }}
+	in := linearpgtest.Instance{Schema: schema, Tx: idempg.Tx, Point: func() { _ = failpoint.Hit("test/in-handler") }}
 	in.Options.Lease = linearLease
 	in.Open = func(pool *pgxpool.Pool) (idemkey.Store, error) {
 		pg, err := idempg.New(pool, &idempg.Options{Schema: schema, Grace: linearGrace, AcquireTimeout: 200 * time.Millisecond})

@@ -36,15 +36,15 @@ const (
 // it has hung past its grace between its claim and its lock.
 var linearFaults = []string{
 	"idempg/after-claim=kill:3",
-	"idempg/in-handler=kill:3",
+	"test/in-handler=kill:3",
 	"idempg/before-commit=kill:3",
 	"idempg/after-commit=kill:3",
-	"idempg/after-claim=stop:1;idempg/in-handler=kill:3",
+	"idempg/after-claim=stop:1;test/in-handler=kill:3",
 }
 
 // serveLinear is the main of an instance.
 func serveLinear(schema, plant string) error {
-	in := linearpgtest.Instance{Schema: schema, Tx: Tx, Point: func() { _ = failpoint.Hit("idempg/in-handler") }}
+	in := linearpgtest.Instance{Schema: schema, Tx: Tx, Point: func() { _ = failpoint.Hit("test/in-handler") }}
 	in.Open = func(pool *pgxpool.Pool) (idemkey.Store, error) {
 		s, err := New(pool, &Options{Schema: schema, Grace: linearGrace, AcquireTimeout: 200 * time.Millisecond})
 		return planted(s, plant), err

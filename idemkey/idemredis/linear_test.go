@@ -54,7 +54,7 @@ const (
 // linearFaults kill an instance at each point of a request.
 var linearFaults = []string{
 	"idemredis/after-claim=kill:3",
-	"idemredis/in-handler=kill:3",
+	"test/in-handler=kill:3",
 	"idemredis/before-save=kill:3",
 	"idemredis/after-save=kill:3",
 }
@@ -95,7 +95,7 @@ func serveLinear(url, prefix, plant string) error {
 		<-time.After(linearEffect/2 + rand.N(linearEffect/2))
 		return client.RPush(context.WithoutCancel(r.Context()), prefix+"effects", e.Key+" "+e.Run).Err()
 	}
-	h := lineartest.Handler(effect, func() { _ = failpoint.Hit("idemredis/in-handler") })
+	h := lineartest.Handler(effect, func() { _ = failpoint.Hit("test/in-handler") })
 	return lineartest.ServeWatched(m.Handler(h), linearStall)
 }
 

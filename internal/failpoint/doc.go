@@ -20,14 +20,24 @@
 // those are.
 //
 // SAGAMILL_FAILPOINT_LOG names a file to which each point that triggers appends
-// a line, name=action, before its action. Processes may share one.
+// a line, name=action, before its action. Processes may share one. [Struck] reads it.
 package failpoint
 
-import "time"
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+)
 
 // DefaultDelay is how long the action delay takes where no time is given: longer
 // than the polls and batches of a running system, shorter than its leases.
 const DefaultDelay = 300 * time.Millisecond
+
+// OfTests begins the names of the points that a test has in code of its own, such as
+// its handler. They are in no list.
+const OfTests = "test/"
 
 // A Point is a place at which a process may be struck.
 type Point struct {
@@ -42,3 +52,13 @@ type Point struct {
 // Actions are what a point can do, beside error at a point with Done, which is
 // called do-then-error.
 func Actions() []string { return []string{"kill", "stop", "error", "delay"} }
+
+// Struck returns what has triggered in the processes whose log is at path, a
+// name=action each, in the order of the file; nothing while there is no file.
+func Struck(path string) ([]string, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return strings.Fields(string(text)), err
+}

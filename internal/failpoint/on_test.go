@@ -10,11 +10,12 @@ import (
 
 func TestParse(t *testing.T) {
 	t.Parallel()
-	armed := parse("outbox/after-read=kill;consumer/before-ack=error:3;consumer/before-ack=delay(20ms):5;effect/after-call=delay;")
+	armed := parse("outbox/after-read=kill;consumer/before-ack=error:3;consumer/before-ack=delay(20ms):5;effect/after-call=delay;test/of-its-own=stop;")
 	want := map[string]string{
 		"outbox/after-read":   "kill 300ms 1",
 		"consumer/before-ack": "error 300ms 3, delay 20ms 5",
 		"effect/after-call":   "delay 300ms 1",
+		"test/of-its-own":     "stop 300ms 1",
 	}
 	for name, w := range want {
 		var got []string

@@ -38,14 +38,14 @@ var deaths = []row{
 		hybrid:  {broken, 0, inProgress, busy, "201", 1, 1},
 		memory:  {broken, 0, "", "", "201", 1, 1},
 	}},
-	{point: "killed in the handler", fault: killedAt("matrix/in-handler"), want: map[string]outcome{
+	{point: "killed in the handler", fault: killedAt("test/in-handler"), want: map[string]outcome{
 		inline:  {broken, 0, absent, "", "201", 2, 1},
 		pg:      {broken, 0, inProgress, busy, "201", 2, 1},
 		onRedis: {broken, 1, inProgress, busy, "201", 2, 2},
 		hybrid:  {broken, 0, inProgress, busy, "201", 2, 1},
 		memory:  {broken, 1, "", "", "201", 2, 2},
 	}},
-	{point: "killed in the handler, with external effects", set: external, fault: killedAt("matrix/in-handler"), want: map[string]outcome{
+	{point: "killed in the handler, with external effects", set: external, fault: killedAt("test/in-handler"), want: map[string]outcome{
 		pg:      {broken, 0, inProgress, busy, "409 outcome-unknown", 1, 0},
 		onRedis: {broken, 1, inProgress, busy, "409 outcome-unknown", 1, 1},
 		hybrid:  {broken, 0, inProgress, busy, "409 outcome-unknown", 1, 0},

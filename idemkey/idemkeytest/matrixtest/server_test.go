@@ -136,7 +136,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	fmt.Println(saidRan)
-	_ = failpoint.Hit("matrix/in-handler")
+	_ = failpoint.Hit("test/in-handler")
 	switch r.Header.Get(doHeader) {
 	case doWait:
 		fmt.Println(saidWaiting)

@@ -1,0 +1,54 @@
+package archtest
+
+import (
+	"fmt"
+	"go/ast"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
+)
+
+// sharedPoints are those that are hit in several places, each with why it is one
+// point all the same.
+var sharedPoints = map[string]string{}
+
+// checkFailpoints returns where the calls of failpoint.Hit in all differ from the list
+// of points: the tests go by the list, so that a call which is not in it is never
+// struck.
+func checkFailpoints(all []*file, points []failpoint.Point) []string {
+	var wrong []string
+	calls := make(map[string][]string)
+	for _, f := range all {
+		ast.Inspect(f.ast, func(node ast.Node) bool {
+			call, ok := node.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			hit, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok || !selects(hit, "failpoint", "Hit") || len(call.Args) != 1 {
+				return true
+			}
+			switch name := literal(call.Args[0]); {
+			case name == "":
+				wrong = append(wrong, f.at(call)+": the name of a failpoint is a literal")
+			case f.test() && !strings.HasPrefix(name, failpoint.OfTests):
+				wrong = append(wrong, fmt.Sprintf("%s: %s: a test's own point is called %s…", f.at(call), name, failpoint.OfTests))
+			case !f.test():
+				calls[name] = append(calls[name], f.at(call))
+			}
+			return true
+		})
+	}
+	for _, p := range points {
+		if n := len(calls[p.Name]); n != 1 && (n == 0 || sharedPoints[p.Name] == "") {
+			wrong = append(wrong, fmt.Sprintf("failpoint %s is hit in %d places, want 1 (or the reason in sharedPoints): %s", p.Name, n, strings.Join(calls[p.Name], " ")))
+		}
+		delete(calls, p.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		wrong = append(wrong, fmt.Sprintf("%s: failpoint %s is not in internal/failpoint/points.go", calls[name][0], name))
+	}
+	return wrong
+}
