@@ -1,6 +1,7 @@
 package idemkey
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -22,6 +23,11 @@ func (x *exchange) execute(d Decision) {
 	case d.Attempt > 1:
 		x.event.Result = ResultAgain
 	}
+	if err := failpoint.Hit("idemkey/after-begin"); err != nil {
+		x.release(d.Exec, Bound, http.StatusInternalServerError)
+		x.fail(err)
+		return
+	}
 	b := newBuffer(x.w, x.m.opts.HardResponseLimit)
 	state := &run{info: RequestInfo{Identity: x.id, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
 	ctx, cancel := x.handlerContext()
@@ -30,7 +36,6 @@ func (x *exchange) execute(d Decision) {
 	defer lost(nil)
 
 	start, returned := time.Now(), false
-	_ = failpoint.Hit("idemkey/after-begin")
 	stop := x.keepAlive(d.Exec, lost)
 	defer func() {
 		if returned {
@@ -187,6 +192,9 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	written := b.response(x.m.opts.kept, x.m.opts.MaxResponseBody)
 	x.event.Oversize = written.Dropped
 	resp, err := x.stored(&written)
+	if err == nil {
+		err = failpoint.Hit("idemkey/before-keep")
+	}
 	if err != nil {
 		x.release(exec, Bound, http.StatusInternalServerError)
 		x.fail(err)
@@ -203,9 +211,7 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	if commit {
 		end, op, outcome = exec.Commit, OpCommit, OutcomeKept
 	}
-	_ = failpoint.Hit("idemkey/before-keep")
-	err = end(ctx, resp)
-	_ = failpoint.Hit("idemkey/after-keep")
+	err = cmp.Or(end(ctx, resp), failpoint.Hit("idemkey/after-keep"))
 	x.storeFailed(op, err)
 	x.wake()
 	switch {
@@ -257,7 +263,10 @@ func (x *exchange) notKept(err error) {
 func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
 	defer cancel()
-	err := exec.Release(ctx, mode, status)
+	if failpoint.Hit("idemkey/before-release") != nil {
+		cancel() // the store does not hear of it
+	}
+	err := cmp.Or(exec.Release(ctx, mode, status), failpoint.Hit("idemkey/after-release"))
 	x.lost = x.lost || errors.Is(err, ErrLeaseLost)
 	x.misused = errors.Is(err, ErrTxMisuse)
 	switch {

@@ -1,10 +1,13 @@
 package idemkey
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 // errStreamCut reports a response that ended before the handler meant it to.
@@ -103,7 +106,7 @@ func (x *exchange) bury(exec Execution, b *buffer) error {
 	}
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
 	defer cancel()
-	if err := exec.Commit(ctx, resp); err != nil {
+	if err := cmp.Or(exec.Commit(ctx, resp), failpoint.Hit("idemkey/after-bury")); err != nil {
 		x.storeFailed(OpCommit, err)
 		return err
 	}

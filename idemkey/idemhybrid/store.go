@@ -104,6 +104,9 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 		return d, err
 	}
 	d.Exec = &execution{Execution: d.Exec, lock: l}
+	if err := failpoint.Hit("idemhybrid/after-claim"); err != nil {
+		return idemkey.Decision{}, errors.Join(err, d.Exec.Release(ctx, idemkey.Bound, 0))
+	}
 	return d, nil
 }
 
@@ -174,4 +177,8 @@ func (e *execution) Renew(ctx context.Context) error {
 // free gives the lock back once the outcome is durable: before that, a duplicate
 // would get as far as Postgres and be refused there. If Redis does not hear of it,
 // the lock lapses.
-func (e *execution) free(ctx context.Context) { e.lock.s.note(ctx, e.lock.free(ctx)) }
+func (e *execution) free(ctx context.Context) {
+	if failpoint.Hit("idemhybrid/before-free") == nil {
+		e.lock.s.note(ctx, e.lock.free(ctx))
+	}
+}

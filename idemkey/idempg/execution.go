@@ -239,7 +239,10 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 	if e.record == nil {
 		return nil
 	}
-	changed, err := e.keep(ctx, e.after(), &r)
+	changed, err := false, failpoint.Hit("idempg/after-rollback")
+	if err == nil {
+		changed, err = e.keep(ctx, e.after(), &r)
+	}
 	switch {
 	case err != nil:
 		if state, lookErr := e.state(ctx); lookErr == nil && state == r.State() {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -95,6 +96,13 @@ func (p *Process) signal(s os.Signal) {
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		panic(fmt.Sprintf("proctest: signal our own child: %v", err))
 	}
+}
+
+// Stopped reports whether the process of that id hangs in a stop that it or somebody
+// else has asked for: the signal takes a moment to reach all of its threads.
+func Stopped(pid int) bool {
+	state, err := exec.Command("ps", "-o", "state=", "-p", strconv.Itoa(pid)).Output()
+	return err == nil && strings.HasPrefix(string(state), "T")
 }
 
 // Kill ends the process at once and waits for it, also while it is stopped.

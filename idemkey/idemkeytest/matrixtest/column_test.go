@@ -64,7 +64,7 @@ type settings struct {
 	Acquire                        time.Duration // default: storeTimeout
 	MaxInFlight, MaxAttempts       int
 	RejectExpired, ExternalEffects bool
-	FailOpen                       bool
+	FailOpen, Streaming            bool
 	Deaf                           bool // no lease is ever renewed
 
 	watch *arguments // sees what is sent; only within the test

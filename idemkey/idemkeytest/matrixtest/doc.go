@@ -1,7 +1,8 @@
 // Package matrixtest proves, point by point, what is true when a request is
 // interrupted. Nothing is exported.
 //
-//   - TestFailureMatrix: where a process dies, hangs or loses its store, one row a point; one column a store.
+//   - TestEveryFailpoint: a process is killed, stopped past its lease, delayed or failed at each failpoint, on each store.
+//   - TestFailureMatrix: where else it dies, hangs or loses its store, one row a point; one column a store.
 //     Every cell is a process that serves HTTP, and a client that retries with the same key and the same body.
 //   - TestStatuses: every problem that the middleware answers with, one row or more a code.
 //   - TestTransitions: every transition of a record, as a client sees it, on every store.

@@ -21,16 +21,8 @@ import (
 // killedAt lets the process of the first request die at a point of it.
 func killedAt(point string) func(*cell) {
 	return func(c *cell) {
-		c.got.first = c.send(c.serve(point+"=kill"), c.do).text
+		c.got.first = c.send(&c.serve(point+"=kill").instance, c.do).text
 		c.died()
-	}
-}
-
-// rejectedAndKilledAt is killedAt of a request that its handler rejects each time.
-func rejectedAndKilledAt(point string) func(*cell) {
-	return func(c *cell) {
-		c.do = doReject
-		killedAt(point)(c)
 	}
 }
 
@@ -73,27 +65,10 @@ func killedInQuery(c *cell) {
 	c.got.first = (<-first).text
 }
 
-// killedAfterRollback kills it when a rejected request has been rolled back,
-// and before the statement that keeps its response has arrived.
-func killedAfterRollback(c *cell) {
-	c.do = doReject
-	l := c.linkPostgres()
-	l.holdAfterRollback()
-	p := c.serve("")
-	first := c.begin(p, c.do)
-	select {
-	case <-l.held:
-	case <-time.After(patience):
-		c.Fatal("nothing came after the ROLLBACK")
-	}
-	p.kill()
-	c.got.first = (<-first).text
-}
-
 // killedAnswered kills it when the client has its answer.
 func killedAnswered(c *cell) {
 	p := c.serve("")
-	c.answered(c.send(p, ""))
+	c.answered(c.send(&p.instance, ""))
 	p.kill()
 }
 
@@ -175,26 +150,6 @@ func (c *cell) lapsed() {
 	})
 }
 
-// stalledAt stops the process at a point before its handler, past its lease.
-func stalledAt(point string) func(*cell) {
-	return func(c *cell) {
-		first := c.begin(c.serve(point+"=stop"), "")
-		c.until("the claim", func() (bool, error) { return c.state() == inProgress, nil })
-		c.lapse()
-		c.overtaking()
-		c.until("the answer", func() (bool, error) {
-			c.first.signal(syscall.SIGCONT) // again and again: the first may come before it has stopped
-			select {
-			case a := <-first:
-				c.answered(a)
-				return true, nil
-			default:
-				return false, nil
-			}
-		})
-	}
-}
-
 // linkPostgres puts a link between the first process and Postgres.
 func (c *cell) linkPostgres() *link {
 	c.Helper()
@@ -220,7 +175,7 @@ func (c *cell) linkRedis() *link {
 func downAtBegin(to func(*cell) *link) func(*cell) {
 	return func(c *cell) {
 		to(c).cut()
-		c.answered(c.send(c.serve(""), ""))
+		c.answered(c.send(&c.serve("").instance, ""))
 	}
 }
 
@@ -278,7 +233,7 @@ func forgottenInHandler(c *cell) {
 }
 
 func forgottenAfter(c *cell) {
-	c.got.first = c.send(c.serve(""), "").text
+	c.got.first = c.send(&c.serve("").instance, "").text
 	c.forget()
 }
 
@@ -297,10 +252,10 @@ func disconnects(c *cell) {
 	c.ended(idemkey.OutcomeKept)
 }
 
-func panics(c *cell) { c.got.first = c.send(c.serve(""), doPanic).text }
+func panics(c *cell) { c.got.first = c.send(&c.serve("").instance, doPanic).text }
 
 func expires(c *cell) {
-	c.got.first = c.send(c.serve(""), "").text
+	c.got.first = c.send(&c.serve("").instance, "").text
 	c.expire()
 }
 

@@ -5,6 +5,7 @@ package matrixtest
 import (
 	"context"
 	"fmt"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ type cell struct {
 	via    struct{ Postgres, Redis string } // where the first process finds its stores
 	direct *site                            // the store's tables, as the test sees them
 	first  *process                         // that the fault is for
-	procs  []*process
+	local  *instance                        // that nothing is wrong with
 	key    string
 	do     string // what a retry asks of its handler
 	got    outcome
@@ -95,19 +96,33 @@ func (c *cell) run(fault func(*cell)) outcome {
 	fault(c)
 	c.settle()
 	c.got.left, c.got.record = len(c.rows()), c.state()
-	if c.got.record == inProgress {
+	if c.got.record == inProgress || c.got.record == absent && c.locked() {
 		c.got.soon = c.retry().text
 		c.lapse()
 	}
 	retry := c.retry()
 	c.got.retry = retry.text
 	c.again(retry)
-	for _, p := range c.procs {
-		p.kill()
-		c.got.runs += int(p.runs.Load())
+	c.first.kill()
+	c.got.runs = int(c.first.runs.Load())
+	if c.local != nil {
+		c.got.runs += int(c.local.runs.Load())
 	}
 	c.got.rows = len(c.rows())
 	return c.got
+}
+
+// locked reports whether the lock in front of the records is taken.
+func (c *cell) locked() bool {
+	c.Helper()
+	if c.Column != hybrid {
+		return false
+	}
+	n, err := c.direct.redis.Exists(c.Context(), c.direct.hash(c.key)).Result()
+	if err != nil {
+		c.Fatalf("look for the lock: %v", err)
+	}
+	return n == 1
 }
 
 // again checks that the answer to the retry is final, and its response the one
@@ -137,40 +152,40 @@ func (c *cell) serve(fault string) *process {
 	c.Helper()
 	s := c.settings
 	s.Postgres, s.Redis = c.via.Postgres, c.via.Redis
-	c.first = c.start(s, fault)
+	c.first = start(c.T, s, fault)
 	return c.first
 }
 
-func (c *cell) start(s settings, fault string) *process {
-	c.Helper()
-	p := start(c.T, s, fault)
-	c.procs = append(c.procs, p)
-	return p
-}
-
-// other returns where a retry goes: a process that nothing is wrong with.
-func (c *cell) other() *process {
+// other returns where a retry goes: a server that nothing is wrong with.
+func (c *cell) other() *instance {
 	c.Helper()
 	if c.Column == memory && !c.first.dead() {
-		return c.first // nobody else knows of the request
+		return &c.first.instance // nobody else knows of the request
 	}
-	if last := c.procs[len(c.procs)-1]; last != c.first {
-		return last
+	if c.local == nil {
+		c.local = &instance{}
+		h, err := c.direct.handler(c.local.count)
+		if err != nil {
+			c.Fatal(err)
+		}
+		server := httptest.NewServer(h)
+		c.Cleanup(server.Close)
+		c.local.url = server.URL
 	}
-	return c.start(c.settings, "")
+	return c.local
 }
 
-// send sends the request to p.
-func (c *cell) send(p *process, do string) answer {
+// send sends the request to i.
+func (c *cell) send(i *instance, do string) answer {
 	ctx, cancel := context.WithTimeout(c.Context(), patience)
 	defer cancel()
-	return post(ctx, p.url, c.key, strings.NewReader("order"), doHeader, do)
+	return post(ctx, i.url, c.key, strings.NewReader("order"), doHeader, do)
 }
 
 // begin sends the request to p and returns where its answer will come.
 func (c *cell) begin(p *process, do string) <-chan answer {
 	answered := make(chan answer, 1)
-	go func() { answered <- c.send(p, do) }() // ends with the request, which ends with the process
+	go func() { answered <- c.send(&p.instance, do) }() // ends with the request, which ends with the process
 	return answered
 }
 

@@ -4,13 +4,13 @@ package matrixtest
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,14 +22,26 @@ import (
 // maxLines is more than any server here has to tell.
 const maxLines = 100
 
+// An instance is a server that requests are sent to.
+type instance struct {
+	url  string
+	runs atomic.Int32 // of its handler
+}
+
+func (i *instance) count(line string) {
+	if line == saidRan {
+		i.runs.Add(1)
+	}
+}
+
 // A process is a server of its own.
 type process struct {
+	instance
 	cmd   *exec.Cmd
 	stdin io.Closer
-	url   string
 	said  chan string   // its lines; closed when it has ended
 	ended chan struct{} // closed after that
-	runs  atomic.Int32  // of its handler
+	log   string        // of the failpoints that have struck
 }
 
 // start returns a server that has been armed with fault. It ends with the test.
@@ -39,8 +51,8 @@ func start(t *testing.T, c settings, fault string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{cmd: exec.Command(os.Args[0]), said: make(chan string, maxLines), ended: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), serverEnv+"="+string(encoded), "SAGAMILL_FAILPOINTS="+fault)
+	p := &process{cmd: exec.Command(os.Args[0]), said: make(chan string, maxLines), ended: make(chan struct{}), log: filepath.Join(t.TempDir(), "struck")}
+	p.cmd.Env = append(os.Environ(), serverEnv+"="+string(encoded), "SAGAMILL_FAILPOINTS="+fault, "SAGAMILL_FAILPOINT_LOG="+p.log)
 	p.cmd.Stderr = os.Stderr
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
@@ -57,9 +69,7 @@ func start(t *testing.T, c settings, fault string) *process {
 		defer close(p.said)
 		lines := bufio.NewScanner(stdout)
 		for lines.Scan() {
-			if lines.Text() == saidRan {
-				p.runs.Add(1)
-			}
+			p.count(lines.Text())
 			p.said <- lines.Text()
 		}
 		_ = p.cmd.Wait()
@@ -124,18 +134,11 @@ func (p *process) dead() bool {
 	}
 }
 
-// rollbackMessage is the simple query that pgx sends.
-var rollbackMessage = []byte("rollback\x00")
-
 // A link is the way from a process to its store.
 type link struct {
 	listener net.Listener
 	network  string
 	server   string
-	over     chan struct{} // closed with the test
-	held     chan struct{} // closed once something is held back
-	hold     atomic.Bool
-	once     sync.Once
 	wg       sync.WaitGroup
 
 	mu    sync.Mutex
@@ -150,11 +153,9 @@ func newLink(t *testing.T, network, addr string) *link {
 	if err != nil {
 		t.Fatalf("listen: %v", err)
 	}
-	l := &link{listener: listener, network: network, server: addr, conns: make(map[net.Conn]bool),
-		over: make(chan struct{}), held: make(chan struct{})}
+	l := &link{listener: listener, network: network, server: addr, conns: make(map[net.Conn]bool)}
 	l.wg.Go(l.accept)
 	t.Cleanup(func() {
-		close(l.over)
 		_ = listener.Close()
 		l.cut()
 		l.wg.Wait()
@@ -174,9 +175,6 @@ func (l *link) cut() {
 	}
 	clear(l.conns)
 }
-
-// holdAfterRollback holds back whatever a client says after a ROLLBACK.
-func (l *link) holdAfterRollback() { l.hold.Store(true) }
 
 // keep reports whether the connections may be used.
 func (l *link) keep(conns ...net.Conn) bool {
@@ -204,30 +202,15 @@ func (l *link) accept() {
 			continue
 		}
 		if l.keep(client, server) {
-			l.wg.Go(func() { l.pass(server, client, true) })
-			l.wg.Go(func() { l.pass(client, server, false) })
+			l.wg.Go(func() { pass(server, client) })
+			l.wg.Go(func() { pass(client, server) })
 		}
 	}
 }
 
 // pass copies what comes from one end to the other, and closes both in the end.
-func (l *link) pass(to, from net.Conn, asked bool) {
+func pass(to, from net.Conn) {
 	defer to.Close()
 	defer from.Close()
-	buf, rolledBack := make([]byte, 64<<10), false
-	for {
-		n, err := from.Read(buf)
-		if err != nil {
-			return
-		}
-		if rolledBack {
-			l.once.Do(func() { close(l.held) })
-			<-l.over
-			return
-		}
-		if _, err := to.Write(buf[:n]); err != nil {
-			return
-		}
-		rolledBack = asked && l.hold.Load() && bytes.Contains(buf[:n], rollbackMessage)
-	}
+	_, _ = io.Copy(to, from)
 }

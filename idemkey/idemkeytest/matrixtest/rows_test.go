@@ -11,31 +11,19 @@ const busy = "409 in-progress"
 const (
 	noTx       = "it has no transaction"
 	noTrace    = "the middleware refuses it: a dead owner leaves no trace"
-	oneTx      = "its claim is the transaction"
 	noPostgres = "it does not need Postgres"
 	noRedis    = "it does not need Redis"
-	oneProcess = "its one process would have to serve the retry while it is stopped"
 )
 
-// deaths are the points where the process is killed. On a store without
-// transactions the effect of a dead handler stands, and its retry adds another.
+// deaths are what kills the process besides the failpoints, which TestEveryFailpoint
+// has. On a store without transactions the effect of a dead handler stands, and its
+// retry adds another.
 var deaths = []row{
 	{point: "killed while it reads the body", fault: killedReading, want: map[string]outcome{
 		inline:  {broken, 0, absent, "", "201", 1, 1},
 		pg:      {broken, 0, absent, "", "201", 1, 1},
 		onRedis: {broken, 0, absent, "", "201", 1, 1},
 		hybrid:  {broken, 0, absent, "", "201", 1, 1},
-		memory:  {broken, 0, "", "", "201", 1, 1},
-	}},
-	{point: "killed between claim and transaction", fault: killedAt("idempg/after-claim"), want: map[string]outcome{
-		pg:     {broken, 0, inProgress, busy, "201", 1, 1},
-		hybrid: {broken, 0, inProgress, busy, "201", 1, 1},
-	}, none: map[string]string{inline: oneTx, onRedis: noTx, memory: noTx}},
-	{point: "killed between claim and handler", fault: killedAt("idemkey/after-begin"), want: map[string]outcome{
-		inline:  {broken, 0, absent, "", "201", 1, 1},
-		pg:      {broken, 0, inProgress, busy, "201", 1, 1},
-		onRedis: {broken, 0, inProgress, busy, "201", 1, 1},
-		hybrid:  {broken, 0, inProgress, busy, "201", 1, 1},
 		memory:  {broken, 0, "", "", "201", 1, 1},
 	}},
 	{point: "killed in the handler", fault: killedAt("test/in-handler"), want: map[string]outcome{
@@ -56,55 +44,12 @@ var deaths = []row{
 		pg:     {broken, 0, inProgress, busy, "201", 2, 1},
 		hybrid: {broken, 0, inProgress, busy, "201", 2, 1},
 	}, none: map[string]string{onRedis: noTx, memory: noTx}},
-	{point: "killed between handler and commit", fault: killedAt("idemkey/before-keep"), want: map[string]outcome{
-		inline:  {broken, 0, absent, "", "201", 2, 1},
-		pg:      {broken, 0, inProgress, busy, "201", 2, 1},
-		onRedis: {broken, 1, inProgress, busy, "201", 2, 2},
-		hybrid:  {broken, 0, inProgress, busy, "201", 2, 1},
-		memory:  {broken, 1, "", "", "201", 2, 2},
-	}},
-	{point: "killed before COMMIT is sent", fault: killedAt("idempg/before-commit"), want: map[string]outcome{
-		inline: {broken, 0, absent, "", "201", 2, 1},
-		pg:     {broken, 0, inProgress, busy, "201", 2, 1},
-		hybrid: {broken, 0, inProgress, busy, "201", 2, 1},
-	}, none: map[string]string{onRedis: noTx, memory: noTx}},
-	{point: "killed after COMMIT, the lock still taken", fault: killedAt("idempg/after-commit"), want: map[string]outcome{
-		inline: {broken, 1, completed, "", "201 replay", 1, 1},
-		pg:     {broken, 1, completed, "", "201 replay", 1, 1},
-		hybrid: {broken, 1, completed, "", "201 replay", 1, 1},
-	}, none: map[string]string{onRedis: noTx, memory: noTx}},
-	{point: "killed between commit and response", fault: killedAt("idemkey/after-keep"), want: map[string]outcome{
-		inline:  {broken, 1, completed, "", "201 replay", 1, 1},
-		pg:      {broken, 1, completed, "", "201 replay", 1, 1},
-		onRedis: {broken, 1, completed, "", "201 replay", 1, 1},
-		hybrid:  {broken, 1, completed, "", "201 replay", 1, 1},
-		memory:  {broken, 1, "", "", "201", 2, 2},
-	}},
 	{point: "killed after the response", fault: killedAnswered, want: map[string]outcome{
 		inline:  {"201", 1, completed, "", "201 replay", 1, 1},
 		pg:      {"201", 1, completed, "", "201 replay", 1, 1},
 		onRedis: {"201", 1, completed, "", "201 replay", 1, 1},
 		hybrid:  {"201", 1, completed, "", "201 replay", 1, 1},
 		memory:  {"201", 1, "", "", "201", 2, 2},
-	}},
-	{point: "killed before a 4xx is kept", fault: rejectedAndKilledAt("idemkey/before-keep"), want: map[string]outcome{
-		inline:  {broken, 0, absent, "", "400", 2, 0},
-		pg:      {broken, 0, inProgress, busy, "400", 2, 0},
-		onRedis: {broken, 1, inProgress, busy, "400", 2, 2},
-		hybrid:  {broken, 0, inProgress, busy, "400", 2, 0},
-		memory:  {broken, 1, "", "", "400", 2, 2},
-	}},
-	{point: "killed between the ROLLBACK of a 4xx and its update", fault: killedAfterRollback, want: map[string]outcome{
-		inline: {broken, 0, absent, "", "400", 2, 0},
-		pg:     {broken, 0, inProgress, busy, "400", 2, 0},
-		hybrid: {broken, 0, inProgress, busy, "400", 2, 0},
-	}, none: map[string]string{onRedis: noTx, memory: noTx}},
-	{point: "killed after a 4xx was kept", fault: rejectedAndKilledAt("idemkey/after-keep"), want: map[string]outcome{
-		inline:  {broken, 0, completed, "", "400 replay", 1, 0},
-		pg:      {broken, 0, completed, "", "400 replay", 1, 0},
-		onRedis: {broken, 1, completed, "", "400 replay", 1, 1},
-		hybrid:  {broken, 0, completed, "", "400 replay", 1, 0},
-		memory:  {broken, 1, "", "", "400", 2, 2},
 	}},
 }
 
@@ -118,15 +63,6 @@ var stalls = []row{
 		hybrid:  {"201", 1, completed, busy, "201 replay", 1, 1},
 		memory:  {"201", 2, "", "201", "201 replay", 2, 2},
 	}},
-	{point: "stalled between claim and row lock", fault: stalledAt("idempg/after-claim"), want: map[string]outcome{
-		pg:     {busy, 1, completed, "201", "201 replay", 1, 1},
-		hybrid: {busy, 1, completed, "201", "201 replay", 1, 1},
-	}, none: map[string]string{inline: oneTx, onRedis: noTx, memory: noTx}},
-	{point: "stalled between claim and handler", fault: stalledAt("idemkey/after-begin"), want: map[string]outcome{
-		pg:      {busy, 1, completed, "201", "201 replay", 1, 1},
-		onRedis: {"201", 2, completed, "201", "201 replay", 2, 2},
-		hybrid:  {busy, 1, completed, "201", "201 replay", 1, 1},
-	}, none: map[string]string{inline: "the lock is taken by then", memory: oneProcess}},
 }
 
 // outages are stores that cannot be reached, for the first process alone.

@@ -40,6 +40,7 @@ const (
 	doHeader = "Do"
 	doWait   = "wait"   // write, then wait to be told to leave
 	doReject = "reject" // write, then answer 400
+	doFail   = "fail"   // write, then answer 500
 	doPanic  = "panic"  // write, then panic
 	doQuery  = "query"  // write, then run a statement that takes long
 )
@@ -66,26 +67,35 @@ func runServer(encoded string) error {
 		return err
 	}
 	defer s.close()
-	m, err := idemkey.New(s.store, &idemkey.Options{
-		SingleTenant: true, TTL: c.TTL, Lease: c.Lease, ExecTimeout: c.ExecTimeout, RejectExpired: c.RejectExpired,
-		StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout, ExternalEffects: c.ExternalEffects, FailOpen: c.FailOpen, Observer: teller{}, Logger: quiet,
-	})
+	h, err := s.handler(func(line string) { fmt.Println(line) })
 	if err != nil {
 		return err
 	}
-	h := &handler{site: s, leave: make(chan struct{})}
+	return lineartest.Serve(h)
+}
+
+// handler returns what a server on s serves. It says what happens, a line each.
+func (s *site) handler(say teller) (http.Handler, error) {
+	m, err := idemkey.New(s.store, &idemkey.Options{
+		SingleTenant: true, TTL: s.TTL, Lease: s.Lease, ExecTimeout: s.ExecTimeout, RejectExpired: s.RejectExpired,
+		StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout, ExternalEffects: s.ExternalEffects, FailOpen: s.FailOpen,
+		AllowStreaming: s.Streaming, Observer: say, Logger: quiet,
+	})
+	if err != nil {
+		return nil, err
+	}
+	h := &handler{site: s, say: say, leave: make(chan struct{})}
 	mux := http.NewServeMux()
-	mux.Handle("POST /", recovering(announcing(m.Handler(h))))
+	mux.Handle("POST /", recovering(say.announcing(m.Handler(h))))
 	mux.HandleFunc("POST "+leavePath, func(http.ResponseWriter, *http.Request) { h.left.Do(func() { close(h.leave) }) })
-	return lineartest.Serve(mux)
+	return mux, nil
 }
 
-// A teller tells outcomes.
-type teller struct{}
+// A teller tells what happens in a server.
+type teller func(line string)
 
-func (teller) Observe(_ context.Context, e idemkey.Event) {
-	fmt.Println(saidOutcome + string(e.Outcome))
-}
+// Observe tells outcomes.
+func (say teller) Observe(_ context.Context, e idemkey.Event) { say(saidOutcome + string(e.Outcome)) }
 
 // recovering is what stands outside of the middleware: a panic is a 500.
 func recovering(next http.Handler) http.Handler {
@@ -100,16 +110,17 @@ func recovering(next http.Handler) http.Handler {
 }
 
 // announcing tells when a body begins to come, and when its client goes.
-func announcing(next http.Handler) http.Handler {
+func (say teller) announcing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		context.AfterFunc(r.Context(), func() { fmt.Println(saidGone) })
-		r.Body = &announced{ReadCloser: r.Body}
+		context.AfterFunc(r.Context(), func() { say(saidGone) })
+		r.Body = &announced{ReadCloser: r.Body, say: say}
 		next.ServeHTTP(w, r)
 	})
 }
 
 type announced struct {
 	io.ReadCloser
+	say  teller
 	told bool
 }
 
@@ -117,7 +128,7 @@ func (a *announced) Read(p []byte) (int, error) {
 	n, err := a.ReadCloser.Read(p)
 	if n > 0 && !a.told {
 		a.told = true
-		fmt.Println(saidReading)
+		a.say(saidReading)
 	}
 	return n, err
 }
@@ -125,6 +136,7 @@ func (a *announced) Read(p []byte) (int, error) {
 // A handler writes a business row, and answers with the name of its run.
 type handler struct {
 	*site
+	say   teller
 	leave chan struct{}
 	left  sync.Once
 }
@@ -135,20 +147,22 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		idemkey.Fail(r.Context(), err)
 		return
 	}
-	fmt.Println(saidRan)
+	h.say(saidRan)
 	_ = failpoint.Hit("test/in-handler")
 	switch r.Header.Get(doHeader) {
 	case doWait:
-		fmt.Println(saidWaiting)
+		h.say(saidWaiting)
 		<-h.leave
 	case doReject:
 		w.WriteHeader(http.StatusBadRequest)
+	case doFail:
+		w.WriteHeader(http.StatusInternalServerError)
 	case doPanic:
 		panic(errors.New("on purpose"))
 	case doQuery:
 		_, _ = idempg.Tx(r.Context()).Exec(r.Context(), "SELECT pg_sleep(60)")
 	}
-	if r.Header.Get(doHeader) != doReject {
+	if do := r.Header.Get(doHeader); do != doReject && do != doFail {
 		w.WriteHeader(http.StatusCreated)
 	}
 	_, _ = io.WriteString(w, run)
