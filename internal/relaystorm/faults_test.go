@@ -206,7 +206,7 @@ func (s *storm) deleteExchange() {
 func (s *storm) addTopic() {
 	s.topic = fmt.Sprint("late", len(s.licences))
 	s.addKeys(s.topic)
-	s.consumer.watch(s.consuming, s.topology.Queue.GenerateName(s.topic))
+	s.consumer.Watch(s.consuming, s.topology.Queue.GenerateName(s.topic))
 }
 
 // limitQueues makes the broker nack what comes while the consumer is not quick
@@ -251,9 +251,9 @@ func (s *storm) restoreLink() { s.proxy.Refuse(false) }
 // restoreAndKill kills the active relay while it sends again what it does not know
 // the outcome of, some of it sooner than what comes before.
 func (s *storm) restoreAndKill() {
-	arrived := s.history.count()
+	arrived := s.history.Count()
 	s.proxy.Refuse(false)
-	s.await("a relay publishes again", untilLimit, func() bool { return s.history.count() > arrived })
+	s.await("a relay publishes again", untilLimit, func() bool { return s.history.Count() > arrived })
 	s.take(s.active()).Kill()
 }
 
@@ -287,10 +287,10 @@ func (s *storm) giveAnswers() {
 func (s *storm) written() bool { return s.loaded.Load() }
 
 // settled reports whether they have arrived, too.
-func (s *storm) settled() bool { return s.written() && len(s.history.missing("")) == 0 }
+func (s *storm) settled() bool { return s.written() && len(s.history.Missing("")) == 0 }
 
 // refusedAlone reports whether messages of the topic are refused while all others
 // have arrived.
 func (s *storm) refusedAlone() bool {
-	return s.written() && s.outbox().Refused > 0 && len(s.history.missing(s.topic)) == 0
+	return s.written() && s.outbox().Refused > 0 && len(s.history.Missing(s.topic)) == 0
 }

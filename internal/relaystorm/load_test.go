@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/relaytest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -38,12 +39,6 @@ const (
 // its writers take turns.
 type key struct{ name, topic string }
 
-// body is a message's payload.
-type body struct {
-	Key     string `json:"key"`
-	Version int64  `json:"version"`
-}
-
 // A load is the writers, which know the outcome of each of their transactions,
 // whatever becomes of the server.
 type load struct {
@@ -51,7 +46,7 @@ type load struct {
 	cut     map[pgtest.Loss]*pgxpool.Pool // on which each COMMIT meets with this
 	out     *outbox.Writer
 	schema  string
-	history *history
+	history *relaytest.History
 
 	committed atomic.Int64 // messages of the current round
 	outcomes  struct{ committed, rolledBack, failed, foundCommitted, foundNot atomic.Int64 }
@@ -138,11 +133,11 @@ func (l *load) transact(ctx context.Context, p plan) int64 {
 	}
 	if !committed {
 		l.outcomes.rolledBack.Add(1)
-		l.history.undo(w.messages...)
+		l.history.Undo(w.messages...)
 		return 0
 	}
 	l.outcomes.committed.Add(1)
-	l.history.commit(w.messages...)
+	l.history.Commit(w.messages...)
 	l.committed.Add(int64(len(w.messages)))
 	return int64(len(w.messages))
 }
@@ -151,7 +146,7 @@ func (l *load) transact(ctx context.Context, p plan) int64 {
 type written struct {
 	*load
 	plan
-	messages []message
+	messages []relaytest.Message
 }
 
 // run reports whether the transaction has committed. An error says that the
@@ -207,7 +202,7 @@ func (w *written) undoPart(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	messages, err := w.emit(ctx, savepoint)
-	w.history.undo(messages...)
+	w.history.Undo(messages...)
 	if err != nil {
 		return err
 	}
@@ -216,8 +211,8 @@ func (w *written) undoPart(ctx context.Context, tx pgx.Tx) error {
 
 // emit raises the version of each key and writes a message for each step of it.
 // The messages may be stored also if it returns an error.
-func (w *written) emit(ctx context.Context, tx pgx.Tx) ([]message, error) {
-	var notes []message
+func (w *written) emit(ctx context.Context, tx pgx.Tx) ([]relaytest.Message, error) {
+	var notes []relaytest.Message
 	var messages []outbox.Message
 	for _, k := range w.keys {
 		var last int64
@@ -226,14 +221,14 @@ func (w *written) emit(ctx context.Context, tx pgx.Tx) ([]message, error) {
 			return nil, err
 		}
 		for version := last - int64(w.perKey) + 1; version <= last; version++ {
-			note := message{id: uuid.Must(uuid.NewV7()).String(), key: k.name, topic: k.topic, version: version, round: w.round}
-			payload, err := json.Marshal(body{Key: note.key, Version: note.version})
+			note := relaytest.Message{ID: uuid.Must(uuid.NewV7()).String(), Key: k.name, Topic: k.topic, Version: version, Round: w.round}
+			payload, err := json.Marshal(relaytest.Body{Key: note.Key, Version: note.Version})
 			if err != nil {
 				return nil, err
 			}
 			notes = append(notes, note)
 			messages = append(messages, outbox.Message{
-				ID: note.id, Topic: k.topic, Scope: "storm", Key: k.name, Step: "step", N: fmt.Sprint(version), Payload: payload,
+				ID: note.ID, Topic: k.topic, Scope: "storm", Key: k.name, Step: "step", N: fmt.Sprint(version), Payload: payload,
 			})
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/proctest"
+	"github.com/sagamill/sagamill/internal/relaytest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -152,9 +153,9 @@ func (p *markedPublisher) enter(batch []outbox.Publication) {
 	for _, publication := range batch {
 		p.copies++
 		metadata := publication.Message.Metadata
-		metadata[headerRelay], metadata[headerCopy] = p.name, fmt.Sprint(p.name, "/", p.copies)
+		metadata[relaytest.HeaderRelay], metadata[relaytest.HeaderCopy] = p.name, fmt.Sprint(p.name, "/", p.copies)
 		if !alone {
-			metadata[headerSecond] = "true"
+			metadata[relaytest.HeaderSecond] = "true"
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/internal/relaytest"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -62,9 +63,9 @@ type storm struct {
 	log      outbox.Log // of new relays
 	dir      string
 
-	history   *history
+	history   *relaytest.History
 	load      *load
-	consumer  *consumer
+	consumer  *relaytest.Consumer
 	consuming context.Context
 	reader    *outbox.Relay // for its Stats; it never runs
 	keys      []key
@@ -72,8 +73,8 @@ type storm struct {
 	relays  []*relay // that are meant to be alive
 	started []*relay
 
-	licences []licence // one for each round
-	first    int       // delivery of the round
+	licences []relaytest.Licence // one for each round
+	first    int                 // delivery of the round
 	loaded   atomic.Bool
 	victim   *relay
 	topic    string // what the fault is about
@@ -93,7 +94,7 @@ func TestStorm(t *testing.T) {
 
 func newStorm(t *testing.T) *storm {
 	t.Helper()
-	s := &storm{T: t, seed: *flagSeed, dir: t.TempDir(), schema: pgtest.Name(), log: outbox.Log(*flagLog), history: newHistory()}
+	s := &storm{T: t, seed: *flagSeed, dir: t.TempDir(), schema: pgtest.Name(), log: outbox.Log(*flagLog), history: relaytest.NewHistory()}
 	for s.seed == 0 {
 		s.seed = rand.Uint64()
 	}
@@ -112,7 +113,7 @@ func newStorm(t *testing.T) *storm {
 		s.addKeys(topic)
 		s.topic = topic
 		s.declareTopic()
-		s.consumer.watch(s.consuming, s.topology.Queue.GenerateName(topic))
+		s.consumer.Watch(s.consuming, s.topology.Queue.GenerateName(topic))
 	}
 	s.replenish()
 	return s
@@ -142,12 +143,12 @@ func (s *storm) open() {
 	if s.topology, err = rabbitmq.NewConfig(s.node.URL(), service, &rabbitmq.ConfigOptions{Prefix: prefix}); err != nil {
 		s.Fatal(err)
 	}
-	s.consumer = &consumer{url: s.node.URL(), history: s.history, strange: make(chan error, 1)}
+	s.consumer = relaytest.NewConsumer(s.node.URL(), s.history)
 	consuming, cancel := context.WithCancel(context.WithoutCancel(s.Context()))
 	s.consuming = consuming
 	s.Cleanup(func() {
 		cancel()
-		s.consumer.group.Wait()
+		s.consumer.Wait()
 	})
 }
 
@@ -189,8 +190,8 @@ func withFewPoints(faults []fault) []fault {
 func (s *storm) round(f fault) {
 	s.Helper()
 	begin, number := time.Now(), len(s.licences)
-	s.licences = append(s.licences, licence{repeats: f.windows * window, overlap: f.overlap})
-	s.first, s.topic = s.history.count(), ""
+	s.licences = append(s.licences, relaytest.Licence{Repeats: f.windows * window, Overlap: f.overlap})
+	s.first, s.topic = s.history.Count(), ""
 	s.load.committed.Store(0)
 	s.loaded.Store(false)
 	s.Logf("round %d: %s", number, f.name)
@@ -237,18 +238,16 @@ func (s *storm) drain() {
 // judge fails the test if something has happened that must not.
 func (s *storm) judge(round int, begin time.Time) {
 	s.Helper()
-	e := s.history.evidence()
-	wrong := check(e, s.licences)
+	e := s.history.Evidence()
+	wrong := relaytest.Check(e, s.licences)
 	for _, line := range wrong[:min(len(wrong), maxShown)] {
 		s.Error(line)
 	}
-	select {
-	case err := <-s.consumer.strange:
+	if err := s.consumer.Strange(); err != nil {
 		s.Error(err)
-	default:
 	}
 	s.Logf("round %d: %d deliveries, %d messages published again (%d may be), %v",
-		round, len(e.arrivals)-s.first, e.repeats(len(s.licences))[round], s.licences[round].repeats, time.Since(begin).Round(time.Millisecond))
+		round, len(e.Arrivals)-s.first, e.Repeats(len(s.licences))[round], s.licences[round].Repeats, time.Since(begin).Round(time.Millisecond))
 	if s.Failed() {
 		s.FailNow()
 	}
@@ -261,8 +260,8 @@ func (s *storm) end() {
 	s.await("the queues are empty", drainLimit, s.queuesEmpty)
 	s.judge(len(s.licences)-1, time.Now())
 	counts := make(map[string]int64)
-	for _, m := range s.history.evidence().committed {
-		counts[m.key]++
+	for _, m := range s.history.Evidence().Committed {
+		counts[m.Key]++
 	}
 	for name, count := range counts {
 		var version int64
@@ -278,7 +277,7 @@ func (s *storm) end() {
 	}
 	o := &s.load.outcomes
 	s.Logf("%d rounds, %d messages, %d deliveries; %d transactions committed, %d did not, %d of these for an error; COMMITs without an answer: %d had committed, %d had not",
-		len(s.licences), len(s.history.evidence().committed), s.history.count(), o.committed.Load(), o.rolledBack.Load(), o.failed.Load(),
+		len(s.licences), len(s.history.Evidence().Committed), s.history.Count(), o.committed.Load(), o.rolledBack.Load(), o.failed.Load(),
 		o.foundCommitted.Load(), o.foundNot.Load())
 }
 
@@ -287,9 +286,9 @@ func (s *storm) report() {
 	if !s.Failed() {
 		return
 	}
-	missing := s.history.missing("")
+	missing := s.history.Missing("")
 	for _, m := range missing[:min(len(missing), maxShown)] {
-		s.Logf("missing: %s v%d of round %d", m.key, m.version, m.round)
+		s.Logf("missing: %s v%d of round %d", m.Key, m.Version, m.Round)
 	}
 	stats, err := s.reader.Stats(context.WithoutCancel(s.Context()))
 	s.Logf("%d messages of the round are committed, %d are missing, the outbox has %+v, %v", s.load.committed.Load(), len(missing), stats, err)

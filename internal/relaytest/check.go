@@ -1,0 +1,115 @@
+package relaytest
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Evidence is a history at rest.
+type Evidence struct {
+	Committed, Undone map[string]Message // by id
+	Arrivals          []Arrival
+}
+
+// A Licence is what a round's fault may have done to the messages that were
+// committed in it.
+type Licence struct {
+	Repeats int  // publications beyond the first of each message
+	Overlap bool // two relays may have published at once
+}
+
+// Check returns what is wrong with e, one line each. licences has one for each
+// round.
+func Check(e Evidence, licences []Licence) []string {
+	wrong := e.lost()
+	wrong = append(wrong, e.foreign()...)
+	wrong = append(wrong, e.disordered()...)
+	repeats := e.Repeats(len(licences))
+	for round, l := range licences {
+		if repeats[round] > l.Repeats {
+			wrong = append(wrong, fmt.Sprintf("round %d: %d messages were published again, at most %d may be", round, repeats[round], l.Repeats))
+		}
+	}
+	for _, a := range e.Arrivals {
+		if m := e.Committed[a.ID]; a.Overlapped && !licences[m.Round].Overlap {
+			wrong = append(wrong, fmt.Sprintf("round %d: %s published %s v%d while another relay was at it", m.Round, a.Relay, a.Key, a.Version))
+		}
+	}
+	return wrong
+}
+
+// lost returns committed messages that have not arrived.
+func (e Evidence) lost() []string {
+	arrived := make(map[string]bool)
+	for _, a := range e.Arrivals {
+		arrived[a.ID] = true
+	}
+	var wrong []string
+	for _, m := range e.Committed {
+		if !arrived[m.ID] {
+			wrong = append(wrong, fmt.Sprintf("round %d: lost %s v%d", m.Round, m.Key, m.Version))
+		}
+	}
+	slices.Sort(wrong)
+	return wrong
+}
+
+// foreign returns arrivals of what nobody committed, or not like that.
+func (e Evidence) foreign() []string {
+	var wrong []string
+	for _, a := range e.Arrivals {
+		m, ok := e.Committed[a.ID]
+		undone, rolledBack := e.Undone[a.ID]
+		switch {
+		case rolledBack:
+			wrong = append(wrong, fmt.Sprintf("round %d: %s v%d arrived, which was rolled back", undone.Round, a.Key, a.Version))
+		case !ok:
+			wrong = append(wrong, fmt.Sprintf("%s v%d arrived, which nobody wrote", a.Key, a.Version))
+		case m.Key != a.Key || m.Version != a.Version:
+			wrong = append(wrong, fmt.Sprintf("round %d: %s v%d arrived as %s v%d", m.Round, m.Key, m.Version, a.Key, a.Version))
+		}
+	}
+	return wrong
+}
+
+// disordered returns the first arrivals before which a later version of the
+// same key had arrived.
+func (e Evidence) disordered() []string {
+	var wrong []string
+	last := make(map[string]int64)
+	seen := make(map[string]bool)
+	for i, a := range e.Arrivals {
+		if seen[a.ID] {
+			continue
+		}
+		seen[a.ID] = true
+		if a.Version <= last[a.Key] {
+			wrong = append(wrong, fmt.Sprintf("round %d: %s v%d came first after v%d (delivery %d, by %s, redelivered %v)",
+				e.Committed[a.ID].Round, a.Key, a.Version, last[a.Key], i, a.Relay, a.Redelivered))
+		}
+		last[a.Key] = max(last[a.Key], a.Version)
+	}
+	return wrong
+}
+
+// Repeats returns for each round how often its messages were published beyond
+// once. What the broker delivers again is the same copy and says so; a copy that
+// comes twice without a word was sent twice by the publisher.
+func (e Evidence) Repeats(rounds int) []int {
+	type publication struct{ id, copy string }
+	arrived := make(map[string]bool)
+	seen := make(map[publication]bool)
+	counts := make([]int, rounds)
+	for _, a := range e.Arrivals {
+		m, known := e.Committed[a.ID]
+		p := publication{a.ID, a.Copy}
+		if !known || a.Redelivered && seen[p] {
+			continue
+		}
+		if arrived[a.ID] {
+			counts[m.Round]++
+		}
+		arrived[a.ID], seen[p] = true, true
+	}
+	return counts
+}

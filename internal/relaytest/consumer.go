@@ -1,0 +1,119 @@
+package relaytest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+const (
+	prefetch    = 4
+	brokerAway  = 50 * time.Millisecond // pause before the consumer tries again
+	dialTimeout = 5 * time.Second
+)
+
+// Headers by which a publisher may say more of a publication than the broker knows.
+const (
+	HeaderRelay  = "x-storm-relay"  // the process
+	HeaderCopy   = "x-storm-copy"   // a name that no other publication has
+	HeaderSecond = "x-storm-second" // another process was publishing; "" or not there: none was
+)
+
+// A Consumer notes what arrives in each queue, in the order in which the broker
+// sends it. It stands on the client library alone, not on what is tested, and
+// past the proxy that cuts the relays off.
+type Consumer struct {
+	url     string
+	history *History
+	group   sync.WaitGroup // one goroutine for each queue
+	strange chan error     // the first delivery that is no message of the test
+}
+
+// NewConsumer returns one that notes in h what arrives at the broker of url.
+func NewConsumer(url string, h *History) *Consumer {
+	return &Consumer{url: url, history: h, strange: make(chan error, 1)}
+}
+
+// Wait waits until the contexts of all calls of Watch have ended, and the consumer
+// with them.
+func (c *Consumer) Wait() { c.group.Wait() }
+
+// Strange returns an error that says which delivery was no message of the test, if
+// there was one.
+func (c *Consumer) Strange() error {
+	select {
+	case err := <-c.strange:
+		return err
+	default:
+		return nil
+	}
+}
+
+// Watch consumes queue until ctx ends, whether it exists at the moment or not.
+func (c *Consumer) Watch(ctx context.Context, queue string) {
+	c.group.Go(func() {
+		for ctx.Err() == nil {
+			c.receive(ctx, queue)
+			wait(ctx, brokerAway)
+		}
+	})
+}
+
+// receive returns when the connection, the queue or ctx has ended.
+func (c *Consumer) receive(ctx context.Context, queue string) {
+	connection, err := amqp.DialConfig(c.url, amqp.Config{Dial: amqp.DefaultDial(dialTimeout), Heartbeat: dialTimeout})
+	if err != nil {
+		return
+	}
+	defer connection.Close()
+	defer context.AfterFunc(ctx, func() { connection.Close() })()
+	ch, err := connection.Channel()
+	if err != nil || ch.Qos(prefetch, 0, false) != nil {
+		return
+	}
+	deliveries, err := ch.Consume(queue, "", false, false, false, false, nil)
+	if err != nil {
+		return
+	}
+	for d := range deliveries {
+		if err := c.note(d); err != nil {
+			select {
+			case c.strange <- err:
+			default:
+			}
+		}
+		if d.Ack(false) != nil {
+			return // what was not acked comes again
+		}
+	}
+}
+
+func (c *Consumer) note(d amqp.Delivery) error {
+	var b Body
+	if err := json.Unmarshal(d.Body, &b); err != nil {
+		return fmt.Errorf("payload of message %s: %w", d.MessageId, err)
+	}
+	header := func(name string) string {
+		value, _ := d.Headers[name].(string)
+		return value
+	}
+	c.history.arrive(Arrival{
+		ID: d.MessageId, Key: b.Key, Version: b.Version, Redelivered: d.Redelivered,
+		Relay: header(HeaderRelay), Copy: header(HeaderCopy), Overlapped: header(HeaderSecond) != "",
+	})
+	return nil
+}
+
+// wait returns after d, or when ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
