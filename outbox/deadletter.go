@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -245,12 +246,14 @@ func (d *DeadLetters) batch(ctx context.Context, v verb, args []any) (n int, las
 			keys = append(keys, key)
 			return nil
 		})
-		if err != nil || !v.lead {
-			return err
+		if err == nil && v.lead {
+			_, err = tx.Exec(ctx, d.sql.promote, keys)
 		}
-		_, err = tx.Exec(ctx, d.sql.promote, keys)
-		return err
+		return cmp.Or(err, failpoint.Hit("redrive/outbox-before-commit"))
 	})
+	if err == nil {
+		err = failpoint.Hit("redrive/outbox-after-commit")
+	}
 	if err != nil {
 		return 0, 0, err
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 const (
@@ -46,6 +48,9 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 		if _, err := l.r.db.Exec(ctx, l.r.sql.promoteAll); err != nil {
 			return 0, fmt.Errorf("outbox: promote waiting messages: %w", err)
 		}
+		if err := failpoint.Hit("outbox/after-promote"); err != nil {
+			return 0, err
+		}
 		l.promoteAt = time.Now().Add(l.r.limits.promote)
 	}
 	list, err := l.listHeld(ctx, l.r.sql.listRetries, maxDue, maxFollowers)
@@ -82,6 +87,9 @@ func (l *leader) readDelayed(ctx context.Context) (n int, err error) {
 	if _, err := l.r.db.Exec(ctx, l.r.sql.queueDelayed, entryIDs(list)); err != nil {
 		return 0, fmt.Errorf("outbox: put delayed messages behind refused ones: %w", err)
 	}
+	if err := failpoint.Hit("outbox/after-queue-delayed"); err != nil {
+		return 0, err
+	}
 	if n, err = l.dispatchHeld(ctx, q, list); err == nil {
 		q.in = nil
 	}
@@ -96,6 +104,9 @@ func (l *leader) dispatchHeld(ctx context.Context, q *heldQueue, list []entry) (
 	}
 	q.at = time.Time{} // more may be due
 	if len(rows) > 0 {
+		if err := failpoint.Hit("outbox/after-read-held"); err != nil {
+			return 0, err
+		}
 		l.dispatch(rows, cursor{}, q)
 		q.out = true
 	}

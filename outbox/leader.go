@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/backoff"
-	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 const (
@@ -242,9 +241,6 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 		l.readAt = time.Now().Add(l.r.opts.PollMin)
 	}
 	if len(rows) > 0 {
-		if err := failpoint.Hit("outbox/after-read"); err != nil {
-			return 0, err
-		}
 		l.dispatch(rows, after, nil)
 	}
 	return len(rows), nil

@@ -107,6 +107,9 @@ func (r *Relay) tryTakeOver(ctx context.Context) (t tenure, err error) {
 		}
 		return failpoint.Hit("outbox/before-take-over")
 	})
+	if err == nil {
+		err = failpoint.Hit("outbox/after-take-over")
+	}
 	return t, err
 }
 
@@ -168,7 +171,10 @@ func (r *Relay) adopt(ctx context.Context) error {
 		batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0, appendLog)
 		batch.Queue(r.sql.beginTenure, s.Epoch+1)
 		batch.Queue(r.sql.checkpoint[0], s.Epoch+1, 0, at.from.text, at.toText(), at.last)
-		return tx.SendBatch(ctx, batch).Close()
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		return failpoint.Hit("outbox/before-adopt")
 	})
 	if err != nil {
 		return fmt.Errorf("adopt the log of another cluster: %w", err)
@@ -208,8 +214,14 @@ type querier interface {
 func (r *Relay) renew(ctx context.Context, epoch int64) (until time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.opts.Lease)
 	defer cancel()
+	if err := failpoint.Hit("outbox/before-renew"); err != nil {
+		return until, err
+	}
 	until = time.Now().Add(r.opts.Lease)
 	tag, err := r.db.Exec(ctx, r.sql.renewLease, epoch, r.opts.Lease.Microseconds())
+	if err == nil {
+		err = failpoint.Hit("outbox/after-renew")
+	}
 	switch {
 	case err != nil:
 		return until, fmt.Errorf("outbox: renew the lease: %w", err)
@@ -226,7 +238,11 @@ const releaseTimeout = 2 * time.Second
 func (r *Relay) release(ctx context.Context, epoch int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	if _, err := r.db.Exec(ctx, r.sql.releaseLease, epoch); err != nil {
+	err := failpoint.Hit("outbox/before-release")
+	if err == nil {
+		_, err = r.db.Exec(ctx, r.sql.releaseLease, epoch)
+	}
+	if err != nil {
 		r.opts.Logger.WarnContext(ctx, "outbox: release the lease", "schema", r.opts.Schema, "error", err)
 	}
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 const (
@@ -59,6 +61,9 @@ func (l *logReader) read(ctx context.Context, limit int) ([]row, cursor, error) 
 	}
 	n := cut(l.list, limit)
 	rows, err := l.fetch(ctx, l.list[:n])
+	if err == nil {
+		err = failpoint.Hit("outbox/after-read")
+	}
 	if err != nil {
 		return nil, l.at, err
 	}

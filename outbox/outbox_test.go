@@ -573,3 +573,28 @@ func TestOptionsAreChecked(t *testing.T) {
 		t.Errorf("NewWriter with a bad schema = %v", err)
 	}
 }
+
+// What the broker took stays published when the database fails at the commit.
+func TestAFailedCommitRepeatsTheBatch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.write(t, msg("k", "1"))
+	r := f.relay(t, RelayOptions{})
+	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+		batch, err := r.take(t.Context(), tx)
+		if err != nil {
+			return err
+		}
+		if _, _, err := r.settle(t.Context(), tx, batch, r.publish(t.Context(), batch)); err != nil {
+			return err
+		}
+		return errRollBack
+	})
+	if err == nil {
+		t.Fatal("the pass committed")
+	}
+	pass(t, r)
+	if got := len(f.broker.accepted); got != 2 || f.broker.accepted[0].Message.UUID != f.broker.accepted[1].Message.UUID {
+		t.Errorf("published %d times, want the same message twice", got)
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 // publishWave hands wave, in which no ordering key occurs twice, to the broker
@@ -28,9 +30,18 @@ func (r *Relay) publishWave(ctx context.Context, wave []*item) []error {
 	}
 	traced, at := r.traced(publications, wave, sent)
 	start := time.Now()
-	answers := r.publishSafely(ctx, publications)
+	lost := failpoint.Hit("outbox/before-publish")
+	var answers []error
+	if lost == nil {
+		answers = r.publishSafely(ctx, publications)
+		lost = failpoint.Hit("outbox/after-confirm")
+	}
 	elapsed := time.Since(start)
 	for j, i := range sent {
+		if lost != nil {
+			results[i] = lost
+			continue
+		}
 		if j >= len(answers) {
 			results[i] = fmt.Errorf("outbox: publisher gave %d results for %d messages", len(answers), len(sent))
 			continue

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 const (
@@ -58,6 +59,9 @@ func (l *leader) rotate(ctx context.Context) error {
 	if _, err := l.r.db.Exec(ctx, l.r.sql.nextLeaf, steps); err != nil {
 		return fmt.Errorf("outbox: change leaves: %w", err)
 	}
+	if err := failpoint.Hit("outbox/after-turn-leaves"); err != nil {
+		return err
+	}
 	l.turnedAt, l.rotateAt = time.Now(), time.Time{}
 	return nil
 }
@@ -95,9 +99,14 @@ func (l *leader) empty(ctx context.Context, leaf int) bool {
 		if err != nil || !published {
 			return err
 		}
-		_, err = tx.Exec(ctx, l.r.sql.truncateLeaf[leaf])
-		return err
+		if _, err = tx.Exec(ctx, l.r.sql.truncateLeaf[leaf]); err != nil {
+			return err
+		}
+		return failpoint.Hit("outbox/before-empty")
 	})
+	if published && err == nil {
+		err = failpoint.Hit("outbox/after-empty")
+	}
 	if err != nil {
 		l.r.opts.Logger.DebugContext(ctx, "outbox: the leaf cannot be emptied now", "schema", l.r.opts.Schema, "leaf", leaves[leaf], "error", err)
 	}

@@ -144,9 +144,14 @@ func (l *leader) turnCursors(ctx context.Context) {
 	l.turnAt = l.marks + l.r.limits.cursors
 	other := 1 - l.tenure.which
 	err := l.locked(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, l.r.sql.truncateCursor[other])
-		return err
+		if _, err := tx.Exec(ctx, l.r.sql.truncateCursor[other]); err != nil {
+			return err
+		}
+		return failpoint.Hit("outbox/before-turn-cursors")
 	})
+	if err == nil {
+		err = failpoint.Hit("outbox/after-turn-cursors")
+	}
 	if err != nil {
 		l.r.opts.Logger.DebugContext(ctx, "outbox: the older table of cursors is in use", "schema", l.r.opts.Schema, "error", err)
 		return

@@ -152,7 +152,10 @@ func (r *Relay) intoTable(ctx context.Context) error {
 		batch.Queue(r.sql.unholdWaiting)
 		batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0, tableLog)
 		batch.Queue(r.sql.beginTenure, s.Epoch+1) // or the relay before would read on
-		return tx.SendBatch(ctx, batch).Close()
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		return failpoint.Hit("outbox/table-before-convert")
 	})
 	if err != nil {
 		return fmt.Errorf("outbox: turn the log into a table: %w", err)

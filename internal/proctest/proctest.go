@@ -105,6 +105,9 @@ func Stopped(pid int) bool {
 	return err == nil && strings.HasPrefix(string(state), "T")
 }
 
+// Stopped is [Stopped] for p.
+func (p *Process) Stopped() bool { return Stopped(p.cmd.Process.Pid) }
+
 // Kill ends the process at once and waits for it, also while it is stopped.
 func (p *Process) Kill() {
 	p.signal(syscall.SIGKILL)

@@ -69,6 +69,20 @@ func (h *History) Undo(messages ...Message) {
 	}
 }
 
+// Withdraw notes that the committed messages of topic were removed: they must never
+// arrive.
+func (h *History) Withdraw(topic string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id, m := range h.committed {
+		if m.Topic == topic {
+			delete(h.committed, id)
+			delete(h.awaited, id)
+			h.undone[id] = m
+		}
+	}
+}
+
 // arrive notes a delivery.
 func (h *History) arrive(a Arrival) {
 	h.mu.Lock()
