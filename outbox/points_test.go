@@ -32,6 +32,7 @@ type place struct {
 	hits    int          // it strikes at that visit; default: the first
 	within  bool         // a transaction is open there
 	still   bool         // nothing is on its way there, so that nothing may be published twice
+	empties bool         // it needs leaves that are empty
 	arrange func(*field) // before the relay is started
 	leave   bool         // the relay comes there when it is told to leave
 }
@@ -52,9 +53,9 @@ var places = []place{
 	{point: "outbox/after-checkpoint", log: outbox.LogAppend, hits: 2},
 	{point: "outbox/before-turn-cursors", log: outbox.LogAppend, within: true},
 	{point: "outbox/after-turn-cursors", log: outbox.LogAppend},
-	{point: "outbox/before-empty", log: outbox.LogAppend, within: true},
-	{point: "outbox/after-empty", log: outbox.LogAppend},
-	{point: "outbox/after-turn-leaves", log: outbox.LogAppend},
+	{point: "outbox/before-empty", log: outbox.LogAppend, within: true, empties: true},
+	{point: "outbox/after-empty", log: outbox.LogAppend, empties: true},
+	{point: "outbox/after-turn-leaves", log: outbox.LogAppend, empties: true},
 	{point: "outbox/before-renew", log: outbox.LogAppend},
 	{point: "outbox/after-renew", log: outbox.LogAppend},
 	{point: "outbox/before-release", log: outbox.LogAppend, still: true, leave: true},
@@ -66,6 +67,10 @@ var places = []place{
 	{point: "outbox/table-before-commit", log: outbox.LogTable, hits: 2, within: true},
 	{point: "outbox/table-after-commit", log: outbox.LogTable, hits: 2, still: true},
 }
+
+// lateKill is a kill, at the next renewal of the lease, of a relay that is held up at the
+// place: time enough for it to note what it has not done.
+const lateKill = "delay, then kill"
 
 // A relay is killed, failed, held up past its lease and stopped past it at each of its
 // failpoints, and another one takes over. Every message that was committed arrives at
@@ -86,6 +91,9 @@ func TestEveryFailpointOfTheRelay(t *testing.T) {
 			for _, action := range failpoint.Actions() {
 				t.Run(action, func(t *testing.T) { f.on(t, p).strike(action) })
 			}
+			if p.point == "outbox/before-publish" && p.log == outbox.LogAppend {
+				t.Run(lateKill, func(t *testing.T) { f.on(t, p).strike(lateKill) })
+			}
 		})
 	}
 }
@@ -102,16 +110,17 @@ type field struct {
 	writer   *outbox.Writer
 	history  *relaytest.History
 	consumer *relaytest.Consumer
-	version  *int64 // of the last message
+	queue    string
 	admin    *amqp.Channel
+	version  *int64              // of the last message
 	licences []relaytest.Licence // one for each round
 
 	at    place
 	child *child
 }
 
-// The topics: one that is there, one whose queue is not bound before the fault is over,
-// and one without a queue.
+// The topics, all of one queue, so that what arrives has an order: one that is bound to
+// it, one that is not before the fault is over, and one that never is.
 const (
 	topic = "t"
 	late  = "late"
@@ -139,16 +148,16 @@ func newField(t *testing.T) *field {
 		cancel()
 		f.consumer.Wait()
 	})
-	if err := rabbitmq.DeclareTopology(t.Context(), f.topology, topic, late); err != nil {
+	f.queue = f.topology.Queue.GenerateName(topic)
+	rabbittest.Delete(t, []string{f.queue, f.queue + ".dead"}, []string{f.prefix + topic, f.prefix + late, f.prefix + gone})
+	err = rabbitmq.DeclareTopology(t.Context(), f.topology, topic)
+	if err == nil {
+		err = f.admin.ExchangeDeclare(f.prefix+late, amqp.ExchangeFanout, true, false, false, false, nil)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	var queues []string
-	for _, name := range []string{topic, late} {
-		queue := f.topology.Queue.GenerateName(name)
-		f.consumer.Watch(listen, queue)
-		queues = append(queues, queue, queue+".dead")
-	}
-	rabbittest.Delete(t, queues, []string{f.prefix + topic, f.prefix + late, f.prefix + gone})
+	f.consumer.Watch(listen, f.queue)
 	return f
 }
 
@@ -158,16 +167,16 @@ func (f *field) on(t *testing.T, p place) *field {
 	g.T, g.at = t, p
 	f.licences = append(f.licences, relaytest.Licence{Overlap: true}) // the second lead begins when the first lease is over, by decree
 	g.licences = f.licences
-	if err := g.admin.QueueUnbind(f.topology.Queue.GenerateName(late), "", f.prefix+late, nil); err != nil {
+	if err := g.admin.QueueUnbind(f.queue, "", f.prefix+late, nil); err != nil {
 		t.Fatal(err)
 	}
 	return &g
 }
 
-// listen lets messages to the late topic reach its queue.
+// listen lets messages to the late topic reach the queue.
 func (f *field) listen() {
 	f.Helper()
-	if err := f.admin.QueueBind(f.topology.Queue.GenerateName(late), "", f.prefix+late, false, nil); err != nil {
+	if err := f.admin.QueueBind(f.queue, "", f.prefix+late, false, nil); err != nil {
 		f.Fatal(err)
 	}
 }
@@ -224,8 +233,8 @@ func (f *field) some() {
 func (f *field) mix() {
 	f.Helper()
 	f.some()
-	f.write(false, draft{topic: late, key: "r"}, draft{topic: late, key: "r"})
-	f.write(false, draft{topic: late, key: "r", delay: time.Millisecond})
+	f.write(false, draft{topic: late, key: "r"}, draft{topic: topic, key: "r"})
+	f.write(false, draft{topic: topic, key: "r", delay: time.Millisecond})
 	f.write(false, draft{topic: topic, key: "d", delay: time.Millisecond})
 	for range 3 {
 		f.some()
@@ -245,10 +254,15 @@ func (f *field) strike(action string) {
 		armed = fmt.Sprintf("%s(%s)", armed, shortLease*5/4)
 	}
 	begun := f.stats().Epoch
-	f.child = startChild(f.T, childConfig{f.schema, f.prefix, pgtest.Name(), f.at.log}, fmt.Sprintf("%s:%d", armed, max(1, f.at.hits)))
+	armed = fmt.Sprintf("%s:%d", armed, max(1, f.at.hits))
+	if action == lateKill {
+		fault = f.at.point + "=delay"
+		armed = fmt.Sprintf("%s(%s):%d;outbox/before-renew=kill", fault, shortLease, f.at.hits)
+	}
+	f.child = startChild(f.T, childConfig{f.schema, f.prefix, pgtest.Name(), f.at.log, f.retention()}, armed)
 	f.comeThere(fault)
 	switch action {
-	case "kill":
+	case "kill", lateKill:
 		f.await("the relay dies", f.child.Dead)
 		f.overtake()()
 	case "error":
@@ -258,7 +272,7 @@ func (f *field) strike(action string) {
 	case "stop":
 		f.stopped()
 	}
-	if got := f.child.strikes(); !slices.Equal(got, []string{fault}) {
+	if got := f.child.strikes(); !slices.Equal(got, []string{fault}) && action != lateKill {
 		f.Errorf("%q struck, want %s", got, fault)
 	}
 	f.license(int(f.stats().Epoch-begun), action)
@@ -270,7 +284,7 @@ func (f *field) strike(action string) {
 // its way, costs none; one that a busy machine has kept from renewing its lease costs a
 // window, as a dead one does.
 func (f *field) license(changes int, action string) {
-	meant := map[string]int{"kill": 2, "error": 1, "delay": 1, "stop": 3}[action]
+	meant := map[string]int{"kill": 2, lateKill: 2, "error": 1, "delay": 1, "stop": 3}[action]
 	if f.at.leave && action != "delay" || f.at.point == "outbox/after-take-over" && action == "error" {
 		meant = 2
 	}
@@ -289,15 +303,13 @@ func (f *field) license(changes int, action string) {
 // comeThere writes until the fault has struck.
 func (f *field) comeThere(fault string) {
 	f.Helper()
-	asked := false
 	f.await(fault, func() bool {
 		if slices.Contains(f.child.strikes(), fault) {
 			return true
 		}
-		switch missing := len(f.history.Missing(late)); {
-		case f.at.leave && !asked && missing == 0:
-			asked = true
-			f.child.Terminate()
+		switch missing := len(f.history.Missing("")); {
+		case f.at.leave && f.arrived("a", "b", "c", "d"):
+			f.child.leave()
 		case !f.at.leave && missing < 2*window:
 			f.some()
 		}
@@ -337,16 +349,19 @@ func (f *field) stopped() {
 		f.endSession()
 	}
 	stop := f.overtake()
-	epoch := f.stats().Epoch
+	leads := f.stats()
 	f.some()
 	f.child.Continue()
+	if !f.at.leave && f.at.log == outbox.LogAppend {
+		f.await("it finds that another one leads", func() bool { return strings.Contains(f.child.words(), "relay stands by") })
+	}
 	if f.at.leave {
 		f.child.retire()
 	}
 	f.some()
 	f.drain()
-	if got := f.stats().Epoch; got != epoch && f.at.log == outbox.LogAppend {
-		f.Errorf("epoch %d, want %d: the relay that had hung took over from one that leads", got, epoch)
+	if got := f.stats(); got.Epoch != leads.Epoch || got.Holder != leads.Holder {
+		f.Errorf("epoch %d of %q, want %d of %q: the relay that had hung has changed who leads", got.Epoch, got.Holder, leads.Epoch, leads.Holder)
 	}
 	stop()
 	if !f.at.leave {
@@ -373,6 +388,8 @@ func (f *field) overtake() (stop func()) {
 	f.Helper()
 	f.exec("UPDATE {schema}.outbox_relay SET lease_until = 'epoch'") // waits for who has it locked
 	stop = f.lead(longLease)
+	f.write(false, draft{topic: topic, key: "r"})
+	f.await("plain messages arrive", func() bool { return f.arrived("a", "b", "c", "d") })
 	f.listen()
 	f.some()
 	f.drain()
@@ -383,6 +400,7 @@ func (f *field) overtake() (stop func()) {
 func (f *field) lead(lease time.Duration) (stop func()) {
 	f.Helper()
 	opts := relayOptions(f.schema, f.at.log, lease)
+	opts.Retention = f.retention()
 	opts.Logger = slog.New(slog.DiscardHandler)
 	relay, err := outbox.NewRelay(f.pool, f.pub, opts)
 	if err != nil {
@@ -405,6 +423,15 @@ func (f *field) lead(lease time.Duration) (stop func()) {
 	}
 	f.Cleanup(stop)
 	return stop
+}
+
+// retention is how long published messages are kept: a relay that goes by a cursor that
+// is not the newest publishes them again.
+func (f *field) retention() time.Duration {
+	if f.at.empties {
+		return 0
+	}
+	return time.Hour
 }
 
 // restore lets the log look like one from another cluster. All that it holds is
@@ -433,7 +460,7 @@ func (f *field) append() {
 // the relay that has done so.
 func (f *field) refuse(to string) {
 	f.Helper()
-	f.write(false, draft{topic: to, key: "g"}, draft{topic: late, key: "g"})
+	f.write(false, draft{topic: to, key: "g"}, draft{topic: topic, key: "g"})
 	stop := f.lead(shortLease)
 	f.await("a message is refused and another one waits", func() bool {
 		s := f.stats()
@@ -456,6 +483,11 @@ func (f *field) stats() outbox.Stats {
 		f.Fatal(err)
 	}
 	return s
+}
+
+// arrived reports whether all messages of keys have.
+func (f *field) arrived(keys ...string) bool {
+	return !slices.ContainsFunc(f.history.Missing(""), func(m relaytest.Message) bool { return slices.Contains(keys, m.Key) })
 }
 
 // drain waits until all messages have arrived and the outbox is empty.

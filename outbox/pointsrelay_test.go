@@ -50,6 +50,7 @@ func TestMain(m *testing.M) {
 type childConfig struct {
 	Schema, Prefix, Name string
 	Log                  outbox.Log
+	Retention            time.Duration
 }
 
 const (
@@ -99,7 +100,9 @@ func serveRelay(text string) error {
 	if err != nil {
 		return err
 	}
-	relay, err := outbox.NewRelay(pool, pub, relayOptions(c.Schema, c.Log, shortLease))
+	opts := relayOptions(c.Schema, c.Log, shortLease)
+	opts.Retention = c.Retention
+	relay, err := outbox.NewRelay(pool, pub, opts)
 	if err != nil {
 		return err
 	}
@@ -115,6 +118,7 @@ type child struct {
 	name   string // of its sessions on PostgreSQL
 	struck string // file with the failpoints that have struck
 	said   string // file with what it has written to its standard error
+	asked  bool   // to leave
 }
 
 // startChild starts a relay that is armed with fault. It ends with the test.
@@ -146,15 +150,13 @@ func startChild(t *testing.T, c childConfig, fault string) *child {
 	return p
 }
 
-// maxWords is how much of a process's output a failure shows.
-const maxWords = 4000
-
+// words are what the relay has written to its standard error.
 func (p *child) words() string {
 	text, err := os.ReadFile(p.said)
 	if err != nil {
 		return err.Error()
 	}
-	return strings.ToValidUTF8(string(text[max(0, len(text)-maxWords):]), "")
+	return string(text)
 }
 
 // strikes returns the failpoints that have struck.
@@ -167,10 +169,18 @@ func (p *child) strikes() []string {
 	return struck
 }
 
-// retire lets the relay finish in good order.
+// leave asks the relay to finish.
+func (p *child) leave() {
+	if !p.asked {
+		p.asked = true
+		p.Terminate()
+	}
+}
+
+// retire waits until the relay has finished in good order.
 func (p *child) retire() {
 	p.t.Helper()
-	p.Terminate()
+	p.leave()
 	if code := p.Wait(patience); code != 0 {
 		p.t.Errorf("the relay ends with %d, want 0", code)
 	}
