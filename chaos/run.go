@@ -236,9 +236,24 @@ func (r *runner) drain(ctx context.Context) error {
 	} else {
 		r.say("left: %s", strings.Join(r.final.Left, "; "))
 	}
+	r.bury(ctx)
 	r.stopSample()
 	r.sampling.Wait()
 	return ctx.Err()
+}
+
+// burial is how long poison is waited for that is on its way to its dead letter. What
+// a queue held when it was deleted never comes.
+const burial = 5 * time.Second
+
+func (r *runner) bury(ctx context.Context) {
+	patient, cancel := context.WithTimeout(ctx, burial)
+	defer cancel()
+	for {
+		if left, err := r.injector.Unburied(patient); err == nil && len(left) == 0 || sleep(patient, burial/20) != nil {
+			return
+		}
+	}
 }
 
 // replay publishes the whole history again, and compares what is there before and

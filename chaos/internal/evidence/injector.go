@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -53,6 +54,8 @@ type Injector struct {
 	pub  publishers
 
 	large    int
+	mu       sync.Mutex
+	served   map[string][]string // ids of the poison of each topic
 	poisoned atomic.Int64
 	doubled  atomic.Int64
 	handled  atomic.Int64
@@ -67,7 +70,7 @@ func NewInjector(o InjectorOptions) (*Injector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Injector{opts: o, rand: rand.New(rand.NewPCG(o.Seed, 0)), raw: raw{broker: o.Broker}, pub: pub}, nil
+	return &Injector{opts: o, rand: rand.New(rand.NewPCG(o.Seed, 0)), raw: raw{broker: o.Broker}, pub: pub, served: map[string][]string{}}, nil
 }
 
 // An Injected says how much an Injector has published.
@@ -127,12 +130,40 @@ func (in *Injector) serve(ctx context.Context, p poison) {
 	for err != nil && pause(late, insistPause) == nil {
 		err = in.raw.publish(late, exchange, p.message)
 	}
+	in.mu.Lock()
+	in.served[p.topic] = append(in.served[p.topic], p.message.MessageId)
+	in.mu.Unlock()
 	in.poisoned.Add(1)
 	in.opts.Out.Add(record.Injection{
 		At: in.opts.Now(), Kind: record.Poison, Topic: p.topic, MessageID: p.message.MessageId,
 		Scope: p.of.Scope, Key: p.of.Key, Step: p.of.Step, N: p.of.N,
 		Payload: record.Digest(p.message.Body), What: p.reason + ": " + p.how, Unconfirmed: err != nil,
 	})
+}
+
+// sqlCountUnburied counts messages of which there is no dead letter.
+const sqlCountUnburied = `
+SELECT count(*) FROM unnest($1::text[]) m (id)
+WHERE NOT EXISTS (SELECT FROM {schema}.parked p WHERE p.state = 'dead' AND p.message_id = convert_to(m.id, 'UTF8'))`
+
+// Unburied returns where poison is on its way still, in words. What a queue held that somebody has
+// deleted stays so.
+func (in *Injector) Unburied(ctx context.Context) (left []string, err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, l := range Listeners {
+		if len(in.served[l.Topic]) == 0 {
+			continue
+		}
+		var n int
+		if err := in.opts.DB.QueryRow(ctx, bind(l.Schema, sqlCountUnburied), in.served[l.Topic]).Scan(&n); err != nil {
+			return nil, fmt.Errorf("evidence: dead letters: %w", err)
+		}
+		if n > 0 {
+			left = append(left, fmt.Sprintf("%s: %d messages of %s that were to be dead letters", l.Schema, n, l.Topic))
+		}
+	}
+	return left, nil
 }
 
 // double publishes up to n messages again, of one service, and returns how many it has tried. They are in

@@ -3,6 +3,7 @@ package evidence
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,7 +20,11 @@ func (s *site) checkWitness(t *testing.T) {
 	const ledger = "INSERT INTO payment_gateway.ledger (kind, key, order_id, amount) SELECT 'charge', 'k', $1, 7 FROM generate_series(1, 2)"
 	const inbox = "INSERT INTO order_service.inbox (scope, key, step, n, state, digest) VALUES ('s', 'k', 'record', $1, 'done', sha256('')) ON CONFLICT (scope, key, step, n) DO "
 	id := uuid.NewString()
+	before := s.effects(t)
 	s.exec(t, ledger, id)
+	if lines := difference(before, s.effects(t)); strings.Count(lines, "\n") != 1 || !strings.HasPrefix(lines, "payment_gateway.ledger") {
+		t.Errorf("two charges more make this difference:\n%s", lines)
+	}
 	s.exec(t, inbox+"NOTHING", id)
 	s.exec(t, inbox+"NOTHING", id) // writes nothing
 	s.exec(t, inbox+"UPDATE SET state = 'done'", id)
@@ -60,6 +65,15 @@ func (s *site) checkWitness(t *testing.T) {
 	s.checkUnbalanced(t)
 }
 
+func (s *site) effects(t *testing.T) string {
+	t.Helper()
+	effects, err := Effects(t.Context(), s.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return effects
+}
+
 // checkUnbalanced has a sample find the two charges that nobody has ordered.
 func (s *site) checkUnbalanced(t *testing.T) {
 	t.Helper()
@@ -85,10 +99,32 @@ func (s *site) checkLeft(t *testing.T) {
 		}
 	}
 	look("after a run", 0)
-	s.exec(t, "DELETE FROM shipping_service.inbox WHERE ctid = (SELECT min(ctid) FROM shipping_service.inbox WHERE state = 'done')")
+	paid := s.read(t, "payment_service", "payment.processed")
+	if heard, err := listened(t.Context(), s.db, paid); err != nil || len(heard) != 1 || !heard[0].ended {
+		t.Errorf("a message that both services have had: %+v, %v", heard, err)
+	}
+	s.exec(t, "UPDATE shipping_service.inbox SET state = 'open' WHERE n = $1", paid[0].N)
+	if heard, err := listened(t.Context(), s.db, paid); err != nil || len(heard) != 1 || heard[0].ended {
+		t.Errorf("a message that one service has begun with: %+v, %v", heard, err)
+	}
+	s.exec(t, "DELETE FROM shipping_service.inbox WHERE n = $1", paid[0].N)
+	if heard, err := listened(t.Context(), s.db, paid); err != nil || len(heard) != 0 {
+		t.Errorf("a message that one service has not had: %+v, %v", heard, err)
+	}
 	look("without a row of an inbox", 1)
 	s.exec(t, "UPDATE order_service.orders SET status = 'paid' WHERE id = (SELECT id FROM order_service.orders LIMIT 1)")
 	look("with an order that has not ended", 1) // and the rest is not asked
+}
+
+// read returns the first message of a topic.
+func (s *site) read(t *testing.T, schema, topic string) []stored {
+	t.Helper()
+	rows, _ := s.db.Query(t.Context(), "SELECT "+messageColumns+" FROM "+schema+".outbox WHERE topic = $1 ORDER BY id LIMIT 1", topic)
+	m, err := pgx.CollectExactlyOneRow(rows, scanStored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []stored{m}
 }
 
 func (s *site) exec(t *testing.T, statement string, args ...any) {

@@ -39,10 +39,16 @@ type carrier struct {
 // Carry carries a plan out from now on, each fault at its time, or later if another
 // one stands in its way, and returns when all are over. The site's log tells what was
 // done, with open at that moment. If ctx ends, what has begun is brought to its end and
-// nothing else begins.
+// nothing else begins. A plan with a fault that it does not know is an error, and
+// nothing is done.
 func Carry(ctx context.Context, s *site.Site, plan []record.Planned, open func() int) error {
 	if open == nil {
 		open = func() int { return 0 }
+	}
+	for _, p := range plan {
+		if _, err := carries(p.Fault); err != nil {
+			return err
+		}
 	}
 	c := &carrier{ctx: ctx, site: s, open: open, targets: map[string]*sync.Mutex{}}
 	began := time.Now()
@@ -50,10 +56,7 @@ func Carry(ctx context.Context, s *site.Site, plan []record.Planned, open func()
 	defer under.Wait()
 	for i := range plan {
 		p := &plan[i]
-		carry, err := carries(p.Fault)
-		if err != nil {
-			return err
-		}
+		carry, _ := carries(p.Fault) // it is known
 		if !c.wait(time.Until(began.Add(p.At))) {
 			return ctx.Err()
 		}

@@ -65,8 +65,8 @@ var kinds = []kind{
 
 	{name: Terminate, rate: 10, least: 1, target: serviceOrAll, carry: (*carrier).terminate},
 	{name: Crash, exact: func(o record.Options) int { return o.Crashes }, carry: (*carrier).crash, takes: 3 * time.Second},
-	{name: CommitLost, rate: 6, least: 1, longest: time.Second, target: secondProcess, carry: (*carrier).loseCommits},
-	{name: CommitReplyLost, rate: 6, least: 1, longest: time.Second, target: secondProcess, carry: (*carrier).loseCommits},
+	{name: CommitLost, rate: 6, least: 1, longest: 2 * time.Second, target: committer, carry: (*carrier).loseCommits, takes: time.Second},
+	{name: CommitReplyLost, rate: 6, least: 1, longest: 2 * time.Second, target: committer, carry: (*carrier).loseCommits, takes: time.Second},
 
 	{name: LinkSlow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, args: latency, carry: (*carrier).strikeLink, takes: time.Second},
 	{name: LinkNarrow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, args: bandwidth, carry: (*carrier).strikeLink, takes: time.Second},
@@ -101,7 +101,14 @@ func anyProcess(r *rand.Rand) string { return pick(r, site.Processes()) }
 
 func anyService(r *rand.Rand) string { return pick(r, site.Services()) }
 
-func secondProcess(r *rand.Rand) string { return anyService(r) + "-2" }
+// committer is a process whose COMMITs can be lost, in two of three cases one of
+// those that commit most.
+func committer(r *rand.Rand) string {
+	if r.IntN(3) == 0 {
+		return anyService(r) + "-2"
+	}
+	return pick(r, []string{"order-2", "payment-2", "trip-2"})
+}
 
 func anyLink(r *rand.Rand) string { return pick(r, site.LinkNames()) }
 

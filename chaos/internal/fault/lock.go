@@ -2,10 +2,12 @@ package fault
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/chaos/internal/site"
@@ -25,8 +27,7 @@ const (
 	sqlLockOutbox = `LOCK TABLE ONLY {schema}.outbox IN SHARE MODE`
 	sqlLockBoth   = `LOCK TABLE {schema}.inbox IN SHARE MODE`
 
-	sqlCountWaiting   = `SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()`
-	sqlCountDeadlocks = `SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`
+	sqlCountWaiting = `SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()`
 )
 
 // A deadlock needs somebody who waits first, and is found after a second.
@@ -55,12 +56,8 @@ func (c *carrier) lock(p *record.Planned) outcome {
 // deadlock makes one with whoever works on a step of the service. Somebody's
 // transaction is rolled back, perhaps ours.
 func (c *carrier) deadlock(p *record.Planned) outcome {
-	before, err := c.deadlocks()
-	if err != nil {
-		return failed(err)
-	}
-	waiting := 0
-	err = c.locking(func(ctx context.Context, tx pgx.Tx) error {
+	waiting, note := 0, "nobody waited"
+	err := c.locking(func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, bind(p.Target, sqlLockOutbox)); err != nil {
 			return err
 		}
@@ -69,19 +66,30 @@ func (c *carrier) deadlock(p *record.Planned) outcome {
 				return err
 			}
 		}
-		_, _ = tx.Exec(ctx, bind(p.Target, sqlLockBoth)) // an error if ours is the one
+		if waiting == 0 {
+			return nil
+		}
+		began := time.Now()
+		_, err := tx.Exec(ctx, bind(p.Target, sqlLockBoth))
+		var refused *pgconn.PgError
+		switch note = fmt.Sprintf("%s after %s", "theirs was rolled back", time.Since(began).Round(time.Millisecond)); {
+		case errors.As(err, &refused) && refused.Code == codeDeadlock:
+			note = "ours was rolled back"
+		case errors.As(err, &refused) && refused.Code == codeLockTimeout:
+			note = "there was none"
+		case err != nil:
+			return err
+		}
 		return nil
 	})
-	after, countErr := c.deadlocks() // what the server has counted shows up a moment later, or never after a crash
-	return outcome{hits: waiting, err: cmpErr(err, countErr), note: fmt.Sprintf("%d sessions waited, %d deadlocks", waiting, after-before)}
+	return outcome{hits: waiting, err: err, note: note}
 }
 
-func (c *carrier) deadlocks() (n int, err error) {
-	err = c.locking(func(ctx context.Context, tx pgx.Tx) error {
-		return tx.QueryRow(ctx, sqlCountDeadlocks).Scan(&n)
-	})
-	return n, err
-}
+// What PostgreSQL says of a deadlock, and of a lock that it did not give in time.
+const (
+	codeDeadlock    = "40P01"
+	codeLockTimeout = "55P03"
+)
 
 // begin begins a transaction. It waits for a server that is recovering.
 func (c *carrier) begin(ctx context.Context) (tx pgx.Tx, err error) {

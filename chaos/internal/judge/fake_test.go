@@ -159,7 +159,7 @@ func (f *fake) order(n int, status string) {
 	f.row("order_service.order_step", map[string]any{"order_id": id, "step": "arrange-shipping", "state": arrange})
 	f.row("payment_service.payment", map[string]any{"order_id": id, "state": payment, "amount": 100})
 	f.row("shipping_service.shipment", map[string]any{"order_id": id, "state": shipment})
-	f.injected = append(f.injected, record.Injection{At: d + 20*time.Second, Kind: record.Duplicate, Topic: "order.created", MessageID: f.messages[0].MessageID, Scope: "t1", Key: k, Step: "process-payment", N: mark})
+	f.injected = append(f.injected, record.Injection{At: d + 20*time.Second, Kind: record.Duplicate, Handled: true, Topic: "order.created", MessageID: f.messages[0].MessageID, Scope: "t1", Key: k, Step: "process-payment", N: mark})
 }
 
 // rowOnly adds an inbox row of a message that another service had, too.

@@ -99,7 +99,7 @@ func (c *run) stuck() int { return len(c.orders) + len(c.trips) - c.ended() }
 // with.
 func (c *run) absorbed() (n int) {
 	for _, i := range c.injected {
-		if i.Kind == record.Duplicate || i.Kind == record.Replayed {
+		if i.Handled && i.Kind == record.Duplicate || i.Kind == record.Replayed {
 			n++
 		}
 	}

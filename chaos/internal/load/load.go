@@ -22,7 +22,7 @@ import (
 // Options are what a Load needs. All are required but Overtime.
 type Options struct {
 	Seed   uint64
-	Run    record.Options // Storm, Sagas, Clients, Trips
+	Run    record.Options // Storm, Sagas, Trips, and Clients: how many sagas are being begun at the same time
 	Orders []string       // URLs of the order service's processes
 	Trips  []string       // and of the trip service's
 	Ops    *record.Writer[record.Op]
@@ -79,8 +79,8 @@ func (l *Load) Abort() {
 
 // Run begins sagas, at the pace that spreads Run.Sagas over Run.Storm, until ctx has ended and
 // Run.Sagas are begun, or until Overtime after ctx's end. It returns when every client has its
-// final answer, or has given up, at most [Patience] later. Its error says that too few
-// were begun. It may be called once.
+// final answers, or has given up: it goes on with a request for [Patience] at the most, whatever becomes of
+// ctx. Its error says that too few were begun. It may be called once.
 func (l *Load) Run(ctx context.Context) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of all requests
 	defer end()

@@ -63,7 +63,7 @@ func (f *fickle) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // startLoad returns a load on a fickle service that has two addresses.
-func startLoad(t *testing.T, run record.Options) (*Load, func() []record.Op) {
+func startLoad(t *testing.T, run record.Options) (*Load, *fickle, func() []record.Op) {
 	t.Helper()
 	f := &fickle{requests: map[string]int{}, bodies: map[string]string{}}
 	var urls []string
@@ -82,7 +82,7 @@ func startLoad(t *testing.T, run record.Options) (*Load, func() []record.Op) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l, func() []record.Op {
+	return l, f, func() []record.Op {
 		if err := ops.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -98,8 +98,8 @@ func startLoad(t *testing.T, run record.Options) (*Load, func() []record.Op) {
 // used for another request is refused.
 func TestClientsInsist(t *testing.T) {
 	t.Parallel()
-	const sagas = 300
-	l, read := startLoad(t, record.Options{Storm: time.Second, Sagas: sagas, Clients: 32, Trips: 30})
+	const sagas = 150
+	l, service, read := startLoad(t, record.Options{Storm: time.Second, Sagas: sagas, Clients: 32, Trips: 30})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // the storm is over before it begins, and all sagas are begun all the same
 	if err := l.Run(ctx); err != nil {
@@ -144,6 +144,16 @@ func TestClientsInsist(t *testing.T) {
 			t.Errorf("key %s has %d requests", name, n)
 		}
 	}
+	if told, got := sum(requests), sum(service.requests); told != got {
+		t.Errorf("the service has had %d requests, and %d are told of", got, told)
+	}
+}
+
+func sum(numbers map[string]int) (n int) {
+	for _, m := range numbers {
+		n += m
+	}
+	return n
 }
 
 // A load ends when it is aborted, and says that it has not done what it should.

@@ -17,7 +17,7 @@ func TestPaceSpreadsAndCatchesUp(t *testing.T) {
 				t.Fatalf("%d began after %s", n, time.Since(began))
 			}
 		}
-		time.Sleep(2*time.Second + time.Millisecond) // nobody is served: of the fake clock
+		pause(t.Context(), 2*time.Second+time.Millisecond) // nobody is served
 		late := time.Since(began)
 		for n := 50; n <= 69; n++ {
 			if p.wait(t.Context(), n); time.Since(began) != late {

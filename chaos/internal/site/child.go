@@ -4,6 +4,7 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/sagamill/sagamill/internal/devservices"
@@ -15,6 +16,7 @@ import (
 type spawner struct {
 	orders chan order
 	ended  sync.WaitGroup
+	thread atomic.Int64 // the parent of all, once it has started one
 }
 
 type order struct {
@@ -28,6 +30,7 @@ func newSpawner() *spawner {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		for o := range s.orders {
+			s.thread.Store(int64(syscall.Gettid()))
 			o.err <- o.cmd.Start()
 		}
 	})

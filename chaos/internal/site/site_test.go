@@ -1,15 +1,53 @@
 package site
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
+
+// patience bounds what must happen, on a machine that has a lot else to do.
+const patience = 2 * time.Minute
+
+// bystander, set in the environment, has the test binary open a site in the directory
+// that it names, and wait to be killed.
+const bystander = "CHAOS_SITE_BYSTANDER"
+
+func TestMain(m *testing.M) {
+	if work := os.Getenv(bystander); work != "" {
+		openAndWait(work)
+	}
+	os.Exit(m.Run())
+}
+
+// openAndWait prints the ids of the servers' processes.
+func openAndWait(work string) {
+	s, err := Open(context.Background(), Options{Dir: work + "/run", Work: work})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", s.spawner.thread.Load()))
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	out, err := s.broker.node.Eval("list_to_integer(os:getpid())")
+	fmt.Println(strings.TrimSpace(string(children)), out, err)
+	select {}
+}
 
 // events are what a site has logged.
 type events struct {
@@ -23,16 +61,31 @@ func (e *events) add(event record.Event) {
 	e.all = append(e.all, event)
 }
 
-// find returns the first event from the i-th on that is wanted, nil if there is none.
-func (e *events) find(i int, wanted func(record.Event) bool) *record.Event {
+// exit returns the Args of the exits of a process, one a line.
+func (e *events) exits(process string) (args string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for ; i < len(e.all); i++ {
-		if wanted(e.all[i]) {
-			return &e.all[i]
+	for _, event := range e.all {
+		if event.Fault == record.Exit && event.Target == process {
+			args += event.Args + "\n"
 		}
 	}
-	return nil
+	return args
+}
+
+// await waits until something is so.
+func await(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not come about that %s", what)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-t.Context().Done():
+			t.FailNow()
+		}
+	}
 }
 
 // scratch returns a directory that the servers' accounts can get to.
@@ -52,14 +105,11 @@ func scratch(t *testing.T) string {
 // open builds the programs and opens a site.
 func open(t *testing.T, fuses func(string, int) string) (*Site, *events) {
 	t.Helper()
-	t1 := time.Now()
 	programs, err := Build(t.Context(), t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	log := &events{}
-	t.Log("built in", time.Since(t1))
-	t1 = time.Now()
 	s, err := Open(t.Context(), Options{Dir: t.TempDir(), Work: scratch(t), Programs: programs, Log: log.add, Fuses: fuses})
 	if errors.Is(err, ErrAbsent) {
 		t.Skipf("NOT TESTED: %v", err)
@@ -67,66 +117,184 @@ func open(t *testing.T, fuses func(string, int) string) (*Site, *events) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Log("opened in", time.Since(t1))
 	t.Cleanup(func() {
-		t1 := time.Now()
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
-		t.Log("closed in", time.Since(t1))
-		out, _ := os.ReadFile(s.file("output", "postgres.log"))
-		t.Logf("%s", out)
 	})
 	return s, log
 }
 
-func TestWhatDiesIsStartedAgain(t *testing.T) {
+// fuses stop a flight service and kill a hotel service when they become the ones
+// that publish, at their first start.
+func fuses(process string, start int) string {
+	action := map[string]string{"flight": "stop", "hotel": "kill"}[ServiceOf(process)]
+	if start > 1 || action == "" {
+		return ""
+	}
+	return "outbox/before-take-over=" + action
+}
+
+func TestASiteAndWhatItTellsOfItsProcesses(t *testing.T) {
 	t.Parallel()
-	s, log := open(t, nil)
-	t0 := time.Now()
+	s, log := open(t, fuses)
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Log("started in", time.Since(t0))
+	await(t, "a fuse has killed a hotel service", func() bool {
+		return strings.Contains(log.exits("hotel-1")+log.exits("hotel-2"), "by its fuse")
+	})
+
+	mail := s.processes["mail-1"]
+	mail.mu.Lock()
+	err := mail.cmd.Process.Kill() // as the kernel does when memory is short
+	mail.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "an end that nobody has caused is told", func() bool {
+		return strings.HasPrefix(log.exits("mail-1"), "by itself: signal: killed")
+	})
+
 	for _, name := range Processes() {
-		if ok, err := s.Kill(name); !ok || err != nil {
-			t.Errorf("kill %s: %v, %v", name, ok, err)
+		if ok, err := s.Kill(name); err != nil || !ok && name != "mail-1" {
+			t.Errorf("Kill(%s) = %v, %v", name, ok, err)
 		}
 	}
-	t0 = time.Now()
+	await(t, "who was killed is told", func() bool { return strings.Contains(log.exits("car-1"), "killed: signal: killed") })
 	if err := s.AwaitReady(t.Context(), Processes()...); err != nil {
 		t.Fatal(err)
 	}
-	t.Log("again in", time.Since(t0))
-	t0 = time.Now()
+	if stopped, err := s.Restart(t.Context(), "car-2"); err != nil || stopped.Code != 0 {
+		t.Errorf("Restart = %+v, %v", stopped, err)
+	}
+	await(t, "who was told to stop is told", func() bool { return strings.Contains(log.exits("car-2"), "told to stop: exit status 0") })
+
+	for _, stopped := range s.Stop(t.Context()) {
+		if stopped.Code != 0 {
+			t.Errorf("%s ended with %d after %s", stopped.Name, stopped.Code, stopped.Took)
+		}
+	}
+	for _, name := range Processes() {
+		if args := log.exits(name); name != "mail-1" && strings.Contains(args, "by itself") {
+			t.Errorf("%s ended %s", name, args)
+		}
+	}
+}
+
+// What was committed and what was confirmed outlives the servers.
+func TestServersKeepTheirDataOverACrash(t *testing.T) {
+	t.Parallel()
+	s, err := Open(t.Context(), Options{Dir: t.TempDir(), Work: scratch(t)})
+	if errors.Is(err, ErrAbsent) {
+		t.Skipf("NOT TESTED: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := s.DB().Exec(t.Context(), "CREATE TABLE kept AS SELECT 42 AS answer"); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.CrashPostgres(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Log("crashed in", time.Since(t0))
-	t0 = time.Now()
-	n, err := s.CloseConnections()
-	t.Log("closed", n, err, time.Since(t0))
-	t0 = time.Now()
-	t.Log(s.Alarm(true), time.Since(t0))
-	t.Log(s.Alarm(false), time.Since(t0))
+	answer := 0
+	await(t, "the pool has survived the crash", func() bool {
+		err = s.DB().QueryRow(t.Context(), "SELECT answer FROM kept").Scan(&answer)
+		return err == nil
+	})
+	if answer != 42 {
+		t.Errorf("after the crash the table holds %d", answer)
+	}
+
+	publish(t, s.AMQPURL())
 	if err := s.KillBroker(); err != nil {
 		t.Fatal(err)
 	}
-	t.Log("broker killed in", time.Since(t0))
-	t0 = time.Now()
-	if err := s.Heal(t.Context()); err != nil {
+	connection := dial(t, s.AMQPURL())
+	if n, err := s.CloseConnections(); n != 1 || err != nil {
+		t.Errorf("CloseConnections = %d, %v, want 1", n, err)
+	}
+	await(t, "the connection is closed", connection.IsClosed)
+	ch, err := dial(t, s.AMQPURL()).Channel()
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Log("healed in", time.Since(t0))
-	t0 = time.Now()
-	defer func() { t.Log("all", time.Since(t0)) }()
-	for _, stopped := range s.Stop(t.Context()) {
-		t.Log(stopped)
-		if stopped.Code != 0 {
-			t.Errorf("%+v", stopped)
+	await(t, "the queue has its message again", func() bool {
+		msg, ok, err := ch.Get("kept", true)
+		if err != nil {
+			t.Fatal(err)
 		}
+		return ok && string(msg.Body) == "42"
+	})
+}
+
+func dial(t *testing.T, url string) *amqp.Connection {
+	t.Helper()
+	connection, err := amqp.Dial(url)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if e := log.find(0, func(e record.Event) bool { return strings.HasPrefix(e.Args, "by itself") }); e != nil {
-		t.Errorf("%+v", e)
+	t.Cleanup(func() { connection.Close() })
+	return connection
+}
+
+// publish declares a queue and publishes a message to it, which the broker confirms.
+func publish(t *testing.T, url string) {
+	t.Helper()
+	ch, err := dial(t, url).Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ch.QueueDeclare("kept", true, false, false, false, amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum}); err != nil {
+		t.Fatal(err)
+	}
+	if err := ch.Confirm(false); err != nil {
+		t.Fatal(err)
+	}
+	confirmed, err := ch.PublishWithDeferredConfirm("", "kept", true, false, amqp.Publishing{Body: []byte("42")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := confirmed.WaitContext(t.Context()); !ok || err != nil {
+		t.Fatalf("confirmed: %v, %v", ok, err)
+	}
+}
+
+// A harness that is killed cleans nothing up, and leaves nobody behind.
+func TestNothingOutlivesAHarnessThatIsKilled(t *testing.T) {
+	t.Parallel()
+	work := scratch(t)
+	harness := exec.Command(os.Args[0])
+	harness.Env = append(os.Environ(), bystander+"="+work)
+	out, err := harness.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := harness.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, 1<<10)
+	n, _ := out.Read(line)
+	_ = harness.Process.Kill()
+	_ = harness.Wait()
+	if strings.Contains(string(line[:n]), ErrAbsent.Error()) {
+		t.Skipf("NOT TESTED: %s", line[:n])
+	}
+	said := strings.Fields(string(line[:n]))
+	if len(said) != 3 || said[2] != "<nil>" {
+		t.Fatalf("the harness says %q, want two processes", line[:n])
+	}
+	for _, text := range said[:2] {
+		pid, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		await(t, "process "+text+" is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 	}
 }
