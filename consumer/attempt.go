@@ -105,7 +105,10 @@ func (c *Consumer) countBeforehand(ctx context.Context, j *job) error {
 	if err != nil {
 		return fmt.Errorf("consumer: count attempt: %w", err)
 	}
-	return j.noteCounted(attempts)
+	if err := j.noteCounted(attempts); err != nil {
+		return err
+	}
+	return failpoint.Hit("consumer/after-count")
 }
 
 // noteCounted returns an error if the coming entry, the one that brings them to

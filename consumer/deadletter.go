@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -175,11 +176,36 @@ func (d *DeadLetters) Count(ctx context.Context, filter DeadFilter) (n int, err 
 // costs it an attempt.
 func (d *DeadLetters) RetryNow(ctx context.Context, filter DeadFilter) (n int, err error) {
 	filter.State = LetterRetrying
-	return d.each(ctx, filter, letterBatch, func(ctx context.Context, args []any) (int, int64, error) {
-		rows, _ := d.db.Query(ctx, d.sql.retryNow, args...)
-		ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	return d.each(ctx, filter, letterBatch, d.changing(d.sql.retryNow))
+}
+
+// changing returns what executes a statement that returns the ids of what it has
+// changed.
+func (d *DeadLetters) changing(statement string) func(context.Context, []any) (int, int64, error) {
+	return func(ctx context.Context, args []any) (int, int64, error) {
+		var ids []int64
+		err := d.inTx(ctx, func(tx pgx.Tx) (err error) {
+			rows, _ := tx.Query(ctx, statement, args...)
+			ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+			return err
+		})
 		return len(ids), last(ids), err
+	}
+}
+
+// inTx commits what do does. After an error that is not the server's own it is not
+// known whether that has happened.
+func (d *DeadLetters) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
+	err := pgx.BeginTxFunc(ctx, d.db, readCommitted, func(tx pgx.Tx) error {
+		if err := do(tx); err != nil {
+			return err
+		}
+		return failpoint.Hit("redrive/before-commit")
 	})
+	if err != nil {
+		return err
+	}
+	return failpoint.Hit("redrive/after-commit")
 }
 
 // Discard removes the dead letters of those ids, which then never run, and returns
@@ -209,14 +235,10 @@ func (d *DeadLetters) DiscardAll(ctx context.Context, filter DeadFilter, keep Ke
 		return 0, errRetrying
 	}
 	if keep == nil {
-		return d.each(ctx, filter, letterBatch, func(ctx context.Context, args []any) (int, int64, error) {
-			rows, _ := d.db.Query(ctx, d.sql.discard, args...)
-			ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-			return len(ids), last(ids), err
-		})
+		return d.each(ctx, filter, letterBatch, d.changing(d.sql.discard))
 	}
 	return d.each(ctx, filter, keepBatch, func(ctx context.Context, args []any) (n int, behind int64, err error) {
-		err = pgx.BeginFunc(ctx, d.db, func(tx pgx.Tx) error {
+		err = d.inTx(ctx, func(tx pgx.Tx) error {
 			rows, _ := tx.Query(ctx, d.sql.discardKept, args...)
 			letters, err := pgx.CollectRows(rows, scanLetter)
 			slices.SortFunc(letters, func(a, b DeadLetter) int { return cmp.Compare(a.ID, b.ID) })

@@ -56,7 +56,7 @@ type Edit struct {
 func (d *DeadLetters) Edit(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error) {
 	ctx, cancel := context.WithTimeout(ctx, letterTimeout)
 	defer cancel()
-	err = pgx.BeginTxFunc(ctx, d.db, readCommitted, func(tx pgx.Tx) (err error) {
+	err = d.inTx(ctx, func(tx pgx.Tx) (err error) {
 		rows, _ := tx.Query(ctx, d.sql.lock, id)
 		was, err = pgx.CollectExactlyOneRow(rows, scanLetter)
 		if errors.Is(err, pgx.ErrNoRows) {

@@ -164,11 +164,14 @@ func (c *Consumer) resolve(ctx context.Context, j *job) outcome {
 }
 
 func (c *Consumer) ask(ctx context.Context, j *job) (result any, found bool, err error) {
+	if err := failpoint.Hit("effect/before-verify"); err != nil {
+		return nil, false, err
+	}
 	err = c.within(ctx, j, func(ctx context.Context) (err error) {
 		result, found, err = j.input.effect.verify(ctx, j.Delivery, j.body)
 		return err
 	})
-	return result, found, err
+	return result, found, cmp.Or(err, failpoint.Hit("effect/after-verify"))
 }
 
 func (c *Consumer) call(ctx context.Context, j *job) (result any, err error) {

@@ -70,8 +70,7 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 			j.arrived = a
 			jobs = append(jobs, j)
 		} else if c.insist(ctx, a, func() error { return c.bury(work, a.topic, a.msg, rejected) }) {
-			a.msg.Ack()
-			c.signals.settled.Send(a.msg.UUID)
+			c.ack(&job{Delivery: Delivery{ID: a.msg.UUID}, arrived: a})
 		}
 	}
 	for _, j := range c.settleSome(ctx, work, jobs) {
@@ -105,7 +104,7 @@ func (c *Consumer) settleDelivery(ctx, work context.Context, j *job) {
 }
 
 // ack acks jobs that are dealt with, and wakes the relay if one of them has
-// emitted something.
+// emitted something. Without that it looks a little later.
 func (c *Consumer) ack(jobs ...*job) {
 	if failpoint.Hit("consumer/before-ack") != nil {
 		return
@@ -115,6 +114,9 @@ func (c *Consumer) ack(jobs ...*job) {
 		j.arrived.msg.Ack()
 		wakes = wakes || j.wakes
 		c.signals.settled.Send(j.ID)
+	}
+	if failpoint.Hit("consumer/after-ack") != nil {
+		return
 	}
 	if wakes && c.opts.Wake != nil {
 		c.opts.Wake()

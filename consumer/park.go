@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 // What is kept of an error and of a stack, in bytes.
@@ -220,6 +221,9 @@ func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error
 	default:
 		_, err = tx.Exec(ctx, c.sql.park, append(j.columns(f.reason, text, stack, f.attempts), wait)...)
 	}
+	if err == nil && f.dead {
+		err = failpoint.Hit("consumer/after-dead-letter")
+	}
 	if err != nil {
 		return fmt.Errorf("consumer: park message: %w", err)
 	}
@@ -249,6 +253,9 @@ func (c *Consumer) bury(ctx context.Context, topic string, msg *message.Message,
 	names, values := headers(msg.Metadata)
 	err = c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
 		_, err := tx.Exec(ctx, c.sql.bury, "unknown", nil, nil, nil, nil, topic, []byte(msg.UUID), names, values, bytesOf(msg.Payload), r.reason, text, stack, 0)
+		if err == nil {
+			err = failpoint.Hit("consumer/after-dead-letter")
+		}
 		if err != nil {
 			return err
 		}

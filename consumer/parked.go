@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -168,7 +169,11 @@ func (c *Consumer) takeParked(ctx context.Context, n int, steps ...string) ([]pa
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	rows, _ := c.db.Query(ctx, c.sql.takeParked, steps, n, c.lease.Microseconds(), c.ordered, c.topicsOf(steps))
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[parkedRow])
+	taken, err := pgx.CollectRows(rows, pgx.RowToStructByPos[parkedRow])
+	if err != nil || len(taken) == 0 {
+		return nil, err
+	}
+	return taken, failpoint.Hit("consumer/after-take")
 }
 
 // runOneParked takes a parked message one step on. If that fails without a
@@ -177,6 +182,9 @@ func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
 	j, err := c.identify(ctx, row)
 	if j != nil {
 		err = c.handle(ctx, j)
+	}
+	if j != nil && err == nil {
+		err = failpoint.Hit("consumer/after-parked")
 	}
 	switch {
 	case err != nil:

@@ -165,7 +165,7 @@ func (r *round) batch(ctx context.Context, ids []int64) (busy []int64, err error
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), letterTimeout)
 	defer cancel()
 	var done Prospects
-	err = pgx.BeginTxFunc(work, r.db, readCommitted, func(tx pgx.Tx) error {
+	err = r.inTx(work, func(tx pgx.Tx) error {
 		h, err := r.hold(work, tx, ids, r.state, alone)
 		if err == nil {
 			done, err = r.change(work, tx, h)

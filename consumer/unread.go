@@ -10,6 +10,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 // unread is the kind of a message that no step could read. It has no identity.
@@ -102,7 +104,10 @@ func (c *Consumer) name(ctx context.Context, row *parkedRow, j *job) (named bool
 	case err != nil:
 		return false, fmt.Errorf("consumer: name parked message: %w", err)
 	}
-	return tag.RowsAffected() == 1, nil
+	if tag.RowsAffected() == 0 {
+		return false, nil
+	}
+	return true, failpoint.Hit("consumer/after-name")
 }
 
 // yield ends row for the sake of another copy. If that is gone meanwhile, nothing
@@ -136,6 +141,9 @@ func (c *Consumer) rebury(ctx context.Context, of *job, f failure, statement str
 	err = c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
 		tag, err := tx.Exec(ctx, statement, args...)
 		if died = tag.RowsAffected() == 1; err != nil || !died {
+			return err
+		}
+		if err := failpoint.Hit("consumer/after-dead-letter"); err != nil {
 			return err
 		}
 		return c.leaveRejected(ctx, last, of, f)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/sqlschema"
@@ -124,9 +125,14 @@ func (n *Instances) Decide(ctx context.Context, at Address, d Decision) (is Inst
 		if err := n.decide(ctx, tx, found, &d); err != nil {
 			return err
 		}
-		is, _, err = n.family(ctx, tx, found)
-		return err
+		if is, _, err = n.family(ctx, tx, found); err != nil {
+			return err
+		}
+		return failpoint.Hit("saga/before-decision-commit")
 	})
+	if err == nil {
+		err = failpoint.Hit("saga/after-decision-commit")
+	}
 	if err != nil {
 		return Instance{}, fmt.Errorf("saga: %s %s: %w", d.Verb, at, sqlschema.Explain(err))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
@@ -86,12 +87,23 @@ func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, scope, key string, st
 	if existed {
 		return s.existing(ctx, tx, scope, key)
 	}
-	if len(begun.out) > 0 {
-		if err := s.writer.Write(ctx, tx, begun.traced()...); err != nil {
-			return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
-		}
+	if err := s.send(ctx, begun); err != nil {
+		return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
 	}
 	return begun.started(), nil
+}
+
+// send stores the first commands of an instance that is stored.
+func (s *Starter[S]) send(ctx context.Context, begun *session) error {
+	if err := failpoint.Hit("saga/after-instance"); err != nil {
+		return err
+	}
+	if len(begun.out) > 0 {
+		if err := s.writer.Write(ctx, begun.tx, begun.traced()...); err != nil {
+			return err
+		}
+	}
+	return failpoint.Hit("saga/after-start")
 }
 
 // begin returns the work on a new instance.

@@ -50,12 +50,20 @@ var points = []Point{
 	{"outbox/table-before-commit", "the rows are deleted", "that commits"},
 	{"outbox/table-after-commit", "the rows are gone", "the next batch is claimed"},
 
+	{"consumer/after-take", "parked messages are taken, and their attempts counted", "they are read and run"},
+	{"consumer/after-name", "a message that could not be read has its identity", "it is run"},
+	{"consumer/after-count", "the coming entry is counted", "the identity is claimed"},
 	{"consumer/before-handler", "the identity is claimed", "the handler is entered"},
+	{"consumer/after-dead-letter", "a dead letter is written", "that commits"},
 	{"consumer/before-commit", "", "the step commits, with what it emits"},
 	{"consumer/after-commit", "the step has committed", "the delivery is settled"},
 	{"consumer/before-ack", "", "the delivery is acked"},
+	{"consumer/after-ack", "the delivery is acked", "the relay is woken"},
+	{"consumer/after-parked", "a parked message is dealt with", "the relay is woken, and its worker is free"},
 
 	{"effect/after-claim", "the lease on the effect is committed", "the provider is asked, or called"},
+	{"effect/before-verify", "", "the provider is asked"},
+	{"effect/after-verify", "the provider has said what it knows", "that is recorded, or the provider is called"},
 	{"effect/before-call", "", "the provider is called"},
 	{"effect/after-call", "the provider has answered", "the answer is recorded"},
 	{"effect/before-record", "", "the answer is recorded"},
@@ -63,10 +71,16 @@ var points = []Point{
 
 	{"redrive/outbox-before-commit", "", "dead letters of the outbox are redriven, released or discarded"},
 	{"redrive/outbox-after-commit", "dead letters of the outbox are redriven, released or discarded", "they are counted"},
+	{"redrive/before-commit", "", "what an operator does with dead letters commits"},
+	{"redrive/after-commit", "what an operator does with dead letters has committed", "the operator is told"},
 
+	{"saga/after-instance", "the instance is in the caller's transaction", "its first commands are"},
+	{"saga/after-start", "the instance and its first commands are in the caller's transaction", "the caller commits it"},
 	{"saga/after-timer-claim", "due timers are claimed", "they run"},
 	{"saga/before-timer-commit", "", "what a timer did commits"},
 	{"saga/after-timer-commit", "what a timer did has committed", "the next one runs"},
+	{"saga/before-decision-commit", "", "what an operator has decided commits"},
+	{"saga/after-decision-commit", "what an operator has decided has committed", "the operator is told"},
 }
 
 // Points returns those of the components with one of those names, the part before
