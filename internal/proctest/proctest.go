@@ -39,12 +39,6 @@ type Process struct {
 // Start runs cmd, whose main calls [Serve], and waits for its address. After an
 // error nothing runs.
 func Start(cmd *exec.Cmd) (*Process, error) {
-	p := &Process{cmd: cmd, ended: make(chan struct{})}
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	p.stdin = stdin
 	read, write, err := os.Pipe() // not StdoutPipe, which Wait would close under the reader
 	if err != nil {
 		return nil, err
@@ -54,10 +48,10 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	if cmd.Stderr == nil {
 		cmd.Stderr = os.Stderr
 	}
-	err = p.launch()
+	p, err := Launch(cmd)
 	_ = write.Close()
 	if err != nil {
-		return nil, fmt.Errorf("proctest: start: %w", err)
+		return nil, err
 	}
 	_ = read.SetReadDeadline(time.Now().Add(startTimeout))
 	line, err := bufio.NewReader(read).ReadString('\n')
@@ -66,6 +60,20 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 		return nil, fmt.Errorf("proctest: the process did not say its address: %w", err)
 	}
 	p.URL = "http://" + strings.TrimSpace(line)
+	return p, nil
+}
+
+// Launch runs cmd, whatever it does, and waits for nothing. After an error nothing
+// runs.
+func Launch(cmd *exec.Cmd) (*Process, error) {
+	p := &Process{cmd: cmd, ended: make(chan struct{})}
+	var err error
+	if p.stdin, err = cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if err := p.launch(); err != nil {
+		return nil, fmt.Errorf("proctest: start: %w", err)
+	}
 	return p, nil
 }
 
@@ -84,6 +92,12 @@ func (p *Process) launch() error {
 		}
 	}()
 	return <-started
+}
+
+// Stopped reports whether the process hangs, whoever has stopped it.
+func (p *Process) Stopped() bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	return err == nil && strings.Contains(string(stat), ") T ")
 }
 
 // Stop lets the process hang with its connections open, until Continue.
