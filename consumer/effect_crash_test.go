@@ -4,22 +4,28 @@ package consumer
 
 import (
 	"context"
+
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/faulttest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// The lease of a child's attempt at its effect, without and with a question.
+// The lease of a child's attempt at its effect, without and with a question, and for
+// how long a child is delayed that is to lose it.
 const (
-	childTimeout = 2 * time.Second
+	childTimeout = time.Second
 	childMargin  = 100 * time.Millisecond
+
+	overLease       = childTimeout + 4*childMargin
+	overDoubleLease = 2*childTimeout + 4*childMargin
 )
 
 // childEffect makes the child's step one of effects, if the environment says
@@ -29,158 +35,195 @@ func childEffect(f *fixture, step *Step) {
 	if url == "" {
 		return
 	}
-	*step = f.effectStep(url, os.Getenv("SAGAMILL_TEST_VERIFY") != "")
+	*step = f.receiptStep(url, os.Getenv("SAGAMILL_TEST_VERIFY") != "")
 	step.Timeout = childTimeout
 }
 
-// A faultyEffect is a child that meets a fault at a point of an effect's way.
-type faultyEffect struct {
-	point string
-	loses bool // the provider also loses its first reply
-	n     int  // the hit of the point that matters
-}
-
-// The commits of an effect's two transactions are points as well: the first
-// hit is that of the lease, the second that of the result.
-var effectPoints = []faultyEffect{
-	{"consumer/before-commit", false, 1},
-	{"consumer/after-commit", false, 1},
-	{"effect/after-claim", true, 1},
-	{"effect/before-call", true, 1},
-	{"effect/after-call", true, 1},
-	{"effect/after-call", false, 1},
-	{"effect/before-record", false, 1},
-	{"consumer/before-commit", false, 2},
-	{"consumer/after-commit", true, 2},
-	{"consumer/after-commit", false, 2},
-	{"effect/after-record", false, 1},
-	{"consumer/before-ack", false, 1},
-}
-
-// env is the environment of a child. One provider honours keys, the other one
-// can only be asked.
-func (e faultyEffect) env(p *provider, fault string) []string {
-	env := []string{"SAGAMILL_TEST_PROVIDER=" + p.url, fmt.Sprintf("SAGAMILL_FAILPOINTS=%s=%s:%d", e.point, fault, e.n)}
-	if !p.honours {
-		env = append(env, "SAGAMILL_TEST_VERIFY=1")
+// receiptStep is effectStep whose record emits a receipt besides.
+func (f *fixture) receiptStep(url string, verify bool) Step {
+	s := f.effectStep(url, verify)
+	for what, in := range map[string]*Input{"pay": &s.Action, "refund": &s.Compensation} {
+		e, record := *in.effect, in.effect.record
+		e.record = func(ctx context.Context, tx pgx.Tx, d Delivery, body, result any, emit Emit) error {
+			emit(outbox.Message{Topic: "receipts", Type: what, Step: "receive", N: what})
+			return record(ctx, tx, d, body, result, emit)
+		}
+		in.effect = &e
 	}
-	return env
+	return s
 }
 
-// Whatever happens to the process, and to one reply besides, the provider's
-// ledger has one line for the payment and one for its refund.
-func TestAnEffectHappensOnceWhateverHappensToTheProcess(t *testing.T) {
+// A course is one that an effect takes to a point at which its process is struck.
+type course struct {
+	hit     int  // the hit of the point that matters; default: the first
+	loses   bool // the provider also loses its first reply
+	doubted bool // an attempt before has ended without an answer, so that the provider is asked
+	brief   bool // its process is not struck so that it loses its lease: other courses are
+}
+
+// courses are those to each point. The commits of an effect's two transactions are points as
+// well: the first hit is that of the lease, the second that of the result.
+var courses = map[string][]course{
+	"effect/after-claim":   {{}, {loses: true, brief: true}},
+	"effect/before-verify": {{doubted: true}},
+	"effect/after-verify":  {{doubted: true}},
+	"effect/before-call":   {{}, {loses: true, brief: true}},
+	"effect/after-call":    {{}, {loses: true, brief: true}},
+	"effect/before-record": {{}},
+	"effect/after-record":  {{}},
+
+	"consumer/before-commit": {{brief: true}, {hit: 2, brief: true}},
+	"consumer/after-commit":  {{brief: true}, {hit: 2, brief: true}, {hit: 2, loses: true, brief: true}},
+	"consumer/before-ack":    {{brief: true}},
+}
+
+func (c course) String() string {
+	return strings.Join(strings.Fields(fmt.Sprint(map[bool]string{true: "loses"}[c.loses], " ", map[bool]string{true: "doubted"}[c.doubted])), " ")
+}
+
+// Whatever strikes a process in the course of an effect, and one reply besides, the
+// provider's ledger has one line for the payment and one for its refund, and each
+// has its receipt.
+func TestFaultsOfAnEffect(t *testing.T) {
 	t.Parallel()
-	for _, honours := range []bool{true, false} {
-		for _, fault := range []string{"kill", "error"} {
-			for _, e := range effectPoints {
-				t.Run(fmt.Sprint("honours ", honours, " ", fault, " ", e.point, " ", e.n, " loses ", e.loses), func(t *testing.T) {
+	faulttest.Unreached(t, courses, "effect")
+	fixtures := faulttest.NewStock(casesAtOnce, func() *fixture { return newFixture(t) })
+	for _, f := range faulttest.Faults("effect", "consumer") {
+		for _, c := range courses[f.Name] {
+			for _, honours := range []bool{true, false} {
+				if c.skips(f, honours) {
+					continue
+				}
+				t.Run(fmt.Sprint(f.At(c.hit), " ", c, " honours ", honours), func(t *testing.T) {
 					t.Parallel()
-					e.test(t, honours, fault)
+					d := &drama{fixture: fixtures.Borrow(t), p: newProvider(t, honours), fault: f.At(c.hit), course: c}
+					d.forget(t)
+					d.c = d.consumer(t, Options{}, d.receiptStep(d.p.url, !honours))
+					d.play(t)
 				})
 			}
 		}
 	}
 }
 
-func (e faultyEffect) test(t *testing.T, honours bool, fault string) {
-	f := newFixture(t)
-	p := newProvider(t, honours)
-	c := f.consumer(t, Options{}, f.effectStep(p.url, !honours))
+// skips reports whether there is no such case.
+func (c course) skips(f faulttest.Fault, honours bool) bool {
+	if c.doubted && honours {
+		return true // then nobody asks
+	}
+	return c.brief && (f.Action == "stop" || f.Action == "delay")
+}
+
+// A drama is one case.
+type drama struct {
+	*fixture
+	p      *provider // one honours keys, the other one can only be asked
+	c      *Consumer // which takes over
+	fault  faulttest.Fault
+	course course
+}
+
+// play strikes a process over the payment, and one over its refund.
+func (d *drama) play(t *testing.T) {
+	t.Helper()
 	for _, undoing := range []bool{false, true} {
-		env, msg := e.env(p, fault), act("k")
-		if undoing {
-			env, msg = append(env, "SAGAMILL_TEST_UNDO=1"), undo("k")
+		v := d.start(t, undoing)
+		switch d.fault.Action {
+		case "kill":
+			faulttest.AtRest(t, d.pool, d.schema)
+		case "error":
+			d.ended(t, v)
+		case "delay":
+			d.takeOver(t)
+			d.ended(t, v)
+		case "stop":
+			faulttest.EndIdle(t, d.pool, d.schema)
+			d.takeOver(t)
+			d.finishParked(t, d.c)
+			before := d.look(t)
+			v.Continue()
+			d.ended(t, v)
+			if got := d.look(t); got != before {
+				t.Errorf("after it woke %q, before %q", got, before)
+			}
+		default:
+			t.Fatalf("no case for the action %s", d.fault.Action)
 		}
-		if e.loses {
-			p.loseReply()
-		}
-		if killed := faultyChild(t, f, env...); killed != (fault == "kill") {
-			t.Fatalf("killed: %v", killed)
-		}
-		// What the broker does next, if there was no ack.
-		msg.Metadata.Set(outbox.PropertyRedelivered, "true")
-		handle(t, c, msg)
-		f.finishParked(t, c)
+		d.redeliver(t, undoing)
+		d.finishParked(t, d.c)
 	}
-	if got, want := f.effects(t)+" | "+p.made(), "receipt of pay k 1, receipt of refund k 2 | pay, refund / 2"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	want := "receipt of pay k 1, receipt of refund k 2 | pay, refund / 2 | pay refund | compensated | "
+	if got := d.look(t); got != want {
+		t.Errorf("in the end %q, want %q", got, want)
 	}
-	if got := f.row(t) + " | " + f.doubts(t); !strings.HasPrefix(got, "compensated ") || !strings.HasSuffix(got, " | ") {
-		t.Errorf("in the end %q", got)
+	if over := d.texts(t, "SELECT key FROM {schema}.inbox WHERE greatest(attempts, undo_attempts) > 5"); len(over) > 0 {
+		t.Errorf("over the budget: %s", d.row(t))
 	}
+	faulttest.AtRest(t, d.pool, d.schema)
 }
 
-// faultyChild is child for one that may also have to give its delivery back.
-func faultyChild(t *testing.T, f *fixture, env ...string) (killed bool) {
+// start returns a process that has been struck on its course.
+func (d *drama) start(t *testing.T, undoing bool) *faulttest.Victim {
 	t.Helper()
-	cmd := childCommand(f, env...)
-	out, err := cmd.CombinedOutput()
-	status := cmd.ProcessState.Sys().(syscall.WaitStatus)
-	if !status.Signaled() && err != nil && status.ExitStatus() != exitNacked {
-		t.Fatalf("child: %v\n%s", err, out)
+	env := []string{"SAGAMILL_TEST_SCHEMA=" + d.schema, "SAGAMILL_TEST_PROVIDER=" + d.p.url}
+	if !d.p.honours {
+		env = append(env, "SAGAMILL_TEST_VERIFY=1")
 	}
-	return status.Signaled() && status.Signal() == syscall.SIGKILL
+	if undoing {
+		env = append(env, "SAGAMILL_TEST_UNDO=1")
+	}
+	if d.course.loses || d.course.doubted {
+		d.p.loseReply()
+	}
+	f := d.fault
+	f.Delay = overLease
+	if d.course.doubted {
+		handle(t, d.c, d.message(undoing))
+		d.pass(t)
+		env = append(env, "SAGAMILL_TEST_PARKED=1")
+		f.Delay = overDoubleLease
+	}
+	v := faulttest.Start(t, f, env...)
+	v.Struck()
+	return v
 }
 
-// A process that hangs for longer than its lease does no harm when it wakes: it
-// makes no call any more, and what it has to record is dropped.
-func TestAProcessThatHungWakesToNothing(t *testing.T) {
-	t.Parallel()
-	for _, honours := range []bool{true, false} {
-		for _, point := range []string{"effect/after-claim", "effect/before-call", "effect/after-call"} {
-			t.Run(fmt.Sprint("honours ", honours, " ", point), func(t *testing.T) {
-				t.Parallel()
-				f := newFixture(t)
-				p := newProvider(t, honours)
-				step := f.effectStep(p.url, !honours)
-				c := f.consumer(t, Options{}, step)
-				cmd := childCommand(f, faultyEffect{point: point, n: 1}.env(p, "stop")...)
-				cmd.SysProcAttr = &syscall.SysProcAttr{}
-				devservices.DieWithParent(cmd.SysProcAttr, syscall.SIGKILL)
-				if err := cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
-				awaitStopped(t, cmd)
-				takeAsDue(t, c) // the lease runs out
-				f.finishParked(t, c)
-				before := f.row(t) + " | " + f.effects(t) + " | " + p.made()
-				if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
-					t.Fatal(err)
-				}
-				if err := cmd.Wait(); err != nil {
-					t.Errorf("the process that hung: %v", err)
-				}
-				if got, want := before, "done 2 0 | receipt of pay k 1 | pay / 1"; got != want {
-					t.Errorf("without it %q, want %q", got, want)
-				}
-				if got := f.row(t) + " | " + f.effects(t) + " | " + p.made(); got != before || f.doubts(t) != "" {
-					t.Errorf("after it woke %q %q, before %q", got, f.doubts(t), before)
-				}
-			})
-		}
+func (d *drama) message(undoing bool) *message.Message {
+	if undoing {
+		return undo("k")
 	}
+	return act("k")
 }
 
-// awaitStopped waits until the process hangs.
-func awaitStopped(t *testing.T, cmd *exec.Cmd) {
+// redeliver does what the broker does if there was no ack.
+func (d *drama) redeliver(t *testing.T, undoing bool) {
 	t.Helper()
-	var status syscall.WaitStatus
-	if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
-		t.Fatalf("the process did not stop: %v, %v", status, err)
+	msg := d.message(undoing)
+	msg.Metadata.Set(outbox.PropertyRedelivered, "true")
+	handle(t, d.c, msg)
+}
+
+// ended waits until the process has ended, and may have given its delivery back.
+func (d *drama) ended(t *testing.T, v *faulttest.Victim) {
+	t.Helper()
+	if code := v.Ended(); code != 0 && code != exitNacked {
+		t.Fatalf("exit code %d: %s", code, v.Said())
 	}
 }
 
-// takeAsDue takes the one parked message, waiting for its lease to run out.
-func takeAsDue(t *testing.T, c *Consumer) {
+// takeOver takes the parked message as soon as its lease has run out, unless it is
+// dealt with by then.
+func (d *drama) takeOver(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for runParkedOnce(t, c) == 0 {
-		if ctx.Err() != nil {
-			t.Fatal("nothing became due")
-		}
-	}
+	faulttest.Await(t, "the lease runs out", func() bool { return runParkedOnce(t, d.c) > 0 || d.parked(t) == "" }, func() string { return d.doubts(t) })
+}
+
+// look is all that can be seen.
+func (d *drama) look(t *testing.T) string {
+	t.Helper()
+	receipts := strings.Join(d.texts(t, "SELECT type FROM {schema}.outbox ORDER BY id"), " ")
+	state := strings.Join(d.texts(t, "SELECT state FROM {schema}.inbox"), " ")
+	return strings.Join([]string{d.effects(t), d.p.made(), receipts, state, d.doubts(t)}, " | ")
 }
 
 // A process dies in every call: there are as many as MaxAttempts allows, and
@@ -192,7 +235,10 @@ func TestADeadlyEffectEndsWithItsBudget(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			p := newProvider(t, honours)
-			env := faultyEffect{point: "effect/before-call", n: 1}.env(p, "kill")
+			env := []string{"SAGAMILL_TEST_PROVIDER=" + p.url, "SAGAMILL_FAILPOINTS=effect/before-call=kill"}
+			if !honours {
+				env = append(env, "SAGAMILL_TEST_VERIFY=1")
+			}
 			deaths := 0
 			for i := range f.effectStep("", false).MaxAttempts + 3 {
 				if i > 0 {

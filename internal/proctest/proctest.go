@@ -94,12 +94,6 @@ func (p *Process) launch() error {
 	return <-started
 }
 
-// Stopped reports whether the process hangs, whoever has stopped it.
-func (p *Process) Stopped() bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	return err == nil && strings.Contains(string(stat), ") T ")
-}
-
 // Stop lets the process hang with its connections open, until Continue.
 func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
 
