@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/lazytx"
+	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -135,6 +136,9 @@ func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []
 		b.mend(ctx, work)
 	}
 	b.undone(work)
+	if planted.SafeToRetry {
+		b.believe(err)
+	}
 	for _, j := range jobs {
 		j.takeBack()
 		c.settleDelivery(ctx, work, j)

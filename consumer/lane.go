@@ -2,12 +2,14 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -73,6 +75,9 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 			c.ack(&job{Delivery: Delivery{ID: a.msg.UUID}, arrived: a})
 		}
 	}
+	if planted.AckBeforeCommit {
+		ackUnsettled(jobs)
+	}
 	for _, j := range c.settleSome(ctx, work, jobs) {
 		left = append(left, j.arrived)
 	}
@@ -133,7 +138,7 @@ func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool 
 			return true
 		}
 		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", sqlschema.Explain(err))
-		if try == maxTries || ctx.Err() != nil {
+		if try == maxTries || ctx.Err() != nil || planted.NackRequeue && errors.Is(err, errRequeue) {
 			return false
 		}
 		timer := time.NewTimer(failurePolicy.Wait(try))

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/planted"
 )
 
 // A Middleware makes handlers idempotent. It is safe for concurrent use.
@@ -186,6 +188,9 @@ func (x *exchange) serve() {
 			return
 		}
 		x.id = claim.ID
+		if planted.KeyNotTenantScoped {
+			claim.ID.Scope = singleTenant
+		}
 		if !x.readBody() {
 			return
 		}
@@ -375,6 +380,9 @@ func (x *exchange) sendReplay(r Response) {
 		h.Set("Cache-Control", "no-store")
 	}
 	h.Set(x.m.opts.ReplayHeader, "true")
+	if planted.ResponseReRendered {
+		r.Body = rendered(r.Body)
+	}
 	x.event.Status = r.Status
 	sendBody(x.w, r.Status, r.Body)
 }

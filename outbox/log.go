@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/planted"
 )
 
 const (
@@ -70,7 +71,7 @@ func (l *logReader) read(ctx context.Context, limit int) ([]row, cursor, error) 
 	l.at.last = l.list[n-1].id
 	l.list = l.list[n:]
 	if len(l.list) == 0 && !l.more {
-		l.at = cursor{from: *l.at.to}
+		l.at = l.at.end()
 	}
 	return rows, l.at, nil
 }
@@ -92,9 +93,13 @@ func cut(list []entry, limit int) int {
 func (l *logReader) refill(ctx context.Context) error {
 	var now string
 	var list []entry
+	after := l.at
+	if planted.CursorOutbox {
+		after = cursor{from: beginning, last: l.at.last}
+	}
 	batch := &pgx.Batch{}
 	batch.Queue(l.sql.planByIndex)
-	batch.Queue(l.sql.listDifference, l.at.from.xmaxText(), l.at.from.xip, l.at.last, l.at.toText(), l.limit, l.epoch).Query(func(rows pgx.Rows) error {
+	batch.Queue(l.sql.listDifference, after.from.xmaxText(), after.from.xip, after.last, after.toText(), l.limit, l.epoch).Query(func(rows pgx.Rows) error {
 		var leaf, size *int
 		var id *int64
 		_, err := pgx.ForEachRow(rows, []any{&now, &leaf, &id, &size}, func() error {
@@ -121,7 +126,8 @@ func (l *logReader) refill(ctx context.Context) error {
 		l.begun++
 	}
 	if len(list) == 0 {
-		l.at, l.more = cursor{from: *to}, false
+		l.at.to = to
+		l.at, l.more = l.at.end(), false
 		return nil
 	}
 	l.at.to, l.list, l.more = to, list, len(list) == l.limit

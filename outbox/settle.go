@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/planted"
 )
 
 // cursorRows is after how many checkpoints the two tables of cursors take turns.
@@ -40,9 +41,10 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 	if err := failpoint.Hit("outbox/after-publish"); err != nil {
 		return 0, err
 	}
-	if exceptional {
+	switch {
+	case exceptional:
 		err = l.settleExceptions(ctx, l.pages[:front], after)
-	} else {
+	case !planted.MarkBeforeConfirm: // else readLog has done so
 		err = l.checkpoint(ctx, after)
 	}
 	if err != nil {

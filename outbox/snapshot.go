@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/sagamill/sagamill/internal/planted"
 )
 
 // A snapshot says which transactions were over at one moment, as
@@ -59,6 +61,14 @@ type cursor struct {
 	from snapshot
 	to   *snapshot // nil at the end of a difference
 	last int64
+}
+
+// end is the position behind the difference that c is in.
+func (c cursor) end() cursor {
+	if planted.CursorOutbox {
+		return cursor{from: *c.to, last: c.last}
+	}
+	return cursor{from: *c.to}
 }
 
 // newest is the later of its snapshots.

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -127,6 +128,9 @@ func newQueries(schema string) queries {
 		cursor := "outbox_cursor_" + strconv.Itoa(i)
 		q.checkpoint[i] = bind(strings.ReplaceAll(sqlCheckpoint, "{cursor}", cursor))
 		q.truncateCursor[i] = bind(strings.ReplaceAll(sqlTruncateCursor, "{cursor}", cursor))
+	}
+	if planted.StaleLeaseAccepted {
+		q.acceptStale()
 	}
 	return q
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/lazytx"
+	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
@@ -147,6 +148,8 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 		return nil
 	case refused(err):
 		return e.undo(ctx, rolledBack(err, "commit"))
+	case planted.SafeToRetry && notSent(err):
+		return e.forget(ctx, err)
 	}
 	return e.lookUp(ctx, fmt.Errorf("commit: %w", err))
 }

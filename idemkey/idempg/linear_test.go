@@ -47,7 +47,7 @@ func serveLinear(schema, plant string) error {
 	in := linearpgtest.Instance{Schema: schema, Tx: Tx, Point: func() { _ = failpoint.Hit("test/in-handler") }}
 	in.Open = func(pool *pgxpool.Pool) (idemkey.Store, error) {
 		s, err := New(pool, &Options{Schema: schema, Grace: linearGrace, AcquireTimeout: 200 * time.Millisecond})
-		return planted(s, plant), err
+		return sabotaged(s, plant), err
 	}
 	return in.Serve()
 }
@@ -87,8 +87,8 @@ func TestLinearizableFindsBugs(t *testing.T) {
 	}
 }
 
-// planted returns s with a bug, or s itself.
-func planted(s *Store, plant string) idemkey.Store {
+// sabotaged returns s with a bug, or s itself.
+func sabotaged(s *Store, plant string) idemkey.Store {
 	if plant == "" {
 		return s
 	}

@@ -3,6 +3,7 @@ package idempg
 import (
 	"strings"
 
+	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -179,7 +180,7 @@ type queries struct {
 
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
-	return queries{
+	q := queries{
 		readRecord: bind(sqlReadRecord), insertClaim: bind(sqlInsertClaim),
 		takeOver: bind(sqlTakeOver), findAbandoned: bind(sqlFindAbandoned),
 		lockRecord: bind(sqlLockRecord), completeRecord: bind(sqlCompleteRecord), commitRecord: bind(sqlCommitRecord),
@@ -189,4 +190,8 @@ func newQueries(schema string) queries {
 		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
 		readState: bind(sqlReadState), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
 	}
+	if planted.StaleLeaseAccepted {
+		q.acceptStale()
+	}
+	return q
 }

@@ -25,7 +25,7 @@ type file struct {
 // parse reads src as the file at path.
 func parse(path string, src []byte) (*file, error) {
 	fset := token.NewFileSet()
-	parsed, err := parser.ParseFile(fset, path, src, parser.SkipObjectResolution)
+	parsed, err := parser.ParseFile(fset, path, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
 		return nil, err
 	}

@@ -27,6 +27,7 @@ var rules = []rule{
 	{"pure state machine", checkPure},
 	{"test packages in tests", checkTestPackages},
 	{"forbidden import", checkForbiddenImports},
+	{"planted bugs", checkPlanted},
 	{"no SafeToRetry", checkSafeToRetry},
 	{"no sleeping test", checkSleep},
 	{"no formatted SQL", checkFormattedSQL},
@@ -193,7 +194,7 @@ func checkPure(f *file) []string {
 		return nil
 	}
 	wrong := f.importing("the state machine does no I/O", func(name string) bool {
-		return !standard(name) && name != module+"/internal/stepkey" ||
+		return !standard(name) && name != module+"/internal/stepkey" && name != module+"/"+planted ||
 			slices.ContainsFunc(impure, func(t string) bool { return within(name, t) })
 	})
 	units := []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
@@ -244,13 +245,13 @@ func checkForbiddenImports(f *file) []string {
 }
 
 // checkSafeToRetry: pgx says "safe" about a COMMIT that was applied when its
-// reply was lost. A test may show that it does.
+// reply was lost. A test may show that it does, and a planted bug believes it.
 func checkSafeToRetry(f *file) []string {
-	if f.test() {
+	if f.test() || f.faults() {
 		return nil
 	}
 	return inspect(f, func(s *ast.SelectorExpr) string {
-		if s.Sel.Name != "SafeToRetry" {
+		if s.Sel.Name != "SafeToRetry" || selects(s, "planted", "SafeToRetry") {
 			return ""
 		}
 		return "SafeToRetry is true for some applied commits: look the outcome up"

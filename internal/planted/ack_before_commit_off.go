@@ -1,0 +1,5 @@
+//go:build !plant_ack_before_commit
+
+package planted
+
+const ackBeforeCommit = false

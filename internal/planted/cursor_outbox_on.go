@@ -1,0 +1,5 @@
+//go:build plant_cursor_outbox
+
+package planted
+
+const cursorOutbox = true

@@ -1,0 +1,5 @@
+//go:build !plant_double_compensation
+
+package planted
+
+const doubleCompensation = false

@@ -1,0 +1,5 @@
+//go:build plant_forward_order_compensation
+
+package planted
+
+const forwardOrderCompensation = true

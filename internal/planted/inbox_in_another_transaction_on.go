@@ -1,0 +1,5 @@
+//go:build plant_inbox_in_another_transaction
+
+package planted
+
+const inboxInAnotherTransaction = true

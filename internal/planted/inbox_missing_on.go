@@ -1,0 +1,5 @@
+//go:build plant_inbox_missing
+
+package planted
+
+const inboxMissing = true

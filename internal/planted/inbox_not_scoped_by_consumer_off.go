@@ -1,0 +1,5 @@
+//go:build !plant_inbox_not_scoped_by_consumer
+
+package planted
+
+const inboxNotScopedByConsumer = false

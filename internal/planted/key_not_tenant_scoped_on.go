@@ -1,0 +1,5 @@
+//go:build plant_key_not_tenant_scoped
+
+package planted
+
+const keyNotTenantScoped = true

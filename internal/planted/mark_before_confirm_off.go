@@ -1,0 +1,5 @@
+//go:build !plant_mark_before_confirm
+
+package planted
+
+const markBeforeConfirm = false

@@ -1,0 +1,5 @@
+//go:build !plant_nack_requeue
+
+package planted
+
+const nackRequeue = false

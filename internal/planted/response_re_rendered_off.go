@@ -1,0 +1,5 @@
+//go:build !plant_response_re_rendered
+
+package planted
+
+const responseReRendered = false

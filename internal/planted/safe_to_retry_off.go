@@ -1,0 +1,5 @@
+//go:build !plant_safe_to_retry
+
+package planted
+
+const safeToRetry = false

@@ -1,0 +1,5 @@
+//go:build plant_stale_lease_accepted
+
+package planted
+
+const staleLeaseAccepted = true
