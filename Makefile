@@ -25,7 +25,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve chaos services test tests fuzz check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
+.PHONY: help demo demo-trip serve chaos services test tests fuzz mutants check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ fuzz: ## fuzz each target for FUZZTIME, 20000x by default; PKG=./idemkey/... for
 		done; \
 	done; test $$n -gt 0 || { echo 'make fuzz: found no targets'; exit 1; }
 
+mutants: bin/with bin/mutants ## plant bugs one by one and see that the tests catch each; BUG=inbox-missing for one
+	@bin/with -- bin/mutants -go='$(GO)' -only='$(BUG)'
+
 bench-idemkey: ## what the idempotency middleware costs beside a bare transaction, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-idemkey ./idemkey
 	@bin/bench-idemkey
@@ -91,6 +94,7 @@ check: ## everything that is checked without running the tests
 	$(GO) mod verify
 	$(GO) vet ./...
 	$(GO) vet -tags=failpoints ./...
+	$(GO) vet -tags="failpoints,$$(sed -n 's,^//go:build plant_,plant_,p' internal/planted/*_on.go | paste -sd, -)" ./...
 	$(GO) -C bench vet ./...
 	$(GO) -C chaos vet ./...
 	$(GO) -C internal/relaytargets vet ./...
@@ -104,6 +108,9 @@ fmt: ## format all Go files
 # would live on.
 bin/with: FORCE
 	@$(GO) build -o $@ ./internal/devservices/with
+
+bin/mutants: FORCE
+	@$(GO) build -o $@ ./internal/planted/mutants
 
 bin/order-saga: FORCE
 	@$(GO) build -o $@ ./examples/order-saga

@@ -157,7 +157,7 @@ func TestATenureThatIsOverChangesNothing(t *testing.T) {
 			f.exec(t, over)
 			before := f.everyRow(t, tables...)
 			if _, err := l.settle(ctx); !errors.Is(err, errOvertaken) {
-				t.Errorf("noting what is published: %v", err)
+				t.Fatalf("noting what is published: %v", err)
 			}
 			l.pages[0].items[0].outcome, l.pages[0].items[0].refusal = refused, ErrRefused
 			if _, err := l.settle(ctx); !errors.Is(err, errOvertaken) {

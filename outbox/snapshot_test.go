@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -71,6 +72,43 @@ func TestWhatASnapshotShows(t *testing.T) {
 				t.Errorf("xid %d is over before %q, the snapshot before %q, but not visible in that", xid, b.text, text)
 			}
 		}
+	}
+}
+
+// A transaction that has written first and commits last is published, by the relay
+// that has read beyond it meanwhile as by one that takes over.
+func TestWhatCommitsLateIsPublished(t *testing.T) {
+	t.Parallel()
+	for _, takeOver := range []bool{false, true} {
+		t.Run(fmt.Sprint("after a take-over ", takeOver), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			late, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = late.Rollback(context.WithoutCancel(t.Context())) }()
+			if err := f.writer.Write(t.Context(), late, msg("a", "late")); err != nil {
+				t.Fatal(err)
+			}
+			f.write(t, msg("b", "early"))
+			l := f.leader(t, RelayOptions{Lanes: 1})
+			f.publishPage(t, l, nil)
+			if _, err := l.settle(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := late.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if takeOver {
+				f.exec(t, "UPDATE {schema}.outbox_relay SET lease_until = clock_timestamp()")
+				l = f.leader(t, RelayOptions{Lanes: 1})
+			}
+			f.publishPage(t, l, nil)
+			if got := strings.Join(f.broker.payloads(), " "); got != "early late" {
+				t.Errorf("published %q", got)
+			}
+		})
 	}
 }
 

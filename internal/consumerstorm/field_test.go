@@ -175,13 +175,18 @@ func (f *field) evidence() Evidence {
 }
 
 // waiting returns how many messages the queue has that nobody holds.
-func (f *field) waiting() int {
+func (f *field) waiting() int { return f.queue().Messages }
+
+// consumers returns how many connected processes the queue has.
+func (f *field) consumers() int { return f.queue().Consumers }
+
+func (f *field) queue() amqp.Queue {
 	f.Helper()
 	queue, err := f.control.QueueDeclarePassive(f.topology.Queue.GenerateName(topic), true, false, false, false, nil)
 	if err != nil {
 		f.Fatal(err)
 	}
-	return queue.Messages
+	return queue
 }
 
 // atRest reports whether nothing is left to do, as far as the tables tell.
