@@ -52,6 +52,7 @@ type runner struct {
 
 	site     *site.Site
 	load     *load.Load
+	armory   *fault.Armory
 	broker   evidence.Broker
 	injector *evidence.Injector
 	final    record.Final
@@ -120,6 +121,7 @@ func (r *runner) create() (err error) {
 	if r.schedule == nil {
 		r.schedule = fault.Plan(r.Seed, r.Options)
 	}
+	r.armory = fault.NewArmory(r.Seed, filepath.Join(r.dir, record.FailpointsFile))
 	r.Required = fault.Required()
 	r.Revision, r.Versions = revision(), versions()
 	schedule, err := record.Create[record.Planned](r.dir, record.ScheduleFile)
@@ -152,7 +154,7 @@ func (r *runner) open(ctx context.Context, work string) error {
 	}
 	r.say("starting PostgreSQL, RabbitMQ and %d processes", len(site.Processes()))
 	r.site, err = site.Open(ctx, site.Options{
-		Dir: r.dir, Work: filepath.Join(work, "servers"), Programs: programs, Log: r.log, Now: r.now, Fuses: fault.Fuses(r.Seed),
+		Dir: r.dir, Work: filepath.Join(work, "servers"), Programs: programs, Log: r.log, Now: r.now, Fuses: r.armory.Fuses,
 	})
 	if err != nil {
 		return err
@@ -209,9 +211,19 @@ func (r *runner) warm(ctx context.Context) (err error) {
 	return sleep(ctx, warmth)
 }
 
+// encore is how long processes are killed after the storm for failpoints that have not
+// struck in it.
+const encore = 40 * time.Second
+
 // storm carries the schedule out.
 func (r *runner) storm(ctx context.Context) error {
-	return fault.Carry(ctx, r.site, r.schedule, r.load.Open)
+	late := time.AfterFunc(r.Options.Storm/2, r.armory.Late)
+	defer late.Stop()
+	if err := fault.Carry(ctx, r.site, r.schedule, r.load.Open); err != nil {
+		return err
+	}
+	r.armory.Encore(ctx, r.site, r.load.Open, encore)
+	return nil
 }
 
 // heal ends every fault, and waits for the clients' last answers.

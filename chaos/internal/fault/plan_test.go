@@ -137,13 +137,13 @@ func TestFusesAreAFunctionOfTheSeed(t *testing.T) {
 	}
 }
 
-// Each action of each point must come up several times in the short form: not every
-// fuse burns down before its process dies.
+// Each action of each point comes up in the short form by the seed alone. Not every
+// fuse burns down before its process dies: the armory sees to the rest.
 func TestFusesReachEveryPoint(t *testing.T) {
 	t.Parallel()
 	const (
 		starts = 50 // of a process, in the short form
-		least  = 4
+		least  = 1
 	)
 	for seed := range uint64(5) {
 		fuses, armed, total := map[string]int{}, 0, 0

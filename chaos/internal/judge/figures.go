@@ -125,7 +125,7 @@ func (c *run) faults() ([]FaultCount, []RoleCount) {
 		case e.Err != "":
 			f.Failed++
 			continue
-		case e.Open > 0:
+		case c.busy(e):
 			f.Busy++
 		}
 		f.Struck++

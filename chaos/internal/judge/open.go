@@ -20,8 +20,9 @@ type run struct {
 	schedule []record.Planned
 	events   []record.Event
 	phases   []record.Event
-	end      record.At // of the last event
-	ops      []record.Op
+	end      record.At   // of the last event
+	ops      []record.Op // in the order of their calls
+	returned []record.At // when the last of the ops up to each has returned
 	injected []record.Injection
 	samples  []record.Sample
 	messages []record.Message

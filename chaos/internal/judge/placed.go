@@ -65,7 +65,11 @@ func (c *run) gather() {
 func (c *run) gatherOps() {
 	c.keys, c.byID = map[key]*placed{}, map[string]*placed{}
 	slices.SortFunc(c.ops, func(a, b record.Op) int { return cmp.Compare(a.Call, b.Call) })
-	for _, op := range c.ops {
+	for i, op := range c.ops {
+		c.returned = append(c.returned, op.Return)
+		if i > 0 {
+			c.returned[i] = max(op.Return, c.returned[i-1])
+		}
 		k := key{op.Saga, op.Tenant, op.Key}
 		p := c.keys[k]
 		if p == nil {

@@ -3,6 +3,7 @@ package judge
 import (
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -62,6 +63,16 @@ func clip(all []string) string {
 	return strings.Join(all, "; ")
 }
 
+// busy reports whether a request was under way while e struck.
+func (c *run) busy(e record.Event) bool {
+	if e.Open > 0 {
+		return true
+	}
+	end := max(e.At, e.Until)
+	begun := sort.Search(len(c.ops), func(i int) bool { return c.ops[i].Call > end })
+	return begun > 0 && c.returned[begun-1] >= e.At
+}
+
 // missing lists what was to strike and has not.
 func (c *run) missing() (missing []string) {
 	struck := map[string]bool{}
@@ -69,7 +80,7 @@ func (c *run) missing() (missing []string) {
 		struck[name] = true
 	}
 	for _, e := range c.events {
-		if e.Err == "" && e.Open > 0 {
+		if e.Err == "" && c.busy(e) {
 			struck[e.Fault] = true
 		}
 	}
