@@ -63,15 +63,18 @@ type request struct {
 
 // An answer is what a request has come to.
 type answer struct {
-	id    string
-	final bool
+	id     string
+	final  bool
+	unsaid bool // nobody has heard the request: it was not a try
 }
 
 // insist sends a request until it is answered for good, to the processes of the service in
 // turn, and with a longer pause each time.
 func (l *Load) insist(ctx context.Context, r request) (a answer) {
 	urls := l.urls[r.saga.kind.Saga]
-	for try := range r.tries {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	for try, heard := 0, 0; heard < r.tries; try++ {
 		if try > 0 {
 			d := min(minPause<<min(try-1, 10), maxPause)
 			pause(ctx, d/2+rand.N(d))
@@ -81,6 +84,9 @@ func (l *Load) insist(ctx context.Context, r request) (a answer) {
 		}
 		if a = l.send(ctx, r, urls[(r.client+try)%len(urls)]); a.final {
 			return a
+		}
+		if !a.unsaid {
+			heard++
 		}
 	}
 	return a
@@ -149,6 +155,7 @@ func judge(op *record.Op, r reply, err error) answer {
 		var network *net.OpError
 		if errors.As(err, &network) && network.Op == "dial" && !errors.Is(err, context.DeadlineExceeded) {
 			op.Outcome = record.Refused // nobody has heard it
+			return answer{unsaid: true}
 		}
 		return answer{}
 	}
@@ -162,6 +169,9 @@ func judge(op *record.Op, r reply, err error) answer {
 	case r.status < http.StatusMultipleChoices:
 		op.Outcome, op.ID = record.OK, v.ID
 		return answer{id: v.ID, final: true}
+	case r.status == http.StatusServiceUnavailable && strings.HasSuffix(v.Type, ":starting"):
+		op.Outcome = record.Refused // nobody is there yet to hear it
+		return answer{unsaid: true}
 	case r.status >= http.StatusInternalServerError || inDoubt[v.Code]:
 		op.Outcome = record.Unknown
 		return answer{final: inDoubt[v.Code]}

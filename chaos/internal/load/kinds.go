@@ -62,7 +62,7 @@ var Trips = []Kind{
 	{record.Trip, "no-ticket", 35, `{"traveller":"Nofly","flight":"LH100","hotel":"grand","car":"compact","budget":%d}`, compensated, 0},
 	{record.Trip, "full-mailbox", 45, `{"traveller":"Fullbox","flight":"LH100","hotel":"grand","budget":%d}`, completed, 0},
 	{record.Trip, "silent-hotel", 5, `{"traveller":"Hal","flight":"LH100","hotel":"silent-inn","budget":%d}`, compensated, 0},
-	{record.Trip, "late-hotel", 5, `{"traveller":"Ida","flight":"LH100","hotel":"late-inn","budget":%d}`, compensated, 0},
+	{record.Trip, "late-hotel", 5, `{"traveller":"Ida","flight":"LH100","hotel":"late-inn","budget":%d}`, either, 0},
 	{record.Trip, "slow-hotel", 5, `{"traveller":"Jon","flight":"LH100","hotel":"slow-inn","budget":%d}`, completed, 0},
 	{record.Trip, "cancelled", 15, `{"traveller":"Kim","flight":"LH100","hotel":"slow-inn","budget":%d}`, either, 20},
 	{record.Trip, "cancelled-late", 40, `{"traveller":"Lea","flight":"LH100","hotel":"grand","budget":%d}`, either, 500},
