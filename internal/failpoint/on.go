@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,10 +20,6 @@ const Enabled = true
 
 // ErrInjected is what the action error returns.
 var ErrInjected = errors.New("failpoint: injected error")
-
-// stopDelay is what the kernel may take to stop every thread. The process is
-// stopped in the middle of it.
-const stopDelay = 50 * time.Millisecond
 
 // maxDelay is the longest delay: a longer one would be a stop.
 const maxDelay = time.Minute
@@ -106,14 +103,24 @@ func Hit(name string) error {
 		_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
 		select {} // the signal is on its way
 	case "stop":
-		_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
-		time.Sleep(stopDelay)
+		stop()
 	case "delay":
 		time.Sleep(f.delay)
 	case "error":
 		return fmt.Errorf("%w at %s", ErrInjected, name)
 	}
 	return nil
+}
+
+// stop returns when somebody has continued the process. The kernel stops it as soon as
+// the thread that gets the signal runs, which on a busy machine takes any time: this
+// one must not go on meanwhile.
+func stop() {
+	continued := make(chan os.Signal, 1)
+	signal.Notify(continued, syscall.SIGCONT)
+	defer signal.Stop(continued)
+	_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+	<-continued
 }
 
 // spend counts a hit, and returns the fuse of name that it triggers, if any, once

@@ -18,14 +18,15 @@ FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid() AND a.backend_type = 'cl
 
 const (
 	sqlListHolders = `SELECT format('session %s, %s: %s', a.pid, a.state, left(a.query, 100))` + sqlHolders
-	sqlEndIdle     = `SELECT pg_terminate_backend(a.pid)::text` + sqlHolders + ` AND a.state LIKE 'idle in transaction%'`
+	sqlEndIdle     = `SELECT pg_terminate_backend(a.pid)::text` + sqlHolders + ` AND a.state LIKE 'idle in transaction%' AND ($2 = '' OR a.application_name = $2)`
 )
 
 // EndIdle ends the sessions that hold a lock in schema and do nothing, as the server
-// does with those of a process that hangs for long.
-func EndIdle(t testing.TB, db *pgxpool.Pool, schema string) {
+// does with those of a process that hangs for long: those of an application, or, if
+// that is "", of any. They are gone when EndIdle returns.
+func EndIdle(t testing.TB, db *pgxpool.Pool, schema, application string) {
 	t.Helper()
-	texts(t, db, sqlEndIdle, schema)
+	Await(t, "idle sessions have ended", func() bool { return len(texts(t, db, sqlEndIdle, schema, application)) == 0 }, nil)
 }
 
 // AtRest fails the test unless, soon, no session holds a lock in schema.
