@@ -137,7 +137,7 @@ func (d *drama) play(t *testing.T) {
 			d.takeOver(t)
 			d.ended(t, v)
 		case "stop":
-			faulttest.EndIdle(t, d.pool, d.schema)
+			faulttest.EndIdle(t, d.pool, d.schema, "")
 			d.takeOver(t)
 			d.finishParked(t, d.c)
 			before := d.look(t)

@@ -110,8 +110,7 @@ func (y *yard) strike(t *testing.T, f faulttest.Fault, w way) {
 		stop = y.takeOver(t)
 	case "stop": // until the broker, the database and the lease have given it up
 		y.cut(w)
-		faulttest.EndIdle(t, y.pool, y.schema)
-		faulttest.AtRest(t, y.pool, y.schema)
+		faulttest.EndIdle(t, y.pool, y.schema, "")
 		y.expire(t)
 		stop = y.takeOver(t)
 		y.comesTo(t, w.want, v.Said)

@@ -9,45 +9,56 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
-	"strings"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/faulttest"
 	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/proctest"
 	"github.com/sagamill/sagamill/saga"
 )
 
-const (
-	childEnv   = "SAGAMILL_TEST_SAGA_CHILD"
-	childLimit = 30 * time.Second // until it dies, stops or ends
-)
+const childEnv = "SAGAMILL_TEST_SAGA_CHILD"
 
-// A childConfig is what a process of its own is told.
+// A childConfig is what a process of its own is told: to orchestrate, unless it has a
+// trip to start or something to decide.
 type childConfig struct {
 	Database, AMQP, Schema, Prefix string
-	Start                          string // key of a trip to be started; "": orchestrate
 	Patience                       time.Duration
+
+	Start string // key of a trip
+	Dies  string // where it kills itself then: beforeCommit or afterCommit
+
+	Decide saga.Decision
+	About  string // key
 }
 
-// TestMain is an orchestrator, or a caller of Start, when it is told to be one.
+// Where a caller of Start may die besides.
+const (
+	beforeCommit = "before its COMMIT"
+	afterCommit  = "after its COMMIT"
+)
+
+// TestMain is one of these processes when it is told to be.
 func TestMain(m *testing.M) {
 	if text := os.Getenv(childEnv); text != "" {
 		if err := runChild(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
-			os.Exit(3)
+			os.Exit(exitFailed)
 		}
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
+
+// exitFailed is the exit code of a process that says what has failed.
+const exitFailed = 3
 
 func runChild(text string) error {
 	var config childConfig
@@ -56,9 +67,11 @@ func runChild(text string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	fmt.Println("ready") // its death may come with the first delivery
-	if config.Start != "" {
+	switch {
+	case config.Start != "":
 		return startTrip(ctx, config)
+	case config.About != "":
+		return decideTrip(ctx, config)
 	}
 	opts := saga.Options{Patience: config.Patience, HousekeepPoll: 50 * time.Millisecond, Logger: slog.Default()}
 	_, run, err := newOrchestrator(ctx, config.Database, topologyOf(config.AMQP, config.Prefix, orchestrators), config.Schema, opts)
@@ -68,7 +81,7 @@ func runChild(text string) error {
 	return run(ctx)
 }
 
-// startTrip starts an instance as a service does, which may die around its COMMIT.
+// startTrip starts an instance as a service does.
 func startTrip(ctx context.Context, config childConfig) error {
 	conn, err := pgx.Connect(ctx, config.Database)
 	if err != nil {
@@ -80,84 +93,70 @@ func startTrip(ctx context.Context, config childConfig) error {
 	}
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		_, err := s.Start(ctx, tx, "tenant", config.Start, trip{Item: "x"})
-		return errors.Join(err, failpoint.Hit("test/before-commit"))
+		config.dies(beforeCommit)
+		return err
 	})
-	return errors.Join(err, failpoint.Hit("test/after-commit"))
+	config.dies(afterCommit)
+	return errors.Join(err, conn.Close(ctx))
 }
 
-// A child is a process of its own.
-type child struct {
-	*proctest.Process
-	s    *site
-	cmd  *exec.Cmd
-	name string // of its sessions
-	log  string
+func (c childConfig) dies(where string) {
+	if c.Dies == where {
+		_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
+		select {}
+	}
 }
 
-// child starts a process with failpoints.
-func (s *site) child(failpoints string, config childConfig) *child {
-	s.t.Helper()
-	c := &child{s: s, name: pgtest.Name(), log: filepath.Join(s.t.TempDir(), "child.log")}
-	config.Database, config.AMQP, config.Schema, config.Prefix = named(pgtest.URL(), c.name), s.broker.URL(), s.schema, s.prefix
+// decideTrip decides about an instance as an operator does.
+func decideTrip(ctx context.Context, config childConfig) error {
+	db, err := pgxpool.New(ctx, config.Database)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	n, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: config.Schema})
+	if err != nil {
+		return err
+	}
+	if string(config.Decide.Result) == "null" {
+		config.Decide.Result = nil // which JSON does not tell from null
+	}
+	_, err = n.Decide(ctx, saga.Address{Key: config.About}, config.Decide)
+	return err
+}
+
+// startChild starts a process in p's schema that f is to strike.
+func (p *place) startChild(f faulttest.Fault, config childConfig) *faulttest.Victim {
+	p.t.Helper()
+	config.Schema = p.schema
+	if config.Database == "" {
+		config.Database = pgtest.URL()
+	}
 	text, err := json.Marshal(config)
 	if err != nil {
-		s.t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	log, err := os.Create(c.log)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer log.Close()
-	c.cmd = exec.Command(os.Args[0])
-	c.cmd.Env = append(os.Environ(), childEnv+"="+string(text), "SAGAMILL_FAILPOINTS="+failpoints, "GORACE=atexit_sleep_ms=0")
-	c.cmd.Stderr = log
-	if c.Process, err = proctest.Start(c.cmd); err != nil {
-		s.t.Fatalf("start child: %v\n%s", err, c.said())
-	}
-	s.t.Cleanup(c.Kill)
+	return faulttest.Start(p.t, f, childEnv+"="+string(text))
+}
+
+// A child is an orchestrator that is a process of its own.
+type child struct {
+	*faulttest.Victim
+	name string // of its sessions
+}
+
+// child starts an orchestrator that f is to strike, if anything.
+func (s *site) child(f faulttest.Fault, config childConfig) *child {
+	s.t.Helper()
+	c := &child{name: pgtest.Name()}
+	config.Database, config.AMQP, config.Prefix = named(pgtest.URL(), c.name), s.broker.URL(), s.prefix
+	c.Victim = s.startChild(f, config)
 	return c
 }
 
-func (c *child) said() string {
-	text, err := os.ReadFile(c.log)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
-}
-
-// died waits for its death by a failpoint, or by a handler.
-func (c *child) died() {
-	c.s.t.Helper()
-	if code := c.Wait(childLimit); code != -1 || !c.Dead() {
-		c.s.t.Fatalf("the process was not killed (dead %t, exit code %d):\n%s", c.Dead(), code, c.said())
-	}
-}
-
-// retire lets it end in good order.
-func (c *child) retire() {
-	c.s.t.Helper()
-	c.Terminate()
-	if code := c.Wait(childLimit); code != 0 || strings.Contains(c.said(), "DATA RACE") {
-		c.s.t.Errorf("the process ended with %d:\n%s", code, c.said())
-	}
-}
-
-// stopped waits until a failpoint has stopped it.
-func (c *child) stopped() {
-	c.s.t.Helper()
-	c.s.await("the process is stopped", func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.cmd.Process.Pid))
-		return err == nil && strings.Contains(string(stat), ") T ")
-	})
-}
-
-// lose does to a process that hangs what broker and database do in the end: it is cut off from
-// the one, and its transactions in the other are rolled back.
-func (c *child) lose() {
-	c.s.t.Helper()
-	c.s.broker.Cut()
-	if _, err := c.s.db.Exec(c.s.t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", c.name); err != nil {
-		c.s.t.Fatal(err)
-	}
+// fault returns an action at the first hit of a point.
+func fault(point, action string) faulttest.Fault {
+	all := failpoint.Points()
+	i := slices.IndexFunc(all, func(p failpoint.Point) bool { return p.Name == point })
+	return faulttest.Fault{Point: all[i], Action: action}
 }

@@ -10,6 +10,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/pgtest"
@@ -36,8 +37,9 @@ var sites = make(chan struct{}, 2)
 // their own.
 type site struct {
 	*place
-	prefix string
-	broker *rabbittest.Proxy // between the broker and child processes
+	prefix  string
+	broker  *rabbittest.Proxy // between the broker and child processes
+	control *amqp.Channel     // to look at queues
 }
 
 func newSite(t testing.TB) *site {
@@ -50,7 +52,7 @@ func newSite(t testing.TB) *site {
 	if _, err := db.Exec(t.Context(), "CREATE TABLE "+schema+".effect (at bigint GENERATED ALWAYS AS IDENTITY, key text, what text)"); err != nil {
 		t.Fatal(err)
 	}
-	s := &site{place: p, prefix: rabbittest.Name(), broker: rabbittest.NewProxy(t, rabbittest.URL())}
+	s := &site{place: p, prefix: rabbittest.Name(), broker: rabbittest.NewProxy(t, rabbittest.URL()), control: rabbittest.Channel(t, rabbittest.URL())}
 	s.declare(orchestrators, saga.Topic("trip"), saga.Topic("tour"), saga.Topic("patient"), saga.Topic("fan"), saga.Topic("fair"), saga.Topic("close"))
 	s.declare(participants, bookings.topics()...)
 	publisher, err := rabbitmq.NewPublisher(s.topology(participants), nil)

@@ -237,8 +237,7 @@ func (w *office) strike(t *testing.T, f faulttest.Fault, o order) {
 			t.Errorf("exit code %d, and it said: %s", code, v.Said())
 		}
 	case "stop":
-		faulttest.EndIdle(t, w.pool, w.schema)
-		faulttest.AtRest(t, w.pool, w.schema)
+		faulttest.EndIdle(t, w.pool, w.schema, "")
 		w.say(t, args)
 		w.is(t, "said again while the first hangs", o.done)
 		v.Continue()
