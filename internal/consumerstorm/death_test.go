@@ -15,7 +15,7 @@ func TestADeathBeforeTheCommitIsADeathBeforeTheAck(t *testing.T) {
 			f.publish(letters...)
 			dying := f.add("consumer/before-commit=kill")
 			f.await("the process is dead, and the broker knows", drainLimit, func() bool {
-				return dying.Dead() && f.consumers() == 0
+				return dying.Dead() && f.queue().Consumers == 0
 			})
 			if n := f.waiting(); n != len(letters) {
 				t.Fatalf("the broker has %d messages of %d of which nothing has come", n, len(letters)) // to wait for the others is in vain

@@ -177,9 +177,6 @@ func (f *field) evidence() Evidence {
 // waiting returns how many messages the queue has that nobody holds.
 func (f *field) waiting() int { return f.queue().Messages }
 
-// consumers returns how many connected processes the queue has.
-func (f *field) consumers() int { return f.queue().Consumers }
-
 func (f *field) queue() amqp.Queue {
 	f.Helper()
 	queue, err := f.control.QueueDeclarePassive(f.topology.Queue.GenerateName(topic), true, false, false, false, nil)
