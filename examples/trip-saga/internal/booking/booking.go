@@ -115,10 +115,11 @@ func (s *Service) take(ctx context.Context, tx pgx.Tx, in consumer.Message[comma
 	return number, true, nil
 }
 
-// release gives back what the booking holds. It is not called for one that was never
-// made, or was refused.
+// release gives back what the booking holds. It need not ask whether there is one, or
+// whether it was given back before: the inbox sees to it that it is called for a
+// booking that was made, and once.
 func (s *Service) release(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) error {
-	rows, err := tx.Query(ctx, "UPDATE "+s.schema+".booking SET state = 'released' WHERE trip_id = $1 AND n = $2 AND state = 'held' RETURNING item",
+	rows, err := tx.Query(ctx, "UPDATE "+s.schema+".booking SET state = 'released' WHERE trip_id = $1 AND n = $2 RETURNING item",
 		in.CorrelationID, in.N)
 	if err != nil {
 		return fmt.Errorf("booking: release: %w", err)
