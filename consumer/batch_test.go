@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -242,6 +243,33 @@ func TestFailuresInABatch(t *testing.T) {
 	}
 }
 
+// What a handler was entered for in a transaction that another message of its batch has
+// lost counts among its attempts.
+func TestEntriesInALostBatchCount(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	entries := map[string]int{}
+	step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+		entries[in.Key]++
+		switch {
+		case in.Key == "k1" && entries["k1"] == 1:
+			return tx.Conn().Close(ctx)
+		case in.Key == "k0" && entries["k0"] > 1:
+			return errors.New("no")
+		}
+		return nil
+	}, nil)
+	step.MaxAttempts = 3
+	c := f.consumer(t, Options{}, step)
+	settle(t, c, keyed(2)...)
+	for range 2 * step.MaxAttempts {
+		runParkedOnce(t, c)
+	}
+	if got, want := f.rows(t)+" | "+f.parked(t), "k0 dead 3, k1 done 2 | dead action attempts-exhausted 3"; got != want || entries["k0"] != 3 {
+		t.Errorf("%q after %d entries, want %q after 3", got, entries["k0"], want)
+	}
+}
+
 // More handlers use their transaction than it can have savepoints.
 func TestABatchIsBoundedInSavepoints(t *testing.T) {
 	t.Parallel()
@@ -448,6 +476,55 @@ func TestClaimsDoNotDeadlock(t *testing.T) {
 	}
 	if got := f.parked(t); got != "" {
 		t.Errorf("parked %q", got)
+	}
+}
+
+// A step that somebody is at work on is waited for, and its row is read when he has
+// ended: what he has undone is not undone again.
+func TestAStepIsReadBehindWhoeverHasIt(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		msgs []*message.Message
+		want string
+	}{
+		"alone":      {[]*message.Message{undo("k")}, "paid k 1"},
+		"in a batch": {[]*message.Message{undo("k"), act("other")}, "paid k 1, paid other 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			c := f.consumer(t, Options{}, f.step(f.effect("paid"), f.effect("refunded")))
+			handle(t, c, act("k"))
+			holder, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer holder.Rollback(context.WithoutCancel(t.Context()))
+			digest := sha256.Sum256(tt.msgs[0].Payload)
+			if _, err := holder.Exec(t.Context(), "UPDATE "+f.schema+".inbox SET state = 'compensated', undo_attempts = 1, undo_digest = $1", digest[:]); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan int, 1)
+			go func() { done <- len(settle(t, c, tt.msgs...)) }()
+			f.awaitLockOn(t, "inbox")
+			if err := holder.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if n := <-done; n != len(tt.msgs) || f.effects(t) != tt.want {
+				t.Errorf("acked %d messages, effects %q; want %d, %q", n, f.effects(t), len(tt.msgs), tt.want)
+			}
+		})
+	}
+}
+
+// awaitLockOn waits until somebody waits for a row of table.
+func (f *fixture) awaitLockOn(t *testing.T, table string) {
+	t.Helper()
+	limit := time.Now().Add(30 * time.Second)
+	for f.texts(t, "SELECT count(*)::text FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0", f.schema+"."+table)[0] == "0" {
+		if time.Now().After(limit) {
+			t.Fatalf("nobody waits for a row of %s", table)
+		}
 	}
 }
 

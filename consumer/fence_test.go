@@ -79,6 +79,41 @@ func TestAHungCallIsNotThatOfALaterRound(t *testing.T) {
 	}
 }
 
+// The first attempt at a call hangs for longer than its lease. That it fails then is
+// not the end of the second one, which is at its call.
+func TestAHungCallIsNotThatOfTheNextAttempt(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	hung, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	s := &calls{}
+	c := f.consumer(t, Options{}, s.step(f.fixture))
+	s.all = []func() error{
+		func() error {
+			close(hung)
+			<-end
+			return NotDone(errors.New("no"))
+		},
+		func() error {
+			close(end)
+			<-ended
+			if n := runParkedOnce(t, c); n != 0 {
+				t.Error("another attempt begins while the call is under way")
+			}
+			return nil
+		},
+	}
+	go func() {
+		defer close(ended)
+		handle(t, c, act("k"))
+	}()
+	<-hung
+	f.late(t)
+	runParkedOnce(t, c)
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t), "done 2 0 |  | receipt k 1"; got != want || s.made != 2 {
+		t.Errorf("%q after %d calls, want %q after 2", got, s.made, want)
+	}
+}
+
 // A person who is in a hurry does not disturb a call that is under way: it is
 // neither made a second time beside the first, nor is its outcome lost.
 func TestACallInHandIsLeftAlone(t *testing.T) {

@@ -207,6 +207,21 @@ func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 	}
 }
 
+// COMMIT of a transaction in which a statement has failed is answered with ROLLBACK,
+// and not with an error. That is none.
+func TestACommitThatIsAnsweredWithRollbackIsAnError(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
+	err := c.inTx(t.Context(), func(tx pgx.Tx, _ *pgx.Batch) error {
+		_, _ = tx.Exec(t.Context(), "SELECT 1/0")
+		return nil
+	})
+	if !errors.Is(err, pgx.ErrTxCommitRollback) {
+		t.Errorf("the end of the transaction = %v, want ErrTxCommitRollback", err)
+	}
+}
+
 // What a handler does in a savepoint of its own is its own business.
 func TestAHandlerMayUseSavepoints(t *testing.T) {
 	t.Parallel()

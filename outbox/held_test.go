@@ -17,25 +17,59 @@ func (f *fixture) due(t *testing.T) {
 	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() WHERE state IN ('delayed', 'refused')")
 }
 
-// Held messages are in flight within the window as well: what a killed relay
-// has published and not noted is published again.
-func TestHeldMessagesKeepToTheWindow(t *testing.T) {
+// No more than a window is in flight, of stored messages and of held ones: what a
+// killed relay has published and not noted is published again.
+func TestMessagesInFlightKeepToTheWindow(t *testing.T) {
+	t.Parallel()
+	for name, delay := range map[string]time.Duration{"stored": 0, "held": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			for i := range 40 {
+				m := msg(fmt.Sprint("k", i), "x")
+				m.Delay = delay
+				f.write(t, m)
+			}
+			f.due(t)
+			l := f.leader(t, RelayOptions{Window: 10})
+			for range 5 { // nobody publishes
+				if _, err := l.round(t.Context(), false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if l.inFlight == 0 || l.inFlight > 10 {
+				t.Errorf("%d messages are in flight, want up to 10", l.inFlight)
+			}
+		})
+	}
+}
+
+// However many refused messages are due, half of the window is left to others: a topic
+// that refuses everything does not hold up the rest.
+func TestRefusedMessagesLeaveHalfOfTheWindowToOthers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for i := range 40 {
-		m := msg(fmt.Sprint("k", i), "x")
-		m.Delay = time.Hour
-		f.write(t, m)
+	f.broker.answer = func(Publication) error { return ErrRefused }
+	for i := range 20 {
+		f.write(t, msg(fmt.Sprint("b", i), "refused"))
 	}
+	mustSettle(t, f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour}))
 	f.due(t)
-	l := f.leader(t, RelayOptions{Window: 10})
+	f.write(t, msg("k", "other"))
+	l := f.leader(t, RelayOptions{Window: 4})
 	for range 5 { // nobody publishes
 		if _, err := l.round(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if l.inFlight == 0 || l.inFlight > 10 {
-		t.Errorf("%d messages are in flight, want up to 10", l.inFlight)
+	inFlight := map[string]int{}
+	for _, p := range l.pages {
+		for i := range p.items {
+			inFlight[string(p.items[i].Payload)]++
+		}
+	}
+	if inFlight["refused"] != 2 || inFlight["other"] != 1 {
+		t.Errorf("in flight are %v, want two that were refused and the other one", inFlight)
 	}
 }
 

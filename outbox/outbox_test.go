@@ -242,6 +242,74 @@ func TestARolledBackMessageIsNeverPublished(t *testing.T) {
 	})
 }
 
+// A transaction that commits after a younger one has been published is not passed
+// over, neither for the smaller ids of its messages nor for its own.
+func TestAMessageThatCommitsLateIsPublished(t *testing.T) {
+	t.Parallel()
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		late, err := f.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer late.Rollback(context.WithoutCancel(t.Context()))
+		if err := f.writer.Write(t.Context(), late, msg("late", "late")); err != nil {
+			t.Fatal(err)
+		}
+		f.write(t, msg("early", "early"))
+		r := f.relay(t, RelayOptions{Log: log})
+		mustSettle(t, r)
+		if err := late.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		mustSettle(t, r)
+		if got := f.broker.payloads(); !slices.Equal(got, []string{"early", "late"}) {
+			t.Errorf("published %q, want early and then late", got)
+		}
+	})
+}
+
+// What one Write stores is published in its order, whichever statement it takes.
+func TestMessagesOfOneWriteKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		var want []string
+		for _, n := range []int{maxValues, 10 * maxValues} {
+			var msgs []Message
+			for range n {
+				payload := fmt.Sprint(len(want))
+				want, msgs = append(want, payload), append(msgs, msg("k", payload))
+			}
+			f.write(t, msgs...)
+		}
+		mustSettle(t, f.relay(t, RelayOptions{Log: log}))
+		if got := f.broker.payloads(); !slices.Equal(got, want) {
+			t.Errorf("published %q, want %q", got, want)
+		}
+	})
+}
+
+// A message of which the broker has said nothing is not published, also if nothing
+// comes behind it: the next relay sends it again.
+func TestAMessageWhoseOutcomeIsUnknownIsNotPublished(t *testing.T) {
+	t.Parallel()
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		f.write(t, msg("k", "1"))
+		f.broker.answer = func(Publication) error { return errors.New("connection lost") }
+		r := f.relay(t, RelayOptions{Log: log})
+		if err := settle(t, r); err == nil {
+			t.Error("the relay has nothing to say of a connection that was lost")
+		}
+		f.broker.answer = nil
+		mustSettle(t, r)
+		if got := f.broker.payloads(); !slices.Equal(got, []string{"1"}) {
+			t.Errorf("published %q, want the message", got)
+		}
+	})
+}
+
 func TestWriteRefusesWhatNoBrokerCouldCarry(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -53,6 +53,25 @@ func TestADelayedMessageDoesNotOvertake(t *testing.T) {
 	})
 }
 
+// Nor does it overtake what is stored and takes more than one read of the log.
+func TestADelayedMessageDoesNotOvertakeABacklog(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	delayed := msg("k", "delayed")
+	delayed.Delay = time.Hour
+	f.write(t, delayed)
+	for i := range 6 {
+		f.write(t, msg("k", fmt.Sprint(i)))
+	}
+	f.due(t)
+	r := f.relay(t, RelayOptions{})
+	r.limits.page = 1
+	mustSettle(t, r)
+	if got := strings.Join(f.broker.payloads(), " "); got != "0 1 2 3 4 5 delayed" {
+		t.Errorf("published %q, want the delayed message behind those that were stored when it was due", got)
+	}
+}
+
 // A relay that hangs in the middle of a pass loses its session, and with it
 // its locks.
 func TestAHangingRelayIsEnded(t *testing.T) {

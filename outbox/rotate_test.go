@@ -81,6 +81,38 @@ func TestALeafIsNeverEmptiedOfAnUnpublishedMessage(t *testing.T) {
 	}
 }
 
+// A leaf is looked into when nobody writes to it any more, and not before: a
+// transaction that commits while its end is waited for keeps its message.
+func TestALeafIsLookedIntoBehindItsWriters(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.leader(t, RelayOptions{})
+	l.r.sql.lockSoon = "SELECT set_config('lock_timeout', '30s', $1::text IS NOT NULL)" // there is time to commit
+	f.exec(t, "ALTER TABLE {schema}.outbox ALTER COLUMN leaf DROP DEFAULT")             // all to the catch-all
+	writing, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writing.Rollback(context.WithoutCancel(t.Context()))
+	if err := f.writer.Write(t.Context(), writing, msg("k", "x")); err != nil {
+		t.Fatal(err)
+	}
+	emptied := make(chan bool, 1)
+	go func() { emptied <- l.empty(t.Context(), len(leaves)-1) }()
+	eventually(t, "the leaf is waited for", func() bool {
+		var waiting bool
+		err := f.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = $1::regclass)",
+			f.schema+"."+leaves[len(leaves)-1]).Scan(&waiting)
+		return err == nil && waiting
+	})
+	if err := writing.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if <-emptied || f.count(t, "outbox") != 1 {
+		t.Errorf("%d messages are left, want the one that was not published", f.count(t, "outbox"))
+	}
+}
+
 // poolWith is a pool whose connections are changed.
 func poolWith(t *testing.T, change func(*pgx.ConnConfig)) *pgxpool.Pool {
 	t.Helper()

@@ -42,6 +42,30 @@ func TestAZombieOfATimerChangesNothing(t *testing.T) {
 	}
 }
 
+// That a timer has failed is noted only of the instance as it was claimed, and only by
+// whoever has claimed it last.
+func TestAnOvertakenTimerPostponesNothing(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	o, err := saga.NewOrchestrator(s.db, nil, definitions(s.schema), &saga.Options{Schema: s.schema, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(s.place, patientTrip(s.schema), "k", trip{Item: "x"})
+	s.exec("UPDATE {schema}.saga SET revision = 5, tries = 2")
+	row := s.row("k")
+	for _, claimed := range []struct{ revision, try int }{{4, 2}, {5, 1}} {
+		saga.Postpone(o, "tenant", "k", claimed.revision, claimed.try)
+		if got := s.row("k"); got != row {
+			t.Errorf("claimed as %+v, the instance was %s\nand is now  %s", claimed, row, got)
+		}
+	}
+	saga.Postpone(o, "tenant", "k", 5, 2)
+	if got := s.one("SELECT reason FROM " + s.schema + ".saga"); got != "it failed" {
+		t.Errorf("reason %q after a failure that nobody has overtaken", got)
+	}
+}
+
 // A timer waits for whoever has the instance locked, and sees then that it has moved:
 // it has not begun anything meanwhile.
 func TestATimerTakesTurnsWithOthers(t *testing.T) {

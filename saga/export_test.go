@@ -1,6 +1,15 @@
 package saga
 
-import "testing"
+import (
+	"errors"
+	"testing"
+)
+
+// Postpone has o note that the timer of an instance has failed, which was claimed at that
+// revision, as the given try.
+func Postpone(o *Orchestrator, scope, key string, revision, try int) {
+	o.postpone(due{scope: scope, key: key, revision: revision, tries: try}, errors.New("it failed"))
+}
 
 // AwaitTimerPasses returns when o has looked for timers n times from now on.
 func AwaitTimerPasses(t testing.TB, o *Orchestrator, n int) {

@@ -216,6 +216,15 @@ func (p *place) until(key string, want saga.Status) (reason string) {
 	}
 }
 
+// status returns that of the outermost instance of a key.
+func (p *place) status(key string) (status saga.Status) {
+	p.t.Helper()
+	if err := p.db.QueryRow(p.t.Context(), "SELECT status FROM "+p.schema+".saga WHERE key = $1 AND path = ''", key).Scan(&status); err != nil {
+		p.t.Fatal(err)
+	}
+	return status
+}
+
 // await waits until something is so.
 func (p *place) await(what string, done func() bool) {
 	p.t.Helper()

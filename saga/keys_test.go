@@ -1,8 +1,10 @@
 package saga_test
 
 import (
+	"context"
 	"testing"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/pgtest"
@@ -63,14 +65,31 @@ func TestAKeyIsUsedAgain(t *testing.T) {
 	p.participate(p.booking("flight"), p.booking("hotel"))
 	start(p, d, "k", trip{Item: "x"})
 	p.until("k", saga.StatusCompleted)
-	late := outbox.Message{Topic: saga.Topic("trip"), Type: saga.TypeReply, Key: "k", Step: "flight", N: "1.1.dlate", Payload: []byte(`{"outcome":"rejected"}`)}
-	late.N = p.marked("k", late.N)
+	late := message.NewMessage("late", []byte(`{"outcome":"rejected"}`))
+	late.Metadata = message.Metadata{
+		outbox.HeaderKey: "k:flight#" + p.marked("k", "1.1.dlate"), outbox.HeaderScope: "tenant", outbox.PropertyType: saga.TypeReply,
+	}
 	p.exec("DELETE FROM {schema}.saga") // as after Retention
+	busy, err := p.db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := busy.Exec(t.Context(), "LOCK TABLE "+p.schema+".effect IN SHARE MODE"); err != nil { // the second flight is not booked yet
+		t.Fatal(err)
+	}
 	start(p, d, "k", trip{Item: "x"})
-	p.publishAs(late)
+	if err := o.Consumer().Handle(t.Context(), saga.Topic("trip"), late); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.status("k"); got != saga.StatusRunning || o.Counters().Late != 1 {
+		t.Fatalf("the instance is %s after a reply for the first, of which %d were late", got, o.Counters().Late)
+	}
+	if err := busy.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	p.until("k", saga.StatusCompleted)
 	if got := p.effects("k"); got != "[flight hotel flight hotel]" {
 		t.Errorf("effects %s, want the steps of both", got)
 	}
-	p.await("the late reply is dealt with", func() bool { return o.Counters().Late == 1 })
 }

@@ -238,30 +238,42 @@ func TestKeyless(t *testing.T) {
 // its bytes or is told to wait.
 func TestConcurrent(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, Options{})
-	server := handle(t, f, f.buy)
-	for _, key := range []string{"k1", "k2", "k3"} {
-		replies := make([]reply, 12)
-		var wg sync.WaitGroup
-		for i := range replies {
-			wg.Go(func() { replies[i] = post(t, server, key) })
-		}
-		wg.Wait()
-		first := 0
-		for _, r := range replies {
-			switch {
-			case r.status == 201 && r.body == `{"id": "1", "amount": 1.0}`+"\n":
-				if !r.replay {
-					first++
+	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, Options{ClaimMode: mode})
+			server := handle(t, f, f.buy)
+			for _, key := range []string{"k1", "k2", "k3"} {
+				replies := make([]reply, 12)
+				var wg sync.WaitGroup
+				for i := range replies {
+					wg.Go(func() { replies[i] = post(t, server, key) })
 				}
-			case r.status != 409:
-				t.Errorf("reply = %+v, want 201 or 409", r)
+				wg.Wait()
+				expectOneFirst(t, replies)
+				f.expectRows(t, key, 1)
 			}
+		})
+	}
+}
+
+// expectOneFirst checks that one request has run buy, and the others have its answer or
+// were told to wait.
+func expectOneFirst(t *testing.T, replies []reply) {
+	t.Helper()
+	first := 0
+	for _, r := range replies {
+		switch {
+		case r.status == 201 && r.body == `{"id": "1", "amount": 1.0}`+"\n":
+			if !r.replay {
+				first++
+			}
+		case r.status != 409:
+			t.Errorf("reply = %+v, want 201 or 409", r)
 		}
-		if first != 1 {
-			t.Errorf("%d first responses, want 1", first)
-		}
-		f.expectRows(t, key, 1)
+	}
+	if first != 1 {
+		t.Errorf("%d first responses, want 1", first)
 	}
 }
 

@@ -395,6 +395,25 @@ func TestCommitFails(t *testing.T) {
 	}
 }
 
+// A COMMIT that the server answers with ROLLBACK, because a statement has failed
+// before, is an error of Commit.
+func TestCommitOfWhatHasFailed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, pgx.QueryExecModeCacheStatement)
+	if _, err := f.Holder().Exec(t.Context(), f.insert(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Holder().Exec(t.Context(), "SELECT 1/0"); err == nil {
+		t.Fatal("a division by zero succeeded")
+	}
+	if err := f.Commit(t.Context(), func(*pgx.Batch) {}); !errors.Is(err, pgx.ErrTxCommitRollback) {
+		t.Errorf("Commit: %v, want ErrTxCommitRollback", err)
+	}
+	if n := f.rows(); n != 0 {
+		t.Errorf("%d rows, want none", n)
+	}
+}
+
 // Without a word from the holder there is nothing to end, and the last
 // statements are a transaction of their own.
 func TestNeverBegan(t *testing.T) {
