@@ -16,6 +16,7 @@ endif
 # 100 connections, on a machine with many processors as well.
 TESTFLAGS ?= -tags=failpoints -count=1 -timeout=20m -p=2 -parallel=4
 PKG       ?= ./...
+RUN       ?= .
 FUZZTIME  ?= 20000x
 
 # Stamping asks git, which refuses in a tree that belongs to somebody else.
@@ -25,7 +26,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve chaos services test tests fuzz mutants check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
+.PHONY: help demo demo-trip serve chaos services test tests fuzz mutants mutate check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,16 +46,18 @@ chaos: bin/chaos ## run both examples under every fault and judge what is left; 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
 
-test: bin/with ## run all tests; PKG=./outbox/... for some
+test: bin/with ## run all tests; PKG=./outbox/... for some, RUN=TestStorm for one
 	@test -n '$(RACE)' || echo 'make test: no C compiler, so without the race detector' >&2
 	@bin/with -- $(MAKE) --no-print-directory tests
 
 # What runs when the services are there. The brokers' modules are requirements of
 # the tests on them alone, which are a module of their own.
 tests:
-	@$(GO) test $(RACE) $(TESTFLAGS) $(PKG)
-ifeq ($(PKG),./...)
-	@$(GO) -C internal/relaytargets test $(RACE) $(TESTFLAGS) ./...
+ifneq ($(PKG),./internal/relaytargets)
+	@$(GO) test $(RACE) $(TESTFLAGS) -run='$(RUN)' $(PKG)
+endif
+ifneq ($(filter ./... ./internal/relaytargets,$(PKG)),)
+	@$(GO) -C internal/relaytargets test $(RACE) $(TESTFLAGS) -run='$(RUN)' ./...
 endif
 
 # The go command fuzzes one target at a time. They are found by their names, so that
@@ -71,6 +74,8 @@ fuzz: ## fuzz each target for FUZZTIME, 20000x by default; PKG=./idemkey/... for
 
 mutants: bin/with bin/mutants ## plant bugs one by one and see that the tests catch each; BUG=inbox-missing for one
 	@bin/with -- bin/mutants -go='$(GO)' -only='$(BUG)'
+mutate: bin/with bin/mutate ## break the code behind each guarantee, one line at a time: a test must fail each time; ONLY=G3 for some
+	@bin/with -- bin/mutate -go '$(GO)' $(if $(ONLY),-only $(ONLY))
 
 bench-idemkey: ## what the idempotency middleware costs beside a bare transaction, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-idemkey ./idemkey
@@ -111,6 +116,8 @@ bin/with: FORCE
 
 bin/mutants: FORCE
 	@$(GO) build -o $@ ./internal/planted/mutants
+bin/mutate: FORCE
+	@$(GO) build -o $@ ./internal/mutate/run
 
 bin/order-saga: FORCE
 	@$(GO) build -o $@ ./examples/order-saga

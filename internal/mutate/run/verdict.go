@@ -1,0 +1,89 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"time"
+)
+
+// A fate is what became of a mutant.
+type fate string
+
+const (
+	killed   fate = "killed"
+	survived fate = "survived"
+	broken   fate = "broken" // nothing can be said: the list is wrong, or a test
+)
+
+// A verdict is what became of the mutant of that index.
+type verdict struct {
+	index  int
+	fate   fate
+	why    string // of broken
+	took   time.Duration
+	output string // of the test
+}
+
+// A result is what came of running one test.
+type result struct {
+	end    end
+	output string
+}
+
+// An end is how the run of a test has ended.
+type end string
+
+const (
+	passed  end = "passes"
+	failed  end = "fails"
+	skipped end = "is skipped"
+	absent  end = "does not exist"
+	hung    end = "does not end in time"
+	died    end = "ends its process without having failed"
+)
+
+// endOf tells from the output of the test called name how it has ended.
+func endOf(name, output string, success, timeOver bool) end {
+	has := func(mark string) bool {
+		return strings.Contains("\n"+output, "\n--- "+mark+": "+name+" (")
+	}
+	switch {
+	case timeOver, strings.Contains(output, "\npanic: test timed out after "):
+		return hung
+	case !success && has("FAIL"):
+		return failed
+	case !success:
+		return died
+	case has("SKIP"):
+		return skipped
+	case has("PASS"):
+		return passed
+	}
+	return absent
+}
+
+// fate is that of a mutant whose test has ended so. A test that fails has seen it; one that hangs
+// has, if that is expected: a machine that is slow looks the same.
+func (e end) fate(hangs bool) (f fate, why string) {
+	switch {
+	case e == failed, e == hung && hangs:
+		return killed, ""
+	case e == passed:
+		return survived, ""
+	}
+	return broken, "the test " + string(e)
+}
+
+var failure = regexp.MustCompile(`(?m)^ +\S+_test\.go:\d+: .*$`)
+
+// maxExcerpt is how many lines of a test's output are shown.
+const maxExcerpt = 3
+
+// excerpt returns the first failures that output tells of.
+func excerpt(output string) string {
+	var b strings.Builder
+	for _, line := range failure.FindAllString(output, maxExcerpt) {
+		b.WriteString("\t" + strings.TrimSpace(line) + "\n")
+	}
+	return b.String()
+}
