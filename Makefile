@@ -74,6 +74,7 @@ fuzz: ## fuzz each target for FUZZTIME, 20000x by default; PKG=./idemkey/... for
 
 mutants: bin/with bin/mutants ## plant bugs one by one and see that the tests catch each; BUG=inbox-missing for one
 	@bin/with -- bin/mutants -go='$(GO)' -only='$(BUG)'
+
 mutate: bin/with bin/mutate ## break the code behind each guarantee, one line at a time: a test must fail each time; ONLY=G3 for some
 	@bin/with -- bin/mutate -go '$(GO)' $(if $(ONLY),-only $(ONLY))
 
@@ -116,6 +117,7 @@ bin/with: FORCE
 
 bin/mutants: FORCE
 	@$(GO) build -o $@ ./internal/planted/mutants
+
 bin/mutate: FORCE
 	@$(GO) build -o $@ ./internal/mutate/run
 
