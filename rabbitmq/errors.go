@@ -57,8 +57,19 @@ func exception(err error) *amqp.Error {
 	return nil
 }
 
+// loginTries is after how many connections in a row, cut where the password has just
+// been sent, it counts as wrong. A broker that is not asked to say so cuts the
+// connection over a wrong one; but so may a network, once or twice.
+const loginTries = 3
+
+// cutAtLogin reports whether the broker hung up on the password without a word.
+func cutAtLogin(err error) bool {
+	var e *amqp.Error
+	return errors.As(err, &e) && !e.Server && e.Code == amqp.AccessRefused
+}
+
 // permanent reports whether no retry can mend err: the broker knows us and
-// refuses, or the queue exists with other arguments.
+// refuses, or the queue exists with other arguments. See [cutAtLogin].
 func permanent(err error) bool {
 	var e *amqp.Error
 	if !errors.As(err, &e) {

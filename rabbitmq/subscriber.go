@@ -213,12 +213,15 @@ func (s *Subscriber) begin() bool {
 // persist runs f on a connection until it succeeds, ctx ends, or the error is
 // one that no retry can mend.
 func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(*conn) error) error {
-	for n := 1; ; n++ {
+	for n, cut := 1, 0; ; n++ {
 		c, err := l.get(ctx)
 		if err == nil {
 			err = f(c)
 		}
-		if err == nil || permanent(err) {
+		if cut++; !cutAtLogin(err) {
+			cut = 0
+		}
+		if err == nil || permanent(err) && (cut == 0 || cut == loginTries) {
 			return err
 		}
 		if ctx.Err() != nil {
