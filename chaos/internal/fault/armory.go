@@ -37,10 +37,10 @@ func (a *Armory) Fuses(process string, start int) string {
 		return fuses
 	}
 	missing := a.missing()
-	own := points(site.ServiceOf(process))
+	service := site.ServiceOf(process)
 	for range missing {
 		a.next++
-		if fuse := missing[a.next%len(missing)]; slices.Contains(own, pointOf(fuse)) {
+		if fuse := missing[a.next%len(missing)]; comesTo(service, pointOf(fuse)) {
 			return strings.Trim(fuses+";"+fuse, ";")
 		}
 	}
@@ -52,6 +52,11 @@ func (a *Armory) Late() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.late = true
+}
+
+// comesTo reports whether processes of a service come to a point.
+func comesTo(service, name string) bool {
+	return slices.ContainsFunc(pointsOf(service), func(p point) bool { return p.name == name })
 }
 
 func pointOf(fuse string) string {
@@ -104,7 +109,7 @@ func (a *Armory) Encore(ctx context.Context, s *site.Site, open func() int, limi
 		}
 		var able []string
 		for _, process := range site.Processes() {
-			if slices.Contains(points(site.ServiceOf(process)), pointOf(missing[rand.IntN(len(missing))])) {
+			if comesTo(site.ServiceOf(process), pointOf(missing[rand.IntN(len(missing))])) {
 				able = append(able, process)
 			}
 		}

@@ -83,7 +83,12 @@ func (c *carrier) carry(p *record.Planned, do func(*carrier, *record.Planned) ou
 	release := c.exclude(p)
 	defer release()
 	e := record.Event{N: p.N, At: c.site.Now(), Fault: p.Fault, Target: p.Target, Args: p.Args, Open: c.open()}
+	over := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() { e.Open = max(e.Open, c.most(over)) })
 	o := do(c, p)
+	close(over)
+	watch.Wait()
 	e.Until, e.Hits = c.site.Now(), o.hits
 	if o.note != "" && e.Args != "" {
 		e.Args += "; "
@@ -93,6 +98,23 @@ func (c *carrier) carry(p *record.Planned, do func(*carrier, *record.Planned) ou
 		e.Err = o.err.Error()
 	}
 	c.site.Log(e)
+}
+
+// openLook is between two looks at how many requests are under way.
+const openLook = 100 * time.Millisecond
+
+// most returns how many requests were under way at a time, at most, until over.
+func (c *carrier) most(over <-chan struct{}) (n int) {
+	ticker := time.NewTicker(openLook)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			n = max(n, c.open())
+		case <-over:
+			return n
+		}
+	}
 }
 
 // exclude waits until no other fault stands in the way of p, until release.

@@ -1,0 +1,161 @@
+package fault
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/sagamill/sagamill/chaos/internal/site"
+	"github.com/sagamill/sagamill/internal/failpoint"
+)
+
+// A point is a failpoint that processes of the examples come to.
+type point struct {
+	name string
+	hits int  // the latest hit at which a fuse strikes
+	when when // how often a process comes there
+}
+
+type when int
+
+// How often a process comes to a point.
+const (
+	steadily when = iota // in its work: starts take turns at being armed there
+	seldom               // every start is armed there, for the first hit
+	perhaps              // likewise for some starts, and a run in which nobody came there proves as much
+)
+
+// points are all that processes come to, as far as it is known. Their components are
+// what comes before the slash.
+var points = []point{
+	{"idemkey/after-begin", 8, steadily},
+	{"idemkey/before-keep", 8, steadily},
+	{"idemkey/after-keep", 8, steadily},
+	{"idemkey/before-release", 1, perhaps}, // where the handler has failed
+	{"idemkey/after-release", 1, perhaps},
+	{"idempg/after-claim", 8, steadily},
+	{"idempg/before-commit", 8, steadily},
+	{"idempg/after-commit", 8, steadily},
+
+	{"outbox/before-take-over", 1, steadily},
+	{"outbox/after-take-over", 1, steadily},
+	{"outbox/after-read", 4, steadily},
+	{"outbox/before-publish", 4, steadily},
+	{"outbox/after-confirm", 4, steadily},
+	{"outbox/after-publish", 4, steadily},
+	{"outbox/after-checkpoint", 4, steadily},
+	{"outbox/before-renew", 1, steadily},
+	{"outbox/after-renew", 1, steadily},
+	{"outbox/before-commit", 1, perhaps},  // where a message was refused: its exchange or bindings were deleted
+	{"outbox/before-release", 1, perhaps}, // where the relay that publishes is told to stop
+	{"outbox/after-read-held", 1, perhaps},
+	{"outbox/after-promote", 1, perhaps},
+	{"outbox/after-queue-delayed", 1, perhaps},
+
+	{"consumer/after-count", 2, steadily}, // where a message is redelivered
+	{"consumer/before-handler", 12, steadily},
+	{"consumer/before-commit", 12, steadily},
+	{"consumer/after-commit", 12, steadily},
+	{"consumer/before-ack", 12, steadily},
+	{"consumer/after-ack", 12, steadily},
+	{"consumer/after-name", 1, perhaps}, // where a message is poison, or has failed
+	{"consumer/after-dead-letter", 1, perhaps},
+	{"consumer/after-take", 1, perhaps},
+	{"consumer/after-parked", 1, perhaps},
+
+	{"effect/after-claim", 4, steadily},
+	{"effect/before-call", 4, steadily},
+	{"effect/after-call", 4, steadily},
+	{"effect/before-record", 4, steadily},
+	{"effect/after-record", 4, steadily},
+
+	{"saga/after-instance", 4, steadily},
+	{"saga/after-start", 4, steadily},
+	{"saga/before-decision-commit", 1, perhaps}, // where a trip is cancelled
+	{"saga/after-decision-commit", 1, perhaps},
+	{"saga/after-timer-claim", 1, seldom}, // where a deadline is over
+	{"saga/before-timer-commit", 1, seldom},
+	{"saga/after-timer-commit", 1, seldom},
+}
+
+// unreached says of the other points why no process of the examples comes there.
+// Directed tests strike each of them with every action: those of the packages that
+// they are in, over all stores and brokers.
+var unreached = map[string]string{
+	"idemkey/after-bury":         "no response is streamed",
+	"idempg/after-rollback":      "the load asks for nothing that the handlers reject",
+	"idemredis/":                 "keys are kept in PostgreSQL",
+	"idemhybrid/":                "keys are kept in PostgreSQL",
+	"outbox/before-adopt":        "no database is restored from another cluster",
+	"outbox/before-turn-cursors": "no relay leads for so many checkpoints",
+	"outbox/after-turn-cursors":  "no relay leads for so many checkpoints",
+	"outbox/before-empty":        "everything that was published is kept",
+	"outbox/after-empty":         "everything that was published is kept",
+	"outbox/after-turn-leaves":   "everything that was published is kept",
+	"outbox/table-":              "the logs are append-only",
+	"effect/before-verify":       "the gateway honours keys, and is not asked",
+	"effect/after-verify":        "the gateway honours keys, and is not asked",
+	"redrive/":                   "an operator's command comes there, and no service",
+}
+
+// components are those that a service is made of.
+func components(service string) []string {
+	switch service {
+	case "gateway":
+		return []string{"idemkey", "idempg"}
+	case "order":
+		return []string{"idemkey", "idempg", "outbox", "consumer"}
+	case "trip":
+		return []string{"idemkey", "idempg", "outbox", "consumer", "saga"}
+	case "payment":
+		return []string{"effect", "outbox", "consumer"}
+	default:
+		return []string{"outbox", "consumer"}
+	}
+}
+
+func (p *point) component() string {
+	component, _, _ := strings.Cut(p.name, "/")
+	return component
+}
+
+// pointsOf are the points that a service comes to, of those in some of its
+// components; none named: all.
+func pointsOf(service string, among ...string) (of []point) {
+	for _, p := range points {
+		c := p.component()
+		if slices.Contains(components(service), c) && (len(among) == 0 || slices.Contains(among, c)) {
+			of = append(of, p)
+		}
+	}
+	return of
+}
+
+// Required returns what must have struck in a run, or it proves nothing: every fault,
+// and every action of every point that processes are sure to come to, as point=action.
+func Required() (names []string) {
+	names = append(names, Kill)
+	for _, k := range kinds {
+		names = append(names, k.name)
+	}
+	for _, p := range points {
+		for _, action := range failpoint.Actions() {
+			if p.when != perhaps {
+				names = append(names, p.name+"="+action)
+			}
+		}
+	}
+	return names
+}
+
+// isSpecial reports whether a service has a component that only a service or two
+// have.
+func isSpecial(service string) bool { return len(pointsOf(service, special...)) > 0 }
+
+// special are those components. Their services are armed more often.
+var special = []string{"idemkey", "idempg", "effect"}
+
+// turnOf is how many starts of its service came before one, if the two processes
+// take turns.
+func turnOf(process string, start int) int {
+	return 2*(start-1) + slices.Index([]string{site.ServiceOf(process) + "-1", site.ServiceOf(process) + "-2"}, process)
+}
