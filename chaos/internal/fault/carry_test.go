@@ -2,13 +2,18 @@ package fault
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/chaos/internal/site"
@@ -117,9 +122,102 @@ func TestEveryFaultIsCarriedOutAndHealed(t *testing.T) {
 	if want := len(kinds) + 1; len(done) != want {
 		t.Errorf("carried out: %v, want %d faults", slices.Sorted(maps.Keys(done)), want)
 	}
+	ordersOutliveTheirQueue(t, s)
 	for _, stopped := range s.Stop(t.Context()) {
 		if stopped.Code != 0 {
 			t.Errorf("%s ended with %d after %s", stopped.Name, stopped.Code, stopped.Took)
+		}
+	}
+}
+
+// ordersOutliveTheirQueue deletes the queue of the payment services while it holds
+// orders, and while services that hang have more of them in their hands.
+func ordersOutliveTheirQueue(t *testing.T, s *site.Site) {
+	t.Helper()
+	payments := []string{"payment-1", "payment-2"}
+	for _, name := range payments {
+		if ok, err := s.Suspend(name); !ok || err != nil {
+			t.Fatalf("suspend %s: %v, %v", name, ok, err)
+		}
+	}
+	orders := 0
+	await(t, "the services have their hands full", func() bool {
+		placeOrder(t, s.OrderURLs()[orders%2], fmt.Sprint("order-", orders))
+		orders++
+		return ready(t, s, "chaos-order.order.created.payment") > 0
+	})
+	if err := Carry(t.Context(), s, []record.Planned{{Fault: QueueDelete, Target: "order.created"}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range payments {
+		if _, err := s.Resume(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	completed := 0
+	await(t, "all orders are completed", func() bool {
+		err := s.DB().QueryRow(t.Context(), "SELECT count(*) FROM order_service.orders WHERE status = 'completed'").Scan(&completed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return completed == orders
+	})
+	t.Logf("%d orders have outlived their queue", orders)
+}
+
+// placeOrder places an order that will be completed.
+func placeOrder(t *testing.T, url, key string) {
+	t.Helper()
+	body := `{"item":"book","quantity":1,"amount":100,"currency":"EUR","card":"tok_ok"}`
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/orders", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer tenant")
+	r.Header.Set("Idempotency-Key", key)
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusCreated && answer.StatusCode != http.StatusAccepted {
+		text, _ := io.ReadAll(answer.Body)
+		t.Fatalf("order: %s: %s", answer.Status, text)
+	}
+}
+
+// ready returns how many messages of a queue nobody has in hand.
+func ready(t *testing.T, s *site.Site, queue string) int {
+	t.Helper()
+	connection, err := amqp.Dial(s.AMQPURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	ch, err := connection.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q.Messages
+}
+
+// await waits until something is so.
+func await(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	const patience = 2 * time.Minute
+	for deadline := time.Now().Add(patience); !done(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not come about that %s", what)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-t.Context().Done():
+			t.FailNow()
 		}
 	}
 }

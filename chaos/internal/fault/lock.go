@@ -3,7 +3,6 @@ package fault
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,7 +26,12 @@ const (
 	sqlLockOutbox = `LOCK TABLE ONLY {schema}.outbox IN SHARE MODE`
 	sqlLockBoth   = `LOCK TABLE {schema}.inbox IN SHARE MODE`
 
-	sqlCountWaiting = `SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()`
+	// Who waits for us, and who of those at the outbox would have us wait at the inbox.
+	sqlCountWaiting = `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pg_backend_pid() = ANY (pg_blocking_pids(pid))`
+	sqlCountCaught  = `
+SELECT count(DISTINCT w.pid) FROM pg_locks w JOIN pg_locks h USING (pid)
+WHERE NOT w.granted AND w.relation = '{schema}.outbox'::regclass
+	AND h.granted AND h.relation = '{schema}.inbox'::regclass AND h.mode = 'RowExclusiveLock'`
 )
 
 // A deadlock needs somebody who waits first, and is found after a second.
@@ -56,33 +60,32 @@ func (c *carrier) lock(p *record.Planned) outcome {
 // deadlock makes one with whoever works on a step of the service. Somebody's
 // transaction is rolled back, perhaps ours.
 func (c *carrier) deadlock(p *record.Planned) outcome {
-	waiting, note := 0, "nobody waited"
+	caught, note := 0, "nobody was caught"
 	err := c.locking(func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, bind(p.Target, sqlLockOutbox)); err != nil {
 			return err
 		}
-		for began := time.Now(); waiting == 0 && time.Since(began) < deadlockWait && c.wait(deadlockPause); {
-			if err := tx.QueryRow(ctx, sqlCountWaiting).Scan(&waiting); err != nil {
+		for began := time.Now(); caught == 0 && time.Since(began) < deadlockWait && c.wait(deadlockPause); {
+			if err := tx.QueryRow(ctx, bind(p.Target, sqlCountCaught)).Scan(&caught); err != nil {
 				return err
 			}
 		}
-		if waiting == 0 {
+		if caught == 0 {
 			return nil
 		}
-		began := time.Now()
 		_, err := tx.Exec(ctx, bind(p.Target, sqlLockBoth))
 		var refused *pgconn.PgError
-		switch note = fmt.Sprintf("%s after %s", "theirs was rolled back", time.Since(began).Round(time.Millisecond)); {
+		switch note = "theirs was rolled back"; {
 		case errors.As(err, &refused) && refused.Code == codeDeadlock:
 			note = "ours was rolled back"
 		case errors.As(err, &refused) && refused.Code == codeLockTimeout:
-			note = "there was none"
+			note = "nobody was rolled back in time"
 		case err != nil:
 			return err
 		}
 		return nil
 	})
-	return outcome{hits: waiting, err: err, note: note}
+	return outcome{hits: caught, err: err, note: note}
 }
 
 // What PostgreSQL says of a deadlock, and of a lock that it did not give in time.

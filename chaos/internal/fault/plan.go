@@ -47,10 +47,6 @@ func Plan(seed uint64, o record.Options) []record.Planned {
 	return plan
 }
 
-// heavy are the services that are killed half as often again: their points are
-// theirs alone.
-var heavy = []string{"payment", "trip"}
-
 // kills are as many moments as fit in, evenly distributed: given their number, that
 // is how a Poisson process falls.
 func kills(seed uint64, o record.Options) (plan []record.Planned) {
@@ -69,14 +65,9 @@ func kills(seed uint64, o record.Options) (plan []record.Planned) {
 	return plan
 }
 
-// killBag holds every process twice, and some once more, in random order.
+// killBag holds every process twice, in random order.
 func killBag(r *rand.Rand) (bag []string) {
-	for _, name := range site.Processes() {
-		bag = append(bag, name, name)
-		if slices.Contains(heavy, site.ServiceOf(name)) {
-			bag = append(bag, name)
-		}
-	}
+	bag = slices.Concat(site.Processes(), site.Processes())
 	r.Shuffle(len(bag), func(i, j int) { bag[i], bag[j] = bag[j], bag[i] })
 	return bag
 }
