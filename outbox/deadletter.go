@@ -187,6 +187,16 @@ func (d *DeadLetters) list(ctx context.Context, statement string, filter DeadFil
 	return letters, nil
 }
 
+// operatorIdle is how long an operator's transaction may do nothing, in milliseconds: a
+// process that was stopped in the middle of one would keep its locks, and with that of
+// Release the relay from noting anything, for as long as its connection is open.
+const operatorIdle = "10000"
+
+// beginLimited runs do in a transaction of an operator's.
+func beginLimited(ctx context.Context, db *pgxpool.Pool, do func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, db, pgx.TxOptions{BeginQuery: sqlBegin + operatorIdle}, do)
+}
+
 // A verb is something that is done to letters.
 type verb struct {
 	statement string
@@ -232,7 +242,7 @@ func (d *DeadLetters) batch(ctx context.Context, v verb, args []any) (n int, las
 	ctx, cancel := context.WithTimeout(ctx, letterTimeout)
 	defer cancel()
 	var keys []string
-	err = pgx.BeginFunc(ctx, d.db, func(tx pgx.Tx) error {
+	err = beginLimited(ctx, d.db, func(tx pgx.Tx) error {
 		if v.lead {
 			if _, err := tx.Exec(ctx, d.sql.lockLease); err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
 )
 
 func (f *fixture) letters(t *testing.T) *DeadLetters {
@@ -496,5 +497,22 @@ func TestNewDeadLettersIsChecked(t *testing.T) {
 	}
 	if _, err := d.Get(ctx, 1); errors.Is(err, ErrNoDeadLetter) || !errors.Is(err, context.Canceled) {
 		t.Errorf("Get without a database = %v", err)
+	}
+}
+
+// An operator's process that was stopped in the middle of a transaction does not keep
+// the relay out for ever.
+func TestAnOperatorsTransactionIsLimited(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var limit, isolation string
+	err := beginLimited(t.Context(), f.pool, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), "SHOW transaction_isolation").Scan(&isolation)
+	})
+	if err != nil || limit != "10s" || isolation != "read committed" {
+		t.Errorf("an operator's transaction is ended after %q without a statement, isolation %q, %v", limit, isolation, err)
 	}
 }

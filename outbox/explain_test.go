@@ -133,6 +133,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 				"listDifference":  f.explain(t, true, r.sql.listDifference, at.from.xmaxText(), at.from.xip, 0, nil, maxList, l.tenure.epoch),
 				"countDifference": f.explain(t, true, r.sql.countDifference, at.from.xmaxText(), at.from.xip, at.from.xmaxText(), at.from.xip, at.from.text, 0, 1000),
 				"fetchMessages":   f.explain(t, true, r.sql.fetchMessages[0], ids),
+				"listKept":        f.explain(t, true, r.sql.listKept, "", "", nil, nil, published, published+10, 10),
 				"judgeLeaf":       f.explain(t, true, r.sql.judgeLeaf[0], at.from.xmaxText(), at.from.xip, nil, 0, 0, 1),
 			} {
 				for relation, scan := range p.scans() {

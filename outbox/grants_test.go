@@ -3,6 +3,7 @@ package outbox
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +130,30 @@ func TestARelayGetsByWithItsGrants(t *testing.T) {
 					t.Errorf("nothing is missing without %s on %s", without, on)
 				}
 			})
+		}
+	}
+}
+
+// replayGrants are what an operator needs to replay what is kept. docs/operations.md
+// repeats them.
+var replayGrants = []string{
+	"USAGE ON SCHEMA {schema}",
+	"SELECT, INSERT ON {schema}.outbox",
+	"SELECT ON {schema}.outbox_held",
+	"SELECT ON {schema}.outbox_relay",
+}
+
+func TestAReplayGetsByWithItsGrants(t *testing.T) {
+	t.Parallel()
+	server := privateServer(t)
+	for without := range len(replayGrants) + 1 {
+		f := server.fixture(t)
+		f.kept(t, 3)
+		grants := slices.Concat(replayGrants[:without], replayGrants[min(without+1, len(replayGrants)):])
+		as := f.grant(t, server, grants)
+		p, err := as.replayer(t).ReplayRange(t.Context(), as.pool, anHourAgo(), nil)
+		if all := without == len(replayGrants); (err == nil) != all || (p.Replayed == 3) != all {
+			t.Errorf("with the grants %q: %+v, %v", grants, p, err)
 		}
 	}
 }

@@ -5,15 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// MaxReplay is how many messages are replayed at once.
+// MaxReplay is how many messages are replayed in one transaction.
 const MaxReplay = MaxBatch
 
 // ErrNotKept reports that an outbox has nothing to replay.
@@ -49,6 +51,25 @@ type ReplayFilter struct {
 	Key   string    // the idempotency key, without a step: all messages of a saga
 	Since time.Time // written then or later
 	Until time.Time // written before
+	After int64     // behind the message with that ID, as of a replay that was interrupted
+}
+
+// check says what is wrong with f.
+func (f *ReplayFilter) check() error {
+	switch {
+	case f.Key == "" && f.Since.IsZero():
+		return fmt.Errorf("%w: a replay needs a Key or a Since", ErrInvalid)
+	case !f.Since.IsZero() && !f.Until.IsZero() && !f.Since.Before(f.Until):
+		return fmt.Errorf("%w: nothing is written since %s and until %s", ErrInvalid, f.Since.Format(time.RFC3339), f.Until.Format(time.RFC3339))
+	case f.After < 0:
+		return fmt.Errorf("%w: After is negative", ErrInvalid)
+	}
+	return nil
+}
+
+// args are those of a statement about what f picks.
+func (f *ReplayFilter) args(more ...any) []any {
+	return append([]any{planned, f.Scope, f.Key, orNil(f.Since), orNil(f.Until), f.After}, more...)
 }
 
 // A Kept is a message that can be replayed.
@@ -84,22 +105,16 @@ func NewReplayer(schema string) (*Replayer, error) {
 }
 
 // List returns the messages that Replay would publish, in the order in which they
-// were written, each once. Its error is a [NotKeptError] if there are none. No leaf
-// of the log is emptied before tx ends.
+// were written. A copy that a replay has written is not one of them. Its error is a
+// [NotKeptError] if there are none. No leaf of the log is emptied before tx ends.
 func (r *Replayer) List(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kept, error) {
-	if f.Key == "" && f.Since.IsZero() {
-		return nil, fmt.Errorf("%w: a replay needs a Key or a Since", ErrInvalid)
+	if err := f.check(); err != nil {
+		return nil, err
 	}
-	rows, _ := tx.Query(ctx, r.sql.listKept, f.Scope, f.Key, orNil(f.Since), orNil(f.Until), MaxReplay+1)
-	kept, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (k Kept, err error) {
-		var id uuid.UUID
-		err = row.Scan(&k.ID, &id, &k.Topic, &k.Type, &k.Scope, &k.Key, &k.Step, &k.N, &k.Size, &k.CreatedAt)
-		k.MessageID = id.String()
-		return k, err
-	})
+	kept, err := r.list(ctx, tx, f, math.MaxInt64, MaxReplay+1)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("outbox: list kept messages: %w", sqlschema.Explain(err))
+		return nil, err
 	case len(kept) > MaxReplay:
 		return nil, fmt.Errorf("%w: more than %d messages to replay", ErrInvalid, MaxReplay)
 	case len(kept) == 0:
@@ -114,29 +129,72 @@ func (r *Replayer) List(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kept,
 // what has been written since.
 func (r *Replayer) Replay(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kept, error) {
 	kept, err := r.List(ctx, tx, f)
+	if err == nil {
+		err = r.copy(ctx, tx, kept)
+	}
 	if err != nil {
 		return nil, err
 	}
+	return kept, nil
+}
+
+// list returns the first messages that f picks, up to the id through.
+func (r *Replayer) list(ctx context.Context, tx pgx.Tx, f ReplayFilter, through int64, limit int) ([]Kept, error) {
+	rows, _ := tx.Query(ctx, r.sql.listKept, f.args(through, limit)...)
+	kept, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (k Kept, err error) {
+		var id uuid.UUID
+		err = row.Scan(&k.ID, &id, &k.Topic, &k.Type, &k.Scope, &k.Key, &k.Step, &k.N, &k.Size, &k.CreatedAt)
+		k.MessageID = id.String()
+		return k, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("outbox: list kept messages: %w", sqlschema.Explain(err))
+	}
+	return kept, nil
+}
+
+// copy stores copies of kept.
+func (r *Replayer) copy(ctx context.Context, tx pgx.Tx, kept []Kept) error {
 	ids := make([]int64, len(kept))
 	for i, k := range kept {
 		ids[i] = k.ID
 	}
 	if _, err := tx.Exec(ctx, r.sql.copyKept, ids); err != nil {
-		return nil, fmt.Errorf("outbox: replay messages: %w", sqlschema.Explain(err))
+		return fmt.Errorf("outbox: replay messages: %w", sqlschema.Explain(err))
 	}
-	return kept, nil
+	return nil
 }
 
-func (r *Replayer) notKept(ctx context.Context, tx pgx.Tx) error {
-	e := &NotKeptError{Schema: r.schema}
-	var oldest *time.Time
-	if err := tx.QueryRow(ctx, r.sql.readKept).Scan(&e.Log, &oldest); err != nil {
-		return fmt.Errorf("outbox: read the log: %w", sqlschema.Explain(err))
+// Oldest returns when the oldest message was written that can be replayed: what was
+// before it is not kept any more. It is zero if there is none.
+func (r *Replayer) Oldest(ctx context.Context, db *pgxpool.Pool) (time.Time, error) {
+	log, oldest, err := r.kept(ctx, db)
+	if log == LogTable {
+		oldest = time.Time{}
 	}
-	if oldest != nil {
-		e.Oldest = *oldest
+	return oldest, err
+}
+
+func (r *Replayer) notKept(ctx context.Context, db querier) error {
+	e := &NotKeptError{Schema: r.schema}
+	var err error
+	if e.Log, e.Oldest, err = r.kept(ctx, db); err != nil {
+		return err
 	}
 	return e
+}
+
+// kept reads how the log is kept and when the oldest message was written that it
+// holds.
+func (r *Replayer) kept(ctx context.Context, db querier) (log Log, oldest time.Time, err error) {
+	var at *time.Time
+	if err := db.QueryRow(ctx, r.sql.readKept).Scan(&log, &at); err != nil {
+		return "", oldest, fmt.Errorf("outbox: read the log: %w", sqlschema.Explain(err))
+	}
+	if at != nil {
+		oldest = *at
+	}
+	return log, oldest, nil
 }
 
 func orNil(t time.Time) *time.Time {

@@ -83,7 +83,7 @@ type queries struct {
 	countTable, countDifference, countHeld, readRelay, leafSizes, oldestWriter string
 	readClock, countDead, listDead, redrive, discard                           string
 	lockLease, listRefused, release, readLetter                                string
-	listKept, copyKept, readKept                                               string
+	listKept, countKept, copyKept, readKept                                    string
 	locate, locateUnpublished, pin                                             string
 }
 
@@ -118,7 +118,7 @@ func newQueries(schema string) queries {
 		readClock: sqlReadClock, readLetter: bind(sqlReadLetter), lockLease: bind(sqlLockLease),
 		countDead: bind(inState("dead", sqlCountLetters)), listDead: bind(inState("dead", sqlListLetters)), listRefused: bind(inState("refused", sqlListLetters)),
 		redrive: bind(inState("dead", sqlRedrive)), discard: bind(inState("dead", sqlDiscard)), release: bind(inState("refused", sqlRelease)),
-		listKept: bind(sqlListKept), copyKept: bind(sqlCopyKept), readKept: bind(sqlReadKept),
+		listKept: bind(strings.ReplaceAll(sqlListKept, "{kept}", sqlKept)), countKept: bind(strings.ReplaceAll(sqlCountKept, "{kept}", sqlKept)), copyKept: bind(sqlCopyKept), readKept: bind(sqlReadKept),
 		locate: bind(located("true", sqlLocateLeaf)), locateUnpublished: bind(located("false", sqlLocateUnpublishedLeaf)), pin: bind(sqlPin),
 	}
 	for i := range q.insertValues {

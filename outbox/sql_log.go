@@ -54,8 +54,8 @@ const sqlLockLeaf = `LOCK TABLE {schema}.{leaf} IN ACCESS EXCLUSIVE MODE`
 
 // sqlJudgeLeaf is asked under sqlLockLeaf, so that it sees all there is: whether
 // new messages go elsewhere, and whether nothing in the leaf is unpublished or
-// younger than $5 microseconds: of the newest 10,001, since a replay ends in up to
-// 10,000 that bear the time of what they are copies of. The cursor is $1 (xmax) and $2 (in progress) of
+// younger than $5 microseconds. A copy, which a replay has written, bears the time of
+// another message and need not be kept. The cursor is $1 (xmax) and $2 (in progress) of
 // its from, $3 (to) and $4 (id).
 const sqlJudgeLeaf = `
 SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT FROM $6::bigint
@@ -63,7 +63,7 @@ SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT 
 		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
 	AND NOT EXISTS (SELECT FROM {schema}.{leaf} WHERE xid = ANY ($2::text[]::xid8[])
 		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
-	AND ($5::bigint = 0 OR coalesce((SELECT max(created_at) FROM (SELECT created_at FROM {schema}.{leaf} ORDER BY id DESC LIMIT 10001) newest)
+	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.{leaf} WHERE leaf IS DISTINCT FROM -1 ORDER BY id DESC LIMIT 1)
 		<= clock_timestamp() - $5 * interval '1 microsecond', true))`
 
 // sqlTruncateLeaf gives the leaf's space back whatever snapshots are held.

@@ -73,6 +73,8 @@ var points = []Point{
 	{"redrive/outbox-after-commit", "dead letters of the outbox are redriven, released or discarded", "they are counted"},
 	{"redrive/before-commit", "", "what an operator does with dead letters commits"},
 	{"redrive/after-commit", "what an operator does with dead letters has committed", "the operator is told"},
+	{"redrive/outbox-replay-before-commit", "", "copies of a part of a range are stored"},
+	{"redrive/outbox-replay-after-commit", "copies of a part of a range are stored", "they are counted"},
 
 	{"saga/after-instance", "the instance is in the caller's transaction", "its first commands are"},
 	{"saga/after-start", "the instance and its first commands are in the caller's transaction", "the caller commits it"},
