@@ -34,14 +34,16 @@ const relayEnv = "OUTBOX_TEST_RELAY"
 // service is the one that listens.
 const service = "points"
 
-// TestMain runs a relay instead of the tests when it is told to.
+// TestMain runs a relay or an operator instead of the tests when it is told to.
 func TestMain(m *testing.M) {
-	if text := os.Getenv(relayEnv); text != "" {
-		if err := serveRelay(text); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(3)
+	for name, serve := range map[string]func(string) error{relayEnv: serveRelay, operatorEnv: serveOperator} {
+		if text := os.Getenv(name); text != "" {
+			if err := serve(text); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(3)
+			}
+			os.Exit(0)
 		}
-		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
