@@ -2,11 +2,13 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -14,7 +16,9 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
 )
 
 // The effects go to a table without a unique key, so that one that happened twice
@@ -28,20 +32,51 @@ type order struct {
 // A service is one with its database, its broker, a relay and two steps, of which
 // the first sets the second off and the second cancels the first.
 type service struct {
-	pool   *pgxpool.Pool
-	schema string
-	writer *outbox.Writer
-	broker *inproc.Broker
+	pool     *pgxpool.Pool
+	schema   string
+	writer   *outbox.Writer
+	pub      outbox.Publisher
+	sub      message.Subscriber
+	consumer *consumer.Consumer
 }
 
-func newService(t *testing.T) *service {
+// onEachBroker runs test with a service on each kind of broker.
+func onEachBroker(t *testing.T, test func(t *testing.T, s *service)) {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
-	s := &service{pool: pool, schema: schema, broker: inproc.New(nil)}
-	t.Cleanup(func() { _ = s.broker.Close() })
-	s.exec(t, createEffects)
-	s.writer = get(outbox.NewWriter(&outbox.WriterOptions{Schema: schema}))
-	return s
+	for name, connect := range map[string]func(t *testing.T) (outbox.Publisher, message.Subscriber){"inproc": inProcess, "rabbitmq": onRabbitMQ} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, schema := pgtest.Schema(t)
+			s := &service{pool: pool, schema: schema}
+			s.pub, s.sub = connect(t)
+			s.exec(t, createEffects)
+			s.writer = get(outbox.NewWriter(&outbox.WriterOptions{Schema: schema}))
+			test(t, s)
+		})
+	}
+}
+
+func inProcess(t *testing.T) (outbox.Publisher, message.Subscriber) {
+	broker := inproc.New(nil)
+	t.Cleanup(func() { _ = broker.Close() })
+	return broker, broker.Subscriber("shop")
+}
+
+func onRabbitMQ(t *testing.T) (outbox.Publisher, message.Subscriber) {
+	prefix, topics := rabbittest.Name(), []string{"reserve", "release", "ship"}
+	cfg := get(rabbitmq.NewConfig(rabbittest.URL(), "shop", &rabbitmq.ConfigOptions{Prefix: prefix}))
+	if err := rabbitmq.DeclareTopology(t.Context(), cfg, topics...); err != nil {
+		t.Fatal(err)
+	}
+	var queues, exchanges []string
+	for _, topic := range topics {
+		queue := cfg.Queue.GenerateName(topic)
+		queues, exchanges = append(queues, queue, queue+".dead"), append(exchanges, prefix+topic)
+	}
+	rabbittest.Delete(t, queues, exchanges)
+	pub, sub := get(rabbitmq.NewPublisher(cfg, nil)), get(rabbitmq.NewSubscriber(cfg, nil))
+	t.Cleanup(func() { _, _ = pub.Close(), sub.Close() })
+	return pub, sub
 }
 
 func (s *service) bind(statement string) string {
@@ -70,7 +105,7 @@ func (s *service) effect(what, next, step string) consumer.Handler[order] {
 func (s *service) run(t *testing.T) {
 	t.Helper()
 	quiet := slog.New(slog.DiscardHandler)
-	c := get(consumer.New(s.pool, s.broker.Subscriber("shop"), []consumer.Step{
+	s.consumer = get(consumer.New(s.pool, s.sub, []consumer.Step{
 		{
 			Name:         "reserve",
 			Action:       consumer.On("reserve", s.effect("reserved", "ship", "ship")),
@@ -78,10 +113,10 @@ func (s *service) run(t *testing.T) {
 		},
 		{Name: "ship", Action: consumer.On("ship", s.effect("not shipped", "release", "reserve"))},
 	}, &consumer.Options{Schema: s.schema, Logger: quiet}))
-	relay := get(outbox.NewRelay(s.pool, s.broker, &outbox.RelayOptions{Schema: s.schema, Retention: time.Hour, Logger: quiet}))
+	relay := get(outbox.NewRelay(s.pool, s.pub, &outbox.RelayOptions{Schema: s.schema, Retention: time.Hour, Logger: quiet}))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
-	go func() { ended <- c.Run(ctx) }()
+	go func() { ended <- s.consumer.Run(ctx) }()
 	go func() { ended <- relay.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
@@ -114,8 +149,7 @@ func (s *service) state(t *testing.T) []string {
 	return all
 }
 
-// settled waits until everything is published and, since the broker confirms what
-// has been acked, handled.
+// settled waits until everything is published, and done.
 func (s *service) settled(t *testing.T, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -137,39 +171,94 @@ func (s *service) settled(t *testing.T, done func() bool) {
 	}
 }
 
-// Replaying a saga that has ended, with its compensation, changes nothing.
-func TestReplayingASagaChangesNothing(t *testing.T) {
-	t.Parallel()
-	s := newService(t)
+// handled returns how many messages steps have dealt with.
+func (s *service) handled() (n int) {
+	for _, step := range s.consumer.Counters().Steps {
+		for _, arrivals := range step.Outcomes {
+			n += int(arrivals)
+		}
+	}
+	return n
+}
+
+// over runs so many sagas to their end, with their compensation, and returns what they
+// have left.
+func (s *service) over(t *testing.T, sagas int) (state []string) {
+	t.Helper()
 	s.run(t)
 	err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
-		return s.writer.Write(t.Context(), tx, outbox.Message{Topic: "reserve", Scope: "acme", Key: "k", Step: "reserve", Payload: []byte(`{"item":"book"}`)})
+		for i := range sagas {
+			err := s.writer.Write(t.Context(), tx, outbox.Message{
+				Topic: "reserve", Scope: "acme", Key: fmt.Sprint("k", i), Step: "reserve", Payload: fmt.Appendf(nil, `{"item":"book %d"}`, i),
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.settled(t, func() bool {
-		return strings.HasPrefix(strings.Join(s.state(t), ", "), "reserved book, not shipped book, released book")
+		if s.handled() >= 3*sagas {
+			state = s.state(t)
+		}
+		return len(state) == (3+2+3)*sagas // effects, steps and messages
 	})
-	before := s.state(t)
-	if len(before) != 3+2+3 {
-		t.Fatalf("the saga has left %q", before)
+	return state
+}
+
+// unchanged waits until so many messages more are dealt with, and checks that nothing
+// comes of them.
+func (s *service) unchanged(t *testing.T, before []string, more int, replay func() error) {
+	t.Helper()
+	handled := s.handled()
+	if err := replay(); err != nil {
+		t.Fatal(err)
 	}
-	replayer := get(outbox.NewReplayer(s.schema))
-	for range 3 {
-		err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
-			kept, err := replayer.Replay(t.Context(), tx, outbox.ReplayFilter{Scope: "acme", Key: "k"})
-			if len(kept) != 3 {
-				t.Errorf("%d messages are replayed, want 3", len(kept))
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.settled(t, func() bool { return true })
-		if diff := cmp.Diff(before, s.state(t)); diff != "" {
-			t.Errorf("the replay has changed something (-before +after):\n%s", diff)
-		}
+	s.settled(t, func() bool { return s.handled() >= handled+more })
+	if diff := cmp.Diff(before, s.state(t)); diff != "" {
+		t.Errorf("the replay has changed something (-before +after):\n%s", diff)
 	}
+}
+
+// Replaying a saga that has ended, with its compensation, changes nothing.
+func TestReplayingASagaChangesNothing(t *testing.T) {
+	t.Parallel()
+	onEachBroker(t, func(t *testing.T, s *service) {
+		before := s.over(t, 2)
+		replayer := get(outbox.NewReplayer(s.schema))
+		for range 3 {
+			s.unchanged(t, before, 3, func() error {
+				return pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+					kept, err := replayer.Replay(t.Context(), tx, outbox.ReplayFilter{Scope: "acme", Key: "k1"})
+					if len(kept) != 3 {
+						t.Errorf("%d messages are replayed, want 3", len(kept))
+					}
+					return err
+				})
+			})
+		}
+	})
+}
+
+// Publishing the whole history again changes nothing: neither effects nor steps, nor is
+// anything said that was not said before.
+func TestReplayingTheWholeHistoryChangesNothing(t *testing.T) {
+	t.Parallel()
+	onEachBroker(t, func(t *testing.T, s *service) {
+		const sagas = 40
+		before := s.over(t, sagas)
+		replayer := get(outbox.NewReplayer(s.schema))
+		for range 2 {
+			s.unchanged(t, before, 3*sagas, func() error {
+				p, err := replayer.ReplayRange(t.Context(), s.pool, outbox.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil)
+				if p.Replayed != 3*sagas {
+					t.Errorf("%d messages are replayed, want %d", p.Replayed, 3*sagas)
+				}
+				return err
+			})
+		}
+	})
 }
