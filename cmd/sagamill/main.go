@@ -22,7 +22,7 @@
 //	sagamill dead retry              run those that go round now
 //	sagamill dead bury               make dead letters of those that go round
 //
-//	sagamill replay                  publish a saga's messages once more
+//	sagamill replay                  publish a saga's messages once more, or all of a time range
 //
 //	sagamill saga list               instances of orchestrated sagas
 //	sagamill saga show               one's timeline, and what would be undone

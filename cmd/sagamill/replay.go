@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
 )
 
 func replayCommands() []command {
-	return []command{{"replay", "publish the messages of the saga with -key once more; -schema may name several services", replay}}
+	return []command{{"replay", "publish once more the messages of the saga with -key, or all written since -since; -schema may name several services", replay}}
 }
 
 // A keptMessage is one of a schema.
@@ -26,7 +27,7 @@ type keptMessage struct {
 }
 
 func replay(ctx context.Context, c *call) error {
-	filter, dry, asJSON, err := c.parseReplay()
+	what, err := c.parseReplay()
 	if err != nil {
 		return err
 	}
@@ -35,12 +36,20 @@ func replay(ctx context.Context, c *call) error {
 		return err
 	}
 	defer db.Close()
+	if what.filter.Key == "" {
+		return c.replayRange(ctx, db, what)
+	}
+	return c.replaySaga(ctx, db, what)
+}
+
+// replaySaga replays the messages of a saga, in one transaction.
+func (c *call) replaySaga(ctx context.Context, db *pgxpool.Pool, what *replayCall) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	var kept []keptMessage
 	var without []error
-	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
-		kept, without, err = c.replaySchemas(ctx, tx, filter, dry)
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
+		kept, without, err = c.replaySchemas(ctx, tx, what.filter, what.dry)
 		return err
 	})
 	if err != nil {
@@ -48,7 +57,7 @@ func replay(ctx context.Context, c *call) error {
 	}
 	var none error
 	if n := len(without) - 1; len(kept) == 0 && n >= 0 { // the last is the error, so that each has a line
-		without, none = without[:n], withoutStep(filter.Key, without[n])
+		without, none = without[:n], withoutStep(what.filter.Key, without[n])
 	}
 	for _, err := range without {
 		fmt.Fprintln(c.stderr, visible(err.Error()))
@@ -56,14 +65,10 @@ func replay(ctx context.Context, c *call) error {
 	if none != nil {
 		return none
 	}
-	if err := printKept(c, kept, asJSON); err != nil {
+	if err := printKept(c, kept, what.asJSON); err != nil {
 		return err
 	}
-	did := "replayed"
-	if dry {
-		did = "would replay"
-	}
-	return c.report(did, "messages", len(kept), asJSON)
+	return c.report(what.did(), "messages", len(kept), what.asJSON)
 }
 
 // withoutStep adds to err, that nothing is kept, that key looks like one with a step,
@@ -76,29 +81,69 @@ func withoutStep(key string, err error) error {
 	return fmt.Errorf("%w; the key is without the step: is it -key %s?", err, k.Key)
 }
 
-func (c *call) parseReplay() (filter outbox.ReplayFilter, dry, asJSON bool, err error) {
-	c.flags.StringVar(&filter.Key, "key", "", "the idempotency key of the saga")
-	c.flags.StringVar(&filter.Scope, "scope", "", "of this scope; needed where several have such a key")
-	c.flags.TextVar(&filter.Since, "since", time.Time{}, "written then or later, such as 2026-01-31T12:00:00Z")
-	c.flags.TextVar(&filter.Until, "until", time.Time{}, "written before")
-	c.flags.BoolVar(&dry, "n", false, "say what would be done, and do nothing")
-	c.flags.BoolVar(&dry, "dry-run", false, "as -n")
-	c.flags.BoolVar(&asJSON, "json", false, "print JSON, a line each")
+// A replayCall is the command line of a replay.
+type replayCall struct {
+	filter      outbox.ReplayFilter
+	dry, asJSON bool
+	rate        float64
+	after       positions
+}
+
+func (r *replayCall) did() string {
+	if r.dry {
+		return "would replay"
+	}
+	return "replayed"
+}
+
+func (c *call) parseReplay() (*replayCall, error) {
+	r := &replayCall{after: positions{}}
+	c.flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: all sagas, in batches")
+	c.flags.StringVar(&r.filter.Scope, "scope", "", "of this scope; needed where several have such a key")
+	c.flags.TextVar(&r.filter.Since, "since", time.Time{}, "written then or later, such as 2026-01-31T12:00:00Z")
+	c.flags.TextVar(&r.filter.Until, "until", time.Time{}, "written before")
+	c.flags.Float64Var(&r.rate, "rate", 0, "without -key: so many in a second; default: as many as go")
+	c.flags.Var(r.after, "after", "without -key: go on behind these, SCHEMA:ID,…, as an interrupted replay says")
+	c.flags.BoolVar(&r.dry, "n", false, "say what would be done, and do nothing")
+	c.flags.BoolVar(&r.dry, "dry-run", false, "as -n")
+	c.flags.BoolVar(&r.asJSON, "json", false, "print JSON, a line each")
 	if err := c.parseDatabase(); err != nil {
-		return filter, false, false, err
+		return nil, err
 	}
-	if filter.Key == "" {
-		return filter, false, false, errors.New("say which saga with -key")
+	f := &r.filter
+	switch {
+	case f.Key == "" && f.Since.IsZero():
+		return nil, errors.New("say which: a saga with -key, or a time range with -since")
+	case !f.Until.IsZero() && !f.Since.Before(f.Until):
+		return nil, fmt.Errorf("-since %s is not before -until %s", stamp(f.Since), stamp(f.Until))
+	case f.Key != "" && c.given([]string{"rate", "after"}):
+		return nil, errors.New("-rate and -after are for a time range, without -key")
+	case r.rate < 0:
+		return nil, errors.New("-rate must not be negative")
 	}
-	return filter, dry, asJSON, c.checkFilled([]string{"scope"})
+	for schema := range r.after {
+		if !slices.Contains(c.schemaNames(), schema) {
+			return nil, fmt.Errorf("-after names %s, which -schema does not", cell(schema))
+		}
+	}
+	return r, c.checkFilled([]string{"scope"})
+}
+
+// schemaNames returns those of -schema.
+func (c *call) schemaNames() []string {
+	names := strings.Split(*c.schema, ",")
+	for i := range names {
+		names[i] = strings.TrimSpace(names[i])
+	}
+	return names
 }
 
 // replaySchemas replays what each schema keeps, and says which keep nothing. It
 // stops where that would be more than one saga.
 func (c *call) replaySchemas(ctx context.Context, tx pgx.Tx, filter outbox.ReplayFilter, dry bool) (all []keptMessage, without []error, err error) {
 	var scopes []string
-	for schema := range strings.SplitSeq(*c.schema, ",") {
-		r, err := outbox.NewReplayer(strings.TrimSpace(schema))
+	for _, schema := range c.schemaNames() {
+		r, err := outbox.NewReplayer(schema)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -114,7 +159,7 @@ func (c *call) replaySchemas(ctx context.Context, tx pgx.Tx, filter outbox.Repla
 			return nil, nil, err
 		}
 		for _, k := range kept {
-			all = append(all, keptMessage{strings.TrimSpace(schema), k})
+			all = append(all, keptMessage{schema, k})
 			scopes = append(scopes, cell(k.Scope))
 		}
 	}
@@ -126,24 +171,27 @@ func (c *call) replaySchemas(ctx context.Context, tx pgx.Tx, filter outbox.Repla
 }
 
 func printKept(c *call, kept []keptMessage, asJSON bool) error {
+	if asJSON {
+		return printKeptJSON(c, kept)
+	}
 	rows := make([][]string, len(kept))
 	for i, k := range kept {
-		if asJSON {
-			if err := printJSON(c.stdout, newKept(k)); err != nil {
-				return err
-			}
-			continue
-		}
 		step := k.Step
 		if k.N != "" {
 			step += "#" + k.N
 		}
 		rows[i] = []string{k.schema, strconv.FormatInt(k.ID, 10), k.MessageID, cell(k.Topic), cell(k.Type), cell(k.Scope), cell(k.Key), cell(step), stamp(k.CreatedAt), strconv.Itoa(k.Size)}
 	}
-	if asJSON {
-		return nil
-	}
 	return printTable(c.stdout, []string{"SCHEMA", "ID", "MESSAGE", "TOPIC", "TYPE", "SCOPE", "KEY", "STEP", "WRITTEN", "BYTES"}, rows)
+}
+
+func printKeptJSON(c *call, kept []keptMessage) error {
+	for _, k := range kept {
+		if err := printJSON(c.stdout, newKept(k)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A keptJSON is a replayed message as JSON.
