@@ -27,7 +27,9 @@ const (
 	readyLook     = 5 * time.Second
 	restPause     = 200 * time.Millisecond // after a start that came to nothing
 	stateLook     = 250 * time.Millisecond // between two looks whether a fuse has stopped it
-	maxLastWords  = 300                    // bytes of its output that go into the log
+	servedLook    = 500 * time.Millisecond // between two looks whether it has been ready
+	maxTail       = 64 << 10               // bytes of its output in which its last line is looked for
+	maxLastWords  = 300                    // and of that which go into the log
 )
 
 // A process is kept running: whatever dies is started again at once.
@@ -45,6 +47,7 @@ type process struct {
 	ended  chan struct{} // closed when cmd has been waited for
 	cause  string        // who has ended it; empty: nobody
 	paused bool          // by Suspend
+	served bool          // it has been ready
 }
 
 func (p *process) output() string { return p.site.file(record.OutputDir, p.name+".log") }
@@ -58,11 +61,12 @@ func (p *process) run() {
 			return
 		}
 		if err == nil {
-			watching := make(chan struct{})
+			life, end := context.WithCancel(context.Background())
 			var watch sync.WaitGroup
-			watch.Go(func() { p.watch(cmd.Process.Pid, watching) })
+			watch.Go(func() { p.watch(life, cmd.Process.Pid) })
+			watch.Go(func() { p.awaitFirstReady(life) })
 			err = cmd.Wait()
-			close(watching)
+			end()
 			watch.Wait()
 		}
 		good := p.over(cmd, err, began, size)
@@ -82,7 +86,7 @@ func (p *process) launch() (cmd *exec.Cmd, ended chan struct{}, size int64, err 
 		return nil, nil, 0, nil
 	}
 	p.starts++
-	p.armed, p.cause, p.paused = p.site.fuses(p.name, p.starts), "", false
+	p.armed, p.cause, p.paused, p.served = p.site.fuses(p.name, p.starts), "", false, false
 	cmd, ended = exec.Command(p.program, p.args...), make(chan struct{})
 	cmd.Env = append(p.env[:len(p.env):len(p.env)], "SAGAMILL_FAILPOINTS="+p.armed)
 	out, err := os.OpenFile(p.output(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -101,31 +105,28 @@ func (p *process) launch() (cmd *exec.Cmd, ended chan struct{}, size int64, err 
 	return cmd, ended, size, nil
 }
 
-// over logs how the process has ended, and reports whether it was well: it had
-// started, or somebody has ended it.
+// over logs how the process has ended, and reports whether it was well: it had been
+// ready, or somebody has ended it.
 func (p *process) over(cmd *exec.Cmd, err error, began record.At, size int64) bool {
 	p.mu.Lock()
-	cause, armed := p.cause, p.armed
+	e := ending{state: cmd.ProcessState, err: err, cause: p.cause, armed: p.armed, served: p.served}
 	p.cmd = nil
 	p.mu.Unlock()
-	serving, last := p.said(size)
-	args, words := "", ""
-	switch state := cmd.ProcessState; {
-	case state == nil:
-		args = "by itself: it cannot be started: " + err.Error()
-	case cause == killed || cause != "" && state.ExitCode() == 0:
-		args = fmt.Sprintf("%s: %s", cause, state)
-	case signalled(state, syscall.SIGKILL) && strings.Contains(armed, "=kill"):
-		args = "by its fuse"
-	case cause != "" && signalled(state, syscall.SIGKILL):
-		args = fmt.Sprintf("%s: it had to be killed", cause)
-	case state.ExitCode() == 1 && !serving && p.site.troubledSince(began):
-		args, words = "while it started, among faults", last // what it says may hold any word
-	default:
-		args = fmt.Sprintf("by itself: %s%s: %s", state, told(cause), last)
-	}
+	e.troubled, e.last = p.site.troubledSince(began), p.lastWords(size)
+	args, words := e.tell()
 	p.site.log(record.Event{At: p.site.opts.Now(), Fault: record.Exit, Target: p.name, Args: args, Err: words})
-	return serving || cause != ""
+	return e.served || e.cause != ""
+}
+
+// An ending is what is known of how a process has ended.
+type ending struct {
+	state    *os.ProcessState // nil: it has not begun
+	err      error
+	cause    string // who has ended it; empty: nobody
+	armed    string
+	served   bool   // it had been ready
+	troubled bool   // a backend was struck while it ran
+	last     string // what it has said last
 }
 
 // The causes of an end.
@@ -133,6 +134,26 @@ const (
 	killed     = "killed"
 	terminated = "told to stop"
 )
+
+// tell says it in the words that runs are judged by: "by itself" is what must not be.
+// Until it is ready a process may give up because a backend is away, and what it says
+// then is told apart, since it may hold any word.
+func (e *ending) tell() (args, words string) {
+	switch bySignal := e.state != nil && signalled(e.state, syscall.SIGKILL); {
+	case e.state == nil:
+		return "by itself: it cannot be started: " + e.err.Error(), ""
+	case e.cause == killed && bySignal, e.cause != "" && e.state.Success():
+		return fmt.Sprintf("%s: %s", e.cause, e.state), ""
+	case bySignal && strings.Contains(e.armed, "=kill"):
+		return "by its fuse", ""
+	case bySignal && e.cause != "":
+		return fmt.Sprintf("%s: it had to be killed", e.cause), ""
+	case e.state.ExitCode() == 1 && !e.served && e.troubled:
+		return "while it started, among faults", e.last
+	default:
+		return fmt.Sprintf("by itself: %s%s: %s", e.state, told(e.cause), e.last), ""
+	}
+}
 
 func told(cause string) string {
 	if cause == "" {
@@ -146,26 +167,45 @@ func signalled(state *os.ProcessState, sig syscall.Signal) bool {
 	return ok && status.Signaled() && status.Signal() == sig
 }
 
-// said reads what the process has printed since its file had size bytes: whether it
-// has got as far as to serve, and its last line.
-func (p *process) said(size int64) (serving bool, last string) {
+// lastWords are the last line that the process has printed since its file had size
+// bytes.
+func (p *process) lastWords(size int64) string {
 	file, err := os.Open(p.output())
 	if err != nil {
-		return false, ""
+		return ""
 	}
 	defer file.Close()
-	text, err := io.ReadAll(io.NewSectionReader(file, size, 1<<20))
+	info, err := file.Stat()
 	if err != nil {
-		return false, ""
+		return ""
 	}
-	last = string(bytes.TrimSpace(text))
+	size = max(size, info.Size()-maxTail)
+	text, err := io.ReadAll(io.NewSectionReader(file, size, maxTail))
+	if err != nil {
+		return ""
+	}
+	last := string(bytes.TrimSpace(text))
 	last = last[strings.LastIndexByte(last, '\n')+1:]
-	return bytes.Contains(text, []byte("msg=serving ")), strings.ToValidUTF8(last[:min(len(last), maxLastWords)], "")
+	return strings.ToValidUTF8(last[:min(len(last), maxLastWords)], "")
+}
+
+// awaitFirstReady notes when the process is ready for the first time in its life.
+func (p *process) awaitFirstReady(life context.Context) {
+	for p.ready(life) != nil {
+		select {
+		case <-time.After(servedLook):
+		case <-life.Done():
+			return
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.served = true
 }
 
 // watch continues the process if its fuse has stopped it, after one to eight
 // seconds that its name, its start and its fuses decide.
-func (p *process) watch(pid int, over <-chan struct{}) {
+func (p *process) watch(life context.Context, pid int) {
 	p.mu.Lock()
 	armed, start := p.armed, p.starts
 	p.mu.Unlock()
@@ -186,7 +226,7 @@ func (p *process) watch(pid int, over <-chan struct{}) {
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
-		case <-over:
+		case <-life.Done():
 			timer.Stop()
 			return
 		}
