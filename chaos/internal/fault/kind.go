@@ -65,8 +65,8 @@ var kinds = []kind{
 
 	{name: Terminate, rate: 10, least: 1, target: serviceOrAll, carry: (*carrier).terminate},
 	{name: Crash, exact: func(o record.Options) int { return o.Crashes }, carry: (*carrier).crash, takes: 3 * time.Second},
-	{name: CommitLost, rate: 6, least: 1, longest: 2 * time.Second, target: committer, carry: (*carrier).loseCommits, takes: time.Second},
-	{name: CommitReplyLost, rate: 6, least: 1, longest: 2 * time.Second, target: committer, carry: (*carrier).loseCommits, takes: time.Second},
+	{name: CommitLost, rate: 8, least: 1, longest: 2 * time.Second, target: committer, carry: (*carrier).loseCommits, takes: time.Second},
+	{name: CommitReplyLost, rate: 8, least: 1, longest: 2 * time.Second, target: committer, carry: (*carrier).loseCommits, takes: time.Second},
 
 	{name: LinkSlow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, args: latency, carry: (*carrier).strikeLink, takes: time.Second},
 	{name: LinkNarrow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, args: bandwidth, carry: (*carrier).strikeLink, takes: time.Second},
