@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
@@ -20,7 +22,7 @@ import (
 
 // The effects of the test's steps go to a table without a unique key, so that
 // one that happened twice is seen.
-const sqlCreateEffect = `CREATE TABLE %s.effect (id bigserial PRIMARY KEY, what text NOT NULL)`
+const sqlCreateEffect = `CREATE TABLE {schema}.effect (id bigserial PRIMARY KEY, what text NOT NULL)`
 
 type payment struct {
 	Amount int `json:"amount"`
@@ -34,10 +36,8 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
-	f := &fixture{pool: pool, schema: schema, sub: newQueueSubscriber()}
-	f.exec(t, fmt.Sprintf(sqlCreateEffect, schema))
-	return f
+	pool, schema := pgtest.Schema(t, sqlCreateEffect)
+	return &fixture{pool: pool, schema: schema, sub: newQueueSubscriber()}
 }
 
 func (f *fixture) exec(t *testing.T, statement string, args ...any) {
@@ -67,6 +67,7 @@ func (f *fixture) step(act, undo Handler[payment]) Step {
 func (f *fixture) consumer(t *testing.T, opts Options, steps ...Step) *Consumer {
 	t.Helper()
 	opts.Schema = f.schema
+	opts.BatchTime = cmp.Or(opts.BatchTime, time.Minute) // a busy machine would split batches
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -189,9 +189,8 @@ func (s *stand) handler() consumer.Handler[charge] {
 
 func newStand(t *testing.T, batch int) *stand {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
+	pool, schema := pgtest.Schema(t, "CREATE TABLE {schema}.effect (id bigserial, name text, scope text, key text, n text, amount bigint, note text)")
 	s := &stand{pool: pool, schema: schema, log: &bytes.Buffer{}, ch: rabbittest.Channel(t, rabbittest.URL())}
-	s.exec(t, "CREATE TABLE {schema}.effect (id bigserial, name text, scope text, key text, n text, amount bigint, note text)")
 	cfg, err := rabbitmq.NewConfig(rabbittest.URL(), "svc", &rabbitmq.ConfigOptions{Prefix: rabbittest.Name()})
 	if err != nil {
 		t.Fatal(err)

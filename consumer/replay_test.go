@@ -46,10 +46,9 @@ func onEachBroker(t *testing.T, test func(t *testing.T, s *service)) {
 	for name, connect := range map[string]func(t *testing.T) (outbox.Publisher, message.Subscriber){"inproc": inProcess, "rabbitmq": onRabbitMQ} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, schema := pgtest.Schema(t)
+			pool, schema := pgtest.Schema(t, createEffects)
 			s := &service{pool: pool, schema: schema}
 			s.pub, s.sub = connect(t)
-			s.exec(t, createEffects)
 			s.writer = get(outbox.NewWriter(&outbox.WriterOptions{Schema: schema}))
 			test(t, s)
 		})

@@ -70,12 +70,8 @@ type stage struct {
 
 func newStage(t *testing.T, batch int) *stage {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
-	s := &stage{pool: pool, schema: schema, batch: batch, limit: budget, ledger: consumerstorm.NewLedger(pgtest.Pool(t, pgtest.URL()), schema)}
-	if err := s.ledger.CreateTables(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return s
+	pool, schema := pgtest.Schema(t, consumerstorm.SQLCreateTables)
+	return &stage{pool: pool, schema: schema, batch: batch, limit: budget, ledger: consumerstorm.NewLedger(pgtest.Pool(t, pgtest.URL()), schema)}
 }
 
 // step returns a step whose handlers note their entry, do their work and then end

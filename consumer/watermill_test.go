@@ -36,10 +36,7 @@ type routed struct {
 func newRouted(t *testing.T) *routed {
 	t.Helper()
 	r := &routed{}
-	r.pool, r.schema = pgtest.Schema(t)
-	if _, err := r.pool.Exec(t.Context(), "CREATE TABLE "+r.schema+".effect (key text, undo boolean)"); err != nil {
-		t.Fatal(err)
-	}
+	r.pool, r.schema = pgtest.Schema(t, "CREATE TABLE {schema}.effect (key text, undo boolean)")
 	handler := func(ctx context.Context, tx pgx.Tx, in consumer.Message[charge], _ consumer.Emit) error {
 		if r.entries.Add(1)%7 == 0 {
 			panic("some entries do")

@@ -77,9 +77,22 @@ type fixture struct {
 	broker *scriptedBroker
 }
 
-func newFixture(t *testing.T) *fixture {
+// The tables of tests whose schema others use after them.
+const (
+	sqlCreateAccount   = "CREATE TABLE {schema}.account (key text PRIMARY KEY, version int NOT NULL)"
+	sqlCreateDelivered = "CREATE TABLE {schema}.delivered (position bigserial, message_id text, key text)"
+	sqlCreateRefusing  = "CREATE TABLE {schema}.refusing AS SELECT true AS yes"
+)
+
+// newFixture returns one whose schema has the outbox, and what own creates.
+func newFixture(t *testing.T, own ...string) *fixture {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
+	pool, schema := pgtest.Schema(t, own...)
+	return newFixtureOn(t, pool, schema)
+}
+
+func newFixtureOn(t *testing.T, pool *pgxpool.Pool, schema string) *fixture {
+	t.Helper()
 	w, err := NewWriter(&WriterOptions{Schema: schema})
 	if err != nil {
 		t.Fatalf("NewWriter: %v", err)
@@ -477,9 +490,8 @@ func TestADelayedMessageIsPublishedWhenItIsDue(t *testing.T) {
 func TestManyRelaysPublishEveryKeyInCommitOrder(t *testing.T) {
 	t.Parallel()
 	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
+		f := newFixture(t, sqlCreateAccount)
 		const writers, perWriter, keys = 8, 40, 5
-		f.exec(t, "CREATE TABLE {schema}.account (key text PRIMARY KEY, version int NOT NULL)")
 		f.exec(t, "INSERT INTO {schema}.account SELECT 'k' || i, 0 FROM generate_series(0, $1 - 1) i", keys)
 
 		ctx, stop := context.WithCancel(t.Context())

@@ -66,7 +66,7 @@ func TestStorm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &storm{fixture: newFixture(t), t: t, seed: seed, logs: logs, committed: map[string]bool{}}
+			s := &storm{fixture: newFixture(t, sqlCreateAccount), t: t, seed: seed, logs: logs, committed: map[string]bool{}}
 			s.proxy, s.lossy = pgtest.NewProxy(t)
 			s.broker = &moodyBroker{rand: s.rand(1000), seed: seed, refused: map[string]int{}}
 			t.Logf("-storm=%v -seed=%d", *stormFor, seed)
@@ -76,7 +76,6 @@ func TestStorm(t *testing.T) {
 }
 
 func (s *storm) run() {
-	s.exec(s.t, "CREATE TABLE {schema}.account (key text PRIMARY KEY, version int NOT NULL)")
 	s.exec(s.t, "INSERT INTO {schema}.account SELECT 'k' || i, 0 FROM generate_series(0, $1::int - 1) i", stormKeys)
 
 	snapshot, err := s.pool.BeginTx(s.t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})

@@ -204,7 +204,8 @@ func TestPublishedMessagesAreKeptForTheRetention(t *testing.T) {
 // dies that it might see: there is no bloat.
 func TestAHeldSnapshotCausesNoBloat(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	pool, schema := pgtest.NewSchema(t) // whose statistics are of this test alone
+	f := newFixtureOn(t, pool, schema)
 	snapshot, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	if err != nil {
 		t.Fatal(err)

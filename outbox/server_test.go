@@ -139,9 +139,5 @@ func (s *pgServer) fixture(t *testing.T) *fixture {
 	if err := migrations.Up(t.Context(), s.url(), schema); err != nil {
 		t.Fatal(err)
 	}
-	w, err := NewWriter(&WriterOptions{Schema: schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &fixture{pool: pgtest.Pool(t, s.url()), schema: schema, writer: w, broker: &scriptedBroker{}}
+	return newFixtureOn(t, pgtest.Pool(t, s.url()), schema)
 }

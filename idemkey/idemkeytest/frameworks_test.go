@@ -46,13 +46,10 @@ func TestFrameworks(t *testing.T) {
 // postgres is a store in a schema of the test's own, beside a table of rows.
 func postgres(t *testing.T) idemkeytest.Backend {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
+	pool, schema := pgtest.Schema(t, "CREATE TABLE {schema}.business (name text)")
 	store, err := idempg.New(pool, &idempg.Options{Schema: schema})
 	if err != nil {
 		t.Fatalf("New: %v", err)
-	}
-	if _, err := pool.Exec(t.Context(), "CREATE TABLE "+schema+".business (name text)"); err != nil {
-		t.Fatalf("create table: %v", err)
 	}
 	return idemkeytest.Backend{
 		Store: store,

@@ -2,6 +2,7 @@ package idempg
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/sagamill/sagamill/internal/devservices"
@@ -41,5 +42,7 @@ func newFixtureOnPrivate(t *testing.T) *fixture {
 	if err := migrations.Up(context.WithoutCancel(t.Context()), services.DatabaseURL, schema); err != nil {
 		t.Fatal(err)
 	}
-	return newFixtureOn(t, pgtest.Pool(t, services.DatabaseURL), schema, Options{})
+	f := newFixtureOn(t, pgtest.Pool(t, services.DatabaseURL), schema, Options{})
+	f.exec(t, strings.ReplaceAll(sqlCreateBusiness, "{schema}", schema))
+	return f
 }

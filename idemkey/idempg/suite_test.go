@@ -25,9 +25,11 @@ type fixture struct {
 	schema string
 }
 
+const sqlCreateBusiness = "CREATE TABLE {schema}.business (key text NOT NULL, n int UNIQUE DEFERRABLE INITIALLY DEFERRED)"
+
 func newFixture(t *testing.T, opts Options) *fixture {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
+	pool, schema := pgtest.Schema(t, sqlCreateBusiness)
 	return newFixtureOn(t, pool, schema, opts)
 }
 
@@ -38,9 +40,7 @@ func newFixtureOn(t *testing.T, pool *pgxpool.Pool, schema string, opts Options)
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
-	f := &fixture{Store: s, t: t, pool: pool, schema: schema}
-	f.exec(t, "CREATE TABLE IF NOT EXISTS "+schema+".business (key text NOT NULL, n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
-	return f
+	return &fixture{Store: s, t: t, pool: pool, schema: schema}
 }
 
 // Begin sees to it that a test which leaves an execution open, on purpose or by

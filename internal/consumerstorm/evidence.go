@@ -11,9 +11,9 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// sqlCreateTables makes the tables of the ledger. Neither has a unique key, so
-// that what happened twice is there twice.
-const sqlCreateTables = `
+// SQLCreateTables makes the tables of a [Ledger] in {schema}. Neither has a unique
+// key, so that what happened twice is there twice.
+const SQLCreateTables = `
 CREATE TABLE {schema}.storm_effect (id bigserial PRIMARY KEY, key text NOT NULL, kind text NOT NULL, message_id text NOT NULL, payload bytea NOT NULL);
 CREATE TABLE {schema}.storm_entry (id bigserial PRIMARY KEY, key text NOT NULL, kind text NOT NULL, message_id text NOT NULL)`
 
@@ -84,13 +84,9 @@ type Ledger struct {
 	schema string
 }
 
-// NewLedger returns the ledger of schema. db is only for it.
+// NewLedger returns the ledger of schema, which has the tables of
+// [SQLCreateTables]. db is only for it.
 func NewLedger(db *pgxpool.Pool, schema string) *Ledger { return &Ledger{db: db, schema: schema} }
-
-// CreateTables makes what the other methods need.
-func (l *Ledger) CreateTables(ctx context.Context) error {
-	return l.exec(ctx, sqlCreateTables)
-}
 
 // Enter notes an entry into a handler. It has committed when Enter returns nil.
 func (l *Ledger) Enter(ctx context.Context, m Message) error {

@@ -45,11 +45,8 @@ type field struct {
 // newField declares the queue. Processes come with [field.add].
 func newField(t *testing.T, config processConfig) *field {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
+	pool, schema := pgtest.Schema(t, SQLCreateTables)
 	f := &field{T: t, pool: pool, ledger: NewLedger(pool, schema), config: config}
-	if err := f.ledger.CreateTables(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	prefix := rabbittest.Name()
 	var err error
 	if f.topology, err = rabbitmq.NewConfig(rabbittest.URL(), service, &rabbitmq.ConfigOptions{Prefix: prefix}); err != nil {

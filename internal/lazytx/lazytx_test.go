@@ -32,11 +32,8 @@ type fixture struct {
 
 func newFixture(t *testing.T, mode pgx.QueryExecMode) *fixture {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
+	pool, schema := pgtest.Schema(t, "CREATE TABLE {schema}.entry (n int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)")
 	f := &fixture{t: t, table: schema + ".entry"}
-	if _, err := pool.Exec(t.Context(), "CREATE TABLE "+f.table+" (n int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)"); err != nil {
-		t.Fatal(err)
-	}
 	connect := func() *pgx.Conn {
 		config := pool.Config().ConnConfig.Copy()
 		config.DefaultQueryExecMode = mode

@@ -77,10 +77,7 @@ type Run struct {
 func New(t testing.TB) *Run {
 	t.Helper()
 	r := &Run{}
-	r.Pool, r.Schema = pgtest.Schema(t)
-	if _, err := r.Pool.Exec(t.Context(), "CREATE TABLE "+r.Schema+".effect (key text NOT NULL, run text NOT NULL)"); err != nil {
-		t.Fatal(err)
-	}
+	r.Pool, r.Schema = pgtest.Schema(t, "CREATE TABLE {schema}.effect (key text NOT NULL, run text NOT NULL)")
 	return r
 }
 

@@ -16,8 +16,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/sagamill/sagamill/migrations"
 )
 
 // cleanupTimeout bounds the removal of a test's schema or database: dropping one waits for a
@@ -33,17 +31,6 @@ func URL() string {
 // Name returns a name for a schema, a database, a queue or a key prefix that
 // nobody else on the machine uses.
 func Name() string { return "t_" + strings.ToLower(rand.Text()[:14]) }
-
-// Schema creates and migrates a schema that is dropped when the test ends.
-func Schema(t testing.TB) (*pgxpool.Pool, string) {
-	t.Helper()
-	schema := Name()
-	if err := migrations.Up(t.Context(), URL(), schema); err != nil {
-		t.Fatalf("no test database (run `make test`, or set DATABASE_URL): %v", err)
-	}
-	DropSchema(t, schema) // before Pool, so that it runs after the pool is closed: an open transaction would block it
-	return Pool(t, URL()), schema
-}
 
 // Pool opens a pool on url, to be closed when the test ends.
 func Pool(t testing.TB, url string) *pgxpool.Pool {

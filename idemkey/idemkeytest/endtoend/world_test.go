@@ -65,10 +65,7 @@ const maxVisits = 1000
 func newWorld(t *testing.T, store string) *world {
 	t.Helper()
 	w := &world{T: t, store: store, over: make(chan struct{}), gates: make(map[string]chan *visit)}
-	w.pool, w.schema = pgtest.Schema(t)
-	if _, err := w.pool.Exec(t.Context(), "CREATE TABLE "+w.schema+".effect (key text NOT NULL)"); err != nil {
-		t.Fatal(err)
-	}
+	w.pool, w.schema = pgtest.Schema(t, "CREATE TABLE {schema}.effect (key text NOT NULL)")
 	w.redis, w.prefix = redistest.Client(t), redistest.Prefix(t)
 	w.proxy, _ = redistest.NewProxy(t)
 	w.gate = httptest.NewServer(http.HandlerFunc(w.listen))

@@ -78,10 +78,7 @@ const execTimeout = 45 * time.Second
 // that has a table of business rows.
 func newSettings(t *testing.T) settings {
 	t.Helper()
-	pool, schema := pgtest.Schema(t)
-	if _, err := pool.Exec(t.Context(), "CREATE TABLE "+schema+sqlBusiness); err != nil {
-		t.Fatal(err)
-	}
+	_, schema := pgtest.Schema(t, "CREATE TABLE {schema}"+sqlBusiness)
 	return settings{Schema: schema, Lease: lease, Grace: lease, TTL: time.Hour, ExecTimeout: execTimeout}
 }
 
