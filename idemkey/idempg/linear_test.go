@@ -72,7 +72,10 @@ func TestLinearizableFindsBugs(t *testing.T) {
 			t.Parallel()
 			r := linearpgtest.New(t)
 			c := linearConfig(r, plant)
-			c.Calm, c.Least, c.Limit = true, time.Second, 2*time.Second
+			c.Calm, c.Least = true, time.Second
+			c.Enough = func(history []lineartest.Op) bool {
+				return errors.Is(lineartest.Check(history), lineartest.ErrNotLinear)
+			}
 			report, err := lineartest.Storm(t.Context(), c)
 			if err != nil {
 				t.Fatal(err)

@@ -48,14 +48,17 @@ type Config struct {
 	// Injected says how often each of the caller's own faults has struck so far,
 	// by name. Storm waits for each as for those that it knows. Default: none.
 	Injected func() map[string]int
+	// Enough looks at the history so far. Storm waits for it as for what is missing.
+	// Default: what there is suffices.
+	Enough func(history []Op) bool
 
 	Keys     int           // in use at once; default: 4
 	Patience time.Duration // of a client with one request; default: 700 ms
 	Gap      time.Duration // at most, between two requests of a client; default: 60 ms
 
 	Calm  bool          // no faults from outside; default: kill and stop at random
-	Least time.Duration // to run in any case; default: 5 s
-	Limit time.Duration // to run for what is missing yet; default: 14 s
+	Least time.Duration // to run in any case; default: 2 s
+	Limit time.Duration // to run for what is missing yet; default: 2 min, for machines that are busy with something else
 }
 
 // A Report is what a storm saw.
@@ -76,11 +79,11 @@ func (r *Report) String() string {
 // it returns. An error means that an instance could not be started.
 func Storm(ctx context.Context, c Config) (*Report, error) {
 	c.Instances = cmp.Or(c.Instances, 2)
-	c.Least = cmp.Or(c.Least, 5*time.Second)
+	c.Least = cmp.Or(c.Least, 2*time.Second)
 	c.Keys = cmp.Or(c.Keys, keysAtOnce)
 	c.Patience = cmp.Or(c.Patience, patience)
 	c.Gap = cmp.Or(c.Gap, maxGap)
-	c.Limit = cmp.Or(c.Limit, 14*time.Second)
+	c.Limit = cmp.Or(c.Limit, 2*time.Minute)
 	ctx, cancel := context.WithTimeout(ctx, c.Limit)
 	defer cancel()
 	s := &storm{c: c, start: time.Now(), faults: make(map[string]int), slots: make([]atomic.Pointer[instance], c.Instances)}
@@ -136,11 +139,16 @@ func (s *storm) await(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if time.Since(s.start) > s.c.Least && len(s.report().Missing) == 0 {
+			if time.Since(s.start) > s.c.Least && s.complete() {
 				return
 			}
 		}
 	}
+}
+
+func (s *storm) complete() bool {
+	r := s.report()
+	return len(r.Missing) == 0 && (s.c.Enough == nil || s.c.Enough(r.History))
 }
 
 func (s *storm) report() *Report {
