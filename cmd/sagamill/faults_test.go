@@ -95,6 +95,9 @@ func TestFaultsOfARedrive(t *testing.T) {
 	t.Parallel()
 	offices := faulttest.NewStock(casesAtOnce, func() *office { return newOffice(t) })
 	for _, f := range faulttest.Faults("redrive") {
+		if strings.HasPrefix(f.Name, "redrive/outbox-") {
+			continue // package outbox strikes there
+		}
 		for _, o := range orders() {
 			for hit := range o.hits {
 				t.Run(f.At(hit+1).String()+" "+o.words, func(t *testing.T) {
