@@ -224,13 +224,6 @@ func newStand(t *testing.T, batch int) *stand {
 	return s
 }
 
-func (s *stand) exec(t *testing.T, statement string) {
-	t.Helper()
-	if _, err := s.pool.Exec(t.Context(), strings.ReplaceAll(statement, "{schema}", s.schema)); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func (s *stand) texts(t *testing.T, query string, args ...any) []string {
 	t.Helper()
 	rows, _ := s.pool.Query(t.Context(), strings.ReplaceAll(query, "{schema}", s.schema), args...)

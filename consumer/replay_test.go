@@ -82,13 +82,6 @@ func (s *service) bind(statement string) string {
 	return strings.ReplaceAll(statement, "{schema}", s.schema)
 }
 
-func (s *service) exec(t *testing.T, statement string, args ...any) {
-	t.Helper()
-	if _, err := s.pool.Exec(t.Context(), s.bind(statement), args...); err != nil {
-		t.Fatalf("%s: %v", statement, err)
-	}
-}
-
 // effect returns a handler that leaves what in the effect table and tells next.
 func (s *service) effect(what, next, step string) consumer.Handler[order] {
 	return func(ctx context.Context, tx pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
