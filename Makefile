@@ -26,7 +26,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve chaos services test tests fuzz mutants mutate check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
+.PHONY: help demo demo-trip serve chaos services test tests fuzz mutants mutate model check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bench-saga: ## how sagas of three steps do beside DBOS Transact and beside ones 
 	@cd bench && $(GO) build -o ../bin/bench-saga ./saga
 	@bin/bench-saga
 
+model: bin/modelcheck ## search the protocol's models in all states with spin, and find the bugs planted in them; BUG=relay/two-in-flight shows one
+	@bin/modelcheck $(if $(BUG),-trace $(BUG)) $(if $(FAULTS),-faults $(FAULTS))
+
 check: ## everything that is checked without running the tests
 	@files=$$(gofmt -l .); test -z "$$files" || { echo "not formatted (make fmt):"; echo "$$files"; exit 1; }
 	$(GO) mod tidy -diff
@@ -120,6 +123,9 @@ bin/mutants: FORCE
 
 bin/mutate: FORCE
 	@$(GO) build -o $@ ./internal/mutate/run
+
+bin/modelcheck: FORCE
+	@$(GO) build -o $@ ./internal/modelcheck
 
 bin/order-saga: FORCE
 	@$(GO) build -o $@ ./examples/order-saga

@@ -3,8 +3,10 @@ package devservices
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 )
 
@@ -42,9 +44,15 @@ func (r *run) aptRedis(ctx context.Context) (instance, error) {
 	return r.privateRedis(ctx)
 }
 
-// aptInstall installs a package whose service is not to be started: the run
-// starts a private one.
-func (r *run) aptInstall(ctx context.Context, name string) (err error) {
+// Install installs packages with apt-get and says so on log. It is an error where there is
+// none, or where we are not root. Services of theirs are not started.
+func Install(ctx context.Context, log io.Writer, names ...string) error {
+	return (&run{log: log}).aptInstall(ctx, names...)
+}
+
+// aptInstall installs packages whose services are not to be started: the run
+// starts private ones.
+func (r *run) aptInstall(ctx context.Context, names ...string) (err error) {
 	apt, err := exec.LookPath("apt-get")
 	if err != nil {
 		return absent("no apt-get")
@@ -52,7 +60,7 @@ func (r *run) aptInstall(ctx context.Context, name string) (err error) {
 	if os.Geteuid() != 0 {
 		return absent("apt-get needs root")
 	}
-	r.say("installing %s with apt-get", name)
+	r.say("installing %s with apt-get", strings.Join(names, ", "))
 	allow, err := forbidServices(policyFile)
 	if err != nil {
 		return err
@@ -69,7 +77,7 @@ func (r *run) aptInstall(ctx context.Context, name string) (err error) {
 	if err := get("update"); err != nil {
 		r.say("apt-get update did not work, using the lists there are: %s", oneLine(err))
 	}
-	return get("install", "-y", "--no-install-recommends", name)
+	return get(append([]string{"install", "-y", "--no-install-recommends"}, names...)...)
 }
 
 // forbidServices keeps packages from starting services until allow is called.

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+)
+
+var (
+	planted  = regexp.MustCompile(`\bBUG_[A-Z_]+\b`)
+	planting = regexp.MustCompile(`(?m)^#(?:if|ifdef|ifndef|elif)\b.*$`)
+	declared = regexp.MustCompile(`(?m)^bool ([a-z_]+) = true;\s+/\* (.*?) \*/$`)
+	stated   = regexp.MustCompile(`^G\d+(, G\d+)*: .`)
+	judged   = regexp.MustCompile(`\bMUST\(([a-z_]+),`)
+)
+
+// lint returns what is wrong between the lists and the models in dir, so that a name that is misspelled in one of them
+// is not taken for a bug that was found, or for a property that holds.
+func lint(dir string) error {
+	var wrong []error
+	files := map[string]*source{}
+	for _, m := range models {
+		if files[m.file] != nil {
+			continue
+		}
+		s, err := readSource(filepath.Join(dir, m.file))
+		if err != nil {
+			return err
+		}
+		files[m.file] = s
+		wrong = append(wrong, s.wrong...)
+	}
+	for _, b := range bugs {
+		i := slices.IndexFunc(models, func(m model) bool { return m.name == b.model })
+		if i < 0 {
+			wrong = append(wrong, fmt.Errorf("bug %s: there is no such model", b))
+			continue
+		}
+		wrong = append(wrong, files[models[i].file].take(b)...)
+	}
+	for _, s := range files {
+		wrong = append(wrong, s.left()...)
+	}
+	return errors.Join(wrong...)
+}
+
+// A source is what a model's text declares, and how often the list of bugs names it.
+type source struct {
+	path       string
+	bugs       map[string]int
+	properties map[string]int
+	wrong      []error
+}
+
+func readSource(path string) (*source, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &source{path: path, bugs: map[string]int{}, properties: map[string]int{}}
+	for _, line := range planting.FindAll(text, -1) {
+		for _, define := range planted.FindAll(line, -1) {
+			s.bugs[string(define)] = 0
+		}
+	}
+	for _, p := range declared.FindAllSubmatch(text, -1) {
+		if !stated.Match(p[2]) {
+			continue // a variable that is no property
+		}
+		s.properties[string(p[1])] = 0
+	}
+	for _, p := range judged.FindAllSubmatch(text, -1) {
+		if _, ok := s.properties[string(p[1])]; !ok {
+			s.wrong = append(s.wrong, fmt.Errorf("%s: property %s is not declared with the guarantee that it stands for", path, p[1]))
+		}
+	}
+	return s, nil
+}
+
+// take notes that b is listed, and returns what it names that is not there.
+func (s *source) take(b bug) (wrong []error) {
+	if _, ok := s.bugs[b.define()]; !ok {
+		wrong = append(wrong, fmt.Errorf("bug %s: %s does not ask for %s", b, s.path, b.define()))
+	}
+	if _, ok := s.properties[b.breaks]; !ok && b.breaks != ends {
+		wrong = append(wrong, fmt.Errorf("bug %s: %s has no property %s", b, s.path, b.breaks))
+	}
+	s.bugs[b.define()]++
+	s.properties[b.breaks]++
+	return wrong
+}
+
+// left returns what no bug of the list names: a bug that nobody looks for, and a property that may be vacuous.
+func (s *source) left() (wrong []error) {
+	for define, n := range s.bugs {
+		if n == 0 {
+			wrong = append(wrong, fmt.Errorf("%s: %s is in no list", s.path, define))
+		}
+	}
+	for property, n := range s.properties {
+		if n == 0 {
+			wrong = append(wrong, fmt.Errorf("%s: no bug breaks %s", s.path, property))
+		}
+	}
+	return wrong
+}

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// trace prints the counterexample of a bug, statement by statement, and the variables as they are at its end.
+func (p *prover) trace(ctx context.Context, name string) error {
+	i := slices.IndexFunc(bugs, func(b bug) bool { return b.String() == name })
+	if i < 0 {
+		return fmt.Errorf("there is no bug %q; there are %v", name, bugs)
+	}
+	s := searchOf(bugs[i])
+	return p.within(ctx, s, func(dir, output string) error {
+		a, err := read(output)
+		if err == nil {
+			err = a.refutes(bugs[i].breaks)
+		}
+		if err != nil {
+			return err
+		}
+		steps, err := execute(ctx, dir, "spin", append(s.preprocess(), "-t", "-p", s.model.file)...)
+		if err != nil {
+			return err
+		}
+		fmt.Fprint(p.out, story(steps))
+		return nil
+	})
+}
+
+var (
+	statement = regexp.MustCompile(`^\s*(\d+):\s+proc\s+(\d+) \((\w+):\d+\) (\S+:\d+) \(state \d+\)\s+\[(.*)\]$`)
+	variable  = regexp.MustCompile(`^\t\t(.* = .*)$`)
+	silent    = regexp.MustCompile(`^(\.\(goto\)|else|\(1\)|goto .*|break)$`)
+)
+
+// story is what is worth reading of spin's replay.
+func story(replay string) string {
+	var b strings.Builder
+	for line := range strings.Lines(replay) {
+		line = strings.TrimRight(line, "\n")
+		if m := statement.FindStringSubmatch(line); m != nil && !silent.MatchString(m[5]) {
+			fmt.Fprintf(&b, "%5s  %-16s %-18s %s\n", m[1], m[3]+" "+m[2], m[4], m[5])
+		}
+		if m := variable.FindStringSubmatch(line); m != nil {
+			fmt.Fprintf(&b, "       %s\n", m[1])
+		}
+	}
+	return b.String()
+}
