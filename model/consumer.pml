@@ -31,7 +31,6 @@ mtype:parking = { NONE, DUE, LEASED };
 /* The database. */
 mtype:state row = ABSENT;
 byte tries[2];           /* entries into a handler, as far as the row knows */
-bool undo_known;         /* the row has the digest of a compensation */
 byte lock;               /* who has the row locked; 0: nobody */
 mtype:parking copy[2] = NONE;
 byte taken[2];           /* attempts of the parked copy, the coming one included: its fence */
@@ -51,6 +50,7 @@ byte at[MESSAGES];
 byte effects, undone, entries[2];
 bool closed;             /* the compensation has come: there is nothing left, or there never was */
 bool answered[2];        /* an answer was put into the outbox */
+bool waited;             /* the compensation was parked behind its action */
 
 byte faults = FAULTS;
 bool vain = true;        /* one look at a parked copy that cannot run yet */
@@ -62,7 +62,11 @@ bool undo_of_done = true;      /* G3: nothing is undone that was not done */
 bool acked_is_settled = true;  /* G4: acked after the effect, the parked copy or the dead letter has committed */
 bool nothing_lost = true;      /* G4, G7: all that was published is handled, or a dead letter */
 bool all_answered = true;      /* G4: a command is always answered, also where no handler is entered */
-bool within_budget = true;     /* G6: N entries at most, one more for a second copy */
+bool within_budget = true;     /* G6: N entries at most, one more for a second copy, be it one that waits for its action */
+
+/* A compensation that was parked behind its action is a second copy, if its delivery comes again: that enters the handler
+ * once the action is done, and if it dies there, the copy knows nothing of it. */
+#define BUDGET(kind) (MAX_ATTEMPTS - 1 + (kind == ACTION -> COPIES : UNDOS + waited))
 
 #define WAITING (row == RETRYING || (row == OPEN && tries[ACTION] > 0))
 
@@ -75,7 +79,7 @@ inline decide() {
 	if
 	:: kind == ACTION && (row == VOID || row == COMPENSATED) -> v = SUPERSEDED
 	:: kind == ACTION && (row == ABSENT || row == OPEN || (row == RETRYING && parked)) -> v = RUN
-	:: kind == UNDO && ((row == DONE && (parked || !undo_known)) || (row == UNDOING && parked)) -> v = RUN
+	:: kind == UNDO && (row == DONE || (row == UNDOING && parked)) -> v = RUN
 	:: kind == UNDO && (row == ABSENT || row == REFUSED || (row == OPEN && tries[ACTION] == 0)) -> v = TOMBSTONE
 	:: kind == UNDO && row == DEAD -> v = REFUSE
 	:: kind == UNDO && WAITING -> v = WAIT
@@ -173,7 +177,7 @@ inline settle() {
 		row = VOID;
 #endif
 		forget()
-	:: v == WAIT -> undo_known = true; n = (parked -> fence - 1 : 0); park()
+	:: v == WAIT -> waited = true; n = (parked -> fence - 1 : 0); park()
 	:: v == REFUSE -> bury()
 	:: v == DUPLICATE -> forget()
 	fi
@@ -306,7 +310,7 @@ open: /* claim the row, or wait for who has it; a parked copy is given back inst
 			if :: parked -> plock = kind + 1 :: else fi;
 			entered = true;
 			entries[kind]++;
-			MUST(within_budget, entries[kind] <= MAX_ATTEMPTS + (kind == ACTION -> COPIES : UNDOS) - 1)
+			MUST(within_budget, entries[kind] <= BUDGET(kind))
 		:: else ->
 			end_transaction();
 			if :: applied -> settle() :: else fi;
