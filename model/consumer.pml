@@ -295,12 +295,12 @@ open: /* claim the row, or wait for who has it; a parked copy is given back inst
 		:: parked && lock != 0 && vain -> vain = false; hand_back(); goto rest
 		:: parked && lock == 0 && !MINE -> goto rest
 		:: lock == 0 && (!parked || MINE) ->
-#ifdef BUG_ABSENT_ROW_LOCKED
+#ifdef BUG_ABSENT_ROW_UNLOCKED
 			if :: row != ABSENT -> lock = me :: else fi
 #else
 			lock = me
 #endif
-#if defined(BUG_ABSENT_ROW_LOCKED) || defined(BUG_INBOX_MISSING)
+#if defined(BUG_ABSENT_ROW_UNLOCKED) || defined(BUG_INBOX_MISSING)
 		:: !parked && lock != 0 && row == ABSENT
 #endif
 		fi;

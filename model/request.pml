@@ -120,7 +120,11 @@ begin: /* with the handler's first statement, if it has one */
 	atomic {
 		if
 		:: FAULT; goto rest
+#ifdef BUG_CLAIM_BY_CLOCK
+		:: token == mine && state == CLAIMED -> open = true
+#else
 		:: token == mine && state == CLAIMED && lock == 0 -> lock = mine; open = true
+#endif
 		:: !(token == mine && state == CLAIMED && lock == 0) -> goto rest /* the lease is lost */
 		:: true -> skip /* it asks for nothing */
 		fi
