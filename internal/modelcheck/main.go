@@ -21,7 +21,7 @@ import (
 func main() {
 	dir := flag.String("dir", "model", "the `folder` of the models")
 	faults := flag.Int("faults", 0, "how many faults a run of a model may have, instead of its own `number`; more than that takes its time")
-	memory := flag.Int("memory", 800, "what one search may use, in `MB`; two run at once")
+	memory := flag.Int("memory", 2500, "what one search may use, in `MB`; two run at once")
 	trace := flag.String("trace", "", "print the counterexample of one `bug`, and search nothing else")
 	flag.Parse()
 	if flag.NArg() > 0 || *faults < 0 || *memory < 1 {
