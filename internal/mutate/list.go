@@ -135,14 +135,21 @@ func (m *Mutant) read(line string) (err error) {
 	return err
 }
 
-// check returns what m lacks.
+// check returns the first part that m lacks.
 func (m *Mutant) check() error {
-	for name, missing := range map[string]bool{
-		"a claim": m.Claim == "", "a file": m.File == "", "a test": m.Test.Name == "", "a reason": m.Why == "",
-		"lines that go": m.Old == "", "a difference": m.Old == m.New,
+	for _, part := range []struct {
+		name    string
+		missing bool
+	}{
+		{"claim", m.Claim == ""},
+		{"file", m.File == ""},
+		{"test", m.Test.Name == ""},
+		{"reason", m.Why == ""},
+		{"lines that go", m.Old == ""},
+		{"difference", m.Old == m.New},
 	} {
-		if missing {
-			return fmt.Errorf("mutate: the mutant of %q in %q has no %s", m.Claim, m.File, strings.TrimPrefix(name, "a "))
+		if part.missing {
+			return fmt.Errorf("mutate: the mutant of %q in %q has no %s", m.Claim, m.File, part.name)
 		}
 	}
 	return nil
