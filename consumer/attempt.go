@@ -388,17 +388,36 @@ func stateAfter(conn *pgx.Conn) error {
 }
 
 // reopen takes back a claim that a handler has committed by ending the
-// transaction: the row says that the step is done, and only half of it is.
+// transaction: the row says that the step is done, and only half of it is. One that it
+// has rolled back is gone, and the row may be another delivery's, which stays. If that
+// fails, whoever records the failure does it first.
 func (c *Consumer) reopen(ctx context.Context, j *job) error {
 	if j.older {
 		return nil
 	}
-	return c.inTx(ctx, func(tx pgx.Tx, _ *pgx.Batch) error {
-		if _, err := tx.Exec(ctx, c.sql.reopen, append(j.identity(), j.digest)...); err != nil {
-			return fmt.Errorf("consumer: reopen step: %w", err)
-		}
-		return nil
+	err := c.inTx(ctx, func(tx pgx.Tx, _ *pgx.Batch) error {
+		_, err := c.reopenIn(ctx, tx, j)
+		return err
 	})
+	j.unmended = err != nil
+	return err
+}
+
+// reopenIn is reopen in tx, and reports whether there was such a claim. An entry is
+// counted with it, since what the handler has committed must be undone whoever
+// comes before its failure is recorded.
+func (c *Consumer) reopenIn(ctx context.Context, tx pgx.Tx, j *job) (reopened bool, err error) {
+	entries := 0
+	if j.entered {
+		entries = 1
+	}
+	tag, err := tx.Exec(ctx, c.sql.reopen, append(j.identity(), j.digest, entries, j.xid)...)
+	if err != nil {
+		return false, fmt.Errorf("consumer: reopen step: %w", err)
+	}
+	reopened = tag.RowsAffected() > 0
+	j.counted = j.counted || reopened && j.entered
+	return reopened, nil
 }
 
 // finish records the handler's success with what it has queued and emitted, and

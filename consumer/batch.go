@@ -414,11 +414,11 @@ func (b *batch) mend(ctx, work context.Context) {
 func (b *batch) reopen(ctx context.Context) error {
 	return b.c.inTx(ctx, func(tx pgx.Tx, _ *pgx.Batch) error {
 		for _, j := range claimsOf(b.jobs) {
-			tag, err := tx.Exec(ctx, b.c.sql.reopen, append(j.identity(), j.digest)...)
+			reopened, err := b.c.reopenIn(ctx, tx, j)
 			if err != nil {
-				return fmt.Errorf("consumer: reopen step: %w", err)
+				return err
 			}
-			if tag.RowsAffected() > 0 && j.entered && j.cause == nil {
+			if reopened && j.entered && j.cause == nil {
 				j.cause = Terminal(errors.New("consumer: the handler of another message ended the transaction that they shared"))
 			}
 		}

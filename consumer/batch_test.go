@@ -303,15 +303,12 @@ func TestABatchWhoseCommitReplyIsLost(t *testing.T) {
 			proxy, pool := pgtest.NewProxy(t)
 			paid := f.effect("paid")
 			var first atomic.Bool
-			c, err := New(pool, f.sub, []Step{f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+			c := f.consumerOn(t, pool, Options{Logger: slog.New(healing{proxy})}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
 				if in.Key == "k2" && !first.Swap(true) {
 					proxy.Lose(tt.loss)
 				}
 				return paid(ctx, tx, in, emit)
-			}, nil)}, &Options{Schema: f.schema, Logger: slog.New(healing{proxy})})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}, nil))
 			if acked := settle(t, c, keyed(3)...); len(acked) != 3 {
 				t.Errorf("acked %d messages, want 3", len(acked))
 			}

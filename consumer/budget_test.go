@@ -14,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/consumerstorm"
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // crowd is how many messages of each sort the tests of the budget have: enough
@@ -250,6 +251,36 @@ func TestTheDeathOfOneCopyCostsOneEntry(t *testing.T) {
 			}
 			if l := s.looks(t)["fail-0"]; l.state != "dead" || l.entries > s.limit+1 {
 				t.Errorf("%q after %d entries, the limit is %d", l, l.entries, s.limit)
+			}
+		})
+	}
+}
+
+// A compensation was parked behind its action and its ack was lost. The action
+// succeeds, and the broker delivers the compensation again to a process that its
+// handler would kill. The parked copy is the one that runs: what the copy does not
+// know of must not enter the handler.
+func TestACompensationThatWaitedIsNotEnteredByItsDelivery(t *testing.T) {
+	t.Parallel()
+	for name, batch := range batchSizes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, batch)
+			undo := identified(undoType, "k", 2)
+			s.deliver(t, always(fails), identified(actionType, "k", 1))
+			s.deliver(t, always(fails), undo)
+			s.due(t, always(succeeds), actionType)
+
+			undo.Metadata.Set(outbox.PropertyRedelivered, "true")
+			c := startChild(t, s, childConfig{How: kills, Batch: batch, Lanes: 1}, undo)
+			if c.killed() {
+				t.Error("the delivery entered the handler")
+			}
+			for range s.limit + 1 {
+				s.due(t, always(fails), undoType)
+			}
+			if l := s.looks(t)["k"]; l.state != "undo-dead" || l.undos != s.limit {
+				t.Errorf("%q after %d entries, want a dead letter after %d", l, l.undos, s.limit)
 			}
 		})
 	}

@@ -79,6 +79,9 @@ func cells() []*cell {
 		{name: "done", is: "done | act 1 | ", build: func(b *cellBuilder) { b.ok("action") }, want: map[string]string{
 			"compensation": "compensated | act 1, undo 2 | ", "other action": reusedAction, "other compensation": "compensated | act 1, undo 8 | ",
 		}},
+		{name: "done with a waiting compensation", is: "done | act 1 | " + waitingUndo,
+			build: func(b *cellBuilder) { b.failAction(); b.ok("compensation"); b.runParked() },
+			want:  map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
 		{name: "void", is: "void |  | ", build: func(b *cellBuilder) { b.ok("compensation") }, want: map[string]string{"other compensation": reusedUndo}},
 		{name: "undoing", is: "undoing | act 1 | retrying compensation failed",
 			build: func(b *cellBuilder) { b.ok("action"); b.end("compensation", fails) },
@@ -110,6 +113,7 @@ func cells() []*cell {
 type cellBuilder struct {
 	steps   map[string][]setup // by key
 	key     string
+	ran     []string
 	crashed []string
 	opened  []string
 }
@@ -125,6 +129,7 @@ func (b *cellBuilder) end(arrival string, o outcome) {
 }
 func (b *cellBuilder) ok(arrival string) { b.end(arrival, succeeds) }
 func (b *cellBuilder) failAction()       { b.end("action", fails) }
+func (b *cellBuilder) runParked()        { b.ran = append(b.ran, b.key) }
 func (b *cellBuilder) crash()            { b.crashed = append(b.crashed, b.key) }
 func (b *cellBuilder) open()             { b.opened = append(b.opened, b.key) }
 
@@ -148,6 +153,7 @@ func build(t *testing.T, s *stage, keys map[string]*cell) {
 		}
 		s.deliver(t, func(_, key string) outcome { return ends[key] }, msgs...)
 	}
+	s.dueOf(t, actionType, b.ran)
 	for _, key := range b.opened { // no arrival that has ended leaves such a row
 		s.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state) VALUES ('tenant', $1, 'pay', '', 'open')", key)
 	}

@@ -48,6 +48,9 @@ func (c *cell) specOf(limit int) *spec {
 	for _, step := range b.steps[""] {
 		s.arrive(arrivalOf(step.arrival, step.end))
 	}
+	if len(b.ran) > 0 {
+		s.due(actionType, succeeds)
+	}
 	return s
 }
 

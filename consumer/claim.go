@@ -41,7 +41,8 @@ func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.T
 		b.Queue(c.sql.lockOlder, jobs[0].identity()...).Query(jobs[0].readFound)
 	}
 	c.queueHorizon(b, jobs)
-	b.Queue(c.sql.limitIdle, milliseconds(idleLimit(jobs)))
+	var xid uint32
+	b.Queue(c.sql.openClaims, milliseconds(idleLimit(jobs))).QueryRow(func(row pgx.Row) error { return row.Scan(&xid, nil) })
 	c.queueBehind(b, jobs)
 	if alone {
 		b.Queue("SAVEPOINT sagamill_step")
@@ -53,6 +54,9 @@ func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.T
 	if err != nil {
 		c.abandon(ctx, conn)
 		return nil, fmt.Errorf("consumer: claim steps: %w", err)
+	}
+	for _, j := range jobs {
+		j.xid = xid
 	}
 	tx := results.Tx()
 	if err := c.checkClaims(ctx, tx, jobs, int(*inserted)); err != nil {

@@ -196,7 +196,7 @@ func (d *DeadLetters) changing(statement string) func(context.Context, []any) (i
 // inTx commits what do does. After an error that is not the server's own it is not
 // known whether that has happened.
 func (d *DeadLetters) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
-	err := pgx.BeginTxFunc(ctx, d.db, readCommitted, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, d.db, pgx.TxOptions{BeginQuery: sqlBeginLetters}, func(tx pgx.Tx) error {
 		if err := do(tx); err != nil {
 			return err
 		}
@@ -224,7 +224,8 @@ func (d *DeadLetters) Discard(ctx context.Context, ids ...int64) (n int, err err
 }
 
 // Keep is told, one by one and with payload and stack, of letters that are about to
-// be discarded. Its error keeps them, and the others of their transaction.
+// be discarded. Its error keeps them, and the others of their transaction, and so does
+// half a minute in which it does not return: their rows are locked.
 type Keep func(DeadLetter) error
 
 // DiscardAll does what [DeadLetters.Discard] does, with the dead letters that

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime"
 	"strings"
 	"sync"
@@ -174,10 +173,7 @@ func TestAnObserverIsToldOfEffectsThatAreLost(t *testing.T) {
 			}
 			step := f.step(nil, nil)
 			step.Action = Effect("pay", call, nil, f.record())
-			c, err := New(pool, f.sub, []Step{step}, &Options{Schema: f.schema, Observer: r, Logger: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := f.consumerOn(t, pool, Options{Observer: r}, step)
 			var lane sync.WaitGroup
 			lane.Go(func() { _ = c.Handle(context.WithoutCancel(t.Context()), "pay", stamped(act("k"))) })
 			lane.Wait()
@@ -193,7 +189,7 @@ func TestAnObserverIsToldOfEffectsThatAreLost(t *testing.T) {
 }
 
 // A delivery beside a copy that is parked already is a duplicate: that one makes
-// the call.
+// the call. The row does not know that copy, as where it was redriven.
 func TestAnObserverIsToldOfADeliveryBesideAParkedEffect(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -203,7 +199,7 @@ func TestAnObserverIsToldOfADeliveryBesideAParkedEffect(t *testing.T) {
 	handle(t, f.consumer(t, Options{}, f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }, nil)), act("k"))
 	handle(t, c, undo("k")) // it waits
 	f.exec(t, "DELETE FROM {schema}.parked WHERE kind = 'action'")
-	f.exec(t, "UPDATE {schema}.inbox SET state = 'done'")
+	f.exec(t, "UPDATE {schema}.inbox SET state = 'done', undo_digest = NULL")
 	r.take(t)
 	handle(t, c, undo("k"))
 	want := []string{"undo process-payment duplicate entered false attempt 1 parked false redelivered false batch 1"}

@@ -72,7 +72,16 @@ func (c *Consumer) claimEffect(ctx context.Context, tx pgx.Tx, j *job, found cel
 	lease := c.effectLease(j, u.doubt)
 	u.until = time.Now().Add(lease) // before the database begins to count
 	last := &pgx.Batch{}
-	c.queueLease(last, j, &u, lease)
+	err := c.takeLease(ctx, tx, last, j, &u, lease)
+	if errors.Is(err, errOtherCopy) {
+		if err := c.buryOther(ctx, tx, j, found.entries(j.kind)); err != nil {
+			return err
+		}
+		return c.endEmitting(ctx, tx, j)
+	}
+	if err != nil {
+		return err
+	}
 	last.Queue(c.sql.moveStep, j.transition(found, parkedState(j.kind, false), j.Attempt)...)
 	if err := c.end(ctx, tx, last); err != nil {
 		return err
@@ -110,19 +119,28 @@ func (c *Consumer) readDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertak
 	return nil
 }
 
-// queueLease adds to last what parks the message for the time of the attempt.
-// Where a parked copy of a delivery is there already, that leaves u without an id.
-func (c *Consumer) queueLease(last *pgx.Batch, j *job, u *undertaking, lease time.Duration) {
+// takeLease parks the message for the time of the attempt: a copy with last, and a
+// delivery at once, for what there is already decides how the row is moved. Where
+// that is the same message, u is left without an id; another is errOtherCopy.
+func (c *Consumer) takeLease(ctx context.Context, tx pgx.Tx, last *pgx.Batch, j *job, u *undertaking, lease time.Duration) error {
 	if j.parked != nil {
 		u.parked.id, u.parked.round = j.parked.id, j.parked.round
 		last.Queue(c.effectSQL.leaseParked, j.parked.id, lease.Microseconds())
-		return
+		return nil
 	}
 	columns := append(j.columns(ReasonCalling, "", "", u.parked.attempts), lease.Microseconds())
-	last.Queue(c.effectSQL.leaseDelivery, columns...).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, []any{&u.parked.id}, func() error { return nil })
-		return err
-	})
+	err := tx.QueryRow(ctx, c.effectSQL.leaseDelivery, columns...).Scan(&u.parked.id)
+	other := false
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = tx.QueryRow(ctx, c.effectSQL.readOther, append(j.identity(), j.kind, j.digest)...).Scan(&other)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("consumer: lease message: %w", err)
+	case other:
+		return errOtherCopy
+	}
+	return nil
 }
 
 // undertake makes the attempt that j has the lease for and records what came

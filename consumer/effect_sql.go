@@ -15,13 +15,21 @@ WHERE id = $1`
 
 // sqlLeaseDelivery parks a delivery before its first call, under the lock of
 // the inbox row. A copy that is there already, such as a compensation's that has
-// waited for the action, wins: then there is no row, and no call.
+// waited for the action, wins: then there is no row, and no call. sqlReadOther says
+// whether that copy is the same message.
 const sqlLeaseDelivery = `
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
 	reason, error, stack, attempts, due_at, in_doubt)
 VALUES ('retrying', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp() + $15 * interval '1 microsecond', true)
 ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO NOTHING
 RETURNING id`
+
+// sqlReadOther reads, under the lock of the inbox row, whether the copy that goes
+// round says something else than $6 is the digest of.
+const sqlReadOther = `
+SELECT coalesce(digest, sha256(payload)) <> $6
+FROM {schema}.parked
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'`
 
 // sqlLeaseParked does the same for a parked copy, under its lock. Nobody else
 // takes the message before the lease is over, unless this transaction rolls back.
@@ -45,13 +53,13 @@ FROM (SELECT clock_timestamp() AS now) AS t
 WHERE id = $1`
 
 type effectQueries struct {
-	readDoubt, leaseDelivery, leaseParked, setDoubt, postpone string
+	readDoubt, leaseDelivery, readOther, leaseParked, setDoubt, postpone string
 }
 
 func newEffectQueries(schema string) effectQueries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return effectQueries{
-		readDoubt: bind(sqlReadDoubt), leaseDelivery: bind(sqlLeaseDelivery), leaseParked: bind(sqlLeaseParked),
+		readDoubt: bind(sqlReadDoubt), leaseDelivery: bind(sqlLeaseDelivery), readOther: bind(sqlReadOther), leaseParked: bind(sqlLeaseParked),
 		setDoubt: bind(sqlSetDoubt), postpone: bind(sqlPostpone),
 	}
 }

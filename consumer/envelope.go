@@ -62,6 +62,7 @@ type job struct {
 	arrived arrived // as which it came from the board
 	older   bool    // the inbox had a row before this transaction, or has one that is to be moved
 	found   cell    // what open has found there
+	xid     uint32  // the transaction of its claim
 	behind  bool    // the step is ordered, and an earlier message of the key is parked
 	spent   int     // entries in batches that failed, of which the database does not know
 
@@ -71,6 +72,7 @@ type job struct {
 	entered     bool  // the handler has been entered
 	direct      bool  // it has used its transaction, after a savepoint
 	cause       error // why that entry failed, not yet recorded
+	unmended    bool  // its handler has ended the transaction, and the claim is still to be taken back
 	recorded    int   // attempts that were to be recorded with it, maybe in vain
 	wakes       bool  // its transaction put something into the outbox
 

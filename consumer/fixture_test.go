@@ -66,12 +66,18 @@ func (f *fixture) step(act, undo Handler[payment]) Step {
 
 func (f *fixture) consumer(t *testing.T, opts Options, steps ...Step) *Consumer {
 	t.Helper()
+	return f.consumerOn(t, f.pool, opts, steps...)
+}
+
+// consumerOn is a consumer on another pool.
+func (f *fixture) consumerOn(t *testing.T, pool *pgxpool.Pool, opts Options, steps ...Step) *Consumer {
+	t.Helper()
 	opts.Schema = f.schema
 	opts.BatchTime = cmp.Or(opts.BatchTime, time.Minute) // a busy machine would split batches
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	c, err := New(f.pool, f.sub, steps, &opts)
+	c, err := New(pool, f.sub, steps, &opts)
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"log/slog"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -240,11 +239,9 @@ func TestAnObserverIsToldOfALostCommit(t *testing.T) {
 				proxy.Lose(tt.loss)
 				return nil
 			}, nil)
-			c, err := New(pool, f.sub, []Step{step}, &Options{Schema: f.schema, Observer: r, Logger: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := f.consumerOn(t, pool, Options{Observer: r}, step)
 			j, _ := c.read("pay", stamped(act("k")))
+			var err error
 			tries := 0
 			for tries < 3 {
 				tries++

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
@@ -54,17 +55,11 @@ func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v 
 			spent = j.parked.attempts - 1
 		}
 		// The row learns the payload, so that another one is a reused key.
-		if err := c.move(ctx, tx, j, found, found.state, found.undoAttempts); err != nil {
-			return err
-		}
-		return c.park(ctx, tx, j, failure{reason: ReasonWaits, attempts: spent})
+		return c.parkAs(ctx, tx, j, found, failure{reason: ReasonWaits, attempts: spent}, found.state, found.undoAttempts)
 	case queue:
 		to := map[kind]state{action: retrying, compensation: undoing}[j.kind]
 		spent := j.attempts(found) - 1 // the entry that was to come does not
-		if err := c.move(ctx, tx, j, found, to, spent); err != nil {
-			return err
-		}
-		return c.park(ctx, tx, j, failure{reason: ReasonOrder, attempts: spent})
+		return c.parkAs(ctx, tx, j, found, failure{reason: ReasonOrder, attempts: spent}, to, spent)
 	case refuse:
 		return c.park(ctx, tx, j, failure{reason: ReasonActionDead, dead: true,
 			err: errors.New("consumer: the action is a dead letter, so it is not known whether there is anything to undo")})
@@ -126,10 +121,35 @@ func (f failure) text() (text, stack string) {
 // moves the step's row accordingly.
 func (c *Consumer) recordFailure(ctx context.Context, tx pgx.Tx, j *job, found cell, cause error) error {
 	f := j.failure(found, cause)
-	if err := c.park(ctx, tx, j, f); err != nil {
+	return c.parkAs(ctx, tx, j, found, f, parkedState(j.kind, f.dead), f.attempts)
+}
+
+// errOtherCopy reports that a message with another payload goes round under the
+// identity of a delivery, of which the row does not know.
+var errOtherCopy = errors.New("consumer: another message goes round under this identity")
+
+// parkAs parks j, and moves the step's row to state to with so many attempts.
+func (c *Consumer) parkAs(ctx context.Context, tx pgx.Tx, j *job, found cell, f failure, to state, attempts int) error {
+	err := c.park(ctx, tx, j, f)
+	if errors.Is(err, errOtherCopy) {
+		return c.buryOther(ctx, tx, j, f.attempts)
+	}
+	if err != nil {
 		return err
 	}
-	return c.move(ctx, tx, j, found, parkedState(j.kind, f.dead), f.attempts)
+	return c.move(ctx, tx, j, found, to, attempts)
+}
+
+// buryOther makes a dead letter of j, since the step belongs to the message that
+// goes round. The row stays what it was: one that j's own claim has inserted, which
+// says that the step is done, goes.
+func (c *Consumer) buryOther(ctx context.Context, tx pgx.Tx, j *job, attempts int) error {
+	if !j.older {
+		if _, err := tx.Exec(ctx, c.sql.unclaim, identityColumns([]*job{j})...); err != nil {
+			return fmt.Errorf("consumer: take claim back: %w", err)
+		}
+	}
+	return c.park(ctx, tx, j, failure{reason: ReasonKeyReused, dead: true, attempts: attempts, err: errors.New(reusedText)})
 }
 
 // failure says how j is kept after an attempt that ended by cause.
@@ -160,6 +180,11 @@ func (c *Consumer) recordLost(ctx context.Context, j *job) error {
 	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout+databaseTimeout)
 	defer cancel()
 	return c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
+		if j.unmended {
+			if _, err := c.reopenIn(ctx, tx, j); err != nil {
+				return err
+			}
+		}
 		found, err := c.lock(ctx, tx, j)
 		switch {
 		case errors.Is(err, errGone):
@@ -205,7 +230,8 @@ func (c *Consumer) countParked(ctx context.Context, tx pgx.Tx, j *job) error {
 	return nil
 }
 
-// park keeps j: a delivery is inserted, a parked copy goes round again.
+// park keeps j: a delivery is inserted, a parked copy goes round again. Its error is
+// errOtherCopy if a delivery is not kept, for another message goes round already.
 func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error {
 	text, stack := f.text()
 	wait := j.step.wait(f.err, max(f.attempts, 1)).Microseconds()
@@ -222,7 +248,11 @@ func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error
 	case f.dead:
 		_, err = tx.Exec(ctx, c.sql.bury, j.columns(f.reason, text, stack, f.attempts)...)
 	default:
-		_, err = tx.Exec(ctx, c.sql.park, append(j.columns(f.reason, text, stack, f.attempts), wait)...)
+		var tag pgconn.CommandTag
+		tag, err = tx.Exec(ctx, c.sql.park, append(j.columns(f.reason, text, stack, f.attempts), wait)...)
+		if err == nil && tag.RowsAffected() == 0 {
+			return errOtherCopy
+		}
 	}
 	if err == nil && f.dead {
 		err = failpoint.Hit("consumer/after-dead-letter")

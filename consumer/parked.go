@@ -91,8 +91,13 @@ func (c *Consumer) runParked(ctx, work context.Context) {
 
 // takeDue takes what is due, for as many workers as are free. No step gets the
 // last one while another runs its messages too: a step that hangs must not hold
-// up the rest.
+// up the rest. Most of the time nothing is, and of several steps that is one question.
 func (c *Consumer) takeDue(ctx context.Context, w *crew) (rows []parkedRow, err error) {
+	if len(c.stepNames) > 1 {
+		if due, err := c.anyDue(ctx); err != nil || !due {
+			return nil, err
+		}
+	}
 	for _, step := range c.stepNames {
 		n := w.room("") - len(rows)
 		if len(c.stepNames) > 1 {
@@ -105,6 +110,14 @@ func (c *Consumer) takeDue(ctx context.Context, w *crew) (rows []parkedRow, err 
 		rows = append(rows, taken...)
 	}
 	return rows, nil
+}
+
+// anyDue reports whether a parked message of any step is due.
+func (c *Consumer) anyDue(ctx context.Context) (due bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	err = c.db.QueryRow(ctx, c.sql.anyDue).Scan(&due)
+	return due, err
 }
 
 // room returns how many workers are free, for step or, with "", at all.

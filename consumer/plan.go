@@ -141,6 +141,8 @@ func (p *planner) judge(l DeadLetter, held *heldLetter, unreadable error) error 
 		planned.Why = aboutRetyped
 	case planned.Prospect == ProspectUndecodable:
 		planned.Why = unreadable.Error()
+	case planned.Prospect == ProspectRun && held.kind == action && step.undoDigest != nil && step.copies[compensation] == nil:
+		planned.Why = aboutUndone
 	}
 	p.counts[planned.Prospect]++
 	if p.each == nil {
@@ -164,6 +166,10 @@ var aboutProspect = map[Prospect]string{
 
 // aboutRetyped says why of a letter whose type leads who knows where.
 const aboutRetyped = "its type was edited: only its consumer knows whether that is still one of its step's"
+
+// aboutUndone says it of an action whose compensation has waited for it, and does not
+// go round any more.
+const aboutUndone = "its handler is entered again; its compensation died with it: redrive that too"
 
 // read returns what a redrive has to know of l, and why its consumer will not
 // understand it, if it will not.

@@ -36,6 +36,10 @@ type RedriveOptions struct {
 // attempts again and is due at once. What it then does the consumer decides, as
 // for any parked message: see [Prospect].
 //
+// A compensation that is a dead letter because its action was one has to be redriven
+// too, with its action or after it. It is all that is left of the compensation: one
+// that is sent again may be a duplicate, which nobody answers.
+//
 // A consumer that runs may at the same time decide about a duplicate: the locks
 // are those that it takes. Of two redrives one finds each letter.
 func (d *DeadLetters) Redrive(ctx context.Context, ids ...int64) (Prospects, error) {

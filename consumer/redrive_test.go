@@ -309,3 +309,51 @@ func TestRetryNow(t *testing.T) {
 		t.Errorf("attempts %q, want those that it had", got)
 	}
 }
+
+// An operator's process that is suspended in the middle of a transaction does not
+// hold up the steps of its letters for ever.
+func TestAnOperatorsTransactionIsLimited(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	var limit, isolation string
+	err := f.letters.inTx(t.Context(), func(tx pgx.Tx) error {
+		if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), "SHOW transaction_isolation").Scan(&isolation)
+	})
+	if err != nil || limit != "30s" || isolation != "read committed" {
+		t.Errorf("an operator's transaction is ended after %q without a statement, isolation %q, %v", limit, isolation, err)
+	}
+}
+
+// A compensation waited for its action, and became a dead letter with it. Where the
+// action alone is redriven, a further delivery of the compensation is a duplicate,
+// and the dead letter is what undoes the action.
+func TestTheCompensationOfARedrivenActionIsRedrivenToo(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	failing := f.consumer(t, Options{}, f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }, f.effect("refunded")))
+	handle(t, failing, act("k"), undo("k"))
+	for runParkedOnce(t, f.c) > 0 {
+	}
+	if got, want := f.row(t)+" | "+f.parked(t), "dead 2 0 | dead action terminal 2; dead compensation action-dead 0"; got != want {
+		t.Fatalf("built %q, want %q", got, want)
+	}
+	why := ""
+	_, err := f.letters.Plan(t.Context(), DeadFilter{IDs: []int64{1}}, nil, func(p Planned) error { why = p.Why; return nil })
+	if err != nil || why != aboutUndone {
+		t.Errorf("the plan says of the action %q, %v; want %q", why, err, aboutUndone)
+	}
+	f.redriveID(t, 1)
+	f.runAll(t)
+	f.working(t, undo("k"))
+	if got, want := f.row(t)+" | "+f.parked(t), "done 1 0 | dead compensation action-dead 0"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	f.redriveID(t, 2)
+	f.runAll(t)
+	if got, want := f.row(t)+" | "+f.parked(t)+" | "+f.effects(t), "compensated 1 1 |  | paid k 1, refunded k 2"; got != want {
+		t.Errorf("in the end %q, want %q", got, want)
+	}
+}

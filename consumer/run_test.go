@@ -210,10 +210,7 @@ func TestADeliveryWhoseEndCannotBeRecordedGoesBack(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			pool := pgtest.Pool(t, pgtest.URL())
-			c, err := New(pool, f.sub, []Step{f.step(f.effect("paid"), nil)}, &Options{Schema: f.schema, Logger: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := f.consumerOn(t, pool, Options{}, f.step(f.effect("paid"), nil))
 			pool.Close()
 			if acked := settle(t, c, msgs...); len(acked) > 0 { // the others were nacked
 				t.Errorf("acked %q without a database", acked)

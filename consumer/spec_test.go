@@ -72,6 +72,9 @@ func (s *spec) compensationArrives(a specArrival) {
 	case "absent":
 		s.state, s.undo = "void", a.amount
 	case "done":
+		if s.undo != 0 {
+			return // it waited for the action: the parked copy wins
+		}
 		s.undo = a.amount
 		s.runCompensation(a.amount, s.undos+1, a.end)
 	case "retrying":

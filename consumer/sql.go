@@ -69,6 +69,10 @@ FOR UPDATE SKIP LOCKED`
 // The setting ends with the transaction.
 const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
 
+// sqlOpenClaims is sqlLimitIdle for the transaction of claims, and tells which one that
+// is: the rows that it has inserted have its number as their xmin.
+const sqlOpenClaims = `SELECT pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $1, true)`
+
 // sqlMoveStep records a transition, under the row's lock. A digest that is
 // null leaves the recorded one as it is.
 const sqlMoveStep = `
@@ -77,11 +81,14 @@ SET state = $5, attempts = $6, undo_attempts = $7,
 	digest = coalesce($8, digest), undo_digest = coalesce($9, undo_digest), updated_at = clock_timestamp()
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4`
 
-// sqlReopen takes a claim back that was committed too early.
+// sqlReopen takes a claim back that was committed too early. $6 is how many entries
+// that handler has had: without one, its compensation would find nothing to undo. $7
+// is the transaction of the claim: where that has rolled back, the row is another
+// delivery's, which has done the step.
 const sqlReopen = `
 UPDATE {schema}.inbox
-SET state = 'open', attempts = 0, updated_at = clock_timestamp()
-WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND digest = $5`
+SET state = 'open', attempts = $6, updated_at = clock_timestamp()
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND digest = $5 AND xmin = $7`
 
 // sqlReadAttempts takes no lock: what it is read for only decides who runs beside
 // whom.
@@ -120,30 +127,38 @@ DELETE FROM {schema}.inbox i
 USING unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (scope, key, step, n)
 WHERE i.scope = a.scope AND i.key = a.key AND i.step = a.step AND i.n = a.n`
 
-// sqlCountCompensation does the same for a compensation, whose row is done.
+// sqlCountCompensation does the same for a compensation, whose row is done. One that
+// the row knows of is parked: its delivery does not run.
 // The first counted entry stands for a crashed one as well.
 const sqlCountCompensation = `
 UPDATE {schema}.inbox
 SET undo_attempts = CASE undo_attempts WHEN 0 THEN $5 ELSE undo_attempts + 1 END, updated_at = clock_timestamp()
-WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done'
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND undo_digest IS NULL
 RETURNING undo_attempts`
 
 // sqlPark keeps a message to be run again. The unique index parked_retrying
 // allows one copy: one that is there already stays, and learns of the attempts
-// that another delivery has made.
+// that another delivery has made. No row is touched if that copy says something
+// else: the row of the inbox need not know it, such as that of a compensation which
+// was a dead letter for its action and was redriven.
 const sqlPark = `
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
 	reason, error, stack, attempts, due_at)
 VALUES ('retrying', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp() + $15 * interval '1 microsecond')
 ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO UPDATE
 SET attempts = greatest(parked.attempts, EXCLUDED.attempts), reason = EXCLUDED.reason, error = EXCLUDED.error,
-	stack = EXCLUDED.stack, last_at = clock_timestamp()`
+	stack = EXCLUDED.stack, last_at = clock_timestamp()
+WHERE coalesce(parked.digest, sha256(parked.payload)) = sha256(EXCLUDED.payload)`
 
 // sqlBury keeps a message for a person to look at.
 const sqlBury = `
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
 	reason, error, stack, attempts, due_at)
 VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp())`
+
+// sqlAnyDue is one look into the index, also where other consumers have their parked
+// messages in the table.
+const sqlAnyDue = `SELECT EXISTS (SELECT FROM {schema}.parked WHERE state = 'retrying' AND due_at <= statement_timestamp())`
 
 // sqlTakeParked hands out messages that are due to one instance each, and
 // counts the entry into the handler before it happens. The caller commits it
@@ -214,9 +229,9 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state =
 
 type queries struct {
 	claimOne, claimMany, lockOlder, lockMany, unclaim, reopen, readBehind, readAttempts string
-	claimStep, lockStep, tryLockStep, limitIdle, moveStep, handBack                     string
+	claimStep, lockStep, tryLockStep, openClaims, limitIdle, moveStep, handBack         string
 	countAction, countCompensation                                                      string
-	park, bury, takeParked, lockParked                                                  string
+	park, bury, anyDue, takeParked, lockParked                                          string
 	deleteParked, cancelParked, repark, countParked                                     string
 	nameParked, refuseParked, yieldParked                                               string
 	readStats                                                                           string
@@ -227,9 +242,9 @@ func newQueries(schema string) queries {
 	return queries{
 		claimOne: bind(sqlClaimOne), claimMany: bind(sqlClaimMany), lockOlder: bind(sqlLockOlder), lockMany: bind(sqlLockMany),
 		unclaim: bind(sqlUnclaim), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
-		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
+		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: sqlOpenClaims, limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
-		park: bind(sqlPark), bury: bind(sqlBury), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
+		park: bind(sqlPark), bury: bind(sqlBury), anyDue: bind(sqlAnyDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),
 		nameParked: bind(sqlNameParked), refuseParked: bind(sqlRefuseParked), yieldParked: bind(sqlYieldParked),
 		readStats: bind(sqlReadStats),

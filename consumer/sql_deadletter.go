@@ -12,6 +12,11 @@ const sqlLetterClock = `
 SELECT clock_timestamp() - $1::bigint * interval '1 microsecond',
 	CASE WHEN $2::bigint > 0 THEN clock_timestamp() - $2::bigint * interval '1 microsecond' END`
 
+// sqlBeginLetters begins an operator's transaction. A process that is suspended in the
+// middle of it loses its session after a while, and with it the locks of steps and
+// letters, for which consumers wait.
+const sqlBeginLetters = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'`
+
 // sqlPicked is the condition of a filter, from an id on. What is empty holds for
 // all. The state is no parameter: the planner would not know then which partial
 // index has the messages.

@@ -46,6 +46,7 @@ const (
 	panics   outcome = "panic"
 	gives    outcome = "terminal" // gives up
 	kills    outcome = "kill"     // the process
+	commits  outcome = "commit"   // its transaction, by itself
 )
 
 // A script says how the handler of kind ends for key.
@@ -85,7 +86,12 @@ func (s *stage) step(how script) consumer.Step {
 		if err := s.ledger.Effect(ctx, tx, m); err != nil {
 			return err
 		}
-		return end(how(in.Type, in.Key))
+		how := how(in.Type, in.Key)
+		if how == commits {
+			_, err := tx.Conn().Exec(ctx, "COMMIT")
+			return err
+		}
+		return end(how)
 	}
 	step := consumer.Step{
 		Name: "pay", Action: consumer.On(stepTopic, work), Compensation: consumer.On(stepTopic, work),
@@ -158,6 +164,17 @@ func (s *stage) due(t *testing.T, how script, kind string) {
 	t.Helper()
 	stop := s.run(t, newQueue(), s.step(how))
 	s.makeDue(t, kind)
+	stop()
+}
+
+// dueOf makes the parked messages of kind run, and succeed, that are of those keys.
+func (s *stage) dueOf(t *testing.T, kind string, keys []string) {
+	t.Helper()
+	stop := s.run(t, newQueue(), s.step(always(succeeds)))
+	s.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp() WHERE state = 'retrying' AND kind = $1 AND key = ANY ($2)", kind, keys)
+	await(t, "the parked messages have run", func() bool {
+		return s.count(t, "SELECT count(*) FROM {schema}.parked WHERE kind = $1 AND key = ANY ($2)", kind, keys) == 0
+	})
 	stop()
 }
 

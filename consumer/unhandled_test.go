@@ -305,10 +305,7 @@ func TestAnAnswerWhoseCommitReplyIsLost(t *testing.T) {
 		answer(u, emit)
 		proxy.Lose(pgtest.LoseReply)
 	}
-	c, err := New(pool, f.sub, []Step{step}, &Options{Schema: f.schema, Logger: slog.New(healing{proxy})})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := f.consumerOn(t, pool, Options{Logger: slog.New(healing{proxy})}, step)
 	if acked := settle(t, c, undo("k")); len(acked) != 1 {
 		t.Error("the message was not acked")
 	}

@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -36,14 +35,12 @@ func TestALostCommitReplyIsLookedUp(t *testing.T) {
 				}
 				return paid(ctx, tx, in, emit)
 			}, nil)
-			c, err := New(pool, f.sub, []Step{step}, &Options{Schema: f.schema, Logger: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := f.consumerOn(t, pool, Options{}, step)
 			msg := act("k")
 			j, _ := c.read("pay", msg)
 			// The first try meets the loss, and so does every COMMIT until the
 			// connection is whole again.
+			var err error
 			for range 3 {
 				err = c.handle(t.Context(), j)
 				proxy.Lose(pgtest.LoseNothing)

@@ -50,7 +50,7 @@ byte at[MESSAGES];
 byte effects, undone, entries[2];
 bool closed;             /* the compensation has come: there is nothing left, or there never was */
 bool answered[2];        /* an answer was put into the outbox */
-bool waited;             /* the compensation was parked behind its action */
+bool waited;             /* the row knows the compensation, which was parked behind its action */
 
 byte faults = FAULTS;
 bool vain = true;        /* one look at a parked copy that cannot run yet */
@@ -62,11 +62,9 @@ bool undo_of_done = true;      /* G3: nothing is undone that was not done */
 bool acked_is_settled = true;  /* G4: acked after the effect, the parked copy or the dead letter has committed */
 bool nothing_lost = true;      /* G4, G7: all that was published is handled, or a dead letter */
 bool all_answered = true;      /* G4: a command is always answered, also where no handler is entered */
-bool within_budget = true;     /* G6: N entries at most, one more for a second copy, be it one that waits for its action */
+bool within_budget = true;     /* G6: N entries at most, one more for each further copy */
 
-/* A compensation that was parked behind its action is a second copy, if its delivery comes again: that enters the handler
- * once the action is done, and if it dies there, the copy knows nothing of it. */
-#define BUDGET(kind) (MAX_ATTEMPTS - 1 + (kind == ACTION -> COPIES : UNDOS + waited))
+#define BUDGET(kind) (MAX_ATTEMPTS - 1 + (kind == ACTION -> COPIES : UNDOS))
 
 #define WAITING (row == RETRYING || (row == OPEN && tries[ACTION] > 0))
 
@@ -79,7 +77,7 @@ inline decide() {
 	if
 	:: kind == ACTION && (row == VOID || row == COMPENSATED) -> v = SUPERSEDED
 	:: kind == ACTION && (row == ABSENT || row == OPEN || (row == RETRYING && parked)) -> v = RUN
-	:: kind == UNDO && (row == DONE || (row == UNDOING && parked)) -> v = RUN
+	:: kind == UNDO && ((row == DONE && (parked || !waited)) || (row == UNDOING && parked)) -> v = RUN
 	:: kind == UNDO && (row == ABSENT || row == REFUSED || (row == OPEN && tries[ACTION] == 0)) -> v = TOMBSTONE
 	:: kind == UNDO && row == DEAD -> v = REFUSE
 	:: kind == UNDO && WAITING -> v = WAIT
@@ -344,11 +342,7 @@ handler:
 #endif
 			if :: applied -> success((kind == ACTION -> DONE : COMPENSATED)) :: else fi
 		:: kind == ACTION -> end_transaction(); if :: applied -> success(REFUSED) :: else fi
-#ifdef BUG_PARKED_AFTER_UNLOCK
-		:: true -> unlock(); goto record
-#else
 		:: true -> end_transaction(); if :: applied -> failure(false) :: else fi
-#endif
 		:: true -> end_transaction(); if :: applied -> failure(true) :: else fi
 		fi;
 		if :: lock == me -> unlock() :: else fi;

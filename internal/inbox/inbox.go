@@ -114,6 +114,10 @@ func decideCompensation(c Cell, a Arrival) Verdict {
 	switch {
 	case differs(c.UndoDigest, a.Digest):
 		return Reused
+	case c.State == Done && c.UndoDigest != nil && !a.Parked:
+		// It was parked behind the action: the parked copy wins. Or that died with the
+		// action: whoever has redriven the action has to redrive the dead letter too.
+		return Duplicate
 	case c.State == Done, c.State == Undoing && a.Parked:
 		return Run
 	case c.State == Void, c.State == Compensated, c.State == Undoing, c.State == UndoDead:

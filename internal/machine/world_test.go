@@ -7,10 +7,10 @@ type identity struct{ step, attempt int }
 
 // A row is what an inbox knows of one attempt.
 type row struct {
-	acted   bool // the action took effect
-	undone  bool // and its compensation did
-	void    bool // the compensation came first: a tombstone
-	refused bool
+	acted    bool // the action took effect
+	undone   bool // and its compensation did
+	void     bool // the compensation came first: a tombstone
+	answered bool // the action is done, or has refused: it comes again in vain
 }
 
 // A command is on its way to a participant.
@@ -68,18 +68,19 @@ func (w *world) deliver(c command, decide func() outcome) {
 	}
 }
 
+// act returns "" where an inbox acks without a word. What has failed is a dead
+// letter: when it comes again, it was redriven.
 func (r *row) act(decide func() outcome) machine.EventKind {
 	switch {
-	case r.void || r.undone:
-		return "" // superseded
-	case r.refused:
-		return machine.Refused
+	case r.void || r.undone || r.answered:
+		return "" // superseded, or a duplicate
 	case r.acted:
+		r.answered = true
 		return machine.Replied
 	}
 	switch decide() {
 	case refuses:
-		r.refused = true
+		r.answered = true
 		return machine.Refused
 	case fails:
 		return machine.Failed
@@ -87,13 +88,14 @@ func (r *row) act(decide func() outcome) machine.EventKind {
 		r.acted = true
 		return machine.Failed
 	}
-	r.acted = true
+	r.acted, r.answered = true, true
 	return machine.Replied
 }
 
 func (r *row) compensate(decide func() outcome) machine.EventKind {
 	switch {
 	case r.void || r.undone:
+		return "" // a duplicate
 	case !r.acted:
 		r.void = true
 	default:

@@ -74,7 +74,6 @@ var bugs = []bug{
 	{"consumer", "poison-dropped", "nothing_lost"},
 	{"consumer-one-copy", "crash-uncounted", "within_budget"},
 	{"consumer-one-copy", "fence-missing", "within_budget"},
-	{"consumer-one-copy", "parked-after-unlock", "within_budget"},
 	{"consumer", "retries-unbounded", ends},
 
 	{"saga", "timer-unconditional", "deadline_or_reply"},

@@ -12,7 +12,7 @@ import (
 func (p *prover) trace(ctx context.Context, name string) error {
 	i := slices.IndexFunc(bugs, func(b bug) bool { return b.String() == name })
 	if i < 0 {
-		return fmt.Errorf("there is no bug %q; there are %v", name, bugs)
+		return fmt.Errorf("there is no bug %q; there are:\n  %s", name, strings.Trim(strings.ReplaceAll(fmt.Sprint(bugs), " ", "\n  "), "[]"))
 	}
 	s := searchOf(bugs[i])
 	return p.within(ctx, s, func(dir, output string) error {

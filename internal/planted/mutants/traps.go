@@ -41,7 +41,7 @@ func trapsOf(b planted.Bug) []trap {
 var traps = []trap{
 	{"ack-before-commit", "internal/consumerstorm", "TestADeathBeforeTheCommitIsADeathBeforeTheAck", "of which nothing has come",
 		"a process dies before its first commit, and the broker must have every message still"},
-	{"mark-before-confirm", "outbox", "TestEveryFailpointOfTheRelay/outbox/after-read", "deliveries of 15 messages",
+	{"mark-before-confirm", "outbox", "TestEveryFailpointOfTheRelay/before-publish_append/kill", "missing [",
 		"a relay dies between reading a window and publishing it, and the next one must publish it"},
 	{"inbox-missing", "consumer", "TestDuplicatesRunOnce", `effects "paid k 1, paid k 1`,
 		"one message is delivered ten times, and must take effect once"},

@@ -1,0 +1,107 @@
+package consumer
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// otherUndo is a compensation under the identity of undo, with another payload.
+func otherUndo(key string) *message.Message { return newMessage("unpay", key, payment{777}) }
+
+// redriven leaves an action and its compensation that go round, of whose payload
+// the row knows nothing: it became a dead letter because its action was one.
+func (f *letterFixture) redriven(t *testing.T) {
+	t.Helper()
+	handle(t, f.c, act("k"), undo("k"))
+	f.redriveID(t, 1, 2)
+	if got, want := f.row(t)+" | "+f.parked(t), "retrying 1 0 | retrying action terminal 0; retrying compensation action-dead 0"; got != want {
+		t.Fatalf("built %q, want %q", got, want)
+	}
+}
+
+// runAction runs the parked action, while its compensation is kept back.
+func (f *letterFixture) runAction(t *testing.T, c *Consumer) {
+	t.Helper()
+	f.exec(t, "UPDATE {schema}.parked SET due_at = 'infinity' WHERE kind = 'compensation'")
+	f.broken.Store(false)
+	runParkedOnce(t, c)
+	f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp()")
+}
+
+// undoneOnce fails unless the compensation that went round has undone the action,
+// and the other one is a dead letter.
+func (f *letterFixture) undoneOnce(t *testing.T, row, effects string) {
+	t.Helper()
+	f.runAll(t)
+	if got, want := f.row(t)+" | "+f.parked(t), row; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := f.effects(t); got != effects {
+		t.Errorf("effects %q, want %q", got, effects)
+	}
+}
+
+// Another compensation than the one that goes round comes before either that or
+// the action has run. It is kept for a person, and the row does not take it for
+// the one that undoes the action.
+func TestAnotherCompensationThanTheOneThatGoesRoundIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.redriven(t)
+	f.working(t, otherUndo("k"))
+	f.undoneOnce(t, "compensated 1 1 | dead compensation key-reused 0", "paid k 1, refunded k 2")
+}
+
+// The action is done, so that the other compensation enters its handler, and fails.
+func TestAnotherCompensationThatFailsLeavesTheStepToTheOneThatGoesRound(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.redriven(t)
+	f.runAction(t, f.c)
+	var entries atomic.Int32
+	handle(t, f.consumer(t, Options{}, f.step(f.effect("paid"), f.failing(1, "refunded", &entries))), otherUndo("k"))
+	if got, want := f.row(t)+" | "+f.parked(t), "done 1 0 | retrying compensation action-dead 0; dead compensation key-reused 1"; got != want || entries.Load() != 1 {
+		t.Errorf("after %d entries %q, want %q", entries.Load(), got, want)
+	}
+	f.undoneOnce(t, "compensated 1 1 | dead compensation key-reused 1", "paid k 1, refunded k 2")
+}
+
+// The same where the compensation is a call to another system: it is not made.
+func TestAnotherEffectThanTheOneThatGoesRoundIsNotCalled(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	p := newProvider(t, true)
+	f.redriven(t)
+	calling := f.consumer(t, Options{}, f.effectStep(p.url, true))
+	f.runAction(t, f.c)
+	handle(t, calling, otherUndo("k"))
+	if got, want := f.row(t)+" | "+f.parked(t)+" | "+p.made(), "done 1 0 | retrying compensation action-dead 0; dead compensation key-reused 0 |  / 0"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	f.finishParked(t, calling)
+	if got, want := f.row(t)+" | "+f.parked(t)+" | "+p.made(), "compensated 1 1 | dead compensation key-reused 0 | refund / 1"; got != want {
+		t.Errorf("in the end %q, want %q", got, want)
+	}
+}
+
+// A message that could not be read when it came goes round under the identity that
+// it was given, and has no row yet. Another one of that identity fails: the row that
+// it has claimed must not stay, for it says that the step is done.
+func TestAnotherActionThanTheOneThatGoesRoundLeavesNoRow(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var entries atomic.Int32
+	c := f.consumer(t, Options{}, f.step(f.failing(2, "paid", &entries), nil))
+	handle(t, c, act("k"))
+	f.exec(t, "DELETE FROM {schema}.inbox")
+	handle(t, c, newMessage("pay", "k", payment{777}))
+	if got, want := f.row(t)+" | "+f.parked(t), " | retrying action failed 1; dead action key-reused 1"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	runParkedOnce(t, c)
+	if got, want := f.row(t)+" | "+f.effects(t), "done 2 0 | paid k 1"; got != want {
+		t.Errorf("in the end %q, want %q", got, want)
+	}
+}

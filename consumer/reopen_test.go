@@ -1,0 +1,123 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ending is a step whose action commits its transaction by itself for the key
+// that it is given.
+func (f *fixture) ending(key string) Step {
+	paid := f.effect("paid")
+	return f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+		if err := paid(ctx, tx, in, emit); err != nil || in.Key != key {
+			return err
+		}
+		_, err := tx.Conn().Exec(ctx, "COMMIT")
+		return err
+	}, f.effect("refunded"))
+}
+
+// A handler has committed its work by itself, and before the failure is recorded
+// the process dies, or the compensation comes: there is something to undo. The
+// entry counts once, if it is recorded after all.
+func TestACompensationWaitsForWhatAHandlerHasCommitted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.ending("k"))
+	j, rejected := c.read("pay", act("k"))
+	if rejected != nil {
+		t.Fatal(rejected)
+	}
+	if j.cause = c.attempt(t.Context(), j); !errors.Is(j.cause, errTxEnded) {
+		t.Fatalf("attempt = %v, want errTxEnded", j.cause)
+	}
+	handle(t, c, undo("k"))
+	if got, want := f.row(t)+" | "+f.parked(t), "open 1 0 | retrying compensation waits-for-action 0"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if err := c.handle(t.Context(), j); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := f.row(t)+" | "+f.parked(t), "dead 1 0 | retrying compensation waits-for-action 0; dead action terminal 1"; got != want {
+		t.Errorf("recorded: %q, want %q", got, want)
+	}
+}
+
+// The same in a batch. What was not entered when it ended has nothing to undo, and
+// has all its attempts.
+func TestCompensationsWaitForWhatABatchHasCommitted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.ending("k1"))
+	b := &batch{c: c}
+	for _, msg := range keyed(3) {
+		j, rejected := c.read("pay", msg)
+		if rejected != nil {
+			t.Fatal(rejected)
+		}
+		b.jobs = append(b.jobs, j)
+	}
+	if err := b.attempt(t.Context(), t.Context()); !errors.Is(err, errTxEnded) {
+		t.Fatalf("attempt = %v, want errTxEnded", err)
+	}
+	b.mend(t.Context(), t.Context())
+	if got, want := f.rows(t), "k0 open 1, k1 open 1, k2 open 0"; got != want {
+		t.Errorf("reopened %q, want %q", got, want)
+	}
+	handle(t, c, undo("k0"), undo("k1"), undo("k2"))
+	if got, want := f.rows(t), "k0 open 1, k1 open 1, k2 void 0"; got != want {
+		t.Errorf("after the compensations %q, want %q", got, want)
+	}
+	for _, j := range b.jobs[:2] {
+		if err := c.handle(t.Context(), j); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := f.rows(t), "k0 dead 1, k1 dead 1, k2 void 0"; got != want {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+}
+
+// A handler has rolled its transaction back by itself, and another delivery of the
+// message succeeds before the failure is recorded: the step is done, and stays so.
+func TestAClaimThatAHandlerHasRolledBackIsNotTakenFromAnother(t *testing.T) {
+	t.Parallel()
+	for name, batched := range map[string]bool{"alone": false, "in a batch": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			other := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
+			c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+				if _, err := tx.Conn().Exec(ctx, "ROLLBACK"); err != nil {
+					return err
+				}
+				handle(t, other, act("k"))
+				return nil
+			}, nil))
+			j, rejected := c.read("pay", act("k"))
+			if rejected != nil {
+				t.Fatal(rejected)
+			}
+			if batched {
+				b := &batch{c: c, jobs: []*job{j}}
+				if err := b.attempt(t.Context(), t.Context()); !errors.Is(err, errTxEnded) {
+					t.Fatalf("attempt = %v, want errTxEnded", err)
+				}
+				b.mend(t.Context(), t.Context())
+			} else if j.cause = c.attempt(t.Context(), j); !errors.Is(j.cause, errTxEnded) {
+				t.Fatalf("attempt = %v, want errTxEnded", j.cause)
+			}
+			if err := c.handle(t.Context(), j); err != nil {
+				t.Fatal(err)
+			}
+			runParkedOnce(t, other)
+			if got, want := f.row(t)+" | "+f.effects(t), "done 1 0 | paid k 1"; got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
