@@ -40,7 +40,8 @@ const (
 	VerbReject Verb = "reject"
 	// VerbRetry has Step tried again at once, with all its attempts. Of one that runs, or of which it is
 	// not known what it has done, the last message is sent again, as it was: a participant that
-	// has it as a dead letter must redrive that instead. Without a Step, it is
+	// has it as a dead letter must redrive that instead. That of a compensation is redriven with its
+	// action's: sent again, it is a duplicate that nobody answers, and the instance waits. Without a Step, it is
 	// done with all that are stuck or wait, and to an instance that no orchestrator could go on with.
 	VerbRetry Verb = "retry"
 )
@@ -117,7 +118,7 @@ func (n *Instances) Decide(ctx context.Context, at Address, d Decision) (is Inst
 	if err := d.check(); err != nil {
 		return is, fmt.Errorf("saga: %s: %w", d.Verb, err)
 	}
-	err = pgx.BeginTxFunc(ctx, n.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = n.inTx(ctx, func(tx pgx.Tx) error {
 		found, err := n.resolve(ctx, tx, at)
 		if err != nil {
 			return err
@@ -137,6 +138,11 @@ func (n *Instances) Decide(ctx context.Context, at Address, d Decision) (is Inst
 		return Instance{}, fmt.Errorf("saga: %s %s: %w", d.Verb, at, sqlschema.Explain(err))
 	}
 	return is, nil
+}
+
+// inTx commits what do did, in a transaction of an operator's.
+func (n *Instances) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, n.db, pgx.TxOptions{BeginQuery: sqlBeginDecision}, do)
 }
 
 func (n *Instances) decide(ctx context.Context, tx pgx.Tx, at Address, d *Decision) error {

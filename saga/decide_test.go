@@ -370,3 +370,20 @@ func TestALocalStepIsStuckForAnyReason(t *testing.T) {
 		t.Errorf("that it is stuck counts as a fault: %q", got.Fault)
 	}
 }
+
+// An operator's process that is suspended in the middle of a decision does not hold up
+// its instance for ever.
+func TestAnOperatorsDecisionIsLimited(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	var limit, isolation string
+	err := saga.InDecision(t.Context(), d.n, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), "SHOW transaction_isolation").Scan(&isolation)
+	})
+	if err != nil || limit != "30s" || isolation != "read committed" {
+		t.Errorf("a decision is ended after %q without a statement, isolation %q, %v", limit, isolation, err)
+	}
+}

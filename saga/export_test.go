@@ -1,8 +1,11 @@
 package saga
 
 import (
+	"context"
 	"errors"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Postpone has o note that the timer of an instance has failed, which was claimed at that
@@ -18,4 +21,9 @@ func AwaitTimerPasses(t testing.TB, o *Orchestrator, n int) {
 	for range n {
 		o.signals.timerPass.Wait(t)
 	}
+}
+
+// InDecision executes do in a transaction as Decide's is.
+func InDecision(ctx context.Context, n *Instances, do func(tx pgx.Tx) error) error {
+	return n.inTx(ctx, do)
 }

@@ -31,7 +31,7 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 		args []any
 		want string // in the plan
 	}{
-		"claim what is due":  {q.claimDue, []any{names, versions, timerBatch, 1000, false, hashes}, "Index Cond: (due_at <="},
+		"claim what is due":  {q.claimDue, []any{names, versions, 4, 1000, false, hashes}, "Index Cond: (due_at <="},
 		"next due":           {q.nextDue, []any{names, versions, hashes}, "Index Cond: (due_at >"},
 		"what ended is gone": {q.deleteEnded, []any{1000, housekeepBatch}, "Index Cond: (ended_at <"},
 		"silent":             {q.listSilent, []any{names, versions, 1000, "", "", "", silentBatch, hashes}, "saga_live"},

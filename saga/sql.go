@@ -73,13 +73,15 @@ WHERE scope = $1 AND key = $2 AND path = $3`
 
 // sqlClaimDue takes instances whose time has come, of the versions given, and counts the
 // try in the same commit, so that one which kills its process does not do so for
-// ever. Others pass over them until $4 microseconds are over. With $5 it takes those of
-// which an earlier try has come to nothing, else the others.
+// ever. Others pass over them until $4 microseconds are over, twice as long for each try
+// that has come to nothing. With $5 it takes those of which there was such a one, else the
+// others.
 //
 // Here and below a row's time is compared with that of the statement, which is one
 // moment: no index is searched for a clock that goes on, so that all that is due some day would be read.
 const sqlClaimDue = `
-UPDATE {schema}.saga AS s SET tries = s.tries + 1, due_at = clock_timestamp() + $4::bigint * interval '1 microsecond'
+UPDATE {schema}.saga AS s SET tries = s.tries + 1,
+	due_at = clock_timestamp() + $4::bigint * (1 << least(s.tries, 5)) * interval '1 microsecond'
 FROM (
 	SELECT due.scope, due.key, due.path FROM {schema}.saga AS due
 	JOIN unnest($1::text[], $2::integer[], $6::text[]) AS known (name, version, plan_hash)

@@ -6,6 +6,11 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
+// sqlBeginDecision begins an operator's transaction. A process that is suspended in the
+// middle of it loses its session after a while, and with it the lock of the instance,
+// for which replies and timers wait.
+const sqlBeginDecision = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'`
+
 // The columns of an instance, as scanInstance reads them.
 const listedColumns = `scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
 	started_at, updated_at, due_at, ended_at`

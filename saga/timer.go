@@ -17,16 +17,16 @@ import (
 )
 
 const (
-	// timerTime is what the work on one instance may take, and timerLease for how long
-	// others leave it alone.
-	timerTime  = 30 * time.Second
-	timerLease = 2 * timerTime
+	// timerTime is what the work on one instance may take.
+	timerTime = 30 * time.Second
+
+	// timerLease is for how long others leave an instance alone that was claimed, until its
+	// row is locked, which they pass over: if the process dies in between, another one
+	// takes it after that.
+	timerLease = 10 * time.Second
 
 	// maxTimerTries is how often an instance's timer is tried before a person is asked.
 	maxTimerTries = 10
-
-	// timerBatch is how many instances are claimed at once.
-	timerBatch = 16
 
 	// suspectPause is between two looks for suspects while there is more than that to do: they are
 	// found behind all that are due.
@@ -80,22 +80,23 @@ type due struct {
 // under the lock.
 const anyRevision = -1
 
-// timerPass runs the timers of some instances, and returns how many, and whether there may be
-// more. One of which an earlier try has come to nothing may kill this process too:
+// timerPass runs the timers of some instances, as many as there are workers, so that none
+// waits while it is claimed. It returns how many, and whether there may be more. One of which an earlier try has come to nothing may kill this process too:
 // it runs while no other does, so that it spends only its own tries.
 func (o *Orchestrator) timerPass(ctx context.Context) (n int, more bool, err error) {
-	fresh, err := o.claimDue(ctx, timerBatch, false)
+	batch := o.opts.TimerWorkers
+	fresh, err := o.claimDue(ctx, batch, false)
 	if err != nil {
 		return 0, false, err
 	}
 	o.runClaimed(ctx, fresh)
-	if len(fresh) == timerBatch && time.Since(o.suspected) < suspectPause {
+	if len(fresh) == batch && time.Since(o.suspected) < suspectPause {
 		return len(fresh), true, nil
 	}
 	o.suspected = time.Now()
 	suspect, err := o.claimDue(ctx, 1, true)
 	o.runClaimed(ctx, suspect)
-	return len(fresh) + len(suspect), len(fresh) == timerBatch || len(suspect) > 0, err
+	return len(fresh) + len(suspect), len(fresh) == batch || len(suspect) > 0, err
 }
 
 func (o *Orchestrator) claimDue(ctx context.Context, limit int, suspect bool) ([]due, error) {
@@ -116,16 +117,9 @@ func (o *Orchestrator) claimDue(ctx context.Context, limit int, suspect bool) ([
 
 // runClaimed returns when the timers of all have run.
 func (o *Orchestrator) runClaimed(ctx context.Context, all []due) {
-	var (
-		wg    sync.WaitGroup
-		slots = make(chan struct{}, o.opts.TimerWorkers)
-	)
+	var wg sync.WaitGroup
 	for _, d := range all {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			o.runTimer(ctx, d)
-		})
+		wg.Go(func() { o.runTimer(ctx, d) })
 	}
 	wg.Wait()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -71,5 +72,40 @@ func TestWhatIsDueElsewhereIsNotPolledHot(t *testing.T) {
 				t.Errorf("%d passes in %s, want one every %s", passes, took, poll)
 			}
 		})
+	}
+}
+
+// An instance is claimed for longer the more often that has come to nothing.
+func TestHowLongAnInstanceIsClaimed(t *testing.T) {
+	t.Parallel()
+	db, schema := pgtest.Schema(t)
+	d := Must(Define("trip", 1, Step[struct{}]{Name: "book", Do: Remote[struct{}, any, any]("book", nil, nil), Deadline: time.Millisecond}))
+	o, err := NewOrchestrator(db, nil, []Plan{d}, &Options{Schema: schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewStarter(d, &StarterOptions{Schema: schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		for _, key := range []string{"a", "b", "c"} {
+			if _, err := s.Start(t.Context(), tx, "tenant", key, struct{}{}); err != nil {
+				return err
+			}
+		}
+		_, err := tx.Exec(t.Context(), sqlschema.Bind(schema, "UPDATE {schema}.saga SET due_at = '2026-01-01', tries = ascii(key) - ascii('a') + 1"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := o.claimDue(t.Context(), 3, true); err != nil || len(all) != 3 {
+		t.Fatalf("claimed %v, %v", all, err)
+	}
+	rows, _ := db.Query(t.Context(), sqlschema.Bind(schema, "SELECT key || ' ' || round(extract(epoch FROM due_at - min(due_at) OVER ())) FROM {schema}.saga ORDER BY key"))
+	longer, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if got, want := strings.Join(longer, ", "), "a 0, b 20, c 60"; err != nil || got != want {
+		t.Errorf("claimed for %q seconds more than the first, %v; want %q", got, err, want)
 	}
 }

@@ -125,6 +125,7 @@ func TestAPlanThatWasChangedIsNotTakenForTheOld(t *testing.T) {
 	swapped := saga.Must(saga.Define("trip", 1, soon, book("flight")))
 	o := p.orchestrate(nil, old)
 	p.participate(p.booking("flight"), p.booking("hotel"))
+	p.await("the old plan is registered: the new one would keep it from that", o.Ready)
 	start(p, old, "good", trip{Item: "x"})
 	start(p, swapped, "bad", trip{Item: "x"})
 	p.until("good", saga.StatusCompleted)

@@ -71,7 +71,7 @@ func (h *handling) count() {
 	switch {
 	case !h.e.redelivered && first == 2 || h.parked:
 		return
-	case h.e.to.kind == inbox.Compensation && c.state == inbox.Done:
+	case h.e.to.kind == inbox.Compensation && c.state == inbox.Done && c.undoDigest == "":
 		c.undoAttempts = max(c.undoAttempts+1, first)
 	case h.e.to.kind == inbox.Action && (c.state == inbox.Absent || c.state == inbox.Open):
 		c.state, c.attempts = inbox.Open, max(c.attempts+1, first)
@@ -251,7 +251,7 @@ func (h *handling) succeeded(c cell, msgs []outbox.Message) {
 	if h.e.to.kind == inbox.Compensation {
 		c.state, h.said = inbox.Compensated, "undone"
 		if h.bug == undoNotDeduped {
-			c.state = inbox.Done
+			c.state, c.undoDigest = inbox.Done, ""
 		}
 		h.fact(func(f *fact) { f.undone++ })
 	} else {

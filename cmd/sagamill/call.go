@@ -115,7 +115,7 @@ func (c *call) help() {
 func (c *call) open(ctx context.Context) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(*c.database)
 	if err != nil {
-		return nil, errors.New("-database is not a PostgreSQL URL or connection string")
+		return nil, errors.New("-database, or DATABASE_URL without it, is not a PostgreSQL URL or connection string")
 	}
 	config.MaxConns = maxConns
 	config.ConnConfig.ConnectTimeout = connectTimeout

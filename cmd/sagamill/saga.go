@@ -230,10 +230,12 @@ func sagaCheck(ctx context.Context, c *call) error {
 
 func (c *call) readManifest(file string) (saga.Manifest, error) {
 	var from io.Reader = c.stdin
+	name := file
 	switch file {
 	case "":
 		return nil, errors.New("say with -manifest what the binary knows: json.Marshal(saga.NewManifest(…)); -: from standard input")
 	case "-":
+		name = "standard input"
 	default:
 		f, err := os.Open(file)
 		if err != nil {
@@ -242,7 +244,11 @@ func (c *call) readManifest(file string) (saga.Manifest, error) {
 		defer f.Close()
 		from = f
 	}
-	return saga.ReadManifest(from)
+	m, err := saga.ReadManifest(from)
+	if err != nil {
+		return nil, fmt.Errorf("-manifest %s: %w", name, err)
+	}
+	return m, nil
 }
 
 // printLive prints what is live, and returns an error if some of it cannot be finished.

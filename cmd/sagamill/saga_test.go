@@ -86,8 +86,8 @@ func TestSagaVerbs(t *testing.T) {
 		code int
 		says string
 	}{
-		{"pause k", 1, "say with -why why"},
-		{"pause k -why x -by=", 1, "say with -by who"},
+		{"pause k", 1, "say why, with -why"},
+		{"pause k -why x -by=", 1, "say who decides it, with -by"},
 		{"pause k -why x -step flight", 1, "-step"},
 		{"pause k -why x -n", 1, "-n"},
 		{"pause none -why x", 1, "no such instance"},

@@ -65,9 +65,9 @@ func (c *call) pickStep(d *saga.Decision) {
 func (c *call) checkDecision(d *saga.Decision) error {
 	switch {
 	case strings.TrimSpace(d.Why) == "":
-		return errors.New("say with -why why")
+		return errors.New("say why, with -why")
 	case strings.TrimSpace(d.By) == "":
-		return errors.New("say with -by who decides it")
+		return errors.New("say who decides it, with -by")
 	case d.Step == "" && d.Verb == saga.VerbCompensateTo:
 		return errors.New("say with -to which step to go back to")
 	case d.Step == "" && (d.Verb == saga.VerbSkip || d.Verb == saga.VerbReject):
