@@ -74,12 +74,21 @@ func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) e
 }
 
 func (s set) up(ctx context.Context, databaseURL, schema string) error {
-	return s.with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
-		version, err := m.GetCurrentVersion(ctx)
-		if err != nil || int(version) >= len(m.Migrations) {
-			return err
+	return s.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		known, err := migrate.FindMigrations(s.files)
+		if err != nil {
+			return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 		}
-		return m.Migrate(ctx)
+		if version, err := s.applied(ctx, conn, schema); err == nil && int(version) >= len(known) {
+			return nil // as at every start but the first: nobody waits for anybody
+		}
+		return s.locked(ctx, conn, schema, func(m *migrate.Migrator) error {
+			version, err := m.GetCurrentVersion(ctx)
+			if err != nil || int(version) >= len(m.Migrations) {
+				return err
+			}
+			return m.Migrate(ctx)
+		})
 	})
 }
 
@@ -132,12 +141,19 @@ func Print(w io.Writer, schema string) error {
 	return err
 }
 
-func (s set) with(ctx context.Context, databaseURL, schema string, do func(*migrate.Migrator) error) (err error) {
+func (s set) with(ctx context.Context, databaseURL, schema string, do func(*migrate.Migrator) error) error {
+	return s.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		return s.locked(ctx, conn, schema, do)
+	})
+}
+
+// connected has do use a connection of its own: whatever happens, closing it frees tern's
+// lock.
+func (s set) connected(ctx context.Context, databaseURL, schema string, do func(conn *pgx.Conn, schema string) error) error {
 	schema = cmp.Or(schema, DefaultSchema)
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}
-	// A connection of its own: whatever happens, closing it frees tern's lock.
 	config, err := pgxpool.ParseConfig(databaseURL) // which knows the settings of pools that a URL may have
 	if err != nil {
 		return fmt.Errorf("migrations: connect: %w", redact(err))
@@ -147,7 +163,12 @@ func (s set) with(ctx context.Context, databaseURL, schema string, do func(*migr
 		return fmt.Errorf("migrations: connect: %w", redact(err))
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
+	return do(conn, schema)
+}
 
+// locked makes sure that schema and its version table are there, which takes locks of the
+// whole database.
+func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, do func(*migrate.Migrator) error) error {
 	if _, err := conn.PgConn().Exec(ctx, sqlschema.Bind(schema, sqlCreateSchema)).ReadAll(); err != nil {
 		return fmt.Errorf("migrations: create schema %s: %w", schema, err)
 	}
@@ -159,6 +180,13 @@ func (s set) with(ctx context.Context, databaseURL, schema string, do func(*migr
 		return fmt.Errorf("migrations: schema %s: %w", schema, err)
 	}
 	return nil
+}
+
+// applied reads the version of schema without a lock. There is an error if it has none
+// yet.
+func (s set) applied(ctx context.Context, conn *pgx.Conn, schema string) (version int32, err error) {
+	err = conn.QueryRow(ctx, sqlschema.Bind(schema, "SELECT version FROM {schema}."+s.version), pgx.QueryExecModeSimpleProtocol).Scan(&version)
+	return version, err
 }
 
 // redact keeps pgx's parse error, which quotes the URL with its password

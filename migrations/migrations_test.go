@@ -2,11 +2,13 @@ package migrations_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"strings"
 	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -98,6 +100,27 @@ func TestUpLeavesANewerSchemaAlone(t *testing.T) {
 	}
 	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
 		t.Errorf("Up on a newer schema: %v", err)
+	}
+}
+
+// A schema that is at its version is looked at, and nobody is waited for: somebody holds
+// the lock of all who change one.
+func TestUpOfAMigratedSchemaWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	name := schema(t)
+	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+		t.Fatal(err)
+	}
+	err := pgx.BeginFunc(t.Context(), connect(t), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7265390517843162)"); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		return migrations.Up(ctx, pgtest.URL(), name)
+	})
+	if err != nil {
+		t.Errorf("Up: %v", err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
@@ -122,7 +123,7 @@ func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
 
 // Count counts the dead letters that filter picks.
 func (d *DeadLetters) Count(ctx context.Context, filter DeadFilter) (n int, err error) {
-	args, err := d.args(ctx, filter, 0)
+	args, err := d.args(ctx, filter, 0, false)
 	if err == nil {
 		err = d.db.QueryRow(ctx, d.sql.countDead, args...).Scan(&n)
 	}
@@ -175,7 +176,7 @@ func (d *DeadLetters) Release(ctx context.Context, ids ...int64) (n int, err err
 }
 
 func (d *DeadLetters) list(ctx context.Context, statement string, filter DeadFilter, after int64, limit int) ([]DeadLetter, error) {
-	args, err := d.args(ctx, filter, after)
+	args, err := d.args(ctx, filter, after, false)
 	if err != nil {
 		return nil, fmt.Errorf("outbox: list dead letters: %w", err)
 	}
@@ -220,7 +221,7 @@ func (d *DeadLetters) eachID(ctx context.Context, v verb, ids []int64) (n int, e
 // behind the last. It leaves out what was refused after it began: those that die
 // again meanwhile are not met a second time.
 func (d *DeadLetters) each(ctx context.Context, v verb, filter DeadFilter) (n int, err error) {
-	args, err := d.args(ctx, filter, 0)
+	args, err := d.args(ctx, filter, 0, len(filter.IDs) == 0) // who names a letter means it, whenever it was refused
 	if err != nil {
 		return 0, fmt.Errorf("outbox: dead letters: %w", err)
 	}
@@ -277,9 +278,10 @@ const planned = pgx.QueryExecModeCacheDescribe
 // afterArg is where args has the id after which to look.
 const afterArg = 1
 
-// args are those of a statement with what filter picks behind the id after, up to
-// now by the database's clock.
-func (d *DeadLetters) args(ctx context.Context, filter DeadFilter, after int64) ([]any, error) {
+// args are those of a statement with what filter picks behind the id after, of what was
+// refused before now by the database's clock, if that is wanted. A relay may refuse again
+// at any moment what is only to be shown.
+func (d *DeadLetters) args(ctx context.Context, filter DeadFilter, after int64, before bool) ([]any, error) {
 	var message *uuid.UUID
 	if filter.MessageID != "" {
 		id, err := uuid.Parse(filter.MessageID)
@@ -288,9 +290,11 @@ func (d *DeadLetters) args(ctx context.Context, filter DeadFilter, after int64) 
 		}
 		message = &id
 	}
-	var until time.Time
-	if err := d.db.QueryRow(ctx, d.sql.readClock, filter.Older.Microseconds()).Scan(&until); err != nil {
-		return nil, err
+	until := pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
+	if before || filter.Older > 0 {
+		if err := d.db.QueryRow(ctx, d.sql.readClock, filter.Older.Microseconds()).Scan(&until); err != nil {
+			return nil, err
+		}
 	}
 	return []any{planned, after, until, filter.IDs, message, filter.Topic, filter.Scope, filter.Key, filter.Reason}, nil
 }

@@ -372,10 +372,9 @@ func (f *fixture) await(t *testing.T, r *Relay, ok func(counts) bool) {
 	}
 }
 
-// A message that the relay is just putting behind a refused one is let go too.
-func TestReleaseWaitsForWhatTheRelayNotes(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+// refusal has the broker refuse a message, which is not tried again for an hour.
+func (f *fixture) refusal(t *testing.T) (*DeadLetters, DeadLetter) {
+	t.Helper()
 	f.broker.answer = func(Publication) error { return ErrRefused }
 	f.write(t, msg("a", "a1"))
 	mustSettle(t, f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour}))
@@ -384,6 +383,31 @@ func TestReleaseWaitsForWhatTheRelayNotes(t *testing.T) {
 	if err != nil || len(refused) != 1 {
 		t.Fatalf("Refused = %v, %v", refused, err)
 	}
+	return d, refused[0]
+}
+
+// The relay tries a refused message again, and is refused, while somebody lists or
+// releases it: it is still there, and is the message that was named.
+func TestReleaseFindsWhatWasJustRefusedAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	d, refused := f.refusal(t)
+	if _, err := f.pool.Exec(t.Context(), "UPDATE "+f.schema+".outbox_held SET refused_at = clock_timestamp() + interval '1 minute'"); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := d.Refused(t.Context(), DeadFilter{}, 0, 1); err != nil || len(again) != 1 {
+		t.Errorf("the list is %v, %v", again, err)
+	}
+	if n, err := d.Release(t.Context(), refused.ID); n != 1 || err != nil {
+		t.Errorf("Release = %d, %v; want 1", n, err)
+	}
+}
+
+// A message that the relay is just putting behind a refused one is let go too.
+func TestReleaseWaitsForWhatTheRelayNotes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	d, refused := f.refusal(t)
 
 	noting, err := f.pool.Begin(t.Context())
 	if err != nil {
@@ -403,7 +427,7 @@ func TestReleaseWaitsForWhatTheRelayNotes(t *testing.T) {
 	}
 	released := make(chan error, 1)
 	go func() {
-		_, err := d.Release(t.Context(), refused[0].ID)
+		_, err := d.Release(t.Context(), refused.ID)
 		released <- err
 	}()
 	f.awaitLock(t, released)

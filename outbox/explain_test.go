@@ -109,7 +109,7 @@ func (f *fixture) fill(t *testing.T, n int) {
 func TestWhatIsPublishedCostsNothing(t *testing.T) {
 	t.Parallel()
 	const many, few = 100_000, 1000
-	buffers := map[string]map[int]int{}
+	buffers, others := map[string]map[int]int{}, 0
 	for _, published := range []int{few, many} {
 		for name, prepare := range map[string]func(f *fixture){
 			"fresh":      func(f *fixture) { f.fill(t, published) },
@@ -125,6 +125,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			at := cursor{from: *l.reader.at.to}
+			others = max(others, len(at.from.xip))
 			for i := range 10 {
 				f.write(t, msg(fmt.Sprint("new", i), "x"))
 			}
@@ -151,7 +152,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 	}
 	for key, b := range buffers {
 		t.Logf("%s: %d and %d buffers", key, b[few], b[many])
-		if b[many] > b[few]+40 { // an index has a level more
+		if b[many] > b[few]+40+10*others { // an index has a level more, and each transaction that other tests have open is looked up
 			t.Errorf("%s touches %d buffers with %d messages published, %d with %d", key, b[few], few, b[many], many)
 		}
 	}
