@@ -60,7 +60,8 @@
 // # Clients
 //
 // On a timeout, a 409 with Retry-After or a 5xx, retry with the same key. On
-// 2xx stop. On 401 or 403 mend the credentials. On any other 4xx mend the request
-// and choose a new key: the answer to the old one is kept, unless the handler said
-// [Amendable].
+// 2xx stop. On 401 or 403 mend the credentials. On the other 4xx that are not kept
+// (Outcomes, above) wait or mend what they say, and retry with the same key. On any other 4xx
+// mend the request and choose a new key: the answer to the old one is kept, unless the
+// handler said [Amendable].
 package idemkey

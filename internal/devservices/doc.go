@@ -14,6 +14,8 @@
 //	inproc   the broker only: none, the program brings its own
 //	none     Redis and NATS only: none, and what needs it is not tested
 //
+// With [Options].Own, which the tests ask for, private comes before found.
+//
 // NATS is used where it is named, found or installed, and never fetched.
 //
 // # What is left behind

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -110,14 +111,17 @@ func probePostgres(ctx context.Context, timeout time.Duration, dsn string) (stri
 }
 
 // connect is pgx.Connect without the part of its parse error that quotes the
-// URL: what cannot be parsed cannot be redacted.
+// URL: what cannot be parsed cannot be redacted. The URL may have settings of pools.
 func connect(ctx context.Context, dsn string) (*pgx.Conn, error) {
-	conn, err := pgx.Connect(ctx, dsn)
+	config, err := pgxpool.ParseConfig(dsn)
 	var parse *pgconn.ParseConfigError
 	if errors.As(err, &parse) {
 		return nil, errors.New("not a PostgreSQL URL")
 	}
-	return conn, err
+	if err != nil {
+		return nil, err
+	}
+	return pgx.ConnectConfig(ctx, config.ConnConfig)
 }
 
 // first returns the first column of the first row, "" if there is none.

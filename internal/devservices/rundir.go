@@ -32,6 +32,19 @@ func tempDir() string {
 	return "/tmp"
 }
 
+// memory is a directory whose files are in memory, and roomInMemory what must be free
+// there for servers of our own, in bytes.
+const (
+	memory       = "/dev/shm"
+	roomInMemory = 4 << 30
+)
+
+// inMemory reports whether servers' files can be in memory.
+func inMemory() bool {
+	var there syscall.Statfs_t
+	return passable(memory) && syscall.Statfs(memory, &there) == nil && there.Bavail*uint64(there.Bsize) >= roomInMemory
+}
+
 // passable reports whether everybody may pass through dir and all above it.
 func passable(dir string) bool {
 	for {
@@ -161,7 +174,11 @@ func (r *run) files() (*rundir, error) {
 	if r.dir != nil {
 		return r.dir, nil
 	}
-	dir, err := newRundir(tempDir())
+	parent := tempDir()
+	if r.own && inMemory() {
+		parent = memory
+	}
+	dir, err := newRundir(parent)
 	if err != nil {
 		return nil, fmt.Errorf("create a directory for the servers' files: %w", err)
 	}

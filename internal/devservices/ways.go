@@ -48,6 +48,7 @@ type instance struct {
 // A run is the state of one Start: what it may try, and what it has to undo.
 type run struct {
 	log        io.Writer
+	own        bool     // private servers come before those that are found
 	ways       []string // those allowed
 	pgEnv      []string // of a private PostgreSQL
 	pgSettings []string // likewise
@@ -70,15 +71,31 @@ func (r *run) allow(list string) error {
 	return nil
 }
 
-// allowed returns those of a service's ways that the run may try. A list that
-// names none of them is about other services: SAGAMILL_SERVICES=inproc says
+// allowed returns those of a service's ways that the run may try, in their order. A
+// list that names none of them is about other services: SAGAMILL_SERVICES=inproc says
 // nothing about the database.
 func (r *run) allowed(ways []way) []way {
+	if r.own {
+		ways = slices.Clone(ways)
+		slices.SortStableFunc(ways, func(a, b way) int { return ownOrder(a) - ownOrder(b) })
+	}
 	some := slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return !slices.Contains(r.ways, w.name) })
 	if len(some) == 0 {
 		return ways
 	}
 	return some
+}
+
+// ownOrder brings private servers forward, but not before one that the user names.
+func ownOrder(w way) int {
+	switch w.name {
+	case "env":
+		return 0
+	case "private":
+		return 1
+	default:
+		return 2
+	}
 }
 
 // obtain returns the service from the first of ways that works.

@@ -90,15 +90,17 @@ func TestObtainCancelled(t *testing.T) {
 // The order is a promise to the user: what is nearer to hand comes first.
 func TestOrder(t *testing.T) {
 	t.Parallel()
-	r := &run{}
+	r, own := &run{}, &run{own: true}
 	for _, tt := range []struct {
 		ways []way
 		want string
 	}{
-		{r.postgresWays(), "env found docker private npm apt"},
-		{r.rabbitWays(), "env found docker private apt inproc"},
-		{r.redisWays(), "env found docker private apt none"},
-		{r.natsWays(), "env found private none"},
+		{r.allowed(r.postgresWays()), "env found docker private npm apt"},
+		{r.allowed(r.rabbitWays()), "env found docker private apt inproc"},
+		{r.allowed(r.redisWays()), "env found docker private apt none"},
+		{r.allowed(r.natsWays()), "env found private none"},
+		{own.allowed(own.postgresWays()), "env private found docker npm apt"},
+		{own.allowed(own.natsWays()), "env private found none"},
 	} {
 		var got []string
 		for _, w := range tt.ways {

@@ -48,7 +48,8 @@ type Config struct {
 	// Injected says how often each of the caller's own faults has struck so far,
 	// by name. Storm waits for each as for those that it knows. Default: none.
 	Injected func() map[string]int
-	// Enough looks at the history so far. Storm waits for it as for what is missing.
+	// Enough looks at the history so far, of keys without a request in hand: an answer
+	// that is still to come may explain another. Storm waits for it as for what is missing.
 	// Default: what there is suffices.
 	Enough func(history []Op) bool
 
@@ -86,7 +87,7 @@ func Storm(ctx context.Context, c Config) (*Report, error) {
 	c.Limit = cmp.Or(c.Limit, 2*time.Minute)
 	ctx, cancel := context.WithTimeout(ctx, c.Limit)
 	defer cancel()
-	s := &storm{c: c, start: time.Now(), faults: make(map[string]int), slots: make([]atomic.Pointer[instance], c.Instances)}
+	s := &storm{c: c, start: time.Now(), inHand: make(map[string]int), faults: make(map[string]int), slots: make([]atomic.Pointer[instance], c.Instances)}
 	defer s.killAll()
 	for i := range s.slots {
 		if err := s.revive(i); err != nil {
@@ -120,6 +121,7 @@ type storm struct {
 
 	mu      sync.Mutex
 	history []Op
+	inHand  map[string]int // requests without an answer, by key
 	faults  map[string]int
 	err     error
 }
@@ -148,7 +150,14 @@ func (s *storm) await(ctx context.Context) {
 
 func (s *storm) complete() bool {
 	r := s.report()
-	return len(r.Missing) == 0 && (s.c.Enough == nil || s.c.Enough(r.History))
+	return len(r.Missing) == 0 && (s.c.Enough == nil || s.c.Enough(s.settled()))
+}
+
+// settled is the history of keys without a request in hand.
+func (s *storm) settled() []Op {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.history), func(op Op) bool { return s.inHand[op.Key] > 0 })
 }
 
 func (s *storm) report() *Report {
@@ -209,17 +218,21 @@ func (s *storm) send(client int, key string) {
 		op.Body = "b"
 	}
 	in := s.slots[rand.N(len(s.slots))].Load()
+	s.mu.Lock()
+	s.inHand[key]++
+	s.mu.Unlock()
 	op.Call = int64(time.Since(s.start))
 	op.Kind, op.Response, op.Stalled = request(in.URL, key, op.Body, s.c.Patience)
 	op.Return = int64(time.Since(s.start))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inHand[key]--
 	if op.Kind == unsent {
 		return
 	}
 	if op.Kind == Unknown {
 		op.Return = Never
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.history = append(s.history, op)
 }
 

@@ -1,6 +1,6 @@
 // Command with runs a program with the development services at hand:
 //
-//	with [-keep-database] [--] COMMAND [ARGUMENT…]
+//	with [-keep-database] [-own] [--] COMMAND [ARGUMENT…]
 //
 // COMMAND gets DATABASE_URL, AMQP_URL, REDIS_URL and NATS_URL. Its exit code is with's own; 1 also
 // means that there are no services. Without COMMAND the services are held, and
@@ -23,8 +23,9 @@ import (
 
 func main() {
 	keep := flag.Bool("keep-database", false, "use the database that is found as it is, making none for this run")
+	own := flag.Bool("own", false, "start servers for this run, where they are installed, rather than use what is found")
 	flag.Parse()
-	code, err := run(*keep, flag.Args())
+	code, err := run(&devservices.Options{KeepDatabase: *keep, Own: *own, Redis: true, NATS: true}, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
@@ -32,14 +33,14 @@ func main() {
 	os.Exit(code)
 }
 
-func run(keepDatabase bool, command []string) (code int, err error) {
+func run(opts *devservices.Options, command []string) (code int, err error) {
 	// From here on no signal ends us before the services are stopped.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 
-	services, err := devservices.Start(ctx, &devservices.Options{KeepDatabase: keepDatabase, Redis: true, NATS: true})
+	services, err := devservices.Start(ctx, opts)
 	if err != nil {
 		return 1, err
 	}
