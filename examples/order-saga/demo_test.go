@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"strings"
@@ -23,15 +24,15 @@ func TestMain(m *testing.M) {
 // The real program, each service in a process of its own, on one database or
 // on one each, while processes are killed.
 func TestSeparateProcessesSurviveKills(t *testing.T) {
-	// Not parallel: with all their pools, these are the most connections that
-	// the tests have open at once.
+	t.Parallel()
 	for _, ownDatabases := range []bool{false, true} {
 		t.Run(fmt.Sprint("own databases ", ownDatabases), func(t *testing.T) {
+			t.Parallel()
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "-orders", "80", "-clients", "6", "-kill", "8")
-			cmd.Env = append(os.Environ(), "ORDER_SAGA_MAIN=1", "DATABASE_URL="+pgtest.Database(t), "AMQP_URL="+brokerURL())
+			cmd.Env = append(os.Environ(), "ORDER_SAGA_MAIN=1", "DATABASE_URL="+smallPool(t, pgtest.Database(t)), "AMQP_URL="+brokerURL())
 			if ownDatabases {
 				for _, service := range serviceNames {
-					cmd.Env = append(cmd.Env, databaseVariable(service)+"="+pgtest.Database(t))
+					cmd.Env = append(cmd.Env, databaseVariable(service)+"="+smallPool(t, pgtest.Database(t)))
 				}
 			}
 			var out bytes.Buffer
@@ -41,4 +42,18 @@ func TestSeparateProcessesSurviveKills(t *testing.T) {
 			}
 		})
 	}
+}
+
+// smallPool bounds the connections of each service: the other tests have theirs
+// on the same server at the same time.
+func smallPool(t *testing.T, databaseURL string) string {
+	t.Helper()
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := u.Query()
+	q.Set("pool_max_conns", "3")
+	u.RawQuery = q.Encode()
+	return u.String()
 }

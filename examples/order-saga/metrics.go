@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,6 +122,7 @@ func (a *app) metrics(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, "# starting or stopping")
 		return
 	}
+	fmt.Fprintf(w, "# HELP go_goroutines Goroutines of the process.\n# TYPE go_goroutines gauge\ngo_goroutines %d\n", runtime.NumGoroutine())
 	var services []measured
 	for _, n := range a.nodes {
 		if n.consumer == nil {

@@ -55,8 +55,8 @@ func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) *app {
 	return a
 }
 
-// sampleLine is a line of Prometheus' text format.
-var sampleLine = regexp.MustCompile(`^([a-z_]+)\{service="shipping"(?:,[a-z]+="[^"]+")*\} [0-9.e+-]+$`)
+// sampleLine is a line of Prometheus' text format. What is the process's has no labels.
+var sampleLine = regexp.MustCompile(`^(?:(go_[a-z]+)|([a-z_]+)\{service="shipping"(?:,[a-z]+="[^"]+")*\}) [0-9.e+-]+$`)
 
 // histogramSuffix is what the samples of a histogram add to its name.
 var histogramSuffix = regexp.MustCompile(`_(?:bucket|sum|count)\{`)
@@ -74,7 +74,7 @@ func scrape(t *testing.T, a *app) string {
 		}
 		series, _, _ := strings.Cut(line, " ")
 		line = histogramSuffix.ReplaceAllString(line, "{")
-		if sample := sampleLine.FindStringSubmatch(line); !strings.HasPrefix(line, "#") && (sample == nil || sample[1] != family || seen[series]) {
+		if sample := sampleLine.FindStringSubmatch(line); !strings.HasPrefix(line, "#") && (sample == nil || sample[1]+sample[2] != family || seen[series]) {
 			t.Errorf("the line %q, after the type of %s", line, family)
 		}
 		seen[series] = !strings.HasPrefix(line, "#")

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -27,13 +28,20 @@ import (
 
 var serviceNames = []string{"order", "payment", "shipping", "gateway"}
 
-// listens says which service keeps a queue for which topics. Every process
-// declares all of it before its relays publish, so that it does not matter
-// which service is started first.
+// listens says which service keeps a queue for which topics, publishes which one
+// publishes to them. A process declares the queues of what its services publish before
+// its relays do, and its consumers their own, so that it does not matter which service is
+// started first.
 var listens = map[string][]string{
 	"order":    {event.PaymentDeclined, event.PaymentProcessed, event.PaymentRefunded, event.ShipmentArranged, event.ShipmentRejected},
 	"payment":  {event.OrderCreated, event.ShipmentRejected},
 	"shipping": {event.PaymentProcessed},
+}
+
+var publishes = map[string][]string{
+	"order":    {event.OrderCreated},
+	"payment":  {event.PaymentDeclined, event.PaymentProcessed, event.PaymentRefunded},
+	"shipping": {event.ShipmentArranged, event.ShipmentRejected},
 }
 
 // schemas and migrations of the services' own tables.
@@ -42,9 +50,19 @@ var (
 	tables  = map[string]fs.FS{"order": order.Migrations, "payment": payment.Migrations, "shipping": shipping.Migrations, "gateway": gateway.Migrations}
 )
 
-// maxConns is the size of each service's pool. All of them in one process, and
+// maxConns is the size of each service's pool, unless its URL has pool_max_conns. All of them in one process, and
 // a second copy of that, fit into PostgreSQL's default of 100 connections.
 const maxConns = 8
+
+// lanes are how many messages the service works on at a time. Those of payment wait for
+// the gateway most of the time, without a connection.
+func (n *node) lanes() int {
+	conns := int(n.db.Config().MaxConns)
+	if n.name == "payment" {
+		return 2 * conns
+	}
+	return max(conns/2, 1)
+}
 
 // lease is how long a relay may be silent before another copy of its service
 // publishes instead: short, for a demo that kills processes.
@@ -74,7 +92,9 @@ func openNode(ctx context.Context, name string, s *settings, gatewayURL string, 
 	if err != nil {
 		return nil, badSetting(variable, "it is not a PostgreSQL URL or connection string")
 	}
-	config.MaxConns = maxConns
+	if !strings.Contains(databaseURL, "pool_max_conns=") {
+		config.MaxConns = maxConns
+	}
 	config.ConnConfig.ConnectTimeout = 5 * time.Second
 	config.ConnConfig.RuntimeParams["application_name"] = "order-saga " + name
 	db, err := pgxpool.NewWithConfig(ctx, config)
@@ -142,7 +162,7 @@ func (n *node) build(s *settings, processor payment.Gateway, b broker, w watcher
 		return err
 	}
 	n.consumer, err = consumer.New(n.db, n.sub, n.steps, &consumer.Options{
-		Schema: schema, Lanes: maxConns / 2, Observer: w.consumer, Wake: n.relay.Wake, Logger: logger,
+		Schema: schema, Lanes: n.lanes(), Observer: w.consumer, Wake: n.relay.Wake, Logger: logger,
 	})
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -156,10 +157,8 @@ func (a *app) open(ctx context.Context, own string) error {
 	if a.broker, err = openBroker(s.amqpURL, s.namespace, a.logger); err != nil {
 		return badSetting("AMQP_URL", "%v", err)
 	}
-	for _, service := range serviceNames {
-		if err := a.broker.declare(ctx, service, listens[service]); err != nil {
-			return fmt.Errorf("AMQP_URL: declare the queues of %s: %w", service, err)
-		}
+	if err := a.declare(ctx); err != nil {
+		return err
 	}
 	for _, name := range s.services {
 		w, err := a.traces.watchers(name)
@@ -171,6 +170,22 @@ func (a *app) open(ctx context.Context, own string) error {
 			return err
 		}
 		a.nodes = append(a.nodes, n)
+	}
+	return nil
+}
+
+// declare makes sure that whoever listens gets what the services here publish.
+func (a *app) declare(ctx context.Context) error {
+	for _, listener := range serviceNames {
+		topics := slices.DeleteFunc(slices.Clone(listens[listener]), func(topic string) bool {
+			return !slices.ContainsFunc(a.settings.services, func(own string) bool { return slices.Contains(publishes[own], topic) })
+		})
+		if len(topics) == 0 {
+			continue
+		}
+		if err := a.broker.declare(ctx, listener, topics); err != nil {
+			return fmt.Errorf("AMQP_URL: declare the queues of %s: %w", listener, err)
+		}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"runtime"
 	"slices"
 	"time"
 
@@ -105,6 +106,7 @@ func (a *app) metrics(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, "# starting or stopping")
 		return
 	}
+	fmt.Fprintf(w, "# HELP go_goroutines Goroutines of the process.\n# TYPE go_goroutines gauge\ngo_goroutines %d\n", runtime.NumGoroutine())
 	var services []*measured
 	for _, n := range a.nodes {
 		m := n.measure(r.Context())

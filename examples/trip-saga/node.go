@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -28,9 +29,9 @@ import (
 
 var serviceNames = []string{"trip", command.Flight, command.Hotel, command.Car, "ticketing", "mail"}
 
-// listens says which service keeps a queue for which topics. Every process
-// declares all of it before its relays publish, so that it does not matter
-// which service is started first.
+// listens says which service keeps a queue for which topics. A process declares the
+// queues of what its services publish before its relays do, and its consumers their own,
+// so that it does not matter which service is started first.
 var listens = map[string][]string{
 	"trip":         {saga.Topic(trip.Name)},
 	command.Flight: {command.Book(command.Flight), command.Cancel(command.Flight)},
@@ -38,6 +39,12 @@ var listens = map[string][]string{
 	command.Car:    {command.Book(command.Car), command.Cancel(command.Car)},
 	"ticketing":    {command.Ticket},
 	"mail":         {command.Mail},
+}
+
+// publishes reports whether a service publishes to a topic: the orchestrator its
+// commands, and every other service its replies.
+func publishes(service, topic string) bool {
+	return (service == "trip") == (topic != saga.Topic(trip.Name))
 }
 
 // tables are the migrations of the services' own tables.
@@ -49,7 +56,7 @@ var tables = map[string]fs.FS{
 func schemaOf(service string) string { return service + "_service" }
 
 const (
-	// maxConns is the size of each service's pool; its relay listens on one more connection.
+	// maxConns is the size of each service's pool, unless its URL has pool_max_conns; its relay listens on one more connection.
 	// All of them, and a second copy, fit into PostgreSQL's default of 100 connections.
 	maxConns = 5
 
@@ -82,7 +89,9 @@ func openNode(ctx context.Context, name string, s *settings, b broker, logger *s
 	if err != nil {
 		return nil, badSetting(variable, "it is not a PostgreSQL URL or connection string")
 	}
-	config.MaxConns = maxConns
+	if !strings.Contains(databaseURL, "pool_max_conns=") {
+		config.MaxConns = maxConns
+	}
 	config.ConnConfig.ConnectTimeout = 5 * time.Second
 	db, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
@@ -159,7 +168,7 @@ func (n *node) orchestrate(schema string, patience time.Duration, logger *slog.L
 	}
 	n.routes, n.sweeper = service.Routes, service.Sweeper
 	n.orchestrator, err = saga.NewOrchestrator(n.db, n.sub, []saga.Plan{d}, &saga.Options{
-		Schema: schema, TimerWorkers: 2, Consumer: consumer.Options{Lanes: maxConns / 2}, Wake: n.relay.Wake, Logger: logger,
+		Schema: schema, TimerWorkers: 2, Consumer: consumer.Options{Lanes: n.lanes()}, Wake: n.relay.Wake, Logger: logger,
 	})
 	if err == nil {
 		n.consumer = n.orchestrator.Consumer()
@@ -171,10 +180,13 @@ func (n *node) orchestrate(schema string, patience time.Duration, logger *slog.L
 func (n *node) participate(schema string, steps []consumer.Step, routes func(*http.ServeMux), logger *slog.Logger) (err error) {
 	n.routes = routes
 	n.consumer, err = consumer.New(n.db, n.sub, steps, &consumer.Options{
-		Schema: schema, Lanes: maxConns / 2, Wake: n.relay.Wake, Logger: logger,
+		Schema: schema, Lanes: n.lanes(), Wake: n.relay.Wake, Logger: logger,
 	})
 	return err
 }
+
+// lanes are how many messages the service works on at a time.
+func (n *node) lanes() int { return max(int(n.db.Config().MaxConns)/2, 1) }
 
 // run runs what takes messages until ctx ends.
 func (n *node) run(ctx context.Context) error {

@@ -49,28 +49,24 @@ type heard struct {
 // compensated for a step: what comes late changes nothing. The order's row is
 // locked first, so that an order's messages take turns.
 func (s *Service) record(ctx context.Context, tx pgx.Tx, orderID, status, reason string, steps ...heard) error {
-	var old string
-	err := tx.QueryRow(ctx, "SELECT status FROM "+s.schema+".orders WHERE id = $1 FOR UPDATE", orderID).Scan(&old)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return consumer.Terminal(fmt.Errorf("order: there is no order %.40q", orderID))
-	}
-	if err != nil {
-		return fmt.Errorf("order: lock: %w", err)
-	}
-	batch := &pgx.Batch{}
-	if old == "pending" || old == "paid" {
-		batch.Queue("UPDATE "+s.schema+".orders SET status = $2, reason = $3 WHERE id = $1", orderID, status, reason)
-	}
+	batch, known := &pgx.Batch{}, false
+	batch.Queue("SELECT true FROM "+s.schema+".orders WHERE id = $1 FOR UPDATE", orderID).QueryRow(func(row pgx.Row) error {
+		if err := row.Scan(&known); !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		return nil
+	})
+	batch.Queue("UPDATE "+s.schema+".orders SET status = $2, reason = $3 WHERE id = $1 AND status IN ('pending', 'paid')", orderID, status, reason)
 	for _, h := range steps {
 		batch.Queue("UPDATE "+s.schema+".order_step SET state = $3, attempts = $4, at = clock_timestamp()"+
 			" WHERE order_id = $1 AND step = $2 AND (state = 'pending' OR state = 'done' AND $3 = 'compensated')",
 			orderID, h.step, h.state, h.attempts)
 	}
-	if batch.Len() == 0 {
-		return nil
-	}
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("order: record: %w", err)
+	}
+	if !known {
+		return consumer.Terminal(fmt.Errorf("order: there is no order %.40q", orderID))
 	}
 	return nil
 }
