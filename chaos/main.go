@@ -7,8 +7,8 @@
 //
 // It exits with 0 if every invariant holds and every fault has struck, with 1 if
 // an invariant does not hold, with 3 if the run is void, because something that
-// was to strike has not, and with 2 after a mistake of the caller's or a failure
-// of the harness.
+// was to strike has not or a figure misses its goal, and with 2 after a mistake of
+// the caller's or a failure of the harness.
 package main
 
 import (

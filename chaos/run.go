@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/evidence"
@@ -80,7 +81,7 @@ func (r *runner) now() record.At { return time.Since(r.Began) }
 // all is one run, up to what it leaves in its directory.
 func (r *runner) all(ctx context.Context) (err error) {
 	r.Began = time.Now()
-	work, err := os.MkdirTemp("", "chaos-work-")
+	work, err := os.MkdirTemp(scratch(r.Options.Sagas), "chaos-work-")
 	if err != nil {
 		return err
 	}
@@ -114,6 +115,25 @@ func (r *runner) all(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// What the servers' data may need, in bytes, and where they are quickest. What dies in a
+// run are processes: what they have written is in the system's memory by then, wherever
+// its files are.
+const (
+	memory        = "/dev/shm"
+	baseBytes     = 2 << 30
+	bytesEachSaga = 30 << 10
+)
+
+// scratch returns the directory in which that of the servers is made: in memory, if there
+// is room for so many sagas, and otherwise where temporary files are.
+func scratch(sagas int) string {
+	var there syscall.Statfs_t
+	if syscall.Statfs(memory, &there) == nil && there.Bavail*uint64(there.Bsize) > baseBytes+uint64(sagas)*bytesEachSaga {
+		return memory
+	}
+	return os.TempDir()
 }
 
 // create begins the files of the run.
@@ -159,13 +179,21 @@ func (r *runner) open(ctx context.Context, work string) error {
 	if err != nil {
 		return err
 	}
+	servers, err := r.site.Versions(ctx)
+	if err != nil {
+		return err
+	}
+	r.Versions = append(r.Versions, servers...)
+	if err := record.WriteJSON(r.dir, record.RunFile, r.Run); err != nil {
+		return err
+	}
 	if err := r.site.Start(ctx); err != nil {
 		return err
 	}
 	if err := evidence.Install(ctx, r.site.DB()); err != nil {
 		return err
 	}
-	r.broker = evidence.Broker{URL: r.site.AMQPURL(), Namespace: r.site.Namespace}
+	r.broker = evidence.Broker{URL: r.site.AMQPURL(), Namespace: r.site.Namespace, Connections: r.site.BrokerConnections}
 	r.load, err = load.New(load.Options{
 		Seed: r.Seed, Run: r.Options, Orders: r.site.OrderURLs(), Trips: r.site.TripURLs(), Ops: r.ops, Now: r.now,
 	})
@@ -186,6 +214,7 @@ func (r *runner) log(e record.Event) {
 	case e.N > 0 && e.Err == "":
 		r.deeds.Add(1)
 	}
+	r.armory.Note(e)
 	r.events.Add(e)
 }
 
@@ -211,18 +240,17 @@ func (r *runner) warm(ctx context.Context) (err error) {
 	return sleep(ctx, warmth)
 }
 
-// encore is how long processes are killed after the storm for failpoints that have not
-// struck in it.
+// encore is how long the storm goes on for what has not struck in it.
 const encore = 40 * time.Second
 
 // storm carries the schedule out.
 func (r *runner) storm(ctx context.Context) error {
-	late := time.AfterFunc(r.Options.Storm/2, r.armory.Late)
+	late := time.AfterFunc(r.Options.Storm/3, r.armory.Late)
 	defer late.Stop()
 	if err := fault.Carry(ctx, r.site, r.schedule, r.load.Open); err != nil {
 		return err
 	}
-	r.armory.Encore(ctx, r.site, r.load.Open, encore)
+	r.armory.Encore(ctx, r.site, r.Options, r.load.Open, encore)
 	return nil
 }
 
@@ -251,7 +279,9 @@ func (r *runner) drain(ctx context.Context) error {
 	r.bury(ctx)
 	r.stopSample()
 	r.sampling.Wait()
-	return ctx.Err()
+	var err error
+	r.final.Received, err = r.site.Received()
+	return errors.Join(err, ctx.Err())
 }
 
 // burial is how long poison is waited for that is on its way to its dead letter. What
@@ -279,6 +309,9 @@ func (r *runner) replay(ctx context.Context) error {
 	if len(r.final.Left) > 0 {
 		return nil // it has not come to rest: there is nothing to compare with
 	}
+	if err := r.count(ctx); err != nil {
+		return err
+	}
 	for n := range r.Options.Replays {
 		patience := time.Minute + time.Duration(r.load.Begun()*20/replayRate)*time.Second
 		patient, cancel := context.WithTimeout(ctx, patience)
@@ -292,8 +325,31 @@ func (r *runner) replay(ctx context.Context) error {
 			return err
 		}
 		r.final.Effects = append(r.final.Effects, effects)
+		if err := r.count(ctx); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// settling is how long goroutines have to end that a replay has begun.
+const settling = 10 * time.Second
+
+// count counts the goroutines of all processes, once they are as few as they were.
+func (r *runner) count(ctx context.Context) error {
+	patient, cancel := context.WithTimeout(ctx, settling)
+	defer cancel()
+	for {
+		all, err := r.site.Goroutines(ctx)
+		if err != nil {
+			return err
+		}
+		known := r.final.Goroutines
+		if len(known) == 0 || len(record.MoreGoroutines(known[0], all)) == 0 || sleep(patient, settling/50) != nil {
+			r.final.Goroutines = append(known, all)
+			return nil
+		}
+	}
 }
 
 // stop tells every process to end, and looks at what they leave in the servers.
@@ -376,7 +432,7 @@ func revision() string {
 	return ""
 }
 
-// versions are those of what the run stands on.
+// versions are those of what the run stands on, but for the servers.
 func versions() []string {
 	return []string{runtime.Version(), fmt.Sprintf("%s/%s, %d processors", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
 }

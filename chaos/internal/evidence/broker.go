@@ -24,6 +24,8 @@ type Broker struct {
 	// Queues reads what all queues hold. Default: a passive declaration of each, by which
 	// unacked messages are not known, and count as none.
 	Queues func(ctx context.Context) ([]record.Queue, error)
+	// Connections counts the broker's connections. Default: nobody can, and [Rest] notes none.
+	Connections func() (int, error)
 }
 
 const dialTimeout = 5 * time.Second
@@ -63,7 +65,7 @@ type gauge struct {
 }
 
 // read reads the queues by Queues, or on a connection of its own. A queue that is not
-// there, since somebody has deleted it, holds nothing.
+// there, since somebody has deleted it, holds nothing and is Absent.
 func (g *gauge) read(ctx context.Context) (all []record.Queue, err error) {
 	if g.broker.Queues != nil {
 		return g.broker.Queues(ctx)
@@ -81,6 +83,7 @@ func (g *gauge) read(ctx context.Context) (all []record.Queue, err error) {
 		var e *amqp.Error
 		switch {
 		case errors.As(err, &e) && e.Code == amqp.NotFound: // and the channel is closed
+			all = append(all, record.Queue{Name: name, Absent: true})
 		case err != nil:
 			return nil, fmt.Errorf("evidence: queue %s: %w", name, err)
 		default:

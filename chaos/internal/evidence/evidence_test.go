@@ -300,10 +300,17 @@ func checkSamples(t *testing.T, dir string) {
 	if err != nil || len(all) == 0 {
 		t.Fatalf("%d samples, %v", len(all), err)
 	}
+	asked := 0
 	for _, s := range all {
 		if len(s.Unbalanced) > 0 || s.Err != "" {
 			t.Errorf("sample %+v", s)
 		}
+		if s.Asked {
+			asked++
+		}
+	}
+	if asked == 0 {
+		t.Error("no sample has asked for the invariants")
 	}
 	t.Logf("last of %d samples: %+v", len(all), all[len(all)-1])
 }

@@ -251,7 +251,7 @@ const (
 	// sqlReadListened says of a message whether a step's inbox has it, and whether it has ended it.
 	// The digest tells a compensation from its action.
 	sqlReadListened = `
-SELECT count(*) > 0, count(*) FILTER (WHERE state NOT IN ('open', 'retrying', 'undoing')) > 0
+SELECT count(*) > 0, count(*) FILTER (WHERE {ended}) > 0
 FROM {schema}.inbox WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND {digest} = sha256($5)`
 )
 
@@ -281,7 +281,7 @@ func listened(ctx context.Context, db *pgxpool.Pool, messages []stored) (all []p
 	for i := range messages {
 		m := &messages[i]
 		for _, l := range listening(m.Topic, m.Type) {
-			statement := strings.ReplaceAll(bind(l.Schema, sqlReadListened), "{digest}", l.digest())
+			statement := strings.NewReplacer("{schema}", l.Schema, "{digest}", l.digest(), "{ended}", l.ended()).Replace(sqlReadListened)
 			batch.Queue(statement, m.Scope, m.Key, l.Step, m.N, m.Payload).QueryRow(func(row pgx.Row) error {
 				var has, has2 bool
 				err := row.Scan(&has, &has2)

@@ -53,6 +53,15 @@ func (l Listener) digest() string {
 	return "digest"
 }
 
+// ended is what is true of the inbox's row once it has dealt with l's message. A compensation
+// that came while its action was done waits for its parked copy: only that one undoes.
+func (l Listener) ended() string {
+	if l.Undo {
+		return "state IN ('void', 'compensated', 'undo-dead')"
+	}
+	return "state NOT IN ('open', 'retrying', 'undoing')"
+}
+
 // Listeners are all there are, as both examples have them. A test compares them with what
 // the examples do.
 var Listeners = listeners()

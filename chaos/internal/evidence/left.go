@@ -34,7 +34,7 @@ func sqlCountOpen() (all []unfinished) {
 }
 
 // sqlCountUnhandled counts messages that a step has not ended: its inbox has no row, or one in
-// a state that is none to stay in, and there is no dead letter. The digest tells a compensation
+// a state in which the message is not dealt with, and there is no dead letter. The digest tells a compensation
 // from its action. Where the compensation came first, the row does not say whether the action
 // has come as well: it changes nothing.
 const sqlCountUnhandled = `
@@ -43,7 +43,7 @@ FROM ({messages}) m
 WHERE m.topic = $1 AND m.type = $2
 	AND NOT EXISTS (
 		SELECT FROM {schema}.inbox i
-		WHERE i.scope = m.scope AND i.key = m.key AND i.step = $3 AND i.n = m.n AND i.state NOT IN ('open', 'retrying', 'undoing')
+		WHERE i.scope = m.scope AND i.key = m.key AND i.step = $3 AND i.n = m.n AND i.{ended}
 			AND (i.{digest} = sha256(m.payload) OR i.state = 'void' AND NOT $4))
 	AND NOT EXISTS (
 		SELECT FROM {schema}.parked p
@@ -113,7 +113,7 @@ func countUnhandled(ctx context.Context, db *pgxpool.Pool) (left []string, err e
 		for _, from := range l.from {
 			messages = append(messages, bind(from, sqlHistory))
 		}
-		statement := strings.NewReplacer("{messages}", strings.Join(messages, " UNION ALL "), "{digest}", l.digest(), "{schema}", l.Schema).Replace(sqlCountUnhandled)
+		statement := strings.NewReplacer("{messages}", strings.Join(messages, " UNION ALL "), "{digest}", l.digest(), "{ended}", l.ended(), "{schema}", l.Schema).Replace(sqlCountUnhandled)
 		var n, first int64
 		if err := db.QueryRow(ctx, statement, l.Topic, l.Type, l.Step, l.Undo).Scan(&n, &first); err != nil {
 			return nil, fmt.Errorf("evidence: messages of %s: %w", l.Topic, err)
@@ -135,6 +135,7 @@ const (
 // looked at, since a server is away, is left as well.
 func Drained(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string) {
 	for wait := minLook; ; wait = min(wait*2, maxLook) {
+		began := time.Now()
 		now, err := Left(ctx, db, b)
 		switch {
 		case ctx.Err() != nil && left != nil:
@@ -146,7 +147,7 @@ func Drained(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string) {
 		default:
 			left = now
 		}
-		if pause(ctx, wait) != nil {
+		if pause(ctx, max(wait, 2*time.Since(began))) != nil { // a look is work for the database
 			return left
 		}
 	}

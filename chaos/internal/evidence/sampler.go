@@ -15,6 +15,7 @@ import (
 
 const (
 	sampleEvery   = time.Second
+	idleShare     = 10               // one of so many parts of the time is for samples
 	sampleTimeout = 10 * time.Second // for all of one sample
 
 	// restFactor is how many times as long as the invariants took they are then left alone: one
@@ -36,8 +37,9 @@ type Sampler struct {
 	opts  SamplerOptions
 	gauge gauge
 
-	rested time.Time // from when on the invariants are asked again
-	money  int64     // as of the last time
+	rested time.Time     // from when on the invariants are asked again
+	took   time.Duration // the invariants, if this sample has asked for them
+	money  int64         // as of the last time
 	done   int
 }
 
@@ -49,20 +51,18 @@ func NewSampler(o SamplerOptions) (*Sampler, error) {
 	return &Sampler{opts: o, gauge: gauge{broker: o.Broker}}, nil
 }
 
-// Run writes a Sample every second until ctx ends, and then returns nil.
+// Run writes a Sample every second until ctx ends, and then returns nil. As the tables
+// grow, it takes its time: the invariants are looked at for a tenth of it at the most. What
+// it waited for in vain, such as a broker that was away, is no reason to look less often.
 func (s *Sampler) Run(ctx context.Context) error {
 	defer s.gauge.drop()
-	for next := time.Now(); ; {
+	for {
 		sample := s.sample(ctx)
 		if ctx.Err() != nil {
 			return nil // in the midst of it
 		}
 		s.opts.Out.Add(sample)
-		next = next.Add(sampleEvery)
-		if late := time.Since(next); late > 0 {
-			next = next.Add(late)
-		}
-		if pause(ctx, time.Until(next)) != nil {
+		if pause(ctx, max(sampleEvery, (idleShare-1)*s.took)) != nil {
 			return nil
 		}
 	}
@@ -76,7 +76,8 @@ func (s *Sampler) sample(ctx context.Context) record.Sample {
 	if s.opts.Processes != nil {
 		r.Processes = s.opts.Processes()
 	}
-	err := errors.Join(s.sessions(ctx, &r), s.backlog(ctx, &r), s.queues(ctx, &r), s.balance(ctx, &r))
+	// The invariants come first: a broker that is away may take all of the time.
+	err := errors.Join(s.balance(ctx, &r), s.sessions(ctx, &r), s.backlog(ctx, &r), s.queues(ctx, &r))
 	if err != nil {
 		r.Err = err.Error()
 	}
@@ -117,11 +118,11 @@ func (s *Sampler) queues(ctx context.Context, r *record.Sample) error {
 // balance asks for the invariants in one snapshot of all services, unless it has done so
 // just now, for what that takes.
 func (s *Sampler) balance(ctx context.Context, r *record.Sample) error {
+	s.took = 0
 	if time.Now().Before(s.rested) {
 		return nil
 	}
 	began := time.Now()
-	defer func() { s.rested = time.Now().Add(restFactor * time.Since(began)) }()
 	batch := &pgx.Batch{}
 	batch.Queue(sqlMoney).QueryRow(func(row pgx.Row) error { return row.Scan(&s.money) })
 	batch.Queue(sqlDone).QueryRow(func(row pgx.Row) error { return row.Scan(&s.done) })
@@ -139,7 +140,10 @@ func (s *Sampler) balance(ctx context.Context, r *record.Sample) error {
 	})
 	if err != nil {
 		r.Unbalanced = nil
+		s.rested = time.Now().Add(time.Since(began))
 		return fmt.Errorf("balance: %w", err)
 	}
+	r.Asked, s.took = true, time.Since(began)
+	s.rested = time.Now().Add(restFactor * s.took)
 	return nil
 }

@@ -15,36 +15,73 @@ import (
 )
 
 // An Armory arms processes: by the seed, and, once it is late, with what has not
-// struck yet besides.
+// struck yet instead. In the end it sees to the faults that have met nobody.
 type Armory struct {
+	seed   uint64
 	seeded func(process string, start int) string
 	log    string
 
-	mu   sync.Mutex
-	late bool
-	next int
+	mu    sync.Mutex
+	late  bool
+	turns int
+	met   map[string]bool // faults that have struck somebody at work
+	n     int             // the greatest of a fault that was planned
 }
 
 // NewArmory returns that of a run whose points write to the file log.
-func NewArmory(seed uint64, log string) *Armory { return &Armory{seeded: Fuses(seed), log: log} }
+func NewArmory(seed uint64, log string) *Armory {
+	return &Armory{seed: seed, seeded: Fuses(seed), log: log, met: map[string]bool{}}
+}
+
+// Note takes down what was done to the site.
+func (a *Armory) Note(e record.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.n = max(a.n, e.N)
+	if e.Err == "" && e.Hits > 0 && e.Open > 0 {
+		a.met[e.Fault] = true
+	}
+}
 
 // Fuses returns SAGAMILL_FAILPOINTS of a process's start.
 func (a *Armory) Fuses(process string, start int) string {
-	fuses := a.seeded(process, start)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.late {
-		return fuses
-	}
-	missing := a.missing()
-	service := site.ServiceOf(process)
-	for range missing {
-		a.next++
-		if fuse := missing[a.next%len(missing)]; comesTo(service, pointOf(fuse)) {
-			return strings.Trim(fuses+";"+fuse, ";")
+	if a.late {
+		if missing := ofService(site.ServiceOf(process), a.missing()); len(missing) > 0 {
+			a.turns++
+			return arm(missing, a.turns)
 		}
 	}
-	return fuses
+	return a.seeded(process, start)
+}
+
+// arm returns as many of the missing strikes as one life has room for: one action at
+// each point, and one that ends or stops it. Whose turn it is comes first.
+func arm(missing []string, turn int) string {
+	var fuses []string
+	lethal, taken := false, map[string]bool{}
+	for i := range missing {
+		fuse := missing[(turn+i)%len(missing)]
+		name, action, _ := strings.Cut(fuse, "=")
+		ends := action == "kill" || action == "stop"
+		if taken[name] || ends && lethal {
+			continue
+		}
+		taken[name], lethal = true, lethal || ends
+		fuses = append(fuses, fuse)
+	}
+	return strings.Join(fuses, ";")
+}
+
+// ofService are those strikes to whose points processes of a service come.
+func ofService(service string, strikes []string) (of []string) {
+	for _, fuse := range strikes {
+		if name, _, _ := strings.Cut(fuse, "="); slices.ContainsFunc(pointsOf(service), func(p point) bool { return p.name == name }) {
+			of = append(of, fuse)
+		}
+	}
+	return of
 }
 
 // Late has what is missing armed from now on.
@@ -52,16 +89,6 @@ func (a *Armory) Late() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.late = true
-}
-
-// comesTo reports whether processes of a service come to a point.
-func comesTo(service, name string) bool {
-	return slices.ContainsFunc(pointsOf(service), func(p point) bool { return p.name == name })
-}
-
-func pointOf(fuse string) string {
-	point, _, _ := strings.Cut(fuse, "=")
-	return point
 }
 
 // missing are the required strikes, as point=action, that the log does not have.
@@ -88,15 +115,25 @@ func (a *Armory) Missing() []string {
 	return a.missing()
 }
 
-// encoreEvery is the pause between the kills of an encore.
-const encoreEvery = 250 * time.Millisecond
+// The times of an encore. A process that is killed before it has worked strikes nothing,
+// and leaves the work to pile up.
+const (
+	encoreEvery = 250 * time.Millisecond // between two kills
+	unarmedLife = time.Second            // of work, of a process that is not armed with what is missing
+	armedLife   = 6 * time.Second        // and of one that is
+)
 
-// Encore kills processes, so that they are armed anew, until nothing that is required
-// is missing, or for as long as limit. What strikes at all does so before.
-func (a *Armory) Encore(ctx context.Context, s *site.Site, open func() int, limit time.Duration) {
+// Encore repeats faults that have met nobody yet, and kills processes, so that they are
+// armed anew with failpoints that have not struck, until nothing that is required is
+// missing, or for as long as limit. What strikes at all does so before. The site's log
+// goes to Note.
+func (a *Armory) Encore(ctx context.Context, s *site.Site, o record.Options, open func() int, limit time.Duration) {
 	a.Late()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	var faults sync.WaitGroup
+	faults.Go(func() { a.repeat(newCarrier(ctx, s, open), o) })
+	defer faults.Wait()
 	for tick := time.Tick(encoreEvery); ; {
 		missing := a.Missing()
 		if len(missing) == 0 {
@@ -109,7 +146,8 @@ func (a *Armory) Encore(ctx context.Context, s *site.Site, open func() int, limi
 		}
 		var able []string
 		for _, process := range site.Processes() {
-			if comesTo(site.ServiceOf(process), pointOf(missing[rand.IntN(len(missing))])) {
+			armed, ready := s.Work(process)
+			if outlived(ofService(site.ServiceOf(process), missing), armed, ready) {
 				able = append(able, process)
 			}
 		}
@@ -118,7 +156,55 @@ func (a *Armory) Encore(ctx context.Context, s *site.Site, open func() int, limi
 		}
 		process := able[rand.IntN(len(able))]
 		if done, err := s.Kill(process); done && err == nil {
-			s.Log(record.Event{At: s.Now(), Fault: Kill, Target: process, Args: "for what has not struck yet", Open: open()})
+			s.Log(record.Event{At: s.Now(), Fault: Kill, Target: process, Args: "for what has not struck yet", Open: open(), Hits: 1})
 		}
 	}
+}
+
+// repeat carries out, one after the other, what has met nobody, on whom it falls this
+// time, until all have met somebody.
+func (a *Armory) repeat(c *carrier, o record.Options) {
+	r := stream(a.seed, encoreStream)
+	for {
+		unmet := a.unmet()
+		if len(unmet) == 0 {
+			return
+		}
+		for _, k := range unmet {
+			if !c.wait(encoreEvery) {
+				return
+			}
+			d := k.draw(r, o)
+			a.mu.Lock()
+			d.N = a.n + 1
+			a.mu.Unlock()
+			c.carry(&d.Planned, k.carry)
+		}
+	}
+}
+
+// unmet are the faults that have met nobody.
+func (a *Armory) unmet() (unmet []*kind) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range kinds {
+		if !a.met[kinds[i].name] {
+			unmet = append(unmet, &kinds[i])
+		}
+	}
+	return unmet
+}
+
+// outlived reports whether a process that could strike what is missing has had the time
+// to, armed as it is.
+func outlived(missing []string, armed string, ready time.Duration) bool {
+	if len(missing) == 0 {
+		return false
+	}
+	for fuse := range strings.SplitSeq(armed, ";") {
+		if slices.Contains(missing, fuse) {
+			return ready > armedLife
+		}
+	}
+	return ready > unarmedLife
 }

@@ -17,9 +17,11 @@ const limit = time.Minute
 
 // An outcome is what became of a fault.
 type outcome struct {
-	hits int    // connections, sessions, commits, requests or messages that it struck
+	hits int    // connections, sessions, commits, requests, messages or rows that it struck
 	note string // how it went, behind its Args
 	err  error  // it could not be done
+
+	repeated []record.Repeat
 }
 
 // failed is the outcome of what could not be done.
@@ -36,21 +38,25 @@ type carrier struct {
 	targets                   map[string]*sync.Mutex
 }
 
+func newCarrier(ctx context.Context, s *site.Site, open func() int) *carrier {
+	if open == nil {
+		open = func() int { return 0 }
+	}
+	return &carrier{ctx: ctx, site: s, open: open, targets: map[string]*sync.Mutex{}}
+}
+
 // Carry carries a plan out from now on, each fault at its time, or later if another
 // one stands in its way, and returns when all are over. The site's log tells what was
 // done, with open at that moment. If ctx ends, what has begun is brought to its end and
 // nothing else begins. A plan with a fault that it does not know is an error, and
 // nothing is done.
 func Carry(ctx context.Context, s *site.Site, plan []record.Planned, open func() int) error {
-	if open == nil {
-		open = func() int { return 0 }
-	}
 	for _, p := range plan {
 		if _, err := carries(p.Fault); err != nil {
 			return err
 		}
 	}
-	c := &carrier{ctx: ctx, site: s, open: open, targets: map[string]*sync.Mutex{}}
+	c := newCarrier(ctx, s, open)
 	began := time.Now()
 	var under sync.WaitGroup
 	defer under.Wait()
@@ -89,7 +95,7 @@ func (c *carrier) carry(p *record.Planned, do func(*carrier, *record.Planned) ou
 	o := do(c, p)
 	close(over)
 	watch.Wait()
-	e.Until, e.Hits = c.site.Now(), o.hits
+	e.Until, e.Hits, e.Repeated = c.site.Now(), o.hits, o.repeated
 	if o.note != "" && e.Args != "" {
 		e.Args += "; "
 	}
@@ -169,6 +175,17 @@ func (c *carrier) wait(d time.Duration) bool {
 	case <-c.ctx.Done():
 		return false
 	}
+}
+
+// watchPause is between two looks at what a fault strikes.
+const watchPause = 100 * time.Millisecond
+
+// watch waits for d, and returns the most that count has counted, of which n were known.
+func (c *carrier) watch(d time.Duration, n int, count func() int) int {
+	for end := time.Now().Add(d); time.Now().Before(end) && c.wait(min(watchPause, time.Until(end))); {
+		n = max(n, count())
+	}
+	return n
 }
 
 // finish is a context for what must be brought to an end, also when the run is

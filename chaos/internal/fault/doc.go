@@ -23,6 +23,10 @@
 //	gateway-error, gateway-lost, gateway-slow
 //	                            the payment gateway refuses, does and does not say so, takes its time
 //
+// An Event's Hits are what a fault has met: processes, sessions, connections, COMMITs,
+// requests, the messages and consumers of a queue, the rows or the waiting sessions of a
+// lock. Without any it has struck nothing.
+//
 // # Nothing is lost by an operator's hand
 //
 // Who deletes a queue loses what is in it, and what is published until the service
@@ -33,4 +37,6 @@
 // tell ([site.Topic].Steps). The bindings of a topic, or its exchange, are deleted
 // only all at once: what is published then is refused. As that is not one moment for a
 // topic with several queues, it is put right in the same way.
+// What was written once more is in the record.Event: a message that the services had lost
+// long before would be healed as well, and the judge sees by its age that it was one.
 package fault

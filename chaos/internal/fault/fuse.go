@@ -15,12 +15,16 @@ import (
 // The patterns are what becomes of twenty starts of a service in a row: nothing, an
 // error and a delay, or a kill or a stop besides.
 var (
-	pattern        = parts(7, 5, 5, 3)
-	specialPattern = parts(3, 3, 8, 6)
+	pattern        = parts(11, 4, 3, 2)
+	specialPattern = parts(9, 4, 4, 3)
 )
 
-// perhapsIn is of how many starts one is armed at a point where hardly anybody comes.
-const perhapsIn = 3
+// Of how many starts one is armed at each point where hardly anybody comes, and of how
+// many one is at any of those where processes come now and then.
+const (
+	perhapsIn = 6
+	seldomIn  = 3
+)
 
 func parts(unarmed, mild, kill, stop int) (starts []string) {
 	for _, part := range []struct {
@@ -33,20 +37,28 @@ func parts(unarmed, mild, kill, stop int) (starts []string) {
 }
 
 // Fuses returns the failpoints of each start: a pure function of the seed, the
-// process and the start. In about seven of ten starts a process is armed with an
+// process and the start. In about half of its starts a process is armed with an
 // error and a delay, and in more than half of those with a kill or a stop at one
 // point of each of its components, whichever it comes to first. The two processes of a
-// service take turns at its points, so that none is left out for long. Every start is
+// service take turns at its points, so that none is left out for long. Some starts are
 // armed besides where a process seldom comes.
 func Fuses(seed uint64) func(process string, start int) string {
 	return func(process string, start int) string {
 		service, turn := site.ServiceOf(process), turnOf(process, start)
 		r := stream(seed, fuseStream+digest(fmt.Sprint(process, start)))
 		fuses := draw(seed, service, turn, r)
+		var rare []point
 		for _, p := range pointsOf(service) {
-			if p.when == seldom || p.when == perhaps && r.IntN(perhapsIn) == 0 {
-				fuses = append(fuses, p.arm(r, failpoint.Actions()[r.IntN(len(failpoint.Actions()))]))
+			switch {
+			case p.when == perhaps && r.IntN(perhapsIn) == 0:
+				fuses = append(fuses, p.arm(r, pick(r, failpoint.Actions())))
+			case p.when == seldom:
+				rare = append(rare, p)
 			}
+		}
+		if len(rare) > 0 && turn%seldomIn == 0 {
+			n, actions := turn/seldomIn, failpoint.Actions()
+			fuses = append(fuses, rare[n%len(rare)].arm(r, actions[n/len(rare)%len(actions)]))
 		}
 		return strings.Join(fuses, ";")
 	}
@@ -97,7 +109,7 @@ func groups(service string) [][]string {
 	case "payment":
 		return [][]string{{"effect"}}
 	case "trip":
-		return [][]string{{"outbox"}, {"consumer"}, {"saga"}}
+		return [][]string{{"outbox", "consumer"}, {"saga"}}
 	default:
 		return [][]string{{"outbox"}, {"consumer"}}
 	}

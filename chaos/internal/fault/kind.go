@@ -83,9 +83,9 @@ var kinds = []kind{
 	{name: ExchangeDelete, rate: 5, least: 1, longest: time.Second, target: unboundTopic, carry: (*carrier).deleteExchange, takes: 2 * time.Second, broker: true},
 
 	{name: LockInbox, rate: 2, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lock},
-	{name: LockLease, rate: 2, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lock},
+	{name: LockLease, rate: 3, least: 1, longest: 4 * time.Second, target: inboxService, carry: (*carrier).lock},
 	{name: LockRows, rate: 3, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lock},
-	{name: Deadlock, rate: 2, least: 1, target: inboxService, carry: (*carrier).deadlock, takes: 2 * time.Second},
+	{name: Deadlock, rate: 4, least: 1, target: answering, carry: (*carrier).deadlock, takes: 3 * time.Second},
 
 	{name: GatewayError, rate: 3, least: 1, longest: 2 * time.Second, args: everyThird, carry: (*carrier).strikeGateway, takes: time.Second},
 	{name: GatewayLost, rate: 3, least: 1, longest: 2 * time.Second, args: everyThird, carry: (*carrier).strikeGateway, takes: time.Second},
@@ -131,10 +131,24 @@ func serviceOrAll(r *rand.Rand) string {
 	return anyService(r)
 }
 
-// inboxService is a service that has an inbox and an outbox.
+// inboxService is a service that has an inbox and an outbox, in two of three cases one
+// of those that write most: a lock strikes only who comes to it.
 func inboxService(r *rand.Rand) string {
+	if r.IntN(3) > 0 {
+		return pick(r, []string{"order", "payment", "trip"})
+	}
 	for {
 		if service := anyService(r); service != "gateway" {
+			return service
+		}
+	}
+}
+
+// answering is a service whose steps write to the outbox while they have a row of the
+// inbox. Those of the order service only note what they are told.
+func answering(r *rand.Rand) string {
+	for {
+		if service := inboxService(r); service != "order" {
 			return service
 		}
 	}

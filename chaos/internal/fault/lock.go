@@ -3,6 +3,7 @@ package fault
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,27 +35,40 @@ WHERE NOT w.granted AND w.relation = '{schema}.outbox'::regclass
 	AND h.granted AND h.relation = '{schema}.inbox'::regclass AND h.mode = 'RowExclusiveLock'`
 )
 
-// A deadlock needs somebody who waits first, and is found after a second.
+// A deadlock needs somebody who waits first, which the few processes that have survived may
+// not do at once, and is found after a second.
 const (
 	deadlockPause = 20 * time.Millisecond
-	deadlockWait  = 2 * time.Second
+	deadlockWait  = 4 * time.Second
 )
 
 // beginPause is between two attempts to begin a transaction.
 const beginPause = 100 * time.Millisecond
 
-// lock holds a lock for as long as p says.
+// lock holds a lock for as long as p says. It strikes whoever waits for it, and of rows
+// those that are locked: who comes to them skips them, or waits.
 func (c *carrier) lock(p *record.Planned) outcome {
 	statement := map[string]string{LockInbox: sqlLockInbox, LockLease: sqlLockLease, LockRows: sqlLockRows}[p.Fault]
-	waiting := 0
-	err := c.locking(func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, bind(p.Target, statement)); err != nil {
+	var o outcome
+	o.err = c.locking(func(ctx context.Context, tx pgx.Tx) error {
+		locked, err := tx.Exec(ctx, bind(p.Target, statement))
+		if err != nil {
 			return err
 		}
-		c.wait(p.For)
-		return tx.QueryRow(ctx, sqlCountWaiting).Scan(&waiting)
+		waiting := c.watch(p.For, 0, func() (n int) {
+			if err == nil { // else the transaction is over
+				err = tx.QueryRow(ctx, sqlCountWaiting).Scan(&n)
+			}
+			return n
+		})
+		o.note = fmt.Sprintf("%d sessions waited", waiting)
+		if o.hits = waiting; p.Fault == LockRows {
+			o.hits = int(locked.RowsAffected())
+			o.note += fmt.Sprintf(", %d rows were locked", o.hits)
+		}
+		return err
 	})
-	return outcome{hits: waiting, err: err}
+	return o
 }
 
 // deadlock makes one with whoever works on a step of the service. Somebody's

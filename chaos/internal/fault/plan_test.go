@@ -76,7 +76,7 @@ func check(t *testing.T, seed uint64, o record.Options) {
 		return
 	}
 	for _, name := range site.Processes() {
-		if fair := struck[Kill] / len(site.Processes()); victims[name] < fair*3/4 {
+		if fair := struck[Kill] / len(site.Processes()); victims[name] < fair/2 {
 			t.Errorf("seed %d, storm of %s: %s is killed %d times of %d", seed, o.Storm, name, victims[name], struck[Kill])
 		}
 	}
@@ -143,7 +143,7 @@ func TestFusesReachEveryPoint(t *testing.T) {
 	t.Parallel()
 	const (
 		starts = 50 // of a process, in the short form
-		least  = 3
+		least  = 2  // what has not struck by half of the run is armed besides
 	)
 	for seed := range uint64(3) {
 		fuses, armed, total := map[string]int{}, 0, 0
@@ -165,7 +165,7 @@ func TestFusesReachEveryPoint(t *testing.T) {
 				t.Errorf("seed %d: %s comes up %d times in %d starts", seed, name, fuses[name], total)
 			}
 		}
-		if armed*100 < total*55 || armed*100 > total*90 {
+		if armed*100 < total*40 || armed*100 > total*70 {
 			t.Errorf("seed %d: %d of %d starts are armed", seed, armed, total)
 		}
 	}

@@ -20,21 +20,21 @@ type when int
 // How often a process comes to a point.
 const (
 	steadily when = iota // in its work: starts take turns at being armed there
-	seldom               // every start is armed there, for the first hit
+	seldom               // now and then: some starts are armed there, for the first hit
 	perhaps              // likewise for some starts, and a run in which nobody came there proves as much
 )
 
 // points are all that processes come to, as far as it is known. Their components are
 // what comes before the slash.
 var points = []point{
-	{"idemkey/after-begin", 8, steadily},
-	{"idemkey/before-keep", 8, steadily},
-	{"idemkey/after-keep", 8, steadily},
+	{"idemkey/after-begin", 60, steadily},
+	{"idemkey/before-keep", 60, steadily},
+	{"idemkey/after-keep", 60, steadily},
 	{"idemkey/before-release", 1, perhaps}, // where the handler has failed
 	{"idemkey/after-release", 1, perhaps},
-	{"idempg/after-claim", 8, steadily},
-	{"idempg/before-commit", 8, steadily},
-	{"idempg/after-commit", 8, steadily},
+	{"idempg/after-claim", 60, steadily},
+	{"idempg/before-commit", 60, steadily},
+	{"idempg/after-commit", 60, steadily},
 
 	{"outbox/before-take-over", 1, steadily},
 	{"outbox/after-take-over", 1, steadily},
@@ -52,24 +52,24 @@ var points = []point{
 	{"outbox/after-queue-delayed", 1, perhaps},
 
 	{"consumer/after-count", 2, steadily}, // where a message is redelivered
-	{"consumer/before-handler", 12, steadily},
-	{"consumer/before-commit", 12, steadily},
-	{"consumer/after-commit", 12, steadily},
-	{"consumer/before-ack", 12, steadily},
-	{"consumer/after-ack", 12, steadily},
+	{"consumer/before-handler", 40, steadily},
+	{"consumer/before-commit", 40, steadily},
+	{"consumer/after-commit", 40, steadily},
+	{"consumer/before-ack", 40, steadily},
+	{"consumer/after-ack", 40, steadily},
 	{"consumer/after-name", 1, perhaps}, // where a message is poison, or has failed
 	{"consumer/after-dead-letter", 1, perhaps},
 	{"consumer/after-take", 1, perhaps},
 	{"consumer/after-parked", 1, perhaps},
 
-	{"effect/after-claim", 4, steadily},
-	{"effect/before-call", 4, steadily},
-	{"effect/after-call", 4, steadily},
-	{"effect/before-record", 4, steadily},
-	{"effect/after-record", 4, steadily},
+	{"effect/after-claim", 60, steadily},
+	{"effect/before-call", 60, steadily},
+	{"effect/after-call", 60, steadily},
+	{"effect/before-record", 60, steadily},
+	{"effect/after-record", 60, steadily},
 
-	{"saga/after-instance", 4, steadily},
-	{"saga/after-start", 4, steadily},
+	{"saga/after-instance", 8, steadily},
+	{"saga/after-start", 8, steadily},
 	{"saga/before-decision-commit", 1, perhaps}, // where a trip is cancelled
 	{"saga/after-decision-commit", 1, perhaps},
 	{"saga/after-timer-claim", 1, seldom}, // where a deadline is over

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
@@ -25,7 +26,9 @@ const (
 )
 
 // sqlRepeat writes once more what a service has not settled, of all that was written
-// to a topic up to a moment. Whoever still has the first copy absorbs the second.
+// to a topic up to a moment, and says what that is. Whoever still has the first copy
+// absorbs the second. A message that the services had lost long before is written once
+// more as well, so the judge looks at how old each is.
 const sqlRepeat = `
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at)
@@ -37,7 +40,8 @@ FROM (SELECT DISTINCT ON (o.message_id) o.*
 		SELECT FROM {inbox}.inbox i
 		WHERE i.scope = o.scope AND i.key = o.key AND i.step = $3 AND i.n = o.n AND i.state <> 'open')
 	ORDER BY o.message_id, o.id) missed
-ORDER BY id`
+ORDER BY id
+RETURNING message_id::text, created_at`
 
 // sqlNow is the clock that the messages' times are of.
 const sqlNow = `SELECT clock_timestamp()`
@@ -53,15 +57,19 @@ func topic(name string) (site.Topic, error) {
 }
 
 // deleteQueues deletes all queues of a topic, with what is in them, and puts it right
-// once they are there again.
+// once they are there again. It strikes those messages, and the consumers.
 func (c *carrier) deleteQueues(p *record.Planned) outcome {
 	return c.delete(p, func(t site.Topic, ch *amqp.Channel) (n int, err error) {
 		for _, service := range t.Services {
-			messages, err := ch.QueueDelete(c.site.Queue(t, service), false, false, false)
+			queue, err := ch.QueueDeclarePassive(c.site.Queue(t, service), true, false, false, false, nil)
 			if err != nil {
 				return n, err
 			}
-			n += messages
+			messages, err := ch.QueueDelete(queue.Name, false, false, false)
+			if err != nil {
+				return n, err
+			}
+			n += messages + queue.Consumers
 		}
 		return n, nil
 	})
@@ -107,13 +115,13 @@ func (c *carrier) delete(p *record.Planned, strike func(site.Topic, *amqp.Channe
 	if err != nil {
 		return outcome{hits: hits, err: cmpErr(struck, err)}
 	}
-	note := "declared again by " + by
+	o := outcome{hits: hits, note: "declared again by " + by, err: struck}
 	if p.Fault == QueueDelete || len(t.Services) > 1 {
-		repeated, err := c.repair(ctx, t)
-		note += fmt.Sprintf("; %d messages that no inbox has settled written once more", repeated)
-		struck = cmpErr(struck, err)
+		o.repeated, err = c.repair(ctx, t)
+		o.note += fmt.Sprintf("; %d messages that no inbox has settled written once more", len(o.repeated))
+		o.err = cmpErr(struck, err)
 	}
-	return outcome{hits: hits, note: note, err: struck}
+	return o
 }
 
 // channel opens a channel for do.
@@ -168,7 +176,7 @@ func (c *carrier) redeclare(ctx context.Context, t site.Topic) (by string, err e
 
 // repair writes once more what was written to t by now and has not come to every
 // service that listens. It tries until it has: nothing may be lost by our own hand.
-func (c *carrier) repair(ctx context.Context, t site.Topic) (repeated int, err error) {
+func (c *carrier) repair(ctx context.Context, t site.Topic) (repeated []record.Repeat, err error) {
 	for {
 		if repeated, err = c.repeat(ctx, t); err == nil || ctx.Err() != nil {
 			return repeated, err
@@ -181,23 +189,24 @@ func (c *carrier) repair(ctx context.Context, t site.Topic) (repeated int, err e
 }
 
 // repeat is one attempt, in one transaction.
-func (c *carrier) repeat(ctx context.Context, t site.Topic) (repeated int, err error) {
+func (c *carrier) repeat(ctx context.Context, t site.Topic) (repeated []record.Repeat, err error) {
 	tx, err := c.begin(ctx)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer func() { _ = tx.Rollback(ctx) }() // an error once it has committed
 	var until time.Time
 	if err := tx.QueryRow(ctx, sqlNow).Scan(&until); err != nil {
-		return 0, err
+		return nil, err
 	}
 	for i, service := range t.Services {
 		statement := sqlschema.Bind(site.Schema(t.From), strings.ReplaceAll(sqlRepeat, "{inbox}", site.Schema(service)))
-		tag, err := tx.Exec(ctx, statement, t.Name, until, t.Steps[i])
+		rows, _ := tx.Query(ctx, statement, t.Name, until, t.Steps[i])
+		missed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[record.Repeat])
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		repeated += int(tag.RowsAffected())
+		repeated = append(repeated, missed...)
 	}
 	return repeated, tx.Commit(ctx)
 }

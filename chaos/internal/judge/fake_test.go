@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,25 +34,35 @@ func good() *fake {
 	f := &fake{
 		run: record.Run{
 			Seed: 7, Began: epoch, Required: []string{"sigkill", "consumer/after-commit=kill"},
-			Options: record.Options{Storm: 3 * time.Minute, Replays: 1},
+			Options: record.Options{Storm: 40 * time.Second, Replays: 1},
 		},
 		rows: map[string][]map[string]any{},
 		final: record.Final{
 			Healed: 4 * time.Minute, Drained: 4*time.Minute + 5*time.Second, CommitsLost: 30, RepliesLost: 31,
 			Stopped: []record.Stopped{{Name: "order-1", Code: 0}, {Name: "payment-1", Code: 0}},
-			Effects: []string{"abc", "abc"}, Queues: []record.Queue{{Name: "order-saga.order.created.payment"}},
+			Effects: []string{"abc", "abc"}, Goroutines: []map[string]int{{"order-1": 70}, {"order-1": 90}}, Queues: []record.Queue{{Name: "order-saga.order.created.payment"}},
 		},
-		samples: []record.Sample{{At: time.Minute, Done: 1}, {At: 2 * time.Minute, Done: 2}},
-		points:  []string{"consumer/after-commit=kill"},
+		points: []string{"consumer/after-commit=kill"},
 	}
 	for i, phase := range []string{record.Warm, record.Storm, record.Heal, record.Drain, record.Replay, record.Stop, record.Over} {
-		f.events = append(f.events, record.Event{At: time.Duration(i) * 40 * time.Second, Fault: record.Phase, Args: phase})
+		at := time.Duration(i) * 40 * time.Second
+		if phase == record.Storm {
+			at /= 2
+		}
+		f.events = append(f.events, record.Event{At: at, Fault: record.Phase, Args: phase})
 	}
 	f.events = append(f.events,
-		record.Event{N: 1, At: time.Minute, Fault: "sigkill", Target: "payment-1", Open: 3},
+		record.Event{N: 1, At: time.Minute, Fault: "sigkill", Target: "payment-1", Open: 3, Hits: 1},
+		record.Event{
+			N: 2, At: 70 * time.Second, Until: 71 * time.Second, Fault: "queue-delete", Target: "order.created", Open: 1, Hits: 1,
+			Repeated: []record.Repeat{{MessageID: "m1", Written: epoch.Add(10 * time.Second)}},
+		},
 		record.Event{At: time.Minute, Fault: record.Exit, Target: "payment-1", Args: "killed: signal: killed"},
 		record.Event{At: 2 * time.Minute, Fault: record.Exit, Target: "order-1", Args: "by its fuse"},
 	)
+	for i := range 6 {
+		f.samples = append(f.samples, record.Sample{At: 40*time.Second + time.Duration(i)*6*time.Second, Done: i, Asked: true})
+	}
 	for _, table := range allTables() {
 		f.rows[table] = nil
 	}
@@ -71,8 +82,8 @@ func allTables() []string {
 	for _, h := range holders {
 		all = append(all, h+"_service.booking", h+"_service.stock")
 	}
-	for _, c := range consumers {
-		all = append(all, c.schema+".inbox", c.schema+".parked", c.schema+".outbox_held")
+	for _, schema := range consumers() {
+		all = append(all, schema+".inbox", schema+".parked", schema+".outbox_held")
 	}
 	return all
 }
@@ -159,7 +170,7 @@ func (f *fake) order(n int, status string) {
 	f.row("order_service.order_step", map[string]any{"order_id": id, "step": "arrange-shipping", "state": arrange})
 	f.row("payment_service.payment", map[string]any{"order_id": id, "state": payment, "amount": 100})
 	f.row("shipping_service.shipment", map[string]any{"order_id": id, "state": shipment})
-	f.injected = append(f.injected, record.Injection{At: d + 20*time.Second, Kind: record.Duplicate, Handled: true, Topic: "order.created", MessageID: f.messages[0].MessageID, Scope: "t1", Key: k, Step: "process-payment", N: mark})
+	f.injected = append(f.injected, record.Injection{At: d + 40*time.Second, Kind: record.Duplicate, Handled: true, Topic: "order.created", MessageID: f.messages[0].MessageID, Scope: "t1", Key: k, Step: "process-payment", N: mark})
 }
 
 // rowOnly adds an inbox row of a message that another service had, too.
@@ -211,10 +222,53 @@ func (f *fake) trip(n int, status string) {
 	f.row("trip_service.saga", map[string]any{"scope": "t1", "key": k, "path": "", "id": id, "root": id, "status": status, "revision": revision})
 }
 
+// compensateFirst has the trip that was to complete undone, for a reason.
+func (f *fake) compensateFirst(reason string) {
+	trip := id(3)
+	f.rows["trip_service.saga"][0]["status"], f.rows["trip_service.saga"][0]["reason"] = compensated, reason
+	last := find(f.changes, func(c record.Change) bool { return c.Saga == trip && c.State == completed })
+	last.State = compensated
+	for i := range f.changes {
+		if c := &f.changes[i]; c.Saga == trip && strings.HasSuffix(c.Table, ".ticket") {
+			c.Table = "trip_service.trip" // there was none
+		}
+	}
+	for _, table := range []string{"ticketing_service.ticket", "mail_service.mail", "trip_service.itinerary"} {
+		f.rows[table] = nil
+	}
+	for _, h := range holders {
+		for _, b := range f.rows[h+"_service.booking"] {
+			b["state"] = "released"
+		}
+		for _, s := range f.rows[h+"_service.stock"] {
+			s["free"] = s["capacity"]
+		}
+	}
+}
+
+// calm has the storm, and all that strikes in it, come when the sagas are over.
+func (f *fake) calm() {
+	for i := range f.events {
+		if e := &f.events[i]; e.Args != record.Warm {
+			e.At += 10 * time.Minute
+			e.Until += 10 * time.Minute
+		}
+	}
+	f.final.Healed += 10 * time.Minute
+	f.final.Drained += 10 * time.Minute
+}
+
+// dropRow removes the inbox row of a step.
+func (f *fake) dropRow(schema, step, saga string) {
+	n := strings.ReplaceAll(saga, "-", "")
+	f.rows[schema+".inbox"] = slices.DeleteFunc(f.rows[schema+".inbox"], func(r map[string]any) bool { return r["step"] == step && r["n"] == n })
+}
+
 // poison adds a message that nobody can read, and its dead letter.
 func (f *fake) poison() {
-	f.injected = append(f.injected, record.Injection{At: time.Minute, Kind: record.Poison, Topic: "flight.book", MessageID: "poison-1", What: "no key"})
-	f.row("flight_service.parked", map[string]any{"state": "dead", "kind": "unknown", "topic": "flight.book", "reason": "undecodable", "message_id": `\x` + hex.EncodeToString([]byte("poison-1"))})
+	f.injected = append(f.injected, record.Injection{At: time.Minute, Kind: record.Poison, Topic: "flight.book", MessageID: "poison-1", What: "undecodable: cut off", Payload: "bytes"})
+	f.injected = append(f.injected, record.Injection{At: 3 * time.Minute, Kind: record.Replayed, Topic: "order.created", MessageID: "m1"})
+	f.row("flight_service.parked", map[string]any{"state": "dead", "kind": "unknown", "topic": "flight.book", "reason": "undecodable", "payload": "bytes", "message_id": `\x` + hex.EncodeToString([]byte("poison-1"))})
 }
 
 // save writes f as a run's directory.

@@ -5,22 +5,34 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// longStorm is from how long a storm has the long run's goals.
-const longStorm = 20 * time.Minute
-
 // goals are those of a short run and of one of half an hour.
 type goals struct{ kills, sagas, ambiguous, duplicates float64 }
 
-func goalsOf(o record.Options) goals {
-	if o.Storm >= longStorm {
-		return goals{10_000, 300_000, 1000, 20_000}
+var (
+	shortGoals = goals{1000, 20_000, 50, 1000}
+	longGoals  = goals{10_000, 300_000, 1000, 20_000}
+)
+
+const (
+	plannedKills = 0.9 // of the goal are in the schedule: failpoints kill, too
+	completedPct = 60  // of the trips that must complete, do in spite of their deadlines
+	amplified    = 1.5 // times is a message published, at most
+)
+
+// goalsOf returns the goals of the greatest size that a run was asked for. If it was
+// asked for less than a short one, those goals are not bound to be met.
+func goalsOf(o record.Options) (g goals, bound bool) {
+	kills := float64(o.Storm) / float64(max(o.KillEvery, 1))
+	for _, g := range []goals{longGoals, shortGoals} {
+		if float64(o.Sagas) >= g.sagas && kills >= plannedKills*g.kills {
+			return g, true
+		}
 	}
-	return goals{1000, 20_000, 50, 1000}
+	return shortGoals, false
 }
 
 // figures counts.
@@ -32,12 +44,12 @@ func (c *run) figures(v *Verdict) {
 	for _, s := range c.samples {
 		v.Seconds = append(v.Seconds, Second{At: s.At, Done: s.Done, Backlog: sum(s.Backlog), Ready: sum(s.Ready)})
 	}
-	g := goalsOf(c.run.Options)
-	least := func(name string, value, goal float64) {
-		v.Figures = append(v.Figures, Figure{Name: name, Value: value, Goal: goal, OK: value >= goal})
+	g, sized := goalsOf(c.run.Options)
+	least := func(name string, value, goal float64, bound bool) {
+		v.Figures = append(v.Figures, Figure{Name: name, Value: value, Goal: goal, OK: value >= goal, Bound: bound})
 	}
-	most := func(name string, value, goal float64) {
-		v.Figures = append(v.Figures, Figure{Name: name, Value: value, Goal: goal, Most: true, OK: value <= goal})
+	most := func(name string, value, goal float64, ok bool) {
+		v.Figures = append(v.Figures, Figure{Name: name, Value: value, Goal: goal, Most: true, OK: ok && value <= goal, Bound: true})
 	}
 	count := func(ids ...string) (n float64) {
 		for _, i := range v.Invariants {
@@ -47,17 +59,50 @@ func (c *run) figures(v *Verdict) {
 		}
 		return n
 	}
-	least("sigkills", float64(c.kills()), g.kills)
-	least("sagas", float64(c.ended()), g.sagas)
-	least("ambiguous-commits", float64(c.final.CommitsLost+c.final.RepliesLost), g.ambiguous)
-	least("ambiguous-commits-done", float64(c.final.RepliesLost), 1)
-	least("ambiguous-commits-undone", float64(c.final.CommitsLost), 1)
-	least("duplicates-absorbed", float64(c.absorbed()), g.duplicates)
-	most("lost", count("I2", "I9"), 0)
-	most("doubled", count("I1"), 0)
-	most("unbalanced", count("I3", "I5"), 0)
-	most("stuck", float64(c.stuck()), 0)
-	most("drain-seconds", c.drain().Seconds(), drainWithin.Seconds())
+	least("sigkills", float64(c.kills()), g.kills, sized)
+	least("sagas", float64(c.ended()), g.sagas, sized)
+	if percent, any := c.tripsCompleted(); any {
+		least("trips-completed-percent", percent, completedPct, sized)
+	}
+	least("ambiguous-commits", float64(c.final.CommitsLost+c.final.RepliesLost), g.ambiguous, sized)
+	least("ambiguous-commits-done", float64(c.final.RepliesLost), 1, true)
+	least("ambiguous-commits-undone", float64(c.final.CommitsLost), 1, true)
+	least("duplicates-absorbed", float64(c.absorbed()), g.duplicates, sized)
+	if n := c.publishes(); n > 0 {
+		v.Figures = append(v.Figures, Figure{Name: "publishes-per-message", Value: n, Goal: amplified, Most: true, OK: n <= amplified})
+	}
+	least("replayed", float64(c.replayed()), float64(min(c.run.Options.Replays, 1)), true)
+	most("lost", count("I2", "I9"), 0, true)
+	most("doubled", count("I1"), 0, true)
+	most("unbalanced", count("I3", "I5"), 0, true)
+	most("stuck", float64(c.stuck()), 0, true)
+	most("drain-seconds", c.drain().Seconds(), drainWithin.Seconds(), c.final.Drained > 0)
+}
+
+// short names the figures that miss goals which are bound to be met. Of what there must
+// be none of, the invariants have the cases.
+func short(figures []Figure) (names []string) {
+	for _, f := range figures {
+		if f.Bound && !f.OK && !f.Most {
+			names = append(names, "the goal of "+f.Name)
+		}
+	}
+	return names
+}
+
+// tripsCompleted is how many of the trips that must complete have, and not been
+// late: of a hundred. It says whether there are any.
+func (c *run) tripsCompleted() (percent float64, any bool) {
+	var must, have int
+	for _, t := range c.trips {
+		if t.mustComplete() {
+			must++
+			if t.status() == completed {
+				have++
+			}
+		}
+	}
+	return 100 * float64(have) / float64(max(must, 1)), must > 0
 }
 
 func sum(all map[string]int) (n int) {
@@ -95,11 +140,36 @@ func (c *run) ended() (n int) {
 // stuck counts those that have not.
 func (c *run) stuck() int { return len(c.orders) + len(c.trips) - c.ended() }
 
-// absorbed counts the copies that were published of messages that had been dealt
-// with.
+// absorbed counts the copies that were published in the storm of messages that every
+// service had dealt with.
 func (c *run) absorbed() (n int) {
 	for _, i := range c.injected {
-		if i.Handled && i.Kind == record.Duplicate || i.Kind == record.Replayed {
+		if i.Kind == record.Duplicate && i.Handled && c.inStorm(i.At) {
+			n++
+		}
+	}
+	return n
+}
+
+// publishes is how often relays have published a message, on average: a relay that dies
+// before it has noted what it has published leaves it to the next.
+func (c *run) publishes() float64 {
+	relays := c.final.Received
+	for _, i := range c.injected {
+		if i.Kind != record.Replayed {
+			relays--
+		}
+	}
+	if len(c.messages) == 0 || relays <= 0 {
+		return 0
+	}
+	return float64(relays) / float64(len(c.messages))
+}
+
+// replayed counts the messages of the history that were published again at the end.
+func (c *run) replayed() (n int) {
+	for _, i := range c.injected {
+		if i.Kind == record.Replayed {
 			n++
 		}
 	}
@@ -124,6 +194,9 @@ func (c *run) faults() ([]FaultCount, []RoleCount) {
 		switch {
 		case e.Err != "":
 			f.Failed++
+			continue
+		case e.Hits == 0:
+			f.Idle++
 			continue
 		case c.busy(e):
 			f.Busy++

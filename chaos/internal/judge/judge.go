@@ -2,7 +2,7 @@
 // (package record) and nothing else, so that an old run can be judged by a better
 // judge.
 //
-// The invariants I1 to I15 are those of the services' customers, operators and
+// The invariants I1 to I14 are those of the services' customers, operators and
 // owners; R is that the whole history, published again, changes nothing; L that
 // keys and inbox rows are linearizable.
 package judge
@@ -23,7 +23,7 @@ type Outcome string
 const (
 	Green Outcome = "green" // everything holds, and everything has struck
 	Red   Outcome = "red"   // an invariant does not hold
-	Void  Outcome = "void"  // everything holds, but something that was to strike has not
+	Void  Outcome = "void"  // everything holds, but something that was to strike has not, or not often enough
 )
 
 // A Verdict is the judgement of a run.
@@ -31,7 +31,7 @@ type Verdict struct {
 	Run        record.Run   `json:"run"`
 	Outcome    Outcome      `json:"outcome"`
 	Invariants []*Invariant `json:"invariants"`
-	Missing    []string     `json:"missing"` // what was to strike and has not
+	Missing    []string     `json:"missing"` // what was to strike and has not, and figures that miss their goals
 	Figures    []Figure     `json:"figures"`
 	Faults     []FaultCount `json:"faults"`
 	Roles      []RoleCount  `json:"roles"`
@@ -85,15 +85,17 @@ type Figure struct {
 	Goal  float64 `json:"goal"`
 	Most  bool    `json:"most"` // the goal is not to be exceeded, else not to be missed
 	OK    bool    `json:"ok"`
+	Bound bool    `json:"bound"` // missed, the goal makes the run void; false: the run was asked for as a smaller one
 }
 
 // A FaultCount says how often a fault struck.
 type FaultCount struct {
 	Fault  string `json:"fault"`
 	Struck int    `json:"struck"`
+	Idle   int    `json:"idle"`   // it was done, and has met nobody
 	Failed int    `json:"failed"` // could not be done
 	Busy   int    `json:"busy"`   // while requests were under way
-	Hits   int    `json:"hits"`   // connections, commits or requests
+	Hits   int    `json:"hits"`   // connections, sessions, commits, requests, messages or rows
 }
 
 // A RoleCount says how often the processes of a service were killed.
@@ -134,7 +136,7 @@ func Judge(dir string) (*Verdict, error) {
 	v := &Verdict{Run: c.run}
 	v.Invariants = c.invariants()
 	c.figures(v)
-	v.Missing = c.missing()
+	v.Missing = slices.Concat(c.missing(), short(v.Figures))
 	v.Outcome = Green
 	switch {
 	case slices.ContainsFunc(v.Invariants, func(i *Invariant) bool { return i.Count > 0 }):

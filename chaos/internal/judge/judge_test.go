@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/chaos/internal/evidence"
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
@@ -120,6 +121,11 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 		"its own body refused": {func(f *fake) {
 			f.ops[1].Outcome, f.ops[1].Status, f.ops[1].ID = record.Refused, 422, ""
 		}, "I6 L"},
+		"rejected in a deadline's words": {func(f *fake) { f.compensateFirst("step hotel was rejected: no room within 2 km") }, "I2"},
+		"late when nothing struck": {func(f *fake) {
+			f.compensateFirst("step hotel: no reply within 15s")
+			f.calm()
+		}, "I2"},
 		"a message held": {func(f *fake) {
 			f.row("payment_service.outbox_held", map[string]any{"id": 1, "message_id": "m", "topic": "t", "state": "dead"})
 		}, "I7"},
@@ -127,10 +133,28 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 		"a message parked for ever": {func(f *fake) {
 			f.rows["shipping_service.inbox"][0]["state"] = "retrying"
 		}, "I9"},
+		"a message lost beside another step's": {func(f *fake) {
+			f.dropRow("order_service", "record-payment", id(1))
+		}, "I9"},
+		"a compensation that has not undone": {func(f *fake) {
+			find(f.changes, func(c record.Change) bool { return c.Table == "payment_service.inbox" && c.State == compensated }).State = "done"
+			for _, r := range f.rows["payment_service.inbox"] {
+				r["state"] = "done"
+			}
+		}, "I9"},
+		"a loss that was repeated": {func(f *fake) {
+			find(f.events, func(e record.Event) bool { return len(e.Repeated) > 0 }).Repeated[0].Written = epoch.Add(-waited)
+		}, "I9"},
+		"done, removed and done again": {func(f *fake) {
+			c := *find(f.changes, func(c record.Change) bool { return c.Table == "shipping_service.inbox" })
+			f.change(time.Minute, c.Table, "DELETE", c.Saga, c.Key, "done", "")
+			f.change(time.Minute, c.Table, "INSERT", c.Saga, c.Key, "done", "")
+		}, "I1 L"},
 		"a ghost": {func(f *fake) {
 			f.row("car_service.inbox", map[string]any{"scope": "t1", "key": "nobody", "step": "car", "n": "x", "state": "done"})
 		}, "I9"},
-		"a queue with a rest": {func(f *fake) { f.final.Queues[0].Unacked = 1 }, "I10"},
+		"a queue with a rest":  {func(f *fake) { f.final.Queues[0].Unacked = 1 }, "I10"},
+		"a queue that is gone": {func(f *fake) { f.final.Queues[0].Absent = true }, "I10"},
 		"ticket before flight": {func(f *fake) {
 			f.change(39*time.Second, "flight_service.booking", "UPDATE", id(3), "n", "released", "")
 		}, "I11"},
@@ -141,7 +165,17 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 				}
 			}
 		}, "I11"},
-		"poison swallowed": {func(f *fake) { f.rows["flight_service.parked"] = nil }, "I12"},
+		"poison swallowed":          {func(f *fake) { f.rows["flight_service.parked"] = nil }, "I12"},
+		"poison for another reason": {func(f *fake) { f.rows["flight_service.parked"][0]["reason"] = "terminal" }, "I12"},
+		"poison with other bytes":   {func(f *fake) { f.rows["flight_service.parked"][0]["payload"] = "others" }, "I12"},
+		"poison that a binding could not take": {func(f *fake) {
+			f.rows["flight_service.parked"] = nil // a topic with one queue: what finds none is refused
+			f.events = append(f.events, record.Event{N: 3, At: time.Minute - time.Second, Until: time.Minute + time.Second, Fault: "binding-delete", Target: "flight.book"})
+		}, "I12"},
+		"poison before its binding went": {func(f *fake) {
+			f.injected = append(f.injected, record.Injection{At: 50 * time.Second, Kind: record.Poison, Topic: "payment.processed", MessageID: "poison-2", What: "terminal: x"})
+			f.events = append(f.events, record.Event{N: 3, At: time.Minute, Until: time.Minute + time.Second, Fault: "exchange-delete", Target: "payment.processed"})
+		}, "I12"},
 		"an innocent dead letter": {func(f *fake) {
 			f.row("order_service.parked", map[string]any{"state": "dead", "kind": "action", "topic": "payment.processed", "message_id": `\x6d31`})
 		}, "I12"},
@@ -155,6 +189,9 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 			f.events = append(f.events, record.Event{Fault: record.Exit, Target: "order-1", Args: "told to stop: it had to be killed"})
 		}, "I14"},
 		"a connection left":           {func(f *fake) { f.final.IdleInTx = 1 }, "I14"},
+		"a broker's connection left":  {func(f *fake) { f.final.BrokerConnections = 1 }, "I14"},
+		"goroutines that pile up":     {func(f *fake) { f.final.Goroutines[1]["order-1"] = 91 }, "I14"},
+		"goroutines not counted":      {func(f *fake) { f.final.Goroutines = f.final.Goroutines[:1] }, "I14"},
 		"a replay that did something": {func(f *fake) { f.final.Effects[1] = "abd" }, "R"},
 		"created twice":               {func(f *fake) { f.ops[1].Replay = false }, "L"},
 		"done before it was sent": {func(f *fake) {
@@ -186,6 +223,104 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 	}
 }
 
+// A trip whose deadline passes while faults strike need not complete.
+func TestATripMayBeLateWhileFaultsStrike(t *testing.T) {
+	t.Parallel()
+	for _, reason := range []string{"step hotel: no reply within 15s", "the saga's deadline of 1m30s has passed"} {
+		f := good()
+		f.compensateFirst(reason)
+		if v := judged(t, f); v.Outcome != Green {
+			t.Errorf("%q: it is %s, missing %v%s", reason, v.Outcome, v.Missing, explain(v))
+		}
+		f.rows["trip_service.saga"][0]["status"] = completed // whatever else is wrong with it
+		if got := figure(t, judged(t, f), "trips-completed-percent").Value; got != 100 {
+			t.Errorf("%q: %v%% of the trips that must have completed", reason, got)
+		}
+	}
+}
+
+func figure(t *testing.T, v *Verdict, name string) Figure {
+	t.Helper()
+	i := slices.IndexFunc(v.Figures, func(f Figure) bool { return f.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no figure %q", name)
+	}
+	return v.Figures[i]
+}
+
+func TestFiguresCountWhatTheySay(t *testing.T) {
+	t.Parallel()
+	f := good()
+	f.injected = append(f.injected,
+		record.Injection{At: time.Second, Kind: record.Duplicate, Handled: true}, // before the storm
+		record.Injection{At: time.Minute, Kind: record.Duplicate},                // perhaps under way
+		record.Injection{At: 3 * time.Minute, Kind: record.Replayed, Handled: true},
+	)
+	f.compensateFirst("step hotel: no reply within 15s")
+	f.final.Drained = 0
+	direct := 0 // to the broker, by nobody's relay
+	for _, i := range f.injected {
+		if i.Kind != record.Replayed {
+			direct++
+		}
+	}
+	f.final.Received = 2*len(f.messages) + direct
+	v := judged(t, f)
+	if p := figure(t, v, "publishes-per-message"); p.Value != 2 || p.OK {
+		t.Errorf("publishes: %+v, want 2 a message, which is too many", p)
+	}
+	for name, want := range map[string]float64{"duplicates-absorbed": 2, "replayed": 2, "trips-completed-percent": 0} {
+		if got := figure(t, v, name).Value; got != want {
+			t.Errorf("%s = %v, want %v", name, got, want)
+		}
+	}
+	if drain := figure(t, v, "drain-seconds"); drain.OK {
+		t.Errorf("a run that has never drained has %+v", drain)
+	}
+}
+
+// A run that is as large as a preset must do what that is for; a small one by hand need
+// not.
+func TestAMissedGoalMakesALargeRunVoid(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		options record.Options
+		want    Outcome
+	}{
+		"short":     {record.Options{Storm: 175 * time.Second, KillEvery: 180 * time.Millisecond, Sagas: 20_500}, Void},
+		"long":      {record.Options{Storm: 30 * time.Minute, KillEvery: 160 * time.Millisecond, Sagas: 303_000}, Void},
+		"few sagas": {record.Options{Storm: 175 * time.Second, KillEvery: 180 * time.Millisecond, Sagas: 500}, Green},
+		"few kills": {record.Options{Storm: 175 * time.Second, KillEvery: time.Second, Sagas: 20_500}, Green},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := good()
+			f.run.Options = tt.options
+			for i := range mostAsked {
+				f.samples = append(f.samples, record.Sample{At: 41*time.Second + time.Duration(i)*time.Second, Asked: true})
+			}
+			v := judged(t, f)
+			if v.Outcome != tt.want || (tt.want == Void) != slices.Contains(v.Missing, "the goal of sigkills") {
+				t.Errorf("it is %s, missing %v%s", v.Outcome, v.Missing, explain(v))
+			}
+		})
+	}
+}
+
+// Who listens to what is known in two places: here, where nothing is imported that a run
+// consists of, and where it is compared with the examples.
+func TestListenersAreThoseOfTheExamples(t *testing.T) {
+	t.Parallel()
+	for _, l := range evidence.Listeners {
+		if !slices.Contains(listeners, listener{l.Schema, l.Topic, l.Step, l.Undo}) {
+			t.Errorf("%+v is not known", l)
+		}
+	}
+	if len(listeners) != len(evidence.Listeners) {
+		t.Errorf("there are %d, want %d", len(listeners), len(evidence.Listeners))
+	}
+}
+
 // Who deletes a queue discards what is in it, poison too.
 func TestPoisonInADeletedQueueIsNotExpected(t *testing.T) {
 	t.Parallel()
@@ -207,8 +342,22 @@ func TestWhatHasNotStruckMakesARunVoid(t *testing.T) {
 		"a failpoint":        func(f *fake) { f.points = nil },
 		"a lost COMMIT":      func(f *fake) { f.final.CommitsLost = 0 },
 		"a swallowed answer": func(f *fake) { f.final.RepliesLost = 0 },
-		"samples":            func(f *fake) { f.samples = nil },
-		"the replay":         func(f *fake) { f.final.Effects = f.final.Effects[:1] },
+		"a fault on nobody":  func(f *fake) { find(f.events, func(e record.Event) bool { return e.Fault == "sigkill" }).Hits = 0 },
+		"samples":            func(f *fake) { f.samples = f.samples[:3] },
+		"samples that asked": func(f *fake) {
+			for i := range f.samples {
+				f.samples[i].Asked = i < 3
+			}
+		},
+		"samples of the storm": func(f *fake) {
+			for i := range f.samples {
+				f.samples[i].At += time.Minute
+			}
+		},
+		"replayed messages": func(f *fake) {
+			f.injected = slices.DeleteFunc(f.injected, func(i record.Injection) bool { return i.Kind == record.Replayed })
+		},
+		"the replay": func(f *fake) { f.final.Effects = f.final.Effects[:1] },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -5,7 +5,6 @@ import (
 	"math"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -55,12 +54,6 @@ func history(k key, p *placed) (ops []lineartest.Op) {
 	return ops
 }
 
-// undoTopics are those that carry compensations, by the schema of the service whose
-// step they undo.
-var undoTopics = map[string]string{
-	"payment_service": "shipment.rejected", "flight_service": "flight.cancel", "hotel_service": "hotel.cancel", "car_service": "car.cancel",
-}
-
 // A deed is an operation on an inbox row: a message for it was committed to an
 // outbox, and may be delivered at any time from then on; or its state changed.
 type deed struct {
@@ -101,40 +94,34 @@ var inboxCell = porcupine.Model{
 const cellsTimeout = 10 * time.Second
 
 func (c *run) judgeCells(i *Invariant) {
-	sent := map[string][]porcupine.Operation{} // by the row, without its step's name
-	send := func(topic, scope, key, n string, at int64) {
-		for _, s := range consumers {
-			if slices.Contains(s.topics, topic) {
-				row := strings.Join([]string{s.schema, scope, key, n}, "|")
-				sent[row] = append(sent[row], porcupine.Operation{Input: deed{message: true, undo: undoTopics[s.schema] == topic}, Call: at, Return: math.MaxInt64})
-			}
-		}
-	}
+	sent := map[string][]porcupine.Operation{} // by the row
 	for _, m := range c.messages {
-		send(m.Topic, m.Scope, m.Key, m.N, int64(c.at(m.At)))
+		for _, l := range listening(m.Topic) {
+			row := identity{l.schema, m.Scope, m.Key, l.step, m.N}.String()
+			sent[row] = append(sent[row], porcupine.Operation{Input: deed{message: true, undo: l.undo}, Call: int64(c.at(m.At)), Return: math.MaxInt64})
+		}
 	}
 	poisoned := c.poisoned()
 	for _, cell := range c.cells() {
-		if poisoned[cell.table+" "+cell.key] {
+		row := cell.table + " " + cell.key
+		if poisoned[row] {
 			continue // by a message of nobody's
 		}
-		parts := strings.Split(cell.key, "|") // scope|key|step|n
-		if len(parts) < 4 {
-			continue
-		}
-		schema := strings.TrimSuffix(cell.table, ".inbox")
-		ops := slices.Clone(sent[strings.Join([]string{schema, parts[0], strings.Join(parts[1:len(parts)-2], "|"), parts[len(parts)-1]}, "|")])
+		ops := slices.Clone(sent[row])
 		if len(ops) > lineartest.MaxOps {
 			ops = ops[:lineartest.MaxOps] // one that was sent early is enough
 		}
 		state := ""
 		for _, ch := range cell.changes {
-			if ch.state != state && ch.op != "DELETE" {
+			switch {
+			case ch.op == "DELETE":
+				state = "" // whatever it comes back as is a change
+			case ch.state != state:
 				ops = append(ops, porcupine.Operation{Input: deed{state: ch.state}, Call: ch.at, Return: ch.at})
 				state = ch.state
 			}
 		}
 		result := porcupine.CheckOperationsTimeout(inboxCell, ops, cellsTimeout)
-		i.check(result == porcupine.Ok, Offender{Key: cell.table + " " + cell.key}, "%s: %d operations", result, len(ops))
+		i.check(result == porcupine.Ok, Offender{Key: row}, "%s: %d operations", result, len(ops))
 	}
 }

@@ -3,6 +3,7 @@ package judge
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -58,9 +59,13 @@ func (k key) String() string { return k.tenant + "/" + k.key }
 // open reads everything in dir.
 func open(dir string) (*run, error) {
 	c := &run{dir: dir, points: map[string]int{}, changes: map[string][]change{}}
+	if err := record.ReadJSON(dir, record.RunFile, &c.run); err != nil {
+		return nil, fmt.Errorf("it is not the directory of a run: %w", err)
+	}
+	if err := record.ReadJSON(dir, record.FinalFile, &c.final); err != nil {
+		return nil, fmt.Errorf("the run has not come to its end: %w", err)
+	}
 	if err := errors.Join(
-		record.ReadJSON(dir, record.RunFile, &c.run),
-		record.ReadJSON(dir, record.FinalFile, &c.final),
 		read(dir, record.ScheduleFile, &c.schedule),
 		read(dir, record.EventsFile, &c.events),
 		read(dir, record.ClientFile, &c.ops),

@@ -163,11 +163,6 @@ func (c *run) gatherTrips() {
 	}
 }
 
-// accepted reports whether a client was told that the saga has begun.
-func (p *placed) accepted() bool {
-	return slices.ContainsFunc(p.posts, func(op record.Op) bool { return op.Outcome == record.OK })
-}
-
 // answered reports whether a DELETE was answered with status.
 func (p *placed) answered(status int) bool {
 	return p != nil && slices.ContainsFunc(p.cancel, func(op record.Op) bool { return op.Outcome != record.Unknown && op.Status == status })

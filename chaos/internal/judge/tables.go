@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
@@ -90,7 +91,7 @@ type (
 		Scope, Key, Step, N  *string
 		Topic, Reason, Error string
 		MessageID            string `json:"message_id"` // bytes, in hexadecimal
-		Payload              string // bytes in hexadecimal, or their digest
+		Payload              string // its digest
 		Attempts             int
 	}
 	heldRow struct {
@@ -120,12 +121,12 @@ func (t *tables) read(dir string) error {
 		err = errors.Join(err, table(dir, service+"_service.booking", &bookings), table(dir, service+"_service.stock", &stock))
 		t.bookings[service], t.stocks[service] = bookings, stock
 	}
-	for _, s := range consumers {
+	for _, schema := range consumers() {
 		var inbox []inboxRow
 		var parked []parkedRow
 		var held []heldRow
-		err = errors.Join(err, table(dir, s.schema+".inbox", &inbox), table(dir, s.schema+".parked", &parked), table(dir, s.schema+".outbox_held", &held))
-		t.inboxes[s.schema], t.parked[s.schema], t.held[s.schema] = inbox, parked, held
+		err = errors.Join(err, table(dir, schema+".inbox", &inbox), table(dir, schema+".parked", &parked), table(dir, schema+".outbox_held", &held))
+		t.inboxes[schema], t.parked[schema], t.held[schema] = inbox, parked, held
 	}
 	return err
 }
@@ -138,26 +139,54 @@ func table[T any](dir, name string, into *[]T) error {
 	return err
 }
 
-// A consuming service, and the topics that it keeps queues for.
-type consuming struct {
-	schema string
-	topics []string
-}
-
 // holders are the services that hold units.
 var holders = []string{"flight", "hotel", "car"}
 
-// consumers are all services that listen to something.
-var consumers = []consuming{
-	{"order_service", []string{"payment.declined", "payment.processed", "payment.refunded", "shipment.arranged", "shipment.rejected"}},
-	{"payment_service", []string{"order.created", "shipment.rejected"}},
-	{"shipping_service", []string{"payment.processed"}},
-	{"trip_service", []string{"saga.trip"}},
-	{"flight_service", []string{"flight.book", "flight.cancel"}},
-	{"hotel_service", []string{"hotel.book", "hotel.cancel"}},
-	{"car_service", []string{"car.book", "car.cancel"}},
-	{"ticketing_service", []string{"ticket.issue"}},
-	{"mail_service", []string{"mail.send"}},
+// A listener is a step that takes the messages of a topic.
+type listener struct {
+	schema, topic, step string
+	undo                bool // they are compensations
+}
+
+// listeners are all there are, as both examples have them.
+var listeners = []listener{
+	{"order_service", "payment.declined", "record-decline", false},
+	{"order_service", "payment.processed", "record-payment", false},
+	{"order_service", "payment.refunded", "record-refund", false},
+	{"order_service", "shipment.arranged", "record-shipment", false},
+	{"order_service", "shipment.rejected", "record-rejection", false},
+	{"payment_service", "order.created", "process-payment", false},
+	{"payment_service", "shipment.rejected", "process-payment", true},
+	{"shipping_service", "payment.processed", "arrange-shipping", false},
+	{"trip_service", "saga.trip", "saga-trip", false},
+	{"flight_service", "flight.book", "flight", false},
+	{"flight_service", "flight.cancel", "flight", true},
+	{"hotel_service", "hotel.book", "hotel", false},
+	{"hotel_service", "hotel.cancel", "hotel", true},
+	{"car_service", "car.book", "car", false},
+	{"car_service", "car.cancel", "car", true},
+	{"ticketing_service", "ticket.issue", "ticket", false},
+	{"mail_service", "mail.send", "mail", false},
+}
+
+// consumers are the schemas of all services that listen to something.
+func consumers() (schemas []string) {
+	for _, l := range listeners {
+		if !slices.Contains(schemas, l.schema) {
+			schemas = append(schemas, l.schema)
+		}
+	}
+	return schemas
+}
+
+// listening returns who takes the messages of a topic.
+func listening(topic string) (of []listener) {
+	for _, l := range listeners {
+		if l.topic == topic {
+			of = append(of, l)
+		}
+	}
+	return of
 }
 
 // id is the message's id as text.

@@ -3,8 +3,11 @@ package judge
 import (
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
 const compensated = "compensated"
@@ -27,7 +30,7 @@ func (c *run) judgeTrips() []*Invariant {
 	order := &Invariant{ID: "I11", Says: "nothing is given back after the ticket was issued, and nothing is booked after it"}
 	for _, t := range c.trips {
 		t.judgeOnce(once)
-		t.judgeEnd(ends)
+		c.judgeTripEnd(t, ends)
 		t.judgeGraph(graph)
 		t.judgeUndone(undone)
 		t.judgeOrder(order)
@@ -56,7 +59,7 @@ func (t *trip) judgeOnce(i *Invariant) {
 	i.check(len(wrong) == 0, t.offender(), "%s", strings.Join(wrong, ", "))
 }
 
-func (t *trip) judgeEnd(i *Invariant) {
+func (c *run) judgeTripEnd(t *trip, i *Invariant) {
 	status := t.status()
 	final := status == completed || status == compensated
 	switch {
@@ -79,7 +82,7 @@ func (t *trip) judgeEnd(i *Invariant) {
 	case len(t.cancel) > 0: // whether it was cancelled nobody knows
 		want = ""
 	}
-	i.check(want == "" || status == want || t.late(), t.offender(), "the trip (%s) is %s, not %s: %s", t.kind, status, want, t.reason())
+	i.check(want == "" || status == want || c.late(t), t.offender(), "the trip (%s) is %s, not %s: %s", t.kind, status, want, t.reason())
 }
 
 func (t *trip) reason() string {
@@ -89,10 +92,23 @@ func (t *trip) reason() string {
 	return t.saga.Reason
 }
 
-// late reports whether the trip was compensated because a deadline had passed,
-// which it may while processes are killed.
-func (t *trip) late() bool {
-	return t.status() == compensated && (strings.Contains(t.reason(), "deadline") || strings.Contains(t.reason(), "within"))
+// overdue is what the machine says of a step, or a saga, whose deadline has passed. What
+// a participant says comes behind other words.
+var overdue = regexp.MustCompile(`^(step [^: ]+: no reply within [0-9.hmsµn]+|the saga's deadline of [0-9.hmsµn]+ has passed)$`)
+
+// late reports whether the trip was compensated because a deadline had passed, which it
+// may while processes are killed, and only then.
+func (c *run) late(t *trip) bool {
+	if t.status() != compensated || !overdue.MatchString(t.reason()) || len(t.changes) == 0 {
+		return false
+	}
+	return c.troubled(record.At(t.changes[0].at), record.At(t.changes[len(t.changes)-1].at))
+}
+
+// mustComplete reports whether a client has placed the trip, nothing that it asks for is
+// lacking, and nobody has cancelled it.
+func (t *trip) mustComplete() bool {
+	return t.placed != nil && t.want == completed && !t.answered(http.StatusAccepted)
 }
 
 func (t *trip) judgeGraph(i *Invariant) {

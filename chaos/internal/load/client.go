@@ -26,11 +26,12 @@ const (
 )
 
 const (
-	requestTimeout = 6 * time.Second
+	requestTimeout = 4 * time.Second
 	dialTimeout    = 2 * time.Second
 	minPause       = 50 * time.Millisecond // before the second try, doubled with each
 	maxPause       = 4 * time.Second
-	maxAnswer      = 1 << 20 // bytes
+	unsaidPause    = 400 * time.Millisecond // at the most, where nobody has heard the request
+	maxAnswer      = 1 << 20                // bytes
 )
 
 // Patience is how long a client goes on with one request at the most, all its tries taken
@@ -77,6 +78,9 @@ func (l *Load) insist(ctx context.Context, r request) (a answer) {
 	for try, heard := 0, 0; heard < r.tries; try++ {
 		if try > 0 {
 			d := min(minPause<<min(try-1, 10), maxPause)
+			if a.unsaid {
+				d = min(d, unsaidPause)
+			}
 			pause(ctx, d/2+rand.N(d))
 		}
 		if ctx.Err() != nil {

@@ -33,12 +33,12 @@ var (
 // cheap is a budget, in cents, that no trip can be had for.
 const cheap = 100
 
-// Orders are the kinds of orders: about 80 % of them go well, 15 % fail in their
+// Orders are the kinds of orders: about 60 % of them go well, 35 % fail in their
 // business, 5 % go well or fail after the gateway has failed a few times.
 var Orders = []Kind{
-	{record.Order, "accepted", 790, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_ok"}`, completed, 0},
-	{record.Order, "declined", 50, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_declined"}`, cancelled, 0},
-	{record.Order, "unknown-card", 20, `{"item":"book","quantity":2,"amount":%d,"currency":"EUR","card":"tok_stolen"}`, cancelled, 0},
+	{record.Order, "accepted", 590, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_ok"}`, completed, 0},
+	{record.Order, "declined", 200, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_declined"}`, cancelled, 0},
+	{record.Order, "unknown-card", 70, `{"item":"book","quantity":2,"amount":%d,"currency":"EUR","card":"tok_stolen"}`, cancelled, 0},
 	{record.Order, "unshippable", 80, `{"item":"unshippable","quantity":1,"amount":%d,"currency":"EUR","card":"tok_ok"}`, cancelled, 0},
 	{record.Order, "lost-reply", 25, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_lost_reply"}`, completed, 0},
 	{record.Order, "lost-reply-unshippable", 8, `{"item":"unshippable","quantity":3,"amount":%d,"currency":"EUR","card":"tok_lost_reply"}`, cancelled, 0},
@@ -47,7 +47,7 @@ var Orders = []Kind{
 	{record.Order, "slow", 5, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_slow"}`, completed, 0},
 }
 
-// Trips are the kinds of trips, in about the same shares. The example has more of
+// Trips are the kinds of trips: about 80 % of them go well. The example has more of
 // LH100, grand and compact than an int32 counts, four seats on ZZ9, and nothing of
 // full-house, convertible and GONE: a hundred thousand trips change none of that.
 var Trips = []Kind{

@@ -10,7 +10,7 @@ import (
 
 // The shares of a hundred sagas, whatever their kind.
 const (
-	doubled = 25 // are begun by two to five clients at once
+	doubled = 15 // are begun by two to five clients at once
 	reused  = 3  // have their key used again for another request
 	looked  = 1  // are looked at
 )

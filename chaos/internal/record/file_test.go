@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestFilesReadAsWritten(t *testing.T) {
@@ -21,7 +23,7 @@ func TestFilesReadAsWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		all, err := All[Event](dir, name)
-		if err != nil || len(all) != 1000 || all[999] != (Event{N: 999, Fault: "<kill>", At: 999}) {
+		if err != nil || len(all) != 1000 || !cmp.Equal(all[999], Event{N: 999, Fault: "<kill>", At: 999}) {
 			t.Fatalf("%s: %d records, %v", name, len(all), err)
 		}
 	}

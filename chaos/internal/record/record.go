@@ -18,7 +18,11 @@
 // Times are nanoseconds since Run.Began, by the clock of the run's own process.
 package record
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // At is a moment of a run, as nanoseconds since it began.
 type At = time.Duration
@@ -68,7 +72,15 @@ type Event struct {
 	Args   string `json:"args,omitempty"`
 	Err    string `json:"err,omitempty"`  // it could not be done
 	Open   int    `json:"open"`           // requests that were under way
-	Hits   int    `json:"hits,omitempty"` // connections, commits or requests that it struck
+	Hits   int    `json:"hits,omitempty"` // connections, sessions, commits, requests, messages or rows that it struck; 0: it has met nobody
+
+	Repeated []Repeat `json:"repeated,omitempty"` // messages that were written once more, since it may have discarded them
+}
+
+// A Repeat is a message that the harness has put into its outbox once more.
+type Repeat struct {
+	MessageID string    `json:"message_id"`
+	Written   time.Time `json:"written"` // for the first time
 }
 
 // Events that are no faults.
@@ -160,6 +172,7 @@ type Sample struct {
 	IdleInTx    int            `json:"idle_in_tx"` // longer than ten seconds
 	Processes   int            `json:"processes"`  // that are alive
 	Done        int            `json:"done"`       // sagas that have ended
+	Asked       bool           `json:"asked"`      // Money, Unbalanced and Done are of this moment: else it was too early to ask again, or not answered
 	Err         string         `json:"err,omitempty"`
 }
 
@@ -201,7 +214,8 @@ type Message struct {
 type Queue struct {
 	Name             string `json:"name"`
 	Ready, Unacked   int
-	ConsumersPresent int `json:"consumers"`
+	ConsumersPresent int  `json:"consumers"`
+	Absent           bool `json:"absent,omitempty"` // it is not there
 }
 
 // A Stopped is how a process has ended when it was told to.
@@ -223,12 +237,28 @@ type Final struct {
 	Connections, IdleInTx, Locks int // of services, when all had stopped
 	BrokerConnections            int
 
-	CommitsLost    int `json:"commits_lost"`    // the server has never heard of the COMMIT
-	RepliesLost    int `json:"replies_lost"`    // it has committed, its reply was swallowed
-	GatewayErrors  int `json:"gateway_errors"`  // answered for the gateway
-	GatewayLost    int `json:"gateway_lost"`    // the gateway's reply was swallowed
-	PublishedTwice int `json:"published_twice"` // messages that the broker got more than once from relays
+	CommitsLost   int `json:"commits_lost"`   // the server has never heard of the COMMIT
+	RepliesLost   int `json:"replies_lost"`   // it has committed, its reply was swallowed
+	GatewayErrors int `json:"gateway_errors"` // answered for the gateway
+	GatewayLost   int `json:"gateway_lost"`   // the gateway's reply was swallowed
+	Received      int `json:"received"`       // messages that the broker was sent, by relays and injections, before any replay
 
-	// Fingerprints of all effects, before and after each replay of the history.
-	Effects []string `json:"effects"`
+	// Fingerprints of all effects, and the goroutines of each process, before and after
+	// each replay of the history.
+	Effects    []string         `json:"effects"`
+	Goroutines []map[string]int `json:"goroutines"`
+}
+
+// SpareGoroutines is how many more a process may have after a replay: connections come
+// and go.
+const SpareGoroutines = 20
+
+// MoreGoroutines returns the processes that have more than they had, beyond that.
+func MoreGoroutines(before, after map[string]int) (more []string) {
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		if after[name] > before[name]+SpareGoroutines {
+			more = append(more, name)
+		}
+	}
+	return more
 }

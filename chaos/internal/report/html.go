@@ -16,7 +16,8 @@ import (
 var pageText string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"verdict": verdictOf, "figure": okOrShort, "number": number, "counts": counts, "seconds": seconds, "hits": hits, "chart": chart, "join": strings.Join,
+	"verdict": verdictOf, "figure": okOrShort, "number": number,
+	"legend": func() string { return legend }, "counts": counts, "seconds": seconds, "hits": hits, "chart": chart, "join": strings.Join,
 }).Parse(pageText))
 
 // HTML writes one page without scripts and without anything from elsewhere.

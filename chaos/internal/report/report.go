@@ -56,9 +56,9 @@ func Text(w io.Writer, v *judge.Verdict) error {
 	for _, e := range v.Ends {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", e.Saga, e.Kind, e.N, counts(e.Ends))
 	}
-	fmt.Fprint(t, "\nfault\tstruck\tunder load\tof what\tnot done\n")
+	fmt.Fprint(t, "\nfault\tstruck\tunder load\tof what\tmet nobody\tnot done\n")
 	for _, f := range v.Faults {
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\n", f.Fault, f.Struck, f.Busy, f.Hits, f.Failed)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", f.Fault, f.Struck, f.Busy, f.Hits, f.Idle, f.Failed)
 	}
 	fmt.Fprint(t, "\nservice\tkilled\tby a failpoint\ttold to end\tby itself\n")
 	for _, r := range v.Roles {
@@ -81,12 +81,20 @@ func Text(w io.Writer, v *judge.Verdict) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	fmt.Fprintln(w, "\n"+legend)
 	for _, m := range v.Missing {
-		fmt.Fprintf(w, "has not struck: %s\n", m)
+		fmt.Fprintf(w, "missing: %s\n", m)
 	}
 	_, err := fmt.Fprintf(w, "\n%s: seed %d\n", v.Outcome, v.Run.Seed)
 	return err
 }
+
+// legend says what the columns and the words of a report mean.
+const legend = `Figures: "small" is below a goal that the run was not sized for; it is not judged by it. "short" and "over" miss one that it was sized for.
+Faults: "struck" is how often one has met connections, sessions, requests, messages or rows at all, "under load" with requests under way, "of what" how many of
+those it met; one that "met nobody" or was "not done" does not count as struck. A process that dies by another cause in the same moment is not killed.
+Invariants: an ID that comes several times is one invariant of several things. R: the whole history, published again. L: linearizability.
+Trips that must complete end compensated where a step has taken longer than their patience, which storms make common; the judge asks for proof of the delay.`
 
 // shown is how many offenders the text has of an invariant.
 const shown = 5
@@ -104,6 +112,8 @@ func okOrShort(f judge.Figure) string {
 		return "ok"
 	case f.Most:
 		return "over"
+	case !f.Bound:
+		return "small" // the run was not asked for so much
 	default:
 		return "short"
 	}

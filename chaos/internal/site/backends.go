@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/internal/rabbitnode"
@@ -94,6 +96,7 @@ type Broker struct {
 	node    *rabbitnode.Node
 	running bool
 	alarmed bool
+	before  int // messages that it was sent before its last start
 }
 
 // brokerConfig spares the processor what nobody looks at.
@@ -170,8 +173,28 @@ func (s *Site) restartBroker(end func(*rabbitnode.Node) error) error {
 	defer s.trouble.begin()()
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
+	if n, err := s.broker.received(); err == nil { // one that does not answer has its reasons to be restarted
+		s.broker.before += n
+	}
 	s.broker.running = false
 	return errors.Join(end(s.broker.node), s.broker.start())
+}
+
+// received counts the messages that were sent to the broker since its start.
+func (b *Broker) received() (int, error) {
+	out, err := b.node.Eval("maps:fold(fun(_, C, N) -> N + maps:get(messages_received_total, C, 0) end, 0, rabbit_global_counters:overview())")
+	if err != nil {
+		return 0, fmt.Errorf("site: messages to the broker: %w", err)
+	}
+	return strconv.Atoi(out)
+}
+
+// Received counts the messages that the broker was sent, by whomever, in all of its lives.
+func (s *Site) Received() (int, error) {
+	s.broker.mu.Lock()
+	defer s.broker.mu.Unlock()
+	n, err := s.broker.received()
+	return s.broker.before + n, err
 }
 
 // Alarm raises the broker's memory alarm, or ends it.
@@ -194,6 +217,31 @@ func (s *Site) CloseConnections() (int, error) {
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
 	return s.broker.node.CloseConnections("by the operator")
+}
+
+// BrokerConnections counts the broker's connections, those of the harness among them.
+func (s *Site) BrokerConnections() (int, error) {
+	s.broker.mu.Lock()
+	defer s.broker.mu.Unlock()
+	out, err := s.broker.node.Eval("length(rabbit_networking:connections())")
+	if err != nil {
+		return 0, fmt.Errorf("site: connections of the broker: %w", err)
+	}
+	return strconv.Atoi(out)
+}
+
+// Versions returns those of the servers, with their names.
+func (s *Site) Versions(ctx context.Context) ([]string, error) {
+	var postgres string
+	if err := s.DB().QueryRow(ctx, "SHOW server_version").Scan(&postgres); err != nil {
+		return nil, fmt.Errorf("site: version of PostgreSQL: %w", err)
+	}
+	connection, err := amqp.Dial(s.AMQPURL())
+	if err != nil {
+		return nil, fmt.Errorf("site: version of RabbitMQ: %w", err)
+	}
+	defer connection.Close()
+	return []string{"PostgreSQL " + postgres, fmt.Sprint("RabbitMQ ", connection.Properties["version"])}, nil
 }
 
 // healBroker makes the broker run without an alarm.

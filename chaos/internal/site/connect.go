@@ -74,11 +74,23 @@ func (s *Site) tell(service Service, p *process, database, broker string, gatewa
 		p.args = append(p.args, "-gateway-url", "http://"+address(gateway))
 	}
 	p.env = environment(map[string]string{
-		"DATABASE_URL":           fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable&application_name=%s", database, databaseName, url.QueryEscape(applicationName(service.Name))),
+		"DATABASE_URL":           fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable&application_name=%s&pool_max_conns=%d", database, databaseName, url.QueryEscape(applicationName(service.Name)), conns(service)),
 		"AMQP_URL":               fmt.Sprintf("amqp://guest:guest@%s/", broker),
 		"GOMAXPROCS":             "1",
+		"GOGC":                   "400", // they do not live long, and there are many
 		"SAGAMILL_FAILPOINT_LOG": s.file(record.FailpointsFile),
 	})
+}
+
+// conns is how many connections to PostgreSQL a process has: few, for each start of a
+// process opens them anew, and begins with nothing prepared.
+func conns(s Service) int {
+	switch s.Name {
+	case "order", "payment", "gateway", "trip":
+		return 6
+	default:
+		return 3
+	}
 }
 
 // environment is all that a process gets from its surroundings, and set.

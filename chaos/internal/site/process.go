@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,11 +28,14 @@ const (
 	readyPatience = 2 * time.Minute
 	readyPause    = 50 * time.Millisecond
 	readyLook     = 5 * time.Second
-	restPause     = 200 * time.Millisecond // after a start that came to nothing
-	stateLook     = 250 * time.Millisecond // between two looks whether a fuse has stopped it
+	restPause     = 200 * time.Millisecond  // after a start that came to nothing
+	stateLook     = 250 * time.Millisecond  // between two looks whether a fuse has stopped it
+	shortStop     = 1200 * time.Millisecond // how long it stays so, about
+	longStop      = 6 * time.Second
 	servedLook    = 500 * time.Millisecond // between two looks whether it has been ready
 	maxTail       = 64 << 10               // bytes of its output in which its last line is looked for
 	maxLastWords  = 300                    // and of that which go into the log
+	maxMetrics    = 1 << 20                // bytes of its metrics that are read
 )
 
 // A process is kept running: whatever dies is started again at once.
@@ -43,11 +49,12 @@ type process struct {
 	mu     sync.Mutex
 	starts int
 	armed  string        // what the running one is armed with
+	logged int64         // bytes that were in the log of failpoints when it was started
 	cmd    *exec.Cmd     // nil: it is not running
 	ended  chan struct{} // closed when cmd has been waited for
 	cause  string        // who has ended it; empty: nobody
 	paused bool          // by Suspend
-	served bool          // it has been ready
+	served time.Time     // when it was ready; zero: it has not been yet
 }
 
 func (p *process) output() string { return p.site.file(record.OutputDir, p.name+".log") }
@@ -86,7 +93,8 @@ func (p *process) launch() (cmd *exec.Cmd, ended chan struct{}, size int64, err 
 		return nil, nil, 0, nil
 	}
 	p.starts++
-	p.armed, p.cause, p.paused, p.served = p.site.fuses(p.name, p.starts), "", false, false
+	p.armed, p.cause, p.paused, p.served = p.site.fuses(p.name, p.starts), "", false, time.Time{}
+	p.logged = sizeOf(p.site.file(record.FailpointsFile))
 	cmd, ended = exec.Command(p.program, p.args...), make(chan struct{})
 	cmd.Env = append(p.env[:len(p.env):len(p.env)], "SAGAMILL_FAILPOINTS="+p.armed)
 	out, err := os.OpenFile(p.output(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -109,9 +117,11 @@ func (p *process) launch() (cmd *exec.Cmd, ended chan struct{}, size int64, err 
 // ready, or somebody has ended it.
 func (p *process) over(cmd *exec.Cmd, err error, began record.At, size int64) bool {
 	p.mu.Lock()
-	e := ending{state: cmd.ProcessState, err: err, cause: p.cause, armed: p.armed, served: p.served}
+	e := ending{state: cmd.ProcessState, err: err, cause: p.cause, served: !p.served.IsZero()}
+	armed, logged := p.armed, p.logged
 	p.cmd = nil
 	p.mu.Unlock()
+	e.struck = struckSince(p.site.file(record.FailpointsFile), logged, armed)
 	e.troubled, e.last = p.site.troubledSince(began), p.lastWords(size)
 	args, words := e.tell()
 	p.site.log(record.Event{At: p.site.opts.Now(), Fault: record.Exit, Target: p.name, Args: args, Err: words})
@@ -123,7 +133,7 @@ type ending struct {
 	state    *os.ProcessState // nil: it has not begun
 	err      error
 	cause    string // who has ended it; empty: nobody
-	armed    string
+	struck   bool   // a fuse has killed where it was armed, since it was started
 	served   bool   // it had been ready
 	troubled bool   // a backend was struck while it ran
 	last     string // what it has said last
@@ -144,7 +154,7 @@ func (e *ending) tell() (args, words string) {
 		return "by itself: it cannot be started: " + e.err.Error(), ""
 	case e.cause == killed && bySignal, e.cause != "" && e.state.Success():
 		return fmt.Sprintf("%s: %s", e.cause, e.state), ""
-	case bySignal && strings.Contains(e.armed, "=kill"):
+	case bySignal && e.struck:
 		return "by its fuse", ""
 	case bySignal && e.cause != "":
 		return fmt.Sprintf("%s: it had to be killed", e.cause), ""
@@ -165,6 +175,40 @@ func told(cause string) string {
 func signalled(state *os.ProcessState, sig syscall.Signal) bool {
 	status, ok := state.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == sig
+}
+
+// sizeOf is that of a file, which may not be there yet.
+func sizeOf(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// struckSince reports whether the log of failpoints has, behind its first size bytes, a
+// line of one of the fuses in armed that kill. A process writes it before it dies, so
+// without one it was somebody else who has killed it, such as the kernel when memory is
+// short. The lines do not say of which process they are: another one that was armed at
+// the same point may stand in for it.
+func struckSince(log string, size int64, armed string) bool {
+	if !strings.Contains(armed, "=kill") {
+		return false
+	}
+	file, err := os.Open(log)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	text, _ := io.ReadAll(io.NewSectionReader(file, size, math.MaxInt64-size)) // what cannot be read proves nothing
+	lines := strings.Split(string(text), "\n")
+	for fuse := range strings.SplitSeq(armed, ";") {
+		point, _, _ := strings.Cut(fuse, ":")
+		if strings.HasSuffix(point, "=kill") && slices.Contains(lines, point) {
+			return true
+		}
+	}
+	return false
 }
 
 // lastWords are the last line that the process has printed since its file had size
@@ -200,11 +244,21 @@ func (p *process) awaitFirstReady(life context.Context) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.served = true
+	p.served = time.Now()
 }
 
-// watch continues the process if its fuse has stopped it, after one to eight
-// seconds that its name, its start and its fuses decide.
+// work says what the running process is armed with, and for how long it has been ready.
+func (p *process) work() (armed string, ready time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cmd == nil || p.served.IsZero() {
+		return p.armed, 0
+	}
+	return p.armed, time.Since(p.served)
+}
+
+// watch continues the process if its fuse has stopped it: after a moment, or, in one
+// of four cases, when every lease is over. Its name, its start and its fuses decide.
 func (p *process) watch(life context.Context, pid int) {
 	p.mu.Lock()
 	armed, start := p.armed, p.starts
@@ -214,7 +268,10 @@ func (p *process) watch(life context.Context, pid int) {
 	}
 	digest := fnv.New32a()
 	fmt.Fprint(digest, p.name, start, armed)
-	pause := time.Second + time.Duration(digest.Sum32()%7000)*time.Millisecond
+	pause := shortStop/4 + time.Duration(digest.Sum32())%shortStop
+	if digest.Sum32()%4 == 0 {
+		pause = longStop/2 + time.Duration(digest.Sum32())%longStop
+	}
 	for {
 		wait := stateLook
 		p.mu.Lock()
@@ -327,20 +384,40 @@ func (p *process) listens(context.Context) error {
 
 // ready returns nil once the process says so.
 func (p *process) ready(ctx context.Context) error {
+	_, err := p.get(ctx, "/readyz", maxLastWords)
+	return err
+}
+
+// goroutines are those that the process has, by its own account.
+func (p *process) goroutines(ctx context.Context) (int, error) {
+	text, err := p.get(ctx, "/metrics", maxMetrics)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if n, ok := strings.CutPrefix(line, "go_goroutines "); ok {
+			return strconv.Atoi(strings.TrimSpace(n))
+		}
+	}
+	return 0, errors.New("it does not say how many goroutines it has")
+}
+
+// get returns what the process answers, up to so many bytes.
+func (p *process) get(ctx context.Context, path string, most int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyLook)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address(p.port)+"/readyz", nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address(p.port)+path, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	answer, err := p.site.looks.Do(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer answer.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(answer.Body, maxLastWords))
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("not ready: %s", body)
+	body, err := io.ReadAll(io.LimitReader(answer.Body, most))
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("not ready: %s", body)
 	}
-	return nil
+	return body, err
 }

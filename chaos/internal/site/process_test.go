@@ -3,6 +3,7 @@ package site
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -23,20 +24,19 @@ func end(t *testing.T, script string) *os.ProcessState {
 func TestHowAProcessHasEnded(t *testing.T) {
 	t.Parallel()
 	dead, failed, well, panicked := end(t, "kill -9 $$"), end(t, "exit 1"), end(t, "exit 0"), end(t, "exit 2")
-	const fuse = "outbox/after-read=error:2;outbox/after-publish=kill:3"
 	tests := map[string]struct {
 		ending ending
 		want   string
 	}{
 		"killed":                    {ending{state: dead, cause: killed}, "killed: signal: killed"},
-		"killed, and armed":         {ending{state: dead, cause: killed, armed: fuse}, "killed: signal: killed"},
+		"killed, and armed":         {ending{state: dead, cause: killed, struck: true}, "killed: signal: killed"},
 		"failed before it was":      {ending{state: failed, cause: killed, last: "bad"}, "by itself: exit status 1 although killed: bad"},
 		"told":                      {ending{state: well, cause: terminated}, "told to stop: exit status 0"},
 		"told, and failed":          {ending{state: failed, cause: terminated, served: true, last: "bad"}, "by itself: exit status 1 although told to stop: bad"},
 		"told, and hung":            {ending{state: dead, cause: terminated}, "told to stop: it had to be killed"},
-		"told, and struck":          {ending{state: dead, cause: terminated, armed: fuse}, "by its fuse"},
-		"its fuse":                  {ending{state: dead, armed: fuse}, "by its fuse"},
-		"out of memory":             {ending{state: dead, armed: "outbox/after-read=error"}, "by itself: signal: killed: "},
+		"told, and struck":          {ending{state: dead, cause: terminated, struck: true}, "by its fuse"},
+		"its fuse":                  {ending{state: dead, struck: true}, "by its fuse"},
+		"out of memory":             {ending{state: dead}, "by itself: signal: killed: "},
 		"ended well":                {ending{state: well, served: true}, "by itself: exit status 0: "},
 		"panicked":                  {ending{state: panicked, troubled: true, last: "goroutine 1"}, "by itself: exit status 2: goroutine 1"},
 		"gave up":                   {ending{state: failed, troubled: true, last: "refused"}, "while it started, among faults"},
@@ -55,5 +55,30 @@ func TestHowAProcessHasEnded(t *testing.T) {
 				t.Errorf("tell = %q, %q", args, words)
 			}
 		})
+	}
+}
+
+// Who is killed from outside has not come to its fuse, whatever it is armed with.
+func TestAFuseHasStruckIfItsLogSaysSo(t *testing.T) {
+	t.Parallel()
+	log := filepath.Join(t.TempDir(), "log")
+	const before = "outbox/after-publish=kill\n"
+	if err := os.WriteFile(log, []byte(before+"outbox/after-read=error\nconsumer/before-ack=kill\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for armed, want := range map[string]bool{
+		"outbox/after-publish=kill:3":                         false, // before it was started
+		"outbox/after-read=error:2":                           false,
+		"outbox/after-read=error;consumer/before-ack=kill:12": true,
+		"consumer/before-ack=kill":                            true,
+		"consumer/after-ack=kill":                             false,
+		"":                                                    false,
+	} {
+		if got := struckSince(log, int64(len(before)), armed); got != want {
+			t.Errorf("struckSince(%q) = %v, want %v", armed, got, want)
+		}
+	}
+	if struckSince(log+"none", 0, "consumer/before-ack=kill") {
+		t.Error("a log that is not there says so")
 	}
 }

@@ -40,7 +40,7 @@ type Options struct {
 	// Default: none.
 	Fuses func(process string, start int) string
 
-	Patience time.Duration // of a trip's booking. Default: 10s
+	Patience time.Duration // of a trip's booking. Default: 12s
 	Keep     time.Duration // for which outboxes keep what is published. Default: as long as the run
 }
 
@@ -88,7 +88,7 @@ func Open(ctx context.Context, opts Options) (*Site, error) {
 
 // The defaults of Options.
 const (
-	defaultPatience = 10 * time.Second
+	defaultPatience = 12 * time.Second
 	defaultKeep     = 24 * time.Hour
 )
 
@@ -172,6 +172,30 @@ func (s *Site) AwaitReady(ctx context.Context, processes ...string) error {
 	}
 	all.Wait()
 	return errors.Join(errs...)
+}
+
+// Goroutines returns how many each process has, by its own account.
+func (s *Site) Goroutines(ctx context.Context) (map[string]int, error) {
+	all := map[string]int{}
+	var errs []error
+	for _, name := range Processes() {
+		n, err := s.processes[name].goroutines(ctx)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("site: goroutines of %s: %w", name, err))
+		}
+		all[name] = n
+	}
+	return all, errors.Join(errs...)
+}
+
+// Work returns the failpoints that a process was started with, and for how long it has
+// been ready since: 0 if it is not yet, or has ended.
+func (s *Site) Work(process string) (armed string, ready time.Duration) {
+	p, err := s.process(process)
+	if err != nil {
+		return "", 0
+	}
+	return p.work()
 }
 
 func (s *Site) process(name string) (*process, error) {
