@@ -12,6 +12,10 @@ ifeq ($(shell $(GO) env CGO_ENABLED),1)
 RACE ?= -race
 endif
 
+# A program with the race detector sleeps for a second before it exits, in case that a
+# race is just happening: each package's tests do, and what they start without saying so.
+export GORACE ?= atexit_sleep_ms=10
+
 # Two packages with four parallel tests each stay below PostgreSQL's default of
 # 100 connections, on a machine with many processors as well.
 TESTFLAGS ?= -tags=failpoints -count=1 -timeout=20m -p=2 -parallel=4
@@ -26,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve chaos services test tests fuzz mutants mutate model check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test tests fuzz mutants mutate model check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,15 +44,21 @@ demo-trip: bin/trip-saga ## run the trip example, an orchestrated saga, under a 
 serve: bin/order-saga ## run the order example's services until Ctrl-C
 	@bin/order-saga serve
 
-chaos: bin/chaos ## run both examples under every fault and judge what is left; CHAOS='-long' for half an hour
+serve-trip: bin/trip-saga ## run the trip example's services until Ctrl-C
+	@bin/trip-saga serve
+
+chaos: bin/chaos ## run both examples under every fault and judge what is left, in five minutes; CHAOS=-brief or CHAOS=-long for less or more
 	@bin/chaos run $(CHAOS)
 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
 
-test: bin/with ## run all tests; PKG=./outbox/... for some, RUN=TestStorm for one
+test: bin/with ## run all tests and a brief chaos; PKG=./outbox/... for some, RUN=TestStorm for one
 	@test -n '$(RACE)' || echo 'make test: no C compiler, so without the race detector' >&2
-	@bin/with -- $(MAKE) --no-print-directory tests
+	@bin/with -own -- $(MAKE) --no-print-directory tests
+ifeq ($(PKG) $(RUN),./... .)
+	@$(MAKE) --no-print-directory chaos CHAOS='-brief $(CHAOS)'
+endif
 
 # What runs when the services are there. The brokers' modules are requirements of
 # the tests on them alone, which are a module of their own.
@@ -58,6 +68,9 @@ ifneq ($(PKG),./internal/relaytargets)
 endif
 ifneq ($(filter ./... ./internal/relaytargets,$(PKG)),)
 	@$(GO) -C internal/relaytargets test $(RACE) $(TESTFLAGS) -run='$(RUN)' ./...
+endif
+ifeq ($(PKG) $(RUN),./... .)
+	@$(GO) -C chaos test -count=1 -timeout=10m -p=3 ./...
 endif
 
 # The go command fuzzes one target at a time. They are found by their names, so that
@@ -73,10 +86,10 @@ fuzz: ## fuzz each target for FUZZTIME, 20000x by default; PKG=./idemkey/... for
 	done; test $$n -gt 0 || { echo 'make fuzz: found no targets'; exit 1; }
 
 mutants: bin/with bin/mutants ## plant bugs one by one and see that the tests catch each; BUG=inbox-missing for one
-	@bin/with -- bin/mutants -go='$(GO)' -only='$(BUG)'
+	@bin/with -own -- bin/mutants -go='$(GO)' -only='$(BUG)'
 
 mutate: bin/with bin/mutate ## break the code behind each guarantee, one line at a time: a test must fail each time; ONLY=G3 for some
-	@bin/with -- bin/mutate -go '$(GO)' $(if $(ONLY),-only $(ONLY))
+	@bin/with -own -- bin/mutate -go '$(GO)' $(if $(ONLY),-only $(ONLY))
 
 bench-idemkey: ## what the idempotency middleware costs beside a bare transaction, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-idemkey ./idemkey
@@ -108,6 +121,7 @@ check: ## everything that is checked without running the tests
 	$(GO) -C chaos vet ./...
 	$(GO) -C internal/relaytargets vet ./...
 	$(GO) tool -modfile=tools.mod staticcheck ./...
+	cd chaos && $(GO) tool -modfile=../tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/archtest
 
 fmt: ## format all Go files
@@ -126,6 +140,9 @@ bin/mutate: FORCE
 
 bin/modelcheck: FORCE
 	@$(GO) build -o $@ ./internal/modelcheck
+
+bin/sagamill: FORCE
+	@$(GO) build -o $@ ./cmd/sagamill
 
 bin/order-saga: FORCE
 	@$(GO) build -o $@ ./examples/order-saga
