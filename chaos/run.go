@@ -25,7 +25,7 @@ import (
 
 const (
 	warmth        = 5 * time.Second // with a load and without faults
-	drainPatience = 2 * time.Minute // after which the rest counts as left
+	drainPatience = 3 * time.Minute // after which the rest counts as left
 	replayRate    = 1000            // messages a second that a replay is given time for, at least
 	stopPatience  = time.Minute     // for all processes to end
 )
@@ -240,8 +240,9 @@ func (r *runner) warm(ctx context.Context) (err error) {
 	return sleep(ctx, warmth)
 }
 
-// encore is how long the storm goes on for what has not struck in it.
-const encore = 40 * time.Second
+// encore is how long the storm goes on, at most, for what has not struck in it. A quick
+// machine needs none, or a few seconds.
+const encore = 2 * time.Minute
 
 // storm carries the schedule out.
 func (r *runner) storm(ctx context.Context) error {

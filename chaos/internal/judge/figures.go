@@ -76,7 +76,7 @@ func (c *run) figures(v *Verdict) {
 	most("doubled", count("I1"), 0, true)
 	most("unbalanced", count("I3", "I5"), 0, true)
 	most("stuck", float64(c.stuck()), 0, true)
-	most("drain-seconds", c.drain().Seconds(), drainWithin.Seconds(), c.final.Drained > 0)
+	most("drain-seconds", c.drain().Seconds(), c.run.Options.DrainWithin().Seconds(), c.final.Drained > 0)
 }
 
 // short names the figures that miss goals which are bound to be met. Of what there must

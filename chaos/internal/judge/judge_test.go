@@ -239,6 +239,18 @@ func TestATripMayBeLateWhileFaultsStrike(t *testing.T) {
 	}
 }
 
+// A run may be given more time to drain, and no more than that.
+func TestADrainHasTheTimeThatItWasGiven(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]Outcome{90 * time.Second: Green, 91 * time.Second: Red} {
+		f := good()
+		f.run.Options.Drain, f.final.Drained = 90*time.Second, f.final.Healed+took
+		if v := judged(t, f); v.Outcome != want {
+			t.Errorf("a drain of %s is %s, want %s%s", took, v.Outcome, want, explain(v))
+		}
+	}
+}
+
 func figure(t *testing.T, v *Verdict, name string) Figure {
 	t.Helper()
 	i := slices.IndexFunc(v.Figures, func(f Figure) bool { return f.Name == name })

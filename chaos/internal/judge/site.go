@@ -10,10 +10,6 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// drainWithin is the time in which everything must be done once nothing strikes
-// any more.
-const drainWithin = 30 * time.Second
-
 // What the Args of an Exit begin with, and what those of a process contain that did
 // not end when it was told to.
 const (
@@ -24,6 +20,7 @@ const (
 )
 
 func (c *run) judgeSite() []*Invariant {
+	drainWithin := c.run.Options.DrainWithin()
 	drained := &Invariant{ID: "I13", Says: fmt.Sprintf("everything is done within %s of the end of all faults", drainWithin)}
 	drained.check(c.final.Drained > 0, Offender{}, "left: %s", clip(c.final.Left))
 	drained.check(c.drain() <= drainWithin, Offender{}, "it took %s or more", c.drain().Round(time.Millisecond))

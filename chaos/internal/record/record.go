@@ -19,6 +19,7 @@
 package record
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -50,7 +51,18 @@ type Options struct {
 	Replays   int           `json:"replays"`    // how often the whole history is published again
 
 	BrokerKills, Crashes, Alarms int // SIGKILLs of the broker, immediate restarts of PostgreSQL, memory alarms
+
+	// Drain is how long everything may take to be done once nothing strikes any more.
+	// Default: DefaultDrain, as of a run that was made before there was a choice.
+	Drain time.Duration `json:"drain,omitempty"`
 }
+
+// DefaultDrain is how soon everything must be done. A machine that others use is no
+// place to judge that, and a run that is a test has more time.
+const DefaultDrain = 30 * time.Second
+
+// DrainWithin returns what Drain says, or its default.
+func (o Options) DrainWithin() time.Duration { return cmp.Or(o.Drain, DefaultDrain) }
 
 // A Planned is a fault of the schedule.
 type Planned struct {
