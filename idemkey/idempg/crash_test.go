@@ -264,3 +264,61 @@ func TestLookedUpAgain(t *testing.T) {
 	last.check(t)
 	f.kind(t, c, idemkey.KindProceed)
 }
+
+// A tracer that does something before sql runs for the first time.
+type before struct {
+	sql string
+	do  func(ctx context.Context) error
+	ran int
+	err error
+}
+
+func (b *before) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if q.SQL == b.sql {
+		if b.ran++; b.ran == 1 {
+			b.err = b.do(ctx)
+		}
+	}
+	return ctx
+}
+
+func (*before) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// The claim's commit is asynchronous, so that a crash of the server may take it back. Who
+// then looks for a COMMIT of which nothing was heard finds no record. The request has not
+// had its effect, and nobody else is at work on it: it must not say so.
+func TestAClaimThatTheServerHasLost(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		then string // after the crash, before the look
+		want error
+	}{
+		"nobody has claimed the key since": {"DELETE FROM %s.idempotency_key", idemkey.ErrNotCommitted},
+		"somebody has":                     {"UPDATE %s.idempotency_key SET token = gen_random_uuid()", idemkey.ErrLeaseLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct := newFixture(t, Options{})
+			p, pool := pgtest.NewProxy(t)
+			look := &before{sql: direct.q.lockState, do: func(ctx context.Context) error {
+				_, err := direct.pool.Exec(ctx, fmt.Sprintf(tt.then, direct.schema))
+				return err
+			}}
+			config := pool.Config()
+			config.ConnConfig.Tracer = look
+			f := newFixtureOn(t, poolOf(t, config, 6), direct.schema, Options{Grace: time.Hour, LookupTimeout: time.Minute})
+			owner := f.begin(t, idemkeytest.Claim("k", "a"))
+			if err := owner.tx.Open(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			p.Lose(pgtest.LoseCommit)
+			err := owner.Commit(t.Context(), done)
+			if !errors.Is(err, tt.want) || errors.Is(err, idemkey.ErrLeaseLost) != (tt.want == idemkey.ErrLeaseLost) {
+				t.Errorf("Commit: %v, want %v", err, tt.want)
+			}
+			if look.err != nil || look.ran == 0 {
+				t.Errorf("%d looks at the record, %v", look.ran, look.err)
+			}
+		})
+	}
+}

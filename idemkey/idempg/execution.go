@@ -312,9 +312,12 @@ func (e *execution) state(ctx context.Context) (idemkey.State, error) {
 	return state, err
 }
 
-// locked reports that the record is this claim's, where state has found none:
-// somebody has locked it, and what it says is not decided yet.
-func (e *execution) locked(ctx context.Context) (bool, error) {
-	tag, err := e.s.pool.Exec(ctx, e.s.q.readState, e.id.Namespace, e.id.Scope, e.id.Key, e.token)
-	return tag.RowsAffected() > 0, err
+// holder reads whose the record is, where state has found none. Of this claim: somebody
+// has locked it, and what it says is not decided yet.
+func (e *execution) holder(ctx context.Context) (mine, others bool, err error) {
+	err = e.s.pool.QueryRow(ctx, e.s.q.readHolder, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&mine)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, false, nil
+	}
+	return mine, !mine && err == nil, err
 }

@@ -137,7 +137,7 @@ func (i *inlineRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	state, err := i.state(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		if locked, err := i.locked(ctx); locked || err != nil {
+		if mine, _, err := i.holder(ctx); mine || err != nil {
 			return false, false, nil
 		}
 		return false, free, nil

@@ -174,10 +174,14 @@ func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	state, err := (*execution)(l).state(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		if locked, err := (*execution)(l).locked(ctx); locked || err != nil {
+		mine, others, err := (*execution)(l).holder(ctx)
+		switch {
+		case mine || err != nil:
 			return false, false, nil
+		case others: // only a transaction that had ended can have lost it
+			return false, true, idemkey.ErrLeaseLost
 		}
-		return false, true, idemkey.ErrLeaseLost // only a transaction that had ended can have lost it
+		return false, true, nil // a crash of the server has taken the claim back, and with it all that came after
 	case err != nil:
 		return false, false, nil
 	case state == idemkey.StateCompleted, state == idemkey.StateTombstone:

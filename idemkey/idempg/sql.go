@@ -154,6 +154,12 @@ const sqlReadState = `
 SELECT state FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4`
 
+// sqlReadHolder tells whether the record is that of the claim with token $4. No row: there
+// is no record.
+const sqlReadHolder = `
+SELECT token = $4 FROM {schema}.idempotency_key
+WHERE namespace = $1 AND scope = $2 AND key = $3`
+
 // sqlLockState tells the same of a record that nobody has locked, and waits for
 // what it tells to be durable: a row lock is written to the log.
 const sqlLockState = sqlReadState + ` FOR UPDATE SKIP LOCKED`
@@ -175,7 +181,7 @@ type queries struct {
 	readRecord, insertClaim, takeOver, findAbandoned                   string
 	lockRecord, completeRecord, commitRecord, failRecord, forgetRecord string
 	keepInline, commitInline, lockPrior, forgetPrior                   string
-	readState, lockState, sweepRecords, findOverQuota                  string
+	readState, readHolder, lockState, sweepRecords, findOverQuota      string
 }
 
 func newQueries(schema string) queries {
@@ -188,7 +194,7 @@ func newQueries(schema string) queries {
 		keepInline:   bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE pg_try_advisory_xact_lock($16)")),
 		commitInline: bind(strings.ReplaceAll(sqlKeepInline, "{only}", "")),
 		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
-		readState: bind(sqlReadState), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
+		readState: bind(sqlReadState), readHolder: bind(sqlReadHolder), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
 	}
 	if planted.StaleLeaseAccepted {
 		q.acceptStale()
