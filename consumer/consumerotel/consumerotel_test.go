@@ -1,6 +1,7 @@
 package consumerotel_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,8 +98,12 @@ func TestSpans(t *testing.T) {
 		if diff := godiff.Diff(tt.want, draw(ended[0])); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if p := ended[0].Parent(); p.SpanID().String() != "b7ad6b7169203331" || !p.IsRemote() || !ended[0].EndTime().Equal(tt.e.Ended) {
-			t.Errorf("%s: its parent is %s, its end %s", name, p.SpanID(), ended[0].EndTime())
+		from := ended[0].Parent()
+		if tt.e.Outcome == consumer.OutcomeDuplicate && !from.IsValid() && len(ended[0].Links()) == 1 {
+			from = ended[0].Links()[0].SpanContext
+		}
+		if from.SpanID().String() != "b7ad6b7169203331" || !from.IsRemote() || !ended[0].EndTime().Equal(tt.e.Ended) {
+			t.Errorf("%s: its parent is %s, its links %v, its end %s", name, ended[0].Parent().SpanID(), ended[0].Links(), ended[0].EndTime())
 		}
 	}
 }
@@ -110,24 +115,30 @@ func TestParents(t *testing.T) {
 		traceparent string
 		ambient     bool
 		entered     bool
-		want        string // spans, whether they are in the message's trace, links
+		outcome     consumer.Outcome // OutcomeDone, unless it is given
+		want        string           // spans, whether they are in the message's trace, links
 	}{
-		"entered":                        {written, false, true, "1 true 0"},
-		"entered, of no trace":           {"", false, true, "1 false 0"},
-		"entered, malformed":             {"00-1-2-01", false, true, "1 false 0"},
-		"entered, not sampled":           {written[:len(written)-1] + "0", false, true, "0"},
-		"entered, under a router's span": {written, true, true, "1 false 1"},
-		"not let in":                     {written, false, false, "1 true 0"},
-		"not let in, of no trace":        {"", false, false, "0"},
-		"not let in, not sampled":        {written[:len(written)-1] + "0", false, false, "0"},
-		"not let in, under a span":       {"", true, false, "1 false 0"},
+		"entered":                        {written, false, true, "", "1 true 0"},
+		"entered, of no trace":           {"", false, true, "", "1 false 0"},
+		"entered, malformed":             {"00-1-2-01", false, true, "", "1 false 0"},
+		"entered, not sampled":           {written[:len(written)-1] + "0", false, true, "", "0"},
+		"entered, under a router's span": {written, true, true, "", "1 false 1"},
+		"not let in":                     {written, false, false, "", "1 true 0"},
+		"not let in, of no trace":        {"", false, false, "", "0"},
+		"not let in, not sampled":        {written[:len(written)-1] + "0", false, false, "", "0"},
+		"not let in, under a span":       {"", true, false, "", "1 false 0"},
+		"again":                          {written, false, false, consumer.OutcomeDuplicate, "1 false 1"},
+		"again, overtaken":               {written, false, false, consumer.OutcomeSuperseded, "1 false 1"},
+		"again, not sampled":             {written[:len(written)-1] + "0", false, false, consumer.OutcomeDuplicate, "0"},
+		"again, of no trace":             {"", false, false, consumer.OutcomeDuplicate, "0"},
+		"again, under a span":            {written, true, false, consumer.OutcomeDuplicate, "1 false 1"},
 	} {
 		o, recorder, _ := newObserver(t, consumerotel.Options{})
 		ctx := t.Context()
 		if tt.ambient {
 			ctx = trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{9}, SpanID: trace.SpanID{9}, TraceFlags: trace.FlagsSampled}))
 		}
-		e := consumer.Event{Delivery: delivery(tt.traceparent), Entered: tt.entered, Outcome: consumer.OutcomeDone, Began: time.Now(), Ended: time.Now()}
+		e := consumer.Event{Delivery: delivery(tt.traceparent), Entered: tt.entered, Outcome: cmp.Or(tt.outcome, consumer.OutcomeDone), Began: time.Now(), Ended: time.Now()}
 		if tt.entered {
 			e.Entry = o.Enter(ctx, e.Delivery)
 			parent, _ := e.Entry.Trace()

@@ -41,8 +41,8 @@
 // # Traces
 //
 // A message's traceparent is that of its writer (see package outboxotel), and stays the same
-// however often it arrives. So these spans, of kind consumer, are all in the trace of
-// the request that began the saga, as children of the writer's span:
+// however often it arrives. So these spans, of kind consumer, are in the trace of
+// the request that began the saga, as children of the writer's span, but for those of duplicates:
 //
 //	process <step>     an entry of the action's handler; or a short one, for an arrival that was not let in
 //	compensate <step>  the same of the compensation
@@ -50,9 +50,10 @@
 //
 // Each attempt has a span of its own, with sagamill.attempt. That of an Effect is around verify,
 // call and record, whose contexts carry it: a request that an instrumented client makes of them
-// belongs to it, and so does what record emits. A duplicate has a short span beside
-// the original's, in the same trace, if it is the same message; if it was written a second
-// time, it is in the trace of that. What a handler emits has its span's context: the next
+// belongs to it, and so does what record emits. What happens once is one trace; what comes again
+// is linked to it: a duplicate, and an action whose compensation has come first, has a short span in a trace of
+// its own, however late it arrives, with a link to its writer's span, if that was sampled.
+// What a handler emits has its span's context: the next
 // step's spans, and those of a compensation that it asks for, are its children. A message
 // without a trace begins one when its handler is entered; an arrival that is not let in
 // begins none. Where the context that is given to the consumer has a span already, such as

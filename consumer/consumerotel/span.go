@@ -66,16 +66,25 @@ func writer(in *consumer.Delivery) trace.SpanContext {
 	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), &c))
 }
 
-// start begins a span of in.
+// start begins a span of in, in the trace of ctx, or else in that of its writer.
 func (o *Observer) start(ctx context.Context, in *consumer.Delivery, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
-	opts = append(opts, trace.WithSpanKind(trace.SpanKindConsumer))
-	if from := writer(in); from.IsValid() {
-		if trace.SpanContextFromContext(ctx).IsValid() {
-			opts = append(opts, trace.WithLinks(trace.Link{SpanContext: from}))
-		} else {
-			ctx = trace.ContextWithRemoteSpanContext(ctx, from)
-		}
+	if from := writer(in); from.IsValid() && !trace.SpanContextFromContext(ctx).IsValid() {
+		return o.begin(trace.ContextWithRemoteSpanContext(ctx, from), in, opts)
 	}
+	return o.startApart(ctx, in, opts...)
+}
+
+// startApart begins a span of in, in the trace of ctx, or else in one of its own, with a
+// link to its writer.
+func (o *Observer) startApart(ctx context.Context, in *consumer.Delivery, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	if from := writer(in); from.IsValid() {
+		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: from}))
+	}
+	return o.begin(ctx, in, opts)
+}
+
+func (o *Observer) begin(ctx context.Context, in *consumer.Delivery, opts []trace.SpanStartOption) (context.Context, trace.Span) {
+	opts = append(opts, trace.WithSpanKind(trace.SpanKindConsumer))
 	operation, of := "process", in.Step
 	if in.Undo {
 		operation = "compensate"
@@ -96,7 +105,14 @@ func (o *Observer) short(ctx context.Context, e *consumer.Event) {
 	if !trace.SpanContextFromContext(ctx).IsValid() && !writer(e.Delivery).IsValid() {
 		return
 	}
-	_, span := o.start(ctx, e.Delivery, trace.WithTimestamp(e.Began))
+	start := o.start
+	if e.Outcome == consumer.OutcomeDuplicate || e.Outcome == consumer.OutcomeSuperseded {
+		if from := writer(e.Delivery); from.IsValid() && !from.IsSampled() {
+			return // nor is there a trace to link to
+		}
+		start = o.startApart
+	}
+	_, span := start(ctx, e.Delivery, trace.WithTimestamp(e.Began))
 	o.end(span, e)
 }
 

@@ -63,10 +63,23 @@ func (s *spans) OnEnd(span sdktrace.ReadOnlySpan) {
 // await waits until n spans of trace have ended, and returns them.
 func (s *spans) await(t *testing.T, id trace.TraceID, n int) []sdktrace.ReadOnlySpan {
 	t.Helper()
+	return s.awaitThose(t, n, func(span sdktrace.ReadOnlySpan) bool { return span.SpanContext().TraceID() == id })
+}
+
+// awaitLinked does so for spans of other traces that are linked to it.
+func (s *spans) awaitLinked(t *testing.T, id trace.TraceID, n int) []sdktrace.ReadOnlySpan {
+	t.Helper()
+	return s.awaitThose(t, n, func(span sdktrace.ReadOnlySpan) bool {
+		return slices.ContainsFunc(span.Links(), func(l sdktrace.Link) bool { return l.SpanContext.TraceID() == id })
+	})
+}
+
+func (s *spans) awaitThose(t *testing.T, n int, those func(sdktrace.ReadOnlySpan) bool) []sdktrace.ReadOnlySpan {
+	t.Helper()
 	giveUp := time.After(deadline)
 	for {
 		s.mu.Lock()
-		found := slices.DeleteFunc(slices.Clone(s.ended), func(span sdktrace.ReadOnlySpan) bool { return span.SpanContext().TraceID() != id })
+		found := slices.DeleteFunc(slices.Clone(s.ended), func(span sdktrace.ReadOnlySpan) bool { return !those(span) })
 		s.mu.Unlock()
 		if len(found) >= n {
 			return found
@@ -270,9 +283,9 @@ func steps() []consumer.Step {
 }
 
 // From the request to the compensation's record everything is one trace, with
-// each attempt in it; so is an order that is declined, and a message that comes
-// again is in the trace in which it was written. A replayed request is a trace of
-// its own, with nothing behind it.
+// each attempt in it; so is an order that is declined. A message that comes again is
+// in a trace of its own that is linked to where it was written. So is a replayed
+// request, with nothing behind it.
 func TestOneTrace(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -318,8 +331,12 @@ func TestOneTrace(t *testing.T) {
 	if err := s.consumer.Handle(t.Context(), "order.created", again); err != nil {
 		t.Fatal(err)
 	}
-	if got := tree(s.spans.await(t, declined, 7)); !strings.Contains(got, "process process-payment duplicate\n") {
-		t.Errorf("after a duplicate:\n%s", got)
+	duplicate := s.spans.awaitLinked(t, declined, 1)[0]
+	if got := line(duplicate); got != "process process-payment duplicate" || duplicate.Links()[0].SpanContext.SpanID() != (trace.SpanID{7: 0xff}) {
+		t.Errorf("after a duplicate: %q, linked to %v", got, duplicate.Links())
+	}
+	if got := tree(s.spans.await(t, declined, 6)); got != want {
+		t.Errorf("after a duplicate the order's trace is\n%s", got)
 	}
 	s.checkMetrics(t)
 }

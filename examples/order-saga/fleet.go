@@ -122,6 +122,9 @@ func (f *fleet) startProcesses(ctx context.Context, s *settings, environ func([]
 		if m.name == "payment" {
 			args = append(args, "-gateway-url", f.urls["gateway"])
 		}
+		if s.trace != "" {
+			args = append(args, "-trace", s.trace)
+		}
 		f.running.Go(func() { f.supervise(ctx, m, program, args, environ(os.Environ())) })
 	}
 	return nil

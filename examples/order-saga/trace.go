@@ -86,6 +86,13 @@ type spanLine struct {
 	Error      string         `json:"error,omitempty"`
 	Attributes map[string]any `json:"attributes,omitempty"`
 	Events     []string       `json:"events,omitempty"`
+	Links      []spanLink     `json:"links,omitempty"`
+}
+
+// A spanLink is a span of another trace, which a duplicate was written in.
+type spanLink struct {
+	Trace string `json:"trace"`
+	Span  string `json:"span"`
 }
 
 // ExportSpans implements sdktrace.SpanExporter. Each line is one write, so that
@@ -125,6 +132,9 @@ func lineOf(s sdktrace.ReadOnlySpan) spanLine {
 	}
 	for _, e := range s.Events() {
 		l.Events = append(l.Events, e.Name)
+	}
+	for _, to := range s.Links() {
+		l.Links = append(l.Links, spanLink{to.SpanContext.TraceID().String(), to.SpanContext.SpanID().String()})
 	}
 	return l
 }
