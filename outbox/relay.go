@@ -102,6 +102,7 @@ type Relay struct {
 	wake     chan struct{}
 	notifier *Notifier
 	counters counters
+	refusals refusalLog
 	limits   limits
 	signals  struct {
 		passed    testsignal.Signal[int]   // messages that a round or a pass has moved on
@@ -281,15 +282,22 @@ const standbyLooks = 10
 // maxReason is how many bytes of a refusal's text are kept.
 const maxReason = 1000
 
+// logRefusal counts a refusal, and logs it: each that makes a dead letter, and of the
+// others one a second and topic, with how many it stands for.
 func (r *Relay) logRefusal(ctx context.Context, m *row, state string, refusal error) {
-	level := slog.LevelWarn
-	if state == "dead" {
-		level = slog.LevelError
-		r.counters.dead.Add(1)
-	}
 	r.counters.refused.Add(1)
+	level, unsaid := slog.LevelError, 0
+	if state == "dead" {
+		r.counters.dead.Add(1)
+	} else {
+		var log bool
+		if unsaid, log = r.refusals.next(m.Topic, time.Now()); !log {
+			return
+		}
+		level = slog.LevelWarn
+	}
 	r.opts.Logger.Log(ctx, level, "outbox: message refused by the broker", "schema", r.opts.Schema, "state", state,
-		"message_id", m.MessageID, "topic", m.Topic, "step", m.Step, "attempts", m.Attempts+1, "error", refusal)
+		"message_id", m.MessageID, "topic", m.Topic, "step", m.Step, "attempts", m.Attempts+1, "refusals_unsaid", unsaid, "error", refusal)
 }
 
 // pause waits until there may be something to do. A full batch is followed at

@@ -1,0 +1,45 @@
+package outbox
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// A topic whose messages are refused all the time has a line a second, which says how many
+// refusals it stands for.
+func TestRefusalsAreLoggedOnceASecondAndTopic(t *testing.T) {
+	t.Parallel()
+	var r refusalLog
+	began := time.Now()
+	got := ""
+	for _, at := range []struct {
+		topic string
+		after time.Duration
+	}{
+		{"a", 0},
+		{"a", time.Millisecond},
+		{"b", 2 * time.Millisecond},
+		{"a", 999 * time.Millisecond},
+		{"a", time.Second},
+		{"a", 2 * time.Second},
+	} {
+		unsaid, log := r.next(at.topic, began.Add(at.after))
+		got += fmt.Sprintf("%s %t %d, ", at.topic, log, unsaid)
+	}
+	if want := "a true 0, a false 0, b true 0, a false 0, a true 2, a true 0, "; got != want {
+		t.Errorf("%s want %s", got, want)
+	}
+}
+
+// Topics may be anything, and as many.
+func TestRefusalsOfManyTopicsAreForgotten(t *testing.T) {
+	t.Parallel()
+	var r refusalLog
+	for i := range 3 * refusalTopics {
+		if _, log := r.next(strconv.Itoa(i), time.Time{}); !log || len(r.topics) > refusalTopics {
+			t.Fatalf("topic %d: logged %t, %d are remembered", i, log, len(r.topics))
+		}
+	}
+}
