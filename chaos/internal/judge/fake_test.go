@@ -3,6 +3,7 @@ package judge
 import (
 	"encoding/hex"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ type fake struct {
 	final    record.Final
 	points   []string
 	rows     map[string][]map[string]any // by table
+	output   map[string][]string         // lines, by file
 }
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -43,6 +45,7 @@ func good() *fake {
 			Effects: []string{"abc", "abc"}, Goroutines: []map[string]int{{"order-1": 70}, {"order-1": 90}}, Queues: []record.Queue{{Name: "order-saga.order.created.payment"}},
 		},
 		points: []string{"consumer/after-commit=kill"},
+		output: map[string][]string{"order-1.log": {"serving"}, "order-1.metrics": {"go_goroutines 70"}},
 	}
 	for i, phase := range []string{record.Warm, record.Storm, record.Heal, record.Drain, record.Replay, record.Stop, record.Over} {
 		at := time.Duration(i) * 40 * time.Second
@@ -293,6 +296,10 @@ func (f *fake) save(t *testing.T) (dir string) {
 		write(t, dir, filepath.Join(record.TablesDir, table+".jsonl.gz"), rows)
 	}
 	must(writeLines(filepath.Join(dir, record.FailpointsFile), f.points))
+	must(os.MkdirAll(filepath.Join(dir, record.OutputDir), 0o755))
+	for name, lines := range f.output {
+		must(writeLines(filepath.Join(dir, record.OutputDir, name), lines))
+	}
 	return dir
 }
 

@@ -4,7 +4,7 @@
 //
 // The invariants I1 to I14 are those of the services' customers, operators and
 // owners; R is that the whole history, published again, changes nothing; L that
-// keys and inbox rows are linearizable.
+// keys and inbox rows are linearizable; S that secrets are kept.
 package judge
 
 import (
@@ -134,7 +134,9 @@ func Judge(dir string) (*Verdict, error) {
 		return nil, err
 	}
 	v := &Verdict{Run: c.run}
-	v.Invariants = c.invariants()
+	if v.Invariants, err = c.invariants(); err != nil {
+		return nil, err
+	}
 	c.figures(v)
 	v.Missing = slices.Concat(c.missing(), short(v.Figures))
 	v.Outcome = Green
@@ -149,10 +151,11 @@ func Judge(dir string) (*Verdict, error) {
 }
 
 // invariants judges them all.
-func (c *run) invariants() []*Invariant {
+func (c *run) invariants() ([]*Invariant, error) {
+	secrets, err := c.judgeSecrets()
 	return slices.Concat(
-		c.judgeOrders(), c.judgeTrips(), c.judgeClients(), c.judgeMessages(), c.judgeSite(), c.judgeLinear(),
-	)
+		c.judgeOrders(), c.judgeTrips(), c.judgeClients(), c.judgeMessages(), c.judgeSite(), c.judgeLinear(), secrets,
+	), err
 }
 
 // took says how long each phase was.

@@ -1,6 +1,7 @@
 package judge
 
 import (
+	"encoding/hex"
 	"os"
 	"path/filepath"
 	"slices"
@@ -194,6 +195,19 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 		"goroutines not counted":      {func(f *fake) { f.final.Goroutines = f.final.Goroutines[:1] }, "I14"},
 		"a replay that did something": {func(f *fake) { f.final.Effects[1] = "abd" }, "R"},
 		"created twice":               {func(f *fake) { f.ops[1].Replay = false }, "L"},
+		"a password in a log": {func(f *fake) {
+			f.output["order-1.log"] = append(f.output["order-1.log"], "cannot reach postgres://x:"+record.DatabasePassword+"@y")
+		}, "S"},
+		"a card in a metric":  {func(f *fake) { f.output["order-1.metrics"] = []string{`x{card="` + record.Card + `"} 1`} }, "S"},
+		"a card in an answer": {func(f *fake) { f.ops[0].Leak = "a card" }, "S"},
+		"no output":           {func(f *fake) { f.output = nil }, "S"},
+		"a card in a failure": {func(f *fake) { f.rows["flight_service.parked"][0]["error"] = "no such card: " + record.Card }, "S"},
+		"a card in kept headers": {func(f *fake) {
+			f.rows["flight_service.parked"][0]["header_values"] = []string{"\\x" + hex.EncodeToString([]byte(record.Card))}
+		}, "S"},
+		"a password in a decision": {func(f *fake) {
+			f.row("trip_service.saga_journal", map[string]any{"id": 1, "why": record.BrokerPassword})
+		}, "S"},
 		"done before it was sent": {func(f *fake) {
 			find(f.changes, func(c record.Change) bool { return c.Table == "shipping_service.inbox" }).At = epoch
 		}, "L"},

@@ -163,6 +163,7 @@ func judge(op *record.Op, r reply, err error) answer {
 		}
 		return answer{}
 	}
+	op.Leak = strings.Join(record.Leaks(r.body), " and ")
 	var v verdict
 	_ = json.Unmarshal(r.body, &v) // whoever stands in between may answer in HTML
 	op.Status, op.Reply, op.Replay = r.status, digest(r), r.header.Get("Idempotent-Replayed") == "true"

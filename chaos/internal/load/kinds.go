@@ -38,7 +38,7 @@ const cheap = 100
 var Orders = []Kind{
 	{record.Order, "accepted", 590, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_ok"}`, completed, 0},
 	{record.Order, "declined", 200, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_declined"}`, cancelled, 0},
-	{record.Order, "unknown-card", 70, `{"item":"book","quantity":2,"amount":%d,"currency":"EUR","card":"tok_stolen"}`, cancelled, 0},
+	{record.Order, "unknown-card", 70, `{"item":"book","quantity":2,"amount":%d,"currency":"EUR","card":"` + record.Card + `"}`, cancelled, 0},
 	{record.Order, "unshippable", 80, `{"item":"unshippable","quantity":1,"amount":%d,"currency":"EUR","card":"tok_ok"}`, cancelled, 0},
 	{record.Order, "lost-reply", 25, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_lost_reply"}`, completed, 0},
 	{record.Order, "lost-reply-unshippable", 8, `{"item":"unshippable","quantity":3,"amount":%d,"currency":"EUR","card":"tok_lost_reply"}`, cancelled, 0},

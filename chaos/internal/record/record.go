@@ -140,6 +140,7 @@ type Op struct {
 	ID      string `json:"id,omitempty"`
 	Amount  int64  `json:"amount,omitempty"`
 	Err     string `json:"err,omitempty"`
+	Leak    string `json:"leak,omitempty"` // names of the secrets that the answer has
 }
 
 // The outcomes of an Op.

@@ -119,8 +119,19 @@ func (s *Site) openBroker() (end func() error, err error) {
 		keep(node.Log(), s.file(record.OutputDir, "rabbitmq.log"))
 		return node.Close()
 	}
-	return end, s.broker.start()
+	if err := s.broker.start(); err != nil {
+		return end, err
+	}
+	_, err = node.Eval(fmt.Sprintf(addUser, brokerUser, record.BrokerPassword, brokerUser))
+	return end, err
 }
+
+// brokerUser is whom the services are to the broker. The harness itself is guest.
+const (
+	brokerUser = "services"
+	addUser    = `rabbit_auth_backend_internal:add_user(<<"%s">>, <<"%s">>, <<"chaos">>), ` +
+		`rabbit_auth_backend_internal:set_permissions(<<"%s">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"chaos">>)`
+)
 
 // keep copies a file that helps to explain a run. There is no run that it decides.
 func keep(from, to string) {

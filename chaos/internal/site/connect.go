@@ -74,8 +74,8 @@ func (s *Site) tell(service Service, p *process, database, broker string, gatewa
 		p.args = append(p.args, "-gateway-url", "http://"+address(gateway))
 	}
 	p.env = environment(map[string]string{
-		"DATABASE_URL":           fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable&application_name=%s&pool_max_conns=%d", database, databaseName, url.QueryEscape(applicationName(service.Name)), conns(service)),
-		"AMQP_URL":               fmt.Sprintf("amqp://guest:guest@%s/", broker),
+		"DATABASE_URL":           fmt.Sprintf("postgres://postgres:%s@%s/%s?sslmode=disable&application_name=%s&pool_max_conns=%d", record.DatabasePassword, database, databaseName, url.QueryEscape(applicationName(service.Name)), conns(service)),
+		"AMQP_URL":               fmt.Sprintf("amqp://%s:%s@%s/", brokerUser, record.BrokerPassword, broker),
 		"GOMAXPROCS":             "1",
 		"GOGC":                   "400", // they do not live long, and there are many
 		"SAGAMILL_FAILPOINT_LOG": s.file(record.FailpointsFile),

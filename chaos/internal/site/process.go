@@ -394,6 +394,9 @@ func (p *process) goroutines(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := os.WriteFile(p.site.file(record.OutputDir, p.name+".metrics"), text, 0o644); err != nil {
+		return 0, err
+	}
 	for line := range strings.Lines(string(text)) {
 		if n, ok := strings.CutPrefix(line, "go_goroutines "); ok {
 			return strconv.Atoi(strings.TrimSpace(n))

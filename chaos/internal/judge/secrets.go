@@ -1,0 +1,93 @@
+package judge
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sagamill/sagamill/chaos/internal/record"
+)
+
+// tablesOfFailures are those in which failures and decisions are kept. What came is kept
+// of a message, too, in columns of its own: its bytes may be anything.
+var (
+	tablesOfFailures = []string{"parked", "outbox_held", "saga_journal"}
+	columnsOfBytes   = []string{"payload"}
+)
+
+// judgeSecrets looks for the secrets of the run where none may be.
+func (c *run) judgeSecrets() ([]*Invariant, error) {
+	said := &Invariant{ID: "S", Says: "no password and no card is in what a process prints, measures or answers, or in what is kept of a failure"}
+	for _, op := range c.ops {
+		said.check(op.Leak == "", Offender{Key: op.Tenant + "/" + op.Key}, "an answer has %s", op.Leak)
+	}
+	outputs, err := filepath.Glob(filepath.Join(c.dir, record.OutputDir, "*"))
+	if err != nil {
+		return nil, err
+	}
+	said.check(len(outputs) > 0, Offender{}, "nothing of what the processes printed was kept")
+	for _, name := range outputs {
+		if err := checkOutput(said, name); err != nil {
+			return nil, err
+		}
+	}
+	for _, table := range tablesOfFailures {
+		files, err := filepath.Glob(filepath.Join(c.dir, record.TablesDir, "*."+table+".jsonl.gz"))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			if err := checkRows(said, c.dir, file); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return []*Invariant{said}, nil
+}
+
+// checkOutput looks into each line of a file.
+func checkOutput(said *Invariant, name string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	lines := bufio.NewReader(file)
+	for n := 1; ; n++ {
+		line, err := lines.ReadBytes('\n')
+		leaks := record.Leaks(line)
+		said.check(len(leaks) == 0, Offender{Key: filepath.Base(name)}, "line %d has %s", n, strings.Join(leaks, " and "))
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// checkRows looks into each row of a table.
+func checkRows(said *Invariant, dir, file string) error {
+	name, err := filepath.Rel(dir, file)
+	if err != nil {
+		return err
+	}
+	for row, err := range record.Read[map[string]json.RawMessage](dir, name) {
+		if err != nil {
+			return err
+		}
+		for column, value := range row {
+			if slices.Contains(columnsOfBytes, column) {
+				continue
+			}
+			leaks := record.Leaks(value)
+			said.check(len(leaks) == 0, Offender{Key: filepath.Base(name)}, "the column %s of row %s has %s", column, fmt.Sprint(string(row["id"])), strings.Join(leaks, " and "))
+		}
+	}
+	return nil
+}
