@@ -8,7 +8,8 @@
 // alone, which lets the previous binary run on during a rolling deploy.
 //
 // People who apply SQL themselves print it with [Print], or with the command
-// `sagamill migrate print`.
+// `sagamill migrate print`. [Roles] prints the database roles for processes that
+// are to have no more rights than they need.
 package migrations
 
 import (
@@ -28,7 +29,7 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-//go:embed *.sql
+//go:embed [0-9]*.sql
 var files embed.FS
 
 // DefaultSchema is where the tables live if the caller gives "" for the schema.
@@ -38,12 +39,17 @@ const DefaultSchema = sqlschema.Default
 const versionTable = "schema_version"
 
 // sqlCreateSchema is guarded by a transaction-level advisory lock because
-// IF NOT EXISTS does not wait for a concurrent CREATE SCHEMA of the same name:
-// the loser fails with a unique violation.
+// CREATE SCHEMA does not wait for a concurrent one of the same name: the loser
+// fails with a unique violation. IF NOT EXISTS would need the right to create
+// schemas also where there is nothing to create.
 const sqlCreateSchema = `
 BEGIN;
 SELECT pg_advisory_xact_lock(7265390517843162);
-CREATE SCHEMA IF NOT EXISTS {schema};
+DO $$ BEGIN
+	IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{schema}') THEN
+		CREATE SCHEMA {schema};
+	END IF;
+END $$;
 COMMIT`
 
 // sagamill are the tables of this module.

@@ -3,57 +3,29 @@ package outbox
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/roletest"
 )
 
-// What roles need, as docs/operations.md says. A relay of one kind of log needs
-// less, but not less by much.
-var (
-	relayGrants = []string{
-		"USAGE ON SCHEMA {schema}",
-		"SELECT, INSERT, UPDATE, DELETE ON {schema}.outbox",
-		"SELECT, TRUNCATE ON {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other",
-		"SELECT, INSERT, UPDATE, DELETE ON {schema}.outbox_held",
-		"SELECT, UPDATE ON {schema}.outbox_relay",
-		"SELECT, INSERT, DELETE ON {schema}.outbox_tenure",
-		"SELECT, INSERT, TRUNCATE ON {schema}.outbox_cursor_0, {schema}.outbox_cursor_1",
-		"USAGE ON SEQUENCE {schema}.outbox_leaf",
-	}
-	writerGrants = []string{
-		"USAGE ON SCHEMA {schema}",
-		"INSERT ON {schema}.outbox",
-		"USAGE ON SEQUENCE {schema}.outbox_leaf",
-		"INSERT ON {schema}.outbox_held",           // for messages with a Delay
-		"USAGE ON SEQUENCE {schema}.outbox_id_seq", // for them too
-	}
-)
-
-// grant makes a role of its own with the grants and returns the fixture as that
+// as gives the schema its roles, which migrations.Roles prints, and returns the fixture as a
 // role sees it.
-func (f *fixture) grant(t *testing.T, server *pgServer, grants []string) *grantee {
+func (f *fixture) as(t *testing.T, server *pgServer, role string) *grantee {
 	t.Helper()
-	role := pgtest.Name()
-	f.exec(t, "CREATE ROLE "+role+" LOGIN")
-	for _, g := range grants {
-		f.exec(t, "GRANT "+g+" TO "+role)
-	}
-	g := grantee{fixture: *f, owner: f, role: role}
-	g.pool = pgtest.Pool(t, strings.ReplaceAll(server.url(), "user=postgres", "user="+role))
+	g := grantee{fixture: *f, owner: f, roles: roletest.New(t, server.Server, f.pool, f.schema)}
+	g.pool = g.roles.Pool(t, role, func(error) {})
 	return &g
 }
 
-// A grantee is a fixture that somebody with grants uses.
+// A grantee is a fixture that a role uses.
 type grantee struct {
 	fixture
 	owner *fixture
-	role  string
+	roles *roletest.Roles
 }
 
 // everything lets a relay as its role sees it do whatever it may ever do, and
@@ -93,9 +65,14 @@ func (f *grantee) everything(t *testing.T) error {
 		return err
 	}
 	l := f.leader(t, RelayOptions{RotateBytes: 1})
-	l.marks = l.turnAt
-	if l.turnCursors(t.Context()); l.tenure.which == 0 {
-		return errors.New("the tables of cursors do not take turns")
+	for _, turn := range []int{1, 0} {
+		l.marks = l.turnAt
+		if l.turnCursors(t.Context()); l.tenure.which != turn {
+			return errors.New("the tables of cursors do not take turns")
+		}
+		if err := l.checkpoint(t.Context(), l.tenure.at); err != nil {
+			return err
+		}
 	}
 	if err := l.rotate(t.Context()); err != nil {
 		return err
@@ -105,56 +82,33 @@ func (f *grantee) everything(t *testing.T) error {
 			return fmt.Errorf("leaf %d cannot be emptied, or should not be", leaf)
 		}
 	}
+	if _, err := f.pool.Exec(t.Context(), l.r.sql.nextLeaf, 1); err != nil {
+		return err
+	}
+	if !l.empty(t.Context(), 1) {
+		return errors.New("leaf 1 cannot be emptied")
+	}
 	l.r.release(t.Context(), l.tenure.epoch)
 	return nil
 }
 
-// A relay needs the grants of relayGrants, and each of them.
+// A relay needs what its role is granted, and each of it.
 func TestARelayGetsByWithItsGrants(t *testing.T) {
 	t.Parallel()
 	server := privateServer(t)
-	t.Run("all", func(t *testing.T) {
-		if err := server.fixture(t).grant(t, server, relayGrants).everything(t); err != nil {
-			t.Errorf("with all grants: %v", err)
-		}
-	})
-	for _, g := range relayGrants {
-		privileges, on, _ := strings.Cut(g, " ON ")
-		for _, without := range strings.Split(privileges, ", ") {
-			t.Run("no "+without+" on "+on, func(t *testing.T) {
-				f := server.fixture(t)
-				as := f.grant(t, server, relayGrants)
-				f.exec(t, "REVOKE "+without+" ON "+on+" FROM "+as.role)
-				err := as.everything(t)
-				if err == nil {
-					t.Errorf("nothing is missing without %s on %s", without, on)
+	all := server.fixture(t).as(t, server, "relay")
+	for _, g := range all.roles.Grants(t, "relay") {
+		t.Run("no "+g.String(), func(t *testing.T) {
+			as := server.fixture(t).as(t, server, "relay")
+			as.roles.Without(t, "relay", g, func() {
+				if as.everything(t) == nil {
+					t.Error("nothing is missing")
 				}
 			})
-		}
+		})
 	}
-}
-
-// replayGrants are what an operator needs to replay what is kept. docs/operations.md
-// repeats them.
-var replayGrants = []string{
-	"USAGE ON SCHEMA {schema}",
-	"SELECT, INSERT ON {schema}.outbox",
-	"SELECT ON {schema}.outbox_held",
-	"SELECT ON {schema}.outbox_relay",
-}
-
-func TestAReplayGetsByWithItsGrants(t *testing.T) {
-	t.Parallel()
-	server := privateServer(t)
-	for without := range len(replayGrants) + 1 {
-		f := server.fixture(t)
-		f.kept(t, 3)
-		grants := slices.Concat(replayGrants[:without], replayGrants[min(without+1, len(replayGrants)):])
-		as := f.grant(t, server, grants)
-		p, err := as.replayer(t).ReplayRange(t.Context(), as.pool, anHourAgo(), nil)
-		if all := without == len(replayGrants); (err == nil) != all || (p.Replayed == 3) != all {
-			t.Errorf("with the grants %q: %+v, %v", grants, p, err)
-		}
+	if err := all.everything(t); err != nil {
+		t.Errorf("with all grants: %v", err)
 	}
 }
 
@@ -165,7 +119,7 @@ func TestAWriterGetsByWithItsGrants(t *testing.T) {
 	server := privateServer(t)
 	late := msg("k", "late")
 	late.Delay = time.Microsecond
-	all := server.fixture(t).grant(t, server, writerGrants)
+	all := server.fixture(t).as(t, server, "entry")
 	all.write(t, msg("k", "1"), late)
 	for range 4 {
 		all.write(t, msg("k", "2"), msg("k", "3"), msg("k", "4"), msg("k", "5"), msg("k", "6"))
@@ -174,12 +128,14 @@ func TestAWriterGetsByWithItsGrants(t *testing.T) {
 		t.Errorf("%d messages are in the leaf in use and held, want 22", got)
 	}
 
-	less := server.fixture(t).grant(t, server, writerGrants[:2])
-	err := pgx.BeginFunc(t.Context(), less.pool, func(tx pgx.Tx) error { return less.writer.Write(t.Context(), tx, msg("k", "1")) })
-	other := less.owner.count(t, "outbox_other")
-	if denied := err != nil && strings.Contains(err.Error(), "42501"); denied == (other == 1) {
-		t.Errorf("without a grant on the sequence: %v, and %d messages in the catch-all", err, other)
-	}
+	less := server.fixture(t).as(t, server, "entry")
+	less.roles.Without(t, "entry", roletest.Grant{Privilege: "USAGE", On: "SEQUENCE {schema}.outbox_leaf"}, func() {
+		err := pgx.BeginFunc(t.Context(), less.pool, func(tx pgx.Tx) error { return less.writer.Write(t.Context(), tx, msg("k", "1")) })
+		other := less.owner.count(t, "outbox_other")
+		if denied := err != nil && strings.Contains(err.Error(), roletest.Denied); denied == (other == 1) {
+			t.Errorf("without a grant on the sequence: %v, and %d messages in the catch-all", err, other)
+		}
+	})
 }
 
 func TestMessagesInTheCatchAllArePublished(t *testing.T) {

@@ -82,8 +82,8 @@ func TestACrashOfTheServerHidesNoMessage(t *testing.T) {
 	for range 3 {
 		r.signals.passed.Wait(t) // it has read a snapshot behind them
 	}
-	server.crash()
-	server.start(t)
+	server.Crash()
+	server.Start(t)
 	var xid uint64
 	eventually(t, "write after the crash", func() bool {
 		return pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {

@@ -137,16 +137,16 @@ func TestADumpIsPublishedWhereverItIsRestored(t *testing.T) {
 		to       func(t testing.TB) string
 		warnings int
 	}{
-		{"lower ids", shared, func(testing.TB) string { return server.url() }, 1},
-		{"higher ids", func(t *testing.T) (*fixture, string) { return server.fixture(t), server.url() }, pgtest.Database, 1},
+		{"lower ids", shared, func(testing.TB) string { return server.URL() }, 1},
+		{"higher ids", func(t *testing.T) (*fixture, string) { return server.fixture(t), server.URL() }, pgtest.Database, 1},
 		{"the same cluster", shared, pgtest.Database, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			f, url := tt.from(t)
 			want := f.halfPublished(t)
-			dump, to := f.dump(t, server.bin, url), tt.to(t)
-			restore(t, server.bin, to, dump)
+			dump, to := f.dump(t, server.Bin, url), tt.to(t)
+			restore(t, server.Bin, to, dump)
 
 			f.pool = pgtest.Pool(t, to)
 			heard := &listener{level: slog.LevelWarn}

@@ -324,8 +324,8 @@ func TestACrashBehindATruncationLosesNothing(t *testing.T) {
 		eventually(t, "leaves are emptied", func() bool { return f.leaf(t) > turns+3 })
 		close(stop)
 		writing.Wait()
-		server.crash()
-		server.start(t)
+		server.Crash()
+		server.Start(t)
 		eventually(t, "the server is back", func() bool { return f.pool.Ping(t.Context()) == nil })
 	}
 	eventually(t, "all is published and the leaves are empty", func() bool { return len(f.broker.firsts()) == written && f.empty(t, 0, 1, 2, 3) })

@@ -1,143 +1,29 @@
 package outbox
 
 import (
-	"os"
-	"os/exec"
-	"os/user"
-	"path/filepath"
-	"runtime"
-	"slices"
-	"strconv"
-	"syscall"
 	"testing"
-	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/pgservertest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 )
 
-// serverTimeout bounds the start of a server of a test's own.
-const serverTimeout = 60 * time.Second
-
-// A pgServer is a PostgreSQL of the test's own, which may be crashed. It
-// listens on a socket in its directory: a port could be taken in the meantime.
-type pgServer struct {
-	bin, dir string
-	config   []string
-	attr     syscall.SysProcAttr
-	process  *os.Process
-	ended    chan struct{}
-}
+// A pgServer is a PostgreSQL of the test's own.
+type pgServer struct{ *pgservertest.Server }
 
 // privateServer starts a server with config on its command line. It ends with
 // the test.
 func privateServer(t *testing.T, config ...string) *pgServer {
 	t.Helper()
-	bins, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
-	if path, err := exec.LookPath("initdb"); err == nil && len(bins) == 0 {
-		bins = append(bins, path)
-	}
-	if len(bins) == 0 {
-		t.Skip("NOT TESTED: no initdb for a PostgreSQL server of the test's own")
-	}
-	dir, err := os.MkdirTemp("", "pg") // t.TempDir may be too long a name for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &pgServer{bin: filepath.Dir(slices.Max(bins)), dir: dir, config: config}
-	if os.Geteuid() == 0 { // PostgreSQL refuses to run as root
-		s.attr.Credential = account(t, "postgres")
-		if err := os.Chown(dir, int(s.attr.Credential.Uid), int(s.attr.Credential.Gid)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	initdb := exec.Command(filepath.Join(s.bin, "initdb"), "-D", filepath.Join(dir, "data"), "-U", "postgres", "--auth", "trust", "--locale", "C", "--encoding", "UTF8", "--no-sync")
-	initdb.SysProcAttr, initdb.Dir = &s.attr, dir
-	if out, err := initdb.CombinedOutput(); err != nil {
-		t.Fatalf("initdb: %v\n%s", err, out)
-	}
-	t.Cleanup(s.crash)
-	s.start(t)
-	return s
-}
-
-func account(t *testing.T, name string) *syscall.Credential {
-	t.Helper()
-	u, err := user.Lookup(name)
-	if err != nil {
-		t.Skipf("NOT TESTED: a PostgreSQL server needs an account that is not root: %v", err)
-	}
-	uid, _ := strconv.ParseUint(u.Uid, 10, 32)
-	gid, _ := strconv.ParseUint(u.Gid, 10, 32)
-	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
-}
-
-// url is a connection string, not a URL, because of the socket.
-func (s *pgServer) url() string { return "host=" + s.dir + " user=postgres dbname=postgres" }
-
-// start starts the server and waits until it has recovered.
-func (s *pgServer) start(t *testing.T) {
-	t.Helper()
-	args := []string{"-D", filepath.Join(s.dir, "data"), "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off"}
-	for _, c := range s.config {
-		args = append(args, "-c", c)
-	}
-	server := exec.Command(filepath.Join(s.bin, "postgres"), args...)
-	attr := s.attr
-	server.SysProcAttr, server.Dir = &attr, s.dir
-	devservices.DieWithParent(server.SysProcAttr, syscall.SIGQUIT) // a test that times out cleans nothing up
-	started, ended := make(chan error, 1), make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // the parent is the thread that forked
-		defer runtime.UnlockOSThread()
-		defer close(ended)
-		err := server.Start()
-		if started <- err; err == nil {
-			_ = server.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
-		t.Fatalf("start postgres: %v", err)
-	}
-	s.process, s.ended = server.Process, ended
-	deadline := time.After(serverTimeout)
-	for {
-		conn, err := pgx.Connect(t.Context(), s.url())
-		if err == nil {
-			_ = conn.Close(t.Context())
-			return
-		}
-		select {
-		case <-ended:
-			t.Fatal("postgres has ended while starting")
-		case <-deadline:
-			t.Fatalf("postgres is not ready within %v: %v", serverTimeout, err)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-// crash ends the server as a power failure would: nothing is flushed, and the
-// next start recovers. It returns when the process has ended.
-func (s *pgServer) crash() {
-	if s.process == nil {
-		return
-	}
-	_ = s.process.Signal(syscall.SIGQUIT)
-	<-s.ended
-	s.process = nil
+	return &pgServer{pgservertest.New(t, config...)}
 }
 
 // fixture is newFixture on the server.
 func (s *pgServer) fixture(t *testing.T) *fixture {
 	t.Helper()
 	schema := pgtest.Name()
-	if err := migrations.Up(t.Context(), s.url(), schema); err != nil {
+	if err := migrations.Up(t.Context(), s.URL(), schema); err != nil {
 		t.Fatal(err)
 	}
-	return newFixtureOn(t, pgtest.Pool(t, s.url()), schema)
+	return newFixtureOn(t, pgtest.Pool(t, s.URL()), schema)
 }

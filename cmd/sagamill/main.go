@@ -2,6 +2,7 @@
 //
 //	sagamill migrate up              create or update the tables
 //	sagamill migrate print           print the SQL, for people who apply it themselves
+//	sagamill migrate roles           print the SQL of database roles with the rights that each process needs
 //	sagamill migrate version         say which migrations the schema has had
 //	sagamill migrate down            take the schema back to a version; 0 removes every table
 //

@@ -13,6 +13,7 @@ func migrateCommands() []command {
 	return []command{
 		{"migrate up", "create or update the tables", migrateUp},
 		{"migrate print", "print the SQL, for people who apply it themselves", migratePrint},
+		{"migrate roles", "print the SQL of database roles with the rights that each process needs", migrateRoles},
 		{"migrate version", "say which migrations the schema has had", migrateVersion},
 		{"migrate down", "take the schema back to the version -to; 0 removes every table", migrateDown},
 	}
@@ -30,6 +31,14 @@ func migratePrint(_ context.Context, c *call) error {
 		return err
 	}
 	return migrations.Print(c.stdout, *c.schema)
+}
+
+func migrateRoles(_ context.Context, c *call) error {
+	prefix := c.flags.String("prefix", migrations.DefaultPrefix, "what the names of the roles begin with")
+	if err := c.parse(); err != nil {
+		return err
+	}
+	return migrations.Roles(c.stdout, *c.schema, *prefix)
 }
 
 func migrateVersion(ctx context.Context, c *call) error {
