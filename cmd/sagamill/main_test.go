@@ -21,7 +21,7 @@ func TestMigrate(t *testing.T) {
 		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "8 of 8"},
 		{"migrate print -schema " + schema, 0, "CREATE TABLE " + schema + ".outbox"},
 		{"migrate roles -schema " + schema + " -prefix shop", 0, "GRANT SELECT, UPDATE ON " + schema + ".outbox_relay TO shop_relay;"},
-		{"migrate roles -h", 0, "default \"sagamill\""},
+		{"migrate roles -h", 0, "begin with; default: sagamill"},
 		{"migrate roles -prefix a;b", 1, "prefix"},
 		{"migrate roles -schema a;b", 1, "schema"},
 		{"migrate roles -to 1", 1, "-to"},

@@ -34,7 +34,7 @@ func migratePrint(_ context.Context, c *call) error {
 }
 
 func migrateRoles(_ context.Context, c *call) error {
-	prefix := c.flags.String("prefix", migrations.DefaultPrefix, "what the names of the roles begin with")
+	prefix := c.flags.String("prefix", migrations.DefaultPrefix, "what the names of the roles begin with; default: "+migrations.DefaultPrefix)
 	if err := c.parse(); err != nil {
 		return err
 	}

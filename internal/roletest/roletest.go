@@ -69,7 +69,8 @@ func (r *Roles) Role(name string) string { return r.Prefix + "_" + name }
 func (r *Roles) Member(t testing.TB, name string) string {
 	t.Helper()
 	login := pgtest.Name()
-	r.Exec(t, fmt.Sprintf("CREATE ROLE %[1]s LOGIN; GRANT %[2]s TO %[1]s; ALTER ROLE %[1]s SET search_path = pg_catalog", login, r.Role(name)))
+	r.Exec(t, strings.NewReplacer("{login}", login, "{role}", r.Role(name)).Replace(
+		"CREATE ROLE {login} LOGIN; GRANT {role} TO {login}; ALTER ROLE {login} SET search_path = pg_catalog"))
 	return login
 }
 
