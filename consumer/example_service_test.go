@@ -1,0 +1,52 @@
+package consumer_test
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// A service that takes part in a saga, as README.md has it: its tables, its queues, its
+// relay, and one step that can be undone.
+func Example_service() {
+	type Order struct{ Amount int64 }
+	charge := func(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emit consumer.Emit) error {
+		_, err := tx.Exec(ctx, "INSERT INTO charge (saga, amount) VALUES ($1, $2)", in.CorrelationID, in.Body.Amount)
+		emit(outbox.Message{Topic: "payment.processed", Step: "arrange-shipping", Payload: in.Payload})
+		return err
+	}
+	refund := func(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emit consumer.Emit) error {
+		_, err := tx.Exec(ctx, "DELETE FROM charge WHERE saga = $1", in.CorrelationID)
+		return err
+	}
+	steps := []consumer.Step{{
+		Name:         "process-payment",
+		Action:       consumer.On("order.created", charge),
+		Compensation: consumer.On("shipment.rejected", refund),
+	}}
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	url := os.Getenv("DATABASE_URL")
+	must(migrations.Up(ctx, url, "payment"))
+	db := get(pgxpool.New(ctx, url))
+	broker := get(rabbitmq.NewConfig(os.Getenv("AMQP_URL"), "payment", nil))
+	publisher, subscriber := get(rabbitmq.NewPublisher(broker, nil)), get(rabbitmq.NewSubscriber(broker, nil))
+	relay := get(outbox.NewRelay(db, publisher, &outbox.RelayOptions{Schema: "payment"}))
+	service := get(consumer.New(db, subscriber, steps, &consumer.Options{Schema: "payment", Wake: relay.Wake}))
+	must(rabbitmq.DeclareTopology(ctx, broker, service.Topics()...))
+
+	var running sync.WaitGroup
+	running.Go(func() { must(relay.Run(ctx)) })
+	running.Go(func() { must(service.Run(ctx)) })
+	running.Wait() // until Ctrl-C: what has begun is finished and acked
+}

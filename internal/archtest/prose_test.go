@@ -1,0 +1,76 @@
+package archtest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What README.md shows is what is compiled.
+func TestReadme(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	example, err := os.ReadFile(filepath.Join(root, serviceExample))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range checkReadme(string(readme), string(example)) {
+		t.Error(wrong)
+	}
+}
+
+func TestCheckReadme(t *testing.T) {
+	t.Parallel()
+	example := "package p\n\nfunc Example_service() {\n\ta()\n\tb()\n}\n"
+	for name, tt := range map[string]struct{ readme, example, want string }{
+		"the same":    {"text\n```go\nfunc main() {\n\ta()\n\tb()\n}\n```\n", example, ""},
+		"another":     {"```go\nfunc main() {\n\ta()\n}\n```\n", example, "not the body"},
+		"none":        {"```go\na()\n```\n", example, "shows no service"},
+		"no Example":  {"```go\nfunc main() {\n\ta()\n}\n```\n", "package p\n", "no Example_service"},
+		"a long tale": {"```go\nfunc main() {\n" + strings.Repeat("\ta()\n", 50) + "}\n```\n", example, "has 52 lines"},
+	} {
+		got := strings.Join(checkReadme(tt.readme, tt.example), "\n")
+		if (tt.want == "") != (got == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	wrong, err := checkLinks(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range wrong {
+		t.Error(w)
+	}
+}
+
+func TestCheckLinks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("b.md", "# What `b` is, and why\n\n```\n# no heading\n```\n")
+	write("a.md", strings.Join([]string{
+		"[b](b.md)", "[why](b.md#what-b-is-and-why)", "[other](https://example.com/none.md)", "[here](#here)", "# Here", "```", "[x](gone-in-code.md)", "```",
+		"[c](c.md)", "[no](b.md#no-heading)", "[there](#there)",
+	}, "\n"))
+	wrong, err := checkLinks(dir)
+	if err != nil || len(wrong) != 3 {
+		t.Fatalf("%q, %v; want three", wrong, err)
+	}
+	for i, want := range []string{"c.md: there is no such file", "b.md#no-heading: there is no such heading", "#there: there is no such heading"} {
+		if !strings.Contains(wrong[i], want) {
+			t.Errorf("%q, want %q", wrong[i], want)
+		}
+	}
+}
