@@ -45,6 +45,14 @@ type ConfigOptions struct {
 	// It is an argument of the queue: one that exists without it has to be
 	// deleted first. Default: false.
 	SingleActiveConsumer bool
+	// Passive declares nothing: exchanges, queues and bindings are made
+	// beforehand, by [DeclareTopology] or sagamill broker declare as a user who
+	// may, and a service's own user needs no permission to configure anything; see
+	// [Topology]. A Subscriber then waits for a queue that is missing, and the
+	// messages to an exchange that is missing are refused. What somebody deletes
+	// is not made again, and a missing binding is not noticed but by the
+	// Publisher, whose messages are [ErrUnroutable]. Default: false.
+	Passive bool
 }
 
 // NewConfig returns the settings with which service takes part: one durable
@@ -89,7 +97,7 @@ func NewConfig(url, service string, opts *ConfigOptions) (wamqp.Config, error) {
 		},
 		QueueBind:       wamqp.QueueBindConfig{GenerateRoutingKey: noKey},
 		Publish:         wamqp.PublishConfig{GenerateRoutingKey: noKey, Mandatory: true, ConfirmDelivery: true},
-		TopologyBuilder: &quorumTopology{},
+		TopologyBuilder: &quorumTopology{passive: opts.Passive},
 	}, nil
 }
 
@@ -113,12 +121,31 @@ func quorumArguments(limit int32) amqp.Table {
 
 // quorumTopology declares the queues of [NewConfig]. Unlike watermill-amqp's
 // builder it knows that each queue has a dead-letter queue.
-type quorumTopology struct{ wamqp.DefaultTopologyBuilder }
+type quorumTopology struct {
+	wamqp.DefaultTopologyBuilder
+	passive bool // it only looks whether things are there, for which nobody needs a permission
+}
+
+// ExchangeDeclare declares an exchange, or looks for it.
+func (t *quorumTopology) ExchangeDeclare(ch *amqp.Channel, exchange string, cfg wamqp.Config) error {
+	if t.passive {
+		return ch.ExchangeDeclarePassive(exchange, cfg.Exchange.Type, cfg.Exchange.Durable, false, false, false, nil)
+	}
+	return t.DefaultTopologyBuilder.ExchangeDeclare(ch, exchange, cfg)
+}
 
 // BuildTopology declares the dead-letter queue first: a message must never
 // find its dead-letter queue missing.
 func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopologyParams, cfg wamqp.Config, log watermill.LoggerAdapter) error {
 	dead := params.QueueName + deadSuffix
+	if t.passive {
+		for _, queue := range []string{dead, params.QueueName} {
+			if _, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil); err != nil {
+				return fmt.Errorf("look for queue %s: %w", queue, err)
+			}
+		}
+		return t.ExchangeDeclare(ch, params.ExchangeName, cfg)
+	}
 	if _, err := ch.QueueDeclare(dead, true, false, false, false, quorumArguments(noLimit)); err != nil {
 		return fmt.Errorf("declare queue %s: %w", dead, err)
 	}
@@ -144,7 +171,8 @@ func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopol
 // It waits for a broker that is away until ctx ends. It returns at once if the
 // broker refuses, as it does when a queue exists with other arguments. What
 // was declared before an error or a crash stays; calling again is harmless,
-// and so are concurrent calls.
+// and so are concurrent calls. With [ConfigOptions].Passive it declares nothing,
+// and waits until everything but the bindings is there.
 func DeclareTopology(ctx context.Context, cfg wamqp.Config, topics ...string) error {
 	sub, err := NewSubscriber(cfg, nil)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"strings"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +23,9 @@ var (
 	// errTLSExpected reports that an amqp URL names a port for amqps.
 	errTLSExpected = errors.New("the port answers in TLS")
 )
+
+// schemeTLS is that of URLs to a broker that speaks TLS.
+const schemeTLS = "amqps"
 
 // A conn is one connection to the broker, from its handshake to its end. It is
 // never revived: who needs a connection after that dials another one, so a
@@ -41,27 +44,43 @@ func dial(ctx context.Context, cfg wamqp.ConnectionConfig, opts ConnectionOption
 	ctx, cancel := context.WithTimeout(ctx, opts.DialTimeout)
 	defer cancel()
 	c := &conn{limits: opts, dead: make(chan struct{}), work: work}
+	at, err := amqp.ParseURI(cfg.AmqpURI)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w: not an AMQP URL", ErrUnavailable, ErrConfig)
+	}
 	config := amqpConfig(cfg, opts)
 	connect := config.Dial
 	handshakeDone := func() bool { return true }
-	config.Dial = func(network, addr string) (net.Conn, error) {
+	var secure *secureConn
+	config.Dial = func(network, _ string) (net.Conn, error) {
+		addr := net.JoinHostPort(at.Host, strconv.Itoa(at.Port))
 		socket, err := connectWith(ctx, connect, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		c.socket = &deadlineConn{Conn: socket, timeout: opts.WriteTimeout, plain: strings.HasPrefix(cfg.AmqpURI, "amqp:")}
+		c.socket = &deadlineConn{Conn: socket, timeout: opts.WriteTimeout, plain: at.Scheme != schemeTLS}
 		// The handshake knows no context: it ends with its socket.
 		handshakeDone = context.AfterFunc(ctx, func() { socket.Close() })
-		return c.socket, nil
+		if at.Scheme != schemeTLS {
+			return c.socket, nil
+		}
+		if secure, err = shakeHands(ctx, c.socket, at, config.TLSClientConfig); err != nil {
+			return nil, err
+		}
+		return secure, nil
 	}
-	connection, err := amqp.DialConfig(cfg.AmqpURI, config)
+	// To the library TLS is a matter of Dial alone.
+	connection, err := amqp.DialConfig("amqp"+cfg.AmqpURI[len(at.Scheme):], config)
 	handshakeDone()
 	if err != nil {
 		c.drop()
 		if c.socket != nil && c.socket.alerted.Load() {
 			err = errTLSExpected // the library took the alert for a frame
 		}
-		return nil, dialError(err)
+		return nil, dialError(secure.explain(err))
+	}
+	if secure != nil {
+		secure.greeted.Store(true)
 	}
 	c.amqp = connection
 	closes := connection.NotifyClose(make(chan *amqp.Error, 1))
@@ -98,7 +117,6 @@ func amqpConfig(cfg wamqp.ConnectionConfig, opts ConnectionOptions) amqp.Config 
 	if cfg.TLSConfig != nil {
 		config.TLSClientConfig = cfg.TLSConfig
 	}
-	config.TLSClientConfig = config.TLSClientConfig.Clone() // nil stays nil
 	config.Properties = maps.Clone(config.Properties)
 	if config.Properties == nil {
 		config.Properties = amqp.NewConnectionProperties()

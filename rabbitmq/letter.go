@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"time"
@@ -37,6 +38,7 @@ func (p *Publisher) write(l *letter, msg *message.Message) error {
 	if l.MessageId == "" { // a Marshaler of the user's
 		l.MessageId = msg.UUID
 	}
+	l.UserId = cmp.Or(p.opts.UserID, l.UserId)
 	if len(l.Body) > p.opts.MaxPayload {
 		return fmt.Errorf("%w: payload of %d bytes, the limit is %d", ErrTooLarge, len(l.Body), p.opts.MaxPayload)
 	}

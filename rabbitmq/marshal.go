@@ -17,6 +17,11 @@ import (
 // maxNesting is how deep a header's tables and arrays are kept.
 const maxNesting = 32
 
+// MetadataUserID is the metadata with the broker's user who has sent a message, on
+// arrival: the broker has checked it, and without the property user-id there is none.
+// It is never sent, and a header of that name is dropped. See [PublisherOptions].UserID.
+const MetadataUserID = "amqp-user-id"
+
 // A Marshaler turns messages into publishings and deliveries into messages. It
 // never returns an error: a delivery that could not be understood would be
 // delivered again and again, so whatever arrives becomes a message, and it is
@@ -50,7 +55,7 @@ func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
 			if p.Timestamp = parseTimestamp(value); !isTimestamp(p.Timestamp, value) {
 				p.Headers[name] = value // the property holds whole seconds only
 			}
-		case outbox.PropertyRedelivered:
+		case outbox.PropertyRedelivered, MetadataUserID:
 		default:
 			p.Headers[name] = value
 		}
@@ -69,7 +74,9 @@ func (Marshaler) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 		msg.UUID = uuid
 		delete(msg.Metadata, wamqp.DefaultMessageUUIDHeaderKey)
 	}
+	delete(msg.Metadata, MetadataUserID) // a header: anybody can write that
 	for name, value := range map[string]string{
+		MetadataUserID:             d.UserId,
 		outbox.PropertyType:        d.Type,
 		outbox.PropertyCorrelation: d.CorrelationId,
 		outbox.PropertyContentType: d.ContentType,

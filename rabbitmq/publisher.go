@@ -39,6 +39,11 @@ type PublisherOptions struct {
 	// MaxPayload is the broker's max_message_size, in bytes; over it the broker
 	// would close the channel. Default: 16 MiB, RabbitMQ 4's own.
 	MaxPayload int
+	// UserID is sent with each message as its property user-id. The broker refuses
+	// a message, as [ErrRejected], unless this is the user who is logged in on the
+	// connection: a consumer who finds it, as [MetadataUserID], knows who has sent the
+	// message. Default: none is sent.
+	UserID string
 	// Logger hears of reconnections. Default: [slog.Default].
 	Logger *slog.Logger
 }

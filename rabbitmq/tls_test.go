@@ -2,90 +2,38 @@ package rabbitmq_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"log/slog"
-	"math/big"
+	"net"
+	"net/url"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/certtest"
+	"github.com/sagamill/sagamill/internal/rabbitnode"
 	"github.com/sagamill/sagamill/internal/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// An authority signs certificates for a day.
-type authority struct {
-	certificate *x509.Certificate
-	key         *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
+// trusted returns settings of a client that trusts ca alone, and that ca has signed.
+func trusted(t *testing.T, ca *certtest.Authority) *tls.Config {
 	t.Helper()
-	a := &authority{}
-	a.certificate, a.key = a.sign(t, &x509.Certificate{
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, Subject: pkix.Name{CommonName: "authority of a test"},
-	})
-	return a
-}
-
-// sign signs template: with the new key itself, if a has none yet.
-func (a *authority) sign(t *testing.T, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template.SerialNumber = big.NewInt(time.Now().UnixNano())
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-	parent, signer := a.certificate, a.key
-	if parent == nil {
-		parent, signer = template, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	certificate, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return certificate, key
-}
-
-// localhost returns a certificate for that name, and its key, in PEM.
-func (a *authority) localhost(t *testing.T) (certificate, key []byte) {
-	t.Helper()
-	signed, private := a.sign(t, &x509.Certificate{DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
-	der, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed.Raw}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
-}
-
-// trusted returns settings that trust a alone.
-func (a *authority) trusted() *tls.Config {
-	pool := x509.NewCertPool()
-	pool.AddCert(a.certificate)
-	return &tls.Config{RootCAs: pool}
+	return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{ca.Pair(t, time.Hour)}}
 }
 
 // TestPrivateNode has what takes settings of the broker: TLS and accounts.
 func TestPrivateNode(t *testing.T) {
 	t.Parallel()
-	ca := newAuthority(t)
-	certificate, key := ca.localhost(t)
-	node := rabbittest.StartTLSNode(t, certificate, key)
+	ca := certtest.NewAuthority(t)
+	certificate, key := ca.Issue(t, time.Hour)
+	node := rabbittest.StartNodeWith(t, &rabbitnode.Options{Certificate: certificate, Key: key, ClientAuthority: ca.PEM()})
 	node.Ctl(t, "add_user", "svc", password)
 	node.Ctl(t, "set_permissions", "svc", ".*", ".*", ".*")
 	t.Run("group", func(t *testing.T) {
@@ -133,21 +81,31 @@ func publishAnyhow(t *testing.T, pub *rabbitmq.Publisher) map[string]bool {
 	}
 }
 
-func testTLS(t *testing.T, node *rabbittest.Node, ca *authority) {
+func testTLS(t *testing.T, node *rabbittest.Node, ca *certtest.Authority) {
 	cfg := nodeConfig(t, node.TLSURL())
-	cfg.Connection.TLSConfig = ca.trusted()
+	cfg.Connection.TLSConfig = trusted(t, ca)
 	roundTrip(t, cfg)
 	cfg.Connection.TLSConfig = nil
-	cfg.Connection.AmqpConfig = &amqp.Config{TLSClientConfig: ca.trusted()}
+	cfg.Connection.AmqpConfig = &amqp.Config{TLSClientConfig: trusted(t, ca)}
 	roundTrip(t, cfg)
 	if name := cfg.Connection.AmqpConfig.TLSClientConfig.ServerName; name != "" {
 		t.Errorf("the caller's TLS settings have the server name %q now", name)
 	}
+	files := ca.Files(t, time.Hour)
+	inURL := nodeConfig(t, node.TLSURL()+"?"+url.Values{"cacertfile": {files.Authority}, "certfile": {files.Certificate}, "keyfile": {files.Key}}.Encode())
+	roundTrip(t, inURL)
+	if err := rabbitmq.DeclareTopology(t.Context(), inURL, "orders"); err != nil {
+		t.Errorf("DeclareTopology: %v", err)
+	}
 }
 
-func testTLSRefused(t *testing.T, node *rabbittest.Node, ca *authority) {
+func testTLSRefused(t *testing.T, node *rabbittest.Node, ca *certtest.Authority) {
 	secret := func(url string) string { return strings.Replace(url, "guest:guest", "svc:"+password, 1) }
-	elsewhere, later := ca.trusted(), ca.trusted()
+	elsewhere, later, old := trusted(t, ca), trusted(t, ca), trusted(t, ca)
+	old.MinVersion = tls.VersionTLS10 // the caller's settings are no way around the minimum
+	unknown, anonymous, late := trusted(t, certtest.NewAuthority(t)), trusted(t, ca), trusted(t, ca)
+	unknown.RootCAs, anonymous.Certificates = ca.Pool(), nil
+	late.Certificates = []tls.Certificate{ca.Pair(t, -time.Minute)}
 	elsewhere.ServerName = "broker.example"
 	later.Time = func() time.Time { return time.Now().AddDate(1, 0, 0) }
 	secure, plain := secret(node.TLSURL()), secret(node.URL())
@@ -157,11 +115,15 @@ func testTLSRefused(t *testing.T, node *rabbittest.Node, ca *authority) {
 		config    bool   // whether it is the settings that are wrong
 		says      string // in the error
 	}{
-		{"unknown authority", secure, newAuthority(t).trusted(), true, "unknown authority"},
+		{"no client certificate", secure, anonymous, false, "certificate required"},
+		{"unknown client certificate", secure, unknown, false, "unknown certificate authority"},
+		{"expired client certificate", secure, late, false, "expired certificate"},
+		{"TLS 1.1", secret("amqps://guest:guest@localhost:" + certtest.OldServer(t, ca, nil)), old, false, "version"},
+		{"unknown authority", secure, trusted(t, certtest.NewAuthority(t)), true, "unknown authority"},
 		{"system's authorities", secure, nil, true, "unknown authority"},
 		{"another host", secure, elsewhere, true, "broker.example"},
 		{"expired", secure, later, false, "expired"},
-		{"TLS to the plain port", strings.Replace(plain, "amqp:", "amqps:", 1), ca.trusted(), true, "TLS"},
+		{"TLS to the plain port", strings.Replace(plain, "amqp:", "amqps:", 1), trusted(t, ca), true, "TLS"},
 		{"plain to the TLS port", strings.Replace(secure, "amqps:", "amqp:", 1), nil, true, "TLS"},
 	}
 	for _, tt := range tests {
@@ -250,4 +212,67 @@ func testConnectionsClosed(t *testing.T, node *rabbittest.Node) {
 	inHand.Ack() // in vain
 	ackAll(t, messages, ids)
 	ackAll(t, messages, publishAnyhow(t, pub))
+}
+
+// A hastyConn fails to write AMQP's greeting, before it hands over the alert that the
+// peer has sent instead of an answer.
+type hastyConn struct {
+	net.Conn
+	failed chan struct{} // closed when the greeting was to be written
+}
+
+// The sizes of records of TLS 1.3 with AMQP's greeting and with an alert.
+const (
+	greetingRecord = 5 + 8 + 1 + 16
+	alertRecord    = 5 + 2 + 1 + 16
+)
+
+func (c *hastyConn) Write(b []byte) (int, error) {
+	if len(b) == greetingRecord {
+		close(c.failed)
+		return 0, syscall.ECONNRESET
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *hastyConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n == alertRecord {
+		<-c.failed
+	}
+	return n, err
+}
+
+// What a broker says of our certificate is not lost when it hangs up at once.
+func TestTheReasonOfARefusalIsHeard(t *testing.T) {
+	t.Parallel()
+	ca := certtest.NewAuthority(t)
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.Pair(t, time.Hour)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.Pool()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.(*tls.Conn).Handshake()
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(func() { _ = listener.Close(); serving.Wait() })
+	hasty := func(network, addr string) (net.Conn, error) {
+		conn, err := net.Dial(network, addr)
+		return &hastyConn{conn, make(chan struct{})}, err
+	}
+	cfg := nodeConfig(t, "amqps://"+strings.Replace(listener.Addr().String(), "127.0.0.1", "localhost", 1))
+	for name, dial := range map[string]func(string, string) (net.Conn, error){"at once": hasty, "in time": nil} {
+		cfg.Connection.AmqpConfig = &amqp.Config{TLSClientConfig: &tls.Config{RootCAs: ca.Pool()}, Dial: dial}
+		err := newPublisher(t, cfg, nil).Publish("orders", newMessage("x"))
+		if err == nil || !strings.Contains(err.Error(), "certificate required") {
+			t.Errorf("%s: Publish without a certificate = %v, want the reason", name, err)
+		}
+	}
 }

@@ -78,8 +78,11 @@ func (n *Node) Eval(expressions string) (string, error) {
 }
 
 // Ctl runs a command of rabbitmqctl on the node and returns what it printed.
-func (n *Node) Ctl(args ...string) (string, error) {
-	out, err := n.tool(nil, filepath.Join(filepath.Dir(n.server), "rabbitmqctl"), append([]string{"--quiet", "--node", n.name}, args...)...)
+func (n *Node) Ctl(args ...string) (string, error) { return n.CtlWith("", args...) }
+
+// CtlWith is Ctl for a command that reads input, such as a password.
+func (n *Node) CtlWith(input string, args ...string) (string, error) {
+	out, err := n.tool(strings.NewReader(input), filepath.Join(filepath.Dir(n.server), "rabbitmqctl"), append([]string{"--quiet", "--node", n.name}, args...)...)
 	if err != nil {
 		return "", fmt.Errorf("rabbitmqctl %s: %w: %s", strings.Join(args, " "), err, out)
 	}

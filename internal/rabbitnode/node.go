@@ -41,9 +41,12 @@ type Options struct {
 	Parent string // where its directory is made; others must be able to pass through. Default: os.TempDir()
 	Config string // lines of rabbitmq.conf. Default: none
 
-	// Certificate and Key, in PEM, have the node listen for TLS besides. It does
-	// not ask clients for theirs. Default: none.
+	// Certificate and Key, in PEM, have the node listen for TLS besides. Default: none.
 	Certificate, Key []byte
+
+	// ClientAuthority, in PEM, has it refuse clients over TLS that have no certificate of
+	// this authority. Default: clients are not asked.
+	ClientAuthority []byte
 }
 
 // A Node is a RabbitMQ of the caller's own. Its methods are for one goroutine at a
@@ -113,6 +116,10 @@ func (n *Node) prepare(opts *Options) error {
 	if n.secure != 0 {
 		files["certificate.pem"], files["key.pem"] = opts.Certificate, opts.Key
 		config = fmt.Appendf(config, "listeners.ssl.local = 127.0.0.1:%d\nssl_options.certfile = %[2]s/certificate.pem\nssl_options.keyfile = %[2]s/key.pem\n", n.secure, n.dir)
+	}
+	if opts.ClientAuthority != nil {
+		files["clients.pem"] = opts.ClientAuthority
+		config = fmt.Appendf(config, "ssl_options.cacertfile = %s/clients.pem\nssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\n", n.dir)
 	}
 	files["rabbitmq.conf"] = config
 	for name, content := range files {

@@ -15,17 +15,11 @@ type Node struct{ node *rabbitnode.Node }
 // asked of everybody who has a broker somewhere.
 func StartNode(t testing.TB) *Node {
 	t.Helper()
-	return startNode(t, nil)
+	return StartNodeWith(t, nil)
 }
 
-// StartTLSNode is [StartNode] for a node that accepts TLS besides, with the
-// certificate and its key in PEM. It does not ask clients for theirs.
-func StartTLSNode(t testing.TB, certificate, key []byte) *Node {
-	t.Helper()
-	return startNode(t, &rabbitnode.Options{Certificate: certificate, Key: key})
-}
-
-func startNode(t testing.TB, opts *rabbitnode.Options) *Node {
+// StartNodeWith is [StartNode] for a node with settings of its own.
+func StartNodeWith(t testing.TB, opts *rabbitnode.Options) *Node {
 	t.Helper()
 	node, err := rabbitnode.New(opts)
 	switch {
@@ -47,7 +41,7 @@ func startNode(t testing.TB, opts *rabbitnode.Options) *Node {
 // URL is where the node listens, also after a restart.
 func (n *Node) URL() string { return n.node.URL() }
 
-// TLSURL is where a node of [StartTLSNode] listens for TLS.
+// TLSURL is where a node with a certificate listens for TLS.
 func (n *Node) TLSURL() string { return n.node.TLSURL() }
 
 // Start starts the node, with the data it had, and waits until it accepts
@@ -116,4 +110,12 @@ func (n *Node) Ctl(t testing.TB, args ...string) string {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// CtlWith is Ctl for a command that reads input, such as a password.
+func (n *Node) CtlWith(t testing.TB, input string, args ...string) {
+	t.Helper()
+	if _, err := n.node.CtlWith(input, args...); err != nil {
+		t.Fatal(err)
+	}
 }
