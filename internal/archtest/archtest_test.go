@@ -92,6 +92,7 @@ var breaches = []struct {
 	{"import direction", "migrations/a.go", importing(module + "/outbox"), true},
 	{"import direction", "examples/shop/a.go", importing(module + "/saga"), false},
 	{"import direction", "examples/shop/a.go", importing(module + "/internal/devservices"), false},
+	{"import direction", "examples/shop/a.go", importing(module + "/internal/plaintext"), false},
 	{"import direction", "examples/shop/a.go", importing(module + "/internal/stepkey"), true},
 	{"import direction", "examples/shop/a.go", importing(module + "/examples/other"), true},
 	{"import direction", "examples/shop/a.go", importing(module + "/examples/shop/payment"), false},
@@ -179,6 +180,15 @@ var breaches = []struct {
 	{"no formatted SQL", "outbox/a.go", "package p\n\nvar _ = fmt.Sprintf(\"DELETE FROM t \"+\n\"WHERE id = %d\", id)\n", true},
 	{"no formatted SQL", "outbox/a.go", "package p\n\nvar _ = fmt.Sprintf(\"Select one of %s\", t)\n", false},
 
+	{"no listener", "outbox/a.go", "package p\n\nvar _, _ = net.Listen(\"tcp\", \":1\")\n", true},
+	{"no listener", "cmd/sagamill/a.go", "package p\n\nvar _ = http.ListenAndServe(\":1\", nil)\n", true},
+	{"no listener", "idemkey/a.go", "package p\n\nvar _ = &http.Server{}\n", true},
+	{"no listener", "internal/inbox/a.go", "package p\n\nvar _, _ = tls.Listen(\"tcp\", \":1\", nil)\n", true},
+	{"no listener", "idemkey/a.go", "package p\n\nvar _ http.Handler\n", false},
+	{"no listener", "outbox/a_test.go", "package p\n\nvar _, _ = net.Listen(\"tcp\", \":1\")\n", false},
+	{"no listener", "examples/shop/a.go", "package p\n\nvar _, _ = net.Listen(\"tcp\", \":1\")\n", false},
+	{"no listener", "examples/shop/a.go", importing("net/http/pprof"), true},
+	{"no listener", "saga/a.go", importing("expvar"), true},
 	{"no init", "outbox/a.go", "package p\n\nfunc init() {}\n", true},
 	{"no init", "outbox/a.go", "package p\n\nfunc (t) init() {}\n", false},
 

@@ -45,6 +45,10 @@ func TestCheckSecurity(t *testing.T) {
 		"missing":    {strings.Join(rows[1:], ""), 1 + securityItems - 1}, // and the others are out of order
 		"no test":    {with(3, row(4, "none")), 1},
 		"gone":       {with(3, row(4, "`TestA`, `TestGone`")), 1},
+		"section":    {strings.Join(rows, "") + "| B1 | what | where | `TestA` |\n| T1 | what | where | `FuzzB` |\n", 0},
+		"its order":  {strings.Join(rows, "") + "| B2 | what | where | `TestA` |\n", 1},
+		"its test":   {strings.Join(rows, "") + "| B1 | what | where | `TestGone` |\n", 1},
+		"none there": {strings.Join(rows, "") + "| B1 | what | where | none |\n", 1},
 		"two of one": {with(3, row(3, "`TestA`")), 1},
 	} {
 		if got := checkSecurity(tt.doc, exist); len(got) != tt.want {
