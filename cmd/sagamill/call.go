@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 )
@@ -37,6 +39,8 @@ type call struct {
 	args           []string
 
 	schema, database *string
+	allowPlaintext   *bool
+	environment      error // what is wrong with it
 }
 
 func newCall(cmd command, args []string, stdout, stderr io.Writer) *call {
@@ -44,6 +48,8 @@ func newCall(cmd command, args []string, stdout, stderr io.Writer) *call {
 	c.flags.SetOutput(io.Discard) // run prints the error, and help is printed here
 	c.schema = c.flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
 	c.database = c.flags.String("database", os.Getenv("DATABASE_URL"), "URL of the database; default: DATABASE_URL")
+	allowed, err := plaintext.Allowed()
+	c.allowPlaintext, c.environment = c.flags.Bool(plaintext.Flag, allowed, plaintext.Usage), err
 	return c
 }
 
@@ -91,16 +97,22 @@ func (c *call) parse() error {
 	if err == nil && c.flags.NArg() > 0 {
 		return fmt.Errorf("%q is not a flag", c.flags.Arg(0))
 	}
-	return err
+	return cmp.Or(err, c.environment)
 }
 
 // parseDatabase is parse where a database must be named.
 func (c *call) parseDatabase() error {
-	err := c.parse()
-	if err == nil && *c.database == "" {
+	if err := c.parse(); err != nil {
+		return err
+	}
+	if *c.database == "" {
 		return errors.New("no database: give -database or set DATABASE_URL")
 	}
-	return err
+	// What is no URL at all is an error of whoever opens it.
+	if err := plaintext.Database(*c.database); errors.Is(err, plaintext.ErrRefused) && !*c.allowPlaintext {
+		return fmt.Errorf("-database, or DATABASE_URL without it: %w", err)
+	}
+	return nil
 }
 
 func (c *call) help() {

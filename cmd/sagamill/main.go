@@ -38,8 +38,13 @@
 //
 //	sagamill why                     say where a saga is waiting
 //
+//	sagamill broker permissions      print what makes a user of RabbitMQ for each service
+//	sagamill broker declare          declare the exchanges and queues of a topology
+//
 // The database is that of -database or DATABASE_URL, the schema that of
-// -schema, by default sagamill. Each command says with -h what else it takes.
+// -schema, by default sagamill. Each command says with -h what else it takes. A
+// database or a broker on another machine has to be reached over TLS, unless
+// -allow-plaintext or SAGAMILL_ALLOW_PLAINTEXT says otherwise.
 //
 // It prints text of others, such as keys and the broker's reasons, quoted where it
 // is more than visible characters: a terminal obeys none of it. It prints no
@@ -68,7 +73,7 @@ type command struct {
 }
 
 func commands() []command {
-	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), sagaCommands())
+	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), sagaCommands(), brokerCommands())
 }
 
 // errUsage reports a command line that says nothing to do.
@@ -150,5 +155,5 @@ func printUsage(w io.Writer, args []string) {
 	for _, cmd := range fit {
 		fmt.Fprintf(w, "  sagamill %-24s %s\n", cmd.words, cmd.about)
 	}
-	fmt.Fprintln(w, "\nEach takes -schema NAME and -database URL (default: DATABASE_URL), and says with -h what else.")
+	fmt.Fprintln(w, "\nEach takes -schema NAME and -database URL (default: DATABASE_URL), and says with -h what else; broker needs no database.")
 }

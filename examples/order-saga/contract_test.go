@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
 // The contract of the example, over HTTP, on real PostgreSQL and RabbitMQ.
@@ -47,13 +48,29 @@ func newTracedSite(t *testing.T, amqpURL string, traces *tracing, change ...func
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
 	s := &settings{services: serviceNames, listen: "127.0.0.1:0", patience: time.Minute, namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL}
+	var err error
+	if s.allowPlaintext, err = plaintext.Allowed(); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range change {
 		c(s)
 	}
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { removeQueues(s, t.Output()) })
 	a := &app{settings: s, traces: traces, logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	site := &site{url: startApp(t, a), t: t, databaseURL: s.databaseURL}
+	f := &fleet{urls: map[string]string{"order": site.url}}
+	if err := f.awaitReady(t.Context(), "order"); err != nil {
+		t.Fatal(err)
+	}
+	return site
+}
+
+// startApp runs a until the test ends, and returns its URL.
+func startApp(t *testing.T, a *app) string {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	listening, done := make(chan string, 1), make(chan error, 1)
 	go func() { done <- a.run(ctx, listening) }()
@@ -62,14 +79,8 @@ func newTracedSite(t *testing.T, amqpURL string, traces *tracing, change ...func
 		if err := <-done; err != nil {
 			t.Errorf("run: %v", err)
 		}
-		removeQueues(s, t.Output())
 	})
-	site := &site{url: "http://" + <-listening, t: t, databaseURL: s.databaseURL}
-	f := &fleet{urls: map[string]string{"order": site.url}}
-	if err := f.awaitReady(t.Context(), "order"); err != nil {
-		t.Fatal(err)
-	}
-	return site
+	return "http://" + <-listening
 }
 
 type answer struct {
@@ -265,6 +276,8 @@ func TestWhatTheHTTPInterfaceRefuses(t *testing.T) {
 		"basic auth":          {"POST", "/orders", book, []string{auth, "Basic abc", key, "k"}, 401},
 		"empty token":         {"POST", "/orders", book, []string{auth, "Bearer ", key, "k"}, 401},
 		"odd token":           {"POST", "/orders", book, []string{auth, "Bearer a'; DROP", key, "k"}, 401},
+		"no profiler":         {"GET", "/debug/pprof/", "", nil, 404},
+		"no admin":            {"POST", "/admin/replay", "", nil, 404},
 		"no principal on GET": {"GET", "/orders/x", "", nil, 401},
 		"no key":              {"POST", "/orders", book, []string{auth, "Bearer acme"}, 400},
 		"two keys":            {"POST", "/orders", book, []string{auth, "Bearer acme", key, "a", key, "b"}, 400},

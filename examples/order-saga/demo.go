@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
 // The limits of a demo.
@@ -73,6 +74,13 @@ func demo(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	s := &settings{
 		services: serviceNames, patience: readyLimit, namespace: "demo-" + strings.ToLower(rand.Text()[:10]),
 		databaseURL: provided.DatabaseURL, amqpURL: provided.AMQPURL, gatewayPlain: o.plain,
+	}
+	if s.allowPlaintext, err = plaintext.Allowed(); err != nil {
+		return badSetting(plaintext.Variable, "it is neither true nor false")
+	}
+	s.listen = "127.0.0.1:0"
+	if err := s.checkPlaintext(); err != nil {
+		return err
 	}
 	if s.amqpURL == devservices.InProcess && !o.together {
 		if o.kills > 0 {

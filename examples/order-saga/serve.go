@@ -154,7 +154,7 @@ func (a *app) open(ctx context.Context, own string) error {
 		gatewayURL = own
 	}
 	var err error
-	if a.broker, err = openBroker(s.amqpURL, s.namespace, a.logger); err != nil {
+	if a.broker, err = openBroker(s.amqpURL, s.namespace, s.restricted, a.logger); err != nil {
 		return badSetting("AMQP_URL", "%v", err)
 	}
 	if err := a.declare(ctx); err != nil {

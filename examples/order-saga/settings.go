@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
 // A settingError names a setting that cannot be used.
@@ -41,9 +42,11 @@ type settings struct {
 
 	gatewayPlain bool   // the payment gateway knows nothing of idempotency
 	trace        string // file for traces; empty: none are made
+	restricted   bool   // the broker's user may declare nothing, and is named in each message
 
-	databaseURL string
-	amqpURL     string
+	databaseURL    string
+	amqpURL        string
+	allowPlaintext bool // beyond this machine
 }
 
 // defaultNamespace keeps the example's queues apart from everything else on a
@@ -76,6 +79,10 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	flags.DurationVar(&s.patience, "start-timeout", 30*time.Second, "how long to wait for database and broker")
 	flags.DurationVar(&s.keep, "keep", 0, "how long published messages are kept for sagamill replay (default: as long as that costs nothing)")
 	flags.StringVar(&s.trace, "trace", "", "file to which traces are appended, a span a line; - for standard error (default: no traces)")
+	flags.BoolVar(&s.restricted, "restricted", false,
+		"the broker's user has no more permissions than those of sagamill broker permissions: exchanges and queues are\nnot declared but waited for, and each message names the user")
+	allowed, allowedErr := plaintext.Allowed()
+	flags.BoolVar(&s.allowPlaintext, plaintext.Flag, allowed, plaintext.Usage)
 	flags.Usage = func() {
 		flags.SetOutput(stderr)
 		fmt.Fprintln(stderr, "usage: order-saga serve [flags]")
@@ -84,6 +91,9 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	}
 	if err := parse(flags, args); err != nil {
 		return nil, err
+	}
+	if allowedErr != nil {
+		return nil, badSetting(plaintext.Variable, "it is neither true nor false")
 	}
 	if plainErr != nil {
 		return nil, badSetting(gatewayPlainVariable, "%q is neither true nor false", plainVariable)
@@ -114,6 +124,8 @@ environment:
   ORDER_DATABASE_URL, PAYMENT_DATABASE_URL, SHIPPING_DATABASE_URL, GATEWAY_DATABASE_URL
                  PostgreSQL for one service
   AMQP_URL       RabbitMQ, or inproc: for the broker within the process
+  SAGAMILL_ALLOW_PLAINTEXT
+                 true: connections to other machines, and from them, may be without TLS
 Without DATABASE_URL or AMQP_URL, what runs on this machine is used, or started.
 `
 
@@ -167,6 +179,36 @@ func (s *settings) checkURLs() error {
 		return badSetting("AMQP_URL", "it must begin with amqp:// or amqps://, or be %s", devservices.InProcess)
 	case s.amqpURL == devservices.InProcess && len(s.services) < len(serviceNames):
 		return badSetting("AMQP_URL", "the broker within the process serves no other process: run all services in this one")
+	}
+	return s.checkPlaintext()
+}
+
+// checkPlaintext refuses what would lead out of this machine, or let others in, without
+// TLS: the bearer token is all that tells who asks.
+func (s *settings) checkPlaintext() error {
+	if s.allowPlaintext {
+		return nil
+	}
+	names := map[string]string{"DATABASE_URL": s.databaseURL}
+	for _, service := range serviceNames {
+		names[databaseVariable(service)] = os.Getenv(databaseVariable(service))
+	}
+	for name, value := range names {
+		if value == "" {
+			continue
+		}
+		if err := plaintext.Database(value); err != nil {
+			return badSetting(name, "%v", err)
+		}
+	}
+	if err := plaintext.Broker(s.amqpURL); err != nil {
+		return badSetting("AMQP_URL", "%v", err)
+	}
+	if err := plaintext.HTTP(s.gatewayURL); err != nil {
+		return badSetting("-gateway-url", "%v", err)
+	}
+	if err := plaintext.Listen(s.listen); err != nil {
+		return badSetting("-listen", "%v", err)
 	}
 	return nil
 }

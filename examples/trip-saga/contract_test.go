@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
 // The contract of the example, over HTTP, on real PostgreSQL and RabbitMQ.
@@ -42,6 +43,10 @@ func newSite(t *testing.T, amqpURL string, patience time.Duration) *site {
 	s := &settings{
 		services: serviceNames, listen: "127.0.0.1:0", startTimeout: time.Minute, patience: patience,
 		namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL,
+	}
+	var err error
+	if s.allowPlaintext, err = plaintext.Allowed(); err != nil {
+		t.Fatal(err)
 	}
 	if err := s.check(); err != nil {
 		t.Fatal(err)
@@ -256,6 +261,8 @@ func TestWhatTheHTTPInterfaceRefuses(t *testing.T) {
 	}{
 		"no principal":           {"POST", "/trips", good, []string{key, "k"}, 401},
 		"odd token":              {"POST", "/trips", good, []string{auth, "Bearer a'; DROP", key, "k"}, 401},
+		"no profiler":            {"GET", "/debug/pprof/", "", nil, 404},
+		"no admin":               {"POST", "/admin/replay", "", nil, 404},
 		"no principal on GET":    {"GET", "/trips/x", "", nil, 401},
 		"no principal on DELETE": {"DELETE", "/trips/x", "", nil, 401},
 		"no key":                 {"POST", "/trips", good, []string{auth, "Bearer acme"}, 400},

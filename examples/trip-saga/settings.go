@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
 // A settingError names a setting that cannot be used.
@@ -38,8 +39,9 @@ type settings struct {
 	keep         time.Duration // how long published messages are
 	patience     time.Duration // for a booking
 
-	databaseURL string
-	amqpURL     string
+	databaseURL    string
+	amqpURL        string
+	allowPlaintext bool // beyond this machine
 }
 
 // defaultNamespace keeps the example's queues apart from everything else on a
@@ -70,6 +72,8 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 		"prefix of exchanges and queues, also by TRIP_SAGA_NAMESPACE")
 	flags.DurationVar(&s.startTimeout, "start-timeout", 30*time.Second, "how long to wait for database and broker")
 	flags.DurationVar(&s.keep, "keep", 0, "how long published messages are kept for sagamill replay (default: as long as that costs nothing)")
+	allowed, allowedErr := plaintext.Allowed()
+	flags.BoolVar(&s.allowPlaintext, plaintext.Flag, allowed, plaintext.Usage)
 	flags.Usage = func() {
 		flags.SetOutput(stderr)
 		fmt.Fprintln(stderr, "usage: trip-saga serve [flags]")
@@ -78,6 +82,9 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	}
 	if err := parse(flags, args); err != nil {
 		return nil, err
+	}
+	if allowedErr != nil {
+		return nil, badSetting(plaintext.Variable, "it is neither true nor false")
 	}
 	s.services = strings.Split(*names, ",")
 	return s, s.check()
@@ -105,6 +112,8 @@ environment:
   TRIP_DATABASE_URL, FLIGHT_DATABASE_URL, HOTEL_DATABASE_URL, CAR_DATABASE_URL, TICKETING_DATABASE_URL, MAIL_DATABASE_URL
                  PostgreSQL for one service
   AMQP_URL       RabbitMQ, or inproc: for the broker within the process
+  SAGAMILL_ALLOW_PLAINTEXT
+                 true: connections to other machines, and from them, may be without TLS
 Without DATABASE_URL or AMQP_URL, what runs on this machine is used, or started.
 `
 
@@ -161,6 +170,33 @@ func (s *settings) checkURLs() error {
 		return badSetting("AMQP_URL", "it must begin with amqp:// or amqps://, or be %s", devservices.InProcess)
 	case s.amqpURL == devservices.InProcess && len(s.services) < len(serviceNames):
 		return badSetting("AMQP_URL", "the broker within the process serves no other process: run all services in this one")
+	}
+	return s.checkPlaintext()
+}
+
+// checkPlaintext refuses what would lead out of this machine, or let others in, without
+// TLS: the bearer token is all that tells who asks.
+func (s *settings) checkPlaintext() error {
+	if s.allowPlaintext {
+		return nil
+	}
+	names := map[string]string{"DATABASE_URL": s.databaseURL}
+	for _, service := range serviceNames {
+		names[databaseVariable(service)] = os.Getenv(databaseVariable(service))
+	}
+	for name, value := range names {
+		if value == "" {
+			continue
+		}
+		if err := plaintext.Database(value); err != nil {
+			return badSetting(name, "%v", err)
+		}
+	}
+	if err := plaintext.Broker(s.amqpURL); err != nil {
+		return badSetting("AMQP_URL", "%v", err)
+	}
+	if err := plaintext.Listen(s.listen); err != nil {
+		return badSetting("-listen", "%v", err)
 	}
 	return nil
 }

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/sagamill/sagamill/internal/plaintext"
+	"github.com/sagamill/sagamill/internal/strictjson"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// maxTopology is how long a topology may be, in bytes.
+const maxTopology = 1 << 20
+
+func brokerCommands() []command {
+	return []command{
+		{"broker permissions", "print what makes a user of RabbitMQ for each service", brokerPermissions},
+		{"broker declare", "declare the exchanges and queues of a topology", brokerDeclare},
+	}
+}
+
+// readTopology reads the file called name, or standard input for -.
+func (c *call) readTopology(name string) (t rabbitmq.Topology, err error) {
+	if name == "" {
+		return t, errors.New(`say which with -topology: a file with {"prefix": "shop.", "services": [{"name": "order", "publishes": ["…"], "listens": ["…"]}]}`)
+	}
+	in := c.stdin
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return t, err
+		}
+		defer file.Close()
+		in = file
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxTopology))
+	if err == nil {
+		err = strictjson.Unmarshal(text, &t)
+	}
+	if err == nil && len(t.Services) == 0 {
+		err = errors.New("there are no services in it")
+	}
+	if err != nil {
+		return t, fmt.Errorf("topology %s: %w", name, err)
+	}
+	return t, nil
+}
+
+// brokerPermissions prints commands and no passwords: those that make the users ask
+// for one each, and are comments, because a shell that reads this would be asked.
+func brokerPermissions(_ context.Context, c *call) error {
+	name := c.flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
+	vhost := c.flags.String("vhost", "/", "virtual host of the permissions; default: /")
+	if err := c.parse(); err != nil {
+		return err
+	}
+	t, err := c.readTopology(*name)
+	if err != nil {
+		return err
+	}
+	all, err := t.Permissions()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(c.stdout, "# By hand, once: each asks for a password.")
+	for _, p := range all {
+		fmt.Fprintln(c.stdout, "#   rabbitmqctl add_user", quoted(p.User))
+	}
+	fmt.Fprintln(c.stdout, "#   rabbitmqctl delete_user guest")
+	fmt.Fprintln(c.stdout, "# As often as you like:")
+	for _, p := range all {
+		fmt.Fprintln(c.stdout, "rabbitmqctl set_permissions --vhost", quoted(*vhost), quoted(p.User), quoted(p.Configure), quoted(p.Write), quoted(p.Read))
+		fmt.Fprintln(c.stdout, "rabbitmqctl set_user_limits", quoted(p.User), quoted(fmt.Sprintf(`{"max-connections":%d,"max-channels":%d}`, p.MaxConnections, p.MaxChannels)))
+	}
+	return nil
+}
+
+// quoted returns s as one word of a shell.
+func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+func brokerDeclare(ctx context.Context, c *call) error {
+	name := c.flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
+	at := c.flags.String("amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ; default: AMQP_URL")
+	if err := c.parse(); err != nil {
+		return err
+	}
+	if *at == "" {
+		return errors.New("no broker: give -amqp or set AMQP_URL")
+	}
+	if err := plaintext.Broker(*at); err != nil && !*c.allowPlaintext {
+		return fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
+	}
+	t, err := c.readTopology(*name)
+	if err != nil {
+		return err
+	}
+	if _, err := t.Permissions(); err != nil { // which looks at the names
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	for _, s := range t.Services {
+		cfg, err := rabbitmq.NewConfig(*at, s.Name, &rabbitmq.ConfigOptions{Prefix: t.Prefix, SingleActiveConsumer: s.SingleActiveConsumer})
+		if err != nil {
+			return err
+		}
+		if err := rabbitmq.DeclareTopology(ctx, cfg, s.Listens...); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.stdout, "service %s listens to %s\n", cell(s.Name), amount(len(s.Listens), "topics"))
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/rabbittest"
+)
+
+func topologyFile(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "topology.json")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestBrokerPermissionsAreCommands(t *testing.T) {
+	t.Parallel()
+	file := topologyFile(t, `{"prefix": "it's.", "processes": 1, "services": [{"name": "pay", "publishes": ["paid"], "listens": ["ordered"]}]}`)
+	var out, complaint bytes.Buffer
+	if code := run(t.Context(), []string{"broker", "permissions", "-topology", file, "-vhost", "shop"}, &out, &complaint); code != 0 {
+		t.Fatalf("exit %d, %s", code, complaint.String())
+	}
+	const want = `# By hand, once: each asks for a password.
+#   rabbitmqctl add_user 'it'\''s.deploy'
+#   rabbitmqctl add_user 'it'\''s.pay'
+#   rabbitmqctl delete_user guest
+# As often as you like:
+rabbitmqctl set_permissions --vhost 'shop' 'it'\''s.deploy' '^(it'\''s\.ordered|it'\''s\.ordered\.pay|it'\''s\.ordered\.pay\.dead)$' '^(amq\.default|it'\''s\.ordered\.pay)$' '^(it'\''s\.ordered|it'\''s\.ordered\.pay)$'
+rabbitmqctl set_user_limits 'it'\''s.deploy' '{"max-connections":6,"max-channels":96}'
+rabbitmqctl set_permissions --vhost 'shop' 'it'\''s.pay' '^$' '^(it'\''s\.paid)$' '^(it'\''s\.ordered\.pay)$'
+rabbitmqctl set_user_limits 'it'\''s.pay' '{"max-connections":7,"max-channels":112}'
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+	for name, text := range map[string]string{
+		"no JSON":           `prefix: x`,
+		"no services":       `{"prefix": "x."}`,
+		"a member twice":    `{"services": [{"name": "a", "name": "b"}]}`,
+		"a name of ours":    `{"services": [{"name": "deploy"}]}`,
+		"a line of a shell": `{"services": [{"name": "a", "listens": ["x\nrm"]}]}`,
+	} {
+		out.Reset()
+		if code := run(t.Context(), []string{"broker", "permissions", "-topology", topologyFile(t, text)}, &out, &complaint); code != 1 || out.Len() > 0 {
+			t.Errorf("%s: exit %d, %q; want 1 and nothing", name, code, out.String())
+		}
+	}
+}
+
+func TestBrokerDeclare(t *testing.T) {
+	t.Parallel()
+	prefix := rabbittest.Name()
+	queue := prefix + "ordered.pay"
+	rabbittest.Delete(t, []string{queue, queue + ".dead"}, []string{prefix + "ordered"})
+	file := topologyFile(t, `{"prefix": "`+prefix+`", "services": [{"name": "pay", "publishes": ["paid"], "listens": ["ordered"], "single_active_consumer": true}]}`)
+	var out bytes.Buffer
+	for range 2 {
+		if code := run(t.Context(), []string{"broker", "declare", "-allow-plaintext", "-topology", file, "-amqp", rabbittest.URL()}, &out, &out); code != 0 {
+			t.Fatalf("exit %d, %s", code, out.String())
+		}
+	}
+	if !strings.Contains(out.String(), "service pay listens to 1 topic\n") {
+		t.Errorf("it says %q", out.String())
+	}
+	ch := rabbittest.Channel(t, rabbittest.URL())
+	for _, name := range []string{queue, queue + ".dead"} {
+		if _, err := ch.QueueDeclarePassive(name, true, false, false, false, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ch.ExchangeDeclarePassive(prefix+"paid", "fanout", true, false, false, false, nil); err == nil {
+		t.Error("there is an exchange without a queue")
+	}
+}
