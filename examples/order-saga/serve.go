@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
+	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
 const (
@@ -130,6 +131,9 @@ func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 		})
 	}
 	a.started.Store(true)
+	if !plaintext.ListensHere(a.settings.listen) && !a.settings.allowPlaintext {
+		a.logger.Warn("other machines reach this listener, which has no TLS and an interface for tests: put a proxy in front of it", "listen", a.settings.listen)
+	}
 	a.logger.Info("serving", "services", a.settings.services, "url", own)
 	<-ctx.Done()
 

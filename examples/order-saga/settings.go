@@ -207,9 +207,6 @@ func (s *settings) checkPlaintext() error {
 	if err := plaintext.HTTP(s.gatewayURL); err != nil {
 		return badSetting("-gateway-url", "%v", err)
 	}
-	if err := plaintext.Listen(s.listen); err != nil {
-		return badSetting("-listen", "%v", err)
-	}
 	return nil
 }
 

@@ -35,7 +35,6 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 		"one remote database": {args: []string{"serve"}, env: map[string]string{"SHIPPING_DATABASE_URL": "postgres://u:s3cret@127.0.0.1,db.example/x"}, names: "SHIPPING_DATABASE_URL"},
 		"remote broker":       {args: []string{"serve"}, env: map[string]string{"AMQP_URL": "amqp://u:s3cret@mq.example/"}, names: "AMQP_URL"},
 		"remote gateway":      {args: []string{"serve", "-gateway-url", "http://pay.example"}, names: "-gateway-url"},
-		"remote clients":      {args: []string{"serve", "-listen", ":8080"}, names: "-listen"},
 		"plaintext variable":  {args: []string{"serve"}, env: map[string]string{"SAGAMILL_ALLOW_PLAINTEXT": "perhaps"}, names: "SAGAMILL_ALLOW_PLAINTEXT"},
 		"plaintext allowed":   {args: []string{"serve", "-allow-plaintext", "-listen", ":8080", "-keep", "-1s"}, names: "-keep"},
 		"orders":              {args: []string{"demo", "-orders", "0"}, names: "-orders"},

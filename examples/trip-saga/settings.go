@@ -195,9 +195,6 @@ func (s *settings) checkPlaintext() error {
 	if err := plaintext.Broker(s.amqpURL); err != nil {
 		return badSetting("AMQP_URL", "%v", err)
 	}
-	if err := plaintext.Listen(s.listen); err != nil {
-		return badSetting("-listen", "%v", err)
-	}
 	return nil
 }
 

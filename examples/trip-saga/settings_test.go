@@ -24,7 +24,6 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 		"remote database":     {args: []string{"serve"}, env: map[string]string{"DATABASE_URL": "postgres://u:s3cret@db.example/x"}, names: "DATABASE_URL"},
 		"one remote database": {args: []string{"serve"}, env: map[string]string{"MAIL_DATABASE_URL": "postgres://u:s3cret@127.0.0.1,db.example/x"}, names: "MAIL_DATABASE_URL"},
 		"remote broker":       {args: []string{"serve"}, env: map[string]string{"AMQP_URL": "amqp://u:s3cret@mq.example/"}, names: "AMQP_URL"},
-		"remote clients":      {args: []string{"serve", "-listen", ":8080"}, names: "-listen"},
 		"plaintext variable":  {args: []string{"serve"}, env: map[string]string{"SAGAMILL_ALLOW_PLAINTEXT": "perhaps"}, names: "SAGAMILL_ALLOW_PLAINTEXT"},
 		"argument":            {args: []string{"serve", "now"}, names: "arguments"},
 		"database":            {args: []string{"serve"}, env: map[string]string{"DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "DATABASE_URL"},

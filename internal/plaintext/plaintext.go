@@ -80,14 +80,11 @@ func HTTP(at string) error {
 	return fmt.Errorf("%w: requests to %q are without TLS; use https://, or give -%s", ErrRefused, u.Hostname(), Flag)
 }
 
-// Listen returns an [ErrRefused] if address, as host:port, is reached from other
-// machines.
-func Listen(address string) error {
+// ListensHere reports whether a listener at address, as host:port, is reached from this
+// machine alone.
+func ListensHere(address string) bool {
 	host, _, err := net.SplitHostPort(address)
-	if err != nil || Loopback(host) {
-		return nil
-	}
-	return fmt.Errorf("%w: %q is reached from other machines, and is served without TLS; listen on 127.0.0.1 behind a proxy that has it, or give -%s", ErrRefused, address, Flag)
+	return err == nil && Loopback(host)
 }
 
 // Loopback reports whether host, a name or an address, is this machine and no other.
