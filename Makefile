@@ -30,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test tests fuzz mutants mutate model check fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test tests fuzz mutants mutate model check api apidiff statements fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,17 @@ check: ## everything that is checked without running the tests
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	cd chaos && $(GO) tool -modfile=../tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/archtest
+	@$(MAKE) --no-print-directory apidiff
+
+apidiff: ## compare the public API with api/next.txt, and with the newest release's
+	@$(GO) run ./internal/apilist
+
+api: ## list the public API anew, in api/next.txt
+	@$(GO) run ./internal/apilist -w
+
+# Run it with each migration, and with each change of a statement.
+statements: ## record the SQL statements of all packages, which later migrations are tested with
+	RECORD_STATEMENTS=1 $(GO) test -count=1 -run='^TestStatementsAreRecorded$$' ./idemkey/idempg ./outbox ./consumer ./saga
 
 fmt: ## format all Go files
 	gofmt -l -w .

@@ -7,6 +7,11 @@
 // schema at a whole version. A schema that is ahead of the binary is left
 // alone, which lets the previous binary run on during a rolling deploy.
 //
+// A migration that needs a lock which somebody holds does not queue for it, and
+// everybody else behind it: it waits for [LockTimeout], is rolled back, and is
+// tried again after a pause, [LockAttempts] times. A lock_timeout that the
+// connection has of its own, from its URL, role or database, counts instead.
+//
 // People who apply SQL themselves print it with [Print], or with the command
 // `sagamill migrate print`. [Roles] prints the database roles for processes that
 // are to have no more rights than they need.
@@ -53,18 +58,22 @@ END $$;
 COMMIT`
 
 // sagamill are the tables of this module.
-var sagamill = set{files, versionTable}
+var sagamill = newSet(files, versionTable)
 
 // A set is a series of migrations with the table that says which were applied.
 type set struct {
-	files   fs.FS
-	version string
+	files    fs.FS
+	version  string
+	patience patience
 }
+
+func newSet(files fs.FS, version string) set { return set{files, version, usual} }
 
 // Up creates schema if it is missing and applies all migrations that it has
 // not had yet. It must have a connection that is not behind a
 // transaction-mode pooler: tern's lock belongs to the session. After an error
-// the schema is at the version of the last migration that succeeded.
+// the schema is at the version of the last migration that succeeded; the error is
+// [ErrLocked] if open transactions kept the next one from a table.
 func Up(ctx context.Context, databaseURL, schema string) error {
 	return sagamill.up(ctx, databaseURL, schema)
 }
@@ -76,7 +85,7 @@ func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) e
 	if err := sqlschema.Check(table); err != nil || table == versionTable {
 		return fmt.Errorf("migrations: version table %q cannot be used", table)
 	}
-	return set{own, table}.up(ctx, databaseURL, schema)
+	return newSet(own, table).up(ctx, databaseURL, schema)
 }
 
 func (s set) up(ctx context.Context, databaseURL, schema string) error {
@@ -88,7 +97,7 @@ func (s set) up(ctx context.Context, databaseURL, schema string) error {
 		if version, err := s.applied(ctx, conn, schema); err == nil && int(version) >= len(known) {
 			return nil // as at every start but the first: nobody waits for anybody
 		}
-		return s.locked(ctx, conn, schema, func(m *migrate.Migrator) error {
+		return s.migrating(ctx, conn, schema, func(m *migrate.Migrator) error {
 			version, err := m.GetCurrentVersion(ctx)
 			if err != nil || int(version) >= len(m.Migrations) {
 				return err
@@ -99,17 +108,20 @@ func (s set) up(ctx context.Context, databaseURL, schema string) error {
 }
 
 // Down takes schema back to version; 0 removes every table and what they hold.
-// The schema itself stays.
+// The schema itself stays. It waits for locks as [Up] does; after an error the schema is
+// at the version that the last step down has left.
 func Down(ctx context.Context, databaseURL, schema string, version int32) error {
-	return sagamill.with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
-		current, err := m.GetCurrentVersion(ctx)
-		if err != nil {
-			return err
-		}
-		if version < 0 || version > current {
-			return fmt.Errorf("cannot go down to version %d from version %d", version, current)
-		}
-		return m.MigrateTo(ctx, version)
+	return sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		return sagamill.migrating(ctx, conn, schema, func(m *migrate.Migrator) error {
+			current, err := m.GetCurrentVersion(ctx)
+			if err != nil {
+				return err
+			}
+			if version < 0 || version > current {
+				return fmt.Errorf("cannot go down to version %d from version %d", version, current)
+			}
+			return m.MigrateTo(ctx, version)
+		})
 	})
 }
 

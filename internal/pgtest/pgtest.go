@@ -109,20 +109,24 @@ func PrepareAll(t *testing.T, pool *pgxpool.Pool, queries any) {
 		t.Fatalf("acquire: %v", err)
 	}
 	defer conn.Release()
-	prepare := func(name string, statement reflect.Value) {
-		if _, err := conn.Conn().Prepare(t.Context(), name, statement.String()); err != nil {
+	each(queries, func(name, statement string) {
+		if _, err := conn.Conn().Prepare(t.Context(), name, statement); err != nil {
 			t.Errorf("prepare %s: %v", name, err)
 		}
-	}
+	})
+}
+
+// each calls do for every statement in queries.
+func each(queries any, do func(name, statement string)) {
 	v := reflect.ValueOf(queries)
 	for i := range v.NumField() {
 		name, field := v.Type().Field(i).Name, v.Field(i)
 		if field.Kind() != reflect.Array {
-			prepare(name, field)
+			do(name, field.String())
 			continue
 		}
 		for j := range field.Len() {
-			prepare(fmt.Sprint(name, j), field.Index(j))
+			do(fmt.Sprint(name, j), field.Index(j).String())
 		}
 	}
 }

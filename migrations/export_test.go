@@ -1,0 +1,31 @@
+package migrations
+
+import (
+	"context"
+	"io/fs"
+	"time"
+
+	"github.com/jackc/tern/v2/migrate"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+)
+
+// Files are the migrations.
+var Files fs.FS = files
+
+// UpWith does what Up does, with other migrations than there are.
+func UpWith(ctx context.Context, databaseURL, schema string, files fs.FS) error {
+	return newSet(files, versionTable).up(ctx, databaseURL, schema)
+}
+
+// UpPatiently does what UpWith does and waits for locks as the test says.
+func UpPatiently(ctx context.Context, databaseURL, schema string, files fs.FS, timeout, pause time.Duration, attempts int) error {
+	s := newSet(files, versionTable)
+	s.patience = patience{timeout, attempts, backoff.Policy{Base: pause, Cap: pause}}
+	return s.up(ctx, databaseURL, schema)
+}
+
+// UpTo applies the migrations up to version.
+func UpTo(ctx context.Context, databaseURL, schema string, version int32) error {
+	return sagamill.with(ctx, databaseURL, schema, func(m *migrate.Migrator) error { return m.MigrateTo(ctx, version) })
+}

@@ -1,0 +1,121 @@
+package migrations
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/tern/v2/migrate"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// ErrLocked reports that a migration did not get a lock that it needs: a
+// transaction that stays open has the table. The schema is at the version of the
+// last migration that succeeded, and the same call may be made again.
+var ErrLocked = errors.New("a table is in use by transactions that stay open")
+
+const (
+	// LockTimeout is how long a migration waits for each lock. Whoever comes to the
+	// table meanwhile waits behind it, so this is also for how long a migration
+	// stops others that it does not get past.
+	LockTimeout = time.Second
+
+	// LockAttempts is how often a migration is tried before [ErrLocked]. The pauses
+	// in between, in which nobody waits for it, grow to 15 seconds, so that it takes
+	// about two minutes.
+	LockAttempts = 10
+)
+
+// patience is how a migration waits for its locks.
+type patience struct {
+	timeout  time.Duration
+	attempts int
+	pause    backoff.Policy
+}
+
+var usual = patience{LockTimeout, LockAttempts, backoff.Policy{Base: 2 * time.Second, Cap: 15 * time.Second}}
+
+// sqlTakeTurns makes who migrates the same schema wait for whoever does so now,
+// also while that one pauses between two attempts: several that tried in turns
+// would leave no pause for others to get to the table. It is the session's.
+const sqlTakeTurns = `SELECT pg_advisory_lock(726539051, hashtext('{schema}'))`
+
+// sqlLimitLocks stands in front of a migration, in its transaction, unless the
+// connection has a lock_timeout of its own.
+const sqlLimitLocks = `SELECT set_config('lock_timeout', '%d', true) WHERE current_setting('lock_timeout') = '0';
+`
+
+// The error codes of a lock that was not got.
+const (
+	lockNotAvailable = "55P03"
+	deadlockDetected = "40P01"
+)
+
+// outsideTx is how a migration says to tern that it is none in a transaction.
+var outsideTx = regexp.MustCompile(`(?m)^---- tern: disable-tx ----$`)
+
+// migrating has do move schema to another version, again if a migration does not get its
+// locks. do begins anew each time, from the version that is there then. What a migration
+// outside of a transaction has done stays, so that it waits as it says itself and is tried once.
+func (s set) migrating(ctx context.Context, conn *pgx.Conn, schema string, do func(*migrate.Migrator) error) error {
+	return s.locked(ctx, conn, schema, func(m *migrate.Migrator) error {
+		if _, err := conn.Exec(ctx, sqlschema.Bind(schema, sqlTakeTurns)); err != nil {
+			return err
+		}
+		s.patience.limit(m)
+		return s.patience.try(ctx, func() error { return do(m) }, func(name string) bool {
+			return slices.ContainsFunc(m.Migrations, func(step *migrate.Migration) bool { return step.Name == name && repeatable(step) })
+		})
+	})
+}
+
+func repeatable(step *migrate.Migration) bool {
+	return !outsideTx.MatchString(step.UpSQL) && !outsideTx.MatchString(step.DownSQL)
+}
+
+// limit bounds the waits of m's migrations.
+func (p patience) limit(m *migrate.Migrator) {
+	limited := fmt.Sprintf(sqlLimitLocks, p.timeout.Milliseconds())
+	for _, step := range m.Migrations {
+		if !repeatable(step) {
+			continue
+		}
+		step.UpSQL = limited + step.UpSQL
+		if step.DownSQL != "" { // or it would no longer be one that cannot be undone
+			step.DownSQL = limited + step.DownSQL
+		}
+	}
+}
+
+// try calls do until no migration lacks a lock, or attempts are used up.
+func (p patience) try(ctx context.Context, do func() error, again func(migration string) bool) error {
+	for n := 1; ; n++ {
+		err := do()
+		var failed migrate.MigrationPgError
+		if !errors.As(err, &failed) || !lacksLock(failed.PgError) {
+			return err
+		}
+		if !again(failed.MigrationName) {
+			return fmt.Errorf("%w: %w", ErrLocked, err)
+		}
+		if n >= p.attempts {
+			return fmt.Errorf("%w, tried %d times: %w", ErrLocked, n, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w, tried %d times: %w: %w", ErrLocked, n, ctx.Err(), err)
+		case <-time.After(p.pause.Wait(n)):
+		}
+	}
+}
+
+func lacksLock(err *pgconn.PgError) bool {
+	return err.Code == lockNotAvailable || err.Code == deadlockDetected
+}

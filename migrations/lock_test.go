@@ -1,0 +1,153 @@
+package migrations_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/faulttest"
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/migrations"
+)
+
+const sqlInsertStep = "INSERT INTO {schema}.inbox (scope, key, step, n, state) VALUES ('s', $1, 'step', '', 'open')"
+
+// writes returns a transaction of a session of its own that has written to the inbox and
+// stays open.
+func writes(t *testing.T, name, key string) pgx.Tx {
+	t.Helper()
+	tx, err := connect(t).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), strings.ReplaceAll(sqlInsertStep, "{schema}", name), key); err != nil {
+		t.Fatal(err)
+	}
+	return tx
+}
+
+// A migration whose table a transaction keeps is given up, says so, and has done nothing.
+func TestAMigrationBehindALongTransactionFails(t *testing.T) {
+	t.Parallel()
+	n := len(landed(t))
+	name := at(t, pgtest.URL(), n)
+	files := withNext(t, "CREATE TABLE {{.schema}}.next (); ALTER TABLE {{.schema}}.inbox ADD COLUMN next int")
+	conn := connect(t)
+	before := describe(t, conn, name)
+	tx := writes(t, name, "long")
+	err := migrations.UpPatiently(t.Context(), pgtest.URL(), name, files, 50*time.Millisecond, time.Millisecond, 3)
+	if !errors.Is(err, migrations.ErrLocked) || !strings.Contains(err.Error(), "tried 3 times") || !strings.Contains(err.Error(), "_next.sql") {
+		t.Errorf("Up = %v, want ErrLocked that names the migration", err)
+	}
+	if got := version(t, conn, name); got != n || strings.Join(describe(t, conn, name), "\n") != strings.Join(before, "\n") {
+		t.Errorf("the schema is not as before; version %d, want %d", got, n)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.UpWith(t.Context(), pgtest.URL(), name, files); err != nil {
+		t.Errorf("Up after the transaction: %v", err)
+	}
+}
+
+// While a migration waits for a transaction to end, others get to the table; once it has
+// ended, the migration does too. Several processes that migrate try one after the other.
+func TestAMigrationThatWaitsLetsOthersPass(t *testing.T) {
+	t.Parallel()
+	n := len(landed(t))
+	name := at(t, pgtest.URL(), n)
+	files := withNext(t, "ALTER TABLE {{.schema}}.inbox ADD COLUMN next int")
+	tx := writes(t, name, "long")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var migrating sync.WaitGroup
+	errs := make([]error, 3)
+	for i := range errs {
+		migrating.Go(func() {
+			errs[i] = migrations.UpPatiently(ctx, pgtest.URL(), name, files, 100*time.Millisecond, 200*time.Millisecond, 1000)
+		})
+	}
+	watch := connect(t)
+	for i := range 3 {
+		faulttest.Await(t, "a migration waits for the table", func() (waits bool) {
+			err := watch.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_locks WHERE relation = ($1 || '.inbox')::regclass AND NOT granted`, name).Scan(&waits)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return waits
+		}, nil)
+		if err := writes(t, name, string(rune('a'+i))).Commit(t.Context()); err != nil { // which would wait for tx
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	migrating.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Errorf("Up: %v", err)
+	}
+	if got := version(t, watch, name); got != n+1 {
+		t.Errorf("version %d, want %d", got, n+1)
+	}
+}
+
+// The operator's own lock_timeout counts, whatever ours is.
+func TestTheConnectionsOwnLockTimeoutCounts(t *testing.T) {
+	t.Parallel()
+	name := at(t, pgtest.URL(), len(landed(t)))
+	files := withNext(t, "DO $$ BEGIN ASSERT current_setting('lock_timeout') = '7654ms'; END $$")
+	separator := "?"
+	if strings.Contains(pgtest.URL(), "?") {
+		separator = "&"
+	}
+	if err := migrations.UpWith(t.Context(), pgtest.URL()+separator+"lock_timeout=7654", name, files); err != nil {
+		t.Errorf("Up: %v", err)
+	}
+}
+
+// What a migration outside of a transaction has done is not done again.
+func TestAMigrationOutsideOfATransactionIsTriedOnce(t *testing.T) {
+	t.Parallel()
+	name := at(t, pgtest.URL(), len(landed(t)))
+	files := withNext(t, `---- tern: disable-tx ----
+CREATE TABLE {{.schema}}.next ();
+SET lock_timeout = 50;
+ALTER TABLE {{.schema}}.inbox ADD COLUMN next int;`)
+	writes(t, name, "long")
+	err := migrations.UpPatiently(t.Context(), pgtest.URL(), name, files, time.Minute, time.Millisecond, 3)
+	if !errors.Is(err, migrations.ErrLocked) || strings.Contains(err.Error(), "tried") {
+		t.Errorf("Up = %v, want ErrLocked after one attempt", err)
+	}
+}
+
+// Of two binaries that migrate at once, the older knows one migration less.
+func TestTwoBinariesMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+	n := len(landed(t))
+	name := schema(t)
+	files := withNext(t, "ALTER TABLE {{.schema}}.inbox ADD COLUMN next int")
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wg.Go(func() {
+			if i%2 == 0 {
+				errs[i] = migrations.UpWith(t.Context(), pgtest.URL(), name, files)
+			} else {
+				errs[i] = migrations.Up(t.Context(), pgtest.URL(), name)
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Errorf("Up: %v", err)
+	}
+	if got := version(t, connect(t), name); got != n+1 {
+		t.Errorf("version %d, want %d", got, n+1)
+	}
+}

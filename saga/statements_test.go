@@ -1,0 +1,15 @@
+package saga
+
+import (
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// What this package sends to the tables is recorded, so that the next migration is
+// tested with it.
+func TestStatementsAreRecorded(t *testing.T) {
+	t.Parallel()
+	const schema = "{schema}"
+	pgtest.Record(t, "saga", newQueries(schema), newInstanceQueries(schema))
+}
