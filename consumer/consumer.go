@@ -35,6 +35,19 @@ type Options struct {
 	DrainTimeout  time.Duration // longest wait for work in hand when Run's context ends; default: 30 s
 	MaxPayload    int           // bytes of payload over which a message is a dead letter; default: 8 MiB
 
+	// Verify is asked about each message that arrives, before anything that it says
+	// is believed, such as Verifier.Verify of package signing: before a row of the
+	// inbox is read or written, and before a step's Unhandled may answer. What it
+	// returns an error for is a dead letter, [ReasonUnverified], without an identity,
+	// so that the genuine message of the same key still runs. Redriven, that is
+	// verified again, edited or not. What was verified once is not asked about again:
+	// neither a parked message, nor a dead letter of another reason.
+	//
+	// It must not change the message or depend on what may be away, since an error is
+	// final; a panic is one too. Several goroutines call it. Default: every message
+	// is believed.
+	Verify func(topic string, msg *message.Message) error
+
 	Observer Observer // is told what becomes of messages, such as one of package consumerotel; default: nobody is
 
 	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
@@ -276,7 +289,7 @@ func (c *Consumer) Ready() bool { return c.ready.Load() }
 // deliveries come from a Router, in a Consumer that has no subscriber, or it would
 // consume beside the Router. A message that is given to Handle has a transaction of its own.
 func (c *Consumer) Handle(ctx context.Context, topic string, msg *message.Message) error {
-	j, rejected := c.read(topic, msg)
+	j, rejected := c.accept(topic, msg)
 	if rejected != nil {
 		return sqlschema.Explain(c.bury(ctx, topic, msg, rejected))
 	}

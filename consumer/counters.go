@@ -63,6 +63,7 @@ var reasons = [...]Reason{
 	ReasonKeyMissing, ReasonKeyMalformed, ReasonScopeMissing, ReasonScopeMalformed, ReasonTypeMissing, ReasonTypeUnknown,
 	ReasonTooLarge, ReasonUndecodable, ReasonKeyReused, ReasonTerminal, ReasonExhausted, ReasonActionDead, ReasonWaits,
 	ReasonOrder, ReasonFailed, ReasonSuperseded, ReasonCalling, ReasonUnsettled, ReasonParked, ReasonUnavailable, ReasonTooOld,
+	ReasonFormatUnknown, ReasonUnverified,
 }
 
 // Reasons returns every reason that this version gives.

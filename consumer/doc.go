@@ -28,7 +28,8 @@
 // keeps reason, error, stack, attempts and the message as it came.
 //
 // A message that cannot be read (no key, no scope, unknown type, undecodable)
-// is a dead letter at once, and is never an error.
+// is a dead letter at once, and is never an error. So is one that Options.Verify
+// refuses, before anything that it says is believed.
 //
 // Whoever waits for a handler's answer gets none from a message that ends like
 // that, or from a compensation that found nothing to undo. [Step.Unhandled] emits

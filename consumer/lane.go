@@ -68,7 +68,7 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 	}
 	var jobs []*job
 	for _, a := range l.all {
-		if j, rejected := c.read(a.topic, a.msg); rejected == nil {
+		if j, rejected := c.accept(a.topic, a.msg); rejected == nil {
 			j.arrived = a
 			jobs = append(jobs, j)
 		} else if c.insist(ctx, a, func() error { return c.bury(work, a.topic, a.msg, rejected) }) {

@@ -26,6 +26,7 @@ type parkedRow struct {
 	HeaderNames, HeaderValues [][]byte
 	Payload, Digest           []byte // Digest: of what it said before it was edited; nil: of Payload
 	Attempts, Round           int
+	Reason                    Reason // of its last failure
 }
 
 func (r *parkedRow) message() *message.Message {

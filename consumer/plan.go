@@ -176,7 +176,7 @@ const aboutUndone = "its handler is entered again; its compensation died with it
 func (p *planner) read(l DeadLetter) (heldLetter, error) {
 	row := parkedRow{
 		ID: l.ID, Kind: kind(l.Kind), Scope: l.Scope, Key: l.Key, Step: l.Step, N: l.N, Topic: l.Topic, MessageID: []byte(l.MessageID),
-		Payload: l.Payload, Digest: l.digest,
+		Payload: l.Payload, Digest: l.digest, Reason: l.Reason,
 	}
 	row.HeaderNames, row.HeaderValues = headers(l.Headers)
 	held := heldLetter{
@@ -218,8 +218,8 @@ var reader = &Consumer{opts: Options{MaxPayload: math.MaxInt}}
 // steps.
 func unreadableAt(l DeadLetter, row *parkedRow) error {
 	unreadThen := l.Key == "" || l.Reason == ReasonUndecodable || l.Reason == ReasonTypeUnknown
-	if !unreadThen && !l.Edited {
-		return nil
+	if !unreadThen && !l.Edited || l.Reason.unbelieved() {
+		return nil // only its consumer knows which keys and formats it knows by now
 	}
 	if _, rejected := reader.read(l.Topic, row.message()); rejected.reason != ReasonTypeUnknown {
 		return fmt.Errorf("%s: %w", rejected.reason, rejected.err)

@@ -184,7 +184,7 @@ WHERE id = ANY(ARRAY(
 	LIMIT $2
 	FOR UPDATE SKIP LOCKED))
 RETURNING id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic,
-	message_id, header_names, header_values, payload, digest, attempts, round`
+	message_id, header_names, header_values, payload, digest, attempts, round, reason`
 
 // sqlLockParked makes sure, under the inbox row's lock, that the parked copy
 // is still the one that was taken: attempts is the fence, since every take

@@ -49,9 +49,7 @@ func (c *Consumer) identify(ctx context.Context, row *parkedRow) (*job, error) {
 		return c.reread(row), nil
 	}
 	if row.Attempts > unreadTries {
-		of, _ := c.address(row.Topic, row.message())
-		return nil, c.refuse(ctx, row, of, failure{reason: ReasonExhausted, dead: true, attempts: row.Attempts - 1,
-			err: fmt.Errorf("consumer: reading the message ended the process %d times", row.Attempts-1)})
+		return nil, c.refuseDeadly(ctx, row)
 	}
 	j, rejected := c.readAgain(row, row.message())
 	if rejected != nil {
@@ -65,11 +63,28 @@ func (c *Consumer) identify(ctx context.Context, row *parkedRow) (*job, error) {
 	return c.reread(row), nil
 }
 
+// refuseDeadly refuses a row whose reading has ended the process. What is not
+// believed keeps the reason that says so: another would let its next redrive pass.
+func (c *Consumer) refuseDeadly(ctx context.Context, row *parkedRow) error {
+	f := failure{reason: row.Reason, dead: true, attempts: row.Attempts - 1,
+		err: fmt.Errorf("consumer: reading the message ended the process %d times", row.Attempts-1)}
+	if row.Reason.unbelieved() {
+		return c.refuse(ctx, row, nil, f)
+	}
+	f.reason = ReasonExhausted
+	of, _ := c.address(row.Topic, row.message())
+	return c.refuse(ctx, row, of, f)
+}
+
 // readAgain is read for a message that was kept: its digest is that of what it
 // said when it came, whatever somebody has made of it since. It belongs to the
-// step that it was parked by.
+// step that it was parked by. One that has never been believed arrives anew.
 func (c *Consumer) readAgain(row *parkedRow, msg *message.Message) (*job, *rejection) {
-	j, rejected := c.read(row.Topic, msg)
+	read := c.read
+	if row.Kind == unread && row.Reason.unbelieved() {
+		read = c.accept
+	}
+	j, rejected := read(row.Topic, msg)
 	if rejected != nil {
 		return nil, rejected
 	}

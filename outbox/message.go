@@ -24,6 +24,9 @@ const (
 	HeaderTraceParent = "traceparent"         // W3C Trace Context
 	HeaderTraceState  = "tracestate"
 
+	HeaderFormat    = "x-sagamill-format"    // major version of the message format; absent: 1, see [Format]
+	HeaderSignature = "x-sagamill-signature" // of package signing
+
 	PropertyType        = "type"
 	PropertyTimestamp   = "timestamp" // RFC 3339, UTC
 	PropertyCorrelation = "correlation-id"
@@ -33,6 +36,13 @@ const (
 	// subscriber whose broker says that it has delivered the message before.
 	PropertyRedelivered = "redelivered"
 )
+
+// Format is the major version of the message format that this package writes: the
+// names above and what their values mean. A message without [HeaderFormat] is of
+// version 1. What an older reader may ignore, such as a further header, does not
+// raise it; what it would misread does. A reader refuses a version that it does
+// not know.
+const Format = 1
 
 // The limits of a message. They are checked before the insert: an AMQP short
 // string over 255 bytes or a header frame over 128 KiB would close the whole
@@ -99,7 +109,7 @@ func SagaKey(msg *message.Message) string {
 // reserved are the names that the package itself sets, and those that make
 // RabbitMQ route a message elsewhere.
 var reserved = map[string]bool{
-	HeaderKey: true, HeaderScope: true, HeaderCausation: true,
+	HeaderKey: true, HeaderScope: true, HeaderCausation: true, HeaderFormat: true, HeaderSignature: true,
 	"cc": true, "bcc": true,
 	PropertyType: true, PropertyTimestamp: true, PropertyCorrelation: true, PropertyContentType: true, PropertyRedelivered: true,
 }

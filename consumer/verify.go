@@ -1,0 +1,63 @@
+package consumer
+
+import (
+	"fmt"
+	"runtime/debug"
+	"strconv"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// The reasons of messages of which nothing is believed. They have no identity, and
+// no step answers for them.
+const (
+	ReasonFormatUnknown Reason = "format-unknown" // of a version of the message format that this binary does not know
+	ReasonUnverified    Reason = "unverified"     // Options.Verify has refused it
+)
+
+// unbelieved reports whether r is the reason of a message that Options.Verify has
+// refused, or was not asked about.
+func (r Reason) unbelieved() bool { return r == ReasonFormatUnknown || r == ReasonUnverified }
+
+// accept is read for a message that has just come: before anything that it says is
+// believed, it is verified. The one exception is the version of its format, which
+// can only make a dead letter of it; whoever verifies need not understand another.
+func (c *Consumer) accept(topic string, msg *message.Message) (*job, *rejection) {
+	if rejected := checkFormat(msg); rejected != nil {
+		return nil, rejected
+	}
+	if err := c.verify(topic, msg); err != nil {
+		return nil, &rejection{reason: ReasonUnverified, err: err}
+	}
+	return c.read(topic, msg)
+}
+
+// verify recovers a panic of Options.Verify: it would end the process with every
+// delivery.
+func (c *Consumer) verify(topic string, msg *message.Message) (err error) {
+	if c.opts.Verify == nil {
+		return nil
+	}
+	defer func() {
+		if value := recover(); value != nil {
+			err = fmt.Errorf("consumer: option Verify: %w", &PanicError{Value: value, Stack: debug.Stack()})
+		}
+	}()
+	return c.opts.Verify(topic, msg)
+}
+
+// knownFormat is the value of outbox.HeaderFormat that may be left out.
+var knownFormat = strconv.Itoa(outbox.Format)
+
+// checkFormat rejects msg unless its format is known. Nothing else of it means
+// anything then, so that it leads to no step.
+func checkFormat(msg *message.Message) *rejection {
+	version := msg.Metadata.Get(outbox.HeaderFormat)
+	if version == "" || version == knownFormat {
+		return nil
+	}
+	err := fmt.Errorf("header %s: version %.20q is not known, only %s", outbox.HeaderFormat, version, knownFormat)
+	return &rejection{reason: ReasonFormatUnknown, err: err}
+}

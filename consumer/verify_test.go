@@ -1,0 +1,300 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// A prover believes messages that have a proof, and counts what it was asked.
+type prover struct {
+	asked  atomic.Int32
+	strict atomic.Bool // it believes nothing any more
+}
+
+func (p *prover) verify(topic string, msg *message.Message) error {
+	p.asked.Add(1)
+	if p.strict.Load() || msg.Metadata.Get("x-proof") != proof(topic, msg) {
+		return errors.New("there is no proof")
+	}
+	return nil
+}
+
+func proof(topic string, msg *message.Message) string {
+	return fmt.Sprint(topic, " ", msg.Metadata.Get(outbox.PropertyType), " ", string(msg.Payload))
+}
+
+// proven returns msg as its producer sends it.
+func proven(msg *message.Message) *message.Message {
+	msg.Metadata.Set("x-proof", proof(msg.Metadata.Get(outbox.PropertyType), msg))
+	return msg
+}
+
+// verifying returns a fixture whose consumer asks a prover, and what works on its
+// dead letters.
+func verifying(t *testing.T, steps func(f *fixture) Step) (*letterFixture, *prover) {
+	t.Helper()
+	f, p := &letterFixture{fixture: newFixture(t)}, &prover{}
+	f.c = f.consumer(t, Options{Verify: p.verify}, steps(f.fixture))
+	var err error
+	if f.letters, err = NewDeadLetters(f.pool, &DeadLettersOptions{Schema: f.schema}); err != nil {
+		t.Fatal(err)
+	}
+	return f, p
+}
+
+func paying(f *fixture) Step { return f.step(f.effect("paid"), f.effect("refunded")) }
+
+// redriveAll sends every dead letter round, and runs what is due.
+func (f *letterFixture) redriveAll(t *testing.T) {
+	t.Helper()
+	if _, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, nil); err != nil {
+		t.Fatalf("RedriveAll: %v", err)
+	}
+	runParkedOnce(t, f.c)
+}
+
+// forgeries are messages that are not genuine, each of which tries to be it.
+func forgeries(genuine *message.Message) (all []*message.Message) {
+	for _, change := range []func(msg *message.Message){
+		func(msg *message.Message) { delete(msg.Metadata, "x-proof") },
+		func(msg *message.Message) { msg.Payload = []byte(`{"amount":1000}`) },
+		func(msg *message.Message) { msg.UUID = "another"; msg.Metadata.Set("x-proof", "") },
+		func(msg *message.Message) { msg.Metadata.Set(outbox.PropertyType, "unpay") },
+		func(msg *message.Message) { again(msg); msg.Metadata.Set("x-proof", "none") },
+		func(msg *message.Message) { delete(msg.Metadata, "x-proof"); delete(msg.Metadata, outbox.HeaderKey) },
+		func(msg *message.Message) { delete(msg.Metadata, "x-proof"); msg.Payload = []byte("{") },
+	} {
+		forged := genuine.Copy()
+		change(forged)
+		all = append(all, forged)
+	}
+	return all
+}
+
+// However many forged messages come before and after the genuine one, under its id
+// and its key too, that one runs once, and each of them is a dead letter as it came.
+func TestAForgedMessageBlocksNobody(t *testing.T) {
+	t.Parallel()
+	for name, deliver := range map[string]func(t *testing.T, f *letterFixture, msgs ...*message.Message){
+		"Handle": func(t *testing.T, f *letterFixture, msgs ...*message.Message) {
+			for _, msg := range msgs {
+				deliver(t, f, "pay", msg)
+			}
+		},
+		"Run": func(t *testing.T, f *letterFixture, msgs ...*message.Message) {
+			f.c.signals.settled.Enable()
+			for _, msg := range msgs {
+				f.sub.queue("pay") <- msg.Copy()
+			}
+			stop := start(t, f.c)
+			for range msgs {
+				f.c.signals.settled.Wait(t)
+			}
+			stop()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, _ := verifying(t, paying)
+			genuine := proven(act("k"))
+			forged := forgeries(genuine)
+			deliver(t, f, append(forged, forged...)...)
+			if got := f.row(t); got != "" {
+				t.Errorf("forged messages have left the row %q", got)
+			}
+			deliver(t, f, append(append(forged, genuine, genuine.Copy()), forged...)...)
+			if got := f.row(t) + " | " + f.effects(t); got != "done 1 0 | paid k 1" {
+				t.Errorf("the genuine message: %q, want it to have run once", got)
+			}
+			dead := f.texts(t, "SELECT concat_ws(' ', state, kind, scope, key, step, n, reason, error) FROM {schema}.parked")
+			for _, got := range dead {
+				if want := "dead unknown unverified there is no proof"; got != want {
+					t.Errorf("dead letter %q, want %q", got, want)
+				}
+			}
+			if len(dead) != 4*len(forged) {
+				t.Errorf("%d dead letters, want %d", len(dead), 4*len(forged))
+			}
+			l, err := f.letters.List(t.Context(), DeadFilter{MessageID: "another"}, 0, 1)
+			if err != nil || len(l) != 1 {
+				t.Fatalf("List = %v, %v", l, err)
+			}
+			kept, err := f.letters.Get(t.Context(), l[0].ID)
+			if err != nil || string(kept.Payload) != string(genuine.Payload) || kept.Headers.Get(outbox.HeaderKey) != "k:process-payment" {
+				t.Errorf("kept %+v, %v; want it as it came", kept, err)
+			}
+		})
+	}
+}
+
+// A step does not answer for a message that is not believed, neither when it comes nor
+// when it is redriven: a forged command must not make a saga compensate.
+func TestNobodyAnswersForAForgedMessage(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(msg *message.Message){
+		"unverified":     func(msg *message.Message) { delete(msg.Metadata, "x-proof"); msg.Payload = []byte("{") },
+		"format unknown": func(msg *message.Message) { proven(msg).Metadata.Set(outbox.HeaderFormat, "2") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, _ := verifying(t, func(f *fixture) Step { return answering(paying(f)) })
+			msg := act("k")
+			change(msg)
+			handle(t, f.c, msg)
+			f.redriveAll(t)
+			f.sendRound(t, ", attempts = 3")
+			runParkedOnce(t, f.c)
+			if got := f.emitted(t, "answer"); len(got) != 0 {
+				t.Errorf("answered %q", got)
+			}
+			if got := f.row(t); got != "" {
+				t.Errorf("row %q, want none", got)
+			}
+		})
+	}
+}
+
+// What was refused is verified again when it is redriven, and when it is planned: an
+// edit does not make it genuine, and neither does having ended the process, but a
+// verifier that has learned does.
+func TestARedrivenForgeryIsVerifiedAgain(t *testing.T) {
+	t.Parallel()
+	f, p := verifying(t, paying)
+	p.strict.Store(true)
+	handle(t, f.c, proven(act("k")))
+	const dead = " | dead unknown unverified "
+	state := func() string { return f.row(t) + " | " + f.parked(t) }
+	if got, _ := f.plan(t, DeadFilter{}, nil); got != "unread" { // it may be believed by now
+		t.Errorf("planned without the step: %q, want unread", got)
+	}
+	f.redriveAll(t)
+	if got := state(); got != dead+"0" {
+		t.Fatalf("redriven: %q, want %q", got, dead+"0")
+	}
+	f.sendRound(t, ", attempts = 3")
+	runParkedOnce(t, f.c)
+	if got := state(); got != dead+"3" {
+		t.Fatalf("after it has ended the process: %q, want %q", got, dead+"3")
+	}
+	if _, _, err := f.letters.Edit(t.Context(), 1, Edit{By: "mallory", Set: map[string]string{"x-own": "1"}}); err != nil {
+		t.Fatalf("Edit: %v", err)
+	}
+	f.redriveAll(t)
+	if got := state(); got != dead+"0" {
+		t.Fatalf("edited and redriven: %q, want %q", got, dead+"0")
+	}
+	if got, _ := f.plan(t, DeadFilter{}, &PlanOptions{Steps: f.c}); got != "undecodable" {
+		t.Errorf("planned with the step: %q, want undecodable", got)
+	}
+	p.strict.Store(false)
+	f.redriveAll(t)
+	if got := state() + f.effects(t); got != "done 1 0 | paid k 1" {
+		t.Errorf("once it is believed: %q, want it to have run", got)
+	}
+}
+
+// What was verified when it came runs from the database without being verified again:
+// its key may be gone by then. So does what an operator has edited.
+func TestAMessageIsVerifiedOnce(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		arrive func(msg *message.Message)
+		edit   Edit
+		want   string
+	}{
+		"parked":     {func(msg *message.Message) {}, Edit{}, "done 2 0 |  | paid k 1"},
+		"edited":     {func(msg *message.Message) {}, Edit{By: "op", Payload: []byte(`{"amount":9}`)}, "done 1 0 |  | paid k 9"},
+		"unreadable": {func(msg *message.Message) { msg.Payload = []byte("{") }, Edit{By: "op", Payload: []byte(`{"amount":9}`)}, "done 2 0 |  | paid k 9"},
+		"no key": {func(msg *message.Message) { delete(msg.Metadata, outbox.HeaderKey) },
+			Edit{By: "op", Set: map[string]string{outbox.HeaderKey: "k:process-payment"}}, "done 2 0 |  | paid k 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, p := verifying(t, func(f *fixture) Step { return f.step(f.failing(1, "paid", new(atomic.Int32)), nil) })
+			msg := act("k")
+			tt.arrive(msg)
+			deliver(t, f, "pay", proven(msg))
+			p.strict.Store(true)
+			if tt.edit.By != "" {
+				if _, err := f.letters.Bury(t.Context(), 1); err != nil {
+					t.Fatal(err)
+				}
+				if _, _, err := f.letters.Edit(t.Context(), 1, tt.edit); err != nil {
+					t.Fatal(err)
+				}
+				f.redriveAll(t)
+			}
+			for runParkedOnce(t, f.c) > 0 {
+			}
+			if got := f.row(t) + " | " + f.parked(t) + " | " + f.effects(t); got != tt.want {
+				t.Errorf("afterwards %q, want %q", got, tt.want)
+			}
+			if n := p.asked.Load(); n != 1 {
+				t.Errorf("verified %d times, want once", n)
+			}
+		})
+	}
+}
+
+// A verifier that panics refuses the message, and does not end the process.
+func TestAVerifierThatPanics(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{Verify: func(string, *message.Message) error { panic("no keys") }}, paying(f))
+	handle(t, c, act("k"))
+	got := f.texts(t, "SELECT concat_ws(' ', reason, error, stack LIKE '%TestAVerifierThatPanics%') FROM {schema}.parked")
+	if len(got) != 1 || !strings.HasPrefix(got[0], "unverified ") || !strings.HasSuffix(got[0], "no keys t") {
+		t.Errorf("parked %q, want the panic and its stack", got)
+	}
+}
+
+// A genuine message that is repeated is absorbed by the inbox.
+func TestARepeatedGenuineMessageIsADuplicate(t *testing.T) {
+	t.Parallel()
+	f, _ := verifying(t, paying)
+	msg := proven(act("k"))
+	for range 5 {
+		handle(t, f.c, msg.Copy())
+	}
+	if got := f.row(t) + " | " + f.parked(t) + " | " + f.effects(t); got != "done 1 0 |  | paid k 1" {
+		t.Errorf("afterwards %q, want one effect", got)
+	}
+}
+
+// The handler of a batch is not entered for the forged messages in it.
+func TestForgedMessagesOfABatch(t *testing.T) {
+	t.Parallel()
+	f, p := verifying(t, func(f *fixture) Step {
+		work := f.effect("paid")
+		return f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+			if strings.HasPrefix(in.Key, "forged") {
+				t.Errorf("handler entered for %s", in.Key)
+			}
+			return work(ctx, tx, in, emit)
+		}, nil)
+	})
+	f.c.signals.settled.Enable()
+	const pairs = 20
+	for i := range pairs {
+		f.sub.queue("pay") <- act(fmt.Sprint("forged", i))
+		f.sub.queue("pay") <- proven(act(fmt.Sprint("k", i)))
+	}
+	stop := start(t, f.c)
+	for range 2 * pairs {
+		f.c.signals.settled.Wait(t)
+	}
+	stop()
+	rows, letters := f.texts(t, "SELECT key FROM {schema}.inbox WHERE state = 'done'"), f.texts(t, "SELECT reason FROM {schema}.parked")
+	if len(rows) != pairs || len(letters) != pairs || p.asked.Load() != 2*pairs {
+		t.Errorf("%d rows, %d dead letters, asked %d times; want %d, %d and %d", len(rows), len(letters), p.asked.Load(), pairs, pairs, 2*pairs)
+	}
+}
