@@ -94,18 +94,18 @@ func checkHandlers(f *file) []string {
 	return wrong
 }
 
-// comparesInConstantTime reports whether the method equal of type Fingerprint
-// leaves the comparison to crypto/subtle.
-func comparesInConstantTime(f *file) (found, ok bool) {
+// comparesInConstantTime reports whether a method of f leaves its comparison to
+// crypto/subtle or crypto/hmac.
+func comparesInConstantTime(f *file, method string) (found, ok bool) {
 	for _, decl := range f.ast.Decls {
 		fn, isFunc := decl.(*ast.FuncDecl)
-		if !isFunc || fn.Name.Name != "equal" || fn.Recv == nil {
+		if !isFunc || fn.Name.Name != method || fn.Recv == nil {
 			continue
 		}
 		found = true
 		ast.Inspect(fn.Body, func(n ast.Node) bool {
 			selector, is := n.(*ast.SelectorExpr)
-			ok = ok || is && selector.Sel.Name == "ConstantTimeCompare"
+			ok = ok || is && (selects(selector, "subtle", "ConstantTimeCompare") || selects(selector, "hmac", "Equal"))
 			return true
 		})
 	}

@@ -1,0 +1,103 @@
+package signing
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// Header is the name of the header that holds the signature:
+//
+//	v1;<key id>;<HMAC, 43 characters of base64url without padding>
+const Header = outbox.HeaderSignature
+
+// version is that of the signature: what it covers, and how it is computed.
+const version = "v1"
+
+// label keeps a secret that is used for something else, too, from making signatures.
+const label = "sagamill message signature " + version
+
+// ownPrefix is what the names of the headers begin with that have a meaning to this
+// project, besides those that covered has.
+const ownPrefix = "x-sagamill-"
+
+// covered are the metadata that a signature covers in this order, present or not.
+var covered = [...]string{
+	outbox.PropertyType, outbox.HeaderKey, outbox.HeaderScope, outbox.PropertyCorrelation, outbox.HeaderCausation,
+	outbox.PropertyTimestamp, outbox.PropertyContentType,
+}
+
+// encoding refuses what it would not write itself.
+var encoding = base64.RawURLEncoding.Strict()
+
+// encodedLen is how many characters an HMAC has.
+const encodedLen = (sha256.Size*8 + 5) / 6
+
+// sign computes the HMAC of msg into p.sum.
+func (p *part) sign(keyID, topic string, msg *message.Message) {
+	body := sha256.Sum256(msg.Payload)
+	p.input = p.input[:0]
+	p.add(label)
+	p.add(keyID)
+	p.add(topic)
+	p.add(msg.UUID)
+	for _, name := range covered {
+		p.add(msg.Metadata[name])
+	}
+	p.names = p.names[:0]
+	for name := range msg.Metadata {
+		if strings.HasPrefix(name, ownPrefix) && name != Header {
+			p.names = append(p.names, name)
+		}
+	}
+	slices.Sort(p.names)
+	for _, name := range p.names {
+		p.add(name)
+		p.add(msg.Metadata[name])
+	}
+	clear(p.names) // keeps nothing of the message
+	p.input = append(p.input, body[:]...)
+	p.mac.Reset()
+	p.mac.Write(p.input)
+	p.mac.Sum(p.sum[:0])
+}
+
+// add appends s to the input, behind its length. The fields before the headers are
+// so many each time, and the digest behind them is so long, so that what the input
+// was made of can be read from it in one way only.
+func (p *part) add(s string) {
+	p.input = binary.BigEndian.AppendUint64(p.input, uint64(len(s)))
+	p.input = append(p.input, s...)
+}
+
+// header returns the value of [Header] for p.sum. It uses p.input.
+func (p *part) header(keyID string) string {
+	p.input = append(p.input[:0], version...)
+	p.input = append(p.input, ';')
+	p.input = append(p.input, keyID...)
+	p.input = append(p.input, ';')
+	return string(encoding.AppendEncode(p.input, p.sum[:]))
+}
+
+// parse splits the value of [Header]. It takes exactly what header returns, for
+// any key id.
+func parse(value string) (keyID string, mac [sha256.Size]byte, ok bool) {
+	rest, ok := strings.CutPrefix(value, version+";")
+	if !ok {
+		return "", mac, false
+	}
+	keyID, encoded, ok := strings.Cut(rest, ";")
+	if !ok || !validID(keyID) || len(encoded) != encodedLen {
+		return "", mac, false
+	}
+	// The decoder passes over line breaks: then there are too few bytes.
+	var raw [encodedLen]byte
+	n, err := encoding.Decode(mac[:], append(raw[:0], encoded...))
+	return keyID, mac, err == nil && n == len(mac)
+}

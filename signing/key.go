@@ -1,0 +1,88 @@
+package signing
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"fmt"
+	"hash"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/cleantext"
+)
+
+// The limits of a key's parts, in bytes.
+const (
+	MaxID       = 32
+	MaxProducer = 128
+	MinSecret   = 32
+)
+
+// A Key is a secret that a producer shares with those that verify its messages.
+// Printed, logged or encoded it tells no secret.
+type Key struct {
+	ID       string // names the key in each signature; 1 to 32 of a-z 0-9 -, never used for another secret
+	Producer string // the service whose messages it signs; 1 to 128 printable bytes
+	Secret   []byte `json:"-"` // at least 32 random bytes
+
+	// NotAfter is when verifiers stop to accept it, by their own clocks and whenever
+	// the message was signed, and signers to sign with it. Leave time for what waits
+	// in queues. Default: never.
+	NotAfter time.Time
+}
+
+// Format implements [fmt.Formatter], for all verbs.
+func (k Key) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "key %s of %s", k.ID, k.Producer) }
+
+// LogValue implements [slog.LogValuer].
+func (k Key) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(k)) }
+
+func (k Key) check() error {
+	switch {
+	case !validID(k.ID):
+		return fmt.Errorf("a key's ID must be 1 to %d of a-z 0-9 -", MaxID)
+	case k.Producer == "" || len(k.Producer) > MaxProducer || !cleantext.Printable(k.Producer):
+		return fmt.Errorf("key %s: Producer must be 1 to %d printable bytes", k.ID, MaxProducer)
+	case len(k.Secret) < MinSecret:
+		return fmt.Errorf("key %s: Secret has %d bytes, at least %d are needed", k.ID, len(k.Secret), MinSecret)
+	}
+	return nil
+}
+
+func validID(id string) bool {
+	return id != "" && len(id) <= MaxID && !strings.ContainsFunc(id, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-')
+	})
+}
+
+// expired reports whether k is not to be used any more.
+func (k *Key) expired() bool { return !k.NotAfter.IsZero() && !time.Now().Before(k.NotAfter) }
+
+// A machine computes the signatures of one key. Its parts are used again: setting
+// up an HMAC costs more than one over a message does.
+type machine struct {
+	Key
+	parts sync.Pool
+}
+
+// A part is what one computation at a time needs.
+type part struct {
+	mac   hash.Hash
+	input []byte
+	names []string
+	sum   [sha256.Size]byte
+}
+
+// newMachine returns that of k, whose secret it copies.
+func newMachine(k Key) (*machine, error) {
+	if err := k.check(); err != nil {
+		return nil, err
+	}
+	k.Secret = bytes.Clone(k.Secret)
+	m := &machine{Key: k}
+	m.parts.New = func() any { return &part{mac: hmac.New(sha256.New, k.Secret)} }
+	return m, nil
+}
