@@ -26,7 +26,7 @@ func lend(t *testing.T, use func(*testing.T, *pgxpool.Pool, string)) (name strin
 	return name
 }
 
-func exec(t *testing.T, pool *pgxpool.Pool, schema string, statements ...string) {
+func execute(t *testing.T, pool *pgxpool.Pool, schema string, statements ...string) {
 	t.Helper()
 	for _, s := range statements {
 		if _, err := pool.Exec(t.Context(), strings.ReplaceAll(s, "{schema}", schema)); err != nil {
@@ -73,7 +73,7 @@ func TestASpareSchemaIsAsGoodAsNew(t *testing.T) {
 	pool, pristine := NewSchema(t)
 	want := contents(t, pool, pristine)
 	first := lend(t, func(t *testing.T, pool *pgxpool.Pool, schema string) {
-		exec(t, pool, schema,
+		execute(t, pool, schema,
 			"INSERT INTO {schema}.inbox (scope, key, step, n, state, digest) VALUES ('s', 'k', 'pay', '', 'done', sha256('x'))",
 			"UPDATE {schema}.outbox_relay SET epoch = 7, holder = 'h'",
 			"DELETE FROM {schema}.inbox_horizon",
@@ -115,7 +115,7 @@ func TestAnAlteredSchemaIsDropped(t *testing.T) {
 		"GRANT USAGE ON SCHEMA {schema} TO public",
 		"ANALYZE {schema}.outbox_relay",
 	} {
-		name := lend(t, func(t *testing.T, pool *pgxpool.Pool, schema string) { exec(t, pool, schema, alteration) })
+		name := lend(t, func(t *testing.T, pool *pgxpool.Pool, schema string) { execute(t, pool, schema, alteration) })
 		if exists(t, keep, name) {
 			t.Errorf("after %s: the schema is still there", alteration)
 		}

@@ -1,0 +1,151 @@
+package pgtest
+
+import (
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/devservices"
+)
+
+// serverTimeout bounds the start of a server of a test's own.
+const serverTimeout = 60 * time.Second
+
+// A Server is a PostgreSQL of the test's own, which may be crashed, and set back
+// if it was made by [NewArchivingServer]. It listens on a socket in its directory: a
+// port could be taken in the meantime.
+type Server struct {
+	Bin     string // where its programs are
+	dir     string
+	config  []string
+	attr    syscall.SysProcAttr
+	process *os.Process
+	ended   chan struct{}
+}
+
+// NewServer starts a server with config on its command line. It ends with the test.
+// On a machine without PostgreSQL's programs the test is skipped.
+func NewServer(t testing.TB, config ...string) *Server {
+	t.Helper()
+	bins, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
+	if path, err := exec.LookPath("initdb"); err == nil && len(bins) == 0 {
+		bins = append(bins, path)
+	}
+	if len(bins) == 0 {
+		t.Skip("NOT TESTED: no initdb for a PostgreSQL server of the test's own")
+	}
+	dir, err := os.MkdirTemp("", "pg") // t.TempDir may be too long a name for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := &Server{Bin: filepath.Dir(slices.Max(bins)), dir: dir, config: config}
+	if os.Geteuid() == 0 { // PostgreSQL refuses to run as root
+		s.attr.Credential = account(t, "postgres")
+		s.own(t, dir)
+	}
+	s.run(t, "initdb", "-D", s.path("data"), "-U", "postgres", "--auth", "trust", "--locale", "C", "--encoding", "UTF8", "--no-sync")
+	t.Cleanup(s.Crash)
+	s.Start(t)
+	return s
+}
+
+func account(t testing.TB, name string) *syscall.Credential {
+	t.Helper()
+	u, err := user.Lookup(name)
+	if err != nil {
+		t.Skipf("NOT TESTED: a PostgreSQL server needs an account that is not root: %v", err)
+	}
+	uid, _ := strconv.ParseUint(u.Uid, 10, 32)
+	gid, _ := strconv.ParseUint(u.Gid, 10, 32)
+	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+}
+
+func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
+
+// own gives a file to the account that the server runs as.
+func (s *Server) own(t testing.TB, path string) {
+	t.Helper()
+	if s.attr.Credential == nil {
+		return
+	}
+	if err := os.Chown(path, int(s.attr.Credential.Uid), int(s.attr.Credential.Gid)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs one of PostgreSQL's programs to its end.
+func (s *Server) run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(s.Bin, name), args...)
+	attr := s.attr
+	cmd.SysProcAttr, cmd.Dir = &attr, s.dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, out)
+	}
+}
+
+// URL is a connection string, not a URL, because of the socket.
+func (s *Server) URL() string { return "host=" + s.dir + " user=postgres dbname=postgres" }
+
+// Start starts the server and waits until it has recovered.
+func (s *Server) Start(t testing.TB) {
+	t.Helper()
+	args := []string{"-D", s.path("data"), "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off"}
+	for _, c := range s.config {
+		args = append(args, "-c", c)
+	}
+	server := exec.Command(filepath.Join(s.Bin, "postgres"), args...)
+	attr := s.attr
+	server.SysProcAttr, server.Dir = &attr, s.dir
+	devservices.DieWithParent(server.SysProcAttr, syscall.SIGQUIT) // a test that times out cleans nothing up
+	started, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // the parent is the thread that forked
+		defer runtime.UnlockOSThread()
+		defer close(ended)
+		err := server.Start()
+		if started <- err; err == nil {
+			_ = server.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		t.Fatalf("start postgres: %v", err)
+	}
+	s.process, s.ended = server.Process, ended
+	deadline := time.After(serverTimeout)
+	for {
+		conn, err := pgx.Connect(t.Context(), s.URL())
+		if err == nil {
+			_ = conn.Close(t.Context())
+			return
+		}
+		select {
+		case <-ended:
+			t.Fatal("postgres has ended while starting")
+		case <-deadline:
+			t.Fatalf("postgres is not ready within %v: %v", serverTimeout, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Crash ends the server as a power failure would: nothing is flushed, and the
+// next start recovers. It returns when the process has ended.
+func (s *Server) Crash() {
+	if s.process == nil {
+		return
+	}
+	_ = s.process.Signal(syscall.SIGQUIT)
+	<-s.ended
+	s.process = nil
+}
