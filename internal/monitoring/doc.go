@@ -1,0 +1,11 @@
+// Package monitoring is the test that docs/monitoring fits the code. Whatever its dashboard
+// and its alert rules ask Prometheus for is exported, with these labels and values; whatever
+// is exported is in one of the two; and each alert has its place in the playbook of
+// docs/operations.md.
+//
+// What is exported comes from the packages themselves, at work: outboxotel, consumerotel and
+// idemotel are collected from, and their names become Prometheus' by the rules of
+// OpenTelemetry's exporter (go.opentelemetry.io/otel/exporters/prometheus with the translation
+// UnderscoreEscapingWithSuffixes, its default since v0.69). Names that only an example prints
+// are read from its source.
+package monitoring

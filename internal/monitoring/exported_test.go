@@ -1,0 +1,218 @@
+package monitoring
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/consumer/consumerotel"
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idemotel"
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/outbox/outboxotel"
+)
+
+// A nobody is a broker that takes everything.
+type nobody struct{}
+
+func (nobody) PublishBatch(_ context.Context, batch []outbox.Publication) []error {
+	return make([]error, len(batch))
+}
+
+// exported returns everything that the three packages make, with the labels of its series.
+func exported(t *testing.T) map[string]series {
+	t.Helper()
+	reader := sdkmetric.NewManualReader()
+	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	measureOutbox(t, provider)
+	observeSteps(t, provider)
+	observeRequests(t, provider)
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	found := collected(&all)
+	for name, s := range found {
+		s.fix(name)
+	}
+	return found
+}
+
+// measureOutbox registers a relay, and a consumer with a parked message.
+func measureOutbox(t *testing.T, provider *sdkmetric.MeterProvider) {
+	t.Helper()
+	pool, schema := pgtest.Schema(t)
+	relay, err := outbox.NewRelay(pool, nobody{}, &outbox.RelayOptions{Schema: schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fail := func(context.Context, pgx.Tx, consumer.Message[struct{}], consumer.Emit) error {
+		return errors.New("no")
+	}
+	steps, err := consumer.New(pool, nil, []consumer.Step{{Name: "step", Action: consumer.On("topic", fail)}},
+		&consumer.Options{Schema: schema, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	msg := message.NewMessage("id", []byte("{}"))
+	msg.Metadata = message.Metadata{outbox.HeaderKey: "k:step", outbox.HeaderScope: "s", outbox.PropertyType: "topic"}
+	if err := steps.Handle(t.Context(), "topic", msg); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := outboxotel.Register(relay, &outboxotel.Options{MeterProvider: provider, Timeout: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := consumerotel.Register(steps, &consumerotel.RegisterOptions{MeterProvider: provider, Timeout: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// observeSteps tells an observer of one thing of every kind.
+func observeSteps(t *testing.T, provider *sdkmetric.MeterProvider) {
+	t.Helper()
+	o, err := consumerotel.New(&consumerotel.Options{MeterProvider: provider})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Observe(t.Context(), consumer.Event{
+		Delivery: &consumer.Delivery{Step: "step"}, Outcome: consumer.OutcomeRetry, Reason: consumer.ReasonFailed,
+		Err: errors.New("no"), Entered: true, Lag: time.Second,
+	})
+	o.Ended(t.Context(), consumer.Transaction{Messages: 1, Err: errors.New("lost")})
+}
+
+// observeRequests does the same to that of the middleware.
+func observeRequests(t *testing.T, provider *sdkmetric.MeterProvider) {
+	t.Helper()
+	o, err := idemotel.New(&idemotel.Options{MeterProvider: provider})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, outcome := range []idemkey.Outcome{idemkey.OutcomeKept, idemkey.OutcomeLost, idemkey.OutcomeUnknown} {
+		o.Started(t.Context(), "/route")
+		o.Observe(t.Context(), idemkey.Event{
+			Route: "/route", Result: idemkey.ResultFirst, Outcome: outcome, Attempt: 1, Started: true, TookOver: true, Oversize: true, Begin: 1,
+		})
+	}
+	o.StoreFailed(t.Context(), "/route", idemkey.OpBegin, errors.New("down"))
+	o.Swept(t.Context(), 1)
+}
+
+// fix adds the values of labels that are one of few, and the labels by which Prometheus or a
+// service's own attributes tell processes apart.
+func (s series) fix(name string) {
+	for label := range s {
+		s[label] = fixed[strings.SplitAfter(name, "_")[0]+label]
+		if s[label] == nil {
+			s[label] = fixed[label]
+		}
+	}
+	if strings.HasPrefix(name, "sagamill_parked_messages") || strings.HasPrefix(name, "sagamill_parked_oldest") {
+		s["state"] = []string{"retrying", "calling", "dead"}
+	}
+	s["job"], s["instance"] = nil, nil
+	if strings.HasPrefix(name, "sagamill_") {
+		s["service"] = nil // of Options.Attributes; package idemotel has none
+	}
+}
+
+// fixed are the values of labels, by name or by the first part of the metric's and theirs.
+var fixed = map[string][]string{
+	"state": {"stored", "delayed", "waiting", "refused", "dead"},
+	"kind":  {"action", "compensation"},
+	"leaf":  {"outbox_0", "outbox_1", "outbox_2", "outbox_other"},
+	"part":  {"request", "response", "tombstone"},
+	"op":    texts(idemkey.OpBegin, idemkey.OpCommit, idemkey.OpReject, idemkey.OpRelease, idemkey.OpRenew),
+	"sagamill_outcome": texts(consumer.OutcomeDone, consumer.OutcomeDuplicate, consumer.OutcomeSuperseded, consumer.OutcomeTombstone,
+		consumer.OutcomeRetry, consumer.OutcomeDead, consumer.OutcomeUndone, consumer.OutcomeUndecided),
+	"reason": texts(consumer.ReasonKeyMissing, consumer.ReasonKeyMalformed, consumer.ReasonScopeMissing, consumer.ReasonScopeMalformed,
+		consumer.ReasonTypeMissing, consumer.ReasonTypeUnknown, consumer.ReasonTooLarge, consumer.ReasonUndecodable, consumer.ReasonKeyReused,
+		consumer.ReasonTerminal, consumer.ReasonExhausted, consumer.ReasonActionDead, consumer.ReasonWaits, consumer.ReasonOrder,
+		consumer.ReasonFailed, consumer.ReasonSuperseded, consumer.ReasonCalling, consumer.ReasonUnsettled, consumer.ReasonParked,
+		consumer.ReasonUnavailable, consumer.ReasonTooOld),
+	"result": texts(idemkey.ResultFirst, idemkey.ResultAgain, idemkey.ResultKeyless, idemkey.ResultFailOpen, idemkey.ResultReplay,
+		idemkey.ResultRecovered, idemkey.ResultInProgress, idemkey.ResultMismatch, idemkey.ResultMissing, idemkey.ResultInvalid,
+		idemkey.ResultUnauthorized, idemkey.ResultTooLarge, idemkey.ResultExpired, idemkey.ResultTombstone, idemkey.ResultUnknown,
+		idemkey.ResultUnavailable, idemkey.ResultCapacity, idemkey.ResultCorrupt),
+	"idemkey_outcome": texts(idemkey.OutcomeKept, idemkey.OutcomeRejected, idemkey.OutcomeFailed, idemkey.OutcomeAmended,
+		idemkey.OutcomeLost, idemkey.OutcomeUnknown, idemkey.OutcomeUnkept),
+}
+
+func texts[T ~string](values ...T) (all []string) {
+	for _, v := range values {
+		all = append(all, string(v))
+	}
+	return all
+}
+
+var (
+	exampleFamily = regexp.MustCompile(`\{"(sagamill_\w+)", "(gauge|counter|histogram)"`)
+	exampleGo     = regexp.MustCompile(`# TYPE (go_\w+) gauge`)
+	exampleStatus = regexp.MustCompile(`by\("status", map\[string\]int\{(.*)\}`)
+	exampleValue  = regexp.MustCompile(`"(\w+)": `)
+)
+
+// printed returns what the examples print, by its name, with its kind.
+func printed(t *testing.T) (kinds map[string]string, statuses []string) {
+	t.Helper()
+	files, err := filepath.Glob("../../examples/*/metrics*.go")
+	if err != nil || len(files) < 3 {
+		t.Fatalf("found %q, %v", files, err)
+	}
+	kinds = map[string]string{}
+	for _, name := range files {
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range exampleFamily.FindAllStringSubmatch(string(source), -1) {
+			kinds[family[1]] = family[2]
+		}
+		for _, family := range exampleGo.FindAllStringSubmatch(string(source), -1) {
+			kinds[family[1]] = "gauge"
+		}
+		if found := exampleStatus.FindStringSubmatch(string(source)); found != nil {
+			for _, value := range exampleValue.FindAllStringSubmatch(found[1], -1) {
+				statuses = append(statuses, value[1])
+			}
+		}
+	}
+	return kinds, statuses
+}
+
+// addExamples adds what only examples print. What they print of the packages has the names
+// that the exporter gives it.
+func addExamples(t *testing.T, all map[string]series) {
+	t.Helper()
+	kinds, statuses := printed(t)
+	if !slices.Contains(statuses, "stuck") || len(kinds) < 20 {
+		t.Fatalf("examples print %v, of sagas %q", kinds, statuses)
+	}
+	for name, kind := range kinds {
+		switch {
+		case kind == "histogram" && all[name+"_bucket"] != nil, kind != "histogram" && all[name] != nil:
+		case name == "sagamill_saga_instances_total":
+			all[name] = series{"service": nil, "job": nil, "instance": nil, "status": statuses}
+		case name == "sagamill_saga_late_replies_total":
+			all[name] = series{"service": nil, "job": nil, "instance": nil}
+		case strings.HasPrefix(name, "go_"):
+			all[name] = series{"job": nil, "instance": nil}
+		default:
+			t.Errorf("an example prints the %s %s, which no package exports by this name", kind, name)
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package monitoring
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var legendLabel = regexp.MustCompile(`\{\{ ?(?:\$labels\.)?(\w+) ?\}\}`)
+
+// check returns what is wrong with a question, and notes in asked what it asks for.
+func (q question) check(exported map[string]series, asked map[string]bool) (wrong []string) {
+	parsed, err := parseQuery(q.expr)
+	if err != nil {
+		return []string{fmt.Sprintf("%s: %v in %s", q.where, err, q.expr)}
+	}
+	if len(parsed.selectors) == 0 {
+		wrong = append(wrong, fmt.Sprintf("%s: no metric in %s", q.where, q.expr))
+	}
+	complain := func(s selector, format string, args ...any) {
+		wrong = append(wrong, fmt.Sprintf("%s: %s %s", q.where, s.metric, fmt.Sprintf(format, args...)))
+	}
+	for _, s := range parsed.selectors {
+		labels, found := exported[s.metric]
+		if !found {
+			complain(s, "is not exported")
+			continue
+		}
+		asked[s.metric] = true
+		for _, m := range s.matchers {
+			values, found := labels[m.label]
+			if !found {
+				complain(s, "has no label %s", m.label)
+			}
+			for _, v := range m.values {
+				if values != nil && !slices.Contains(values, v) {
+					complain(s, "never has %s=%q", m.label, v)
+				}
+			}
+		}
+		for _, label := range parsed.grouping {
+			if _, found := labels[label]; !found {
+				complain(s, "has no label %s to group by", label)
+			}
+		}
+	}
+	for _, label := range legendLabel.FindAllStringSubmatch(q.legend, -1) {
+		if !slices.Contains(parsed.grouping, label[1]) && strings.Contains(q.expr, "(") {
+			wrong = append(wrong, fmt.Sprintf("%s: tells of the label %s, which %s does not keep", q.where, label[1], q.expr))
+		}
+	}
+	return wrong
+}
+
+// What the dashboard and the rules ask for is exported, and what is exported is asked for.
+func TestWhatIsAskedForIsExported(t *testing.T) {
+	t.Parallel()
+	all := exported(t)
+	addExamples(t, all)
+	_, questions := readDashboard(t)
+	for _, a := range readAlerts(t) {
+		questions = append(questions, question{"alert " + a.name, a.expr, a.annotations["summary"]})
+	}
+	asked := map[string]bool{}
+	for _, q := range questions {
+		for _, wrong := range q.check(all, asked) {
+			t.Error(wrong)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		base := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(name, "")
+		if !asked[name] && !asked[base+"_bucket"] && !asked[base+"_sum"] {
+			t.Errorf("%s is exported, and in neither the dashboard nor the alerts", name)
+		}
+	}
+	if len(all) < 50 || len(questions) < 70 {
+		t.Errorf("looked at %d series and %d questions", len(all), len(questions))
+	}
+}
+
+func TestQuestionsAreChecked(t *testing.T) {
+	t.Parallel()
+	all := map[string]series{"x": {"job": nil, "state": {"dead"}}}
+	for expr, want := range map[string]int{
+		`sum by (job) (x{state="dead"})`: 0, `y`: 1, `x{a="b"}`: 1, `x{state="gone"}`: 1, `sum by (a) (x)`: 1, `1`: 1, `x{`: 1,
+	} {
+		if got := (question{expr: expr}).check(all, map[string]bool{}); len(got) != want {
+			t.Errorf("%s: %q, want %d messages", expr, got, want)
+		}
+	}
+	if got := (question{expr: "sum by (job) (x)", legend: "{{job}} {{ $labels.state }}"}).check(all, map[string]bool{}); len(got) != 1 {
+		t.Errorf("a legend with a label that is gone: %q", got)
+	}
+}
+
+// Each alert says how bad it is, what has happened, and where the playbook goes on.
+func TestAlertsLeadToThePlaybook(t *testing.T) {
+	t.Parallel()
+	places, seen := anchors(t), map[string]bool{}
+	alerts := readAlerts(t)
+	for _, a := range alerts {
+		if seen[a.name] || !strings.HasPrefix(a.name, "Sagamill") {
+			t.Errorf("the name %s: twice, or without its prefix", a.name)
+		}
+		seen[a.name] = true
+		if a.expr == "" || a.after == "" || a.annotations["summary"] == "" || a.annotations["description"] == "" {
+			t.Errorf("%s lacks expr, for, summary or description", a.name)
+		}
+		if s := a.labels["severity"]; s != "critical" && s != "warning" {
+			t.Errorf("%s has the severity %q", a.name, s)
+		}
+		anchor, found := strings.CutPrefix(a.annotations["runbook"], "docs/operations.md#")
+		if !found || !places[anchor] {
+			t.Errorf("%s: there is no %q", a.name, a.annotations["runbook"])
+		}
+	}
+	if len(alerts) < 20 {
+		t.Errorf("%d alerts", len(alerts))
+	}
+}
+
+// Grafana is given what it needs to import the dashboard.
+func TestDashboardCanBeImported(t *testing.T) {
+	t.Parallel()
+	d, _ := readDashboard(t)
+	variables := map[string]string{}
+	for _, v := range d.Templating.List {
+		variables[v.Name] = v.Type
+	}
+	if variables["DS_PROMETHEUS"] != "datasource" || variables["service"] != "query" || variables["instance"] != "query" || d.UID == "" {
+		t.Errorf("variables %v, uid %q", variables, d.UID)
+	}
+	const datasource = "${DS_PROMETHEUS}"
+	ids, rows := map[int]bool{}, 0
+	for i, p := range d.Panels {
+		if ids[p.ID] || p.GridPos.X+p.GridPos.W > 24 || p.GridPos.W == 0 || p.GridPos.H == 0 {
+			t.Errorf("%s: its id or its place", p.Title)
+		}
+		ids[p.ID] = true
+		for _, q := range d.Panels[:i] {
+			if p.GridPos.X < q.GridPos.X+q.GridPos.W && q.GridPos.X < p.GridPos.X+p.GridPos.W &&
+				p.GridPos.Y < q.GridPos.Y+q.GridPos.H && q.GridPos.Y < p.GridPos.Y+p.GridPos.H {
+				t.Errorf("%s covers %s", p.Title, q.Title)
+			}
+		}
+		if p.Type == "row" {
+			rows++
+			continue
+		}
+		if p.Datasource.UID != datasource || len(p.Targets) == 0 {
+			t.Errorf("%s: no source of data, or no target", p.Title)
+		}
+		for _, target := range p.Targets {
+			if target.Datasource.UID != datasource {
+				t.Errorf("%s: a target of another source", p.Title)
+			}
+		}
+	}
+	if rows < 6 {
+		t.Errorf("%d rows", rows)
+	}
+}
