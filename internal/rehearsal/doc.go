@@ -1,4 +1,5 @@
 // Package rehearsal is the test that what docs/operations.md says of a database that was
 // set back is so. A private PostgreSQL archives its WAL, services work on it, the server is
-// destroyed and recovered to a restore point, and relay and consumers start anew.
+// destroyed and recovered to a restore point, or lost to a standby that is behind, and relay
+// and consumers start anew.
 package rehearsal
