@@ -1,5 +1,5 @@
-// Package pgservertest starts PostgreSQL servers of a test's own: it may crash one, and roles
-// and transaction ids there are nobody else's.
+// Package pgservertest starts PostgreSQL servers of a test's own: it may crash one or set it
+// back, and roles and transaction ids there are nobody else's.
 package pgservertest
 
 import (
@@ -22,11 +22,11 @@ import (
 // serverTimeout bounds the start of a server of a test's own.
 const serverTimeout = 60 * time.Second
 
-// A Server is a PostgreSQL of the test's own, which may be crashed. It
-// listens on a socket in its directory: a port could be taken in the meantime.
+// A Server is a PostgreSQL of the test's own, which may be crashed, and set back
+// if it was made by [NewArchiving]. It listens on a socket in its directory: a
+// port could be taken in the meantime.
 type Server struct {
-	Bin string // directory of its programs
-
+	Bin     string // where its programs are
 	dir     string
 	config  []string
 	attr    syscall.SysProcAttr
@@ -35,7 +35,8 @@ type Server struct {
 }
 
 // New starts a server with config on its command line. It ends with the test.
-func New(t *testing.T, config ...string) *Server {
+// On a machine without PostgreSQL's programs the test is skipped.
+func New(t testing.TB, config ...string) *Server {
 	t.Helper()
 	bins, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
 	if path, err := exec.LookPath("initdb"); err == nil && len(bins) == 0 {
@@ -52,21 +53,15 @@ func New(t *testing.T, config ...string) *Server {
 	s := &Server{Bin: filepath.Dir(slices.Max(bins)), dir: dir, config: config}
 	if os.Geteuid() == 0 { // PostgreSQL refuses to run as root
 		s.attr.Credential = account(t, "postgres")
-		if err := os.Chown(dir, int(s.attr.Credential.Uid), int(s.attr.Credential.Gid)); err != nil {
-			t.Fatal(err)
-		}
+		s.own(t, dir)
 	}
-	initdb := exec.Command(filepath.Join(s.Bin, "initdb"), "-D", filepath.Join(dir, "data"), "-U", "postgres", "--auth", "trust", "--locale", "C", "--encoding", "UTF8", "--no-sync")
-	initdb.SysProcAttr, initdb.Dir = &s.attr, dir
-	if out, err := initdb.CombinedOutput(); err != nil {
-		t.Fatalf("initdb: %v\n%s", err, out)
-	}
+	s.run(t, "initdb", "-D", s.path("data"), "-U", "postgres", "--auth", "trust", "--locale", "C", "--encoding", "UTF8", "--no-sync")
 	t.Cleanup(s.Crash)
 	s.Start(t)
 	return s
 }
 
-func account(t *testing.T, name string) *syscall.Credential {
+func account(t testing.TB, name string) *syscall.Credential {
 	t.Helper()
 	u, err := user.Lookup(name)
 	if err != nil {
@@ -75,6 +70,30 @@ func account(t *testing.T, name string) *syscall.Credential {
 	uid, _ := strconv.ParseUint(u.Uid, 10, 32)
 	gid, _ := strconv.ParseUint(u.Gid, 10, 32)
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+}
+
+func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
+
+// own gives a file to the account that the server runs as.
+func (s *Server) own(t testing.TB, path string) {
+	t.Helper()
+	if s.attr.Credential == nil {
+		return
+	}
+	if err := os.Chown(path, int(s.attr.Credential.Uid), int(s.attr.Credential.Gid)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs one of PostgreSQL's programs to its end.
+func (s *Server) run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(s.Bin, name), args...)
+	attr := s.attr
+	cmd.SysProcAttr, cmd.Dir = &attr, s.dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, out)
+	}
 }
 
 // URL is where the superuser logs in: a connection string, not a URL, because of
@@ -87,9 +106,9 @@ func (s *Server) URLOf(role string) string {
 }
 
 // Start starts the server and waits until it has recovered.
-func (s *Server) Start(t *testing.T) {
+func (s *Server) Start(t testing.TB) {
 	t.Helper()
-	args := []string{"-D", filepath.Join(s.dir, "data"), "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off"}
+	args := []string{"-D", s.path("data"), "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off"}
 	for _, c := range s.config {
 		args = append(args, "-c", c)
 	}

@@ -3,7 +3,7 @@ package rehearsal
 import (
 	"testing"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/pgservertest"
 )
 
 const (
@@ -19,7 +19,7 @@ const (
 // reaches the standby.
 func TestFailoverToAnAsynchronousStandby(t *testing.T) {
 	t.Parallel()
-	primary := pgtest.NewServer(t)
+	primary := pgservertest.New(t)
 	orders, payments := newShop(t, primary.URL(), "orders"), newShop(t, primary.URL(), "payments")
 	standby := primary.Standby(t)
 	queues := newBroker("payments")

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/pgservertest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
@@ -60,7 +61,7 @@ func keysOf(published []string) string {
 //	f     after    after       after the recovery    after
 func TestRecoveryToAPointInTime(t *testing.T) {
 	t.Parallel()
-	server := pgtest.NewArchivingServer(t)
+	server := pgservertest.NewArchiving(t)
 	orders, payments := newShop(t, server.URL(), "orders"), newShop(t, server.URL(), "payments")
 	_, schema := pgtest.Schema(t, sqlCreateOrder, sqlCreateEffect)
 	ledger := &shop{name: "ledger", schema: schema, pool: pgtest.Pool(t, pgtest.URL())}
@@ -154,7 +155,7 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 }
 
 // reopen gives s a pool on the server as it is now.
-func reopen(t *testing.T, s *shop, server *pgtest.Server) *shop {
+func reopen(t *testing.T, s *shop, server *pgservertest.Server) *shop {
 	t.Helper()
 	return &shop{name: s.name, schema: s.schema, pool: pgtest.Pool(t, server.URL())}
 }

@@ -1,4 +1,4 @@
-package pgtest
+package pgservertest
 
 import (
 	"os"
@@ -14,11 +14,11 @@ const (
 	restoreCommand = "cp ../archive/%f %p"
 )
 
-// NewArchivingServer is [NewServer] for a server that archives its WAL, from which
+// NewArchiving is [New] for a server that archives its WAL, from which
 // [Server.Restore] sets it back.
-func NewArchivingServer(t testing.TB, config ...string) *Server {
+func NewArchiving(t testing.TB, config ...string) *Server {
 	t.Helper()
-	s := NewServer(t, append([]string{"archive_mode=on", "archive_command=" + archiveCommand, "hot_standby=off"}, config...)...)
+	s := New(t, append([]string{"archive_mode=on", "archive_command=" + archiveCommand, "hot_standby=off"}, config...)...)
 	if err := os.Mkdir(s.path("archive"), 0o700); err != nil {
 		t.Fatal(err)
 	}
