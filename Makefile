@@ -30,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test tests fuzz mutants mutate model check api apidiff statements fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test test-postgres tests fuzz mutants mutate model check api apidiff statements fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ test: bin/with ## run all tests and a brief chaos; PKG=./outbox/... for some, RU
 ifeq ($(PKG) $(RUN),./... .)
 	@$(MAKE) --no-print-directory chaos CHAOS='-brief $(CHAOS)'
 endif
+
+test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
+	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
+	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests
 
 # What runs when the services are there. The brokers' modules are requirements of
 # the tests on them alone, which are a module of their own.

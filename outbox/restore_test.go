@@ -44,11 +44,42 @@ func (l *listener) heard(part string) (n int) {
 	return n
 }
 
+// client returns the path of PostgreSQL's program name: that of the server's version if
+// it was installed with it, else the one on PATH, which must not be older to dump it.
+func (s *pgServer) client(t *testing.T, name string) string {
+	t.Helper()
+	if path, err := exec.LookPath(filepath.Join(s.Bin, name)); err == nil {
+		return path
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("NOT TESTED: no %s: %v", name, err)
+	}
+	if have, server := major(t, path), major(t, filepath.Join(s.Bin, "postgres")); have < server {
+		t.Skipf("NOT TESTED: %s is of version %d, the server of %d", name, have, server)
+	}
+	return path
+}
+
+// major returns the major version of one of PostgreSQL's programs.
+func major(t *testing.T, path string) (version int) {
+	t.Helper()
+	out, err := exec.Command(path, "--version").Output()
+	if err == nil {
+		_, number, _ := strings.Cut(string(out), "(PostgreSQL) ")
+		_, err = fmt.Sscanf(number, "%d", &version)
+	}
+	if err != nil {
+		t.Fatalf("version of %s: %q, %v", path, out, err)
+	}
+	return version
+}
+
 // dump returns the schema with its rows as SQL.
-func (f *fixture) dump(t *testing.T, bin, url string) []byte {
+func (f *fixture) dump(t *testing.T, program, url string) []byte {
 	t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.Command(filepath.Join(bin, "pg_dump"), "--no-owner", "--schema="+f.schema, "--dbname="+url)
+	cmd := exec.Command(program, "--no-owner", "--schema="+f.schema, "--dbname="+url)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("pg_dump: %v\n%s", err, errs.Bytes())
@@ -57,9 +88,9 @@ func (f *fixture) dump(t *testing.T, bin, url string) []byte {
 }
 
 // restore runs what dump has returned.
-func restore(t *testing.T, bin, url string, dump []byte) {
+func restore(t *testing.T, program, url string, dump []byte) {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(bin, "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname="+url)
+	cmd := exec.Command(program, "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname="+url)
 	cmd.Stdin = bytes.NewReader(dump)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("psql: %v\n%s", err, out)
@@ -131,6 +162,7 @@ func (f *fixture) checkAll(t *testing.T, want map[string][]string) {
 func TestADumpIsPublishedWhereverItIsRestored(t *testing.T) {
 	t.Parallel()
 	server := privateServer(t) // whose transaction ids are low
+	pgDump, psql := server.client(t, "pg_dump"), server.client(t, "psql")
 	for _, tt := range []struct {
 		name     string
 		from     func(t *testing.T) (*fixture, string)
@@ -145,8 +177,8 @@ func TestADumpIsPublishedWhereverItIsRestored(t *testing.T) {
 			t.Parallel()
 			f, url := tt.from(t)
 			want := f.halfPublished(t)
-			dump, to := f.dump(t, server.Bin, url), tt.to(t)
-			restore(t, server.Bin, to, dump)
+			dump, to := f.dump(t, pgDump, url), tt.to(t)
+			restore(t, psql, to, dump)
 
 			f.pool = pgtest.Pool(t, to)
 			heard := &listener{level: slog.LevelWarn}

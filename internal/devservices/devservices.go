@@ -60,7 +60,8 @@ type Services struct {
 	RedisURL    string // "" if it was not asked for, [NoRedis] if there is none
 	NATSURL     string // the same with [NoNATS]
 
-	close func() error
+	postgresBin string // of a private server
+	close       func() error
 }
 
 // Start finds or starts every service. After an error nothing of this run is
@@ -96,7 +97,8 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 func (s *Services) Close() error { return s.close() }
 
 // Environ returns env with the services in it, for a program that is to use
-// them. That program looks no further if it calls [Start] itself.
+// them. That program looks no further if it calls [Start] itself, and starts further
+// PostgreSQL servers from the same binaries.
 func (s *Services) Environ(env []string) []string {
 	ours := []string{
 		"DATABASE_URL=" + s.DatabaseURL,
@@ -109,9 +111,12 @@ func (s *Services) Environ(env []string) []string {
 	if s.NATSURL != "" {
 		ours = append(ours, "NATS_URL="+s.NATSURL)
 	}
+	if s.postgresBin != "" {
+		ours = append(ours, postgresVariable+"="+s.postgresBin)
+	}
 	return slices.Concat(slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return name == "DATABASE_URL" || name == "AMQP_URL" || name == stepsVariable || name == "REDIS_URL" && s.RedisURL != "" || name == "NATS_URL" && s.NATSURL != ""
+		return slices.ContainsFunc(ours, func(o string) bool { return strings.HasPrefix(o, name+"=") })
 	}), ours)
 }
 
@@ -127,6 +132,10 @@ func newRun(opts *Options) (*run, error) {
 		steps = os.Getenv(stepsVariable)
 	}
 	if err := r.allow(steps); err != nil {
+		return nil, err
+	}
+	var err error
+	if r.postgres, err = chosenPostgres(); err != nil {
 		return nil, err
 	}
 	sweep(tempDir())
@@ -148,7 +157,7 @@ func (r *run) start(ctx context.Context, database, broker []way, keepDatabase bo
 	if db.shared && !keepDatabase {
 		db.url = r.ownDatabase(ctx, db.url)
 	}
-	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, close: sync.OnceValue(r.close)}, nil
+	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, postgresBin: db.bin, close: sync.OnceValue(r.close)}, nil
 }
 
 // addRedis gets the service that the others do not need. Nothing of a run's own

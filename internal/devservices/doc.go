@@ -14,6 +14,10 @@
 //	inproc   the broker only: none, the program brings its own
 //	none     Redis and NATS only: none, and what needs it is not tested
 //
+// SAGAMILL_POSTGRES=14 has PostgreSQL of that major version, from installed binaries or
+// from npm, and never a server that is there already; SAGAMILL_POSTGRES=/usr/pgsql-17/bin
+// has private servers started from there.
+//
 // With [Options].Own, which the tests ask for, private comes before found.
 //
 // NATS is used where it is named, found or installed, and never fetched.

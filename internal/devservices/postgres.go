@@ -25,8 +25,17 @@ const (
 )
 
 func (r *run) postgresWays() []way {
+	env := os.Getenv("DATABASE_URL")
+	if r.postgres.major != "" {
+		// What is found or in a container has the version that it has.
+		return []way{
+			{"env", func(context.Context) (instance, error) { return r.postgres.insteadOf(env) }},
+			{"private", r.privatePostgres},
+			{"npm", r.npmPostgres},
+		}
+	}
 	return []way{
-		{"env", func(ctx context.Context) (instance, error) { return namedPostgres(ctx, os.Getenv("DATABASE_URL")) }},
+		{"env", func(ctx context.Context) (instance, error) { return namedPostgres(ctx, env) }},
 		{"found", findPostgres},
 		{"docker", r.dockerPostgres},
 		{"private", r.privatePostgres},

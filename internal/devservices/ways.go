@@ -43,6 +43,7 @@ type instance struct {
 	url    string
 	what   string // where it is and what it is, for people
 	shared bool   // others use it as well
+	bin    string // the directory that a private PostgreSQL was started from
 }
 
 // A run is the state of one Start: what it may try, and what it has to undo.
@@ -50,6 +51,7 @@ type run struct {
 	log        io.Writer
 	own        bool     // private servers come before those that are found
 	ways       []string // those allowed
+	postgres   pgChoice
 	pgEnv      []string // of a private PostgreSQL
 	pgSettings []string // likewise
 	dir        *rundir  // nil until something needs files

@@ -195,9 +195,9 @@ func TestEnviron(t *testing.T) {
 	if got := s.Environ(old); !slices.Equal(got, want) {
 		t.Errorf("Environ = %q, want %q", got, want)
 	}
-	s.RedisURL, s.NATSURL = "r", "n"
-	want = append(want[1:], "REDIS_URL=r", "NATS_URL=n")
-	if got := s.Environ(append(old, "NATS_URL=old")); !slices.Equal(got, want) {
+	s.RedisURL, s.NATSURL, s.postgresBin = "r", "n", "/b"
+	want = append(want[1:], "REDIS_URL=r", "NATS_URL=n", postgresVariable+"=/b")
+	if got := s.Environ(append(old, "NATS_URL=old", postgresVariable+"=14")); !slices.Equal(got, want) {
 		t.Errorf("Environ with Redis and NATS = %q, want %q", got, want)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -38,19 +37,16 @@ type Server struct {
 // On a machine without PostgreSQL's programs the test is skipped.
 func New(t testing.TB, config ...string) *Server {
 	t.Helper()
-	bins, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
-	if path, err := exec.LookPath("initdb"); err == nil && len(bins) == 0 {
-		bins = append(bins, path)
-	}
-	if len(bins) == 0 {
-		t.Skip("NOT TESTED: no initdb for a PostgreSQL server of the test's own")
+	bin, err := devservices.PostgresBin(t.Context())
+	if err != nil {
+		t.Skipf("NOT TESTED: no PostgreSQL server of the test's own: %v", err)
 	}
 	dir, err := os.MkdirTemp("", "pg") // t.TempDir may be too long a name for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &Server{Bin: filepath.Dir(slices.Max(bins)), dir: dir, config: config}
+	s := &Server{Bin: bin, dir: dir, config: config}
 	if os.Geteuid() == 0 { // PostgreSQL refuses to run as root
 		s.attr.Credential = account(t, "postgres")
 		s.own(t, dir)

