@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os/exec"
 
 	"github.com/sagamill/sagamill/internal/devservices"
 )
@@ -22,15 +21,8 @@ var tools = []struct {
 // error says what to install.
 func findTools(ctx context.Context, log io.Writer) error {
 	for _, t := range tools {
-		if _, err := exec.LookPath(t.program); err == nil {
-			continue
-		}
-		err := devservices.Install(ctx, log, t.packages...)
-		if err == nil {
-			_, err = exec.LookPath(t.program)
-		}
-		if err != nil {
-			return fmt.Errorf("no %s: install it (on Debian and Ubuntu: apt-get install %s), version 6.5.2 of spin or later: %w", t.program, t.packages[0], err)
+		if _, err := devservices.Program(ctx, log, t.program, t.packages...); err != nil {
+			return fmt.Errorf("version 6.5.2 of spin or later is needed, and gcc: %w", err)
 		}
 	}
 	return nil
