@@ -217,6 +217,9 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), nodePatience)
 	defer cancel()
 	crashed.awaitEnd(ctx) // nobody has acked it yet
+	if ctx.Err() != nil {
+		t.Fatal("the order has no answer from a program that was killed before its ack")
+	}
 
 	const orders = 24
 	l := newLoad(h.url, orders)
