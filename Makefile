@@ -30,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test test-postgres tests fuzz mutants mutate model check api apidiff statements fmt bench-idemkey bench-relay bench-consumer bench-saga FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test test-postgres tests fuzz mutants mutate model check api apidiff statements fmt bench-idemkey bench-relay bench-consumer bench-saga bench-scale FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +110,10 @@ bench-consumer: ## how package consumer does beside a consumer written by hand, 
 bench-saga: ## how sagas of three steps do beside DBOS Transact and beside ones written by hand, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-saga ./saga
 	@bin/bench-saga
+
+bench-scale: ## how throughput grows with processes, lanes and outboxes, and what each message costs, on private servers
+	@cd bench && $(GO) build -o ../bin/bench-scale ./scale
+	@bin/bench-scale
 
 model: bin/modelcheck ## search the protocol's models in all states with spin, and find the bugs planted in them; BUG=relay/two-in-flight shows one
 	@bin/modelcheck $(if $(BUG),-trace $(BUG)) $(if $(FAULTS),-faults $(FAULTS))

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"strings"
 	"time"
 
@@ -22,7 +21,6 @@ const (
 	step        = "reserve-stock"    // the one measured
 	followTopic = "stock.reserved"   // what it emits
 	followStep  = "arrange-shipping" // whom that is for
-	fillWindow  = 1000               // messages that may be unconfirmed
 )
 
 // An order is the body of every message. Its id is random, so that keys hit an
@@ -59,37 +57,7 @@ func publishing(topic string) (amqp.Publishing, error) {
 	return rabbitmq.Marshaler{}.Marshal(msg)
 }
 
-// fill puts n messages into q, and waits until it shows all of them.
-func fill(ctx context.Context, q *private.Queue, n int) (err error) {
-	conn, err := q.Broker.Dial()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = private.Hangup(conn) }()
-	s, err := private.NewSender(conn, q.Topic)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	var unconfirmed [fillWindow]*amqp.DeferredConfirmation
-	for i := range n + fillWindow {
-		slot := i % fillWindow
-		if oldest := unconfirmed[slot]; oldest != nil {
-			if err := s.Confirm(ctx, oldest); err != nil {
-				return fmt.Errorf("fill: %w", err)
-			}
-			unconfirmed[slot] = nil
-		}
-		if i >= n {
-			continue
-		}
-		p, err := publishing(q.Topic)
-		if err == nil {
-			unconfirmed[slot], err = s.Publish(ctx, p)
-		}
-		if err != nil {
-			return fmt.Errorf("fill: %w", err)
-		}
-	}
-	return q.Check(ctx, n)
+// fill puts n messages into q.
+func fill(ctx context.Context, q *private.Queue, n int) error {
+	return q.Fill(ctx, n, func() (amqp.Publishing, error) { return publishing(q.Topic) })
 }

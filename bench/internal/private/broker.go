@@ -15,6 +15,7 @@ const (
 	dialTimeout  = 10 * time.Second
 	depthTimeout = 10 * time.Second // until a queue shows what it has confirmed
 	depthPause   = 20 * time.Millisecond
+	fillWindow   = 1000    // messages that may be unconfirmed while a queue is filled
 	service      = "bench" // whose queues they are
 )
 
@@ -74,6 +75,42 @@ func (q *Queue) Name() string { return q.Config.Queue.GenerateName(q.Topic) }
 func (q *Queue) Purge() error {
 	_, err := q.Broker.ch.QueuePurge(q.Name(), false)
 	return err
+}
+
+// Fill puts n messages into the queue, each made by next, and waits until it shows
+// all of them.
+func (q *Queue) Fill(ctx context.Context, n int, next func() (amqp.Publishing, error)) error {
+	conn, err := q.Broker.Dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = Hangup(conn) }()
+	s, err := NewSender(conn, q.Topic)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	var unconfirmed [fillWindow]*amqp.DeferredConfirmation
+	for i := range n + fillWindow {
+		slot := i % fillWindow
+		if oldest := unconfirmed[slot]; oldest != nil {
+			if err := s.Confirm(ctx, oldest); err != nil {
+				return fmt.Errorf("fill: %w", err)
+			}
+			unconfirmed[slot] = nil
+		}
+		if i >= n {
+			continue
+		}
+		p, err := next()
+		if err == nil {
+			unconfirmed[slot], err = s.Publish(ctx, p)
+		}
+		if err != nil {
+			return fmt.Errorf("fill: %w", err)
+		}
+	}
+	return q.Check(ctx, n)
 }
 
 // Check waits until the queue holds n messages. A relay that has counted more

@@ -14,7 +14,8 @@ import (
 // kernelTick is the unit of times in /proc/PID/stat.
 const kernelTick = 10 * time.Millisecond
 
-// Usage is processor time by who used it.
+// Usage is processor time by who used it. The client is this process and those of
+// the same program that it has started and that have not ended.
 type Usage struct{ Client, Database, Broker time.Duration }
 
 // Read reads what this process and the servers that it started have used so
@@ -49,6 +50,8 @@ func Read() (u Usage) {
 			u.Database += used
 		case names[pid] == "beam.smp":
 			u.Broker += used
+		case names[pid] == names[os.Getpid()]:
+			u.Client += used
 		}
 	}
 	return u

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+const (
+	allClients   = 32 // who start sagas, in all processes together
+	storeBatch   = 100
+	storeWriters = 4
+)
+
+// repeated returns a job as often as there are processes.
+func repeated(j job, processes int) []job {
+	jobs := make([]job, processes)
+	for i := range jobs {
+		jobs[i] = j
+	}
+	return jobs
+}
+
+func consumers(p *place, _, processes int) []job { return repeated(p.job("consume"), processes) }
+
+func lanes(p *place, _, lanes int) []job {
+	j := p.job("consume")
+	j.Lanes = lanes
+	return []job{j}
+}
+
+func outboxes(p *place, _, outboxes int) []job {
+	jobs := repeated(p.job("relay"), outboxes)
+	for i := range jobs {
+		jobs[i].Schemas = p.schemas[i : i+1]
+	}
+	return jobs
+}
+
+func relayLanes(p *place, _, lanes int) []job {
+	j := p.job("relay")
+	j.Lanes = lanes
+	return []job{j}
+}
+
+func standby(p *place, _, relays int) []job { return repeated(p.job("relay"), relays) }
+
+func sagas(p *place, n, processes int) []job {
+	j := p.job("serve")
+	j.Start, j.Clients = n/processes, allClients/processes
+	return repeated(j, processes)
+}
+
+// openQueue is for consumers: the second topic is that of what they emit, which
+// nobody publishes.
+func openQueue(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
+	return b.newPlace(ctx, s, prefix, []string{"stock"}, []string{"placed", "reserved"})
+}
+
+func prepareQueue(ctx context.Context, p *place, n, _ int) error {
+	if err := p.clear(ctx, "effect", "inbox", "parked", "outbox"); err != nil {
+		return err
+	}
+	q := p.queues[0]
+	return q.Fill(ctx, n, func() (amqp.Publishing, error) { return publishing(q.Topic) })
+}
+
+func checkQueue(ctx context.Context, p *place, n, _ int) error {
+	return errors.Join(p.checkAcked(), p.checkCounts(ctx, p.schemas,
+		count{"effect", n}, count{"inbox WHERE state = 'done'", n}, count{"outbox", n}, count{"parked", 0}))
+}
+
+// openOutboxes is for relays: the second topic is for what connects them.
+func openOutboxes(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
+	return b.newPlace(ctx, s, prefix, []string{"a", "b", "c", "d"}, []string{"placed", "first"})
+}
+
+// prepareOutboxes stores the same number of messages in each outbox.
+func prepareOutboxes(ctx context.Context, p *place, n, outboxes int) error {
+	if err := p.clear(ctx); err != nil {
+		return err
+	}
+	for _, schema := range p.schemas[:outboxes] {
+		if err := p.store(ctx, schema, n/outboxes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepareOutbox stores all messages in one.
+func prepareOutbox(ctx context.Context, p *place, n, _ int) error {
+	return prepareOutboxes(ctx, p, n, 1)
+}
+
+// store writes n messages into the outbox of schema, each of another saga, on
+// connections that are closed then: their commits are not to be counted.
+func (p *place) store(ctx context.Context, schema string, n int) error {
+	config, err := poolConfig(p.server.URL, schema, storeWriters)
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema})
+	if err != nil {
+		return err
+	}
+	var (
+		writers sync.WaitGroup
+		taken   atomic.Int64
+		faults  = make([]error, storeWriters)
+	)
+	for i := range faults {
+		writers.Go(func() {
+			for faults[i] == nil {
+				first := int(taken.Add(storeBatch)) - storeBatch
+				if first >= n {
+					return
+				}
+				messages := make([]outbox.Message, min(storeBatch, n-first))
+				for k := range messages {
+					messages[k] = newOrder().message(p.queues[0].Topic, stepNames[0])
+				}
+				faults[i] = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return writer.Write(ctx, tx, messages...) })
+			}
+		})
+	}
+	writers.Wait()
+	_, err = pool.Exec(ctx, "VACUUM (ANALYZE) outbox") // the relay's plans depend on it
+	return errors.Join(append(faults, err)...)
+}
+
+func checkOutboxes(ctx context.Context, p *place, n, _ int) error { return p.queues[0].Check(ctx, n) }
+
+// openServices is for sagas: each service has a schema and follows one topic.
+func openServices(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
+	return b.newPlace(ctx, s, prefix, []string{"payment", "shipping", "order"}, []string{"placed", "paid", "shipped"})
+}
+
+// prepareServices leaves the outboxes alone: their relays know what is published.
+func prepareServices(ctx context.Context, p *place, _, _ int) error {
+	return p.clear(ctx, "effect", "placed", "inbox", "parked")
+}
+
+func checkServices(ctx context.Context, p *place, n, _ int) error {
+	last := p.schemas[len(p.schemas)-1:]
+	return errors.Join(p.checkAcked(), p.checkCounts(ctx, last, count{"placed", n}),
+		p.checkCounts(ctx, p.schemas, count{"effect", n}, count{"inbox WHERE state = 'done'", n}, count{"parked", 0}))
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/target"
+)
+
+const (
+	warmSlice = 500    // messages in the round that does not count
+	minSlice  = 400    // in the others, which go by the rate that was seen
+	maxSlice  = 40_000 // so that a backlog is soon made
+)
+
+// counts are how many there are of what is multiplied.
+var counts = []int{1, 2, 4}
+
+// A sequence is the same work by 1, 2 and 4 of something.
+type sequence struct {
+	name string
+	slow bool // also measured where a sync takes long
+	jobs func(p *place, n, count int) []job
+	// open makes the places, prepare what one slice of n messages needs; check says
+	// whether each of them has had its effect once.
+	open    func(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error)
+	prepare func(ctx context.Context, p *place, n, count int) error
+	check   func(ctx context.Context, p *place, n, count int) error
+	goals   map[string]float64 // of the ratio of four to one, by server
+}
+
+// series are in the order of a run. That more of something costs nothing where there
+// is nothing to gain is a goal as well. Lanes are what hides the time of a sync.
+var series = []sequence{
+	{
+		name: "consumers", slow: true, jobs: consumers, open: openQueue, prepare: prepareQueue, check: checkQueue,
+		goals: map[string]float64{"native": 0.8, "slow": 0.8},
+	},
+	{
+		name: "lanes", slow: true, jobs: lanes, open: openQueue, prepare: prepareQueue, check: checkQueue,
+		goals: map[string]float64{"native": 0.8, "slow": 1},
+	},
+	{
+		name: "outboxes", jobs: outboxes, open: openOutboxes, prepare: prepareOutboxes, check: checkOutboxes,
+		goals: map[string]float64{"native": 0.8},
+	},
+	{name: "relay-lanes", jobs: relayLanes, open: openOutboxes, prepare: prepareOutbox, check: checkOutboxes},
+	{
+		name: "relay-standby", jobs: standby, open: openOutboxes, prepare: prepareOutbox, check: checkOutboxes,
+		goals: map[string]float64{"native": 0.8},
+	},
+	{
+		name: "sagas", slow: true, jobs: sagas, open: openServices, prepare: prepareServices, check: checkServices,
+		goals: map[string]float64{"native": 0.8, "slow": 0.8},
+	},
+}
+
+// A trial is a sequence on one server.
+type trial struct {
+	sequence
+	server *private.Server
+	rates  map[int][]float64 // of the rounds
+	total  map[int]outcome
+}
+
+// measure takes turns until there are as many rounds as wanted, or the time is over.
+// At least one counts.
+func (b *bench) measure(ctx context.Context, t *trial, until time.Time) error {
+	p, err := t.open(ctx, b, t.server, "scale_"+fieldName(t.name))
+	if err != nil {
+		return err
+	}
+	defer p.all.Close()
+	t.rates, t.total = map[int][]float64{}, map[int]outcome{}
+	size := map[int]int{}
+	for round := range b.rounds + 1 {
+		begun := time.Now()
+		for _, count := range counts {
+			n := warmSlice
+			if round > 0 {
+				n = size[count]
+			}
+			o, err := b.slices(ctx, t, p, n, count)
+			if err != nil {
+				return fmt.Errorf("%d at once: %w", count, err)
+			}
+			size[count] = min(max(int(o.rate()*b.slice.Seconds()), minSlice), maxSlice)
+			if round > 0 { // the first warms caches up and shows the rates
+				t.rates[count], t.total[count] = append(t.rates[count], o.rate()), t.total[count].plus(o)
+			}
+		}
+		if took := time.Since(begun); round > 0 && time.Now().Add(took).After(until) {
+			return nil
+		}
+	}
+	return nil
+}
+
+const header = `
+                            rate  ratio  processor µs for one      for one                      processors busy
+server series        n       /s   to 1   workers postgres rabbit   trips commits syncs  bytes   here  else`
+
+// print prints the lines of the table.
+func (t *trial) print() {
+	for _, count := range counts {
+		o := t.total[count]
+		ratio, _ := target.Ratio(t.rates[count], t.rates[1])
+		n := float64(o.messages)
+		micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / n }
+		here := (o.used.Client + o.used.Database + o.used.Broker).Seconds() / o.took.Seconds()
+		fmt.Printf("%-6s %-13s %d %8.0f %6.2f %9.0f %8.0f %6.0f %7.2f %7.3f %5.3f %6.0f %6.2f %5.2f of %d, %d rounds\n",
+			t.server.Name, t.name, count, target.Median(t.rates[count]), ratio,
+			micros(o.used.Client), micros(o.used.Database), micros(o.used.Broker),
+			float64(o.trips)/n, float64(o.seen.commits)/n, float64(o.seen.syncs)/n, float64(o.seen.bytes)/n,
+			here, max(o.busy.Seconds()/o.took.Seconds()-here, 0), runtime.NumCPU(), len(t.rates[count]))
+	}
+}
+
+// targets returns what has a goal.
+func (t *trial) targets() []target.Target {
+	goal, ok := t.goals[t.server.Name]
+	most := counts[len(counts)-1]
+	value, measured := target.Ratio(t.rates[most], t.rates[1])
+	if !ok || !measured {
+		return nil
+	}
+	return []target.Target{{Name: fmt.Sprintf("scale-%s-%s-%d/1", t.server.Name, t.name, most), Value: value, Goal: goal}}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const tellEvery = 5 * time.Millisecond
+
+// A desk is what a worker works with, whatever its job.
+type desk struct {
+	job
+	start chan struct{} // closed when it is to begin
+	done  atomic.Int64  // messages
+	trips atomic.Int64
+	lines *json.Encoder // guarded by saying
+	say   sync.Mutex
+}
+
+// serve does the job in text until standard input ends.
+func serve(ctx context.Context, text string) error {
+	d := &desk{start: make(chan struct{}), lines: json.NewEncoder(os.Stdout)}
+	if err := json.Unmarshal([]byte(text), &d.job); err != nil {
+		return err
+	}
+	do, ok := map[string]func(*desk, context.Context) error{"consume": (*desk).consume, "relay": (*desk).relay, "serve": (*desk).services}[d.Role]
+	if !ok {
+		return fmt.Errorf("there is no role %q", d.Role)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var telling sync.WaitGroup
+	go func() { // ends with standard input, which ends with our parent
+		in := bufio.NewScanner(os.Stdin)
+		if in.Scan() {
+			close(d.start)
+		}
+		in.Scan()
+		cancel()
+	}()
+	telling.Go(func() { d.tellDone(ctx) })
+	err := do(d, ctx)
+	if ctx.Err() == nil {
+		err = errors.Join(errors.New("the work has ended by itself"), err)
+	}
+	cancel()
+	telling.Wait()
+	d.tell(report{Trips: int(d.trips.Load())})
+	return err
+}
+
+// tellDone tells of messages as they are done.
+func (d *desk) tellDone(ctx context.Context) {
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if n := d.done.Swap(0); n > 0 {
+			d.tell(report{Done: int(n)})
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (d *desk) tell(r report) {
+	d.say.Lock()
+	defer d.say.Unlock()
+	_ = d.lines.Encode(r) // if nobody reads, standard input ends too
+}
+
+// ready says that all is connected, and waits until the work is to begin.
+func (d *desk) ready(ctx context.Context) error {
+	d.tell(report{Ready: true})
+	select {
+	case <-d.start:
+		d.trips.Store(0) // those before are nobody's message
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// connect opens all connections of a pool, whose round trips are counted.
+func (d *desk) connect(ctx context.Context, schema string, conns int) (*pgxpool.Pool, error) {
+	config, err := poolConfig(d.Database, schema, conns)
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.AfterNetConnect = countTrips(&d.trips)
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	var held []*pgxpool.Conn
+	for range conns {
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		held = append(held, conn)
+	}
+	for _, conn := range held {
+		conn.Release()
+	}
+	return pool, nil
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sagamill/sagamill/bench/internal/proctime"
+)
+
+const sliceTimeout = time.Minute
+
+// An outcome is what slices have shown.
+type outcome struct {
+	messages int
+	took     time.Duration
+	used     proctime.Usage
+	busy     time.Duration // of all processors of the machine, with whatever
+	trips    int           // round trips of the workers to the database
+	seen     activity
+}
+
+func (o outcome) rate() float64 { return float64(o.messages) / o.took.Seconds() }
+
+func (o outcome) plus(p outcome) outcome {
+	return outcome{o.messages + p.messages, o.took + p.took, o.used.Plus(p.used), o.busy + p.busy, o.trips + p.trips, o.seen.plus(p.seen)}
+}
+
+// slices lets count of what t multiplies work off n messages, and checks their effects.
+func (b *bench) slices(ctx context.Context, t *trial, p *place, n, count int) (o outcome, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sliceTimeout)
+	defer cancel()
+	n -= n % counts[len(counts)-1] // shares are equal
+	if err = t.prepare(ctx, p, n, count); err == nil {
+		_, err = p.all.Exec(ctx, "CHECKPOINT") // or another one falls into the slice
+	}
+	if err != nil {
+		return o, fmt.Errorf("prepare: %w", err)
+	}
+	before, err := p.activity(ctx)
+	if err != nil {
+		return o, err
+	}
+	if o, err = work(ctx, t.jobs(p, n, count), n); err != nil {
+		return o, err
+	}
+	after, err := p.activity(ctx) // the workers have ended, and so have their sessions
+	o.seen = after.minus(before)
+	return o, errors.Join(err, t.check(ctx, p, n, count))
+}
+
+// work runs a worker for each job until they have told of n messages.
+func work(ctx context.Context, jobs []job, n int) (o outcome, err error) {
+	told := make(chan int, 16)
+	var crew []*worker
+	defer func() {
+		for _, w := range crew {
+			_ = w.stdin.Close() // they end side by side
+		}
+		for _, w := range crew {
+			trips, fault := w.stop()
+			o.trips, err = o.trips+trips, errors.Join(err, fault)
+		}
+	}()
+	for _, j := range jobs {
+		w, err := hire(ctx, j, told)
+		if err != nil {
+			return o, err
+		}
+		crew = append(crew, w)
+	}
+	for _, w := range crew {
+		if err := w.awaitReady(ctx); err != nil {
+			return o, err
+		}
+	}
+	used, busy, begun := proctime.Read(), machineBusy(), time.Now()
+	for _, w := range crew {
+		if err := w.begin(); err != nil {
+			return o, err
+		}
+	}
+	if err := awaitMessages(ctx, told, crew, n); err != nil {
+		return o, err
+	}
+	o = outcome{messages: n, took: time.Since(begun)}
+	o.busy, o.used = machineBusy()-busy, proctime.Read().Since(used)
+	return o, nil
+}
+
+// awaitMessages returns nil when the workers have told of n messages.
+func awaitMessages(ctx context.Context, told <-chan int, crew []*worker, n int) error {
+	done := 0
+	ended := make(chan struct{}, len(crew))
+	for _, w := range crew {
+		context.AfterFunc(w.life, func() { ended <- struct{}{} })
+	}
+	for done < n {
+		select {
+		case more := <-told:
+			done += more
+		case <-ended:
+			return fmt.Errorf("a worker has ended after %d of %d messages", done, n)
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d messages are done: %w", done, n, ctx.Err())
+		}
+	}
+	return nil
+}
