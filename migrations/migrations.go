@@ -187,6 +187,9 @@ func (s set) connected(ctx context.Context, databaseURL, schema string, do func(
 // locked makes sure that schema and its version table are there, which takes locks of the
 // whole database.
 func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, do func(*migrate.Migrator) error) error {
+	if err := refusePooler(ctx, conn); err != nil {
+		return fmt.Errorf("migrations: schema %s: %w", schema, err)
+	}
 	if _, err := conn.PgConn().Exec(ctx, sqlschema.Bind(schema, sqlCreateSchema)).ReadAll(); err != nil {
 		return fmt.Errorf("migrations: create schema %s: %w", schema, err)
 	}

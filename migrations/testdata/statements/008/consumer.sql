@@ -385,7 +385,7 @@ WHERE id = ANY(ARRAY(
 	LIMIT $2
 	FOR UPDATE SKIP LOCKED))
 RETURNING id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic,
-	message_id, header_names, header_values, payload, digest, attempts, round
+	message_id, header_names, header_values, payload, digest, attempts, round, reason
 ---- queries.tryLockStep
 
 SELECT state, attempts, undo_attempts, digest, undo_digest

@@ -92,6 +92,10 @@ FOR UPDATE NOWAIT
 
 SELECT state FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 FOR UPDATE SKIP LOCKED
+---- queries.readHolder
+
+SELECT token = $4 FROM {schema}.idempotency_key
+WHERE namespace = $1 AND scope = $2 AND key = $3
 ---- queries.readRecord
 
 SELECT state, fp, fp_alg, token, attempt, lease_until, expires_at, clock_timestamp(),
