@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -42,37 +41,6 @@ func (l *listener) heard(part string) (n int) {
 		}
 	}
 	return n
-}
-
-// client returns the path of PostgreSQL's program name: that of the server's version if
-// it was installed with it, else the one on PATH, which must not be older to dump it.
-func (s *pgServer) client(t *testing.T, name string) string {
-	t.Helper()
-	if path, err := exec.LookPath(filepath.Join(s.Bin, name)); err == nil {
-		return path
-	}
-	path, err := exec.LookPath(name)
-	if err != nil {
-		t.Skipf("NOT TESTED: no %s: %v", name, err)
-	}
-	if have, server := major(t, path), major(t, filepath.Join(s.Bin, "postgres")); have < server {
-		t.Skipf("NOT TESTED: %s is of version %d, the server of %d", name, have, server)
-	}
-	return path
-}
-
-// major returns the major version of one of PostgreSQL's programs.
-func major(t *testing.T, path string) (version int) {
-	t.Helper()
-	out, err := exec.Command(path, "--version").Output()
-	if err == nil {
-		_, number, _ := strings.Cut(string(out), "(PostgreSQL) ")
-		_, err = fmt.Sscanf(number, "%d", &version)
-	}
-	if err != nil {
-		t.Fatalf("version of %s: %q, %v", path, out, err)
-	}
-	return version
 }
 
 // dump returns the schema with its rows as SQL.
@@ -162,7 +130,7 @@ func (f *fixture) checkAll(t *testing.T, want map[string][]string) {
 func TestADumpIsPublishedWhereverItIsRestored(t *testing.T) {
 	t.Parallel()
 	server := privateServer(t) // whose transaction ids are low
-	pgDump, psql := server.client(t, "pg_dump"), server.client(t, "psql")
+	pgDump, psql := server.Program(t, "pg_dump"), server.Program(t, "psql")
 	for _, tt := range []struct {
 		name     string
 		from     func(t *testing.T) (*fixture, string)

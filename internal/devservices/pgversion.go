@@ -100,5 +100,9 @@ func PostgresBin(ctx context.Context) (string, error) {
 	if len(bins) == 0 {
 		return "", fmt.Errorf("devservices: no initdb and postgres on this machine%s", choice)
 	}
+	// Somebody may have linked the two, and nothing else, to where they are on PATH.
+	if path, err := filepath.EvalSymlinks(filepath.Join(bins[0], "postgres")); err == nil {
+		return filepath.Dir(path), nil
+	}
 	return bins[0], nil
 }

@@ -96,7 +96,7 @@ func (s *Server) Standby(t testing.TB) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	standby := &Server{Bin: s.Bin, dir: dir, config: []string{"hot_standby=on"}, attr: s.attr}
+	standby := &Server{bin: s.bin, dir: dir, config: []string{"hot_standby=on"}, attr: s.attr}
 	standby.own(t, dir)
 	standby.run(t, "pg_basebackup", "-D", standby.path("data"), "-h", s.dir, "-U", "postgres", "--checkpoint=fast", "--no-sync", "--write-recovery-conf")
 	t.Cleanup(standby.Crash)

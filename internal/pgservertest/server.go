@@ -3,12 +3,14 @@
 package pgservertest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -25,7 +27,7 @@ const serverTimeout = 60 * time.Second
 // if it was made by [NewArchiving]. It listens on a socket in its directory: a
 // port could be taken in the meantime.
 type Server struct {
-	Bin     string // where its programs are
+	bin     string // where its programs are
 	dir     string
 	config  []string
 	attr    syscall.SysProcAttr
@@ -46,7 +48,7 @@ func New(t testing.TB, config ...string) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &Server{Bin: bin, dir: dir, config: config}
+	s := &Server{bin: bin, dir: dir, config: config}
 	if os.Geteuid() == 0 { // PostgreSQL refuses to run as root
 		s.attr.Credential = account(t, "postgres")
 		s.own(t, dir)
@@ -81,10 +83,41 @@ func (s *Server) own(t testing.TB, path string) {
 	}
 }
 
+// Program returns the path of one of PostgreSQL's programs: that of the server's version if
+// it was installed with it, else the one on PATH, which must not be older.
+func (s *Server) Program(t testing.TB, name string) string {
+	t.Helper()
+	if path, err := exec.LookPath(filepath.Join(s.bin, name)); err == nil {
+		return path
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("NOT TESTED: no %s: %v", name, err)
+	}
+	if have, server := major(t, path), major(t, filepath.Join(s.bin, "postgres")); have < server {
+		t.Skipf("NOT TESTED: %s is of version %d, the server of %d", name, have, server)
+	}
+	return path
+}
+
+// major returns the major version of one of PostgreSQL's programs.
+func major(t testing.TB, path string) (version int) {
+	t.Helper()
+	out, err := exec.Command(path, "--version").Output()
+	if err == nil {
+		_, number, _ := strings.Cut(string(out), "(PostgreSQL) ")
+		_, err = fmt.Sscanf(number, "%d", &version)
+	}
+	if err != nil {
+		t.Fatalf("version of %s: %q, %v", path, out, err)
+	}
+	return version
+}
+
 // run runs one of PostgreSQL's programs to its end.
 func (s *Server) run(t testing.TB, name string, args ...string) {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(s.Bin, name), args...)
+	cmd := exec.Command(s.Program(t, name), args...)
 	attr := s.attr
 	cmd.SysProcAttr, cmd.Dir = &attr, s.dir
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -108,7 +141,7 @@ func (s *Server) Start(t testing.TB) {
 	for _, c := range s.config {
 		args = append(args, "-c", c)
 	}
-	server := exec.Command(filepath.Join(s.Bin, "postgres"), args...)
+	server := exec.Command(filepath.Join(s.bin, "postgres"), args...)
 	attr := s.attr
 	server.SysProcAttr, server.Dir = &attr, s.dir
 	devservices.DieWithParent(server.SysProcAttr, syscall.SIGQUIT) // a test that times out cleans nothing up

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -185,7 +184,7 @@ func TestTheRolesAreWhatIsPrinted(t *testing.T) {
 // psql runs the SQL as the superuser.
 func (i *installation) psql(t *testing.T) {
 	t.Helper()
-	psql := exec.Command(filepath.Join(i.Server.Bin, "psql"), "-X", "-v", "ON_ERROR_STOP=1", i.Server.URL())
+	psql := exec.Command(i.Server.Program(t, "psql"), "-X", "-v", "ON_ERROR_STOP=1", i.Server.URL())
 	psql.Stdin = strings.NewReader(i.SQL(t))
 	if out, err := psql.CombinedOutput(); err != nil {
 		t.Fatalf("psql: %v\n%s", err, out)
