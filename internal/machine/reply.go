@@ -11,6 +11,9 @@ func (m *Machine) reply(p *Progress, s *Step, e Event) error {
 	if e.Undo {
 		return s.undoReply(n, e)
 	}
+	if s.State == Done && s.Override && len(s.Result) > 0 {
+		return s.answered(e)
+	}
 	if s.State != InFlight && s.State != Unknown && !(s.State == Stuck && s.Doubt) {
 		return ErrLate // Unknown: its compensation has not been sent yet
 	}
@@ -29,6 +32,22 @@ func (m *Machine) reply(p *Progress, s *Step, e Event) error {
 			return fmt.Errorf("machine: step %s ends in the transaction that it begins in and cannot be overdue", n.Name)
 		}
 		s.doubt(p, e.Reason)
+	}
+	return nil
+}
+
+// answered deals with an answer to a step whose result a person has said, before that is in
+// the state: what is so counts. If it were passed over and the person's result did not fit,
+// nobody would answer the message a second time.
+func (s *Step) answered(e Event) error {
+	switch e.Kind {
+	case Replied:
+		s.finish(Done, e.At)
+		s.Result, s.Override, s.Reason = nil, false, ""
+	case Refused:
+		s.Doubt, s.Message = false, nil // it has done nothing: if the result does not fit, it can be done anew
+	default:
+		return ErrLate
 	}
 	return nil
 }
