@@ -167,10 +167,17 @@ func TestTransport(t *testing.T) {
 func (s *tlsServer) refused(t *testing.T, at, says string) {
 	t.Helper()
 	for _, words := range []string{"outbox status", "migrate version"} {
-		if code, out := s.run(words, at); code != 1 || !strings.Contains(out, says) || strings.Contains(out, password) {
+		code, out := s.run(words, at)
+		if code != 1 || !strings.Contains(out, says) && !(strings.Contains(says, "certificate") && cutOff(out)) || strings.Contains(out, password) {
 			t.Errorf("%s: exit %d, %q; want 1, %q and no password", words, code, out, says)
 		}
 	}
+}
+
+// cutOff reports whether the server has closed the connection before the client has read
+// why: in TLS 1.3 it refuses a client's certificate when the client is through already.
+func cutOff(out string) bool {
+	return strings.Contains(out, "connection reset by peer") || strings.Contains(out, "broken pipe")
 }
 
 func (s *tlsServer) run(words, at string) (code int, out string) {
