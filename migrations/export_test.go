@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/tern/v2/migrate"
 
 	"github.com/sagamill/sagamill/internal/backoff"
@@ -27,5 +28,7 @@ func UpPatiently(ctx context.Context, databaseURL, schema string, files fs.FS, t
 
 // UpTo applies the migrations up to version.
 func UpTo(ctx context.Context, databaseURL, schema string, version int32) error {
-	return sagamill.with(ctx, databaseURL, schema, func(m *migrate.Migrator) error { return m.MigrateTo(ctx, version) })
+	return sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		return sagamill.locked(ctx, conn, schema, func(m *migrate.Migrator) error { return m.MigrateTo(ctx, version) })
+	})
 }

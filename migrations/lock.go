@@ -42,14 +42,29 @@ type patience struct {
 
 var usual = patience{LockTimeout, LockAttempts, backoff.Policy{Base: 2 * time.Second, Cap: 15 * time.Second}}
 
-// sqlTakeTurns makes who migrates the same schema wait for whoever does so now,
+// sqlTakeTurn makes who migrates the same schema wait for whoever does so now,
 // also while that one pauses between two attempts: several that tried in turns
 // would leave no pause for others to get to the table. It is the session's.
-const sqlTakeTurns = `SELECT pg_advisory_lock(726539051, hashtext('{schema}'))`
+const sqlTakeTurn = `SELECT pg_try_advisory_lock(726539051, hashtext('{schema}'))`
 
-// sqlLimitLocks stands in front of a migration, in its transaction, unless the
-// connection has a lock_timeout of its own.
-const sqlLimitLocks = `SELECT set_config('lock_timeout', '%d', true) WHERE current_setting('lock_timeout') = '0';
+// sqlTakeMigrator takes tern's own lock, of all who migrate the database: tern gets it
+// then without a wait. What waits inside of a statement has a snapshot, for which a CREATE
+// INDEX CONCURRENTLY of the one that has the lock waits in turn.
+const (
+	sqlTakeMigrator = `SELECT pg_try_advisory_lock(9628173550095224)`
+	sqlGiveMigrator = `SELECT pg_advisory_unlock(9628173550095224)`
+)
+
+// turnPause is from one look whether it is one's turn to the next.
+var turnPause = backoff.Policy{Base: 20 * time.Millisecond, Cap: 500 * time.Millisecond}
+
+// sqlLimitWaits stands in front of a migration, in its transaction. It bounds the wait for
+// a lock, unless the connection has a lock_timeout of its own, and the time that the
+// server leaves a migrator that hangs, or whose machine is gone, with the locks that it has. The row of the
+// version is locked first, while the limit counts: tern ends it before it changes that.
+const sqlLimitWaits = `SELECT set_config('lock_timeout', '%d', true) WHERE current_setting('lock_timeout') = '0';
+SELECT set_config('idle_in_transaction_session_timeout', '15s', true), set_config('client_connection_check_interval', '5s', true);
+SELECT version FROM %s FOR UPDATE;
 `
 
 // The error codes of a lock that was not got.
@@ -65,15 +80,46 @@ var outsideTx = regexp.MustCompile(`(?m)^---- tern: disable-tx ----$`)
 // locks. do begins anew each time, from the version that is there then. What a migration
 // outside of a transaction has done stays, so that it waits as it says itself and is tried once.
 func (s set) migrating(ctx context.Context, conn *pgx.Conn, schema string, do func(*migrate.Migrator) error) error {
+	if err := refusePooler(ctx, conn); err != nil {
+		return fmt.Errorf("migrations: schema %s: %w", schema, err)
+	}
+	if err := await(ctx, conn, sqlschema.Bind(schema, sqlTakeTurn)); err != nil {
+		return fmt.Errorf("migrations: schema %s: wait for who migrates it: %w", schema, err)
+	}
 	return s.locked(ctx, conn, schema, func(m *migrate.Migrator) error {
-		if _, err := conn.Exec(ctx, sqlschema.Bind(schema, sqlTakeTurns)); err != nil {
-			return err
-		}
-		s.patience.limit(m)
-		return s.patience.try(ctx, func() error { return do(m) }, func(name string) bool {
+		s.patience.limit(m, schema+"."+s.version)
+		return s.patience.try(ctx, func() error { return alone(ctx, conn, func() error { return do(m) }) }, func(name string) bool {
 			return slices.ContainsFunc(m.Migrations, func(step *migrate.Migration) bool { return step.Name == name && repeatable(step) })
 		})
 	})
+}
+
+// alone has do run while nobody else migrates anything in the database.
+func alone(ctx context.Context, conn *pgx.Conn, do func() error) error {
+	if err := await(ctx, conn, sqlTakeMigrator); err != nil {
+		return fmt.Errorf("wait for who migrates: %w", err)
+	}
+	err := do()
+	if _, failed := conn.Exec(ctx, sqlGiveMigrator); err == nil {
+		err = failed
+	}
+	return err
+}
+
+// await tries to get an advisory lock until it has it. It waits between two statements,
+// not in one.
+func await(ctx context.Context, conn *pgx.Conn, try string) error {
+	for n := 1; ; n++ {
+		var got bool
+		if err := conn.QueryRow(ctx, try, pgx.QueryExecModeSimpleProtocol).Scan(&got); got || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(turnPause.Wait(n)):
+		}
+	}
 }
 
 func repeatable(step *migrate.Migration) bool {
@@ -81,8 +127,8 @@ func repeatable(step *migrate.Migration) bool {
 }
 
 // limit bounds the waits of m's migrations.
-func (p patience) limit(m *migrate.Migrator) {
-	limited := fmt.Sprintf(sqlLimitLocks, p.timeout.Milliseconds())
+func (p patience) limit(m *migrate.Migrator, versionTable string) {
+	limited := fmt.Sprintf(sqlLimitWaits, p.timeout.Milliseconds(), versionTable)
 	for _, step := range m.Migrations {
 		if !repeatable(step) {
 			continue

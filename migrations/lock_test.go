@@ -151,3 +151,110 @@ func TestTwoBinariesMigrateAtOnce(t *testing.T) {
 		t.Errorf("version %d, want %d", got, n+1)
 	}
 }
+
+// Who waits for its turn waits in no statement: its snapshot would keep an index of the
+// one that has the turn from being built.
+func TestAnIndexIsBuiltWhileAnotherProcessWaitsForItsTurn(t *testing.T) {
+	t.Parallel()
+	n := len(landed(t))
+	name := at(t, pgtest.URL(), n)
+	files := withNext(t, "---- tern: disable-tx ----\nCREATE INDEX CONCURRENTLY next ON {{.schema}}.inbox (state);")
+	tx := writes(t, name, "long") // which the index waits for
+	watch := connect(t)
+	errs := make(chan error, 2)
+	up := func() { errs <- migrations.UpWith(t.Context(), pgtest.URL(), name, files) }
+	sees := func(what, condition string) {
+		faulttest.Await(t, what, func() (seen bool) {
+			err := watch.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND "+condition+")").Scan(&seen)
+			return seen && err == nil
+		}, nil)
+	}
+	go up()
+	sees("the index is being built", "query LIKE '%CONCURRENTLY next ON "+name+".%' AND wait_event IS NOT NULL")
+	go up()
+	sees("the other waits for its turn", "query LIKE '%pg_try_advisory_lock(726539051, hashtext(''"+name+"''%'")
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(<-errs, <-errs); err != nil {
+		t.Errorf("Up: %v", err)
+	}
+	var valid bool
+	if err := watch.QueryRow(t.Context(), "SELECT indisvalid FROM pg_index WHERE indexrelid = $1::regclass", name+".next").Scan(&valid); err != nil || !valid {
+		t.Errorf("the index is valid: %t, %v", valid, err)
+	}
+	if got := version(t, watch, name); got != n+1 {
+		t.Errorf("version %d, want %d", got, n+1)
+	}
+}
+
+// The row of the version is waited for no longer than any other lock, and with no table in hand.
+func TestAVersionThatSomebodyKeepsIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	name := at(t, pgtest.URL(), len(landed(t)))
+	files := withNext(t, "ALTER TABLE {{.schema}}.inbox ADD COLUMN next int")
+	tx, err := connect(t).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT version FROM "+name+".schema_version FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.UpPatiently(t.Context(), pgtest.URL(), name, files, 50*time.Millisecond, time.Millisecond, 3); !errors.Is(err, migrations.ErrLocked) {
+		t.Errorf("Up = %v, want ErrLocked", err)
+	}
+}
+
+// A lock_timeout of the connection's own bounds the waits of a migration, not the one for
+// its turn.
+func TestATurnIsWaitedForWhateverTheLockTimeout(t *testing.T) {
+	t.Parallel()
+	name := at(t, pgtest.URL(), len(landed(t)))
+	files := withNext(t, "ALTER TABLE {{.schema}}.inbox ADD COLUMN next int")
+	separator := "?"
+	if strings.Contains(pgtest.URL(), "?") {
+		separator = "&"
+	}
+	at := pgtest.URL() + separator + "lock_timeout=50"
+	watch, tx := connect(t), writes(t, name, "long")
+	errs := make(chan error, 2)
+	up := func() { errs <- migrations.UpWith(t.Context(), at, name, files) }
+	go up()
+	go up()
+	faulttest.Await(t, "one has been refused a lock, and the other waits", func() (seen bool) {
+		err := watch.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock(726539051, hashtext(''"+name+"''%')").Scan(&seen)
+		return seen && err == nil
+	}, nil)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(<-errs, <-errs); err != nil {
+		t.Errorf("Up: %v", err)
+	}
+}
+
+// The server ends a migrator that hangs with the locks that it has.
+func TestAMigratorThatHangsIsEnded(t *testing.T) {
+	t.Parallel()
+	name := at(t, pgtest.URL(), len(landed(t)))
+	files := withNext(t, `DO $$ BEGIN
+		ASSERT current_setting('idle_in_transaction_session_timeout') = '15s' AND current_setting('client_connection_check_interval') = '5s';
+	END $$`)
+	if err := migrations.UpWith(t.Context(), pgtest.URL(), name, files); err != nil {
+		t.Errorf("Up: %v", err)
+	}
+}
+
+// To look at a schema makes none.
+func TestAVersionIsReadWithoutMakingAnything(t *testing.T) {
+	t.Parallel()
+	name := pgtest.Name()
+	applied, known, err := migrations.Version(t.Context(), pgtest.URL(), name)
+	if applied != 0 || known == 0 || err != nil {
+		t.Errorf("Version = %d, %d, %v", applied, known, err)
+	}
+	var there bool
+	if err := connect(t).QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", name).Scan(&there); err != nil || there {
+		t.Errorf("the schema is there: %t, %v", there, err)
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"cmp"
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -128,12 +129,24 @@ func Down(ctx context.Context, databaseURL, schema string, version int32) error 
 // Version returns the number of the last migration applied to schema, 0 if
 // none was, and the number of the newest one that this binary knows.
 func Version(ctx context.Context, databaseURL, schema string) (applied, known int32, err error) {
-	err = sagamill.with(ctx, databaseURL, schema, func(m *migrate.Migrator) error {
-		known = int32(len(m.Migrations))
-		applied, err = m.GetCurrentVersion(ctx)
+	err = sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		migrations, err := migrate.FindMigrations(sagamill.files)
+		if err != nil {
+			return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
+		}
+		known = int32(len(migrations))
+		if applied, err = sagamill.applied(ctx, conn, schema); absent(err) {
+			return nil
+		}
 		return err
 	})
 	return applied, known, err
+}
+
+// absent reports that there is no version, nor a table of it.
+func absent(err error) bool {
+	var missing *pgconn.PgError
+	return errors.Is(err, pgx.ErrNoRows) || errors.As(err, &missing) && missing.Code == "42P01"
 }
 
 // Print writes the SQL of all migrations for schema to w, in the form that
@@ -159,12 +172,6 @@ func Print(w io.Writer, schema string) error {
 	return err
 }
 
-func (s set) with(ctx context.Context, databaseURL, schema string, do func(*migrate.Migrator) error) error {
-	return s.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
-		return s.locked(ctx, conn, schema, do)
-	})
-}
-
 // connected has do use a connection of its own: whatever happens, closing it frees tern's
 // lock.
 func (s set) connected(ctx context.Context, databaseURL, schema string, do func(conn *pgx.Conn, schema string) error) error {
@@ -187,14 +194,11 @@ func (s set) connected(ctx context.Context, databaseURL, schema string, do func(
 // locked makes sure that schema and its version table are there, which takes locks of the
 // whole database.
 func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, do func(*migrate.Migrator) error) error {
-	if err := refusePooler(ctx, conn); err != nil {
-		return fmt.Errorf("migrations: schema %s: %w", schema, err)
-	}
 	if _, err := conn.PgConn().Exec(ctx, sqlschema.Bind(schema, sqlCreateSchema)).ReadAll(); err != nil {
 		return fmt.Errorf("migrations: create schema %s: %w", schema, err)
 	}
-	m, err := s.load(ctx, conn, schema)
-	if err != nil {
+	var m *migrate.Migrator
+	if err := alone(ctx, conn, func() (err error) { m, err = s.load(ctx, conn, schema); return err }); err != nil {
 		return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 	}
 	if err := do(m); err != nil {
