@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"syscall"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,12 +21,13 @@ import (
 func Example_service() {
 	type Order struct{ Amount int64 }
 	charge := func(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emit consumer.Emit) error {
-		_, err := tx.Exec(ctx, "INSERT INTO charge (saga, amount) VALUES ($1, $2)", in.CorrelationID, in.Body.Amount)
+		_, err := tx.Exec(ctx, "INSERT INTO payment.charge (saga, amount) VALUES ($1, $2)", in.CorrelationID, in.Body.Amount)
 		emit(outbox.Message{Topic: "payment.processed", Step: "arrange-shipping", Payload: in.Payload})
 		return err
 	}
 	refund := func(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emit consumer.Emit) error {
-		_, err := tx.Exec(ctx, "DELETE FROM charge WHERE saga = $1", in.CorrelationID)
+		_, err := tx.Exec(ctx, "UPDATE payment.charge SET refunded = true WHERE saga = $1", in.CorrelationID)
+		emit(outbox.Message{Topic: "payment.refunded", Step: "cancel-order", Payload: in.Payload})
 		return err
 	}
 	steps := []consumer.Step{{
@@ -34,7 +36,7 @@ func Example_service() {
 		Compensation: consumer.On("shipment.rejected", refund),
 	}}
 
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	url := os.Getenv("DATABASE_URL")
 	must(migrations.Up(ctx, url, "payment"))
@@ -48,5 +50,5 @@ func Example_service() {
 	var running sync.WaitGroup
 	running.Go(func() { must(relay.Run(ctx)) })
 	running.Go(func() { must(service.Run(ctx)) })
-	running.Wait() // until Ctrl-C: what has begun is finished and acked
+	running.Wait() // until it is told to stop: what has begun is finished and acked
 }

@@ -22,7 +22,9 @@ const (
 )
 
 // A Key is a secret that a producer shares with those that verify its messages.
-// Printed, logged or encoded it tells no secret.
+// Printed, logged or encoded as JSON by itself, or as an element of something, it tells no
+// secret. As an unexported field of a struct that is printed it does, as any bytes there: fmt does not ask it.
+// Nor do other encodings: do not store it in such places.
 type Key struct {
 	ID       string // names the key in each signature; 1 to 32 of a-z 0-9 -, never used for another secret
 	Producer string // the service whose messages it signs; 1 to 128 printable bytes
@@ -56,6 +58,18 @@ func validID(id string) bool {
 	return id != "" && len(id) <= MaxID && !strings.ContainsFunc(id, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-')
 	})
+}
+
+// sameSecret reports whether k and other make the same signatures: HMAC fills a short secret up
+// with zeros, and hashes a long one.
+func (k *Key) sameSecret(other *Key) bool {
+	return bytes.Equal(k.mark(), other.mark())
+}
+
+func (k *Key) mark() []byte {
+	mac := hmac.New(sha256.New, k.Secret)
+	mac.Write([]byte("sagamill signing: the same secret?"))
+	return mac.Sum(nil)
 }
 
 // expired reports whether k is not to be used any more.

@@ -266,7 +266,9 @@ func TestKeysAreChecked(t *testing.T) {
 	}
 	same := key("b", "shop")
 	same.Secret = good.Secret
-	for name, keys := range map[string][]signing.Key{"none": nil, "twice": {good, {ID: "a", Producer: "x", Secret: key("c", "").Secret}}, "same secret": {good, same}} {
+	filled := key("b", "shop")
+	filled.Secret = append(bytes.Clone(good.Secret), 0)
+	for name, keys := range map[string][]signing.Key{"none": nil, "the same to HMAC": {good, filled}, "twice": {good, {ID: "a", Producer: "x", Secret: key("c", "").Secret}}, "same secret": {good, same}} {
 		if _, err := signing.NewVerifier(keys, nil); err == nil {
 			t.Errorf("keys %s: NewVerifier takes them", name)
 		}

@@ -1,7 +1,6 @@
 package signing
 
 import (
-	"bytes"
 	"crypto/hmac"
 	"errors"
 	"fmt"
@@ -40,7 +39,7 @@ func NewVerifier(keys []Key, allowed map[string][]string) (*Verifier, error) {
 			err = fmt.Errorf("key %s is given twice", k.ID)
 		}
 		for _, other := range v.machines {
-			if err == nil && bytes.Equal(other.Secret, k.Secret) { // one could sign as the other
+			if err == nil && other.sameSecret(&k) { // one could sign as the other
 				err = fmt.Errorf("keys %s and %s have the same secret", min(k.ID, other.ID), max(k.ID, other.ID))
 			}
 		}

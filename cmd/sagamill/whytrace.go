@@ -281,7 +281,7 @@ func (q *inquiry) orchestrates(m *outbox.Located) bool {
 func (q *inquiry) handled(m *outbox.Located) bool {
 	for _, s := range q.sites {
 		for i := range s.in.Steps {
-			if r := &s.in.Steps[i]; r.N == m.N && (r.Step == m.Step || m.N != "") && r.UpdatedAt.After(m.CreatedAt) {
+			if r := &s.in.Steps[i]; r.N == m.N && r.Step == m.Step && r.UpdatedAt.After(m.CreatedAt) {
 				return true
 			}
 		}

@@ -322,3 +322,35 @@ func TestAClaimThatTheServerHasLost(t *testing.T) {
 		})
 	}
 }
+
+// A sweeper may have removed the record between the COMMIT and the look at it. What the
+// record said is not known then.
+func TestARecordThatWasSweptBeforeTheLook(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []ClaimMode{ClaimLeased, ClaimInline} {
+		t.Run(fmt.Sprint(mode), func(t *testing.T) {
+			t.Parallel()
+			direct := newFixture(t, Options{})
+			p, pool := pgtest.NewProxy(t)
+			look := &before{sql: direct.q.lockState, do: func(ctx context.Context) error {
+				direct.waitFor(t, "SELECT clock_timestamp() > max(expires_at) FROM "+direct.schema+".idempotency_key")
+				_, err := direct.Sweep(ctx, 100)
+				return err
+			}}
+			config := pool.Config()
+			config.ConnConfig.Tracer = look
+			f := newFixtureOn(t, poolOf(t, config, 6), direct.schema, Options{ClaimMode: mode, LookupTimeout: 6 * time.Second, Grace: time.Second})
+			c := idemkeytest.Claim("k", "a")
+			c.TTL, c.Lease, c.ExecTimeout = time.Second, time.Second, time.Second // the least that may be asked for
+			owner := f.begin(t, c)
+			if _, err := owner.tx.Holder().Exec(t.Context(), "INSERT INTO "+f.schema+".business (key) VALUES ('k')"); err != nil {
+				t.Fatal(err)
+			}
+			p.Lose(pgtest.LoseReply)
+			if err := owner.Commit(t.Context(), done); !errors.Is(err, idemkey.ErrOutcomeUnknown) {
+				t.Errorf("Commit: %v, want ErrOutcomeUnknown", err)
+			}
+			direct.expectRows(t, "k", 1)
+		})
+	}
+}

@@ -23,14 +23,15 @@ import (
 
 // An execution owns one claim and the connection of its transaction.
 type execution struct {
-	s      *Store
-	conn   *pgxpool.Conn
-	tx     *lazytx.Tx
-	id     idemkey.Identity
-	token  pgtype.UUID
-	record record // nil without a key
-	ended  sync.Once
-	given  bool // the connection has been given back
+	s       *Store
+	conn    *pgxpool.Conn
+	tx      *lazytx.Tx
+	id      idemkey.Identity
+	token   pgtype.UUID
+	record  record    // nil without a key
+	expires time.Time // of the record, by the database's clock
+	ended   sync.Once
+	given   bool // the connection has been given back
 
 	// of the opener, under its lock
 	waiting   *list.Element // nil: it does not wait
@@ -312,12 +313,32 @@ func (e *execution) state(ctx context.Context) (idemkey.State, error) {
 	return state, err
 }
 
-// holder reads whose the record is, where state has found none. Of this claim: somebody
-// has locked it, and what it says is not decided yet.
-func (e *execution) holder(ctx context.Context) (mine, others bool, err error) {
-	err = e.s.pool.QueryRow(ctx, e.s.q.readHolder, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&mine)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, false, nil
+// A holder is whose the record is, where state has found none.
+type holder int
+
+const (
+	mine   holder = iota // somebody has locked it, and what it says is not decided yet
+	others               // another claim has taken it over
+	nobody               // there is none, and this claim's cannot have been removed
+	swept                // there is none: a sweeper may have removed it, whatever it said
+)
+
+// holder reads whose the record is.
+func (e *execution) holder(ctx context.Context) (holder, error) {
+	var own bool
+	err := e.s.pool.QueryRow(ctx, e.s.q.readHolder, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&own)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		var over bool
+		if err := e.s.pool.QueryRow(ctx, "SELECT clock_timestamp() >= $1", e.expires).Scan(&over); err != nil {
+			return mine, err
+		}
+		if over {
+			return swept, nil
+		}
+		return nobody, nil
+	case err != nil || own:
+		return mine, err
 	}
-	return mine, !mine && err == nil, err
+	return others, nil
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -96,7 +95,6 @@ type inlineRecord struct {
 	*execution
 	lock       int64
 	claim      *idemkey.Claim
-	expires    time.Time
 	prior      pgtype.UUID // of the record that is replaced, if there is one
 	priorState int
 }
@@ -137,7 +135,7 @@ func (i *inlineRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	state, err := i.state(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		if mine, _, err := i.holder(ctx); mine || err != nil {
+		if whose, err := i.holder(ctx); err != nil || whose == mine || whose == swept {
 			return false, false, nil
 		}
 		return false, free, nil

@@ -114,7 +114,7 @@ func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, e
 			return idemkey.Decision{}, err
 		}
 	}
-	e.record = (*leasedRecord)(e)
+	e.record, e.expires = (*leasedRecord)(e), expires
 	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
 	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(lockResult) })
 	e.s.opener.add(e, c.ExecTimeout)
@@ -174,11 +174,10 @@ func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	state, err := (*execution)(l).state(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		mine, others, err := (*execution)(l).holder(ctx)
-		switch {
-		case mine || err != nil:
+		switch whose, err := (*execution)(l).holder(ctx); {
+		case err != nil || whose == mine || whose == swept:
 			return false, false, nil
-		case others: // only a transaction that had ended can have lost it
+		case whose == others: // only a transaction that had ended can have lost it
 			return false, true, idemkey.ErrLeaseLost
 		}
 		return false, true, nil // a crash of the server has taken the claim back, and with it all that came after
