@@ -8,7 +8,7 @@
 --   {prefix}_operator  decides about dead letters, refused messages and sagas, and replays
 --   {prefix}_reader    sees where a saga is, and everything else but stored HTTP responses; changes nothing
 --
--- For a process that consumes and relays:
+-- For a process that consumes and relays, once this has been run:
 --
 --   CREATE ROLE {prefix}_worker_1 LOGIN PASSWORD '...';
 --   GRANT {prefix}_consumer, {prefix}_relay TO {prefix}_worker_1;
@@ -33,7 +33,7 @@
 BEGIN;
 SET LOCAL search_path = pg_catalog;
 SET LOCAL lock_timeout = '5s';
-SELECT pg_advisory_xact_lock(7265390517843162); -- one after the other, and not beside a migration
+SELECT pg_advisory_xact_lock(7265390517843162); -- one after the other; a migration holds it only while it creates the schema
 
 DO $$
 DECLARE
@@ -47,10 +47,13 @@ BEGIN
     END IF;
 END $$;
 
--- A role of one of these names that may do more is somebody else's.
+-- A role of one of these names that may do more is somebody else's. What it is a member of it could do as well; and who
+-- is a member of it before the schema is the owner's would get rights that nobody has given. Not who runs this: it has
+-- them all, and since PostgreSQL 16 it is a member of each role that it has made.
 DO $$
 DECLARE
     name text;
+    other text;
 BEGIN
     FOREACH name IN ARRAY ARRAY['{prefix}_owner', '{prefix}_entry', '{prefix}_relay', '{prefix}_consumer', '{prefix}_operator', '{prefix}_reader'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
@@ -61,6 +64,19 @@ BEGIN
         ELSIF EXISTS (SELECT FROM pg_roles WHERE rolname = name
             AND (rolcanlogin OR rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls)) THEN
             RAISE EXCEPTION 'role % exists, and may log in or do more than a role of sagamill: choose another prefix', name;
+        END IF;
+
+        SELECT roleid::regrole INTO other FROM pg_auth_members WHERE member = name::regrole LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION 'role % is a member of %: revoke that, or choose another prefix', name, other;
+        END IF;
+
+        SELECT member::regrole INTO other FROM pg_auth_members
+        WHERE roleid = name::regrole AND member <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
+            AND NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{schema}' AND nspowner = '{prefix}_owner'::regrole)
+        LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION 'role % has a member already, %, which would get its rights: revoke that, or choose another prefix', name, other;
         END IF;
     END LOOP;
 END $$;

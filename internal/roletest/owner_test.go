@@ -200,8 +200,13 @@ func TestRolesAreRefused(t *testing.T) {
 		{"no tables", "ALTER TABLE {schema}.schema_version RENAME TO other", "has had 0 of 8"},
 		{"a role that may log in", "CREATE ROLE {prefix}_reader LOGIN", "_reader exists, and may log in"},
 		{"a superuser", "CREATE ROLE {prefix}_consumer SUPERUSER", "_consumer exists"},
+		{"a member of a role of the server", "CREATE ROLE {prefix}_reader IN ROLE pg_read_all_data", "{prefix}_reader is a member of pg_read_all_data: revoke that"},
+		{"a member of another of the roles", "CREATE ROLE {prefix}_operator; CREATE ROLE {prefix}_entry IN ROLE {prefix}_operator", "{prefix}_entry is a member of {prefix}_operator: revoke that"},
+		{"an owner with a member", "CREATE ROLE {prefix}_owner; CREATE ROLE {prefix}_other IN ROLE {prefix}_owner", "{prefix}_owner has a member already, {prefix}_other,"},
+		{"a reader with a member", "CREATE ROLE {prefix}_reader; CREATE ROLE {prefix}_other IN ROLE {prefix}_reader", "{prefix}_reader has a member already, {prefix}_other,"},
 	} {
 		before := strings.ReplaceAll(sqlschema.Bind(i.Schema, tt.before), "{prefix}", i.Prefix)
+		tt.want = strings.ReplaceAll(tt.want, "{prefix}", i.Prefix)
 		err := pgx.BeginFunc(t.Context(), i.Admin, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), before); err != nil {
 				t.Fatal(err)
@@ -218,6 +223,61 @@ func TestRolesAreRefused(t *testing.T) {
 	if err := i.Admin.QueryRow(context.WithoutCancel(t.Context()), "SELECT count(*) FROM pg_roles WHERE starts_with(rolname, $1)", i.Prefix).Scan(&left); err != nil || left != 0 {
 		t.Errorf("%d roles are left, %v", left, err)
 	}
+}
+
+// Who runs it the first time may be a member of the roles, as who has made them is since
+// PostgreSQL 16.
+func TestWhoMadeTheRolesIsTheirMember(t *testing.T) {
+	t.Parallel()
+	i := newInstallation(t)
+	i.Exec(t, "CREATE ROLE "+i.Role("owner")+" ROLE "+i.app)
+	for _, name := range roletest.Names() {
+		i.Exec(t, "CREATE ROLE "+i.Role(name)+" ADMIN "+i.app)
+	}
+	if err := i.try(t, i.pool, i.SQL(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got := i.others(t); got != "" {
+		t.Errorf("not the owner's: %s", got)
+	}
+}
+
+// Once the schema is the owner's, login roles are members of the roles; none of these may be
+// a member of another.
+func TestMembersKeepTheirRoles(t *testing.T) {
+	t.Parallel()
+	i := newInstallation(t)
+	i.psql(t)
+	for _, name := range append(roletest.Names(), "owner") {
+		i.Member(t, name)
+	}
+	reader := i.Pool(t, "reader", func(error) {})
+	i.psql(t)
+	if err := i.try(t, reader, "SELECT FROM {schema}.saga"); err != nil {
+		t.Errorf("a reader, after it was run again: %v", err)
+	}
+
+	entry, operator := i.Role("entry"), i.Role("operator")
+	i.Exec(t, "GRANT "+operator+" TO "+entry)
+	i.Exec(t, "GRANT ALL ON "+i.Schema+".saga TO "+entry)
+	want := i.rights(t)
+	conn, err := pgx.Connect(t.Context(), i.Server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	_, err = conn.Exec(t.Context(), i.SQL(t), pgx.QueryExecModeSimpleProtocol)
+	if err == nil || !strings.Contains(err.Error(), entry+" is a member of "+operator) {
+		t.Errorf("%v, want that %s is a member of %s", err, entry, operator)
+	}
+	if err := conn.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, i.rights(t)); diff != "" {
+		t.Errorf("rights after the refusal (-before +after):\n%s", diff)
+	}
+	i.Exec(t, "REVOKE "+operator+" FROM "+entry)
+	i.psql(t)
 }
 
 func TestNamesOfRolesAreChecked(t *testing.T) {
