@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/proctest"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 const (
@@ -24,15 +26,21 @@ const (
 	nodePatience = time.Minute
 )
 
-// participant returns a folder with the program in ../participant-node and what it
-// depends on, none of which is put into the tree.
-func participant(t *testing.T) (dir string) {
+// need skips the test on a machine without one of the programs.
+func need(t *testing.T, programs ...string) {
 	t.Helper()
-	for _, name := range []string{"node", "npm"} {
+	for _, name := range programs {
 		if _, err := exec.LookPath(name); err != nil {
 			t.Skipf("NOT TESTED: no %s on this machine", name)
 		}
 	}
+}
+
+// participant returns a folder with the program in ../participant-node and what it
+// depends on, none of which is put into the tree.
+func participant(t *testing.T) (dir string) {
+	t.Helper()
+	need(t, "node", "npm")
 	files, err := filepath.Glob(nodeProgram + "/*.*")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no program in %s", nodeProgram)
@@ -55,6 +63,18 @@ func participant(t *testing.T) (dir string) {
 		t.Skipf("NOT TESTED: npm ci: %v\n%s", err, out)
 	}
 	return dir
+}
+
+// The program reads the step keys that internal/stepkey reads, and no others, and messages
+// of the one version of the format.
+func TestParticipantReadsWhatTheLibraryReads(t *testing.T) {
+	t.Parallel()
+	need(t, "node")
+	cmd := exec.CommandContext(t.Context(), "node", "--test", "message.test.js")
+	cmd.Dir = nodeProgram
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
 
 // A harbour is the site without its shipping service, which is the program of another
@@ -226,6 +246,9 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 	for i, p := range l.orders {
 		p.kind = &kinds[[]int{0, 3}[i%2]] // shipped and unshippable ones
 	}
+	for _, p := range l.orders[:2] { // one of each kind, of two tenants
+		p.key = `"order 42"`
+	}
 	participants := []*proctest.Process{h.launch(), h.launch()}
 	var placing sync.WaitGroup
 	placing.Go(func() {
@@ -237,7 +260,7 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 	for n := range orders + 1 {
 		select {
 		case last = <-copies:
-			h.deliver(last, func(*amqp091.Publishing) {})
+			h.deliver(last, inFormat("1"))
 		case <-ctx.Done():
 			t.Fatalf("only %d payments within %v", n, nodePatience)
 		}
@@ -257,6 +280,14 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 		if code := p.Wait(nodePatience); code != 0 {
 			t.Errorf("the program ended with %d after SIGTERM, want 0", code)
 		}
+	}
+}
+
+// inFormat returns a change that says of which version of the format a message is.
+func inFormat(version string) func(*amqp091.Publishing) {
+	return func(p *amqp091.Publishing) {
+		p.Headers = maps.Clone(p.Headers)
+		p.Headers[outbox.HeaderFormat] = version
 	}
 }
 
@@ -306,6 +337,7 @@ func (h *harbour) refuses(d amqp091.Delivery) {
 	before := h.count("SELECT count(*) FROM shipping_node.inbox")
 	changes := []func(*amqp091.Publishing){
 		func(p *amqp091.Publishing) { p.Headers = nil },
+		inFormat("2"),
 		func(p *amqp091.Publishing) { p.Type = "" },
 		func(p *amqp091.Publishing) { p.Body = []byte("{") },
 		func(p *amqp091.Publishing) { p.Body = append(p.Body, ' ') }, // another payload under the same key

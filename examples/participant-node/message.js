@@ -7,13 +7,18 @@ import { createHash } from 'node:crypto';
 // dead-letter queue; everything else that goes wrong is tried again.
 export class UnusableError extends Error {}
 
-// parseStepKey splits <key>:<step>[#<n>]. The key is the client's and may have colons
-// itself; neither step nor n has one, so the last colon is the one.
+// The one version of the message format that this program reads. A message that names
+// none is of version 1.
+const FORMAT = '1';
+
+// parseStepKey splits <key>:<step>[#<n>]. The key is the client's, 1 to 255 printable ASCII
+// characters, and may have spaces and colons itself; neither step nor n has a colon, so the
+// last one is the one.
 export function parseStepKey(value) {
   const colon = value.lastIndexOf(':');
   const match = /^([a-z0-9][a-z0-9-]{0,62})(?:#([A-Za-z0-9._-]{1,32}))?$/.exec(value.slice(colon + 1));
   const key = value.slice(0, Math.max(colon, 0));
-  if (!match || !/^[\x21-\x7e]{1,255}$/.test(key)) {
+  if (!match || !/^[\x20-\x7e]{1,255}$/.test(key)) {
     throw new UnusableError('x-idempotency-key is malformed');
   }
   return { key, step: match[1], n: match[2] ?? '' };
@@ -25,9 +30,12 @@ export function formatStepKey({ key, step, n }) {
 
 // decode reads a delivery of the given type, for the step that this service does. The
 // identity has the service's own step name: the one in the key is the sender's idea of
-// who listens.
+// who listens. The version comes first: in another one, nothing else means what it says.
 export function decode({ properties, content }, type, step) {
   const { headers = {} } = properties;
+  if ((headers['x-sagamill-format'] ?? FORMAT) !== FORMAT) {
+    throw new UnusableError('format-unknown: x-sagamill-format is a version that is not known');
+  }
   if (properties.type !== type) {
     throw new UnusableError('the type is missing or another');
   }

@@ -4,12 +4,15 @@
 //	<key>:<step>[#<n>]
 //
 // key is the client's idempotency key, 1–255 printable ASCII characters, and may
-// itself contain colons. step is [a-z0-9][a-z0-9-]{0,62} and n, which tells
+// itself contain spaces and colons. step is [a-z0-9][a-z0-9-]{0,62} and n, which tells
 // several messages of one saga to one step apart, is [A-Za-z0-9._-]{1,32}.
 // Neither can hold a colon, so the last colon splits a step key without doubt.
 //
 // A step's identity is the tuple, never the joined string: two keys that would
 // join to the same string as part of something longer stay apart.
+//
+// testdata/stepkeys.json has step keys inside and outside the grammar. Whoever reads
+// step keys in another language is held against it, too.
 package stepkey
 
 import (
@@ -74,9 +77,9 @@ func (k Key) Check() error {
 	return nil
 }
 
-// CheckKey returns an [ErrMalformed] unless key is 1–255 visible ASCII
-// characters: what HTTP can carry without quoting trouble, an AMQP short
-// string can hold and PostgreSQL can index.
+// CheckKey returns an [ErrMalformed] unless key is 1–255 printable ASCII
+// characters, 0x20 to 0x7e, the space among them: what a quoted string of HTTP
+// can carry, an AMQP short string can hold and PostgreSQL can index.
 func CheckKey(key string) error {
 	if key == "" || len(key) > MaxKey {
 		return fmt.Errorf("%w: key must be 1 to %d characters, not %d", ErrMalformed, MaxKey, len(key))
