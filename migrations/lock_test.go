@@ -258,3 +258,14 @@ func TestAVersionIsReadWithoutMakingAnything(t *testing.T) {
 		t.Errorf("the schema is there: %t, %v", there, err)
 	}
 }
+
+// What is not named is not migrated.
+func TestWhatIsNotThereIsNotMigrated(t *testing.T) {
+	t.Parallel()
+	if err := migrations.Up(t.Context(), "", pgtest.Name()); err == nil || !strings.Contains(err.Error(), "no database URL") {
+		t.Errorf("Up without a URL: %v", err)
+	}
+	if err := migrations.Down(t.Context(), pgtest.URL(), pgtest.Name(), 0); err == nil || !strings.Contains(err.Error(), "has had no migrations") {
+		t.Errorf("Down of a schema that is not there: %v", err)
+	}
+}

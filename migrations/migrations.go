@@ -113,6 +113,9 @@ func (s set) up(ctx context.Context, databaseURL, schema string) error {
 // at the version that the last step down has left.
 func Down(ctx context.Context, databaseURL, schema string, version int32) error {
 	return sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		if _, err := sagamill.applied(ctx, conn, schema); absent(err) {
+			return fmt.Errorf("migrations: schema %s has had no migrations", schema)
+		}
 		return sagamill.migrating(ctx, conn, schema, func(m *migrate.Migrator) error {
 			current, err := m.GetCurrentVersion(ctx)
 			if err != nil {
@@ -178,6 +181,9 @@ func (s set) connected(ctx context.Context, databaseURL, schema string, do func(
 	schema = cmp.Or(schema, DefaultSchema)
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
+	}
+	if databaseURL == "" { // or it would be whatever database pgx finds by itself
+		return errors.New("migrations: there is no database URL")
 	}
 	config, err := pgxpool.ParseConfig(databaseURL) // which knows the settings of pools that a URL may have
 	if err != nil {

@@ -119,7 +119,8 @@ func migrate(ctx context.Context, name, databaseURL string) error {
 			return migrations.UpFrom(ctx, databaseURL, schemas[name], name+"_version", tables[name])
 		}
 		var refused *pgconn.ConnectError
-		if !errors.As(err, &refused) {
+		var answered *pgconn.PgError
+		if !errors.As(err, &refused) || errors.As(err, &answered) && !starting(answered) {
 			return err
 		}
 		slog.WarnContext(ctx, "the database does not answer yet", "service", name)
@@ -127,6 +128,12 @@ func migrate(ctx context.Context, name, databaseURL string) error {
 			return err
 		}
 	}
+}
+
+// starting reports whether the server says that it will answer later. Whatever else it
+// says is a wrong setting, such as a database that does not exist.
+func starting(answer *pgconn.PgError) bool {
+	return strings.HasPrefix(answer.Code, "57P") || answer.Code == "53300"
 }
 
 func (n *node) build(s *settings, processor payment.Gateway, b broker, w watchers, logger *slog.Logger) error {
