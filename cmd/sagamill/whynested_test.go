@@ -55,6 +55,22 @@ func TestWhyOfANestedSaga(t *testing.T) {
 	}
 }
 
+// Of a message that several services listen to, only the step that it is for has it, however
+// many others have moved since under the same n.
+func TestWhyOfAMessageThatOthersHaveHandled(t *testing.T) {
+	t.Parallel()
+	f := newTrips(t)
+	f.exec(`INSERT INTO {home}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
+		VALUES (gen_random_uuid(), 'paid', 'paid', 'acme', 'k', 'ship', 'x1', 'k', '', '', 'application/json', '{}')`)
+	f.relay(f.home)
+	f.exec("INSERT INTO {flights}.inbox (scope, key, step, n, state, digest) VALUES ('acme', 'k', 'note', 'x1', 'done', sha256(''))")
+	f.why("k", "message paid for step ship, written at 20")
+	f.exec("INSERT INTO {flights}.inbox (scope, key, step, n, state, digest) VALUES ('acme', 'k', 'ship', 'x1', 'done', sha256(''))")
+	if out := f.why("k", "known: step ship#x1"); strings.Contains(out, "message paid") {
+		t.Errorf("why says\n%s", out)
+	}
+}
+
 // What stands in an outbox besides what is simply stored.
 func TestWhyOfAMessageThatIsHeld(t *testing.T) {
 	t.Parallel()
