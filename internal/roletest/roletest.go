@@ -101,6 +101,7 @@ func (r *Roles) Pool(t testing.TB, name string, denied func(error)) *pgxpool.Poo
 // schema.
 type Grant struct{ Privilege, On string }
 
+// String is what stands behind GRANT or REVOKE, up to the role.
 func (g Grant) String() string { return g.Privilege + " ON " + g.On }
 
 // sqlListGrants lists what has been granted to the role $2 on the schema $1 and in it, each
