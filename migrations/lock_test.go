@@ -233,8 +233,9 @@ func TestATurnIsWaitedForWhateverTheLockTimeout(t *testing.T) {
 	}
 }
 
-// The server ends a migrator that hangs with the locks that it has.
-func TestAMigratorThatHangsIsEnded(t *testing.T) {
+// The server is told to end a migrator that hangs with the locks that it has, and one whose
+// machine is gone.
+func TestAMigrationLimitsItsOwnSilence(t *testing.T) {
 	t.Parallel()
 	name := at(t, pgtest.URL(), len(landed(t)))
 	files := withNext(t, `DO $$ BEGIN

@@ -71,8 +71,8 @@ type set struct {
 func newSet(files fs.FS, version string) set { return set{files, version, usual} }
 
 // Up creates schema if it is missing and applies all migrations that it has
-// not had yet. It must have a connection that is not behind a
-// transaction-mode pooler: tern's lock belongs to the session. After an error
+// not had yet. For that it must have a connection that is no pooler's, or it returns
+// [ErrPooled]: the migrator's lock belongs to the session. After an error
 // the schema is at the version of the last migration that succeeded; the error is
 // [ErrLocked] if open transactions kept the next one from a table.
 func Up(ctx context.Context, databaseURL, schema string) error {

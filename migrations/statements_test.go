@@ -71,13 +71,36 @@ func TestTheStatementsOfTheNewestReleaseAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release := regexp.MustCompile(`(?m)^## \[(\d+\.\d+\.\d+)\]`).FindSubmatch(changes)
-	if release == nil {
-		return // there is none yet
+	if release := unkept(string(changes), slices.Collect(maps.Keys(generations(t)))); release != "" {
+		t.Errorf("no directory of testdata/statements is of release v%s: docs/upgrading.md says how to make it", release)
 	}
-	kept := func(dir string) bool { return strings.HasSuffix(dir, "-v"+string(release[1])) }
-	if !slices.ContainsFunc(slices.Collect(maps.Keys(generations(t))), kept) {
-		t.Errorf("no directory of testdata/statements is of release v%s: docs/upgrading.md says how to make it", release[1])
+}
+
+// unkept returns the newest release of a change log, if none of the directories is of it.
+func unkept(changelog string, dirs []string) string {
+	release := regexp.MustCompile(`(?m)^## \[(\d+\.\d+\.\d+)\]`).FindStringSubmatch(changelog)
+	if release == nil || slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasSuffix(dir, "-v"+release[1]) }) {
+		return ""
+	}
+	return release[1]
+}
+
+func TestAReleaseWithoutItsStatementsIsFound(t *testing.T) {
+	t.Parallel()
+	const released = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2027-01-01\n\n## [0.1.0] - 2026-12-01\n"
+	for _, tt := range []struct {
+		changelog string
+		dirs      []string
+		want      string
+	}{
+		{"# Changelog\n\n## [Unreleased]\n", []string{"008"}, ""},
+		{released, []string{"008", "008-v0.1.0"}, "0.2.0"},
+		{released, []string{"008-v0.1.0", "009-v0.2.0"}, ""},
+		{released, []string{"008-v10.2.0"}, "0.2.0"},
+	} {
+		if got := unkept(tt.changelog, tt.dirs); got != tt.want {
+			t.Errorf("of %q: %q, want %q", tt.dirs, got, tt.want)
+		}
 	}
 }
 

@@ -317,10 +317,10 @@ func (e *execution) state(ctx context.Context) (idemkey.State, error) {
 type holder int
 
 const (
-	mine   holder = iota // somebody has locked it, and what it says is not decided yet
-	others               // another claim has taken it over
-	nobody               // there is none, and this claim's cannot have been removed
-	swept                // there is none: a sweeper may have removed it, whatever it said
+	heldByUs     holder = iota // somebody has locked it, and what it says is not decided yet
+	heldByOthers               // another claim has taken it over
+	heldByNobody               // there is none, and this claim's cannot have been removed
+	heldUntilNow               // there is none: a sweeper may have removed it, whatever it said
 )
 
 // holder reads whose the record is.
@@ -331,14 +331,14 @@ func (e *execution) holder(ctx context.Context) (holder, error) {
 	case errors.Is(err, pgx.ErrNoRows):
 		var over bool
 		if err := e.s.pool.QueryRow(ctx, "SELECT clock_timestamp() >= $1", e.expires).Scan(&over); err != nil {
-			return mine, err
+			return heldByUs, err
 		}
 		if over {
-			return swept, nil
+			return heldUntilNow, nil
 		}
-		return nobody, nil
+		return heldByNobody, nil
 	case err != nil || own:
-		return mine, err
+		return heldByUs, err
 	}
-	return others, nil
+	return heldByOthers, nil
 }

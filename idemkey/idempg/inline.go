@@ -135,7 +135,7 @@ func (i *inlineRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	state, err := i.state(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		if whose, err := i.holder(ctx); err != nil || whose == mine || whose == swept {
+		if whose, err := i.holder(ctx); err != nil || whose == heldByUs || whose == heldUntilNow {
 			return false, false, nil
 		}
 		return false, free, nil

@@ -175,9 +175,9 @@ func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		switch whose, err := (*execution)(l).holder(ctx); {
-		case err != nil || whose == mine || whose == swept:
+		case err != nil || whose == heldByUs || whose == heldUntilNow:
 			return false, false, nil
-		case whose == others: // only a transaction that had ended can have lost it
+		case whose == heldByOthers: // only a transaction that had ended can have lost it
 			return false, true, idemkey.ErrLeaseLost
 		}
 		return false, true, nil // a crash of the server has taken the claim back, and with it all that came after

@@ -77,13 +77,12 @@ func claimsOf(doc string, tests map[string]bool) (claims []claim, wrong []string
 	if section != guarantees {
 		complain("%d guarantees, want %d", section, guarantees)
 	}
-	return claims, append(wrong, checkTestNames(doc, tests)...)
+	return claims, append(append(wrong, checkClaimedTests(doc)...), checkTestNames("docs/guarantees.md", doc, tests)...)
 }
 
-// checkTestNames returns what is wrong with the tests that are named anywhere in
-// docs/guarantees.md, the claims' cells included: they exist, and their package is told.
-func checkTestNames(doc string, tests map[string]bool) (wrong []string) {
-	named := quoted.FindAllStringSubmatch(doc, -1)
+// checkClaimedTests returns what the claims of docs/guarantees.md name that is no test with
+// its package.
+func checkClaimedTests(doc string) (wrong []string) {
 	for line := range strings.SplitSeq(doc, "\n") {
 		if parts := claimRow.FindStringSubmatch(line); parts != nil {
 			for _, name := range quoted.FindAllStringSubmatch(parts[4], -1) {
@@ -93,9 +92,15 @@ func checkTestNames(doc string, tests map[string]bool) (wrong []string) {
 			}
 		}
 	}
-	for _, name := range named {
-		if qualifiedTest.MatchString(name[1]) && !tests[name[1]] {
-			wrong = append(wrong, fmt.Sprintf("docs/guarantees.md: %s does not exist", name[1]))
+	return wrong
+}
+
+// checkTestNames returns the tests that a document names, with their package, and that do not
+// exist.
+func checkTestNames(name, doc string, tests map[string]bool) (wrong []string) {
+	for _, named := range quoted.FindAllStringSubmatch(doc, -1) {
+		if qualifiedTest.MatchString(named[1]) && !tests[named[1]] {
+			wrong = append(wrong, fmt.Sprintf("%s: %s does not exist", name, named[1]))
 		}
 	}
 	return wrong

@@ -13,10 +13,9 @@ import (
 // relayTargets is a module of its own, whose tests docs/guarantees.md names as well.
 const relayTargets = "internal/relaytargets"
 
-// Every sentence of docs/guarantees.md names tests that exist, and the mutants break
-// its claims.
-func TestGuarantees(t *testing.T) {
-	t.Parallel()
+// allTests are the tests that documents may name, with their packages.
+func allTests(t *testing.T) map[string]bool {
+	t.Helper()
 	tests := map[string]bool{}
 	for _, dir := range []string{"", relayTargets} {
 		all, err := files(filepath.Join(root, dir))
@@ -27,6 +26,33 @@ func TestGuarantees(t *testing.T) {
 			tests[name] = true
 		}
 	}
+	return tests
+}
+
+// A test that any other document names exists, too.
+func TestDocumentsNameTestsThatExist(t *testing.T) {
+	t.Parallel()
+	tests := allTests(t)
+	documents, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(documents) < 5 {
+		t.Fatalf("%d documents, %v", len(documents), err)
+	}
+	for _, name := range documents {
+		doc, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, wrong := range checkTestNames(filepath.Base(name), string(doc), tests) {
+			t.Error(wrong)
+		}
+	}
+}
+
+// Every sentence of docs/guarantees.md names tests that exist, and the mutants break
+// its claims.
+func TestGuarantees(t *testing.T) {
+	t.Parallel()
+	tests := allTests(t)
 	doc, err := os.ReadFile(filepath.Join(root, "docs/guarantees.md"))
 	if err != nil {
 		t.Fatal(err)
