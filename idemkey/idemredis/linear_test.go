@@ -164,6 +164,16 @@ func (r *linearRun) audit(t *testing.T, history []lineartest.Op) error {
 	return lineartest.AuditLeased(history, rows, kept)
 }
 
+// steady is how many owners have not hung.
+func steady(history []lineartest.Op) (n int) {
+	for _, op := range history {
+		if op.Kind == lineartest.Created && !op.Stalled {
+			n++
+		}
+	}
+	return n
+}
+
 // Whatever dies or hangs, there is one record for each key, and every client is
 // told what it says, except by an owner that hung for longer than its lease. No
 // handler ran unless a client was told so or does not know.
@@ -176,6 +186,7 @@ func TestLinearizable(t *testing.T) {
 		t.Log("NOT TESTED: death at named points needs -tags=failpoints")
 	}
 	r.config.Injected = func() map[string]int { return map[string]int{"owner overtaken": r.lost(t)} }
+	r.config.Enough = func(history []lineartest.Op) bool { return steady(history) > 0 }
 	report, err := lineartest.Storm(t.Context(), r.config)
 	if err != nil {
 		t.Fatal(err)
@@ -184,16 +195,11 @@ func TestLinearizable(t *testing.T) {
 	if len(report.Missing) > 0 {
 		t.Errorf("void: the run never saw %q", report.Missing)
 	}
-	steady := 0
-	for _, op := range report.History {
-		if op.Kind == lineartest.Created && !op.Stalled {
-			steady++
-		}
-	}
-	if steady == 0 {
+	n := steady(report.History)
+	if n == 0 {
 		t.Error("void: every owner hung")
 	}
-	t.Logf("%d owners that did not hang", steady)
+	t.Logf("%d owners that did not hang", n)
 	if err := lineartest.CheckLeased(report.History); err != nil {
 		t.Error(err)
 	}
