@@ -32,6 +32,15 @@ func (e *epoch) start(closes <-chan *amqp.Error) {
 	e.conn.work.Go(func() { e.acks.run(e.gone) })
 }
 
+// ended is called once deliveries is closed. If that is so because the channel is, it
+// waits for the cause: the client has told it before, but to a goroutine that may not
+// have run yet.
+func (e *epoch) ended() {
+	if e.amqp.IsClosed() {
+		<-e.gone
+	}
+}
+
 // unreadable reports whether the client itself ended e because it could not
 // read what the broker sent.
 func (e *epoch) unreadable() bool {

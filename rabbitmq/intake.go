@@ -45,6 +45,7 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (idle boo
 			go s.settle(intake, work, next)
 		case d, ok := <-in:
 			if !ok { // a receive from a closed channel is no message
+				e.ended()
 				s.giveBack(e)
 				return false
 			}
