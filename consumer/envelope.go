@@ -160,6 +160,7 @@ func (c *Consumer) address(topic string, msg *message.Message) (*job, *rejection
 		Delivery: Delivery{
 			ID: msg.UUID, Topic: topic, Type: typ,
 			Scope: scope, Key: key.Key, N: key.N, Step: to.step.Name, Undo: to.kind == compensation,
+			Undoable:      to.kind == action && to.step.Compensation.decode != nil,
 			CorrelationID: cmp.Or(header(outbox.PropertyCorrelation), msg.UUID),
 			Metadata:      msg.Metadata, Payload: msg.Payload,
 		},

@@ -125,6 +125,7 @@ type Delivery struct {
 	Scope, Key, N   string
 	Step            string // the step that handles it
 	Undo            bool   // it is the step's compensation
+	Undoable        bool   // it is the action of a step that has one
 	CorrelationID   string // the saga instance
 	Attempt         int    // 1 for the first entry into the handler
 	Metadata        message.Metadata

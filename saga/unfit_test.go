@@ -67,8 +67,9 @@ func TestADeadlineSurvivesARestart(t *testing.T) {
 	d := saga.Must(saga.Define("trip", 1, s))
 	start(p, d, "k", trip{Item: "x"})
 	p.untilSQL("k", "due_at < clock_timestamp()")
-	p.participate(p.booking("flight"))
 	p.orchestrate(nil, d)
+	p.until("k", saga.StatusCompensating) // nobody has answered yet
+	p.participate(p.booking("flight"))
 	p.until("k", saga.StatusCompensated)
 }
 

@@ -75,7 +75,7 @@ func New(opts *Options) (*Observer, error) {
 // Enter implements [consumer.Observer]: the span begins.
 func (o *Observer) Enter(ctx context.Context, in *consumer.Delivery) consumer.Entry {
 	_, span := o.start(ctx, in)
-	return entry{span}
+	return entry{span, in}
 }
 
 // Observe implements [consumer.Observer]: the span ends, and e is counted.

@@ -54,7 +54,10 @@
 // is linked to it: a duplicate, and an action whose compensation has come first, has a short span in a trace of
 // its own, however late it arrives, with a link to its writer's span, if that was sampled.
 // What a handler emits has its span's context: the next
-// step's spans, and those of a compensation that it asks for, are its children. A message
+// step's spans, and those of a compensation that it asks for, are its children. A
+// compensation is linked to the span of the action that it undoes as well, if that is one of the last nine
+// on the way to it that can be undone, as the member sagamill of its tracestate tells; messages that a timer, a person or
+// a Writer of package outbox has written have no such way. A message
 // without a trace begins one when its handler is entered; an arrival that is not let in
 // begins none. Where the context that is given to the consumer has a span already, such as
 // one of a router's middleware, that is the parent, and the writer's is a link.

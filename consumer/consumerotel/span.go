@@ -46,7 +46,10 @@ const (
 const maxText = 256
 
 // An entry is the span of one entry into a handler.
-type entry struct{ trace.Span }
+type entry struct {
+	trace.Span
+	in *consumer.Delivery
+}
 
 // Context implements [consumer.Entry].
 func (e entry) Context(ctx context.Context) context.Context {
@@ -56,8 +59,28 @@ func (e entry) Context(ctx context.Context) context.Context {
 // Trace implements [consumer.Entry].
 func (e entry) Trace() (parent, state string) {
 	var c traceheader.Carrier
-	propagation.TraceContext{}.Inject(e.Context(context.Background()), &c)
+	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), e.emitting()), &c)
 	return c.Parent, c.State
+}
+
+// emitting returns the context of e's span, with the path to what its handler emits.
+func (e entry) emitting() trace.SpanContext {
+	span := e.SpanContext()
+	path := ""
+	if from := writer(e.in); from.TraceID() == span.TraceID() {
+		path = from.TraceState().Get(pathMember)
+	}
+	if e.in.Undoable && span.IsSampled() {
+		path = extended(path, e.in, span.SpanID())
+	}
+	if path == "" {
+		return span
+	}
+	state, err := span.TraceState().Insert(pathMember, path)
+	if err != nil {
+		return span // somebody else has written a path that is none
+	}
+	return span.WithTraceState(state)
 }
 
 // writer returns the span in which in was written.
@@ -66,9 +89,11 @@ func writer(in *consumer.Delivery) trace.SpanContext {
 	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), &c))
 }
 
-// start begins a span of in, in the trace of ctx, or else in that of its writer.
+// start begins a span of in, in the trace of ctx, or else in that of its writer, whose
+// path it leaves behind: requests that are made in the span tell nobody of it.
 func (o *Observer) start(ctx context.Context, in *consumer.Delivery, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
 	if from := writer(in); from.IsValid() && !trace.SpanContextFromContext(ctx).IsValid() {
+		from = from.WithTraceState(from.TraceState().Delete(pathMember))
 		return o.begin(trace.ContextWithRemoteSpanContext(ctx, from), in, opts)
 	}
 	return o.startApart(ctx, in, opts...)
@@ -88,6 +113,9 @@ func (o *Observer) begin(ctx context.Context, in *consumer.Delivery, opts []trac
 	operation, of := "process", in.Step
 	if in.Undo {
 		operation = "compensate"
+		if action := undone(in); action.IsSampled() {
+			opts = append(opts, trace.WithLinks(trace.Link{SpanContext: action, Attributes: []attribute.KeyValue{spanKind.String(kind(false))}}))
+		}
 	}
 	if of == "" {
 		of = in.Topic

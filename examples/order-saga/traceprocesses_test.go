@@ -60,7 +60,8 @@ var wantTraces = map[string]string{
 }
 
 // An order is one trace over all processes, declined or undone or neither. A message
-// that comes again is in none of them, but linked to the one in which it was written.
+// that comes again is in none of them, but linked to the one in which it was written. A
+// compensation is in it, below what asked for it, and linked to the action that it undoes.
 func TestAnOrderIsOneTraceOverAllProcesses(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "spans")
@@ -101,14 +102,24 @@ func TestAnOrderIsOneTraceOverAllProcesses(t *testing.T) {
 		}
 		roots[all[of].Trace] = kind
 	}
-	var duplicates []string
+	var links []string
 	for _, s := range all {
 		for _, to := range s.Links {
-			duplicates = append(duplicates, fmt.Sprintf("%s:%s %v of %s", s.Service, s.Name, s.Attributes["sagamill.outcome"], roots[to.Trace]))
+			at := slices.IndexFunc(all, func(a spanLine) bool { return a.Trace == to.Trace && a.Span == to.Span })
+			if at < 0 {
+				t.Errorf("%s:%s is linked to %v, which is nothing", s.Service, s.Name, to)
+				continue
+			}
+			links = append(links, fmt.Sprintf("%s:%s %v -> %s:%s of %s", s.Service, s.Name, s.Attributes["sagamill.outcome"], all[at].Service, all[at].Name, roots[to.Trace]))
 		}
 	}
-	if want := []string{"payment:process process-payment duplicate of completed"}; !slices.Equal(duplicates, want) {
-		t.Errorf("linked are %q, want %q", duplicates, want)
+	slices.Sort(links)
+	want := []string{
+		"payment:compensate process-payment done -> payment:process process-payment of undone",
+		"payment:process process-payment duplicate -> order:POST /orders of completed",
+	}
+	if diff := cmp.Diff(want, links); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
 	}
 }
 

@@ -1,0 +1,138 @@
+package saga_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/consumer/consumerotel"
+	"github.com/sagamill/sagamill/outbox/outboxotel"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// What an instance leads to is in the trace in which it was begun: below what asked for
+// it where that is a reply, and below its begin where it is a timer or a person. A
+// compensation is linked to its action, if a reply has asked for it.
+func TestAnInstanceIsOneTrace(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		item   string
+		silent bool // nobody books hotels, until a person has it that nobody will
+		want   string
+	}{
+		"completed": {item: "x", want: `begin
+  process flight done
+    process saga-trip done
+      process hotel done
+        process saga-trip done
+`},
+		"a step is rejected": {item: "no hotel", want: `begin
+  process flight done
+    process saga-trip done
+      process hotel done
+        process saga-trip done
+          compensate flight done -> process flight
+            process saga-trip done
+`},
+		"a person decides": {item: "x", silent: true, want: `begin
+  compensate flight done
+    process saga-trip done
+  process flight done
+    process saga-trip done
+`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlace(t)
+			recorder := tracetest.NewSpanRecorder()
+			provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+			observer, err := consumerotel.New(&consumerotel.Options{TracerProvider: provider})
+			if err != nil {
+				t.Fatal(err)
+			}
+			undone := func(name string) saga.Step[trip] {
+				s := book(name)
+				s.Undo = saga.Remote[trip, request, any](name+".cancel", (*trip).request, nil)
+				return s
+			}
+			steps := []consumer.Step{saga.Participant(p.booking("flight"))}
+			if !tt.silent {
+				steps = append(steps, saga.Participant(p.booking("hotel")))
+			}
+			d := saga.Must(saga.Define("trip", 1, undone("flight"), undone("hotel")))
+			p.orchestrate(&saga.Options{Consumer: consumer.Options{Observer: observer}}, d)
+			sub := p.broker.Subscriber("participant")
+			c, err := consumer.New(p.db, sub, steps, &consumer.Options{Schema: p.schema, Logger: quiet, Wake: p.relay.Wake, Observer: observer})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.serve(sub, c.Topics(), c.Run)
+
+			ctx, root := provider.Tracer("").Start(t.Context(), "begin")
+			s, err := saga.NewStarter(d, &saga.StarterOptions{Schema: p.schema, Tracer: outboxotel.NewTracer(&outboxotel.TracerOptions{TracerProvider: provider})})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := pgx.BeginFunc(ctx, p.db, func(tx pgx.Tx) error {
+				_, err := s.Start(ctx, tx, "tenant", "k", trip{Item: tt.item})
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			root.End()
+			p.relay.Wake()
+			if tt.silent {
+				instances, err := saga.NewInstances(p.db, &saga.InstancesOptions{Schema: p.schema})
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.untilSQL("k", `state LIKE '%flight for k%'`)
+				if _, err := instances.Decide(t.Context(), saga.Address{Scope: "tenant", Key: "k"}, saga.Decision{Verb: saga.VerbReject, Step: "hotel", By: "me", Why: "it is closed"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.await("all spans have ended", func() bool { return len(recorder.Ended()) >= strings.Count(tt.want, "\n") })
+			if diff := cmp.Diff(tt.want, drawTrace(recorder.Ended(), trace.SpanID{}, "")); diff != "" {
+				t.Errorf("the trace (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// drawTrace draws the spans below parent with what they are linked to, siblings in the
+// order of their names.
+func drawTrace(all []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) string {
+	name := func(s sdktrace.ReadOnlySpan) string {
+		text := s.Name()
+		for _, a := range s.Attributes() {
+			if a.Key == attribute.Key("sagamill.outcome") {
+				text += " " + a.Value.AsString()
+			}
+		}
+		for _, to := range s.Links() {
+			at := slices.IndexFunc(all, func(s sdktrace.ReadOnlySpan) bool { return s.SpanContext().SpanID() == to.SpanContext.SpanID() })
+			if at < 0 || s.SpanContext().TraceID() != to.SpanContext.TraceID() {
+				return text + " -> nothing that is known"
+			}
+			text += " -> " + all[at].Name()
+		}
+		return text
+	}
+	var below []string
+	for _, s := range all {
+		if s.Parent().SpanID() == parent {
+			below = append(below, fmt.Sprintf("%s%s\n%s", indent, name(s), drawTrace(all, s.SpanContext().SpanID(), indent+"  ")))
+		}
+	}
+	slices.Sort(below)
+	return strings.Join(below, "")
+}
