@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -28,29 +29,36 @@ type broker interface {
 }
 
 // openBroker does no I/O.
-func openBroker(url, namespace string, logger *slog.Logger) (broker, error) {
+func openBroker(url, namespace string, restricted bool, logger *slog.Logger) (broker, error) {
 	if url == devservices.InProcess {
 		return inProcess{inproc.New(nil)}, nil
 	}
-	b := &rabbit{url: url, namespace: namespace, logger: logger}
+	b := &rabbit{url: url, namespace: namespace, restricted: restricted, logger: logger}
 	cfg, err := b.config("relay")
 	if err != nil {
 		return nil, err
 	}
-	b.Publisher, err = rabbitmq.NewPublisher(cfg, &rabbitmq.PublisherOptions{
-		Connection: rabbitmq.ConnectionOptions{Name: namespace + " relay"}, Logger: logger,
-	})
+	opts := &rabbitmq.PublisherOptions{Connection: rabbitmq.ConnectionOptions{Name: namespace + " relay"}, Logger: logger}
+	if restricted {
+		at, err := amqp091.ParseURI(url)
+		if err != nil {
+			return nil, errors.New("it is not an AMQP URL") // ParseURI's own error has the URL in it
+		}
+		opts.UserID = at.Username
+	}
+	b.Publisher, err = rabbitmq.NewPublisher(cfg, opts)
 	return b, err
 }
 
 type rabbit struct {
 	*rabbitmq.Publisher
 	url, namespace string
+	restricted     bool // see settings
 	logger         *slog.Logger
 }
 
 func (b *rabbit) config(service string) (amqp.Config, error) {
-	return rabbitmq.NewConfig(b.url, service, &rabbitmq.ConfigOptions{Prefix: b.namespace + "."})
+	return rabbitmq.NewConfig(b.url, service, &rabbitmq.ConfigOptions{Prefix: b.namespace + ".", Passive: b.restricted})
 }
 
 func (b *rabbit) declare(ctx context.Context, service string, topics []string) error {

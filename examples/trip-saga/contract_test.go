@@ -21,6 +21,7 @@ import (
 
 type site struct {
 	url         string
+	urls        map[string]string // by service
 	t           *testing.T
 	databaseURL string
 }
@@ -51,6 +52,22 @@ func newSite(t *testing.T, amqpURL string, patience time.Duration) *site {
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { removeQueues(s, t.Output()) })
+	url := startApp(t, s)
+	site := &site{url: url, urls: map[string]string{}, t: t, databaseURL: s.databaseURL}
+	for _, name := range serviceNames {
+		site.urls[name] = url
+	}
+	f := &fleet{urls: site.urls}
+	if err := f.awaitReady(t.Context(), "trip"); err != nil {
+		t.Fatal(err)
+	}
+	return site
+}
+
+// startApp runs a process's services until the test ends, and returns their URL.
+func startApp(t *testing.T, s *settings) string {
+	t.Helper()
 	a := &app{settings: s, logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))}
 	ctx, cancel := context.WithCancel(context.Background())
 	listening, done := make(chan string, 1), make(chan error, 1)
@@ -60,14 +77,8 @@ func newSite(t *testing.T, amqpURL string, patience time.Duration) *site {
 		if err := <-done; err != nil {
 			t.Errorf("run: %v", err)
 		}
-		removeQueues(s, t.Output())
 	})
-	site := &site{url: "http://" + <-listening, t: t, databaseURL: s.databaseURL}
-	f := &fleet{urls: map[string]string{"trip": site.url}}
-	if err := f.awaitReady(t.Context(), "trip"); err != nil {
-		t.Fatal(err)
-	}
-	return site
+	return "http://" + <-listening
 }
 
 type answer struct {
@@ -176,24 +187,29 @@ func TestEveryKindOfTripEndsAsItShould(t *testing.T) {
 	for name, broker := range map[string]string{"amqp": brokerURL(), "inproc": "inproc:"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newSite(t, broker, 3*time.Second)
-			r := &result{}
-			for i := range kinds {
-				p := &placed{kind: &kinds[i], tenant: "acme", replies: make([][]byte, 1)}
-				p.id = s.place(p.tenant, "key:"+strings.ReplaceAll(p.kind.name, " ", "-"), p.kind.body)
-				r.trips = append(r.trips, p)
-			}
-			for _, p := range r.trips {
-				p.last = s.until(p.tenant, p.id, ended)
-				want, itinerary := ends[p.kind.name], p.last.Status == completed
-				if p.last.Status != want.status || p.last.Reason != want.reason || p.last.steps() != want.steps || (p.last.Itinerary != "") != itinerary {
-					t.Errorf("%s: %s %q, %s, itinerary %q; want %s %q, %s", p.kind.name, p.last.Status, p.last.Reason, p.last.steps(), p.last.Itinerary,
-						want.status, want.reason, want.steps)
-				}
-			}
-			s.settle(r)
+			newSite(t, broker, 3*time.Second).travel(kinds)
 		})
 	}
+}
+
+// travel places a trip of each kind, and sees all of them end as they should.
+func (s *site) travel(kinds []kind) {
+	s.t.Helper()
+	r := &result{}
+	for i := range kinds {
+		p := &placed{kind: &kinds[i], tenant: "acme", replies: make([][]byte, 1)}
+		p.id = s.place(p.tenant, "key:"+strings.ReplaceAll(p.kind.name, " ", "-"), p.kind.body)
+		r.trips = append(r.trips, p)
+	}
+	for _, p := range r.trips {
+		p.last = s.until(p.tenant, p.id, ended)
+		want, itinerary := ends[p.kind.name], p.last.Status == completed
+		if p.last.Status != want.status || p.last.Reason != want.reason || p.last.steps() != want.steps || (p.last.Itinerary != "") != itinerary {
+			s.t.Errorf("%s: %s %q, %s, itinerary %q; want %s %q, %s", p.kind.name, p.last.Status, p.last.Reason, p.last.steps(), p.last.Itinerary,
+				want.status, want.reason, want.steps)
+		}
+	}
+	s.settle(r)
 }
 
 // settle waits until nothing is under way, and checks what holds then.
@@ -201,10 +217,7 @@ func (s *site) settle(r *result) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
 	defer cancel()
-	f := &fleet{urls: map[string]string{}}
-	for _, name := range serviceNames {
-		f.urls[name] = s.url
-	}
+	f := &fleet{urls: s.urls}
 	r.left = f.awaitEmpty(ctx)
 	var err error
 	if r.ledgers, err = fetchLedgers(s.t.Context(), f.urls); err != nil {

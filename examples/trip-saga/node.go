@@ -29,9 +29,10 @@ import (
 
 var serviceNames = []string{"trip", command.Flight, command.Hotel, command.Car, "ticketing", "mail"}
 
-// listens says which service keeps a queue for which topics. A process declares the
-// queues of what its services publish before its relays do, and its consumers their own,
-// so that it does not matter which service is started first.
+// listens says which service keeps a queue for which topics, publishes which one
+// publishes to them: the orchestrator its commands, and every other service its replies. A
+// process declares the queues of what its services publish before its relays do, and its
+// consumers their own, so that it does not matter which service is started first.
 var listens = map[string][]string{
 	"trip":         {saga.Topic(trip.Name)},
 	command.Flight: {command.Book(command.Flight), command.Cancel(command.Flight)},
@@ -41,10 +42,16 @@ var listens = map[string][]string{
 	"mail":         {command.Mail},
 }
 
-// publishes reports whether a service publishes to a topic: the orchestrator its
-// commands, and every other service its replies.
-func publishes(service, topic string) bool {
-	return (service == "trip") == (topic != saga.Topic(trip.Name))
+var publishes = map[string][]string{
+	"trip": {
+		command.Book(command.Flight), command.Cancel(command.Flight), command.Book(command.Hotel), command.Cancel(command.Hotel),
+		command.Book(command.Car), command.Cancel(command.Car), command.Ticket, command.Mail,
+	},
+	command.Flight: {saga.Topic(trip.Name)},
+	command.Hotel:  {saga.Topic(trip.Name)},
+	command.Car:    {saga.Topic(trip.Name)},
+	"ticketing":    {saga.Topic(trip.Name)},
+	"mail":         {saga.Topic(trip.Name)},
 }
 
 // tables are the migrations of the services' own tables.

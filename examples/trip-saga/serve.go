@@ -141,7 +141,7 @@ func (a *app) open(ctx context.Context) error {
 	defer cancel()
 	s := a.settings
 	var err error
-	if a.broker, err = openBroker(s.amqpURL, s.namespace, a.logger); err != nil {
+	if a.broker, err = openBroker(s.amqpURL, s.namespace, s.restricted, a.logger); err != nil {
 		return badSetting("AMQP_URL", "%v", err)
 	}
 	if err := a.declare(ctx); err != nil {
@@ -161,7 +161,7 @@ func (a *app) open(ctx context.Context) error {
 func (a *app) declare(ctx context.Context) error {
 	for _, listener := range serviceNames {
 		topics := slices.DeleteFunc(slices.Clone(listens[listener]), func(topic string) bool {
-			return !slices.ContainsFunc(a.settings.services, func(own string) bool { return publishes(own, topic) })
+			return !slices.ContainsFunc(a.settings.services, func(own string) bool { return slices.Contains(publishes[own], topic) })
 		})
 		if len(topics) == 0 {
 			continue

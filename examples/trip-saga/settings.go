@@ -38,6 +38,7 @@ type settings struct {
 	startTimeout time.Duration // for database and broker to be there
 	keep         time.Duration // how long published messages are
 	patience     time.Duration // for a booking
+	restricted   bool          // the broker's user may declare nothing, and is named in each message
 
 	databaseURL    string
 	amqpURL        string
@@ -72,6 +73,8 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 		"prefix of exchanges and queues, also by TRIP_SAGA_NAMESPACE")
 	flags.DurationVar(&s.startTimeout, "start-timeout", 30*time.Second, "how long to wait for database and broker")
 	flags.DurationVar(&s.keep, "keep", 0, "how long published messages are kept for sagamill replay (default: as long as that costs nothing)")
+	flags.BoolVar(&s.restricted, "restricted", false,
+		"the broker's user has no more permissions than those of sagamill broker permissions: exchanges and queues are\nnot declared but waited for, and each message names the user")
 	allowed, allowedErr := plaintext.Allowed()
 	flags.BoolVar(&s.allowPlaintext, plaintext.Flag, allowed, plaintext.Usage)
 	flags.Usage = func() {
