@@ -114,7 +114,8 @@ func quorumArguments(limit int32) amqp.Table {
 		amqp.QueueTypeArg:  amqp.QueueTypeQuorum,
 		"x-delivery-limit": limit,
 		// At-least-once dead-lettering needs reject-publish: with drop-head a
-		// message could be dropped to make room for another.
+		// message could be dropped to make room for another. (A policy that says
+		// otherwise counts more.)
 		amqp.QueueOverflowArg: amqp.QueueOverflowRejectPublish,
 	}
 }

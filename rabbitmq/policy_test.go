@@ -38,13 +38,13 @@ const (
 	limitedTopic  = "orders"
 )
 
-// newLimitedShop starts a relay. pattern is that of a policy for queues, overflow what it
-// wants done when they are full.
-func newLimitedShop(t *testing.T, node *rabbittest.Node, prefix, pattern, overflow string) *limitedShop {
+// newLimitedShop starts a relay. pattern is that of a policy for queues, which says more than
+// their length in more.
+func newLimitedShop(t *testing.T, node *rabbittest.Node, prefix, pattern, more string) *limitedShop {
 	t.Helper()
 	s := &limitedShop{t: t, node: node, ch: rabbittest.Channel(t, node.URL()), configs: map[string]wamqp.Config{}}
 	s.pool, s.schema = pgtest.Schema(t)
-	node.Ctl(t, "set_policy", prefix, pattern, fmt.Sprintf(`{"max-length":%d,"overflow":%q}`, limitedLength, overflow), "--apply-to", "queues")
+	node.Ctl(t, "set_policy", prefix, pattern, fmt.Sprintf(`{"max-length":%d%s}`, limitedLength, more), "--apply-to", "queues")
 	for _, name := range []string{"limited", "free"} {
 		cfg, err := rabbitmq.NewConfig(node.URL(), name, &rabbitmq.ConfigOptions{Prefix: prefix})
 		if err != nil {
@@ -152,15 +152,16 @@ func firsts(t *testing.T, in <-chan *message.Message, n int) (payloads []string)
 func TestLimitedQueues(t *testing.T) {
 	t.Parallel()
 	node := rabbittest.StartNode(t)
-	t.Run("it refuses", func(t *testing.T) { testAFullQueueRefuses(t, node) })
+	t.Run("it refuses", func(t *testing.T) { testAFullQueueRefuses(t, node, "refuse.", `,"overflow":"reject-publish"`) })
+	t.Run("it says nothing", func(t *testing.T) { testAFullQueueRefuses(t, node, "limit.", "") })
 	t.Run("it drops", func(t *testing.T) { testAFullQueueDrops(t, node) })
 }
 
 // A queue that refuses loses nothing, and keeps the order of a key. Who listens besides gets
 // copies meanwhile.
-func testAFullQueueRefuses(t *testing.T, node *rabbittest.Node) {
+func testAFullQueueRefuses(t *testing.T, node *rabbittest.Node, prefix, more string) {
 	const n = 3 * limitedLength
-	s := newLimitedShop(t, node, "refuse.", `^refuse\.orders\.limited$`, "reject-publish")
+	s := newLimitedShop(t, node, prefix, "^"+prefix+`orders\.limited$`, more)
 	s.write("k", n)
 	s.await("a refusal", func(st outbox.Stats) bool { return st.Refused == 1 && st.Stored == 0 })
 	want := make([]string, n)
@@ -189,11 +190,11 @@ func testAFullQueueDrops(t *testing.T, node *rabbittest.Node) {
 		prefix, pattern string
 		dead            int
 	}{
-		"into the dead-letter queue": {"drop.", `^drop\.orders\.limited$`, n - limitedLength},
+		"into the dead-letter queue": {"drop.", `^drop\..*(?<!\.dead)$`, n - limitedLength},
 		"for good":                   {"lose.", `^lose\.orders\.limited`, limitedLength},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newLimitedShop(t, node, tt.prefix, tt.pattern, "drop-head")
+			s := newLimitedShop(t, node, tt.prefix, tt.pattern, `,"overflow":"drop-head"`)
 			s.write("k", n)
 			s.await("the end", allOut)
 			if got := s.length(s.queue("limited")); got != limitedLength {
