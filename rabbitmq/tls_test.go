@@ -33,13 +33,18 @@ func TestPrivateNode(t *testing.T) {
 	t.Parallel()
 	ca := certtest.NewAuthority(t)
 	certificate, key := ca.Issue(t, time.Hour)
-	node := rabbittest.StartNodeWith(t, &rabbitnode.Options{Certificate: certificate, Key: key, ClientAuthority: ca.PEM()})
+	node := rabbittest.StartNodeWith(t, &rabbitnode.Options{
+		Certificate: certificate, Key: key, ClientAuthority: ca.PEM(),
+		Plugins: []string{"rabbitmq_auth_mechanism_ssl"},
+		Config:  "auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL\nssl_cert_login_from = common_name",
+	})
 	node.Ctl(t, "add_user", "svc", password)
 	node.Ctl(t, "set_permissions", "svc", ".*", ".*", ".*")
 	t.Run("group", func(t *testing.T) {
 		t.Run("TLS", func(t *testing.T) { t.Parallel(); testTLS(t, node, ca) })
 		t.Run("TLS refused", func(t *testing.T) { t.Parallel(); testTLSRefused(t, node, ca) })
 		t.Run("credentials", func(t *testing.T) { t.Parallel(); testCredentials(t, node) })
+		t.Run("certificate for a password", func(t *testing.T) { t.Parallel(); testExternal(t, node, ca) })
 		t.Run("connection name", func(t *testing.T) { t.Parallel(); testConnectionName(t, node) })
 	})
 	t.Run("connections closed", func(t *testing.T) { testConnectionsClosed(t, node) })

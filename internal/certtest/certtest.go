@@ -75,7 +75,14 @@ func (a *Authority) Pool() *x509.CertPool {
 // name localhost. It ends in so long: before now, if life is negative.
 func (a *Authority) Issue(t testing.TB, life time.Duration) (certificate, key []byte) {
 	t.Helper()
+	return a.IssueTo(t, "", life)
+}
+
+// IssueTo is [Authority.Issue] with a common name.
+func (a *Authority) IssueTo(t testing.TB, name string, life time.Duration) (certificate, key []byte) {
+	t.Helper()
 	signed, private := a.sign(t, &x509.Certificate{
+		Subject:  pkix.Name{CommonName: name},
 		DNSNames: []string{"localhost"}, NotAfter: time.Now().Add(life),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})
@@ -89,7 +96,13 @@ func (a *Authority) Issue(t testing.TB, life time.Duration) (certificate, key []
 // Pair is [Authority.Issue] for crypto/tls.
 func (a *Authority) Pair(t testing.TB, life time.Duration) tls.Certificate {
 	t.Helper()
-	pair, err := tls.X509KeyPair(a.Issue(t, life))
+	return a.PairTo(t, "", life)
+}
+
+// PairTo is [Authority.Pair] with a common name.
+func (a *Authority) PairTo(t testing.TB, name string, life time.Duration) tls.Certificate {
+	t.Helper()
+	pair, err := tls.X509KeyPair(a.IssueTo(t, name, life))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +115,13 @@ type Files struct{ Authority, Certificate, Key string }
 // Files writes the authority's certificate, and one of [Authority.Issue] with its key.
 func (a *Authority) Files(t testing.TB, life time.Duration) Files {
 	t.Helper()
-	certificate, key := a.Issue(t, life)
+	return a.FilesTo(t, "", life)
+}
+
+// FilesTo is [Authority.Files] with a common name.
+func (a *Authority) FilesTo(t testing.TB, name string, life time.Duration) Files {
+	t.Helper()
+	certificate, key := a.IssueTo(t, name, life)
 	dir := t.TempDir()
 	f := Files{filepath.Join(dir, "authority.pem"), filepath.Join(dir, "certificate.pem"), filepath.Join(dir, "key.pem")}
 	for name, content := range map[string][]byte{f.Authority: a.PEM(), f.Certificate: certificate, f.Key: key} {

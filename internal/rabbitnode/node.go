@@ -41,6 +41,9 @@ type Options struct {
 	Parent string // where its directory is made; others must be able to pass through. Default: os.TempDir()
 	Config string // lines of rabbitmq.conf. Default: none
 
+	// Plugins, of those that come with the server, are enabled. Default: none.
+	Plugins []string
+
 	// Certificate and Key, in PEM, have the node listen for TLS besides. Default: none.
 	Certificate, Key []byte
 
@@ -112,7 +115,7 @@ func (n *Node) Log() string { return filepath.Join(n.dir, "log", n.name+".log") 
 // installations refuse to run as root.
 func (n *Node) prepare(opts *Options) error {
 	config := fmt.Appendf(nil, "listeners.tcp.local = %s\n%s\n", n.Addr(), opts.Config)
-	files := map[string][]byte{}
+	files := map[string][]byte{"plugins": fmt.Appendf(nil, "[%s].\n", strings.Join(opts.Plugins, ","))}
 	if n.secure != 0 {
 		files["certificate.pem"], files["key.pem"] = opts.Certificate, opts.Key
 		config = fmt.Appendf(config, "listeners.ssl.local = 127.0.0.1:%d\nssl_options.certfile = %[2]s/certificate.pem\nssl_options.keyfile = %[2]s/key.pem\n", n.secure, n.dir)
