@@ -1,7 +1,6 @@
 package monitoring
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"regexp"
@@ -14,53 +13,6 @@ const docs = "../../docs/"
 
 // A question is an expression and where it stands.
 type question struct{ where, expr, legend string }
-
-// A dashboard is what of Grafana's format is looked at.
-type dashboard struct {
-	UID    string
-	Panels []struct {
-		ID         int
-		Type       string
-		Title      string
-		Datasource struct{ UID string }
-		GridPos    struct{ X, Y, W, H int }
-		Targets    []struct {
-			Datasource   struct{ UID string }
-			Expr         string
-			LegendFormat string
-		}
-	}
-	Templating struct {
-		List []struct {
-			Name, Type string
-			Query      json.RawMessage
-			Definition string
-		}
-	}
-}
-
-// readDashboard returns the dashboard and everything that it asks for.
-func readDashboard(t *testing.T) (d dashboard, all []question) {
-	t.Helper()
-	text, err := os.ReadFile(docs + "monitoring/dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &d); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range d.Panels {
-		for _, target := range p.Targets {
-			all = append(all, question{"dashboard, panel " + p.Title, target.Expr, target.LegendFormat})
-		}
-	}
-	for _, v := range d.Templating.List {
-		if v.Type == "query" {
-			all = append(all, question{where: "dashboard, variable " + v.Name, expr: v.Definition})
-		}
-	}
-	return d, all
-}
 
 // An alert is a rule of Prometheus.
 type alert struct {

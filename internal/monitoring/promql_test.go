@@ -41,7 +41,7 @@ var promKeywords = []string{"and", "or", "unless", "bool", "offset"}
 var promGrouping = []string{"by", "on", "group_left", "group_right", "without", "ignoring"}
 
 // parseQuery finds the selectors and labels of a PromQL expression, or of Grafana's
-// label_values(selector, label). It is no parser: what promtool refuses may pass.
+// label_values(selector, label). It takes more than PromQL: see checkGrammar.
 func parseQuery(expr string) (q query, err error) {
 	tokens := promToken.FindAllString(expr, -1)
 	next := func() (token string) {
