@@ -129,21 +129,26 @@ func Down(ctx context.Context, databaseURL, schema string, version int32) error 
 	})
 }
 
+// Newest returns the number of the newest migration that this binary knows. It does no
+// I/O: [Version] tells how many a schema has had.
+func Newest() int32 {
+	known, err := migrate.FindMigrations(sagamill.files)
+	if err != nil {
+		panic(fmt.Sprintf("migrations: the embedded files: %v", err)) // they are the build's
+	}
+	return int32(len(known))
+}
+
 // Version returns the number of the last migration applied to schema, 0 if
-// none was, and the number of the newest one that this binary knows.
+// none was, and that of [Newest].
 func Version(ctx context.Context, databaseURL, schema string) (applied, known int32, err error) {
 	err = sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
-		migrations, err := migrate.FindMigrations(sagamill.files)
-		if err != nil {
-			return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
-		}
-		known = int32(len(migrations))
 		if applied, err = sagamill.applied(ctx, conn, schema); absent(err) {
 			return nil
 		}
 		return err
 	})
-	return applied, known, err
+	return applied, Newest(), err
 }
 
 // absent reports that there is no version, nor a table of it.

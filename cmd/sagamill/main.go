@@ -41,6 +41,8 @@
 //	sagamill broker permissions      print what makes a user of RabbitMQ for each service
 //	sagamill broker declare          declare the exchanges and queues of a topology
 //
+//	sagamill version                 say which build this is, and which messages and tables it knows
+//
 // The database is that of -database or DATABASE_URL, the schema that of
 // -schema, by default sagamill. Each command says with -h what else it takes. A
 // database or a broker on another machine has to be reached over TLS, unless
@@ -73,7 +75,7 @@ type command struct {
 }
 
 func commands() []command {
-	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), sagaCommands(), brokerCommands())
+	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), sagaCommands(), brokerCommands(), versionCommands())
 }
 
 // errUsage reports a command line that says nothing to do.
@@ -88,6 +90,9 @@ func main() {
 // run is main without the process: 0 is success, 1 a failure, 2 wrong usage.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := errUsage
+	if len(args) > 0 && (args[0] == "-version" || args[0] == "--version") {
+		args = append([]string{"version"}, args[1:]...)
+	}
 	if cmd, rest, found := find(args); found {
 		err = newCall(cmd, rest, stdout, stderr).run(ctx)
 	}
@@ -155,5 +160,5 @@ func printUsage(w io.Writer, args []string) {
 	for _, cmd := range fit {
 		fmt.Fprintf(w, "  sagamill %-24s %s\n", cmd.words, cmd.about)
 	}
-	fmt.Fprintln(w, "\nEach takes -schema NAME and -database URL (default: DATABASE_URL), and says with -h what else; broker needs no database.")
+	fmt.Fprintln(w, "\nEach takes -schema NAME and -database URL (default: DATABASE_URL), and says with -h what else; broker and version need no database.")
 }
