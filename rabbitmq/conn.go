@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -39,14 +40,15 @@ type conn struct {
 	work    *sync.WaitGroup // goroutines of this and of other connections of the link
 }
 
-// dial connects and shakes hands. It ends with ctx, or after the dial timeout.
+// dial connects and shakes hands. It ends with ctx, or after the dial timeout. Its error
+// is one for [link.redial] to wrap.
 func dial(ctx context.Context, cfg wamqp.ConnectionConfig, opts ConnectionOptions, work *sync.WaitGroup) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, opts.DialTimeout)
 	defer cancel()
 	c := &conn{limits: opts, dead: make(chan struct{}), work: work}
 	at, err := amqp.ParseURI(cfg.AmqpURI)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w: not an AMQP URL", ErrUnavailable, ErrConfig)
+		return nil, fmt.Errorf("%w: not an AMQP URL", ErrConfig)
 	}
 	config := amqpConfig(cfg, opts)
 	connect := config.Dial
@@ -89,9 +91,8 @@ func dial(ctx context.Context, cfg wamqp.ConnectionConfig, opts ConnectionOption
 	return c, nil
 }
 
-// dialError returns err as an [ErrUnavailable]. It is an [ErrConfig], too, if
-// broker and settings do not belong together. A certificate that is not valid
-// now is none: the next one may be.
+// dialError returns err as an [ErrConfig] if broker and settings do not belong
+// together. A certificate that is not valid now is none: the next one may be.
 func dialError(err error) error {
 	var (
 		authority x509.UnknownAuthorityError
@@ -99,9 +100,26 @@ func dialError(err error) error {
 		noTLS     tls.RecordHeaderError
 	)
 	if errors.As(err, &authority) || errors.As(err, &hostname) || errors.As(err, &noTLS) || errors.Is(err, errTLSExpected) {
-		return fmt.Errorf("%w: %w: %w", ErrUnavailable, ErrConfig, err)
+		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	return err
+}
+
+// login says as whom cfg connects, and where, without the password. The user in the
+// URL is not named where something else than its password is shown.
+func login(cfg wamqp.ConnectionConfig) string {
+	at, err := amqp.ParseURI(cfg.AmqpURI)
+	if err != nil {
+		return "not an AMQP URL"
+	}
+	user, vhost, own := fmt.Sprintf("user %q at ", at.Username), at.Vhost, cfg.AmqpConfig
+	if own != nil {
+		vhost = cmp.Or(own.Vhost, vhost)
+	}
+	if own != nil && own.SASL != nil || at.AuthMechanism != nil {
+		user = ""
+	}
+	return fmt.Sprintf("%s%s, virtual host %q", user, net.JoinHostPort(at.Host, strconv.Itoa(at.Port)), vhost)
 }
 
 // amqpConfig returns a fresh configuration for each dial: the library writes

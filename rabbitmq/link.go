@@ -94,7 +94,8 @@ func (l *link) get(ctx context.Context) (*conn, error) {
 	return l.redial(ctx)
 }
 
-// redial is called by who holds the turn.
+// redial is called by who holds the turn. Its error names the login: what the broker
+// says of a wrong one does not.
 func (l *link) redial(ctx context.Context) (*conn, error) {
 	if sleep(ctx, time.Until(l.notYet)) != nil {
 		return nil, unavailable(ctx)
@@ -104,9 +105,9 @@ func (l *link) redial(ctx context.Context) (*conn, error) {
 		l.failures++
 		l.notYet = time.Now().Add(pause(l.failures))
 		if ctx.Err() != nil {
-			err = unavailable(ctx)
+			err = context.Cause(ctx)
 		}
-		return nil, err
+		return nil, fmt.Errorf("%w: %s: %w", ErrUnavailable, login(l.cfg), err)
 	}
 	if l.current != nil {
 		l.log.InfoContext(ctx, "rabbitmq: connected again", "name", l.opts.Name)

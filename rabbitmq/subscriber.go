@@ -109,7 +109,8 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 
 // Subscribe declares what topic needs, and returns the channel on which its
 // messages arrive. It waits for a broker that is away until ctx ends, and
-// returns an error at once if the broker refuses.
+// returns an error at once if the broker refuses, for a password as
+// [DeclareTopology] does.
 //
 // Up to Prefetch messages are handed over without waiting for the ack of any.
 // Each is acked or nacked for itself, in any order. A nacked message comes
@@ -211,8 +212,10 @@ func (s *Subscriber) begin() bool {
 }
 
 // persist runs f on a connection until it succeeds, ctx ends, or the error is
-// one that no retry can mend.
+// one that no retry can mend. If ctx ends, the error says what went wrong before:
+// that an attempt was cut short says nothing.
 func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(*conn) error) error {
+	var last error
 	for n, cut := 1, 0; ; n++ {
 		c, err := l.get(ctx)
 		if err == nil {
@@ -225,8 +228,9 @@ func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(
 			return err
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+			return fmt.Errorf("%w: %w", context.Cause(ctx), cmp.Or(last, err))
 		}
+		last = err
 		s.opts.Logger.WarnContext(ctx, "rabbitmq: cannot reach topic, trying again", "topic", topic, "attempt", n, "error", err)
 		if sleep(ctx, pause(n)) != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
