@@ -235,6 +235,18 @@ func call[T any](ctx context.Context, c *conn, f func() (T, error), discard func
 	}
 }
 
+// ask is [call] with a channel of its own, which an exception closes.
+func ask[T any](ctx context.Context, c *conn, f func(*amqp.Channel) (T, error)) (T, error) {
+	return call(ctx, c, func() (answer T, err error) {
+		ch, err := c.amqp.Channel()
+		if err != nil {
+			return answer, err
+		}
+		defer ch.Close()
+		return f(ch)
+	}, nil)
+}
+
 // closeChannel closes ch in the background, which ends at the latest with the
 // connection.
 func (c *conn) closeChannel(ch *amqp.Channel) {

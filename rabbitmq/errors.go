@@ -68,6 +68,12 @@ func cutAtLogin(err error) bool {
 	return errors.As(err, &e) && !e.Server && e.Code == amqp.AccessRefused
 }
 
+// isCode reports whether err is the broker's exception with this code.
+func isCode(err error, code int) bool {
+	var e *amqp.Error
+	return errors.As(err, &e) && e.Code == code
+}
+
 // permanent reports whether no retry can mend err: the broker knows us and
 // refuses, or the queue exists with other arguments. See [cutAtLogin].
 func permanent(err error) bool {

@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -34,3 +35,8 @@ func OpenedBy(t testing.TB, p *Publisher) int {
 
 // RefusalMemory is for how long a refused destination is not tried.
 const RefusalMemory = refusalMemory
+
+// DeleteThrough is Delete, and calls unbound when the queues are unbound and not deleted yet.
+func (t Topology) DeleteThrough(ctx context.Context, url string, unbound func()) ([]Part, error) {
+	return t.delete(ctx, url, nil, unbound)
+}

@@ -242,18 +242,13 @@ func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(
 // refusal closes, and says so if something is in its dead-letter queue: nothing
 // consumes that, and a person has to look.
 func (s *Subscriber) declare(ctx context.Context, c *conn, topic string) error {
-	_, err := call(ctx, c, func() (any, error) {
-		ch, err := c.amqp.Channel()
-		if err != nil {
-			return nil, err
-		}
-		defer ch.Close()
+	_, err := ask(ctx, c, func(ch *amqp.Channel) (any, error) {
 		if err := buildTopology(ch, s.cfg, topic); err != nil {
 			return nil, err
 		}
 		s.reportDead(ctx, ch, topic)
 		return nil, nil
-	}, nil)
+	})
 	return err
 }
 

@@ -20,6 +20,7 @@ func brokerCommands() []command {
 	return []command{
 		{"broker permissions", "print what makes a user of RabbitMQ for each service", brokerPermissions},
 		{"broker declare", "declare the exchanges and queues of a topology", brokerDeclare},
+		{"broker delete", "delete them, unless a queue holds messages or is consumed from", brokerDelete},
 	}
 }
 
@@ -82,29 +83,35 @@ func brokerPermissions(_ context.Context, c *call) error {
 // quoted returns s as one word of a shell.
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-func brokerDeclare(ctx context.Context, c *call) error {
+// parseBroker reads the command line of a command that asks the broker about a
+// topology: its URL, and the topology with names that can be used.
+func (c *call) parseBroker() (at string, t rabbitmq.Topology, err error) {
 	name := c.flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
-	at := c.flags.String("amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ; default: AMQP_URL")
+	c.flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ; default: AMQP_URL")
 	if err := c.parse(); err != nil {
-		return err
+		return "", t, err
 	}
-	if *at == "" {
-		return errors.New("no broker: give -amqp or set AMQP_URL")
+	if at == "" {
+		return "", t, errors.New("no broker: give -amqp or set AMQP_URL")
 	}
-	if err := plaintext.Broker(*at); err != nil && !*c.allowPlaintext {
-		return fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
+	if err := plaintext.Broker(at); err != nil && !*c.allowPlaintext {
+		return "", t, fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
 	}
-	t, err := c.readTopology(*name)
+	if t, err = c.readTopology(*name); err == nil {
+		_, err = t.Permissions() // which looks at the names
+	}
+	return at, t, err
+}
+
+func brokerDeclare(ctx context.Context, c *call) error {
+	at, t, err := c.parseBroker()
 	if err != nil {
-		return err
-	}
-	if _, err := t.Permissions(); err != nil { // which looks at the names
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	for _, s := range t.Services {
-		cfg, err := rabbitmq.NewConfig(*at, s.Name, &rabbitmq.ConfigOptions{Prefix: t.Prefix, SingleActiveConsumer: s.SingleActiveConsumer})
+		cfg, err := rabbitmq.NewConfig(at, s.Name, &rabbitmq.ConfigOptions{Prefix: t.Prefix, SingleActiveConsumer: s.SingleActiveConsumer})
 		if err != nil {
 			return err
 		}
@@ -114,4 +121,53 @@ func brokerDeclare(ctx context.Context, c *call) error {
 		fmt.Fprintf(c.stdout, "service %s listens to %s\n", cell(s.Name), amount(len(s.Listens), "topics"))
 	}
 	return nil
+}
+
+func brokerDelete(ctx context.Context, c *call) error {
+	opts := &rabbitmq.DeleteOptions{}
+	c.flags.BoolVar(&opts.Force, "force", false, "delete queues with the messages that they hold, and under their consumers")
+	c.flags.BoolVar(&opts.DryRun, "n", false, "say what would be done, and do nothing")
+	c.flags.BoolVar(&opts.DryRun, "dry-run", false, "as -n")
+	at, t, err := c.parseBroker()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	parts, err := t.Delete(ctx, at, opts)
+	found := 0
+	for i := range parts {
+		p := &parts[i]
+		if !p.Found {
+			continue
+		}
+		found++
+		if p.Deleted || opts.DryRun && err == nil {
+			fmt.Fprintln(c.stdout, fate(p, opts.DryRun))
+		} else if p.Shared {
+			fmt.Fprintf(c.stdout, "left exchange %s: queues of others are bound to it\n", cell(p.Name))
+		}
+	}
+	if errors.Is(err, rabbitmq.ErrInUse) {
+		return fmt.Errorf("%w: stop the services, let them empty their queues, or delete messages and all with -force", err)
+	}
+	if err == nil && found == 0 {
+		fmt.Fprintln(c.stdout, "there is nothing of it")
+	}
+	return err
+}
+
+// fate says what has been done to p, or would be.
+func fate(p *rabbitmq.Part, dry bool) string {
+	did, kind, with := "deleted", "queue", ""
+	if dry {
+		did = "would delete"
+	}
+	if p.Exchange {
+		kind = "exchange"
+	}
+	if p.InUse() {
+		with = " with " + amount(p.Messages, "messages") + " under " + amount(p.Consumers, "consumers")
+	}
+	return did + " " + kind + " " + cell(p.Name) + with
 }

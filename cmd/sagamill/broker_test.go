@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/sagamill/sagamill/internal/rabbittest"
 )
 
@@ -76,5 +78,45 @@ func TestBrokerDeclare(t *testing.T) {
 	}
 	if err := ch.ExchangeDeclarePassive(prefix+"paid", "fanout", true, false, false, false, nil); err == nil {
 		t.Error("there is an exchange without a queue")
+	}
+}
+
+func TestBrokerDelete(t *testing.T) {
+	t.Parallel()
+	prefix := rabbittest.Name()
+	queue := prefix + "ordered.pay"
+	rabbittest.Delete(t, []string{queue, queue + ".dead"}, []string{prefix + "ordered"})
+	file := topologyFile(t, `{"prefix": "`+prefix+`", "services": [{"name": "pay", "publishes": ["paid"], "listens": ["ordered"]}]}`)
+	said := func(code int, verb string, flags ...string) string {
+		t.Helper()
+		var out bytes.Buffer
+		args := append([]string{"broker", verb, "-topology", file, "-amqp", rabbittest.URL(), "-allow-plaintext"}, flags...)
+		if got := run(t.Context(), args, &out, &out); got != code {
+			t.Errorf("sagamill %s: exit %d, %s; want %d", strings.Join(args, " "), got, out.String(), code)
+		}
+		return out.String()
+	}
+	said(0, "declare")
+	ch := rabbittest.Channel(t, rabbittest.URL())
+	if err := ch.Confirm(false); err != nil {
+		t.Fatal(err)
+	}
+	if sent, err := ch.PublishWithDeferredConfirm(prefix+"ordered", "", true, false, amqp.Publishing{}); err != nil || !sent.Wait() {
+		t.Fatalf("publish: %v", err)
+	}
+	for _, flags := range [][]string{nil, {"-n"}} {
+		if got := said(1, "delete", flags...); strings.Contains(got, "deleted") || !strings.Contains(got, "queue "+queue+": 1 messages, 0 consumers") || !strings.Contains(got, "-force") {
+			t.Errorf("of a queue with a message it says %q", got)
+		}
+	}
+	deleted := "deleted queue " + queue + " with 1 message under 0 consumers\ndeleted queue " + queue + ".dead\ndeleted exchange " + prefix + "ordered\n"
+	if got, want := said(0, "delete", "-force", "-dry-run"), strings.ReplaceAll(deleted, "deleted", "would delete"); got != want {
+		t.Errorf("a dry run says %q, want %q", got, want)
+	}
+	if got := said(0, "delete", "-force"); got != deleted {
+		t.Errorf("it says %q, want %q", got, deleted)
+	}
+	if got, want := said(0, "delete"), "there is nothing of it\n"; got != want {
+		t.Errorf("once more it says %q, want %q", got, want)
 	}
 }

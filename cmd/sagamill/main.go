@@ -40,6 +40,7 @@
 //
 //	sagamill broker permissions      print what makes a user of RabbitMQ for each service
 //	sagamill broker declare          declare the exchanges and queues of a topology
+//	sagamill broker delete           delete them, unless a queue holds messages or is consumed from
 //
 //	sagamill version                 say which build this is, and which messages and tables it knows
 //

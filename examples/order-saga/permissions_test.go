@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"testing"
 	"time"
 
@@ -15,26 +13,17 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// topology is what the services of this example publish and listen to.
-func topology() rabbitmq.Topology {
-	t := rabbitmq.Topology{Prefix: defaultNamespace + "."}
-	for _, service := range slices.Sorted(maps.Keys(listens)) {
-		t.Services = append(t.Services, rabbitmq.Service{Name: service, Publishes: publishes[service], Listens: listens[service]})
-	}
-	return t
-}
-
 // The file that an operator gives to sagamill broker says what the programs do.
 func TestTopologyFile(t *testing.T) {
 	t.Parallel()
-	permissiontest.CheckFile(t, "topology.json", topology())
+	permissiontest.CheckFile(t, "topology.json", topology(defaultNamespace))
 }
 
 // TestBrokerPermissions has a broker with a user for each service: all that is its own
 // works, and everything else is refused.
 func TestBrokerPermissions(t *testing.T) {
 	t.Parallel()
-	of := topology()
+	of := topology(defaultNamespace)
 	b := permissiontest.New(t, of)
 	b.CheckForgery(t)
 	b.Purge(t)

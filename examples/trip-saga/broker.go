@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
@@ -94,34 +96,26 @@ func (b inProcess) subscriber(service string) (message.Subscriber, error) {
 	return b.Subscriber(service), nil
 }
 
+// topology is what the services publish and listen to.
+func topology(namespace string) rabbitmq.Topology {
+	t := rabbitmq.Topology{Prefix: namespace + "."}
+	for _, service := range slices.Sorted(maps.Keys(listens)) {
+		t.Services = append(t.Services, rabbitmq.Service{Name: service, Publishes: publishes[service], Listens: listens[service]})
+	}
+	return t
+}
+
+// removeTimeout is how long a broker may take to delete a demo's queues.
+const removeTimeout = 10 * time.Second
+
 // removeQueues deletes what a demo declared on a broker that it shares.
 func removeQueues(s *settings, stderr io.Writer) {
 	if s.amqpURL == devservices.InProcess {
 		return
 	}
-	conn, err := amqp091.DialConfig(s.amqpURL, amqp091.Config{Dial: amqp091.DefaultDial(5 * time.Second)})
-	if err != nil {
-		fmt.Fprintln(stderr, "the demo's queues could not be removed: the broker is away")
-		return
-	}
-	defer conn.Close()
-	for service, topics := range listens {
-		for _, topic := range topics {
-			exchange := s.namespace + "." + topic
-			queue := exchange + "." + service
-			for _, remove := range []func(*amqp091.Channel) error{
-				func(ch *amqp091.Channel) error { _, err := ch.QueueDelete(queue, false, false, false); return err },
-				func(ch *amqp091.Channel) error {
-					_, err := ch.QueueDelete(queue+".dead", false, false, false)
-					return err
-				},
-				func(ch *amqp091.Channel) error { return ch.ExchangeDelete(exchange, false, false) },
-			} {
-				if ch, err := conn.Channel(); err == nil { // one each: an error closes it
-					_ = remove(ch)
-					_ = ch.Close()
-				}
-			}
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	defer cancel()
+	if _, err := topology(s.namespace).Delete(ctx, s.amqpURL, &rabbitmq.DeleteOptions{Force: true}); err != nil {
+		fmt.Fprintln(stderr, "the demo's queues could not be removed:", err)
 	}
 }

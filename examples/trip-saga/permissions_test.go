@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -13,26 +12,17 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// topology is what the services of this example publish and listen to.
-func topology() rabbitmq.Topology {
-	t := rabbitmq.Topology{Prefix: defaultNamespace + "."}
-	for _, service := range slices.Sorted(maps.Keys(listens)) {
-		t.Services = append(t.Services, rabbitmq.Service{Name: service, Publishes: publishes[service], Listens: listens[service]})
-	}
-	return t
-}
-
 // The file that an operator gives to sagamill broker says what the programs do.
 func TestTopologyFile(t *testing.T) {
 	t.Parallel()
-	permissiontest.CheckFile(t, "topology.json", topology())
+	permissiontest.CheckFile(t, "topology.json", topology(defaultNamespace))
 }
 
 // TestBrokerPermissions has a broker with a user for the orchestrator and one for each
 // participant: trips are made and given back, and nobody can send or read what is another's.
 func TestBrokerPermissions(t *testing.T) {
 	t.Parallel()
-	b := permissiontest.New(t, topology())
+	b := permissiontest.New(t, topology(defaultNamespace))
 	b.CheckForgery(t)
 	b.Purge(t)
 	checkSenders := b.Watch(t)
