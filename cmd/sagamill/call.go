@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/saga"
 )
 
 const (
@@ -56,14 +57,17 @@ func newCall(cmd command, args []string, stdout, stderr io.Writer) *call {
 // run runs the command.
 func (c *call) run(ctx context.Context) error {
 	err := c.command.run(ctx, c)
-	if sqlschema.Missing(err) && !c.given([]string{"schema"}) {
+	if sqlschema.Missing(err) && !c.given([]string{"schema"}) || c.aboutSagas() && errors.Is(err, saga.ErrNoInstance) {
 		return c.nameSchemas(ctx, err)
 	}
 	return err
 }
 
-// nameSchemas adds to err, that tables are missing in the default schema, where there
-// are some: with sagas, if that is what the command is about.
+// aboutSagas reports whether the command is about instances of one schema.
+func (c *call) aboutSagas() bool { return strings.HasPrefix(c.command.words, "saga ") }
+
+// nameSchemas adds to err, that the command has not found what it is about in its schema,
+// where there is some.
 func (c *call) nameSchemas(ctx context.Context, err error) error {
 	db, openErr := c.open(ctx)
 	if openErr != nil {
@@ -73,19 +77,44 @@ func (c *call) nameSchemas(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	all, listErr := migrations.Schemas(ctx, db)
-	what := "tables of sagamill"
-	if strings.HasPrefix(c.command.words, "saga ") {
-		what = "sagas"
-		all = slices.DeleteFunc(all, func(s migrations.Schema) bool { return !s.Sagas })
-	}
 	if listErr != nil || len(all) == 0 {
 		return err
 	}
+	if !c.aboutSagas() {
+		return fmt.Errorf("%w say which with -schema: there are tables of sagamill in %s", err, listSchemas(all))
+	}
+	with := slices.DeleteFunc(slices.Clone(all), func(s migrations.Schema) bool { return !hasSagas(ctx, db, &s) })
+	switch {
+	case len(with) == 0:
+		return fmt.Errorf("%w (there are no sagas in any of %s)", err, listSchemas(all))
+	case slices.ContainsFunc(with, func(s migrations.Schema) bool { return s.Name == *c.schema }):
+		return err
+	default:
+		return fmt.Errorf("%w (say which schema with -schema: there are sagas in %s)", err, listSchemas(with))
+	}
+}
+
+// listSchemas names all, or as many as there is room for.
+func listSchemas(all []migrations.Schema) string {
 	names := make([]string, len(all))
 	for i := range all {
 		names[i] = all[i].Name
 	}
-	return fmt.Errorf("%w say which with -schema: there are %s in %s", err, what, clip(strings.Join(names, ", "), 10*reasonWidth))
+	return clip(strings.Join(names, ", "), 10*reasonWidth)
+}
+
+// hasSagas reports whether there is an instance in s, ended ones included: every service
+// has the tables. What may not be read has none for whoever asks.
+func hasSagas(ctx context.Context, db *pgxpool.Pool, s *migrations.Schema) bool {
+	if !s.Sagas || len(s.SagasDenied) > 0 {
+		return false
+	}
+	n, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: s.Name})
+	if err != nil {
+		return false
+	}
+	some, err := n.List(ctx, saga.Filter{}, saga.Address{}, 1)
+	return err == nil && len(some) > 0
 }
 
 // parse reads the command line, on which nothing but flags may be.

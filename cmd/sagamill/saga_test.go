@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"os"
@@ -8,7 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -74,6 +79,51 @@ func TestSagaListAndShow(t *testing.T) {
 		if out := f.command(1, strings.Fields(args)...); !strings.Contains(out, want) {
 			t.Errorf("%s: %s, want %s", args, out, want)
 		}
+	}
+}
+
+// Every service has the tables of sagas; only the orchestrator's schema has any.
+func TestSagasAreLookedForWhereThereAreSome(t *testing.T) {
+	t.Parallel()
+	url, definition := pgtest.Database(t), saga.Must(saga.Define("trip", 1, saga.Step[trip]{Name: "flight", Do: saga.Tell("flight.book", func(s *trip) trip { return *s })}))
+	for _, schema := range []string{"orchestrator", "participant"} {
+		if err := migrations.Up(t.Context(), url, schema); err != nil {
+			t.Fatal(err)
+		}
+	}
+	show := func(args ...string) string {
+		var out bytes.Buffer
+		if code := run(t.Context(), append([]string{"saga", "show", "-database", url}, args...), &out, &out); code != 1 {
+			t.Errorf("saga show %q: exit %d, %s; want 1", args, code, out.String())
+		}
+		return out.String()
+	}
+	const hint = "say which schema with -schema"
+	if out := show("k"); !strings.HasSuffix(out, " (there are no sagas in any of orchestrator, participant)\n") {
+		t.Errorf("without sagas anywhere it says %s; want where it has looked", out)
+	}
+	db, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	starter, err := saga.NewStarter(definition, &saga.StarterOptions{Schema: "orchestrator"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		_, err := starter.Start(t.Context(), tx, "acme", "k", trip{"x"})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"k"}, {"k", "-schema", "participant"}} {
+		if out := show(args...); !strings.HasSuffix(out, hint+": there are sagas in orchestrator)\n") {
+			t.Errorf("saga show %q says %s; want it to end with the one schema that has sagas", args, out)
+		}
+	}
+	if out := show("other", "-schema", "orchestrator"); strings.Contains(out, hint) {
+		t.Errorf("in the schema that has sagas it says %s", out)
 	}
 }
 
