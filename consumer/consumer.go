@@ -103,6 +103,14 @@ type Consumer struct {
 // for ever.
 type RedeliveryMarker interface{ MarksRedelivered() bool }
 
+// A SubscriptionTeller is a subscriber that knows how its subscriptions do, as that of
+// package rabbitmq: whether messages of topic are delivered at present, and how often the
+// broker has ended a subscription by itself, as when its queue was deleted. What it
+// tells is in [Counters].
+type SubscriptionTeller interface {
+	Subscription(topic string) (served bool, cancelled uint64)
+}
+
 // New returns a Consumer of steps. It starts nothing: call [Consumer.Run]. A
 // nil opts means the defaults. With a nil sub, Run only runs parked messages:
 // deliveries come by [Consumer.Handle]. An error names the step or the option that

@@ -25,6 +25,17 @@ type Counters struct {
 	// two.
 	Transactions, Batches Histogram
 	RolledBack            uint64
+
+	// Subscriptions are sorted by topic. There are none if the subscriber is no
+	// [SubscriptionTeller].
+	Subscriptions []SubscriptionCounters
+}
+
+// SubscriptionCounters are those of the subscription to a topic.
+type SubscriptionCounters struct {
+	Topic     string
+	Served    bool   // messages are delivered at present
+	Cancelled uint64 // how often the broker has ended it, as when its queue was deleted
 }
 
 // StepCounters are those of a step's action or of its compensation.
@@ -216,6 +227,12 @@ func (c *Consumer) Counters() Counters {
 				Retries:  occurred(s.retries[:], reasons[:]), Dead: occurred(s.dead[:], reasons[:]),
 				Handler: s.handler.read(), Lag: s.lag.read(),
 			})
+		}
+	}
+	if teller, ok := c.sub.(SubscriptionTeller); ok {
+		for _, topic := range c.topics {
+			served, cancelled := teller.Subscription(topic)
+			all.Subscriptions = append(all.Subscriptions, SubscriptionCounters{topic, served, cancelled})
 		}
 	}
 	return all

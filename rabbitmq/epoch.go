@@ -20,6 +20,7 @@ type epoch struct {
 	acks       *acks
 	gone       chan struct{} // closed once the channel is
 	cause      *amqp.Error   // why, if the broker said so; valid once gone is closed
+	cancels    <-chan string // has an element once the broker has cancelled the consumer, before deliveries ends
 	inHand     sync.WaitGroup
 }
 
@@ -48,6 +49,17 @@ func (e *epoch) unreadable() bool {
 	case <-e.gone:
 		return e.cause != nil && !e.cause.Server &&
 			(strings.Contains(e.cause.Reason, amqp.ErrSyntax.Reason) || strings.Contains(e.cause.Reason, amqp.ErrFrame.Reason))
+	default:
+		return false
+	}
+}
+
+// cancelled reports, once, whether the broker has ended the consumer and not the channel,
+// as it does when the queue is deleted.
+func (e *epoch) cancelled() bool {
+	select {
+	case _, told := <-e.cancels:
+		return told
 	default:
 		return false
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
@@ -77,8 +78,9 @@ type Subscriber struct {
 
 	mu     sync.Mutex
 	closed bool
-	calls  sync.WaitGroup // subscriptions and initializations
-	done   chan struct{}  // closed when Close is through
+	topics map[string]*topicState // that there are subscriptions to, or were
+	calls  sync.WaitGroup         // subscriptions and initializations
+	done   chan struct{}          // closed when Close is through
 
 	signals struct {
 		full testsignal.Signal[string] // topic with Prefetch messages in hand
@@ -102,7 +104,7 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 	case opts.Prefetch < 0 || opts.Prefetch > 65535:
 		return nil, fmt.Errorf("%w: SubscriberOptions.Prefetch must be at most 65535", ErrConfig)
 	}
-	s := &Subscriber{cfg: cfg, opts: opts.withDefaults(), ackLimit: ackLimit, ackDelay: ackDelay, done: make(chan struct{})}
+	s := &Subscriber{cfg: cfg, opts: opts.withDefaults(), ackLimit: ackLimit, ackDelay: ackDelay, topics: map[string]*topicState{}, done: make(chan struct{})}
 	s.link = newLink(cfg.Connection, s.opts.Connection, s.opts.Logger)
 	return s, nil
 }
@@ -160,6 +162,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	sub := &subscription{
 		subscriber: s,
 		topic:      topic,
+		state:      s.stateOf(topic),
 		out:        make(chan *message.Message),
 		lanes:      newLanes(s.opts.Prefetch),
 	}
@@ -290,13 +293,14 @@ func (s *Subscriber) consume(ctx context.Context, c *conn, topic string, prefetc
 			return nil, err
 		}
 		closes := ch.NotifyClose(make(chan *amqp.Error, 1)) // first, or the cause could be missed
+		cancels := ch.NotifyCancel(make(chan string, 1))
 		tag := "sagamill-" + rand.Text()
 		deliveries, err := s.startConsumer(ch, tag, topic, prefetch)
 		if err != nil {
 			ch.Close()
 			return nil, err
 		}
-		e := &epoch{conn: c, amqp: ch, tag: tag, deliveries: deliveries, acks: newAcks(ch, s.ackLimit(prefetch), s.ackDelay), gone: make(chan struct{})}
+		e := &epoch{conn: c, amqp: ch, tag: tag, deliveries: deliveries, acks: newAcks(ch, s.ackLimit(prefetch), s.ackDelay), cancels: cancels, gone: make(chan struct{})}
 		e.start(closes)
 		return e, nil
 	}
@@ -316,6 +320,40 @@ func (s *Subscriber) startConsumer(ch *amqp.Channel, tag, topic string, prefetch
 		return nil, fmt.Errorf("consume from %s: %w", queue, err)
 	}
 	return deliveries, nil
+}
+
+// A topicState is how the broker serves the subscriptions to a topic.
+type topicState struct {
+	consumers atomic.Int64
+	cancelled atomic.Uint64
+}
+
+func (s *Subscriber) stateOf(topic string) *topicState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.topics[topic] == nil {
+		s.topics[topic] = &topicState{}
+	}
+	return s.topics[topic]
+}
+
+// Subscription reports whether a subscription to topic is served, and how often the broker
+// has cancelled one: it does so when the queue is deleted, with what the queue holds. A
+// subscription is not served while the broker is away, while its queue is missing, with
+// [ConfigOptions].Passive, and for a moment when it is renewed. Both are false and 0
+// of a topic to which there was none.
+//
+// A queue that is deleted and declared again at once cancels nothing in some versions of
+// RabbitMQ: the subscription is renewed when it has been idle for TopologyInterval, and
+// nothing tells of it.
+func (s *Subscriber) Subscription(topic string) (served bool, cancelled uint64) {
+	s.mu.Lock()
+	of := s.topics[topic]
+	s.mu.Unlock()
+	if of == nil {
+		return false, 0
+	}
+	return of.consumers.Load() > 0, of.cancelled.Load()
 }
 
 // MarksRedelivered reports that redeliveries carry the metadata redelivered.

@@ -95,7 +95,7 @@ func TestConsumeConnectionCut(t *testing.T) {
 	t.Parallel()
 	cfg := declared(t, "orders")
 	proxy := rabbittest.NewProxy(t, rabbittest.URL())
-	messages, _ := subscribe(t, through(cfg, proxy.URL()), "orders", fast())
+	messages, sub := subscribe(t, through(cfg, proxy.URL()), "orders", fast())
 	ids := mustPublish(t, newPublisher(t, cfg, nil), "orders", 10)
 	old := next(t, messages)
 	proxy.Cut()
@@ -119,6 +119,9 @@ func TestConsumeConnectionCut(t *testing.T) {
 	// A wrong tag would have closed the channel, and its messages come again.
 	last := mustPublish(t, newPublisher(t, cfg, nil), "orders", 1)
 	ackAll(t, messages, last)
+	if served, cancelled := sub.Subscription("orders"); !served || cancelled > 0 {
+		t.Errorf("Subscription = %t, %d; want that it is served, and that nobody cancelled it", served, cancelled)
+	}
 }
 
 // The broker closes the channel alone: the connection, and the other subscription
@@ -200,7 +203,7 @@ func TestConsumerCancelled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg := declared(t, "orders")
-			messages, _ := subscribe(t, cfg, "orders", opts)
+			messages, sub := subscribe(t, cfg, "orders", opts)
 			pub := newPublisher(t, cfg, nil)
 			mustPublish(t, pub, "orders", 2)
 			inHand := next(t, messages)
@@ -218,8 +221,47 @@ func TestConsumerCancelled(t *testing.T) {
 				t.Errorf("message %q %q, want %q", got.UUID, got.Payload, msg.UUID)
 			}
 			inHand.Ack()
+			if served, cancelled := sub.Subscription("orders"); !served || cancelled != 1 {
+				t.Errorf("Subscription = %t, %d; want that it is served, and was cancelled once", served, cancelled)
+			}
 		})
 	}
+}
+
+// With Passive nobody declares the queue again: that shows, until somebody does.
+func TestASubscriptionWithoutItsQueueIsNotServed(t *testing.T) {
+	t.Parallel()
+	active := declared(t, "orders")
+	cfg := active
+	cfg.TopologyBuilder = passiveTopology(t)
+	messages, sub := subscribe(t, cfg, "orders", fast())
+	if served, cancelled := sub.Subscription("nobody's"); served || cancelled != 0 {
+		t.Errorf("a topic without a subscription: %t, %d", served, cancelled)
+	}
+	until(t, "the subscription is served", func() bool { served, _ := sub.Subscription("orders"); return served })
+	if _, err := rabbittest.Channel(t, rabbittest.URL()).QueueDelete(cfg.Queue.GenerateName("orders"), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it was cancelled, and is not served", func() bool {
+		served, cancelled := sub.Subscription("orders")
+		return !served && cancelled == 1
+	})
+	if err := rabbitmq.DeclareTopology(t.Context(), active, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	ackAll(t, messages, mustPublish(t, newPublisher(t, active, nil), "orders", 1))
+	if served, cancelled := sub.Subscription("orders"); !served || cancelled != 1 {
+		t.Errorf("Subscription = %t, %d once it is declared; want true, 1", served, cancelled)
+	}
+}
+
+func passiveTopology(t *testing.T) wamqp.TopologyBuilder {
+	t.Helper()
+	cfg, err := rabbitmq.NewConfig(rabbittest.URL(), service, &rabbitmq.ConfigOptions{Passive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg.TopologyBuilder
 }
 
 // publishRouted publishes msg to orders as soon as there is a queue.

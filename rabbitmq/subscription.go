@@ -13,6 +13,7 @@ import (
 type subscription struct {
 	subscriber *Subscriber
 	topic      string
+	state      *topicState
 	out        chan *message.Message
 	lanes      *lanes // over all epochs
 	epochs     sync.WaitGroup
@@ -80,8 +81,14 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	defer stopWork()
 	for failures := 0; e != nil; {
 		began := time.Now()
+		s.state.consumers.Add(1)
 		idle := s.receive(intake, work, e)
+		s.state.consumers.Add(-1)
 		cause := e.reason()
+		if e.cancelled() {
+			s.state.cancelled.Add(1)
+			cause = "the broker has cancelled the consumer, as it does when the queue is deleted with what it holds"
+		}
 		if s.keyed() && intake.Err() == nil {
 			e.close() // while it is open the next epoch would overtake what goes back
 		}

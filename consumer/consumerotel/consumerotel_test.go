@@ -208,7 +208,7 @@ func TestRegister(t *testing.T) {
 	handler := func(_ context.Context, _ pgx.Tx, in consumer.Message[order], _ consumer.Emit) error {
 		return consumer.Terminal(errors.New("never"))
 	}
-	c, err := consumer.New(pool, inproc.New(nil).Subscriber("s"), []consumer.Step{{Name: "pay", Action: consumer.On("pay", handler)}},
+	c, err := consumer.New(pool, telling{inproc.New(nil).Subscriber("s")}, []consumer.Step{{Name: "pay", Action: consumer.On("pay", handler)}},
 		&consumer.Options{Schema: schema, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	msg := message.NewMessage("id", []byte("{}"))
@@ -235,7 +235,9 @@ func TestRegister(t *testing.T) {
 	}
 	const dead = "kind=action,reason=terminal,service=s,state=dead,step=pay"
 	want := []string{
+		"consumer.cancelled[{subscription}]{service=s,topic=pay} 3",
 		"consumer.inflight[{attempt}]{service=s} 0",
+		"consumer.subscribed[{subscription}]{service=s,topic=pay} 1",
 		"parked.messages[{message}]{" + dead + "} 1",
 		"parked.messages[{message}]{reason=key-missing,service=s,state=dead} 1",
 		"parked.oldest_seconds[s]{" + dead,
@@ -246,7 +248,7 @@ func TestRegister(t *testing.T) {
 		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 	pool.Close()
-	if diff := godiff.Diff(want[:1], read(t, reader)); diff != "" {
+	if diff := godiff.Diff(want[:3], read(t, reader)); diff != "" {
 		t.Errorf("metrics without a database (-want +got):\n%s", diff)
 	}
 	must(t, registration.Unregister())
@@ -254,6 +256,11 @@ func TestRegister(t *testing.T) {
 		t.Errorf("after Unregister: %q", rest)
 	}
 }
+
+// telling is a subscriber whose subscriptions are served, and were cancelled three times.
+type telling struct{ message.Subscriber }
+
+func (telling) Subscription(string) (served bool, cancelled uint64) { return true, 3 }
 
 // refusing is a meter provider whose meters make no instrument.
 type refusing struct{ noop.MeterProvider }

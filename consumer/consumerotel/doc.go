@@ -12,9 +12,12 @@
 //	sagamill.consumer.batch                {message}  messages in a transaction; an Effect has two for each attempt
 //	sagamill.consumer.rollbacks            {transaction}  rolled back, or ended in a way that is not known
 //
-// And [Register] this one, read when metrics are collected:
+// And [Register] these, read when metrics are collected; the last two of a subscriber that
+// is a [consumer.SubscriptionTeller], as that of package rabbitmq:
 //
 //	sagamill.consumer.inflight             {attempt}  handlers that run, and verify, call and record of Effects
+//	sagamill.consumer.subscribed           {subscription}  topic  1 while the broker delivers what comes to the topic, else 0
+//	sagamill.consumer.cancelled            {subscription}  topic  ended by the broker, as when a queue is deleted with what it holds
 //
 // # Metrics of the parked messages
 //
@@ -36,7 +39,7 @@
 // Steps are the program's; kind is action or compensation; outcomes and
 // reasons are fixed. error.type is panic, terminal, parked, timeout, canceled, unsettled (verify
 // found nothing, but too early), a SQLSTATE of PostgreSQL, or _OTHER. A message that could not be read has no step and no kind.
-// Keys, scopes and topics are no labels.
+// Topics are those that the steps listen to. Keys and scopes are no labels.
 //
 // # Traces
 //

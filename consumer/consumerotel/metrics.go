@@ -17,6 +17,7 @@ const (
 	keyKind    = attribute.Key("kind")
 	keyOutcome = attribute.Key("outcome")
 	keyReason  = attribute.Key("reason")
+	keyTopic   = attribute.Key("topic")
 	keyState   = attribute.Key("state")
 )
 

@@ -69,12 +69,13 @@ type reporter struct {
 	timeout    time.Duration
 	attributes []attribute.KeyValue
 
-	inflight, messages metric.Int64ObservableGauge
-	oldest, overdue    metric.Float64ObservableGauge
+	inflight, subscribed, messages metric.Int64ObservableGauge
+	cancelled                      metric.Int64ObservableCounter
+	oldest, overdue                metric.Float64ObservableGauge
 }
 
 func (r *reporter) register(meter metric.Meter) (metric.Registration, error) {
-	var errs [4]error
+	var errs [6]error
 	r.inflight, errs[0] = meter.Int64ObservableGauge("sagamill.consumer.inflight", metric.WithUnit("{attempt}"),
 		metric.WithDescription("Handlers that run."))
 	r.messages, errs[1] = meter.Int64ObservableGauge("sagamill.parked.messages", metric.WithUnit("{message}"),
@@ -83,15 +84,19 @@ func (r *reporter) register(meter metric.Meter) (metric.Registration, error) {
 		metric.WithDescription("Time since the first of them was parked."))
 	r.overdue, errs[3] = meter.Float64ObservableGauge("sagamill.parked.overdue_seconds", metric.WithUnit("s"),
 		metric.WithDescription("How long a parked message has been due that nobody has run."))
+	r.subscribed, errs[4] = meter.Int64ObservableGauge("sagamill.consumer.subscribed", metric.WithUnit("{subscription}"),
+		metric.WithDescription("Whether the broker delivers what comes to the topic: 1 or 0."))
+	r.cancelled, errs[5] = meter.Int64ObservableCounter("sagamill.consumer.cancelled", metric.WithUnit("{subscription}"),
+		metric.WithDescription("Subscriptions that the broker has ended, as when their queue was deleted."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	return meter.RegisterCallback(r.report, r.inflight, r.messages, r.oldest, r.overdue)
+	return meter.RegisterCallback(r.report, r.inflight, r.subscribed, r.cancelled, r.messages, r.oldest, r.overdue)
 }
 
 // report is called at each collection. It never returns an error: see [Register].
 func (r *reporter) report(ctx context.Context, o metric.Observer) error {
-	o.ObserveInt64(r.inflight, int64(r.consumer.Counters().InFlight), r.with())
+	r.reportCounters(o)
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	s, err := r.consumer.Stats(ctx)
@@ -106,6 +111,20 @@ func (r *reporter) report(ctx context.Context, o metric.Observer) error {
 		o.ObserveFloat64(r.oldest, s.Parked[i].Oldest.Seconds(), of)
 	}
 	return nil
+}
+
+// reportCounters measures what needs no database.
+func (r *reporter) reportCounters(o metric.Observer) {
+	c := r.consumer.Counters()
+	o.ObserveInt64(r.inflight, int64(c.InFlight), r.with())
+	for _, s := range c.Subscriptions {
+		served := int64(0)
+		if s.Served {
+			served = 1
+		}
+		o.ObserveInt64(r.subscribed, served, r.with(keyTopic.String(s.Topic)))
+		o.ObserveInt64(r.cancelled, int64(s.Cancelled), r.with(keyTopic.String(s.Topic)))
+	}
 }
 
 // of returns the labels of p.

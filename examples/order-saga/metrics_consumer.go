@@ -44,6 +44,23 @@ var consumerFamilies = []family{
 	{"sagamill_consumer_inflight", "gauge", "Handlers that run.", false, "", func(m *measured) map[string]float64 {
 		return one(float64(m.steps.InFlight))
 	}, nil},
+	{"sagamill_consumer_subscribed", "gauge", "Whether the broker delivers what comes to the topic: 1 or 0.", false, "topic", func(m *measured) map[string]float64 {
+		served := make(map[string]float64)
+		for _, s := range m.steps.Subscriptions {
+			served[s.Topic] = 0
+			if s.Served {
+				served[s.Topic] = 1
+			}
+		}
+		return served
+	}, nil},
+	{"sagamill_consumer_cancelled_total", "counter", "Subscriptions that the broker has ended, as when their queue was deleted.", false, "topic", func(m *measured) map[string]float64 {
+		cancelled := make(map[string]float64)
+		for _, s := range m.steps.Subscriptions {
+			cancelled[s.Topic] = float64(s.Cancelled)
+		}
+		return cancelled
+	}, nil},
 }
 
 // arrivals are the outcomes of each step, those with a reason by it, and what

@@ -36,6 +36,11 @@ func (refuser) PublishBatch(_ context.Context, batch []outbox.Publication) []err
 	return results
 }
 
+// telling is a subscriber whose subscriptions are served, and were cancelled once.
+type telling struct{ message.Subscriber }
+
+func (telling) Subscription(string) (served bool, cancelled uint64) { return true, 1 }
+
 // newMeasured returns an app with one service, of which nothing runs.
 func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) *app {
 	t.Helper()
@@ -46,7 +51,7 @@ func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) *app {
 	}
 	sub := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
 	t.Cleanup(func() { _ = sub.Close() })
-	steps, err := consumer.New(pool, sub, shipping.New(schema).Steps(), &consumer.Options{Schema: schema, Logger: quiet})
+	steps, err := consumer.New(pool, telling{sub}, shipping.New(schema).Steps(), &consumer.Options{Schema: schema, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,6 +202,7 @@ func TestMetricsTellOfTheSteps(t *testing.T) {
 		`sagamill_consumer_lag_seconds_count{service="shipping",step="arrange-shipping",kind="action"} 1`,
 		`sagamill_consumer_transaction_seconds_count{service="shipping"} 1`, `sagamill_consumer_batch_bucket{service="shipping",le="1"} 1`,
 		`sagamill_consumer_rollbacks_total{service="shipping"} 0`, `sagamill_consumer_inflight{service="shipping"} 0`,
+		`sagamill_consumer_subscribed{service="shipping",topic="payment.processed"} 1`, `sagamill_consumer_cancelled_total{service="shipping",topic="payment.processed"} 1`,
 		`sagamill_parked_messages{service="shipping",state="retrying"} 1`, `sagamill_parked_messages{service="shipping",state="dead"} 1`,
 		`sagamill_parked_oldest_seconds{service="shipping",state="dead"} 0.`, `sagamill_parked_overdue_seconds{service="shipping"} `,
 	} {

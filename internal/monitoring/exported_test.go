@@ -33,6 +33,11 @@ func (nobody) PublishBatch(_ context.Context, batch []outbox.Publication) []erro
 	return make([]error, len(batch))
 }
 
+// A teller is a subscriber that tells of its subscriptions, and has none.
+type teller struct{ message.Subscriber }
+
+func (teller) Subscription(string) (served bool, cancelled uint64) { return false, 0 }
+
 // exported returns everything that the three packages make, with the labels of its series.
 func exported(t *testing.T) map[string]series {
 	t.Helper()
@@ -63,7 +68,7 @@ func measureOutbox(t *testing.T, provider *sdkmetric.MeterProvider) {
 	fail := func(context.Context, pgx.Tx, consumer.Message[struct{}], consumer.Emit) error {
 		return errors.New("no")
 	}
-	steps, err := consumer.New(pool, nil, []consumer.Step{{Name: "step", Action: consumer.On("topic", fail)}},
+	steps, err := consumer.New(pool, teller{}, []consumer.Step{{Name: "step", Action: consumer.On("topic", fail)}},
 		&consumer.Options{Schema: schema, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
