@@ -21,7 +21,6 @@ import (
 	"github.com/sagamill/sagamill/examples/order-saga/internal/order"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/payment"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/shipping"
-	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -78,8 +77,11 @@ type node struct {
 	sub      message.Subscriber
 	steps    []consumer.Step
 	routes   func(*http.ServeMux)
-	sweeper  *idemkey.Sweeper // nil: it keeps no idempotency records
+	sweepers []sweeper // of idempotency records and of the inbox, as far as it has them
 }
+
+// A sweeper removes what is old while it runs.
+type sweeper interface{ Run(context.Context) error }
 
 // openNode migrates the service's schema and connects the service to the
 // broker. It starts nothing.
@@ -145,7 +147,7 @@ func (n *node) build(s *settings, processor payment.Gateway, b broker, w watcher
 		if err != nil {
 			return err
 		}
-		n.routes, n.sweeper = g.Routes, g.Sweeper
+		n.routes, n.sweepers = g.Routes, []sweeper{g.Sweeper}
 		return nil
 	}
 	var err error
@@ -159,7 +161,7 @@ func (n *node) build(s *settings, processor payment.Gateway, b broker, w watcher
 		if err != nil {
 			return err
 		}
-		n.routes, n.steps, n.sweeper = o.Routes, o.Steps(), o.Sweeper
+		n.routes, n.steps, n.sweepers = o.Routes, o.Steps(), []sweeper{o.Sweeper}
 	case "payment":
 		n.steps = payment.New(n.db, schema, processor).Steps()
 	case "shipping":
@@ -174,6 +176,13 @@ func (n *node) build(s *settings, processor payment.Gateway, b broker, w watcher
 	if err != nil {
 		return err
 	}
+	// A step is remembered for the default of 30 days: longer than an order with its
+	// compensation takes, and than a message waits out an outage.
+	inbox, err := consumer.NewSweeper(n.db, &consumer.SweeperOptions{Schema: schema, Logger: logger})
+	if err != nil {
+		return err
+	}
+	n.sweepers = append(n.sweepers, inbox)
 	if got, want := n.consumer.Topics(), listens[n.name]; !slices.Equal(got, want) {
 		return fmt.Errorf("its steps listen to %v, but queues are declared for %v", got, want)
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/mail"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/ticketing"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/trip"
-	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
@@ -82,8 +81,11 @@ type node struct {
 	consumer     *consumer.Consumer // the orchestrator's, where there is one
 	sub          message.Subscriber
 	routes       func(*http.ServeMux)
-	sweeper      *idemkey.Sweeper // nil: it keeps no idempotency records
+	sweepers     []sweeper // of idempotency records and of the inbox, as far as it has them
 }
+
+// A sweeper removes what is old while it runs.
+type sweeper interface{ Run(context.Context) error }
 
 // openNode migrates the service's schema and connects the service to the
 // broker. It starts nothing.
@@ -164,6 +166,13 @@ func (n *node) build(ctx context.Context, s *settings, b broker, logger *slog.Lo
 	if err != nil {
 		return err
 	}
+	// A step is remembered for the default of 30 days: longer than a trip with its
+	// compensation takes, than a message waits out an outage, and than people pause a saga.
+	inbox, err := consumer.NewSweeper(n.db, &consumer.SweeperOptions{Schema: schema, Logger: logger})
+	if err != nil {
+		return err
+	}
+	n.sweepers = append(n.sweepers, inbox)
 	if got, want := n.consumer.Topics(), listens[n.name]; !slices.Equal(got, want) {
 		return fmt.Errorf("it listens to %v, but queues are declared for %v", got, want)
 	}
@@ -180,7 +189,7 @@ func (n *node) orchestrate(schema string, patience time.Duration, logger *slog.L
 	if err != nil {
 		return err
 	}
-	n.routes, n.sweeper = service.Routes, service.Sweeper
+	n.routes, n.sweepers = service.Routes, []sweeper{service.Sweeper}
 	n.orchestrator, err = saga.NewOrchestrator(n.db, n.sub, []saga.Plan{d}, &saga.Options{
 		Schema: schema, TimerWorkers: 2, Consumer: consumer.Options{Lanes: n.lanes()}, Wake: n.relay.Wake, Logger: logger,
 	})

@@ -107,8 +107,8 @@ func (a *app) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 	defer stopWork()
 	var loops sync.WaitGroup
 	for _, n := range a.nodes {
-		if n.sweeper != nil {
-			loops.Go(func() { _ = n.sweeper.Run(work) })
+		for _, s := range n.sweepers {
+			loops.Go(func() { _ = s.Run(work) })
 		}
 		loops.Go(func() { _ = n.relay.Run(work) })
 		loops.Go(func() {
