@@ -10,7 +10,6 @@ import (
 	"github.com/sagamill/sagamill/internal/permissiontest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/plaintext"
-	"github.com/sagamill/sagamill/rabbitmq"
 )
 
 // The file that an operator gives to sagamill broker says what the programs do.
@@ -29,6 +28,7 @@ func TestBrokerPermissions(t *testing.T) {
 	b.Purge(t)
 	t.Run("sagas", func(t *testing.T) { testRestrictedSagas(t, b) })
 	t.Run("limits", func(t *testing.T) { b.CheckLimits(t, of.Services[1]) })
+	t.Run("deletion", b.CheckDeletion)
 }
 
 // testRestrictedSagas runs each service as a user of its own, as processes of their own

@@ -9,7 +9,6 @@ import (
 	"github.com/sagamill/sagamill/internal/permissiontest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/plaintext"
-	"github.com/sagamill/sagamill/rabbitmq"
 )
 
 // The file that an operator gives to sagamill broker says what the programs do.

@@ -14,7 +14,7 @@ import (
 func TestEveryInboxIsSwept(t *testing.T) {
 	t.Parallel()
 	s := &settings{patience: time.Second, databaseURL: pgtest.Database(t), amqpURL: devservices.InProcess}
-	b, err := openBroker(s.amqpURL, defaultNamespace, slog.New(slog.DiscardHandler))
+	b, err := openBroker(s.amqpURL, defaultNamespace, false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -274,3 +274,22 @@ func (b *Broker) CheckLimits(t *testing.T, service rabbitmq.Service) {
 		t.Errorf("guest: %v, want ACCESS_REFUSED", err)
 	}
 }
+
+// CheckDeletion has the topology deleted, which the user of the deployment may and no service.
+func (b *Broker) CheckDeletion(t *testing.T) {
+	t.Helper()
+	force := &rabbitmq.DeleteOptions{Force: true}
+	var refusal *amqp091.Error
+	if _, err := b.topology.Delete(t.Context(), b.URLOf(b.topology.Services[0].Name), force); !errors.As(err, &refusal) || refusal.Code != amqp091.AccessRefused {
+		t.Errorf("as a service: %v, want ACCESS_REFUSED", err)
+	}
+	parts, err := b.topology.Delete(t.Context(), b.URLOf(rabbitmq.DeployUser), force)
+	if err != nil {
+		t.Fatalf("as the user of the deployment: %v", err)
+	}
+	for _, p := range parts {
+		if p.Found && !p.Deleted {
+			t.Errorf("%s is still there", p.Name)
+		}
+	}
+}
