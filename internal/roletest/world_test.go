@@ -105,7 +105,9 @@ func (w *world) checkLeast(role string, all ...scenario) {
 	}
 	for i, g := range w.Grants(w.t, role) {
 		w.Without(w.t, role, g, func() {
-			if err := every(fmt.Sprint("k", i)); !denied(err) {
+			before := w.astray()
+			err := every(fmt.Sprint("k", i))
+			if leaf := g.On == "SEQUENCE {schema}.outbox_leaf" && err == nil && w.astray() > before; !leaf && !denied(err) {
 				w.t.Errorf("%s without %s: %v; want that it is denied something", role, g, err)
 			}
 		})
@@ -113,6 +115,16 @@ func (w *world) checkLeast(role string, all ...scenario) {
 	if err := every("last"); err != nil {
 		w.t.Errorf("%s with all its grants again: %v", role, err)
 	}
+}
+
+// astray is how many messages are in the catch-all of the outbox: from PostgreSQL 17 on, that is
+// what becomes of those whose writer may not see which leaf is in use.
+func (w *world) astray() (n int) {
+	w.t.Helper()
+	if err := w.Admin.QueryRow(w.t.Context(), w.bind("SELECT count(*) FROM {schema}.outbox_other")).Scan(&n); err != nil {
+		w.t.Fatal(err)
+	}
+	return n
 }
 
 func denied(err error) bool {
