@@ -5,9 +5,11 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 
@@ -220,6 +222,75 @@ func TestHalfClaim(t *testing.T) {
 	if err := d.Exec.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
 		t.Errorf("Commit: %v", err)
 	}
+}
+
+// Retries of a completed key are replays, also while another one's claim hangs which
+// the memo has taken for new, as it takes them: another key has come by their slot.
+// Each reads the record, by which a request that is not the same is told as well.
+func TestRetriesBehindAClaim(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, Options{ClaimMode: mode})
+			c, other := idemkeytest.Claim("k", "a"), idemkeytest.Claim("k", "b")
+			if err := f.begin(t, c).Commit(t.Context(), idemkey.Response{Status: 201, Header: http.Header{}, Body: []byte("x")}); err != nil {
+				t.Fatal(err)
+			}
+			another := f.collide(c.ID)
+			f.memo.met(another)
+			end := f.hang(t, c, mode)
+			for range 10 {
+				f.memo.met(another)
+				if d, err := f.Begin(t.Context(), c); err != nil || d.Kind != idemkey.KindReplay || string(d.Record.Response.Body) != "x" {
+					t.Errorf("Begin = %+v, %v; want a replay", d, err)
+				}
+				f.memo.met(another)
+				f.kind(t, other, idemkey.KindMismatch)
+			}
+			end()
+		})
+	}
+}
+
+// collide returns another key of id's slot in the memo.
+func (f *fixture) collide(id idemkey.Identity) idemkey.Identity {
+	slot := func(id idemkey.Identity) uint64 { return maphash.Comparable(f.memo.seed, id) % memoSize }
+	other := id
+	for i := 0; other == id || slot(other) != slot(id); i++ {
+		other.Key = fmt.Sprint("collides", i)
+	}
+	return other
+}
+
+// hang lets a retry of c, which is completed, hang in its claim until end: a leased one behind
+// whoever has changed the row and not committed. An inline one never waits: then
+// somebody has its lock.
+func (f *fixture) hang(t *testing.T, c idemkey.Claim, mode ClaimMode) (end func()) {
+	t.Helper()
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var retry sync.WaitGroup
+	end = sync.OnceFunc(func() {
+		_ = tx.Rollback(context.WithoutCancel(t.Context()))
+		retry.Wait()
+	})
+	t.Cleanup(end)
+	if mode == ClaimInline {
+		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", f.lockKey(c.ID))
+	} else {
+		_, err = tx.Exec(t.Context(), "UPDATE "+f.schema+".idempotency_key SET resp_status = resp_status")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mode == ClaimLeased {
+		retry.Go(func() { f.kind(t, c, idemkey.KindReplay) })
+		f.waitFor(t, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '.idempotency_key%')", f.schema)
+	}
+	return end
 }
 
 // waitFor waits until query is true.

@@ -18,7 +18,7 @@ import (
 func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	done, ok := s.memo.claim(c.ID)
 	if !ok {
-		return inFlight(0), nil
+		return s.behind(ctx, e.conn, c)
 	}
 	defer done()
 	for range maxClaims {
@@ -50,6 +50,17 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 		}
 		d, err := e.leased(ctx, c, attempt, expires)
 		d.TookOver = d.Exec != nil && c.TakesOver(&rec.Record)
+		return d, err
+	}
+	return inFlight(0), nil
+}
+
+// behind decides c while another of this process claims the key. That one may be a
+// retry that the memo has taken for new, as it has this one: the record tells. Only
+// what it leaves open is in flight. It waits for nobody, whatever the other waits for.
+func (s *Store) behind(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim) (idemkey.Decision, error) {
+	d, decided, err := s.decide(ctx, conn, c)
+	if decided || err != nil {
 		return d, err
 	}
 	return inFlight(0), nil

@@ -30,7 +30,8 @@ func (m *memo) met(id idemkey.Identity) bool {
 // claim reports whether the caller may claim id now: one at a time does so in
 // this process. A claim waits for whoever has inserted the record and not yet
 // committed; if that should hang, the others do not hang with it, each on a
-// connection and a place of its own. done ends the turn.
+// connection and a place of its own: they read the record, which waits for nobody.
+// done ends the turn.
 func (m *memo) claim(id idemkey.Identity) (done func(), ok bool) {
 	h := maphash.Comparable(m.seed, id) | 1 // 0 is nobody
 	slot := &m.claiming[h%memoSize]
