@@ -31,6 +31,11 @@
 // is. It may have been sent before: a message that is repeated is absorbed by the
 // inbox, like any redelivery.
 //
+// The verifier says which producer may send to which topic, and, where one topic takes
+// messages of several, which types and steps are whose: see [Sender]. Such a topic is that to
+// which the participants of an orchestrated saga reply. Without more, one of them that is broken into could
+// answer for another one's step.
+//
 // The key is shared: who can verify can also sign. A consumer that is broken into
 // can forge messages of every producer whose key it has. Give each producer a key
 // of its own, each environment other keys, and no consumer a key that it does not

@@ -22,13 +22,10 @@ const (
 )
 
 // A Key is a secret that a producer shares with those that verify its messages.
-// Printed, logged or encoded as JSON by itself, or as an element of something, it tells no
-// secret. As an unexported field of a struct that is printed it does, as any bytes there: fmt does not ask it.
-// Nor do other encodings: do not store it in such places.
 type Key struct {
 	ID       string // names the key in each signature; 1 to 32 of a-z 0-9 -, never used for another secret
 	Producer string // the service whose messages it signs; 1 to 128 printable bytes
-	Secret   []byte `json:"-"` // at least 32 random bytes
+	Secret   Secret `json:"-"`
 
 	// NotAfter is when verifiers stop to accept it, by their own clocks and whenever
 	// the message was signed, and signers to sign with it. Leave time for what waits
@@ -48,8 +45,8 @@ func (k Key) check() error {
 		return fmt.Errorf("a key's ID must be 1 to %d of a-z 0-9 -", MaxID)
 	case k.Producer == "" || len(k.Producer) > MaxProducer || !cleantext.Printable(k.Producer):
 		return fmt.Errorf("key %s: Producer must be 1 to %d printable bytes", k.ID, MaxProducer)
-	case len(k.Secret) < MinSecret:
-		return fmt.Errorf("key %s: Secret has %d bytes, at least %d are needed", k.ID, len(k.Secret), MinSecret)
+	case len(k.Secret.bytes()) < MinSecret:
+		return fmt.Errorf("key %s: Secret has %d bytes, at least %d are needed", k.ID, len(k.Secret.bytes()), MinSecret)
 	}
 	return nil
 }
@@ -67,7 +64,7 @@ func (k *Key) sameSecret(other *Key) bool {
 }
 
 func (k *Key) mark() []byte {
-	mac := hmac.New(sha256.New, k.Secret)
+	mac := hmac.New(sha256.New, k.Secret.bytes())
 	mac.Write([]byte("sagamill signing: the same secret?"))
 	return mac.Sum(nil)
 }
@@ -90,13 +87,12 @@ type part struct {
 	sum   [sha256.Size]byte
 }
 
-// newMachine returns that of k, whose secret it copies.
+// newMachine returns that of k.
 func newMachine(k Key) (*machine, error) {
 	if err := k.check(); err != nil {
 		return nil, err
 	}
-	k.Secret = bytes.Clone(k.Secret)
 	m := &machine{Key: k}
-	m.parts.New = func() any { return &part{mac: hmac.New(sha256.New, k.Secret)} }
+	m.parts.New = func() any { return &part{mac: hmac.New(sha256.New, k.Secret.bytes())} }
 	return m, nil
 }

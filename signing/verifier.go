@@ -7,6 +7,9 @@ import (
 	"slices"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // Why a message is not verified, besides [ErrExpired].
@@ -14,25 +17,47 @@ var (
 	ErrMissing    = errors.New("signing: the signature is missing")
 	ErrUnknownKey = errors.New("signing: the signature is of an unknown key")
 	ErrInvalid    = errors.New("signing: the signature is invalid")
-	ErrNotAllowed = errors.New("signing: the producer is not allowed on the topic")
+	ErrNotAllowed = errors.New("signing: the producer is not allowed to send that")
 )
 
-// A Verifier knows the keys of producers, and which of them may send to which
+// A Sender is a producer that may send to a topic: everything, unless it says what.
+type Sender struct {
+	Producer string // of its keys, however many it has
+
+	// Types are the types of the messages that it may send there. Where the participants of
+	// an orchestrated saga reply, it is saga.TypeReply alone: the topic also takes orders
+	// to compensate. Default: all.
+	Types []string
+
+	// Steps are the steps that the messages' step keys may name. Where participants
+	// reply, that is the step that the reply is about, if the orchestrator has
+	// saga.Options.NamedReplies. Elsewhere nobody goes by it: topic and type lead a message to its
+	// handler. Default: all.
+	Steps []string
+}
+
+// may reports whether it may send such a message. One without a step is about none.
+func (s *Sender) may(typ, step string) bool {
+	return (len(s.Types) == 0 || slices.Contains(s.Types, typ)) && (len(s.Steps) == 0 || slices.Contains(s.Steps, step))
+}
+
+// A Verifier knows the keys of producers, and which of them may send what to which
 // topic. Any number of goroutines may use it.
 type Verifier struct {
-	machines map[string]*machine // by key id
-	allowed  map[string][]string // producers by topic
+	machines map[string]*machine            // by key id
+	allowed  map[string]map[string][]Sender // by topic and producer
 }
 
 // NewVerifier returns a Verifier of the messages that are signed with one of keys. A
 // producer may have several, as it does while one replaces another. allowed has for
-// each topic the producers that may send to it: a topic that it does not have is
-// closed to all. An error says which key cannot be used, or that there is none.
-func NewVerifier(keys []Key, allowed map[string][]string) (*Verifier, error) {
+// each topic those that may send to it: a topic that it does not have is closed to all.
+// A producer that is named twice for a topic may send what either allows. An error
+// says which key or sender cannot be used, or that there is no key.
+func NewVerifier(keys []Key, allowed map[string][]Sender) (*Verifier, error) {
 	if len(keys) == 0 {
 		return nil, errors.New("signing: NewVerifier needs at least one key")
 	}
-	v := &Verifier{machines: make(map[string]*machine, len(keys)), allowed: make(map[string][]string, len(allowed))}
+	v := &Verifier{machines: make(map[string]*machine, len(keys)), allowed: make(map[string]map[string][]Sender, len(allowed))}
 	for _, k := range keys {
 		m, err := newMachine(k)
 		if err == nil && v.machines[k.ID] != nil {
@@ -48,14 +73,35 @@ func NewVerifier(keys []Key, allowed map[string][]string) (*Verifier, error) {
 		}
 		v.machines[k.ID] = m
 	}
-	for topic, producers := range allowed {
-		v.allowed[topic] = slices.Clone(producers)
+	for topic, senders := range allowed {
+		if err := v.allow(topic, senders); err != nil {
+			return nil, fmt.Errorf("signing: topic %s: %w", topic, err)
+		}
 	}
 	return v, nil
 }
 
+// allow takes copies. A step that no message can name is a mistake, which would be found
+// out by messages that are refused.
+func (v *Verifier) allow(topic string, senders []Sender) error {
+	v.allowed[topic] = make(map[string][]Sender, len(senders))
+	for _, s := range senders {
+		if s.Producer == "" {
+			return errors.New("a Sender needs a Producer")
+		}
+		for _, step := range s.Steps {
+			if err := stepkey.CheckStep(step); err != nil {
+				return fmt.Errorf("sender %s: Steps: %w", s.Producer, err)
+			}
+		}
+		s.Types, s.Steps = slices.Clone(s.Types), slices.Clone(s.Steps)
+		v.allowed[topic][s.Producer] = append(v.allowed[topic][s.Producer], s)
+	}
+	return nil
+}
+
 // Verify returns nil if msg was signed for topic with a key that v has, and by a
-// producer that is allowed there. Otherwise the error is an [ErrMissing],
+// producer that may send it there. Otherwise the error is an [ErrMissing],
 // [ErrUnknownKey], [ErrExpired], [ErrInvalid] or [ErrNotAllowed], and nothing that msg
 // says is to be believed. It changes nothing, and fits consumer.Options.Verify.
 func (v *Verifier) Verify(topic string, msg *message.Message) error {
@@ -75,10 +121,24 @@ func (v *Verifier) Verify(topic string, msg *message.Message) error {
 		return fmt.Errorf("%w: %s", ErrExpired, id)
 	case !m.made(mac[:], topic, msg):
 		return fmt.Errorf("%w: under %v", ErrInvalid, m.Key)
-	case !slices.Contains(v.allowed[topic], m.Producer):
-		return fmt.Errorf("%w: %v", ErrNotAllowed, m.Key)
 	}
-	return nil
+	return v.permit(m, topic, msg)
+}
+
+// permit returns an [ErrNotAllowed] unless m's producer may send msg to topic. The signature
+// covers what it goes by.
+func (v *Verifier) permit(m *machine, topic string, msg *message.Message) error {
+	typ := msg.Metadata[outbox.PropertyType]
+	key, err := stepkey.Parse(msg.Metadata[outbox.HeaderKey])
+	if err != nil {
+		key.Step = "" // as much as was read of it may be anything
+	}
+	for _, s := range v.allowed[topic][m.Producer] {
+		if s.may(typ, key.Step) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %v, to topic %s: type %.100q, step %q", ErrNotAllowed, m.Key, topic, typ, key.Step)
 }
 
 // made reports whether mac is m's of msg. How long that takes tells nothing of the
