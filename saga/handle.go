@@ -62,7 +62,14 @@ func (o *Orchestrator) reply(ctx context.Context, tx pgx.Tx, in consumer.Message
 	if err != nil {
 		return consumer.Terminal(err)
 	}
-	return o.handle(ctx, tx, &in.Delivery, target{mark, to.Path}, emit, func(r *flow.Run) error { return r.Reply(ctx, answer) })
+	return o.handle(ctx, tx, &in.Delivery, target{mark, to.Path}, emit, func(r *flow.Run) error {
+		if o.opts.NamedReplies { // again, since what it is verified by may have been away
+			if err := checkName(r.Flow, to.Step, namedStep(&in.Delivery)); err != nil {
+				return consumer.Terminal(err)
+			}
+		}
+		return r.Reply(ctx, answer)
+	})
 }
 
 // revoke takes the order to compensate, from the saga around a nested instance.

@@ -33,6 +33,14 @@ type Options struct {
 	// not registered: another binary finishes them. Default: Run returns an [UnfinishableError].
 	Partial bool
 
+	// NamedReplies refuses a reply whose step key does not name the step that its n
+	// stands for, before anything else that it says is believed, as Consumer.Verify refuses one.
+	// With it a signing.Sender's Steps are the steps that a participant may answer for; without it,
+	// the n of another's step under an own name would do. Replies of [On] and [OnUndo] name their
+	// step, and those of a nested saga are named saga- and its name. Default: a reply may name
+	// any step.
+	NamedReplies bool
+
 	Consumer consumer.Options // of the consumer of replies, without its Schema, Wake and Logger
 
 	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
@@ -89,6 +97,9 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 		return nil, fmt.Errorf("saga: %w", err)
 	}
 	o.sql = newQueries(o.opts.Schema)
+	if o.opts.NamedReplies {
+		o.opts.Consumer.Verify = o.verifyNames(o.opts.Consumer.Verify)
+	}
 	for _, p := range plans {
 		if err := o.add(p); err != nil {
 			return nil, err

@@ -9,13 +9,14 @@ import (
 	"github.com/sagamill/sagamill/internal/fieldhash"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
 )
 
 // HeaderReplyTo is set on a command and on a compensation: the topic to which the
-// participant replies, with a message of type [TypeReply] whose step key has the key of the
-// command, any step, and the n of the command followed by ".d", or ".u" if it was a
-// compensation. [On] and [OnUndo] do that.
+// participant replies, with a message of type [TypeReply] whose step key is that of the
+// command, with ".d" behind its n, or ".u" if it was a compensation. [On] and [OnUndo] do that.
+// Another step than the command's will do, unless the orchestrator has [Options].NamedReplies.
 const HeaderReplyTo = "x-sagamill-reply-to"
 
 // The types of the messages that orchestrators take.
@@ -83,9 +84,19 @@ func answer(d consumer.Delivery, r reply, tell string) (outbox.Message, error) {
 		return outbox.Message{}, fmt.Errorf("saga: result: %w", err)
 	}
 	return outbox.Message{
-		Topic: to, Type: TypeReply, Step: d.Step, N: flow.ReplyN(d.N, d.Undo, tell), Payload: body,
+		Topic: to, Type: TypeReply, Step: namedStep(&d), N: flow.ReplyN(d.N, d.Undo, tell), Payload: body,
 		Scope: d.Scope, Key: d.Key, OrderingKey: orderingKey(d.Scope, d.Key, d.N),
 	}, nil
+}
+
+// namedStep returns the step that d's sender has named. To a command that is the saga's
+// step, whatever the participant calls its own.
+func namedStep(d *consumer.Delivery) string {
+	key, err := stepkey.Parse(d.Metadata.Get(outbox.HeaderKey))
+	if err != nil { // it did not come by a broker
+		return d.Step
+	}
+	return key.Step
 }
 
 // maxOrderingKey is the outbox's limit.

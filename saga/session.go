@@ -264,7 +264,7 @@ func (s *session) answerParent() {
 		panic(err) // strings, and JSON
 	}
 	s.send(outbox.Message{
-		Topic: Topic(s.row.parent), Type: TypeReply, Step: "saga-" + s.row.name, N: s.mark(flow.ReplyN(s.row.Path, undo, "")), Payload: body,
+		Topic: Topic(s.row.parent), Type: TypeReply, Step: nestedStep(s.row.name), N: s.mark(flow.ReplyN(s.row.Path, undo, "")), Payload: body,
 		OrderingKey: orderingKey(s.row.Scope, s.row.Key, s.row.Path),
 	})
 }
