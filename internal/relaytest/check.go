@@ -73,7 +73,7 @@ func (e Evidence) foreign() []string {
 }
 
 // disordered returns the first arrivals before which a later version of the
-// same key had arrived.
+// same key had arrived, and delayed ones before which an earlier version had not.
 func (e Evidence) disordered() []string {
 	var wrong []string
 	last := make(map[string]int64)
@@ -83,13 +83,30 @@ func (e Evidence) disordered() []string {
 			continue
 		}
 		seen[a.ID] = true
-		if a.Version <= last[a.Key] {
+		m := e.Committed[a.ID]
+		switch {
+		case m.Delayed && last[a.Key] < e.before(m):
+			wrong = append(wrong, fmt.Sprintf("round %d: %s v%d, which was delayed, came before v%d (delivery %d, by %s)",
+				m.Round, a.Key, a.Version, e.before(m), i, a.Relay))
+		case !m.Delayed && a.Version <= last[a.Key]:
 			wrong = append(wrong, fmt.Sprintf("round %d: %s v%d came first after v%d (delivery %d, by %s, redelivered %v)",
-				e.Committed[a.ID].Round, a.Key, a.Version, last[a.Key], i, a.Relay, a.Redelivered))
+				m.Round, a.Key, a.Version, last[a.Key], i, a.Relay, a.Redelivered))
 		}
-		last[a.Key] = max(last[a.Key], a.Version)
+		if !m.Delayed {
+			last[a.Key] = max(last[a.Key], a.Version)
+		}
 	}
 	return wrong
+}
+
+// before returns the version of m's key that was written last before it.
+func (e Evidence) before(m Message) (version int64) {
+	for _, other := range e.Committed {
+		if other.Key == m.Key && !other.Delayed && other.Version < m.Version {
+			version = max(version, other.Version)
+		}
+	}
+	return version
 }
 
 // Repeats returns for each round how often its messages were published beyond

@@ -6,6 +6,28 @@ import (
 	"testing"
 )
 
+// A delayed message comes behind what was written before it, wherever what was written
+// after it is.
+func TestCheckOfADelayedMessage(t *testing.T) {
+	t.Parallel()
+	all := map[string]Message{
+		"1": {ID: "1", Key: "k", Version: 1}, "2": {ID: "2", Key: "k", Version: 2, Delayed: true},
+		"3": {ID: "3", Key: "k", Version: 3}, "4": {ID: "4", Key: "other", Version: 4},
+	}
+	for order, want := range map[string]string{
+		"1 2 3": "", "1 3 2": "", "2 1 3": "k v2, which was delayed, came before v1", "3 2 1": "k v1 came first after v3",
+	} {
+		e := Evidence{Committed: all, Arrivals: []Arrival{{ID: "4", Key: "other", Version: 4}}}
+		for _, id := range strings.Fields(order) {
+			e.Arrivals = append(e.Arrivals, Arrival{ID: id, Key: "k", Version: all[id].Version, Copy: id})
+		}
+		wrong := Check(e, []Licence{{}})
+		if got := strings.Join(wrong, "; "); len(wrong) > 1 || (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("Check of %s = %q, want %q", order, got, cmp.Or(want, "nothing"))
+		}
+	}
+}
+
 // The checker finds each thing that it is there for, and nothing in a history
 // that has only what is allowed.
 func TestCheck(t *testing.T) {

@@ -11,6 +11,7 @@ type Message struct {
 	ID, Key, Topic string
 	Version        int64 // of the key, rising
 	Round          int
+	Delayed        bool // it comes behind the versions before it, and those after it need not wait for it
 }
 
 // A Body is a message's payload.
