@@ -80,8 +80,8 @@ type Swept struct {
 //     older saga is a dead letter, not a step without anything to undo.
 //
 // So Retention must be longer than the longest time between a step's action and
-// its compensation, than any [outbox.Message.Delay] and than the longest stay of
-// a message in a queue.
+// its compensation, and than the longest stay of a message in a queue. A message
+// with an [outbox.Message.Delay] was sent when it was due.
 //
 // Rows stay while a message of the step is parked, dead letters included. Any
 // number of sweepers, with different settings, and consumers may be at work at

@@ -135,8 +135,9 @@ func (d *DeadLetters) Count(ctx context.Context, filter DeadFilter) (n int, err 
 
 // Redrive sends the dead letters of those ids round again and returns how many:
 // an id that is no dead letter, or no longer, is left out. Each keeps its message
-// id, so that a step which has had it after all absorbs it. It is due at once and
-// has all its attempts again.
+// id, so that a step which has had it after all absorbs it, and the timestamp that
+// it bears. It is written to the log anew, is due at once and has all its attempts
+// again.
 //
 // It does not hold back what comes later in its ordering key, of which some has
 // probably been published meanwhile: it is published behind that, out of order.

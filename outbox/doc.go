@@ -7,8 +7,10 @@
 //	                                   │   └── attempts used up ──► held, dead: waits for a person
 //	                                   └── later messages of its ordering key: held, waiting
 //
-// A message with a Delay starts out held and is published when it is due. What is
-// dead is listed, redriven and discarded with [DeadLetters].
+// A message with a Delay starts out held. When it is due the relay moves it into the
+// log, in one transaction, and it is stored like any other: a delayed message counts
+// as written when it is due. What is dead is listed, redriven and discarded with
+// [DeadLetters]; what is redriven is moved into the log in the same way.
 //
 // # What is authoritative
 //
@@ -35,7 +37,8 @@
 //     when the lease runs out.
 //   - Of PostgreSQL: the notes of its last moments may be lost with it (they do
 //     not wait for the disk), and what they covered is published again. A message
-//     is never noted by mistake: the log has one order on disk.
+//     is never noted by mistake: the log has one order on disk. So it is with the move
+//     of a message that was due: it is moved again.
 //   - A dump that is restored into another cluster: transaction ids mean nothing
 //     there. The relay notices and publishes all that the log still holds again.
 //
@@ -46,6 +49,7 @@
 // they write, as they do by locking the same row. The relay has one message of a
 // key in flight at a time: a refusal, or an outcome that is not known, holds back
 // what comes later in that key, and nothing else. Only a message that has become
-// dead no longer holds anything back. A delayed message counts as written when it is
-// due.
+// dead no longer holds anything back. A delayed message comes behind all of its key
+// that was committed when it was due. The relay looks ten times a second, and until it
+// has moved the message others of the key may get ahead.
 package outbox

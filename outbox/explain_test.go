@@ -189,9 +189,9 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 			r := f.relay(t, RelayOptions{})
 			for statement, p := range map[string]plan{
 				"listRetries":  f.explain(t, true, r.sql.listRetries, maxDue, maxFollowers),
-				"listDelayed":  f.explain(t, true, r.sql.listDelayed, maxDue),
-				"fetchHeld":    f.explain(t, false, r.sql.fetchHeld, []int64{1, 2, 3}, false),
-				"queueDelayed": f.explain(t, false, r.sql.queueDelayed, []int64{6, 7, 8}),
+				"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
+				"moveUnlocked": f.explain(t, true, r.sql.moveUnlocked, 2, maxPageBytes),
+				"fetchHeld":    f.explain(t, false, r.sql.fetchHeld, []int64{1, 2, 3}),
 				"promote":      f.explain(t, false, r.sql.promote, []string{"k1", "k2", "k3"}),
 				"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes),
 				"lockStored":   f.explain(t, true, r.sql.lockStored, 10, maxBatchBytes),

@@ -3,32 +3,25 @@ package outbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
 const (
-	maxDue       = 128 // due messages that are taken at once
+	maxDue       = 128 // refused messages that are due and taken at once
 	maxFollowers = 16  // messages behind each of them
 )
 
-// A heldQueue is the refused or the delayed messages. One page of each is in
-// flight at a time, so that no message is in two.
-type heldQueue struct {
-	at  time.Time // when to look for due ones
-	out bool      // a page is in flight
-
-	in    []entry // due ones, listed; they go after the log
-	after uint64  // the difference of the log that was read at the time
-}
-
-// heldRoom returns how many held messages may be read: half of the window at the
-// most, or a topic that refuses everything would hold up the others.
+// heldRoom returns how many held messages may be read, or moved into the log: half of
+// the window at the most, or a topic that refuses everything, and a storm of timers,
+// would hold up the others.
 func (l *leader) heldRoom() int {
 	return min(l.r.limits.page, l.r.opts.Window-l.inFlight, max(1, l.r.opts.Window/2))
 }
@@ -37,9 +30,8 @@ func (l *leader) heldRoom() int {
 // behind them. Whatever the log has of their keys comes later, and waits for
 // them: they need not wait for the log.
 func (l *leader) readRetries(ctx context.Context) (int, error) {
-	q := &l.retries
 	room := l.heldRoom()
-	if q.out || room <= 0 || time.Now().Before(q.at) {
+	if l.retrying || room <= 0 || time.Now().Before(l.retryAt) {
 		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
@@ -53,74 +45,86 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 		}
 		l.promoteAt = time.Now().Add(l.r.limits.promote)
 	}
-	list, err := l.listHeld(ctx, l.r.sql.listRetries, maxDue, maxFollowers)
+	list, err := l.listRetries(ctx)
 	if err != nil {
 		return 0, err
 	}
-	q.at = time.Now().Add(l.r.limits.held)
+	l.retryAt = time.Now().Add(l.r.limits.held)
 	if len(list) == 0 {
 		return 0, nil
 	}
-	return l.dispatchHeld(ctx, q, list[:cut(list, room)])
-}
-
-// readDelayed hands delayed messages that are due to the lanes. They are listed
-// first, and go once everything that had been committed by then is ahead of them
-// in the lanes: a delayed message does not overtake an older one of its key. If
-// that has been refused, they wait behind it.
-func (l *leader) readDelayed(ctx context.Context) (n int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
-	defer cancel()
-	q := &l.delayed
-	room := l.heldRoom()
-	switch {
-	case q.out || room <= 0 || len(q.in) == 0 && time.Now().Before(q.at):
-		return 0, nil
-	case len(q.in) == 0:
-		q.in, err = l.listHeld(ctx, l.r.sql.listDelayed, maxDue)
-		q.at, q.after = time.Now().Add(l.r.limits.held), l.reader.begun
-		return 0, err
-	case !l.reader.caughtUp() || l.reader.begun == q.after:
-		return 0, nil
-	}
-	list := q.in[:cut(q.in, room)]
-	if _, err := l.r.db.Exec(ctx, l.r.sql.queueDelayed, entryIDs(list)); err != nil {
-		return 0, fmt.Errorf("outbox: put delayed messages behind refused ones: %w", err)
-	}
-	if err := failpoint.Hit("outbox/after-queue-delayed"); err != nil {
-		return 0, err
-	}
-	if n, err = l.dispatchHeld(ctx, q, list); err == nil {
-		q.in = nil
-	}
-	return n, err
-}
-
-// dispatchHeld hands the messages of list to the lanes.
-func (l *leader) dispatchHeld(ctx context.Context, q *heldQueue, list []entry) (int, error) {
-	rows, err := l.fetchHeld(ctx, list, q == &l.delayed)
+	rows, err := l.fetchHeld(ctx, list[:cut(list, room)])
 	if err != nil {
 		return 0, err
 	}
-	q.at = time.Time{} // more may be due
+	l.retryAt = time.Time{} // more may be due
 	if len(rows) > 0 {
 		if err := failpoint.Hit("outbox/after-read-held"); err != nil {
 			return 0, err
 		}
-		l.dispatch(rows, cursor{}, q)
-		q.out = true
+		l.dispatch(rows, cursor{}, true)
+		l.retrying = true
 	}
 	return len(rows), nil
 }
 
-// listHeld lists what is due, by a statement.
-func (l *leader) listHeld(ctx context.Context, statement string, limits ...any) ([]entry, error) {
+// moveDelayed makes delayed messages that are due part of the log, from which they are
+// read like all others. It does so between two differences, as many as take half of the
+// window, so that they share the relay with what is written meanwhile.
+//
+// A move says nothing about what is published, so that it needs no fence: whoever makes it,
+// an overtaken relay too, a message is delayed before, and behind all that its key has in
+// the log once it commits. Its outcome need not be known, and the commit does not wait for
+// the disk: what a crash takes back is moved once more.
+func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
+	room := l.heldRoom()
+	if now := time.Now(); room <= 0 || !l.reader.caughtUp() || now.Before(l.readAt) || now.Before(l.moveAt) {
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	err = l.r.begin(ctx, func(tx pgx.Tx) error {
+		batch := &pgx.Batch{}
+		batch.Queue(l.r.sql.lockSoon, lockPatience)
+		batch.Queue(l.r.sql.planByIndex)
+		batch.Queue(l.r.sql.asynchronous)
+		batch.Queue(l.r.sql.moveDelayed, room, maxPageBytes).Exec(func(tag pgconn.CommandTag) error {
+			moved = int(tag.RowsAffected())
+			return nil
+		})
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil || moved == 0 {
+			return err
+		}
+		return failpoint.Hit("outbox/before-move")
+	})
+	var failure *pgconn.PgError
+	switch {
+	case errors.As(err, &failure) && failure.Code == lockNotAvailable:
+		l.r.opts.Logger.DebugContext(ctx, "outbox: somebody has locked a message that is due", "schema", l.r.opts.Schema, "error", err)
+		moved = 0
+	case err != nil:
+		return 0, fmt.Errorf("outbox: move delayed messages into the log: %w", err)
+	}
+	if moved < room {
+		l.moveAt = time.Now().Add(l.r.limits.held)
+	}
+	if moved == 0 {
+		return 0, nil
+	}
+	return moved, failpoint.Hit("outbox/after-move")
+}
+
+// lockNotAvailable is PostgreSQL's code for a lock that was not to be had in time.
+const lockNotAvailable = "55P03"
+
+// listRetries lists what is due.
+func (l *leader) listRetries(ctx context.Context) ([]entry, error) {
 	var list []entry
 	batch := &pgx.Batch{}
 	batch.Queue(l.r.sql.planByIndex)
-	batch.Queue(statement, limits...).Query(func(rows pgx.Rows) (err error) {
+	batch.Queue(l.r.sql.listRetries, maxDue, maxFollowers).Query(func(rows pgx.Rows) (err error) {
 		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
-			return e, row.Scan(&e.leaf, &e.id, &e.size)
+			return e, row.Scan(&e.id, &e.size)
 		})
 		return err
 	})
@@ -130,27 +134,20 @@ func (l *leader) listHeld(ctx context.Context, statement string, limits ...any) 
 	return list, nil
 }
 
-func entryIDs(list []entry) []int64 {
+// fetchHeld reads the messages of list, those that are still what they were
+// listed as.
+func (l *leader) fetchHeld(ctx context.Context, list []entry) ([]row, error) {
 	ids := make([]int64, len(list))
 	for i, e := range list {
 		ids[i] = e.id
 	}
-	return ids
-}
-
-// fetchHeld reads the messages of list, those that are still what they were
-// listed as.
-func (l *leader) fetchHeld(ctx context.Context, list []entry, delayed bool) ([]row, error) {
-	found, err := l.r.db.Query(ctx, l.r.sql.fetchHeld, entryIDs(list), delayed)
+	found, err := l.r.db.Query(ctx, l.r.sql.fetchHeld, ids)
 	if err != nil {
 		return nil, fmt.Errorf("outbox: read due messages: %w", err)
 	}
 	var rows []row
 	if err := collect(&rows, 0)(found); err != nil {
 		return nil, fmt.Errorf("outbox: read due messages: %w", err)
-	}
-	for i := range rows {
-		rows[i].delayed = delayed
 	}
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })
 	return rows, nil

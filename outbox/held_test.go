@@ -21,16 +21,15 @@ func (f *fixture) due(t *testing.T) {
 // killed relay has published and not noted is published again.
 func TestMessagesInFlightKeepToTheWindow(t *testing.T) {
 	t.Parallel()
-	for name, delay := range map[string]time.Duration{"stored": 0, "held": time.Hour} {
+	for name, state := range map[string]string{"stored": "", "due": "delayed", "held": "refused"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			for i := range 40 {
-				m := msg(fmt.Sprint("k", i), "x")
-				m.Delay = delay
-				f.write(t, m)
+			if state == "" {
+				f.fill(t, 40)
+			} else {
+				f.hold(t, 40, state, "-1 s")
 			}
-			f.due(t)
 			l := f.leader(t, RelayOptions{Window: 10})
 			for range 5 { // nobody publishes
 				if _, err := l.round(t.Context(), false); err != nil {

@@ -148,7 +148,7 @@ func (l *lane) next() []*item {
 		case blocked && !m.held:
 			l.blocked[m.key] = block{b.head, m.page.seq}
 			l.decide(m, queued)
-		case blocked && b.head < m.ID && (m.delayed || b.through == m.page.seq):
+		case blocked && b.head < m.ID && b.through == m.page.seq:
 			l.decide(m, skipped) // a held message waits where it is
 		case m.strikes > 0 && len(wave) > 0: // suspects go alone
 			taken[m.key] = true

@@ -47,8 +47,10 @@ type leader struct {
 	marks    int64  // checkpoints of this epoch
 	turnAt   int64  // the checkpoint after which the tables of cursors take turns
 
-	retries, delayed heldQueue
-	promoteAt        time.Time // when to look for messages that wait behind none
+	retryAt   time.Time // when to look for refused messages that are due
+	retrying  bool      // a page of them is in flight: no message is in two
+	promoteAt time.Time // when to look for messages that wait behind none
+	moveAt    time.Time // when to look for delayed messages that are due
 
 	expiry   *time.Timer // ends the tenure with the lease
 	readAt   time.Time   // not before
@@ -192,13 +194,13 @@ func (l *leader) openLanes(ctx context.Context, stop <-chan struct{}) error {
 func (l *leader) lane(key uint64) *lane { return l.lanes[key%uint64(len(l.lanes))] }
 
 // round does what there is to do and does not wait for the broker. It returns
-// how many messages were settled or read.
+// how many messages were settled, moved or read.
 func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
 	n, err = l.settle(ctx)
 	if err != nil || stopping {
 		return n, err
 	}
-	for _, read := range []func(context.Context) (int, error){l.readRetries, l.readLog, l.readDelayed} {
+	for _, read := range []func(context.Context) (int, error){l.readRetries, l.moveDelayed, l.readLog} {
 		more, err := read(ctx)
 		if n += more; err != nil {
 			return n, err
@@ -247,13 +249,13 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 		}
 	}
 	if len(rows) > 0 {
-		l.dispatch(rows, after, nil)
+		l.dispatch(rows, after, false)
 	}
 	return len(rows), nil
 }
 
 // dispatch hands rows to the lanes as a page, of the log or of held messages.
-func (l *leader) dispatch(rows []row, after cursor, held *heldQueue) {
+func (l *leader) dispatch(rows []row, after cursor, held bool) {
 	l.seq++
 	p := &page{seq: l.seq, items: make([]item, len(rows)), after: after, held: held}
 	p.left.Store(int32(len(rows)))
@@ -261,7 +263,7 @@ func (l *leader) dispatch(rows []row, after cursor, held *heldQueue) {
 	for i := range rows {
 		m := &p.items[i]
 		m.row, m.page, m.key = rows[i], p, maphash.String(keySeed, rows[i].OrderingKey)
-		m.held = held != nil
+		m.held = held
 		lane := m.key % uint64(len(l.lanes))
 		parts[lane] = append(parts[lane], m)
 	}
@@ -313,7 +315,7 @@ func (l *leader) pause(ctx context.Context, n int) (time.Duration, <-chan struct
 	case linger > 0:
 		l.idle = 0
 		return linger, nil
-	case n > 0 || len(l.delayed.in) > 0:
+	case n > 0:
 		l.idle = 0
 		return l.r.opts.PollMin, l.r.wake
 	}

@@ -33,12 +33,12 @@ const (
 	PlaceWaiting   Place = "waiting"   // behind an earlier message of its ordering key: see Behind
 	PlaceRefused   Place = "refused"   // by the broker; tried again at DueAt
 	PlaceDead      Place = "dead"      // refused until the attempts were used up, or released
-	PlacePublished Place = "published" // and still kept in the log. A dead letter that was discarded looks so, too
+	PlacePublished Place = "published" // and still kept in the log. A dead letter that was discarded looks so, too, and the first of a redriven one's places
 )
 
 // A Located is a message with where it is.
 type Located struct {
-	ID        int64 // its place in the order of the outbox; a replayed copy has one of its own
+	ID        int64 // its place in the order of the outbox; another one once it was due, redriven or replayed
 	MessageID string
 	Place     Place
 

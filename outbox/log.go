@@ -38,8 +38,6 @@ type logReader struct {
 	at   cursor  // after what has been read
 	list []entry // of the difference from at, what is not read yet
 	more bool    // the difference goes on behind list
-
-	begun uint64 // differences so far
 }
 
 // An entry is a listed message.
@@ -123,7 +121,6 @@ func (l *logReader) refill(ctx context.Context) error {
 			return err
 		}
 		to = &s
-		l.begun++
 	}
 	if len(list) == 0 {
 		l.at.to = to

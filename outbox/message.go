@@ -91,7 +91,9 @@ type Message struct {
 	// serialise, as by locking the same row. Default: Scope and Key.
 	OrderingKey string
 
-	Delay time.Duration // not published before this long after its insert; default: 0
+	// Delay: the message is not published before this long after its insert, and counts
+	// as written when it is due: that is also what its timestamp says. Default: 0.
+	Delay time.Duration
 }
 
 // SagaKey returns the scope and the idempotency key of the saga that a received

@@ -32,13 +32,13 @@ type page struct {
 	seq   uint64 // pages are settled in this order
 	items []item
 	after cursor       // behind it, for a page of the log
-	held  *heldQueue   // nil for a page of the log
+	held  bool         // its messages are held ones
 	left  atomic.Int32 // items undecided
 }
 
 // exceptional reports whether more than the cursor has to be written.
 func (p *page) exceptional() bool {
-	if p.held != nil {
+	if p.held {
 		return true
 	}
 	for i := range p.items {

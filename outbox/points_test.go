@@ -43,8 +43,9 @@ var places = []place{
 	{point: "outbox/after-take-over", log: outbox.LogAppend, still: true},
 	{point: "outbox/before-adopt", log: outbox.LogAppend, within: true, arrange: (*field).restore},
 	{point: "outbox/after-promote", log: outbox.LogAppend, arrange: (*field).orphan},
-	{point: "outbox/after-queue-delayed", log: outbox.LogAppend},
 	{point: "outbox/after-read-held", log: outbox.LogAppend},
+	{point: "outbox/before-move", log: outbox.LogAppend, within: true},
+	{point: "outbox/after-move", log: outbox.LogAppend},
 	{point: "outbox/after-read", log: outbox.LogAppend, hits: 2},
 	{point: "outbox/before-publish", log: outbox.LogAppend, hits: 2},
 	{point: "outbox/after-confirm", log: outbox.LogAppend, hits: 2},
@@ -194,7 +195,7 @@ func (f *field) write(undone bool, drafts ...draft) {
 	var messages []outbox.Message
 	for _, d := range drafts {
 		*f.version++
-		note := relaytest.Message{ID: uuid.Must(uuid.NewV7()).String(), Key: d.key, Topic: d.topic, Version: *f.version, Round: len(f.licences) - 1}
+		note := relaytest.Message{ID: uuid.Must(uuid.NewV7()).String(), Key: d.key, Topic: d.topic, Version: *f.version, Round: len(f.licences) - 1, Delayed: d.delay > 0}
 		payload, err := json.Marshal(relaytest.Body{Key: note.Key, Version: note.Version})
 		if err != nil {
 			f.Fatal(err)

@@ -43,6 +43,7 @@ type storm struct {
 	t    *testing.T
 	seed uint64
 	logs []Log // of the relays, one of them drawn at each start
+	keep time.Duration
 
 	broker *moodyBroker
 	proxy  *pgtest.Proxy
@@ -67,6 +68,9 @@ func TestStorm(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &storm{fixture: newFixture(t, sqlCreateAccount), t: t, seed: seed, logs: logs, committed: map[string]bool{}}
+			if name == "append" && seed%2 == 0 {
+				s.keep = time.Hour
+			}
 			s.proxy, s.lossy = pgtest.NewProxy(t)
 			s.broker = &moodyBroker{rand: s.rand(1000), seed: seed, refused: map[string]int{}}
 			t.Logf("-storm=%v -seed=%d", *stormFor, seed)
@@ -182,14 +186,14 @@ func (s *storm) transaction(tx pgx.Tx, r *rand.Rand) (wrote []string, err error)
 }
 
 // messages locks some keys, in their order, and writes some messages of each in
-// one call, a few of them delayed.
+// one call, and now and then a delayed one, which must come behind those of its key.
 func (s *storm) messages(tx pgx.Tx, r *rand.Rand) (wrote []string, err error) {
 	keys := r.Perm(stormKeys)[:1+r.IntN(3)]
 	slices.Sort(keys)
 	var messages []Message
+	var version int
 	for _, k := range keys {
 		n := 1 + r.IntN(3)
-		var version int
 		err := tx.QueryRow(s.t.Context(), "UPDATE "+s.schema+".account SET version = version + $2 WHERE key = $1 RETURNING version",
 			fmt.Sprint("k", k), n).Scan(&version)
 		if err != nil {
@@ -200,7 +204,8 @@ func (s *storm) messages(tx pgx.Tx, r *rand.Rand) (wrote []string, err error) {
 		}
 	}
 	if r.IntN(6) == 0 {
-		m := msg(fmt.Sprint("late", r.IntN(3)), fmt.Sprintf("late:%d", r.Uint64()))
+		k := keys[len(keys)-1]
+		m := msg(fmt.Sprint("k", k), fmt.Sprintf("late:k%d:%d:%d", k, version, r.Uint64()))
 		m.Delay = time.Duration(1+r.IntN(100)) * time.Millisecond
 		messages = append(messages, m)
 	}
@@ -270,7 +275,7 @@ func (s *storm) relay(r *rand.Rand) *Relay {
 		Schema: s.schema, Log: s.logs[r.IntN(len(s.logs))], Logger: slog.New(slog.DiscardHandler), NoListen: r.IntN(2) == 0,
 		Window: 1 + r.IntN(30), Lanes: 1 + r.IntN(4), Batch: 1 + r.IntN(20), DrainTimeout: time.Duration(1+r.IntN(200)) * time.Millisecond,
 		PollMin: time.Millisecond, PollMax: 10 * time.Millisecond, MaxAttempts: 1000, RetryBase: time.Millisecond, RetryCap: 20 * time.Millisecond,
-		RotateBytes: 1, RotateAfter: time.Nanosecond,
+		RotateBytes: 1, RotateAfter: time.Nanosecond, Retention: s.keep,
 	})
 	if err != nil {
 		s.t.Fatal(err)
@@ -289,7 +294,7 @@ func (s *storm) drain() {
 	var relaying sync.WaitGroup
 	relaying.Go(func() { s.relays(s.rand(200), stop) })
 	ctx, cancel := context.WithCancel(s.t.Context())
-	calm, err := NewRelay(s.pool, s.broker, &RelayOptions{Schema: s.schema, Log: s.logs[0], Logger: slog.New(slog.DiscardHandler), RetryBase: time.Millisecond, RetryCap: 20 * time.Millisecond})
+	calm, err := NewRelay(s.pool, s.broker, &RelayOptions{Schema: s.schema, Log: s.logs[0], Retention: s.keep, Logger: slog.New(slog.DiscardHandler), RetryBase: time.Millisecond, RetryCap: 20 * time.Millisecond})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -319,6 +324,10 @@ func (s *storm) check() {
 		seen[p] = true
 		key, number, _ := strings.Cut(p, ":")
 		if key == "late" {
+			parts := strings.Split(number, ":")
+			if version, _ := strconv.Atoi(parts[1]); last[parts[0]] < version {
+				s.t.Errorf("%s was first published after %s:%d", p, parts[0], last[parts[0]])
+			}
 			continue
 		}
 		version, err := strconv.Atoi(number)
@@ -335,6 +344,14 @@ func (s *storm) check() {
 	for p := range seen {
 		if !s.committed[p] {
 			s.t.Errorf("%s was published and not committed", p)
+		}
+	}
+	if s.keep > 0 {
+		kept := s.texts(s.t, "SELECT convert_from(payload, 'utf8') FROM {schema}.outbox")
+		for w := range s.committed {
+			if !slices.Contains(kept, w) {
+				s.t.Errorf("%s was committed, and the log has not kept it", w)
+			}
 		}
 	}
 	if len(s.committed) < 10 {

@@ -49,7 +49,7 @@ func (e *NotKeptError) Unwrap() error { return ErrNotKept }
 type ReplayFilter struct {
 	Scope string
 	Key   string    // the idempotency key, without a step: all messages of a saga
-	Since time.Time // written then or later
+	Since time.Time // written then or later; a delayed message was written when it was due
 	Until time.Time // written before
 	After int64     // behind the message with that ID, as of a replay that was interrupted
 }
@@ -86,9 +86,10 @@ type Kept struct {
 // after a consumer or its queue has lost them, or to see that nothing happens. A
 // step that has had a message absorbs its copy.
 //
-// It knows what the log holds: see [RelayOptions].Retention. Delayed messages are
-// not in it, and those that the relay holds, dead letters among them, are left to
-// themselves. One that was discarded is published, though.
+// It knows what the log holds: see [RelayOptions].Retention. Delayed messages are in
+// it since they were due. Those that the relay holds, dead letters among them, are left
+// to themselves. One that was discarded is published, though, and one that was redriven
+// is in the log twice.
 type Replayer struct {
 	sql    queries
 	schema string

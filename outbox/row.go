@@ -25,8 +25,6 @@ type row struct {
 
 	leaf int  // where it is stored, in an append-only log
 	held bool // it is in outbox_held
-
-	delayed bool // it is, and has not been tried
 }
 
 // scan reads the columns that every statement on messages returns.
@@ -53,7 +51,9 @@ func (m *row) message() (*message.Message, error) {
 		msg.Metadata[HeaderCausation] = m.CausationID
 	}
 	msg.Metadata[PropertyType] = m.Type
-	msg.Metadata[PropertyTimestamp] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+	if msg.Metadata[PropertyTimestamp] == "" { // a message that was delayed has one
+		msg.Metadata[PropertyTimestamp] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+	}
 	msg.Metadata[PropertyCorrelation] = m.CorrelationID
 	msg.Metadata[PropertyContentType] = m.ContentType
 	return msg, nil

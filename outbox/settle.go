@@ -27,7 +27,7 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 	for front < len(l.pages) && l.pages[front].left.Load() == 0 {
 		p := l.pages[front]
 		exceptional = exceptional || p.exceptional()
-		if p.held == nil {
+		if !p.held {
 			after = p.after
 		}
 		n += len(p.items)
@@ -55,9 +55,7 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 	}
 	for _, p := range l.pages[:front] {
 		l.r.counters.settled(p)
-		if p.held != nil {
-			p.held.out = false
-		}
+		l.retrying = l.retrying && !p.held
 	}
 	clear(l.pages[:front])
 	l.pages = l.pages[front:]
@@ -133,7 +131,7 @@ func (l *leader) settleExceptions(ctx context.Context, pages []*page, after curs
 		h := maphash.String(keySeed, key)
 		l.lane(h).free(freed{h, through})
 	}
-	l.retries.at = time.Time{} // what was promoted is due
+	l.retryAt = time.Time{} // what was promoted is due
 	return nil
 }
 

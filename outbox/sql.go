@@ -76,7 +76,7 @@ type queries struct {
 
 	limitIdle, lockHeld, lockStored                                           string
 	deleteStored, holdStored, holdAgain                                       string
-	queueDelayed, listDelayed, listRetries, fetchHeld, deleteHeld, refuseHeld string
+	moveDelayed, moveUnlocked, listRetries, fetchHeld, deleteHeld, refuseHeld string
 	holdMessages                                                              eachLeaf
 	promote, promoteAll, blockedKeys                                          string
 
@@ -109,7 +109,7 @@ func newQueries(schema string) queries {
 
 		limitIdle: sqlLimitIdle, lockHeld: bind(sqlLockHeld), lockStored: bind(sqlLockStored),
 		deleteStored: bind(sqlDeleteStored), holdStored: bind(sqlHoldStored), holdAgain: bind(sqlHoldAgain),
-		queueDelayed: bind(sqlQueueDelayed), listDelayed: bind(sqlListDelayed), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
+		moveDelayed: bind(strings.ReplaceAll(sqlMoveDelayed, "{skip}", "")), moveUnlocked: bind(strings.ReplaceAll(sqlMoveDelayed, "{skip}", " SKIP LOCKED")), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
 		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
 		promote: bind(sqlPromote), promoteAll: bind(sqlPromoteAll), blockedKeys: bind(sqlBlockedKeys),
 

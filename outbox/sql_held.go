@@ -15,24 +15,39 @@ FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id
 JOIN {schema}.{leaf} USING (id)
 ON CONFLICT (id) DO NOTHING`
 
-// sqlQueueDelayed puts those of the delayed messages $1 behind an earlier one of
-// their key that is refused, if there is one.
-const sqlQueueDelayed = `
-UPDATE {schema}.outbox_held o SET state = 'waiting', due_at = 'infinity'
-WHERE id = ANY ($1::bigint[]) AND state = 'delayed' AND EXISTS (SELECT FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)`
-
-// sqlListDelayed lists delayed messages that are due, at most $1 of them, in the
-// order of their ids. (The clock is read in a SELECT of its own, once: what may
-// change from row to row is no condition for an index.)
-const sqlListDelayed = `
-SELECT 0, id, size FROM (
-	SELECT id, octet_length(payload) AS size FROM {schema}.outbox_held
-	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1) due
-ORDER BY id`
+// sqlMoveDelayed makes delayed messages that are due part of the log, at most $1 of
+// them and up to $2 bytes of payload, or one, in the order in which they were due. They
+// get new ids, and the time of now as that of their writing, by which the log is kept and
+// replayed. What a receiver needs to know is since when they may have been handled: that
+// goes with them as a header. It is when they were due, however often they are moved, as
+// after a recovery to an earlier time; of a redriven one, which has the reason of its last
+// refusal, when it was written first. Whoever moves them at the same time waits, and finds
+// those that are left; the pass of a table log, which is alone, passes over what an operator
+// has locked, as sqlLockHeld does: each might wait for the other. (The clock is read in a SELECT of its own, once: what may change
+// from row to row is no condition for an index. Headers are put together as text: that
+// fails for no JSON that somebody has stored.)
+const sqlMoveDelayed = `
+WITH due AS (
+	SELECT id, due_at, octet_length(payload) AS size FROM {schema}.outbox_held
+	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE{skip}),
+moved AS (
+	DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
+		SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY due_at, id) - size AS before FROM due) sized WHERE before < $2))
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, due_at,
+		to_char(CASE reason WHEN '' THEN due_at ELSE created_at END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS since)
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type,
+	CASE WHEN headers IS NULL THEN ('{"timestamp":"' || since || '"}')::json
+		WHEN headers::text LIKE '{"%' AND headers::text NOT LIKE '{"timestamp":%' THEN ('{"timestamp":"' || since || '",' || substr(headers::text, 2))::json
+		ELSE headers END,
+	payload
+FROM moved ORDER BY due_at, id`
 
 // sqlListRetries lists refused messages that are due, and some of those that
-// wait behind them. $1 and $2 limit how many. (Whether a message is the first of
+// wait behind them, up to the next refused one, over which a delayed message may have
+// come to lie: its id can be older than its commit. $1 and $2 limit how many. (Whether a message is the first of
 // its key is one look into an index for each that is due; as EXISTS it could
 // become a join with all that are held. Its state is not given as what it is, or
 // the index of those states would do, with all that are not due.)
@@ -43,21 +58,24 @@ WITH due AS (
 		SELECT h.id FROM {schema}.outbox_held h
 		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
 	ORDER BY due_at, id LIMIT $1)
-SELECT 0, h.id, octet_length(h.payload)
+SELECT h.id, octet_length(h.payload)
 FROM {schema}.outbox_held h
 WHERE h.id IN (
 	SELECT id FROM due
 	UNION
-	SELECT w.id FROM due, LATERAL (SELECT f.id FROM {schema}.outbox_held f
-		WHERE f.ordering_key = due.ordering_key AND f.state = 'waiting' ORDER BY f.id LIMIT $2) w)
+	SELECT w.id FROM due, LATERAL (
+		SELECT id, count(*) FILTER (WHERE state = 'refused' AND id <> due.id) OVER (ORDER BY id) AS refused FROM (
+			SELECT f.id, f.state FROM {schema}.outbox_held f
+			WHERE f.state IN ('refused', 'waiting') AND f.ordering_key = due.ordering_key ORDER BY f.id LIMIT $2 + 1) f) w
+	WHERE refused = 0)
 ORDER BY h.id`
 
-// sqlFetchHeld reads listed messages, delayed ones if $2, else others. Somebody
-// may have made a dead letter of one.
+// sqlFetchHeld reads listed messages. Somebody may have made a dead letter of one,
+// and even have redriven it.
 const sqlFetchHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
-FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state <> 'dead' AND (state = 'delayed') = $2`
+FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state IN ('refused', 'waiting')`
 
 // sqlDeleteHeld forgets what the broker has confirmed.
 const sqlDeleteHeld = `DELETE FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])`

@@ -4,7 +4,7 @@ package outbox
 // pass, so that another takes over. The setting ends with the transaction.
 const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
 
-// sqlLockHeld picks held messages that are due, without those that wait behind
+// sqlLockHeld picks refused messages that are due, without those that wait behind
 // an earlier refused message of their key. It stops before the batch exceeds $2
 // bytes of payload, but takes one message in any case. Nobody but the active
 // relay and an operator locks these rows; SKIP LOCKED lets the operator win.
@@ -18,7 +18,7 @@ WHERE id = ANY (ARRAY(
 		FROM (
 			SELECT id, due_at, payload
 			FROM {schema}.outbox_held o
-			WHERE state <> 'dead' AND due_at <= (SELECT clock_timestamp()) AND (
+			WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND (
 				SELECT h.id FROM {schema}.outbox_held h
 				WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id LIMIT 1) IS NULL
 			ORDER BY due_at, id

@@ -23,7 +23,7 @@ const CountLimit = 100_000
 type Stats struct {
 	Stored  int           // committed, to be published next; the numbers of messages are exact below [CountLimit]
 	Oldest  time.Duration // age of the oldest of them; 0 if there is none
-	Delayed int           // not due yet
+	Delayed int           // not due yet, or just so
 	Waiting int           // behind a refused message of their ordering key
 	Refused int           // refused by the broker, backing off
 	Dead    int           // refused until the attempts were used up; a person is needed

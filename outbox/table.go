@@ -110,15 +110,19 @@ func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := tx.Exec(ctx, r.sql.planByIndex); err != nil {
-		return nil, fmt.Errorf("settle plans: %w", err)
-	}
 	if s.Log == appendLog {
 		return nil, errAppendLog
 	}
 	// Held messages get half of the batch at the most: a topic that refuses
-	// everything must not hold up the others.
-	batch, err := lockRows(ctx, tx, r.sql.lockHeld, true, max(1, r.opts.Batch/2))
+	// everything must not hold up the others. Nor are more moved than that.
+	half := max(1, r.opts.Batch/2)
+	move := &pgx.Batch{}
+	move.Queue(r.sql.planByIndex)
+	move.Queue(r.sql.moveUnlocked, half, maxBatchBytes/2)
+	if err := tx.SendBatch(ctx, move).Close(); err != nil {
+		return nil, fmt.Errorf("move delayed messages: %w", err)
+	}
+	batch, err := lockRows(ctx, tx, r.sql.lockHeld, true, half)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +131,6 @@ func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
 		return nil, err
 	}
 	batch = append(batch, stored...)
-	// A delayed message that is due does not overtake an older one of its key.
 	slices.SortFunc(batch, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })
 	return batch, nil
 }

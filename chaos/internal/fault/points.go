@@ -49,7 +49,8 @@ var points = []point{
 	{"outbox/before-release", 1, perhaps}, // where the relay that publishes is told to stop
 	{"outbox/after-read-held", 1, perhaps},
 	{"outbox/after-promote", 1, perhaps},
-	{"outbox/after-queue-delayed", 1, perhaps},
+	{"outbox/before-move", 1, perhaps}, // where a message is delayed, or was redriven
+	{"outbox/after-move", 1, perhaps},
 
 	{"consumer/after-count", 2, steadily}, // where a message is redelivered
 	{"consumer/before-handler", 40, steadily},
