@@ -24,23 +24,26 @@ SELECT row_to_json(c)::text
 FROM (SELECT seq, at, tx::text::numeric AS tx, tbl AS "table", op, saga, key, state, what FROM chaos.change ORDER BY seq) c`
 
 // sqlDumpOutbox is in the order of record.Message: what is in the log, what was written to be published
-// later, and what the relay holds and is in neither, since its leaf was emptied.
+// later, and what the relay holds and is in neither, since its leaf was emptied. A message that was
+// moved into the log is as it was written first.
 const sqlDumpOutbox = `
 WITH message AS (
-	SELECT {columns}, xid, false AS delayed FROM {schema}.outbox
-	UNION ALL
-	SELECT {columns}, xid, true FROM chaos.delayed WHERE schema = '{schema}'
+	SELECT DISTINCT ON (message_id) * FROM (
+		SELECT {columns}, xid, false AS delayed FROM {schema}.outbox
+		UNION ALL
+		SELECT {columns}, xid, true FROM chaos.delayed WHERE schema = '{schema}') written
+	ORDER BY message_id, id
 ), known AS (
 	SELECT * FROM message
 	UNION ALL
 	SELECT {columns}, NULL::xid8, h.state = 'delayed' FROM {schema}.outbox_held h
-	WHERE NOT EXISTS (SELECT FROM message WHERE message.id = h.id)
+	WHERE NOT EXISTS (SELECT FROM message WHERE message.message_id = h.message_id)
 )
 SELECT row_to_json(m)::text
 FROM (
 	SELECT '{schema}' AS schema, k.id, k.message_id, k.topic, k.scope, k.key, k.step, k.n, k.ordering_key, coalesce(k.xid::text::numeric, 0) AS tx, k.created_at AS at,
 		k.type, {digest} AS payload, k.delayed, coalesce(h.state, '') AS held
-	FROM known k LEFT JOIN {schema}.outbox_held h ON h.id = k.id
+	FROM known k LEFT JOIN {schema}.outbox_held h ON h.message_id = k.message_id
 	ORDER BY k.id) m`
 
 const sqlDumpTable = `SELECT row_to_json(t)::text FROM (SELECT {columns} FROM {schema}.{table}) t`

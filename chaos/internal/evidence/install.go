@@ -16,8 +16,8 @@ import (
 // The sequence has no cache, or one session could give a later change of a row a smaller
 // number than another session's earlier one.
 //
-// delayed keeps messages that are written to be published later: the relay deletes them
-// once they are, and no leaf of the log has them.
+// delayed keeps messages that are written to be published later, as they were written: the
+// relay moves them into the log when they are due, and one that it had lost nobody would miss.
 const sqlCreateChaos = `
 CREATE SCHEMA chaos;
 CREATE SEQUENCE chaos.seq CACHE 1;

@@ -56,7 +56,9 @@ func (m *stored) publication() (outbox.Publication, error) {
 		msg.Metadata[outbox.HeaderCausation] = m.CausationID
 	}
 	msg.Metadata[outbox.PropertyType] = m.Type
-	msg.Metadata[outbox.PropertyTimestamp] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+	if msg.Metadata[outbox.PropertyTimestamp] == "" { // it was not delayed
+		msg.Metadata[outbox.PropertyTimestamp] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+	}
 	msg.Metadata[outbox.PropertyCorrelation] = m.CorrelationID
 	msg.Metadata[outbox.PropertyContentType] = m.ContentType
 	return outbox.Publication{Topic: m.Topic, Message: msg}, nil

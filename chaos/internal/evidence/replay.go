@@ -17,16 +17,19 @@ import (
 )
 
 // sqlHistory are the messages that a service's transactions have written: those of its log, and
-// those that were to be published later.
+// those that were to be published later, which are in the log as well once they were due.
 const sqlHistory = `
 	SELECT id, message_id, topic, type, scope, key, step, n, payload FROM {schema}.outbox
 	UNION ALL
 	SELECT id, message_id, topic, type, scope, key, step, n, payload FROM chaos.delayed WHERE schema = '{schema}'`
 
+// sqlListHistory lists them, each once: one that was moved into the log is as it was published.
 const sqlListHistory = `
-SELECT id FROM {schema}.outbox
-UNION
-SELECT id FROM chaos.delayed WHERE schema = '{schema}'`
+SELECT DISTINCT ON (message_id) id FROM (
+	SELECT id, message_id FROM {schema}.outbox
+	UNION ALL
+	SELECT id, message_id FROM chaos.delayed WHERE schema = '{schema}') written
+ORDER BY message_id, id DESC`
 
 // A ref names a message.
 type ref struct {
