@@ -56,6 +56,7 @@ func keysOf(published []string) string {
 //	b     before   before      before                before
 //	c     before   before      after                 before
 //	d     before   after       after                 after
+//	due   before   before      after                 before, and delayed, but due before the restore point
 //	late  before   after       after                 after, for it was delayed
 //	e     after    after       after                 after
 //	f     after    after       after the recovery    after
@@ -75,22 +76,25 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	server.Backup(t)
 	orders.place(t, "b", 1, 0)
 	orders.place(t, "c", 1, 0)
+	orders.place(t, "due", 1, time.Hour)
+	orders.exec(t, sqlDue)
+	awaitPublished(t, queues, "a b c due")
 	orders.place(t, "late", 1, time.Hour)
 	relay.settled(t)
 	payments.handle(t, queues, "b")
-	ledger.handle(t, queues, "b", "c")
+	ledger.handle(t, queues, "b", "c", "due")
 	queues.setAway(true)
 	orders.place(t, "d", 1, 0)
 	queues.awaitOffered(t) // read, handed to the broker, and not confirmed
 	server.Mark(t, "cut")
 
-	payments.handle(t, queues, "c")
+	payments.handle(t, queues, "c", "due")
 	queues.setAway(false)
 	orders.exec(t, sqlDue)
 	orders.place(t, "e", 1, 0)
 	orders.place(t, "f", 1, 0)
 	before := relay.settled(t)
-	awaitPublished(t, queues, "a b c d e f late")
+	awaitPublished(t, queues, "a b c d due e f late")
 	payments.handle(t, queues, "d", "e", "late")
 	ledger.handle(t, queues)
 	_, n := queues.since(0)
@@ -101,7 +105,7 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 
 	// What had committed before the restore point is there, and nothing else.
 	orders, payments = reopen(t, orders, server), reopen(t, payments, server)
-	equal(t, "orders", orders.orders(t), "a b c d late")
+	equal(t, "orders", orders.orders(t), "a b c d due late")
 	equal(t, "effects of payments", payments.effects(t), "a b")
 	equal(t, "delayed messages", orders.list(t, sqlListDelayed), "late")
 
@@ -114,7 +118,7 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	again, _ := queues.since(n)
 	equal(t, "published again", keysOf(again), "d")
 	orders.exec(t, sqlDue)
-	awaitPublished(t, queues, "a b c d d e f late late")
+	awaitPublished(t, queues, "a b c d d due e f late late")
 	if relay.warnings.heard("another cluster") {
 		t.Errorf("the relay takes the cluster for another: %q", relay.warnings.said)
 	}
@@ -122,21 +126,21 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	// The ledger absorbs what it has had. Payments does it for the first time, as far as its
 	// database knows; f is a ghost, which has waited in its queue.
 	ledger.handle(t, queues)
-	equal(t, "effects of the ledger", ledger.effects(t), "a b c d e f late")
+	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
 	payments.handle(t, queues)
 	equal(t, "effects of payments", payments.effects(t), "a b d f late")
 
-	// c is missing: it was published before, and its ack has outlived the inbox's row. What the
-	// log has kept puts it right.
-	equal(t, "missing", payments.list(t, sqlMissing), "c")
+	// c is missing: it was published before, and its ack has outlived the inbox's row; so is the
+	// delayed one that was due. What the log has kept puts it right.
+	equal(t, "missing", payments.list(t, sqlMissing), "c due")
 	equal(t, "ghosts", payments.list(t, sqlGhosts), "f")
 	orders.replay(t)
 	relay.settled(t)
 	payments.handle(t, queues)
 	ledger.handle(t, queues)
 	equal(t, "missing after the replay", payments.list(t, sqlMissing), "")
-	equal(t, "effects of payments", payments.effects(t), "a b c d f late")
-	equal(t, "effects of the ledger", ledger.effects(t), "a b c d e f late")
+	equal(t, "effects of payments", payments.effects(t), "a b c d due f late")
+	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
 	all, _ := queues.since(0)
 	checkIDs(t, all)
 
@@ -148,8 +152,8 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	payments.handle(t, queues)
 	ledger.handle(t, queues)
 	equal(t, "ghosts after the requests were repeated", payments.list(t, sqlGhosts), "")
-	equal(t, "effects of payments", payments.effects(t), "a b c d e f late")
-	equal(t, "effects of the ledger", ledger.effects(t), "a b c d e f late")
+	equal(t, "effects of payments", payments.effects(t), "a b c d due e f late")
+	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
 	equal(t, "dead letters of payments", payments.list(t, sqlListDead), "key-reused:f")
 	equal(t, "dead letters of the ledger", ledger.list(t, sqlListDead), "key-reused:f")
 }
