@@ -77,7 +77,8 @@ const (
 )
 
 // sqlSessions counts those of this database's clients, and those of them that have been idle in a
-// transaction for ten seconds.
+// transaction for ten seconds, and reads what is shown of all.
 const sqlSessions = `
-SELECT count(*), count(*) FILTER (WHERE state LIKE 'idle in transaction%' AND state_change < clock_timestamp() - interval '10 s')
+SELECT count(*), count(*) FILTER (WHERE state LIKE 'idle in transaction%' AND state_change < clock_timestamp() - interval '10 s'),
+	convert_to(coalesce(string_agg(usename || ' ' || application_name || ' ' || query, chr(10)), ''), 'UTF8')
 FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'`

@@ -37,6 +37,7 @@ func TestARunWithoutFaults(t *testing.T) {
 	checkOps(t, r.dir)
 	checkPoison(t, r.dir)
 	checkSamples(t, r.dir)
+	r.checkSessions(t)
 	checkMessages(t, r.dir)
 	s.checkWitness(t)
 	s.checkLeft(t)
@@ -100,6 +101,29 @@ func (r *trial) run(t *testing.T) {
 		left, err := injector.Unburied(t.Context())
 		return err == nil && len(left) == 0
 	})
+}
+
+// checkSessions has a session show a secret: a sample tells.
+func (r *trial) checkSessions(t *testing.T) {
+	t.Helper()
+	s := &Sampler{opts: SamplerOptions{DB: r.db}}
+	for _, show := range []string{"SELECT 1", "SELECT '" + record.Card + "'"} {
+		conn, err := r.db.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		var sample record.Sample
+		if _, err := conn.Exec(t.Context(), show); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.sessions(t.Context(), &sample); err != nil {
+			t.Fatal(err)
+		}
+		if leaks := strings.Contains(show, record.Card); leaks != (sample.Leak == "a card") {
+			t.Errorf("while a session shows %s the sample has %q", show, sample.Leak)
+		}
+	}
 }
 
 func (r *trial) drain(t *testing.T) {

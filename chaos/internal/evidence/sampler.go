@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -86,9 +87,11 @@ func (s *Sampler) sample(ctx context.Context) record.Sample {
 }
 
 func (s *Sampler) sessions(ctx context.Context, r *record.Sample) error {
-	if err := s.opts.DB.QueryRow(ctx, sqlSessions).Scan(&r.Connections, &r.IdleInTx); err != nil {
+	var shown []byte
+	if err := s.opts.DB.QueryRow(ctx, sqlSessions).Scan(&r.Connections, &r.IdleInTx, &shown); err != nil {
 		return fmt.Errorf("sessions: %w", err)
 	}
+	r.Leak = strings.Join(record.Leaks(shown), " and ")
 	return nil
 }
 

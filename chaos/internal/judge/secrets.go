@@ -22,9 +22,12 @@ var (
 
 // judgeSecrets looks for the secrets of the run where none may be.
 func (c *run) judgeSecrets() ([]*Invariant, error) {
-	said := &Invariant{ID: "S", Says: "no password and no card is in what a process prints, measures or answers, or in what is kept of a failure"}
+	said := &Invariant{ID: "S", Says: "no password and no card is in what a process prints, measures or answers, in what the database shows of its sessions, or in what is kept of a failure"}
 	for _, op := range c.ops {
 		said.check(op.Leak == "", Offender{Key: op.Tenant + "/" + op.Key}, "an answer has %s", op.Leak)
+	}
+	for _, s := range c.samples {
+		said.check(s.Leak == "", Offender{}, "after %s the database's list of sessions has %s", s.At, s.Leak)
 	}
 	outputs, err := filepath.Glob(filepath.Join(c.dir, record.OutputDir, "*"))
 	if err != nil {

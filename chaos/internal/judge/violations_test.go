@@ -142,6 +142,7 @@ var violations = map[string]struct {
 	}, "S"},
 	"a card in a metric":  {func(f *fake) { f.output["order-1.metrics"] = []string{`x{card="` + record.Card + `"} 1`} }, "S"},
 	"a card in an answer": {func(f *fake) { f.ops[0].Leak = "a card" }, "S"},
+	"a card in a session": {func(f *fake) { f.samples[2].Leak = "a card" }, "S"},
 	"no output":           {func(f *fake) { f.output = nil }, "S"},
 	"a card in a failure": {func(f *fake) { f.rows["flight_service.parked"][0]["error"] = "no such card: " + record.Card }, "S"},
 	"a card in kept headers": {func(f *fake) {

@@ -182,10 +182,11 @@ type Sample struct {
 	Backlog     map[string]int `json:"backlog"`    // messages not published, by schema
 	Ready       map[string]int `json:"ready"`      // messages in queues, by queue
 	Connections int            `json:"connections"`
-	IdleInTx    int            `json:"idle_in_tx"` // longer than ten seconds
-	Processes   int            `json:"processes"`  // that are alive
-	Done        int            `json:"done"`       // sagas that have ended
-	Asked       bool           `json:"asked"`      // Money, Unbalanced and Done are of this moment: else it was too early to ask again, or not answered
+	IdleInTx    int            `json:"idle_in_tx"`     // longer than ten seconds
+	Processes   int            `json:"processes"`      // that are alive
+	Leak        string         `json:"leak,omitempty"` // secrets that anybody could read in the database's list of sessions
+	Done        int            `json:"done"`           // sagas that have ended
+	Asked       bool           `json:"asked"`          // Money, Unbalanced and Done are of this moment: else it was too early to ask again, or not answered
 	Err         string         `json:"err,omitempty"`
 }
 
