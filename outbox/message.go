@@ -27,6 +27,12 @@ const (
 	HeaderFormat    = "x-sagamill-format"    // major version of the message format; absent: 1, see [Format]
 	HeaderSignature = "x-sagamill-signature" // of package signing
 
+	// HeaderReplayed says that somebody has had the message published once more, and
+	// its value when, in RFC 3339 and UTC: who gets it may have had it before, and
+	// have forgotten that. Any value counts. A [Replayer] sets it, and so may whoever
+	// publishes messages again by other means.
+	HeaderReplayed = "x-sagamill-replayed"
+
 	PropertyType        = "type"
 	PropertyTimestamp   = "timestamp" // RFC 3339, UTC
 	PropertyCorrelation = "correlation-id"

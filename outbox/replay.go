@@ -125,7 +125,8 @@ func (r *Replayer) List(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kept,
 }
 
 // Replay stores copies of the messages that List returns at the end of the outbox,
-// in tx: with the ids that they had, the time when they were written and all else.
+// in tx: with the ids that they had, the time when they were written and all else,
+// and with [HeaderReplayed].
 // If tx commits, they are published at least once more, in their order and behind
 // what has been written since.
 func (r *Replayer) Replay(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kept, error) {

@@ -40,15 +40,19 @@ func (f *fixture) keeping(t *testing.T, msgs ...Message) *Relay {
 	return r
 }
 
-// A copy is the message that was published, in every detail.
+// A copy is the message that was published, in every detail but the mark that says
+// what it is.
 func TestAReplayIsWhatWasPublished(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	first := msg("k", "1")
 	first.Type, first.N, first.CausationID, first.CorrelationID, first.ContentType = "created", "n1", "cause", "saga", "text/plain"
-	first.Headers, first.OrderingKey = map[string]string{"x-own": "h"}, "o"
+	first.Headers, first.OrderingKey = map[string]string{"x-own": "h", "x-größe": "\u2028\"1.0"}, "o"
 	f.keeping(t, first, msg("l", "other"), msg("k", "2"))
-	f.keeping(t, msg("k", "3"))
+	again := msg("k", "3")
+	again.Headers = map[string]string{HeaderReplayed: "by other means"}
+	f.keeping(t, again)
+	began := f.replayClock(t)
 	for round := range 2 {
 		kept, err := f.replay(t, ReplayFilter{Scope: "tenant", Key: "k"}, false)
 		if err != nil || len(kept) != 3 {
@@ -62,6 +66,12 @@ func TestAReplayIsWhatWasPublished(t *testing.T) {
 			t.Fatalf("replay %d published %d messages, want %d", round, len(got), len(want))
 		}
 		for i := range want {
+			at, err := time.Parse(time.RFC3339, got[i].Message.Metadata.Get(HeaderReplayed))
+			if err != nil || at.Before(began) || at.After(f.replayClock(t)) || at.Location() != time.UTC {
+				t.Errorf("replay %d, message %d was replayed at %v (%v)", round, i, at, err)
+			}
+			want[i].Message = want[i].Message.Copy()
+			want[i].Message.Metadata.Set(HeaderReplayed, got[i].Message.Metadata.Get(HeaderReplayed))
 			if got[i].Topic != want[i].Topic || !got[i].Message.Equals(want[i].Message) {
 				t.Errorf("replay %d, message %d: %+v, want %+v", round, i, got[i].Message, want[i].Message)
 			}
@@ -72,6 +82,31 @@ func TestAReplayIsWhatWasPublished(t *testing.T) {
 	}
 	if got := f.texts(t, "SELECT DISTINCT ordering_key FROM {schema}.outbox WHERE message_id::text = $1", f.broker.accepted[0].Message.UUID); !cmp.Equal(got, []string{"o"}) {
 		t.Errorf("ordering keys %q", got)
+	}
+}
+
+// replayClock is the database's time, to the second.
+func (f *fixture) replayClock(t *testing.T) time.Time {
+	t.Helper()
+	at, err := time.Parse(time.RFC3339, f.texts(t, `SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')`)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// The mark stays with a copy that the broker refuses, however often it is tried.
+func TestARefusedCopyStaysMarked(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.keeping(t, msg("k", "1"))
+	if _, err := f.replay(t, ReplayFilter{Key: "k"}, false); err != nil {
+		t.Fatal(err)
+	}
+	f.refuse("1")
+	mustSettle(t, f.relay(t, RelayOptions{Retention: time.Hour, Lanes: 1}))
+	if got := f.texts(t, "SELECT (headers ->> $1 IS NOT NULL)::text FROM {schema}.outbox_held", HeaderReplayed); !cmp.Equal(got, []string{"true"}) {
+		t.Errorf("held copies are marked: %q", got)
 	}
 }
 

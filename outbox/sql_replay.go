@@ -23,12 +23,14 @@ const sqlCountKept = `SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox
 // sqlCopyKept stores copies of messages at the end of the log. created_at is theirs,
 // since it tells a consumer how old what they say is. The relay would take it for the
 // age of those that were written before: so they go to the leaf that takes whatever is in
-// no other.
+// no other. They are marked in their headers, which stay with them wherever they are kept.
 const sqlCopyKept = `
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, leaf)
 SELECT message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, -1
+	correlation_id, causation_id, content_type,
+	(coalesce(headers::jsonb, '{}') || jsonb_build_object('` + HeaderReplayed + `', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json,
+	payload, created_at, -1
 FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
 ORDER BY id`
 

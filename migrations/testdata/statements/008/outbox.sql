@@ -22,7 +22,9 @@ WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SE
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, leaf)
 SELECT message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, -1
+	correlation_id, causation_id, content_type,
+	(coalesce(headers::jsonb, '{}') || jsonb_build_object('x-sagamill-replayed', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json,
+	payload, created_at, -1
 FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
 ORDER BY id
 ---- queries.countDead
