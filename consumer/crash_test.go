@@ -70,6 +70,9 @@ func consumeOnce(schema string) {
 	if os.Getenv("SAGAMILL_TEST_UNDO") != "" {
 		msg = undo("k")
 	}
+	if os.Getenv("SAGAMILL_TEST_REPLAYED") != "" {
+		msg = replayed(msg)
+	}
 	if os.Getenv("SAGAMILL_TEST_REDELIVERED") != "" {
 		msg.Metadata.Set(outbox.PropertyRedelivered, "true")
 	}

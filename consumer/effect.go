@@ -59,12 +59,18 @@ type effect struct {
 //     last attempt verify is asked once more, so that a dead letter is in doubt
 //     only if verify failed.
 //
+// The first attempt at a message that was replayed ([outbox.HeaderReplayed]) is in
+// doubt as well, and so is each first attempt of a step with AskFirst: the database
+// may have been set back, and have forgotten a call. With nil, that is not asked
+// either: the provider's keys have to last as long.
+//
 // So at most MaxAttempts calls are made, process deaths included, and their
 // effect happens once: at a provider that honours keys always; at another one
 // unless a request takes longer to have its effect than Settle, counted from
 // when the call ended here. A process that hung for longer than its lease makes
 // no call when it wakes, and what it has to record is dropped; but a request that
-// it was just about to write still goes out.
+// it was just about to write still goes out. All this rests on a database that
+// forgets no commit: see AskFirst for one that may.
 //
 // The delivery is acked at the end of its first attempt, however that ended. A
 // compensation that comes meanwhile waits for the action, which is why the
@@ -136,6 +142,8 @@ func (s *Step) checkInputs() error {
 	switch {
 	case s.Settle != 0 && !s.hasEffect():
 		return fmt.Errorf("step %q: Settle: it is for an Effect, and the step has none", s.Name)
+	case s.AskFirst && !s.Action.asks() && !s.Compensation.asks():
+		return fmt.Errorf("step %q: AskFirst: it is for an Effect with a verify, and the step has none", s.Name)
 	case s.CancelParked && s.Action.effect != nil:
 		return fmt.Errorf("step %q: CancelParked: the action is an Effect, and what is parked of it may have happened", s.Name)
 	case s.Settle < 0 || s.Settle > MaxTimeout:

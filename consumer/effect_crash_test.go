@@ -36,7 +36,7 @@ func childEffect(f *fixture, step *Step) {
 		return
 	}
 	*step = f.receiptStep(url, os.Getenv("SAGAMILL_TEST_VERIFY") != "")
-	step.Timeout = childTimeout
+	step.Timeout, step.AskFirst = childTimeout, os.Getenv("SAGAMILL_TEST_ASK_FIRST") != ""
 }
 
 // receiptStep is effectStep whose record emits a receipt besides.
@@ -59,26 +59,40 @@ type course struct {
 	loses   bool // the provider also loses its first reply
 	doubted bool // an attempt before has ended without an answer, so that the provider is asked
 	brief   bool // its process is not struck so that it loses its lease: other courses are
+
+	forgotten bool // its effect has happened, but the database was set back, and the message is replayed
+	replayed  bool // it is replayed, and has found nothing: it is asked for once more, and happens
+	first     bool // it is asked for first, and happens
 }
+
+// asks reports whether the provider is asked.
+func (c course) asks() bool { return c.doubted || c.forgotten || c.replayed || c.first }
 
 // courses are those to each point. The commits of an effect's two transactions are points as
 // well: the first hit is that of the lease, the second that of the result.
 var courses = map[string][]course{
-	"effect/after-claim":   {{}, {loses: true, brief: true}},
-	"effect/before-verify": {{doubted: true}},
-	"effect/after-verify":  {{doubted: true}},
-	"effect/before-call":   {{}, {loses: true, brief: true}},
-	"effect/after-call":    {{}, {loses: true, brief: true}},
-	"effect/before-record": {{}},
-	"effect/after-record":  {{}},
+	"effect/after-claim":   {{}, {loses: true, brief: true}, {forgotten: true, brief: true}, {first: true, brief: true}},
+	"effect/before-verify": {{doubted: true}, {forgotten: true, brief: true}, {replayed: true, brief: true}, {first: true, brief: true}},
+	"effect/after-verify":  {{doubted: true}, {forgotten: true, brief: true}, {replayed: true, brief: true}, {first: true, brief: true}},
+	"effect/before-call":   {{}, {loses: true, brief: true}, {replayed: true, brief: true}, {first: true, brief: true}},
+	"effect/after-call":    {{}, {loses: true, brief: true}, {replayed: true, brief: true}, {first: true, brief: true}},
+	"effect/before-record": {{}, {forgotten: true, brief: true}, {replayed: true, brief: true}},
+	"effect/after-record":  {{}, {forgotten: true, brief: true}, {replayed: true, brief: true}},
 
-	"consumer/before-commit": {{brief: true}, {hit: 2, brief: true}},
-	"consumer/after-commit":  {{brief: true}, {hit: 2, brief: true}, {hit: 2, loses: true, brief: true}},
-	"consumer/before-ack":    {{brief: true}},
+	"consumer/before-commit": {{brief: true}, {hit: 2, brief: true}, {forgotten: true, brief: true}, {hit: 2, forgotten: true, brief: true}},
+	"consumer/after-commit": {{brief: true}, {hit: 2, brief: true}, {hit: 2, loses: true, brief: true},
+		{forgotten: true, brief: true}, {hit: 2, forgotten: true, brief: true}, {hit: 2, first: true, brief: true}},
+	"consumer/before-ack": {{brief: true}, {forgotten: true, brief: true}},
 }
 
 func (c course) String() string {
-	return strings.Join(strings.Fields(fmt.Sprint(map[bool]string{true: "loses"}[c.loses], " ", map[bool]string{true: "doubted"}[c.doubted])), " ")
+	var words []string
+	for word, is := range map[string]bool{"loses": c.loses, "doubted": c.doubted, "forgotten": c.forgotten, "replayed": c.replayed, "first": c.first} {
+		if is {
+			words = append(words, word)
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // Whatever strikes a process in the course of an effect, and one reply besides, the
@@ -98,7 +112,9 @@ func TestFaultsOfAnEffect(t *testing.T) {
 					t.Parallel()
 					d := &drama{fixture: fixtures.Borrow(t), p: newProvider(t, honours), fault: f.At(c.hit), course: c}
 					d.forget(t)
-					d.c = d.consumer(t, Options{}, d.receiptStep(d.p.url, !honours))
+					step := d.receiptStep(d.p.url, !honours)
+					step.AskFirst = c.first
+					d.c = d.consumer(t, Options{}, step)
 					d.play(t)
 				})
 			}
@@ -108,7 +124,7 @@ func TestFaultsOfAnEffect(t *testing.T) {
 
 // skips reports whether there is no such case.
 func (c course) skips(f faulttest.Fault, honours bool) bool {
-	if c.doubted && honours {
+	if c.asks() && honours {
 		return true // then nobody asks
 	}
 	return c.brief && (f.Action == "stop" || f.Action == "delay")
@@ -177,11 +193,17 @@ func (d *drama) start(t *testing.T, undoing bool) *faulttest.Victim {
 	}
 	f := d.fault
 	f.Delay = overLease
-	if d.course.doubted {
+	switch {
+	case d.course.doubted, d.course.replayed:
 		handle(t, d.c, d.message(undoing))
 		d.pass(t)
 		env = append(env, "SAGAMILL_TEST_PARKED=1")
 		f.Delay = overDoubleLease
+	case d.course.forgotten:
+		d.setBack(t, func() { handle(t, d.c, d.message(undoing)); d.finishParked(t, d.c) })
+		env = append(env, "SAGAMILL_TEST_REPLAYED=1")
+	case d.course.first:
+		env = append(env, "SAGAMILL_TEST_ASK_FIRST=1")
 	}
 	v := faulttest.Start(t, f, env...)
 	v.Struck()
@@ -189,10 +211,14 @@ func (d *drama) start(t *testing.T, undoing bool) *faulttest.Victim {
 }
 
 func (d *drama) message(undoing bool) *message.Message {
+	msg := act("k")
 	if undoing {
-		return undo("k")
+		msg = undo("k")
 	}
-	return act("k")
+	if d.course.forgotten || d.course.replayed {
+		msg = replayed(msg)
+	}
+	return msg
 }
 
 // redeliver does what the broker does if there was no ack.

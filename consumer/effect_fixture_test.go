@@ -103,6 +103,13 @@ func (p *provider) loseReply() {
 	p.lose = 1
 }
 
+// enter has the effect of a request happen that nobody waits for any more.
+func (p *provider) enter(what string, d *Delivery) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger = append(p.ledger, what+" "+d.EffectKey())
+}
+
 func (p *provider) times(field *int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

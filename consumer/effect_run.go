@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/drain"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // How an attempt at an Effect goes, from one commit to the next:
@@ -57,7 +58,11 @@ type outcome struct {
 }
 
 // asks reports whether an attempt in doubt can be looked up.
-func (j *job) asks() bool { return j.input.effect != nil && j.input.effect.verify != nil }
+func (in *Input) asks() bool { return in.effect != nil && in.effect.verify != nil }
+
+// replayed reports whether j's message has been published before, so that the
+// database may have forgotten what came of it.
+func (j *job) replayed() bool { return j.Metadata.Get(outbox.HeaderReplayed) != "" }
 
 // claimEffect takes the lease for one attempt at j's effect, in the transaction
 // that holds the lock of its step, and commits. Then comes the call.
@@ -96,7 +101,7 @@ func (c *Consumer) claimEffect(ctx context.Context, tx pgx.Tx, j *job, found cel
 
 // effectLease is how long an attempt may take before another one may begin.
 func (c *Consumer) effectLease(j *job, doubt bool) time.Duration {
-	if doubt && j.asks() {
+	if doubt && j.input.asks() {
 		return 2*j.step.Timeout + c.effectMargin
 	}
 	return j.step.Timeout + c.effectMargin
@@ -105,10 +110,34 @@ func (c *Consumer) effectLease(j *job, doubt bool) time.Duration {
 // readDoubt fills in what is known of earlier attempts. Those of a delivery
 // were made before the step was an Effect: nothing is known but their number.
 func (c *Consumer) readDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertaking) error {
-	if j.parked == nil {
-		u.doubt, u.unsettled = u.parked.attempts > 1, j.step.Settle
-		return nil
+	u.doubt, u.unsettled = u.parked.attempts > 1, j.step.Settle
+	if j.parked != nil {
+		if err := c.readParkedDoubt(ctx, tx, j, u); err != nil {
+			return err
+		}
 	}
+	if !u.doubt && u.parked.attempts == 1 && j.input.asks() {
+		c.suspect(j, u)
+	}
+	return nil
+}
+
+// suspect puts into doubt a first attempt that may not be the first: the database
+// was set back, and has forgotten another one. That of a replayed message was made
+// before this arrived, and whoever made it may not have seen it end. For the messages
+// of [Step].AskFirst that is the exception: what is asked of each must not make
+// each wait.
+func (c *Consumer) suspect(j *job, u *undertaking) {
+	switch {
+	case j.replayed():
+		u.doubt, u.unsettled = true, u.unsettled+c.effectLease(j, true)
+	case j.step.AskFirst:
+		u.doubt, u.unsettled = true, 0
+	}
+}
+
+// readParkedDoubt does so for a copy, by what its last attempt has left.
+func (c *Consumer) readParkedDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertaking) error {
 	unseen := c.effectLease(j, true) + j.step.Settle
 	var micros int64
 	err := tx.QueryRow(ctx, c.effectSQL.readDoubt, j.parked.id, unseen.Microseconds(), j.step.Settle.Microseconds()).Scan(&u.doubt, &micros)
@@ -162,7 +191,7 @@ func (c *Consumer) undertake(ctx context.Context, j *job) {
 // makes the call if it must.
 func (c *Consumer) resolve(ctx context.Context, j *job) outcome {
 	u := j.undertaking
-	if u.doubt && j.asks() {
+	if u.doubt && j.input.asks() {
 		result, found, err := c.ask(ctx, j)
 		switch {
 		case err != nil:
@@ -314,7 +343,7 @@ func (c *Consumer) recordUndone(ctx context.Context, j *job, o outcome) error {
 func (j *job) undone(found cell, o outcome) failure {
 	f := j.failure(found, o.err)
 	spent := f.reason == ReasonExhausted || f.reason == ReasonUnavailable
-	if spent && o.doubt && j.asks() && !j.exhausted {
+	if spent && o.doubt && j.input.asks() && !j.exhausted {
 		f.reason, f.dead = ReasonFailed, false
 	}
 	return f

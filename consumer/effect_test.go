@@ -572,12 +572,13 @@ func TestEffectsThatNewRefuses(t *testing.T) {
 	f := newFixture(t)
 	call, record := client{}.call("pay"), f.record()
 	for name, change := range map[string]func(*Step){
-		"Action: Effect needs":       func(s *Step) { s.Action = Effect("pay", call, nil, Record[payment, string](nil)) },
-		"Compensation: Effect needs": func(s *Step) { s.Compensation = Effect("pay", Call[payment, string](nil), nil, record) },
-		"CancelParked":               func(s *Step) { s.CancelParked = true },
-		"Action: On needs":           func(s *Step) { s.Action = On[payment]("pay", nil) },
-		"Compensation: On needs":     func(s *Step) { s.Compensation = On[payment]("unpay", nil) },
-		"Settle: -1ns":               func(s *Step) { s.Settle = -1 },
+		"Action: Effect needs":                        func(s *Step) { s.Action = Effect("pay", call, nil, Record[payment, string](nil)) },
+		"Compensation: Effect needs":                  func(s *Step) { s.Compensation = Effect("pay", Call[payment, string](nil), nil, record) },
+		"CancelParked":                                func(s *Step) { s.CancelParked = true },
+		"Action: On needs":                            func(s *Step) { s.Action = On[payment]("pay", nil) },
+		"Compensation: On needs":                      func(s *Step) { s.Compensation = On[payment]("unpay", nil) },
+		"AskFirst: it is for an Effect with a verify": func(s *Step) { s.AskFirst = true },
+		"Settle: -1ns":                                func(s *Step) { s.Settle = -1 },
 		"Settle: it is for an Effect": func(s *Step) {
 			*s = f.step(f.effect("paid"), f.effect("refunded"))
 			s.Settle = 1
@@ -592,6 +593,9 @@ func TestEffectsThatNewRefuses(t *testing.T) {
 	step := f.effectStep("", false)
 	step.Action, step.CancelParked = On("pay", f.effect("paid")), true
 	f.consumer(t, Options{}, step) // a compensation may be an effect all the same
+	step = f.effectStep("", true)
+	step.Action, step.AskFirst = On("pay", f.effect("paid")), true
+	f.consumer(t, Options{}, step) // and be asked for alone
 }
 
 // A batch would hold its transaction, and the locks of its other messages, for

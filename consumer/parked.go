@@ -223,7 +223,7 @@ func (c *Consumer) reread(row *parkedRow) *job {
 		}
 	}
 	j.parked = &parkedCopy{id: row.ID, attempts: row.Attempts, round: row.Round}
-	if rejected == nil && row.Attempts > j.step.MaxAttempts && !j.asks() {
+	if rejected == nil && row.Attempts > j.step.MaxAttempts && !j.input.asks() {
 		j.exhausted, j.entered = true, true
 		j.cause = fmt.Errorf("consumer: attempt %d ended without a result, most likely with its process", row.Attempts-1)
 	}

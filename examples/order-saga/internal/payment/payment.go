@@ -53,7 +53,8 @@ func New(db *pgxpool.Pool, schema string, gateway Gateway) *Service {
 
 // Steps are the service's part in the saga. A gateway that honours keys is
 // simply called again when it is not known what came of a call; a plain one is
-// asked first.
+// asked first, and before the first call, too: it would charge again for an order
+// that a database has forgotten.
 func (s *Service) Steps() []consumer.Step {
 	charged, refunded := s.charged, s.refunded
 	if !s.gateway.Plain {
@@ -68,6 +69,7 @@ func (s *Service) Steps() []consumer.Step {
 		RetryCap:     retryCap,
 		Timeout:      gatewayTimeout,
 		Settle:       gatewaySettles,
+		AskFirst:     s.gateway.Plain,
 	}}
 }
 

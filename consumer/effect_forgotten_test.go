@@ -1,0 +1,258 @@
+package consumer
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// replayed marks msg as a replay does.
+func replayed(msg *message.Message) *message.Message {
+	msg.Metadata.Set(outbox.HeaderReplayed, "2026-11-21T16:24:37Z")
+	return msg
+}
+
+// setBack does do, and then sets the database back to the moment before.
+func (f *fixture) setBack(t *testing.T, do func()) {
+	t.Helper()
+	tables := []string{"inbox", "parked", "effect", "outbox"}
+	for _, table := range tables {
+		f.exec(t, "CREATE TABLE {schema}.saved_"+table+" AS SELECT * FROM {schema}."+table)
+	}
+	do()
+	for _, table := range tables {
+		f.exec(t, "DELETE FROM {schema}."+table)
+		f.exec(t, "INSERT INTO {schema}."+table+" OVERRIDING SYSTEM VALUE SELECT * FROM {schema}.saved_"+table)
+		f.exec(t, "DROP TABLE {schema}.saved_"+table)
+	}
+}
+
+// asking is an effectStep at a provider that can only be asked, and will have had
+// calls settled in an hour.
+func (f *fixture) asking(p *provider, askFirst bool) Step {
+	s := f.effectStep(p.url, true)
+	s.Settle, s.AskFirst = time.Hour, askFirst
+	return s
+}
+
+// forgetful are the ways in which an attempt comes to ask before the first call that
+// the database knows of.
+var forgetful = map[string]struct {
+	askFirst bool
+	mark     func(*message.Message) *message.Message
+}{
+	"replayed":        {false, replayed},
+	"asks first":      {true, func(msg *message.Message) *message.Message { return msg }},
+	"replayed, first": {true, replayed},
+}
+
+// A database that was set back knows nothing of a payment that was made, nor of its
+// refund. Each message that comes again asks, and is recorded without a call.
+func TestAForgottenEffectIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for name, tt := range forgetful {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			p := newProvider(t, false)
+			c := f.consumer(t, Options{}, f.asking(p, tt.askFirst))
+			asked := p.times(&p.asked)
+			again := func(msg func(string) *message.Message) {
+				t.Helper()
+				f.setBack(t, func() { handle(t, c, msg("k")) })
+				asked = p.times(&p.asked)
+				handle(t, c, tt.mark(msg("k")), tt.mark(msg("k")))
+				if n := p.times(&p.asked) - asked; n != 1 {
+					t.Errorf("asked %d times, want once", n)
+				}
+			}
+			again(act)
+			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t)+" | "+p.made(), "done 1 0 |  | receipt of pay k 1 | pay / 1"; got != want {
+				t.Errorf("after the payment %q, want %q", got, want)
+			}
+			again(undo)
+			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t)+" | "+p.made(), "compensated 1 1 |  | receipt of pay k 1, receipt of refund k 2 | pay, refund / 2"; got != want {
+				t.Errorf("in the end %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// The call that was forgotten may have been under way when the database was lost. A
+// replayed message that finds nothing waits for it, as for one that nobody saw end.
+func TestAReplayedEffectWaitsForACallThatMayBeUnderWay(t *testing.T) {
+	t.Parallel()
+	for _, happens := range []bool{true, false} {
+		t.Run(fmt.Sprint("happens ", happens), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			p := newProvider(t, false)
+			step := f.asking(p, true)
+			c := f.consumer(t, Options{}, step)
+			handle(t, c, replayed(act("k")))
+			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "retrying 0 0 | retrying unsettled 0? |  / 0"; got != want {
+				t.Errorf("at first %q, want %q", got, want)
+			}
+			unseen := 2*c.steps[step.Name].Timeout + effectMargin + step.Settle
+			waits := f.texts(t, "SELECT (due_at - clock_timestamp() BETWEEN $1 * interval '1 s' - interval '1 min' AND $1 * interval '1 s')::text FROM {schema}.parked", unseen.Seconds())
+			if waits[0] != "true" {
+				t.Errorf("it does not wait for %v", unseen)
+			}
+			if happens {
+				p.enter("pay", &Delivery{Scope: "tenant", Key: "k", Step: step.Name})
+			}
+			f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - (due_at - clock_timestamp()), due_at = clock_timestamp()") // the wait is over
+			runParkedOnce(t, c)
+			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t)+" | "+p.made(), "done 1 0 |  | receipt of pay k 1 | pay / 1"; got != want {
+				t.Errorf("in the end %q, want %q", got, want)
+			}
+			if got := p.times(&p.asked); got != 2 {
+				t.Errorf("asked %d times, want twice", got)
+			}
+		})
+	}
+}
+
+// What a step asks before each first call is believed at once: nothing is what it
+// mostly finds.
+func TestAskingFirstCostsOneQuestion(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, false)
+	p.refuse = []string{"not done"}
+	c := f.consumer(t, Options{}, f.asking(p, true))
+	var leases []string
+	p.arrived = func(string) {
+		leases = append(leases, f.texts(t, "SELECT (due_at - last_at > interval '1 min')::text FROM {schema}.parked WHERE reason = 'calling'")...)
+	}
+	handle(t, c, act("k"))
+	f.finishParked(t, c) // what was not done for certain is not asked for
+	handle(t, c, undo("k"))
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "compensated 2 1 |  | pay, refund / 2"; got != want || p.times(&p.asked) != 2 {
+		t.Errorf("%q, asked %d times; want %q, 2", got, p.asked, want)
+	}
+	if got, want := strings.Join(leases, " "), "true false true"; got != want {
+		t.Errorf("leases with room for a question: %s, want %s", got, want)
+	}
+}
+
+// A doubt that an attempt has left is settled by time alone, whoever sends its message
+// round again.
+func TestAskingFirstDoesNotHurryADoubt(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, false)
+	p.refuse = []string{"never"}
+	c := f.consumer(t, Options{}, f.asking(p, true))
+	handle(t, c, act("k"))
+	if got, want := f.doubts(t), "dead terminal 1?"; got != want {
+		t.Fatalf("parked %q, want %q", got, want)
+	}
+	f.redrive(t, nil)
+	runParkedOnce(t, c)
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "retrying 0 0 | retrying unsettled 0? |  / 0"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// redrive sends the only dead letter round again, after an edit if there is one.
+func (f *fixture) redrive(t *testing.T, edit *Edit) {
+	t.Helper()
+	letters, err := NewDeadLetters(f.pool, &DeadLettersOptions{Schema: f.schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := letters.List(t.Context(), DeadFilter{}, 0, 10)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("letters %+v, %v", all, err)
+	}
+	if edit != nil {
+		if _, _, err := letters.Edit(t.Context(), all[0].ID, *edit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if done, err := letters.Redrive(t.Context(), all[0].ID); err != nil || done.Sent() != 1 {
+		t.Fatalf("redrive %v, %v", done, err)
+	}
+}
+
+// Nobody can be asked without a verify: the provider's keys are relied on.
+func TestAReplayedEffectWithoutAVerifyIsCalled(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, true)
+	step := f.effectStep(p.url, false)
+	step.Settle = time.Hour
+	c := f.consumer(t, Options{}, step)
+	f.setBack(t, func() { handle(t, c, act("k")) })
+	handle(t, c, replayed(act("k")))
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "done 1 0 |  | pay / 1"; got != want || p.times(&p.asked) != 0 {
+		t.Errorf("%q, asked %d times; want %q, 0", got, p.asked, want)
+	}
+	p.refuse = []string{"never, not done"}
+	handle(t, c, replayed(act("l")))
+	if got, want := f.doubts(t), "dead terminal 1"; got != want {
+		t.Errorf("refused, and parked as %q, want %q", got, want)
+	}
+}
+
+// A replayed copy of a step that has a row is judged by that.
+func TestAReplayedCopyOfAStepThatHasARow(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, false)
+	c := f.consumer(t, Options{}, f.asking(p, false))
+	p.loseReply()
+	handle(t, c, act("k"), replayed(act("k")))
+	if got, want := f.row(t)+" | "+f.doubts(t), "retrying 1 0 | retrying failed 1?"; got != want {
+		t.Errorf("a copy of what goes round: %q, want %q", got, want)
+	}
+	f.finishParked(t, c)
+	handle(t, c, replayed(act("k")), undo("k"), replayed(undo("k")), replayed(act("k")))
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "compensated 2 1 |  | pay, refund / 2"; got != want || p.times(&p.asked) != 1 {
+		t.Errorf("%q, asked %d times; want %q, 1", got, p.asked, want)
+	}
+}
+
+// The mark goes with the message: where it waits for its action, where it is a dead
+// letter, and where that is edited and redriven.
+func TestAReplayedMessageStaysOneWhereverItIsKept(t *testing.T) {
+	t.Parallel()
+	for name, keep := range map[string]func(t *testing.T, f *fixture, step Step){
+		"behind its action": func(t *testing.T, f *fixture, step Step) {
+			f.exec(t, "UPDATE {schema}.inbox SET state = 'retrying'")
+			handle(t, f.consumer(t, Options{}, step), replayed(undo("k")))
+			f.exec(t, "UPDATE {schema}.inbox SET state = 'done'")
+			f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp() - interval '1 day', last_at = last_at - interval '1 day'")
+		},
+		"as a dead letter": func(t *testing.T, f *fixture, step Step) {
+			msg := replayed(undo("k"))
+			msg.Metadata.Set(outbox.PropertyContentType, "text/plain")
+			handle(t, f.consumer(t, Options{}, step), msg)
+			f.redrive(t, &Edit{By: "tester", Remove: []string{outbox.PropertyContentType}})
+			f.pass(t)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			p := newProvider(t, false)
+			step := f.asking(p, false)
+			c := f.consumer(t, Options{}, step)
+			handle(t, c, act("k"))
+			f.setBack(t, func() { handle(t, c, undo("k")) })
+			keep(t, f, step)
+			if n := runParkedOnce(t, c); n != 1 {
+				t.Fatalf("%d messages are due: %s", n, f.doubts(t))
+			}
+			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "compensated 1 1 |  | pay, refund / 2"; got != want || p.times(&p.asked) != 1 {
+				t.Errorf("%q, asked %d times; want %q, 1", got, p.asked, want)
+			}
+		})
+	}
+}
