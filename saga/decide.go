@@ -39,7 +39,8 @@ const (
 	// compensates. It is refused behind the pivot.
 	VerbReject Verb = "reject"
 	// VerbRetry has Step tried again at once, with all its attempts. Of one that runs, or of which it is
-	// not known what it has done, the last message is sent again, as it was: a participant that
+	// not known what it has done, the last message is sent again, as it was but for
+	// [outbox.HeaderReplayed], which has a [consumer.Effect] ask before it calls: a participant that
 	// has it as a dead letter must redrive that instead. That of a compensation is redriven with its
 	// action's: sent again, it is a duplicate that nobody answers, and the instance waits. Without a Step, it is
 	// done with all that are stuck or wait, and to an instance that no orchestrator could go on with.

@@ -279,6 +279,7 @@ func TestRetryOfWhatIsStuck(t *testing.T) {
 	}
 	d.must("k", saga.VerbRetry, "") // in doubt: the same command again, of which the first was not heard of
 	d.sent("pay.book", 2)
+	d.marked("pay.book", "false true")
 	d.sees(outermost, "pay stuck, ticket to-come")
 	d.participate(d.booking("ticket"))
 	d.open["pay"]() // the late reply frees it

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -198,6 +199,17 @@ func (d *desk) sent(topic string, want int) {
 		case <-timeout:
 			d.t.Fatalf("%d messages to %s, want %d", n, topic, want)
 		}
+	}
+}
+
+// marked checks which messages for a topic say that they were sent before.
+func (d *desk) marked(topic, want string) {
+	d.t.Helper()
+	got := ""
+	err := d.db.QueryRow(d.t.Context(), "SELECT string_agg((headers ->> $2 IS NOT NULL)::text, ' ' ORDER BY id) FROM "+d.schema+".outbox WHERE topic = $1",
+		topic, outbox.HeaderReplayed).Scan(&got)
+	if err != nil || got != want {
+		d.t.Errorf("of the messages to %s are marked: %s, want %s (%v)", topic, got, want, err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -71,10 +72,11 @@ func (s *session) Command(_ context.Context, c flow.Command) error {
 		s.revoke(c)
 		return nil
 	}
-	s.send(outbox.Message{
-		Topic: c.Topic, Type: c.Type, Step: c.Step, N: s.mark(c.N), Payload: c.Body,
-		Headers: map[string]string{HeaderReplyTo: Topic(s.row.name)},
-	})
+	headers := map[string]string{HeaderReplyTo: Topic(s.row.name)}
+	if c.Again {
+		headers[outbox.HeaderReplayed] = time.Now().UTC().Format(time.RFC3339)
+	}
+	s.send(outbox.Message{Topic: c.Topic, Type: c.Type, Step: c.Step, N: s.mark(c.N), Payload: c.Body, Headers: headers})
 	return nil
 }
 

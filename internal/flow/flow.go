@@ -98,6 +98,7 @@ type Command struct {
 	Topic, Type string
 	Nested      string // name of the nested saga that it is for
 	Undo        bool
+	Again       bool // it is sent once more, as it was
 	Body        []byte
 }
 

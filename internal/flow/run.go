@@ -220,7 +220,9 @@ func (r *Run) resend(ctx context.Context, id int, s *machine.Step) error {
 	if r.Flow.Machine.Step(id).Kind == machine.Nested && !undo {
 		return nil // it is there: its row is its message
 	}
-	return r.Out.Command(ctx, r.command(id, undo, body))
+	c := r.command(id, undo, body)
+	c.Again = true
+	return r.Out.Command(ctx, c)
 }
 
 func (r *Run) child(ctx context.Context, id int, a *Action) error {
