@@ -21,6 +21,7 @@ func TestFailoverToAnAsynchronousStandby(t *testing.T) {
 	t.Parallel()
 	primary := pgservertest.New(t)
 	orders, payments := newShop(t, primary.URL(), "orders"), newShop(t, primary.URL(), "payments")
+	payments.bank = &bank{asks: true}
 	standby := primary.Standby(t)
 	queues := newBroker("payments")
 	relay := orders.relay(t, queues)
@@ -57,6 +58,7 @@ func TestFailoverToAnAsynchronousStandby(t *testing.T) {
 	}
 	payments.handle(t, queues)
 	equal(t, "effects of payments", payments.effects(t), "a d e")
+	equal(t, "paid", payments.bank.books(), "a d e")
 	equal(t, "missing", payments.list(t, sqlMissing), "")
 	equal(t, "ghosts", payments.list(t, sqlGhosts), "e")
 	all, _ := queues.since(0)

@@ -48,7 +48,8 @@ func keysOf(published []string) string {
 	return strings.Join(keys, " ")
 }
 
-// Orders and payments are services of one database, which is set back; the ledger's is not.
+// Orders and payments are services of one database, which is set back; the ledger's is not,
+// nor is the bank where payments pays, which can only be asked what it has done.
 // The orders are placed, published and handled on this side or that of the restore point:
 //
 //	      placed   published   handled by payments   by the ledger
@@ -65,6 +66,7 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	server := pgservertest.NewArchiving(t)
 	orders, payments := newShop(t, server.URL(), "orders"), newShop(t, server.URL(), "payments")
 	_, schema := pgtest.Schema(t, sqlCreateOrder, sqlCreateEffect)
+	payments.bank = &bank{asks: true}
 	ledger := &shop{name: "ledger", schema: schema, pool: pgtest.Pool(t, pgtest.URL())}
 	queues := newBroker("payments", "ledger")
 	relay := orders.relay(t, queues)
@@ -124,14 +126,17 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	}
 
 	// The ledger absorbs what it has had. Payments does it for the first time, as far as its
-	// database knows; f is a ghost, which has waited in its queue.
+	// database knows, and so asks the bank first; f is a ghost, which has waited in its queue.
+	equal(t, "paid before the recovery", payments.bank.books(), "a b c d due e late")
 	ledger.handle(t, queues)
 	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
 	payments.handle(t, queues)
 	equal(t, "effects of payments", payments.effects(t), "a b d f late")
 
 	// c is missing: it was published before, and its ack has outlived the inbox's row; so is the
-	// delayed one that was due. What the log has kept puts it right.
+	// delayed one that was due. What the log has kept puts it right, and says that it is a
+	// replay: the bank is asked in any case.
+	payments.bank.asks = false
 	equal(t, "missing", payments.list(t, sqlMissing), "c due")
 	equal(t, "ghosts", payments.list(t, sqlGhosts), "f")
 	orders.replay(t)
@@ -141,11 +146,13 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	equal(t, "missing after the replay", payments.list(t, sqlMissing), "")
 	equal(t, "effects of payments", payments.effects(t), "a b c d due f late")
 	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
+	equal(t, "paid", payments.bank.books(), "a b c d due e f late")
 	all, _ := queues.since(0)
 	checkIDs(t, all)
 
 	// A client that repeats its request makes a ghost real. With other contents it is a message
 	// of another under a key that was used, wherever the ghost has been.
+	payments.bank.asks = true
 	orders.place(t, "e", 1, 0)
 	orders.place(t, "f", 2, 0)
 	relay.settled(t)
@@ -154,6 +161,7 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	equal(t, "ghosts after the requests were repeated", payments.list(t, sqlGhosts), "")
 	equal(t, "effects of payments", payments.effects(t), "a b c d due e f late")
 	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
+	equal(t, "paid in the end", payments.bank.books(), "a b c d due e f late")
 	equal(t, "dead letters of payments", payments.list(t, sqlListDead), "key-reused:f")
 	equal(t, "dead letters of the ledger", ledger.list(t, sqlListDead), "key-reused:f")
 }
@@ -161,7 +169,7 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 // reopen gives s a pool on the server as it is now.
 func reopen(t *testing.T, s *shop, server *pgservertest.Server) *shop {
 	t.Helper()
-	return &shop{name: s.name, schema: s.schema, pool: pgtest.Pool(t, server.URL())}
+	return &shop{name: s.name, schema: s.schema, pool: pgtest.Pool(t, server.URL()), bank: s.bank}
 }
 
 // awaitPublished waits until the broker has been handed keys.

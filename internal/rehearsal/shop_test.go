@@ -114,7 +114,32 @@ func (b *broker) since(n int) ([]string, int) {
 type shop struct {
 	name, schema string
 	pool         *pgxpool.Pool
+	bank         *bank // where the effects of what it handles are; nil: in its database
 }
+
+// A bank belongs to somebody else, and outlives the database. It pays as often as it is told
+// to, and what it is asked it answers.
+type bank struct {
+	paid []string // keys of orders
+	asks bool     // whether who pays here asks first
+}
+
+func (b *bank) effect(s *shop) consumer.Input {
+	return consumer.Effect(placed,
+		func(_ context.Context, in consumer.Message[order], _ string) (string, error) {
+			b.paid = append(b.paid, in.Key)
+			return in.Key, nil
+		},
+		func(_ context.Context, in consumer.Message[order], _ string) (string, bool, error) {
+			return in.Key, slices.Contains(b.paid, in.Key), nil
+		},
+		func(ctx context.Context, tx pgx.Tx, in consumer.Message[order], _ string, emit consumer.Emit) error {
+			return s.done(ctx, tx, in, emit)
+		})
+}
+
+// books returns what the bank has paid.
+func (b *bank) books() string { return strings.Join(slices.Sorted(slices.Values(b.paid)), " ") }
 
 // own are the tables of a shop's own.
 const (
@@ -184,16 +209,21 @@ func (s *shop) place(t *testing.T, key string, amount int, delay time.Duration) 
 	}
 }
 
+// done notes that an order was handled.
+func (s *shop) done(ctx context.Context, tx pgx.Tx, in consumer.Message[order], _ consumer.Emit) error {
+	_, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".effect (key) VALUES ($1)", in.Key)
+	return err
+}
+
 // handle takes the messages of keys, all without any, from the queue and has a consumer
 // made for the occasion handle them, as a process that was started anew.
 func (s *shop) handle(t *testing.T, b *broker, keys ...string) {
 	t.Helper()
-	effect := func(ctx context.Context, tx pgx.Tx, in consumer.Message[order], _ consumer.Emit) error {
-		_, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".effect (key) VALUES ($1)", in.Key)
-		return err
+	step := consumer.Step{Name: "handle", Action: consumer.On(placed, s.done)}
+	if s.bank != nil {
+		step.Action, step.AskFirst = s.bank.effect(s), s.bank.asks
 	}
-	steps, err := consumer.New(s.pool, nil, []consumer.Step{{Name: "handle", Action: consumer.On(placed, effect)}},
-		&consumer.Options{Schema: s.schema, Logger: slog.New(slog.DiscardHandler)})
+	steps, err := consumer.New(s.pool, nil, []consumer.Step{step}, &consumer.Options{Schema: s.schema, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
