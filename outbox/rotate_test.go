@@ -311,13 +311,21 @@ func TestACrashBehindATruncationLosesNothing(t *testing.T) {
 		stop := make(chan struct{})
 		var writing sync.WaitGroup
 		writing.Go(func() {
-			for ; ; written++ {
+			for {
+				pause := time.Duration(0)
+				if written%100 == 0 && written-len(f.broker.firsts()) > 500 {
+					pause = 5 * time.Millisecond // what is written faster than published takes long in the end
+				}
 				select {
 				case <-stop:
 					return
-				default:
+				case <-time.After(pause):
+				}
+				if pause > 0 {
+					continue
 				}
 				f.write(t, msg(fmt.Sprint("k", written%7), fmt.Sprint(written)))
+				written++
 			}
 		})
 		turns := f.leaf(t)
