@@ -13,7 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 const (
@@ -103,11 +105,14 @@ type DeadLettersOptions struct {
 //
 // What changes letters does so in batches of 500, each in a transaction. An error
 // comes with the count of what is known to be done. It leaves open whether its own
-// batch was: repeat the call, which leaves out what is.
+// batch was: repeat the call, which leaves out what is. Each transaction that has
+// changed something has left a row in the journal, and no other has: see
+// [outbox.ReadJournal].
 type DeadLetters struct {
-	db    *pgxpool.Pool
-	sql   letterQueries
-	pause func(ctx context.Context, d time.Duration) // between batches of a limited rate
+	db       *pgxpool.Pool
+	sql      letterQueries
+	operator outbox.Operator
+	pause    func(ctx context.Context, d time.Duration) // between batches of a limited rate
 }
 
 // NewDeadLetters returns those of a schema. A nil opts means the defaults. Its only
@@ -126,6 +131,35 @@ func NewDeadLetters(db *pgxpool.Pool, opts *DeadLettersOptions) (*DeadLetters, e
 	}
 	wait := func(ctx context.Context, d time.Duration) { pause(ctx, d, nil, false) }
 	return &DeadLetters{db: db, sql: newLetterQueries(o.Schema), pause: wait}, nil
+}
+
+// As returns d as used by o: the journal says so.
+func (d *DeadLetters) As(o outbox.Operator) *DeadLetters {
+	as := *d
+	as.operator = o
+	return &as
+}
+
+// note writes what d's operator has done in tx, unless it was nothing.
+func (d *DeadLetters) note(ctx context.Context, tx pgx.Tx, verb string, what map[string]string, ids []int64) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	_, err := tx.Exec(ctx, d.sql.insertJournal, journal.Args(d.operator.By, d.operator.Why, verb, what, ids)...)
+	return err
+}
+
+// what is f for the journal, with what else was asked for.
+func (f *DeadFilter) what(more ...string) map[string]string {
+	return journal.What(append(more, "step", f.Step, "kind", f.Kind, "reason", string(f.Reason), "error", f.Error, "scope", f.Scope, "key", f.Key,
+		"topic", f.Topic, "message", f.MessageID, "older", sayAge(f.Older), "newer", sayAge(f.Newer))...)
+}
+
+func sayAge(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return d.String()
 }
 
 // List returns letters in the order in which they were parked first, from the one
@@ -176,18 +210,20 @@ func (d *DeadLetters) Count(ctx context.Context, filter DeadFilter) (n int, err 
 // costs it an attempt.
 func (d *DeadLetters) RetryNow(ctx context.Context, filter DeadFilter) (n int, err error) {
 	filter.State = LetterRetrying
-	return d.each(ctx, filter, letterBatch, d.changing(d.sql.retryNow))
+	return d.each(ctx, filter, letterBatch, d.changing("dead retry", d.sql.retryNow, &filter))
 }
 
 // changing returns what executes a statement that returns the ids of what it has
-// changed.
-func (d *DeadLetters) changing(statement string) func(context.Context, []any) (int, int64, error) {
+// changed, which is verb done to what filter picks.
+func (d *DeadLetters) changing(verb, statement string, filter *DeadFilter) func(context.Context, []any) (int, int64, error) {
 	return func(ctx context.Context, args []any) (int, int64, error) {
 		var ids []int64
 		err := d.inTx(ctx, func(tx pgx.Tx) (err error) {
 			rows, _ := tx.Query(ctx, statement, args...)
-			ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
-			return err
+			if ids, err = pgx.CollectRows(rows, pgx.RowTo[int64]); err != nil {
+				return err
+			}
+			return d.note(ctx, tx, verb, filter.what(), ids)
 		})
 		return len(ids), last(ids), err
 	}
@@ -236,23 +272,30 @@ func (d *DeadLetters) DiscardAll(ctx context.Context, filter DeadFilter, keep Ke
 		return 0, errRetrying
 	}
 	if keep == nil {
-		return d.each(ctx, filter, letterBatch, d.changing(d.sql.discard))
+		return d.each(ctx, filter, letterBatch, d.changing(verbDiscard, d.sql.discard, &filter))
 	}
 	return d.each(ctx, filter, keepBatch, func(ctx context.Context, args []any) (n int, behind int64, err error) {
 		err = d.inTx(ctx, func(tx pgx.Tx) error {
 			rows, _ := tx.Query(ctx, d.sql.discardKept, args...)
 			letters, err := pgx.CollectRows(rows, scanLetter)
 			slices.SortFunc(letters, func(a, b DeadLetter) int { return cmp.Compare(a.ID, b.ID) })
+			var ids []int64
 			for i := 0; err == nil && i < len(letters); i++ {
-				behind = max(behind, letters[i].ID)
+				ids = append(ids, letters[i].ID)
 				err = keep(letters[i])
 			}
-			n = len(letters)
-			return err
+			n, behind = len(letters), last(ids)
+			if err != nil {
+				return err
+			}
+			return d.note(ctx, tx, verbDiscard, filter.what(), ids)
 		})
 		return n, behind, err
 	})
 }
+
+// verbDiscard is what the journal says.
+const verbDiscard = "dead discard"
 
 // keepBatch is how many letters with payload are discarded in one transaction.
 const keepBatch = 16

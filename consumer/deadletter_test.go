@@ -240,3 +240,25 @@ func TestEditsKeepTheFirstDigest(t *testing.T) {
 		t.Errorf("after three edits %+v, %v", l, err)
 	}
 }
+
+// Who has not said a name is the session's login, and what several transactions have done
+// has a row of each.
+func TestWhoHasDoneItIsInTheJournal(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.manyDead(t, 3)
+	ann := f.letters.As(outbox.Operator{By: "ann", Why: "a typo"})
+	if _, is, err := ann.Edit(t.Context(), 1, Edit{Set: map[string]string{"x-own": "1"}}); err != nil || !strings.HasSuffix(is.Headers.Get(HeaderEdited), " by ann") {
+		t.Errorf("Edit by who has said a name: %v, %v", is.Headers, err)
+	}
+	if _, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: 1000, Force: true}); err != nil {
+		t.Error(err)
+	}
+	if n, err := f.letters.RetryNow(t.Context(), DeadFilter{IDs: []int64{2}}); n != 1 || err != nil {
+		t.Errorf("RetryNow = %d, %v", n, err)
+	}
+	got := f.texts(t, "SELECT concat_ws(' ', CASE who WHEN session_user THEN 'login' ELSE who END, verb, ids, why) FROM {schema}.operator_journal ORDER BY id")
+	if want := []string{"ann dead edit {1} a typo", "login dead redrive {1,2,3} ", "login dead retry {2} "}; !cmp.Equal(want, got) {
+		t.Errorf("the journal says %q, want %q", got, want)
+	}
+}

@@ -1,17 +1,21 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -39,7 +43,7 @@ var (
 
 // An Edit is what is to be changed of a dead letter.
 type Edit struct {
-	By      string            // who changes it; required
+	By      string            // who changes it; required, unless [DeadLetters.As] says it
 	Payload []byte            // what it says from now on; nil: what it says
 	Set     map[string]string // headers to add or replace, properties such as the type among them
 	Remove  []string          // headers to remove
@@ -56,6 +60,7 @@ type Edit struct {
 func (d *DeadLetters) Edit(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error) {
 	ctx, cancel := context.WithTimeout(ctx, letterTimeout)
 	defer cancel()
+	e.By = cmp.Or(e.By, d.operator.By)
 	err = d.inTx(ctx, func(tx pgx.Tx) (err error) {
 		rows, _ := tx.Query(ctx, d.sql.lock, id)
 		was, err = pgx.CollectExactlyOneRow(rows, scanLetter)
@@ -73,14 +78,29 @@ func (d *DeadLetters) Edit(ctx context.Context, id int64, e Edit) (was, is DeadL
 			return err
 		}
 		names, values := headers(is.Headers)
-		_, err = tx.Exec(ctx, d.sql.edit, id, names, values, bytesOf(is.Payload))
-		return err
+		if _, err = tx.Exec(ctx, d.sql.edit, id, names, values, bytesOf(is.Payload)); err != nil {
+			return err
+		}
+		by := d.As(outbox.Operator{By: e.By, Why: d.operator.Why})
+		return by.note(ctx, tx, "dead edit", e.what(was, is), []int64{id})
 	})
 	if err != nil && !errors.Is(err, ErrNoDeadLetter) && !errors.Is(err, ErrIdentity) && !errors.Is(err, ErrInvalidEdit) {
 		err = fmt.Errorf("consumer: edit dead letter %d: %w", id, sqlschema.Explain(err))
 	}
 	return was, is, err
 }
+
+// what is e for the journal, which keeps neither payloads nor what headers say.
+func (e *Edit) what(was, is DeadLetter) map[string]string {
+	pairs := []string{"set", strings.Join(slices.Sorted(maps.Keys(e.Set)), " "), "removed", strings.Join(e.Remove, " ")}
+	if e.Payload != nil {
+		pairs = append(pairs, "payload_was", digestText(was.Payload), "payload", digestText(is.Payload))
+	}
+	return journal.What(pairs...)
+}
+
+// digestText is how the command prints a digest.
+func digestText(payload []byte) string { return fmt.Sprintf("SHA-256 %x", sha256.Sum256(payload)) }
 
 // Apply returns l as Edit would make it at that time, and changes nothing.
 func (e Edit) Apply(l DeadLetter, at time.Time) (DeadLetter, error) {

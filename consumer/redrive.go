@@ -72,7 +72,11 @@ func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter, opts *R
 		return Prospects{}, errors.New("consumer: RedriveOptions.Rate is negative")
 	}
 	r := &round{DeadLetters: d, rate: o.Rate, progress: o.Progress, counts: Prospects{}, state: LetterDead}
-	r.change = func(ctx context.Context, tx pgx.Tx, h *held) (Prospects, error) {
+	r.verb, r.what = "dead redrive", filter.what()
+	if o.Force {
+		r.what["force"] = "true"
+	}
+	r.change = func(ctx context.Context, tx pgx.Tx, h *held) (Prospects, []int64, error) {
 		return d.redrive(ctx, tx, h, policy{horizon: h.horizon, force: o.Force})
 	}
 	err := r.all(ctx, filter)
@@ -85,7 +89,7 @@ func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter, opts *R
 // by its own handler, or whose call is under way.
 func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (n int, err error) {
 	for chunk := range slices.Chunk(ids, letterBatch) {
-		r := &round{DeadLetters: d, counts: Prospects{}, state: LetterRetrying, change: d.bury}
+		r := &round{DeadLetters: d, counts: Prospects{}, state: LetterRetrying, verb: "dead bury", what: map[string]string{}, change: d.bury}
 		err := r.all(ctx, DeadFilter{IDs: chunk, State: LetterRetrying})
 		n += r.counts[buried]
 		if err != nil {
@@ -102,7 +106,9 @@ const buried Prospect = "buried"
 type round struct {
 	*DeadLetters
 	state    LetterState
-	change   func(context.Context, pgx.Tx, *held) (Prospects, error)
+	change   func(context.Context, pgx.Tx, *held) (Prospects, []int64, error) // returns which have changed
+	verb     string                                                           // for the journal
+	what     map[string]string
 	rate     float64
 	progress func(Prospects)
 	counts   Prospects
@@ -171,11 +177,13 @@ func (r *round) batch(ctx context.Context, ids []int64) (busy []int64, err error
 	var done Prospects
 	err = r.inTx(work, func(tx pgx.Tx) error {
 		h, err := r.hold(work, tx, ids, r.state, alone)
+		var changed []int64
 		if err == nil {
-			done, err = r.change(work, tx, h)
+			done, changed, err = r.change(work, tx, h)
 		}
 		if err == nil {
 			busy = h.busy
+			err = r.note(work, tx, r.verb, r.what, changed)
 		}
 		return err
 	})
@@ -335,8 +343,8 @@ func writtenAt(stamp string, parked time.Time) time.Time {
 }
 
 // redrive decides about the letters of h and does it, under the locks of their
-// steps.
-func (d *DeadLetters) redrive(ctx context.Context, tx pgx.Tx, h *held, p policy) (Prospects, error) {
+// steps. It returns those that are not what they were.
+func (d *DeadLetters) redrive(ctx context.Context, tx pgx.Tx, h *held, p policy) (Prospects, []int64, error) {
 	var sent, dropped, reused []int64
 	done := Prospects{}
 	for i := range h.letters {
@@ -361,9 +369,9 @@ func (d *DeadLetters) redrive(ctx context.Context, tx pgx.Tx, h *held, p policy)
 	batch.Queue(d.sql.reject, reused, ReasonKeyReused, reusedText)
 	d.queueMoves(batch, h.steps)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return done, d.forceSteps(ctx, tx, h.steps)
+	return done, slices.Concat(sent, dropped, reused), d.forceSteps(ctx, tx, h.steps)
 }
 
 // queueMoves queues the moves of the steps that have one.
@@ -403,7 +411,7 @@ var errTakenMeanwhile = fmt.Errorf("consumer: the step has a row meanwhile: %w",
 
 // bury makes the retrying messages of h dead letters, and their steps dead where
 // they go round for them.
-func (d *DeadLetters) bury(ctx context.Context, tx pgx.Tx, h *held) (Prospects, error) {
+func (d *DeadLetters) bury(ctx context.Context, tx pgx.Tx, h *held) (Prospects, []int64, error) {
 	ids := make([]int64, len(h.letters))
 	for i, l := range h.letters {
 		ids[i] = l.id
@@ -419,5 +427,5 @@ func (d *DeadLetters) bury(ctx context.Context, tx pgx.Tx, h *held) (Prospects, 
 	batch := &pgx.Batch{}
 	batch.Queue(d.sql.bury, ids)
 	d.queueMoves(batch, h.steps)
-	return Prospects{buried: len(ids)}, tx.SendBatch(ctx, batch).Close()
+	return Prospects{buried: len(ids)}, ids, tx.SendBatch(ctx, batch).Close()
 }

@@ -38,12 +38,12 @@ func TestNewDeadLettersChecksWhatItIsGiven(t *testing.T) {
 // preparable is q with its fields as PrepareAll takes them.
 func preparable(q letterQueries) any {
 	return struct {
-		letterQueries [17]string
+		letterQueries [18]string
 		byState       [10]string
 	}{
-		[17]string{
+		[18]string{
 			q.readClock, q.read, q.lock, q.readLetters, q.page, q.retryNow, q.discard, q.discardKept, q.edit, q.limitLocks, q.readHorizon,
-			q.send, q.drop, q.reject, q.bury, q.moveSteps, q.forceStep,
+			q.send, q.drop, q.reject, q.bury, q.moveSteps, q.forceStep, q.insertJournal,
 		},
 		[10]string{q.count[0], q.count[1], q.list[0], q.list[1], q.pick[0], q.pick[1], q.seeLetters[0], q.holdLetters[1], q.tryHoldSteps, q.readCopies},
 	}
@@ -155,7 +155,7 @@ func TestAForcedRedriveSeesARowOfNow(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.working(t, written(act("k"), "2020-01-03T00:00:00Z")) // sent later than what was swept
-	_, err = f.letters.redrive(t.Context(), tx, h, policy{horizon: h.horizon, force: true})
+	_, _, err = f.letters.redrive(t.Context(), tx, h, policy{horizon: h.horizon, force: true})
 	if !contended(err) {
 		t.Errorf("redrive = %v, want that it was taken meanwhile", err)
 	}

@@ -3,6 +3,7 @@ package consumer
 import (
 	"strings"
 
+	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -167,7 +168,7 @@ type letterQueries struct {
 	count, list, pick                    byState
 	seeLetters, holdLetters              byState
 	page, retryNow, discard, discardKept string
-	edit                                 string
+	edit, insertJournal                  string
 
 	limitLocks, readSteps, holdSteps, tryHoldSteps, readCopies, readHorizon string
 	send, drop, reject, bury, moveSteps, forceStep                          string
@@ -190,7 +191,7 @@ func newLetterQueries(schema string) letterQueries {
 		count: both(sqlCountLetters), list: both(with(short, sqlListLetters)), pick: both(sqlPickLetters),
 		seeLetters: both(sqlSeeLetters), holdLetters: both(sqlHoldLetters), page: in(LetterDead, sqlPageLetters),
 		retryNow: in(LetterRetrying, sqlRetryNow), discard: in(LetterDead, sqlDiscard), discardKept: in(LetterDead, with(full, sqlDiscardKept)),
-		edit:       bind(sqlEditLetter),
+		edit: bind(sqlEditLetter), insertJournal: bind(journal.SQLInsert),
 		limitLocks: sqlLimitLocks, readSteps: bind(sqlReadSteps), holdSteps: bind(sqlHoldSteps), tryHoldSteps: bind(sqlTryHoldSteps),
 		readCopies: bind(sqlReadCopies), readHorizon: bind(sqlReadHorizon),
 		send: bind(sqlSendLetters), drop: bind(sqlDropLetters), reject: bind(sqlRejectLetters), bury: bind(sqlBuryLetters),

@@ -113,9 +113,10 @@ REVOKE ALL ON
     {schema}.outbox, {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other,
     {schema}.outbox_held, {schema}.outbox_relay, {schema}.outbox_tenure, {schema}.outbox_cursor_0, {schema}.outbox_cursor_1,
     {schema}.inbox, {schema}.inbox_horizon, {schema}.parked,
-    {schema}.saga, {schema}.saga_definition, {schema}.saga_journal
+    {schema}.saga, {schema}.saga_definition, {schema}.saga_journal, {schema}.operator_journal
     FROM PUBLIC, {roles};
-REVOKE ALL ON SEQUENCE {schema}.outbox_leaf, {schema}.outbox_id_seq, {schema}.parked_id_seq, {schema}.saga_journal_id_seq
+REVOKE ALL ON SEQUENCE {schema}.outbox_leaf, {schema}.outbox_id_seq, {schema}.parked_id_seq, {schema}.saga_journal_id_seq,
+    {schema}.operator_journal_id_seq
     FROM PUBLIC, {roles};
 GRANT USAGE ON SCHEMA {schema} TO {roles};
 
@@ -151,11 +152,13 @@ GRANT SELECT, UPDATE (one) ON {schema}.outbox_relay TO {prefix}_operator;
 GRANT SELECT, UPDATE (status, reason, progress, revision, tries, updated_at, due_at, ended_at) ON {schema}.saga TO {prefix}_operator;
 GRANT SELECT ON {schema}.saga_definition TO {prefix}_operator;
 GRANT SELECT, INSERT ON {schema}.saga_journal TO {prefix}_operator;
+-- A row is written with what it tells of, and stays: its time and its database user are the server's.
+GRANT SELECT, INSERT (who, verb, what, ids, why) ON {schema}.operator_journal TO {prefix}_operator;
 
 GRANT SELECT ON
     {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other,
     {schema}.outbox_held, {schema}.outbox_relay, {schema}.outbox_cursor_0, {schema}.outbox_cursor_1,
     {schema}.inbox, {schema}.inbox_horizon, {schema}.parked,
-    {schema}.saga, {schema}.saga_definition, {schema}.saga_journal
+    {schema}.saga, {schema}.saga_definition, {schema}.saga_journal, {schema}.operator_journal
     TO {prefix}_reader;
 COMMIT;

@@ -74,10 +74,13 @@ type DeadFilter struct {
 //
 // An error of Redrive, Discard and Release comes with how many messages are known
 // to be done. It leaves open whether its own batch was: repeat the call, which
-// does nothing to those that are.
+// does nothing to those that are. Each batch that has changed something has left a row
+// in the journal, and no other has: see [ReadJournal].
 type DeadLetters struct {
-	db  *pgxpool.Pool
-	sql queries
+	db       *pgxpool.Pool
+	sql      queries
+	operator Operator
+	pause    func(ctx context.Context, d time.Duration) // between batches of a limited rate
 }
 
 // NewDeadLetters returns those of the outbox in schema, by default sagamill. Its
@@ -90,7 +93,14 @@ func NewDeadLetters(db *pgxpool.Pool, schema string) (*DeadLetters, error) {
 	if err := sqlschema.Check(schema); err != nil {
 		return nil, fmt.Errorf("outbox: %w", err)
 	}
-	return &DeadLetters{db: db, sql: newQueries(schema)}, nil
+	return &DeadLetters{db: db, sql: newQueries(schema), pause: pauseFor}, nil
+}
+
+// As returns d as used by o: the journal says so.
+func (d *DeadLetters) As(o Operator) *DeadLetters {
+	as := *d
+	as.operator = o
+	return &as
 }
 
 // List returns dead letters in the order in which they were written, from the
@@ -144,26 +154,41 @@ func (d *DeadLetters) Count(ctx context.Context, filter DeadFilter) (n int, err 
 // Should the broker refuse it once more, later messages wait behind it again, as
 // they do behind any other.
 func (d *DeadLetters) Redrive(ctx context.Context, ids ...int64) (n int, err error) {
-	return d.eachID(ctx, verb{statement: d.sql.redrive}, ids)
+	return d.eachID(ctx, verb{name: "outbox dead redrive", statement: d.sql.redrive}, ids)
+}
+
+// RedriveOptions are what most callers leave alone. The zero value is usable.
+type RedriveOptions struct {
+	// Rate is how many letters are sent round in a second; default: as many as go. The
+	// relay publishes them as fast as it can.
+	Rate float64
 }
 
 // RedriveAll does what [DeadLetters.Redrive] does, with the dead letters that
-// filter picks, 500 in a transaction. It leaves alone those that die, or die
+// filter picks, up to 500 in a transaction. It leaves alone those that die, or die
 // again, after it has begun, so that it comes to an end whatever the broker does.
-func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter) (n int, err error) {
-	return d.each(ctx, verb{statement: d.sql.redrive}, filter)
+// A nil opts means the defaults.
+func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter, opts *RedriveOptions) (n int, err error) {
+	v := verb{name: "outbox dead redrive", statement: d.sql.redrive}
+	if opts != nil {
+		v.rate = opts.Rate
+	}
+	if v.rate < 0 {
+		return 0, errors.New("outbox: RedriveOptions.Rate is negative")
+	}
+	return d.each(ctx, v, filter)
 }
 
 // Discard removes the dead letters of those ids, which are then never published,
 // and returns how many there were. Nothing waits behind a dead letter.
 func (d *DeadLetters) Discard(ctx context.Context, ids ...int64) (n int, err error) {
-	return d.eachID(ctx, verb{statement: d.sql.discard}, ids)
+	return d.eachID(ctx, verb{name: "outbox dead discard", statement: d.sql.discard}, ids)
 }
 
 // DiscardAll does what [DeadLetters.Discard] does, with the dead letters that
 // filter picks, as [DeadLetters.RedriveAll] does.
 func (d *DeadLetters) DiscardAll(ctx context.Context, filter DeadFilter) (n int, err error) {
-	return d.each(ctx, verb{statement: d.sql.discard}, filter)
+	return d.each(ctx, verb{name: "outbox dead discard", statement: d.sql.discard}, filter)
 }
 
 // Release makes refused messages dead letters before their attempts are used up,
@@ -173,7 +198,7 @@ func (d *DeadLetters) DiscardAll(ctx context.Context, filter DeadFilter) (n int,
 //
 // It waits until a relay with [LogTable] has finished its pass.
 func (d *DeadLetters) Release(ctx context.Context, ids ...int64) (n int, err error) {
-	return d.eachID(ctx, verb{statement: d.sql.release, lead: true}, ids)
+	return d.eachID(ctx, verb{name: "outbox refused release", statement: d.sql.release, lead: true}, ids)
 }
 
 func (d *DeadLetters) list(ctx context.Context, statement string, filter DeadFilter, after int64, limit int) ([]DeadLetter, error) {
@@ -201,8 +226,18 @@ func beginLimited(ctx context.Context, db *pgxpool.Pool, do func(pgx.Tx) error) 
 
 // A verb is something that is done to letters.
 type verb struct {
+	name      string // for the journal
 	statement string
-	lead      bool // others may wait behind them
+	lead      bool    // others may wait behind them
+	rate      float64 // letters in a second; 0: as many as go
+}
+
+// size is how many letters a batch has: at a limited rate, those of a second.
+func (v *verb) size() int {
+	if v.rate == 0 {
+		return letterBatch
+	}
+	return min(letterBatch, max(1, int(v.rate)))
 }
 
 // eachID does v to the letters of ids, in batches. No ids are none, while in a
@@ -227,39 +262,44 @@ func (d *DeadLetters) each(ctx context.Context, v verb, filter DeadFilter) (n in
 		return 0, fmt.Errorf("outbox: dead letters: %w", err)
 	}
 	for {
-		done, last, err := d.batch(ctx, v, args)
+		ids, err := d.batch(ctx, v, filter, args)
 		if err != nil {
 			return n, fmt.Errorf("outbox: dead letters: %w", err)
 		}
-		n += done
-		if done < letterBatch {
+		n += len(ids)
+		if len(ids) < v.size() {
 			return n, nil
 		}
-		args[afterArg] = last
+		args[afterArg] = slices.Max(ids)
+		if v.rate > 0 {
+			d.pause(ctx, time.Duration(float64(len(ids))/v.rate*float64(time.Second)))
+		}
 	}
 }
 
-// batch does v to the next letters, and returns how many and the last.
-func (d *DeadLetters) batch(ctx context.Context, v verb, args []any) (n int, last int64, err error) {
+// batch does v to the next letters, and returns which.
+func (d *DeadLetters) batch(ctx context.Context, v verb, filter DeadFilter, args []any) (ids []int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, letterTimeout)
 	defer cancel()
-	var keys []string
 	err = beginLimited(ctx, d.db, func(tx pgx.Tx) error {
 		if v.lead {
 			if _, err := tx.Exec(ctx, d.sql.lockLease); err != nil {
 				return err
 			}
 		}
-		rows, _ := tx.Query(ctx, v.statement, append(args, letterBatch)...)
+		rows, _ := tx.Query(ctx, v.statement, append(args, v.size())...)
+		var keys []string
 		var id int64
 		var key string
 		_, err := pgx.ForEachRow(rows, []any{&id, &key}, func() error {
-			last = max(last, id)
-			keys = append(keys, key)
+			ids, keys = append(ids, id), append(keys, key)
 			return nil
 		})
 		if err == nil && v.lead {
 			_, err = tx.Exec(ctx, d.sql.promote, keys)
+		}
+		if err == nil {
+			err = d.sql.note(ctx, tx, d.operator, v.name, filter.what(), ids)
 		}
 		return cmp.Or(err, failpoint.Hit("redrive/outbox-before-commit"))
 	})
@@ -267,9 +307,9 @@ func (d *DeadLetters) batch(ctx context.Context, v verb, args []any) (n int, las
 		err = failpoint.Hit("redrive/outbox-after-commit")
 	}
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
-	return len(keys), last, nil
+	return ids, nil
 }
 
 // planned lets a statement be planned for its values, each time. A plan for any

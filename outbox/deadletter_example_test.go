@@ -24,7 +24,8 @@ func ExampleDeadLetters() {
 		for _, l := range some {
 			fmt.Println(l.ID, l.Scope, l.Key, l.Step, l.Attempts, l.RefusedAt)
 		}
-		n, err := letters.RedriveAll(ctx, filter)
+		mended := outbox.Operator{By: "ann", Why: "the queue is there now"}
+		n, err := letters.As(mended).RedriveAll(ctx, filter, &outbox.RedriveOptions{Rate: 50})
 		fmt.Println(n, "go round again")
 		return err
 	}

@@ -241,7 +241,7 @@ func TestOperatorsRedriveWhileTheRelayRuns(t *testing.T) {
 			})
 		}
 		for range 2 {
-			operate(func() (int, error) { return f.letters(t).RedriveAll(t.Context(), DeadFilter{Topic: "t"}) })
+			operate(func() (int, error) { return f.letters(t).RedriveAll(t.Context(), DeadFilter{Topic: "t"}, nil) })
 			operate(func() (int, error) { return f.letters(t).Redrive(t.Context(), backwards...) })
 		}
 		operators.Wait()
@@ -277,7 +277,7 @@ func TestRedriveAllComesToAnEnd(t *testing.T) {
 			RETURN NEW;
 		END $$`, "{last}", strconv.Itoa(letters)))
 	f.exec(t, "CREATE TRIGGER refuse BEFORE UPDATE ON {schema}.outbox_held FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()")
-	if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}); n != letters-1 || err != nil {
+	if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != letters-1 || err != nil {
 		t.Errorf("RedriveAll = %d, %v; want %d, without the one that died meanwhile", n, err, letters-1)
 	}
 }
@@ -306,7 +306,7 @@ func TestADiscardedMessageIsNeverPublished(t *testing.T) {
 	if s := f.stats(t, r); s != (counts{Dead: 1, Delayed: 1}) {
 		t.Errorf("left: %+v, want a dead letter and the delayed message", s)
 	}
-	if n, err := d.RedriveAll(t.Context(), DeadFilter{}); n != 1 || err != nil {
+	if n, err := d.RedriveAll(t.Context(), DeadFilter{}, nil); n != 1 || err != nil {
 		t.Errorf("RedriveAll = %d, %v; want 1", n, err)
 	}
 	mustSettle(t, r)
@@ -516,7 +516,7 @@ func TestNewDeadLettersIsChecked(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	d := f.letters(t)
-	if n, err := d.RedriveAll(ctx, DeadFilter{}); n != 0 || !errors.Is(err, context.Canceled) {
+	if n, err := d.RedriveAll(ctx, DeadFilter{}, nil); n != 0 || !errors.Is(err, context.Canceled) {
 		t.Errorf("RedriveAll without a database = %d, %v", n, err)
 	}
 	if _, err := d.Get(ctx, 1); errors.Is(err, ErrNoDeadLetter) || !errors.Is(err, context.Canceled) {
@@ -538,5 +538,26 @@ func TestAnOperatorsTransactionIsLimited(t *testing.T) {
 	})
 	if err != nil || limit != "10s" || isolation != "read committed" {
 		t.Errorf("an operator's transaction is ended after %q without a statement, isolation %q, %v", limit, isolation, err)
+	}
+}
+
+// At a limited rate, batches are as large as what goes in a second, and spaced.
+func TestARedriveOfTheOutboxIsPaced(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+			content_type, payload, state, due_at, attempts, reason, refused_at)
+		SELECT i, gen_random_uuid(), 't', 't', 's', 'k', 'step', '', 'k', '', '', '', '', 'dead', now(), 1, 'no queue', now() FROM generate_series(1, 5) i`)
+	d := f.letters(t)
+	var pauses []time.Duration
+	d.pause = func(_ context.Context, p time.Duration) { pauses = append(pauses, p) }
+	if n, err := d.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: 2}); n != 5 || err != nil {
+		t.Errorf("RedriveAll = %d, %v; want 5", n, err)
+	}
+	if want := []time.Duration{time.Second, time.Second}; !cmp.Equal(want, pauses) {
+		t.Errorf("pauses %v, want %v", pauses, want)
+	}
+	if _, err := d.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: -1}); err == nil {
+		t.Error("a negative rate = nil error")
 	}
 }

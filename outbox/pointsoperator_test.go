@@ -57,12 +57,15 @@ const insertHeld = `INSERT INTO {schema}.outbox_held (id, message_id, topic, typ
 		correlation_id, causation_id, content_type, payload, state, due_at, attempts, reason, refused_at)
 	SELECT i, gen_random_uuid(), 't', 't', 's', 'k', 'step', '', 'k' || i, '', '', '', '', `
 
+// sqlJournaled counts the messages that the journal says something was done to.
+const sqlJournaled = "SELECT coalesce(sum(cardinality(ids)), 0) FROM {schema}.operator_journal"
+
 var verbs = map[string]verb{
 	"redrive": {
 		points: "redrive/outbox-", total: 600, batch: 500, goes: 600,
 		fill: insertHeld + `'dead', now(), 1, 'no queue', now() FROM generate_series(1, 600) i`,
 		do: func(ctx context.Context, db *pgxpool.Pool, schema string) (int, error) {
-			return letters(db, schema).RedriveAll(ctx, outbox.DeadFilter{})
+			return letters(db, schema).RedriveAll(ctx, outbox.DeadFilter{}, nil)
 		},
 		done: "SELECT count(*) FROM {schema}.outbox_held WHERE state = 'delayed' AND attempts = 0",
 		left: "SELECT count(*) FROM {schema}.outbox_held WHERE state NOT IN ('dead', 'delayed')",
@@ -141,7 +144,8 @@ func serveOperator(text string) error {
 
 // An operator is killed, failed, held up and stopped around the commit of a batch, while
 // another one does the same. Every message is redriven, released or discarded once, and
-// what is counted as done is; a range is replayed as often as it was asked for.
+// what is counted as done is, and the journal says so; a range is replayed as often as it
+// was asked for.
 func TestEveryFailpointOfAnOperator(t *testing.T) {
 	t.Parallel()
 	for _, p := range failpoint.Points("redrive") {
@@ -183,7 +187,7 @@ type operation struct {
 
 // strike lets action strike an operator at point.
 func (o *operation) strike(point, action string) {
-	o.exec("TRUNCATE {schema}.outbox, {schema}.outbox_held")
+	o.exec("TRUNCATE {schema}.outbox, {schema}.outbox_held, {schema}.operator_journal")
 	o.exec("UPDATE {schema}.outbox_relay SET log = 'append'")
 	o.exec(o.fill)
 	o.process = o.start(point + "=" + action)
@@ -195,12 +199,14 @@ func (o *operation) strike(point, action string) {
 	case "kill":
 		o.process.wait()
 		o.is(o.done, first)
+		o.is(sqlJournaled, first)
 		o.again(o.total - first)
 	case "error":
 		if r := o.process.report(); r.N != 0 || r.Error == "" {
 			o.Errorf("the operator who failed reports %+v", r)
 		}
 		o.is(o.done, first)
+		o.is(sqlJournaled, first)
 		o.again(o.total - first)
 	case "delay":
 		o.await("the operator is held up", func() bool { return len(o.process.strikes()) > 0 })
@@ -264,6 +270,7 @@ func (o *operation) finish(action string, first int) {
 	}
 	o.is(o.done, want)
 	o.is(o.left, 0)
+	o.is(sqlJournaled, want)
 	if o.repeat {
 		return // how copies are published is another test's
 	}

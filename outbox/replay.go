@@ -91,8 +91,9 @@ type Kept struct {
 // to themselves. One that was discarded is published, though, and one that was redriven
 // is in the log twice.
 type Replayer struct {
-	sql    queries
-	schema string
+	sql      queries
+	schema   string
+	operator Operator
 }
 
 // NewReplayer returns that of the outbox in schema, by default sagamill. Its only
@@ -103,6 +104,13 @@ func NewReplayer(schema string) (*Replayer, error) {
 		return nil, fmt.Errorf("outbox: %w", err)
 	}
 	return &Replayer{sql: newQueries(schema), schema: schema}, nil
+}
+
+// As returns r as used by o: the journal says so.
+func (r *Replayer) As(o Operator) *Replayer {
+	as := *r
+	as.operator = o
+	return &as
 }
 
 // List returns the messages that Replay would publish, in the order in which they
@@ -128,11 +136,11 @@ func (r *Replayer) List(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kept,
 // in tx: with the ids that they had, the time when they were written and all else,
 // and with [HeaderReplayed].
 // If tx commits, they are published at least once more, in their order and behind
-// what has been written since.
+// what has been written since, and the journal says who has done so: see [ReadJournal].
 func (r *Replayer) Replay(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Kept, error) {
 	kept, err := r.List(ctx, tx, f)
 	if err == nil {
-		err = r.copy(ctx, tx, kept)
+		err = r.copy(ctx, tx, f, kept)
 	}
 	if err != nil {
 		return nil, err
@@ -155,14 +163,17 @@ func (r *Replayer) list(ctx context.Context, tx pgx.Tx, f ReplayFilter, through 
 	return kept, nil
 }
 
-// copy stores copies of kept.
-func (r *Replayer) copy(ctx context.Context, tx pgx.Tx, kept []Kept) error {
+// copy stores copies of kept, which f has picked.
+func (r *Replayer) copy(ctx context.Context, tx pgx.Tx, f ReplayFilter, kept []Kept) error {
 	ids := make([]int64, len(kept))
 	for i, k := range kept {
 		ids[i] = k.ID
 	}
 	if _, err := tx.Exec(ctx, r.sql.copyKept, ids); err != nil {
 		return fmt.Errorf("outbox: replay messages: %w", sqlschema.Explain(err))
+	}
+	if err := r.sql.note(ctx, tx, r.operator, "replay", f.what(), ids); err != nil {
+		return fmt.Errorf("outbox: %w", err)
 	}
 	return nil
 }

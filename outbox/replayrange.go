@@ -129,7 +129,7 @@ func (r *Replayer) replayBatch(ctx context.Context, db *pgxpool.Pool, f ReplayFi
 		case len(kept) == 0:
 			return nil
 		}
-		if err := r.copy(ctx, tx, kept); err != nil {
+		if err := r.copy(ctx, tx, f, kept); err != nil {
 			return err
 		}
 		return failpoint.Hit("redrive/outbox-replay-before-commit")
@@ -170,7 +170,12 @@ func (o *RangeOptions) pause(ctx context.Context, n int) {
 	if o.Rate == 0 || o.DryRun {
 		return
 	}
-	timer := time.NewTimer(time.Duration(float64(n) / o.Rate * float64(time.Second)))
+	pauseFor(ctx, time.Duration(float64(n)/o.Rate*float64(time.Second)))
+}
+
+// pauseFor waits so long, or until ctx ends.
+func pauseFor(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -85,6 +86,7 @@ type queries struct {
 	lockLease, listRefused, release, readLetter                                string
 	listKept, countKept, copyKept, readKept                                    string
 	locate, locateUnpublished, pin                                             string
+	insertJournal, listJournal                                                 string
 }
 
 func newQueries(schema string) queries {
@@ -120,6 +122,7 @@ func newQueries(schema string) queries {
 		redrive: bind(inState("dead", sqlRedrive)), discard: bind(inState("dead", sqlDiscard)), release: bind(inState("refused", sqlRelease)),
 		listKept: bind(strings.ReplaceAll(sqlListKept, "{kept}", sqlKept)), countKept: bind(strings.ReplaceAll(sqlCountKept, "{kept}", sqlKept)), copyKept: bind(sqlCopyKept), readKept: bind(sqlReadKept),
 		locate: bind(located("true", sqlLocateLeaf)), locateUnpublished: bind(located("false", sqlLocateUnpublishedLeaf)), pin: bind(sqlPin),
+		insertJournal: bind(journal.SQLInsert), listJournal: bind(sqlListJournal),
 	}
 	for i := range q.insertValues {
 		q.insertValues[i] = bind(strings.ReplaceAll(sqlInsertValues, "{rows}", valueRows(i+1)))

@@ -24,6 +24,7 @@ import (
 // An edit is the command line of dead edit.
 type edit struct {
 	consumer.Edit
+	operator         *outbox.Operator
 	ids              []int64
 	file             string
 	force, dry, show bool
@@ -49,7 +50,7 @@ func deadEdit(ctx context.Context, c *call) error {
 			is, err = e.Apply(was, time.Now())
 		}
 	} else {
-		was, is, err = d.Edit(ctx, e.ids[0], e.Edit)
+		was, is, err = d.As(*e.operator).Edit(ctx, e.ids[0], e.Edit)
 	}
 	if err != nil {
 		return fmt.Errorf("%d: %w", e.ids[0], err)
@@ -98,7 +99,7 @@ func (c *call) parseEdit() (*edit, error) {
 		e.Remove = append(e.Remove, s)
 		return nil
 	})
-	c.flags.StringVar(&e.By, "by", userName(), "who edits it; default: the user who runs this")
+	e.operator = c.sayWho()
 	c.flags.BoolVar(&e.force, "force", false, "also a payload that is not JSON")
 	c.flags.BoolVar(&e.show, "show", false, "print the payloads too")
 	c.flags.BoolVar(&e.dry, "n", false, "say what would be changed, and change nothing")
@@ -107,6 +108,7 @@ func (c *call) parseEdit() (*edit, error) {
 	if err := c.parseDatabase(); err != nil {
 		return nil, err
 	}
+	e.By = e.operator.By
 	if len(e.ids) != 1 {
 		return nil, errors.New("say which one with -id")
 	}

@@ -11,22 +11,32 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // A parkedChange is the command line of what changes parked messages.
 type parkedChange struct {
 	*parkedFlags
-	all, dry, asJSON bool
+	*consent
+	operator    *outbox.Operator
+	all, asJSON bool
 }
 
 // changeParked adds the flags of a change to c.
 func (c *call) changeParked() *parkedChange {
-	p := &parkedChange{parkedFlags: c.pickParked()}
+	p := &parkedChange{parkedFlags: c.pickParked(), consent: c.sayWhether(), operator: c.sayWho()}
 	c.flags.BoolVar(&p.all, "all", false, "all that the other flags pick; -older 0s picks every one")
-	c.flags.BoolVar(&p.dry, "n", false, "say what would be done, and do nothing")
-	c.flags.BoolVar(&p.dry, "dry-run", false, "as -n")
 	c.flags.BoolVar(&p.asJSON, "json", false, "print JSON, a line each")
 	return p
+}
+
+// check returns an error unless something is picked on purpose. More than are named is
+// done with -yes only.
+func (p *parkedChange) check(c *call) error {
+	if err := p.picks(c, p.all); err != nil {
+		return err
+	}
+	return p.consent.check(len(p.filter.IDs) == 0)
 }
 
 func deadPlan(ctx context.Context, c *call) error {
@@ -83,7 +93,7 @@ func printPlan(ctx context.Context, c *call, d *consumer.DeadLetters, filter con
 
 func deadRedrive(ctx context.Context, c *call) error {
 	change := c.changeParked()
-	rate := c.flags.Float64("rate", 0, "so many in a second; default: as many as go")
+	rate := c.sayRate()
 	force := c.flags.Bool("force", false, "also those whose step may have run: it has no row any more")
 	if err := c.parseDatabase(); err != nil {
 		return err
@@ -91,7 +101,7 @@ func deadRedrive(ctx context.Context, c *call) error {
 	if *rate < 0 {
 		return errors.New("-rate must not be negative")
 	}
-	if err := change.picks(c, change.all); err != nil {
+	if err := change.check(c); err != nil {
 		return err
 	}
 	d, done, err := c.parked(ctx)
@@ -100,9 +110,9 @@ func deadRedrive(ctx context.Context, c *call) error {
 	}
 	defer done()
 	if change.dry {
-		return printPlan(ctx, c, d, change.filter, "would redrive", *force, change.asJSON, previewLimit)
+		return change.told(printPlan(ctx, c, d, change.filter, "would redrive", *force, change.asJSON, previewLimit))
 	}
-	outcomes, err := d.RedriveAll(ctx, change.filter, &consumer.RedriveOptions{Rate: *rate, Force: *force, Progress: c.progress(time.Now())})
+	outcomes, err := d.As(*change.operator).RedriveAll(ctx, change.filter, &consumer.RedriveOptions{Rate: *rate, Force: *force, Progress: c.progress(time.Now())})
 	if len(outcomes) > 0 || err == nil {
 		err = errors.Join(c.reportProspects("redrove", outcomes, change.asJSON), err)
 	}
@@ -179,7 +189,7 @@ func deadDiscard(ctx context.Context, c *call) error {
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
-	if err := change.picks(c, change.all); err != nil {
+	if err := change.check(c); err != nil {
 		return err
 	}
 	var keep consumer.Keep
@@ -201,7 +211,7 @@ func deadRetry(ctx context.Context, c *call) error {
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
-	if err := change.picks(c, change.all); err != nil {
+	if err := change.check(c); err != nil {
 		return err
 	}
 	change.filter.State = consumer.LetterRetrying
@@ -218,7 +228,7 @@ func deadBury(ctx context.Context, c *call) error {
 	if len(change.filter.IDs) == 0 || change.all || c.given(change.names) {
 		return errors.New("say which with -id, and nothing else")
 	}
-	if err := change.picks(c, false); err != nil {
+	if err := change.check(c); err != nil {
 		return err
 	}
 	change.filter.State = consumer.LetterRetrying
@@ -244,9 +254,9 @@ func (c *call) doParked(ctx context.Context, change *parkedChange, did, would st
 	}
 	defer done()
 	if change.dry {
-		return c.previewParked(ctx, d, change, would, to)
+		return change.told(c.previewParked(ctx, d, change, would, to))
 	}
-	n, err := do(d)
+	n, err := do(d.As(*change.operator))
 	if err == nil || n > 0 {
 		err = errors.Join(c.report(did, to, n, change.asJSON), err)
 	}

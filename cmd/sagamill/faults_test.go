@@ -75,12 +75,12 @@ func orders() []order {
 		{"dead redrive -id ID(k1)", 1,
 			scene{Steps: []string{"k1 retrying", "k2 dead", "k3 retrying"}, Parked: []string{"k1 action retrying 1 due", dead1Undo, dead2, waiting3}},
 			scene{Steps: []string{"k1 done", "k2 dead", "k3 retrying"}, Parked: []string{dead1Undo, dead2, waiting3}, Effects: []string{"k1 1"}, Receipts: []string{"k1 1"}}},
-		{"dead redrive -all -older 0s", 2,
+		{"dead redrive -all -older 0s -yes", 2,
 			scene{Steps: []string{"k1 retrying", "k2 retrying", "k3 retrying"}, Parked: []string{"k1 action retrying 1 due", "k1 compensation retrying 2 due", "k2 action retrying 1 due", waiting3}},
 			scene{Steps: []string{"k1 compensated", "k2 done", "k3 retrying"}, Parked: []string{waiting3}, Effects: []string{"k1 1 2", "k2 1"}, Receipts: []string{"k1 1", "k1 2", "k2 1"}}},
 		{"dead edit -id ID(k2) -payload FILE", 1, scene{Steps: steps, Parked: []string{dead1, dead1Undo, "k2 action dead 7", waiting3}}, scene{}},
 		{"dead discard -id ID(k1)", 1, scene{Steps: steps, Parked: []string{dead1Undo, dead2, waiting3}}, scene{}},
-		{"dead discard -all -key k1 -json", 1, scene{Steps: steps, Parked: []string{dead2, waiting3}}, scene{}},
+		{"dead discard -all -key k1 -json -yes", 1, scene{Steps: steps, Parked: []string{dead2, waiting3}}, scene{}},
 		{"dead retry -id ID(k3)", 1,
 			scene{Steps: steps, Parked: []string{dead1, dead1Undo, dead2, waiting3 + " due"}},
 			scene{Steps: []string{"k1 dead", "k2 dead", "k3 done"}, Parked: []string{dead1, dead1Undo, dead2}, Effects: []string{"k3 1"}, Receipts: []string{"k3 1"}}},
@@ -154,7 +154,7 @@ func (w *office) handle(ctx context.Context, tx pgx.Tx, in consumer.Message[int]
 // open leaves the messages of an [order], and nothing else.
 func (w *office) open(t *testing.T) {
 	t.Helper()
-	for _, table := range []string{"inbox", "parked", "effect", "outbox"} {
+	for _, table := range []string{"inbox", "parked", "effect", "outbox", "operator_journal"} {
 		w.exec(t, "DELETE FROM {schema}."+table)
 	}
 	w.broken.Store(true)
@@ -192,6 +192,15 @@ func (w *office) look(t *testing.T) (s scene) {
 	return s
 }
 
+// journaled reports whether the journal says that anything was done.
+func (w *office) journaled(t *testing.T) (is bool) {
+	t.Helper()
+	if err := w.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM "+w.schema+".operator_journal)").Scan(&is); err != nil {
+		t.Fatal(err)
+	}
+	return is
+}
+
 // is fails the test unless the scene is want.
 func (w *office) is(t *testing.T, when string, want scene) {
 	t.Helper()
@@ -225,6 +234,7 @@ func (w *office) strike(t *testing.T, f faulttest.Fault, o order) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before := w.look(t)
 	v := faulttest.Start(t, f, commandEnv+"="+string(text))
 	v.Struck()
 	switch f.Action {
@@ -249,6 +259,9 @@ func (w *office) strike(t *testing.T, f faulttest.Fault, o order) {
 		}
 	default:
 		t.Fatalf("no case for the action %s", f.Action)
+	}
+	if changed := !cmp.Equal(before, w.look(t), cmpopts.EquateEmpty()); changed != w.journaled(t) {
+		t.Errorf("after the fault: messages have changed: %t, and the journal says so: %t", changed, !changed)
 	}
 	w.say(t, args)
 	w.is(t, "said again", o.done)

@@ -25,6 +25,8 @@
 //
 //	sagamill replay                  publish a saga's messages once more, or all of a time range
 //
+//	sagamill journal                 who has done what to messages, and why
+//
 //	sagamill saga list               instances of orchestrated sagas
 //	sagamill saga show               one's timeline, and what would be undone
 //	sagamill saga pause              let it rest, and
@@ -48,6 +50,10 @@
 // -schema, by default sagamill. Each command says with -h what else it takes. A
 // database or a broker on another machine has to be reached over TLS, unless
 // -allow-plaintext or SAGAMILL_ALLOW_PLAINTEXT says otherwise.
+//
+// What changes messages leaves a row that says who did it, -by, and why, -why, in the
+// transaction in which it is done: sagamill journal prints them. What is done to more
+// messages than are named one by one is only said, unless -yes says that it is meant.
 //
 // It prints text of others, such as keys and the broker's reasons, quoted where it
 // is more than visible characters: a terminal obeys none of it. It prints no
@@ -76,7 +82,7 @@ type command struct {
 }
 
 func commands() []command {
-	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), sagaCommands(), brokerCommands(), versionCommands())
+	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), journalCommands(), sagaCommands(), brokerCommands(), versionCommands())
 }
 
 // errUsage reports a command line that says nothing to do.

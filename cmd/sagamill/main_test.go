@@ -18,7 +18,7 @@ func TestMigrate(t *testing.T) {
 		says string
 	}{
 		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, ""},
-		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "8 of 8"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "9 of 9"},
 		{"migrate print -schema " + schema, 0, "CREATE TABLE " + schema + ".outbox"},
 		{"migrate roles -schema " + schema + " -prefix shop", 0, "GRANT SELECT, UPDATE ON " + schema + ".outbox_relay TO shop_relay;"},
 		{"migrate roles -h", 0, "begin with; default: sagamill"},
@@ -28,7 +28,7 @@ func TestMigrate(t *testing.T) {
 		{"migrate down -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
 		{"migrate down -to 4294967296 -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
 		{"migrate down -to 0 -schema " + schema + " -database " + pgtest.URL(), 0, ""},
-		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 8"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 9"},
 		{"migrate up -schema a;b -database " + pgtest.URL(), 1, "schema"},
 		{"migrate up -database postgres://u:s3cret@127.0.0.1:1/x", 1, "connect"},
 		{"migrate up now", 1, `"now"`},

@@ -13,23 +13,34 @@ import (
 type change struct {
 	did, would, to string
 	list           lister
-	count, do      func(*outbox.DeadLetters, context.Context, outbox.DeadFilter) (int, error)
+	count          func(*outbox.DeadLetters, context.Context, outbox.DeadFilter) (int, error)
+	do             func(*outbox.DeadLetters, context.Context, *changeCall) (int, error)
 	filtered       bool // a filter may pick them, and not only ids
+	paced          bool // there is a rate
+}
+
+// A changeCall is the command line of a change.
+type changeCall struct {
+	*consent
+	operator *outbox.Operator
+	filter   outbox.DeadFilter
+	rate     float64
+	asJSON   bool
 }
 
 func outboxDeadRedrive(ctx context.Context, c *call) error {
 	return changeLetters(ctx, c, change{"redrove", "would redrive", "dead letters", (*outbox.DeadLetters).List,
-		(*outbox.DeadLetters).Count, (*outbox.DeadLetters).RedriveAll, true})
+		(*outbox.DeadLetters).Count, redriveLetters, true, true})
 }
 
 func outboxDeadDiscard(ctx context.Context, c *call) error {
 	return changeLetters(ctx, c, change{"discarded", "would discard", "dead letters", (*outbox.DeadLetters).List,
-		(*outbox.DeadLetters).Count, (*outbox.DeadLetters).DiscardAll, true})
+		(*outbox.DeadLetters).Count, discardLetters, true, false})
 }
 
 func outboxRefusedRelease(ctx context.Context, c *call) error {
 	return changeLetters(ctx, c, change{"released", "would release", "refused messages", (*outbox.DeadLetters).Refused,
-		countRefused, releaseIDs, false})
+		countRefused, releaseIDs, false, false})
 }
 
 func countRefused(d *outbox.DeadLetters, ctx context.Context, f outbox.DeadFilter) (int, error) {
@@ -37,28 +48,37 @@ func countRefused(d *outbox.DeadLetters, ctx context.Context, f outbox.DeadFilte
 	return len(letters), err
 }
 
-func releaseIDs(d *outbox.DeadLetters, ctx context.Context, f outbox.DeadFilter) (int, error) {
-	return d.Release(ctx, f.IDs...)
+func redriveLetters(d *outbox.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	return d.RedriveAll(ctx, what.filter, &outbox.RedriveOptions{Rate: what.rate})
+}
+
+func discardLetters(d *outbox.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	return d.DiscardAll(ctx, what.filter)
+}
+
+func releaseIDs(d *outbox.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	return d.Release(ctx, what.filter.IDs...)
 }
 
 // changeLetters does what to the letters that the command line picks, or says what
 // it would do.
 func changeLetters(ctx context.Context, c *call, what change) error {
-	dry, asJSON, filter, err := c.parseChange(what)
+	said, err := c.parseChange(what)
 	if err != nil {
 		return err
 	}
+	filter := said.filter
 	d, done, err := c.letters(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	if dry {
-		return preview(ctx, c, d, what, filter, asJSON)
+	if said.dry {
+		return said.told(preview(ctx, c, d, what, filter, said.asJSON))
 	}
-	n, err := what.do(d, ctx, filter)
+	n, err := what.do(d.As(*said.operator), ctx, said)
 	if err == nil || n > 0 {
-		err = errors.Join(c.report(what.did, what.to, n, asJSON), err)
+		err = errors.Join(c.report(what.did, what.to, n, said.asJSON), err)
 	}
 	if err == nil && n == 0 && len(filter.IDs) > 0 {
 		return fmt.Errorf("nothing was done: no %s with these ids, or no longer, or not what the filter picks", what.to)
@@ -71,8 +91,12 @@ func changeLetters(ctx context.Context, c *call, what change) error {
 
 // parseChange reads the command line of a change. It must pick something: nobody
 // discards all there is by leaving something out.
-func (c *call) parseChange(what change) (dry, asJSON bool, filter outbox.DeadFilter, err error) {
-	all := new(bool)
+func (c *call) parseChange(what change) (*changeCall, error) {
+	said := &changeCall{consent: c.sayWhether(), operator: c.sayWho()}
+	rate, all := new(float64), new(bool)
+	if what.paced {
+		rate = c.sayRate()
+	}
 	pick := &letterFlags{}
 	if what.filtered {
 		pick = c.pick()
@@ -80,26 +104,27 @@ func (c *call) parseChange(what change) (dry, asJSON bool, filter outbox.DeadFil
 	} else {
 		c.pickIDs(pick)
 	}
-	c.flags.BoolVar(&dry, "n", false, "say what would be done, and do nothing")
-	c.flags.BoolVar(&dry, "dry-run", false, "as -n")
-	c.flags.BoolVar(&asJSON, "json", false, "print JSON, a line each")
+	c.flags.BoolVar(&said.asJSON, "json", false, "print JSON, a line each")
 	if err := c.parseDatabase(); err != nil {
-		return false, false, filter, err
+		return nil, err
 	}
-	filter = pick.filter
-	slices.Sort(filter.IDs)
-	filter.IDs = slices.Compact(filter.IDs)
+	said.filter, said.rate = pick.filter, *rate
+	ids := &said.filter.IDs
+	slices.Sort(*ids)
+	*ids = slices.Compact(*ids)
+	named := len(*ids) > 0
 	switch {
-	case len(filter.IDs) > 0:
-		return dry, asJSON, filter, pick.check(c)
-	case !what.filtered:
-		err = errors.New("say which with -id")
-	case !*all || !pick.given(c):
-		err = errors.New("say which: with -id, or with -all and a filter; -all -older 0s is every one")
-	default:
-		err = pick.check(c)
+	case !named && !what.filtered:
+		return nil, errors.New("say which with -id")
+	case !named && (!*all || !pick.given(c)):
+		return nil, errors.New("say which: with -id, or with -all and a filter; -all -older 0s is every one")
+	case said.rate < 0:
+		return nil, errors.New("-rate must not be negative")
 	}
-	return dry, asJSON, filter, err
+	if err := pick.check(c); err != nil {
+		return nil, err
+	}
+	return said, said.consent.check(!named)
 }
 
 // preview prints some of what would be changed, and how much that is.

@@ -49,7 +49,7 @@ func (c *call) replaySaga(ctx context.Context, db *pgxpool.Pool, what *replayCal
 	var kept []keptMessage
 	var without []error
 	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
-		kept, without, err = c.replaySchemas(ctx, tx, what.filter, what.dry)
+		kept, without, err = c.replaySchemas(ctx, tx, what)
 		return err
 	})
 	if err != nil {
@@ -83,10 +83,12 @@ func withoutStep(key string, err error) error {
 
 // A replayCall is the command line of a replay.
 type replayCall struct {
-	filter      outbox.ReplayFilter
-	dry, asJSON bool
-	rate        float64
-	after       positions
+	*consent
+	operator *outbox.Operator
+	filter   outbox.ReplayFilter
+	asJSON   bool
+	rate     *float64
+	after    positions
 }
 
 func (r *replayCall) did() string {
@@ -97,15 +99,12 @@ func (r *replayCall) did() string {
 }
 
 func (c *call) parseReplay() (*replayCall, error) {
-	r := &replayCall{after: positions{}}
+	r := &replayCall{consent: c.sayWhether(), operator: c.sayWho(), rate: c.sayRate(), after: positions{}}
 	c.flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: all sagas, in batches")
 	c.flags.StringVar(&r.filter.Scope, "scope", "", "of this scope; needed where several have such a key")
 	c.flags.TextVar(&r.filter.Since, "since", time.Time{}, "written then or later, such as 2026-01-31T12:00:00Z")
 	c.flags.TextVar(&r.filter.Until, "until", time.Time{}, "written before")
-	c.flags.Float64Var(&r.rate, "rate", 0, "without -key: so many in a second; default: as many as go")
 	c.flags.Var(r.after, "after", "without -key: go on behind these, SCHEMA:ID,…, as an interrupted replay says")
-	c.flags.BoolVar(&r.dry, "n", false, "say what would be done, and do nothing")
-	c.flags.BoolVar(&r.dry, "dry-run", false, "as -n")
 	c.flags.BoolVar(&r.asJSON, "json", false, "print JSON, a line each")
 	if err := c.parseDatabase(); err != nil {
 		return nil, err
@@ -118,7 +117,7 @@ func (c *call) parseReplay() (*replayCall, error) {
 		return nil, fmt.Errorf("-since %s is not before -until %s", stamp(f.Since), stamp(f.Until))
 	case f.Key != "" && c.given([]string{"rate", "after"}):
 		return nil, errors.New("-rate and -after are for a time range, without -key")
-	case r.rate < 0:
+	case *r.rate < 0:
 		return nil, errors.New("-rate must not be negative")
 	}
 	for schema := range r.after {
@@ -126,7 +125,10 @@ func (c *call) parseReplay() (*replayCall, error) {
 			return nil, fmt.Errorf("-after names %s, which -schema does not", cell(schema))
 		}
 	}
-	return r, c.checkFilled([]string{"scope"})
+	if err := c.checkFilled([]string{"scope"}); err != nil {
+		return nil, err
+	}
+	return r, r.consent.check(f.Key == "")
 }
 
 // schemaNames returns those of -schema.
@@ -140,18 +142,18 @@ func (c *call) schemaNames() []string {
 
 // replaySchemas replays what each schema keeps, and says which keep nothing. It
 // stops where that would be more than one saga.
-func (c *call) replaySchemas(ctx context.Context, tx pgx.Tx, filter outbox.ReplayFilter, dry bool) (all []keptMessage, without []error, err error) {
+func (c *call) replaySchemas(ctx context.Context, tx pgx.Tx, what *replayCall) (all []keptMessage, without []error, err error) {
 	var scopes []string
 	for _, schema := range c.schemaNames() {
 		r, err := outbox.NewReplayer(schema)
 		if err != nil {
 			return nil, nil, err
 		}
-		do := r.Replay
-		if dry {
+		do := r.As(*what.operator).Replay
+		if what.dry {
 			do = r.List
 		}
-		kept, err := do(ctx, tx, filter)
+		kept, err := do(ctx, tx, what.filter)
 		switch {
 		case errors.Is(err, outbox.ErrNotKept):
 			without = append(without, err)

@@ -46,13 +46,13 @@ type rangeReplay struct {
 	*replayCall
 	db       *pgxpool.Pool
 	replayed int       // in all schemas
-	told     time.Time // when progress was printed last
+	spoke    time.Time // when progress was printed last
 	listed   []keptMessage
 }
 
 // replayRange replays all that was written in a time range, batch by batch.
 func (c *call) replayRange(ctx context.Context, db *pgxpool.Pool, what *replayCall) error {
-	r := &rangeReplay{call: c, replayCall: what, db: db, told: time.Now()}
+	r := &rangeReplay{call: c, replayCall: what, db: db, spoke: time.Now()}
 	replayers, err := r.outboxes(ctx)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (c *call) replayRange(ctx context.Context, db *pgxpool.Pool, what *replayCa
 			fmt.Fprintf(c.stderr, "these are the first %d\n", len(r.listed))
 		}
 	}
-	return c.report(r.did(), "messages", r.replayed, r.asJSON)
+	return r.told(c.report(r.did(), "messages", r.replayed, r.asJSON))
 }
 
 // outboxes returns the outbox of each schema. Nothing is done while one of them cannot be
@@ -113,8 +113,8 @@ func (r *rangeReplay) outboxes(ctx context.Context) (all []*outbox.Replayer, err
 func (r *rangeReplay) one(ctx context.Context, schema string, replayer *outbox.Replayer) error {
 	filter := r.filter
 	filter.After = r.after[schema]
-	p, err := replayer.ReplayRange(ctx, r.db, filter, &outbox.RangeOptions{
-		Rate: r.rate, DryRun: r.dry, Progress: func(p outbox.RangeProgress) error { return r.progress(schema, p) },
+	p, err := replayer.As(*r.operator).ReplayRange(ctx, r.db, filter, &outbox.RangeOptions{
+		Rate: *r.rate, DryRun: r.dry, Progress: func(p outbox.RangeProgress) error { return r.progress(schema, p) },
 	})
 	if errors.Is(err, outbox.ErrNotKept) && filter.After > 0 {
 		fmt.Fprintf(r.stderr, "schema %s: nothing is left behind %d\n", schema, filter.After)
@@ -143,8 +143,8 @@ func (r *rangeReplay) progress(schema string, p outbox.RangeProgress) error {
 	case r.dry:
 		r.listed = append(r.listed, batch[:min(len(batch), defaultLimit-len(r.listed))]...)
 	}
-	if !r.dry && time.Since(r.told) > progressAfter {
-		r.told = time.Now()
+	if !r.dry && time.Since(r.spoke) > progressAfter {
+		r.spoke = time.Now()
 		last := p.Batch[len(p.Batch)-1]
 		fmt.Fprintf(r.stderr, "schema %s: %d of %d, up to what was written at %s; -after %s goes on from here\n", schema, p.Replayed, p.Found, stamp(last.CreatedAt), r.after)
 	}

@@ -42,16 +42,19 @@ func TestReplayOfARange(t *testing.T) {
 		addA, addB int
 	}{
 		{both + " -since " + hour + " -n", 0, "would replay 103 messages", 0, 0},
-		{both + " -since " + hour, 0, "replayed 103 messages", 3, 100},
-		{both + " -since " + hour, 0, "replayed 103 messages", 3, 100}, // without the copies
-		{both + " -since " + hour + " -json", 0, `{"did":"replayed","count":103}`, 3, 100},
-		{both + " -since " + hour + " -scope acme -rate 1000", 0, "replayed 103 messages", 3, 100},
+		{both + " -since " + hour, 1, "would replay 103 messages", 0, 0},
+		{both + " -since " + hour, 1, "nothing is done yet: the same with -yes does it", 0, 0},
+		{both + " -since " + hour + " -n -yes", 1, "and not both", 0, 0},
+		{both + " -yes -since " + hour, 0, "replayed 103 messages", 3, 100},
+		{both + " -yes -since " + hour, 0, "replayed 103 messages", 3, 100}, // without the copies
+		{both + " -yes -since " + hour + " -json", 0, `{"did":"replayed","count":103}`, 3, 100},
+		{both + " -yes -since " + hour + " -scope acme -rate 1000", 0, "replayed 103 messages", 3, 100},
 		{both + " -since " + hour + " -scope globex", 1, "nothing is kept", 0, 0},
 		{both + " -since 2100-01-01T00:00:00Z", 1, "Retention", 0, 0},
 		{both + " -since 2020-01-01T00:00:00Z -until " + hour, 1, "nothing is kept", 0, 0},
 		{both + " -since 2020-01-01T00:00:00Z -n", 0, "schema " + a + " keeps what was written since", 0, 0},
 		{both + " -since " + hour + " -n", 0, "these are the first 100", 0, 0},
-		{"-schema " + a + "," + empty + " -since " + hour, 0, "its log is empty", 3, 0},
+		{"-schema " + a + "," + empty + " -yes -since " + hour, 0, "its log is empty", 3, 0},
 		{"-schema " + empty + " -since " + hour, 1, "its log is empty", 0, 0},
 		{"-schema " + a + ",no-such -since " + hour, 1, "no-such", 0, 0},
 		{"-schema " + a + ",nosuch -since " + hour, 1, "nosuch", 0, 0},
@@ -64,8 +67,8 @@ func TestReplayOfARange(t *testing.T) {
 		{both + " -key k1 -after " + a + ":1", 1, "without -key", 0, 0},
 		{both + " -since " + hour + " -after here", 1, "want SCHEMA:ID", 0, 0},
 		{both + " -since " + hour + " -after elsewhere:1", 1, "-after names elsewhere", 0, 0},
-		{both + " -since " + hour + " -after " + butOne, 0, "replayed 101 messages", 1, 100},
-		{both + " -since " + hour + " -after " + a + ":9000000," + b + ":9000000", 0, "schema " + b + ": nothing is left behind 9000000", 0, 0},
+		{both + " -yes -rate 0 -since " + hour + " -after " + butOne, 0, "replayed 101 messages", 1, 100},
+		{both + " -yes -since " + hour + " -after " + a + ":9000000," + b + ":9000000", 0, "schema " + b + ": nothing is left behind 9000000", 0, 0},
 	} {
 		beforeA, beforeB := stored(t, first, a), stored(t, second, b)
 		out, errs := runReplay(t, tt.code, strings.Fields(tt.args)...)
@@ -105,7 +108,7 @@ func TestAnInterruptedReplayGoesOn(t *testing.T) {
 	_, b := kept(t, several(2)...)
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	args := []string{"-schema", a + "," + b, "-since", "2020-01-01T00:00:00Z"}
+	args := []string{"-schema", a + "," + b, "-yes", "-since", "2020-01-01T00:00:00Z"}
 	out := onFirstWrite{do: interrupt}
 	var errs bytes.Buffer
 	code := run(ctx, append([]string{"replay", "-database", pgtest.URL(), "-json", "-rate", "2"}, args...), &out, &errs)
@@ -129,7 +132,7 @@ func TestAReplaySaysWhatHasGone(t *testing.T) {
 		}
 	}}
 	var errs bytes.Buffer
-	code := run(t.Context(), []string{"replay", "-database", pgtest.URL(), "-json", "-rate", "4", "-schema", a, "-since", "2020-01-01T00:00:00Z"}, &out, &errs)
+	code := run(t.Context(), []string{"replay", "-database", pgtest.URL(), "-json", "-rate", "4", "-yes", "-schema", a, "-since", "2020-01-01T00:00:00Z"}, &out, &errs)
 	if code != 0 || !strings.Contains(errs.String(), "1 fewer than there were") {
 		t.Errorf("exit %d, %q; want one fewer", code, errs.String())
 	}
@@ -140,7 +143,7 @@ func TestAReplaySaysWhatHasGone(t *testing.T) {
 func TestAReplaySaysHowFarItIs(t *testing.T) {
 	t.Parallel()
 	var errs bytes.Buffer
-	r := &rangeReplay{call: &call{stderr: &errs}, replayCall: &replayCall{after: positions{"a": 1}}}
+	r := &rangeReplay{call: &call{stderr: &errs}, replayCall: &replayCall{consent: &consent{}, after: positions{"a": 1}}}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for range 2 { // the second is within the second
 		err := r.progress("b", outbox.RangeProgress{Batch: []outbox.Kept{{ID: 6}, {ID: 7, CreatedAt: at}}, Replayed: 2, Found: 9, Last: 7})

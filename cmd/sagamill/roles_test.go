@@ -34,11 +34,13 @@ func TestCommandsGetByWithTheirRoles(t *testing.T) {
 		INSERT INTO `+r.Schema+`.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
 		SELECT state, 'action', 'acme', 'k', 'pay', '', 'pay', '', '{}', '{}', '', 'failed', now() FROM unnest('{dead,retrying}'::text[]) state`)
 	for _, tt := range []struct{ may, mayNot, commands string }{
+		{"reader", "consumer", "journal"},
+		{"operator", "entry", "journal"},
 		{"reader", "entry", "outbox status, outbox dead list, outbox dead show -id 1, outbox refused list"},
 		{"reader", "relay", "dead list, dead list -state retrying, dead show -id 1, dead plan, saga list, saga show k"},
-		{"operator", "reader", "outbox dead redrive -id 1, outbox dead discard -all -older 0s, outbox refused release -id 1"},
-		{"operator", "reader", "dead redrive -all -older 0s, dead discard -id 1, dead retry -all -older 0s, dead bury -id 2"},
-		{"operator", "reader", "replay -key k, replay -key k -n, replay -since 2026-01-01T00:00:00Z"},
+		{"operator", "reader", "outbox dead redrive -id 1, outbox dead discard -all -older 0s -yes, outbox refused release -id 1"},
+		{"operator", "reader", "dead redrive -all -older 0s -yes, dead discard -id 1, dead retry -all -older 0s -yes, dead bury -id 2"},
+		{"operator", "reader", "replay -key k, replay -key k -n, replay -since 2026-01-01T00:00:00Z -yes"},
 		{"operator", "reader", "saga pause k -by ann -why so, saga retry k -by ann -why so"},
 	} {
 		for _, command := range strings.Split(tt.commands, ", ") {

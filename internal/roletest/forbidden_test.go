@@ -70,10 +70,10 @@ func (r relation) attempts(granted func(privilege, column string) bool) (stateme
 		add("UPDATE", "", "SELECT setval('"+name+"', 1)")
 		return statements
 	}
-	add("INSERT", "", "INSERT INTO "+name+" DEFAULT VALUES")
 	add("DELETE", "", "DELETE FROM "+name)
 	add("TRUNCATE", "", "TRUNCATE "+name)
 	for _, column := range r.Columns {
+		add("INSERT", column, "INSERT INTO "+name+" ("+column+") VALUES (DEFAULT)")
 		add("SELECT", column, "SELECT "+column+" FROM "+name)
 		add("UPDATE", column, "UPDATE "+name+" SET "+column+" = DEFAULT")
 	}
@@ -112,6 +112,32 @@ func TestWhatARoleIsNotGrantedIsRefused(t *testing.T) {
 	}
 	if f.tried < 1000 {
 		t.Errorf("%d statements were tried", f.tried)
+	}
+}
+
+// Whatever the grants, nobody but the owner forges a row of the journal, changes one or
+// removes one, and nobody but an operator writes one.
+func TestTheJournalCannotBeForged(t *testing.T) {
+	t.Parallel()
+	f := &forge{world: newWorld(t)}
+	const row = "INSERT INTO {schema}.operator_journal (who, verb, what, ids, why%s) VALUES ('ann', 'dead discard', '{}', '{1}', ''%s)"
+	for _, role := range roletest.Names() {
+		for _, statement := range []string{
+			fmt.Sprintf(row, ", at", ", '2020-01-01'"), fmt.Sprintf(row, ", db_user", ", 'bob'"),
+			"UPDATE {schema}.operator_journal SET who = 'bob'", "DELETE FROM {schema}.operator_journal", "TRUNCATE {schema}.operator_journal",
+		} {
+			f.refuses(f.pools[role], role, statement)
+		}
+		if role != "operator" {
+			f.refuses(f.pools[role], role, fmt.Sprintf(row, "", ""))
+		}
+	}
+	if _, err := f.pools["operator"].Exec(t.Context(), f.bind(fmt.Sprintf(row, "", ""))); err != nil {
+		t.Errorf("the operator's own row: %v", err)
+	}
+	var by string
+	if err := f.Admin.QueryRow(t.Context(), f.bind("SELECT db_user FROM {schema}.operator_journal")).Scan(&by); err != nil || by != f.pools["operator"].Config().ConnConfig.User {
+		t.Errorf("the row says that %q had logged in, %v; want %q", by, err, f.pools["operator"].Config().ConnConfig.User)
 	}
 }
 

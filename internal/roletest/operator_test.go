@@ -110,7 +110,7 @@ func operate(ctx context.Context, w *world, key string) error {
 	if err := w.prepare(ctx, key); err != nil {
 		return err
 	}
-	for _, do := range []scenario{mendSteps, mendOutbox, publishAgain, decide} {
+	for _, do := range []scenario{mendSteps, mendOutbox, publishAgain, decide, readJournal} {
 		if err := do(ctx, w, key); err != nil {
 			return err
 		}
@@ -192,7 +192,7 @@ func mendOutbox(ctx context.Context, w *world, key string) error {
 	if err := done("discard", n == 1, err); err != nil {
 		return err
 	}
-	n, err = d.RedriveAll(ctx, of)
+	n, err = d.RedriveAll(ctx, of, nil)
 	return done("redrive", n == 2, err)
 }
 
@@ -244,6 +244,12 @@ func decide(ctx context.Context, w *world, key string) error {
 	return done("show", len(timeline.Journal) == 2, err)
 }
 
+// readJournal sees what was done, by whom it was.
+func readJournal(ctx context.Context, w *world, key string) error {
+	all, err := outbox.ReadJournal(ctx, w.pools["operator"], w.Schema, time.Time{}, 0, 100)
+	return done("journal", len(all) >= 9 && all[0].Verb == "replay" && all[0].By == all[0].DBUser, err)
+}
+
 func look(ctx context.Context, w *world, key string) error {
 	if err := w.prepare(ctx, key); err != nil {
 		return err
@@ -290,7 +296,11 @@ func lookAtOutbox(ctx context.Context, w *world, key string) error {
 		return err
 	}
 	refused, err := d.Refused(ctx, outbox.DeadFilter{Key: key}, 0, 10)
-	return done("list refused", len(refused) == 1, err)
+	if err := done("list refused", len(refused) == 1, err); err != nil {
+		return err
+	}
+	_, err = outbox.ReadJournal(ctx, w.pools["reader"], w.Schema, time.Time{}, 0, 1)
+	return err
 }
 
 func lookAtSagas(ctx context.Context, w *world, key string) error {
