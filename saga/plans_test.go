@@ -8,10 +8,12 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // TestHousekeepingReadsWhatIsDue looks at how the server would find what the statements
-// that run now and then are for, where they would otherwise read every instance.
+// that run now and then are for, where they would otherwise read every instance. What is counted is read
+// no further than to the limit.
 func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
@@ -27,21 +29,32 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 	}
 	q, names, versions, hashes := newQueries(schema), []string{"trip"}, []int32{1}, []string{""}
 	tests := map[string]struct {
-		sql  string
-		args []any
-		want string // in the plan
+		sql    string
+		args   []any
+		want   string // in the plan
+		before string // is said first in the transaction
 	}{
-		"claim what is due":  {q.claimDue, []any{names, versions, 4, 1000, false, hashes}, "Index Cond: (due_at <="},
-		"next due":           {q.nextDue, []any{names, versions, hashes}, "Index Cond: (due_at >"},
-		"what ended is gone": {q.deleteEnded, []any{1000, housekeepBatch}, "Index Cond: (ended_at <"},
-		"silent":             {q.listSilent, []any{names, versions, 1000, "", "", "", silentBatch, hashes}, "saga_live"},
+		"claim what is due":  {q.claimDue, []any{names, versions, 4, 1000, false, hashes}, "Index Cond: (due_at <=", ""},
+		"next due":           {q.nextDue, []any{names, versions, hashes}, "Index Cond: (due_at >", ""},
+		"what ended is gone": {q.deleteEnded, []any{1000, housekeepBatch}, "Index Cond: (ended_at <", ""},
+		"silent":             {q.listSilent, []any{names, versions, 1000, "", "", "", silentBatch, hashes}, "saga_live", ""},
+		"what is live":       {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Scan using saga_live", q.readByIndex},
+		"overdue":            {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_due_at", q.readByIndex},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rows, _ := pool.Query(t.Context(), "EXPLAIN (COSTS OFF) "+tt.sql, append([]any{pgx.QueryExecModeDescribeExec}, tt.args...)...)
-			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, tt.want) {
+			var lines []string
+			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
+				if _, err := tx.Exec(t.Context(), tt.before); err != nil {
+					return err
+				}
+				rows, _ := tx.Query(t.Context(), "EXPLAIN (COSTS OFF) "+tt.sql, append([]any{pgx.QueryExecModeDescribeExec}, tt.args...)...)
+				lines, err = pgx.CollectRows(rows, pgx.RowTo[string])
+				return err
+			})
+			plan := strings.Join(lines, "\n")
+			if err != nil || !strings.Contains(strings.Join(strings.Fields(plan), " "), tt.want) {
 				t.Errorf("error %v; the plan has no %q:\n%s", err, tt.want, plan)
 			}
 		})

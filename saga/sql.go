@@ -168,7 +168,7 @@ type queries struct {
 	insertInstance, addInstance, readInstance, moveInstance                                     string
 	lockInstance, lockInstances, lockRoot, tryLockInstance, tryLockRoot, limitLock, unlimitLock string
 	claimDue, nextDue, postpone, listSilent, readNested, limitIdle                              string
-	deleteEnded, deleteJournal, liveVersions, register                                          string
+	deleteEnded, deleteJournal, liveVersions, register, readStats, readByIndex                  string
 }
 
 func newQueries(schema string) queries {
@@ -181,6 +181,6 @@ func newQueries(schema string) queries {
 		tryLockInstance: bind(sqlTryLockInstance), tryLockRoot: bind(sqlTryLockRoot), limitLock: sqlLimitLock, unlimitLock: sqlUnlimitLock,
 		moveInstance: bind(sqlMoveInstance), claimDue: bind(sqlClaimDue), nextDue: bind(sqlNextDue), postpone: bind(sqlPostpone),
 		listSilent: bind(sqlListSilent), readNested: bind(sqlReadNested), limitIdle: sqlLimitIdle, deleteEnded: bind(sqlDeleteEnded), deleteJournal: bind(sqlDeleteJournal),
-		liveVersions: bind(sqlLiveVersions), register: bind(sqlRegister),
+		liveVersions: bind(sqlLiveVersions), register: bind(sqlRegister), readStats: bind(sqlReadStats), readByIndex: sqlReadByIndex,
 	}
 }

@@ -207,6 +207,9 @@ func orchestrate(ctx context.Context, w *world, key string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := o.Stats(ctx); err != nil {
+		return err
+	}
 	away := broker.Subscriber("participant")
 	silent := consumer.Step{Name: "guide", Action: consumer.On("guide.book", func(context.Context, pgx.Tx, consumer.Message[request], consumer.Emit) error { return nil })}
 	news := consumer.Step{Name: "news", Action: consumer.On("news", func(context.Context, pgx.Tx, consumer.Message[request], consumer.Emit) error { return nil })}
