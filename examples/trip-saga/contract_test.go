@@ -303,9 +303,26 @@ func TestWhatTheHTTPInterfaceRefuses(t *testing.T) {
 			}
 		})
 	}
-	for path, want := range map[string]string{"/healthz": "ok", "/readyz": "ready", "/metrics": `sagamill_saga_instances_total{service="trip",status="completed"}`} {
-		if a := s.do("GET", path, ""); a.status != http.StatusOK || !strings.Contains(a.body, want) {
-			t.Errorf("GET %s = %d %s", path, a.status, a.body)
+}
+
+// What watches the services is told that they are ready, and of a saga that is stuck.
+func TestWhatIsAskedByMachines(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, "inproc:", 5*time.Second)
+	_, err := pgtest.Pool(t, s.databaseURL).Exec(t.Context(), `INSERT INTO trip_service.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at)
+		SELECT 'acme', 'k', gen_random_uuid(), gen_random_uuid(), 1, 'other', '', now(), '{}', '{}', 'stuck', now() - interval '1 h'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string][]string{"/healthz": {"ok"}, "/readyz": {"ready"}, "/metrics": {
+		`sagamill_saga_instances_total{service="trip",status="completed"} 0`, `sagamill_saga_late_replies_total{service="trip"} 0`,
+		`sagamill_saga_instances_live{service="trip",status="stuck"} 1`, `sagamill_saga_oldest_stuck_seconds{service="trip"} 36`, `sagamill_saga_overdue_seconds{service="trip"} 0`,
+	}} {
+		a := s.do("GET", path, "")
+		for _, want := range want {
+			if a.status != http.StatusOK || !strings.Contains(a.body, want) {
+				t.Errorf("GET %s = %d %s, want %s", path, a.status, a.body, want)
+			}
 		}
 	}
 }

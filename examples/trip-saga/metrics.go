@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
 )
 
 // metricsTimeout is how long a service's database may take to answer.
@@ -22,6 +23,7 @@ type measured struct {
 	node   *node
 	outbox outbox.Stats
 	parked consumer.Stats
+	sagas  saga.Stats
 	err    error // of the database, from which these are
 }
 
@@ -31,6 +33,9 @@ func (n *node) measure(ctx context.Context) *measured {
 	m := &measured{node: n}
 	if m.outbox, m.err = n.relay.Stats(ctx); m.err == nil {
 		m.parked, m.err = n.consumer.Stats(ctx)
+	}
+	if m.err == nil && n.orchestrator != nil {
+		m.sagas, m.err = n.orchestrator.Stats(ctx)
 	}
 	return m
 }
@@ -42,8 +47,8 @@ type family struct {
 	series           func(*measured) map[string]float64
 }
 
-// families are some of those that packages outboxotel and consumerotel have, under
-// the same names, and how sagas end. The order example has all of them.
+// families are those of package sagaotel and some of those that packages outboxotel and consumerotel have, under
+// the same names. The order example has all of the others.
 var families = []family{
 	{"sagamill_outbox_messages", "gauge", "Messages that have not been published, by state.", true, func(m *measured) map[string]float64 {
 		return by("state", map[string]int{
@@ -58,19 +63,34 @@ var families = []family{
 		return by("state", map[string]int{"retrying": int(m.parked.Retrying), "calling": int(m.parked.Calling), "dead": int(m.parked.Dead)})
 	}},
 	{"sagamill_consumer_messages_total", "counter", "Arrivals of messages, by what became of them.", false, arrivals},
-	{"sagamill_saga_instances_total", "counter", "Sagas that this process has ended, or has seen stuck.", false, func(m *measured) map[string]float64 {
-		if m.node.orchestrator == nil {
-			return nil
-		}
+	{"sagamill_saga_instances_live", "gauge", "Instances that have not ended, by status.", true, ofSagas(func(m *measured) map[string]float64 {
+		return by("status", map[string]int{
+			"running": m.sagas.Running, "compensating": m.sagas.Compensating, "paused": m.sagas.Paused, "stuck": m.sagas.Stuck,
+		})
+	})},
+	{"sagamill_saga_oldest_stuck_seconds", "gauge", "How long a stuck instance has waited for a person.", true, ofSagas(func(m *measured) map[string]float64 {
+		return map[string]float64{"": m.sagas.OldestStuck.Seconds()}
+	})},
+	{"sagamill_saga_overdue_seconds", "gauge", "How long an instance has been due that no orchestrator has looked at.", true, ofSagas(func(m *measured) map[string]float64 {
+		return map[string]float64{"": m.sagas.Overdue.Seconds()}
+	})},
+	{"sagamill_saga_instances_total", "counter", "Instances that have ended or become stuck, by status.", false, ofSagas(func(m *measured) map[string]float64 {
 		c := m.node.orchestrator.Counters()
 		return by("status", map[string]int{"completed": int(c.Completed), "compensated": int(c.Compensated), "stuck": int(c.Stuck)})
-	}},
-	{"sagamill_saga_late_replies_total", "counter", "Replies that nobody waited for.", false, func(m *measured) map[string]float64 {
+	})},
+	{"sagamill_saga_late_replies_total", "counter", "Replies that nobody waited for.", false, ofSagas(func(m *measured) map[string]float64 {
+		return map[string]float64{"": float64(m.node.orchestrator.Counters().Late)}
+	})},
+}
+
+// ofSagas returns series where they are of a service with an orchestrator, and none of any other.
+func ofSagas(series func(*measured) map[string]float64) func(*measured) map[string]float64 {
+	return func(m *measured) map[string]float64 {
 		if m.node.orchestrator == nil {
 			return nil
 		}
-		return map[string]float64{"": float64(m.node.orchestrator.Counters().Late)}
-	}},
+		return series(m)
+	}
 }
 
 // by returns values as series with one label.

@@ -130,7 +130,7 @@ func checkCore(f *file) []string {
 var frameworks = map[string][]string{
 	"github.com/gin-gonic/gin": {"idemkey/idemgin"},
 	"github.com/labstack/echo": {"idemkey/idemecho"},
-	"go.opentelemetry.io/otel": {"idemkey/idemotel", "outbox/outboxotel", "consumer/consumerotel"},
+	"go.opentelemetry.io/otel": {"idemkey/idemotel", "outbox/outboxotel", "consumer/consumerotel", "saga/sagaotel"},
 }
 
 // checkFrameworks keeps those trees, and the leaves with them, out of all other

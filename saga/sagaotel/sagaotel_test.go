@@ -1,0 +1,342 @@
+package sagaotel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/sagamill/sagamill/inproc"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+	"github.com/sagamill/sagamill/saga/sagaotel"
+)
+
+// deadline is when a test gives up.
+const deadline = 30 * time.Second
+
+type empty struct{}
+
+// trips have one step, which a test answers itself.
+var trips = saga.Must(saga.Define("trip", 1, saga.Step[empty]{
+	Name: "hotel",
+	Do:   saga.Remote("hotel.book", func(*empty) empty { return empty{} }, func(*empty, empty) {}),
+	Undo: saga.Tell("hotel.cancel", func(*empty) empty { return empty{} }),
+}))
+
+// A desk is where trips are begun and answered. Its orchestrator does not run.
+type desk struct {
+	t            *testing.T
+	pool         *pgxpool.Pool
+	schema       string
+	orchestrator *saga.Orchestrator
+}
+
+func newDesk(t *testing.T) *desk {
+	t.Helper()
+	pool, schema := pgtest.Schema(t)
+	return &desk{t, pool, schema, newOrchestrator(t, pool, schema)}
+}
+
+func newOrchestrator(t *testing.T, pool *pgxpool.Pool, schema string) *saga.Orchestrator {
+	t.Helper()
+	o, err := saga.NewOrchestrator(pool, inproc.New(nil).Subscriber("orchestrator"), []saga.Plan{trips},
+		&saga.Options{Schema: schema, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	if err != nil {
+		t.Fatalf("NewOrchestrator: %v", err)
+	}
+	return o
+}
+
+// A reply answers a step's command, or its compensation's.
+type reply struct {
+	undo    bool
+	outcome saga.Outcome
+}
+
+// begin begins a trip and answers its step with replies, one after the other.
+func (d *desk) begin(key string, replies ...reply) {
+	d.t.Helper()
+	starter, err := saga.NewStarter(trips, &saga.StarterOptions{Schema: d.schema})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	var started saga.Started
+	err = pgx.BeginFunc(d.t.Context(), d.pool, func(tx pgx.Tx) (err error) {
+		started, err = starter.Start(d.t.Context(), tx, "tenant", key, empty{})
+		return err
+	})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	for i, r := range replies {
+		n := fmt.Sprintf("1.1.%s%d", map[bool]string{false: "d", true: "u"}[r.undo], i)
+		msg := message.NewMessage(fmt.Sprint(key, i), fmt.Appendf(nil, `{"outcome":%q,"result":{}}`, r.outcome))
+		msg.Metadata = message.Metadata{
+			outbox.HeaderKey: key + ":hotel#" + flow.Mark(started.ID, n), outbox.HeaderScope: "tenant", outbox.PropertyType: saga.TypeReply,
+		}
+		if err := d.orchestrator.Consumer().Handle(d.t.Context(), saga.Topic("trip"), msg); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+func (d *desk) exec(sql string) {
+	d.t.Helper()
+	if _, err := d.pool.Exec(d.t.Context(), strings.ReplaceAll(sql, "{schema}", d.schema)); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// register returns what reads o's metrics, and their registration.
+func register(t *testing.T, o *saga.Orchestrator, opts sagaotel.Options) (*sdkmetric.ManualReader, metric.Registration) {
+	t.Helper()
+	reader := sdkmetric.NewManualReader()
+	opts.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	registration, err := sagaotel.Register(o, &opts)
+	if err != nil {
+		t.Fatalf("Register: %v", err)
+	}
+	return reader, registration
+}
+
+// collect returns the value of each series by its name, unit and labels.
+func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]float64 {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Errorf("Collect = %v, so that a reader would drop it all", err)
+	}
+	series := map[string]float64{}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if m.Description == "" {
+				t.Errorf("%s has no description", m.Name)
+			}
+			add := func(kind string, labels attribute.Set, value float64) {
+				name := strings.TrimPrefix(m.Name, "sagamill.saga.")
+				series[strings.TrimSpace(fmt.Sprintf("%s %s[%s] %s", kind, name, m.Unit, labels.Encoded(attribute.DefaultEncoder())))] = value
+			}
+			switch data := m.Data.(type) {
+			case metricdata.Gauge[int64]:
+				for _, p := range data.DataPoints {
+					add("gauge", p.Attributes, float64(p.Value))
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range data.DataPoints {
+					add("gauge", p.Attributes, p.Value)
+				}
+			case metricdata.Sum[int64]:
+				if !data.IsMonotonic {
+					t.Errorf("%s is no counter", m.Name)
+				}
+				for _, p := range data.DataPoints {
+					add("counter", p.Attributes, float64(p.Value))
+				}
+			}
+		}
+	}
+	return series
+}
+
+// Everything that operators were promised comes from an orchestrator, by its name.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.begin("completed", reply{false, saga.OutcomeDone}, reply{false, saga.OutcomeDone}) // the second comes late
+	d.begin("compensated", reply{false, saga.OutcomeRejected})
+	d.begin("another", reply{false, saga.OutcomeRejected})
+	d.begin("stuck", reply{false, saga.OutcomeFailed}, reply{true, saga.OutcomeFailed})
+	for _, key := range []string{"running", "due", "paused", "compensating"} {
+		d.begin(key)
+	}
+	d.exec("UPDATE {schema}.saga SET status = key WHERE key IN ('paused', 'compensating')")
+	d.exec("UPDATE {schema}.saga SET due_at = clock_timestamp() - interval '1 h' WHERE key = 'due'")
+	d.exec("UPDATE {schema}.saga SET updated_at = clock_timestamp() - interval '2 h' WHERE key = 'stuck'")
+	reader, _ := register(t, d.orchestrator, sagaotel.Options{})
+	series := collect(t, reader)
+	for name, least := range map[string]float64{"gauge oldest_stuck_seconds[s]": 7200, "gauge overdue_seconds[s]": 3600} {
+		if got := series[name]; got < least || got > least+3600 {
+			t.Errorf("%s is %g, want some more than %g", name, got, least)
+		}
+		delete(series, name)
+	}
+	want := map[string]float64{
+		"gauge instances_live[{instance}] status=running": 2, "gauge instances_live[{instance}] status=compensating": 1,
+		"gauge instances_live[{instance}] status=paused": 1, "gauge instances_live[{instance}] status=stuck": 1,
+		"counter instances[{instance}] status=completed": 1, "counter instances[{instance}] status=compensated": 2,
+		"counter instances[{instance}] status=stuck": 1, "counter late_replies[{reply}]": 1,
+	}
+	if diff := cmp.Diff(want, series); diff != "" {
+		t.Errorf("series (-want +got):\n%s", diff)
+	}
+}
+
+// Orchestrators of a process are told apart, and one with nothing to tell of says so.
+func TestAttributes(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	reader, _ := register(t, d.orchestrator, sagaotel.Options{Attributes: []attribute.KeyValue{attribute.String("service", "trip")}})
+	series := collect(t, reader)
+	for name, value := range series {
+		if !strings.Contains(name, "service=trip") || value != 0 {
+			t.Errorf("%s is %g; want 0, told apart from another orchestrator's", name, value)
+		}
+	}
+	if len(series) != 10 {
+		t.Errorf("%d series: %v", len(series), series)
+	}
+}
+
+// A database that hangs, or cannot be reached, does not hang the collection, which
+// has the rest. The error handler is told. (It is the process's only one: no other
+// test makes a database fail.)
+func TestADatabaseThatIsAway(t *testing.T) {
+	d := newDesk(t)
+	told := make(chan error, 10)
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		select {
+		case told <- err:
+		default:
+		}
+	}))
+	pool, err := pgxpool.New(t.Context(), pgtest.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	reader, _ := register(t, newOrchestrator(t, pool, d.schema), sagaotel.Options{Timeout: 100 * time.Millisecond})
+	const database = "gauge overdue_seconds[s]"
+	for end := time.Now().Add(deadline); ; { // connecting may take longer than that
+		if _, found := collect(t, reader)[database]; found {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("nothing from a database that answers")
+		}
+	}
+	for len(told) > 0 {
+		<-told
+	}
+	tx, err := d.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE "+d.schema+".saga IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	check := func(away string, want error) {
+		t.Helper()
+		series := collect(t, reader)
+		_, there := series[database]
+		if _, process := series["counter late_replies[{reply}]"]; !process || there {
+			t.Errorf("%s: the process's part %t, the database's %t; want it without the latter", away, process, there)
+		}
+		select {
+		case err := <-told:
+			if want != nil && !errors.Is(err, want) {
+				t.Errorf("%s: the error handler is told %v", away, err)
+			}
+		default:
+			t.Errorf("%s: the error handler is told nothing", away)
+		}
+	}
+	check("a table that somebody has locked", context.DeadlineExceeded)
+	pool.Close()
+	check("no connection", nil)
+}
+
+func TestUnregister(t *testing.T) {
+	t.Parallel()
+	reader, registration := register(t, newDesk(t).orchestrator, sagaotel.Options{})
+	if series := collect(t, reader); len(series) == 0 {
+		t.Error("nothing was collected")
+	}
+	if err := registration.Unregister(); err != nil {
+		t.Errorf("Unregister: %v", err)
+	}
+	if series := collect(t, reader); len(series) != 0 {
+		t.Errorf("collected after Unregister: %v", series)
+	}
+}
+
+// What is wrong is found out at the start.
+func TestRegisterIsChecked(t *testing.T) {
+	t.Parallel()
+	o := newDesk(t).orchestrator
+	if _, err := sagaotel.Register(nil, nil); err == nil {
+		t.Error("Register without an orchestrator succeeded")
+	}
+	if _, err := sagaotel.Register(o, &sagaotel.Options{Timeout: -1}); err == nil || !strings.Contains(err.Error(), "Timeout") {
+		t.Errorf("Register with a bad Timeout = %v", err)
+	}
+	registration, err := sagaotel.Register(o, nil)
+	if err != nil {
+		t.Fatalf("Register with the global provider: %v", err)
+	}
+	if err := registration.Unregister(); err != nil {
+		t.Errorf("Unregister: %v", err)
+	}
+	refused := errors.New("refused")
+	for _, name := range []string{"instances_live", "overdue_seconds", "instances", "callback"} {
+		if _, err := sagaotel.Register(o, &sagaotel.Options{MeterProvider: provider{refuse: name, err: refused}}); !errors.Is(err, refused) {
+			t.Errorf("Register without %s: %v, want the provider's error", name, err)
+		}
+	}
+}
+
+// A provider refuses one instrument, or the callback.
+type provider struct {
+	noop.MeterProvider
+	refuse string
+	err    error
+}
+
+func (p provider) Meter(string, ...metric.MeterOption) metric.Meter { return meter{p: p} }
+
+type meter struct {
+	noop.Meter
+	p provider
+}
+
+func (m meter) judge(name string) error {
+	if slices.Contains([]string{m.p.refuse, "sagamill.saga." + m.p.refuse}, name) {
+		return m.p.err
+	}
+	return nil
+}
+
+func (m meter) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
+	return noop.Int64ObservableGauge{}, m.judge(name)
+}
+
+func (m meter) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
+	return noop.Float64ObservableGauge{}, m.judge(name)
+}
+
+func (m meter) Int64ObservableCounter(name string, _ ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
+	return noop.Int64ObservableCounter{}, m.judge(name)
+}
+
+func (m meter) RegisterCallback(metric.Callback, ...metric.Observable) (metric.Registration, error) {
+	return noop.Registration{}, m.judge("callback")
+}
