@@ -1,9 +1,9 @@
 // Package monitoring is the test that docs/monitoring fits the code. Whatever its dashboard
 // and its alert rules ask Prometheus for is exported, with these labels and values; whatever
 // is exported is in one of the two; and each alert has its place in the playbook of
-// docs/operations.md. Each expression is PromQL, and the dashboard one that Grafana shows as it is
-// meant, as far as that can be told without either: a grammar no wider than what promtool 2.42
-// takes, and the rules of schema version 39.
+// docs/operations.md, which says of each metric what it should be. Each expression is PromQL, and
+// the dashboard one that Grafana shows as it is meant, as far as that can be told without either: a
+// grammar no wider than what promtool 2.42 takes, and the rules of schema version 39.
 //
 // What is exported comes from the packages themselves, at work: outboxotel, consumerotel, sagaotel and
 // idemotel are collected from, and their names become Prometheus' by the rules of
