@@ -14,7 +14,8 @@ import (
 //   - simulated: anybody who reaches the listener. It stands for a system of somebody
 //     else, which would have its own authentication.
 //   - ledger: likewise. It is there for the examples' own checks that nothing was done
-//     twice. Programs refuse to listen beyond loopback unless they are told to.
+//     twice. Programs listen on loopback unless they are told to listen elsewhere, and then
+//     warn that everybody may read it.
 var routes = map[string]string{
 	"examples/order-saga GET /healthz":                            "probe",
 	"examples/order-saga GET /metrics":                            "probe",
