@@ -82,6 +82,7 @@ type Consumer struct {
 	topics    []string
 	lease     time.Duration       // parkedLease
 	grace     time.Duration       // deafGrace
+	formats   []string            // knownFormats
 	marked    bool                // the subscriber marks redeliveries
 	ready     atomic.Bool         // Run has made every subscription
 	company   *semaphore.Weighted // held while handlers run: see joinCompany
@@ -133,7 +134,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 	}
 	c := &Consumer{
 		db: db, sub: sub, outbox: writer, opts: o, counters: newCounters(), company: semaphore.NewWeighted(everybody), sql: newQueries(o.Schema), retention: newRetentionQueries(o.Schema),
-		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease, grace: deafGrace,
+		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease, grace: deafGrace, formats: knownFormats,
 		effectSQL: newEffectQueries(o.Schema), effectMargin: effectMargin,
 	}
 	if marker, ok := sub.(RedeliveryMarker); ok {

@@ -105,7 +105,7 @@ func (r *rejection) Unwrap() error { return r.err }
 // read makes a job of msg, or says why that cannot be done. It never fails in
 // another way, whatever the bytes.
 func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
-	if rejected := checkFormat(msg); rejected != nil {
+	if rejected := c.checkFormat(msg); rejected != nil {
 		return nil, rejected
 	}
 	j, rejected := c.address(topic, msg)

@@ -212,7 +212,7 @@ func (c *Consumer) takes(row *parkedRow) bool {
 }
 
 // reader is a consumer of no steps: it reads headers, and knows no type.
-var reader = &Consumer{opts: Options{MaxPayload: math.MaxInt}}
+var reader = &Consumer{opts: Options{MaxPayload: math.MaxInt}, formats: knownFormats}
 
 // unreadableAt says why l cannot be read, as far as that can be told without its
 // steps.

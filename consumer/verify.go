@@ -3,7 +3,9 @@ package consumer
 import (
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -25,7 +27,7 @@ func (r Reason) unbelieved() bool { return r == ReasonFormatUnknown || r == Reas
 // believed, it is verified. The one exception is the version of its format, which
 // can only make a dead letter of it; whoever verifies need not understand another.
 func (c *Consumer) accept(topic string, msg *message.Message) (*job, *rejection) {
-	if rejected := checkFormat(msg); rejected != nil {
+	if rejected := c.checkFormat(msg); rejected != nil {
 		return nil, rejected
 	}
 	if err := c.verify(topic, msg); err != nil {
@@ -48,16 +50,17 @@ func (c *Consumer) verify(topic string, msg *message.Message) (err error) {
 	return c.opts.Verify(topic, msg)
 }
 
-// knownFormat is the value of outbox.HeaderFormat that may be left out.
-var knownFormat = strconv.Itoa(outbox.Format)
+// knownFormats are the versions of the message format that this binary reads. The
+// header that says so may be left out for version 1.
+var knownFormats = []string{strconv.Itoa(outbox.Format)}
 
 // checkFormat rejects msg unless its format is known. Nothing else of it means
 // anything then, so that it leads to no step.
-func checkFormat(msg *message.Message) *rejection {
+func (c *Consumer) checkFormat(msg *message.Message) *rejection {
 	version := msg.Metadata.Get(outbox.HeaderFormat)
-	if version == "" || version == knownFormat {
+	if version == "" || slices.Contains(c.formats, version) {
 		return nil
 	}
-	err := fmt.Errorf("header %s: version %.20q is not known, only %s", outbox.HeaderFormat, version, knownFormat)
+	err := fmt.Errorf("header %s: version %.20q is not known, only %s", outbox.HeaderFormat, version, strings.Join(c.formats, ", "))
 	return &rejection{reason: ReasonFormatUnknown, err: err}
 }

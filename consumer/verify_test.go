@@ -298,3 +298,31 @@ func TestForgedMessagesOfABatch(t *testing.T) {
 		t.Errorf("%d rows, %d dead letters, asked %d times; want %d, %d and %d", len(rows), len(letters), p.asked.Load(), pairs, pairs, 2*pairs)
 	}
 }
+
+// An older reader runs what is of its own format and keeps a message of the next one,
+// however often it is redriven; a newer one, on the same tables, runs both.
+func TestANewerReaderRunsWhatAnOlderOneKept(t *testing.T) {
+	t.Parallel()
+	older, _ := verifying(t, paying)
+	newer := &letterFixture{fixture: older.fixture, letters: older.letters, c: older.consumer(t, older.c.opts, paying(older.fixture))}
+	newer.c.formats = []string{"1", "2"}
+	of := func(format, key string) *message.Message {
+		msg := act(key)
+		msg.Metadata.Set(outbox.HeaderFormat, format)
+		return proven(msg)
+	}
+	deliver(t, older, "pay", of("1", "first"))
+	deliver(t, older, "pay", of("2", "second"))
+	for range 2 {
+		if got := older.effects(t) + " | " + older.parked(t); got != "paid first 1 | dead unknown format-unknown 0" {
+			t.Errorf("the older reader: %q, want the second message kept", got)
+		}
+		older.redriveAll(t)
+	}
+	newer.redriveAll(t)
+	deliver(t, newer, "pay", of("1", "third"))
+	deliver(t, newer, "pay", of("2", "fourth"))
+	if got := newer.effects(t) + " | " + newer.parked(t); got != "paid first 1, paid second 1, paid third 1, paid fourth 1 | " {
+		t.Errorf("the newer reader: %q, want each message run once and nothing kept", got)
+	}
+}
