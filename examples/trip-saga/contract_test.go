@@ -288,6 +288,7 @@ func TestWhatTheHTTPInterfaceRefuses(t *testing.T) {
 		"not JSON":               {"POST", "/trips", "hotel=grand", []string{auth, "Bearer acme", key, "b1"}, 400},
 		"budget twice":           {"POST", "/trips", with(`"budget"`, `"budget":1,"BUDGET"`), []string{auth, "Bearer acme", key, "b2"}, 400},
 		"large":                  {"POST", "/trips", with("Ada", strings.Repeat("x", 70<<10)), []string{auth, "Bearer acme", key, "b3"}, 413},
+		"compressed":             {"POST", "/trips", good, []string{auth, "Bearer acme", key, "encoded", "Content-Encoding", "gzip"}, 415},
 		"no traveller":           {"POST", "/trips", with("Ada", ""), []string{auth, "Bearer acme", key, "v1"}, 422},
 		"NUL in traveller":       {"POST", "/trips", with("Ada", `a\u0000`), []string{auth, "Bearer acme", key, "v2"}, 422},
 		"no flight":              {"POST", "/trips", with("LH100", ""), []string{auth, "Bearer acme", key, "v3"}, 422},
@@ -303,6 +304,8 @@ func TestWhatTheHTTPInterfaceRefuses(t *testing.T) {
 			}
 		})
 	}
+	// An encoded body has not used its key up, and what a newer client says besides is ignored.
+	s.place("acme", "encoded", with("{", `{"seat":"12A",`))
 }
 
 // What watches the services is told that they are ready, and of a saga that is stuck.

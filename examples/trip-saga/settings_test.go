@@ -65,3 +65,12 @@ func TestTheSagaIsPrinted(t *testing.T) {
 		t.Errorf("definitions are the manifest %+v, %v", m, err)
 	}
 }
+
+// Who sends slowly, or a header without end, does not keep a connection.
+func TestTheServerHasLimits(t *testing.T) {
+	t.Parallel()
+	server, _ := (&app{}).server()
+	if server.ReadHeaderTimeout <= 0 || server.ReadTimeout <= 0 || server.WriteTimeout <= 0 || server.IdleTimeout <= 0 || server.MaxHeaderBytes <= 0 {
+		t.Errorf("%+v has no limit for something", server)
+	}
+}

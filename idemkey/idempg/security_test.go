@@ -1,14 +1,24 @@
 package idempg
 
 import (
+	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // A trickle is a body that comes bit by bit.
@@ -94,5 +104,100 @@ func TestRequestBodyNotStored(t *testing.T) {
 	}
 	if all := rows(); strings.Contains(all, canary) || !strings.Contains(all, "answer") {
 		t.Errorf("stored: %s", all)
+	}
+}
+
+// statements are what a pool's connections were asked, in order.
+type statements struct {
+	mu    sync.Mutex
+	asked []string
+}
+
+func (s *statements) add(sql string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sql != "-- ping" { // of the pool, to a connection that was idle for a second
+		s.asked = append(s.asked, sql)
+	}
+}
+
+// TraceQueryStart and the other methods are those of pgx's tracers.
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	s.add(q.SQL)
+	return ctx
+}
+
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, b pgx.TraceBatchStartData) context.Context {
+	for _, q := range b.Batch.QueuedQueries {
+		s.add(q.SQL)
+	}
+	return ctx
+}
+
+func (*statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// instance is what tells two problems apart that are alike.
+var instance = regexp.MustCompile(`urn:uuid:[0-9a-f-]+`)
+
+// 3: a key of another tenant is as one that nobody has used: the same answers, by the
+// same statements. How long they take is not compared.
+func TestNoOracleInPostgreSQL(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, schema := pgtest.Schema(t, sqlCreateBusiness)
+			asked := &statements{}
+			config, err := pgxpool.ParseConfig(pgtest.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			config.ConnConfig.Tracer = asked
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(pool.Close)
+			f := newFixtureOn(t, pool, schema, Options{ClaimMode: mode, Grace: time.Minute}) // no transaction is opened for a handler that waits
+			m, err := idemkey.New(f, &idemkey.Options{Logger: slog.New(slog.DiscardHandler), Scope: func(r *http.Request) (string, error) { return r.Header.Get("Tenant"), nil }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ask := func(tenant, key, body string, during func()) string {
+				req := httptest.NewRequestWithContext(t.Context(), "POST", "/", strings.NewReader(body))
+				req.Header.Set("Tenant", tenant)
+				req.Header.Set("Idempotency-Key", key)
+				rec := httptest.NewRecorder()
+				m.Handler(HandleTx(func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+					if during != nil {
+						during()
+					}
+					return f.buy(w, r, tx)
+				})).ServeHTTP(rec, req)
+				return fmt.Sprint(rec.Code, " ", instance.ReplaceAllString(rec.Body.String(), ""))
+			}
+			probe := func(key string) []string {
+				asked.asked = nil
+				answers := []string{ask("b", key, "x", nil), ask("b", key, "x", nil), ask("b", key, "y", nil)}
+				return append(answers, asked.asked...)
+			}
+			want := probe("unused")
+			if len(want) < 9 || !strings.HasPrefix(want[0], "201 ") || !strings.HasPrefix(want[2], "422 ") {
+				t.Fatalf("an unused key: %q", want)
+			}
+			ask("a", "completed", "x", nil)
+			got := map[string][]string{"completed": probe("completed")}
+			ask("a", "other", "z", nil)
+			got["other"] = probe("other")
+			ask("a", "running", "x", func() { got["running"] = probe("running") })
+			for kind, got := range got {
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("answers and statements (-unused key +%s by another tenant):\n%s", kind, diff)
+				}
+			}
+		})
 	}
 }

@@ -76,8 +76,8 @@ func New(db *pgxpool.Pool, schema string, plain bool, logger *slog.Logger) (*Ser
 
 // Routes adds the gateway's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	mux.Handle("POST /charges", losingReplies(s.once(s.charge)))
-	mux.Handle("POST /refunds", s.once(s.refund))
+	mux.Handle("POST /charges", web.Unencoded(losingReplies(s.once(s.charge))))
+	mux.Handle("POST /refunds", web.Unencoded(s.once(s.refund)))
 	mux.Handle("GET /charges/{key}", s.movement("charge"))
 	mux.Handle("GET /refunds/{key}", s.movement("refund"))
 	mux.HandleFunc("GET /ledger", s.ledger)

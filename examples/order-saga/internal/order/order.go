@@ -75,7 +75,7 @@ func New(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.
 
 // Routes adds the service's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	create := s.idem.Handler(idempg.HandleTx(s.create))
+	create := web.Unencoded(s.idem.Handler(idempg.HandleTx(s.create)))
 	mux.Handle("POST /orders", web.Authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		create.ServeHTTP(w, r)
 		s.wake()

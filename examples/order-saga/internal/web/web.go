@@ -44,6 +44,22 @@ func Authenticated(next http.Handler) http.Handler {
 	})
 }
 
+// Unencoded lets requests through whose body is as it says, and answers 415 to encoded
+// ones: nothing is decompressed, and so nothing can be larger than what was sent. It
+// comes before the idempotency key, which the client may use again then.
+func Unencoded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, encoding := range r.Header.Values("Content-Encoding") {
+			if !strings.EqualFold(strings.TrimSpace(encoding), "identity") {
+				w.Header().Set("Accept-Encoding", "identity")
+				Problem(w, http.StatusUnsupportedMediaType, "encoding-unsupported", "send the body as it is, without Content-Encoding")
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 // Problems returns mux with its own answers, to a path that it does not know or
 // a method that a path does not have, in application/problem+json.
 func Problems(mux *http.ServeMux) http.Handler {
@@ -89,7 +105,8 @@ func JSON(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// Decode reads the body into v. Its error is fit for the client.
+// Decode reads the body into v. Its error is fit for the client. Members that v has no
+// field for are ignored: a client may be newer than this service.
 func Decode(r *http.Request, v any) error {
 	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, MaxBody))
 	if err != nil {
