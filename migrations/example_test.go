@@ -7,6 +7,8 @@ import (
 	"log"
 	"os"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/sagamill/sagamill/migrations"
 )
 
@@ -37,5 +39,39 @@ func ExampleRoles() {
 	}
 	if err := migrations.Roles(os.Stdout, "order_service", "order"); err != nil {
 		log.Fatal(err)
+	}
+}
+
+// Before a release is taken back: where the tables are, and then back to what the older
+// binary knows, with no newer process left.
+func ExampleDown() {
+	ctx, url := context.Background(), os.Getenv("DATABASE_URL")
+	const before = 7 // the newest migration of the older binary
+	applied, known, err := migrations.Version(ctx, url, "order_service")
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Printf("the schema is at %d, this binary knows %d", applied, known)
+	if applied > before && applied <= known { // else a newer binary has to do it
+		if err := migrations.Down(ctx, url, "order_service", before); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// Which services keep their tables in a database.
+func ExampleSchemas() {
+	ctx := context.Background()
+	db, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	schemas, err := migrations.Schemas(ctx, db)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, s := range schemas {
+		log.Print(s.Name, " readable: ", s.Readable(), ", with sagas: ", s.Sagas)
 	}
 }

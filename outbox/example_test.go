@@ -2,12 +2,15 @@ package outbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"os"
 	"os/signal"
 	"sync"
+	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -65,4 +68,77 @@ func must(err error) {
 func get[T any](v T, err error) T {
 	must(err)
 	return v
+}
+
+// A process that handles requests and has no relay, such as one of many behind a load
+// balancer, tells that of another process when it has committed something.
+func ExampleNewNotifier() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	db := get(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
+	defer db.Close()
+	messages := get(outbox.NewWriter(&outbox.WriterOptions{Schema: "shop"}))
+	notifier := get(outbox.NewNotifier(db, "shop"))
+	var notifying sync.WaitGroup
+	notifying.Go(func() { must(notifier.Run(ctx)) })
+
+	order := outbox.Message{Topic: "order.created", Scope: "acme", Key: "order-7", Step: "process-payment", Payload: []byte(`{}`)}
+	must(pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return messages.Write(ctx, tx, order) }))
+	notifier.Wake()
+	notifying.Wait()
+}
+
+// A message that Write would refuse is found before there is a transaction.
+func ExampleValidate() {
+	err := outbox.Validate(outbox.Message{Topic: "order.created", Key: "order-7", Payload: []byte(`{}`)})
+	fmt.Println(errors.Is(err, outbox.ErrInvalid), err)
+	// Output: true outbox: invalid message: Scope must be 1 to 255 printable bytes (message 1 of 1)
+}
+
+// What keeps the messages of a saga in their order, where a consumer is of one's own.
+func ExampleSagaKey() {
+	received := message.NewMessage("id", nil)
+	received.Metadata.Set(outbox.HeaderScope, "acme")
+	received.Metadata.Set(outbox.HeaderKey, "order-7:process-payment")
+	other := received.Copy()
+	other.Metadata.Set(outbox.HeaderKey, "order-7:arrange-shipping")
+	fmt.Println(outbox.SagaKey(received) == outbox.SagaKey(other))
+	// Output: true
+}
+
+// After a consumer's queue was lost: what it should have had of a saga goes out once
+// more. It must still be kept, for RelayOptions.Retention.
+func ExampleNewReplayer() {
+	replay := func(ctx context.Context, db *pgxpool.Pool, key string) error {
+		replayer, err := outbox.NewReplayer("shop")
+		if err != nil {
+			return err
+		}
+		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+			sent, err := replayer.Replay(ctx, tx, outbox.ReplayFilter{Scope: "acme", Key: key})
+			fmt.Println(len(sent), "messages are published again once this commits")
+			return err
+		})
+	}
+	_ = replay
+}
+
+// A health check of a process that has no relay, and where a saga's messages are.
+func ExampleReadStats() {
+	stuck := func(ctx context.Context, db *pgxpool.Pool) error {
+		stats, err := outbox.ReadStats(ctx, db, "shop")
+		if err != nil || stats.Oldest < time.Minute && stats.Dead == 0 {
+			return err
+		}
+		locator, err := outbox.NewLocator("shop")
+		if err != nil {
+			return err
+		}
+		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+			where, err := locator.Locate(ctx, tx, outbox.LocateFilter{Key: "order-7"})
+			fmt.Println(stats.Stored, "wait, held by", stats.Holder, where.Messages)
+			return err
+		})
+	}
+	_ = stuck
 }

@@ -2,6 +2,7 @@ package rabbitmq_test
 
 import (
 	"context"
+	"fmt"
 	"log"
 
 	"github.com/jackc/pgx/v5"
@@ -85,4 +86,23 @@ func Example_listening() {
 	for msg := range orders {
 		msg.Ack() // once the effect has committed
 	}
+}
+
+// What an administrator gives the users of an installation: a service writes to the topics
+// that it publishes, and reads its own queues.
+func ExampleTopology_Permissions() {
+	shop := rabbitmq.Topology{Prefix: "shop.", Services: []rabbitmq.Service{
+		{Name: "order", Publishes: []string{"order.created"}},
+		{Name: "payment", Listens: []string{"order.created"}},
+	}}
+	all, err := shop.Permissions()
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, p := range all[1:] { // the first is the user that declares
+		fmt.Printf("rabbitmqctl set_permissions %s '%s' '%s' '%s'\n", p.User, p.Configure, p.Write, p.Read)
+	}
+	// Output:
+	// rabbitmqctl set_permissions shop.order '^$' '^(shop\.order\.created)$' '^$'
+	// rabbitmqctl set_permissions shop.payment '^$' '^$' '^(shop\.order\.created\.payment)$'
 }

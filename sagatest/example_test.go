@@ -216,3 +216,25 @@ func ExampleReplay() {
 	//    4. hotel gets hotel.reserve of 1.1: superseded
 	// again: sagatest.Replay(t, model, "0:8 1:1")
 }
+
+// What most tests leave alone: the tenant, the time from which on an instance is said to
+// be stuck, local steps with a database, and what nobody looks at.
+func ExampleOption() {
+	test := func(t *testing.T, tx pgx.Tx) {
+		stay := saga.Must(saga.Define("stay", 1, reserve()))
+		run := sagatest.Start(t, stay, "key-1", Booking{Guest: "Ada"},
+			sagatest.WithScope("acme"), sagatest.WithPatience(time.Hour), sagatest.WithTx(tx), sagatest.AllowLeftovers())
+		run.Advance(time.Hour)
+	}
+	_ = test
+}
+
+func ExampleExpectUndo() {
+	stay := saga.Must(saga.Define("stay", 1, reserve()))
+	run := sagatest.Start(t, stay, "key-1", Booking{Guest: "Ada"})
+	run.ExpectCommand("hotel")
+	run.Advance(10 * time.Minute)
+	fmt.Println(sagatest.ExpectUndo[Reserve](run, "hotel").Guest)
+	run.Undone("hotel")
+	// Output: Ada
+}

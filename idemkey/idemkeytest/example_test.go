@@ -3,6 +3,7 @@ package idemkeytest_test
 import (
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
@@ -40,3 +41,33 @@ func ExampleMount_netHTTP() {
 		w.WriteHeader(http.StatusCreated)
 	})))
 }
+
+// A store passes the suite: each test opens an empty one, and says how an owner of its
+// dies and a record expires.
+func ExampleRun() {
+	open := func(t *testing.T) idemkeytest.Subject {
+		store := newOwnStore(t)
+		return idemkeytest.Subject{
+			Store:  store,
+			Crash:  func(t testing.TB, id idemkey.Identity, _ idemkey.Execution) { store.setLease(t, id, -time.Second) },
+			Expire: func(t testing.TB, id idemkey.Identity) { store.setExpiry(t, id, -time.Second) },
+		}
+	}
+	_ = func(t *testing.T) { idemkeytest.Run(t, open) } // func TestStore(t *testing.T)
+
+	// What the suite does not know, such as a limit of the store's own, is tested by claims like its own.
+	_ = func(t *testing.T) {
+		d, err := newOwnStore(t).Begin(t.Context(), idemkeytest.Claim("k", "a request"))
+		if err != nil || d.Kind != idemkey.KindProceed {
+			t.Errorf("Begin = %v, %v; want to proceed", d.Kind, err)
+		}
+	}
+}
+
+// An ownStore stands for a store of one's own.
+type ownStore struct{ idemkey.Store }
+
+func newOwnStore(testing.TB) *ownStore { return nil }
+
+func (*ownStore) setLease(testing.TB, idemkey.Identity, time.Duration)  {}
+func (*ownStore) setExpiry(testing.TB, idemkey.Identity, time.Duration) {}

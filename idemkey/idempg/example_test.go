@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/idemkey"
@@ -65,4 +66,20 @@ func ExampleStore_Sweep() {
 		return err
 	}
 	_ = sweep
+}
+
+// What is called by handlers and by jobs joins the request's transaction if there is one.
+func ExampleTxFrom() {
+	type execer interface {
+		Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	}
+	audit := func(ctx context.Context, pool *pgxpool.Pool, what string) error {
+		var db execer = pool
+		if tx, ok := idempg.TxFrom(ctx); ok {
+			db = tx // it commits with the request, or not at all
+		}
+		_, err := db.Exec(ctx, "INSERT INTO audit (what) VALUES ($1)", what)
+		return err
+	}
+	_ = audit
 }

@@ -27,3 +27,10 @@ func ExampleRegister() {
 	}
 	_ = serve
 }
+
+// A span for each message that is written and published, in the trace of the request.
+func ExampleNewTracer() {
+	tracer := outboxotel.NewTracer(&outboxotel.TracerOptions{System: "rabbitmq"})
+	_ = &outbox.WriterOptions{Tracer: tracer}
+	_ = &outbox.RelayOptions{Observer: tracer}
+}

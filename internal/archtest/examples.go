@@ -1,0 +1,71 @@
+package archtest
+
+import (
+	"fmt"
+	"go/ast"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// public reports whether users may import the package of f.
+func (f *file) public() bool {
+	return f.ast.Name.Name != "main" && !slices.ContainsFunc(strings.Split(f.pkg(), "/"), func(element string) bool {
+		return slices.Contains([]string{"internal", "cmd", "examples", "bench", "chaos", "model"}, element)
+	})
+}
+
+// checkExamples returns the exported functions of public packages that no Example of their
+// own package shows in use. Methods do not count: what returns their receivers does.
+func checkExamples(all []*file) (wrong []string) {
+	missing := make(map[string]string) // by package and function, where it is
+	for _, f := range all {
+		if f.test() || !f.public() {
+			continue
+		}
+		for _, decl := range f.ast.Decls {
+			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.IsExported() {
+				missing[f.pkg()+" "+f.ast.Name.Name+"."+fn.Name.Name] = f.at(fn)
+			}
+		}
+	}
+	for _, f := range all {
+		for _, shown := range f.examples() {
+			ast.Inspect(shown, func(node ast.Node) bool {
+				if s, ok := node.(*ast.SelectorExpr); ok {
+					if x, ok := s.X.(*ast.Ident); ok {
+						delete(missing, f.pkg()+" "+x.Name+"."+s.Sel.Name)
+					}
+				}
+				return true
+			})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		wrong = append(wrong, fmt.Sprintf("%s: no Example of its package uses %s", missing[name], name[strings.Index(name, " ")+1:]))
+	}
+	return wrong
+}
+
+// examples returns the Examples in f, from outside of their package as users are. In a file
+// without tests, all else is theirs too.
+func (f *file) examples() (found []ast.Node) {
+	if !f.test() || !strings.HasSuffix(f.ast.Name.Name, "_test") {
+		return nil
+	}
+	tests := false
+	for _, decl := range f.ast.Decls {
+		fn, ok := decl.(*ast.FuncDecl)
+		switch {
+		case !ok || fn.Recv != nil:
+		case strings.HasPrefix(fn.Name.Name, "Example"):
+			found = append(found, fn)
+		case strings.HasPrefix(fn.Name.Name, "Test") || strings.HasPrefix(fn.Name.Name, "Fuzz"):
+			tests = true
+		}
+	}
+	if len(found) > 0 && !tests {
+		return []ast.Node{f.ast}
+	}
+	return found
+}
