@@ -75,3 +75,8 @@ func ExampleSchemas() {
 		log.Print(s.Name, " readable: ", s.Readable(), ", with sagas: ", s.Sagas)
 	}
 }
+
+// What a deployment wants to know of a binary without a database.
+func ExampleNewest() {
+	log.Print("migrations up to ", migrations.Newest())
+}

@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -30,4 +31,16 @@ func ExampleDeadLetters() {
 		return err
 	}
 	_ = redrive
+}
+
+// A page of a back office that shows what operators have done in the last month.
+func ExampleReadJournal() {
+	page := func(ctx context.Context, db *pgxpool.Pool, before int64) error {
+		entries, err := outbox.ReadJournal(ctx, db, "order_service", time.Now().AddDate(0, -1, 0), before, 50)
+		for _, e := range entries {
+			fmt.Printf("%s %s (%s): %s of %d messages: %s\n", e.At.Format(time.RFC3339), e.By, e.DBUser, e.Verb, len(e.IDs), e.Why)
+		}
+		return err // the next page is before the last entry's ID
+	}
+	_ = page
 }

@@ -22,7 +22,9 @@ WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SE
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, leaf)
 SELECT message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, -1
+	correlation_id, causation_id, content_type,
+	(coalesce(headers::jsonb, '{}') || jsonb_build_object('x-sagamill-replayed', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json,
+	payload, created_at, -1
 FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
 ORDER BY id
 ---- queries.countDead
@@ -125,7 +127,7 @@ WHERE epoch = $1 AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
-FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state <> 'dead' AND (state = 'delayed') = $2
+FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state IN ('refused', 'waiting')
 ---- queries.fetchMessages0
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -303,12 +305,6 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
----- queries.listDelayed
-
-SELECT 0, id, size FROM (
-	SELECT id, octet_length(payload) AS size FROM {schema}.outbox_held
-	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1) due
-ORDER BY id
 ---- queries.listDifference
 
 SELECT s.now::text, m.leaf, m.id, m.size
@@ -363,13 +359,16 @@ WITH due AS (
 		SELECT h.id FROM {schema}.outbox_held h
 		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
 	ORDER BY due_at, id LIMIT $1)
-SELECT 0, h.id, octet_length(h.payload)
+SELECT h.id, octet_length(h.payload)
 FROM {schema}.outbox_held h
 WHERE h.id IN (
 	SELECT id FROM due
 	UNION
-	SELECT w.id FROM due, LATERAL (SELECT f.id FROM {schema}.outbox_held f
-		WHERE f.ordering_key = due.ordering_key AND f.state = 'waiting' ORDER BY f.id LIMIT $2) w)
+	SELECT w.id FROM due, LATERAL (
+		SELECT id, count(*) FILTER (WHERE state = 'refused' AND id <> due.id) OVER (ORDER BY id) AS refused FROM (
+			SELECT f.id, f.state FROM {schema}.outbox_held f
+			WHERE f.state IN ('refused', 'waiting') AND f.ordering_key = due.ordering_key ORDER BY f.id LIMIT $2 + 1) f) w
+	WHERE refused = 0)
 ORDER BY h.id
 ---- queries.locate
 
@@ -524,7 +523,7 @@ WHERE id = ANY (ARRAY(
 		FROM (
 			SELECT id, due_at, payload
 			FROM {schema}.outbox_held o
-			WHERE state <> 'dead' AND due_at <= (SELECT clock_timestamp()) AND (
+			WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND (
 				SELECT h.id FROM {schema}.outbox_held h
 				WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id LIMIT 1) IS NULL
 			ORDER BY due_at, id
@@ -563,6 +562,44 @@ WHERE id = ANY (ARRAY(
 			LIMIT $1) oldest) sized
 	WHERE before < $2))
 FOR UPDATE SKIP LOCKED
+---- queries.moveDelayed
+
+WITH due AS (
+	SELECT id, due_at, octet_length(payload) AS size FROM {schema}.outbox_held
+	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE),
+moved AS (
+	DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
+		SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY due_at, id) - size AS before FROM due) sized WHERE before < $2))
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, due_at,
+		to_char(CASE reason WHEN '' THEN due_at ELSE created_at END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS since)
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type,
+	CASE WHEN headers IS NULL THEN ('{"timestamp":"' || since || '"}')::json
+		WHEN headers::text LIKE '{"%' AND headers::text NOT LIKE '{"timestamp":%' THEN ('{"timestamp":"' || since || '",' || substr(headers::text, 2))::json
+		ELSE headers END,
+	payload
+FROM moved ORDER BY due_at, id
+---- queries.moveUnlocked
+
+WITH due AS (
+	SELECT id, due_at, octet_length(payload) AS size FROM {schema}.outbox_held
+	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE SKIP LOCKED),
+moved AS (
+	DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
+		SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY due_at, id) - size AS before FROM due) sized WHERE before < $2))
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, due_at,
+		to_char(CASE reason WHEN '' THEN due_at ELSE created_at END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS since)
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type,
+	CASE WHEN headers IS NULL THEN ('{"timestamp":"' || since || '"}')::json
+		WHEN headers::text LIKE '{"%' AND headers::text NOT LIKE '{"timestamp":%' THEN ('{"timestamp":"' || since || '",' || substr(headers::text, 2))::json
+		ELSE headers END,
+	payload
+FROM moved ORDER BY due_at, id
 ---- queries.nextLeaf
 SELECT nextval('{schema}.outbox_leaf') FROM generate_series(1, $1)
 ---- queries.oldestWriter
@@ -596,11 +633,6 @@ WHERE state = 'waiting' AND id IN (
 		SELECT DISTINCT ON (ordering_key) id, state, due_at FROM {schema}.outbox_held
 		WHERE state IN ('refused', 'waiting') ORDER BY ordering_key, id) first
 	WHERE state = 'waiting' AND due_at = 'infinity')
----- queries.queueDelayed
-
-UPDATE {schema}.outbox_held o SET state = 'waiting', due_at = 'infinity'
-WHERE id = ANY ($1::bigint[]) AND state = 'delayed' AND EXISTS (SELECT FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id)
 ---- queries.readClock
 SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'
 ---- queries.readCursor
