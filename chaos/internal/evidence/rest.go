@@ -18,37 +18,42 @@ SELECT
 	(SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 	 WHERE a.datname = current_database() AND a.backend_type = 'client backend' AND a.application_name <> current_setting('application_name') AND l.locktype = 'relation')`
 
-// closedWithin is how long the broker may take to notice that connections are closed.
+// closedWithin is how long a server may take to notice that connections are closed.
 const closedWithin = 10 * time.Second
 
 // Rest notes what the services, which have all ended, have left in the servers: sessions,
 // transactions, locks, connections to the broker, and what queues hold. The caller must have
 // ended its own connections to the broker.
 func Rest(ctx context.Context, db *pgxpool.Pool, b Broker, into *record.Final) error {
-	if err := db.QueryRow(ctx, sqlRest).Scan(&into.Connections, &into.IdleInTx, &into.Locks); err != nil {
-		return fmt.Errorf("evidence: what is left: %w", err)
+	if err := untilNone(ctx, func() (int, error) {
+		err := db.QueryRow(ctx, sqlRest).Scan(&into.Connections, &into.IdleInTx, &into.Locks)
+		return into.Connections + into.IdleInTx + into.Locks, err
+	}); err != nil {
+		return fmt.Errorf("evidence: what is left in the database: %w", err)
 	}
-	if err := b.countConnections(ctx, into); err != nil {
-		return err
+	if b.Connections != nil {
+		if err := untilNone(ctx, func() (_ int, err error) {
+			into.BrokerConnections, err = b.Connections()
+			return into.BrokerConnections, err
+		}); err != nil {
+			return fmt.Errorf("evidence: connections of the broker: %w", err)
+		}
 	}
 	queues, err := b.depths(ctx)
 	into.Queues = queues
 	return err
 }
 
-// countConnections notes how many connections the broker has, once it has noticed that
-// the others are closed.
-func (b Broker) countConnections(ctx context.Context, into *record.Final) (err error) {
-	if b.Connections == nil {
-		return nil
-	}
+// untilNone counts until there is nothing left, for closedWithin at the most.
+func untilNone(ctx context.Context, count func() (int, error)) error {
 	patient, cancel := context.WithTimeout(ctx, closedWithin)
 	defer cancel()
 	for {
-		if into.BrokerConnections, err = b.Connections(); err != nil {
-			return fmt.Errorf("evidence: connections of the broker: %w", err)
+		n, err := count()
+		if err != nil {
+			return err
 		}
-		if into.BrokerConnections == 0 || pause(patient, closedWithin/20) != nil {
+		if n == 0 || pause(patient, closedWithin/20) != nil {
 			return ctx.Err()
 		}
 	}
