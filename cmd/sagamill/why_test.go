@@ -109,7 +109,7 @@ func TestWhyOfAChoreographedSaga(t *testing.T) {
 	f.relay(f.flights)
 	f.why("k", "its reply is published")
 	f.exec("DELETE FROM {home}.saga")
-	f.why("k", "message saga.reply for step reserve-flight, written at 20")
+	f.why("k", "message saga.reply for step flight, written at 20")
 	out := f.why("k", "known: step reserve-flight#1.1 in schema flights is done since 20")
 	if strings.Contains(out, "saga trip") {
 		t.Errorf("why says\n%s", out)
