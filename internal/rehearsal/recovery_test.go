@@ -8,6 +8,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/pgservertest"
 	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // sqlMissing are orders that are not in the inbox of who should have handled them.
@@ -64,106 +65,144 @@ func keysOf(published []string) string {
 func TestRecoveryToAPointInTime(t *testing.T) {
 	t.Parallel()
 	server := pgservertest.NewArchiving(t)
-	orders, payments := newShop(t, server.URL(), "orders"), newShop(t, server.URL(), "payments")
 	_, schema := pgtest.Schema(t, sqlCreateOrder, sqlCreateEffect)
-	payments.bank = &bank{asks: true}
-	ledger := &shop{name: "ledger", schema: schema, pool: pgtest.Pool(t, pgtest.URL())}
-	queues := newBroker("payments", "ledger")
-	relay := orders.relay(t, queues)
+	d := &disaster{
+		server: server, orders: newShop(t, server.URL(), "orders"), payments: newShop(t, server.URL(), "payments"),
+		ledger: &shop{name: "ledger", schema: schema, pool: pgtest.Pool(t, pgtest.URL())},
+		queues: newBroker("payments", "ledger"),
+	}
+	d.payments.bank = &bank{asks: true}
+	d.relay = d.orders.relay(t, d.queues)
+	d.work(t)
+	d.strike(t)
+	d.checkRecovered(t)
+	d.checkReplayed(t)
+	d.checkRepeated(t)
+}
 
-	orders.place(t, "a", 1, 0)
-	relay.settled(t)
-	payments.handle(t, queues, "a")
-	ledger.handle(t, queues, "a")
-	server.Backup(t)
-	orders.place(t, "b", 1, 0)
-	orders.place(t, "c", 1, 0)
-	orders.place(t, "due", 1, time.Hour)
-	orders.exec(t, sqlDue)
-	awaitPublished(t, queues, "a b c due")
-	orders.place(t, "late", 1, time.Hour)
-	relay.settled(t)
-	payments.handle(t, queues, "b")
-	ledger.handle(t, queues, "b", "c", "due")
-	queues.setAway(true)
-	orders.place(t, "d", 1, 0)
-	queues.awaitOffered(t) // read, handed to the broker, and not confirmed
-	server.Mark(t, "cut")
+// A disaster is that of orders and payments, whose database is lost. The ledger has one of its own.
+type disaster struct {
+	server                   *pgservertest.Server
+	orders, payments, ledger *shop
+	queues                   *broker
+	relay                    *relaying
 
-	payments.handle(t, queues, "c", "due")
-	queues.setAway(false)
-	orders.exec(t, sqlDue)
-	orders.place(t, "e", 1, 0)
-	orders.place(t, "f", 1, 0)
-	before := relay.settled(t)
-	awaitPublished(t, queues, "a b c d due e f late")
-	payments.handle(t, queues, "d", "e", "late")
-	ledger.handle(t, queues)
-	_, n := queues.since(0)
+	before    outbox.Stats // when all was published
+	published int          // by then
+}
 
-	server.Crash()
-	relay.stop()
-	server.Restore(t, "cut")
+// work does what the restore point will have.
+func (d *disaster) work(t *testing.T) {
+	t.Helper()
+	d.orders.place(t, "a", 1, 0)
+	d.relay.settled(t)
+	d.payments.handle(t, d.queues, "a")
+	d.ledger.handle(t, d.queues, "a")
+	d.server.Backup(t)
+	d.orders.place(t, "b", 1, 0)
+	d.orders.place(t, "c", 1, 0)
+	d.orders.place(t, "due", 1, time.Hour)
+	d.orders.exec(t, sqlDue)
+	awaitPublished(t, d.queues, "a b c due")
+	d.orders.place(t, "late", 1, time.Hour)
+	d.relay.settled(t)
+	d.payments.handle(t, d.queues, "b")
+	d.ledger.handle(t, d.queues, "b", "c", "due")
+	d.queues.setAway(true)
+	d.orders.place(t, "d", 1, 0)
+	d.queues.awaitOffered(t) // read, handed to the broker, and not confirmed
+	d.server.Mark(t, "cut")
+}
 
+// strike does what will be forgotten, and restores the database.
+func (d *disaster) strike(t *testing.T) {
+	t.Helper()
+	d.payments.handle(t, d.queues, "c", "due")
+	d.queues.setAway(false)
+	d.orders.exec(t, sqlDue)
+	d.orders.place(t, "e", 1, 0)
+	d.orders.place(t, "f", 1, 0)
+	d.before = d.relay.settled(t)
+	awaitPublished(t, d.queues, "a b c d due e f late")
+	d.payments.handle(t, d.queues, "d", "e", "late")
+	d.ledger.handle(t, d.queues)
+	_, d.published = d.queues.since(0)
+
+	d.server.Crash()
+	d.relay.stop()
+	d.server.Restore(t, "cut")
+}
+
+// checkRecovered looks at what is there, and has it go on.
+func (d *disaster) checkRecovered(t *testing.T) {
+	t.Helper()
 	// What had committed before the restore point is there, and nothing else.
-	orders, payments = reopen(t, orders, server), reopen(t, payments, server)
-	equal(t, "orders", orders.orders(t), "a b c d due late")
-	equal(t, "effects of payments", payments.effects(t), "a b")
-	equal(t, "delayed messages", orders.list(t, sqlListDelayed), "late")
+	d.orders, d.payments = reopen(t, d.orders, d.server), reopen(t, d.payments, d.server)
+	equal(t, "orders", d.orders.orders(t), "a b c d due late")
+	equal(t, "effects of payments", d.payments.effects(t), "a b")
+	equal(t, "delayed messages", d.orders.list(t, sqlListDelayed), "late")
 
 	// The relay goes on from the cursor of then: the same message, under the same id. It is the
 	// same cluster, so that nothing is published anew from the beginning.
-	relay = orders.relay(t, queues)
-	if after := relay.settled(t); after.Epoch < before.Epoch {
-		t.Errorf("the epoch is %d, and was %d", after.Epoch, before.Epoch)
+	d.relay = d.orders.relay(t, d.queues)
+	if after := d.relay.settled(t); after.Epoch < d.before.Epoch {
+		t.Errorf("the epoch is %d, and was %d", after.Epoch, d.before.Epoch)
 	}
-	again, _ := queues.since(n)
+	again, _ := d.queues.since(d.published)
 	equal(t, "published again", keysOf(again), "d")
-	orders.exec(t, sqlDue)
-	awaitPublished(t, queues, "a b c d d due e f late late")
-	if relay.warnings.heard("another cluster") {
-		t.Errorf("the relay takes the cluster for another: %q", relay.warnings.said)
+	d.orders.exec(t, sqlDue)
+	awaitPublished(t, d.queues, "a b c d d due e f late late")
+	if d.relay.warnings.heard("another cluster") {
+		t.Errorf("the relay takes the cluster for another: %q", d.relay.warnings.said)
 	}
 
 	// The ledger absorbs what it has had. Payments does it for the first time, as far as its
 	// database knows, and so asks the bank first; f is a ghost, which has waited in its queue.
-	equal(t, "paid before the recovery", payments.bank.books(), "a b c d due e late")
-	ledger.handle(t, queues)
-	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
-	payments.handle(t, queues)
-	equal(t, "effects of payments", payments.effects(t), "a b d f late")
+	equal(t, "paid before the recovery", d.payments.bank.books(), "a b c d due e late")
+	d.ledger.handle(t, d.queues)
+	equal(t, "effects of the ledger", d.ledger.effects(t), "a b c d due e f late")
+	d.payments.handle(t, d.queues)
+	equal(t, "effects of payments", d.payments.effects(t), "a b d f late")
+}
 
+// checkReplayed has the log replayed.
+func (d *disaster) checkReplayed(t *testing.T) {
+	t.Helper()
 	// c is missing: it was published before, and its ack has outlived the inbox's row; so is the
 	// delayed one that was due. What the log has kept puts it right, and says that it is a
 	// replay: the bank is asked in any case.
-	payments.bank.asks = false
-	equal(t, "missing", payments.list(t, sqlMissing), "c due")
-	equal(t, "ghosts", payments.list(t, sqlGhosts), "f")
-	orders.replay(t)
-	relay.settled(t)
-	payments.handle(t, queues)
-	ledger.handle(t, queues)
-	equal(t, "missing after the replay", payments.list(t, sqlMissing), "")
-	equal(t, "effects of payments", payments.effects(t), "a b c d due f late")
-	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
-	equal(t, "paid", payments.bank.books(), "a b c d due e f late")
-	all, _ := queues.since(0)
+	d.payments.bank.asks = false
+	equal(t, "missing", d.payments.list(t, sqlMissing), "c due")
+	equal(t, "ghosts", d.payments.list(t, sqlGhosts), "f")
+	d.orders.replay(t)
+	d.relay.settled(t)
+	d.payments.handle(t, d.queues)
+	d.ledger.handle(t, d.queues)
+	equal(t, "missing after the replay", d.payments.list(t, sqlMissing), "")
+	equal(t, "effects of payments", d.payments.effects(t), "a b c d due f late")
+	equal(t, "effects of the ledger", d.ledger.effects(t), "a b c d due e f late")
+	equal(t, "paid", d.payments.bank.books(), "a b c d due e f late")
+	all, _ := d.queues.since(0)
 	checkIDs(t, all)
+}
 
+// checkRepeated has clients repeat their requests.
+func (d *disaster) checkRepeated(t *testing.T) {
+	t.Helper()
 	// A client that repeats its request makes a ghost real. With other contents it is a message
 	// of another under a key that was used, wherever the ghost has been.
-	payments.bank.asks = true
-	orders.place(t, "e", 1, 0)
-	orders.place(t, "f", 2, 0)
-	relay.settled(t)
-	payments.handle(t, queues)
-	ledger.handle(t, queues)
-	equal(t, "ghosts after the requests were repeated", payments.list(t, sqlGhosts), "")
-	equal(t, "effects of payments", payments.effects(t), "a b c d due e f late")
-	equal(t, "effects of the ledger", ledger.effects(t), "a b c d due e f late")
-	equal(t, "paid in the end", payments.bank.books(), "a b c d due e f late")
-	equal(t, "dead letters of payments", payments.list(t, sqlListDead), "key-reused:f")
-	equal(t, "dead letters of the ledger", ledger.list(t, sqlListDead), "key-reused:f")
+	d.payments.bank.asks = true
+	d.orders.place(t, "e", 1, 0)
+	d.orders.place(t, "f", 2, 0)
+	d.relay.settled(t)
+	d.payments.handle(t, d.queues)
+	d.ledger.handle(t, d.queues)
+	equal(t, "ghosts after the requests were repeated", d.payments.list(t, sqlGhosts), "")
+	equal(t, "effects of payments", d.payments.effects(t), "a b c d due e f late")
+	equal(t, "effects of the ledger", d.ledger.effects(t), "a b c d due e f late")
+	equal(t, "paid in the end", d.payments.bank.books(), "a b c d due e f late")
+	equal(t, "dead letters of payments", d.payments.list(t, sqlListDead), "key-reused:f")
+	equal(t, "dead letters of the ledger", d.ledger.list(t, sqlListDead), "key-reused:f")
 }
 
 // reopen gives s a pool on the server as it is now.
