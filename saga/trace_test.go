@@ -53,58 +53,72 @@ func TestAnInstanceIsOneTrace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPlace(t)
-			recorder := tracetest.NewSpanRecorder()
-			provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
-			observer, err := consumerotel.New(&consumerotel.Options{TracerProvider: provider})
-			if err != nil {
-				t.Fatal(err)
-			}
-			undone := func(name string) saga.Step[trip] {
-				s := book(name)
-				s.Undo = saga.Remote[trip, request, any](name+".cancel", (*trip).request, nil)
-				return s
-			}
-			steps := []consumer.Step{saga.Participant(p.booking("flight"))}
-			if !tt.silent {
-				steps = append(steps, saga.Participant(p.booking("hotel")))
-			}
-			d := saga.Must(saga.Define("trip", 1, undone("flight"), undone("hotel")))
-			p.orchestrate(&saga.Options{Consumer: consumer.Options{Observer: observer}}, d)
-			sub := p.broker.Subscriber("participant")
-			c, err := consumer.New(p.db, sub, steps, &consumer.Options{Schema: p.schema, Logger: quiet, Wake: p.relay.Wake, Observer: observer})
-			if err != nil {
-				t.Fatal(err)
-			}
-			p.serve(sub, c.Topics(), c.Run)
-
-			ctx, root := provider.Tracer("").Start(t.Context(), "begin")
-			s, err := saga.NewStarter(d, &saga.StarterOptions{Schema: p.schema, Tracer: outboxotel.NewTracer(&outboxotel.TracerOptions{TracerProvider: provider})})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := pgx.BeginFunc(ctx, p.db, func(tx pgx.Tx) error {
-				_, err := s.Start(ctx, tx, "tenant", "k", trip{Item: tt.item})
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			root.End()
-			p.relay.Wake()
-			if tt.silent {
-				instances, err := saga.NewInstances(p.db, &saga.InstancesOptions{Schema: p.schema})
-				if err != nil {
-					t.Fatal(err)
-				}
-				p.untilSQL("k", `state LIKE '%flight for k%'`)
-				if _, err := instances.Decide(t.Context(), saga.Address{Scope: "tenant", Key: "k"}, saga.Decision{Verb: saga.VerbReject, Step: "hotel", By: "me", Why: "it is closed"}); err != nil {
-					t.Fatal(err)
-				}
-			}
+			recorder := p.traced(tt.item, tt.silent)
 			p.await("all spans have ended", func() bool { return len(recorder.Ended()) >= strings.Count(tt.want, "\n") })
 			if diff := cmp.Diff(tt.want, drawTrace(recorder.Ended(), trace.SpanID{}, "")); diff != "" {
 				t.Errorf("the trace (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// traced begins an instance of a trip in a trace, all of whose spans the recorder has. Unless
+// somebody books hotels, a person has it that nobody will.
+func (p *place) traced(item string, silent bool) *tracetest.SpanRecorder {
+	p.t.Helper()
+	recorder := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+	observer, err := consumerotel.New(&consumerotel.Options{TracerProvider: provider})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	undone := func(name string) saga.Step[trip] {
+		s := book(name)
+		s.Undo = saga.Remote[trip, request, any](name+".cancel", (*trip).request, nil)
+		return s
+	}
+	steps := []consumer.Step{saga.Participant(p.booking("flight"))}
+	if !silent {
+		steps = append(steps, saga.Participant(p.booking("hotel")))
+	}
+	d := saga.Must(saga.Define("trip", 1, undone("flight"), undone("hotel")))
+	p.orchestrate(&saga.Options{Consumer: consumer.Options{Observer: observer}}, d)
+	sub := p.broker.Subscriber("participant")
+	c, err := consumer.New(p.db, sub, steps, &consumer.Options{Schema: p.schema, Logger: quiet, Wake: p.relay.Wake, Observer: observer})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.serve(sub, c.Topics(), c.Run)
+
+	ctx, root := provider.Tracer("").Start(p.t.Context(), "begin")
+	s, err := saga.NewStarter(d, &saga.StarterOptions{Schema: p.schema, Tracer: outboxotel.NewTracer(&outboxotel.TracerOptions{TracerProvider: provider})})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := pgx.BeginFunc(ctx, p.db, func(tx pgx.Tx) error {
+		_, err := s.Start(ctx, tx, "tenant", "k", trip{Item: item})
+		return err
+	}); err != nil {
+		p.t.Fatal(err)
+	}
+	root.End()
+	p.relay.Wake()
+	if silent {
+		p.rejectHotel()
+	}
+	return recorder
+}
+
+// rejectHotel has a person say that there will be no hotel, once there is a flight.
+func (p *place) rejectHotel() {
+	p.t.Helper()
+	instances, err := saga.NewInstances(p.db, &saga.InstancesOptions{Schema: p.schema})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.untilSQL("k", `state LIKE '%flight for k%'`)
+	if _, err := instances.Decide(p.t.Context(), saga.Address{Scope: "tenant", Key: "k"}, saga.Decision{Verb: saga.VerbReject, Step: "hotel", By: "me", Why: "it is closed"}); err != nil {
+		p.t.Fatal(err)
 	}
 }
 

@@ -132,77 +132,88 @@ func TestIsPublic(t *testing.T) {
 	}
 }
 
-// From no release over the first to the next: a module of one package in a repository.
+// A repository is the one in the working directory: a module of one package, with its listing.
+type repository struct{ *testing.T }
+
+func (r repository) write(name, content string) {
+	r.Helper()
+	if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+		r.Fatal(err)
+	}
+}
+
+func (r repository) git(args ...string) {
+	r.Helper()
+	args = append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"}, args...)
+	if out, err := exec.Command("git", args...).CombinedOutput(); err != nil {
+		r.Fatalf("git %v: %v\n%s", args, err, out)
+	}
+}
+
+// want checks the listing: message is in what is wrong with it, or "".
+func (r repository) want(what, message string) {
+	r.Helper()
+	switch err := run(false); {
+	case message == "" && err != nil:
+		r.Errorf("%s: %v", what, err)
+	case message != "" && (err == nil || !strings.Contains(err.Error(), message)):
+		r.Errorf("%s: %v, want %q", what, err, message)
+	}
+}
+
+// record lists the API anew.
+func (r repository) record() {
+	r.Helper()
+	if err := run(true); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// next says that the next version is another one.
+func (r repository) next(from, to string) {
+	r.Helper()
+	content, err := os.ReadFile(listingPath)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.write(listingPath, strings.Replace(string(content), header+from, header+to, 1))
+}
+
+// From no release over the first to the next.
 func TestReleases(t *testing.T) {
 	t.Chdir(t.TempDir())
-	write := func(name, content string) {
-		t.Helper()
-		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+	r := repository{t}
+	for _, folder := range []string{"p", "api"} {
+		if err := os.Mkdir(folder, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	do := func(args ...string) {
-		t.Helper()
-		args = append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"}, args...)
-		if out, err := exec.Command("git", args...).CombinedOutput(); err != nil {
-			t.Fatalf("git %v: %v\n%s", args, err, out)
-		}
-	}
-	want := func(what, message string) {
-		t.Helper()
-		switch err := run(false); {
-		case message == "" && err != nil:
-			t.Errorf("%s: %v", what, err)
-		case message != "" && (err == nil || !strings.Contains(err.Error(), message)):
-			t.Errorf("%s: %v, want %q", what, err, message)
-		}
-	}
-	record := func() {
-		t.Helper()
-		if err := run(true); err != nil {
-			t.Fatal(err)
-		}
-	}
-	next := func(from, to string) {
-		t.Helper()
-		content, err := os.ReadFile(listingPath)
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(listingPath, strings.Replace(string(content), header+from, header+to, 1))
-	}
-	if err := os.MkdirAll("p", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir("api", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	write("go.mod", "module m\n\ngo 1.26\n")
-	write("p/p.go", "package p\n\nfunc F() {}\n")
-	want("no listing", listingPath)
-	record()
-	want("no repository", "")
-	do("init", "-q")
-	do("add", ".")
-	do("commit", "-qm", "first")
-	want("no tag", "")
-	do("tag", "v0.1.0")
-	want("the release itself", "")
+	r.write("go.mod", "module m\n\ngo 1.26\n")
+	r.write("p/p.go", "package p\n\nfunc F() {}\n")
+	r.want("no listing", listingPath)
+	r.record()
+	r.want("no repository", "")
+	r.git("init", "-q")
+	r.git("add", ".")
+	r.git("commit", "-qm", "first")
+	r.want("no tag", "")
+	r.git("tag", "v0.1.0")
+	r.want("the release itself", "")
 
-	write("p/p.go", "package p\n\nfunc F() {}\n\nfunc G() {}\n")
-	want("something that is not recorded", "p.G: new")
-	record()
-	want("something new", "")
-	write("p/p.go", "package p\n\nfunc F(int) {}\n\nfunc G() {}\n")
-	want("a change that is not recorded", "p.F: changed")
-	record()
-	want("a change in a patch", "p.F: changed")
-	next("v0.1.0", "v0.1.1")
-	want("a change in the next patch", "the API of v0.1.0 has lost this")
-	next("v0.1.1", "v0.2.0")
-	want("a change in the next minor version", "")
-	record()
-	want("the version is kept", "")
-	next("v0.2.0", "soon")
-	want("no version", "the first line")
+	r.write("p/p.go", "package p\n\nfunc F() {}\n\nfunc G() {}\n")
+	r.want("something that is not recorded", "p.G: new")
+	r.record()
+	r.want("something new", "")
+	r.write("p/p.go", "package p\n\nfunc F(int) {}\n\nfunc G() {}\n")
+	r.want("a change that is not recorded", "p.F: changed")
+	r.record()
+	r.want("a change in a patch", "p.F: changed")
+	r.next("v0.1.0", "v0.1.1")
+	r.want("a change in the next patch", "the API of v0.1.0 has lost this")
+	r.next("v0.1.1", "v0.2.0")
+	r.want("a change in the next minor version", "")
+	r.record()
+	r.want("the version is kept", "")
+	r.next("v0.2.0", "soon")
+	r.want("no version", "the first line")
 }
