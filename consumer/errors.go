@@ -3,14 +3,12 @@ package consumer
 import (
 	"context"
 	"errors"
-	"io"
-	"net"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/pgaway"
 )
 
 // The reasons that go with the errors of this file.
@@ -93,15 +91,13 @@ func isConflict(err error) bool {
 // one: no handler is entered before the same server has taken the claim of its
 // message.
 func isUnavailable(err error) bool {
-	code := sqlState(err)
-	switch {
-	case strings.HasPrefix(code, "53"), strings.HasPrefix(code, "08"), strings.HasPrefix(code, "57P"), code == "25006":
-		return true
-	case code != "", errors.Is(err, context.DeadlineExceeded):
+	if sqlState(err) != "" {
+		return pgaway.Is(err)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
 		return false // pgx gives a connection up where the handler's time was over
 	}
-	var connect *pgconn.ConnectError
-	return errors.Is(err, errConnLost) || errors.As(err, &connect) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
+	return errors.Is(err, errConnLost) || pgaway.Is(err)
 }
 
 func sqlState(err error) string {

@@ -67,6 +67,10 @@ func TestADelayedMessageIsReplayed(t *testing.T) {
 		t.Fatalf("published are %d messages and %d copies, want 2 and 2", len(published), len(copies))
 	}
 	for i := range copies {
+		if copies[i].Message.Metadata[HeaderReplayed] == "" {
+			t.Errorf("%s does not say that it was replayed", copies[i].Message.Payload)
+		}
+		delete(copies[i].Message.Metadata, HeaderReplayed)
 		if !copies[i].Message.Equals(published[i].Message) {
 			t.Errorf("the copy is %+v, want %+v", copies[i].Message, published[i].Message)
 		}

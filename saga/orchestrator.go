@@ -210,10 +210,10 @@ func (o *Orchestrator) Consumer() *consumer.Consumer { return o.consumer }
 
 // Run takes replies and sees to deadlines until ctx ends; what is in hand then is
 // finished, as [consumer.Consumer.Run] does, and Run returns nil. It first registers
-// the definitions, and returns an [UnfinishableError] if there are live instances that it could not
-// finish. Any other error is the consumer's, or says that the definitions could not be registered.
+// the definitions, as soon as there is a database, and returns an [UnfinishableError] if there are live instances that it could not
+// finish. Any other error is the consumer's, or says why the definitions cannot be registered.
 func (o *Orchestrator) Run(ctx context.Context) error {
-	if err := o.register(ctx); err != nil {
+	if err := o.registerPatiently(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -6,13 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/pgaway"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -119,6 +123,26 @@ func (m Manifest) problem(v LiveVersion, hash string) string {
 		}
 	}
 	return "the version is not registered"
+}
+
+// registerPolicy spaces the tries while the database is away.
+var registerPolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
+
+// registerPatiently registers as soon as there is a database. What that answers is final.
+func (o *Orchestrator) registerPatiently(ctx context.Context) error {
+	for try := 1; ; try++ {
+		err := o.register(ctx)
+		var network net.Error
+		if err == nil || ctx.Err() != nil || !pgaway.Is(err) && !errors.As(err, &network) {
+			return err
+		}
+		o.opts.Logger.WarnContext(ctx, "saga: the definitions are not registered yet: the database is away", "error", err)
+		select {
+		case <-time.After(registerPolicy.Wait(try)):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // register checks that all live instances can be finished, and notes the plans.

@@ -2,12 +2,18 @@ package saga_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/inproc"
+	"github.com/sagamill/sagamill/internal/pgservertest"
+	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -147,5 +153,58 @@ func TestAPlanThatWasChangedIsNotTakenForTheOld(t *testing.T) {
 	p.untilSQL("bad", "tries = 0 AND revision = 0")
 	if got := p.effects("bad"); got != "[hotel]" {
 		t.Errorf("effects %s, want the first command's alone", got)
+	}
+}
+
+// lines is a log that tells of each line.
+type lines chan string
+
+func (l lines) Write(line []byte) (int, error) {
+	select {
+	case l <- string(line):
+	default:
+	}
+	return len(line), nil
+}
+
+// An orchestrator that begins before the database does waits for it.
+func TestRunWaitsForTheDatabase(t *testing.T) {
+	t.Parallel()
+	server := pgservertest.New(t)
+	if err := migrations.Up(t.Context(), server.URL(), "late"); err != nil {
+		t.Fatal(err)
+	}
+	db := pgtest.Pool(t, server.URL())
+	server.Crash()
+	said := make(lines, 1)
+	o, err := saga.NewOrchestrator(db, inproc.New(nil).Subscriber("orchestrator"), []saga.Plan{saga.Must(saga.Define("trip", 1, book("flight")))},
+		&saga.Options{Schema: "late", Logger: slog.New(slog.NewTextHandler(said, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- o.Run(ctx) }()
+	select {
+	case line := <-said:
+		if !strings.Contains(line, "the database is away") {
+			t.Errorf("it says %s", line)
+		}
+	case err := <-ended:
+		t.Fatalf("Run = %v", err)
+	}
+	server.Start(t)
+	p := &place{t: t}
+	p.await("the orchestrator is ready", func() bool {
+		select {
+		case err := <-ended:
+			t.Fatalf("Run = %v", err)
+		default:
+		}
+		return o.Ready()
+	})
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("Run = %v", err)
 	}
 }
