@@ -561,3 +561,26 @@ func TestARedriveOfTheOutboxIsPaced(t *testing.T) {
 		t.Error("a negative rate = nil error")
 	}
 }
+
+// Dead letters of a key that are redriven together keep their order, however they lie.
+func TestLettersRedrivenTogetherKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		f.insertDead(t, 100)
+		f.exec(t, `CREATE TABLE {schema}.reversed AS SELECT * FROM {schema}.outbox_held ORDER BY id DESC`)
+		f.exec(t, `TRUNCATE {schema}.outbox_held`)
+		f.exec(t, `INSERT INTO {schema}.outbox_held SELECT * FROM {schema}.reversed`)
+		f.exec(t, `UPDATE {schema}.outbox_held SET ordering_key = 'k', payload = convert_to(to_char(id, '00000'), 'UTF8')`)
+		f.exec(t, `SELECT setval('{schema}.outbox_id_seq', 1000)`)
+		f.hold(t, 1000, "delayed", "1 h")
+		f.exec(t, `ANALYZE {schema}.outbox_held`)
+		if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != 100 || err != nil {
+			t.Fatalf("RedriveAll = %d, %v; want 100", n, err)
+		}
+		mustSettle(t, f.relay(t, RelayOptions{Log: log}))
+		if got := f.broker.payloads(); len(got) != 100 || !slices.IsSorted(got) {
+			t.Errorf("%d are published, in the order %q", len(got), got)
+		}
+	})
+}

@@ -300,3 +300,26 @@ func TestTwoWhoMove(t *testing.T) {
 		t.Errorf("the log has %q, want 1 2 3", got)
 	}
 }
+
+// A message that the log does not take holds up neither what is written nor what is due
+// before it, and goes out once it is taken.
+func TestAMoveThatFailsHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		f.exec(t, "ALTER TABLE {schema}.outbox ADD CONSTRAINT taken CHECK (payload <> 'bad')")
+		f.delay(t, "good", "good")
+		f.delay(t, "bad", "bad")
+		f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() - CASE payload WHEN 'bad' THEN 1 ELSE 2 END * interval '1 s'")
+		f.write(t, msg("k", "plain"))
+		start(t, f.relay(t, RelayOptions{Log: log, PollMax: 20 * time.Millisecond}))
+		want := []string{"plain"}
+		if log == LogAppend { // which tries fewer of them each time
+			want = []string{"good", "plain"}
+		}
+		published := func() []string { return slices.Sorted(slices.Values(f.broker.payloads())) }
+		eventually(t, "the others are published", func() bool { return slices.Equal(published(), want) })
+		f.exec(t, "ALTER TABLE {schema}.outbox DROP CONSTRAINT taken")
+		eventually(t, "all are published", func() bool { return slices.Equal(published(), []string{"bad", "good", "plain"}) })
+	})
+}

@@ -152,7 +152,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 	}
 	for key, b := range buffers {
 		t.Logf("%s: %d and %d buffers", key, b[few], b[many])
-		if b[many] > b[few]+40+10*others { // an index has a level more, and each transaction that other tests have open is looked up
+		if b[many] > b[few]+40+30*others { // an index has a level more, and each transaction that other tests have open is looked up, twice in each leaf
 			t.Errorf("%s touches %d buffers with %d messages published, %d with %d", key, b[few], few, b[many], many)
 		}
 	}

@@ -11,7 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
 const (
@@ -76,8 +78,11 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 // an overtaken relay too, a message is delayed before, and behind all that its key has in
 // the log once it commits. Its outcome need not be known, and the commit does not wait for
 // the disk: what a crash takes back is moved once more.
+//
+// A move that fails holds nothing else up. It is tried again later, each time with half as
+// many, down to one.
 func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
-	room := l.heldRoom()
+	room := max(l.heldRoom()>>l.unmoved, min(l.heldRoom(), 1))
 	if now := time.Now(); room <= 0 || !l.reader.caughtUp() || now.Before(l.readAt) || now.Before(l.moveAt) {
 		return 0, nil
 	}
@@ -88,7 +93,7 @@ func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
 		batch.Queue(l.r.sql.lockSoon, lockPatience)
 		batch.Queue(l.r.sql.planByIndex)
 		batch.Queue(l.r.sql.asynchronous)
-		batch.Queue(l.r.sql.moveDelayed, room, maxPageBytes).Exec(func(tag pgconn.CommandTag) error {
+		batch.Queue(l.r.sql.moveDelayed, room, maxPageBytes>>l.unmoved).Exec(func(tag pgconn.CommandTag) error {
 			moved = int(tag.RowsAffected())
 			return nil
 		})
@@ -103,8 +108,12 @@ func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
 		l.r.opts.Logger.DebugContext(ctx, "outbox: somebody has locked a message that is due", "schema", l.r.opts.Schema, "error", err)
 		moved = 0
 	case err != nil:
-		return 0, fmt.Errorf("outbox: move delayed messages into the log: %w", err)
+		l.unmoved = min(l.unmoved+1, maxUnmoved)
+		l.moveAt = time.Now().Add(moveRetry.Wait(l.unmoved))
+		l.r.opts.Logger.WarnContext(ctx, "outbox: delayed messages that are due cannot be moved into the log", "schema", l.r.opts.Schema, "error", sqlschema.Explain(err))
+		return 0, nil
 	}
+	l.unmoved = max(0, l.unmoved-1)
 	if moved < room {
 		l.moveAt = time.Now().Add(l.r.limits.held)
 	}
@@ -113,6 +122,11 @@ func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
 	}
 	return moved, failpoint.Hit("outbox/after-move")
 }
+
+// moveRetry spaces the tries of a move that fails, and maxUnmoved is how often it is halved.
+var moveRetry = backoff.Policy{Base: 100 * time.Millisecond, Cap: 10 * time.Second}
+
+const maxUnmoved = 16
 
 // lockNotAvailable is PostgreSQL's code for a lock that was not to be had in time.
 const lockNotAvailable = "55P03"

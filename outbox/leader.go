@@ -51,6 +51,7 @@ type leader struct {
 	retrying  bool      // a page of them is in flight: no message is in two
 	promoteAt time.Time // when to look for messages that wait behind none
 	moveAt    time.Time // when to look for delayed messages that are due
+	unmoved   int       // moves of them in a row that have failed
 
 	expiry   *time.Timer // ends the tenure with the lease
 	readAt   time.Time   // not before

@@ -34,13 +34,14 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 	CASE state WHEN 'refused' THEN due_at END
 FROM {schema}.outbox_held WHERE id = $1 AND state IN ('dead', 'refused')`
 
-// sqlRedrive sends up to $9 dead letters round again, with all their attempts. Two
+// sqlRedrive sends up to $9 dead letters round again, with all their attempts. They are
+// due at one moment, so that they keep their order. Two
 // people who do so at once lock them in one order; who comes second finds them
 // not dead any more.
 const sqlRedrive = `
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9 FOR UPDATE)
 UPDATE {schema}.outbox_held h
-SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = clock_timestamp()
+SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key`
 

@@ -116,10 +116,7 @@ func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
 	// Held messages get half of the batch at the most: a topic that refuses
 	// everything must not hold up the others. Nor are more moved than that.
 	half := max(1, r.opts.Batch/2)
-	move := &pgx.Batch{}
-	move.Queue(r.sql.planByIndex)
-	move.Queue(r.sql.moveUnlocked, half, maxBatchBytes/2)
-	if err := tx.SendBatch(ctx, move).Close(); err != nil {
+	if err := r.moveUnlocked(ctx, tx, half); err != nil {
 		return nil, fmt.Errorf("move delayed messages: %w", err)
 	}
 	batch, err := lockRows(ctx, tx, r.sql.lockHeld, true, half)
@@ -133,6 +130,25 @@ func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
 	batch = append(batch, stored...)
 	slices.SortFunc(batch, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })
 	return batch, nil
+}
+
+// moveUnlocked makes up to n delayed messages that are due part of the table. If that fails, it
+// holds nothing else up.
+func (r *Relay) moveUnlocked(ctx context.Context, tx pgx.Tx, n int) error {
+	move := &pgx.Batch{}
+	move.Queue(r.sql.planByIndex)
+	move.Queue("SAVEPOINT sagamill_move")
+	move.Queue(r.sql.moveUnlocked, n, maxBatchBytes/2)
+	move.Queue("RELEASE sagamill_move")
+	failure := tx.SendBatch(ctx, move).Close()
+	if failure == nil {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, "ROLLBACK TO sagamill_move"); err != nil {
+		return failure // the connection's
+	}
+	r.opts.Logger.WarnContext(ctx, "outbox: delayed messages that are due cannot be moved into the table", "schema", r.opts.Schema, "error", sqlschema.Explain(failure))
+	return nil
 }
 
 // intoTable makes an append-only log one whose rows are not published: what is

@@ -118,7 +118,8 @@ func TestATimerThatKillsTakesNobodyWithIt(t *testing.T) {
 		s.await("it dies, or there is nothing left that is due", func() bool {
 			return c.Dead() || s.one("SELECT count(*)::text FROM "+s.schema+".saga WHERE due_at < clock_timestamp() + interval '1 s' OR tries = 0 AND status = 'running'") == "0"
 		})
-		if c.Dead() {
+		c.Terminate()
+		if c.Wait(30*time.Second) == -1 { // also by what it had in hand in the end
 			c.Killed()
 			deaths++
 		} else {

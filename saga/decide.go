@@ -42,7 +42,8 @@ const (
 	// not known what it has done, the last message is sent again, as it was but for
 	// [outbox.HeaderReplayed], which has a [consumer.Effect] ask before it calls: a participant that
 	// has it as a dead letter must redrive that instead. That of a compensation is redriven with its
-	// action's: sent again, it is a duplicate that nobody answers, and the instance waits. Without a Step, it is
+	// action's: sent again, it is a duplicate that nobody answers, and the instance waits. An Effect with a Verify that asks about it and
+	// finds nothing calls after twice its Timeout, 5 s and its Settle: a shorter Deadline of the step passes before. Without a Step, it is
 	// done with all that are stuck or wait, and to an instance that no orchestrator could go on with.
 	VerbRetry Verb = "retry"
 )

@@ -73,6 +73,9 @@ func (o *Orchestrator) verifyName(topic string, msg *message.Message) error {
 	ctx, cancel := context.WithTimeout(context.Background(), nameTimeout)
 	defer cancel()
 	i, err := found(scanRow(o.db.QueryRow(ctx, o.sql.readInstance, msg.Metadata.Get(outbox.HeaderScope), key.Key, to.Path)))
+	if errors.Is(err, ErrNoInstance) {
+		return err // nobody can answer yet: a command commits with its instance
+	}
 	if err != nil || Topic(i.name) != topic {
 		return nil
 	}

@@ -98,6 +98,29 @@ func TestAReplyNamesItsStep(t *testing.T) {
 	}
 }
 
+// A reply about an instance that has not begun is refused as well, before it claims the row of the
+// genuine one.
+func TestAReplyThatComesBeforeItsInstance(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	inner := saga.Must(saga.Define("inner", 1, book("visa"), book("stamp")))
+	d := saga.Must(saga.Define("trip", 1, book("flight"), saga.Step[trip]{
+		Name: "papers", Do: saga.Nested(inner, func(s *trip) trip { return *s }, nil),
+	}))
+	o := p.orchestrate(&saga.Options{NamedReplies: true}, d)
+	p.participate(p.booking("flight"), p.booking("visa"), p.booking("stamp"))
+	release := p.hold()
+	start(p, d, "k", trip{Item: "x"})
+	if err := o.Consumer().Handle(t.Context(), saga.Topic("inner"), rejection(p, "k", "stamp", "2.1-1.1.d")); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	p.until("k", saga.StatusCompleted)
+	if got := p.letters(); len(got) != 1 || got[0] != "unverified: saga: no such instance" {
+		t.Errorf("dead letters %q, want one that was not believed", got)
+	}
+}
+
 // Where versions differ in what an n stands for, that of the instance counts.
 func TestAReplyNamesTheStepOfItsVersion(t *testing.T) {
 	t.Parallel()

@@ -662,7 +662,7 @@ WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id >
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
 UPDATE {schema}.outbox_held h
-SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = clock_timestamp()
+SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
 ---- queries.refuseHeld
