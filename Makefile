@@ -30,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test test-postgres tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-scale FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-scale FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,12 @@ endif
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
 	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
 	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests
+
+# What runs behind a pooler: the packages whose statements go through one.
+POOLED ?= ./consumer ./outbox ./saga ./idemkey/idempg ./examples/...
+
+test-pooler: bin/with ## run the tests of what talks to PostgreSQL behind pgbouncer in transaction mode; PKG and RUN narrow them as above
+	@bin/with -own -pooler -- $(MAKE) --no-print-directory tests PKG='$(if $(filter ./...,$(PKG)),$(POOLED),$(PKG))'
 
 # What runs when the services are there. The brokers' modules are requirements of
 # the tests on them alone, which are a module of their own. For go, a RUN that matches

@@ -19,8 +19,8 @@ import (
 
 func TestEffectQueriesAreValid(t *testing.T) {
 	t.Parallel()
-	pool, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, pool, newEffectQueries(schema))
+	_, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, newEffectQueries(schema))
 }
 
 // While a call is under way nothing is locked and no connection is held, a

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // calls are those of an Effect, in their order. The last one of them serves for
@@ -145,7 +147,7 @@ func TestARedriveDoesNotDependOnTheDefaultIsolation(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	f.manyDead(t, 1)
-	config := f.pool.Config()
+	config := pgtest.DirectConfig(t)
 	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 	strict, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {

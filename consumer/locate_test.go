@@ -168,7 +168,7 @@ func TestASagaIsFoundByIndex(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.fillScopes(t, 20, 1000)
-	pgtest.PrepareAll(t, f.pool, newLocateQueries(f.schema))
+	pgtest.PrepareAll(t, newLocateQueries(f.schema))
 	for _, statistics := range []string{"SELECT 'fresh'", "ANALYZE {schema}.inbox, {schema}.parked"} {
 		f.exec(t, statistics)
 		q := newLocateQueries(f.schema)

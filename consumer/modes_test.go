@@ -10,15 +10,14 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// poolIn returns a pool to the same database whose statements go in mode.
-func poolIn(t *testing.T, like *pgxpool.Pool, mode pgx.QueryExecMode) *pgxpool.Pool {
+// poolIn returns a pool whose statements go in mode.
+func poolIn(t *testing.T, mode pgx.QueryExecMode) *pgxpool.Pool {
 	t.Helper()
-	config := like.Config()
-	config.ConnConfig.DefaultQueryExecMode = mode
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), pgtest.ModeConfig(t, mode))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +56,7 @@ func TestExecModes(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			f.pool = poolIn(t, f.pool, mode)
+			f.pool = poolIn(t, mode)
 			step := f.step(mixed(f), f.effect("refunded"))
 			step.MaxAttempts = 2
 			c := f.consumer(t, Options{BatchTime: time.Minute}, step)

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // A look for parked messages that are due reads those, and not all that wait.
@@ -20,7 +22,7 @@ func TestWhatIsDueIsFoundByTheIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rows, _ := f.pool.Query(t.Context(), "EXPLAIN (COSTS OFF) "+c.sql.takeParked, pgx.QueryExecModeDescribeExec,
+	rows, _ := pgtest.Pool(t, pgtest.Direct()).Query(t.Context(), "EXPLAIN (COSTS OFF) "+c.sql.takeParked, pgx.QueryExecModeDescribeExec,
 		c.stepNames, 1, 1000, c.ordered, c.topicsOf(c.stepNames))
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, "Index Cond: (due_at <=") {

@@ -26,7 +26,7 @@ func (f *letterFixture) manyDead(t *testing.T, n int) {
 func TestNewDeadLettersChecksWhatItIsGiven(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, pool, preparable(newLetterQueries(schema)))
+	pgtest.PrepareAll(t, preparable(newLetterQueries(schema)))
 	if _, err := NewDeadLetters(nil, nil); err == nil {
 		t.Error("NewDeadLetters without a pool = nil error")
 	}

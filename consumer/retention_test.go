@@ -18,8 +18,8 @@ import (
 
 func TestRetentionStatementsAreAccepted(t *testing.T) {
 	t.Parallel()
-	pool, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, pool, newRetentionQueries(schema))
+	_, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, newRetentionQueries(schema))
 }
 
 func (f *fixture) sweeper(t *testing.T, opts SweeperOptions) *Sweeper {

@@ -16,8 +16,8 @@ import (
 
 func TestQueriesArePreparable(t *testing.T) {
 	t.Parallel()
-	pool, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, pool, newQueries(schema))
+	_, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, newQueries(schema))
 }
 
 func TestDuplicatesRunOnce(t *testing.T) {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // waitBlocked waits until a statement that contains what waits for a lock.
@@ -46,7 +48,7 @@ func TestARowGoesWhileItIsClaimed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			config := f.pool.Config()
+			config := pgtest.DirectConfig(t)
 			config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
 			f.consumersPool(t, config)
 			c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))

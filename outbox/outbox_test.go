@@ -190,8 +190,8 @@ func msg(key, payload string) Message {
 
 func TestQueriesArePreparable(t *testing.T) {
 	t.Parallel()
-	pool, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, pool, newQueries(schema))
+	_, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, newQueries(schema))
 }
 
 func TestAMessageArrivesAsItWasWritten(t *testing.T) {

@@ -116,7 +116,7 @@ func TestALeafIsLookedIntoBehindItsWriters(t *testing.T) {
 // poolWith is a pool whose connections are changed.
 func poolWith(t *testing.T, change func(*pgx.ConnConfig)) *pgxpool.Pool {
 	t.Helper()
-	config := pgtest.Pool(t, pgtest.URL()).Config()
+	config := pgtest.DirectConfig(t)
 	change(config.ConnConfig)
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {

@@ -41,11 +41,12 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 		"what is live":       {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Scan using saga_live", q.readByIndex},
 		"overdue":            {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_due_at", q.readByIndex},
 	}
+	direct := pgtest.Pool(t, pgtest.Direct())
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var lines []string
-			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
+			err := pgx.BeginFunc(t.Context(), direct, func(tx pgx.Tx) (err error) {
 				if _, err := tx.Exec(t.Context(), tt.before); err != nil {
 					return err
 				}

@@ -8,6 +8,6 @@ import (
 
 func TestInstanceStatements(t *testing.T) {
 	t.Parallel()
-	pool, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, pool, newInstanceQueries(schema))
+	_, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, newInstanceQueries(schema))
 }

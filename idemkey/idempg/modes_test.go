@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // The suite in the ways that pgx can talk, as behind a pooler.
@@ -25,9 +26,7 @@ func TestExecModes(t *testing.T) {
 				t.Parallel()
 				idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 					f := newFixture(t, Options{})
-					config := f.pool.Config()
-					config.ConnConfig.DefaultQueryExecMode = mode
-					f = newFixtureOn(t, poolOf(t, config, 6), f.schema, Options{ClaimMode: claim})
+					f = newFixtureOn(t, poolOf(t, pgtest.ModeConfig(t, mode), 6), f.schema, Options{ClaimMode: claim})
 					return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
 				})
 			})
@@ -43,7 +42,7 @@ func TestStrictDefaults(t *testing.T) {
 			t.Parallel()
 			idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 				f := newFixture(t, Options{})
-				config := f.pool.Config()
+				config := pgtest.DirectConfig(t)
 				config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 				f = newFixtureOn(t, poolOf(t, config, 6), f.schema, Options{ClaimMode: claim})
 				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
@@ -58,9 +57,7 @@ func TestSettingsDoNotStay(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeDescribeExec} {
 		for _, claim := range []ClaimMode{ClaimLeased, ClaimInline} {
 			f := newFixture(t, Options{})
-			config := f.pool.Config()
-			config.ConnConfig.DefaultQueryExecMode = mode
-			pool := poolOf(t, config, 6)
+			pool := poolOf(t, pgtest.ModeConfig(t, mode), 6)
 			f = newFixtureOn(t, pool, f.schema, Options{ClaimMode: claim})
 			server := handle(t, f, f.buy)
 			bad := handle(t, f, status(422, idemkey.Undecided))

@@ -115,8 +115,8 @@ func TestStore(t *testing.T) {
 
 func TestQueries(t *testing.T) {
 	t.Parallel()
-	pool, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, pool, newQueries(schema))
+	_, schema := pgtest.Schema(t)
+	pgtest.PrepareAll(t, newQueries(schema))
 }
 
 // A service learns at its start that its schema is missing.

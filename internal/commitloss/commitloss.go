@@ -26,11 +26,12 @@ const (
 )
 
 // commitMessages are what pgx asks for a commit with: the simple query that a
-// transaction sends, and the part of a Bind message that names the prepared
-// statement in a batch.
+// transaction sends; in a batch the part of a Bind message that names the prepared
+// statement, or the Parse message of a statement without a name.
 var commitMessages = [][]byte{
 	[]byte("Q\x00\x00\x00\x0bcommit\x00"),
 	fmt.Appendf(nil, "\x00stmtcache_%x\x00", firstBytes(sha256.Sum256([]byte("commit")))),
+	[]byte("P\x00\x00\x00\x0e\x00commit\x00\x00\x00"),
 }
 
 // committed is the server's answer to a COMMIT that took effect, and readyForQuery

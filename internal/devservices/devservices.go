@@ -44,6 +44,10 @@ type Options struct {
 	// NATS asks for NATS with JetStream, likewise. Default: it is left alone.
 	NATS bool
 
+	// Pooler puts a pgbouncer in transaction mode before the database, which is installed if
+	// it is missing; it is an error if that cannot be. Default: none.
+	Pooler bool
+
 	// PostgresEnv is added to the environment of a private PostgreSQL server,
 	// as NAME=value. Default: nothing.
 	PostgresEnv []string
@@ -55,7 +59,8 @@ type Options struct {
 
 // Services is what a run uses.
 type Services struct {
-	DatabaseURL string
+	DatabaseURL string // through the pooler, if one was asked for
+	DirectURL   string // past the pooler, "" if there is none
 	AMQPURL     string // [InProcess] if there is no broker but the program's own
 	RedisURL    string // "" if it was not asked for, [NoRedis] if there is none
 	NATSURL     string // the same with [NoNATS]
@@ -86,6 +91,9 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 	if err == nil && opts.KeepDatabase && opts.Database != "" && os.Getenv("DATABASE_URL") == "" {
 		s.DatabaseURL = r.keptDatabase(ctx, s.DatabaseURL, opts.Database)
 	}
+	if err == nil && opts.Pooler {
+		err = r.addPooler(ctx, s)
+	}
 	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}
@@ -104,6 +112,9 @@ func (s *Services) Environ(env []string) []string {
 		"DATABASE_URL=" + s.DatabaseURL,
 		"AMQP_URL=" + s.AMQPURL,
 		stepsVariable + "=env",
+	}
+	if s.DirectURL != "" {
+		ours = append(ours, "DATABASE_DIRECT_URL="+s.DirectURL)
 	}
 	if s.RedisURL != "" {
 		ours = append(ours, "REDIS_URL="+s.RedisURL)

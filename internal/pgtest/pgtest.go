@@ -1,5 +1,9 @@
 // Package pgtest gives each test a Postgres schema of its own in the database
 // that DATABASE_URL names.
+//
+// DATABASE_URL may lead through a pooler in transaction mode, as it does in
+// `make test-pooler`. Then DATABASE_DIRECT_URL leads past it: migrations and what
+// else needs a session of its own go there, as docs/operations.md tells users to do.
 package pgtest
 
 import (
@@ -28,6 +32,14 @@ func URL() string {
 	return cmp.Or(os.Getenv("DATABASE_URL"), "postgres://postgres@127.0.0.1:5432/test?sslmode=disable")
 }
 
+// Direct returns a URL of the same database whose connections are sessions of the server: past
+// the pooler, if there is one, and [URL] without. It is for what a test does itself: migrations,
+// roles, settings of sessions, prepared statements, a look at the server's processes.
+func Direct() string { return cmp.Or(os.Getenv("DATABASE_DIRECT_URL"), URL()) }
+
+// Pooled reports whether [URL] leads through a pooler.
+func Pooled() bool { return Direct() != URL() }
+
 // Name returns a name for a schema, a database, a queue or a key prefix that
 // nobody else on the machine uses.
 func Name() string { return "t_" + strings.ToLower(rand.Text()[:14]) }
@@ -35,18 +47,43 @@ func Name() string { return "t_" + strings.ToLower(rand.Text()[:14]) }
 // Pool opens a pool on url, to be closed when the test ends.
 func Pool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
+	pool, err := pgxpool.NewWithConfig(t.Context(), poolConfig(t, url))
+	if err != nil {
+		t.Fatalf("open pool: %v", err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func poolConfig(t testing.TB, url string) *pgxpool.Config {
+	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		t.Fatalf("parse database URL: %v", err)
 	}
 	config.MaxConns = 12 // many tests run at once on a server of 100 connections
 	config.ConnConfig.ConnectTimeout = 10 * time.Second
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatalf("open pool: %v", err)
+	return config
+}
+
+// DirectConfig is that of a pool on [Direct], for a test whose connections have settings of their
+// own: a pooler refuses those.
+func DirectConfig(t testing.TB) *pgxpool.Config {
+	t.Helper()
+	return poolConfig(t, Direct())
+}
+
+// ModeConfig is that of a pool whose connections talk in mode. It leads past a pooler if mode
+// looks for prepared statements where an earlier transaction has left them: it does not work
+// behind one, and disturbs others there.
+func ModeConfig(t testing.TB, mode pgx.QueryExecMode) *pgxpool.Config {
+	t.Helper()
+	config := poolConfig(t, URL())
+	if mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeDescribeExec {
+		config = DirectConfig(t)
 	}
-	t.Cleanup(pool.Close)
-	return pool
+	config.ConnConfig.DefaultQueryExecMode = mode
+	return config
 }
 
 // Database creates a database that is dropped when the test ends, for code
@@ -57,7 +94,7 @@ func Database(t testing.TB) string {
 	admin := func(statement string) {
 		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 		defer cancel()
-		conn, err := pgx.Connect(ctx, URL())
+		conn, err := pgx.Connect(ctx, Direct())
 		if err != nil {
 			t.Fatalf("no test database (run `make test`, or set DATABASE_URL): %v", err)
 		}
@@ -89,7 +126,7 @@ func DropSchema(t testing.TB, schema string) {
 func drop(t testing.TB, schema string) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
-	pool, err := pgxpool.New(ctx, URL())
+	pool, err := pgxpool.New(ctx, Direct())
 	if err != nil {
 		t.Errorf("drop schema %s: %v", schema, err)
 		return
@@ -102,15 +139,15 @@ func drop(t testing.TB, schema string) {
 
 // PrepareAll lets the server parse and plan every statement in queries, a
 // struct whose fields are strings and arrays of strings.
-func PrepareAll(t *testing.T, pool *pgxpool.Pool, queries any) {
+func PrepareAll(t *testing.T, queries any) {
 	t.Helper()
-	conn, err := pool.Acquire(t.Context())
+	conn, err := pgx.Connect(t.Context(), Direct())
 	if err != nil {
-		t.Fatalf("acquire: %v", err)
+		t.Fatalf("connect: %v", err)
 	}
-	defer conn.Release()
+	defer conn.Close(context.WithoutCancel(t.Context()))
 	each(queries, func(name, statement string) {
-		if _, err := conn.Conn().Prepare(t.Context(), name, statement); err != nil {
+		if _, err := conn.Prepare(t.Context(), name, statement); err != nil {
 			t.Errorf("prepare %s: %v", name, err)
 		}
 	})

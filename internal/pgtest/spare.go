@@ -99,7 +99,7 @@ func NewSchema(t testing.TB) (*pgxpool.Pool, string) {
 
 func migrate(t testing.TB, schema string) {
 	t.Helper()
-	if err := migrations.Up(t.Context(), URL(), schema); err != nil {
+	if err := migrations.Up(t.Context(), Direct(), schema); err != nil {
 		t.Fatalf("no test database (run `make test`, or set DATABASE_URL): %v", err)
 	}
 }
@@ -235,7 +235,7 @@ func (s *schema) qualified(tables []string) string {
 
 // transact does work in a transaction on a connection of its own.
 func transact(ctx context.Context, work func(context.Context, pgx.Tx) error) error {
-	config, err := pgxpool.ParseConfig(URL()) // which knows the settings of pools that a URL may have
+	config, err := pgxpool.ParseConfig(Direct()) // which knows the settings of pools that a URL may have
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/needtest"
 )
 
 // serverPatience bounds the end and the start of PostgreSQL.
@@ -47,9 +48,10 @@ func startPostgres(t *testing.T) (started func() *postgres) {
 	})
 	return func() *postgres {
 		if group.Wait(); err != nil {
-			t.Skipf("NOT TESTED: no PostgreSQL of the test's own: %v", err)
+			needtest.Missing(t, "postgres", "no PostgreSQL of the test's own: %v", err)
 		}
 		t.Setenv("DATABASE_URL", services.DatabaseURL) // that of pgtest's proxies
+		t.Setenv("DATABASE_DIRECT_URL", "")
 		p := &postgres{url: services.DatabaseURL}
 		conn := p.connect(t)
 		defer conn.Close(t.Context())

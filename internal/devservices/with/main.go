@@ -1,9 +1,9 @@
 // Command with runs a program with the development services at hand:
 //
-//	with [-keep-database] [-own] [--] COMMAND [ARGUMENT…]
+//	with [-keep-database] [-own] [-pooler] [--] COMMAND [ARGUMENT…]
 //
-// COMMAND gets DATABASE_URL, AMQP_URL, REDIS_URL and NATS_URL. Its exit code is with's own; 1 also
-// means that there are no services. Without COMMAND the services are held, and
+// COMMAND gets DATABASE_URL, AMQP_URL, REDIS_URL and NATS_URL; with -pooler, DATABASE_DIRECT_URL leads
+// past it. Its exit code is with's own; 1 also means that there are no services. Without COMMAND the services are held, and
 // their URLs printed, until a signal comes.
 package main
 
@@ -24,8 +24,9 @@ import (
 func main() {
 	keep := flag.Bool("keep-database", false, "use the database that is found as it is, making none for this run")
 	own := flag.Bool("own", false, "start servers for this run, where they are installed, rather than use what is found")
+	pooler := flag.Bool("pooler", false, "put a pgbouncer in transaction mode before the database")
 	flag.Parse()
-	code, err := run(&devservices.Options{KeepDatabase: *keep, Own: *own, Redis: true, NATS: true}, flag.Args())
+	code, err := run(&devservices.Options{KeepDatabase: *keep, Own: *own, Pooler: *pooler, Redis: true, NATS: true}, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
@@ -48,6 +49,9 @@ func run(opts *devservices.Options, command []string) (code int, err error) {
 	if len(command) == 0 {
 		fmt.Printf("export DATABASE_URL='%s'\nexport AMQP_URL='%s'\nexport REDIS_URL='%s'\nexport NATS_URL='%s'\n",
 			services.DatabaseURL, services.AMQPURL, services.RedisURL, services.NATSURL)
+		if services.DirectURL != "" {
+			fmt.Printf("export DATABASE_DIRECT_URL='%s'\n", services.DirectURL)
+		}
 		<-ctx.Done()
 		return 0, nil
 	}
