@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -179,7 +180,7 @@ func (m *Message) bytes() []byte {
 
 // columns are messages turned on their side, for unnest.
 type columns struct {
-	ids                                              []uuid.UUID
+	ids                                              []pgtype.UUID // which pgx can encode where nobody tells it the column's type
 	topics, types, scopes, keys, steps, ns, ordering []string
 	correlations, causations, contentTypes           []string
 	headers                                          []*string
@@ -198,7 +199,7 @@ func turn(msgs []*Message) (c columns, err error) {
 		if err != nil {
 			return c, err
 		}
-		c.ids = append(c.ids, id)
+		c.ids = append(c.ids, pgtype.UUID{Bytes: id, Valid: true})
 		c.topics = append(c.topics, m.Topic)
 		c.types = append(c.types, cmp.Or(m.Type, m.Topic))
 		c.scopes = append(c.scopes, m.Scope)
