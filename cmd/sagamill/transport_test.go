@@ -17,6 +17,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/certtest"
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/needtest"
 	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
@@ -39,7 +40,7 @@ func startTLSServer(t *testing.T, ca *certtest.Authority) *tlsServer {
 	t.Setenv("DATABASE_URL", "")
 	services, err := devservices.Start(t.Context(), &devservices.Options{Steps: "env,private,npm", Log: io.Discard})
 	if err != nil {
-		t.Skipf("NOT TESTED: no PostgreSQL of the test's own: %v", err)
+		needtest.Missing(t, "postgres", "no PostgreSQL of the test's own: %v", err)
 	}
 	t.Cleanup(func() { _ = services.Close() })
 	at, err := url.Parse(services.DatabaseURL)

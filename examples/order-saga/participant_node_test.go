@@ -15,6 +15,7 @@ import (
 	"github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
+	"github.com/sagamill/sagamill/internal/needtest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/proctest"
 	"github.com/sagamill/sagamill/outbox"
@@ -31,7 +32,7 @@ func need(t *testing.T, programs ...string) {
 	t.Helper()
 	for _, name := range programs {
 		if _, err := exec.LookPath(name); err != nil {
-			t.Skipf("NOT TESTED: no %s on this machine", name)
+			needtest.Missing(t, "node", "no %s on this machine", name)
 		}
 	}
 }
@@ -60,7 +61,7 @@ func participant(t *testing.T) (dir string) {
 	install := exec.CommandContext(ctx, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--prefer-offline")
 	install.Dir = dir
 	if out, err := install.CombinedOutput(); err != nil {
-		t.Skipf("NOT TESTED: npm ci: %v\n%s", err, out)
+		needtest.Missing(t, "node", "npm ci: %v\n%s", err, out)
 	}
 	return dir
 }

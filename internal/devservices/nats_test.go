@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/sagamill/sagamill/internal/needtest"
 )
 
 func TestPrivateNATS(t *testing.T) {
@@ -13,7 +15,7 @@ func TestPrivateNATS(t *testing.T) {
 	r, _ := newTestRun(t)
 	in, err := r.privateNATS(t.Context())
 	if errors.Is(err, errAbsent) {
-		t.Skip("NOT TESTED: no nats-server on this machine")
+		needtest.Missing(t, "nats", "no nats-server on this machine")
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/needtest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
@@ -46,7 +47,7 @@ func needPostgres(t *testing.T) {
 	if os.Getenv("GITHUB_ACTIONS") == "true" && runtime.GOOS == "linux" {
 		t.Fatal("no PostgreSQL binaries: these machines have them, so they are no longer found")
 	}
-	t.Skip("NOT TESTED: no PostgreSQL binaries on this machine")
+	needtest.Missing(t, "postgres", "no PostgreSQL binaries on this machine")
 }
 
 func newTestRun(t *testing.T) (*run, *bytes.Buffer) {
@@ -233,7 +234,7 @@ func checkNoOwnDatabase(t *testing.T, r *run, log *bytes.Buffer, dsn string) {
 func TestPrivateRabbit(t *testing.T) {
 	t.Parallel()
 	if rabbitServerPath() == "" {
-		t.Skip("NOT TESTED: no rabbitmq-server on this machine")
+		needtest.Missing(t, "rabbitmq", "no rabbitmq-server on this machine")
 	}
 	r, _ := newTestRun(t)
 	in, err := r.privateRabbit(t.Context())

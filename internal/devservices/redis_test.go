@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sagamill/sagamill/internal/needtest"
 )
 
 func TestPrivateRedis(t *testing.T) {
@@ -14,7 +16,7 @@ func TestPrivateRedis(t *testing.T) {
 	r, _ := newTestRun(t)
 	in, err := r.privateRedis(t.Context())
 	if errors.Is(err, errAbsent) {
-		t.Skip("NOT TESTED: no redis-server on this machine")
+		needtest.Missing(t, "redis", "no redis-server on this machine")
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/needtest"
 )
 
 // serverTimeout bounds the start of a server of a test's own.
@@ -41,7 +42,7 @@ func New(t testing.TB, config ...string) *Server {
 	t.Helper()
 	bin, err := devservices.PostgresBin(t.Context())
 	if err != nil {
-		t.Skipf("NOT TESTED: no PostgreSQL server of the test's own: %v", err)
+		needtest.Missing(t, "postgres", "no PostgreSQL server of the test's own: %v", err)
 	}
 	dir, err := os.MkdirTemp("", "pg") // t.TempDir may be too long a name for a socket
 	if err != nil {
@@ -63,7 +64,7 @@ func account(t testing.TB, name string) *syscall.Credential {
 	t.Helper()
 	u, err := user.Lookup(name)
 	if err != nil {
-		t.Skipf("NOT TESTED: a PostgreSQL server needs an account that is not root: %v", err)
+		needtest.Missing(t, "postgres", "a PostgreSQL server needs an account that is not root: %v", err)
 	}
 	uid, _ := strconv.ParseUint(u.Uid, 10, 32)
 	gid, _ := strconv.ParseUint(u.Gid, 10, 32)
@@ -92,10 +93,10 @@ func (s *Server) Program(t testing.TB, name string) string {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		t.Skipf("NOT TESTED: no %s: %v", name, err)
+		needtest.Missing(t, "postgres-client", "no %s: %v", name, err)
 	}
 	if have, server := major(t, path), major(t, filepath.Join(s.bin, "postgres")); have < server {
-		t.Skipf("NOT TESTED: %s is of version %d, the server of %d", name, have, server)
+		needtest.Missing(t, "postgres-client", "%s is of version %d, the server of %d", name, have, server)
 	}
 	return path
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/needtest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
@@ -62,7 +63,7 @@ func newBouncer(t testing.TB) *bouncer {
 	t.Helper()
 	path, err := devservices.Program(t.Context(), os.Stderr, "pgbouncer", "pgbouncer")
 	if err != nil {
-		t.Skipf("NOT TESTED: %v", err)
+		needtest.Missing(t, "pgbouncer", "%v", err)
 	}
 	dir, err := os.MkdirTemp("", "pgbouncer") // t.TempDir may be where the account cannot get
 	if err != nil {
@@ -103,7 +104,7 @@ func (b *bouncer) giveAway(paths ...string) {
 	b.t.Helper()
 	nobody, err := user.Lookup("nobody")
 	if err != nil {
-		b.t.Skipf("NOT TESTED: pgbouncer needs an account that is not root: %v", err)
+		needtest.Missing(b.t, "pgbouncer", "pgbouncer needs an account that is not root: %v", err)
 	}
 	uid, _ := strconv.ParseUint(nobody.Uid, 10, 32)
 	gid, _ := strconv.ParseUint(nobody.Gid, 10, 32)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/sagamill/sagamill/internal/needtest"
 	"github.com/sagamill/sagamill/internal/rabbitnode"
 )
 
@@ -24,7 +25,7 @@ func StartNodeWith(t testing.TB, opts *rabbitnode.Options) *Node {
 	node, err := rabbitnode.New(opts)
 	switch {
 	case errors.Is(err, rabbitnode.ErrAbsent):
-		t.Skip("NOT TESTED: no RabbitMQ server is installed on this machine")
+		needtest.Missing(t, "rabbitmq", "no RabbitMQ server is installed on this machine")
 	case err != nil:
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/needtest"
 )
 
 const (
@@ -29,7 +30,7 @@ func URL(t testing.TB) string {
 	t.Helper()
 	url := cmp.Or(os.Getenv("REDIS_URL"), "redis://127.0.0.1:6379/0")
 	if url == devservices.NoRedis {
-		t.Skip("NOT TESTED: no Redis on this machine")
+		needtest.Missing(t, "redis", "no Redis on this machine")
 	}
 	return url
 }

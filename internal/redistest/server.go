@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/needtest"
 )
 
 const (
@@ -28,7 +29,7 @@ func Server(t testing.TB, config ...string) *redis.Client {
 	t.Helper()
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
-		t.Skip("NOT TESTED: no redis-server on PATH for a server of the test's own")
+		needtest.Missing(t, "redis", "no redis-server on PATH for a server of the test's own")
 	}
 	dir, err := os.MkdirTemp("", "redis") // t.TempDir may be too long a name for a socket
 	if err != nil {

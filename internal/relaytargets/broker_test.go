@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/needtest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/redistest"
 )
@@ -134,7 +135,7 @@ type natsStream struct {
 func newNATS(t testing.TB) natsStream {
 	server := cmp.Or(os.Getenv("NATS_URL"), nats.DefaultURL)
 	if server == devservices.NoNATS {
-		t.Skip("NOT TESTED: no NATS with JetStream on this machine")
+		needtest.Missing(t, "nats", "no NATS with JetStream on this machine")
 	}
 	u, err := url.Parse(server)
 	if err != nil {

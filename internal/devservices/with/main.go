@@ -3,7 +3,8 @@
 //	with [-keep-database] [-own] [-pooler] [--] COMMAND [ARGUMENT…]
 //
 // COMMAND gets DATABASE_URL, AMQP_URL, REDIS_URL and NATS_URL; with -pooler, DATABASE_DIRECT_URL leads
-// past it. Its exit code is with's own; 1 also means that there are no services. Without COMMAND the services are held, and
+// past it. Its exit code is with's own; 1 also means that there are no services.
+// In the end it says on standard error which tests did not run (internal/needtest). Without COMMAND the services are held, and
 // their URLs printed, until a signal comes.
 package main
 
@@ -12,6 +13,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -55,7 +57,32 @@ func run(opts *devservices.Options, command []string) (code int, err error) {
 		<-ctx.Done()
 		return 0, nil
 	}
-	return runCommand(command, services.Environ(os.Environ()), signals)
+	env, tell, err := collectNotTested(services.Environ(os.Environ()), os.Stderr)
+	if err != nil {
+		return 1, err
+	}
+	defer tell()
+	return runCommand(command, env, signals)
+}
+
+// notTestedVariable names the file to which internal/needtest writes what did not run.
+const notTestedVariable = "SAGAMILL_NOT_TESTED"
+
+// collectNotTested returns env with a file for what is not tested, and what prints that in
+// the end: `go test` does not, and would look as if it had tested everything.
+func collectNotTested(env []string, to io.Writer) (with []string, tell func(), err error) {
+	f, err := os.CreateTemp("", "sagamill-not-tested-")
+	if err != nil {
+		return nil, nil, err
+	}
+	_ = f.Close()
+	return append(env, notTestedVariable+"="+f.Name()), func() {
+		text, _ := os.ReadFile(f.Name())
+		_ = os.Remove(f.Name())
+		if len(text) > 0 {
+			fmt.Fprintf(to, "\nwith: of the tests these did not run:\n%s", text)
+		}
+	}, nil
 }
 
 // runCommand runs command to its end, passing signals on. From a terminal it

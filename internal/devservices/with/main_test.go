@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -38,5 +39,31 @@ func TestRunCommandPassesSignals(t *testing.T) {
 	got, err := runCommand([]string{"/bin/sleep", "600"}, nil, signals)
 	if want := 128 + int(syscall.SIGTERM); got != want || err != nil {
 		t.Errorf("exit code %d, %v; want %d", got, err, want)
+	}
+}
+
+// What tests have written to the file is printed once, and the file is gone.
+func TestWhatIsNotTestedIsTold(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ script, want string }{
+		{"exit 0", ""},
+		{`echo "NOT TESTED: TestX: no node" >>"$` + notTestedVariable + `"`, "\nwith: of the tests these did not run:\nNOT TESTED: TestX: no node\n"},
+	} {
+		var told strings.Builder
+		env, tell, err := collectNotTested(nil, &told)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if code, err := runCommand([]string{"/bin/sh", "-c", tt.script}, env, nil); code != 0 || err != nil {
+			t.Errorf("%s: exit code %d, %v", tt.script, code, err)
+		}
+		tell()
+		if told.String() != tt.want {
+			t.Errorf("%s: told %q, want %q", tt.script, told.String(), tt.want)
+		}
+		_, path, _ := strings.Cut(env[0], "=")
+		if _, err := os.Stat(path); !os.IsNotExist(err) {
+			t.Errorf("the file is still there: %v", err)
+		}
 	}
 }

@@ -1,0 +1,69 @@
+package needtest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+)
+
+// A probe is a test that tells how it ended.
+type probe struct {
+	testing.TB
+	failed, skipped string
+}
+
+func (p *probe) Helper()      {}
+func (p *probe) Name() string { return "TestProbe" }
+
+func (p *probe) Fatal(args ...any) { p.failed = fmt.Sprint(args...); runtime.Goexit() }
+func (p *probe) Fatalf(format string, args ...any) {
+	p.failed = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+func (p *probe) Skipf(format string, args ...any) {
+	p.skipped = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+// ended returns how a test ends that does as test says.
+func ended(test func(testing.TB)) *probe {
+	p, done := &probe{}, make(chan struct{})
+	go func() { defer close(done); test(p) }()
+	<-done
+	return p
+}
+
+// What is required does not pass by being absent, a name that was misspelt does not pass as one
+// that is there, and what is skipped is told of.
+func TestWhatIsMissingIsNoSecret(t *testing.T) {
+	for name, tt := range map[string]struct{ require, failed, skipped, report string }{
+		"nothing is required":    {"", "", "NOT TESTED: no node here", "NOT TESTED: TestProbe: no node here\n"},
+		"another is required":    {"redis,nats", "", "NOT TESTED: no node here", "NOT TESTED: TestProbe: no node here\n"},
+		"it is required":         {"redis, node", "SAGAMILL_REQUIRE asks for node: no node here", "", ""},
+		"what is no name at all": {"nodejs", `SAGAMILL_REQUIRE: there is no "nodejs" (there are postgres, postgres-client, rabbitmq, redis, nats, pgbouncer, node)`, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "report")
+			t.Setenv(requireVariable, tt.require)
+			t.Setenv(reportVariable, path)
+			p := ended(func(t testing.TB) { Missing(t, "node", "no %s\nhere", "node") })
+			if p.failed != tt.failed || p.skipped != tt.skipped {
+				t.Errorf("failed %q, skipped %q; want %q, %q", p.failed, p.skipped, tt.failed, tt.skipped)
+			}
+			if text, _ := os.ReadFile(path); string(text) != tt.report {
+				t.Errorf("reported %q, want %q", text, tt.report)
+			}
+		})
+	}
+}
+
+func TestWhatIsLeftOutIsReported(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report")
+	t.Setenv(reportVariable, path)
+	p := ended(func(t testing.TB) { LeaveOut(t, "it counts sessions") })
+	if text, _ := os.ReadFile(path); p.skipped != "LEFT OUT: it counts sessions" || string(text) != "LEFT OUT: TestProbe: it counts sessions\n" {
+		t.Errorf("skipped %q, reported %q", p.skipped, text)
+	}
+}
