@@ -22,6 +22,9 @@
 //
 // NATS is used where it is named, found or installed, and never fetched.
 //
+// With [Options].Pooler a pgbouncer in transaction mode stands before the database, whichever
+// that is.
+//
 // # What is left behind
 //
 // A private server dies with the run: [Services.Close] kills it by pid and
