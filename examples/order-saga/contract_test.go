@@ -47,7 +47,7 @@ func newTracedSite(t *testing.T, amqpURL string, traces *tracing, change ...func
 	t.Helper()
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
-	s := &settings{services: serviceNames, listen: "127.0.0.1:0", patience: time.Minute, namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL}
+	s := &settings{services: serviceNames, listen: "127.0.0.1:0", patience: time.Minute, namespace: pgtest.Name(), databaseURL: database(t), amqpURL: amqpURL}
 	var err error
 	if s.allowPlaintext, err = plaintext.Allowed(); err != nil {
 		t.Fatal(err)

@@ -8,8 +8,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-
-	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // TestMain is the program itself when it is told to be: the demo starts
@@ -29,10 +27,10 @@ func TestSeparateProcessesSurviveKills(t *testing.T) {
 		t.Run(fmt.Sprint("own databases ", ownDatabases), func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "-orders", "80", "-clients", "6", "-kill", "8")
-			cmd.Env = append(os.Environ(), "ORDER_SAGA_MAIN=1", "DATABASE_URL="+smallPool(t, pgtest.Database(t)), "AMQP_URL="+brokerURL())
+			cmd.Env = append(os.Environ(), "ORDER_SAGA_MAIN=1", "DATABASE_URL="+smallPool(t, database(t)), "AMQP_URL="+brokerURL())
 			if ownDatabases {
 				for _, service := range serviceNames {
-					cmd.Env = append(cmd.Env, databaseVariable(service)+"="+smallPool(t, pgtest.Database(t)))
+					cmd.Env = append(cmd.Env, databaseVariable(service)+"="+smallPool(t, database(t)))
 				}
 			}
 			var out bytes.Buffer

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/permissiontest"
-	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
@@ -36,7 +35,7 @@ func TestBrokerPermissions(t *testing.T) {
 func testRestrictedSagas(t *testing.T, b *permissiontest.Broker) {
 	sites <- struct{}{}
 	defer func() { <-sites }()
-	databaseURL := pgtest.Database(t)
+	databaseURL := database(t)
 	urls := map[string]string{}
 	for _, name := range []string{"gateway", "order", "payment", "shipping"} {
 		s := &settings{

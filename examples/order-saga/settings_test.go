@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"strings"
 	"testing"
-
-	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
@@ -61,7 +59,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 }
 
 func TestAnUnreachableServiceIsAnErrorThatNamesIt(t *testing.T) {
-	databaseURL := pgtest.Database(t)
+	databaseURL := database(t)
 	for service := range schemas { // before the clock starts
 		if err := migrate(t.Context(), service, databaseURL); err != nil {
 			t.Fatal(err)

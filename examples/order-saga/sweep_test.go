@@ -6,13 +6,12 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/devservices"
-	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // A service that runs for long removes what is old, of its inbox too.
 func TestEveryInboxIsSwept(t *testing.T) {
 	t.Parallel()
-	s := &settings{databaseURL: pgtest.Database(t), amqpURL: devservices.InProcess}
+	s := &settings{databaseURL: database(t), amqpURL: devservices.InProcess}
 	b, err := openBroker(s.amqpURL, defaultNamespace, false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

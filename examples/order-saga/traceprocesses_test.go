@@ -67,7 +67,7 @@ func TestAnOrderIsOneTraceOverAllProcesses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spans")
 	s := &settings{
 		services: serviceNames, patience: time.Minute, namespace: pgtest.Name(), trace: file,
-		databaseURL: smallPool(t, pgtest.Database(t)), amqpURL: brokerURL(),
+		databaseURL: smallPool(t, database(t)), amqpURL: brokerURL(),
 	}
 	environ := func(env []string) []string {
 		return append(env, "ORDER_SAGA_MAIN=1", "DATABASE_URL="+s.databaseURL, "AMQP_URL="+s.amqpURL)

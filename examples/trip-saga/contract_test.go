@@ -43,7 +43,7 @@ func newSite(t *testing.T, amqpURL string, patience time.Duration) *site {
 	t.Cleanup(func() { <-sites })
 	s := &settings{
 		services: serviceNames, listen: "127.0.0.1:0", startTimeout: time.Minute, patience: patience,
-		namespace: pgtest.Name(), databaseURL: pgtest.Database(t), amqpURL: amqpURL,
+		namespace: pgtest.Name(), databaseURL: database(t), amqpURL: amqpURL,
 	}
 	var err error
 	if s.allowPlaintext, err = plaintext.Allowed(); err != nil {

@@ -6,8 +6,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-
-	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // TestMain is the program itself when it is told to be: the demo starts
@@ -23,7 +21,7 @@ func TestMain(m *testing.M) {
 func runDemo(t *testing.T, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"demo"}, args...)...)
-	cmd.Env = append(os.Environ(), "TRIP_SAGA_MAIN=1", "DATABASE_URL="+pgtest.Database(t), "AMQP_URL="+brokerURL())
+	cmd.Env = append(os.Environ(), "TRIP_SAGA_MAIN=1", "DATABASE_URL="+database(t), "AMQP_URL="+brokerURL())
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil || !strings.Contains(out.String(), "all invariants hold") {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/permissiontest"
-	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/plaintext"
 )
 
@@ -37,7 +36,7 @@ func newRestrictedSite(t *testing.T, b *permissiontest.Broker) *site {
 	t.Helper()
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
-	site := &site{urls: map[string]string{}, t: t, databaseURL: pgtest.Database(t)}
+	site := &site{urls: map[string]string{}, t: t, databaseURL: database(t)}
 	for _, name := range serviceNames {
 		s := &settings{
 			services: []string{name}, listen: "127.0.0.1:0", startTimeout: time.Minute, patience: 10 * time.Second, namespace: defaultNamespace,

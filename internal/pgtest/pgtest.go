@@ -90,6 +90,25 @@ func ModeConfig(t testing.TB, mode pgx.QueryExecMode) *pgxpool.Config {
 // that does not let the schema be chosen, and returns its URL.
 func Database(t testing.TB) string {
 	t.Helper()
+	return inDatabase(t, URL(), createDatabase(t))
+}
+
+// DatabaseFor is [Database] for a program that migrates when it starts. It cannot do that through
+// a pooler: behind one, migrate has done it before, past it.
+func DatabaseFor(t testing.TB, migrate func(ctx context.Context, url string) error) string {
+	t.Helper()
+	name := createDatabase(t)
+	if Pooled() {
+		if err := migrate(t.Context(), inDatabase(t, Direct(), name)); err != nil {
+			t.Fatalf("migrate past the pooler: %v", err)
+		}
+	}
+	return inDatabase(t, URL(), name)
+}
+
+// createDatabase creates one that is dropped when the test ends, and returns its name.
+func createDatabase(t testing.TB) string {
+	t.Helper()
 	name := Name()
 	admin := func(statement string) {
 		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
@@ -105,11 +124,17 @@ func Database(t testing.TB) string {
 	}
 	admin("CREATE DATABASE " + name)
 	t.Cleanup(func() { admin("DROP DATABASE " + name + " WITH (FORCE)") })
-	config, err := pgx.ParseConfig(URL())
+	return name
+}
+
+// inDatabase returns server with the database called name.
+func inDatabase(t testing.TB, server, name string) string {
+	t.Helper()
+	config, err := pgx.ParseConfig(server)
 	if err != nil {
 		t.Fatalf("parse DATABASE_URL: %v", err)
 	}
-	u, err := url.Parse(URL())
+	u, err := url.Parse(server)
 	if err != nil || u.Scheme == "" {
 		return fmt.Sprintf("host=%s port=%d user=%s password='%s' dbname=%s", config.Host, config.Port, config.User, config.Password, name)
 	}

@@ -1,0 +1,21 @@
+package main
+
+import (
+	"context"
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/pgtest"
+)
+
+// database is one for all services, which may be behind a pooler.
+func database(t testing.TB) string {
+	t.Helper()
+	return pgtest.DatabaseFor(t, func(ctx context.Context, url string) error {
+		for _, name := range serviceNames {
+			if err := migrate(ctx, name, url); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
