@@ -138,8 +138,8 @@ func TestADumpIsPublishedWhereverItIsRestored(t *testing.T) {
 		warnings int
 	}{
 		{"lower ids", shared, func(testing.TB) string { return server.URL() }, 1},
-		{"higher ids", func(t *testing.T) (*fixture, string) { return server.fixture(t), server.URL() }, pgtest.Database, 1},
-		{"the same cluster", shared, pgtest.Database, 0},
+		{"higher ids", func(t *testing.T) (*fixture, string) { return server.fixture(t), server.URL() }, pgtest.DirectDatabase, 1},
+		{"the same cluster", shared, pgtest.DirectDatabase, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -182,7 +182,7 @@ func TestADumpIsPublishedWhereverItIsRestored(t *testing.T) {
 	}
 }
 
-func shared(t *testing.T) (*fixture, string) { return newFixture(t), pgtest.URL() }
+func shared(t *testing.T) (*fixture, string) { return newFixture(t), pgtest.Direct() }
 
 func count(all []string, one string) (n int) {
 	for _, s := range all {

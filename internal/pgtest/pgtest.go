@@ -93,6 +93,12 @@ func Database(t testing.TB) string {
 	return inDatabase(t, URL(), createDatabase(t))
 }
 
+// DirectDatabase is [Database] past the pooler, for PostgreSQL's own programs.
+func DirectDatabase(t testing.TB) string {
+	t.Helper()
+	return inDatabase(t, Direct(), createDatabase(t))
+}
+
 // DatabaseFor is [Database] for a program that migrates when it starts. It cannot do that through
 // a pooler: behind one, migrate has done it before, past it.
 func DatabaseFor(t testing.TB, migrate func(ctx context.Context, url string) error) string {

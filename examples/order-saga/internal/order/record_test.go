@@ -30,7 +30,7 @@ func (noSubscriber) Close() error { return nil }
 func newConsumer(t *testing.T) (*consumer.Consumer, *pgxpool.Pool, string) {
 	t.Helper()
 	pool, schema := pgtest.Schema(t)
-	if err := migrations.UpFrom(t.Context(), pgtest.URL(), schema, "order_version", order.Migrations); err != nil {
+	if err := migrations.UpFrom(t.Context(), pgtest.Direct(), schema, "order_version", order.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	quiet := slog.New(slog.DiscardHandler)
