@@ -8,6 +8,9 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/sagamill/sagamill/internal/needtest"
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // TestMain is the program itself when it is told to be: the demo starts
@@ -26,6 +29,9 @@ func TestSeparateProcessesSurviveKills(t *testing.T) {
 	for _, ownDatabases := range []bool{false, true} {
 		t.Run(fmt.Sprint("own databases ", ownDatabases), func(t *testing.T) {
 			t.Parallel()
+			if pgtest.Pooled() && !ownDatabases {
+				needtest.LeaveOut(t, "the demo makes a database of its own through DATABASE_URL, and migrates it")
+			}
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "-orders", "80", "-clients", "6", "-kill", "8")
 			cmd.Env = append(os.Environ(), "ORDER_SAGA_MAIN=1", "DATABASE_URL="+smallPool(t, database(t)), "AMQP_URL="+brokerURL())
 			if ownDatabases {

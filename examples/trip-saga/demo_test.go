@@ -6,6 +6,9 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/sagamill/sagamill/internal/needtest"
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // TestMain is the program itself when it is told to be: the demo starts
@@ -20,6 +23,9 @@ func TestMain(m *testing.M) {
 // runDemo runs the real program, on a database of the test's own.
 func runDemo(t *testing.T, args ...string) string {
 	t.Helper()
+	if pgtest.Pooled() {
+		needtest.LeaveOut(t, "the demo makes a database of its own through DATABASE_URL, and migrates it")
+	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"demo"}, args...)...)
 	cmd.Env = append(os.Environ(), "TRIP_SAGA_MAIN=1", "DATABASE_URL="+database(t), "AMQP_URL="+brokerURL())
 	var out bytes.Buffer
