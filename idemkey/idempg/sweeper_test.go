@@ -72,8 +72,8 @@ func TestSweepers(t *testing.T) {
 	if err := owner.Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
 		t.Errorf("Commit of the owner: %v", err)
 	}
-	var left int
-	if err := f.pool.QueryRow(t.Context(), "SELECT count(*) FROM "+f.schema+".idempotency_key").Scan(&left); err != nil || left != live+1 {
-		t.Errorf("%d records left, %v; want %d", left, err, live+1)
+	var left int // with that of the owner, unless a sweeper's last statement has gone on without it
+	if err := f.pool.QueryRow(t.Context(), "SELECT count(*) FROM "+f.schema+".idempotency_key").Scan(&left); err != nil || left < live || left > live+1 {
+		t.Errorf("%d records left, %v; want %d, or %d", left, err, live+1, live)
 	}
 }

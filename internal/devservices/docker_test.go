@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -16,7 +17,10 @@ func fakeDocker(t *testing.T, body string) (c composition, calls func() string) 
 	dir := t.TempDir()
 	log, docker := filepath.Join(dir, "calls"), filepath.Join(dir, "docker")
 	script := "#!/bin/sh\necho \"$*\" >> " + log + "\n" + body
-	if err := os.WriteFile(docker, []byte(script), 0o700); err != nil {
+	syscall.ForkLock.RLock() // what is forked meanwhile would have it open for writing, and it could not be run
+	err := os.WriteFile(docker, []byte(script), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	r := &run{log: &bytes.Buffer{}}
