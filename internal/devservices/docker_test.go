@@ -17,12 +17,7 @@ func fakeDocker(t *testing.T, body string) (c composition, calls func() string) 
 	dir := t.TempDir()
 	log, docker := filepath.Join(dir, "calls"), filepath.Join(dir, "docker")
 	script := "#!/bin/sh\necho \"$*\" >> " + log + "\n" + body
-	syscall.ForkLock.RLock() // what is forked meanwhile would have it open for writing, and it could not be run
-	err := os.WriteFile(docker, []byte(script), 0o700)
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	writeScript(t, docker, script)
 	r := &run{log: &bytes.Buffer{}}
 	return composition{docker: docker, file: "f.yml", say: r.say}, func() string {
 		content, err := os.ReadFile(log)
@@ -30,6 +25,18 @@ func fakeDocker(t *testing.T, body string) (c composition, calls func() string) 
 			t.Fatal(err)
 		}
 		return string(content)
+	}
+}
+
+// writeScript writes a script that can be run at once: what is forked while it is open for
+// writing would keep it so, and nothing that is open for writing can be run.
+func writeScript(t *testing.T, name, script string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(name, []byte(script), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -38,9 +38,7 @@ func fakePostgres(t *testing.T, version string) (bin string) {
 	bin = t.TempDir()
 	for _, name := range []string{"initdb", "postgres"} {
 		script := "#!/bin/sh\necho '" + name + " (PostgreSQL) " + version + "'\n"
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		writeScript(t, filepath.Join(bin, name), script)
 	}
 	return bin
 }
