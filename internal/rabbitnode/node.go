@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -81,10 +82,8 @@ func New(opts *Options) (*Node, error) {
 	if n.dir, err = os.MkdirTemp(cmp.Or(opts.Parent, os.TempDir()), "rabbitnode-"); err != nil {
 		return nil, fmt.Errorf("rabbitnode: %w", err)
 	}
-	for _, port := range []*int{&n.port, &n.dist, &n.mapper, &n.secure} {
-		if *port, err = freePort(); err != nil {
-			return nil, errors.Join(fmt.Errorf("rabbitnode: %w", err), n.Close())
-		}
+	if err := freePorts(&n.port, &n.dist, &n.mapper, &n.secure); err != nil {
+		return nil, errors.Join(fmt.Errorf("rabbitnode: %w", err), n.Close())
 	}
 	if opts.Certificate == nil {
 		n.secure = 0
@@ -157,7 +156,8 @@ func (n *Node) Start() error {
 		}
 		select {
 		case <-n.run.exited:
-			return fmt.Errorf("rabbitnode: the node ended while it started: %v", n.run.cmd.ProcessState)
+			said, _ := os.ReadFile(n.Output())
+			return fmt.Errorf("rabbitnode: the node ended while it started: %v; it said:\n%s", n.run.cmd.ProcessState, said[max(0, len(said)-2000):])
 		case <-time.After(bootPause):
 		}
 		if time.Now().After(deadline) {
@@ -177,6 +177,17 @@ func (n *Node) startMapper() (err error) {
 		return nil // the node finds its own
 	}
 	n.ports, err = n.launch(os.DevNull, path, "-address", "127.0.0.1", "-port", strconv.Itoa(n.mapper))
+	for deadline := time.Now().Add(bootTimeout); err == nil && time.Now().Before(deadline); {
+		conn, dialErr := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(n.mapper)))
+		if dialErr == nil {
+			return conn.Close()
+		}
+		select {
+		case <-n.ports.exited:
+			return fmt.Errorf("it ended: %v", n.ports.cmd.ProcessState)
+		case <-time.After(bootPause / 10):
+		}
+	}
 	return err
 }
 
@@ -272,11 +283,25 @@ func (c *child) kill() {
 	<-c.exited
 }
 
-func freePort() (int, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+// The ports that freePorts tries: those below which the kernel gives to connections, which
+// come and go until a node listens.
+const firstPort, lastPort = 15_000, 32_000
+
+// freePorts finds ports on which nobody listens, each another one.
+func freePorts(ports ...*int) error {
+	for _, port := range ports {
+		for try := 1; ; try++ {
+			at := firstPort + mathrand.IntN(lastPort-firstPort)
+			listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(at)))
+			if err == nil {
+				defer listener.Close() // once all are found
+				*port = at
+				break
+			}
+			if try == 100 {
+				return err
+			}
+		}
 	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
+	return nil
 }
