@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -21,8 +22,11 @@ const (
 
 	// poolerConns are the connections to each database, fewer than a private server takes:
 	// a test that holds some of them open in transactions must not keep another one waiting.
-	poolerConns     = 300
-	poolerClients   = 2000
+	poolerConns   = 300
+	poolerClients = 2000
+
+	// A client that does not say its name goes by that of whoever had the connection before.
+	poolerName      = "sagamill-pooled"
 	poolerExecution = "exec" // how pgx talks where no statement may stay prepared: docs/operations.md, Poolers
 )
 
@@ -44,67 +48,128 @@ server_round_robin = 1
 server_tls_sslmode = prefer
 `
 
-// addPooler puts a pgbouncer of the run's own, in transaction mode, before the database of s.
+// addPooler puts a pgbouncer of the run's own before the database of s.
 func (r *run) addPooler(ctx context.Context, s *Services) error {
-	path, err := Program(ctx, r.log, "pgbouncer", "pgbouncer")
-	if err != nil {
-		return fmt.Errorf("devservices: pooler: %w", err)
-	}
-	as, err := unprivileged(ctx, "postgres") // pgbouncer refuses to run as root
-	if err != nil {
-		return err
-	}
 	if _, err := r.files(); err != nil {
 		return err
 	}
-	in, err := attempts(func() (instance, error) { return r.tryPooler(ctx, path, as, s.DatabaseURL) })
+	p, err := startPooler(ctx, r.log, r.dir, s.DatabaseURL, poolerConns)
 	if err != nil {
-		return fmt.Errorf("devservices: pooler: %w", err)
+		return err
 	}
-	r.say("pooler: %s", in.what)
-	s.DirectURL, s.DatabaseURL = s.DatabaseURL, in.url
+	r.onClose(p.Kill)
+	r.say("pooler: started pgbouncer in transaction mode at %s, pid %d", p.address, p.process.pid)
+	s.DirectURL, s.DatabaseURL = s.DatabaseURL, p.URL
 	return nil
 }
 
-// tryPooler starts pgbouncer once, on a port that is free now.
-func (r *run) tryPooler(ctx context.Context, path string, as *account, server string) (instance, error) {
-	dir, err := r.dir.sub("pgbouncer", as)
+// A Pooler is a pgbouncer in transaction mode before all databases of a server. It dies with
+// the process that has started it.
+type Pooler struct {
+	URL string // of the server's database, through it
+
+	address string
+	program program
+	dir     *rundir
+	owned   bool // dir is the pooler's alone
+	process *process
+}
+
+// StartPooler starts one before the database of which server is the URL, with at most conns
+// connections to each. A missing pgbouncer is installed as [Program] says.
+func StartPooler(ctx context.Context, log io.Writer, server string, conns int) (*Pooler, error) {
+	dir, err := newRundir(tempDir())
 	if err != nil {
-		return instance{}, err
+		return nil, fmt.Errorf("devservices: pooler: %w", err)
+	}
+	p, err := startPooler(ctx, log, dir, server, conns)
+	if err != nil {
+		return nil, errors.Join(err, dir.remove())
+	}
+	p.owned = true
+	return p, nil
+}
+
+func startPooler(ctx context.Context, log io.Writer, dir *rundir, server string, conns int) (*Pooler, error) {
+	path, err := Program(ctx, log, "pgbouncer", "pgbouncer")
+	if err != nil {
+		return nil, fmt.Errorf("devservices: pooler: %w", err)
+	}
+	as, err := unprivileged(ctx, "postgres") // pgbouncer refuses to run as root
+	if err != nil {
+		return nil, fmt.Errorf("devservices: pooler: %w", err)
+	}
+	var p *Pooler
+	_, err = attempts(func() (instance, error) {
+		if p, err = newPooler(path, as, dir, server, conns); err != nil {
+			return instance{}, err
+		}
+		return instance{url: p.URL}, p.start(ctx)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("devservices: pooler: %w", err)
+	}
+	return p, nil
+}
+
+// newPooler returns one that is not started, on a port that is free now.
+func newPooler(path string, as *account, dir *rundir, server string, conns int) (*Pooler, error) {
+	files, err := dir.sub("pgbouncer", as)
+	if err != nil {
+		return nil, err
 	}
 	port, err := freePort()
 	if err != nil {
-		return instance{}, err
+		return nil, err
 	}
-	config, pooled, err := writePoolerConfig(dir, port, as, server)
+	config, pooled, err := writePoolerConfig(files, port, as, server, conns)
 	if err != nil {
-		return instance{}, err
+		return nil, err
 	}
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C"}
-	p, err := program{path: path, args: []string{"-q", config}, env: env, dir: dir, as: as}.start(filepath.Join(r.dir.path, "pgbouncer.log"), syscall.SIGKILL)
-	if err != nil {
-		return instance{}, err
-	}
-	stop := func() error { return p.stop(syscall.SIGKILL) }
-	r.onClose(stop)
-	if err := r.dir.record(p, config); err != nil {
-		return instance{}, errors.Join(err, stop())
-	}
-	in := instance{url: pooled}
-	err = p.await(ctx, poolerReadyTimeout, poolerReadyPause, func(ctx context.Context) error {
-		_, err := probePostgres(ctx, findTimeout, in.url)
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + files, "LC_ALL=C"}
+	return &Pooler{
+		URL: pooled, address: loopback(port), dir: dir,
+		program: program{path: path, args: []string{"-q", config}, env: env, dir: files, as: as},
+	}, nil
+}
+
+// start returns once pgbouncer answers.
+func (p *Pooler) start(ctx context.Context) error {
+	var err error
+	if p.process, err = p.program.start(filepath.Join(p.dir.path, "pgbouncer.log"), syscall.SIGKILL); err != nil {
 		return err
-	})
-	if err != nil {
-		return instance{}, errors.Join(fmt.Errorf("pgbouncer: %w", err), stop())
 	}
-	in.what = fmt.Sprintf("started pgbouncer in transaction mode at %s, pid %d", loopback(port), p.pid)
-	return in, nil
+	if err = p.dir.record(p.process, p.program.dir); err == nil {
+		err = p.process.await(ctx, poolerReadyTimeout, poolerReadyPause, func(ctx context.Context) error {
+			_, err := probePostgres(ctx, findTimeout, p.URL)
+			return err
+		})
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("pgbouncer: %w", err), p.Kill())
+	}
+	return nil
+}
+
+// Kill ends it at once: every transaction under way is cut off, those whose COMMIT it has
+// passed on included.
+func (p *Pooler) Kill() error { return p.process.stop(syscall.SIGKILL) }
+
+// Restart kills it, and starts it anew at the same address.
+func (p *Pooler) Restart(ctx context.Context) error { return errors.Join(p.Kill(), p.start(ctx)) }
+
+// Close kills it and removes its files.
+func (p *Pooler) Close() error {
+	err := p.Kill()
+	if p.owned {
+		err = errors.Join(err, p.dir.remove())
+	}
+	return err
 }
 
 // writePoolerConfig writes what pgbouncer reads, which only its account may: there are passwords
 // in it. pooled is the server's URL through it.
-func writePoolerConfig(dir string, port int, as *account, server string) (path, pooled string, err error) {
+func writePoolerConfig(dir string, port int, as *account, server string, conns int) (path, pooled string, err error) {
 	config, err := pgxpool.ParseConfig(server) // of a URL that has been used
 	if err != nil {
 		return "", "", errors.New("not a PostgreSQL URL")
@@ -113,7 +178,7 @@ func writePoolerConfig(dir string, port int, as *account, server string) (path, 
 	path, users := filepath.Join(dir, "pgbouncer.ini"), filepath.Join(dir, "users")
 	quoted := strings.ReplaceAll(c.Password, "'", "''")
 	for name, text := range map[string]string{
-		path:  fmt.Sprintf(poolerConfig, c.Host, c.Port, c.User, quoted, port, users, poolerConns, poolerClients),
+		path:  fmt.Sprintf(poolerConfig, c.Host, c.Port, c.User, quoted, port, users, conns, poolerClients),
 		users: fmt.Sprintf("\"%s\" \"%s\"\n", c.User, password),
 	} {
 		if err := errors.Join(os.WriteFile(name, []byte(text), 0o600), as.own(name)); err != nil {
@@ -126,6 +191,7 @@ func writePoolerConfig(dir string, port int, as *account, server string) (path, 
 	}
 	q := u.Query()
 	q.Set("default_query_exec_mode", poolerExecution)
+	q.Set("application_name", poolerName)
 	u.RawQuery = q.Encode()
 	return path, u.String(), nil
 }
