@@ -3,6 +3,8 @@ package idempg
 import (
 	"context"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sagamill/sagamill/internal/devservices"
@@ -17,7 +19,7 @@ func TestSynchronousStandby(t *testing.T) {
 	f := newFixtureOnPrivate(t)
 	f.exec(t, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
 	f.exec(t, "SELECT pg_reload_conf()")
-	f.waitFor(t, "SELECT current_setting('synchronous_standby_names') <> ''")
+	f.waitForStandby(t)
 	post(t, handle(t, f, f.buy), "k").expect(t, 503, "outcome-unverified")
 	f.exec(t, "ALTER SYSTEM RESET synchronous_standby_names")
 	f.exec(t, "SELECT pg_reload_conf()")
@@ -26,6 +28,26 @@ func TestSynchronousStandby(t *testing.T) {
 		t.Errorf("retry once the standby is dismissed = %+v, want a replay", again)
 	}
 	f.expectRows(t, "k", 1)
+}
+
+// waitForStandby returns when commits wait for a standby, which they do some time after
+// sessions see the setting: another process of the server says so.
+func (f *fixture) waitForStandby(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var probes sync.WaitGroup
+	var seen atomic.Bool
+	t.Cleanup(func() {
+		cancel()
+		probes.Wait()
+	})
+	probes.Go(func() {
+		for ctx.Err() == nil && !seen.Load() {
+			_, _ = f.pool.Exec(ctx, "SELECT pg_logical_emit_message(true, 'probe', '')")
+		}
+	})
+	f.waitFor(t, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')")
+	seen.Store(true)
 }
 
 // newFixtureOnPrivate is for a server whose settings the test changes.

@@ -78,9 +78,9 @@ func TestLostRedis(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, f, direct := newLossy(t)
-			f.opts.CallTimeout = 200 * time.Millisecond
 			owned, released := idemkeytest.Claim("owned", "a"), idemkeytest.Claim("released", "a")
 			e, r := f.begin(t, owned), f.begin(t, released)
+			f.opts.CallTimeout = 200 * time.Millisecond // of what gets no answer
 			p.Lose(loss)
 			if d, err := f.Begin(t.Context(), idemkeytest.Claim("new", "a")); err == nil || d.Exec != nil {
 				t.Errorf("Begin = %+v, %v; want an error", d, err)

@@ -24,9 +24,10 @@ import (
 )
 
 const (
-	processEnv = "SAGAMILL_TEST_STORM_CONSUMER"
-	service    = "storm"
-	topic      = "work" // of all messages: one queue
+	processEnv    = "SAGAMILL_TEST_STORM_CONSUMER"
+	failpointsEnv = "SAGAMILL_FAILPOINTS"
+	service       = "storm"
+	topic         = "work" // of all messages: one queue
 
 	processConns = 3 // of each of its two pools: other packages are at the same server, which has 100
 	parkedPoll   = 20 * time.Millisecond
@@ -57,6 +58,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// announced is closed once this process has said that it is ready: no message kills it before.
+var announced = make(chan struct{})
+
 // serveConsumer is the main of a consumer process. It says when it is ready, and
 // a SIGTERM ends it in good order.
 func serveConsumer(text string) error {
@@ -71,10 +75,11 @@ func serveConsumer(text string) error {
 		return err
 	}
 	go func() { // ends with the process
-		for !c.Ready() {
+		for !c.Ready() && os.Getenv(failpointsEnv) == "" { // one that is armed may be dead before it could say so
 			pause(ctx, time.Millisecond)
 		}
 		fmt.Println("ready")
+		close(announced)
 	}()
 	return errors.Join(c.Run(ctx), sub.Close())
 }
@@ -154,6 +159,7 @@ func (w work) end(attempt int) error {
 	case w.End == "terminal":
 		return consumer.Terminal(errors.New("never"))
 	case w.End == "kill":
+		<-announced
 		_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
 		select {}
 	}
@@ -193,7 +199,7 @@ func start(t *testing.T, dir string, config processConfig, failpoints string) *p
 	}
 	defer log.Close()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), processEnv+"="+string(text), "SAGAMILL_FAILPOINTS="+failpoints,
+	cmd.Env = append(os.Environ(), processEnv+"="+string(text), failpointsEnv+"="+failpoints,
 		"SAGAMILL_TEST_LEDGER="+ledgerURL(), "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = log
 	if p.Process, err = proctest.Start(cmd); err != nil {

@@ -80,13 +80,22 @@ func (n *Node) Eval(expressions string) (string, error) {
 // Ctl runs a command of rabbitmqctl on the node and returns what it printed.
 func (n *Node) Ctl(args ...string) (string, error) { return n.CtlWith("", args...) }
 
+// stillStarts is what rabbitmqctl says to a node that accepts connections already, and
+// commands soon.
+const stillStarts = "requires the 'rabbit' app to be running"
+
 // CtlWith is Ctl for a command that reads input, such as a password.
 func (n *Node) CtlWith(input string, args ...string) (string, error) {
-	out, err := n.tool(strings.NewReader(input), filepath.Join(filepath.Dir(n.server), "rabbitmqctl"), append([]string{"--quiet", "--node", n.name}, args...)...)
-	if err != nil {
-		return "", fmt.Errorf("rabbitmqctl %s: %w: %s", strings.Join(args, " "), err, out)
+	path, line := filepath.Join(filepath.Dir(n.server), "rabbitmqctl"), append([]string{"--quiet", "--node", n.name}, args...)
+	for deadline := time.Now().Add(ctlTimeout); ; {
+		out, err := n.tool(strings.NewReader(input), path, line...)
+		if err == nil {
+			return out, nil
+		}
+		if !strings.Contains(out, stillStarts) || time.Now().After(deadline) {
+			return "", fmt.Errorf("rabbitmqctl %s: %w: %s", strings.Join(args, " "), err, out)
+		}
 	}
-	return out, nil
 }
 
 // tool runs a program that speaks to the node and returns what it printed.

@@ -5,7 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -59,6 +59,7 @@ type Node struct {
 	server, dir, name string
 	port, secure      int // secure: with TLS; 0: none
 	dist, mapper      int
+	reserved          []io.Closer         // holds on the ports
 	owner             *syscall.Credential // nil: the caller's own user
 	run, ports        *child              // the node and its port mapper; nil: not running
 }
@@ -82,7 +83,7 @@ func New(opts *Options) (*Node, error) {
 	if n.dir, err = os.MkdirTemp(cmp.Or(opts.Parent, os.TempDir()), "rabbitnode-"); err != nil {
 		return nil, fmt.Errorf("rabbitnode: %w", err)
 	}
-	if err := freePorts(&n.port, &n.dist, &n.mapper, &n.secure); err != nil {
+	if n.reserved, err = reservePorts(&n.port, &n.dist, &n.mapper, &n.secure); err != nil {
 		return nil, errors.Join(fmt.Errorf("rabbitnode: %w", err), n.Close())
 	}
 	if opts.Certificate == nil {
@@ -242,6 +243,10 @@ func (n *Node) Close() error {
 		n.ports.kill()
 		n.ports = nil
 	}
+	for _, hold := range n.reserved {
+		_ = hold.Close()
+	}
+	n.reserved = nil
 	return os.RemoveAll(n.dir)
 }
 
@@ -281,27 +286,4 @@ func (c *child) kill() {
 	}
 	_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
 	<-c.exited
-}
-
-// The ports that freePorts tries: those below which the kernel gives to connections, which
-// come and go until a node listens.
-const firstPort, lastPort = 15_000, 32_000
-
-// freePorts finds ports on which nobody listens, each another one.
-func freePorts(ports ...*int) error {
-	for _, port := range ports {
-		for try := 1; ; try++ {
-			at := firstPort + mathrand.IntN(lastPort-firstPort)
-			listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(at)))
-			if err == nil {
-				defer listener.Close() // once all are found
-				*port = at
-				break
-			}
-			if try == 100 {
-				return err
-			}
-		}
-	}
-	return nil
 }
