@@ -13,6 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/internal/traceheader"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -116,7 +117,7 @@ func (s *Starter[S]) begin(ctx context.Context, scope, key string) (*session, er
 	}
 	begun := &session{sql: &s.sql, row: newRow(s.d.flow, scope, key)}
 	if s.tracer != nil {
-		begun.row.trace[0], begun.row.trace[1] = s.tracer.Trace(ctx)
+		begun.row.trace[0], begun.row.trace[1] = traceheader.Keep(s.tracer.Trace(ctx))
 	}
 	return begun, nil
 }

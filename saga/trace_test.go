@@ -1,6 +1,7 @@
 package saga_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -149,4 +150,32 @@ func drawTrace(all []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) 
 	}
 	slices.Sort(below)
 	return strings.Join(below, "")
+}
+
+// A tracer of one long trace state.
+type verbose struct{}
+
+func (verbose) Trace(context.Context) (string, string) {
+	return "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "k=" + strings.Repeat("v", 600)
+}
+
+// What an instance keeps of a stranger's trace is read with each of its locks: it is no
+// more than its messages pass on.
+func TestAnInstanceKeepsWhatItPassesOnOfATrace(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	s, err := saga.NewStarter(saga.Must(saga.Define("trip", 1, book("flight"))), &saga.StarterOptions{Schema: p.schema, Tracer: verbose{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pgx.BeginFunc(t.Context(), p.db, func(tx pgx.Tx) error {
+		_, err := s.Start(t.Context(), tx, "tenant", "k", trip{Item: "x"})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var kept string
+	if err := p.db.QueryRow(t.Context(), "SELECT concat(length(trace_parent), ' ', length(trace_state)) FROM "+p.schema+".saga").Scan(&kept); err != nil || kept != "55 0" {
+		t.Errorf("it keeps %s bytes, %v; want 55 0", kept, err)
+	}
 }

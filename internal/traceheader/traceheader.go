@@ -39,6 +39,17 @@ func Add(headers map[string]string, limits Limits, parent, state string) map[str
 	return all
 }
 
+// Keep returns what can be passed on of a trace, "" for what cannot.
+func Keep(parent, state string) (string, string) {
+	if !sendable(parent) {
+		return "", ""
+	}
+	if !sendable(state) {
+		state = ""
+	}
+	return parent, state
+}
+
 // allow reports whether there is room for one more.
 func (l Limits) allow(headers map[string]string, name, value string) bool {
 	size := len(name) + len(value)

@@ -55,3 +55,13 @@ func TestAdd(t *testing.T) {
 		})
 	}
 }
+
+func TestKeep(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("s", 513)
+	for _, tt := range [][4]string{{"p", "s", "p", "s"}, {"p", long, "p", ""}, {"p", "a\x00", "p", ""}, {long, "s", "", ""}, {"", "s", "", ""}} {
+		if parent, state := traceheader.Keep(tt[0], tt[1]); parent != tt[2] || state != tt[3] {
+			t.Errorf("Keep(%.9q, %.9q) = %.9q, %.9q; want %q, %q", tt[0], tt[1], parent, state, tt[2], tt[3])
+		}
+	}
+}
