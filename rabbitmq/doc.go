@@ -36,5 +36,6 @@
 // that the AMQP client cannot even read: it closes the connection over it. The
 // Subscriber then gives the topic a connection of its own, with one message at a
 // time, until the broker has moved that message to the dead-letter queue; and it
-// logs an error as long as there is something in that queue. Nothing is dropped.
+// logs an error as long as there is something in that queue. Its other topics may
+// have to do with one message at a time too, for a TopologyInterval. Nothing is dropped.
 package rabbitmq

@@ -19,6 +19,9 @@ func (s *Subscriber) Full() *testsignal.Signal[string] { return &s.signals.full 
 // Held tells of each message whose nack is held.
 func (s *Subscriber) Held() *testsignal.Signal[string] { return &s.signals.held }
 
+// Isolated tells of each topic that goes on on a connection of its own.
+func (s *Subscriber) Isolated() *testsignal.Signal[string] { return &s.signals.isolated }
+
 // Opened sends true for each channel that p opens for messages.
 func Opened(p *Publisher) *testsignal.Signal[bool] { return &p.signals.opened }
 

@@ -10,26 +10,32 @@ import (
 )
 
 // receive hands over the deliveries of e until intake ends or e does, or e was
-// idle for the topology interval, which it reports. It gives back what it did
-// not hand over.
+// idle for the topology interval or has lasted for one on a connection of the
+// topic's own, which it reports as calm. It gives back what it did not hand over.
 //
 // An idle consumer is replaced because the broker may have forgotten it: when
 // a quorum queue is deleted and declared again at once, RabbitMQ 3.10 neither
 // cancels its consumers nor delivers to them, and keeps what it believes to
 // have sent them until their channel closes.
-func (s *subscription) receive(intake, work context.Context, e *epoch) (idle bool) {
+func (s *subscription) receive(intake, work context.Context, e *epoch) (calm bool) {
 	interval := s.subscriber.opts.TopologyInterval
 	ticker := time.NewTicker(interval/2 + rand.N(interval))
 	defer ticker.Stop()
+	over, stop := s.endOfIsolation()
+	defer stop()
 	s.lanes.begin(e)
-	for delivered := false; ; {
+	for delivered, leaving := false, false; ; {
+		if leaving && s.lanes.free() {
+			s.giveBack(e)
+			return true
+		}
 		next, room := s.lanes.offer()
 		var (
 			in  <-chan amqp.Delivery
 			out chan<- *message.Message
 			msg *message.Message
 		)
-		if room {
+		if room && !leaving {
 			in = e.deliveries
 		}
 		if next != nil {
@@ -52,6 +58,8 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (idle boo
 			delivered = true
 			s.take(work, e, d)
 		case <-s.lanes.wake:
+		case <-over:
+			leaving = true
 		case <-ticker.C:
 			if !delivered && room && next == nil && s.quiet(e) {
 				s.giveBack(e)
@@ -67,6 +75,18 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (idle boo
 			return false
 		}
 	}
+}
+
+// endOfIsolation returns a channel that tells when an epoch on a connection of the topic's
+// own has lasted long enough. It then ends between two messages, after the one in hand is
+// settled: with keys its channel closes with it, and an ack would be lost. What the broker
+// has sent besides goes back, one message at most.
+func (s *subscription) endOfIsolation() (over <-chan time.Time, stop func() bool) {
+	if s.own == nil {
+		return nil, func() bool { return true }
+	}
+	timer := time.NewTimer(s.subscriber.opts.TopologyInterval)
+	return timer.C, timer.Stop
 }
 
 // quiet reports whether e may be replaced. With keys nothing may be in hand: its

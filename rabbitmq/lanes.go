@@ -28,6 +28,7 @@ type lanes struct {
 
 	mu      sync.Mutex
 	current *epoch
+	inHand  int // of the current epoch
 	items   int
 	offered *item // the first that is ready
 	ready   []*item
@@ -42,7 +43,7 @@ func newLanes(limit int) *lanes {
 func (l *lanes) begin(e *epoch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.current = e
+	l.current, l.inHand = e, 0
 }
 
 // add takes an item of the current epoch.
@@ -80,6 +81,14 @@ func (l *lanes) handedOver() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.offered = nil
+	l.inHand++
+}
+
+// free reports whether nothing of the current epoch is in hand.
+func (l *lanes) free() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.inHand == 0
 }
 
 // again makes an item in hand ready once more, at the head of its lane. It
@@ -91,6 +100,7 @@ func (l *lanes) again(it *item) bool {
 		return false
 	}
 	l.ready = append(l.ready, it)
+	l.inHand--
 	l.signal()
 	return true
 }
@@ -100,6 +110,9 @@ func (l *lanes) done(it *item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.items--
+	if it.epoch == l.current {
+		l.inHand--
+	}
 	l.signal()
 	if it.key == "" {
 		return

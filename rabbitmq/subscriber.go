@@ -83,8 +83,9 @@ type Subscriber struct {
 	done   chan struct{}          // closed when Close is through
 
 	signals struct {
-		full testsignal.Signal[string] // topic with Prefetch messages in hand
-		held testsignal.Signal[string] // UUID of a message whose nack is held
+		full     testsignal.Signal[string] // topic with Prefetch messages in hand
+		held     testsignal.Signal[string] // UUID of a message whose nack is held
+		isolated testsignal.Signal[string] // topic that leaves the shared connection
 	}
 }
 

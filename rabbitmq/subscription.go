@@ -18,8 +18,14 @@ type subscription struct {
 	lanes      *lanes // over all epochs
 	epochs     sync.WaitGroup
 
-	unreadable int   // epochs in a row that ended over a message that the client cannot read
-	own        *link // a connection of its own while there is such a message; nil: the Subscriber's
+	unreadable int        // epochs in a row that ended over a message that the client cannot read
+	own        *isolation // while there may be such a message; nil: the Subscriber's connection
+}
+
+// An isolation is a connection of a subscription's own, with prefetch 1.
+type isolation struct {
+	link   *link
+	epochs sync.WaitGroup
 }
 
 // connect opens the next epoch.
@@ -27,7 +33,7 @@ func (s *subscription) connect(ctx context.Context) (*epoch, error) {
 	var e *epoch
 	l, prefetch := s.subscriber.link, s.subscriber.opts.Prefetch
 	if s.own != nil {
-		l, prefetch = s.own, 1
+		l, prefetch = s.own.link, 1
 	}
 	err := s.subscriber.persist(ctx, l, s.topic, func(c *conn) (err error) {
 		e, err = s.subscriber.consume(ctx, c, s.topic, prefetch)
@@ -45,8 +51,10 @@ const isolateAfter = 2
 // at every delivery. So the subscription gets a connection of its own, on which
 // one message at a time is under way: the topic's other messages are not counted
 // as delivered with it, until the broker, at the queue's delivery limit, moves it
-// to the dead-letter queue. Once nothing of the kind has happened for a topology
-// interval, the subscription returns.
+// to the dead-letter queue. Whose message it was nobody can say on the shared
+// connection, so that every topic may leave it. One whose own connection lasts for a
+// topology interval returns, busy or not: a queue delivers what it got back first, and
+// would have ended the connection before.
 func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
 	switch {
 	case e.unreadable():
@@ -56,21 +64,25 @@ func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
 	}
 	switch o := s.subscriber.opts; {
 	case s.unreadable >= isolateAfter && s.own == nil:
-		o.Logger.ErrorContext(ctx, "rabbitmq: a message cannot be read by the AMQP client; the topic goes on on a connection of its own until the broker has moved it to the dead-letter queue",
+		o.Logger.ErrorContext(ctx, "rabbitmq: a message of this topic or of another one cannot be read by the AMQP client; the topic goes on on a connection of its own until that is calm: if the message is in its queue, until the broker has moved it to the dead-letter queue",
 			"topic", s.topic, "cause", e.reason())
-		s.own = newLink(s.subscriber.cfg.Connection, o.Connection, o.Logger)
+		s.subscriber.signals.isolated.Send(s.topic)
+		s.own = &isolation{link: newLink(s.subscriber.cfg.Connection, o.Connection, o.Logger)}
 	case s.unreadable == 0 && s.own != nil:
+		o.Logger.InfoContext(ctx, "rabbitmq: the topic is back on the shared connection", "topic", s.topic)
 		s.leaveIsolation()
 	}
 }
 
-// leaveIsolation closes the subscription's own connection, if it has one, once
-// the messages from it are settled.
+// leaveIsolation has the subscription's own connection closed, if it has one, once
+// the messages from it are settled. It does not wait for that.
 func (s *subscription) leaveIsolation() {
 	if own := s.own; own != nil {
 		s.own = nil
-		s.epochs.Wait()
-		own.close()
+		s.epochs.Go(func() {
+			own.epochs.Wait()
+			own.link.close()
+		})
 	}
 }
 
@@ -82,7 +94,7 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	for failures := 0; e != nil; {
 		began := time.Now()
 		s.state.consumers.Add(1)
-		idle := s.receive(intake, work, e)
+		calm := s.receive(intake, work, e)
 		s.state.consumers.Add(-1)
 		cause := e.reason()
 		if e.cancelled() {
@@ -96,11 +108,11 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 		if intake.Err() != nil {
 			break
 		}
-		if failures++; idle || time.Since(began) > maxPause || s.own != nil {
+		if failures++; calm || time.Since(began) > maxPause || s.own != nil {
 			failures = 0 // in isolation each loss takes the message nearer to its limit
 		}
-		s.isolate(intake, e, idle || time.Since(began) > s.subscriber.opts.TopologyInterval)
-		if !idle && s.own == nil {
+		s.isolate(intake, e, calm || time.Since(began) > s.subscriber.opts.TopologyInterval)
+		if !calm && s.own == nil {
 			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", cause)
 		}
 		e = s.reconnect(intake, failures)
@@ -110,8 +122,8 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	// the rest by leaving it to the broker.
 	timer := time.AfterFunc(s.subscriber.opts.DrainTimeout, stopWork)
 	defer timer.Stop()
-	s.epochs.Wait()
 	s.leaveIsolation()
+	s.epochs.Wait()
 }
 
 // reconnect returns nil once ctx has ended. What no retry can mend at the
@@ -131,7 +143,11 @@ func (s *subscription) reconnect(ctx context.Context, failures int) *epoch {
 
 // retire closes the channel of e once its last message is settled.
 func (s *subscription) retire(e *epoch) {
-	s.epochs.Go(func() {
+	epochs := &s.epochs
+	if s.own != nil {
+		epochs = &s.own.epochs
+	}
+	epochs.Go(func() {
 		e.inHand.Wait()
 		e.close()
 	})

@@ -1,16 +1,37 @@
 package rabbitmq_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
+
+// publishPoison publishes a message that amqp091-go cannot read: a header is nested one
+// deeper than it reads. The broker takes it.
+func publishPoison(t *testing.T, cfg wamqp.Config, topic string) {
+	t.Helper()
+	var nested any = "x"
+	for range 33 {
+		nested = []any{nested}
+	}
+	ch := rabbittest.Channel(t, rabbittest.URL())
+	if err := ch.Confirm(false); err != nil {
+		t.Fatal(err)
+	}
+	c, err := ch.PublishWithDeferredConfirm(cfg.Exchange.GenerateName(topic), "", true, false,
+		amqp.Publishing{Headers: amqp.Table{"deep": nested}, MessageId: "poison", DeliveryMode: amqp.Persistent})
+	if err != nil || !c.Wait() {
+		t.Fatalf("publish poison: %v", err)
+	}
+}
 
 // A message that amqp091-go cannot read, so that it closes the connection at
 // every delivery, is moved to the dead-letter queue by the broker. The topic's
@@ -22,19 +43,7 @@ func TestAnUnreadableMessageIsIsolated(t *testing.T) {
 	if err := rabbitmq.DeclareTopology(t.Context(), cfg, "poisoned", "other"); err != nil {
 		t.Fatal(err)
 	}
-	var nested any = "x"
-	for range 33 { // one deeper than the client reads; the broker takes it
-		nested = []any{nested}
-	}
-	ch := rabbittest.Channel(t, rabbittest.URL())
-	if err := ch.Confirm(false); err != nil {
-		t.Fatal(err)
-	}
-	c, err := ch.PublishWithDeferredConfirm(cfg.Exchange.GenerateName("poisoned"), "", true, false,
-		amqp.Publishing{Headers: amqp.Table{"deep": nested}, MessageId: "poison", DeliveryMode: amqp.Persistent})
-	if err != nil || !c.Wait() {
-		t.Fatalf("publish poison: %v", err)
-	}
+	publishPoison(t, cfg, "poisoned")
 	pub := newPublisher(t, cfg, nil)
 	sub, err := rabbitmq.NewSubscriber(cfg, fast())
 	if err != nil {
@@ -66,6 +75,7 @@ func TestAnUnreadableMessageIsIsolated(t *testing.T) {
 		}
 	}
 	// The broker moves it in its own time, and it cannot be consumed to wait for it.
+	ch := rabbittest.Channel(t, rabbittest.URL())
 	dead := cfg.Queue.GenerateName("poisoned") + ".dead"
 	for deadline := time.Now().Add(patience); ; {
 		q, err := ch.QueueDeclarePassive(dead, true, false, false, false, nil)
@@ -79,4 +89,113 @@ func TestAnUnreadableMessageIsIsolated(t *testing.T) {
 			t.Fatalf("the dead-letter queue has %d messages, want the poison", q.Messages)
 		}
 	}
+}
+
+// A topic that has lost its connection over another topic's unreadable message has its
+// messages one at a time for a while, and not for as long as there are always some.
+func TestABusyTopicIsNotIsolatedForLong(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		opts   *rabbitmq.SubscriberOptions
+		settle func(*message.Message) bool
+	}{
+		{"plain", fast(), (*message.Message).Ack},
+		{"keyed", keyed(), (*message.Message).Ack},
+		{"keyed and refused", keyed(), (*message.Message).Nack}, // the first of all comes again and again
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			cfg, opts := declared(t, "poisoned", "busy"), tt.opts
+			opts.TopologyInterval, opts.Prefetch = time.Second, 4
+			messages, sub := subscribe(t, cfg, "busy", opts)
+			busy := newTraffic(t, newPublisher(t, cfg, nil), "busy", messages)
+			busy.settle = tt.settle
+			publishPoison(t, cfg, "poisoned")
+			isolate(t, sub, busy)
+			busy.settleAll() // what comes now is sent on the connection of its own, or later
+			for deadline := time.Now().Add(patience); len(busy.inHand) < opts.Prefetch; busy.step() {
+				if time.Now().After(deadline) {
+					t.Fatalf("%d messages were never in hand at once: the topic is still isolated", opts.Prefetch)
+				}
+			}
+		})
+	}
+}
+
+// isolate returns when sub has isolated the topic of busy, while the poison of another topic is
+// still delivered again and again, to a subscription that is isolated too.
+func isolate(t *testing.T, sub *rabbitmq.Subscriber, busy *traffic) {
+	t.Helper()
+	sub.Isolated().Enable()
+	for end := context.CancelFunc(func() {}); ; {
+		for served := false; !served; served, _ = sub.Subscription(busy.topic) {
+			busy.step()
+		}
+		end()
+		var ctx context.Context
+		ctx, end = context.WithCancel(t.Context())
+		t.Cleanup(end)
+		// A new subscription is on the shared connection, and ends it once with busy on it. The
+		// second time busy may not be there yet.
+		if _, err := sub.Subscribe(ctx, "poisoned"); err != nil {
+			t.Fatal(err)
+		}
+		if sub.Isolated().Wait(t) == busy.topic {
+			return
+		}
+	}
+}
+
+// Traffic is a topic with always some messages more, of which some are in hand.
+type traffic struct {
+	t        *testing.T
+	pub      *rabbitmq.Publisher
+	topic    string
+	messages <-chan *message.Message
+	settle   func(*message.Message) bool
+	inHand   []*message.Message
+	sent     int
+}
+
+func newTraffic(t *testing.T, pub *rabbitmq.Publisher, topic string, messages <-chan *message.Message) *traffic {
+	b := &traffic{t: t, pub: pub, topic: topic, messages: messages, settle: (*message.Message).Ack}
+	t.Cleanup(b.settleAll)
+	for range 20 {
+		b.publish()
+	}
+	return b
+}
+
+func (b *traffic) publish() {
+	b.t.Helper()
+	if err := b.pub.Publish(b.topic, newMessage(fmt.Sprint(b.sent))); err != nil {
+		b.t.Fatal(err)
+	}
+	b.sent++
+}
+
+// step takes one more message in hand; if none comes soon it settles what is in hand, and
+// publishes as many.
+func (b *traffic) step() {
+	b.t.Helper()
+	select {
+	case msg, ok := <-b.messages:
+		if !ok {
+			b.t.Fatal("subscription ended")
+		}
+		b.inHand = append(b.inHand, msg)
+	case <-time.After(20 * time.Millisecond):
+		for range b.inHand {
+			b.publish()
+		}
+		b.settleAll()
+	}
+}
+
+func (b *traffic) settleAll() {
+	for _, msg := range b.inHand {
+		b.settle(msg)
+	}
+	b.inHand = nil
 }
