@@ -447,12 +447,18 @@ func TestReleaseWaitsForWhatTheRelayNotes(t *testing.T) {
 // answer, which it leaves there.
 func (f *fixture) awaitLock(t *testing.T, done <-chan error) {
 	t.Helper()
+	f.awaitWaiter(t, f.schema+".outbox_relay FOR", done)
+}
+
+// awaitWaiter does so for a statement that contains part.
+func (f *fixture) awaitWaiter(t *testing.T, part string, done <-chan error) {
+	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); len(done) == 0; {
 		var waiting bool
 		err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0)`, f.schema+".outbox_relay FOR").Scan(&waiting)
+			WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0)`, part).Scan(&waiting)
 		if err != nil || time.Now().After(deadline) {
-			t.Fatalf("nothing waits for the lease: %v", err)
+			t.Fatalf("nothing waits for a lock on %s: %v", part, err)
 		}
 		if waiting {
 			return

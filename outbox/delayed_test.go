@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -322,4 +323,58 @@ func TestAMoveThatFailsHoldsNothingUp(t *testing.T) {
 		f.exec(t, "ALTER TABLE {schema}.outbox DROP CONSTRAINT taken")
 		eventually(t, "all are published", func() bool { return slices.Equal(published(), []string{"bad", "good", "plain"}) })
 	})
+}
+
+// The longer a look for what is due takes, the longer is the pause after it: looks do not take
+// the time in which the log is read.
+func TestSlowLooksAreFarApart(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.delay(t, "k", "1")
+	f.due(t)
+	l := f.leader(t, RelayOptions{})
+	l.r.limits.held, l.promoteAt = time.Millisecond, time.Now().Add(time.Hour) // which is no look
+	const long = 10 * time.Millisecond                                         // is lockPatience
+	locked := func(statement string, look func()) {
+		t.Helper()
+		tx, err := f.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.WithoutCancel(t.Context()))
+		if _, err := tx.Exec(t.Context(), strings.ReplaceAll(statement, "{schema}", f.schema)); err != nil {
+			t.Fatal(err)
+		}
+		look()
+	}
+	locked("SELECT FROM {schema}.outbox_held FOR UPDATE", func() {
+		began := time.Now()
+		if n, err := l.moveDelayed(t.Context()); n != 0 || err != nil {
+			t.Fatalf("%d messages were moved that are locked, %v", n, err)
+		}
+		if next := l.moveAt.Sub(began); next < lookSpacing*long {
+			t.Errorf("a move that took at least %v is followed by another %v after it began", long, next)
+		}
+	})
+	var waiting time.Time // since when at the latest
+	listed := make(chan error, 1)
+	locked("LOCK TABLE {schema}.outbox_held", func() {
+		go func() {
+			_, err := l.readRetries(t.Context())
+			listed <- err
+		}()
+		f.awaitWaiter(t, f.schema+".outbox_held", listed)
+		for waiting = time.Now(); time.Since(waiting) < long; {
+			f.awaitWaiter(t, f.schema+".outbox_held", listed)
+		}
+	})
+	if err := <-listed; err != nil {
+		t.Fatal(err)
+	}
+	if next := l.retryAt.Sub(waiting); next < lookSpacing*long {
+		t.Errorf("a look for retries that took at least %v is followed by another %v after it began", long, next)
+	}
+	if got := l.lookPause(time.Minute); got != maxLookPause {
+		t.Errorf("after a look of a minute the pause is %v, want %v", got, maxLookPause)
+	}
 }

@@ -12,6 +12,15 @@
 // as written when it is due. What is dead is listed, redriven and discarded with
 // [DeadLetters]; what is redriven is moved into the log in the same way.
 //
+// # How to begin
+//
+//  1. migrations.Up makes the tables, in a schema of the service's own.
+//  2. [NewWriter], and [Writer.Write] in the caller's transaction, beside the business rows.
+//  3. [NewRelay], onto a rabbitmq.Publisher or [FromWatermill], and [Relay.Run] in a goroutine of each process.
+//  4. [Relay.Wake] after the commit: without it the relay finds the message when it looks next.
+//
+// The Example of [FromWatermill] is all of it.
+//
 // # What is authoritative
 //
 // The tables outbox_0, 1, 2 and other are an append-only log: a message is in it

@@ -47,11 +47,12 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 		}
 		l.promoteAt = time.Now().Add(l.r.limits.promote)
 	}
+	began := time.Now()
 	list, err := l.listRetries(ctx)
 	if err != nil {
 		return 0, err
 	}
-	l.retryAt = time.Now().Add(l.r.limits.held)
+	l.retryAt = time.Now().Add(l.lookPause(time.Since(began)))
 	if len(list) == 0 {
 		return 0, nil
 	}
@@ -88,6 +89,7 @@ func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
+	began := time.Now()
 	err = l.r.begin(ctx, func(tx pgx.Tx) error {
 		batch := &pgx.Batch{}
 		batch.Queue(l.r.sql.lockSoon, lockPatience)
@@ -115,13 +117,30 @@ func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
 	}
 	l.unmoved = max(0, l.unmoved-1)
 	if moved < room {
-		l.moveAt = time.Now().Add(l.r.limits.held)
+		l.moveAt = time.Now().Add(l.lookPause(time.Since(began)))
 	}
 	if moved == 0 {
 		return 0, nil
 	}
 	return moved, failpoint.Hit("outbox/after-move")
 }
+
+// lookPause returns how long after a look for what is due the next one begins, given
+// how long that one took. While some transaction holds an old snapshot, a look walks past
+// all that was moved since: it must not take the time in which the leader would read the log.
+//
+// A look that began at the least time at which something was due after the last one would
+// walk past nothing. But whoever commits late, a writer or an operator who redrives, has a
+// message before that, and a later one of its key, visible at once with it, would be moved
+// ahead of it.
+func (l *leader) lookPause(took time.Duration) time.Duration {
+	return max(l.r.limits.held, min(lookSpacing*took, maxLookPause))
+}
+
+const (
+	lookSpacing  = 10              // a look takes at most an eleventh of the leader's time
+	maxLookPause = 5 * time.Second // or more, if a look takes longer than a tenth of this
+)
 
 // moveRetry spaces the tries of a move that fails, and maxUnmoved is how often it is halved.
 var moveRetry = backoff.Policy{Base: 100 * time.Millisecond, Cap: 10 * time.Second}

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// heldInterval is how often due messages are looked for: what a delay may
-	// be longer than asked for.
+	// heldInterval is how often due messages are looked for, as long as that is
+	// quick (see lookPause): what a delay may be longer than asked for.
 	heldInterval = 100 * time.Millisecond
 
 	// stallTimeout is how long a full window may make no progress before a few

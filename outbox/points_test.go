@@ -402,7 +402,7 @@ func (f *field) lead(lease time.Duration) (stop func()) {
 	f.Helper()
 	opts := relayOptions(f.schema, f.at.log, lease)
 	opts.Retention = f.retention()
-	opts.Logger = slog.New(slog.DiscardHandler)
+	opts.Logger = slog.New(slog.NewTextHandler(f.Output(), nil))
 	relay, err := outbox.NewRelay(f.pool, f.pub, opts)
 	if err != nil {
 		f.Fatal(err)
