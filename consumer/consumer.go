@@ -43,9 +43,9 @@ type Options struct {
 	// verified again, edited or not. What was verified once is not asked about again:
 	// neither a parked message, nor a dead letter of another reason.
 	//
-	// It must not change the message or depend on what may be away, since an error is
-	// final; a panic is one too. Several goroutines call it. Default: every message
-	// is believed.
+	// It must not change the message. An error is final, and so is a panic, but for an
+	// [ErrVerifyLater]: what goes by something that may be away returns that one. Several
+	// goroutines call it. Default: every message is believed.
 	Verify func(topic string, msg *message.Message) error
 
 	Observer Observer // is told what becomes of messages, such as one of package consumerotel; default: nobody is
@@ -298,7 +298,10 @@ func (c *Consumer) Ready() bool { return c.ready.Load() }
 // deliveries come from a Router, in a Consumer that has no subscriber, or it would
 // consume beside the Router. A message that is given to Handle has a transaction of its own.
 func (c *Consumer) Handle(ctx context.Context, topic string, msg *message.Message) error {
-	j, rejected := c.accept(topic, msg)
+	j, rejected, err := c.accept(topic, msg)
+	if err != nil {
+		return err
+	}
 	if rejected != nil {
 		return sqlschema.Explain(c.bury(ctx, topic, msg, rejected))
 	}

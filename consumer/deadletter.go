@@ -357,6 +357,9 @@ func (d *DeadLetters) args(ctx context.Context, f DeadFilter, after int64) ([]an
 	if err := d.db.QueryRow(ctx, d.sql.readClock, f.Older.Microseconds(), f.Newer.Microseconds()).Scan(&until, &since); err != nil {
 		return nil, err
 	}
+	if f.State == LetterRetrying && f.Older == 0 {
+		until = until.AddDate(1, 0, 0) // of what waits for a call in doubt, last_at is ahead: see sqlPostpone
+	}
 	return []any{planned, after, until, since, f.IDs, f.Step, f.Kind, f.Reason, f.Error, f.Scope, f.Key, f.Topic, []byte(f.MessageID)}, nil
 }
 

@@ -1,6 +1,18 @@
 // Package consumer runs the steps of sagas: local transactions that a message
 // sets off, each of which takes effect once however often the message arrives.
 //
+// # How to begin
+//
+//  1. migrations.Up makes the tables, in a schema of the service's own.
+//  2. Write the steps: a [Step] with [On] for its action and, if it can be undone, its compensation.
+//  3. [New], with Options.Wake of the relay that publishes what they emit. Declare the queues of [Consumer.Topics].
+//  4. [Consumer.Run], in any number of processes.
+//  5. [NewSweeper] and [Sweeper.Run], or the inbox grows for ever.
+//
+// The package's Example is a whole service.
+//
+// # The inbox
+//
 // What is authoritative: the table inbox. It has one row for each step of each
 // saga, named by (scope, key, step, n), and the row is only ever moved under
 // its lock, in the transaction that also holds the step's effects and the

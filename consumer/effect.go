@@ -60,7 +60,7 @@ type effect struct {
 //     only if verify failed.
 //
 // The first attempt at a message that was replayed ([outbox.HeaderReplayed]) is in
-// doubt as well, and so is each first attempt of a step with AskFirst: the database
+// doubt as well, and so is each attempt of a step with AskFirst: the database
 // may have been set back, and have forgotten a call. With nil, that is not asked
 // either: the provider's keys have to last as long.
 //

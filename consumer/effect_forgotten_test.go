@@ -1,12 +1,15 @@
 package consumer
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -118,8 +121,135 @@ func TestAReplayedEffectWaitsForACallThatMayBeUnderWay(t *testing.T) {
 	}
 }
 
-// What a step asks before each first call is believed at once: nothing is what it
-// mostly finds.
+// The question may fail, as it does where the provider was lost with the database. The
+// wait is no shorter for it.
+func TestAQuestionThatFailsDoesNotShortenTheWait(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	asked, called := 0, 0
+	step := Step{
+		Name: "pay", Timeout: time.Minute, Settle: time.Microsecond, RetryBase: time.Millisecond, RetryCap: time.Millisecond, MaxAttempts: 4,
+		Action: Effect("pay",
+			func(context.Context, Message[any], string) (string, error) { called++; return "", nil },
+			func(context.Context, Message[any], string) (string, bool, error) {
+				if asked++; asked <= 2 {
+					return "", false, errors.New("unavailable")
+				}
+				return "", false, nil
+			},
+			func(context.Context, pgx.Tx, Message[any], string, Emit) error { return nil }),
+	}
+	c := f.consumer(t, Options{}, step)
+	msg := replayed(act("k"))
+	msg.Metadata.Set("type", "pay")
+	if err := c.Handle(t.Context(), "pay", msg); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		f.retryNow(t)
+		runParkedOnce(t, c)
+	}
+	if got, want := f.doubts(t), "retrying unsettled 2?"; got != want || asked != 3 || called != 0 {
+		t.Errorf("parked %q, asked %d times, called %d times; want %q, 3, 0", got, asked, called, want)
+	}
+	f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - (due_at - clock_timestamp()), due_at = clock_timestamp()") // the wait is over
+	runParkedOnce(t, c)
+	if got := f.row(t); got != "done 3 0" || called != 1 {
+		t.Errorf("in the end %q, called %d times; want it done by one call", got, called)
+	}
+}
+
+// A dead letter is marked, because the restore may have forgotten what came of it when
+// it was redriven. How long ago it had died says nothing about that call.
+func TestADeadLetterThatIsMarkedWaits(t *testing.T) {
+	t.Parallel()
+	for _, died := range []string{"never", "never, not done"} { // in doubt, and not
+		t.Run(died, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			p := newProvider(t, false)
+			p.refuse = []string{died}
+			step := f.asking(p, false)
+			step.Settle = time.Microsecond
+			c := f.consumer(t, Options{}, step)
+			handle(t, c, act("k"))
+			f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - interval '1 day', first_at = first_at - interval '1 day'")
+			f.redrive(t, &Edit{By: "tester", Set: map[string]string{outbox.HeaderReplayed: "yes"}})
+			for range 2 {
+				f.retryNow(t)
+				runParkedOnce(t, c)
+				if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "retrying 0 0 | retrying unsettled 0? |  / 0"; got != want {
+					t.Errorf("%q, want %q", got, want)
+				}
+			}
+			if _, err := f.letters(t).Bury(t.Context(), f.letterID(t)); err != nil {
+				t.Fatal(err)
+			}
+			f.redrive(t, nil)
+			runParkedOnce(t, c)
+			if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 0? |  / 0"; got != want {
+				t.Errorf("buried and redriven %q, want %q", got, want)
+			}
+			p.enter("pay", &Delivery{Scope: "tenant", Key: "k", Step: step.Name}) // the forgotten call has its effect
+			f.retryNow(t)
+			runParkedOnce(t, c)
+			if got, want := f.row(t)+" | "+p.made(), "done 1 0 | pay / 1"; got != want {
+				t.Errorf("in the end %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// What a message in doubt waited for when it died is forgotten. Redriven, it waits as if
+// nobody had seen its last call end.
+func TestARedrivenDoubtWaits(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, false)
+	p.refuse = []string{"never"}
+	step := f.asking(p, false)
+	step.Settle = time.Microsecond
+	c := f.consumer(t, Options{}, step)
+	handle(t, c, act("k"))
+	f.redrive(t, nil)
+	runParkedOnce(t, c)
+	if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 0? |  / 0"; got != want {
+		t.Errorf("redriven at once %q, want %q", got, want)
+	}
+	f.pass(t)
+	runParkedOnce(t, c)
+	if got, want := f.row(t)+" | "+p.made(), "done 1 0 | pay / 1"; got != want {
+		t.Errorf("a day later %q, want %q", got, want)
+	}
+}
+
+// A copy that was parked when the database was set back has forgotten its later
+// attempts. A step that asks first asks before each; others do for an operator, as the
+// runbook has it.
+func TestAForgottenSecondAttemptIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for _, askFirst := range []bool{true, false} {
+		t.Run(fmt.Sprint("ask first ", askFirst), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			p := newProvider(t, false)
+			p.refuse = []string{"not done"}
+			c := f.consumer(t, Options{}, f.asking(p, askFirst))
+			handle(t, c, act("k"))
+			f.setBack(t, func() { f.finishParked(t, c) })
+			if !askFirst {
+				f.exec(t, "UPDATE {schema}.parked SET in_doubt = true, reason = 'calling', last_at = now() WHERE state = 'retrying'")
+			}
+			f.finishParked(t, c)
+			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "done 2 0 |  | pay / 1"; got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// What a step asks before each call is believed at once: nothing is what it mostly
+// finds.
 func TestAskingFirstCostsOneQuestion(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -131,12 +261,12 @@ func TestAskingFirstCostsOneQuestion(t *testing.T) {
 		leases = append(leases, f.texts(t, "SELECT (due_at - last_at > interval '1 min')::text FROM {schema}.parked WHERE reason = 'calling'")...)
 	}
 	handle(t, c, act("k"))
-	f.finishParked(t, c) // what was not done for certain is not asked for
+	f.finishParked(t, c)
 	handle(t, c, undo("k"))
-	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "compensated 2 1 |  | pay, refund / 2"; got != want || p.times(&p.asked) != 2 {
-		t.Errorf("%q, asked %d times; want %q, 2", got, p.asked, want)
+	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "compensated 2 1 |  | pay, refund / 2"; got != want || p.times(&p.asked) != 3 {
+		t.Errorf("%q, asked %d times; want %q, 3", got, p.asked, want)
 	}
-	if got, want := strings.Join(leases, " "), "true false true"; got != want {
+	if got, want := strings.Join(leases, " "), "true true true"; got != want {
 		t.Errorf("leases with room for a question: %s, want %s", got, want)
 	}
 }
@@ -160,13 +290,34 @@ func TestAskingFirstDoesNotHurryADoubt(t *testing.T) {
 	}
 }
 
-// redrive sends the only dead letter round again, after an edit if there is one.
-func (f *fixture) redrive(t *testing.T, edit *Edit) {
+// retryNow makes parked messages due, as an operator's retry does.
+func (f *fixture) retryNow(t *testing.T) {
+	t.Helper()
+	f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp()")
+}
+
+func (f *fixture) letters(t *testing.T) *DeadLetters {
 	t.Helper()
 	letters, err := NewDeadLetters(f.pool, &DeadLettersOptions{Schema: f.schema})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return letters
+}
+
+// letterID is that of the only parked message.
+func (f *fixture) letterID(t *testing.T) (id int64) {
+	t.Helper()
+	if err := f.pool.QueryRow(t.Context(), "SELECT id FROM "+f.schema+".parked").Scan(&id); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// redrive sends the only dead letter round again, after an edit if there is one.
+func (f *fixture) redrive(t *testing.T, edit *Edit) {
+	t.Helper()
+	letters := f.letters(t)
 	all, err := letters.List(t.Context(), DeadFilter{}, 0, 10)
 	if err != nil || len(all) != 1 {
 		t.Fatalf("letters %+v, %v", all, err)

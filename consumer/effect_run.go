@@ -55,6 +55,7 @@ type outcome struct {
 	err       error
 	doubt     bool          // it may have had the effect; of no meaning without err
 	unsettled time.Duration // positive: only asked, too early; come back then
+	rest      time.Duration // of a question that failed: how long yet "nothing" says nothing
 }
 
 // asks reports whether an attempt in doubt can be looked up.
@@ -111,41 +112,49 @@ func (c *Consumer) effectLease(j *job, doubt bool) time.Duration {
 // were made before the step was an Effect: nothing is known but their number.
 func (c *Consumer) readDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertaking) error {
 	u.doubt, u.unsettled = u.parked.attempts > 1, j.step.Settle
+	waits := false
 	if j.parked != nil {
-		if err := c.readParkedDoubt(ctx, tx, j, u); err != nil {
+		var err error
+		if waits, err = c.readParkedDoubt(ctx, tx, j, u); err != nil {
 			return err
 		}
 	}
-	if !u.doubt && u.parked.attempts == 1 && j.input.asks() {
+	if j.input.asks() && !waits {
 		c.suspect(j, u)
 	}
 	return nil
 }
 
-// suspect puts into doubt a first attempt that may not be the first: the database
-// was set back, and has forgotten another one. That of a replayed message was made
-// before this arrived, and whoever made it may not have seen it end. For the messages
-// of [Step].AskFirst that is the exception: what is asked of each must not make
-// each wait.
+// suspect puts an attempt into doubt before which there may have been another: the
+// database was set back, and has forgotten it. That of a replayed message was made
+// before this arrived, or before an operator sent it round with the mark, and whoever
+// made it may not have seen it end. What such a message does later, and what each of
+// [Step].AskFirst does, is asked about and believed at once: what is asked of each
+// must not make each wait.
 func (c *Consumer) suspect(j *job, u *undertaking) {
+	first := u.parked.attempts == 1
 	switch {
-	case j.replayed():
+	case j.replayed() && first && j.parked != nil && j.parked.round > 0:
+		u.doubt, u.unsettled = true, c.effectLease(j, true)+j.step.Settle
+	case u.doubt:
+	case j.replayed() && first:
 		u.doubt, u.unsettled = true, u.unsettled+c.effectLease(j, true)
-	case j.step.AskFirst:
+	case j.replayed(), j.step.AskFirst:
 		u.doubt, u.unsettled = true, 0
 	}
 }
 
-// readParkedDoubt does so for a copy, by what its last attempt has left.
-func (c *Consumer) readParkedDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertaking) error {
+// readParkedDoubt does so for a copy, by what its last attempt has left. It waits if
+// that has asked too early.
+func (c *Consumer) readParkedDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertaking) (waits bool, err error) {
 	unseen := c.effectLease(j, true) + j.step.Settle
 	var micros int64
-	err := tx.QueryRow(ctx, c.effectSQL.readDoubt, j.parked.id, unseen.Microseconds(), j.step.Settle.Microseconds()).Scan(&u.doubt, &micros)
+	err = tx.QueryRow(ctx, c.effectSQL.readDoubt, j.parked.id, unseen.Microseconds(), j.step.Settle.Microseconds()).Scan(&u.doubt, &micros, &waits)
 	if err != nil {
-		return fmt.Errorf("consumer: read doubt: %w", err)
+		return false, fmt.Errorf("consumer: read doubt: %w", err)
 	}
 	u.unsettled = time.Duration(micros) * time.Microsecond
-	return nil
+	return waits, nil
 }
 
 // takeLease parks the message for the time of the attempt: a copy with last, and a
@@ -195,7 +204,7 @@ func (c *Consumer) resolve(ctx context.Context, j *job) outcome {
 		result, found, err := c.ask(ctx, j)
 		switch {
 		case err != nil:
-			return outcome{err: fmt.Errorf("consumer: verify: %w", err), doubt: true}
+			return outcome{err: fmt.Errorf("consumer: verify: %w", err), doubt: true, rest: u.unsettled}
 		case found:
 			return outcome{result: result}
 		case u.unsettled > 0:
@@ -329,7 +338,7 @@ func (c *Consumer) recordUndone(ctx context.Context, j *job, o outcome) error {
 			return err
 		}
 		last := &pgx.Batch{}
-		last.Queue(c.effectSQL.setDoubt, j.parked.id, o.doubt)
+		last.Queue(c.effectSQL.setDoubt, j.parked.id, o.doubt, max(0, o.rest-j.step.Settle).Microseconds())
 		last.Queue(c.sql.moveStep, j.transition(found, parkedState(j.kind, f.dead), f.attempts)...)
 		if err := c.queueEmitted(last, j.emitted); err != nil {
 			return err

@@ -5,11 +5,13 @@ import "github.com/sagamill/sagamill/internal/sqlschema"
 // sqlReadDoubt reads, under the lock of sqlLockParked, whether an earlier
 // attempt may have had its effect ($1: the parked message), and for how many
 // microseconds more the provider may still be at work on it: $3 after its call
-// had ended, or $2 after its lease began if nobody saw it end.
+// had ended, or $2 after its lease began if nobody saw it end. In the first
+// attempt a redriven message has forgotten which: it is $2 after it died. Last is
+// whether that is what the message waits for.
 const sqlReadDoubt = `
 SELECT in_doubt, (extract(epoch FROM
-	last_at + CASE reason WHEN 'calling' THEN $2::bigint ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()
-) * 1000000)::bigint
+	last_at + CASE WHEN reason = 'calling' OR round > 0 AND attempts = 1 AND reason <> 'unsettled' THEN $2::bigint ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()
+) * 1000000)::bigint, reason = 'unsettled'
 FROM {schema}.parked
 WHERE id = $1`
 
@@ -38,8 +40,13 @@ UPDATE {schema}.parked
 SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond'
 WHERE id = $1`
 
-// sqlSetDoubt says whether what was just parked may have had its effect.
-const sqlSetDoubt = `UPDATE {schema}.parked SET in_doubt = $2 WHERE id = $1`
+// sqlSetDoubt says whether what was just parked may have had its effect. last_at of
+// what goes round is later by $3 microseconds than now, so that Settle after it is not
+// before a call that could not be asked about has settled.
+const sqlSetDoubt = `
+UPDATE {schema}.parked
+SET in_doubt = $2, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
+WHERE id = $1`
 
 // sqlPostpone puts an attempt that only asked, too early, off until the call in
 // doubt has settled, $2 from now. It was no attempt at a call. last_at is again

@@ -68,11 +68,8 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 	}
 	var jobs []*job
 	for _, a := range l.all {
-		if j, rejected := c.accept(a.topic, a.msg); rejected == nil {
-			j.arrived = a
+		if j := c.begin(ctx, work, a); j != nil {
 			jobs = append(jobs, j)
-		} else if c.insist(ctx, a, func() error { return c.bury(work, a.topic, a.msg, rejected) }) {
-			c.ack(&job{Delivery: Delivery{ID: a.msg.UUID}, arrived: a})
 		}
 	}
 	if planted.AckBeforeCommit {
@@ -82,6 +79,28 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 		left = append(left, j.arrived)
 	}
 	return true
+}
+
+// begin returns the job that a delivery is, or nil: what cannot be one is a dead letter then
+// and acked, or not decided.
+func (c *Consumer) begin(ctx, work context.Context, a arrived) *job {
+	var j *job
+	var rejected *rejection
+	accepted := c.insist(ctx, a, func() (err error) {
+		j, rejected, err = c.accept(a.topic, a.msg)
+		return err
+	})
+	switch {
+	case !accepted:
+		return nil
+	case rejected == nil:
+		j.arrived = a
+		return j
+	}
+	if c.insist(ctx, a, func() error { return c.bury(work, a.topic, a.msg, rejected) }) {
+		c.ack(&job{Delivery: Delivery{ID: a.msg.UUID}, arrived: a})
+	}
+	return nil
 }
 
 // nackRest nacks what was neither acked nor left, also if a handler has ended the

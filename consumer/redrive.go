@@ -87,6 +87,10 @@ func (d *DeadLetters) RedriveAll(ctx context.Context, filter DeadFilter, opts *R
 // that they can be edited or discarded. It returns how many: an id that is not
 // retrying, or no longer, is left out, and so is one whose step is locked, such as
 // by its own handler, or whose call is under way.
+//
+// It tells nobody: [Step.Unhandled] is not called. An orchestrated saga whose command is
+// buried goes on waiting for the answer: until the step's deadline or, if it has none, until
+// saga.Options.Patience is over. Till then it is running, not stuck, also behind the pivot.
 func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (n int, err error) {
 	for chunk := range slices.Chunk(ids, letterBatch) {
 		r := &round{DeadLetters: d, counts: Prospects{}, state: LetterRetrying, verb: "dead bury", what: map[string]string{}, change: d.bury}
@@ -345,7 +349,7 @@ func writtenAt(stamp string, parked time.Time) time.Time {
 // redrive decides about the letters of h and does it, under the locks of their
 // steps. It returns those that are not what they were.
 func (d *DeadLetters) redrive(ctx context.Context, tx pgx.Tx, h *held, p policy) (Prospects, []int64, error) {
-	var sent, dropped, reused []int64
+	var sent, dropped, reused, rejected []int64
 	done := Prospects{}
 	for i := range h.letters {
 		l := &h.letters[i]
@@ -366,12 +370,15 @@ func (d *DeadLetters) redrive(ctx context.Context, tx pgx.Tx, h *held, p policy)
 	batch := &pgx.Batch{}
 	batch.Queue(d.sql.send, sent)
 	batch.Queue(d.sql.drop, dropped)
-	batch.Queue(d.sql.reject, reused, ReasonKeyReused, reusedText)
+	batch.Queue(d.sql.reject, reused, ReasonKeyReused, reusedText).Query(func(rows pgx.Rows) (err error) {
+		rejected, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+		return err
+	})
 	d.queueMoves(batch, h.steps)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, nil, err
 	}
-	return done, slices.Concat(sent, dropped, reused), d.forceSteps(ctx, tx, h.steps)
+	return done, slices.Concat(sent, dropped, rejected), d.forceSteps(ctx, tx, h.steps)
 }
 
 // queueMoves queues the moves of the steps that have one.

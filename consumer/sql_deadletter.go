@@ -126,16 +126,19 @@ SELECT scope, key, step, n, kind, coalesce(digest, sha256(payload)) FROM {schema
 WHERE state = 'retrying' AND (scope, key, step, n) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]))`
 
 // sqlSendLetters sends letters round, with all their attempts. What an attempt of
-// before the redrive has to say does not count any more.
+// before the redrive has to say does not count any more, nor what one has waited for.
 const sqlSendLetters = `
-UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp() WHERE id = ANY ($1)`
+UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp(),
+	reason = CASE reason WHEN 'unsettled' THEN 'failed' ELSE reason END
+WHERE id = ANY ($1)`
 
 // sqlDropLetters removes letters that have nothing left to do.
 const sqlDropLetters = `DELETE FROM {schema}.parked WHERE id = ANY ($1)`
 
-// sqlRejectLetters gives letters that stay the reason $2.
+// sqlRejectLetters gives letters that stay the reason $2. One that has it has not failed anew.
 const sqlRejectLetters = `
-UPDATE {schema}.parked SET reason = $2, error = $3, stack = '', last_at = clock_timestamp() WHERE id = ANY ($1)`
+UPDATE {schema}.parked SET reason = $2, error = $3, stack = '', last_at = clock_timestamp() WHERE id = ANY ($1) AND reason <> $2
+RETURNING id`
 
 // sqlBuryLetters ends the rounds of retrying messages.
 const sqlBuryLetters = `UPDATE {schema}.parked SET state = 'dead', last_at = clock_timestamp() WHERE id = ANY ($1)`

@@ -41,13 +41,13 @@ type Step struct {
 	// have it. Default: 1 min.
 	Settle time.Duration
 
-	// AskFirst has an [Effect]'s verify asked before the first call for a message, too,
-	// for a database that may forget: one that is restored to an earlier time, or fails
-	// over to a standby that was behind. There a message can come again, from the
-	// relay or the broker, whose call was made and whose row is gone. It costs a
-	// question for each call. That nothing is found is believed at once then, and
-	// after Settle for a message that was replayed, which is asked for in any case.
-	// A step without a verify cannot have it. Default: the row is believed.
+	// AskFirst has an [Effect]'s verify asked before each call, the first one too, for a
+	// database that may forget: one that is restored to an earlier time, or fails over
+	// to a standby that was behind. There a message can come again, from the relay, the
+	// broker or the parked ones, whose call was made and is not known of. It costs a
+	// question for each call. That nothing is found is believed at once then, and after
+	// Settle for a message that was replayed, which is asked for in any case. A step
+	// without a verify cannot have it. Default: the row is believed.
 	AskFirst bool
 
 	// CancelParked lets a compensation that finds the action parked or dead

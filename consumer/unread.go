@@ -82,7 +82,7 @@ func (c *Consumer) refuseDeadly(ctx context.Context, row *parkedRow) error {
 func (c *Consumer) readAgain(row *parkedRow, msg *message.Message) (*job, *rejection) {
 	read := c.read
 	if row.Kind == unread && row.Reason.unbelieved() {
-		read = c.accept
+		read = c.acceptNow
 	}
 	j, rejected := read(row.Topic, msg)
 	if rejected != nil {

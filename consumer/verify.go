@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -23,17 +24,38 @@ const (
 // refused, or was not asked about.
 func (r Reason) unbelieved() bool { return r == ReasonFormatUnknown || r == ReasonUnverified }
 
+// ErrVerifyLater is for an error of [Options].Verify that is none of the message: what it
+// goes by cannot be looked at. Nothing is decided then, and the message is verified again,
+// some seconds later after it has gone back to the broker.
+var ErrVerifyLater = errors.New("consumer: the message cannot be verified now")
+
 // accept is read for a message that has just come: before anything that it says is
 // believed, it is verified. The one exception is the version of its format, which
 // can only make a dead letter of it; whoever verifies need not understand another.
-func (c *Consumer) accept(topic string, msg *message.Message) (*job, *rejection) {
+// Nothing is decided after an error.
+func (c *Consumer) accept(topic string, msg *message.Message) (*job, *rejection, error) {
 	if rejected := c.checkFormat(msg); rejected != nil {
-		return nil, rejected
+		return nil, rejected, nil
 	}
-	if err := c.verify(topic, msg); err != nil {
-		return nil, &rejection{reason: ReasonUnverified, err: err}
+	err := c.verify(topic, msg)
+	if errors.Is(err, ErrVerifyLater) {
+		return nil, nil, err
 	}
-	return c.read(topic, msg)
+	if err != nil {
+		return nil, &rejection{reason: ReasonUnverified, err: err}, nil
+	}
+	j, rejected := c.read(topic, msg)
+	return j, rejected, nil
+}
+
+// acceptNow is accept for a message that is a dead letter again where nothing can be
+// decided: a person has sent it, and may do so again.
+func (c *Consumer) acceptNow(topic string, msg *message.Message) (*job, *rejection) {
+	j, rejected, err := c.accept(topic, msg)
+	if err != nil {
+		rejected = &rejection{reason: ReasonUnverified, err: err}
+	}
+	return j, rejected
 }
 
 // verify recovers a panic of Options.Verify: it would end the process with every

@@ -326,3 +326,61 @@ func TestANewerReaderRunsWhatAnOlderOneKept(t *testing.T) {
 		t.Errorf("the newer reader: %q, want each message run once and nothing kept", got)
 	}
 }
+
+// What cannot be verified now is neither believed nor refused: it goes back, or is
+// verified again where it is.
+func TestWhatCannotBeVerifiedYet(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var away atomic.Bool
+	asked := make(chan bool, 100)
+	c := f.consumer(t, Options{Verify: func(string, *message.Message) error {
+		asked <- away.Load()
+		if away.Load() {
+			return fmt.Errorf("keys: %w", ErrVerifyLater)
+		}
+		return nil
+	}}, paying(f))
+	away.Store(true)
+	if err := c.Handle(t.Context(), "pay", act("k")); !errors.Is(err, ErrVerifyLater) {
+		t.Errorf("Handle = %v, want an ErrVerifyLater", err)
+	}
+	c.signals.settled.Enable()
+	f.sub.queue("pay") <- act("k")
+	stop := start(t, c)
+	<-asked // by Handle
+	<-asked // by the consumer, which asks again
+	if rows, letters := f.texts(t, "SELECT state FROM {schema}.inbox"), f.texts(t, "SELECT reason FROM {schema}.parked"); len(rows)+len(letters) > 0 {
+		t.Errorf("inbox %q, parked %q; want nothing decided", rows, letters)
+	}
+	away.Store(false)
+	c.signals.settled.Wait(t)
+	stop()
+	if got := f.row(t) + " | " + f.effects(t); !strings.HasPrefix(got, "done 1 0 | paid") {
+		t.Errorf("in the end %q, want it done", got)
+	}
+}
+
+// A redriven forgery that cannot be verified now stays what it is: a person has sent it
+// round, and may do so again.
+func TestARedrivenMessageThatCannotBeVerifiedYet(t *testing.T) {
+	t.Parallel()
+	f := &letterFixture{fixture: newFixture(t)}
+	result := errors.New("there is no proof")
+	f.c = f.consumer(t, Options{Verify: func(string, *message.Message) error { return result }}, paying(f.fixture))
+	var err error
+	if f.letters, err = NewDeadLetters(f.pool, &DeadLettersOptions{Schema: f.schema}); err != nil {
+		t.Fatal(err)
+	}
+	handle(t, f.c, act("k"))
+	result = ErrVerifyLater
+	f.redriveAll(t)
+	if got := strings.Join(f.texts(t, "SELECT concat_ws(' ', state, reason, error) FROM {schema}.parked"), "; "); got != "dead unverified "+ErrVerifyLater.Error() {
+		t.Errorf("parked %q, want it dead again", got)
+	}
+	result = nil
+	f.redriveAll(t)
+	if got := f.row(t); !strings.HasPrefix(got, "done") {
+		t.Errorf("verified, it is %q, want done", got)
+	}
+}

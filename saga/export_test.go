@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -13,6 +14,10 @@ import (
 func Postpone(o *Orchestrator, scope, key string, revision, try int) {
 	o.postpone(due{scope: scope, key: key, revision: revision, tries: try}, errors.New("it failed"))
 }
+
+// Patient has o, which does not run yet, wait for locks until the server finds that two wait
+// for each other.
+func Patient(o *Orchestrator) { o.lockWait = time.Minute }
 
 // AwaitTimerPasses returns when o has looked for timers n times from now on.
 func AwaitTimerPasses(t testing.TB, o *Orchestrator, n int) {

@@ -63,7 +63,7 @@ func (o *Orchestrator) reply(ctx context.Context, tx pgx.Tx, in consumer.Message
 		return consumer.Terminal(err)
 	}
 	return o.handle(ctx, tx, &in.Delivery, target{mark, to.Path}, emit, func(r *flow.Run) error {
-		if o.opts.NamedReplies { // again, since what it is verified by may have been away
+		if o.opts.NamedReplies { // again, since its version may have been registered since
 			if err := checkName(r.Flow, to.Step, namedStep(&in.Delivery)); err != nil {
 				return consumer.Terminal(err)
 			}

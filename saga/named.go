@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/stepkey"
@@ -52,8 +53,9 @@ func (o *Orchestrator) verifyNames(verify func(string, *message.Message) error) 
 }
 
 // verifyName refuses a misnamed reply before it claims a row of the inbox, which would be that of
-// the genuine one. Where versions differ in what their n stand for, the instance is looked at. What
-// cannot be found out is left to the handler, which finds it out or waits until it can be.
+// the genuine one. Where that is not the name of n in all versions, the instance is looked at: a
+// reply waits with a [consumer.ErrVerifyLater] until it can be. One of a version that is not
+// registered here is left to the handler, which waits for a process that knows it.
 func (o *Orchestrator) verifyName(topic string, msg *message.Message) error {
 	if msg.Metadata.Get(outbox.PropertyType) != TypeReply {
 		return nil
@@ -76,7 +78,13 @@ func (o *Orchestrator) verifyName(topic string, msg *message.Message) error {
 	if errors.Is(err, ErrNoInstance) {
 		return err // nobody can answer yet: a command commits with its instance
 	}
-	if err != nil || Topic(i.name) != topic {
+	if errors.Is(err, flow.ErrUnfit) {
+		return nil // nothing of it can be handled
+	}
+	if err != nil {
+		return fmt.Errorf("%w: saga: look at the instance: %w", consumer.ErrVerifyLater, err)
+	}
+	if Topic(i.name) != topic {
 		return nil
 	}
 	f, err := o.flowOf(i)

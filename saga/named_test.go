@@ -2,11 +2,16 @@ package saga_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/outbox"
@@ -192,4 +197,53 @@ func TestAReplyMayNameAnyStep(t *testing.T) {
 		t.Errorf("the saga is compensated for %q, want the reply's reason", reason)
 	}
 	release()
+}
+
+// A reply that cannot be looked at, since the database is away, waits. It neither claims
+// the row of the genuine one nor is it refused.
+func TestAReplyIsNotBelievedUnseen(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	d := saga.Must(saga.Define("trip", 1, book("flight"), book("hotel")))
+	p.orchestrate(&saga.Options{NamedReplies: true}, d)
+	p.participate(p.booking("flight"), p.booking("hotel"))
+	var away atomic.Bool
+	config := p.db.Config().Copy()
+	config.MaxConns, config.MinConns = 1, 0
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if away.Load() {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+	own, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(own.Close)
+	o, err := saga.NewOrchestrator(own, nil, []saga.Plan{d}, &saga.Options{Schema: p.schema, Logger: quiet, NamedReplies: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := p.hold()
+	start(p, d, "k", trip{Item: "x"})
+	forged := func() error {
+		return o.Consumer().Handle(t.Context(), saga.Topic("trip"), rejection(p, "k", "hotel", "1.1.d"))
+	}
+	away.Store(true)
+	if err := forged(); !errors.Is(err, consumer.ErrVerifyLater) {
+		t.Errorf("while the database is away: %v, want an ErrVerifyLater", err)
+	}
+	if got := p.letters(); len(got) > 0 {
+		t.Errorf("dead letters %q of what nobody has looked at", got)
+	}
+	away.Store(false)
+	if err := forged(); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	p.until("k", saga.StatusCompleted)
+	if got := p.letters(); len(got) != 1 || !strings.HasPrefix(got[0], string(consumer.ReasonUnverified)) {
+		t.Errorf("dead letters %q, want the forged reply, %s", got, consumer.ReasonUnverified)
+	}
 }

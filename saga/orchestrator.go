@@ -58,6 +58,7 @@ type Orchestrator struct {
 	flows    map[versionKey]*flow.Flow
 	plans    []Plan // with those nested in them
 	known    knownVersions
+	lockWait time.Duration
 	counters counters
 
 	suspected time.Time // when the timers' goroutine has looked for suspects last
@@ -89,7 +90,7 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 	if db == nil || len(plans) == 0 {
 		return nil, errors.New("saga: NewOrchestrator needs a pool and at least one definition")
 	}
-	o := &Orchestrator{db: db, flows: map[versionKey]*flow.Flow{}}
+	o := &Orchestrator{db: db, flows: map[versionKey]*flow.Flow{}, lockWait: lockWait}
 	if opts != nil {
 		o.opts = *opts
 	}

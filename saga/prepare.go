@@ -48,7 +48,7 @@ func (o *Orchestrator) prepare(ctx context.Context, tx pgx.Tx, messages []*consu
 	}
 	locked := make(lockedRows, len(scopes))
 	b := &pgx.Batch{}
-	b.Queue(o.sql.limitLock, strconv.FormatInt(lockWait.Milliseconds(), 10))
+	b.Queue(o.sql.limitLock, strconv.FormatInt(o.lockWait.Milliseconds(), 10))
 	b.Queue(o.sql.lockInstances, scopes, keys, paths).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
 			if i, err := scanRow(rows); err == nil {
@@ -71,5 +71,5 @@ func (o *Orchestrator) lock(ctx context.Context, tx pgx.Tx, at address) (*row, e
 		delete(locked, at)
 		return i, nil
 	}
-	return o.sql.lockSoon(ctx, tx, at.scope, at.key, at.path)
+	return o.sql.lockSoon(ctx, tx, at.scope, at.key, at.path, o.lockWait)
 }

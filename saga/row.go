@@ -76,7 +76,7 @@ func (q *queries) lock(ctx context.Context, tx pgx.Tx, scope, key, path string) 
 	return found(scanRow(tx.QueryRow(ctx, q.lockInstance, scope, key, path)))
 }
 
-// lockWait is how long the work on a message waits for an instance that somebody else
+// lockWait is, but in tests, how long the work on a message waits for an instance that somebody else
 // has locked: messages for other instances share its transaction.
 const lockWait = 500 * time.Millisecond
 
@@ -87,12 +87,12 @@ const lockNotAvailable = "55P03"
 var errLocked = errors.New("saga: the instance is locked")
 
 // lockSoon is lock, or an errLocked.
-func (q *queries) lockSoon(ctx context.Context, tx pgx.Tx, scope, key, path string) (*row, error) {
+func (q *queries) lockSoon(ctx context.Context, tx pgx.Tx, scope, key, path string, wait time.Duration) (*row, error) {
 	i, err := q.tryLock(ctx, tx, scope, key, path)
 	if !errors.Is(err, ErrNoInstance) {
 		return i, err
 	}
-	if _, err := tx.Exec(ctx, q.limitLock, strconv.FormatInt(lockWait.Milliseconds(), 10)); err != nil {
+	if _, err := tx.Exec(ctx, q.limitLock, strconv.FormatInt(wait.Milliseconds(), 10)); err != nil {
 		return nil, fmt.Errorf("saga: limit the wait for a lock: %w", err)
 	}
 	i, err = q.lock(ctx, tx, scope, key, path)

@@ -40,6 +40,7 @@ type site struct {
 	prefix  string
 	broker  *rabbittest.Proxy // between the broker and child processes
 	control *amqp.Channel     // to look at queues
+	patient bool              // see saga.Patient
 }
 
 func newSite(t testing.TB) *site {
@@ -115,6 +116,9 @@ func (s *site) orchestrate(opts saga.Options) *saga.Orchestrator {
 	o, run, err := newOrchestrator(s.ctx, pgtest.URL(), s.topology(orchestrators), s.schema, opts)
 	if err != nil {
 		s.t.Fatal(err)
+	}
+	if s.patient {
+		saga.Patient(o)
 	}
 	s.run(run)
 	return o

@@ -20,8 +20,8 @@ WHERE id = $1
 ---- effectQueries.readDoubt
 
 SELECT in_doubt, (extract(epoch FROM
-	last_at + CASE reason WHEN 'calling' THEN $2::bigint ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()
-) * 1000000)::bigint
+	last_at + CASE WHEN reason = 'calling' OR round > 0 AND attempts = 1 AND reason <> 'unsettled' THEN $2::bigint ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()
+) * 1000000)::bigint, reason = 'unsettled'
 FROM {schema}.parked
 WHERE id = $1
 ---- effectQueries.readOther
@@ -30,7 +30,10 @@ SELECT coalesce(digest, sha256(payload)) <> $6
 FROM {schema}.parked
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'
 ---- effectQueries.setDoubt
-UPDATE {schema}.parked SET in_doubt = $2 WHERE id = $1
+
+UPDATE {schema}.parked
+SET in_doubt = $2, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
+WHERE id = $1
 ---- letterQueries.bury
 UPDATE {schema}.parked SET state = 'dead', last_at = clock_timestamp() WHERE id = ANY ($1)
 ---- letterQueries.count0
@@ -165,7 +168,8 @@ WHERE (i.scope, i.key, i.step, i.n) IN (SELECT * FROM unnest($1::text[], $2::tex
 ORDER BY i.scope, i.key, i.step, i.n
 ---- letterQueries.reject
 
-UPDATE {schema}.parked SET reason = $2, error = $3, stack = '', last_at = clock_timestamp() WHERE id = ANY ($1)
+UPDATE {schema}.parked SET reason = $2, error = $3, stack = '', last_at = clock_timestamp() WHERE id = ANY ($1) AND reason <> $2
+RETURNING id
 ---- letterQueries.retryNow
 
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
@@ -187,7 +191,9 @@ SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coa
 FROM {schema}.parked WHERE id = ANY ($1) AND state = 'retrying' AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id
 ---- letterQueries.send
 
-UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp() WHERE id = ANY ($1)
+UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp(),
+	reason = CASE reason WHEN 'unsettled' THEN 'failed' ELSE reason END
+WHERE id = ANY ($1)
 ---- letterQueries.tryHoldSteps
 
 SELECT i.scope, i.key, i.step, i.n, i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
