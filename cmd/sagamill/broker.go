@@ -1,12 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/strictjson"
@@ -42,6 +46,11 @@ func (c *call) readTopology(name string) (t rabbitmq.Topology, err error) {
 	if err == nil {
 		err = strictjson.Unmarshal(text, &t)
 	}
+	if err == nil { // what is mistyped would be as if it were not there
+		known := json.NewDecoder(bytes.NewReader(text))
+		known.DisallowUnknownFields()
+		err = known.Decode(&rabbitmq.Topology{})
+	}
 	if err == nil && len(t.Services) == 0 {
 		err = errors.New("there are no services in it")
 	}
@@ -55,7 +64,7 @@ func (c *call) readTopology(name string) (t rabbitmq.Topology, err error) {
 // for one each, and are comments, because a shell that reads this would be asked.
 func brokerPermissions(_ context.Context, c *call) error {
 	name := c.flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
-	vhost := c.flags.String("vhost", "/", "virtual host of the permissions; default: /")
+	vhost := c.flags.String("vhost", vhostOf(os.Getenv("AMQP_URL")), "virtual host of the permissions; default: that of AMQP_URL, or /")
 	if err := c.parse(); err != nil {
 		return err
 	}
@@ -71,13 +80,22 @@ func brokerPermissions(_ context.Context, c *call) error {
 	for _, p := range all {
 		fmt.Fprintln(c.stdout, "#   rabbitmqctl add_user", quoted(p.User))
 	}
-	fmt.Fprintln(c.stdout, "#   rabbitmqctl delete_user guest")
+	fmt.Fprintln(c.stdout, "#   rabbitmqctl delete_user guest   # unless others use it")
 	fmt.Fprintln(c.stdout, "# As often as you like:")
 	for _, p := range all {
 		fmt.Fprintln(c.stdout, "rabbitmqctl set_permissions --vhost", quoted(*vhost), quoted(p.User), quoted(p.Configure), quoted(p.Write), quoted(p.Read))
 		fmt.Fprintln(c.stdout, "rabbitmqctl set_user_limits", quoted(p.User), quoted(fmt.Sprintf(`{"max-connections":%d,"max-channels":%d}`, p.MaxConnections, p.MaxChannels)))
 	}
 	return nil
+}
+
+// vhostOf is the virtual host of a URL, "/" where it is none.
+func vhostOf(at string) string {
+	u, err := amqp.ParseURI(at)
+	if err != nil {
+		return "/"
+	}
+	return u.Vhost
 }
 
 // quoted returns s as one word of a shell.

@@ -31,7 +31,7 @@ func TestBrokerPermissionsAreCommands(t *testing.T) {
 	const want = `# By hand, once: each asks for a password.
 #   rabbitmqctl add_user 'it'\''s.deploy'
 #   rabbitmqctl add_user 'it'\''s.pay'
-#   rabbitmqctl delete_user guest
+#   rabbitmqctl delete_user guest   # unless others use it
 # As often as you like:
 rabbitmqctl set_permissions --vhost 'shop' 'it'\''s.deploy' '^(it'\''s\.ordered|it'\''s\.ordered\.pay|it'\''s\.ordered\.pay\.dead)$' '^(amq\.default|it'\''s\.ordered\.pay)$' '^(it'\''s\.ordered|it'\''s\.ordered\.pay)$'
 rabbitmqctl set_user_limits 'it'\''s.deploy' '{"max-connections":6,"max-channels":96}'
@@ -44,6 +44,8 @@ rabbitmqctl set_user_limits 'it'\''s.pay' '{"max-connections":7,"max-channels":1
 	for name, text := range map[string]string{
 		"no JSON":           `prefix: x`,
 		"no services":       `{"prefix": "x."}`,
+		"a member mistyped": `{"prefx": "y.", "services": [{"name": "a"}]}`,
+		"one of a service":  `{"services": [{"name": "a", "lisens": ["t"]}]}`,
 		"a member twice":    `{"services": [{"name": "a", "name": "b"}]}`,
 		"a name of ours":    `{"services": [{"name": "deploy"}]}`,
 		"a line of a shell": `{"services": [{"name": "a", "listens": ["x\nrm"]}]}`,

@@ -85,6 +85,8 @@ func (c *call) nameSchemas(ctx context.Context, err error) error {
 	}
 	with := slices.DeleteFunc(slices.Clone(all), func(s migrations.Schema) bool { return !hasSagas(ctx, db, &s) })
 	switch {
+	case len(with) == 0 && sqlschema.Missing(err):
+		return fmt.Errorf("%w (say which schema with -schema: there are tables of sagamill in %s, and no sagas in any of them)", err, listSchemas(all))
 	case len(with) == 0:
 		return fmt.Errorf("%w (there are no sagas in any of %s)", err, listSchemas(all))
 	case slices.ContainsFunc(with, func(s migrations.Schema) bool { return s.Name == *c.schema }):
@@ -145,9 +147,14 @@ func (c *call) parseDatabase() error {
 }
 
 func (c *call) help() {
-	fmt.Fprintf(c.stderr, "sagamill %s: %s\n\n", c.command.words, c.command.about)
+	fmt.Fprintf(c.stdout, "sagamill %s: %s\n\n", c.command.words, c.command.about)
+	width := 0
+	c.flags.VisitAll(func(f *flag.Flag) { width = max(width, len(f.Name)) })
 	c.flags.VisitAll(func(f *flag.Flag) {
-		fmt.Fprintf(c.stderr, "  -%-10s %s\n", f.Name, f.Usage)
+		if c.command.offline() && (f.Name == "schema" || f.Name == "database") {
+			return
+		}
+		fmt.Fprintf(c.stdout, "  -%-*s %s\n", width, f.Name, f.Usage)
 	})
 }
 

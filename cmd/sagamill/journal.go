@@ -13,7 +13,7 @@ import (
 )
 
 func journalCommands() []command {
-	return []command{{"journal", "who has redriven, edited, discarded, released or replayed what, and why; the newest first", readJournal}}
+	return []command{{"journal", "who has redriven, edited, discarded, released or replayed what, and why; the newest first (decisions about sagas: saga show)", readJournal}}
 }
 
 // defaultRate is how many messages a second are sent out once more, unless -rate says

@@ -39,7 +39,7 @@ var deeds = map[string][]deed{
 	"dead": {
 		{"dead redrive -id 1,2", []int64{1, 2}, `{}`},
 		{"dead redrive -id 1 -key k1", []int64{1}, `{"key":"k1"}`},
-		{"dead redrive -all -step pay -older 0s -force -yes", []int64{1, 2, 4}, `{"step":"pay","force":"true"}`},
+		{"dead redrive -all -step pay -older 0s -force -yes", []int64{1, 2}, `{"step":"pay","force":"true"}`},
 		{"dead edit -id 1 -header x-own=s3cret-payload -remove-header type", []int64{1}, `{"set":"x-own","removed":"type"}`},
 		{"dead edit -id 2 -payload -", []int64{2}, `{"payload":"SHA-256 860c5e…","payload_was":"SHA-256 44136f…"}`},
 		{"dead discard -id 2,99", []int64{2}, `{}`},
@@ -62,7 +62,7 @@ var deeds = map[string][]deed{
 
 // idle are command lines that change nothing.
 var idle = map[string][]string{
-	"dead":   {"dead redrive -id 1 -n", "dead redrive -all -step pay", "dead discard -id 99", "dead retry -id 1", "dead bury -id 1", "dead edit -id 1 -header a=b -n", "dead edit -id 1"},
+	"dead":   {"dead redrive -id 1 -n", "dead redrive -id 4", "dead redrive -all -step pay", "dead discard -id 99", "dead retry -id 1", "dead bury -id 1", "dead edit -id 1 -header a=b -n", "dead edit -id 1"},
 	"outbox": {"outbox dead redrive -all -topic orders", "outbox dead discard -id 4", "outbox refused release -id 1"},
 	"replay": {"replay -key k1 -n", "replay -key none", "replay -since 2020-01-01T00:00:00Z"},
 }

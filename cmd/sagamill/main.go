@@ -45,6 +45,7 @@
 //	sagamill broker delete           delete them, unless a queue holds messages or is consumed from
 //
 //	sagamill version                 say which build this is, and which messages and tables it knows
+//	sagamill help                    say what a command does and takes, as its -h does
 //
 // The database is that of -database or DATABASE_URL, the schema that of
 // -schema, by default sagamill. Each command says with -h what else it takes. A
@@ -81,6 +82,9 @@ type command struct {
 	run   func(ctx context.Context, c *call) error
 }
 
+// offline reports whether the command needs no database.
+func (c command) offline() bool { return c.words == "version" || strings.HasPrefix(c.words, "broker ") }
+
 func commands() []command {
 	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), journalCommands(), sagaCommands(), brokerCommands(), versionCommands())
 }
@@ -99,6 +103,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := errUsage
 	if len(args) > 0 && (args[0] == "-version" || args[0] == "--version") {
 		args = append([]string{"version"}, args[1:]...)
+	}
+	if about, asked := asksHelp(args); asked {
+		return help(about, stdout, stderr)
 	}
 	if cmd, rest, found := find(args); found {
 		err = newCall(cmd, rest, stdout, stderr).run(ctx)
@@ -121,6 +128,33 @@ func end(err error, args []string, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sagamill:", visible(strings.Join(strings.Fields(err.Error()), " ")))
 		return 1
 	}
+}
+
+// asksHelp reports whether args ask what there is, and of what.
+func asksHelp(args []string) (about []string, asked bool) {
+	isFlag := func(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
+	if len(args) == 0 {
+		return nil, false
+	}
+	if args[0] == "help" || isFlag(args[0]) {
+		return slices.DeleteFunc(slices.Clone(args[1:]), isFlag), true
+	}
+	_, _, found := find(args)
+	end := len(args) - 1
+	return args[:end], !found && isFlag(args[end])
+}
+
+// help says what a command takes, or which commands begin with these words.
+func help(about []string, stdout, stderr io.Writer) int {
+	cmd, rest, found := find(about)
+	switch {
+	case found && len(rest) == 0:
+		return end(newCall(cmd, []string{"-h"}, stdout, stderr).run(context.Background()), about, stderr)
+	case found || unknown(about) != "":
+		return end(errUsage, about, stderr)
+	}
+	printUsage(stdout, about)
+	return 0
 }
 
 // find returns the command that args begin with, and what follows its words.

@@ -17,7 +17,7 @@ func TestMigrate(t *testing.T) {
 		code int
 		says string
 	}{
-		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, ""},
+		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, "9 of 9"},
 		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "9 of 9"},
 		{"migrate print -schema " + schema, 0, "CREATE TABLE " + schema + ".outbox"},
 		{"migrate roles -schema " + schema + " -prefix shop", 0, "GRANT SELECT, UPDATE ON " + schema + ".outbox_relay TO shop_relay;"},
@@ -27,7 +27,9 @@ func TestMigrate(t *testing.T) {
 		{"migrate roles -to 1", 1, "-to"},
 		{"migrate down -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
 		{"migrate down -to 4294967296 -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
-		{"migrate down -to 0 -schema " + schema + " -database " + pgtest.URL(), 0, ""},
+		{"migrate down -to 0 -schema " + schema + " -database " + pgtest.URL(), 1, "nothing is done yet"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "9 of 9"},
+		{"migrate down -to 0 -yes -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 9"},
 		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 9"},
 		{"migrate up -schema a;b -database " + pgtest.URL(), 1, "schema"},
 		{"migrate up -database postgres://u:s3cret@127.0.0.1:1/x", 1, "connect"},
@@ -36,12 +38,11 @@ func TestMigrate(t *testing.T) {
 		{"migrate", 2, "usage"},
 		{"dead lst -id 1", 2, "sagamill: there is no command \"dead lst\"\nusage:\n  sagamill dead list"},
 		{"outbox dead \x1b", 2, `no command "outbox dead \x1b"`},
-		{"help", 2, `no command "help"`},
 		{"dead -id 1", 2, ""},
 		{"", 2, "outbox dead list"},
 		{"outbox dead", 2, "outbox dead discard"},
-		{"outbox dead redrive -h", 0, "-dry-run    as -n\n"},
-		{"dead edit -h", 0, "-dry-run    as -n\n"},
+		{"outbox dead redrive -h", 0, "-dry-run         as -n\n"},
+		{"dead edit -h", 0, "-dry-run         as -n\n"},
 		{"dead list -older 3d", 1, "such as 72h"},
 		{"outbox dead list -older 3d", 1, "such as 72h"},
 		{"outbox status -database=", 1, "no database"},
@@ -55,6 +56,40 @@ func TestMigrate(t *testing.T) {
 		}
 		if code != tt.code || !strings.Contains(out.String(), tt.says) || strings.Contains(out.String(), "s3cret") {
 			t.Errorf("sagamill %s: exit %d, %q; want %d and %q", tt.args, code, out.String(), tt.code, tt.says)
+		}
+	}
+}
+
+// Whoever asks for help gets it where it can be paged, with success.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		args string
+		code int
+		out  string // "": nothing is printed there
+		err  string
+	}{
+		{"help", 0, "usage:\n  sagamill migrate up ", ""},
+		{"-h", 0, "usage:", ""},
+		{"--help", 0, "usage:", ""},
+		{"help dead", 0, "usage:\n  sagamill dead list", ""},
+		{"dead -h", 0, "usage:\n  sagamill dead list", ""},
+		{"help dead list", 0, "sagamill dead list: ", ""},
+		{"help -h dead list", 0, "sagamill dead list: ", ""},
+		{"dead list -h", 0, "sagamill dead list: ", ""},
+		{"broker delete -h", 0, "-topology ", ""},
+		{"help dead lst", 2, "", `no command "dead lst"`},
+		{"help dead list now", 2, "", "usage:"},
+		{"dead lst -h", 2, "", "usage:"},
+		{"dead", 2, "", "usage:"},
+	} {
+		var out, errs bytes.Buffer
+		code := run(t.Context(), strings.Fields(tt.args), &out, &errs)
+		if code != tt.code || !strings.Contains(out.String(), tt.out) || !strings.Contains(errs.String(), tt.err) || tt.out == "" && out.Len() > 0 || tt.err == "" && errs.Len() > 0 {
+			t.Errorf("sagamill %s: exit %d, out %q, err %q; want %d, %q and %q", tt.args, code, out.String(), errs.String(), tt.code, tt.out, tt.err)
+		}
+		if strings.HasPrefix(tt.args, "broker") && strings.Contains(out.String(), "-database") {
+			t.Errorf("sagamill %s names a database: %q", tt.args, out.String())
 		}
 	}
 }

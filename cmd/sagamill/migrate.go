@@ -23,7 +23,19 @@ func migrateUp(ctx context.Context, c *call) error {
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
-	return migrations.Up(ctx, *c.database, *c.schema)
+	if err := migrations.Up(ctx, *c.database, *c.schema); err != nil {
+		return err
+	}
+	return c.printVersion(ctx)
+}
+
+// printVersion says which migrations the schema has had.
+func (c *call) printVersion(ctx context.Context) error {
+	applied, known, err := migrations.Version(ctx, *c.database, *c.schema)
+	if err == nil {
+		fmt.Fprintf(c.stdout, "schema %s has had %d of %d migrations\n", *c.schema, applied, known)
+	}
+	return err
 }
 
 func migratePrint(_ context.Context, c *call) error {
@@ -45,20 +57,28 @@ func migrateVersion(ctx context.Context, c *call) error {
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
-	applied, known, err := migrations.Version(ctx, *c.database, *c.schema)
-	if err == nil {
-		fmt.Fprintf(c.stdout, "schema %s has had %d of %d migrations\n", *c.schema, applied, known)
-	}
-	return err
+	return c.printVersion(ctx)
 }
 
+// migrateDown removes what tables hold, and so only says what it would do without -yes.
 func migrateDown(ctx context.Context, c *call) error {
 	to := c.flags.Int("to", -1, "the version to go back to")
+	var yes bool
+	c.flags.BoolVar(&yes, "yes", false, "do it; without it, only say what would be done")
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
 	if *to < 0 || *to > math.MaxInt32 {
 		return errors.New("say how far with -to; 0 removes every table and what it holds")
 	}
-	return migrations.Down(ctx, *c.database, *c.schema, int32(*to))
+	if !yes {
+		if err := c.printVersion(ctx); err != nil {
+			return err
+		}
+		return fmt.Errorf("nothing is done yet: the same with -yes goes back to %d, and removes with all that they hold the tables and columns that came later", *to)
+	}
+	if err := migrations.Down(ctx, *c.database, *c.schema, int32(*to)); err != nil {
+		return err
+	}
+	return c.printVersion(ctx)
 }

@@ -48,7 +48,7 @@ func (c *call) replaySaga(ctx context.Context, db *pgxpool.Pool, what *replayCal
 	defer cancel()
 	var kept []keptMessage
 	var without []error
-	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
+	err := beginLimited(ctx, db, func(tx pgx.Tx) (err error) {
 		kept, without, err = c.replaySchemas(ctx, tx, what)
 		return err
 	})
@@ -69,6 +69,13 @@ func (c *call) replaySaga(ctx context.Context, db *pgxpool.Pool, what *replayCal
 		return err
 	}
 	return c.report(what.did(), "messages", len(kept), what.asJSON)
+}
+
+// beginLimited runs do in a transaction that the server ends if nothing happens in it: a
+// process that was stopped would keep the log's leaves from being emptied.
+func beginLimited(ctx context.Context, db *pgxpool.Pool, do func(pgx.Tx) error) error {
+	const begin = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '10s'"
+	return pgx.BeginTxFunc(ctx, db, pgx.TxOptions{BeginQuery: begin}, do)
 }
 
 // withoutStep adds to err, that nothing is kept, that key looks like one with a step,

@@ -111,3 +111,15 @@ func TestReplay(t *testing.T) {
 		t.Error("an empty outbox is not empty any more")
 	}
 }
+
+// A replay that is stopped in the middle of its transaction loses that.
+func TestAReplayMayNotHang(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.URL())
+	limit := ""
+	if err := beginLimited(t.Context(), pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit)
+	}); err != nil || limit != "10s" {
+		t.Errorf("the limit is %q, %v; want 10s", limit, err)
+	}
+}

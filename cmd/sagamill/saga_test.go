@@ -99,7 +99,7 @@ func TestSagasAreLookedForWhereThereAreSome(t *testing.T) {
 		return out.String()
 	}
 	const hint = "say which schema with -schema"
-	if out := show("k"); !strings.HasSuffix(out, " (there are no sagas in any of orchestrator, participant)\n") {
+	if out := show("k"); !strings.HasSuffix(out, " (say which schema with -schema: there are tables of sagamill in orchestrator, participant, and no sagas in any of them)\n") {
 		t.Errorf("without sagas anywhere it says %s; want where it has looked", out)
 	}
 	db, err := pgxpool.New(t.Context(), url)

@@ -53,7 +53,7 @@ func why(ctx context.Context, c *call) error {
 		}
 	}
 	if len(q.found) == 0 {
-		return withoutStep(at.Key, fmt.Errorf("nothing is known of %s in %s", cell(at.Key), amount(len(q.sites), "schemas")))
+		return withoutStep(at.Key, fmt.Errorf("nothing is known of %s in %s (what came without a key that can be read is in sagamill dead list -kind unknown)", cell(at.Key), amount(len(q.sites), "schemas")))
 	}
 	return nil
 }
