@@ -108,7 +108,7 @@ func demo(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		violations++
 	}
 	if violations > 0 {
-		return errors.Join(fmt.Errorf("%d invariants do not hold", violations), fleet.explain(stderr))
+		return errors.Join(fmt.Errorf("invariants that do not hold: %d", violations), fleet.explain(stderr))
 	}
 	fmt.Fprintln(stdout, "\nall invariants hold")
 	return os.RemoveAll(fleet.logs)

@@ -158,6 +158,12 @@ func (h *harbour) deliver(d amqp091.Delivery, change func(*amqp091.Publishing)) 
 // awaitLength waits until a queue has as many messages.
 func (h *harbour) awaitLength(queue string, want int) {
 	h.t.Helper()
+	h.awaitQueue(queue, fmt.Sprint(want, " messages"), func(q amqp091.Queue) bool { return q.Messages == want })
+}
+
+// awaitQueue waits until a queue has what is wanted of it.
+func (h *harbour) awaitQueue(queue, what string, has func(amqp091.Queue) bool) {
+	h.t.Helper()
 	ctx, cancel := context.WithTimeout(h.t.Context(), nodePatience)
 	defer cancel()
 	for {
@@ -165,11 +171,11 @@ func (h *harbour) awaitLength(queue string, want int) {
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		if q.Messages == want {
+		if has(q) {
 			return
 		}
 		if ctx.Err() != nil {
-			h.t.Fatalf("queue %s has %d messages, want %d", queue, q.Messages, want)
+			h.t.Fatalf("queue %s has %d messages and %d consumers, want %s", queue, q.Messages, q.Consumers, what)
 		}
 		pause(ctx, 20*time.Millisecond)
 	}
@@ -276,6 +282,7 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 	h.awaitLength(h.queue(), 0)
 	h.judge(append(crashed.orders, l.orders...))
 	h.refuses(last)
+	h.awaitQueue(h.queue(), "both programs", func(q amqp091.Queue) bool { return q.Consumers == len(participants) }) // the last one may be starting
 	for _, p := range participants {
 		p.Terminate()
 		if code := p.Wait(nodePatience); code != 0 {

@@ -70,3 +70,24 @@ func TestASmallLoadHasEveryKind(t *testing.T) {
 		t.Errorf("%d kinds of %d, shares sum to %d", len(seen), len(kinds), total)
 	}
 }
+
+func TestLastLines(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		text  string
+		limit int
+		want  string
+	}{
+		{"one\ntwo\n", 8, "one\ntwo\n"},
+		{"one\ntwo\n", 4, "two\n"},
+		{"one\ntwo\n", 7, "two\n"},
+		{"one\ntwo", 5, "two"},
+		{"one long line", 4, "line"},
+		{"a long line\n", 5, "line\n"},
+		{"", 4, ""},
+	} {
+		if got := string(lastLines([]byte(tt.text), tt.limit)); got != tt.want {
+			t.Errorf("lastLines(%q, %d) = %q, want %q", tt.text, tt.limit, got, tt.want)
+		}
+	}
+}

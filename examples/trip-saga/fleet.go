@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -212,15 +213,26 @@ func (f *fleet) explain(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	const tail = 4 << 10
 	for _, name := range logs {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "--- end of %s\n%s\n", name, text[max(0, len(text)-tail):])
+		fmt.Fprintf(w, "--- end of %s\n%s\n", name, lastLines(text, 4<<10))
 	}
 	return nil
+}
+
+// lastLines returns the whole lines within the last limit bytes of text. Of a line that is longer, its end.
+func lastLines(text []byte, limit int) []byte {
+	if len(text) <= limit {
+		return text
+	}
+	// The byte before shows whether the first line within the limit is whole.
+	if _, lines, found := bytes.Cut(text[len(text)-limit-1:], []byte("\n")); found && len(lines) > 0 {
+		return lines
+	}
+	return text[len(text)-limit:]
 }
 
 func (f *fleet) print(w io.Writer) {

@@ -61,6 +61,9 @@ type placed struct {
 	id      string
 	deleted int // status of the answer to DELETE
 	last    view
+
+	began  time.Time     // when it was first sent
+	lasted time.Duration // from then until it was seen to have ended
 }
 
 // view is what GET /trips/{id} answers.
@@ -137,6 +140,7 @@ func (l *load) place(ctx context.Context, clients int) error {
 }
 
 func (l *load) placeOne(ctx context.Context, p *placed) error {
+	p.began = time.Now()
 	p.replies = make([][]byte, p.kind.copies)
 	errs := make([]error, p.kind.copies)
 	var posting sync.WaitGroup
@@ -234,6 +238,7 @@ func (l *load) awaitEnd(ctx context.Context) {
 		open = slices.DeleteFunc(open, func(p *placed) bool {
 			l.look(ctx, p)
 			if p.ended() {
+				p.lasted = time.Since(p.began)
 				l.ended.Add(1)
 			}
 			return p.ended()
