@@ -2,6 +2,15 @@
 // header: for one scope and key, a request runs to a kept outcome once, and
 // every retry gets that outcome's bytes.
 //
+// # How to begin
+//
+//  1. migrations.Up makes the tables, and idempg.New a [Store] in them; [NewMemory] is one for a trial.
+//  2. [New], with Options.Scope: whose key it is.
+//  3. [Middleware.Handler] around the endpoint. idempg.HandleTx gives it the transaction.
+//  4. [NewSweeper] and [Sweeper.Run] remove what has expired.
+//
+// The Example of package idempg is steps 1 to 3 in Postgres, that of this package the same in memory.
+//
 // # What is authoritative
 //
 // The record in the [Store], and only it. A record belongs to an [Identity], the

@@ -6,6 +6,15 @@
 //	relay ─► broker ─► participant: its own inbox, its work, its reply in its outbox
 //	relay ─► broker ─► Orchestrator ── one transaction ─► inbox, row of the instance locked and moved, next commands in the outbox
 //
+// # How to begin
+//
+//  1. [Define] the steps once, with [Remote], [Tell] or [Local] for what each does. migrations.Up makes the tables.
+//  2. [NewOrchestrator] and Orchestrator.Run, beside the Run of an outbox.Relay of the same schema.
+//  3. [NewStarter], and Starter.Start in the transaction of a request.
+//  4. In each service that takes part: [Participant] with [On] and [OnUndo], as a step of consumer.New, and a relay of its own.
+//
+// The package's Examples are both sides: orchestrator and participant.
+//
 // # What is authoritative
 //
 // The row of an instance. It is only ever moved under its lock, in the transaction

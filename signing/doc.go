@@ -7,6 +7,15 @@
 // that it has when it publishes, also what was stored under another one and what
 // is published again.
 //
+// # How to begin
+//
+//  1. A [Key] for each producer, its [Secret] of 32 random bytes or more.
+//  2. [NewSigner], and [Signer.Publisher] around the publisher that outbox.NewRelay gets.
+//  3. [NewVerifier], with all keys and who may send to which topic; its [Verifier.Verify] is consumer.Options.Verify.
+//  4. Signers first: a consumer that verifies makes a dead letter of what is not signed.
+//
+// The package's Example is both sides.
+//
 // # What is covered
 //
 // The signature is an HMAC-SHA256 under the producer's key of
