@@ -45,7 +45,7 @@ func good() *fake {
 			Effects: []string{"abc", "abc"}, Goroutines: []map[string]int{{"order-1": 70}, {"order-1": 90}}, Queues: []record.Queue{{Name: "order-saga.order.created.payment"}},
 		},
 		points: []string{"consumer/after-commit=kill"},
-		output: map[string][]string{"order-1.log": {"serving"}, "order-1.metrics": {"go_goroutines 70"}},
+		output: map[string][]string{"order-1.log": {"serving"}, "order-1.metrics": {"go_goroutines 70"}, record.BrokerLog: {"crasher: " + record.Card}},
 	}
 	for i, phase := range []string{record.Warm, record.Storm, record.Heal, record.Drain, record.Replay, record.Stop, record.Over} {
 		at := time.Duration(i) * 40 * time.Second

@@ -140,11 +140,15 @@ var violations = map[string]struct {
 	"a password in a log": {func(f *fake) {
 		f.output["order-1.log"] = append(f.output["order-1.log"], "cannot reach postgres://x:"+record.DatabasePassword+"@y")
 	}, "S"},
-	"a card in a metric":  {func(f *fake) { f.output["order-1.metrics"] = []string{`x{card="` + record.Card + `"} 1`} }, "S"},
-	"a card in an answer": {func(f *fake) { f.ops[0].Leak = "a card" }, "S"},
-	"a card in a session": {func(f *fake) { f.samples[2].Leak = "a card" }, "S"},
-	"no output":           {func(f *fake) { f.output = nil }, "S"},
-	"a card in a failure": {func(f *fake) { f.rows["flight_service.parked"][0]["error"] = "no such card: " + record.Card }, "S"},
+	"a password in the broker's log": {func(f *fake) {
+		f.output[record.BrokerLog] = append(f.output[record.BrokerLog], "login refused: "+record.BrokerPassword)
+	}, "S"},
+	"a card in the database's log": {func(f *fake) { f.output["postgres.log"] = []string{"STATEMENT: INSERT " + record.Card} }, "S"},
+	"a card in a metric":           {func(f *fake) { f.output["order-1.metrics"] = []string{`x{card="` + record.Card + `"} 1`} }, "S"},
+	"a card in an answer":          {func(f *fake) { f.ops[0].Leak = "a card" }, "S"},
+	"a card in a session":          {func(f *fake) { f.samples[2].Leak = "a card" }, "S"},
+	"no output":                    {func(f *fake) { f.output = nil }, "S"},
+	"a card in a failure":          {func(f *fake) { f.rows["flight_service.parked"][0]["error"] = "no such card: " + record.Card }, "S"},
 	"a card in kept headers": {func(f *fake) {
 		f.rows["flight_service.parked"][0]["header_values"] = []string{"\\x" + hex.EncodeToString([]byte(record.Card))}
 	}, "S"},

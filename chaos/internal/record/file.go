@@ -28,6 +28,9 @@ const (
 	FinalFile      = "final.json"
 	TablesDir      = "tables"
 	OutputDir      = "output"
+
+	BrokerOutput = "rabbitmq.out" // below OutputDir: what the broker printed
+	BrokerLog    = "rabbitmq.log"
 )
 
 // A Writer appends records to a file, a line each, from any goroutine.

@@ -115,8 +115,8 @@ func (s *Site) openBroker() (end func() error, err error) {
 	s.broker = &Broker{node: node}
 	end = func() error {
 		node.Kill()
-		keep(node.Output(), s.file(record.OutputDir, "rabbitmq.out"))
-		keep(node.Log(), s.file(record.OutputDir, "rabbitmq.log"))
+		keep(node.Output(), s.file(record.OutputDir, record.BrokerOutput))
+		keep(node.Log(), s.file(record.OutputDir, record.BrokerLog))
 		return node.Close()
 	}
 	if err := s.broker.start(); err != nil {
