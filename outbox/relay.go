@@ -23,6 +23,10 @@ import (
 
 // A Log is how a relay keeps account of what it has published. Both are kept in the
 // same tables, and a relay that takes over with the other one converts them.
+//
+// Stop the relays of the one before the other begins, and after one that hangs or is cut off
+// wait for its Lease, which ends its transactions: until then a LogTable passes over delayed
+// messages that it was about to hand out, and later ones of their keys can overtake them.
 type Log string
 
 const (
