@@ -16,11 +16,6 @@ func (c *carrier) terminate(p *record.Planned) outcome {
 	}
 	ctx, cancel := c.finish()
 	defer cancel()
-	tx, err := c.begin(ctx) // a server that is recovering has no sessions
-	if err != nil {
-		return failed(err)
-	}
-	defer func() { _ = tx.Rollback(ctx) }()
 	n, err := c.site.Terminate(ctx, service)
 	return outcome{hits: n, err: err}
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -25,7 +26,7 @@ const terminatePatience = 10 * time.Second
 
 // A database is the private PostgreSQL, and a pool on it.
 type database struct {
-	mu     sync.Mutex // one crash at a time
+	mu     sync.Mutex // one change at a time: what ends sessions must not be ended itself
 	server *server
 	pool   *pgxpool.Pool
 }
@@ -65,12 +66,19 @@ func (s *Site) CrashPostgres(ctx context.Context) error {
 }
 
 // Terminate ends the sessions of a service, or of all if none is named, and says
-// how many those were.
+// how many those were. A server that has crashed is up again before.
 func (s *Site) Terminate(ctx context.Context, service string) (n int, err error) {
 	defer s.trouble.begin()()
+	s.postgres.mu.Lock()
+	defer s.postgres.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, terminatePatience)
 	defer cancel()
-	err = s.DB().QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+	conn, err := pgx.ConnectConfig(ctx, s.DB().Config().ConnConfig) // one of the pool may have been cut off by a crash
+	if err != nil {
+		return 0, fmt.Errorf("site: terminate sessions: %w", err)
+	}
+	defer conn.Close(ctx)
+	err = conn.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND application_name <> $1 AND ($2 = '' OR application_name = $3)`,
 		ownName, service, applicationName(service)).Scan(&n)
 	if err != nil {

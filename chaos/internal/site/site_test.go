@@ -216,8 +216,19 @@ func TestServersKeepTheirDataOverACrash(t *testing.T) {
 	if _, err := s.DB().Exec(t.Context(), "CREATE TABLE kept AS SELECT 42 AS answer"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.CrashPostgres(t.Context()); err != nil {
-		t.Fatal(err)
+	crashed := make(chan error, 1)
+	go func() { crashed <- s.CrashPostgres(t.Context()) }()
+	for over := false; !over; {
+		if _, err := s.Terminate(t.Context(), ""); err != nil {
+			t.Errorf("while the server crashes: %v", err)
+		}
+		select {
+		case err := <-crashed:
+			if over = true; err != nil {
+				t.Fatal(err)
+			}
+		default:
+		}
 	}
 	answer := 0
 	await(t, "the pool has survived the crash", func() bool {
