@@ -59,8 +59,8 @@ type effect struct {
 //     last attempt verify is asked once more, so that a dead letter is in doubt
 //     only if verify failed.
 //
-// The first attempt at a message that was replayed ([outbox.HeaderReplayed]) is in
-// doubt as well, and so is each attempt of a step with AskFirst: the database
+// Each attempt at a message that was replayed ([outbox.HeaderReplayed]) is in
+// doubt as well, and so is each of a step with AskFirst: the database
 // may have been set back, and have forgotten a call. With nil, that is not asked
 // either: the provider's keys have to last as long.
 //

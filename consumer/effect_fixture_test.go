@@ -188,7 +188,8 @@ func (f *fixture) effectStep(url string, verify bool) Step {
 // pass lets a day pass for what is parked: leases run out, calls settle.
 func (f *fixture) pass(t *testing.T) {
 	t.Helper()
-	f.exec(t, "UPDATE {schema}.parked SET due_at = due_at - interval '1 day', last_at = last_at - interval '1 day'")
+	f.exec(t, `UPDATE {schema}.parked SET due_at = due_at - interval '1 day', last_at = last_at - interval '1 day', first_at = first_at - interval '1 day',
+		redriven_at = redriven_at - interval '1 day'`)
 }
 
 // doubts returns "state reason attempts" of every parked message, with a

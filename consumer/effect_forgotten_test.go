@@ -200,6 +200,90 @@ func TestADeadLetterThatIsMarkedWaits(t *testing.T) {
 	}
 }
 
+// loseTake has the parked message taken by a process that dies before it has begun an attempt.
+func (f *fixture) loseTake(t *testing.T, c *Consumer) {
+	t.Helper()
+	f.retryNow(t)
+	if rows, err := c.takeParked(t.Context(), 1, c.stepNames...); err != nil || len(rows) != 1 {
+		t.Fatalf("taken %v, %v", rows, err)
+	}
+	f.retryNow(t)
+}
+
+// A take that led to no attempt, since its process died or an operator has hurried another
+// one, has called for nothing, and shortens no wait.
+func TestALostTakeIsNoAttempt(t *testing.T) {
+	t.Parallel()
+	marked := &Edit{By: "tester", Set: map[string]string{outbox.HeaderReplayed: "yes"}}
+	for name, tt := range map[string]struct {
+		refuse  string
+		arrange func(t *testing.T, f *fixture, c *Consumer)
+		made    string
+	}{
+		"marked": {"never, not done", func(t *testing.T, f *fixture, c *Consumer) {
+			handle(t, c, act("k"))
+			f.pass(t)
+			f.redrive(t, marked)
+		}, " / 0"},
+		"marked, in doubt": {"never", func(t *testing.T, f *fixture, c *Consumer) {
+			handle(t, c, act("k"))
+			f.pass(t)
+			f.redrive(t, marked)
+		}, " / 0"},
+		"in doubt, and buried": {"not done", func(t *testing.T, f *fixture, c *Consumer) {
+			handle(t, c, act("k"))
+			f.exec(t, "UPDATE {schema}.parked SET in_doubt = true, reason = 'calling', last_at = now(), due_at = now()")
+			runParkedOnce(t, c)
+			if n, err := f.letters(t).Bury(t.Context(), f.letterID(t)); err != nil || n != 1 {
+				t.Fatal(n, err)
+			}
+			f.redrive(t, nil)
+		}, " / 0"},
+		"a compensation that has waited": {"", func(t *testing.T, f *fixture, c *Consumer) {
+			handle(t, c, act("k"))
+			f.exec(t, "UPDATE {schema}.inbox SET state = 'retrying'")
+			handle(t, c, replayed(undo("k")))
+			f.exec(t, "UPDATE {schema}.inbox SET state = 'done'")
+		}, "pay / 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			p := newProvider(t, false)
+			if tt.refuse != "" {
+				p.refuse = []string{tt.refuse}
+			}
+			step := f.asking(p, false)
+			step.Settle = time.Microsecond
+			c := f.consumer(t, Options{}, step)
+			tt.arrange(t, f, c)
+			f.loseTake(t, c)
+			runParkedOnce(t, c)
+			if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 1? | "+tt.made; got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// A replayed message that is delivered once more, since the process died that had it first,
+// waits as it would have then.
+func TestAReplayedMessageWaitsAlsoIfItIsRedelivered(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, false)
+	step := f.asking(p, false)
+	step.Settle = time.Microsecond
+	c := f.consumer(t, Options{}, step)
+	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('tenant', 'k', $1, '', 'open', 1)", step.Name)
+	handle(t, c, replayed(act("k")))
+	f.exec(t, "UPDATE {schema}.parked SET due_at = due_at - interval '1 min' WHERE due_at < clock_timestamp() + interval '1 min'") // Settle is over
+	runParkedOnce(t, c)
+	if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 1? |  / 0"; got != want || p.times(&p.asked) != 1 {
+		t.Errorf("%q, asked %d times; want %q, 1", got, p.times(&p.asked), want)
+	}
+}
+
 // What a message in doubt waited for when it died is forgotten. Redriven, it waits as if
 // nobody had seen its last call end.
 func TestARedrivenDoubtWaits(t *testing.T) {

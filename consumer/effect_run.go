@@ -112,49 +112,48 @@ func (c *Consumer) effectLease(j *job, doubt bool) time.Duration {
 // were made before the step was an Effect: nothing is known but their number.
 func (c *Consumer) readDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertaking) error {
 	u.doubt, u.unsettled = u.parked.attempts > 1, j.step.Settle
-	waits := false
+	forgotten, waits := c.effectLease(j, true)+j.step.Settle, false
 	if j.parked != nil {
 		var err error
-		if waits, err = c.readParkedDoubt(ctx, tx, j, u); err != nil {
+		if forgotten, waits, err = c.readParkedDoubt(ctx, tx, j, u); err != nil {
 			return err
 		}
 	}
 	if j.input.asks() && !waits {
-		c.suspect(j, u)
+		j.suspect(u, forgotten)
 	}
 	return nil
 }
 
 // suspect puts an attempt into doubt before which there may have been another: the
 // database was set back, and has forgotten it. That of a replayed message was made
-// before this arrived, or before an operator sent it round with the mark, and whoever
-// made it may not have seen it end. What such a message does later, and what each of
-// [Step].AskFirst does, is asked about and believed at once: what is asked of each
-// must not make each wait.
-func (c *Consumer) suspect(j *job, u *undertaking) {
-	first := u.parked.attempts == 1
+// before this came, or before an operator sent it round with the mark, and whoever made
+// it may not have seen it end: for as long as that, forgotten, "nothing" says nothing.
+// Afterwards what such a message does, and what each of [Step].AskFirst does, is asked
+// about and believed at once: what is asked of each must not make each wait.
+func (j *job) suspect(u *undertaking, forgotten time.Duration) {
 	switch {
-	case j.replayed() && first && j.parked != nil && j.parked.round > 0:
-		u.doubt, u.unsettled = true, c.effectLease(j, true)+j.step.Settle
-	case u.doubt:
-	case j.replayed() && first:
-		u.doubt, u.unsettled = true, u.unsettled+c.effectLease(j, true)
-	case j.replayed(), j.step.AskFirst:
+	case j.replayed() && u.doubt:
+		u.unsettled = max(u.unsettled, forgotten)
+	case j.replayed():
+		u.doubt, u.unsettled = true, forgotten
+	case j.step.AskFirst && !u.doubt:
 		u.doubt, u.unsettled = true, 0
 	}
 }
 
 // readParkedDoubt does so for a copy, by what its last attempt has left. It waits if
-// that has asked too early.
-func (c *Consumer) readParkedDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertaking) (waits bool, err error) {
+// that has asked too early. Forgotten is for how long yet a call may be under way that
+// the database knows nothing of.
+func (c *Consumer) readParkedDoubt(ctx context.Context, tx pgx.Tx, j *job, u *undertaking) (forgotten time.Duration, waits bool, err error) {
 	unseen := c.effectLease(j, true) + j.step.Settle
-	var micros int64
-	err = tx.QueryRow(ctx, c.effectSQL.readDoubt, j.parked.id, unseen.Microseconds(), j.step.Settle.Microseconds()).Scan(&u.doubt, &micros, &waits)
+	var left, forgottenLeft int64
+	err = tx.QueryRow(ctx, c.effectSQL.readDoubt, j.parked.id, unseen.Microseconds(), j.step.Settle.Microseconds()).Scan(&u.doubt, &left, &forgottenLeft, &waits)
 	if err != nil {
-		return false, fmt.Errorf("consumer: read doubt: %w", err)
+		return 0, false, fmt.Errorf("consumer: read doubt: %w", err)
 	}
-	u.unsettled = time.Duration(micros) * time.Microsecond
-	return waits, nil
+	u.unsettled = time.Duration(left) * time.Microsecond
+	return time.Duration(forgottenLeft) * time.Microsecond, waits, nil
 }
 
 // takeLease parks the message for the time of the attempt: a copy with last, and a

@@ -5,13 +5,20 @@ import "github.com/sagamill/sagamill/internal/sqlschema"
 // sqlReadDoubt reads, under the lock of sqlLockParked, whether an earlier
 // attempt may have had its effect ($1: the parked message), and for how many
 // microseconds more the provider may still be at work on it: $3 after its call
-// had ended, or $2 after its lease began if nobody saw it end. In the first
-// attempt a redriven message has forgotten which: it is $2 after it died. Last is
-// whether that is what the message waits for.
+// had ended, or $2 after its lease began if nobody saw it end. A message for which
+// none has begun since it was redriven, or had to wait, has forgotten which: it is $2
+// after it died, or came. (How often it was taken says nothing: a take may have led to no
+// call.) Next is for how many more a call that the database has forgotten may be: $2 after
+// the message came, or was redriven. Last is whether it is what was left of one of these
+// that the message has waited for.
 const sqlReadDoubt = `
-SELECT in_doubt, (extract(epoch FROM
-	last_at + CASE WHEN reason = 'calling' OR round > 0 AND attempts = 1 AND reason <> 'unsettled' THEN $2::bigint ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()
-) * 1000000)::bigint, reason = 'unsettled'
+SELECT in_doubt,
+	(extract(epoch FROM last_at + CASE
+		WHEN reason = 'unsettled' THEN $3::bigint
+		WHEN reason IN ('calling', 'waits-for-action', 'waits-for-order') OR redriven_at > last_at THEN $2::bigint
+		ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()) * 1000000)::bigint,
+	(extract(epoch FROM coalesce(redriven_at, first_at) + $2::bigint * interval '1 microsecond' - clock_timestamp()) * 1000000)::bigint,
+	reason = 'unsettled'
 FROM {schema}.parked
 WHERE id = $1`
 

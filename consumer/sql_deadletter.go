@@ -128,7 +128,7 @@ WHERE state = 'retrying' AND (scope, key, step, n) IN (SELECT * FROM unnest($1::
 // sqlSendLetters sends letters round, with all their attempts. What an attempt of
 // before the redrive has to say does not count any more, nor what one has waited for.
 const sqlSendLetters = `
-UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp(),
+UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp(), redriven_at = clock_timestamp(),
 	reason = CASE reason WHEN 'unsettled' THEN 'failed' ELSE reason END
 WHERE id = ANY ($1)`
 

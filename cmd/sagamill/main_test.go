@@ -17,8 +17,8 @@ func TestMigrate(t *testing.T) {
 		code int
 		says string
 	}{
-		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, "9 of 9"},
-		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "9 of 9"},
+		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, "10 of 10"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "10 of 10"},
 		{"migrate print -schema " + schema, 0, "CREATE TABLE " + schema + ".outbox"},
 		{"migrate roles -schema " + schema + " -prefix shop", 0, "GRANT SELECT, UPDATE ON " + schema + ".outbox_relay TO shop_relay;"},
 		{"migrate roles -h", 0, "begin with; default: sagamill"},
@@ -28,9 +28,9 @@ func TestMigrate(t *testing.T) {
 		{"migrate down -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
 		{"migrate down -to 4294967296 -schema " + schema + " -database " + pgtest.URL(), 1, "-to"},
 		{"migrate down -to 0 -schema " + schema + " -database " + pgtest.URL(), 1, "nothing is done yet"},
-		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "9 of 9"},
-		{"migrate down -to 0 -yes -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 9"},
-		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 9"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "10 of 10"},
+		{"migrate down -to 0 -yes -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 10"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 10"},
 		{"migrate up -schema a;b -database " + pgtest.URL(), 1, "schema"},
 		{"migrate up -database postgres://u:s3cret@127.0.0.1:1/x", 1, "connect"},
 		{"migrate up now", 1, `"now"`},
