@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/stepkey"
@@ -69,17 +70,15 @@ func (o *Orchestrator) verifyName(topic string, msg *message.Message) error {
 		return nil
 	}
 	to, _, err := flow.ParseReplyN(n)
-	if err != nil || o.namedAlike(topic, to.Step, key.Step) {
+	scope := msg.Metadata.Get(outbox.HeaderScope)
+	if err != nil || !cleantext.Printable(scope) || o.namedAlike(topic, to.Step, key.Step) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), nameTimeout)
 	defer cancel()
-	i, err := found(scanRow(o.db.QueryRow(ctx, o.sql.readInstance, msg.Metadata.Get(outbox.HeaderScope), key.Key, to.Path)))
-	if errors.Is(err, ErrNoInstance) {
-		return err // nobody can answer yet: a command commits with its instance
-	}
-	if errors.Is(err, flow.ErrUnfit) {
-		return nil // nothing of it can be handled
+	i, err := found(scanRow(o.db.QueryRow(ctx, o.sql.readInstance, scope, key.Key, to.Path)))
+	if errors.Is(err, ErrNoInstance) || errors.Is(err, flow.ErrUnfit) {
+		return err // nobody can answer yet, since a command commits with its instance; or nothing can be handled till a person mends it
 	}
 	if err != nil {
 		return fmt.Errorf("%w: saga: look at the instance: %w", consumer.ErrVerifyLater, err)

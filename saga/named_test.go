@@ -199,6 +199,46 @@ func TestAReplyMayNameAnyStep(t *testing.T) {
 	release()
 }
 
+// A misnamed reply for an instance that cannot be read does not claim the row of the genuine
+// one, which is handled once a person has mended the instance.
+func TestAMisnamedReplyForAnUnfitInstance(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	d := saga.Must(saga.Define("trip", 1, book("flight"), book("hotel")))
+	o := p.orchestrate(&saga.Options{NamedReplies: true}, d)
+	p.participate(p.booking("flight"), p.booking("hotel"))
+	release := p.hold()
+	start(p, d, "k", trip{Item: "x"})
+	p.exec("CREATE TABLE {schema}.kept AS SELECT * FROM {schema}.saga")
+	p.exec("UPDATE {schema}.saga SET progress = '{'")
+	if err := o.Consumer().Handle(t.Context(), saga.Topic("trip"), rejection(p, "k", "hotel", "1.1.d")); err != nil {
+		t.Fatal(err)
+	}
+	p.exec("UPDATE {schema}.saga AS s SET progress = kept.progress FROM {schema}.kept")
+	release()
+	p.until("k", saga.StatusCompleted)
+	if got := p.letters(); len(got) != 1 || !strings.HasPrefix(got[0], string(consumer.ReasonUnverified)) {
+		t.Errorf("dead letters %q, want one, %s", got, consumer.ReasonUnverified)
+	}
+}
+
+// A misnamed reply whose scope is none is never looked at: no database takes it.
+func TestAMisnamedReplyOfNoScopeIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	o := p.orchestrate(&saga.Options{NamedReplies: true}, saga.Must(saga.Define("trip", 1, book("flight"), book("hotel"))))
+	for _, scope := range []string{"", "ten\x00ant", "ten\xffant", strings.Repeat("x", outbox.MaxScope+1)} {
+		msg := rejection(p, "k", "hotel", "1.1.d")
+		msg.Metadata.Set(outbox.HeaderScope, scope)
+		if err := o.Consumer().Handle(t.Context(), saga.Topic("trip"), msg); err != nil {
+			t.Errorf("scope %.10q: %v", scope, err)
+		}
+	}
+	if got := p.letters(); len(got) != 4 {
+		t.Errorf("dead letters %q, want one for each of 4", got)
+	}
+}
+
 // A reply that cannot be looked at, since the database is away, waits. It neither claims
 // the row of the genuine one nor is it refused.
 func TestAReplyIsNotBelievedUnseen(t *testing.T) {
