@@ -43,6 +43,7 @@ type acks struct {
 	mu        sync.Mutex
 	untold    []untold // in the order of their tags
 	collected int      // how many of them are acked
+	total     int      // how many ever were
 }
 
 // An untold delivery is one that the broker counts as unacknowledged.
@@ -94,12 +95,20 @@ func (a *acks) open() int {
 	return len(a.untold) - a.collected
 }
 
+// acked returns how many deliveries were acked.
+func (a *acks) acked() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.total
+}
+
 // ack collects the ack of tag, and sends all of them if they are many.
 func (a *acks) ack(tag uint64) {
 	a.mu.Lock()
 	if i, ok := a.find(tag); ok && !a.untold[i].acked {
 		a.untold[i].acked = true
 		a.collected++
+		a.total++
 	}
 	n := a.collected
 	a.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 )
 
 // receive hands over the deliveries of e until intake ends or e does, or e was
-// idle for the topology interval or has lasted for one on a connection of the
+// idle for the topology interval or has been blameless on a connection of the
 // topic's own, which it reports as calm. It gives back what it did not hand over.
 //
 // An idle consumer is replaced because the broker may have forgotten it: when
@@ -21,10 +21,10 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 	interval := s.subscriber.opts.TopologyInterval
 	ticker := time.NewTicker(interval/2 + rand.N(interval))
 	defer ticker.Stop()
-	over, stop := s.endOfIsolation()
-	defer stop()
+	isolated := time.NewTicker(interval)
+	defer isolated.Stop()
 	s.lanes.begin(e)
-	for delivered, leaving := false, false; ; {
+	for delivered, leaving, intervals := false, false, 0; ; {
 		if leaving && s.lanes.free() {
 			s.giveBack(e)
 			return true
@@ -58,8 +58,9 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 			delivered = true
 			s.take(work, e, d)
 		case <-s.lanes.wake:
-		case <-over:
-			leaving = true
+		case <-isolated.C:
+			intervals++
+			leaving = s.own != nil && s.blameless(e, intervals)
 		case <-ticker.C:
 			if !delivered && room && next == nil && s.quiet(e) {
 				s.giveBack(e)
@@ -77,23 +78,28 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 	}
 }
 
-// endOfIsolation returns a channel that tells when an epoch on a connection of the topic's
-// own has lasted long enough. It then ends between two messages, after the one in hand is
-// settled: with keys its channel closes with it, and an ack would be lost. What the broker
-// has sent besides goes back, one message at most.
-func (s *subscription) endOfIsolation() (over <-chan time.Time, stop func() bool) {
-	if s.own == nil {
-		return nil, func() bool { return true }
-	}
-	timer := time.NewTimer(s.subscriber.opts.TopologyInterval)
-	return timer.C, timer.Stop
+// slowIntervals is for how many topology intervals a topic is isolated, at most, over a
+// message that may be another one's.
+const slowIntervals = 10
+
+// blameless reports whether e, on a connection of the topic's own for so many topology
+// intervals, may end: what was in hand when the topic was isolated has come again, since a
+// queue delivers that first, and could be read. Where messages take so long that nobody can
+// tell, or the first is refused again and again, so many intervals have to do.
+//
+// It then ends between two messages, after the one in hand is settled: with keys its channel
+// closes with it, and an ack would be lost. What the broker has sent besides goes back, one
+// message at most.
+func (s *subscription) blameless(e *epoch, intervals int) bool {
+	return e.acks.acked() > s.subscriber.opts.Prefetch || intervals >= slowIntervals
 }
 
 // quiet reports whether e may be replaced. With keys nothing may be in hand: its
 // channel would go on beside the next one's, and if both were lost, nobody could
-// say in which order their messages come again.
+// say in which order their messages come again. On a connection of the topic's own nothing
+// may be either: what is in hand keeps the broker from sending what cannot be read.
 func (s *subscription) quiet(e *epoch) bool {
-	return !s.keyed() || e.acks.open() == 0
+	return !s.keyed() && s.own == nil || e.acks.open() == 0
 }
 
 func (s *subscription) checkTopology(intake context.Context, e *epoch) {

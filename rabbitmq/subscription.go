@@ -52,9 +52,8 @@ const isolateAfter = 2
 // one message at a time is under way: the topic's other messages are not counted
 // as delivered with it, until the broker, at the queue's delivery limit, moves it
 // to the dead-letter queue. Whose message it was nobody can say on the shared
-// connection, so that every topic may leave it. One whose own connection lasts for a
-// topology interval returns, busy or not: a queue delivers what it got back first, and
-// would have ended the connection before.
+// connection, so that every topic may leave it. One that proves
+// blameless on its own connection returns, busy or not.
 func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
 	switch {
 	case e.unreadable():

@@ -3,6 +3,9 @@ package rabbitmq_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -198,4 +201,62 @@ func (b *traffic) settleAll() {
 		b.settle(msg)
 	}
 	b.inHand = nil
+}
+
+// A message that takes long keeps the unreadable one behind it from being sent, on a connection
+// with one message at a time. That is no sign that there is none.
+func TestATopicStaysIsolatedBehindASlowMessage(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string]*rabbitmq.SubscriberOptions{"plain": fast(), "keyed": keyed()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := declared(t, "poisoned")
+			var isolations counted
+			opts.TopologyInterval, opts.Prefetch, opts.Logger = time.Second, 4, slog.New(&isolations)
+			if err := newPublisher(t, cfg, nil).Publish("poisoned", message.NewMessage("slow", []byte("a-1"))); err != nil {
+				t.Fatal(err)
+			}
+			messages, _ := subscribe(t, cfg, "poisoned", opts)
+			held := []*message.Message{<-messages}
+			publishPoison(t, cfg, "poisoned")
+			t.Cleanup(func() {
+				for _, msg := range held {
+					msg.Ack()
+				}
+			})
+			for wait := time.After(patience); isolations.Load() == 0; {
+				select {
+				case msg := <-messages:
+					held = append(held, msg)
+				case <-time.After(10 * time.Millisecond):
+				case <-wait:
+					t.Fatal("the topic is not isolated")
+				}
+			}
+			for wait := time.After(5 * opts.TopologyInterval); wait != nil; {
+				select {
+				case msg := <-messages:
+					held = append(held, msg)
+				case <-wait:
+					wait = nil
+				}
+			}
+			if n := isolations.Load(); n != 1 {
+				t.Errorf("it was isolated %d times, want once", n)
+			}
+		})
+	}
+}
+
+// Counted counts what is logged about isolations.
+type counted struct{ atomic.Int32 }
+
+func (*counted) Enabled(context.Context, slog.Level) bool { return true }
+func (c *counted) WithAttrs([]slog.Attr) slog.Handler     { return c }
+func (c *counted) WithGroup(string) slog.Handler          { return c }
+func (c *counted) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, "on a connection of its own") {
+		c.Add(1)
+	}
+	return nil
 }
