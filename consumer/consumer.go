@@ -44,7 +44,7 @@ type Options struct {
 	// neither a parked message, nor a dead letter of another reason.
 	//
 	// It must not change the message. An error is final, and so is a panic, but for an
-	// [ErrVerifyLater]: what goes by something that may be away returns that one. Several
+	// [ErrVerifyLater]: what goes by the service's own database returns that one. Several
 	// goroutines call it. Default: every message is believed.
 	Verify func(topic string, msg *message.Message) error
 
@@ -57,9 +57,12 @@ type Options struct {
 // deafGrace is what a handler has from the end of its context to its return.
 const deafGrace = 5 * time.Second
 
-// maxTries is how often a delivery whose outcome cannot be recorded is tried
-// before it goes back to the broker.
-const maxTries = 5
+// How often a delivery whose outcome cannot be recorded is tried before it goes
+// back to the broker, at first and after it has been there.
+const (
+	maxTries         = 5
+	redeliveredTries = 14
+)
 
 // failurePolicy spaces tries while the database is away.
 var failurePolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
@@ -297,6 +300,7 @@ func (c *Consumer) Ready() bool { return c.ready.Load() }
 // Run must run too, somewhere, for parked messages to be run again: where the
 // deliveries come from a Router, in a Consumer that has no subscriber, or it would
 // consume beside the Router. A message that is given to Handle has a transaction of its own.
+// What cannot be decided now is an error at once: when it is given to Handle again is the caller's to say.
 func (c *Consumer) Handle(ctx context.Context, topic string, msg *message.Message) error {
 	j, rejected, err := c.accept(topic, msg)
 	if err != nil {

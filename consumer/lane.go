@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -66,41 +67,46 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 	if ctx.Err() != nil {
 		return true
 	}
-	var jobs []*job
-	for _, a := range l.all {
-		if j := c.begin(ctx, work, a); j != nil {
-			jobs = append(jobs, j)
-		}
-	}
+	jobs, unsure := c.begin(ctx, work, l.all)
 	if planted.AckBeforeCommit {
 		ackUnsettled(jobs)
 	}
-	for _, j := range c.settleSome(ctx, work, jobs) {
-		left = append(left, j.arrived)
+	for try := 1; ; try++ {
+		for _, j := range c.settleSome(ctx, work, jobs) {
+			left = append(left, j.arrived)
+		}
+		unsure = slices.DeleteFunc(unsure, func(a arrived) bool { return try >= a.tries() })
+		if len(unsure) == 0 || ctx.Err() != nil {
+			return true
+		}
+		pause(ctx, failurePolicy.Wait(try), nil, false)
+		jobs, unsure = c.begin(ctx, work, unsure)
 	}
-	return true
 }
 
-// begin returns the job that a delivery is, or nil: what cannot be one is a dead letter then
-// and acked, or not decided.
-func (c *Consumer) begin(ctx, work context.Context, a arrived) *job {
-	var j *job
-	var rejected *rejection
-	accepted := c.insist(ctx, a, func() (err error) {
-		j, rejected, err = c.accept(a.topic, a.msg)
-		return err
-	})
-	switch {
-	case !accepted:
-		return nil
-	case rejected == nil:
-		j.arrived = a
-		return j
+// begin returns the jobs that deliveries are, and those of which nobody can say yet whether
+// they are one. What cannot be a job is a dead letter then, and acked.
+func (c *Consumer) begin(ctx, work context.Context, all []arrived) (jobs []*job, unsure []arrived) {
+	var why error
+	for _, a := range all {
+		if ctx.Err() != nil {
+			break // it goes back
+		}
+		j, rejected, err := c.accept(a.topic, a.msg)
+		switch {
+		case err != nil:
+			unsure, why = append(unsure, a), err
+		case rejected == nil:
+			j.arrived = a
+			jobs = append(jobs, j)
+		case c.insist(ctx, a, func() error { return c.bury(work, a.topic, a.msg, rejected) }):
+			c.ack(&job{Delivery: Delivery{ID: a.msg.UUID}, arrived: a})
+		}
 	}
-	if c.insist(ctx, a, func() error { return c.bury(work, a.topic, a.msg, rejected) }) {
-		c.ack(&job{Delivery: Delivery{ID: a.msg.UUID}, arrived: a})
+	if why != nil {
+		c.opts.Logger.ErrorContext(ctx, "consumer: deliveries cannot be verified", "topic", unsure[0].topic, "message_id", unsure[0].msg.UUID, "deliveries", len(unsure), "error", sqlschema.Explain(why))
 	}
-	return nil
+	return jobs, unsure
 }
 
 // nackRest nacks what was neither acked nor left, also if a handler has ended the
@@ -147,9 +153,19 @@ func (c *Consumer) ack(jobs ...*job) {
 	}
 }
 
+// tries is how often a is tried before it goes back to the broker. Another process may get
+// at what this one cannot; what it has given back too is tried for half a minute, or an
+// outage would use up the broker's limit of deliveries.
+func (a arrived) tries() int {
+	if a.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" {
+		return redeliveredTries
+	}
+	return maxTries
+}
+
 // insist reports whether do, which deals with a, has succeeded. While the database
-// is away it tries again here, where that costs the broker nothing; after
-// [maxTries] it gives up, so that one message cannot hold its lane for ever.
+// is away it tries again here, where that costs the broker nothing; in the end
+// it gives up, so that one message cannot hold its lane for ever.
 func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool {
 	for try := 1; ; try++ {
 		err := do()
@@ -157,7 +173,7 @@ func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool 
 			return true
 		}
 		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", sqlschema.Explain(err))
-		if try == maxTries || ctx.Err() != nil || planted.NackRequeue && errors.Is(err, errRequeue) {
+		if try >= a.tries() || ctx.Err() != nil || planted.NackRequeue && errors.Is(err, errRequeue) {
 			return false
 		}
 		timer := time.NewTimer(failurePolicy.Wait(try))

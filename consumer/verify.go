@@ -25,8 +25,11 @@ const (
 func (r Reason) unbelieved() bool { return r == ReasonFormatUnknown || r == ReasonUnverified }
 
 // ErrVerifyLater is for an error of [Options].Verify that is none of the message: what it
-// goes by cannot be looked at. Nothing is decided then, and the message is verified again,
-// some seconds later after it has gone back to the broker.
+// goes by cannot be looked at. Nothing is decided then, as while the database is away. The
+// message is verified again, here and after it has gone back to the broker, and holds up
+// what comes behind it: it is for what no message can do without, such as the service's own
+// database. Where a Verify can judge one message and not the next, as without the key of one
+// sender, it had better refuse that: a dead letter is verified again when it is redriven.
 var ErrVerifyLater = errors.New("consumer: the message cannot be verified now")
 
 // accept is read for a message that has just come: before anything that it says is

@@ -384,3 +384,45 @@ func TestARedrivenMessageThatCannotBeVerifiedYet(t *testing.T) {
 		t.Errorf("verified, it is %q, want done", got)
 	}
 }
+
+// Of one batch, what cannot be verified now is asked about again once the rest is settled.
+func TestWhatCannotBeVerifiedYetWaitsBehindItsBatch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const unsure = 20
+	held, release := make(chan bool), make(chan bool)
+	var asked atomic.Int32
+	c := f.consumer(t, Options{Lanes: 1, Verify: func(_ string, msg *message.Message) error {
+		switch msg.Metadata.Get("x-own") {
+		case "first":
+			held <- true
+			<-release
+		case "unsure":
+			asked.Add(1)
+			return ErrVerifyLater
+		}
+		return nil
+	}}, paying(f))
+	c.signals.settled.Enable()
+	stop := start(t, c)
+	send := func(key, own string) {
+		msg := act(key)
+		msg.Metadata.Set("x-own", own)
+		f.sub.queue("pay") <- msg
+	}
+	send("first", "first")
+	<-held
+	for i := range unsure {
+		send(fmt.Sprint("unsure", i), "unsure")
+	}
+	send("good", "")
+	send("last", "") // it is taken from the queue when all before it are on the board
+	close(release)
+	for c.signals.settled.Wait(t); len(f.texts(t, "SELECT key FROM {schema}.inbox WHERE key = 'good'")) == 0; {
+		c.signals.settled.Wait(t)
+	}
+	if n := asked.Load(); n > 2*unsure {
+		t.Errorf("a genuine message had to wait for %d questions, want about %d", n, unsure)
+	}
+	stop()
+}

@@ -1,0 +1,44 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// A thousand deliveries are the broker's limit: at first a message is given back soon, to
+// whoever can decide about it, and later so seldom that an outage of hours does not use it up.
+func TestHowLongADeliveryIsTried(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		redelivered string
+		least, most time.Duration
+	}{{"", 500 * time.Millisecond, 5 * time.Second}, {"true", 15 * time.Second, time.Minute}} {
+		synctest.Test(t, func(t *testing.T) {
+			c := &Consumer{opts: Options{Logger: slog.New(slog.DiscardHandler)}}
+			msg := message.NewMessage("1", nil)
+			msg.Metadata.Set(outbox.PropertyRedelivered, tt.redelivered)
+			began := time.Now()
+			if c.insist(t.Context(), arrived{topic: "pay", msg: msg}, func() error { return errors.New("away") }) {
+				t.Error("it has succeeded")
+			}
+			if took := time.Since(began); took < tt.least || took > tt.most {
+				t.Errorf("redelivered %q: given back after %s, want between %s and %s", tt.redelivered, took, tt.least, tt.most)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			began = time.Now()
+			c.insist(ctx, arrived{topic: "pay", msg: msg}, func() error { cancel(); return errors.New("away") })
+			if took := time.Since(began); took > 0 {
+				t.Errorf("redelivered %q: a stop has waited for %s", tt.redelivered, took)
+			}
+		})
+	}
+}
