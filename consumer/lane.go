@@ -64,9 +64,6 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 	var left []arrived
 	defer func() { b.free(l, left) }()
 	defer nackRest(l.all, &left)
-	if ctx.Err() != nil {
-		return true
-	}
 	jobs, unsure := c.begin(ctx, work, l.all)
 	if planted.AckBeforeCommit {
 		ackUnsettled(jobs)
@@ -85,12 +82,13 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 }
 
 // begin returns the jobs that deliveries are, and those of which nobody can say yet whether
-// they are one. What cannot be a job is a dead letter then, and acked.
+// they are one. What cannot be a job is a dead letter then, and acked. Once ctx has ended,
+// the rest goes back.
 func (c *Consumer) begin(ctx, work context.Context, all []arrived) (jobs []*job, unsure []arrived) {
 	var why error
 	for _, a := range all {
 		if ctx.Err() != nil {
-			break // it goes back
+			break
 		}
 		j, rejected, err := c.accept(a.topic, a.msg)
 		switch {
