@@ -193,6 +193,8 @@ func (j *job) attempts(c cell) int {
 		n = j.parked.attempts
 	case !j.counted:
 		n++
+	default:
+		n = max(n, 1) // the row that has counted it may have been swept since
 	}
 	if j.exhausted {
 		n--

@@ -72,7 +72,7 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 		for _, j := range c.settleSome(ctx, work, jobs) {
 			left = append(left, j.arrived)
 		}
-		unsure = slices.DeleteFunc(unsure, func(a arrived) bool { return try >= a.tries() })
+		unsure = slices.DeleteFunc(unsure, func(a arrived) bool { return try >= a.tries(ErrVerifyLater) })
 		if len(unsure) == 0 || ctx.Err() != nil {
 			return true
 		}
@@ -152,10 +152,10 @@ func (c *Consumer) ack(jobs ...*job) {
 }
 
 // tries is how often a is tried before it goes back to the broker. Another process may get
-// at what this one cannot; what it has given back too is tried for half a minute, or an
-// outage would use up the broker's limit of deliveries.
-func (a arrived) tries() int {
-	if a.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" {
+// at what this one cannot; what it has given back too is tried for half a minute while the
+// database is away, or an outage would use up the broker's limit of deliveries.
+func (a arrived) tries(err error) int {
+	if a.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" && (isUnavailable(err) || errors.Is(err, ErrVerifyLater)) {
 		return redeliveredTries
 	}
 	return maxTries
@@ -171,7 +171,7 @@ func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool 
 			return true
 		}
 		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", sqlschema.Explain(err))
-		if try >= a.tries() || ctx.Err() != nil || planted.NackRequeue && errors.Is(err, errRequeue) {
+		if try >= a.tries(err) || ctx.Err() != nil || planted.NackRequeue && errors.Is(err, errRequeue) {
 			return false
 		}
 		timer := time.NewTimer(failurePolicy.Wait(try))

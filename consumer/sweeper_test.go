@@ -379,3 +379,15 @@ func TestNewSweeperRefuses(t *testing.T) {
 		}
 	}
 }
+
+// The row that has counted an entry may be swept before the entry is made. It counts
+// nevertheless: there is no message with less than no attempts.
+func TestACountedEntryWhoseRowIsGone(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []kind{action, compensation} {
+		j := job{route: route{kind: kind}, counted: true}
+		if got := j.attempts(cell{}); got != 1 {
+			t.Errorf("%s: %d attempts, want 1", kind, got)
+		}
+	}
+}
