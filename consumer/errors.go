@@ -83,6 +83,12 @@ func isConflict(err error) bool {
 	return code == "40001" || code == "40P01"
 }
 
+// isNoLogin reports whether nobody could log in to the database, as with another password.
+func isNoLogin(err error) bool {
+	var refused *pgconn.ConnectError
+	return errors.As(err, &refused)
+}
+
 // isUnavailable reports whether the server was not in a condition to do its work:
 // out of memory, disk or connections, shut down, read-only, or not there.
 //

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -18,6 +19,12 @@ import (
 // whoever can decide about it, and later so seldom that an outage of hours does not use it up.
 func TestHowLongADeliveryIsTried(t *testing.T) {
 	t.Parallel()
+	config, err := pgconn.ParseConfig(pgtest.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Database = "there_is_no_such_database"
+	_, refused := pgconn.ConnectConfig(t.Context(), config)
 	away, locked := &pgconn.PgError{Code: "57P03"}, &pgconn.PgError{Code: "55P03"}
 	for _, tt := range []struct {
 		redelivered string
@@ -26,6 +33,7 @@ func TestHowLongADeliveryIsTried(t *testing.T) {
 	}{
 		{"", away, 500 * time.Millisecond, 5 * time.Second},
 		{"true", fmt.Errorf("consumer: connect: %w", away), 15 * time.Second, time.Minute},
+		{"true", refused, 15 * time.Second, time.Minute},
 		{"true", locked, 500 * time.Millisecond, 5 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -73,6 +73,10 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 			left = append(left, j.arrived)
 		}
 		unsure = slices.DeleteFunc(unsure, func(a arrived) bool { return try >= a.tries(ErrVerifyLater) })
+		if len(left) > 0 {
+			left = append(left, unsure...) // they are behind what is left of their sagas
+			return true
+		}
 		if len(unsure) == 0 || ctx.Err() != nil {
 			return true
 		}
@@ -82,13 +86,17 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 }
 
 // begin returns the jobs that deliveries are, and those of which nobody can say yet whether
-// they are one. What cannot be a job is a dead letter then, and acked. Once ctx has ended,
-// the rest goes back.
+// they are one, with what comes behind them of their saga. What cannot be a job is a dead
+// letter then, and acked. Once ctx has ended, the rest goes back.
 func (c *Consumer) begin(ctx, work context.Context, all []arrived) (jobs []*job, unsure []arrived) {
 	var why error
 	for _, a := range all {
 		if ctx.Err() != nil {
 			break
+		}
+		if slices.ContainsFunc(unsure, func(u arrived) bool { return sagaOf(u.msg) == sagaOf(a.msg) }) {
+			unsure = append(unsure, a)
+			continue
 		}
 		j, rejected, err := c.accept(a.topic, a.msg)
 		switch {
@@ -155,7 +163,7 @@ func (c *Consumer) ack(jobs ...*job) {
 // at what this one cannot; what it has given back too is tried for half a minute while the
 // database is away, or an outage would use up the broker's limit of deliveries.
 func (a arrived) tries(err error) int {
-	if a.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" && (isUnavailable(err) || errors.Is(err, ErrVerifyLater)) {
+	if a.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" && (isUnavailable(err) || isNoLogin(err) || errors.Is(err, ErrVerifyLater)) {
 		return redeliveredTries
 	}
 	return maxTries

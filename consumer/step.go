@@ -46,7 +46,7 @@ type Step struct {
 	// to a standby that was behind. There a message can come again, from the relay, the
 	// broker or the parked ones, whose call was made and is not known of. It costs a
 	// question for each call. That nothing is found is believed at once then, and after
-	// Settle for a message that was replayed, which is asked for in any case. A step
+	// a lease and Settle for a message that was replayed, which is asked for in any case. A step
 	// without a verify cannot have it. Default: the row is believed.
 	AskFirst bool
 

@@ -426,3 +426,43 @@ func TestWhatCannotBeVerifiedYetWaitsBehindItsBatch(t *testing.T) {
 	}
 	stop()
 }
+
+// A later message of the same saga does not overtake what cannot be verified yet: of two that
+// say different things under one identity, the first counts.
+func TestWhatCannotBeVerifiedYetKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	held, release := make(chan bool), make(chan bool)
+	var asked atomic.Int32
+	c := f.consumer(t, Options{Lanes: 1, Verify: func(_ string, msg *message.Message) error {
+		switch own := msg.Metadata.Get("x-own"); {
+		case own == "gate":
+			held <- true
+			<-release
+		case own == "unsure" && asked.Add(1) <= 20:
+			return ErrVerifyLater
+		}
+		return nil
+	}}, paying(f))
+	c.signals.settled.Enable()
+	stop := start(t, c)
+	gate := act("gate")
+	gate.Metadata.Set("x-own", "gate")
+	f.sub.queue("pay") <- gate
+	<-held
+	for i := range 20 {
+		key := fmt.Sprint("k", i)
+		first := act(key)
+		first.Metadata.Set("x-own", "unsure")
+		f.sub.queue("pay") <- first
+		f.sub.queue("pay") <- newMessage("pay", key, payment{7})
+	}
+	close(release)
+	for range 41 {
+		c.signals.settled.Wait(t)
+	}
+	stop()
+	if got := f.texts(t, "SELECT what FROM {schema}.effect WHERE what NOT LIKE '% 1'"); len(got) > 0 {
+		t.Errorf("effects %q of messages that have overtaken others", got)
+	}
+}

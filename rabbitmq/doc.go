@@ -38,7 +38,7 @@
 // time, until the broker has moved that message to the dead-letter queue; and it
 // logs an error as long as there is something in that queue. Its other topics may
 // have to do with one message at a time too, for a TopologyInterval, or up to ten where
-// messages take long. Nothing is dropped.
+// messages are few or take long. Nothing is dropped.
 //
 // Each delivery counts for the limit, also of a message about which nothing can be decided
 // while the database is away: a package such as consumer takes its time between two of

@@ -25,7 +25,7 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 	defer isolated.Stop()
 	s.lanes.begin(e)
 	for delivered, leaving, intervals := false, false, 0; ; {
-		if leaving && s.lanes.free() {
+		if leaving && (!s.keyed() || s.lanes.free()) {
 			s.giveBack(e)
 			return true
 		}
@@ -79,15 +79,16 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 }
 
 // slowIntervals is for how many topology intervals a topic is isolated, at most, over a
-// message that may be another one's.
+// message that may be another one's; with keys, until the one in hand then is settled.
 const slowIntervals = 10
 
 // blameless reports whether e, on a connection of the topic's own for so many topology
-// intervals, may end: what was in hand when the topic was isolated has come again, since a
-// queue delivers that first, and could be read. Where messages take so long that nobody can
-// tell, or the first is refused again and again, so many intervals have to do.
+// intervals, may end: what was in hand here when the topic was isolated has most likely come
+// again, since a queue delivers that first, and could be read. Where messages are few or take
+// long, so that nobody can tell, or the first is refused again and again, so many intervals
+// have to do.
 //
-// It then ends between two messages, after the one in hand is settled: with keys its channel
+// With keys it then ends between two messages, after the one in hand is settled: its channel
 // closes with it, and an ack would be lost. What the broker has sent besides goes back, one
 // message at most.
 func (s *subscription) blameless(e *epoch, intervals int) bool {
