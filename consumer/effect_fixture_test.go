@@ -24,6 +24,7 @@ type provider struct {
 	mu      sync.Mutex
 	ledger  []string
 	asked   int
+	unheard int          // questions to fail
 	refuse  []string     // answers to the next requests, which have no effect
 	lose    int          // replies to lose
 	arrived func(string) // called on arrival of a request for an effect, before it happens
@@ -74,6 +75,10 @@ func (p *provider) serveQuestion(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked++
+	if p.unheard > 0 {
+		p.unheard--
+		panic(http.ErrAbortHandler)
+	}
 	what := r.PathValue("what")
 	if !slices.Contains(p.ledger, what+" "+r.Header.Get("Idempotency-Key")) {
 		http.NotFound(w, r)

@@ -332,6 +332,28 @@ func TestAForgottenSecondAttemptIsAskedFor(t *testing.T) {
 	}
 }
 
+// The same where nobody has seen a call end, as its process has died: the wait for it is not
+// that for a message.
+func TestAQuestionThatFailsLeavesTheWaitForACallUnderWay(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, false)
+	p.refuse = []string{"not done"}
+	step := f.asking(p, false)
+	step.Settle = time.Microsecond
+	c := f.consumer(t, Options{}, step)
+	handle(t, c, act("k"))
+	f.exec(t, "UPDATE {schema}.parked SET in_doubt = true, reason = 'calling', last_at = clock_timestamp()")
+	p.unheard = 1
+	for range 2 {
+		f.retryNow(t)
+		runParkedOnce(t, c)
+	}
+	if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 2? |  / 0"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // What a step asks before each call is believed at once: nothing is what it mostly
 // finds.
 func TestAskingFirstCostsOneQuestion(t *testing.T) {
