@@ -65,6 +65,25 @@ func TestDownKeepsWhatTheOlderVersionHolds(t *testing.T) {
 	}
 }
 
+// What was redriven before its time was kept, and is still to run, was redriven now: a call
+// that may be under way since is waited for.
+func TestWhatIsStillToRunWasRedrivenNow(t *testing.T) {
+	t.Parallel()
+	conn, name := connect(t), at(t, pgtest.URL(), 9)
+	if _, err := conn.Exec(t.Context(), `INSERT INTO `+name+`.parked (state, kind, topic, message_id, header_names, header_values, payload, reason, due_at, round)
+		SELECT state, 'unknown', 't', convert_to(concat_ws(' ', state, round), 'UTF8'), '{}', '{}', 'p', 'unreadable', now(), round
+		FROM unnest(ARRAY['dead', 'retrying']) AS state, generate_series(0, 1) AS round`); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+		t.Fatalf("Up: %v", err)
+	}
+	var got string
+	if err := conn.QueryRow(t.Context(), "SELECT string_agg(convert_from(message_id, 'UTF8'), ', ') FROM "+name+".parked WHERE redriven_at IS NOT NULL").Scan(&got); err != nil || got != "retrying 1" {
+		t.Errorf("redriven: %q, %v; want the one that is still to run", got, err)
+	}
+}
+
 // asHeldBy returns the rows of c as version n has them: what it does not know is something
 // else there, as the migrations' lower halves say.
 func asHeldBy(n int, c content) content {

@@ -126,6 +126,26 @@ func TestABusyTopicIsNotIsolatedForLong(t *testing.T) {
 	}
 }
 
+// Without keys an isolated topic waits for no message that takes long: the others would.
+func TestASlowMessageDoesNotKeepATopicIsolated(t *testing.T) {
+	t.Parallel()
+	cfg, opts := declared(t, "poisoned", "busy"), fast()
+	opts.TopologyInterval, opts.Prefetch = 100*time.Millisecond, 4
+	messages, sub := subscribe(t, cfg, "busy", opts)
+	busy := newTraffic(t, newPublisher(t, cfg, nil), "busy", messages)
+	publishPoison(t, cfg, "poisoned")
+	isolate(t, sub, busy)
+	busy.settleAll()
+	for wait := time.After(patience); len(busy.inHand) < opts.Prefetch; { // of which none is settled
+		select {
+		case msg := <-messages:
+			busy.inHand = append(busy.inHand, msg)
+		case <-wait:
+			t.Fatalf("%d messages are in hand, want %d: the topic is still isolated", len(busy.inHand), opts.Prefetch)
+		}
+	}
+}
+
 // isolate returns when sub has isolated the topic of busy, while the poison of another topic is
 // still delivered again and again, to a subscription that is isolated too.
 func isolate(t *testing.T, sub *rabbitmq.Subscriber, busy *traffic) {
