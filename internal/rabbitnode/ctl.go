@@ -23,6 +23,12 @@ const (
 	relaxed   = "vm_memory_monitor:set_vm_memory_high_watermark(0.4)"                // the broker's default
 )
 
+// The limits of free space of [Node.FillDisk] and [Node.FreeDisk], in bytes.
+const (
+	diskFull = "ok=rabbit_disk_monitor:set_disk_free_limit(1000000000000000000)" // no disk has an exabyte
+	diskFree = "ok=rabbit_disk_monitor:set_disk_free_limit(50000000)"            // the broker's default
+)
+
 // Block raises the node's memory alarm: the broker stops reading from
 // connections that publish, and tells them (connection.blocked). One that has
 // not published yet is told with its first message.
@@ -34,6 +40,19 @@ func (n *Node) Block() error {
 // Unblock ends the alarm of [Node.Block].
 func (n *Node) Unblock() error {
 	_, err := n.Eval(relaxed)
+	return err
+}
+
+// FillDisk raises the node's disk alarm, as if its disk were full. To clients it is what
+// [Node.Block] is.
+func (n *Node) FillDisk() error {
+	_, err := n.Eval(diskFull)
+	return err
+}
+
+// FreeDisk ends the alarm of [Node.FillDisk].
+func (n *Node) FreeDisk() error {
+	_, err := n.Eval(diskFree)
 	return err
 }
 
@@ -60,7 +79,7 @@ func (n *Node) Sync() error {
 // ten milliseconds, else a second.
 func (n *Node) Eval(expressions string) (string, error) {
 	call, lookErr := exec.LookPath("erl_call")
-	cookie, readErr := os.ReadFile(filepath.Join(n.dir, ".erlang.cookie"))
+	cookie, readErr := os.ReadFile(n.cookie())
 	if lookErr != nil || readErr != nil {
 		out, err := n.Ctl("eval", expressions+".")
 		return strings.TrimSpace(out), err

@@ -51,6 +51,18 @@ type Options struct {
 	// ClientAuthority, in PEM, has it refuse clients over TLS that have no certificate of
 	// this authority. Default: clients are not asked.
 	ClientAuthority []byte
+
+	// Cluster makes the node fit to join others. Default: the node stays alone.
+	Cluster *ClusterOptions
+}
+
+// ClusterOptions are the settings that the nodes of one cluster agree on. The caller runs
+// a port mapper for the node.
+type ClusterOptions struct {
+	Name   string // the Erlang name before "@localhost", another one for each node
+	Cookie string // the secret that the nodes share
+	Mapper int    // the port of the node's port mapper on 127.0.0.1
+	Kernel string // parameters of Erlang's kernel, as "-kernel net_ticktime 4". Default: none
 }
 
 // A Node is a RabbitMQ of the caller's own. Its methods are for one goroutine at a
@@ -59,6 +71,7 @@ type Node struct {
 	server, dir, name string
 	port, secure      int // secure: with TLS; 0: none
 	dist, mapper      int
+	cluster           *ClusterOptions     // nil: the node is alone and runs its own mapper
 	reserved          []io.Closer         // holds on the ports
 	owner             *syscall.Credential // nil: the caller's own user
 	run, ports        *child              // the node and its port mapper; nil: not running
@@ -70,7 +83,7 @@ func New(opts *Options) (*Node, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	n := &Node{name: "t-" + strings.ToLower(rand.Text()[:14]) + "-node@localhost"}
+	n := &Node{name: "t-" + strings.ToLower(rand.Text()[:14]) + "-node@localhost", cluster: opts.Cluster}
 	for _, path := range serverPaths {
 		if _, err := os.Stat(path); err == nil && n.server == "" {
 			n.server = path
@@ -89,11 +102,17 @@ func New(opts *Options) (*Node, error) {
 	if opts.Certificate == nil {
 		n.secure = 0
 	}
+	if n.cluster != nil {
+		n.name, n.mapper = n.cluster.Name+"@localhost", n.cluster.Mapper
+	}
 	if err := n.prepare(opts); err != nil {
 		return nil, errors.Join(fmt.Errorf("rabbitnode: prepare: %w", err), n.Close())
 	}
 	return n, nil
 }
+
+// Name is the node's Erlang name.
+func (n *Node) Name() string { return n.name }
 
 // URL is where the node listens, also after a restart.
 func (n *Node) URL() string { return fmt.Sprintf("amqp://guest:guest@%s/", n.Addr()) }
@@ -111,8 +130,8 @@ func (n *Node) Output() string { return filepath.Join(n.dir, "output") }
 // Log is the node's log.
 func (n *Node) Log() string { return filepath.Join(n.dir, "log", n.name+".log") }
 
-// prepare gives the directory to the user that the server runs as: some
-// installations refuse to run as root.
+// prepare writes the node's files. Some installations refuse to run as root, so the
+// directory belongs to the server's own user.
 func (n *Node) prepare(opts *Options) error {
 	config := fmt.Appendf(nil, "listeners.tcp.local = %s\n%s\n", n.Addr(), opts.Config)
 	files := map[string][]byte{"plugins": fmt.Appendf(nil, "[%s].\n", strings.Join(opts.Plugins, ","))}
@@ -130,6 +149,16 @@ func (n *Node) prepare(opts *Options) error {
 			return err
 		}
 	}
+	if n.cluster != nil {
+		if err := os.WriteFile(n.cookie(), []byte(n.cluster.Cookie), 0o400); err != nil {
+			return err
+		}
+	}
+	return n.handOver()
+}
+
+// handOver gives the directory and the cookie to the user that the server runs as.
+func (n *Node) handOver() error {
 	owner, err := user.Lookup("rabbitmq")
 	if os.Geteuid() != 0 || err != nil {
 		return nil
@@ -137,8 +166,15 @@ func (n *Node) prepare(opts *Options) error {
 	uid, uidErr := strconv.ParseUint(owner.Uid, 10, 32)
 	gid, gidErr := strconv.ParseUint(owner.Gid, 10, 32)
 	n.owner = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
-	return errors.Join(uidErr, gidErr, os.Chown(n.dir, int(uid), int(gid)))
+	err = errors.Join(uidErr, gidErr, os.Chown(n.dir, int(uid), int(gid)))
+	if n.cluster != nil {
+		err = errors.Join(err, os.Chown(n.cookie(), int(uid), int(gid)))
+	}
+	return err
 }
+
+// cookie is the file with the secret that a client of Erlang's distribution needs.
+func (n *Node) cookie() string { return filepath.Join(n.dir, ".erlang.cookie") }
 
 // Start starts the node, with the data it had, and returns once it accepts
 // connections. After an error it may be running.
@@ -170,7 +206,7 @@ func (n *Node) Start() error {
 // startMapper starts Erlang's port mapper, without which no node runs. The node
 // would start one that outlives everybody.
 func (n *Node) startMapper() (err error) {
-	if n.ports != nil {
+	if n.ports != nil || n.cluster != nil {
 		return nil
 	}
 	path, err := exec.LookPath("epmd")
@@ -194,7 +230,11 @@ func (n *Node) startMapper() (err error) {
 
 // environment is all that the server and its tools take from the surroundings.
 func (n *Node) environment() []string {
-	return []string{
+	kernel := "+S 1:1 +stbt u +sbwt none -kernel inet_dist_use_interface {127,0,0,1}"
+	if n.cluster != nil {
+		kernel += " " + n.cluster.Kernel
+	}
+	environment := []string{
 		"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8", "HOME=" + n.dir,
 		"ERL_EPMD_ADDRESS=127.0.0.1", "ERL_EPMD_PORT=" + strconv.Itoa(n.mapper),
 		"RABBITMQ_NODENAME=" + n.name, "RABBITMQ_NODE_IP_ADDRESS=127.0.0.1",
@@ -203,11 +243,16 @@ func (n *Node) environment() []string {
 		"RABBITMQ_PID_FILE=" + n.dir + "/pid", "RABBITMQ_ENABLED_PLUGINS_FILE=" + n.dir + "/plugins",
 		"RABBITMQ_CONF_ENV_FILE=" + n.dir + "/none", "RABBITMQ_CONFIG_FILE=" + n.dir + "/rabbitmq.conf",
 		"RABBITMQ_CONFIG_FILES=" + n.dir + "/conf.d", "RABBITMQ_ADVANCED_CONFIG_FILE=" + n.dir + "/none",
-		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=" + kernel,
 		// The script then becomes the node instead of waiting for it: the process
 		// that dies with us is the node.
 		"RUNNING_UNDER_SYSTEMD=true",
 	}
+	if n.cluster != nil {
+		// A program of Erlang would start a mapper if the caller's were gone, and leave it.
+		environment = append(environment, "ERL_AFLAGS=-start_epmd false")
+	}
+	return environment
 }
 
 // Kill kills the node, as kill -9 does, and returns when it is gone. A queue
@@ -219,6 +264,21 @@ func (n *Node) Kill() {
 		n.run.kill()
 		n.run = nil
 	}
+}
+
+// Freeze stops the node's processes, as SIGSTOP does: its connections stay open and do
+// not answer. [Node.Thaw] continues them.
+func (n *Node) Freeze() error { return n.signal(syscall.SIGSTOP) }
+
+// Thaw ends [Node.Freeze].
+func (n *Node) Thaw() error { return n.signal(syscall.SIGCONT) }
+
+// signal sends s to the node's group of processes.
+func (n *Node) signal(s syscall.Signal) error {
+	if n.run == nil {
+		return fmt.Errorf("rabbitnode: send %s: the node does not run", s)
+	}
+	return syscall.Kill(-n.run.cmd.Process.Pid, s)
 }
 
 // Stop stops the node in good order.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/testsignal"
 )
 
 // A Proxy forwards connections to a broker until it is told to misbehave.
@@ -23,6 +25,9 @@ type Proxy struct {
 	stalled  bool       // towards the client
 	refusing bool
 	pairs    map[net.Conn]net.Conn // client to broker
+
+	opened testsignal.Signal[int]
+	ended  testsignal.Signal[int]
 }
 
 // NewProxy starts a proxy in front of the broker at target, an AMQP URL. It
@@ -63,13 +68,16 @@ func (p *Proxy) URL() string { return p.url }
 func (p *Proxy) Cut() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := len(p.pairs)
+	cut := len(p.pairs)
 	for client, broker := range p.pairs {
 		client.Close()
 		broker.Close()
 	}
 	clear(p.pairs)
-	return n
+	for left := cut - 1; left >= 0; left-- {
+		p.ended.Send(left)
+	}
+	return cut
 }
 
 // Refuse cuts every connection and, until called with false, every new one.
@@ -82,7 +90,15 @@ func (p *Proxy) Refuse(refuse bool) {
 	}
 }
 
-// Stall holds back what the broker says, until called with false.
+// Opened tells of each connection that it has forwarded, and Ended of each that has ended,
+// with the number that is left. Enable them first.
+func (p *Proxy) Opened() *testsignal.Signal[int] { return &p.opened }
+
+// Ended: see [Proxy.Opened].
+func (p *Proxy) Ended() *testsignal.Signal[int] { return &p.ended }
+
+// Stall holds back what the broker says, until called with false. A client that
+// connects meanwhile meets a black hole: the connection is accepted, and the handshake hangs.
 func (p *Proxy) Stall(stall bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,14 +143,30 @@ func (p *Proxy) register(client, broker net.Conn) bool {
 	defer p.mu.Unlock()
 	if !p.refusing {
 		p.pairs[client] = broker
+		p.opened.Send(len(p.pairs))
 	}
 	return !p.refusing
+}
+
+// forget notes that the connection of client has ended, once.
+func (p *Proxy) forget(client net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.pairs[client]; known {
+		delete(p.pairs, client)
+		p.ended.Send(len(p.pairs))
+	}
 }
 
 // forward copies from src to dst until either is closed, then closes both.
 func (p *Proxy) forward(dst, src net.Conn, toClient bool) {
 	defer dst.Close()
 	defer src.Close()
+	client := src
+	if toClient {
+		client = dst
+	}
+	defer p.forget(client)
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := src.Read(buf)

@@ -12,12 +12,14 @@ import (
 	"testing"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/brokerurls"
 )
 
-// URL returns AMQP_URL, or where RabbitMQ usually listens on a developer's
-// machine. The broker is shared: never stop it, block it or list what it has.
+// URL returns the first URL of AMQP_URL, or where RabbitMQ usually listens on a
+// developer's machine. The broker is shared: never stop it, block it or list what it has.
 func URL() string {
-	return cmp.Or(os.Getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
+	return cmp.Or(brokerurls.Split(os.Getenv("AMQP_URL"))[0], "amqp://guest:guest@127.0.0.1:5672/")
 }
 
 // Name returns a prefix for exchanges and queues that nobody else on the

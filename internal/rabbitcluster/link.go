@@ -1,0 +1,185 @@
+package rabbitcluster
+
+import (
+	"errors"
+	"net"
+	"sync"
+)
+
+// linkBuffer is how many bytes a link reads at once. A cut direction holds at most these
+// and what fits into the buffers of the sockets.
+const linkBuffer = 64 << 10
+
+// A network is what the links between all nodes share: which directions are cut.
+type network struct {
+	mu      sync.Mutex
+	changed *sync.Cond // of cut and closed
+	cut     [Size][Size]bool
+	closed  bool
+}
+
+func newNetwork() *network {
+	n := new(network)
+	n.changed = sync.NewCond(&n.mu)
+	return n
+}
+
+// change has set say which directions are cut.
+func (n *network) change(set func(cut *[Size][Size]bool)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	set(&n.cut)
+	n.changed.Broadcast()
+}
+
+// joins reports whether bytes go both ways between two nodes.
+func (n *network) joins(a, b int) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !n.cut[a][b] && !n.cut[b][a]
+}
+
+// await returns once bytes pass from one node to another: at once, unless the direction is
+// cut. It returns false if the network is closed.
+func (n *network) await(from, to int) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for n.cut[from][to] && !n.closed {
+		n.changed.Wait()
+	}
+	return !n.closed
+}
+
+func (n *network) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.closed = true
+	n.changed.Broadcast()
+}
+
+// A link carries the connections that one node opens to another.
+type link struct {
+	network  *network
+	from, to int
+	target   func() string // the address of the other node; empty: it does not run
+	listener *net.TCPListener
+	work     sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{} // both sides of each; nil: closed
+}
+
+// newLink starts a link on a port of 127.0.0.1.
+func newLink(network *network, from, to int, target func() string) (*link, error) {
+	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return nil, err
+	}
+	l := &link{network: network, from: from, to: to, target: target, listener: listener, conns: make(map[net.Conn]struct{})}
+	l.work.Go(l.accept)
+	return l, nil
+}
+
+// port is where the link listens.
+func (l *link) port() uint16 { return uint16(l.listener.Addr().(*net.TCPAddr).Port) }
+
+// close ends the link and its connections. The network is closed before.
+func (l *link) close() {
+	l.listener.Close()
+	l.mu.Lock()
+	for conn := range l.conns {
+		conn.Close()
+	}
+	l.conns = nil
+	l.mu.Unlock()
+	l.work.Wait()
+}
+
+// keep has close end conn. It reports false if the link is closed already.
+func (l *link) keep(conn net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conns == nil {
+		return false
+	}
+	l.conns[conn] = struct{}{}
+	return true
+}
+
+func (l *link) drop(conn net.Conn) {
+	conn.Close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.conns, conn)
+}
+
+func (l *link) accept() {
+	for {
+		conn, err := l.listener.AcceptTCP()
+		if err != nil {
+			return
+		}
+		if !l.keep(conn) {
+			conn.Close()
+			return
+		}
+		l.work.Go(func() { l.carry(conn) })
+	}
+}
+
+// carry forwards both ways until both ends have said that they are done.
+func (l *link) carry(near *net.TCPConn) {
+	defer l.drop(near)
+	far, err := l.join()
+	if err != nil {
+		return
+	}
+	defer l.drop(far)
+	if !l.keep(far) {
+		return
+	}
+	var both sync.WaitGroup
+	both.Go(func() { l.forward(far, near, l.from, l.to) })
+	both.Go(func() { l.forward(near, far, l.to, l.from) })
+	both.Wait()
+}
+
+// errCut reports that a connection was opened while the network was cut.
+var errCut = errors.New("rabbitcluster: the network was cut when the connection was opened")
+
+// join connects to the other node. A connection that a cut delays is not made afterwards:
+// the node has given it up, or tries again.
+func (l *link) join() (*net.TCPConn, error) {
+	if !l.network.joins(l.from, l.to) {
+		if l.network.await(l.from, l.to) {
+			l.network.await(l.to, l.from)
+		}
+		return nil, errCut
+	}
+	far, err := net.Dial("tcp", l.target())
+	if err != nil {
+		return nil, err
+	}
+	return far.(*net.TCPConn), nil
+}
+
+// forward copies what one node says to another, and the end of it. While the direction
+// is cut it holds what it has and reads no more.
+func (l *link) forward(dst, src *net.TCPConn, from, to int) {
+	buffer := make([]byte, linkBuffer)
+	for {
+		n, err := src.Read(buffer)
+		if !l.network.await(from, to) {
+			return
+		}
+		if n > 0 {
+			if _, writeErr := dst.Write(buffer[:n]); writeErr != nil {
+				return // the other direction carries the end
+			}
+		}
+		if err != nil { // io.EOF, or the node was killed
+			dst.CloseWrite()
+			return
+		}
+	}
+}
