@@ -17,10 +17,16 @@ const Default = "sagamill"
 var valid = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
 // Check returns an error unless schema can be used unquoted and is not one of
-// PostgreSQL's own.
+// PostgreSQL's own. The error says which of the three rules schema breaks: its
+// letters, PostgreSQL's names, PostgreSQL's reserved words.
 func Check(schema string) error {
-	if !valid.MatchString(schema) || strings.HasPrefix(schema, "pg_") || schema == "information_schema" {
-		return fmt.Errorf("schema %q must match %s and not begin with pg_", schema, valid)
+	switch {
+	case !valid.MatchString(schema):
+		return fmt.Errorf("schema %q must match %s", schema, valid)
+	case strings.HasPrefix(schema, "pg_"), schema == "information_schema":
+		return fmt.Errorf("schema %q is a name of PostgreSQL's own: choose another one, which does not begin with pg_", schema)
+	case isReserved(schema):
+		return fmt.Errorf("schema %q is a reserved word of PostgreSQL, and schemas are written without quotes: choose another name, such as %s_service", schema, schema)
 	}
 	return nil
 }
