@@ -11,6 +11,7 @@ type counters struct {
 	leads                     atomic.Bool
 	published, refused        atomic.Uint64
 	dead, queued, unavailable atomic.Uint64
+	deferred                  atomic.Uint64
 
 	callTime atomic.Int64
 	calls    [len(latencyBounds) + 1]atomic.Uint64 // by duration; the last: longer than all bounds

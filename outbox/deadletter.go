@@ -49,9 +49,9 @@ type DeadLetter struct {
 	Size      int             // bytes of payload
 	CreatedAt time.Time       // when it was written
 
-	Attempts  int       // refusals
-	Reason    string    // the broker's last one, in its words
-	RefusedAt time.Time // when
+	Attempts  int       // refusals; 0 while it waits for its topic; 1 if it was released without one
+	Reason    string    // the broker's last answer, in its words
+	RefusedAt time.Time // of the last refusal, else of the release, else of the write
 	RetryAt   time.Time // when it is tried again; zero for a dead letter
 }
 
@@ -110,9 +110,9 @@ func (d *DeadLetters) List(ctx context.Context, filter DeadFilter, after int64, 
 	return d.list(ctx, d.sql.listDead, filter, after, limit)
 }
 
-// Refused does what [DeadLetters.List] does, for messages that the broker has
-// refused and that are tried again. What comes later in their ordering keys waits
-// behind them.
+// Refused does what [DeadLetters.List] does, for messages that the relay tries again:
+// refused ones, and those of stalled topics, which have no Attempts. What comes later in
+// their ordering keys waits behind them.
 func (d *DeadLetters) Refused(ctx context.Context, filter DeadFilter, after int64, limit int) ([]DeadLetter, error) {
 	return d.list(ctx, d.sql.listRefused, filter, after, limit)
 }
@@ -191,9 +191,9 @@ func (d *DeadLetters) DiscardAll(ctx context.Context, filter DeadFilter) (n int,
 	return d.each(ctx, verb{name: "outbox dead discard", statement: d.sql.discard}, filter)
 }
 
-// Release makes refused messages dead letters before their attempts are used up,
-// and lets go what waits behind them. It returns how many: an id that is not
-// refused, or no longer, is left out. One that is on its way to the broker at this
+// Release turns messages into dead letters before their attempts are used up, and lets go
+// what waits behind them. It accepts the messages that [DeadLetters.Refused] lists, and
+// returns how many: other ids are left out. One that is on its way to the broker at this
 // moment may still be published, and is no dead letter then.
 //
 // It waits until a relay with [LogTable] has finished its pass.

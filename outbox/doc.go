@@ -3,9 +3,10 @@
 //
 //	stored ──published, confirmed, not returned──► done with
 //	   │
-//	   └─ the broker refuses it ─► held, refused ──due again──► published, or refused once more
-//	                                   │   └── attempts used up ──► held, dead: waits for a person
-//	                                   └── later messages of its ordering key: held, waiting
+//	   ├─ the broker refuses it ─► held, refused ──due again──► published, or refused once more
+//	   │                               │   └── attempts used up ──► held, dead: waits for a person
+//	   │                               └── later messages of its ordering key: held, waiting
+//	   └─ its topic takes none ──► held, waiting ──a probe is answered──► published
 //
 // A message with a Delay starts out held. When it is due the relay moves it into the
 // log, in one transaction, and it is stored like any other: a delayed message counts
@@ -36,6 +37,16 @@
 //
 // The row outbox_relay says which relay is active. Its epoch rises with each
 // change; what an overtaken relay still tries to note is refused.
+//
+// # Topics that stall
+//
+// A queue that is full, or has no leader, costs its own topic. Each call of the publisher
+// has messages of one topic, and calls for several topics run at once. When the broker
+// answers and takes no messages of one topic, the relay keeps that topic's messages aside and
+// goes on with the others. It sends one of them as a probe at intervals of up to 5 s,
+// and all of them once a probe is answered. No attempt is spent, so that none becomes a
+// dead letter. After a crash the next relay makes them due at once. With [LogTable] a pass waits for the
+// probe, 2 s at most, and what was kept aside is due after 5 s.
 //
 // # After a crash
 //

@@ -188,12 +188,12 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 			f.exec(t, analyze)
 			r := f.relay(t, RelayOptions{})
 			for statement, p := range map[string]plan{
-				"listRetries":  f.explain(t, true, r.sql.listRetries, maxDue, maxFollowers),
+				"listRetries":  f.explain(t, true, r.sql.listRetries, maxDue, maxFollowers, []string{}),
 				"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
 				"moveUnlocked": f.explain(t, true, r.sql.moveUnlocked, 2, maxPageBytes),
 				"fetchHeld":    f.explain(t, false, r.sql.fetchHeld, []int64{1, 2, 3}),
 				"promote":      f.explain(t, false, r.sql.promote, []string{"k1", "k2", "k3"}),
-				"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes),
+				"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, []string{}),
 				"lockStored":   f.explain(t, true, r.sql.lockStored, 10, maxBatchBytes),
 			} {
 				for relation, scan := range p.scans() {

@@ -171,7 +171,7 @@ func TestATenureThatIsOverChangesNothing(t *testing.T) {
 			if _, err := l.r.renew(ctx, l.tenure.epoch); !errors.Is(err, errOvertaken) {
 				t.Errorf("renew: %v", err)
 			}
-			if _, _, err := l.reader.read(ctx, 10); !errors.Is(err, errOvertaken) {
+			if _, _, err := l.reader.read(ctx, 10, maxPageBytes); !errors.Is(err, errOvertaken) {
 				t.Errorf("read: %v", err)
 			}
 			if after := f.everyRow(t, tables...); after != before {
@@ -203,11 +203,11 @@ func (f *fixture) publishPending(t *testing.T, l *leader) {
 		if len(lane.pending) == 0 {
 			return
 		}
-		if wave := lane.next(); len(wave) > 0 {
-			if err := lane.publish(t.Context(), wave); err != nil {
-				t.Fatalf("publish: %v", err)
+		for _, c := range lane.next(time.Now()) {
+			c.results = lane.r.publishTopic(t.Context(), c.flow.topic, c.wave)
+			if lane.settleCall(t.Context(), c); c.flow.failures > 0 {
+				t.Fatalf("publish: %v", c.results)
 			}
 		}
-		lane.sweep()
 	}
 }

@@ -28,12 +28,17 @@ func (l *leader) heldRoom() int {
 	return min(l.r.limits.page, l.r.opts.Window-l.inFlight, max(1, l.r.opts.Window/2))
 }
 
+// heldBytes is heldRoom for the bytes of their payloads, give or take a message.
+func (l *leader) heldBytes() int {
+	return min(maxPageBytes, l.r.opts.WindowBytes-l.bytes, max(1, l.r.opts.WindowBytes/2))
+}
+
 // readRetries hands refused messages that are due to the lanes, and what waits
 // behind them. Whatever the log has of their keys comes later, and waits for
 // them: they need not wait for the log.
 func (l *leader) readRetries(ctx context.Context) (int, error) {
 	room := l.heldRoom()
-	if l.retrying || room <= 0 || time.Now().Before(l.retryAt) {
+	if l.retrying || room <= 0 || l.heldBytes() <= 0 || time.Now().Before(l.retryAt) {
 		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
@@ -48,7 +53,7 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 		l.promoteAt = time.Now().Add(l.r.limits.promote)
 	}
 	began := time.Now()
-	list, err := l.listRetries(ctx)
+	list, err := l.listRetriesFairly(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -56,11 +61,12 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 	if len(list) == 0 {
 		return 0, nil
 	}
-	rows, err := l.fetchHeld(ctx, list[:cut(list, room)])
+	rows, err := l.fetchHeld(ctx, list[:cut(list, room, l.heldBytes())])
 	if err != nil {
 		return 0, err
 	}
 	l.retryAt = time.Time{} // more may be due
+	l.retried = topicsOf(rows)
 	if len(rows) > 0 {
 		if err := failpoint.Hit("outbox/after-read-held"); err != nil {
 			return 0, err
@@ -84,7 +90,7 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 // many, down to one.
 func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
 	room := max(l.heldRoom()>>l.unmoved, min(l.heldRoom(), 1))
-	if now := time.Now(); room <= 0 || !l.reader.caughtUp() || now.Before(l.readAt) || now.Before(l.moveAt) {
+	if now := time.Now(); room <= 0 || l.heldBytes() <= 0 || !l.reader.caughtUp() || now.Before(l.readAt) || now.Before(l.moveAt) {
 		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
@@ -95,7 +101,7 @@ func (l *leader) moveDelayed(ctx context.Context) (moved int, err error) {
 		batch.Queue(l.r.sql.lockSoon, lockPatience)
 		batch.Queue(l.r.sql.planByIndex)
 		batch.Queue(l.r.sql.asynchronous)
-		batch.Queue(l.r.sql.moveDelayed, room, maxPageBytes>>l.unmoved).Exec(func(tag pgconn.CommandTag) error {
+		batch.Queue(l.r.sql.moveDelayed, room, max(1, l.heldBytes()>>l.unmoved)).Exec(func(tag pgconn.CommandTag) error {
 			moved = int(tag.RowsAffected())
 			return nil
 		})
@@ -150,12 +156,35 @@ const maxUnmoved = 16
 // lockNotAvailable is PostgreSQL's code for a lock that was not to be had in time.
 const lockNotAvailable = "55P03"
 
-// listRetries lists what is due.
-func (l *leader) listRetries(ctx context.Context) ([]entry, error) {
+// listRetriesFairly lists what is due, of topics other than those of the page before if
+// there are any: a topic with many messages that are due takes turns with the others.
+func (l *leader) listRetriesFairly(ctx context.Context) ([]entry, error) {
+	stalled := l.r.topics.stalledNames()
+	if len(l.retried) > 0 {
+		list, err := l.listRetries(ctx, append(l.retried, stalled...))
+		if err != nil || len(list) > 0 {
+			return list, err
+		}
+	}
+	return l.listRetries(ctx, stalled)
+}
+
+// topicsOf returns the topics of rows, each once.
+func topicsOf(rows []row) (topics []string) {
+	for i := range rows {
+		if !slices.Contains(topics, rows[i].Topic) {
+			topics = append(topics, rows[i].Topic)
+		}
+	}
+	return topics
+}
+
+// listRetries lists what is due, except messages of some topics.
+func (l *leader) listRetries(ctx context.Context, except []string) ([]entry, error) {
 	var list []entry
 	batch := &pgx.Batch{}
 	batch.Queue(l.r.sql.planByIndex)
-	batch.Queue(l.r.sql.listRetries, maxDue, maxFollowers).Query(func(rows pgx.Rows) (err error) {
+	batch.Queue(l.r.sql.listRetries, maxDue, maxFollowers, except).Query(func(rows pgx.Rows) (err error) {
 		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
 			return e, row.Scan(&e.id, &e.size)
 		})

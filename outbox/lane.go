@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,41 +14,65 @@ const (
 	// laneBatch is how many messages a lane hands to the broker at once.
 	laneBatch = 512
 
-	// maxStrikes is how often a message is sent alone with an unknown outcome,
-	// others getting through in between, before it counts as refused: it is the
+	// maxLaneCalls limits a lane's calls at the same time, which are for different topics.
+	maxLaneCalls = 64
+
+	// maxStrikes is how often a message is sent alone with an unknown outcome, others of
+	// its topic getting through in between, before it counts as refused: it is the
 	// message that breaks the connection.
 	maxStrikes = 3
 )
 
 // errUnknown is the refusal of such a message.
-var errUnknown = fmt.Errorf("%w: its outcome was unknown %d times while others were published", ErrRefused, maxStrikes)
+var errUnknown = fmt.Errorf("%w: its outcome was unknown %d times while others of its topic were published", ErrRefused, maxStrikes)
 
 // A lane publishes the messages of its share of the ordering keys, in the order
 // in which they come, one of each key at a time: had two of them been in flight, a
-// refusal of the first would let the second overtake it. The messages of one
-// call have different keys, so that it is one call for almost all of them.
+// refusal of the first would let the second overtake it. A call of the publisher has
+// messages of one topic, all of different keys, and calls for different topics run at
+// the same time: a topic that takes its time holds up none but itself.
 //
-// When the broker is away, a lane tries one message at a time, at growing
-// intervals, and sends twice as many after each success. So a message over which
-// the connection breaks is alone in the end.
+// When a call for a topic is not answered, the lane tries one message of it at a time, at
+// growing intervals, and sends twice as many after each success. So a message over which
+// the connection breaks is alone in the end. Messages of a topic that stalls are kept
+// aside, unsent: see topics.
 type lane struct {
 	r    *Relay
 	in   chan []*item
 	stop <-chan struct{} // closed when nothing more is to be waited for
 	done chan<- struct{} // told when a page is decided, or the lane gives up
-	ok   *atomic.Uint64  // messages that any lane has got through
+	poke chan struct{}   // holds one: a topic stalls, or is resumed
 
 	pending  []*item             // undecided, in order
+	busy     map[uint64]bool     // keys with a message in a call
+	flows    map[string]*flow    // by topic
+	calls    int                 // on their way
+	returned chan *call          // has room for each call
 	blocked  map[uint64]block    // keys with held messages
 	suspects map[int64]suspicion // held messages that were given back
-	size     int                 // messages in the next call
-	failures int                 // calls in a row that the broker did not answer
 
 	open   atomic.Int64 // messages handed to the lane and not decided
 	gaveUp atomic.Bool  // the broker did not answer, and the relay is to stop
 
 	mu    sync.Mutex
 	freed []freed
+}
+
+// A flow is the calls of a lane for one topic, one after the other.
+type flow struct {
+	topic     string
+	calling   bool
+	size      int       // messages in the next call
+	failures  int       // calls in a row that were not answered for each message
+	restUntil time.Time // no call before
+}
+
+// A call is messages of one flow on their way, and what became of them.
+type call struct {
+	flow    *flow
+	wave    []*item
+	results []error
+	took    time.Duration
 }
 
 // A suspicion is what is remembered of a suspect.
@@ -64,6 +89,14 @@ type block struct {
 
 // A freed key had nothing held when page through had been settled.
 type freed struct{ key, through uint64 }
+
+func newLane(r *Relay, stop <-chan struct{}, done chan<- struct{}) *lane {
+	return &lane{
+		r: r, in: make(chan []*item, 2*r.opts.Window+stallPage), stop: stop, done: done, poke: make(chan struct{}, 1),
+		busy: map[uint64]bool{}, flows: map[string]*flow{}, returned: make(chan *call, maxLaneCalls),
+		blocked: map[uint64]block{}, suspects: map[int64]suspicion{},
+	}
+}
 
 // free lets messages of the keys pass again, unless some have been queued since.
 func (l *lane) free(f freed) {
@@ -83,39 +116,73 @@ func (l *lane) applyFreed() {
 	l.freed = l.freed[:0]
 }
 
-// run publishes until ctx ends.
+// run publishes until ctx ends, and returns when no call is on its way.
 func (l *lane) run(ctx context.Context) {
-	for l.receive(ctx) {
-		wave := l.next()
-		if len(wave) == 0 {
-			continue
+	for ctx.Err() == nil {
+		l.takeAll()
+		now := time.Now()
+		for _, c := range l.next(now) {
+			go func() {
+				c.results = l.r.publishTopic(ctx, c.flow.topic, c.wave)
+				c.took = time.Since(now)
+				l.returned <- c
+			}()
 		}
-		failure := l.publish(ctx, wave)
-		l.sweep()
-		if failure != nil && ctx.Err() == nil && !l.pause(ctx, failure) {
-			l.gaveUp.Store(true)
-			l.tell()
-			return
-		}
+		l.await(ctx, now)
+	}
+	for l.calls > 0 {
+		l.settleCall(ctx, <-l.returned)
 	}
 }
 
-// receive takes in what has come, waiting if there is nothing to do.
-func (l *lane) receive(ctx context.Context) bool {
-	if len(l.pending) == 0 {
-		select {
-		case items := <-l.in:
-			l.take(items)
-		case <-ctx.Done():
-			return false
+// await waits until there may be something to do, and does what a call that has returned
+// leaves to be done. A flow that rested at now is waited for.
+func (l *lane) await(ctx context.Context, now time.Time) {
+	rest, stop := l.rest(now)
+	defer rest.Stop()
+	select {
+	case items := <-l.in:
+		l.take(items)
+	case c := <-l.returned:
+		l.settleCall(ctx, c)
+	case <-l.poke:
+	case <-rest.C:
+	case <-stop:
+		if l.gaveUp.CompareAndSwap(false, true) {
+			l.tell()
+		}
+	case <-ctx.Done():
+	}
+}
+
+// rest returns a timer for the first flow that rests. The channel ends the rest when the
+// relay stops, since a broker that is away is not waited for. It is nil while a call runs,
+// while nothing waits, and once the lane has given up.
+func (l *lane) rest(now time.Time) (*time.Timer, <-chan struct{}) {
+	first := time.Duration(-1)
+	for _, f := range l.flows {
+		if wait := f.restUntil.Sub(now); wait > 0 && (first < 0 || wait < first) {
+			first = wait
 		}
 	}
+	if first < 0 || len(l.pending) == 0 {
+		idle := time.NewTimer(time.Hour)
+		return idle, nil
+	}
+	if l.calls > 0 || l.gaveUp.Load() {
+		return time.NewTimer(first), nil
+	}
+	return time.NewTimer(first), l.stop
+}
+
+// takeAll takes in what has come, without waiting.
+func (l *lane) takeAll() {
 	for {
 		select {
 		case items := <-l.in:
 			l.take(items)
 		default:
-			return ctx.Err() == nil
+			return
 		}
 	}
 }
@@ -130,39 +197,64 @@ func (l *lane) take(items []*item) {
 	l.pending = append(l.pending, items...)
 }
 
-// next picks the messages of the next call, the first of each key, and decides
+// next picks the messages of the next calls, the first of each key, and decides
 // those that are not to be sent.
-func (l *lane) next() []*item {
+func (l *lane) next(now time.Time) (calls []*call) {
 	l.applyFreed()
-	var wave []*item
-	taken := make(map[uint64]bool, min(len(l.pending), l.size))
+	byTopic := make(map[string]*call, 1)
+	ahead := make(map[uint64]bool) // keys of which an earlier message has to go first
 	for _, m := range l.pending {
-		if len(wave) >= l.size {
-			break
-		}
-		if taken[m.key] {
+		if l.busy[m.key] || ahead[m.key] || l.withheld(m) {
 			continue
 		}
-		b, blocked := l.blocked[m.key]
-		switch {
-		case blocked && !m.held:
-			l.blocked[m.key] = block{b.head, m.page.seq}
-			l.decide(m, queued)
-		case blocked && b.head < m.ID && b.through == m.page.seq:
-			l.decide(m, skipped) // a held message waits where it is
-		case m.strikes > 0 && len(wave) > 0: // suspects go alone
-			taken[m.key] = true
-		default:
-			taken[m.key] = true
-			wave = append(wave, m)
-			if m.strikes > 0 {
-				l.sweep()
-				return wave
+		ahead[m.key] = true
+		c := byTopic[m.Topic]
+		if c == nil {
+			f := l.flow(m.Topic)
+			if f.calling || now.Before(f.restUntil) || l.calls >= maxLaneCalls {
+				continue
 			}
+			c = &call{flow: f}
+			byTopic[m.Topic] = c
+			calls = append(calls, c)
+			f.calling = true
+			l.calls++
 		}
+		alone := m.strikes > 0 // suspects go alone
+		if len(c.wave) >= c.flow.size || alone && len(c.wave) > 0 || len(c.wave) > 0 && c.wave[0].strikes > 0 {
+			continue
+		}
+		c.wave = append(c.wave, m)
+		l.busy[m.key] = true
 	}
 	l.sweep()
-	return wave
+	return calls
+}
+
+// withheld decides m, which is the first of its key, if it is not to be sent.
+func (l *lane) withheld(m *item) bool {
+	b, blocked := l.blocked[m.key]
+	switch {
+	case blocked && !m.held:
+		l.blocked[m.key] = block{b.head, m.page.seq}
+		l.decide(m, queued)
+	case blocked && b.head < m.ID && b.through == m.page.seq:
+		l.decide(m, skipped) // a held message waits where it is
+	case l.r.topics.isStalled(m.Topic):
+		l.deferItem(m, errStalled)
+	default:
+		return false
+	}
+	return true
+}
+
+func (l *lane) flow(topic string) *flow {
+	f := l.flows[topic]
+	if f == nil {
+		f = &flow{topic: topic, size: laneBatch}
+		l.flows[topic] = f
+	}
+	return f
 }
 
 // sweep drops what is decided.
@@ -196,34 +288,77 @@ func (l *lane) tell() {
 	}
 }
 
-// publish sends wave and decides what the broker has answered. It returns an
-// error of the rest.
-func (l *lane) publish(ctx context.Context, wave []*item) error {
-	results := l.r.publishWave(ctx, wave)
-	var unknown error
-	through := 0
-	for i, m := range wave {
-		switch err := results[i]; {
+// settleCall decides what the broker has answered, and lets the flow rest if it has not
+// answered for each message.
+func (l *lane) settleCall(ctx context.Context, c *call) {
+	l.calls--
+	c.flow.calling = false
+	unknown := l.settleResults(c)
+	l.sweep()
+	switch {
+	case unknown == nil:
+		c.flow.failures = 0
+		c.flow.adapt(c.took)
+	case ctx.Err() == nil:
+		l.retreat(ctx, c.flow, unknown)
+	}
+	if len(l.flows) > maxTopics {
+		l.forgetFlows()
+	}
+}
+
+// adapt doubles the size of the next call, or halves it after one that took long: calls that
+// are short are not taken for calls that hang.
+func (f *flow) adapt(took time.Duration) {
+	if took > stallPatience/2 {
+		f.size = max(1, f.size/2)
+		return
+	}
+	f.size = min(2*f.size, laneBatch)
+}
+
+// forgetFlows forgets the flows in their initial state.
+func (l *lane) forgetFlows() {
+	for topic, f := range l.flows {
+		if !f.calling && f.failures == 0 {
+			delete(l.flows, topic)
+		}
+	}
+}
+
+// settleResults decides the messages of c. It returns an error of those that it cannot
+// decide.
+func (l *lane) settleResults(c *call) (unknown error) {
+	for i, m := range c.wave {
+		delete(l.busy, m.key)
+		switch err := c.results[i]; {
 		case err == nil:
-			through++
 			l.decide(m, published)
 		case errors.Is(err, ErrRefused):
 			l.refuse(m, err)
+		case l.r.topics.isStalled(m.Topic):
+			l.deferItem(m, err)
+		case errors.Is(err, ErrDeferred) && (len(c.wave) == 1 || slices.ContainsFunc(c.results, isNil)):
+			unknown = err
+			l.deferItem(m, err) // others of the topic may get through
 		default:
 			unknown = err
-			if len(wave) == 1 {
-				l.strike(m, err)
-			}
-			if m.held && m.outcome == undecided {
-				l.giveBack(m)
-			}
+			l.suspect(m, err, len(c.wave) == 1)
 		}
 	}
-	l.ok.Add(uint64(through))
-	if unknown == nil {
-		l.failures, l.size = 0, min(2*l.size, laneBatch)
-	}
 	return unknown
+}
+
+func isNil(err error) bool { return err == nil }
+
+// suspect deals with a message whose outcome is not known.
+func (l *lane) suspect(m *item, err error, alone bool) {
+	if alone {
+		l.strike(m, err)
+	}
+	if m.held && m.outcome == undecided {
+		l.giveBack(m)
+	}
 }
 
 // refuse leaves the decision about later messages of the key to the database,
@@ -236,11 +371,19 @@ func (l *lane) refuse(m *item, err error) {
 	l.decide(m, refused)
 }
 
-// strike counts an unknown outcome against m if others have got through since
-// the last one, so that the broker is there.
+// deferItem keeps m aside, without an attempt spent, and what comes behind it in its key
+// with it.
+func (l *lane) deferItem(m *item, err error) {
+	m.refusal = err
+	l.blocked[m.key] = block{m.ID, m.page.seq}
+	l.decide(m, deferred)
+}
+
+// strike counts an unknown outcome against m if others of its topic have got through since
+// the last one, so that the broker and the topic's queues are there.
 func (l *lane) strike(m *item, err error) {
-	if ok := l.ok.Load(); m.strikes == 0 || ok != m.progress {
-		m.strikes, m.progress = m.strikes+1, ok
+	if through := l.r.topics.throughOf(m.Topic); m.strikes == 0 || through != m.progress {
+		m.strikes, m.progress = m.strikes+1, through
 	}
 	if m.strikes >= maxStrikes {
 		l.refuse(m, fmt.Errorf("%w: %w", errUnknown, err))
@@ -258,33 +401,27 @@ func (l *lane) giveBack(m *item) {
 	l.decide(m, skipped)
 }
 
-// pause waits for the broker. What comes next is one message, and another one
-// than last time, if there is one, to tell a broker that is away from a message
-// that breaks the connection. It returns false if the relay is to stop: a broker
-// that is away is not waited for.
-func (l *lane) pause(ctx context.Context, failure error) bool {
-	l.failures++
-	l.size = 1
-	if len(l.pending) > 1 && l.pending[0].strikes > 0 {
-		l.rotate()
-	}
-	l.r.opts.Logger.ErrorContext(ctx, "outbox: the broker has not taken all messages, trying again", "schema", l.r.opts.Schema, "failures", l.failures, "error", failure)
+// retreat lets a flow wait for the broker. Its next call has one message, if possible
+// another one than the last, to tell a broker that is away from a message that breaks the
+// connection.
+func (l *lane) retreat(ctx context.Context, f *flow, failure error) {
+	f.failures++
+	f.size = 1
+	f.restUntil = time.Now().Add(failurePolicy.Wait(f.failures))
+	l.rotate(f.topic)
+	l.r.opts.Logger.ErrorContext(ctx, "outbox: the broker has not taken all messages, trying again",
+		"schema", l.r.opts.Schema, "topic", f.topic, "failures", f.failures, "error", failure)
 	l.r.signals.rested.Send(failure)
-	timer := time.NewTimer(failurePolicy.Wait(l.failures))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-l.stop:
-		return false
-	case <-ctx.Done():
-	}
-	return true
 }
 
-// rotate moves the suspect in front, and what is behind it in its key, to the
-// end.
-func (l *lane) rotate() {
-	key := l.pending[0].key
+// rotate moves the first message of a topic to the end if it is a suspect, and what is
+// behind it in its key.
+func (l *lane) rotate(topic string) {
+	i := slices.IndexFunc(l.pending, func(m *item) bool { return m.Topic == topic })
+	if i < 0 || l.pending[i].strikes == 0 {
+		return
+	}
+	key := l.pending[i].key
 	var rest, suspect []*item
 	for _, m := range l.pending {
 		if m.key == key {

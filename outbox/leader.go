@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/backoff"
@@ -20,7 +19,7 @@ const (
 
 	// stallTimeout is how long a full window may make no progress before a few
 	// more messages are read: if they get through, one in the window is to blame.
-	stallTimeout = 5 * time.Second
+	stallTimeout = time.Second
 
 	// stallPage is how many.
 	stallPage = 16
@@ -39,19 +38,23 @@ type leader struct {
 	reader logReader
 	lanes  []*lane
 	pages  []*page       // in flight, in order
-	done   chan struct{} // a page may be decided
-	ok     atomic.Uint64
+	done   chan struct{} // a page may be decided, or a probe is answered
+
+	probing *sync.WaitGroup // of goroutines that send probes
 
 	inFlight int    // messages in pages
+	bytes    int    // of their payloads
 	seq      uint64 // of pages
 	marks    int64  // checkpoints of this epoch
 	turnAt   int64  // the checkpoint after which the tables of cursors take turns
 
 	retryAt   time.Time // when to look for refused messages that are due
 	retrying  bool      // a page of them is in flight: no message is in two
+	retried   []string  // the topics of the last page of them
 	promoteAt time.Time // when to look for messages that wait behind none
 	moveAt    time.Time // when to look for delayed messages that are due
 	unmoved   int       // moves of them in a row that have failed
+	resumeAll bool      // messages that an earlier tenure deferred must still be made due
 
 	expiry   *time.Timer // ends the tenure with the lease
 	readAt   time.Time   // not before
@@ -76,7 +79,8 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 		r: r, tenure: t, done: make(chan struct{}, 1),
 		reader:   logReader{db: r.db, sql: &r.sql, epoch: t.epoch, limit: r.limits.list, at: t.at},
 		turnedAt: time.Now(), movedAt: time.Now(), promoteAt: time.Now().Add(r.limits.promote), turnAt: r.limits.cursors,
-		expiry: time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
+		resumeAll: true,
+		expiry:    time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
 	}
 	defer l.expiry.Stop()
 	if err := l.openLanes(work, ctx.Done()); err != nil {
@@ -87,6 +91,7 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 		lanes.Go(func() { lane.run(work) })
 	}
 	lanes.Go(func() { l.keepLease(work, cancel) })
+	l.probing = &lanes
 	r.counters.leads.Store(true)
 	err := l.run(ctx, work)
 	r.counters.leads.Store(false)
@@ -170,11 +175,9 @@ func (l *leader) finished() bool {
 // openLanes makes the lanes, with the keys that wait for held messages.
 func (l *leader) openLanes(ctx context.Context, stop <-chan struct{}) error {
 	for range l.r.opts.Lanes {
-		l.lanes = append(l.lanes, &lane{
-			r: l.r, in: make(chan []*item, 2*l.r.opts.Window+stallPage), stop: stop, done: l.done, ok: &l.ok,
-			blocked: map[uint64]block{}, suspects: map[int64]suspicion{}, size: laneBatch,
-		})
+		l.lanes = append(l.lanes, newLane(l.r, stop, l.done))
 	}
+	l.r.topics.listen(l.pokeLanes)
 	rows, err := l.r.db.Query(ctx, l.r.sql.blockedKeys)
 	if err != nil {
 		return fmt.Errorf("outbox: read blocked keys: %w", err)
@@ -192,6 +195,16 @@ func (l *leader) openLanes(ctx context.Context, stop <-chan struct{}) error {
 	return rows.Err()
 }
 
+// pokeLanes has the lanes look again at what waits in them.
+func (l *leader) pokeLanes() {
+	for _, lane := range l.lanes {
+		select {
+		case lane.poke <- struct{}{}:
+		default:
+		}
+	}
+}
+
 func (l *leader) lane(key uint64) *lane { return l.lanes[key%uint64(len(l.lanes))] }
 
 // round does what there is to do and does not wait for the broker. It returns
@@ -201,7 +214,14 @@ func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
 	if err != nil || stopping {
 		return n, err
 	}
-	for _, read := range []func(context.Context) (int, error){l.readRetries, l.moveDelayed, l.readLog} {
+	l.r.topics.pressed.Store(2*l.inFlight >= l.r.opts.Window || 2*l.bytes >= l.r.opts.WindowBytes)
+	l.r.sendProbes(ctx, l.probing, func() {
+		select {
+		case l.done <- struct{}{}:
+		default:
+		}
+	})
+	for _, read := range []func(context.Context) (int, error){l.resumeTopics, l.readRetries, l.moveDelayed, l.readLog} {
 		more, err := read(ctx)
 		if n += more; err != nil {
 			return n, err
@@ -215,26 +235,30 @@ func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
 	return n, nil
 }
 
-// room returns how many messages may be read.
-func (l *leader) room() int {
-	room := min(l.r.opts.Window-l.inFlight, l.r.limits.page)
-	if room <= 0 && time.Since(l.movedAt) > l.r.limits.stall && l.inFlight < 2*l.r.opts.Window {
-		l.movedAt = time.Now()
-		return stallPage
+// room returns how many messages may be read, and how many bytes of payload they may have,
+// give or take a message.
+func (l *leader) room() (messages, bytes int) {
+	messages, bytes = min(l.r.opts.Window-l.inFlight, l.r.limits.page), l.r.opts.WindowBytes-l.bytes
+	if messages > 0 && bytes > 0 {
+		return messages, min(bytes, maxPageBytes)
 	}
-	return room
+	if time.Since(l.movedAt) > l.r.limits.stall && l.inFlight < 2*l.r.opts.Window && l.bytes < 2*l.r.opts.WindowBytes {
+		l.movedAt = time.Now()
+		return stallPage, min(l.r.opts.WindowBytes, maxPageBytes)
+	}
+	return 0, 0
 }
 
 // readLog reads a page and hands it to the lanes.
 func (l *leader) readLog(ctx context.Context) (int, error) {
-	room := l.room()
+	room, bytes := l.room()
 	l.backlog = false
 	if room <= 0 || time.Now().Before(l.readAt) {
 		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	rows, after, err := l.reader.read(ctx, room)
+	rows, after, err := l.reader.read(ctx, room, bytes)
 	if err != nil {
 		return 0, fmt.Errorf("outbox: %w", err)
 	}
@@ -255,6 +279,11 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	return len(rows), nil
 }
 
+// full reports whether the window is full.
+func (l *leader) full() bool {
+	return l.inFlight >= l.r.opts.Window || l.bytes >= l.r.opts.WindowBytes
+}
+
 // dispatch hands rows to the lanes as a page, of the log or of held messages.
 func (l *leader) dispatch(rows []row, after cursor, held bool) {
 	l.seq++
@@ -265,11 +294,13 @@ func (l *leader) dispatch(rows []row, after cursor, held bool) {
 		m := &p.items[i]
 		m.row, m.page, m.key = rows[i], p, maphash.String(keySeed, rows[i].OrderingKey)
 		m.held = held
+		p.bytes += len(m.Payload)
 		lane := m.key % uint64(len(l.lanes))
 		parts[lane] = append(parts[lane], m)
 	}
 	l.pages = append(l.pages, p)
 	l.inFlight += len(rows)
+	l.bytes += p.bytes
 	for i, part := range parts {
 		if len(part) > 0 {
 			l.lanes[i].open.Add(int64(len(part)))
@@ -282,6 +313,9 @@ func (l *leader) dispatch(rows []row, after cursor, held bool) {
 // committed messages, or it is time to look.
 func (l *leader) wait(ctx, work context.Context, n int) {
 	wait, wake := l.pause(ctx, n)
+	if at, stalled := l.r.topics.nextProbe(); stalled {
+		wait = min(wait, max(time.Until(at), l.r.opts.PollMin))
+	}
 	if wait <= 0 {
 		return
 	}
@@ -308,7 +342,7 @@ func (l *leader) pause(ctx context.Context, n int) (time.Duration, <-chan struct
 	switch {
 	case l.failures > 0:
 		return failurePolicy.Wait(l.failures), nil
-	case l.inFlight >= l.r.opts.Window || ctx.Err() != nil:
+	case l.full() || ctx.Err() != nil:
 		return l.r.opts.PollMax, nil // for the broker
 	case l.backlog:
 		l.idle = 0

@@ -10,12 +10,13 @@ type limits struct {
 	held    time.Duration // how often due messages are looked for
 	rotate  time.Duration // how often the leaves are looked at
 	stall   time.Duration // how long a full window may make no progress
+	resume  int           // messages of a topic that are made due at once when it is resumed
 	promote time.Duration // how often waiting messages are looked for whose first is gone
 }
 
 var defaultLimits = limits{
 	list: maxList, page: maxPage, cursors: cursorRows,
-	held: heldInterval, rotate: rotateInterval, stall: stallTimeout, promote: promoteInterval,
+	held: heldInterval, rotate: rotateInterval, stall: stallTimeout, resume: resumeRows, promote: promoteInterval,
 }
 
 // promoteInterval is how long messages may wait behind one that an operator has

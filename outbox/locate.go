@@ -30,7 +30,7 @@ type Place string
 const (
 	PlaceStored    Place = "stored"    // committed, to be published next
 	PlaceDelayed   Place = "delayed"   // not published before DueAt: written with a Delay, or redriven
-	PlaceWaiting   Place = "waiting"   // behind an earlier message of its ordering key: see Behind
+	PlaceWaiting   Place = "waiting"   // behind an earlier message of its ordering key, see Behind, or because its topic stalls, see Reason
 	PlaceRefused   Place = "refused"   // by the broker; tried again at DueAt
 	PlaceDead      Place = "dead"      // refused until the attempts were used up, or released
 	PlacePublished Place = "published" // and still kept in the log. A dead letter that was discarded looks so, too, and the first of a redriven one's places
@@ -53,7 +53,8 @@ type Located struct {
 	RefusedAt time.Time // when
 
 	// Behind is what a waiting message waits for, often of another saga; nil if it
-	// is the first of its ordering key itself, which is sent next.
+	// is the first of its ordering key itself. That one is sent next, or waits until the
+	// broker takes messages of its topic, if Reason says so.
 	Behind *Obstacle
 }
 

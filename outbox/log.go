@@ -47,9 +47,9 @@ type entry struct {
 	size int
 }
 
-// read returns the next messages, at most limit, and the cursor behind them.
-// After an error it can be called again.
-func (l *logReader) read(ctx context.Context, limit int) ([]row, cursor, error) {
+// read returns the next messages, up to limit and up to so many bytes of payload, but at
+// least one, and the cursor behind them. After an error it can be called again.
+func (l *logReader) read(ctx context.Context, limit, bytes int) ([]row, cursor, error) {
 	if len(l.list) == 0 {
 		if err := l.refill(ctx); err != nil {
 			return nil, l.at, err
@@ -58,7 +58,7 @@ func (l *logReader) read(ctx context.Context, limit int) ([]row, cursor, error) 
 	if len(l.list) == 0 {
 		return nil, l.at, nil
 	}
-	n := cut(l.list, limit)
+	n := cut(l.list, limit, bytes)
 	rows, err := l.fetch(ctx, l.list[:n])
 	if err == nil {
 		err = failpoint.Hit("outbox/after-read")
@@ -77,11 +77,11 @@ func (l *logReader) read(ctx context.Context, limit int) ([]row, cursor, error) 
 // caughtUp reports whether the difference is read to its end.
 func (l *logReader) caughtUp() bool { return l.at.to == nil && len(l.list) == 0 }
 
-// cut returns how many of list make a page.
-func cut(list []entry, limit int) int {
-	n, bytes := 0, 0
-	for n < min(len(list), limit) && (n == 0 || bytes+list[n].size <= maxPageBytes) {
-		bytes += list[n].size
+// cut returns how many of list make a page of at most limit messages and so many bytes.
+func cut(list []entry, limit, bytes int) int {
+	n, sum := 0, 0
+	for n < min(len(list), limit) && (n == 0 || sum+list[n].size <= bytes) {
+		sum += list[n].size
 		n++
 	}
 	return n

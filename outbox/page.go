@@ -13,6 +13,7 @@ const (
 	refused           // by the broker, or by us on its behalf
 	queued            // not sent: an earlier message of its key is held
 	skipped           // a held message that was not sent, for the same reason
+	deferred          // its topic takes no messages at present
 )
 
 // An item is a message on its way through a lane.
@@ -22,8 +23,8 @@ type item struct {
 	key      uint64 // hash of the ordering key
 	outcome  outcome
 	dead     bool  // refused for the last time
-	refusal  error // why, if it is refused
-	strikes  int   // times that it was sent alone with an unknown outcome, while others got through
+	refusal  error // why, if it is refused or deferred
+	strikes  int   // times that it was sent alone with an unknown outcome, while others of its topic got through
 	progress uint64
 }
 
@@ -31,6 +32,7 @@ type item struct {
 type page struct {
 	seq   uint64 // pages are settled in this order
 	items []item
+	bytes int          // of payload
 	after cursor       // behind it, for a page of the log
 	held  bool         // its messages are held ones
 	left  atomic.Int32 // items undecided

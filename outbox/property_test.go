@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -32,6 +33,7 @@ var (
 
 const (
 	stormKeys    = 6
+	stormTopics  = 3 // the messages of each key are of all of them
 	stormWriters = 4
 	stormRelays  = 3
 	stormDrain   = 30 * time.Second // a stall is a bug too
@@ -200,7 +202,7 @@ func (s *storm) messages(tx pgx.Tx, r *rand.Rand) (wrote []string, err error) {
 			return nil, err
 		}
 		for v := version - n + 1; v <= version; v++ {
-			messages = append(messages, msg(fmt.Sprint("k", k), fmt.Sprintf("k%d:%d", k, v)))
+			messages = append(messages, on(fmt.Sprint("t", v%stormTopics), msg(fmt.Sprint("k", k), fmt.Sprintf("k%d:%d", k, v))))
 		}
 	}
 	if r.IntN(6) == 0 {
@@ -284,7 +286,9 @@ func (s *storm) relay(r *rand.Rand) *Relay {
 	relay.limits = limits{
 		list: 1 + r.IntN(20), page: 1 + r.IntN(20), cursors: int64(1 + r.IntN(10)),
 		held: 5 * time.Millisecond, rotate: time.Duration(1+r.IntN(20)) * time.Millisecond, stall: 50 * time.Millisecond,
+		resume: 1 + r.IntN(10),
 	}
+	relay.topics.patience = 10 * time.Millisecond
 	return relay
 }
 
@@ -360,8 +364,8 @@ func (s *storm) check() {
 	s.t.Logf("%d messages of %d keys, %d published again", len(seen), len(slices.Collect(maps.Keys(last))), len(published)-len(seen))
 }
 
-// A moodyBroker refuses some messages a few times, is away now and then, and
-// sometimes takes a message without saying so.
+// A moodyBroker refuses some messages a few times, is away now and then, takes none of
+// a topic for a while, and sometimes takes a message without saying so.
 type moodyBroker struct {
 	seed uint64
 
@@ -369,20 +373,51 @@ type moodyBroker struct {
 	calm     bool // from now on it takes everything
 	rand     *rand.Rand
 	away     int            // publications until it comes back
+	stalled  map[string]int // calls until it takes messages of the topic again
 	refused  map[string]int // how often
 	accepted []string
 }
 
 var errAway = errors.New("the broker is away")
 
-func (b *moodyBroker) PublishBatch(_ context.Context, batch []Publication) []error {
+func (b *moodyBroker) PublishBatch(ctx context.Context, batch []Publication) []error {
+	results := make([]error, len(batch))
+	if err := b.stall(ctx, batch[0].Topic); err != nil {
+		for i := range results {
+			results[i] = err
+		}
+		return results
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	results := make([]error, len(batch))
 	for i, p := range batch {
 		results[i] = b.publish(string(p.Message.Payload))
 	}
 	return results
+}
+
+// stall returns an error if the broker takes none of a topic at present, in some calls
+// when ctx ends.
+func (b *moodyBroker) stall(ctx context.Context, topic string) error {
+	b.mu.Lock()
+	if b.stalled == nil {
+		b.stalled = map[string]int{}
+	}
+	if b.stalled[topic] == 0 && b.rand.IntN(60) == 0 {
+		b.stalled[topic] = 1 + b.rand.IntN(20)
+	}
+	if b.calm || b.stalled[topic] == 0 {
+		b.mu.Unlock()
+		return nil
+	}
+	b.stalled[topic]--
+	hangs := b.rand.IntN(3) == 0
+	b.mu.Unlock()
+	if !hangs {
+		return ErrDeferred
+	}
+	wait(ctx, time.Second)
+	return cmp.Or(context.Cause(ctx), errAway)
 }
 
 func (b *moodyBroker) publish(payload string) error {

@@ -2,11 +2,28 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
+
+// publishTopic is [Relay.publishWave] for messages of one topic. It gives up early if the
+// topic stalls.
+func (r *Relay) publishTopic(ctx context.Context, topic string, wave []*item) []error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	call := r.topics.begin(topic)
+	stop := r.topics.watch(call, cancel)
+	results := r.publishWave(ctx, wave)
+	stop()
+	if r.topics.end(call, results, errors.Is(context.Cause(ctx), errStalled)) {
+		r.opts.Logger.WarnContext(ctx, "outbox: the topic stalls: its messages are kept aside until the broker takes them",
+			"schema", r.opts.Schema, "topic", topic, "error", results[0])
+	}
+	return results
+}
 
 // publishWave hands wave, in which no ordering key occurs twice, to the broker
 // and returns a result for each message.

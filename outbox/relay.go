@@ -49,8 +49,11 @@ type RelayOptions struct {
 	// message over which the broker's connection breaks lets it grow, to twice
 	// as many.) Default: 2048, at most 100,000.
 	Window int
-	// Lanes is how many calls of the Publisher run at once. Messages of one
-	// ordering key are in one lane. Default: 4, at most 64.
+	// WindowBytes limits the payload bytes of the same messages, plus at most one message.
+	// It can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
+	WindowBytes int
+	// Lanes is how many calls of the Publisher run at once for each topic, for at most 64
+	// topics. Messages of one ordering key are in one lane. Default: 4, at most 64.
 	Lanes int
 	// Lease is after how long without a sign of life another relay takes over.
 	// Default: 5 s; from 1 s to 1 h.
@@ -107,6 +110,7 @@ type Relay struct {
 	notifier *Notifier
 	counters counters
 	refusals refusalLog
+	topics   topics
 	limits   limits
 	signals  struct {
 		passed    testsignal.Signal[int]   // messages that a round or a pass has moved on
@@ -134,7 +138,7 @@ func NewRelay(db *pgxpool.Pool, pub Publisher, opts *RelayOptions) (*Relay, erro
 	r := &Relay{
 		db: db, pub: pub, opts: o, sql: newQueries(o.Schema), holder: holderName(),
 		retry: backoff.Policy{Base: o.RetryBase, Cap: o.RetryCap},
-		wake:  make(chan struct{}, 1), limits: defaultLimits,
+		wake:  make(chan struct{}, 1), limits: defaultLimits, topics: topics{patience: stallPatience, changed: func() {}},
 	}
 	r.notifier = newNotifier(db, o.Schema, o.Logger)
 	return r, nil
@@ -156,6 +160,7 @@ func (o *RelayOptions) complete() {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	o.Log = cmp.Or(o.Log, LogAppend)
 	o.Window = cmp.Or(o.Window, 2048)
+	o.WindowBytes = cmp.Or(o.WindowBytes, 64<<20)
 	o.Lanes = cmp.Or(o.Lanes, 4)
 	o.Lease = cmp.Or(o.Lease, 5*time.Second)
 	o.PollMin = cmp.Or(o.PollMin, 5*time.Millisecond)
@@ -180,6 +185,8 @@ func (o *RelayOptions) check() error {
 		return fmt.Errorf("option Log: %q is neither %q nor %q", o.Log, LogAppend, LogTable)
 	case o.Window < 1 || o.Window > maxWindow:
 		return fmt.Errorf("option Window: %d is not between 1 and %d", o.Window, maxWindow)
+	case o.WindowBytes < 1:
+		return fmt.Errorf("option WindowBytes: %d is not positive", o.WindowBytes)
 	case o.Lanes < 1 || o.Lanes > maxLanes:
 		return fmt.Errorf("option Lanes: %d is not between 1 and %d", o.Lanes, maxLanes)
 	case o.Lease < time.Second || o.Lease > time.Hour:
@@ -215,6 +222,10 @@ func (r *Relay) Wake() {
 	if !r.counters.leads.Load() {
 		r.notifier.Wake()
 	}
+	r.wakeSelf()
+}
+
+func (r *Relay) wakeSelf() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -223,8 +234,8 @@ func (r *Relay) Wake() {
 
 // Run publishes until ctx ends, then finishes the messages in hand, for
 // DrainTimeout at the most, and returns nil. It does not wait for a broker that is
-// away by then. A database or a broker that is
-// away is logged and tried again for ever; it costs no message an attempt.
+// away by then. A database or a broker that is away, or a queue that takes no messages, is
+// logged and tried again for ever; it costs no message an attempt.
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := drain.Context(ctx, r.opts.DrainTimeout)
 	defer cancel()

@@ -21,7 +21,7 @@ const cursorRows = 2000
 // settle notes what became of the pages in front that are decided, and forgets
 // them. After an error they are settled again.
 func (l *leader) settle(ctx context.Context) (n int, err error) {
-	front := 0
+	front, bytes := 0, 0
 	exceptional := false
 	after := l.tenure.at
 	for front < len(l.pages) && l.pages[front].left.Load() == 0 {
@@ -31,6 +31,7 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 			after = p.after
 		}
 		n += len(p.items)
+		bytes += p.bytes
 		front++
 	}
 	if front == 0 {
@@ -60,6 +61,7 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 	clear(l.pages[:front])
 	l.pages = l.pages[front:]
 	l.inFlight -= n
+	l.bytes -= bytes
 	l.tenure.at = after
 	l.movedAt = time.Now()
 	l.turnCursors(ctx)
@@ -126,13 +128,18 @@ func (l *leader) settleExceptions(ctx context.Context, pages []*page, after curs
 		return err
 	}
 	ledger.log(ctx, l.r)
-	through := pages[len(pages)-1].seq
-	for _, key := range open {
+	l.freeKeys(open, pages[len(pages)-1].seq)
+	return nil
+}
+
+// freeKeys lets messages of keys pass again of which nothing is held once page through is
+// settled.
+func (l *leader) freeKeys(keys []string, through uint64) {
+	for _, key := range keys {
 		h := maphash.String(keySeed, key)
 		l.lane(h).free(freed{h, through})
 	}
 	l.retryAt = time.Time{} // what was promoted is due
-	return nil
 }
 
 // turnCursors empties the older of the two tables of cursors, to go on with it. It
@@ -170,10 +177,12 @@ func overtaken(err error) error {
 type ledger struct {
 	hold   [len(leaves)]holds
 	again  holds // refusals of held messages
+	later  holds // held messages that are deferred
 	forget []int64
 	keys   []string // of every message concerned
 
 	refusals []*item
+	deferred int
 }
 
 // holds are messages with what becomes of them, column by column.
@@ -208,6 +217,12 @@ func (d *ledger) add(r *Relay, m *item) {
 		into = &d.hold[m.leaf]
 	}
 	switch {
+	case m.outcome == deferred:
+		if m.held {
+			into = &d.later
+		}
+		d.deferred++
+		into.add(m.ID, "waiting", r.deferral(m.Topic), 0, cleantext.Clip(m.refusal.Error(), maxReason))
 	case m.outcome == published && m.held:
 		d.forget = append(d.forget, m.ID)
 	case m.outcome == queued:
@@ -221,6 +236,7 @@ func (d *ledger) add(r *Relay, m *item) {
 
 // log reports the refusals, once they are noted.
 func (d *ledger) log(ctx context.Context, r *Relay) {
+	r.counters.deferred.Add(uint64(d.deferred))
 	for _, m := range d.refusals {
 		state := "refused"
 		if m.dead {
@@ -239,6 +255,9 @@ func (d *ledger) queue(sql *queries, batch *pgx.Batch) {
 	}
 	if len(d.again.ids) > 0 {
 		batch.Queue(sql.refuseHeld, d.again.args()...)
+	}
+	if len(d.later.ids) > 0 {
+		batch.Queue(sql.deferHeld, d.later.ids, d.later.waits, d.later.reasons)
 	}
 	if len(d.forget) > 0 {
 		batch.Queue(sql.deleteHeld, d.forget)

@@ -80,6 +80,7 @@ type queries struct {
 	moveDelayed, moveUnlocked, listRetries, fetchHeld, deleteHeld, refuseHeld string
 	holdMessages                                                              eachLeaf
 	promote, promoteAll, blockedKeys                                          string
+	deferStored, deferHeld, fetchProbe, makeTopicDue                          string
 
 	countTable, countDifference, countHeld, readRelay, leafSizes, oldestWriter string
 	readClock, countDead, listDead, redrive, discard                           string
@@ -114,12 +115,13 @@ func newQueries(schema string) queries {
 		moveDelayed: bind(strings.ReplaceAll(sqlMoveDelayed, "{skip}", "")), moveUnlocked: bind(strings.ReplaceAll(sqlMoveDelayed, "{skip}", " SKIP LOCKED")), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
 		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
 		promote: bind(sqlPromote), promoteAll: bind(sqlPromoteAll), blockedKeys: bind(sqlBlockedKeys),
+		deferStored: bind(sqlDeferStored), deferHeld: bind(sqlDeferHeld), fetchProbe: bind(sqlFetchProbe), makeTopicDue: bind(sqlMakeTopicDue),
 
 		countTable: bind(unionOfLeaves(sqlCountTable, sqlCountTableLeaf)), countDifference: bind(unionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),
 		readRelay: bind(sqlReadRelay), leafSizes: bind(sqlLeafSizes), oldestWriter: sqlOldestWriter,
-		readClock: sqlReadClock, readLetter: bind(sqlReadLetter), lockLease: bind(sqlLockLease),
-		countDead: bind(inState("dead", sqlCountLetters)), listDead: bind(inState("dead", sqlListLetters)), listRefused: bind(inState("refused", sqlListLetters)),
-		redrive: bind(inState("dead", sqlRedrive)), discard: bind(inState("dead", sqlDiscard)), release: bind(inState("refused", sqlRelease)),
+		readClock: sqlReadClock, readLetter: bind(ofLetters("("+sqlDead+" OR "+sqlRefused+")", sqlReadLetter)), lockLease: bind(sqlLockLease),
+		countDead: bind(ofLetters(sqlDead, sqlCountLetters)), listDead: bind(ofLetters(sqlDead, sqlListLetters)), listRefused: bind(ofLetters(sqlRefused, sqlListLetters)),
+		redrive: bind(ofLetters(sqlDead, sqlRedrive)), discard: bind(ofLetters(sqlDead, sqlDiscard)), release: bind(ofLetters(sqlRefused, sqlRelease)),
 		listKept: bind(strings.ReplaceAll(sqlListKept, "{kept}", sqlKept)), countKept: bind(strings.ReplaceAll(sqlCountKept, "{kept}", sqlKept)), copyKept: bind(sqlCopyKept), readKept: bind(sqlReadKept),
 		locate: bind(located("true", sqlLocateLeaf)), locateUnpublished: bind(located("false", sqlLocateUnpublishedLeaf)), pin: bind(sqlPin),
 		insertJournal: bind(journal.SQLInsert), listJournal: bind(sqlListJournal),

@@ -47,14 +47,15 @@ FROM moved ORDER BY due_at, id`
 
 // sqlListRetries lists refused messages that are due, and some of those that
 // wait behind them, up to the next refused one, over which a delayed message may have
-// come to lie: its id can be older than its commit. $1 and $2 limit how many. (Whether a message is the first of
+// come to lie: its id can be older than its commit. $1 and $2 limit how many. Messages of
+// the topics $3, which stall, are left out. (Whether a message is the first of
 // its key is one look into an index for each that is due; as EXISTS it could
 // become a join with all that are held. Its state is not given as what it is, or
 // the index of those states would do, with all that are not due.)
 const sqlListRetries = `
 WITH due AS (
 	SELECT id, ordering_key FROM {schema}.outbox_held o
-	WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND id = (
+	WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND topic <> ALL ($3::text[]) AND id = (
 		SELECT h.id FROM {schema}.outbox_held h
 		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
 	ORDER BY due_at, id LIMIT $1)
@@ -89,6 +90,37 @@ SET state = o.state, due_at = clock_timestamp() + o.wait * interval '1 microseco
 	attempts = o.attempts, reason = o.reason, refused_at = clock_timestamp()
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
 WHERE h.id = o.id AND h.attempts = o.attempts - 1 AND h.state <> 'dead'`
+
+// sqlDeferHeld notes when messages that were deferred are tried again. They spend no
+// attempt. A refused one becomes 'waiting' too, because sqlMakeTopicDue selects that state. A
+// message that somebody has made a dead letter meanwhile stays one.
+const sqlDeferHeld = `
+UPDATE {schema}.outbox_held h
+SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microsecond', reason = o.reason
+FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
+WHERE h.id = o.id AND h.state IN ('refused', 'waiting')`
+
+// sqlFetchProbe reads a message that waits because the topic $1 stalls: the one behind id
+// $2, or if there is none the first.
+const sqlFetchProbe = `
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
+FROM {schema}.outbox_held WHERE id = (
+	SELECT id FROM (
+		(SELECT id FROM {schema}.outbox_held
+			WHERE state = 'waiting' AND due_at < 'infinity' AND topic = $1 AND id > $2 ORDER BY id LIMIT 1)
+		UNION ALL
+		(SELECT id FROM {schema}.outbox_held
+			WHERE state = 'waiting' AND due_at < 'infinity' AND topic = $1 ORDER BY id LIMIT 1)) candidates LIMIT 1)`
+
+// sqlMakeTopicDue makes up to $2 messages due that wait because the topic $1 stalled, or any
+// topic if $1 is empty. It needs no fence: a message that is due too soon is deferred anew.
+const sqlMakeTopicDue = `
+UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+WHERE id = ANY (ARRAY(
+	SELECT id FROM {schema}.outbox_held
+	WHERE state = 'waiting' AND due_at > (SELECT clock_timestamp()) AND due_at < 'infinity' AND ($1 = '' OR topic = $1)
+	ORDER BY due_at, id LIMIT $2))`
 
 // sqlPromote makes the first message that waits in each of the keys $1 due,
 // and returns the keys in which nothing holds back what comes later.

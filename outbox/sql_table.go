@@ -5,9 +5,9 @@ package outbox
 const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
 
 // sqlLockHeld picks refused messages that are due, without those that wait behind
-// an earlier refused message of their key. It stops before the batch exceeds $2
-// bytes of payload, but takes one message in any case. Nobody but the active
-// relay and an operator locks these rows; SKIP LOCKED lets the operator win.
+// an earlier refused message of their key, and without those of the topics $3. It stops
+// before the batch exceeds $2 bytes of payload, but takes one message in any case. Nobody
+// but the active relay and an operator locks these rows; SKIP LOCKED lets the operator win.
 const sqlLockHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
@@ -18,7 +18,7 @@ WHERE id = ANY (ARRAY(
 		FROM (
 			SELECT id, due_at, payload
 			FROM {schema}.outbox_held o
-			WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND (
+			WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND topic <> ALL ($3::text[]) AND (
 				SELECT h.id FROM {schema}.outbox_held h
 				WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id LIMIT 1) IS NULL
 			ORDER BY due_at, id
@@ -60,6 +60,19 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at,
 	$2, clock_timestamp() + $3 * interval '1 microsecond', 1, $4, clock_timestamp()
 FROM refused`
+
+// sqlDeferStored moves a message whose topic takes none at present to the side, for $2
+// microseconds and with the reason $3. It spends no attempt.
+const sqlDeferStored = `
+WITH deferred AS (DELETE FROM {schema}.outbox WHERE id = $1
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at)
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, reason)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	'waiting', clock_timestamp() + $2 * interval '1 microsecond', $3
+FROM deferred`
 
 // sqlHoldAgain notes one more refusal of a message that is held already.
 const sqlHoldAgain = `

@@ -24,7 +24,7 @@ type Stats struct {
 	Stored  int           // committed, to be published next; the numbers of messages are exact below [CountLimit]
 	Oldest  time.Duration // age of the oldest of them; 0 if there is none
 	Delayed int           // not due yet, or just so
-	Waiting int           // behind a refused message of their ordering key
+	Waiting int           // behind a held message of their ordering key, or because their topic stalls
 	Refused int           // refused by the broker, backing off
 	Dead    int           // refused until the attempts were used up; a person is needed
 
@@ -119,7 +119,9 @@ type Counters struct {
 	Published   uint64 // messages confirmed and not returned
 	Refused     uint64 // refusals
 	Dead        uint64 // messages that became dead letters
-	Queued      uint64 // messages that were held behind a refused one
+	Queued      uint64 // messages that were held behind a refused or deferred one
+	Deferred    uint64 // times that a message was kept aside because its topic took none
+	Stalled     int    // topics that this relay keeps aside now; 0 after a start, until it has tried them
 	Unavailable uint64 // calls of the Publisher without an answer for some message
 
 	// Confirm is how long calls of the Publisher took: until every message of the
@@ -148,6 +150,7 @@ func (r *Relay) Counters() Counters {
 	c := &r.counters
 	return Counters{
 		Active: c.leads.Load(), Published: c.published.Load(), Refused: c.refused.Load(), Dead: c.dead.Load(),
-		Queued: c.queued.Load(), Unavailable: c.unavailable.Load(), Confirm: c.latency(),
+		Queued: c.queued.Load(), Deferred: c.deferred.Load(), Stalled: len(r.topics.stalledNames()),
+		Unavailable: c.unavailable.Load(), Confirm: c.latency(),
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,9 +23,15 @@ const maxBatchBytes = 64 << 20
 
 // runTable publishes pass by pass until ctx ends.
 func (r *Relay) runTable(ctx, work context.Context) {
+	r.topics.pressed.Store(true) // a pass waits for each of its calls
 	defer r.counters.leads.Store(false)
+	var probing sync.WaitGroup
+	defer probing.Wait()
+	probes, stop := context.WithCancel(work)
+	defer stop()
 	idle, failures := 0, 0
 	for ctx.Err() == nil {
+		r.sendProbes(probes, &probing, r.wakeSelf)
 		n, err := r.pass(work)
 		switch {
 		case err != nil:
@@ -72,6 +79,9 @@ var errAppendLog = errors.New("outbox: the log is an append-only one")
 func (r *Relay) tryPass(ctx context.Context) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.limit())
 	defer cancel()
+	if err := r.resumeTable(ctx); err != nil {
+		return 0, err
+	}
 	var unavailable error
 	err = r.begin(ctx, func(tx pgx.Tx) error {
 		batch, err := r.take(ctx, tx)
@@ -119,11 +129,11 @@ func (r *Relay) take(ctx context.Context, tx pgx.Tx) ([]row, error) {
 	if err := r.moveUnlocked(ctx, tx, half); err != nil {
 		return nil, fmt.Errorf("move delayed messages: %w", err)
 	}
-	batch, err := lockRows(ctx, tx, r.sql.lockHeld, true, half)
+	batch, err := lockRows(ctx, tx, true, r.sql.lockHeld, half, maxBatchBytes/2, r.topics.stalledNames())
 	if err != nil {
 		return nil, err
 	}
-	stored, err := lockRows(ctx, tx, r.sql.lockStored, false, max(1, r.opts.Batch-len(batch)))
+	stored, err := lockRows(ctx, tx, false, r.sql.lockStored, max(1, r.opts.Batch-len(batch)), maxBatchBytes/2)
 	if err != nil {
 		return nil, err
 	}
@@ -182,8 +192,35 @@ func (r *Relay) intoTable(ctx context.Context) error {
 	return nil
 }
 
-func lockRows(ctx context.Context, tx pgx.Tx, statement string, held bool, limit int) ([]row, error) {
-	found, err := tx.Query(ctx, statement, limit, maxBatchBytes/2)
+// resumeTable notes what probes have published, and makes the messages of a topic due that
+// has answered.
+func (r *Relay) resumeTable(ctx context.Context) error {
+	name, published := r.topics.reachedName()
+	if name == "" {
+		return nil
+	}
+	if published != nil {
+		err := r.begin(ctx, func(tx pgx.Tx) error {
+			if _, err := r.lock(ctx, tx); err != nil {
+				return err
+			}
+			_, err := r.forgetProbe(ctx, tx, published)
+			return err
+		})
+		if err == nil {
+			r.topics.settledProbe(name)
+		}
+		return err
+	}
+	n, err := r.makeTopicDue(ctx, name)
+	if err == nil && n < r.limits.resume {
+		r.resumeTopic(ctx, name)
+	}
+	return err
+}
+
+func lockRows(ctx context.Context, tx pgx.Tx, held bool, statement string, args ...any) ([]row, error) {
+	found, err := tx.Query(ctx, statement, args...)
 	if err != nil {
 		return nil, fmt.Errorf("lock messages: %w", err)
 	}
@@ -211,8 +248,8 @@ func (r *Relay) publish(ctx context.Context, batch []row) []error {
 		left[i] = i
 	}
 	for len(left) > 0 {
-		var wave, later []int
-		var items []*item
+		var later []int
+		wave := map[string][]int{} // by topic
 		inFlight := map[string]bool{}
 		for _, i := range left {
 			switch key := batch[i].OrderingKey; {
@@ -220,24 +257,45 @@ func (r *Relay) publish(ctx context.Context, batch []row) []error {
 				results[i] = errHeldBack
 			case inFlight[key]:
 				later = append(later, i)
+			case r.topics.isStalled(batch[i].Topic):
+				results[i], blocked[key] = errStalled, true
 			default:
 				inFlight[key] = true
-				wave = append(wave, i)
-				items = append(items, &item{row: batch[i]})
+				wave[batch[i].Topic] = append(wave[batch[i].Topic], i)
 			}
 		}
-		for j, err := range r.publishWave(ctx, items) {
-			results[wave[j]] = err
-			blocked[batch[wave[j]].OrderingKey] = err != nil
+		r.publishTopics(ctx, batch, wave, results)
+		for _, indexes := range wave {
+			for _, i := range indexes {
+				blocked[batch[i].OrderingKey] = results[i] != nil
+			}
 		}
 		left = later
 	}
 	return results
 }
 
+// publishTopics hands the messages of batch in wave to the broker, those of different
+// topics at the same time, and sets their results.
+func (r *Relay) publishTopics(ctx context.Context, batch []row, wave map[string][]int, results []error) {
+	var calls sync.WaitGroup
+	for topic, indexes := range wave {
+		calls.Go(func() {
+			items := make([]*item, len(indexes))
+			for j, i := range indexes {
+				items[j] = &item{row: batch[i]}
+			}
+			for j, err := range r.publishTopic(ctx, topic, items) {
+				results[indexes[j]] = err
+			}
+		})
+	}
+	calls.Wait()
+}
+
 // settle records what the broker answered. n counts the messages that were
-// published or refused; unavailable is an error of the rest, if any, which
-// stay where they are and spend no attempt.
+// published, refused or deferred; unavailable is an error of the rest, if any, which
+// stay where they are. Refused ones alone spend an attempt.
 func (r *Relay) settle(ctx context.Context, tx pgx.Tx, batch []row, results []error) (n int, unavailable, err error) {
 	var stored, held []int64
 	for i := range batch {
@@ -252,6 +310,10 @@ func (r *Relay) settle(ctx context.Context, tx pgx.Tx, batch []row, results []er
 			}
 		case errors.Is(err, errHeldBack):
 			continue
+		case errors.Is(err, ErrDeferred), r.topics.isStalled(batch[i].Topic):
+			if err := r.deferRow(ctx, tx, &batch[i], err); err != nil {
+				return 0, nil, err
+			}
 		default:
 			unavailable = err
 			continue
@@ -291,5 +353,20 @@ func (r *Relay) hold(ctx context.Context, tx pgx.Tx, m *row, refusal error) erro
 	if _, err := tx.Exec(ctx, statement, m.ID, state, wait.Microseconds(), cleantext.Clip(refusal.Error(), maxReason)); err != nil {
 		return fmt.Errorf("hold refused message: %w", err)
 	}
+	return nil
+}
+
+// deferRow keeps a message aside whose topic takes none at present.
+func (r *Relay) deferRow(ctx context.Context, tx pgx.Tx, m *row, cause error) (err error) {
+	wait, reason := r.deferral(m.Topic).Microseconds(), cleantext.Clip(cause.Error(), maxReason)
+	if m.held {
+		_, err = tx.Exec(ctx, r.sql.deferHeld, []int64{m.ID}, []int64{wait}, []string{reason})
+	} else {
+		_, err = tx.Exec(ctx, r.sql.deferStored, m.ID, wait, reason)
+	}
+	if err != nil {
+		return fmt.Errorf("keep a deferred message aside: %w", err)
+	}
+	r.counters.deferred.Add(1)
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -12,7 +14,7 @@ import (
 // WatermillOptions are what most callers leave alone. The zero value is usable.
 type WatermillOptions struct {
 	// Concurrency is how many calls of the watermill publisher run at once, those
-	// of all lanes together. Default: 16; less than 1 counts as 1, more than 256
+	// of all lanes together; three quarters of them may be for one topic. Default: 16; less than 1 counts as 1, more than 256
 	// as 256.
 	Concurrency int
 }
@@ -43,8 +45,11 @@ const (
 //
 // Each message carries the context of its batch. A call that goes on when that has
 // ended is left behind, also when the relay stops: its message counts as unknown,
-// and there is one call fewer until it returns. Give pub timeouts of its own: if
-// every call hangs for good, nothing is published any more.
+// and there is one call fewer until it returns. One topic uses at most three
+// quarters of the calls. If all of these hang, its messages are [ErrDeferred] until one
+// returns. Give pub
+// timeouts of its own: if calls of several topics hang for good, nothing is published any
+// more.
 func FromWatermill(pub message.Publisher, opts *WatermillOptions) Publisher {
 	if opts == nil {
 		opts = &WatermillOptions{}
@@ -56,7 +61,30 @@ func FromWatermill(pub message.Publisher, opts *WatermillOptions) Publisher {
 type watermillPublisher struct {
 	pub   message.Publisher
 	slots chan struct{} // one for each call of pub
+
+	mu     sync.Mutex
+	topics map[string]*watermillTopic
 }
+
+// A watermillTopic is the calls for one topic, three quarters of all at the most: the others
+// are for other topics.
+type watermillTopic struct {
+	slots      chan struct{}
+	leftBehind int
+}
+
+// A watermillCall is one of pub, which is left behind if its batch ends before.
+type watermillCall struct{ state atomic.Int32 }
+
+const (
+	callRuns int32 = iota
+	callAnswered
+	callLeft
+)
+
+// errLeftBehind is the result of a message whose topic has as many calls left behind as it
+// may have.
+var errLeftBehind = fmt.Errorf("%w: calls of the publisher for it do not return", ErrDeferred)
 
 // An answer is what pub said about one message of a batch.
 type answer struct {
@@ -70,12 +98,22 @@ var errNoAnswer = errors.New("outbox: the publisher ended its goroutine")
 // PublishBatch implements [Publisher].
 func (w *watermillPublisher) PublishBatch(ctx context.Context, batch []Publication) []error {
 	results := make([]error, len(batch))
-	open := make(map[int]bool, cap(w.slots))
+	if len(batch) == 0 {
+		return results
+	}
+	topicSlots, hanging := w.slotsOf(batch[0].Topic)
+	if hanging {
+		for i := range results {
+			results[i] = errLeftBehind
+		}
+		return results
+	}
+	open := make(map[int]*watermillCall, cap(w.slots))
 	answers := make(chan answer, len(batch)) // of calls left behind too: they must not wait
 	sent, failed := 0, 0
 	var last error
 	for ctx.Err() == nil {
-		slots := w.slots
+		slots := topicSlots
 		if sent == len(batch) || failed >= awayAfter {
 			if len(open) == 0 {
 				break
@@ -84,12 +122,12 @@ func (w *watermillPublisher) PublishBatch(ctx context.Context, batch []Publicati
 		}
 		select {
 		case slots <- struct{}{}:
-			if len(answers) > 0 { // it may be the third error
+			if len(answers) > 0 || !w.takeSlot(ctx) { // it may be the third error
 				<-slots
 				continue
 			}
-			open[sent] = true
-			go w.publish(ctx, batch[sent], sent, answers)
+			open[sent] = &watermillCall{}
+			go w.publish(ctx, batch[sent], sent, open[sent], func(a answer) { answers <- a; <-topicSlots })
 			sent++
 		case a := <-answers:
 			delete(open, a.i)
@@ -106,21 +144,63 @@ func (w *watermillPublisher) PublishBatch(ctx context.Context, batch []Publicati
 		last = err
 	}
 	for i := range results {
-		if open[i] || i >= sent {
+		if open[i] != nil || i >= sent {
 			results[i] = last
+		}
+	}
+	for i, call := range open {
+		if call.state.CompareAndSwap(callRuns, callLeft) {
+			w.countLeft(batch[i].Topic, 1)
 		}
 	}
 	return results
 }
 
+// takeSlot waits for one of all calls. It reports false if ctx has ended.
+func (w *watermillPublisher) takeSlot(ctx context.Context) bool {
+	select {
+	case w.slots <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// slotsOf returns the slots of a topic's calls, and whether all of them are left behind.
+func (w *watermillPublisher) slotsOf(topic string) (slots chan struct{}, hanging bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.topics[topic]
+	if t == nil {
+		if w.topics == nil || len(w.topics) >= maxTopics {
+			w.topics = make(map[string]*watermillTopic)
+		}
+		t = &watermillTopic{slots: make(chan struct{}, cap(w.slots)-cap(w.slots)/4)}
+		w.topics[topic] = t
+	}
+	return t.slots, t.leftBehind == cap(t.slots)
+}
+
+// countLeft counts calls for a topic that are left behind, or have come back.
+func (w *watermillPublisher) countLeft(topic string, n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t := w.topics[topic]; t != nil {
+		t.leftBehind += n
+	}
+}
+
 // publish makes one call of pub, in the slot that its caller has taken.
-func (w *watermillPublisher) publish(ctx context.Context, p Publication, i int, answers chan<- answer) {
+func (w *watermillPublisher) publish(ctx context.Context, p Publication, i int, call *watermillCall, done func(answer)) {
 	err := errNoAnswer
 	defer func() {
 		if value := recover(); value != nil {
 			err = fmt.Errorf("%w: the publisher panicked: %v", ErrRefused, value)
 		}
-		answers <- answer{i, err}
+		done(answer{i, err})
+		if !call.state.CompareAndSwap(callRuns, callAnswered) {
+			w.countLeft(p.Topic, -1)
+		}
 		<-w.slots
 	}()
 	p.Message.SetContext(ctx)

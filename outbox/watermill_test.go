@@ -33,11 +33,11 @@ func publications(n int) []Publication {
 	return batch
 }
 
-// Several calls are under way, those of all batches together no more than the
-// option allows.
+// Several calls are under way. Those of all batches of a topic together are three quarters
+// of what the option allows.
 func TestAWatermillPublisherIsCalledSoManyTimesAtOnce(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct{ concurrency, want int }{{0, 16}, {1, 1}, {5, 5}, {-1, 1}, {1000, 256}} {
+	for _, tt := range []struct{ concurrency, want int }{{0, 12}, {1, 1}, {5, 4}, {-1, 1}, {1000, 192}} {
 		synctest.Test(t, func(t *testing.T) {
 			var now, most atomic.Int64
 			pub := FromWatermill(publisherFunc(func(*message.Message) error {
@@ -154,6 +154,7 @@ func TestAHangingWatermillPublisherDoesNotHoldUpTheRelay(t *testing.T) {
 			t.Errorf("asked %d times, want 5", got)
 		}
 		close(answer)
+		synctest.Wait()
 		for i, err := range batch() {
 			if err != nil {
 				t.Errorf("message %d, after the broker is back: %v", i, err)
@@ -161,6 +162,53 @@ func TestAHangingWatermillPublisherDoesNotHoldUpTheRelay(t *testing.T) {
 		}
 	})
 }
+
+// Calls of one topic that hang leave some to the other topics. When all that the topic may
+// have hang, its messages are deferred at once, until a call returns.
+func TestHangingCallsOfATopicLeaveSomeToOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		answer := make(chan struct{})
+		pub := FromWatermill(topicPublisherFunc(func(topic string) error {
+			if topic == "red" {
+				<-answer
+			}
+			return nil
+		}), &WatermillOptions{Concurrency: 4})
+		publish := func(topic string) []error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			batch := publications(10)
+			for i := range batch {
+				batch[i].Topic = topic
+			}
+			return pub.PublishBatch(ctx, batch)
+		}
+		for _, step := range []struct {
+			topic string
+			want  error
+		}{{"red", context.DeadlineExceeded}, {"blue", nil}, {"red", ErrDeferred}, {"blue", nil}} {
+			for i, err := range publish(step.topic) {
+				if !errors.Is(err, step.want) {
+					t.Fatalf("message %d of %s: %v, want %v", i, step.topic, err, step.want)
+				}
+			}
+		}
+		close(answer)
+		synctest.Wait()
+		for i, err := range publish("red") {
+			if err != nil {
+				t.Errorf("message %d after the calls have returned: %v", i, err)
+			}
+		}
+	})
+}
+
+// A topicPublisherFunc is a watermill publisher.
+type topicPublisherFunc func(topic string) error
+
+func (f topicPublisherFunc) Publish(topic string, _ ...*message.Message) error { return f(topic) }
+func (topicPublisherFunc) Close() error                                        { return nil }
 
 // poisonedPublisher fails over one payload, as watermill publishers do: with any
 // error.

@@ -1,13 +1,18 @@
 package rabbitmq
 
-import "github.com/sagamill/sagamill/outbox"
+import (
+	"fmt"
+
+	"github.com/sagamill/sagamill/outbox"
+)
 
 // A batch is what one call publishes, and what became of it so far.
 type batch struct {
 	letters  []letter
 	results  []error
 	resolved []bool
-	first    int // all before it are resolved
+	nacked   []bool // once; nil: none was
+	first    int    // all before it are resolved
 	routes   []*route
 }
 
@@ -71,6 +76,18 @@ func (b *batch) after(i int) int {
 }
 
 func (b *batch) resolve(i int, err error) { b.results[i], b.resolved[i] = err, true }
+
+// nack notes that message i was nacked. The first time it stays open, to be sent once more
+// on another channel: the broker may have nacked the channel and not the message.
+func (b *batch) nack(i int) {
+	if b.nacked == nil {
+		b.nacked = make([]bool, len(b.letters))
+	}
+	if b.nacked[i] {
+		b.resolve(i, fmt.Errorf("%w: exchange %s", ErrNacked, b.letters[i].route.exchange))
+	}
+	b.nacked[i] = true
+}
 
 // refuse resolves every open message to d.
 func (b *batch) refuse(d destination, err error) {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/brokerurls"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -53,12 +55,25 @@ type ConfigOptions struct {
 	// is not made again, and a missing binding is not noticed but by the
 	// Publisher, whose messages are [ErrUnroutable]. Default: false.
 	Passive bool
+	// Dial connects to a broker at addr, which is host:port, in place of TCP: through a
+	// proxy, say. ctx ends after DialTimeout, when another address was faster, and with
+	// Close; Dial has to return then. TLS is on top of what it returns. It may be called by
+	// several goroutines at once. A Dial of Connection.AmqpConfig wins, and a Config whose
+	// TopologyBuilder is replaced loses this one. Default: TCP.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 // NewConfig returns the settings with which service takes part: one durable
 // fanout exchange per topic, and one durable quorum queue per topic and
 // service, named <prefix><topic>.<service>. service must not contain a dot, so
 // that no two queues have the same name. It does no I/O.
+//
+// url may name up to 32 brokers of one cluster, separated by commas:
+// "amqp://u:p@a:5672/vhost, amqp://u:p@b:5672/vhost". Each Publisher and subscription has a
+// connection to one of them, chosen at random. It goes to another one, at once, when that
+// connection is lost, when it cannot be made, or when an alarm blocks it for a second; and
+// for 10 s prefers the others to the one it has left. A comma separates where amqp:// or
+// amqps:// follows it. All have to name the same virtual host.
 //
 // What a queue gives up on itself goes to the quorum queue <queue>.dead, by the
 // default exchange, which nobody can delete. Nothing should arrive there.
@@ -67,14 +82,16 @@ type ConfigOptions struct {
 // broker: a declaration that changed with the version would be refused after
 // an upgrade.
 //
-// An error is an [ErrConfig]. It does not repeat url, which holds a password.
+// An error is an [ErrConfig]. It does not repeat url, which holds a password, but says which
+// of several it is about.
 func NewConfig(url, service string, opts *ConfigOptions) (wamqp.Config, error) {
 	if opts == nil {
 		opts = &ConfigOptions{}
 	}
+	fault := checkAddresses(brokerurls.Split(url))
 	switch {
-	case !validURL(url):
-		return wamqp.Config{}, fmt.Errorf("%w: not an AMQP URL, as amqp://user:password@host:5672/vhost (special characters in user and password must be percent-encoded)", ErrConfig)
+	case fault != "":
+		return wamqp.Config{}, fmt.Errorf("%w: %s", ErrConfig, fault)
 	case service == "" || strings.Contains(service, ".") || "."+service == deadSuffix:
 		return wamqp.Config{}, fmt.Errorf("%w: service %q is empty, reserved or contains a dot", ErrConfig, service)
 	case len(opts.Prefix)+len(service) > maxName:
@@ -97,14 +114,8 @@ func NewConfig(url, service string, opts *ConfigOptions) (wamqp.Config, error) {
 		},
 		QueueBind:       wamqp.QueueBindConfig{GenerateRoutingKey: noKey},
 		Publish:         wamqp.PublishConfig{GenerateRoutingKey: noKey, Mandatory: true, ConfirmDelivery: true},
-		TopologyBuilder: &quorumTopology{passive: opts.Passive},
+		TopologyBuilder: &quorumTopology{passive: opts.Passive, dialer: opts.Dial},
 	}, nil
-}
-
-// validURL reports whether url can be dialled.
-func validURL(url string) bool {
-	_, err := amqp.ParseURI(url)
-	return err == nil
 }
 
 // quorumArguments are the arguments of every queue of [NewConfig], dead-letter
@@ -125,6 +136,7 @@ func quorumArguments(limit int32) amqp.Table {
 type quorumTopology struct {
 	wamqp.DefaultTopologyBuilder
 	passive bool // it only looks whether things are there, for which nobody needs a permission
+	dialer  dialer
 }
 
 // ExchangeDeclare declares an exchange, or looks for it.
@@ -211,11 +223,14 @@ func buildTopology(ch *amqp.Channel, cfg wamqp.Config, topic string) error {
 // Marshaler of watermill-amqp is replaced: it refuses deliveries for ever
 // whose headers are not strings, such as those of a quorum queue.
 func normalize(cfg wamqp.Config) (wamqp.Config, error) {
+	fault := checkAddresses(brokerurls.Split(cfg.Connection.AmqpURI))
 	switch {
-	case !validURL(cfg.Connection.AmqpURI):
-		return cfg, fmt.Errorf("%w: Connection.AmqpURI is not an AMQP URL", ErrConfig)
+	case fault != "":
+		return cfg, fmt.Errorf("%w: Connection.AmqpURI: %s", ErrConfig, fault)
 	case cfg.Exchange.GenerateName == nil:
 		return cfg, fmt.Errorf("%w: Exchange.GenerateName is missing", ErrConfig)
+	case declaresStream(cfg):
+		return cfg, fmt.Errorf("%w: Queue.Arguments make the queue a stream, which gives nothing back that was not acked; use a quorum or classic queue", ErrConfig)
 	}
 	if _, theirs := cfg.Marshaler.(wamqp.DefaultMarshaler); theirs || cfg.Marshaler == nil {
 		cfg.Marshaler = Marshaler{}

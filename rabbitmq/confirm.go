@@ -10,17 +10,24 @@ import (
 
 // A confirmChannel is a channel in confirm mode, used by one goroutine at a
 // time. Between uses nothing is in flight on it, or it is abandoned.
+//
+// A channel that was nacked once is abandoned as well. RabbitMQ's client of quorum queues
+// (rabbit_fifo_client in 3.10) keeps what it once learned of a queue for the life of the
+// channel: if its first publish to a queue comes between the death of the leader and the
+// election, every later one is nacked until the dead node is back. A new channel is not
+// affected.
 type confirmChannel struct {
 	conn      *conn
 	amqp      *amqp.Channel
 	known     *destinations
-	timeout   time.Duration
-	timer     *time.Timer // for timeout
+	patiences *patiences
+	timer     *time.Timer // for the wait for a confirm
 	closes    chan *amqp.Error
 	returns   chan amqp.Return // holds a whole window: a full one would lose returns
 	returned  map[string]amqp.Return
 	maxHeader int // bytes of a header frame
 	abandoned bool
+	nacked    bool // once
 
 	// What is in flight: sent, or being sent, and not yet answered.
 	flights []flight // those before settled are answered
@@ -31,6 +38,7 @@ type confirmChannel struct {
 // A flight is a message in flight.
 type flight struct {
 	index   int
+	sent    time.Time
 	confirm *amqp.DeferredConfirmation
 }
 
@@ -49,7 +57,7 @@ func openConfirmChannel(ctx context.Context, c *conn, p *Publisher) (*confirmCha
 	timer := time.NewTimer(p.opts.ConfirmTimeout)
 	timer.Stop()
 	opened := &confirmChannel{
-		conn: c, amqp: ch, known: &p.destinations, timeout: p.opts.ConfirmTimeout, timer: timer,
+		conn: c, amqp: ch, known: &p.destinations, patiences: &p.patiences, timer: timer,
 		closes:    ch.NotifyClose(make(chan *amqp.Error, 1)),
 		returns:   ch.NotifyReturn(make(chan amqp.Return, p.opts.Window)),
 		returned:  make(map[string]amqp.Return),
@@ -95,7 +103,7 @@ func (c *confirmChannel) publish(ctx context.Context, b *batch, window int) erro
 	if err != nil {
 		c.salvage(b)
 	}
-	if c.inFlight() > 0 {
+	if c.inFlight() > 0 || c.nacked {
 		c.abandon()
 	}
 	return err
@@ -148,7 +156,7 @@ func (c *confirmChannel) send(i int, l *letter) error {
 		c.flights = append(c.flights[:0], c.flights[c.settled:]...)
 		c.settled = 0
 	}
-	c.flights = append(c.flights, flight{index: i})
+	c.flights = append(c.flights, flight{index: i, sent: time.Now()})
 	c.ids[l.MessageId] = true
 	confirm, err := c.amqp.PublishWithDeferredConfirm(l.route.exchange, l.route.key, true, false, l.Publishing)
 	if err != nil {
@@ -171,7 +179,7 @@ func (c *confirmChannel) alone() int {
 // An error means that there was none.
 func (c *confirmChannel) settle(ctx context.Context, b *batch) error {
 	f := c.flights[c.settled]
-	if err := c.await(ctx, f.confirm); err != nil {
+	if err := c.await(ctx, b, f); err != nil {
 		return err
 	}
 	if !c.answered(b, f) {
@@ -211,10 +219,15 @@ func (c *confirmChannel) answered(b *batch, f flight) bool {
 		l.route.suspect = false
 		c.known.accept(l.route.destination)
 	}
+	c.conn.noteAnswer()
+	c.conn.heard.Add(1)
 	if !acked {
-		b.resolve(f.index, ErrNacked)
+		c.nacked = true
+		b.nack(f.index)
 		return true
 	}
+	c.patiences.of(l.route.exchange).confirmed(time.Since(f.sent))
+	c.conn.link.proved(c.conn)
 	// The broker sends a return before its ack, and the library hands both over
 	// in that order: it is in the buffer, if there is one.
 	c.collectReturns()
@@ -227,23 +240,31 @@ func (c *confirmChannel) answered(b *batch, f flight) bool {
 	return true
 }
 
-func (c *confirmChannel) await(ctx context.Context, confirm *amqp.DeferredConfirmation) error {
+// await waits until f is answered, or for the patience with the next confirm.
+func (c *confirmChannel) await(ctx context.Context, b *batch, f flight) error {
 	select {
-	case <-confirm.Done():
+	case <-f.confirm.Done():
 		return nil
 	default:
 	}
-	c.timer.Reset(c.timeout)
+	p := c.patiences.of(b.letters[f.index].route.exchange)
+	began, timeout := time.Now(), p.current()
 	defer c.timer.Stop()
-	select {
-	case <-confirm.Done():
-		return nil
-	case <-ctx.Done():
-		return unavailable(ctx)
-	case <-c.conn.blocked.wait():
-		return ErrBlocked
-	case <-c.timer.C:
-		return fmt.Errorf("%w: no confirm within %s", ErrUnavailable, c.timeout)
+	for waits := 1; ; waits++ {
+		c.timer.Reset(timeout)
+		select {
+		case <-f.confirm.Done():
+			return nil
+		case <-ctx.Done():
+			return unavailable(ctx)
+		case <-c.conn.blocked.wait():
+			return ErrBlocked
+		case <-c.timer.C:
+		}
+		if waits < othersConfirmed && time.Since(began) < p.most && c.conn.answeredSince(began) {
+			continue
+		}
+		return c.unconfirmed(ctx, p, time.Since(began), began)
 	}
 }
 

@@ -33,34 +33,42 @@ const schemeTLS = "amqps"
 // delivery tag can never be used on a connection it does not belong to.
 type conn struct {
 	amqp    *amqp.Connection
+	link    *link
+	url     string // of the broker
 	socket  *deadlineConn
 	limits  ConnectionOptions
 	blocked gate
 	dead    chan struct{}   // closed once the connection is gone
 	work    *sync.WaitGroup // goroutines of this and of other connections of the link
+	stuck   atomic.Int32    // requests that wait longer than RequestTimeout
+
+	left     atomic.Bool   // it is known that the link has left the broker
+	heard    atomic.Uint64 // deliveries, confirms and nacks received; if it rises, other links do not drop the connection
+	began    time.Time     // the clock of answered
+	answered atomic.Int64  // when a message was last confirmed or nacked, since began
 }
 
-// dial connects and shakes hands. It ends with ctx, or after the dial timeout. Its error
-// is one for [link.redial] to wrap.
-func dial(ctx context.Context, cfg wamqp.ConnectionConfig, opts ConnectionOptions, work *sync.WaitGroup) (*conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, opts.DialTimeout)
+// dial connects to the broker of url and shakes hands. It ends with ctx, or after the dial
+// timeout. Its error is one for [link.dialRound] to wrap.
+func (l *link) dial(ctx context.Context, url string) (*conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.opts.DialTimeout)
 	defer cancel()
-	c := &conn{limits: opts, dead: make(chan struct{}), work: work}
-	at, err := amqp.ParseURI(cfg.AmqpURI)
+	c := &conn{link: l, url: url, limits: l.opts, dead: make(chan struct{}), work: &l.work, began: time.Now()}
+	at, err := amqp.ParseURI(url)
 	if err != nil {
 		return nil, fmt.Errorf("%w: not an AMQP URL", ErrConfig)
 	}
-	config := amqpConfig(cfg, opts)
-	connect := config.Dial
+	config := amqpConfig(l.cfg, l.opts)
+	connect := l.connectWith(config.Dial)
 	handshakeDone := func() bool { return true }
 	var secure *secureConn
 	config.Dial = func(network, _ string) (net.Conn, error) {
 		addr := net.JoinHostPort(at.Host, strconv.Itoa(at.Port))
-		socket, err := connectWith(ctx, connect, network, addr)
+		socket, err := connect(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		c.socket = &deadlineConn{Conn: socket, timeout: opts.WriteTimeout, plain: at.Scheme != schemeTLS}
+		c.socket = &deadlineConn{Conn: socket, timeout: l.opts.WriteTimeout, plain: at.Scheme != schemeTLS}
 		// The handshake knows no context: it ends with its socket.
 		handshakeDone = context.AfterFunc(ctx, func() { socket.Close() })
 		if at.Scheme != schemeTLS {
@@ -72,7 +80,7 @@ func dial(ctx context.Context, cfg wamqp.ConnectionConfig, opts ConnectionOption
 		return secure, nil
 	}
 	// To the library TLS is a matter of Dial alone.
-	connection, err := amqp.DialConfig("amqp"+cfg.AmqpURI[len(at.Scheme):], config)
+	connection, err := amqp.DialConfig("amqp"+url[len(at.Scheme):], config)
 	handshakeDone()
 	if err != nil {
 		c.drop()
@@ -146,18 +154,35 @@ func amqpConfig(cfg wamqp.ConnectionConfig, opts ConnectionOptions) amqp.Config 
 	return config
 }
 
-func connectWith(ctx context.Context, connect func(network, addr string) (net.Conn, error), network, addr string) (net.Conn, error) {
-	if connect != nil {
-		return connect(network, addr)
+// A dialer connects in place of TCP, as [net.Dialer.DialContext] does.
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// connectWith returns what connects: the own Dial of the amqp.Config, which knows no
+// context, that of [ConfigOptions], or TCP.
+func (l *link) connectWith(own func(network, addr string) (net.Conn, error)) dialer {
+	switch {
+	case own != nil:
+		return func(_ context.Context, network, addr string) (net.Conn, error) { return own(network, addr) }
+	case l.dialer != nil:
+		return l.dialer
 	}
-	return (&net.Dialer{}).DialContext(ctx, network, addr)
+	return (&net.Dialer{}).DialContext
 }
 
-// watch keeps the blocked state and learns of the end. It must keep reading:
-// the library's reader waits for it.
+// watch keeps the blocked state, leaves a broker that blocks the connection for too long,
+// and learns of the end. It must keep reading: the library's reader waits for it.
 func (c *conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
-	for b := range blocks {
-		c.blocked.set(b.Active)
+	var patience <-chan time.Time // runs while the connection is blocked
+	for open := true; open; {
+		select {
+		case b, told := <-blocks:
+			if open = told; told {
+				c.blocked.set(b.Active)
+				patience = c.link.bearAlarm(b.Active, patience)
+			}
+		case <-patience:
+			patience = c.link.leaveBlocked(c)
+		}
 	}
 	for range closes {
 	}
@@ -196,64 +221,6 @@ func (c *conn) close(timeout time.Duration) {
 	defer time.AfterFunc(timeout, c.drop).Stop()
 	_ = c.amqp.CloseDeadline(time.Now().Add(timeout)) // closed is closed, whatever was answered
 	c.drop()
-}
-
-// call runs f, which asks the broker something over c, and returns its result.
-// A broker that does not answer in time has its connection dropped, because the
-// library would wait for ever. If ctx ends first, f goes on alone and discard
-// gets what it returns without an error.
-func call[T any](ctx context.Context, c *conn, f func() (T, error), discard func(T)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	var (
-		done = make(chan result)
-		left = make(chan struct{})
-		zero T
-	)
-	c.work.Go(func() {
-		timeout := time.AfterFunc(c.limits.RequestTimeout, c.drop)
-		value, err := f()
-		if !timeout.Stop() && err != nil {
-			err = fmt.Errorf("%w: %w", errTimeout, err)
-		}
-		select {
-		case done <- result{value, err}:
-		case <-left:
-			if err == nil && discard != nil {
-				discard(value)
-			}
-		}
-	})
-	select {
-	case r := <-done:
-		return r.value, r.err
-	case <-ctx.Done():
-		close(left)
-		return zero, ctx.Err()
-	}
-}
-
-// ask is [call] with a channel of its own, which an exception closes.
-func ask[T any](ctx context.Context, c *conn, f func(*amqp.Channel) (T, error)) (T, error) {
-	return call(ctx, c, func() (answer T, err error) {
-		ch, err := c.amqp.Channel()
-		if err != nil {
-			return answer, err
-		}
-		defer ch.Close()
-		return f(ch)
-	}, nil)
-}
-
-// closeChannel closes ch in the background, which ends at the latest with the
-// connection.
-func (c *conn) closeChannel(ch *amqp.Channel) {
-	c.work.Go(func() {
-		defer time.AfterFunc(c.limits.RequestTimeout, c.drop).Stop()
-		_ = ch.Close()
-	})
 }
 
 // A deadlineConn fails a write that takes too long: a broker under an alarm

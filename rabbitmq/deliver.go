@@ -86,7 +86,7 @@ func (p *Publisher) isolate(ctx context.Context, b *batch, e *amqp.Error) error 
 	}
 	p.opts.Logger.WarnContext(ctx, "rabbitmq: the broker closed the connection over something that was sent; a batch goes on on a connection of its own",
 		"name", p.opts.Connection.Name, "exception", e.Code)
-	own := newLink(p.cfg.Connection, p.opts.Connection, p.opts.Logger)
+	own := newLink(p.cfg, p.opts.Connection, p.opts.Logger)
 	defer own.close()
 	_, err := p.deliver(ctx, own, nil, b)
 	if err != nil {

@@ -16,6 +16,7 @@ type epoch struct {
 	conn       *conn
 	amqp       *amqp.Channel
 	tag        string
+	prefetch   int
 	deliveries <-chan amqp.Delivery
 	acks       *acks
 	gone       chan struct{} // closed once the channel is
@@ -39,6 +40,16 @@ func (e *epoch) start(closes <-chan *amqp.Error) {
 func (e *epoch) ended() {
 	if e.amqp.IsClosed() {
 		<-e.gone
+	}
+}
+
+// over reports whether the channel of e is gone.
+func (e *epoch) over() bool {
+	select {
+	case <-e.gone:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -89,6 +100,31 @@ func (e *epoch) hold(intake context.Context, delay time.Duration) {
 	}
 }
 
+// cancelAndDrain stops the consumer and returns the tags of what was sent before and not
+// taken. It takes the deliveries while it waits, or the client would keep the payloads of all.
+// It reports false if the broker did not answer.
+func (e *epoch) cancelAndDrain() (sent []uint64, ok bool) {
+	cancelled := make(chan bool, 1)
+	e.conn.work.Go(func() { cancelled <- e.cancel() })
+	for deliveries := e.deliveries; ; {
+		select {
+		case d, more := <-deliveries:
+			if !more {
+				return sent, <-cancelled
+			}
+			sent = append(sent, d.DeliveryTag)
+		case ok = <-cancelled:
+			if !ok {
+				return nil, false
+			}
+			for d := range deliveries {
+				sent = append(sent, d.DeliveryTag)
+			}
+			return sent, true
+		}
+	}
+}
+
 // cancel stops the consumer. It reports whether the broker said so, and then
 // deliveries ends after what was sent before.
 func (e *epoch) cancel() bool {
@@ -97,8 +133,10 @@ func (e *epoch) cancel() bool {
 }
 
 // close tells the broker what became of the deliveries and closes the channel,
-// which gives back the others, in the order in which they came.
+// which gives back the others, in the order in which they came. If the broker does not
+// answer in time, the connection is dropped, which does the same.
 func (e *epoch) close() {
+	defer time.AfterFunc(e.conn.limits.RequestTimeout, e.conn.drop).Stop()
 	e.acks.flush()
 	e.conn.closeChannel(e.amqp)
 	<-e.gone

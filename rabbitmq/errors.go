@@ -15,9 +15,6 @@ import (
 var (
 	// ErrUnroutable reports that the exchange has no queue for the message.
 	ErrUnroutable = fmt.Errorf("rabbitmq: message reached no queue: %w", outbox.ErrRefused)
-	// ErrNacked reports that the broker took the message and answered no, as a
-	// full queue with overflow reject-publish does.
-	ErrNacked = fmt.Errorf("rabbitmq: message nacked: %w", outbox.ErrRefused)
 	// ErrTooLarge reports a payload, header or name over a limit. The message
 	// was not sent, since it would have closed a connection: ours or a consumer's.
 	ErrTooLarge = fmt.Errorf("rabbitmq: message over a size limit: %w", outbox.ErrRefused)
@@ -25,6 +22,19 @@ var (
 	// because of this message or of the declaration of its exchange, or that the
 	// message cannot be expressed in AMQP.
 	ErrRejected = fmt.Errorf("rabbitmq: message rejected: %w", outbox.ErrRefused)
+)
+
+// The queue's fault. Each is an [outbox.ErrDeferred]: the broker is there, and a queue of the
+// topic takes no messages at present. The message is not to blame.
+var (
+	// ErrNacked reports that the broker nacked the message on two channels. A full queue with
+	// overflow reject-publish does so, and a quorum queue without a leader. Other queues of
+	// the topic may have the message.
+	ErrNacked = fmt.Errorf("rabbitmq: message nacked: %w", outbox.ErrDeferred)
+	// ErrUnconfirmed reports that the broker answers requests and did not confirm the message
+	// in time, as with a quorum queue without a majority. The message may be stored.
+	// ConfirmTimeout is the limit.
+	ErrUnconfirmed = fmt.Errorf("rabbitmq: message not confirmed: %w", outbox.ErrDeferred)
 )
 
 var (
@@ -62,10 +72,13 @@ func exception(err error) *amqp.Error {
 // connection over a wrong one; but so may a network, once or twice.
 const loginTries = 3
 
-// cutAtLogin reports whether the broker hung up on the password without a word.
+// cutAtLogin reports whether the broker hung up on the password without a word. In a round,
+// one such broker is enough if all others refuse for good: a network may have cut it off.
 func cutAtLogin(err error) bool {
-	var e *amqp.Error
-	return errors.As(err, &e) && !e.Server && e.Code == amqp.AccessRefused
+	return permanent(err) && slices.ContainsFunc(addressErrors(err), func(err error) bool {
+		var e *amqp.Error
+		return errors.As(err, &e) && !e.Server && e.Code == amqp.AccessRefused
+	})
 }
 
 // isCode reports whether err is the broker's exception with this code.
@@ -75,8 +88,13 @@ func isCode(err error, code int) bool {
 }
 
 // permanent reports whether no retry can mend err: the broker knows us and
-// refuses, or the queue exists with other arguments. See [cutAtLogin].
+// refuses, or the queue exists with other arguments. Of several brokers each has to
+// refuse, because another one may come back. See [cutAtLogin].
 func permanent(err error) bool {
+	return !slices.ContainsFunc(addressErrors(err), func(err error) bool { return !refusesForGood(err) })
+}
+
+func refusesForGood(err error) bool {
 	var e *amqp.Error
 	if !errors.As(err, &e) {
 		return errors.Is(err, ErrConfig)

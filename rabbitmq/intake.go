@@ -9,9 +9,10 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// receive hands over the deliveries of e until intake ends or e does, or e was
-// idle for the topology interval or has been blameless on a connection of the
-// topic's own, which it reports as calm. It gives back what it did not hand over.
+// receive hands over the deliveries of e until intake ends or e does, or e is to be renewed,
+// which it reports as calm: it was idle for the topology interval, or blameless with one message
+// at a time, or its prefetch does not suit the sizes of the messages. It gives back what it did
+// not hand over.
 //
 // An idle consumer is replaced because the broker may have forgotten it: when
 // a quorum queue is deleted and declared again at once, RabbitMQ 3.10 neither
@@ -24,26 +25,13 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 	isolated := time.NewTicker(interval)
 	defer isolated.Stop()
 	s.lanes.begin(e)
+	defer s.giveBack(e)
 	for delivered, leaving, intervals := false, false, 0; ; {
 		if leaving && (!s.keyed() || s.lanes.free()) {
-			s.giveBack(e)
 			return true
 		}
 		next, room := s.lanes.offer()
-		var (
-			in  <-chan amqp.Delivery
-			out chan<- *message.Message
-			msg *message.Message
-		)
-		if room && !leaving {
-			in = e.deliveries
-		}
-		if next != nil {
-			out, msg = s.out, next.msg
-		}
-		if !room {
-			s.subscriber.signals.full.Send(s.topic)
-		}
+		in, out, msg := s.ready(e, next, room || leaving)
 		select {
 		case out <- msg:
 			s.lanes.handedOver()
@@ -52,37 +40,53 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 		case d, ok := <-in:
 			if !ok { // a receive from a closed channel is no message
 				e.ended()
-				s.giveBack(e)
 				return false
+			}
+			if leaving {
+				e.conn.heard.Add(1)
+				continue // it comes again, and here it would take memory
 			}
 			delivered = true
 			s.take(work, e, d)
+			leaving = s.misfit(e)
 		case <-s.lanes.wake:
 		case <-isolated.C:
 			intervals++
-			leaving = s.own != nil && s.blameless(e, intervals)
+			leaving = leaving || s.single && s.blameless(e, intervals)
 		case <-ticker.C:
 			if !delivered && room && next == nil && s.quiet(e) {
-				s.giveBack(e)
 				return true
 			}
 			delivered = false
+			s.sizes.lookBack()
+			leaving = leaving || s.misfit(e)
 			s.checkTopology(intake, e)
 		case <-e.gone:
-			s.giveBack(e)
 			return false
 		case <-intake.Done():
-			s.giveBack(e)
 			return false
 		}
 	}
 }
 
-// slowIntervals is for how many topology intervals a topic is isolated, at most, over a
-// message that may be another one's; with keys, until the one in hand then is settled.
+// ready returns what receive waits for: a delivery where there is room, and the handover of
+// next, if there is one.
+func (s *subscription) ready(e *epoch, next *item, room bool) (in <-chan amqp.Delivery, out chan<- *message.Message, msg *message.Message) {
+	if next != nil {
+		out, msg = s.out, next.msg
+	}
+	if room {
+		return e.deliveries, out, msg
+	}
+	s.subscriber.signals.full.Send(s.topic)
+	return nil, out, msg
+}
+
+// slowIntervals is for how many topology intervals a topic is isolated, at most, after its
+// last unreadable message; with keys, until the one in hand then is settled.
 const slowIntervals = 10
 
-// blameless reports whether e, on a connection of the topic's own for so many topology
+// blameless reports whether e, with one message at a time for so many topology
 // intervals, may end: what was in hand here when the topic was isolated has most likely come
 // again, since a queue delivers that first, and could be read. Where messages are few or take
 // long, so that nobody can tell, or the first is refused again and again, so many intervals
@@ -97,27 +101,37 @@ func (s *subscription) blameless(e *epoch, intervals int) bool {
 
 // quiet reports whether e may be replaced. With keys nothing may be in hand: its
 // channel would go on beside the next one's, and if both were lost, nobody could
-// say in which order their messages come again. On a connection of the topic's own nothing
-// may be either: what is in hand keeps the broker from sending what cannot be read.
+// say in which order their messages come again. With one message at a time nothing may be
+// either: what is in hand keeps the broker from sending what cannot be read.
 func (s *subscription) quiet(e *epoch) bool {
-	return !s.keyed() && s.own == nil || e.acks.open() == 0
+	return !s.keyed() && !s.single || e.acks.open() == 0
 }
 
+// checkTopology declares the topology again in the background, where a broker that is slow to
+// answer holds up no delivery. It does nothing while the check before is not through.
 func (s *subscription) checkTopology(intake context.Context, e *epoch) {
-	if err := s.subscriber.declare(intake, e.conn, s.topic); err != nil && intake.Err() == nil {
-		s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: topology is not as declared", "topic", s.topic, "error", err)
+	if !s.checking.CompareAndSwap(false, true) {
+		return
 	}
+	e.conn.work.Go(func() {
+		defer s.checking.Store(false)
+		if err := s.subscriber.declare(intake, e.conn, s.topic); err != nil && intake.Err() == nil && !e.over() {
+			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: topology is not as declared", "topic", s.topic, "error", err)
+		}
+	})
 }
 
 // take makes d an item.
 func (s *subscription) take(work context.Context, e *epoch, d amqp.Delivery) {
 	e.acks.received(d.DeliveryTag)
+	e.conn.heard.Add(1)
 	it := &item{epoch: e, delivery: d}
 	s.open(work, it)
 	if s.keyed() {
 		it.key = s.subscriber.opts.Key(it.msg)
 	}
-	s.lanes.add(it)
+	s.sizes.add(it.size())
+	s.subscriber.signals.received.Send(s.lanes.add(it))
 }
 
 // open makes the message of it, which can be settled once.
@@ -186,14 +200,18 @@ func (s *subscription) giveBack(e *epoch) {
 	for _, it := range items {
 		it.end()
 	}
-	if s.keyed() || !e.cancel() {
+	if s.keyed() {
+		return
+	}
+	sent, ok := e.cancelAndDrain()
+	if !ok {
 		return
 	}
 	for _, it := range items {
 		e.acks.nack(it.delivery.DeliveryTag, true)
 	}
-	for d := range e.deliveries {
-		_ = d.Nack(false, true)
+	for _, tag := range sent {
+		_ = e.amqp.Nack(tag, false, true)
 	}
 }
 

@@ -18,25 +18,30 @@ type item struct {
 	key      string             // "": in nobody's way
 }
 
+// size is how many bytes of payload it has.
+func (it *item) size() int { return len(it.delivery.Body) }
+
 // lanes decide which message of a subscription is handed over next. Of the
 // items with one key the first is ready or in hand and the others wait behind it.
 // Items in hand stay, with their lanes, when their epoch ends: its other
 // messages come again and wait behind the old copy.
 type lanes struct {
-	limit int           // of items
-	wake  chan struct{} // holds one: there is room again, or something ready
+	limit     int           // of items
+	byteLimit int           // of the payloads of all items but the last
+	wake      chan struct{} // holds one: there is room again, or something ready
 
 	mu      sync.Mutex
 	current *epoch
 	inHand  int // of the current epoch
 	items   int
+	bytes   int   // of their payloads
 	offered *item // the first that is ready
 	ready   []*item
 	waiting map[string][]*item // has the key of every item that is ready or in hand
 }
 
-func newLanes(limit int) *lanes {
-	return &lanes{limit: limit, wake: make(chan struct{}, 1), waiting: make(map[string][]*item)}
+func newLanes(limit, byteLimit int) *lanes {
+	return &lanes{limit: limit, byteLimit: byteLimit, wake: make(chan struct{}, 1), waiting: make(map[string][]*item)}
 }
 
 // begin makes e the epoch that items are taken from.
@@ -46,22 +51,24 @@ func (l *lanes) begin(e *epoch) {
 	l.current, l.inHand = e, 0
 }
 
-// add takes an item of the current epoch.
-func (l *lanes) add(it *item) {
+// add takes an item of the current epoch. It returns how many bytes of payload are here now.
+func (l *lanes) add(it *item) (bytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.items++
+	l.bytes += it.size()
 	if it.key == "" {
 		l.ready = append(l.ready, it)
-		return
+		return l.bytes
 	}
 	behind, busy := l.waiting[it.key]
 	if busy {
 		l.waiting[it.key] = append(behind, it)
-		return
+		return l.bytes
 	}
 	l.waiting[it.key] = nil
 	l.ready = append(l.ready, it)
+	return l.bytes
 }
 
 // offer returns the item that is to be handed over, nil if none is ready, and
@@ -73,7 +80,14 @@ func (l *lanes) offer() (it *item, room bool) {
 		l.offered, l.ready[0] = l.ready[0], nil
 		l.ready = l.ready[1:]
 	}
-	return l.offered, l.items < l.limit
+	return l.offered, l.items < l.limit && l.bytes < l.byteLimit
+}
+
+// full reports whether the payloads have reached their limit.
+func (l *lanes) full() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bytes >= l.byteLimit
 }
 
 // handedOver says that the offered item is in hand now.
@@ -110,6 +124,7 @@ func (l *lanes) done(it *item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.items--
+	l.bytes -= it.size()
 	if it.epoch == l.current {
 		l.inHand--
 	}
@@ -144,6 +159,9 @@ func (l *lanes) drop() []*item {
 	}
 	l.current, l.offered, l.ready = nil, nil, nil
 	l.items -= len(dropped)
+	for _, it := range dropped {
+		l.bytes -= it.size()
+	}
 	return dropped
 }
 

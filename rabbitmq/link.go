@@ -10,6 +10,8 @@ import (
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+
+	"github.com/sagamill/sagamill/internal/brokerurls"
 )
 
 // The pause between two dials doubles from minPause to maxPause, the second
@@ -29,10 +31,14 @@ type ConnectionOptions struct {
 	// for about twice as long is given up. A heartbeat in the URL or the
 	// amqp.Config wins. Default: 5 s.
 	Heartbeat time.Duration
-	// DialTimeout bounds connecting, with TLS and the handshake. Default: 10 s.
+	// DialTimeout bounds connecting to one address, with TLS and the handshake. If there
+	// are several, the next one is dialled beside it after 500 ms, so a round of dials takes
+	// up to that much longer for each further one. Default: 10 s.
 	DialTimeout time.Duration
 	// RequestTimeout bounds the wait for an answer, such as to a declaration.
-	// After it the connection is dropped. Default: 10 s.
+	// After it the connection is dropped. If the broker still opens channels, a
+	// declaration costs its own channel only, as long as no more than 8 of a
+	// connection wait. Default: 10 s.
 	RequestTimeout time.Duration
 	// WriteTimeout bounds one write to the socket. After it the connection is
 	// dropped. Default: 5 s.
@@ -53,9 +59,13 @@ func (o ConnectionOptions) withDefaults() ConnectionOptions {
 // A link holds the current connection of a Publisher or a Subscriber and dials
 // the next one when it is asked for one. Nothing of it runs in between.
 type link struct {
-	cfg  wamqp.ConnectionConfig
-	opts ConnectionOptions
-	log  *slog.Logger
+	cfg       wamqp.ConnectionConfig
+	opts      ConnectionOptions
+	log       *slog.Logger
+	urls      []string   // of the brokers, one or several
+	addresses *addresses // of the process, but in tests
+	dialer    dialer     // nil: over TCP
+	alarms    alarms
 
 	life context.Context // ends with close; belongs to no caller
 	end  context.CancelCauseFunc
@@ -68,14 +78,28 @@ type link struct {
 	notYet   time.Time // no dial before
 }
 
-func newLink(cfg wamqp.ConnectionConfig, opts ConnectionOptions, log *slog.Logger) *link {
-	l := &link{cfg: cfg, opts: opts.withDefaults(), log: log, turn: make(chan struct{}, 1)}
+func newLink(cfg wamqp.Config, opts ConnectionOptions, log *slog.Logger) *link {
+	l := &link{cfg: cfg.Connection, opts: opts.withDefaults(), log: log, turn: make(chan struct{}, 1)}
+	l.urls, l.addresses = brokerurls.Split(cfg.Connection.AmqpURI), &known
+	if t, ours := cfg.TopologyBuilder.(*quorumTopology); ours {
+		l.dialer = t.dialer
+	}
 	l.life, l.end = context.WithCancelCause(context.Background())
 	return l
 }
 
-// get returns a connection, dialling at most once and not sooner after the
-// last dial than the backoff allows. Its error is an [ErrUnavailable] that
+// several reports whether l may go to another broker.
+func (l *link) several() bool { return len(l.urls) > 1 }
+
+// at returns the settings for the one address of url.
+func (l *link) at(url string) wamqp.ConnectionConfig {
+	cfg := l.cfg
+	cfg.AmqpURI = url
+	return cfg
+}
+
+// get returns a connection, dialling each address at most once and not sooner after
+// the last dial than the backoff allows. Its error is an [ErrUnavailable] that
 // wraps ctx's error or [ErrClosed] if one of them is the reason.
 func (l *link) get(ctx context.Context) (*conn, error) {
 	ctx, cancel := l.bound(ctx)
@@ -94,26 +118,36 @@ func (l *link) get(ctx context.Context) (*conn, error) {
 	return l.redial(ctx)
 }
 
-// redial is called by who holds the turn. Its error names the login: what the broker
+// redial is called by who holds the turn. Its error names each login: what the broker
 // says of a wrong one does not.
 func (l *link) redial(ctx context.Context) (*conn, error) {
-	if sleep(ctx, time.Until(l.notYet)) != nil {
+	if l.current != nil {
+		l.note(l.current, connectionLost)
+	}
+	if !l.mayDialAtOnce() && sleep(ctx, time.Until(l.notYet)) != nil {
 		return nil, unavailable(ctx)
 	}
-	c, err := dial(ctx, l.cfg, l.opts, &l.work)
+	c, err := l.dialRound(ctx)
 	if err != nil {
 		l.failures++
 		l.notYet = time.Now().Add(pause(l.failures))
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return nil, fmt.Errorf("%w: %s: %w", ErrUnavailable, login(l.cfg), err)
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	if l.current != nil {
-		l.log.InfoContext(ctx, "rabbitmq: connected again", "name", l.opts.Name)
+		l.log.InfoContext(ctx, "rabbitmq: connected again", "name", l.opts.Name, "broker", place(c.url))
 	}
 	l.failures, l.notYet, l.current = 0, time.Now().Add(pause(0)), c
+	if l.several() {
+		l.addresses.hold(l, c)
+	}
 	return c, nil
+}
+
+// mayDialAtOnce reports whether the next round needs no pause: the connection is lost, and
+// there is a broker that no link has left lately. One that loses connections as soon as it
+// has them is thereby dialled without a pause once in [leftMemory].
+func (l *link) mayDialAtOnce() bool {
+	return l.several() && l.failures == 0 && l.addresses.anyUnleft(l.urls)
 }
 
 // bound returns a context that ends with ctx or when the link is closed.
@@ -150,6 +184,7 @@ func (l *link) close() {
 			l.current.close(l.opts.CloseTimeout)
 		}
 		l.work.Wait()
+		l.addresses.release(l)
 	})
 }
 

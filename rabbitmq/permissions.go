@@ -48,12 +48,13 @@ type Permissions struct {
 }
 
 // The connections and channels of a process: a Publisher has one connection, and
-// another one while it isolates a message; a Subscriber has one, and one more for
-// each topic that it isolates. As much again is for connections that have died and
+// another one while it isolates a message; a Subscriber has one for declarations, and one
+// for each topic that it consumes. As much again is for connections that have died and
 // that the broker still believes in.
 const (
 	defaultProcesses      = 4
-	connectionsOfAProcess = 2 * 3
+	connectionsOfAProcess = 3 // and those of the topics
+	deadAndAlive          = 2
 	channelsOfAConnection = 16 // Channels, or topics, and those of declarations
 )
 
@@ -73,7 +74,7 @@ func (t Topology) Permissions() ([]Permissions, error) {
 	}
 	processes := cmp.Or(t.Processes, defaultProcesses)
 	limit := func(p Permissions, topics int) Permissions {
-		p.MaxConnections = processes * (connectionsOfAProcess + topics)
+		p.MaxConnections = processes * deadAndAlive * (connectionsOfAProcess + topics)
 		p.MaxChannels = channelsOfAConnection * p.MaxConnections
 		return p
 	}

@@ -37,8 +37,8 @@ func TestPermissionsOfATopology(t *testing.T) {
 
 			MaxConnections: 12, MaxChannels: 192,
 		},
-		{User: "shop.order", Configure: "^$", Write: `^(shop\.order\.created)$`, Read: `^(shop\.declined\.order|shop\.paid\.order)$`, MaxConnections: 16, MaxChannels: 256},
-		{User: "shop.mail", Configure: "^$", Write: "^$", Read: `^(shop\.paid\.mail)$`, MaxConnections: 14, MaxChannels: 224},
+		{User: "shop.order", Configure: "^$", Write: `^(shop\.order\.created)$`, Read: `^(shop\.declined\.order|shop\.paid\.order)$`, MaxConnections: 20, MaxChannels: 320},
+		{User: "shop.mail", Configure: "^$", Write: "^$", Read: `^(shop\.paid\.mail)$`, MaxConnections: 16, MaxChannels: 256},
 		{User: "shop.web+app", Configure: "^$", Write: `^(shop\.a\|b|shop\.order\.created)$`, Read: "^$", MaxConnections: 12, MaxChannels: 192},
 	}
 	if d := cmp.Diff(want, got); d != "" {

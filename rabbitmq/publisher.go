@@ -26,15 +26,22 @@ var (
 // PublisherOptions are the limits of a [Publisher]. The zero value means the
 // defaults.
 type PublisherOptions struct {
+	// Connection is for the one connection, to one of the brokers that the Config names.
 	Connection ConnectionOptions
-	// Window is how many messages may be unconfirmed on one channel. More than
-	// a thousand gains nothing. Default: 512.
+	// Window is how many messages may be unconfirmed on one channel. Keep it below 400: at
+	// about 400 messages of one channel for a queue that takes none, RabbitMQ stops reading
+	// from the whole connection. Default: 256.
 	Window int
 	// Channels is how many batches may be on their way at once; further ones
-	// wait their turn. Default: 4.
+	// wait their turn. A relay uses RelayOptions.Lanes of them for each topic. Default: 32.
 	Channels int
-	// ConfirmTimeout bounds the wait for the next confirm. After it what is
-	// unconfirmed is unknown, and its channel abandoned. Default: 30 s.
+	// ConfirmTimeout bounds the wait for the next confirm. The wait adapts to how long
+	// confirms take: it is between 1 s and ConfirmTimeout, and doubles after a timeout at
+	// each broker of the Config. It is up to four times as long while the broker confirms
+	// other messages on the connection. After it the outcome of what is unconfirmed is unknown,
+	// and its channel is abandoned. If nothing was confirmed on the connection meanwhile,
+	// the Publisher goes to another broker of the Config: to each once, and then after each
+	// such round. Each topic has a timeout of its own. Default: 30 s.
 	ConfirmTimeout time.Duration
 	// MaxPayload is the broker's max_message_size, in bytes; over it the broker
 	// would close the channel. Default: 16 MiB, RabbitMQ 4's own.
@@ -49,8 +56,8 @@ type PublisherOptions struct {
 }
 
 func (o PublisherOptions) withDefaults() PublisherOptions {
-	o.Window = cmp.Or(o.Window, 512)
-	o.Channels = cmp.Or(o.Channels, 4)
+	o.Window = cmp.Or(o.Window, 256)
+	o.Channels = cmp.Or(o.Channels, 32)
 	o.ConfirmTimeout = cmp.Or(o.ConfirmTimeout, 30*time.Second)
 	o.MaxPayload = cmp.Or(o.MaxPayload, 16<<20)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
@@ -74,6 +81,7 @@ type Publisher struct {
 	slots        chan struct{}        // one for each batch that may be on its way
 	idle         chan *confirmChannel // open channels that no batch uses
 	isolating    chan struct{}        // held by the batch that has a connection of its own
+	patiences    patiences
 	destinations destinations
 	once         sync.Once // Close
 
@@ -97,7 +105,8 @@ func NewPublisher(cfg wamqp.Config, opts *PublisherOptions) (*Publisher, error) 
 		return nil, fmt.Errorf("%w: a negative limit in PublisherOptions", ErrConfig)
 	}
 	p := &Publisher{cfg: cfg, opts: opts.withDefaults()}
-	p.link = newLink(cfg.Connection, p.opts.Connection, p.opts.Logger)
+	p.link = newLink(cfg, p.opts.Connection, p.opts.Logger)
+	p.patiences = patiences{most: p.opts.ConfirmTimeout, brokers: len(p.link.urls)}
 	p.slots = make(chan struct{}, p.opts.Channels)
 	p.idle = make(chan *confirmChannel, p.opts.Channels)
 	p.isolating = make(chan struct{}, 1)
@@ -109,8 +118,10 @@ func NewPublisher(cfg wamqp.Config, opts *PublisherOptions) (*Publisher, error) 
 //
 //   - nil: confirmed and routed to a queue; the message survives a crash of
 //     the broker if the queue does.
-//   - an [outbox.ErrRefused], more closely [ErrUnroutable], [ErrNacked],
-//     [ErrTooLarge] or [ErrRejected]: the broker does not have it.
+//   - an [outbox.ErrRefused], more closely [ErrUnroutable], [ErrTooLarge] or
+//     [ErrRejected]: the broker does not have it.
+//   - an [outbox.ErrDeferred], more closely [ErrNacked] or [ErrUnconfirmed]: a queue of
+//     the topic takes no messages at present. Publish it again later, under the same id.
 //   - [ErrBlocked] or [ErrUnavailable], with ctx's error if that is why:
 //     unknown. Publish it again, under the same id; the consumer sees two of
 //     them at worst.

@@ -103,8 +103,8 @@ func TestPublishNacked(t *testing.T) {
 	pub := newPublisher(t, cfg, nil)
 	mustPublish(t, pub, "orders", 1)
 	err := pub.Publish("orders", newMessage("x"))
-	if !errors.Is(err, rabbitmq.ErrNacked) || !errors.Is(err, outbox.ErrRefused) {
-		t.Errorf("Publish to a full queue = %v, want ErrNacked, an ErrRefused", err)
+	if !errors.Is(err, rabbitmq.ErrNacked) || !errors.Is(err, outbox.ErrDeferred) || errors.Is(err, outbox.ErrRefused) {
+		t.Errorf("Publish to a full queue = %v, want ErrNacked, an ErrDeferred and no ErrRefused", err)
 	}
 }
 

@@ -3,7 +3,6 @@ package rabbitmq
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -22,18 +21,34 @@ var (
 	_ message.SubscribeInitializer = (*Subscriber)(nil)
 )
 
+// defaultPrefetchBytes is the default of [SubscriberOptions].PrefetchBytes.
+const defaultPrefetchBytes = 64 << 20
+
 // initializeTimeout bounds SubscribeInitialize, which has no context.
 const initializeTimeout = 30 * time.Second
 
 // SubscriberOptions are the limits of a [Subscriber]. The zero value means the
 // defaults.
 type SubscriberOptions struct {
+	// Connection is for each connection, to one of the brokers that the Config names.
 	Connection ConnectionOptions
 	// Prefetch is how many messages of a subscription may be in hand at once,
 	// and how many the broker sends ahead of their acks. The Config's Qos is
 	// not used: its usual value of 1 means one message at a time. Batches of a
 	// consumer are filled from these. Default: 256.
 	Prefetch int
+	// PrefetchBytes is how many bytes of payload of a subscription may be in this process, in
+	// hand or waiting, give or take a message. Prefetch counts messages: 256 of 8 MiB are 2 GiB.
+	//
+	// The broker has no such limit. So when the bound is reached, what is not in hand goes back
+	// to the broker, and the subscription is renewed with a Prefetch of as many messages as fit:
+	// PrefetchBytes divided by the largest payload seen lately, at least 1. A burst of large
+	// messages thus costs one renewal, for each time that they get larger again, and up to
+	// Prefetch redeliveries. During the renewal the AMQP client receives what the broker has sent
+	// already, and drops it. With a Key it waits until nothing is in hand. When the messages are
+	// small again, after some hundreds of them, the subscription is renewed with a larger Prefetch.
+	// Default: 64 MiB; must not be negative.
+	PrefetchBytes int
 	// Key names what a message is about, so that messages with the same key are
 	// handed over one at a time and in order: see [Subscriber.Subscribe]. It is
 	// called once for each delivery, before the handler sees the message, by one
@@ -59,6 +74,7 @@ type SubscriberOptions struct {
 
 func (o SubscriberOptions) withDefaults() SubscriberOptions {
 	o.Prefetch = cmp.Or(o.Prefetch, 256)
+	o.PrefetchBytes = cmp.Or(o.PrefetchBytes, defaultPrefetchBytes)
 	o.NackDelay = cmp.Or(o.NackDelay, time.Second)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.TopologyInterval = cmp.Or(o.TopologyInterval, 30*time.Second)
@@ -66,12 +82,14 @@ func (o SubscriberOptions) withDefaults() SubscriberOptions {
 	return o
 }
 
-// A Subscriber consumes from RabbitMQ, on a connection of its own and a channel
-// for each subscription. Its methods may be called concurrently.
+// A Subscriber consumes from RabbitMQ, on a connection for each subscription, and one for
+// [Subscriber.SubscribeInitialize] where that is called. A queue that does not answer, or a
+// message that closes the connection, thereby costs its own topic only. Its methods may be
+// called concurrently.
 type Subscriber struct {
 	cfg  wamqp.Config
 	opts SubscriberOptions
-	link *link
+	link *link // for what no subscription does
 
 	ackLimit func(prefetch int) int
 	ackDelay time.Duration
@@ -85,7 +103,9 @@ type Subscriber struct {
 	signals struct {
 		full     testsignal.Signal[string] // topic with Prefetch messages in hand
 		held     testsignal.Signal[string] // UUID of a message whose nack is held
-		isolated testsignal.Signal[string] // topic that leaves the shared connection
+		isolated testsignal.Signal[string] // topic that goes on with one message at a time
+		consumes testsignal.Signal[int]    // prefetch with which a topic is consumed
+		received testsignal.Signal[int]    // bytes of payload that are here after a delivery
 	}
 }
 
@@ -104,16 +124,23 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 		return nil, fmt.Errorf("%w: Queue.GenerateName is missing", ErrConfig)
 	case opts.Prefetch < 0 || opts.Prefetch > 65535:
 		return nil, fmt.Errorf("%w: SubscriberOptions.Prefetch must be at most 65535", ErrConfig)
+	case opts.PrefetchBytes < 0:
+		return nil, fmt.Errorf("%w: SubscriberOptions.PrefetchBytes must not be negative", ErrConfig)
 	}
 	s := &Subscriber{cfg: cfg, opts: opts.withDefaults(), ackLimit: ackLimit, ackDelay: ackDelay, topics: map[string]*topicState{}, done: make(chan struct{})}
-	s.link = newLink(cfg.Connection, s.opts.Connection, s.opts.Logger)
+	s.link = newLink(cfg, s.opts.Connection, s.opts.Logger)
 	return s, nil
 }
 
 // Subscribe declares what topic needs, and returns the channel on which its
 // messages arrive. It waits for a broker that is away until ctx ends, and
 // returns an error at once if the broker refuses, for a password as
-// [DeclareTopology] does.
+// [DeclareTopology] does. A queue that is a stream is refused with an [ErrConfig].
+//
+// If the queue is declared and cannot be consumed within 3 s, as a quorum queue without a
+// majority, Subscribe returns without an error. The subscription begins as soon as the queue
+// answers; until then [Subscriber.Subscription] reports it as not served, and refusals are
+// logged. RabbitMQ closes the connection of each try after 9 s or more, with INTERNAL_ERROR.
 //
 // Up to Prefetch messages are handed over without waiting for the ack of any.
 // Each is acked or nacked for itself, in any order. A nacked message comes
@@ -160,24 +187,16 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		return nil, ErrClosed
 	}
 	intake, cancel := s.link.bound(ctx)
-	sub := &subscription{
-		subscriber: s,
-		topic:      topic,
-		state:      s.stateOf(topic),
-		out:        make(chan *message.Message),
-		lanes:      newLanes(s.opts.Prefetch),
-	}
-	first, err := sub.connect(intake)
-	if err != nil {
-		cancel()
-		s.calls.Done()
-		return nil, fmt.Errorf("rabbitmq: subscribe to %s: %w", topic, err)
-	}
+	sub := s.newSubscription(topic)
+	began, left := make(chan error), make(chan struct{})
 	go func() {
 		defer s.calls.Done()
 		defer cancel()
-		sub.run(intake, context.WithoutCancel(ctx), first)
+		sub.start(intake, context.WithoutCancel(ctx), began, left)
 	}()
+	if err := sub.awaitStart(ctx, began, left); err != nil {
+		return nil, fmt.Errorf("rabbitmq: subscribe to %s: %w", topic, err)
+	}
 	return sub.out, nil
 }
 
@@ -248,7 +267,7 @@ func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(
 func (s *Subscriber) declare(ctx context.Context, c *conn, topic string) error {
 	_, err := ask(ctx, c, func(ch *amqp.Channel) (any, error) {
 		if err := buildTopology(ch, s.cfg, topic); err != nil {
-			return nil, err
+			return nil, explainStream(err)
 		}
 		s.reportDead(ctx, ch, topic)
 		return nil, nil
@@ -285,48 +304,11 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// consume opens a channel that receives the messages of topic, prefetch of them
-// ahead of their acks.
-func (s *Subscriber) consume(ctx context.Context, c *conn, topic string, prefetch int) (*epoch, error) {
-	open := func() (*epoch, error) {
-		ch, err := c.amqp.Channel()
-		if err != nil {
-			return nil, err
-		}
-		closes := ch.NotifyClose(make(chan *amqp.Error, 1)) // first, or the cause could be missed
-		cancels := ch.NotifyCancel(make(chan string, 1))
-		tag := "sagamill-" + rand.Text()
-		deliveries, err := s.startConsumer(ch, tag, topic, prefetch)
-		if err != nil {
-			ch.Close()
-			return nil, err
-		}
-		e := &epoch{conn: c, amqp: ch, tag: tag, deliveries: deliveries, acks: newAcks(ch, s.ackLimit(prefetch), s.ackDelay), cancels: cancels, gone: make(chan struct{})}
-		e.start(closes)
-		return e, nil
-	}
-	return call(ctx, c, open, func(e *epoch) { c.closeChannel(e.amqp) })
-}
-
-func (s *Subscriber) startConsumer(ch *amqp.Channel, tag, topic string, prefetch int) (<-chan amqp.Delivery, error) {
-	if err := buildTopology(ch, s.cfg, topic); err != nil {
-		return nil, err
-	}
-	if err := ch.Qos(prefetch, 0, false); err != nil {
-		return nil, fmt.Errorf("set prefetch: %w", err)
-	}
-	queue := s.cfg.Queue.GenerateName(topic)
-	deliveries, err := ch.Consume(queue, tag, false, s.cfg.Consume.Exclusive, s.cfg.Consume.NoLocal, false, s.cfg.Consume.Arguments)
-	if err != nil {
-		return nil, fmt.Errorf("consume from %s: %w", queue, err)
-	}
-	return deliveries, nil
-}
-
 // A topicState is how the broker serves the subscriptions to a topic.
 type topicState struct {
 	consumers atomic.Int64
 	cancelled atomic.Uint64
+	conn      atomic.Pointer[conn] // on which it was consumed last, for tests
 }
 
 func (s *Subscriber) stateOf(topic string) *topicState {
@@ -341,7 +323,8 @@ func (s *Subscriber) stateOf(topic string) *topicState {
 // Subscription reports whether a subscription to topic is served, and how often the broker
 // has cancelled one: it does so when the queue is deleted, with what the queue holds. A
 // subscription is not served while the broker is away, while its queue is missing, with
-// [ConfigOptions].Passive, and for a moment when it is renewed. Both are false and 0
+// [ConfigOptions].Passive, and for a moment when it is renewed. One whose quorum queue loses its
+// majority counts as served until it has been idle for TopologyInterval. Both are false and 0
 // of a topic to which there was none.
 //
 // A queue that is deleted and declared again at once cancels nothing in some versions of

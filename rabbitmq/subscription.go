@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -10,50 +11,95 @@ import (
 
 // A subscription hands over the messages of one topic, from one epoch after
 // the other.
+//
+// It has a connection of its own. RabbitMQ answers basic.consume and basic.cancel for a
+// quorum queue without a majority after 9 s or more, with INTERNAL_ERROR, which closes the
+// connection; and a message that the client cannot read closes it too. Another topic on that
+// connection would lose its consumer each time.
 type subscription struct {
 	subscriber *Subscriber
 	topic      string
 	state      *topicState
+	link       *link
 	out        chan *message.Message
 	lanes      *lanes // over all epochs
 	epochs     sync.WaitGroup
 
-	unreadable int        // epochs in a row that ended over a message that the client cannot read
-	own        *isolation // while there may be such a message; nil: the Subscriber's connection
+	declared   sync.Once
+	isDeclared chan struct{} // closed once the topology was there for the first time
+
+	checking atomic.Bool // the topology is being declared again
+
+	unreadable int  // epochs in a row that ended over a message that the client cannot read
+	single     bool // one message at a time, while there may be such a message
+	sizes      sizes
 }
 
-// An isolation is a connection of a subscription's own, with prefetch 1.
-type isolation struct {
-	link   *link
-	epochs sync.WaitGroup
-}
-
-// connect opens the next epoch.
-func (s *subscription) connect(ctx context.Context) (*epoch, error) {
-	var e *epoch
-	l, prefetch := s.subscriber.link, s.subscriber.opts.Prefetch
-	if s.own != nil {
-		l, prefetch = s.own.link, 1
+func (s *Subscriber) newSubscription(topic string) *subscription {
+	return &subscription{
+		subscriber: s,
+		topic:      topic,
+		state:      s.stateOf(topic),
+		link:       newLink(s.cfg, s.opts.Connection, s.opts.Logger),
+		out:        make(chan *message.Message),
+		lanes:      newLanes(s.opts.Prefetch, s.opts.PrefetchBytes),
+		isDeclared: make(chan struct{}),
 	}
-	err := s.subscriber.persist(ctx, l, s.topic, func(c *conn) (err error) {
-		e, err = s.subscriber.consume(ctx, c, s.topic, prefetch)
-		return err
-	})
-	return e, err
+}
+
+// stallTimeout is how long [Subscriber.Subscribe] waits for a queue that is declared and does
+// not let itself be consumed.
+const stallTimeout = 3 * time.Second
+
+// start connects for the first time and then runs. began gets the result of the first
+// connection, unless left is closed before: then start goes on whatever it is.
+func (s *subscription) start(intake, base context.Context, began chan<- error, left <-chan struct{}) {
+	defer s.link.close()
+	first, err := s.connect(intake)
+	select {
+	case began <- err:
+		if err != nil {
+			return
+		}
+	case <-left:
+		if err != nil && intake.Err() == nil {
+			s.logLasting(intake, err)
+		}
+	}
+	if first == nil {
+		first = s.reconnect(intake, 1)
+	}
+	s.run(intake, base, first)
+}
+
+// awaitStart returns the result of the first connection. If the queue stalls, it closes left
+// and returns nil: the subscription goes on by itself.
+func (s *subscription) awaitStart(ctx context.Context, began <-chan error, left chan<- struct{}) error {
+	declared := s.isDeclared
+	var stalled <-chan time.Time
+	for {
+		select {
+		case err := <-began:
+			return err
+		case <-declared:
+			declared, stalled = nil, time.After(stallTimeout)
+		case <-stalled:
+			close(left)
+			s.subscriber.opts.Logger.WarnContext(ctx, "rabbitmq: the queue of the topic does not answer, as a quorum queue without a majority; the subscription goes on as soon as it does", "topic", s.topic)
+			return nil
+		}
+	}
 }
 
 // isolateAfter is how many epochs in a row may end over an unreadable message
-// before the subscription leaves the shared connection.
+// before the subscription takes one message at a time.
 const isolateAfter = 2
 
 // isolate keeps a message that amqp091-go cannot read (a header nested too
-// deeply, for one) from others. The library closes the whole connection over it,
-// at every delivery. So the subscription gets a connection of its own, on which
-// one message at a time is under way: the topic's other messages are not counted
-// as delivered with it, until the broker, at the queue's delivery limit, moves it
-// to the dead-letter queue. Whose message it was nobody can say on the shared
-// connection, so that every topic may leave it. One that proves
-// blameless on its own connection returns, busy or not.
+// deeply, for one) from others. The library closes the connection over it,
+// at every delivery. So the subscription goes on with one message at a time: the
+// topic's other messages are not counted as delivered with it, until the broker, at
+// the queue's delivery limit, moves it to the dead-letter queue.
 func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
 	switch {
 	case e.unreadable():
@@ -62,26 +108,14 @@ func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
 		s.unreadable = 0
 	}
 	switch o := s.subscriber.opts; {
-	case s.unreadable >= isolateAfter && s.own == nil:
-		o.Logger.ErrorContext(ctx, "rabbitmq: a message of this topic or of another one cannot be read by the AMQP client; the topic goes on on a connection of its own until that is calm: if the message is in its queue, until the broker has moved it to the dead-letter queue",
+	case s.unreadable >= isolateAfter && !s.single:
+		o.Logger.ErrorContext(ctx, "rabbitmq: a message of this topic cannot be read by the AMQP client; the topic goes on with one message at a time until the broker has moved it to the dead-letter queue",
 			"topic", s.topic, "cause", e.reason())
+		s.single = true
 		s.subscriber.signals.isolated.Send(s.topic)
-		s.own = &isolation{link: newLink(s.subscriber.cfg.Connection, o.Connection, o.Logger)}
-	case s.unreadable == 0 && s.own != nil:
-		o.Logger.InfoContext(ctx, "rabbitmq: the topic is back on the shared connection", "topic", s.topic)
-		s.leaveIsolation()
-	}
-}
-
-// leaveIsolation has the subscription's own connection closed, if it has one, once
-// the messages from it are settled. It does not wait for that.
-func (s *subscription) leaveIsolation() {
-	if own := s.own; own != nil {
-		s.own = nil
-		s.epochs.Go(func() {
-			own.epochs.Wait()
-			own.link.close()
-		})
+	case s.unreadable == 0 && s.single:
+		o.Logger.InfoContext(ctx, "rabbitmq: the topic goes on with more than one message at a time again", "topic", s.topic)
+		s.single = false
 	}
 }
 
@@ -92,6 +126,7 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	defer stopWork()
 	for failures := 0; e != nil; {
 		began := time.Now()
+		s.state.conn.Store(e.conn)
 		s.state.consumers.Add(1)
 		calm := s.receive(intake, work, e)
 		s.state.consumers.Add(-1)
@@ -107,11 +142,11 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 		if intake.Err() != nil {
 			break
 		}
-		if failures++; calm || time.Since(began) > maxPause || s.own != nil {
-			failures = 0 // in isolation each loss takes the message nearer to its limit
+		if failures++; calm || time.Since(began) > maxPause || s.single {
+			failures = 0 // each of these losses takes the message nearer to its limit
 		}
 		s.isolate(intake, e, calm || time.Since(began) > s.subscriber.opts.TopologyInterval)
-		if !calm && s.own == nil {
+		if !calm && !s.single {
 			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", cause)
 		}
 		e = s.reconnect(intake, failures)
@@ -121,7 +156,6 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	// the rest by leaving it to the broker.
 	timer := time.AfterFunc(s.subscriber.opts.DrainTimeout, stopWork)
 	defer timer.Stop()
-	s.leaveIsolation()
 	s.epochs.Wait()
 }
 
@@ -134,19 +168,20 @@ func (s *subscription) reconnect(ctx context.Context, failures int) *epoch {
 			return e
 		}
 		if ctx.Err() == nil {
-			s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: cannot subscribe again", "topic", s.topic, "error", err)
+			s.logLasting(ctx, err)
 		}
 	}
 	return nil
 }
 
+// logLasting logs an error that no retry mends by itself.
+func (s *subscription) logLasting(ctx context.Context, err error) {
+	s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: cannot subscribe again", "topic", s.topic, "error", err)
+}
+
 // retire closes the channel of e once its last message is settled.
 func (s *subscription) retire(e *epoch) {
-	epochs := &s.epochs
-	if s.own != nil {
-		epochs = &s.own.epochs
-	}
-	epochs.Go(func() {
+	s.epochs.Go(func() {
 		e.inHand.Wait()
 		e.close()
 	})

@@ -12,6 +12,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/brokerurls"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/strictjson"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -89,9 +90,10 @@ func brokerPermissions(_ context.Context, c *call) error {
 	return nil
 }
 
-// vhostOf is the virtual host of a URL, "/" where it is none.
-func vhostOf(at string) string {
-	u, err := amqp.ParseURI(at)
+// vhostOf is the virtual host of a list of URLs, all of which have the same, "/" where it is
+// none.
+func vhostOf(list string) string {
+	u, err := amqp.ParseURI(brokerurls.Split(list)[0])
 	if err != nil {
 		return "/"
 	}
@@ -105,7 +107,7 @@ func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) +
 // topology: its URL, and the topology with names that can be used.
 func (c *call) parseBroker() (at string, t rabbitmq.Topology, err error) {
 	name := c.flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
-	c.flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ; default: AMQP_URL")
+	c.flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ, or several with commas between them; default: AMQP_URL")
 	if err := c.parse(); err != nil {
 		return "", t, err
 	}

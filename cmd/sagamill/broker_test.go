@@ -36,7 +36,7 @@ func TestBrokerPermissionsAreCommands(t *testing.T) {
 rabbitmqctl set_permissions --vhost 'shop' 'it'\''s.deploy' '^(it'\''s\.ordered|it'\''s\.ordered\.pay|it'\''s\.ordered\.pay\.dead)$' '^(amq\.default|it'\''s\.ordered\.pay)$' '^(it'\''s\.ordered|it'\''s\.ordered\.pay)$'
 rabbitmqctl set_user_limits 'it'\''s.deploy' '{"max-connections":6,"max-channels":96}'
 rabbitmqctl set_permissions --vhost 'shop' 'it'\''s.pay' '^$' '^(it'\''s\.paid)$' '^(it'\''s\.ordered\.pay)$'
-rabbitmqctl set_user_limits 'it'\''s.pay' '{"max-connections":7,"max-channels":112}'
+rabbitmqctl set_user_limits 'it'\''s.pay' '{"max-connections":8,"max-channels":128}'
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
@@ -53,6 +53,17 @@ rabbitmqctl set_user_limits 'it'\''s.pay' '{"max-connections":7,"max-channels":1
 		out.Reset()
 		if code := run(t.Context(), []string{"broker", "permissions", "-topology", topologyFile(t, text)}, &out, &complaint); code != 1 || out.Len() > 0 {
 			t.Errorf("%s: exit %d, %q; want 1 and nothing", name, code, out.String())
+		}
+	}
+}
+
+func TestTheVirtualHostIsThatOfEveryBroker(t *testing.T) {
+	t.Parallel()
+	for list, want := range map[string]string{
+		"": "/", "amqp://u:p@h": "/", "amqp://u:p@h/shop": "shop", "amqp://u:p@a:5672/shop, amqp://u:p@b:5672/shop": "shop",
+	} {
+		if got := vhostOf(list); got != want {
+			t.Errorf("vhostOf(%q) = %q, want %q", list, got, want)
 		}
 	}
 }

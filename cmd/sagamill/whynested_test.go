@@ -103,6 +103,11 @@ func TestWhyOfAMessageThatIsHeld(t *testing.T) {
 	f.command(0, "outbox", "refused", "release", "-id", strconv.FormatInt(refused.ID, 10))
 	f.why("first", "message refused is dead letter ")
 	f.why("first", "sagamill outbox dead show -schema trips -id ")
+	f.exec("UPDATE {home}.outbox_held SET state = 'waiting', attempts = 0, refused_at = NULL, reason = 'no leader', due_at = clock_timestamp() + interval '1 h' WHERE key = 'first'")
+	f.why("first", "message refused waits for its topic, refused, of which the broker takes no messages: no leader")
+	if got := obstacle(&outbox.Obstacle{}); got != "whose topic takes no messages" {
+		t.Errorf("a message that is not refused is one %s", got)
+	}
 	if got := publishes(&site{out: outbox.Whereabouts{Log: outbox.LogAppend}}); got != "no relay is active" {
 		t.Errorf("without a relay: %s", got)
 	}

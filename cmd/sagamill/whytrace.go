@@ -175,9 +175,13 @@ func (q *inquiry) message(s *site, m *outbox.Located) finding {
 		f.Until = moment(m.DueAt)
 		f.Text = fmt.Sprintf("%sis not published before %s %s", name, stamp(m.DueAt), in)
 	case outbox.PlaceWaiting:
+		if m.Behind == nil && m.Reason != "" {
+			f.Text = fmt.Sprintf("%swaits for its topic, %s, of which the broker takes no messages: %s; the relay tries again by itself %s", name, cell(m.Topic), m.Reason, in)
+			break
+		}
 		f.Text = fmt.Sprintf("%swaits behind another of its ordering key %s", name, in)
 		if b := m.Behind; b != nil {
-			f.Text += fmt.Sprintf(": message %d of %s/%s to %s, refused by the broker %s: %s; again at %s", b.ID, cell(b.Scope), cell(b.Key), cell(b.Topic), times(b.Attempts), b.Reason, stamp(b.RetryAt))
+			f.Text += fmt.Sprintf(": message %d of %s/%s to %s, %s: %s; again at %s", b.ID, cell(b.Scope), cell(b.Key), cell(b.Topic), obstacle(b), b.Reason, stamp(b.RetryAt))
 		}
 	case outbox.PlaceRefused:
 		f.Until = moment(m.DueAt)
@@ -199,6 +203,14 @@ func publishes(s *site) string {
 		return "no relay is active"
 	}
 	return "the active relay is " + cell(s.out.Holder)
+}
+
+// obstacle says what the broker has done with the message that others wait behind.
+func obstacle(b *outbox.Obstacle) string {
+	if b.Attempts == 0 {
+		return "whose topic takes no messages"
+	}
+	return "refused by the broker " + times(b.Attempts)
 }
 
 func times(n int) string {

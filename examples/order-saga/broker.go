@@ -15,6 +15,7 @@ import (
 	"github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/inproc"
+	"github.com/sagamill/sagamill/internal/brokerurls"
 	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -42,7 +43,7 @@ func openBroker(url, namespace string, restricted bool, logger *slog.Logger) (br
 	}
 	opts := &rabbitmq.PublisherOptions{Connection: rabbitmq.ConnectionOptions{Name: namespace + " relay"}, Logger: logger}
 	if restricted {
-		at, err := amqp091.ParseURI(url)
+		at, err := amqp091.ParseURI(brokerurls.Split(url)[0]) // the user is the same at each node
 		if err != nil {
 			return nil, errors.New("it is not an AMQP URL") // ParseURI's own error has the URL in it
 		}

@@ -204,10 +204,13 @@ func TestMetricsTellOfTheSteps(t *testing.T) {
 		`sagamill_consumer_rollbacks_total{service="shipping"} 0`, `sagamill_consumer_inflight{service="shipping"} 0`,
 		`sagamill_consumer_subscribed{service="shipping",topic="payment.processed"} 1`, `sagamill_consumer_cancelled_total{service="shipping",topic="payment.processed"} 1`,
 		`sagamill_parked_messages{service="shipping",state="retrying"} 1`, `sagamill_parked_messages{service="shipping",state="dead"} 1`,
-		`sagamill_parked_oldest_seconds{service="shipping",state="dead"} 0.`, `sagamill_parked_overdue_seconds{service="shipping"} `,
+		`sagamill_parked_oldest_seconds{service="shipping",state="dead"} `, `sagamill_parked_overdue_seconds{service="shipping"} `,
 	} {
 		if !strings.Contains(text, line) {
 			t.Errorf("no %q in\n%s", line, text)
 		}
+	}
+	if strings.Contains(text, `sagamill_parked_oldest_seconds{service="shipping",state="dead"} 0`+"\n") {
+		t.Error("the oldest dead letter has no age")
 	}
 }

@@ -66,12 +66,12 @@ func participant(t *testing.T) (dir string) {
 	return dir
 }
 
-// The program reads the step keys that internal/stepkey reads, and no others, and messages
-// of the one version of the format.
+// The program reads the step keys that internal/stepkey reads, and no others, messages of
+// the one version of the format, and a list of brokers as internal/brokerurls does.
 func TestParticipantReadsWhatTheLibraryReads(t *testing.T) {
 	t.Parallel()
 	need(t, "node")
-	cmd := exec.CommandContext(t.Context(), "node", "--test", "message.test.js")
+	cmd := exec.CommandContext(t.Context(), "node", "--test", "message.test.js", "broker.test.js")
 	cmd.Dir = nodeProgram
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)

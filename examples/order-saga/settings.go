@@ -18,6 +18,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/sagamill/sagamill/internal/brokerurls"
 	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/plaintext"
 )
@@ -123,7 +124,7 @@ environment:
   DATABASE_URL   PostgreSQL, for every service that has none of its own
   ORDER_DATABASE_URL, PAYMENT_DATABASE_URL, SHIPPING_DATABASE_URL, GATEWAY_DATABASE_URL
                  PostgreSQL for one service
-  AMQP_URL       RabbitMQ, or inproc: for the broker within the process
+  AMQP_URL       RabbitMQ, several nodes with commas between them, or inproc: for the broker within the process
   SAGAMILL_ALLOW_PLAINTEXT
                  true: connections to other machines, and from them, may be without TLS
 Without DATABASE_URL or AMQP_URL, what runs on this machine is used, or started.
@@ -173,14 +174,20 @@ func (s *settings) checkURLs() error {
 			}
 		}
 	}
-	switch u, err := url.Parse(s.amqpURL); {
+	switch {
 	case s.amqpURL == "":
-	case err != nil || u.Scheme != "amqp" && u.Scheme != "amqps" && s.amqpURL != devservices.InProcess:
-		return badSetting("AMQP_URL", "it must begin with amqp:// or amqps://, or be %s", devservices.InProcess)
+	case s.amqpURL != devservices.InProcess && slices.ContainsFunc(brokerurls.Split(s.amqpURL), notAMQP):
+		return badSetting("AMQP_URL", "it must begin with amqp:// or amqps://, as must each of several with commas between them, or be %s", devservices.InProcess)
 	case s.amqpURL == devservices.InProcess && len(s.services) < len(serviceNames):
 		return badSetting("AMQP_URL", "the broker within the process serves no other process: run all services in this one")
 	}
 	return s.checkPlaintext()
+}
+
+// notAMQP reports whether at is not a URL of a broker.
+func notAMQP(at string) bool {
+	u, err := url.Parse(at)
+	return err != nil || u.Scheme != "amqp" && u.Scheme != "amqps"
 }
 
 // checkPlaintext refuses what would lead out of this machine, or let others in, without

@@ -2,10 +2,12 @@
 // order.
 
 import amqp from 'amqplib';
+import { connectToAny } from './broker.js';
 import { UnusableError, decode, encode } from './message.js';
 import { LISTENS, PUBLISHES, STEP, arrange } from './shipping.js';
 import { declare, exchangeOf } from './topology.js';
 
+const CONNECT_TIMEOUT = 10_000; // ms, for one address
 const PREFETCH = 8; // deliveries in hand at once: no more than the pool has connections
 
 // consume handles deliveries until stopped resolves, and then finishes those in hand. It
@@ -13,7 +15,8 @@ const PREFETCH = 8; // deliveries in hand at once: no more than the pool has con
 // was not acked to the next consumer, and the caller waits before it comes back. So a
 // database that is away does not make messages go round and round.
 export async function consume({ amqpURL, namespace, pool, log, stopped }) {
-  const connection = await amqp.connect(amqpURL, { clientProperties: { connection_name: `${namespace} shipping (node)` } });
+  const options = { timeout: CONNECT_TIMEOUT, clientProperties: { connection_name: `${namespace} shipping (node)` } };
+  const connection = await connectToAny(amqpURL, (address) => amqp.connect(address, options));
   const inHand = new Set();
   let fail;
   const failed = new Promise((_, reject) => { fail = reject; });

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -29,6 +30,8 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 		"database":            {args: []string{"serve"}, env: map[string]string{"DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "DATABASE_URL"},
 		"one database":        {args: []string{"serve"}, env: map[string]string{"CAR_DATABASE_URL": "postgres://u:s3cret@h:port/x"}, names: "CAR_DATABASE_URL"},
 		"broker":              {args: []string{"serve"}, env: map[string]string{"AMQP_URL": "http://u:s3cret@h"}, names: "AMQP_URL"},
+		"second broker":       {args: []string{"serve"}, env: map[string]string{"AMQP_URL": "amqp://u:s3cret@127.0.0.1/,amqp://u:s3cret@h:port/"}, names: "AMQP_URL"},
+		"remote, one of two":  {args: []string{"serve"}, env: map[string]string{"AMQP_URL": "amqp://u:s3cret@127.0.0.1/,amqp://u:s3cret@mq.example/"}, names: "AMQP_URL"},
 		"broker in process":   {args: []string{"serve", "-services", "trip"}, env: map[string]string{"AMQP_URL": "inproc:"}, names: "AMQP_URL"},
 		"trips":               {args: []string{"demo", "-trips", "0"}, names: "-trips"},
 		"clients":             {args: []string{"demo", "-clients", "65"}, names: "-clients"},
@@ -73,4 +76,18 @@ func TestTheServerHasLimits(t *testing.T) {
 	if server.ReadHeaderTimeout <= 0 || server.ReadTimeout <= 0 || server.WriteTimeout <= 0 || server.IdleTimeout <= 0 || server.MaxHeaderBytes <= 0 {
 		t.Errorf("%+v has no limit for something", server)
 	}
+}
+
+// Several addresses of a broker, none of which is dialled yet, have one user.
+func TestABrokerOfSeveralAddresses(t *testing.T) {
+	t.Parallel()
+	const list = "amqp://u:p@127.0.0.1:1, amqp://u:p@127.0.0.1:2"
+	if err := (&settings{amqpURL: list, services: serviceNames}).checkURLs(); err != nil {
+		t.Errorf("checkURLs of %s: %v", list, err)
+	}
+	b, err := openBroker(list, defaultNamespace, true, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatalf("openBroker of %s: %v", list, err)
+	}
+	_ = b.Close()
 }

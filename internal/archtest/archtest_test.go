@@ -93,6 +93,7 @@ var breaches = []struct {
 	{"import direction", "examples/shop/a.go", importing(module + "/saga"), false},
 	{"import direction", "examples/shop/a.go", importing(module + "/internal/devservices"), false},
 	{"import direction", "examples/shop/a.go", importing(module + "/internal/plaintext"), false},
+	{"import direction", "examples/shop/a.go", importing(module + "/internal/brokerurls"), false},
 	{"import direction", "examples/shop/a.go", importing(module + "/internal/stepkey"), true},
 	{"import direction", "examples/shop/a.go", importing(module + "/examples/other"), true},
 	{"import direction", "examples/shop/a.go", importing(module + "/examples/shop/payment"), false},

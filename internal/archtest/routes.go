@@ -43,7 +43,7 @@ var routes = map[string]string{
 // tools that measure and break them, and what tests put between a client and a server.
 var serving = []string{
 	"examples", "bench", "chaos",
-	"internal/certtest", "internal/commitloss", "internal/devservices", "internal/proctest", "internal/rabbitnode", "internal/rabbittest", "internal/redistest",
+	"internal/certtest", "internal/commitloss", "internal/devservices", "internal/proctest", "internal/rabbitcluster", "internal/rabbitnode", "internal/rabbittest", "internal/redistest",
 }
 
 // listening are the functions that open a port, by package.

@@ -60,8 +60,9 @@ var layers = map[string][]string{
 
 // exampleInternal are the internal packages that examples may import: the demo must
 // run on a machine with nothing but Go, and programs agree about which settings they
-// refuse. All else in an example is what a user could have written.
-var exampleInternal = []string{"internal/devservices", "internal/plaintext"}
+// refuse, for which they split a list of brokers alike. All else in an example is what a
+// user could have written.
+var exampleInternal = []string{"internal/brokerurls", "internal/devservices", "internal/plaintext"}
 
 // checkLayers enforces layers. A package that the table does not know is
 // wrong too: where it belongs is decided when it is made.

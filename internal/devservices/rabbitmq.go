@@ -8,6 +8,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/brokerurls"
 )
 
 const (
@@ -29,7 +31,7 @@ func (r *run) rabbitWays() []way {
 	}
 }
 
-// namedRabbit uses the broker that AMQP_URL names, or none.
+// namedRabbit uses the brokers that AMQP_URL names, of which one has to answer, or none.
 func namedRabbit(broker string) (instance, error) {
 	switch broker {
 	case "":
@@ -37,11 +39,15 @@ func namedRabbit(broker string) (instance, error) {
 	case InProcess:
 		return instance{url: broker, what: "none, the broker is part of the program"}, nil
 	}
-	what, err := probeRabbit(envTimeout, broker)
-	if err != nil {
-		return instance{}, fmt.Errorf("AMQP_URL is %w: %w", errRefused, err)
+	var refused []error
+	for _, one := range brokerurls.Split(broker) {
+		what, err := probeRabbit(envTimeout, one)
+		if err == nil {
+			return instance{url: broker, what: what, shared: true}, nil
+		}
+		refused = append(refused, err)
 	}
-	return instance{url: broker, what: what, shared: true}, nil
+	return instance{}, fmt.Errorf("AMQP_URL is %w: %w", errRefused, errors.Join(refused...))
 }
 
 // findRabbit tries the login that every new broker has.

@@ -2,13 +2,18 @@ package devservices
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/brokerurls"
+	"github.com/sagamill/sagamill/internal/needtest"
 )
 
 // works and fails are ways that need no server.
@@ -163,12 +168,13 @@ func TestNamedButUnreachable(t *testing.T) {
 	_, pgParse := namedPostgres(t.Context(), "host=h password = hunter2 sslmode=none") // pgx's own error shows it
 	_, mqErr := namedRabbit("amqp://u:hunter2@" + loopback(port) + "/")
 	_, mqParse := namedRabbit("amqp://u:hunter2@%zz/")
+	_, mqAll := namedRabbit("amqp://u:hunter2@" + loopback(port) + "/,amqp://u:hunter2@%zz/")
 	_, redisErr := namedRedis(t.Context(), "redis://u:hunter2@"+loopback(port))
 	_, redisParse := namedRedis(t.Context(), "redis://u:hunter2@h/no-number")
 	_, natsErr := namedNATS(t.Context(), "nats://u:hunter2@"+loopback(port))
 	_, natsParse := namedNATS(t.Context(), "nats://u:hunter2@%zz/")
 	for variable, errs := range map[string][]error{
-		"DATABASE_URL": {pgErr, pgParse}, "AMQP_URL": {mqErr, mqParse}, "REDIS_URL": {redisErr, redisParse}, "NATS_URL": {natsErr, natsParse},
+		"DATABASE_URL": {pgErr, pgParse}, "AMQP_URL": {mqErr, mqParse, mqAll}, "REDIS_URL": {redisErr, redisParse}, "NATS_URL": {natsErr, natsParse},
 	} {
 		for _, err := range errs {
 			if !errors.Is(err, errRefused) || !strings.Contains(err.Error(), variable) {
@@ -184,6 +190,23 @@ func TestNamedButUnreachable(t *testing.T) {
 	}
 	if in, err := namedRabbit(InProcess); err != nil || in.url != InProcess {
 		t.Errorf("AMQP_URL=%s: %v, %v", InProcess, in, err)
+	}
+}
+
+// One of several brokers has to answer; programs get all of them.
+func TestOneOfTheNamedBrokersIsEnough(t *testing.T) {
+	t.Parallel()
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := cmp.Or(brokerurls.Split(os.Getenv("AMQP_URL"))[0], usualRabbit)
+	if _, err := probeRabbit(findTimeout, one); err != nil {
+		needtest.Missing(t, "rabbitmq", "no broker: %v", err)
+	}
+	list := "amqp://u:hunter2@" + loopback(port) + "/, " + one
+	if in, err := namedRabbit(list); err != nil || in.url != list || !strings.HasPrefix(in.what, "version ") {
+		t.Errorf("AMQP_URL of two, of which one answers: %+v, %v", in, err)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/sagamill/sagamill/internal/brokerurls"
 )
 
 // Flag is the flag that allows it, and Variable the environment variable that gives
@@ -60,14 +62,17 @@ func Database(conn string) error {
 	return nil
 }
 
-// Broker returns an [ErrRefused] if the AMQP URL at leads out of this machine
-// without TLS. A URL that is not one of AMQP is for others to refuse.
-func Broker(at string) error {
-	u, err := url.Parse(at)
-	if err != nil || u.Scheme != "amqp" || u.Hostname() == "" || Loopback(u.Hostname()) {
-		return nil
+// Broker returns an [ErrRefused] if one of the AMQP URLs of list, which
+// [brokerurls.Split] splits, leads out of this machine without TLS. A URL that is
+// not one of AMQP is for others to refuse.
+func Broker(list string) error {
+	for _, at := range brokerurls.Split(list) {
+		u, err := url.Parse(at)
+		if err == nil && u.Scheme == "amqp" && u.Hostname() != "" && !Loopback(u.Hostname()) {
+			return fmt.Errorf("%w: the connection to %q is without TLS; use amqps://, or give -%s", ErrRefused, u.Hostname(), Flag)
+		}
 	}
-	return fmt.Errorf("%w: the connection to %q is without TLS; use amqps://, or give -%s", ErrRefused, u.Hostname(), Flag)
+	return nil
 }
 
 // HTTP returns an [ErrRefused] if the HTTP URL at leads out of this machine without

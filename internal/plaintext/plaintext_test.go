@@ -54,20 +54,24 @@ func TestPlaintextDatabase(t *testing.T) {
 func TestPlaintextBroker(t *testing.T) {
 	t.Parallel()
 	for at, want := range map[string]bool{
-		"amqp://u:hunter2@127.0.0.1:5672/":         false,
-		"amqp://u:hunter2@localhost/":              false,
-		"amqp://u:hunter2@[::1]:5672/vhost":        false,
-		"amqp://u:hunter2@[::ffff:127.0.0.1]/":     false,
-		"amqp:///":                                 false, // the library's default is localhost
-		"amqps://u:hunter2@mq.example/":            false,
-		"inproc:":                                  false,
-		"amqp://u:hunter2@mq.example/":             true,
-		"AMQP://u:hunter2@mq.example/":             true,
-		"amqp://u:hunter2@10.1.2.3:5672/":          true,
-		"amqp://127.0.0.1:hunter2@mq.example/":     true, // the user's name is no host
-		"amqp://u:hunter2@127.0.0.1.mq.example/":   true,
-		"amqp://u:hunter2@mq.example/127.0.0.1":    true,
-		"amqp://u:hunter2@mq.example/?x=127.0.0.1": true,
+		"amqp://u:hunter2@127.0.0.1:5672/":                              false,
+		"amqp://u:hunter2@localhost/":                                   false,
+		"amqp://u:hunter2@[::1]:5672/vhost":                             false,
+		"amqp://u:hunter2@[::ffff:127.0.0.1]/":                          false,
+		"amqp:///":                                                      false, // the library's default is localhost
+		"amqps://u:hunter2@mq.example/":                                 false,
+		"inproc:":                                                       false,
+		"amqp://u:hunter2@mq.example/":                                  true,
+		"AMQP://u:hunter2@mq.example/":                                  true,
+		"amqp://u:hunter2@10.1.2.3:5672/":                               true,
+		"amqp://127.0.0.1:hunter2@mq.example/":                          true, // the user's name is no host
+		"amqp://u:hunter2@127.0.0.1.mq.example/":                        true,
+		"amqp://u:hunter2@mq.example/127.0.0.1":                         true,
+		"amqp://u:hunter2@mq.example/?x=127.0.0.1":                      true,
+		"amqp://u:hunter2@127.0.0.1/, amqps://u:hunter2@mq.example/":    false,
+		"amqp://u:hunter2@127.0.0.1/,amqp://u:hunter2@mq.example/":      true,
+		"amqps://u:hunter2@mq.example/ ,\tAMQP://u:hunter2@mq.example/": true,
+		"amqp://u:hunter2@127.0.0.1/x,amqp@mq.example/":                 false, // one URL
 	} {
 		t.Run(at, func(t *testing.T) { t.Parallel(); check(t, Broker(at), want, "amqps://") })
 	}

@@ -2,6 +2,7 @@ package relaystorm
 
 import (
 	"fmt"
+	"sync"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -65,7 +66,7 @@ func faults(log outbox.Log) []fault {
 		{name: "binding deleted", weight: 3, inject: (*storm).deleteBinding, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
 		{name: "exchange deleted", weight: 3, windows: 1, inject: (*storm).deleteExchange, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
 		{name: "topic without a queue", weight: 3, before: (*storm).addTopic, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
-		{name: "queues full", weight: 6, times: 2, before: (*storm).limitQueues, until: (*storm).written, heal: (*storm).unlimitQueues},
+		{name: "queues full", weight: 6, times: 2, windows: 1, before: (*storm).limitQueues, until: (*storm).written, heal: (*storm).unlimitQueues},
 	}
 	all = append(all, brokerFaults()...)
 	all = append(all, databaseFaults(log)...)
@@ -214,21 +215,26 @@ func (s *storm) addTopic() {
 	s.consumer.Watch(s.consuming, s.topology.Queue.GenerateName(s.topic))
 }
 
-// limitQueues makes the broker nack what comes while the consumer is not quick
-// enough, and take what comes a moment later. No relay is there at first, so that
-// there is more to be published than queues of one message can take.
+// limitQueues makes the broker nack what comes while the consumer is paused. No relay is
+// there at first, so that there is more to be published than queues of one message can
+// take.
 func (s *storm) limitQueues() {
 	s.node.Ctl(s.T, "set_policy", "--apply-to", "queues", "full", `\.`+service+"$", `{"max-length":1}`)
 	s.retireAll()
+	s.consumer.Pause()
 }
 
+// unlimitQueues lets the consumer go on when messages are kept aside.
 func (s *storm) unlimitQueues() {
 	s.replenish()
-	refused := false
-	s.await("messages have been refused, and all have arrived", drainLimit, func() bool {
-		refused = refused || s.outbox().Refused > 0
-		return refused && s.settled()
+	resume := sync.OnceFunc(s.consumer.Resume)
+	defer resume()
+	s.await("messages are kept aside, and none is refused", drainLimit, func() bool {
+		stats := s.outbox()
+		return stats.Waiting > 0 && stats.Stored+stats.Refused == 0
 	})
+	resume()
+	s.await("all messages have arrived", drainLimit, s.settled)
 	s.node.Ctl(s.T, "clear_policy", "full")
 }
 

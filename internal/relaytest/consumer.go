@@ -31,12 +31,20 @@ type Consumer struct {
 	history *History
 	group   sync.WaitGroup // one goroutine for each queue
 	strange chan error     // the first delivery that is no message of the test
+	open    sync.RWMutex   // held for writing while the consumer is paused
 }
 
 // NewConsumer returns one that notes in h what arrives at the broker of url.
 func NewConsumer(url string, h *History) *Consumer {
 	return &Consumer{url: url, history: h, strange: make(chan error, 1)}
 }
+
+// Pause stops noting and acknowledging, until Resume is called: what arrives stays in the
+// queues.
+func (c *Consumer) Pause() { c.open.Lock() }
+
+// Resume ends a Pause.
+func (c *Consumer) Resume() { c.open.Unlock() }
 
 // Wait waits until the contexts of all calls of Watch have ended, and the consumer
 // with them.
@@ -80,13 +88,17 @@ func (c *Consumer) receive(ctx context.Context, queue string) {
 		return
 	}
 	for d := range deliveries {
-		if err := c.note(d); err != nil {
+		c.open.RLock()
+		err := c.note(d)
+		acked := d.Ack(false)
+		c.open.RUnlock()
+		if err != nil {
 			select {
 			case c.strange <- err:
 			default:
 			}
 		}
-		if d.Ack(false) != nil {
+		if acked != nil {
 			return // what was not acked comes again
 		}
 	}

@@ -140,9 +140,10 @@ type reporter struct {
 	timeout    time.Duration
 	attributes []attribute.KeyValue
 
-	messages, epoch, leaf, active                            metric.Int64ObservableGauge
+	messages, epoch, leaf, active, stalled                   metric.Int64ObservableGauge
 	oldest, writer                                           metric.Float64ObservableGauge
 	published, refusals, dead, queued, unavailable, confirms metric.Int64ObservableCounter
+	deferred                                                 metric.Int64ObservableCounter
 	confirmSeconds                                           metric.Float64ObservableCounter
 }
 
@@ -158,7 +159,9 @@ func (r *reporter) instruments(meter metric.Meter) ([]metric.Observable, error) 
 	b.counter(&r.published, "sagamill.outbox.published", "{message}", "Messages that the broker has confirmed and not returned.")
 	b.counter(&r.refusals, "sagamill.outbox.refusals", "{refusal}", "Refusals of the broker.")
 	b.counter(&r.dead, "sagamill.outbox.dead_letters", "{message}", "Messages that became dead letters.")
-	b.counter(&r.queued, "sagamill.outbox.queued", "{message}", "Messages that were held behind a refused one.")
+	b.counter(&r.queued, "sagamill.outbox.queued", "{message}", "Messages that were held behind a refused or deferred one.")
+	b.gauge(&r.stalled, "sagamill.outbox.stalled", "{topic}", "Topics that the broker takes no messages of, while it takes others.")
+	b.counter(&r.deferred, "sagamill.outbox.deferred", "{message}", "Times that a message was kept aside because its topic took none.")
 	b.counter(&r.unavailable, "sagamill.outbox.unavailable", "{call}", "Calls of the publisher without an answer.")
 	b.counter(&r.confirms, "sagamill.outbox.confirms", "{call}", "Calls of the publisher that took at most le seconds.")
 	b.sum(&r.confirmSeconds, "sagamill.outbox.confirm_seconds", "Time in calls of the publisher.")
@@ -191,6 +194,8 @@ func (r *reporter) reportProcess(o metric.Observer) {
 	o.ObserveInt64(r.refusals, int64(c.Refused), plain)
 	o.ObserveInt64(r.dead, int64(c.Dead), plain)
 	o.ObserveInt64(r.queued, int64(c.Queued), plain)
+	o.ObserveInt64(r.stalled, int64(c.Stalled), plain)
+	o.ObserveInt64(r.deferred, int64(c.Deferred), plain)
 	o.ObserveInt64(r.unavailable, int64(c.Unavailable), plain)
 	for _, b := range c.Confirm.Buckets {
 		o.ObserveInt64(r.confirms, int64(b.Count), r.with(keyBound.String(strconv.FormatFloat(b.AtMost.Seconds(), 'f', -1, 64))))

@@ -212,6 +212,7 @@ func TestMetrics(t *testing.T) {
 		"gauge oldest_seconds[s]": 0, "gauge epoch[{tenure}]": 2, "gauge active[{relay}]": 1,
 		"counter published[{message}]": 2, "counter refusals[{refusal}]": 1, "counter dead_letters[{message}]": 0,
 		"counter queued[{message}]": 2, "counter unavailable[{call}]": 0,
+		"gauge stalled[{topic}]": 0, "counter deferred[{message}]": 0,
 	}
 	if diff := cmp.Diff(want, series); diff != "" {
 		t.Errorf("series (-want +got):\n%s", diff)

@@ -104,6 +104,23 @@ UNION ALL
 
 SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3,
 	ARRAY[pg_table_size('{schema}.outbox_0'), pg_table_size('{schema}.outbox_1'), pg_table_size('{schema}.outbox_2'), pg_table_size('{schema}.outbox_other')]
+---- queries.deferHeld
+
+UPDATE {schema}.outbox_held h
+SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microsecond', reason = o.reason
+FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
+WHERE h.id = o.id AND h.state IN ('refused', 'waiting')
+---- queries.deferStored
+
+WITH deferred AS (DELETE FROM {schema}.outbox WHERE id = $1
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at)
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, reason)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	'waiting', clock_timestamp() + $2 * interval '1 microsecond', $3
+FROM deferred
 ---- queries.deleteHeld
 DELETE FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])
 ---- queries.deletePublished
@@ -148,6 +165,17 @@ FROM {schema}.outbox_2 WHERE id = ANY ($1::bigint[])
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts
 FROM {schema}.outbox_other WHERE id = ANY ($1::bigint[])
+---- queries.fetchProbe
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
+FROM {schema}.outbox_held WHERE id = (
+	SELECT id FROM (
+		(SELECT id FROM {schema}.outbox_held
+			WHERE state = 'waiting' AND due_at < 'infinity' AND topic = $1 AND id > $2 ORDER BY id LIMIT 1)
+		UNION ALL
+		(SELECT id FROM {schema}.outbox_held
+			WHERE state = 'waiting' AND due_at < 'infinity' AND topic = $1 ORDER BY id LIMIT 1)) candidates LIMIT 1)
 ---- queries.holdAgain
 
 UPDATE {schema}.outbox_held
@@ -300,8 +328,8 @@ SELECT set_config('idle_in_transaction_session_timeout', $1, true)
 ---- queries.listDead
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, refused_at,
-	CASE state WHEN 'refused' THEN due_at END
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
@@ -346,16 +374,16 @@ ORDER BY id LIMIT $7
 ---- queries.listRefused
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, refused_at,
-	CASE state WHEN 'refused' THEN due_at END
-FROM {schema}.outbox_held WHERE state = 'refused' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
+FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
 ---- queries.listRetries
 
 WITH due AS (
 	SELECT id, ordering_key FROM {schema}.outbox_held o
-	WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND id = (
+	WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND topic <> ALL ($3::text[]) AND id = (
 		SELECT h.id FROM {schema}.outbox_held h
 		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
 	ORDER BY due_at, id LIMIT $1)
@@ -523,7 +551,7 @@ WHERE id = ANY (ARRAY(
 		FROM (
 			SELECT id, due_at, payload
 			FROM {schema}.outbox_held o
-			WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND (
+			WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND topic <> ALL ($3::text[]) AND (
 				SELECT h.id FROM {schema}.outbox_held h
 				WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id LIMIT 1) IS NULL
 			ORDER BY due_at, id
@@ -562,6 +590,13 @@ WHERE id = ANY (ARRAY(
 			LIMIT $1) oldest) sized
 	WHERE before < $2))
 FOR UPDATE SKIP LOCKED
+---- queries.makeTopicDue
+
+UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+WHERE id = ANY (ARRAY(
+	SELECT id FROM {schema}.outbox_held
+	WHERE state = 'waiting' AND due_at > (SELECT clock_timestamp()) AND due_at < 'infinity' AND ($1 = '' OR topic = $1)
+	ORDER BY due_at, id LIMIT $2))
 ---- queries.moveDelayed
 
 WITH due AS (
@@ -648,9 +683,9 @@ SELECT log, (SELECT min(created_at) FROM {schema}.outbox WHERE leaf IS DISTINCT 
 ---- queries.readLetter
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, payload, octet_length(payload), created_at, attempts, reason, refused_at,
-	CASE state WHEN 'refused' THEN due_at END
-FROM {schema}.outbox_held WHERE id = $1 AND state IN ('dead', 'refused')
+	headers, payload, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
+FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- queries.readRelay
 
 SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END, log FROM {schema}.outbox_relay
@@ -674,10 +709,11 @@ FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id
 WHERE h.id = o.id AND h.attempts = o.attempts - 1 AND h.state <> 'dead'
 ---- queries.release
 
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'refused' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
-UPDATE {schema}.outbox_held h SET state = 'dead'
+UPDATE {schema}.outbox_held h
+SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = coalesce(h.refused_at, clock_timestamp())
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
 ---- queries.releaseLease

@@ -1,0 +1,299 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A topicBroker is a Publisher whose topic red does what the test says.
+type topicBroker struct {
+	mu       sync.Mutex
+	red      func(context.Context) error // nil: it is taken
+	accepted []string
+	asked    int // messages of red
+}
+
+func (b *topicBroker) PublishBatch(ctx context.Context, batch []Publication) []error {
+	results := make([]error, len(batch))
+	b.mu.Lock()
+	red := b.red
+	b.mu.Unlock()
+	if batch[0].Topic == "red" && red != nil {
+		b.mu.Lock()
+		b.asked += len(batch)
+		b.mu.Unlock()
+		err := red(ctx)
+		for i := range results {
+			results[i] = err
+		}
+		return results
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range batch {
+		b.accepted = append(b.accepted, string(p.Message.Payload))
+	}
+	return results
+}
+
+func (b *topicBroker) set(red func(context.Context) error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.red = red
+}
+
+// published returns what was accepted, each message at its first time.
+func (b *topicBroker) published() (firsts []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range b.accepted {
+		if !slices.Contains(firsts, p) {
+			firsts = append(firsts, p)
+		}
+	}
+	return firsts
+}
+
+// hang is a queue that neither confirms nor refuses.
+func hang(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// nack is a queue that is full, or has no leader.
+func nack(context.Context) error { return fmt.Errorf("nacked: %w", ErrDeferred) }
+
+func on(topic string, m Message) Message {
+	m.Topic = topic
+	return m
+}
+
+// stalling returns a relay onto b whose limits are small.
+func (f *fixture) stalling(t *testing.T, b Publisher, opts RelayOptions) *Relay {
+	t.Helper()
+	r := f.relay(t, opts)
+	r.pub = b
+	r.topics.patience = 20 * time.Millisecond
+	return r
+}
+
+// While the queue of a topic takes nothing, other topics go on, the messages of that topic
+// spend no attempt, and the order of each key is kept. When the queue is back they go out
+// by themselves.
+func TestAStalledTopicHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	fail := func(context.Context) error { return errors.New("outcome unknown") }
+	for name, red := range map[string]func(context.Context) error{"hangs": hang, "nacks": nack, "fails": fail} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onEachLog(t, func(t *testing.T, log Log) {
+				aside := counts{Waiting: 80}
+				if log == LogTable {
+					if name != "nacks" {
+						return // a table log's batch may be full of them, and nothing else gets through
+					}
+					aside = counts{Waiting: 40, Stored: 40}
+				}
+				f := newFixture(t)
+				b := &topicBroker{red: red}
+				r := f.stalling(t, b, RelayOptions{Log: log, Window: 8, Lanes: 2, Batch: 8, MaxAttempts: 1})
+				start(t, r)
+				blue := 0
+				for i := range 40 {
+					f.write(t, on("red", msg(fmt.Sprint("r", i), fmt.Sprintf("red%d", i))), on("blue", msg(fmt.Sprint("r", i), fmt.Sprintf("behind%d", i))))
+					f.write(t, on("blue", msg(fmt.Sprint("b", i), fmt.Sprintf("blue%d", i))))
+					blue++
+				}
+				eventually(t, "every blue message is published", func() bool {
+					return len(b.published()) == blue
+				})
+				for _, p := range b.published() {
+					if !strings.HasPrefix(p, "blue") {
+						t.Errorf("%s was published before the red message of its key", p)
+					}
+				}
+				eventually(t, "the red messages are kept aside", func() bool { return f.stats(t, r) == aside })
+				if got := r.Counters(); got.Dead != 0 || got.Refused != 0 || got.Stalled != 1 {
+					t.Errorf("counters %+v, want one stalled topic and no refusal", got)
+				}
+				b.set(nil)
+				eventually(t, "all is published", func() bool { return f.stats(t, r) == counts{} })
+				published := b.published()
+				if len(published) != blue+80 {
+					t.Errorf("%d messages were published, want %d", len(published), blue+80)
+				}
+				for i := range 40 {
+					if slices.Index(published, fmt.Sprintf("red%d", i)) > slices.Index(published, fmt.Sprintf("behind%d", i)) {
+						t.Errorf("behind%d overtook red%d", i, i)
+					}
+				}
+				if n := r.Counters().Stalled; n != 0 {
+					t.Errorf("%d topics stall in the end", n)
+				}
+			})
+		})
+	}
+}
+
+// A stalled topic is asked with a message at a time, not with all that wait.
+func TestAStalledTopicIsProbed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	b := &topicBroker{red: nack}
+	r := f.stalling(t, b, RelayOptions{})
+	start(t, r)
+	const waiting = 500
+	for i := range waiting {
+		f.write(t, on("red", msg(fmt.Sprint("r", i), fmt.Sprint("red", i))))
+		f.write(t, on("blue", msg("b", fmt.Sprint("blue", i))))
+	}
+	eventually(t, "the red messages are kept aside", func() bool { return f.stats(t, r) == counts{Waiting: waiting} })
+	b.mu.Lock()
+	before := b.asked
+	b.mu.Unlock()
+	var after int
+	eventually(t, "the topic is probed", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		after = b.asked
+		return after >= before+2
+	})
+	if after > before+10 {
+		t.Errorf("%d messages were sent to probe a stalled topic, want a few", after-before)
+	}
+}
+
+// What waits for a stalled topic when the relay dies is tried at once by the next one.
+func TestAnotherRelayTriesWhatWaitsForAStalledTopic(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	b := &topicBroker{red: nack}
+	stop := start(t, f.stalling(t, b, RelayOptions{}))
+	for i := range 30 {
+		f.write(t, on("red", msg(fmt.Sprint("r", i), fmt.Sprint("red", i))))
+		f.write(t, on("blue", msg("b", fmt.Sprint("blue", i))))
+	}
+	r := f.stalling(t, b, RelayOptions{})
+	r.limits.resume = 7
+	eventually(t, "the red messages are kept aside", func() bool { return f.stats(t, r) == counts{Waiting: 30} })
+	stop()
+	b.set(nil)
+	start(t, r)
+	eventually(t, "all is published", func() bool { return f.stats(t, r) == counts{} && len(b.published()) == 60 })
+}
+
+// A topic that takes nothing and fills the window makes room for others, although none of
+// them has got through by then.
+func TestAStalledTopicDoesNotKeepTheWindow(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	b := &topicBroker{red: nack}
+	for i := range 100 {
+		f.write(t, on("red", msg(fmt.Sprint("r", i), fmt.Sprint("red", i))))
+	}
+	f.write(t, on("blue", msg("b", "blue")))
+	r := f.stalling(t, b, RelayOptions{Window: 10})
+	r.limits.stall = time.Hour
+	start(t, r)
+	eventually(t, "the blue message is published", func() bool { return slices.Equal(b.published(), []string{"blue"}) })
+}
+
+// A message that the queue defers while others of its topic get through is tried again
+// later, and never becomes a dead letter.
+func TestADeferredMessageSpendsNoAttempt(t *testing.T) {
+	t.Parallel()
+	onEachLog(t, func(t *testing.T, log Log) {
+		f := newFixture(t)
+		f.broker.answer = func(p Publication) error {
+			if string(p.Message.Payload) == "late" {
+				return ErrDeferred
+			}
+			return nil
+		}
+		r := f.relay(t, RelayOptions{Log: log, MaxAttempts: 1, Lanes: 1})
+		start(t, r)
+		f.write(t, msg("k", "late"), msg("k", "behind"))
+		for i := range 2 * maxStrikes {
+			f.write(t, msg("o", fmt.Sprint("other", i)))
+			eventually(t, "others get through", func() bool { return len(f.broker.payloads()) == i+1 })
+			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() WHERE due_at < 'infinity'")
+		}
+		eventually(t, "it waits", func() bool {
+			return f.stats(t, r) == counts{Waiting: 2} || f.stats(t, r) == counts{Waiting: 1, Stored: 1}
+		})
+		f.broker.mu.Lock()
+		f.broker.answer = nil
+		f.broker.mu.Unlock()
+		eventually(t, "it is published", func() bool { return f.stats(t, r) == counts{} })
+	})
+}
+
+// The window is bounded in bytes as well, however few messages that are.
+func TestMessagesInFlightKeepToTheBytesOfTheWindow(t *testing.T) {
+	t.Parallel()
+	const size = 1000
+	for name, state := range map[string]string{"stored": "", "due": "delayed", "held": "refused"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			if state == "" {
+				f.fill(t, 40)
+			} else {
+				f.hold(t, 40, state, "-1 s")
+			}
+			for _, table := range []string{"outbox", "outbox_held"} {
+				f.exec(t, "UPDATE {schema}."+table+" SET payload = convert_to(repeat('x', $1), 'utf8')", size)
+			}
+			l := f.leader(t, RelayOptions{WindowBytes: 10 * size})
+			for range 50 { // nobody publishes
+				if _, err := l.round(t.Context(), false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if l.inFlight == 0 || l.inFlight > 11 || l.bytes != l.inFlight*size {
+				t.Errorf("%d messages of %d bytes are in flight, want up to 11 of %d each", l.inFlight, l.bytes, size)
+			}
+		})
+	}
+}
+
+// A person sees what waits for a stalled topic, and may give it up: it is a dead letter
+// then, and what waits behind it goes on.
+func TestAPersonReleasesWhatWaitsForAStalledTopic(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	b := &topicBroker{red: nack}
+	r := f.stalling(t, b, RelayOptions{})
+	start(t, r)
+	f.write(t, on("red", msg("k", "red")), on("blue", msg("k", "behind")))
+	letters, err := NewDeadLetters(f.pool, f.schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []DeadLetter
+	eventually(t, "the message is kept aside", func() bool {
+		listed, err = letters.Refused(t.Context(), DeadFilter{}, 0, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(listed) == 1
+	})
+	l := listed[0]
+	if l.Topic != "red" || l.Attempts != 0 || l.Reason == "" || l.RetryAt.IsZero() || l.RefusedAt.IsZero() {
+		t.Errorf("listed is %+v", l)
+	}
+	if got, err := letters.Get(t.Context(), l.ID); err != nil || string(got.Payload) != "red" {
+		t.Errorf("Get = %q, %v", got.Payload, err)
+	}
+	if n, err := letters.Release(t.Context(), l.ID); n != 1 || err != nil {
+		t.Fatalf("Release = %d, %v", n, err)
+	}
+	eventually(t, "what waits behind it is published", func() bool { return slices.Equal(b.published(), []string{"behind"}) })
+	eventually(t, "it is a dead letter", func() bool { return f.stats(t, r) == counts{Dead: 1} })
+}

@@ -1,0 +1,341 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+)
+
+const (
+	// A call for a topic is looked at each stallPatience. It is cut after calmLooks looks in a
+	// row between which messages of other topics got through: a broker that comes back has
+	// some time for each topic. While half of the window is in flight, others may not get any
+	// further, and pressedLooks do if any of them got through since the call began. The
+	// patience doubles with each stall that follows a resumption within stallMemory: a queue
+	// may be slow, and not stalled. It is PublishTimeout at most, and maxPressedPatience for a
+	// call that is in the way of others.
+	stallPatience      = 500 * time.Millisecond
+	calmLooks          = 4
+	pressedLooks       = 2
+	maxPressedPatience = 4 * time.Second
+	stallMemory        = 5 * time.Minute
+
+	// A topic stalls after maxVain calls in a row that brought nothing through.
+	// They count if the broker is there: it has deferred the messages, or messages of other
+	// topics got through since the call before.
+	maxVain = 3
+
+	// maxProbes is how many stalled topics are probed at the same time.
+	maxProbes = 16
+
+	// maxTopics is how many topics are remembered. Over it those are forgotten that do not
+	// stall and have no call on their way.
+	maxTopics = 4096
+)
+
+// probePolicy spaces the probes of a stalled topic.
+var probePolicy = backoff.Policy{Base: 250 * time.Millisecond, Cap: 5 * time.Second}
+
+// errStalled ends a call for a topic that stalls.
+var errStalled = fmt.Errorf("%w: the broker takes messages of other topics and none of this one", ErrDeferred)
+
+// topics records which topics stall. The broker takes none of their messages at present,
+// although it is there: the queue has no leader, or is full. A topic stalls if calls for it
+// bring nothing through while the broker defers them or messages of other topics get
+// through. Its messages are kept aside then, and one of them is sent now and then as a
+// probe. A probe that the broker confirms or refuses ends the stall.
+type topics struct {
+	patience time.Duration // stallPatience, but in tests
+	changed  func()        // called when a topic begins or ceases to stall; it must not wait
+	pressed  atomic.Bool   // half of the window is in flight
+
+	mu      sync.Mutex
+	known   map[string]*topic
+	through uint64 // messages of all topics that got through
+}
+
+// A topic is what is known of one.
+type topic struct {
+	through uint64 // messages of it that got through
+	vain    int    // calls in a row that brought none of it through, though the broker is there
+	others  uint64 // what had got through of others when vain was last raised
+
+	stalled   bool
+	reached   bool // a probe was answered: to be resumed
+	stalls    int  // in a row, each within stallMemory of the last resumption
+	resumedAt time.Time
+
+	probing bool
+	probes  int // in vain since it stalled
+	probeAt time.Time
+	probed  int64 // the message of the last probe
+
+	published *row // the message of a probe, until it is settled
+	calls     int  // on their way
+}
+
+// A topicCall is a call of the publisher for one topic.
+type topicCall struct {
+	topic  string
+	others uint64 // what had got through of other topics when it began
+}
+
+// listen sets the function that is called when a topic begins or ceases to stall.
+func (ts *topics) listen(changed func()) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.changed = changed
+}
+
+// state returns what is known of a topic. The caller holds mu.
+func (ts *topics) state(name string) *topic {
+	if t := ts.known[name]; t != nil {
+		return t
+	}
+	if ts.known == nil || len(ts.known) >= maxTopics {
+		kept := make(map[string]*topic)
+		for other, t := range ts.known {
+			if t.stalled || t.calls > 0 {
+				kept[other] = t
+			}
+		}
+		ts.known = kept
+	}
+	t := &topic{}
+	ts.known[name] = t
+	return t
+}
+
+// begin notes that a call for a topic begins.
+func (ts *topics) begin(name string) topicCall {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.state(name)
+	t.calls++
+	return topicCall{topic: name, others: ts.through - t.through}
+}
+
+// end counts the results of a call, and reports whether the topic begins to stall over it.
+// cancelled says that watch has ended the call.
+func (ts *topics) end(c topicCall, results []error, cancelled bool) (stalls bool) {
+	through, refused, deferred := 0, 0, 0
+	for _, err := range results {
+		switch {
+		case err == nil:
+			through++
+		case errors.Is(err, ErrRefused):
+			refused++
+		case errors.Is(err, ErrDeferred):
+			deferred++
+		}
+	}
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.state(c.topic)
+	t.calls--
+	t.through += uint64(through)
+	ts.through += uint64(through)
+	others := ts.through - t.through
+	switch {
+	case through+refused > 0:
+		t.vain = 0
+		return false
+	case t.stalled:
+		return false
+	case t.vain == 0 || deferred > 0 || others > t.others: // else the broker may be away
+		t.vain, t.others = t.vain+1, others
+	}
+	if !cancelled && t.vain < maxVain {
+		return false
+	}
+	ts.stall(t)
+	return true
+}
+
+// stall stalls t. The caller holds mu.
+func (ts *topics) stall(t *topic) {
+	t.stalls++
+	if time.Since(t.resumedAt) > stallMemory {
+		t.stalls = 1
+	}
+	t.stalled, t.vain, t.probes = true, 0, 0
+	t.probeAt = time.Now().Add(probePolicy.Wait(1))
+	ts.changed()
+}
+
+// throughOf returns how many messages of a topic got through.
+func (ts *topics) throughOf(name string) uint64 {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return ts.state(name).through
+}
+
+func (ts *topics) isStalled(name string) bool {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.known[name]
+	return t != nil && t.stalled
+}
+
+// stalledNames returns the topics that stall, in order.
+func (ts *topics) stalledNames() []string {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	names := []string{}
+	for name, t := range ts.known {
+		if t.stalled {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// watch ends a call with cancel once messages of other topics have got through for longer
+// than the patience with its topic: see stallPatience. The caller stops it.
+func (ts *topics) watch(c topicCall, cancel context.CancelCauseFunc) (stop func()) {
+	ts.mu.Lock()
+	patience := ts.patience << min(max(0, ts.state(c.topic).stalls-1), 8)
+	ts.mu.Unlock()
+	ended := make(chan struct{})
+	var (
+		mu       sync.Mutex // orders the first look after timer is set
+		timer    *time.Timer
+		looks    int
+		progress int // looks in a row that saw progress of others
+		others   = c.others
+	)
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(patience, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		select {
+		case <-ended:
+			return
+		default:
+		}
+		now := ts.othersOf(c.topic)
+		if looks++; now > others {
+			progress++
+		} else {
+			progress = 0
+		}
+		others = now
+		inTheWay := ts.pressed.Load() && now > c.others && (looks >= pressedLooks || patience >= maxPressedPatience)
+		if progress >= calmLooks || inTheWay {
+			cancel(errStalled)
+			return
+		}
+		timer.Reset(patience)
+	})
+	return func() {
+		close(ended)
+		timer.Stop()
+	}
+}
+
+// othersOf returns how many messages of topics other than this one got through.
+func (ts *topics) othersOf(name string) uint64 {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return ts.through - ts.state(name).through
+}
+
+// A probe asks for a topic to be probed, with a message behind after if there is one.
+type probe struct {
+	topic string
+	after int64
+	vain  int // probes of this stall
+}
+
+// dueProbes returns the topics that are to be probed now, those first that wait longest, so
+// that no more than maxProbes are probed at the same time. The caller calls probed for each.
+func (ts *topics) dueProbes() (due []probe) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	now, open := time.Now(), 0
+	var names []string
+	for name, t := range ts.known {
+		if t.probing {
+			open++
+		}
+		if t.stalled && !t.probing && !t.reached && !now.Before(t.probeAt) {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return ts.known[a].probeAt.Compare(ts.known[b].probeAt) })
+	for _, name := range names[:min(len(names), max(0, maxProbes-open))] {
+		t := ts.known[name]
+		t.probing = true
+		due = append(due, probe{name, t.probed, t.probes})
+	}
+	return due
+}
+
+// nextProbe returns when the next topic is to be probed, and false if none is.
+func (ts *topics) nextProbe() (at time.Time, stalled bool) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for _, t := range ts.known {
+		if t.stalled && !t.probing && !t.reached && (!stalled || t.probeAt.Before(at)) {
+			at, stalled = t.probeAt, true
+		}
+	}
+	return at, stalled
+}
+
+// probed notes the outcome of a probe, which was message id, 0 if there was none to send.
+// After an answer the other stalled topics are probed too: whatever has stalled them may be
+// over as well.
+func (ts *topics) probed(name string, id int64, published *row, answered bool) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.state(name)
+	t.probing, t.probed, t.reached, t.published = false, id, answered, published
+	if !answered {
+		t.probes++
+		t.probeAt = time.Now().Add(probePolicy.Wait(t.probes + 1))
+		return
+	}
+	for _, other := range ts.known {
+		if other.probeAt.After(time.Now()) {
+			other.probeAt = time.Now()
+		}
+	}
+}
+
+// reachedName returns a stalled topic whose probe was answered, or "", and the message of
+// the probe if that is published and not settled.
+func (ts *topics) reachedName() (name string, published *row) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for name, t := range ts.known {
+		if t.reached {
+			return name, t.published
+		}
+	}
+	return "", nil
+}
+
+// settledProbe notes that the message of a probe is settled.
+func (ts *topics) settledProbe(name string) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.state(name).published = nil
+}
+
+// resume ends the stall of a topic.
+func (ts *topics) resume(name string) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.state(name)
+	t.stalled, t.reached, t.vain, t.resumedAt = false, false, 0, time.Now()
+	ts.changed()
+}

@@ -1,0 +1,244 @@
+package rabbitmq_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+
+	"github.com/sagamill/sagamill/internal/rabbitcluster"
+	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// clusterConfig returns settings for a cluster's nodes, with the topology of topics in
+// place. If first is not negative, the first connection is to that node.
+func clusterConfig(t *testing.T, c *rabbitcluster.Cluster, first int, topics ...string) wamqp.Config {
+	t.Helper()
+	urls := c.URLs()
+	opts := &rabbitmq.ConfigOptions{Prefix: rabbittest.Name()}
+	cfg, err := rabbitmq.NewConfig(urls[0], service, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rabbitmq.DeclareTopology(t.Context(), cfg, topics...); err != nil {
+		t.Fatal(err)
+	}
+	if first >= 0 {
+		var connected atomic.Bool
+		opts.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if !connected.Load() && addr != c.Node(first).Addr() {
+				return nil, errors.New("not the first one")
+			}
+			connected.Store(true)
+			return (&net.Dialer{}).DialContext(ctx, network, addr)
+		}
+	}
+	if cfg, err = rabbitmq.NewConfig(strings.Join(urls, ","), service, opts); err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// at returns cfg for one node alone.
+func at(cfg wamqp.Config, c *rabbitcluster.Cluster, i int) wamqp.Config {
+	return through(cfg, c.Node(i).URL())
+}
+
+// publishUntil publishes a message to topic at a time until one is taken. None may be
+// refused.
+func publishUntil(t *testing.T, pub *rabbitmq.Publisher, topic string) (tries int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	var err error
+	for ; ctx.Err() == nil; tries++ {
+		if err = pub.PublishBatch(ctx, batchOf(topic, 1))[0]; err == nil {
+			return tries
+		}
+		if errors.Is(err, outbox.ErrRefused) {
+			t.Fatalf("a message is refused while a queue of %s has no leader: %v", topic, err)
+		}
+	}
+	t.Fatalf("no message to %s is taken: %v", topic, err)
+	return 0
+}
+
+// What becomes of a Publisher when nodes of a cluster die, hang, or are cut off.
+func TestPublisherOnACluster(t *testing.T) {
+	t.Parallel()
+	c := rabbittest.StartCluster(t, nil)
+	for _, tt := range []struct {
+		name string
+		run  func(*testing.T, *rabbitcluster.Cluster)
+	}{
+		{"a nack spoils no channel", testNackSpoilsNoChannel},
+		{"a queue without a majority", testQueueWithoutMajority},
+		{"a node that hangs is left", testFrozenNodeIsLeft},
+		{"a node that is cut off is left", testCutOffNodeIsLeft},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.run(t, c)
+			if err := c.AwaitAll(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// Each channel of a Publisher publishes while the queue's leader dies. All of them get
+// through as soon as a new Publisher does, although the dead node stays away: those that
+// were nacked are given up.
+func testNackSpoilsNoChannel(t *testing.T, c *rabbitcluster.Cluster) {
+	cfg := clusterConfig(t, c, -1, "red")
+	queue := cfg.Queue.GenerateName("red")
+	if err := c.MoveLeader(queue, 2); err != nil {
+		t.Fatal(err)
+	}
+	pub := newPublisher(t, at(cfg, c, 0), nil)
+	mustPublish(t, pub, "red", 1)
+	const callers = 4
+	var ready, calling sync.WaitGroup
+	var nacked atomic.Int64
+	elected := make(chan struct{})
+	stop := sync.OnceFunc(func() { close(elected) })
+	defer stop()
+	ready.Add(callers)
+	syncNode(t, c, 2)
+	for range callers {
+		calling.Go(func() {
+			ready.Done()
+			for open := true; open; {
+				select {
+				case <-elected:
+					open = false
+				default:
+				}
+				if err := pub.PublishBatch(t.Context(), batchOf("red", 1))[0]; errors.Is(err, rabbitmq.ErrNacked) {
+					nacked.Add(1)
+				} else if errors.Is(err, outbox.ErrRefused) {
+					t.Errorf("refused: %v", err)
+				}
+			}
+		})
+	}
+	ready.Wait()
+	c.Kill(2)
+	if _, err := c.AwaitLeader(queue); err != nil {
+		t.Fatal(err)
+	}
+	publishUntil(t, newPublisher(t, at(cfg, c, 0), nil), "red")
+	stop()
+	calling.Wait()
+	for range callers {
+		calling.Go(func() { publishUntil(t, pub, "red") })
+	}
+	calling.Wait()
+	t.Logf("%d messages were nacked twice", nacked.Load())
+	if err := c.Start(2); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A queue without a majority costs its own messages, none of which is refused, and neither
+// the connection nor other topics.
+func testQueueWithoutMajority(t *testing.T, c *rabbitcluster.Cluster) {
+	cfg := clusterConfig(t, c, -1, "red", "blue")
+	red := cfg.Queue.GenerateName("red")
+	if err := c.MoveLeader(red, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Shrink(red, 0); err != nil {
+		t.Fatal(err)
+	}
+	pub := newPublisher(t, at(cfg, c, 0), nil)
+	mustPublish(t, pub, "red", 1)
+	mustPublish(t, pub, "blue", 1)
+	opened := rabbitmq.Opened(pub)
+	opened.Enable()
+	syncNode(t, c, 2)
+	c.Kill(2) // red has two members, and both are needed
+	publishUntil(t, pub, "blue")
+	ctx, cancel := context.WithCancel(t.Context())
+	var blue sync.WaitGroup
+	var through atomic.Int64
+	blue.Go(func() {
+		for ctx.Err() == nil {
+			if err := pub.PublishBatch(t.Context(), batchOf("blue", 1))[0]; err == nil {
+				through.Add(1)
+			} else {
+				t.Errorf("a message of another topic: %v", err)
+			}
+		}
+	})
+	for range 2 {
+		for _, err := range pub.PublishBatch(t.Context(), batchOf("red", 2000)) {
+			if !errors.Is(err, outbox.ErrDeferred) {
+				t.Fatalf("a message to a queue without a majority: %v, want an ErrDeferred", err)
+			}
+		}
+	}
+	cancel()
+	blue.Wait()
+	if through.Load() == 0 {
+		t.Error("no message of another topic got through meanwhile")
+	}
+	if err := c.Start(2); err != nil {
+		t.Fatal(err)
+	}
+	publishUntil(t, pub, "red")
+}
+
+// A node that hangs keeps its connections. A Publisher finds another one.
+func testFrozenNodeIsLeft(t *testing.T, c *rabbitcluster.Cluster) {
+	cfg := clusterConfig(t, c, 0, "red")
+	if err := c.MoveLeader(cfg.Queue.GenerateName("red"), 1); err != nil {
+		t.Fatal(err)
+	}
+	pub := newPublisher(t, cfg, nil)
+	mustPublish(t, pub, "red", 1)
+	if err := c.Freeze(0); err != nil {
+		t.Fatal(err)
+	}
+	publishUntil(t, pub, "red")
+	if err := c.Thaw(0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A node on the smaller side of a partition answers and confirms nothing. A Publisher
+// finds one of the other side.
+func testCutOffNodeIsLeft(t *testing.T, c *rabbitcluster.Cluster) {
+	cfg := clusterConfig(t, c, 0, "red")
+	if err := c.MoveLeader(cfg.Queue.GenerateName("red"), 0); err != nil {
+		t.Fatal(err)
+	}
+	pub := newPublisher(t, cfg, nil)
+	mustPublish(t, pub, "red", 1)
+	c.Partition(0)
+	if _, err := c.AwaitLeader(cfg.Queue.GenerateName("red")); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	publishUntil(t, pub, "red")
+	t.Logf("left after %v", time.Since(began))
+	c.Mend()
+	if err := c.Restart(0); err != nil { // as RabbitMQ asks for
+		t.Fatal(err)
+	}
+}
+
+// syncNode writes what node i keeps in memory, so that its queues outlive a kill.
+func syncNode(t *testing.T, c *rabbitcluster.Cluster, i int) {
+	t.Helper()
+	if err := c.Node(i).Sync(); err != nil {
+		t.Fatal(err)
+	}
+}

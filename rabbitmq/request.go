@@ -1,0 +1,107 @@
+package rabbitmq
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// maxStuck is how many requests of a connection may wait for an answer longer than
+// RequestTimeout. With one more the connection is dropped, which ends them all.
+const maxStuck = 8
+
+// An answer is what a request has returned.
+type answer[T any] struct {
+	value T
+	err   error
+}
+
+// call runs f, which asks the broker something over c, and returns its result. If the broker
+// does not answer within RequestTimeout, the connection is dropped, because the library would
+// wait for ever; the error is an errTimeout. If ctx ends first, f goes on alone and discard
+// gets what it returns without an error.
+func call[T any](ctx context.Context, c *conn, f func() (T, error), discard func(T)) (T, error) {
+	return request(ctx, c, f, discard, func() bool { return false })
+}
+
+// ask is [call] with a channel of its own, which an exception closes. If the broker does not
+// answer in time but opens another channel, the connection stays: a node of a cluster that
+// stands still delays declarations on all nodes for up to a minute, and deliveries go on
+// meanwhile. The request then ends with its answer or with the connection.
+func ask[T any](ctx context.Context, c *conn, f func(*amqp.Channel) (T, error)) (T, error) {
+	return request(ctx, c, func() (answer T, err error) {
+		ch, err := c.amqp.Channel()
+		if err != nil {
+			return answer, err
+		}
+		defer ch.Close()
+		return f(ch)
+	}, nil, c.outlivesRequest)
+}
+
+// closeChannel closes ch in the background. If the broker does not answer in time, it does
+// with the connection what [ask] does.
+func (c *conn) closeChannel(ch *amqp.Channel) {
+	c.work.Go(func() {
+		_, _ = request(context.Background(), c, func() (any, error) { return nil, ch.Close() }, nil, c.outlivesRequest)
+	})
+}
+
+// request is [call]. When RequestTimeout is over, spare says whether the connection stays.
+func request[T any](ctx context.Context, c *conn, f func() (T, error), discard func(T), spare func() bool) (T, error) {
+	done, left := make(chan answer[T]), make(chan struct{})
+	report := func(a answer[T]) {
+		select {
+		case done <- a:
+		case <-left:
+			if a.err == nil && discard != nil {
+				discard(a.value)
+			}
+		}
+	}
+	c.work.Go(func() {
+		answered := make(chan answer[T], 1)
+		c.work.Go(func() {
+			value, err := f()
+			answered <- answer[T]{value, err}
+		})
+		timer := time.NewTimer(c.limits.RequestTimeout)
+		defer timer.Stop()
+		select {
+		case a := <-answered:
+			report(a)
+		case <-timer.C:
+			if !spare() {
+				c.drop()
+				a := <-answered
+				if a.err != nil {
+					a.err = fmt.Errorf("%w: %w", errTimeout, a.err)
+				}
+				report(a)
+				return
+			}
+			report(answer[T]{err: errTimeout})
+			a := <-answered
+			c.stuck.Add(-1)
+			if a.err == nil && discard != nil {
+				discard(a.value)
+			}
+		}
+	})
+	select {
+	case a := <-done:
+		return a.value, a.err
+	case <-ctx.Done():
+		close(left)
+		var none T
+		return none, ctx.Err()
+	}
+}
+
+// outlivesRequest reports whether c stays although a request on it is stuck, which it counts:
+// there are few of these, and the broker still opens a channel.
+func (c *conn) outlivesRequest() bool {
+	return c.stuck.Add(1) <= maxStuck && c.opensChannel(context.Background())
+}
