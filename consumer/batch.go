@@ -21,6 +21,13 @@ import (
 // transaction fails.
 const maxBatchSize = 512
 
+// The bytes of payload in a batch. Those of the default are eight payloads of the largest
+// size that package outbox takes; the maximum is the most that PostgreSQL takes at once.
+const (
+	defaultBatchBytes = 8 * outbox.MaxPayload
+	maxBatchBytes     = 1 << 30
+)
+
 // maxSavepoints is how many handlers of a batch may use their transaction: with
 // more than 64 savepoints in one, the server has to look for them on its disk
 // whenever anybody reads what it has written.

@@ -55,6 +55,7 @@ func (t *traffic) note(took time.Duration) {
 type board struct {
 	room  chan struct{} // holds one for each delivery on the board or in a lane
 	lanes int           // that take from it
+	bytes int           // of payload in a load of more than one delivery, at most
 	steps int           // whose messages come
 
 	mu     sync.Mutex
@@ -76,10 +77,11 @@ type saga struct {
 type load struct {
 	all   []arrived
 	sagas []*saga
+	bytes int // of payload
 }
 
-func newBoard(lanes, batch, steps int) *board {
-	b := &board{room: make(chan struct{}, boardSize*lanes*batch), lanes: lanes, steps: steps, sagas: map[string]*saga{}}
+func newBoard(opts *Options, steps int) *board {
+	b := &board{room: make(chan struct{}, boardSize*opts.Lanes*opts.BatchSize), lanes: opts.Lanes, bytes: opts.BatchBytes, steps: steps, sagas: map[string]*saga{}}
 	b.more.L = &b.mu
 	return b
 }
@@ -149,10 +151,11 @@ func (b *board) pick(n int, within int64) (l load) {
 			continue
 		}
 		before := len(l.all)
-		for len(s.waiting) > 0 && len(l.all) < n && within >= 0 && b.fits(s.waiting[0], l.all) {
+		for len(s.waiting) > 0 && len(l.all) < n && within >= 0 && b.fits(s.waiting[0], l) {
 			a := s.waiting[0]
 			s.waiting = s.waiting[1:]
 			l.all = append(l.all, a)
+			l.bytes += len(a.msg.Payload)
 			if a.step != nil {
 				within -= a.step.pace.Load()
 			}
@@ -212,11 +215,12 @@ func (b *board) lingered() {
 	b.more.Signal()
 }
 
-// fits reports whether a may go with others. No step gets the last lane for what
+// fits reports whether a may go with l. A payload for which l has no room left waits at
+// the front, so that it is first in the next load. No step gets the last lane for what
 // is alone and may be slow, while there are other steps: it must not hold them up.
-func (b *board) fits(a arrived, others []arrived) bool {
-	if len(others) > 0 {
-		return !a.alone && !others[0].alone
+func (b *board) fits(a arrived, l load) bool {
+	if len(l.all) > 0 {
+		return !a.alone && !l.all[0].alone && l.bytes+len(a.msg.Payload) <= b.bytes
 	}
 	return !a.alone || a.step == nil || b.steps == 1 || b.lanes == 1 || b.closed || a.step.alone < b.lanes-1
 }

@@ -29,6 +29,7 @@ type Options struct {
 
 	Lanes         int           // transactions at once, each on a connection of its own; half of them may be batches; default: 8, at most 1,024
 	BatchSize     int           // messages handled in one transaction at most; 1: each has its own; default: 64, at most 512
+	BatchBytes    int           // bytes of payload handled in one transaction at most, but for a single message with more; default: 64 MiB, at most 1 GiB
 	BatchTime     time.Duration // from when on a transaction takes in no further message; default: 50 ms
 	ParkedWorkers int           // parked messages run at once; default: 4, at most 1,024
 	ParkedPoll    time.Duration // longest pause between looks for parked messages that are due; default: 250 ms
@@ -157,6 +158,7 @@ func (o *Options) complete() error {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	o.Lanes = cmp.Or(o.Lanes, 8)
 	o.BatchSize = cmp.Or(o.BatchSize, 64)
+	o.BatchBytes = cmp.Or(o.BatchBytes, defaultBatchBytes)
 	o.BatchTime = cmp.Or(o.BatchTime, 50*time.Millisecond)
 	o.ParkedWorkers = cmp.Or(o.ParkedWorkers, 4)
 	o.ParkedPoll = cmp.Or(o.ParkedPoll, 250*time.Millisecond)
@@ -172,6 +174,8 @@ func (o *Options) complete() error {
 		return fmt.Errorf("option Lanes: %d is not between 1 and %d", o.Lanes, most)
 	case o.BatchSize < 1 || o.BatchSize > maxBatchSize:
 		return fmt.Errorf("option BatchSize: %d is not between 1 and %d", o.BatchSize, maxBatchSize)
+	case o.BatchBytes < 1 || o.BatchBytes > maxBatchBytes:
+		return fmt.Errorf("option BatchBytes: %d is not between 1 and %d", o.BatchBytes, maxBatchBytes)
 	case o.BatchTime < 0:
 		return fmt.Errorf("option BatchTime: %s is negative", o.BatchTime)
 	case o.ParkedWorkers < 1 || o.ParkedWorkers > most:
@@ -230,7 +234,7 @@ func (c *Consumer) Run(caller context.Context) error {
 	defer cancel()
 
 	var lanes, intake sync.WaitGroup
-	board := newBoard(c.opts.Lanes, c.opts.BatchSize, len(c.steps))
+	board := newBoard(&c.opts, len(c.steps))
 	for range c.opts.Lanes {
 		c.keepLane(&lanes, ctx, work, board)
 	}

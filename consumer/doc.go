@@ -49,10 +49,10 @@
 //
 // # Batches
 //
-// Up to BatchSize deliveries share a transaction: one claim, one commit. What
-// fails in it falls back to a savepoint and is parked; the others go on. If the
-// transaction is lost, its messages are handled one by one. What a handler sends
-// by [Delivery.Queue] travels with COMMIT.
+// Up to BatchSize deliveries, with BatchBytes of payload, share a transaction: one
+// claim, one commit. What fails in it falls back to a savepoint and is parked; the
+// others go on. If the transaction is lost, its messages are handled one by one.
+// What a handler sends by [Delivery.Queue] travels with COMMIT.
 //
 // Handlers run one after the other, in ascending order of scope and key, and those
 // of one saga in the order of its deliveries. So handlers that lock nothing but

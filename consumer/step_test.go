@@ -295,6 +295,8 @@ func TestNewRefuses(t *testing.T) {
 		"Schema":            {steps: []Step{step}, opts: Options{Schema: "a b"}},
 		"Lanes":             {steps: []Step{step}, opts: Options{Lanes: -1}},
 		"ParkedWorkers":     {steps: []Step{step}, opts: Options{ParkedWorkers: 1025}},
+		"BatchBytes":        {steps: []Step{step}, opts: Options{BatchBytes: maxBatchBytes + 1}},
+		"between 1 and":     {steps: []Step{step}, opts: Options{BatchBytes: -1}},
 		"ParkedPoll":        {steps: []Step{step}, opts: Options{ParkedPoll: 1}},
 		"DrainTimeout":      {steps: []Step{step}, opts: Options{DrainTimeout: -1}},
 		"MaxPayload":        {steps: []Step{step}, opts: Options{MaxPayload: -1}},
