@@ -86,34 +86,3 @@ func (s *Server) Restore(t testing.TB, name string) {
 	s.Start(t)
 	s.config = before
 }
-
-// Standby starts a server that follows s. It can be read, and written to when
-// [Server.Promote] has made it a primary.
-func (s *Server) Standby(t testing.TB) *Server {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pg")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	standby := &Server{bin: s.bin, dir: dir, config: []string{"hot_standby=on"}, attr: s.attr}
-	standby.own(t, dir)
-	standby.run(t, "pg_basebackup", "-D", standby.path("data"), "-h", s.dir, "-U", "postgres", "--checkpoint=fast", "--no-sync", "--write-recovery-conf")
-	t.Cleanup(standby.Crash)
-	standby.Start(t)
-	return standby
-}
-
-// Promote makes a standby a primary, and returns when it is one.
-func (s *Server) Promote(t testing.TB) {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), s.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	var promoted bool
-	if err := conn.QueryRow(t.Context(), "SELECT pg_promote()").Scan(&promoted); err != nil || !promoted {
-		t.Fatalf("promoted: %t, %v", promoted, err)
-	}
-}

@@ -34,6 +34,7 @@ type Server struct {
 	attr    syscall.SysProcAttr
 	process *os.Process
 	ended   chan struct{}
+	frozen  *frozen // nil: it runs
 }
 
 // New starts a server with config on its command line. It ends with the test.
@@ -184,6 +185,7 @@ func (s *Server) Crash() {
 		return
 	}
 	_ = s.process.Signal(syscall.SIGQUIT)
+	s.Thaw()
 	<-s.ended
 	s.process = nil
 }

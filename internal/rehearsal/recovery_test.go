@@ -208,7 +208,7 @@ func (d *disaster) checkRepeated(t *testing.T) {
 // reopen gives s a pool on the server as it is now.
 func reopen(t *testing.T, s *shop, server *pgservertest.Server) *shop {
 	t.Helper()
-	return &shop{name: s.name, schema: s.schema, pool: pgtest.Pool(t, server.URL()), bank: s.bank}
+	return &shop{name: s.name, schema: s.schema, pool: pgtest.Pool(t, server.URL()), bank: s.bank, lease: s.lease}
 }
 
 // awaitPublished waits until the broker has been handed keys.

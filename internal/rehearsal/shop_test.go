@@ -92,15 +92,24 @@ func (b *broker) awaitOffered(t *testing.T) {
 // await polls until done says so.
 func await(t *testing.T, what string, done func() bool) {
 	t.Helper()
+	if !within(t, done) {
+		t.Fatalf("not within %v: %s", deadline, what)
+	}
+}
+
+// within polls until done says so, and reports false after the deadline.
+func within(t *testing.T, done func() bool) bool {
+	t.Helper()
 	for end := time.Now().Add(deadline); !done(); {
 		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", deadline, what)
+			return false
 		}
 		select {
 		case <-t.Context().Done():
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+	return true
 }
 
 // since returns what was published behind the first n, and how much there is now.
@@ -114,7 +123,8 @@ func (b *broker) since(n int) ([]string, int) {
 type shop struct {
 	name, schema string
 	pool         *pgxpool.Pool
-	bank         *bank // where the effects of what it handles are; nil: in its database
+	bank         *bank         // where the effects of what it handles are; nil: in its database
+	lease        time.Duration // of its relay
 }
 
 // A bank belongs to somebody else, and outlives the database. It pays as often as it is told
@@ -153,7 +163,7 @@ func newShop(t *testing.T, url, name string) *shop {
 	if err := migrations.Up(t.Context(), url, name); err != nil {
 		t.Fatal(err)
 	}
-	s := &shop{name: name, schema: name, pool: pgtest.Pool(t, url)}
+	s := &shop{name: name, schema: name, pool: pgtest.Pool(t, url), lease: time.Second}
 	s.exec(t, sqlCreateOrder)
 	s.exec(t, sqlCreateEffect)
 	return s
@@ -190,23 +200,26 @@ func (s *shop) effects(t *testing.T) string {
 // place commits an order with its message.
 func (s *shop) place(t *testing.T, key string, amount int, delay time.Duration) {
 	t.Helper()
+	if err := s.tryPlace(t.Context(), key, amount, delay); err != nil {
+		t.Fatalf("place %s: %v", key, err)
+	}
+}
+
+func (s *shop) tryPlace(ctx context.Context, key string, amount int, delay time.Duration) error {
 	w, err := outbox.NewWriter(&outbox.WriterOptions{Schema: s.schema})
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	payload, err := json.Marshal(order{amount})
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	err = pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), "INSERT INTO "+s.schema+".customer_order (key) VALUES ($1)", key); err != nil {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".customer_order (key) VALUES ($1)", key); err != nil {
 			return err
 		}
-		return w.Write(t.Context(), tx, outbox.Message{Topic: placed, Scope: "tenant", Key: key, Step: "handle", Payload: payload, Delay: delay})
+		return w.Write(ctx, tx, outbox.Message{Topic: placed, Scope: "tenant", Key: key, Step: "handle", Payload: payload, Delay: delay})
 	})
-	if err != nil {
-		t.Fatalf("place %s: %v", key, err)
-	}
 }
 
 // done notes that an order was handled.
@@ -219,33 +232,50 @@ func (s *shop) done(ctx context.Context, tx pgx.Tx, in consumer.Message[order], 
 // made for the occasion handle them, as a process that was started anew.
 func (s *shop) handle(t *testing.T, b *broker, keys ...string) {
 	t.Helper()
-	step := consumer.Step{Name: "handle", Action: consumer.On(placed, s.done)}
-	if s.bank != nil {
-		step.Action, step.AskFirst = s.bank.effect(s), s.bank.asks
+	for _, msg := range b.take(t, s.name, keys...) {
+		if err := s.tryHandle(t, t.Context(), msg); err != nil {
+			t.Fatalf("%s handles %s: %v", s.name, keyOf(msg), err)
+		}
 	}
-	steps, err := consumer.New(s.pool, nil, []consumer.Step{step}, &consumer.Options{Schema: s.schema, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+}
+
+// take takes the messages of keys, all without any, from a service's queue.
+func (b *broker) take(t *testing.T, service string, keys ...string) (taken []*message.Message) {
+	t.Helper()
 	b.mu.Lock()
-	var taken, left []*message.Message
-	for _, msg := range b.queues[s.name] {
+	defer b.mu.Unlock()
+	var left []*message.Message
+	for _, msg := range b.queues[service] {
 		if len(keys) == 0 || slices.Contains(keys, keyOf(msg)) {
 			taken = append(taken, msg)
 		} else {
 			left = append(left, msg)
 		}
 	}
-	b.queues[s.name] = left
-	b.mu.Unlock()
+	b.queues[service] = left
 	if len(taken) < len(keys) {
-		t.Fatalf("%s has no messages of all of %q", s.name, keys)
+		t.Fatalf("%s has no messages of all of %q", service, keys)
 	}
-	for _, msg := range taken {
-		if err := steps.Handle(t.Context(), placed, msg); err != nil {
-			t.Fatalf("%s handles %s: %v", s.name, keyOf(msg), err)
-		}
+	return taken
+}
+
+// marking is where deliveries come from as far as their redeliveries are marked.
+type marking struct{ message.Subscriber }
+
+func (marking) MarksRedelivered() bool { return true }
+
+// tryHandle returns nil if msg may be acked.
+func (s *shop) tryHandle(t *testing.T, ctx context.Context, msg *message.Message) error {
+	t.Helper()
+	step := consumer.Step{Name: "handle", Action: consumer.On(placed, s.done)}
+	if s.bank != nil {
+		step.Action, step.AskFirst = s.bank.effect(s), s.bank.asks
 	}
+	steps, err := consumer.New(s.pool, marking{}, []consumer.Step{step}, &consumer.Options{Schema: s.schema, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return steps.Handle(ctx, placed, msg)
 }
 
 // A relaying shop has a relay that runs.
@@ -256,12 +286,12 @@ type relaying struct {
 }
 
 // relay starts one, as a process that was started anew.
-func (s *shop) relay(t *testing.T, b *broker) *relaying {
+func (s *shop) relay(t *testing.T, b outbox.Publisher) *relaying {
 	t.Helper()
 	r := &relaying{warnings: &warnings{}}
 	var err error
 	r.Relay, err = outbox.NewRelay(s.pool, b, &outbox.RelayOptions{
-		Schema: s.schema, Retention: time.Hour, Lease: time.Second, DrainTimeout: time.Second, Logger: slog.New(r.warnings),
+		Schema: s.schema, Retention: time.Hour, Lease: s.lease, DrainTimeout: time.Second, Logger: slog.New(r.warnings),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,133 @@
+package pgservertest
+
+import (
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// standbyName is what the primary knows a standby by: it is a standby's cluster_name.
+const standbyName = "standby"
+
+// poll is how often a condition is looked at that no event tells of.
+const poll = 10 * time.Millisecond
+
+// sqlCommitWaits says whether a commit waits for a synchronous standby.
+const sqlCommitWaits = `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')`
+
+// sqlProbe is a transaction that writes, and changes nothing.
+const sqlProbe = `SELECT pg_logical_emit_message(true, 'probe', '')`
+
+// Standby starts a server that follows s, with config on its command line. It can be
+// read, and written to when [Server.Promote] has made it a primary.
+func (s *Server) Standby(t testing.TB, config ...string) *Server {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	standby := &Server{bin: s.bin, dir: dir, config: append([]string{"hot_standby=on", "cluster_name=" + standbyName}, config...), attr: s.attr}
+	standby.own(t, dir)
+	standby.run(t, "pg_basebackup", "-D", standby.path("data"), "-h", s.dir, "-U", "postgres", "--checkpoint=fast", "--no-sync", "--write-recovery-conf")
+	t.Cleanup(standby.Crash)
+	standby.Start(t)
+	return standby
+}
+
+// SynchronousStandby starts a [Server.Standby] for which every commit of s waits. Once it
+// is a primary, it waits for none itself.
+func (s *Server) SynchronousStandby(t testing.TB) *Server {
+	t.Helper()
+	conn := s.connect(t)
+	defer conn.Close(t.Context())
+	for _, statement := range []string{"ALTER SYSTEM SET synchronous_standby_names = '" + standbyName + "'", "SELECT pg_reload_conf()"} {
+		if _, err := conn.Exec(t.Context(), statement); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+	released := s.probe(t)
+	standby := s.Standby(t, "synchronous_standby_names=")
+	if err := <-released; err != nil {
+		t.Fatalf("a commit that waits for the standby: %v", err)
+	}
+	return standby
+}
+
+// probe returns once a commit waits for a standby, since a changed setting does not reach
+// all processes at once. The commit's outcome comes from the channel.
+func (s *Server) probe(t testing.TB) (released <-chan error) {
+	t.Helper()
+	conn := s.connect(t)
+	var seen atomic.Bool
+	outcome := make(chan error, 1)
+	go func() { // ends when the standby answers, or the server ends
+		defer conn.Close(t.Context())
+		var err error
+		for err == nil && !seen.Load() {
+			_, err = conn.Exec(t.Context(), sqlProbe)
+		}
+		outcome <- err
+	}()
+	for end := time.Now().Add(serverTimeout); !s.CommitWaits(t); pause(t) {
+		if time.Now().After(end) {
+			t.Fatalf("no commit waits for a standby within %v", serverTimeout)
+		}
+	}
+	seen.Store(true)
+	return outcome
+}
+
+// CommitWaits reports whether a commit waits for a synchronous standby.
+func (s *Server) CommitWaits(t testing.TB) (waits bool) {
+	t.Helper()
+	conn := s.connect(t)
+	defer conn.Close(t.Context())
+	if err := conn.QueryRow(t.Context(), sqlCommitWaits).Scan(&waits); err != nil {
+		t.Fatal(err)
+	}
+	return waits
+}
+
+func (s *Server) connect(t testing.TB) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// Promote makes a standby a primary, and returns when it is one.
+func (s *Server) Promote(t testing.TB) {
+	t.Helper()
+	conn := s.connect(t)
+	defer conn.Close(t.Context())
+	var promoted bool
+	if err := conn.QueryRow(t.Context(), "SELECT pg_promote()").Scan(&promoted); err != nil || !promoted {
+		t.Fatalf("promoted: %t, %v", promoted, err)
+	}
+}
+
+// pause waits until a condition is worth another look.
+func pause(t testing.TB) {
+	select {
+	case <-t.Context().Done():
+	case <-time.After(poll):
+	}
+}
+
+// URLOfAll leads to that one of servers which takes writes, and tries them in this order.
+// Settings are those of a URL of pgx.
+func URLOfAll(servers []*Server, settings ...string) string {
+	var hosts []string
+	for _, s := range servers {
+		hosts = append(hosts, s.dir)
+	}
+	query := append([]string{"host=" + strings.Join(hosts, ","), "target_session_attrs=read-write"}, settings...)
+	return "postgres://postgres@/postgres?" + strings.Join(query, "&")
+}
