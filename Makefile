@@ -47,7 +47,7 @@ serve: bin/order-saga ## run the order example's services until Ctrl-C
 serve-trip: bin/trip-saga ## run the trip example's services until Ctrl-C
 	@bin/trip-saga serve
 
-chaos: bin/chaos ## run both examples under every fault and judge what is left, in five minutes; CHAOS=-brief or CHAOS=-long for less or more
+chaos: bin/chaos ## run both examples under every fault and judge what is left, in five minutes; CHAOS=-brief or -long for less or more, -cluster for a cluster of RabbitMQ
 	@bin/chaos run $(CHAOS)
 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
@@ -58,6 +58,7 @@ test: bin/with ## run all tests and a brief chaos; PKG=./outbox/... for some, RU
 	@bin/with -own -- $(MAKE) --no-print-directory tests
 ifeq ($(PKG) $(RUN),./... .)
 	@$(MAKE) --no-print-directory chaos CHAOS='-brief $(CHAOS)'
+	@$(MAKE) --no-print-directory chaos CHAOS='-cluster -brief'
 endif
 
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above

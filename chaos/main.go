@@ -2,8 +2,9 @@
 // each, on a PostgreSQL and a RabbitMQ of its own, kills, hangs, cuts off and
 // starves them while clients use them, and judges what is left.
 //
-//	chaos run [flags]      a run; its directory is printed first
-//	chaos check DIR        judge a run again, by its directory alone
+//	chaos run [flags]           a run; its directory is printed first
+//	chaos run -cluster [flags]  a load on a cluster of RabbitMQ under faults, each of them measured
+//	chaos check DIR             judge a run again, by its directory alone
 //
 // It exits with 0 if every invariant holds and every fault has struck, with 1 if
 // an invariant does not hold, with 3 if the run is void, because something that
@@ -34,8 +35,9 @@ const (
 )
 
 const usage = `usage:
-  chaos run [flags]      run the examples under faults and judge what is left; -h lists the flags
-  chaos check DIR        judge a run again by its directory
+  chaos run [flags]           run the examples under faults and judge what is left; -h lists the flags
+  chaos run -cluster [flags]  run a load on a cluster of RabbitMQ under faults and measure each; -cluster -h lists the flags
+  chaos check DIR             judge a run again by its directory
 `
 
 func main() {

@@ -60,6 +60,7 @@ func parse(args []string, stderr io.Writer) (*plan, error) {
 	flags.SetOutput(stderr)
 	isBrief := flags.Bool("brief", false, "two minutes, 1,600 sagas and 200 kills, but for what other flags say")
 	isLong := flags.Bool("long", false, "half an hour, 60,000 sagas and 10,000 kills, but for what other flags say")
+	flags.Bool(clusterFlag[1:], false, "a run on a cluster of three RabbitMQ nodes instead, with flags of its own: -cluster -h lists them")
 	replay := flags.String("replay", "", "`directory` of a run whose seed, options and schedule are taken")
 	flags.Uint64Var(&p.Seed, "seed", 0, "of the schedule and the load; 0: a new one")
 	flags.StringVar(&p.dir, "dir", "", "new or empty `directory` for what the run leaves behind (default: a temporary one)")

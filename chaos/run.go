@@ -31,6 +31,9 @@ const (
 )
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (int, error) {
+	if rest, asked := ofCluster(args); asked {
+		return runCluster(ctx, rest, stdout, stderr)
+	}
 	p, err := parse(args, stderr)
 	if err != nil {
 		return exitFailed, err

@@ -1,0 +1,223 @@
+// Package fault is what a chaos run does to a cluster of RabbitMQ, one fault after the
+// other, while a shop works on it.
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// How long faults last.
+const (
+	downTime   = 3 * time.Second  // of a node that was killed or stopped, before it starts again
+	frozenTime = 20 * time.Second // longer than nodes and clients wait for one that is silent
+	cutTime    = 20 * time.Second // of a partition; the same
+	alarmTime  = 5 * time.Second
+)
+
+// The names of the faults.
+const (
+	KillLeader     = "kill-leader"
+	KillIdle       = "kill-idle-node"
+	StopLeader     = "stop-app-of-leader"
+	FreezeLeader   = "freeze-leader"
+	RollingRestart = "rolling-restart"
+	Partition      = "partition"
+	OneWay         = "one-way-partition"
+	MemoryAlarm    = "memory-alarm"
+	DiskAlarm      = "disk-alarm"
+	KillAll        = "kill-all-nodes"
+	KillHost       = "kill-host"
+	RedNoMajority  = "red-no-majority"
+	RedResized     = "red-resized"
+)
+
+// A Fault is something that happens to a cluster. The steps that it does not need are nil.
+type Fault struct {
+	Name    string
+	About   string
+	Prepare func(*Scene) error // chooses a node; may disturb the services
+	Strike  func(*Scene) error // returns when the fault is in force, or over
+	Hold    time.Duration      // from the end of Strike to End
+	End     func(*Scene) error // ends the fault, an operator's part included
+}
+
+// OfRed reports whether the fault concerns topic red alone: blue must not notice it.
+func (f *Fault) OfRed() bool { return f.Name == RedNoMajority || f.Name == RedResized }
+
+// OfIdle reports whether the fault strikes a node that leads no queue.
+func (f *Fault) OfIdle() bool { return f.Name == KillIdle }
+
+// All returns every fault. noMajority is how long topic red has none.
+func All(noMajority time.Duration) []Fault {
+	return slices.Concat(nodeFaults(), networkFaults(), alarmFaults(), redFaults(noMajority))
+}
+
+// Find returns the fault called name; nil: there is none.
+func Find(all []Fault, name string) *Fault {
+	if i := slices.IndexFunc(all, func(f Fault) bool { return f.Name == name }); i >= 0 {
+		return &all[i]
+	}
+	return nil
+}
+
+func nodeFaults() []Fault {
+	return []Fault{
+		{KillLeader, "kill -9 of the node that leads most queues", (*Scene).chooseLeader, killVictim, downTime, startVictim},
+		{KillIdle, "kill -9 of a node that leads no queue", (*Scene).chooseIdle, killVictim, downTime, startVictim},
+		{KillHost, "kill -9 of the node that hosts all classic queues", (*Scene).chooseLeader, killVictim, downTime, startVictim},
+		{StopLeader, "stop_app of the node that leads most queues", (*Scene).chooseLeader,
+			func(s *Scene) error { return s.Cluster.StopApp(s.victim) }, downTime,
+			func(s *Scene) error { return s.Cluster.StartApp(s.victim) }},
+		{FreezeLeader, "SIGSTOP of the node that leads most queues", (*Scene).chooseLeader,
+			func(s *Scene) error { return s.Cluster.Freeze(s.victim) }, frozenTime, thawVictim},
+		{RollingRestart, "all nodes restarted in good order, one after the other", nil,
+			func(s *Scene) error { return s.Cluster.RollingRestart() }, 0, nil},
+		{KillAll, "kill -9 of all nodes at once", nil, killAllNodes, downTime,
+			func(s *Scene) error { return s.Cluster.StartAll() }},
+	}
+}
+
+func killVictim(s *Scene) error {
+	if err := s.syncNodes(); err != nil {
+		return err
+	}
+	s.Cluster.Kill(s.victim)
+	return nil
+}
+
+func startVictim(s *Scene) error { return s.Cluster.Start(s.victim) }
+
+func killAllNodes(s *Scene) error {
+	if err := s.syncNodes(); err != nil {
+		return err
+	}
+	s.Cluster.KillAll()
+	return nil
+}
+
+func thawVictim(s *Scene) error {
+	if err := s.Cluster.Thaw(s.victim); err != nil {
+		return err
+	}
+	return s.Cluster.Heal()
+}
+
+func networkFaults() []Fault {
+	return []Fault{
+		{Partition, "the node with most clients is cut off from the others", (*Scene).chooseHost,
+			func(s *Scene) error { s.Cluster.Partition(s.victim); return nil }, cutTime, mendNetwork},
+		{OneWay, "what the node with most clients sends to one other node is lost", (*Scene).chooseHost,
+			func(s *Scene) error { s.Cluster.CutOneWay(s.victim, s.others(s.victim)[0]); return nil }, cutTime, mendNetwork},
+	}
+}
+
+// mendNetwork ends a partition. Where the broker ignores partitions, an operator's restart is a
+// part of the end.
+func mendNetwork(s *Scene) error {
+	if s.Heals {
+		s.Cluster.Mend()
+		return nil
+	}
+	return s.Cluster.Heal()
+}
+
+func alarmFaults() []Fault {
+	return []Fault{
+		{MemoryAlarm, "one node is short of memory, so no node takes messages", (*Scene).chooseHost,
+			func(s *Scene) error { return s.Cluster.Block(s.victim) }, alarmTime,
+			func(s *Scene) error { return s.Cluster.Unblock(s.victim) }},
+		{DiskAlarm, "one node is short of disk, so no node takes messages", (*Scene).chooseHost,
+			func(s *Scene) error { return s.Cluster.FillDisk(s.victim) }, alarmTime,
+			func(s *Scene) error { return s.Cluster.FreeDisk(s.victim) }},
+	}
+}
+
+func redFaults(noMajority time.Duration) []Fault {
+	return []Fault{
+		{RedNoMajority, "one of the two members of red's queue is killed; other queues have three", prepareMinority, killVictim, noMajority, restoreRed},
+		{RedResized, "red's queue loses and regains its member on each node, again and again", nil, resizeRed, 0, nil},
+	}
+}
+
+// prepareMinority leaves red's queue two members, one of them on the victim, which leads
+// nothing and has no clients. So its death is felt by red alone.
+func prepareMinority(s *Scene) error {
+	if err := s.chooseIdle(); err != nil {
+		return err
+	}
+	if err := s.sendClientsAway(); err != nil {
+		return err
+	}
+	leader, err := s.leaderOf(s.Red)
+	if err != nil {
+		return err
+	}
+	for _, i := range s.others(s.victim) {
+		if i != leader {
+			return s.changeMember(s.Cluster.Shrink, i, false)
+		}
+	}
+	return nil
+}
+
+func restoreRed(s *Scene) error {
+	if err := s.Cluster.Start(s.victim); err != nil {
+		return err
+	}
+	for i := range s.Cluster.Nodes() {
+		if err := s.changeMember(s.Cluster.Grow, i, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resizeTime is for how long red's queue is resized: a change takes some milliseconds or a
+// second.
+const resizeTime = 8 * time.Second
+
+// resizeRed removes and adds the member on each node, the leader's last, again and again.
+func resizeRed(s *Scene) error {
+	for end := time.Now().Add(resizeTime); time.Now().Before(end); {
+		leader, err := s.leaderOf(s.Red)
+		if err != nil {
+			return err
+		}
+		for _, i := range append(s.others(leader), leader) {
+			if err := errors.Join(s.changeMember(s.Cluster.Shrink, i, false), s.changeMember(s.Cluster.Grow, i, true)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// The limits of a change of a queue's members. A leader refuses one until it has committed
+// an entry of its own term (cluster_change_not_permitted), so an operator tries again.
+const (
+	resizePatience = 30 * time.Second
+	resizePause    = 200 * time.Millisecond
+)
+
+// changeMember changes whether red's queue has a member on node i, and does nothing if that is so.
+func (s *Scene) changeMember(change func(queue string, i int) error, i int, member bool) error {
+	for end := time.Now().Add(resizePatience); ; {
+		members, err := s.Cluster.Members(s.Red)
+		if err == nil && slices.Contains(members, i) == member {
+			return nil
+		}
+		if err == nil {
+			err = change(s.Red, i)
+		}
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("fault: change the members of red's queue: %w", err)
+		}
+		<-time.After(resizePause)
+	}
+}

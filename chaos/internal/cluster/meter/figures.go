@@ -1,0 +1,118 @@
+package meter
+
+import "time"
+
+// The spans of a window.
+const (
+	// Before is how much time without a fault blue is compared with.
+	Before = 3 * time.Second
+	// Shortest is how long blue is counted from the strike on, at least: in less, a batch
+	// more or less would be a tenth of all.
+	Shortest = 4 * time.Second
+)
+
+// A Window is the moments of one fault.
+type Window struct {
+	Struck    time.Time // it was in force, or about to be
+	Ended     time.Time // its end was done, an operator's part of it included
+	Recovered time.Time // zero: it has not within the patience
+	Over      time.Time // when the next one may strike; at least Shortest after the strike
+}
+
+// Figures are what one fault has cost.
+type Figures struct {
+	Duration time.Duration // from the strike to the end
+	Stall    time.Duration // longest time without a completed order
+	Recovery time.Duration // from the end until all is normal again
+	Stuck    bool          // that has not come; Recovery is how long it was waited for
+
+	BluePercent float64       // of the rate of blue before the strike, during the fault
+	BlueDelay   time.Duration // longest from the commit of a blue message to that of its effect
+
+	Held        int // most messages that the relay held back
+	Deferred    int // how often the relay has kept a message aside
+	Dead        int // dead letters that were added
+	Redelivered int // messages
+	Done        int // orders completed
+}
+
+// Figures measures a window.
+func (m *Meter) Figures(w Window) Figures {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f := Figures{
+		Duration: w.Ended.Sub(w.Struck), Stall: m.stall(w.Struck, w.Over), Recovery: w.Recovered.Sub(w.Ended),
+		BluePercent: m.bluePercent(w), BlueDelay: m.blueDelay(w),
+		Redelivered: count(m.redelivered, w.Struck, w.Over), Done: count(m.completed, w.Struck, w.Over),
+	}
+	if w.Recovered.IsZero() {
+		f.Stuck, f.Recovery = true, w.Over.Sub(w.Ended)
+	}
+	m.hold(&f, w)
+	return f
+}
+
+// stall is the longest gap between completed orders that ends in a span, or reaches its
+// end.
+func (m *Meter) stall(from, to time.Time) (longest time.Duration) {
+	i, last := firstFrom(m.completed, from), from
+	if i > 0 {
+		last = m.completed[i-1]
+	}
+	for ; i < len(m.completed) && !m.completed[i].After(to); i++ {
+		longest, last = max(longest, m.completed[i].Sub(last)), m.completed[i]
+	}
+	return max(longest, to.Sub(last))
+}
+
+// bluePercent compares the rates at which blue messages were handled.
+func (m *Meter) bluePercent(w Window) float64 {
+	until := w.Ended
+	if until.Sub(w.Struck) < Shortest {
+		until = w.Struck.Add(Shortest)
+	}
+	before, during := 0, 0
+	for _, d := range m.blue {
+		switch {
+		case between(d.handled, w.Struck.Add(-Before), w.Struck):
+			before++
+		case between(d.handled, w.Struck, until):
+			during++
+		}
+	}
+	if before == 0 {
+		return 0
+	}
+	return 100 * (float64(during) / until.Sub(w.Struck).Seconds()) / (float64(before) / Before.Seconds())
+}
+
+// blueDelay is that of the blue messages that were handled between the strike and the
+// next fault. Messages that were not handled by then show in the rate.
+func (m *Meter) blueDelay(w Window) (longest time.Duration) {
+	for _, d := range m.blue {
+		if between(d.handled, w.Struck, w.Over) {
+			longest = max(longest, d.handled.Sub(d.written))
+		}
+	}
+	return longest
+}
+
+// hold adds what samples tell of a window.
+func (m *Meter) hold(f *Figures, w Window) {
+	var first, last *Sample
+	for i := range m.samples {
+		s := &m.samples[i]
+		if s.At.After(w.Over) {
+			break
+		}
+		last = s
+		if s.At.Before(w.Struck) {
+			first = s
+			continue
+		}
+		f.Held = max(f.Held, s.Held)
+	}
+	if first != nil {
+		f.Dead, f.Deferred = last.Dead-first.Dead, int(last.Relay.Deferred-first.Relay.Deferred)
+	}
+}

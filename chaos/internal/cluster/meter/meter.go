@@ -1,0 +1,133 @@
+// Package meter records what orders and messages do while faults strike, and turns the
+// record into the figures of one fault.
+//
+// The services report each completed order and each handled message of topic blue. A
+// sampler adds what the outbox holds, several times a second. A [Window] names the moments
+// of one fault, and [Meter.Figures] measures it.
+package meter
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// A Sample is one look at the services.
+type Sample struct {
+	At      time.Time
+	Stored  int // messages in the outbox that the relay has not published, and does not hold
+	Held    int // messages that the relay holds back: refused ones, and those that wait
+	Dead    int // dead letters of outbox and inbox
+	Relay   outbox.Counters
+	Written int // orders
+	Done    int // orders whose last step has committed
+}
+
+// Open is how many orders are written and not completed.
+func (s *Sample) Open() int { return s.Written - s.Done }
+
+// A delivery is one message of topic blue.
+type delivery struct{ written, handled time.Time }
+
+// A Meter is a record. Its methods may be called by several goroutines.
+type Meter struct {
+	mu          sync.Mutex
+	written     int         // orders
+	colours     int         // messages for red and blue that were written
+	red         int         // messages of red that were handled
+	completed   []time.Time // ascending
+	blue        []delivery
+	redelivered []time.Time // ascending
+	samples     []Sample
+}
+
+// Write counts what a committed transaction has written: orders, and messages for red and
+// blue.
+func (m *Meter) Write(orders, colours int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.written, m.colours = m.written+orders, m.colours+colours
+}
+
+// Complete records that the last step of an order has committed.
+func (m *Meter) Complete(at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.completed = appendAscending(m.completed, at)
+}
+
+// HandleBlue records that a message of topic blue was handled.
+func (m *Meter) HandleBlue(written, handled time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.blue = append(m.blue, delivery{written, handled})
+}
+
+// HandleRed counts a message of topic red that was handled.
+func (m *Meter) HandleRed() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.red++
+}
+
+// Redeliver records a message that the broker has delivered before.
+func (m *Meter) Redeliver(at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.redelivered = appendAscending(m.redelivered, at)
+}
+
+// Sample adds a look at the services, and returns it with the meter's own numbers.
+func (m *Meter) Sample(s Sample) Sample {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.Written, s.Done = m.written, len(m.completed)
+	m.samples = append(m.samples, s)
+	return s
+}
+
+// Counts returns how many orders were written, and how many of them are completed.
+func (m *Meter) Counts() (written, completed int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.written, len(m.completed)
+}
+
+// Pending returns how many sagas are not completed: orders, and messages of red and blue.
+func (m *Meter) Pending() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.written + m.colours - len(m.completed) - m.red - len(m.blue)
+}
+
+// Redelivered returns how many messages were redelivered.
+func (m *Meter) Redelivered() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.redelivered)
+}
+
+// between reports whether at is in a span of time, its end excluded.
+func between(at, from, to time.Time) bool { return !at.Before(from) && at.Before(to) }
+
+// appendAscending adds a moment. Goroutines that report at once may come in another order
+// than that of their moments; the later one then counts for both.
+func appendAscending(times []time.Time, at time.Time) []time.Time {
+	if n := len(times); n > 0 && at.Before(times[n-1]) {
+		at = times[n-1]
+	}
+	return append(times, at)
+}
+
+// firstFrom is the index of the first of ascending times that is not before a moment.
+func firstFrom(times []time.Time, from time.Time) int {
+	i, _ := slices.BinarySearchFunc(times, from, time.Time.Compare)
+	return i
+}
+
+// count returns how many of ascending times are in a span, its end excluded.
+func count(times []time.Time, from, to time.Time) int {
+	return max(0, firstFrom(times, to)-firstFrom(times, from))
+}

@@ -1,0 +1,137 @@
+package shop
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// The limits of the load.
+const (
+	tick      = 100 * time.Millisecond // between two transactions
+	maxOrders = 500                    // in one transaction, after a time without any
+	maxAmount = 100_000                // of an order, in cents
+)
+
+// A pen writes the sagas of one load. It is for one goroutine.
+type pen struct {
+	shop   *Shop
+	writer *outbox.Writer
+	insert string
+	rand   *rand.Rand
+
+	sequences []int // of ordering keys: the last one that was written
+	red, blue int   // the same of these topics
+}
+
+func (s *Shop) newPen() (*pen, error) {
+	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: s.opts.Schema})
+	if err != nil {
+		return nil, err
+	}
+	return &pen{
+		shop: s, writer: writer, insert: sqlschema.Bind(s.opts.Schema, sqlInsertCauses),
+		rand: rand.New(rand.NewPCG(s.opts.Seed, uint64(len(s.opts.Schema)))), sequences: make([]int, s.opts.Keys),
+	}, nil
+}
+
+// Write writes orders, and messages for red and blue, at the rates of the options until ctx
+// ends. Nothing is due for the time of a pause. An error says that a transaction did not
+// commit, or may not have.
+func (s *Shop) Write(ctx context.Context) error {
+	p, err := s.newPen()
+	if err != nil {
+		return err
+	}
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	orders, colours := pace{rate: s.opts.Rate}, pace{rate: s.opts.Colours}
+	var elapsed time.Duration // without pauses
+	for last := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		now := time.Now()
+		if !s.paused.Load() {
+			elapsed += now.Sub(last)
+		}
+		last = now
+		// A transaction that is cut off might have committed, so ctx does not end it.
+		if err := p.write(context.WithoutCancel(ctx), orders.due(elapsed), colours.due(elapsed)); err != nil {
+			return fmt.Errorf("shop: write orders: %w", err)
+		}
+	}
+}
+
+// Pause stops and continues the load of [Shop.Write], from its next transaction on.
+func (s *Shop) Pause(paused bool) { s.paused.Store(paused) }
+
+// A pace is a number of things a second.
+type pace struct{ rate, done int }
+
+// due returns how many things are due after so much time.
+func (p *pace) due(elapsed time.Duration) int {
+	n := min(maxOrders, int(elapsed.Seconds()*float64(p.rate))-p.done)
+	p.done += n
+	return n
+}
+
+// write commits so many orders, and so many messages of each colour.
+func (p *pen) write(ctx context.Context, orders, colours int) error {
+	if orders+colours == 0 {
+		return nil
+	}
+	b := &batch{at: time.Now().UnixNano()}
+	for range orders {
+		key := p.rand.IntN(len(p.sequences))
+		p.sequences[key]++
+		b.add(note{ScopeOrder, key, p.sequences[key], 1 + p.rand.Int64N(maxAmount), b.at}, stages[0])
+	}
+	for range colours {
+		p.red, p.blue = p.red+1, p.blue+1
+		b.add(note{ScopeRed, 0, p.red, 1, b.at}, stages[3])
+		b.add(note{ScopeBlue, 0, p.blue, 1, b.at}, stages[4])
+	}
+	err := pgx.BeginFunc(ctx, p.shop.opts.DB, func(tx pgx.Tx) error {
+		queued := &pgx.Batch{}
+		queued.Queue(p.insert, b.scopes, b.keys, b.seqs, b.amounts)
+		if err := p.writer.Queue(queued, b.messages...); err != nil {
+			return err
+		}
+		return tx.SendBatch(ctx, queued).Close()
+	})
+	if err == nil {
+		p.shop.opts.Meter.Write(orders, 2*colours)
+		p.shop.relay.Wake()
+	}
+	return err
+}
+
+// A batch is what one transaction writes.
+type batch struct {
+	at       int64
+	scopes   []string
+	keys     []int
+	seqs     []int
+	amounts  []int64
+	messages []outbox.Message
+}
+
+// add adds a saga that begins with a stage.
+func (b *batch) add(n note, first stage) {
+	payload, err := json.Marshal(n)
+	if err != nil {
+		panic(err) // a note has nothing that JSON cannot express
+	}
+	b.scopes, b.keys, b.seqs, b.amounts = append(b.scopes, n.Scope), append(b.keys, n.Key), append(b.seqs, n.Seq), append(b.amounts, n.Amount)
+	b.messages = append(b.messages, n.message(first.topic, first.step, payload))
+}

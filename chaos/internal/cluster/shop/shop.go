@@ -1,0 +1,216 @@
+package shop
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/chaos/internal/cluster/meter"
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// service is the name of all services to the broker: it ends the names of the queues.
+const service = "shop"
+
+// Options say what a shop is made of.
+type Options struct {
+	DB          *pgxpool.Pool
+	DatabaseURL string   // of the same database, for migrations
+	Schema      string   // of the shop's tables, which Open makes
+	Brokers     []string // URLs of all nodes
+	Prefix      string   // of exchanges and queues
+	TLS         *tls.Config
+	Meter       *meter.Meter
+	Logger      *slog.Logger
+
+	Rate    int    // orders a second
+	Colours int    // messages a second for red, and for blue
+	Keys    int    // ordering keys
+	Seed    uint64 // of keys and amounts
+
+	// Instances is how many consumers there are, each with a connection of its own.
+	Instances int
+	// SingleActive has the broker deliver to one consumer of a queue, and the subscribers
+	// hand over the messages of an ordering key in order.
+	SingleActive bool
+	// Classic makes the queues classic ones, on the node of the first URL.
+	Classic bool
+}
+
+// A Shop is services at work.
+type Shop struct {
+	opts      Options
+	config    wamqp.Config
+	publisher *rabbitmq.Publisher
+	relay     *outbox.Relay
+	consumers []*consumer.Consumer
+	subs      []*rabbitmq.Subscriber
+
+	paused  atomic.Bool // the load
+	stop    context.CancelFunc
+	running sync.WaitGroup
+	mu      sync.Mutex
+	failed  error
+}
+
+// Open makes the tables and the queues, and starts the relay and the consumers. After an
+// error nothing runs.
+func Open(ctx context.Context, opts Options) (*Shop, error) {
+	s := &Shop{opts: opts}
+	if err := s.open(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("shop: %w", err), s.Close())
+	}
+	return s, nil
+}
+
+func (s *Shop) open(ctx context.Context) (err error) {
+	if err := migrations.Up(ctx, s.opts.DatabaseURL, s.opts.Schema); err != nil {
+		return err
+	}
+	if err := CreateTables(ctx, s.opts.DB, s.opts.Schema); err != nil {
+		return err
+	}
+	if err := s.declare(ctx); err != nil {
+		return err
+	}
+	if s.publisher, err = rabbitmq.NewPublisher(s.config, &rabbitmq.PublisherOptions{Logger: s.opts.Logger}); err != nil {
+		return err
+	}
+	if s.relay, err = outbox.NewRelay(s.opts.DB, s.publisher, &outbox.RelayOptions{Schema: s.opts.Schema, Logger: s.opts.Logger}); err != nil {
+		return err
+	}
+	for range s.opts.Instances {
+		if err := s.addConsumer(); err != nil {
+			return err
+		}
+	}
+	s.start()
+	return nil
+}
+
+// declare makes the queues. Classic ones live on the node that declares them.
+func (s *Shop) declare(ctx context.Context) (err error) {
+	if s.config, err = s.newConfig(s.opts.Brokers); err != nil {
+		return err
+	}
+	declaring, err := s.newConfig(s.opts.Brokers[:1])
+	if err != nil {
+		return err
+	}
+	return rabbitmq.DeclareTopology(ctx, declaring, Topics...)
+}
+
+func (s *Shop) newConfig(urls []string) (wamqp.Config, error) {
+	config, err := rabbitmq.NewConfig(strings.Join(urls, ","), service, &rabbitmq.ConfigOptions{
+		Prefix: s.opts.Prefix, SingleActiveConsumer: s.opts.SingleActive,
+	})
+	config.Connection.TLSConfig = s.opts.TLS
+	if s.opts.Classic {
+		config.TopologyBuilder = &classicTopology{}
+	}
+	return config, err
+}
+
+func (s *Shop) addConsumer() error {
+	opts := &rabbitmq.SubscriberOptions{Logger: s.opts.Logger}
+	if s.opts.SingleActive {
+		opts.Key = orderingKey
+	}
+	sub, err := rabbitmq.NewSubscriber(s.config, opts)
+	if err != nil {
+		return err
+	}
+	s.subs = append(s.subs, sub)
+	c, err := consumer.New(s.opts.DB, sub, steps(s.opts.Schema), &consumer.Options{
+		Schema: s.opts.Schema, Wake: s.relay.Wake, Observer: observer{s}, Logger: s.opts.Logger,
+	})
+	s.consumers = append(s.consumers, c)
+	return err
+}
+
+// start runs the relay and the consumers.
+func (s *Shop) start() {
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	runs := []func(context.Context) error{s.relay.Run}
+	for _, c := range s.consumers {
+		runs = append(runs, c.Run)
+	}
+	for _, run := range runs {
+		s.running.Go(func() {
+			if err := run(ctx); err != nil {
+				s.fail(err)
+			}
+		})
+	}
+}
+
+func (s *Shop) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed = errors.Join(s.failed, err)
+}
+
+// Err returns why the relay or a consumer has ended; nil: they run.
+func (s *Shop) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
+}
+
+// Queues are the names of the queues of all topics.
+func (s *Shop) Queues() (names []string) {
+	for _, topic := range Topics {
+		names = append(names, s.Queue(topic))
+	}
+	return names
+}
+
+// Queue is the name of a topic's queue.
+func (s *Shop) Queue(topic string) string { return s.config.Queue.GenerateName(topic) }
+
+// DeadQueue is the name of the queue of what the broker gave up on in a topic's queue.
+func (s *Shop) DeadQueue(topic string) string { return s.Queue(topic) + ".dead" }
+
+// Sample looks at the outbox and at the parked messages.
+func (s *Shop) Sample(ctx context.Context) (sample meter.Sample, err error) {
+	stats, err := s.relay.Stats(ctx)
+	if err != nil {
+		return sample, fmt.Errorf("shop: look at the outbox: %w", err)
+	}
+	parked, err := s.consumers[0].Stats(ctx)
+	if err != nil {
+		return sample, fmt.Errorf("shop: look at the inbox: %w", err)
+	}
+	return meter.Sample{
+		Stored: stats.Stored, Held: stats.Waiting + stats.Refused, Dead: stats.Dead + parked.Dead,
+		Relay: s.relay.Counters(),
+	}, nil
+}
+
+// Close stops the services and returns why one of them has ended before.
+func (s *Shop) Close() error {
+	if s.stop != nil {
+		s.stop()
+	}
+	s.running.Wait()
+	errs := []error{s.Err()}
+	for _, sub := range s.subs {
+		errs = append(errs, sub.Close())
+	}
+	if s.publisher != nil {
+		errs = append(errs, s.publisher.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sagamill/sagamill/chaos/internal/cluster/fault"
+	"github.com/sagamill/sagamill/chaos/internal/cluster/meter"
+)
+
+// The waits around a fault.
+const (
+	sampleEvery     = 200 * time.Millisecond
+	calmPatience    = 2 * time.Minute // until the services work normally, before a fault
+	recoverPatience = 2 * time.Minute // until they do so after it
+)
+
+// A Row is what one fault has cost.
+type Row struct {
+	Stage, Fault string
+	OfRed        bool // it concerns topic red alone
+	OfIdle       bool // it strikes a node that leads no queue
+	Note         string
+	meter.Figures
+}
+
+// errStuck reports services that do not work normally any more.
+var errStuck = errors.New("the services do not come to rest")
+
+// strikeOne lets one fault strike and measures it. An error is errStuck if the services do
+// not come to rest even without a load, and else the harness's own.
+func (r *shift) strikeOne(ctx context.Context, f *fault.Fault) (*Row, error) {
+	if f.Prepare != nil {
+		if err := f.Prepare(r.scene); err != nil {
+			return nil, fmt.Errorf("prepare %s: %w", f.Name, err)
+		}
+	}
+	normal, err := r.awaitNormal(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("before %s: %w", f.Name, err)
+	}
+	w := meter.Window{Struck: time.Now()}
+	if err := r.carryOut(ctx, f); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Name, err)
+	}
+	w.Ended = time.Now()
+	stuck := r.await(ctx, recoverPatience, func() bool {
+		w.Recovered = r.meter.Recovered(w.Ended, normal)
+		return !w.Recovered.IsZero()
+	})
+	if err := sleep(ctx, time.Until(w.Struck.Add(meter.Shortest))); err != nil {
+		return nil, err
+	}
+	w.Over = time.Now()
+	row := &Row{Stage: r.stage.String(), Fault: f.Name, OfRed: f.OfRed(), OfIdle: f.OfIdle(), Figures: r.meter.Figures(w)}
+	if errors.Is(stuck, errStuck) {
+		stuck = r.pauseLoad(ctx)
+	}
+	err = errors.Join(stuck, r.scene.Settle())
+	row.Note = r.scene.Notes()
+	return row, err
+}
+
+// pauseLoad pauses the load until nothing is left to do: services that cannot catch up with a
+// load on a busy machine can without one.
+func (r *shift) pauseLoad(ctx context.Context) error {
+	r.say("%s: the load pauses", r.stage)
+	r.shop.Pause(true)
+	defer r.shop.Pause(false)
+	return r.await(ctx, drainPatience, func() bool { return r.meter.Pending() == 0 })
+}
+
+// carryOut strikes, waits, and ends the fault.
+func (r *shift) carryOut(ctx context.Context, f *fault.Fault) error {
+	if err := f.Strike(r.scene); err != nil {
+		return err
+	}
+	if err := sleep(ctx, f.Hold); err != nil || f.End == nil {
+		return err
+	}
+	return f.End(r.scene)
+}
+
+// awaitNormal returns what the services are like without faults, after they were so for
+// some seconds. If they are not for long, the load pauses once.
+func (r *shift) awaitNormal(ctx context.Context) (meter.Normal, error) {
+	err := r.awaitCalm(ctx)
+	if errors.Is(err, errStuck) {
+		if err = r.pauseLoad(ctx); err == nil {
+			err = r.awaitCalm(ctx)
+		}
+	}
+	if err != nil {
+		return meter.Normal{}, err
+	}
+	calm := time.Now()
+	if err := sleep(ctx, meter.Before); err != nil {
+		return meter.Normal{}, err
+	}
+	return r.meter.Normal(calm, r.opts.Rate, r.opts.messages()), nil
+}
+
+// awaitCalm waits until the services have nothing but the load under way.
+func (r *shift) awaitCalm(ctx context.Context) error {
+	from := time.Now()
+	loose := r.meter.Normal(from, r.opts.Rate, r.opts.messages()) // no sample yet: the room that all have
+	loose.Open += r.opts.Rate
+	return r.await(ctx, calmPatience, func() bool { return !r.meter.Recovered(from, loose).IsZero() })
+}
+
+// await looks until done, or until a limit of time: then its error is errStuck.
+func (r *shift) await(ctx context.Context, limit time.Duration, done func() bool) error {
+	for end := time.Now().Add(limit); ; {
+		if done() {
+			return nil
+		}
+		if err := errors.Join(r.shop.Err(), r.failure()); err != nil {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%w within %s", errStuck, limit)
+		}
+		if err := sleep(ctx, sampleEvery); err != nil {
+			return err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,56 @@
+package site
+
+import (
+	"context"
+	"errors"
+	"os"
+)
+
+// A PrivatePostgres is a PostgreSQL server without a [Site] around it. It ends with this
+// process, however that ends.
+type PrivatePostgres struct {
+	spawner *spawner
+	server  *server
+}
+
+// OpenPostgres starts a server with an empty database. Its data are in a directory below
+// work, which the server's account must be able to pass through; log gets what it prints.
+// Its error is an [ErrAbsent] on a machine without PostgreSQL. After an error nothing runs.
+func OpenPostgres(ctx context.Context, work, log string) (*PrivatePostgres, error) {
+	ports, err := freePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	p := &PrivatePostgres{spawner: newSpawner()}
+	if p.server, err = newServer(ctx, p.spawner, work, log, ports[0]); err == nil {
+		err = p.server.start(ctx)
+	}
+	if err == nil {
+		err = p.createDatabase(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+func (p *PrivatePostgres) createDatabase(ctx context.Context) error {
+	pool, err := createDatabase(ctx, p.server)
+	if err == nil {
+		pool.Close()
+	}
+	return err
+}
+
+// URL is where the database listens.
+func (p *PrivatePostgres) URL() string { return p.server.url(databaseName) }
+
+// Close ends the server and removes its data.
+func (p *PrivatePostgres) Close() error {
+	defer p.spawner.stop()
+	if p.server == nil {
+		return nil
+	}
+	p.server.crash()
+	return os.RemoveAll(p.server.dir)
+}
