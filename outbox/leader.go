@@ -214,7 +214,7 @@ func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
 	if err != nil || stopping {
 		return n, err
 	}
-	l.r.topics.pressed.Store(2*l.inFlight >= l.r.opts.Window || 2*l.bytes >= l.r.opts.WindowBytes)
+	l.r.topics.setPressure(l.pressure())
 	l.r.sendProbes(ctx, l.probing, func() {
 		select {
 		case l.done <- struct{}{}:
@@ -242,11 +242,22 @@ func (l *leader) room() (messages, bytes int) {
 	if messages > 0 && bytes > 0 {
 		return messages, min(bytes, maxPageBytes)
 	}
-	if time.Since(l.movedAt) > l.r.limits.stall && l.inFlight < 2*l.r.opts.Window && l.bytes < 2*l.r.opts.WindowBytes {
+	if time.Since(l.movedAt) > l.r.limits.stall && l.pressure() != stuck {
 		l.movedAt = time.Now()
 		return stallPage, min(l.r.opts.WindowBytes, maxPageBytes)
 	}
 	return 0, 0
+}
+
+// pressure returns how full the window is.
+func (l *leader) pressure() pressure {
+	switch {
+	case l.inFlight >= 2*l.r.opts.Window || l.bytes >= 2*l.r.opts.WindowBytes:
+		return stuck
+	case 2*l.inFlight >= l.r.opts.Window || 2*l.bytes >= l.r.opts.WindowBytes:
+		return pressed
+	}
+	return calm
 }
 
 // readLog reads a page and hands it to the lanes.

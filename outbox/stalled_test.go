@@ -297,3 +297,25 @@ func TestAPersonReleasesWhatWaitsForAStalledTopic(t *testing.T) {
 	eventually(t, "what waits behind it is published", func() bool { return slices.Equal(b.published(), []string{"behind"}) })
 	eventually(t, "it is a dead letter", func() bool { return f.stats(t, r) == counts{Dead: 1} })
 }
+
+// A relay that is stuck sends nothing that could show that the broker is there: that others got
+// through since the first failure of the topic is enough then.
+func TestATopicStallsWhileTheRelayIsStuck(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		pressure pressure
+		want     bool
+	}{{calm, false}, {pressed, false}, {stuck, true}} {
+		ts := topics{changed: func() {}}
+		call := func(topic string, result error) { ts.end(ts.begin(topic), []error{result}, false) }
+		ts.setPressure(c.pressure)
+		call("red", errors.New("outcome unknown"))
+		call("blue", nil)
+		for range maxVain {
+			call("red", errors.New("outcome unknown"))
+		}
+		if got := ts.isStalled("red"); got != c.want {
+			t.Errorf("pressure %d: the topic stalls: %v, want %v", c.pressure, got, c.want)
+		}
+	}
+}

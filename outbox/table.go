@@ -23,7 +23,7 @@ const maxBatchBytes = 64 << 20
 
 // runTable publishes pass by pass until ctx ends.
 func (r *Relay) runTable(ctx, work context.Context) {
-	r.topics.pressed.Store(true) // a pass waits for each of its calls
+	r.topics.setPressure(pressed) // a pass waits for each of its calls
 	defer r.counters.leads.Store(false)
 	var probing sync.WaitGroup
 	defer probing.Wait()

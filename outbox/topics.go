@@ -28,7 +28,8 @@ const (
 
 	// A topic stalls after maxVain calls in a row that brought nothing through.
 	// They count if the broker is there: it has deferred the messages, or messages of other
-	// topics got through since the call before.
+	// topics got through since the call before. Since the first call is enough when the relay
+	// is stuck, because it sends nothing then that could get through.
 	maxVain = 3
 
 	// maxProbes is how many stalled topics are probed at the same time.
@@ -45,6 +46,15 @@ var probePolicy = backoff.Policy{Base: 250 * time.Millisecond, Cap: 5 * time.Sec
 // errStalled ends a call for a topic that stalls.
 var errStalled = fmt.Errorf("%w: the broker takes messages of other topics and none of this one", ErrDeferred)
 
+// A pressure says how full the window is.
+type pressure uint32
+
+const (
+	calm    pressure = iota
+	pressed          // half of the window is in flight
+	stuck            // twice the window is in flight: no more is read until some of it is decided
+)
+
 // topics records which topics stall. The broker takes none of their messages at present,
 // although it is there: the queue has no leader, or is full. A topic stalls if calls for it
 // bring nothing through while the broker defers them or messages of other topics get
@@ -53,7 +63,7 @@ var errStalled = fmt.Errorf("%w: the broker takes messages of other topics and n
 type topics struct {
 	patience time.Duration // stallPatience, but in tests
 	changed  func()        // called when a topic begins or ceases to stall; it must not wait
-	pressed  atomic.Bool   // half of the window is in flight
+	pressure atomic.Uint32 // a pressure
 
 	mu      sync.Mutex
 	known   map[string]*topic
@@ -64,7 +74,8 @@ type topics struct {
 type topic struct {
 	through uint64 // messages of it that got through
 	vain    int    // calls in a row that brought none of it through, though the broker is there
-	others  uint64 // what had got through of others when vain was last raised
+	first   uint64 // what had got through of others at the first of these calls
+	others  uint64 // and at the last one
 
 	stalled   bool
 	reached   bool // a probe was answered: to be resumed
@@ -148,8 +159,11 @@ func (ts *topics) end(c topicCall, results []error, cancelled bool) (stalls bool
 		return false
 	case t.stalled:
 		return false
-	case t.vain == 0 || deferred > 0 || others > t.others: // else the broker may be away
+	case t.vain == 0:
+		t.vain, t.first, t.others = 1, others, others
+	case deferred > 0 || others > t.others || ts.stuckSince(t, others):
 		t.vain, t.others = t.vain+1, others
+	default: // the broker may be away
 	}
 	if !cancelled && t.vain < maxVain {
 		return false
@@ -157,6 +171,16 @@ func (ts *topics) end(c topicCall, results []error, cancelled bool) (stalls bool
 	ts.stall(t)
 	return true
 }
+
+// stuckSince reports whether the relay is stuck and messages of other topics got through
+// since the first vain call for t. The caller holds mu.
+func (ts *topics) stuckSince(t *topic, others uint64) bool {
+	return t.vain > 0 && others > t.first && ts.pressureNow() == stuck
+}
+
+func (ts *topics) setPressure(p pressure) { ts.pressure.Store(uint32(p)) }
+
+func (ts *topics) pressureNow() pressure { return pressure(ts.pressure.Load()) }
 
 // stall stalls t. The caller holds mu.
 func (ts *topics) stall(t *topic) {
@@ -228,7 +252,7 @@ func (ts *topics) watch(c topicCall, cancel context.CancelCauseFunc) (stop func(
 			progress = 0
 		}
 		others = now
-		inTheWay := ts.pressed.Load() && now > c.others && (looks >= pressedLooks || patience >= maxPressedPatience)
+		inTheWay := ts.inTheWay(c, now) && (looks >= pressedLooks || patience >= maxPressedPatience)
 		if progress >= calmLooks || inTheWay {
 			cancel(errStalled)
 			return
@@ -239,6 +263,14 @@ func (ts *topics) watch(c topicCall, cancel context.CancelCauseFunc) (stop func(
 		close(ended)
 		timer.Stop()
 	}
+}
+
+// inTheWay reports whether a call takes room of messages of other topics, of which as many as
+// others got through by now.
+func (ts *topics) inTheWay(c topicCall, others uint64) bool {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return ts.pressureNow() != calm && others > c.others || ts.stuckSince(ts.state(c.topic), others)
 }
 
 // othersOf returns how many messages of topics other than this one got through.
