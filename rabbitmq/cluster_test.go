@@ -11,6 +11,7 @@ import (
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/sagamill/sagamill/internal/rabbitcluster"
 	"github.com/sagamill/sagamill/internal/rabbittest"
@@ -19,8 +20,8 @@ import (
 )
 
 // clusterConfig returns settings for a cluster's nodes, with the topology of topics in
-// place. If first is not negative, the first connection is to that node.
-func clusterConfig(t *testing.T, c *rabbitcluster.Cluster, first int, topics ...string) wamqp.Config {
+// place, and a function after which connections are made to node i alone, or to any if i is -1.
+func clusterConfig(t *testing.T, c *rabbitcluster.Cluster, topics ...string) (cfg wamqp.Config, pin func(i int)) {
 	t.Helper()
 	urls := c.URLs()
 	opts := &rabbitmq.ConfigOptions{Prefix: rabbittest.Name()}
@@ -31,20 +32,18 @@ func clusterConfig(t *testing.T, c *rabbitcluster.Cluster, first int, topics ...
 	if err := rabbitmq.DeclareTopology(t.Context(), cfg, topics...); err != nil {
 		t.Fatal(err)
 	}
-	if first >= 0 {
-		var connected atomic.Bool
-		opts.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if !connected.Load() && addr != c.Node(first).Addr() {
-				return nil, errors.New("not the first one")
-			}
-			connected.Store(true)
-			return (&net.Dialer{}).DialContext(ctx, network, addr)
+	var pinned atomic.Int64
+	pinned.Store(-1)
+	opts.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if i := int(pinned.Load()); i >= 0 && addr != c.Node(i).Addr() {
+			return nil, errors.New("not the node that connections are pinned to")
 		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
 	}
 	if cfg, err = rabbitmq.NewConfig(strings.Join(urls, ","), service, opts); err != nil {
 		t.Fatal(err)
 	}
-	return cfg
+	return cfg, func(i int) { pinned.Store(int64(i)) }
 }
 
 // at returns cfg for one node alone.
@@ -71,8 +70,8 @@ func publishUntil(t *testing.T, pub *rabbitmq.Publisher, topic string) (tries in
 	return 0
 }
 
-// What becomes of a Publisher when nodes of a cluster die, hang, or are cut off.
-func TestPublisherOnACluster(t *testing.T) {
+// What becomes of a Publisher and a Subscriber when nodes of a cluster die, hang, or are cut off.
+func TestClientsOnACluster(t *testing.T) {
 	t.Parallel()
 	c := rabbittest.StartCluster(t, nil)
 	for _, tt := range []struct {
@@ -97,7 +96,7 @@ func TestPublisherOnACluster(t *testing.T) {
 // through as soon as a new Publisher does, although the dead node stays away: those that
 // were nacked are given up.
 func testNackSpoilsNoChannel(t *testing.T, c *rabbitcluster.Cluster) {
-	cfg := clusterConfig(t, c, -1, "red")
+	cfg, _ := clusterConfig(t, c, "red")
 	queue := cfg.Queue.GenerateName("red")
 	if err := c.MoveLeader(queue, 2); err != nil {
 		t.Fatal(err)
@@ -150,7 +149,7 @@ func testNackSpoilsNoChannel(t *testing.T, c *rabbitcluster.Cluster) {
 // A queue without a majority costs its own messages, none of which is refused, and neither
 // the connection nor other topics.
 func testQueueWithoutMajority(t *testing.T, c *rabbitcluster.Cluster) {
-	cfg := clusterConfig(t, c, -1, "red", "blue")
+	cfg, _ := clusterConfig(t, c, "red", "blue")
 	red := cfg.Queue.GenerateName("red")
 	if err := c.MoveLeader(red, 1); err != nil {
 		t.Fatal(err)
@@ -196,43 +195,66 @@ func testQueueWithoutMajority(t *testing.T, c *rabbitcluster.Cluster) {
 	publishUntil(t, pub, "red")
 }
 
-// A node that hangs keeps its connections. A Publisher finds another one.
+// A node that hangs keeps its connections. A Publisher and a Subscriber find another one.
 func testFrozenNodeIsLeft(t *testing.T, c *rabbitcluster.Cluster) {
-	cfg := clusterConfig(t, c, 0, "red")
-	if err := c.MoveLeader(cfg.Queue.GenerateName("red"), 1); err != nil {
-		t.Fatal(err)
-	}
-	pub := newPublisher(t, cfg, nil)
-	mustPublish(t, pub, "red", 1)
+	service := connectTo(t, c, 0, 1)
 	if err := c.Freeze(0); err != nil {
 		t.Fatal(err)
 	}
-	publishUntil(t, pub, "red")
+	service.exchange(t)
 	if err := c.Thaw(0); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A node on the smaller side of a partition answers and confirms nothing. A Publisher
-// finds one of the other side.
+// A node on the smaller side of a partition answers and confirms nothing, and delivers
+// nothing. A Publisher and a Subscriber find one of the other side.
 func testCutOffNodeIsLeft(t *testing.T, c *rabbitcluster.Cluster) {
-	cfg := clusterConfig(t, c, 0, "red")
-	if err := c.MoveLeader(cfg.Queue.GenerateName("red"), 0); err != nil {
-		t.Fatal(err)
-	}
-	pub := newPublisher(t, cfg, nil)
-	mustPublish(t, pub, "red", 1)
+	service := connectTo(t, c, 0, 0)
 	c.Partition(0)
-	if _, err := c.AwaitLeader(cfg.Queue.GenerateName("red")); err != nil {
+	if _, err := c.AwaitLeader(service.queue); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	publishUntil(t, pub, "red")
+	service.exchange(t)
 	t.Logf("left after %v", time.Since(began))
 	c.Mend()
 	if err := c.Restart(0); err != nil { // as RabbitMQ asks for
 		t.Fatal(err)
 	}
+}
+
+// A redService publishes to topic red and subscribes to it.
+type redService struct {
+	pub   *rabbitmq.Publisher
+	red   <-chan *message.Message
+	queue string
+}
+
+// connectTo returns a service whose connections are all to one node, and whose queue has its
+// leader on another one or on the same. After it connections are made to any node.
+func connectTo(t *testing.T, c *rabbitcluster.Cluster, node, leader int) *redService {
+	t.Helper()
+	cfg, pin := clusterConfig(t, c, "red")
+	s := &redService{queue: cfg.Queue.GenerateName("red")}
+	if err := c.MoveLeader(s.queue, leader); err != nil {
+		t.Fatal(err)
+	}
+	pin(node)
+	s.pub = newPublisher(t, cfg, nil)
+	opts := fast()
+	opts.TopologyInterval = time.Hour // an idle subscription is not renewed
+	s.red, _ = subscribe(t, cfg, "red", opts)
+	ackAll(t, s.red, mustPublish(t, s.pub, "red", 1))
+	pin(-1)
+	return s
+}
+
+// exchange publishes until a message is taken, and waits for one that arrives.
+func (s *redService) exchange(t *testing.T) {
+	t.Helper()
+	publishUntil(t, s.pub, "red")
+	next(t, s.red).Ack()
 }
 
 // syncNode writes what node i keeps in memory, so that its queues outlive a kill.
