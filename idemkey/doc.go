@@ -44,7 +44,7 @@
 // parameters, content encoding and body. JSON counts by meaning: the order of members, white
 // space and escapes do not matter, 1 and 1.0 differ, and a document with two members of one name
 // counts byte by byte. Forms count by name, multipart bodies part by part. Host, cookies and credentials do
-// not count, other headers only by Options.IncludeHeaders. Options.ExcludeFields leaves JSON
+// not count, other headers only by Fingerprint.IncludeHeaders. Fingerprint.ExcludeFields leaves JSON
 // members out, of bodies that are declared to be JSON.
 //
 // # Outcomes

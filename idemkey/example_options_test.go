@@ -54,7 +54,7 @@ func ExampleSealer() {
 	store, _ := idemkey.NewMemory(nil)
 	idem, err := idemkey.New(store, &idemkey.Options{
 		SingleTenant: true,
-		Sealer:       &sealer{"2025-06", map[string]cipher.AEAD{"2025-06": newAEAD([]byte("32 random bytes, of secret store"))}},
+		Response:     idemkey.ResponseOptions{Sealer: &sealer{"2025-06", map[string]cipher.AEAD{"2025-06": newAEAD([]byte("32 random bytes, of secret store"))}}},
 	})
 	if err != nil {
 		panic(err)
@@ -76,8 +76,8 @@ func ExampleUUIDKeys() {
 	store, _ := idemkey.NewMemory(nil)
 	idem, err := idemkey.New(store, &idemkey.Options{
 		SingleTenant: true,
-		KeyValidator: idemkey.UUIDKeys,
-		Problem: func(w http.ResponseWriter, r *http.Request, p *idemkey.Problem) {
+		Key:          idemkey.KeyOptions{Validate: idemkey.UUIDKeys},
+		Problems: idemkey.ProblemOptions{Writer: func(w http.ResponseWriter, r *http.Request, p *idemkey.Problem) {
 			switch accept := r.Header.Get("Accept"); {
 			case strings.Contains(accept, "application/problem+json"):
 				idemkey.WriteProblem(w, r, p) // the default
@@ -86,7 +86,7 @@ func ExampleUUIDKeys() {
 			default:
 				http.Error(w, p.Code, p.Status)
 			}
-		},
+		}},
 	})
 	if err != nil {
 		panic(err)

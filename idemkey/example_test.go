@@ -103,9 +103,9 @@ func ExampleMiddleware_With() {
 	store, _ := idemkey.NewMemory(nil)
 	idem, _ := idemkey.New(store, &idemkey.Options{SingleTenant: true})
 	uploads, err := idem.With(func(o *idemkey.Options) {
-		o.MaxRequestBody = 10 << 20
-		o.TTL = time.Hour
-		o.ExcludeFields = []string{"sentAt", "$.meta.nonce"}
+		o.Limits.MaxRequestBody = 10 << 20
+		o.Limits.TTL = time.Hour
+		o.Fingerprint.ExcludeFields = []string{"sentAt", "$.meta.nonce"}
 	})
 	if err != nil {
 		panic(err)

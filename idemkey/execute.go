@@ -28,7 +28,7 @@ func (x *exchange) execute(d Decision) {
 		x.fail(err)
 		return
 	}
-	b := newBuffer(x.w, x.m.opts.HardResponseLimit)
+	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
 	state := &run{info: RequestInfo{Identity: x.id, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
 	ctx, cancel := x.handlerContext()
 	defer cancel()
@@ -68,7 +68,7 @@ func (x *exchange) handlerContext() (context.Context, context.CancelFunc) {
 	if !x.m.opts.CancelOnDisconnect {
 		parent = x.detached()
 	}
-	return context.WithTimeout(parent, x.m.opts.ExecTimeout)
+	return context.WithTimeout(parent, x.m.opts.Limits.ExecTimeout)
 }
 
 // settle makes the outcome durable and only then answers.
@@ -126,9 +126,9 @@ func (x *exchange) send(b *buffer) {
 // markFirst says that this is no replay, whatever the handler has copied from the
 // answer of a service behind it.
 func (x *exchange) markFirst(b *buffer) {
-	b.sent.Del(x.m.opts.ReplayHeader)
-	if x.m.opts.EmitReplayedFalse && x.id.Key != "" {
-		b.sent.Set(x.m.opts.ReplayHeader, "false")
+	b.sent.Del(x.m.opts.Response.ReplayHeader)
+	if x.m.opts.Response.EmitReplayedFalse && x.id.Key != "" {
+		b.sent.Set(x.m.opts.Response.ReplayHeader, "false")
 	}
 }
 
@@ -171,8 +171,8 @@ func (x *exchange) problemOf(err error) *Problem {
 	if own := (*Problem)(nil); errors.As(err, &own) {
 		return own
 	}
-	if x.m.opts.MapError != nil {
-		if p := x.m.opts.MapError(err); p != nil {
+	if x.m.opts.Problems.MapError != nil {
+		if p := x.m.opts.Problems.MapError(err); p != nil {
 			return p
 		}
 	}
@@ -189,7 +189,7 @@ func (x *exchange) problemOf(err error) *Problem {
 
 // keep stores the response, with the business writes if commit, and answers.
 func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
-	written := b.response(x.m.opts.kept, x.m.opts.MaxResponseBody)
+	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
 	x.event.Oversize = written.Dropped
 	resp, err := x.stored(&written)
 	if err == nil {
@@ -205,7 +205,7 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 		x.event.Err = err
 		return
 	}
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
 	end, op, outcome := exec.Reject, OpReject, OutcomeRejected
 	if commit {
@@ -235,7 +235,7 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 func (x *exchange) cacheOwn(r Response) {
 	if x.id.Key != "" {
 		rec := Record{State: r.State(), FP: x.claim.FP, Response: r}
-		x.m.cache.add(x.id, rec, x.m.opts.TTL, x.begun)
+		x.m.cache.add(x.id, rec, x.m.opts.Limits.TTL, x.begun)
 	}
 }
 
@@ -261,7 +261,7 @@ func (x *exchange) notKept(err error) {
 // release rolls back and lets the key go. If the store does not hear of it,
 // the key is free once its lease has run out: that delays a retry and no more.
 func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
 	if failpoint.Hit("idemkey/before-release") != nil {
 		cancel() // the store does not hear of it

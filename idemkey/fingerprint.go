@@ -29,15 +29,15 @@ const maxParts = 1000
 // and the whole body. It leaves out what differs between honest retries: host,
 // cookies, credentials, the multipart boundary, the order of JSON members.
 func (o *Options) fingerprint(r *http.Request, body []byte) (Fingerprint, error) {
-	if o.Fingerprint != nil {
-		return o.Fingerprint(r, body)
+	if o.Fingerprint.Custom != nil {
+		return o.Fingerprint.Custom(r, body)
 	}
-	d := digest{hmac.New(sha256.New, o.FingerprintSecret)}
+	d := digest{hmac.New(sha256.New, o.Fingerprint.Secret)}
 	d.field(fingerprintV1, r.Method, r.URL.EscapedPath())
 	d.pairs(r.URL.RawQuery)
 	mediaType, params := parseMediaType(r.Header.Get("Content-Type"))
 	d.field(mediaType)
-	for _, name := range o.IncludeHeaders {
+	for _, name := range o.Fingerprint.IncludeHeaders {
 		d.field(name)
 		d.field(r.Header.Values(name)...)
 	}
@@ -117,7 +117,7 @@ func parseMediaType(contentType string) (string, map[string]string) {
 func (o *Options) digestBody(mediaType string, params map[string]string, encoding string, body []byte) (string, []byte) {
 	d := digest{sha256.New()}
 	switch {
-	case o.RawFingerprint, encoding != "" && encoding != "identity":
+	case o.Fingerprint.Raw, encoding != "" && encoding != "identity":
 	case mediaType == "application/json", strings.HasSuffix(mediaType, "+json"):
 		if canonical, ok := canonicalJSON(body, o.fields); ok {
 			d.Write(canonical)

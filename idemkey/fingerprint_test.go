@@ -70,9 +70,9 @@ func TestFingerprint(t *testing.T) {
 		{name: "query sorted", queryA: "?a=1&b=2", query: "?b=2&a=1", same: true},
 		{name: "query values", queryA: "?a=1", query: "?a=2"},
 		{name: "path", queryA: "a%2Fb", query: "a/b"},
-		{name: "excluded", opts: Options{ExcludeFields: []string{"at", "$.meta.nonce"}}, typeA: js, a: `{"at":1,"x":{"at":1},"meta":{"nonce":1,"k":1}}`, typeB: js, b: `{"x":{"at":1},"meta":{"k":1,"nonce":{"a":[]}},"at":{}}`, same: true},
-		{name: "not excluded", opts: Options{ExcludeFields: []string{"at"}}, typeA: js, a: `{"x":{"at":1}}`, typeB: js, b: `{"x":{"at":2}}`},
-		{name: "raw", opts: Options{RawFingerprint: true}, typeA: js, a: `{"a":1}`, typeB: js, b: `{"a": 1}`},
+		{name: "excluded", opts: Options{Fingerprint: FingerprintOptions{ExcludeFields: []string{"at", "$.meta.nonce"}}}, typeA: js, a: `{"at":1,"x":{"at":1},"meta":{"nonce":1,"k":1}}`, typeB: js, b: `{"x":{"at":1},"meta":{"k":1,"nonce":{"a":[]}},"at":{}}`, same: true},
+		{name: "not excluded", opts: Options{Fingerprint: FingerprintOptions{ExcludeFields: []string{"at"}}}, typeA: js, a: `{"x":{"at":1}}`, typeB: js, b: `{"x":{"at":2}}`},
+		{name: "raw", opts: Options{Fingerprint: FingerprintOptions{Raw: true}}, typeA: js, a: `{"a":1}`, typeB: js, b: `{"a": 1}`},
 	}
 	for _, tt := range tests {
 		a := sum(t, tt.opts, "/orders"+tt.queryA, tt.typeA, tt.a)
@@ -81,7 +81,7 @@ func TestFingerprint(t *testing.T) {
 			t.Errorf("%s: same = %t, want %t", tt.name, a == b, tt.same)
 		}
 	}
-	if sum(t, Options{}, "/", js, "1") == sum(t, Options{FingerprintSecret: []byte("s")}, "/", js, "1") {
+	if sum(t, Options{}, "/", js, "1") == sum(t, Options{Fingerprint: FingerprintOptions{Secret: []byte("s")}}, "/", js, "1") {
 		t.Error("the secret does not matter")
 	}
 }
@@ -108,7 +108,7 @@ func TestFingerprintMultipart(t *testing.T) {
 // An encoded body and a chosen header count as they are.
 func TestFingerprintHeaders(t *testing.T) {
 	t.Parallel()
-	o := Options{IncludeHeaders: []string{"Api-Version"}}
+	o := Options{Fingerprint: FingerprintOptions{IncludeHeaders: []string{"Api-Version"}}}
 	o.bind()
 	of := func(header, value, body string) string {
 		r := httptest.NewRequest("POST", "/", nil)

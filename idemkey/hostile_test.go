@@ -168,7 +168,7 @@ func TestStreamNotStartedPanics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := New(downStore{memory}, &Options{SingleTenant: true, AllowStreaming: true, ExternalEffects: true, Logger: slog.New(slog.DiscardHandler)})
+		m, err := New(downStore{memory}, &Options{SingleTenant: true, Response: ResponseOptions{AllowStreaming: true}, ExternalEffects: true, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

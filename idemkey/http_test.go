@@ -42,7 +42,8 @@ func serve(t *testing.T, store idemkey.Store, handler http.HandlerFunc, set func
 			}
 			return "", errors.New("no principal")
 		},
-		Logger: quiet, Observer: s,
+		Logger:   quiet,
+		Observer: s,
 	}
 	if set != nil {
 		set(opts)
@@ -163,7 +164,7 @@ func TestReplay(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	s := serve(t, newMemory(t, nil), created, func(o *idemkey.Options) {
-		o.MaxRequestBody, o.HeaderAliases = 10, []string{"X-Idempotency-Key"}
+		o.Limits.MaxRequestBody, o.Key.Aliases = 10, []string{"X-Idempotency-Key"}
 	})
 	s.post(t, "x").expect(t, 400, "key-missing")
 	s.post(t, "x", "Tenant", "none").expect(t, 400, "key-missing")
@@ -343,7 +344,7 @@ func TestFail(t *testing.T) {
 		_, _ = io.WriteString(w, "discarded")
 		idemkey.Fail(r.Context(), fail)
 	}, func(o *idemkey.Options) {
-		o.MapError = func(err error) *idemkey.Problem {
+		o.Problems.MapError = func(err error) *idemkey.Problem {
 			if errors.Is(err, known) {
 				return &idemkey.Problem{Status: 404, Code: "no-item", Title: "No such item"}
 			}
@@ -440,7 +441,7 @@ func TestExecTimeout(t *testing.T) {
 			<-r.Context().Done()
 		}
 		w.WriteHeader(201)
-	}, func(o *idemkey.Options) { o.ExecTimeout = 50 * time.Millisecond })
+	}, func(o *idemkey.Options) { o.Limits.ExecTimeout = 50 * time.Millisecond })
 	s.post(t, "x", "Idempotency-Key", "k").expect(t, 503, "execution-timeout")
 	s.post(t, "x", "Idempotency-Key", "k").expect(t, 201, "")
 }

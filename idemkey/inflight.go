@@ -35,7 +35,7 @@ func (s *scopeCount) leave(scope string) {
 // The place is taken before the claim: a caller that is over its limit makes no
 // record and takes no connection.
 func (x *exchange) claimWithin(ctx context.Context, claim Claim) (Decision, error) {
-	limit := x.m.opts.MaxInFlightPerScope
+	limit := x.m.opts.Limits.MaxInFlightPerScope
 	if limit == 0 || claim.ID.Key == "" {
 		return x.m.store.Begin(ctx, claim)
 	}
@@ -53,7 +53,7 @@ func (x *exchange) claimWithin(ctx context.Context, claim Claim) (Decision, erro
 // find answers a request over the limit if its record alone decides it: a replay
 // costs no handler.
 func (x *exchange) find(ctx context.Context, claim Claim, limit int) (Decision, error) {
-	over := fmt.Errorf("%w: %d handlers of one scope, the limit of Options.MaxInFlightPerScope", ErrCapacity, limit)
+	over := fmt.Errorf("%w: %d handlers of one scope, the limit of Options.Limits.MaxInFlightPerScope", ErrCapacity, limit)
 	f, ok := x.m.store.(Finder)
 	if !ok {
 		return Decision{}, over

@@ -28,7 +28,7 @@ func TestMaxInFlightPerScope(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}
 		w.WriteHeader(201)
-	}, func(o *idemkey.Options) { o.MaxInFlightPerScope, o.Logger = 1, log.logger() })
+	}, func(o *idemkey.Options) { o.Limits.MaxInFlightPerScope, o.Logger = 1, log.logger() })
 	s.post(t, "x", "Idempotency-Key", "done").expect(t, 201, "")
 	for range 2 { // a handler that panics gives its place back
 		req, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL+"/orders", strings.NewReader("panic"))
@@ -58,7 +58,7 @@ func TestMaxInFlightPerScope(t *testing.T) {
 			break
 		}
 	}
-	if !strings.Contains(log.String(), "the limit of Options.MaxInFlightPerScope") {
+	if !strings.Contains(log.String(), "the limit of Options.Limits.MaxInFlightPerScope") {
 		t.Errorf("the log does not name the limit:\n%s", log)
 	}
 }
@@ -71,8 +71,8 @@ func TestMaxInFlightPerScopeShared(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMiddleware(t, store, idemkey.Options{MaxInFlightPerScope: 1, FailOpen: true})
-			route, err := m.With(func(o *idemkey.Options) { o.MaxRequestBody = 10 })
+			m := newMiddleware(t, store, idemkey.Options{Limits: idemkey.Limits{MaxInFlightPerScope: 1}, FailOpen: true})
+			route, err := m.With(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 10 })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -90,7 +90,7 @@ func TestMaxInFlightPerScopeShared(t *testing.T) {
 func TestMaxInFlightPerScopeWaiting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := newMiddleware(t, newMemory(t, nil), idemkey.Options{MaxInFlightPerScope: 2, Wait: idemkey.MaxWait})
+		m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Limits: idemkey.Limits{MaxInFlightPerScope: 2, Wait: idemkey.MaxWait}})
 		slow := func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)
 			created(w, r)

@@ -24,7 +24,7 @@ type sentKey struct {
 // may have read differently.
 func (o *Options) readKey(h http.Header) (sentKey, error) {
 	var found sentKey
-	for _, name := range append([]string{o.Header}, o.HeaderAliases...) {
+	for _, name := range append([]string{o.Key.Header}, o.Key.Aliases...) {
 		lines := h.Values(name)
 		if len(lines) == 0 {
 			continue
@@ -32,7 +32,7 @@ func (o *Options) readKey(h http.Header) (sentKey, error) {
 		if len(lines) > 1 {
 			return sentKey{}, fmt.Errorf("%w: the header stands %d times", errKeyInvalid, len(lines))
 		}
-		key, err := parseKey(lines[0], o.StrictSyntax)
+		key, err := parseKey(lines[0], o.Key.StrictSyntax)
 		if err != nil {
 			return sentKey{}, err
 		}
@@ -50,11 +50,11 @@ func (o *Options) readKey(h http.Header) (sentKey, error) {
 }
 
 func (o *Options) checkKey(key string) error {
-	if len(key) < o.MinKeyLen || len(key) > o.MaxKeyLen {
-		return fmt.Errorf("%w: %d characters, the limits are %d and %d", errKeyInvalid, len(key), o.MinKeyLen, o.MaxKeyLen)
+	if len(key) < o.Key.MinLen || len(key) > o.Key.MaxLen {
+		return fmt.Errorf("%w: %d characters, the limits are %d and %d", errKeyInvalid, len(key), o.Key.MinLen, o.Key.MaxLen)
 	}
-	if o.KeyValidator != nil {
-		if err := o.KeyValidator(key); err != nil {
+	if o.Key.Validate != nil {
+		if err := o.Key.Validate(key); err != nil {
 			return fmt.Errorf("%w: %w", errKeyInvalid, err)
 		}
 	}
@@ -154,7 +154,7 @@ func skipBareItem(s string) (rest string, ok bool) {
 	return s[end:], end > 0
 }
 
-// UUIDKeys is an [Options].KeyValidator that accepts UUIDs only, of any
+// UUIDKeys is an [KeyOptions].Validate that accepts UUIDs only, of any
 // version, in their usual spelling. It keeps guessable keys out.
 func UUIDKeys(key string) error {
 	if len(key) != 36 {

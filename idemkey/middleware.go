@@ -43,8 +43,8 @@ func New(store Store, opts *Options) (*Middleware, error) {
 	m := &Middleware{store: store, opts: o, traits: traitsOf(store), methods: make(map[string]bool)}
 	m.room = &waitingRoom{keys: make(map[Identity]*waiters)}
 	m.scopes = &scopeCount{n: make(map[string]int)}
-	if o.LocalReplays > 0 {
-		m.cache = newReplayCache(o.LocalReplays)
+	if o.Response.LocalReplays > 0 {
+		m.cache = newReplayCache(o.Response.LocalReplays)
 	}
 	for _, method := range o.Methods {
 		m.methods[method] = true
@@ -65,7 +65,7 @@ func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 		return nil, err
 	}
 	route.room, route.scopes = m.room, m.scopes
-	if o.LocalReplays == m.opts.LocalReplays {
+	if o.Response.LocalReplays == m.opts.Response.LocalReplays {
 		route.cache = m.cache
 	}
 	return route, nil
@@ -100,14 +100,14 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 func (m *Middleware) PolicyHandler() http.Handler {
 	o := m.opts
 	syntax := "quoted string or bare"
-	if o.StrictSyntax {
+	if o.Key.StrictSyntax {
 		syntax = "quoted string"
 	}
 	body, err := json.Marshal(map[string]any{
-		"header": o.Header, "aliases": append([]string{}, o.HeaderAliases...), "syntax": syntax, "required": !o.Optional,
-		"min_length": o.MinKeyLen, "max_length": o.MaxKeyLen, "methods": o.Methods,
-		"ttl_seconds": int64(o.TTL.Seconds()), "expired_key": expiredPolicy(o), "replay_header": o.ReplayHeader,
-		"max_request_bytes": o.MaxRequestBody, "codes": m.codes(),
+		"header": o.Key.Header, "aliases": append([]string{}, o.Key.Aliases...), "syntax": syntax, "required": !o.Key.Optional,
+		"min_length": o.Key.MinLen, "max_length": o.Key.MaxLen, "methods": o.Methods,
+		"ttl_seconds": int64(o.Limits.TTL.Seconds()), "expired_key": expiredPolicy(o), "replay_header": o.Response.ReplayHeader,
+		"max_request_bytes": o.Limits.MaxRequestBody, "codes": m.codes(),
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if err != nil {
@@ -121,7 +121,7 @@ func (m *Middleware) PolicyHandler() http.Handler {
 }
 
 func expiredPolicy(o *Options) string {
-	if o.RejectExpired {
+	if o.Key.RejectExpired {
 		return "rejected"
 	}
 	return "new"
@@ -140,9 +140,9 @@ func (m *Middleware) problem(code string) *Problem {
 	p := newProblem(code)
 	switch code {
 	case CodeInProgress:
-		p.Status = m.opts.InFlightStatus
+		p.Status = m.opts.Problems.InFlightStatus
 	case CodeKeyReused:
-		p.Status = m.opts.MismatchStatus
+		p.Status = m.opts.Problems.MismatchStatus
 	}
 	return p
 }
@@ -171,11 +171,11 @@ type exchange struct {
 // that a slow client holds no lock and no connection.
 func (x *exchange) serve() {
 	o := x.m.opts
-	claim := Claim{TTL: o.TTL, Lease: o.Lease, ExecTimeout: o.ExecTimeout, MaxAttempts: o.MaxAttempts, RejectExpired: o.RejectExpired,
+	claim := Claim{TTL: o.Limits.TTL, Lease: o.Limits.Lease, ExecTimeout: o.Limits.ExecTimeout, MaxAttempts: o.Limits.MaxAttempts, RejectExpired: o.Key.RejectExpired,
 		HoldLapsed: o.ExternalEffects || o.Recover != nil}
 	sent, err := o.readKey(x.r.Header)
 	switch {
-	case errors.Is(err, errKeyMissing) && o.Optional:
+	case errors.Is(err, errKeyMissing) && o.Key.Optional:
 	case errors.Is(err, errKeyMissing):
 		x.refuse(ResultMissing, CodeKeyMissing, nil)
 		return
@@ -229,7 +229,7 @@ func (x *exchange) readBody() (ok bool) {
 		x.refuse(ResultInvalid, CodeInternal, errBodyRead)
 		return false
 	}
-	limit := x.m.opts.MaxRequestBody
+	limit := x.m.opts.Limits.MaxRequestBody
 	if x.r.ContentLength > limit {
 		x.refuse(ResultTooLarge, CodeBodyTooLarge, nil)
 		return false
@@ -284,7 +284,7 @@ func (x *exchange) decide(claim Claim) (Decision, error) {
 	}
 	d, err := x.ask(claim)
 	x.event.Begin = time.Since(x.begun)
-	if err == nil && d.Kind == KindInFlight && x.m.opts.Wait > 0 {
+	if err == nil && d.Kind == KindInFlight && x.m.opts.Limits.Wait > 0 {
 		d, err = x.await(claim, d)
 	}
 	if err == nil && d.Kind == KindUnknown && x.m.opts.Recover != nil {
@@ -299,7 +299,7 @@ func (x *exchange) decide(claim Claim) (Decision, error) {
 // ask puts one claim to the store.
 func (x *exchange) ask(claim Claim) (Decision, error) {
 	x.begun = time.Now()
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.StoreTimeout)
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.StoreTimeout)
 	defer cancel()
 	d, err := x.claimWithin(ctx, claim)
 	x.storeFailed(OpBegin, err)
@@ -309,7 +309,7 @@ func (x *exchange) ask(claim Claim) (Decision, error) {
 // failOpen runs the handler although nothing can be remembered. The log and the
 // event say so; the response says nothing that would promise a replay.
 func (x *exchange) failOpen(err error) {
-	for _, name := range append([]string{x.m.opts.Header}, x.m.opts.HeaderAliases...) {
+	for _, name := range append([]string{x.m.opts.Key.Header}, x.m.opts.Key.Aliases...) {
 		x.w.Header().Del(name)
 	}
 	x.id, x.event.Err = Identity{}, err
@@ -365,7 +365,7 @@ func (x *exchange) replay(rec *Record) {
 // sendReplay sends status, headers and bytes, beside the headers that outer
 // middleware sets on any request.
 func (x *exchange) sendReplay(r Response) {
-	if hook := x.m.opts.ReplayHook; hook != nil {
+	if hook := x.m.opts.Response.ReplayHook; hook != nil {
 		if err := hook(x.r, &r); err != nil {
 			x.event.Err = err
 			x.writeProblem(x.w, x.problemOf(err))
@@ -379,7 +379,7 @@ func (x *exchange) sendReplay(r Response) {
 	if h.Get("Cache-Control") == "" {
 		h.Set("Cache-Control", "no-store")
 	}
-	h.Set(x.m.opts.ReplayHeader, "true")
+	h.Set(x.m.opts.Response.ReplayHeader, "true")
 	if planted.ResponseReRendered {
 		r.Body = rendered(r.Body)
 	}
@@ -415,5 +415,5 @@ func (x *exchange) writeProblem(w http.ResponseWriter, p *Problem) {
 		p.Retryable, p.SameKey, p.Detail = false, false, ""
 	}
 	x.event.Status, x.event.Code = p.Status, p.Code
-	x.m.opts.Problem(w, x.r, p)
+	x.m.opts.Problems.Writer(w, x.r, p)
 }

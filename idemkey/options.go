@@ -40,50 +40,22 @@ type Options struct {
 	// the Authorization value, which may change between retries. An error or
 	// an empty scope is answered with 401. Required unless SingleTenant.
 	Scope        func(*http.Request) (string, error)
-	SingleTenant bool   // all callers share one scope; default: false
-	Namespace    string // default: http
+	SingleTenant bool // all callers share one scope; default: false
 	// ScopeByRoute makes the key new for each method and route: the pattern of
 	// the ServeMux, where the middleware is inside of one, and else the path.
 	// Default: a key that is reused on another route is a mismatch.
 	ScopeByRoute bool
 
-	Methods  []string                 // that are covered; default: POST, PATCH
-	Skip     func(*http.Request) bool // requests that are not covered; default: none
-	Optional bool                     // a request without a key runs, unremembered, and its body is not read ahead; default: 400
+	Methods []string                 // that are covered; default: POST, PATCH
+	Skip    func(*http.Request) bool // requests that are not covered; default: none
 
-	Header        string             // default: Idempotency-Key
-	HeaderAliases []string           // other names for it; values that disagree are a 400; default: none
-	StrictSyntax  bool               // refuse keys without quotes; default: false
-	MinKeyLen     int                // default: 1
-	MaxKeyLen     int                // default: 255
-	KeyValidator  func(string) error // such as UUIDKeys; default: none
+	Key         KeyOptions         // how a key is sent, and what becomes of an expired one
+	Fingerprint FingerprintOptions // which requests count as the same one
+	Limits      Limits             // times, sizes and numbers
+	Response    ResponseOptions    // what is kept of a response, and how it is replayed
+	Problems    ProblemOptions     // how the middleware answers where it refuses
 
-	FingerprintSecret []byte   // keys the digest, so that a dump does not reveal small bodies; default: none
-	ExcludeFields     []string // JSON members to ignore, as "sentAt" or "$.meta.nonce", none within arrays; default: none
-	IncludeFields     []string // the only JSON members that count; default: all
-	IncludeHeaders    []string // request headers that belong to the request's meaning; default: none
-	RawFingerprint    bool     // compare bodies byte by byte; default: by content type
-	// Fingerprint replaces the digest. Its Alg must change whenever it does. Default: v1.
-	Fingerprint func(r *http.Request, body []byte) (Fingerprint, error)
-
-	TTL             time.Duration // a record's life, at least Lease and ExecTimeout; default: 24 h
-	Lease           time.Duration // longer than ExecTimeout, unless the store keeps live owners; default: 30 s
-	ExecTimeout     time.Duration // the handler's context ends then, and what it returns later is discarded; default: 25 s
-	StoreTimeout    time.Duration // for the claim, waits for a connection included; default: 5 s
-	CompleteTimeout time.Duration // for the outcome; default: 5 s
-	MaxAttempts     int           // runs of one key before its outcome counts as unknown; default: no limit
-	RejectExpired   bool          // an expired key is a 410 until it is swept; default: it is new again
-
-	// MaxInFlightPerScope is how many handlers run for one scope at once in this
-	// process, on all routes that have a limit together. Over it a request is
-	// answered with 503, unless its record decides it. Default: no limit.
-	MaxInFlightPerScope int
-
-	// Wait lets a request wait for another one with the same key that is in
-	// flight, holding no connection, at most [MaxWait], and then replays it.
-	// Beyond [MaxWaitersPerKey] and [MaxWaiters], and once the time is over, the
-	// answer is as without. Default: no waiting.
-	Wait time.Duration
+	Policy Policy // what becomes of a response without a verdict; default: DefaultPolicy
 
 	// ExternalEffects says that handlers do what the store cannot roll back. A
 	// run whose owner vanished is then answered with 409 outcome-unknown.
@@ -99,14 +71,82 @@ type Options struct {
 	// FailOpen runs the handler without protection when the store fails. Each
 	// such run is logged as an error and told as [ResultFailOpen]. Default: 503.
 	FailOpen bool
-
-	// LocalReplays is how many responses this process keeps in its memory to replay them
-	// without asking the store, each for at most a minute. Default: none.
-	LocalReplays int
-
 	// CancelOnDisconnect cancels the handler and rolls back when the client
 	// goes away. Default: it finishes, and a retry gets the response.
 	CancelOnDisconnect bool
+
+	Observer Observer     // told of every covered request; default: none
+	Logger   *slog.Logger // default: slog.Default()
+	LogKeys  bool         // log keys and scopes as they are; default: a hash
+
+	fields fieldSet        // of Fingerprint.ExcludeFields and IncludeFields
+	kept   map[string]bool // canonical names of the response headers that are stored
+}
+
+// KeyOptions say how a key is sent.
+type KeyOptions struct {
+	Optional      bool               // a request without a key runs, unremembered, and its body is not read ahead; default: 400
+	Header        string             // default: Idempotency-Key
+	Aliases       []string           // other names of Header; values that disagree are a 400; default: none
+	StrictSyntax  bool               // refuse keys without quotes; default: false
+	MinLen        int                // characters; default: 1
+	MaxLen        int                // characters, at most 255; default: 255
+	Validate      func(string) error // such as UUIDKeys; default: none
+	Namespace     string             // of the records; default: http
+	RejectExpired bool               // an expired key is a 410 until it is swept; default: it is new again
+}
+
+// FingerprintOptions say which requests count as the same one: see [Fingerprint].
+type FingerprintOptions struct {
+	Secret         []byte   // keys the digest, so that a dump does not reveal small bodies; default: none
+	ExcludeFields  []string // JSON members to ignore, as "sentAt" or "$.meta.nonce", none within arrays; default: none
+	IncludeFields  []string // the only JSON members that count; default: all
+	IncludeHeaders []string // request headers that belong to the request's meaning; default: none
+	Raw            bool     // compare bodies byte by byte; default: by content type
+	// Custom replaces the digest. Its Alg must change whenever it does. Default: v1.
+	Custom func(r *http.Request, body []byte) (Fingerprint, error)
+}
+
+// Limits are times, sizes in bytes, and numbers.
+type Limits struct {
+	TTL             time.Duration // a record's life, at least Lease and ExecTimeout; default: 24 h
+	Lease           time.Duration // longer than Limits.ExecTimeout, unless the store keeps live owners; default: 30 s
+	ExecTimeout     time.Duration // the handler's context ends then, and what it returns later is discarded; default: 25 s
+	StoreTimeout    time.Duration // for the claim, waits for a connection included; default: 5 s
+	CompleteTimeout time.Duration // for the outcome; default: 5 s
+
+	// Wait lets a request wait for another one with the same key that is in
+	// flight, holding no connection, at most [MaxWait], and then replays it.
+	// Beyond [MaxWaitersPerKey] and [MaxWaiters], and once the time is over, the
+	// answer is as without. Default: no waiting.
+	Wait time.Duration
+
+	MaxAttempts int // runs of one key before its outcome counts as unknown; default: no limit
+	// MaxInFlightPerScope is how many handlers run for one scope at once in this
+	// process, on all routes that have a limit together. Over it a request is
+	// answered with 503, unless its record decides it. Default: no limit.
+	MaxInFlightPerScope int
+
+	MaxRequestBody    int64 // over it, a request with a key is a 413; default: 1 MiB
+	MaxResponseBody   int   // over it, only the fact that it ran is kept; default: 1 MiB
+	HardResponseLimit int   // over it, the request fails and rolls back; default: 16 MiB
+}
+
+// ResponseOptions say what is kept of a response, and how it is replayed.
+type ResponseOptions struct {
+	KeepHeaders       []string // to keep besides the usual ones; default: none
+	ReplayHeader      string   // "true" on replays; default: Idempotent-Replayed
+	EmitReplayedFalse bool     // send "false" in ReplayHeader with first responses; default: nothing
+
+	NoStoreBody bool                               // never store a body: a retry gets 410, as for one over the limit; default: false
+	Redact      func(r *http.Request, s *Response) // changes what is stored, not what is answered; default: nothing
+	Sealer      Sealer                             // encrypts stored bodies; default: none
+	// ReplayHook changes what a replay answers with; its error is answered as
+	// a handler's. Default: the stored bytes.
+	ReplayHook func(r *http.Request, s *Response) error
+	// LocalReplays is how many responses this process keeps in its memory to replay them
+	// without asking the store, each for at most a minute. Default: none.
+	LocalReplays int
 
 	// AllowStreaming lets a 2xx through to the client while the handler writes it,
 	// so that Flush works. Of such a response only the fact is kept, and it is kept
@@ -117,83 +157,64 @@ type Options struct {
 	// off. Everything else, and a 2xx without a body, is kept and replayed as ever.
 	// It is refused for stores whose writes could still roll back. Default: false.
 	AllowStreaming bool
+}
 
-	Policy   Policy               // what becomes of a response without a verdict; default: DefaultPolicy
-	MapError func(error) *Problem // of a handler's returned error or a CommitError; nil result: the default; default: 500
-
-	KeepHeaders       []string // response headers to keep besides the usual ones; default: none
-	MaxRequestBody    int64    // bytes; default: 1 MiB
-	MaxResponseBody   int      // bytes; over it, only the fact that it ran is kept; default: 1 MiB
-	HardResponseLimit int      // bytes; over it, the request fails and rolls back; default: 16 MiB
-	ReplayHeader      string   // "true" on replays; default: Idempotent-Replayed
-	EmitReplayedFalse bool     // send "false" in it with first responses; default: nothing
-
-	NoStoreBody bool                               // never store a body: a retry gets 410, as for one over the limit; default: false
-	Redact      func(r *http.Request, s *Response) // changes what is stored, not what is answered; default: nothing
-	Sealer      Sealer                             // encrypts stored bodies; default: none
-	// ReplayHook changes what a replay answers with; its error is answered as
-	// a handler's. Default: the stored bytes.
-	ReplayHook func(r *http.Request, s *Response) error
-
-	InFlightStatus int           // 409, 423 or 429; default: 409
-	MismatchStatus int           // 422, 409 or 400; default: 422
-	Problem        ProblemWriter // default: WriteProblem
-	TypeBase       string        // put before the code to name a problem's type; default: DocsURL and "#"
-	DocsURL        string        // where the problems are described; default: none
-
-	Observer Observer     // told of every covered request; default: none
-	Logger   *slog.Logger // default: slog.Default()
-	LogKeys  bool         // log keys and scopes as they are; default: a hash
-
-	fields fieldSet        // of ExcludeFields and IncludeFields
-	kept   map[string]bool // canonical names of the response headers that are stored
+// ProblemOptions say how the middleware answers where it refuses, and what it makes of an
+// error.
+type ProblemOptions struct {
+	MapError       func(error) *Problem // of a handler's returned error or a CommitError; nil result: the default; default: 500
+	Writer         ProblemWriter        // default: WriteProblem
+	InFlightStatus int                  // 409, 423 or 429; default: 409
+	MismatchStatus int                  // 422, 409 or 400; default: 422
+	TypeBase       string               // put before the code to name a problem's type; default: DocsURL and "#"
+	DocsURL        string               // where the problems are described; default: none
 }
 
 // clone copies o, lists included, so that a route's changes stay its own.
 func (o *Options) clone() *Options {
 	c := *o
 	c.Methods = slices.Clone(o.Methods)
-	c.HeaderAliases = slices.Clone(o.HeaderAliases)
-	c.ExcludeFields = slices.Clone(o.ExcludeFields)
-	c.IncludeFields = slices.Clone(o.IncludeFields)
-	c.IncludeHeaders = slices.Clone(o.IncludeHeaders)
-	c.KeepHeaders = slices.Clone(o.KeepHeaders)
+	c.Key.Aliases = slices.Clone(o.Key.Aliases)
+	c.Fingerprint.ExcludeFields = slices.Clone(o.Fingerprint.ExcludeFields)
+	c.Fingerprint.IncludeFields = slices.Clone(o.Fingerprint.IncludeFields)
+	c.Fingerprint.IncludeHeaders = slices.Clone(o.Fingerprint.IncludeHeaders)
+	c.Response.KeepHeaders = slices.Clone(o.Response.KeepHeaders)
 	return &c
 }
 
 func (o *Options) setDefaults() {
-	o.Namespace = cmp.Or(o.Namespace, DefaultNamespace)
+	o.Key.Namespace = cmp.Or(o.Key.Namespace, DefaultNamespace)
 	if len(o.Methods) == 0 {
 		o.Methods = []string{http.MethodPost, http.MethodPatch}
 	}
-	o.Header = cmp.Or(o.Header, DefaultHeader)
-	o.MinKeyLen = cmp.Or(o.MinKeyLen, 1)
-	o.MaxKeyLen = cmp.Or(o.MaxKeyLen, MaxKey)
-	o.TTL = cmp.Or(o.TTL, DefaultTTL)
-	o.Lease = cmp.Or(o.Lease, DefaultLease)
-	o.ExecTimeout = cmp.Or(o.ExecTimeout, DefaultExecTimeout)
-	o.StoreTimeout = cmp.Or(o.StoreTimeout, DefaultStoreTimeout)
-	o.CompleteTimeout = cmp.Or(o.CompleteTimeout, DefaultCompleteTimeout)
+	o.Key.Header = cmp.Or(o.Key.Header, DefaultHeader)
+	o.Key.MinLen = cmp.Or(o.Key.MinLen, 1)
+	o.Key.MaxLen = cmp.Or(o.Key.MaxLen, MaxKey)
+	o.Limits.TTL = cmp.Or(o.Limits.TTL, DefaultTTL)
+	o.Limits.Lease = cmp.Or(o.Limits.Lease, DefaultLease)
+	o.Limits.ExecTimeout = cmp.Or(o.Limits.ExecTimeout, DefaultExecTimeout)
+	o.Limits.StoreTimeout = cmp.Or(o.Limits.StoreTimeout, DefaultStoreTimeout)
+	o.Limits.CompleteTimeout = cmp.Or(o.Limits.CompleteTimeout, DefaultCompleteTimeout)
 	if o.Policy == nil {
 		o.Policy = DefaultPolicy
 	}
-	o.MaxRequestBody = cmp.Or(o.MaxRequestBody, DefaultMaxRequestBody)
-	o.MaxResponseBody = cmp.Or(o.MaxResponseBody, DefaultMaxResponseBody)
-	o.HardResponseLimit = cmp.Or(o.HardResponseLimit, max(DefaultHardResponseLimit, o.MaxResponseBody))
-	o.ReplayHeader = cmp.Or(o.ReplayHeader, DefaultReplayHeader)
-	o.InFlightStatus = cmp.Or(o.InFlightStatus, http.StatusConflict)
-	o.MismatchStatus = cmp.Or(o.MismatchStatus, http.StatusUnprocessableEntity)
-	if o.Problem == nil {
-		o.Problem = WriteProblem
+	o.Limits.MaxRequestBody = cmp.Or(o.Limits.MaxRequestBody, DefaultMaxRequestBody)
+	o.Limits.MaxResponseBody = cmp.Or(o.Limits.MaxResponseBody, DefaultMaxResponseBody)
+	o.Limits.HardResponseLimit = cmp.Or(o.Limits.HardResponseLimit, max(DefaultHardResponseLimit, o.Limits.MaxResponseBody))
+	o.Response.ReplayHeader = cmp.Or(o.Response.ReplayHeader, DefaultReplayHeader)
+	o.Problems.InFlightStatus = cmp.Or(o.Problems.InFlightStatus, http.StatusConflict)
+	o.Problems.MismatchStatus = cmp.Or(o.Problems.MismatchStatus, http.StatusUnprocessableEntity)
+	if o.Problems.Writer == nil {
+		o.Problems.Writer = WriteProblem
 	}
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
 // bind computes what is looked up on every request.
 func (o *Options) bind() {
-	o.fields = newFieldSet(o.ExcludeFields, o.IncludeFields)
+	o.fields = newFieldSet(o.Fingerprint.ExcludeFields, o.Fingerprint.IncludeFields)
 	o.kept = make(map[string]bool)
-	for _, name := range slices.Concat(storedHeaders, o.KeepHeaders) {
+	for _, name := range slices.Concat(storedHeaders, o.Response.KeepHeaders) {
 		o.kept[http.CanonicalHeaderKey(name)] = true
 	}
 }
@@ -214,16 +235,16 @@ func (o *Options) check(store Traits) error {
 // checkStore refuses what the store cannot do, or would make unsafe.
 func (o *Options) checkStore(store Traits, invalid func(string, string, ...any) error) error {
 	switch {
-	case o.Lease <= o.ExecTimeout && !store.LiveOwners:
-		return invalid("Lease", "is %v, and must be longer than ExecTimeout, %v: the store does not renew it", o.Lease, o.ExecTimeout)
+	case o.Limits.Lease <= o.Limits.ExecTimeout && !store.LiveOwners:
+		return invalid("Limits.Lease", "is %v, and must be longer than Limits.ExecTimeout, %v: the store does not renew it", o.Limits.Lease, o.Limits.ExecTimeout)
 	case o.FailOpen && store.Transactional:
 		return invalid("FailOpen", "would run handlers without the transaction that the store promises")
-	case o.AllowStreaming && store.Transactional:
-		return invalid("AllowStreaming", "would send what the store's transaction may still roll back")
+	case o.Response.AllowStreaming && store.Transactional:
+		return invalid("Response.AllowStreaming", "would send what the store's transaction may still roll back")
 	case (o.ExternalEffects || o.Recover != nil) && store.Traceless:
 		return invalid("ExternalEffects", "needs a store that remembers unfinished runs")
-	case o.MaxAttempts > 0 && store.Traceless:
-		return invalid("MaxAttempts", "needs a store that remembers unfinished runs")
+	case o.Limits.MaxAttempts > 0 && store.Traceless:
+		return invalid("Limits.MaxAttempts", "needs a store that remembers unfinished runs")
 	}
 	return nil
 }
@@ -234,19 +255,19 @@ func (o *Options) checkIdentity(invalid func(string, string, ...any) error) erro
 		return invalid("Scope", "is required, unless SingleTenant says that all callers share one scope")
 	case o.Scope != nil && o.SingleTenant:
 		return invalid("SingleTenant", "contradicts Scope")
-	case !text(o.Namespace, MaxNamespace):
-		return invalid("Namespace", "must be 1 to %d printable bytes", MaxNamespace)
-	case o.ScopeByRoute && len(o.Namespace) > MaxNamespace-routeLen:
-		return invalid("Namespace", "must be at most %d bytes with ScopeByRoute", MaxNamespace-routeLen)
-	case !validName(o.Header):
-		return invalid("Header", "%q is not a header name", o.Header)
-	case o.MinKeyLen < 1:
-		return invalid("MinKeyLen", "must be at least 1")
-	case o.MaxKeyLen < o.MinKeyLen || o.MaxKeyLen > MaxKey:
-		return invalid("MaxKeyLen", "must be MinKeyLen to %d", MaxKey)
+	case !text(o.Key.Namespace, MaxNamespace):
+		return invalid("Key.Namespace", "must be 1 to %d printable bytes", MaxNamespace)
+	case o.ScopeByRoute && len(o.Key.Namespace) > MaxNamespace-routeLen:
+		return invalid("Key.Namespace", "must be at most %d bytes with ScopeByRoute", MaxNamespace-routeLen)
+	case !validName(o.Key.Header):
+		return invalid("Key.Header", "%q is not a header name", o.Key.Header)
+	case o.Key.MinLen < 1:
+		return invalid("Key.MinLen", "must be at least 1")
+	case o.Key.MaxLen < o.Key.MinLen || o.Key.MaxLen > MaxKey:
+		return invalid("Key.MaxLen", "must be Key.MinLen to %d", MaxKey)
 	}
 	for field, names := range map[string][]string{
-		"HeaderAliases": o.HeaderAliases, "IncludeHeaders": o.IncludeHeaders, "KeepHeaders": o.KeepHeaders, "Methods": o.Methods,
+		"Key.Aliases": o.Key.Aliases, "Fingerprint.IncludeHeaders": o.Fingerprint.IncludeHeaders, "Response.KeepHeaders": o.Response.KeepHeaders, "Methods": o.Methods,
 	} {
 		if i := slices.IndexFunc(names, func(s string) bool { return !validName(s) }); i >= 0 {
 			return invalid(field, "%q is not a name", names[i])
@@ -255,7 +276,7 @@ func (o *Options) checkIdentity(invalid func(string, string, ...any) error) erro
 	if i := slices.IndexFunc(o.Methods, func(s string) bool { return s != strings.ToUpper(s) }); i >= 0 {
 		return invalid("Methods", "%q must be upper case", o.Methods[i])
 	}
-	for field, paths := range map[string][]string{"ExcludeFields": o.ExcludeFields, "IncludeFields": o.IncludeFields} {
+	for field, paths := range map[string][]string{"Fingerprint.ExcludeFields": o.Fingerprint.ExcludeFields, "Fingerprint.IncludeFields": o.Fingerprint.IncludeFields} {
 		if i := slices.IndexFunc(paths, func(s string) bool { return !validPath(s) }); i >= 0 {
 			return invalid(field, "%q is not a member's path, such as sentAt or $.meta.nonce; what is in an array cannot be named", paths[i])
 		}
@@ -272,50 +293,50 @@ func validPath(path string) bool {
 
 func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {
 	switch {
-	case o.ExecTimeout <= 0:
-		return invalid("ExecTimeout", "must be positive")
-	case o.Lease <= 0:
-		return invalid("Lease", "must be positive")
-	case o.TTL < MinTTL || o.TTL > MaxTTL:
-		return invalid("TTL", "is %v, and must be %v to %v", o.TTL, MinTTL, MaxTTL)
-	case o.TTL < o.ExecTimeout:
-		return invalid("TTL", "is %v, and must be at least ExecTimeout, %v: a success must not be forgotten when it commits", o.TTL, o.ExecTimeout)
-	case o.TTL < o.Lease:
-		return invalid("TTL", "is %v, and must be at least the lease, %v", o.TTL, o.Lease)
-	case o.StoreTimeout <= 0:
-		return invalid("StoreTimeout", "must be positive")
-	case o.CompleteTimeout <= 0:
-		return invalid("CompleteTimeout", "must be positive")
-	case o.Wait < 0 || o.Wait > MaxWait:
-		return invalid("Wait", "is %v, and must be at most %v", o.Wait, MaxWait)
-	case o.LocalReplays < 0:
-		return invalid("LocalReplays", "must not be negative")
-	case o.MaxInFlightPerScope < 0:
-		return invalid("MaxInFlightPerScope", "must not be negative")
-	case o.MaxAttempts < 0:
-		return invalid("MaxAttempts", "must not be negative")
+	case o.Limits.ExecTimeout <= 0:
+		return invalid("Limits.ExecTimeout", "must be positive")
+	case o.Limits.Lease <= 0:
+		return invalid("Limits.Lease", "must be positive")
+	case o.Limits.TTL < MinTTL || o.Limits.TTL > MaxTTL:
+		return invalid("Limits.TTL", "is %v, and must be %v to %v", o.Limits.TTL, MinTTL, MaxTTL)
+	case o.Limits.TTL < o.Limits.ExecTimeout:
+		return invalid("Limits.TTL", "is %v, and must be at least Limits.ExecTimeout, %v: a success must not be forgotten when it commits", o.Limits.TTL, o.Limits.ExecTimeout)
+	case o.Limits.TTL < o.Limits.Lease:
+		return invalid("Limits.TTL", "is %v, and must be at least the lease, %v", o.Limits.TTL, o.Limits.Lease)
+	case o.Limits.StoreTimeout <= 0:
+		return invalid("Limits.StoreTimeout", "must be positive")
+	case o.Limits.CompleteTimeout <= 0:
+		return invalid("Limits.CompleteTimeout", "must be positive")
+	case o.Limits.Wait < 0 || o.Limits.Wait > MaxWait:
+		return invalid("Limits.Wait", "is %v, and must be at most %v", o.Limits.Wait, MaxWait)
+	case o.Response.LocalReplays < 0:
+		return invalid("Response.LocalReplays", "must not be negative")
+	case o.Limits.MaxInFlightPerScope < 0:
+		return invalid("Limits.MaxInFlightPerScope", "must not be negative")
+	case o.Limits.MaxAttempts < 0:
+		return invalid("Limits.MaxAttempts", "must not be negative")
 	}
 	return nil
 }
 
 func (o *Options) checkLimits(invalid func(string, string, ...any) error) error {
 	switch {
-	case o.MaxRequestBody < 0:
-		return invalid("MaxRequestBody", "must be positive")
-	case o.MaxResponseBody < 0:
-		return invalid("MaxResponseBody", "must be positive")
-	case o.HardResponseLimit < o.MaxResponseBody:
-		return invalid("HardResponseLimit", "must be at least MaxResponseBody")
-	case o.Fingerprint != nil && (o.RawFingerprint || len(o.ExcludeFields)+len(o.IncludeFields)+len(o.IncludeHeaders)+len(o.FingerprintSecret) > 0):
-		return invalid("Fingerprint", "replaces the digest that the other fingerprint options are about")
-	case o.RawFingerprint && len(o.ExcludeFields)+len(o.IncludeFields) > 0:
-		return invalid("RawFingerprint", "contradicts ExcludeFields and IncludeFields")
-	case len(o.ExcludeFields) > 0 && len(o.IncludeFields) > 0:
-		return invalid("IncludeFields", "contradicts ExcludeFields")
+	case o.Limits.MaxRequestBody < 0:
+		return invalid("Limits.MaxRequestBody", "must be positive")
+	case o.Limits.MaxResponseBody < 0:
+		return invalid("Limits.MaxResponseBody", "must be positive")
+	case o.Limits.HardResponseLimit < o.Limits.MaxResponseBody:
+		return invalid("Limits.HardResponseLimit", "must be at least Limits.MaxResponseBody")
+	case o.Fingerprint.Custom != nil && (o.Fingerprint.Raw || len(o.Fingerprint.ExcludeFields)+len(o.Fingerprint.IncludeFields)+len(o.Fingerprint.IncludeHeaders)+len(o.Fingerprint.Secret) > 0):
+		return invalid("Fingerprint.Custom", "replaces the digest that the other fingerprint options are about")
+	case o.Fingerprint.Raw && len(o.Fingerprint.ExcludeFields)+len(o.Fingerprint.IncludeFields) > 0:
+		return invalid("Fingerprint.Raw", "contradicts Fingerprint.ExcludeFields and IncludeFields")
+	case len(o.Fingerprint.ExcludeFields) > 0 && len(o.Fingerprint.IncludeFields) > 0:
+		return invalid("Fingerprint.IncludeFields", "contradicts Fingerprint.ExcludeFields")
 	}
-	for _, name := range o.KeepHeaders {
+	for _, name := range o.Response.KeepHeaders {
 		if neverStored(name) {
-			return invalid("KeepHeaders", "%s is never kept", name)
+			return invalid("Response.KeepHeaders", "%s is never kept", name)
 		}
 	}
 	return nil
@@ -323,12 +344,12 @@ func (o *Options) checkLimits(invalid func(string, string, ...any) error) error 
 
 func (o *Options) checkAnswers(invalid func(string, string, ...any) error) error {
 	switch {
-	case !validName(o.ReplayHeader):
-		return invalid("ReplayHeader", "%q is not a header name", o.ReplayHeader)
-	case !slices.Contains([]int{409, 423, 429}, o.InFlightStatus):
-		return invalid("InFlightStatus", "is %d, and must be 409, 423 or 429", o.InFlightStatus)
-	case !slices.Contains([]int{422, 409, 400}, o.MismatchStatus):
-		return invalid("MismatchStatus", "is %d, and must be 422, 409 or 400", o.MismatchStatus)
+	case !validName(o.Response.ReplayHeader):
+		return invalid("Response.ReplayHeader", "%q is not a header name", o.Response.ReplayHeader)
+	case !slices.Contains([]int{409, 423, 429}, o.Problems.InFlightStatus):
+		return invalid("Problems.InFlightStatus", "is %d, and must be 409, 423 or 429", o.Problems.InFlightStatus)
+	case !slices.Contains([]int{422, 409, 400}, o.Problems.MismatchStatus):
+		return invalid("Problems.MismatchStatus", "is %d, and must be 422, 409 or 400", o.Problems.MismatchStatus)
 	}
 	return nil
 }
@@ -340,9 +361,9 @@ const routeLen = 33
 // digest: patterns may be longer than a namespace.
 func (o *Options) namespace(r *http.Request) string {
 	if !o.ScopeByRoute {
-		return o.Namespace
+		return o.Key.Namespace
 	}
 	d := digest{sha256.New()}
 	d.field(r.Method, cmp.Or(r.Pattern, r.URL.EscapedPath()))
-	return o.Namespace + ":" + hex.EncodeToString(d.Sum(nil)[:16])
+	return o.Key.Namespace + ":" + hex.EncodeToString(d.Sum(nil)[:16])
 }

@@ -13,33 +13,35 @@ import (
 
 // wrongOptions are wrong in the field of that name.
 var wrongOptions = map[string]func(*idemkey.Options){
-	"Scope":               func(o *idemkey.Options) { o.SingleTenant = false },
-	"SingleTenant":        func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return "", nil } },
-	"Namespace":           func(o *idemkey.Options) { o.Namespace = strings.Repeat("n", 129) },
-	"Header":              func(o *idemkey.Options) { o.Header = "a b" },
-	"HeaderAliases":       func(o *idemkey.Options) { o.HeaderAliases = []string{""} },
-	"IncludeHeaders":      func(o *idemkey.Options) { o.IncludeHeaders = []string{"a\n"} },
-	"Methods":             func(o *idemkey.Options) { o.Methods = []string{""} },
-	"MinKeyLen":           func(o *idemkey.Options) { o.MinKeyLen = -1 },
-	"MaxKeyLen":           func(o *idemkey.Options) { o.MaxKeyLen = 256 },
-	"ExecTimeout":         func(o *idemkey.Options) { o.ExecTimeout = -1 },
-	"Lease":               func(o *idemkey.Options) { o.Lease = -1 },
-	"TTL":                 func(o *idemkey.Options) { o.TTL = 31 * 24 * time.Hour },
-	"StoreTimeout":        func(o *idemkey.Options) { o.StoreTimeout = -1 },
-	"CompleteTimeout":     func(o *idemkey.Options) { o.CompleteTimeout = -1 },
-	"MaxAttempts":         func(o *idemkey.Options) { o.MaxAttempts = -1 },
-	"MaxRequestBody":      func(o *idemkey.Options) { o.MaxRequestBody = -1 },
-	"MaxResponseBody":     func(o *idemkey.Options) { o.MaxResponseBody = -1 },
-	"HardResponseLimit":   func(o *idemkey.Options) { o.HardResponseLimit = 1 },
-	"Wait":                func(o *idemkey.Options) { o.Wait = 3 * time.Second },
-	"LocalReplays":        func(o *idemkey.Options) { o.LocalReplays = -1 },
-	"IncludeFields":       func(o *idemkey.Options) { o.IncludeFields, o.ExcludeFields = []string{"a"}, []string{"b"} },
-	"MaxInFlightPerScope": func(o *idemkey.Options) { o.MaxInFlightPerScope = -1 },
-	"RawFingerprint":      func(o *idemkey.Options) { o.RawFingerprint, o.ExcludeFields = true, []string{"a"} },
-	"KeepHeaders":         func(o *idemkey.Options) { o.KeepHeaders = []string{"set-cookie"} },
-	"ReplayHeader":        func(o *idemkey.Options) { o.ReplayHeader = ":" },
-	"InFlightStatus":      func(o *idemkey.Options) { o.InFlightStatus = 200 },
-	"MismatchStatus":      func(o *idemkey.Options) { o.MismatchStatus = 200 },
+	"Scope":             func(o *idemkey.Options) { o.SingleTenant = false },
+	"SingleTenant":      func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return "", nil } },
+	"Key.Namespace":         func(o *idemkey.Options) { o.Key.Namespace = strings.Repeat("n", 129) },
+	"Key.Header":            func(o *idemkey.Options) { o.Key.Header = "a b" },
+	"Key.Aliases":     func(o *idemkey.Options) { o.Key.Aliases = []string{""} },
+	"Fingerprint.IncludeHeaders":    func(o *idemkey.Options) { o.Fingerprint.IncludeHeaders = []string{"a\n"} },
+	"Methods":           func(o *idemkey.Options) { o.Methods = []string{""} },
+	"Key.MinLen":         func(o *idemkey.Options) { o.Key.MinLen = -1 },
+	"Key.MaxLen":         func(o *idemkey.Options) { o.Key.MaxLen = 256 },
+	"Limits.ExecTimeout":       func(o *idemkey.Options) { o.Limits.ExecTimeout = -1 },
+	"Limits.Lease":             func(o *idemkey.Options) { o.Limits.Lease = -1 },
+	"Limits.TTL":               func(o *idemkey.Options) { o.Limits.TTL = 31 * 24 * time.Hour },
+	"Limits.StoreTimeout":      func(o *idemkey.Options) { o.Limits.StoreTimeout = -1 },
+	"Limits.CompleteTimeout":   func(o *idemkey.Options) { o.Limits.CompleteTimeout = -1 },
+	"Limits.MaxAttempts":       func(o *idemkey.Options) { o.Limits.MaxAttempts = -1 },
+	"Limits.MaxRequestBody":    func(o *idemkey.Options) { o.Limits.MaxRequestBody = -1 },
+	"Limits.MaxResponseBody":   func(o *idemkey.Options) { o.Limits.MaxResponseBody = -1 },
+	"Limits.HardResponseLimit": func(o *idemkey.Options) { o.Limits.HardResponseLimit = 1 },
+	"Limits.Wait":              func(o *idemkey.Options) { o.Limits.Wait = 3 * time.Second },
+	"Response.LocalReplays":      func(o *idemkey.Options) { o.Response.LocalReplays = -1 },
+	"Fingerprint.IncludeFields": func(o *idemkey.Options) {
+		o.Fingerprint.IncludeFields, o.Fingerprint.ExcludeFields = []string{"a"}, []string{"b"}
+	},
+	"Limits.MaxInFlightPerScope": func(o *idemkey.Options) { o.Limits.MaxInFlightPerScope = -1 },
+	"Fingerprint.Raw":      func(o *idemkey.Options) { o.Fingerprint.Raw, o.Fingerprint.ExcludeFields = true, []string{"a"} },
+	"Response.KeepHeaders":         func(o *idemkey.Options) { o.Response.KeepHeaders = []string{"set-cookie"} },
+	"Response.ReplayHeader":        func(o *idemkey.Options) { o.Response.ReplayHeader = ":" },
+	"Problems.InFlightStatus":      func(o *idemkey.Options) { o.Problems.InFlightStatus = 200 },
+	"Problems.MismatchStatus":      func(o *idemkey.Options) { o.Problems.MismatchStatus = 200 },
 }
 
 // A wrong option is an error of New that names it.
@@ -55,40 +57,40 @@ func TestOptions(t *testing.T) {
 	}
 	for field, values := range map[string][]string{
 		"Methods":       {"post"},
-		"ExcludeFields": {"", "$", "$..id", "items[0].id", "$.items[*].id", "a."},
-		"IncludeFields": {"items.*"},
+		"Fingerprint.ExcludeFields": {"", "$", "$..id", "items[0].id", "$.items[*].id", "a."},
+		"Fingerprint.IncludeFields": {"items.*"},
 	} {
 		for _, value := range values {
 			o := &idemkey.Options{SingleTenant: true}
 			switch field {
 			case "Methods":
 				o.Methods = []string{value}
-			case "ExcludeFields":
-				o.ExcludeFields = []string{value}
+			case "Fingerprint.ExcludeFields":
+				o.Fingerprint.ExcludeFields = []string{value}
 			default:
-				o.IncludeFields = []string{value}
+				o.Fingerprint.IncludeFields = []string{value}
 			}
 			if _, err := idemkey.New(store, o); err == nil || !strings.Contains(err.Error(), "Options."+field+" ") {
 				t.Errorf("New with %s %q, which never matches = %v", field, value, err)
 			}
 		}
 	}
-	forgetful := &idemkey.Options{SingleTenant: true, TTL: 20 * time.Second, Lease: time.Second}
-	if _, err := idemkey.New(store, forgetful); err == nil || !strings.Contains(err.Error(), "Options.TTL ") {
+	forgetful := &idemkey.Options{SingleTenant: true, Limits: idemkey.Limits{TTL: 20 * time.Second, Lease: time.Second}}
+	if _, err := idemkey.New(store, forgetful); err == nil || !strings.Contains(err.Error(), "Options.Limits.TTL ") {
 		t.Errorf("New with a life shorter than the handler's = %v, want an error that names it", err)
 	}
-	long := &idemkey.Options{SingleTenant: true, ExecTimeout: time.Minute, Lease: time.Second}
+	long := &idemkey.Options{SingleTenant: true, Limits: idemkey.Limits{ExecTimeout: time.Minute, Lease: time.Second}}
 	if _, err := idemkey.New(store, long); err != nil {
 		t.Errorf("New with a lease that is renewed: %v", err)
 	}
-	if _, err := idemkey.New(&stub{}, long); err == nil || !strings.Contains(err.Error(), "Options.Lease ") {
+	if _, err := idemkey.New(&stub{}, long); err == nil || !strings.Contains(err.Error(), "Options.Limits.Lease ") {
 		t.Errorf("New with a lease that is not renewed = %v, want an error that names it", err)
 	}
 	for field, set := range map[string]func(*idemkey.Options){
-		"AllowStreaming":  func(o *idemkey.Options) { o.AllowStreaming = true },
+		"Response.AllowStreaming":  func(o *idemkey.Options) { o.Response.AllowStreaming = true },
 		"FailOpen":        func(o *idemkey.Options) { o.FailOpen = true },
 		"ExternalEffects": func(o *idemkey.Options) { o.ExternalEffects = true },
-		"MaxAttempts":     func(o *idemkey.Options) { o.MaxAttempts = 1 },
+		"Limits.MaxAttempts":     func(o *idemkey.Options) { o.Limits.MaxAttempts = 1 },
 	} {
 		o := &idemkey.Options{SingleTenant: true}
 		set(o)
@@ -113,13 +115,13 @@ func TestWith(t *testing.T) {
 		t.Fatal(err)
 	}
 	relaxed, err := m.With(func(o *idemkey.Options) {
-		o.Optional, o.MismatchStatus, o.Problem = true, 400, idemkey.WritePlainError
+		o.Key.Optional, o.Problems.MismatchStatus, o.Problems.Writer = true, 400, idemkey.WritePlainError
 		o.Methods[0] = "PUT"
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.With(func(o *idemkey.Options) { o.TTL = -1 }); err == nil {
+	if _, err := m.With(func(o *idemkey.Options) { o.Limits.TTL = -1 }); err == nil {
 		t.Error("With accepted a negative TTL")
 	}
 	send := func(m *idemkey.Middleware, method, key, body string) *httptest.ResponseRecorder {
@@ -146,7 +148,7 @@ func TestWith(t *testing.T) {
 
 func TestPolicyHandler(t *testing.T) {
 	t.Parallel()
-	m, err := idemkey.New(newMemory(t, nil), &idemkey.Options{SingleTenant: true, InFlightStatus: 423})
+	m, err := idemkey.New(newMemory(t, nil), &idemkey.Options{SingleTenant: true, Problems: idemkey.ProblemOptions{InFlightStatus: 423}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -146,10 +146,10 @@ func (o *Options) complete(p *Problem) *Problem {
 	c := *p
 	switch {
 	case c.Type != "":
-	case o.TypeBase != "":
-		c.Type = o.TypeBase + c.Code
-	case o.DocsURL != "":
-		c.Type = o.DocsURL + "#" + c.Code
+	case o.Problems.TypeBase != "":
+		c.Type = o.Problems.TypeBase + c.Code
+	case o.Problems.DocsURL != "":
+		c.Type = o.Problems.DocsURL + "#" + c.Code
 	default:
 		c.Type = "urn:idemkey:problem:" + c.Code
 	}
@@ -163,7 +163,7 @@ func (o *Options) complete(p *Problem) *Problem {
 		c.Instance = "urn:uuid:" + newUUID()
 	}
 	if c.DocsURL == "" {
-		c.DocsURL = o.DocsURL
+		c.DocsURL = o.Problems.DocsURL
 	}
 	return &c
 }

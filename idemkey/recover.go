@@ -13,7 +13,7 @@ var errTooLate = errors.New("idemkey: Recover took longer than half of the lease
 // and takes it over if that is known. The answer is about the attempt that was
 // found, and no other is taken over by it.
 func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Lease/2)
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.Lease/2)
 	defer cancel()
 	resp, err := x.m.opts.Recover(x.withBody(ctx), c.ID)
 	if err == nil && ctx.Err() != nil {
@@ -46,7 +46,7 @@ func (x *exchange) keepRecovered(d Decision) {
 		x.fail(err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
 	err = d.Exec.Commit(ctx, stored)
 	x.storeFailed(OpCommit, err)

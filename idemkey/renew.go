@@ -22,7 +22,7 @@ func (x *exchange) keepAlive(exec Execution, lost context.CancelCauseFunc) (stop
 	ctx, cancel := context.WithCancel(x.detached())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		every := max(x.m.opts.Lease/renewals, time.Millisecond)
+		every := max(x.m.opts.Limits.Lease/renewals, time.Millisecond)
 		ticker := time.NewTicker(every)
 		defer ticker.Stop()
 		for {
@@ -31,7 +31,7 @@ func (x *exchange) keepAlive(exec Execution, lost context.CancelCauseFunc) (stop
 				return
 			case <-ticker.C:
 			}
-			call, done := context.WithTimeout(ctx, min(every, x.m.opts.StoreTimeout))
+			call, done := context.WithTimeout(ctx, min(every, x.m.opts.Limits.StoreTimeout))
 			err := r.Renew(call)
 			done()
 			if errors.Is(err, ErrLeaseLost) {

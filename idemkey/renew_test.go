@@ -47,7 +47,7 @@ func (o *observer) Observe(_ context.Context, e idemkey.Event) { o.last = e }
 func TestRenew(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Lease: 3 * time.Second, ExecTimeout: time.Hour})
+		m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Limits: idemkey.Limits{Lease: 3 * time.Second, ExecTimeout: time.Hour}})
 		go func() {
 			time.Sleep(time.Minute)
 			send(t, m, created, "k", "x").expect(t, 409, "in-progress")
@@ -72,7 +72,7 @@ func TestRenewLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store, seen := newMemory(t, nil), &observer{}
-		m := newMiddleware(t, store, idemkey.Options{Lease: 3 * time.Second, ExecTimeout: time.Hour, Observer: seen})
+		m := newMiddleware(t, store, idemkey.Options{Limits: idemkey.Limits{Lease: 3 * time.Second, ExecTimeout: time.Hour}, Observer: seen})
 		other := newMiddleware(t, store, idemkey.Options{})
 		late := send(t, m, func(w http.ResponseWriter, r *http.Request) {
 			info, _ := idemkey.Info(r.Context())
@@ -96,7 +96,7 @@ func TestRenewLost(t *testing.T) {
 func TestRenewUnreachable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := newMiddleware(t, &unreachable{}, idemkey.Options{Lease: 3 * time.Second, ExecTimeout: 2 * time.Second})
+		m := newMiddleware(t, &unreachable{}, idemkey.Options{Limits: idemkey.Limits{Lease: 3 * time.Second, ExecTimeout: 2 * time.Second}})
 		send(t, m, func(_ http.ResponseWriter, r *http.Request) {
 			select {
 			case <-r.Context().Done():

@@ -23,23 +23,23 @@ func TestStoredAndReplayed(t *testing.T) {
 		status int
 		body   string // of a replay
 	}{
-		{"redact", idemkey.Options{Redact: func(_ *http.Request, r *idemkey.Response) {
+		{"redact", idemkey.Options{Response: idemkey.ResponseOptions{Redact: func(_ *http.Request, r *idemkey.Response) {
 			r.Body[0] = 'X'
 			r.Header.Set("Set-Cookie", "secret")
-		}}, 201, "Xreated x\n"},
-		{"no body", idemkey.Options{NoStoreBody: true}, 410, ""},
-		{"hook", idemkey.Options{ReplayHook: func(_ *http.Request, r *idemkey.Response) error {
+		}}}, 201, "Xreated x\n"},
+		{"no body", idemkey.Options{Response: idemkey.ResponseOptions{NoStoreBody: true}}, 410, ""},
+		{"hook", idemkey.Options{Response: idemkey.ResponseOptions{ReplayHook: func(_ *http.Request, r *idemkey.Response) error {
 			r.Status, r.Body = 200, []byte("rebuilt")
 			return nil
-		}}, 200, "rebuilt"},
-		{"hook fails", idemkey.Options{ReplayHook: func(*http.Request, *idemkey.Response) error {
+		}}}, 200, "rebuilt"},
+		{"hook fails", idemkey.Options{Response: idemkey.ResponseOptions{ReplayHook: func(*http.Request, *idemkey.Response) error {
 			return &idemkey.Problem{Status: 404, Code: "gone"}
-		}}, 404, ""},
-		{"sealed", idemkey.Options{Sealer: newSealer(t, "a", "a")}, 201, "created x\n"},
+		}}}, 404, ""},
+		{"sealed", idemkey.Options{Response: idemkey.ResponseOptions{Sealer: newSealer(t, "a", "a")}}, 201, "created x\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			tt.opts.EmitReplayedFalse = true
+			tt.opts.Response.EmitReplayedFalse = true
 			m := newMiddleware(t, newMemory(t, nil), tt.opts)
 			first := send(t, m, created, "k", "x")
 			if first.status != 201 || first.body != "created x\n" || first.header.Get("Idempotent-Replayed") != "false" {
@@ -75,16 +75,16 @@ func newSealer(t *testing.T, current string, keys ...string) *idemkey.AEADSealer
 func TestSealer(t *testing.T) {
 	t.Parallel()
 	store := newMemory(t, nil)
-	m := newMiddleware(t, store, idemkey.Options{Sealer: newSealer(t, "a", "a")})
+	m := newMiddleware(t, store, idemkey.Options{Response: idemkey.ResponseOptions{Sealer: newSealer(t, "a", "a")}})
 	first := send(t, m, created, "k", "x")
 	rec := store.Stored(idemkey.Identity{Namespace: "http", Scope: "default", Key: "k"})
 	if strings.Contains(string(rec.Response.Body), "created") || rec.Response.KeyID != "a" {
 		t.Errorf("stored %q under key %q, want it sealed with a", rec.Response.Body, rec.Response.KeyID)
 	}
-	rotated := newMiddleware(t, store, idemkey.Options{Sealer: newSealer(t, "b", "a", "b")})
+	rotated := newMiddleware(t, store, idemkey.Options{Response: idemkey.ResponseOptions{Sealer: newSealer(t, "b", "a", "b")}})
 	send(t, rotated, created, "k", "x").sameAs(t, first)
 	for _, sealer := range []idemkey.Sealer{nil, newSealer(t, "b", "b")} {
-		without := newMiddleware(t, store, idemkey.Options{Sealer: sealer})
+		without := newMiddleware(t, store, idemkey.Options{Response: idemkey.ResponseOptions{Sealer: sealer}})
 		send(t, without, created, "k", "x").expect(t, 500, "record-corrupt")
 	}
 	send(t, m, created, "other", "x").expect(t, 201, "")
@@ -97,10 +97,10 @@ func TestSealer(t *testing.T) {
 func TestSealerFails(t *testing.T) {
 	t.Parallel()
 	broken := newSealer(t, "none")
-	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Sealer: broken})
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Response: idemkey.ResponseOptions{Sealer: broken}})
 	send(t, m, created, "k", "x").expect(t, 201, "")
 	send(t, m, created, "k", "x").expect(t, 410, "response-not-retained")
-	m = newMiddleware(t, describing{&stub{}, idemkey.Traits{Transactional: true}}, idemkey.Options{Sealer: broken})
+	m = newMiddleware(t, describing{&stub{}, idemkey.Traits{Transactional: true}}, idemkey.Options{Response: idemkey.ResponseOptions{Sealer: broken}})
 	send(t, m, created, "k", "x").expect(t, 500, "internal")
 }
 
@@ -138,7 +138,7 @@ func TestScopeByRoute(t *testing.T) {
 
 func TestIncludeFields(t *testing.T) {
 	t.Parallel()
-	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{IncludeFields: []string{"$.order.id", "items"}})
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Fingerprint: idemkey.FingerprintOptions{IncludeFields: []string{"$.order.id", "items"}}})
 	body := func(json string) reply {
 		req := httptest.NewRequest("POST", "/", strings.NewReader(json))
 		req.Header.Set("Content-Type", "application/json")
@@ -170,7 +170,7 @@ func TestLocalReplays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &counting{Memory: newMemory(t, nil)}
 		scope := func(r *http.Request) (string, error) { return r.Header.Get("Tenant"), nil }
-		m := newMiddleware(t, store, idemkey.Options{LocalReplays: 2, TTL: 90 * time.Second, Scope: scope})
+		m := newMiddleware(t, store, idemkey.Options{Response: idemkey.ResponseOptions{LocalReplays: 2}, Limits: idemkey.Limits{TTL: 90 * time.Second}, Scope: scope})
 		ask := func(tenant, key, body string, status, begins int) {
 			t.Helper()
 			req := httptest.NewRequest("POST", "/", strings.NewReader(body))

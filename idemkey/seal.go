@@ -63,17 +63,17 @@ func sealedData(id Identity, alg string) []byte {
 // stored returns what the store is to keep of r, which stays as it is.
 func (x *exchange) stored(r *Response) (Response, error) {
 	o, s := x.m.opts, r.clone()
-	if o.Redact != nil {
-		o.Redact(x.r, &s)
+	if o.Response.Redact != nil {
+		o.Response.Redact(x.r, &s)
 		maps.DeleteFunc(s.Header, func(name string, _ []string) bool { return neverStored(name) })
 	}
-	if o.NoStoreBody {
+	if o.Response.NoStoreBody {
 		s.Body, s.Dropped = nil, true
 	}
-	if o.Sealer == nil || s.Dropped {
+	if o.Response.Sealer == nil || s.Dropped {
 		return s, nil
 	}
-	sealed, keyID, err := o.Sealer.Seal(s.Body, sealedData(x.claim.ID, x.claim.FP.Alg))
+	sealed, keyID, err := o.Response.Sealer.Seal(s.Body, sealedData(x.claim.ID, x.claim.FP.Alg))
 	if err == nil && keyID == "" {
 		err = errors.New("idemkey: Sealer gave no key id")
 	}
@@ -95,10 +95,10 @@ func (x *exchange) opened(rec *Record) (Response, error) {
 	if r.KeyID == "" {
 		return r.clone(), nil // from before there was a Sealer
 	}
-	if x.m.opts.Sealer == nil {
+	if x.m.opts.Response.Sealer == nil {
 		return r, fmt.Errorf("%w: sealed, and there is no Sealer", ErrRecordCorrupt)
 	}
-	body, err := x.m.opts.Sealer.Open(slices.Clone(r.Body), sealedData(x.claim.ID, rec.FP.Alg), r.KeyID)
+	body, err := x.m.opts.Response.Sealer.Open(slices.Clone(r.Body), sealedData(x.claim.ID, rec.FP.Alg), r.KeyID)
 	if err != nil {
 		return r, fmt.Errorf("%w: open: %w", ErrRecordCorrupt, err)
 	}

@@ -105,10 +105,10 @@ func TestNoOracle(t *testing.T) {
 // 4: keys that can be guessed can be refused.
 func TestGuessableKeys(t *testing.T) {
 	t.Parallel()
-	long := idemkey.Options{MinKeyLen: 16}
+	long := idemkey.Options{Key: idemkey.KeyOptions{MinLen: 16}}
 	serveDirect(t, newMemory(t, nil), created, long, keyed(strings.NewReader("x"), "123456789012345")).expect(t, 400, "key-invalid")
 	serveDirect(t, newMemory(t, nil), created, long, keyed(strings.NewReader("x"), "1234567890123456")).expect(t, 201, "")
-	serveDirect(t, newMemory(t, nil), created, idemkey.Options{KeyValidator: idemkey.UUIDKeys}, keyed(strings.NewReader("x"), "1234567890123456")).expect(t, 400, "key-invalid")
+	serveDirect(t, newMemory(t, nil), created, idemkey.Options{Key: idemkey.KeyOptions{Validate: idemkey.UUIDKeys}}, keyed(strings.NewReader("x"), "1234567890123456")).expect(t, 400, "key-invalid")
 }
 
 // 5 and 7: what a database, a log or a header line cannot hold gets as far as
@@ -119,10 +119,10 @@ func TestOddBytes(t *testing.T) {
 		"a\x00b", "a\r\nSet-Cookie: x=1", "a\nb", "\"a\r\nb\"", "\"a\";p=\"\r\n\"", "\"a\";p=x\r\ny", "a\x7f", "\u00e4", "\xff", "a\tb", "\"a\" ;\r", strings.Repeat("a", 256),
 	} {
 		store, log := &watching{Store: newMemory(t, nil)}, newCapture()
-		opts := idemkey.Options{Logger: log.logger(), LogKeys: true, Fingerprint: func(*http.Request, []byte) (idemkey.Fingerprint, error) {
+		opts := idemkey.Options{Logger: log.logger(), LogKeys: true, Fingerprint: idemkey.FingerprintOptions{Custom: func(*http.Request, []byte) (idemkey.Fingerprint, error) {
 			t.Errorf("%q was fingerprinted", value)
 			return idemkey.Fingerprint{}, nil
-		}}
+		}}}
 		got := serveDirect(t, store, created, opts, keyed(strings.NewReader("x"), value))
 		if got.expect(t, 400, "key-invalid"); len(store.asked) > 0 || got.header.Get("Idempotency-Key") != "" || strings.Contains(log.String(), "Set-Cookie") {
 			t.Errorf("%q: store asked for %q, header %v, log %s", value, store.asked, got.header, log)
@@ -202,7 +202,7 @@ func (r *trickle) Read(p []byte) (int, error) {
 func TestSlowBody(t *testing.T) {
 	t.Parallel()
 	store := &watching{Store: newMemory(t, nil)}
-	m := newMiddleware(t, store, idemkey.Options{MaxInFlightPerScope: 1})
+	m := newMiddleware(t, store, idemkey.Options{Limits: idemkey.Limits{MaxInFlightPerScope: 1}})
 	slow := keyed(&trickle{data: []byte("slow"), each: func() {
 		if len(store.asked) > 0 {
 			t.Errorf("claimed %v before the body was read", store.asked)
@@ -275,7 +275,7 @@ func TestAliasesDisagree(t *testing.T) {
 			req.Header.Add(names[i], names[i+1])
 		}
 		store := &watching{Store: newMemory(t, nil)}
-		got := serveDirect(t, store, created, idemkey.Options{HeaderAliases: []string{"X-Key", "X-Other"}}, req)
+		got := serveDirect(t, store, created, idemkey.Options{Key: idemkey.KeyOptions{Aliases: []string{"X-Key", "X-Other"}}}, req)
 		if got.status >= 400 && len(store.asked) > 0 {
 			t.Errorf("%q: the store was asked for %v", names, store.asked)
 		}

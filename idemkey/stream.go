@@ -71,7 +71,7 @@ func (s *stream) begin() error {
 // writer returns what the handler of a run writes to. stop ends the renewals of
 // its lease, and lost cancels it.
 func (x *exchange) writer(exec Execution, state *run, b *buffer, stop func(), lost context.CancelCauseFunc) http.ResponseWriter {
-	if !x.m.opts.AllowStreaming {
+	if !x.m.opts.Response.AllowStreaming {
 		return b
 	}
 	x.stream = &stream{buffer: b}
@@ -104,7 +104,7 @@ func (x *exchange) bury(exec Execution, b *buffer) error {
 	if _, err := resp.MarshalHeader(); err != nil {
 		resp.Header = nil // more than a tombstone can hold, and no reason to fail
 	}
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.CompleteTimeout)
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
 	if err := cmp.Or(exec.Commit(ctx, resp), failpoint.Hit("idemkey/after-bury")); err != nil {
 		x.storeFailed(OpCommit, err)

@@ -30,7 +30,7 @@ func TestStream(t *testing.T) {
 		w.Header().Set("X-Sum", "1")
 		_, _ = io.WriteString(w, "two")
 		w.(http.Flusher).Flush()
-	}, func(o *idemkey.Options) { o.AllowStreaming, o.EmitReplayedFalse = true, true })
+	}, func(o *idemkey.Options) { o.Response.AllowStreaming, o.Response.EmitReplayedFalse = true, true })
 	req, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL+"/orders", strings.NewReader("x"))
 	req.Header.Set("Idempotency-Key", "k")
 	resp, err := s.Client().Do(req)
@@ -92,7 +92,7 @@ func TestStreamBuffers(t *testing.T) {
 				if err := http.NewResponseController(w).Flush(); !errors.Is(err, http.ErrNotSupported) {
 					t.Errorf("Flush: %v, want ErrNotSupported", err)
 				}
-			}, func(o *idemkey.Options) { o.AllowStreaming = true })
+			}, func(o *idemkey.Options) { o.Response.AllowStreaming = true })
 			s.Client().CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 			s.post(t, "x", "Idempotency-Key", "k")
 			again := s.post(t, "x", "Idempotency-Key", "k")
@@ -121,9 +121,9 @@ func TestStreamCut(t *testing.T) {
 				_ = http.NewResponseController(w).Flush()
 				fail(r)
 			}, func(o *idemkey.Options) {
-				o.AllowStreaming, o.Logger = true, log.logger()
+				o.Response.AllowStreaming, o.Logger = true, log.logger()
 				if name == "timeout" {
-					o.ExecTimeout = 50 * time.Millisecond
+					o.Limits.ExecTimeout = 50 * time.Millisecond
 				}
 			})
 			req, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL+"/orders", strings.NewReader("x"))
@@ -173,7 +173,7 @@ func TestStreamNotStarted(t *testing.T) {
 				if !errors.Is(context.Cause(r.Context()), tt.end) {
 					t.Errorf("cause = %v, want the store's error", context.Cause(r.Context()))
 				}
-			}, func(o *idemkey.Options) { o.AllowStreaming = true })
+			}, func(o *idemkey.Options) { o.Response.AllowStreaming = true })
 			s.post(t, "x", "Idempotency-Key", "k").expect(t, tt.status, tt.code)
 			s.Close()
 			if store.released || s.events[0].Outcome != tt.outcome {
@@ -202,7 +202,7 @@ func (s *releasing) Release(context.Context, idemkey.ReleaseMode, int) error {
 func TestStreamOutlivesLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := newMiddleware(t, newMemory(t, nil), idemkey.Options{AllowStreaming: true, Lease: 3 * time.Second, ExecTimeout: time.Hour})
+		m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Response: idemkey.ResponseOptions{AllowStreaming: true}, Limits: idemkey.Limits{Lease: 3 * time.Second, ExecTimeout: time.Hour}})
 		got := send(t, m, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, "one ")
 			select {

@@ -43,7 +43,7 @@ func (r *recorder) StoreFailed(_ context.Context, _ string, op idemkey.Op, _ err
 func TestStarted(t *testing.T) {
 	t.Parallel()
 	seen := &recorder{}
-	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Observer: seen, MaxResponseBody: 4})
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Observer: seen, Limits: idemkey.Limits{MaxResponseBody: 4}})
 	send(t, m, created, "k", "x")
 	send(t, m, created, "k", "x")
 	func() {
@@ -101,7 +101,7 @@ func TestStoreFailed(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				seen := &recorder{}
-				m := newMiddleware(t, &tt.store, idemkey.Options{Observer: seen, Lease: 3 * time.Second, ExecTimeout: 2 * time.Second})
+				m := newMiddleware(t, &tt.store, idemkey.Options{Observer: seen, Limits: idemkey.Limits{Lease: 3 * time.Second, ExecTimeout: 2 * time.Second}})
 				send(t, m, tt.handler, "k", "x")
 				var got []string
 				for _, what := range seen.told {
@@ -165,8 +165,7 @@ func TestLogTellsNothing(t *testing.T) {
 		t.Helper()
 		req := httptest.NewRequest("POST", "/"+canary+"-path?q="+canary, strings.NewReader(canary+"-body"))
 		req.Header.Set("Idempotency-Key", canary+"-key")
-		opts := idemkey.Options{Observer: seen, Logger: log.logger(), ReplayHeader: "X-Replayed",
-			Scope: func(*http.Request) (string, error) { return canary + "-scope", nil }}
+		opts := idemkey.Options{Observer: seen, Logger: log.logger(), Response: idemkey.ResponseOptions{ReplayHeader: "X-Replayed"}, Scope: func(*http.Request) (string, error) { return canary + "-scope", nil }}
 		if set != nil {
 			set(&opts, req)
 		}
@@ -183,18 +182,18 @@ func TestLogTellsNothing(t *testing.T) {
 	memory := newMemory(t, nil)
 	run(memory, answer, nil)
 	run(memory, answer, nil) // a replay
-	run(memory, answer, func(o *idemkey.Options, _ *http.Request) { o.FingerprintSecret = []byte(canary) })
+	run(memory, answer, func(o *idemkey.Options, _ *http.Request) { o.Fingerprint.Secret = []byte(canary) })
 	run(&stub{decision: idemkey.Decision{Kind: idemkey.KindProceed, Attempt: 2, TookOver: true, Exec: &stub{}}}, answer, nil)
-	run(&stub{}, answer, func(o *idemkey.Options, r *http.Request) { o.Optional = true; r.Header.Del("Idempotency-Key") })
+	run(&stub{}, answer, func(o *idemkey.Options, r *http.Request) { o.Key.Optional = true; r.Header.Del("Idempotency-Key") })
 	run(&stub{}, answer, func(_ *idemkey.Options, r *http.Request) { r.Header.Del("Idempotency-Key") })
 	run(&stub{}, answer, func(_ *idemkey.Options, r *http.Request) { r.Header.Add("Idempotency-Key", canary) })
 	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) {
-		o.KeyValidator = func(key string) error { return errors.New("bad " + key) }
+		o.Key.Validate = func(key string) error { return errors.New("bad " + key) }
 	})
 	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) {
 		o.Scope = func(*http.Request) (string, error) { return canary + "\n", nil }
 	})
-	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.MaxRequestBody = 1 })
+	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.Limits.MaxRequestBody = 1 })
 	for _, kind := range []idemkey.Kind{idemkey.KindInFlight, idemkey.KindMismatch, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown} {
 		run(decided(kind), answer, nil)
 	}

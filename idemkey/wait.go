@@ -10,7 +10,7 @@ import (
 // The limits of waiting for a request in flight. A client that guesses keys, or
 // repeats one, must not pin the server's goroutines.
 const (
-	MaxWait          = 2 * time.Second // of Options.Wait
+	MaxWait          = 2 * time.Second // of Options.Limits.Wait
 	MaxWaitersPerKey = 4
 	MaxWaiters       = 64
 )
@@ -88,7 +88,7 @@ func (x *exchange) await(c Claim, d Decision) (Decision, error) {
 		return d, nil
 	}
 	defer room.leave(c.ID, g)
-	ctx, cancel := context.WithTimeout(x.r.Context(), x.m.opts.Wait)
+	ctx, cancel := context.WithTimeout(x.r.Context(), x.m.opts.Limits.Wait)
 	defer cancel()
 	ended := room.ended(g) // before the first look: a run that ends in between is not missed
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {

@@ -30,7 +30,7 @@ func TestWait(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Wait: 2 * time.Second})
+				m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Limits: idemkey.Limits{Wait: 2 * time.Second}})
 				var wg sync.WaitGroup
 				wg.Go(func() {
 					send(t, m, func(w http.ResponseWriter, _ *http.Request) {
@@ -53,7 +53,7 @@ func TestWait(t *testing.T) {
 func TestWaitLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Wait: 2 * time.Second})
+		m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Limits: idemkey.Limits{Wait: 2 * time.Second}})
 		end := make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() { send(t, m, func(http.ResponseWriter, *http.Request) { <-end }, "k", "x").expect(t, 200, "") })
@@ -139,10 +139,9 @@ func TestRecoverLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			seen := &observer{}
-			m := newMiddleware(t, &vanished{stub{end: tt.end}}, idemkey.Options{Observer: seen,
-				Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
-					return &idemkey.Response{Status: 202}, nil
-				}})
+			m := newMiddleware(t, &vanished{stub{end: tt.end}}, idemkey.Options{Observer: seen, Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+				return &idemkey.Response{Status: 202}, nil
+			}})
 			got := send(t, m, created, "k", "x")
 			got.expect(t, tt.status, tt.code)
 			if replayed := got.header.Get("Idempotent-Replayed") == "true"; replayed != (tt.status == 202) || seen.last.Outcome != tt.outcome {
@@ -176,7 +175,7 @@ func (u undead) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 func TestFailOpen(t *testing.T) {
 	t.Parallel()
 	seen := &observer{}
-	m := newMiddleware(t, &stub{err: errors.New("down")}, idemkey.Options{FailOpen: true, Observer: seen, EmitReplayedFalse: true})
+	m := newMiddleware(t, &stub{err: errors.New("down")}, idemkey.Options{FailOpen: true, Observer: seen, Response: idemkey.ResponseOptions{EmitReplayedFalse: true}})
 	got := send(t, m, func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := idemkey.Info(r.Context()); ok {
 			t.Error("Info of an unprotected run")

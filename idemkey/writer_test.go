@@ -21,8 +21,7 @@ func serveBuffered(t *testing.T, handler http.HandlerFunc) (first, second *http.
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(store, &Options{SingleTenant: true, MaxResponseBody: 8, HardResponseLimit: 16, KeepHeaders: []string{"X-Kept"},
-		Logger: slog.New(slog.DiscardHandler)})
+	m, err := New(store, &Options{SingleTenant: true, Limits: Limits{MaxResponseBody: 8, HardResponseLimit: 16}, Response: ResponseOptions{KeepHeaders: []string{"X-Kept"}}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

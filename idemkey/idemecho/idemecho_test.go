@@ -253,7 +253,7 @@ func TestWriter(t *testing.T) {
 func TestStream(t *testing.T) {
 	t.Parallel()
 	e := newEcho()
-	idem := idemecho.Handler(newMiddleware(t, idemkey.Options{AllowStreaming: true}))
+	idem := idemecho.Handler(newMiddleware(t, idemkey.Options{Response: idemkey.ResponseOptions{AllowStreaming: true}}))
 	e.POST("/", func(c echo.Context) error {
 		defer c.Response().Flush()
 		return c.String(http.StatusCreated, "one")
@@ -266,7 +266,7 @@ func TestStream(t *testing.T) {
 	refused.POST("/", func(c echo.Context) error {
 		defer c.Response().Flush()
 		return c.String(http.StatusUnprocessableEntity, "no")
-	}, idemecho.Handler(newMiddleware(t, idemkey.Options{AllowStreaming: true})))
+	}, idemecho.Handler(newMiddleware(t, idemkey.Options{Response: idemkey.ResponseOptions{AllowStreaming: true}})))
 	if got := post(refused, "/"); got.Code != 422 || got.Flushed {
 		t.Errorf("got %d, flushed %t; want 422 in one piece", got.Code, got.Flushed)
 	}

@@ -286,7 +286,7 @@ func TestWriter(t *testing.T) {
 func TestStream(t *testing.T) {
 	t.Parallel()
 	engine := gin.New()
-	engine.POST("/", idemgin.Handler(newMiddleware(t, idemkey.Options{AllowStreaming: true})), func(c *gin.Context) {
+	engine.POST("/", idemgin.Handler(newMiddleware(t, idemkey.Options{Response: idemkey.ResponseOptions{AllowStreaming: true}})), func(c *gin.Context) {
 		c.String(http.StatusCreated, "one")
 		c.Writer.Flush()
 	})

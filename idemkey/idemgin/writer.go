@@ -63,7 +63,7 @@ func (w *writer) Written() bool { return w.size != unwritten }
 // refuse. A caller that asks by way of http.ResponseController is told.
 func (w *writer) Flush() { _ = w.FlushError() }
 
-// FlushError works under idemkey.Options.AllowStreaming.
+// FlushError works under idemkey.Options.Response.AllowStreaming.
 func (w *writer) FlushError() error {
 	f, ok := w.ResponseWriter.(interface{ FlushError() error })
 	if !ok {

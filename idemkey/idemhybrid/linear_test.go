@@ -81,7 +81,7 @@ func serveLinear(schema string) error {
 	client := redis.NewClient(opts)
 	defer client.Close()
 	in := linearpgtest.Instance{Schema: schema, Tx: idempg.Tx, Point: func() { _ = failpoint.Hit("test/in-handler") }}
-	in.Options.Lease = linearLease
+	in.Options.Limits.Lease = linearLease
 	in.Open = func(pool *pgxpool.Pool) (idemkey.Store, error) {
 		pg, err := idempg.New(pool, &idempg.Options{Schema: schema, Grace: linearGrace, AcquireTimeout: 200 * time.Millisecond})
 		if err != nil {

@@ -199,7 +199,7 @@ func TestOptions(t *testing.T) {
 func TestTraits(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	if _, err := idemkey.New(f.Store, &idemkey.Options{SingleTenant: true, Lease: time.Second, ExecTimeout: time.Minute}); err != nil {
+	if _, err := idemkey.New(f.Store, &idemkey.Options{SingleTenant: true, Limits: idemkey.Limits{Lease: time.Second, ExecTimeout: time.Minute}}); err != nil {
 		t.Errorf("New for a handler longer than its lease: %v", err)
 	}
 	_, err := idemkey.New(f.Store, &idemkey.Options{SingleTenant: true, FailOpen: true})

@@ -73,7 +73,7 @@ func httpMismatch(t *httpTest) {
 
 // httpRefusals: what is refused before the claim never reaches the handler.
 func httpRefusals(t *httpTest) {
-	t.serve(func(o *idemkey.Options) { o.MaxRequestBody = 10 }, func(http.ResponseWriter, *http.Request) error {
+	t.serve(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 10 }, func(http.ResponseWriter, *http.Request) error {
 		t.Error("the handler ran")
 		return nil
 	})
@@ -226,7 +226,7 @@ func httpEmpty(t *httpTest) {
 // httpTombstone: a response over the limit arrives, once.
 func httpTombstone(t *httpTest) {
 	body := strings.Repeat("0123456789", 20_000)
-	t.serve(func(o *idemkey.Options) { o.MaxResponseBody = 1000 }, func(w http.ResponseWriter, r *http.Request) error {
+	t.serve(func(o *idemkey.Options) { o.Limits.MaxResponseBody = 1000 }, func(w http.ResponseWriter, r *http.Request) error {
 		t.write(r, "order")
 		w.Header().Set("Location", "/orders/1")
 		w.WriteHeader(http.StatusCreated)
@@ -248,7 +248,7 @@ func httpTombstone(t *httpTest) {
 // httpTooLarge: a response beyond what may be buffered fails, whatever the
 // handler makes of the refused Write.
 func httpTooLarge(t *httpTest) {
-	t.serve(func(o *idemkey.Options) { o.MaxResponseBody, o.HardResponseLimit = 10, 10 }, func(w http.ResponseWriter, r *http.Request) error {
+	t.serve(func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 10, 10 }, func(w http.ResponseWriter, r *http.Request) error {
 		t.write(r, "order")
 		if t.attempt(r) > 1 {
 			return status(w, ran)
@@ -267,7 +267,7 @@ func httpTooLarge(t *httpTest) {
 // httpTimeout: a handler that comes back too late has failed, whatever it
 // answered.
 func httpTimeout(t *httpTest) {
-	t.serve(func(o *idemkey.Options) { o.ExecTimeout = 500 * time.Millisecond }, func(w http.ResponseWriter, r *http.Request) error {
+	t.serve(func(o *idemkey.Options) { o.Limits.ExecTimeout = 500 * time.Millisecond }, func(w http.ResponseWriter, r *http.Request) error {
 		t.write(r, "order")
 		if t.attempt(r) == 1 {
 			<-r.Context().Done()
@@ -396,7 +396,7 @@ func httpUntouched(t *httpTest) {
 // httpKeyless: under Optional a request without a key has its transaction, and
 // no memory.
 func httpKeyless(t *httpTest) {
-	t.serve(func(o *idemkey.Options) { o.Optional = true }, func(w http.ResponseWriter, r *http.Request) error {
+	t.serve(func(o *idemkey.Options) { o.Key.Optional = true }, func(w http.ResponseWriter, r *http.Request) error {
 		t.write(r, "order")
 		if body, _ := io.ReadAll(r.Body); string(body) == "bad" {
 			return errHandler

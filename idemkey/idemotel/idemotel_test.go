@@ -156,7 +156,8 @@ func traced(t *testing.T, o idemkey.Observer, handler http.HandlerFunc) (http.Ha
 	}
 	idem, err := idemkey.New(store, &idemkey.Options{
 		Scope:    func(*http.Request) (string, error) { return "secret-tenant", nil },
-		Observer: o, Logger: slog.New(slog.DiscardHandler),
+		Observer: o,
+		Logger:   slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

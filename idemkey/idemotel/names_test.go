@@ -41,7 +41,7 @@ func TestNames(t *testing.T) {
 	down, quiet := errors.New("down"), slog.New(slog.DiscardHandler)
 	run := func(store *scripted, body string, status int) {
 		t.Helper()
-		idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Observer: o, Logger: quiet, MaxResponseBody: 4})
+		idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Observer: o, Logger: quiet, Limits: idemkey.Limits{MaxResponseBody: 4}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -69,9 +69,11 @@ func TestStaleRecover(t *testing.T) {
 	f := newFixture(t, Options{Grace: time.Hour}) // nothing lapses by itself, and no transaction is opened early
 	asked, answer := make(chan struct{}), make(chan struct{})
 	m, err := idemkey.New(f, &idemkey.Options{
-		SingleTenant: true, Logger: slog.New(slog.DiscardHandler), Fingerprint: func(*http.Request, []byte) (idemkey.Fingerprint, error) {
+		SingleTenant: true,
+		Logger:       slog.New(slog.DiscardHandler),
+		Fingerprint: idemkey.FingerprintOptions{Custom: func(*http.Request, []byte) (idemkey.Fingerprint, error) {
 			return idemkeytest.Claim("k", "a").FP, nil
-		},
+		}},
 		Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
 			close(asked)
 			<-answer

@@ -22,7 +22,7 @@ var errBusiness = errors.New("business error")
 // handle mounts fn as a service would.
 func handle(t *testing.T, s idemkey.Store, fn func(http.ResponseWriter, *http.Request, pgx.Tx) error) *httptest.Server {
 	t.Helper()
-	m, err := idemkey.New(s, &idemkey.Options{SingleTenant: true, Optional: true, Logger: slog.New(slog.DiscardHandler)})
+	m, err := idemkey.New(s, &idemkey.Options{SingleTenant: true, Key: idemkey.KeyOptions{Optional: true}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatalf("idemkey.New: %v", err)
 	}

@@ -41,7 +41,7 @@ func Tx(ctx context.Context) pgx.Tx {
 // rolls back and is kept for replays, a 5xx rolls back and may be retried. When fn
 // returns an error, what it wrote is discarded and the transaction rolls back;
 // the answer is the error itself if it is or wraps an [*idemkey.Problem], and
-// else what idemkey.Options.MapError says, by default a 500, or a 503 for a
+// else what idemkey.Options.Problems.MapError says, by default a 500, or a 503 for a
 // serialization failure or deadlock.
 //
 // The transaction commits after fn has returned. What has to happen after that,

@@ -41,7 +41,7 @@
 //
 // There is no index of a scope's records, so no quota on them: one key belongs to
 // one script, or a cluster could not run it. What one caller can store is bounded by
-// the rate at which it may call, the claim's TTL and idemkey.Options.MaxResponseBody.
+// the rate at which it may call, the claim's TTL and idemkey.Options.Limits.MaxResponseBody.
 //
 // It needs Redis 6 or later, or a server that runs the same scripts.
 package idemredis

@@ -85,8 +85,10 @@ func serveLinear(url, prefix, plant string) error {
 		return err
 	}
 	m, err := idemkey.New(planted(s, plant), &idemkey.Options{
-		Scope: func(*http.Request) (string, error) { return linearScope, nil }, Lease: cmp.Or(plantedLease(plant), linearLease),
-		Observer: losses{client, prefix}, Logger: slog.New(slog.DiscardHandler),
+		Scope:    func(*http.Request) (string, error) { return linearScope, nil },
+		Limits:   idemkey.Limits{Lease: cmp.Or(plantedLease(plant), linearLease)},
+		Observer: losses{client, prefix},
+		Logger:   slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err

@@ -145,7 +145,7 @@ func TestLocalReplays(t *testing.T) {
 	t.Parallel()
 	p, f, direct := newLossy(t)
 	handler := func(s idemkey.Store) http.Handler {
-		m, err := idemkey.New(s, &idemkey.Options{SingleTenant: true, LocalReplays: 1, Logger: slog.New(slog.DiscardHandler)})
+		m, err := idemkey.New(s, &idemkey.Options{SingleTenant: true, Response: idemkey.ResponseOptions{LocalReplays: 1}, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

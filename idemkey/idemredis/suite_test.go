@@ -168,7 +168,7 @@ func TestTraits(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	for name, opts := range map[string]idemkey.Options{
-		"a handler longer than its lease": {Lease: time.Second, ExecTimeout: time.Minute},
+		"a handler longer than its lease": {Limits: idemkey.Limits{Lease: time.Second, ExecTimeout: time.Minute}},
 		"fail open":                       {FailOpen: true},
 		"external effects":                {ExternalEffects: true},
 	} {

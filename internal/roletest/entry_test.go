@@ -49,7 +49,8 @@ func takeRequests(ctx context.Context, w *world, key string) error {
 // request sends a request that fails, and then again until it is answered from the record.
 func (w *world) request(ctx context.Context, store *idempg.Store, key string) error {
 	idem, err := idemkey.New(store, &idemkey.Options{
-		Scope: func(*http.Request) (string, error) { return "tenant", nil }, Logger: quiet,
+		Scope:  func(*http.Request) (string, error) { return "tenant", nil },
+		Logger: quiet,
 	})
 	if err != nil {
 		return err

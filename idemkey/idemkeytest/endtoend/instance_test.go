@@ -113,8 +113,12 @@ func (in *instance) middleware() (*idemkey.Middleware, error) {
 		return nil, err
 	}
 	opts := &idemkey.Options{
-		SingleTenant: true, Lease: in.Lease, ExecTimeout: time.Minute, Wait: in.Wait,
-		ExternalEffects: in.ExternalEffects, FailOpen: in.FailOpen, Observer: in, Logger: slog.New(slog.DiscardHandler),
+		SingleTenant:    true,
+		Limits:          idemkey.Limits{Lease: in.Lease, ExecTimeout: time.Minute, Wait: in.Wait},
+		ExternalEffects: in.ExternalEffects,
+		FailOpen:        in.FailOpen,
+		Observer:        in,
+		Logger:          slog.New(slog.DiscardHandler),
 	}
 	if in.Recover != "" {
 		opts.Recover = in.recover

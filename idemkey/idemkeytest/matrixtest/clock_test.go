@@ -26,7 +26,7 @@ func TestNoHostTime(t *testing.T) {
 			sent := &arguments{}
 			c := base.of(t, columnOf(name))
 			c.watch = sent
-			x := newLife(t, c, func(o *idemkey.Options) { o.MaxAttempts = 9 })
+			x := newLife(t, c, func(o *idemkey.Options) { o.Limits.MaxAttempts = 9 })
 			x.post("order", "500").expect("500")
 			x.post("order", "").expect("201")
 			x.post("order", "").expect("201 replay")

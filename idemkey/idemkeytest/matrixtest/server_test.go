@@ -77,9 +77,14 @@ func runServer(encoded string) error {
 // handler returns what a server on s serves. It says what happens, a line each.
 func (s *site) handler(say teller) (http.Handler, error) {
 	m, err := idemkey.New(s.store, &idemkey.Options{
-		SingleTenant: true, TTL: s.TTL, Lease: s.Lease, ExecTimeout: s.ExecTimeout, RejectExpired: s.RejectExpired,
-		StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout, ExternalEffects: s.ExternalEffects, FailOpen: s.FailOpen,
-		AllowStreaming: s.Streaming, Observer: say, Logger: quiet,
+		SingleTenant:    true,
+		Limits:          idemkey.Limits{TTL: s.TTL, Lease: s.Lease, ExecTimeout: s.ExecTimeout, StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout},
+		Key:             idemkey.KeyOptions{RejectExpired: s.RejectExpired},
+		ExternalEffects: s.ExternalEffects,
+		FailOpen:        s.FailOpen,
+		Response:        idemkey.ResponseOptions{AllowStreaming: s.Streaming},
+		Observer:        say,
+		Logger:          quiet,
 	})
 	if err != nil {
 		return nil, err

@@ -57,12 +57,12 @@ var statuses = []statusRow{
 		o.SingleTenant, o.Scope = false, func(*http.Request) (string, error) { return "", errors.New("no principal") }
 	}},
 	{code: idemkey.CodeBodyTooLarge, way: "by its Content-Length", status: 413, record: absent,
-		options: func(o *idemkey.Options) { o.MaxRequestBody = 3 }},
+		options: func(o *idemkey.Options) { o.Limits.MaxRequestBody = 3 }},
 	{code: idemkey.CodeKeyReused, way: "other body", status: 422, rows: 1, record: completed, provoke: otherBody},
 	{code: idemkey.CodeKeyReused, way: "as 409", status: 409, rows: 1, record: completed, provoke: otherBody,
-		options: func(o *idemkey.Options) { o.MismatchStatus = 409 }},
+		options: func(o *idemkey.Options) { o.Problems.MismatchStatus = 409 }},
 	{code: idemkey.CodeKeyReused, way: "as 400", status: 400, rows: 1, record: completed, provoke: otherBody,
-		options: func(o *idemkey.Options) { o.MismatchStatus = 400 }},
+		options: func(o *idemkey.Options) { o.Problems.MismatchStatus = 400 }},
 	{code: idemkey.CodeInProgress, way: "lease of 10 s", status: 409, again: true, after: [2]int{1, 10}, record: inProgress, provoke: whileRunning,
 		servers: func(c *settings) { c.Grace = 10 * time.Second }},
 	{code: idemkey.CodeInProgress, way: "lease of an hour", status: 409, again: true, after: [2]int{30, 30}, record: inProgress, provoke: whileRunning,
@@ -70,17 +70,17 @@ var statuses = []statusRow{
 	{code: idemkey.CodeInProgress, way: "lease over, owner alive", status: 409, again: true, after: soon, record: inProgress, provoke: whileRunning,
 		servers: func(c *settings) { c.Grace = time.Millisecond }},
 	{code: idemkey.CodeInProgress, way: "as 423", status: 423, again: true, after: [2]int{1, 30}, record: inProgress, provoke: whileRunning,
-		options: func(o *idemkey.Options) { o.InFlightStatus = 423 }},
+		options: func(o *idemkey.Options) { o.Problems.InFlightStatus = 423 }},
 	{code: idemkey.CodeInProgress, way: "as 429", status: 429, again: true, after: [2]int{1, 30}, record: inProgress, provoke: whileRunning,
-		options: func(o *idemkey.Options) { o.InFlightStatus = 429 }},
+		options: func(o *idemkey.Options) { o.Problems.InFlightStatus = 429 }},
 	{code: idemkey.CodeInProgress, way: "waited in vain", status: 409, again: true, after: [2]int{1, 30}, record: inProgress, provoke: whileRunning,
-		options: func(o *idemkey.Options) { o.Wait = 50 * time.Millisecond }},
+		options: func(o *idemkey.Options) { o.Limits.Wait = 50 * time.Millisecond }},
 	{code: idemkey.CodeOutcomeUnknown, way: "too many attempts", status: 409, record: "failed",
-		options: func(o *idemkey.Options) { o.MaxAttempts = 1 }, handle: fails, provoke: twice},
+		options: func(o *idemkey.Options) { o.Limits.MaxAttempts = 1 }, handle: fails, provoke: twice},
 	{code: idemkey.CodeKeyExpired, way: "refused", status: 410, rows: 1, record: completed,
-		options: func(o *idemkey.Options) { o.RejectExpired = true }, provoke: whenExpired},
+		options: func(o *idemkey.Options) { o.Key.RejectExpired = true }, provoke: whenExpired},
 	{code: idemkey.CodeNotRetained, way: "no bodies stored", status: 410, rows: 1, record: "tombstone",
-		options: func(o *idemkey.Options) { o.NoStoreBody = true }, provoke: twice},
+		options: func(o *idemkey.Options) { o.Response.NoStoreBody = true }, provoke: twice},
 	{code: idemkey.CodeCommitFailed, way: "deferred constraint", status: 500, again: true, record: "failed",
 		handle: statement("INSERT INTO {schema}.business VALUES ('other', '', 1), ('other', '', 1)")},
 	{code: idemkey.CodeCommitFailed, way: "aborted transaction", status: 500, again: true, record: "failed", handle: statement("SELECT 1/0")},
@@ -88,14 +88,14 @@ var statuses = []statusRow{
 	{code: idemkey.CodeTxMisuse, way: "ROLLBACK", status: 500, record: "tombstone", handle: statement("ROLLBACK")},
 	{code: idemkey.CodeRecordCorrupt, way: "header unreadable", status: 500, rows: 1, record: completed, provoke: whenCorrupt},
 	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, again: true, record: "failed",
-		options: func(o *idemkey.Options) { o.MaxResponseBody, o.HardResponseLimit = 1, 1 }},
+		options: func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 1, 1 }},
 	{code: idemkey.CodeInternal, way: "returned error", status: 500, again: true, record: "failed",
 		handle: func(*statusTest, http.ResponseWriter, *http.Request) error { return errHandler }},
 	{code: idemkey.CodeStoreUnavailable, way: "nobody listens", status: 503, again: true, after: soon, record: absent, provoke: whileDown},
 	{code: idemkey.CodeCapacity, way: "no place", status: 503, again: true, after: soon, record: absent, provoke: whileFull,
 		servers: func(c *settings) { c.MaxInFlight, c.Acquire = 1, time.Second }},
 	{code: idemkey.CodeExecTimeout, way: "handler too slow", status: 503, again: true, after: soon, record: "failed",
-		options: func(o *idemkey.Options) { o.ExecTimeout = time.Second },
+		options: func(o *idemkey.Options) { o.Limits.ExecTimeout = time.Second },
 		handle: func(_ *statusTest, w http.ResponseWriter, r *http.Request) error {
 			<-r.Context().Done()
 			return nil
@@ -175,8 +175,7 @@ func declaredCodes(t *testing.T) []string {
 func newStatusTest(t *testing.T, c settings, row *statusRow) *statusTest {
 	t.Helper()
 	s := &statusTest{T: t, site: newSite(t, c), row: row, key: pgtest.Name(), entered: make(chan struct{}, 1), leave: make(chan struct{})}
-	s.options = &idemkey.Options{SingleTenant: true, TTL: c.TTL, Lease: c.Lease, ExecTimeout: c.ExecTimeout,
-		StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout, Logger: quiet}
+	s.options = &idemkey.Options{SingleTenant: true, Limits: idemkey.Limits{TTL: c.TTL, Lease: c.Lease, ExecTimeout: c.ExecTimeout, StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout}, Logger: quiet}
 	if row.options != nil {
 		row.options(s.options)
 	}

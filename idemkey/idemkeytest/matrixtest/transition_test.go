@@ -45,13 +45,13 @@ var transitions = []transition{
 		x.post("another order", "").expect("201")
 		x.stored(completed, 2, 2)
 	}},
-	{name: "T1 abandoned and expired", servers: shortRecord, options: func(o *idemkey.Options) { o.RejectExpired = true }, steps: func(x *life) {
+	{name: "T1 abandoned and expired", servers: shortRecord, options: func(o *idemkey.Options) { o.Key.RejectExpired = true }, steps: func(x *life) {
 		x.abandon()
 		x.expire()
 		x.post("another order", "").expect("201") // there never was a response that could be refused
 		x.stored(completed, 1, 1)
 	}},
-	{name: "T2 expired, and refused", servers: shortRecord, options: func(o *idemkey.Options) { o.RejectExpired = true }, steps: func(x *life) {
+	{name: "T2 expired, and refused", servers: shortRecord, options: func(o *idemkey.Options) { o.Key.RejectExpired = true }, steps: func(x *life) {
 		x.post("order", "").expect("201")
 		x.expire()
 		x.post("order", "").expect("410 key-expired")
@@ -96,7 +96,7 @@ var transitions = []transition{
 		x.post("order", "").expect("201")
 		x.stored(completed, 1, 2)
 	}, none: map[string]string{inline: untold}},
-	{name: "T6 too often", options: func(o *idemkey.Options) { o.MaxAttempts = 2 }, steps: func(x *life) {
+	{name: "T6 too often", options: func(o *idemkey.Options) { o.Limits.MaxAttempts = 2 }, steps: func(x *life) {
 		x.post("order", "500").expect("500")
 		x.post("order", "500").expect("500")
 		x.post("order", "").expect("409 outcome-unknown")
@@ -123,7 +123,7 @@ var transitions = []transition{
 		x.post("order", "").expect("402 replay")
 		x.stored(completed, 1, 1)
 	}},
-	{name: "T3, T8, T10 tombstone", options: func(o *idemkey.Options) { o.MaxResponseBody = 10 }, steps: func(x *life) {
+	{name: "T3, T8, T10 tombstone", options: func(o *idemkey.Options) { o.Limits.MaxResponseBody = 10 }, steps: func(x *life) {
 		first := x.post("order", "")
 		first.expect("201")
 		if !strings.HasPrefix(first.body, "run of order") {
@@ -142,7 +142,7 @@ var transitions = []transition{
 		x.stored("failed", 0, 1)
 		x.post("order", "").expect("201")
 	}},
-	{name: "T11 timeout", options: func(o *idemkey.Options) { o.ExecTimeout = time.Second }, steps: func(x *life) {
+	{name: "T11 timeout", options: func(o *idemkey.Options) { o.Limits.ExecTimeout = time.Second }, steps: func(x *life) {
 		x.post("order", "late").expect("503 execution-timeout")
 		x.stored("failed", 0, 1)
 	}},
@@ -166,7 +166,7 @@ var transitions = []transition{
 		x.let(first).expect("201")
 		x.stored(completed, 1, 1)
 	}},
-	{name: "T15 swept", servers: shortRecord, options: func(o *idemkey.Options) { o.RejectExpired = true }, steps: func(x *life) {
+	{name: "T15 swept", servers: shortRecord, options: func(o *idemkey.Options) { o.Key.RejectExpired = true }, steps: func(x *life) {
 		x.post("order", "").expect("201")
 		x.expire()
 		x.post("order", "").expect("410 key-expired")
@@ -239,8 +239,7 @@ func TestTransitions(t *testing.T) {
 func newLife(t *testing.T, c settings, set func(*idemkey.Options)) *life {
 	t.Helper()
 	x := &life{T: t, site: newSite(t, c), key: pgtest.Name(), entered: make(chan struct{}, 1), leave: make(chan struct{})}
-	opts := &idemkey.Options{SingleTenant: true, TTL: c.TTL, Lease: c.Lease, ExecTimeout: c.ExecTimeout,
-		StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout, Fingerprint: bodyFingerprint, Logger: quiet}
+	opts := &idemkey.Options{SingleTenant: true, Limits: idemkey.Limits{TTL: c.TTL, Lease: c.Lease, ExecTimeout: c.ExecTimeout, StoreTimeout: storeTimeout, CompleteTimeout: storeTimeout}, Fingerprint: idemkey.FingerprintOptions{Custom: bodyFingerprint}, Logger: quiet}
 	if set != nil {
 		set(opts)
 	}

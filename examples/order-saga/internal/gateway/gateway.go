@@ -63,7 +63,7 @@ func New(db *pgxpool.Pool, schema string, plain bool, logger *slog.Logger) (*Ser
 	if err != nil {
 		return nil, err
 	}
-	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, MaxRequestBody: web.MaxBody, Logger: logger})
+	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Limits: idemkey.Limits{MaxRequestBody: web.MaxBody}, Logger: logger})
 	if err != nil {
 		return nil, err
 	}

@@ -62,7 +62,7 @@ func New(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.
 	if err != nil {
 		return nil, err
 	}
-	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, MaxRequestBody: web.MaxBody, Observer: w.Requests, Logger: logger})
+	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, Limits: idemkey.Limits{MaxRequestBody: web.MaxBody}, Observer: w.Requests, Logger: logger})
 	if err != nil {
 		return nil, err
 	}

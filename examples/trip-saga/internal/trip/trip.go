@@ -60,7 +60,7 @@ func New(db *pgxpool.Pool, schema string, d *saga.Definition[State], wake func()
 	if err != nil {
 		return nil, err
 	}
-	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, MaxRequestBody: web.MaxBody, Logger: logger})
+	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, Limits: idemkey.Limits{MaxRequestBody: web.MaxBody}, Logger: logger})
 	if err != nil {
 		return nil, err
 	}
