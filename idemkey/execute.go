@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/sagaid"
 )
 
 // errNotReturned is for the log and the observer; the panic itself goes on.
@@ -29,7 +30,7 @@ func (x *exchange) execute(d Decision) {
 		return
 	}
 	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
-	state := &run{info: RequestInfo{Identity: x.id, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
+	state := &run{info: RequestInfo{Identity: x.id, Incarnation: d.Incarnation, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
 	ctx, cancel := x.handlerContext()
 	defer cancel()
 	ctx, lost := context.WithCancelCause(ctx)
@@ -55,7 +56,8 @@ func (x *exchange) execute(d Decision) {
 		x.event.Err = errors.Join(errNotReturned, x.event.Err)
 	}()
 	x.started()
-	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(context.WithValue(ctx, runKey{}, state))))
+	begins := sagaid.ID{Scope: x.claim.ID.Scope, Key: x.claim.ID.Key, Incarnation: d.Incarnation}
+	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(withRun(ctx, state, begins))))
 	returned = true
 	stop()
 	x.event.Handler = time.Since(start)

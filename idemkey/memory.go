@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"container/heap"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 )
@@ -37,12 +39,14 @@ type Memory struct {
 
 // An entry is a record with what only its owner and the heap need.
 type entry struct {
-	id         Identity
-	rec        Record
-	lease      time.Duration
-	leaseUntil time.Time
-	owner      *memoryExecution // whose outcome counts
-	index      int              // in byAge
+	id  Identity
+	rec Record
+
+	incarnation string
+	lease       time.Duration
+	leaseUntil  time.Time
+	owner       *memoryExecution // whose outcome counts
+	index       int              // in byAge
 }
 
 // NewMemory returns an empty Memory. A nil opts means the defaults.
@@ -149,14 +153,20 @@ func (m *Memory) claim(e *entry, c Claim, attempt int, now time.Time) Decision {
 	if m.entries[e.id] == e {
 		m.remove(e)
 	}
+	if attempt == 1 {
+		e.incarnation = newIncarnation()
+	}
 	e.rec = Record{State: StateInProgress, FP: c.FP, Attempt: attempt, ExpiresAt: now.Add(c.TTL)}
 	e.lease, e.leaseUntil = c.Lease, now.Add(c.Lease)
 	e.owner = &memoryExecution{m, e}
 	m.entries[e.id] = e
 	m.perScope[e.id.unkeyed()]++
 	heap.Push(&m.byAge, e)
-	return Decision{Kind: KindProceed, Exec: e.owner, Attempt: attempt, ExpiresAt: e.rec.ExpiresAt}
+	return Decision{Kind: KindProceed, Exec: e.owner, Incarnation: e.incarnation, Attempt: attempt, ExpiresAt: e.rec.ExpiresAt}
 }
+
+// newIncarnation returns 65 random bits.
+func newIncarnation() string { return strings.ToLower(rand.Text()[:13]) }
 
 // remove takes e out. A late owner finds that it no longer is one. mu is held.
 func (m *Memory) remove(e *entry) {

@@ -319,7 +319,7 @@ func (x *exchange) failOpen(err error) {
 			x.event.Outcome = OutcomeUnkept
 		}
 	}()
-	x.execute(Decision{Kind: KindProceed, Exec: keyless{}, Attempt: 1})
+	x.execute(Decision{Kind: KindProceed, Exec: keyless{}, Incarnation: newIncarnation(), Attempt: 1})
 }
 
 // detached is the request's context without its end: a client that goes away

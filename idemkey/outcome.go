@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/sagaid"
 )
 
 // A Verdict says what becomes of a request once its handler has returned. It
@@ -70,8 +72,9 @@ func succeeded(status int) bool { return status >= 200 && status < 400 }
 // A RequestInfo tells a handler what it runs as.
 type RequestInfo struct {
 	Identity
-	Attempt   int       // 1, and higher after a failure or a take-over
-	ExpiresAt time.Time // when the key may be forgotten
+	Incarnation string    // of the record: see [Decision]
+	Attempt     int       // 1, and higher after a failure or a take-over
+	ExpiresAt   time.Time // when the key may be forgotten
 }
 
 // A run is what the handler and the middleware share by the context.
@@ -82,6 +85,15 @@ type run struct {
 }
 
 type runKey struct{}
+
+// withRun returns the context of the handler: it tells what the handler runs as, and which
+// saga its messages belong to.
+func withRun(ctx context.Context, r *run, begins sagaid.ID) context.Context {
+	if begins.Key != "" {
+		ctx = sagaid.NewContext(ctx, begins)
+	}
+	return context.WithValue(ctx, runKey{}, r)
+}
 
 func runFrom(ctx context.Context) *run {
 	r, _ := ctx.Value(runKey{}).(*run)

@@ -174,8 +174,15 @@ func (k Kind) String() string {
 // A Decision is what Begin says. Exec is set for KindProceed only, Record for
 // KindReplay and KindNotRetained only, RetryAfter for KindInFlight only.
 type Decision struct {
-	Kind       Kind
-	Exec       Execution
+	Kind Kind
+	Exec Execution
+
+	// Incarnation, of KindProceed, tells the record from those that the identity had before,
+	// and may have after it has expired: 1 to 24 of A-Z a-z 0-9 _ -. All attempts that a record
+	// outlives have the same one. What the request begins is named after it, so that the saga
+	// of a key that is used again is another one. Empty: the store does not tell.
+	Incarnation string
+
 	Attempt    int       // of KindProceed, and the vanished one of KindUnknown; 1-based
 	TookOver   bool      // of KindProceed: the attempt before never ended; its owner has vanished
 	ExpiresAt  time.Time // of KindProceed: when the record's life ends

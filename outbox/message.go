@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/sagaid"
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
@@ -72,11 +73,17 @@ type Message struct {
 	Topic string // where it is published to
 	Type  string // what it is; default: Topic
 
-	// Scope and Key name the saga: Key is the idempotency key of the request
-	// that began it, also in a message that is sent much later, such as a
-	// cancellation. Keep it with the business row. Under another key a
-	// compensation finds nothing to undo.
-	Scope, Key string
+	// Scope, Key and Incarnation name the saga. A handler behind package idemkey leaves them
+	// out: [Writer.Write] takes those of its request. Key is the idempotency key of that
+	// request. Incarnation tells sagas of one key apart: the key may be used again after its
+	// record has expired. Keep all three with the business row (idemkey.Info tells them) for
+	// messages that are sent later, such as a cancellation: under another name a compensation
+	// finds nothing to undo.
+	//
+	// A saga that began without package idemkey has no incarnation. Within an idempotent
+	// request that has to be said: [NoIncarnation].
+	Scope, Key  string
+	Incarnation string // 1 to 24 of A-Z a-z 0-9 _ -; default: none
 
 	// Step is required: the name of the step that the message is for, or of one
 	// of them where several services listen. It becomes part of the published
@@ -101,6 +108,9 @@ type Message struct {
 	// as written when it is due: that is also what its timestamp says. Default: 0.
 	Delay time.Duration
 }
+
+// NoIncarnation, as a Message's Incarnation, says that its saga has none.
+const NoIncarnation = sagaid.None
 
 // SagaKey returns the scope and the idempotency key of the saga that a received
 // message belongs to, as one string: what [Message.OrderingKey] is by default. It
@@ -147,10 +157,25 @@ func (m *Message) check() error {
 	case m.Delay < 0 || m.Delay > MaxDelay:
 		return invalid("Delay must be between 0 and %s", MaxDelay)
 	}
-	if err := (stepkey.Key{Key: m.Key, Step: m.Step, N: m.N}).Check(); err != nil {
+	if m.incarnation() != "" {
+		if err := stepkey.CheckIncarnation(m.Incarnation); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+	}
+	if err := (stepkey.Key{Key: m.Key, Step: m.Step, N: m.n()}).Check(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	return m.checkHeaders(invalid)
+}
+
+// n is the third part of the step key.
+func (m *Message) n() string { return stepkey.JoinN(m.incarnation(), m.N) }
+
+func (m *Message) incarnation() string {
+	if m.Incarnation == NoIncarnation {
+		return ""
+	}
+	return m.Incarnation
 }
 
 func (m *Message) checkHeaders(invalid func(string, ...any) error) error {

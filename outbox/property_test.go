@@ -218,7 +218,7 @@ func (s *storm) messages(tx pgx.Tx, r *rand.Rand) (wrote []string, err error) {
 		return wrote, s.writer.Write(s.t.Context(), tx, messages...)
 	}
 	batch := &pgx.Batch{}
-	if err := s.writer.Queue(batch, messages...); err != nil {
+	if err := s.writer.Queue(s.t.Context(), batch, messages...); err != nil {
 		return nil, err
 	}
 	return wrote, tx.SendBatch(s.t.Context(), batch).Close()

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/traceheader"
@@ -45,22 +44,19 @@ type TracedMessage struct {
 
 var traceLimits = traceheader.Limits{Count: MaxHeaders, Bytes: MaxHeaderBytes}
 
-// Traced returns msgs with the trace headers of ctx, where they have none of
-// their own and there is room for them. [Writer.Write] does that by itself; it is
-// for [Writer.Queue], which has no context. Without a Tracer it returns msgs.
-func (w *Writer) Traced(ctx context.Context, msgs ...Message) []Message {
+// addTrace gives msgs the trace headers of ctx, where they have none of their own and there
+// is room for them.
+func (w *Writer) addTrace(ctx context.Context, msgs []Message) {
 	if w.tracer == nil {
-		return msgs
+		return
 	}
 	parent, state := w.tracer.Trace(ctx)
 	if parent == "" {
-		return msgs
+		return
 	}
-	msgs = slices.Clone(msgs)
 	for i := range msgs {
 		msgs[i].Headers = traceheader.Add(msgs[i].Headers, traceLimits, parent, state)
 	}
-	return msgs
 }
 
 // traced notes which of publications have a trace, before a publisher has them:

@@ -51,7 +51,10 @@ func TestTheWriterAddsItsTrace(t *testing.T) {
 			return err
 		}
 		batch := &pgx.Batch{}
-		if err := w.Queue(batch, append(w.Traced(ctx, in("5", nil)), in("6", nil))...); err != nil {
+		if err := w.Queue(ctx, batch, in("5", nil)); err != nil {
+			return err
+		}
+		if err := w.Queue(t.Context(), batch, in("6", nil)); err != nil { // of no trace
 			return err
 		}
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {

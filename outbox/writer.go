@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/sagamill/sagamill/internal/sagaid"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -51,8 +53,12 @@ func NewWriter(opts *WriterOptions) (*Writer, error) {
 // to the database then and tx stays usable. Any other error is PostgreSQL's
 // and leaves tx to be rolled back. Write does not wake the relay, since only
 // the caller knows when tx has committed: see [Relay.Wake].
+//
+// In an idempotent request (ctx is that of a handler behind package idemkey), messages
+// without Scope and Key belong to the request's saga. Messages that name them and no
+// Incarnation are an [ErrInvalid].
 func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...Message) error {
-	statements, err := w.statements(w.Traced(ctx, msgs...))
+	statements, err := w.statements(ctx, msgs)
 	if err != nil {
 		return err
 	}
@@ -67,9 +73,9 @@ func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...Message) error {
 // Queue is [Writer.Write] for a caller that sends a batch in its transaction
 // anyway: the messages travel with it, which saves their round trip. They are
 // stored if the batch is sent and succeeds. An [ErrInvalid] adds nothing to
-// batch. No trace is added to them: see [Writer.Traced].
-func (w *Writer) Queue(batch *pgx.Batch, msgs ...Message) error {
-	statements, err := w.statements(msgs)
+// batch.
+func (w *Writer) Queue(ctx context.Context, batch *pgx.Batch, msgs ...Message) error {
+	statements, err := w.statements(ctx, msgs)
 	if err != nil {
 		return err
 	}
@@ -99,11 +105,30 @@ func Validate(msgs ...Message) error {
 	return nil
 }
 
+// identified returns msgs with the saga of the request that ctx belongs to, where they
+// name none.
+func identified(ctx context.Context, msgs []Message) ([]Message, error) {
+	all := slices.Clone(msgs)
+	for i := range all {
+		m := &all[i]
+		id, err := sagaid.Resolve(ctx, sagaid.ID{Scope: m.Scope, Key: m.Key, Incarnation: m.Incarnation})
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w (message %d of %d)", ErrInvalid, err, i+1, len(all))
+		}
+		m.Scope, m.Key, m.Incarnation = id.Scope, id.Key, id.Incarnation
+	}
+	return all, nil
+}
+
 // statements returns what stores msgs.
-func (w *Writer) statements(msgs []Message) (all []statement, err error) {
+func (w *Writer) statements(ctx context.Context, msgs []Message) (all []statement, err error) {
+	if msgs, err = identified(ctx, msgs); err != nil {
+		return nil, err
+	}
 	if err := Validate(msgs...); err != nil {
 		return nil, err
 	}
+	w.addTrace(ctx, msgs)
 	var now, later []*Message
 	for i := range msgs {
 		m := &msgs[i]
@@ -151,7 +176,7 @@ func (m *Message) appendValues(args []any) ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(args, id, m.Topic, cmp.Or(m.Type, m.Topic), m.Scope, m.Key, m.Step, m.N, m.orderingKey(),
+	return append(args, id, m.Topic, cmp.Or(m.Type, m.Topic), m.Scope, m.Key, m.Step, m.n(), m.orderingKey(),
 		cmp.Or(m.CorrelationID, id.String()), m.CausationID, cmp.Or(m.ContentType, defaultContentType), headers, m.bytes()), nil
 }
 
@@ -205,7 +230,7 @@ func turn(msgs []*Message) (c columns, err error) {
 		c.scopes = append(c.scopes, m.Scope)
 		c.keys = append(c.keys, m.Key)
 		c.steps = append(c.steps, m.Step)
-		c.ns = append(c.ns, m.N)
+		c.ns = append(c.ns, m.n())
 		c.ordering = append(c.ordering, m.orderingKey())
 		c.correlations = append(c.correlations, cmp.Or(m.CorrelationID, id.String()))
 		c.causations = append(c.causations, m.CausationID)

@@ -51,7 +51,7 @@ func Example_publishing() {
 		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 			batch := &pgx.Batch{}
 			batch.Queue("INSERT INTO purchase (id, item) VALUES ($1, $2)", "4711", "book")
-			err := writer.Queue(batch, outbox.Message{Topic: "orders", Scope: "acme", Key: "4711", Step: "pay", Payload: []byte(`{"item":"book"}`)})
+			err := writer.Queue(ctx, batch, outbox.Message{Topic: "orders", Scope: "acme", Key: "4711", Step: "pay", Payload: []byte(`{"item":"book"}`)})
 			if err != nil {
 				return err
 			}

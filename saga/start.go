@@ -146,7 +146,7 @@ func (s *Starter[S]) Queue(ctx context.Context, batch *pgx.Batch, scope, key str
 		return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
 	}
 	batch.Queue(s.sql.addInstance, args...)
-	if err := s.writer.Queue(batch, begun.traced()...); err != nil {
+	if err := s.writer.Queue(ctx, batch, begun.traced()...); err != nil {
 		return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
 	}
 	return begun.started(), nil

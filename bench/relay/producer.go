@@ -219,7 +219,7 @@ func (s *shop) order(ctx context.Context, w way) error {
 		if w == queued {
 			batch := &pgx.Batch{}
 			batch.Queue(sqlAddOrder, id, item, "c-17", 4200)
-			if err := s.ours.writer.Queue(batch, s.ours.message(id.String())); err != nil {
+			if err := s.ours.writer.Queue(ctx, batch, s.ours.message(id.String())); err != nil {
 				return err
 			}
 			return tx.SendBatch(ctx, batch).Close()

@@ -88,7 +88,7 @@ func (c *choreographed) check(ctx context.Context, n int) error {
 func (c *choreographed) start(ctx context.Context, o *order) error {
 	batch := &pgx.Batch{}
 	batch.Queue(placement.sql, placement.values(o)...)
-	err := c.writer.Queue(batch, outbox.Message{Topic: c.topic(orderCreated), Scope: scope, Key: o.OrderID, Step: stepPay, Payload: o.payload()})
+	err := c.writer.Queue(ctx, batch, outbox.Message{Topic: c.topic(orderCreated), Scope: scope, Key: o.OrderID, Step: stepPay, Payload: o.payload()})
 	if err != nil {
 		return err
 	}

@@ -108,7 +108,7 @@ func (d *desk) begin(ctx context.Context, n *node) error {
 			for faults[i] == nil && begun.Add(1) <= int64(d.Start) {
 				o, batch := newOrder(), &pgx.Batch{}
 				batch.Queue(sqlAddPlaced, o.values()...)
-				if faults[i] = writer.Queue(batch, o.message(d.Topics[0], stepNames[0])); faults[i] == nil {
+				if faults[i] = writer.Queue(ctx, batch, o.message(d.Topics[0], stepNames[0])); faults[i] == nil {
 					faults[i] = n.pool.SendBatch(ctx, batch).Close()
 				}
 				n.relay.Wake()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -50,6 +51,7 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		"Forget":        testForget,
 		"ExpiredNew":    testExpiredNew,
 		"ExpiredReject": testExpiredReject,
+		"Incarnation":   testIncarnation,
 		"Sweep":         testSweep,
 		"Identity":      testIdentity,
 		"Keyless":       testKeyless,
@@ -359,6 +361,39 @@ func testExpiredNew(t *testing.T, s Subject) {
 		ok(t, "Commit", proceed(t, s, c, 1).Commit(t.Context(), response()))
 		begin(t, s, c, idemkey.KindReplay)
 	}
+}
+
+// All attempts that one record outlives have its incarnation. The record of another namespace,
+// and the next one of the same identity, has another.
+func testIncarnation(t *testing.T, s Subject) {
+	c, route := Claim("k", "a"), Claim("k", "a")
+	route.ID.Namespace = "http:other"
+	first := begin(t, s, c, idemkey.KindProceed)
+	if first.Incarnation == "" || len(first.Incarnation) > 24 || strings.ContainsFunc(first.Incarnation, func(r rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789_-", r)
+	}) {
+		t.Errorf("the incarnation is %q", first.Incarnation)
+	}
+	other := begin(t, s, route, idemkey.KindProceed)
+	if other.Incarnation == first.Incarnation {
+		t.Error("the records of two namespaces have the same incarnation")
+	}
+	release(t, other.Exec)
+	release(t, first.Exec)
+	second := begin(t, s, c, idemkey.KindProceed)
+	s.Crash(t, c.ID, second.Exec)
+	third := begin(t, s, c, idemkey.KindProceed)
+	if !s.traceless() && (second.Incarnation != first.Incarnation || third.Incarnation != first.Incarnation) {
+		t.Errorf("three attempts have the incarnations %q, %q and %q, want one", first.Incarnation, second.Incarnation, third.Incarnation)
+	}
+	ok(t, "Commit", third.Exec.Commit(t.Context(), response()))
+	s.Expire(t, c.ID)
+	c.FP.Sum = []byte("b")
+	next := begin(t, s, c, idemkey.KindProceed)
+	if next.Incarnation == first.Incarnation || next.Incarnation == third.Incarnation {
+		t.Errorf("the key's next record has the incarnation %q again", next.Incarnation)
+	}
+	release(t, next.Exec)
 }
 
 func testExpiredReject(t *testing.T, s Subject) {

@@ -66,7 +66,8 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 		}
 	}
 	e.record = in
-	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: 1, ExpiresAt: in.expires}, nil
+	life := lifespan{created: in.expires.Add(-c.TTL), expires: in.expires}
+	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: 1, ExpiresAt: in.expires}, nil
 }
 
 // lockPrior locks the record that e is to replace, so that no store that leases

@@ -2,8 +2,12 @@ package idempg
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,12 +26,12 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 	}
 	defer done()
 	for range maxClaims {
-		expires, err := s.insert(ctx, e, c)
+		life, err := s.insert(ctx, e, c)
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
-		if !expires.IsZero() {
-			return e.leased(ctx, c, 1, expires)
+		if life.won() {
+			return e.leased(ctx, c, 1, life)
 		}
 		rec, err := s.read(ctx, e.conn, c.ID)
 		if err != nil {
@@ -44,11 +48,11 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 			return rec.decide(kind)
 		}
 		attempt := c.NextAttempt(&rec.Record)
-		expires, err = s.takeOver(ctx, e, c, rec.token, attempt)
-		if err != nil || expires.IsZero() {
+		life, err = s.takeOver(ctx, e, c, rec.token, attempt)
+		if err != nil || !life.won() {
 			return inFlight(0), err
 		}
-		d, err := e.leased(ctx, c, attempt, expires)
+		d, err := e.leased(ctx, c, attempt, life)
 		d.TookOver = d.Exec != nil && c.TakesOver(&rec.Record)
 		return d, err
 	}
@@ -89,34 +93,48 @@ func (s *Store) abandoned(ctx context.Context, conn *pgxpool.Conn, id idemkey.Id
 	return tag.RowsAffected() == 1, nil
 }
 
-// insert returns when the record of an absent key's new owner expires; never, if
-// there is one already.
-func (s *Store) insert(ctx context.Context, e *execution, c *idemkey.Claim) (expires time.Time, err error) {
-	err = e.conn.QueryRow(ctx, s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
-		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&expires, nil)
-	return claimed(expires, err, "claim key")
+// A lifespan is when a record began and when it expires, by the server's clock. It is zero
+// for a claim that was not won.
+type lifespan struct{ created, expires time.Time }
+
+func (l lifespan) won() bool { return !l.expires.IsZero() }
+
+// incarnation names the record among all that its identity has: these have different times of
+// creation. The namespace is part of it, since a saga is named by scope and key alone.
+func (l lifespan) incarnation(id idemkey.Identity) string {
+	h := sha256.New()
+	_ = binary.Write(h, binary.BigEndian, l.created.UnixMicro())
+	h.Write([]byte(id.Namespace))
+	return strings.ToLower(base32.StdEncoding.EncodeToString(h.Sum(nil)))[:13]
 }
 
-// takeOver returns when the record of its new owner expires; never, if another was faster.
-func (s *Store) takeOver(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (expires time.Time, err error) {
+// insert returns the life of an absent key's new record.
+func (s *Store) insert(ctx context.Context, e *execution, c *idemkey.Claim) (life lifespan, err error) {
+	err = e.conn.QueryRow(ctx, s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
+		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&life.expires, &life.created, nil)
+	return claimed(life, err, "claim key")
+}
+
+// takeOver returns the life of a record that has changed its owner.
+func (s *Store) takeOver(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.takeOver, e.id.Namespace, e.id.Scope, e.id.Key, from, c.FP.Sum, c.FP.Alg, e.token,
-		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&expires)
-	return claimed(expires, err, "take over key")
+		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&life.expires, &life.created)
+	return claimed(life, err, "take over key")
 }
 
 // claimed reads the result of a claim. Losing a race is no error.
-func claimed(expires time.Time, err error, what string) (time.Time, error) {
+func claimed(life lifespan, err error, what string) (lifespan, error) {
 	if err == nil || errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || conflict(err) {
-		return expires, nil
+		return life, nil
 	}
-	return time.Time{}, fmt.Errorf("%s: %w", what, err)
+	return lifespan{}, fmt.Errorf("%s: %w", what, err)
 }
 
 // leased lets e proceed under its record. The transaction begins with the
 // handler's first statement and then holds the row lock, which is the proof
 // that the owner lives. If the handler takes its time, the transaction is opened
 // for it while the lease still protects it.
-func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, expires time.Time) (idemkey.Decision, error) {
+func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, life lifespan) (idemkey.Decision, error) {
 	if err := failpoint.Hit("idempg/after-claim"); err != nil {
 		return idemkey.Decision{}, err
 	}
@@ -125,11 +143,11 @@ func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, e
 			return idemkey.Decision{}, err
 		}
 	}
-	e.record, e.expires = (*leasedRecord)(e), expires
+	e.record, e.expires = (*leasedRecord)(e), life.expires
 	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
 	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(lockResult) })
 	e.s.opener.add(e, c.ExecTimeout)
-	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}, nil
+	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: attempt, ExpiresAt: life.expires}, nil
 }
 
 // lockResult reads the result of locking the record.

@@ -27,7 +27,7 @@ INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, 
 VALUES ($1, $2, $3, 1, $4, $5, $6, 1,
 	clock_timestamp() + $7::bigint * interval '1 ms', clock_timestamp() + $8::bigint * interval '1 ms')
 ON CONFLICT (namespace, scope, key) DO NOTHING
-RETURNING expires_at, set_config('synchronous_commit', 'off', true)`
+RETURNING expires_at, created_at, set_config('synchronous_commit', 'off', true)`
 
 // sqlTakeOver makes the caller the owner of a record that was read with token
 // $4, unless the record has changed since or its owner still holds the row lock:
@@ -48,7 +48,7 @@ SET state = 1, fp = $5, fp_alg = $6, token = $7, attempt = $8,
 	created_at = CASE WHEN $8 = 1 THEN clock_timestamp() ELSE created_at END,
 	resp_status = NULL, resp_header = NULL, resp_body = NULL, enc_key_id = NULL, completed_at = NULL
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND EXISTS (SELECT FROM free)
-RETURNING expires_at`
+RETURNING expires_at, created_at`
 
 // sqlFindAbandoned returns a row if the owner of the claim with token $4 has died:
 // a running one holds the row lock, however long ago its lease ran out.

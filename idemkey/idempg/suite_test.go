@@ -216,8 +216,8 @@ func TestOvertakenBeforeLock(t *testing.T) {
 		t.Errorf("Sweep = %d, %v; want a live lease to stay", n, err)
 	}
 	other := &execution{s: f.Store, conn: stalled.conn, id: c.ID, token: newToken()}
-	if expires, err := f.takeOver(t.Context(), other, &c, stalled.token, 2); !expires.IsZero() || err != nil {
-		t.Errorf("takeOver within the lease = %v, %v", expires, err)
+	if life, err := f.takeOver(t.Context(), other, &c, stalled.token, 2); life.won() || err != nil {
+		t.Errorf("takeOver within the lease = %v, %v", life, err)
 	}
 	f.lapse(t, c.ID)
 	winner := f.begin(t, c)

@@ -19,14 +19,21 @@ type storedRecord struct {
 	header []byte
 }
 
-// decodeClaim reads the reply to a claim that was won: 1, attempt, expires_at.
-func decodeClaim(reply []any) (attempt int, expires time.Time, won bool) {
-	if len(reply) != 3 || reply[0] != int64(1) {
-		return 0, time.Time{}, false
+// A wonClaim is the reply to a claim that was won: 1, attempt, expires_at, incarnation.
+type wonClaim struct {
+	attempt     int
+	expires     time.Time
+	incarnation string
+}
+
+func decodeClaim(reply []any) (c wonClaim, won bool) {
+	if len(reply) != 4 || reply[0] != int64(1) {
+		return c, false
 	}
-	n, ok := reply[1].(int64)
-	ms, ok2 := reply[2].(int64)
-	return int(n), time.UnixMilli(ms), ok && ok2
+	attempt, ok := reply[1].(int64)
+	expires, ok2 := reply[2].(int64)
+	incarnation, ok3 := reply[3].(string)
+	return wonClaim{int(attempt), time.UnixMilli(expires), incarnation}, ok && ok2 && ok3
 }
 
 // decodeRecord reads what luaRead returns. A hash that no script of ours has

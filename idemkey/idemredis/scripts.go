@@ -6,7 +6,7 @@ import "github.com/redis/go-redis/v9"
 // Redis. Each may be sent twice, since a client repeats what it got no reply to:
 // the second run finds what the first did and says the same.
 //
-// A hash has the fields state, token, fp, fp_alg, attempt, lease_until,
+// A hash has the fields state, token, fp, fp_alg, incarnation, attempt, lease_until,
 // expires_at and purge_at (ms since 1970), and with a response also status,
 // header, body and key_id, which names the key that the body is sealed with.
 // Values are bytes, whatever is in them.
@@ -36,10 +36,11 @@ end
 var scriptBegin = redis.NewScript(luaNow + luaRead + `
 local token, from = ARGV[1], ARGV[2]
 local ttl, lease, keep, attempt = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
-local r = redis.call('HMGET', KEYS[1], 'state', 'token', 'lease_until', 'expires_at', 'attempt')
+local incarnation = ARGV[9]
+local r = redis.call('HMGET', KEYS[1], 'state', 'token', 'lease_until', 'expires_at', 'attempt', 'incarnation')
 local state = r[1]
 if state == '1' and r[2] == token then
-	return {1, tonumber(r[5]), tonumber(r[4])}
+	return {1, tonumber(r[5]), tonumber(r[4]), r[6] or ''}
 end
 if state or redis.call('EXISTS', KEYS[1]) == 1 then
 	local free = state == '2'
@@ -52,12 +53,13 @@ if state or redis.call('EXISTS', KEYS[1]) == 1 then
 else
 	attempt = '1'
 end
+if attempt ~= '1' then incarnation = r[6] or '' end
 local expires = now + ttl
-redis.call('HSET', KEYS[1], 'state', '1', 'token', token, 'fp', ARGV[3], 'fp_alg', ARGV[4], 'attempt', attempt,
+redis.call('HSET', KEYS[1], 'state', '1', 'token', token, 'fp', ARGV[3], 'fp_alg', ARGV[4], 'incarnation', incarnation, 'attempt', attempt,
 	'lease_until', string.format('%.0f', now + lease), 'expires_at', string.format('%.0f', expires),
 	'purge_at', string.format('%.0f', expires + keep))
 redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', expires + keep))
-return {1, tonumber(attempt), expires}
+return {1, tonumber(attempt), expires, incarnation}
 `)
 
 // scriptInspect reads the record and changes nothing.

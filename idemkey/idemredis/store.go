@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -71,9 +72,9 @@ func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, 
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
-		if attempt, expires, won := decodeClaim(reply); won {
-			d := idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: attempt, ExpiresAt: expires}
-			d.TookOver = tookOver && attempt > 1 // attempt 1: the record was gone
+		if claim, won := decodeClaim(reply); won {
+			d := idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: claim.incarnation, Attempt: claim.attempt, ExpiresAt: claim.expires}
+			d.TookOver = tookOver && claim.attempt > 1 // attempt 1: the record was gone
 			return d, failpoint.Hit("idemredis/after-claim")
 		}
 		rec, err := decodeRecord(reply)
@@ -88,13 +89,16 @@ func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, 
 	return idemkey.Decision{Kind: idemkey.KindInFlight}, nil // others were faster each time
 }
 
+// newIncarnation returns 65 random bits, for a record that is new.
+func newIncarnation() string { return strings.ToLower(rand.Text()[:13]) }
+
 func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim, from string, attempt int) ([]any, error) {
 	keep := time.Duration(0)
 	if c.RejectExpired {
 		keep = s.opts.KeepExpired
 	}
 	return s.call(ctx, scriptBegin, e.key, e.token, from, c.FP.Sum, c.FP.Alg,
-		milliseconds(c.TTL), milliseconds(c.Lease), milliseconds(keep), attempt).Slice()
+		milliseconds(c.TTL), milliseconds(c.Lease), milliseconds(keep), attempt, newIncarnation()).Slice()
 }
 
 // call runs a script within the budget. Run sends its digest, and the script

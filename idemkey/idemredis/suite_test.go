@@ -306,8 +306,8 @@ func TestTakeOver(t *testing.T) {
 		e := &execution{s: f.Store, key: f.key(c.ID), token: "claim " + what, lease: c.Lease}
 		for range 2 { // a claim that was won is won again, since its reply may have been lost
 			reply, err := f.claim(t.Context(), e, &c, from, attempt)
-			if got, _, won := decodeClaim(reply); err != nil || won != (want != 0) || got != want {
-				t.Errorf("%s: claim = %d, %t, %v; want attempt %d", what, got, won, err, want)
+			if got, won := decodeClaim(reply); err != nil || won != (want != 0) || got.attempt != want {
+				t.Errorf("%s: claim = %+v, %t, %v; want attempt %d", what, got, won, err, want)
 			}
 		}
 		return e

@@ -5,8 +5,12 @@
 //
 // key is the client's idempotency key, 1–255 printable ASCII characters, and may
 // itself contain spaces and colons. step is [a-z0-9][a-z0-9-]{0,62} and n, which tells
-// several messages of one saga to one step apart, is [A-Za-z0-9._-]{1,32}.
+// several messages of one saga to one step apart, is [A-Za-z0-9._-]{1,64}.
 // Neither can hold a colon, so the last colon splits a step key without doubt.
+//
+// A client may use a key again once the record of its request has expired. The
+// incarnation of that record tells the sagas apart, and is the beginning of n, between
+// two dots: see [JoinN].
 //
 // A step's identity is the tuple, never the joined string: two keys that would
 // join to the same string as part of something longer stay apart.
@@ -25,7 +29,9 @@ import (
 const (
 	MaxKey  = 255
 	MaxStep = 63
-	MaxN    = 32
+	MaxN    = 64
+
+	MaxIncarnation = 24
 )
 
 // ErrMalformed reports a key, step or n outside the grammar.
@@ -77,6 +83,39 @@ func (k Key) Check() error {
 	return nil
 }
 
+// JoinN returns the n of a message: its own n with the incarnation of its saga before it, as
+// ".<incarnation>[.<n>]". Without an incarnation it is the own n.
+func JoinN(incarnation, own string) string {
+	switch {
+	case incarnation == "":
+		return own
+	case own == "":
+		return "." + incarnation
+	}
+	return "." + incarnation + "." + own
+}
+
+// SplitN reverses [JoinN]. An n that has no incarnation is the message's own.
+func SplitN(n string) (incarnation, own string) {
+	rest, ok := strings.CutPrefix(n, ".")
+	if !ok {
+		return "", n
+	}
+	incarnation, own, _ = strings.Cut(rest, ".")
+	if JoinN(incarnation, own) != n {
+		return "", n // ".", "..x" or ".x.": somebody else's
+	}
+	return incarnation, own
+}
+
+// CheckIncarnation returns an [ErrMalformed] unless incarnation may be the beginning of an n.
+func CheckIncarnation(incarnation string) error {
+	if incarnation == "" || len(incarnation) > MaxIncarnation || strings.ContainsFunc(incarnation, notIncarnation) {
+		return fmt.Errorf("%w: incarnation must be 1 to %d of A-Z a-z 0-9 _ -", ErrMalformed, MaxIncarnation)
+	}
+	return nil
+}
+
 // CheckKey returns an [ErrMalformed] unless key is 1–255 printable ASCII
 // characters, 0x20 to 0x7e, the space among them: what a quoted string of HTTP
 // can carry, an AMQP short string can hold and PostgreSQL can index.
@@ -110,3 +149,5 @@ func notStep(r rune) bool {
 func notN(r rune) bool {
 	return notStep(r) && !(r >= 'A' && r <= 'Z' || r == '.' || r == '_')
 }
+
+func notIncarnation(r rune) bool { return r == '.' || notN(r) }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/sagamill/sagamill/internal/stepkey"
@@ -72,4 +73,22 @@ func FuzzParseReversesString(f *testing.F) {
 			t.Errorf("Parse(%q).String() = %q", k.String(), got.String())
 		}
 	})
+}
+
+func TestSplitN(t *testing.T) {
+	t.Parallel()
+	for _, v := range []struct{ n, incarnation, own string }{
+		{"", "", ""}, {"7", "", "7"}, {"1.1", "", "1.1"}, {".8s0f", "8s0f", ""}, {".8s0f.7", "8s0f", "7"}, {".8s0f.1.1", "8s0f", "1.1"}, {".8s0f..7", "8s0f", ".7"},
+		{".", "", "."}, {"..", "", ".."}, {"..7", "", "..7"}, {".7.", "", ".7."},
+	} {
+		incarnation, own := stepkey.SplitN(v.n)
+		if incarnation != v.incarnation || own != v.own || stepkey.JoinN(incarnation, own) != v.n {
+			t.Errorf("SplitN(%q) = %q, %q; want %q, %q", v.n, incarnation, own, v.incarnation, v.own)
+		}
+	}
+	for _, bad := range []string{"", ".", "a.b", "a b", "ä", strings.Repeat("x", stepkey.MaxIncarnation+1)} {
+		if stepkey.CheckIncarnation(bad) == nil {
+			t.Errorf("%q is an incarnation", bad)
+		}
+	}
 }

@@ -104,7 +104,7 @@ func (p *pen) write(ctx context.Context, orders, colours int) error {
 	err := pgx.BeginFunc(ctx, p.shop.opts.DB, func(tx pgx.Tx) error {
 		queued := &pgx.Batch{}
 		queued.Queue(p.insert, b.scopes, b.keys, b.seqs, b.amounts)
-		if err := p.writer.Queue(queued, b.messages...); err != nil {
+		if err := p.writer.Queue(ctx, queued, b.messages...); err != nil {
 			return err
 		}
 		return tx.SendBatch(ctx, queued).Close()
