@@ -454,7 +454,7 @@ func (c *Consumer) queueMove(last *pgx.Batch, j *job, found cell) {
 
 // queueEmitted adds emitted messages to last, in their order.
 func (c *Consumer) queueEmitted(last *pgx.Batch, msgs []outbox.Message) error {
-	return terminalIfInvalid(c.outbox.Queue(last, msgs...))
+	return terminalIfInvalid(c.outbox.Queue(context.Background(), last, msgs...)) // they have their saga and their trace
 }
 
 // checkEmitted returns the error that queueEmitted would.

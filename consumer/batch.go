@@ -75,7 +75,7 @@ func (c *Consumer) settleSome(ctx, work context.Context, jobs []*job) (left []*j
 func (c *Consumer) together(jobs []*job) int {
 	seen, direct := map[identity]bool{}, 0
 	for i, j := range jobs {
-		id := identity{j.Scope, j.Key, j.Step, j.N}
+		id := identity{j.Scope, j.Key, j.Step, j.joinedN()}
 		if j.step.Ordered {
 			id.n = ""
 		}

@@ -171,11 +171,11 @@ func (c *Consumer) abandon(ctx context.Context, conn *pgx.Conn) {
 }
 
 func compareIdentity(a, b *job) int {
-	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Step, b.Step), cmp.Compare(a.N, b.N))
+	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Step, b.Step), cmp.Compare(a.joinedN(), b.joinedN()))
 }
 
 // identity are the columns that name the step's row.
-func (j *job) identity() []any { return []any{j.Scope, j.Key, j.inboxStep(), j.N} }
+func (j *job) identity() []any { return []any{j.Scope, j.Key, j.inboxStep(), j.joinedN()} }
 
 func (j *job) inboxStep() string {
 	if planted.InboxNotScopedByConsumer {
@@ -197,7 +197,7 @@ func (j *job) claim() []any {
 func identityColumns(jobs []*job) []any {
 	columns := make([][]string, 4)
 	for _, j := range jobs {
-		for i, value := range []string{j.Scope, j.Key, j.inboxStep(), j.N} {
+		for i, value := range []string{j.Scope, j.Key, j.inboxStep(), j.joinedN()} {
 			columns[i] = append(columns[i], value)
 		}
 	}

@@ -103,6 +103,9 @@ func (d *Delivery) DidNothing() {
 func (j *job) follows(m outbox.Message) outbox.Message {
 	m.Scope = cmp.Or(m.Scope, j.Scope)
 	m.Key = cmp.Or(m.Key, j.Key)
+	if m.Scope == j.Scope && m.Key == j.Key {
+		m.Incarnation = cmp.Or(m.Incarnation, j.Incarnation)
+	}
 	m.CorrelationID = cmp.Or(m.CorrelationID, usable(j.CorrelationID))
 	m.CausationID = cmp.Or(m.CausationID, usable(j.ID))
 	parent, state := j.traceHeaders()

@@ -156,10 +156,11 @@ func (c *Consumer) address(topic string, msg *message.Message) (*job, *rejection
 	if !ok {
 		return reject(ReasonTypeUnknown, "no step of this consumer takes type %.100q from topic %s", typ, topic)
 	}
+	incarnation, n := stepkey.SplitN(key.N)
 	return &job{
 		Delivery: Delivery{
 			ID: msg.UUID, Topic: topic, Type: typ,
-			Scope: scope, Key: key.Key, N: key.N, Step: to.step.Name, Undo: to.kind == compensation,
+			Scope: scope, Key: key.Key, Incarnation: incarnation, N: n, Step: to.step.Name, Undo: to.kind == compensation,
 			Undoable:      to.kind == action && to.step.Compensation.decode != nil,
 			CorrelationID: cmp.Or(header(outbox.PropertyCorrelation), msg.UUID),
 			Metadata:      msg.Metadata, Payload: msg.Payload,

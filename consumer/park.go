@@ -272,7 +272,7 @@ func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error
 
 func (j *job) columns(reason Reason, text, stack string, attempts int) []any {
 	names, values := headers(j.Metadata)
-	return []any{j.kind, j.Scope, j.Key, j.Step, j.N, j.Topic, []byte(j.ID), names, values, bytesOf(j.Payload), reason, text, stack, attempts}
+	return []any{j.kind, j.Scope, j.Key, j.Step, j.joinedN(), j.Topic, []byte(j.ID), names, values, bytesOf(j.Payload), reason, text, stack, attempts}
 }
 
 // bury makes msg, which cannot be a job, a dead letter.

@@ -13,6 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -39,9 +40,10 @@ func (r *parkedRow) message() *message.Message {
 
 // delivery is what the row itself says of msg, which cannot be read any more.
 func (r *parkedRow) delivery(msg *message.Message) Delivery {
+	incarnation, n := stepkey.SplitN(r.N)
 	return Delivery{
 		ID: msg.UUID, Topic: r.Topic, Type: msg.Metadata.Get(outbox.PropertyType),
-		Scope: r.Scope, Key: r.Key, N: r.N, Step: r.Step, Undo: r.Kind == compensation,
+		Scope: r.Scope, Key: r.Key, Incarnation: incarnation, N: n, Step: r.Step, Undo: r.Kind == compensation,
 		CorrelationID: cmp.Or(msg.Metadata.Get(outbox.PropertyCorrelation), msg.UUID),
 		Metadata:      msg.Metadata, Payload: r.Payload,
 	}

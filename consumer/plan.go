@@ -197,7 +197,7 @@ func (p *planner) read(l DeadLetter) (heldLetter, error) {
 	held.cancelParked = j.step.CancelParked
 	if row.Kind == unread {
 		// What its consumer goes by is what the message says of itself.
-		held.kind, held.identity, held.nameless = j.kind, identity{j.Scope, j.Key, j.Step, j.N}, true
+		held.kind, held.identity, held.nameless = j.kind, identity{j.Scope, j.Key, j.Step, j.joinedN()}, true
 		held.written = writtenAt(l.Headers.Get(outbox.PropertyTimestamp), time.Unix(math.MaxInt32, 0))
 	}
 	return held, nil

@@ -120,7 +120,7 @@ type Message[T any] struct {
 
 // Emit adds messages to the outbox, in the handler's transaction. Scope, Key,
 // CorrelationID and the trace headers default to those of the message being
-// handled, and CausationID is its id; Topic and Step are required. A message
+// handled, as does Incarnation for messages of its scope and key. CausationID is its id; Topic and Step are required. A message
 // that the outbox refuses ([outbox.ErrInvalid]) makes the step's own message a
 // dead letter, since no further attempt would change it. A topic without a
 // queue is refused by the broker and holds back later messages of its saga:
@@ -131,7 +131,9 @@ type Emit func(msgs ...outbox.Message)
 // A Delivery is what is known of a message besides its body.
 type Delivery struct {
 	ID, Topic, Type string
-	Scope, Key, N   string
+	Scope, Key      string
+	Incarnation     string // tells sagas of one key apart: see [outbox.Message]; "": the saga has none
+	N               string // tells messages of one saga to one step apart
 	Step            string // the step that handles it
 	Undo            bool   // it is the step's compensation
 	Undoable        bool   // it is the action of a step that has one
@@ -148,8 +150,11 @@ type Delivery struct {
 // step, key or scope, so that tenants cannot collide there. A step's action
 // and its compensation have different ones.
 func (d *Delivery) EffectKey() string {
-	return fieldhash.Hex(sha256.New(), d.Scope, d.Key, d.Step, d.N, strconv.FormatBool(d.Undo))
+	return fieldhash.Hex(sha256.New(), d.Scope, d.Key, d.Step, d.joinedN(), strconv.FormatBool(d.Undo))
 }
+
+// joinedN is the n of the step key: part of the identity of the step.
+func (d *Delivery) joinedN() string { return stepkey.JoinN(d.Incarnation, d.N) }
 
 // On returns an Input that hands messages of topic to h, with the payload
 // decoded from JSON. The message's type is the topic's name, unless the

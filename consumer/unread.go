@@ -59,7 +59,7 @@ func (c *Consumer) identify(ctx context.Context, row *parkedRow) (*job, error) {
 	if err != nil || !named {
 		return nil, err
 	}
-	row.Kind, row.Scope, row.Key, row.Step, row.N = j.kind, j.Scope, j.Key, j.Step, j.N
+	row.Kind, row.Scope, row.Key, row.Step, row.N = j.kind, j.Scope, j.Key, j.Step, j.joinedN()
 	return c.reread(row), nil
 }
 
@@ -90,7 +90,7 @@ func (c *Consumer) readAgain(row *parkedRow, msg *message.Message) (*job, *rejec
 	}
 	j.digest = row.digest()
 	was := identity{row.Scope, row.Key, row.Step, row.N}
-	if is := (identity{j.Scope, j.Key, j.Step, j.N}); row.Kind != unread && (is != was || j.kind != row.Kind) {
+	if is := (identity{j.Scope, j.Key, j.Step, j.joinedN()}); row.Kind != unread && (is != was || j.kind != row.Kind) {
 		return nil, &rejection{reason: ReasonTypeUnknown, err: fmt.Errorf("it was parked by %s of step %s, and its type is now that of %s of step %s", row.Kind, row.Step, j.kind, j.Step)}
 	}
 	return j, nil

@@ -178,7 +178,7 @@ type Decision struct {
 	Exec Execution
 
 	// Incarnation, of KindProceed, tells the record from those that the identity had before,
-	// and may have after it has expired: 1 to 24 of A-Z a-z 0-9 _ -. All attempts that a record
+	// and may have after it has expired: 1 to 24 of A-Z a-z 0-9 _. All attempts that a record
 	// outlives have the same one. What the request begins is named after it, so that the saga
 	// of a key that is used again is another one. Empty: the store does not tell.
 	Incarnation string

@@ -83,7 +83,7 @@ type Message struct {
 	// A saga that began without package idemkey has no incarnation. Within an idempotent
 	// request that has to be said: [NoIncarnation].
 	Scope, Key  string
-	Incarnation string // 1 to 24 of A-Z a-z 0-9 _ -; default: none
+	Incarnation string // 1 to 24 of A-Z a-z 0-9 _; default: none
 
 	// Step is required: the name of the step that the message is for, or of one
 	// of them where several services listen. It becomes part of the published

@@ -92,7 +92,7 @@ func startTrip(ctx context.Context, config childConfig) error {
 		return err
 	}
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		_, err := s.Start(ctx, tx, "tenant", config.Start, trip{Item: "x"})
+		_, err := s.Start(ctx, tx, saga.ID{Scope: "tenant", Key: config.Start}, trip{Item: "x"})
 		config.dies(beforeCommit)
 		return err
 	})

@@ -101,7 +101,7 @@ func ExampleNewManifest() {
 func ExampleExists() {
 	begin := func(ctx context.Context, tx pgx.Tx, starter *saga.Starter[Journey], order string) error {
 		batch := &pgx.Batch{}
-		if _, err := starter.Queue(ctx, batch, "acme", order, Journey{Traveller: "Ada"}); err != nil {
+		if _, err := starter.Queue(ctx, batch, saga.ID{Scope: "acme", Key: order}, Journey{Traveller: "Ada"}); err != nil {
 			return err
 		}
 		err := tx.SendBatch(ctx, batch).Close()

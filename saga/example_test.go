@@ -73,7 +73,7 @@ func Example_orchestrator() {
 	// In the transaction of a request, with its idempotency key and whatever else belongs to it.
 	starter := get(saga.NewStarter(journey, &saga.StarterOptions{Schema: schema}))
 	must(pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		_, err := starter.Start(ctx, tx, "acme", "the-requests-key", Journey{Traveller: "Ada"})
+		_, err := starter.Start(ctx, tx, saga.ID{Scope: "acme", Key: "the-requests-key"}, Journey{Traveller: "Ada"})
 		return err
 	}))
 	relay.Wake()

@@ -173,7 +173,7 @@ func start[S any](p *place, d *saga.Definition[S], key string, state S) saga.Sta
 	}
 	var started saga.Started
 	err = pgx.BeginFunc(p.t.Context(), p.db, func(tx pgx.Tx) (err error) {
-		started, err = s.Start(p.t.Context(), tx, "tenant", key, state)
+		started, err = s.Start(p.t.Context(), tx, saga.ID{Scope: "tenant", Key: key}, state)
 		return err
 	})
 	if err != nil {

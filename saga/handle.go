@@ -92,7 +92,7 @@ type target struct{ mark, path string }
 // handle locks the instance that a message is for, has do move it, and stores it with
 // what it sends.
 func (o *Orchestrator) handle(ctx context.Context, tx pgx.Tx, in *consumer.Delivery, to target, emit consumer.Emit, do func(*flow.Run) error) error {
-	i, err := o.lock(ctx, tx, address{in.Scope, in.Key, to.path})
+	i, err := o.lock(ctx, tx, address{in.Scope, in.Key, flow.Within(in.Incarnation, to.path)})
 	if errors.Is(err, errLocked) {
 		return consumer.RetryAfter(err, lockedPause)
 	}

@@ -195,18 +195,18 @@ func (o *Orchestrator) removeSome(ctx context.Context) (n int, err error) {
 		if err != nil {
 			return err
 		}
-		var scopes, keys []string
+		var scopes, keys, paths []string
 		_, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (struct{}, error) {
-			var scope, key string
-			err := r.Scan(&scope, &key)
-			scopes, keys = append(scopes, scope), append(keys, key)
+			var scope, key, path string
+			err := r.Scan(&scope, &key, &path)
+			scopes, keys, paths = append(scopes, scope), append(keys, key), append(paths, path)
 			return struct{}{}, err
 		})
 		if err != nil || len(keys) == 0 {
 			return err
 		}
 		n = len(keys)
-		_, err = tx.Exec(ctx, o.sql.deleteJournal, scopes, keys)
+		_, err = tx.Exec(ctx, o.sql.deleteJournal, scopes, keys, paths)
 		return err
 	})
 	if err != nil {

@@ -135,7 +135,7 @@ func (p *place) startWithout(kind, n string, state tour) {
 	}
 	step := map[string]string{saga.TypeReply: "saga-tour", saga.TypeRevoke: "revoke-trip"}[kind]
 	err = pgx.BeginFunc(p.t.Context(), p.db, func(tx pgx.Tx) error {
-		started, err := s.Start(p.t.Context(), tx, "tenant", "k", state)
+		started, err := s.Start(p.t.Context(), tx, saga.ID{Scope: "tenant", Key: "k"}, state)
 		if err == nil {
 			_, err = tx.Exec(p.t.Context(), "INSERT INTO "+p.schema+".inbox (scope, key, step, n, state, digest) VALUES ('tenant', 'k', $1, $2, 'done', decode(repeat('00', 32), 'hex'))",
 				step, flow.Mark(started.ID, n))

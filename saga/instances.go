@@ -25,7 +25,11 @@ const MaxList = 1000
 type Address struct {
 	Scope string // may be left out where a key is used in one scope alone
 	Key   string
-	Path  string // where it is nested: the n of its step in the saga around it; "": the outermost
+
+	// Path is where it is nested: the n of its step in the saga around it. That of the outermost
+	// instance is "", or a dot and the incarnation of the request that began it. It may be left
+	// out for the outermost instance of a key that was used once.
+	Path string
 }
 
 // String returns it for people.
@@ -35,7 +39,7 @@ func (a Address) String() string {
 		s = a.Scope + "/" + s
 	}
 	if a.Path != "" {
-		s += ", nested at " + a.Path
+		s += ", path " + a.Path
 	}
 	return s
 }
@@ -57,21 +61,25 @@ type Instance struct {
 	EndedAt   time.Time // zero: it is live
 }
 
-// ErrAmbiguous reports that a key is used in several scopes. Nothing has changed.
-var ErrAmbiguous = errors.New("saga: the key is used in several scopes")
+// ErrAmbiguous reports that a key has several instances. Nothing has changed.
+var ErrAmbiguous = errors.New("saga: the key has several instances, in several scopes or used again; say the scope and the path")
 
-// An AmbiguousError is an [ErrAmbiguous] that says which: the first ten.
-type AmbiguousError struct{ Scopes []string }
+// An AmbiguousError is an [ErrAmbiguous] that says which: the ten that began last, the newest first.
+type AmbiguousError struct{ Addresses []Address }
 
-// Error lists the scopes.
+// Error lists the instances.
 func (e *AmbiguousError) Error() string {
-	return fmt.Sprintf("%v: %s", ErrAmbiguous, strings.Join(e.Scopes, " "))
+	all := make([]string, len(e.Addresses))
+	for i, at := range e.Addresses {
+		all[i] = at.String()
+	}
+	return fmt.Sprintf("%v: %s", ErrAmbiguous, strings.Join(all, "; "))
 }
 
 // Unwrap returns [ErrAmbiguous].
 func (e *AmbiguousError) Unwrap() error { return ErrAmbiguous }
 
-const maxScopes = 10
+const maxAddresses = 10
 
 // ErrPlanUnknown reports an instance of whose version no orchestrator has
 // registered the plan in the schema, so that it cannot be said what its steps are. Nothing has changed.
@@ -168,23 +176,22 @@ func scanListed(r pgx.CollectableRow) (i Instance, err error) {
 	return i, err
 }
 
-// resolve returns at with its scope.
+// resolve completes at, where it has no scope or no path.
 func (n *Instances) resolve(ctx context.Context, tx pgx.Tx, at Address) (Address, error) {
-	if at.Scope != "" {
+	if at.Scope != "" && at.Path != "" {
 		return at, nil
 	}
-	rows, _ := tx.Query(ctx, n.sql.findScopes, at.Key, at.Path, maxScopes)
-	scopes, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	rows, _ := tx.Query(ctx, n.sql.findAddresses, at.Key, at.Path, at.Scope, maxAddresses)
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Address])
 	switch {
 	case err != nil:
 		return at, fmt.Errorf("saga: find instance: %w", sqlschema.Explain(err))
-	case len(scopes) == 0:
+	case len(found) == 0:
 		return at, ErrNoInstance
-	case len(scopes) > 1:
-		return at, &AmbiguousError{scopes}
+	case len(found) > 1:
+		return at, &AmbiguousError{found}
 	}
-	at.Scope = scopes[0]
-	return at, nil
+	return found[0], nil
 }
 
 // machine returns the plan of a version as it was registered last. Its error is an

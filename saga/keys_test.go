@@ -40,7 +40,7 @@ func TestTwoServicesUseOneKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-		_, err := s.Start(t.Context(), tx, "tenant", "k", trip{Item: "no car"})
+		_, err := s.Start(t.Context(), tx, saga.ID{Scope: "tenant", Key: "k"}, trip{Item: "no car"})
 		return err
 	})
 	if err != nil {

@@ -31,7 +31,7 @@ func TestTheLongestScopeAndKeyReachTheTenthStep(t *testing.T) {
 	for name, scope := range map[string]string{"longest": strings.Repeat("s", outbox.MaxScope), "long": strings.Repeat("s", outbox.MaxScope-7)} {
 		key := strings.Repeat("k", 255-len(name)) + name
 		err := pgx.BeginFunc(t.Context(), p.db, func(tx pgx.Tx) error {
-			_, err := s.Start(t.Context(), tx, scope, key, trip{})
+			_, err := s.Start(t.Context(), tx, saga.ID{Scope: scope, Key: key}, trip{})
 			return err
 		})
 		if err != nil {

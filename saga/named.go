@@ -65,7 +65,8 @@ func (o *Orchestrator) verifyName(topic string, msg *message.Message) error {
 	if err != nil {
 		return nil // it is a dead letter for that
 	}
-	_, n, err := flow.Unmark(key.N)
+	incarnation, own := stepkey.SplitN(key.N)
+	_, n, err := flow.Unmark(own)
 	if err != nil {
 		return nil
 	}
@@ -76,7 +77,7 @@ func (o *Orchestrator) verifyName(topic string, msg *message.Message) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), nameTimeout)
 	defer cancel()
-	i, err := found(scanRow(o.db.QueryRow(ctx, o.sql.readInstance, scope, key.Key, to.Path)))
+	i, err := found(scanRow(o.db.QueryRow(ctx, o.sql.readInstance, scope, key.Key, flow.Within(incarnation, to.Path))))
 	if errors.Is(err, ErrNoInstance) || errors.Is(err, flow.ErrUnfit) {
 		return err // nobody can answer yet, since a command commits with its instance; or nothing can be handled till a person mends it
 	}

@@ -43,8 +43,8 @@ func (o *Orchestrator) prepare(ctx context.Context, tx pgx.Tx, messages []*consu
 		if err != nil {
 			continue
 		}
-		want(address{m.Scope, m.Key, ""}) // see sqlLockRoot
-		want(address{m.Scope, m.Key, path})
+		want(address{m.Scope, m.Key, flow.Within(m.Incarnation, "")}) // see sqlLockRoot
+		want(address{m.Scope, m.Key, flow.Within(m.Incarnation, path)})
 	}
 	locked := make(lockedRows, len(scopes))
 	b := &pgx.Batch{}

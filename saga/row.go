@@ -68,8 +68,8 @@ func scanRow(r pgx.Row) (*row, error) {
 // lock locks and reads the instance of an address. Its error is an
 // [ErrNoInstance] if there is none.
 func (q *queries) lock(ctx context.Context, tx pgx.Tx, scope, key, path string) (*row, error) {
-	if path != "" {
-		if _, err := tx.Exec(ctx, q.lockRoot, scope, key); err != nil {
+	if root := flow.Root(path); path != root {
+		if _, err := tx.Exec(ctx, q.lockRoot, scope, key, root); err != nil {
 			return nil, fmt.Errorf("saga: lock the outermost instance: %w", sqlschema.Explain(err))
 		}
 	}
@@ -111,8 +111,8 @@ func (q *queries) lockSoon(ctx context.Context, tx pgx.Tx, scope, key, path stri
 
 // tryLock is lock where nobody else has the instance locked, else an [ErrNoInstance].
 func (q *queries) tryLock(ctx context.Context, tx pgx.Tx, scope, key, path string) (*row, error) {
-	if path != "" {
-		tag, err := tx.Exec(ctx, q.tryLockRoot, scope, key)
+	if root := flow.Root(path); path != root {
+		tag, err := tx.Exec(ctx, q.tryLockRoot, scope, key, root)
 		if err != nil {
 			return nil, fmt.Errorf("saga: lock the outermost instance: %w", sqlschema.Explain(err))
 		}

@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -95,11 +96,21 @@ func (s *session) revoke(c flow.Command) {
 	s.send(outbox.Message{Topic: Topic(c.Nested), Type: TypeRevoke, Step: c.Step, N: s.mark(c.N), Payload: body})
 }
 
-func (s *session) mark(n string) string { return flow.Mark(s.row.Root, n) }
+// mark returns the own n of the instance's messages, to which the outbox adds the incarnation.
+func (s *session) mark(n string) string {
+	_, rest := flow.Incarnation(n)
+	return flow.Mark(s.row.Root, rest)
+}
+
+// incarnation is that of all messages of the instance's saga.
+func (s *session) incarnation() string {
+	incarnation, _ := flow.Incarnation(s.row.Path)
+	return cmp.Or(incarnation, outbox.NoIncarnation)
+}
 
 // send fills in what all messages of the instance have in common.
 func (s *session) send(m outbox.Message) {
-	m.Scope, m.Key, m.CorrelationID = s.row.Scope, s.row.Key, s.row.Root
+	m.Scope, m.Key, m.Incarnation, m.CorrelationID = s.row.Scope, s.row.Key, s.incarnation(), s.row.Root
 	if m.OrderingKey == "" {
 		m.OrderingKey = orderingKey(m.Scope, m.Key, m.N)
 	}
@@ -112,15 +123,12 @@ func (s *session) send(m outbox.Message) {
 // Emit implements [flow.Outlet].
 func (s *session) Emit(_ context.Context, msgs []outbox.Message) error {
 	for _, m := range msgs {
-		if m.Scope == "" {
-			m.Scope = s.row.Scope
+		m.Scope, m.Key = cmp.Or(m.Scope, s.row.Scope), cmp.Or(m.Key, s.row.Key)
+		m.CorrelationID = cmp.Or(m.CorrelationID, s.row.Root)
+		if m.Scope == s.row.Scope && m.Key == s.row.Key {
+			m.Incarnation = cmp.Or(m.Incarnation, s.incarnation())
 		}
-		if m.Key == "" {
-			m.Key = s.row.Key
-		}
-		if m.CorrelationID == "" {
-			m.CorrelationID = s.row.Root
-		}
+		m.Incarnation = cmp.Or(m.Incarnation, outbox.NoIncarnation)
 		s.out = append(s.out, m)
 	}
 	return outbox.Validate(s.out[len(s.out)-len(msgs):]...)
@@ -161,8 +169,8 @@ func (s *session) Child(ctx context.Context, c flow.Child) error {
 	if err := s.claimed(ctx); err != nil {
 		return err
 	}
-	child := newRow(c.Flow, s.row.Scope, s.row.Key)
-	child.Path, child.Root, child.parent, child.trace = c.Path, s.row.Root, s.row.name, s.row.trace
+	child := newRow(c.Flow, s.row.Scope, s.row.Key, c.Path)
+	child.Root, child.parent, child.trace = s.row.Root, s.row.name, s.row.trace
 	within := &session{sql: s.sql, tx: s.tx, row: child}
 	existed, err := within.begin(ctx, c.Flow, c.State)
 	if err != nil || existed {
@@ -172,9 +180,9 @@ func (s *session) Child(ctx context.Context, c flow.Child) error {
 	return nil
 }
 
-func newRow(f *flow.Flow, scope, key string) *row {
+func newRow(f *flow.Flow, scope, key, path string) *row {
 	id := uuid.Must(uuid.NewV7()).String()
-	return &row{Instance: flow.Instance{ID: id, Root: id, Scope: scope, Key: key}, name: f.Name(), version: f.Version(), hash: f.Hash}
+	return &row{Instance: flow.Instance{ID: id, Root: id, Scope: scope, Key: key, Path: path}, name: f.Name(), version: f.Version(), hash: f.Hash}
 }
 
 // errExists reports that an instance has been begun before.

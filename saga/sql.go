@@ -35,7 +35,7 @@ const sqlTryLockInstance = sqlLockInstance + ` SKIP LOCKED`
 // transaction may lock several instances, and another one too: so they take turns at
 // the outermost, instead of waiting for each other.
 const sqlLockRoot = `
-SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = '' FOR UPDATE`
+SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE`
 
 // sqlTryLockRoot is sqlLockRoot where nobody else has it locked.
 const sqlTryLockRoot = sqlLockRoot + ` SKIP LOCKED`
@@ -140,16 +140,16 @@ FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3`
 
 // sqlDeleteEnded removes sagas that have ended long ago, with those nested in them.
 const sqlDeleteEnded = `
-DELETE FROM {schema}.saga WHERE (scope, key) IN (
-	SELECT scope, key FROM {schema}.saga
-	WHERE ended_at < statement_timestamp() - $1::bigint * interval '1 microsecond' AND path = ''
+DELETE FROM {schema}.saga WHERE (scope, key, root) IN (
+	SELECT scope, key, root FROM {schema}.saga
+	WHERE ended_at < statement_timestamp() - $1::bigint * interval '1 microsecond' AND parent IS NULL
 	ORDER BY ended_at LIMIT $2
 	FOR UPDATE SKIP LOCKED
-) RETURNING scope, key`
+) RETURNING scope, key, path`
 
 // sqlDeleteJournal removes what was decided about them.
 const sqlDeleteJournal = `
-DELETE FROM {schema}.saga_journal WHERE (scope, key) IN (SELECT * FROM unnest($1::text[], $2::text[]))`
+DELETE FROM {schema}.saga_journal WHERE (scope, key, path) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]))`
 
 // sqlLiveVersions counts the instances that have not ended.
 const sqlLiveVersions = `

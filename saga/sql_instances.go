@@ -32,17 +32,18 @@ const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR ve
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')`
 
-// sqlFindScopes finds the scopes in which there is an instance of a key and a path: from
-// each scope to the next is one look into the primary key's index.
-const sqlFindScopes = `
+// sqlFindAddresses finds the instances of a key that are at path $2, or the outermost ones
+// if that is empty, in scope $3, or in each if that is empty: from each scope to the next is one
+// look into the primary key's index.
+const sqlFindAddresses = `
 WITH RECURSIVE other AS (
-	(SELECT scope FROM {schema}.saga ORDER BY scope LIMIT 1)
+	(SELECT scope FROM {schema}.saga WHERE $3 = '' OR scope = $3 ORDER BY scope LIMIT 1)
 	UNION ALL
-	SELECT (SELECT s.scope FROM {schema}.saga AS s WHERE s.scope > other.scope ORDER BY s.scope LIMIT 1)
+	SELECT (SELECT s.scope FROM {schema}.saga AS s WHERE s.scope > other.scope AND $3 = '' ORDER BY s.scope LIMIT 1)
 	FROM other WHERE other.scope IS NOT NULL)
-SELECT scope FROM other
-WHERE EXISTS (SELECT FROM {schema}.saga AS s WHERE s.scope = other.scope AND s.key = $1 AND s.path = $2)
-LIMIT $3`
+SELECT s.scope, s.key, s.path FROM other JOIN {schema}.saga AS s USING (scope)
+WHERE s.key = $1 AND CASE $2 WHEN '' THEN s.parent IS NULL ELSE s.path = $2 END
+ORDER BY s.started_at DESC, s.scope, s.path LIMIT $4`
 
 // sqlReadFamily reads an instance with those around it and nested in it.
 const sqlReadFamily = `
@@ -75,7 +76,7 @@ INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUE
 
 // instanceQueries are the statements of Instances for a schema.
 type instanceQueries struct {
-	list, count, findScopes, readFamily string
+	list, count, findAddresses, readFamily string
 	readPlan, readJournal, readClock    string
 	decide, insertJournal               string
 }
@@ -85,7 +86,7 @@ func newInstanceQueries(schema string) instanceQueries {
 		return sqlschema.Bind(schema, strings.NewReplacer("{listed}", listedColumns, "{filter}", filterInstances).Replace(sql))
 	}
 	return instanceQueries{
-		list: bind(sqlListInstances), count: bind(sqlCountInstances), findScopes: bind(sqlFindScopes), readFamily: bind(sqlReadFamily),
+		list: bind(sqlListInstances), count: bind(sqlCountInstances), findAddresses: bind(sqlFindAddresses), readFamily: bind(sqlReadFamily),
 		readPlan: bind(sqlReadPlan), readJournal: bind(sqlReadJournal), readClock: bind(sqlReadClock),
 		decide: bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
 	}

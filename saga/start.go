@@ -11,6 +11,8 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/sagaid"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/internal/traceheader"
@@ -56,6 +58,17 @@ func NewStarter[S any](d *Definition[S], opts *StarterOptions) (*Starter[S], err
 	return &Starter[S]{d: d, sql: newQueries(schema), writer: writer, tracer: opts.Tracer}, nil
 }
 
+// An ID names a saga. The zero ID is the saga of the idempotent request (package idemkey)
+// that the context belongs to.
+type ID struct {
+	Scope, Key string // those of the request that begins it
+
+	// Incarnation is that of the request's record: it tells the saga from others that the key
+	// has been used for. Within an idempotent request an ID with a Key needs one:
+	// [outbox.NoIncarnation] for a saga that has none. Default: none.
+	Incarnation string
+}
+
 // A Started is what Start has found or made.
 type Started struct {
 	ID      string // of the instance, UUIDv7: the correlation id of its messages
@@ -66,17 +79,18 @@ type Started struct {
 
 // Start begins an instance in tx, with state as its first: its row and its first
 // commands are stored, and a first step that is [Local] is done. If tx commits,
-// the saga runs to its end; if it rolls back, it never was. One key is one instance:
-// with a key that was used before, Start returns that instance, whatever its state, and
+// the saga runs to its end; if it rolls back, it never was. One ID is one instance:
+// with an ID that was used before, Start returns that instance, whatever its state, and
 // changes nothing; of two callers at once the second waits for the first's transaction.
 //
-// scope and key are those of the request that began it. Instances are kept longer than
-// package idemkey keeps a key ([Options].Retention, 30 days): who uses one again after that is given an instance
-// that Existed, and has to be told so. After an error tx must be
-// rolled back: an [ErrKeyTaken], what scope, key, state or the first commands are wrong with, or PostgreSQL's.
+// Behind package idemkey, give the zero ID: a key that is used again after its record has
+// expired then begins another instance. An ID without incarnation names one instance for as
+// long as instances are kept ([Options].Retention, 30 days): who uses its key again is given an
+// instance that Existed, and has to be told so. After an error tx must be
+// rolled back: an [ErrKeyTaken], what the ID, state or the first commands are wrong with, or PostgreSQL's.
 // Only the caller knows when tx has committed: see [outbox.Relay.Wake].
-func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, scope, key string, state S) (Started, error) {
-	begun, err := s.begin(ctx, scope, key)
+func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, id ID, state S) (Started, error) {
+	begun, err := s.begin(ctx, id)
 	if err != nil {
 		return Started{}, err
 	}
@@ -86,7 +100,7 @@ func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, scope, key string, st
 		return Started{}, sqlschema.Explain(err)
 	}
 	if existed {
-		return s.existing(ctx, tx, scope, key)
+		return s.existing(ctx, tx, begun.row)
 	}
 	if err := s.send(ctx, begun); err != nil {
 		return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
@@ -108,18 +122,31 @@ func (s *Starter[S]) send(ctx context.Context, begun *session) error {
 }
 
 // begin returns the work on a new instance.
-func (s *Starter[S]) begin(ctx context.Context, scope, key string) (*session, error) {
-	if err := stepkey.CheckKey(key); err != nil {
+func (s *Starter[S]) begin(ctx context.Context, named ID) (*session, error) {
+	id, err := sagaid.Resolve(ctx, sagaid.ID(named))
+	if err == nil {
+		err = checkID(id)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
 	}
-	if scope == "" || len(scope) > outbox.MaxScope || !cleantext.Printable(scope) {
-		return nil, fmt.Errorf("saga: start %s: scope must be 1 to %d printable bytes", s.d.Name(), outbox.MaxScope)
-	}
-	begun := &session{sql: &s.sql, row: newRow(s.d.flow, scope, key)}
+	begun := &session{sql: &s.sql, row: newRow(s.d.flow, id.Scope, id.Key, flow.Within(id.Incarnation, ""))}
 	if s.tracer != nil {
 		begun.row.trace[0], begun.row.trace[1] = traceheader.Keep(s.tracer.Trace(ctx))
 	}
 	return begun, nil
+}
+
+func checkID(id sagaid.ID) error {
+	if id.Scope == "" || len(id.Scope) > outbox.MaxScope || !cleantext.Printable(id.Scope) {
+		return fmt.Errorf("scope must be 1 to %d printable bytes", outbox.MaxScope)
+	}
+	if id.Incarnation != "" {
+		if err := stepkey.CheckIncarnation(id.Incarnation); err != nil {
+			return err
+		}
+	}
+	return stepkey.CheckKey(id.Key)
 }
 
 func (s *session) started() Started {
@@ -128,12 +155,12 @@ func (s *session) started() Started {
 
 // Queue is [Starter.Start] for a caller that sends a batch in its transaction anyway:
 // the instance begins with it, which saves its round trips. It does not look whether
-// the key was used before: if it was, the batch fails, by an error that [Exists] tells from
+// the ID was used before: if it was, the batch fails, by an error that [Exists] tells from
 // others. So it is for callers that have seen to that, as by package idemkey. A saga whose first
 // step is not Remote cannot be begun so; that is an error, and nothing is added to batch. No trace
 // is noted but that of ctx.
-func (s *Starter[S]) Queue(ctx context.Context, batch *pgx.Batch, scope, key string, state S) (Started, error) {
-	begun, err := s.begin(ctx, scope, key)
+func (s *Starter[S]) Queue(ctx context.Context, batch *pgx.Batch, id ID, state S) (Started, error) {
+	begun, err := s.begin(ctx, id)
 	if err != nil {
 		return Started{}, err
 	}
@@ -161,8 +188,8 @@ func Exists(err error) bool {
 // uniqueViolation is PostgreSQL's code.
 const uniqueViolation = "23505"
 
-func (s *Starter[S]) existing(ctx context.Context, tx pgx.Tx, scope, key string) (Started, error) {
-	i, err := found(scanRow(tx.QueryRow(ctx, s.sql.readInstance, scope, key, "")))
+func (s *Starter[S]) existing(ctx context.Context, tx pgx.Tx, at *row) (Started, error) {
+	i, err := found(scanRow(tx.QueryRow(ctx, s.sql.readInstance, at.Scope, at.Key, at.Path)))
 	if err != nil {
 		return Started{}, err
 	}

@@ -34,7 +34,7 @@ func TestOneKeyIsOneInstance(t *testing.T) {
 	for i := range all {
 		wg.Go(func() {
 			err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) (err error) {
-				all[i], err = s.Start(t.Context(), tx, "tenant", "k", trip{Item: "x"})
+				all[i], err = s.Start(t.Context(), tx, saga.ID{Scope: "tenant", Key: "k"}, trip{Item: "x"})
 				return err
 			})
 			if err != nil {
@@ -58,14 +58,14 @@ func TestOneKeyIsOneInstance(t *testing.T) {
 	}
 	other := starter(t, saga.Must(saga.Define("other", 1, book("flight"))), schema)
 	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-		_, err := other.Start(t.Context(), tx, "tenant", "k", trip{})
+		_, err := other.Start(t.Context(), tx, saga.ID{Scope: "tenant", Key: "k"}, trip{})
 		return err
 	})
 	if !errors.Is(err, saga.ErrKeyTaken) || !strings.Contains(err.Error(), "trip") {
 		t.Errorf("Start of another saga with the key: %v, want ErrKeyTaken, with the name of the first", err)
 	}
 	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { // scopes are apart
-		started, err := other.Start(t.Context(), tx, "another tenant", "k", trip{})
+		started, err := other.Start(t.Context(), tx, saga.ID{Scope: "another tenant", Key: "k"}, trip{})
 		if started.Existed {
 			t.Error("another scope's key was taken for this one's")
 		}
@@ -117,7 +117,7 @@ func TestStartIsTheCallersTransaction(t *testing.T) {
 	} {
 		err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 			for _, again := range []bool{false, true} { // the second finds the first
-				started, err := s.Start(t.Context(), tx, "tenant", "key of "+tt.item, trip{Item: tt.item})
+				started, err := s.Start(t.Context(), tx, saga.ID{Scope: "tenant", Key: "key of "+tt.item}, trip{Item: tt.item})
 				if err != nil {
 					return err
 				}
@@ -149,7 +149,7 @@ func TestStartRefuses(t *testing.T) {
 		{"s", "k", strings.Repeat("x", saga.MaxState), "state: it has 1048587 bytes, more than 1048576"},
 	} {
 		err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-			_, err := s.Start(t.Context(), tx, tt.scope, tt.key, trip{Item: tt.item})
+			_, err := s.Start(t.Context(), tx, saga.ID{Scope: tt.scope, Key: tt.key}, trip{Item: tt.item})
 			return err
 		})
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -157,7 +157,7 @@ func TestStartRefuses(t *testing.T) {
 		}
 	}
 	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { // as long as they may be
-		_, err := s.Start(t.Context(), tx, strings.Repeat("s", 255), strings.Repeat("k", 255), trip{})
+		_, err := s.Start(t.Context(), tx, saga.ID{Scope: strings.Repeat("s", 255), Key: strings.Repeat("k", 255)}, trip{})
 		return err
 	})
 	if err != nil {
@@ -172,7 +172,7 @@ func TestStartRefuses(t *testing.T) {
 	}
 	unmigrated := starter(t, d, pgtest.Name())
 	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-		_, err := unmigrated.Start(t.Context(), tx, "s", "k", trip{})
+		_, err := unmigrated.Start(t.Context(), tx, saga.ID{Scope: "s", Key: "k"}, trip{})
 		return err
 	})
 	if err == nil || !strings.Contains(err.Error(), "migrat") {
@@ -191,7 +191,7 @@ func TestAnInstanceBeginsWithABatch(t *testing.T) {
 	begin := func(key string) error {
 		batch := &pgx.Batch{}
 		batch.Queue("INSERT INTO "+p.schema+".effect (key, what) VALUES ($1, 'order')", key)
-		if _, err := s.Queue(t.Context(), batch, "tenant", key, trip{Item: "x"}); err != nil {
+		if _, err := s.Queue(t.Context(), batch, saga.ID{Scope: "tenant", Key: key}, trip{Item: "x"}); err != nil {
 			return err
 		}
 		return p.db.SendBatch(t.Context(), batch).Close()
@@ -212,7 +212,7 @@ func TestAnInstanceBeginsWithABatch(t *testing.T) {
 	}
 	local := starter(t, saga.Must(saga.Define("trip", 1, saga.Step[trip]{Name: "note", Do: saga.Local(nop)})), p.schema)
 	batch := &pgx.Batch{}
-	if _, err := local.Queue(t.Context(), batch, "tenant", "l", trip{}); err == nil || !strings.Contains(err.Error(), "needs the transaction") || batch.Len() > 0 {
+	if _, err := local.Queue(t.Context(), batch, saga.ID{Scope: "tenant", Key: "l"}, trip{}); err == nil || !strings.Contains(err.Error(), "needs the transaction") || batch.Len() > 0 {
 		t.Errorf("a saga that begins with a local step: %v, %d statements", err, batch.Len())
 	}
 }

@@ -158,7 +158,7 @@ func (n *Instances) family(ctx context.Context, tx pgx.Tx, at Address) (is Insta
 		switch {
 		case i.Path == at.Path:
 			is = i
-		case at.Path == "" || strings.HasPrefix(i.Path, at.Path+"-"):
+		case flow.Root(i.Path) == flow.Root(at.Path) && (at.Path == flow.Root(at.Path) || strings.HasPrefix(i.Path, at.Path+"-")):
 			nested = append(nested, i)
 		}
 	}
@@ -230,7 +230,8 @@ func (t *Timeline) addStep(i *row, n *machine.Node, id, depth int) {
 	}
 	if begun {
 		own := flow.N(i.Path, id, s.Attempt)
-		step.N, step.Nested = flow.Mark(i.Root, own), t.at(own)
+		incarnation, rest := flow.Incarnation(own)
+		step.N, step.Nested = stepkey.JoinN(incarnation, flow.Mark(i.Root, rest)), t.at(own)
 		step.Topic, step.Type = sentTo(n, s.UndoBegan > 0)
 	}
 	t.Steps = append(t.Steps, step)

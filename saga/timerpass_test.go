@@ -37,7 +37,7 @@ func TestWhatIsDueElsewhereIsNotPolledHot(t *testing.T) {
 				t.Fatal(err)
 			}
 			err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-				_, err := s.Start(t.Context(), tx, "tenant", "k", struct{}{})
+				_, err := s.Start(t.Context(), tx, ID{Scope: "tenant", Key: "k"}, struct{}{})
 				return err
 			})
 			if err != nil {
@@ -90,7 +90,7 @@ func TestHowLongAnInstanceIsClaimed(t *testing.T) {
 	}
 	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		for _, key := range []string{"a", "b", "c"} {
-			if _, err := s.Start(t.Context(), tx, "tenant", key, struct{}{}); err != nil {
+			if _, err := s.Start(t.Context(), tx, ID{Scope: "tenant", Key: key}, struct{}{}); err != nil {
 				return err
 			}
 		}

@@ -97,7 +97,7 @@ func (p *place) traced(item string, silent bool) *tracetest.SpanRecorder {
 		p.t.Fatal(err)
 	}
 	if err := pgx.BeginFunc(ctx, p.db, func(tx pgx.Tx) error {
-		_, err := s.Start(ctx, tx, "tenant", "k", trip{Item: item})
+		_, err := s.Start(ctx, tx, saga.ID{Scope: "tenant", Key: "k"}, trip{Item: item})
 		return err
 	}); err != nil {
 		p.t.Fatal(err)
@@ -169,7 +169,7 @@ func TestAnInstanceKeepsWhatItPassesOnOfATrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := pgx.BeginFunc(t.Context(), p.db, func(tx pgx.Tx) error {
-		_, err := s.Start(t.Context(), tx, "tenant", "k", trip{Item: "x"})
+		_, err := s.Start(t.Context(), tx, saga.ID{Scope: "tenant", Key: "k"}, trip{Item: "x"})
 		return err
 	}); err != nil {
 		t.Fatal(err)

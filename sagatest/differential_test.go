@@ -122,7 +122,7 @@ func (w *twin) run(d *saga.Definition[tour], key string, random *rand.Rand) {
 		w.t.Fatal(err)
 	}
 	err = pgx.BeginFunc(w.t.Context(), w.db, func(tx pgx.Tx) error {
-		started, err := starter.Start(w.t.Context(), tx, "test", key, tour{})
+		started, err := starter.Start(w.t.Context(), tx, saga.ID{Scope: "test", Key: key}, tour{})
 		w.id = started.ID
 		return err
 	})

@@ -110,7 +110,7 @@ func start(s *service, d *saga.Definition[int]) (mark string) {
 	starter, err := saga.NewStarter(d, &saga.StarterOptions{Schema: s.schema})
 	if err == nil {
 		err = pgx.BeginFunc(s.Context(), s.db, func(tx pgx.Tx) error {
-			_, err := starter.Start(s.Context(), tx, "tenant", "k", 0)
+			_, err := starter.Start(s.Context(), tx, saga.ID{Scope: "tenant", Key: "k"}, 0)
 			return err
 		})
 	}

@@ -71,7 +71,7 @@ func (o *orchestrated) start(ctx context.Context, one *order) error {
 	if o.style == insertQueued {
 		batch := &pgx.Batch{}
 		batch.Queue(placement.sql, placement.values(one)...)
-		_, err := o.starter.Queue(ctx, batch, scope, one.OrderID, *one)
+		_, err := o.starter.Queue(ctx, batch, saga.ID{Scope: scope, Key: one.OrderID}, *one)
 		if err == nil {
 			err = n.pool.SendBatch(ctx, batch).Close()
 		}
@@ -82,7 +82,7 @@ func (o *orchestrated) start(ctx context.Context, one *order) error {
 		if _, err := tx.Exec(ctx, placement.sql, placement.values(one)...); err != nil {
 			return err
 		}
-		_, err := o.starter.Start(ctx, tx, scope, one.OrderID, *one)
+		_, err := o.starter.Start(ctx, tx, saga.ID{Scope: scope, Key: one.OrderID}, *one)
 		return err
 	})
 	if err == nil {

@@ -112,7 +112,7 @@ func TestSagasAreLookedForWhereThereAreSome(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-		_, err := starter.Start(t.Context(), tx, "acme", "k", trip{"x"})
+		_, err := starter.Start(t.Context(), tx, saga.ID{Scope: "acme", Key: "k"}, trip{"x"})
 		return err
 	}); err != nil {
 		t.Fatal(err)

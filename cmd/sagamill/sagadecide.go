@@ -100,7 +100,7 @@ func reportDecision(w io.Writer, is *saga.Instance) error {
 func address(a saga.Address) string {
 	s := cell(a.Scope) + "/" + cell(a.Key)
 	if a.Path != "" {
-		s += ", nested at " + cell(a.Path)
+		s += ", path " + cell(a.Path)
 	}
 	return s
 }

@@ -184,7 +184,7 @@ func (f *trips) start(key string) {
 		f.t.Fatal(err)
 	}
 	err = pgx.BeginFunc(f.t.Context(), f.db, func(tx pgx.Tx) error {
-		_, err := s.Start(f.t.Context(), tx, "acme", key, trip{"x"})
+		_, err := s.Start(f.t.Context(), tx, saga.ID{Scope: "acme", Key: key}, trip{"x"})
 		return err
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
 // pathMember is the member of a message's tracestate that tells which actions have led
@@ -26,7 +27,7 @@ const maxPath = 256
 // what they are called: a tracestate may be shown to anybody.
 func mark(in *consumer.Delivery) string {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(in.Step + "#" + in.N))
+	_, _ = h.Write([]byte(in.Step + "#" + stepkey.JoinN(in.Incarnation, in.N)))
 	return fmt.Sprintf("%08x-", h.Sum32())
 }
 

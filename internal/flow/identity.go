@@ -53,6 +53,34 @@ func number(s string, into *int) bool {
 	return err == nil && n > 0 && strconv.FormatInt(n, base) == s
 }
 
+// Within returns the path of an instance in the saga that an incarnation tells apart from
+// others of its key. path is where it is nested, "" for the outermost.
+func Within(incarnation, path string) string {
+	switch {
+	case incarnation == "":
+		return path
+	case path == "":
+		return "." + incarnation
+	}
+	return "." + incarnation + "-" + path
+}
+
+// Incarnation reverses [Within], for a path or for what [N] makes of one.
+func Incarnation(path string) (incarnation, rest string) {
+	own, ok := strings.CutPrefix(path, ".")
+	if !ok {
+		return "", path
+	}
+	incarnation, rest, _ = strings.Cut(own, "-")
+	return incarnation, rest
+}
+
+// Root is the path of the outermost instance around the one at path.
+func Root(path string) string {
+	incarnation, _ := Incarnation(path)
+	return Within(incarnation, "")
+}
+
 // markSize is how many digits of an instance's id are the mark of its messages.
 const markSize = 8
 

@@ -237,7 +237,7 @@ func (w *world) tour(ctx context.Context, key string) error {
 	for item, want := range map[string]string{"x": "completed", "no hotel": "compensated", "guided": "compensated"} {
 		own := key + "-" + item[:1]
 		err := pgx.BeginFunc(ctx, w.pools["entry"], func(tx pgx.Tx) error {
-			_, err := starter.Start(ctx, tx, "tenant", own, tour{Item: item})
+			_, err := starter.Start(ctx, tx, saga.ID{Scope: "tenant", Key: own}, tour{Item: item})
 			return err
 		})
 		if err != nil {

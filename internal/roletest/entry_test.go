@@ -106,7 +106,7 @@ func (w *world) beginner() (func(ctx context.Context, tx pgx.Tx, key string) err
 			return err
 		}
 		for _, existed := range []bool{false, true} {
-			started, err := starter.Start(ctx, tx, "tenant", key, tour{Item: "x"})
+			started, err := starter.Start(ctx, tx, saga.ID{Scope: "tenant", Key: key}, tour{Item: "x"})
 			if err != nil || started.Existed != existed {
 				return fmt.Errorf("started %+v, existed before: %t: %w", started, existed, err)
 			}

@@ -339,7 +339,7 @@ func (s *storm) start(key string, b begun) {
 		s.Fatal(err)
 	}
 	err = pgx.BeginFunc(s.Context(), s.pool, func(tx pgx.Tx) error {
-		_, err := starter.Start(s.Context(), tx, "tenant", key, job{Ends: b.ends})
+		_, err := starter.Start(s.Context(), tx, saga.ID{Scope: "tenant", Key: key}, job{Ends: b.ends})
 		return err
 	})
 	if err != nil {

@@ -111,7 +111,7 @@ func SplitN(n string) (incarnation, own string) {
 // CheckIncarnation returns an [ErrMalformed] unless incarnation may be the beginning of an n.
 func CheckIncarnation(incarnation string) error {
 	if incarnation == "" || len(incarnation) > MaxIncarnation || strings.ContainsFunc(incarnation, notIncarnation) {
-		return fmt.Errorf("%w: incarnation must be 1 to %d of A-Z a-z 0-9 _ -", ErrMalformed, MaxIncarnation)
+		return fmt.Errorf("%w: incarnation must be 1 to %d of A-Z a-z 0-9 _", ErrMalformed, MaxIncarnation)
 	}
 	return nil
 }
@@ -150,4 +150,4 @@ func notN(r rune) bool {
 	return notStep(r) && !(r >= 'A' && r <= 'Z' || r == '.' || r == '_')
 }
 
-func notIncarnation(r rune) bool { return r == '.' || notN(r) }
+func notIncarnation(r rune) bool { return r == '.' || r == '-' || notN(r) }

@@ -86,7 +86,7 @@ func TestSplitN(t *testing.T) {
 			t.Errorf("SplitN(%q) = %q, %q; want %q, %q", v.n, incarnation, own, v.incarnation, v.own)
 		}
 	}
-	for _, bad := range []string{"", ".", "a.b", "a b", "ä", strings.Repeat("x", stepkey.MaxIncarnation+1)} {
+	for _, bad := range []string{"", ".", "a.b", "a-b", "a b", "ä", strings.Repeat("x", stepkey.MaxIncarnation+1)} {
 		if stepkey.CheckIncarnation(bad) == nil {
 			t.Errorf("%q is an incarnation", bad)
 		}

@@ -81,7 +81,7 @@ func (d *desk) begin(key string, replies ...reply) {
 	}
 	var started saga.Started
 	err = pgx.BeginFunc(d.t.Context(), d.pool, func(tx pgx.Tx) (err error) {
-		started, err = starter.Start(d.t.Context(), tx, "tenant", key, empty{})
+		started, err = starter.Start(d.t.Context(), tx, saga.ID{Scope: "tenant", Key: key}, empty{})
 		return err
 	})
 	if err != nil {

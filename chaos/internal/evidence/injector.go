@@ -235,7 +235,7 @@ func (in *Injector) over(ctx context.Context, saga string, m stored) (over bool)
 	if saga == record.Order {
 		return true // nobody is told of its dead letters
 	}
-	err := in.opts.DB.QueryRow(ctx, "SELECT ended_at IS NOT NULL FROM trip_service.saga WHERE scope = $1 AND key = $2 AND path = ''", m.Scope, m.Key).Scan(&over)
+	err := in.opts.DB.QueryRow(ctx, "SELECT ended_at IS NOT NULL FROM trip_service.saga WHERE scope = $1 AND key = $2 AND parent IS NULL", m.Scope, m.Key).Scan(&over)
 	return err == nil && over
 }
 

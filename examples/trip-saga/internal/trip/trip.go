@@ -148,7 +148,7 @@ func (s *Service) start(ctx context.Context, tx pgx.Tx, t *request) (saga.Starte
 	if !ok {
 		return saga.Started{}, errors.New("trip: the request has no idempotency key")
 	}
-	started, err := s.starter.Start(ctx, tx, key.Scope, key.Key,
+	started, err := s.starter.Start(ctx, tx, saga.ID{Scope: key.Scope, Key: key.Key},
 		State{Traveller: t.Traveller, Flight: t.Flight, Hotel: t.Hotel, Car: t.Car, Budget: t.Budget})
 	if err != nil || started.Existed {
 		return started, err
