@@ -77,8 +77,8 @@ INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUE
 // instanceQueries are the statements of Instances for a schema.
 type instanceQueries struct {
 	list, count, findAddresses, readFamily string
-	readPlan, readJournal, readClock    string
-	decide, insertJournal               string
+	readPlan, readJournal, readClock       string
+	decide, insertJournal                  string
 }
 
 func newInstanceQueries(schema string) instanceQueries {

@@ -117,7 +117,7 @@ func TestStartIsTheCallersTransaction(t *testing.T) {
 	} {
 		err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 			for _, again := range []bool{false, true} { // the second finds the first
-				started, err := s.Start(t.Context(), tx, saga.ID{Scope: "tenant", Key: "key of "+tt.item}, trip{Item: tt.item})
+				started, err := s.Start(t.Context(), tx, saga.ID{Scope: "tenant", Key: "key of " + tt.item}, trip{Item: tt.item})
 				if err != nil {
 					return err
 				}

@@ -14,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
 // StepState is where a step of an instance is.
