@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"net/http"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -168,14 +167,9 @@ func (s *Service) store(ctx context.Context, tx pgx.Tx, o request) (string, erro
 		return "", fmt.Errorf("order: insert: %w", err)
 	}
 	return id.String(), s.outbox.Write(ctx, tx, outbox.Message{
-		Topic: event.OrderCreated, Scope: key.Scope, Key: key.Key, Step: event.ProcessPayment, N: instance(id), Payload: body,
+		Topic: event.OrderCreated, Step: event.ProcessPayment, Payload: body,
 	})
 }
-
-// instance tells two orders apart that were placed under the same key: once a
-// key has expired, a client may use it for another order, whose steps must not
-// be taken for those of the first.
-func instance(id uuid.UUID) string { return strings.ReplaceAll(id.String(), "-", "") }
 
 // A view is the body of GET /orders/{id}.
 type view struct {

@@ -105,10 +105,10 @@ func (s *Service) recordCharge(ctx context.Context, tx pgx.Tx, in consumer.Messa
 		return fmt.Errorf("payment: insert: %w", err)
 	}
 	if v.declined != "" {
-		return send(emit, in.N, event.PaymentDeclined, "record-decline", event.Outcome{OrderID: o.OrderID, Reason: v.declined, Attempts: in.Attempt})
+		return send(emit, event.PaymentDeclined, "record-decline", event.Outcome{OrderID: o.OrderID, Reason: v.declined, Attempts: in.Attempt})
 	}
 	o.Card, o.Attempts = "", in.Attempt
-	return send(emit, in.N, event.PaymentProcessed, event.ArrangeShipping, o)
+	return send(emit, event.PaymentProcessed, event.ArrangeShipping, o)
 }
 
 // refund gives the money back, if there was any, and returns how much. The
@@ -137,14 +137,14 @@ func (s *Service) recordRefund(ctx context.Context, tx pgx.Tx, in consumer.Messa
 	if _, err := tx.Exec(ctx, "UPDATE "+s.schema+".payment SET state = 'refunded' WHERE order_id = $1", in.Body.OrderID); err != nil {
 		return fmt.Errorf("payment: update: %w", err)
 	}
-	return send(emit, in.N, event.PaymentRefunded, "record-refund", event.Outcome{OrderID: in.Body.OrderID, Reason: in.Body.Reason, Attempts: in.Attempt})
+	return send(emit, event.PaymentRefunded, "record-refund", event.Outcome{OrderID: in.Body.OrderID, Reason: in.Body.Reason, Attempts: in.Attempt})
 }
 
-func send(emit consumer.Emit, n, topic, step string, body any) error {
+func send(emit consumer.Emit, topic, step string, body any) error {
 	payload, err := json.Marshal(body)
 	if err != nil {
 		return consumer.Terminal(err)
 	}
-	emit(outbox.Message{Topic: topic, Step: step, N: n, Payload: payload})
+	emit(outbox.Message{Topic: topic, Step: step, Payload: payload})
 	return nil
 }

@@ -52,6 +52,6 @@ func (s *Service) arrange(ctx context.Context, tx pgx.Tx, in consumer.Message[ev
 	if err != nil {
 		return consumer.Terminal(err)
 	}
-	emit(outbox.Message{Topic: topic, Step: next, N: in.N, Payload: payload})
+	emit(outbox.Message{Topic: topic, Step: next, Payload: payload})
 	return nil
 }

@@ -131,12 +131,8 @@ func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		return nil
 	}
 	started, err := s.start(r.Context(), tx, &t)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case started.Existed: // the record of the key is gone, its trip is not
-		web.Problem(w, http.StatusConflict, "key-used", "the key belongs to the trip /trips/"+started.ID+": use a new one")
-		return nil
 	}
 	w.Header().Set("Location", "/trips/"+started.ID)
 	web.JSON(w, http.StatusAccepted, map[string]string{"id": started.ID, "status": string(started.Status)})
@@ -148,9 +144,9 @@ func (s *Service) start(ctx context.Context, tx pgx.Tx, t *request) (saga.Starte
 	if !ok {
 		return saga.Started{}, errors.New("trip: the request has no idempotency key")
 	}
-	started, err := s.starter.Start(ctx, tx, saga.ID{Scope: key.Scope, Key: key.Key},
+	started, err := s.starter.Start(ctx, tx, saga.ID{},
 		State{Traveller: t.Traveller, Flight: t.Flight, Hotel: t.Hotel, Car: t.Car, Budget: t.Budget})
-	if err != nil || started.Existed {
+	if err != nil {
 		return started, err
 	}
 	_, err = tx.Exec(ctx, "INSERT INTO "+s.schema+".trip (id, tenant, key, traveller) VALUES ($1, $2, $3, $4)", started.ID, key.Scope, key.Key, t.Traveller)

@@ -59,7 +59,7 @@ INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, 
 VALUES ($1, $2, $3, 1, $4, $5, $6, 1,
 	clock_timestamp() + $7::bigint * interval '1 ms', clock_timestamp() + $8::bigint * interval '1 ms')
 ON CONFLICT (namespace, scope, key) DO NOTHING
-RETURNING expires_at, set_config('synchronous_commit', 'off', true)
+RETURNING expires_at, created_at, set_config('synchronous_commit', 'off', true)
 ---- queries.keepInline
 
 INSERT INTO {schema}.idempotency_key AS k (namespace, scope, key, token, state, resp_status, resp_header, resp_body, enc_key_id,
@@ -131,4 +131,4 @@ SET state = 1, fp = $5, fp_alg = $6, token = $7, attempt = $8,
 	created_at = CASE WHEN $8 = 1 THEN clock_timestamp() ELSE created_at END,
 	resp_status = NULL, resp_header = NULL, resp_body = NULL, enc_key_id = NULL, completed_at = NULL
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND EXISTS (SELECT FROM free)
-RETURNING expires_at
+RETURNING expires_at, created_at

@@ -12,16 +12,16 @@ UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, tries = 0,
 	updated_at = clock_timestamp(), due_at = CASE WHEN $7 THEN clock_timestamp() END,
 	ended_at = CASE WHEN $8 THEN clock_timestamp() END
 WHERE scope = $1 AND key = $2 AND path = $3
----- instanceQueries.findScopes
+---- instanceQueries.findAddresses
 
 WITH RECURSIVE other AS (
-	(SELECT scope FROM {schema}.saga ORDER BY scope LIMIT 1)
+	(SELECT scope FROM {schema}.saga WHERE $3 = '' OR scope = $3 ORDER BY scope LIMIT 1)
 	UNION ALL
-	SELECT (SELECT s.scope FROM {schema}.saga AS s WHERE s.scope > other.scope ORDER BY s.scope LIMIT 1)
+	SELECT (SELECT s.scope FROM {schema}.saga AS s WHERE s.scope > other.scope AND $3 = '' ORDER BY s.scope LIMIT 1)
 	FROM other WHERE other.scope IS NOT NULL)
-SELECT scope FROM other
-WHERE EXISTS (SELECT FROM {schema}.saga AS s WHERE s.scope = other.scope AND s.key = $1 AND s.path = $2)
-LIMIT $3
+SELECT s.scope, s.key, s.path FROM other JOIN {schema}.saga AS s USING (scope)
+WHERE s.key = $1 AND CASE $2 WHEN '' THEN s.parent IS NULL ELSE s.path = $2 END
+ORDER BY s.started_at DESC, s.scope, s.path LIMIT $4
 ---- instanceQueries.insertJournal
 
 INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUES ($1, $2, $3, $4, $5, $6, $7)
@@ -69,15 +69,15 @@ WHERE s.scope = taken.scope AND s.key = taken.key AND s.path = taken.path
 RETURNING s.scope, s.key, s.path, s.tries, s.revision
 ---- queries.deleteEnded
 
-DELETE FROM {schema}.saga WHERE (scope, key) IN (
-	SELECT scope, key FROM {schema}.saga
-	WHERE ended_at < statement_timestamp() - $1::bigint * interval '1 microsecond' AND path = ''
+DELETE FROM {schema}.saga WHERE (scope, key, root) IN (
+	SELECT scope, key, root FROM {schema}.saga
+	WHERE ended_at < statement_timestamp() - $1::bigint * interval '1 microsecond' AND parent IS NULL
 	ORDER BY ended_at LIMIT $2
 	FOR UPDATE SKIP LOCKED
-) RETURNING scope, key
+) RETURNING scope, key, path
 ---- queries.deleteJournal
 
-DELETE FROM {schema}.saga_journal WHERE (scope, key) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+DELETE FROM {schema}.saga_journal WHERE (scope, key, path) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]))
 ---- queries.insertInstance
 
 INSERT INTO {schema}.saga (scope, key, path, id, root, name, version, parent, status, reason, progress, state,
@@ -124,7 +124,7 @@ CROSS JOIN LATERAL (
 ) AS i
 ---- queries.lockRoot
 
-SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = '' FOR UPDATE
+SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE
 ---- queries.moveInstance
 
 UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, state = $7, tries = 0,
@@ -176,6 +176,6 @@ SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''
 	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE SKIP LOCKED
 ---- queries.tryLockRoot
 
-SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = '' FOR UPDATE SKIP LOCKED
+SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE SKIP LOCKED
 ---- queries.unlimitLock
 SET LOCAL lock_timeout TO DEFAULT
