@@ -71,7 +71,8 @@ type ID struct {
 
 // A Started is what Start has found or made.
 type Started struct {
-	ID      string // of the instance, UUIDv7: the correlation id of its messages
+	Address Address // by which [Instances] find it
+	ID      string  // of the instance, UUIDv7: the correlation id of its messages
 	Version int    // of the definition that it runs by
 	Status  Status
 	Existed bool // it was started before, with this key
@@ -149,8 +150,10 @@ func checkID(id sagaid.ID) error {
 	return stepkey.CheckKey(id.Key)
 }
 
+func (i *row) address() Address { return Address{Scope: i.Scope, Key: i.Key, Path: i.Path} }
+
 func (s *session) started() Started {
-	return Started{ID: s.row.ID, Version: s.row.version, Status: s.row.status}
+	return Started{Address: s.row.address(), ID: s.row.ID, Version: s.row.version, Status: s.row.status}
 }
 
 // Queue is [Starter.Start] for a caller that sends a batch in its transaction anyway:
@@ -196,5 +199,5 @@ func (s *Starter[S]) existing(ctx context.Context, tx pgx.Tx, at *row) (Started,
 	if i.name != s.d.Name() {
 		return Started{}, fmt.Errorf("%w: %s", ErrKeyTaken, i.name)
 	}
-	return Started{ID: i.ID, Version: i.version, Status: i.status, Existed: true}, nil
+	return Started{Address: i.address(), ID: i.ID, Version: i.version, Status: i.status, Existed: true}, nil
 }

@@ -20,7 +20,7 @@ func newInstances(db *pgxpool.Pool, schema string) (*instances, error) {
 	return &instances{of}, err
 }
 
-func (t *ref) address() saga.Address { return saga.Address{Scope: t.tenant, Key: t.key} }
+func (t *ref) address() saga.Address { return saga.Address{Scope: t.tenant, Key: t.key, Path: t.path} }
 
 // read returns what is shown of a trip. Its error is an errNoTrip, or the database's.
 func (in *instances) read(ctx context.Context, tx pgx.Tx, t ref) (view, error) {

@@ -32,7 +32,7 @@ type stepView struct {
 var errNoTrip = errors.New("there is no such trip")
 
 // A ref says which instance a trip is.
-type ref struct{ id, tenant, key, itinerary string }
+type ref struct{ id, tenant, key, path, itinerary string }
 
 // A querier is a pool, or a transaction.
 type querier interface {
@@ -51,8 +51,8 @@ func (s *Service) find(ctx context.Context, in querier, r *http.Request) (ref, e
 		return t, errNoTrip
 	}
 	err = in.QueryRow(ctx, `
-SELECT t.id::text, t.key, coalesce(i.text, '') FROM `+s.schema+`.trip t LEFT JOIN `+s.schema+`.itinerary i ON i.trip_id = t.id
-WHERE t.id = $1 AND t.tenant = $2`, t.id, tenant).Scan(&t.id, &t.key, &t.itinerary)
+SELECT t.id::text, t.key, t.path, coalesce(i.text, '') FROM `+s.schema+`.trip t LEFT JOIN `+s.schema+`.itinerary i ON i.trip_id = t.id
+WHERE t.id = $1 AND t.tenant = $2`, t.id, tenant).Scan(&t.id, &t.key, &t.path, &t.itinerary)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = errNoTrip
 	}

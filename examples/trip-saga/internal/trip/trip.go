@@ -140,16 +140,13 @@ func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 }
 
 func (s *Service) start(ctx context.Context, tx pgx.Tx, t *request) (saga.Started, error) {
-	key, ok := idemkey.Info(ctx)
-	if !ok {
-		return saga.Started{}, errors.New("trip: the request has no idempotency key")
-	}
 	started, err := s.starter.Start(ctx, tx, saga.ID{},
 		State{Traveller: t.Traveller, Flight: t.Flight, Hotel: t.Hotel, Car: t.Car, Budget: t.Budget})
 	if err != nil {
 		return started, err
 	}
-	_, err = tx.Exec(ctx, "INSERT INTO "+s.schema+".trip (id, tenant, key, traveller) VALUES ($1, $2, $3, $4)", started.ID, key.Scope, key.Key, t.Traveller)
+	_, err = tx.Exec(ctx, "INSERT INTO "+s.schema+".trip (id, tenant, key, path, traveller) VALUES ($1, $2, $3, $4, $5)",
+		started.ID, started.Address.Scope, started.Address.Key, started.Address.Path, t.Traveller)
 	if err != nil {
 		return started, fmt.Errorf("trip: insert: %w", err)
 	}

@@ -4,9 +4,9 @@ CREATE TABLE {{.schema}}.trip (
     id         uuid PRIMARY KEY, -- of the saga's instance
     tenant     text        NOT NULL,
     key        text        NOT NULL,
+    path       text        NOT NULL, -- of the instance: a key that is used again begins another one
     traveller  text        NOT NULL,
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    UNIQUE (tenant, key)
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 -- What things cost, in cents.
