@@ -138,7 +138,7 @@ GRANT USAGE ON SEQUENCE {schema}.outbox_leaf TO {prefix}_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox, {schema}.parked, {schema}.saga TO {prefix}_consumer;
 GRANT SELECT, UPDATE (swept_before) ON {schema}.inbox_horizon TO {prefix}_consumer;
 GRANT SELECT, INSERT, UPDATE ON {schema}.saga_definition TO {prefix}_consumer;
-GRANT SELECT (scope, key), DELETE ON {schema}.saga_journal TO {prefix}_consumer; -- with the instances that are over
+GRANT SELECT (scope, key, path), DELETE ON {schema}.saga_journal TO {prefix}_consumer; -- with the instances that are over
 
 -- Of the columns here each may be changed, and no other: a person does not make a message of the outbox or the state of
 -- a saga another one. (The row of outbox_relay is locked, for which a right to change it is needed; one can only be true.)

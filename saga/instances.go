@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
@@ -38,10 +39,13 @@ func (a Address) String() string {
 	if a.Scope != "" {
 		s = a.Scope + "/" + s
 	}
-	if a.Path != "" {
-		s += ", path " + a.Path
+	switch a.Path {
+	case "":
+		return s
+	case flow.Root(a.Path):
+		return s + ", path " + a.Path
 	}
-	return s
+	return s + ", nested at " + a.Path
 }
 
 // An Instance is one run of a saga, as it is listed.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -99,8 +100,11 @@ func reportDecision(w io.Writer, is *saga.Instance) error {
 // address is an instance's for people.
 func address(a saga.Address) string {
 	s := cell(a.Scope) + "/" + cell(a.Key)
-	if a.Path != "" {
-		s += ", path " + cell(a.Path)
+	switch a.Path {
+	case "":
+		return s
+	case flow.Root(a.Path):
+		return s + ", path " + cell(a.Path)
 	}
-	return s
+	return s + ", nested at " + cell(a.Path)
 }

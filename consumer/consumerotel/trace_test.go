@@ -192,13 +192,14 @@ func newShop(t *testing.T) *shop {
 	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Observer: requests, Logger: quiet})
 	must(t, err)
 	s.handler = s.traced(idem.Handler(idempg.HandleTx(func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-		key, _ := idemkey.Info(r.Context())
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusAccepted)
-		return writer.Write(r.Context(), tx, outbox.Message{Topic: "order.created", Scope: "shop", Key: key.Key, Step: "process-payment", Payload: body})
+		return writer.Write(r.Context(), tx, outbox.Message{
+			Topic: "order.created", Scope: "shop", Key: r.Header.Get("Idempotency-Key"), Incarnation: outbox.NoIncarnation, Step: "process-payment", Payload: body,
+		})
 	})), relay.Wake)
 	run(t, relay.Run, s.consumer.Run)
 	return s

@@ -165,7 +165,7 @@ func (p *place) serve(plan *saga.Definition[journey]) {
 		if err != nil {
 			return err
 		}
-		if _, err := starter.Start(r.Context(), tx, saga.ID{Scope: "tenant", Key: r.Header.Get("Idempotency-Key")}, journey{Item: string(wanted)}); err != nil {
+		if _, err := starter.Start(r.Context(), tx, saga.ID{}, journey{Item: string(wanted)}); err != nil {
 			return err
 		}
 		if err := p.note(r.Context(), tx, r.Header.Get("Idempotency-Key"), "ordered"); err != nil {

@@ -99,14 +99,18 @@ func (w *world) beginner() (func(ctx context.Context, tx pgx.Tx, key string) err
 		if err := effect(ctx, tx, key, "order"); err != nil {
 			return err
 		}
-		now := outbox.Message{Topic: "news", Scope: "tenant", Key: key, Step: "tell", Payload: []byte("{}")}
+		var id saga.ID
+		if _, ok := idemkey.Info(ctx); !ok { // no request to take it from
+			id = saga.ID{Scope: "tenant", Key: key}
+		}
+		now := outbox.Message{Topic: "news", Scope: id.Scope, Key: id.Key, Step: "tell", Payload: []byte("{}")}
 		late := now
 		late.N, late.Delay = "late", time.Hour
 		if err := writer.Write(ctx, tx, now, late); err != nil {
 			return err
 		}
 		for _, existed := range []bool{false, true} {
-			started, err := starter.Start(ctx, tx, saga.ID{Scope: "tenant", Key: key}, tour{Item: "x"})
+			started, err := starter.Start(ctx, tx, id, tour{Item: "x"})
 			if err != nil || started.Existed != existed {
 				return fmt.Errorf("started %+v, existed before: %t: %w", started, existed, err)
 			}
