@@ -269,7 +269,7 @@ func TestAPoisonMessageOfAWatermillPublisherIsRefused(t *testing.T) {
 		written++
 		r.signals.rested.Wait(t)
 	}
-	for f.stats(t, r).Stored > 0 {
+	for f.stats(t, r) != (counts{Dead: 1}) {
 		r.signals.rested.Wait(t)
 	}
 	stop()

@@ -101,8 +101,18 @@ func TestPublishNacked(t *testing.T) {
 		t.Fatal(err)
 	}
 	pub := newPublisher(t, cfg, nil)
+	rabbitmq.Opened(pub).Enable()
 	mustPublish(t, pub, "orders", 1)
 	err := pub.Publish("orders", newMessage("x"))
+	if n := rabbitmq.OpenedBy(t, pub); n != 2 {
+		t.Errorf("%d channels were opened for a message that is nacked on each, want 2", n)
+	}
+	if err := pub.Publish("orders", newMessage("y")); !errors.Is(err, rabbitmq.ErrNacked) {
+		t.Errorf("Publish to a full queue = %v, want ErrNacked", err)
+	}
+	if n := rabbitmq.OpenedBy(t, pub); n != 2 {
+		t.Errorf("%d channels were opened after two that had nacked, want 2 new ones", n)
+	}
 	if !errors.Is(err, rabbitmq.ErrNacked) || !errors.Is(err, outbox.ErrDeferred) || errors.Is(err, outbox.ErrRefused) {
 		t.Errorf("Publish to a full queue = %v, want ErrNacked, an ErrDeferred and no ErrRefused", err)
 	}
