@@ -97,10 +97,26 @@ type KeyOptions struct {
 }
 
 // FingerprintOptions say which requests count as the same one: see [Fingerprint].
+//
+// A path leads from a JSON document's root to a member of an object. A leading $. may be left
+// out.
+//
+//	sentAt          a member of the root
+//	meta.nonce      a member of the object meta
+//	items[].ts      a member of each object in the array items
+//	[].ts           a member of each object in an array that is the root
+//	rows[][].ts     arrays in an array
+//	meta["a.b"]     a member called a.b, as a JSON string in brackets
+//
+// A path without brackets also finds names that have dots: meta.nonce is a member of meta, or a
+// member of the root that is called "meta.nonce". meta["nonce"] is the first alone. A path finds
+// nothing where a document has an array and the path a name, or the other way round. A path ends
+// with a name, since leaving out elements would hide how many there are. Elements by number, *, ..
+// and filters are not supported: [New] refuses them.
 type FingerprintOptions struct {
 	Secret         []byte   // keys the digest, so that a dump does not reveal small bodies; default: none
-	ExcludeFields  []string // JSON members to ignore, as "sentAt" or "$.meta.nonce", none within arrays; default: none
-	IncludeFields  []string // the only JSON members that count; default: all
+	ExcludeFields  []string // paths of JSON members to ignore; default: none
+	IncludeFields  []string // paths of the only JSON members that count; default: all
 	IncludeHeaders []string // request headers that belong to the request's meaning; default: none
 	Raw            bool     // compare bodies byte by byte; default: by content type
 	// Custom replaces the digest. Its Alg must change whenever it does. Default: v1.
@@ -277,18 +293,13 @@ func (o *Options) checkIdentity(invalid func(string, string, ...any) error) erro
 		return invalid("Methods", "%q must be upper case", o.Methods[i])
 	}
 	for field, paths := range map[string][]string{"Fingerprint.ExcludeFields": o.Fingerprint.ExcludeFields, "Fingerprint.IncludeFields": o.Fingerprint.IncludeFields} {
-		if i := slices.IndexFunc(paths, func(s string) bool { return !validPath(s) }); i >= 0 {
-			return invalid(field, "%q is not a member's path, such as sentAt or $.meta.nonce; what is in an array cannot be named", paths[i])
+		for _, path := range paths {
+			if _, err := parseFieldPath(path); err != nil {
+				return invalid(field, "%q is not a path such as sentAt, meta.nonce or items[].ts: %v", path, err)
+			}
 		}
 	}
 	return nil
-}
-
-// validPath refuses what looks like a path of a kind that is not supported, and
-// so would never match.
-func validPath(path string) bool {
-	names := strings.Split(strings.TrimPrefix(path, "$."), ".")
-	return path != "$" && !slices.Contains(names, "") && !strings.ContainsAny(path, "[]*")
 }
 
 func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {

@@ -13,35 +13,35 @@ import (
 
 // wrongOptions are wrong in the field of that name.
 var wrongOptions = map[string]func(*idemkey.Options){
-	"Scope":             func(o *idemkey.Options) { o.SingleTenant = false },
-	"SingleTenant":      func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return "", nil } },
-	"Key.Namespace":         func(o *idemkey.Options) { o.Key.Namespace = strings.Repeat("n", 129) },
-	"Key.Header":            func(o *idemkey.Options) { o.Key.Header = "a b" },
-	"Key.Aliases":     func(o *idemkey.Options) { o.Key.Aliases = []string{""} },
-	"Fingerprint.IncludeHeaders":    func(o *idemkey.Options) { o.Fingerprint.IncludeHeaders = []string{"a\n"} },
-	"Methods":           func(o *idemkey.Options) { o.Methods = []string{""} },
-	"Key.MinLen":         func(o *idemkey.Options) { o.Key.MinLen = -1 },
-	"Key.MaxLen":         func(o *idemkey.Options) { o.Key.MaxLen = 256 },
-	"Limits.ExecTimeout":       func(o *idemkey.Options) { o.Limits.ExecTimeout = -1 },
-	"Limits.Lease":             func(o *idemkey.Options) { o.Limits.Lease = -1 },
-	"Limits.TTL":               func(o *idemkey.Options) { o.Limits.TTL = 31 * 24 * time.Hour },
-	"Limits.StoreTimeout":      func(o *idemkey.Options) { o.Limits.StoreTimeout = -1 },
-	"Limits.CompleteTimeout":   func(o *idemkey.Options) { o.Limits.CompleteTimeout = -1 },
-	"Limits.MaxAttempts":       func(o *idemkey.Options) { o.Limits.MaxAttempts = -1 },
-	"Limits.MaxRequestBody":    func(o *idemkey.Options) { o.Limits.MaxRequestBody = -1 },
-	"Limits.MaxResponseBody":   func(o *idemkey.Options) { o.Limits.MaxResponseBody = -1 },
-	"Limits.HardResponseLimit": func(o *idemkey.Options) { o.Limits.HardResponseLimit = 1 },
-	"Limits.Wait":              func(o *idemkey.Options) { o.Limits.Wait = 3 * time.Second },
+	"Scope":                      func(o *idemkey.Options) { o.SingleTenant = false },
+	"SingleTenant":               func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return "", nil } },
+	"Key.Namespace":              func(o *idemkey.Options) { o.Key.Namespace = strings.Repeat("n", 129) },
+	"Key.Header":                 func(o *idemkey.Options) { o.Key.Header = "a b" },
+	"Key.Aliases":                func(o *idemkey.Options) { o.Key.Aliases = []string{""} },
+	"Fingerprint.IncludeHeaders": func(o *idemkey.Options) { o.Fingerprint.IncludeHeaders = []string{"a\n"} },
+	"Methods":                    func(o *idemkey.Options) { o.Methods = []string{""} },
+	"Key.MinLen":                 func(o *idemkey.Options) { o.Key.MinLen = -1 },
+	"Key.MaxLen":                 func(o *idemkey.Options) { o.Key.MaxLen = 256 },
+	"Limits.ExecTimeout":         func(o *idemkey.Options) { o.Limits.ExecTimeout = -1 },
+	"Limits.Lease":               func(o *idemkey.Options) { o.Limits.Lease = -1 },
+	"Limits.TTL":                 func(o *idemkey.Options) { o.Limits.TTL = 31 * 24 * time.Hour },
+	"Limits.StoreTimeout":        func(o *idemkey.Options) { o.Limits.StoreTimeout = -1 },
+	"Limits.CompleteTimeout":     func(o *idemkey.Options) { o.Limits.CompleteTimeout = -1 },
+	"Limits.MaxAttempts":         func(o *idemkey.Options) { o.Limits.MaxAttempts = -1 },
+	"Limits.MaxRequestBody":      func(o *idemkey.Options) { o.Limits.MaxRequestBody = -1 },
+	"Limits.MaxResponseBody":     func(o *idemkey.Options) { o.Limits.MaxResponseBody = -1 },
+	"Limits.HardResponseLimit":   func(o *idemkey.Options) { o.Limits.HardResponseLimit = 1 },
+	"Limits.Wait":                func(o *idemkey.Options) { o.Limits.Wait = 3 * time.Second },
 	"Response.LocalReplays":      func(o *idemkey.Options) { o.Response.LocalReplays = -1 },
 	"Fingerprint.IncludeFields": func(o *idemkey.Options) {
 		o.Fingerprint.IncludeFields, o.Fingerprint.ExcludeFields = []string{"a"}, []string{"b"}
 	},
 	"Limits.MaxInFlightPerScope": func(o *idemkey.Options) { o.Limits.MaxInFlightPerScope = -1 },
-	"Fingerprint.Raw":      func(o *idemkey.Options) { o.Fingerprint.Raw, o.Fingerprint.ExcludeFields = true, []string{"a"} },
-	"Response.KeepHeaders":         func(o *idemkey.Options) { o.Response.KeepHeaders = []string{"set-cookie"} },
-	"Response.ReplayHeader":        func(o *idemkey.Options) { o.Response.ReplayHeader = ":" },
-	"Problems.InFlightStatus":      func(o *idemkey.Options) { o.Problems.InFlightStatus = 200 },
-	"Problems.MismatchStatus":      func(o *idemkey.Options) { o.Problems.MismatchStatus = 200 },
+	"Fingerprint.Raw":            func(o *idemkey.Options) { o.Fingerprint.Raw, o.Fingerprint.ExcludeFields = true, []string{"a"} },
+	"Response.KeepHeaders":       func(o *idemkey.Options) { o.Response.KeepHeaders = []string{"set-cookie"} },
+	"Response.ReplayHeader":      func(o *idemkey.Options) { o.Response.ReplayHeader = ":" },
+	"Problems.InFlightStatus":    func(o *idemkey.Options) { o.Problems.InFlightStatus = 200 },
+	"Problems.MismatchStatus":    func(o *idemkey.Options) { o.Problems.MismatchStatus = 200 },
 }
 
 // A wrong option is an error of New that names it.
@@ -56,7 +56,7 @@ func TestOptions(t *testing.T) {
 		}
 	}
 	for field, values := range map[string][]string{
-		"Methods":       {"post"},
+		"Methods":                   {"post"},
 		"Fingerprint.ExcludeFields": {"", "$", "$..id", "items[0].id", "$.items[*].id", "a."},
 		"Fingerprint.IncludeFields": {"items.*"},
 	} {
@@ -87,10 +87,10 @@ func TestOptions(t *testing.T) {
 		t.Errorf("New with a lease that is not renewed = %v, want an error that names it", err)
 	}
 	for field, set := range map[string]func(*idemkey.Options){
-		"Response.AllowStreaming":  func(o *idemkey.Options) { o.Response.AllowStreaming = true },
-		"FailOpen":        func(o *idemkey.Options) { o.FailOpen = true },
-		"ExternalEffects": func(o *idemkey.Options) { o.ExternalEffects = true },
-		"Limits.MaxAttempts":     func(o *idemkey.Options) { o.Limits.MaxAttempts = 1 },
+		"Response.AllowStreaming": func(o *idemkey.Options) { o.Response.AllowStreaming = true },
+		"FailOpen":                func(o *idemkey.Options) { o.FailOpen = true },
+		"ExternalEffects":         func(o *idemkey.Options) { o.ExternalEffects = true },
+		"Limits.MaxAttempts":      func(o *idemkey.Options) { o.Limits.MaxAttempts = 1 },
 	} {
 		o := &idemkey.Options{SingleTenant: true}
 		set(o)
