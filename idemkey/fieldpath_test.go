@@ -282,7 +282,7 @@ func removed(doc any, at string, steps []modelStep, joined string) any {
 func TestExcludedIsRemoved(t *testing.T) {
 	t.Parallel()
 	hits := 0
-	for seed := range uint64(20_000) {
+	for seed := range uint64(5_000) {
 		r := rand.New(rand.NewPCG(seed, 9))
 		doc := randomDocument(r, randomDepth)
 		without, excluded := doc, []string(nil)
@@ -300,7 +300,7 @@ func TestExcludedIsRemoved(t *testing.T) {
 			t.Fatalf("seed %d: %s without %q = %s, want %s", seed, body, excluded, got, canonical)
 		}
 	}
-	if hits < 1000 {
+	if hits < 250 {
 		t.Errorf("only %d documents had a member to remove", hits)
 	}
 }
@@ -348,7 +348,7 @@ func touches(at, steps []modelStep, joined string) bool {
 // Including members means comparing the documents from which all else was removed.
 func TestIncludedIsKept(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(20_000) {
+	for seed := range uint64(5_000) {
 		r := rand.New(rand.NewPCG(seed, 10))
 		doc := randomDocument(r, randomDepth)
 		var included []string
