@@ -113,7 +113,8 @@ type KeyOptions struct {
 // member of the root that is called "meta.nonce". meta["nonce"] is the first alone. A path finds
 // nothing where a document has an array and the path a name, or the other way round. A path ends
 // with a name, since leaving out elements would hide how many there are. Elements by number, *, ..
-// and filters are not supported: [New] refuses them.
+// and filters are not supported: [New] refuses them. On the way to an included member all counts
+// that is not a member: the length of an array, and a number in place of an object.
 //
 // These options are settings of records that live as long as Limits.TTL. A record says which
 // settings made it, and a retry is compared by those. So settings that change stay in Versions for

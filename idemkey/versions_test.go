@@ -228,6 +228,42 @@ func TestUnlabelled(t *testing.T) {
 	}
 }
 
+// Settings that have changed together with the release, or after it, find the records that say v1.
+func TestUnlabelledVersions(t *testing.T) {
+	t.Parallel()
+	store := newMemory(t, nil)
+	settings := idemkey.FingerprintOptions{Secret: []byte("s"), ExcludeFields: []string{"at"}}
+	old := newMiddleware(t, previous{store}, idemkey.Options{Fingerprint: settings})
+	order(t, old, created, "k", oneOrder).expect(t, 201, "")
+	m := newMiddleware(t, store, idemkey.Options{Fingerprint: idemkey.FingerprintOptions{
+		Secret: []byte("now"), Versions: []idemkey.FingerprintOptions{settings},
+	}})
+	order(t, m, unexpected, "k", oneOrder).expect(t, 201, "")
+	order(t, m, unexpected, "k", otherOrder).expect(t, 409, "fingerprint-unknown") // v1 may be of any settings
+}
+
+// The store is asked once more, and not again each time: a request that waits asks often.
+func TestOlderSettingsAreFoundOnce(t *testing.T) {
+	t.Parallel()
+	store := &counting{Memory: newMemory(t, nil)}
+	old := newMiddleware(t, store, idemkey.Options{})
+	id := idemkey.Identity{Namespace: "http", Scope: "default", Key: "k"}
+	m := newMiddleware(t, store, idemkey.Options{
+		Fingerprint: idemkey.FingerprintOptions{Secret: []byte("now"), Versions: []idemkey.FingerprintOptions{{}}},
+		Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+			return &idemkey.Response{Status: 202}, nil
+		},
+	})
+	order(t, old, func(http.ResponseWriter, *http.Request) {
+		store.Lapse(id)
+		store.begins = 0
+		order(t, m, unexpected, "k", oneOrder).expect(t, 202, "")
+		if store.begins != 3 { // other settings, unknown outcome, taken over
+			t.Errorf("%d claims, want 3", store.begins)
+		}
+	}, "k", oneOrder)
+}
+
 // A route's records are told apart from a changed deploy: the routes of one middleware know each
 // other's settings. So a key that is reused on another route is the client's mistake, and options
 // that move from the middleware to a route need no Versions.
@@ -258,6 +294,13 @@ func TestWithReplacesLists(t *testing.T) {
 		o.Fingerprint.Versions[0].ExcludeFields[0] = "x" // a copy
 	})
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := base.With(func(o *idemkey.Options) {
+		if got := o.Fingerprint.Versions[0].ExcludeFields[0]; got != "old" {
+			t.Errorf("another route has changed the inherited version to %q", got)
+		}
+	}); err != nil {
 		t.Fatal(err)
 	}
 	order(t, base, created, "k1", `{"a":1,"at":1}`).expect(t, 201, "")
