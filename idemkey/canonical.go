@@ -26,7 +26,7 @@ func canonicalJSON(body []byte, fields fieldSet) ([]byte, bool) {
 		return nil, false
 	}
 	c := canonicalizer{in: body, out: make([]byte, 0, len(body)), fields: fields}
-	c.value("", 0)
+	c.value(fields.root(), 0)
 	return c.out, !c.refused
 }
 
@@ -81,7 +81,7 @@ func (c *canonicalizer) more(end byte) bool {
 	return b != end
 }
 
-func (c *canonicalizer) value(path string, depth int) {
+func (c *canonicalizer) value(at fieldPlace, depth int) {
 	if depth > maxJSONDepth {
 		c.refused = true
 	}
@@ -91,9 +91,9 @@ func (c *canonicalizer) value(path string, depth int) {
 	}
 	switch b {
 	case '{':
-		c.object(path, depth)
+		c.object(at, depth)
 	case '[':
-		c.array(depth)
+		c.array(at, depth)
 	case '"':
 		c.text()
 	default: // a number or a word, as it is spelled
@@ -106,20 +106,19 @@ func (c *canonicalizer) value(path string, depth int) {
 	}
 }
 
-// array passes no path on: its elements cannot be excluded by name.
-func (c *canonicalizer) array(depth int) {
+func (c *canonicalizer) array(at fieldPlace, depth int) {
 	c.skip()
 	c.out = append(c.out, '[')
 	for first := true; c.more(']'); first = false {
 		if !first {
 			c.out = append(c.out, ',')
 		}
-		c.value("[]", depth+1)
+		c.value(at.element(), depth+1)
 	}
 	c.out = append(c.out, ']')
 }
 
-func (c *canonicalizer) object(path string, depth int) {
+func (c *canonicalizer) object(at fieldPlace, depth int) {
 	c.skip()
 	start, outer := len(c.out), len(c.members)
 	for c.more('}') {
@@ -128,13 +127,13 @@ func (c *canonicalizer) object(path string, depth int) {
 		m.name = c.text()
 		c.skip()
 		c.out = append(c.out, ':')
-		at := c.join(path, m.name)
-		wanted := c.inside > 0 || c.fields.wanted(at)
-		included := c.fields.included[at]
+		to := c.fields.member(at, m.name)
+		wanted := c.inside > 0 || c.fields.wanted(to)
+		included := c.fields.include && to.named()
 		if included {
 			c.inside++
 		}
-		c.value(at, depth+1)
+		c.value(to, depth+1)
 		if included {
 			c.inside--
 		}
@@ -147,55 +146,6 @@ func (c *canonicalizer) object(path string, depth int) {
 	}
 	c.sort(start, c.members[outer:])
 	c.members = c.members[:outer]
-}
-
-// A fieldSet says which members count, by their names from the root as "a.b".
-type fieldSet struct {
-	excluded map[string]bool
-	included map[string]bool // none: all are
-	above    map[string]bool // what the included are members of
-	longest  int             // bytes of the longest of all these names
-}
-
-func newFieldSet(excluded, included []string) fieldSet {
-	s := fieldSet{excluded: make(map[string]bool), included: make(map[string]bool), above: make(map[string]bool)}
-	for _, name := range excluded {
-		s.excluded[strings.TrimPrefix(name, "$.")] = true
-	}
-	for _, name := range included {
-		name = strings.TrimPrefix(name, "$.")
-		s.included[name] = true
-		for i := strings.LastIndexByte(name, '.'); i > 0; i = strings.LastIndexByte(name[:i], '.') {
-			s.above[name[:i]] = true
-		}
-	}
-	for _, name := range slices.Concat(excluded, included) {
-		s.longest = max(s.longest, len(name))
-	}
-	return s
-}
-
-func (s *fieldSet) empty() bool { return len(s.excluded)+len(s.included) == 0 }
-
-func (s *fieldSet) wanted(at string) bool {
-	return !s.excluded[at] && (len(s.included) == 0 || s.included[at] || s.above[at])
-}
-
-// tooDeep is the path of whatever is below all that a fieldSet names. A path
-// longer than that is not joined: those of a deep document add up.
-const tooDeep = "."
-
-// join names a member for a look-up in the fieldSet, if there is anything in that.
-func (c *canonicalizer) join(path, name string) string {
-	switch {
-	case c.fields.empty():
-		return ""
-	case path == tooDeep, len(path)+1+len(name) > c.fields.longest && path != "":
-		return tooDeep
-	case path == "":
-		return name
-	}
-	return path + "." + name
 }
 
 // sort puts the members, which stand one after the other from start on, in the

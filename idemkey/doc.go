@@ -47,6 +47,12 @@
 // not count, other headers only by Fingerprint.IncludeHeaders. Fingerprint.ExcludeFields leaves JSON
 // members out, of bodies that are declared to be JSON.
 //
+// A record says which [FingerprintOptions] made its fingerprint, and a retry is compared by those.
+// When they change, the old ones stay in Fingerprint.Versions until Limits.TTL after the last
+// process that used them; docs/upgrading.md has the order of deploys. Where a process has not the
+// settings of a live record, the request neither runs nor is replayed: 409 fingerprint-unknown,
+// and an error in the log. The settings of all routes made by [Middleware.With] are known to each.
+//
 // # Outcomes
 //
 // A handler writes to a buffer. When it returns, its verdict ([SetVerdict]) or

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -138,4 +139,78 @@ func ExampleNewSweeper() {
 		return sweeper.Run(ctx) // until ctx ends
 	}
 	_ = run
+}
+
+// A secret is replaced in three deploys, so that no retry is refused. The first makes the new one
+// known to all processes, the second uses it, and the third forgets the old one a TTL later.
+func ExampleFingerprintOptions_Versions_secret() {
+	store, _ := idemkey.NewMemory(nil)
+	deploy := func(f idemkey.FingerprintOptions) http.Handler {
+		idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Fingerprint: f, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			panic(err)
+		}
+		return idem.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "paid") }))
+	}
+	send := func(process http.Handler, key string) string {
+		req, rec := httptest.NewRequest("POST", "/payments", strings.NewReader("5 euros")), httptest.NewRecorder()
+		req.Header.Set("Idempotency-Key", key)
+		process.ServeHTTP(rec, req)
+		return fmt.Sprint(rec.Code, " replayed: ", rec.Header().Get("Idempotent-Replayed") == "true")
+	}
+	older, newer := []byte("32 random bytes of last year ..."), []byte("32 random bytes of this year ...")
+
+	first := deploy(idemkey.FingerprintOptions{Secret: older, Versions: []idemkey.FingerprintOptions{{Secret: newer}}})
+	second := deploy(idemkey.FingerprintOptions{Secret: newer, Versions: []idemkey.FingerprintOptions{{Secret: older}}})
+	third := deploy(idemkey.FingerprintOptions{Secret: newer}) // here too early
+
+	fmt.Println("first deploy runs a  ", send(first, "a"))
+	fmt.Println("second deploy on a   ", send(second, "a"))
+	fmt.Println("second deploy runs b ", send(second, "b"))
+	fmt.Println("first deploy on b    ", send(first, "b"))
+	fmt.Println("third deploy on b    ", send(third, "b"))
+	fmt.Println("third deploy on a    ", send(third, "a"))
+	// Output:
+	// first deploy runs a   200 replayed: false
+	// second deploy on a    200 replayed: true
+	// second deploy runs b  200 replayed: false
+	// first deploy on b     200 replayed: true
+	// third deploy on b     200 replayed: true
+	// third deploy on a     409 replayed: false
+}
+
+// The secret of a route that has fields of its own is replaced in the same way. With inherits
+// Versions as they are, so the route puts its fields into each.
+func ExampleMiddleware_With_versions() {
+	store, _ := idemkey.NewMemory(nil)
+	deploy := func(f idemkey.FingerprintOptions) http.Handler {
+		idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Fingerprint: f})
+		if err != nil {
+			panic(err)
+		}
+		route, err := idem.With(func(o *idemkey.Options) {
+			o.Fingerprint.ExcludeFields = []string{"sentAt", "items[].sentAt"}
+			for i := range o.Fingerprint.Versions {
+				o.Fingerprint.Versions[i].ExcludeFields = o.Fingerprint.ExcludeFields
+			}
+			o.Logger = slog.New(slog.DiscardHandler)
+		})
+		if err != nil {
+			panic(err)
+		}
+		return route.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ordered") }))
+	}
+	send := func(process http.Handler, body string) {
+		req, rec := httptest.NewRequest("POST", "/orders", strings.NewReader(body)), httptest.NewRecorder()
+		req.Header.Set("Idempotency-Key", "k")
+		req.Header.Set("Content-Type", "application/json")
+		process.ServeHTTP(rec, req)
+		fmt.Println(rec.Code, rec.Body, "replayed:", rec.Header().Get("Idempotent-Replayed") == "true")
+	}
+	older, newer := []byte("32 random bytes of last year ..."), []byte("32 random bytes of this year ...")
+	send(deploy(idemkey.FingerprintOptions{Secret: older}), `{"items":[{"id":1,"sentAt":"9:00"}]}`)
+	send(deploy(idemkey.FingerprintOptions{Secret: newer, Versions: []idemkey.FingerprintOptions{{Secret: older}}}), `{"items":[{"id":1,"sentAt":"9:05"}],"sentAt":"9:05"}`)
+	// Output:
+	// 200 ordered replayed: false
+	// 200 ordered replayed: true
 }

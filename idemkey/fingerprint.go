@@ -6,6 +6,8 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
+	"fmt"
 	"hash"
 	"io"
 	"mime"
@@ -13,38 +15,162 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-// fingerprintV1 is stored with each record. What goes into the digest may only
-// change under a new name: a retry that meets a record of the old algorithm
-// must still match it.
+// fingerprintV1 is stored with each record that the default settings have made, and before the
+// label of others. What goes into the digest may only change under a new name: a retry that meets
+// a record of the old algorithm must still match it.
 const fingerprintV1 = "v1"
+
+// MaxFingerprintVersions bounds Options.Fingerprint.Versions.
+const MaxFingerprintVersions = 8
 
 // maxParts is how many pairs of a form, or parts of a multipart body, are taken
 // apart. Beyond that a body costs more than it is worth, and is compared byte by byte.
 const maxParts = 1000
 
-// fingerprint digests method, path, query, media type, the configured headers
+// clone copies f, lists included.
+func (f *FingerprintOptions) clone() FingerprintOptions {
+	c := *f
+	c.ExcludeFields = slices.Clone(f.ExcludeFields)
+	c.IncludeFields = slices.Clone(f.IncludeFields)
+	c.IncludeHeaders = slices.Clone(f.IncludeHeaders)
+	c.Versions = slices.Clone(f.Versions)
+	for i := range c.Versions {
+		c.Versions[i] = c.Versions[i].clone()
+	}
+	return c
+}
+
+// checkFingerprint returns an error that names the field, and the version that it is of.
+func (o *Options) checkFingerprint(invalid func(string, string, ...any) error) error {
+	f := &o.Fingerprint
+	if len(f.Versions) > MaxFingerprintVersions {
+		return invalid("Fingerprint.Versions", "are %d, and must be at most %d", len(f.Versions), MaxFingerprintVersions)
+	}
+	if err := f.check("Fingerprint.", invalid); err != nil {
+		return err
+	}
+	for i := range f.Versions {
+		version, prefix := &f.Versions[i], fmt.Sprintf("Fingerprint.Versions[%d].", i)
+		switch {
+		case len(version.Versions) > 0:
+			return invalid(prefix+"Versions", "must be empty: list all versions in Fingerprint.Versions")
+		case version.Unlabelled:
+			return invalid(prefix+"Unlabelled", "must be false: it is about records to be made")
+		}
+		if err := version.check(prefix, invalid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *FingerprintOptions) check(prefix string, invalid func(string, string, ...any) error) error {
+	fields := len(f.ExcludeFields) + len(f.IncludeFields)
+	switch {
+	case f.Custom != nil && (f.Raw || f.Unlabelled || fields+len(f.IncludeHeaders)+len(f.Secret) > 0):
+		return invalid(prefix+"Custom", "replaces the digest that the other fingerprint options are about")
+	case f.Raw && fields > 0:
+		return invalid(prefix+"Raw", "contradicts ExcludeFields and IncludeFields")
+	case len(f.ExcludeFields) > 0 && len(f.IncludeFields) > 0:
+		return invalid(prefix+"IncludeFields", "contradicts ExcludeFields")
+	}
+	if i := slices.IndexFunc(f.IncludeHeaders, func(s string) bool { return !validName(s) }); i >= 0 {
+		return invalid(prefix+"IncludeHeaders", "%q is not a name", f.IncludeHeaders[i])
+	}
+	for field, paths := range map[string][]string{"ExcludeFields": f.ExcludeFields, "IncludeFields": f.IncludeFields} {
+		for _, path := range paths {
+			if _, err := parseFieldPath(path); err != nil {
+				return invalid(prefix+field, "%q is not a path such as sentAt, meta.nonce or items[].ts: %v", path, err)
+			}
+		}
+	}
+	return nil
+}
+
+// A fingerprinter is one version of FingerprintOptions, ready for use.
+type fingerprinter struct {
+	opts   FingerprintOptions
+	fields fieldSet
+	label  string // is stored as Alg; empty: Custom says
+}
+
+// newFingerprinter takes options that have been checked.
+func newFingerprinter(opts FingerprintOptions) *fingerprinter {
+	f := &fingerprinter{opts: opts, fields: newFieldSet(opts.ExcludeFields, opts.IncludeFields)}
+	if opts.Custom == nil {
+		f.label = opts.label()
+	}
+	return f
+}
+
+// label names settings in records: two that make other sums have other labels. It is keyed with
+// the secret, so that it tells no more of that than the sums do. Header names are as they are
+// spelled, since they go into the sums so.
+func (f *FingerprintOptions) label() string {
+	if !f.Raw && len(f.Secret)+len(f.IncludeHeaders)+len(f.ExcludeFields)+len(f.IncludeFields) == 0 {
+		return fingerprintV1
+	}
+	d := digest{hmac.New(sha256.New, f.Secret)}
+	d.field("idemkey fingerprint settings 1", strconv.FormatBool(f.Raw))
+	d.field(f.IncludeHeaders...)
+	d.field(normalPaths(f.ExcludeFields)...)
+	d.field(normalPaths(f.IncludeFields)...)
+	return fingerprintV1 + labelMark + hex.EncodeToString(d.Sum(nil)[:8])
+}
+
+// labelMark stands between the algorithm and the rest of a label.
+const labelMark = ":"
+
+// normalPaths returns a set of paths in one order and spelling.
+func normalPaths(paths []string) []string {
+	var normal []string
+	for _, path := range paths {
+		p, _ := parseFieldPath(path) // checked
+		normal = append(normal, p.String())
+	}
+	slices.Sort(normal)
+	return slices.Compact(normal)
+}
+
+// mayHaveMade reports whether f can have made a fingerprint by alg. Processes that know no labels
+// have stored v1 for all settings. A Custom has to be asked, and so has all where alg is unknown.
+func (f *fingerprinter) mayHaveMade(alg string) bool {
+	return alg == "" || f.label == "" || f.label == alg || alg == fingerprintV1
+}
+
+// fingerprint is that of the current settings, for the claim.
+func (o *Options) fingerprint(r *http.Request, body []byte) (Fingerprint, error) {
+	fp, err := o.current.of(r, body)
+	if o.Fingerprint.Unlabelled {
+		fp.Alg = fingerprintV1
+	}
+	return fp, err
+}
+
+// of digests method, path, query, media type, the configured headers
 // and the whole body. It leaves out what differs between honest retries: host,
 // cookies, credentials, the multipart boundary, the order of JSON members.
-func (o *Options) fingerprint(r *http.Request, body []byte) (Fingerprint, error) {
-	if o.Fingerprint.Custom != nil {
-		return o.Fingerprint.Custom(r, body)
+func (f *fingerprinter) of(r *http.Request, body []byte) (Fingerprint, error) {
+	if f.opts.Custom != nil {
+		return f.opts.Custom(r, body)
 	}
-	d := digest{hmac.New(sha256.New, o.Fingerprint.Secret)}
+	d := digest{hmac.New(sha256.New, f.opts.Secret)}
 	d.field(fingerprintV1, r.Method, r.URL.EscapedPath())
 	d.pairs(r.URL.RawQuery)
 	mediaType, params := parseMediaType(r.Header.Get("Content-Type"))
 	d.field(mediaType)
-	for _, name := range o.Fingerprint.IncludeHeaders {
+	for _, name := range f.opts.IncludeHeaders {
 		d.field(name)
 		d.field(r.Header.Values(name)...)
 	}
 	encoding := strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding")))
-	kind, sum := o.digestBody(mediaType, params, encoding, body)
+	kind, sum := f.digestBody(mediaType, params, encoding, body)
 	d.field(kind, encoding, string(sum))
-	return Fingerprint{Alg: fingerprintV1, Sum: d.Sum(nil)}, nil
+	return Fingerprint{Alg: f.label, Sum: d.Sum(nil)}, nil
 }
 
 // A digest hashes lists of strings, each with its length in front, so that no
@@ -114,12 +240,12 @@ func parseMediaType(contentType string) (string, map[string]string) {
 // digestBody returns the way the body was read and its digest. A body that is
 // not what its type says, or that is encoded, counts byte by byte: nothing is
 // ever decompressed here.
-func (o *Options) digestBody(mediaType string, params map[string]string, encoding string, body []byte) (string, []byte) {
+func (f *fingerprinter) digestBody(mediaType string, params map[string]string, encoding string, body []byte) (string, []byte) {
 	d := digest{sha256.New()}
 	switch {
-	case o.Fingerprint.Raw, encoding != "" && encoding != "identity":
+	case f.opts.Raw, encoding != "" && encoding != "identity":
 	case mediaType == "application/json", strings.HasSuffix(mediaType, "+json"):
-		if canonical, ok := canonicalJSON(body, o.fields); ok {
+		if canonical, ok := canonicalJSON(body, f.fields); ok {
 			d.Write(canonical)
 			return "json", d.Sum(nil)
 		}

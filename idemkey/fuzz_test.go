@@ -148,7 +148,7 @@ func FuzzFingerprint(f *testing.F) {
 // kindOf returns how a body is read.
 func (o *Options) kindOf(contentType string, body []byte) (string, []byte) {
 	mediaType, params := parseMediaType(contentType)
-	return o.digestBody(mediaType, params, "", body)
+	return o.current.digestBody(mediaType, params, "", body)
 }
 
 type spelling struct {

@@ -238,6 +238,7 @@ func TestStoreAnswers(t *testing.T) {
 		{"in flight", stub{decision: idemkey.Decision{Kind: idemkey.KindInFlight, RetryAfter: time.Minute}}, 409, "in-progress"},
 		{"in flight, nobody knows for how long", stub{decision: idemkey.Decision{Kind: idemkey.KindInFlight}}, 409, "in-progress"},
 		{"mismatch", stub{decision: idemkey.Decision{Kind: idemkey.KindMismatch}}, 422, "key-reused"},
+		{"settings unknown", stub{decision: idemkey.Decision{Kind: idemkey.KindFingerprintUnknown}}, 409, "fingerprint-unknown"},
 		{"expired", stub{decision: idemkey.Decision{Kind: idemkey.KindExpired}}, 410, "key-expired"},
 		{"tombstone", stub{decision: idemkey.Decision{Kind: idemkey.KindNotRetained, Record: stored}}, 410, "response-not-retained"},
 		{"quarantine", stub{decision: idemkey.Decision{Kind: idemkey.KindUnknown}}, 409, "outcome-unknown"},

@@ -125,6 +125,9 @@ func (r *Record) decide(kind Kind) Decision {
 	if kind == KindUnknown {
 		return Decision{Kind: kind, Attempt: r.Attempt}
 	}
+	if kind == KindFingerprintUnknown {
+		return Decision{Kind: kind, FPAlg: r.FP.Alg}
+	}
 	return Decision{Kind: kind, Record: r}
 }
 

@@ -19,9 +19,10 @@ type Middleware struct {
 	opts    *Options
 	traits  Traits
 	methods map[string]bool
-	room    *waitingRoom // shared by every route
-	scopes  *scopeCount  // likewise
-	cache   *replayCache // nil: off
+	room    *waitingRoom   // shared by every route
+	scopes  *scopeCount    // likewise
+	cache   *replayCache   // nil: off
+	routes  *routeSettings // likewise shared
 }
 
 // New returns a Middleware on store. It does no I/O and starts nothing. An
@@ -43,6 +44,8 @@ func New(store Store, opts *Options) (*Middleware, error) {
 	m := &Middleware{store: store, opts: o, traits: traitsOf(store), methods: make(map[string]bool)}
 	m.room = &waitingRoom{keys: make(map[Identity]*waiters)}
 	m.scopes = &scopeCount{n: make(map[string]int)}
+	m.routes = &routeSettings{byLabel: make(map[string]*fingerprinter)}
+	m.routes.addAll(o)
 	if o.Response.LocalReplays > 0 {
 		m.cache = newReplayCache(o.Response.LocalReplays)
 	}
@@ -53,7 +56,9 @@ func New(store Store, opts *Options) (*Middleware, error) {
 }
 
 // With returns a Middleware on the same store whose options are those of m,
-// changed by set: one route's own limits, for instance.
+// changed by set: one route's own limits, for instance. A list that set assigns replaces
+// that of m, and is not added to it: a route that sets Fingerprint.ExcludeFields names all
+// fields that it ignores, and gives each of its Fingerprint.Versions all fields too.
 func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 	o := m.opts.clone()
 	if set == nil {
@@ -64,7 +69,8 @@ func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 	if err != nil {
 		return nil, err
 	}
-	route.room, route.scopes = m.room, m.scopes
+	route.room, route.scopes, route.routes = m.room, m.scopes, m.routes
+	m.routes.addAll(route.opts)
 	if o.Response.LocalReplays == m.opts.Response.LocalReplays {
 		route.cache = m.cache
 	}
@@ -143,6 +149,10 @@ func (m *Middleware) problem(code string) *Problem {
 		p.Status = m.opts.Problems.InFlightStatus
 	case CodeKeyReused:
 		p.Status = m.opts.Problems.MismatchStatus
+	case CodeFingerprintUnknown:
+		if p.Status = m.opts.Problems.UnknownFingerprintStatus; p.Status == http.StatusServiceUnavailable {
+			p.Retryable, p.SameKey, p.RetryAfter = true, true, maxRetryAfter
+		}
 	}
 	return p
 }
@@ -164,6 +174,9 @@ type exchange struct {
 	lost      bool      // another owner took over while the handler ran
 	misused   bool      // the handler ended the transaction itself
 	recovered *Response // what an earlier run is known to have answered
+
+	older    []Fingerprint // of the request, by the settings of the record that was found
+	olderErr error         // why one of them could not be made
 }
 
 // serve goes through the steps in their observable order: key, scope, body,
@@ -296,12 +309,19 @@ func (x *exchange) decide(claim Claim) (Decision, error) {
 	return d, err
 }
 
-// ask puts one claim to the store.
+// ask puts one claim to the store, and again if the record was made with other settings that are known.
 func (x *exchange) ask(claim Claim) (Decision, error) {
+	claim.Prior = x.older
 	x.begun = time.Now()
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.StoreTimeout)
 	defer cancel()
 	d, err := x.claimWithin(ctx, claim)
+	if err == nil && d.Kind == KindFingerprintUnknown {
+		if x.older, x.olderErr = x.fingerprintAs(d.FPAlg); len(x.older) > 0 {
+			claim.Prior = x.older
+			d, err = x.claimWithin(ctx, claim)
+		}
+	}
 	x.storeFailed(OpBegin, err)
 	return d, err
 }
@@ -337,6 +357,8 @@ func (x *exchange) turnAway(d Decision) {
 		x.answer(ResultInProgress, p)
 	case KindMismatch:
 		x.refuse(ResultMismatch, CodeKeyReused, nil)
+	case KindFingerprintUnknown:
+		x.refuse(ResultFingerprintUnknown, CodeFingerprintUnknown, x.errUnknownFingerprint(d))
 	case KindExpired:
 		x.refuse(ResultExpired, CodeKeyExpired, nil)
 	case KindNotRetained:

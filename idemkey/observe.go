@@ -35,6 +35,8 @@ const (
 	ResultUnavailable  Result = "unavailable" // the store failed
 	ResultCapacity     Result = "capacity"
 	ResultCorrupt      Result = "corrupt" // stored response
+
+	ResultFingerprintUnknown Result = "fingerprint_unknown" // Options.Fingerprint.Versions lacks settings
 )
 
 // An Outcome says what became of a handler that ran.
@@ -126,7 +128,7 @@ func (x *exchange) report(ctx context.Context) {
 		o.Observer.Observe(ctx, *e)
 	}
 	level := slog.LevelInfo
-	if e.Err != nil && (e.Result == ResultFailOpen || e.Status == 0 || e.Status >= 500 || errors.Is(e.Err, errStreamCut)) {
+	if e.Err != nil && (e.Result == ResultFailOpen || e.Result == ResultFingerprintUnknown || e.Status == 0 || e.Status >= 500 || errors.Is(e.Err, errStreamCut)) {
 		level = slog.LevelError
 	}
 	if !o.Logger.Enabled(ctx, level) {

@@ -79,8 +79,9 @@ type Options struct {
 	Logger   *slog.Logger // default: slog.Default()
 	LogKeys  bool         // log keys and scopes as they are; default: a hash
 
-	fields fieldSet        // of Fingerprint.ExcludeFields and IncludeFields
-	kept   map[string]bool // canonical names of the response headers that are stored
+	current *fingerprinter   // of Fingerprint
+	older   []*fingerprinter // of Fingerprint.Versions
+	kept    map[string]bool  // canonical names of the response headers that are stored
 }
 
 // KeyOptions say how a key is sent.
@@ -97,14 +98,45 @@ type KeyOptions struct {
 }
 
 // FingerprintOptions say which requests count as the same one: see [Fingerprint].
+//
+// A path leads from a JSON document's root to a member of an object. A leading $. may be left
+// out.
+//
+//	sentAt          a member of the root
+//	meta.nonce      a member of the object meta
+//	items[].ts      a member of each object in the array items
+//	[].ts           a member of each object in an array that is the root
+//	rows[][].ts     arrays in an array
+//	meta["a.b"]     a member called a.b, as a JSON string in brackets
+//
+// A path without brackets also finds names that have dots: meta.nonce is a member of meta, or a
+// member of the root that is called "meta.nonce". meta["nonce"] is the first alone. A path finds
+// nothing where a document has an array and the path a name, or the other way round. A path ends
+// with a name, since leaving out elements would hide how many there are. Elements by number, *, ..
+// and filters are not supported: [New] refuses them. On the way to an included member all counts
+// that is not a member: the length of an array, and a number in place of an object.
+//
+// These options are settings of records that live as long as Limits.TTL. A record says which
+// settings made it, and a retry is compared by those. So settings that change stay in Versions for
+// a TTL: without them a retry is answered with [CodeFingerprintUnknown].
 type FingerprintOptions struct {
-	Secret         []byte   // keys the digest, so that a dump does not reveal small bodies; default: none
-	ExcludeFields  []string // JSON members to ignore, as "sentAt" or "$.meta.nonce", none within arrays; default: none
-	IncludeFields  []string // the only JSON members that count; default: all
+	Secret         []byte   // keys the digest, so that a dump does not reveal small bodies; 32 random bytes serve; default: none
+	ExcludeFields  []string // paths of JSON members to ignore; default: none
+	IncludeFields  []string // paths of the only JSON members that count; default: all
 	IncludeHeaders []string // request headers that belong to the request's meaning; default: none
 	Raw            bool     // compare bodies byte by byte; default: by content type
-	// Custom replaces the digest. Its Alg must change whenever it does. Default: v1.
+	// Custom replaces the digest. Its Alg must change whenever it does, and must not begin with
+	// "v1". Default: v1.
 	Custom func(r *http.Request, body []byte) (Fingerprint, error)
+
+	// Versions are other settings that made, or will make, records that still live: newest first,
+	// at most [MaxFingerprintVersions]. Each has no Versions and is not Unlabelled; the empty one
+	// is the default. Nothing is inherited: each has all of its fields. Default: none.
+	Versions []FingerprintOptions
+
+	// Unlabelled stores "v1" as the Alg of all settings but Custom, as processes do that know no
+	// labels. It is for the time in which such processes run beside. Default: false.
+	Unlabelled bool
 }
 
 // Limits are times, sizes in bytes, and numbers.
@@ -166,8 +198,13 @@ type ProblemOptions struct {
 	Writer         ProblemWriter        // default: WriteProblem
 	InFlightStatus int                  // 409, 423 or 429; default: 409
 	MismatchStatus int                  // 422, 409 or 400; default: 422
-	TypeBase       string               // put before the code to name a problem's type; default: DocsURL and "#"
-	DocsURL        string               // where the problems are described; default: none
+
+	// UnknownFingerprintStatus is that of [CodeFingerprintUnknown]: 409, 422 or 503. With 503 the
+	// client is told to retry with the same key. Default: 409.
+	UnknownFingerprintStatus int
+
+	TypeBase string // put before the code to name a problem's type; default: DocsURL and "#"
+	DocsURL  string // where the problems are described; default: none
 }
 
 // clone copies o, lists included, so that a route's changes stay its own.
@@ -175,9 +212,7 @@ func (o *Options) clone() *Options {
 	c := *o
 	c.Methods = slices.Clone(o.Methods)
 	c.Key.Aliases = slices.Clone(o.Key.Aliases)
-	c.Fingerprint.ExcludeFields = slices.Clone(o.Fingerprint.ExcludeFields)
-	c.Fingerprint.IncludeFields = slices.Clone(o.Fingerprint.IncludeFields)
-	c.Fingerprint.IncludeHeaders = slices.Clone(o.Fingerprint.IncludeHeaders)
+	c.Fingerprint = o.Fingerprint.clone()
 	c.Response.KeepHeaders = slices.Clone(o.Response.KeepHeaders)
 	return &c
 }
@@ -204,6 +239,7 @@ func (o *Options) setDefaults() {
 	o.Response.ReplayHeader = cmp.Or(o.Response.ReplayHeader, DefaultReplayHeader)
 	o.Problems.InFlightStatus = cmp.Or(o.Problems.InFlightStatus, http.StatusConflict)
 	o.Problems.MismatchStatus = cmp.Or(o.Problems.MismatchStatus, http.StatusUnprocessableEntity)
+	o.Problems.UnknownFingerprintStatus = cmp.Or(o.Problems.UnknownFingerprintStatus, http.StatusConflict)
 	if o.Problems.Writer == nil {
 		o.Problems.Writer = WriteProblem
 	}
@@ -212,7 +248,10 @@ func (o *Options) setDefaults() {
 
 // bind computes what is looked up on every request.
 func (o *Options) bind() {
-	o.fields = newFieldSet(o.Fingerprint.ExcludeFields, o.Fingerprint.IncludeFields)
+	o.current, o.older = newFingerprinter(o.Fingerprint), nil
+	for _, version := range o.Fingerprint.Versions {
+		o.older = append(o.older, newFingerprinter(version))
+	}
 	o.kept = make(map[string]bool)
 	for _, name := range slices.Concat(storedHeaders, o.Response.KeepHeaders) {
 		o.kept[http.CanonicalHeaderKey(name)] = true
@@ -224,7 +263,7 @@ func (o *Options) check(store Traits) error {
 	invalid := func(field, format string, args ...any) error {
 		return fmt.Errorf("idemkey: Options.%s %s", field, fmt.Sprintf(format, args...))
 	}
-	for _, check := range []func(func(string, string, ...any) error) error{o.checkIdentity, o.checkTimes, o.checkLimits, o.checkAnswers} {
+	for _, check := range []func(func(string, string, ...any) error) error{o.checkIdentity, o.checkFingerprint, o.checkTimes, o.checkLimits, o.checkAnswers} {
 		if err := check(invalid); err != nil {
 			return err
 		}
@@ -267,7 +306,7 @@ func (o *Options) checkIdentity(invalid func(string, string, ...any) error) erro
 		return invalid("Key.MaxLen", "must be Key.MinLen to %d", MaxKey)
 	}
 	for field, names := range map[string][]string{
-		"Key.Aliases": o.Key.Aliases, "Fingerprint.IncludeHeaders": o.Fingerprint.IncludeHeaders, "Response.KeepHeaders": o.Response.KeepHeaders, "Methods": o.Methods,
+		"Key.Aliases": o.Key.Aliases, "Response.KeepHeaders": o.Response.KeepHeaders, "Methods": o.Methods,
 	} {
 		if i := slices.IndexFunc(names, func(s string) bool { return !validName(s) }); i >= 0 {
 			return invalid(field, "%q is not a name", names[i])
@@ -276,19 +315,7 @@ func (o *Options) checkIdentity(invalid func(string, string, ...any) error) erro
 	if i := slices.IndexFunc(o.Methods, func(s string) bool { return s != strings.ToUpper(s) }); i >= 0 {
 		return invalid("Methods", "%q must be upper case", o.Methods[i])
 	}
-	for field, paths := range map[string][]string{"Fingerprint.ExcludeFields": o.Fingerprint.ExcludeFields, "Fingerprint.IncludeFields": o.Fingerprint.IncludeFields} {
-		if i := slices.IndexFunc(paths, func(s string) bool { return !validPath(s) }); i >= 0 {
-			return invalid(field, "%q is not a member's path, such as sentAt or $.meta.nonce; what is in an array cannot be named", paths[i])
-		}
-	}
 	return nil
-}
-
-// validPath refuses what looks like a path of a kind that is not supported, and
-// so would never match.
-func validPath(path string) bool {
-	names := strings.Split(strings.TrimPrefix(path, "$."), ".")
-	return path != "$" && !slices.Contains(names, "") && !strings.ContainsAny(path, "[]*")
 }
 
 func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {
@@ -327,12 +354,6 @@ func (o *Options) checkLimits(invalid func(string, string, ...any) error) error 
 		return invalid("Limits.MaxResponseBody", "must be positive")
 	case o.Limits.HardResponseLimit < o.Limits.MaxResponseBody:
 		return invalid("Limits.HardResponseLimit", "must be at least Limits.MaxResponseBody")
-	case o.Fingerprint.Custom != nil && (o.Fingerprint.Raw || len(o.Fingerprint.ExcludeFields)+len(o.Fingerprint.IncludeFields)+len(o.Fingerprint.IncludeHeaders)+len(o.Fingerprint.Secret) > 0):
-		return invalid("Fingerprint.Custom", "replaces the digest that the other fingerprint options are about")
-	case o.Fingerprint.Raw && len(o.Fingerprint.ExcludeFields)+len(o.Fingerprint.IncludeFields) > 0:
-		return invalid("Fingerprint.Raw", "contradicts Fingerprint.ExcludeFields and IncludeFields")
-	case len(o.Fingerprint.ExcludeFields) > 0 && len(o.Fingerprint.IncludeFields) > 0:
-		return invalid("Fingerprint.IncludeFields", "contradicts Fingerprint.ExcludeFields")
 	}
 	for _, name := range o.Response.KeepHeaders {
 		if neverStored(name) {
@@ -350,6 +371,8 @@ func (o *Options) checkAnswers(invalid func(string, string, ...any) error) error
 		return invalid("Problems.InFlightStatus", "is %d, and must be 409, 423 or 429", o.Problems.InFlightStatus)
 	case !slices.Contains([]int{422, 409, 400}, o.Problems.MismatchStatus):
 		return invalid("Problems.MismatchStatus", "is %d, and must be 422, 409 or 400", o.Problems.MismatchStatus)
+	case !slices.Contains([]int{409, 422, 503}, o.Problems.UnknownFingerprintStatus):
+		return invalid("Problems.UnknownFingerprintStatus", "is %d, and must be 409, 422 or 503", o.Problems.UnknownFingerprintStatus)
 	}
 	return nil
 }

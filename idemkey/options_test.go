@@ -36,12 +36,29 @@ var wrongOptions = map[string]func(*idemkey.Options){
 	"Fingerprint.IncludeFields": func(o *idemkey.Options) {
 		o.Fingerprint.IncludeFields, o.Fingerprint.ExcludeFields = []string{"a"}, []string{"b"}
 	},
-	"Limits.MaxInFlightPerScope": func(o *idemkey.Options) { o.Limits.MaxInFlightPerScope = -1 },
-	"Fingerprint.Raw":            func(o *idemkey.Options) { o.Fingerprint.Raw, o.Fingerprint.ExcludeFields = true, []string{"a"} },
-	"Response.KeepHeaders":       func(o *idemkey.Options) { o.Response.KeepHeaders = []string{"set-cookie"} },
-	"Response.ReplayHeader":      func(o *idemkey.Options) { o.Response.ReplayHeader = ":" },
-	"Problems.InFlightStatus":    func(o *idemkey.Options) { o.Problems.InFlightStatus = 200 },
-	"Problems.MismatchStatus":    func(o *idemkey.Options) { o.Problems.MismatchStatus = 200 },
+	"Fingerprint.Custom": func(o *idemkey.Options) { o.Fingerprint.Raw, o.Fingerprint.Custom = true, customPrint("c") },
+	"Fingerprint.Versions": func(o *idemkey.Options) {
+		o.Fingerprint.Versions = make([]idemkey.FingerprintOptions, idemkey.MaxFingerprintVersions+1)
+	},
+	"Fingerprint.Versions[1].Versions": func(o *idemkey.Options) {
+		o.Fingerprint.Versions = []idemkey.FingerprintOptions{{}, {Versions: []idemkey.FingerprintOptions{{}}}}
+	},
+	"Fingerprint.Versions[0].Unlabelled": func(o *idemkey.Options) {
+		o.Fingerprint.Versions = []idemkey.FingerprintOptions{{Unlabelled: true}}
+	},
+	"Fingerprint.Versions[0].ExcludeFields": func(o *idemkey.Options) {
+		o.Fingerprint.Versions = []idemkey.FingerprintOptions{{ExcludeFields: []string{"items[0].id"}}}
+	},
+	"Fingerprint.Versions[0].IncludeHeaders": func(o *idemkey.Options) {
+		o.Fingerprint.Versions = []idemkey.FingerprintOptions{{IncludeHeaders: []string{"a b"}}}
+	},
+	"Problems.UnknownFingerprintStatus": func(o *idemkey.Options) { o.Problems.UnknownFingerprintStatus = 200 },
+	"Limits.MaxInFlightPerScope":        func(o *idemkey.Options) { o.Limits.MaxInFlightPerScope = -1 },
+	"Fingerprint.Raw":                   func(o *idemkey.Options) { o.Fingerprint.Raw, o.Fingerprint.ExcludeFields = true, []string{"a"} },
+	"Response.KeepHeaders":              func(o *idemkey.Options) { o.Response.KeepHeaders = []string{"set-cookie"} },
+	"Response.ReplayHeader":             func(o *idemkey.Options) { o.Response.ReplayHeader = ":" },
+	"Problems.InFlightStatus":           func(o *idemkey.Options) { o.Problems.InFlightStatus = 200 },
+	"Problems.MismatchStatus":           func(o *idemkey.Options) { o.Problems.MismatchStatus = 200 },
 }
 
 // A wrong option is an error of New that names it.
@@ -57,7 +74,7 @@ func TestOptions(t *testing.T) {
 	}
 	for field, values := range map[string][]string{
 		"Methods":                   {"post"},
-		"Fingerprint.ExcludeFields": {"", "$", "$..id", "items[0].id", "$.items[*].id", "a."},
+		"Fingerprint.ExcludeFields": {"", "$", "$..id", "items[0].id", "$.items[*].id", "a.", "items[]", "items[?(@.a)].b"},
 		"Fingerprint.IncludeFields": {"items.*"},
 	} {
 		for _, value := range values {

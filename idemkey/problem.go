@@ -31,6 +31,10 @@ const (
 	CodeExecTimeout      = "execution-timeout"
 	CodeTxConflict       = "tx-conflict"
 	CodeUnverified       = "outcome-unverified"
+
+	// CodeFingerprintUnknown: the service has changed [FingerprintOptions] and cannot tell whether
+	// the request is the one that the key was first used for. The client has done nothing wrong.
+	CodeFingerprintUnknown = "fingerprint-unknown"
 )
 
 // retrySoon is the Retry-After where nothing better is known.
@@ -77,6 +81,8 @@ var problems = map[string]Problem{
 	CodeCommitFailed:   {Status: 500, Title: "Commit failed", Detail: retrySameKey, Retryable: true, SameKey: true},
 	CodeTxMisuse:       {Status: 500, Title: "Internal error", Detail: "The request was ended irregularly and will not be run again."},
 	CodeRecordCorrupt:  {Status: 500, Title: "Stored response unreadable", Detail: "The request was processed and its stored response cannot be read."},
+	CodeFingerprintUnknown: {Status: 409, Title: "Request cannot be compared", Detail: "The service cannot tell whether the key was first used for this request. " +
+		"It was not run now and may have run before: do not repeat it with another key."},
 	CodeResponseTooLarge: {Status: 500, Title: "Response too large", Detail: "The response is over the limit of this operation.",
 		Retryable: true, SameKey: true},
 	CodeInternal:         {Status: 500, Title: "Internal error", Detail: retrySameKey, Retryable: true, SameKey: true},

@@ -226,8 +226,8 @@ func TestProblemsTellNothing(t *testing.T) {
 	stored := &idemkey.Record{FP: idemkey.Fingerprint{Alg: canary, Sum: []byte(canary)},
 		Response: idemkey.Response{Status: 201, Header: http.Header{"Etag": {canary}}, Body: []byte(canary)}}
 	stubs := []*stub{{err: inner}, {err: fmt.Errorf("%w: %w", idemkey.ErrCapacity, inner)}, {err: fmt.Errorf("%w: %w", idemkey.ErrRecordCorrupt, inner)}}
-	for _, kind := range []idemkey.Kind{idemkey.KindMismatch, idemkey.KindInFlight, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown} {
-		stubs = append(stubs, &stub{decision: idemkey.Decision{Kind: kind, Record: stored}})
+	for _, kind := range []idemkey.Kind{idemkey.KindMismatch, idemkey.KindInFlight, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown, idemkey.KindFingerprintUnknown} {
+		stubs = append(stubs, &stub{decision: idemkey.Decision{Kind: kind, Record: stored, FPAlg: canary}})
 	}
 	for _, end := range []error{inner, &idemkey.CommitError{Err: inner}, idemkey.ErrLeaseLost, idemkey.ErrOutcomeUnknown, idemkey.ErrTxMisuse, idemkey.ErrTxConflict} {
 		stubs = append(stubs, &stub{end: fmt.Errorf("%w: %w", end, inner)})

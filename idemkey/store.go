@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -28,16 +29,21 @@ type Identity struct {
 	Key       string // as the caller chose it; empty: the request has no key
 }
 
-// A Fingerprint is a digest of a request, made by algorithm Alg. It tells a
-// retry from another request that reuses its key.
+// A Fingerprint is a digest of a request. It tells a retry from another request
+// that reuses its key. Alg names the algorithm and its settings: sums by two of them
+// say nothing about each other. It is "v1" by the default [FingerprintOptions], "v1:" and 16
+// hexadecimal digits by others, and whatever FingerprintOptions.Custom says.
 type Fingerprint struct {
 	Alg string
 	Sum []byte
 }
 
-// equal compares in constant time, so that timing tells nothing of a stored sum.
-func (f Fingerprint) equal(g Fingerprint) bool {
-	return f.Alg == g.Alg && subtle.ConstantTimeCompare(f.Sum, g.Sum) == 1
+// equal compares in constant time, so that timing tells nothing of a stored sum. Processes that
+// know no labels, and FingerprintOptions.Unlabelled, have stored the algorithm alone.
+func (f Fingerprint) equal(stored Fingerprint) bool {
+	algorithm, _, _ := strings.Cut(f.Alg, labelMark)
+	known := f.Alg == stored.Alg || algorithm == fingerprintV1 && stored.Alg == fingerprintV1
+	return known && subtle.ConstantTimeCompare(f.Sum, stored.Sum) == 1
 }
 
 // A State is what a record says of its identity. The numbers are stored.
@@ -59,7 +65,7 @@ type Claim struct {
 	ID Identity
 
 	FP    Fingerprint
-	Prior []Fingerprint // of the same request, by algorithms that older records may carry
+	Prior []Fingerprint // of the same request, by other settings that records may have been made with
 
 	TTL         time.Duration // the record's life, from this claim on
 	Lease       time.Duration // how long an owner may be silent, where the store cannot see it die
@@ -158,10 +164,14 @@ const (
 	KindExpired                     // the record has expired and the claim rejects that
 	KindNotRetained                 // it has run, and its body was not kept
 	KindUnknown                     // its outcome is not known, and it must not run again unasked
+
+	// KindFingerprintUnknown: the record was made with settings that the claim has not, so it is
+	// not known whether the request is the same. It must neither run nor be replayed.
+	KindFingerprintUnknown
 )
 
 var kindNames = [...]string{KindProceed: "proceed", KindReplay: "replay", KindInFlight: "in flight", KindMismatch: "mismatch",
-	KindExpired: "expired", KindNotRetained: "not retained", KindUnknown: "unknown"}
+	KindExpired: "expired", KindNotRetained: "not retained", KindUnknown: "unknown", KindFingerprintUnknown: "fingerprint unknown"}
 
 // String is for messages.
 func (k Kind) String() string {
@@ -172,7 +182,8 @@ func (k Kind) String() string {
 }
 
 // A Decision is what Begin says. Exec is set for KindProceed only, Record for
-// KindReplay and KindNotRetained only, RetryAfter for KindInFlight only.
+// KindReplay and KindNotRetained only, RetryAfter for KindInFlight only, FPAlg for
+// KindFingerprintUnknown only.
 type Decision struct {
 	Kind Kind
 	Exec Execution
@@ -188,6 +199,7 @@ type Decision struct {
 	ExpiresAt  time.Time // of KindProceed: when the record's life ends
 	Record     *Record
 	RetryAfter time.Duration
+	FPAlg      string // of the record's fingerprint; empty: the store does not say
 }
 
 // Judge says what an existing record means for c. It is the whole of the
@@ -204,7 +216,7 @@ func (c *Claim) Judge(rec *Record) Kind {
 	case rec.Expired && !live:
 		return KindProceed
 	case !c.matches(rec.FP):
-		return KindMismatch // also while in flight: the client has to choose another key in any case
+		return c.refusal(rec.FP.Alg) // also while in flight: waiting would not help
 	case live:
 		return KindInFlight
 	case rec.State == StateCompleted:
@@ -241,6 +253,15 @@ func (c *Claim) matches(stored Fingerprint) bool {
 		ok = prior.equal(stored) || ok
 	}
 	return ok
+}
+
+// refusal says why a record's fingerprint by alg does not match. Without a fingerprint by the
+// same settings the claim cannot blame the client.
+func (c *Claim) refusal(alg string) Kind {
+	if c.FP.Alg == alg || slices.ContainsFunc(c.Prior, func(prior Fingerprint) bool { return prior.Alg == alg }) {
+		return KindMismatch
+	}
+	return KindFingerprintUnknown
 }
 
 // A Store keeps the records. It is free of HTTP, so that other entry points can

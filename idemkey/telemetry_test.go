@@ -152,7 +152,7 @@ var results = []idemkey.Result{
 	idemkey.ResultFirst, idemkey.ResultAgain, idemkey.ResultKeyless, idemkey.ResultFailOpen, idemkey.ResultReplay, idemkey.ResultRecovered,
 	idemkey.ResultInProgress, idemkey.ResultMismatch, idemkey.ResultMissing, idemkey.ResultInvalid, idemkey.ResultUnauthorized,
 	idemkey.ResultTooLarge, idemkey.ResultExpired, idemkey.ResultTombstone, idemkey.ResultUnknown, idemkey.ResultUnavailable,
-	idemkey.ResultCapacity, idemkey.ResultCorrupt,
+	idemkey.ResultCapacity, idemkey.ResultCorrupt, idemkey.ResultFingerprintUnknown,
 }
 
 // What a caller sent, and what it was answered, is not in the log, whatever
@@ -194,7 +194,7 @@ func TestLogTellsNothing(t *testing.T) {
 		o.Scope = func(*http.Request) (string, error) { return canary + "\n", nil }
 	})
 	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.Limits.MaxRequestBody = 1 })
-	for _, kind := range []idemkey.Kind{idemkey.KindInFlight, idemkey.KindMismatch, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown} {
+	for _, kind := range []idemkey.Kind{idemkey.KindInFlight, idemkey.KindMismatch, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown, idemkey.KindFingerprintUnknown} {
 		run(decided(kind), answer, nil)
 	}
 	run(&stub{err: errors.New("down")}, answer, nil)

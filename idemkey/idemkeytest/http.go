@@ -46,6 +46,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Replay":       httpReplay,
 		"InFlight":     httpInFlight,
 		"Mismatch":     httpMismatch,
+		"Settings":     httpSettings,
 		"Refusals":     httpRefusals,
 		"Error":        httpError,
 		"Problem":      httpProblem,

@@ -71,6 +71,44 @@ func httpMismatch(t *httpTest) {
 	t.rows("order", 2)
 }
 
+// httpSettings: a deploy changes the settings of fingerprints while a request runs. Its retries, and
+// those of what has run, are answered as before by processes that have the old settings.
+func httpSettings(t *httpTest) {
+	entered, leave := make(chan struct{}), make(chan struct{})
+	handler := func(w http.ResponseWriter, r *http.Request) error {
+		if r.Header.Get("Idempotency-Key") == "slow" {
+			close(entered)
+			<-leave
+		}
+		return t.order(w, r)
+	}
+	t.serve(nil, handler)
+	done := t.post("x", "done")
+	t.expect(done, http.StatusCreated, "")
+	var slow reply
+	var err error
+	var wg sync.WaitGroup
+	req := t.request(t.Context(), http.MethodPost, "x", "slow")
+	wg.Go(func() { slow, err = t.send(req) })
+	<-entered
+	t.serve(func(o *idemkey.Options) { o.Fingerprint.Secret = []byte("new") }, handler)
+	t.expect(t.post("x", "done"), http.StatusConflict, idemkey.CodeFingerprintUnknown)
+	t.expect(t.post("x", "slow"), http.StatusConflict, idemkey.CodeFingerprintUnknown)
+	t.serve(func(o *idemkey.Options) {
+		o.Fingerprint.Secret, o.Fingerprint.Versions = []byte("new"), []idemkey.FingerprintOptions{{}}
+	}, handler)
+	t.replayed(t.post("x", "done"), done)
+	t.expect(t.post("y", "done"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	t.expect(t.post("x", "slow"), http.StatusConflict, idemkey.CodeInProgress)
+	t.expect(t.post("y", "slow"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	close(leave)
+	if wg.Wait(); err != nil {
+		t.Fatalf("POST: %v", err)
+	}
+	t.replayed(t.post("x", "slow"), slow)
+	t.rows("order", 2)
+}
+
 // httpRefusals: what is refused before the claim never reaches the handler.
 func httpRefusals(t *httpTest) {
 	t.serve(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 10 }, func(http.ResponseWriter, *http.Request) error {

@@ -37,7 +37,7 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 	for name, test := range map[string]func(*testing.T, Subject){
 		"Absent":        testAbsent,
 		"Mismatch":      testMismatch,
-		"PriorAlg":      testPriorAlg,
+		"OtherSettings": testOtherSettings,
 		"InFlight":      testInFlight,
 		"TakeOver":      testTakeOver,
 		"LateOwner":     testLateOwner,
@@ -176,18 +176,40 @@ func testMismatch(t *testing.T, s Subject) {
 	} else {
 		begin(t, s, Claim("crashed", "b"), idemkey.KindMismatch)
 	}
-
-	other := Claim("done", "a")
-	other.FP.Alg = "other"
-	begin(t, s, other, idemkey.KindMismatch)
 }
 
-func testPriorAlg(t *testing.T, s Subject) {
-	complete(t, s, Claim("k", "a"))
-	c := Claim("k", "new digest")
-	c.FP.Alg = "newer"
-	c.Prior = []idemkey.Fingerprint{{Alg: "test", Sum: []byte("a")}}
-	begin(t, s, c, idemkey.KindReplay)
+// A record is compared by the settings that made it, in every state. Without them it is not said
+// that the request is another one, and it neither runs nor is replayed.
+func testOtherSettings(t *testing.T, s Subject) {
+	complete(t, s, Claim("done", "a"))
+	ok(t, "Commit", proceed(t, s, Claim("big", "a"), 1).Commit(t.Context(), idemkey.Response{Status: 200, Dropped: true}))
+	running := proceed(t, s, Claim("running", "a"), 1)
+	keys := map[string]idemkey.Kind{"done": idemkey.KindReplay, "big": idemkey.KindNotRetained, "running": idemkey.KindInFlight}
+	if !s.traceless() {
+		release(t, proceed(t, s, Claim("failed", "a"), 1))
+		keys["failed"] = idemkey.KindProceed
+	}
+	for key, want := range keys {
+		if s.traceless() && key == "running" {
+			continue
+		}
+		other := Claim(key, "a")
+		other.FP.Alg = "other:" + strings.Repeat("x", 200) // no store may cut it
+		if d := begin(t, s, other, idemkey.KindFingerprintUnknown); d.FPAlg != "test" || d.Exec != nil || d.Record != nil {
+			t.Errorf("Begin of %s = %+v, want the record's Alg alone", key, d)
+		}
+		other.Prior = []idemkey.Fingerprint{{Alg: "test", Sum: []byte("b")}}
+		begin(t, s, other, idemkey.KindMismatch)
+		other.Prior = append(other.Prior, idemkey.Fingerprint{Alg: "test", Sum: []byte("a")})
+		d := begin(t, s, other, want)
+		if want == idemkey.KindProceed { // bound to the new settings from here on
+			ok(t, "Commit", d.Exec.Commit(t.Context(), response()))
+			other.Prior = nil
+			begin(t, s, other, idemkey.KindReplay)
+			begin(t, s, Claim(key, "a"), idemkey.KindFingerprintUnknown)
+		}
+	}
+	release(t, running)
 }
 
 func testInFlight(t *testing.T, s Subject) {

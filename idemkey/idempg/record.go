@@ -76,6 +76,8 @@ func (r *storedRecord) decide(kind idemkey.Kind) (idemkey.Decision, error) {
 		return idemkey.Decision{Kind: kind, Record: &r.Record}, nil
 	case idemkey.KindUnknown:
 		return idemkey.Decision{Kind: kind, Attempt: r.Attempt}, nil
+	case idemkey.KindFingerprintUnknown:
+		return idemkey.Decision{Kind: kind, FPAlg: r.FP.Alg}, nil
 	}
 	return idemkey.Decision{Kind: kind}, nil
 }

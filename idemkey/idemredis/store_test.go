@@ -211,7 +211,7 @@ func TestCorrupt(t *testing.T) {
 		f.set(t, c.ID, field, value)
 		want := idemkey.ErrRecordCorrupt
 		if field == "fp_alg" {
-			f.kind(t, c, idemkey.KindMismatch)
+			f.kind(t, c, idemkey.KindFingerprintUnknown)
 			continue
 		}
 		if _, err := f.Begin(t.Context(), c); !errors.Is(err, want) {

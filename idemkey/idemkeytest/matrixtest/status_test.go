@@ -63,6 +63,9 @@ var statuses = []statusRow{
 		options: func(o *idemkey.Options) { o.Problems.MismatchStatus = 409 }},
 	{code: idemkey.CodeKeyReused, way: "as 400", status: 400, rows: 1, record: completed, provoke: otherBody,
 		options: func(o *idemkey.Options) { o.Problems.MismatchStatus = 400 }},
+	{code: idemkey.CodeFingerprintUnknown, way: "first secret", status: 409, rows: 1, record: completed, provoke: whenSettingsChanged},
+	{code: idemkey.CodeFingerprintUnknown, way: "as 503", status: 503, again: true, after: [2]int{30, 30}, rows: 1, record: completed, provoke: whenSettingsChanged,
+		options: func(o *idemkey.Options) { o.Problems.UnknownFingerprintStatus = 503 }},
 	{code: idemkey.CodeInProgress, way: "lease of 10 s", status: 409, again: true, after: [2]int{1, 10}, record: inProgress, provoke: whileRunning,
 		servers: func(c *settings) { c.Grace = 10 * time.Second }},
 	{code: idemkey.CodeInProgress, way: "lease of an hour", status: 409, again: true, after: [2]int{30, 30}, record: inProgress, provoke: whileRunning,
@@ -350,6 +353,13 @@ func whenCorrupt(s *statusTest) answer {
 	if _, err := s.pool.Exec(s.Context(), "UPDATE "+s.Schema+".idempotency_key SET resp_header = 'x' WHERE key = $1", s.key); err != nil {
 		s.Fatal(err)
 	}
+	return s.post("order", s.key)
+}
+
+func whenSettingsChanged(s *statusTest) answer {
+	s.post("order", s.key)
+	s.options.Fingerprint.Secret = []byte("new")
+	s.server = s.serve(s.site)
 	return s.post("order", s.key)
 }
 

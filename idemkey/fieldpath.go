@@ -1,0 +1,263 @@
+package idemkey
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// A fieldPath is the way from a document's root to a member. [FingerprintOptions] says how it
+// is spelled.
+type fieldPath struct {
+	steps []fieldStep
+	// joined is a path without brackets. It is compared with the names joined by dots, so that
+	// a.b is also a member called "a.b". Records hold fingerprints that were made so.
+	joined bool
+}
+
+// A fieldStep goes to one member of an object, or to each element of an array.
+type fieldStep struct {
+	name    string
+	element bool
+}
+
+// String spells all paths to the same members, by the same rule, in the same way.
+func (p fieldPath) String() string {
+	var out strings.Builder
+	for i, s := range p.steps {
+		switch {
+		case s.element:
+			out.WriteString("[]")
+		case p.joined:
+			out.WriteString(strings.Repeat(".", min(1, i)) + s.name)
+		default:
+			name, _ := json.Marshal(s.name) // a string can always be marshalled
+			out.WriteString("[" + string(name) + "]")
+		}
+	}
+	return out.String()
+}
+
+// Errors of a path.
+var (
+	errNoName   = errors.New(`a name is missing; the name "" is spelled [""], and descent (..) is not supported`)
+	errNoMember = errors.New("it names whole elements: name the array itself, or a member of its elements")
+	errNoDot    = errors.New("a dot is missing after the bracket")
+	errOpen     = errors.New("a bracket is not closed")
+	errClose    = errors.New("] without [; in a name it is spelled as in [\"a]\"]")
+	errStar     = errors.New(`* is not supported; in a name it is spelled as in ["a*"]`)
+	errElements = errors.New("[*] is not supported: write [] for each element")
+	errQuotes   = errors.New("a name in brackets takes double quotes")
+	errString   = errors.New("a name in brackets is not a JSON string")
+	errUnicode  = errors.New("a name is not Unicode")
+)
+
+// parseFieldPath reads a path as [FingerprintOptions] spells it. Its error says what is wrong with it, or not supported.
+func parseFieldPath(path string) (fieldPath, error) {
+	if !strings.ContainsAny(path, "[]") {
+		return parseJoinedPath(path)
+	}
+	if !utf8.ValidString(path) || strings.ContainsRune(path, utf8.RuneError) {
+		return fieldPath{}, errUnicode
+	}
+	var p fieldPath
+	rest := path
+	if strings.HasPrefix(rest, "$.") || strings.HasPrefix(rest, "$[") {
+		rest = rest[1:]
+	} else if rest[0] != '[' {
+		rest = "." + rest
+	}
+	for rest != "" {
+		read := parseBracket
+		if rest[0] == '.' {
+			read = parseName
+		}
+		step, n, err := read(rest)
+		if err != nil {
+			return fieldPath{}, err
+		}
+		p.steps, rest = append(p.steps, step), rest[n:]
+	}
+	if p.steps[len(p.steps)-1].element {
+		return fieldPath{}, errNoMember
+	}
+	return p, nil
+}
+
+func parseJoinedPath(path string) (fieldPath, error) {
+	p := fieldPath{joined: true}
+	for name := range strings.SplitSeq(strings.TrimPrefix(path, "$."), ".") {
+		switch {
+		case name == "" || path == "$":
+			return fieldPath{}, errNoName
+		case strings.Contains(name, "*"):
+			return fieldPath{}, errStar
+		}
+		p.steps = append(p.steps, fieldStep{name: name})
+	}
+	return p, nil
+}
+
+// parseName reads a dot and a name without brackets. It returns how long they are.
+func parseName(path string) (fieldStep, int, error) {
+	n := strings.IndexAny(path[1:], ".[]") + 1
+	if n == 0 {
+		n = len(path)
+	}
+	switch {
+	case n == 1:
+		return fieldStep{}, 0, errNoName
+	case strings.Contains(path[:n], "*"):
+		return fieldStep{}, 0, errStar
+	}
+	return fieldStep{name: path[1:n]}, n, nil
+}
+
+// parseBracket reads [] or ["name"]. It returns how long they are.
+func parseBracket(path string) (fieldStep, int, error) {
+	switch {
+	case path[0] == ']':
+		return fieldStep{}, 0, errClose
+	case path[0] != '[':
+		return fieldStep{}, 0, errNoDot
+	case strings.HasPrefix(path, "[]"):
+		return fieldStep{element: true}, 2, nil
+	case strings.HasPrefix(path, "[*]"):
+		return fieldStep{}, 0, errElements
+	case strings.HasPrefix(path, "['"):
+		return fieldStep{}, 0, errQuotes
+	case strings.HasPrefix(path, `["`):
+		return parseQuoted(path)
+	}
+	inside, _, closed := strings.Cut(path, "]")
+	if !closed {
+		return fieldStep{}, 0, errOpen
+	}
+	return fieldStep{}, 0, fmt.Errorf("%q is not supported: write [] for each element, or a name in double quotes", inside+"]")
+}
+
+func parseQuoted(path string) (fieldStep, int, error) {
+	n := 2
+	for escaped := false; n < len(path) && (path[n] != '"' || escaped); n++ {
+		escaped = path[n] == '\\' && !escaped
+	}
+	if n+1 >= len(path) {
+		return fieldStep{}, 0, errOpen
+	}
+	if path[n+1] != ']' {
+		inside, _, _ := strings.Cut(path, "]")
+		return fieldStep{}, 0, fmt.Errorf("%q is not supported: a quote in a name is spelled \\\"", inside+"]")
+	}
+	var name string
+	if json.Unmarshal([]byte(path[1:n+1]), &name) != nil {
+		return fieldStep{}, 0, errString
+	}
+	if strings.ContainsRune(name, utf8.RuneError) {
+		return fieldStep{}, 0, errUnicode // no document with such a name is taken apart
+	}
+	return fieldStep{name: name}, n + 2, nil
+}
+
+// A fieldNode is a place in documents that paths lead through, or to.
+type fieldNode struct {
+	members  map[string]*fieldNode
+	elements *fieldNode
+	end      bool // a path leads to it
+}
+
+// add returns the node that step leads to.
+func (n *fieldNode) add(step fieldStep) *fieldNode {
+	if step.element {
+		if n.elements == nil {
+			n.elements = &fieldNode{}
+		}
+		return n.elements
+	}
+	if n.members == nil {
+		n.members = make(map[string]*fieldNode)
+	}
+	if n.members[step.name] == nil {
+		n.members[step.name] = &fieldNode{}
+	}
+	return n.members[step.name]
+}
+
+// A fieldSet says which members count. In the zero value all do.
+type fieldSet struct {
+	joined, exact *fieldNode // the roots of the paths without brackets, and of those with them
+	include       bool       // only what the paths name counts; otherwise only the rest
+}
+
+// newFieldSet takes paths that parseFieldPath accepts, in one of the two lists.
+func newFieldSet(excluded, included []string) fieldSet {
+	s := fieldSet{include: len(included) > 0}
+	for _, path := range slices.Concat(excluded, included) {
+		p, _ := parseFieldPath(path)
+		root := &s.exact
+		if p.joined {
+			root = &s.joined
+		}
+		if *root == nil {
+			*root = &fieldNode{}
+		}
+		at := *root
+		for _, step := range p.steps {
+			at = at.add(step)
+		}
+		at.end = true
+	}
+	return s
+}
+
+// A fieldPlace is where a value is, as far as a fieldSet's paths lead. The zero value is beside
+// all paths.
+type fieldPlace struct{ joined, exact *fieldNode }
+
+func (s *fieldSet) root() fieldPlace { return fieldPlace{s.joined, s.exact} }
+
+// member returns the place of the member called name.
+func (s *fieldSet) member(at fieldPlace, name string) (to fieldPlace) {
+	if at.exact != nil {
+		to.exact = at.exact.members[name]
+	}
+	if at.joined != nil && name == "" && at.joined == s.joined && !s.include {
+		to.joined = at.joined // joined, its members' names are those of the root's
+	} else if at.joined != nil {
+		to.joined = at.joined.joinedMember(name)
+	}
+	return to
+}
+
+// joinedMember follows each part of a name that has dots.
+func (n *fieldNode) joinedMember(name string) *fieldNode {
+	for part := range strings.SplitSeq(name, ".") {
+		if n = n.members[part]; n == nil {
+			return nil
+		}
+	}
+	return n
+}
+
+// element returns the place of an array's elements. No path without brackets leads there.
+func (p fieldPlace) element() fieldPlace {
+	if p.exact == nil {
+		return fieldPlace{}
+	}
+	return fieldPlace{exact: p.exact.elements}
+}
+
+// named reports whether a path leads to this place, and not only through it.
+func (p fieldPlace) named() bool {
+	return p.joined != nil && p.joined.end || p.exact != nil && p.exact.end
+}
+
+// wanted reports whether a member counts, or may have members that do.
+func (s *fieldSet) wanted(at fieldPlace) bool {
+	if s.include {
+		return at != fieldPlace{}
+	}
+	return !at.named()
+}
