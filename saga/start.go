@@ -73,7 +73,7 @@ type ID struct {
 type Started struct {
 	Address Address // by which [Instances] find it
 	ID      string  // of the instance, UUIDv7: the correlation id of its messages
-	Version int    // of the definition that it runs by
+	Version int     // of the definition that it runs by
 	Status  Status
 	Existed bool // it was started before, with this key
 }
