@@ -35,6 +35,12 @@
 //	completed    the response is kept and replayed until it expires
 //	tombstone    it ran, but the response was too large to keep: 410, never run again
 //
+// An incarnation names one life of a key: all retries of a request share it, and the first request
+// after the record has expired begins another one. A saga that a request begins is named by scope,
+// key and incarnation, so that a key which is used again begins another saga. Within the handler the
+// messages take all three from the context. Store them with the business row if messages follow
+// later, such as a cancellation: [Info] tells them.
+//
 // [Claim.Judge] says what each means for a new request. Completing, rejecting
 // and releasing are compare and set on the token, so a late owner changes nothing.
 //

@@ -142,7 +142,7 @@ type FingerprintOptions struct {
 // Limits are times, sizes in bytes, and numbers.
 type Limits struct {
 	TTL             time.Duration // a record's life, at least Lease and ExecTimeout; default: 24 h
-	Lease           time.Duration // longer than Limits.ExecTimeout, unless the store keeps live owners; default: 30 s
+	Lease           time.Duration // longer than Limits.ExecTimeout, unless the store keeps live owners; idempg has Options.Grace in its place; default: 30 s
 	ExecTimeout     time.Duration // the handler's context ends then, and what it returns later is discarded; default: 25 s
 	StoreTimeout    time.Duration // for the claim, waits for a connection included; default: 5 s
 	CompleteTimeout time.Duration // for the outcome; default: 5 s

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,11 @@ func checkAddresses(urls []string) string {
 	for i, url := range urls {
 		at, err := amqp.ParseURI(url)
 		switch {
+		case len(urls) > 1 && url == "":
+			return fmt.Sprintf("address %d of %d is empty", i+1, len(urls))
+		case err == nil && strings.ContainsAny(rawPath(url), ",; \t"): // probably another address, with its password
+			return fmt.Sprintf("the virtual host of address %d of %d contains a comma, a semicolon or a space: "+
+				"separate addresses by one comma each, and percent-encode such a character of a virtual host", i+1, len(urls))
 		case err != nil && len(urls) == 1:
 			return form
 		case err != nil:
@@ -47,6 +53,14 @@ func checkAddresses(urls []string) string {
 		vhost = at.Vhost
 	}
 	return ""
+}
+
+// rawPath returns what follows the host in url, as it is written.
+func rawPath(url string) string {
+	_, rest, _ := strings.Cut(url, "://")
+	_, path, _ := strings.Cut(rest, "/")
+	path, _, _ = strings.Cut(path, "?")
+	return path
 }
 
 // addresses is what links have found out about brokers. A broker is known by its URL.

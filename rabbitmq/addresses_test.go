@@ -332,7 +332,8 @@ func FuzzAddresses(f *testing.F) {
 	f.Add("amqp://u:p@a:5672/vh, amqps://u:,p@b/vh")
 	f.Add("amqp://u:p@a/vh,amqp://u:p@b/other,AMQP://")
 	f.Add("amqp://u:%zz@a")
-	known := regexp.MustCompile(`^rabbitmq: invalid configuration: (\d+ addresses, the limit is 32|(address \d+ of \d+ is )?not an AMQP URL, as amqp://user:password@host:5672/vhost \(special characters in user and password must be percent-encoded\)|address \d+ of \d+ has another virtual host than the first)$`)
+	f.Add("amqp://u:p@a/vh;amqp://u:p@b/vh, ")
+	known := regexp.MustCompile(`^rabbitmq: invalid configuration: (\d+ addresses, the limit is 32|(address \d+ of \d+ is )?not an AMQP URL, as amqp://user:password@host:5672/vhost \(special characters in user and password must be percent-encoded\)|address \d+ of \d+ is empty|the virtual host of address \d+ of \d+ contains a comma, a semicolon or a space: separate addresses by one comma each, and percent-encode such a character of a virtual host|address \d+ of \d+ has another virtual host than the first)$`)
 	f.Fuzz(func(t *testing.T, list string) {
 		cfg, err := NewConfig(list, "svc", nil)
 		if err != nil {

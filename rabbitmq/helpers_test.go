@@ -85,7 +85,9 @@ func newPublisher(t testing.TB, cfg wamqp.Config, opts *rabbitmq.PublisherOption
 	if opts == nil {
 		opts = &rabbitmq.PublisherOptions{}
 	}
-	opts.Logger = quiet
+	if opts.Logger == nil {
+		opts.Logger = quiet
+	}
 	pub, err := rabbitmq.NewPublisher(cfg, opts)
 	if err != nil {
 		t.Fatalf("NewPublisher: %v", err)

@@ -51,6 +51,7 @@ func (l *link) dialRound(ctx context.Context) (*conn, error) {
 		case r := <-results:
 			underWay--
 			if r.err == nil {
+				l.warnUnreachable(ctx, failed)
 				return r.conn, nil
 			}
 			if ctx.Err() != nil {
@@ -59,6 +60,14 @@ func (l *link) dialRound(ctx context.Context) (*conn, error) {
 			failed = append(failed, fmt.Errorf("%s: %w", login(l.at(r.url)), r.err))
 		case <-stagger.C:
 		}
+	}
+}
+
+// warnUnreachable logs the addresses that could not be dialled before another one could. Nobody
+// would notice otherwise that a service depends on fewer brokers than it names.
+func (l *link) warnUnreachable(ctx context.Context, failed []error) {
+	for _, err := range failed {
+		l.log.WarnContext(ctx, "rabbitmq: a broker cannot be reached, another one is used", "name", l.opts.Name, "error", err)
 	}
 }
 

@@ -1,8 +1,10 @@
 package rabbitmq_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/url"
 	"slices"
@@ -50,7 +52,11 @@ func TestNewConfigOfSeveralAddresses(t *testing.T) {
 		{"too many", strings.Repeat(one+",", 32) + one, "33 addresses, the limit is 32"},
 		{"the first is wrong", "amqp://user:sec%zzret@host/vh," + one, "address 1 of 2 is not an AMQP URL"},
 		{"the last is wrong", one + "," + one + ",amqp://user:secret@host:port/vh", "address 3 of 3 is not an AMQP URL"},
-		{"nothing before a comma", "," + one, "address 1 of 2 is not an AMQP URL"},
+		{"nothing before a comma", "," + one, "address 1 of 2 is empty"},
+		{"nothing behind a comma", one + ",", "the virtual host of address 1 of 1 contains a comma"},
+		{"nothing between commas", one + ",," + one, "the virtual host of address 1 of 2 contains a comma"},
+		{"another separator", one + ";" + one, "the virtual host of address 1 of 1 contains a comma, a semicolon"},
+		{"a comma in a virtual host", "amqp://user:secret@host/v%2Ch," + "amqp://user:secret@other/v%2Ch", ""},
 		{"another virtual host", one + ",amqp://user:secret@host/", "address 2 of 2 has another virtual host"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -79,10 +85,17 @@ func TestADeadBrokerIsPassedOver(t *testing.T) {
 	if err := rabbitmq.DeclareTopology(t.Context(), cfg, "orders"); err != nil {
 		t.Fatal(err)
 	}
-	pub := newPublisher(t, cfg, nil)
+	var log bytes.Buffer
+	pub := newPublisher(t, cfg, &rabbitmq.PublisherOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	mustPublish(t, pub, "orders", 1) // the first call, in which one round is dialled
 	if url, _ := rabbitmq.PublishesTo(t, pub); url != rabbittest.URL() {
 		t.Error("the publisher has not gone to the broker that is there")
+	}
+	pub.Close()
+	place := absent[strings.LastIndexByte(absent, '@')+1:]
+	place, _, _ = strings.Cut(place, "/")
+	if text := log.String(); !strings.Contains(text, "level=WARN msg=\"rabbitmq: a broker cannot be reached") || !strings.Contains(text, place) {
+		t.Errorf("the log has %q, want a warning that names %s", text, place)
 	}
 }
 

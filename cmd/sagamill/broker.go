@@ -65,9 +65,15 @@ func (c *call) readTopology(name string) (t rabbitmq.Topology, err error) {
 // for one each, and are comments, because a shell that reads this would be asked.
 func brokerPermissions(_ context.Context, c *call) error {
 	name := c.flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
-	vhost := c.flags.String("vhost", vhostOf(os.Getenv("AMQP_URL")), "virtual host of the permissions; default: that of AMQP_URL, or /")
+	vhost := c.flags.String("vhost", "", "virtual host of the permissions; default: that of AMQP_URL, or / without one")
 	if err := c.parse(); err != nil {
 		return err
+	}
+	if *vhost == "" {
+		var err error
+		if *vhost, err = vhostOf(os.Getenv("AMQP_URL")); err != nil {
+			return fmt.Errorf("AMQP_URL: %w; mend it, or name the virtual host by -vhost", err)
+		}
 	}
 	t, err := c.readTopology(*name)
 	if err != nil {
@@ -90,14 +96,17 @@ func brokerPermissions(_ context.Context, c *call) error {
 	return nil
 }
 
-// vhostOf is the virtual host of a list of URLs, all of which have the same, "/" where it is
-// none.
-func vhostOf(list string) string {
-	u, err := amqp.ParseURI(brokerurls.Split(list)[0])
-	if err != nil {
-		return "/"
+// vhostOf returns the virtual host of a list of URLs, all of which have the same. It is / where
+// there is no list, or none in its URLs.
+func vhostOf(list string) (string, error) {
+	if list == "" {
+		return "/", nil
 	}
-	return u.Vhost
+	if _, err := rabbitmq.NewConfig(list, "vhost", nil); err != nil { // it checks all of them, and repeats none
+		return "", err
+	}
+	u, err := amqp.ParseURI(brokerurls.Split(list)[0])
+	return u.Vhost, err
 }
 
 // quoted returns s as one word of a shell.

@@ -6,7 +6,7 @@
 //	sagamill migrate version         say which migrations the schema has had
 //	sagamill migrate down            take the schema back to a version; 0 removes every table
 //
-//	sagamill outbox status           what is unpublished, and which relay publishes
+//	sagamill outbox status           what is unpublished, and which relay publishes; asks the database alone
 //	sagamill outbox dead list        messages that the broker refused until their attempts were used up
 //	sagamill outbox dead show        all that is known of some of them
 //	sagamill outbox dead redrive     send them round again

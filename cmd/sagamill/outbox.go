@@ -12,7 +12,7 @@ import (
 )
 
 func outboxCommands() []command {
-	return []command{{"outbox status", "what is unpublished, and which relay publishes", outboxStatus}}
+	return []command{{"outbox status", "what is unpublished, and which relay publishes; asks the database alone", outboxStatus}}
 }
 
 func outboxStatus(ctx context.Context, c *call) error {
