@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"context"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
@@ -190,4 +191,61 @@ func httpOuterPasses(t *httpTest) {
 	if got.Header.Get("Read") != "body" {
 		t.Errorf("GET with a body: the handler read %q", got.Header.Get("Read"))
 	}
+}
+
+// httpMountedTwice: a request that comes through the middleware twice is refused at once, with or
+// without a key and whatever the policy is, and keeps nothing.
+func httpMountedTwice(t *httpTest) {
+	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Handler(h) }
+	t.serve(func(o *idemkey.Options) { o.Key.Optional, o.Policy = true, idemkey.KeepAll }, func(http.ResponseWriter, *http.Request) error {
+		t.Error("the handler ran")
+		return nil
+	})
+	for _, key := range []string{"k", "k", ""} {
+		got := t.post("x", key)
+		if t.expect(got, http.StatusInternalServerError, idemkey.CodeMountedTwice); got.Header.Get("Idempotent-Replayed") != "" {
+			t.Fatal("the refusal was kept")
+		}
+		inner, outer := <-t.events, <-t.events
+		if inner.Result != idemkey.ResultMisconfigured || inner.Err == nil || strings.Count(inner.Err.Error(), ".go:") != 2 {
+			t.Errorf("inner event = %+v, want an error that names two places", inner)
+		}
+		if outer.Outcome != idemkey.OutcomeFailed {
+			t.Errorf("outer event = %+v, want the run failed", outer)
+		}
+	}
+	t.around = nil // the service is mended, and the key is as good as new
+	t.serve(nil, t.order)
+	t.expect(t.post("x", "k"), http.StatusCreated, "")
+	t.rows("order", 1)
+}
+
+// httpNested: middleware inside of another is all right if it claims something else.
+func httpNested(t *httpTest) {
+	own, err := idemkey.NewMemory(nil)
+	if err != nil {
+		t.Fatalf("NewMemory: %v", err)
+	}
+	for name, around := range map[string]func(*idemkey.Middleware) (*idemkey.Middleware, error){
+		"namespace": func(idem *idemkey.Middleware) (*idemkey.Middleware, error) {
+			return idem.With(func(o *idemkey.Options) { o.Key.Namespace = "outer" })
+		},
+		"store": func(*idemkey.Middleware) (*idemkey.Middleware, error) {
+			return idemkey.New(own, &idemkey.Options{Scope: tenant, Logger: slog.New(slog.DiscardHandler), Key: idemkey.KeyOptions{Optional: true}})
+		},
+	} {
+		t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler {
+			outer, err := around(idem)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			return outer.Handler(h)
+		}
+		t.serve(func(o *idemkey.Options) { o.Key.Optional = true }, t.order)
+		first := t.post("x", name)
+		t.expect(first, http.StatusCreated, "")
+		t.replayed(t.post("x", name), first)
+		t.expect(t.post("x", ""), http.StatusCreated, "")
+	}
+	t.rows("order", 4)
 }
