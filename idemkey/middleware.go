@@ -379,7 +379,9 @@ func (x *exchange) sendReplay(r Response) {
 	}
 	h := x.w.Header()
 	for name, values := range r.Header {
-		h[name] = slices.Clone(values)
+		if !x.m.opts.own[http.CanonicalHeaderKey(name)] {
+			h[name] = slices.Clone(values)
+		}
 	}
 	if h.Get("Cache-Control") == "" {
 		h.Set("Cache-Control", "no-store")

@@ -69,6 +69,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"OuterPasses":  httpOuterPasses,
 		"MountedTwice": httpMountedTwice,
 		"Nested":       httpNested,
+		"OwnHeaders":   httpOwnHeaders,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
