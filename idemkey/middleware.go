@@ -183,6 +183,7 @@ type exchange struct {
 	stream    *stream   // nil: the response is buffered
 	lost      bool      // another owner took over while the handler ran
 	misused   bool      // the handler ended the transaction itself
+	misuse    *buffer   // the answer to that, if it is kept
 	recovered *Response // what an earlier run is known to have answered
 
 	older    []Fingerprint // of the request, by the settings of the record that was found
@@ -253,6 +254,7 @@ func (x *exchange) identify(key string) (Identity, error) {
 
 // begin claims the key and acts on the decision.
 func (x *exchange) begin(claim Claim) {
+	claim.Misused = x.renderMisused
 	x.claim = claim
 	d, err := x.decide(claim)
 	switch {
