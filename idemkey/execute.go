@@ -30,7 +30,8 @@ func (x *exchange) execute(d Decision) {
 		return
 	}
 	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
-	state := &run{info: RequestInfo{Identity: x.id, Incarnation: d.Incarnation, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
+	b.own = x.m.opts.own
+	state := &run{place: x.place, info: RequestInfo{Identity: x.id, Incarnation: d.Incarnation, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
 	ctx, cancel := x.handlerContext()
 	defer cancel()
 	ctx, lost := context.WithCancelCause(ctx)

@@ -86,13 +86,17 @@ func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 // same time, one runs next and the other is told to come back.
 //
 // A panic of next releases the key and goes on to the caller unchanged.
+//
+// A request goes through one Handler on a store for its key. Where there are two, on a router and on
+// a route, every request is answered with 500, [CodeMountedTwice], and the log says where they are.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
+	site := callers()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !m.covers(r) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		x := &exchange{m: m, w: w, r: r, next: next, event: Event{Route: r.Pattern}}
+		x := &exchange{m: m, w: w, r: r, next: next, site: site, event: Event{Route: r.Pattern}}
 		defer func() {
 			x.leave()
 			x.report(context.WithoutCancel(r.Context()))
@@ -167,6 +171,8 @@ type exchange struct {
 	w     http.ResponseWriter
 	r     *http.Request
 	next  http.Handler
+	site  callSite // of Handler
+	place placement
 	body  []byte   // of a request with a key
 	id    Identity // empty without a key, and where nothing is remembered
 	claim Claim
@@ -194,31 +200,41 @@ func (x *exchange) serve() {
 	sent, err := o.readKey(x.r.Header)
 	switch {
 	case errors.Is(err, errKeyMissing) && o.Key.Optional:
+		if x.mountedTwice(claim.ID) {
+			return
+		}
 	case errors.Is(err, errKeyMissing):
 		x.refuse(ResultMissing, CodeKeyMissing, nil)
 		return
 	case err != nil:
 		x.refuse(ResultInvalid, CodeKeyInvalid, nil)
 		return
-	default:
-		if claim.ID, err = x.identify(sent.key); err != nil {
-			x.refuse(ResultUnauthorized, CodeScopeMissing, err)
-			return
-		}
-		x.id = claim.ID
-		if planted.KeyNotTenantScoped {
-			claim.ID.Scope = singleTenant
-		}
-		if !x.readBody(atHandler) {
-			return
-		}
-		if claim.FP, err = o.fingerprint(x.r, x.body); err != nil {
-			x.refuse(ResultInvalid, CodeBodyUnreadable, err)
-			return
-		}
-		x.w.Header().Set(sent.header, sent.value) // checked: it can hold no line break
+	case !x.prepare(&claim, sent):
+		return
 	}
 	x.begin(claim)
+}
+
+// prepare completes the claim of a request with a key. It has answered if it is not ok.
+func (x *exchange) prepare(claim *Claim, sent sentKey) (ok bool) {
+	var err error
+	if claim.ID, err = x.identify(sent.key); err != nil {
+		x.refuse(ResultUnauthorized, CodeScopeMissing, err)
+		return false
+	}
+	x.id = claim.ID
+	if planted.KeyNotTenantScoped {
+		claim.ID.Scope = singleTenant
+	}
+	if x.mountedTwice(claim.ID) || !x.readBody(atHandler) {
+		return false
+	}
+	if claim.FP, err = x.m.opts.fingerprint(x.r, x.body); err != nil {
+		x.refuse(ResultInvalid, CodeBodyUnreadable, err)
+		return false
+	}
+	x.w.Header().Set(sent.header, sent.value) // checked: it can hold no line break
+	return true
 }
 
 func (x *exchange) identify(key string) (Identity, error) {
@@ -365,7 +381,9 @@ func (x *exchange) sendReplay(r Response) {
 	}
 	h := x.w.Header()
 	for name, values := range r.Header {
-		h[name] = slices.Clone(values)
+		if !x.m.opts.own[http.CanonicalHeaderKey(name)] {
+			h[name] = slices.Clone(values)
+		}
 	}
 	if h.Get("Cache-Control") == "" {
 		h.Set("Cache-Control", "no-store")

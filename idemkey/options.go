@@ -82,6 +82,7 @@ type Options struct {
 	current *fingerprinter   // of Fingerprint
 	older   []*fingerprinter // of Fingerprint.Versions
 	kept    map[string]bool  // canonical names of the response headers that are stored
+	own     map[string]bool  // and of those that no handler sets
 }
 
 // KeyOptions say how a key is sent.
@@ -166,7 +167,7 @@ type Limits struct {
 
 // ResponseOptions say what is kept of a response, and how it is replayed.
 type ResponseOptions struct {
-	KeepHeaders       []string // to keep besides the usual ones; default: none
+	KeepHeaders       []string // to keep besides the usual ones, none of key or replay; default: none
 	ReplayHeader      string   // "true" on replays; default: Idempotent-Replayed
 	EmitReplayedFalse bool     // send "false" in ReplayHeader with first responses; default: nothing
 
@@ -256,6 +257,15 @@ func (o *Options) bind() {
 	for _, name := range slices.Concat(storedHeaders, o.Response.KeepHeaders) {
 		o.kept[http.CanonicalHeaderKey(name)] = true
 	}
+	o.own = make(map[string]bool)
+	for _, name := range o.ownHeaders() {
+		o.own[http.CanonicalHeaderKey(name)] = true
+	}
+}
+
+// ownHeaders are the response headers that only the middleware sets.
+func (o *Options) ownHeaders() []string {
+	return append([]string{o.Key.Header, o.Response.ReplayHeader}, o.Key.Aliases...)
 }
 
 // check returns an error that names the field.
@@ -358,6 +368,9 @@ func (o *Options) checkLimits(invalid func(string, string, ...any) error) error 
 	for _, name := range o.Response.KeepHeaders {
 		if neverStored(name) {
 			return invalid("Response.KeepHeaders", "%s is never kept", name)
+		}
+		if slices.ContainsFunc(o.ownHeaders(), func(own string) bool { return strings.EqualFold(own, name) }) {
+			return invalid("Response.KeepHeaders", "%s is set by the middleware alone, on replays too: leave it out", name)
 		}
 	}
 	return nil

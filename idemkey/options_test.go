@@ -72,6 +72,12 @@ func TestOptions(t *testing.T) {
 			t.Errorf("New = %v, want an error that names %s", err, field)
 		}
 	}
+	for _, name := range []string{"idempotency-key", "X-KEY", "Idempotent-Replayed"} {
+		o := &idemkey.Options{SingleTenant: true, Key: idemkey.KeyOptions{Aliases: []string{"X-Key"}}, Response: idemkey.ResponseOptions{KeepHeaders: []string{name}}}
+		if _, err := idemkey.New(store, o); err == nil || !strings.Contains(err.Error(), "Options.Response.KeepHeaders "+name+" is set by the middleware") {
+			t.Errorf("New = %v, want an error that names KeepHeaders and %s", err, name)
+		}
+	}
 	for field, values := range map[string][]string{
 		"Methods":                   {"post"},
 		"Fingerprint.ExcludeFields": {"", "$", "$..id", "items[0].id", "$.items[*].id", "a.", "items[]", "items[?(@.a)].b"},

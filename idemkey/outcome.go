@@ -79,6 +79,7 @@ type RequestInfo struct {
 
 // A run is what the handler and the middleware share by the context.
 type run struct {
+	place   placement
 	info    RequestInfo
 	verdict Verdict
 	err     error

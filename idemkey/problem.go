@@ -39,6 +39,9 @@ const (
 	// CodeBodyConsumed: middleware outside of [Middleware.Handler] has read the request's body. The
 	// service must restore it, or mount [Middleware.Outer].
 	CodeBodyConsumed = "body-consumed"
+
+	// CodeMountedTwice: the request came through two [Middleware.Handler] that claim the same key.
+	CodeMountedTwice = "mounted-twice"
 )
 
 // retrySoon is the Retry-After where nothing better is known.
@@ -91,6 +94,7 @@ var problems = map[string]Problem{
 	CodeFingerprintUnknown: {Status: 409, Title: "Request cannot be compared", Detail: "The service cannot tell whether the key was first used for this request. " +
 		"It was not run now and may have run before: do not repeat it with another key."},
 	CodeBodyConsumed: {Status: 500, Title: "Internal error", Detail: misconfigured},
+	CodeMountedTwice: {Status: 500, Title: "Internal error", Detail: misconfigured},
 	CodeResponseTooLarge: {Status: 500, Title: "Response too large", Detail: "The response is over the limit of this operation.",
 		Retryable: true, SameKey: true},
 	CodeInternal:         {Status: 500, Title: "Internal error", Detail: retrySameKey, Retryable: true, SameKey: true},

@@ -6,6 +6,7 @@ import (
 	"crypto/cipher"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -198,4 +199,22 @@ func TestLocalReplays(t *testing.T) {
 		time.Sleep(time.Second)
 		ask("a", "2", "z", 201, 8) // expired: new again
 	})
+}
+
+// What an older record or a hook has in the middleware's own headers is not replayed.
+func TestReplayHasItsOwnHeaders(t *testing.T) {
+	t.Parallel()
+	store := newMemory(t, nil)
+	other := strings.ToLower("Idempotent-Replayed") // spelling
+	m := newMiddleware(t, store, idemkey.Options{Response: idemkey.ResponseOptions{ReplayHook: func(_ *http.Request, r *idemkey.Response) error {
+		r.Header.Set("Idempotency-Key", "stored")
+		r.Header[other] = []string{"false"}
+		return nil
+	}}})
+	send(t, m, created, "k", "x").expect(t, 201, "")
+	again := send(t, m, created, "k", "x")
+	if key, replayed := again.header.Values("Idempotency-Key"), again.header.Values("Idempotent-Replayed"); !slices.Equal(key, []string{"k"}) ||
+		!slices.Equal(replayed, []string{"true"}) || again.header[other] != nil {
+		t.Errorf("replay has key %q and replayed %q in %v", key, replayed, again.header)
+	}
 }

@@ -23,9 +23,10 @@ var errResponseTooLarge = errors.New("idemkey: response is over the hard limit")
 type buffer struct {
 	raw    http.ResponseWriter
 	limit  int
-	base   http.Header // what outer middleware had set
-	header http.Header // the handler's view, which begins as base
-	sent   http.Header // header as it was at WriteHeader; nil before
+	base   http.Header     // what outer middleware had set, and the key
+	own    map[string]bool // canonical names that are the middleware's: see reserve
+	header http.Header     // the handler's view, which begins as base
+	sent   http.Header     // header as it was at WriteHeader; nil before
 	status int
 	body   []byte
 	over   bool // the body went over the limit
@@ -58,12 +59,28 @@ func (b *buffer) WriteHeader(status int) {
 	switch {
 	case b.sent != nil:
 	case status < 200 && status != http.StatusSwitchingProtocols:
-		b.replaceHeader(b.header)
+		b.replaceHeader(b.reserve(b.header.Clone()))
 		b.raw.WriteHeader(status)
 		b.replaceHeader(b.base)
 	default:
-		b.status, b.sent = status, b.header.Clone()
+		b.status, b.sent = status, b.reserve(b.header.Clone())
 	}
+}
+
+// reserve returns h without what the handler has set in the middleware's own headers, in any
+// spelling: a client must find the key that it sent, and on a replay alone that it is one.
+func (b *buffer) reserve(h http.Header) http.Header {
+	for name := range h {
+		if b.own[http.CanonicalHeaderKey(name)] {
+			delete(h, name)
+		}
+	}
+	for name := range b.own {
+		if before, had := b.base[name]; had {
+			h[name] = slices.Clone(before)
+		}
+	}
+	return h
 }
 
 func (b *buffer) Write(p []byte) (int, error) {

@@ -49,36 +49,57 @@ import (
 // Handlers find their transaction, [idemkey.Info] and [idemkey.SetVerdict] by
 // the context of echo.Context.Request.
 func Handler(m *idemkey.Middleware) echo.MiddlewareFunc {
+	h := m.Handler(http.HandlerFunc(serve)) // once, so that it knows who has mounted it
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c echo.Context) (err error) {
-			m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if w == http.ResponseWriter(c.Response()) { // not covered
-					err = next(c)
-					return
-				}
-				run(c, next, w, r)
-			})).ServeHTTP(c.Response(), request(c))
-			return err
+		return func(c echo.Context) error {
+			p := &passage{c: c, next: next}
+			h.ServeHTTP(c.Response(), request(p))
+			return p.err
 		}
 	}
+}
+
+// A passage is a request on its way through Handler or Outer.
+type passage struct {
+	c    echo.Context
+	next echo.HandlerFunc
+	err  error // for echo to render
+}
+
+type contextKey struct{}
+
+func passageOf(ctx context.Context) (p *passage, ok bool) {
+	p, ok = ctx.Value(contextKey{}).(*passage)
+	return p, ok
+}
+
+// serve runs what is inside of Handler.
+func serve(w http.ResponseWriter, r *http.Request) {
+	p, _ := passageOf(r.Context())                // request has put it there
+	if w == http.ResponseWriter(p.c.Response()) { // not covered
+		p.err = p.next(p.c)
+		return
+	}
+	run(p.c, p.next, w, r)
 }
 
 // Outer returns [idemkey.Middleware.Outer] as an echo middleware. It goes before what reads bodies
 // without restoring them, and Handler after that. It returns what the next handler does, and nil if
 // it has refused the request.
 func Outer(m *idemkey.Middleware) echo.MiddlewareFunc {
+	h := m.Outer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		p, _ := passageOf(r.Context())
+		p.c.SetRequest(r)
+		p.err = p.next(p.c)
+	}))
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c echo.Context) (err error) {
-			m.Outer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-				c.SetRequest(r)
-				err = next(c)
-			})).ServeHTTP(c.Response(), request(c))
-			return err
+		return func(c echo.Context) error {
+			p := &passage{c: c, next: next}
+			h.ServeHTTP(c.Response(), request(p))
+			return p.err
 		}
 	}
 }
-
-type contextKey struct{}
 
 // From returns the echo context of the request that ctx belongs to, for
 // idemkey.Options such as Scope that see no more than the request:
@@ -91,15 +112,18 @@ type contextKey struct{}
 //
 // echo reuses it after the request: it must not be kept.
 func From(ctx context.Context) (c echo.Context, ok bool) {
-	c, ok = ctx.Value(contextKey{}).(echo.Context)
-	return c, ok
+	p, ok := passageOf(ctx)
+	if !ok {
+		return nil, false
+	}
+	return p.c, true
 }
 
-// request returns a copy of c's request that leads back to c and carries the
+// request returns a copy of p's request that leads back to p and carries the
 // route, which echo keeps to itself.
-func request(c echo.Context) *http.Request {
-	r := c.Request().WithContext(context.WithValue(c.Request().Context(), contextKey{}, c))
-	if path := c.Path(); path != "" {
+func request(p *passage) *http.Request {
+	r := p.c.Request().WithContext(context.WithValue(p.c.Request().Context(), contextKey{}, p))
+	if path := p.c.Path(); path != "" {
 		r.Pattern = r.Method + " " + path
 	}
 	return r

@@ -44,43 +44,62 @@ import (
 // the context of gin.Context.Request; by gin.Context itself only under
 // gin.Engine.ContextWithFallback.
 func Handler(m *idemkey.Middleware) gin.HandlerFunc {
+	h := m.Handler(http.HandlerFunc(serve)) // once, so that it knows who has mounted it
 	return func(c *gin.Context) {
-		ran, covered := false, true
-		m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			ran = true
-			if _, untouched := w.(gin.ResponseWriter); untouched { // the buffer is none
-				covered = false
-				c.Next()
-				return
-			}
-			run(c, w, r)
-		})).ServeHTTP(c.Writer, request(c))
-		if !ran {
+		p := &passage{c: c, covered: true}
+		h.ServeHTTP(c.Writer, request(p))
+		if !p.ran {
 			c.Abort()
 		}
-		if covered { // gin would otherwise take an empty body for no answer yet
+		if p.covered { // gin would otherwise take an empty body for no answer yet
 			c.Writer.WriteHeaderNow()
 		}
 	}
+}
+
+// A passage is a request on its way through Handler or Outer.
+type passage struct {
+	c       *gin.Context
+	ran     bool // the handlers after it
+	covered bool
+}
+
+type contextKey struct{}
+
+func passageOf(ctx context.Context) (p *passage, ok bool) {
+	p, ok = ctx.Value(contextKey{}).(*passage)
+	return p, ok
+}
+
+// serve runs the handlers after Handler.
+func serve(w http.ResponseWriter, r *http.Request) {
+	p, _ := passageOf(r.Context()) // request has put it there
+	p.ran = true
+	if _, untouched := w.(gin.ResponseWriter); untouched { // the buffer is none
+		p.covered = false
+		p.c.Next()
+		return
+	}
+	run(p.c, w, r)
 }
 
 // Outer returns [idemkey.Middleware.Outer] as a gin middleware. It goes before what reads bodies
 // without restoring them, and Handler after that. If it refuses the request, it aborts the chain.
 func Outer(m *idemkey.Middleware) gin.HandlerFunc {
+	h := m.Outer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		p, _ := passageOf(r.Context())
+		p.ran, p.c.Request = true, r
+		p.c.Next()
+	}))
 	return func(c *gin.Context) {
-		passed := false
-		m.Outer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			passed, c.Request = true, r
-			c.Next()
-		})).ServeHTTP(c.Writer, request(c))
-		if !passed {
+		p := &passage{c: c}
+		h.ServeHTTP(c.Writer, request(p))
+		if !p.ran {
 			c.Abort()
 			c.Writer.WriteHeaderNow()
 		}
 	}
 }
-
-type contextKey struct{}
 
 // From returns the gin context of the request that ctx belongs to, for
 // idemkey.Options such as Scope that see no more than the request:
@@ -92,14 +111,18 @@ type contextKey struct{}
 //
 // gin reuses it after the request: it must not be kept.
 func From(ctx context.Context) (c *gin.Context, ok bool) {
-	c, ok = ctx.Value(contextKey{}).(*gin.Context)
-	return c, ok
+	p, ok := passageOf(ctx)
+	if !ok {
+		return nil, false
+	}
+	return p.c, true
 }
 
-// request returns a copy of c's request that leads back to c and carries what gin
+// request returns a copy of p's request that leads back to p and carries what gin
 // keeps to itself: the route, and a body that was bound before.
-func request(c *gin.Context) *http.Request {
-	r := c.Request.WithContext(context.WithValue(c.Request.Context(), contextKey{}, c))
+func request(p *passage) *http.Request {
+	c := p.c
+	r := c.Request.WithContext(context.WithValue(c.Request.Context(), contextKey{}, p))
 	if path := c.FullPath(); path != "" {
 		r.Pattern = r.Method + " " + path
 	}

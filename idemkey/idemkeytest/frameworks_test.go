@@ -1,12 +1,14 @@
 package idemkeytest_test
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -188,6 +190,68 @@ func TestOuter(t *testing.T) {
 				h.ServeHTTP(rec, req)
 				if rec.Code != tt.status || reads != tt.reads || tt.status == 201 && rec.Body.String() != tt.body {
 					t.Errorf("request %d: %d %q after %d reads, want %d after %d", i, rec.Code, rec.Body, reads, tt.status, tt.reads)
+				}
+			}
+		})
+	}
+}
+
+// Where each framework mounts the middleware twice, on the router and on the route, the log names the lines.
+func TestMountedTwice(t *testing.T) {
+	t.Parallel()
+	unexpected := func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") }
+	for name, mount := range map[string]func(idem *idemkey.Middleware) http.Handler{
+		"net-http": func(idem *idemkey.Middleware) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("POST /orders", idem.Handler(http.HandlerFunc(unexpected)))
+			return idem.Handler(mux)
+		},
+		"chi": func(idem *idemkey.Middleware) http.Handler {
+			r := chi.NewRouter()
+			r.Use(idem.Handler)
+			r.Get("/", unexpected) // chi calls Handler here
+			r.With(idem.Handler).Post("/orders", unexpected)
+			return r
+		},
+		"gin": func(idem *idemkey.Middleware) http.Handler {
+			engine := gin.New()
+			engine.Use(idemgin.Handler(idem))
+			engine.POST("/orders", idemgin.Handler(idem), func(*gin.Context) { t.Error("the handler ran") })
+			return engine
+		},
+		"echo": func(idem *idemkey.Middleware) http.Handler {
+			e := echo.New()
+			e.Use(idemecho.Handler(idem))
+			e.POST("/orders", func(echo.Context) error { t.Error("the handler ran"); return nil }, idemecho.Handler(idem))
+			return e
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store, err := idemkey.NewMemory(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var log bytes.Buffer
+			idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Key: idemkey.KeyOptions{Optional: true}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := mount(idem)
+			for _, key := range []string{"k", "k", ""} {
+				log.Reset()
+				req := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader("x"))
+				if key != "" {
+					req.Header.Set("Idempotency-Key", key)
+				}
+				rec := httptest.NewRecorder()
+				h.ServeHTTP(rec, req)
+				if rec.Code != 500 || !strings.Contains(rec.Body.String(), `"code":"mounted-twice"`) {
+					t.Errorf("key %q: %d %q, want 500 mounted-twice", key, rec.Code, rec.Body)
+				}
+				lines := regexp.MustCompile(`/frameworks_test\.go:(\d+) \(route ([^)]*)\)`).FindAllStringSubmatch(log.String(), -1)
+				if len(lines) != 2 || lines[0][1] == lines[1][1] || lines[1][2] != "POST /orders" && lines[1][2] != "/orders" || !strings.Contains(log.String(), "level=ERROR") {
+					t.Errorf("key %q: the log names %q, want an error with two lines of this file: %s", key, lines, &log)
 				}
 			}
 		})

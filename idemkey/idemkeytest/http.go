@@ -67,6 +67,9 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Body":         httpBody,
 		"Outer":        httpOuter,
 		"OuterPasses":  httpOuterPasses,
+		"MountedTwice": httpMountedTwice,
+		"Nested":       httpNested,
+		"OwnHeaders":   httpOwnHeaders,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

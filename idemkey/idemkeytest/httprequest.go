@@ -5,7 +5,10 @@ import (
 	"compress/gzip"
 	"context"
 	"io"
+	"log/slog"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"strconv"
 	"strings"
 
@@ -190,4 +193,134 @@ func httpOuterPasses(t *httpTest) {
 	if got.Header.Get("Read") != "body" {
 		t.Errorf("GET with a body: the handler read %q", got.Header.Get("Read"))
 	}
+}
+
+// httpMountedTwice: a request that comes through the middleware twice is refused at once, with or
+// without a key and whatever the policy is, and keeps nothing.
+func httpMountedTwice(t *httpTest) {
+	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Handler(h) }
+	t.serve(func(o *idemkey.Options) { o.Key.Optional, o.Policy = true, idemkey.KeepAll }, func(http.ResponseWriter, *http.Request) error {
+		t.Error("the handler ran")
+		return nil
+	})
+	for _, key := range []string{"k", "k", ""} {
+		got := t.post("x", key)
+		if t.expect(got, http.StatusInternalServerError, idemkey.CodeMountedTwice); got.Header.Get("Idempotent-Replayed") != "" {
+			t.Fatal("the refusal was kept")
+		}
+		inner, outer := <-t.events, <-t.events
+		if inner.Result != idemkey.ResultMisconfigured || inner.Err == nil || strings.Count(inner.Err.Error(), ".go:") != 2 {
+			t.Errorf("inner event = %+v, want an error that names two places", inner)
+		}
+		if outer.Outcome != idemkey.OutcomeFailed {
+			t.Errorf("outer event = %+v, want the run failed", outer)
+		}
+	}
+	t.around = nil // the service is mended, and the key is as good as new
+	t.serve(nil, t.order)
+	t.expect(t.post("x", "k"), http.StatusCreated, "")
+	t.rows("order", 1)
+}
+
+// httpNested: middleware inside of another is all right if it claims something else.
+func httpNested(t *httpTest) {
+	own, err := idemkey.NewMemory(nil)
+	if err != nil {
+		t.Fatalf("NewMemory: %v", err)
+	}
+	for name, around := range map[string]func(*idemkey.Middleware) (*idemkey.Middleware, error){
+		"namespace": func(idem *idemkey.Middleware) (*idemkey.Middleware, error) {
+			return idem.With(func(o *idemkey.Options) { o.Key.Namespace = "outer" })
+		},
+		"store": func(*idemkey.Middleware) (*idemkey.Middleware, error) {
+			return idemkey.New(own, &idemkey.Options{Scope: tenant, Logger: slog.New(slog.DiscardHandler), Key: idemkey.KeyOptions{Optional: true}})
+		},
+	} {
+		t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler {
+			outer, err := around(idem)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			return outer.Handler(h)
+		}
+		t.serve(func(o *idemkey.Options) { o.Key.Optional = true }, t.order)
+		first := t.post("x", name)
+		t.expect(first, http.StatusCreated, "")
+		t.replayed(t.post("x", name), first)
+		t.expect(t.post("x", ""), http.StatusCreated, "")
+	}
+	t.rows("order", 4)
+}
+
+// httpOwnHeaders: the headers of key and replay are the middleware's, whatever the handler sets there, in
+// first responses, replays and informational ones.
+func httpOwnHeaders(t *httpTest) {
+	claim := func(h http.Header) {
+		h.Add("Idempotency-Key", "of the handler")
+		h.Set("X-Idempotency-Key", "of the handler")
+		h["idempotency-key"], h["IDEMPOTENT-REPLAYED"] = []string{"of the handler"}, []string{"true"}
+	}
+	handler := func(w http.ResponseWriter, r *http.Request) error {
+		claim(w.Header())
+		w.WriteHeader(http.StatusEarlyHints)
+		if strings.HasPrefix(r.Header.Get("Idempotency-Key"), "cleared") {
+			clear(w.Header())
+		}
+		w.WriteHeader(http.StatusCreated)
+		claim(w.Header())
+		_, err := io.WriteString(w, "created")
+		return err
+	}
+	modes := map[string]func(*idemkey.Options){
+		"buffered":     func(*idemkey.Options) {},
+		"as no replay": func(o *idemkey.Options) { o.Response.EmitReplayedFalse = true },
+	}
+	if t.backend.Write == nil { // no transaction, which could still roll back
+		modes["streamed"] = func(o *idemkey.Options) { o.Response.AllowStreaming = true }
+	}
+	for mode, set := range modes {
+		t.serve(func(o *idemkey.Options) {
+			o.Key.Optional, o.Key.Aliases = true, []string{"X-Idempotency-Key"}
+			set(o)
+		}, handler)
+		replayed := ""
+		if mode == "as no replay" {
+			replayed = "false"
+		}
+		t.ownHeaders(mode+" first", mode, replayed)
+		again := "true"
+		if mode == "streamed" {
+			again = ""
+		}
+		t.ownHeaders(mode+" again", mode, again)
+		t.ownHeaders(mode+" without a key", "", "")
+		t.ownHeaders(mode+" header cleared", "cleared "+mode, replayed)
+	}
+}
+
+// ownHeaders sends a request under key, if it is not empty, and checks that its responses have that key
+// alone, and replayed as what they say of a replay.
+func (t *httpTest) ownHeaders(what, key, replayed string) {
+	t.Helper()
+	want := map[string]string{"Idempotency-Key": strings.ReplaceAll(key, " ", "-"), "X-Idempotency-Key": "", "Idempotent-Replayed": replayed}
+	check := func(what string, got http.Header, want map[string]string) {
+		t.Helper()
+		for name, value := range want {
+			if lines := got.Values(name); strings.Join(lines, "|") != value || value == "" && len(lines) > 0 {
+				t.Errorf("%s: %s = %q, want %q", what, name, lines, value)
+			}
+		}
+	}
+	trace := &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+		check(what+", early hints", http.Header(h), map[string]string{"X-Idempotency-Key": "", "Idempotent-Replayed": ""})
+		if lines := h.Values("Idempotency-Key"); len(lines) > 1 || len(lines) == 1 && lines[0] != want["Idempotency-Key"] {
+			t.Errorf("%s, early hints: Idempotency-Key = %q", what, lines)
+		}
+		return nil
+	}}
+	got, err := t.send(t.request(httptrace.WithClientTrace(t.Context(), trace), http.MethodPost, "x", want["Idempotency-Key"]))
+	if err != nil {
+		t.Fatalf("%s: POST: %v", what, err)
+	}
+	check(what, got.Header, want)
 }

@@ -63,6 +63,8 @@ var statuses = []statusRow{
 			m.Handler(h).ServeHTTP(w, r)
 		})
 	}},
+	{code: idemkey.CodeMountedTwice, way: "one in another", status: 500, record: "failed",
+		mount: func(m *idemkey.Middleware, h http.Handler) http.Handler { return m.Handler(m.Handler(h)) }},
 	{code: idemkey.CodeBodyTooLarge, way: "by its Content-Length", status: 413, record: absent,
 		options: func(o *idemkey.Options) { o.Limits.MaxRequestBody = 3 }},
 	{code: idemkey.CodeKeyReused, way: "other body", status: 422, rows: 1, record: completed, provoke: otherBody},
