@@ -239,6 +239,36 @@ func (c *Consumer) end(ctx context.Context, tx pgx.Tx, last *pgx.Batch) error {
 	return failpoint.Hit("consumer/after-commit")
 }
 
+// The savepoints that are set when a transaction is opened, for one step or for a batch of them.
+const stepSavepoint, batchSavepoint = "sagamill_step", "sagamill_queued"
+
+// endHandled is end of a transaction that a handler had. It fails with errTxEnded if the handler has ended that
+// and begun another, within a longer string on the bare connection: the savepoint of the opening is gone then.
+func (c *Consumer) endHandled(ctx context.Context, tx pgx.Tx, last *pgx.Batch, savepoint string) error {
+	var gone error
+	last.Queue("RELEASE SAVEPOINT " + savepoint).Fn = func(results pgx.BatchResults) error {
+		_, err := results.Exec()
+		gone = endedIfGone(err)
+		return err
+	}
+	err := c.end(ctx, tx, last)
+	if errors.Is(gone, errTxEnded) {
+		return gone
+	}
+	return err
+}
+
+// codeNoSavepoint is what PostgreSQL answers where a savepoint does not exist.
+const codeNoSavepoint = "3B001"
+
+// endedIfGone returns err as errTxEnded if it says that a savepoint of ours does not exist.
+func endedIfGone(err error) error {
+	if sqlState(err) == codeNoSavepoint {
+		return errors.Join(Terminal(errTxEnded), err)
+	}
+	return err
+}
+
 var (
 	// errGone reports that a parked copy was dealt with by somebody else.
 	errGone = errors.New("consumer: the parked copy is gone")
@@ -262,7 +292,7 @@ func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
 		batch.Queue(c.sql.tryLockStep, j.identity()...)
 	}
 	batch.Queue(c.retention.readHorizon)
-	batch.Queue("SAVEPOINT sagamill_step")
+	batch.Queue("SAVEPOINT " + stepSavepoint)
 	results := tx.SendBatch(ctx, batch)
 	var found cell
 	_, err := results.Exec()
@@ -328,8 +358,11 @@ func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error
 	case tx.Conn().IsClosed(), txguard.StatusOf(tx.Conn()) == txguard.Ended:
 		return err
 	}
-	if _, lost := tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_step"); lost != nil {
-		return errors.Join(err, lost)
+	if _, lost := tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+stepSavepoint); lost != nil {
+		if err = errors.Join(endedIfGone(lost), err); errors.Is(err, errTxEnded) {
+			err = errors.Join(err, c.reopen(ctx, j))
+		}
+		return err
 	}
 	if err := c.recordFailure(ctx, tx, j, found, err); err != nil {
 		return err
@@ -429,7 +462,7 @@ func (c *Consumer) finish(ctx context.Context, tx pgx.Tx, j *job, found cell) er
 	if err := c.queueEmitted(last, j.emitted); err != nil {
 		return err
 	}
-	return c.end(ctx, tx, last)
+	return c.endHandled(ctx, tx, last, stepSavepoint)
 }
 
 // queueMove adds to last what the handler's success changes in the inbox: nothing,

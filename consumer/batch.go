@@ -207,7 +207,7 @@ func (b *batch) take(ctx context.Context, j *job) error {
 		b.worked = true
 		return b.c.settle(ctx, b.tx, j, j.found, v)
 	}
-	part := lazytx.Nested(b.tx, "sagamill_step")
+	part := lazytx.Nested(b.tx, stepSavepoint)
 	err := b.c.enter(b.contextFor(ctx, j.step), b.tx.Conn(), part.Holder(), j, j.found)
 	switch {
 	case !part.End():
@@ -266,7 +266,7 @@ func (b *batch) flush(ctx context.Context, j *job) error {
 // saveStep sets the savepoint that j falls back to. It cannot travel with what is
 // queued, as in save.
 func (b *batch) saveStep(ctx context.Context, j *job) error {
-	if _, err := b.tx.Exec(ctx, "SAVEPOINT sagamill_step"); err != nil {
+	if _, err := b.tx.Exec(ctx, "SAVEPOINT "+stepSavepoint); err != nil {
 		return fmt.Errorf("consumer: set savepoint: %w", err)
 	}
 	j.direct = true
@@ -293,8 +293,11 @@ func (b *batch) fail(ctx context.Context, j *job, cause error) error {
 		return cause
 	}
 	if j.direct {
-		if _, err := b.tx.Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_step"); err != nil {
-			return errors.Join(cause, err)
+		if _, err := b.tx.Exec(ctx, "ROLLBACK TO SAVEPOINT "+stepSavepoint); err != nil {
+			if err = errors.Join(endedIfGone(err), cause); errors.Is(err, errTxEnded) {
+				j.cause = err
+			}
+			return err
 		}
 	}
 	return b.c.recordFailure(ctx, b.tx, j, j.found, cause)
@@ -316,12 +319,12 @@ func (b *batch) end(ctx context.Context) error {
 	if err := b.queueOutcomes(last); err != nil {
 		return err
 	}
-	err := b.c.end(ctx, b.tx, last)
+	err := b.c.endHandled(ctx, b.tx, last, savepointFor(b.jobs))
 	if err == nil || reached == queued || b.tx.Conn().IsClosed() || txguard.StatusOf(b.tx.Conn()) != txguard.Aborted {
 		return err
 	}
-	if _, lost := b.tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_queued"); lost != nil {
-		return errors.Join(err, lost)
+	if _, lost := b.tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+batchSavepoint); lost != nil {
+		return errors.Join(endedIfGone(lost), err)
 	}
 	if err := b.resend(ctx); err != nil {
 		return err
@@ -330,7 +333,7 @@ func (b *batch) end(ctx context.Context) error {
 	if err := b.queueOutcomes(last); err != nil {
 		return err
 	}
-	return b.c.end(ctx, b.tx, last)
+	return b.c.endHandled(ctx, b.tx, last, savepointFor(b.jobs))
 }
 
 // save sets the savepoint for what is queued once more, if anything has happened
@@ -341,7 +344,7 @@ func (b *batch) save(ctx context.Context, queued int) error {
 	if queued == 0 || !b.worked && !slices.ContainsFunc(b.jobs, func(j *job) bool { return j.older }) {
 		return nil
 	}
-	if _, err := b.tx.Exec(ctx, "SAVEPOINT sagamill_queued"); err != nil {
+	if _, err := b.tx.Exec(ctx, "SAVEPOINT "+batchSavepoint); err != nil {
 		return fmt.Errorf("consumer: set savepoint: %w", err)
 	}
 	return nil
@@ -426,7 +429,7 @@ func (b *batch) reopen(ctx context.Context) error {
 				return err
 			}
 			if reopened && j.entered && j.cause == nil {
-				j.cause = Terminal(errors.New("consumer: the handler of another message ended the transaction that they shared"))
+				j.cause = Terminal(errors.New("consumer: a handler ended the transaction that this message's handler shared with those of others"))
 			}
 		}
 		return nil

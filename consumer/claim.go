@@ -44,11 +44,7 @@ func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.T
 	var xid uint32
 	b.Queue(c.sql.openClaims, milliseconds(idleLimit(jobs))).QueryRow(func(row pgx.Row) error { return row.Scan(&xid, nil) })
 	c.queueBehind(b, jobs)
-	if alone {
-		b.Queue("SAVEPOINT sagamill_step")
-	} else {
-		b.Queue("SAVEPOINT sagamill_queued")
-	}
+	b.Queue("SAVEPOINT " + savepointFor(jobs))
 	results := conn.SendBatch(ctx, b)
 	err := results.Close()
 	if err != nil {
@@ -67,6 +63,14 @@ func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.T
 		return c.commitClaims(ctx, conn, jobs)
 	}
 	return tx, nil
+}
+
+// savepointFor returns the savepoint that open sets for jobs.
+func savepointFor(jobs []*job) string {
+	if len(jobs) == 1 {
+		return stepSavepoint
+	}
+	return batchSavepoint
 }
 
 // queueClaims inserts the jobs' rows as if they had succeeded already, in the

@@ -395,7 +395,7 @@ func (c *Consumer) underFence(ctx context.Context, j *job, do func(context.Conte
 }
 
 // lockHeld begins a transaction and locks the step's row and then the parked
-// copy, in one round trip. Unlike lock it waits for the row, since there is an
+// copy, in one round trip, before the savepoint by which endHandled knows it. Unlike lock it waits for the row, since there is an
 // outcome at hand.
 func (c *Consumer) lockHeld(ctx context.Context, conn *pgx.Conn, j *job) (pgx.Tx, cell, error) {
 	j.emits(nil)
@@ -406,6 +406,7 @@ func (c *Consumer) lockHeld(ctx context.Context, conn *pgx.Conn, j *job) (pgx.Tx
 	b.Queue(c.sql.limitIdle, milliseconds(idleLimit([]*job{j})))
 	b.Queue(c.sql.lockStep, j.identity()...).QueryRow(func(row pgx.Row) error { return row.Scan(found.columns()...) })
 	b.Queue(c.sql.lockParked, j.parked.fence()...).QueryRow(func(row pgx.Row) error { return row.Scan(&ours) })
+	b.Queue("SAVEPOINT " + stepSavepoint)
 	results := conn.SendBatch(ctx, b)
 	err := results.Close()
 	switch {

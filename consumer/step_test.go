@@ -163,6 +163,25 @@ func TestEmittedMessagesCommitWithTheStepAndSayWhereTheyComeFrom(t *testing.T) {
 	}
 }
 
+// onConn executes sql past the guard of the transaction.
+func onConn(sql string) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Conn().Exec(ctx, sql)
+		return err
+	}
+}
+
+func swallowed(do func(context.Context, pgx.Tx) error) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		_ = do(ctx, tx)
+		return nil
+	}
+}
+
+func failing(do func(context.Context, pgx.Tx) error) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error { return errors.Join(errors.New("business"), do(ctx, tx)) }
+}
+
 func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -185,6 +204,23 @@ func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 			"dead action terminal 1", "ended the transaction"},
 		"ROLLBACK on the connection": {func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, "ROLLBACK"); return err },
 			"dead action terminal 1", "ended the transaction"},
+		"COMMIT in a longer string":     {onConn("COMMIT; BEGIN"), "dead action terminal 1", "ended the transaction"},
+		"COMMIT and chain":              {onConn("COMMIT AND CHAIN; SELECT 1"), "dead action terminal 1", "ended the transaction"},
+		"ROLLBACK in a longer string":   {onConn("/* x */ ROLLBACK; BEGIN"), "dead action terminal 1", "ended the transaction"},
+		"COMMIT, then a failure":        {onConn("COMMIT; BEGIN; SELECT 1/0"), "dead action terminal 1", "ended the transaction"},
+		"COMMIT in a swallowed failure": {swallowed(onConn("COMMIT; BEGIN; SELECT 1/0")), "dead action terminal 1", "ended the transaction"},
+		"COMMIT, then an error":         {failing(onConn("COMMIT; BEGIN")), "dead action terminal 1", "ended the transaction"},
+		"COMMIT in a batch": {func(ctx context.Context, tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue("COMMIT")
+			b.Queue("BEGIN")
+			return tx.Conn().SendBatch(ctx, b).Close()
+		}, "dead action terminal 1", "ended the transaction"},
+		"COMMIT in a guarded batch": {func(ctx context.Context, tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue("SELECT 1; COMMIT; BEGIN")
+			return tx.SendBatch(ctx, b).Close()
+		}, "retrying action failed 1", "not by the handler"},
 		"swallowed error": {func(ctx context.Context, tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, "SELECT 1/0")
 			return nil
