@@ -36,6 +36,9 @@ const (
 
 	linearCall = 40 * time.Millisecond // a Redis that hangs must not use up the clients' time
 
+	// Shorter than the pauses between two faults, so that locks are taken again in between.
+	linearRetryPause = 10 * time.Millisecond
+
 	// The pauses between two faults of Redis.
 	unlockPause = 15 * time.Millisecond
 	linkPause   = 120 * time.Millisecond
@@ -90,10 +93,14 @@ func serveLinear(schema string) error {
 		s, err := New(pg, client, &Options{
 			Prefix: os.Getenv(linearPrefix), CallTimeout: linearCall, Logger: slog.New(slog.DiscardHandler),
 		})
-		if plant := os.Getenv(linearPlant); plant != "" {
-			return &faulty{s, plant}, err
+		if err != nil {
+			return nil, err
 		}
-		return s, err
+		s.circuit.pause = linearRetryPause
+		if plant := os.Getenv(linearPlant); plant != "" {
+			return &faulty{s, plant}, nil
+		}
+		return s, nil
 	}
 	return in.Serve()
 }

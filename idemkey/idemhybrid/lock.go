@@ -42,6 +42,7 @@ type lock struct {
 	s          *Store
 	key, token string
 	lease      time.Duration
+	held       bool // Redis has said that it is taken
 }
 
 func (s *Store) newLock(c *idemkey.Claim) *lock {
@@ -50,33 +51,38 @@ func (s *Store) newLock(c *idemkey.Claim) *lock {
 
 // take takes the lock. If another has it, busy is for how long.
 func (l *lock) take(ctx context.Context) (busy time.Duration, err error) {
-	n, err := l.run(ctx, scriptLock, l.token, l.milliseconds())
+	n, err := l.run(ctx, false, scriptLock, l.token, l.milliseconds())
 	if err != nil {
 		return 0, fmt.Errorf("take lock: %w", err)
 	}
+	l.held = n == 0
 	return time.Duration(n) * time.Millisecond, nil
 }
 
 func (l *lock) renew(ctx context.Context) error {
-	if _, err := l.run(ctx, scriptRenew, l.token, l.milliseconds()); err != nil {
+	if _, err := l.run(ctx, false, scriptRenew, l.token, l.milliseconds()); err != nil {
 		return fmt.Errorf("renew lock: %w", err)
 	}
 	return nil
 }
 
-// free gives the lock back whatever became of ctx: nobody else can.
+// free gives the lock back whatever became of ctx: nobody else can. A lock that
+// is held is freed also while Redis is passed over: after a brief outage it would
+// keep the retry of a failed request waiting for the lease.
 func (l *lock) free(ctx context.Context) error {
-	if _, err := l.run(context.WithoutCancel(ctx), scriptUnlock, l.token); err != nil {
+	if _, err := l.run(context.WithoutCancel(ctx), l.held, scriptUnlock, l.token); err != nil {
 		return fmt.Errorf("free lock: %w", err)
 	}
 	return nil
 }
 
-// run runs a script within the budget.
-func (l *lock) run(ctx context.Context, script *redis.Script, args ...any) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, l.s.opts.CallTimeout)
-	defer cancel()
-	return script.Run(ctx, l.s.client, []string{l.key}, args...).Int64()
+// run runs a script if Redis is to be asked.
+func (l *lock) run(ctx context.Context, urgent bool, script *redis.Script, args ...any) (n int64, err error) {
+	err = l.s.ask(ctx, urgent, func(ctx context.Context) error {
+		n, err = script.Run(ctx, l.s.client, []string{l.key}, args...).Int64()
+		return err
+	})
+	return n, err
 }
 
 // milliseconds rounds up: Redis refuses a time of none.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,17 +18,23 @@ import (
 
 // The defaults of [Options].
 const (
-	DefaultPrefix      = "idemlock:"
-	DefaultCallTimeout = 500 * time.Millisecond
+	DefaultPrefix              = "idemlock:"
+	DefaultCallTimeout         = 50 * time.Millisecond
+	DefaultRequiredCallTimeout = 500 * time.Millisecond // with Options.RequireLock
 )
 
 // Options configure a [Store]. The zero value works.
 type Options struct {
-	Prefix      string        // of every lock; visible ASCII without braces; default: idemlock:
-	CallTimeout time.Duration // for one call of Redis, repetitions included; default: 500 ms
+	Prefix string // of every lock; visible ASCII without braces; default: idemlock:
+
+	// CallTimeout is for one call of Redis, connecting and repetitions included.
+	// A request waits for two: it takes the lock and frees it. Default: 50 ms, and
+	// 500 ms with RequireLock.
+	CallTimeout time.Duration
 
 	// RequireLock refuses requests while Redis does not answer, for a Postgres
-	// that could not bear the duplicates. Default: Postgres decides alone.
+	// that could not bear the duplicates. Each request asks Redis then, also
+	// after a failure. Default: Redis is passed over and Postgres decides alone.
 	RequireLock bool
 
 	Logger *slog.Logger // hears when Redis is lost and when it is back; default: slog.Default()
@@ -39,10 +44,10 @@ type Options struct {
 // use, by any number of processes, and beside others that use the same table
 // without locks.
 type Store struct {
-	pg     *idempg.Store
-	client redis.UniversalClient
-	opts   Options
-	lost   atomic.Bool // the last call of Redis failed
+	pg      *idempg.Store
+	client  redis.UniversalClient
+	opts    Options
+	circuit circuit
 }
 
 // New returns a Store on pg behind locks on client, a single server or a
@@ -60,7 +65,11 @@ func New(pg *idempg.Store, client redis.UniversalClient, opts *Options) (*Store,
 		s.opts = *opts
 	}
 	s.opts.Prefix = cmp.Or(s.opts.Prefix, DefaultPrefix)
-	s.opts.CallTimeout = cmp.Or(s.opts.CallTimeout, DefaultCallTimeout)
+	timeout := DefaultCallTimeout
+	if s.opts.RequireLock {
+		timeout = DefaultRequiredCallTimeout
+	}
+	s.opts.CallTimeout = cmp.Or(s.opts.CallTimeout, timeout)
 	s.opts.Logger = cmp.Or(s.opts.Logger, slog.Default())
 	if err := rediskey.CheckPrefix(s.opts.Prefix); err != nil {
 		return nil, fmt.Errorf("idemhybrid: Options.Prefix: %w", err)
@@ -68,6 +77,7 @@ func New(pg *idempg.Store, client redis.UniversalClient, opts *Options) (*Store,
 	if s.opts.CallTimeout < time.Millisecond {
 		return nil, errors.New("idemhybrid: Options.CallTimeout must be at least a millisecond")
 	}
+	s.circuit = circuit{pause: retryPause, timeout: s.opts.CallTimeout, now: time.Now}
 	return s, nil
 }
 
@@ -88,7 +98,10 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	}
 	l := s.newLock(&c)
 	busy, err := l.take(ctx)
-	if s.note(ctx, err); err != nil && (s.opts.RequireLock || ctx.Err() != nil) {
+	if errors.Is(err, errPassedOver) {
+		return s.pg.Begin(ctx, c)
+	}
+	if err != nil && (s.opts.RequireLock || ctx.Err() != nil) {
 		_ = l.free(ctx) // it may have been taken, and the reply lost
 		return idemkey.Decision{}, fmt.Errorf("idemhybrid: begin: %w", err)
 	}
@@ -100,7 +113,7 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	}
 	d, err := s.pg.Begin(ctx, c)
 	if err != nil || d.Exec == nil {
-		s.note(ctx, l.free(ctx))
+		_ = l.free(ctx)
 		return d, err
 	}
 	d.Exec = &execution{Execution: d.Exec, lock: l}
@@ -128,18 +141,29 @@ func (s *Store) Find(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, 
 // Sweep deletes up to limit expired records from Postgres. Locks lapse by themselves.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) { return s.pg.Sweep(ctx, limit) }
 
-// note logs that Redis is lost, or back, once each time. A caller that has given
-// up says nothing about Redis.
-func (s *Store) note(ctx context.Context, err error) {
-	if err != nil && ctx.Err() != nil {
-		return
+// errPassedOver says that a call was not made, because an earlier one failed.
+var errPassedOver = errors.New("idemhybrid: Redis is passed over")
+
+// ask makes a call of Redis. It returns errPassedOver if the circuit is open,
+// unless the call is urgent. A caller that has given up says nothing about Redis.
+func (s *Store) ask(ctx context.Context, urgent bool, call func(context.Context) error) error {
+	ok, probe := s.circuit.admit()
+	if !ok && !urgent && !s.opts.RequireLock {
+		return errPassedOver
 	}
-	switch was := s.lost.Swap(err != nil); {
-	case err != nil && !was:
+	budget, cancel := context.WithTimeout(ctx, s.opts.CallTimeout)
+	defer cancel()
+	err := call(budget)
+	if err != nil && ctx.Err() != nil {
+		return err
+	}
+	switch changed := s.circuit.report(probe || s.opts.RequireLock, err); {
+	case changed && err != nil:
 		s.opts.Logger.WarnContext(ctx, "idemhybrid: Redis does not answer", "error", err, "require_lock", s.opts.RequireLock)
-	case err == nil && was:
+	case changed:
 		s.opts.Logger.InfoContext(ctx, "idemhybrid: Redis answers again")
 	}
+	return err
 }
 
 // An execution is the one in Postgres, with the lock that is freed after it.
@@ -170,7 +194,7 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 // whatever Redis says: a lock that is lost costs Postgres a claim, and the owner
 // of the row is still the owner.
 func (e *execution) Renew(ctx context.Context) error {
-	e.lock.s.note(ctx, e.lock.renew(ctx))
+	_ = e.lock.renew(ctx)
 	return nil
 }
 
@@ -179,6 +203,6 @@ func (e *execution) Renew(ctx context.Context) error {
 // the lock lapses.
 func (e *execution) free(ctx context.Context) {
 	if failpoint.Hit("idemhybrid/before-free") == nil {
-		e.lock.s.note(ctx, e.lock.free(ctx))
+		_ = e.lock.free(ctx)
 	}
 }

@@ -308,14 +308,17 @@ func TestLostRedis(t *testing.T) {
 			f := direct.with(client, Options{CallTimeout: 200 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 			for _, at := range []string{"before", "during"} {
 				p.Lose(redistest.LoseNothing)
+				f.circuit.open = false
 				kept, failed := idemkeytest.Claim(at+" kept", "a"), idemkeytest.Claim(at+" failed", "a")
 				if at == "before" {
 					p.Lose(loss)
 				}
 				k, r := f.kind(t, kept, idemkey.KindProceed).Exec, f.kind(t, failed, idemkey.KindProceed).Exec
 				p.Lose(loss)
-				if err := k.(*tracked).Execution.(*execution).Renew(t.Context()); err != nil {
-					t.Errorf("Renew: %v", err)
+				if e, locked := k.(*tracked).Execution.(*execution); locked {
+					if err := e.Renew(t.Context()); err != nil {
+						t.Errorf("Renew: %v", err)
+					}
 				}
 				direct.kind(t, kept, idemkey.KindInFlight)
 				commit(t, k)
@@ -440,7 +443,7 @@ func TestBeginCancelled(t *testing.T) {
 	if d, err := f.Begin(ctx, c); err == nil || d.Exec != nil {
 		t.Errorf("Begin = %+v, %v; want an error", d, err)
 	}
-	if f.lost.Load() {
+	if f.circuit.open {
 		t.Error("a cancelled call is taken for a lost Redis")
 	}
 }
@@ -455,6 +458,7 @@ func TestLog(t *testing.T) {
 	commit(t, f.kind(t, idemkeytest.Claim("a", "a"), idemkey.KindProceed).Exec)
 	commit(t, f.kind(t, idemkeytest.Claim("b", "a"), idemkey.KindProceed).Exec)
 	p.Lose(redistest.LoseNothing)
+	f.circuit.probe = time.Time{}
 	commit(t, f.kind(t, idemkeytest.Claim("c", "a"), idemkey.KindProceed).Exec)
 	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "does not answer") || !strings.Contains(got, "answers again") {
 		t.Errorf("log = %s, want two lines", got)
