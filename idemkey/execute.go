@@ -42,6 +42,7 @@ func (x *exchange) execute(d Decision) {
 		if returned {
 			return
 		}
+		b.close()
 		stop()
 		x.event.Handler = time.Since(start)
 		if x.streaming() {
@@ -59,6 +60,8 @@ func (x *exchange) execute(d Decision) {
 	begins := sagaid.ID{Scope: x.claim.ID.Scope, Key: x.claim.ID.Key, Incarnation: d.Incarnation}
 	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(withRun(ctx, state, begins))))
 	returned = true
+	state.close()
+	b.finish()
 	stop()
 	x.event.Handler = time.Since(start)
 	x.lost = errors.Is(context.Cause(ctx), ErrLeaseLost) || errors.Is(state.err, ErrLeaseLost)
@@ -91,13 +94,9 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		x.tooLarge(exec)
 		return
 	case state.err != nil:
-		x.renderError(b, state)
+		b = x.renderError(state)
 	}
-	b.finish()
-	verdict := state.verdict
-	if verdict == Undecided {
-		verdict = x.m.opts.Policy(b.status)
-	}
+	verdict := x.verdict(state, b.status)
 	switch {
 	case verdict == Keep, verdict == CommitAnyway:
 		x.keep(exec, b, verdict == CommitAnyway || succeeded(b.status))
@@ -153,9 +152,9 @@ func (x *exchange) tooLarge(exec Execution) {
 	x.writeProblem(x.w, newProblem(CodeResponseTooLarge))
 }
 
-// renderError puts the answer to a returned error in the place of what the
-// handler wrote. It can be kept like any other, but never commits.
-func (x *exchange) renderError(b *buffer, state *run) {
+// renderError returns the answer to a returned error, which takes the place of what
+// the handler wrote. It can be kept like any other, but never commits.
+func (x *exchange) renderError(state *run) *buffer {
 	p := x.problemOf(state.err)
 	if p.Status >= 500 {
 		x.event.Err = state.err
@@ -163,8 +162,10 @@ func (x *exchange) renderError(b *buffer, state *run) {
 	if state.verdict == CommitAnyway {
 		state.verdict = Undecided
 	}
-	b.reset()
+	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
 	x.writeProblem(b, p)
+	b.finish()
+	return b
 }
 
 // problemOf maps a handler's or a commit's error. An error that is no problem

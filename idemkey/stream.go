@@ -28,11 +28,13 @@ type stream struct {
 }
 
 func (s *stream) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err := s.begin(); err != nil {
 		return 0, err
 	}
 	if !s.live {
-		return s.buffer.Write(p)
+		return s.write(p)
 	}
 	return s.raw.Write(p)
 }
@@ -42,6 +44,8 @@ func (s *stream) Flush() { _ = s.FlushError() }
 
 // FlushError sends what was written so far, the header at least.
 func (s *stream) FlushError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err := s.begin(); err != nil {
 		return err
 	}
@@ -51,10 +55,13 @@ func (s *stream) FlushError() error {
 	return http.NewResponseController(s.raw).Flush()
 }
 
-// begin decides once, by the status, whether the response is sent as it comes.
+// begin decides once, by the status, whether the response is sent as it comes. mu is held.
 func (s *stream) begin() error {
+	if s.closed.Load() {
+		return ErrSettled
+	}
 	if s.sent == nil {
-		s.WriteHeader(http.StatusOK)
+		s.writeHeader(http.StatusOK)
 	}
 	if s.decided || s.status >= 300 || !bodyAllowed(s.status) {
 		return s.err
@@ -76,10 +83,7 @@ func (x *exchange) writer(exec Execution, state *run, b *buffer, stop func(), lo
 	}
 	x.stream = &stream{buffer: b}
 	x.stream.start = func() (bool, error) {
-		verdict := state.verdict
-		if verdict == Undecided {
-			verdict = x.m.opts.Policy(b.status)
-		}
+		verdict := x.verdict(state, b.status)
 		if verdict != Keep && verdict != CommitAnyway {
 			return false, nil
 		}

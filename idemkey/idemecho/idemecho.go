@@ -49,13 +49,21 @@ import (
 func Handler(m *idemkey.Middleware) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) (err error) {
+			outer, original, covered := c.Response(), c.Request(), true
+			defer func() { // when the request has been answered, and before anybody recovers
+				if covered {
+					c.SetResponse(outer)
+					c.SetRequest(original)
+				}
+			}()
 			m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if w == http.ResponseWriter(c.Response()) { // not covered
+				if w == http.ResponseWriter(outer) {
+					covered = false
 					err = next(c)
 					return
 				}
 				run(c, next, w, r)
-			})).ServeHTTP(c.Response(), request(c))
+			})).ServeHTTP(outer, request(c))
 			return err
 		}
 	}
@@ -88,17 +96,12 @@ func request(c echo.Context) *http.Request {
 	return r
 }
 
-// run runs next on the buffer w. It puts echo's own response and request back
-// before anybody recovers: a recoverer that wrote to the buffer would leave
-// the client with an empty 200.
+// run runs next on the buffer w. Its response stays in c until the request has been answered: a
+// goroutine that a handler has left behind finds it closed, and not the connection. A recoverer
+// must not find it: it would write to the buffer and leave the client with an empty 200.
 func run(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r *http.Request) {
-	response, request := c.Response(), c.Request()
-	defer func() {
-		c.SetResponse(response)
-		c.SetRequest(request)
-	}()
 	inner := echo.NewResponse(writer{w}, c.Echo())
-	inner.Status = response.Status
+	inner.Status = c.Response().Status
 	c.SetResponse(inner)
 	c.SetRequest(r)
 	if err := next(c); err != nil {

@@ -41,7 +41,13 @@ import (
 // gin.Engine.ContextWithFallback.
 func Handler(m *idemkey.Middleware) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		ran, covered := false, true
+		outer, original := c.Writer, c.Request
+		ran, covered, returned := false, true, false
+		defer func() {
+			if covered {
+				restore(c, outer, original, returned)
+			}
+		}()
 		m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			ran = true
 			if _, untouched := w.(gin.ResponseWriter); untouched { // the buffer is none
@@ -50,12 +56,13 @@ func Handler(m *idemkey.Middleware) gin.HandlerFunc {
 				return
 			}
 			run(c, w, r)
-		})).ServeHTTP(c.Writer, request(c))
+		})).ServeHTTP(outer, request(c))
+		returned = true
 		if !ran {
 			c.Abort()
 		}
 		if covered { // gin would otherwise take an empty body for no answer yet
-			c.Writer.WriteHeaderNow()
+			outer.WriteHeaderNow()
 		}
 	}
 }
@@ -86,25 +93,26 @@ func request(c *gin.Context) *http.Request {
 	return r
 }
 
-// run runs the handlers on the buffer w. It puts gin's own writer and request
-// back before anybody recovers: a recoverer that wrote to the buffer would
-// leave the client with an empty 200.
+// run runs the handlers on the buffer w. Its writer stays in c until restore: a
+// goroutine that a handler has left behind finds it closed, and not the connection.
 func run(c *gin.Context, w http.ResponseWriter, r *http.Request) {
-	outer, request, before := c.Writer, c.Request, len(c.Errors)
-	inner := &writer{ResponseWriter: w, r: r, status: outer.Status(), size: unwritten}
-	returned := false
-	defer func() {
-		c.Writer, c.Request = outer, request
-		if !returned { // gin.Recovery answers no http.ErrAbortHandler, which would leave a 200
-			outer.WriteHeader(http.StatusInternalServerError)
-		}
-	}()
+	before := len(c.Errors)
+	inner := &writer{ResponseWriter: w, r: r, status: c.Writer.Status(), size: unwritten}
 	c.Writer, c.Request = inner, r
 	c.Next()
-	returned = true
 	if len(c.Errors) > before && !inner.Written() {
 		idemkey.Fail(r.Context(), c.Errors.Last().Err)
 		return
 	}
 	inner.WriteHeaderNow()
+}
+
+// restore puts gin's own writer and request back when the request has been
+// answered, and before anybody recovers: a recoverer that wrote to the buffer would
+// leave the client with an empty 200.
+func restore(c *gin.Context, outer gin.ResponseWriter, original *http.Request, returned bool) {
+	c.Writer, c.Request = outer, original
+	if !returned && !outer.Written() { // gin.Recovery answers no http.ErrAbortHandler, which would leave a 200
+		outer.WriteHeader(http.StatusInternalServerError)
+	}
 }

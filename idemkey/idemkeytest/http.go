@@ -60,6 +60,8 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Timeout":      httpTimeout,
 		"Disconnect":   httpDisconnect,
 		"Streaming":    httpStreaming,
+		"Late":         httpLate,
+		"Beside":       httpBeside,
 		"Untouched":    httpUntouched,
 		"Keyless":      httpKeyless,
 		"Race":         httpRace,
