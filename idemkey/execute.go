@@ -15,7 +15,8 @@ import (
 var errNotReturned = errors.New("idemkey: the handler panicked, or ended its goroutine")
 
 // execute runs the handler and settles its outcome. Whatever way the handler
-// ends, the execution ends too; a panic or Goexit passes on with its stack.
+// ends, the execution ends too; a panic or Goexit passes on with its stack, unless
+// the response has begun: then the connection is cut, and the event tells of it.
 func (x *exchange) execute(d Decision) {
 	x.event.Result, x.event.Attempt, x.event.TookOver = ResultFirst, d.Attempt, d.TookOver
 	switch {
@@ -42,12 +43,13 @@ func (x *exchange) execute(d Decision) {
 		if returned {
 			return
 		}
+		state.close()
+		x.cutStream()
 		b.close()
 		stop()
 		x.event.Handler = time.Since(start)
 		if x.streaming() {
-			x.event.Status, x.event.Err = b.status, errStreamCut
-			return
+			x.endStream(thrownError(recover()))
 		}
 		if x.stream != nil && x.stream.err != nil {
 			x.event.Outcome, x.event.Err = OutcomeUnkept, errors.Join(errNotReturned, x.stream.err)
@@ -61,6 +63,9 @@ func (x *exchange) execute(d Decision) {
 	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(withRun(ctx, state, begins))))
 	returned = true
 	state.close()
+	if ctx.Err() != nil || state.err != nil {
+		x.cutStream()
+	}
 	b.finish()
 	stop()
 	x.event.Handler = time.Since(start)

@@ -52,12 +52,17 @@ func newBuffer(raw http.ResponseWriter, limit int) *buffer {
 	return b
 }
 
+// refuse ends the handler's part, except for a Write that is under way.
+func (b *buffer) refuse() {
+	b.control.Lock()
+	defer b.control.Unlock()
+	b.closed.Store(true)
+}
+
 // close ends the handler's part. When it returns, every Write has ended, and
 // all later ones are refused.
 func (b *buffer) close() {
-	b.control.Lock()
-	b.closed.Store(true)
-	b.control.Unlock()
+	b.refuse()
 	b.mu.Lock() // waits for a Write that is under way
 	defer b.mu.Unlock()
 }

@@ -13,8 +13,8 @@
 //     With a response written the errors are a log, and the status decides.
 //   - A panic passes on with gin's writer and request in place again, so that
 //     gin.Recovery can answer. A recoverer after Handler works too: its 500 is
-//     the response. One that does not pass http.ErrAbortHandler on makes a
-//     streamed response that was cut off look complete.
+//     the response. One that has begun to be streamed is cut off by a recoverer before
+//     Handler only: one after it makes what has failed look complete.
 //
 // Recovery, authentication, CORS and compression go before Handler. What
 // renders Context.Errors goes after it: before it, the answer has been sent.

@@ -62,6 +62,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Streaming":    httpStreaming,
 		"Late":         httpLate,
 		"Beside":       httpBeside,
+		"Cut":          httpCut,
 		"Untouched":    httpUntouched,
 		"Keyless":      httpKeyless,
 		"Race":         httpRace,
@@ -89,6 +90,7 @@ type httpTest struct {
 	mount   Mount
 	backend Backend
 	server  *httptest.Server
+	http2   bool // which the server speaks, over TLS
 	events  chan idemkey.Event
 }
 
@@ -112,7 +114,11 @@ func (t *httpTest) serve(set func(*idemkey.Options), h Handler) {
 	}
 	t.server = httptest.NewUnstartedServer(t.mount(idem, h))
 	t.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // of the panics
-	t.server.Start()
+	if t.server.EnableHTTP2 = t.http2; t.http2 {
+		t.server.StartTLS()
+	} else {
+		t.server.Start()
+	}
 	t.Cleanup(t.server.Close)
 	t.server.Client().CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 }

@@ -2,9 +2,14 @@ package idemkeytest
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/sagamill/sagamill/idemkey"
 )
@@ -96,5 +101,61 @@ func httpBeside(t *httpTest) {
 			continue // it has begun before the handler returned
 		}
 		t.replayed(again, first)
+	}
+}
+
+// httpCut: however a handler fails once its response is on its way, the client sees that it was cut
+// off, whatever a recoverer makes of it, and it never runs again.
+func httpCut(t *httpTest) {
+	if t.transactional() {
+		return // it does not stream
+	}
+	for _, t.http2 = range []bool{false, true} {
+		for way, end := range map[string]func(r *http.Request){
+			"panic":   func(*http.Request) { panic("of the handler") },
+			"abort":   func(*http.Request) { panic(http.ErrAbortHandler) },
+			"goexit":  func(*http.Request) { runtime.Goexit() },
+			"timeout": func(r *http.Request) { <-r.Context().Done() },
+			"fail":    func(r *http.Request) { idemkey.Fail(r.Context(), errHandler) },
+			"":        func(*http.Request) {},
+		} {
+			t.cut(fmt.Sprintf("%s-%t", way, t.http2), way, end)
+		}
+	}
+}
+
+// cut looks at a response that end ends after its last byte, with its length as the handler says.
+func (t *httpTest) cut(key, way string, end func(r *http.Request)) {
+	var runs atomic.Int32
+	limit := func(o *idemkey.Options) {
+		o.Response.AllowStreaming = true
+		if way == "timeout" {
+			o.Limits.ExecTimeout = 50 * time.Millisecond
+		}
+	}
+	t.serve(limit, func(w http.ResponseWriter, r *http.Request) error {
+		runs.Add(1)
+		w.Header().Set("Content-Length", "5")
+		_, _ = io.WriteString(w, "whole")
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			t.Errorf("%s: Flush: %v", key, err)
+		}
+		end(r)
+		return nil
+	})
+	first, err := t.send(t.request(t.Context(), http.MethodPost, "x", key))
+	if (err != nil) != (way != "") || err == nil && first.Body != "whole" {
+		t.Errorf("%s: body %q, %v; want it cut off unless the handler succeeds", key, first.Body, err)
+	}
+	e := <-t.events
+	if e.Outcome != idemkey.OutcomeKept || e.Status != http.StatusOK || (e.Err != nil) != (way != "") {
+		t.Errorf("%s: event = %+v", key, e)
+	}
+	if text := fmt.Sprint(e.Err); way == "panic" && !(strings.Contains(text, "of the handler") && strings.Contains(text, "httpCut")) {
+		t.Errorf("%s: error = %s, want the panic's value and stack", key, text)
+	}
+	t.expect(t.post("x", key), http.StatusGone, idemkey.CodeNotRetained)
+	if runs.Load() != 1 {
+		t.Errorf("%s: the handler ran %d times", key, runs.Load())
 	}
 }
