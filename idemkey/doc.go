@@ -65,7 +65,8 @@
 // the [Policy] decides. By default: 2xx and 3xx commit and are kept. 4xx roll
 // back and are kept, except those that depend on the caller or the moment (401 403 407 408
 // 409 421 423 425 429). All else, panics and timeouts, rolls back and releases
-// the key for the same request. The client hears nothing before the outcome is durable.
+// the key for the same request. The client hears nothing before the outcome is durable. A
+// goroutine that the handler has left behind can write no more: [ErrSettled].
 //
 // # After a crash
 //

@@ -15,7 +15,8 @@ import (
 var errNotReturned = errors.New("idemkey: the handler panicked, or ended its goroutine")
 
 // execute runs the handler and settles its outcome. Whatever way the handler
-// ends, the execution ends too; a panic or Goexit passes on with its stack.
+// ends, the execution ends too; a panic or Goexit passes on with its stack, unless
+// the response has begun: then the connection is cut, and the event tells of it.
 func (x *exchange) execute(d Decision) {
 	x.event.Result, x.event.Attempt, x.event.TookOver = ResultFirst, d.Attempt, d.TookOver
 	switch {
@@ -29,8 +30,7 @@ func (x *exchange) execute(d Decision) {
 		x.fail(err)
 		return
 	}
-	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
-	b.own = x.m.opts.own
+	b := x.newBuffer()
 	state := &run{place: x.place, info: RequestInfo{Identity: x.id, Incarnation: d.Incarnation, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
 	ctx, cancel := x.handlerContext()
 	defer cancel()
@@ -43,11 +43,13 @@ func (x *exchange) execute(d Decision) {
 		if returned {
 			return
 		}
+		state.close()
+		x.cutStream()
+		b.close()
 		stop()
 		x.event.Handler = time.Since(start)
 		if x.streaming() {
-			x.event.Status, x.event.Err = b.status, errStreamCut
-			return
+			x.endStream(thrownError(recover()))
 		}
 		if x.stream != nil && x.stream.err != nil {
 			x.event.Outcome, x.event.Err = OutcomeUnkept, errors.Join(errNotReturned, x.stream.err)
@@ -60,6 +62,11 @@ func (x *exchange) execute(d Decision) {
 	begins := sagaid.ID{Scope: x.claim.ID.Scope, Key: x.claim.ID.Key, Incarnation: d.Incarnation}
 	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(withRun(ctx, state, begins))))
 	returned = true
+	state.close()
+	if ctx.Err() != nil || state.err != nil {
+		x.cutStream()
+	}
+	b.finish()
 	stop()
 	x.event.Handler = time.Since(start)
 	x.lost = errors.Is(context.Cause(ctx), ErrLeaseLost) || errors.Is(state.err, ErrLeaseLost)
@@ -92,13 +99,9 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		x.tooLarge(exec)
 		return
 	case state.err != nil:
-		x.renderError(b, state)
+		b = x.renderError(state)
 	}
-	b.finish()
-	verdict := state.verdict
-	if verdict == Undecided {
-		verdict = x.m.opts.Policy(b.status)
-	}
+	verdict := x.verdict(state, b.status)
 	switch {
 	case verdict == Keep, verdict == CommitAnyway:
 		x.keep(exec, b, verdict == CommitAnyway || succeeded(b.status))
@@ -154,9 +157,9 @@ func (x *exchange) tooLarge(exec Execution) {
 	x.writeProblem(x.w, newProblem(CodeResponseTooLarge))
 }
 
-// renderError puts the answer to a returned error in the place of what the
-// handler wrote. It can be kept like any other, but never commits.
-func (x *exchange) renderError(b *buffer, state *run) {
+// renderError returns the answer to a returned error, which takes the place of what
+// the handler wrote. It can be kept like any other, but never commits.
+func (x *exchange) renderError(state *run) *buffer {
 	p := x.problemOf(state.err)
 	if p.Status >= 500 {
 		x.event.Err = state.err
@@ -164,8 +167,21 @@ func (x *exchange) renderError(b *buffer, state *run) {
 	if state.verdict == CommitAnyway {
 		state.verdict = Undecided
 	}
-	b.reset()
+	return x.renderProblem(p)
+}
+
+// renderProblem returns p as an answer that can be kept.
+func (x *exchange) renderProblem(p *Problem) *buffer {
+	b := x.newBuffer()
 	x.writeProblem(b, p)
+	b.finish()
+	return b
+}
+
+func (x *exchange) newBuffer() *buffer {
+	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
+	b.own = x.m.opts.own
+	return b
 }
 
 // problemOf maps a handler's or a commit's error. An error that is no problem
@@ -263,11 +279,8 @@ func (x *exchange) notKept(err error) {
 
 // renderMisused is [Claim].Misused: what is kept is what answerMisused answers with.
 func (x *exchange) renderMisused() Response {
-	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
-	x.writeProblem(b, newProblem(CodeTxMisuse))
-	b.finish()
-	x.misuse = b
-	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
+	x.misuse = x.renderProblem(newProblem(CodeTxMisuse))
+	written := x.misuse.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
 	kept, err := x.stored(&written)
 	if err != nil { // it cannot be sealed
 		kept.Body, kept.Dropped = nil, true

@@ -32,9 +32,9 @@ func (x *exchange) mountedTwice(id Identity) bool {
 		return false
 	}
 	for r := x.place.outer; r != around; r = r.place.outer {
-		r.verdict = Retryable
+		r.decide(func() { r.verdict = Retryable })
 	}
-	around.verdict = Retryable
+	around.decide(func() { around.verdict = Retryable })
 	x.refuse(ResultMisconfigured, CodeMountedTwice, fmt.Errorf("idemkey: the middleware is mounted twice for one request, at %v and inside of that at %v: remove one of them",
 		around.place, x.place))
 	return true

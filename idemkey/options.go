@@ -186,8 +186,10 @@ type ResponseOptions struct {
 	// before the first byte leaves: a retry gets 410, even if the handler, the process or
 	// the connection fails half-way, and never a second run. What decides is the
 	// verdict as of the first byte. If the fact cannot be kept, nothing is sent but
-	// an error. A response that its handler fails, or that ExecTimeout ends, is cut
-	// off. Everything else, and a 2xx without a body, is kept and replayed as ever.
+	// an error. A response whose handler panics or fails, or that ExecTimeout ends, is cut
+	// off: the connection ends, by a deadline where a recoverer swallows http.ErrAbortHandler.
+	// So that the client can tell, it has no Content-Length, and HTTP/1.0 is not streamed.
+	// Everything else, and a 2xx without a body, is kept and replayed as ever.
 	// It is refused for stores whose writes could still roll back. Default: false.
 	AllowStreaming bool
 }

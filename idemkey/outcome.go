@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/sagaid"
@@ -77,12 +78,42 @@ type RequestInfo struct {
 	ExpiresAt   time.Time // when the key may be forgotten
 }
 
-// A run is what the handler and the middleware share by the context.
+// A run is what the handler and the middleware share by the context. Once it is
+// closed it does not change.
 type run struct {
-	place   placement
-	info    RequestInfo
+	place placement
+	info  RequestInfo
+
+	mu      sync.Mutex
+	closed  bool
 	verdict Verdict
 	err     error
+}
+
+func (r *run) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+}
+
+// decide sets what becomes of the request, unless r is closed.
+func (r *run) decide(set func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed {
+		set()
+	}
+}
+
+// verdict returns the handler's, or else the policy's on status.
+func (x *exchange) verdict(r *run, status int) Verdict {
+	r.mu.Lock()
+	verdict := r.verdict
+	r.mu.Unlock()
+	if verdict == Undecided {
+		return x.m.opts.Policy(status)
+	}
+	return verdict
 }
 
 type runKey struct{}
@@ -113,20 +144,21 @@ func Info(ctx context.Context) (info RequestInfo, ok bool) {
 
 // SetVerdict decides what becomes of the request, whatever its status. The
 // last call before the handler returns counts; after that, and outside of a
-// [Middleware], it does nothing. It must not be called from two goroutines at once.
+// [Middleware], it does nothing. Several goroutines may call it.
 func SetVerdict(ctx context.Context, v Verdict) {
 	if r := runFrom(ctx); r != nil {
-		r.verdict = v
+		r.decide(func() { r.verdict = v })
 	}
 }
 
 // Fail makes the request fail with err once the handler returns: the business
 // writes roll back, what the handler has written is discarded, and the answer
 // is err itself if it is or wraps a [*Problem], else what Options.Problems.MapError
-// makes of it, else a 500. It is for adapters whose handlers return errors.
+// makes of it, else a 500. It is for adapters whose handlers return errors. After
+// the handler has returned it does nothing.
 func Fail(ctx context.Context, err error) {
 	if r := runFrom(ctx); r != nil {
-		r.err = err
+		r.decide(func() { r.err = err })
 	}
 }
 

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
@@ -23,16 +26,18 @@ type stream struct {
 	*buffer
 	start   func() (live bool, err error) // live: the response may be sent
 	decided bool                          // start has been called
-	live    bool
+	live    atomic.Bool
 	err     error // why nothing is sent
 }
 
 func (s *stream) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err := s.begin(); err != nil {
 		return 0, err
 	}
-	if !s.live {
-		return s.buffer.Write(p)
+	if !s.live.Load() {
+		return s.write(p)
 	}
 	return s.raw.Write(p)
 }
@@ -42,30 +47,51 @@ func (s *stream) Flush() { _ = s.FlushError() }
 
 // FlushError sends what was written so far, the header at least.
 func (s *stream) FlushError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err := s.begin(); err != nil {
 		return err
 	}
-	if !s.live {
+	if !s.live.Load() {
 		return http.ErrNotSupported
 	}
 	return http.NewResponseController(s.raw).Flush()
 }
 
-// begin decides once, by the status, whether the response is sent as it comes.
+// begin decides once, by the status, whether the response is sent as it comes. mu is held.
 func (s *stream) begin() error {
+	if s.closed.Load() {
+		return ErrSettled
+	}
 	if s.sent == nil {
-		s.WriteHeader(http.StatusOK)
+		s.writeHeader(http.StatusOK)
 	}
 	if s.decided || s.status >= 300 || !bodyAllowed(s.status) {
 		return s.err
 	}
 	s.decided = true
 	s.tidy()
-	if s.live, s.err = s.start(); s.live {
+	// With its length the client would take a response for whole before its handler has
+	// returned, and with an encoding that has no end it could not tell one that was cut off.
+	s.sent.Del("Content-Length")
+	s.sent.Del("Transfer-Encoding")
+	live, err := s.start()
+	if s.err = err; live {
 		s.replaceHeader(s.sent)
 		s.raw.WriteHeader(s.status)
+		s.live.Store(true)
 	}
 	return s.err
+}
+
+// cut stops what is being sent. A deadline that has passed does so even where a
+// recoverer swallows http.ErrAbortHandler, after which the response would end as if
+// it were whole. A writer that has no deadlines leaves it to the panic.
+func (s *stream) cut() {
+	s.refuse() // or the handler could set another deadline
+	if s.live.Load() {
+		_ = http.NewResponseController(s.raw).SetWriteDeadline(time.Unix(1, 0))
+	}
 }
 
 // writer returns what the handler of a run writes to. stop ends the renewals of
@@ -76,11 +102,8 @@ func (x *exchange) writer(exec Execution, state *run, b *buffer, stop func(), lo
 	}
 	x.stream = &stream{buffer: b}
 	x.stream.start = func() (bool, error) {
-		verdict := state.verdict
-		if verdict == Undecided {
-			verdict = x.m.opts.Policy(b.status)
-		}
-		if verdict != Keep && verdict != CommitAnyway {
+		verdict := x.verdict(state, b.status)
+		if verdict != Keep && verdict != CommitAnyway || !x.r.ProtoAtLeast(1, 1) {
 			return false, nil
 		}
 		stop() // a completed record has no lease to renew
@@ -117,18 +140,38 @@ func (x *exchange) bury(exec Execution, b *buffer) error {
 }
 
 // streaming reports that the client has been sent the beginning of a success.
-func (x *exchange) streaming() bool { return x.stream != nil && x.stream.live }
+func (x *exchange) streaming() bool { return x.stream != nil && x.stream.live.Load() }
+
+// cutStream stops what is being sent of a response that has failed. A goroutine of
+// the handler's that waits for a client which reads nothing would otherwise hold
+// up the end of the request.
+func (x *exchange) cutStream() {
+	if x.stream != nil {
+		x.stream.cut()
+	}
+}
 
 // endStream ends a response that has begun. One that the handler did not mean to
-// end here must not look complete: the connection is cut, as by a panic of
-// the handler's own.
-func (x *exchange) endStream(cut error) {
+// end here must not look complete: the connection is cut.
+func (x *exchange) endStream(failed error) {
 	x.event.Status = x.stream.status
-	if cut == nil {
+	if failed == nil {
 		return
 	}
-	x.event.Err = fmt.Errorf("%w: %w", errStreamCut, cut)
+	x.event.Err = fmt.Errorf("%w: %w", errStreamCut, failed)
+	x.stream.cut()
 	panic(http.ErrAbortHandler)
+}
+
+// thrownError describes what a handler has panicked with, which goes no further. It
+// must be called while the panic's stack is there. Without a panic the handler has
+// ended its goroutine.
+func thrownError(thrown any) error {
+	switch thrown {
+	case nil, http.ErrAbortHandler:
+		return errNotReturned
+	}
+	return fmt.Errorf("%w: %v\n%s", errNotReturned, thrown, debug.Stack())
 }
 
 // notStarted answers where no tombstone could be kept, and so nothing was sent.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -108,7 +110,9 @@ func TestStreamBuffers(t *testing.T) {
 func TestStreamCut(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(*http.Request){
-		"panic":   func(*http.Request) { panic(http.ErrAbortHandler) },
+		"panic":   func(*http.Request) { panic("of the handler") },
+		"abort":   func(*http.Request) { panic(http.ErrAbortHandler) },
+		"goexit":  func(*http.Request) { runtime.Goexit() },
 		"error":   func(r *http.Request) { idemkey.Fail(r.Context(), errors.New("broken")) },
 		"timeout": func(r *http.Request) { <-r.Context().Done() },
 	} {
@@ -216,4 +220,23 @@ func TestStreamOutlivesLease(t *testing.T) {
 			t.Errorf("body = %q", got.body)
 		}
 	})
+}
+
+// A client that cannot tell the end of a stream from its breaking off gets the response in one piece.
+func TestStreamHTTP10(t *testing.T) {
+	t.Parallel()
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{Response: idemkey.ResponseOptions{AllowStreaming: true}})
+	req := httptest.NewRequest("POST", "/", strings.NewReader("x"))
+	req.Proto, req.ProtoMinor = "HTTP/1.0", 0
+	req.Header.Set("Idempotency-Key", "k")
+	rec := httptest.NewRecorder()
+	m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "one")
+		if err := http.NewResponseController(w).Flush(); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("Flush: %v, want ErrNotSupported", err)
+		}
+	})).ServeHTTP(rec, req)
+	if rec.Body.String() != "one" || rec.Header().Get("Content-Length") != "3" {
+		t.Errorf("response = %q, header %v", rec.Body, rec.Header())
+	}
 }

@@ -8,8 +8,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 )
+
+// ErrSettled reports that a handler has returned, and that its response is settled: a goroutine
+// that it left behind can write no more. Nothing of such a Write is sent or kept.
+var ErrSettled = errors.New("idemkey: the handler has returned and its response is settled")
 
 // errResponseTooLarge is what a handler's Write gets beyond the hard limit.
 var errResponseTooLarge = errors.New("idemkey: response is over the hard limit")
@@ -20,7 +26,14 @@ var errResponseTooLarge = errors.New("idemkey: response is over the hard limit")
 // It has no Unwrap, Flush or Hijack: http.NewResponseController would find the
 // connection behind it and send a 200 for a transaction that then rolls back.
 // Deadlines and full duplex, which send nothing, are passed on one by one.
+//
+// The handler may use it from several goroutines. Once it is closed they change
+// nothing, and its fields are the middleware's alone.
 type buffer struct {
+	control sync.Mutex // of the connection's settings
+	mu      sync.Mutex // of what is written
+	closed  atomic.Bool
+
 	raw    http.ResponseWriter
 	limit  int
 	base   http.Header     // what outer middleware had set, and the key
@@ -33,25 +46,56 @@ type buffer struct {
 }
 
 func newBuffer(raw http.ResponseWriter, limit int) *buffer {
-	b := &buffer{raw: raw, limit: limit, base: raw.Header().Clone()}
-	b.reset()
-	return b
-}
-
-// reset discards what the handler has written.
-func (b *buffer) reset() {
-	b.header = b.base.Clone()
+	b := &buffer{raw: raw, limit: limit, base: raw.Header().Clone(), header: raw.Header().Clone()}
 	if b.header == nil {
 		b.header = make(http.Header)
 	}
-	b.sent, b.status, b.body, b.over = nil, 0, nil, false
+	return b
 }
 
-func (b *buffer) Header() http.Header { return b.header }
+// refuse ends the handler's part, except for a Write that is under way.
+func (b *buffer) refuse() {
+	b.control.Lock()
+	defer b.control.Unlock()
+	b.closed.Store(true)
+}
 
-// WriteHeader passes informational statuses on at once, as net/http does; they
-// are no outcome.
+// close ends the handler's part. When it returns, every Write has ended, and
+// all later ones are refused.
+func (b *buffer) close() {
+	b.refuse()
+	b.mu.Lock() // waits for a Write that is under way
+	defer b.mu.Unlock()
+}
+
+// Header returns the handler's header, and after close one that nobody reads.
+func (b *buffer) Header() http.Header {
+	if b.closed.Load() {
+		return make(http.Header)
+	}
+	return b.header
+}
+
 func (b *buffer) WriteHeader(status int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed.Load() {
+		b.writeHeader(status)
+	}
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return 0, ErrSettled
+	}
+	return b.write(p)
+}
+
+// writeHeader passes informational statuses on at once, as net/http does; they
+// are no outcome.
+func (b *buffer) writeHeader(status int) {
 	if status < 100 || status > 999 {
 		// net/http panics too, but would do so after the commit.
 		panic(fmt.Sprintf("idemkey: invalid WriteHeader code %d", status))
@@ -83,9 +127,9 @@ func (b *buffer) reserve(h http.Header) http.Header {
 	return h
 }
 
-func (b *buffer) Write(p []byte) (int, error) {
+func (b *buffer) write(p []byte) (int, error) {
 	if b.sent == nil {
-		b.WriteHeader(http.StatusOK)
+		b.writeHeader(http.StatusOK)
 	}
 	if !bodyAllowed(b.status) {
 		return 0, http.ErrBodyNotAllowed
@@ -99,22 +143,34 @@ func (b *buffer) Write(p []byte) (int, error) {
 }
 
 func (b *buffer) SetReadDeadline(t time.Time) error {
-	return http.NewResponseController(b.raw).SetReadDeadline(t)
+	return b.configure(func(c *http.ResponseController) error { return c.SetReadDeadline(t) })
 }
 
 func (b *buffer) SetWriteDeadline(t time.Time) error {
-	return http.NewResponseController(b.raw).SetWriteDeadline(t)
+	return b.configure(func(c *http.ResponseController) error { return c.SetWriteDeadline(t) })
 }
 
 func (b *buffer) EnableFullDuplex() error {
-	return http.NewResponseController(b.raw).EnableFullDuplex()
+	return b.configure((*http.ResponseController).EnableFullDuplex)
 }
 
-// finish settles status and content type, as net/http would on the first byte:
-// from here on the response does not change, and a replay is the same.
+// configure changes a setting of the connection. It does not wait for a Write, which a
+// deadline may have to end.
+func (b *buffer) configure(set func(*http.ResponseController) error) error {
+	b.control.Lock()
+	defer b.control.Unlock()
+	if b.closed.Load() {
+		return ErrSettled
+	}
+	return set(http.NewResponseController(b.raw))
+}
+
+// finish closes b and settles status and content type, as net/http would on the
+// first byte: from here on the response does not change, and a replay is the same.
 func (b *buffer) finish() {
+	b.close()
 	if b.sent == nil {
-		b.WriteHeader(http.StatusOK)
+		b.writeHeader(http.StatusOK)
 	}
 	_, typed := b.sent["Content-Type"]
 	if !typed && len(b.body) > 0 && b.sent.Get("Content-Encoding") == "" {

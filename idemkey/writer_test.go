@@ -9,6 +9,7 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -159,4 +160,28 @@ func TestBufferInvalidStatus(t *testing.T) {
 		}
 	}()
 	newBuffer(httptest.NewRecorder(), 1).WriteHeader(1000)
+}
+
+// Goroutines of a handler's may write at once, and none of it is lost.
+func TestBufferBeside(t *testing.T) {
+	t.Parallel()
+	const writers, each = 4, 1000
+	b := newBuffer(httptest.NewRecorder(), writers*each)
+	var wg sync.WaitGroup
+	for range writers {
+		wg.Go(func() {
+			for range each {
+				if _, err := io.WriteString(b, "x"); err != nil {
+					t.Errorf("Write: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if b.finish(); len(b.body) != writers*each {
+		t.Errorf("%d bytes, want %d", len(b.body), writers*each)
+	}
+	if err := b.SetWriteDeadline(time.Time{}); !errors.Is(err, ErrSettled) {
+		t.Errorf("SetWriteDeadline of what is settled: %v, want ErrSettled", err)
+	}
 }

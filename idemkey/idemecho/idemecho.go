@@ -52,8 +52,15 @@ func Handler(m *idemkey.Middleware) echo.MiddlewareFunc {
 	h := m.Handler(http.HandlerFunc(serve)) // once, so that it knows who has mounted it
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
-			p := &passage{c: c, next: next}
-			h.ServeHTTP(c.Response(), request(p))
+			p := &passage{c: c, next: next, covered: true}
+			outer, original := c.Response(), c.Request()
+			defer func() { // when the request has been answered, and before anybody recovers
+				if p.covered {
+					c.SetResponse(outer)
+					c.SetRequest(original)
+				}
+			}()
+			h.ServeHTTP(outer, request(p))
 			return p.err
 		}
 	}
@@ -61,9 +68,10 @@ func Handler(m *idemkey.Middleware) echo.MiddlewareFunc {
 
 // A passage is a request on its way through Handler or Outer.
 type passage struct {
-	c    echo.Context
-	next echo.HandlerFunc
-	err  error // for echo to render
+	c       echo.Context
+	next    echo.HandlerFunc
+	covered bool
+	err     error // for echo to render
 }
 
 type contextKey struct{}
@@ -77,6 +85,7 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 func serve(w http.ResponseWriter, r *http.Request) {
 	p, _ := passageOf(r.Context())                // request has put it there
 	if w == http.ResponseWriter(p.c.Response()) { // not covered
+		p.covered = false
 		p.err = p.next(p.c)
 		return
 	}
@@ -129,17 +138,12 @@ func request(p *passage) *http.Request {
 	return r
 }
 
-// run runs next on the buffer w. It puts echo's own response and request back
-// before anybody recovers: a recoverer that wrote to the buffer would leave
-// the client with an empty 200.
+// run runs next on the buffer w. Its response stays in c until the request has been answered: a
+// goroutine that a handler has left behind finds it closed, and not the connection. A recoverer
+// must not find it: it would write to the buffer and leave the client with an empty 200.
 func run(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r *http.Request) {
-	response, request := c.Response(), c.Request()
-	defer func() {
-		c.SetResponse(response)
-		c.SetRequest(request)
-	}()
 	inner := echo.NewResponse(writer{w}, c.Echo())
-	inner.Status = response.Status
+	inner.Status = c.Response().Status
 	c.SetResponse(inner)
 	c.SetRequest(r)
 	if err := next(c); err != nil {

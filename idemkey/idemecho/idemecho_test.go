@@ -271,3 +271,25 @@ func TestStream(t *testing.T) {
 		t.Errorf("got %d, flushed %t; want 422 in one piece", got.Code, got.Flushed)
 	}
 }
+
+// Until the outcome is settled, echo's context leads to a response that is closed, and not to the connection.
+func TestLateByContext(t *testing.T) {
+	t.Parallel()
+	var kept echo.Context
+	late := func(status int) idemkey.Verdict {
+		if _, err := io.WriteString(kept.Response(), "late"); !errors.Is(err, idemkey.ErrSettled) {
+			t.Errorf("late write: %v, want ErrSettled", err)
+		}
+		return idemkey.DefaultPolicy(status)
+	}
+	e := newEcho()
+	e.POST("/orders", func(c echo.Context) error {
+		kept = c
+		return c.String(http.StatusCreated, "done")
+	}, idemecho.Handler(newMiddleware(t, idemkey.Options{Policy: late})))
+	for range 2 {
+		if rec := post(e, "/orders"); rec.Code != http.StatusCreated || rec.Body.String() != "done" {
+			t.Errorf("response = %d %q, want 201 done", rec.Code, rec.Body)
+		}
+	}
+}

@@ -13,8 +13,8 @@
 //     With a response written the errors are a log, and the status decides.
 //   - A panic passes on with gin's writer and request in place again, so that
 //     gin.Recovery can answer. A recoverer after Handler works too: its 500 is
-//     the response. One that does not pass http.ErrAbortHandler on makes a
-//     streamed response that was cut off look complete.
+//     the response. One that has begun to be streamed is cut off by a recoverer before
+//     Handler only: one after it makes what has failed look complete.
 //   - A body that Context.ShouldBindBodyWith has read before Handler is the request's
 //     body: gin keeps its bytes. What else reads bodies restores them, or goes after Outer.
 //
@@ -47,12 +47,19 @@ func Handler(m *idemkey.Middleware) gin.HandlerFunc {
 	h := m.Handler(http.HandlerFunc(serve)) // once, so that it knows who has mounted it
 	return func(c *gin.Context) {
 		p := &passage{c: c, covered: true}
-		h.ServeHTTP(c.Writer, request(p))
+		outer, original, returned := c.Writer, c.Request, false
+		defer func() {
+			if p.covered {
+				restore(c, outer, original, returned)
+			}
+		}()
+		h.ServeHTTP(outer, request(p))
+		returned = true
 		if !p.ran {
 			c.Abort()
 		}
 		if p.covered { // gin would otherwise take an empty body for no answer yet
-			c.Writer.WriteHeaderNow()
+			outer.WriteHeaderNow()
 		}
 	}
 }
@@ -133,25 +140,26 @@ func request(p *passage) *http.Request {
 	return r
 }
 
-// run runs the handlers on the buffer w. It puts gin's own writer and request
-// back before anybody recovers: a recoverer that wrote to the buffer would
-// leave the client with an empty 200.
+// run runs the handlers on the buffer w. Its writer stays in c until restore: a
+// goroutine that a handler has left behind finds it closed, and not the connection.
 func run(c *gin.Context, w http.ResponseWriter, r *http.Request) {
-	outer, request, before := c.Writer, c.Request, len(c.Errors)
-	inner := &writer{ResponseWriter: w, r: r, status: outer.Status(), size: unwritten}
-	returned := false
-	defer func() {
-		c.Writer, c.Request = outer, request
-		if !returned { // gin.Recovery answers no http.ErrAbortHandler, which would leave a 200
-			outer.WriteHeader(http.StatusInternalServerError)
-		}
-	}()
+	before := len(c.Errors)
+	inner := &writer{ResponseWriter: w, r: r, status: c.Writer.Status(), size: unwritten}
 	c.Writer, c.Request = inner, r
 	c.Next()
-	returned = true
 	if len(c.Errors) > before && !inner.Written() {
 		idemkey.Fail(r.Context(), c.Errors.Last().Err)
 		return
 	}
 	inner.WriteHeaderNow()
+}
+
+// restore puts gin's own writer and request back when the request has been
+// answered, and before anybody recovers: a recoverer that wrote to the buffer would
+// leave the client with an empty 200.
+func restore(c *gin.Context, outer gin.ResponseWriter, original *http.Request, returned bool) {
+	c.Writer, c.Request = outer, original
+	if !returned && !outer.Written() { // gin.Recovery answers no http.ErrAbortHandler, which would leave a 200
+		outer.WriteHeader(http.StatusInternalServerError)
+	}
 }

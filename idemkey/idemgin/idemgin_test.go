@@ -344,3 +344,25 @@ func TestBoundBefore(t *testing.T) {
 		}
 	}
 }
+
+// Until the outcome is settled, gin's context leads to a writer that is closed, and not to the connection.
+func TestLateByContext(t *testing.T) {
+	t.Parallel()
+	var kept *gin.Context
+	late := func(status int) idemkey.Verdict {
+		if _, err := kept.Writer.WriteString("late"); !errors.Is(err, idemkey.ErrSettled) {
+			t.Errorf("late write: %v, want ErrSettled", err)
+		}
+		return idemkey.DefaultPolicy(status)
+	}
+	engine := gin.New()
+	engine.POST("/orders", idemgin.Handler(newMiddleware(t, idemkey.Options{Policy: late})), func(c *gin.Context) {
+		kept = c
+		c.String(http.StatusCreated, "done")
+	})
+	for range 2 {
+		if rec := post(engine, "/orders"); rec.Code != http.StatusCreated || rec.Body.String() != "done" {
+			t.Errorf("response = %d %q, want 201 done", rec.Code, rec.Body)
+		}
+	}
+}

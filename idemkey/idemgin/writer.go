@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -16,12 +17,15 @@ const unwritten = -1
 
 // A writer is the middleware's buffer as handlers in gin expect it. Like the
 // buffer it has no Unwrap: http.NewResponseController would find the
-// connection, and send a 200 for what then rolls back.
+// connection, and send a 200 for what then rolls back. And like the buffer it
+// may be used by several goroutines.
 type writer struct {
 	http.ResponseWriter // the buffer
 	r                   *http.Request
-	status              int
-	size                int
+
+	mu     sync.Mutex
+	status int
+	size   int
 }
 
 var _ gin.ResponseWriter = (*writer)(nil)
@@ -29,13 +33,17 @@ var _ gin.ResponseWriter = (*writer)(nil)
 // WriteHeader sets a status that the first byte or WriteHeaderNow makes final.
 // gin calls it with 0 or less to leave the status as it is.
 func (w *writer) WriteHeader(status int) {
-	if status > 0 && !w.Written() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if status > 0 && w.size == unwritten {
 		w.status = status
 	}
 }
 
 func (w *writer) WriteHeaderNow() {
-	if !w.Written() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.size == unwritten {
 		w.size = 0
 		w.ResponseWriter.WriteHeader(w.status)
 	}
@@ -43,21 +51,35 @@ func (w *writer) WriteHeaderNow() {
 
 func (w *writer) Write(p []byte) (int, error) {
 	w.WriteHeaderNow()
-	n, err := w.ResponseWriter.Write(p)
-	w.size += n
-	return n, err
+	return w.count(w.ResponseWriter.Write(p))
 }
 
 func (w *writer) WriteString(s string) (int, error) {
 	w.WriteHeaderNow()
-	n, err := io.WriteString(w.ResponseWriter, s)
+	return w.count(io.WriteString(w.ResponseWriter, s))
+}
+
+// count adds what a Write has written, and returns what it returned.
+func (w *writer) count(n int, err error) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.size += n
 	return n, err
 }
 
-func (w *writer) Status() int   { return w.status }
-func (w *writer) Size() int     { return w.size }
-func (w *writer) Written() bool { return w.size != unwritten }
+func (w *writer) Status() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.status
+}
+
+func (w *writer) Size() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.size
+}
+
+func (w *writer) Written() bool { return w.Size() != unwritten }
 
 // Flush does nothing where the response is not streamed: it has no way to
 // refuse. A caller that asks by way of http.ResponseController is told.

@@ -60,6 +60,9 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Timeout":      httpTimeout,
 		"Disconnect":   httpDisconnect,
 		"Streaming":    httpStreaming,
+		"Late":         httpLate,
+		"Beside":       httpBeside,
+		"Cut":          httpCut,
 		"Untouched":    httpUntouched,
 		"Keyless":      httpKeyless,
 		"Race":         httpRace,
@@ -94,6 +97,7 @@ type httpTest struct {
 	around  func(*idemkey.Middleware, http.Handler) http.Handler // outside of mount; nil: nothing
 	backend Backend
 	server  *httptest.Server
+	http2   bool // which the server speaks, over TLS
 	events  chan idemkey.Event
 }
 
@@ -128,7 +132,11 @@ func (t *httpTest) serve(set func(*idemkey.Options), h Handler) {
 	}
 	t.server = httptest.NewUnstartedServer(mounted)
 	t.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // of the panics
-	t.server.Start()
+	if t.server.EnableHTTP2 = t.http2; t.http2 {
+		t.server.StartTLS()
+	} else {
+		t.server.Start()
+	}
 	t.Cleanup(t.server.Close)
 	t.server.Client().CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 }

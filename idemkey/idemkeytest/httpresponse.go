@@ -1,0 +1,161 @@
+package idemkeytest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// transactional reports that the business writes roll back with the outcome. Only
+// other stores stream.
+func (t *httpTest) transactional() bool {
+	d, ok := t.backend.Store.(idemkey.Describer)
+	return ok && d.Traits().Transactional
+}
+
+// httpLate: what a goroutine does that outlives its handler changes neither what is sent
+// nor what is kept, and it is told so.
+func httpLate(t *httpTest) {
+	var late func() // what the goroutine does between the handler's return and the outcome
+	policy := func(status int) idemkey.Verdict {
+		if run := late; run != nil {
+			late = nil // once: a Write that is let through asks the policy again
+			var wg sync.WaitGroup
+			wg.Go(run)
+			wg.Wait()
+		}
+		return idemkey.DefaultPolicy(status)
+	}
+	t.serve(func(o *idemkey.Options) { o.Policy, o.Response.AllowStreaming = policy, !t.transactional() },
+		func(w http.ResponseWriter, r *http.Request) error {
+			t.write(r, "order")
+			late = func() {
+				w.WriteHeader(http.StatusEarlyHints)
+				w.Header().Set("Location", "/late")
+				w.WriteHeader(http.StatusTeapot)
+				if _, err := io.WriteString(w, "late"); !errors.Is(err, idemkey.ErrSettled) {
+					t.Errorf("late Write: %v, want ErrSettled", err)
+				}
+				_ = http.NewResponseController(w).Flush()
+				idemkey.SetVerdict(r.Context(), idemkey.Retryable)
+				idemkey.Fail(r.Context(), errHandler)
+			}
+			if r.Header.Get("Idempotency-Key") == "written" {
+				w.WriteHeader(http.StatusAccepted)
+			}
+			return nil
+		})
+	for key, status := range map[string]int{"written": http.StatusAccepted, "silent": http.StatusOK} {
+		first := t.post("x", key)
+		if t.expect(first, status, ""); first.Body != "" || first.Header.Get("Location") != "" {
+			t.Errorf("%s: response = %+v, want nothing of what came late", key, first)
+		}
+		t.replayed(t.post("x", key), first)
+	}
+	t.rows("order", 2)
+}
+
+// httpBeside: a goroutine that uses the response all the time, beside its handler and after it,
+// is no data race, and what is sent is what is kept.
+func httpBeside(t *httpTest) {
+	for key, streams := range map[string]bool{"buffered": false, "streamed": true} {
+		if streams && t.transactional() {
+			continue
+		}
+		var beside sync.WaitGroup
+		answered := make(chan struct{})
+		t.serve(func(o *idemkey.Options) { o.Response.AllowStreaming = streams }, func(w http.ResponseWriter, r *http.Request) error {
+			header := w.Header()
+			w.WriteHeader(http.StatusAccepted)
+			beside.Go(func() {
+				control := http.NewResponseController(w)
+				for n, settled := 0, false; !settled; n++ {
+					_, err := io.WriteString(w, "beside "[:max(0, 7-n/100)]) // not more than may be kept
+					settled = errors.Is(err, idemkey.ErrSettled)
+					header.Set("Location", "/beside")
+					w.WriteHeader(http.StatusTeapot)
+					_ = control.Flush()
+					idemkey.SetVerdict(r.Context(), idemkey.Keep)
+				}
+				<-answered
+				_, _ = io.WriteString(w, "late")
+			})
+			return nil
+		})
+		first := t.post("x", key)
+		close(answered)
+		beside.Wait()
+		if t.expect(first, http.StatusAccepted, ""); first.Header.Get("Location") != "" {
+			t.Errorf("%s: Location = %q", key, first.Header.Get("Location"))
+		}
+		again := t.post("x", key)
+		if again.Status == http.StatusGone && streams {
+			continue // it has begun before the handler returned
+		}
+		t.replayed(again, first)
+	}
+}
+
+// httpCut: however a handler fails once its response is on its way, the client sees that it was cut
+// off, whatever a recoverer makes of it, and it never runs again.
+func httpCut(t *httpTest) {
+	if t.transactional() {
+		return // it does not stream
+	}
+	for _, t.http2 = range []bool{false, true} {
+		for way, end := range map[string]func(r *http.Request){
+			"panic":   func(*http.Request) { panic("of the handler") },
+			"abort":   func(*http.Request) { panic(http.ErrAbortHandler) },
+			"goexit":  func(*http.Request) { runtime.Goexit() },
+			"timeout": func(r *http.Request) { <-r.Context().Done() },
+			"fail":    func(r *http.Request) { idemkey.Fail(r.Context(), errHandler) },
+			"":        func(*http.Request) {},
+		} {
+			t.cut(fmt.Sprintf("%s-%t", way, t.http2), way, end)
+		}
+	}
+}
+
+// cut looks at a response that end ends after its last byte, with its length as the handler says.
+func (t *httpTest) cut(key, way string, end func(r *http.Request)) {
+	var runs atomic.Int32
+	limit := func(o *idemkey.Options) {
+		o.Response.AllowStreaming = true
+		if way == "timeout" {
+			o.Limits.ExecTimeout = 50 * time.Millisecond
+		}
+	}
+	t.serve(limit, func(w http.ResponseWriter, r *http.Request) error {
+		runs.Add(1)
+		w.Header().Set("Content-Length", "5")
+		_, _ = io.WriteString(w, "whole")
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			t.Errorf("%s: Flush: %v", key, err)
+		}
+		end(r)
+		return nil
+	})
+	first, err := t.send(t.request(t.Context(), http.MethodPost, "x", key))
+	if (err != nil) != (way != "") || err == nil && first.Body != "whole" {
+		t.Errorf("%s: body %q, %v; want it cut off unless the handler succeeds", key, first.Body, err)
+	}
+	e := <-t.events
+	if e.Outcome != idemkey.OutcomeKept || e.Status != http.StatusOK || (e.Err != nil) != (way != "") {
+		t.Errorf("%s: event = %+v", key, e)
+	}
+	if text := fmt.Sprint(e.Err); way == "panic" && !(strings.Contains(text, "of the handler") && strings.Contains(text, "httpCut")) {
+		t.Errorf("%s: error = %s, want the panic's value and stack", key, text)
+	}
+	t.expect(t.post("x", key), http.StatusGone, idemkey.CodeNotRetained)
+	if runs.Load() != 1 {
+		t.Errorf("%s: the handler ran %d times", key, runs.Load())
+	}
+}
