@@ -41,7 +41,12 @@ import (
 // gin.Engine.ContextWithFallback.
 func Handler(m *idemkey.Middleware) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		ran, covered := false, true
+		ran, covered, returned := false, true, false
+		defer func() {
+			if !returned && covered { // gin.Recovery answers no http.ErrAbortHandler, which would leave a 200
+				c.Writer.WriteHeader(http.StatusInternalServerError)
+			}
+		}()
 		m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			ran = true
 			if _, untouched := w.(gin.ResponseWriter); untouched { // the buffer is none
@@ -51,6 +56,7 @@ func Handler(m *idemkey.Middleware) gin.HandlerFunc {
 			}
 			run(c, w, r)
 		})).ServeHTTP(c.Writer, request(c))
+		returned = true
 		if !ran {
 			c.Abort()
 		}
@@ -92,16 +98,9 @@ func request(c *gin.Context) *http.Request {
 func run(c *gin.Context, w http.ResponseWriter, r *http.Request) {
 	outer, request, before := c.Writer, c.Request, len(c.Errors)
 	inner := &writer{ResponseWriter: w, r: r, status: outer.Status(), size: unwritten}
-	returned := false
-	defer func() {
-		c.Writer, c.Request = outer, request
-		if !returned { // gin.Recovery answers no http.ErrAbortHandler, which would leave a 200
-			outer.WriteHeader(http.StatusInternalServerError)
-		}
-	}()
+	defer func() { c.Writer, c.Request = outer, request }()
 	c.Writer, c.Request = inner, r
 	c.Next()
-	returned = true
 	if len(c.Errors) > before && !inner.Written() {
 		idemkey.Fail(r.Context(), c.Errors.Last().Err)
 		return

@@ -14,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/rediskey"
 )
 
@@ -61,7 +62,7 @@ func New(pg *idempg.Store, client redis.UniversalClient, opts *Options) (*Store,
 	}
 	s.opts.Prefix = cmp.Or(s.opts.Prefix, DefaultPrefix)
 	s.opts.CallTimeout = cmp.Or(s.opts.CallTimeout, DefaultCallTimeout)
-	s.opts.Logger = cmp.Or(s.opts.Logger, slog.Default())
+	s.opts.Logger = guard.Logger(cmp.Or(s.opts.Logger, slog.Default()))
 	if err := rediskey.CheckPrefix(s.opts.Prefix); err != nil {
 		return nil, fmt.Errorf("idemhybrid: Options.Prefix: %w", err)
 	}
@@ -98,9 +99,14 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	if err := failpoint.Hit("idemhybrid/after-lock"); err != nil {
 		return idemkey.Decision{}, errors.Join(err, l.free(ctx))
 	}
+	owns := false
+	defer func() { // after a panic of a hook of the pool's, too
+		if !owns {
+			s.note(ctx, l.free(ctx))
+		}
+	}()
 	d, err := s.pg.Begin(ctx, c)
-	if err != nil || d.Exec == nil {
-		s.note(ctx, l.free(ctx))
+	if owns = err == nil && d.Exec != nil; !owns {
 		return d, err
 	}
 	d.Exec = &execution{Execution: d.Exec, lock: l}

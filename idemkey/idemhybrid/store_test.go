@@ -29,6 +29,15 @@ type fixture struct {
 	redis  redis.UniversalClient // direct, whatever is between the store and the server
 }
 
+// held is how many connections and locks are in use.
+func (f *fixture) held() int {
+	locks, err := f.redis.Keys(context.Background(), f.opts.Prefix+"*").Result()
+	if err != nil {
+		return -1
+	}
+	return len(locks) + int(f.pool.Stat().AcquiredConns())
+}
+
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	pool, schema := pgtest.Schema(t)
@@ -155,7 +164,7 @@ func TestStore(t *testing.T) {
 	t.Parallel()
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		f := newFixture(t)
-		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
+		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
 	})
 }
 
@@ -166,7 +175,7 @@ func TestStoreWithoutRedis(t *testing.T) {
 		p, client := redistest.NewProxy(t)
 		p.Lose(redistest.LoseCalls)
 		f := newFixture(t).with(client, Options{CallTimeout: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
-		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
+		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
 	})
 }
 

@@ -91,7 +91,7 @@ func (e *execution) end() {
 // giveBack returns the connection to the pool, or closes it if a call of the
 // handler's may still use it.
 func (e *execution) giveBack() {
-	if e.given {
+	if e.given || e.conn == nil {
 		return
 	}
 	e.given = true
@@ -225,6 +225,9 @@ func (e *execution) after() execer {
 // rollback ends the transaction. After an error the connection is closed, and the
 // server rolls back as soon as it notices.
 func (e *execution) rollback(ctx context.Context) error {
+	if e.given { // to the pool, which has closed it if it was in a transaction
+		return nil
+	}
 	if err := e.tx.Rollback(ctx); err != nil {
 		e.closed()
 		return fmt.Errorf("idempg: roll back: %w", err)
