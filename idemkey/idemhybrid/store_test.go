@@ -15,6 +15,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
 	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/internal/guardtest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/rediskey"
 	"github.com/sagamill/sagamill/internal/redistest"
@@ -168,13 +169,14 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// Without Redis it is the store in Postgres.
+// Without Redis it is the store in Postgres, and a logger that panics over that changes nothing.
 func TestStoreWithoutRedis(t *testing.T) {
 	t.Parallel()
+	guardtest.Covered(t, map[string]bool{"Options.Logger": true}, Options{})
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		p, client := redistest.NewProxy(t)
 		p.Lose(redistest.LoseCalls)
-		f := newFixture(t).with(client, Options{CallTimeout: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+		f := newFixture(t).with(client, Options{CallTimeout: 20 * time.Millisecond, Logger: guardtest.Log(guardtest.Ways["panic"])})
 		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
 	})
 }

@@ -56,6 +56,7 @@ func (*hook) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)   
 // connection back. The key is free at the latest when its claim lapses.
 func TestAPanicInAHookOfThePoolHoldsNothing(t *testing.T) {
 	t.Parallel()
+	guardtest.Covered(t, map[string]bool{}, Options{})
 	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
 		for _, method := range []string{"acquire", "query", "batch"} {
 			for way := range guardtest.Ways {
