@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,17 +28,6 @@ var (
 	errTxAborted = errors.New("consumer: the handler returned nil after a statement had failed in its transaction")
 	errTxBusy    = errors.New("consumer: the handler returned before it had read all rows of a query, or closed them")
 )
-
-// A PanicError is a handler's panic.
-type PanicError struct {
-	Value any
-	Stack []byte
-}
-
-// Error does not repeat the stack.
-func (e *PanicError) Error() string {
-	return fmt.Sprintf("consumer: the handler panicked: %v", e.Value)
-}
 
 // handle takes j to an end: nil means that its effect, its parked copy or its
 // dead letter has committed, and that a delivery may be acked. After an error
@@ -370,8 +358,7 @@ func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error
 	return c.endEmitting(ctx, tx, j)
 }
 
-// enter calls the handler with tx, which is on conn. A panic becomes an error here
-// and nowhere else.
+// enter calls the handler with tx, which is on conn.
 func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job, found cell) (err error) {
 	if err := failpoint.Hit("consumer/before-handler"); err != nil {
 		return err
@@ -388,12 +375,7 @@ func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job,
 	if j.traffic != nil {
 		defer func(begun time.Time) { j.traffic.note(time.Since(begun)) }(time.Now())
 	}
-	defer func() {
-		if value := recover(); value != nil {
-			err = &PanicError{Value: value, Stack: debug.Stack()}
-		}
-	}()
-	err = j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, j.out.emit)
+	err = guarded(func() error { return j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, j.out.emit) })
 	if err == nil {
 		err = stateAfter(conn)
 	} else if conn.IsClosed() {

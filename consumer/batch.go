@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/lazytx"
 	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
@@ -129,7 +130,7 @@ func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []
 	}
 	defer c.deserted(work, jobs)
 	b := &batch{c: c, jobs: jobs}
-	err := b.attempt(ctx, work)
+	err := guard.Call(func() error { return b.attempt(ctx, work) })
 	if err == nil {
 		c.settledBatch(work, jobs[:b.ran])
 		c.ack(jobs[:b.ran]...)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/drain"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testsignal"
 	"github.com/sagamill/sagamill/outbox"
@@ -164,7 +165,7 @@ func (o *Options) complete() error {
 	o.ParkedPoll = cmp.Or(o.ParkedPoll, 250*time.Millisecond)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.MaxPayload = cmp.Or(o.MaxPayload, outbox.MaxPayload)
-	o.Logger = cleanLog(cmp.Or(o.Logger, slog.Default()))
+	o.Logger = guard.Logger(cleanLog(cmp.Or(o.Logger, slog.Default())))
 	if err := sqlschema.Check(o.Schema); err != nil {
 		return fmt.Errorf("option Schema: %w", err)
 	}
@@ -240,7 +241,11 @@ func (c *Consumer) Run(caller context.Context) error {
 	}
 	intake.Go(func() { c.runParked(ctx, work) }) // parked messages need no broker
 	for _, topic := range c.subscribed() {
-		deliveries, err := c.sub.Subscribe(ctx, topic)
+		var deliveries <-chan *message.Message
+		err := guard.Call(func() (err error) {
+			deliveries, err = c.sub.Subscribe(ctx, topic)
+			return err
+		})
 		if err != nil {
 			stop(fmt.Errorf("consumer: subscribe to %s: %w", topic, err))
 			break
@@ -327,7 +332,13 @@ func (c *Consumer) HandlerFunc(topic string) message.NoPublishHandlerFunc {
 
 // committed wakes the relay if j's transaction, which has committed, gives it work.
 func (c *Consumer) committed(j *job) {
-	if j != nil && j.wakes && c.opts.Wake != nil {
-		c.opts.Wake()
+	c.wakeRelay(j != nil && j.wakes)
+}
+
+// wakeRelay calls the option Wake if there is work for the relay. Without it the relay looks a
+// little later.
+func (c *Consumer) wakeRelay(wakes bool) {
+	if wakes && c.opts.Wake != nil {
+		guard.Hook(context.Background(), c.opts.Logger, "consumer: option Wake", c.opts.Wake)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -256,12 +255,8 @@ func (c *Consumer) within(ctx context.Context, j *job, do func(ctx context.Conte
 	ctx = c.entering(ctx, j)
 	err = errNoReturn
 	defer func() { c.leaving(j, err) }()
-	defer func() {
-		if value := recover(); value != nil {
-			err = &PanicError{Value: value, Stack: debug.Stack()}
-		}
-	}()
-	return do(ctx)
+	err = guarded(func() error { return do(ctx) })
+	return err
 }
 
 // keep records o. A result is worth some tries: without it the next attempt has

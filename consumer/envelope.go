@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -173,12 +172,11 @@ func (c *Consumer) address(topic string, msg *message.Message) (*job, *rejection
 // decode recovers a panic of the body's own UnmarshalJSON: it would end the
 // process with every delivery.
 func decode(in Input, payload []byte) (body any, err error) {
-	defer func() {
-		if value := recover(); value != nil {
-			err = &PanicError{Value: value, Stack: debug.Stack()}
-		}
-	}()
-	return in.decode(payload)
+	err = guarded(func() (err error) {
+		body, err = in.decode(payload)
+		return err
+	})
+	return body, err
 }
 
 func (j *job) arrival() arrival {

@@ -3,11 +3,13 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/pgaway"
 )
 
@@ -16,6 +18,27 @@ const (
 	ReasonParked      Reason = "parked"               // the handler said that a person must decide
 	ReasonUnavailable Reason = "database-unavailable" // MaxAttempts entries, the last of which failed by the server's condition
 )
+
+// A PanicError is the panic of a handler, or of another function that the user has given.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+// Error does not repeat the stack.
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("consumer: the handler panicked: %v", e.Value)
+}
+
+// guarded returns the error of do, which calls a function of the user's. A panic is a
+// [PanicError].
+func guarded(do func() error) error {
+	err := guard.Call(do)
+	if panicked, ok := err.(*guard.PanicError); ok {
+		return (*PanicError)(panicked)
+	}
+	return err
+}
 
 // MaxRetryAfter is the longest wait that a handler can ask for.
 const MaxRetryAfter = 24 * time.Hour

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 
 	"github.com/jackc/pgx/v5"
 
@@ -34,7 +33,7 @@ func (in Input) Invoke(ctx context.Context, tx pgx.Tx, d Delivery) ([]outbox.Mes
 	j := &job{Delivery: d}
 	out := &collector{job: j, log: cleanLog(slog.Default())}
 	d.out = out
-	err = in.enter(ctx, tx, d, body, out.emit)
+	err = guarded(func() error { return in.enter(ctx, tx, d, body, out.emit) })
 	out.close()
 	if err != nil {
 		return nil, err
@@ -47,11 +46,6 @@ func (in Input) Invoke(ctx context.Context, tx pgx.Tx, d Delivery) ([]outbox.Mes
 
 // enter runs the handler, or the call and its record.
 func (in *Input) enter(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) (err error) {
-	defer func() {
-		if value := recover(); value != nil {
-			err = &PanicError{Value: value, Stack: debug.Stack()}
-		}
-	}()
 	if tx != nil {
 		tx = txguard.Wrap(tx)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
@@ -140,7 +141,7 @@ func (c *Consumer) settleDelivery(ctx, work context.Context, j *job) {
 }
 
 // ack acks jobs that are dealt with, and wakes the relay if one of them has
-// emitted something. Without that it looks a little later.
+// emitted something.
 func (c *Consumer) ack(jobs ...*job) {
 	if failpoint.Hit("consumer/before-ack") != nil {
 		return
@@ -154,9 +155,7 @@ func (c *Consumer) ack(jobs ...*job) {
 	if failpoint.Hit("consumer/after-ack") != nil {
 		return
 	}
-	if wakes && c.opts.Wake != nil {
-		c.opts.Wake()
-	}
+	c.wakeRelay(wakes)
 }
 
 // tries is how often a is tried before it goes back to the broker. Another process may get
@@ -174,7 +173,7 @@ func (a arrived) tries(err error) int {
 // it gives up, so that one message cannot hold its lane for ever.
 func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool {
 	for try := 1; ; try++ {
-		err := do()
+		err := guard.Call(do) // of the pool's hooks: a step's functions are guarded each by itself
 		if err == nil {
 			return true
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -33,8 +34,8 @@ var outcomes = [...]Outcome{
 }
 
 // An Observer is told what a Consumer does, on the goroutines that do it: what
-// it takes, messages wait for. It must be safe for concurrent use and may not
-// panic. Package consumerotel has one that makes traces and metrics.
+// it takes, messages wait for. It must be safe for concurrent use. A panic in it is
+// logged, and changes nothing for the message. Package consumerotel has one that makes traces and metrics.
 type Observer interface {
 	// Enter is called when a handler is about to be entered, and for each attempt
 	// at an Effect before its verify or call, whichever comes first: verify, call
@@ -117,7 +118,18 @@ func (w *watch) context(ctx context.Context) context.Context {
 	if w.entry == nil {
 		return ctx
 	}
-	return w.entry.Context(ctx)
+	within := ctx
+	if guard.Call(func() error { within = w.entry.Context(ctx); return nil }) != nil || within == nil {
+		return ctx
+	}
+	return within
+}
+
+// observe calls a method of the Observer, or of its Entry, if there is an Observer.
+func (c *Consumer) observe(ctx context.Context, method string, call func(o Observer)) {
+	if c.opts.Observer != nil {
+		guard.Hook(ctx, c.opts.Logger, "consumer: option Observer: "+method, func() { call(c.opts.Observer) })
+	}
 }
 
 // note says what becomes of j if the present transaction commits.
@@ -135,13 +147,12 @@ func (c *Consumer) entering(ctx context.Context, j *job) context.Context {
 	w := &j.watch
 	if !w.inside {
 		w.entered, w.inside = time.Now(), true
-		if c.opts.Observer != nil {
-			w.entry = c.opts.Observer.Enter(ctx, &j.Delivery)
-		}
+		c.observe(ctx, "Enter", func(o Observer) { w.entry = o.Enter(ctx, &j.Delivery) })
 	}
 	w.failure = nil
+	ctx = w.context(ctx)
 	c.counters.inFlight.Add(1)
-	return w.context(ctx)
+	return ctx
 }
 
 // leaving tells that it has been left, with err.
@@ -154,7 +165,8 @@ func (c *Consumer) leaving(j *job, err error) {
 // entry, or else of the message.
 func (j *job) traceHeaders() (parent, state string) {
 	if j.watch.entry != nil {
-		if parent, state = j.watch.entry.Trace(); parent != "" {
+		err := guard.Call(func() error { parent, state = j.watch.entry.Trace(); return nil })
+		if err == nil && parent != "" {
 			return parent, state
 		}
 	}
@@ -230,9 +242,7 @@ func (c *Consumer) tell(ctx context.Context, j *job) {
 	}
 	j.watch = watch{came: w.came}
 	c.counters.count(&e)
-	if c.opts.Observer != nil {
-		c.opts.Observer.Observe(ctx, e)
-	}
+	c.observe(ctx, "Observe", func(o Observer) { o.Observe(ctx, e) })
 }
 
 // buried tells what became of msg, which belongs to no step.
@@ -247,9 +257,7 @@ func (c *Consumer) buried(ctx context.Context, topic string, msg *message.Messag
 		e.Outcome, e.Reason, e.Err = OutcomeUndecided, "", err
 	}
 	c.counters.count(&e)
-	if c.opts.Observer != nil {
-		c.opts.Observer.Observe(ctx, e)
-	}
+	c.observe(ctx, "Observe", func(o Observer) { o.Observe(ctx, e) })
 }
 
 // timed tells of the transaction that do makes, of as many messages as n then is.
@@ -258,9 +266,7 @@ func (c *Consumer) timed(ctx context.Context, n *int, do func() error) error {
 	defer func() {
 		t := Transaction{Messages: max(*n, 1), Time: time.Since(began), Err: err}
 		c.counters.ended(&t)
-		if c.opts.Observer != nil {
-			c.opts.Observer.Ended(ctx, t)
-		}
+		c.observe(ctx, "Ended", func(o Observer) { o.Ended(ctx, t) })
 	}()
 	err = do()
 	return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
@@ -70,7 +71,11 @@ func (c *Consumer) runParked(ctx, work context.Context) {
 	defer w.working.Wait()
 	idle, failures := 0, 0
 	for ctx.Err() == nil {
-		rows, err := c.takeDue(work, w)
+		var rows []parkedRow
+		err := guard.Call(func() (err error) {
+			rows, err = c.takeDue(work, w)
+			return err
+		})
 		switch {
 		case err != nil:
 			failures++
@@ -195,10 +200,14 @@ func (c *Consumer) takeParked(ctx context.Context, n int, steps ...string) ([]pa
 // runOneParked takes a parked message one step on. If that fails without a
 // trace, its lease runs out and another attempt follows.
 func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
-	j, err := c.identify(ctx, row)
-	if j != nil {
-		err = c.handle(ctx, j)
-	}
+	var j *job
+	err := guard.Call(func() (err error) {
+		j, err = c.identify(ctx, row)
+		if j != nil {
+			err = c.handle(ctx, j)
+		}
+		return err
+	})
 	if j != nil && err == nil {
 		err = failpoint.Hit("consumer/after-parked")
 	}

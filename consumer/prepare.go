@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -59,12 +58,10 @@ func (b *batch) prepare(ctx context.Context) error {
 }
 
 func (b *batch) callPrepare(ctx context.Context, p *prepared) (err error) {
-	defer func() {
-		if value := recover(); value != nil {
-			err = &PanicError{Value: value, Stack: debug.Stack()}
-		}
-	}()
-	p.ctx, err = p.by.prepare(ctx, txguard.Wrap(b.tx), p.messages)
+	err = guarded(func() (err error) {
+		p.ctx, err = p.by.prepare(ctx, txguard.Wrap(b.tx), p.messages)
+		return err
+	})
 	if err == nil {
 		err = stateAfter(b.tx.Conn())
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -108,7 +109,7 @@ func NewSweeper(db *pgxpool.Pool, opts *SweeperOptions) (*Sweeper, error) {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	o.Retention = cmp.Or(o.Retention, DefaultRetention)
 	o.Interval = cmp.Or(o.Interval, DefaultSweepInterval)
-	o.Logger = cleanLog(cmp.Or(o.Logger, slog.Default()))
+	o.Logger = guard.Logger(cleanLog(cmp.Or(o.Logger, slog.Default())))
 	if err := sqlschema.Check(o.Schema); err != nil {
 		return nil, fmt.Errorf("consumer: option Schema: %w", err)
 	}
@@ -135,7 +136,11 @@ func (s *Sweeper) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		rest, err := s.turn(ctx)
+		var rest time.Duration
+		err := guard.Call(func() (err error) {
+			rest, err = s.turn(ctx)
+			return err
+		})
 		switch {
 		case err == nil:
 			wait, failures = max(s.jitter(), rest), 0
@@ -213,7 +218,8 @@ func (s *Sweeper) walk(ctx context.Context, p *sweepPass) (err error) {
 		}
 	}
 	if s.opts.Observer != nil {
-		s.opts.Observer.Swept(ctx, Swept{Removed: p.removed, Horizon: p.horizon, Took: time.Since(start)})
+		pass := Swept{Removed: p.removed, Horizon: p.horizon, Took: time.Since(start)}
+		guard.Hook(ctx, s.opts.Logger, "consumer: option Observer", func() { s.opts.Observer.Swept(ctx, pass) })
 	}
 	return err
 }

@@ -2,13 +2,14 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -49,13 +50,11 @@ func (c *Consumer) leaveUnhandled(ctx context.Context, j *job, u Unhandled) {
 // answer returns what the step's Unhandled emits.
 func (c *Consumer) answer(j *job, u Unhandled) (msgs []outbox.Message, err error) {
 	out := &collector{job: j, log: c.opts.Logger}
-	defer func() {
-		out.close()
-		if value := recover(); value != nil {
-			err = fmt.Errorf("it panicked: %v\n%s", value, cleantext.Clip(string(debug.Stack()), maxStack))
-		}
-	}()
-	j.step.Unhandled(u, out.emit)
+	defer out.close()
+	err = guard.Call(func() error { j.step.Unhandled(u, out.emit); return nil })
+	if panicked := new(guard.PanicError); errors.As(err, &panicked) {
+		return nil, fmt.Errorf("it %w\n%s", err, cleantext.Clip(string(panicked.Stack), maxStack))
+	}
 	return out.msgs, nil
 }
 

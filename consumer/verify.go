@@ -3,7 +3,6 @@ package consumer
 import (
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,16 +62,15 @@ func (c *Consumer) acceptNow(topic string, msg *message.Message) (*job, *rejecti
 
 // verify recovers a panic of Options.Verify: it would end the process with every
 // delivery.
-func (c *Consumer) verify(topic string, msg *message.Message) (err error) {
+func (c *Consumer) verify(topic string, msg *message.Message) error {
 	if c.opts.Verify == nil {
 		return nil
 	}
-	defer func() {
-		if value := recover(); value != nil {
-			err = fmt.Errorf("consumer: option Verify: %w", &PanicError{Value: value, Stack: debug.Stack()})
-		}
-	}()
-	return c.opts.Verify(topic, msg)
+	err := guarded(func() error { return c.opts.Verify(topic, msg) })
+	if panicked := new(PanicError); errors.As(err, &panicked) {
+		return fmt.Errorf("consumer: option Verify: %w", err)
+	}
+	return err
 }
 
 // knownFormats are the versions of the message format that this binary reads. The

@@ -8,16 +8,31 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sagaid"
 )
 
 // errNotReturned is for the log and the observer; the panic itself goes on.
-var errNotReturned = errors.New("idemkey: the handler panicked, or ended its goroutine")
+var errNotReturned = errors.New("idemkey: the handler, or a function of the options, panicked or ended its goroutine")
+
+// unwound releases the execution if it is still open, because a function of the user's has
+// panicked or has ended the goroutine. That goes on unchanged, whatever the store says.
+func (x *exchange) unwound() {
+	if x.open == nil {
+		return
+	}
+	err := guard.Call(func() error {
+		x.release(x.open, Bound, http.StatusInternalServerError)
+		return nil
+	})
+	x.event.Err = errors.Join(errNotReturned, x.event.Err, err)
+}
 
 // execute runs the handler and settles its outcome. Whatever way the handler
-// ends, the execution ends too; a panic or Goexit passes on with its stack, unless
-// the response has begun: then the connection is cut, and the event tells of it.
+// ends, the execution ends too (see unwound). If the response has begun, the connection is
+// cut, and the event tells of the panic.
 func (x *exchange) execute(d Decision) {
+	x.open = d.Exec
 	x.event.Result, x.event.Attempt, x.event.TookOver = ResultFirst, d.Attempt, d.TookOver
 	switch {
 	case x.id.Key == "":
@@ -48,15 +63,13 @@ func (x *exchange) execute(d Decision) {
 		b.close()
 		stop()
 		x.event.Handler = time.Since(start)
-		if x.streaming() {
+		switch {
+		case x.streaming():
 			x.endStream(thrownError(recover()))
-		}
-		if x.stream != nil && x.stream.err != nil {
+		case x.stream != nil && x.stream.err != nil:
+			x.open = nil // as notStarted: the key is not released
 			x.event.Outcome, x.event.Err = OutcomeUnkept, errors.Join(errNotReturned, x.stream.err)
-			return // as notStarted: the key is not released
 		}
-		x.release(d.Exec, Bound, http.StatusInternalServerError)
-		x.event.Err = errors.Join(errNotReturned, x.event.Err)
 	}()
 	x.started()
 	begins := sagaid.ID{Scope: x.claim.ID.Scope, Key: x.claim.ID.Key, Incarnation: d.Incarnation}
@@ -231,6 +244,7 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 		end, op, outcome = exec.Commit, OpCommit, OutcomeKept
 	}
 	err = cmp.Or(end(ctx, resp), failpoint.Hit("idemkey/after-keep"))
+	x.open = nil
 	x.storeFailed(op, err)
 	x.wake()
 	switch {
@@ -306,6 +320,7 @@ func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 		cancel() // the store does not hear of it
 	}
 	err := cmp.Or(exec.Release(ctx, mode, status), failpoint.Hit("idemkey/after-release"))
+	x.open = nil
 	x.lost = x.lost || errors.Is(err, ErrLeaseLost)
 	x.misused = errors.Is(err, ErrTxMisuse)
 	switch {

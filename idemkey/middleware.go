@@ -85,7 +85,8 @@ func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 // next again where nothing was committed. Of two requests with one key at the
 // same time, one runs next and the other is told to come back.
 //
-// A panic of next releases the key and goes on to the caller unchanged.
+// A panic of next, or of a function of the options, releases the key and goes on to the
+// caller unchanged.
 //
 // A request goes through one Handler on a store for its key. Where there are two, on a router and on
 // a route, every request is answered with 500, [CodeMountedTwice], and the log says where they are.
@@ -97,10 +98,9 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		x := &exchange{m: m, w: w, r: r, next: next, site: site, event: Event{Route: r.Pattern}}
-		defer func() {
-			x.leave()
-			x.report(context.WithoutCancel(r.Context()))
-		}()
+		defer x.report(context.WithoutCancel(r.Context()))
+		defer x.leave()
+		defer x.unwound()
 		x.serve()
 	})
 }
@@ -179,6 +179,7 @@ type exchange struct {
 	begun time.Time // when the last claim was sent
 	event Event
 
+	open      Execution // nil: the store has been told how it ended, or there is none
 	entered   bool      // it counts among the handlers of its scope
 	stream    *stream   // nil: the response is buffered
 	lost      bool      // another owner took over while the handler ran

@@ -33,6 +33,7 @@ func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 
 // keepRecovered stores what Recover found out and answers with it, as a replay.
 func (x *exchange) keepRecovered(d Decision) {
+	x.open = d.Exec
 	x.event.Attempt, x.event.TookOver = d.Attempt, d.TookOver
 	resp := x.recovered.clone()
 	for name := range resp.Header {
@@ -49,6 +50,7 @@ func (x *exchange) keepRecovered(d Decision) {
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
 	err = d.Exec.Commit(ctx, stored)
+	x.open = nil
 	x.storeFailed(OpCommit, err)
 	if err != nil && (!errors.Is(err, ErrNotStored) || errors.Is(err, ErrLeaseLost)) {
 		x.notKept(err) // another owner may have kept something else

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // renewals is how often a lease is renewed within its length: one lost answer
@@ -32,14 +34,14 @@ func (x *exchange) keepAlive(exec Execution, lost context.CancelCauseFunc) (stop
 			case <-ticker.C:
 			}
 			call, done := context.WithTimeout(ctx, min(every, x.m.opts.Limits.StoreTimeout))
-			err := r.Renew(call)
+			err := guard.Call(func() error { return r.Renew(call) })
 			done()
 			if errors.Is(err, ErrLeaseLost) {
 				lost(ErrLeaseLost)
 				return
 			}
 			if ctx.Err() == nil { // not a call that was given up since the handler had returned
-				x.storeFailed(OpRenew, err)
+				guard.Hook(ctx, x.m.opts.Logger, "idemkey: option Observer", func() { x.storeFailed(OpRenew, err) })
 			}
 		}
 	})

@@ -129,7 +129,9 @@ func (x *exchange) bury(exec Execution, b *buffer) error {
 	}
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
-	if err := cmp.Or(exec.Commit(ctx, resp), failpoint.Hit("idemkey/after-bury")); err != nil {
+	err = cmp.Or(exec.Commit(ctx, resp), failpoint.Hit("idemkey/after-bury"))
+	x.open = nil
+	if err != nil {
 		x.storeFailed(OpCommit, err)
 		return err
 	}
@@ -178,6 +180,7 @@ func thrownError(thrown any) error {
 // The key is not released: what the handler did until then stands, and the next
 // request finds a run whose owner has vanished.
 func (x *exchange) notStarted(err error) {
+	x.open = nil
 	x.notKept(err)
 	if x.event.Outcome == OutcomeFailed {
 		x.event.Outcome = OutcomeUnkept

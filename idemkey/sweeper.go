@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // The defaults of [SweeperOptions].
@@ -59,7 +60,7 @@ func NewSweeper(store Store, opts *SweeperOptions) (*Sweeper, error) {
 	o.Interval = cmp.Or(o.Interval, DefaultSweepInterval)
 	o.Batch = cmp.Or(o.Batch, DefaultSweepBatch)
 	o.Budget = cmp.Or(o.Budget, DefaultSweepBudget)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 	switch {
 	case o.Interval < time.Millisecond:
 		return nil, errors.New("idemkey: SweeperOptions.Interval must be at least a millisecond")
@@ -84,7 +85,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		err := s.pass(ctx)
+		err := guard.Call(func() error { return s.pass(ctx) })
 		failures++
 		if err == nil {
 			failures = 0
@@ -106,7 +107,7 @@ func (s *Sweeper) pass(ctx context.Context) error {
 	for start := time.Now(); ctx.Err() == nil; {
 		n, err := s.batch(ctx)
 		if n > 0 && s.opts.Observer != nil {
-			s.opts.Observer.Swept(ctx, n) // of a batch that failed half-way, too
+			guard.Hook(ctx, s.opts.Logger, "idemkey: option Observer", func() { s.opts.Observer.Swept(ctx, n) }) // of a batch that failed half-way, too
 		}
 		if err != nil {
 			return fmt.Errorf("idemkey: sweep: %w", err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/planted"
 )
 
@@ -93,7 +94,7 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 	lanes.Go(func() { l.keepLease(work, cancel) })
 	l.probing = &lanes
 	r.counters.leads.Store(true)
-	err := l.run(ctx, work)
+	err := guard.Call(func() error { return l.run(ctx, work) }) // what a panic leaves of l goes with the tenure
 	r.counters.leads.Store(false)
 	cancel()
 	lanes.Wait()
@@ -114,7 +115,11 @@ func (l *leader) keepLease(ctx context.Context, end func()) {
 			timer.Stop()
 			return
 		}
-		until, err := l.r.renew(ctx, l.tenure.epoch)
+		var until time.Time
+		err := guard.Call(func() (err error) {
+			until, err = l.r.renew(ctx, l.tenure.epoch)
+			return err
+		})
 		switch {
 		case errors.Is(err, errOvertaken):
 			end()

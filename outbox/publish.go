@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // publishTopic is [Relay.publishWave] for messages of one topic. It gives up early if the
@@ -70,21 +71,23 @@ func (r *Relay) publishWave(ctx context.Context, wave []*item) []error {
 	return results
 }
 
-// publishSafely survives a publisher that panics over a message: the others go
-// out one by one, and the culprit is refused.
+// publishSafely survives a publisher that panics over a message, or ends its goroutine: the
+// others go out one by one, and the culprit is refused.
 func (r *Relay) publishSafely(ctx context.Context, publications []Publication) (answers []error) {
-	defer func() {
-		value := recover()
-		switch {
-		case value == nil:
-		case len(publications) == 1:
-			answers = []error{fmt.Errorf("%w: the publisher panicked: %v", ErrRefused, value)}
-		default:
-			answers = nil
-			for _, p := range publications {
-				answers = append(answers, r.publishSafely(ctx, []Publication{p})...)
-			}
-		}
-	}()
-	return r.pub.PublishBatch(ctx, publications)
+	err := guard.Apart(func() error {
+		answers = r.pub.PublishBatch(ctx, publications)
+		return nil
+	})
+	switch {
+	case err == nil:
+		return answers
+	case len(publications) == 1:
+		guard.Log(ctx, r.opts.Logger, "outbox: the publisher", err)
+		return []error{fmt.Errorf("%w: the publisher %w", ErrRefused, err)}
+	}
+	answers = nil
+	for _, p := range publications {
+		answers = append(answers, r.publishSafely(ctx, []Publication{p})...)
+	}
+	return answers
 }

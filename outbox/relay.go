@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/drain"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testsignal"
 )
@@ -173,7 +174,7 @@ func (o *RelayOptions) complete() {
 	o.RotateBytes = cmp.Or(o.RotateBytes, 64<<20)
 	o.RotateAfter = cmp.Or(o.RotateAfter, time.Minute)
 	o.Batch = cmp.Or(o.Batch, 500)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 }
 
 func (o *RelayOptions) check() error {
@@ -259,12 +260,15 @@ func (r *Relay) Run(ctx context.Context) error {
 func (r *Relay) runLog(ctx, work context.Context) {
 	standby := false
 	for failures := 0; ctx.Err() == nil; {
-		t, err := r.takeOver(work)
-		if err == nil {
-			failures, standby = 0, false
-			r.opts.Logger.InfoContext(ctx, "outbox: relay is active", "schema", r.opts.Schema, "epoch", t.epoch)
-			err = r.lead(ctx, work, t)
-		}
+		err := guard.Call(func() error { // of the pool's hooks
+			t, err := r.takeOver(work)
+			if err == nil {
+				failures, standby = 0, false
+				r.opts.Logger.InfoContext(ctx, "outbox: relay is active", "schema", r.opts.Schema, "epoch", t.epoch)
+				err = r.lead(ctx, work, t)
+			}
+			return err
+		})
 		wait := r.opts.Lease / standbyLooks
 		switch {
 		case err == nil:

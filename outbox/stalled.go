@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 const (
@@ -59,11 +60,14 @@ func (r *Relay) sendProbes(ctx context.Context, probing *sync.WaitGroup, told fu
 func (r *Relay) sendProbe(ctx context.Context, p probe) {
 	reading, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	found, err := r.db.Query(reading, r.sql.fetchProbe, p.topic, p.after)
 	var rows []row
-	if err == nil {
-		err = collect(&rows, 0)(found)
-	}
+	err := guard.Call(func() error {
+		found, err := r.db.Query(reading, r.sql.fetchProbe, p.topic, p.after)
+		if err == nil {
+			err = collect(&rows, 0)(found)
+		}
+		return err
+	})
 	if err != nil {
 		r.opts.Logger.WarnContext(ctx, "outbox: cannot read a message to probe a stalled topic with; it is tried again later", "schema", r.opts.Schema, "topic", p.topic, "error", err)
 		r.topics.probed(p.topic, p.after, nil, false)

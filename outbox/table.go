@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -60,12 +61,15 @@ func (r *Relay) limit() time.Duration { return r.opts.PublishTimeout + databaseT
 // published, or refused and held; none while another relay is active. The error may come with n > 0: then what the
 // broker took has been committed, and the rest met a broker that was away.
 func (r *Relay) pass(ctx context.Context) (n int, err error) {
-	n, err = r.tryPass(ctx)
-	if errors.Is(err, errAppendLog) {
-		if err = r.intoTable(ctx); err == nil {
-			n, err = r.tryPass(ctx)
+	err = guard.Call(func() error { // of the pool's hooks
+		n, err = r.tryPass(ctx)
+		if errors.Is(err, errAppendLog) {
+			if err = r.intoTable(ctx); err == nil {
+				n, err = r.tryPass(ctx)
+			}
 		}
-	}
+		return err
+	})
 	if errors.Is(err, errStandby) {
 		r.signals.standby.Send(true)
 		return 0, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/traceheader"
 )
 
@@ -18,7 +19,7 @@ type WriterTracer interface {
 // A PublishObserver is told of what a relay's publisher was handed, so that a
 // message's way through the broker can be part of its trace. Package outboxotel
 // has one. It is called from several goroutines at once, and publishing waits for
-// it.
+// it. A panic is logged, and changes nothing for the messages.
 type PublishObserver interface {
 	// Published is called after each call of the publisher in which there were
 	// messages with a trace.
@@ -94,5 +95,8 @@ func (r *Relay) tell(ctx context.Context, c Call, at []int, results []error) {
 	for k, i := range at {
 		c.Traced[k].Err = results[i]
 	}
-	r.opts.Observer.Published(ctx, c)
+	err := guard.Apart(func() error { r.opts.Observer.Published(ctx, c); return nil })
+	if err != nil {
+		guard.Log(ctx, r.opts.Logger, "outbox: option Observer", err)
+	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -47,7 +48,7 @@ func NewNotifier(db *pgxpool.Pool, schema string) (*Notifier, error) {
 	if err := sqlschema.Check(schema); err != nil {
 		return nil, fmt.Errorf("outbox: %w", err)
 	}
-	return newNotifier(db, schema, slog.Default()), nil
+	return newNotifier(db, schema, guard.Logger(slog.Default())), nil
 }
 
 func newNotifier(db *pgxpool.Pool, schema string, log *slog.Logger) *Notifier {
@@ -79,7 +80,11 @@ func (n *Notifier) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if _, err := n.db.Exec(ctx, sqlNotify, n.channel); err != nil && ctx.Err() == nil {
+		err := guard.Call(func() error {
+			_, err := n.db.Exec(ctx, sqlNotify, n.channel)
+			return err
+		})
+		if err != nil && ctx.Err() == nil {
 			n.log.DebugContext(ctx, "outbox: notify", "error", err) // the relay polls
 		}
 		timer := time.NewTimer(notifyInterval)
@@ -94,7 +99,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 // listen wakes this relay when another process notifies, until ctx ends.
 func (r *Relay) listen(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; failures++ {
-		err := r.listenOnce(ctx)
+		err := guard.Call(func() error { return r.listenOnce(ctx) })
 		if ctx.Err() != nil {
 			return
 		}

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"fmt"
 
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -49,9 +50,17 @@ func (p *Publisher) pack(publications []outbox.Publication) *batch {
 }
 
 func (p *Publisher) route(topic string) *route {
-	r := &route{topic: topic, destination: destination{exchange: p.cfg.Exchange.GenerateName(topic)}}
-	if p.cfg.Publish.GenerateRoutingKey != nil {
-		r.key = p.cfg.Publish.GenerateRoutingKey(topic)
+	r := &route{topic: topic}
+	err := guard.Call(func() error {
+		r.exchange = p.cfg.Exchange.GenerateName(topic)
+		if p.cfg.Publish.GenerateRoutingKey != nil {
+			r.key = p.cfg.Publish.GenerateRoutingKey(topic)
+		}
+		return nil
+	})
+	if err != nil {
+		r.refused = fmt.Errorf("%w: names of topic %s: %w", ErrRejected, topic, err)
+		return r
 	}
 	r.refused, r.suspect = p.destinations.standing(r.destination)
 	return r

@@ -54,6 +54,11 @@ func (l *link) dial(ctx context.Context, url string) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.opts.DialTimeout)
 	defer cancel()
 	c := &conn{link: l, url: url, limits: l.opts, dead: make(chan struct{}), work: &l.work, began: time.Now()}
+	defer func() {
+		if c.amqp == nil {
+			c.drop()
+		}
+	}()
 	at, err := amqp.ParseURI(url)
 	if err != nil {
 		return nil, fmt.Errorf("%w: not an AMQP URL", ErrConfig)
@@ -83,7 +88,6 @@ func (l *link) dial(ctx context.Context, url string) (*conn, error) {
 	connection, err := amqp.DialConfig("amqp"+url[len(at.Scheme):], config)
 	handshakeDone()
 	if err != nil {
-		c.drop()
 		if c.socket != nil && c.socket.alerted.Load() {
 			err = errTLSExpected // the library took the alert for a frame
 		}

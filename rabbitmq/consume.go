@@ -9,6 +9,8 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // connect opens the next epoch.
@@ -34,7 +36,11 @@ func (s *subscription) consume(ctx context.Context, c *conn, prefetch int) (*epo
 		closes := ch.NotifyClose(make(chan *amqp.Error, 1)) // first, or the cause could be missed
 		cancels := ch.NotifyCancel(make(chan string, 1))
 		tag := "sagamill-" + rand.Text()
-		deliveries, err := s.startConsumer(ch, tag, prefetch)
+		var deliveries <-chan amqp.Delivery
+		err = guard.Apart(func() (err error) {
+			deliveries, err = s.startConsumer(ch, tag, prefetch)
+			return err
+		})
 		if err != nil {
 			ch.Close()
 			return nil, err

@@ -7,6 +7,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // receive hands over the deliveries of e until intake ends or e does, or e is to be renewed,
@@ -128,7 +130,7 @@ func (s *subscription) take(work context.Context, e *epoch, d amqp.Delivery) {
 	it := &item{epoch: e, delivery: d}
 	s.open(work, it)
 	if s.keyed() {
-		it.key = s.subscriber.opts.Key(it.msg)
+		guard.Hook(work, s.subscriber.opts.Logger, "rabbitmq: option Key", func() { it.key = s.subscriber.opts.Key(it.msg) })
 	}
 	s.sizes.add(it.size())
 	s.subscriber.signals.received.Send(s.lanes.add(it))
@@ -144,7 +146,11 @@ func (s *subscription) open(work context.Context, it *item) {
 
 // unmarshal is total, whatever Marshaler the user has.
 func (s *subscription) unmarshal(d amqp.Delivery) *message.Message {
-	msg, err := s.subscriber.cfg.Marshaler.Unmarshal(d)
+	var msg *message.Message
+	err := guard.Call(func() (err error) {
+		msg, err = s.subscriber.cfg.Marshaler.Unmarshal(d)
+		return err
+	})
 	if err != nil || msg == nil {
 		msg, _ = Marshaler{}.Unmarshal(d)
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 const (
@@ -31,8 +33,11 @@ func (p *Publisher) write(l *letter, msg *message.Message) error {
 	if l.route.refused != nil {
 		return l.route.refused
 	}
-	var err error
-	if l.Publishing, err = p.cfg.Marshaler.Marshal(msg); err != nil {
+	err := guard.Call(func() (err error) {
+		l.Publishing, err = p.cfg.Marshaler.Marshal(msg)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("%w: marshal: %w", ErrRejected, err)
 	}
 	if l.MessageId == "" { // a Marshaler of the user's

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/testsignal"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -60,7 +61,7 @@ func (o PublisherOptions) withDefaults() PublisherOptions {
 	o.Channels = cmp.Or(o.Channels, 32)
 	o.ConfirmTimeout = cmp.Or(o.ConfirmTimeout, 30*time.Second)
 	o.MaxPayload = cmp.Or(o.MaxPayload, 16<<20)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 	return o
 }
 

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // maxStuck is how many requests of a connection may wait for an answer longer than
@@ -64,8 +66,12 @@ func request[T any](ctx context.Context, c *conn, f func() (T, error), discard f
 	c.work.Go(func() {
 		answered := make(chan answer[T], 1)
 		c.work.Go(func() {
-			value, err := f()
-			answered <- answer[T]{value, err}
+			a := answer[T]{err: guard.ErrGoexit}
+			defer func() { answered <- a }()
+			a.err = guard.Call(func() (err error) { // of a TopologyBuilder, or of a GenerateName
+				a.value, err = f()
+				return err
+			})
 		})
 		timer := time.NewTimer(c.limits.RequestTimeout)
 		defer timer.Stop()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // dialStagger is how long a dial may go on before the next address is dialled beside it:
@@ -74,7 +76,11 @@ func (l *link) warnUnreachable(ctx context.Context, failed []error) {
 // dialBeside dials url in the background. It drops a connection that comes too late.
 func (l *link) dialBeside(ctx context.Context, url string, results chan<- dialled, over <-chan struct{}) {
 	l.work.Go(func() {
-		c, err := l.dial(ctx, url)
+		var c *conn
+		err := guard.Apart(func() (err error) { // of a Dial, or of what shakes hands
+			c, err = l.dial(ctx, url)
+			return err
+		})
 		select {
 		case results <- dialled{url, c, err}:
 		case <-over:

@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/testsignal"
 )
 
@@ -53,7 +54,8 @@ type SubscriberOptions struct {
 	// handed over one at a time and in order: see [Subscriber.Subscribe]. It is
 	// called once for each delivery, before the handler sees the message, by one
 	// goroutine for each subscription; it must not wait for anything. A message
-	// with the key "" is in no order with any other. [outbox.SagaKey] is the one
+	// with the key "" is in no order with any other; a panic, which is logged, counts as
+	// that key. [outbox.SagaKey] is the one
 	// for messages that an outbox orders by saga, as it does by default.
 	// Default: none has a key.
 	Key func(*message.Message) string
@@ -78,7 +80,7 @@ func (o SubscriberOptions) withDefaults() SubscriberOptions {
 	o.NackDelay = cmp.Or(o.NackDelay, time.Second)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.TopologyInterval = cmp.Or(o.TopologyInterval, 30*time.Second)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 	return o
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/machine"
 )
 
@@ -25,11 +26,13 @@ const (
 // that have ended long ago.
 func (o *Orchestrator) housekeep(ctx context.Context) {
 	for ctx.Err() == nil {
-		silent, err := o.checkSilent(ctx)
-		removed := 0
-		if err == nil {
-			removed, err = o.removeEnded(ctx)
-		}
+		silent, removed := 0, 0
+		err := guard.Call(func() (err error) { // of the pool's hooks
+			if silent, err = o.checkSilent(ctx); err == nil {
+				removed, err = o.removeEnded(ctx)
+			}
+			return err
+		})
 		if err != nil && ctx.Err() == nil {
 			o.opts.Logger.ErrorContext(ctx, "saga: housekeeping failed", "error", err)
 		}

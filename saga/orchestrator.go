@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testsignal"
 	"github.com/sagamill/sagamill/outbox"
@@ -125,7 +126,7 @@ func (o *Options) complete() error {
 	o.TimerPoll = cmp.Or(o.TimerPoll, 250*time.Millisecond)
 	o.TimerWorkers = cmp.Or(o.TimerWorkers, 4)
 	o.HousekeepPoll = cmp.Or(o.HousekeepPoll, time.Minute)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 	if err := sqlschema.Check(o.Schema); err != nil {
 		return fmt.Errorf("option Schema: %w", err)
 	}

@@ -3,7 +3,6 @@ package saga
 import (
 	"context"
 	"errors"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/drain"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 const (
@@ -42,7 +42,11 @@ func (o *Orchestrator) runTimers(ctx context.Context) {
 	work, cancel := drain.Context(ctx, timerTime)
 	defer cancel()
 	for ctx.Err() == nil {
-		n, more, err := o.timerPass(work)
+		n, more := 0, false
+		err := guard.Call(func() (err error) { // of the pool's hooks
+			n, more, err = o.timerPass(work)
+			return err
+		})
 		if err != nil {
 			o.opts.Logger.ErrorContext(ctx, "saga: timers cannot be looked at", "error", err)
 		}
@@ -63,7 +67,12 @@ func (o *Orchestrator) timerPause(ctx context.Context, failed error) time.Durati
 	var micros int64
 	ctx, cancel := context.WithTimeout(ctx, timerTime)
 	defer cancel()
-	if failed != nil || o.db.QueryRow(ctx, o.sql.nextDue, o.known.names, o.known.versions, o.known.hashes).Scan(&micros) != nil {
+	if failed == nil {
+		failed = guard.Call(func() error {
+			return o.db.QueryRow(ctx, o.sql.nextDue, o.known.names, o.known.versions, o.known.hashes).Scan(&micros)
+		})
+	}
+	if failed != nil {
 		return o.opts.TimerPoll
 	}
 	return max(time.Millisecond, min(o.opts.TimerPoll, time.Duration(micros)*time.Microsecond))
@@ -149,7 +158,10 @@ func (o *Orchestrator) postpone(d due, cause error) {
 	defer cancel()
 	last := d.tries >= maxTimerTries || errors.Is(cause, flow.ErrUnfit)
 	o.opts.Logger.ErrorContext(ctx, "saga: an instance's timer failed", "scope", d.scope, "key", d.key, "path", d.path, "try", d.tries, "stuck", last, "error", cause)
-	_, err := o.db.Exec(ctx, o.sql.postpone, d.scope, d.key, d.path, clip(cause.Error()), timerPolicy.Wait(d.tries).Microseconds(), last, d.revision, d.tries)
+	err := guard.Call(func() error {
+		_, err := o.db.Exec(ctx, o.sql.postpone, d.scope, d.key, d.path, clip(cause.Error()), timerPolicy.Wait(d.tries).Microseconds(), last, d.revision, d.tries)
+		return err
+	})
 	if err != nil {
 		o.opts.Logger.ErrorContext(ctx, "saga: that is not noted", "error", err)
 	}
@@ -157,26 +169,23 @@ func (o *Orchestrator) postpone(d due, cause error) {
 
 // inTx has do move an instance, in a transaction of its own, and stores it with what it sends.
 // After an error that is not the server's own it is not known whether that has happened.
-func (o *Orchestrator) inTx(ctx context.Context, d due, do func(context.Context, *flow.Run) error) (err error) {
+func (o *Orchestrator) inTx(ctx context.Context, d due, do func(context.Context, *flow.Run) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timerTime)
 	defer cancel()
-	defer func() {
-		if value := recover(); value != nil {
-			err = &flow.PanicError{Value: value, Stack: debug.Stack()}
-		}
-	}()
 	wakes := false
-	err = pgx.BeginTxFunc(ctx, o.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if wakes, err = o.moveDue(ctx, tx, d, do); err != nil {
-			return err
-		}
-		return failpoint.Hit("saga/before-timer-commit")
+	err := guard.Apart(func() error {
+		return pgx.BeginTxFunc(ctx, o.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+			if wakes, err = o.moveDue(ctx, tx, d, do); err != nil {
+				return err
+			}
+			return failpoint.Hit("saga/before-timer-commit")
+		})
 	})
 	if err != nil {
 		return err
 	}
 	if wakes && o.opts.Wake != nil {
-		o.opts.Wake()
+		guard.Hook(ctx, o.opts.Logger, "saga: option Wake", o.opts.Wake)
 	}
 	return failpoint.Hit("saga/after-timer-commit")
 }

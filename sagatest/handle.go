@@ -11,6 +11,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
@@ -237,7 +238,7 @@ func (h *handling) unhandled(u consumer.Unhandled) {
 	}
 	u.Delivery = h.delivery()
 	h.box.touch()
-	err := guarded(func() error {
+	err := guard.Call(func() error {
 		h.e.to.step.Unhandled(u, func(msgs ...outbox.Message) { h.send(msgs) })
 		return nil
 	})

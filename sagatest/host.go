@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -68,7 +69,7 @@ func (h *host) begin(ctx context.Context, tx pgx.Tx, f *flow.Flow, scope, key st
 func (s *session) begin(ctx context.Context, f *flow.Flow, row *instance, state any) error {
 	row.started, row.updated = s.host.now, s.host.now
 	s.row = row
-	if err := guarded(func() error { return s.run().Begin(ctx, state) }); err != nil {
+	if err := guard.Call(func() error { return s.run().Begin(ctx, state) }); err != nil {
 		return fmt.Errorf("begin %s: %w", f.Name(), err)
 	}
 	s.rows[row.Path] = row
@@ -92,7 +93,7 @@ func (h *host) move(ctx context.Context, tx pgx.Tx, path string, do func(*flow.R
 	if err := run.Open(); err != nil {
 		return nil, err
 	}
-	if err := guarded(func() error { return do(run) }); err != nil {
+	if err := guard.Call(func() error { return do(run) }); err != nil {
 		return nil, err
 	}
 	if !phase.Ended() || row.Progress.Revoke {

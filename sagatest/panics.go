@@ -3,27 +3,16 @@ package sagatest
 import (
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"strings"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/guard"
 )
-
-// guarded runs a function of the author's. A panic becomes a [flow.PanicError].
-func guarded(do func() error) (err error) {
-	defer func() {
-		if value := recover(); value != nil {
-			err = &flow.PanicError{Value: value, Stack: debug.Stack()}
-		}
-	}()
-	return do()
-}
 
 // panicOf returns the value and the stack of the panic that err is of.
 func panicOf(err error) (value any, stack []byte, ok bool) {
 	var handlers *consumer.PanicError
-	var definitions *flow.PanicError
+	var definitions *guard.PanicError
 	switch {
 	case errors.As(err, &handlers):
 		return handlers.Value, handlers.Stack, true

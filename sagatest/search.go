@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // A search goes through the schedules of a system, depth first, with one more fault in
@@ -174,7 +176,7 @@ func (x *search) judge(s *modelState, always bool) {
 	if !always {
 		x.rest(s)
 	}
-	if err := guarded(func() error { return x.check(always, s) }); err != nil {
+	if err := guard.Call(func() error { return x.check(always, s) }); err != nil {
 		s.breaks("%s", explain(err, x.tx != nil, "Model.Tx"))
 	}
 	if len(x.path) > x.opts.MaxSteps {

@@ -13,6 +13,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/rediskey"
 )
 
@@ -70,7 +71,7 @@ func New(pg *idempg.Store, client redis.UniversalClient, opts *Options) (*Store,
 		timeout = DefaultRequiredCallTimeout
 	}
 	s.opts.CallTimeout = cmp.Or(s.opts.CallTimeout, timeout)
-	s.opts.Logger = cmp.Or(s.opts.Logger, slog.Default())
+	s.opts.Logger = guard.Logger(cmp.Or(s.opts.Logger, slog.Default()))
 	if err := rediskey.CheckPrefix(s.opts.Prefix); err != nil {
 		return nil, fmt.Errorf("idemhybrid: Options.Prefix: %w", err)
 	}
@@ -111,9 +112,14 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	if err := failpoint.Hit("idemhybrid/after-lock"); err != nil {
 		return idemkey.Decision{}, errors.Join(err, l.free(ctx))
 	}
+	owns := false
+	defer func() { // after a panic of a hook of the pool's, too
+		if !owns {
+			_ = l.free(ctx)
+		}
+	}()
 	d, err := s.pg.Begin(ctx, c)
-	if err != nil || d.Exec == nil {
-		_ = l.free(ctx)
+	if owns = err == nil && d.Exec != nil; !owns {
 		return d, err
 	}
 	d.Exec = &execution{Execution: d.Exec, lock: l}

@@ -15,6 +15,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
 	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/internal/guardtest"
 	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/rediskey"
 	"github.com/sagamill/sagamill/internal/redistest"
@@ -27,6 +28,15 @@ type fixture struct {
 	pool   *pgxpool.Pool
 	schema string
 	redis  redis.UniversalClient // direct, whatever is between the store and the server
+}
+
+// held is how many connections and locks are in use.
+func (f *fixture) held() int {
+	locks, err := f.redis.Keys(context.Background(), f.opts.Prefix+"*").Result()
+	if err != nil {
+		return -1
+	}
+	return len(locks) + int(f.pool.Stat().AcquiredConns())
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -155,18 +165,19 @@ func TestStore(t *testing.T) {
 	t.Parallel()
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		f := newFixture(t)
-		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
+		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
 	})
 }
 
-// Without Redis it is the store in Postgres.
+// Without Redis it is the store in Postgres, and a logger that panics over that changes nothing.
 func TestStoreWithoutRedis(t *testing.T) {
 	t.Parallel()
+	guardtest.Covered(t, map[string]bool{"Options.Logger": true}, Options{})
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		p, client := redistest.NewProxy(t)
 		p.Lose(redistest.LoseCalls)
-		f := newFixture(t).with(client, Options{CallTimeout: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
-		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
+		f := newFixture(t).with(client, Options{CallTimeout: 20 * time.Millisecond, Logger: guardtest.Log(guardtest.Ways["panic"])})
+		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
 	})
 }
 

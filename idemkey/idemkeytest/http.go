@@ -52,6 +52,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Problem":      httpProblem,
 		"Panic":        httpPanic,
 		"Abort":        httpAbort,
+		"Callback":     httpCallback,
 		"Statuses":     httpStatuses,
 		"CommitAnyway": httpCommitAnyway,
 		"Empty":        httpEmpty,

@@ -30,6 +30,10 @@ type Subject struct {
 	// SelfExpiring says that the store removes expired records by itself, so
 	// that Sweep finds none.
 	SelfExpiring bool
+
+	// Held is how much the store holds for requests that run, such as connections. Default: it
+	// is not checked.
+	Held func() int
 }
 
 // Run runs the suite. open is called once for each test.
@@ -58,6 +62,7 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		"InvalidClaim":  testInvalidClaim,
 		"Race":          testRace,
 		"RaceTakeOver":  testRaceTakeOver,
+		"Callbacks":     testCallbacks,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

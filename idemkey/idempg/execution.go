@@ -102,7 +102,7 @@ func (e *execution) end() {
 // giveBack returns the connection to the pool, or closes it if a call of the
 // handler's may still use it.
 func (e *execution) giveBack() {
-	if e.given {
+	if e.given || e.conn == nil {
 		return
 	}
 	e.given = true
@@ -263,7 +263,11 @@ func (e *execution) after() execer {
 // rollback ends the transaction. After ErrTxMisuse the handler has ended it before. After another
 // error the connection is closed, and the server rolls back as soon as it notices.
 func (e *execution) rollback(ctx context.Context) error {
-	ended, err := e.tx.Rollback(ctx)
+	var ended bool
+	var err error
+	if !e.given { // else the connection is closed, or somebody else's
+		ended, err = e.tx.Rollback(ctx)
+	}
 	if e.closed() {
 		ended = e.committed(ctx)
 	}

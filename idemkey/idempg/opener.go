@@ -5,6 +5,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // An opener opens the transactions of handlers that have asked for nothing yet,
@@ -57,7 +59,7 @@ func (o *opener) fire() {
 		ctx, e.hurry = context.WithTimeout(context.Background(), e.openLimit)
 		go func() { // ends with e, which waits for the transaction's turn and hurries it
 			defer e.hurry()
-			_ = e.tx.Open(ctx) // the handler's next statement tells
+			_ = guard.Call(func() error { return e.tx.Open(ctx) }) // the handler's next statement tells
 		}()
 	}
 	o.armed = false

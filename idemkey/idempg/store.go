@@ -67,23 +67,24 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	return d, nil
 }
 
-func (s *Store) begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
+func (s *Store) begin(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, err error) {
 	if err := c.Check(); err != nil {
-		return idemkey.Decision{}, err
+		return d, err
 	}
 	if d, decided, err := s.admit(ctx, &c); decided || err != nil {
 		return d, err
 	}
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		<-s.slot
+	e, owns := &execution{s: s, id: c.ID, token: newToken()}, false
+	defer func() { // after a panic of a hook of the pool's, too
+		if !owns { // a connection that is still in a transaction is closed by the pool
+			e.end()
+		}
+	}()
+	if e.conn, err = s.acquire(ctx); err != nil {
 		return idemkey.Decision{}, err
 	}
-	e := &execution{s: s, conn: conn, id: c.ID, token: newToken()}
-	d, err := s.claim(ctx, e, &c)
-	if err != nil || d.Exec == nil { // a connection that is still in a transaction is closed by the pool
-		e.end()
-	}
+	d, err = s.claim(ctx, e, &c)
+	owns = err == nil && d.Exec != nil
 	return d, err
 }
 

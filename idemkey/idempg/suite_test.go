@@ -53,6 +53,9 @@ func (f *fixture) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision,
 	return d, err
 }
 
+// held is how many places and connections are in use.
+func (f *fixture) held() int { return len(f.slot) + int(f.pool.Stat().AcquiredConns()) }
+
 func (f *fixture) exec(t testing.TB, sql string, args ...any) {
 	t.Helper()
 	if _, err := f.pool.Exec(t.Context(), sql, args...); err != nil {
@@ -107,7 +110,7 @@ func TestStore(t *testing.T) {
 			t.Parallel()
 			idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 				f := newFixture(t, opts)
-				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
+				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
 			})
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/rediskey"
 )
 
@@ -46,7 +47,7 @@ func (o *Options) setDefaults() {
 	o.Prefix = cmp.Or(o.Prefix, DefaultPrefix)
 	o.CallTimeout = cmp.Or(o.CallTimeout, DefaultCallTimeout)
 	o.KeepExpired = cmp.Or(o.KeepExpired, DefaultKeepExpired)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 }
 
 // check returns an error that names the field.

@@ -3,7 +3,6 @@ package flow
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
@@ -132,12 +131,3 @@ func (e *RejectedError) Error() string { return "rejected: " + e.Reason }
 // ErrUnfit reports a result, or a state, that is not of the type that the
 // definition gives it. The instance is as it was.
 var ErrUnfit = errors.New("does not fit the definition")
-
-// A PanicError is a panic of a definition's function.
-type PanicError struct {
-	Value any
-	Stack []byte
-}
-
-// Error does not repeat the stack.
-func (e *PanicError) Error() string { return fmt.Sprintf("panicked: %v", e.Value) }

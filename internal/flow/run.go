@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime/debug"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -35,7 +35,7 @@ func (r *Run) Open() error {
 		return fmt.Errorf("%w: the instance has %d steps, version %d of %s has %d", ErrUnfit,
 			len(r.Instance.Progress.Steps), r.Flow.Version(), r.Flow.Name(), r.Flow.Machine.Steps())
 	}
-	err := recovered(func() (err error) {
+	err := guard.Call(func() (err error) {
 		r.state, err = r.Flow.State.Decode(r.Instance.State)
 		return err
 	})
@@ -85,8 +85,8 @@ func (r *Run) take(a Reply) error {
 	if !r.Later {
 		return fold()
 	}
-	err := recovered(fold)
-	if panicked := new(PanicError); errors.As(err, &panicked) {
+	err := guard.Call(fold)
+	if panicked := new(guard.PanicError); errors.As(err, &panicked) {
 		err = fmt.Errorf("%w: the result of step %s: %w", ErrUnfit, r.Flow.Machine.Step(a.Step).Name, panicked)
 	}
 	return err
@@ -255,7 +255,7 @@ func (r *Run) local(ctx context.Context, id int, undo bool, a *Action) error {
 	turn.out, turn.queued = &emitted, &queued
 	later, canQueue := r.Out.(Queuer)
 	failed, err := r.Out.Nested(ctx, func(tx pgx.Tx) error {
-		err := recovered(func() error { return a.Local(ctx, tx, turn, r.state) })
+		err := guard.Call(func() error { return a.Local(ctx, tx, turn, r.state) })
 		if err == nil && !canQueue {
 			err = execute(ctx, tx, queued)
 		}
@@ -303,15 +303,6 @@ func execute(ctx context.Context, tx pgx.Tx, statements []Statement) error {
 		b.Queue(s.SQL, s.Args...)
 	}
 	return tx.SendBatch(ctx, b).Close()
-}
-
-func recovered(do func() error) (err error) {
-	defer func() {
-		if value := recover(); value != nil {
-			err = &PanicError{Value: value, Stack: debug.Stack()}
-		}
-	}()
-	return do()
 }
 
 // fold puts a result into the state.
