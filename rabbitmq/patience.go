@@ -114,39 +114,33 @@ func (ps *patiences) of(exchange string) *confirmPatience {
 	return p
 }
 
-// unconfirmed says why the oldest message in flight is not confirmed after waiting so long,
-// and gives the connection up if it is to blame:
+// unconfirmed says why the oldest message in flight, to a destination, is not confirmed since
+// then, and gives the connection up if it is to blame:
 //
 //   - The broker has answered for others on the connection since: the queue is to blame.
 //   - It answers nothing at all: it hangs, or the network is cut.
 //   - It opens channels and confirms nothing: all queues in use lack a majority, as on the
 //     smaller side of a partition. Another broker may be better off.
-func (c *confirmChannel) unconfirmed(ctx context.Context, p *confirmPatience, waited time.Duration, since time.Time) error {
-	if c.conn.answeredSince(since) {
-		p.slow(waited, time.Now())
+func (c *confirmChannel) unconfirmed(ctx context.Context, p *confirmPatience, to destination, since time.Time) error {
+	now := time.Now()
+	waited := now.Sub(since)
+	if c.conn.heardSince(since) {
+		p.slow(waited, now)
 		return fmt.Errorf("%w: no confirm within %s; the broker answered for other messages on the connection", ErrUnconfirmed, waited.Round(time.Millisecond))
 	}
-	leave := p.expired(waited, time.Now())
+	leave := p.expired(waited, now)
 	if !c.conn.opensChannel(ctx) {
 		if ctx.Err() != nil {
 			return unavailable(ctx)
 		}
-		c.conn.link.leave(c.conn, unresponsive)
+		c.conn.link.leaveUnconfirmed(c.conn, to, since)
 		return fmt.Errorf("%w: no confirm within %s, and no answer to a request", ErrUnavailable, waited.Round(time.Millisecond))
 	}
 	if c.conn.link.several() && leave {
-		c.conn.link.leave(c.conn, unresponsive)
+		c.conn.link.leaveUnconfirmed(c.conn, to, since)
 	}
 	return fmt.Errorf("%w: no confirm within %s for any message on the connection", ErrUnconfirmed, waited.Round(time.Millisecond))
 }
-
-// answeredSince reports whether a message on c was confirmed or nacked since then.
-func (c *conn) answeredSince(then time.Time) bool {
-	return c.answered.Load() > int64(then.Sub(c.began))
-}
-
-// noteAnswer remembers that a message on c was confirmed or nacked just now.
-func (c *conn) noteAnswer() { c.answered.Store(int64(time.Since(c.began))) }
 
 // opensChannel reports whether the broker opens a channel within livenessTimeout. It does
 // not drop the connection.
