@@ -48,7 +48,7 @@ func (e explosive) Trace() (string, string)                     { e.at("Trace");
 func (e explosive) Swept(context.Context, Swept)                { e.at("Swept") }
 
 // armed is a body whose decoder goes wrong.
-type armed struct{ *charge }
+type armed struct{}
 
 var decoding atomic.Pointer[charge] // of the only test that decodes one
 
