@@ -9,6 +9,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sagaid"
+	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
 // errNotReturned is for the log and the observer; the panic itself goes on.
@@ -182,7 +183,7 @@ func (x *exchange) problemOf(err error) *Problem {
 	switch {
 	case errors.Is(err, ErrLeaseLost):
 		return x.m.problem(CodeInProgress)
-	case errors.Is(err, ErrTxConflict):
+	case errors.Is(err, ErrTxConflict), sqlstate.Conflict(err):
 		return newProblem(CodeTxConflict)
 	case errors.Is(err, ErrNotCommitted):
 		return newProblem(CodeCommitFailed)
