@@ -317,7 +317,8 @@ func (x *exchange) failOpen(err error) {
 	for _, name := range append([]string{x.m.opts.Key.Header}, x.m.opts.Key.Aliases...) {
 		x.w.Header().Del(name)
 	}
-	x.id, x.event.Err = Identity{}, err
+	x.id = Identity{}
+	x.note(err)
 	defer func() { // after a panic, too
 		x.event.Result = ResultFailOpen
 		if x.event.Outcome == OutcomeKept || x.event.Outcome == OutcomeRejected {
@@ -374,7 +375,7 @@ func (x *exchange) replay(rec *Record) {
 func (x *exchange) sendReplay(r Response) {
 	if hook := x.m.opts.Response.ReplayHook; hook != nil {
 		if err := hook(x.r, &r); err != nil {
-			x.event.Err = err
+			x.note(err)
 			x.writeProblem(x.w, x.problemOf(err))
 			return
 		}
@@ -398,7 +399,7 @@ func (x *exchange) sendReplay(r Response) {
 
 // refuse answers with the problem that code names. err is for the log only.
 func (x *exchange) refuse(result Result, code string, err error) {
-	x.event.Err = err
+	x.note(err)
 	x.answer(result, x.m.problem(code))
 }
 
@@ -408,7 +409,7 @@ func (x *exchange) noRoom(err error) {
 	if quota := (*QuotaError)(nil); errors.As(err, &quota) {
 		p.Title, p.RetryAfter = "Too many idempotency keys in use", maxRetryAfter
 	}
-	x.event.Err = err
+	x.note(err)
 	x.answer(ResultCapacity, p)
 }
 
