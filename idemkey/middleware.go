@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"time"
@@ -218,7 +219,11 @@ func (x *exchange) serve() {
 // prepare completes the claim of a request with a key. It has answered if it is not ok.
 func (x *exchange) prepare(claim *Claim, sent sentKey) (ok bool) {
 	var err error
-	if claim.ID, err = x.identify(sent.key); err != nil {
+	switch claim.ID, err = x.identify(sent.key); {
+	case errors.Is(err, errScopeInvalid):
+		x.refuse(ResultMisconfigured, CodeScopeInvalid, err)
+		return false
+	case err != nil:
 		x.refuse(ResultUnauthorized, CodeScopeMissing, err)
 		return false
 	}
@@ -237,6 +242,22 @@ func (x *exchange) prepare(claim *Claim, sent sentKey) (ok bool) {
 	return true
 }
 
+// errScopeInvalid is for the log: it is the service that made the scope.
+var errScopeInvalid = errors.New("idemkey: Options.Scope returned an invalid scope")
+
+// checkScope tells what is wrong with scope without repeating it.
+func checkScope(scope string) error {
+	switch odd := oddByte(scope); {
+	case scope == "":
+		return errors.New("idemkey: Options.Scope returned no scope")
+	case len(scope) > MaxScope:
+		return fmt.Errorf("%w: it has %d bytes, the limit is %d", errScopeInvalid, len(scope), MaxScope)
+	case odd >= 0:
+		return fmt.Errorf("%w: byte %d is a control character or no UTF-8", errScopeInvalid, odd)
+	}
+	return nil
+}
+
 func (x *exchange) identify(key string) (Identity, error) {
 	id := Identity{Namespace: x.m.opts.namespace(x.r), Scope: singleTenant, Key: key}
 	if x.m.opts.SingleTenant {
@@ -246,8 +267,8 @@ func (x *exchange) identify(key string) (Identity, error) {
 	if id.Scope, err = x.m.opts.Scope(x.r); err != nil {
 		return Identity{}, err
 	}
-	if !text(id.Scope, MaxScope) {
-		return Identity{}, errors.New("idemkey: the scope is empty, too long or not printable")
+	if err := checkScope(id.Scope); err != nil {
+		return Identity{}, err
 	}
 	return id, nil
 }

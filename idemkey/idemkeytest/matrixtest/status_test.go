@@ -57,6 +57,9 @@ var statuses = []statusRow{
 	{code: idemkey.CodeScopeMissing, way: "no principal", status: 401, record: absent, options: func(o *idemkey.Options) {
 		o.SingleTenant, o.Scope = false, func(*http.Request) (string, error) { return "", errors.New("no principal") }
 	}},
+	{code: idemkey.CodeScopeInvalid, way: "too long", status: 500, record: absent, options: func(o *idemkey.Options) {
+		o.SingleTenant, o.Scope = false, func(*http.Request) (string, error) { return strings.Repeat("s", idemkey.MaxScope+1), nil }
+	}},
 	{code: idemkey.CodeBodyConsumed, way: "read outside", status: 500, record: absent, mount: func(m *idemkey.Middleware, h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
