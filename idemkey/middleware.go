@@ -57,7 +57,8 @@ func New(store Store, opts *Options) (*Middleware, error) {
 // With returns a Middleware on the same store whose options are those of m,
 // changed by set: one route's own limits, for instance. A list that set assigns replaces
 // that of m, and is not added to it: a route that sets Fingerprint.ExcludeFields names all
-// fields that it ignores, and gives each of its Fingerprint.Versions all fields too.
+// fields that it ignores, and gives each of its Fingerprint.Versions all fields too. What a change of
+// them does to keys in use is in docs/upgrading.md.
 func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 	o := m.opts.clone()
 	if set == nil {

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -164,6 +165,22 @@ func TestStatuses(t *testing.T) {
 	slices.Sort(provoked)
 	if got, want := slices.Compact(provoked), declaredCodes(t); !slices.Equal(got, want) {
 		t.Errorf("rows provoke %q, and package idemkey has %q", got, want)
+	}
+}
+
+// The operators' list of codes is complete.
+func TestCodesAreDocumented(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(doc), "\n| code | status |")
+	list, _, _ = strings.Cut(list, "\n\n")
+	for _, code := range declaredCodes(t) {
+		if !strings.Contains(list, "`"+code+"`") {
+			t.Errorf("docs/operations.md has no row for %s", code)
+		}
 	}
 }
 
