@@ -68,6 +68,20 @@
 // the key for the same request. The client hears nothing before the outcome is durable. A
 // goroutine that the handler has left behind can write no more: [ErrSettled].
 //
+// A handler that fails by [Fail], or by an error that it returns, is answered with the error itself if
+// it is a [*Problem], else with what Problems.MapError makes of it, else with 503 [CodeTxConflict] for
+// a serialization failure or a deadlock, else with 500.
+//
+// # Mounting
+//
+// Whatever may refuse a caller goes outside of [Middleware.Handler], and so do recovery, tracing
+// and compression. Middleware that reads bodies there restores them, or goes inside of
+// [Middleware.Outer]: a body that was consumed is refused. Handler is mounted once on a request's
+// way. A route's own options come from [Middleware.With], whose lists replace those of the
+// middleware. The response headers of the key and of the replay are the middleware's alone.
+//
+// docs/operations.md has the order of handlers, and all codes that the middleware answers with.
+//
 // # After a crash
 //
 // Before the commit: the business writes are gone, the record is in progress,

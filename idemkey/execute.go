@@ -10,6 +10,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sagaid"
+	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
 // errNotReturned is for the log and the observer; the panic itself goes on.
@@ -160,13 +161,13 @@ func (x *exchange) wake() {
 
 // fail answers a failure of our own that rolled back.
 func (x *exchange) fail(err error) {
-	x.event.Err = err
+	x.note(err)
 	x.writeProblem(x.w, newProblem(CodeInternal))
 }
 
 func (x *exchange) tooLarge(exec Execution) {
 	x.release(exec, Bound, http.StatusInternalServerError)
-	x.event.Err = errResponseTooLarge
+	x.note(errResponseTooLarge)
 	x.writeProblem(x.w, newProblem(CodeResponseTooLarge))
 }
 
@@ -211,7 +212,7 @@ func (x *exchange) problemOf(err error) *Problem {
 	switch {
 	case errors.Is(err, ErrLeaseLost):
 		return x.m.problem(CodeInProgress)
-	case errors.Is(err, ErrTxConflict):
+	case errors.Is(err, ErrTxConflict), sqlstate.Conflict(err):
 		return newProblem(CodeTxConflict)
 	case errors.Is(err, ErrNotCommitted):
 		return newProblem(CodeCommitFailed)
@@ -234,7 +235,7 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	}
 	if _, err := resp.MarshalHeader(); err != nil {
 		x.tooLarge(exec)
-		x.event.Err = err
+		x.note(err)
 		return
 	}
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
@@ -252,7 +253,8 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 		x.cacheOwn(resp)
 		x.event.Outcome, x.event.Stored = outcome, len(resp.Body)
 	case errors.Is(err, ErrNotStored):
-		x.event.Outcome, x.event.Err = OutcomeUnkept, err
+		x.event.Outcome = OutcomeUnkept
+		x.note(err)
 		if errors.Is(err, ErrLeaseLost) {
 			x.event.Outcome = OutcomeLost
 		}
@@ -274,7 +276,8 @@ func (x *exchange) cacheOwn(r Response) {
 
 // notKept answers where the handler's own response would claim what is not so.
 func (x *exchange) notKept(err error) {
-	x.event.Outcome, x.event.Err = OutcomeFailed, err
+	x.event.Outcome = OutcomeFailed
+	x.note(err)
 	switch {
 	case errors.Is(err, ErrLeaseLost):
 		x.event.Outcome = OutcomeLost
@@ -331,9 +334,7 @@ func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	default:
 		x.event.Outcome = OutcomeFailed
 	}
-	if err != nil {
-		x.event.Err = errors.Join(x.event.Err, err)
-		x.storeFailed(OpRelease, err)
-	}
+	x.note(err)
+	x.storeFailed(OpRelease, err)
 	x.wake()
 }

@@ -38,7 +38,8 @@ const (
 type Options struct {
 	// Scope returns whom the request's key belongs to: the principal's id, not
 	// the Authorization value, which may change between retries. An error or
-	// an empty scope is answered with 401. Required unless SingleTenant.
+	// an empty scope is answered with 401, one of more than [MaxScope] bytes or that is no
+	// printable UTF-8 with 500. Required unless SingleTenant.
 	Scope        func(*http.Request) (string, error)
 	SingleTenant bool // all callers share one scope; default: false
 	// ScopeByRoute makes the key new for each method and route: the pattern of

@@ -20,7 +20,7 @@ func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 		err = errTooLate
 	}
 	if err != nil {
-		x.event.Err = err
+		x.note(err)
 		return unknown, nil
 	}
 	c.Recovered = unknown.Attempt
@@ -56,7 +56,8 @@ func (x *exchange) keepRecovered(d Decision) {
 		x.notKept(err) // another owner may have kept something else
 		return
 	}
-	x.event.Outcome, x.event.Err = OutcomeKept, err
+	x.event.Outcome = OutcomeKept
+	x.note(err)
 	if err != nil {
 		x.event.Outcome = OutcomeUnkept
 	}

@@ -83,7 +83,7 @@ func (x *exchange) stored(r *Response) (Response, error) {
 	case x.m.traits.Transactional:
 		return s, fmt.Errorf("idemkey: seal response: %w", err)
 	default: // what the handler did stands, so it must be remembered that it ran
-		x.event.Err = fmt.Errorf("idemkey: seal response: %w", err)
+		x.note(fmt.Errorf("idemkey: seal response: %w", err))
 		s.Body, s.Dropped = nil, true
 	}
 	return s, nil

@@ -108,15 +108,19 @@ func (c *Claim) Check() error {
 // text reports whether s is 1 to limit bytes that a database text and a log
 // line can hold.
 func text(s string, limit int) bool {
-	if s == "" || len(s) > limit || !utf8.ValidString(s) {
-		return false
-	}
-	for _, r := range s {
-		if r < 0x20 || r == 0x7f {
-			return false
+	return s != "" && len(s) <= limit && oddByte(s) < 0
+}
+
+// oddByte returns where s has a control character or is no UTF-8, and -1 if it is text.
+func oddByte(s string) int {
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		if r < 0x20 || r == 0x7f || r == utf8.RuneError && size == 1 {
+			return i
 		}
+		i += size
 	}
-	return true
+	return -1
 }
 
 // A Record is what a store remembers of an identity. Expired and LeaseLeft are

@@ -31,15 +31,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+var frameworks = map[string]idemkeytest.Mount{
+	"net-http": mountServeMux,
+	"chi":      mountChi,
+	"gin":      mountGin,
+	"echo":     mountEcho,
+}
+
 // The middleware does the same in each framework, on either store.
 func TestFrameworks(t *testing.T) {
 	t.Parallel()
-	for name, mount := range map[string]idemkeytest.Mount{
-		"net-http": mountServeMux,
-		"chi":      mountChi,
-		"gin":      mountGin,
-		"echo":     mountEcho,
-	} {
+	for name, mount := range frameworks {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			t.Run("memory", func(t *testing.T) { idemkeytest.RunHTTP(t, mount, nil) })

@@ -74,6 +74,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"MountedTwice": httpMountedTwice,
 		"Nested":       httpNested,
 		"OwnHeaders":   httpOwnHeaders,
+		"Scope":        httpScope,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,6 +57,9 @@ var statuses = []statusRow{
 	{code: idemkey.CodeBodyUnreadable, way: "ends early", status: 400, record: absent, provoke: halfABody},
 	{code: idemkey.CodeScopeMissing, way: "no principal", status: 401, record: absent, options: func(o *idemkey.Options) {
 		o.SingleTenant, o.Scope = false, func(*http.Request) (string, error) { return "", errors.New("no principal") }
+	}},
+	{code: idemkey.CodeScopeInvalid, way: "too long", status: 500, record: absent, options: func(o *idemkey.Options) {
+		o.SingleTenant, o.Scope = false, func(*http.Request) (string, error) { return strings.Repeat("s", idemkey.MaxScope+1), nil }
 	}},
 	{code: idemkey.CodeBodyConsumed, way: "read outside", status: 500, record: absent, mount: func(m *idemkey.Middleware, h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -161,6 +165,22 @@ func TestStatuses(t *testing.T) {
 	slices.Sort(provoked)
 	if got, want := slices.Compact(provoked), declaredCodes(t); !slices.Equal(got, want) {
 		t.Errorf("rows provoke %q, and package idemkey has %q", got, want)
+	}
+}
+
+// The operators' list of codes is complete.
+func TestCodesAreDocumented(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(doc), "\n| code | status |")
+	list, _, _ = strings.Cut(list, "\n\n")
+	for _, code := range declaredCodes(t) {
+		if !strings.Contains(list, "`"+code+"`") {
+			t.Errorf("docs/operations.md has no row for %s", code)
+		}
 	}
 }
 
