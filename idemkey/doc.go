@@ -4,7 +4,7 @@
 //
 // # How to begin
 //
-//  1. migrations.Up makes the tables, and idempg.New a [Store] in them; [NewMemory] is one for a trial.
+//  1. migrations.Up makes the tables, with migrations.Idempotency none but this package's, and idempg.New a [Store] in them; [NewMemory] is one for a trial.
 //  2. [New], with Options.Scope: whose key it is.
 //  3. [Middleware.Handler] around the endpoint. idempg.HandleTx gives it the transaction.
 //  4. [NewSweeper] and [Sweeper.Run] remove what has expired.
