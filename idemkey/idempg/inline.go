@@ -19,8 +19,9 @@ import (
 func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	in := &inlineRecord{execution: e, lock: s.lockKey(c.ID), claim: c}
 	var (
-		mine bool
-		rec  *storedRecord
+		mine    bool
+		rec     *storedRecord
+		corrupt error // what the record says, and no failure of the transaction
 	)
 	e.begin(c, func(b *pgx.Batch) {
 		b.Queue(sqlTryLock, append(s.limits(c), in.lock, c.TTL.Milliseconds())...).
@@ -31,12 +32,17 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 				return err
 			})
 		b.Queue(s.q.readRecord, c.ID.Namespace, c.ID.Scope, c.ID.Key).Query(func(rows pgx.Rows) (err error) {
-			rec, err = collectRecord(rows)
+			if rec, err = collectRecord(rows); errors.Is(err, idemkey.ErrRecordCorrupt) {
+				corrupt, err = err, nil
+			}
 			return err
 		})
 	})
 	if err := e.tx.Open(ctx); err != nil {
 		return idemkey.Decision{}, fmt.Errorf("lock key: %w", err)
+	}
+	if corrupt != nil {
+		return idemkey.Decision{}, errors.Join(corrupt, e.rollback(ctx))
 	}
 	kind := idemkey.KindProceed
 	if rec != nil {

@@ -83,6 +83,11 @@ func (f *fixture) expire(t testing.TB, id idemkey.Identity) {
 		id.Namespace, id.Scope, id.Key)
 }
 
+func (f *fixture) damage(t testing.TB, id idemkey.Identity) {
+	t.Helper()
+	f.exec(t, "UPDATE "+f.schema+".idempotency_key SET state = 7 WHERE (namespace, scope, key) = ($1, $2, $3)", id.Namespace, id.Scope, id.Key)
+}
+
 // crash cuts the owner's connection. The update of the lease waits until the
 // server has rolled back and freed the row, and so does the other lock.
 func (f *fixture) crash(t testing.TB, id idemkey.Identity, exec idemkey.Execution) {
@@ -107,7 +112,7 @@ func TestStore(t *testing.T) {
 			t.Parallel()
 			idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 				f := newFixture(t, opts)
-				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire}
+				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Damage: f.damage}
 			})
 		})
 	}
