@@ -301,17 +301,31 @@ func TestBeginDuringCommit(t *testing.T) {
 	wg.Wait()
 }
 
-// While every place is taken, replays are still answered and new keys refused.
+// While every place is taken, replays are still answered, duplicates told so, and new keys refused.
 func TestCapacity(t *testing.T) {
 	t.Parallel()
+	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testCapacity(t, mode)
+		})
+	}
+}
+
+func testCapacity(t *testing.T, mode ClaimMode) {
 	// The timeout is for a new connection too, which takes a while on a busy machine.
-	f := newFixture(t, Options{MaxInFlight: 1, AcquireTimeout: time.Second})
+	f := newFixture(t, Options{MaxInFlight: 1, AcquireTimeout: time.Second, ClaimMode: mode})
 	done := idemkeytest.Claim("done", "a")
 	if err := f.begin(t, done).Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
 		t.Fatalf("Commit: %v", err)
 	}
 	running := f.begin(t, idemkeytest.Claim("running", "a"))
 	f.kind(t, done, idemkey.KindReplay)
+	f.kind(t, idemkeytest.Claim("running", "a"), idemkey.KindInFlight)
+	other := newFixtureOn(t, f.pool, f.schema, Options{MaxInFlight: 1, AcquireTimeout: time.Second, ClaimMode: mode})
+	elsewhere := other.begin(t, idemkeytest.Claim("elsewhere", "a")) // as by another process
+	f.kind(t, idemkeytest.Claim("elsewhere", "a"), idemkey.KindInFlight)
+	elsewhere.end()
 	for _, key := range []string{"new", ""} {
 		if _, err := f.Begin(t.Context(), idemkeytest.Claim(key, "a")); !errors.Is(err, idemkey.ErrCapacity) {
 			t.Errorf("Begin %q: %v, want ErrCapacity", key, err)
