@@ -136,6 +136,15 @@ type Record struct {
 	Response  Response // of StateCompleted and StateTombstone
 }
 
+// Check returns [ErrRecordCorrupt] if no store has written a record like r: its state or attempt does not
+// exist. Stores call it before [Claim.Judge], which would let such a request run again.
+func (r *Record) Check() error {
+	if r.State < StateInProgress || r.State > StateTombstone || r.Attempt < 1 {
+		return fmt.Errorf("%w: state %d, attempt %d", ErrRecordCorrupt, r.State, r.Attempt)
+	}
+	return nil
+}
+
 // A Response is the part of a handler's answer that is kept.
 type Response struct {
 	Status  int
@@ -371,9 +380,9 @@ var (
 	// ErrCapacity reports that no more requests can run at once. Nothing was claimed.
 	ErrCapacity = errors.New("idemkey: too many requests in flight")
 
-	// ErrRecordCorrupt reports a stored response that cannot be decoded. It is
+	// ErrRecordCorrupt reports a record or stored response that cannot be decoded. It is
 	// never answered by running the handler again.
-	ErrRecordCorrupt = errors.New("idemkey: stored response is corrupt")
+	ErrRecordCorrupt = errors.New("idemkey: stored record is corrupt")
 
 	// ErrLeaseLost reports that another owner has taken the identity over. The
 	// business writes are rolled back, except where [ErrNotStored] comes with it.

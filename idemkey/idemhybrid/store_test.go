@@ -117,6 +117,15 @@ func (f *fixture) expire(t testing.TB, id idemkey.Identity) {
 	f.update(t, "expires_at", id)
 }
 
+func (f *fixture) damage(t testing.TB, id idemkey.Identity) {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), "UPDATE "+f.schema+".idempotency_key SET state = 7 WHERE (namespace, scope, key) = ($1, $2, $3)",
+		id.Namespace, id.Scope, id.Key)
+	if err != nil {
+		t.Fatalf("damage record: %v", err)
+	}
+}
+
 // crash cuts the owner's connection and lets lock and lease lapse. The update
 // waits until the server has freed the row.
 func (f *fixture) crash(t testing.TB, id idemkey.Identity, exec idemkey.Execution) {
@@ -166,7 +175,7 @@ func TestStore(t *testing.T) {
 	t.Parallel()
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		f := newFixture(t)
-		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
+		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held, Damage: f.damage}
 	})
 }
 
@@ -178,7 +187,7 @@ func TestStoreWithoutRedis(t *testing.T) {
 		p, client := redistest.NewProxy(t)
 		p.Lose(redistest.LoseCalls)
 		f := newFixture(t).with(client, Options{CallTimeout: 20 * time.Millisecond, Logger: guardtest.Log(guardtest.Ways["panic"])})
-		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
+		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held, Damage: f.damage}
 	})
 }
 
