@@ -33,7 +33,7 @@
 //	in progress  an owner, named by a random token, runs it until its lease lapses
 //	failed       rolled back; the same request may run again, another one is a mismatch
 //	completed    the response is kept and replayed until it expires
-//	tombstone    it ran, but the response was too large to keep: 410, never run again
+//	tombstone    it ran, but body or headers were too large to keep: 410, never run again
 //
 // [Claim.Judge] says what each means for a new request. Completing, rejecting
 // and releasing are compare and set on the token, so a late owner changes nothing.

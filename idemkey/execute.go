@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"net/http"
 	"time"
 
@@ -95,10 +97,11 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		x.release(exec, Bound, http.StatusServiceUnavailable)
 		x.writeProblem(x.w, newProblem(CodeExecTimeout))
 		return
-	case b.over:
-		x.tooLarge(exec)
+	case b.over && x.m.traits.Transactional:
+		x.release(exec, Bound, http.StatusInternalServerError)
+		x.sendTooLarge()
 		return
-	case state.err != nil:
+	case state.err != nil && !b.over: // over the limit it may be that of the refused Write; what was done stands
 		b = x.renderError(state)
 	}
 	verdict := x.verdict(state, b.status)
@@ -122,8 +125,12 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 	x.send(b)
 }
 
-// send answers with what the handler wrote.
+// send answers with what the handler wrote, unless a part of that is missing.
 func (x *exchange) send(b *buffer) {
+	if b.over {
+		x.sendTooLarge()
+		return
+	}
 	x.event.Status = b.status
 	x.markFirst(b)
 	b.send()
@@ -151,10 +158,16 @@ func (x *exchange) fail(err error) {
 	x.writeProblem(x.w, newProblem(CodeInternal))
 }
 
-func (x *exchange) tooLarge(exec Execution) {
-	x.release(exec, Bound, http.StatusInternalServerError)
-	x.event.Err = errResponseTooLarge
-	x.writeProblem(x.w, newProblem(CodeResponseTooLarge))
+// sendTooLarge answers in the place of a body over the hard limit. A retry would come to the same.
+func (x *exchange) sendTooLarge() {
+	p := newProblem(CodeResponseTooLarge)
+	p.Detail = fmt.Sprintf("The response body is over HardResponseLimit, %d bytes.", x.m.opts.Limits.HardResponseLimit)
+	switch x.event.Outcome {
+	case OutcomeKept, OutcomeRejected, OutcomeUnkept:
+		p.Detail += " The request was processed, and its response was not kept."
+	}
+	x.event.Err = errors.Join(x.event.Err, errResponseTooLarge)
+	x.writeProblem(x.w, p)
 }
 
 // renderError returns the answer to a returned error, which takes the place of what
@@ -167,7 +180,7 @@ func (x *exchange) renderError(state *run) *buffer {
 	if state.verdict == CommitAnyway {
 		state.verdict = Undecided
 	}
-	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
+	b := newBuffer(x.w, math.MaxInt)
 	x.writeProblem(b, p)
 	b.finish()
 	return b
@@ -206,11 +219,6 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	if err != nil {
 		x.release(exec, Bound, http.StatusInternalServerError)
 		x.fail(err)
-		return
-	}
-	if _, err := resp.MarshalHeader(); err != nil {
-		x.tooLarge(exec)
-		x.event.Err = err
 		return
 	}
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)

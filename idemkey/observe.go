@@ -75,7 +75,7 @@ type Event struct {
 	Attempt  int     // of a handler that ran
 	Started  bool    // a handler ran, and a StartObserver was told
 	TookOver bool    // the attempt before never ended: its owner had vanished
-	Oversize bool    // the body was over Limits.MaxResponseBody, so a tombstone was to be kept
+	Oversize bool    // body or headers were over what may be stored, so a tombstone was to be kept
 	Stored   int     // bytes of body
 	Begin    time.Duration
 	Handler  time.Duration

@@ -83,8 +83,7 @@ var problems = map[string]Problem{
 	CodeRecordCorrupt:  {Status: 500, Title: "Stored response unreadable", Detail: "The request was processed and its stored response cannot be read."},
 	CodeFingerprintUnknown: {Status: 409, Title: "Request cannot be compared", Detail: "The service cannot tell whether the key was first used for this request. " +
 		"It was not run now and may have run before: do not repeat it with another key."},
-	CodeResponseTooLarge: {Status: 500, Title: "Response too large", Detail: "The response is over the limit of this operation.",
-		Retryable: true, SameKey: true},
+	CodeResponseTooLarge: {Status: 500, Title: "Response too large", Detail: "The response is over the limit of this operation."},
 	CodeInternal:         {Status: 500, Title: "Internal error", Detail: retrySameKey, Retryable: true, SameKey: true},
 	CodeStoreUnavailable: {Status: 503, Title: "Store unavailable", Detail: retrySameKey, Retryable: true, SameKey: true, RetryAfter: retrySoon},
 	CodeCapacity:         {Status: 503, Title: "Too many requests in flight", Detail: retrySameKey, Retryable: true, SameKey: true, RetryAfter: retrySoon},

@@ -60,7 +60,8 @@ func sealedData(id Identity, alg string) []byte {
 	return out
 }
 
-// stored returns what the store is to keep of r, which stays as it is.
+// stored returns what the store is to keep of r, which stays as it is. Where the headers
+// cannot be stored it is a tombstone: a replay must have them.
 func (x *exchange) stored(r *Response) (Response, error) {
 	o, s := x.m.opts, r.clone()
 	if o.Response.Redact != nil {
@@ -69,6 +70,10 @@ func (x *exchange) stored(r *Response) (Response, error) {
 	}
 	if o.Response.NoStoreBody {
 		s.Body, s.Dropped = nil, true
+	}
+	if _, err := s.MarshalHeader(); err != nil { // no reason to fail, or to run again
+		x.event.Oversize, x.event.Err = true, err
+		s.Header, s.Body, s.Dropped = nil, nil, true
 	}
 	if o.Response.Sealer == nil || s.Dropped {
 		return s, nil

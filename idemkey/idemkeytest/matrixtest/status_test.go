@@ -90,7 +90,7 @@ var statuses = []statusRow{
 	{code: idemkey.CodeTxMisuse, way: "COMMIT", status: 500, rows: 1, record: "tombstone", handle: statement("COMMIT")},
 	{code: idemkey.CodeTxMisuse, way: "ROLLBACK", status: 500, record: "tombstone", handle: statement("ROLLBACK")},
 	{code: idemkey.CodeRecordCorrupt, way: "header unreadable", status: 500, rows: 1, record: completed, provoke: whenCorrupt},
-	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, again: true, record: "failed",
+	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, record: "failed",
 		options: func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 1, 1 }},
 	{code: idemkey.CodeInternal, way: "returned error", status: 500, again: true, record: "failed",
 		handle: func(*statusTest, http.ResponseWriter, *http.Request) error { return errHandler }},
