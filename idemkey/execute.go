@@ -213,7 +213,7 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
 	x.event.Oversize = written.Dropped
 	resp, err := x.stored(&written)
-	if err == nil {
+	if err == nil || !x.m.traits.Transactional { // what the handler did stands, so it must be remembered that it ran
 		err = failpoint.Hit("idemkey/before-keep")
 	}
 	if err != nil {

@@ -3,7 +3,6 @@ package idemkey
 import (
 	"context"
 	"errors"
-	"net/http"
 )
 
 // errTooLate reports that Options.Recover did not keep to its time.
@@ -31,7 +30,10 @@ func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 	return d, err
 }
 
-// keepRecovered stores what Recover found out and answers with it, as a replay.
+// keepRecovered stores what Recover found out and answers with it, as a replay. The request
+// has run, so its key is never released: what cannot be sealed leaves a tombstone, and where
+// nothing can be kept the record lapses again, and Recover is asked once more. There is
+// nothing to commit, and a Commit that fails would release the key.
 func (x *exchange) keepRecovered(d Decision) {
 	x.event.Attempt, x.event.TookOver = d.Attempt, d.TookOver
 	resp := x.recovered.clone()
@@ -40,21 +42,16 @@ func (x *exchange) keepRecovered(d Decision) {
 			delete(resp.Header, name)
 		}
 	}
-	stored, err := x.stored(&resp)
-	if err != nil {
-		x.release(d.Exec, Bound, http.StatusInternalServerError)
-		x.fail(err)
-		return
-	}
+	stored, _ := x.stored(&resp) // the event has the error
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
-	err = d.Exec.Commit(ctx, stored)
-	x.storeFailed(OpCommit, err)
+	err := d.Exec.Reject(ctx, stored)
+	x.storeFailed(OpReject, err)
 	if err != nil && (!errors.Is(err, ErrNotStored) || errors.Is(err, ErrLeaseLost)) {
 		x.notKept(err) // another owner may have kept something else
 		return
 	}
-	x.event.Outcome, x.event.Err = OutcomeKept, err
+	x.event.Outcome, x.event.Err = OutcomeKept, errors.Join(x.event.Err, err)
 	if err != nil {
 		x.event.Outcome = OutcomeUnkept
 	}

@@ -61,7 +61,8 @@ func sealedData(id Identity, alg string) []byte {
 }
 
 // stored returns what the store is to keep of r, which stays as it is. Where the headers
-// cannot be stored it is a tombstone: a replay must have them.
+// cannot be stored it is a tombstone: a replay must have them. After an error, which is the
+// Sealer's, it is one too.
 func (x *exchange) stored(r *Response) (Response, error) {
 	o, s := x.m.opts, r.clone()
 	if o.Response.Redact != nil {
@@ -82,15 +83,12 @@ func (x *exchange) stored(r *Response) (Response, error) {
 	if err == nil && keyID == "" {
 		err = errors.New("idemkey: Sealer gave no key id")
 	}
-	switch {
-	case err == nil:
-		s.Body, s.KeyID = sealed, keyID
-	case x.m.traits.Transactional:
-		return s, fmt.Errorf("idemkey: seal response: %w", err)
-	default: // what the handler did stands, so it must be remembered that it ran
+	if err != nil {
 		x.event.Err = fmt.Errorf("idemkey: seal response: %w", err)
 		s.Body, s.Dropped = nil, true
+		return s, x.event.Err
 	}
+	s.Body, s.KeyID = sealed, keyID
 	return s, nil
 }
 
