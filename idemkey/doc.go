@@ -33,7 +33,7 @@
 //	in progress  an owner, named by a random token, runs it until its lease lapses
 //	failed       rolled back; the same request may run again, another one is a mismatch
 //	completed    the response is kept and replayed until it expires
-//	tombstone    it ran, but the response was too large to keep: 410, never run again
+//	tombstone    it ran, but body or headers were too large to keep: 410, never run again
 //
 // An incarnation names one life of a key: all retries of a request share it, and the first request
 // after the record has expired begins another one. A saga that a request begins is named by scope,

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"net/http"
 	"time"
 
@@ -46,7 +48,7 @@ func (x *exchange) execute(d Decision) {
 		x.fail(err)
 		return
 	}
-	b := x.newBuffer()
+	b := x.newBuffer(x.m.opts.Limits.HardResponseLimit)
 	state := &run{place: x.place, info: RequestInfo{Identity: x.id, Incarnation: d.Incarnation, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
 	ctx, cancel := x.handlerContext()
 	defer cancel()
@@ -109,10 +111,11 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		x.release(exec, Bound, http.StatusServiceUnavailable)
 		x.writeProblem(x.w, newProblem(CodeExecTimeout))
 		return
-	case b.over:
-		x.tooLarge(exec)
+	case b.over && x.m.traits.Transactional:
+		x.release(exec, Bound, http.StatusInternalServerError)
+		x.sendTooLarge()
 		return
-	case state.err != nil:
+	case state.err != nil && !b.over: // over the limit it may be that of the refused Write; what was done stands
 		b = x.renderError(state)
 	}
 	verdict := x.verdict(state, b.status)
@@ -136,8 +139,12 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 	x.send(b)
 }
 
-// send answers with what the handler wrote.
+// send answers with what the handler wrote, unless a part of that is missing.
 func (x *exchange) send(b *buffer) {
+	if b.over {
+		x.sendTooLarge()
+		return
+	}
 	x.event.Status = b.status
 	x.markFirst(b)
 	b.send()
@@ -165,10 +172,16 @@ func (x *exchange) fail(err error) {
 	x.writeProblem(x.w, newProblem(CodeInternal))
 }
 
-func (x *exchange) tooLarge(exec Execution) {
-	x.release(exec, Bound, http.StatusInternalServerError)
+// sendTooLarge answers in the place of a body over the hard limit. A retry would come to the same.
+func (x *exchange) sendTooLarge() {
+	p := newProblem(CodeResponseTooLarge)
+	p.Detail = fmt.Sprintf("The response body is over HardResponseLimit, %d bytes.", x.m.opts.Limits.HardResponseLimit)
+	switch x.event.Outcome {
+	case OutcomeKept, OutcomeRejected, OutcomeUnkept:
+		p.Detail += " The request was processed, and its response was not kept."
+	}
 	x.note(errResponseTooLarge)
-	x.writeProblem(x.w, newProblem(CodeResponseTooLarge))
+	x.writeProblem(x.w, p)
 }
 
 // renderError returns the answer to a returned error, which takes the place of what
@@ -186,14 +199,14 @@ func (x *exchange) renderError(state *run) *buffer {
 
 // renderProblem returns p as an answer that can be kept.
 func (x *exchange) renderProblem(p *Problem) *buffer {
-	b := x.newBuffer()
+	b := x.newBuffer(math.MaxInt)
 	x.writeProblem(b, p)
 	b.finish()
 	return b
 }
 
-func (x *exchange) newBuffer() *buffer {
-	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
+func (x *exchange) newBuffer(limit int) *buffer {
+	b := newBuffer(x.w, limit)
 	b.own = x.m.opts.own
 	return b
 }
@@ -225,17 +238,12 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
 	x.event.Oversize = written.Dropped
 	resp, err := x.stored(&written)
-	if err == nil {
+	if err == nil || !x.m.traits.Transactional { // what the handler did stands, so it must be remembered that it ran
 		err = failpoint.Hit("idemkey/before-keep")
 	}
 	if err != nil {
 		x.release(exec, Bound, http.StatusInternalServerError)
 		x.fail(err)
-		return
-	}
-	if _, err := resp.MarshalHeader(); err != nil {
-		x.tooLarge(exec)
-		x.note(err)
 		return
 	}
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)

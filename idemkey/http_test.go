@@ -109,7 +109,7 @@ func (r reply) expect(t *testing.T, status int, code string) {
 		if wait := r.header.Get("Retry-After"); (status == 503 || code == "in-progress") != (wait != "") {
 			t.Errorf("%s: Retry-After = %q", code, wait)
 		}
-		if want := status == 503 || code == "in-progress" || code == "commit-failed" || code == "internal" || code == "response-too-large"; p.Retryable != want || p.SameKey != want {
+		if want := status == 503 || code == "in-progress" || code == "commit-failed" || code == "internal"; p.Retryable != want || p.SameKey != want {
 			t.Errorf("%s: retryable %t, same_key %t; want %t", code, p.Retryable, p.SameKey, want)
 		}
 	}

@@ -78,7 +78,7 @@ type Event struct {
 	Attempt  int     // of a handler that ran
 	Started  bool    // a handler ran, and a StartObserver was told
 	TookOver bool    // the attempt before never ended: its owner had vanished
-	Oversize bool    // the body was over Limits.MaxResponseBody, so a tombstone was to be kept
+	Oversize bool    // body or headers were over what may be stored, so a tombstone was to be kept
 	Stored   int     // bytes of body
 	Begin    time.Duration
 	Handler  time.Duration
@@ -110,7 +110,7 @@ var answers = []error{ErrCapacity, ErrRecordCorrupt, ErrLeaseLost, ErrTxMisuse, 
 // note adds err to what went wrong: nothing that was noted before is lost.
 func (x *exchange) note(err error) {
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(x.event.Err, err):
 	case x.event.Err == nil:
 		x.event.Err = err
 	default:

@@ -53,8 +53,14 @@ func TestFrameworks(t *testing.T) {
 // postgres is a store in a schema of the test's own, beside a table of rows.
 func postgres(t *testing.T) idemkeytest.Backend {
 	t.Helper()
+	return postgresIn(t, idempg.Options{})
+}
+
+func postgresIn(t *testing.T, opts idempg.Options) idemkeytest.Backend {
+	t.Helper()
 	pool, schema := pgtest.Schema(t, "CREATE TABLE {schema}.business (name text)")
-	store, err := idempg.New(pool, &idempg.Options{Schema: schema})
+	opts.Schema = schema
+	store, err := idempg.New(pool, &opts)
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}

@@ -62,6 +62,7 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		"Incarnation":   testIncarnation,
 		"Sweep":         testSweep,
 		"Identity":      testIdentity,
+		"Recovered":     testRecovered,
 		"Keyless":       testKeyless,
 		"InvalidClaim":  testInvalidClaim,
 		"Race":          testRace,

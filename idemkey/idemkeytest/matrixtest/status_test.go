@@ -104,7 +104,7 @@ var statuses = []statusRow{
 	{code: idemkey.CodeTxMisuse, way: "ROLLBACK", status: 500, record: completed, handle: statement("ROLLBACK")},
 	{code: idemkey.CodeTxMisuse, way: "COMMIT in a longer string", status: 500, rows: 1, record: completed, handle: statement("COMMIT; BEGIN")},
 	{code: idemkey.CodeRecordCorrupt, way: "header unreadable", status: 500, rows: 1, record: completed, provoke: whenCorrupt},
-	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, again: true, record: "failed",
+	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, record: "failed",
 		options: func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 1, 1 }},
 	{code: idemkey.CodeInternal, way: "returned error", status: 500, again: true, record: "failed",
 		handle: func(*statusTest, http.ResponseWriter, *http.Request) error { return errHandler }},
