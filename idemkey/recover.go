@@ -3,6 +3,8 @@ package idemkey
 import (
 	"context"
 	"errors"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // errTooLate reports that Options.Recover did not keep to its time.
