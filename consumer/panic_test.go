@@ -341,3 +341,20 @@ func TestAPanicDoesNotEndASweeper(t *testing.T) {
 type sweepFunc func()
 
 func (s sweepFunc) Swept(context.Context, Swept) { s() }
+
+// A handler that ends its transaction by SQL, and then panics, is not done: what it has committed
+// is for a person to look at.
+func TestAHandlerThatCommitsAndPanicsIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+		if _, err := tx.Conn().Exec(ctx, "COMMIT"); err != nil {
+			t.Error(err)
+		}
+		panic(guardtest.Value)
+	}, nil))
+	handle(t, c, act("k"))
+	if got, want := f.parked(t), "dead action terminal 1"; got != want {
+		t.Errorf("parked %q, want %q", got, want)
+	}
+}
