@@ -203,7 +203,9 @@ func (c *callback) run(t *testing.T, s Subject, name, way string) {
 	}
 	if c.lost {
 		claim := Claim(key, "a")
-		s.Crash(t, claim.ID, begin(t, s, claim, idemkey.KindProceed).Exec)
+		crashed := begin(t, s, claim, idemkey.KindProceed).Exec
+		s.Crash(t, claim.ID, crashed)
+		defer func() { _ = crashed.Release(t.Context(), idemkey.Bound, 0) }() // its place is this process's
 	}
 	for range c.before {
 		post()
