@@ -18,8 +18,8 @@ type ID struct {
 const None = "."
 
 // ErrBare reports an ID without an incarnation within an idempotent request.
-var ErrBare = errors.New("Scope and Key are named without an Incarnation in an idempotent request, whose key may be used again: " +
-	"leave them out for the request's own saga, or name the Incarnation of the other saga, or NoIncarnation")
+var ErrBare = errors.New("no Incarnation is named with Scope and Key in an idempotent request, whose key may be used again: " +
+	"leave Scope and Key out for the request's own saga, or name the Incarnation of the other saga, or NoIncarnation")
 
 type contextKey struct{}
 
