@@ -133,7 +133,7 @@ func TestAPartIsAddedLater(t *testing.T) {
 	t.Parallel()
 	conn := connect(t)
 	whole := wholeSchema(t, conn)
-	for version := int32(0); version <= migrations.Newest(); version++ {
+	for _, version := range []int32{0, 1, 4, 5, 8, migrations.Newest()} {
 		name := schema(t)
 		up(t, conn, name, []migrations.Part{migrations.Inbox}, []migrations.Part{migrations.Inbox})
 		if err := migrations.Down(t.Context(), pgtest.URL(), name, version); err != nil {
@@ -169,7 +169,7 @@ func TestASchemaWithoutARecordHasAllParts(t *testing.T) {
 	t.Parallel()
 	conn := connect(t)
 	whole := wholeSchema(t, conn)
-	for n := 1; n <= len(landed(t)); n++ {
+	for _, n := range []int{1, 5, 8, len(landed(t))} {
 		name := at(t, pgtest.URL(), n)
 		up(t, conn, name, []migrations.Part{migrations.Idempotency}, allParts)
 		if got := strings.Join(describe(t, conn, name), "\n"); got != whole {
