@@ -115,6 +115,39 @@ func ExampleMiddleware_With() {
 	mux.Handle("POST /uploads", uploads.Handler(http.NotFoundHandler()))
 }
 
+// A signature is checked over the body, before the middleware. Outer keeps the body for it.
+func ExampleMiddleware_Outer() {
+	store, _ := idemkey.NewMemory(nil)
+	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		panic(err)
+	}
+	checkSignature := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if body, err := io.ReadAll(r.Body); err != nil || len(body) == 0 {
+				w.WriteHeader(http.StatusForbidden)
+				return
+			}
+			next.ServeHTTP(w, r) // it has not restored r.Body
+		})
+	}
+	pay := idem.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "paid %s", body)
+	}))
+	handler := idem.Outer(checkSignature(pay))
+	for _, amount := range []string{"1", "1000000"} {
+		req := httptest.NewRequest("POST", "/pay", strings.NewReader(amount))
+		req.Header.Set("Idempotency-Key", "8e03978e-40d5-43e8-bc93-6894a57f9324")
+		rec := httptest.NewRecorder()
+		handler.ServeHTTP(rec, req)
+		fmt.Println(rec.Code, rec.Code < 400 && rec.Body.String() == "paid "+amount)
+	}
+	// Output:
+	// 200 true
+	// 422 false
+}
+
 func ExampleMiddleware_PolicyHandler() {
 	store, _ := idemkey.NewMemory(nil)
 	idem, _ := idemkey.New(store, &idemkey.Options{SingleTenant: true})

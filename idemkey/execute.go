@@ -116,7 +116,7 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 	}
 	switch {
 	case x.misused:
-		x.writeProblem(x.w, newProblem(CodeTxMisuse))
+		x.answerMisused()
 		return
 	case x.lost && x.m.traits.Transactional:
 		x.writeProblem(x.w, x.m.problem(CodeInProgress)) // whatever the handler made of it, another is at work
@@ -266,12 +266,35 @@ func (x *exchange) notKept(err error) {
 		x.event.Outcome = OutcomeUnknown
 		x.writeProblem(x.w, newProblem(CodeUnverified))
 	case errors.Is(err, ErrTxMisuse):
-		x.writeProblem(x.w, newProblem(CodeTxMisuse))
+		x.answerMisused()
 	case errors.Is(err, ErrTxConflict), errors.Is(err, ErrNotCommitted):
 		x.writeProblem(x.w, x.problemOf(err))
 	default:
 		x.writeProblem(x.w, newProblem(CodeStoreUnavailable))
 	}
+}
+
+// renderMisused is [Claim].Misused: what is kept is what answerMisused answers with.
+func (x *exchange) renderMisused() Response {
+	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
+	x.writeProblem(b, newProblem(CodeTxMisuse))
+	b.finish()
+	x.misuse = b
+	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
+	kept, err := x.stored(&written)
+	if err != nil { // it cannot be sealed
+		kept.Body, kept.Dropped = nil, true
+	}
+	return kept
+}
+
+func (x *exchange) answerMisused() {
+	if x.misuse == nil { // there is no record
+		x.writeProblem(x.w, newProblem(CodeTxMisuse))
+		return
+	}
+	x.event.Code = CodeTxMisuse
+	x.send(x.misuse)
 }
 
 // release rolls back and lets the key go. If the store does not hear of it,

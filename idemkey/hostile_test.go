@@ -55,38 +55,6 @@ func TestFingerprintsDiffer(t *testing.T) {
 	}
 }
 
-// What an outer middleware has read as a form reaches the handler in r.PostForm,
-// and the fingerprint would be that of an empty body: it is refused.
-func TestFormReadOutside(t *testing.T) {
-	t.Parallel()
-	s, err := NewMemory(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := New(s, &Options{SingleTenant: true, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte(r.FormValue("amount"))) }))
-	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = r.FormValue("csrf")
-		h.ServeHTTP(w, r)
-	})
-	send := func(body string) *httptest.ResponseRecorder {
-		r := httptest.NewRequest(http.MethodPost, "/pay", strings.NewReader(body))
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		r.Header.Set("Idempotency-Key", "k")
-		w := httptest.NewRecorder()
-		outer.ServeHTTP(w, r)
-		return w
-	}
-	for _, body := range []string{"csrf=x&amount=1", "csrf=x&amount=1000"} {
-		if w := send(body); w.Code != 500 {
-			t.Errorf("%s: %d %q, want 500", body, w.Code, w.Body)
-		}
-	}
-}
-
 // A member's path is not kept at each depth: 1 MiB of body would cost hundreds.
 func TestPathsDoNotAddUp(t *testing.T) {
 	const depth = 500

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -47,6 +48,12 @@ func (o *Options) readKey(h http.Header) (sentKey, error) {
 		return sentKey{}, errKeyMissing
 	}
 	return found, o.checkKey(found.key)
+}
+
+// hasKey reports whether h has a line for a key, well formed or not.
+func (o *Options) hasKey(h http.Header) bool {
+	has := func(name string) bool { return len(h.Values(name)) > 0 }
+	return has(o.Key.Header) || slices.ContainsFunc(o.Key.Aliases, has)
 }
 
 func (o *Options) checkKey(key string) error {

@@ -1,11 +1,9 @@
 package idemkey
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"slices"
 	"time"
@@ -78,7 +76,9 @@ func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 }
 
 // Handler returns next behind m. Authentication, authorisation, tracing, CORS,
-// compression and a recoverer belong outside of it.
+// compression and a recoverer belong outside of it. What reads the request's body outside of it
+// must restore r.Body, or be inside of [Middleware.Outer]: otherwise requests with a key are
+// answered with 500, [CodeBodyConsumed].
 //
 // When a response reaches the client, its outcome is durable. If the process
 // dies before, a retry with the same key gets the stored response, or runs
@@ -88,7 +88,7 @@ func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 // A panic of next releases the key and goes on to the caller unchanged.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !m.methods[r.Method] || m.opts.Skip != nil && m.opts.Skip(r) {
+		if !m.covers(r) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -99,6 +99,10 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		}()
 		x.serve()
 	})
+}
+
+func (m *Middleware) covers(r *http.Request) bool {
+	return m.methods[r.Method] && (m.opts.Skip == nil || !m.opts.Skip(r))
 }
 
 // PolicyHandler answers with what a client has to know, in JSON: the published
@@ -173,6 +177,7 @@ type exchange struct {
 	stream    *stream   // nil: the response is buffered
 	lost      bool      // another owner took over while the handler ran
 	misused   bool      // the handler ended the transaction itself
+	misuse    *buffer   // the answer to that, if it is kept
 	recovered *Response // what an earlier run is known to have answered
 
 	older    []Fingerprint // of the request, by the settings of the record that was found
@@ -204,7 +209,7 @@ func (x *exchange) serve() {
 		if planted.KeyNotTenantScoped {
 			claim.ID.Scope = singleTenant
 		}
-		if !x.readBody() {
+		if !x.readBody(atHandler) {
 			return
 		}
 		if claim.FP, err = o.fingerprint(x.r, x.body); err != nil {
@@ -215,9 +220,6 @@ func (x *exchange) serve() {
 	}
 	x.begin(claim)
 }
-
-// errBodyRead is for the log: it is the service that is put together wrongly.
-var errBodyRead = errors.New("idemkey: something outside of the middleware has read the request's form")
 
 func (x *exchange) identify(key string) (Identity, error) {
 	id := Identity{Namespace: x.m.opts.namespace(x.r), Scope: singleTenant, Key: key}
@@ -234,42 +236,9 @@ func (x *exchange) identify(key string) (Identity, error) {
 	return id, nil
 }
 
-// readBody reads the request's body and puts it back for the handler. It has
-// answered if it is not ok.
-func (x *exchange) readBody() (ok bool) {
-	if len(x.r.PostForm) > 0 || x.r.MultipartForm != nil {
-		// The fingerprint would be that of what is left: nothing.
-		x.refuse(ResultInvalid, CodeInternal, errBodyRead)
-		return false
-	}
-	limit := x.m.opts.Limits.MaxRequestBody
-	if x.r.ContentLength > limit {
-		x.refuse(ResultTooLarge, CodeBodyTooLarge, nil)
-		return false
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, limit))
-	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
-		x.refuse(ResultTooLarge, CodeBodyTooLarge, nil)
-		return false
-	}
-	if err != nil {
-		x.refuse(ResultInvalid, CodeBodyUnreadable, nil)
-		return false
-	}
-	x.body = body
-	x.r = x.withBody(x.r.Context()) // a copy: the caller's request keeps its own body
-	return true
-}
-
-// withBody returns the request under ctx, with its body yet to be read.
-func (x *exchange) withBody(ctx context.Context) *http.Request {
-	r := x.r.WithContext(ctx)
-	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(x.body)), int64(len(x.body))
-	return r
-}
-
 // begin claims the key and acts on the decision.
 func (x *exchange) begin(claim Claim) {
+	claim.Misused = x.renderMisused
 	x.claim = claim
 	d, err := x.decide(claim)
 	switch {

@@ -36,6 +36,9 @@ const (
 	ResultCapacity     Result = "capacity"
 	ResultCorrupt      Result = "corrupt" // stored response
 
+	// ResultMisconfigured: the service is put together wrongly, and no such request can run.
+	ResultMisconfigured Result = "misconfigured"
+
 	ResultFingerprintUnknown Result = "fingerprint_unknown" // Options.Fingerprint.Versions lacks settings
 )
 

@@ -35,6 +35,10 @@ const (
 	// CodeFingerprintUnknown: the service has changed [FingerprintOptions] and cannot tell whether
 	// the request is the one that the key was first used for. The client has done nothing wrong.
 	CodeFingerprintUnknown = "fingerprint-unknown"
+
+	// CodeBodyConsumed: middleware outside of [Middleware.Handler] has read the request's body. The
+	// service must restore it, or mount [Middleware.Outer].
+	CodeBodyConsumed = "body-consumed"
 )
 
 // retrySoon is the Retry-After where nothing better is known.
@@ -66,6 +70,9 @@ func (p *Problem) Error() string { return fmt.Sprintf("%d %s: %s", p.Status, p.C
 // retrySameKey is the detail of what a retry may mend.
 const retrySameKey = "Retry with the same key."
 
+// misconfigured is the detail of what no retry can mend. The log says more.
+const misconfigured = "The service is configured wrongly. The request was not run."
+
 // problems are the fixed parts, by code.
 var problems = map[string]Problem{
 	CodeKeyMissing:     {Status: 400, Title: "Idempotency key missing", Detail: "This operation requires an idempotency key."},
@@ -83,6 +90,7 @@ var problems = map[string]Problem{
 	CodeRecordCorrupt:  {Status: 500, Title: "Stored response unreadable", Detail: "The request was processed and its stored response cannot be read."},
 	CodeFingerprintUnknown: {Status: 409, Title: "Request cannot be compared", Detail: "The service cannot tell whether the key was first used for this request. " +
 		"It was not run now and may have run before: do not repeat it with another key."},
+	CodeBodyConsumed:     {Status: 500, Title: "Internal error", Detail: misconfigured},
 	CodeResponseTooLarge: {Status: 500, Title: "Response too large", Detail: "The response is over the limit of this operation."},
 	CodeInternal:         {Status: 500, Title: "Internal error", Detail: retrySameKey, Retryable: true, SameKey: true},
 	CodeStoreUnavailable: {Status: 503, Title: "Store unavailable", Detail: retrySameKey, Retryable: true, SameKey: true, RetryAfter: retrySoon},

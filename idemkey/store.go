@@ -75,6 +75,10 @@ type Claim struct {
 	RejectExpired bool // an expired key stays refused until it is swept, instead of being new again
 	HoldLapsed    bool // a run whose owner has vanished is KindUnknown, instead of being taken over
 	Recovered     int  // except for this attempt, whose outcome has been found out; 0: none has
+
+	// Misused makes the answer to keep where the handler has ended the transaction itself:
+	// see [ErrTxMisuse]. Nil: a tombstone is kept.
+	Misused func() Response
 }
 
 // Check returns an error that names the part outside its limits. Stores call

@@ -153,6 +153,7 @@ var results = []idemkey.Result{
 	idemkey.ResultInProgress, idemkey.ResultMismatch, idemkey.ResultMissing, idemkey.ResultInvalid, idemkey.ResultUnauthorized,
 	idemkey.ResultTooLarge, idemkey.ResultExpired, idemkey.ResultTombstone, idemkey.ResultUnknown, idemkey.ResultUnavailable,
 	idemkey.ResultCapacity, idemkey.ResultCorrupt, idemkey.ResultFingerprintUnknown,
+	idemkey.ResultMisconfigured,
 }
 
 // What a caller sent, and what it was answered, is not in the log, whatever
@@ -194,6 +195,7 @@ func TestLogTellsNothing(t *testing.T) {
 		o.Scope = func(*http.Request) (string, error) { return canary + "\n", nil }
 	})
 	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.Limits.MaxRequestBody = 1 })
+	run(&stub{}, answer, func(_ *idemkey.Options, r *http.Request) { r.Body = http.NoBody })
 	for _, kind := range []idemkey.Kind{idemkey.KindInFlight, idemkey.KindMismatch, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown, idemkey.KindFingerprintUnknown} {
 		run(decided(kind), answer, nil)
 	}

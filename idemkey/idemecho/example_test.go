@@ -2,6 +2,7 @@ package idemecho_test
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -53,6 +54,25 @@ func principal(r *http.Request) (string, error) {
 	c, _ := idemecho.From(r.Context())
 	name, _ := c.Get("principal").(string)
 	return name, nil
+}
+
+// A body that is read before Handler, here to log it, is kept by Outer.
+func ExampleOuter() {
+	store, _ := idemkey.NewMemory(nil)
+	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true})
+	if err != nil {
+		panic(err)
+	}
+	count := func(next echo.HandlerFunc) echo.HandlerFunc {
+		return func(c echo.Context) error {
+			n, _ := io.Copy(io.Discard, c.Request().Body)
+			c.Logger().Infof("%d bytes", n)
+			return next(c)
+		}
+	}
+	e := echo.New()
+	e.Use(idemecho.Outer(idem), count, idemecho.Handler(idem))
+	e.POST("/orders", func(c echo.Context) error { return c.NoContent(http.StatusCreated) })
 }
 
 // From gives idemkey's options what earlier middleware has left in echo's context.

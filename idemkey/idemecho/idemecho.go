@@ -21,6 +21,8 @@
 // echo.WrapMiddleware cannot do this: an error is rendered only after the wrapped
 // middleware has ended, which saw an empty 200.
 //
+// What reads bodies outside of Handler restores them, or goes inside of Outer.
+//
 // Recovery, authentication, CORS and compression go outside of Handler. So does
 // a logger of requests; one of returned errors goes inside, as the error has been
 // answered and outside there is none.
@@ -64,6 +66,21 @@ func Handler(m *idemkey.Middleware) echo.MiddlewareFunc {
 				}
 				run(c, next, w, r)
 			})).ServeHTTP(outer, request(c))
+			return err
+		}
+	}
+}
+
+// Outer returns [idemkey.Middleware.Outer] as an echo middleware. It goes before what reads bodies
+// without restoring them, and Handler after that. It returns what the next handler does, and nil if
+// it has refused the request.
+func Outer(m *idemkey.Middleware) echo.MiddlewareFunc {
+	return func(next echo.HandlerFunc) echo.HandlerFunc {
+		return func(c echo.Context) (err error) {
+			m.Outer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				c.SetRequest(r)
+				err = next(c)
+			})).ServeHTTP(c.Response(), request(c))
 			return err
 		}
 	}

@@ -2,6 +2,7 @@ package idemgin_test
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 
@@ -43,6 +44,26 @@ func principal(r *http.Request) (string, error) {
 	c, _ := idemgin.From(r.Context())
 	return c.GetString("principal"), nil
 }
+
+// A body that is read before Handler, here to check a signature, is kept by Outer.
+func ExampleOuter() {
+	store, _ := idemkey.NewMemory(nil)
+	idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true})
+	if err != nil {
+		panic(err)
+	}
+	checkSignature := func(c *gin.Context) {
+		if body, err := io.ReadAll(c.Request.Body); err != nil || !signed(c.Request.Header, body) {
+			c.AbortWithStatus(http.StatusForbidden)
+		}
+	}
+	router := gin.New()
+	router.POST("/orders", idemgin.Outer(idem), checkSignature, idemgin.Handler(idem), func(c *gin.Context) {
+		c.Status(http.StatusCreated)
+	})
+}
+
+func signed(http.Header, []byte) bool { return true }
 
 // From gives idemkey's options what earlier middleware has left in gin's context.
 func ExampleFrom() {

@@ -15,13 +15,17 @@
 //     gin.Recovery can answer. A recoverer after Handler works too: its 500 is
 //     the response. One that has begun to be streamed is cut off by a recoverer before
 //     Handler only: one after it makes what has failed look complete.
+//   - A body that Context.ShouldBindBodyWith has read before Handler is the request's
+//     body: gin keeps its bytes. What else reads bodies restores them, or goes after Outer.
 //
 // Recovery, authentication, CORS and compression go before Handler. What
 // renders Context.Errors goes after it: before it, the answer has been sent.
 package idemgin
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net/http"
 
 	"github.com/gin-gonic/gin"
@@ -67,6 +71,22 @@ func Handler(m *idemkey.Middleware) gin.HandlerFunc {
 	}
 }
 
+// Outer returns [idemkey.Middleware.Outer] as a gin middleware. It goes before what reads bodies
+// without restoring them, and Handler after that. If it refuses the request, it aborts the chain.
+func Outer(m *idemkey.Middleware) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		passed := false
+		m.Outer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			passed, c.Request = true, r
+			c.Next()
+		})).ServeHTTP(c.Writer, request(c))
+		if !passed {
+			c.Abort()
+			c.Writer.WriteHeaderNow()
+		}
+	}
+}
+
 type contextKey struct{}
 
 // From returns the gin context of the request that ctx belongs to, for
@@ -83,12 +103,16 @@ func From(ctx context.Context) (c *gin.Context, ok bool) {
 	return c, ok
 }
 
-// request returns a copy of c's request that leads back to c and carries the
-// route, which gin keeps to itself.
+// request returns a copy of c's request that leads back to c and carries what gin
+// keeps to itself: the route, and a body that was bound before.
 func request(c *gin.Context) *http.Request {
 	r := c.Request.WithContext(context.WithValue(c.Request.Context(), contextKey{}, c))
 	if path := c.FullPath(); path != "" {
 		r.Pattern = r.Method + " " + path
+	}
+	bound, _ := c.Get(gin.BodyBytesKey)
+	if body, ok := bound.([]byte); ok {
+		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
 	return r
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gin-gonic/gin"
+	"github.com/gin-gonic/gin/binding"
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemgin"
@@ -314,6 +315,54 @@ func TestLateByContext(t *testing.T) {
 	for range 2 {
 		if rec := post(engine, "/orders"); rec.Code != http.StatusCreated || rec.Body.String() != "done" {
 			t.Errorf("response = %d %q, want 201 done", rec.Code, rec.Body)
+		}
+	}
+}
+
+// A body that was bound before, and so drained, is the request's: gin has kept its bytes.
+func TestBoundBefore(t *testing.T) {
+	t.Parallel()
+	type order struct {
+		Amount int `json:"amount"`
+	}
+	short := false
+	engine := gin.New()
+	engine.POST("/orders", func(c *gin.Context) {
+		if short {
+			_, _ = c.Request.Body.Read(make([]byte, 1))
+		}
+		_ = c.ShouldBindBodyWith(&order{}, binding.JSON)
+	}, idemgin.Handler(newMiddleware(t, idemkey.Options{})), func(c *gin.Context) {
+		var bound, read order
+		if err := c.ShouldBindBodyWith(&bound, binding.JSON); err != nil || c.ShouldBindJSON(&read) != nil || bound != read {
+			t.Errorf("the handler bound %+v and read %+v", bound, read)
+		}
+		c.String(201, "%d", bound.Amount)
+	})
+	for _, tt := range []struct {
+		body   string
+		length int64
+		short  bool
+		status int
+		answer string
+	}{
+		{`{"amount":1}`, 12, false, 201, "1"},
+		{`{"amount":1}`, 12, false, 201, "1"},
+		{`{"amount":1}`, -1, false, 201, "1"},
+		{`{"amount":1000000}`, 18, false, 422, `"code":"key-reused"`},
+		{`{"amount":1000000}`, -1, false, 422, `"code":"key-reused"`},
+		{`{"amount":1}`, 12, true, 500, `"code":"body-consumed"`},
+		{"", -1, false, 500, `"code":"body-consumed"`},
+	} {
+		short = tt.short
+		req := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader(tt.body))
+		req.ContentLength = tt.length
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Idempotency-Key", "k")
+		rec := httptest.NewRecorder()
+		engine.ServeHTTP(rec, req)
+		if rec.Code != tt.status || !strings.Contains(rec.Body.String(), tt.answer) {
+			t.Errorf("%s of length %d: %d %q, want %d %q", tt.body, tt.length, rec.Code, rec.Body, tt.status, tt.answer)
 		}
 	}
 }

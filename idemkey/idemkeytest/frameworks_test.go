@@ -3,8 +3,11 @@ package idemkeytest_test
 import (
 	"context"
 	"io"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/gin-gonic/gin"
@@ -130,4 +133,69 @@ func mountEcho(idem *idemkey.Middleware, h idemkeytest.Handler) http.Handler {
 	e.POST("/orders", handle)
 	e.GET("/orders", handle)
 	return e
+}
+
+// drain reads r's body and does not restore it.
+func drain(r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }
+
+// Each framework's own Outer keeps the body for its own Handler, and refuses what is too large
+// before anything else reads it.
+func TestOuter(t *testing.T) {
+	t.Parallel()
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusCreated)
+		_, _ = w.Write(body)
+	}
+	for name, mount := range map[string]func(idem *idemkey.Middleware, read func(*http.Request)) http.Handler{
+		"chi": func(idem *idemkey.Middleware, read func(*http.Request)) http.Handler {
+			r := chi.NewRouter()
+			r.Use(idem.Outer, func(next http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { read(r); next.ServeHTTP(w, r) })
+			})
+			r.With(idem.Handler).Post("/orders", answer)
+			return r
+		},
+		"gin": func(idem *idemkey.Middleware, read func(*http.Request)) http.Handler {
+			engine := gin.New()
+			engine.Use(idemgin.Outer(idem), func(c *gin.Context) { read(c.Request) })
+			engine.POST("/orders", idemgin.Handler(idem), func(c *gin.Context) { answer(c.Writer, c.Request) })
+			return engine
+		},
+		"echo": func(idem *idemkey.Middleware, read func(*http.Request)) http.Handler {
+			e := echo.New()
+			e.Use(idemecho.Outer(idem), func(next echo.HandlerFunc) echo.HandlerFunc {
+				return func(c echo.Context) error { read(c.Request()); return next(c) }
+			})
+			e.POST("/orders", func(c echo.Context) error { answer(c.Response(), c.Request()); return nil }, idemecho.Handler(idem))
+			return e
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store, err := idemkey.NewMemory(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			idem, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Logger: slog.New(slog.DiscardHandler), Limits: idemkey.Limits{MaxRequestBody: 10}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			reads := 0
+			h := mount(idem, func(r *http.Request) { reads++; drain(r) })
+			for i, tt := range []struct {
+				body   string
+				status int
+				reads  int
+			}{{"1", 201, 1}, {"1", 201, 2}, {"1000000", 422, 3}, {"12345678901", 413, 3}} {
+				req := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader(tt.body))
+				req.Header.Set("Idempotency-Key", "k")
+				rec := httptest.NewRecorder()
+				h.ServeHTTP(rec, req)
+				if rec.Code != tt.status || reads != tt.reads || tt.status == 201 && rec.Body.String() != tt.body {
+					t.Errorf("request %d: %d %q after %d reads, want %d after %d", i, rec.Code, rec.Body, reads, tt.status, tt.reads)
+				}
+			}
+		})
+	}
 }

@@ -70,6 +70,9 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Keyless":      httpKeyless,
 		"Race":         httpRace,
 		"Route":        httpRoute,
+		"Body":         httpBody,
+		"Outer":        httpOuter,
+		"OuterPasses":  httpOuterPasses,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -91,6 +94,7 @@ func inMemory(t *testing.T) Backend {
 type httpTest struct {
 	*testing.T
 	mount   Mount
+	around  func(*idemkey.Middleware, http.Handler) http.Handler // outside of mount; nil: nothing
 	backend Backend
 	server  *httptest.Server
 	http2   bool // which the server speaks, over TLS
@@ -104,6 +108,13 @@ const maxEvents = 100
 // Observe keeps what the middleware tells, for the tests that look.
 func (t *httpTest) Observe(_ context.Context, e idemkey.Event) { t.events <- e }
 
+// drainEvents forgets what the middleware has told so far.
+func (t *httpTest) drainEvents() {
+	for len(t.events) > 0 {
+		<-t.events
+	}
+}
+
 // serve mounts h. set may change the options that all tests share.
 func (t *httpTest) serve(set func(*idemkey.Options), h Handler) {
 	t.Helper()
@@ -116,7 +127,11 @@ func (t *httpTest) serve(set func(*idemkey.Options), h Handler) {
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
-	t.server = httptest.NewUnstartedServer(t.mount(idem, h))
+	mounted := t.mount(idem, h)
+	if t.around != nil {
+		mounted = t.around(idem, mounted)
+	}
+	t.server = httptest.NewUnstartedServer(mounted)
 	t.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // of the panics
 	if t.server.EnableHTTP2 = t.http2; t.http2 {
 		t.server.StartTLS()

@@ -40,8 +40,10 @@
 // not answer, a request is told 503 outcome-unverified; its retries are answered
 // from the primary, as every other reader is.
 //
-// A handler that ends the transaction by SQL of its own leaves a tombstone: what it committed
-// stands, and the request never runs again.
+// A handler that ends the transaction by SQL of its own is found out by the transaction's id, which the statement
+// before COMMIT and the round trip of ROLLBACK compare. What it committed stands, what came after that is rolled
+// back, and its key keeps [idemkey.ErrTxMisuse] as its outcome: the request never runs again. One case is not seen: the
+// handler has rolled back, has committed another transaction, and leaves a third in which a statement has failed.
 //
 // # Connections
 //

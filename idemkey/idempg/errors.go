@@ -14,6 +14,9 @@ import (
 // codeDivisionByZero is what the statements fail with that must change a row and do not.
 const codeDivisionByZero = "22012"
 
+// codeInvalidText is what a statement fails with that is executed in another transaction: see onlyInTx.
+const codeInvalidText = "22P02"
+
 const codeUndefinedTable, codeUndefinedSchema = "42P01", "3F000"
 
 // refused reports that the server has answered and did not commit. A fatal

@@ -30,6 +30,7 @@ type execution struct {
 	token   pgtype.UUID
 	record  record    // nil without a key
 	expires time.Time // of the record, by the database's clock
+	misused func() idemkey.Response
 	ended   sync.Once
 	given   bool // the connection has been given back
 
@@ -42,22 +43,32 @@ type execution struct {
 
 // A record is what is left of a claim when its execution ends.
 type record interface {
-	// queue queues the statement that keeps r in the business transaction. The
-	// statement fails if the claim has been lost.
-	queue(b *pgx.Batch, header []byte, r *idemkey.Response) *pgx.QueuedQuery
+	// queue queues the statement that keeps r in the business transaction called xid. The
+	// statement fails if the claim has been lost, and if it is executed in another one.
+	queue(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery
 	// keep keeps r outside of it. It reports false if the claim has been lost.
 	keep(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error)
 	// free lets the request run again, once the transaction is over.
 	free(ctx context.Context, mode idemkey.ReleaseMode, status int) error
 	// lookUp asks on another connection whether the record was kept. It is
-	// known only once the transaction is over.
+	// known only once the transaction is over. After ErrTxMisuse that has committed without the record.
 	lookUp(ctx context.Context) (kept, known bool, err error)
 }
 
-// begin gives e a transaction that is opened by what opening queues.
+// begin gives e a transaction that is opened by what opening queues. A callback of that
+// identifies it.
 func (e *execution) begin(c *idemkey.Claim, opening func(*pgx.Batch)) {
+	e.misused = c.Misused
 	options := pgx.TxOptions{IsoLevel: e.s.opts.Isolation, AccessMode: pgx.ReadWrite}
 	e.tx = lazytx.New(e.conn.Conn(), options, opening)
+}
+
+// readXID reads the settings of the transaction, and its id.
+func (e *execution) readXID(row pgx.Row) error {
+	var xid string
+	err := row.Scan(nil, &xid)
+	e.tx.Identify(xid)
+	return err
 }
 
 // settle keeps an opening that is under way from taking longer than ctx.
@@ -126,14 +137,16 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 	if err := failpoint.Hit("idempg/before-commit"); err != nil {
 		return e.undo(ctx, &idemkey.CommitError{Err: err})
 	}
-	lost := false
-	err = e.tx.Commit(ctx, func(b *pgx.Batch) {
-		if e.record == nil {
+	lost, misused := false, false
+	err = e.tx.Commit(ctx, func(b *pgx.Batch, xid string) {
+		last := e.queueLast(b, xid, header, &r)
+		if last == nil {
 			return
 		}
-		e.record.queue(b, header, &r).Fn = func(br pgx.BatchResults) error {
+		last.Fn = func(br pgx.BatchResults) error {
 			tag, err := br.Exec()
 			lost = hasCode(err, codeDivisionByZero) || err == nil && tag.RowsAffected() == 0
+			misused = hasCode(err, codeInvalidText)
 			return err
 		}
 	})
@@ -141,8 +154,8 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 		err = failpoint.Hit("idempg/after-commit")
 	}
 	switch {
-	case err == nil && lost && e.tx.Began(): // the lock that keeps the record was gone: the handler has ended its transaction
-		return idemkey.ErrTxMisuse
+	case misused:
+		return e.bury(ctx)
 	case lost:
 		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
 	case err == nil:
@@ -153,6 +166,18 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 		return e.forget(ctx, err)
 	}
 	return e.lookUp(ctx, fmt.Errorf("commit: %w", err))
+}
+
+// queueLast queues the last statement before COMMIT, which fails unless it is executed in the
+// transaction called xid. Without a record, a transaction that has not begun needs none.
+func (e *execution) queueLast(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
+	switch {
+	case e.record != nil:
+		return e.record.queue(b, xid, header, r)
+	case xid != "":
+		return b.Queue(sqlCheckTx, xid)
+	}
+	return nil
 }
 
 // checkOpen returns why the transaction cannot be committed.
@@ -172,14 +197,19 @@ func (e *execution) checkOpen(ctx context.Context) error {
 	return nil
 }
 
-// bury leaves a tombstone where the handler has ended the transaction itself.
-// What it committed cannot be taken back, so the request must never run again.
+// bury keeps the claim's own answer where the handler has ended the transaction itself.
+// What it committed cannot be taken back, so the request must never run again. That holds for
+// a handler which has rolled back, too: what it has committed after that is not known.
 func (e *execution) bury(ctx context.Context) error {
 	_ = e.rollback(ctx) // what it has done since
 	if e.record == nil {
 		return idemkey.ErrTxMisuse
 	}
-	_, err := e.keep(ctx, e.after(), &idemkey.Response{Status: http.StatusInternalServerError, Dropped: true})
+	r := idemkey.Response{Status: http.StatusInternalServerError, Dropped: true}
+	if e.misused != nil {
+		r = e.misused()
+	}
+	_, err := e.keep(ctx, e.after(), &r)
 	return errors.Join(idemkey.ErrTxMisuse, err)
 }
 
@@ -197,14 +227,22 @@ func (e *execution) keep(ctx context.Context, db execer, r *idemkey.Response) (b
 	return e.record.keep(ctx, db, header, r)
 }
 
-// undo rolls back and frees the key for the next attempt. It returns cause.
+// undo rolls back and frees the key for the next attempt. It returns cause, unless not
+// everything can be rolled back.
 func (e *execution) undo(ctx context.Context, cause error) error {
-	return errors.Join(cause, e.letGo(ctx, idemkey.Bound, 0))
+	err := e.letGo(ctx, idemkey.Bound, 0)
+	if errors.Is(err, idemkey.ErrTxMisuse) {
+		return err
+	}
+	return errors.Join(cause, err)
 }
 
 // letGo rolls back and gives the record up.
 func (e *execution) letGo(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
-	if err := e.rollback(ctx); err != nil && ctx.Err() != nil {
+	switch err := e.rollback(ctx); {
+	case errors.Is(err, idemkey.ErrTxMisuse):
+		return e.bury(ctx)
+	case err != nil && ctx.Err() != nil:
 		return err // no time left: the lease will tell
 	}
 	if e.record == nil {
@@ -222,24 +260,51 @@ func (e *execution) after() execer {
 	return e.s.pool
 }
 
-// rollback ends the transaction. After an error the connection is closed, and the
-// server rolls back as soon as it notices.
+// rollback ends the transaction. After ErrTxMisuse the handler has ended it before. After another
+// error the connection is closed, and the server rolls back as soon as it notices.
 func (e *execution) rollback(ctx context.Context) error {
-	if err := e.tx.Rollback(ctx); err != nil {
-		e.closed()
+	ended, err := e.tx.Rollback(ctx)
+	if e.closed() {
+		ended = e.committed(ctx)
+	}
+	switch {
+	case ended:
+		return idemkey.ErrTxMisuse
+	case err != nil:
 		return fmt.Errorf("idempg: roll back: %w", err)
 	}
 	return nil
+}
+
+// committed reports whether the transaction of a connection that is closed was committed. Where the
+// server does not say within a while, it has not noticed yet that the connection is closed, and will roll back.
+func (e *execution) committed(ctx context.Context) bool {
+	xid := e.tx.ID()
+	if xid == "" {
+		return false
+	}
+	for range freeTries {
+		var status string
+		err := e.s.pool.QueryRow(ctx, "SELECT pg_xact_status($1::text::xid8)", xid).Scan(&status)
+		if err != nil || status != "in progress" {
+			return status == "committed"
+		}
+		select {
+		case <-time.After(freePause):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return false
 }
 
 // Reject rolls back and keeps r in a transaction of its own. A crash in between
 // is harmless: the request runs again, and nothing was committed.
 func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 	defer e.settle(ctx)()
-	if e.tx.EndedByHolder() {
+	if err := e.rollback(ctx); errors.Is(err, idemkey.ErrTxMisuse) {
 		return e.bury(ctx)
-	}
-	_ = e.rollback(ctx) // a connection that cannot roll back is closed
+	} // a connection that cannot roll back is closed
 	if e.record == nil {
 		return nil
 	}
@@ -264,10 +329,7 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 // was overtaken before its transaction began is told so.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	defer e.settle(ctx)()
-	switch {
-	case e.tx.EndedByHolder():
-		return e.bury(ctx)
-	case errors.Is(e.tx.Err(), idemkey.ErrLeaseLost):
+	if errors.Is(e.tx.Err(), idemkey.ErrLeaseLost) {
 		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
 	}
 	return e.letGo(ctx, mode, status)
@@ -294,6 +356,8 @@ func (e *execution) lookUp(ctx context.Context, cause error) error {
 		switch kept, known, err := e.record.lookUp(ctx); {
 		case kept:
 			return nil
+		case errors.Is(err, idemkey.ErrTxMisuse):
+			return e.bury(ctx)
 		case err != nil:
 			return fmt.Errorf("idempg: %w", err)
 		case known:

@@ -24,7 +24,12 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	)
 	e.begin(c, func(b *pgx.Batch) {
 		b.Queue(sqlTryLock, append(s.limits(c), in.lock, c.TTL.Milliseconds())...).
-			QueryRow(func(row pgx.Row) error { return row.Scan(&mine, &in.expires, nil) })
+			QueryRow(func(row pgx.Row) error {
+				var xid string
+				err := row.Scan(&mine, &in.expires, nil, &xid)
+				e.tx.Identify(xid)
+				return err
+			})
 		b.Queue(s.q.readRecord, c.ID.Namespace, c.ID.Scope, c.ID.Key).Query(func(rows pgx.Rows) (err error) {
 			rec, err = collectRecord(rows)
 			return err
@@ -100,8 +105,8 @@ type inlineRecord struct {
 	priorState int
 }
 
-func (i *inlineRecord) queue(b *pgx.Batch, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
-	return b.Queue(i.s.q.commitInline, i.args(header, r)...)
+func (i *inlineRecord) queue(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
+	return b.Queue(i.s.q.commitInline, append(i.args(header, r), xid)...)
 }
 
 // keep takes the lock again, since it ended with the transaction. Whoever has
@@ -138,6 +143,9 @@ func (i *inlineRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	case errors.Is(err, pgx.ErrNoRows):
 		if whose, err := i.holder(ctx); err != nil || whose == heldByUs || whose == heldUntilNow {
 			return false, false, nil
+		}
+		if free && i.committed(ctx) {
+			return false, true, idemkey.ErrTxMisuse
 		}
 		return false, free, nil
 	case err != nil:

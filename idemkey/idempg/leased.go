@@ -145,14 +145,14 @@ func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, l
 	}
 	e.record, e.expires = (*leasedRecord)(e), life.expires
 	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
-	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(lockResult) })
+	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(e.lockResult) })
 	e.s.opener.add(e, c.ExecTimeout)
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: attempt, ExpiresAt: life.expires}, nil
 }
 
 // lockResult reads the result of locking the record.
-func lockResult(row pgx.Row) error {
-	err := row.Scan(nil)
+func (e *execution) lockResult(row pgx.Row) error {
+	err := e.readXID(row)
 	if errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || conflict(err) {
 		return idemkey.ErrLeaseLost
 	}
@@ -162,8 +162,8 @@ func lockResult(row pgx.Row) error {
 // A leasedRecord is the end of a claim that has a record.
 type leasedRecord execution
 
-func (l *leasedRecord) queue(b *pgx.Batch, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
-	return b.Queue(l.s.q.commitRecord, l.args(int(r.State()), r.Status, header, r.Body, r.KeyID)...)
+func (l *leasedRecord) queue(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
+	return b.Queue(l.s.q.commitRecord, l.args(int(r.State()), r.Status, header, r.Body, r.KeyID, xid)...)
 }
 
 func (l *leasedRecord) keep(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
@@ -214,6 +214,8 @@ func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 		return false, false, nil
 	case state == idemkey.StateCompleted, state == idemkey.StateTombstone:
 		return true, true, nil
+	case (*execution)(l).committed(ctx):
+		return false, true, idemkey.ErrTxMisuse
 	}
 	tag, err := l.s.pool.Exec(ctx, l.s.q.failRecord, l.args(0)...)
 	return false, err == nil && tag.RowsAffected() == 1, nil

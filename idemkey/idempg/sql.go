@@ -69,21 +69,33 @@ const txLimits = `
 	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits`
 
 // sqlLimitTx is for transactions without a record.
-const sqlLimitTx = `SELECT` + txLimits
+const sqlLimitTx = `SELECT` + txLimits + `, pg_current_xact_id()::text`
+
+// onlyInTx makes a statement fail, with an error that says why, unless it is executed in the transaction
+// called {xid}, or that is empty. A handler may have ended the transaction and begun another in one
+// string or past its pgx.Tx, which nothing but the id shows. What is raised depends on the current
+// id, or the planner would raise it beforehand.
+const onlyInTx = `CASE WHEN {xid} NOT IN ('', pg_current_xact_id()::text)
+	THEN (pg_current_xact_id() || ' is not ' || {xid} || ': the handler has ended the transaction')::boolean ELSE true END`
+
+// sqlCheckTx is for transactions without a record.
+var sqlCheckTx = `SELECT ` + strings.ReplaceAll(onlyInTx, "{xid}", "$1::text")
 
 // sqlLockRecord takes the row lock that is the owner's proof of life, held to
 // the end of the business transaction. No row, or an error: the claim was taken
 // over, or is being taken over.
 const sqlLockRecord = `
-SELECT` + txLimits + `
+SELECT` + txLimits + `, pg_current_xact_id()::text
 FROM {schema}.idempotency_key
 WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
 FOR UPDATE NOWAIT`
 
 // sqlTryLock takes the advisory lock that is the owner's proof of life under
-// ClaimInline, if it is free.
+// ClaimInline, if it is free. Whoever does not get it needs no transaction id.
 const sqlTryLock = `
-SELECT pg_try_advisory_xact_lock($4), clock_timestamp() + $5::bigint * interval '1 ms' AS expires_at,` + txLimits
+SELECT mine, clock_timestamp() + $5::bigint * interval '1 ms' AS expires_at,` + txLimits + `,
+	CASE WHEN mine THEN pg_current_xact_id()::text ELSE '' END
+FROM (SELECT pg_try_advisory_xact_lock($4) AS mine) AS key_lock`
 
 // sqlCompleteRecord keeps a response. It changes one row if the caller still
 // owns the record, else none.
@@ -94,12 +106,12 @@ WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1`
 
 // sqlCommitRecord does so in the business transaction, where COMMIT follows without
 // waiting for an answer: so it fails, with a division by zero, if another owner has the
-// record. That there is one the row lock sees to.
-const sqlCommitRecord = `
+// record, or the transaction is not the one called $10. That there is a record the row lock sees to.
+var sqlCommitRecord = `
 UPDATE {schema}.idempotency_key
 SET state = CASE WHEN token = $4 AND state = 1 THEN $5::smallint ELSE 1 / (attempt - attempt) END,
 	resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
-WHERE namespace = $1 AND scope = $2 AND key = $3`
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND ` + strings.ReplaceAll(onlyInTx, "{xid}", "$10::text")
 
 // sqlKeepInline keeps a response under ClaimInline, where no record has been
 // before. A record of a leasing store, or an expired one, is replaced if it is still the
@@ -192,7 +204,7 @@ func newQueries(schema string) queries {
 		lockRecord: bind(sqlLockRecord), completeRecord: bind(sqlCompleteRecord), commitRecord: bind(sqlCommitRecord),
 		failRecord: bind(sqlFailRecord), forgetRecord: bind(sqlForgetRecord),
 		keepInline:   bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE pg_try_advisory_xact_lock($16)")),
-		commitInline: bind(strings.ReplaceAll(sqlKeepInline, "{only}", "")),
+		commitInline: bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE "+strings.ReplaceAll(onlyInTx, "{xid}", "$16::text"))),
 		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
 		readState: bind(sqlReadState), readHolder: bind(sqlReadHolder), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
 	}

@@ -152,7 +152,7 @@ func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 // claim makes e the owner of c.ID, or decides otherwise.
 func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	if c.ID.Key == "" {
-		e.begin(c, func(b *pgx.Batch) { b.Queue(sqlLimitTx, s.limits(c)...) })
+		e.begin(c, func(b *pgx.Batch) { b.Queue(sqlLimitTx, s.limits(c)...).QueryRow(e.readXID) })
 		return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: 1}, nil
 	}
 	if s.memo.met(c.ID) {

@@ -290,7 +290,7 @@ func TestBeginDuringCommit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := owner.tx.Commit(t.Context(), func(*pgx.Batch) {}); err != nil {
+	if err := owner.tx.Commit(t.Context(), func(*pgx.Batch, string) {}); err != nil {
 		t.Errorf("Commit: %v", err)
 	}
 	wg.Wait()

@@ -72,7 +72,7 @@ func testsOf(files []*file) map[string]bool {
 
 // httpHandlers are the exported functions of idemkey that may return a handler.
 // Records are looked into and removed by code alone, never over HTTP.
-var httpHandlers = []string{"Handler", "PolicyHandler", "HandleTx"}
+var httpHandlers = []string{"Handler", "Outer", "PolicyHandler", "HandleTx"}
 
 // checkHandlers returns the others.
 func checkHandlers(f *file) []string {

@@ -30,9 +30,7 @@ func (h *holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 	case err != nil:
 		return pgconn.CommandTag{}, err
 	case br == nil:
-		tag, err := tx.Exec(ctx, sql, args...)
-		h.t.saw(tag)
-		return tag, err
+		return tx.Exec(ctx, sql, args...)
 	}
 	tag, err := br.Exec()
 	if closeErr := br.Close(); err == nil {

@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
@@ -29,8 +28,8 @@ type Tx struct {
 	mu    sync.Mutex // held while it opens or ends
 	real  pgx.Tx     // nil until it has begun
 	err   error      // why it cannot be used any more
+	id    string     // see Identify
 	calls int        // that the holder has begun and that have not returned
-	ended bool       // the holder has sent COMMIT as SQL
 	lost  error      // of a part: why it has not opened
 }
 
@@ -73,11 +72,26 @@ func (t *Tx) Open(ctx context.Context) error {
 	return err
 }
 
+// Identify remembers id, the text of pg_current_xact_id(), which no other transaction
+// has. It is called by a callback of the opening that has read it there: by the id
+// [Tx.Rollback] finds out whether the holder has ended the transaction.
+func (t *Tx) Identify(id string) { t.id = id }
+
+// ID returns what Identify was given; empty: nothing, or the transaction has not begun.
+func (t *Tx) ID() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.id
+}
+
 // Commit sends what last queues, and COMMIT with it. If one of those statements
 // fails, COMMIT is not executed and the transaction remains, to be rolled back. An
 // error that is not the server's own says nothing about the outcome. A transaction
 // that never began is not an error: last is sent alone, as a transaction.
-func (t *Tx) Commit(ctx context.Context, last func(*pgx.Batch)) error {
+//
+// Last is given the transaction's ID. One of its statements must fail if it is not in that
+// transaction: the holder may have ended it and begun another.
+func (t *Tx) Commit(ctx context.Context, last func(b *pgx.Batch, id string)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err != nil {
@@ -85,7 +99,7 @@ func (t *Tx) Commit(ctx context.Context, last func(*pgx.Batch)) error {
 	}
 	t.err = pgx.ErrTxClosed
 	b := &pgx.Batch{}
-	last(b)
+	last(b, t.id)
 	if t.real == nil {
 		if b.Len() == 0 {
 			return nil
@@ -108,24 +122,49 @@ func (t *Tx) Commit(ctx context.Context, last func(*pgx.Batch)) error {
 	return err
 }
 
-// commit is in lower case, as pgx sends it by itself.
-const commit = "commit"
+// These are in lower case, as pgx sends them by itself.
+const commit, rollback = "commit", "rollback"
 
 // Rollback ends the transaction and undoes it. If that fails, the connection is
 // closed, and the server rolls back as soon as it notices. Where the transaction
 // is over already, or never began, it does nothing.
-func (t *Tx) Rollback(ctx context.Context) error {
+//
+// It reports whether the holder has ended the transaction before, so that not all of the
+// holder's work is undone. That needs an ID. Of a transaction in which a statement has failed only
+// whether it was committed is known.
+func (t *Tx) Rollback(ctx context.Context) (ended bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	ours := t.err != nil // it may have been ended by its owner
 	t.err = pgx.ErrTxClosed
-	if t.real == nil || t.conn.IsClosed() || txguard.StatusOf(t.conn) == txguard.Ended {
-		return nil
+	if t.real == nil || t.conn.IsClosed() {
+		return false, nil
 	}
-	if err := t.real.Rollback(ctx); err != nil {
+	status := txguard.StatusOf(t.conn)
+	if status == txguard.Ended {
+		return !ours, nil
+	}
+	results, err := t.conn.PgConn().Exec(ctx, rollbackOf(t.id, status)).ReadAll()
+	if err != nil {
 		_ = t.conn.Close(ctx)
-		return err
+		return false, err
 	}
-	return nil
+	for _, r := range results {
+		ended = ended || len(r.Rows) == 1 && string(r.Rows[0][0]) == "t"
+	}
+	return ended, nil
+}
+
+// rollbackOf returns ROLLBACK, and in the same round trip whether the current transaction is not the
+// one called id, or where a statement has failed, whether that one was committed. An id is digits.
+func rollbackOf(id string, status txguard.Status) string {
+	switch {
+	case id == "":
+		return rollback
+	case status == txguard.Aborted:
+		return rollback + "; SELECT pg_xact_status('" + id + "') <> 'aborted'"
+	}
+	return "SELECT pg_current_xact_id_if_assigned() IS DISTINCT FROM '" + id + "'::xid8; " + rollback
 }
 
 // End makes the transaction unusable, without a word to the server. It reports
@@ -148,8 +187,7 @@ func (t *Tx) Lost() error {
 }
 
 // EndedByHolder reports that the holder has ended the transaction by SQL of its
-// own, as far as that can be told: from the server's view of the connection, and
-// from a statement that was answered as COMMIT, where a chained one goes on.
+// own and begun no other, by the server's view of the connection.
 func (t *Tx) EndedByHolder() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -157,16 +195,7 @@ func (t *Tx) EndedByHolder() bool {
 		return false
 	}
 	conn := t.connection()
-	return !conn.IsClosed() && (t.ended || txguard.StatusOf(conn) == txguard.Ended)
-}
-
-// saw looks at the answer to a statement of the holder's.
-func (t *Tx) saw(tag pgconn.CommandTag) {
-	if tag.String() == "COMMIT" {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.ended = true
-	}
+	return !conn.IsClosed() && txguard.StatusOf(conn) == txguard.Ended
 }
 
 // enter begins a call of the holder's, which leave ends.

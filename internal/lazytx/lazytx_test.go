@@ -54,11 +54,25 @@ func newFixture(t *testing.T, mode pgx.QueryExecMode) *fixture {
 func (f *fixture) renew() {
 	f.opened = 0
 	f.Tx = New(f.conn, pgx.TxOptions{AccessMode: pgx.ReadWrite}, func(b *pgx.Batch) {
-		b.Queue("SELECT set_config('lazytx.opened', $1, true)", "yes").QueryRow(func(row pgx.Row) error {
+		b.Queue("SELECT set_config('lazytx.opened', $1, true), pg_current_xact_id()::text", "yes").QueryRow(func(row pgx.Row) error {
 			f.opened++
-			return errors.Join(row.Scan(nil), f.refuses)
+			id := ""
+			err := row.Scan(nil, &id)
+			f.Identify(id)
+			return errors.Join(err, f.refuses)
 		})
 	})
+}
+
+var errEnded = errors.New("the holder is said to have ended the transaction")
+
+// rollBack is Rollback where the holder has not ended the transaction.
+func (f *fixture) rollBack() error {
+	ended, err := f.Rollback(f.t.Context())
+	if ended {
+		err = errors.Join(err, errEnded)
+	}
+	return err
 }
 
 func (f *fixture) rows() (n int) {
@@ -197,7 +211,7 @@ func TestFirstStatement(t *testing.T) {
 				if f.opened != 1 || !f.Began() || f.rows() != 0 {
 					t.Errorf("%s: opened %d times, began %t, %d rows visible before the commit", name, f.opened, f.Began(), f.rows())
 				}
-				err := f.Commit(t.Context(), func(b *pgx.Batch) { b.Queue("DELETE FROM "+f.table+" WHERE n = $1", 1) })
+				err := f.Commit(t.Context(), func(b *pgx.Batch, _ string) { b.Queue("DELETE FROM "+f.table+" WHERE n = $1", 1) })
 				if err != nil {
 					t.Errorf("%s: Commit: %v", name, err)
 				}
@@ -228,10 +242,10 @@ func TestRefused(t *testing.T) {
 		if _, err := f.Holder().Exec(t.Context(), f.insert(), 2); !errors.Is(err, errRefused) {
 			t.Errorf("%s: second statement: %v, want the reason", name, err)
 		}
-		if err := f.Commit(t.Context(), func(*pgx.Batch) {}); !errors.Is(err, errRefused) {
+		if err := f.Commit(t.Context(), func(*pgx.Batch, string) {}); !errors.Is(err, errRefused) {
 			t.Errorf("%s: Commit: %v, want the reason", name, err)
 		}
-		if err := f.Rollback(t.Context()); err != nil {
+		if err := f.rollBack(); err != nil {
 			t.Errorf("%s: Rollback: %v", name, err)
 		}
 		if n := f.rows(); n != 0 {
@@ -295,7 +309,7 @@ func TestFirstStatementFails(t *testing.T) {
 			if pgErr := (*pgconn.PgError)(nil); !errors.As(err, &pgErr) || pgErr.Code != "25P02" {
 				t.Errorf("%s, %s: statement of an aborted transaction: %v", name, how, err)
 			}
-			if err := f.Commit(t.Context(), func(*pgx.Batch) {}); !errors.Is(err, pgx.ErrTxCommitRollback) {
+			if err := f.Commit(t.Context(), func(*pgx.Batch, string) {}); !errors.Is(err, pgx.ErrTxCommitRollback) {
 				t.Errorf("%s, %s: Commit: %v, want ErrTxCommitRollback", name, how, err)
 			}
 		}
@@ -332,7 +346,7 @@ func TestFirstStatementNotSent(t *testing.T) {
 		if _, err := f.Holder().Exec(t.Context(), f.insert(), 1); err != nil {
 			t.Errorf("%s: second statement: %v", name, err)
 		}
-		if err := f.Commit(t.Context(), func(b *pgx.Batch) { b.Queue("DELETE FROM " + f.table) }); err != nil {
+		if err := f.Commit(t.Context(), func(b *pgx.Batch, _ string) { b.Queue("DELETE FROM " + f.table) }); err != nil {
 			t.Errorf("%s: Commit: %v", name, err)
 		}
 	}
@@ -348,10 +362,10 @@ func TestFirstStatementNotEncodable(t *testing.T) {
 			t.Error("Exec: no error")
 		}
 	}
-	if err := f.Commit(t.Context(), func(*pgx.Batch) {}); err == nil {
+	if err := f.Commit(t.Context(), func(*pgx.Batch, string) {}); err == nil {
 		t.Error("Commit: no error")
 	}
-	if err := f.Rollback(t.Context()); err != nil {
+	if err := f.rollBack(); err != nil {
 		t.Errorf("Rollback: %v", err)
 	}
 }
@@ -363,10 +377,10 @@ func TestLastStatementFails(t *testing.T) {
 	if _, err := f.Holder().Exec(t.Context(), f.insert(), 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Commit(t.Context(), func(b *pgx.Batch) { b.Queue("SELECT 1 / $1::int", 0) }); err == nil {
+	if err := f.Commit(t.Context(), func(b *pgx.Batch, _ string) { b.Queue("SELECT 1 / $1::int", 0) }); err == nil {
 		t.Error("Commit succeeded")
 	}
-	if err := f.Rollback(t.Context()); err != nil {
+	if err := f.rollBack(); err != nil {
 		t.Errorf("Rollback: %v", err)
 	}
 	if n := f.rows(); n != 0 || txguard.StatusOf(f.conn) != txguard.Ended {
@@ -383,11 +397,11 @@ func TestCommitFails(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	err := f.Commit(t.Context(), func(b *pgx.Batch) { b.Queue("SELECT $1::int", 1) })
+	err := f.Commit(t.Context(), func(b *pgx.Batch, _ string) { b.Queue("SELECT $1::int", 1) })
 	if pgErr := (*pgconn.PgError)(nil); !errors.As(err, &pgErr) || pgErr.Code != "23505" {
 		t.Errorf("Commit: %v, want the deferred constraint", err)
 	}
-	if err := f.Rollback(t.Context()); err != nil {
+	if err := f.rollBack(); err != nil {
 		t.Errorf("Rollback: %v", err)
 	}
 }
@@ -403,7 +417,7 @@ func TestCommitOfWhatHasFailed(t *testing.T) {
 	if _, err := f.Holder().Exec(t.Context(), "SELECT 1/0"); err == nil {
 		t.Fatal("a division by zero succeeded")
 	}
-	if err := f.Commit(t.Context(), func(*pgx.Batch) {}); !errors.Is(err, pgx.ErrTxCommitRollback) {
+	if err := f.Commit(t.Context(), func(*pgx.Batch, string) {}); !errors.Is(err, pgx.ErrTxCommitRollback) {
 		t.Errorf("Commit: %v, want ErrTxCommitRollback", err)
 	}
 	if n := f.rows(); n != 0 {
@@ -416,18 +430,18 @@ func TestCommitOfWhatHasFailed(t *testing.T) {
 func TestNeverBegan(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, pgx.QueryExecModeCacheStatement)
-	if err := f.Commit(t.Context(), func(*pgx.Batch) {}); err != nil {
+	if err := f.Commit(t.Context(), func(*pgx.Batch, string) {}); err != nil {
 		t.Errorf("Commit of nothing: %v", err)
 	}
 	f.renew()
-	if err := f.Commit(t.Context(), func(b *pgx.Batch) { b.Queue(f.insert(), 1) }); err != nil {
+	if err := f.Commit(t.Context(), func(b *pgx.Batch, _ string) { b.Queue(f.insert(), 1) }); err != nil {
 		t.Errorf("Commit: %v", err)
 	}
 	if n := f.rows(); n != 1 || f.opened != 0 {
 		t.Errorf("%d rows, opened %d times; want 1 and never", n, f.opened)
 	}
 	f.renew()
-	if err := f.Rollback(t.Context()); err != nil {
+	if err := f.rollBack(); err != nil {
 		t.Errorf("Rollback: %v", err)
 	}
 	if _, err := f.Holder().Exec(t.Context(), f.insert(), 2); !errors.Is(err, pgx.ErrTxClosed) {
@@ -441,8 +455,8 @@ func TestOver(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, pgx.QueryExecModeCacheStatement)
 	for name, end := range map[string]func() error{
-		"commit":   func() error { return f.Commit(t.Context(), func(*pgx.Batch) {}) },
-		"rollback": func() error { return f.Rollback(t.Context()) },
+		"commit":   func() error { return f.Commit(t.Context(), func(*pgx.Batch, string) {}) },
+		"rollback": f.rollBack,
 		"end":      func() error { f.End(); return nil },
 	} {
 		f.renew()
@@ -497,7 +511,7 @@ func TestHolderCannotEnd(t *testing.T) {
 	if err := br.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := f.Tx.Rollback(t.Context()); err != nil {
+	if err := f.rollBack(); err != nil {
 		t.Error(err)
 	}
 	b = &pgx.Batch{}
@@ -527,7 +541,7 @@ func TestOpenAtOnce(t *testing.T) {
 		if f.opened != 1 {
 			t.Errorf("opened %d times, want once", f.opened)
 		}
-		if err := f.Rollback(t.Context()); err != nil {
+		if err := f.rollBack(); err != nil {
 			t.Errorf("Rollback: %v", err)
 		}
 	}
@@ -549,7 +563,49 @@ func TestConnectionLost(t *testing.T) {
 	if f.Err() == nil {
 		t.Error("the transaction is still usable")
 	}
-	if err := f.Rollback(t.Context()); err != nil {
+	if err := f.rollBack(); err != nil {
 		t.Errorf("Rollback: %v", err)
+	}
+}
+
+// Whatever the holder has done by SQL of its own, Rollback says whether all of its work is undone.
+func TestRollbackTellsWhoEnded(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		sql   string
+		ended bool
+	}{
+		"nothing":                  {"SELECT 1", false},
+		"failed":                   {"SELECT 1/0", false},
+		"savepoints":               {"SAVEPOINT a; SELECT 1; ROLLBACK TO a; RELEASE a", false},
+		"commit":                   {"COMMIT", true},
+		"rollback":                 {"ROLLBACK", true},
+		"commit, begin":            {"COMMIT; BEGIN", true},
+		"rollback, begin":          {"ROLLBACK; BEGIN", true},
+		"chained":                  {"COMMIT AND CHAIN", true},
+		"commit, begin, failed":    {"COMMIT; BEGIN; SELECT 1/0", true},
+		"three":                    {"ROLLBACK; BEGIN; COMMIT; BEGIN; SELECT pg_current_xact_id()", true},
+		"commit, begin, savepoint": {"COMMIT; BEGIN; SAVEPOINT a; SELECT pg_current_xact_id()", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, pgx.QueryExecModeCacheStatement)
+			for _, conn := range []bool{false, true} {
+				f.renew()
+				_, err := f.Holder().Exec(t.Context(), "SELECT 1")
+				if err == nil && conn {
+					_, _ = f.Holder().Conn().Exec(t.Context(), tt.sql)
+				} else if err == nil {
+					_, _ = f.Holder().Exec(t.Context(), tt.sql)
+				}
+				ended, rollErr := f.Rollback(t.Context())
+				if ended != tt.ended || err != nil || rollErr != nil {
+					t.Errorf("by Conn %t: ended = %t, %v, %v; want %t", conn, ended, err, rollErr, tt.ended)
+				}
+				if s := txguard.StatusOf(f.conn); s != txguard.Ended {
+					t.Errorf("by Conn %t: the connection is left in a transaction: %c", conn, s)
+				}
+			}
+		})
 	}
 }

@@ -47,9 +47,7 @@ func (s *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 		return pgconn.CommandTag{}, err
 	}
 	defer s.t.leave()
-	tag, err := s.Tx.Exec(ctx, sql, args...)
-	s.t.saw(tag)
-	return tag, err
+	return s.Tx.Exec(ctx, sql, args...)
 }
 
 func (s *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {

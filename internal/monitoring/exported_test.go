@@ -169,7 +169,7 @@ var fixed = map[string][]string{
 	"result": texts(idemkey.ResultFirst, idemkey.ResultAgain, idemkey.ResultKeyless, idemkey.ResultFailOpen, idemkey.ResultReplay,
 		idemkey.ResultRecovered, idemkey.ResultInProgress, idemkey.ResultMismatch, idemkey.ResultMissing, idemkey.ResultInvalid,
 		idemkey.ResultUnauthorized, idemkey.ResultTooLarge, idemkey.ResultExpired, idemkey.ResultTombstone, idemkey.ResultUnknown,
-		idemkey.ResultUnavailable, idemkey.ResultCapacity, idemkey.ResultCorrupt, idemkey.ResultFingerprintUnknown),
+		idemkey.ResultUnavailable, idemkey.ResultCapacity, idemkey.ResultCorrupt, idemkey.ResultFingerprintUnknown, idemkey.ResultMisconfigured),
 	"idemkey_outcome": texts(idemkey.OutcomeKept, idemkey.OutcomeRejected, idemkey.OutcomeFailed, idemkey.OutcomeAmended,
 		idemkey.OutcomeLost, idemkey.OutcomeUnknown, idemkey.OutcomeUnkept),
 }

@@ -38,6 +38,7 @@ type statusRow struct {
 
 	servers func(*settings)
 	options func(*idemkey.Options)
+	mount   func(m *idemkey.Middleware, h http.Handler) http.Handler          // nil: m.Handler(h)
 	handle  func(s *statusTest, w http.ResponseWriter, r *http.Request) error // after it has written a row; nil: 201
 	provoke func(s *statusTest) answer                                        // nil: one request
 }
@@ -55,6 +56,12 @@ var statuses = []statusRow{
 	{code: idemkey.CodeBodyUnreadable, way: "ends early", status: 400, record: absent, provoke: halfABody},
 	{code: idemkey.CodeScopeMissing, way: "no principal", status: 401, record: absent, options: func(o *idemkey.Options) {
 		o.SingleTenant, o.Scope = false, func(*http.Request) (string, error) { return "", errors.New("no principal") }
+	}},
+	{code: idemkey.CodeBodyConsumed, way: "read outside", status: 500, record: absent, mount: func(m *idemkey.Middleware, h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			m.Handler(h).ServeHTTP(w, r)
+		})
 	}},
 	{code: idemkey.CodeBodyTooLarge, way: "by its Content-Length", status: 413, record: absent,
 		options: func(o *idemkey.Options) { o.Limits.MaxRequestBody = 3 }},
@@ -87,8 +94,9 @@ var statuses = []statusRow{
 	{code: idemkey.CodeCommitFailed, way: "deferred constraint", status: 500, again: true, record: "failed",
 		handle: statement("INSERT INTO {schema}.business VALUES ('other', '', 1), ('other', '', 1)")},
 	{code: idemkey.CodeCommitFailed, way: "aborted transaction", status: 500, again: true, record: "failed", handle: statement("SELECT 1/0")},
-	{code: idemkey.CodeTxMisuse, way: "COMMIT", status: 500, rows: 1, record: "tombstone", handle: statement("COMMIT")},
-	{code: idemkey.CodeTxMisuse, way: "ROLLBACK", status: 500, record: "tombstone", handle: statement("ROLLBACK")},
+	{code: idemkey.CodeTxMisuse, way: "COMMIT", status: 500, rows: 1, record: completed, handle: statement("COMMIT")},
+	{code: idemkey.CodeTxMisuse, way: "ROLLBACK", status: 500, record: completed, handle: statement("ROLLBACK")},
+	{code: idemkey.CodeTxMisuse, way: "COMMIT in a longer string", status: 500, rows: 1, record: completed, handle: statement("COMMIT; BEGIN")},
 	{code: idemkey.CodeRecordCorrupt, way: "header unreadable", status: 500, rows: 1, record: completed, provoke: whenCorrupt},
 	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, record: "failed",
 		options: func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 1, 1 }},
@@ -200,7 +208,11 @@ func (s *statusTest) serve(at *site) *httptest.Server {
 	if err != nil {
 		s.Fatalf("New: %v", err)
 	}
-	server := httptest.NewServer(m.Handler(s))
+	mounted := m.Handler(s)
+	if s.row.mount != nil {
+		mounted = s.row.mount(m, s)
+	}
+	server := httptest.NewServer(mounted)
 	s.Cleanup(server.Close)
 	return server
 }

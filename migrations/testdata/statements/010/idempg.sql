@@ -4,7 +4,8 @@ INSERT INTO {schema}.idempotency_key AS k (namespace, scope, key, token, state, 
 	fp, fp_alg, expires_at, attempt, lease_until, created_at, completed_at)
 SELECT $1, $2, $3, $4, $5, $6, $7, $8, nullif($9, ''),
 	$10, $11, $12::timestamptz, 1, clock_timestamp(), $12::timestamptz - $13::bigint * interval '1 ms', clock_timestamp()
-
+WHERE CASE WHEN $16::text NOT IN ('', pg_current_xact_id()::text)
+	THEN (pg_current_xact_id() || ' is not ' || $16::text || ': the handler has ended the transaction')::boolean ELSE true END
 ON CONFLICT (namespace, scope, key) DO UPDATE SET
 	state = CASE WHEN k.token = $14::uuid AND k.state = $15::smallint THEN excluded.state ELSE 1 / (k.attempt - k.attempt) END,
 	token = excluded.token, resp_status = excluded.resp_status, resp_header = excluded.resp_header, resp_body = excluded.resp_body,
@@ -15,7 +16,8 @@ ON CONFLICT (namespace, scope, key) DO UPDATE SET
 UPDATE {schema}.idempotency_key
 SET state = CASE WHEN token = $4 AND state = 1 THEN $5::smallint ELSE 1 / (attempt - attempt) END,
 	resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
-WHERE namespace = $1 AND scope = $2 AND key = $3
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND CASE WHEN $10::text NOT IN ('', pg_current_xact_id()::text)
+	THEN (pg_current_xact_id() || ' is not ' || $10::text || ': the handler has ended the transaction')::boolean ELSE true END
 ---- queries.completeRecord
 
 UPDATE {schema}.idempotency_key
@@ -84,7 +86,7 @@ SELECT
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
 		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
-	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits
+	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, pg_current_xact_id()::text
 FROM {schema}.idempotency_key
 WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
 FOR UPDATE NOWAIT

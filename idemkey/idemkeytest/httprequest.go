@@ -1,0 +1,193 @@
+package idemkeytest
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/sagamill/sagamill/idemkey"
+)
+
+// spoil is a middleware that does to a request's body what its header Body says.
+func spoil(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch how := r.Header.Get("Body"); how {
+		case "":
+		case "drain":
+			_, _ = io.ReadAll(r.Body)
+		case "close":
+			_ = r.Body.Close()
+		case "parse":
+			_ = r.FormValue("amount")
+		case "restore", "parse and restore":
+			body, _ := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			if how != "restore" {
+				_ = r.FormValue("amount")
+				r.Body = io.NopCloser(bytes.NewReader(body))
+			}
+		case "double":
+			body, _ := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(append(body, body...)))
+		case "replace":
+			r.Body = io.NopCloser(strings.NewReader("a"))
+		case "decompress":
+			if plain, err := gzip.NewReader(r.Body); err == nil {
+				r.Body = plain
+			}
+		default: // a number of bytes
+			n, _ := strconv.ParseInt(how, 10, 64)
+			_, _ = io.CopyN(io.Discard, r.Body, n)
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// A bodyCase is a request whose body is spoiled before the middleware reads it.
+type bodyCase struct {
+	name, how string
+	body      string
+	chunked   bool
+	header    []string
+	inner     bool   // without Outer it runs too
+	want      string // what the handler reads; none: body
+	said      string // the log of a refusal, without Outer
+}
+
+const (
+	formType  = "application/x-www-form-urlencoded"
+	multipart = "--b\r\nContent-Disposition: form-data; name=\"amount\"\r\n\r\n1\r\n--b--\r\n"
+)
+
+// bodyCases are all ways to spoil a body that are told from a whole one.
+func bodyCases() []bodyCase {
+	form, mixed, packed := []string{"Content-Type", formType}, []string{"Content-Type", "multipart/form-data; boundary=b"}, []string{"Content-Encoding", "gzip"}
+	return []bodyCase{
+		{name: "whole", body: "amount=1", inner: true},
+		{name: "empty", inner: true},
+		{name: "whole chunked", body: "amount=1", chunked: true, inner: true},
+		{name: "restored", how: "restore", body: "amount=1", inner: true},
+		{name: "restored chunked", how: "restore", body: "amount=1", chunked: true, inner: true},
+		{name: "read", how: "drain", body: "amount=1", said: "has read 8 of 8 bytes"},
+		{name: "read in part", how: "3", body: "amount=1", said: "has read 3 of 8 bytes"},
+		{name: "read chunked", how: "drain", body: "amount=1", chunked: true, said: "has no Content-Length"},
+		{name: "empty chunked", chunked: true, said: "mount Outer"},
+		{name: "closed", how: "close", body: "amount=1", said: "has read 8 of 8 bytes"},
+		{name: "closed chunked", how: "close", body: "amount=1", chunked: true, said: "has closed"},
+		{name: "form", how: "parse", body: "amount=1", header: form, said: "has read 8 of 8 bytes"},
+		{name: "form chunked", how: "parse", body: "amount=1", chunked: true, header: form, said: "has no Content-Length"},
+		{name: "form restored", how: "parse and restore", body: "amount=1", header: form, inner: true},
+		{name: "multipart", how: "parse", body: multipart, header: mixed, said: "restore r.Body"},
+		{name: "multipart restored", how: "parse and restore", body: multipart, header: mixed, inner: true},
+		{name: "rewritten", how: "double", body: "amount=1", inner: true, want: "amount=1amount=1"},
+		{name: "encoded shorter", how: "replace", body: "amount=1", header: packed, inner: true, want: "a"},
+		{name: "encoded read", how: "drain", body: "amount=1", header: packed, said: "has read 8 of 8 bytes"},
+		{name: "decompressed", how: "decompress", body: zipped("amount=1"), header: packed, inner: true, want: "amount=1"},
+		{name: "decompressed chunked", how: "decompress", body: zipped("amount=1"), chunked: true, header: packed, inner: true, want: "amount=1"},
+	}
+}
+
+func zipped(s string) string {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, _ = io.WriteString(w, s)
+	_ = w.Close()
+	return b.String()
+}
+
+// send posts the case's body, or another one that is as long.
+func (c bodyCase) send(t *httpTest, body, key string) reply {
+	t.Helper()
+	req := t.request(t.Context(), http.MethodPost, body, strings.ReplaceAll(key, " ", "-"), append(c.header, "Body", c.how)...)
+	if c.chunked {
+		req.Body, req.ContentLength = io.NopCloser(strings.NewReader(body)), -1
+	}
+	r, err := t.send(req)
+	if err != nil {
+		t.Fatalf("%s: POST: %v", c.name, err)
+	}
+	return r
+}
+
+// expectRun checks that the request ran with its whole body, that a retry is a replay, and that
+// another body is another request.
+func (c bodyCase) expectRun(t *httpTest) {
+	t.Helper()
+	want := c.want
+	if want == "" {
+		want = c.body
+	}
+	first := c.send(t, c.body, c.name)
+	if t.expect(first, http.StatusCreated, ""); first.Body != want+"\x00\xff\n" {
+		t.Errorf("%s: the handler read %q, want %q", c.name, strings.TrimSuffix(first.Body, "\x00\xff\n"), want)
+	}
+	t.replayed(c.send(t, c.body, c.name), first)
+	if other := strings.Replace(c.body, "1", "2", 1); other != c.body && c.want == "" {
+		t.expect(c.send(t, other, c.name), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	}
+}
+
+// httpBody: a body that something outside of the middleware has read is no empty body: another
+// request under the key would get its response.
+func httpBody(t *httpTest) {
+	t.around = func(_ *idemkey.Middleware, h http.Handler) http.Handler { return spoil(h) }
+	t.serve(nil, t.order)
+	for _, c := range bodyCases() {
+		if c.inner {
+			c.expectRun(t)
+			continue
+		}
+		t.drainEvents()
+		got := c.send(t, c.body, "refused")
+		t.expect(got, http.StatusInternalServerError, idemkey.CodeBodyConsumed)
+		if e := <-t.events; e.Result != idemkey.ResultMisconfigured || e.Err == nil || !strings.Contains(e.Err.Error(), c.said) {
+			t.Errorf("%s: event = %+v, want an error with %q", c.name, e, c.said)
+		}
+	}
+}
+
+// httpOuter: with Outer before what reads the body, all bodies are whole.
+func httpOuter(t *httpTest) {
+	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Outer(spoil(h)) }
+	t.serve(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 200 }, t.order)
+	for _, c := range bodyCases() {
+		c.expectRun(t)
+	}
+	t.drainEvents()
+	large := bodyCase{name: "large", body: strings.Repeat("x", 201)}
+	t.expect(large.send(t, large.body, "large"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
+	large.chunked = true
+	t.expect(large.send(t, large.body, "large"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
+	for range 2 {
+		if e := <-t.events; e.Result != idemkey.ResultTooLarge {
+			t.Errorf("event = %+v, want %s", e, idemkey.ResultTooLarge)
+		}
+	}
+}
+
+// httpOuterPasses: Outer reads nothing of a request that has no key, or is not covered.
+func httpOuterPasses(t *httpTest) {
+	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Outer(spoil(h)) }
+	t.serve(func(o *idemkey.Options) { o.Key.Optional = true; o.Limits.MaxRequestBody = 1 }, func(w http.ResponseWriter, r *http.Request) error {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Read", string(body))
+		return status(w, http.StatusAccepted)
+	})
+	for _, how := range []string{"", "2"} {
+		got := t.post("body", "", "Body", how)
+		if t.expect(got, http.StatusAccepted, ""); !strings.HasSuffix("body", got.Header.Get("Read")) || got.Header.Get("Read") == "" {
+			t.Errorf("read %q of body after %q was read before", got.Header.Get("Read"), how)
+		}
+	}
+	got, err := t.send(t.request(context.Background(), http.MethodGet, "body", "k"))
+	if err != nil {
+		t.Fatalf("GET: %v", err)
+	}
+	if got.Header.Get("Read") != "body" {
+		t.Errorf("GET with a body: the handler read %q", got.Header.Get("Read"))
+	}
+}
