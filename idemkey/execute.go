@@ -99,7 +99,7 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		return
 	case b.over && x.m.traits.Transactional:
 		x.release(exec, Bound, http.StatusInternalServerError)
-		x.sendTooLarge()
+		x.answerReleased(b)
 		return
 	case state.err != nil && !b.over: // over the limit it may be that of the refused Write; what was done stands
 		b = x.renderError(state)
@@ -114,15 +114,19 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 	default:
 		x.release(exec, Bound, b.status)
 	}
+	x.answerReleased(b)
+}
+
+// answerReleased answers with what the handler wrote, unless its end was another one.
+func (x *exchange) answerReleased(b *buffer) {
 	switch {
 	case x.misused:
 		x.answerMisused()
-		return
 	case x.lost && x.m.traits.Transactional:
 		x.writeProblem(x.w, x.m.problem(CodeInProgress)) // whatever the handler made of it, another is at work
-		return
+	default:
+		x.send(b)
 	}
-	x.send(b)
 }
 
 // send answers with what the handler wrote, unless a part of that is missing.
@@ -276,15 +280,12 @@ func (x *exchange) notKept(err error) {
 
 // renderMisused is [Claim].Misused: what is kept is what answerMisused answers with.
 func (x *exchange) renderMisused() Response {
-	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
+	b := newBuffer(x.w, math.MaxInt)
 	x.writeProblem(b, newProblem(CodeTxMisuse))
 	b.finish()
 	x.misuse = b
 	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
-	kept, err := x.stored(&written)
-	if err != nil { // it cannot be sealed
-		kept.Body, kept.Dropped = nil, true
-	}
+	kept, _ := x.stored(&written) // a tombstone, if it cannot be sealed
 	return kept
 }
 
