@@ -113,7 +113,7 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		return
 	case b.over && x.m.traits.Transactional:
 		x.release(exec, Bound, http.StatusInternalServerError)
-		x.sendTooLarge()
+		x.answerReleased(b)
 		return
 	case state.err != nil && !b.over: // over the limit it may be that of the refused Write; what was done stands
 		b = x.renderError(state)
@@ -128,15 +128,19 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 	default:
 		x.release(exec, Bound, b.status)
 	}
+	x.answerReleased(b)
+}
+
+// answerReleased answers with what the handler wrote, unless its end was another one.
+func (x *exchange) answerReleased(b *buffer) {
 	switch {
 	case x.misused:
 		x.answerMisused()
-		return
 	case x.lost && x.m.traits.Transactional:
 		x.writeProblem(x.w, x.m.problem(CodeInProgress)) // whatever the handler made of it, another is at work
-		return
+	default:
+		x.send(b)
 	}
-	x.send(b)
 }
 
 // send answers with what the handler wrote, unless a part of that is missing.
@@ -306,10 +310,7 @@ func (x *exchange) notKept(err error) {
 func (x *exchange) renderMisused() Response {
 	x.misuse = x.renderProblem(newProblem(CodeTxMisuse))
 	written := x.misuse.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
-	kept, err := x.stored(&written)
-	if err != nil { // it cannot be sealed
-		kept.Body, kept.Dropped = nil, true
-	}
+	kept, _ := x.stored(&written) // a tombstone, if it cannot be sealed
 	return kept
 }
 
