@@ -45,6 +45,7 @@ func (d *deaf) Begin(context.Context, idemkey.Claim) (idemkey.Decision, error) {
 }
 
 func (*deaf) Release(context.Context, idemkey.ReleaseMode, int) error { return errDeaf }
+func (*deaf) Traits() idemkey.Traits                                  { return idemkey.Traits{Transactional: true} }
 
 var errDeaf = errors.New("not heard")
 
@@ -52,9 +53,9 @@ var errDeaf = errors.New("not heard")
 func TestErrorsAddUp(t *testing.T) {
 	t.Parallel()
 	seen := &observer{}
-	m := newMiddleware(t, &deaf{}, idemkey.Options{Observer: seen, Limits: idemkey.Limits{MaxResponseBody: 1, HardResponseLimit: 1}})
-	send(t, m, created, "k", "x").expect(t, 500, "response-too-large")
-	if err := seen.last.Err; !errors.Is(err, errDeaf) || !strings.Contains(err.Error(), "over the hard limit") {
-		t.Errorf("event has error %v, want those of the response and of the release", err)
+	m := newMiddleware(t, &deaf{}, idemkey.Options{Observer: seen, Response: idemkey.ResponseOptions{Sealer: lockedSealer{}}})
+	send(t, m, created, "k", "x").expect(t, 500, "internal")
+	if err := seen.last.Err; !errors.Is(err, errDeaf) || !errors.Is(err, errLocked) {
+		t.Errorf("event has error %v, want those of the Sealer and of the release", err)
 	}
 }
