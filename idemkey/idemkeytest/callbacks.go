@@ -35,6 +35,8 @@ type callback struct {
 	kept bool
 	// logged says that the outcome is known without the function: its panic goes no further than the log.
 	logged bool
+	// aborts says that the response has begun, so that http.ErrAbortHandler takes the panic's place.
+	aborts bool
 	// store is what is put before the store.
 	store func(s idemkey.Store, blow func()) idemkey.Store
 }
@@ -72,7 +74,7 @@ var callbacks = map[string]callback{
 	"Options.Response.Redact of a stream": {stream: true, set: func(o *idemkey.Options, blow func()) {
 		o.Response.Redact = func(*http.Request, *idemkey.Response) { blow() }
 	}},
-	"the handler, after its first byte": {stream: true, gone: true},
+	"the handler, after its first byte": {stream: true, gone: true, aborts: true},
 	"Options.Observer.Observe of a stream": {stream: true, gone: true, set: func(o *idemkey.Options, blow func()) {
 		o.Observer = observing{observe: blow}
 	}},
@@ -215,8 +217,11 @@ func (c *callback) run(t *testing.T, s Subject, name, way string) {
 	before := s.held()
 	armed.Store(true)
 	want := guardtest.Want(way)
-	if c.logged {
+	switch {
+	case c.logged:
 		want = nil
+	case c.aborts:
+		want = http.ErrAbortHandler
 	}
 	if got := guardtest.End(func() { post() }); got != want {
 		t.Errorf("the request ended with %v, want %v", got, want)
