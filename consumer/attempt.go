@@ -11,7 +11,6 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // databaseTimeout is what a job may take besides its handler, waiting for the
@@ -468,23 +467,6 @@ func (c *Consumer) queueMove(last *pgx.Batch, j *job, found cell) {
 	}
 	j.emits(j.out.msgs)
 	j.note(OutcomeDone, "", nil)
-}
-
-// queueEmitted adds emitted messages to last, in their order.
-func (c *Consumer) queueEmitted(last *pgx.Batch, msgs []outbox.Message) error {
-	return terminalIfInvalid(c.outbox.Queue(context.Background(), last, msgs...)) // they have their saga and their trace
-}
-
-// checkEmitted returns the error that queueEmitted would.
-func checkEmitted(msgs []outbox.Message) error {
-	return terminalIfInvalid(outbox.Validate(msgs...))
-}
-
-func terminalIfInvalid(err error) error {
-	if errors.Is(err, outbox.ErrInvalid) {
-		return Terminal(err)
-	}
-	return err
 }
 
 // move records that the step is now in state to, after attempts entries into

@@ -3,6 +3,7 @@ package consumer
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 
@@ -122,4 +123,21 @@ func usable(id string) string {
 		return ""
 	}
 	return id
+}
+
+// queueEmitted adds emitted messages to last, in their order.
+func (c *Consumer) queueEmitted(last *pgx.Batch, msgs []outbox.Message) error {
+	return terminalIfInvalid(c.outbox.Queue(context.Background(), last, msgs...)) // they have their saga and their trace
+}
+
+// checkEmitted returns the error that queueEmitted would.
+func checkEmitted(msgs []outbox.Message) error {
+	return terminalIfInvalid(outbox.Validate(msgs...))
+}
+
+func terminalIfInvalid(err error) error {
+	if errors.Is(err, outbox.ErrInvalid) {
+		return Terminal(err)
+	}
+	return err
 }

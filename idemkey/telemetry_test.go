@@ -156,6 +156,11 @@ var results = []idemkey.Result{
 	idemkey.ResultMisconfigured,
 }
 
+// refusals are the decisions by which a handler does not run, except a replay.
+var refusals = []idemkey.Kind{
+	idemkey.KindInFlight, idemkey.KindMismatch, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown, idemkey.KindFingerprintUnknown,
+}
+
 // What a caller sent, and what it was answered, is not in the log, whatever
 // became of it.
 func TestLogTellsNothing(t *testing.T) {
@@ -192,13 +197,11 @@ func TestLogTellsNothing(t *testing.T) {
 		o.Key.Validate = func(key string) error { return errors.New("bad " + key) }
 	})
 	for _, scope := range []string{"", canary + "\n"} {
-		run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) {
-			o.Scope = func(*http.Request) (string, error) { return scope, nil }
-		})
+		run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.Scope = func(*http.Request) (string, error) { return scope, nil } })
 	}
 	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.Limits.MaxRequestBody = 1 })
 	run(&stub{}, answer, func(_ *idemkey.Options, r *http.Request) { r.Body = http.NoBody })
-	for _, kind := range []idemkey.Kind{idemkey.KindInFlight, idemkey.KindMismatch, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown, idemkey.KindFingerprintUnknown} {
+	for _, kind := range refusals {
 		run(decided(kind), answer, nil)
 	}
 	run(&stub{err: errors.New("down")}, answer, nil)

@@ -42,75 +42,78 @@ func (b *suspectedBroker) suspect() {
 	b.publisher.leaveUnconfirmed(b.from, b.red, began)
 }
 
+// suspicionCases are all that makes a subscription leave a suspect, or stay.
+var suspicionCases = []struct {
+	name string
+	run  func(*suspectedBroker)
+	want bool // it leaves
+}{
+	{"confirmed elsewhere", func(b *suspectedBroker) {
+		b.suspect()
+		b.publisher.confirmedBy(b.to, b.red)
+	}, true},
+	{"another exchange is confirmed elsewhere", func(b *suspectedBroker) {
+		b.suspect()
+		b.publisher.confirmedBy(b.to, b.blue)
+	}, false},
+	{"another routing key is confirmed elsewhere", func(b *suspectedBroker) {
+		b.suspect()
+		b.publisher.confirmedBy(b.to, b.green)
+	}, false},
+	{"another exchange, and then the one in question", func(b *suspectedBroker) {
+		b.suspect()
+		b.publisher.confirmedBy(b.to, b.blue)
+		b.publisher.confirmedBy(b.to, b.red)
+	}, true},
+	{"confirmed by the suspect, and then elsewhere", func(b *suspectedBroker) {
+		b.suspect()
+		b.publisher.confirmedBy(b.from, b.red)
+		b.publisher.confirmedBy(b.to, b.red)
+	}, false},
+	{"confirmed by a broker of another list", func(b *suspectedBroker) {
+		b.suspect()
+		b.publisher.urls = []string{urlB, urlB}
+		b.publisher.confirmedBy(b.to, b.red)
+	}, false},
+	{"confirmed as late as may be", func(b *suspectedBroker) {
+		b.suspect()
+		time.Sleep(suspectMemory)
+		b.publisher.confirmedBy(b.to, b.red)
+	}, true},
+	{"confirmed too late", func(b *suspectedBroker) {
+		b.suspect()
+		time.Sleep(suspectMemory + time.Nanosecond)
+		b.publisher.confirmedBy(b.to, b.red)
+	}, false},
+	{"a delivery during the wait for the confirm", func(b *suspectedBroker) {
+		began := time.Now()
+		time.Sleep(time.Nanosecond)
+		b.consumer.hear()
+		time.Sleep(minConfirmTimeout)
+		b.publisher.leaveUnconfirmed(b.from, b.red, began)
+		b.publisher.confirmedBy(b.to, b.red)
+	}, false},
+	{"a delivery before the wait", func(b *suspectedBroker) {
+		b.consumer.hear()
+		b.suspect()
+		b.publisher.confirmedBy(b.to, b.red)
+	}, true},
+	{"dialled since", func(b *suspectedBroker) {
+		b.suspect()
+		b.consumer.began = time.Now()
+		b.publisher.confirmedBy(b.to, b.red)
+	}, false},
+	{"the connection is lost already", func(b *suspectedBroker) {
+		b.suspect()
+		close(b.consumer.dead)
+		b.publisher.confirmedBy(b.to, b.red)
+	}, false},
+}
+
 // The rule of suspicion, with a clock that is moved.
 func TestWhenASubscriptionLeavesASuspect(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		name string
-		run  func(*suspectedBroker)
-		want bool // it leaves
-	}{
-		{"confirmed elsewhere", func(b *suspectedBroker) {
-			b.suspect()
-			b.publisher.confirmedBy(b.to, b.red)
-		}, true},
-		{"another exchange is confirmed elsewhere", func(b *suspectedBroker) {
-			b.suspect()
-			b.publisher.confirmedBy(b.to, b.blue)
-		}, false},
-		{"another routing key is confirmed elsewhere", func(b *suspectedBroker) {
-			b.suspect()
-			b.publisher.confirmedBy(b.to, b.green)
-		}, false},
-		{"another exchange, and then the one in question", func(b *suspectedBroker) {
-			b.suspect()
-			b.publisher.confirmedBy(b.to, b.blue)
-			b.publisher.confirmedBy(b.to, b.red)
-		}, true},
-		{"confirmed by the suspect, and then elsewhere", func(b *suspectedBroker) {
-			b.suspect()
-			b.publisher.confirmedBy(b.from, b.red)
-			b.publisher.confirmedBy(b.to, b.red)
-		}, false},
-		{"confirmed by a broker of another list", func(b *suspectedBroker) {
-			b.suspect()
-			b.publisher.urls = []string{urlB, urlB}
-			b.publisher.confirmedBy(b.to, b.red)
-		}, false},
-		{"confirmed as late as may be", func(b *suspectedBroker) {
-			b.suspect()
-			time.Sleep(suspectMemory)
-			b.publisher.confirmedBy(b.to, b.red)
-		}, true},
-		{"confirmed too late", func(b *suspectedBroker) {
-			b.suspect()
-			time.Sleep(suspectMemory + time.Nanosecond)
-			b.publisher.confirmedBy(b.to, b.red)
-		}, false},
-		{"a delivery during the wait for the confirm", func(b *suspectedBroker) {
-			began := time.Now()
-			time.Sleep(time.Nanosecond)
-			b.consumer.hear()
-			time.Sleep(minConfirmTimeout)
-			b.publisher.leaveUnconfirmed(b.from, b.red, began)
-			b.publisher.confirmedBy(b.to, b.red)
-		}, false},
-		{"a delivery before the wait", func(b *suspectedBroker) {
-			b.consumer.hear()
-			b.suspect()
-			b.publisher.confirmedBy(b.to, b.red)
-		}, true},
-		{"dialled since", func(b *suspectedBroker) {
-			b.suspect()
-			b.consumer.began = time.Now()
-			b.publisher.confirmedBy(b.to, b.red)
-		}, false},
-		{"the connection is lost already", func(b *suspectedBroker) {
-			b.suspect()
-			close(b.consumer.dead)
-			b.publisher.confirmedBy(b.to, b.red)
-		}, false},
-	} {
+	for _, tt := range suspicionCases {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {

@@ -163,6 +163,47 @@ func (c *callback) run(t *testing.T, s Subject, name, way string) {
 			guardtest.Ways[way]()
 		}
 	}
+	handler := c.mount(t, s, name, blow, armed.Load)
+	key := strings.Map(plainKey, name+"-"+way)
+	post := func() *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders", strings.NewReader("x"))
+		r.Header.Set("Idempotency-Key", key)
+		handler.ServeHTTP(w, r)
+		return w
+	}
+	if c.lost {
+		claim := Claim(key, "a")
+		crashed := begin(t, s, claim, idemkey.KindProceed).Exec
+		s.Crash(t, claim.ID, crashed)
+		defer func() { _ = crashed.Release(t.Context(), idemkey.Bound, 0) }() // its place is this process's
+	}
+	for range c.before {
+		post()
+	}
+	before := s.held()
+	armed.Store(true)
+	want := c.ends(way)
+	if got := guardtest.End(func() { post() }); got != want {
+		t.Errorf("the request ended with %v, want %v", got, want)
+	}
+	if !blown {
+		t.Error("the function was not called")
+	}
+	faulttest.Await(t, "the store holds no more than before", func() bool { return s.held() <= before }, func() string { return fmt.Sprintf("%d, want %d", s.held(), before) })
+	again, status := post(), c.succeeds()
+	if c.gone {
+		status = http.StatusGone
+	}
+	if replayed := again.Header().Get("Idempotent-Replayed") == "true"; again.Code != status || replayed != c.kept {
+		t.Errorf("the retry is answered %d %s, replayed %t; want %d, %t", again.Code, again.Body, replayed, status, c.kept)
+	}
+}
+
+// mount returns a handler behind a middleware that has the function. armed reports whether that
+// is yet to go wrong.
+func (c *callback) mount(t *testing.T, s Subject, name string, blow func(), armed func() bool) http.Handler {
+	t.Helper()
 	opts := &idemkey.Options{
 		Scope:  func(*http.Request) (string, error) { return "tenant-1", nil },
 		Logger: slog.New(slog.DiscardHandler),
@@ -183,60 +224,33 @@ func (c *callback) run(t *testing.T, s Subject, name, way string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	status := max(c.status, http.StatusCreated)
-	handler := idem.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return idem.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if name == "the handler" {
 			blow()
 		}
-		if c.fails && armed.Load() {
+		if c.fails && armed() {
 			idemkey.Fail(r.Context(), errHandler)
 		}
-		w.WriteHeader(status)
+		w.WriteHeader(c.succeeds())
 		fmt.Fprint(w, "body")
 		if name == "the handler, after its first byte" {
 			blow()
 		}
 	}))
-	key := strings.Map(plainKey, name+"-"+way)
-	post := func() *httptest.ResponseRecorder {
-		w := httptest.NewRecorder()
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders", strings.NewReader("x"))
-		r.Header.Set("Idempotency-Key", key)
-		handler.ServeHTTP(w, r)
-		return w
-	}
-	if c.lost {
-		claim := Claim(key, "a")
-		crashed := begin(t, s, claim, idemkey.KindProceed).Exec
-		s.Crash(t, claim.ID, crashed)
-		defer func() { _ = crashed.Release(t.Context(), idemkey.Bound, 0) }() // its place is this process's
-	}
-	for range c.before {
-		post()
-	}
-	before := s.held()
-	armed.Store(true)
-	want := guardtest.Want(way)
+}
+
+// succeeds is the status that the handler answers with.
+func (c *callback) succeeds() int { return max(c.status, http.StatusCreated) }
+
+// ends is how the request ends whose function goes wrong.
+func (c *callback) ends(way string) any {
 	switch {
 	case c.logged:
-		want = nil
+		return nil
 	case c.aborts:
-		want = http.ErrAbortHandler
+		return http.ErrAbortHandler
 	}
-	if got := guardtest.End(func() { post() }); got != want {
-		t.Errorf("the request ended with %v, want %v", got, want)
-	}
-	if !blown {
-		t.Error("the function was not called")
-	}
-	faulttest.Await(t, "the store holds no more than before", func() bool { return s.held() <= before }, func() string { return fmt.Sprintf("%d, want %d", s.held(), before) })
-	again := post()
-	if c.gone {
-		status = http.StatusGone
-	}
-	if replayed := again.Header().Get("Idempotent-Replayed") == "true"; again.Code != status || replayed != c.kept {
-		t.Errorf("the retry is answered %d %s, replayed %t; want %d, %t", again.Code, again.Body, replayed, status, c.kept)
-	}
+	return guardtest.Want(way)
 }
 
 // httpCallback: a panic of an option's function is the recoverer's, as one of the handler is, and
