@@ -197,7 +197,9 @@ func TestLogTellsNothing(t *testing.T) {
 		o.Key.Validate = func(key string) error { return errors.New("bad " + key) }
 	})
 	for _, scope := range []string{"", canary + "\n"} {
-		run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.Scope = func(*http.Request) (string, error) { return scope, nil } })
+		run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) {
+			o.Scope = func(*http.Request) (string, error) { return scope, nil }
+		})
 	}
 	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.Limits.MaxRequestBody = 1 })
 	run(&stub{}, answer, func(_ *idemkey.Options, r *http.Request) { r.Body = http.NoBody })

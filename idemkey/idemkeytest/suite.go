@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -398,92 +397,6 @@ func testForget(t *testing.T, s Subject) {
 	release(t, proceed(t, s, Claim("k", "b"), 1))
 }
 
-func testExpiredNew(t *testing.T, s Subject) {
-	done, failed, crashed := Claim("done", "a"), Claim("failed", "a"), Claim("crashed", "a")
-	complete(t, s, done)
-	release(t, proceed(t, s, failed, 1))
-	s.Crash(t, crashed.ID, proceed(t, s, crashed, 1))
-	for _, c := range []idemkey.Claim{done, failed, crashed} {
-		s.Expire(t, c.ID)
-		c.FP.Sum = []byte("b")
-		ok(t, "Commit", proceed(t, s, c, 1).Commit(t.Context(), response()))
-		begin(t, s, c, idemkey.KindReplay)
-	}
-}
-
-// All attempts that one record outlives have its incarnation. The record of another namespace,
-// and the next one of the same identity, has another.
-func testIncarnation(t *testing.T, s Subject) {
-	c, route := Claim("k", "a"), Claim("k", "a")
-	route.ID.Namespace = "http:other"
-	first := begin(t, s, c, idemkey.KindProceed)
-	if first.Incarnation == "" || len(first.Incarnation) > 24 || strings.ContainsFunc(first.Incarnation, func(r rune) bool {
-		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789_", r)
-	}) {
-		t.Errorf("the incarnation is %q", first.Incarnation)
-	}
-	other := begin(t, s, route, idemkey.KindProceed)
-	if other.Incarnation == first.Incarnation {
-		t.Error("the records of two namespaces have the same incarnation")
-	}
-	release(t, other.Exec)
-	release(t, first.Exec)
-	second := begin(t, s, c, idemkey.KindProceed)
-	s.Crash(t, c.ID, second.Exec)
-	third := begin(t, s, c, idemkey.KindProceed)
-	if !s.traceless() && (second.Incarnation != first.Incarnation || third.Incarnation != first.Incarnation) {
-		t.Errorf("three attempts have the incarnations %q, %q and %q, want one", first.Incarnation, second.Incarnation, third.Incarnation)
-	}
-	ok(t, "Commit", third.Exec.Commit(t.Context(), response()))
-	s.Expire(t, c.ID)
-	c.FP.Sum = []byte("b")
-	next := begin(t, s, c, idemkey.KindProceed)
-	if next.Incarnation == first.Incarnation || next.Incarnation == third.Incarnation {
-		t.Errorf("the key's next record has the incarnation %q again", next.Incarnation)
-	}
-	release(t, next.Exec)
-}
-
-func testExpiredReject(t *testing.T, s Subject) {
-	done, crashed := Claim("done", "a"), Claim("crashed", "a")
-	done.RejectExpired, crashed.RejectExpired = true, true
-	complete(t, s, done)
-	s.Expire(t, done.ID)
-	begin(t, s, done, idemkey.KindExpired)
-	s.Crash(t, crashed.ID, proceed(t, s, crashed, 1))
-	s.Expire(t, crashed.ID)
-	if !s.traceless() {
-		held := crashed
-		held.HoldLapsed = true
-		begin(t, s, held, idemkey.KindExpired) // it may have had its effect
-	}
-	release(t, proceed(t, s, crashed, 1)) // nothing was committed: there is nothing to refuse
-}
-
-func testSweep(t *testing.T, s Subject) {
-	const expired = 5
-	for i := range expired {
-		c := Claim(fmt.Sprint("old-", i), "a")
-		complete(t, s, c)
-		s.Expire(t, c.ID)
-	}
-	complete(t, s, Claim("fresh", "a"))
-	running := proceed(t, s, Claim("running", "a"), 1)
-	swept := []int{2, 2, 1, 0}
-	if s.SelfExpiring {
-		swept = []int{0}
-	}
-	for _, want := range swept {
-		if n, err := s.Store.Sweep(t.Context(), 2); n != want || err != nil {
-			t.Errorf("Sweep = %d, %v; want %d", n, err, want)
-		}
-	}
-	begin(t, s, Claim("fresh", "a"), idemkey.KindReplay)
-	begin(t, s, Claim("running", "a"), idemkey.KindInFlight)
-	ok(t, "Commit", running.Commit(t.Context(), response()))
-	complete(t, s, Claim("old-0", "b"))
-}
-
 // Parts that would join to one string are different identities.
 func testIdentity(t *testing.T, s Subject) {
 	for i, id := range []idemkey.Identity{
@@ -523,56 +436,5 @@ func testInvalidClaim(t *testing.T, s Subject) {
 		if d, err := s.Store.Begin(t.Context(), c); err == nil || d.Exec != nil {
 			t.Errorf("%s: Begin = %+v, %v; want an error", name, d, err)
 		}
-	}
-}
-
-// racers claim c at the same time. It returns the one execution that began.
-func racers(t *testing.T, s Subject, c idemkey.Claim) idemkey.Execution {
-	t.Helper()
-	const n = 8
-	var (
-		wg    sync.WaitGroup
-		mu    sync.Mutex
-		execs []idemkey.Execution
-		start = make(chan struct{})
-	)
-	for range n {
-		wg.Go(func() {
-			<-start
-			d, err := s.Store.Begin(t.Context(), c)
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case err == nil && d.Kind == idemkey.KindProceed:
-				execs = append(execs, d.Exec)
-			case err != nil && !errors.Is(err, idemkey.ErrCapacity), err == nil && d.Kind != idemkey.KindInFlight:
-				t.Errorf("Begin = %+v, %v; want in flight", d, err)
-			}
-		})
-	}
-	close(start)
-	wg.Wait()
-	if len(execs) != 1 {
-		t.Fatalf("%d of %d racers proceeded, want 1", len(execs), n)
-	}
-	return execs[0]
-}
-
-func testRace(t *testing.T, s Subject) {
-	for i := range 5 {
-		c := Claim(fmt.Sprint("k", i), "a")
-		exec := racers(t, s, c)
-		ok(t, "Commit", exec.Commit(t.Context(), response()))
-		begin(t, s, c, idemkey.KindReplay)
-	}
-}
-
-func testRaceTakeOver(t *testing.T, s Subject) {
-	for i := range 3 {
-		crashed, failed := Claim(fmt.Sprint("crashed", i), "a"), Claim(fmt.Sprint("failed", i), "a")
-		s.Crash(t, crashed.ID, proceed(t, s, crashed, 1))
-		release(t, racers(t, s, crashed))
-		release(t, racers(t, s, failed))
-		release(t, racers(t, s, failed))
 	}
 }
