@@ -72,12 +72,17 @@ func (x *exchange) execute(d Decision) {
 		case x.stream != nil && x.stream.err != nil:
 			x.open = nil // as notStarted: the key is not released
 			x.event.Outcome, x.event.Err = OutcomeUnkept, errors.Join(errNotReturned, x.stream.err)
+		case b.over && !x.m.traits.Transactional: // the refused Write may have made its caller panic
+			x.keepTooLarge(d.Exec, state, b)
 		}
 	}()
 	x.started()
 	begins := sagaid.ID{Scope: x.claim.ID.Scope, Key: x.claim.ID.Key, Incarnation: d.Incarnation}
-	x.next.ServeHTTP(x.writer(d.Exec, state, b, stop, lost), x.r.WithContext(d.Exec.Context(withRun(ctx, state, begins))))
+	w := x.writer(d.Exec, state, b, stop, lost)
+	stopCut := context.AfterFunc(ctx, x.cutStream) // the handler may be in a Write whose client reads nothing
+	x.next.ServeHTTP(w, x.r.WithContext(d.Exec.Context(withRun(ctx, state, begins))))
 	returned = true
+	stopCut()
 	state.close()
 	if ctx.Err() != nil || state.err != nil {
 		x.cutStream()
@@ -275,6 +280,28 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 		return
 	}
 	x.send(b)
+}
+
+// keepTooLarge keeps a tombstone for a handler that has panicked after its response went over the
+// hard limit, on a store where its effects stand. The panic goes on, and answers the client.
+func (x *exchange) keepTooLarge(exec Execution, state *run, b *buffer) {
+	b.finish()
+	verdict := x.verdict(state, b.status)
+	if verdict != Keep && verdict != CommitAnyway {
+		return // unwound releases
+	}
+	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
+	resp, _ := x.stored(&written)
+	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
+	defer cancel()
+	x.open = nil // after an error too: the request has run
+	err := exec.Commit(ctx, resp)
+	x.storeFailed(OpCommit, err)
+	x.wake()
+	if x.event.Outcome = OutcomeKept; err != nil {
+		x.event.Outcome = OutcomeUnkept
+	}
+	x.note(errors.Join(errNotReturned, errResponseTooLarge, err))
 }
 
 // cacheOwn caches what was just kept. Its life began at the claim, which cannot

@@ -17,24 +17,39 @@ type placement struct {
 	site  callSite
 	route string
 	outer *run // that it is inside of; nil: none
+
+	namespace         string // of id, without the route of Options.ScopeByRoute
+	method, uri, path string
+}
+
+// same reports whether inner, further inside, would claim what p has claimed. Options.ScopeByRoute names
+// one request's route by its path before a router, and by the router's pattern behind it.
+func (p placement) same(inner placement) bool {
+	if !sameStore(p.store, inner.store) {
+		return false
+	}
+	byRoute := p.namespace == inner.namespace && p.id.Scope == inner.id.Scope && p.id.Key == inner.id.Key &&
+		p.method == inner.method && p.uri != "" && p.uri == inner.uri && strings.HasSuffix(p.path, inner.path)
+	return p.id == inner.id || byRoute
 }
 
 // mountedTwice refuses a request that already runs under the identity to be claimed: the claim would wait
-// for the end of its own request. Whatever the policies of the runs around it say, nothing is kept.
+// for the end of its own request. The runs around it fail with the same answer, whatever they and their
+// policies say, and nothing is kept.
 func (x *exchange) mountedTwice(id Identity) bool {
-	x.place = placement{store: x.m.store, id: placeOf(id, x.m.opts, x.r), site: x.site, route: x.event.Route, outer: runFrom(x.r.Context())}
-	same := func(p placement) bool { return p.id == x.place.id && sameStore(p.store, x.place.store) }
+	x.place = placement{store: x.m.store, id: placeOf(id, x.m.opts, x.r), site: x.site, route: x.event.Route, outer: runFrom(x.r.Context()),
+		namespace: x.m.opts.Key.Namespace, method: x.r.Method, uri: x.r.RequestURI, path: x.r.URL.Path}
 	around := x.place.outer
-	for around != nil && !same(around.place) {
+	for around != nil && !around.place.same(x.place) {
 		around = around.place.outer
 	}
 	if around == nil {
 		return false
 	}
 	for r := x.place.outer; r != around; r = r.place.outer {
-		r.decide(func() { r.verdict = Retryable })
+		r.fail(x.m.problem(CodeMountedTwice))
 	}
-	around.decide(func() { around.verdict = Retryable })
+	around.fail(x.m.problem(CodeMountedTwice))
 	x.refuse(ResultMisconfigured, CodeMountedTwice, fmt.Errorf("idemkey: the middleware is mounted twice for one request, at %v and inside of that at %v: remove one of them",
 		around.place, x.place))
 	return true

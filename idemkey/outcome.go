@@ -105,6 +105,11 @@ func (r *run) decide(set func()) {
 	}
 }
 
+// fail makes the request fail with p, whatever its handler and its policy say. p is not kept.
+func (r *run) fail(p *Problem) {
+	r.decide(func() { r.verdict, r.err = Retryable, p })
+}
+
 // verdict returns the handler's, or else the policy's on status.
 func (x *exchange) verdict(r *run, status int) Verdict {
 	r.mu.Lock()

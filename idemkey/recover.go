@@ -3,6 +3,7 @@ package idemkey
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/sagamill/sagamill/internal/guard"
 )
@@ -17,8 +18,11 @@ func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.Lease/2)
 	defer cancel()
 	resp, err := x.m.opts.Recover(x.withBody(ctx), c.ID)
-	if err == nil && ctx.Err() != nil {
+	switch {
+	case err == nil && ctx.Err() != nil:
 		err = errTooLate
+	case err == nil && resp != nil && (resp.Status < 200 || resp.Status > 999):
+		err = fmt.Errorf("idemkey: Recover returned a response of status %d", resp.Status)
 	}
 	if err != nil {
 		x.note(err)
@@ -62,6 +66,10 @@ func (x *exchange) keepRecovered(d Decision) {
 	if err != nil {
 		x.event.Outcome = OutcomeUnkept
 	}
-	x.sendReplay(resp)
+	if resp.Dropped {
+		x.turnAway(Decision{Kind: KindNotRetained, Record: &Record{Response: resp}})
+	} else {
+		x.sendReplay(resp)
+	}
 	x.event.Result = ResultRecovered
 }

@@ -81,6 +81,10 @@ func (s *stream) begin() error {
 		s.raw.WriteHeader(s.status)
 		s.live.Store(true)
 	}
+	if s.closed.Load() { // meanwhile, by a cut that did not know of a response under way
+		s.cut()
+		return cmp.Or(s.err, ErrSettled)
+	}
 	return s.err
 }
 

@@ -10,7 +10,8 @@
 //   - A status set by Context.Status alone counts, as it does in gin.
 //   - Errors attached by Context.Error fail the request if nothing was written:
 //     it rolls back, and the last error is answered as [idemkey.Fail] says.
-//     With a response written the errors are a log, and the status decides.
+//     With a response written the errors are a log, and the status decides. A response that is
+//     streamed has failed, though, if Context.AbortWithError wants another status after its first byte.
 //   - A panic passes on with gin's writer and request in place again, so that
 //     gin.Recovery can answer. A recoverer after Handler works too: its 500 is
 //     the response. One that has begun to be streamed is cut off by a recoverer before
@@ -147,7 +148,7 @@ func run(c *gin.Context, w http.ResponseWriter, r *http.Request) {
 	inner := &writer{ResponseWriter: w, r: r, status: c.Writer.Status(), size: unwritten}
 	c.Writer, c.Request = inner, r
 	c.Next()
-	if len(c.Errors) > before && !inner.Written() {
+	if len(c.Errors) > before && (!inner.Written() || inner.failedLate()) {
 		idemkey.Fail(r.Context(), c.Errors.Last().Err)
 		return
 	}

@@ -23,9 +23,10 @@ type writer struct {
 	http.ResponseWriter // the buffer
 	r                   *http.Request
 
-	mu     sync.Mutex
-	status int
-	size   int
+	mu      sync.Mutex
+	status  int
+	size    int
+	refused int // the last other status that came after the first byte; 0: none
 }
 
 var _ gin.ResponseWriter = (*writer)(nil)
@@ -35,9 +36,22 @@ var _ gin.ResponseWriter = (*writer)(nil)
 func (w *writer) WriteHeader(status int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if status > 0 && w.size == unwritten {
+	switch {
+	case status <= 0:
+	case w.size == unwritten:
 		w.status = status
+	case status != w.status:
+		w.refused = status
 	}
+}
+
+// failedLate reports whether a streamed response, whose beginning may have been sent, was to become
+// that of an error.
+func (w *writer) failedLate() bool {
+	_, streams := w.ResponseWriter.(interface{ FlushError() error })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return streams && w.refused >= http.StatusBadRequest
 }
 
 func (w *writer) WriteHeaderNow() {

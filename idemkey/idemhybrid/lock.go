@@ -3,6 +3,7 @@ package idemhybrid
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"time"
 
@@ -42,7 +43,7 @@ type lock struct {
 	s          *Store
 	key, token string
 	lease      time.Duration
-	held       bool // Redis has said that it is taken
+	held       bool // it is taken, or may be: the reply was lost
 }
 
 func (s *Store) newLock(c *idemkey.Claim) *lock {
@@ -52,10 +53,9 @@ func (s *Store) newLock(c *idemkey.Claim) *lock {
 // take takes the lock. If another has it, busy is for how long.
 func (l *lock) take(ctx context.Context) (busy time.Duration, err error) {
 	n, err := l.run(ctx, false, scriptLock, l.token, l.milliseconds())
-	if err != nil {
+	if l.held = n == 0 && !errors.Is(err, errPassedOver); err != nil {
 		return 0, fmt.Errorf("take lock: %w", err)
 	}
-	l.held = n == 0
 	return time.Duration(n) * time.Millisecond, nil
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/lazytx"
 	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
@@ -206,11 +207,12 @@ func (e *execution) bury(ctx context.Context) error {
 		return idemkey.ErrTxMisuse
 	}
 	r := idemkey.Response{Status: http.StatusInternalServerError, Dropped: true}
+	var unrendered error
 	if e.misused != nil {
-		r = e.misused()
+		unrendered = guard.Apart(func() error { r = e.misused(); return nil })
 	}
 	_, err := e.keep(ctx, e.after(), &r)
-	return errors.Join(idemkey.ErrTxMisuse, err)
+	return errors.Join(idemkey.ErrTxMisuse, err, unrendered)
 }
 
 // An execer is a transaction or the pool.
