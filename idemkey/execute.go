@@ -56,11 +56,12 @@ func (x *exchange) execute(d Decision) {
 	defer lost(nil)
 
 	start, returned := time.Now(), false
-	stop := x.keepAlive(d.Exec, lost)
+	stop, uncut := x.keepAlive(d.Exec, lost), func() {}
 	defer func() {
 		if returned {
 			return
 		}
+		uncut()
 		state.close()
 		x.cutStream()
 		b.close()
@@ -79,10 +80,10 @@ func (x *exchange) execute(d Decision) {
 	x.started()
 	begins := sagaid.ID{Scope: x.claim.ID.Scope, Key: x.claim.ID.Key, Incarnation: d.Incarnation}
 	w := x.writer(d.Exec, state, b, stop, lost)
-	stopCut := context.AfterFunc(ctx, x.cutStream) // the handler may be in a Write whose client reads nothing
+	uncut = x.cutAtEnd(ctx)
 	x.next.ServeHTTP(w, x.r.WithContext(d.Exec.Context(withRun(ctx, state, begins))))
 	returned = true
-	stopCut()
+	uncut()
 	state.close()
 	if ctx.Err() != nil || state.err != nil {
 		x.cutStream()

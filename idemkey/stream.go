@@ -154,6 +154,24 @@ func (x *exchange) cutStream() {
 	}
 }
 
+// cutAtEnd cuts a stream when ctx ends: the handler may be in a Write whose client reads nothing. stop
+// waits for a cut that has begun.
+func (x *exchange) cutAtEnd(ctx context.Context) (stop func()) {
+	if x.stream == nil {
+		return func() {}
+	}
+	done := make(chan struct{})
+	stopped := context.AfterFunc(ctx, func() {
+		defer close(done)
+		x.cutStream()
+	})
+	return func() {
+		if !stopped() {
+			<-done
+		}
+	}
+}
+
 // endStream ends a response that has begun. One that the handler did not mean to
 // end here must not look complete: the connection is cut.
 func (x *exchange) endStream(failed error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -240,3 +241,35 @@ func TestStreamHTTP10(t *testing.T) {
 		t.Errorf("response = %q, header %v", rec.Body, rec.Header())
 	}
 }
+
+// A client that reads nothing does not keep a request beyond ExecTimeout, whether its handler is in a
+// Write or a goroutine of that.
+func TestStalledClientIsCutOff(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("x", 32<<20)
+	for name, handler := range map[string]http.HandlerFunc{
+		"handler":   func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, large) },
+		"goroutine": func(w http.ResponseWriter, r *http.Request) { go io.WriteString(w, large); <-r.Context().Done() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ended := make(chan idemkey.Event, 1)
+			s := serve(t, newMemory(t, nil), handler, func(o *idemkey.Options) {
+				o.Observer, o.Response.AllowStreaming, o.Limits.ExecTimeout = observed(ended), true, 100*time.Millisecond
+			})
+			conn, err := net.Dial("tcp", s.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_, _ = io.WriteString(conn, "POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\nx")
+			if e := <-ended; e.Err == nil {
+				t.Errorf("event = %+v, want an error", e)
+			}
+		})
+	}
+}
+
+type observed chan idemkey.Event
+
+func (o observed) Observe(_ context.Context, e idemkey.Event) { o <- e }

@@ -189,3 +189,25 @@ func TestBufferBeside(t *testing.T) {
 		t.Errorf("SetWriteDeadline of what is settled: %v, want ErrSettled", err)
 	}
 }
+
+// A deadlined writer has a deadline.
+type deadlined struct {
+	*httptest.ResponseRecorder
+	deadline time.Time
+}
+
+func (d *deadlined) SetWriteDeadline(at time.Time) error { d.deadline = at; return nil }
+
+// A stream that is cut while it begins does not go on.
+func TestStreamCutWhileItBegins(t *testing.T) {
+	t.Parallel()
+	raw := &deadlined{ResponseRecorder: httptest.NewRecorder()}
+	s := &stream{buffer: newBuffer(raw, 100)}
+	s.start = func() (bool, error) { s.cut(); return true, nil }
+	if _, err := s.Write([]byte("late")); !errors.Is(err, ErrSettled) {
+		t.Errorf("Write = %v, want ErrSettled", err)
+	}
+	if raw.deadline.IsZero() || raw.Body.Len() > 0 {
+		t.Errorf("deadline %v, sent %q; want a deadline and nothing", raw.deadline, raw.Body)
+	}
+}

@@ -366,3 +366,30 @@ func TestLateByContext(t *testing.T) {
 		}
 	}
 }
+
+// A stream that ends by AbortWithError has failed: gin cannot send the status any more.
+func TestStreamAbortWithError(t *testing.T) {
+	t.Parallel()
+	engine := gin.New()
+	engine.Use(gin.CustomRecoveryWithWriter(io.Discard, func(*gin.Context, any) {}))
+	engine.POST("/", idemgin.Handler(newMiddleware(t, idemkey.Options{Response: idemkey.ResponseOptions{AllowStreaming: true}})), func(c *gin.Context) {
+		c.String(http.StatusOK, "half")
+		c.Writer.Flush()
+		_ = c.AbortWithError(http.StatusInternalServerError, errors.New("boom"))
+	})
+	server := httptest.NewServer(engine)
+	defer server.Close()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Idempotency-Key", "k")
+	resp, err := server.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err == nil {
+		t.Errorf("the response looks whole: %d %q", resp.StatusCode, body)
+	}
+}

@@ -74,6 +74,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Body":         httpBody,
 		"Outer":        httpOuter,
 		"OuterPasses":  httpOuterPasses,
+		"Batch":        httpBatch,
 		"MountedTwice": httpMountedTwice,
 		"Nested":       httpNested,
 		"OwnHeaders":   httpOwnHeaders,

@@ -38,6 +38,13 @@ func spoil(next http.Handler) http.Handler {
 			r.Body = io.NopCloser(bytes.NewReader(append(body, body...)))
 		case "replace":
 			r.Body = io.NopCloser(strings.NewReader("a"))
+		case "strip":
+			_, _ = io.CopyN(io.Discard, r.Body, int64(len("amount=")))
+			rest, _ := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(rest))
+		case "wrap":
+			r.Body = io.NopCloser(r.Body)
+			_, _ = io.ReadAll(r.Body)
 		case "decompress":
 			if plain, err := gzip.NewReader(r.Body); err == nil {
 				r.Body = plain
@@ -87,6 +94,9 @@ func bodyCases() []bodyCase {
 		{name: "multipart", how: "parse", body: multipart, header: mixed, said: "restore r.Body"},
 		{name: "multipart restored", how: "parse and restore", body: multipart, header: mixed, inner: true},
 		{name: "rewritten", how: "double", body: "amount=1", inner: true, want: "amount=1amount=1"},
+		{name: "stripped", how: "strip", body: "amount=1", said: "has read 7 of 8 bytes", want: "1"},
+		{name: "wrapped and read", how: "wrap", body: "amount=1", said: "has read 8 of 8 bytes"},
+		{name: "identity read in part", how: "3", body: "amount=1", header: []string{"Content-Encoding", "identity"}, said: "has read 3 of 8 bytes"},
 		{name: "encoded shorter", how: "replace", body: "amount=1", header: packed, inner: true, want: "a"},
 		{name: "encoded read", how: "drain", body: "amount=1", header: packed, said: "has read 8 of 8 bytes"},
 		{name: "decompressed", how: "decompress", body: zipped("amount=1"), header: packed, inner: true, want: "amount=1"},
@@ -160,6 +170,9 @@ func httpOuter(t *httpTest) {
 	for _, c := range bodyCases() {
 		c.expectRun(t)
 	}
+	garbled := bodyCase{how: "decompress", header: []string{"Content-Encoding", "gzip"}}
+	got := garbled.send(t, zipped("amount=1")[:10]+"\xff\xffamount=1", "garbled") // what its decoder refuses is not what the handler reads
+	t.expect(got, http.StatusBadRequest, idemkey.CodeBodyUnreadable)
 	t.drainEvents()
 	large := bodyCase{name: "large", body: strings.Repeat("x", 201)}
 	t.expect(large.send(t, large.body, "large"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
@@ -216,11 +229,52 @@ func httpMountedTwice(t *httpTest) {
 			t.Errorf("outer event = %+v, want the run failed", outer)
 		}
 	}
+	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { // by another name of the route
+		byRoute, err := idem.With(func(o *idemkey.Options) { o.ScopeByRoute = true })
+		if err != nil {
+			t.Fatalf("With: %v", err)
+		}
+		mux := http.NewServeMux()
+		mux.Handle("POST /{rest...}", byRoute.Handler(h))
+		return byRoute.Handler(mux)
+	}
+	t.serve(nil, t.order)
+	t.expect(t.post("x", "route"), http.StatusInternalServerError, idemkey.CodeMountedTwice)
 	t.around = nil // the service is mended, and the key is as good as new
 	t.serve(nil, t.order)
 	t.expect(t.post("x", "k"), http.StatusCreated, "")
 	t.rows("order", 1)
 }
+
+// httpBatch: a handler that serves another request under its own key has failed, whatever it makes of the
+// refusal: a success would be told of what was rolled back.
+func httpBatch(t *httpTest) {
+	inner := make(chan http.Handler, 1)
+	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler {
+		inner <- idem.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the inner handler ran") }))
+		return h
+	}
+	var one http.Handler
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		part := r.Clone(r.Context())
+		part.URL.Path, part.RequestURI = "/one", "/one"
+		one.ServeHTTP(discarded{}, part)
+		return status(w, http.StatusMultiStatus)
+	})
+	one = <-inner
+	t.expect(t.post("x", "k"), http.StatusInternalServerError, idemkey.CodeMountedTwice)
+	if t.traits().Transactional {
+		t.rows("order", 0)
+	}
+}
+
+// discarded is a response that nobody reads.
+type discarded struct{}
+
+func (discarded) Header() http.Header         { return http.Header{} }
+func (discarded) Write(p []byte) (int, error) { return len(p), nil }
+func (discarded) WriteHeader(int)             {}
 
 // httpNested: middleware inside of another is all right if it claims something else.
 func httpNested(t *httpTest) {

@@ -169,11 +169,17 @@ func httpTooLarge(t *httpTest) {
 		if err == nil {
 			t.Error("Write over the limit returned no error")
 		}
+		if r.Header.Get("Idempotency-Key") == "thrown" { // as httputil.ReverseProxy does
+			panic(http.ErrAbortHandler)
+		}
 		if fails.Load() {
 			return err
 		}
 		return nil
 	})
+	if got, err := t.send(t.request(t.Context(), http.MethodPost, "x", "thrown")); err == nil && got.Status < 500 {
+		t.Errorf("thrown: answered %+v, want none or a 500", got)
+	}
 	for _, key := range []string{"ignored", "returned", "unavailable"} {
 		fails.Store(key == "returned")
 		first := t.post("x", key)
@@ -183,14 +189,14 @@ func httpTooLarge(t *httpTest) {
 		}
 		t.rows("order", 0)
 	}
-	for _, key := range []string{"ignored", "returned", "unavailable"} {
+	for _, key := range []string{"thrown", "ignored", "returned", "unavailable"} {
 		if t.traits().Transactional || key == "unavailable" { // it said itself that it failed
 			t.expect(t.post("x", key), ran, "")
 			continue
 		}
 		t.expect(t.post("x", key), http.StatusGone, idemkey.CodeNotRetained)
 	}
-	t.rows("order", 3)
+	t.rows("order", 4)
 }
 
 // httpHeaders: headers that cannot be stored arrive, once.

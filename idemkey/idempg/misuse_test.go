@@ -235,3 +235,33 @@ func TestMisuseIsSealed(t *testing.T) {
 		t.Errorf("stored under the key %q, %v; want a", keyID, err)
 	}
 }
+
+// A Problems.Writer that panics does not keep a misuse from being kept.
+func TestMisuseWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, Options{})
+	middleware, err := idemkey.New(f, &idemkey.Options{SingleTenant: true, Logger: slog.New(slog.DiscardHandler), Problems: idemkey.ProblemOptions{
+		Writer: func(http.ResponseWriter, *http.Request, *idemkey.Problem) { panic(http.ErrAbortHandler) },
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(middleware.Handler(HandleTx(func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		_, err := tx.Exec(r.Context(), "INSERT INTO "+f.schema+".business (key) VALUES ('k'); COMMIT")
+		return err
+	})))
+	t.Cleanup(server.Close)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Idempotency-Key", "k")
+	if resp, err := server.Client().Do(req); err == nil {
+		resp.Body.Close()
+		t.Errorf("answered %s, want no answer", resp.Status)
+	}
+	var state int
+	if err := f.pool.QueryRow(t.Context(), "SELECT state FROM "+f.schema+".idempotency_key").Scan(&state); err != nil || state != int(idemkey.StateTombstone) {
+		t.Errorf("the record is in state %d, %v; want a tombstone", state, err)
+	}
+}
