@@ -182,8 +182,7 @@ func TestLogTellsNothing(t *testing.T) {
 		_, _ = io.WriteString(w, canary+"-response")
 	}
 	decided := func(kind idemkey.Kind) *stub {
-		rec := &idemkey.Record{State: idemkey.StateCompleted, Response: idemkey.Response{Status: 200, Body: []byte(canary)}}
-		return &stub{decision: idemkey.Decision{Kind: kind, Record: rec}}
+		return &stub{decision: idemkey.Decision{Kind: kind, Record: &idemkey.Record{State: idemkey.StateCompleted, Response: idemkey.Response{Status: 200, Body: []byte(canary)}}}}
 	}
 	memory := newMemory(t, nil)
 	run(memory, answer, nil)

@@ -19,8 +19,9 @@ import (
 
 var errOutage = errors.New("outage")
 
-// A gate is a hook of a client that counts how often a lock is asked for, and may keep these
-// calls waiting or fail them. Other calls fail then.
+// A gate is a hook of a client that counts calls of Redis, and may keep them
+// waiting or fail them. A lock that may have been taken is freed in any case: such a call fails without
+// being counted while the gate does not let calls pass.
 type gate struct {
 	t       *testing.T
 	mu      sync.Mutex
@@ -43,11 +44,10 @@ func (g *gate) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		g.mu.Lock()
 		hold, err := g.hold, g.err
-		takes := cmd.Args()[1] == scriptLock.Hash()
-		if takes {
-			g.asked++
-		} else if hold {
+		if frees := cmd.Args()[1] == scriptUnlock.Hash(); frees && (hold || err != nil) {
 			hold, err = false, errOutage
+		} else {
+			g.asked++
 		}
 		g.mu.Unlock()
 		if hold {
@@ -243,10 +243,10 @@ func TestOneProbeAtATime(t *testing.T) {
 		g.calls(1)
 		probe <- result
 		<-done
+		g.calls(1) // the probe has freed its lock, or what may be one
 	}
-	g.calls(0)
 	f.run("up", idemkey.KindProceed)
-	g.calls(1)
+	g.calls(2)
 }
 
 // The caller of a probe may give up: another call probes later.
@@ -266,12 +266,12 @@ func TestAProbeIsGivenUp(t *testing.T) {
 	if d, err := f.Begin(ctx, idemkeytest.Claim("given up", "a")); err == nil || d.Exec != nil {
 		t.Errorf("Begin = %+v, %v; want an error", d, err)
 	}
-	g.calls(2)
+	g.calls(3) // it may have been taken, and is freed
 	f.run("passed over", idemkey.KindProceed)
 	g.calls(0)
 	clock.advance(retryPause + f.opts.CallTimeout)
 	f.run("probe", idemkey.KindProceed)
-	g.calls(1)
+	g.calls(2)
 }
 
 // A call that was under way before a failure does not end the pause: with a
@@ -320,7 +320,7 @@ func TestRequireLockPassesNothingOver(t *testing.T) {
 	}
 	g.set(false, nil)
 	f.run("k", idemkey.KindProceed)
-	g.calls(1)
+	g.calls(2)
 }
 
 // A lock whose reply was lost may be held: it is freed at the end of the run, although Redis is passed over by
