@@ -343,6 +343,9 @@ func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error
 	switch {
 	case errors.Is(err, errTxEnded):
 		return errors.Join(err, c.reopen(ctx, j))
+	case errors.Is(err, errConnLost): // COMMIT was not sent, unless by the handler
+		j.unmended = !j.older
+		return err
 	case tx.Conn().IsClosed(), txguard.StatusOf(tx.Conn()) == txguard.Ended:
 		return err
 	}

@@ -140,7 +140,7 @@ func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []
 		return jobs[b.ran:]
 	}
 	c.opts.Logger.WarnContext(ctx, "consumer: a batch failed, and its messages are tried one by one", "messages", len(jobs), "error", err)
-	if errors.Is(err, errTxEnded) {
+	if errors.Is(err, errTxEnded) || errors.Is(err, errConnLost) {
 		b.mend(ctx, work)
 	}
 	b.undone(work)
@@ -407,8 +407,8 @@ func claimsOf(jobs []*job) []*job {
 	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.older })
 }
 
-// mend takes back, of a batch that a handler has ended by itself, the claims that
-// this has committed: until then they count as done. What other handlers have done
+// mend takes back, of a batch that a handler has ended by itself, or may have before its connection
+// was lost, the claims that this has committed: until then they count as done. What other handlers have done
 // is committed without what they have emitted, so that it is for a person to look
 // at. It tries until it succeeds, or the time for work in hand is over.
 func (b *batch) mend(ctx, work context.Context) {
@@ -429,8 +429,9 @@ func (b *batch) reopen(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if reopened && j.entered && j.cause == nil {
-				j.cause = Terminal(errors.New("consumer: a handler ended the transaction that this message's handler shared with those of others"))
+			if reopened && j.entered && !errors.Is(j.cause, ErrTerminal) {
+				shared := errors.New("consumer: a handler ended the transaction that this message's handler shared with those of others")
+				j.cause = errors.Join(Terminal(shared), j.cause)
 			}
 		}
 		return nil

@@ -370,6 +370,7 @@ func TestAHandlerEndsABatch(t *testing.T) {
 		// Who has done it is not known: all are for a person to look at whose claims have committed.
 		"COMMIT; BEGIN":             "k0 dead 1, k1 dead 1, k2 dead 1 | paid k0 1",
 		"ROLLBACK; BEGIN":           "k0 done 2, k1 dead 2, k2 done 2 | paid k0 1, paid k2 1",
+		"COMMIT; BEGIN; lost":       "k0 dead 1, k1 dead 1, k2 done 1 | paid k0 1, paid k2 1",
 		"COMMIT; BEGIN; SELECT 1/0": "k0 dead 1, k1 dead 1, k2 done 1 | paid k0 1, paid k2 1",
 	} {
 		t.Run(statement, func(t *testing.T) {
@@ -378,7 +379,11 @@ func TestAHandlerEndsABatch(t *testing.T) {
 			paid := f.effect("paid")
 			c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
 				if in.Key == "k1" {
-					_, err := tx.Conn().Exec(ctx, statement)
+					sql, lost := strings.CutSuffix(statement, "; lost")
+					_, err := tx.Conn().Exec(ctx, sql)
+					if lost {
+						err = errors.Join(err, tx.Conn().Close(ctx))
+					}
 					return err
 				}
 				return paid(ctx, tx, in, emit)

@@ -71,7 +71,7 @@ type job struct {
 	entered     bool  // the handler has been entered
 	direct      bool  // it has used its transaction, after a savepoint
 	cause       error // why that entry failed, not yet recorded
-	unmended    bool  // its handler has ended the transaction, and the claim is still to be taken back
+	unmended    bool  // its handler has ended the transaction, or may have, and the claim is still to be taken back
 	recorded    int   // attempts that were to be recorded with it, maybe in vain
 	wakes       bool  // its transaction put something into the outbox
 

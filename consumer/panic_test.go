@@ -48,7 +48,7 @@ func (e explosive) Trace() (string, string)                     { e.at("Trace");
 func (e explosive) Swept(context.Context, Swept)                { e.at("Swept") }
 
 // armed is a body whose decoder goes wrong.
-type armed struct{ *charge }
+type armed struct{}
 
 var decoding atomic.Pointer[charge] // of the only test that decodes one
 
@@ -174,8 +174,9 @@ func TestAPanicOfTheUsersFunctionsCostsOneAttempt(t *testing.T) {
 				c := &charge{way: way}
 				p := build(f, c)
 				p.opts.Lanes, p.opts.ParkedPoll = 1, time.Millisecond
+				p.step.MaxAttempts = 100 // leases are short, and a busy machine loses some
 				consumer := f.consumer(t, p.opts, p.step)
-				consumer.marked, consumer.effectMargin, consumer.lease = true, time.Millisecond, time.Millisecond
+				consumer.marked, consumer.effectMargin, consumer.lease = true, time.Millisecond, time.Second
 				first, second := act("first"), act("second")
 				if p.pair {
 					guardtest.End(func() { settle(t, consumer, first.Copy(), second.Copy()) })
@@ -341,3 +342,20 @@ func TestAPanicDoesNotEndASweeper(t *testing.T) {
 type sweepFunc func()
 
 func (s sweepFunc) Swept(context.Context, Swept) { s() }
+
+// A handler that ends its transaction by SQL, and then panics, is not done: what it has committed
+// is for a person to look at.
+func TestAHandlerThatCommitsAndPanicsIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+		if _, err := tx.Conn().Exec(ctx, "COMMIT"); err != nil {
+			t.Error(err)
+		}
+		panic(guardtest.Value)
+	}, nil))
+	handle(t, c, act("k"))
+	if got, want := f.parked(t), "dead action terminal 1"; got != want {
+		t.Errorf("parked %q, want %q", got, want)
+	}
+}

@@ -181,8 +181,12 @@ func (c *Consumer) recordLost(ctx context.Context, j *job) error {
 	defer cancel()
 	return c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
 		if j.unmended {
-			if _, err := c.reopenIn(ctx, tx, j); err != nil {
+			reopened, err := c.reopenIn(ctx, tx, j)
+			if err != nil {
 				return err
+			}
+			if reopened && !errors.Is(j.cause, errTxEnded) {
+				j.cause = errors.Join(Terminal(errTxEnded), j.cause)
 			}
 		}
 		found, err := c.lock(ctx, tx, j)

@@ -210,6 +210,9 @@ func TestAHandlerCannotEndTheTransaction(t *testing.T) {
 		"COMMIT, then a failure":        {onConn("COMMIT; BEGIN; SELECT 1/0"), "dead action terminal 1", "ended the transaction"},
 		"COMMIT in a swallowed failure": {swallowed(onConn("COMMIT; BEGIN; SELECT 1/0")), "dead action terminal 1", "ended the transaction"},
 		"COMMIT, then an error":         {failing(onConn("COMMIT; BEGIN")), "dead action terminal 1", "ended the transaction"},
+		"COMMIT, then no connection": {func(ctx context.Context, tx pgx.Tx) error {
+			return errors.Join(onConn("COMMIT; BEGIN")(ctx, tx), tx.Conn().Close(ctx))
+		}, "dead action terminal 1", "ended the transaction"},
 		"COMMIT in a batch": {func(ctx context.Context, tx pgx.Tx) error {
 			b := &pgx.Batch{}
 			b.Queue("COMMIT")

@@ -4,7 +4,7 @@
 //
 // # How to begin
 //
-//  1. migrations.Up makes the tables, and idempg.New a [Store] in them; [NewMemory] is one for a trial.
+//  1. migrations.Up makes the tables, with migrations.Idempotency none but this package's, and idempg.New a [Store] in them; [NewMemory] is one for a trial.
 //  2. [New], with Options.Scope: whose key it is.
 //  3. [Middleware.Handler] around the endpoint. idempg.HandleTx gives it the transaction.
 //  4. [NewSweeper] and [Sweeper.Run] remove what has expired.
@@ -33,7 +33,7 @@
 //	in progress  an owner, named by a random token, runs it until its lease lapses
 //	failed       rolled back; the same request may run again, another one is a mismatch
 //	completed    the response is kept and replayed until it expires
-//	tombstone    it ran, but the response was too large to keep: 410, never run again
+//	tombstone    it ran, but body or headers were too large to keep: 410, never run again
 //
 // An incarnation names one life of a key: all retries of a request share it, and the first request
 // after the record has expired begins another one. A saga that a request begins is named by scope,
@@ -67,6 +67,20 @@
 // 409 421 423 425 429). All else, panics and timeouts, rolls back and releases
 // the key for the same request. The client hears nothing before the outcome is durable. A
 // goroutine that the handler has left behind can write no more: [ErrSettled].
+//
+// A handler that fails by [Fail], or by an error that it returns, is answered with the error itself if
+// it is a [*Problem], else with what Problems.MapError makes of it, else with 503 [CodeTxConflict] for
+// a serialization failure or a deadlock, else with 500.
+//
+// # Mounting
+//
+// Whatever may refuse a caller goes outside of [Middleware.Handler], and so do recovery, tracing
+// and compression. Middleware that reads bodies there restores them, or goes inside of
+// [Middleware.Outer]: a body that was consumed is refused. Handler is mounted once on a request's
+// way. A route's own options come from [Middleware.With], whose lists replace those of the
+// middleware. The response headers of the key and of the replay are the middleware's alone.
+//
+// docs/operations.md has the order of handlers, and all codes that the middleware answers with.
 //
 // # After a crash
 //

@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"net/http"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sagaid"
+	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
 // errNotReturned is for the log and the observer; the panic itself goes on.
@@ -45,7 +48,7 @@ func (x *exchange) execute(d Decision) {
 		x.fail(err)
 		return
 	}
-	b := x.newBuffer()
+	b := x.newBuffer(x.m.opts.Limits.HardResponseLimit)
 	state := &run{place: x.place, info: RequestInfo{Identity: x.id, Incarnation: d.Incarnation, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
 	ctx, cancel := x.handlerContext()
 	defer cancel()
@@ -108,10 +111,11 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 		x.release(exec, Bound, http.StatusServiceUnavailable)
 		x.writeProblem(x.w, newProblem(CodeExecTimeout))
 		return
-	case b.over:
-		x.tooLarge(exec)
+	case b.over && x.m.traits.Transactional:
+		x.release(exec, Bound, http.StatusInternalServerError)
+		x.answerReleased(b)
 		return
-	case state.err != nil:
+	case state.err != nil && !b.over: // over the limit it may be that of the refused Write; what was done stands
 		b = x.renderError(state)
 	}
 	verdict := x.verdict(state, b.status)
@@ -124,19 +128,27 @@ func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *bu
 	default:
 		x.release(exec, Bound, b.status)
 	}
+	x.answerReleased(b)
+}
+
+// answerReleased answers with what the handler wrote, unless its end was another one.
+func (x *exchange) answerReleased(b *buffer) {
 	switch {
 	case x.misused:
 		x.answerMisused()
-		return
 	case x.lost && x.m.traits.Transactional:
 		x.writeProblem(x.w, x.m.problem(CodeInProgress)) // whatever the handler made of it, another is at work
-		return
+	default:
+		x.send(b)
 	}
-	x.send(b)
 }
 
-// send answers with what the handler wrote.
+// send answers with what the handler wrote, unless a part of that is missing.
 func (x *exchange) send(b *buffer) {
+	if b.over {
+		x.sendTooLarge()
+		return
+	}
 	x.event.Status = b.status
 	x.markFirst(b)
 	b.send()
@@ -160,14 +172,20 @@ func (x *exchange) wake() {
 
 // fail answers a failure of our own that rolled back.
 func (x *exchange) fail(err error) {
-	x.event.Err = err
+	x.note(err)
 	x.writeProblem(x.w, newProblem(CodeInternal))
 }
 
-func (x *exchange) tooLarge(exec Execution) {
-	x.release(exec, Bound, http.StatusInternalServerError)
-	x.event.Err = errResponseTooLarge
-	x.writeProblem(x.w, newProblem(CodeResponseTooLarge))
+// sendTooLarge answers in the place of a body over the hard limit. A retry would come to the same.
+func (x *exchange) sendTooLarge() {
+	p := newProblem(CodeResponseTooLarge)
+	p.Detail = fmt.Sprintf("The response body is over HardResponseLimit, %d bytes.", x.m.opts.Limits.HardResponseLimit)
+	switch x.event.Outcome {
+	case OutcomeKept, OutcomeRejected, OutcomeUnkept:
+		p.Detail += " The request was processed, and its response was not kept."
+	}
+	x.note(errResponseTooLarge)
+	x.writeProblem(x.w, p)
 }
 
 // renderError returns the answer to a returned error, which takes the place of what
@@ -185,14 +203,14 @@ func (x *exchange) renderError(state *run) *buffer {
 
 // renderProblem returns p as an answer that can be kept.
 func (x *exchange) renderProblem(p *Problem) *buffer {
-	b := x.newBuffer()
+	b := x.newBuffer(math.MaxInt)
 	x.writeProblem(b, p)
 	b.finish()
 	return b
 }
 
-func (x *exchange) newBuffer() *buffer {
-	b := newBuffer(x.w, x.m.opts.Limits.HardResponseLimit)
+func (x *exchange) newBuffer(limit int) *buffer {
+	b := newBuffer(x.w, limit)
 	b.own = x.m.opts.own
 	return b
 }
@@ -211,7 +229,7 @@ func (x *exchange) problemOf(err error) *Problem {
 	switch {
 	case errors.Is(err, ErrLeaseLost):
 		return x.m.problem(CodeInProgress)
-	case errors.Is(err, ErrTxConflict):
+	case errors.Is(err, ErrTxConflict), sqlstate.Conflict(err):
 		return newProblem(CodeTxConflict)
 	case errors.Is(err, ErrNotCommitted):
 		return newProblem(CodeCommitFailed)
@@ -224,17 +242,12 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
 	x.event.Oversize = written.Dropped
 	resp, err := x.stored(&written)
-	if err == nil {
+	if err == nil || !x.m.traits.Transactional { // what the handler did stands, so it must be remembered that it ran
 		err = failpoint.Hit("idemkey/before-keep")
 	}
 	if err != nil {
 		x.release(exec, Bound, http.StatusInternalServerError)
 		x.fail(err)
-		return
-	}
-	if _, err := resp.MarshalHeader(); err != nil {
-		x.tooLarge(exec)
-		x.event.Err = err
 		return
 	}
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
@@ -252,7 +265,8 @@ func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
 		x.cacheOwn(resp)
 		x.event.Outcome, x.event.Stored = outcome, len(resp.Body)
 	case errors.Is(err, ErrNotStored):
-		x.event.Outcome, x.event.Err = OutcomeUnkept, err
+		x.event.Outcome = OutcomeUnkept
+		x.note(err)
 		if errors.Is(err, ErrLeaseLost) {
 			x.event.Outcome = OutcomeLost
 		}
@@ -274,7 +288,8 @@ func (x *exchange) cacheOwn(r Response) {
 
 // notKept answers where the handler's own response would claim what is not so.
 func (x *exchange) notKept(err error) {
-	x.event.Outcome, x.event.Err = OutcomeFailed, err
+	x.event.Outcome = OutcomeFailed
+	x.note(err)
 	switch {
 	case errors.Is(err, ErrLeaseLost):
 		x.event.Outcome = OutcomeLost
@@ -295,10 +310,7 @@ func (x *exchange) notKept(err error) {
 func (x *exchange) renderMisused() Response {
 	x.misuse = x.renderProblem(newProblem(CodeTxMisuse))
 	written := x.misuse.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
-	kept, err := x.stored(&written)
-	if err != nil { // it cannot be sealed
-		kept.Body, kept.Dropped = nil, true
-	}
+	kept, _ := x.stored(&written) // a tombstone, if it cannot be sealed
 	return kept
 }
 
@@ -331,9 +343,7 @@ func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
 	default:
 		x.event.Outcome = OutcomeFailed
 	}
-	if err != nil {
-		x.event.Err = errors.Join(x.event.Err, err)
-		x.storeFailed(OpRelease, err)
-	}
+	x.note(err)
+	x.storeFailed(OpRelease, err)
 	x.wake()
 }

@@ -3,6 +3,7 @@ package idemkey
 import (
 	"bytes"
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -182,5 +183,52 @@ func TestCostOfBody(t *testing.T) {
 		if allocated > 128 {
 			t.Errorf("%s: %d MiB allocated for one body of 1 MiB", name, allocated)
 		}
+	}
+}
+
+// A handler may serve other requests by its own context, as a batch endpoint does. They are requests of
+// their own: with their own bodies, also where the outer one is kept by Outer, and mounted once.
+func TestRequestsWithinARequest(t *testing.T) {
+	t.Parallel()
+	s, err := NewMemory(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(s, &Options{SingleTenant: true, Key: KeyOptions{Optional: true}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(body)
+	}))
+	inner := func(ctx context.Context, body, key string) string {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/one", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if key != "" {
+			r.Header.Set("Idempotency-Key", key)
+		}
+		w := httptest.NewRecorder()
+		echo.ServeHTTP(w, r)
+		return w.Result().Status + " " + w.Body.String()
+	}
+	batch := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		outer := r.Header.Get("Idempotency-Key")
+		for _, body := range []string{"one", "xtwo", "batch", ""} { // the third is what was sent, the fourth the rest of it
+			for _, key := range []string{outer + "-" + body, ""} {
+				if got := inner(r.Context(), body, key); got != "200 OK "+body {
+					t.Errorf("within %q: %q under key %q was answered %q", outer, body, key, got)
+				}
+			}
+		}
+	})
+	for key, h := range map[string]http.Handler{"outer": m.Outer(batch), "keyed": m.Outer(m.Handler(batch)), "": m.Handler(batch)} {
+		r := httptest.NewRequest(http.MethodPost, "/batch", strings.NewReader("batch"))
+		if key != "" {
+			r.Header.Set("Idempotency-Key", key)
+		}
+		h.ServeHTTP(httptest.NewRecorder(), r)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -108,7 +109,7 @@ func (r reply) expect(t *testing.T, status int, code string) {
 		if wait := r.header.Get("Retry-After"); (status == 503 || code == "in-progress") != (wait != "") {
 			t.Errorf("%s: Retry-After = %q", code, wait)
 		}
-		if want := status == 503 || code == "in-progress" || code == "commit-failed" || code == "internal" || code == "response-too-large"; p.Retryable != want || p.SameKey != want {
+		if want := status == 503 || code == "in-progress" || code == "commit-failed" || code == "internal"; p.Retryable != want || p.SameKey != want {
 			t.Errorf("%s: retryable %t, same_key %t; want %t", code, p.Retryable, p.SameKey, want)
 		}
 	}
@@ -362,11 +363,22 @@ func TestFail(t *testing.T) {
 	first := s.post(t, "x", "Idempotency-Key", "k")
 	first.expect(t, 404, "no-item")
 	s.post(t, "x", "Idempotency-Key", "k").sameAs(t, first)
-	fail = idemkey.ErrTxConflict
-	s.post(t, "x", "Idempotency-Key", "k2").expect(t, 503, "tx-conflict")
+	for _, fail = range []error{idemkey.ErrTxConflict, sqlError("40001"), fmt.Errorf("pay: %w", sqlError("40P01"))} {
+		s.post(t, "x", "Idempotency-Key", "k2").expect(t, 503, "tx-conflict")
+	}
+	fail = sqlError("23505")
+	s.post(t, "x", "Idempotency-Key", "k2").expect(t, 500, "internal")
+	fail = fmt.Errorf("%w: %w", known, sqlError("40001")) // MapError goes first
+	s.post(t, "x", "Idempotency-Key", "k3").expect(t, 404, "no-item")
 	fail = &idemkey.Problem{Status: 422, Code: "odd", Title: "Odd"}
 	s.post(t, "x", "Idempotency-Key", "k2").expect(t, 422, "odd")
 }
+
+// A sqlError is a driver's error of that SQLSTATE.
+type sqlError string
+
+func (e sqlError) Error() string    { return "ERROR (SQLSTATE " + string(e) + ")" }
+func (e sqlError) SQLState() string { return string(e) }
 
 // What a client sent and a handler put into a header does not cost the response:
 // it goes out as a replay will repeat it.

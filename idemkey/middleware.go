@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"time"
@@ -56,7 +57,8 @@ func New(store Store, opts *Options) (*Middleware, error) {
 // With returns a Middleware on the same store whose options are those of m,
 // changed by set: one route's own limits, for instance. A list that set assigns replaces
 // that of m, and is not added to it: a route that sets Fingerprint.ExcludeFields names all
-// fields that it ignores, and gives each of its Fingerprint.Versions all fields too.
+// fields that it ignores, and gives each of its Fingerprint.Versions all fields too. What a change of
+// them does to keys in use is in docs/upgrading.md.
 func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 	o := m.opts.clone()
 	if set == nil {
@@ -219,7 +221,11 @@ func (x *exchange) serve() {
 // prepare completes the claim of a request with a key. It has answered if it is not ok.
 func (x *exchange) prepare(claim *Claim, sent sentKey) (ok bool) {
 	var err error
-	if claim.ID, err = x.identify(sent.key); err != nil {
+	switch claim.ID, err = x.identify(sent.key); {
+	case errors.Is(err, errScopeInvalid):
+		x.refuse(ResultMisconfigured, CodeScopeInvalid, err)
+		return false
+	case err != nil:
 		x.refuse(ResultUnauthorized, CodeScopeMissing, err)
 		return false
 	}
@@ -238,6 +244,22 @@ func (x *exchange) prepare(claim *Claim, sent sentKey) (ok bool) {
 	return true
 }
 
+// errScopeInvalid is for the log: it is the service that made the scope.
+var errScopeInvalid = errors.New("idemkey: Options.Scope returned an invalid scope")
+
+// checkScope tells what is wrong with scope without repeating it.
+func checkScope(scope string) error {
+	switch odd := oddByte(scope); {
+	case scope == "":
+		return errors.New("idemkey: Options.Scope returned no scope")
+	case len(scope) > MaxScope:
+		return fmt.Errorf("%w: it has %d bytes, the limit is %d", errScopeInvalid, len(scope), MaxScope)
+	case odd >= 0:
+		return fmt.Errorf("%w: byte %d is a control character or no UTF-8", errScopeInvalid, odd)
+	}
+	return nil
+}
+
 func (x *exchange) identify(key string) (Identity, error) {
 	id := Identity{Namespace: x.m.opts.namespace(x.r), Scope: singleTenant, Key: key}
 	if x.m.opts.SingleTenant {
@@ -247,8 +269,8 @@ func (x *exchange) identify(key string) (Identity, error) {
 	if id.Scope, err = x.m.opts.Scope(x.r); err != nil {
 		return Identity{}, err
 	}
-	if !text(id.Scope, MaxScope) {
-		return Identity{}, errors.New("idemkey: the scope is empty, too long or not printable")
+	if err := checkScope(id.Scope); err != nil {
+		return Identity{}, err
 	}
 	return id, nil
 }
@@ -318,7 +340,8 @@ func (x *exchange) failOpen(err error) {
 	for _, name := range append([]string{x.m.opts.Key.Header}, x.m.opts.Key.Aliases...) {
 		x.w.Header().Del(name)
 	}
-	x.id, x.event.Err = Identity{}, err
+	x.id = Identity{}
+	x.note(err)
 	defer func() { // after a panic, too
 		x.event.Result = ResultFailOpen
 		if x.event.Outcome == OutcomeKept || x.event.Outcome == OutcomeRejected {
@@ -375,7 +398,7 @@ func (x *exchange) replay(rec *Record) {
 func (x *exchange) sendReplay(r Response) {
 	if hook := x.m.opts.Response.ReplayHook; hook != nil {
 		if err := hook(x.r, &r); err != nil {
-			x.event.Err = err
+			x.note(err)
 			x.writeProblem(x.w, x.problemOf(err))
 			return
 		}
@@ -399,7 +422,7 @@ func (x *exchange) sendReplay(r Response) {
 
 // refuse answers with the problem that code names. err is for the log only.
 func (x *exchange) refuse(result Result, code string, err error) {
-	x.event.Err = err
+	x.note(err)
 	x.answer(result, x.m.problem(code))
 }
 
@@ -409,7 +432,7 @@ func (x *exchange) noRoom(err error) {
 	if quota := (*QuotaError)(nil); errors.As(err, &quota) {
 		p.Title, p.RetryAfter = "Too many idempotency keys in use", maxRetryAfter
 	}
-	x.event.Err = err
+	x.note(err)
 	x.answer(ResultCapacity, p)
 }
 

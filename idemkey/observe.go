@@ -78,7 +78,7 @@ type Event struct {
 	Attempt  int     // of a handler that ran
 	Started  bool    // a handler ran, and a StartObserver was told
 	TookOver bool    // the attempt before never ended: its owner had vanished
-	Oversize bool    // the body was over Limits.MaxResponseBody, so a tombstone was to be kept
+	Oversize bool    // body or headers were over what may be stored, so a tombstone was to be kept
 	Stored   int     // bytes of body
 	Begin    time.Duration
 	Handler  time.Duration
@@ -107,6 +107,17 @@ type StoreObserver interface {
 // answers are the errors by which a store says what is so.
 var answers = []error{ErrCapacity, ErrRecordCorrupt, ErrLeaseLost, ErrTxMisuse, ErrTxConflict, ErrNotCommitted}
 
+// note adds err to what went wrong: nothing that was noted before is lost.
+func (x *exchange) note(err error) {
+	switch {
+	case err == nil, errors.Is(x.event.Err, err):
+	case x.event.Err == nil:
+		x.event.Err = err
+	default:
+		x.event.Err = errors.Join(x.event.Err, err)
+	}
+}
+
 // storeFailed tells of err, if it is a failure of the store.
 func (x *exchange) storeFailed(op Op, err error) {
 	o, ok := x.m.opts.Observer.(StoreObserver)
@@ -124,6 +135,9 @@ func (x *exchange) started() {
 	}
 }
 
+// ourFault are the results by which an error is one of the service, whatever the status is.
+var ourFault = []Result{ResultFailOpen, ResultFingerprintUnknown, ResultUnknown}
+
 // report writes the request's one log line and tells the observer.
 func (x *exchange) report(ctx context.Context) {
 	e, o := &x.event, x.m.opts
@@ -131,7 +145,7 @@ func (x *exchange) report(ctx context.Context) {
 		o.Observer.Observe(ctx, *e)
 	}
 	level := slog.LevelInfo
-	if e.Err != nil && (e.Result == ResultFailOpen || e.Result == ResultFingerprintUnknown || e.Status == 0 || e.Status >= 500 || errors.Is(e.Err, errStreamCut)) {
+	if e.Err != nil && (slices.Contains(ourFault, e.Result) || e.Status == 0 || e.Status >= 500 || errors.Is(e.Err, errStreamCut)) {
 		level = slog.LevelError
 	}
 	if !o.Logger.Enabled(ctx, level) {

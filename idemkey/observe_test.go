@@ -2,6 +2,8 @@ package idemkey_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -32,5 +34,28 @@ func TestObserve(t *testing.T) {
 	}
 	if lines := strings.Count(log.String(), "\n"); lines != 4 || strings.Contains(log.String(), "secret") || strings.Contains(log.String(), "tenant-") {
 		t.Errorf("%d log lines, want 4 without key and scope:\n%s", lines, &log)
+	}
+}
+
+// A deaf store does not hear that a key is released.
+type deaf struct{ stub }
+
+func (d *deaf) Begin(context.Context, idemkey.Claim) (idemkey.Decision, error) {
+	return idemkey.Decision{Kind: idemkey.KindProceed, Attempt: 1, Exec: d}, nil
+}
+
+func (*deaf) Release(context.Context, idemkey.ReleaseMode, int) error { return errDeaf }
+func (*deaf) Traits() idemkey.Traits                                  { return idemkey.Traits{Transactional: true} }
+
+var errDeaf = errors.New("not heard")
+
+// An error that is noted later leaves those before it in the event.
+func TestErrorsAddUp(t *testing.T) {
+	t.Parallel()
+	seen := &observer{}
+	m := newMiddleware(t, &deaf{}, idemkey.Options{Observer: seen, Response: idemkey.ResponseOptions{Sealer: lockedSealer{}}})
+	send(t, m, created, "k", "x").expect(t, 500, "internal")
+	if err := seen.last.Err; !errors.Is(err, errDeaf) || !errors.Is(err, errLocked) {
+		t.Errorf("event has error %v, want those of the Sealer and of the release", err)
 	}
 }

@@ -38,7 +38,8 @@ const (
 type Options struct {
 	// Scope returns whom the request's key belongs to: the principal's id, not
 	// the Authorization value, which may change between retries. An error or
-	// an empty scope is answered with 401. Required unless SingleTenant.
+	// an empty scope is answered with 401, one of more than [MaxScope] bytes or that is no
+	// printable UTF-8 with 500. Required unless SingleTenant.
 	Scope        func(*http.Request) (string, error)
 	SingleTenant bool // all callers share one scope; default: false
 	// ScopeByRoute makes the key new for each method and route: the pattern of
@@ -160,9 +161,17 @@ type Limits struct {
 	// answered with 503, unless its record decides it. Default: no limit.
 	MaxInFlightPerScope int
 
-	MaxRequestBody    int64 // over it, a request with a key is a 413; default: 1 MiB
-	MaxResponseBody   int   // over it, only the fact that it ran is kept; default: 1 MiB
-	HardResponseLimit int   // over it, the request fails and rolls back; default: 16 MiB
+	MaxRequestBody int64 // over it, a request with a key is a 413; default: 1 MiB
+
+	// MaxResponseBody is what is kept of a body. Over it, and over [MaxStoredNames],
+	// [MaxStoredValues] and [MaxStoredHeader], the client gets the response once, and a retry
+	// gets 410: only the fact that the request ran is kept. Default: 1 MiB.
+	MaxResponseBody int
+	// HardResponseLimit is how much of a body is held in memory. Over it the client gets a 500
+	// response-too-large, which is not retryable. A transactional store has rolled back and
+	// released the key. On any other the effects of the handler stand, so a retry gets 410, unless
+	// the verdict on its status lets it run again. Default: 16 MiB, at least MaxResponseBody.
+	HardResponseLimit int
 }
 
 // ResponseOptions say what is kept of a response, and how it is replayed.

@@ -154,8 +154,9 @@ func SetVerdict(ctx context.Context, v Verdict) {
 // Fail makes the request fail with err once the handler returns: the business
 // writes roll back, what the handler has written is discarded, and the answer
 // is err itself if it is or wraps a [*Problem], else what Options.Problems.MapError
-// makes of it, else a 500. It is for adapters whose handlers return errors. After
-// the handler has returned it does nothing.
+// makes of it, else 503 [CodeTxConflict] for an [ErrTxConflict] or a driver's serialization failure
+// or deadlock (SQLState 40001, 40P01), else a 500. It is for adapters whose handlers return errors.
+// After the handler has returned it does nothing.
 func Fail(ctx context.Context, err error) {
 	if r := runFrom(ctx); r != nil {
 		r.decide(func() { r.err = err })

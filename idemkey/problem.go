@@ -36,6 +36,10 @@ const (
 	// the request is the one that the key was first used for. The client has done nothing wrong.
 	CodeFingerprintUnknown = "fingerprint-unknown"
 
+	// CodeScopeInvalid: Options.Scope returned more than [MaxScope] bytes, or one that is no printable
+	// UTF-8. The log says which.
+	CodeScopeInvalid = "scope-invalid"
+
 	// CodeBodyConsumed: middleware outside of [Middleware.Handler] has read the request's body. The
 	// service must restore it, or mount [Middleware.Outer].
 	CodeBodyConsumed = "body-consumed"
@@ -93,10 +97,10 @@ var problems = map[string]Problem{
 	CodeRecordCorrupt:  {Status: 500, Title: "Stored response unreadable", Detail: "The request was processed and its stored response cannot be read."},
 	CodeFingerprintUnknown: {Status: 409, Title: "Request cannot be compared", Detail: "The service cannot tell whether the key was first used for this request. " +
 		"It was not run now and may have run before: do not repeat it with another key."},
-	CodeBodyConsumed: {Status: 500, Title: "Internal error", Detail: misconfigured},
-	CodeMountedTwice: {Status: 500, Title: "Internal error", Detail: misconfigured},
-	CodeResponseTooLarge: {Status: 500, Title: "Response too large", Detail: "The response is over the limit of this operation.",
-		Retryable: true, SameKey: true},
+	CodeScopeInvalid:     {Status: 500, Title: "Internal error", Detail: misconfigured},
+	CodeBodyConsumed:     {Status: 500, Title: "Internal error", Detail: misconfigured},
+	CodeMountedTwice:     {Status: 500, Title: "Internal error", Detail: misconfigured},
+	CodeResponseTooLarge: {Status: 500, Title: "Response too large", Detail: "The response is over the limit of this operation."},
 	CodeInternal:         {Status: 500, Title: "Internal error", Detail: retrySameKey, Retryable: true, SameKey: true},
 	CodeStoreUnavailable: {Status: 503, Title: "Store unavailable", Detail: retrySameKey, Retryable: true, SameKey: true, RetryAfter: retrySoon},
 	CodeCapacity:         {Status: 503, Title: "Too many requests in flight", Detail: retrySameKey, Retryable: true, SameKey: true, RetryAfter: retrySoon},

@@ -3,7 +3,8 @@ package idemkey
 import (
 	"context"
 	"errors"
-	"net/http"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 // errTooLate reports that Options.Recover did not keep to its time.
@@ -20,7 +21,7 @@ func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 		err = errTooLate
 	}
 	if err != nil {
-		x.event.Err = err
+		x.note(err)
 		return unknown, nil
 	}
 	c.Recovered = unknown.Attempt
@@ -31,9 +32,11 @@ func (x *exchange) recover(c Claim, unknown Decision) (Decision, error) {
 	return d, err
 }
 
-// keepRecovered stores what Recover found out and answers with it, as a replay.
+// keepRecovered stores what Recover found out and answers with it, as a replay. The request
+// has run, so its key is never released: what cannot be sealed leaves a tombstone, and where
+// nothing can be kept the record lapses again, and Recover is asked once more. There is
+// nothing to commit, and a Commit that fails would release the key.
 func (x *exchange) keepRecovered(d Decision) {
-	x.open = d.Exec
 	x.event.Attempt, x.event.TookOver = d.Attempt, d.TookOver
 	resp := x.recovered.clone()
 	for name := range resp.Header {
@@ -41,22 +44,21 @@ func (x *exchange) keepRecovered(d Decision) {
 			delete(resp.Header, name)
 		}
 	}
-	stored, err := x.stored(&resp)
-	if err != nil {
-		x.release(d.Exec, Bound, http.StatusInternalServerError)
-		x.fail(err)
-		return
-	}
+	stored := Response{Status: resp.Status, Dropped: true} // of a Sealer that panics
+	x.note(guard.Apart(func() error {
+		stored, _ = x.stored(&resp) // the event has its error
+		return nil
+	}))
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
-	err = d.Exec.Commit(ctx, stored)
-	x.open = nil
-	x.storeFailed(OpCommit, err)
+	err := d.Exec.Reject(ctx, stored)
+	x.storeFailed(OpReject, err)
 	if err != nil && (!errors.Is(err, ErrNotStored) || errors.Is(err, ErrLeaseLost)) {
 		x.notKept(err) // another owner may have kept something else
 		return
 	}
-	x.event.Outcome, x.event.Err = OutcomeKept, err
+	x.event.Outcome = OutcomeKept
+	x.note(err)
 	if err != nil {
 		x.event.Outcome = OutcomeUnkept
 	}

@@ -60,7 +60,9 @@ func sealedData(id Identity, alg string) []byte {
 	return out
 }
 
-// stored returns what the store is to keep of r, which stays as it is.
+// stored returns what the store is to keep of r, which stays as it is. Where the headers
+// cannot be stored it is a tombstone: a replay must have them. After an error, which is the
+// Sealer's, it is one too.
 func (x *exchange) stored(r *Response) (Response, error) {
 	o, s := x.m.opts, r.clone()
 	if o.Response.Redact != nil {
@@ -70,6 +72,11 @@ func (x *exchange) stored(r *Response) (Response, error) {
 	if o.Response.NoStoreBody {
 		s.Body, s.Dropped = nil, true
 	}
+	if _, err := s.MarshalHeader(); err != nil { // no reason to fail, or to run again
+		x.event.Oversize = true
+		x.note(err)
+		s.Header, s.Body, s.Dropped = nil, nil, true
+	}
 	if o.Response.Sealer == nil || s.Dropped {
 		return s, nil
 	}
@@ -77,15 +84,13 @@ func (x *exchange) stored(r *Response) (Response, error) {
 	if err == nil && keyID == "" {
 		err = errors.New("idemkey: Sealer gave no key id")
 	}
-	switch {
-	case err == nil:
-		s.Body, s.KeyID = sealed, keyID
-	case x.m.traits.Transactional:
-		return s, fmt.Errorf("idemkey: seal response: %w", err)
-	default: // what the handler did stands, so it must be remembered that it ran
-		x.event.Err = fmt.Errorf("idemkey: seal response: %w", err)
+	if err != nil {
+		err = fmt.Errorf("idemkey: seal response: %w", err)
+		x.note(err)
 		s.Body, s.Dropped = nil, true
+		return s, err
 	}
+	s.Body, s.KeyID = sealed, keyID
 	return s, nil
 }
 

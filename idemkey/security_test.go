@@ -128,12 +128,19 @@ func TestOddBytes(t *testing.T) {
 			t.Errorf("%q: store asked for %q, header %v, log %s", value, store.asked, got.header, log)
 		}
 	}
-	for _, scope := range []string{"", "a\x00", "a\nb", "\xff", strings.Repeat("s", idemkey.MaxScope+1)} {
+	for scope, said := range map[string]string{
+		"": "no scope", "secret\x00": "byte 6", "secret\nb": "byte 6", "secret\xff": "byte 6", "\ufffdsecret\x7f": "byte 9",
+		strings.Repeat("secret", 50): "300 bytes, the limit is 255",
+	} {
+		status, code := 500, "scope-invalid"
+		if scope == "" {
+			status, code = 401, "scope-missing"
+		}
 		store, log := &watching{Store: newMemory(t, nil)}, newCapture()
 		opts := idemkey.Options{Logger: log.logger(), LogKeys: true, Scope: func(*http.Request) (string, error) { return scope, nil }}
-		serveDirect(t, store, created, opts, keyed(strings.NewReader("x"), "k")).expect(t, 401, "scope-missing")
-		if len(store.asked) > 0 || scope != "" && strings.Contains(log.String(), fmt.Sprintf("%.5s", scope)) {
-			t.Errorf("scope %q: store asked for %q, log %s", scope, store.asked, log)
+		serveDirect(t, store, created, opts, keyed(strings.NewReader("x"), "k")).expect(t, status, code)
+		if len(store.asked) > 0 || strings.Contains(log.String(), "secret") || !strings.Contains(log.String(), said) {
+			t.Errorf("scope %q: store asked for %q, log %s; want it to say %q", scope, store.asked, log, said)
 		}
 	}
 }

@@ -108,15 +108,19 @@ func (c *Claim) Check() error {
 // text reports whether s is 1 to limit bytes that a database text and a log
 // line can hold.
 func text(s string, limit int) bool {
-	if s == "" || len(s) > limit || !utf8.ValidString(s) {
-		return false
-	}
-	for _, r := range s {
-		if r < 0x20 || r == 0x7f {
-			return false
+	return s != "" && len(s) <= limit && oddByte(s) < 0
+}
+
+// oddByte returns where s has a control character or is no UTF-8, and -1 if it is text.
+func oddByte(s string) int {
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		if r < 0x20 || r == 0x7f || r == utf8.RuneError && size == 1 {
+			return i
 		}
+		i += size
 	}
-	return true
+	return -1
 }
 
 // A Record is what a store remembers of an identity. Expired and LeaseLeft are
@@ -130,6 +134,15 @@ type Record struct {
 	ExpiresAt time.Time
 	Expired   bool
 	Response  Response // of StateCompleted and StateTombstone
+}
+
+// Check returns [ErrRecordCorrupt] if no store has written a record like r: its state or attempt does not
+// exist. Stores call it before [Claim.Judge], which would let such a request run again.
+func (r *Record) Check() error {
+	if r.State < StateInProgress || r.State > StateTombstone || r.Attempt < 1 {
+		return fmt.Errorf("%w: state %d, attempt %d", ErrRecordCorrupt, r.State, r.Attempt)
+	}
+	return nil
 }
 
 // A Response is the part of a handler's answer that is kept.
@@ -367,9 +380,9 @@ var (
 	// ErrCapacity reports that no more requests can run at once. Nothing was claimed.
 	ErrCapacity = errors.New("idemkey: too many requests in flight")
 
-	// ErrRecordCorrupt reports a stored response that cannot be decoded. It is
+	// ErrRecordCorrupt reports a record or stored response that cannot be decoded. It is
 	// never answered by running the handler again.
-	ErrRecordCorrupt = errors.New("idemkey: stored response is corrupt")
+	ErrRecordCorrupt = errors.New("idemkey: stored record is corrupt")
 
 	// ErrLeaseLost reports that another owner has taken the identity over. The
 	// business writes are rolled back, except where [ErrNotStored] comes with it.

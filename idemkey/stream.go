@@ -124,9 +124,6 @@ func (x *exchange) bury(exec Execution, b *buffer) error {
 	if err != nil {
 		return err
 	}
-	if _, err := resp.MarshalHeader(); err != nil {
-		resp.Header = nil // more than a tombstone can hold, and no reason to fail
-	}
 	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
 	defer cancel()
 	err = cmp.Or(exec.Commit(ctx, resp), failpoint.Hit("idemkey/after-bury"))

@@ -191,9 +191,11 @@ func TestLogTellsNothing(t *testing.T) {
 	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) {
 		o.Key.Validate = func(key string) error { return errors.New("bad " + key) }
 	})
-	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) {
-		o.Scope = func(*http.Request) (string, error) { return canary + "\n", nil }
-	})
+	for _, scope := range []string{"", canary + "\n"} {
+		run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) {
+			o.Scope = func(*http.Request) (string, error) { return scope, nil }
+		})
+	}
 	run(&stub{}, answer, func(o *idemkey.Options, _ *http.Request) { o.Limits.MaxRequestBody = 1 })
 	run(&stub{}, answer, func(_ *idemkey.Options, r *http.Request) { r.Body = http.NoBody })
 	for _, kind := range []idemkey.Kind{idemkey.KindInFlight, idemkey.KindMismatch, idemkey.KindExpired, idemkey.KindNotRetained, idemkey.KindUnknown, idemkey.KindFingerprintUnknown} {

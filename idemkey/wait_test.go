@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,9 @@ func TestWaitLimits(t *testing.T) {
 	})
 }
 
+// errRecover is what a Recover could not find out.
+var errRecover = errors.New("the bank does not answer")
+
 // What becomes of a request whose earlier run vanished.
 func TestRecover(t *testing.T) {
 	t.Parallel()
@@ -88,12 +92,12 @@ func TestRecover(t *testing.T) {
 		{"held", true, nil, 409, "outcome-unknown", idemkey.ResultUnknown},
 		{"no effect", true, func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return nil, nil }, 201, "", idemkey.ResultAgain},
 		{"done", false, func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return found, nil }, 202, "", idemkey.ResultRecovered},
-		{"unknown", false, func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return nil, errors.New("?") }, 409, "outcome-unknown", idemkey.ResultUnknown},
+		{"unknown", false, func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return nil, errRecover }, 409, "outcome-unknown", idemkey.ResultUnknown},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			store, seen := newMemory(t, nil), &observer{}
-			m := newMiddleware(t, store, idemkey.Options{ExternalEffects: tt.effects, Recover: tt.recover, Observer: seen})
+			store, seen, log := newMemory(t, nil), &observer{}, newCapture()
+			m := newMiddleware(t, store, idemkey.Options{ExternalEffects: tt.effects, Recover: tt.recover, Observer: seen, Logger: log.logger()})
 			var owner idemkey.Identity
 			vanish := make(chan struct{})
 			go func() { // its process is as good as dead: it neither renews nor ends
@@ -111,6 +115,10 @@ func TestRecover(t *testing.T) {
 			got.expect(t, tt.status, tt.code)
 			if seen.last.Result != tt.result {
 				t.Errorf("result = %q, want %q", seen.last.Result, tt.result)
+			}
+			failed := tt.name == "unknown"
+			if errors.Is(seen.last.Err, errRecover) != failed || strings.Contains(log.String(), `"level":"ERROR"`) != failed {
+				t.Errorf("event has error %v, want Recover's: %t; log: %s", seen.last.Err, failed, log)
 			}
 			if tt.status < 300 {
 				again := send(t, m, created, "k", "x")
@@ -139,7 +147,8 @@ func TestRecoverLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			seen := &observer{}
-			m := newMiddleware(t, &vanished{stub{end: tt.end}}, idemkey.Options{Observer: seen, Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+			sealer := idemkey.ResponseOptions{Sealer: lockedSealer{}} // keeps a tombstone
+			m := newMiddleware(t, &vanished{stub{end: tt.end}}, idemkey.Options{Observer: seen, Response: sealer, Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
 				return &idemkey.Response{Status: 202}, nil
 			}})
 			got := send(t, m, created, "k", "x")
@@ -147,9 +156,22 @@ func TestRecoverLost(t *testing.T) {
 			if replayed := got.header.Get("Idempotent-Replayed") == "true"; replayed != (tt.status == 202) || seen.last.Outcome != tt.outcome {
 				t.Errorf("replayed %t, outcome %q; want %q", replayed, seen.last.Outcome, tt.outcome)
 			}
+			if !errors.Is(seen.last.Err, errLocked) || tt.end != nil && !errors.Is(seen.last.Err, idemkey.ErrNotStored) {
+				t.Errorf("event has error %v, want those of the Sealer and of the store", seen.last.Err)
+			}
 		})
 	}
 }
+
+var errLocked = errors.New("no key to seal with")
+
+// A lockedSealer has no key.
+type lockedSealer struct{}
+
+func (lockedSealer) Seal(_, _ []byte) (sealed []byte, keyID string, err error) {
+	return nil, "", errLocked
+}
+func (lockedSealer) Open(_, _ []byte, _ string) (plain []byte, err error) { return nil, errLocked }
 
 // The owner of a vanished store's keys has died.
 type vanished struct{ stub }

@@ -205,7 +205,7 @@ func (b *buffer) response(kept map[string]bool, maxBody int) Response {
 			r.Header[name] = values
 		}
 	}
-	if len(b.body) > maxBody {
+	if b.over || len(b.body) > maxBody {
 		r.Body, r.Dropped = nil, true
 	}
 	return r

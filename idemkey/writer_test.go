@@ -97,26 +97,30 @@ func TestBufferLeaksNothing(t *testing.T) {
 	}
 }
 
-// A response over the limit is sent, and a tombstone kept; one over the hard limit fails.
+// A response over the limit is sent once, and a tombstone kept. One over the hard limit is kept
+// the same way, but not sent, unless its status says that it failed.
 func TestBufferLimits(t *testing.T) {
 	t.Parallel()
 	first, second := serveBuffered(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "over eight") })
 	if first.StatusCode != 200 || first.Header.Get("Test-Body") != "over eight" || second.StatusCode != 410 {
 		t.Errorf("over the limit: %d %q, then %d; want 200 and 410", first.StatusCode, first.Header.Get("Test-Body"), second.StatusCode)
 	}
-	first, second = serveBuffered(t, func(w http.ResponseWriter, _ *http.Request) {
-		if _, err := io.WriteString(w, strings.Repeat("x", 17)); !errors.Is(err, errResponseTooLarge) {
-			t.Errorf("Write: %v", err)
+	for status, again := range map[int]int{200: 410, 404: 410, 503: 500} {
+		first, second = serveBuffered(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			if _, err := io.WriteString(w, strings.Repeat("x", 17)); !errors.Is(err, errResponseTooLarge) {
+				t.Errorf("Write: %v", err)
+			}
+		})
+		if first.StatusCode != 500 || second.StatusCode != again || !strings.Contains(first.Header.Get("Test-Body"), "HardResponseLimit, 16 bytes") {
+			t.Errorf("%d over the hard limit: %d %s, then %d; want 500 with the limit, then %d", status, first.StatusCode, first.Header.Get("Test-Body"), second.StatusCode, again)
 		}
-	})
-	if first.StatusCode != 500 || second.StatusCode != 500 {
-		t.Errorf("over the hard limit: %d, then %d; want 500", first.StatusCode, second.StatusCode)
 	}
-	first, _ = serveBuffered(t, func(w http.ResponseWriter, _ *http.Request) {
+	first, second = serveBuffered(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Kept", strings.Repeat("x", MaxStoredHeader))
 	})
-	if first.StatusCode != 500 {
-		t.Errorf("headers over the limit: %d, want 500", first.StatusCode)
+	if first.StatusCode != 200 || second.StatusCode != 410 {
+		t.Errorf("headers over the limit: %d, then %d; want 200 and 410", first.StatusCode, second.StatusCode)
 	}
 }
 

@@ -1,3 +1,4 @@
+{{if .idempotency -}}
 -- One record per (namespace, scope, key): what package idemkey remembers of a request.
 -- state: 1 in progress, 2 failed (bound to its fingerprint, may run again), 3 completed, 4 tombstone (body not kept).
 CREATE TABLE {{.schema}}.idempotency_key (
@@ -23,7 +24,10 @@ CREATE TABLE {{.schema}}.idempotency_key (
 ) WITH (fillfactor = 80); -- room for the update on completion to stay on the page
 
 CREATE INDEX idempotency_key_expires_at ON {{.schema}}.idempotency_key (expires_at);
+{{- else}}SELECT;{{end}}
 
 ---- create above / drop below ----
 
+{{if .idempotency -}}
 DROP TABLE {{.schema}}.idempotency_key;
+{{- else}}SELECT;{{end}}

@@ -1,3 +1,4 @@
+{{if .outbox -}}
 -- Messages that committed with a business transaction and wait to be published, in the order of id.
 -- Per ordering key that is the order of commit, because the writers of a key serialise before they insert.
 CREATE TABLE {{.schema}}.outbox (
@@ -35,8 +36,11 @@ CREATE TABLE {{.schema}}.outbox_held (
 
 CREATE INDEX outbox_held_due_at ON {{.schema}}.outbox_held (due_at) WHERE state <> 'dead';
 CREATE INDEX outbox_held_ordering_key ON {{.schema}}.outbox_held (ordering_key) WHERE state = 'refused';
+{{- else}}SELECT;{{end}}
 
 ---- create above / drop below ----
 
+{{if .outbox -}}
 DROP TABLE {{.schema}}.outbox_held;
 DROP TABLE {{.schema}}.outbox;
+{{- else}}SELECT;{{end}}

@@ -1,3 +1,4 @@
+{{if .inbox -}}
 -- One row per (scope, key, step, n): the state machine of one step of one saga. It is always moved under its lock.
 --   open         claimed, nothing has committed; left behind only by a crash that had its attempt counted
 --   retrying     the action failed and its message is parked
@@ -55,8 +56,11 @@ CREATE TABLE {{.schema}}.parked (
 CREATE UNIQUE INDEX parked_retrying ON {{.schema}}.parked (scope, key, step, n, kind) WHERE state = 'retrying';
 CREATE INDEX parked_due_at ON {{.schema}}.parked (due_at) WHERE state = 'retrying';
 CREATE INDEX parked_dead ON {{.schema}}.parked (last_at) WHERE state = 'dead';
+{{- else}}SELECT;{{end}}
 
 ---- create above / drop below ----
 
+{{if .inbox -}}
 DROP TABLE {{.schema}}.parked;
 DROP TABLE {{.schema}}.inbox;
+{{- else}}SELECT;{{end}}

@@ -1,3 +1,4 @@
+{{if .outbox -}}
 -- The outbox becomes an append-only log. New messages go to one of three leaves; the relay remembers how far it has
 -- published, and empties a leaf by TRUNCATE once all of it is. Nobody updates or deletes a message, so a transaction that
 -- stays open somewhere neither bloats the outbox nor slows it down.
@@ -90,9 +91,11 @@ ALTER TABLE {{.schema}}.outbox_held
 DROP INDEX {{.schema}}.outbox_held_ordering_key;
 CREATE INDEX outbox_held_ordering_key ON {{.schema}}.outbox_held (ordering_key, id) WHERE state IN ('refused', 'waiting');
 CREATE INDEX outbox_held_dead ON {{.schema}}.outbox_held (refused_at) WHERE state = 'dead';
+{{- else}}SELECT;{{end}}
 
 ---- create above / drop below ----
 
+{{if .outbox -}}
 UPDATE {{.schema}}.outbox_held SET state = CASE WHEN attempts > 0 THEN 'refused' ELSE 'delayed' END, due_at = clock_timestamp() WHERE state = 'waiting';
 DROP INDEX {{.schema}}.outbox_held_dead;
 DROP INDEX {{.schema}}.outbox_held_ordering_key;
@@ -140,3 +143,4 @@ DROP TABLE {{.schema}}.outbox_cursor_0;
 DROP TABLE {{.schema}}.outbox_tenure;
 DROP TABLE {{.schema}}.outbox_relay;
 DROP SEQUENCE {{.schema}}.outbox_leaf;
+{{- else}}SELECT;{{end}}

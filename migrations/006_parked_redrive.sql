@@ -1,3 +1,4 @@
+{{if .inbox -}}
 -- What redrive, effects and retention need.
 
 -- digest: SHA-256 of the payload as it first came, which is the step's identity also after somebody has edited it; null:
@@ -21,9 +22,11 @@ CREATE TABLE {{.schema}}.inbox_horizon (
     swept_before timestamptz NOT NULL DEFAULT '-infinity'
 );
 INSERT INTO {{.schema}}.inbox_horizon DEFAULT VALUES;
+{{- else}}SELECT;{{end}}
 
 ---- create above / drop below ----
 
+{{if .inbox -}}
 DROP TABLE {{.schema}}.inbox_horizon;
 DROP INDEX {{.schema}}.parked_key;
 UPDATE {{.schema}}.parked SET state = 'dead' WHERE state = 'retrying' AND key IS NULL;
@@ -32,3 +35,4 @@ ALTER TABLE {{.schema}}.parked
     ADD CONSTRAINT parked_check1 CHECK (state = 'dead' OR (key IS NOT NULL AND kind <> 'unknown')),
     DROP COLUMN in_doubt,
     DROP COLUMN digest;
+{{- else}}SELECT;{{end}}

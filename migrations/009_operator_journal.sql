@@ -1,3 +1,4 @@
+{{if .journal -}}
 -- What operators have done to messages: a row for each transaction in which they have done something, written by it.
 -- What they have decided about sagas is in saga_journal.
 --   who      as they say; db_user is the server's word, at its clock
@@ -14,7 +15,10 @@ CREATE TABLE {{.schema}}.operator_journal (
     ids     bigint[]    NOT NULL CHECK (cardinality(ids) > 0),
     why     text        NOT NULL
 );
+{{- else}}SELECT;{{end}}
 
 ---- create above / drop below ----
 
+{{if .journal -}}
 DROP TABLE {{.schema}}.operator_journal;
+{{- else}}SELECT;{{end}}

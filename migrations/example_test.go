@@ -32,6 +32,27 @@ func Example() {
 	}
 }
 
+// A service that keeps idempotency records, and nothing else of this module. It sends
+// messages later, and so adds the outbox.
+func ExampleUp() {
+	ctx, url := context.Background(), os.Getenv("DATABASE_URL")
+	if err := migrations.Up(ctx, url, "payment_service", migrations.Idempotency); err != nil {
+		log.Fatal(err)
+	}
+	if err := migrations.Up(ctx, url, "payment_service", migrations.Idempotency, migrations.Outbox); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// What a schema has been migrated for.
+func ExampleParts() {
+	parts, err := migrations.Parts(context.Background(), os.Getenv("DATABASE_URL"), "payment_service")
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Print(parts)
+}
+
 // SQL for those who apply it themselves, with roles that may do no more than they need.
 func ExampleRoles() {
 	if err := migrations.Print(os.Stdout, "order_service"); err != nil {

@@ -79,17 +79,17 @@ var outsideTx = regexp.MustCompile(`(?m)^---- tern: disable-tx ----$`)
 // migrating has do move schema to another version, again if a migration does not get its
 // locks. do begins anew each time, from the version that is there then. What a migration
 // outside of a transaction has done stays, so that it waits as it says itself and is tried once.
-func (s set) migrating(ctx context.Context, conn *pgx.Conn, schema string, do func(*migrate.Migrator) error) error {
+func (s set) migrating(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part, do func(*migrate.Migrator) error) error {
 	if err := refusePooler(ctx, conn); err != nil {
 		return fmt.Errorf("migrations: schema %s: %w", schema, err)
 	}
 	if err := await(ctx, conn, sqlschema.Bind(schema, sqlTakeTurn)); err != nil {
 		return fmt.Errorf("migrations: schema %s: wait for who migrates it: %w", schema, err)
 	}
-	return s.locked(ctx, conn, schema, func(m *migrate.Migrator) error {
+	return s.locked(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
 		s.patience.limit(m, schema+"."+s.version)
 		return s.patience.try(ctx, func() error { return alone(ctx, conn, func() error { return do(m) }) }, func(name string) bool {
-			return slices.ContainsFunc(m.Migrations, func(step *migrate.Migration) bool { return step.Name == name && repeatable(step) })
+			return name == addingParts || slices.ContainsFunc(m.Migrations, func(step *migrate.Migration) bool { return step.Name == name && repeatable(step) })
 		})
 	})
 }

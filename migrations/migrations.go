@@ -12,6 +12,11 @@
 // tried again after a pause, [LockAttempts] times. A lock_timeout that the
 // connection has of its own, from its URL, role or database, counts instead.
 //
+// A service that uses some packages only may name their parts: a schema with
+// [Idempotency] alone has one table beside the version. Within a migration,
+// {{if .outbox}} and so on choose the statements of a part; journal is the part of
+// operators of messages.
+//
 // People who apply SQL themselves print it with [Print], or with the command
 // `sagamill migrate print`. [Roles] prints the database roles for processes that
 // are to have no more rights than they need.
@@ -71,12 +76,18 @@ type set struct {
 func newSet(files fs.FS, version string) set { return set{files, version, usual} }
 
 // Up creates schema if it is missing and applies all migrations that it has
-// not had yet. For that it must have a connection that is no pooler's, or it returns
+// not had yet, for parts and what they need; without parts, for all. Parts that the
+// schema has already stay, and go on with the others. A part that is new to it gets its
+// tables in one transaction, as of the schema's version. For that Up must have a connection that is no pooler's, or it returns
 // [ErrPooled]: the migrator's lock belongs to the session. After an error
 // the schema is at the version of the last migration that succeeded; the error is
 // [ErrLocked] if open transactions kept the next one from a table.
-func Up(ctx context.Context, databaseURL, schema string) error {
-	return sagamill.up(ctx, databaseURL, schema)
+func Up(ctx context.Context, databaseURL, schema string, parts ...Part) error {
+	wanted, err := resolveParts(parts)
+	if err != nil {
+		return err
+	}
+	return sagamill.up(ctx, databaseURL, schema, wanted)
 }
 
 // UpFrom does what [Up] does with a service's own migrations: those in the root
@@ -86,19 +97,23 @@ func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) e
 	if err := sqlschema.Check(table); err != nil || table == versionTable {
 		return fmt.Errorf("migrations: version table %q cannot be used", table)
 	}
-	return newSet(own, table).up(ctx, databaseURL, schema)
+	return newSet(own, table).up(ctx, databaseURL, schema, nil)
 }
 
-func (s set) up(ctx context.Context, databaseURL, schema string) error {
+// up is without parts for migrations that are not sagamill's.
+func (s set) up(ctx context.Context, databaseURL, schema string, wanted []Part) error {
 	return s.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
 		known, err := migrate.FindMigrations(s.files)
 		if err != nil {
 			return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 		}
-		if version, err := s.applied(ctx, conn, schema); err == nil && int(version) >= len(known) {
+		if at, err := s.applied(ctx, conn, schema); err == nil && int(at.version) >= len(known) && len(at.lacks(wanted)) == 0 {
 			return nil // as at every start but the first: nobody waits for anybody
 		}
-		return s.migrating(ctx, conn, schema, func(m *migrate.Migrator) error {
+		return s.migrating(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
+			if err := s.addParts(ctx, conn, schema, wanted); err != nil {
+				return err
+			}
 			version, err := m.GetCurrentVersion(ctx)
 			if err != nil || int(version) >= len(m.Migrations) {
 				return err
@@ -116,7 +131,7 @@ func Down(ctx context.Context, databaseURL, schema string, version int32) error 
 		if _, err := sagamill.applied(ctx, conn, schema); absent(err) {
 			return fmt.Errorf("migrations: schema %s has had no migrations", schema)
 		}
-		return sagamill.migrating(ctx, conn, schema, func(m *migrate.Migrator) error {
+		return sagamill.migrating(ctx, conn, schema, nil, func(m *migrate.Migrator) error {
 			current, err := m.GetCurrentVersion(ctx)
 			if err != nil {
 				return err
@@ -143,9 +158,11 @@ func Newest() int32 {
 // none was, and that of [Newest].
 func Version(ctx context.Context, databaseURL, schema string) (applied, known int32, err error) {
 	err = sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
-		if applied, err = sagamill.applied(ctx, conn, schema); absent(err) {
+		at, err := sagamill.applied(ctx, conn, schema)
+		if absent(err) {
 			return nil
 		}
+		applied = at.version
 		return err
 	})
 	return applied, Newest(), err
@@ -158,14 +175,18 @@ func absent(err error) bool {
 }
 
 // Print writes the SQL of all migrations for schema to w, in the form that
-// psql runs. It keeps the version table, so that [Up] knows afterwards what
-// is there.
-func Print(w io.Writer, schema string) error {
+// psql runs, for parts and what they need, or all. It keeps the version table, so that
+// [Up] knows afterwards what is there. It is for a schema that has had none.
+func Print(w io.Writer, schema string, parts ...Part) error {
 	schema = cmp.Or(schema, DefaultSchema)
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}
-	m, err := sagamill.load(context.Background(), nil, schema)
+	wanted, err := resolveParts(parts)
+	if err != nil {
+		return err
+	}
+	m, err := sagamill.load(context.Background(), nil, schema, wanted)
 	if err != nil {
 		return fmt.Errorf("migrations: load: %w", err)
 	}
@@ -175,7 +196,11 @@ func Print(w io.Writer, schema string) error {
 	for _, step := range m.Migrations {
 		fmt.Fprintf(&sql, "\n-- %s\n%s\n", step.Name, step.UpSQL)
 	}
-	fmt.Fprintf(&sql, "\nINSERT INTO %s.%s (version) VALUES (%d);\nCOMMIT;\n", schema, versionTable, len(m.Migrations))
+	fmt.Fprintf(&sql, "\nINSERT INTO %s.%s (version) VALUES (%d);\n", schema, versionTable, len(m.Migrations))
+	if record := recordParts(wanted); record != "" {
+		fmt.Fprintf(&sql, sqlRecordParts, schema+"."+versionTable, record)
+	}
+	sql.WriteString("COMMIT;\n")
 	_, err = io.WriteString(w, sql.String())
 	return err
 }
@@ -203,26 +228,19 @@ func (s set) connected(ctx context.Context, databaseURL, schema string, do func(
 }
 
 // locked makes sure that schema and its version table are there, which takes locks of the
-// whole database.
-func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, do func(*migrate.Migrator) error) error {
+// whole database. do has the migrations of the parts that are there and of those that are wanted.
+func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part, do func(*migrate.Migrator) error) error {
 	if _, err := conn.PgConn().Exec(ctx, sqlschema.Bind(schema, sqlCreateSchema)).ReadAll(); err != nil {
 		return fmt.Errorf("migrations: create schema %s: %w", schema, err)
 	}
 	var m *migrate.Migrator
-	if err := alone(ctx, conn, func() (err error) { m, err = s.load(ctx, conn, schema); return err }); err != nil {
+	if err := alone(ctx, conn, func() (err error) { m, err = s.load(ctx, conn, schema, wanted); return err }); err != nil {
 		return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 	}
 	if err := do(m); err != nil {
 		return fmt.Errorf("migrations: schema %s: %w", schema, err)
 	}
 	return nil
-}
-
-// applied reads the version of schema without a lock. There is an error if it has none
-// yet.
-func (s set) applied(ctx context.Context, conn *pgx.Conn, schema string) (version int32, err error) {
-	err = conn.QueryRow(ctx, sqlschema.Bind(schema, "SELECT version FROM {schema}."+s.version), pgx.QueryExecModeSimpleProtocol).Scan(&version)
-	return version, err
 }
 
 // redact keeps pgx's parse error, which quotes the URL with its password
@@ -234,11 +252,21 @@ func redact(err error) error {
 	return err
 }
 
-func (s set) load(ctx context.Context, conn *pgx.Conn, schema string) (*migrate.Migrator, error) {
+// load returns the migrations of wanted and, with a connection, of the parts that schema has.
+// It makes the version table then.
+func (s set) load(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part) (*migrate.Migrator, error) {
 	m, err := migrate.NewMigrator(ctx, conn, schema+"."+s.version)
 	if err != nil {
 		return nil, err
 	}
+	if conn != nil {
+		at, err := s.applied(ctx, conn, schema)
+		if err != nil {
+			return nil, err
+		}
+		wanted = uniteParts(at.parts(), wanted)
+	}
+	m.Data = templateData(wanted)
 	m.Data["schema"] = schema
 	return m, m.LoadMigrations(s.files)
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"strconv"
 	"strings"
+	"text/template"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -38,8 +39,9 @@ var grantees = []string{"entry", "relay", "consumer", "operator", "reader"}
 //
 // Roles belong to the whole cluster, so that services with schemas of their own need
 // prefixes of their own. An empty schema or prefix is sagamill. The only errors are those
-// of w, and of a schema or prefix that is no plain identifier.
-func Roles(w io.Writer, schema, prefix string) error {
+// of w, of a schema or prefix that is no plain identifier, and of a part that does not
+// exist. Parts are those of the schema, none for all: the SQL refuses a schema with others.
+func Roles(w io.Writer, schema, prefix string, parts ...Part) error {
 	schema, prefix = cmp.Or(schema, DefaultSchema), cmp.Or(prefix, DefaultPrefix)
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
@@ -52,11 +54,20 @@ func Roles(w io.Writer, schema, prefix string) error {
 		}
 		roles = append(roles, role)
 	}
+	wanted, err := resolveParts(parts)
+	if err != nil {
+		return err
+	}
 	known, err := fs.Glob(files, "*.sql")
 	if err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}
+	var sql strings.Builder
+	if err := template.Must(template.New("roles.sql").Parse(sqlRoles)).Execute(&sql, templateData(wanted)); err != nil {
+		return fmt.Errorf("migrations: %w", err)
+	}
 	_, err = strings.NewReplacer("{schema}", schema, "{prefix}", prefix, "{roles}", strings.Join(roles, ", "),
-		"{version}", strconv.Itoa(len(known))).WriteString(w, sqlRoles)
+		"{version}", strconv.Itoa(len(known)),
+		"{parts}", recordParts(wanted)).WriteString(w, sql.String())
 	return err
 }

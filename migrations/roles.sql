@@ -45,6 +45,9 @@ BEGIN
     IF applied IS NULL OR applied < {version} THEN
         RAISE EXCEPTION 'schema {schema} has had % of {version} migrations: run sagamill migrate up first', coalesce(applied, 0);
     END IF;
+    IF EXISTS (SELECT FROM {schema}.schema_version v WHERE coalesce(to_jsonb(v) ->> 'parts', '') <> '{parts}') THEN
+        RAISE EXCEPTION 'schema {schema} has other parts than this script: sagamill migrate version says which, give them to sagamill migrate roles -only';
+    END IF;
 END $$;
 
 -- A role of one of these names that may do more is somebody else's. What it is a member of it could do as well; and who
@@ -108,25 +111,39 @@ ALTER DEFAULT PRIVILEGES FOR ROLE {prefix}_owner IN SCHEMA {schema} REVOKE ALL O
 
 -- From here on it is as if nothing had been granted.
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC, {roles};
+REVOKE ALL ON {schema}.schema_version FROM PUBLIC, {roles};
+{{if .idempotency -}}
+REVOKE ALL ON {schema}.idempotency_key FROM PUBLIC, {roles};
+{{end}}
+{{- if .outbox -}}
 REVOKE ALL ON
-    {schema}.schema_version, {schema}.idempotency_key,
     {schema}.outbox, {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other,
-    {schema}.outbox_held, {schema}.outbox_relay, {schema}.outbox_tenure, {schema}.outbox_cursor_0, {schema}.outbox_cursor_1,
-    {schema}.inbox, {schema}.inbox_horizon, {schema}.parked,
-    {schema}.saga, {schema}.saga_definition, {schema}.saga_journal, {schema}.operator_journal
+    {schema}.outbox_held, {schema}.outbox_relay, {schema}.outbox_tenure, {schema}.outbox_cursor_0, {schema}.outbox_cursor_1
     FROM PUBLIC, {roles};
-REVOKE ALL ON SEQUENCE {schema}.outbox_leaf, {schema}.outbox_id_seq, {schema}.parked_id_seq, {schema}.saga_journal_id_seq,
-    {schema}.operator_journal_id_seq
-    FROM PUBLIC, {roles};
+REVOKE ALL ON SEQUENCE {schema}.outbox_leaf, {schema}.outbox_id_seq FROM PUBLIC, {roles};
+{{end}}
+{{- if .inbox -}}
+REVOKE ALL ON {schema}.inbox, {schema}.inbox_horizon, {schema}.parked FROM PUBLIC, {roles};
+REVOKE ALL ON SEQUENCE {schema}.parked_id_seq FROM PUBLIC, {roles};
+{{end}}
+{{- if .saga -}}
+REVOKE ALL ON {schema}.saga, {schema}.saga_definition, {schema}.saga_journal FROM PUBLIC, {roles};
+REVOKE ALL ON SEQUENCE {schema}.saga_journal_id_seq FROM PUBLIC, {roles};
+{{end}}
+{{- if .journal -}}
+REVOKE ALL ON {schema}.operator_journal FROM PUBLIC, {roles};
+REVOKE ALL ON SEQUENCE {schema}.operator_journal_id_seq FROM PUBLIC, {roles};
+{{end -}}
 GRANT USAGE ON SCHEMA {schema} TO {roles};
 
+{{if .idempotency -}}
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.idempotency_key TO {prefix}_entry;
+
+{{end}}
+{{- if .outbox -}}
 -- Messages go into outbox, delayed ones into outbox_held.
 GRANT INSERT ON {schema}.outbox, {schema}.outbox_held TO {prefix}_entry, {prefix}_consumer;
 GRANT USAGE ON SEQUENCE {schema}.outbox_leaf, {schema}.outbox_id_seq TO {prefix}_entry, {prefix}_consumer;
-
-GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.idempotency_key TO {prefix}_entry;
--- A saga is begun, and moved on where its first step is Local or Nested; a key that was used before is answered with its instance.
-GRANT SELECT, INSERT, UPDATE (status, reason, progress, state, revision, tries, updated_at, due_at, ended_at) ON {schema}.saga TO {prefix}_entry;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.outbox, {schema}.outbox_held TO {prefix}_relay;
 GRANT SELECT, TRUNCATE ON {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other TO {prefix}_relay;
@@ -135,30 +152,55 @@ GRANT SELECT, INSERT, DELETE ON {schema}.outbox_tenure TO {prefix}_relay;
 GRANT SELECT, INSERT, TRUNCATE ON {schema}.outbox_cursor_0, {schema}.outbox_cursor_1 TO {prefix}_relay;
 GRANT USAGE ON SEQUENCE {schema}.outbox_leaf TO {prefix}_relay;
 
-GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox, {schema}.parked, {schema}.saga TO {prefix}_consumer;
+{{end}}
+{{- if .inbox -}}
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox, {schema}.parked TO {prefix}_consumer;
 GRANT SELECT, UPDATE (swept_before) ON {schema}.inbox_horizon TO {prefix}_consumer;
+
+{{end}}
+{{- if .saga -}}
+-- A saga is begun, and moved on where its first step is Local or Nested; a key that was used before is answered with its instance.
+GRANT SELECT, INSERT, UPDATE (status, reason, progress, state, revision, tries, updated_at, due_at, ended_at) ON {schema}.saga TO {prefix}_entry;
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.saga TO {prefix}_consumer;
 GRANT SELECT, INSERT, UPDATE ON {schema}.saga_definition TO {prefix}_consumer;
 GRANT SELECT (scope, key, path), DELETE ON {schema}.saga_journal TO {prefix}_consumer; -- with the instances that are over
 
+{{end -}}
 -- Of the columns here each may be changed, and no other: a person does not make a message of the outbox or the state of
 -- a saga another one. (The row of outbox_relay is locked, for which a right to change it is needed; one can only be true.)
+{{if .inbox -}}
 GRANT SELECT, UPDATE, DELETE ON {schema}.parked TO {prefix}_operator;
 GRANT SELECT, INSERT, UPDATE (state, updated_at) ON {schema}.inbox TO {prefix}_operator;
 GRANT SELECT ON {schema}.inbox_horizon TO {prefix}_operator;
+{{end}}
+{{- if .outbox -}}
 GRANT SELECT, INSERT ON {schema}.outbox TO {prefix}_operator; -- copies, and what a saga that a decision ends tells the one around it
 GRANT USAGE ON SEQUENCE {schema}.outbox_leaf TO {prefix}_operator;
 GRANT SELECT, DELETE, UPDATE (state, due_at, attempts, refused_at) ON {schema}.outbox_held TO {prefix}_operator;
 GRANT SELECT, UPDATE (one) ON {schema}.outbox_relay TO {prefix}_operator;
+{{end}}
+{{- if .saga -}}
 GRANT SELECT, UPDATE (status, reason, progress, revision, tries, updated_at, due_at, ended_at) ON {schema}.saga TO {prefix}_operator;
 GRANT SELECT ON {schema}.saga_definition TO {prefix}_operator;
 GRANT SELECT, INSERT ON {schema}.saga_journal TO {prefix}_operator;
+{{end}}
+{{- if .journal -}}
 -- A row is written with what it tells of, and stays: its time and its database user are the server's.
 GRANT SELECT, INSERT (who, verb, what, ids, why) ON {schema}.operator_journal TO {prefix}_operator;
-
+{{end}}
+{{if .outbox -}}
 GRANT SELECT ON
     {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other,
-    {schema}.outbox_held, {schema}.outbox_relay, {schema}.outbox_cursor_0, {schema}.outbox_cursor_1,
-    {schema}.inbox, {schema}.inbox_horizon, {schema}.parked,
-    {schema}.saga, {schema}.saga_definition, {schema}.saga_journal, {schema}.operator_journal
+    {schema}.outbox_held, {schema}.outbox_relay, {schema}.outbox_cursor_0, {schema}.outbox_cursor_1
     TO {prefix}_reader;
+{{end}}
+{{- if .inbox -}}
+GRANT SELECT ON {schema}.inbox, {schema}.inbox_horizon, {schema}.parked TO {prefix}_reader;
+{{end}}
+{{- if .saga -}}
+GRANT SELECT ON {schema}.saga, {schema}.saga_definition, {schema}.saga_journal TO {prefix}_reader;
+{{end}}
+{{- if .journal -}}
+GRANT SELECT ON {schema}.operator_journal TO {prefix}_reader;
+{{end -}}
 COMMIT;

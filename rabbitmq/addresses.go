@@ -21,10 +21,6 @@ const (
 	// leftMemory is for how long a broker that a link has left is dialled after the
 	// others.
 	leftMemory = 10 * time.Second
-
-	// condemnedMemory is for how long a broker that did not confirm may be proved
-	// guilty: see [link.proved].
-	condemnedMemory = time.Minute
 )
 
 // checkAddresses says what is wrong with urls, and nothing if they can be dialled. It
@@ -65,11 +61,11 @@ func rawPath(url string) string {
 
 // addresses is what links have found out about brokers. A broker is known by its URL.
 type addresses struct {
-	mu        sync.Mutex
-	left      map[string]time.Time    // when a link left the broker
-	holders   map[*link]*conn         // the connection of each link that has several addresses
-	condemned map[string]condemnation // brokers that did not confirm
-	pending   atomic.Bool             // whether condemned has any
+	mu         sync.Mutex
+	left       map[string]time.Time // when a link left the broker
+	consumers  map[*link]*conn      // the connection of each subscription that has several addresses
+	suspicions []suspicion
+	suspected  atomic.Bool // whether there are suspicions
 }
 
 // known is what all links of this process share: a Publisher and the Subscribers of a
@@ -117,77 +113,21 @@ func (a *addresses) noteLeft(url string) {
 	a.left[url] = time.Now()
 }
 
-// hold notes that c is the connection of l.
-func (a *addresses) hold(l *link, c *conn) {
+// consume notes that c is the connection of l, which is a subscription's.
+func (a *addresses) consume(l *link, c *conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.holders == nil {
-		a.holders = make(map[*link]*conn)
+	if a.consumers == nil {
+		a.consumers = make(map[*link]*conn)
 	}
-	a.holders[l] = c
+	a.consumers[l] = c
 }
 
 // release forgets l, which is closed.
 func (a *addresses) release(l *link) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.holders, l)
-}
-
-// A condemnation holds the connections to a broker that did not confirm to another one,
-// and how much had been heard on each of them by then.
-type condemnation struct {
-	until time.Time
-	heard map[*link]hearing
-}
-
-type hearing struct {
-	conn  *conn
-	count uint64
-}
-
-// condemn notes that the broker of c, the connection of l, does not confirm.
-func (a *addresses) condemn(l *link, c *conn) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	heard := make(map[*link]hearing)
-	for other, held := range a.holders {
-		if other != l && held.url == c.url && held.alive() {
-			heard[other] = hearing{held, held.heard.Load()}
-		}
-	}
-	if a.condemned == nil {
-		a.condemned = make(map[string]condemnation)
-	}
-	a.condemned[c.url] = condemnation{time.Now().Add(condemnedMemory), heard}
-	a.pending.Store(true)
-}
-
-// convict is called when the broker of c has confirmed, a connection of a link to urls. It
-// forgets the condemnations of the others of urls, and returns the connections to them on
-// which nothing was heard since, each with its link. Brokers that are not of urls may be
-// another cluster's.
-func (a *addresses) convict(c *conn, urls []string) map[*link]*conn {
-	if !a.pending.Load() {
-		return nil
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	silent := make(map[*link]*conn)
-	for url, of := range a.condemned {
-		expired := time.Now().After(of.until)
-		if !expired && (url == c.url || !slices.Contains(urls, url)) {
-			continue
-		}
-		delete(a.condemned, url)
-		for l, h := range of.heard {
-			if !expired && a.holders[l] == h.conn && h.conn.alive() && h.conn.heard.Load() == h.count {
-				silent[l] = h.conn
-			}
-		}
-	}
-	a.pending.Store(len(a.condemned) > 0)
-	return silent
+	delete(a.consumers, l)
 }
 
 // place returns host and port of a URL.

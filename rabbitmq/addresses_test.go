@@ -156,6 +156,7 @@ func TestALateConnectionIsDropped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.addresses.consume(l, c)
 	close(over)
 	l.dialBeside(t.Context(), rabbittest.URL(), make(chan dialled), over)
 	closed := make(chan struct{})
@@ -168,8 +169,8 @@ func TestALateConnectionIsDropped(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Fatal("close waits for a connection that came too late")
 	}
-	if c.alive() || len(l.addresses.holders) > 0 {
-		t.Errorf("connection lives: %t, of %d links; want false, 0", c.alive(), len(l.addresses.holders))
+	if c.alive() || len(l.addresses.consumers) > 0 {
+		t.Errorf("connection lives: %t, of %d links; want false, 0", c.alive(), len(l.addresses.consumers))
 	}
 }
 
@@ -239,7 +240,7 @@ func TestAlarmsMakeALinkLeaveLessAndLessOften(t *testing.T) {
 // fakeConn returns a connection of l to urlA, and whether it is dropped.
 func fakeConn(l *link) (c *conn, dropped func() bool) {
 	socket, _ := net.Pipe()
-	c = &conn{link: l, url: urlA, socket: &deadlineConn{Conn: socket}, dead: make(chan struct{}), work: &l.work}
+	c = &conn{link: l, url: urlA, amqp: &amqp.Connection{}, socket: &deadlineConn{Conn: socket}, dead: make(chan struct{}), work: &l.work, began: time.Now()}
 	return c, func() bool { return socket.SetDeadline(time.Time{}) != nil }
 }
 
@@ -249,13 +250,12 @@ func TestTheOnlyBrokerIsNotLeft(t *testing.T) {
 	l := idleLink(urlA)
 	defer l.close()
 	c, dropped := fakeConn(l)
-	l.leave(c, unresponsive)
+	l.leaveUnconfirmed(c, destination{exchange: "red"}, time.Now())
 	if !dropped() {
 		t.Error("the connection is not dropped")
 	}
-	l.proved(c)
-	if c.left.Load() || l.addresses.left != nil || l.addresses.condemned != nil {
-		t.Errorf("the only broker counts as left: %t, %v, %v", c.left.Load(), l.addresses.left, l.addresses.condemned)
+	if c.left.Load() || l.addresses.left != nil || l.addresses.suspicions != nil {
+		t.Errorf("the only broker counts as left: %t, %v, %v", c.left.Load(), l.addresses.left, l.addresses.suspicions)
 	}
 }
 

@@ -80,6 +80,7 @@ func TestClientsOnACluster(t *testing.T) {
 	}{
 		{"a nack spoils no channel", testNackSpoilsNoChannel},
 		{"a queue without a majority", testQueueWithoutMajority},
+		{"a queue without a majority is no fault of a node", testStuckQueueIsNoFaultOfANode},
 		{"a node that hangs is left", testFrozenNodeIsLeft},
 		{"a node that is cut off is left", testCutOffNodeIsLeft},
 	} {
@@ -195,6 +196,71 @@ func testQueueWithoutMajority(t *testing.T, c *rabbitcluster.Cluster) {
 	publishUntil(t, pub, "red")
 }
 
+// A Publisher leaves a node over a queue without a majority. The node is not to blame: a
+// subscription to another topic keeps its connection to it, and the message in hand, whatever
+// is confirmed on another node, and also when that queue has its majority back.
+func testStuckQueueIsNoFaultOfANode(t *testing.T, c *rabbitcluster.Cluster) {
+	cfg, pin := clusterConfig(t, c, "red", "blue")
+	red := cfg.Queue.GenerateName("red")
+	if err := c.MoveLeader(red, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Shrink(red, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.MoveLeader(cfg.Queue.GenerateName("blue"), 0); err != nil {
+		t.Fatal(err)
+	}
+	pin(0)
+	opts := fast()
+	opts.Prefetch = 1 // with a message in hand nothing else is delivered
+	blue, sub := subscribe(t, cfg, "blue", opts)
+	pub := newPublisher(t, cfg, nil)
+	mustPublish(t, pub, "red", 1)
+	mustPublish(t, pub, "blue", 1)
+	inHand := next(t, blue)
+	pin(-1)
+	syncNode(t, c, 2)
+	c.Kill(2)
+	stays := func(when string) {
+		t.Helper()
+		if at, left := rabbitmq.ConsumesFrom(t, sub); at != c.Node(0).URL() || left {
+			t.Errorf("%s: the subscription has left its node", when)
+		}
+	}
+	leaveOver(t, pub, "red", c.Node(0).URL())
+	publishUntil(t, pub, "blue")
+	if at, _ := rabbitmq.PublishesTo(t, pub); at != c.Node(1).URL() {
+		t.Error("the publisher is not on the other node")
+	}
+	stays("another topic is confirmed on another node")
+	if err := c.Start(2); err != nil {
+		t.Fatal(err)
+	}
+	publishUntil(t, pub, "red")
+	stays("the topic has its majority back")
+	inHand.Ack()
+	msg := next(t, blue)
+	if msg.UUID == inHand.UUID {
+		t.Error("the message in hand came again")
+	}
+	msg.Ack()
+}
+
+// leaveOver publishes to a topic that is not confirmed until pub has left the node of url.
+func leaveOver(t *testing.T, pub *rabbitmq.Publisher, topic, url string) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * patience); ; {
+		err := pub.PublishBatch(t.Context(), batchOf(topic, 1))[0]
+		if at, left := rabbitmq.PublishesTo(t, pub); at != url || left {
+			return
+		}
+		if err == nil || time.Now().After(deadline) {
+			t.Fatalf("the publisher does not leave its node: %v", err)
+		}
+	}
+}
+
 // A node that hangs keeps its connections. A Publisher and a Subscriber find another one.
 func testFrozenNodeIsLeft(t *testing.T, c *rabbitcluster.Cluster) {
 	service := connectTo(t, c, 0, 1)
@@ -211,16 +277,27 @@ func testFrozenNodeIsLeft(t *testing.T, c *rabbitcluster.Cluster) {
 }
 
 // A node on the smaller side of a partition answers and confirms nothing, and delivers
-// nothing. A Publisher and a Subscriber find one of the other side.
+// nothing. A Publisher and a Subscriber find one of the other side, a Subscriber with a message
+// in hand after its ack.
 func testCutOffNodeIsLeft(t *testing.T, c *rabbitcluster.Cluster) {
-	service := connectTo(t, c, 0, 0)
+	idle, busy := connectTo(t, c, 0, 0), connectTo(t, c, 0, 0)
+	mustPublish(t, busy.pub, "red", 1)
+	inHand := next(t, busy.red)
 	c.Partition(0)
-	if _, err := c.AwaitLeader(service.queue); err != nil {
-		t.Fatal(err)
+	for _, service := range []*redService{idle, busy} {
+		if _, err := c.AwaitLeader(service.queue); err != nil {
+			t.Fatal(err)
+		}
 	}
 	began := time.Now()
-	service.exchange(t)
+	idle.exchange(t)
 	t.Logf("left after %v", time.Since(began))
+	publishUntil(t, busy.pub, "red")
+	if at, left := rabbitmq.ConsumesFrom(t, busy.sub); at != c.Node(0).URL() || left {
+		t.Error("a subscription with a message in hand has left its node")
+	}
+	inHand.Ack()
+	next(t, busy.red).Ack()
 	if err := c.Heal(); err != nil {
 		t.Fatal(err)
 	}
@@ -229,6 +306,7 @@ func testCutOffNodeIsLeft(t *testing.T, c *rabbitcluster.Cluster) {
 // A redService publishes to topic red and subscribes to it.
 type redService struct {
 	pub   *rabbitmq.Publisher
+	sub   *rabbitmq.Subscriber
 	red   <-chan *message.Message
 	queue string
 }
@@ -246,7 +324,7 @@ func connectTo(t *testing.T, c *rabbitcluster.Cluster, node, leader int) *redSer
 	s.pub = newPublisher(t, cfg, nil)
 	opts := fast()
 	opts.TopologyInterval = time.Hour // an idle subscription is not renewed
-	s.red, _ = subscribe(t, cfg, "red", opts)
+	s.red, s.sub = subscribe(t, cfg, "red", opts)
 	ackAll(t, s.red, mustPublish(t, s.pub, "red", 1))
 	pin(-1)
 	return s

@@ -219,15 +219,14 @@ func (c *confirmChannel) answered(b *batch, f flight) bool {
 		l.route.suspect = false
 		c.known.accept(l.route.destination)
 	}
-	c.conn.noteAnswer()
-	c.conn.heard.Add(1)
+	c.conn.hear()
 	if !acked {
 		c.nacked = true
 		b.nack(f.index)
 		return true
 	}
 	c.patiences.of(l.route.exchange).confirmed(time.Since(f.sent))
-	c.conn.link.proved(c.conn)
+	c.conn.link.confirmedBy(c.conn, l.route.destination)
 	// The broker sends a return before its ack, and the library hands both over
 	// in that order: it is in the buffer, if there is one.
 	c.collectReturns()
@@ -247,7 +246,8 @@ func (c *confirmChannel) await(ctx context.Context, b *batch, f flight) error {
 		return nil
 	default:
 	}
-	p := c.patiences.of(b.letters[f.index].route.exchange)
+	to := b.letters[f.index].route.destination
+	p := c.patiences.of(to.exchange)
 	began, timeout := time.Now(), p.current()
 	defer c.timer.Stop()
 	for waits := 1; ; waits++ {
@@ -261,10 +261,10 @@ func (c *confirmChannel) await(ctx context.Context, b *batch, f flight) error {
 			return ErrBlocked
 		case <-c.timer.C:
 		}
-		if waits < othersConfirmed && time.Since(began) < p.most && c.conn.answeredSince(began) {
+		if waits < othersConfirmed && time.Since(began) < p.most && c.conn.heardSince(began) {
 			continue
 		}
-		return c.unconfirmed(ctx, p, time.Since(began), began)
+		return c.unconfirmed(ctx, p, to, began)
 	}
 }
 

@@ -42,10 +42,12 @@ type conn struct {
 	work    *sync.WaitGroup // goroutines of this and of other connections of the link
 	stuck   atomic.Int32    // requests that wait longer than RequestTimeout
 
-	left     atomic.Bool   // it is known that the link has left the broker
-	heard    atomic.Uint64 // deliveries, confirms and nacks received; if it rises, other links do not drop the connection
-	began    time.Time     // the clock of answered
-	answered atomic.Int64  // when a message was last confirmed or nacked, since began
+	left     atomic.Bool  // it is known that the link has left the broker
+	began    time.Time    // the clock of heard and settled
+	heard    atomic.Int64 // when a delivery, a confirm or a nack was received last, since began
+	settled  atomic.Int64 // when a handler was done last, since began
+	handling atomic.Int64 // deliveries that handlers have
+	leaving  atomic.Bool  // its broker is to be left as a suspect
 }
 
 // dial connects to the broker of url and shakes hands. It ends with ctx, or after the dial

@@ -27,6 +27,14 @@ var errAgain = errors.New("declaration refused together with the connection")
 // A destination is where messages are published to.
 type destination struct{ exchange, key string }
 
+// String names it in a log.
+func (d destination) String() string {
+	if d.key == "" {
+		return fmt.Sprintf("exchange %q", d.exchange)
+	}
+	return fmt.Sprintf("exchange %q with routing key %q", d.exchange, d.key)
+}
+
 // destinations is what a Publisher knows, over all its channels, of where it
 // publishes to.
 type destinations struct {

@@ -33,8 +33,9 @@
 //     at once. A broker that accepts connections and does not answer delays a dial by half
 //     a second. A pause comes only after a round in which every address has failed.
 //   - One of several brokers does not confirm, as on the minority side of a partition: the
-//     Publisher moves to another one. When that one confirms, the process's other
-//     connections to the first broker follow, unless a message was delivered on them since.
+//     Publisher moves to another one. When another one confirms a message to the same
+//     destination, the process's subscriptions leave the first broker too, unless a message
+//     was delivered on their connection since, or is in a handler's hands.
 //   - A login that some of several brokers refuse: the others are used. It is an error once
 //     every broker refuses.
 //   - Connection, channel, consumer or queue lost while consuming: the

@@ -45,15 +45,14 @@ func OpenedBy(t testing.TB, p *Publisher) int {
 // Leave makes every connection of cfg prefer other brokers to that of url.
 func Leave(url string) { known.noteLeft(url) }
 
-// LeaveUnresponsive makes p leave its broker as one that does not confirm.
-func LeaveUnresponsive(t testing.TB, p *Publisher) { p.link.leave(held(t, p.link), unresponsive) }
-
-// Prove makes p say that its broker has confirmed.
-func Prove(t testing.TB, p *Publisher) { p.link.proved(held(t, p.link)) }
+// LeaveUnconfirmed makes p leave its broker because a message to topic is not confirmed.
+func LeaveUnconfirmed(t testing.TB, p *Publisher, topic string) {
+	p.link.leaveUnconfirmed(currentOf(t, p.link), p.route(topic).destination, time.Now())
+}
 
 // PublishesTo and ConsumesFrom return the URL of the broker, and whether it is left by now.
 func PublishesTo(t testing.TB, p *Publisher) (url string, left bool) {
-	c := held(t, p.link)
+	c := currentOf(t, p.link)
 	return c.url, c.left.Load()
 }
 
@@ -70,16 +69,15 @@ func ConsumesFrom(t testing.TB, s *Subscriber) (url string, left bool) {
 	return "", false
 }
 
-// held returns the connection of a link with several addresses.
-func held(t testing.TB, l *link) *conn {
+// currentOf returns the connection of a link.
+func currentOf(t testing.TB, l *link) *conn {
 	t.Helper()
-	l.addresses.mu.Lock()
-	defer l.addresses.mu.Unlock()
-	c := l.addresses.holders[l]
-	if c == nil {
+	l.turn <- struct{}{}
+	defer func() { <-l.turn }()
+	if l.current == nil {
 		t.Fatal("link has no connection")
 	}
-	return c
+	return l.current
 }
 
 // LongPeriod is how many deliveries the sizes of messages are remembered for, once or twice.

@@ -38,6 +38,7 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 		case out <- msg:
 			s.lanes.handedOver()
 			e.inHand.Add(1)
+			e.conn.handOver()
 			go s.settle(intake, work, next)
 		case d, ok := <-in:
 			if !ok { // a receive from a closed channel is no message
@@ -45,7 +46,7 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 				return false
 			}
 			if leaving {
-				e.conn.heard.Add(1)
+				e.conn.hear()
 				continue // it comes again, and here it would take memory
 			}
 			delivered = true
@@ -126,7 +127,7 @@ func (s *subscription) checkTopology(intake context.Context, e *epoch) {
 // take makes d an item.
 func (s *subscription) take(work context.Context, e *epoch, d amqp.Delivery) {
 	e.acks.received(d.DeliveryTag)
-	e.conn.heard.Add(1)
+	e.conn.hear()
 	it := &item{epoch: e, delivery: d}
 	s.open(work, it)
 	if s.keyed() {
@@ -160,6 +161,7 @@ func (s *subscription) unmarshal(d amqp.Delivery) *message.Message {
 // settle waits until the handler has settled it and tells the broker.
 func (s *subscription) settle(intake, work context.Context, it *item) {
 	defer it.epoch.inHand.Done()
+	defer it.epoch.conn.handled()
 	defer it.end()
 	select {
 	case <-it.msg.Acked():

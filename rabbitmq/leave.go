@@ -23,14 +23,11 @@ type departure string
 
 const (
 	connectionLost departure = "the connection is lost"
-	unresponsive   departure = "it does not confirm"
 	blockedByAlarm departure = "an alarm blocks it"
-	condemned      departure = "it does not confirm to another connection, and sends nothing on this one"
 )
 
 // leave drops c. If there are other addresses, every link of this process dials them before
-// that of c for [leftMemory]. A broker that is unresponsive may be proved guilty: see
-// proved. Leaving one connection again only drops it. It never waits.
+// that of c for [leftMemory]. Leaving one connection again only drops it. It never waits.
 func (l *link) leave(c *conn, why departure) {
 	l.note(c, why)
 	c.drop()
@@ -42,23 +39,8 @@ func (l *link) note(c *conn, why departure) {
 		return
 	}
 	l.addresses.noteLeft(c.url)
-	if why == unresponsive {
-		l.addresses.condemn(l, c)
-	}
 	if why != connectionLost {
 		l.log.WarnContext(l.life, "rabbitmq: leaving a broker for another one", "name", l.opts.Name, "broker", place(c.url), "reason", string(why))
-	}
-}
-
-// proved is called when the broker has confirmed a message on c, a connection of l. It costs
-// one atomic load unless a link has left an unresponsive broker. The first proof of another
-// broker of the link shows that the fault was not the cluster's: the process's other links leave that
-// broker too, unless deliveries have come from it since. A subscription would not notice by
-// itself, because the minority side of a partition keeps its connections and their
-// heartbeats. It never waits.
-func (l *link) proved(c *conn) {
-	for other, silent := range l.addresses.convict(c, l.urls) {
-		other.leave(silent, condemned)
 	}
 }
 

@@ -137,9 +137,6 @@ func (l *link) redial(ctx context.Context) (*conn, error) {
 		l.log.InfoContext(ctx, "rabbitmq: connected again", "name", l.opts.Name, "broker", place(c.url))
 	}
 	l.failures, l.notYet, l.current = 0, time.Now().Add(pause(0)), c
-	if l.several() {
-		l.addresses.hold(l, c)
-	}
 	return c, nil
 }
 

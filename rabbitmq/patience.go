@@ -32,7 +32,7 @@ type confirmPatience struct {
 	mean, deviation time.Duration // mean is 0 before the first confirm
 	timeout         time.Duration
 	vain            int       // waits in a row
-	vainAt          time.Time // when the last of them ended
+	expiredAt       time.Time // when a wait that counts ended last
 }
 
 func newConfirmPatience(most time.Duration, brokers int) *confirmPatience {
@@ -64,8 +64,7 @@ func (p *confirmPatience) confirmed(took time.Duration) {
 func (p *confirmPatience) expired(waited time.Duration, now time.Time) (leave bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Sub(p.vainAt) >= waited/2 {
-		p.vainAt = now
+	if p.counts(waited, now) {
 		if p.vain++; p.vain%p.brokers == 0 {
 			p.timeout = min(2*p.timeout, p.most)
 		}
@@ -73,11 +72,23 @@ func (p *confirmPatience) expired(waited time.Duration, now time.Time) (leave bo
 	return p.vain < p.brokers || p.vain%p.brokers == 0
 }
 
-// double doubles the timeout: the broker confirms, and this destination takes longer.
-func (p *confirmPatience) double() {
+// slow notes a timeout after waiting so long for a broker that confirms other messages: this
+// destination takes longer. Overlapping timeouts count once.
+func (p *confirmPatience) slow(waited time.Duration, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.timeout = min(2*p.timeout, p.most)
+	if p.counts(waited, now) {
+		p.timeout = min(2*p.timeout, p.most)
+	}
+}
+
+// counts reports whether a timeout does not overlap the last one that counted. mu is held.
+func (p *confirmPatience) counts(waited time.Duration, now time.Time) bool {
+	if now.Sub(p.expiredAt) < waited/2 {
+		return false
+	}
+	p.expiredAt = now
+	return true
 }
 
 // patiences has one for each exchange: queues differ in how long they take.
@@ -103,39 +114,33 @@ func (ps *patiences) of(exchange string) *confirmPatience {
 	return p
 }
 
-// unconfirmed says why the oldest message in flight is not confirmed after waiting so long,
-// and gives the connection up if it is to blame:
+// unconfirmed says why the oldest message in flight, to a destination, is not confirmed since
+// then, and gives the connection up if it is to blame:
 //
 //   - The broker has answered for others on the connection since: the queue is to blame.
 //   - It answers nothing at all: it hangs, or the network is cut.
 //   - It opens channels and confirms nothing: all queues in use lack a majority, as on the
 //     smaller side of a partition. Another broker may be better off.
-func (c *confirmChannel) unconfirmed(ctx context.Context, p *confirmPatience, waited time.Duration, since time.Time) error {
-	if c.conn.answeredSince(since) {
-		p.double()
+func (c *confirmChannel) unconfirmed(ctx context.Context, p *confirmPatience, to destination, since time.Time) error {
+	now := time.Now()
+	waited := now.Sub(since)
+	if c.conn.heardSince(since) {
+		p.slow(waited, now)
 		return fmt.Errorf("%w: no confirm within %s; the broker answered for other messages on the connection", ErrUnconfirmed, waited.Round(time.Millisecond))
 	}
-	leave := p.expired(waited, time.Now())
+	leave := p.expired(waited, now)
 	if !c.conn.opensChannel(ctx) {
 		if ctx.Err() != nil {
 			return unavailable(ctx)
 		}
-		c.conn.link.leave(c.conn, unresponsive)
+		c.conn.link.leaveUnconfirmed(c.conn, to, since)
 		return fmt.Errorf("%w: no confirm within %s, and no answer to a request", ErrUnavailable, waited.Round(time.Millisecond))
 	}
 	if c.conn.link.several() && leave {
-		c.conn.link.leave(c.conn, unresponsive)
+		c.conn.link.leaveUnconfirmed(c.conn, to, since)
 	}
 	return fmt.Errorf("%w: no confirm within %s for any message on the connection", ErrUnconfirmed, waited.Round(time.Millisecond))
 }
-
-// answeredSince reports whether a message on c was confirmed or nacked since then.
-func (c *conn) answeredSince(then time.Time) bool {
-	return c.answered.Load() > int64(then.Sub(c.began))
-}
-
-// noteAnswer remembers that a message on c was confirmed or nacked just now.
-func (c *conn) noteAnswer() { c.answered.Store(int64(time.Since(c.began))) }
 
 // opensChannel reports whether the broker opens a channel within livenessTimeout. It does
 // not drop the connection.

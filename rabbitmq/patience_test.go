@@ -29,6 +29,18 @@ func TestConfirmPatience(t *testing.T) {
 			}
 		}
 	}
+	slow := func(n int, together int) func(*confirmPatience) {
+		return func(p *confirmPatience) {
+			now := time.Now()
+			for range n {
+				waited := p.current()
+				now = now.Add(waited)
+				for i := range together {
+					p.slow(waited, now.Add(time.Duration(i)*waited/10))
+				}
+			}
+		}
+	}
 	for _, tt := range []struct {
 		name        string
 		brokers     int
@@ -43,6 +55,10 @@ func TestConfirmPatience(t *testing.T) {
 		{"in vain", 1, []func(*confirmPatience){confirms(50, 0), vain(2, 1)}, 4 * minConfirmTimeout, 4 * minConfirmTimeout},
 		{"in vain together", 1, []func(*confirmPatience){confirms(50, 0), vain(2, 4)}, 4 * minConfirmTimeout, 4 * minConfirmTimeout},
 		{"in vain at each of three", 3, []func(*confirmPatience){confirms(50, 0), vain(4, 4)}, 2 * minConfirmTimeout, 2 * minConfirmTimeout},
+		{"slow among others", 1, []func(*confirmPatience){confirms(50, 0), slow(1, 1)}, 2 * minConfirmTimeout, 2 * minConfirmTimeout},
+		{"slow among others together", 1, []func(*confirmPatience){confirms(50, 0), slow(1, 4)}, 2 * minConfirmTimeout, 2 * minConfirmTimeout},
+		{"slow among others again", 1, []func(*confirmPatience){confirms(50, 0), slow(2, 4)}, 4 * minConfirmTimeout, 4 * minConfirmTimeout},
+		{"slow among others for long", 1, []func(*confirmPatience){slow(20, 1)}, most, most},
 		{"in vain for long", 1, []func(*confirmPatience){vain(20, 1)}, most, most},
 		{"in vain, and then confirmed", 1, []func(*confirmPatience){vain(20, 1), confirms(1, time.Millisecond)}, minConfirmTimeout, minConfirmTimeout},
 	} {

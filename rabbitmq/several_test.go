@@ -304,59 +304,45 @@ func TestSeveralAddressesInAWatermillConfig(t *testing.T) {
 	mu.Unlock()
 }
 
-// The broker that does not confirm to a publisher loses the subscriptions on which nothing
-// comes any more, once another broker has confirmed. The one that is served stays.
-func TestABrokerThatDoesNotConfirmIsCondemned(t *testing.T) {
+// A broker that has not confirmed a message loses the subscriptions on which nothing comes any
+// more, once another broker has confirmed one to the same topic. The one that is served stays,
+// and so does the one that was dialled later.
+func TestASuspectIsLeft(t *testing.T) {
 	t.Parallel()
-	first, second, cfg := twoNodes(t, "idle", "elsewhere", "busy", "orders")
+	first, second, cfg := twoNodes(t, "idle", "elsewhere", "busy", "late", "orders", "other")
 	_, elsewhere := subscribe(t, through(cfg, second.URL()+","+second.URL()), "elsewhere", fast())
 	idle, idler := subscribe(t, cfg, "idle", fast())
 	busy, worker := subscribe(t, cfg, "busy", fast())
-	pub := newPublisher(t, cfg, nil)
+	var log bytes.Buffer
+	pub := newPublisher(t, cfg, &rabbitmq.PublisherOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	mustPublish(t, pub, "orders", 1)
-	direct := newPublisher(t, through(cfg, rabbittest.URL()), nil) // past the brokers: it proves nothing
-	ackAll(t, idle, mustPublish(t, direct, "idle", 1))             // long before
+	direct := newPublisher(t, through(cfg, rabbittest.URL()), nil) // past the brokers
+	ackAll(t, idle, mustPublish(t, direct, "idle", 1))             // before
 
-	expect := func(when string, of *rabbitmq.Subscriber, wantLeft bool) {
+	stays := func(when string, of *rabbitmq.Subscriber, want string) {
 		t.Helper()
-		if at, left := rabbitmq.ConsumesFrom(t, of); at != first.URL() || left != wantLeft {
-			t.Errorf("%s: the subscription has left the first broker: %t, want %t", when, left, wantLeft)
+		if at, left := rabbitmq.ConsumesFrom(t, of); at != want || left {
+			t.Errorf("%s: the subscription has left its broker: %t", when, left)
 		}
 	}
-	rabbitmq.LeaveUnresponsive(t, pub)
+	rabbitmq.LeaveUnconfirmed(t, pub, "orders")
+	first.Ended().Wait(t)
 	ackAll(t, busy, mustPublish(t, direct, "busy", 1))
-	rabbitmq.Prove(t, pub) // by the broker that is left: this is no proof
-	expect("before a proof", idler, false)
-	mustPublish(t, pub, "orders", 1)
+	_, late := subscribe(t, through(cfg, first.URL()+","+first.URL()), "late", fast())
+	mustPublish(t, pub, "other", 1)
 	if at, left := rabbitmq.PublishesTo(t, pub); at != second.URL() || left {
 		t.Errorf("the publisher has left its broker: %t, want it on the second", left)
 	}
-	rabbitmq.Prove(t, pub)
-	expect("the busy one", worker, false)
-	if at, left := rabbitmq.ConsumesFrom(t, elsewhere); at != second.URL() || left {
-		t.Errorf("a subscription of the broker that has confirmed has left it: %t", left)
-	}
+	stays("another topic is confirmed", idler, first.URL())
+	mustPublish(t, pub, "orders", 1)
+	first.Ended().Wait(t) // a while after the last ack
+	stays("the busy one", worker, first.URL())
+	stays("the one dialled later", late, first.URL())
+	stays("one of the broker that has confirmed", elsewhere, second.URL())
 	ackAll(t, idle, mustPublish(t, direct, "idle", 1)) // on the other broker
-	if at, left := rabbitmq.ConsumesFrom(t, idler); at != second.URL() || left {
-		t.Errorf("the idle subscription has left: %t, want it on the second broker", left)
-	}
-	rabbitmq.Prove(t, pub) // again, which says nothing new
-	expect("the busy one, again", worker, false)
-}
-
-// A connection that was dialled after the condemnation has shown that the broker answers.
-func TestACondemnationIsOfWhatWasThere(t *testing.T) {
-	t.Parallel()
-	first, _, cfg := twoNodes(t, "idle", "orders")
-	pub := newPublisher(t, cfg, nil)
-	mustPublish(t, pub, "orders", 1)
-	rabbitmq.LeaveUnresponsive(t, pub)
-	later := through(cfg, first.URL()+","+first.URL()) // of the same origin
-	_, sub := subscribe(t, later, "idle", fast())
-	mustPublish(t, pub, "orders", 1)
-	rabbitmq.Prove(t, pub)
-	if at, left := rabbitmq.ConsumesFrom(t, sub); at != first.URL() || left {
-		t.Errorf("the new subscription has left its broker: %t", left)
+	stays("the idle one", idler, second.URL())
+	if text := log.String(); !strings.Contains(text, "it has not confirmed a message to exchange") || !strings.Contains(text, cfg.Exchange.GenerateName("orders")) {
+		t.Errorf("the log has %q, want the exchange that was not confirmed", text)
 	}
 }
 

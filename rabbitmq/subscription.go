@@ -127,6 +127,9 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	for failures := 0; e != nil; {
 		began := time.Now()
 		s.state.conn.Store(e.conn)
+		if s.link.several() {
+			s.link.addresses.consume(s.link, e.conn)
+		}
 		s.state.consumers.Add(1)
 		calm := s.receive(intake, work, e)
 		s.state.consumers.Add(-1)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/sagamill/sagamill/migrations"
 )
@@ -19,11 +20,25 @@ func migrateCommands() []command {
 	}
 }
 
+// onlyParts adds the flag -only. The parts are known once flags are parsed.
+func (c *call) onlyParts() func() []migrations.Part {
+	names := c.flags.String("only", "", "parts, separated by commas: idempotency, outbox, inbox, saga (which brings outbox and inbox along); default: all")
+	return func() (parts []migrations.Part) {
+		for name := range strings.SplitSeq(*names, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				parts = append(parts, migrations.Part(name))
+			}
+		}
+		return parts
+	}
+}
+
 func migrateUp(ctx context.Context, c *call) error {
+	only := c.onlyParts()
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
-	if err := migrations.Up(ctx, *c.database, *c.schema); err != nil {
+	if err := migrations.Up(ctx, *c.database, *c.schema, only()...); err != nil {
 		return err
 	}
 	return c.printVersion(ctx)
@@ -32,25 +47,36 @@ func migrateUp(ctx context.Context, c *call) error {
 // printVersion says which migrations the schema has had.
 func (c *call) printVersion(ctx context.Context) error {
 	applied, known, err := migrations.Version(ctx, *c.database, *c.schema)
-	if err == nil {
-		fmt.Fprintf(c.stdout, "schema %s has had %d of %d migrations\n", *c.schema, applied, known)
+	if err != nil {
+		return err
 	}
-	return err
+	there, err := migrations.Parts(ctx, *c.database, *c.schema)
+	if err != nil {
+		return err
+	}
+	var of string
+	if len(there) > 0 {
+		of = " of " + strings.ReplaceAll(strings.Trim(fmt.Sprint(there), "[]"), " ", ",") // as -only takes them
+	}
+	fmt.Fprintf(c.stdout, "schema %s has had %d of %d migrations%s\n", *c.schema, applied, known, of)
+	return nil
 }
 
 func migratePrint(_ context.Context, c *call) error {
+	only := c.onlyParts()
 	if err := c.parse(); err != nil {
 		return err
 	}
-	return migrations.Print(c.stdout, *c.schema)
+	return migrations.Print(c.stdout, *c.schema, only()...)
 }
 
 func migrateRoles(_ context.Context, c *call) error {
 	prefix := c.flags.String("prefix", migrations.DefaultPrefix, "what the names of the roles begin with; default: "+migrations.DefaultPrefix)
+	only := c.onlyParts()
 	if err := c.parse(); err != nil {
 		return err
 	}
-	return migrations.Roles(c.stdout, *c.schema, *prefix)
+	return migrations.Roles(c.stdout, *c.schema, *prefix, only()...)
 }
 
 func migrateVersion(ctx context.Context, c *call) error {

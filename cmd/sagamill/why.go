@@ -108,7 +108,7 @@ func (q *inquiry) collect(ctx context.Context, db *pgxpool.Pool, at saga.Address
 func (q *inquiry) deny(s *migrations.Schema) {
 	switch {
 	case len(s.Absent) > 0:
-		q.unreadable = append(q.unreadable, finding{What: "unreadable", Schema: s.Name, Text: "schema " + s.Name + " is left out: its migrations are older than this command"})
+		q.unreadable = append(q.unreadable, finding{What: "unreadable", Schema: s.Name, Text: "schema " + s.Name + " is left out: its migrations are older than this command, or it has no outbox"})
 	case !s.Readable():
 		q.unreadable = append(q.unreadable, finding{What: "unreadable", Schema: s.Name, Text: "schema " + s.Name + " is left out: the role may not read " + strings.Join(s.Denied, ", ")})
 	case len(s.SagasDenied) > 0:

@@ -10,7 +10,8 @@
 //     answered with a 5xx rolls back and may run again.
 //   - A returned [*idemkey.Problem] is answered as [idemkey.Fail] says, and so is
 //     an error that the error handler leaves without an answer or answers with
-//     a success: an error is never a success.
+//     a success: an error is never a success. So is a serialization failure or a
+//     deadlock that the error handler answers with a 500.
 //   - A verdict counts for a returned error as well, so that CommitAnyway works
 //     with an echo.HTTPError of 402; but not if it is answered with a 5xx.
 //   - Nothing reaches the client before the outcome is durable. Flush does
@@ -36,6 +37,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
 // Handler returns m as an echo middleware, for one route, a group or the whole
@@ -162,6 +164,8 @@ func fail(ctx context.Context, c echo.Context, err error) {
 	switch response := c.Response(); {
 	case !response.Committed || response.Status < http.StatusBadRequest:
 		idemkey.Fail(ctx, err)
+	case response.Status == http.StatusInternalServerError && (errors.Is(err, idemkey.ErrTxConflict) || sqlstate.Conflict(err)):
+		idemkey.Fail(ctx, err) // the error handler does not know it
 	case response.Status >= http.StatusInternalServerError:
 		idemkey.SetVerdict(ctx, idemkey.Undecided) // it was given before things went wrong
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -116,6 +117,15 @@ func (f *fixture) expire(t testing.TB, id idemkey.Identity) {
 	f.update(t, "expires_at", id)
 }
 
+func (f *fixture) damage(t testing.TB, id idemkey.Identity) {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), "UPDATE "+f.schema+".idempotency_key SET state = 7 WHERE (namespace, scope, key) = ($1, $2, $3)",
+		id.Namespace, id.Scope, id.Key)
+	if err != nil {
+		t.Fatalf("damage record: %v", err)
+	}
+}
+
 // crash cuts the owner's connection and lets lock and lease lapse. The update
 // waits until the server has freed the row.
 func (f *fixture) crash(t testing.TB, id idemkey.Identity, exec idemkey.Execution) {
@@ -165,7 +175,7 @@ func TestStore(t *testing.T) {
 	t.Parallel()
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		f := newFixture(t)
-		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
+		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held, Damage: f.damage}
 	})
 }
 
@@ -177,7 +187,7 @@ func TestStoreWithoutRedis(t *testing.T) {
 		p, client := redistest.NewProxy(t)
 		p.Lose(redistest.LoseCalls)
 		f := newFixture(t).with(client, Options{CallTimeout: 20 * time.Millisecond, Logger: guardtest.Log(guardtest.Ways["panic"])})
-		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
+		return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held, Damage: f.damage}
 	})
 }
 
@@ -496,4 +506,45 @@ func TestLockFreed(t *testing.T) {
 		}
 		f.locked(t, c.ID, false)
 	}
+}
+
+// An acquiring is a tracer that panics when a connection is asked for the first time.
+type acquiring struct{ blown atomic.Bool }
+
+func (a *acquiring) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+	if a.blown.CompareAndSwap(false, true) {
+		panic(guardtest.Value)
+	}
+	return ctx
+}
+
+func (*acquiring) TraceAcquireEnd(context.Context, *pgxpool.Pool, pgxpool.TraceAcquireEndData) {}
+
+func (*acquiring) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (*acquiring) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A claim that a hook of the pool ends leaves no lock: the next one is not told to wait.
+func TestAPanicInAHookOfThePoolFreesTheLock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	config := pgtest.DirectConfig(t)
+	config.ConnConfig.Tracer = &acquiring{}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	f.pool = pool
+	f = f.with(f.redis, Options{})
+	c := idemkeytest.Claim("k", "a")
+	if end := guardtest.End(func() { _, _ = f.Store.Begin(t.Context(), c) }); end != guardtest.Value {
+		t.Errorf("Begin ended with %v, want %v", end, guardtest.Value)
+	}
+	if n := f.held(); n != 0 {
+		t.Errorf("%d locks and connections are in use", n)
+	}
+	commit(t, f.kind(t, c, idemkey.KindProceed).Exec)
 }

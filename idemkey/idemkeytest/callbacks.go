@@ -33,6 +33,10 @@ type callback struct {
 	stream, gone bool
 	// kept says that the outcome is durable when the function is called: a retry is a replay.
 	kept bool
+	// logged says that the outcome is known without the function: its panic goes no further than the log.
+	logged bool
+	// aborts says that the response has begun, so that http.ErrAbortHandler takes the panic's place.
+	aborts bool
 	// store is what is put before the store.
 	store func(s idemkey.Store, blow func()) idemkey.Store
 }
@@ -57,7 +61,7 @@ var callbacks = map[string]callback{
 	"Options.Recover": {lost: true, set: func(o *idemkey.Options, blow func()) {
 		o.Recover = func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { blow(); return nil, nil }
 	}},
-	"Options.Response.Redact of what was recovered": {lost: true, set: func(o *idemkey.Options, blow func()) {
+	"Options.Response.Redact of what was recovered": {lost: true, logged: true, gone: true, set: func(o *idemkey.Options, blow func()) {
 		o.Recover = func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
 			return &idemkey.Response{Status: http.StatusCreated}, nil
 		}
@@ -70,7 +74,7 @@ var callbacks = map[string]callback{
 	"Options.Response.Redact of a stream": {stream: true, set: func(o *idemkey.Options, blow func()) {
 		o.Response.Redact = func(*http.Request, *idemkey.Response) { blow() }
 	}},
-	"the handler, after its first byte": {stream: true, gone: true},
+	"the handler, after its first byte": {stream: true, gone: true, aborts: true},
 	"Options.Observer.Observe of a stream": {stream: true, gone: true, set: func(o *idemkey.Options, blow func()) {
 		o.Observer = observing{observe: blow}
 	}},
@@ -203,14 +207,23 @@ func (c *callback) run(t *testing.T, s Subject, name, way string) {
 	}
 	if c.lost {
 		claim := Claim(key, "a")
-		s.Crash(t, claim.ID, begin(t, s, claim, idemkey.KindProceed).Exec)
+		crashed := begin(t, s, claim, idemkey.KindProceed).Exec
+		s.Crash(t, claim.ID, crashed)
+		defer func() { _ = crashed.Release(t.Context(), idemkey.Bound, 0) }() // its place is this process's
 	}
 	for range c.before {
 		post()
 	}
 	before := s.held()
 	armed.Store(true)
-	if got, want := guardtest.End(func() { post() }), guardtest.Want(way); got != want {
+	want := guardtest.Want(way)
+	switch {
+	case c.logged:
+		want = nil
+	case c.aborts:
+		want = http.ErrAbortHandler
+	}
+	if got := guardtest.End(func() { post() }); got != want {
 		t.Errorf("the request ended with %v, want %v", got, want)
 	}
 	if !blown {

@@ -31,15 +31,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+var frameworks = map[string]idemkeytest.Mount{
+	"net-http": mountServeMux,
+	"chi":      mountChi,
+	"gin":      mountGin,
+	"echo":     mountEcho,
+}
+
 // The middleware does the same in each framework, on either store.
 func TestFrameworks(t *testing.T) {
 	t.Parallel()
-	for name, mount := range map[string]idemkeytest.Mount{
-		"net-http": mountServeMux,
-		"chi":      mountChi,
-		"gin":      mountGin,
-		"echo":     mountEcho,
-	} {
+	for name, mount := range frameworks {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			t.Run("memory", func(t *testing.T) { idemkeytest.RunHTTP(t, mount, nil) })
@@ -51,8 +53,14 @@ func TestFrameworks(t *testing.T) {
 // postgres is a store in a schema of the test's own, beside a table of rows.
 func postgres(t *testing.T) idemkeytest.Backend {
 	t.Helper()
+	return postgresIn(t, idempg.Options{})
+}
+
+func postgresIn(t *testing.T, opts idempg.Options) idemkeytest.Backend {
+	t.Helper()
 	pool, schema := pgtest.Schema(t, "CREATE TABLE {schema}.business (name text)")
-	store, err := idempg.New(pool, &idempg.Options{Schema: schema})
+	opts.Schema = schema
+	store, err := idempg.New(pool, &opts)
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}

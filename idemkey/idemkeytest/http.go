@@ -12,6 +12,8 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -58,6 +60,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"Empty":        httpEmpty,
 		"Tombstone":    httpTombstone,
 		"TooLarge":     httpTooLarge,
+		"Headers":      httpHeaders,
 		"Timeout":      httpTimeout,
 		"Disconnect":   httpDisconnect,
 		"Streaming":    httpStreaming,
@@ -74,6 +77,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 		"MountedTwice": httpMountedTwice,
 		"Nested":       httpNested,
 		"OwnHeaders":   httpOwnHeaders,
+		"Scope":        httpScope,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -100,6 +104,7 @@ type httpTest struct {
 	server  *httptest.Server
 	http2   bool // which the server speaks, over TLS
 	events  chan idemkey.Event
+	runs    sync.Map // of the handler, by identity
 }
 
 // maxEvents is more than any test here has requests.
@@ -248,13 +253,37 @@ func comparable(r reply) reply {
 	return r
 }
 
-// attempt returns which run of its key r is in, and checks that it knows.
+// traits are those of the store.
+func (t *httpTest) traits() idemkey.Traits {
+	if d, ok := t.backend.Store.(idemkey.Describer); ok {
+		return d.Traits()
+	}
+	return idemkey.Traits{}
+}
+
+// attempt returns which run of its key r is in, and checks that it knows. It is called once in
+// each run: a traceless store does not count them.
 func (t *httpTest) attempt(r *http.Request) int {
 	info, ok := idemkey.Info(r.Context())
 	if !ok {
 		t.Error("the handler's context has no Info")
 	}
-	return info.Attempt
+	n, _ := t.runs.LoadOrStore(info.Identity, new(atomic.Int32))
+	run := int(n.(*atomic.Int32).Add(1))
+	if !t.traits().Traceless && info.Attempt != run {
+		t.Errorf("attempt %d in run %d", info.Attempt, run)
+	}
+	return run
+}
+
+// expectInFlight is expect for a request whose key has an owner that runs. Of a traceless store
+// that is all that can be known.
+func (t *httpTest) expectInFlight(got reply, status int, code string) {
+	t.Helper()
+	if t.traits().Traceless {
+		status, code = http.StatusConflict, idemkey.CodeInProgress
+	}
+	t.expect(got, status, code)
 }
 
 // order answers as a service would, with everything that could get lost.

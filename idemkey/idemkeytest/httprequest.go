@@ -324,3 +324,25 @@ func (t *httpTest) ownHeaders(what, key, replayed string) {
 	}
 	check(what, got.Header, want)
 }
+
+// httpScope: that there is no caller is the client's fault, and a scope that cannot be stored is not.
+func httpScope(t *httpTest) {
+	scope := ""
+	t.serve(func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return scope, nil } }, t.order)
+	for _, tt := range []struct {
+		scope  string
+		status int
+		code   string
+	}{
+		{"", http.StatusUnauthorized, idemkey.CodeScopeMissing},
+		{strings.Repeat("s", idemkey.MaxScope+1), http.StatusInternalServerError, idemkey.CodeScopeInvalid},
+		{"s\xff", http.StatusInternalServerError, idemkey.CodeScopeInvalid},
+		{"s\x00", http.StatusInternalServerError, idemkey.CodeScopeInvalid},
+		{strings.Repeat("s", idemkey.MaxScope), http.StatusCreated, ""},
+		{"s\ufffd", http.StatusCreated, ""},
+	} {
+		scope = tt.scope
+		t.expect(t.post("x", "k"), tt.status, tt.code)
+	}
+	t.rows("order", 2)
+}

@@ -14,13 +14,6 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// transactional reports that the business writes roll back with the outcome. Only
-// other stores stream.
-func (t *httpTest) transactional() bool {
-	d, ok := t.backend.Store.(idemkey.Describer)
-	return ok && d.Traits().Transactional
-}
-
 // httpLate: what a goroutine does that outlives its handler changes neither what is sent
 // nor what is kept, and it is told so.
 func httpLate(t *httpTest) {
@@ -34,7 +27,7 @@ func httpLate(t *httpTest) {
 		}
 		return idemkey.DefaultPolicy(status)
 	}
-	t.serve(func(o *idemkey.Options) { o.Policy, o.Response.AllowStreaming = policy, !t.transactional() },
+	t.serve(func(o *idemkey.Options) { o.Policy, o.Response.AllowStreaming = policy, !t.traits().Transactional },
 		func(w http.ResponseWriter, r *http.Request) error {
 			t.write(r, "order")
 			late = func() {
@@ -67,7 +60,7 @@ func httpLate(t *httpTest) {
 // is no data race, and what is sent is what is kept.
 func httpBeside(t *httpTest) {
 	for key, streams := range map[string]bool{"buffered": false, "streamed": true} {
-		if streams && t.transactional() {
+		if streams && t.traits().Transactional {
 			continue
 		}
 		var beside sync.WaitGroup
@@ -107,7 +100,7 @@ func httpBeside(t *httpTest) {
 // httpCut: however a handler fails once its response is on its way, the client sees that it was cut
 // off, whatever a recoverer makes of it, and it never runs again.
 func httpCut(t *httpTest) {
-	if t.transactional() {
+	if t.traits().Transactional {
 		return // it does not stream
 	}
 	for _, t.http2 = range []bool{false, true} {
@@ -158,4 +151,67 @@ func (t *httpTest) cut(key, way string, end func(r *http.Request)) {
 	if runs.Load() != 1 {
 		t.Errorf("%s: the handler ran %d times", key, runs.Load())
 	}
+}
+
+// httpTooLarge: a body beyond what may be buffered is not sent, whatever the handler makes of the
+// refused Write. It rolls back, or has run for good.
+func httpTooLarge(t *httpTest) {
+	var fails atomic.Bool
+	t.serve(func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 10, 10 }, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		if t.attempt(r) > 1 {
+			return status(w, ran)
+		}
+		if r.Header.Get("Idempotency-Key") == "unavailable" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, err := io.WriteString(w, strings.Repeat("x", 11))
+		if err == nil {
+			t.Error("Write over the limit returned no error")
+		}
+		if fails.Load() {
+			return err
+		}
+		return nil
+	})
+	for _, key := range []string{"ignored", "returned", "unavailable"} {
+		fails.Store(key == "returned")
+		first := t.post("x", key)
+		t.expect(first, http.StatusInternalServerError, idemkey.CodeResponseTooLarge)
+		if !strings.Contains(first.Body, `"retryable":false,"same_key":false`) || !strings.Contains(first.Body, "HardResponseLimit, 10 bytes") {
+			t.Errorf("%s: problem = %s, want it not retryable, with the limit", key, first.Body)
+		}
+		t.rows("order", 0)
+	}
+	for _, key := range []string{"ignored", "returned", "unavailable"} {
+		if t.traits().Transactional || key == "unavailable" { // it said itself that it failed
+			t.expect(t.post("x", key), ran, "")
+			continue
+		}
+		t.expect(t.post("x", key), http.StatusGone, idemkey.CodeNotRetained)
+	}
+	t.rows("order", 3)
+}
+
+// httpHeaders: headers that cannot be stored arrive, once.
+func httpHeaders(t *httpTest) {
+	const lines = idemkey.MaxStoredValues + 1
+	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.write(r, "order")
+		for n := range lines {
+			w.Header().Add("Link", fmt.Sprintf("</%d>", n))
+		}
+		w.WriteHeader(http.StatusCreated)
+		_, err := io.WriteString(w, "created")
+		return err
+	})
+	first := t.post("x", "k")
+	if got := len(first.Header.Values("Link")); first.Status != http.StatusCreated || first.Body != "created" || got != lines {
+		t.Errorf("first response = %d %q with %d links, want 201 created with %d", first.Status, first.Body, got, lines)
+	}
+	if e := <-t.events; e.Outcome != idemkey.OutcomeKept || !e.Oversize || e.Err == nil {
+		t.Errorf("event = %+v, want it kept, oversize, with the reason", e)
+	}
+	t.expect(t.post("x", "k"), http.StatusGone, idemkey.CodeNotRetained)
+	t.rows("order", 1)
 }

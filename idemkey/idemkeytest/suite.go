@@ -27,6 +27,9 @@ type Subject struct {
 	// Expire makes id's record look expired.
 	Expire func(t testing.TB, id idemkey.Identity)
 
+	// Damage makes id's record say a state that does not exist. Nil: nothing but the store can get at it.
+	Damage func(t testing.TB, id idemkey.Identity)
+
 	// SelfExpiring says that the store removes expired records by itself, so
 	// that Sweep finds none.
 	SelfExpiring bool
@@ -53,11 +56,13 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		"Rejected":      testRejected,
 		"Tombstone":     testTombstone,
 		"Forget":        testForget,
+		"Damaged":       testDamaged,
 		"ExpiredNew":    testExpiredNew,
 		"ExpiredReject": testExpiredReject,
 		"Incarnation":   testIncarnation,
 		"Sweep":         testSweep,
 		"Identity":      testIdentity,
+		"Recovered":     testRecovered,
 		"Keyless":       testKeyless,
 		"InvalidClaim":  testInvalidClaim,
 		"Race":          testRace,
@@ -368,6 +373,22 @@ func testTombstone(t *testing.T, s Subject) {
 	d := begin(t, s, c, idemkey.KindNotRetained)
 	if got := d.Record.Response; got.Status != 201 || got.Header.Get("Location") != "/orders/1" || got.Body != nil {
 		t.Errorf("tombstone = %+v, want status and header without a body", got)
+	}
+}
+
+// A record that says what no store has written is an error and not a second run.
+func testDamaged(t *testing.T, s Subject) {
+	if s.Damage == nil {
+		return
+	}
+	c := Claim("k", "a")
+	complete(t, s, c)
+	s.Damage(t, c.ID)
+	for _, sum := range []string{"a", "a", "b"} {
+		c.FP.Sum = []byte(sum)
+		if d, err := s.Store.Begin(t.Context(), c); !errors.Is(err, idemkey.ErrRecordCorrupt) {
+			t.Fatalf("Begin with a damaged record: %v, %v; want ErrRecordCorrupt", d.Kind, err)
+		}
 	}
 }
 

@@ -11,7 +11,7 @@ func (s *Store) Check(ctx context.Context) error {
 	_, err := s.pool.Exec(ctx, s.q.readState, "", "", "", newToken())
 	switch {
 	case hasCode(err, codeUndefinedTable, codeUndefinedSchema):
-		return fmt.Errorf("idempg: check: schema %s has not been migrated: call migrations.Up, or run sagamill migrate up: %w", s.opts.Schema, err)
+		return fmt.Errorf("idempg: check: schema %s has no idempotency table: call migrations.Up, or run sagamill migrate up, with the part idempotency: %w", s.opts.Schema, err)
 	case err != nil:
 		return fmt.Errorf("idempg: check: %w", err)
 	}

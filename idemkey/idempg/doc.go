@@ -29,6 +29,8 @@
 // A process that dies loses its connection; the server rolls back and frees the lock
 // at once if it was idle, or within Options.ConnectionCheck if a statement was
 // running. A retry is refused until the lease is over too, then takes over.
+// Under ClaimInline the answer to the opening may be lost on a connection whose end the server does not notice: its session,
+// which holds the key's lock, is then ended by another one (pg_terminate_backend, of the same role).
 // An owner that stalls before step 4 is told by its first statement, or at the end, that another
 // has its key. That statement is executed all the same and rolled back: what does
 // not roll back, such as a sequence, shows.
@@ -47,7 +49,8 @@
 //
 // # Connections
 //
-// A running handler holds one connection, at most Options.MaxInFlight of them at once.
+// A running handler holds one connection, at most Options.MaxInFlight of them at once. While all
+// places are taken, replays and duplicates of what runs are still answered, from the connections beside them.
 // A handler must do its work in [Tx] and not take a second connection from
 // the same pool: with every place taken, all would wait for each other. It must
 // undo SET LOCAL ROLE before it returns, since the record is written in its transaction.

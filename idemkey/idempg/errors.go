@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
 // codeDivisionByZero is what the statements fail with that must change a row and do not.
@@ -32,16 +33,13 @@ func refused(err error) bool {
 // rolledBack names what a definite failure means to the caller.
 func rolledBack(err error, what string) error {
 	switch {
-	case conflict(err):
+	case sqlstate.Conflict(err):
 		return fmt.Errorf("idempg: %s: %w: %w", what, idemkey.ErrTxConflict, err)
 	case refused(err):
 		return fmt.Errorf("idempg: %s: %w", what, &idemkey.CommitError{Err: err})
 	}
 	return fmt.Errorf("idempg: %s: %w", what, err)
 }
-
-// conflict reports a serialization failure or a deadlock.
-func conflict(err error) bool { return hasCode(err, "40001", "40P01") }
 
 // lockUnavailable reports that a lock was not to be had, in the time there was.
 func lockUnavailable(err error) bool { return hasCode(err, "55P03") }

@@ -1,6 +1,7 @@
 package idempg
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -306,16 +307,42 @@ func TestFirstStatementFails(t *testing.T) {
 	}
 }
 
-// A stored response that cannot be read is an error, never a second run.
+// A record that cannot be read is an error, never a second run. Each request says so in the log, and
+// names the record as far as logs may.
 func TestRecordCorrupt(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, Options{})
-	server := handle(t, f, f.buy)
-	post(t, server, "k").expect(t, 201, "")
-	f.exec(t, "UPDATE "+f.schema+".idempotency_key SET resp_header = 'x'")
-	post(t, server, "k").expect(t, 500, "record-corrupt")
-	f.expectRows(t, "k", 1)
+	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
+		for _, damage := range []string{"resp_header = 'x'", "resp_header = NULL", "state = 0", "state = 5", "state = 259", "state = -1", "attempt = 0", "resp_status = 20"} {
+			t.Run(name+" "+damage, func(t *testing.T) {
+				t.Parallel()
+				f := newFixture(t, Options{ClaimMode: mode})
+				log := &bytes.Buffer{}
+				m, err := idemkey.New(f, &idemkey.Options{SingleTenant: true, Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelError}))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				server := httptest.NewServer(m.Handler(HandleTx(f.buy)))
+				t.Cleanup(server.Close)
+				post(t, server, "k").expect(t, 201, "")
+				f.exec(t, "UPDATE "+f.schema+".idempotency_key SET "+damage)
+				for range 2 {
+					post(t, server, "k").expect(t, 500, "record-corrupt")
+				}
+				f.expectRows(t, "k", 1)
+				server.Close() // its log is complete
+				if lines := strings.Count(log.String(), "\n"); lines != 2 || strings.Count(log.String(), "key="+logged) != 2 {
+					t.Errorf("log: %s\nwant 2 lines that name the key %s", log, logged)
+				}
+				if n := f.pool.Stat().AcquiredConns(); n != 0 {
+					t.Errorf("%d connections are still held", n)
+				}
+			})
+		}
+	}
 }
+
+// logged is what a log calls the key k.
+const logged = "03a49fb4187d"
 
 // Without its table, the store is unavailable and nothing runs.
 func TestStoreUnavailable(t *testing.T) {

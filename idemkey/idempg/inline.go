@@ -19,8 +19,9 @@ import (
 func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	in := &inlineRecord{execution: e, lock: s.lockKey(c.ID), claim: c}
 	var (
-		mine bool
-		rec  *storedRecord
+		mine    bool
+		rec     *storedRecord
+		corrupt error // what the record says, and no failure of the transaction
 	)
 	e.begin(c, func(b *pgx.Batch) {
 		b.Queue(sqlTryLock, append(s.limits(c), in.lock, c.TTL.Milliseconds())...).
@@ -31,12 +32,18 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 				return err
 			})
 		b.Queue(s.q.readRecord, c.ID.Namespace, c.ID.Scope, c.ID.Key).Query(func(rows pgx.Rows) (err error) {
-			rec, err = collectRecord(rows)
+			if rec, err = collectRecord(rows); errors.Is(err, idemkey.ErrRecordCorrupt) {
+				corrupt, err = err, nil
+			}
 			return err
 		})
 	})
 	if err := e.tx.Open(ctx); err != nil {
+		in.endLost(ctx)
 		return idemkey.Decision{}, fmt.Errorf("lock key: %w", err)
+	}
+	if corrupt != nil {
+		return idemkey.Decision{}, errors.Join(corrupt, e.rollback(ctx))
 	}
 	kind := idemkey.KindProceed
 	if rec != nil {
@@ -73,6 +80,36 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	e.record = in
 	life := lifespan{created: in.expires.Add(-c.TTL), expires: in.expires}
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: 1, ExpiresAt: in.expires}, nil
+}
+
+// lockHeld reports whether a handler runs under c's key that has no record yet. It only looks: with a
+// lock of its own it would turn an owner away that comes at the same moment.
+func (s *Store) lockHeld(ctx context.Context, c *idemkey.Claim) (held bool, err error) {
+	if s.opts.ClaimMode != ClaimInline {
+		return false, nil
+	}
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Release()
+	if err := conn.QueryRow(ctx, sqlReadLock, s.lockKey(c.ID)).Scan(&held); err != nil {
+		return false, fmt.Errorf("look for owner: %w", err)
+	}
+	return held, nil
+}
+
+// endLost ends the session that e's connection was, if it holds the key's lock: where the connection is cut in a way
+// that the server does not notice, the key would be in flight for as long as a handler may be idle. That the
+// process id is not another session's by now, the lock says.
+func (i *inlineRecord) endLost(ctx context.Context) {
+	pid := i.conn.Conn().PgConn().PID()
+	if !i.closed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.s.opts.LookupTimeout)
+	defer cancel()
+	_, _ = i.s.pool.Exec(ctx, sqlEndOwner, i.lock, int64(pid)) // else its idle time ends it
 }
 
 // lockPrior locks the record that e is to replace, so that no store that leases

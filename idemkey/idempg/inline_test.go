@@ -1,13 +1,22 @@
 package idempg
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"io"
+	"net"
 	"net/http"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
+	"github.com/sagamill/sagamill/internal/pgtest"
 )
 
 // A deploy that changes the mode has stores of both on one table. buy writes the
@@ -136,6 +145,87 @@ func TestInlineLookUp(t *testing.T) {
 		look("locked by another", false, false)
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// A one-way cut is a connection to the server that is lost once the opening of a transaction has been
+// sent, and of which the server never hears: its end of it stays open.
+type oneWayCut struct {
+	t       *testing.T
+	address string // of the server
+	locked  func() // returns when the server has executed the opening
+}
+
+func (c *oneWayCut) dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, c.address)
+	if err == nil {
+		c.t.Cleanup(func() { _ = conn.Close() }) // not before, as a collected one would be
+	}
+	return &cutConn{Conn: conn, cut: c}, err
+}
+
+// A cutConn loses what comes after the opening.
+type cutConn struct {
+	net.Conn
+	cut  *oneWayCut
+	lost atomic.Bool
+}
+
+func (c *cutConn) Write(p []byte) (int, error) {
+	if c.lost.Load() {
+		return len(p), nil // the driver's goodbye, too
+	}
+	c.lost.Store(bytes.Contains(p, []byte("pg_try_advisory_xact_lock")))
+	return c.Conn.Write(p)
+}
+
+func (c *cutConn) Read(p []byte) (int, error) {
+	if c.lost.Load() {
+		c.cut.locked()
+		return 0, io.ErrUnexpectedEOF
+	}
+	return c.Conn.Read(p)
+}
+
+// Close leaves the server's end open where the connection is lost.
+func (c *cutConn) Close() error {
+	if c.lost.Load() {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+// The reply to the opening of a transaction is lost, and the server does not notice: the key is free all
+// the same, long before the session is idle for too long.
+func TestTheOpeningsReplyIsLost(t *testing.T) {
+	t.Parallel()
+	direct := newFixture(t, Options{ClaimMode: ClaimInline, IdleMargin: time.Hour})
+	c := idemkeytest.Claim("k", "a")
+	config := pgtest.DirectConfig(t)
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // so that a statement is sent with its text
+	cut := &oneWayCut{t: t, address: net.JoinHostPort(config.ConnConfig.Host, strconv.Itoa(int(config.ConnConfig.Port)))}
+	cut.locked = func() { direct.waitForLock(t, c.ID, true) }
+	config.ConnConfig.TLSConfig, config.ConnConfig.Fallbacks, config.ConnConfig.DialFunc = nil, nil, cut.dial
+	f := newFixtureOn(t, poolOf(t, config, 2), direct.schema, Options{ClaimMode: ClaimInline, IdleMargin: time.Hour})
+	if d, err := f.Begin(t.Context(), c); err == nil {
+		t.Fatalf("Begin = %v without an answer of the server", d.Kind)
+	}
+	direct.waitForLock(t, c.ID, false)
+	if err := direct.begin(t, c).Commit(t.Context(), done); err != nil {
+		t.Errorf("Commit of the next: %v", err)
+	}
+}
+
+// waitForLock waits until id's lock is held, or free.
+func (f *fixture) waitForLock(t *testing.T, id idemkey.Identity, want bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for held := !want; held != want; {
+		if err := f.pool.QueryRow(ctx, sqlReadLock, f.lockKey(id)).Scan(&held); err != nil {
+			t.Errorf("wait until the lock is held %t: %v", want, err)
+			return
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
 // claimLeased makes e the owner of c.ID by a record of its own transaction.
@@ -124,7 +125,7 @@ func (s *Store) takeOver(ctx context.Context, e *execution, c *idemkey.Claim, fr
 
 // claimed reads the result of a claim. Losing a race is no error.
 func claimed(life lifespan, err error, what string) (lifespan, error) {
-	if err == nil || errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || conflict(err) {
+	if err == nil || errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || sqlstate.Conflict(err) {
 		return life, nil
 	}
 	return lifespan{}, fmt.Errorf("%s: %w", what, err)
@@ -153,7 +154,7 @@ func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, l
 // lockResult reads the result of locking the record.
 func (e *execution) lockResult(row pgx.Row) error {
 	err := e.readXID(row)
-	if errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || conflict(err) {
+	if errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || sqlstate.Conflict(err) {
 		return idemkey.ErrLeaseLost
 	}
 	return err

@@ -27,7 +27,7 @@ func TestExecModes(t *testing.T) {
 				idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 					f := newFixture(t, Options{})
 					f = newFixtureOn(t, poolOf(t, pgtest.ModeConfig(t, mode), 6), f.schema, Options{ClaimMode: claim})
-					return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
+					return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held, Damage: f.damage}
 				})
 			})
 		}
@@ -45,7 +45,7 @@ func TestStrictDefaults(t *testing.T) {
 				config := pgtest.DirectConfig(t)
 				config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 				f = newFixtureOn(t, poolOf(t, config, 6), f.schema, Options{ClaimMode: claim})
-				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
+				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held, Damage: f.damage}
 			})
 		})
 	}

@@ -127,11 +127,11 @@ func TestReleaseAfterCommitTouchesNoConnection(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if _, err := other.Exec(t.Context(), "INSERT INTO "+f.schema+".business (key) VALUES ('other')"); err != nil {
+				t.Fatal(err)
+			}
 			if err := d.Exec.Release(t.Context(), idemkey.Bound, http.StatusInternalServerError); !errors.Is(err, idemkey.ErrTxMisuse) {
 				t.Errorf("Release = %v, want that there is nothing left to roll back", err)
-			}
-			if _, err := other.Exec(t.Context(), "INSERT INTO "+f.schema+".business (key) VALUES ('other')"); err != nil {
-				t.Errorf("the other transaction: %v", err)
 			}
 			if err := other.Commit(t.Context()); err != nil || f.rows(t, "other") != 1 {
 				t.Errorf("the other transaction is not committed: %v", err)

@@ -30,7 +30,8 @@ func (s *Store) read(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identit
 	return collectRecord(rows)
 }
 
-// collectRecord returns the record in rows, or nil.
+// collectRecord returns the record in rows, or nil. One that cannot be understood is
+// [idemkey.ErrRecordCorrupt].
 func collectRecord(rows pgx.Rows) (*storedRecord, error) {
 	rec, err := pgx.CollectExactlyOneRow(rows, scanRecord)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -46,19 +47,25 @@ func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
 	var (
 		r               storedRecord
 		leaseUntil, now time.Time
-		status          *int
+		state, status   *int
 		keyID           *string
 	)
-	err := row.Scan(&r.State, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseUntil, &r.ExpiresAt, &now,
+	err := row.Scan(&state, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseUntil, &r.ExpiresAt, &now,
 		&status, &r.header, &r.Response.Body, &keyID)
 	r.LeaseLeft = max(0, leaseUntil.Sub(now))
 	r.LifeLeft = max(0, r.ExpiresAt.Sub(now))
 	r.Expired = r.LifeLeft == 0
+	if state != nil && *state == int(uint8(*state)) {
+		r.State = idemkey.State(*state)
+	}
 	if status != nil {
 		r.Response.Status = *status
 	}
 	if keyID != nil {
 		r.Response.KeyID = *keyID
+	}
+	if err == nil {
+		err = r.Check()
 	}
 	return &r, err
 }

@@ -97,6 +97,19 @@ SELECT mine, clock_timestamp() + $5::bigint * interval '1 ms' AS expires_at,` + 
 	CASE WHEN mine THEN pg_current_xact_id()::text ELSE '' END
 FROM (SELECT pg_try_advisory_xact_lock($4) AS mine) AS key_lock`
 
+// ownersOfLock are the sessions that hold the advisory lock $1, which has halves in pg_locks.
+const ownersOfLock = `
+FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 1
+	AND classid = ($1::bigint >> 32 & 4294967295)::oid AND objid = ($1::bigint & 4294967295)::oid
+	AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+
+// sqlReadLock takes no lock and waits for none.
+const sqlReadLock = `SELECT EXISTS (SELECT` + ownersOfLock + `)`
+
+// sqlEndOwner ends session $2, if it is an owner.
+const sqlEndOwner = `SELECT pg_terminate_backend(pid)` + ownersOfLock + ` AND pid = $2::bigint`
+
 // sqlCompleteRecord keeps a response. It changes one row if the caller still
 // owns the record, else none.
 const sqlCompleteRecord = `

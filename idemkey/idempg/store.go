@@ -89,7 +89,7 @@ func (s *Store) begin(ctx context.Context, c idemkey.Claim) (d idemkey.Decision,
 }
 
 // admit waits for a place among the running handlers. While there is none, a
-// request that will not run is still decided: replays must not queue up behind
+// request that will not run is still decided: replays and duplicates must not queue up behind
 // slow handlers.
 func (s *Store) admit(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
 	select {
@@ -100,6 +100,9 @@ func (s *Store) admit(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision
 	if c.ID.Key != "" {
 		if d, decided, err = s.peek(ctx, c); decided || err != nil {
 			return d, decided, err
+		}
+		if held, err := s.lockHeld(ctx, c); held || err != nil {
+			return inFlight(0), held, err
 		}
 	}
 	wait, cancel := context.WithTimeout(ctx, s.opts.AcquireTimeout)

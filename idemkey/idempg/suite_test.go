@@ -86,6 +86,11 @@ func (f *fixture) expire(t testing.TB, id idemkey.Identity) {
 		id.Namespace, id.Scope, id.Key)
 }
 
+func (f *fixture) damage(t testing.TB, id idemkey.Identity) {
+	t.Helper()
+	f.exec(t, "UPDATE "+f.schema+".idempotency_key SET state = 7 WHERE (namespace, scope, key) = ($1, $2, $3)", id.Namespace, id.Scope, id.Key)
+}
+
 // crash cuts the owner's connection. The update of the lease waits until the
 // server has rolled back and freed the row, and so does the other lock.
 func (f *fixture) crash(t testing.TB, id idemkey.Identity, exec idemkey.Execution) {
@@ -110,7 +115,7 @@ func TestStore(t *testing.T) {
 			t.Parallel()
 			idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 				f := newFixture(t, opts)
-				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held}
+				return idemkeytest.Subject{Store: f, Crash: f.crash, Expire: f.expire, Held: f.held, Damage: f.damage}
 			})
 		})
 	}
@@ -299,17 +304,31 @@ func TestBeginDuringCommit(t *testing.T) {
 	wg.Wait()
 }
 
-// While every place is taken, replays are still answered and new keys refused.
+// While every place is taken, replays are still answered, duplicates told so, and new keys refused.
 func TestCapacity(t *testing.T) {
 	t.Parallel()
+	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testCapacity(t, mode)
+		})
+	}
+}
+
+func testCapacity(t *testing.T, mode ClaimMode) {
 	// The timeout is for a new connection too, which takes a while on a busy machine.
-	f := newFixture(t, Options{MaxInFlight: 1, AcquireTimeout: time.Second})
+	f := newFixture(t, Options{MaxInFlight: 1, AcquireTimeout: time.Second, ClaimMode: mode})
 	done := idemkeytest.Claim("done", "a")
 	if err := f.begin(t, done).Commit(t.Context(), idemkey.Response{Status: 200}); err != nil {
 		t.Fatalf("Commit: %v", err)
 	}
 	running := f.begin(t, idemkeytest.Claim("running", "a"))
 	f.kind(t, done, idemkey.KindReplay)
+	f.kind(t, idemkeytest.Claim("running", "a"), idemkey.KindInFlight)
+	other := newFixtureOn(t, f.pool, f.schema, Options{MaxInFlight: 1, AcquireTimeout: time.Second, ClaimMode: mode})
+	elsewhere := other.begin(t, idemkeytest.Claim("elsewhere", "a")) // as by another process
+	f.kind(t, idemkeytest.Claim("elsewhere", "a"), idemkey.KindInFlight)
+	elsewhere.end()
 	for _, key := range []string{"new", ""} {
 		if _, err := f.Begin(t.Context(), idemkeytest.Claim(key, "a")); !errors.Is(err, idemkey.ErrCapacity) {
 			t.Errorf("Begin %q: %v, want ErrCapacity", key, err)

@@ -2,7 +2,6 @@ package idempg
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
@@ -40,20 +39,14 @@ func Tx(ctx context.Context) pgx.Tx {
 // When fn returns nil, the status it wrote decides: 2xx and 3xx commit, a 4xx
 // rolls back and is kept for replays, a 5xx rolls back and may be retried. When fn
 // returns an error, what it wrote is discarded and the transaction rolls back;
-// the answer is the error itself if it is or wraps an [*idemkey.Problem], and
-// else what idemkey.Options.Problems.MapError says, by default a 500, or a 503 for a
-// serialization failure or deadlock.
+// the answer is what [idemkey.Fail] says.
 //
 // The transaction commits after fn has returned. What has to happen after that,
 // such as waking a relay, goes around the middleware's handler: when that
 // returns, the outcome is durable.
 func HandleTx(fn func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := fn(w, r, Tx(r.Context()))
-		if conflict(err) {
-			err = fmt.Errorf("%w: %w", idemkey.ErrTxConflict, err)
-		}
-		if err != nil {
+		if err := fn(w, r, Tx(r.Context())); err != nil {
 			idemkey.Fail(r.Context(), err)
 		}
 	})

@@ -68,11 +68,12 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 			rec.Response.Body = []byte(d.text(11))
 			rec.Response.KeyID = d.text(12)
 		}
-	default:
-		d.bad = true
 	}
-	if d.bad || rec.Attempt < 1 || rec.token == "" {
+	if d.bad || rec.token == "" {
 		return nil, fmt.Errorf("%w: the hash lacks a field", idemkey.ErrRecordCorrupt)
+	}
+	if err := rec.Check(); err != nil {
+		return nil, err
 	}
 	return rec, nil
 }

@@ -18,14 +18,14 @@ local now = t[1] * 1000 + math.floor(t[2] / 1000)
 `
 
 // luaRead defines read, which returns the hash as decodeRecord expects it; 0 is
-// what tells it from a claim that was won.
+// what tells it from a claim that was won. A time that is no number becomes a null.
 const luaRead = `
 local function read()
 	local r = redis.call('HMGET', KEYS[1], 'state', 'fp', 'fp_alg', 'token', 'attempt',
 		'lease_until', 'expires_at', 'status', 'header', 'body', 'key_id')
-	local left = math.max(0, (tonumber(r[6]) or 0) - now)
-	local life = math.max(0, (tonumber(r[7]) or 0) - now)
-	return {0, r[1], r[2], r[3], r[4], r[5], left, tonumber(r[7]) or 0, life, r[8], r[9], r[10], r[11] or ''}
+	local lease, expires = tonumber(r[6]) or false, tonumber(r[7]) or false
+	local left, life = lease and math.max(0, lease - now), expires and math.max(0, expires - now)
+	return {0, r[1], r[2], r[3], r[4], r[5], left, expires, life, r[8], r[9], r[10], r[11] or ''}
 end
 `
 
@@ -43,9 +43,10 @@ if state == '1' and r[2] == token then
 	return {1, tonumber(r[5]), tonumber(r[4]), r[6] or ''}
 end
 if state or redis.call('EXISTS', KEYS[1]) == 1 then
-	local free = state == '2'
-		or state == '1' and tonumber(r[3]) <= now
-		or (state == '3' or state == '4') and tonumber(r[4]) <= now
+	local lease, expires = tonumber(r[3]), tonumber(r[4]) -- nil: damaged, which read tells
+	local free = lease and expires and (state == '2'
+		or state == '1' and lease <= now
+		or (state == '3' or state == '4') and expires <= now)
 	if from == '' or r[2] ~= from or not free then
 		return read()
 	end

@@ -107,7 +107,11 @@ func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim, from 
 func (s *Store) call(ctx context.Context, script *redis.Script, key string, args ...any) *redis.Cmd {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.CallTimeout)
 	defer cancel()
-	return script.Run(ctx, s.client, []string{key}, args...)
+	cmd := script.Run(ctx, s.client, []string{key}, args...)
+	if err := cmd.Err(); err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
+		cmd.SetErr(fmt.Errorf("%w: it is no hash: %w", idemkey.ErrRecordCorrupt, err))
+	}
+	return cmd
 }
 
 // Inspect returns id's record, for an administrator's tools. It is not found if

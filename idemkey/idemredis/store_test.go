@@ -204,7 +204,7 @@ func TestCorrupt(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	for field, value := range map[string]string{
-		"state": "259", "attempt": "x", "token": "", "status": "20", "header": "\x09", "fp_alg": "",
+		"state": "259", "attempt": "x", "token": "", "status": "20", "header": "\x09", "fp_alg": "", "lease_until": "x", "expires_at": "",
 	} {
 		c := idemkeytest.Claim(field, "a")
 		f.commit(t, f.begin(t, c))
@@ -228,8 +228,16 @@ func TestCorrupt(t *testing.T) {
 	}
 	wrong := idemkeytest.Claim("wrong", "a")
 	f.client.Set(t.Context(), f.key(wrong.ID), "x", time.Minute)
-	if _, err := f.Begin(t.Context(), wrong); err == nil {
-		t.Error("Begin on a string: no error")
+	if _, err := f.Begin(t.Context(), wrong); !errors.Is(err, idemkey.ErrRecordCorrupt) {
+		t.Errorf("Begin on a string: %v, want %v", err, idemkey.ErrRecordCorrupt)
+	}
+	for _, field := range []string{"state", "fp", "fp_alg", "token", "attempt", "lease_until", "expires_at", "status", "header", "body"} {
+		c := idemkeytest.Claim("without-"+field, "a")
+		f.commit(t, f.begin(t, c))
+		f.client.HDel(t.Context(), f.key(c.ID), field)
+		if _, err := f.Begin(t.Context(), c); !errors.Is(err, idemkey.ErrRecordCorrupt) {
+			t.Errorf("Begin without %s: %v, want %v", field, err, idemkey.ErrRecordCorrupt)
+		}
 	}
 	if _, found, err := f.Inspect(t.Context(), idemkeytest.Claim("absent", "a").ID); found || err != nil {
 		t.Errorf("Inspect of nothing = %t, %v", found, err)

@@ -47,6 +47,11 @@ func (f *fixture) set(t testing.TB, id idemkey.Identity, field string, value any
 	}
 }
 
+func (f *fixture) damage(t testing.TB, id idemkey.Identity) {
+	t.Helper()
+	f.set(t, id, "state", 7)
+}
+
 // lapse lets the lease have ended long ago; what the owner does is up to it.
 func (f *fixture) lapse(t testing.TB, id idemkey.Identity, _ idemkey.Execution) {
 	t.Helper()
@@ -106,7 +111,7 @@ func TestStore(t *testing.T) {
 	t.Parallel()
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		f := newFixture(t)
-		return idemkeytest.Subject{Store: f, Crash: f.lapse, Expire: f.expire, SelfExpiring: true}
+		return idemkeytest.Subject{Store: f, Crash: f.lapse, Expire: f.expire, Damage: f.damage, SelfExpiring: true}
 	})
 }
 
@@ -121,7 +126,7 @@ func TestCluster(t *testing.T) {
 		if err := f.Check(t.Context()); err != nil {
 			t.Errorf("Check: %v", err)
 		}
-		return idemkeytest.Subject{Store: f, Crash: f.lapse, Expire: f.expire, SelfExpiring: true}
+		return idemkeytest.Subject{Store: f, Crash: f.lapse, Expire: f.expire, Damage: f.damage, SelfExpiring: true}
 	})
 }
 
@@ -131,7 +136,7 @@ func TestTwoInstances(t *testing.T) {
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		f := newFixture(t)
 		other := newFixtureOn(t, redistest.Client(t), f.client, f.opts)
-		return idemkeytest.Subject{Store: &alternating{stores: [2]idemkey.Store{f, other}}, Crash: f.lapse, Expire: f.expire, SelfExpiring: true}
+		return idemkeytest.Subject{Store: &alternating{stores: [2]idemkey.Store{f, other}}, Crash: f.lapse, Expire: f.expire, Damage: f.damage, SelfExpiring: true}
 	})
 }
 

@@ -13,7 +13,7 @@ const (
 type explainedError struct{ error }
 
 func (e *explainedError) Error() string {
-	return e.error.Error() + ": is it the right schema, and has it been migrated (migrations.Up, or sagamill migrate up)?"
+	return e.error.Error() + ": is it the right schema, and has it been migrated (migrations.Up, or sagamill migrate up), with the part of this table?"
 }
 
 func (e *explainedError) Unwrap() error { return e.error }

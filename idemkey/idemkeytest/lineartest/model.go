@@ -132,19 +132,23 @@ type input struct {
 // operations are the ops of one key as porcupine takes them. A claim precedes
 // its own effect, so that others can see a key bound or in flight before the
 // operation that did it takes effect. They see it only from one that has been
-// called and may have claimed.
+// called and may have claimed. In flight is also what a process answers while another request of the key
+// is about to claim it there: that one may still lose the key to a third, and end as a mismatch.
 func operations(ops []Op, leased bool) []porcupine.Operation {
 	var all []porcupine.Operation
 	for i, op := range ops {
 		in := input{op: op, leased: leased && op.Stalled}
 		for j, other := range ops {
-			if i == j || other.Call > op.Return || other.Kind == Mismatch {
+			if i == j || other.Call > op.Return {
 				continue
+			}
+			in.crowded = in.crowded || other.Return >= op.Call
+			if other.Kind == Mismatch {
+				continue // it has never claimed
 			}
 			if other.Body != op.Body && !slices.Contains(in.binders, other.Body) {
 				in.binders = append(in.binders, other.Body)
 			}
-			in.crowded = in.crowded || other.Return >= op.Call
 		}
 		all = append(all, porcupine.Operation{ClientId: op.Client, Input: in, Call: op.Call, Output: op.Kind, Return: op.Return})
 	}

@@ -47,6 +47,7 @@ func TestCheck(t *testing.T) {
 		{"bound for good", []Op{op(1, 0, "a", Unknown, ""), op(3, 4, "b", Mismatch, ""), op(5, 6, "b", Created, "r1")}, false},
 		{"all mismatch", []Op{op(1, 9, "a", Mismatch, ""), op(2, 8, "b", Mismatch, "")}, false},
 		{"in flight", []Op{op(1, 9, "a", Created, "r1"), op(3, 4, "a", InFlight, "")}, true},
+		{"in flight behind a claim that is lost", []Op{op(1, 9, "b", Mismatch, ""), op(2, 3, "b", InFlight, ""), op(4, 5, "a", Created, "r1")}, true},
 		{"in flight alone", []Op{op(1, 2, "a", InFlight, "")}, false},
 		{"in flight after the create was heard", []Op{created, op(3, 4, "a", InFlight, "")}, false},
 		{"absurd", []Op{op(1, 2, "a", Absurd, "")}, false},

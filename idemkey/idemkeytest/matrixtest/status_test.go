@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,6 +58,9 @@ var statuses = []statusRow{
 	{code: idemkey.CodeScopeMissing, way: "no principal", status: 401, record: absent, options: func(o *idemkey.Options) {
 		o.SingleTenant, o.Scope = false, func(*http.Request) (string, error) { return "", errors.New("no principal") }
 	}},
+	{code: idemkey.CodeScopeInvalid, way: "too long", status: 500, record: absent, options: func(o *idemkey.Options) {
+		o.SingleTenant, o.Scope = false, func(*http.Request) (string, error) { return strings.Repeat("s", idemkey.MaxScope+1), nil }
+	}},
 	{code: idemkey.CodeBodyConsumed, way: "read outside", status: 500, record: absent, mount: func(m *idemkey.Middleware, h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
@@ -99,8 +103,10 @@ var statuses = []statusRow{
 	{code: idemkey.CodeTxMisuse, way: "COMMIT", status: 500, rows: 1, record: completed, handle: statement("COMMIT")},
 	{code: idemkey.CodeTxMisuse, way: "ROLLBACK", status: 500, record: completed, handle: statement("ROLLBACK")},
 	{code: idemkey.CodeTxMisuse, way: "COMMIT in a longer string", status: 500, rows: 1, record: completed, handle: statement("COMMIT; BEGIN")},
+	{code: idemkey.CodeTxMisuse, way: "COMMIT over the hard limit", status: 500, rows: 1, record: "tombstone", handle: statement("COMMIT"),
+		options: func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 1, 1 }},
 	{code: idemkey.CodeRecordCorrupt, way: "header unreadable", status: 500, rows: 1, record: completed, provoke: whenCorrupt},
-	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, again: true, record: "failed",
+	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, record: "failed",
 		options: func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 1, 1 }},
 	{code: idemkey.CodeInternal, way: "returned error", status: 500, again: true, record: "failed",
 		handle: func(*statusTest, http.ResponseWriter, *http.Request) error { return errHandler }},
@@ -161,6 +167,22 @@ func TestStatuses(t *testing.T) {
 	slices.Sort(provoked)
 	if got, want := slices.Compact(provoked), declaredCodes(t); !slices.Equal(got, want) {
 		t.Errorf("rows provoke %q, and package idemkey has %q", got, want)
+	}
+}
+
+// The operators' list of codes is complete.
+func TestCodesAreDocumented(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(doc), "\n| code | status |")
+	list, _, _ = strings.Cut(list, "\n\n")
+	for _, code := range declaredCodes(t) {
+		if !strings.Contains(list, "`"+code+"`") {
+			t.Errorf("docs/operations.md has no row for %s", code)
+		}
 	}
 }
 

@@ -1,0 +1,186 @@
+package migrations
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/tern/v2/migrate"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// A Part is the tables of one package. A schema has those parts that its service
+// uses, all at the same version.
+type Part string
+
+// The parts. A [Part] that needs others brings them along.
+const (
+	Idempotency Part = "idempotency" // of idemkey/idempg
+	Outbox      Part = "outbox"      // of outbox
+	Inbox       Part = "inbox"       // of consumer; handlers that send messages need Outbox too
+	Saga        Part = "saga"        // of saga; needs Outbox and Inbox
+)
+
+// journal is what operators of messages write. It is part of Outbox and of Inbox.
+const journal Part = "journal"
+
+var (
+	parts      = []Part{Idempotency, Outbox, Inbox, Saga}
+	everything = append(slices.Clone(parts), journal)
+	needs      = map[Part][]Part{Outbox: {journal}, Inbox: {journal}, Saga: {Outbox, Inbox}}
+)
+
+// resolveParts returns wanted with what it needs, in the order of everything. None
+// means all.
+func resolveParts(wanted []Part) ([]Part, error) {
+	if len(wanted) == 0 {
+		return everything, nil
+	}
+	for _, p := range wanted {
+		if !slices.Contains(parts, p) {
+			return nil, fmt.Errorf("migrations: there is no part %q: the parts are %s", p, joinParts(parts, ", "))
+		}
+	}
+	all := slices.Clone(wanted)
+	for i := 0; i < len(all); i++ { // what is needed needs others in turn
+		all = append(all, needs[all[i]]...)
+	}
+	return uniteParts(all, nil), nil
+}
+
+// uniteParts returns a and b without duplicates, known ones in the order of everything.
+func uniteParts(a, b []Part) []Part {
+	both := slices.Concat(a, b)
+	slices.SortFunc(both, func(p, q Part) int {
+		return slices.Index(everything, p) - slices.Index(everything, q)
+	})
+	return slices.Compact(both)
+}
+
+func joinParts(all []Part, separator string) string {
+	names := make([]string, len(all))
+	for i, p := range all {
+		names[i] = string(p)
+	}
+	return strings.Join(names, separator)
+}
+
+// templateData tells the SQL of migrations and roles which parts there are: {{if .outbox}}.
+func templateData(all []Part) map[string]any {
+	data := map[string]any{}
+	for _, p := range all {
+		data[string(p)] = true
+	}
+	return data
+}
+
+// A state is what a schema has had. The column parts is there only if it has had
+// some parts and not all: without it the schema has everything.
+type state struct {
+	version int32
+	record  string // of the parts, as recordParts writes it
+}
+
+// recordParts returns what the version table says of a schema with all these parts.
+func recordParts(all []Part) string {
+	if !slices.ContainsFunc(everything, func(p Part) bool { return !slices.Contains(all, p) }) {
+		return ""
+	}
+	return joinParts(all, " ")
+}
+
+// parts returns those of which the schema has the tables. At version 0 there are none,
+// whatever is recorded.
+func (s state) parts() (all []Part) {
+	switch {
+	case s.version == 0:
+		return nil
+	case s.record == "":
+		return everything
+	}
+	for name := range strings.FieldsSeq(s.record) {
+		all = append(all, Part(name))
+	}
+	return all
+}
+
+// lacks returns those of wanted that the schema has not had.
+func (s state) lacks(wanted []Part) []Part {
+	there := s.parts()
+	return slices.DeleteFunc(slices.Clone(wanted), func(p Part) bool { return slices.Contains(there, p) })
+}
+
+// addParts makes the tables of parts that the schema lacks, as its version has them,
+// and records the parts, in one transaction. A schema without a version gets the record alone:
+// the migrations make the tables.
+func (s set) addParts(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part) error {
+	at, err := s.applied(ctx, conn, schema)
+	if err != nil {
+		return err
+	}
+	missing, record := at.lacks(wanted), recordParts(uniteParts(at.parts(), wanted))
+	if len(missing) == 0 || at.version == 0 && at.record == record {
+		return nil
+	}
+	m, err := s.load(ctx, nil, schema, missing)
+	if err != nil {
+		return err
+	}
+	if int(at.version) > len(m.Migrations) {
+		return fmt.Errorf("version %d is newer than this binary, which knows %d: add %s with the newer binary",
+			at.version, len(m.Migrations), joinParts(missing, ", "))
+	}
+	var sql strings.Builder
+	fmt.Fprintf(&sql, sqlLimitWaits, s.patience.timeout.Milliseconds(), schema+"."+s.version)
+	fmt.Fprintf(&sql, sqlRecordParts, schema+"."+s.version, record)
+	for _, step := range m.Migrations[:at.version] {
+		sql.WriteString(step.UpSQL + "\n")
+	}
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sql.String(), pgx.QueryExecModeSimpleProtocol)
+		return err
+	})
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) { // what try knows
+		return migrate.MigrationPgError{MigrationName: addingParts, PgError: refused}
+	}
+	return err
+}
+
+// sqlRecordParts writes down which parts a schema has.
+const sqlRecordParts = `ALTER TABLE %[1]s ADD COLUMN IF NOT EXISTS parts text;
+UPDATE %[1]s SET parts = nullif('%[2]s', '');
+`
+
+// addingParts names addParts in errors.
+const addingParts = "add parts"
+
+// Parts returns the parts whose tables schema has, none before its first migration.
+func Parts(ctx context.Context, databaseURL, schema string) (there []Part, err error) {
+	err = sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		at, err := sagamill.applied(ctx, conn, schema)
+		if absent(err) {
+			return nil
+		}
+		for _, p := range at.parts() {
+			if p != journal {
+				there = append(there, p)
+			}
+		}
+		return err
+	})
+	return there, err
+}
+
+// applied reads the state of schema without a lock. There is an error if it has none
+// yet.
+func (s set) applied(ctx context.Context, conn *pgx.Conn, schema string) (at state, err error) {
+	err = conn.QueryRow(ctx, sqlschema.Bind(schema, "SELECT version, coalesce(to_jsonb(v) ->> 'parts', '') FROM {schema}."+s.version+" v"),
+		pgx.QueryExecModeSimpleProtocol).Scan(&at.version, &at.record)
+	return at, err
+}
