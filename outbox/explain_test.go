@@ -220,6 +220,7 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 			stalled := []string{"a", "red", "z"}
 			for statement, p := range map[string]plan{
 				"listRetries":  f.explain(t, true, r.sql.listRetries, maxDue, maxFollowers, stalled),
+				"listAll":      f.explain(t, true, r.sql.listRetries, 10, 2, []string{}),
 				"promotePage":  f.explain(t, true, r.sql.promotePage, "", 50),
 				"promotePage2": f.explain(t, true, r.sql.promotePage, "k2", 50),
 				"fetchProbe":   f.explain(t, true, r.sql.fetchProbe, "blue", 0),
@@ -236,6 +237,7 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 				"fetchHeld":    f.explain(t, true, r.sql.fetchHeld, []int64{1, 2, 3}),
 				"promote":      f.explain(t, true, r.sql.promote, []string{"k1", "k2", "k3"}),
 				"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, stalled),
+				"lockHeldAll":  f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, []string{}),
 				"lockStored":   f.explain(t, true, r.sql.lockStored, 10, maxBatchBytes),
 			} {
 				for relation, scan := range p.scans() {

@@ -20,7 +20,7 @@ const (
 	maxDue       = 128 // refused messages that are due and taken at once
 	maxFollowers = 16  // messages behind each of them
 
-	promoteKeys = 1000 // ordering keys that promoteWaiting looks at in one round
+	promoteKeys = 200 // ordering keys that promoteWaiting looks at in one round
 )
 
 // heldRoom returns how many held messages may be read, or moved into the log: half of

@@ -22,5 +22,5 @@ var defaultLimits = limits{
 }
 
 // promoteInterval is how long messages may wait behind one that an operator has
-// removed by hand.
+// removed by hand, and the time in which all keys that are held are looked at: 2000 a second.
 const promoteInterval = time.Minute

@@ -77,14 +77,14 @@ const sqlListRetries = sqlHeldTopics + `,
 due AS (SELECT id, ordering_key FROM (` + sqlDueByTopic + `) each ORDER BY due_at, id LIMIT $1)
 SELECT h.id, octet_length(h.payload)
 FROM {schema}.outbox_held h
-WHERE h.id IN (
+WHERE h.id = ANY (ARRAY(
 	SELECT id FROM due
 	UNION
 	SELECT w.id FROM due, LATERAL (
 		SELECT id, count(*) FILTER (WHERE state = 'refused' AND id <> due.id) OVER (ORDER BY id) AS refused FROM (
 			SELECT f.id, f.state FROM {schema}.outbox_held f
 			WHERE f.state IN ('refused', 'waiting') AND f.ordering_key = due.ordering_key ORDER BY f.id LIMIT $2 + 1) f) w
-	WHERE refused = 0)
+	WHERE refused = 0))
 ORDER BY h.id`
 
 // sqlFetchHeld reads listed messages. Somebody may have made a dead letter of one,
