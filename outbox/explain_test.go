@@ -253,3 +253,25 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 		})
 	}
 }
+
+// So it is while nearly all that is held is of one topic and due, and the relay does not know yet that
+// the topic stalls.
+func TestOneTopicWithManyHeldMessagesCostsAPage(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(t, "ALTER TABLE {schema}.outbox_held SET (autovacuum_enabled = off)")
+	f.holdDeferred(t, 50_000, "red", "-1 s")
+	f.exec(t, "ANALYZE {schema}.outbox_held")
+	r := f.relay(t, RelayOptions{})
+	for statement, p := range map[string]plan{
+		"listRetries":  f.explain(t, true, r.sql.listRetries, 10, 2, []string{}),
+		"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, []string{}),
+		"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
+		"fetchProbe":   f.explain(t, true, r.sql.fetchProbe, "red", 1000),
+		"makeTopicDue": f.explain(t, true, r.sql.makeTopicDue, "red", 10),
+	} {
+		if p.buffers() > 300 {
+			t.Errorf("%s touches %d buffers", statement, p.buffers())
+		}
+	}
+}

@@ -395,23 +395,26 @@ WITH RECURSIVE topics (topic) AS (
 	FROM topics t WHERE t.topic IS NOT NULL),
 due AS (SELECT id, ordering_key FROM (
 	SELECT d.* FROM topics t, (VALUES ('refused'), ('waiting')) s (state), LATERAL (
-		SELECT o.id, o.ordering_key, o.due_at, o.payload FROM {schema}.outbox_held o
-		WHERE o.state <> 'dead' AND o.state <> 'delayed' AND o.due_at < 'infinity'
-			AND o.topic = t.topic AND o.state = s.state AND o.due_at <= (SELECT clock_timestamp()) AND o.id = (
+		SELECT o.* FROM (
+			SELECT id, ordering_key, due_at, payload FROM {schema}.outbox_held
+			WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'
+				AND topic = t.topic AND state = s.state AND due_at <= (SELECT clock_timestamp())
+			ORDER BY due_at, id OFFSET 0) o
+		WHERE o.id = (
 			SELECT h.id FROM {schema}.outbox_held h
 			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
 		ORDER BY o.due_at, o.id LIMIT $1) d
 	WHERE t.topic <> ALL ($3::text[])) each ORDER BY due_at, id LIMIT $1)
 SELECT h.id, octet_length(h.payload)
 FROM {schema}.outbox_held h
-WHERE h.id IN (
+WHERE h.id = ANY (ARRAY(
 	SELECT id FROM due
 	UNION
 	SELECT w.id FROM due, LATERAL (
 		SELECT id, count(*) FILTER (WHERE state = 'refused' AND id <> due.id) OVER (ORDER BY id) AS refused FROM (
 			SELECT f.id, f.state FROM {schema}.outbox_held f
 			WHERE f.state IN ('refused', 'waiting') AND f.ordering_key = due.ordering_key ORDER BY f.id LIMIT $2 + 1) f) w
-	WHERE refused = 0)
+	WHERE refused = 0))
 ORDER BY h.id
 ---- queries.locate
 
@@ -571,9 +574,12 @@ WHERE id = ANY (ARRAY(
 		SELECT id, sum(octet_length(payload)) OVER (ORDER BY due_at, id) - octet_length(payload) AS before
 		FROM (SELECT id, due_at, payload FROM (
 	SELECT d.* FROM topics t, (VALUES ('refused'), ('waiting')) s (state), LATERAL (
-		SELECT o.id, o.ordering_key, o.due_at, o.payload FROM {schema}.outbox_held o
-		WHERE o.state <> 'dead' AND o.state <> 'delayed' AND o.due_at < 'infinity'
-			AND o.topic = t.topic AND o.state = s.state AND o.due_at <= (SELECT clock_timestamp()) AND o.id = (
+		SELECT o.* FROM (
+			SELECT id, ordering_key, due_at, payload FROM {schema}.outbox_held
+			WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'
+				AND topic = t.topic AND state = s.state AND due_at <= (SELECT clock_timestamp())
+			ORDER BY due_at, id OFFSET 0) o
+		WHERE o.id = (
 			SELECT h.id FROM {schema}.outbox_held h
 			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
 		ORDER BY o.due_at, o.id LIMIT $1) d
