@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // A plan is a node of what EXPLAIN says in JSON.
@@ -170,7 +172,30 @@ func (f *fixture) hold(t *testing.T, n int, state, due string) {
 		FROM generate_series(1, $1::int) i`, n, state, due)
 }
 
-// What is due is found by an index among what is not, and among dead letters.
+// holdDeferred stores n messages, each of a key of its own, that wait because a topic stalled.
+func (f *fixture) holdDeferred(t *testing.T, n int, topic, due string) {
+	t.Helper()
+	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload,
+			state, due_at, reason)
+		SELECT nextval('{schema}.outbox_id_seq'), gen_random_uuid(), $2, 't', 's', 'k', 'step', '', gen_random_uuid()::text, '', '', '', convert_to($2 || i, 'utf8'),
+			'waiting', clock_timestamp() + $3::interval, 'nacked'
+		FROM generate_series(1, $1::int) i`, n, topic, due)
+}
+
+// ids returns n ids of a table.
+func (f *fixture) ids(t *testing.T, table string, n int) (ids []int64) {
+	t.Helper()
+	rows, _ := f.pool.Query(t.Context(), "SELECT id FROM "+f.schema+"."+table+" ORDER BY id LIMIT $1", n)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+// What is due is found by an index among what is not, among dead letters, and among what waits
+// for stalled topics. So a relay that begins to lead, and one that leads, does the same work however
+// many messages are held.
 func TestWhatIsNotDueCostsNothing(t *testing.T) {
 	t.Parallel()
 	for name, analyze := range map[string]string{"fresh": "SELECT", "analyzed": "ANALYZE {schema}.outbox_held"} {
@@ -178,6 +203,11 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.exec(t, "ALTER TABLE {schema}.outbox_held SET (autovacuum_enabled = off)")
+			for _, stalled := range []string{"a", "red", "z"} {
+				f.holdDeferred(t, 10_000, stalled, "-1 s")
+				f.holdDeferred(t, 5_000, stalled, "1 hour")
+			}
+			f.holdDeferred(t, 5, "blue", "1 hour")
 			f.hold(t, 5, "refused", "-1 s")
 			f.hold(t, 5, "delayed", "-1 s")
 			f.hold(t, 20_000, "dead", "0")
@@ -187,13 +217,27 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 			f.fill(t, 20_000)
 			f.exec(t, analyze)
 			r := f.relay(t, RelayOptions{})
+			stalled := []string{"a", "red", "z"}
 			for statement, p := range map[string]plan{
-				"listRetries":  f.explain(t, true, r.sql.listRetries, maxDue, maxFollowers, []string{}),
+				"listRetries":  f.explain(t, true, r.sql.listRetries, maxDue, maxFollowers, stalled),
+				"listAll":      f.explain(t, true, r.sql.listRetries, 10, 2, []string{}),
+				"promotePage":  f.explain(t, true, r.sql.promotePage, "", 50),
+				"promotePage2": f.explain(t, true, r.sql.promotePage, "k2", 50),
+				"fetchProbe":   f.explain(t, true, r.sql.fetchProbe, "blue", 0),
+				"fetchProbe2":  f.explain(t, true, r.sql.fetchProbe, "red", 1000),
+				"makeTopicDue": f.explain(t, true, r.sql.makeTopicDue, "blue", 10),
+				"makeAllDue":   f.explain(t, true, r.sql.makeTopicDue, "", 10),
+				"fetchPage":    f.explain(t, true, r.sql.fetchMessages[0], f.ids(t, "outbox", 20)),
+				"deleteHeld":   f.explain(t, true, r.sql.deleteHeld, []int64{1, 2, 3}),
+				"refuseHeld":   f.explain(t, true, r.sql.refuseHeld, []int64{1, 2, 3}, []string{"refused", "refused", "refused"}, []int64{1, 1, 1}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
+				"deferHeld":    f.explain(t, true, r.sql.deferHeld, []int64{1, 2, 3}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
+				"holdMessages": f.explain(t, true, r.sql.holdMessages[0], f.ids(t, "outbox", 3), []string{"waiting", "waiting", "waiting"}, []int64{1, 1, 1}, []int64{0, 0, 0}, []string{"r", "r", "r"}),
 				"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
 				"moveUnlocked": f.explain(t, true, r.sql.moveUnlocked, 2, maxPageBytes),
-				"fetchHeld":    f.explain(t, false, r.sql.fetchHeld, []int64{1, 2, 3}),
-				"promote":      f.explain(t, false, r.sql.promote, []string{"k1", "k2", "k3"}),
-				"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, []string{}),
+				"fetchHeld":    f.explain(t, true, r.sql.fetchHeld, []int64{1, 2, 3}),
+				"promote":      f.explain(t, true, r.sql.promote, []string{"k1", "k2", "k3"}),
+				"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, stalled),
+				"lockHeldAll":  f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, []string{}),
 				"lockStored":   f.explain(t, true, r.sql.lockStored, 10, maxBatchBytes),
 			} {
 				for relation, scan := range p.scans() {
@@ -207,5 +251,27 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 				t.Logf("%s: %d buffers", statement, p.buffers())
 			}
 		})
+	}
+}
+
+// So it is while nearly all that is held is of one topic and due, and the relay does not know yet that
+// the topic stalls.
+func TestOneTopicWithManyHeldMessagesCostsAPage(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(t, "ALTER TABLE {schema}.outbox_held SET (autovacuum_enabled = off)")
+	f.holdDeferred(t, 50_000, "red", "-1 s")
+	f.exec(t, "ANALYZE {schema}.outbox_held")
+	r := f.relay(t, RelayOptions{})
+	for statement, p := range map[string]plan{
+		"listRetries":  f.explain(t, true, r.sql.listRetries, 10, 2, []string{}),
+		"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, []string{}),
+		"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
+		"fetchProbe":   f.explain(t, true, r.sql.fetchProbe, "red", 1000),
+		"makeTopicDue": f.explain(t, true, r.sql.makeTopicDue, "red", 10),
+	} {
+		if p.buffers() > 300 {
+			t.Errorf("%s touches %d buffers", statement, p.buffers())
+		}
 	}
 }

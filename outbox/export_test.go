@@ -6,4 +6,5 @@ import "time"
 func (r *Relay) Brisk() {
 	r.limits.cursors = 5
 	r.limits.rotate, r.limits.held, r.limits.promote = 5*time.Millisecond, 10*time.Millisecond, 10*time.Millisecond
+	r.limits.first, r.limits.keys = 2, 2
 }

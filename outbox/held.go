@@ -19,6 +19,8 @@ import (
 const (
 	maxDue       = 128 // refused messages that are due and taken at once
 	maxFollowers = 16  // messages behind each of them
+
+	promoteKeys = 200 // ordering keys that promoteWaiting looks at in one round
 )
 
 // heldRoom returns how many held messages may be read, or moved into the log: half of
@@ -43,15 +45,6 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	if time.Now().After(l.promoteAt) {
-		if _, err := l.r.db.Exec(ctx, l.r.sql.promoteAll); err != nil {
-			return 0, fmt.Errorf("outbox: promote waiting messages: %w", err)
-		}
-		if err := failpoint.Hit("outbox/after-promote"); err != nil {
-			return 0, err
-		}
-		l.promoteAt = time.Now().Add(l.r.limits.promote)
-	}
 	began := time.Now()
 	list, err := l.listRetriesFairly(ctx)
 	if err != nil {
@@ -65,16 +58,42 @@ func (l *leader) readRetries(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	l.retryAt = time.Time{} // more may be due
 	l.retried = topicsOf(rows)
-	if len(rows) > 0 {
-		if err := failpoint.Hit("outbox/after-read-held"); err != nil {
-			return 0, err
-		}
-		l.dispatch(rows, cursor{}, true)
-		l.retrying = true
+	if len(rows) == 0 {
+		return 0, nil
 	}
+	if err := failpoint.Hit("outbox/after-read-held"); err != nil {
+		return 0, err
+	}
+	l.retryAt = time.Time{} // more may be due
+	l.dispatch(rows, cursor{}, true)
+	l.retrying = true
 	return len(rows), nil
+}
+
+// promoteWaiting makes messages due that wait behind none, because somebody has removed the first
+// of their key by hand: of some keys in each round, and of all again after limits.promote.
+func (l *leader) promoteWaiting(ctx context.Context) (int, error) {
+	if time.Now().Before(l.promoteAt) {
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	began := time.Now()
+	keys, last := 0, ""
+	err := l.r.queryByIndex(ctx, func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&keys, &last}, func() error { return nil })
+		return err
+	}, l.r.sql.promotePage, l.promoted, l.r.limits.first)
+	if err != nil {
+		return 0, fmt.Errorf("outbox: promote waiting messages: %w", err)
+	}
+	if keys < l.r.limits.first {
+		l.promoted, l.promoteAt = "", time.Now().Add(l.r.limits.promote)
+	} else {
+		l.promoted, l.promoteAt = last, time.Now().Add(l.lookPause(time.Since(began)))
+	}
+	return 0, failpoint.Hit("outbox/after-promote")
 }
 
 // moveDelayed makes delayed messages that are due part of the log, from which they are
@@ -182,18 +201,25 @@ func topicsOf(rows []row) (topics []string) {
 // listRetries lists what is due, except messages of some topics.
 func (l *leader) listRetries(ctx context.Context, except []string) ([]entry, error) {
 	var list []entry
-	batch := &pgx.Batch{}
-	batch.Queue(l.r.sql.planByIndex)
-	batch.Queue(l.r.sql.listRetries, maxDue, maxFollowers, except).Query(func(rows pgx.Rows) (err error) {
+	err := l.r.queryByIndex(ctx, func(rows pgx.Rows) (err error) {
 		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
 			return e, row.Scan(&e.id, &e.size)
 		})
 		return err
-	})
-	if err := l.r.db.SendBatch(ctx, batch).Close(); err != nil {
+	}, l.r.sql.listRetries, maxDue, maxFollowers, except)
+	if err != nil {
 		return nil, fmt.Errorf("outbox: list due messages: %w", err)
 	}
 	return list, nil
+}
+
+// queryByIndex sends a statement on held messages, planned as sqlPlanByIndex says: how many there
+// are changes by the second, and statistics mislead.
+func (r *Relay) queryByIndex(ctx context.Context, read func(pgx.Rows) error, statement string, args ...any) error {
+	batch := &pgx.Batch{}
+	batch.Queue(r.sql.planByIndex)
+	batch.Queue(statement, args...).Query(read)
+	return r.db.SendBatch(ctx, batch).Close()
 }
 
 // fetchHeld reads the messages of list, those that are still what they were
@@ -203,12 +229,8 @@ func (l *leader) fetchHeld(ctx context.Context, list []entry) ([]row, error) {
 	for i, e := range list {
 		ids[i] = e.id
 	}
-	found, err := l.r.db.Query(ctx, l.r.sql.fetchHeld, ids)
-	if err != nil {
-		return nil, fmt.Errorf("outbox: read due messages: %w", err)
-	}
 	var rows []row
-	if err := collect(&rows, 0)(found); err != nil {
+	if err := l.r.queryByIndex(ctx, collect(&rows, scanHeld), l.r.sql.fetchHeld, ids); err != nil {
 		return nil, fmt.Errorf("outbox: read due messages: %w", err)
 	}
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })

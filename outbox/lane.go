@@ -21,6 +21,10 @@ const (
 	// its topic getting through in between, before it counts as refused: it is the
 	// message that breaks the connection.
 	maxStrikes = 3
+
+	// blockedKeys is at how many blocked keys a lane forgets those that the database knows and
+	// no message in flight was read without: see settledPages.
+	blockedKeys = 4096
 )
 
 // errUnknown is the refusal of such a message.
@@ -48,8 +52,11 @@ type lane struct {
 	flows    map[string]*flow    // by topic
 	calls    int                 // on their way
 	returned chan *call          // has room for each call
-	blocked  map[uint64]block    // keys with held messages
+	blocked  map[uint64]block    // keys with held messages, as far as in-flight ones may not know
+	forgetAt int                 // at how many of them the lane forgets some
 	suspects map[int64]suspicion // held messages that were given back
+
+	settled *settledPages
 
 	open   atomic.Int64 // messages handed to the lane and not decided
 	gaveUp atomic.Bool  // the broker did not answer, and the relay is to stop
@@ -90,9 +97,26 @@ type block struct {
 // A freed key had nothing held when page through had been settled.
 type freed struct{ key, through uint64 }
 
-func newLane(r *Relay, stop <-chan struct{}, done chan<- struct{}) *lane {
+// settledPages says up to which page the database knows what is held, and every message in flight
+// was read after that. A message says itself whether one of its key is held by then: row.behind.
+type settledPages struct {
+	known atomic.Uint64
+
+	through, last uint64 // the pages settled, and dispatched, when known was last moved
+}
+
+// note notes that the pages up to through are settled, and those up to last dispatched. Once all
+// of the latter are settled, whatever is in flight was read later than the settlement.
+func (s *settledPages) note(through, last uint64) {
+	if through >= s.last {
+		s.known.Store(s.through)
+		s.through, s.last = through, last
+	}
+}
+
+func newLane(r *Relay, settled *settledPages, stop <-chan struct{}, done chan<- struct{}) *lane {
 	return &lane{
-		r: r, in: make(chan []*item, 2*r.opts.Window+stallPage), stop: stop, done: done, poke: make(chan struct{}, 1),
+		r: r, settled: settled, forgetAt: r.limits.keys, in: make(chan []*item, 2*r.opts.Window+stallPage), stop: stop, done: done, poke: make(chan struct{}, 1),
 		busy: map[uint64]bool{}, flows: map[string]*flow{}, returned: make(chan *call, maxLaneCalls),
 		blocked: map[uint64]block{}, suspects: map[int64]suspicion{},
 	}
@@ -114,6 +138,21 @@ func (l *lane) applyFreed() {
 		}
 	}
 	l.freed = l.freed[:0]
+}
+
+// forgetKnown keeps what is remembered of blocked keys to the messages in flight, however many
+// are held.
+func (l *lane) forgetKnown() {
+	if len(l.blocked) < l.forgetAt {
+		return
+	}
+	known := l.settled.known.Load()
+	for key, b := range l.blocked {
+		if b.through <= known {
+			delete(l.blocked, key)
+		}
+	}
+	l.forgetAt = max(l.r.limits.keys, 2*len(l.blocked))
 }
 
 // run publishes until ctx ends, and returns when no call is on its way.
@@ -201,6 +240,7 @@ func (l *lane) take(items []*item) {
 // those that are not to be sent.
 func (l *lane) next(now time.Time) (calls []*call) {
 	l.applyFreed()
+	l.forgetKnown()
 	byTopic := make(map[string]*call, 1)
 	ahead := make(map[uint64]bool) // keys of which an earlier message has to go first
 	for _, m := range l.pending {
@@ -235,8 +275,8 @@ func (l *lane) next(now time.Time) (calls []*call) {
 func (l *lane) withheld(m *item) bool {
 	b, blocked := l.blocked[m.key]
 	switch {
-	case blocked && !m.held:
-		l.blocked[m.key] = block{b.head, m.page.seq}
+	case !m.held && (blocked || m.behind > 0):
+		l.blocked[m.key] = block{max(b.head, m.behind), m.page.seq}
 		l.decide(m, queued)
 	case blocked && b.head < m.ID && b.through == m.page.seq:
 		l.decide(m, skipped) // a held message waits where it is

@@ -49,10 +49,13 @@ type leader struct {
 	marks    int64  // checkpoints of this epoch
 	turnAt   int64  // the checkpoint after which the tables of cursors take turns
 
+	settled   settledPages
+	chores    []chore
 	retryAt   time.Time // when to look for refused messages that are due
 	retrying  bool      // a page of them is in flight: no message is in two
 	retried   []string  // the topics of the last page of them
 	promoteAt time.Time // when to look for messages that wait behind none
+	promoted  string    // the ordering key up to which that is done
 	moveAt    time.Time // when to look for delayed messages that are due
 	unmoved   int       // moves of them in a row that have failed
 	resumeAll bool      // messages that an earlier tenure deferred must still be made due
@@ -74,29 +77,28 @@ var keySeed = maphash.MakeSeed()
 // lead publishes from t on until ctx ends, after which it finishes the messages
 // in flight, or until the lease is lost.
 func (r *Relay) lead(ctx, work context.Context, t tenure) error {
-	work, cancel := context.WithCancel(work)
-	defer cancel()
+	work, end := context.WithCancelCause(work)
+	defer end(nil)
+	r.topics.forgetProbes()
 	l := &leader{
 		r: r, tenure: t, done: make(chan struct{}, 1),
 		reader:   logReader{db: r.db, sql: &r.sql, epoch: t.epoch, limit: r.limits.list, at: t.at},
-		turnedAt: time.Now(), movedAt: time.Now(), promoteAt: time.Now().Add(r.limits.promote), turnAt: r.limits.cursors,
+		turnedAt: time.Now(), movedAt: time.Now(), turnAt: r.limits.cursors,
 		resumeAll: true,
-		expiry:    time.AfterFunc(time.Until(t.until), cancel), // nothing is published without a lease
+		expiry:    time.AfterFunc(time.Until(t.until), func() { end(errExpired) }), // nothing is published without a lease
 	}
 	defer l.expiry.Stop()
-	if err := l.openLanes(work, ctx.Done()); err != nil {
-		return err
-	}
+	l.openLanes(ctx.Done())
 	var lanes sync.WaitGroup
 	for _, lane := range l.lanes {
 		lanes.Go(func() { lane.run(work) })
 	}
-	lanes.Go(func() { l.keepLease(work, cancel) })
+	lanes.Go(func() { l.keepLease(work, end) })
 	l.probing = &lanes
 	r.counters.leads.Store(true)
 	err := guard.Call(func() error { return l.run(ctx, work) }) // what a panic leaves of l goes with the tenure
 	r.counters.leads.Store(false)
-	cancel()
+	end(nil)
 	lanes.Wait()
 	r.release(ctx, t.epoch) // does nothing to another relay's
 	return err
@@ -105,7 +107,7 @@ func (r *Relay) lead(ctx, work context.Context, t tenure) error {
 // keepLease renews the lease until ctx ends, and ends the tenure when another
 // relay has taken over. It does so beside the rounds, which may take longer than
 // the lease.
-func (l *leader) keepLease(ctx context.Context, end func()) {
+func (l *leader) keepLease(ctx context.Context, end context.CancelCauseFunc) {
 	wait := l.r.opts.Lease / 3
 	for {
 		timer := time.NewTimer(wait)
@@ -122,7 +124,7 @@ func (l *leader) keepLease(ctx context.Context, end func()) {
 		})
 		switch {
 		case errors.Is(err, errOvertaken):
-			end()
+			end(errOvertaken)
 			return
 		case err != nil:
 			wait = l.r.opts.Lease / standbyLooks
@@ -133,8 +135,8 @@ func (l *leader) keepLease(ctx context.Context, end func()) {
 	}
 }
 
-// run does round after round. It returns nil after ctx has ended, and an
-// errOvertaken once the lease is lost.
+// run does round after round. It returns nil after ctx has ended, and how the tenure has ended
+// once the lease is lost.
 func (l *leader) run(ctx, work context.Context) error {
 	for {
 		stopping := ctx.Err() != nil
@@ -145,7 +147,7 @@ func (l *leader) run(ctx, work context.Context) error {
 		case work.Err() != nil && stopping:
 			return nil
 		case work.Err() != nil:
-			return errOvertaken
+			return context.Cause(work)
 		case err != nil:
 			l.failures++
 			l.r.opts.Logger.ErrorContext(ctx, "outbox: relay", "schema", l.r.opts.Schema, "failures", l.failures, "error", err)
@@ -177,27 +179,19 @@ func (l *leader) finished() bool {
 	return gaveUp && l.pages[0].left.Load() > 0
 }
 
-// openLanes makes the lanes, with the keys that wait for held messages.
-func (l *leader) openLanes(ctx context.Context, stop <-chan struct{}) error {
+// openLanes makes the lanes. Which keys wait for held messages the messages of the log say
+// themselves: row.behind.
+func (l *leader) openLanes(stop <-chan struct{}) {
 	for range l.r.opts.Lanes {
-		l.lanes = append(l.lanes, newLane(l.r, stop, l.done))
+		l.lanes = append(l.lanes, newLane(l.r, &l.settled, stop, l.done))
 	}
 	l.r.topics.listen(l.pokeLanes)
-	rows, err := l.r.db.Query(ctx, l.r.sql.blockedKeys)
-	if err != nil {
-		return fmt.Errorf("outbox: read blocked keys: %w", err)
+	l.chores = []chore{
+		{name: "resume topics", do: l.resumeTopics},
+		{name: "promote waiting messages", do: l.promoteWaiting},
+		{name: "read due messages", do: l.readRetries},
+		{name: "move delayed messages", do: l.moveDelayed},
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var key string
-		var b block
-		if err := rows.Scan(&key, &b.head); err != nil {
-			return fmt.Errorf("outbox: read blocked keys: %w", err)
-		}
-		h := maphash.String(keySeed, key)
-		l.lane(h).blocked[h] = b
-	}
-	return rows.Err()
 }
 
 // pokeLanes has the lanes look again at what waits in them.
@@ -220,17 +214,21 @@ func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
 		return n, err
 	}
 	l.r.topics.setPressure(l.pressure())
-	l.r.sendProbes(ctx, l.probing, func() {
+	l.r.sendProbes(ctx, l.probing, l.unsettled, func() {
 		select {
 		case l.done <- struct{}{}:
 		default:
 		}
 	})
-	for _, read := range []func(context.Context) (int, error){l.resumeTopics, l.readRetries, l.moveDelayed, l.readLog} {
-		more, err := read(ctx)
+	for i := range l.chores {
+		more, err := l.attempt(ctx, &l.chores[i])
 		if n += more; err != nil {
 			return n, err
 		}
+	}
+	read, err := l.readLog(ctx)
+	if n += read; err != nil {
+		return n, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
@@ -238,6 +236,49 @@ func (l *leader) round(ctx context.Context, stopping bool) (n int, err error) {
 		l.r.opts.Logger.WarnContext(ctx, "outbox: the log's tables do not rotate", "schema", l.r.opts.Schema, "error", err)
 	}
 	return n, nil
+}
+
+// A chore is a part of a round that deals with a bounded number of held messages. If it fails, it is
+// left out for a while, and the round goes on: it costs the log nothing but the time that it took.
+type chore struct {
+	name      string
+	do        func(context.Context) (int, error)
+	failures  int // in a row
+	notBefore time.Time
+}
+
+// attempt does c unless it has just failed. Its error is one that ends the tenure.
+func (l *leader) attempt(ctx context.Context, c *chore) (int, error) {
+	if time.Now().Before(c.notBefore) {
+		return 0, nil
+	}
+	n, err := c.do(ctx)
+	switch {
+	case err == nil:
+		c.failures = 0
+	case errors.Is(err, errOvertaken):
+		return n, err
+	case ctx.Err() == nil:
+		c.failures++
+		c.notBefore = time.Now().Add(failurePolicy.Wait(c.failures))
+		l.r.opts.Logger.ErrorContext(ctx, "outbox: a step of the relay failed; it is tried again later, and new messages are published meanwhile",
+			"schema", l.r.opts.Schema, "step", c.name, "failures", c.failures, "error", err)
+		l.r.signals.rested.Send(err)
+	}
+	return n, nil
+}
+
+// unsettled reports whether messages of a topic are in pages that are not settled. Then those that
+// were kept aside need not be in the database yet.
+func (l *leader) unsettled(topic string) bool {
+	for _, p := range l.pages {
+		for i := range p.items {
+			if p.items[i].Topic == topic {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // room returns how many messages may be read, and how many bytes of payload they may have,

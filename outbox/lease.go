@@ -25,6 +25,8 @@ var (
 	// errOvertaken reports that another relay has taken over, or has to, as after
 	// a crash of the server.
 	errOvertaken = errors.New("outbox: another relay has taken over, or the server has restarted after a crash")
+	// errExpired reports that a relay's own lease ended because it could not be renewed in time.
+	errExpired = errors.New("outbox: the lease ran out: the database was away, or took too long to renew it")
 	// errForeign reports that the log's ids of transactions are another cluster's.
 	errForeign = errors.New("outbox: the log is from another cluster")
 )
@@ -45,7 +47,8 @@ type standing struct {
 }
 
 // lock locks the row of who publishes. Its error is an errStandby while another
-// relay has the lease or is about to take it.
+// relay has the lease or is about to take it. A lease of its own is left from an earlier
+// tenure, whose end could not be noted.
 func (r *Relay) lock(ctx context.Context, tx pgx.Tx) (standing, error) {
 	rows, _ := tx.Query(ctx, r.sql.lockRelay)
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[standing])
@@ -54,7 +57,7 @@ func (r *Relay) lock(ctx context.Context, tx pgx.Tx) (standing, error) {
 		return s, errStandby
 	case err != nil:
 		return s, fmt.Errorf("lock the lease: %w", err)
-	case s.Left > 0 && s.Holder != "":
+	case s.Left > 0 && s.Holder != "" && s.Holder != r.holder:
 		return s, errStandby
 	}
 	return s, nil
@@ -87,7 +90,6 @@ func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
 func (r *Relay) tryTakeOver(ctx context.Context) (t tenure, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	t.until = time.Now().Add(r.opts.Lease)
 	err = r.begin(ctx, func(tx pgx.Tx) error {
 		s, err := r.lock(ctx, tx)
 		if err != nil {
@@ -97,11 +99,11 @@ func (r *Relay) tryTakeOver(ctx context.Context) (t tenure, err error) {
 		if err := r.resume(ctx, tx, s, &t); err != nil {
 			return err
 		}
+		t.until = time.Now().Add(r.opts.Lease)
 		batch := &pgx.Batch{}
 		batch.Queue(r.sql.takeLease, t.epoch, r.holder, r.opts.Lease.Microseconds(), appendLog)
 		batch.Queue(r.sql.beginTenure, t.epoch)
 		batch.Queue(r.sql.checkpoint[t.which], t.epoch, 0, t.at.from.text, t.at.toText(), t.at.last)
-		batch.Queue(r.sql.promoteAll)
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 			return err
 		}

@@ -12,13 +12,15 @@ type limits struct {
 	stall   time.Duration // how long a full window may make no progress
 	resume  int           // messages of a topic that are made due at once when it is resumed
 	promote time.Duration // how often waiting messages are looked for whose first is gone
+	first   int           // ordering keys of which the first message is looked at in one step of that
+	keys    int           // blocked keys at which a lane forgets some
 }
 
 var defaultLimits = limits{
 	list: maxList, page: maxPage, cursors: cursorRows,
-	held: heldInterval, rotate: rotateInterval, stall: stallTimeout, resume: resumeRows, promote: promoteInterval,
+	held: heldInterval, rotate: rotateInterval, stall: stallTimeout, resume: resumeRows, promote: promoteInterval, first: promoteKeys, keys: blockedKeys,
 }
 
 // promoteInterval is how long messages may wait behind one that an operator has
-// removed by hand.
+// removed by hand, and the time in which all keys that are held are looked at: 2000 a second.
 const promoteInterval = time.Minute

@@ -143,7 +143,10 @@ func (l *logReader) fetch(ctx context.Context, list []entry) ([]row, error) {
 	batch.Queue(l.sql.planByIndex)
 	for leaf, some := range ids {
 		if len(some) > 0 {
-			batch.Queue(l.sql.fetchMessages[leaf], some).Query(collect(&rows, leaf))
+			batch.Queue(l.sql.fetchMessages[leaf], some).Query(collect(&rows, func(m *row, found pgx.Rows) error {
+				m.leaf = leaf
+				return m.scan(found, &m.behind)
+			}))
 		}
 	}
 	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
@@ -153,13 +156,16 @@ func (l *logReader) fetch(ctx context.Context, list []entry) ([]row, error) {
 	return rows, nil
 }
 
-// collect appends what a statement of the leaf returns to rows.
-func collect(rows *[]row, leaf int) func(pgx.Rows) error {
+// scanHeld reads a message that a statement on held messages, or on a table log, returns.
+func scanHeld(m *row, found pgx.Rows) error { return m.scan(found) }
+
+// collect appends what a statement returns to rows.
+func collect(rows *[]row, scan func(*row, pgx.Rows) error) func(pgx.Rows) error {
 	return func(found pgx.Rows) error {
 		defer found.Close()
 		for found.Next() {
-			m := row{leaf: leaf}
-			if err := m.scan(found); err != nil {
+			var m row
+			if err := scan(&m, found); err != nil {
 				return err
 			}
 			*rows = append(*rows, m)

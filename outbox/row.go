@@ -23,14 +23,15 @@ type row struct {
 	CreatedAt                                     time.Time
 	Attempts                                      int // refusals so far
 
-	leaf int  // where it is stored, in an append-only log
-	held bool // it is in outbox_held
+	leaf   int   // where it is stored, in an append-only log
+	behind int64 // the held message of its ordering key when it was read from an append-only log; 0: none
+	held   bool  // it is in outbox_held
 }
 
-// scan reads the columns that every statement on messages returns.
-func (m *row) scan(rows pgx.Rows) error {
-	return rows.Scan(&m.ID, &m.MessageID, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.OrderingKey,
-		&m.CorrelationID, &m.CausationID, &m.ContentType, &m.Headers, &m.Payload, &m.CreatedAt, &m.Attempts)
+// scan reads the columns that every statement on messages returns, and then those of more.
+func (m *row) scan(rows pgx.Rows, more ...any) error {
+	return rows.Scan(append([]any{&m.ID, &m.MessageID, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.OrderingKey,
+		&m.CorrelationID, &m.CausationID, &m.ContentType, &m.Headers, &m.Payload, &m.CreatedAt, &m.Attempts}, more...)...)
 }
 
 // message renders m as it goes over the wire. The step key is derived here

@@ -58,6 +58,7 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 		l.r.counters.settled(p)
 		l.retrying = l.retrying && !p.held
 	}
+	l.settled.note(l.pages[front-1].seq, l.seq)
 	clear(l.pages[:front])
 	l.pages = l.pages[front:]
 	l.inFlight -= n
@@ -110,6 +111,7 @@ func (l *leader) settleExceptions(ctx context.Context, pages []*page, after curs
 			return overtaken(err)
 		}
 		batch := &pgx.Batch{}
+		batch.Queue(l.r.sql.planByIndex)
 		ledger.queue(&l.r.sql, batch)
 		written := l.queueCheckpoint(batch, after)
 		batch.Queue(l.r.sql.promote, ledger.keys).Query(func(rows pgx.Rows) (err error) {

@@ -79,7 +79,7 @@ type queries struct {
 	deleteStored, holdStored, holdAgain                                       string
 	moveDelayed, moveUnlocked, listRetries, fetchHeld, deleteHeld, refuseHeld string
 	holdMessages                                                              eachLeaf
-	promote, promoteAll, blockedKeys                                          string
+	promote, promotePage                                                      string
 	deferStored, deferHeld, fetchProbe, makeTopicDue                          string
 
 	countTable, countDifference, countHeld, readRelay, leafSizes, oldestWriter string
@@ -114,7 +114,7 @@ func newQueries(schema string) queries {
 		deleteStored: bind(sqlDeleteStored), holdStored: bind(sqlHoldStored), holdAgain: bind(sqlHoldAgain),
 		moveDelayed: bind(strings.ReplaceAll(sqlMoveDelayed, "{skip}", "")), moveUnlocked: bind(strings.ReplaceAll(sqlMoveDelayed, "{skip}", " SKIP LOCKED")), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
 		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
-		promote: bind(sqlPromote), promoteAll: bind(sqlPromoteAll), blockedKeys: bind(sqlBlockedKeys),
+		promote: bind(sqlPromote), promotePage: bind(sqlPromotePage),
 		deferStored: bind(sqlDeferStored), deferHeld: bind(sqlDeferHeld), fetchProbe: bind(sqlFetchProbe), makeTopicDue: bind(sqlMakeTopicDue),
 
 		countTable: bind(unionOfLeaves(sqlCountTable, sqlCountTableLeaf)), countDifference: bind(unionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),

@@ -33,11 +33,14 @@ const sqlListLeaf = `
 	UNION ALL
 	SELECT {i}, id, octet_length(payload), xid FROM {schema}.{leaf} WHERE xid = ANY ($2::text[]::xid8[])`
 
-// sqlFetchMessages reads listed messages. It takes no lock: nobody changes them.
+// sqlFetchMessages reads listed messages, and whether one of the same ordering key is held, behind
+// which they have to wait. It takes no lock: nobody changes them.
 const sqlFetchMessages = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts
-FROM {schema}.{leaf} WHERE id = ANY ($1::bigint[])`
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.{leaf} o WHERE id = ANY ($1::bigint[])`
 
 // sqlCurrentLeaf reads where new messages go, and how large each leaf is.
 const sqlCurrentLeaf = `

@@ -8,21 +8,14 @@ const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $
 // an earlier refused message of their key, and without those of the topics $3. It stops
 // before the batch exceeds $2 bytes of payload, but takes one message in any case. Nobody
 // but the active relay and an operator locks these rows; SKIP LOCKED lets the operator win.
-const sqlLockHeld = `
+const sqlLockHeld = sqlHeldTopics + `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
 FROM {schema}.outbox_held
 WHERE id = ANY (ARRAY(
 	SELECT id FROM (
 		SELECT id, sum(octet_length(payload)) OVER (ORDER BY due_at, id) - octet_length(payload) AS before
-		FROM (
-			SELECT id, due_at, payload
-			FROM {schema}.outbox_held o
-			WHERE state <> 'dead' AND state <> 'delayed' AND due_at <= (SELECT clock_timestamp()) AND topic <> ALL ($3::text[]) AND (
-				SELECT h.id FROM {schema}.outbox_held h
-				WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key AND h.id < o.id LIMIT 1) IS NULL
-			ORDER BY due_at, id
-			LIMIT $1) due) sized
+		FROM (SELECT id, due_at, payload FROM (` + sqlDueByTopic + `) each ORDER BY due_at, id LIMIT $1) due) sized
 	WHERE before < $2))
 FOR UPDATE SKIP LOCKED`
 

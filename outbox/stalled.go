@@ -26,7 +26,7 @@ const (
 	probeTimeout = 2 * time.Second
 
 	// resumeRows is how many messages of a topic are made due at once when it is resumed.
-	resumeRows = 10_000
+	resumeRows = 1000
 )
 
 // deferralPolicy spaces the tries of a message that was deferred while others of its topic
@@ -45,9 +45,11 @@ func (r *Relay) deferral(topic string) time.Duration {
 }
 
 // sendProbes probes the stalled topics whose turn it is, in goroutines of probing, and calls
-// told after each.
-func (r *Relay) sendProbes(ctx context.Context, probing *sync.WaitGroup, told func()) {
+// told after each. unsettled reports whether messages of a topic are on their way into
+// outbox_held.
+func (r *Relay) sendProbes(ctx context.Context, probing *sync.WaitGroup, unsettled func(topic string) bool, told func()) {
 	for _, p := range r.topics.dueProbes() {
+		p.unsettled = unsettled(p.topic) // before the probe looks for one
 		probing.Go(func() {
 			r.sendProbe(ctx, p)
 			told()
@@ -56,21 +58,21 @@ func (r *Relay) sendProbes(ctx context.Context, probing *sync.WaitGroup, told fu
 }
 
 // sendProbe publishes a message that waits because its topic stalls. Without such a message
-// the topic counts as reached: the next message tells.
+// the topic counts as reached, unless one is to come: the next message tells.
 func (r *Relay) sendProbe(ctx context.Context, p probe) {
 	reading, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	var rows []row
 	err := guard.Call(func() error {
-		found, err := r.db.Query(reading, r.sql.fetchProbe, p.topic, p.after)
-		if err == nil {
-			err = collect(&rows, 0)(found)
-		}
-		return err
+		return r.queryByIndex(reading, collect(&rows, scanHeld), r.sql.fetchProbe, p.topic, p.after)
 	})
 	if err != nil {
 		r.opts.Logger.WarnContext(ctx, "outbox: cannot read a message to probe a stalled topic with; it is tried again later", "schema", r.opts.Schema, "topic", p.topic, "error", err)
 		r.topics.probed(p.topic, p.after, nil, false)
+		return
+	}
+	if len(rows) == 0 && p.unsettled {
+		r.topics.probeLater(p.topic)
 		return
 	}
 	if len(rows) == 0 {
@@ -143,11 +145,14 @@ func (l *leader) settleProbe(ctx context.Context, topic string, m *row) error {
 // forgetProbe removes a message that a probe has published, whatever somebody has made of it
 // meanwhile, and lets go what waits behind it. It returns its key if nothing is held of that.
 func (r *Relay) forgetProbe(ctx context.Context, tx pgx.Tx, m *row) (open []string, err error) {
-	if _, err := tx.Exec(ctx, r.sql.deleteHeld, []int64{m.ID}); err != nil {
-		return nil, err
-	}
-	rows, _ := tx.Query(ctx, r.sql.promote, []string{m.OrderingKey})
-	open, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	batch := &pgx.Batch{}
+	batch.Queue(r.sql.planByIndex)
+	batch.Queue(r.sql.deleteHeld, []int64{m.ID})
+	batch.Queue(r.sql.promote, []string{m.OrderingKey}).Query(func(rows pgx.Rows) (err error) {
+		open, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	err = tx.SendBatch(ctx, batch).Close()
 	r.counters.published.Add(1)
 	return open, err
 }
@@ -163,9 +168,14 @@ func (r *Relay) resumeTopic(ctx context.Context, name string) {
 func (r *Relay) makeTopicDue(ctx context.Context, name string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	tag, err := r.db.Exec(ctx, r.sql.makeTopicDue, name, r.limits.resume)
+	var n int64
+	err := r.queryByIndex(ctx, func(rows pgx.Rows) error {
+		rows.Close()
+		n = rows.CommandTag().RowsAffected()
+		return rows.Err()
+	}, r.sql.makeTopicDue, name, r.limits.resume)
 	if err != nil {
 		return 0, fmt.Errorf("outbox: resume topic %q: %w", name, err)
 	}
-	return int(tag.RowsAffected()), nil
+	return int(n), nil
 }

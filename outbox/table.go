@@ -32,7 +32,7 @@ func (r *Relay) runTable(ctx, work context.Context) {
 	defer stop()
 	idle, failures := 0, 0
 	for ctx.Err() == nil {
-		r.sendProbes(probes, &probing, r.wakeSelf)
+		r.sendProbes(probes, &probing, func(string) bool { return false }, r.wakeSelf) // a pass settles what it reads
 		n, err := r.pass(work)
 		switch {
 		case err != nil:
@@ -229,7 +229,7 @@ func lockRows(ctx context.Context, tx pgx.Tx, held bool, statement string, args 
 		return nil, fmt.Errorf("lock messages: %w", err)
 	}
 	var rows []row
-	if err := collect(&rows, 0)(found); err != nil {
+	if err := collect(&rows, scanHeld)(found); err != nil {
 		return nil, fmt.Errorf("lock messages: %w", err)
 	}
 	for i := range rows {

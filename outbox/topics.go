@@ -19,7 +19,7 @@ const (
 	// further, and pressedLooks do if any of them got through since the call began. The
 	// patience doubles with each stall that follows a resumption within stallMemory: a queue
 	// may be slow, and not stalled. It is PublishTimeout at most, and maxPressedPatience for a
-	// call that is in the way of others.
+	// call that is in the way of others, which is looked for at least as often.
 	stallPatience      = 500 * time.Millisecond
 	calmLooks          = 4
 	pressedLooks       = 2
@@ -227,17 +227,19 @@ func (ts *topics) watch(c topicCall, cancel context.CancelCauseFunc) (stop func(
 	ts.mu.Lock()
 	patience := ts.patience << min(max(0, ts.state(c.topic).stalls-1), 8)
 	ts.mu.Unlock()
+	look := min(patience, maxPressedPatience)
+	every := int(patience / max(1, look)) // looks are one for whether others make progress
 	ended := make(chan struct{})
 	var (
 		mu       sync.Mutex // orders the first look after timer is set
 		timer    *time.Timer
 		looks    int
-		progress int // looks in a row that saw progress of others
+		progress int // times in a row that others made progress within the patience
 		others   = c.others
 	)
 	mu.Lock()
 	defer mu.Unlock()
-	timer = time.AfterFunc(patience, func() {
+	timer = time.AfterFunc(look, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		select {
@@ -246,18 +248,18 @@ func (ts *topics) watch(c topicCall, cancel context.CancelCauseFunc) (stop func(
 		default:
 		}
 		now := ts.othersOf(c.topic)
-		if looks++; now > others {
-			progress++
-		} else {
-			progress = 0
+		if looks++; looks%every == 0 {
+			if progress++; now == others {
+				progress = 0
+			}
+			others = now
 		}
-		others = now
-		inTheWay := ts.inTheWay(c, now) && (looks >= pressedLooks || patience >= maxPressedPatience)
+		inTheWay := ts.inTheWay(c, now) && (looks >= pressedLooks || look >= maxPressedPatience)
 		if progress >= calmLooks || inTheWay {
 			cancel(errStalled)
 			return
 		}
-		timer.Reset(patience)
+		timer.Reset(look)
 	})
 	return func() {
 		close(ended)
@@ -282,9 +284,10 @@ func (ts *topics) othersOf(name string) uint64 {
 
 // A probe asks for a topic to be probed, with a message behind after if there is one.
 type probe struct {
-	topic string
-	after int64
-	vain  int // probes of this stall
+	topic     string
+	after     int64
+	vain      int  // probes of this stall
+	unsettled bool // messages of the topic may be about to be kept aside
 }
 
 // dueProbes returns the topics that are to be probed now, those first that wait longest, so
@@ -306,7 +309,7 @@ func (ts *topics) dueProbes() (due []probe) {
 	for _, name := range names[:min(len(names), max(0, maxProbes-open))] {
 		t := ts.known[name]
 		t.probing = true
-		due = append(due, probe{name, t.probed, t.probes})
+		due = append(due, probe{topic: name, after: t.probed, vain: t.probes})
 	}
 	return due
 }
@@ -340,6 +343,24 @@ func (ts *topics) probed(name string, id int64, published *row, answered bool) {
 		if other.probeAt.After(time.Now()) {
 			other.probeAt = time.Now()
 		}
+	}
+}
+
+// probeLater notes that there is no message to probe a topic with yet.
+func (ts *topics) probeLater(name string) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.state(name)
+	t.probing, t.probeAt = false, time.Now().Add(probePolicy.Wait(t.probes+1))
+}
+
+// forgetProbes forgets what probes of an earlier tenure have brought: somebody may have made
+// something else of their messages since.
+func (ts *topics) forgetProbes() {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for _, t := range ts.known {
+		t.reached, t.published = false, nil
 	}
 }
 

@@ -1,0 +1,807 @@
+---- queries.asynchronous
+SELECT set_config('synchronous_commit', 'off', true)
+---- queries.beginTenure
+
+WITH before AS (DELETE FROM {schema}.outbox_tenure)
+INSERT INTO {schema}.outbox_tenure (epoch) VALUES ($1)
+---- queries.checkpoint0
+
+INSERT INTO {schema}.outbox_cursor_0 (epoch, seq, from_snapshot, to_snapshot, last_id)
+SELECT $1, $2, $3, $4, $5
+WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)
+---- queries.checkpoint1
+
+INSERT INTO {schema}.outbox_cursor_1 (epoch, seq, from_snapshot, to_snapshot, last_id)
+SELECT $1, $2, $3, $4, $5
+WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)
+---- queries.copyKept
+
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, leaf)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type,
+	(coalesce(headers::jsonb, '{}') || jsonb_build_object('x-sagamill-replayed', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json,
+	payload, created_at, -1
+FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+ORDER BY id
+---- queries.countDead
+SELECT count(*) FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0)
+---- queries.countDifference
+
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
+FROM (
+	(SELECT created_at FROM {schema}.outbox_0 WHERE xid >= $1::text::xid8 LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_0 WHERE xid = ANY ($2::text[]::xid8[]) LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_0
+	WHERE xid >= $3::text::xid8 AND xid < pg_snapshot_xmax($5::text::pg_snapshot)
+		AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) ORDER BY xid, id LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_0
+	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)
+UNION ALL
+	(SELECT created_at FROM {schema}.outbox_1 WHERE xid >= $1::text::xid8 LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_1 WHERE xid = ANY ($2::text[]::xid8[]) LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_1
+	WHERE xid >= $3::text::xid8 AND xid < pg_snapshot_xmax($5::text::pg_snapshot)
+		AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) ORDER BY xid, id LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_1
+	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)
+UNION ALL
+	(SELECT created_at FROM {schema}.outbox_2 WHERE xid >= $1::text::xid8 LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_2 WHERE xid = ANY ($2::text[]::xid8[]) LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_2
+	WHERE xid >= $3::text::xid8 AND xid < pg_snapshot_xmax($5::text::pg_snapshot)
+		AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) ORDER BY xid, id LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_2
+	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)
+UNION ALL
+	(SELECT created_at FROM {schema}.outbox_other WHERE xid >= $1::text::xid8 LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_other WHERE xid = ANY ($2::text[]::xid8[]) LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_other
+	WHERE xid >= $3::text::xid8 AND xid < pg_snapshot_xmax($5::text::pg_snapshot)
+		AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) ORDER BY xid, id LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.outbox_other
+	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)) d
+---- queries.countHeld
+
+SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' AND state <> 'dead' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'waiting' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'refused' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h)
+---- queries.countKept
+SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox o WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
+	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)
+	AND EXISTS (SELECT FROM {schema}.outbox_relay WHERE log = 'append')
+---- queries.countTable
+
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
+FROM (
+	(SELECT created_at FROM {schema}.outbox_0 ORDER BY id LIMIT $1)
+UNION ALL
+	(SELECT created_at FROM {schema}.outbox_1 ORDER BY id LIMIT $1)
+UNION ALL
+	(SELECT created_at FROM {schema}.outbox_2 ORDER BY id LIMIT $1)
+UNION ALL
+	(SELECT created_at FROM {schema}.outbox_other ORDER BY id LIMIT $1)) d
+---- queries.currentLeaf
+
+SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3,
+	ARRAY[pg_table_size('{schema}.outbox_0'), pg_table_size('{schema}.outbox_1'), pg_table_size('{schema}.outbox_2'), pg_table_size('{schema}.outbox_other')]
+---- queries.deferHeld
+
+UPDATE {schema}.outbox_held h
+SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microsecond', reason = o.reason
+FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
+WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
+---- queries.deferStored
+
+WITH deferred AS (DELETE FROM {schema}.outbox WHERE id = $1
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at)
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, reason)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	'waiting', clock_timestamp() + $2 * interval '1 microsecond', $3
+FROM deferred
+---- queries.deleteHeld
+DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
+---- queries.deletePublished
+
+DELETE FROM {schema}.outbox
+WHERE pg_visible_in_snapshot(xid, $1::text::pg_snapshot) OR pg_visible_in_snapshot(xid, $2::text::pg_snapshot) AND id <= $3
+---- queries.deleteStored
+DELETE FROM {schema}.outbox WHERE id = ANY($1::bigint[])
+---- queries.discard
+
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key
+---- queries.fence
+
+SELECT epoch FROM {schema}.outbox_relay
+WHERE epoch = $1 AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1) FOR SHARE
+---- queries.fetchHeld
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
+FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state IN ('refused', 'waiting') FOR UPDATE SKIP LOCKED
+---- queries.fetchMessages0
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.outbox_0 o WHERE id = ANY ($1::bigint[])
+---- queries.fetchMessages1
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.outbox_1 o WHERE id = ANY ($1::bigint[])
+---- queries.fetchMessages2
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.outbox_2 o WHERE id = ANY ($1::bigint[])
+---- queries.fetchMessages3
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.outbox_other o WHERE id = ANY ($1::bigint[])
+---- queries.fetchProbe
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
+FROM {schema}.outbox_held WHERE id = (
+	SELECT id FROM (
+		(SELECT id FROM {schema}.outbox_held
+			WHERE state = 'waiting' AND due_at < 'infinity' AND topic = $1
+				AND (due_at, id) > ((SELECT due_at FROM {schema}.outbox_held WHERE id = $2), $2) ORDER BY due_at, id LIMIT 1)
+		UNION ALL
+		(SELECT id FROM {schema}.outbox_held
+			WHERE state = 'waiting' AND due_at < 'infinity' AND topic = $1 ORDER BY due_at, id LIMIT 1)) candidates LIMIT 1)
+---- queries.holdAgain
+
+UPDATE {schema}.outbox_held
+SET state = $2, due_at = clock_timestamp() + $3 * interval '1 microsecond',
+	attempts = attempts + 1, reason = $4, refused_at = clock_timestamp()
+WHERE id = $1
+---- queries.holdMessages0
+
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
+	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+JOIN {schema}.outbox_0 USING (id)
+ON CONFLICT (id) DO NOTHING
+---- queries.holdMessages1
+
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
+	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+JOIN {schema}.outbox_1 USING (id)
+ON CONFLICT (id) DO NOTHING
+---- queries.holdMessages2
+
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
+	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+JOIN {schema}.outbox_2 USING (id)
+ON CONFLICT (id) DO NOTHING
+---- queries.holdMessages3
+
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
+	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+JOIN {schema}.outbox_other USING (id)
+ON CONFLICT (id) DO NOTHING
+---- queries.holdStored
+
+WITH refused AS (DELETE FROM {schema}.outbox WHERE id = $1
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at)
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	$2, clock_timestamp() + $3 * interval '1 microsecond', 1, $4, clock_timestamp()
+FROM refused
+---- queries.insertDelayed
+
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, state, due_at)
+SELECT nextval(pg_get_serial_sequence('{schema}.outbox', 'id')), message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload,
+	'delayed', clock_timestamp() + delay * interval '1 microsecond'
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+	$9::text[], $10::text[], $11::text[], $12::json[], $13::bytea[], $14::bigint[])
+	AS m (message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, delay)
+---- queries.insertJournal
+
+INSERT INTO {schema}.operator_journal (who, verb, what, ids, why)
+VALUES (coalesce(nullif($1, ''), session_user), $2, $3, $4, $5)
+---- queries.insertMessages
+
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+	$9::text[], $10::text[], $11::text[], $12::json[], $13::bytea[])
+	WITH ORDINALITY AS m (message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, position)
+ORDER BY position
+---- queries.insertValues0
+
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+---- queries.insertValues1
+
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13), ($14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)
+---- queries.insertValues2
+
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13), ($14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26), ($27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39)
+---- queries.insertValues3
+
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13), ($14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26), ($27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39), ($40, $41, $42, $43, $44, $45, $46, $47, $48, $49, $50, $51, $52)
+---- queries.judgeLeaf0
+
+SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT FROM $6::bigint
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_0 WHERE xid >= $1::text::xid8
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_0 WHERE xid = ANY ($2::text[]::xid8[])
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.outbox_0 WHERE leaf IS DISTINCT FROM -1 ORDER BY id DESC LIMIT 1)
+		<= clock_timestamp() - $5 * interval '1 microsecond', true))
+---- queries.judgeLeaf1
+
+SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT FROM $6::bigint
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_1 WHERE xid >= $1::text::xid8
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_1 WHERE xid = ANY ($2::text[]::xid8[])
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.outbox_1 WHERE leaf IS DISTINCT FROM -1 ORDER BY id DESC LIMIT 1)
+		<= clock_timestamp() - $5 * interval '1 microsecond', true))
+---- queries.judgeLeaf2
+
+SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT FROM $6::bigint
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_2 WHERE xid >= $1::text::xid8
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_2 WHERE xid = ANY ($2::text[]::xid8[])
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.outbox_2 WHERE leaf IS DISTINCT FROM -1 ORDER BY id DESC LIMIT 1)
+		<= clock_timestamp() - $5 * interval '1 microsecond', true))
+---- queries.judgeLeaf3
+
+SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT FROM $6::bigint
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_other WHERE xid >= $1::text::xid8
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_other WHERE xid = ANY ($2::text[]::xid8[])
+		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
+	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.outbox_other WHERE leaf IS DISTINCT FROM -1 ORDER BY id DESC LIMIT 1)
+		<= clock_timestamp() - $5 * interval '1 microsecond', true))
+---- queries.leafSizes
+
+SELECT ARRAY[pg_total_relation_size('{schema}.outbox_0'), pg_total_relation_size('{schema}.outbox_1'),
+	pg_total_relation_size('{schema}.outbox_2'), pg_total_relation_size('{schema}.outbox_other')]
+---- queries.limitIdle
+SELECT set_config('idle_in_transaction_session_timeout', $1, true)
+---- queries.listDead
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
+FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
+---- queries.listDifference
+
+SELECT s.now::text, m.leaf, m.id, m.size
+FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $6) s
+LEFT JOIN LATERAL (
+	SELECT leaf, id, size FROM (
+	SELECT 0 AS leaf, id, octet_length(payload) AS size, xid FROM {schema}.outbox_0 WHERE xid >= $1::text::xid8
+	UNION ALL
+	SELECT 0, id, octet_length(payload), xid FROM {schema}.outbox_0 WHERE xid = ANY ($2::text[]::xid8[])
+UNION ALL
+	SELECT 1 AS leaf, id, octet_length(payload) AS size, xid FROM {schema}.outbox_1 WHERE xid >= $1::text::xid8
+	UNION ALL
+	SELECT 1, id, octet_length(payload), xid FROM {schema}.outbox_1 WHERE xid = ANY ($2::text[]::xid8[])
+UNION ALL
+	SELECT 2 AS leaf, id, octet_length(payload) AS size, xid FROM {schema}.outbox_2 WHERE xid >= $1::text::xid8
+	UNION ALL
+	SELECT 2, id, octet_length(payload), xid FROM {schema}.outbox_2 WHERE xid = ANY ($2::text[]::xid8[])
+UNION ALL
+	SELECT 3 AS leaf, id, octet_length(payload) AS size, xid FROM {schema}.outbox_other WHERE xid >= $1::text::xid8
+	UNION ALL
+	SELECT 3, id, octet_length(payload), xid FROM {schema}.outbox_other WHERE xid = ANY ($2::text[]::xid8[])) d
+	WHERE id + 0 > $3 AND ($4::text IS NULL OR pg_visible_in_snapshot(xid, $4::text::pg_snapshot))
+	ORDER BY id LIMIT $5) m ON true
+ORDER BY m.id
+---- queries.listJournal
+
+SELECT id, at, who, db_user, verb, what, ids, why FROM {schema}.operator_journal
+WHERE ($1::timestamptz IS NULL OR at >= $1) AND ($2::bigint = 0 OR id < $2)
+ORDER BY id DESC LIMIT $3
+---- queries.listKept
+
+SELECT id, message_id, topic, type, scope, key, step, n, octet_length(payload), created_at
+FROM {schema}.outbox o
+WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
+	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)
+	AND EXISTS (SELECT FROM {schema}.outbox_relay WHERE log = 'append') AND id <= $6
+ORDER BY id LIMIT $7
+---- queries.listRefused
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
+FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
+---- queries.listRetries
+
+WITH RECURSIVE topics (topic) AS (
+	(SELECT topic FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' ORDER BY topic LIMIT 1)
+	UNION ALL
+	SELECT (SELECT h.topic FROM {schema}.outbox_held h
+		WHERE h.state <> 'dead' AND h.state <> 'delayed' AND h.due_at < 'infinity' AND h.topic > t.topic ORDER BY h.topic LIMIT 1)
+	FROM topics t WHERE t.topic IS NOT NULL),
+due AS (SELECT id, ordering_key FROM (
+	SELECT d.* FROM topics t, (VALUES ('refused'), ('waiting')) s (state), LATERAL (
+		SELECT o.* FROM (
+			SELECT id, ordering_key, due_at, payload FROM {schema}.outbox_held
+			WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'
+				AND topic = t.topic AND state = s.state AND due_at <= (SELECT clock_timestamp())
+			ORDER BY due_at, id OFFSET 0) o
+		WHERE o.id = (
+			SELECT h.id FROM {schema}.outbox_held h
+			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
+		ORDER BY o.due_at, o.id LIMIT $1) d
+	WHERE t.topic <> ALL ($3::text[])) each ORDER BY due_at, id LIMIT $1)
+SELECT h.id, octet_length(h.payload)
+FROM {schema}.outbox_held h
+WHERE h.id = ANY (ARRAY(
+	SELECT id FROM due
+	UNION
+	SELECT w.id FROM due, LATERAL (
+		SELECT id, count(*) FILTER (WHERE state = 'refused' AND id <> due.id) OVER (ORDER BY id) AS refused FROM (
+			SELECT f.id, f.state FROM {schema}.outbox_held f
+			WHERE f.state IN ('refused', 'waiting') AND f.ordering_key = due.ordering_key ORDER BY f.id LIMIT $2 + 1) f) w
+	WHERE refused = 0))
+ORDER BY h.id
+---- queries.locate
+
+WITH relay AS MATERIALIZED (
+	SELECT log, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
+	FROM {schema}.outbox_relay),
+mark AS MATERIALIZED (
+	SELECT from_snapshot, to_snapshot, last_id FROM (
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
+		UNION ALL
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
+	ORDER BY epoch DESC, seq DESC LIMIT 1),
+reach AS MATERIALIZED (
+	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
+	FROM mark, relay
+	WHERE log = 'append' AND NOT restored
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+mine AS MATERIALIZED (
+	SELECT DISTINCT ON (id) * FROM (
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
+			CASE WHEN (SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach)
+				THEN 'published' ELSE 'stored' END AS place,
+			NULL::timestamptz AS due_at, 0 AS attempts, '' AS reason, NULL::timestamptz AS refused_at, false AS held
+		FROM (
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)) d
+		UNION ALL
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at,
+			state, CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END, attempts, reason, refused_at, true
+		FROM {schema}.outbox_held WHERE key = $2 AND ($1 = '' OR scope = $1)) found
+	ORDER BY id, held DESC),
+picked AS MATERIALIZED (
+	SELECT * FROM mine WHERE place <> 'published' OR true ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
+SELECT r.log, r.holder, r.now, r.log = 'append' AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
+	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
+	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
+	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
+FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
+	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
+	FROM (
+		SELECT * FROM {schema}.outbox_held f
+		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
+		ORDER BY f.id LIMIT 1) first
+	WHERE first.id <> p.id) h ON true
+ORDER BY p.id
+---- queries.locateUnpublished
+
+WITH relay AS MATERIALIZED (
+	SELECT log, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
+	FROM {schema}.outbox_relay),
+mark AS MATERIALIZED (
+	SELECT from_snapshot, to_snapshot, last_id FROM (
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
+		UNION ALL
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
+	ORDER BY epoch DESC, seq DESC LIMIT 1),
+reach AS MATERIALIZED (
+	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
+	FROM mark, relay
+	WHERE log = 'append' AND NOT restored
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+mine AS MATERIALIZED (
+	SELECT DISTINCT ON (id) * FROM (
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
+			CASE WHEN (SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach)
+				THEN 'published' ELSE 'stored' END AS place,
+			NULL::timestamptz AS due_at, 0 AS attempts, '' AS reason, NULL::timestamptz AS refused_at, false AS held
+		FROM (
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))) d
+		UNION ALL
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at,
+			state, CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END, attempts, reason, refused_at, true
+		FROM {schema}.outbox_held WHERE key = $2 AND ($1 = '' OR scope = $1)) found
+	ORDER BY id, held DESC),
+picked AS MATERIALIZED (
+	SELECT * FROM mine WHERE place <> 'published' OR false ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
+SELECT r.log, r.holder, r.now, r.log = 'append' AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
+	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
+	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
+	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
+FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
+	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
+	FROM (
+		SELECT * FROM {schema}.outbox_held f
+		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
+		ORDER BY f.id LIMIT 1) first
+	WHERE first.id <> p.id) h ON true
+ORDER BY p.id
+---- queries.lockHeld
+
+WITH RECURSIVE topics (topic) AS (
+	(SELECT topic FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' ORDER BY topic LIMIT 1)
+	UNION ALL
+	SELECT (SELECT h.topic FROM {schema}.outbox_held h
+		WHERE h.state <> 'dead' AND h.state <> 'delayed' AND h.due_at < 'infinity' AND h.topic > t.topic ORDER BY h.topic LIMIT 1)
+	FROM topics t WHERE t.topic IS NOT NULL)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
+FROM {schema}.outbox_held
+WHERE id = ANY (ARRAY(
+	SELECT id FROM (
+		SELECT id, sum(octet_length(payload)) OVER (ORDER BY due_at, id) - octet_length(payload) AS before
+		FROM (SELECT id, due_at, payload FROM (
+	SELECT d.* FROM topics t, (VALUES ('refused'), ('waiting')) s (state), LATERAL (
+		SELECT o.* FROM (
+			SELECT id, ordering_key, due_at, payload FROM {schema}.outbox_held
+			WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'
+				AND topic = t.topic AND state = s.state AND due_at <= (SELECT clock_timestamp())
+			ORDER BY due_at, id OFFSET 0) o
+		WHERE o.id = (
+			SELECT h.id FROM {schema}.outbox_held h
+			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
+		ORDER BY o.due_at, o.id LIMIT $1) d
+	WHERE t.topic <> ALL ($3::text[])) each ORDER BY due_at, id LIMIT $1) due) sized
+	WHERE before < $2))
+FOR UPDATE SKIP LOCKED
+---- queries.lockLeaf0
+LOCK TABLE {schema}.outbox_0 IN ACCESS EXCLUSIVE MODE
+---- queries.lockLeaf1
+LOCK TABLE {schema}.outbox_1 IN ACCESS EXCLUSIVE MODE
+---- queries.lockLeaf2
+LOCK TABLE {schema}.outbox_2 IN ACCESS EXCLUSIVE MODE
+---- queries.lockLeaf3
+LOCK TABLE {schema}.outbox_other IN ACCESS EXCLUSIVE MODE
+---- queries.lockLease
+SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE
+---- queries.lockRelay
+
+SELECT epoch, holder, log, system_identifier, extract(epoch FROM lease_until - clock_timestamp())::float8 AS left
+FROM {schema}.outbox_relay FOR UPDATE SKIP LOCKED
+---- queries.lockSoon
+SELECT set_config('lock_timeout', $1, true)
+---- queries.lockStored
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts
+FROM {schema}.outbox
+WHERE id = ANY (ARRAY(
+	SELECT id FROM (
+		SELECT id, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
+		FROM (
+			SELECT id, payload
+			FROM {schema}.outbox o
+			WHERE NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key)
+			ORDER BY id
+			LIMIT $1) oldest) sized
+	WHERE before < $2))
+FOR UPDATE SKIP LOCKED
+---- queries.makeTopicDue
+
+WITH RECURSIVE topics (topic) AS (
+	(SELECT topic FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' ORDER BY topic LIMIT 1)
+	UNION ALL
+	SELECT (SELECT h.topic FROM {schema}.outbox_held h
+		WHERE h.state <> 'dead' AND h.state <> 'delayed' AND h.due_at < 'infinity' AND h.topic > t.topic ORDER BY h.topic LIMIT 1)
+	FROM topics t WHERE t.topic IS NOT NULL)
+UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+WHERE id = ANY (ARRAY(
+	SELECT id FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
+		SELECT d.id FROM topics t, LATERAL (
+			SELECT id FROM {schema}.outbox_held
+			WHERE state = 'waiting' AND topic = t.topic AND due_at > (SELECT clock_timestamp()) AND due_at < 'infinity'
+			ORDER BY due_at, id LIMIT $2) d
+		WHERE $1 = '' OR t.topic = $1 LIMIT $2))
+	FOR UPDATE SKIP LOCKED))
+---- queries.moveDelayed
+
+WITH due AS (
+	SELECT id, due_at, octet_length(payload) AS size FROM {schema}.outbox_held
+	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE),
+moved AS (
+	DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
+		SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY due_at, id) - size AS before FROM due) sized WHERE before < $2))
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, due_at,
+		to_char(CASE reason WHEN '' THEN due_at ELSE created_at END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS since)
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type,
+	CASE WHEN headers IS NULL THEN ('{"timestamp":"' || since || '"}')::json
+		WHEN headers::text LIKE '{"%' AND headers::text NOT LIKE '{"timestamp":%' THEN ('{"timestamp":"' || since || '",' || substr(headers::text, 2))::json
+		ELSE headers END,
+	payload
+FROM moved ORDER BY due_at, id
+---- queries.moveUnlocked
+
+WITH due AS (
+	SELECT id, due_at, octet_length(payload) AS size FROM {schema}.outbox_held
+	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE SKIP LOCKED),
+moved AS (
+	DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
+		SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY due_at, id) - size AS before FROM due) sized WHERE before < $2))
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, due_at,
+		to_char(CASE reason WHEN '' THEN due_at ELSE created_at END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS since)
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type,
+	CASE WHEN headers IS NULL THEN ('{"timestamp":"' || since || '"}')::json
+		WHEN headers::text LIKE '{"%' AND headers::text NOT LIKE '{"timestamp":%' THEN ('{"timestamp":"' || since || '",' || substr(headers::text, 2))::json
+		ELSE headers END,
+	payload
+FROM moved ORDER BY due_at, id
+---- queries.nextLeaf
+SELECT nextval('{schema}.outbox_leaf') FROM generate_series(1, $1)
+---- queries.oldestWriter
+
+SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8, pid
+FROM pg_stat_activity
+WHERE backend_xid IS NOT NULL AND datname = current_database()
+ORDER BY xact_start LIMIT 1
+---- queries.pin
+LOCK TABLE {schema}.outbox_cursor_0, {schema}.outbox_cursor_1, ONLY {schema}.outbox_0, ONLY {schema}.outbox_1,
+	ONLY {schema}.outbox_2, ONLY {schema}.outbox_other IN ACCESS SHARE MODE
+---- queries.planByIndex
+
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
+	set_config('plan_cache_mode', 'force_generic_plan', true)
+---- queries.promote
+
+WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
+first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
+	SELECT id, state, due_at FROM {schema}.outbox_held
+	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
+promoted AS (
+	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+	WHERE id = ANY (ARRAY(
+		SELECT id FROM {schema}.outbox_held
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		FOR UPDATE SKIP LOCKED)))
+SELECT key FROM first WHERE id IS NULL
+---- queries.promotePage
+
+WITH RECURSIVE first AS (
+	(SELECT 1 AS n, ordering_key, id, state, due_at FROM {schema}.outbox_held
+		WHERE state IN ('refused', 'waiting') AND ordering_key >= $1 ORDER BY ordering_key, id LIMIT 1)
+	UNION ALL
+	SELECT f.n + 1, h.* FROM first f, LATERAL (
+		SELECT ordering_key, id, state, due_at FROM {schema}.outbox_held
+		WHERE state IN ('refused', 'waiting') AND ordering_key > f.ordering_key ORDER BY ordering_key, id LIMIT 1) h
+	WHERE f.n < $2),
+promoted AS (
+	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+	WHERE id = ANY (ARRAY(
+		SELECT id FROM {schema}.outbox_held
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		FOR UPDATE SKIP LOCKED)))
+SELECT n, ordering_key FROM first ORDER BY n DESC LIMIT 1
+---- queries.readClock
+SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'
+---- queries.readCursor
+
+SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
+	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 0 AS which FROM {schema}.outbox_cursor_0
+	UNION ALL
+	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 1 FROM {schema}.outbox_cursor_1) c
+ORDER BY epoch DESC, seq DESC LIMIT 1
+---- queries.readKept
+
+SELECT log, (SELECT min(created_at) FROM {schema}.outbox WHERE leaf IS DISTINCT FROM -1) FROM {schema}.outbox_relay
+---- queries.readLetter
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+	headers, payload, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
+FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
+---- queries.readRelay
+
+SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END, log FROM {schema}.outbox_relay
+---- queries.readSystem
+SELECT system_identifier::text, pg_current_snapshot()::text FROM pg_control_system()
+---- queries.redrive
+
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+UPDATE {schema}.outbox_held h
+SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
+FROM batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key
+---- queries.refuseHeld
+
+UPDATE {schema}.outbox_held h
+SET state = o.state, due_at = clock_timestamp() + o.wait * interval '1 microsecond',
+	attempts = o.attempts, reason = o.reason, refused_at = clock_timestamp()
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+WHERE h.id = o.id AND h.attempts = o.attempts - 1 AND h.state <> 'dead' AND h.id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
+---- queries.release
+
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+UPDATE {schema}.outbox_held h
+SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = coalesce(h.refused_at, clock_timestamp())
+FROM batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key
+---- queries.releaseLease
+UPDATE {schema}.outbox_relay SET lease_until = 'epoch', holder = '' WHERE epoch = $1
+---- queries.renewLease
+
+UPDATE {schema}.outbox_relay SET lease_until = clock_timestamp() + $2 * interval '1 microsecond'
+WHERE epoch = $1 AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)
+---- queries.restampMessages
+UPDATE {schema}.outbox SET xid = pg_current_xact_id()
+---- queries.stampSystem
+UPDATE {schema}.outbox_relay SET system_identifier = $1
+---- queries.takeLease
+
+UPDATE {schema}.outbox_relay
+SET epoch = $1, holder = $2, lease_until = clock_timestamp() + $3 * interval '1 microsecond', log = $4
+---- queries.truncateCursor0
+TRUNCATE {schema}.outbox_cursor_0
+---- queries.truncateCursor1
+TRUNCATE {schema}.outbox_cursor_1
+---- queries.truncateLeaf0
+TRUNCATE {schema}.outbox_0
+---- queries.truncateLeaf1
+TRUNCATE {schema}.outbox_1
+---- queries.truncateLeaf2
+TRUNCATE {schema}.outbox_2
+---- queries.truncateLeaf3
+TRUNCATE {schema}.outbox_other
+---- queries.unholdWaiting
+
+WITH waiting AS (DELETE FROM {schema}.outbox_held WHERE state = 'waiting'
+	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at)
+INSERT INTO {schema}.outbox (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at) OVERRIDING SYSTEM VALUE
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at
+FROM waiting ORDER BY id
+---- queries.unlimited
+SELECT set_config('statement_timeout', '0', true)

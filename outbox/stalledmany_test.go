@@ -1,0 +1,239 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// However many messages wait for a stalled topic, a relay that takes over reads a few of them
+// before it publishes what others have written, and walks past none.
+func TestATakeOverReadsFewHeldMessages(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const many = 50_000
+	f.exec(t, "ALTER TABLE {schema}.outbox_held SET (autovacuum_enabled = off)")
+	f.holdDeferred(t, many, "red", "-1 s")
+	f.write(t, on("green", msg("g", "green")))
+	b := &topicBroker{red: nack}
+	r := f.stalling(t, b, RelayOptions{Lease: time.Second})
+	r.db = poolWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["application_name"] = f.schema })
+	r.notifier = newNotifier(r.db, f.schema, r.opts.Logger)
+	stop := start(t, r)
+	eventually(t, "the green message is published", func() bool { return slices.Contains(b.published(), "green") })
+	stop()
+	r.db.Close()
+	eventually(t, "the relay's sessions have reported what they have read", func() bool {
+		var n int
+		err := f.pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", f.schema).Scan(&n)
+		return err == nil && n == 0
+	})
+	var read int
+	err := f.pool.QueryRow(t.Context(), `SELECT (SELECT seq_tup_read + n_tup_upd FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'outbox_held')
+		+ (SELECT sum(idx_tup_read)::int FROM pg_stat_user_indexes WHERE schemaname = $1 AND relname = 'outbox_held')`, f.schema).Scan(&read)
+	if err != nil || read > many/2 {
+		t.Errorf("the relay has read %d of %d held messages, %v", read, many, err)
+	}
+}
+
+// A look for held messages that fails, for whatever reason, leaves the log as it is.
+func TestAFailingStepDoesNotStopTheLog(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*queries){
+		"listRetries":  func(q *queries) { q.listRetries = "SELECT 1 / 0, $1::int, $2::int, $3::text[]" },
+		"makeTopicDue": func(q *queries) { q.makeTopicDue = "SELECT 1 / 0, $1::text, $2::int" },
+		"promotePage":  func(q *queries) { q.promotePage = "SELECT 1 / 0, $1::text, $2::int" },
+		"moveDelayed":  func(q *queries) { q.moveDelayed = "SELECT 1 / 0, $1::int, $2::int" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			r := f.relay(t, RelayOptions{})
+			spoil(&r.sql)
+			start(t, r)
+			for i := range 3 {
+				f.write(t, msg("k", fmt.Sprint(i)))
+				eventually(t, "the message is published", func() bool { return len(f.broker.payloads()) == i+1 })
+			}
+		})
+	}
+}
+
+// A held message that a person has locked holds up no other: neither the take-over, nor the looks
+// for what is due, nor what is noted of others. It goes on when the lock goes.
+func TestALockedHeldMessageHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.holdDeferred(t, 20, "t", "-1 s")
+	f.holdDeferred(t, 1, "late", "1 hour") // a new tenure makes it due
+	f.holdDeferred(t, 1, "behind", "1 hour")
+	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = 'infinity' WHERE id = (SELECT max(id) FROM {schema}.outbox_held)") // it waits behind none
+	person, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = person.Rollback(context.WithoutCancel(t.Context())) }()
+	const locked = 5
+	if _, err := person.Exec(t.Context(), "SELECT FROM "+f.schema+`.outbox_held WHERE id IN (
+		(SELECT id FROM `+f.schema+".outbox_held ORDER BY id LIMIT 3) UNION (SELECT id FROM "+f.schema+".outbox_held ORDER BY id DESC LIMIT 2)) FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	r := f.relay(t, RelayOptions{})
+	r.limits.promote, r.limits.held = 10*time.Millisecond, 10*time.Millisecond
+	start(t, r)
+	f.write(t, msg("k", "other"))
+	eventually(t, "all others are published", func() bool { return len(f.broker.firsts()) == 22-locked+1 && f.stats(t, r) == counts{Waiting: locked} })
+	if err := person.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() WHERE due_at < 'infinity'")
+	eventually(t, "those are too", func() bool { return len(f.broker.firsts()) == 23 && f.stats(t, r) == counts{} })
+}
+
+// A stalled topic is not taken for reached because its messages are still on their way into
+// outbox_held, behind a message that takes long.
+func TestAStallOutlastsUnsettledMessages(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.write(t, on("slow", msg("s", "slow")), on("red", msg("r", "red")))
+	l := f.leader(t, RelayOptions{})
+	l.probing = &sync.WaitGroup{}
+	round := func() {
+		t.Helper()
+		if _, err := l.round(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		l.probing.Wait()
+	}
+	round() // nobody publishes: the page stays open
+	ts := &l.r.topics
+	probe := func() {
+		t.Helper()
+		ts.mu.Lock()
+		ts.state("red").probeAt = time.Now()
+		ts.mu.Unlock()
+		round()
+	}
+	ts.mu.Lock()
+	ts.stall(ts.state("red"))
+	ts.mu.Unlock()
+	for range 3 {
+		probe()
+		if name, _ := ts.reachedName(); name != "" || !ts.isStalled("red") {
+			t.Fatal("the topic counts as reached though its message is not settled, and no probe was sent")
+		}
+	}
+	l.pages = nil
+	probe()
+	if name, _ := ts.reachedName(); name != "red" {
+		t.Error("the topic does not count as reached though nothing of it waits")
+	}
+}
+
+// A call that is in the way of others is cut within maxPressedPatience, however often its topic has
+// stalled. One that is not has its patience.
+func TestACallInTheWayIsCutInTime(t *testing.T) {
+	t.Parallel()
+	for stalls := range 10 {
+		for _, p := range []pressure{calm, pressed} {
+			t.Run(fmt.Sprint(stalls, " ", p), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					ts := &topics{patience: stallPatience, changed: func() {}}
+					ts.mu.Lock()
+					ts.state("red").stalls = stalls
+					ts.mu.Unlock()
+					ts.setPressure(p)
+					call := ts.begin("red")
+					ctx, cancel := context.WithCancelCause(t.Context())
+					stop := ts.watch(call, cancel)
+					defer stop()
+					began := time.Now()
+					for ctx.Err() == nil {
+						ts.end(ts.begin("green"), []error{nil}, false)
+						select {
+						case <-ctx.Done():
+						case <-time.After(20 * time.Millisecond):
+						}
+					}
+					took, want := time.Since(began), min(maxPressedPatience, pressedLooks*stallPatience<<max(0, stalls-1))
+					if p == calm {
+						want = calmLooks * stallPatience << min(max(0, stalls-1), 8)
+					}
+					if took != want {
+						t.Errorf("the call is cut after %s, want %s", took, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A message that a probe of an earlier tenure has published may be another one's by now: the next
+// tenure does not remove it.
+func TestAProbeOfAnEarlierTenureIsForgotten(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.hold(t, 1, "delayed", "1 hour") // somebody has redriven it
+	id := f.ids(t, "outbox_held", 1)[0]
+	r := f.relay(t, RelayOptions{})
+	r.topics.mu.Lock()
+	r.topics.stall(r.topics.state("t"))
+	r.topics.mu.Unlock()
+	r.topics.probed("t", id, &row{ID: id, Topic: "t"}, true)
+	mustSettle(t, r)
+	if got := f.stats(t, r); got != (counts{Delayed: 1}) {
+		t.Errorf("there are %+v, want the message", got)
+	}
+}
+
+// What a relay has left of its own lease is no other relay's, and a tenure without a lease ends
+// and says why.
+func TestARelayKnowsItsOwnLease(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	r := f.relay(t, RelayOptions{Lease: time.Hour})
+	if _, err := r.takeOver(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tenure, err := r.takeOver(t.Context())
+	if err != nil {
+		t.Fatalf("taking over from itself: %v", err)
+	}
+	if _, err := f.relay(t, RelayOptions{}).takeOver(t.Context()); !errors.Is(err, errStandby) {
+		t.Errorf("another relay gets %v, want an errStandby", err)
+	}
+	tenure.until = time.Now()
+	if err := r.lead(t.Context(), t.Context(), tenure); !errors.Is(err, errExpired) {
+		t.Errorf("a tenure without a lease ends with %v, want an errExpired", err)
+	}
+}
+
+// A lane forgets of blocked keys what the messages in flight say themselves.
+func TestALaneForgetsBlockedKeys(t *testing.T) {
+	t.Parallel()
+	r := newFixture(t).relay(t, RelayOptions{})
+	r.limits.keys = 10
+	var settled settledPages
+	l := newLane(r, &settled, nil, nil)
+	for key := range uint64(20) {
+		l.blocked[key] = block{head: 1, through: 1 + key/10}
+	}
+	settled.note(1, 5) // pages up to 5 were read without
+	settled.note(4, 9)
+	if l.forgetKnown(); len(l.blocked) != 20 {
+		t.Errorf("%d keys are left while messages are in flight that need them", len(l.blocked))
+	}
+	settled.note(5, 9)
+	l.forgetAt = len(l.blocked)
+	if l.forgetKnown(); len(l.blocked) != 10 {
+		t.Errorf("%d keys are left, want those of page 2", len(l.blocked))
+	}
+}
