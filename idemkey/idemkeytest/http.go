@@ -103,16 +103,19 @@ type httpTest struct {
 	around  func(*idemkey.Middleware, http.Handler) http.Handler // outside of mount; nil: nothing
 	backend Backend
 	server  *httptest.Server
-	http2   bool // which the server speaks, over TLS
-	events  chan idemkey.Event
+	http2   bool     // which the server speaks, over TLS
+	events  eventLog // of the middleware that was served last
 	runs    sync.Map // of the handler, by identity
 }
 
 // maxEvents is more than any test here has requests.
 const maxEvents = 100
 
-// Observe keeps what the middleware tells, for the tests that look.
-func (t *httpTest) Observe(_ context.Context, e idemkey.Event) { t.events <- e }
+// An eventLog keeps what a middleware tells, for the tests that look.
+type eventLog chan idemkey.Event
+
+// Observe keeps e.
+func (l eventLog) Observe(_ context.Context, e idemkey.Event) { l <- e }
 
 // drainEvents forgets what the middleware has told so far.
 func (t *httpTest) drainEvents() {
@@ -124,8 +127,8 @@ func (t *httpTest) drainEvents() {
 // serve mounts h. set may change the options that all tests share.
 func (t *httpTest) serve(set func(*idemkey.Options), h Handler) {
 	t.Helper()
-	t.events = make(chan idemkey.Event, maxEvents)
-	opts := &idemkey.Options{Scope: tenant, Logger: slog.New(slog.DiscardHandler), Observer: t}
+	t.events = make(eventLog, maxEvents)
+	opts := &idemkey.Options{Scope: tenant, Logger: slog.New(slog.DiscardHandler), Observer: t.events}
 	if set != nil {
 		set(opts)
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -170,6 +171,7 @@ type cutConn struct {
 	net.Conn
 	cut  *oneWayCut
 	lost atomic.Bool
+	seen sync.Once
 }
 
 func (c *cutConn) Write(p []byte) (int, error) {
@@ -182,7 +184,7 @@ func (c *cutConn) Write(p []byte) (int, error) {
 
 func (c *cutConn) Read(p []byte) (int, error) {
 	if c.lost.Load() {
-		c.cut.locked()
+		c.seen.Do(c.cut.locked)
 		return 0, io.ErrUnexpectedEOF
 	}
 	return c.Conn.Read(p)
