@@ -26,8 +26,9 @@ type stream struct {
 	*buffer
 	start   func() (live bool, err error) // live: the response may be sent
 	decided bool                          // start has been called
-	live    atomic.Bool
-	err     error // why nothing is sent
+	live    atomic.Bool                   // its beginning has been sent
+	failed  atomic.Bool                   // it has been cut
+	err     error                         // why nothing is sent
 }
 
 func (s *stream) Write(p []byte) (int, error) {
@@ -81,7 +82,7 @@ func (s *stream) begin() error {
 		s.raw.WriteHeader(s.status)
 		s.live.Store(true)
 	}
-	if s.closed.Load() { // meanwhile, by a cut that did not know of a response under way
+	if s.failed.Load() { // meanwhile: the cut did not know of a response under way
 		s.cut()
 		return cmp.Or(s.err, ErrSettled)
 	}
@@ -92,6 +93,7 @@ func (s *stream) begin() error {
 // recoverer swallows http.ErrAbortHandler, after which the response would end as if
 // it were whole. A writer that has no deadlines leaves it to the panic.
 func (s *stream) cut() {
+	s.failed.Store(true)
 	s.refuse() // or the handler could set another deadline
 	if s.live.Load() {
 		_ = http.NewResponseController(s.raw).SetWriteDeadline(time.Unix(1, 0))
