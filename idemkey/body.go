@@ -27,7 +27,8 @@ import (
 // Of a request that m covers and that has a key, Outer reads the body, and refuses it as Handler does
 // (400, 413). Handler then uses these bytes, however much of r.Body was read in between, and gives the
 // handler the whole body. That holds for r.Body as Outer has made it, and for what wraps it and passes its
-// bytes on. A body that was replaced by another one in between, as a decompressor does, counts as replaced. The limit is m's: a route with a larger one needs an Outer
+// bytes on. A body that was replaced by another one in between, as a decompressor does, counts as replaced.
+// One that was decoded to nothing is refused: it cannot be told from one that was read. The limit is m's: a route with a larger one needs an Outer
 // of its own. What may keep clients from sending bodies, such as authentication, goes outside of Outer.
 //
 // Any other request passes as it is.

@@ -173,6 +173,8 @@ func httpOuter(t *httpTest) {
 	garbled := bodyCase{how: "decompress", header: []string{"Content-Encoding", "gzip"}}
 	got := garbled.send(t, zipped("amount=1")[:10]+"\xff\xffamount=1", "garbled") // what its decoder refuses is not what the handler reads
 	t.expect(got, http.StatusBadRequest, idemkey.CodeBodyUnreadable)
+	got = garbled.send(t, zipped(""), "decoded to nothing") // it cannot be told from one that was read
+	t.expect(got, http.StatusInternalServerError, idemkey.CodeBodyConsumed)
 	t.drainEvents()
 	large := bodyCase{name: "large", body: strings.Repeat("x", 201)}
 	t.expect(large.send(t, large.body, "large"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
