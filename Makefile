@@ -1,5 +1,5 @@
 # What a newcomer runs. Nothing but Go is needed: services are found or started
-# (internal/devservices says in which order), tools come through tools.mod.
+# (internal/tools/devservices says in which order), tools come through tools.mod.
 
 GO ?= go
 ifeq ($(shell command -v $(GO) 2>/dev/null),)
@@ -75,8 +75,8 @@ test-pooler: bin/with ## run the tests of what talks to PostgreSQL behind pgboun
 # the tests on them alone, which are a module of their own. For go, a RUN that matches
 # nothing is a success; here it must not pass as if it had looked.
 tests: TEST  = test $(RACE) $(TESTFLAGS) -run='$(RUN)'
-tests: MAIN  = $(if $(filter-out ./internal/relaytargets,$(PKG)),$(GO) $(TEST) $(PKG),:)
-tests: APART = $(if $(filter ./... ./internal/relaytargets,$(PKG)),$(GO) -C internal/relaytargets $(TEST) ./...,:)
+tests: MAIN  = $(if $(filter-out ./internal/suites/relaytargets,$(PKG)),$(GO) $(TEST) $(PKG),:)
+tests: APART = $(if $(filter ./... ./internal/suites/relaytargets,$(PKG)),$(GO) -C internal/suites/relaytargets $(TEST) ./...,:)
 tests:
 ifeq ($(RUN),.)
 	@$(MAIN)
@@ -144,17 +144,17 @@ check: ## everything that is checked without running the tests
 	$(GO) vet -tags="failpoints,$$(sed -n 's,^//go:build plant_,plant_,p' internal/planted/*_on.go | paste -sd, -)" ./internal/planted/... ./internal/lazytx ./internal/machine ./idemkey ./idemkey/idempg ./outbox ./consumer
 	$(GO) -C bench vet ./...
 	$(GO) -C chaos vet ./...
-	$(GO) -C internal/relaytargets vet ./...
+	$(GO) -C internal/suites/relaytargets vet ./...
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	cd chaos && $(GO) tool -modfile=../tools.mod staticcheck ./...
-	$(GO) test -count=1 ./internal/archtest
+	$(GO) test -count=1 ./internal/tools/archtest
 	@$(MAKE) --no-print-directory apidiff
 
 apidiff: ## compare the public API with api/next.txt, and with the newest release's
-	@$(GO) run ./internal/apilist
+	@$(GO) run ./internal/tools/apilist
 
 api: ## list the public API anew, in api/next.txt
-	@$(GO) run ./internal/apilist -w
+	@$(GO) run ./internal/tools/apilist -w
 
 # Run it with each migration, and with each change of a statement.
 statements: ## record the SQL statements of all packages, which later migrations are tested with
@@ -164,7 +164,7 @@ statements: ## record the SQL statements of all packages, which later migrations
 vuln: ## known vulnerabilities in what is compiled; says so where the database of them cannot be reached
 	@out=$$($(GO) tool -modfile=tools.mod govulncheck ./... 2>&1); code=$$?; \
 	case "$$code$$out" in \
-		1*'fetching vulnerabilities'*) echo 'SKIPPED: govulncheck cannot reach its database; internal/archtest has the minimum versions';; \
+		1*'fetching vulnerabilities'*) echo 'SKIPPED: govulncheck cannot reach its database; internal/tools/archtest has the minimum versions';; \
 		*) echo "$$out"; exit $$code;; \
 	esac
 
@@ -174,16 +174,16 @@ fmt: ## format all Go files
 # Built, not `go run`: that would not pass a SIGTERM on, and what it had started
 # would live on.
 bin/with: FORCE
-	@$(GO) build -o $@ ./internal/devservices/with
+	@$(GO) build -o $@ ./internal/tools/devservices/with
 
 bin/mutants: FORCE
 	@$(GO) build -o $@ ./internal/planted/mutants
 
 bin/mutate: FORCE
-	@$(GO) build -o $@ ./internal/mutate/run
+	@$(GO) build -o $@ ./internal/tools/mutate/run
 
 bin/modelcheck: FORCE
-	@$(GO) build -o $@ ./internal/modelcheck
+	@$(GO) build -o $@ ./internal/tools/modelcheck
 
 bin/sagamill: FORCE
 	@$(GO) build -o $@ ./cmd/sagamill

@@ -8,7 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/sagamill/sagamill/internal/consumerstorm"
+	"github.com/sagamill/sagamill/internal/suites/consumerstorm"
 )
 
 // racesOfEach is how many keys each race is run with.

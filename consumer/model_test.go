@@ -9,7 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/sagamill/sagamill/internal/consumerstorm"
+	"github.com/sagamill/sagamill/internal/suites/consumerstorm"
 	"github.com/sagamill/sagamill/outbox"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
-	"github.com/sagamill/sagamill/internal/guardtest"
+	"github.com/sagamill/sagamill/internal/testing/guardtest"
 )
 
 // Whatever panics, or ends its goroutine, in a request: no goroutine is left that renews its lease.

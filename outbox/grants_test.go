@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/roletest"
+	"github.com/sagamill/sagamill/internal/suites/roletest"
 )
 
 // as gives the schema its roles, which migrations.Roles prints, and returns the fixture as a

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/roletest"
+	"github.com/sagamill/sagamill/internal/suites/roletest"
 )
 
 // What SELECT on the tables allows is enough, and all of it is needed.

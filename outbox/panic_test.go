@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/guardtest"
+	"github.com/sagamill/sagamill/internal/testing/guardtest"
 )
 
 // blowing are functions of the user's that go wrong.

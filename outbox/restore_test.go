@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // A listener is a log handler that remembers what was said at a level.

@@ -3,8 +3,8 @@ package outbox
 import (
 	"testing"
 
-	"github.com/sagamill/sagamill/internal/pgservertest"
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgservertest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 )
 

@@ -3,7 +3,7 @@ package outbox
 import (
 	"testing"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // What this package sends to the tables is recorded, so that the next migration is

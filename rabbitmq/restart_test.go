@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
 )

@@ -20,8 +20,8 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/backoff"
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
 )
 

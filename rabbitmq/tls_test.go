@@ -16,9 +16,9 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/sagamill/sagamill/internal/certtest"
-	"github.com/sagamill/sagamill/internal/rabbitnode"
-	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/internal/testing/certtest"
+	"github.com/sagamill/sagamill/internal/testing/rabbitnode"
+	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 

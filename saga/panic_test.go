@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/faulttest"
-	"github.com/sagamill/sagamill/internal/guardtest"
+	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/guardtest"
 	"github.com/sagamill/sagamill/saga"
 )
 

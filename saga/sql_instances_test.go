@@ -3,7 +3,7 @@ package saga
 import (
 	"testing"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 func TestInstanceStatements(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/inproc"
-	"github.com/sagamill/sagamill/internal/pgservertest"
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgservertest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/saga"
 )

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 func TestMigrate(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sagamill/sagamill/internal/pgservertest"
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/roletest"
+	"github.com/sagamill/sagamill/internal/suites/roletest"
+	"github.com/sagamill/sagamill/internal/testing/pgservertest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // What a command asks of the database its role may, and no other: a reader shows, an operator

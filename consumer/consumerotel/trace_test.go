@@ -31,7 +31,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemotel"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/inproc"
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/outbox/outboxotel"
 )

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/plaintext"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // The contract of the example, over HTTP, on real PostgreSQL and RabbitMQ.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/plaintext"
+	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // The limits of a demo.

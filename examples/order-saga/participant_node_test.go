@@ -15,9 +15,9 @@ import (
 	"github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
-	"github.com/sagamill/sagamill/internal/needtest"
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/proctest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/proctest"
 	"github.com/sagamill/sagamill/outbox"
 )
 

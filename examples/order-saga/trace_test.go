@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // A lines is a writer that tests wait for.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"testing"
 
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // database is one for all services, which may be behind a pooler.

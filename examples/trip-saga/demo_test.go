@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sagamill/sagamill/internal/needtest"
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // TestMain is the program itself when it is told to be: the demo starts

@@ -20,7 +20,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 const (

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/permissiontest"
 	"github.com/sagamill/sagamill/internal/plaintext"
+	"github.com/sagamill/sagamill/internal/testing/permissiontest"
 )
 
 // The file that an operator gives to sagamill broker says what the programs do.

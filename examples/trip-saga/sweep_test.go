@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // A service that runs for long removes what is old, of its inbox too.

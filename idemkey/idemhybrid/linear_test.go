@@ -19,8 +19,8 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/internal/failpoint"
-	"github.com/sagamill/sagamill/internal/linearpgtest"
-	"github.com/sagamill/sagamill/internal/redistest"
+	"github.com/sagamill/sagamill/internal/testing/linearpgtest"
+	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
 const (

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/sagamill/sagamill/idemkey"
-	"github.com/sagamill/sagamill/internal/faulttest"
-	"github.com/sagamill/sagamill/internal/guardtest"
+	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/guardtest"
 )
 
 // A callback is a function of the user's that goes wrong once.

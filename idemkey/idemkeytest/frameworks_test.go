@@ -23,7 +23,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemgin"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
 	"github.com/sagamill/sagamill/idemkey/idempg"
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 func TestMain(m *testing.M) {

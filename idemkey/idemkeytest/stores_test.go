@@ -7,7 +7,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/idemkey/idemredis"
-	"github.com/sagamill/sagamill/internal/redistest"
+	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
 // The middleware does the same on the stores that TestFrameworks leaves out.

@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
 	"github.com/sagamill/sagamill/internal/failpoint"
-	"github.com/sagamill/sagamill/internal/linearpgtest"
+	"github.com/sagamill/sagamill/internal/testing/linearpgtest"
 )
 
 const (

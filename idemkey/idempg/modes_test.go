@@ -14,7 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // The suite in the ways that pgx can talk, as behind a pooler.

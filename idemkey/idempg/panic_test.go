@@ -13,8 +13,8 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
-	"github.com/sagamill/sagamill/internal/guardtest"
-	"github.com/sagamill/sagamill/internal/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/guardtest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // A hook is a tracer of the pool, of which one method goes wrong when the countdown is over.

@@ -21,7 +21,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/rediskey"
-	"github.com/sagamill/sagamill/internal/redistest"
+	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
 const (

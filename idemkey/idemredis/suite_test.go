@@ -14,7 +14,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
 	"github.com/sagamill/sagamill/internal/rediskey"
-	"github.com/sagamill/sagamill/internal/redistest"
+	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
 // A fixture is a store under a prefix of its own.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/cluster/fault"
-	"github.com/sagamill/sagamill/internal/rabbitcluster"
+	"github.com/sagamill/sagamill/internal/testing/rabbitcluster"
 )
 
 // The kinds of stages.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/cluster/meter"
 	"github.com/sagamill/sagamill/chaos/internal/site"
-	"github.com/sagamill/sagamill/internal/rabbitcluster"
+	"github.com/sagamill/sagamill/internal/testing/rabbitcluster"
 )
 
 // connections is how many the services have to the database, and the harness besides.

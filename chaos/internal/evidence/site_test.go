@@ -16,9 +16,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
-	"github.com/sagamill/sagamill/internal/devservices"
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/rabbittest"
+	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 const startTimeout = 60 * time.Second

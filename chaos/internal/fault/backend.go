@@ -6,7 +6,7 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/chaos/internal/site"
-	"github.com/sagamill/sagamill/internal/commitloss"
+	"github.com/sagamill/sagamill/internal/testing/commitloss"
 )
 
 func (c *carrier) terminate(p *record.Planned) outcome {

@@ -15,7 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
-	"github.com/sagamill/sagamill/internal/rabbitnode"
+	"github.com/sagamill/sagamill/internal/testing/rabbitnode"
 )
 
 // ownName is the application_name of the harness, which no fault is meant for.

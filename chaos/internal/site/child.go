@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/sagamill/sagamill/internal/devservices"
+	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // A spawner starts processes that die with this one. The kernel takes the thread

@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
-	"github.com/sagamill/sagamill/internal/commitloss"
+	"github.com/sagamill/sagamill/internal/testing/commitloss"
 )
 
 // startTimeout is how long a process waits for its backends while it starts: longer

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
-	"github.com/sagamill/sagamill/internal/commitloss"
+	"github.com/sagamill/sagamill/internal/testing/commitloss"
 )
 
 // A trouble knows when backends or links were last struck: a process that gives up

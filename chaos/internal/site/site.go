@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
-	"github.com/sagamill/sagamill/internal/commitloss"
+	"github.com/sagamill/sagamill/internal/testing/commitloss"
 )
 
 // ErrAbsent reports that the machine lacks a server's programs.

@@ -22,8 +22,8 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemhybrid"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/idemkey/idemredis"
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/proctest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/proctest"
 )
 
 // configEnv holds a config, in JSON.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/failpoint"
-	"github.com/sagamill/sagamill/internal/redistest"
+	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
 // A handler keeps its key for as long as it runs, also beyond its lease.

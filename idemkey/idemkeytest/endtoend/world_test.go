@@ -18,10 +18,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sagamill/sagamill/idemkey"
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/proctest"
 	"github.com/sagamill/sagamill/internal/rediskey"
-	"github.com/sagamill/sagamill/internal/redistest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/proctest"
+	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
 const (

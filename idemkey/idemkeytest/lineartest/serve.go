@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/proctest"
+	"github.com/sagamill/sagamill/internal/testing/proctest"
 )
 
 // Handler failures and pauses, each of so many runs.

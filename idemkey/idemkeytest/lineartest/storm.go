@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/proctest"
+	"github.com/sagamill/sagamill/internal/testing/proctest"
 )
 
 // The shape of the load: keys in use at once, clients of each, requests of each

@@ -17,9 +17,9 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemhybrid"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/idemkey/idemredis"
-	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/rediskey"
-	"github.com/sagamill/sagamill/internal/redistest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
 // The columns' names.

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/idemkey"
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/redistest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
 // killedAt lets the process of the first request die at a point of it.

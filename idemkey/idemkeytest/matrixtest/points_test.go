@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
-	"github.com/sagamill/sagamill/internal/proctest"
+	"github.com/sagamill/sagamill/internal/testing/proctest"
 )
 
 // A stage is how far a request has got at a failpoint. What must be true after the

@@ -2,7 +2,7 @@
 
 package matrixtest
 
-import "github.com/sagamill/sagamill/internal/pgtest"
+import "github.com/sagamill/sagamill/internal/testing/pgtest"
 
 // busy is what a retry gets while the first request counts as running.
 const busy = "409 in-progress"

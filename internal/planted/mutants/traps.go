@@ -39,7 +39,7 @@ func trapsOf(b planted.Bug) []trap {
 // traps are at least one for each bug, and one for each place that a bug is planted in. All
 // are on real services, but for that of the state machine, which knows none.
 var traps = []trap{
-	{"ack-before-commit", "internal/consumerstorm", "TestADeathBeforeTheCommitIsADeathBeforeTheAck", "of which nothing has come",
+	{"ack-before-commit", "internal/suites/consumerstorm", "TestADeathBeforeTheCommitIsADeathBeforeTheAck", "of which nothing has come",
 		"a process dies before its first commit, and the broker must have every message still"},
 	{"mark-before-confirm", "outbox", "TestEveryFailpointOfTheRelay/before-publish_append/kill", "missing [",
 		"a relay dies between reading a window and publishing it, and the next one must publish it"},

@@ -9,8 +9,8 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/cluster/audit"
 	"github.com/sagamill/sagamill/chaos/internal/cluster/shop"
-	"github.com/sagamill/sagamill/internal/pgtest"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // sqlPlantRun plants a run without a fault: two keys with three orders each, and two

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/rabbitcluster"
+	"github.com/sagamill/sagamill/internal/testing/rabbitcluster"
 )
 
 // A Scene is what faults strike.

@@ -9,8 +9,8 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/cluster/audit"
 	"github.com/sagamill/sagamill/chaos/internal/cluster/meter"
 	"github.com/sagamill/sagamill/chaos/internal/cluster/shop"
-	"github.com/sagamill/sagamill/internal/pgtest"
-	"github.com/sagamill/sagamill/internal/rabbittest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
 
 // patience bounds what must happen, on a machine that has a lot else to do.

@@ -1,0 +1,88 @@
+// Package needtest ends tests whose machine lacks something, and keeps that from passing
+// without a word: `go test` tells of a skipped test to those alone who ask for every line.
+package needtest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	// requireVariable holds names, separated by commas: a test that lacks one of them fails.
+	requireVariable = "SAGAMILL_REQUIRE"
+
+	// reportVariable names a file that gets a line for each test that did not run.
+	// internal/tools/devservices/with prints it in the end.
+	reportVariable = "SAGAMILL_NOT_TESTED"
+)
+
+// names are all that SAGAMILL_REQUIRE may hold.
+var names = []string{"postgres", "postgres-client", "rabbitmq", "redis", "nats", "pgbouncer", "node"}
+
+// Missing ends t, which needs what is called name and is not there, as format and args say: the
+// test fails if SAGAMILL_REQUIRE asks for it, and is skipped otherwise.
+func Missing(t testing.TB, name, format string, args ...any) {
+	t.Helper()
+	reason := oneLine(fmt.Sprintf(format, args...))
+	required, err := parse(os.Getenv(requireVariable))
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case !slices.Contains(names, name):
+		t.Fatalf("needtest knows nothing that is called %q", name)
+	case slices.Contains(required, name):
+		t.Fatalf("%s asks for %s: %s", requireVariable, name, reason)
+	}
+	leave(t, "NOT TESTED", reason)
+}
+
+// LeaveOut skips t, which has nothing to say about how the suite runs this time, for reason.
+func LeaveOut(t testing.TB, reason string) {
+	t.Helper()
+	leave(t, "LEFT OUT", reason)
+}
+
+// parse returns what list names.
+func parse(list string) ([]string, error) {
+	if list == "" {
+		return nil, nil
+	}
+	required := strings.Split(list, ",")
+	for i, name := range required {
+		required[i] = strings.TrimSpace(name)
+		if !slices.Contains(names, required[i]) {
+			return nil, fmt.Errorf("%s: there is no %q (there are %s)", requireVariable, required[i], strings.Join(names, ", "))
+		}
+	}
+	return required, nil
+}
+
+// leave skips t and reports it.
+func leave(t testing.TB, what, reason string) {
+	t.Helper()
+	if err := report(os.Getenv(reportVariable), fmt.Sprintf("%s: %s: %s", what, t.Name(), reason)); err != nil {
+		t.Fatal(err)
+	}
+	t.Skipf("%s: %s", what, reason)
+}
+
+// report appends one line to path. The tests of several packages write to it at once, which a
+// short write at the end of a file bears.
+func report(path, line string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(line + "\n")
+	return errors.Join(err, f.Close())
+}
+
+// oneLine returns text without the line breaks of what programs print.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -1,0 +1,188 @@
+package rabbitcluster
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/testing/rabbitnode"
+)
+
+// Size is how many nodes a cluster has: the fewest of which one can fail.
+const Size = 3
+
+// DefaultNetTick is the default of [Options.NetTick].
+const DefaultNetTick = 4 * time.Second
+
+// The values of [Options.Partitions].
+const (
+	Ignore        = "ignore"         // both sides of a partition go on
+	PauseMinority = "pause_minority" // a node that sees no majority stops its broker
+	Autoheal      = "autoheal"       // when the partition ends, the smaller side restarts
+)
+
+// Options are the settings of a [Cluster]. The zero value works.
+type Options struct {
+	// Parent is where the directories of the nodes are made; others must be able to pass
+	// through. Default: os.TempDir()
+	Parent string
+
+	// Config has more lines of rabbitmq.conf for all nodes. Default: none.
+	Config string
+
+	// Partitions is what the broker does about a partition. Default: [Ignore], as is
+	// RabbitMQ's.
+	Partitions string
+
+	// NetTick is after how long nodes give up a connection on which they hear nothing,
+	// give or take a quarter. Whole seconds. Default: [DefaultNetTick]; RabbitMQ has 60 s.
+	NetTick time.Duration
+
+	// Plugins, of those that come with the server, are enabled. Default: none.
+	Plugins []string
+
+	// Certificate and Key, in PEM, have each node listen for TLS besides. Default: none.
+	Certificate, Key []byte
+
+	// ClientAuthority, in PEM, has nodes refuse clients over TLS that have no certificate
+	// of this authority. Default: clients are not asked.
+	ClientAuthority []byte
+}
+
+// A Cluster is three nodes that know each other. Nodes are named by their index, from 0.
+// Methods may be called by several goroutines; changes of one node wait for each other.
+type Cluster struct {
+	nodes    [Size]*Node
+	autoheal bool
+	network  *network
+	links    [Size][Size]*link // from, to; nil: from a node to itself
+
+	// admitted is the last node that finds the ones before it, while the cluster forms.
+	admitted atomic.Int32
+}
+
+// Start starts a cluster and returns once each node sees all others. An error is
+// [rabbitnode.ErrAbsent] where there is nothing to start. After an error nothing runs.
+func Start(opts *Options) (*Cluster, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	c := &Cluster{network: newNetwork(), autoheal: opts.Partitions == Autoheal}
+	err := c.build(opts)
+	if err == nil {
+		err = c.form()
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// form starts all nodes at once and lets one after the other join: a node that joins one
+// which is still starting gets its feature flags half set, and declares no quorum queue.
+func (c *Cluster) form() error {
+	err := c.each(func(i int) error {
+		defer c.admitted.Store(int32(i + 1)) // the next one, which waits, also after an error
+		return c.Start(i)
+	})
+	if err != nil {
+		return err
+	}
+	return c.AwaitAll()
+}
+
+// build makes the mappers, the links and the directories of the nodes.
+func (c *Cluster) build(opts *Options) error {
+	prefix, cookie := "t-"+strings.ToLower(rand.Text()[:14])+"-", rand.Text()
+	for i := range c.nodes {
+		n := &Node{name: prefix + strconv.Itoa(i), index: i, cluster: c}
+		c.nodes[i] = n
+		var err error
+		if n.mapper, err = newMapper(n.lookUpPeer, n.peers); err != nil {
+			return fmt.Errorf("rabbitcluster: make a port mapper: %w", err)
+		}
+		if n.process, err = rabbitnode.New(nodeOptions(opts, prefix, cookie, i, n.mapper.port())); err != nil {
+			return err
+		}
+	}
+	for from := range Size {
+		for to := range Size {
+			if from == to {
+				continue
+			}
+			var err error
+			if c.links[from][to], err = newLink(c.network, from, to, c.nodes[to].distribution); err != nil {
+				return fmt.Errorf("rabbitcluster: start a link: %w", err)
+			}
+		}
+	}
+	for _, n := range c.nodes {
+		n.mapper.start()
+	}
+	return nil
+}
+
+// nodeOptions are those of the node called prefix with its index.
+func nodeOptions(opts *Options, prefix, cookie string, index, mapper int) *rabbitnode.Options {
+	config := fmt.Sprintf("cluster_partition_handling = %s\n", cmp.Or(opts.Partitions, Ignore))
+	if index > 0 { // the first node forms the cluster, the others wait until they can join it
+		config += fmt.Sprintf("cluster_formation.peer_discovery_backend = classic_config\n"+
+			"cluster_formation.classic_config.nodes.1 = %s0@localhost\n"+
+			"cluster_formation.classic_config.nodes.2 = %[1]s%[2]d@localhost\n"+
+			"cluster_formation.discovery_retry_limit = 1200\n"+
+			"cluster_formation.discovery_retry_interval = 100\n", prefix, index)
+	}
+	tick := cmp.Or(opts.NetTick, DefaultNetTick)
+	return &rabbitnode.Options{
+		Parent: opts.Parent, Config: config + opts.Config, Plugins: opts.Plugins,
+		Certificate: opts.Certificate, Key: opts.Key, ClientAuthority: opts.ClientAuthority,
+		Cluster: &rabbitnode.ClusterOptions{
+			Name: prefix + strconv.Itoa(index), Cookie: cookie, Mapper: mapper,
+			Kernel: fmt.Sprintf("-kernel net_ticktime %d", max(1, int(tick/time.Second))),
+		},
+	}
+}
+
+// Nodes are the cluster's nodes, running or not.
+func (c *Cluster) Nodes() []*Node { return c.nodes[:] }
+
+// Node is the node with that index.
+func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
+
+// URLs are where the nodes listen, also after a restart.
+func (c *Cluster) URLs() []string {
+	urls := make([]string, 0, Size)
+	for _, n := range c.nodes {
+		urls = append(urls, n.URL())
+	}
+	return urls
+}
+
+// Close kills all nodes and removes their files.
+func (c *Cluster) Close() error {
+	var errs []error
+	for _, n := range c.nodes {
+		if n != nil && n.process != nil {
+			errs = append(errs, n.close())
+		}
+	}
+	c.network.close()
+	for _, row := range c.links {
+		for _, l := range row {
+			if l != nil {
+				l.close()
+			}
+		}
+	}
+	for _, n := range c.nodes {
+		if n != nil && n.mapper != nil {
+			n.mapper.close()
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,349 @@
+package rabbitnode
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/tools/devservices"
+)
+
+// bootTimeout bounds the start of a node, which takes 3 to 20 s on a busy
+// machine, and its end.
+const bootTimeout = 2 * time.Minute
+
+// bootPause is how long a look whether a node accepts connections waits for the
+// next one.
+const bootPause = 100 * time.Millisecond
+
+// ErrAbsent reports that RabbitMQ is not installed on this machine.
+var ErrAbsent = errors.New("rabbitnode: no RabbitMQ server is installed on this machine")
+
+// serverPaths are where the server is installed. The wrapper in PATH insists on
+// the system's own node, so it is not used.
+var serverPaths = []string{"/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/rabbitmq/sbin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server"}
+
+// Options are what a [Node] can be told besides.
+type Options struct {
+	Parent string // where its directory is made; others must be able to pass through. Default: os.TempDir()
+	Config string // lines of rabbitmq.conf. Default: none
+
+	// Plugins, of those that come with the server, are enabled. Default: none.
+	Plugins []string
+
+	// Certificate and Key, in PEM, have the node listen for TLS besides. Default: none.
+	Certificate, Key []byte
+
+	// ClientAuthority, in PEM, has it refuse clients over TLS that have no certificate of
+	// this authority. Default: clients are not asked.
+	ClientAuthority []byte
+
+	// Cluster makes the node fit to join others. Default: the node stays alone.
+	Cluster *ClusterOptions
+}
+
+// ClusterOptions are the settings that the nodes of one cluster agree on. The caller runs
+// a port mapper for the node.
+type ClusterOptions struct {
+	Name   string // the Erlang name before "@localhost", another one for each node
+	Cookie string // the secret that the nodes share
+	Mapper int    // the port of the node's port mapper on 127.0.0.1
+	Kernel string // parameters of Erlang's kernel, as "-kernel net_ticktime 4". Default: none
+}
+
+// A Node is a RabbitMQ of the caller's own. Its methods are for one goroutine at a
+// time.
+type Node struct {
+	server, dir, name string
+	port, secure      int // secure: with TLS; 0: none
+	dist, mapper      int
+	cluster           *ClusterOptions     // nil: the node is alone and runs its own mapper
+	reserved          []io.Closer         // holds on the ports
+	owner             *syscall.Credential // nil: the caller's own user
+	run, ports        *child              // the node and its port mapper; nil: not running
+}
+
+// New makes the directory of a node. It starts nothing. An error is [ErrAbsent]
+// where there is nothing to start.
+func New(opts *Options) (*Node, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	n := &Node{name: "t-" + strings.ToLower(rand.Text()[:14]) + "-node@localhost", cluster: opts.Cluster}
+	for _, path := range serverPaths {
+		if _, err := os.Stat(path); err == nil && n.server == "" {
+			n.server = path
+		}
+	}
+	if n.server == "" {
+		return nil, ErrAbsent
+	}
+	var err error
+	if n.dir, err = os.MkdirTemp(cmp.Or(opts.Parent, os.TempDir()), "rabbitnode-"); err != nil {
+		return nil, fmt.Errorf("rabbitnode: %w", err)
+	}
+	if n.reserved, err = reservePorts(&n.port, &n.dist, &n.mapper, &n.secure); err != nil {
+		return nil, errors.Join(fmt.Errorf("rabbitnode: %w", err), n.Close())
+	}
+	if opts.Certificate == nil {
+		n.secure = 0
+	}
+	if n.cluster != nil {
+		n.name, n.mapper = n.cluster.Name+"@localhost", n.cluster.Mapper
+	}
+	if err := n.prepare(opts); err != nil {
+		return nil, errors.Join(fmt.Errorf("rabbitnode: prepare: %w", err), n.Close())
+	}
+	return n, nil
+}
+
+// Name is the node's Erlang name.
+func (n *Node) Name() string { return n.name }
+
+// URL is where the node listens, also after a restart.
+func (n *Node) URL() string { return fmt.Sprintf("amqp://guest:guest@%s/", n.Addr()) }
+
+// Addr is the host and port of URL.
+func (n *Node) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.port)) }
+
+// TLSURL is where a node with a certificate listens for TLS.
+func (n *Node) TLSURL() string { return fmt.Sprintf("amqps://guest:guest@localhost:%d/", n.secure) }
+
+// Output is the file with what the node has printed; its log is elsewhere, below
+// the same directory.
+func (n *Node) Output() string { return filepath.Join(n.dir, "output") }
+
+// Log is the node's log.
+func (n *Node) Log() string { return filepath.Join(n.dir, "log", n.name+".log") }
+
+// prepare writes the node's files. Some installations refuse to run as root, so the
+// directory belongs to the server's own user.
+func (n *Node) prepare(opts *Options) error {
+	config := fmt.Appendf(nil, "listeners.tcp.local = %s\n%s\n", n.Addr(), opts.Config)
+	files := map[string][]byte{"plugins": fmt.Appendf(nil, "[%s].\n", strings.Join(opts.Plugins, ","))}
+	if n.secure != 0 {
+		files["certificate.pem"], files["key.pem"] = opts.Certificate, opts.Key
+		config = fmt.Appendf(config, "listeners.ssl.local = 127.0.0.1:%d\nssl_options.certfile = %[2]s/certificate.pem\nssl_options.keyfile = %[2]s/key.pem\n", n.secure, n.dir)
+	}
+	if opts.ClientAuthority != nil {
+		files["clients.pem"] = opts.ClientAuthority
+		config = fmt.Appendf(config, "ssl_options.cacertfile = %s/clients.pem\nssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\n", n.dir)
+	}
+	files["rabbitmq.conf"] = config
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(n.dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	if n.cluster != nil {
+		if err := os.WriteFile(n.cookie(), []byte(n.cluster.Cookie), 0o400); err != nil {
+			return err
+		}
+	}
+	return n.handOver()
+}
+
+// handOver gives the directory and the cookie to the user that the server runs as.
+func (n *Node) handOver() error {
+	owner, err := user.Lookup("rabbitmq")
+	if os.Geteuid() != 0 || err != nil {
+		return nil
+	}
+	uid, uidErr := strconv.ParseUint(owner.Uid, 10, 32)
+	gid, gidErr := strconv.ParseUint(owner.Gid, 10, 32)
+	n.owner = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	err = errors.Join(uidErr, gidErr, os.Chown(n.dir, int(uid), int(gid)))
+	if n.cluster != nil {
+		err = errors.Join(err, os.Chown(n.cookie(), int(uid), int(gid)))
+	}
+	return err
+}
+
+// cookie is the file with the secret that a client of Erlang's distribution needs.
+func (n *Node) cookie() string { return filepath.Join(n.dir, ".erlang.cookie") }
+
+// Start starts the node, with the data it had, and returns once it accepts
+// connections. After an error it may be running.
+func (n *Node) Start() error {
+	if err := n.startMapper(); err != nil {
+		return fmt.Errorf("rabbitnode: start the port mapper: %w", err)
+	}
+	var err error
+	if n.run, err = n.launch(n.Output(), n.server); err != nil {
+		return fmt.Errorf("rabbitnode: start: %w", err)
+	}
+	for deadline := time.Now().Add(bootTimeout); ; {
+		connection, err := amqp.Dial(n.URL())
+		if err == nil {
+			return connection.Close()
+		}
+		select {
+		case <-n.run.exited:
+			said, _ := os.ReadFile(n.Output())
+			return fmt.Errorf("rabbitnode: the node ended while it started: %v; it said:\n%s", n.run.cmd.ProcessState, said[max(0, len(said)-2000):])
+		case <-time.After(bootPause):
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("rabbitnode: the node did not start within %s: %w", bootTimeout, err)
+		}
+	}
+}
+
+// startMapper starts Erlang's port mapper, without which no node runs. The node
+// would start one that outlives everybody.
+func (n *Node) startMapper() (err error) {
+	if n.ports != nil || n.cluster != nil {
+		return nil
+	}
+	path, err := exec.LookPath("epmd")
+	if err != nil {
+		return nil // the node finds its own
+	}
+	n.ports, err = n.launch(os.DevNull, path, "-address", "127.0.0.1", "-port", strconv.Itoa(n.mapper))
+	for deadline := time.Now().Add(bootTimeout); err == nil && time.Now().Before(deadline); {
+		conn, dialErr := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(n.mapper)))
+		if dialErr == nil {
+			return conn.Close()
+		}
+		select {
+		case <-n.ports.exited:
+			return fmt.Errorf("it ended: %v", n.ports.cmd.ProcessState)
+		case <-time.After(bootPause / 10):
+		}
+	}
+	return err
+}
+
+// environment is all that the server and its tools take from the surroundings.
+func (n *Node) environment() []string {
+	kernel := "+S 1:1 +stbt u +sbwt none -kernel inet_dist_use_interface {127,0,0,1}"
+	if n.cluster != nil {
+		kernel += " " + n.cluster.Kernel
+	}
+	environment := []string{
+		"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8", "HOME=" + n.dir,
+		"ERL_EPMD_ADDRESS=127.0.0.1", "ERL_EPMD_PORT=" + strconv.Itoa(n.mapper),
+		"RABBITMQ_NODENAME=" + n.name, "RABBITMQ_NODE_IP_ADDRESS=127.0.0.1",
+		"RABBITMQ_NODE_PORT=" + strconv.Itoa(n.port), "RABBITMQ_DIST_PORT=" + strconv.Itoa(n.dist),
+		"RABBITMQ_MNESIA_BASE=" + n.dir + "/data", "RABBITMQ_LOG_BASE=" + n.dir + "/log",
+		"RABBITMQ_PID_FILE=" + n.dir + "/pid", "RABBITMQ_ENABLED_PLUGINS_FILE=" + n.dir + "/plugins",
+		"RABBITMQ_CONF_ENV_FILE=" + n.dir + "/none", "RABBITMQ_CONFIG_FILE=" + n.dir + "/rabbitmq.conf",
+		"RABBITMQ_CONFIG_FILES=" + n.dir + "/conf.d", "RABBITMQ_ADVANCED_CONFIG_FILE=" + n.dir + "/none",
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=" + kernel,
+		// The script then becomes the node instead of waiting for it: the process
+		// that dies with us is the node.
+		"RUNNING_UNDER_SYSTEMD=true",
+	}
+	if n.cluster != nil {
+		// A program of Erlang would start a mapper if the caller's were gone, and leave it.
+		environment = append(environment, "ERL_AFLAGS=-start_epmd false")
+	}
+	return environment
+}
+
+// Kill kills the node, as kill -9 does, and returns when it is gone. A queue
+// declared shortly before can come back without a leader, for ever (its entry in a
+// registry that RabbitMQ 3.10 does not sync): stop and start the node, or call
+// Sync, before it is killed.
+func (n *Node) Kill() {
+	if n.run != nil {
+		n.run.kill()
+		n.run = nil
+	}
+}
+
+// Freeze stops the node's processes, as SIGSTOP does: its connections stay open and do
+// not answer. [Node.Thaw] continues them.
+func (n *Node) Freeze() error { return n.signal(syscall.SIGSTOP) }
+
+// Thaw ends [Node.Freeze].
+func (n *Node) Thaw() error { return n.signal(syscall.SIGCONT) }
+
+// signal sends s to the node's group of processes.
+func (n *Node) signal(s syscall.Signal) error {
+	if n.run == nil {
+		return fmt.Errorf("rabbitnode: send %s: the node does not run", s)
+	}
+	return syscall.Kill(-n.run.cmd.Process.Pid, s)
+}
+
+// Stop stops the node in good order.
+func (n *Node) Stop() error {
+	if n.run == nil {
+		return nil
+	}
+	_ = n.run.cmd.Process.Signal(syscall.SIGTERM) // an error if it has ended
+	select {
+	case <-n.run.exited:
+	case <-time.After(bootTimeout):
+		return fmt.Errorf("rabbitnode: the node did not stop within %s", bootTimeout)
+	}
+	n.Kill() // what is left of its group
+	return nil
+}
+
+// Close kills the node and its port mapper and removes their files.
+func (n *Node) Close() error {
+	n.Kill()
+	if n.ports != nil {
+		n.ports.kill()
+		n.ports = nil
+	}
+	for _, hold := range n.reserved {
+		_ = hold.Close()
+	}
+	n.reserved = nil
+	return os.RemoveAll(n.dir)
+}
+
+// A child is a process of ours that leads a group.
+type child struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when it has been waited for
+}
+
+// launch starts a program as the node's user, in the node's directory.
+func (n *Node) launch(output, path string, args ...string) (*child, error) {
+	out, err := os.OpenFile(output, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	c := &child{cmd: exec.Command(path, args...), exited: make(chan struct{})}
+	c.cmd.Dir, c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = n.dir, n.environment(), out, out
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: n.owner}
+	devservices.DieWithParent(c.cmd.SysProcAttr, syscall.SIGKILL)
+	started := make(chan error, 1)
+	go func() { // ends with the process
+		runtime.LockOSThread() // the kernel takes the thread that forked for the parent
+		defer runtime.UnlockOSThread()
+		defer close(c.exited)
+		err := c.cmd.Start()
+		if started <- err; err == nil {
+			_ = c.cmd.Wait()
+		}
+	}()
+	return c, <-started
+}
+
+func (c *child) kill() {
+	if c.cmd.Process == nil {
+		return // it has never started
+	}
+	_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
+	<-c.exited
+}

@@ -1,0 +1,168 @@
+package archtest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/tools/mutate"
+)
+
+// relayTargets is a module of its own, whose tests docs/guarantees.md names as well.
+const relayTargets = "internal/suites/relaytargets"
+
+// allTests are the tests that documents may name, with their packages.
+func allTests(t *testing.T) map[string]bool {
+	t.Helper()
+	tests := map[string]bool{}
+	for _, dir := range []string{"", relayTargets} {
+		all, err := files(filepath.Join(root, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range qualifiedTestsOf(all, dir) {
+			tests[name] = true
+		}
+	}
+	return tests
+}
+
+// A test that any other document names exists, too.
+func TestDocumentsNameTestsThatExist(t *testing.T) {
+	t.Parallel()
+	tests := allTests(t)
+	documents, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(documents) < 5 {
+		t.Fatalf("%d documents, %v", len(documents), err)
+	}
+	for _, name := range documents {
+		doc, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, wrong := range checkTestNames(filepath.Base(name), string(doc), tests) {
+			t.Error(wrong)
+		}
+	}
+}
+
+// Every sentence of docs/guarantees.md names tests that exist, and the mutants break
+// its claims.
+func TestGuarantees(t *testing.T) {
+	t.Parallel()
+	tests := allTests(t)
+	doc, err := os.ReadFile(filepath.Join(root, "docs/guarantees.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims, wrong := claimsOf(string(doc), tests)
+	mutants, err := mutate.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range append(wrong, checkMutants(mutants, claims)...) {
+		t.Error(w)
+	}
+}
+
+// A mutant is made of lines that the product still has, once, and its test exists.
+func TestMutantsAreUpToDate(t *testing.T) {
+	t.Parallel()
+	all, err := files(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := qualifiedTestsOf(all, "")
+	mutants, err := mutate.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutants {
+		src, err := os.ReadFile(filepath.Join(root, m.File))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if _, _, err := m.Apply(string(src)); err != nil {
+			t.Error(err)
+		}
+		if name := m.Test.Package + "." + m.Test.Name; !tests[name] {
+			t.Errorf("%s: %s does not exist", m.Claim, name)
+		}
+		if strings.HasSuffix(m.File, "_test.go") {
+			t.Errorf("%s: %s is no line of the product", m.Claim, m.File)
+		}
+	}
+}
+
+// guaranteesDoc is one that is right, with two claims for each guarantee.
+func guaranteesDoc() string {
+	var b strings.Builder
+	b.WriteString("# Guarantees\n\nHow to read this. It has sentences.\n\n")
+	for g := 1; g <= guarantees; g++ {
+		fmt.Fprintf(&b, "## G%d Name\n\n| | claim | tests |\n|---|---|---|\n", g)
+		fmt.Fprintf(&b, "| G%d.1 | One thing is so. | `a/b.TestA` |\n| G%d.2 | Another is `so`. | `a/b.TestA` `c.FuzzB` |\n\n", g, g)
+	}
+	b.WriteString("## What is not promised\n\n- Anything else. See `c.FuzzB`.\n")
+	return b.String()
+}
+
+func TestClaimsOf(t *testing.T) {
+	t.Parallel()
+	tests := map[string]bool{"a/b.TestA": true, "c.FuzzB": true}
+	for name, tt := range map[string]struct{ old, new, want string }{
+		"good":             {"", "", ""},
+		"missing":          {"## G10 Name", "## Ten", "9 guarantees"},
+		"out of order":     {"## G2 Name", "## G7 Name", "guarantee 7 is the 2."},
+		"two of one":       {"| G3.2 |", "| G3.1 |", "G3.1 is where G3.2 should be"},
+		"no test":          {"| G3.1 | One thing is so. | `a/b.TestA` |", "| G3.1 | One thing is so. | none |", "G3.1 names no test"},
+		"gone":             {"| G3.1 | One thing is so. | `a/b.TestA` |", "| G3.1 | One thing is so. | `a/b.TestC` |", "a/b.TestC does not exist"},
+		"without package":  {"| G3.1 | One thing is so. | `a/b.TestA` |", "| G3.1 | One thing is so. | `TestA` |", "TestA, which is no test"},
+		"two sentences":    {"| G3.1 | One thing is so.", "| G3.1 | One thing is so. And this.", "not one sentence"},
+		"no sentence":      {"| G3.1 | One thing is so.", "| G3.1 | One thing", "not one sentence"},
+		"a sentence apart": {"## G3 Name\n", "## G3 Name\n\nBy the way, this is so, too.\n", "names no test"},
+		"gone in the rest": {"See `c.FuzzB`", "See `c.FuzzC`", "c.FuzzC does not exist"},
+	} {
+		doc := guaranteesDoc()
+		if tt.old != "" && !strings.Contains(doc, tt.old) {
+			t.Fatalf("%s: there is no %q", name, tt.old)
+		}
+		claims, wrong := claimsOf(strings.Replace(doc, tt.old, tt.new, 1), tests)
+		got := strings.Join(wrong, "\n")
+		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+		if tt.want == "" && (len(claims) != 2*guarantees || claims[3].id != "G2.2" || len(claims[3].tests) != 2) {
+			t.Errorf("claims = %v", claims)
+		}
+	}
+}
+
+func TestCheckMutants(t *testing.T) {
+	t.Parallel()
+	claims, _ := claimsOf(guaranteesDoc(), map[string]bool{"a/b.TestA": true, "c.FuzzB": true})
+	good := func() (all []mutate.Mutant) {
+		for g := 1; g <= guarantees; g++ {
+			for n := 1; n <= 2; n++ {
+				all = append(all, mutate.Mutant{Claim: fmt.Sprintf("G%d.%d", g, n), Test: mutate.Test{Package: "a/b", Name: "TestA"}})
+			}
+		}
+		return all
+	}
+	for name, tt := range map[string]struct {
+		change func([]mutate.Mutant) []mutate.Mutant
+		want   string
+	}{
+		"good":         {func(m []mutate.Mutant) []mutate.Mutant { return m }, ""},
+		"one too few":  {func(m []mutate.Mutant) []mutate.Mutant { return m[1:] }, "G1 has 1 mutants"},
+		"no claim":     {func(m []mutate.Mutant) []mutate.Mutant { m[0].Claim = "G1.9"; return m }, "does not have"},
+		"another test": {func(m []mutate.Mutant) []mutate.Mutant { m[0].Test.Name = "TestC"; return m }, "does not name a/b.TestC for G1.1"},
+	} {
+		got := strings.Join(checkMutants(tt.change(good()), claims), "\n")
+		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,135 @@
+package archtest
+
+import (
+	"fmt"
+	"go/ast"
+	"slices"
+	"strings"
+)
+
+// routes are all that the module's programs answer over HTTP, and who may ask:
+//
+//   - principal: whoever names one, and then only for what is that one's.
+//   - probe: anybody. It tells how the process does, and nothing of any saga.
+//   - simulated: anybody who reaches the listener. It stands for a system of somebody
+//     else, which would have its own authentication.
+//   - ledger: likewise. It is there for the examples' own checks that nothing was done
+//     twice. Programs listen on loopback unless they are told to listen elsewhere, and then
+//     warn that everybody may read it.
+var routes = map[string]string{
+	"examples/order-saga GET /healthz":                            "probe",
+	"examples/order-saga GET /metrics":                            "probe",
+	"examples/order-saga GET /readyz":                             "probe",
+	"examples/order-saga/internal/gateway GET /charges/{key}":     "simulated",
+	"examples/order-saga/internal/gateway GET /ledger":            "ledger",
+	"examples/order-saga/internal/gateway GET /refunds/{key}":     "simulated",
+	"examples/order-saga/internal/gateway POST /charges":          "simulated",
+	"examples/order-saga/internal/gateway POST /refunds":          "simulated",
+	"examples/order-saga/internal/order GET /orders/{id}":         "principal",
+	"examples/order-saga/internal/order POST /orders":             "principal",
+	"examples/trip-saga GET /healthz":                             "probe",
+	"examples/trip-saga GET /metrics":                             "probe",
+	"examples/trip-saga GET /readyz":                              "probe",
+	"examples/trip-saga/internal/booking GET /ledger/":            "ledger", // with the service's name
+	"examples/trip-saga/internal/mail GET /ledger/mail":           "ledger",
+	"examples/trip-saga/internal/ticketing GET /ledger/ticketing": "ledger",
+	"examples/trip-saga/internal/trip DELETE /trips/{id}":         "principal",
+	"examples/trip-saga/internal/trip GET /ledger/trip":           "ledger",
+	"examples/trip-saga/internal/trip GET /trips/{id}":            "principal",
+	"examples/trip-saga/internal/trip POST /trips":                "principal",
+}
+
+// serving are the trees whose non-test files may listen: programs of the examples, the
+// tools that measure and break them, and what tests put between a client and a server.
+var serving = []string{
+	"examples", "bench", "chaos",
+	"internal/testing/certtest", "internal/testing/commitloss", "internal/tools/devservices", "internal/testing/proctest", "internal/testing/rabbitcluster", "internal/testing/rabbitnode", "internal/testing/rabbittest", "internal/testing/redistest",
+}
+
+// listening are the functions that open a port, by package.
+var listening = map[string][]string{
+	"net":  {"Listen", "ListenTCP", "ListenUDP", "ListenIP", "ListenUnix", "ListenUnixgram", "ListenPacket", "ListenConfig", "FileListener"},
+	"http": {"ListenAndServe", "ListenAndServeTLS", "Serve", "ServeTLS", "Server", "Handle", "HandleFunc"},
+	"tls":  {"Listen", "NewListener"},
+}
+
+// profilers add routes to http.DefaultServeMux when they are imported.
+var profilers = []string{"net/http/pprof", "expvar"}
+
+// checkListeners keeps ports out of the library and the operator's command: what they
+// can do is for code and for who has the database, never for who reaches a port.
+func checkListeners(f *file) []string {
+	wrong := f.importing("it serves to everybody what no client should see", func(name string) bool { return slices.Contains(profilers, name) })
+	if f.test() || slices.ContainsFunc(serving, func(tree string) bool { return within(f.pkg(), tree) }) {
+		return wrong
+	}
+	return append(wrong, inspect(f, func(s *ast.SelectorExpr) string {
+		x, ok := s.X.(*ast.Ident)
+		if !ok || !slices.Contains(listening[x.Name], s.Sel.Name) {
+			return ""
+		}
+		return fmt.Sprintf("%s.%s: only programs of users listen", x.Name, s.Sel.Name)
+	})...)
+}
+
+// routesOf returns the routes that f adds to a mux, and whether each is behind
+// web.Authenticated.
+func routesOf(f *file) map[string]bool {
+	found := make(map[string]bool)
+	if f.test() || within(f.pkg(), "bench") || within(f.pkg(), "chaos") || within(f.pkg(), "internal") {
+		return found
+	}
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) != 2 {
+			return true
+		}
+		s, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok || s.Sel.Name != "Handle" && s.Sel.Name != "HandleFunc" {
+			return true
+		}
+		pattern := literal(call.Args[0])
+		if pattern == "" && !within(f.pkg(), "examples") && !within(f.pkg(), "cmd") {
+			return true // a handler of log records, for one: nothing listens here
+		}
+		found[f.pkg()+" "+pattern] = authenticated(call.Args[1]) // what is no literal is not in the table
+		return true
+	})
+	return found
+}
+
+// authenticated reports whether handler answers only requests that name a principal.
+func authenticated(handler ast.Expr) bool {
+	call, ok := handler.(*ast.CallExpr)
+	if !ok {
+		return false
+	}
+	s, ok := call.Fun.(*ast.SelectorExpr)
+	return ok && selects(s, "web", "Authenticated")
+}
+
+// checkRoutes returns what is wrong with the routes in files: all are in the table, those
+// for principals ask for one, and the others change nothing but what is simulated.
+func checkRoutes(files []*file, table map[string]string) []string {
+	var wrong []string
+	seen := make(map[string]bool)
+	for _, f := range files {
+		for route, guarded := range routesOf(f) {
+			seen[route] = true
+			switch who := table[route]; {
+			case who == "":
+				wrong = append(wrong, fmt.Sprintf("%s: archtest.routes does not say who may ask for %s", f.path, route))
+			case guarded != (who == "principal"):
+				wrong = append(wrong, fmt.Sprintf("%s: %s is for %s, and is behind web.Authenticated: %t", f.path, route, who, guarded))
+			case !guarded && who != "simulated" && !strings.Contains(route, " GET /"):
+				wrong = append(wrong, fmt.Sprintf("%s: %s changes something without a principal", f.path, route))
+			}
+		}
+	}
+	for route := range table {
+		if !seen[route] {
+			wrong = append(wrong, "archtest.routes: there is no "+route)
+		}
+	}
+	return wrong
+}

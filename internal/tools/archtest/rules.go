@@ -1,0 +1,396 @@
+package archtest
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A rule is something that holds for each file on its own. check returns what
+// is wrong, one message each.
+type rule struct {
+	name  string
+	check func(*file) []string
+}
+
+var rules = []rule{
+	{"import direction", checkLayers},
+	{"core without broker", checkCore},
+	{"core without framework", checkFrameworks},
+	{"core without Redis", checkRedis},
+	{"leaf packages", checkLeaves},
+	{"pure state machine", checkPure},
+	{"test packages in tests", checkTestPackages},
+	{"product without tests and tools", checkApart},
+	{"forbidden import", checkForbiddenImports},
+	{"planted bugs", checkPlanted},
+	{"no SafeToRetry", checkSafeToRetry},
+	{"no sleeping test", checkSleep},
+	{"no formatted SQL", checkFormattedSQL},
+	{"no init", checkInit},
+	{"no listener", checkListeners},
+	{"package name", checkName},
+}
+
+// layers says which packages of the module the non-test files of a tree may
+// import, besides its own and internal ones; "*" is every public one. The
+// longest matching tree counts. Test files may import what compiles: a test of
+// the outbox needs a broker.
+var layers = map[string][]string{
+	".":                  {},
+	"migrations":         {},
+	"idemkey":            {"migrations"},
+	"idemkey/idemredis":  {"idemkey"},
+	"idemkey/idemhybrid": {"idemkey"},
+	"outbox":             {"migrations"},
+	"consumer":           {"migrations", "idemkey", "outbox"},
+	"saga":               {"migrations", "idemkey", "outbox", "consumer"},
+	"rabbitmq":           {"outbox"},
+	"signing":            {"outbox"},
+	"inproc":             {"outbox"},
+	"sagatest":           {"*"},
+	"cmd":                {"*"},
+	"examples":           {"*"},
+	"internal":           {},
+	"internal/flow":      {"outbox"},
+	"internal/rediskey":  {"idemkey"},
+	"internal/testing":   {"*"},
+	"internal/suites":    {"*"},
+	"internal/tools":     {"*"},
+}
+
+// apart are the trees of internal that are no part of the product.
+var apart = []string{"internal/testing", "internal/suites", "internal/tools"}
+
+// apartUsers are the trees outside of apart, each with what its product files may import of it.
+var apartUsers = map[string][]string{
+	"examples":            {"internal/tools/devservices"},
+	"idemkey/idemkeytest": {"internal/testing"},
+}
+
+// checkApart keeps test helpers, suites and tools out of the product.
+func checkApart(f *file) []string {
+	if f.test() || slices.ContainsFunc(apart, func(t string) bool { return within(f.pkg(), t) }) {
+		return nil
+	}
+	var allowed []string
+	for user, trees := range apartUsers {
+		if within(f.pkg(), user) {
+			allowed = trees
+		}
+	}
+	var wrong []string
+	for _, imported := range f.ownImports() {
+		in := func(t string) bool { return within(imported, t) }
+		if slices.ContainsFunc(apart, in) && !slices.ContainsFunc(allowed, in) {
+			wrong = append(wrong, fmt.Sprintf("%s: product code does not import %s", f.path, imported))
+		}
+	}
+	return wrong
+}
+
+// exampleInternal are the internal packages that examples may import: the demo must
+// run on a machine with nothing but Go, and programs agree about which settings they
+// refuse, for which they split a list of brokers alike. All else in an example is what a
+// user could have written.
+var exampleInternal = []string{"internal/brokerurls", "internal/tools/devservices", "internal/plaintext"}
+
+// checkLayers enforces layers. A package that the table does not know is
+// wrong too: where it belongs is decided when it is made.
+func checkLayers(f *file) []string {
+	var wrong []string
+	tree, known := layer(f.pkg())
+	if !known {
+		wrong = append(wrong, fmt.Sprintf("%s: archtest.layers does not say what %s may import", f.path, f.pkg()))
+	}
+	for _, imported := range f.ownImports() {
+		if !mayImport(f, tree, imported) {
+			wrong = append(wrong, fmt.Sprintf("%s: %s may not import %s", f.path, f.pkg(), imported))
+		}
+	}
+	return wrong
+}
+
+// layer returns the entry of layers that pkg falls under.
+func layer(pkg string) (tree string, known bool) {
+	for dir := pkg; ; dir = path.Dir(dir) {
+		if _, ok := layers[dir]; ok {
+			return dir, dir != "." || pkg == "."
+		}
+	}
+}
+
+// mayImport reports whether f, which falls under tree, may import a package of
+// the module.
+func mayImport(f *file, tree, imported string) bool {
+	if within(imported, "examples") || within(imported, "cmd") {
+		return program(imported) == program(f.pkg())
+	}
+	if f.test() || (tree != "." && within(imported, tree)) {
+		return true
+	}
+	if internal := within(imported, "internal") || strings.Contains(imported, "/internal/"); internal {
+		return tree != "examples" || slices.ContainsFunc(exampleInternal, func(t string) bool { return within(imported, t) })
+	}
+	allowed := layers[tree]
+	return slices.Contains(allowed, "*") || slices.ContainsFunc(allowed, func(t string) bool { return within(imported, t) })
+}
+
+// program returns the example or command that dir is part of: the first two
+// elements.
+func program(dir string) string {
+	elements := strings.SplitN(dir, "/", 3)
+	return path.Join(elements[:min(2, len(elements))]...)
+}
+
+// brokerLibraries are for adapters. The core runs on any watermill Pub/Sub.
+var brokerLibraries = []string{"github.com/rabbitmq/amqp091-go", "github.com/ThreeDotsLabs/watermill-amqp"}
+
+// checkCore keeps those libraries out of the core's binaries.
+func checkCore(f *file) []string {
+	tree, _ := layer(f.pkg())
+	if f.test() || !slices.Contains([]string{"idemkey", "outbox", "consumer", "saga", "signing"}, tree) {
+		return nil
+	}
+	return f.importing("a core package builds without a broker library", func(name string) bool {
+		return slices.ContainsFunc(brokerLibraries, func(l string) bool { return within(name, l) })
+	})
+}
+
+// frameworks are foreign trees, each with the leaves that it is for alone. Nobody
+// imports those but users: who does not serve gin does not compile it.
+var frameworks = map[string][]string{
+	"github.com/gin-gonic/gin": {"idemkey/idemgin"},
+	"github.com/labstack/echo": {"idemkey/idemecho"},
+	"go.opentelemetry.io/otel": {"idemkey/idemotel", "outbox/outboxotel", "consumer/consumerotel", "saga/sagaotel"},
+}
+
+// checkFrameworks keeps those trees, and the leaves with them, out of all other
+// packages; examples and commands are users.
+func checkFrameworks(f *file) []string {
+	if f.test() || within(f.pkg(), "examples") || within(f.pkg(), "cmd") {
+		return nil
+	}
+	var wrong []string
+	for tree, leaves := range frameworks {
+		if !slices.Contains(leaves, f.pkg()) {
+			wrong = append(wrong, f.importing("it is for "+strings.Join(leaves, " and ")+" alone", func(name string) bool {
+				return within(name, tree)
+			})...)
+		}
+		wrong = append(wrong, f.importing("a leaf is for users", func(name string) bool {
+			return slices.ContainsFunc(leaves, func(leaf string) bool { return leaf != f.pkg() && within(name, module+"/"+leaf) })
+		})...)
+	}
+	return append(wrong, f.importing("an adapter uses the API; the SDK is for tests", func(name string) bool {
+		return within(name, "go.opentelemetry.io/otel/sdk")
+	})...)
+}
+
+// redisPackages are for the stores on Redis, and redisUsers those that may
+// import them.
+var (
+	redisPackages = []string{"github.com/redis/go-redis", module + "/idemkey/idemredis", module + "/idemkey/idemhybrid", module + "/internal/rediskey"}
+	redisUsers    = []string{"idemkey/idemredis", "idemkey/idemhybrid", "internal", "cmd", "examples"}
+)
+
+// checkRedis keeps Redis out of the binary of who does not use it.
+func checkRedis(f *file) []string {
+	user := func(t string) bool { return within(f.pkg(), t) }
+	if f.test() || slices.ContainsFunc(redisUsers, user) {
+		return nil
+	}
+	return f.importing("only a store on Redis depends on Redis", func(name string) bool {
+		return slices.ContainsFunc(redisPackages, func(l string) bool { return within(name, l) })
+	})
+}
+
+// checkLeaves keeps packages that everything stands on free of dependencies.
+func checkLeaves(f *file) []string {
+	if f.test() || (f.pkg() != "internal/stepkey" && f.pkg() != "internal/sqlschema") {
+		return nil
+	}
+	return f.importing("only the standard library and golang.org/x here", func(name string) bool {
+		return !standard(name) && !within(name, "golang.org/x")
+	})
+}
+
+// impure are the trees of the standard library that know of the world outside,
+// or of chance.
+var impure = []string{
+	"bufio", "context", "crypto/rand", "database", "embed", "io", "log", "math/rand", "net", "os", "plugin", "runtime", "sync", "syscall", "testing", "unsafe",
+}
+
+// checkPure keeps I/O, chance and the clock out of the transitions: they are tested
+// without any, and what they decide depends on what is stored alone.
+func checkPure(f *file) []string {
+	if f.test() || f.pkg() != "internal/machine" {
+		return nil
+	}
+	wrong := f.importing("the state machine does no I/O", func(name string) bool {
+		return !standard(name) && name != module+"/internal/stepkey" && name != module+"/"+planted ||
+			slices.ContainsFunc(impure, func(t string) bool { return within(name, t) })
+	})
+	units := []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
+	return append(wrong, inspect(f, func(s *ast.SelectorExpr) string {
+		if x, ok := s.X.(*ast.Ident); !ok || x.Name != "time" || slices.Contains(units, s.Sel.Name) {
+			return ""
+		}
+		return "the state machine has no clock: an event says when it is"
+	})...)
+}
+
+// standard reports whether name is a package of the standard library: those
+// have no dot in their first element.
+func standard(name string) bool {
+	first, _, _ := strings.Cut(name, "/")
+	return !strings.Contains(first, ".")
+}
+
+// checkTestPackages keeps test support, and with it package testing, out of
+// users' binaries.
+func checkTestPackages(f *file) []string {
+	if f.test() || strings.HasSuffix(path.Base(f.pkg()), "test") {
+		return nil
+	}
+	var wrong []string
+	for _, imported := range f.ownImports() {
+		if strings.HasSuffix(path.Base(imported), "test") {
+			wrong = append(wrong, fmt.Sprintf("%s: %s is for tests", f.path, imported))
+		}
+	}
+	return wrong
+}
+
+// forbiddenImports maps a package to why nobody imports it.
+var forbiddenImports = map[string]string{
+	"github.com/jackc/pgx/v5/stdlib": "database/sql repeats statements on pgx's word that they were not applied, and that word is not to be trusted",
+}
+
+// checkForbiddenImports counts tests in: what they need is not different.
+func checkForbiddenImports(f *file) []string {
+	var wrong []string
+	for _, name := range f.imports() {
+		if why, ok := forbiddenImports[name]; ok {
+			wrong = append(wrong, fmt.Sprintf("%s: imports %s: %s", f.path, name, why))
+		}
+	}
+	return wrong
+}
+
+// checkSafeToRetry: pgx says "safe" about a COMMIT that was applied when its
+// reply was lost. A test may show that it does, and a planted bug believes it.
+func checkSafeToRetry(f *file) []string {
+	if f.test() || f.faults() {
+		return nil
+	}
+	return inspect(f, func(s *ast.SelectorExpr) string {
+		if s.Sel.Name != "SafeToRetry" || selects(s, "planted", "SafeToRetry") {
+			return ""
+		}
+		return "SafeToRetry is true for some applied commits: look the outcome up"
+	})
+}
+
+// checkSleep: a test waits for an event. Under testing/synctest a sleep takes
+// no time and is exact.
+func checkSleep(f *file) []string {
+	if !f.test() || slices.Contains(f.imports(), "testing/synctest") {
+		return nil
+	}
+	return inspect(f, func(s *ast.SelectorExpr) string {
+		if !selects(s, "time", "Sleep") {
+			return ""
+		}
+		return "a test waits for an event, not for a time"
+	})
+}
+
+// sqlStart matches a format that begins with a statement. Keywords are in
+// capitals here; prose is not.
+var sqlStart = regexp.MustCompile(`^\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|TRUNCATE|CREATE|ALTER|DROP|WITH|LOCK)\s`)
+
+// checkFormattedSQL finds statements whose text depends on values. A test may
+// build one: its schema has a name of its own.
+func checkFormattedSQL(f *file) []string {
+	if f.test() {
+		return nil
+	}
+	return inspect(f, func(call *ast.CallExpr) string {
+		s, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok || !selects(s, "fmt", "Sprintf") || len(call.Args) == 0 || !sqlStart.MatchString(literal(call.Args[0])) {
+			return ""
+		}
+		return "SQL takes its values as parameters and its schema from sqlschema.Bind"
+	})
+}
+
+// literal returns the value of a string literal, or of the first of several
+// that are joined; "" for anything else.
+func literal(e ast.Expr) string {
+	if sum, ok := e.(*ast.BinaryExpr); ok {
+		return literal(sum.X)
+	}
+	lit, ok := e.(*ast.BasicLit)
+	if !ok || lit.Kind != token.STRING {
+		return ""
+	}
+	value, _ := strconv.Unquote(lit.Value) // it has been parsed
+	return value
+}
+
+// checkInit: what runs on import cannot be configured, ordered or tested.
+func checkInit(f *file) []string {
+	return inspect(f, func(d *ast.FuncDecl) string {
+		if d.Recv != nil || d.Name.Name != "init" {
+			return ""
+		}
+		return "no init functions"
+	})
+}
+
+// checkName: such packages attract whatever has no place of its own.
+func checkName(f *file) []string {
+	names := []string{"util", "utils", "common", "helper", "helpers", "types", "models", "misc"}
+	name := strings.TrimSuffix(f.ast.Name.Name, "_test")
+	if !slices.Contains(names, name) && !slices.Contains(names, path.Base(f.pkg())) {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: a package is named for its idea, not %s", f.path, name)}
+}
+
+// importing returns a message for each import that bad objects to.
+func (f *file) importing(why string, bad func(string) bool) []string {
+	var wrong []string
+	for _, name := range f.imports() {
+		if bad(name) {
+			wrong = append(wrong, fmt.Sprintf("%s: imports %s: %s", f.path, name, why))
+		}
+	}
+	return wrong
+}
+
+// inspect returns the messages of judge about all nodes of type N.
+func inspect[N ast.Node](f *file, judge func(N) string) []string {
+	var wrong []string
+	ast.Inspect(f.ast, func(node ast.Node) bool {
+		if n, ok := node.(N); ok {
+			if message := judge(n); message != "" {
+				wrong = append(wrong, f.at(n)+": "+message)
+			}
+		}
+		return true
+	})
+	return wrong
+}
+
+// selects reports whether s is pkg.name, as imported under its own name.
+func selects(s *ast.SelectorExpr, pkg, name string) bool {
+	x, ok := s.X.(*ast.Ident)
+	return ok && x.Name == pkg && s.Sel.Name == name
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/tools/mutate"
+)
+
+// grace is what a test that is over its limit has to say so.
+const grace = 10 * time.Second
+
+// compileLimit bounds compiling one package's tests, with all that it imports.
+const compileLimit = 10 * time.Minute
+
+// A bench is where mutants are compiled and tested.
+type bench struct {
+	root, goCommand string
+	dir             string // of its own
+	jobs            int
+}
+
+func newBench(root, goCommand string, jobs int) (*bench, error) {
+	dir, err := os.MkdirTemp("", "sagamill-mutate-")
+	if err != nil {
+		return nil, fmt.Errorf("mutate: %w", err)
+	}
+	return &bench{root: root, goCommand: goCommand, dir: dir, jobs: jobs}, nil
+}
+
+func (b *bench) close() error { return os.RemoveAll(b.dir) }
+
+// judgeAll returns the verdicts on cases in their order, as soon as they are known.
+func (b *bench) judgeAll(ctx context.Context, cases []trial) <-chan verdict {
+	unchanged := b.tryUnchanged(ctx, cases)
+	return inOrder(b.jobs, len(cases), func(i int) verdict {
+		v := verdict{index: i, fate: broken}
+		switch why := unchanged[cases[i].Test]; {
+		case ctx.Err() != nil:
+			v.why = "interrupted"
+		case why != "":
+			v.why = "without the change, " + why
+		default:
+			v = b.judge(ctx, i, &cases[i])
+		}
+		return v
+	})
+}
+
+// inOrder calls f for each number up to n, some at once, and returns the results in order.
+func inOrder[T any](jobs, n int, f func(i int) T) <-chan T {
+	slots, results := make(chan struct{}, jobs), make([]chan T, n)
+	for i := range results {
+		results[i] = make(chan T, 1)
+	}
+	go func() {
+		for i := range results {
+			slots <- struct{}{}
+			go func() {
+				defer func() { <-slots }()
+				results[i] <- f(i)
+			}()
+		}
+	}()
+	out := make(chan T)
+	go func() {
+		defer close(out)
+		for _, result := range results {
+			out <- <-result
+		}
+	}()
+	return out
+}
+
+// tryUnchanged runs each test that is named in cases without any change, and returns
+// what is wrong with those that do not pass.
+func (b *bench) tryUnchanged(ctx context.Context, cases []trial) map[mutate.Test]string {
+	var (
+		packages []string
+		tests    = map[string][]mutate.Test{}
+		wrong    = map[mutate.Test]string{}
+	)
+	for i := range cases {
+		t := cases[i].Test
+		if _, seen := wrong[t]; seen {
+			continue
+		}
+		if len(tests[t.Package]) == 0 {
+			packages = append(packages, t.Package)
+		}
+		tests[t.Package] = append(tests[t.Package], t)
+		wrong[t] = ""
+	}
+	type outcome struct {
+		test mutate.Test
+		why  string
+	}
+	for outcomes := range inOrder(b.jobs, len(packages), func(i int) (all []outcome) {
+		binary := filepath.Join(b.dir, "unchanged-"+strconv.Itoa(i))
+		err := b.compile(ctx, binary, packages[i], "")
+		for _, t := range tests[packages[i]] {
+			o := outcome{test: t}
+			if err != nil {
+				o.why = err.Error()
+			} else if r := b.test(ctx, binary, t, 2*mutate.DefaultLimit); r.end != passed {
+				o.why = fmt.Sprintf("%s %s:\n%s", t, r.end, r.output)
+			}
+			all = append(all, o)
+		}
+		return all
+	}) {
+		for _, o := range outcomes {
+			wrong[o.test] = o.why
+		}
+	}
+	return wrong
+}
+
+// judge compiles c's test with the change and runs it.
+func (b *bench) judge(ctx context.Context, i int, c *trial) verdict {
+	v := verdict{index: i, fate: broken}
+	dir := filepath.Join(b.dir, strconv.Itoa(i))
+	defer os.RemoveAll(dir)
+	overlay, err := b.overlay(dir, c)
+	if err != nil {
+		v.why = err.Error()
+		return v
+	}
+	binary := filepath.Join(dir, "test")
+	if err := b.compile(ctx, binary, c.Test.Package, overlay); err != nil {
+		v.why = "the list is wrong: " + err.Error()
+		return v
+	}
+	began := time.Now()
+	r := b.test(ctx, binary, c.Test, c.Limit)
+	v.took, v.output = time.Since(began), r.output
+	v.fate, v.why = r.end.fate(c.Hangs)
+	return v
+}
+
+// overlay writes c's file with the change, and what tells the go command to take it for
+// the one in the tree.
+func (b *bench) overlay(dir string, c *trial) (name string, err error) {
+	name, changed := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "changed.go")
+	replace, err := json.Marshal(map[string]map[string]string{
+		"Replace": {filepath.Join(b.root, filepath.FromSlash(c.File)): changed},
+	})
+	return name, errors.Join(err, os.Mkdir(dir, 0o700), os.WriteFile(changed, []byte(c.source), 0o600), os.WriteFile(name, replace, 0o600))
+}
+
+// compile makes binary of the tests of a package. overlay may be "".
+func (b *bench) compile(ctx context.Context, binary, pkg, overlay string) error {
+	ctx, cancel := context.WithTimeout(ctx, compileLimit)
+	defer cancel()
+	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-tags=failpoints", "-o", binary}
+	if overlay != "" {
+		args = append(args, "-overlay", overlay)
+	}
+	cmd := exec.CommandContext(ctx, b.goCommand, append(args, "./"+pkg)...)
+	cmd.Dir = b.root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s does not compile: %w\n%s", pkg, err, out)
+	}
+	return nil
+}
+
+// test runs t, which is in binary.
+func (b *bench) test(ctx context.Context, binary string, t mutate.Test, limit time.Duration) result {
+	ctx, cancel := context.WithTimeout(ctx, limit+grace)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.run="+t.Run(), "-test.timeout="+limit.String())
+	cmd.Dir = filepath.Join(b.root, filepath.FromSlash(t.Package))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // and the processes that it has started
+	cmd.WaitDelay = grace
+	err := cmd.Run()
+	return result{endOf(t.Name, out.String(), err == nil, ctx.Err() != nil), out.String()}
+}
