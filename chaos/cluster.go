@@ -25,7 +25,7 @@ func ofCluster(args []string) (rest []string, asked bool) {
 // runCluster runs a load on a cluster of RabbitMQ under faults and prints what each has
 // cost.
 func runCluster(ctx context.Context, args []string, stdout, stderr io.Writer) (code int, err error) {
-	opts, err := cluster.Parse(args, stderr)
+	opts, err := cluster.ParseOptions(args, stderr)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -34,7 +34,7 @@ func runCluster(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 		return exitFailed, err
 	}
 	opts.Dir = dir.dir
-	work, err := os.MkdirTemp(scratch(opts.Orders), "chaos-work-")
+	work, err := os.MkdirTemp(scratchDirectory(opts.Orders), "chaos-work-")
 	if err != nil {
 		return exitFailed, err
 	}
@@ -43,10 +43,10 @@ func runCluster(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 		return exitFailed, err
 	}
 	fmt.Fprintf(stdout, "chaos: seed %d, logs in %s\n", opts.Seed, opts.Dir)
-	report, err := cluster.Run(ctx, opts, work, stdout)
+	report, err := cluster.RunCluster(ctx, opts, work, stdout)
 	if err != nil {
 		if report != nil {
-			_ = report.Text(stdout) // what was measured before it
+			_ = report.WriteText(stdout) // what was measured before it
 		}
 		return exitFailed, fmt.Errorf("seed %d, %s: %w", opts.Seed, opts.Dir, err)
 	}
@@ -57,7 +57,7 @@ func runCluster(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 // judgeCluster prints and writes the report. The goals of a brief run are shown and not
 // judged: how long a machine that others use takes says nothing of the product.
 func judgeCluster(opts *cluster.Options, report *cluster.Report, stdout io.Writer) (int, error) {
-	if err := report.Text(stdout); err != nil {
+	if err := report.WriteText(stdout); err != nil {
 		return exitFailed, err
 	}
 	if opts.Table != "" {
@@ -66,9 +66,9 @@ func judgeCluster(opts *cluster.Options, report *cluster.Report, stdout io.Write
 		}
 	}
 	switch {
-	case !report.Holds():
+	case !report.InvariantsHold():
 		return exitRed, nil
-	case !opts.Brief && !report.Meets():
+	case !opts.Brief && !report.MeetsTargets():
 		return exitVoid, nil
 	default:
 		return exitGreen, nil
@@ -93,5 +93,5 @@ func writeTable(path string, report *cluster.Report) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(report.Text(file), file.Close())
+	return errors.Join(report.WriteText(file), file.Close())
 }

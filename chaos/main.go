@@ -42,12 +42,12 @@ const usage = `usage:
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := command(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	code := runCommand(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
-func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)
 		return exitFailed
@@ -56,9 +56,9 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	code := exitFailed
 	switch args[0] {
 	case "run":
-		code, err = run(ctx, args[1:], stdout, stderr)
+		code, err = runStorm(ctx, args[1:], stdout, stderr)
 	case "check":
-		code, err = check(args[1:], stdout)
+		code, err = judgeDirectory(args[1:], stdout)
 	case "help", "-h", "-help", "--help":
 		fmt.Fprint(stdout, usage)
 		return exitGreen
@@ -75,24 +75,24 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-// check judges the run in a directory, and writes its reports anew.
-func check(args []string, stdout io.Writer) (int, error) {
+// judgeDirectory judges the run in a directory, and writes its reports anew.
+func judgeDirectory(args []string, stdout io.Writer) (int, error) {
 	if len(args) != 1 {
 		return exitFailed, errors.New("check needs the directory of one run")
 	}
-	return verdict(args[0], stdout)
+	return writeVerdict(args[0], stdout)
 }
 
-// verdict judges the run in dir, writes the reports there and prints one.
-func verdict(dir string, stdout io.Writer) (int, error) {
-	v, err := judge.Judge(dir)
+// writeVerdict judges the run in dir, writes the reports there and prints one.
+func writeVerdict(dir string, stdout io.Writer) (int, error) {
+	v, err := judge.JudgeRun(dir)
 	if err != nil {
 		return exitFailed, fmt.Errorf("judge %s: %w", dir, err)
 	}
-	if err := report.Write(dir, v); err != nil {
+	if err := report.WriteFiles(dir, v); err != nil {
 		return exitFailed, err
 	}
-	if err := report.Text(stdout, v); err != nil {
+	if err := report.WriteText(stdout, v); err != nil {
 		return exitFailed, err
 	}
 	switch v.Outcome {

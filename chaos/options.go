@@ -53,8 +53,8 @@ const (
 	maxReplays, maxStrikes = 10, 1000
 )
 
-// parse reads the flags of run.
-func parse(args []string, stderr io.Writer) (*plan, error) {
+// parsePlan reads the flags of run.
+func parsePlan(args []string, stderr io.Writer) (*plan, error) {
 	p := &plan{}
 	flags := flag.NewFlagSet("chaos run", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -88,12 +88,12 @@ func parse(args []string, stderr io.Writer) (*plan, error) {
 	case *isBrief && *isLong:
 		return nil, errors.New("-brief and -long exclude each other")
 	case *isBrief:
-		p.preset(brief, given)
+		p.applyPreset(brief, given)
 	case *isLong:
-		p.preset(long, given)
+		p.applyPreset(long, given)
 	}
 	if *replay != "" {
-		if err := p.take(*replay, given); err != nil {
+		if err := p.takeDirectory(*replay, given); err != nil {
 			return nil, err
 		}
 	}
@@ -103,11 +103,11 @@ func parse(args []string, stderr io.Writer) (*plan, error) {
 	if p.Seed == 0 {
 		p.Seed = rand.Uint64()>>1 + 1
 	}
-	return p, p.check()
+	return p, p.checkPlan()
 }
 
-// preset takes the options of another run, but for those that were given.
-func (p *plan) preset(of record.Options, given map[string]bool) {
+// applyPreset takes the options of another run, but for those that were given.
+func (p *plan) applyPreset(of record.Options, given map[string]bool) {
 	o := p.Options
 	p.Options = of
 	for name, keep := range map[string]func(){
@@ -123,9 +123,9 @@ func (p *plan) preset(of record.Options, given map[string]bool) {
 	}
 }
 
-// take takes what the run in dir was begun with. Only where it leaves its own
+// takeDirectory takes what the run in dir was begun with. Only where it leaves its own
 // traces, and the tags of the build, may be said anew.
-func (p *plan) take(dir string, given map[string]bool) error {
+func (p *plan) takeDirectory(dir string, given map[string]bool) error {
 	for name := range given {
 		if name != "replay" && name != "dir" && name != "tags" {
 			return fmt.Errorf("-%s and -replay exclude each other", name)
@@ -135,13 +135,13 @@ func (p *plan) take(dir string, given map[string]bool) error {
 		return fmt.Errorf("-replay: %w", err)
 	}
 	var err error
-	if p.schedule, err = record.All[record.Planned](dir, record.ScheduleFile); err != nil {
+	if p.schedule, err = record.ReadAll[record.Planned](dir, record.ScheduleFile); err != nil {
 		return fmt.Errorf("-replay: %w", err)
 	}
 	return nil
 }
 
-func (p *plan) check() error {
+func (p *plan) checkPlan() error {
 	o := &p.Options
 	within := func(name string, n, least, most int) error {
 		if n < least || n > most {

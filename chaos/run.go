@@ -30,11 +30,11 @@ const (
 	stopPatience  = time.Minute     // for all processes to end
 )
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (int, error) {
+func runStorm(ctx context.Context, args []string, stdout, stderr io.Writer) (int, error) {
 	if rest, asked := ofCluster(args); asked {
 		return runCluster(ctx, rest, stdout, stderr)
 	}
-	p, err := parse(args, stderr)
+	p, err := parsePlan(args, stderr)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -43,10 +43,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (int, err
 	}
 	fmt.Fprintf(stdout, "chaos: seed %d, in %s\n", p.Seed, p.dir)
 	r := &runner{plan: p, progress: stdout}
-	if err := r.all(ctx); err != nil {
+	if err := r.runPhases(ctx); err != nil {
 		return exitFailed, fmt.Errorf("seed %d, %s: %w", p.Seed, p.dir, err)
 	}
-	return verdict(p.dir, stdout)
+	return writeVerdict(p.dir, stdout)
 }
 
 // A runner carries one run out.
@@ -78,13 +78,13 @@ type runner struct {
 	kills, deeds atomic.Int64 // processes that were killed, and all other faults
 }
 
-// now is the time of the run.
-func (r *runner) now() record.At { return time.Since(r.Began) }
+// sinceBegin is the time of the run.
+func (r *runner) sinceBegin() record.At { return time.Since(r.Began) }
 
-// all is one run, up to what it leaves in its directory.
-func (r *runner) all(ctx context.Context) (err error) {
+// runPhases is one run, up to what it leaves in its directory.
+func (r *runner) runPhases(ctx context.Context) (err error) {
 	r.Began = time.Now()
-	work, err := os.MkdirTemp(scratch(r.Options.Sagas), "chaos-work-")
+	work, err := os.MkdirTemp(scratchDirectory(r.Options.Sagas), "chaos-work-")
 	if err != nil {
 		return err
 	}
@@ -92,27 +92,27 @@ func (r *runner) all(ctx context.Context) (err error) {
 	if err := os.Chmod(work, 0o755); err != nil { // the servers have accounts of their own
 		return err
 	}
-	if err := r.create(); err != nil {
+	if err := r.createRecords(); err != nil {
 		return err
 	}
-	if err := r.open(ctx, work); err != nil {
-		return errors.Join(err, r.close())
+	if err := r.openSite(ctx, work); err != nil {
+		return errors.Join(err, r.closeRecords())
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = errors.Join(err, r.closeRecords()) }()
 
 	watching, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
-	watch.Go(func() { r.watch(watching) })
+	watch.Go(func() { r.watchProgress(watching) })
 	defer watch.Wait()
 	defer stop()
 	for _, phase := range []struct {
 		name string
 		do   func(context.Context) error
 	}{
-		{record.Warm, r.warm}, {record.Storm, r.storm}, {record.Heal, r.heal}, {record.Drain, r.drain},
-		{record.Replay, r.replay}, {record.Stop, r.stop}, {record.Over, r.keep},
+		{record.Warm, r.warmUp}, {record.Storm, r.runFaults}, {record.Heal, r.healSite}, {record.Drain, r.drainSite},
+		{record.Replay, r.replayMessages}, {record.Stop, r.stopSite}, {record.Over, r.keepEvidence},
 	} {
-		r.enter(phase.name)
+		r.enterPhase(phase.name)
 		if err := phase.do(ctx); err != nil {
 			return fmt.Errorf("%s: %w", phase.name, err)
 		}
@@ -129,9 +129,9 @@ const (
 	bytesEachSaga = 30 << 10
 )
 
-// scratch returns the directory in which that of the servers is made: in memory, if there
+// scratchDirectory returns the directory in which that of the servers is made: in memory, if there
 // is room for so many sagas, and otherwise where temporary files are.
-func scratch(sagas int) string {
+func scratchDirectory(sagas int) string {
 	var there syscall.Statfs_t
 	if syscall.Statfs(memory, &there) == nil && there.Bavail*uint64(there.Bsize) > baseBytes+uint64(sagas)*bytesEachSaga {
 		return memory
@@ -139,45 +139,45 @@ func scratch(sagas int) string {
 	return os.TempDir()
 }
 
-// create begins the files of the run.
-func (r *runner) create() (err error) {
+// createRecords begins the files of the run.
+func (r *runner) createRecords() (err error) {
 	if r.schedule == nil {
-		r.schedule = fault.Plan(r.Seed, r.Options)
+		r.schedule = fault.PlanFaults(r.Seed, r.Options)
 	}
 	r.armory = fault.NewArmory(r.Seed, filepath.Join(r.dir, record.FailpointsFile))
 	r.Required = fault.Required()
 	r.Revision, r.Versions = revision(), versions()
-	schedule, err := record.Create[record.Planned](r.dir, record.ScheduleFile)
+	schedule, err := record.CreateFile[record.Planned](r.dir, record.ScheduleFile)
 	if err != nil {
 		return err
 	}
 	for _, p := range r.schedule {
-		schedule.Add(p)
+		schedule.AddRecord(p)
 	}
 	err = errors.Join(schedule.Close(), record.WriteJSON(r.dir, record.RunFile, r.Run))
-	begin(&err, &r.events, r.dir, record.EventsFile)
-	begin(&err, &r.ops, r.dir, record.ClientFile)
-	begin(&err, &r.injected, r.dir, record.InjectedFile)
-	begin(&err, &r.samples, r.dir, record.SamplesFile)
+	createWriter(&err, &r.events, r.dir, record.EventsFile)
+	createWriter(&err, &r.ops, r.dir, record.ClientFile)
+	createWriter(&err, &r.injected, r.dir, record.InjectedFile)
+	createWriter(&err, &r.samples, r.dir, record.SamplesFile)
 	return err
 }
 
-func begin[T any](err *error, w **record.Writer[T], dir, name string) {
+func createWriter[T any](err *error, w **record.Writer[T], dir, name string) {
 	if *err == nil {
-		*w, *err = record.Create[T](dir, name)
+		*w, *err = record.CreateFile[T](dir, name)
 	}
 }
 
-// open starts the site and lets its database bear witness.
-func (r *runner) open(ctx context.Context, work string) error {
-	r.say("building")
-	programs, err := site.Build(ctx, filepath.Join(work, "bin"), r.Tags)
+// openSite starts the site and lets its database bear witness.
+func (r *runner) openSite(ctx context.Context, work string) error {
+	r.printLine("building")
+	programs, err := site.BuildPrograms(ctx, filepath.Join(work, "bin"), r.Tags)
 	if err != nil {
 		return err
 	}
-	r.say("starting PostgreSQL, RabbitMQ and %d processes", len(site.Processes()))
-	r.site, err = site.Open(ctx, site.Options{
-		Dir: r.dir, Work: filepath.Join(work, "servers"), Programs: programs, Log: r.log, Now: r.now, Fuses: r.armory.Fuses,
+	r.printLine("starting PostgreSQL, RabbitMQ and %d processes", len(site.Processes()))
+	r.site, err = site.OpenSite(ctx, site.Options{
+		Dir: r.dir, Work: filepath.Join(work, "servers"), Programs: programs, Log: r.logEvent, Now: r.sinceBegin, Fuses: r.armory.FusesFor,
 	})
 	if err != nil {
 		return err
@@ -190,45 +190,45 @@ func (r *runner) open(ctx context.Context, work string) error {
 	if err := record.WriteJSON(r.dir, record.RunFile, r.Run); err != nil {
 		return err
 	}
-	if err := r.site.Start(ctx); err != nil {
+	if err := r.site.StartProcesses(ctx); err != nil {
 		return err
 	}
-	if err := evidence.Install(ctx, r.site.DB()); err != nil {
+	if err := evidence.InstallTriggers(ctx, r.site.DatabasePool()); err != nil {
 		return err
 	}
 	r.broker = evidence.Broker{URL: r.site.AMQPURL(), Namespace: r.site.Namespace, Connections: r.site.BrokerConnections}
-	r.load, err = load.New(load.Options{
-		Seed: r.Seed, Run: r.Options, Orders: r.site.OrderURLs(), Trips: r.site.TripURLs(), Ops: r.ops, Now: r.now,
+	r.load, err = load.NewLoad(load.Options{
+		Seed: r.Seed, Run: r.Options, Orders: r.site.OrderURLs(), Trips: r.site.TripURLs(), Ops: r.ops, Now: r.sinceBegin,
 	})
 	return err
 }
 
-func (r *runner) enter(phase string) {
+func (r *runner) enterPhase(phase string) {
 	r.phase.Store(&phase)
-	r.log(record.Event{At: r.now(), Fault: record.Phase, Args: phase})
-	r.say("%s", phase)
+	r.logEvent(record.Event{At: r.sinceBegin(), Fault: record.Phase, Args: phase})
+	r.printLine("%s", phase)
 }
 
-// log keeps an event, and counts it for the progress.
-func (r *runner) log(e record.Event) {
+// logEvent keeps an event, and counts it for the progress.
+func (r *runner) logEvent(e record.Event) {
 	switch {
 	case e.Fault == record.Exit && strings.HasPrefix(e.Args, "killed") || e.Fault == record.Exit && strings.HasPrefix(e.Args, "by its fuse"):
 		r.kills.Add(1)
 	case e.N > 0 && e.Err == "":
 		r.deeds.Add(1)
 	}
-	r.armory.Note(e)
-	r.events.Add(e)
+	r.armory.NoteEvent(e)
+	r.events.AddRecord(e)
 }
 
-// warm begins the load, the samples and the injections.
-func (r *runner) warm(ctx context.Context) (err error) {
-	sampler, err := evidence.NewSampler(evidence.SamplerOptions{DB: r.site.DB(), Broker: r.broker, Out: r.samples, Now: r.now})
+// warmUp begins the load, the samples and the injections.
+func (r *runner) warmUp(ctx context.Context) (err error) {
+	sampler, err := evidence.NewSampler(evidence.SamplerOptions{DB: r.site.DatabasePool(), Broker: r.broker, Out: r.samples, Now: r.sinceBegin})
 	if err != nil {
 		return err
 	}
 	r.injector, err = evidence.NewInjector(evidence.InjectorOptions{
-		DB: r.site.DB(), Broker: r.broker, Seed: r.Seed, Run: r.Options, Out: r.injected, Now: r.now,
+		DB: r.site.DatabasePool(), Broker: r.broker, Seed: r.Seed, Run: r.Options, Out: r.injected, Now: r.sinceBegin,
 	})
 	if err != nil {
 		return err
@@ -247,40 +247,40 @@ func (r *runner) warm(ctx context.Context) (err error) {
 // machine needs none, or a few seconds.
 const encore = 2 * time.Minute
 
-// storm carries the schedule out.
-func (r *runner) storm(ctx context.Context) error {
-	late := time.AfterFunc(r.Options.Storm/3, r.armory.Late)
+// runFaults carries the schedule out.
+func (r *runner) runFaults(ctx context.Context) error {
+	late := time.AfterFunc(r.Options.Storm/3, r.armory.BeginLatePhase)
 	defer late.Stop()
-	if err := fault.Carry(ctx, r.site, r.schedule, r.load.Open); err != nil {
+	if err := fault.CarryOut(ctx, r.site, r.schedule, r.load.OpenSagas); err != nil {
 		return err
 	}
-	r.armory.Encore(ctx, r.site, r.Options, r.load.Open, encore)
+	r.armory.RunEncore(ctx, r.site, r.Options, r.load.OpenSagas, encore)
 	return nil
 }
 
-// heal ends every fault, and waits for the clients' last answers.
-func (r *runner) heal(ctx context.Context) error {
+// healSite ends every fault, and waits for the clients' last answers.
+func (r *runner) healSite(ctx context.Context) error {
 	r.stopInject()
-	if err := r.site.Heal(ctx); err != nil {
+	if err := r.site.HealAll(ctx); err != nil {
 		return err
 	}
 	r.injecting.Wait()
 	r.stopLoad()
 	r.loading.Wait()
-	r.final.Healed = r.now()
+	r.final.Healed = r.sinceBegin()
 	return r.loadErr
 }
 
-// drain waits until nothing is left to be done.
-func (r *runner) drain(ctx context.Context) error {
+// drainSite waits until nothing is left to be done.
+func (r *runner) drainSite(ctx context.Context) error {
 	patient, cancel := context.WithTimeout(ctx, drainPatience)
 	defer cancel()
-	if r.final.Left = evidence.Drained(patient, r.site.DB(), r.broker); len(r.final.Left) == 0 {
-		r.final.Drained = r.now()
+	if r.final.Left = evidence.AwaitDrained(patient, r.site.DatabasePool(), r.broker); len(r.final.Left) == 0 {
+		r.final.Drained = r.sinceBegin()
 	} else {
-		r.say("left: %s", strings.Join(r.final.Left, "; "))
+		r.printLine("left: %s", strings.Join(r.final.Left, "; "))
 	}
-	r.bury(ctx)
+	r.buryPoison(ctx)
 	r.stopSample()
 	r.sampling.Wait()
 	var err error
@@ -292,7 +292,7 @@ func (r *runner) drain(ctx context.Context) error {
 // a queue held when it was deleted never comes.
 const burial = 5 * time.Second
 
-func (r *runner) bury(ctx context.Context) {
+func (r *runner) buryPoison(ctx context.Context) {
 	patient, cancel := context.WithTimeout(ctx, burial)
 	defer cancel()
 	for {
@@ -302,10 +302,10 @@ func (r *runner) bury(ctx context.Context) {
 	}
 }
 
-// replay publishes the whole history again, and compares what is there before and
+// replayMessages publishes the whole history again, and compares what is there before and
 // afterwards.
-func (r *runner) replay(ctx context.Context) error {
-	effects, err := evidence.Effects(ctx, r.site.DB())
+func (r *runner) replayMessages(ctx context.Context) error {
+	effects, err := evidence.DigestEffects(ctx, r.site.DatabasePool())
 	if err != nil {
 		return err
 	}
@@ -313,23 +313,23 @@ func (r *runner) replay(ctx context.Context) error {
 	if len(r.final.Left) > 0 {
 		return nil // it has not come to rest: there is nothing to compare with
 	}
-	if err := r.count(ctx); err != nil {
+	if err := r.countEffects(ctx); err != nil {
 		return err
 	}
 	for n := range r.Options.Replays {
-		patience := time.Minute + time.Duration(r.load.Begun()*20/replayRate)*time.Second
+		patience := time.Minute + time.Duration(r.load.BegunSagas()*20/replayRate)*time.Second
 		patient, cancel := context.WithTimeout(ctx, patience)
-		published, err := evidence.Replay(patient, r.site.DB(), r.broker, evidence.ReplayOptions{Seed: r.Seed + uint64(n) + 1, Out: r.injected, Now: r.now})
+		published, err := evidence.ReplayHistory(patient, r.site.DatabasePool(), r.broker, evidence.ReplayOptions{Seed: r.Seed + uint64(n) + 1, Out: r.injected, Now: r.sinceBegin})
 		cancel()
 		if err != nil {
 			return fmt.Errorf("after %d messages: %w", published, err)
 		}
-		r.say("%d messages published again", published)
-		if effects, err = evidence.Effects(ctx, r.site.DB()); err != nil {
+		r.printLine("%d messages published again", published)
+		if effects, err = evidence.DigestEffects(ctx, r.site.DatabasePool()); err != nil {
 			return err
 		}
 		r.final.Effects = append(r.final.Effects, effects)
-		if err := r.count(ctx); err != nil {
+		if err := r.countEffects(ctx); err != nil {
 			return err
 		}
 	}
@@ -339,8 +339,8 @@ func (r *runner) replay(ctx context.Context) error {
 // settling is how long goroutines have to end that a replay has begun.
 const settling = 10 * time.Second
 
-// count counts the goroutines of all processes, once they are as few as they were.
-func (r *runner) count(ctx context.Context) error {
+// countEffects counts the goroutines of all processes, once they are as few as they were.
+func (r *runner) countEffects(ctx context.Context) error {
 	patient, cancel := context.WithTimeout(ctx, settling)
 	defer cancel()
 	for {
@@ -356,30 +356,30 @@ func (r *runner) count(ctx context.Context) error {
 	}
 }
 
-// stop tells every process to end, and looks at what they leave in the servers.
-func (r *runner) stop(ctx context.Context) error {
+// stopSite tells every process to end, and looks at what they leave in the servers.
+func (r *runner) stopSite(ctx context.Context) error {
 	patient, cancel := context.WithTimeout(ctx, stopPatience)
 	defer cancel()
-	r.final.Stopped = r.site.Stop(patient)
+	r.final.Stopped = r.site.StopProcesses(patient)
 	c := r.site.Counters()
 	r.final.CommitsLost, r.final.RepliesLost, r.final.GatewayErrors, r.final.GatewayLost = c.CommitsLost, c.RepliesLost, c.GatewayErrors, c.GatewayLost
-	return evidence.Rest(ctx, r.site.DB(), r.broker, &r.final)
+	return evidence.RecordFinal(ctx, r.site.DatabasePool(), r.broker, &r.final)
 }
 
-// keep writes what the judge needs of the database.
-func (r *runner) keep(ctx context.Context) error {
-	return errors.Join(evidence.Dump(ctx, r.site.DB(), r.dir), record.WriteJSON(r.dir, record.FinalFile, r.final))
+// keepEvidence writes what the judge needs of the database.
+func (r *runner) keepEvidence(ctx context.Context) error {
+	return errors.Join(evidence.DumpTables(ctx, r.site.DatabasePool(), r.dir), record.WriteJSON(r.dir, record.FinalFile, r.final))
 }
 
-// close ends what open has begun, whatever has become of it.
-func (r *runner) close() error {
+// closeRecords ends what open has begun, whatever has become of it.
+func (r *runner) closeRecords() error {
 	for _, stop := range []context.CancelFunc{r.stopLoad, r.stopSample, r.stopInject} {
 		if stop != nil {
 			stop()
 		}
 	}
 	if r.load != nil {
-		r.load.Abort()
+		r.load.AbortRequests()
 	}
 	r.loading.Wait()
 	r.sampling.Wait()
@@ -394,7 +394,7 @@ func (r *runner) close() error {
 // watchEvery is how often the progress is printed.
 const watchEvery = 5 * time.Second
 
-func (r *runner) watch(ctx context.Context) {
+func (r *runner) watchProgress(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	for {
@@ -402,15 +402,15 @@ func (r *runner) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			r.say("%s: %d sagas begun, %d requests open, %d processes killed, %d other faults, %d duplicates and %d poisonous messages injected",
-				*r.phase.Load(), r.load.Begun(), r.load.Open(), r.kills.Load(), r.deeds.Load(), r.injector.Injected().Duplicates, r.injector.Injected().Poison)
+			r.printLine("%s: %d sagas begun, %d requests open, %d processes killed, %d other faults, %d duplicates and %d poisonous messages injected",
+				*r.phase.Load(), r.load.BegunSagas(), r.load.OpenSagas(), r.kills.Load(), r.deeds.Load(), r.injector.Injected().Duplicates, r.injector.Injected().Poison)
 		}
 	}
 }
 
-// say prints a line of progress.
-func (r *runner) say(format string, args ...any) {
-	fmt.Fprintf(r.progress, "%7.1f s  %s\n", r.now().Seconds(), fmt.Sprintf(format, args...))
+// printLine prints a line of progress.
+func (r *runner) printLine(format string, args ...any) {
+	fmt.Fprintf(r.progress, "%7.1f s  %s\n", r.sinceBegin().Seconds(), fmt.Sprintf(format, args...))
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

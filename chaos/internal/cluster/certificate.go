@@ -45,5 +45,5 @@ func newCertificate() (*certificate, error) {
 	return c, nil
 }
 
-// client are the settings of a client that trusts this certificate alone.
-func (c *certificate) client() *tls.Config { return &tls.Config{RootCAs: c.trusted} }
+// clientConfig are the settings of a client that trusts this certificate alone.
+func (c *certificate) clientConfig() *tls.Config { return &tls.Config{RootCAs: c.trusted} }

@@ -46,8 +46,8 @@ const (
 	maxNoMajority               = time.Hour
 )
 
-// Parse reads the flags of a run.
-func Parse(args []string, stderr io.Writer) (*Options, error) {
+// ParseOptions reads the flags of a run.
+func ParseOptions(args []string, stderr io.Writer) (*Options, error) {
 	o := &Options{}
 	flags := flag.NewFlagSet("chaos run -cluster", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -71,7 +71,7 @@ func Parse(args []string, stderr io.Writer) (*Options, error) {
 	given := map[string]bool{}
 	flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	o.complete(given, *only, *single)
-	return o, o.check()
+	return o, o.checkOptions()
 }
 
 // complete derives what depends on several flags.
@@ -96,7 +96,7 @@ func (o *Options) complete(given map[string]bool, only string, single bool) {
 	}
 }
 
-func (o *Options) check() error {
+func (o *Options) checkOptions() error {
 	within := func(name string, n, least, most int) error {
 		if n < least || n > most {
 			return fmt.Errorf("-%s: %d is not between %d and %d", name, n, least, most)
@@ -109,7 +109,7 @@ func (o *Options) check() error {
 		err = errors.Join(err, fmt.Errorf("-no-majority: %s is not between 1s and %s", o.NoMajority, maxNoMajority))
 	}
 	if err == nil {
-		_, err = stages(o)
+		_, err = planStages(o)
 	}
 	return err
 }

@@ -15,7 +15,7 @@ import (
 
 func parse(t *testing.T, line string) *Options {
 	t.Helper()
-	o, err := Parse(strings.Fields(line), io.Discard)
+	o, err := ParseOptions(strings.Fields(line), io.Discard)
 	if err != nil {
 		t.Fatalf("%s: %v", line, err)
 	}
@@ -52,7 +52,7 @@ func TestParseRefuses(t *testing.T) {
 	for _, line := range []string{"-orders 0", "-rate 0", "-keys 0", "-colours 0", "-no-majority 1ms", "-only kill-everything", "more", "-single-active -only tls"} {
 		t.Run(line, func(t *testing.T) {
 			t.Parallel()
-			if _, err := Parse(strings.Fields(line), io.Discard); err == nil {
+			if _, err := ParseOptions(strings.Fields(line), io.Discard); err == nil {
 				t.Error("no error")
 			}
 		})
@@ -62,7 +62,7 @@ func TestParseRefuses(t *testing.T) {
 // names are the full paths of all faults of a plan.
 func names(t *testing.T, o *Options) (all []string) {
 	t.Helper()
-	plans, err := stages(o)
+	plans, err := planStages(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func ignoreOrdered() (all []string) {
 // TestLater has all faults of quorum queues strike keys with an order, if there is the time.
 func TestLater(t *testing.T) {
 	t.Parallel()
-	plans, err := stages(parse(t, ""))
+	plans, err := planStages(parse(t, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestLater(t *testing.T) {
 func TestEachFaultStrikes(t *testing.T) {
 	t.Parallel()
 	struck := strings.Join(names(t, parse(t, "")), " ")
-	for _, f := range fault.All(time.Second) {
+	for _, f := range fault.AllFaults(time.Second) {
 		if !strings.Contains(struck, "/"+f.Name) {
 			t.Errorf("%s strikes in no stage", f.Name)
 		}
@@ -138,7 +138,7 @@ func TestEachFaultStrikes(t *testing.T) {
 func TestShare(t *testing.T) {
 	t.Parallel()
 	const orders = 220_000
-	plans, err := stages(parse(t, "-orders "+strconv.Itoa(orders)))
+	plans, err := planStages(parse(t, "-orders "+strconv.Itoa(orders)))
 	if err != nil {
 		t.Fatal(err)
 	}

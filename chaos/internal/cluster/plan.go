@@ -29,21 +29,21 @@ type stage struct {
 
 func (s *stage) String() string { return s.partitions + "/" + s.kind }
 
-// stages returns the plan of a run: for each cluster its stages, in the order in which they
+// planStages returns the plan of a run: for each cluster its stages, in the order in which they
 // run.
-func stages(o *Options) ([][]stage, error) {
-	all := fault.All(o.NoMajority)
+func planStages(o *Options) ([][]stage, error) {
+	all := fault.AllFaults(o.NoMajority)
 	var plans [][]stage
 	if o.Brief {
 		plans = briefStages(all)
 	} else {
 		plans = fullStages(all, o.Order == OrderBoth && len(o.Only) == 0)
 	}
-	plans = o.pick(plans)
+	plans = o.pickStages(plans)
 	if len(plans) == 0 {
 		return nil, fmt.Errorf("-only: no fault is named %v", o.Only)
 	}
-	share(plans, o.Orders)
+	shareOrders(plans, o.Orders)
 	return plans, nil
 }
 
@@ -101,18 +101,18 @@ func briefStages(all []fault.Fault) [][]stage {
 func newStage(all []fault.Fault, partitions, kind string, names ...string) stage {
 	st := stage{partitions: partitions, kind: kind}
 	for _, name := range names {
-		st.faults = append(st.faults, *fault.Find(all, name))
+		st.faults = append(st.faults, *fault.FindFault(all, name))
 	}
 	st.later = st.faults
 	return st
 }
 
-// pick leaves the stages and faults that the options ask for.
-func (o *Options) pick(plans [][]stage) (picked [][]stage) {
+// pickStages leaves the stages and faults that the options ask for.
+func (o *Options) pickStages(plans [][]stage) (picked [][]stage) {
 	for _, plan := range plans {
 		var left []stage
 		for _, st := range plan {
-			unwanted := func(f fault.Fault) bool { return !o.wants(&st, f.Name) }
+			unwanted := func(f fault.Fault) bool { return !o.wantsFault(&st, f.Name) }
 			st.faults = slices.DeleteFunc(slices.Clone(st.faults), unwanted)
 			st.later = slices.DeleteFunc(slices.Clone(st.later), unwanted)
 			if len(st.faults) > 0 {
@@ -126,8 +126,8 @@ func (o *Options) pick(plans [][]stage) (picked [][]stage) {
 	return picked
 }
 
-// wants reports whether a fault of a stage is to strike.
-func (o *Options) wants(st *stage, name string) bool {
+// wantsFault reports whether a fault of a stage is to strike.
+func (o *Options) wantsFault(st *stage, name string) bool {
 	if o.Order == OrderOnly && st.kind != ordered || o.Order == OrderNever && st.kind == ordered {
 		return false
 	}
@@ -143,9 +143,9 @@ func (o *Options) wants(st *stage, name string) bool {
 // queues. Those and the ones with an order get the same.
 const sideWeight = 0.1
 
-// share gives each stage its part of the orders: by its kind, and by its number of faults
+// shareOrders gives each stage its part of the orders: by its kind, and by its number of faults
 // within that.
-func share(plans [][]stage, orders int) {
+func shareOrders(plans [][]stage, orders int) {
 	faults, weights := map[string]int{}, map[string]float64{}
 	for _, plan := range plans {
 		for _, st := range plan {

@@ -11,8 +11,8 @@ import (
 // brokerPatience bounds a look at the queues.
 const brokerPatience = 10 * time.Second
 
-// depths returns how many messages are ready in queues.
-func (r *shift) depths(queues []string) (ready int, err error) {
+// queueDepths returns how many messages are ready in queues.
+func (r *shift) queueDepths(queues []string) (ready int, err error) {
 	err = r.onChannel(func(ch *amqp.Channel) error {
 		for _, name := range queues {
 			q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)

@@ -16,21 +16,21 @@ type Report struct {
 	Outcomes []*Outcome
 }
 
-// seconds shows a time in those.
-func seconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
+// formatSeconds shows a time in those.
+func formatSeconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
 
 // String is a line of progress.
 func (row *Row) String() string {
 	return fmt.Sprintf("%s/%s: %s s, stall %s s, recovery %s s, blue %.0f %% and %s s; %s",
-		row.Stage, row.Fault, seconds(row.Duration), seconds(row.Stall), row.recovery(), row.BluePercent, seconds(row.BlueDelay), row.Note)
+		row.Stage, row.Fault, formatSeconds(row.Duration), formatSeconds(row.Stall), row.recovery(), row.BluePercent, formatSeconds(row.BlueDelay), row.Note)
 }
 
 // recovery shows that of a row; one that has not come is marked.
 func (row *Row) recovery() string {
 	if row.Stuck {
-		return ">" + seconds(row.Recovery)
+		return ">" + formatSeconds(row.Recovery)
 	}
-	return seconds(row.Recovery)
+	return formatSeconds(row.Recovery)
 }
 
 // String is a line of progress.
@@ -52,15 +52,15 @@ A classic queue lives on one node. While that is down, nothing is delivered from
 longer after each. So the recovery from kill-host takes longer than the node was away, and messages become dead letters when all attempts are spent.
 `
 
-// Text writes the report.
-func (r *Report) Text(w io.Writer) error {
+// WriteText writes the report.
+func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
-	r.head(&b)
+	r.writeHead(&b)
 	table := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	fmt.Fprint(table, columns)
 	for _, o := range r.Outcomes {
 		for i := range o.Rows {
-			o.Rows[i].write(table)
+			o.Rows[i].writeRow(table)
 		}
 	}
 	_ = table.Flush() // a strings.Builder takes everything
@@ -74,7 +74,7 @@ func (r *Report) Text(w io.Writer) error {
 	_ = stages.Flush()
 	r.examples(&b)
 	b.WriteString("\n")
-	targets := r.Targets()
+	targets := r.AllTargets()
 	for i := range targets {
 		fmt.Fprintln(&b, &targets[i])
 	}
@@ -82,15 +82,15 @@ func (r *Report) Text(w io.Writer) error {
 	return err
 }
 
-func (r *Report) head(w io.Writer) {
+func (r *Report) writeHead(w io.Writer) {
 	o := &r.Options
 	fmt.Fprintf(w, "make chaos CHAOS=-cluster: seed %d, %d orders a second, red and blue %d each, %d ordering keys, %s\n%s\n\n",
 		o.Seed, o.Rate, o.Colours, o.Keys, r.Took.Round(time.Second), strings.Join(r.Versions, ", "))
 }
 
-func (row *Row) write(w io.Writer) {
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.0f\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", row.Stage, row.Fault, seconds(row.Duration), seconds(row.Stall),
-		row.recovery(), row.BluePercent, seconds(row.BlueDelay), row.Held, row.Deferred, row.Dead, row.Redelivered, row.Done, row.Note)
+func (row *Row) writeRow(w io.Writer) {
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.0f\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", row.Stage, row.Fault, formatSeconds(row.Duration), formatSeconds(row.Stall),
+		row.recovery(), row.BluePercent, formatSeconds(row.BlueDelay), row.Held, row.Deferred, row.Dead, row.Redelivered, row.Done, row.Note)
 }
 
 // examples describes violations.

@@ -13,8 +13,8 @@ import (
 func good() *Report {
 	o := &Outcome{Stage: "ignore/plain", Written: 100, Completed: 100}
 	for _, name := range []string{fault.KillLeader, fault.KillIdle, fault.RedNoMajority, fault.KillHost} {
-		f := fault.Find(fault.All(time.Second), name)
-		row := Row{Stage: o.Stage, Fault: f.Name, OfRed: f.OfRed(), OfIdle: f.OfIdle()}
+		f := fault.FindFault(fault.AllFaults(time.Second), name)
+		row := Row{Stage: o.Stage, Fault: f.Name, OfRed: f.StopsRedQueues(), OfIdle: f.HitsIdleNode()}
 		row.Recovery, row.Stall, row.BluePercent, row.BlueDelay = maxRecovery, maxIdleStall, minBluePercent, maxBlueDelay
 		o.Rows = append(o.Rows, row)
 	}
@@ -53,12 +53,12 @@ func TestVerdict(t *testing.T) {
 			t.Parallel()
 			r := good()
 			tt.spoil(r.Outcomes[0])
-			if holds, meets := tt.short == "" || !tt.hard, tt.short == "" || tt.hard; r.Holds() != holds || r.Meets() != meets {
-				t.Errorf("holds %t, meets %t; want %t, %t", r.Holds(), r.Meets(), holds, meets)
+			if holds, meets := tt.short == "" || !tt.hard, tt.short == "" || tt.hard; r.InvariantsHold() != holds || r.MeetsTargets() != meets {
+				t.Errorf("holds %t, meets %t; want %t, %t", r.InvariantsHold(), r.MeetsTargets(), holds, meets)
 			}
 			var short []string
-			for _, target := range r.Targets() {
-				if !target.Met() {
+			for _, target := range r.AllTargets() {
+				if !target.TargetMet() {
 					short = append(short, target.Name)
 				}
 			}
@@ -75,7 +75,7 @@ func TestText(t *testing.T) {
 	r.Outcomes[0].Lost, r.Outcomes[0].Examples = 1, []string{"order 1-2 has 0 effects of step payment"}
 	r.Outcomes[0].Rows[0].Stuck = true
 	var b strings.Builder
-	if err := r.Text(&b); err != nil {
+	if err := r.WriteText(&b); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{

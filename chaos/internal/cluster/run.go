@@ -43,24 +43,24 @@ type run struct {
 // messages is how many the load writes in a second.
 func (o *Options) messages() int { return o.Rate + 2*o.Colours }
 
-// Run carries out what the options ask for, with the data of all servers below work, and
+// RunCluster carries out what the options ask for, with the data of all servers below work, and
 // tells progress. An error is one of the harness, and comes with a report of the stages
 // before it. Failures of the product are in the report alone.
-func Run(ctx context.Context, opts *Options, work string, progress io.Writer) (report *Report, err error) {
+func RunCluster(ctx context.Context, opts *Options, work string, progress io.Writer) (report *Report, err error) {
 	r := &run{opts: opts, work: work, progress: progress, began: time.Now()}
-	plans, err := stages(opts)
+	plans, err := planStages(opts)
 	if err != nil {
 		return nil, err
 	}
 	if r.certificate, err = newCertificate(); err != nil {
 		return nil, err
 	}
-	r.say("starting PostgreSQL")
+	r.printLine("starting PostgreSQL")
 	if r.postgres, err = site.OpenPostgres(ctx, work, filepath.Join(opts.Dir, "postgres.log")); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.postgres.Close()) }()
-	if err := r.connect(ctx); err != nil {
+	if err := r.connectAdmin(ctx); err != nil {
 		return nil, err
 	}
 	defer r.db.Close()
@@ -76,7 +76,7 @@ func Run(ctx context.Context, opts *Options, work string, progress io.Writer) (r
 	return report, nil
 }
 
-func (r *run) connect(ctx context.Context) error {
+func (r *run) connectAdmin(ctx context.Context) error {
 	config, err := pgxpool.ParseConfig(r.postgres.URL())
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (r *run) connect(ctx context.Context) error {
 // runCluster starts a cluster, runs its stages, and keeps the logs.
 func (r *run) runCluster(ctx context.Context, plan []stage) (outcomes []*Outcome, err error) {
 	r.partitions = plan[0].partitions
-	r.say("starting a cluster with cluster_partition_handling = %s", r.partitions)
+	r.printLine("starting a cluster with cluster_partition_handling = %s", r.partitions)
 	r.cluster, err = rabbitcluster.Start(&rabbitcluster.Options{
 		Parent: r.work, Config: brokerConfig, Partitions: r.partitions,
 		Certificate: r.certificate.chain, Key: r.certificate.key,
@@ -140,7 +140,7 @@ func (r *run) closeCluster() error {
 
 func (r *run) startShift(ctx context.Context, st *stage) (*Outcome, error) {
 	r.number++
-	r.say("%s: at least %d orders and %d faults", st, st.orders, len(st.faults))
+	r.printLine("%s: at least %d orders and %d faults", st, st.orders, len(st.faults))
 	sh := &shift{run: r, stage: st, meter: &meter.Meter{}}
 	log, err := os.Create(sh.fileName(".log"))
 	if err != nil {
@@ -149,18 +149,18 @@ func (r *run) startShift(ctx context.Context, st *stage) (*Outcome, error) {
 	defer log.Close()
 	o, err := sh.runStage(ctx, slog.New(slog.NewTextHandler(log, nil)))
 	if err == nil {
-		r.say("%s", o)
+		r.printLine("%s", o)
 	}
 	return o, err
 }
 
-// heals reports whether the broker ends partitions without an operator.
-func (r *run) heals() bool { return r.partitions != rabbitcluster.Ignore }
+// healsPartitions reports whether the broker ends partitions without an operator.
+func (r *run) healsPartitions() bool { return r.partitions != rabbitcluster.Ignore }
 
-// name is that of the stage for its schema and its queues.
-func (r *run) name(joint string) string { return fmt.Sprintf("stage%s%d", joint, r.number) }
+// stageName is that of the stage for its schema and its queues.
+func (r *run) stageName(joint string) string { return fmt.Sprintf("stage%s%d", joint, r.number) }
 
-// say prints a line of progress.
-func (r *run) say(format string, args ...any) {
+// printLine prints a line of progress.
+func (r *run) printLine(format string, args ...any) {
 	fmt.Fprintf(r.progress, "%7.1f s  %s\n", time.Since(r.began).Seconds(), fmt.Sprintf(format, args...))
 }

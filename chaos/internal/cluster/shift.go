@@ -59,12 +59,12 @@ func (r *shift) runStage(ctx context.Context, logger *slog.Logger) (*Outcome, er
 	}
 	began := time.Now()
 	err := r.strikeAll(ctx, o)
-	o.Written, o.Completed = r.meter.Counts()
+	o.Written, o.Completed = r.meter.OrderCounts()
 	o.Rate = float64(o.Written) / time.Since(began).Seconds()
 	if err == nil {
 		err = r.drainShop(ctx, o)
 	}
-	if err = errors.Join(err, r.shop.Close()); err != nil {
+	if err = errors.Join(err, r.shop.CloseShop()); err != nil {
 		return o, err
 	}
 	return o, r.auditShop(ctx, o)
@@ -74,7 +74,7 @@ func (r *shift) runStage(ctx context.Context, logger *slog.Logger) (*Outcome, er
 func (r *shift) openShop(ctx context.Context, logger *slog.Logger) (err error) {
 	brokers, instances := r.cluster.URLs(), 1
 	opts := shop.Options{
-		DB: r.db, DatabaseURL: r.postgres.URL(), Schema: r.name("_"), Prefix: r.name("-") + "-", Meter: r.meter, Logger: logger,
+		DB: r.db, DatabaseURL: r.postgres.URL(), Schema: r.stageName("_"), Prefix: r.stageName("-") + "-", Meter: r.meter, Logger: logger,
 		Rate: r.opts.Rate, Colours: r.opts.Colours, Keys: r.opts.Keys, Seed: r.opts.Seed,
 		SingleActive: r.stage.kind == ordered, Classic: r.stage.kind == classic,
 	}
@@ -82,18 +82,18 @@ func (r *shift) openShop(ctx context.Context, logger *slog.Logger) (err error) {
 	case ordered:
 		instances = 2 // one is active, and the other one takes over
 	case secure:
-		opts.TLS, brokers = r.certificate.client(), nil
+		opts.TLS, brokers = r.certificate.clientConfig(), nil
 		for _, n := range r.cluster.Nodes() {
 			brokers = append(brokers, n.TLSURL())
 		}
 	}
 	opts.Brokers, opts.Instances = brokers, instances
-	if r.shop, err = shop.Open(ctx, opts); err != nil {
+	if r.shop, err = shop.OpenShop(ctx, opts); err != nil {
 		return err
 	}
 	r.scene = &fault.Scene{
-		Cluster: r.cluster, Queues: r.shop.Queues(), Red: r.shop.Queue(shop.Red),
-		Classic: opts.Classic, Heals: r.heals(),
+		Cluster: r.cluster, Queues: r.shop.QueueNames(), Red: r.shop.QueueName(shop.Red),
+		Classic: opts.Classic, Heals: r.healsPartitions(),
 	}
 	return nil
 }
@@ -103,8 +103,8 @@ func (r *shift) strikeAll(ctx context.Context, o *Outcome) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer r.working.Wait()
 	defer stop()
-	r.working.Go(func() { r.fail(r.shop.Write(ctx)) })
-	r.working.Go(func() { r.fail(r.takeSamples(ctx)) })
+	r.working.Go(func() { r.recordFailure(r.shop.WriteOrders(ctx)) })
+	r.working.Go(func() { r.recordFailure(r.takeSamples(ctx)) })
 	random := rand.New(rand.NewPCG(r.opts.Seed, uint64(r.number)))
 	for round := 0; ; round++ {
 		faults := slices.Clone(r.stage.faults)
@@ -113,17 +113,17 @@ func (r *shift) strikeAll(ctx context.Context, o *Outcome) error {
 		}
 		random.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 		for i := range faults {
-			if written, _ := r.meter.Counts(); round > 0 && written >= r.stage.orders {
+			if written, _ := r.meter.OrderCounts(); round > 0 && written >= r.stage.orders {
 				return nil
 			}
 			row, err := r.strikeOne(ctx, &faults[i])
 			if row != nil {
 				o.Rows = append(o.Rows, *row)
-				r.say("%s", row)
+				r.printLine("%s", row)
 			}
 			if errors.Is(err, errStuck) {
 				o.Stuck = err.Error()
-				r.say("%s: %v", r.stage, err)
+				r.printLine("%s: %v", r.stage, err)
 				return nil
 			}
 			if err != nil {
@@ -147,12 +147,12 @@ func (r *shift) takeSamples(ctx context.Context) error {
 	defer out.Flush()
 	fmt.Fprintln(out, sampleColumns)
 	for {
-		s, err := r.shop.Sample(context.WithoutCancel(ctx))
+		s, err := r.shop.TakeSample(context.WithoutCancel(ctx))
 		if err != nil {
 			return err
 		}
 		s.At = time.Now()
-		s = r.meter.Sample(s)
+		s = r.meter.AddSample(s)
 		c := &s.Relay
 		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", s.At.UTC().Format("15:04:05.000"), s.Stored, s.Held, s.Dead, s.Written, s.Done,
 			c.Published, c.Queued, c.Deferred, c.Stalled, c.Unavailable)
@@ -167,13 +167,13 @@ func (r *shift) fileName(extension string) string {
 	return filepath.Join(r.opts.Dir, strings.ReplaceAll(r.stage.String(), "/", "-")+extension)
 }
 
-func (r *shift) fail(err error) {
+func (r *shift) recordFailure(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failed = errors.Join(r.failed, err)
 }
 
-func (r *shift) failure() error {
+func (r *shift) firstFailure() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.failed
@@ -181,28 +181,28 @@ func (r *shift) failure() error {
 
 // drainShop waits until the shop has nothing left to do, and notes what was left.
 func (r *shift) drainShop(ctx context.Context, o *Outcome) error {
-	if err := r.failure(); err != nil {
+	if err := r.firstFailure(); err != nil {
 		return err
 	}
 	var last meter.Sample
 	ready := 0
-	err := r.await(ctx, drainPatience, func() bool {
-		s, err := r.shop.Sample(ctx)
+	err := r.awaitCondition(ctx, drainPatience, func() bool {
+		s, err := r.shop.TakeSample(ctx)
 		if err != nil {
-			r.fail(err)
+			r.recordFailure(err)
 			return false
 		}
 		last = s
-		ready, err = r.depths(r.shop.Queues())
-		return s.Stored+s.Held+r.meter.Pending() == 0 && err == nil && ready == 0
+		ready, err = r.queueDepths(r.shop.QueueNames())
+		return s.Stored+s.Held+r.meter.PendingOrders() == 0 && err == nil && ready == 0
 	})
 	o.Dead = last.Dead
 	if errors.Is(err, errStuck) {
 		o.Left = append(o.Left, fmt.Sprintf("%d messages stored and %d held in the outbox, %d ready in queues, %d sagas not completed",
-			last.Stored, last.Held, ready, r.meter.Pending()))
+			last.Stored, last.Held, ready, r.meter.PendingOrders()))
 		err = nil
 	}
-	o.Written, o.Completed = r.meter.Counts()
+	o.Written, o.Completed = r.meter.OrderCounts()
 	return err
 }
 
@@ -213,10 +213,10 @@ func (r *shift) auditShop(ctx context.Context, o *Outcome) (err error) {
 	if r.stage.kind == ordered {
 		inOrder = []string{shop.ScopeOrder}
 	}
-	if o.Findings, err = audit.Check(ctx, r.db, r.name("_"), shop.Steps(), inOrder...); err != nil {
+	if o.Findings, err = audit.CheckSchema(ctx, r.db, r.stageName("_"), shop.StepsByService(), inOrder...); err != nil {
 		return err
 	}
-	ready, err := r.depths(r.shop.Queues())
+	ready, err := r.queueDepths(r.shop.QueueNames())
 	if err != nil {
 		return err
 	}
@@ -227,10 +227,10 @@ func (r *shift) auditShop(ctx context.Context, o *Outcome) (err error) {
 	for _, topic := range shop.Topics {
 		dead = append(dead, r.shop.DeadQueue(topic))
 	}
-	buried, err := r.depths(dead)
+	buried, err := r.queueDepths(dead)
 	o.Dead += buried
 	if err != nil {
 		return err
 	}
-	return r.deleteQueues(append(dead, r.shop.Queues()...))
+	return r.deleteQueues(append(dead, r.shop.QueueNames()...))
 }

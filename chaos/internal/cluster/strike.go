@@ -46,7 +46,7 @@ func (r *shift) strikeOne(ctx context.Context, f *fault.Fault) (*Row, error) {
 		return nil, fmt.Errorf("%s: %w", f.Name, err)
 	}
 	w.Ended = time.Now()
-	stuck := r.await(ctx, recoverPatience, func() bool {
+	stuck := r.awaitCondition(ctx, recoverPatience, func() bool {
 		w.Recovered = r.meter.Recovered(w.Ended, normal)
 		return !w.Recovered.IsZero()
 	})
@@ -54,22 +54,22 @@ func (r *shift) strikeOne(ctx context.Context, f *fault.Fault) (*Row, error) {
 		return nil, err
 	}
 	w.Over = time.Now()
-	row := &Row{Stage: r.stage.String(), Fault: f.Name, OfRed: f.OfRed(), OfIdle: f.OfIdle(), Figures: r.meter.Figures(w)}
+	row := &Row{Stage: r.stage.String(), Fault: f.Name, OfRed: f.StopsRedQueues(), OfIdle: f.HitsIdleNode(), Figures: r.meter.WindowFigures(w)}
 	if errors.Is(stuck, errStuck) {
 		stuck = r.pauseLoad(ctx)
 	}
-	err = errors.Join(stuck, r.scene.Settle())
-	row.Note = r.scene.Notes()
+	err = errors.Join(stuck, r.scene.AwaitSettled())
+	row.Note = r.scene.JoinedNotes()
 	return row, err
 }
 
 // pauseLoad pauses the load until nothing is left to do: services that cannot catch up with a
 // load on a busy machine can without one.
 func (r *shift) pauseLoad(ctx context.Context) error {
-	r.say("%s: the load pauses", r.stage)
-	r.shop.Pause(true)
-	defer r.shop.Pause(false)
-	return r.await(ctx, drainPatience, func() bool { return r.meter.Pending() == 0 })
+	r.printLine("%s: the load pauses", r.stage)
+	r.shop.PauseWriting(true)
+	defer r.shop.PauseWriting(false)
+	return r.awaitCondition(ctx, drainPatience, func() bool { return r.meter.PendingOrders() == 0 })
 }
 
 // carryOut strikes, waits, and ends the fault.
@@ -99,24 +99,24 @@ func (r *shift) awaitNormal(ctx context.Context) (meter.Normal, error) {
 	if err := sleep(ctx, meter.Before); err != nil {
 		return meter.Normal{}, err
 	}
-	return r.meter.Normal(calm, r.opts.Rate, r.opts.messages()), nil
+	return r.meter.NormalRates(calm, r.opts.Rate, r.opts.messages()), nil
 }
 
 // awaitCalm waits until the services have nothing but the load under way.
 func (r *shift) awaitCalm(ctx context.Context) error {
 	from := time.Now()
-	loose := r.meter.Normal(from, r.opts.Rate, r.opts.messages()) // no sample yet: the room that all have
+	loose := r.meter.NormalRates(from, r.opts.Rate, r.opts.messages()) // no sample yet: the room that all have
 	loose.Open += r.opts.Rate
-	return r.await(ctx, calmPatience, func() bool { return !r.meter.Recovered(from, loose).IsZero() })
+	return r.awaitCondition(ctx, calmPatience, func() bool { return !r.meter.Recovered(from, loose).IsZero() })
 }
 
-// await looks until done, or until a limit of time: then its error is errStuck.
-func (r *shift) await(ctx context.Context, limit time.Duration, done func() bool) error {
+// awaitCondition looks until done, or until a limit of time: then its error is errStuck.
+func (r *shift) awaitCondition(ctx context.Context, limit time.Duration, done func() bool) error {
 	for end := time.Now().Add(limit); ; {
 		if done() {
 			return nil
 		}
-		if err := errors.Join(r.shop.Err(), r.failure()); err != nil {
+		if err := errors.Join(r.shop.FirstFailure(), r.firstFailure()); err != nil {
 			return err
 		}
 		if time.Now().After(end) {

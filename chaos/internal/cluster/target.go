@@ -24,8 +24,8 @@ type Target struct {
 	Hard   bool // an invariant of the product, whatever the machine
 }
 
-// Met reports whether the goal is.
-func (t *Target) Met() bool {
+// TargetMet reports whether the goal is.
+func (t *Target) TargetMet() bool {
 	if t.AtMost {
 		return t.Value <= t.Goal
 	}
@@ -38,90 +38,90 @@ func (t *Target) String() string {
 	if t.AtMost {
 		sign = "<="
 	}
-	if !t.Met() {
+	if !t.TargetMet() {
 		verdict = "short"
 	}
-	return fmt.Sprintf("target %s %s %s%g %s", t.Name, number(t.Value), sign, t.Goal, verdict)
+	return fmt.Sprintf("target %s %s %s%g %s", t.Name, formatNumber(t.Value), sign, t.Goal, verdict)
 }
 
-// number shows whole numbers as such.
-func number(v float64) string {
+// formatNumber shows whole numbers as such.
+func formatNumber(v float64) string {
 	if v == float64(int64(v)) {
 		return fmt.Sprintf("%d", int64(v))
 	}
 	return fmt.Sprintf("%.2f", v)
 }
 
-// atMost is a goal of time or of another measure.
-func atMost(name string, value, goal float64) Target {
+// atMostTarget is a goal of time or of another measure.
+func atMostTarget(name string, value, goal float64) Target {
 	return Target{Name: name, Value: value, Goal: goal, AtMost: true}
 }
 
-// none is an invariant: there must be none of something.
-func none(name string, value int) Target {
+// zeroTarget is an invariant: there must be none of something.
+func zeroTarget(name string, value int) Target {
 	return Target{Name: name, Value: float64(value), AtMost: true, Hard: true}
 }
 
-// targets are the goals of one fault. The death of the one node with a classic queue has
+// rowTargets are the goals of one fault. The death of the one node with a classic queue has
 // none: its messages are refused, and wait longer after each refusal.
-func (row *Row) targets() []Target {
+func (row *Row) rowTargets() []Target {
 	if row.Fault == fault.KillHost {
 		return nil
 	}
 	name := row.Stage + "/" + row.Fault + "/"
-	all := []Target{atMost(name+"recovery-seconds", row.Recovery.Seconds(), maxRecovery.Seconds())}
+	all := []Target{atMostTarget(name+"recovery-seconds", row.Recovery.Seconds(), maxRecovery.Seconds())}
 	if row.OfIdle {
-		all = append(all, atMost(name+"stall-seconds", row.Stall.Seconds(), maxIdleStall.Seconds()))
+		all = append(all, atMostTarget(name+"stall-seconds", row.Stall.Seconds(), maxIdleStall.Seconds()))
 	}
 	if row.OfRed {
 		all = append(all, Target{Name: name + "blue-percent", Value: row.BluePercent, Goal: minBluePercent},
-			atMost(name+"blue-delay-seconds", row.BlueDelay.Seconds(), maxBlueDelay.Seconds()))
+			atMostTarget(name+"blue-delay-seconds", row.BlueDelay.Seconds(), maxBlueDelay.Seconds()))
 	}
 	return all
 }
 
-// totals are the goals of a whole run: its invariants, and how far it came.
-func (r *Report) totals() []Target {
+// totalTargets are the goals of a whole run: its invariants, and how far it came.
+func (r *Report) totalTargets() []Target {
 	var sum Outcome
 	stuck, left := 0, 0
 	for _, o := range r.Outcomes {
 		sum.Written, sum.Completed, sum.Dead = sum.Written+o.Written, sum.Completed+o.Completed, sum.Dead+o.Dead
-		sum.Findings.Add(o.Findings)
+		sum.Findings.AddFindings(o.Findings)
 		left += len(o.Left)
 		if o.Stuck != "" {
 			stuck++
 		}
 	}
 	return []Target{
-		none("orders-not-completed", sum.Written-sum.Completed),
-		none("effects-lost", sum.Lost), none("effects-doubled", sum.Doubled), none("effects-without-cause", sum.Alien),
-		none("effects-disordered", sum.Disordered), none("money-difference", int(sum.Money)),
-		none("dead-letters", sum.Dead), none("stages-not-drained", left),
+		zeroTarget("orders-not-completed", sum.Written-sum.Completed),
+		zeroTarget("effects-lost", sum.Lost), zeroTarget("effects-doubled", sum.Doubled), zeroTarget("effects-without-cause", sum.Alien),
+		zeroTarget("effects-disordered", sum.Disordered), zeroTarget("money-difference", int(sum.Money)),
+		zeroTarget("dead-letters", sum.Dead), zeroTarget("stages-not-drained", left),
 		{Name: "orders", Value: float64(sum.Written), Goal: float64(r.Options.Orders)},
-		atMost("stages-stuck", float64(stuck), 0),
+		atMostTarget("stages-stuck", float64(stuck), 0),
 	}
 }
 
-// Targets are all goals of a run: those of the whole, and those of each fault.
-func (r *Report) Targets() []Target {
-	all := r.totals()
+// AllTargets are all goals of a run: those of the whole, and those of each fault.
+func (r *Report) AllTargets() []Target {
+	all := r.totalTargets()
 	for _, o := range r.Outcomes {
 		for i := range o.Rows {
-			all = append(all, o.Rows[i].targets()...)
+			all = append(all, o.Rows[i].rowTargets()...)
 		}
 	}
 	return all
 }
 
-// Holds reports whether all invariants do.
-func (r *Report) Holds() bool { return r.met(true) }
+// InvariantsHold reports whether all invariants do.
+func (r *Report) InvariantsHold() bool { return r.targetsMet(true) }
 
-// Meets reports whether all other goals are met.
-func (r *Report) Meets() bool { return r.met(false) }
+// MeetsTargets reports whether all other goals are met.
+func (r *Report) MeetsTargets() bool { return r.targetsMet(false) }
 
-func (r *Report) met(hard bool) bool {
-	for _, t := range r.Targets() {
-		if t.Hard == hard && !t.Met() {
+func (r *Report) targetsMet(hard bool) bool {
+	for _, t := range r.AllTargets() {
+		if t.Hard == hard && !t.TargetMet() {
 			return false
 		}
 	}

@@ -24,7 +24,7 @@ type Broker struct {
 	// Queues reads what all queues hold. Default: a passive declaration of each, by which
 	// unacked messages are not known, and count as none.
 	Queues func(ctx context.Context) ([]record.Queue, error)
-	// Connections counts the broker's connections. Default: nobody can, and [Rest] notes none.
+	// Connections counts the broker's connections. Default: nobody can, and [RecordFinal] notes none.
 	Connections func() (int, error)
 }
 
@@ -35,14 +35,14 @@ func (b Broker) exchange(saga, topic string) string { return b.Namespace(saga) +
 // queueNames are those of every service, and those of what the broker has given up on.
 func (b Broker) queueNames() (names []string) {
 	for _, l := range Listeners {
-		queue := b.exchange(l.Saga, l.Topic) + "." + l.queue()
+		queue := b.exchange(l.Saga, l.Topic) + "." + l.queueName()
 		names = append(names, queue, queue+".dead")
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-func (b Broker) dial() (*amqp.Connection, error) {
+func (b Broker) dialBroker() (*amqp.Connection, error) {
 	conn, err := amqp.DialConfig(b.URL, amqp.Config{Dial: amqp.DefaultDial(dialTimeout), Heartbeat: dialTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("evidence: broker: %w", err)
@@ -50,11 +50,11 @@ func (b Broker) dial() (*amqp.Connection, error) {
 	return conn, nil
 }
 
-// depths reads the queues once.
-func (b Broker) depths(ctx context.Context) ([]record.Queue, error) {
+// queueDepths reads the queues once.
+func (b Broker) queueDepths(ctx context.Context) ([]record.Queue, error) {
 	g := gauge{broker: b}
-	defer g.drop()
-	return g.read(ctx)
+	defer g.dropChannel()
+	return g.readDepths(ctx)
 }
 
 // A gauge reads queues again and again.
@@ -64,19 +64,19 @@ type gauge struct {
 	ch     *amqp.Channel
 }
 
-// read reads the queues by Queues, or on a connection of its own. A queue that is not
+// readDepths reads the queues by Queues, or on a connection of its own. A queue that is not
 // there, since somebody has deleted it, holds nothing and is Absent.
-func (g *gauge) read(ctx context.Context) (all []record.Queue, err error) {
+func (g *gauge) readDepths(ctx context.Context) (all []record.Queue, err error) {
 	if g.broker.Queues != nil {
 		return g.broker.Queues(ctx)
 	}
 	defer func() {
 		if err != nil {
-			g.drop()
+			g.dropChannel()
 		}
 	}()
 	for _, name := range g.broker.queueNames() {
-		if err := g.open(); err != nil {
+		if err := g.openChannel(); err != nil {
 			return nil, err
 		}
 		q, err := g.ch.QueueDeclarePassive(name, true, false, false, false, nil)
@@ -93,9 +93,9 @@ func (g *gauge) read(ctx context.Context) (all []record.Queue, err error) {
 	return all, ctx.Err()
 }
 
-func (g *gauge) open() (err error) {
+func (g *gauge) openChannel() (err error) {
 	if g.conn == nil || g.conn.IsClosed() {
-		if g.conn, err = g.broker.dial(); err != nil {
+		if g.conn, err = g.broker.dialBroker(); err != nil {
 			return err
 		}
 		g.ch = nil
@@ -108,7 +108,7 @@ func (g *gauge) open() (err error) {
 	return nil
 }
 
-func (g *gauge) drop() {
+func (g *gauge) dropChannel() {
 	if g.conn != nil {
 		_ = g.conn.CloseDeadline(time.Now().Add(time.Second))
 	}
@@ -135,15 +135,15 @@ func (b Broker) publishers() (publishers, error) {
 	return all, nil
 }
 
-func (p publishers) close() {
+func (p publishers) closePublishers() {
 	for _, one := range p {
 		_ = one.Close()
 	}
 }
 
-// publish publishes messages of one saga, and returns a result for each, as
+// publishStored publishes messages of one saga, and returns a result for each, as
 // [rabbitmq.Publisher.PublishBatch] does.
-func (p publishers) publish(ctx context.Context, saga string, messages []stored) []error {
+func (p publishers) publishStored(ctx context.Context, saga string, messages []stored) []error {
 	results := make([]error, len(messages))
 	batch := make([]outbox.Publication, 0, len(messages))
 	for i := range messages {
@@ -170,24 +170,24 @@ const confirmTimeout = 10 * time.Second
 
 var errReturned = errors.New("evidence: the message reached no queue")
 
-// publish returns nil if the broker has taken p over and it has reached a queue. After any
+// publishRaw returns nil if the broker has taken p over and it has reached a queue. After any
 // error it may have, too.
-func (r *raw) publish(ctx context.Context, exchange string, p amqp.Publishing) error {
+func (r *raw) publishRaw(ctx context.Context, exchange string, p amqp.Publishing) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.open(); err != nil {
+	if err := r.openChannel(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
 	confirmation, err := r.ch.PublishWithDeferredConfirmWithContext(ctx, exchange, "", true, false, p)
 	if err != nil {
-		r.drop()
+		r.dropChannel()
 		return fmt.Errorf("evidence: publish: %w", err)
 	}
 	acked, err := confirmation.WaitContext(ctx)
 	if err != nil || !acked {
-		r.drop()
+		r.dropChannel()
 		return fmt.Errorf("evidence: not confirmed: %w", errors.Join(err, ctx.Err()))
 	}
 	select {
@@ -198,26 +198,26 @@ func (r *raw) publish(ctx context.Context, exchange string, p amqp.Publishing) e
 	}
 }
 
-func (r *raw) open() (err error) {
+func (r *raw) openChannel() (err error) {
 	if r.ch != nil && !r.ch.IsClosed() {
 		return nil
 	}
-	r.drop()
-	if r.conn, err = r.broker.dial(); err != nil {
+	r.dropChannel()
+	if r.conn, err = r.broker.dialBroker(); err != nil {
 		return err
 	}
 	if r.ch, err = r.conn.Channel(); err == nil {
 		err = r.ch.Confirm(false)
 	}
 	if err != nil {
-		r.drop()
+		r.dropChannel()
 		return fmt.Errorf("evidence: broker: %w", err)
 	}
 	r.returns = r.ch.NotifyReturn(make(chan amqp.Return, 16))
 	return nil
 }
 
-func (r *raw) drop() {
+func (r *raw) dropChannel() {
 	if r.conn != nil {
 		_ = r.conn.CloseDeadline(time.Now().Add(time.Second))
 	}

@@ -3,9 +3,9 @@
 //
 // # What is authoritative
 //
-// The database. [Install] lets each statement on a service's table leave a
+// The database. [InstallTriggers] lets each statement on a service's table leave a
 // record.Change in its own transaction, so that what was written twice, or written and undone,
-// is there to be seen, and what was rolled back is not. [Dump] reads that, the outboxes and the
+// is there to be seen, and what was rolled back is not. [DumpTables] reads that, the outboxes and the
 // tables in one snapshot. The broker is asked for nothing but how much is in its queues.
 //
 // # What is read while faults strike
@@ -16,6 +16,6 @@
 // # What is published
 //
 // [Injector] publishes poison, each once confirmed, and duplicates of messages that were
-// delivered before. [Replay] publishes every message of a run again. The properties, headers and
+// delivered before. [ReplayHistory] publishes every message of a run again. The properties, headers and
 // bytes of both are those with which a relay publishes, the message id included.
 package evidence

@@ -13,8 +13,8 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// short is record.Digest in SQL.
-func short(column string) string {
+// shortColumn is record.Digest in SQL.
+func shortColumn(column string) string {
 	return "encode(substring(sha256(" + column + ") FROM 1 FOR 16), 'hex')"
 }
 
@@ -58,17 +58,17 @@ var dumped = map[string]string{
 		" encode(substring(undo_digest FROM 1 FOR 16), 'hex') AS undo_digest, created_at, updated_at",
 	"parked": "id, state, kind, scope, key, step, n, topic, encode(message_id, 'escape') AS message_id," +
 		" coalesce((SELECT json_object_agg(encode(name, 'escape'), encode(value, 'escape')) FROM unnest(header_names, header_values) h (name, value)), '{}') AS headers, " +
-		short("payload") + " AS payload, octet_length(payload) AS size, reason, error, stack, attempts, due_at, first_at, last_at, in_doubt, round",
-	"outbox_held": "id, message_id, topic, type, scope, key, step, n, ordering_key, " + short("payload") + " AS payload, created_at, state, due_at, attempts, reason, refused_at",
+		shortColumn("payload") + " AS payload, octet_length(payload) AS size, reason, error, stack, attempts, due_at, first_at, last_at, in_doubt, round",
+	"outbox_held": "id, message_id, topic, type, scope, key, step, n, ordering_key, " + shortColumn("payload") + " AS payload, created_at, state, due_at, attempts, reason, refused_at",
 	"idempotency_key": "namespace, scope, key, state, encode(substring(fp FROM 1 FOR 16), 'hex') AS fp, attempt, lease_until, resp_status, " +
-		short("resp_header || resp_body") + " AS response, created_at, completed_at, expires_at",
+		shortColumn("resp_header || resp_body") + " AS response, created_at, completed_at, expires_at",
 }
 
 // kept are the tables that are dumped, by schema: the business tables besides.
 var kept = []string{"inbox", "parked", "outbox_held", "idempotency_key", "saga_journal", "stock"}
 
-// tables are all that are dumped, if they exist.
-func tables() (all []table) {
+// dumpedTables are all that are dumped, if they exist.
+func dumpedTables() (all []table) {
 	for _, t := range business {
 		all = append(all, table{schema: t.schema, name: t.name})
 	}
@@ -80,21 +80,21 @@ func tables() (all []table) {
 	return all
 }
 
-// Dump writes changes, messages and tables to the directory of the run, as they are in
+// DumpTables writes changes, messages and tables to the directory of the run, as they are in
 // one snapshot. It reads row by row, whatever there is of them. After an error the files are not whole.
-func Dump(ctx context.Context, db *pgxpool.Pool, dir string) error {
+func DumpTables(ctx context.Context, db *pgxpool.Pool, dir string) error {
 	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL work_mem = '64MB'"); err != nil {
 			return err
 		}
-		if err := dumpTo(ctx, tx, dir, record.ChangesFile, sqlDumpChanges); err != nil {
+		if err := dumpTable(ctx, tx, dir, record.ChangesFile, sqlDumpChanges); err != nil {
 			return err
 		}
 		var messages []string
 		for _, name := range speaking() {
-			messages = append(messages, strings.NewReplacer("{schema}", name, "{columns}", messageColumns, "{digest}", short("k.payload")).Replace(sqlDumpOutbox))
+			messages = append(messages, strings.NewReplacer("{schema}", name, "{columns}", messageColumns, "{digest}", shortColumn("k.payload")).Replace(sqlDumpOutbox))
 		}
-		if err := dumpTo(ctx, tx, dir, record.OutboxFile, messages...); err != nil {
+		if err := dumpTable(ctx, tx, dir, record.OutboxFile, messages...); err != nil {
 			return err
 		}
 		return dumpTables(ctx, tx, dir)
@@ -106,7 +106,7 @@ func Dump(ctx context.Context, db *pgxpool.Pool, dir string) error {
 }
 
 func dumpTables(ctx context.Context, tx pgx.Tx, dir string) error {
-	for _, t := range tables() {
+	for _, t := range dumpedTables() {
 		name := t.schema + "." + t.name
 		var exists bool
 		if err := tx.QueryRow(ctx, sqlTableExists, name).Scan(&exists); err != nil {
@@ -120,23 +120,23 @@ func dumpTables(ctx context.Context, tx pgx.Tx, dir string) error {
 			columns = c
 		}
 		statement := strings.NewReplacer("{columns}", columns, "{schema}", t.schema, "{table}", t.name).Replace(sqlDumpTable)
-		if err := dumpTo(ctx, tx, dir, record.TablesDir+"/"+name+".jsonl.gz", statement); err != nil {
+		if err := dumpTable(ctx, tx, dir, record.TablesDir+"/"+name+".jsonl.gz", statement); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-// dumpTo writes what the statements return, a JSON value a row, to one file.
-func dumpTo(ctx context.Context, tx pgx.Tx, dir, name string, statements ...string) error {
-	file, err := record.Create[json.RawMessage](dir, name)
+// dumpTable writes what the statements return, a JSON value a row, to one file.
+func dumpTable(ctx context.Context, tx pgx.Tx, dir, name string, statements ...string) error {
+	file, err := record.CreateFile[json.RawMessage](dir, name)
 	if err != nil {
 		return err
 	}
 	for _, statement := range statements {
 		rows, _ := tx.Query(ctx, statement)
 		for rows.Next() {
-			file.Add(rows.RawValues()[0])
+			file.AddRecord(rows.RawValues()[0])
 		}
 		if err := rows.Err(); err != nil {
 			return errors.Join(err, file.Close())

@@ -19,7 +19,7 @@ const sqlHashOutbox = `SELECT last_value::text FROM {schema}.outbox_id_seq`
 // effective are the tables, beside the business tables, in which a message leaves something.
 var effective = []string{"inbox", "parked", "idempotency_key", "saga_journal", "stock", "reference"}
 
-// Effects returns one fingerprint of all that messages have done, as a line for each table: all rows of the
+// DigestEffects returns one fingerprint of all that messages have done, as a line for each table: all rows of the
 // business tables, the ledger, the stocks, inboxes with attempts, digests and times, parked messages and dead letters, the
 // records of idempotency keys, how many messages the outboxes have been given, and how many rows any
 // statement has written to one of those, even if it wrote what was there. They are of one
@@ -27,7 +27,7 @@ var effective = []string{"inbox", "parked", "idempotency_key", "saga_journal", "
 //
 // Left out is what changes by itself: how far relays have published, who leads, leases
 // of theirs, and what the log still holds.
-func Effects(ctx context.Context, db *pgxpool.Pool) (string, error) {
+func DigestEffects(ctx context.Context, db *pgxpool.Pool) (string, error) {
 	var lines strings.Builder
 	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		note := func(name, statement string) error {
@@ -38,7 +38,7 @@ func Effects(ctx context.Context, db *pgxpool.Pool) (string, error) {
 			lines.WriteString(name + " " + line + "\n")
 			return nil
 		}
-		for _, t := range effects() {
+		for _, t := range effectTables() {
 			var exists bool
 			if err := tx.QueryRow(ctx, sqlTableExists, t.schema+"."+t.name).Scan(&exists); err != nil {
 				return err
@@ -52,7 +52,7 @@ func Effects(ctx context.Context, db *pgxpool.Pool) (string, error) {
 			}
 		}
 		for _, name := range speaking() {
-			if err := note(name+".outbox", bind(name, sqlHashOutbox)); err != nil {
+			if err := note(name+".outbox", bindSchema(name, sqlHashOutbox)); err != nil {
 				return err
 			}
 		}
@@ -64,7 +64,7 @@ func Effects(ctx context.Context, db *pgxpool.Pool) (string, error) {
 	return lines.String(), nil
 }
 
-func effects() (all []table) {
+func effectTables() (all []table) {
 	for _, t := range business {
 		all = append(all, table{schema: t.schema, name: t.name})
 	}

@@ -30,7 +30,7 @@ func TestARunWithoutFaults(t *testing.T) {
 	r.run(t)
 	r.drain(t)
 	r.replay(t)
-	if err := Dump(t.Context(), s.db, r.dir); err != nil {
+	if err := DumpTables(t.Context(), s.db, r.dir); err != nil {
 		t.Fatal(err)
 	}
 	r.probe.check(t, r.dir)
@@ -56,7 +56,7 @@ func (r *trial) run(t *testing.T) {
 	t.Helper()
 	o := record.Options{Storm: 4 * time.Second, Sagas: 200, Clients: 16, Trips: 40}
 	ops, samples, injections := create[record.Op](t, r.dir, record.ClientFile), create[record.Sample](t, r.dir, record.SamplesFile), create[record.Injection](t, r.dir, record.InjectedFile)
-	l, err := load.New(load.Options{Seed: 1, Run: o, Orders: []string{r.orders}, Trips: []string{r.trips}, Ops: ops, Now: r.now})
+	l, err := load.NewLoad(load.Options{Seed: 1, Run: o, Orders: []string{r.orders}, Trips: []string{r.trips}, Ops: ops, Now: r.now})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,12 +83,12 @@ func (r *trial) run(t *testing.T) {
 	start(&loading, l.Run)
 	random := rand.New(rand.NewPCG(1, 1))
 	for i, c := range recipes {
-		injector.serve(ctx, c.make(random, Listeners[i%len(Listeners)]))
+		injector.publishPoison(ctx, c.makePoison(random, Listeners[i%len(Listeners)]))
 	}
 	start(&all, injector.Run)
 	await(t, "sagas, poison and duplicates", func() bool {
 		in := injector.Injected()
-		return l.Begun() >= 200 && in.Poison > len(recipes)+5 && in.Handled >= 20
+		return l.BegunSagas() >= 200 && in.Poison > len(recipes)+5 && in.Handled >= 20
 	})
 	stop()
 	loading.Wait()
@@ -96,7 +96,7 @@ func (r *trial) run(t *testing.T) {
 	if err := errors.Join(ops.Close(), samples.Close(), injections.Close()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("begun %d sagas, injected %+v", l.Begun(), injector.Injected())
+	t.Logf("begun %d sagas, injected %+v", l.BegunSagas(), injector.Injected())
 	await(t, "dead letters", func() bool {
 		left, err := injector.Unburied(t.Context())
 		return err == nil && len(left) == 0
@@ -130,7 +130,7 @@ func (r *trial) drain(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), drainTimeout)
 	defer cancel()
-	if left := Drained(ctx, r.db, r.broker); len(left) > 0 {
+	if left := AwaitDrained(ctx, r.db, r.broker); len(left) > 0 {
 		t.Fatalf("not drained: %q", left)
 	}
 }
@@ -141,7 +141,7 @@ func (r *trial) replay(t *testing.T) {
 	before := r.effects(t)
 	for seed := range uint64(2) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*drainTimeout)
-		n, err := Replay(ctx, r.db, r.broker, ReplayOptions{Seed: seed})
+		n, err := ReplayHistory(ctx, r.db, r.broker, ReplayOptions{Seed: seed})
 		cancel()
 		if err != nil {
 			t.Fatal(err)
@@ -167,7 +167,7 @@ func await(t *testing.T, what string, is func() bool) {
 
 func create[T any](t *testing.T, dir, name string) *record.Writer[T] {
 	t.Helper()
-	w, err := record.Create[T](dir, name)
+	w, err := record.CreateFile[T](dir, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func difference(before, after string) string {
 // rows reads a table that was dumped.
 func rows[T any](t *testing.T, dir, name string) []T {
 	t.Helper()
-	all, err := record.All[T](dir, record.TablesDir+"/"+name+".jsonl.gz")
+	all, err := record.ReadAll[T](dir, record.TablesDir+"/"+name+".jsonl.gz")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func checkOps(t *testing.T, dir string) {
 	replies := map[string]string{}
 	outcomes := map[string]int{}
 	sagas := map[string]bool{}
-	for op, err := range record.Read[record.Op](dir, record.ClientFile) {
+	for op, err := range record.ReadFile[record.Op](dir, record.ClientFile) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +223,7 @@ func checkOps(t *testing.T, dir string) {
 			continue
 		}
 		sagas[op.ID] = true
-		kind, ok := load.Find(op.Saga, op.Kind)
+		kind, ok := load.FindKind(op.Saga, op.Kind)
 		if !ok || !slices.Contains(kind.Ends, status[op.ID]) && !late[op.ID] {
 			t.Errorf("%s %s (%s) ended %q, want one of %q", op.Saga, op.ID, op.Kind, status[op.ID], kind.Ends)
 		}
@@ -256,7 +256,7 @@ func checkPoison(t *testing.T, dir string) {
 		}
 	}
 	kinds := map[string]int{}
-	for in, err := range record.Read[record.Injection](dir, record.InjectedFile) {
+	for in, err := range record.ReadFile[record.Injection](dir, record.InjectedFile) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -291,7 +291,7 @@ func checkMessages(t *testing.T, dir string) {
 	topics := map[string]int{}
 	seen := map[string]bool{}
 	delayed := 0
-	for m, err := range record.Read[record.Message](dir, record.OutboxFile) {
+	for m, err := range record.ReadFile[record.Message](dir, record.OutboxFile) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -320,7 +320,7 @@ func checkMessages(t *testing.T, dir string) {
 
 func checkSamples(t *testing.T, dir string) {
 	t.Helper()
-	all, err := record.All[record.Sample](dir, record.SamplesFile)
+	all, err := record.ReadAll[record.Sample](dir, record.SamplesFile)
 	if err != nil || len(all) == 0 {
 		t.Fatalf("%d samples, %v", len(all), err)
 	}

@@ -88,8 +88,8 @@ func (in *Injector) Injected() Injected {
 // Run injects until ctx ends, and then returns nil. What it cannot do for now, since a server
 // is away, it does later, or not at all. It may be called once.
 func (in *Injector) Run(ctx context.Context) error {
-	defer in.raw.drop()
-	defer in.pub.close()
+	defer in.raw.dropChannel()
+	defer in.pub.closePublishers()
 	storm := in.opts.Run.Storm.Seconds()
 	rate := min(poisonShare*float64(in.opts.Run.Sagas), maxPoison) / storm
 	var poison, copies float64 // that are due
@@ -97,47 +97,47 @@ func (in *Injector) Run(ctx context.Context) error {
 		elapsed := time.Since(last).Seconds()
 		last = time.Now()
 		for poison += rate * elapsed; poison >= 1 && in.poisoned.Load() < maxPoison && ctx.Err() == nil; poison-- {
-			in.poison(ctx)
+			in.injectPoison(ctx)
 		}
 		copies = min(copies+duplicates*elapsed, maxDuplicate)
-		copies -= float64(in.double(ctx, int(copies)))
+		copies -= float64(in.injectDuplicates(ctx, int(copies)))
 	}
 	return nil
 }
 
-// poison chooses one and publishes it.
-func (in *Injector) poison(ctx context.Context) {
-	p := brew(in.rand, in.large < maxLarge)
+// injectPoison chooses one and publishes it.
+func (in *Injector) injectPoison(ctx context.Context) {
+	p := brewPoison(in.rand, in.large < maxLarge)
 	if in.rand.IntN(reusedShare) == 0 {
-		if forged, ok := in.reuse(ctx); ok {
+		if forged, ok := in.reuseKey(ctx); ok {
 			p = forged
 		}
 	}
 	if p.reason == tooLarge {
 		in.large++
 	}
-	in.serve(ctx, p)
+	in.publishPoison(ctx, p)
 }
 
-// serve publishes p until it is confirmed. If ctx ends over it, it is insisted on for a while,
+// publishPoison publishes p until it is confirmed. If ctx ends over it, it is insisted on for a while,
 // and recorded in any case: it may be there.
-func (in *Injector) serve(ctx context.Context, p poison) {
+func (in *Injector) publishPoison(ctx context.Context, p poison) {
 	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastInsist, cancel) })()
 	exchange := in.opts.Broker.exchange(p.saga, p.topic)
-	err := in.raw.publish(late, exchange, p.message)
+	err := in.raw.publishRaw(late, exchange, p.message)
 	for err != nil && pause(late, insistPause) == nil {
-		err = in.raw.publish(late, exchange, p.message)
+		err = in.raw.publishRaw(late, exchange, p.message)
 	}
 	in.mu.Lock()
 	in.served[p.topic] = append(in.served[p.topic], p.message.MessageId)
 	in.mu.Unlock()
 	in.poisoned.Add(1)
-	in.opts.Out.Add(record.Injection{
+	in.opts.Out.AddRecord(record.Injection{
 		At: in.opts.Now(), Kind: record.Poison, Topic: p.topic, MessageID: p.message.MessageId,
 		Scope: p.of.Scope, Key: p.of.Key, Step: p.of.Step, N: p.of.N,
-		Payload: record.Digest(p.message.Body), What: p.reason + ": " + p.how, Unconfirmed: err != nil,
+		Payload: record.DigestOf(p.message.Body), What: p.reason + ": " + p.how, Unconfirmed: err != nil,
 	})
 }
 
@@ -156,7 +156,7 @@ func (in *Injector) Unburied(ctx context.Context) (left []string, err error) {
 			continue
 		}
 		var n int
-		if err := in.opts.DB.QueryRow(ctx, bind(l.Schema, sqlCountUnburied), in.served[l.Topic]).Scan(&n); err != nil {
+		if err := in.opts.DB.QueryRow(ctx, bindSchema(l.Schema, sqlCountUnburied), in.served[l.Topic]).Scan(&n); err != nil {
 			return nil, fmt.Errorf("evidence: dead letters: %w", err)
 		}
 		if n > 0 {
@@ -166,16 +166,16 @@ func (in *Injector) Unburied(ctx context.Context) (left []string, err error) {
 	return left, nil
 }
 
-// double publishes up to n messages again, of one service, and returns how many it has tried. They are in
+// injectDuplicates publishes up to n messages again, of one service, and returns how many it has tried. They are in
 // no order.
-func (in *Injector) double(ctx context.Context, n int) (tried int) {
+func (in *Injector) injectDuplicates(ctx context.Context, n int) (tried int) {
 	if n < 1 {
 		return 0
 	}
 	look, cancel := context.WithTimeout(ctx, injectLimit)
 	defer cancel()
-	s := in.pick()
-	past, err := in.past(look, s, n)
+	s := in.pickSchema()
+	past, err := in.pastMessages(look, s, n)
 	if err != nil {
 		return 0 // the database is away
 	}
@@ -186,13 +186,13 @@ func (in *Injector) double(ctx context.Context, n int) (tried int) {
 	for i := range past {
 		messages[i] = past[i].stored
 	}
-	for i, err := range in.pub.publish(look, s.saga, messages) {
+	for i, err := range in.pub.publishStored(look, s.saga, messages) {
 		if err != nil {
 			continue
 		}
 		r := injection(in.opts.Now(), record.Duplicate, &messages[i])
 		r.Handled = past[i].ended
-		in.opts.Out.Add(r)
+		in.opts.Out.AddRecord(r)
 		in.doubled.Add(1)
 		if r.Handled {
 			in.handled.Add(1)
@@ -201,8 +201,8 @@ func (in *Injector) double(ctx context.Context, n int) (tried int) {
 	return len(past)
 }
 
-// pick returns a schema with messages.
-func (in *Injector) pick() schema {
+// pickSchema returns a schema with messages.
+func (in *Injector) pickSchema() schema {
 	for {
 		if s := schemas[in.rand.IntN(len(schemas))]; !s.quiet {
 			return s
@@ -210,28 +210,28 @@ func (in *Injector) pick() schema {
 	}
 }
 
-// reuse makes poison of a message that was handled: another payload under its identity. Of a
+// reuseKey makes poison of a message that was handled: another payload under its identity. Of a
 // trip's message the saga has ended, since a participant tells it of the dead letter.
-func (in *Injector) reuse(ctx context.Context) (poison, bool) {
+func (in *Injector) reuseKey(ctx context.Context) (poison, bool) {
 	look, cancel := context.WithTimeout(ctx, injectLimit)
 	defer cancel()
-	s := in.pick()
-	past, err := in.past(look, s, 8)
+	s := in.pickSchema()
+	past, err := in.pastMessages(look, s, 8)
 	if err != nil {
 		return poison{}, false
 	}
 	for _, m := range past {
-		if !m.ended || !in.over(look, s.saga, m.stored) {
+		if !m.ended || !in.sagaEnded(look, s.saga, m.stored) {
 			continue
 		}
-		p, err := forge(in.rand, s.saga, m.stored)
+		p, err := forgePoison(in.rand, s.saga, m.stored)
 		return p, err == nil
 	}
 	return poison{}, false
 }
 
-// over reports whether the saga of m has ended.
-func (in *Injector) over(ctx context.Context, saga string, m stored) (over bool) {
+// sagaEnded reports whether the saga of m has ended.
+func (in *Injector) sagaEnded(ctx context.Context, saga string, m stored) (over bool) {
 	if saga == record.Order {
 		return true // nobody is told of its dead letters
 	}
@@ -255,10 +255,10 @@ SELECT count(*) > 0, count(*) FILTER (WHERE {ended}) > 0
 FROM {schema}.inbox WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND {digest} = sha256($5)`
 )
 
-// past returns up to n messages of a schema at random.
-func (in *Injector) past(ctx context.Context, s schema, n int) (found []past, err error) {
+// pastMessages returns up to n messages of a schema at random.
+func (in *Injector) pastMessages(ctx context.Context, s schema, n int) (found []past, err error) {
 	var last int64
-	if err := in.opts.DB.QueryRow(ctx, bind(s.name, sqlLastMessage)).Scan(&last); err != nil {
+	if err := in.opts.DB.QueryRow(ctx, bindSchema(s.name, sqlLastMessage)).Scan(&last); err != nil {
 		return nil, fmt.Errorf("evidence: last message: %w", err)
 	}
 	ids := make([]int64, n)
@@ -281,12 +281,12 @@ func listened(ctx context.Context, db *pgxpool.Pool, messages []stored) (all []p
 	for i := range messages {
 		m := &messages[i]
 		for _, l := range listening(m.Topic, m.Type) {
-			statement := strings.NewReplacer("{schema}", l.Schema, "{digest}", l.digest(), "{ended}", l.ended()).Replace(sqlReadListened)
+			statement := strings.NewReplacer("{schema}", l.Schema, "{digest}", l.digestColumn(), "{ended}", l.endedStates()).Replace(sqlReadListened)
 			batch.Queue(statement, m.Scope, m.Key, l.Step, m.N, m.Payload).QueryRow(func(row pgx.Row) error {
 				var has, has2 bool
 				err := row.Scan(&has, &has2)
-				had[i] += count(has)
-				ended[i] += count(has2)
+				had[i] += countTrue(has)
+				ended[i] += countTrue(has2)
 				return err
 			})
 		}
@@ -302,7 +302,7 @@ func listened(ctx context.Context, db *pgxpool.Pool, messages []stored) (all []p
 	return all, nil
 }
 
-func count(b bool) int {
+func countTrue(b bool) int {
 	if b {
 		return 1
 	}

@@ -73,13 +73,13 @@ CREATE TRIGGER chaos_delayed AFTER INSERT ON {schema}.outbox_held REFERENCING NE
 
 const heldColumns = messageColumns + ", state, due_at, attempts, reason, refused_at"
 
-// Install lets the database bear witness: from now on each statement on the services' tables
+// InstallTriggers lets the database bear witness: from now on each statement on the services' tables
 // leaves a Change in its own transaction, and messages that are to be published later are kept. The
 // services must have migrated their schemas. It may be called once for a database; after an
 // error nothing is installed.
-func Install(ctx context.Context, db *pgxpool.Pool) error {
+func InstallTriggers(ctx context.Context, db *pgxpool.Pool) error {
 	statements := []string{sqlLimitLocks, sqlCreateChaos}
-	for _, t := range watched() {
+	for _, t := range watchedTables() {
 		statements = append(statements, strings.NewReplacer(
 			"{name}", t.schema+"_"+t.name, "{schema}", t.schema, "{table}", t.name,
 			"{saga}", t.saga, "{key}", t.key, "{state}", t.state, "{what}", t.what,

@@ -42,20 +42,20 @@ type Listener struct {
 	from []string // schemas of the outboxes that publish to the topic
 }
 
-// queue is the service that has the queue: the schema is named after it.
-func (l Listener) queue() string { return strings.TrimSuffix(l.Schema, "_service") }
+// queueName is the service that has the queue: the schema is named after it.
+func (l Listener) queueName() string { return strings.TrimSuffix(l.Schema, "_service") }
 
-// digest is the column of the inbox that tells l's message from the other one of its step.
-func (l Listener) digest() string {
+// digestColumn is the column of the inbox that tells l's message from the other one of its step.
+func (l Listener) digestColumn() string {
 	if l.Undo {
 		return "undo_digest"
 	}
 	return "digest"
 }
 
-// ended is what is true of the inbox's row once it has dealt with l's message. A compensation
+// endedStates is what is true of the inbox's row once it has dealt with l's message. A compensation
 // that came while its action was done waits for its parked copy: only that one undoes.
-func (l Listener) ended() string {
+func (l Listener) endedStates() string {
 	if l.Undo {
 		return "state IN ('void', 'compensated', 'undo-dead')"
 	}
@@ -126,8 +126,8 @@ var business = []table{
 	{"mail_service", "mail", "trip_id::text", "id::text", "state", "ticket"},
 }
 
-// watched are the business tables, and inbox and parked of every service.
-func watched() []table {
+// watchedTables are the business tables, and inbox and parked of every service.
+func watchedTables() []table {
 	all := business
 	for _, name := range speaking() {
 		all = append(all,

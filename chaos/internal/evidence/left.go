@@ -22,12 +22,12 @@ func sqlCountOpen() (all []unfinished) {
 		unfinished{"orders that have not ended", "SELECT count(*) FROM order_service.orders WHERE status IN ('pending', 'paid')"},
 		unfinished{"trips that have not ended", "SELECT count(*) FROM trip_service.saga WHERE ended_at IS NULL"})
 	for _, name := range speaking() {
-		all = append(all, unfinished{name + ": parked messages", bind(name, "SELECT count(*) FROM {schema}.parked WHERE state = 'retrying'")})
+		all = append(all, unfinished{name + ": parked messages", bindSchema(name, "SELECT count(*) FROM {schema}.parked WHERE state = 'retrying'")})
 	}
 	for _, s := range schemas {
 		if s.name == "order_service" || s.name == "trip_service" || s.quiet {
 			all = append(all, unfinished{s.name + ": requests in progress",
-				bind(s.name, "SELECT count(*) FROM {schema}.idempotency_key WHERE state = 1 AND lease_until > clock_timestamp()")})
+				bindSchema(s.name, "SELECT count(*) FROM {schema}.idempotency_key WHERE state = 1 AND lease_until > clock_timestamp()")})
 		}
 	}
 	return all
@@ -49,14 +49,14 @@ WHERE m.topic = $1 AND m.type = $2
 		SELECT FROM {schema}.parked p
 		WHERE p.scope = m.scope AND p.key = m.key AND p.step = $3 AND p.n = m.n AND p.state = 'dead' AND p.message_id = convert_to(m.message_id::text, 'UTF8'))`
 
-// Left returns what is still to be done anywhere, in words. With none, the run has drained:
+// FindLeftovers returns what is still to be done anywhere, in words. With none, the run has drained:
 // outboxes, queues and parked messages are empty, no request is in progress, all sagas have
 // ended, and every message that was ever written has been ended by each step that
 // listens to it. Dead letters do not count, those of an outbox neither: it is for
 // the judge to say whose they should be.
 //
 // The last of these reads every message, and is asked only when there is nothing else.
-func Left(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string, err error) {
+func FindLeftovers(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string, err error) {
 	for _, name := range speaking() {
 		s, err := outbox.ReadStats(ctx, db, name)
 		if err != nil {
@@ -70,7 +70,7 @@ func Left(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string, err e
 	if err != nil {
 		return nil, err
 	}
-	queues, err := b.depths(ctx)
+	queues, err := b.queueDepths(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -111,9 +111,9 @@ func countUnhandled(ctx context.Context, db *pgxpool.Pool) (left []string, err e
 	for _, l := range Listeners {
 		var messages []string
 		for _, from := range l.from {
-			messages = append(messages, bind(from, sqlHistory))
+			messages = append(messages, bindSchema(from, sqlHistory))
 		}
-		statement := strings.NewReplacer("{messages}", strings.Join(messages, " UNION ALL "), "{digest}", l.digest(), "{ended}", l.ended(), "{schema}", l.Schema).Replace(sqlCountUnhandled)
+		statement := strings.NewReplacer("{messages}", strings.Join(messages, " UNION ALL "), "{digest}", l.digestColumn(), "{ended}", l.endedStates(), "{schema}", l.Schema).Replace(sqlCountUnhandled)
 		var n, first int64
 		if err := db.QueryRow(ctx, statement, l.Topic, l.Type, l.Step, l.Undo).Scan(&n, &first); err != nil {
 			return nil, fmt.Errorf("evidence: messages of %s: %w", l.Topic, err)
@@ -131,12 +131,12 @@ const (
 	maxLook = time.Second
 )
 
-// Drained waits until nothing is left, and returns what was left when ctx ended. What cannot be
+// AwaitDrained waits until nothing is left, and returns what was left when ctx ended. What cannot be
 // looked at, since a server is away, is left as well.
-func Drained(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string) {
+func AwaitDrained(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string) {
 	for wait := minLook; ; wait = min(wait*2, maxLook) {
 		began := time.Now()
-		now, err := Left(ctx, db, b)
+		now, err := FindLeftovers(ctx, db, b)
 		switch {
 		case ctx.Err() != nil && left != nil:
 			return left

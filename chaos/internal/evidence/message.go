@@ -19,8 +19,8 @@ import (
 // messageColumns are those that a leaf, outbox_held and chaos.delayed have.
 const messageColumns = "id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at"
 
-// bind binds statement to a schema.
-func bind(schema, statement string) string { return strings.ReplaceAll(statement, "{schema}", schema) }
+// bindSchema binds statement to a schema.
+func bindSchema(schema, statement string) string { return strings.ReplaceAll(statement, "{schema}", schema) }
 
 // A stored message is one that a service's transaction has written.
 type stored struct {
@@ -71,7 +71,7 @@ SELECT {columns} FROM chaos.delayed WHERE schema = '{schema}' AND id = ANY ($1)`
 
 // readMessages reads those of ids that there are, in no order.
 func readMessages(ctx context.Context, db *pgxpool.Pool, s schema, ids []int64) ([]stored, error) {
-	rows, _ := db.Query(ctx, strings.ReplaceAll(bind(s.name, sqlReadMessages), "{columns}", messageColumns), ids)
+	rows, _ := db.Query(ctx, strings.ReplaceAll(bindSchema(s.name, sqlReadMessages), "{columns}", messageColumns), ids)
 	all, err := pgx.CollectRows(rows, scanStored)
 	if err != nil {
 		return nil, fmt.Errorf("evidence: messages of %s: %w", s.name, err)

@@ -38,7 +38,7 @@ type recipe struct {
 	spoil       func(p *amqp.Publishing)
 }
 
-func withKey(v any) func(*amqp.Publishing) {
+func withKeyHeader(v any) func(*amqp.Publishing) {
 	return func(p *amqp.Publishing) { p.Headers[outbox.HeaderKey] = v }
 }
 
@@ -53,21 +53,21 @@ func withBody(body string) func(*amqp.Publishing) {
 // recipes have the same effect on whichever topic they are served.
 var recipes = []recipe{
 	{"key-missing", "none", func(p *amqp.Publishing) { delete(p.Headers, outbox.HeaderKey) }},
-	{"key-missing", "empty", withKey("")},
-	{"key-missing", "void", withKey(nil)},
-	{"key-malformed", "integer", withKey(int32(7))},
-	{"key-malformed", "boolean", withKey(true)},
-	{"key-malformed", "bytes", withKey([]byte{0xff, 0x00, 0xfe})},
-	{"key-malformed", "array", withKey([]any{"a", int32(1)})},
-	{"key-malformed", "table", withKey(amqp.Table{"a": "b:c"})},
-	{"key-malformed", "float", withKey(1.5)},
-	{"key-malformed", "no step", withKey("chaos")},
-	{"key-malformed", "two colons at the end", withKey("chaos::")},
-	{"key-malformed", "300 bytes", withKey(strings.Repeat("k", 300) + ":process-payment")},
-	{"key-malformed", "NUL", withKey("chaos\x00:process-payment")},
-	{"key-malformed", "line break", withKey("chaos\r\nX-Admin: yes:process-payment")},
-	{"key-malformed", "terminal escape", withKey("\x1b[2Jchaos:process-payment")},
-	{"key-malformed", "not ASCII", withKey("schlüssel:process-payment")},
+	{"key-missing", "empty", withKeyHeader("")},
+	{"key-missing", "void", withKeyHeader(nil)},
+	{"key-malformed", "integer", withKeyHeader(int32(7))},
+	{"key-malformed", "boolean", withKeyHeader(true)},
+	{"key-malformed", "bytes", withKeyHeader([]byte{0xff, 0x00, 0xfe})},
+	{"key-malformed", "array", withKeyHeader([]any{"a", int32(1)})},
+	{"key-malformed", "table", withKeyHeader(amqp.Table{"a": "b:c"})},
+	{"key-malformed", "float", withKeyHeader(1.5)},
+	{"key-malformed", "no step", withKeyHeader("chaos")},
+	{"key-malformed", "two colons at the end", withKeyHeader("chaos::")},
+	{"key-malformed", "300 bytes", withKeyHeader(strings.Repeat("k", 300) + ":process-payment")},
+	{"key-malformed", "NUL", withKeyHeader("chaos\x00:process-payment")},
+	{"key-malformed", "line break", withKeyHeader("chaos\r\nX-Admin: yes:process-payment")},
+	{"key-malformed", "terminal escape", withKeyHeader("\x1b[2Jchaos:process-payment")},
+	{"key-malformed", "not ASCII", withKeyHeader("schlüssel:process-payment")},
 	{"scope-missing", "none", func(p *amqp.Publishing) { delete(p.Headers, outbox.HeaderScope) }},
 	{"scope-malformed", "300 bytes", withScope(strings.Repeat("s", 300))},
 	{"scope-malformed", "line break", withScope("tenant-0\nadmin")},
@@ -95,32 +95,32 @@ var recipes = []recipe{
 	{tooLarge, "payload", func(p *amqp.Publishing) { p.Body = bytes.Repeat([]byte{' '}, oversize) }},
 }
 
-// brew returns a poison that needs no message to be made of.
-func brew(r *rand.Rand, large bool) poison {
+// brewPoison returns a poison that needs no message to be made of.
+func brewPoison(r *rand.Rand, large bool) poison {
 	if r.IntN(8) == 0 {
-		return stray(r)
+		return strayPoison(r)
 	}
 	l := Listeners[r.IntN(len(Listeners))]
 	c := recipes[r.IntN(len(recipes))]
 	for c.reason == tooLarge && !large {
 		c = recipes[r.IntN(len(recipes))]
 	}
-	return c.make(r, l)
+	return c.makePoison(r, l)
 }
 
-// make returns a message for l that is spoilt.
-func (c recipe) make(r *rand.Rand, l Listener) poison {
+// makePoison returns a message for l that is spoilt.
+func (c recipe) makePoison(r *rand.Rand, l Listener) poison {
 	p := poison{saga: l.Saga, topic: l.Topic, reason: c.reason, how: c.how, message: innocent(r, l.Type)}
 	c.spoil(&p.message)
 	return p
 }
 
-// stray is about a saga that there is not, and of a kind that has no effect on one.
-func stray(r *rand.Rand) poison {
+// strayPoison is about a saga that there is not, and of a kind that has no effect on one.
+func strayPoison(r *rand.Rand) poison {
 	order := []string{"payment.declined", "payment.refunded", "shipment.arranged"}
 	if i := r.IntN(len(order) + 1); i < len(order) {
 		p := poison{saga: record.Order, topic: order[i], reason: "terminal", how: "unknown saga", message: innocent(r, order[i])}
-		p.message.Body = fmt.Appendf(nil, `{"order_id":%q,"reason":"chaos","attempts":1}`, random(r))
+		p.message.Body = fmt.Appendf(nil, `{"order_id":%q,"reason":"chaos","attempts":1}`, randomUUID(r))
 		return p
 	}
 	p := poison{saga: record.Trip, topic: "saga.trip", reason: "terminal", how: "unknown saga", message: innocent(r, "saga.reply")}
@@ -131,15 +131,15 @@ func stray(r *rand.Rand) poison {
 // innocent is a message that would be handled.
 func innocent(r *rand.Rand, typ string) amqp.Publishing {
 	return amqp.Publishing{
-		MessageId: random(r).String(), CorrelationId: random(r).String(), Type: typ, Timestamp: time.Now(),
+		MessageId: randomUUID(r).String(), CorrelationId: randomUUID(r).String(), Type: typ, Timestamp: time.Now(),
 		ContentType: "application/json", DeliveryMode: amqp.Persistent,
 		Headers: amqp.Table{outbox.HeaderKey: fmt.Sprintf("chaos:%x:step", r.Uint64()), outbox.HeaderScope: poisonScope},
 		Body:    []byte(`{"outcome":"done"}`),
 	}
 }
 
-// random returns a UUID of the seed's.
-func random(r *rand.Rand) (id uuid.UUID) {
+// randomUUID returns a UUID of the seed's.
+func randomUUID(r *rand.Rand) (id uuid.UUID) {
 	for i := range id {
 		id[i] = byte(r.Uint32())
 	}
@@ -147,16 +147,16 @@ func random(r *rand.Rand) (id uuid.UUID) {
 	return id
 }
 
-// forge makes another payload of m, under its identity: what it asks for is the same, but for
+// forgePoison makes another payload of m, under its identity: what it asks for is the same, but for
 // a space.
-func forge(r *rand.Rand, saga string, m stored) (poison, error) {
+func forgePoison(r *rand.Rand, saga string, m stored) (poison, error) {
 	publication, err := m.publication()
 	if err != nil {
 		return poison{}, err
 	}
 	p := poison{saga: saga, topic: m.Topic, reason: "key-reused", how: "another payload", of: m}
 	p.message, err = rabbitmq.Marshaler{}.Marshal(publication.Message)
-	p.message.MessageId = random(r).String()
+	p.message.MessageId = randomUUID(r).String()
 	p.message.Body = append(bytes.Clone(m.Payload), ' ')
 	return p, err
 }

@@ -68,12 +68,12 @@ func (p *probe) check(t *testing.T, dir string) {
 	defer p.mu.Unlock()
 	transport := cmpopts.IgnoreFields(amqp.Delivery{}, "Acknowledger", "ConsumerTag", "DeliveryTag")
 	bad := 0
-	for m, err := range record.Read[record.Message](dir, record.OutboxFile) {
+	for m, err := range record.ReadFile[record.Message](dir, record.OutboxFile) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		copies := p.copies[m.MessageID]
-		if len(copies) < 3 || record.Digest(copies[0].Body) != m.Payload {
+		if len(copies) < 3 || record.DigestOf(copies[0].Body) != m.Payload {
 			t.Fatalf("message %+v came %d times", m, len(copies))
 		}
 		for _, c := range copies[1:] {

@@ -52,12 +52,12 @@ type ReplayOptions struct {
 	Now  func() record.At                 // required with Out
 }
 
-// Replay publishes every message that the outboxes have ever been given once more, in an order of the
+// ReplayHistory publishes every message that the outboxes have ever been given once more, in an order of the
 // seed's, and waits until all is drained. It returns how many, of which each was confirmed; it
 // publishes again what was not. It remembers 16 bytes for each message. An error says
 // that ctx has ended, or what is left.
-func Replay(ctx context.Context, db *pgxpool.Pool, b Broker, o ReplayOptions) (n int, err error) {
-	all, err := history(ctx, db)
+func ReplayHistory(ctx context.Context, db *pgxpool.Pool, b Broker, o ReplayOptions) (n int, err error) {
+	all, err := readHistory(ctx, db)
 	if err != nil {
 		return 0, err
 	}
@@ -67,24 +67,24 @@ func Replay(ctx context.Context, db *pgxpool.Pool, b Broker, o ReplayOptions) (n
 	if err != nil {
 		return 0, err
 	}
-	defer pub.close()
+	defer pub.closePublishers()
 	p := player{db: db, pub: pub, gauge: gauge{broker: b}, opts: o}
-	if n, err = p.play(ctx, all); err != nil {
+	if n, err = p.playMessages(ctx, all); err != nil {
 		return n, err
 	}
-	if left := Drained(ctx, db, b); len(left) > 0 {
+	if left := AwaitDrained(ctx, db, b); len(left) > 0 {
 		return n, fmt.Errorf("evidence: %d messages were published again, and this is left: %q", n, left)
 	}
 	return n, nil
 }
 
-// history lists all messages.
-func history(ctx context.Context, db *pgxpool.Pool) (all []ref, err error) {
+// readHistory lists all messages.
+func readHistory(ctx context.Context, db *pgxpool.Pool) (all []ref, err error) {
 	for i, s := range schemas {
 		if s.quiet {
 			continue
 		}
-		rows, _ := db.Query(ctx, bind(s.name, sqlListHistory))
+		rows, _ := db.Query(ctx, bindSchema(s.name, sqlListHistory))
 		var id int64
 		_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
 			all = append(all, ref{i, id})
@@ -108,10 +108,10 @@ type player struct {
 	opts  ReplayOptions
 }
 
-// play publishes all, with no order between batches, and returns how many it has. It goes no faster than
+// playMessages publishes all, with no order between batches, and returns how many it has. It goes no faster than
 // the consumers, or they would fill the broker's memory.
-func (p *player) play(ctx context.Context, all []ref) (n int, err error) {
-	defer p.gauge.drop()
+func (p *player) playMessages(ctx context.Context, all []ref) (n int, err error) {
+	defer p.gauge.dropChannel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	batches := make(chan []ref)
@@ -120,7 +120,7 @@ func (p *player) play(ctx context.Context, all []ref) (n int, err error) {
 	for range replayWorkers {
 		workers.Go(func() {
 			for some := range batches {
-				if err := p.publish(ctx, some); err != nil {
+				if err := p.publishSome(ctx, some); err != nil {
 					stop(err) // the first of them counts
 				} else {
 					published.Add(int64(len(some)))
@@ -130,7 +130,7 @@ func (p *player) play(ctx context.Context, all []ref) (n int, err error) {
 	}
 	for i := 0; len(all) > 0 && ctx.Err() == nil; i++ {
 		if i%lookEvery == 0 {
-			p.await(ctx)
+			p.awaitTurn(ctx)
 		}
 		size := min(replayBatch, len(all))
 		batches <- all[:size]
@@ -141,13 +141,13 @@ func (p *player) play(ctx context.Context, all []ref) (n int, err error) {
 	return int(published.Load()), context.Cause(ctx)
 }
 
-// await waits until the queues have room. While the broker is away there is none.
-func (p *player) await(ctx context.Context) {
+// awaitTurn waits until the queues have room. While the broker is away there is none.
+func (p *player) awaitTurn(ctx context.Context) {
 	for {
 		ready, err := 0, ctx.Err()
 		var queues []record.Queue
 		if err == nil {
-			queues, err = p.gauge.read(ctx)
+			queues, err = p.gauge.readDepths(ctx)
 		}
 		for _, q := range queues {
 			ready += q.Ready
@@ -158,9 +158,9 @@ func (p *player) await(ctx context.Context) {
 	}
 }
 
-// publish publishes some messages, and is done when each is confirmed.
-func (p *player) publish(ctx context.Context, some []ref) error {
-	messages, err := read(ctx, p.db, some)
+// publishSome publishes some messages, and is done when each is confirmed.
+func (p *player) publishSome(ctx context.Context, some []ref) error {
+	messages, err := readStored(ctx, p.db, some)
 	if err != nil {
 		return err
 	}
@@ -171,23 +171,23 @@ func (p *player) publish(ctx context.Context, some []ref) error {
 				batch = append(batch, messages[i])
 			}
 		}
-		if err := insist(ctx, p.pub, saga, batch, p.opts); err != nil {
+		if err := publishUntilDone(ctx, p.pub, saga, batch, p.opts); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// insist publishes batch until every message of it is confirmed.
-func insist(ctx context.Context, pub publishers, saga string, batch []stored, o ReplayOptions) error {
+// publishUntilDone publishes batch until every message of it is confirmed.
+func publishUntilDone(ctx context.Context, pub publishers, saga string, batch []stored, o ReplayOptions) error {
 	for len(batch) > 0 {
 		var again []stored
 		var last error
-		for i, err := range pub.publish(ctx, saga, batch) {
+		for i, err := range pub.publishStored(ctx, saga, batch) {
 			if err != nil {
 				again, last = append(again, batch[i]), err
 			} else if o.Out != nil {
-				o.Out.Add(injection(o.Now(), record.Replayed, &batch[i]))
+				o.Out.AddRecord(injection(o.Now(), record.Replayed, &batch[i]))
 			}
 		}
 		if batch = again; len(batch) > 0 && pause(ctx, replayPause) != nil {
@@ -201,15 +201,15 @@ func insist(ctx context.Context, pub publishers, saga string, batch []stored, o 
 func injection(at record.At, kind string, m *stored) record.Injection {
 	return record.Injection{
 		At: at, Kind: kind, Topic: m.Topic, MessageID: m.MessageID.String(),
-		Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.N, Payload: record.Digest(m.Payload),
+		Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.N, Payload: record.DigestOf(m.Payload),
 	}
 }
 
 // errNotKept reports that a relay has emptied a leaf since the messages in it were listed.
 var errNotKept = errors.New("evidence: an outbox does not keep its messages: its relay has no Retention")
 
-// read returns messages in the order of refs. Its error may be errNotKept.
-func read(ctx context.Context, db *pgxpool.Pool, refs []ref) ([]stored, error) {
+// readStored returns messages in the order of refs. Its error may be errNotKept.
+func readStored(ctx context.Context, db *pgxpool.Pool, refs []ref) ([]stored, error) {
 	ids := map[int][]int64{}
 	at := map[ref]int{}
 	for i, r := range refs {

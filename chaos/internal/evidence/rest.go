@@ -21,10 +21,10 @@ SELECT
 // closedWithin is how long a server may take to notice that connections are closed.
 const closedWithin = 10 * time.Second
 
-// Rest notes what the services, which have all ended, have left in the servers: sessions,
+// RecordFinal notes what the services, which have all ended, have left in the servers: sessions,
 // transactions, locks, connections to the broker, and what queues hold. The caller must have
 // ended its own connections to the broker.
-func Rest(ctx context.Context, db *pgxpool.Pool, b Broker, into *record.Final) error {
+func RecordFinal(ctx context.Context, db *pgxpool.Pool, b Broker, into *record.Final) error {
 	if err := untilNone(ctx, func() (int, error) {
 		err := db.QueryRow(ctx, sqlRest).Scan(&into.Connections, &into.IdleInTx, &into.Locks)
 		return into.Connections + into.IdleInTx + into.Locks, err
@@ -39,7 +39,7 @@ func Rest(ctx context.Context, db *pgxpool.Pool, b Broker, into *record.Final) e
 			return fmt.Errorf("evidence: connections of the broker: %w", err)
 		}
 	}
-	queues, err := b.depths(ctx)
+	queues, err := b.queueDepths(ctx)
 	into.Queues = queues
 	return err
 }

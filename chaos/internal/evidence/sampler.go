@@ -56,21 +56,21 @@ func NewSampler(o SamplerOptions) (*Sampler, error) {
 // grow, it takes its time: the invariants are looked at for a tenth of it at the most. What
 // it waited for in vain, such as a broker that was away, is no reason to look less often.
 func (s *Sampler) Run(ctx context.Context) error {
-	defer s.gauge.drop()
+	defer s.gauge.dropChannel()
 	for {
-		sample := s.sample(ctx)
+		sample := s.takeSample(ctx)
 		if ctx.Err() != nil {
 			return nil // in the midst of it
 		}
-		s.opts.Out.Add(sample)
+		s.opts.Out.AddRecord(sample)
 		if pause(ctx, max(sampleEvery, (idleShare-1)*s.took)) != nil {
 			return nil
 		}
 	}
 }
 
-// sample looks once. What it could not see is an error in it.
-func (s *Sampler) sample(ctx context.Context) record.Sample {
+// takeSample looks once. What it could not see is an error in it.
+func (s *Sampler) takeSample(ctx context.Context) record.Sample {
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	r := record.Sample{At: s.opts.Now(), Backlog: map[string]int{}, Ready: map[string]int{}}
@@ -78,7 +78,7 @@ func (s *Sampler) sample(ctx context.Context) record.Sample {
 		r.Processes = s.opts.Processes()
 	}
 	// The invariants come first: a broker that is away may take all of the time.
-	err := errors.Join(s.balance(ctx, &r), s.sessions(ctx, &r), s.backlog(ctx, &r), s.queues(ctx, &r))
+	err := errors.Join(s.sampleBalance(ctx, &r), s.sessions(ctx, &r), s.sampleBacklog(ctx, &r), s.sampleQueues(ctx, &r))
 	if err != nil {
 		r.Err = err.Error()
 	}
@@ -91,11 +91,11 @@ func (s *Sampler) sessions(ctx context.Context, r *record.Sample) error {
 	if err := s.opts.DB.QueryRow(ctx, sqlSessions).Scan(&r.Connections, &r.IdleInTx, &shown); err != nil {
 		return fmt.Errorf("sessions: %w", err)
 	}
-	r.Leak = strings.Join(record.Leaks(shown), " and ")
+	r.Leak = strings.Join(record.LeakedNames(shown), " and ")
 	return nil
 }
 
-func (s *Sampler) backlog(ctx context.Context, r *record.Sample) error {
+func (s *Sampler) sampleBacklog(ctx context.Context, r *record.Sample) error {
 	for _, name := range speaking() {
 		stats, err := outbox.ReadStats(ctx, s.opts.DB, name)
 		if err != nil {
@@ -108,8 +108,8 @@ func (s *Sampler) backlog(ctx context.Context, r *record.Sample) error {
 	return nil
 }
 
-func (s *Sampler) queues(ctx context.Context, r *record.Sample) error {
-	all, err := s.gauge.read(ctx)
+func (s *Sampler) sampleQueues(ctx context.Context, r *record.Sample) error {
+	all, err := s.gauge.readDepths(ctx)
 	for _, q := range all {
 		if q.Ready > 0 {
 			r.Ready[q.Name] = q.Ready
@@ -118,9 +118,9 @@ func (s *Sampler) queues(ctx context.Context, r *record.Sample) error {
 	return err
 }
 
-// balance asks for the invariants in one snapshot of all services, unless it has done so
+// sampleBalance asks for the invariants in one snapshot of all services, unless it has done so
 // just now, for what that takes.
-func (s *Sampler) balance(ctx context.Context, r *record.Sample) error {
+func (s *Sampler) sampleBalance(ctx context.Context, r *record.Sample) error {
 	s.took = 0
 	if time.Now().Before(s.rested) {
 		return nil

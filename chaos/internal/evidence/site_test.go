@@ -47,7 +47,7 @@ func startSite(t *testing.T) *site {
 	s.db = pgtest.Pool(t, url)
 	awaitReady(t, s.orders)
 	awaitReady(t, s.trips)
-	if err := Install(t.Context(), s.db); err != nil {
+	if err := InstallTriggers(t.Context(), s.db); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -45,12 +45,12 @@ func (s *site) checkWitness(t *testing.T) {
 		{Table: "order_service.inbox", Op: "DELETE", Saga: id, Key: "s|k|record|" + id, State: "done", What: "attempts 0 undo 0"},
 	}
 	dir := t.TempDir()
-	if err := Dump(t.Context(), s.db, dir); err != nil {
+	if err := DumpTables(t.Context(), s.db, dir); err != nil {
 		t.Fatal(err)
 	}
 	var got []record.Change
 	last := int64(0)
-	for c, err := range record.Read[record.Change](dir, record.ChangesFile) {
+	for c, err := range record.ReadFile[record.Change](dir, record.ChangesFile) {
 		if err != nil || c.Seq <= last || c.Tx == 0 || c.At.IsZero() {
 			t.Fatalf("change %+v after %d: %v", c, last, err)
 		}
@@ -67,7 +67,7 @@ func (s *site) checkWitness(t *testing.T) {
 
 func (s *site) effects(t *testing.T) string {
 	t.Helper()
-	effects, err := Effects(t.Context(), s.db)
+	effects, err := DigestEffects(t.Context(), s.db)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,13 +78,13 @@ func (s *site) effects(t *testing.T) string {
 func (s *site) checkUnbalanced(t *testing.T) {
 	t.Helper()
 	sampler := &Sampler{opts: SamplerOptions{DB: s.db, Broker: s.broker, Now: func() record.At { return 0 }}, gauge: gauge{broker: s.broker}}
-	defer sampler.gauge.drop()
-	if sample := sampler.sample(t.Context()); len(sample.Unbalanced) != 1 || sample.Err != "" {
+	defer sampler.gauge.dropChannel()
+	if sample := sampler.takeSample(t.Context()); len(sample.Unbalanced) != 1 || sample.Err != "" {
 		t.Errorf("sample %+v", sample)
 	}
 	s.exec(t, "UPDATE flight_service.stock SET free = free - 1 WHERE item = 'LH100'")
 	sampler.rested = sampler.rested.AddDate(-1, 0, 0)
-	if sample := sampler.sample(t.Context()); len(sample.Unbalanced) != 2 || sample.Err != "" {
+	if sample := sampler.takeSample(t.Context()); len(sample.Unbalanced) != 2 || sample.Err != "" {
 		t.Errorf("sample %+v", sample)
 	}
 }
@@ -93,7 +93,7 @@ func (s *site) checkUnbalanced(t *testing.T) {
 func (s *site) checkLeft(t *testing.T) {
 	t.Helper()
 	look := func(what string, want int) {
-		left, err := Left(t.Context(), s.db, s.broker)
+		left, err := FindLeftovers(t.Context(), s.db, s.broker)
 		if err != nil || len(left) != want {
 			t.Errorf("%s: %q is left, %v; want %d lines", what, left, err, want)
 		}

@@ -30,11 +30,11 @@ type Armory struct {
 
 // NewArmory returns that of a run whose points write to the file log.
 func NewArmory(seed uint64, log string) *Armory {
-	return &Armory{seed: seed, seeded: Fuses(seed), log: log, met: map[string]bool{}}
+	return &Armory{seed: seed, seeded: PlanFuses(seed), log: log, met: map[string]bool{}}
 }
 
-// Note takes down what was done to the site.
-func (a *Armory) Note(e record.Event) {
+// NoteEvent takes down what was done to the site.
+func (a *Armory) NoteEvent(e record.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.n = max(a.n, e.N)
@@ -43,22 +43,22 @@ func (a *Armory) Note(e record.Event) {
 	}
 }
 
-// Fuses returns SAGAMILL_FAILPOINTS of a process's start.
-func (a *Armory) Fuses(process string, start int) string {
+// FusesFor returns SAGAMILL_FAILPOINTS of a process's start.
+func (a *Armory) FusesFor(process string, start int) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.late {
-		if missing := ofService(site.ServiceOf(process), a.missing()); len(missing) > 0 {
+		if missing := ofService(site.ServiceOf(process), a.missingPoints()); len(missing) > 0 {
 			a.turns++
-			return arm(missing, a.turns)
+			return armMissing(missing, a.turns)
 		}
 	}
 	return a.seeded(process, start)
 }
 
-// arm returns as many of the missing strikes as one life has room for: one action at
+// armMissing returns as many of the missing strikes as one life has room for: one action at
 // each point, and one that ends or stops it. Whose turn it is comes first.
-func arm(missing []string, turn int) string {
+func armMissing(missing []string, turn int) string {
 	var fuses []string
 	lethal, taken := false, map[string]bool{}
 	for i := range missing {
@@ -84,15 +84,15 @@ func ofService(service string, strikes []string) (of []string) {
 	return of
 }
 
-// Late has what is missing armed from now on.
-func (a *Armory) Late() {
+// BeginLatePhase has what is missing armed from now on.
+func (a *Armory) BeginLatePhase() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.late = true
 }
 
-// missing are the required strikes, as point=action, that the log does not have.
-func (a *Armory) missing() (missing []string) {
+// missingPoints are the required strikes, as point=action, that the log does not have.
+func (a *Armory) missingPoints() (missing []string) {
 	seen := map[string]bool{}
 	if file, err := os.Open(a.log); err == nil {
 		for lines := bufio.NewScanner(file); lines.Scan(); {
@@ -108,11 +108,11 @@ func (a *Armory) missing() (missing []string) {
 	return missing
 }
 
-// Missing returns the required strikes that have not been, as point=action.
-func (a *Armory) Missing() []string {
+// MissingPoints returns the required strikes that have not been, as point=action.
+func (a *Armory) MissingPoints() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.missing()
+	return a.missingPoints()
 }
 
 // The times of an encore. A process that is killed before it has worked strikes nothing,
@@ -123,19 +123,19 @@ const (
 	armedLife   = 6 * time.Second        // and of one that is
 )
 
-// Encore repeats faults that have met nobody yet, and kills processes, so that they are
+// RunEncore repeats faults that have met nobody yet, and kills processes, so that they are
 // armed anew with failpoints that have not struck, until nothing that is required is
 // missing, or for as long as limit. What strikes at all does so before. The site's log
 // goes to Note.
-func (a *Armory) Encore(ctx context.Context, s *site.Site, o record.Options, open func() int, limit time.Duration) {
-	a.Late()
+func (a *Armory) RunEncore(ctx context.Context, s *site.Site, o record.Options, open func() int, limit time.Duration) {
+	a.BeginLatePhase()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var faults sync.WaitGroup
-	faults.Go(func() { a.repeat(newCarrier(ctx, s, open), o) })
+	faults.Go(func() { a.repeatUnmet(newCarrier(ctx, s, open), o) })
 	defer faults.Wait()
 	for tick := time.Tick(encoreEvery); ; {
-		missing := a.Missing()
+		missing := a.MissingPoints()
 		if len(missing) == 0 {
 			return
 		}
@@ -146,7 +146,7 @@ func (a *Armory) Encore(ctx context.Context, s *site.Site, o record.Options, ope
 		}
 		var able []string
 		for _, process := range site.Processes() {
-			armed, ready := s.Work(process)
+			armed, ready := s.WorkState(process)
 			if outlived(ofService(site.ServiceOf(process), missing), armed, ready) {
 				able = append(able, process)
 			}
@@ -155,36 +155,36 @@ func (a *Armory) Encore(ctx context.Context, s *site.Site, o record.Options, ope
 			continue
 		}
 		process := able[rand.IntN(len(able))]
-		if done, err := s.Kill(process); done && err == nil {
-			s.Log(record.Event{At: s.Now(), Fault: Kill, Target: process, Args: "for what has not struck yet", Open: open(), Hits: 1})
+		if done, err := s.KillProcess(process); done && err == nil {
+			s.LogEvent(record.Event{At: s.SinceBegin(), Fault: Kill, Target: process, Args: "for what has not struck yet", Open: open(), Hits: 1})
 		}
 	}
 }
 
-// repeat carries out, one after the other, what has met nobody, on whom it falls this
+// repeatUnmet carries out, one after the other, what has met nobody, on whom it falls this
 // time, until all have met somebody.
-func (a *Armory) repeat(c *carrier, o record.Options) {
-	r := stream(a.seed, encoreStream)
+func (a *Armory) repeatUnmet(c *carrier, o record.Options) {
+	r := randomStream(a.seed, encoreStream)
 	for {
-		unmet := a.unmet()
+		unmet := a.unmetKinds()
 		if len(unmet) == 0 {
 			return
 		}
 		for _, k := range unmet {
-			if !c.wait(encoreEvery) {
+			if !c.waitFor(encoreEvery) {
 				return
 			}
-			d := k.draw(r, o)
+			d := k.drawFault(r, o)
 			a.mu.Lock()
 			d.N = a.n + 1
 			a.mu.Unlock()
-			c.carry(&d.Planned, k.carry)
+			c.carryFault(&d.Planned, k.carry)
 		}
 	}
 }
 
-// unmet are the faults that have met nobody.
-func (a *Armory) unmet() (unmet []*kind) {
+// unmetKinds are the faults that have met nobody.
+func (a *Armory) unmetKinds() (unmet []*kind) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i := range kinds {

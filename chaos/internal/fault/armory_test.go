@@ -22,7 +22,7 @@ func TestWhatIsMissingIsArmed(t *testing.T) {
 		"effect/before-call=stop;effect/after-claim=delay;effect/after-call=error",
 		"effect/after-claim=delay;effect/after-call=error;effect/before-call=stop",
 	} {
-		if got := arm(missing, turn); got != want {
+		if got := armMissing(missing, turn); got != want {
 			t.Errorf("turn %d: %q, want %q", turn, got, want)
 		}
 	}
@@ -43,15 +43,15 @@ func TestALateArmoryArmsWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := NewArmory(1, log)
-	seeded := Fuses(1)
-	if got, want := a.Fuses("payment-1", 3), seeded("payment-1", 3); got != want {
+	seeded := PlanFuses(1)
+	if got, want := a.FusesFor("payment-1", 3), seeded("payment-1", 3); got != want {
 		t.Errorf("early: %q, want %q", got, want)
 	}
-	a.Late()
-	if got, want := a.Fuses("payment-1", 3), "effect/after-call=kill"; got != want {
+	a.BeginLatePhase()
+	if got, want := a.FusesFor("payment-1", 3), "effect/after-call=kill"; got != want {
 		t.Errorf("late: %q, want %q", got, want)
 	}
-	if got, want := a.Fuses("mail-1", 3), seeded("mail-1", 3); got != want {
+	if got, want := a.FusesFor("mail-1", 3), seeded("mail-1", 3); got != want {
 		t.Errorf("late, where nobody comes: %q, want %q", got, want)
 	}
 }
@@ -85,17 +85,17 @@ func TestAFaultThatMetNobodyIsRepeated(t *testing.T) {
 	t.Parallel()
 	a := NewArmory(1, filepath.Join(t.TempDir(), "log"))
 	for i := range kinds {
-		a.Note(record.Event{N: i + 1, Fault: kinds[i].name, Hits: 1, Open: 1})
+		a.NoteEvent(record.Event{N: i + 1, Fault: kinds[i].name, Hits: 1, Open: 1})
 	}
-	if unmet := a.unmet(); len(unmet) > 0 {
+	if unmet := a.unmetKinds(); len(unmet) > 0 {
 		t.Errorf("%d are repeated of which all have met somebody", len(unmet))
 	}
 	b := NewArmory(1, filepath.Join(t.TempDir(), "log"))
-	b.Note(record.Event{N: 1, Fault: Crash, Open: 1})
-	b.Note(record.Event{N: 2, Fault: Suspend, Hits: 1})
-	b.Note(record.Event{N: 3, Fault: LinkCut, Hits: 1, Open: 1, Err: "no"})
-	b.Note(record.Event{N: 4, Fault: Deadlock, Hits: 1, Open: 1})
-	if unmet := b.unmet(); len(unmet) != len(kinds)-1 || slices.ContainsFunc(unmet, func(k *kind) bool { return k.name == Deadlock }) {
+	b.NoteEvent(record.Event{N: 1, Fault: Crash, Open: 1})
+	b.NoteEvent(record.Event{N: 2, Fault: Suspend, Hits: 1})
+	b.NoteEvent(record.Event{N: 3, Fault: LinkCut, Hits: 1, Open: 1, Err: "no"})
+	b.NoteEvent(record.Event{N: 4, Fault: Deadlock, Hits: 1, Open: 1})
+	if unmet := b.unmetKinds(); len(unmet) != len(kinds)-1 || slices.ContainsFunc(unmet, func(k *kind) bool { return k.name == Deadlock }) {
 		t.Errorf("%d of %d are repeated, want all but one", len(unmet), len(kinds))
 	}
 }

@@ -14,87 +14,87 @@ func (c *carrier) terminate(p *record.Planned) outcome {
 	if service == everybody {
 		service = ""
 	}
-	ctx, cancel := c.finish()
+	ctx, cancel := c.finishContext()
 	defer cancel()
 	n, err := c.site.Terminate(ctx, service)
 	return outcome{hits: n, err: err}
 }
 
-func (c *carrier) crash(*record.Planned) outcome {
-	ctx, cancel := c.finish()
+func (c *carrier) crashPostgres(*record.Planned) outcome {
+	ctx, cancel := c.finishContext()
 	defer cancel()
 	return outcome{hits: 1, err: c.site.CrashPostgres(ctx)}
 }
 
 func (c *carrier) loseCommits(p *record.Planned) outcome {
-	proxy, err := c.site.Loss(p.Target)
+	proxy, err := c.site.CommitLossProxy(p.Target)
 	if err != nil {
-		return failed(err)
+		return failedOutcome(err)
 	}
-	defer c.site.Trouble()()
+	defer c.site.BeginTrouble()()
 	loss := commitloss.Commit
 	if p.Fault == CommitReplyLost {
 		loss = commitloss.Reply
 	}
 	commits, replies := proxy.Commits(), proxy.Replies()
 	proxy.Lose(loss)
-	c.wait(p.For)
+	c.waitFor(p.For)
 	proxy.Lose(commitloss.Nothing)
 	return outcome{hits: proxy.Commits() - commits + proxy.Replies() - replies}
 }
 
 func (c *carrier) strikeLink(p *record.Planned) outcome {
-	link, err := c.site.Link(p.Target)
+	link, err := c.site.FindLink(p.Target)
 	if err != nil {
-		return failed(err)
+		return failedOutcome(err)
 	}
-	defer c.site.Trouble()()
-	o := outcome{hits: link.Conns()} // and those that are made in the meantime, as far as they last
+	defer c.site.BeginTrouble()()
+	o := outcome{hits: link.OpenConnections()} // and those that are made in the meantime, as far as they last
 	switch p.Fault {
 	case LinkSlow:
 		var d time.Duration
 		if d, o.err = time.ParseDuration(p.Args); o.err == nil {
-			o.err = link.Slow(d)
+			o.err = link.SlowDown(d)
 		}
 	case LinkNarrow:
 		var rate int
 		if _, o.err = fmt.Sscanf(p.Args, "%d KB/s", &rate); o.err == nil {
-			o.err = link.Narrow(rate)
+			o.err = link.NarrowTo(rate)
 		}
 	case LinkSwallow:
-		o.err = link.Swallow()
+		o.err = link.SwallowData()
 	case LinkReset:
-		o.err = link.Reset()
+		o.err = link.ResetConnections()
 	case LinkCut:
-		link.Cut()
+		link.CutConnections()
 	}
 	if o.err == nil {
-		o.hits = c.watch(p.For, o.hits, link.Conns)
+		o.hits = c.watchCount(p.For, o.hits, link.OpenConnections)
 	}
-	return outcome{hits: o.hits, err: cmpErr(o.err, link.Mend())}
+	return outcome{hits: o.hits, err: firstError(o.err, link.MendLink())}
 }
 
 func (c *carrier) strikeGateway(p *record.Planned) outcome {
-	g := c.site.Gateway()
+	g := c.site.PaymentGateway()
 	f := site.GatewayFault{Every: 1, Lose: p.Fault == GatewayLost}
-	count, err := g.Refused, error(nil)
+	count, err := g.RefusedCalls, error(nil)
 	switch p.Fault {
 	case GatewaySlow:
-		count = g.Delayed
+		count = g.DelayedCalls
 		f.Delay, err = time.ParseDuration(p.Args)
 	case GatewayLost:
-		count = g.Lost
+		count = g.LostAnswers
 		fallthrough
 	default:
 		_, err = fmt.Sscanf(p.Args, "every %d", &f.Every)
 	}
 	if err != nil {
-		return failed(err)
+		return failedOutcome(err)
 	}
 	before := count()
-	g.Strike(f)
-	c.wait(p.For)
-	g.Strike(site.GatewayFault{})
+	g.StrikeWith(f)
+	c.waitFor(p.For)
+	g.StrikeWith(site.GatewayFault{})
 	return outcome{hits: count() - before}
 }
 
@@ -115,15 +115,15 @@ func (c *carrier) restartBroker(p *record.Planned) (o outcome) {
 	} else {
 		o.err = c.site.StopBroker()
 	}
-	c.wait(recovery)
+	c.waitFor(recovery)
 	return o
 }
 
-func (c *carrier) alarm(p *record.Planned) outcome {
-	defer c.site.Trouble()()
-	if err := c.site.Alarm(true); err != nil {
-		return failed(cmpErr(err, c.site.Alarm(false)))
+func (c *carrier) raiseAlarm(p *record.Planned) outcome {
+	defer c.site.BeginTrouble()()
+	if err := c.site.SetDiskAlarm(true); err != nil {
+		return failedOutcome(firstError(err, c.site.SetDiskAlarm(false)))
 	}
-	c.wait(p.For)
-	return outcome{hits: 1, err: c.site.Alarm(false)}
+	c.waitFor(p.For)
+	return outcome{hits: 1, err: c.site.SetDiskAlarm(false)}
 }

@@ -24,8 +24,8 @@ type outcome struct {
 	repeated []record.Repeat
 }
 
-// failed is the outcome of what could not be done.
-func failed(err error) outcome { return outcome{err: err} }
+// failedOutcome is the outcome of what could not be done.
+func failedOutcome(err error) outcome { return outcome{err: err} }
 
 // A carrier carries a plan out.
 type carrier struct {
@@ -45,14 +45,14 @@ func newCarrier(ctx context.Context, s *site.Site, open func() int) *carrier {
 	return &carrier{ctx: ctx, site: s, open: open, targets: map[string]*sync.Mutex{}}
 }
 
-// Carry carries a plan out from now on, each fault at its time, or later if another
+// CarryOut carries a plan out from now on, each fault at its time, or later if another
 // one stands in its way, and returns when all are over. The site's log tells what was
 // done, with open at that moment. If ctx ends, what has begun is brought to its end and
 // nothing else begins. A plan with a fault that it does not know is an error, and
 // nothing is done.
-func Carry(ctx context.Context, s *site.Site, plan []record.Planned, open func() int) error {
+func CarryOut(ctx context.Context, s *site.Site, plan []record.Planned, open func() int) error {
 	for _, p := range plan {
-		if _, err := carries(p.Fault); err != nil {
+		if _, err := carriesOut(p.Fault); err != nil {
 			return err
 		}
 	}
@@ -62,19 +62,19 @@ func Carry(ctx context.Context, s *site.Site, plan []record.Planned, open func()
 	defer under.Wait()
 	for i := range plan {
 		p := &plan[i]
-		carry, _ := carries(p.Fault) // it is known
-		if !c.wait(time.Until(began.Add(p.At))) {
+		carry, _ := carriesOut(p.Fault) // it is known
+		if !c.waitFor(time.Until(began.Add(p.At))) {
 			return ctx.Err()
 		}
-		under.Go(func() { c.carry(p, carry) })
+		under.Go(func() { c.carryFault(p, carry) })
 	}
 	return nil
 }
 
-// carries returns what carries a fault out.
-func carries(name string) (func(*carrier, *record.Planned) outcome, error) {
+// carriesOut returns what carries a fault out.
+func carriesOut(name string) (func(*carrier, *record.Planned) outcome, error) {
 	if name == Kill {
-		return (*carrier).kill, nil
+		return (*carrier).killProcess, nil
 	}
 	for i := range kinds {
 		if kinds[i].name == name {
@@ -84,18 +84,18 @@ func carries(name string) (func(*carrier, *record.Planned) outcome, error) {
 	return nil, fmt.Errorf("fault: there is no fault %q", name)
 }
 
-// carry carries p out and logs it.
-func (c *carrier) carry(p *record.Planned, do func(*carrier, *record.Planned) outcome) {
-	release := c.exclude(p)
+// carryFault carries p out and logs it.
+func (c *carrier) carryFault(p *record.Planned, do func(*carrier, *record.Planned) outcome) {
+	release := c.excludeOthers(p)
 	defer release()
-	e := record.Event{N: p.N, At: c.site.Now(), Fault: p.Fault, Target: p.Target, Args: p.Args, Open: c.open()}
+	e := record.Event{N: p.N, At: c.site.SinceBegin(), Fault: p.Fault, Target: p.Target, Args: p.Args, Open: c.open()}
 	over := make(chan struct{})
 	var watch sync.WaitGroup
-	watch.Go(func() { e.Open = max(e.Open, c.most(over)) })
+	watch.Go(func() { e.Open = max(e.Open, c.mostOpenSagas(over)) })
 	o := do(c, p)
 	close(over)
 	watch.Wait()
-	e.Until, e.Hits, e.Repeated = c.site.Now(), o.hits, o.repeated
+	e.Until, e.Hits, e.Repeated = c.site.SinceBegin(), o.hits, o.repeated
 	if o.note != "" && e.Args != "" {
 		e.Args += "; "
 	}
@@ -103,14 +103,14 @@ func (c *carrier) carry(p *record.Planned, do func(*carrier, *record.Planned) ou
 	if o.err != nil {
 		e.Err = o.err.Error()
 	}
-	c.site.Log(e)
+	c.site.LogEvent(e)
 }
 
 // openLook is between two looks at how many requests are under way.
 const openLook = 100 * time.Millisecond
 
-// most returns how many requests were under way at a time, at most, until over.
-func (c *carrier) most(over <-chan struct{}) (n int) {
+// mostOpenSagas returns how many requests were under way at a time, at most, until over.
+func (c *carrier) mostOpenSagas(over <-chan struct{}) (n int) {
 	ticker := time.NewTicker(openLook)
 	defer ticker.Stop()
 	for {
@@ -123,9 +123,9 @@ func (c *carrier) most(over <-chan struct{}) (n int) {
 	}
 }
 
-// exclude waits until no other fault stands in the way of p, until release.
-func (c *carrier) exclude(p *record.Planned) (release func()) {
-	lock := c.target(p)
+// excludeOthers waits until no other fault stands in the way of p, until release.
+func (c *carrier) excludeOthers(p *record.Planned) (release func()) {
+	lock := c.targetLock(p)
 	if lock == nil {
 		return func() {}
 	}
@@ -133,7 +133,7 @@ func (c *carrier) exclude(p *record.Planned) (release func()) {
 	return lock.Unlock
 }
 
-func (c *carrier) target(p *record.Planned) *sync.Mutex {
+func (c *carrier) targetLock(p *record.Planned) *sync.Mutex {
 	switch p.Fault {
 	case BrokerClose, BrokerRestart, BrokerKill, BrokerAlarm, QueueDelete, BindingDelete, ExchangeDelete:
 		return &c.broker
@@ -142,14 +142,14 @@ func (c *carrier) target(p *record.Planned) *sync.Mutex {
 	case GatewayError, GatewayLost, GatewaySlow:
 		return &c.gateway
 	case CommitLost, CommitReplyLost, LinkSlow, LinkNarrow, LinkSwallow, LinkReset, LinkCut, Suspend, RollingRestart:
-		return c.own(p)
+		return c.ownLock(p)
 	}
 	return nil
 }
 
-// own is the lock of what p strikes. A process is known by its name both to those who
+// ownLock is the lock of what p strikes. A process is known by its name both to those who
 // suspend it and to those who lose its COMMITs.
-func (c *carrier) own(p *record.Planned) *sync.Mutex {
+func (c *carrier) ownLock(p *record.Planned) *sync.Mutex {
 	what := p.Target
 	switch p.Fault {
 	case Suspend:
@@ -165,8 +165,8 @@ func (c *carrier) own(p *record.Planned) *sync.Mutex {
 	return c.targets[what]
 }
 
-// wait waits for d, and reports whether ctx has not ended.
-func (c *carrier) wait(d time.Duration) bool {
+// waitFor waits for d, and reports whether ctx has not ended.
+func (c *carrier) waitFor(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -180,17 +180,17 @@ func (c *carrier) wait(d time.Duration) bool {
 // watchPause is between two looks at what a fault strikes.
 const watchPause = 100 * time.Millisecond
 
-// watch waits for d, and returns the most that count has counted, of which n were known.
-func (c *carrier) watch(d time.Duration, n int, count func() int) int {
-	for end := time.Now().Add(d); time.Now().Before(end) && c.wait(min(watchPause, time.Until(end))); {
+// watchCount waits for d, and returns the most that count has counted, of which n were known.
+func (c *carrier) watchCount(d time.Duration, n int, count func() int) int {
+	for end := time.Now().Add(d); time.Now().Before(end) && c.waitFor(min(watchPause, time.Until(end))); {
 		n = max(n, count())
 	}
 	return n
 }
 
-// finish is a context for what must be brought to an end, also when the run is
+// finishContext is a context for what must be brought to an end, also when the run is
 // stopped.
-func (c *carrier) finish() (context.Context, context.CancelFunc) {
+func (c *carrier) finishContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(c.ctx), limit)
 }
 

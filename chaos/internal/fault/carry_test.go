@@ -34,7 +34,7 @@ func (j *journal) add(e record.Event) {
 // openSite builds the programs and starts a site.
 func openSite(t *testing.T) (*site.Site, *journal) {
 	t.Helper()
-	programs, err := site.Build(t.Context(), t.TempDir(), nil)
+	programs, err := site.BuildPrograms(t.Context(), t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func openSite(t *testing.T) (*site.Site, *journal) {
 		t.Fatal(err)
 	}
 	j := &journal{}
-	s, err := site.Open(t.Context(), site.Options{Dir: t.TempDir(), Work: work, Programs: programs, Log: j.add, Fuses: Fuses(1)})
+	s, err := site.OpenSite(t.Context(), site.Options{Dir: t.TempDir(), Work: work, Programs: programs, Log: j.add, Fuses: PlanFuses(1)})
 	if errors.Is(err, site.ErrAbsent) {
 		t.Skipf("NOT TESTED: %v", err)
 	}
@@ -59,7 +59,7 @@ func openSite(t *testing.T) (*site.Site, *journal) {
 			t.Error(err)
 		}
 	})
-	if err := s.Start(t.Context()); err != nil {
+	if err := s.StartProcesses(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return s, j
@@ -69,7 +69,7 @@ func openSite(t *testing.T) (*site.Site, *journal) {
 // longest: a brief storm has them as well.
 func each() (plan []record.Planned) {
 	const apart = 300 * time.Millisecond
-	r := stream(1, faultStream)
+	r := randomStream(1, faultStream)
 	add := func(d draft) {
 		d.N, d.At, d.For = len(plan)+1, time.Duration(len(plan))*apart, min(d.For, time.Second)
 		plan = append(plan, d.Planned)
@@ -77,7 +77,7 @@ func each() (plan []record.Planned) {
 	add(draft{Planned: record.Planned{Fault: Kill, Target: "order-1"}})
 	for i := range kinds {
 		if kinds[i].takes != brokerBoot {
-			add(kinds[i].draw(r, shortStorm))
+			add(kinds[i].drawFault(r, shortStorm))
 		}
 	}
 	return plan
@@ -88,10 +88,10 @@ func TestEveryFaultIsCarriedOutAndHealed(t *testing.T) {
 	t.Parallel()
 	s, j := openSite(t)
 	plan := each()
-	if err := Carry(t.Context(), s, plan, func() int { return 1 }); err != nil {
+	if err := CarryOut(t.Context(), s, plan, func() int { return 1 }); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Heal(t.Context()); err != nil {
+	if err := s.HealAll(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	done := map[string]record.Event{}
@@ -117,7 +117,7 @@ func TestEveryFaultIsCarriedOutAndHealed(t *testing.T) {
 		t.Errorf("carried out: %v, want %d faults", slices.Sorted(maps.Keys(done)), want)
 	}
 	ordersOutliveTheirQueue(t, s)
-	for _, stopped := range s.Stop(t.Context()) {
+	for _, stopped := range s.StopProcesses(t.Context()) {
 		if stopped.Code != 0 {
 			t.Errorf("%s ended with %d after %s", stopped.Name, stopped.Code, stopped.Took)
 		}
@@ -130,7 +130,7 @@ func ordersOutliveTheirQueue(t *testing.T, s *site.Site) {
 	t.Helper()
 	payments := []string{"payment-1", "payment-2"}
 	for _, name := range payments {
-		if ok, err := s.Suspend(name); !ok || err != nil {
+		if ok, err := s.SuspendProcess(name); !ok || err != nil {
 			t.Fatalf("suspend %s: %v, %v", name, ok, err)
 		}
 	}
@@ -140,17 +140,17 @@ func ordersOutliveTheirQueue(t *testing.T, s *site.Site) {
 		orders++
 		return ready(t, s, "chaos-order.order.created.payment") > 0
 	})
-	if err := Carry(t.Context(), s, []record.Planned{{Fault: QueueDelete, Target: "order.created"}}, nil); err != nil {
+	if err := CarryOut(t.Context(), s, []record.Planned{{Fault: QueueDelete, Target: "order.created"}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range payments {
-		if _, err := s.Resume(name); err != nil {
+		if _, err := s.ResumeProcess(name); err != nil {
 			t.Fatal(err)
 		}
 	}
 	completed := 0
 	await(t, "all orders are completed", func() bool {
-		err := s.DB().QueryRow(t.Context(), "SELECT count(*) FROM order_service.orders WHERE status = 'completed'").Scan(&completed)
+		err := s.DatabasePool().QueryRow(t.Context(), "SELECT count(*) FROM order_service.orders WHERE status = 'completed'").Scan(&completed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +219,7 @@ func await(t *testing.T, what string, done func() bool) {
 // A plan that somebody has misspelt is not half carried out.
 func TestCarryRefusesWhatItDoesNotKnow(t *testing.T) {
 	t.Parallel()
-	if err := Carry(t.Context(), nil, []record.Planned{{Fault: "earthquake"}}, nil); err == nil || !strings.Contains(err.Error(), "earthquake") {
+	if err := CarryOut(t.Context(), nil, []record.Planned{{Fault: "earthquake"}}, nil); err == nil || !strings.Contains(err.Error(), "earthquake") {
 		t.Errorf("Carry = %v, want an error that names the fault", err)
 	}
 }

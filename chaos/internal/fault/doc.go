@@ -1,5 +1,5 @@
-// Package fault strikes a site: [Plan] draws a schedule from a seed, [Carry] carries
-// one out, and [Fuses] arms the processes.
+// Package fault strikes a site: [PlanFaults] draws a schedule from a seed, [CarryOut] carries
+// one out, and [PlanFuses] arms the processes.
 //
 //	sigkill                     a process dies
 //	sigstop                     a process hangs with its connections open

@@ -15,8 +15,8 @@ import (
 // The patterns are what becomes of twenty starts of a service in a row: nothing, an
 // error and a delay, or a kill or a stop besides.
 var (
-	pattern        = parts(11, 4, 3, 2)
-	specialPattern = parts(9, 4, 4, 3)
+	pattern        = splitStarts(11, 4, 3, 2)
+	specialPattern = splitStarts(9, 4, 4, 3)
 )
 
 // Of how many starts one is armed at each point where hardly anybody comes, and of how
@@ -26,7 +26,7 @@ const (
 	seldomIn  = 3
 )
 
-func parts(unarmed, mild, kill, stop int) (starts []string) {
+func splitStarts(unarmed, mild, kill, stop int) (starts []string) {
 	for _, part := range []struct {
 		action string
 		n      int
@@ -36,48 +36,48 @@ func parts(unarmed, mild, kill, stop int) (starts []string) {
 	return starts
 }
 
-// Fuses returns the failpoints of each start: a pure function of the seed, the
+// PlanFuses returns the failpoints of each start: a pure function of the seed, the
 // process and the start. In about half of its starts a process is armed with an
 // error and a delay, and in more than half of those with a kill or a stop at one
 // point of each of its components, whichever it comes to first. The two processes of a
 // service take turns at its points, so that none is left out for long. Some starts are
 // armed besides where a process seldom comes.
-func Fuses(seed uint64) func(process string, start int) string {
+func PlanFuses(seed uint64) func(process string, start int) string {
 	return func(process string, start int) string {
-		service, turn := site.ServiceOf(process), turnOf(process, start)
-		r := stream(seed, fuseStream+digest(fmt.Sprint(process, start)))
-		fuses := draw(seed, service, turn, r)
+		service, turn := site.ServiceOf(process), turnOfStart(process, start)
+		r := randomStream(seed, fuseStream+digestName(fmt.Sprint(process, start)))
+		fuses := drawFuses(seed, service, turn, r)
 		var rare []point
 		for _, p := range pointsOf(service) {
 			switch {
 			case p.when == perhaps && r.IntN(perhapsIn) == 0:
-				fuses = append(fuses, p.arm(r, pick(r, failpoint.Actions())))
+				fuses = append(fuses, p.armedText(r, pickOne(r, failpoint.Actions())))
 			case p.when == seldom:
 				rare = append(rare, p)
 			}
 		}
 		if len(rare) > 0 && turn%seldomIn == 0 {
 			n, actions := turn/seldomIn, failpoint.Actions()
-			fuses = append(fuses, rare[n%len(rare)].arm(r, actions[n/len(rare)%len(actions)]))
+			fuses = append(fuses, rare[n%len(rare)].armedText(r, actions[n/len(rare)%len(actions)]))
 		}
 		return strings.Join(fuses, ";")
 	}
 }
 
-func digest(s string) uint64 {
+func digestName(s string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(s))
 	return h.Sum64()
 }
 
-// draw returns the fuses of the turn-th start of a service where processes steadily
+// drawFuses returns the fuses of the turn-th start of a service where processes steadily
 // come.
-func draw(seed uint64, service string, turn int, r *rand.Rand) (fuses []string) {
+func drawFuses(seed uint64, service string, turn int, r *rand.Rand) (fuses []string) {
 	starts := slices.Clone(pattern)
 	if isSpecial(service) {
 		starts = slices.Clone(specialPattern)
 	}
-	order := stream(seed, fuseStream+digest(service))
+	order := randomStream(seed, fuseStream+digestName(service))
 	order.Shuffle(len(starts), func(i, j int) { starts[i], starts[j] = starts[j], starts[i] })
 	round, at := turn/len(starts), turn%len(starts)
 	action := starts[at]
@@ -85,24 +85,24 @@ func draw(seed uint64, service string, turn int, r *rand.Rand) (fuses []string) 
 		return nil
 	}
 	// How often an action has had its turn says which point is next.
-	nth := func(is func(string) bool) int { return round*count(starts, is) + count(starts[:at], is) }
+	nth := func(is func(string) bool) int { return round*countMatching(starts, is) + countMatching(starts[:at], is) }
 	armed := nth(func(a string) bool { return a != "" })
 	for _, mild := range []string{"error", "delay"} {
-		fuses = append(fuses, next(seed, service, mild, slices.Concat(groups(service)...), armed).arm(r, mild))
+		fuses = append(fuses, nextPoint(seed, service, mild, slices.Concat(pointGroups(service)...), armed).armedText(r, mild))
 	}
 	if action == "mild" {
 		return fuses
 	}
 	n := nth(func(a string) bool { return a == action })
-	for _, group := range groups(service) {
-		fuses = append(fuses, next(seed, service, action, group, n).arm(r, action))
+	for _, group := range pointGroups(service) {
+		fuses = append(fuses, nextPoint(seed, service, action, group, n).armedText(r, action))
 	}
 	return fuses
 }
 
-// groups are the components in which a service is struck, each by a lethal fuse at a
+// pointGroups are the components in which a service is struck, each by a lethal fuse at a
 // time. One with special components is struck in those.
-func groups(service string) [][]string {
+func pointGroups(service string) [][]string {
 	switch service {
 	case "order", "gateway":
 		return [][]string{{"idemkey", "idempg"}}
@@ -115,7 +115,7 @@ func groups(service string) [][]string {
 	}
 }
 
-func count(all []string, is func(string) bool) (n int) {
+func countMatching(all []string, is func(string) bool) (n int) {
 	for _, s := range all {
 		if is(s) {
 			n++
@@ -124,25 +124,25 @@ func count(all []string, is func(string) bool) (n int) {
 	return n
 }
 
-// next is the n-th point in the order in which an action takes those of some
+// nextPoint is the n-th point in the order in which an action takes those of some
 // components.
-func next(seed uint64, service, action string, among []string, n int) point {
+func nextPoint(seed uint64, service, action string, among []string, n int) point {
 	var order []point
 	for _, p := range pointsOf(service, among...) {
 		if p.when == steadily {
 			order = append(order, p)
 		}
 	}
-	r := stream(seed, fuseStream+digest(fmt.Sprint(service, action, among)))
+	r := randomStream(seed, fuseStream+digestName(fmt.Sprint(service, action, among)))
 	r.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	return order[n%len(order)]
 }
 
-// arm returns a fuse. Low hits are more likely: a process does not live long.
-func (p point) arm(r *rand.Rand, action string) string {
+// armedText returns a fuse. Low hits are more likely: a process does not live long.
+func (p point) armedText(r *rand.Rand, action string) string {
 	fuse := p.name + "=" + action
 	if action == "delay" {
-		fuse += fmt.Sprintf("(%s)", between(r, 50*time.Millisecond, time.Second))
+		fuse += fmt.Sprintf("(%s)", randomBetween(r, 50*time.Millisecond, time.Second))
 	}
 	if p.hits == 1 {
 		return fuse

@@ -60,46 +60,46 @@ type kind struct {
 
 // kinds are all but the kills, which have a stream of their own.
 var kinds = []kind{
-	{name: Suspend, rate: 5, least: 1, longest: 8 * time.Second, target: anyProcess, carry: (*carrier).suspend, takes: 2 * time.Second},
+	{name: Suspend, rate: 5, least: 1, longest: 8 * time.Second, target: anyProcess, carry: (*carrier).suspendProcess, takes: 2 * time.Second},
 	{name: RollingRestart, rate: 2, least: 1, target: anyService, carry: (*carrier).rollingRestart, takes: 3 * time.Second},
 
 	{name: Terminate, rate: 10, least: 1, target: serviceOrAll, carry: (*carrier).terminate},
-	{name: Crash, exact: func(o record.Options) int { return o.Crashes }, carry: (*carrier).crash, takes: 3 * time.Second},
+	{name: Crash, exact: func(o record.Options) int { return o.Crashes }, carry: (*carrier).crashPostgres, takes: 3 * time.Second},
 	{name: CommitLost, rate: 8, least: 1, longest: 2 * time.Second, target: committer, carry: (*carrier).loseCommits, takes: time.Second},
 	{name: CommitReplyLost, rate: 8, least: 1, longest: 2 * time.Second, target: committer, carry: (*carrier).loseCommits, takes: time.Second},
 
-	{name: LinkSlow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, args: latency, carry: (*carrier).strikeLink, takes: time.Second},
-	{name: LinkNarrow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, args: bandwidth, carry: (*carrier).strikeLink, takes: time.Second},
-	{name: LinkSwallow, rate: 3, least: 1, longest: 4 * time.Second, target: anyLink, carry: (*carrier).strikeLink, takes: time.Second},
-	{name: LinkReset, rate: 3, least: 1, longest: 2 * time.Second, target: anyLink, carry: (*carrier).strikeLink, takes: time.Second},
-	{name: LinkCut, rate: 3, least: 1, longest: 3 * time.Second, target: anyLink, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkSlow, rate: 3, least: 1, longest: 4 * time.Second, target: pickLink, args: randomLatency, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkNarrow, rate: 3, least: 1, longest: 4 * time.Second, target: pickLink, args: bandwidth, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkSwallow, rate: 3, least: 1, longest: 4 * time.Second, target: pickLink, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkReset, rate: 3, least: 1, longest: 2 * time.Second, target: pickLink, carry: (*carrier).strikeLink, takes: time.Second},
+	{name: LinkCut, rate: 3, least: 1, longest: 3 * time.Second, target: pickLink, carry: (*carrier).strikeLink, takes: time.Second},
 
 	{name: BrokerClose, rate: 5, least: 1, carry: (*carrier).closeConnections, broker: true},
 	{name: BrokerRestart, rate: 0.7, least: 1, carry: (*carrier).restartBroker, takes: brokerBoot, broker: true},
 	{name: BrokerKill, exact: func(o record.Options) int { return o.BrokerKills }, carry: (*carrier).restartBroker, takes: brokerBoot, broker: true},
-	{name: BrokerAlarm, exact: func(o record.Options) int { return o.Alarms }, longest: 3 * time.Second, carry: (*carrier).alarm, broker: true},
+	{name: BrokerAlarm, exact: func(o record.Options) int { return o.Alarms }, longest: 3 * time.Second, carry: (*carrier).raiseAlarm, broker: true},
 	{name: QueueDelete, rate: 2, least: 1, target: deletableTopic, carry: (*carrier).deleteQueues, takes: 3 * time.Second, broker: true},
 	{name: BindingDelete, rate: 8, least: 1, longest: time.Second, target: unboundTopic, carry: (*carrier).deleteBindings, takes: 2 * time.Second, broker: true},
 	{name: ExchangeDelete, rate: 5, least: 1, longest: time.Second, target: unboundTopic, carry: (*carrier).deleteExchange, takes: 2 * time.Second, broker: true},
 
-	{name: LockInbox, rate: 2, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lock},
-	{name: LockLease, rate: 3, least: 1, longest: 4 * time.Second, target: inboxService, carry: (*carrier).lock},
-	{name: LockRows, rate: 3, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lock},
+	{name: LockInbox, rate: 2, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lockTable},
+	{name: LockLease, rate: 3, least: 1, longest: 4 * time.Second, target: inboxService, carry: (*carrier).lockTable},
+	{name: LockRows, rate: 3, least: 1, longest: 1500 * time.Millisecond, target: inboxService, carry: (*carrier).lockTable},
 	{name: Deadlock, rate: 4, least: 1, target: answering, carry: (*carrier).deadlock, takes: 3 * time.Second},
 
 	{name: GatewayError, rate: 3, least: 1, longest: 2 * time.Second, args: everyThird, carry: (*carrier).strikeGateway, takes: time.Second},
 	{name: GatewayLost, rate: 3, least: 1, longest: 2 * time.Second, args: everyThird, carry: (*carrier).strikeGateway, takes: time.Second},
-	{name: GatewaySlow, rate: 2, least: 1, longest: 2 * time.Second, args: latency, carry: (*carrier).strikeGateway, takes: time.Second},
+	{name: GatewaySlow, rate: 2, least: 1, longest: 2 * time.Second, args: randomLatency, carry: (*carrier).strikeGateway, takes: time.Second},
 }
 
 // brokerBoot is what the plan counts for a restart of the broker.
 const brokerBoot = 10 * time.Second
 
-func pick(r *rand.Rand, all []string) string { return all[r.IntN(len(all))] }
+func pickOne(r *rand.Rand, all []string) string { return all[r.IntN(len(all))] }
 
-func anyProcess(r *rand.Rand) string { return pick(r, site.Processes()) }
+func anyProcess(r *rand.Rand) string { return pickOne(r, site.Processes()) }
 
-func anyService(r *rand.Rand) string { return pick(r, site.Services()) }
+func anyService(r *rand.Rand) string { return pickOne(r, site.Services()) }
 
 // committer is a process whose COMMITs can be lost, in two of three cases one of
 // those that commit most.
@@ -107,14 +107,14 @@ func committer(r *rand.Rand) string {
 	if r.IntN(3) == 0 {
 		return anyService(r) + "-2"
 	}
-	return pick(r, []string{"order-2", "payment-2", "trip-2"})
+	return pickOne(r, []string{"order-2", "payment-2", "trip-2"})
 }
 
-// anyLink is one over which something is said: a gateway has nothing to do with the
+// pickLink is one over which something is said: a gateway has nothing to do with the
 // broker.
-func anyLink(r *rand.Rand) string {
+func pickLink(r *rand.Rand) string {
 	for {
-		if link := pick(r, site.LinkNames()); link != "gateway-1 "+site.RabbitMQ {
+		if link := pickOne(r, site.LinkNames()); link != "gateway-1 "+site.RabbitMQ {
 			return link
 		}
 	}
@@ -135,7 +135,7 @@ func serviceOrAll(r *rand.Rand) string {
 // of those that write most: a lock strikes only who comes to it.
 func inboxService(r *rand.Rand) string {
 	if r.IntN(3) > 0 {
-		return pick(r, []string{"order", "payment", "trip"})
+		return pickOne(r, []string{"order", "payment", "trip"})
 	}
 	for {
 		if service := anyService(r); service != "gateway" {
@@ -155,13 +155,13 @@ func answering(r *rand.Rand) string {
 }
 
 // deletableTopic is one whose queues may be deleted.
-func deletableTopic(r *rand.Rand) string { return pick(r, Deletable()) }
+func deletableTopic(r *rand.Rand) string { return pickOne(r, Deletable()) }
 
 // Deletable returns the topics whose queues are deleted. Only what an outbox has
 // written is put right afterwards: nobody else should publish to them what must not
 // be lost.
 func Deletable() (names []string) {
-	for _, t := range site.Topics() {
+	for _, t := range site.AllTopics() {
 		if len(t.Steps) > 0 {
 			names = append(names, t.Name)
 		}
@@ -178,13 +178,13 @@ var busy = []string{"order.created", "shipment.arranged", "flight.book", "hotel.
 // missed.
 func unboundTopic(r *rand.Rand) string {
 	if r.IntN(4) > 0 {
-		return pick(r, busy)
+		return pickOne(r, busy)
 	}
 	var names []string
-	for _, t := range site.Topics() {
+	for _, t := range site.AllTopics() {
 		if len(t.Services) == 1 || len(t.Steps) > 0 {
 			names = append(names, t.Name)
 		}
 	}
-	return pick(r, names)
+	return pickOne(r, names)
 }

@@ -45,17 +45,17 @@ const (
 // beginPause is between two attempts to begin a transaction.
 const beginPause = 100 * time.Millisecond
 
-// lock holds a lock for as long as p says. It strikes whoever waits for it, and of rows
+// lockTable holds a lock for as long as p says. It strikes whoever waits for it, and of rows
 // those that are locked: who comes to them skips them, or waits.
-func (c *carrier) lock(p *record.Planned) outcome {
+func (c *carrier) lockTable(p *record.Planned) outcome {
 	statement := map[string]string{LockInbox: sqlLockInbox, LockLease: sqlLockLease, LockRows: sqlLockRows}[p.Fault]
 	var o outcome
-	o.err = c.locking(func(ctx context.Context, tx pgx.Tx) error {
-		locked, err := tx.Exec(ctx, bind(p.Target, statement))
+	o.err = c.holdLocks(func(ctx context.Context, tx pgx.Tx) error {
+		locked, err := tx.Exec(ctx, bindSchema(p.Target, statement))
 		if err != nil {
 			return err
 		}
-		waiting := c.watch(p.For, 0, func() (n int) {
+		waiting := c.watchCount(p.For, 0, func() (n int) {
 			if err == nil { // else the transaction is over
 				err = tx.QueryRow(ctx, sqlCountWaiting).Scan(&n)
 			}
@@ -75,19 +75,19 @@ func (c *carrier) lock(p *record.Planned) outcome {
 // transaction is rolled back, perhaps ours.
 func (c *carrier) deadlock(p *record.Planned) outcome {
 	caught, note := 0, "nobody was caught"
-	err := c.locking(func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, bind(p.Target, sqlLockOutbox)); err != nil {
+	err := c.holdLocks(func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, bindSchema(p.Target, sqlLockOutbox)); err != nil {
 			return err
 		}
-		for began := time.Now(); caught == 0 && time.Since(began) < deadlockWait && c.wait(deadlockPause); {
-			if err := tx.QueryRow(ctx, bind(p.Target, sqlCountCaught)).Scan(&caught); err != nil {
+		for began := time.Now(); caught == 0 && time.Since(began) < deadlockWait && c.waitFor(deadlockPause); {
+			if err := tx.QueryRow(ctx, bindSchema(p.Target, sqlCountCaught)).Scan(&caught); err != nil {
 				return err
 			}
 		}
 		if caught == 0 {
 			return nil
 		}
-		_, err := tx.Exec(ctx, bind(p.Target, sqlLockBoth))
+		_, err := tx.Exec(ctx, bindSchema(p.Target, sqlLockBoth))
 		var refused *pgconn.PgError
 		switch note = "theirs was rolled back"; {
 		case errors.As(err, &refused) && refused.Code == codeDeadlock:
@@ -108,10 +108,10 @@ const (
 	codeLockTimeout = "55P03"
 )
 
-// begin begins a transaction. It waits for a server that is recovering.
-func (c *carrier) begin(ctx context.Context) (tx pgx.Tx, err error) {
+// beginTx begins a transaction. It waits for a server that is recovering.
+func (c *carrier) beginTx(ctx context.Context) (tx pgx.Tx, err error) {
 	for {
-		if tx, err = c.site.DB().Begin(ctx); err == nil {
+		if tx, err = c.site.DatabasePool().Begin(ctx); err == nil {
 			return tx, nil
 		}
 		select {
@@ -122,11 +122,11 @@ func (c *carrier) begin(ctx context.Context) (tx pgx.Tx, err error) {
 	}
 }
 
-// locking runs do in a transaction that is rolled back.
-func (c *carrier) locking(do func(context.Context, pgx.Tx) error) error {
-	ctx, cancel := c.finish()
+// holdLocks runs do in a transaction that is rolled back.
+func (c *carrier) holdLocks(do func(context.Context, pgx.Tx) error) error {
+	ctx, cancel := c.finishContext()
 	defer cancel()
-	tx, err := c.begin(ctx)
+	tx, err := c.beginTx(ctx)
 	if err != nil {
 		return err
 	}
@@ -137,4 +137,4 @@ func (c *carrier) locking(do func(context.Context, pgx.Tx) error) error {
 	return do(ctx, tx)
 }
 
-func bind(service, statement string) string { return sqlschema.Bind(site.Schema(service), statement) }
+func bindSchema(service, statement string) string { return sqlschema.Bind(site.SchemaOf(service), statement) }

@@ -33,14 +33,14 @@ const (
 	encoreStream
 )
 
-func stream(seed uint64, n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
+func randomStream(seed uint64, n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
 
-// Plan returns the schedule of a storm: a pure function of the seed and o. The kills
+// PlanFaults returns the schedule of a storm: a pure function of the seed and o. The kills
 // come at random moments, KillEvery apart on average, and strike all processes about
 // equally often, but those of the busiest services half as often. Of the other faults, about two at a time, BrokerKills, Crashes and
 // Alarms come exactly as often as o says, and each comes at least once.
-func Plan(seed uint64, o record.Options) []record.Planned {
-	plan := append(kills(seed, o), faults(seed, o)...)
+func PlanFaults(seed uint64, o record.Options) []record.Planned {
+	plan := append(planKills(seed, o), planKinds(seed, o)...)
 	slices.SortStableFunc(plan, func(a, b record.Planned) int { return int(a.At - b.At) })
 	for i := range plan {
 		plan[i].N = i + 1
@@ -48,17 +48,17 @@ func Plan(seed uint64, o record.Options) []record.Planned {
 	return plan
 }
 
-// kills are as many moments as fit in, evenly distributed: given their number, that
+// planKills are as many moments as fit in, evenly distributed: given their number, that
 // is how a Poisson process falls.
-func kills(seed uint64, o record.Options) (plan []record.Planned) {
+func planKills(seed uint64, o record.Options) (plan []record.Planned) {
 	if o.KillEvery <= 0 {
 		return nil
 	}
-	r := stream(seed, killStream)
+	r := randomStream(seed, killStream)
 	var bag []string
 	for range int(math.Ceil(float64(o.Storm) / float64(o.KillEvery))) {
 		if len(bag) == 0 {
-			bag = killBag(r)
+			bag = shuffledRoles(r)
 		}
 		plan = append(plan, record.Planned{At: time.Duration(r.Int64N(int64(o.Storm))), Fault: Kill, Target: bag[0]})
 		bag = bag[1:]
@@ -66,9 +66,9 @@ func kills(seed uint64, o record.Options) (plan []record.Planned) {
 	return plan
 }
 
-// killBag holds every process in random order, and those of which a saga of either kind
+// shuffledRoles holds every process in random order, and those of which a saga of either kind
 // can do without for a while twice: where nothing is done, kills strike nothing.
-func killBag(r *rand.Rand) (bag []string) {
+func shuffledRoles(r *rand.Rand) (bag []string) {
 	bag = slices.Clone(site.Processes())
 	for _, name := range site.Processes() {
 		if !slices.Contains(busiest, site.ServiceOf(name)) {
@@ -82,14 +82,14 @@ func killBag(r *rand.Rand) (bag []string) {
 // busiest are the services that clients talk to, and those that every order passes.
 var busiest = []string{"order", "payment", "gateway", "shipping", "trip"}
 
-// faults are all but the kills, in two lanes: in each, one comes after the other.
-func faults(seed uint64, o record.Options) []record.Planned {
-	r := stream(seed, faultStream)
+// planKinds are all but the kills, in two lanes: in each, one comes after the other.
+func planKinds(seed uint64, o record.Options) []record.Planned {
+	r := randomStream(seed, faultStream)
 	var broker, others []draft
 	for i := range kinds {
 		k := &kinds[i]
-		for range k.count(o) {
-			d := k.draw(r, o)
+		for range k.plannedCount(o) {
+			d := k.drawFault(r, o)
 			if k.broker {
 				broker = append(broker, d)
 			} else {
@@ -97,10 +97,10 @@ func faults(seed uint64, o record.Options) []record.Planned {
 			}
 		}
 	}
-	lanes := stream(seed, laneStream)
+	lanes := randomStream(seed, laneStream)
 	var plan []record.Planned
 	for _, lane := range [][]draft{broker, others} {
-		place(lanes, lane, o.Storm)
+		placeInStorm(lanes, lane, o.Storm)
 		for _, d := range lane {
 			plan = append(plan, d.Planned)
 		}
@@ -108,8 +108,8 @@ func faults(seed uint64, o record.Options) []record.Planned {
 	return plan
 }
 
-// count is how often k comes in a storm.
-func (k *kind) count(o record.Options) int {
+// plannedCount is how often k comes in a storm.
+func (k *kind) plannedCount(o record.Options) int {
 	if k.exact != nil {
 		return k.exact(o)
 	}
@@ -126,7 +126,7 @@ type draft struct {
 	takes time.Duration
 }
 
-func (k *kind) draw(r *rand.Rand, o record.Options) draft {
+func (k *kind) drawFault(r *rand.Rand, o record.Options) draft {
 	d := draft{Planned: record.Planned{Fault: k.name}, takes: k.takes}
 	if k.target != nil {
 		d.Target = k.target(r)
@@ -135,7 +135,7 @@ func (k *kind) draw(r *rand.Rand, o record.Options) draft {
 		d.Args = k.args(r)
 	}
 	if k.longest > 0 {
-		d.For = between(r, k.longest/3, min(k.longest, max(k.longest/3, o.Storm/4)))
+		d.For = randomBetween(r, k.longest/3, min(k.longest, max(k.longest/3, o.Storm/4)))
 	}
 	if d.takes == 0 {
 		d.takes = d.For
@@ -143,14 +143,14 @@ func (k *kind) draw(r *rand.Rand, o record.Options) draft {
 	return d
 }
 
-// between is evenly distributed, to the millisecond.
-func between(r *rand.Rand, from, to time.Duration) time.Duration {
+// randomBetween is evenly distributed, to the millisecond.
+func randomBetween(r *rand.Rand, from, to time.Duration) time.Duration {
 	return (from + time.Duration(r.Int64N(int64(to-from)+1))).Round(time.Millisecond)
 }
 
-// place gives the faults of a lane their order and their times. The pauses between
+// placeInStorm gives the faults of a lane their order and their times. The pauses between
 // them are random; where there is no room for any, they overlap.
-func place(r *rand.Rand, lane []draft, storm time.Duration) {
+func placeInStorm(r *rand.Rand, lane []draft, storm time.Duration) {
 	r.Shuffle(len(lane), func(i, j int) { lane[i], lane[j] = lane[j], lane[i] })
 	begin := min(calm, storm/10)
 	free := storm - begin - tail
@@ -159,7 +159,7 @@ func place(r *rand.Rand, lane []draft, storm time.Duration) {
 		free -= d.takes
 	}
 	if free > 0 {
-		pauses = split(r, free, len(lane)+1)
+		pauses = splitDuration(r, free, len(lane)+1)
 	}
 	schedule(lane, pauses, begin, storm)
 	for range len(lane) { // each pass mends one
@@ -172,8 +172,8 @@ func place(r *rand.Rand, lane []draft, storm time.Duration) {
 	}
 }
 
-// split divides a time at random moments.
-func split(r *rand.Rand, whole time.Duration, n int) []time.Duration {
+// splitDuration divides a time at random moments.
+func splitDuration(r *rand.Rand, whole time.Duration, n int) []time.Duration {
 	cuts := make([]time.Duration, n)
 	for i := range cuts {
 		cuts[i] = time.Duration(r.Int64N(int64(whole)))
@@ -228,8 +228,8 @@ func deletionBeforeKill(r *rand.Rand, lane []draft) (i, j int) {
 	return -1, -1
 }
 
-func latency(r *rand.Rand) string {
-	return between(r, 50*time.Millisecond, 500*time.Millisecond).String()
+func randomLatency(r *rand.Rand) string {
+	return randomBetween(r, 50*time.Millisecond, 500*time.Millisecond).String()
 }
 
 func bandwidth(r *rand.Rand) string { return fmt.Sprintf("%d KB/s", 4+r.IntN(60)) }

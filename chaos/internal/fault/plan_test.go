@@ -22,11 +22,11 @@ var (
 
 func TestThePlanIsAFunctionOfTheSeed(t *testing.T) {
 	t.Parallel()
-	a, b := Plan(7, shortStorm), Plan(7, shortStorm)
+	a, b := PlanFaults(7, shortStorm), PlanFaults(7, shortStorm)
 	if diff := cmp.Diff(a, b); diff != "" {
 		t.Errorf("one seed, two plans:\n%s", diff)
 	}
-	if cmp.Equal(a, Plan(8, shortStorm)) {
+	if cmp.Equal(a, PlanFaults(8, shortStorm)) {
 		t.Error("two seeds, one plan")
 	}
 }
@@ -42,7 +42,7 @@ func TestAPlanHasWhatWasAskedFor(t *testing.T) {
 
 func check(t *testing.T, seed uint64, o record.Options) {
 	t.Helper()
-	plan := Plan(seed, o)
+	plan := PlanFaults(seed, o)
 	struck, victims := map[string]int{}, map[string]int{}
 	last := time.Duration(0)
 	for i, p := range plan {
@@ -86,7 +86,7 @@ func check(t *testing.T, seed uint64, o record.Options) {
 func TestNothingIsDeletedBeforeABrokerKill(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(200) {
-		plan := Plan(seed, shortStorm)
+		plan := PlanFaults(seed, shortStorm)
 		for _, p := range plan {
 			if p.Fault != BrokerKill {
 				continue
@@ -105,7 +105,7 @@ func TestFaultsDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	const most = 6 // some last longer than their lane is taken
 	for seed := range uint64(5) {
-		plan := Plan(seed, shortStorm)
+		plan := PlanFaults(seed, shortStorm)
 		for _, p := range plan {
 			under := 0
 			for _, other := range plan {
@@ -122,7 +122,7 @@ func TestFaultsDoNotPileUp(t *testing.T) {
 
 func TestFusesAreAFunctionOfTheSeed(t *testing.T) {
 	t.Parallel()
-	a, b, other := Fuses(3), Fuses(3), Fuses(4)
+	a, b, other := PlanFuses(3), PlanFuses(3), PlanFuses(4)
 	differ := false
 	for _, process := range site.Processes() {
 		for start := 1; start <= 50; start++ {
@@ -147,7 +147,7 @@ func TestFusesReachEveryPoint(t *testing.T) {
 	)
 	for seed := range uint64(3) {
 		fuses, armed, total := map[string]int{}, 0, 0
-		draw := Fuses(seed)
+		draw := PlanFuses(seed)
 		for _, process := range site.Processes() {
 			for start := 1; start <= starts; start++ {
 				spec := draw(process, start)
@@ -193,7 +193,7 @@ func TestFusesNameKnownPoints(t *testing.T) {
 	for _, p := range failpoint.Points() {
 		known = append(known, p.Name)
 	}
-	draw := Fuses(1)
+	draw := PlanFuses(1)
 	for _, process := range site.Processes() {
 		for start := 1; start <= 200; start++ {
 			for entry := range strings.SplitSeq(draw(process, start), ";") {

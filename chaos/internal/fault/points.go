@@ -155,8 +155,8 @@ func isSpecial(service string) bool { return len(pointsOf(service, special...)) 
 // special are those components. Their services are armed more often.
 var special = []string{"idemkey", "idempg", "effect"}
 
-// turnOf is how many starts of its service came before one, if the two processes
+// turnOfStart is how many starts of its service came before one, if the two processes
 // take turns.
-func turnOf(process string, start int) int {
+func turnOfStart(process string, start int) int {
 	return 2*(start-1) + slices.Index([]string{site.ServiceOf(process) + "-1", site.ServiceOf(process) + "-2"}, process)
 }

@@ -13,34 +13,34 @@ const (
 	killPause    = 25 * time.Millisecond
 )
 
-func (c *carrier) kill(p *record.Planned) outcome {
+func (c *carrier) killProcess(p *record.Planned) outcome {
 	for range killAttempts {
-		struck, err := c.site.Kill(p.Target)
+		struck, err := c.site.KillProcess(p.Target)
 		if err != nil {
-			return failed(err)
+			return failedOutcome(err)
 		}
 		if struck {
 			return outcome{hits: 1}
 		}
-		c.wait(killPause)
+		c.waitFor(killPause)
 	}
-	return failed(errNotRunning)
+	return failedOutcome(errNotRunning)
 }
 
-func (c *carrier) suspend(p *record.Planned) outcome {
-	struck, err := c.site.Suspend(p.Target)
+func (c *carrier) suspendProcess(p *record.Planned) outcome {
+	struck, err := c.site.SuspendProcess(p.Target)
 	if err != nil || !struck {
-		return failed(cmpErr(err, errNotRunning))
+		return failedOutcome(firstError(err, errNotRunning))
 	}
-	c.wait(p.For)
-	if _, err := c.site.Resume(p.Target); err != nil {
-		return failed(err)
+	c.waitFor(p.For)
+	if _, err := c.site.ResumeProcess(p.Target); err != nil {
+		return failedOutcome(err)
 	}
 	return outcome{hits: 1}
 }
 
-// cmpErr returns the first error that is one.
-func cmpErr(errs ...error) error {
+// firstError returns the first error that is one.
+func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
 			return err
@@ -52,13 +52,13 @@ func cmpErr(errs ...error) error {
 // rollingRestart restarts the processes of a service one after the other. How each
 // has ended is judged by its Exit.
 func (c *carrier) rollingRestart(p *record.Planned) outcome {
-	ctx, cancel := c.finish()
+	ctx, cancel := c.finishContext()
 	defer cancel()
 	var o outcome
 	for _, n := range []string{"-1", "-2"} {
-		stopped, err := c.site.Restart(ctx, p.Target+n)
+		stopped, err := c.site.RestartProcess(ctx, p.Target+n)
 		if err != nil {
-			return failed(err)
+			return failedOutcome(err)
 		}
 		o.hits++
 		o.note += fmt.Sprintf("%s: code %d in %s ", p.Target+n, stopped.Code, stopped.Took.Round(time.Millisecond))

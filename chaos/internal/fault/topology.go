@@ -46,9 +46,9 @@ RETURNING message_id::text, created_at`
 // sqlNow is the clock that the messages' times are of.
 const sqlNow = `SELECT clock_timestamp()`
 
-// topic returns the one that is called so.
-func topic(name string) (site.Topic, error) {
-	all := site.Topics()
+// findTopic returns the one that is called so.
+func findTopic(name string) (site.Topic, error) {
+	all := site.AllTopics()
 	i := slices.IndexFunc(all, func(t site.Topic) bool { return t.Name == name })
 	if i < 0 {
 		return site.Topic{}, fmt.Errorf("fault: there is no topic %q", name)
@@ -59,9 +59,9 @@ func topic(name string) (site.Topic, error) {
 // deleteQueues deletes all queues of a topic, with what is in them, and puts it right
 // once they are there again. It strikes those messages, and the consumers.
 func (c *carrier) deleteQueues(p *record.Planned) outcome {
-	return c.delete(p, func(t site.Topic, ch *amqp.Channel) (n int, err error) {
+	return c.deleteTopology(p, func(t site.Topic, ch *amqp.Channel) (n int, err error) {
 		for _, service := range t.Services {
-			queue, err := ch.QueueDeclarePassive(c.site.Queue(t, service), true, false, false, false, nil)
+			queue, err := ch.QueueDeclarePassive(c.site.QueueName(t, service), true, false, false, false, nil)
 			if err != nil {
 				return n, err
 			}
@@ -77,9 +77,9 @@ func (c *carrier) deleteQueues(p *record.Planned) outcome {
 
 // deleteBindings deletes all bindings of a topic.
 func (c *carrier) deleteBindings(p *record.Planned) outcome {
-	return c.delete(p, func(t site.Topic, ch *amqp.Channel) (n int, err error) {
+	return c.deleteTopology(p, func(t site.Topic, ch *amqp.Channel) (n int, err error) {
 		for _, service := range t.Services {
-			if err := ch.QueueUnbind(c.site.Queue(t, service), "", c.site.Exchange(t), nil); err != nil {
+			if err := ch.QueueUnbind(c.site.QueueName(t, service), "", c.site.Exchange(t), nil); err != nil {
 				return n, err
 			}
 			n++
@@ -90,42 +90,42 @@ func (c *carrier) deleteBindings(p *record.Planned) outcome {
 
 // deleteExchange deletes a topic's exchange, and with it all bindings.
 func (c *carrier) deleteExchange(p *record.Planned) outcome {
-	return c.delete(p, func(t site.Topic, ch *amqp.Channel) (int, error) {
+	return c.deleteTopology(p, func(t site.Topic, ch *amqp.Channel) (int, error) {
 		return 1, ch.ExchangeDelete(c.site.Exchange(t), false, false)
 	})
 }
 
-// delete strikes, waits, declares what the services have not declared themselves by
+// deleteTopology strikes, waits, declares what the services have not declared themselves by
 // then, and puts right what may have been lost.
-func (c *carrier) delete(p *record.Planned, strike func(site.Topic, *amqp.Channel) (int, error)) outcome {
-	t, err := topic(p.Target)
+func (c *carrier) deleteTopology(p *record.Planned, strike func(site.Topic, *amqp.Channel) (int, error)) outcome {
+	t, err := findTopic(p.Target)
 	if err != nil {
-		return failed(err)
+		return failedOutcome(err)
 	}
 	if len(t.Steps) == 0 && (p.Fault == QueueDelete || len(t.Services) > 1) {
-		return failed(fmt.Errorf("fault: nobody could tell what is lost if the queues of %s are deleted", t.Name))
+		return failedOutcome(fmt.Errorf("fault: nobody could tell what is lost if the queues of %s are deleted", t.Name))
 	}
-	defer c.site.Trouble()()
-	ctx, cancel := c.finish()
+	defer c.site.BeginTrouble()()
+	ctx, cancel := c.finishContext()
 	defer cancel()
-	hits, err := c.channel(func(ch *amqp.Channel) (int, error) { return strike(t, ch) })
+	hits, err := c.withChannel(func(ch *amqp.Channel) (int, error) { return strike(t, ch) })
 	struck := err
-	c.wait(p.For)
+	c.waitFor(p.For)
 	by, err := c.redeclare(ctx, t)
 	if err != nil {
-		return outcome{hits: hits, err: cmpErr(struck, err)}
+		return outcome{hits: hits, err: firstError(struck, err)}
 	}
 	o := outcome{hits: hits, note: "declared again by " + by, err: struck}
 	if p.Fault == QueueDelete || len(t.Services) > 1 {
-		o.repeated, err = c.repair(ctx, t)
+		o.repeated, err = c.repairTopology(ctx, t)
 		o.note += fmt.Sprintf("; %d messages that no inbox has settled written once more", len(o.repeated))
-		o.err = cmpErr(struck, err)
+		o.err = firstError(struck, err)
 	}
 	return o
 }
 
-// channel opens a channel for do.
-func (c *carrier) channel(do func(*amqp.Channel) (int, error)) (int, error) {
+// withChannel opens a channel for do.
+func (c *carrier) withChannel(do func(*amqp.Channel) (int, error)) (int, error) {
 	connection, err := amqp.DialConfig(c.site.AMQPURL(), amqp.Config{Dial: amqp.DefaultDial(dialPatience)})
 	if err != nil {
 		return 0, err
@@ -143,9 +143,9 @@ func (c *carrier) channel(do func(*amqp.Channel) (int, error)) (int, error) {
 func (c *carrier) redeclare(ctx context.Context, t site.Topic) (by string, err error) {
 	by = "the services"
 	for began := time.Now(); ; {
-		_, err = c.channel(func(ch *amqp.Channel) (int, error) {
+		_, err = c.withChannel(func(ch *amqp.Channel) (int, error) {
 			for _, service := range t.Services {
-				if _, err := ch.QueueDeclarePassive(c.site.Queue(t, service), true, false, false, false, nil); err != nil {
+				if _, err := ch.QueueDeclarePassive(c.site.QueueName(t, service), true, false, false, false, nil); err != nil {
 					return 0, err
 				}
 			}
@@ -158,7 +158,7 @@ func (c *carrier) redeclare(ctx context.Context, t site.Topic) (by string, err e
 			by = "the operator"
 			break
 		}
-		c.wait(redeclarePause)
+		c.waitFor(redeclarePause)
 	}
 	ctx, cancel := context.WithTimeout(ctx, declarePatience)
 	defer cancel()
@@ -174,11 +174,11 @@ func (c *carrier) redeclare(ctx context.Context, t site.Topic) (by string, err e
 	return by, nil
 }
 
-// repair writes once more what was written to t by now and has not come to every
+// repairTopology writes once more what was written to t by now and has not come to every
 // service that listens. It tries until it has: nothing may be lost by our own hand.
-func (c *carrier) repair(ctx context.Context, t site.Topic) (repeated []record.Repeat, err error) {
+func (c *carrier) repairTopology(ctx context.Context, t site.Topic) (repeated []record.Repeat, err error) {
 	for {
-		if repeated, err = c.repeat(ctx, t); err == nil || ctx.Err() != nil {
+		if repeated, err = c.repeatMessages(ctx, t); err == nil || ctx.Err() != nil {
 			return repeated, err
 		}
 		select {
@@ -188,9 +188,9 @@ func (c *carrier) repair(ctx context.Context, t site.Topic) (repeated []record.R
 	}
 }
 
-// repeat is one attempt, in one transaction.
-func (c *carrier) repeat(ctx context.Context, t site.Topic) (repeated []record.Repeat, err error) {
-	tx, err := c.begin(ctx)
+// repeatMessages is one attempt, in one transaction.
+func (c *carrier) repeatMessages(ctx context.Context, t site.Topic) (repeated []record.Repeat, err error) {
+	tx, err := c.beginTx(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +200,7 @@ func (c *carrier) repeat(ctx context.Context, t site.Topic) (repeated []record.R
 		return nil, err
 	}
 	for i, service := range t.Services {
-		statement := sqlschema.Bind(site.Schema(t.From), strings.ReplaceAll(sqlRepeat, "{inbox}", site.Schema(service)))
+		statement := sqlschema.Bind(site.SchemaOf(t.From), strings.ReplaceAll(sqlRepeat, "{inbox}", site.SchemaOf(service)))
 		rows, _ := tx.Query(ctx, statement, t.Name, until, t.Steps[i])
 		missed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[record.Repeat])
 		if err != nil {

@@ -17,20 +17,20 @@ func (c *run) judgeClients() []*Invariant {
 		if len(p.ids) > 0 {
 			o.Saga = p.ids[0]
 		}
-		one.check(len(p.ids) <= 1, o, "its ids are %v", p.ids)
+		one.checkThat(len(p.ids) <= 1, o, "its ids are %v", p.ids)
 		judgeBytes(bytes, p, o)
-		wait.check(len(p.posts) == 0 || p.settled(), o, "%d requests, the last one: %s", len(p.posts), describe(p.posts))
+		wait.checkThat(len(p.posts) == 0 || p.isSettled(), o, "%d requests, the last one: %s", len(p.posts), describe(p.posts))
 	}
 	unsettled := c.unsettled()
 	for _, row := range c.rows.orders {
-		lost.check(c.byID[row.ID] != nil || unsettled, Offender{Saga: row.ID}, "no client was ever told of the order of %s", row.Tenant)
+		lost.checkThat(c.byID[row.ID] != nil || unsettled, Offender{Saga: row.ID}, "no client was ever told of the order of %s", row.Tenant)
 	}
 	for _, row := range c.rows.trips {
 		p := c.keys[key{record.Trip, row.Tenant, row.Key}]
-		lost.check(p != nil, Offender{Saga: row.ID}, "nobody has placed the trip of %s", row.Tenant)
+		lost.checkThat(p != nil, Offender{Saga: row.ID}, "nobody has placed the trip of %s", row.Tenant)
 	}
 	for id, p := range c.byID {
-		lost.check(c.exists(p.saga, id), Offender{Saga: id, Key: p.key.String()}, "the client was told of it, and it is not there")
+		lost.checkThat(c.sagaExists(p.saga, id), Offender{Saga: id, Key: p.key.String()}, "the client was told of it, and it is not there")
 	}
 	return []*Invariant{one, lost, bytes, wait}
 }
@@ -46,7 +46,7 @@ func (c *run) unsettled() bool {
 	return false
 }
 
-func (c *run) exists(saga, id string) bool {
+func (c *run) sagaExists(saga, id string) bool {
 	if saga == record.Order {
 		for _, ch := range c.changes[id] {
 			if ch.table == "order_service.orders" {
@@ -63,8 +63,8 @@ func (c *run) exists(saga, id string) bool {
 	return false
 }
 
-// settled reports whether a client has had a final answer.
-func (p *placed) settled() bool {
+// isSettled reports whether a client has had a final answer.
+func (p *placed) isSettled() bool {
 	for _, op := range p.posts {
 		if op.Outcome == record.OK {
 			return true
@@ -96,13 +96,13 @@ func judgeBytes(i *Invariant, p *placed, o Offender) {
 	for _, op := range p.posts {
 		switch {
 		case op.Outcome == record.OK && op.Body != first.Body:
-			i.check(false, o, "two bodies were accepted")
+			i.checkThat(false, o, "two bodies were accepted")
 		case op.Outcome == record.OK:
-			i.check(op.Reply == first.Reply, o, "%s and %s were answered", first.Reply, op.Reply)
+			i.checkThat(op.Reply == first.Reply, o, "%s and %s were answered", first.Reply, op.Reply)
 		case op.Status == http.StatusUnprocessableEntity && op.Body == first.Body:
-			i.check(false, o, "its own body was refused: %s", op.Problem)
+			i.checkThat(false, o, "its own body was refused: %s", op.Problem)
 		case op.Body != first.Body && op.Outcome == record.Refused:
-			i.check(op.Status != http.StatusCreated && op.Status != http.StatusAccepted, o, "another body was answered %d", op.Status)
+			i.checkThat(op.Status != http.StatusCreated && op.Status != http.StatusAccepted, o, "another body was answered %d", op.Status)
 		}
 	}
 }

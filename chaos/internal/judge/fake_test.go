@@ -305,12 +305,12 @@ func (f *fake) save(t *testing.T) (dir string) {
 
 func write[T any](t *testing.T, dir, name string, all []T) {
 	t.Helper()
-	w, err := record.Create[T](dir, name)
+	w, err := record.CreateFile[T](dir, name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range all {
-		w.Add(r)
+		w.AddRecord(r)
 	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)

@@ -23,9 +23,9 @@ const (
 	amplified    = 1.5 // times is a message published, at most
 )
 
-// goalsOf returns the goals of the greatest size that a run was asked for. If it was
+// goalsForRun returns the goals of the greatest size that a run was asked for. If it was
 // asked for less than a short one, those goals are not bound to be met.
-func goalsOf(o record.Options) (g goals, bound bool) {
+func goalsForRun(o record.Options) (g goals, bound bool) {
 	kills := float64(o.Storm) / float64(max(o.KillEvery, 1))
 	for _, g := range []goals{longGoals, shortGoals} {
 		if float64(o.Sagas) >= g.sagas && kills >= plannedKills*g.kills {
@@ -35,16 +35,16 @@ func goalsOf(o record.Options) (g goals, bound bool) {
 	return shortGoals, false
 }
 
-// figures counts.
-func (c *run) figures(v *Verdict) {
-	v.Took = c.took()
-	v.Faults, v.Roles = c.faults()
+// fillFigures counts.
+func (c *run) fillFigures(v *Verdict) {
+	v.Took = c.tookText()
+	v.Faults, v.Roles = c.countFaults()
 	v.Points = c.pointCounts()
 	v.Ends = c.endCounts()
 	for _, s := range c.samples {
-		v.Seconds = append(v.Seconds, Second{At: s.At, Done: s.Done, Backlog: sum(s.Backlog), Ready: sum(s.Ready)})
+		v.Seconds = append(v.Seconds, Second{At: s.At, Done: s.Done, Backlog: sumCounts(s.Backlog), Ready: sumCounts(s.Ready)})
 	}
-	g, sized := goalsOf(c.run.Options)
+	g, sized := goalsForRun(c.run.Options)
 	least := func(name string, value, goal float64, bound bool) {
 		v.Figures = append(v.Figures, Figure{Name: name, Value: value, Goal: goal, OK: value >= goal, Bound: bound})
 	}
@@ -59,8 +59,8 @@ func (c *run) figures(v *Verdict) {
 		}
 		return n
 	}
-	least("sigkills", float64(c.kills()), g.kills, sized)
-	least("sagas", float64(c.ended()), g.sagas, sized)
+	least("sigkills", float64(c.countKills()), g.kills, sized)
+	least("sagas", float64(c.countEnded()), g.sagas, sized)
 	if percent, any := c.tripsCompleted(); any {
 		least("trips-completed-percent", percent, completedPct, sized)
 	}
@@ -75,13 +75,13 @@ func (c *run) figures(v *Verdict) {
 	most("lost", count("I2", "I9"), 0, true)
 	most("doubled", count("I1"), 0, true)
 	most("unbalanced", count("I3", "I5"), 0, true)
-	most("stuck", float64(c.stuck()), 0, true)
-	most("drain-seconds", c.drain().Seconds(), c.run.Options.DrainWithin().Seconds(), c.final.Drained > 0)
+	most("stuck", float64(c.countStuck()), 0, true)
+	most("drain-seconds", c.drainTime().Seconds(), c.run.Options.DrainWithin().Seconds(), c.final.Drained > 0)
 }
 
-// short names the figures that miss goals which are bound to be met. Of what there must
+// missedNames names the figures that miss goals which are bound to be met. Of what there must
 // be none of, the invariants have the cases.
-func short(figures []Figure) (names []string) {
+func missedNames(figures []Figure) (names []string) {
 	for _, f := range figures {
 		if f.Bound && !f.OK && !f.Most {
 			names = append(names, "the goal of "+f.Name)
@@ -97,7 +97,7 @@ func (c *run) tripsCompleted() (percent float64, any bool) {
 	for _, t := range c.trips {
 		if t.mustComplete() {
 			must++
-			if t.status() == completed {
+			if t.finalStatus() == completed {
 				have++
 			}
 		}
@@ -105,46 +105,46 @@ func (c *run) tripsCompleted() (percent float64, any bool) {
 	return 100 * float64(have) / float64(max(must, 1)), must > 0
 }
 
-func sum(all map[string]int) (n int) {
+func sumCounts(all map[string]int) (n int) {
 	for _, v := range all {
 		n += v
 	}
 	return n
 }
 
-// kills counts the processes that SIGKILL has ended, the harness's and their own.
-func (c *run) kills() (n int) {
-	for _, r := range second(c.faults()) {
+// countKills counts the processes that SIGKILL has ended, the harness's and their own.
+func (c *run) countKills() (n int) {
+	for _, r := range secondOf(c.countFaults()) {
 		n += r.Kills + r.Fuses
 	}
 	return n
 }
 
-func second[A, B any](_ A, b B) B { return b }
+func secondOf[A, B any](_ A, b B) B { return b }
 
-// ended counts the sagas that have come to an end.
-func (c *run) ended() (n int) {
+// countEnded counts the sagas that have come to an end.
+func (c *run) countEnded() (n int) {
 	for _, o := range c.orders {
-		if s := o.status(); s == completed || s == cancelled {
+		if s := o.finalStatus(); s == completed || s == cancelled {
 			n++
 		}
 	}
 	for _, t := range c.trips {
-		if s := t.status(); s == completed || s == compensated {
+		if s := t.finalStatus(); s == completed || s == compensated {
 			n++
 		}
 	}
 	return n
 }
 
-// stuck counts those that have not.
-func (c *run) stuck() int { return len(c.orders) + len(c.trips) - c.ended() }
+// countStuck counts those that have not.
+func (c *run) countStuck() int { return len(c.orders) + len(c.trips) - c.countEnded() }
 
 // absorbed counts the copies that were published in the storm of messages that every
 // service had dealt with.
 func (c *run) absorbed() (n int) {
 	for _, i := range c.injected {
-		if i.Kind == record.Duplicate && i.Handled && c.inStorm(i.At) {
+		if i.Kind == record.Duplicate && i.Handled && c.duringStorm(i.At) {
 			n++
 		}
 	}
@@ -176,14 +176,14 @@ func (c *run) replayed() (n int) {
 	return n
 }
 
-func (c *run) faults() ([]FaultCount, []RoleCount) {
+func (c *run) countFaults() ([]FaultCount, []RoleCount) {
 	faults, roles := map[string]*FaultCount{}, map[string]*RoleCount{}
 	for _, e := range c.events {
 		switch e.Fault {
 		case record.Phase, record.Start:
 			continue
 		case record.Exit:
-			count(roles, e)
+			countEvent(roles, e)
 			continue
 		}
 		f := faults[e.Fault]
@@ -198,17 +198,17 @@ func (c *run) faults() ([]FaultCount, []RoleCount) {
 		case e.Hits == 0:
 			f.Idle++
 			continue
-		case c.busy(e):
+		case c.wasBusy(e):
 			f.Busy++
 		}
 		f.Struck++
 		f.Hits += e.Hits
 	}
-	return sorted(faults, func(f *FaultCount) string { return f.Fault }), sorted(roles, func(r *RoleCount) string { return r.Role })
+	return sortedByName(faults, func(f *FaultCount) string { return f.Fault }), sortedByName(roles, func(r *RoleCount) string { return r.Role })
 }
 
-// count adds an exit to its role's.
-func count(roles map[string]*RoleCount, e record.Event) {
+// countEvent adds an exit to its role's.
+func countEvent(roles map[string]*RoleCount, e record.Event) {
 	role, _, _ := strings.Cut(e.Target, "-")
 	r := roles[role]
 	if r == nil {
@@ -227,7 +227,7 @@ func count(roles map[string]*RoleCount, e record.Event) {
 	}
 }
 
-func sorted[T any](all map[string]*T, name func(*T) string) []T {
+func sortedByName[T any](all map[string]*T, name func(*T) string) []T {
 	values := slices.SortedFunc(maps.Values(all), func(a, b *T) int { return cmp.Compare(name(a), name(b)) })
 	list := make([]T, len(values))
 	for i, v := range values {
@@ -259,10 +259,10 @@ func (c *run) endCounts() []EndCount {
 		e.Ends[status]++
 	}
 	for _, o := range c.orders {
-		add(record.Order, o.placed, o.status())
+		add(record.Order, o.placed, o.finalStatus())
 	}
 	for _, t := range c.trips {
-		add(record.Trip, t.placed, t.status())
+		add(record.Trip, t.placed, t.finalStatus())
 	}
-	return sorted(all, func(e *EndCount) string { return e.Saga + " " + e.Kind })
+	return sortedByName(all, func(e *EndCount) string { return e.Saga + " " + e.Kind })
 }

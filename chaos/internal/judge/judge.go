@@ -61,8 +61,8 @@ type Offender struct {
 // maxOffenders are kept of each invariant.
 const maxOffenders = 20
 
-// bad notes that a case contradicts i.
-func (i *Invariant) bad(o Offender, format string, args ...any) {
+// addOffender notes that a case contradicts i.
+func (i *Invariant) addOffender(o Offender, format string, args ...any) {
 	i.Count++
 	if len(i.Offenders) < maxOffenders {
 		o.What = fmt.Sprintf(format, args...)
@@ -70,11 +70,11 @@ func (i *Invariant) bad(o Offender, format string, args ...any) {
 	}
 }
 
-// check notes that a case was looked at, and that it is bad unless ok.
-func (i *Invariant) check(ok bool, o Offender, format string, args ...any) {
+// checkThat notes that a case was looked at, and that it is bad unless ok.
+func (i *Invariant) checkThat(ok bool, o Offender, format string, args ...any) {
 	i.Checked++
 	if !ok {
-		i.bad(o, format, args...)
+		i.addOffender(o, format, args...)
 	}
 }
 
@@ -126,10 +126,10 @@ type Second struct {
 	Ready   int       `json:"ready"`
 }
 
-// Judge reads the run in dir. An error means that it cannot be judged, such as a
+// JudgeRun reads the run in dir. An error means that it cannot be judged, such as a
 // file that is cut off.
-func Judge(dir string) (*Verdict, error) {
-	c, err := open(dir)
+func JudgeRun(dir string) (*Verdict, error) {
+	c, err := openRun(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +137,8 @@ func Judge(dir string) (*Verdict, error) {
 	if v.Invariants, err = c.invariants(); err != nil {
 		return nil, err
 	}
-	c.figures(v)
-	v.Missing = slices.Concat(c.missing(), short(v.Figures))
+	c.fillFigures(v)
+	v.Missing = slices.Concat(c.missingPoints(), missedNames(v.Figures))
 	v.Outcome = Green
 	switch {
 	case slices.ContainsFunc(v.Invariants, func(i *Invariant) bool { return i.Count > 0 }):
@@ -158,8 +158,8 @@ func (c *run) invariants() ([]*Invariant, error) {
 	), err
 }
 
-// took says how long each phase was.
-func (c *run) took() string {
+// tookText says how long each phase was.
+func (c *run) tookText() string {
 	var parts []string
 	for i, p := range c.phases {
 		end := c.end

@@ -18,7 +18,7 @@ func writeLines(path string, lines []string) error {
 
 func judged(t *testing.T, f *fake) *Verdict {
 	t.Helper()
-	v, err := Judge(f.save(t))
+	v, err := JudgeRun(f.save(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +263,7 @@ func TestARunThatCannotBeReadIsAnError(t *testing.T) {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Judge(dir); err == nil {
+		if _, err := JudgeRun(dir); err == nil {
 			t.Errorf("without %s it is judged", name)
 		}
 	}

@@ -19,20 +19,20 @@ func (c *run) judgeLinear() []*Invariant {
 	keys := &Invariant{ID: "L", Says: "what the clients saw of each idempotency key is linearizable"}
 	rows := &Invariant{ID: "L", Says: "what happened to each inbox row is linearizable, from its messages on"}
 	for k, p := range c.keys {
-		ops := history(k, p)
+		ops := keyHistory(k, p)
 		if len(ops) == 0 {
 			continue
 		}
 		o := p.offender(slices.Concat(p.ids, []string{""})[0])
 		err := lineartest.Check(ops)
-		keys.check(err == nil || !errors.Is(err, lineartest.ErrNotLinear) && len(ops) > lineartest.MaxOps, o, "%v", err)
+		keys.checkThat(err == nil || !errors.Is(err, lineartest.ErrNotLinear) && len(ops) > lineartest.MaxOps, o, "%v", err)
 	}
 	c.judgeCells(rows)
 	return []*Invariant{keys, rows}
 }
 
-// history is what clients saw of a key.
-func history(k key, p *placed) (ops []lineartest.Op) {
+// keyHistory is what clients saw of a key.
+func keyHistory(k key, p *placed) (ops []lineartest.Op) {
 	for _, op := range p.posts {
 		l := lineartest.Op{Client: op.Client, Key: k.saga + " " + k.String(), Body: op.Body, Call: int64(op.Call), Return: int64(op.Return), Kind: lineartest.Absurd}
 		switch {
@@ -98,11 +98,11 @@ func (c *run) judgeCells(i *Invariant) {
 	for _, m := range c.messages {
 		for _, l := range listening(m.Topic) {
 			row := identity{l.schema, m.Scope, m.Key, l.step, m.N}.String()
-			sent[row] = append(sent[row], porcupine.Operation{Input: deed{message: true, undo: l.undo}, Call: int64(c.at(m.At)), Return: math.MaxInt64})
+			sent[row] = append(sent[row], porcupine.Operation{Input: deed{message: true, undo: l.undo}, Call: int64(c.sinceBegin(m.At)), Return: math.MaxInt64})
 		}
 	}
 	poisoned := c.poisoned()
-	for _, cell := range c.cells() {
+	for _, cell := range c.inboxCells() {
 		row := cell.table + " " + cell.key
 		if poisoned[row] {
 			continue // by a message of nobody's
@@ -122,6 +122,6 @@ func (c *run) judgeCells(i *Invariant) {
 			}
 		}
 		result := porcupine.CheckOperationsTimeout(inboxCell, ops, cellsTimeout)
-		i.check(result == porcupine.Ok, Offender{Key: row}, "%s: %d operations", result, len(ops))
+		i.checkThat(result == porcupine.Ok, Offender{Key: row}, "%s: %d operations", result, len(ops))
 	}
 }

@@ -35,7 +35,7 @@ func (c *run) judgeMessages() []*Invariant {
 	for schema, held := range c.rows.held {
 		drained.Checked++
 		for _, h := range held {
-			drained.bad(Offender{Key: schema}, "%s: message %s to %s is %s: %s", schema, h.MessageID, h.Topic, h.State, h.Reason)
+			drained.addOffender(Offender{Key: schema}, "%s: message %s to %s is %s: %s", schema, h.MessageID, h.Topic, h.State, h.Reason)
 		}
 	}
 	c.judgeArrivals(lost, ghost)
@@ -44,7 +44,7 @@ func (c *run) judgeMessages() []*Invariant {
 	c.judgeLetters(letters)
 	amplified := &Invariant{ID: "I10", Says: "the broker has every queue, and nothing left in it, ready or unacked"}
 	for _, q := range c.final.Queues {
-		amplified.check(q.Ready == 0 && q.Unacked == 0 && !q.Absent, Offender{Key: q.Name}, "%d ready, %d unacked, absent: %t", q.Ready, q.Unacked, q.Absent)
+		amplified.checkThat(q.Ready == 0 && q.Unacked == 0 && !q.Absent, Offender{Key: q.Name}, "%d ready, %d unacked, absent: %t", q.Ready, q.Unacked, q.Absent)
 	}
 	return []*Invariant{twice, states, drained, lost, ghost, repaired, amplified, letters}
 }
@@ -72,12 +72,12 @@ func (c *run) judgeArrivals(lost, ghost *Invariant) {
 			if l.undo {
 				settled = undoneStates
 			}
-			lost.check(slices.Contains(settled, states[row]), Offender{Key: m.Scope + "/" + m.Key}, "%s to %s: %s is %q", m.MessageID, m.Topic, row, states[row])
+			lost.checkThat(slices.Contains(settled, states[row]), Offender{Key: m.Scope + "/" + m.Key}, "%s to %s: %s is %q", m.MessageID, m.Topic, row, states[row])
 		}
 	}
 	poisoned := c.poisoned()
 	for row, state := range states {
-		ghost.check(caused[row] || poisoned[row.String()], Offender{Key: row.scope + "/" + row.key}, "%s is %s, and nobody has sent it", row, state)
+		ghost.checkThat(caused[row] || poisoned[row.String()], Offender{Key: row.scope + "/" + row.key}, "%s is %s, and nobody has sent it", row, state)
 	}
 }
 
@@ -92,8 +92,8 @@ const waited = 2 * time.Minute
 func (c *run) judgeRepairs(i *Invariant) {
 	for _, e := range c.events {
 		for _, r := range e.Repeated {
-			age := e.At - c.at(r.Written)
-			i.check(age <= waited, Offender{Key: r.MessageID}, "%s to %s had been written %s before the queue was deleted, and no inbox had it", r.MessageID, e.Target, age.Round(time.Second))
+			age := e.At - c.sinceBegin(r.Written)
+			i.checkThat(age <= waited, Offender{Key: r.MessageID}, "%s to %s had been written %s before the queue was deleted, and no inbox had it", r.MessageID, e.Target, age.Round(time.Second))
 		}
 	}
 }
@@ -115,7 +115,7 @@ var inboxGraph = map[string][]string{
 // judgeInboxes follows every inbox row through its changes. One that is deleted and
 // comes back begins anew, but what it was done before still counts.
 func (c *run) judgeInboxes(states, twice *Invariant) {
-	for _, cell := range c.cells() {
+	for _, cell := range c.inboxCells() {
 		state, done, undone := "", 0, 0
 		for _, ch := range cell.changes {
 			if ch.op == "DELETE" {
@@ -125,7 +125,7 @@ func (c *run) judgeInboxes(states, twice *Invariant) {
 			if ch.state == state {
 				continue
 			}
-			states.check(slices.Contains(inboxGraph[state], ch.state), Offender{Key: cell.table + " " + cell.key}, "%s → %s", state, ch.state)
+			states.checkThat(slices.Contains(inboxGraph[state], ch.state), Offender{Key: cell.table + " " + cell.key}, "%s → %s", state, ch.state)
 			switch state = ch.state; state {
 			case "done":
 				done++
@@ -133,7 +133,7 @@ func (c *run) judgeInboxes(states, twice *Invariant) {
 				undone++
 			}
 		}
-		twice.check(done <= 1 && undone <= 1, Offender{Key: cell.table + " " + cell.key}, "done %d times, undone %d times", done, undone)
+		twice.checkThat(done <= 1 && undone <= 1, Offender{Key: cell.table + " " + cell.key}, "done %d times, undone %d times", done, undone)
 	}
 }
 
@@ -148,7 +148,7 @@ func (c *run) poisoned() map[string]bool {
 	rows := map[string]bool{}
 	for schema, letters := range c.rows.parked {
 		for _, l := range letters {
-			if poison[l.id()] && l.Key != nil {
+			if poison[l.identityText()] && l.Key != nil {
 				rows[identity{schema, *l.Scope, *l.Key, *l.Step, *l.N}.String()] = true
 			}
 		}
@@ -162,8 +162,8 @@ type cell struct {
 	changes    []change
 }
 
-// cells are those of all inboxes.
-func (c *run) cells() []*cell {
+// inboxCells are those of all inboxes.
+func (c *run) inboxCells() []*cell {
 	var all []*cell
 	byKey := map[[2]string]*cell{}
 	add := func(changes []change) {
@@ -241,20 +241,20 @@ func (c *run) judgeLetters(i *Invariant) {
 	found := map[[2]string]int{}
 	for schema, rows := range c.rows.parked {
 		for _, r := range rows {
-			k := [2]string{schema, r.id()}
+			k := [2]string{schema, r.identityText()}
 			found[k]++
-			if p, poison := want[k]; !poison || !r.isOf(p) {
-				i.check(false, Offender{Key: schema + " " + r.id()}, "%s %s from %s, payload %s: %s %s", r.State, r.Kind, r.Topic, r.Payload, r.Reason, r.Error)
+			if p, poison := want[k]; !poison || !r.isOfInjection(p) {
+				i.checkThat(false, Offender{Key: schema + " " + r.identityText()}, "%s %s from %s, payload %s: %s %s", r.State, r.Kind, r.Topic, r.Payload, r.Reason, r.Error)
 			}
 		}
 	}
 	for k, p := range want {
-		i.check(found[k] >= 1 || p.Unconfirmed || c.discarded(p), Offender{Key: k[0] + " " + k[1]}, "poison (%s) to %s is no dead letter", p.What, p.Topic)
+		i.checkThat(found[k] >= 1 || p.Unconfirmed || c.discarded(p), Offender{Key: k[0] + " " + k[1]}, "poison (%s) to %s is no dead letter", p.What, p.Topic)
 	}
 }
 
-// isOf reports whether r is the dead letter that p must end as.
-func (r *parkedRow) isOf(p record.Injection) bool {
+// isOfInjection reports whether r is the dead letter that p must end as.
+func (r *parkedRow) isOfInjection(p record.Injection) bool {
 	reason, _, _ := strings.Cut(p.What, ":")
 	return r.State == "dead" && r.Topic == p.Topic && r.Reason == reason && r.Payload == p.Payload
 }

@@ -56,8 +56,8 @@ type key struct{ saga, tenant, key string }
 
 func (k key) String() string { return k.tenant + "/" + k.key }
 
-// open reads everything in dir.
-func open(dir string) (*run, error) {
+// openRun reads everything in dir.
+func openRun(dir string) (*run, error) {
 	c := &run{dir: dir, points: map[string]int{}, changes: map[string][]change{}}
 	if err := record.ReadJSON(dir, record.RunFile, &c.run); err != nil {
 		return nil, fmt.Errorf("it is not the directory of a run: %w", err)
@@ -66,13 +66,13 @@ func open(dir string) (*run, error) {
 		return nil, fmt.Errorf("the run has not come to its end: %w", err)
 	}
 	if err := errors.Join(
-		read(dir, record.ScheduleFile, &c.schedule),
-		read(dir, record.EventsFile, &c.events),
-		read(dir, record.ClientFile, &c.ops),
-		read(dir, record.InjectedFile, &c.injected),
-		read(dir, record.SamplesFile, &c.samples),
-		read(dir, record.OutboxFile, &c.messages),
-		c.readPoints(), c.readChanges(), c.rows.read(dir),
+		readRecords(dir, record.ScheduleFile, &c.schedule),
+		readRecords(dir, record.EventsFile, &c.events),
+		readRecords(dir, record.ClientFile, &c.ops),
+		readRecords(dir, record.InjectedFile, &c.injected),
+		readRecords(dir, record.SamplesFile, &c.samples),
+		readRecords(dir, record.OutboxFile, &c.messages),
+		c.readPoints(), c.readChanges(), c.rows.readTables(dir),
 	); err != nil {
 		return nil, err
 	}
@@ -81,12 +81,12 @@ func open(dir string) (*run, error) {
 			c.phases = append(c.phases, e)
 		}
 	}
-	c.gather()
+	c.gatherRequests()
 	return c, nil
 }
 
-func read[T any](dir, name string, into *[]T) (err error) {
-	*into, err = record.All[T](dir, name)
+func readRecords[T any](dir, name string, into *[]T) (err error) {
+	*into, err = record.ReadAll[T](dir, name)
 	return err
 }
 
@@ -116,7 +116,7 @@ func (c *run) readChanges() error {
 		shared[s] = s
 		return s
 	}
-	for r, err := range record.Read[record.Change](c.dir, record.ChangesFile) {
+	for r, err := range record.ReadFile[record.Change](c.dir, record.ChangesFile) {
 		if err != nil {
 			return err
 		}
@@ -137,8 +137,8 @@ func (c *run) readChanges() error {
 	return nil
 }
 
-// phase returns when a phase began, or the end of the run.
-func (c *run) phase(name string) record.At {
+// phaseStart returns when a phase began, or the end of the run.
+func (c *run) phaseStart(name string) record.At {
 	for _, p := range c.phases {
 		if p.Args == name {
 			return p.At
@@ -147,5 +147,5 @@ func (c *run) phase(name string) record.At {
 	return c.end
 }
 
-// at is the run's time of a moment by another clock of the machine.
-func (c *run) at(t time.Time) record.At { return t.Sub(c.run.Began) }
+// sinceBegin is the run's time of a moment by another clock of the machine.
+func (c *run) sinceBegin(t time.Time) record.At { return t.Sub(c.run.Began) }

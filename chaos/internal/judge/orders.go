@@ -46,7 +46,7 @@ func (c *run) judgeOrders() []*Invariant {
 	return []*Invariant{once, ends, money, graph, undone, order}
 }
 
-func (o *order) count(kind string) (n int, sum int64) {
+func (o *order) countKind(kind string) (n int, sum int64) {
 	for _, e := range o.ledger {
 		if e.Kind == kind {
 			n++
@@ -56,8 +56,8 @@ func (o *order) count(kind string) (n int, sum int64) {
 	return n, sum
 }
 
-// inserts counts the rows that were ever inserted into a table.
-func inserts(all []change, table string) (n int) {
+// countInserts counts the rows that were ever inserted into a table.
+func countInserts(all []change, table string) (n int) {
 	for _, ch := range all {
 		if ch.table == table && ch.op == "INSERT" {
 			n++
@@ -67,14 +67,14 @@ func inserts(all []change, table string) (n int) {
 }
 
 func (o *order) judgeOnce(i *Invariant) {
-	charges, _ := o.count("charge")
-	refunds, _ := o.count("refund")
-	paid, shipped, taken := inserts(o.changes, "payment_service.payment"), inserts(o.changes, "shipping_service.shipment"), inserts(o.changes, "order_service.orders")
-	i.check(charges <= 1 && refunds <= 1 && paid <= 1 && shipped <= 1 && taken <= 1, o.offender(),
+	charges, _ := o.countKind("charge")
+	refunds, _ := o.countKind("refund")
+	paid, shipped, taken := countInserts(o.changes, "payment_service.payment"), countInserts(o.changes, "shipping_service.shipment"), countInserts(o.changes, "order_service.orders")
+	i.checkThat(charges <= 1 && refunds <= 1 && paid <= 1 && shipped <= 1 && taken <= 1, o.offender(),
 		"%d charges, %d refunds, %d payments, %d shipments, taken %d times", charges, refunds, paid, shipped, taken)
 }
 
-func (o *order) status() string {
+func (o *order) finalStatus() string {
 	if o.row == nil {
 		return "lost"
 	}
@@ -82,18 +82,18 @@ func (o *order) status() string {
 }
 
 func (o *order) judgeEnd(i *Invariant) {
-	status := o.status()
+	status := o.finalStatus()
 	switch final := status == completed || status == cancelled; {
 	case o.placed == nil && o.row == nil:
-		i.check(false, o.offender(), "something was done for an order that nobody has placed")
+		i.checkThat(false, o.offender(), "something was done for an order that nobody has placed")
 	case o.placed == nil: // its client never got an answer
-		i.check(final, o.offender(), "the order is %s", status)
+		i.checkThat(final, o.offender(), "the order is %s", status)
 	default:
-		i.check(final && (o.want == "" || o.want == status), o.offender(), "the order (%s) is %s, not %s: %s", o.kind, status, o.want, o.reason())
+		i.checkThat(final && (o.want == "" || o.want == status), o.offender(), "the order (%s) is %s, not %s: %s", o.kind, status, o.want, o.finalReason())
 	}
 }
 
-func (o *order) reason() string {
+func (o *order) finalReason() string {
 	if o.row == nil {
 		return ""
 	}
@@ -101,18 +101,18 @@ func (o *order) reason() string {
 }
 
 func (o *order) judgeMoney(i *Invariant) {
-	_, in := o.count("charge")
-	_, out := o.count("refund")
+	_, in := o.countKind("charge")
+	_, out := o.countKind("refund")
 	var want int64
-	if o.status() == completed {
+	if o.finalStatus() == completed {
 		want = o.row.Amount
 	}
-	i.check(in-out == want, o.offender(), "%d charged, %d refunded for an order of %d that is %s", in, out, want, o.status())
+	i.checkThat(in-out == want, o.offender(), "%d charged, %d refunded for an order of %d that is %s", in, out, want, o.finalStatus())
 }
 
-// walk follows the states of one thing through its changes, and returns what it
+// walkStates follows the states of one thing through its changes, and returns what it
 // may not do.
-func walk(all []change, table, key string, graph map[string][]string) (wrong string) {
+func walkStates(all []change, table, key string, graph map[string][]string) (wrong string) {
 	state := ""
 	for _, ch := range all {
 		if ch.table != table || ch.key != key || ch.op == "DELETE" {
@@ -130,17 +130,17 @@ func walk(all []change, table, key string, graph map[string][]string) (wrong str
 }
 
 func (o *order) judgeGraph(i *Invariant) {
-	wrong := walk(o.changes, "order_service.orders", keyOf(o.changes, "order_service.orders"), orderGraph)
+	wrong := walkStates(o.changes, "order_service.orders", keyColumn(o.changes, "order_service.orders"), orderGraph)
 	for _, s := range o.steps {
-		if bad := walk(o.changes, "order_service.order_step", s.Step, stepGraph); bad != "" {
+		if bad := walkStates(o.changes, "order_service.order_step", s.Step, stepGraph); bad != "" {
 			wrong = s.Step + ": " + bad
 		}
 	}
-	i.check(wrong == "", o.offender(), "%s", wrong)
+	i.checkThat(wrong == "", o.offender(), "%s", wrong)
 }
 
-// keyOf returns the key that the changes of a table with one row of the saga have.
-func keyOf(all []change, table string) string {
+// keyColumn returns the key that the changes of a table with one row of the saga have.
+func keyColumn(all []change, table string) string {
 	for _, ch := range all {
 		if ch.table == table {
 			return ch.key
@@ -150,15 +150,15 @@ func keyOf(all []change, table string) string {
 }
 
 func (o *order) judgeUndone(i *Invariant) {
-	charges, _ := o.count("charge")
-	refunds, _ := o.count("refund")
+	charges, _ := o.countKind("charge")
+	refunds, _ := o.countKind("refund")
 	rejected := slices.ContainsFunc(o.shipped, func(s shipmentRow) bool { return s.State == "rejected" })
 	arranged := slices.ContainsFunc(o.shipped, func(s shipmentRow) bool { return s.State == "arranged" })
-	switch o.status() {
+	switch o.finalStatus() {
 	case completed:
-		i.check(charges == 1 && refunds == 0 && arranged, o.offender(), "completed with %d charges, %d refunds, arranged: %t", charges, refunds, arranged)
+		i.checkThat(charges == 1 && refunds == 0 && arranged, o.offender(), "completed with %d charges, %d refunds, arranged: %t", charges, refunds, arranged)
 	case cancelled:
-		i.check(charges == refunds && !arranged && rejected == (charges > 0), o.offender(),
+		i.checkThat(charges == refunds && !arranged && rejected == (charges > 0), o.offender(),
 			"cancelled with %d charges, %d refunds, shipment arranged: %t, rejected: %t", charges, refunds, arranged, rejected)
 	}
 }
@@ -180,5 +180,5 @@ func (o *order) judgeOrder(i *Invariant) {
 	refund := position(o.changes, "payment_gateway.ledger", func(ch change) bool { return strings.HasPrefix(ch.state, "refund") })
 	shipment := position(o.changes, "shipping_service.shipment", inserted)
 	ok := (shipment < 0 || charge >= 0 && charge < shipment) && (refund < 0 || shipment >= 0 && shipment < refund)
-	i.check(ok, o.offender(), "charge at %d, shipment at %d, refund at %d", charge, shipment, refund)
+	i.checkThat(ok, o.offender(), "charge at %d, shipment at %d, refund at %d", charge, shipment, refund)
 }

@@ -55,8 +55,8 @@ func (p *placed) offender(id string) Offender {
 func (o *order) offender() Offender { return o.placed.offender(o.id) }
 func (t *trip) offender() Offender  { return t.placed.offender(t.id) }
 
-// gather brings together what belongs together.
-func (c *run) gather() {
+// gatherRequests brings together what belongs together.
+func (c *run) gatherRequests() {
 	c.gatherOps()
 	c.gatherOrders()
 	c.gatherTrips()

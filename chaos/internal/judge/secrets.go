@@ -24,16 +24,16 @@ var (
 func (c *run) judgeSecrets() ([]*Invariant, error) {
 	said := &Invariant{ID: "S", Says: "no password and no card is in what a process prints, but for messages that a broker prints when it fails, in what one measures or answers, in what the database shows of its sessions, or in what is kept of a failure"}
 	for _, op := range c.ops {
-		said.check(op.Leak == "", Offender{Key: op.Tenant + "/" + op.Key}, "an answer has %s", op.Leak)
+		said.checkThat(op.Leak == "", Offender{Key: op.Tenant + "/" + op.Key}, "an answer has %s", op.Leak)
 	}
 	for _, s := range c.samples {
-		said.check(s.Leak == "", Offender{}, "after %s the database's list of sessions has %s", s.At, s.Leak)
+		said.checkThat(s.Leak == "", Offender{}, "after %s the database's list of sessions has %s", s.At, s.Leak)
 	}
 	outputs, err := filepath.Glob(filepath.Join(c.dir, record.OutputDir, "*"))
 	if err != nil {
 		return nil, err
 	}
-	said.check(len(outputs) > 0, Offender{}, "nothing of what the processes printed was kept")
+	said.checkThat(len(outputs) > 0, Offender{}, "nothing of what the processes printed was kept")
 	for _, name := range outputs {
 		if err := checkOutput(said, name); err != nil {
 			return nil, err
@@ -60,7 +60,7 @@ func checkOutput(said *Invariant, name string) error {
 		return err
 	}
 	defer file.Close()
-	look := record.Leaks
+	look := record.LeakedNames
 	if base := filepath.Base(name); base == record.BrokerOutput || base == record.BrokerLog {
 		look = record.BrokerLeaks
 	}
@@ -68,7 +68,7 @@ func checkOutput(said *Invariant, name string) error {
 	for n := 1; ; n++ {
 		line, err := lines.ReadBytes('\n')
 		leaks := look(line)
-		said.check(len(leaks) == 0, Offender{Key: filepath.Base(name)}, "line %d has %s", n, strings.Join(leaks, " and "))
+		said.checkThat(len(leaks) == 0, Offender{Key: filepath.Base(name)}, "line %d has %s", n, strings.Join(leaks, " and "))
 		if err == io.EOF {
 			return nil
 		}
@@ -84,7 +84,7 @@ func checkRows(said *Invariant, dir, file string) error {
 	if err != nil {
 		return err
 	}
-	for row, err := range record.Read[map[string]json.RawMessage](dir, name) {
+	for row, err := range record.ReadFile[map[string]json.RawMessage](dir, name) {
 		if err != nil {
 			return err
 		}
@@ -92,8 +92,8 @@ func checkRows(said *Invariant, dir, file string) error {
 			if slices.Contains(columnsOfBytes, column) {
 				continue
 			}
-			leaks := record.Leaks(value)
-			said.check(len(leaks) == 0, Offender{Key: filepath.Base(name)}, "the column %s of row %s has %s", column, fmt.Sprint(string(row["id"])), strings.Join(leaks, " and "))
+			leaks := record.LeakedNames(value)
+			said.checkThat(len(leaks) == 0, Offender{Key: filepath.Base(name)}, "the column %s of row %s has %s", column, fmt.Sprint(string(row["id"])), strings.Join(leaks, " and "))
 		}
 	}
 	return nil

@@ -22,62 +22,62 @@ const (
 func (c *run) judgeSite() []*Invariant {
 	drainWithin := c.run.Options.DrainWithin()
 	drained := &Invariant{ID: "I13", Says: fmt.Sprintf("everything is done within %s of the end of all faults", drainWithin)}
-	drained.check(c.final.Drained > 0, Offender{}, "left: %s", clip(c.final.Left))
-	drained.check(c.drain() <= drainWithin, Offender{}, "it took %s or more", c.drain().Round(time.Millisecond))
+	drained.checkThat(c.final.Drained > 0, Offender{}, "left: %s", clipList(c.final.Left))
+	drained.checkThat(c.drainTime() <= drainWithin, Offender{}, "it took %s or more", c.drainTime().Round(time.Millisecond))
 
 	clean := &Invariant{ID: "I14", Says: "every process ends when told to, none by itself, its goroutines do not pile up, and nothing of it is left in the servers"}
 	for _, s := range c.final.Stopped {
-		clean.check(s.Code == 0, Offender{Key: s.Name}, "%s ended with code %d after %s", s.Name, s.Code, s.Took.Round(time.Millisecond))
+		clean.checkThat(s.Code == 0, Offender{Key: s.Name}, "%s ended with code %d after %s", s.Name, s.Code, s.Took.Round(time.Millisecond))
 	}
-	clean.check(len(c.final.Stopped) > 0, Offender{}, "no process was told to stop")
+	clean.checkThat(len(c.final.Stopped) > 0, Offender{}, "no process was told to stop")
 	for _, e := range c.events {
 		if e.Fault == record.Exit {
-			clean.check(!strings.HasPrefix(e.Args, byItself) && !strings.Contains(e.Args, hung), Offender{Key: e.Target}, "at %s %s ended %s", e.At.Round(time.Millisecond), e.Target, e.Args)
+			clean.checkThat(!strings.HasPrefix(e.Args, byItself) && !strings.Contains(e.Args, hung), Offender{Key: e.Target}, "at %s %s ended %s", e.At.Round(time.Millisecond), e.Target, e.Args)
 		}
 	}
-	clean.check(c.final.Connections == 0 && c.final.IdleInTx == 0 && c.final.Locks == 0 && c.final.BrokerConnections == 0, Offender{},
+	clean.checkThat(c.final.Connections == 0 && c.final.IdleInTx == 0 && c.final.Locks == 0 && c.final.BrokerConnections == 0, Offender{},
 		"%d connections, %d idle in transaction, %d locks, %d connections to the broker", c.final.Connections, c.final.IdleInTx, c.final.Locks, c.final.BrokerConnections)
 
 	for n, after := range c.final.Goroutines {
 		more := record.MoreGoroutines(c.final.Goroutines[0], after)
-		clean.check(len(after) > 0 && len(more) == 0, Offender{}, "after replay %d, goroutines: %v of %s, and there were %v", n, after, clip(more), c.final.Goroutines[0])
+		clean.checkThat(len(after) > 0 && len(more) == 0, Offender{}, "after replay %d, goroutines: %v of %s, and there were %v", n, after, clipList(more), c.final.Goroutines[0])
 	}
-	clean.check(len(c.final.Goroutines) >= len(c.final.Effects) || c.final.Drained == 0, Offender{}, "goroutines were counted %d times, not %d", len(c.final.Goroutines), len(c.final.Effects))
+	clean.checkThat(len(c.final.Goroutines) >= len(c.final.Effects) || c.final.Drained == 0, Offender{}, "goroutines were counted %d times, not %d", len(c.final.Goroutines), len(c.final.Effects))
 
 	always := &Invariant{ID: "I3", Says: "money and stock are conserved at every moment of the storm"}
 	for _, s := range c.samples {
 		if !s.Asked && len(s.Unbalanced) == 0 {
 			continue // it has looked at something else
 		}
-		always.check(len(s.Unbalanced) == 0, Offender{}, "at %s: %s", s.At.Round(time.Second), clip(s.Unbalanced))
+		always.checkThat(len(s.Unbalanced) == 0, Offender{}, "at %s: %s", s.At.Round(time.Second), clipList(s.Unbalanced))
 	}
 
 	replay := &Invariant{ID: "R", Says: "the whole history, published again in another order, changes nothing"}
 	for n, e := range c.final.Effects {
-		replay.check(e == c.final.Effects[0], Offender{}, "after replay %d the effects are %s, and were %s", n, e, c.final.Effects[0])
+		replay.checkThat(e == c.final.Effects[0], Offender{}, "after replay %d the effects are %s, and were %s", n, e, c.final.Effects[0])
 	}
 	return []*Invariant{always, drained, clean, replay}
 }
 
-// drain is how long it took until nothing was left to be done, or how long that was
+// drainTime is how long it took until nothing was left to be done, or how long that was
 // waited for in vain.
-func (c *run) drain() time.Duration {
+func (c *run) drainTime() time.Duration {
 	end := c.final.Drained
 	if end == 0 {
-		end = c.phase(record.Replay)
+		end = c.phaseStart(record.Replay)
 	}
 	return max(0, end-c.final.Healed)
 }
 
-func clip(all []string) string {
+func clipList(all []string) string {
 	if len(all) > maxOffenders {
 		all = append(slices.Clip(all[:maxOffenders]), fmt.Sprintf("and %d more", len(all)-maxOffenders))
 	}
 	return strings.Join(all, "; ")
 }
 
-// busy reports whether a request was under way while e struck.
-func (c *run) busy(e record.Event) bool {
+// wasBusy reports whether a request was under way while e struck.
+func (c *run) wasBusy(e record.Event) bool {
 	if e.Open > 0 {
 		return true
 	}
@@ -86,24 +86,24 @@ func (c *run) busy(e record.Event) bool {
 	return begun > 0 && c.returned[begun-1] >= e.At
 }
 
-// isFault reports whether e was done to the site.
-func isFault(e record.Event) bool {
+// isFaultEvent reports whether e was done to the site.
+func isFaultEvent(e record.Event) bool {
 	return e.Fault != record.Phase && e.Fault != record.Start && e.Fault != record.Exit
 }
 
-// inStorm reports whether at is in the storm.
-func (c *run) inStorm(at record.At) bool {
-	return c.phase(record.Storm) <= at && at < c.phase(record.Heal)
+// duringStorm reports whether at is in the storm.
+func (c *run) duringStorm(at record.At) bool {
+	return c.phaseStart(record.Storm) <= at && at < c.phaseStart(record.Heal)
 }
 
 // troubled reports whether the storm was on, or a fault struck, between two moments. It
 // is over when everything runs again: until then processes are restarted.
 func (c *run) troubled(from, to record.At) bool {
-	if from < c.final.Healed && c.phase(record.Storm) <= to {
+	if from < c.final.Healed && c.phaseStart(record.Storm) <= to {
 		return true
 	}
 	return slices.ContainsFunc(c.events, func(e record.Event) bool {
-		return isFault(e) && e.At <= to && from <= max(e.At, e.Until)
+		return isFaultEvent(e) && e.At <= to && from <= max(e.At, e.Until)
 	})
 }
 
@@ -118,7 +118,7 @@ const (
 func (c *run) askedSeldom() string {
 	n := 0
 	for _, s := range c.samples {
-		if s.Asked && c.inStorm(s.At) {
+		if s.Asked && c.duringStorm(s.At) {
 			n++
 		}
 	}
@@ -128,14 +128,14 @@ func (c *run) askedSeldom() string {
 	return ""
 }
 
-// missing lists what was to strike and has not. A fault that has met nobody has not.
-func (c *run) missing() (missing []string) {
+// missingPoints lists what was to strike and has not. A fault that has met nobody has not.
+func (c *run) missingPoints() (missing []string) {
 	struck := map[string]bool{}
 	for name := range c.points {
 		struck[name] = true
 	}
 	for _, e := range c.events {
-		if e.Err == "" && e.Hits > 0 && c.busy(e) {
+		if e.Err == "" && e.Hits > 0 && c.wasBusy(e) {
 			struck[e.Fault] = true
 		}
 	}

@@ -103,36 +103,36 @@ type (
 	}
 )
 
-// read reads the tables in dir. One that is missing has no rows to judge by, and
+// readTables reads the tables in dir. One that is missing has no rows to judge by, and
 // would make everything hold.
-func (t *tables) read(dir string) error {
+func (t *tables) readTables(dir string) error {
 	t.bookings, t.stocks = map[string][]bookingRow{}, map[string][]stockRow{}
 	t.inboxes, t.parked, t.held = map[string][]inboxRow{}, map[string][]parkedRow{}, map[string][]heldRow{}
 	err := errors.Join(
-		table(dir, "order_service.orders", &t.orders), table(dir, "order_service.order_step", &t.steps),
-		table(dir, "payment_service.payment", &t.payments), table(dir, "shipping_service.shipment", &t.shipments),
-		table(dir, "payment_gateway.ledger", &t.ledger),
-		table(dir, "trip_service.trip", &t.trips), table(dir, "trip_service.saga", &t.sagas), table(dir, "trip_service.itinerary", &t.itineraries),
-		table(dir, "ticketing_service.ticket", &t.tickets), table(dir, "mail_service.mail", &t.mails),
+		readTable(dir, "order_service.orders", &t.orders), readTable(dir, "order_service.order_step", &t.steps),
+		readTable(dir, "payment_service.payment", &t.payments), readTable(dir, "shipping_service.shipment", &t.shipments),
+		readTable(dir, "payment_gateway.ledger", &t.ledger),
+		readTable(dir, "trip_service.trip", &t.trips), readTable(dir, "trip_service.saga", &t.sagas), readTable(dir, "trip_service.itinerary", &t.itineraries),
+		readTable(dir, "ticketing_service.ticket", &t.tickets), readTable(dir, "mail_service.mail", &t.mails),
 	)
 	for _, service := range holders {
 		var bookings []bookingRow
 		var stock []stockRow
-		err = errors.Join(err, table(dir, service+"_service.booking", &bookings), table(dir, service+"_service.stock", &stock))
+		err = errors.Join(err, readTable(dir, service+"_service.booking", &bookings), readTable(dir, service+"_service.stock", &stock))
 		t.bookings[service], t.stocks[service] = bookings, stock
 	}
 	for _, schema := range consumers() {
 		var inbox []inboxRow
 		var parked []parkedRow
 		var held []heldRow
-		err = errors.Join(err, table(dir, schema+".inbox", &inbox), table(dir, schema+".parked", &parked), table(dir, schema+".outbox_held", &held))
+		err = errors.Join(err, readTable(dir, schema+".inbox", &inbox), readTable(dir, schema+".parked", &parked), readTable(dir, schema+".outbox_held", &held))
 		t.inboxes[schema], t.parked[schema], t.held[schema] = inbox, parked, held
 	}
 	return err
 }
 
-func table[T any](dir, name string, into *[]T) error {
-	err := read(dir, filepath.Join(record.TablesDir, name+".jsonl.gz"), into)
+func readTable[T any](dir, name string, into *[]T) error {
+	err := readRecords(dir, filepath.Join(record.TablesDir, name+".jsonl.gz"), into)
 	if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(name, ".outbox_held") {
 		return nil
 	}
@@ -189,8 +189,8 @@ func listening(topic string) (of []listener) {
 	return of
 }
 
-// id is the message's id as text.
-func (r *parkedRow) id() string {
+// identityText is the message's id as text.
+func (r *parkedRow) identityText() string {
 	text, err := hex.DecodeString(strings.TrimPrefix(r.MessageID, `\x`))
 	if err != nil {
 		return r.MessageID

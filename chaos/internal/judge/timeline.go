@@ -77,7 +77,7 @@ func (c *run) timeline(o Offender) Timeline {
 	}
 	for _, m := range c.messages {
 		if of(m.Scope, m.Key) {
-			add(c.at(m.At), m.Schema+".outbox", "%s to %s, step %s#%s (tx %d)", m.MessageID, m.Topic, m.Step, m.N, m.Tx)
+			add(c.sinceBegin(m.At), m.Schema+".outbox", "%s to %s, step %s#%s (tx %d)", m.MessageID, m.Topic, m.Step, m.N, m.Tx)
 		}
 	}
 	for _, i := range c.injected {

@@ -39,7 +39,7 @@ func (c *run) judgeTrips() []*Invariant {
 	return []*Invariant{once, ends, stock, graph, undone, order}
 }
 
-func (t *trip) status() string {
+func (t *trip) finalStatus() string {
 	if t.saga == nil {
 		return "lost"
 	}
@@ -49,28 +49,28 @@ func (t *trip) status() string {
 func (t *trip) judgeOnce(i *Invariant) {
 	var wrong []string
 	for _, service := range holders {
-		if n := inserts(t.changes, service+"_service.booking"); n > 1 || len(t.bookings[service]) > 1 {
+		if n := countInserts(t.changes, service+"_service.booking"); n > 1 || len(t.bookings[service]) > 1 {
 			wrong = append(wrong, fmt.Sprintf("%s booked %d times", service, max(n, len(t.bookings[service]))))
 		}
 	}
 	if t.tickets > 1 || t.mails > 1 || t.itineraries > 1 {
 		wrong = append(wrong, fmt.Sprintf("%d tickets, %d mails, %d itineraries", t.tickets, t.mails, t.itineraries))
 	}
-	i.check(len(wrong) == 0, t.offender(), "%s", strings.Join(wrong, ", "))
+	i.checkThat(len(wrong) == 0, t.offender(), "%s", strings.Join(wrong, ", "))
 }
 
 func (c *run) judgeTripEnd(t *trip, i *Invariant) {
-	status := t.status()
+	status := t.finalStatus()
 	final := status == completed || status == compensated
 	switch {
 	case t.placed == nil && t.row == nil:
-		i.check(false, t.offender(), "something was done for a trip that nobody has placed")
+		i.checkThat(false, t.offender(), "something was done for a trip that nobody has placed")
 		return
 	case t.placed == nil:
-		i.check(final, t.offender(), "the trip is %s", status)
+		i.checkThat(final, t.offender(), "the trip is %s", status)
 		return
 	case !final:
-		i.check(false, t.offender(), "the trip (%s) is %s: %s", t.kind, status, t.reason())
+		i.checkThat(false, t.offender(), "the trip (%s) is %s: %s", t.kind, status, t.finalReason())
 		return
 	}
 	want := t.want
@@ -82,10 +82,10 @@ func (c *run) judgeTripEnd(t *trip, i *Invariant) {
 	case len(t.cancel) > 0: // whether it was cancelled nobody knows
 		want = ""
 	}
-	i.check(want == "" || status == want || c.late(t), t.offender(), "the trip (%s) is %s, not %s: %s", t.kind, status, want, t.reason())
+	i.checkThat(want == "" || status == want || c.startedLate(t), t.offender(), "the trip (%s) is %s, not %s: %s", t.kind, status, want, t.finalReason())
 }
 
-func (t *trip) reason() string {
+func (t *trip) finalReason() string {
 	if t.saga == nil {
 		return ""
 	}
@@ -96,10 +96,10 @@ func (t *trip) reason() string {
 // a participant says comes behind other words.
 var overdue = regexp.MustCompile(`^(step [^: ]+: no reply within [0-9.hmsµn]+|the saga's deadline of [0-9.hmsµn]+ has passed)$`)
 
-// late reports whether the trip was compensated because a deadline had passed, which it
+// startedLate reports whether the trip was compensated because a deadline had passed, which it
 // may while processes are killed, and only then.
-func (c *run) late(t *trip) bool {
-	if t.status() != compensated || !overdue.MatchString(t.reason()) || len(t.changes) == 0 {
+func (c *run) startedLate(t *trip) bool {
+	if t.finalStatus() != compensated || !overdue.MatchString(t.finalReason()) || len(t.changes) == 0 {
 		return false
 	}
 	return c.troubled(record.At(t.changes[0].at), record.At(t.changes[len(t.changes)-1].at))
@@ -113,7 +113,7 @@ func (t *trip) mustComplete() bool {
 
 func (t *trip) judgeGraph(i *Invariant) {
 	const table = "trip_service.saga"
-	wrong, ended, revision := walk(t.changes, table, keyOf(t.changes, table), sagaGraph), 0, -1
+	wrong, ended, revision := walkStates(t.changes, table, keyColumn(t.changes, table), sagaGraph), 0, -1
 	for _, ch := range t.changes {
 		if ch.table != table || ch.op == "DELETE" {
 			continue
@@ -132,11 +132,11 @@ func (t *trip) judgeGraph(i *Invariant) {
 	if ended > 1 && wrong == "" {
 		wrong = fmt.Sprintf("has ended %d times", ended)
 	}
-	i.check(wrong == "", t.offender(), "%s", wrong)
+	i.checkThat(wrong == "", t.offender(), "%s", wrong)
 }
 
 func (t *trip) judgeUndone(i *Invariant) {
-	status, papers := t.status(), 0
+	status, papers := t.finalStatus(), 0
 	var wrong []string
 	if status == completed {
 		papers = 1
@@ -154,7 +154,7 @@ func (t *trip) judgeUndone(i *Invariant) {
 	if status == completed && (len(t.bookings["flight"]) == 0 || len(t.bookings["hotel"]) == 0) {
 		wrong = append(wrong, "no flight or no hotel")
 	}
-	i.check(len(wrong) == 0, t.offender(), "%s with %s", status, strings.Join(wrong, ", "))
+	i.checkThat(len(wrong) == 0, t.offender(), "%s with %s", status, strings.Join(wrong, ", "))
 }
 
 // judgeOrder: after the pivot it goes forward only.
@@ -165,11 +165,11 @@ func (t *trip) judgeOrder(i *Invariant) {
 	}
 	after := slices.IndexFunc(t.changes, func(ch change) bool { return ch.seq > ticket && strings.HasSuffix(ch.table, "_service.booking") })
 	if after < 0 {
-		i.check(true, t.offender(), "")
+		i.checkThat(true, t.offender(), "")
 		return
 	}
 	ch := t.changes[after]
-	i.check(false, t.offender(), "%s: %s after the ticket", ch.table, ch.state)
+	i.checkThat(false, t.offender(), "%s: %s after the ticket", ch.table, ch.state)
 }
 
 func (c *run) judgeStock(i *Invariant) {
@@ -181,7 +181,7 @@ func (c *run) judgeStock(i *Invariant) {
 			}
 		}
 		for _, s := range c.rows.stocks[service] {
-			i.check(s.Capacity-s.Free == held[s.Item], Offender{Key: service + " " + s.Item}, "of %d are %d free and %d held", s.Capacity, s.Free, held[s.Item])
+			i.checkThat(s.Capacity-s.Free == held[s.Item], Offender{Key: service + " " + s.Item}, "of %d are %d free and %d held", s.Capacity, s.Free, held[s.Item])
 		}
 	}
 }

@@ -69,9 +69,9 @@ type answer struct {
 	unsaid bool // nobody has heard the request: it was not a try
 }
 
-// insist sends a request until it is answered for good, to the processes of the service in
+// requestUntilAnswered sends a request until it is answered for good, to the processes of the service in
 // turn, and with a longer pause each time.
-func (l *Load) insist(ctx context.Context, r request) (a answer) {
+func (l *Load) requestUntilAnswered(ctx context.Context, r request) (a answer) {
 	urls := l.urls[r.saga.kind.Saga]
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -86,7 +86,7 @@ func (l *Load) insist(ctx context.Context, r request) (a answer) {
 		if ctx.Err() != nil {
 			return a
 		}
-		if a = l.send(ctx, r, urls[(r.client+try)%len(urls)]); a.final {
+		if a = l.sendRequest(ctx, r, urls[(r.client+try)%len(urls)]); a.final {
 			return a
 		}
 		if !a.unsaid {
@@ -96,11 +96,11 @@ func (l *Load) insist(ctx context.Context, r request) (a answer) {
 	return a
 }
 
-// send makes one request, which is one Op.
-func (l *Load) send(ctx context.Context, r request, url string) answer {
+// sendRequest makes one request, which is one Op.
+func (l *Load) sendRequest(ctx context.Context, r request, url string) answer {
 	op := record.Op{
 		Saga: r.saga.kind.Saga, Kind: r.saga.kind.Name, Method: r.method, Tenant: r.saga.tenant, Key: r.saga.key,
-		Body: record.Digest(r.body), Client: r.client,
+		Body: record.DigestOf(r.body), Client: r.client,
 	}
 	if len(r.saga.kind.Ends) == 1 {
 		op.Want = r.saga.kind.Ends[0]
@@ -113,8 +113,8 @@ func (l *Load) send(ctx context.Context, r request, url string) answer {
 	reply, err := l.exchange(ctx, r, url)
 	op.Return = l.opts.Now()
 	l.open.Add(-1)
-	a := judge(&op, reply, err)
-	l.opts.Ops.Add(op)
+	a := judgeReply(&op, reply, err)
+	l.opts.Ops.AddRecord(op)
 	return a
 }
 
@@ -152,8 +152,8 @@ type verdict struct {
 	Code string `json:"code"`
 }
 
-// judge says in op what became of a request.
-func judge(op *record.Op, r reply, err error) answer {
+// judgeReply says in op what became of a request.
+func judgeReply(op *record.Op, r reply, err error) answer {
 	if err != nil {
 		op.Outcome, op.Err = record.Unknown, err.Error()
 		var network *net.OpError
@@ -163,10 +163,10 @@ func judge(op *record.Op, r reply, err error) answer {
 		}
 		return answer{}
 	}
-	op.Leak = strings.Join(record.Leaks(r.body), " and ")
+	op.Leak = strings.Join(record.LeakedNames(r.body), " and ")
 	var v verdict
 	_ = json.Unmarshal(r.body, &v) // whoever stands in between may answer in HTML
-	op.Status, op.Reply, op.Replay = r.status, digest(r), r.header.Get("Idempotent-Replayed") == "true"
+	op.Status, op.Reply, op.Replay = r.status, digestReply(r), r.header.Get("Idempotent-Replayed") == "true"
 	if r.status >= http.StatusBadRequest {
 		op.Problem = v.Type
 	}
@@ -197,9 +197,9 @@ var stored = []string{
 	"Etag", "Last-Modified", "Link", "Vary", "Deprecation", "Sunset",
 }
 
-// digest is the same for two responses if a client cannot tell the one from the other but by
+// digestReply is the same for two responses if a client cannot tell the one from the other but by
 // its date and the mark of a replay.
-func digest(r reply) string {
+func digestReply(r reply) string {
 	var all bytes.Buffer
 	all.WriteString(strconv.Itoa(r.status))
 	for _, name := range stored {
@@ -209,5 +209,5 @@ func digest(r reply) string {
 	}
 	all.WriteString("\n\n")
 	all.Write(r.body)
-	return record.Digest(all.Bytes())
+	return record.DigestOf(all.Bytes())
 }

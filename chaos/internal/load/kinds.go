@@ -70,10 +70,10 @@ var Trips = []Kind{
 
 const overBudget = "over-budget"
 
-// Find returns the kind of that name. There is no other for a saga that the load
+// FindKind returns the kind of that name. There is no other for a saga that the load
 // began.
-func Find(saga, name string) (Kind, bool) {
-	for _, k := range kindsOf(saga) {
+func FindKind(saga, name string) (Kind, bool) {
+	for _, k := range kindsOfSaga(saga) {
 		if k.Name == name {
 			return k, true
 		}
@@ -81,7 +81,7 @@ func Find(saga, name string) (Kind, bool) {
 	return Kind{}, false
 }
 
-func kindsOf(saga string) []Kind {
+func kindsOfSaga(saga string) []Kind {
 	if saga == record.Trip {
 		return Trips
 	}

@@ -45,8 +45,8 @@ type Load struct {
 	abort atomic.Pointer[context.CancelFunc] // once it runs
 }
 
-// New returns a Load. It begins nothing: call [Load.Run].
-func New(o Options) (*Load, error) {
+// NewLoad returns a Load. It begins nothing: call [Load.Run].
+func NewLoad(o Options) (*Load, error) {
 	switch {
 	case o.Run.Clients < 1 || o.Run.Sagas < 1 || o.Run.Storm <= 0:
 		return nil, errors.New("load: Clients, Sagas and Storm must be positive")
@@ -64,14 +64,14 @@ func New(o Options) (*Load, error) {
 	}, nil
 }
 
-// Open returns how many requests are under way.
-func (l *Load) Open() int { return int(l.open.Load()) }
+// OpenSagas returns how many requests are under way.
+func (l *Load) OpenSagas() int { return int(l.open.Load()) }
 
-// Begun returns how many sagas have been begun.
-func (l *Load) Begun() int { return int(l.begun.Load()) }
+// BegunSagas returns how many sagas have been begun.
+func (l *Load) BegunSagas() int { return int(l.begun.Load()) }
 
-// Abort ends every request of a Run that is under way at once, and that Run.
-func (l *Load) Abort() {
+// AbortRequests ends every request of a Run that is under way at once, and that Run.
+func (l *Load) AbortRequests() {
 	if end := l.abort.Load(); end != nil {
 		(*end)()
 	}
@@ -96,11 +96,11 @@ func (l *Load) Run(ctx context.Context) error {
 		case <-late.Done():
 		}
 	})
-	p := newPace(l.opts.Run.Storm, l.opts.Run.Sagas)
+	p := paceOf(l.opts.Run.Storm, l.opts.Run.Sagas)
 	for c := range l.opts.Run.Clients {
 		clients.Go(func() {
-			for s, ok := l.take(ctx, late, p); ok; s, ok = l.take(ctx, late, p) {
-				l.place(life, s, c)
+			for s, ok := l.takeSaga(ctx, late, p); ok; s, ok = l.takeSaga(ctx, late, p) {
+				l.placeSaga(life, s, c)
 			}
 		})
 	}
@@ -108,31 +108,31 @@ func (l *Load) Run(ctx context.Context) error {
 	cancel()
 	overtime.Wait()
 	l.client.CloseIdleConnections()
-	if l.Begun() < l.opts.Run.Sagas {
+	if l.BegunSagas() < l.opts.Run.Sagas {
 		return errors.New("load: not all sagas were begun in time")
 	}
 	return nil
 }
 
-// take returns the next saga when it is due. There is none once late has ended, or ctx
+// takeSaga returns the next saga when it is due. There is none once late has ended, or ctx
 // and enough are begun.
-func (l *Load) take(ctx, late context.Context, p pace) (saga, bool) {
+func (l *Load) takeSaga(ctx, late context.Context, p pace) (saga, bool) {
 	n := int(l.next.Add(1)) - 1
 	until := late
 	if n >= l.opts.Run.Sagas {
 		until = ctx
 	}
-	p.wait(until, n)
+	p.waitForTurn(until, n)
 	if until.Err() != nil || late.Err() != nil {
 		return saga{}, false
 	}
 	l.begun.Add(1)
-	return plan(l.opts.Seed, n, l.opts.Run.Trips), true
+	return planSaga(l.opts.Seed, n, l.opts.Run.Trips), true
 }
 
-// place begins a saga by as many clients as it has copies, and does what its customer does
+// placeSaga begins a saga by as many clients as it has copies, and does what its customer does
 // besides.
-func (l *Load) place(ctx context.Context, s saga, client int) {
+func (l *Load) placeSaga(ctx context.Context, s saga, client int) {
 	path := "/orders"
 	if s.kind.Saga == record.Trip {
 		path = "/trips"
@@ -145,7 +145,7 @@ func (l *Load) place(ctx context.Context, s saga, client int) {
 			if c > 0 {
 				tries = copyTries
 			}
-			a := l.insist(ctx, request{saga: &s, client: client*maxCopies + c, method: http.MethodPost, path: path, body: s.body, tries: tries})
+			a := l.requestUntilAnswered(ctx, request{saga: &s, client: client*maxCopies + c, method: http.MethodPost, path: path, body: s.body, tries: tries})
 			if c == 0 {
 				id = a.id
 			}
@@ -159,14 +159,14 @@ func (l *Load) place(ctx context.Context, s saga, client int) {
 	if s.cancel > 0 {
 		pause(ctx, s.cancel)
 		again.method, again.path, again.tries = http.MethodDelete, path+"/"+id, firstTries
-		l.insist(ctx, again)
+		l.requestUntilAnswered(ctx, again)
 	}
 	if s.other != nil {
 		again.method, again.path, again.body = http.MethodPost, path, s.other
-		l.insist(ctx, again)
+		l.requestUntilAnswered(ctx, again)
 	}
 	if s.look {
 		again.method, again.path, again.body, again.tries = http.MethodGet, path+"/"+id, nil, 1
-		l.insist(ctx, again)
+		l.requestUntilAnswered(ctx, again)
 	}
 }

@@ -73,12 +73,12 @@ func startLoad(t *testing.T, run record.Options) (*Load, *fickle, func() []recor
 		urls = append(urls, server.URL)
 	}
 	dir := t.TempDir()
-	ops, err := record.Create[record.Op](dir, record.ClientFile)
+	ops, err := record.CreateFile[record.Op](dir, record.ClientFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	l, err := New(Options{Seed: 3, Run: run, Orders: urls, Trips: urls, Ops: ops, Now: func() record.At { return time.Since(began) }})
+	l, err := NewLoad(Options{Seed: 3, Run: run, Orders: urls, Trips: urls, Ops: ops, Now: func() record.At { return time.Since(began) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func startLoad(t *testing.T, run record.Options) (*Load, *fickle, func() []recor
 		if err := ops.Close(); err != nil {
 			t.Fatal(err)
 		}
-		all, err := record.All[record.Op](dir, record.ClientFile)
+		all, err := record.ReadAll[record.Op](dir, record.ClientFile)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,8 +105,8 @@ func TestClientsInsist(t *testing.T) {
 	if err := l.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if l.Begun() != sagas || l.Open() != 0 {
-		t.Errorf("%d sagas begun, %d requests open", l.Begun(), l.Open())
+	if l.BegunSagas() != sagas || l.OpenSagas() != 0 {
+		t.Errorf("%d sagas begun, %d requests open", l.BegunSagas(), l.OpenSagas())
 	}
 	outcomes := map[string]int{}
 	replies, requests := map[string]string{}, map[string]int{}
@@ -162,12 +162,12 @@ func TestAbort(t *testing.T) {
 	hangs := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hangs }))
 	t.Cleanup(func() { close(hangs); server.Close() })
-	ops, err := record.Create[record.Op](t.TempDir(), record.ClientFile)
+	ops, err := record.CreateFile[record.Op](t.TempDir(), record.ClientFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ops.Close()
-	l, err := New(Options{
+	l, err := NewLoad(Options{
 		Run:    record.Options{Storm: time.Hour, Sagas: 1_000_000_000, Clients: 4},
 		Orders: []string{server.URL}, Ops: ops, Now: func() record.At { return 0 },
 	})
@@ -176,10 +176,10 @@ func TestAbort(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() { done <- l.Run(t.Context()) }()
-	for l.Open() < 4 && t.Context().Err() == nil {
+	for l.OpenSagas() < 4 && t.Context().Err() == nil {
 		pause(t.Context(), time.Millisecond)
 	}
-	l.Abort()
+	l.AbortRequests()
 	if err := <-done; err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("Run returned %v", err)
 	}

@@ -12,14 +12,14 @@ type pace struct {
 	every time.Duration
 }
 
-// newPace spreads n beginnings over d from now on. Of further ones it makes no
+// paceOf spreads n beginnings over d from now on. Of further ones it makes no
 // difference.
-func newPace(d time.Duration, n int) pace {
+func paceOf(d time.Duration, n int) pace {
 	return pace{began: time.Now(), every: d / time.Duration(max(n, 1))}
 }
 
-// wait returns when the n-th is due, counted from 0, or when ctx ends.
-func (p pace) wait(ctx context.Context, n int) {
+// waitForTurn returns when the n-th is due, counted from 0, or when ctx ends.
+func (p pace) waitForTurn(ctx context.Context, n int) {
 	pause(ctx, time.Until(p.began.Add(time.Duration(n)*p.every)))
 }
 

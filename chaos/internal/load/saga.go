@@ -34,16 +34,16 @@ type saga struct {
 	look        bool
 }
 
-// plan returns the n-th saga of a load. It depends on nothing but its arguments. Tenants
+// planSaga returns the n-th saga of a load. It depends on nothing but its arguments. Tenants
 // have the same keys, so that each is used by three of them.
-func plan(seed uint64, n, trips int) saga {
+func planSaga(seed uint64, n, trips int) saga {
 	r := rand.New(rand.NewPCG(seed, uint64(n)))
 	s := saga{n: n, tenant: fmt.Sprintf("tenant-%d", n%tenants), key: fmt.Sprintf("saga:%d", n/tenants), copies: 1}
 	sort := record.Order
 	if r.IntN(100) < trips {
 		sort = record.Trip
 	}
-	s.kind = draw(kindsOf(sort), r.IntN(1000))
+	s.kind = drawKind(kindsOfSaga(sort), r.IntN(1000))
 	s.amount = 1 + r.Int64N(maxAmount)
 	if sort == record.Trip {
 		s.amount += minBudget
@@ -66,8 +66,8 @@ func plan(seed uint64, n, trips int) saga {
 	return s
 }
 
-// draw returns the kind that ticket, of a thousand, has drawn.
-func draw(kinds []Kind, ticket int) *Kind {
+// drawKind returns the kind that ticket, of a thousand, has drawn.
+func drawKind(kinds []Kind, ticket int) *Kind {
 	for i := range kinds {
 		if ticket -= kinds[i].share; ticket < 0 {
 			return &kinds[i]

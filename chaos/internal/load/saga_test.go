@@ -14,7 +14,7 @@ func TestSharesAreAThousand(t *testing.T) {
 		sum := 0
 		for _, k := range kinds {
 			sum += k.share
-			if _, ok := Find(k.Saga, k.Name); !ok || len(k.Ends) == 0 {
+			if _, ok := FindKind(k.Saga, k.Name); !ok || len(k.Ends) == 0 {
 				t.Errorf("%s %s: found %t, ends in %q", k.Saga, k.Name, ok, k.Ends)
 			}
 		}
@@ -31,7 +31,7 @@ func TestPlanDependsOnSeedAndNumberAlone(t *testing.T) {
 	tally := map[string]int{}
 	keys := map[string]bool{}
 	for i := range n {
-		s, again := plan(7, i, 30), plan(7, i, 30)
+		s, again := planSaga(7, i, 30), planSaga(7, i, 30)
 		if s.kind != again.kind || s.key != again.key || s.copies != again.copies || !bytes.Equal(s.body, again.body) || s.cancel != again.cancel {
 			t.Fatalf("saga %d is %+v and %+v", i, s, again)
 		}
@@ -57,7 +57,7 @@ func TestPlanDependsOnSeedAndNumberAlone(t *testing.T) {
 			t.Errorf("%d %% are %s, want %d", got, what, percent)
 		}
 	}
-	if plan(8, 1, 30).amount == plan(7, 1, 30).amount && plan(8, 2, 30).amount == plan(7, 2, 30).amount {
+	if planSaga(8, 1, 30).amount == planSaga(7, 1, 30).amount && planSaga(8, 2, 30).amount == planSaga(7, 2, 30).amount {
 		t.Error("another seed makes no difference")
 	}
 }

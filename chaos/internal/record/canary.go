@@ -25,13 +25,13 @@ var Canaries = []Canary{
 	{"the database's password", DatabasePassword, false}, {"the broker's password", BrokerPassword, false}, {"a card", Card, true},
 }
 
-// Leaks returns the names of the secrets that are in text, as they are or in hexadecimal.
-func Leaks(text []byte) []string { return leaks(text, true) }
+// LeakedNames returns the names of the secrets that are in text, as they are or in hexadecimal.
+func LeakedNames(text []byte) []string { return leakedNames(text, true) }
 
 // BrokerLeaks is Leaks for what the broker prints, but for those that are sent.
-func BrokerLeaks(text []byte) []string { return leaks(text, false) }
+func BrokerLeaks(text []byte) []string { return leakedNames(text, false) }
 
-func leaks(text []byte, sent bool) (names []string) {
+func leakedNames(text []byte, sent bool) (names []string) {
 	for _, c := range Canaries {
 		if c.Sent && !sent {
 			continue

@@ -9,8 +9,8 @@ import (
 // encode(substring(sha256(…) FROM 1 FOR 16), 'hex').
 const digestSize = 16
 
-// Digest names content in the files of a run.
-func Digest(content []byte) string {
+// DigestOf names content in the files of a run.
+func DigestOf(content []byte) string {
 	sum := sha256.Sum256(content)
 	return hex.EncodeToString(sum[:digestSize])
 }

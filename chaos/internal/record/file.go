@@ -43,8 +43,8 @@ type Writer[T any] struct {
 	err   error
 }
 
-// Create creates a file in dir. A name that ends in .gz is compressed.
-func Create[T any](dir, name string) (*Writer[T], error) {
+// CreateFile creates a file in dir. A name that ends in .gz is compressed.
+func CreateFile[T any](dir, name string) (*Writer[T], error) {
 	path := filepath.Join(dir, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -64,8 +64,8 @@ func Create[T any](dir, name string) (*Writer[T], error) {
 	return w, nil
 }
 
-// Add appends a record. The first failure is what Close returns.
-func (w *Writer[T]) Add(r T) {
+// AddRecord appends a record. The first failure is what Close returns.
+func (w *Writer[T]) AddRecord(r T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.enc.Encode(r); w.err == nil {
@@ -83,9 +83,9 @@ func (w *Writer[T]) Close() error {
 	return errors.Join(w.err, w.lines.Flush(), w.file.Close())
 }
 
-// Read yields the records of a file in dir. What cannot be read, such as a line
+// ReadFile yields the records of a file in dir. What cannot be read, such as a line
 // that was cut off, ends it with an error.
-func Read[T any](dir, name string) iter.Seq2[T, error] {
+func ReadFile[T any](dir, name string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
 		file, err := os.Open(filepath.Join(dir, name))
@@ -118,9 +118,9 @@ func Read[T any](dir, name string) iter.Seq2[T, error] {
 	}
 }
 
-// All returns the records of a file in dir.
-func All[T any](dir, name string) (all []T, err error) {
-	for r, err := range Read[T](dir, name) {
+// ReadAll returns the records of a file in dir.
+func ReadAll[T any](dir, name string) (all []T, err error) {
+	for r, err := range ReadFile[T](dir, name) {
 		if err != nil {
 			return nil, err
 		}

@@ -12,17 +12,17 @@ func TestFilesReadAsWritten(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"a.jsonl", "deep/b.jsonl.gz"} {
 		dir := t.TempDir()
-		w, err := Create[Event](dir, name)
+		w, err := CreateFile[Event](dir, name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for n := range 1000 {
-			w.Add(Event{N: n, Fault: "<kill>", At: At(n)})
+			w.AddRecord(Event{N: n, Fault: "<kill>", At: At(n)})
 		}
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		all, err := All[Event](dir, name)
+		all, err := ReadAll[Event](dir, name)
 		if err != nil || len(all) != 1000 || !cmp.Equal(all[999], Event{N: 999, Fault: "<kill>", At: 999}) {
 			t.Fatalf("%s: %d records, %v", name, len(all), err)
 		}
@@ -34,11 +34,11 @@ func TestACutFileIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"a.jsonl", "b.jsonl.gz"} {
 		dir := t.TempDir()
-		w, err := Create[Event](dir, name)
+		w, err := CreateFile[Event](dir, name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.Add(Event{Fault: "kill", Target: "somebody"})
+		w.AddRecord(Event{Fault: "kill", Target: "somebody"})
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -50,7 +50,7 @@ func TestACutFileIsAnError(t *testing.T) {
 		if err := os.WriteFile(path, whole[:len(whole)-9], 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if all, err := All[Event](dir, name); err == nil {
+		if all, err := ReadAll[Event](dir, name); err == nil {
 			t.Errorf("%s: %v is read from a cut file", name, all)
 		}
 	}

@@ -16,12 +16,12 @@ import (
 var pageText string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"verdict": verdictOf, "figure": okOrShort, "number": number,
-	"legend": func() string { return legend }, "counts": counts, "seconds": seconds, "hits": hits, "chart": chart, "join": strings.Join,
+	"verdict": verdictOf, "figure": okOrShort, "number": formatNumber,
+	"legend": func() string { return legend }, "counts": formatCounts, "seconds": formatSeconds, "hits": totalHits, "chart": drawChart, "join": strings.Join,
 }).Parse(pageText))
 
-// HTML writes one page without scripts and without anything from elsewhere.
-func HTML(w io.Writer, v *judge.Verdict) error { return page.Execute(w, v) }
+// WriteHTML writes one page without scripts and without anything from elsewhere.
+func WriteHTML(w io.Writer, v *judge.Verdict) error { return page.Execute(w, v) }
 
 func sortedKeys(all map[string]int) []string { return slices.Sorted(maps.Keys(all)) }
 
@@ -31,9 +31,9 @@ const (
 	chartHeight = 160
 )
 
-// chart draws the sagas that were done, and the messages that waited, second by
+// drawChart draws the sagas that were done, and the messages that waited, second by
 // second.
-func chart(all []judge.Second) template.HTML {
+func drawChart(all []judge.Second) template.HTML {
 	if len(all) < 2 {
 		return ""
 	}

@@ -23,10 +23,10 @@ const (
 	HTMLFile = "report.html"
 )
 
-// Write writes all three reports into dir, over those of an earlier judgement.
-func Write(dir string, v *judge.Verdict) error {
+// WriteFiles writes all three reports into dir, over those of an earlier judgement.
+func WriteFiles(dir string, v *judge.Verdict) error {
 	var errs []error
-	for name, write := range map[string]func(io.Writer, *judge.Verdict) error{TextFile: Text, JSONFile: JSON, HTMLFile: HTML} {
+	for name, write := range map[string]func(io.Writer, *judge.Verdict) error{TextFile: WriteText, JSONFile: WriteJSON, HTMLFile: WriteHTML} {
 		file, err := os.Create(filepath.Join(dir, name))
 		if err != nil {
 			return err
@@ -36,17 +36,17 @@ func Write(dir string, v *judge.Verdict) error {
 	return errors.Join(errs...)
 }
 
-// JSON writes the whole verdict.
-func JSON(w io.Writer, v *judge.Verdict) error {
+// WriteJSON writes the whole verdict.
+func WriteJSON(w io.Writer, v *judge.Verdict) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", " ")
 	return enc.Encode(v)
 }
 
-// Text writes what fits a terminal: counts, then a line for each invariant and each
+// WriteText writes what fits a terminal: counts, then a line for each invariant and each
 // figure, and the outcome at the end.
-func Text(w io.Writer, v *judge.Verdict) error {
+func WriteText(w io.Writer, v *judge.Verdict) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "run of seed %d, %s\n%s\n", v.Run.Seed, v.Took, strings.Join(v.Run.Versions, ", "))
 	if len(v.Run.Tags) > 0 {
@@ -54,7 +54,7 @@ func Text(w io.Writer, v *judge.Verdict) error {
 	}
 	fmt.Fprint(t, "\nsaga\tkind\tn\tended as\n")
 	for _, e := range v.Ends {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", e.Saga, e.Kind, e.N, counts(e.Ends))
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", e.Saga, e.Kind, e.N, formatCounts(e.Ends))
 	}
 	fmt.Fprint(t, "\nfault\tstruck\tunder load\tof what\tmet nobody\tnot done\n")
 	for _, f := range v.Faults {
@@ -64,7 +64,7 @@ func Text(w io.Writer, v *judge.Verdict) error {
 	for _, r := range v.Roles {
 		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\n", r.Role, r.Kills, r.Fuses, r.Stops, r.Own)
 	}
-	fmt.Fprintf(t, "\n%d failpoints × actions struck, %d times\n\n", len(v.Points), hits(v.Points))
+	fmt.Fprintf(t, "\n%d failpoints × actions struck, %d times\n\n", len(v.Points), totalHits(v.Points))
 	for _, i := range v.Invariants {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%d cases\n", verdictOf(i), i.ID, i.Says, i.Checked)
 		for _, o := range i.Offenders[:min(shown, len(i.Offenders))] {
@@ -76,7 +76,7 @@ func Text(w io.Writer, v *judge.Verdict) error {
 	}
 	fmt.Fprintln(t)
 	for _, f := range v.Figures {
-		fmt.Fprintf(t, "figure\t%s\t%s\t%s\t%s\n", f.Name, number(f.Value), number(f.Goal), okOrShort(f))
+		fmt.Fprintf(t, "figure\t%s\t%s\t%s\t%s\n", f.Name, formatNumber(f.Value), formatNumber(f.Goal), okOrShort(f))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -119,14 +119,14 @@ func okOrShort(f judge.Figure) string {
 	}
 }
 
-func number(f float64) string {
+func formatNumber(f float64) string {
 	if f == float64(int64(f)) {
 		return fmt.Sprintf("%d", int64(f))
 	}
 	return fmt.Sprintf("%.1f", f)
 }
 
-func counts(all map[string]int) string {
+func formatCounts(all map[string]int) string {
 	var parts []string
 	for _, name := range sortedKeys(all) {
 		parts = append(parts, fmt.Sprintf("%d %s", all[name], name))
@@ -134,12 +134,12 @@ func counts(all map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
-func hits(all []judge.PointCount) (n int) {
+func totalHits(all []judge.PointCount) (n int) {
 	for _, p := range all {
 		n += p.Hits
 	}
 	return n
 }
 
-// seconds prints a moment of the run.
-func seconds(at time.Duration) string { return fmt.Sprintf("%.3f s", at.Seconds()) }
+// formatSeconds prints a moment of the run.
+func formatSeconds(at time.Duration) string { return fmt.Sprintf("%.3f s", at.Seconds()) }

@@ -37,7 +37,7 @@ func (s *Site) openPostgres(ctx context.Context) (end func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	server, err := newServer(ctx, s.spawner, s.opts.Work, s.file(record.OutputDir, "postgres.log"), ports[0])
+	server, err := newServer(ctx, s.spawner, s.opts.Work, s.pathInSite(record.OutputDir, "postgres.log"), ports[0])
 	if err != nil {
 		return nil, err
 	}
@@ -46,10 +46,10 @@ func (s *Site) openPostgres(ctx context.Context) (end func() error, err error) {
 		if s.postgres.pool != nil {
 			s.postgres.pool.Close()
 		}
-		server.crash()
+		server.crashServer()
 		return os.RemoveAll(server.dir)
 	}
-	if err := server.start(ctx); err != nil {
+	if err := server.startServer(ctx); err != nil {
 		return end, err
 	}
 	s.postgres.pool, err = createDatabase(ctx, server)
@@ -58,22 +58,22 @@ func (s *Site) openPostgres(ctx context.Context) (end func() error, err error) {
 
 // CrashPostgres ends the server without any good order, and starts it again.
 func (s *Site) CrashPostgres(ctx context.Context) error {
-	defer s.trouble.begin()()
+	defer s.trouble.beginTrouble()()
 	s.postgres.mu.Lock()
 	defer s.postgres.mu.Unlock()
-	s.postgres.server.crash()
-	return s.postgres.server.start(context.WithoutCancel(ctx)) // a server that is not started again would stop everything
+	s.postgres.server.crashServer()
+	return s.postgres.server.startServer(context.WithoutCancel(ctx)) // a server that is not started again would stop everything
 }
 
 // Terminate ends the sessions of a service, or of all if none is named, and says
 // how many those were. A server that has crashed is up again before.
 func (s *Site) Terminate(ctx context.Context, service string) (n int, err error) {
-	defer s.trouble.begin()()
+	defer s.trouble.beginTrouble()()
 	s.postgres.mu.Lock()
 	defer s.postgres.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, terminatePatience)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, s.DB().Config().ConnConfig) // one of the pool may have been cut off by a crash
+	conn, err := pgx.ConnectConfig(ctx, s.DatabasePool().Config().ConnConfig) // one of the pool may have been cut off by a crash
 	if err != nil {
 		return 0, fmt.Errorf("site: terminate sessions: %w", err)
 	}
@@ -123,11 +123,11 @@ func (s *Site) openBroker() (end func() error, err error) {
 	s.broker = &Broker{node: node}
 	end = func() error {
 		node.Kill()
-		keep(node.Output(), s.file(record.OutputDir, record.BrokerOutput))
-		keep(node.Log(), s.file(record.OutputDir, record.BrokerLog))
+		keepFiles(node.Output(), s.pathInSite(record.OutputDir, record.BrokerOutput))
+		keepFiles(node.Log(), s.pathInSite(record.OutputDir, record.BrokerLog))
 		return node.Close()
 	}
-	if err := s.broker.start(); err != nil {
+	if err := s.broker.startNode(); err != nil {
 		return end, err
 	}
 	_, err = node.Eval(fmt.Sprintf(addUser, brokerUser, record.BrokerPassword, brokerUser))
@@ -141,8 +141,8 @@ const (
 		`rabbit_auth_backend_internal:set_permissions(<<"%s">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"chaos">>)`
 )
 
-// keep copies a file that helps to explain a run. There is no run that it decides.
-func keep(from, to string) {
+// keepFiles copies a file that helps to explain a run. There is no run that it decides.
+func keepFiles(from, to string) {
 	in, err := os.Open(from)
 	if err != nil {
 		return
@@ -156,17 +156,17 @@ func keep(from, to string) {
 	_, _ = io.Copy(out, in)
 }
 
-func (b *Broker) url() string { return b.node.URL() }
+func (b *Broker) brokerURL() string { return b.node.URL() }
 
-func (b *Broker) start() error {
+func (b *Broker) startNode() error {
 	b.alarmed = false // it is in memory only
 	err := b.node.Start()
 	b.running = err == nil
 	return err
 }
 
-// Broker is what faults of the broker act on.
-func (s *Site) Broker() *Broker { return s.broker }
+// MessageBroker is what faults of the broker act on.
+func (s *Site) MessageBroker() *Broker { return s.broker }
 
 // Kill kills the broker, as kill -9 does, and starts it again. What it knows of its
 // queues is written down before: RabbitMQ 3.10 keeps that in memory for minutes, and a
@@ -189,14 +189,14 @@ func (s *Site) StopBroker() error {
 }
 
 func (s *Site) restartBroker(end func(*rabbitnode.Node) error) error {
-	defer s.trouble.begin()()
+	defer s.trouble.beginTrouble()()
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
 	if n, err := s.broker.received(); err == nil { // one that does not answer has its reasons to be restarted
 		s.broker.before += n
 	}
 	s.broker.running = false
-	return errors.Join(end(s.broker.node), s.broker.start())
+	return errors.Join(end(s.broker.node), s.broker.startNode())
 }
 
 // received counts the messages that were sent to the broker since its start.
@@ -216,8 +216,8 @@ func (s *Site) Received() (int, error) {
 	return s.broker.before + n, err
 }
 
-// Alarm raises the broker's memory alarm, or ends it.
-func (s *Site) Alarm(on bool) error {
+// SetDiskAlarm raises the broker's memory alarm, or ends it.
+func (s *Site) SetDiskAlarm(on bool) error {
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
 	if on {
@@ -232,7 +232,7 @@ func (s *Site) Alarm(on bool) error {
 // CloseConnections has the broker close all connections, those of the harness
 // among them, and says how many those were.
 func (s *Site) CloseConnections() (int, error) {
-	defer s.trouble.begin()()
+	defer s.trouble.beginTrouble()()
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
 	return s.broker.node.CloseConnections("by the operator")
@@ -252,7 +252,7 @@ func (s *Site) BrokerConnections() (int, error) {
 // Versions returns those of the servers, with their names.
 func (s *Site) Versions(ctx context.Context) ([]string, error) {
 	var postgres string
-	if err := s.DB().QueryRow(ctx, "SHOW server_version").Scan(&postgres); err != nil {
+	if err := s.DatabasePool().QueryRow(ctx, "SHOW server_version").Scan(&postgres); err != nil {
 		return nil, fmt.Errorf("site: version of PostgreSQL: %w", err)
 	}
 	connection, err := amqp.Dial(s.AMQPURL())
@@ -270,7 +270,7 @@ func (s *Site) healBroker() error {
 	switch {
 	case !s.broker.running:
 		s.broker.node.Kill()
-		return s.broker.start()
+		return s.broker.startNode()
 	case s.broker.alarmed:
 		err := s.broker.node.Unblock()
 		s.broker.alarmed = err != nil
@@ -282,8 +282,8 @@ func (s *Site) healBroker() error {
 // Broker's mutex holds for one operation of an operator; faults of queues need the
 // broker to stay up over several.
 
-// Hold keeps the broker from being stopped, killed or alarmed until release.
-func (b *Broker) Hold() (release func()) {
+// HoldStarts keeps the broker from being stopped, killed or alarmed until release.
+func (b *Broker) HoldStarts() (release func()) {
 	b.mu.Lock()
 	return b.mu.Unlock
 }

@@ -17,9 +17,9 @@ type Programs struct {
 	Tool        string // cmd/sagamill
 }
 
-// Build builds the programs into dir with the failpoints and tags. It is called in
+// BuildPrograms builds the programs into dir with the failpoints and tags. It is called in
 // the module of this package or one beside it.
-func Build(ctx context.Context, dir string, tags []string) (Programs, error) {
+func BuildPrograms(ctx context.Context, dir string, tags []string) (Programs, error) {
 	p := Programs{Order: filepath.Join(dir, "order-saga"), Trip: filepath.Join(dir, "trip-saga"), Tool: filepath.Join(dir, "sagamill")}
 	// In the directory of the programs' own module, with its requirements.
 	where, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module).Output()

@@ -37,8 +37,8 @@ func newSpawner() *spawner {
 	return s
 }
 
-// start starts cmd, which gets death if this process dies.
-func (s *spawner) start(cmd *exec.Cmd, death syscall.Signal) error {
+// startChild starts cmd, which gets death if this process dies.
+func (s *spawner) startChild(cmd *exec.Cmd, death syscall.Signal) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -48,9 +48,9 @@ func (s *spawner) start(cmd *exec.Cmd, death syscall.Signal) error {
 	return <-err
 }
 
-// stop ends the thread, and with it whatever it has started and still runs. Nobody
+// stopSpawner ends the thread, and with it whatever it has started and still runs. Nobody
 // calls start any more.
-func (s *spawner) stop() {
+func (s *spawner) stopSpawner() {
 	close(s.orders)
 	s.ended.Wait()
 }

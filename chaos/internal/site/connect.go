@@ -13,8 +13,8 @@ import (
 // than any fault lasts.
 const startTimeout = "5m"
 
-// connect makes the links, and what each process is told.
-func (s *Site) connect() error {
+// connectBackends makes the links, and what each process is told.
+func (s *Site) connectBackends() error {
 	ports, err := freePorts(1 + 2*len(services) + 3*len(services))
 	if err != nil {
 		return err
@@ -29,12 +29,12 @@ func (s *Site) connect() error {
 			s.processes[service.Name+n] = &process{site: s, name: service.Name + n, service: service.Name, port: next()}
 		}
 	}
-	gateways := []string{address(s.processes["gateway-1"].port), address(s.processes["gateway-2"].port)}
+	gateways := []string{loopbackAddress(s.processes["gateway-1"].port), loopbackAddress(s.processes["gateway-2"].port)}
 	if s.gateway, err = openGateway(gatewayPort, gateways); err != nil {
 		return fmt.Errorf("site: the gateway's proxy: %w", err)
 	}
-	s.onClose(s.gateway.close)
-	api := proxies()
+	s.closeLater(s.gateway.closeGateway)
+	api := proxyServer()
 	for _, service := range services {
 		first, second := s.processes[service.Name+"-1"], s.processes[service.Name+"-2"]
 		database, broker := next(), next()
@@ -42,49 +42,49 @@ func (s *Site) connect() error {
 			port     int
 			upstream string
 		}{
-			linkName(service.Name, Postgres): {database, address(s.postgres.server.port)},
+			linkName(service.Name, Postgres): {database, loopbackAddress(s.postgres.server.port)},
 			linkName(service.Name, RabbitMQ): {broker, s.broker.node.Addr()},
 		} {
 			if s.links[name], err = openLink(api, name, to.port, to.upstream); err != nil {
 				return err
 			}
-			s.onClose(func() error { s.links[name].Cut(); return nil })
+			s.closeLater(func() error { s.links[name].CutConnections(); return nil })
 		}
-		loss, err := commitloss.Listen(address(next()), address(s.postgres.server.port))
+		loss, err := commitloss.Listen(loopbackAddress(next()), loopbackAddress(s.postgres.server.port))
 		if err != nil {
 			return fmt.Errorf("site: %w", err)
 		}
 		s.losses[second.name] = loss
-		s.onClose(loss.Close)
-		s.tell(service, first, address(database), address(broker), gatewayPort)
-		s.tell(service, second, loss.Addr(), s.broker.node.Addr(), gatewayPort)
+		s.closeLater(loss.Close)
+		s.configureProcess(service, first, loopbackAddress(database), loopbackAddress(broker), gatewayPort)
+		s.configureProcess(service, second, loss.Addr(), s.broker.node.Addr(), gatewayPort)
 	}
 	return nil
 }
 
-// tell sets what a process is started with.
-func (s *Site) tell(service Service, p *process, database, broker string, gateway int) {
+// configureProcess sets what a process is started with.
+func (s *Site) configureProcess(service Service, p *process, database, broker string, gateway int) {
 	p.program = s.opts.Programs.Order
-	p.args = []string{"serve", "-services", service.Name, "-listen", address(p.port), "-namespace", s.Namespace(service.Saga), "-start-timeout", startTimeout, "-keep", s.opts.Keep.String()}
+	p.args = []string{"serve", "-services", service.Name, "-listen", loopbackAddress(p.port), "-namespace", s.Namespace(service.Saga), "-start-timeout", startTimeout, "-keep", s.opts.Keep.String()}
 	switch {
 	case service.Saga == record.Trip:
 		p.program = s.opts.Programs.Trip
 		p.args = append(p.args, "-patience", s.opts.Patience.String())
 	case service.Name == "payment":
-		p.args = append(p.args, "-gateway-url", "http://"+address(gateway))
+		p.args = append(p.args, "-gateway-url", "http://"+loopbackAddress(gateway))
 	}
 	p.env = environment(map[string]string{
-		"DATABASE_URL":           fmt.Sprintf("postgres://postgres:%s@%s/%s?sslmode=disable&application_name=%s&pool_max_conns=%d", record.DatabasePassword, database, databaseName, url.QueryEscape(applicationName(service.Name)), conns(service)),
+		"DATABASE_URL":           fmt.Sprintf("postgres://postgres:%s@%s/%s?sslmode=disable&application_name=%s&pool_max_conns=%d", record.DatabasePassword, database, databaseName, url.QueryEscape(applicationName(service.Name)), connectionLimit(service)),
 		"AMQP_URL":               fmt.Sprintf("amqp://%s:%s@%s/", brokerUser, record.BrokerPassword, broker),
 		"GOMAXPROCS":             "1",
 		"GOGC":                   "400", // they do not live long, and there are many
-		"SAGAMILL_FAILPOINT_LOG": s.file(record.FailpointsFile),
+		"SAGAMILL_FAILPOINT_LOG": s.pathInSite(record.FailpointsFile),
 	})
 }
 
-// conns is how many connections to PostgreSQL a process has: few, for each start of a
+// connectionLimit is how many connections to PostgreSQL a process has: few, for each start of a
 // process opens them anew, and begins with nothing prepared.
-func conns(s Service) int {
+func connectionLimit(s Service) int {
 	switch s.Name {
 	case "order", "payment", "gateway", "trip":
 		return 6

@@ -42,7 +42,7 @@ type Gateway struct {
 
 // openGateway listens on port.
 func openGateway(port int, upstream []string) (*Gateway, error) {
-	listener, err := net.Listen("tcp", address(port))
+	listener, err := net.Listen("tcp", loopbackAddress(port))
 	if err != nil {
 		return nil, err
 	}
@@ -53,17 +53,17 @@ func openGateway(port int, upstream []string) (*Gateway, error) {
 	return g, nil
 }
 
-// Strike decides what becomes of requests from now on.
-func (g *Gateway) Strike(f GatewayFault) { g.fault.Store(&f) }
+// StrikeWith decides what becomes of requests from now on.
+func (g *Gateway) StrikeWith(f GatewayFault) { g.fault.Store(&f) }
 
-// Refused returns how many requests the proxy has answered for a gateway.
-func (g *Gateway) Refused() int { return int(g.refused.Load()) }
+// RefusedCalls returns how many requests the proxy has answered for a gateway.
+func (g *Gateway) RefusedCalls() int { return int(g.refused.Load()) }
 
-// Lost returns how many answers of a gateway it has lost.
-func (g *Gateway) Lost() int { return int(g.lost.Load()) }
+// LostAnswers returns how many answers of a gateway it has lost.
+func (g *Gateway) LostAnswers() int { return int(g.lost.Load()) }
 
-// Delayed returns how many requests it has held up.
-func (g *Gateway) Delayed() int { return int(g.heldback.Load()) }
+// DelayedCalls returns how many requests it has held up.
+func (g *Gateway) DelayedCalls() int { return int(g.heldback.Load()) }
 
 // ServeHTTP refuses a request with 500 or 503 in turn, or passes it on and then
 // closes the connection or answers 504 in turn, or does what a proxy should.
@@ -92,7 +92,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "injected", status)
 		return
 	}
-	answer, err := g.forward(r, body)
+	answer, err := g.forwardCall(r, body)
 	switch {
 	case err != nil:
 		http.Error(w, "no gateway answers", http.StatusBadGateway)
@@ -105,11 +105,11 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = answer.Body.Close()
 		http.Error(w, "injected", http.StatusGatewayTimeout)
 	default:
-		pass(w, answer)
+		passAnswer(w, answer)
 	}
 }
 
-func pass(w http.ResponseWriter, answer *http.Response) {
+func passAnswer(w http.ResponseWriter, answer *http.Response) {
 	defer answer.Body.Close()
 	for name, values := range answer.Header {
 		w.Header()[name] = values
@@ -118,8 +118,8 @@ func pass(w http.ResponseWriter, answer *http.Response) {
 	_, _ = io.Copy(w, io.LimitReader(answer.Body, maxGatewayBody))
 }
 
-// forward asks one gateway, or the other one if that does not accept a connection.
-func (g *Gateway) forward(r *http.Request, body []byte) (answer *http.Response, err error) {
+// forwardCall asks one gateway, or the other one if that does not accept a connection.
+func (g *Gateway) forwardCall(r *http.Request, body []byte) (answer *http.Response, err error) {
 	ctx, cancel := context.WithTimeout(r.Context(), gatewayPatience)
 	defer cancel()
 	first := int(g.turn.Load())
@@ -148,7 +148,7 @@ func readWhole(answer *http.Response) error {
 	return err
 }
 
-func (g *Gateway) close() error {
+func (g *Gateway) closeGateway() error {
 	ctx, cancel := context.WithTimeout(context.Background(), gatewayCloseWait)
 	defer cancel()
 	err := g.server.Shutdown(ctx)

@@ -23,8 +23,8 @@ type trouble struct {
 // troubleTail is how long after a fault a start may still fail because of it.
 const troubleTail = 2 * time.Second
 
-// begin returns what ends it.
-func (t *trouble) begin() (end func()) {
+// beginTrouble returns what ends it.
+func (t *trouble) beginTrouble() (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.open++
@@ -36,8 +36,8 @@ func (t *trouble) begin() (end func()) {
 	}
 }
 
-// Trouble says that a backend or a link is struck from now on, until end.
-func (s *Site) Trouble() (end func()) { return s.trouble.begin() }
+// BeginTrouble says that a backend or a link is struck from now on, until end.
+func (s *Site) BeginTrouble() (end func()) { return s.trouble.beginTrouble() }
 
 // troubledSince reports whether a backend or a link has been struck since at.
 func (s *Site) troubledSince(at record.At) bool {
@@ -46,48 +46,48 @@ func (s *Site) troubledSince(at record.At) bool {
 	return s.trouble.open > 0 || time.Since(s.trouble.last) < s.opts.Now()-at+troubleTail
 }
 
-// Kill kills a process, and reports whether there was one.
-func (s *Site) Kill(name string) (bool, error) {
-	p, err := s.process(name)
+// KillProcess kills a process, and reports whether there was one.
+func (s *Site) KillProcess(name string) (bool, error) {
+	p, err := s.findProcess(name)
 	if err != nil {
 		return false, err
 	}
-	_, ok := p.signal(syscall.SIGKILL, killed)
+	_, ok := p.signalProcess(syscall.SIGKILL, killed)
 	return ok, nil
 }
 
-// Suspend stops a process, and Resume lets it go on. They report whether there was
+// SuspendProcess stops a process, and Resume lets it go on. They report whether there was
 // one.
-func (s *Site) Suspend(name string) (bool, error) { return s.send(name, syscall.SIGSTOP) }
+func (s *Site) SuspendProcess(name string) (bool, error) { return s.sendSignal(name, syscall.SIGSTOP) }
 
-// Resume is described at Suspend.
-func (s *Site) Resume(name string) (bool, error) { return s.send(name, syscall.SIGCONT) }
+// ResumeProcess is described at Suspend.
+func (s *Site) ResumeProcess(name string) (bool, error) { return s.sendSignal(name, syscall.SIGCONT) }
 
-func (s *Site) send(name string, sig syscall.Signal) (bool, error) {
-	p, err := s.process(name)
+func (s *Site) sendSignal(name string, sig syscall.Signal) (bool, error) {
+	p, err := s.findProcess(name)
 	if err != nil {
 		return false, err
 	}
-	_, ok := p.signal(sig, "")
+	_, ok := p.signalProcess(sig, "")
 	return ok, nil
 }
 
-// Restart tells a process to stop, as a deployment does, waits until the next one is
+// RestartProcess tells a process to stop, as a deployment does, waits until the next one is
 // ready, and says how the first has ended.
-func (s *Site) Restart(ctx context.Context, name string) (record.Stopped, error) {
-	p, err := s.process(name)
+func (s *Site) RestartProcess(ctx context.Context, name string) (record.Stopped, error) {
+	p, err := s.findProcess(name)
 	if err != nil {
 		return record.Stopped{}, err
 	}
 	stopped, err := p.terminate(ctx)
 	if err == nil {
-		err = p.await(ctx, p.ready)
+		err = p.awaitState(ctx, p.checkReady)
 	}
 	return stopped, err
 }
 
-// Link returns the link of that name.
-func (s *Site) Link(name string) (*Link, error) {
+// FindLink returns the link of that name.
+func (s *Site) FindLink(name string) (*Link, error) {
 	l, ok := s.links[name]
 	if !ok {
 		return nil, fmt.Errorf("site: there is no link %q", name)
@@ -95,8 +95,8 @@ func (s *Site) Link(name string) (*Link, error) {
 	return l, nil
 }
 
-// Loss returns the proxy that loses the COMMITs of a process whose name ends in -2.
-func (s *Site) Loss(process string) (*commitloss.Proxy, error) {
+// CommitLossProxy returns the proxy that loses the COMMITs of a process whose name ends in -2.
+func (s *Site) CommitLossProxy(process string) (*commitloss.Proxy, error) {
 	l, ok := s.losses[process]
 	if !ok {
 		return nil, fmt.Errorf("site: COMMITs of %q cannot be lost", process)
@@ -104,17 +104,17 @@ func (s *Site) Loss(process string) (*commitloss.Proxy, error) {
 	return l, nil
 }
 
-// Gateway returns the proxy in front of the gateways.
-func (s *Site) Gateway() *Gateway { return s.gateway }
+// PaymentGateway returns the proxy in front of the gateways.
+func (s *Site) PaymentGateway() *Gateway { return s.gateway }
 
-// Heal makes every link whole and the servers run, lets no fuse strike any more, and
+// HealAll makes every link whole and the servers run, lets no fuse strike any more, and
 // returns when every process is ready. Processes that are armed are restarted for it.
-func (s *Site) Heal(ctx context.Context) error {
+func (s *Site) HealAll(ctx context.Context) error {
 	s.disarmed.Store(true)
-	s.gateway.Strike(GatewayFault{})
+	s.gateway.StrikeWith(GatewayFault{})
 	errs := []error{s.healBroker(), s.healPostgres(ctx)}
 	for _, l := range s.links {
-		errs = append(errs, l.Mend())
+		errs = append(errs, l.MendLink())
 	}
 	for _, p := range s.losses {
 		p.Lose(commitloss.Nothing)
@@ -124,7 +124,7 @@ func (s *Site) Heal(ctx context.Context) error {
 	}
 	var all sync.WaitGroup
 	for _, p := range s.processes {
-		all.Go(func() { p.disarm(ctx) })
+		all.Go(func() { p.disarmFailpoints(ctx) })
 	}
 	all.Wait()
 	return s.AwaitReady(ctx, Processes()...)
@@ -136,12 +136,12 @@ func (s *Site) healPostgres(ctx context.Context) error {
 	if run := s.postgres.server.run; run != nil {
 		return nil
 	}
-	return s.postgres.server.start(ctx)
+	return s.postgres.server.startServer(ctx)
 }
 
-// disarm lets the process go on, and has it start again if it is armed.
-func (p *process) disarm(ctx context.Context) {
-	p.signal(syscall.SIGCONT, "")
+// disarmFailpoints lets the process go on, and has it start again if it is armed.
+func (p *process) disarmFailpoints(ctx context.Context) {
+	p.signalProcess(syscall.SIGCONT, "")
 	p.mu.Lock()
 	armed := p.armed
 	p.mu.Unlock()

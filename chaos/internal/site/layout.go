@@ -88,11 +88,11 @@ var topics = []Topic{
 	{record.Trip, "mail.send", "trip", []string{"mail"}, nil},
 }
 
-// Topics returns all topics of the examples.
-func Topics() []Topic { return slices.Clone(topics) }
+// AllTopics returns all topics of the examples.
+func AllTopics() []Topic { return slices.Clone(topics) }
 
-// Schema returns the schema of a service's tables.
-func Schema(service string) string {
+// SchemaOf returns the schema of a service's tables.
+func SchemaOf(service string) string {
 	if service == "gateway" {
 		return "payment_gateway"
 	}

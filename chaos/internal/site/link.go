@@ -20,52 +20,52 @@ type Link struct {
 	proxy *toxiproxy.Proxy
 }
 
-// proxies is what toxiproxy wants to be told by: it serves nobody. Its toxics speak
+// proxyServer is what toxiproxy wants to be told by: it serves nobody. Its toxics speak
 // to a logger of the whole program, which is silenced.
-func proxies() *toxiproxy.ApiServer {
+func proxyServer() *toxiproxy.ApiServer {
 	zerolog.SetGlobalLevel(zerolog.Disabled)
 	return toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
 }
 
 // openLink listens on port and leads to upstream, which may be away.
 func openLink(api *toxiproxy.ApiServer, name string, port int, upstream string) (*Link, error) {
-	l := &Link{name: name, port: port, proxy: toxiproxy.NewProxy(api, name, address(port), upstream)}
+	l := &Link{name: name, port: port, proxy: toxiproxy.NewProxy(api, name, loopbackAddress(port), upstream)}
 	if err := l.proxy.Start(); err != nil {
 		return nil, fmt.Errorf("site: link %s: %w", name, err)
 	}
 	return l, nil
 }
 
-// Conns returns how many connections are open over the link.
-func (l *Link) Conns() int { return established(l.port) }
+// OpenConnections returns how many connections are open over the link.
+func (l *Link) OpenConnections() int { return established(l.port) }
 
-// Slow delays what goes through in either direction, give or take half of it.
-func (l *Link) Slow(latency time.Duration) error {
+// SlowDown delays what goes through in either direction, give or take half of it.
+func (l *Link) SlowDown(latency time.Duration) error {
 	ms := latency.Milliseconds()
-	return l.poison("latency", fmt.Sprintf(`{"latency":%d,"jitter":%d}`, ms, ms/2))
+	return l.addToxic("latency", fmt.Sprintf(`{"latency":%d,"jitter":%d}`, ms, ms/2))
 }
 
-// Narrow lets so many kilobytes through in a second, in either direction.
-func (l *Link) Narrow(kilobytes int) error {
-	return l.poison("bandwidth", fmt.Sprintf(`{"rate":%d}`, kilobytes))
+// NarrowTo lets so many kilobytes through in a second, in either direction.
+func (l *Link) NarrowTo(kilobytes int) error {
+	return l.addToxic("bandwidth", fmt.Sprintf(`{"rate":%d}`, kilobytes))
 }
 
-// Swallow lets nothing through, and closes nothing: a peer that has vanished. What
+// SwallowData lets nothing through, and closes nothing: a peer that has vanished. What
 // was said in the meantime is lost, so Mend closes the connections.
-func (l *Link) Swallow() error { return l.poison("timeout", `{"timeout":0}`) }
+func (l *Link) SwallowData() error { return l.addToxic("timeout", `{"timeout":0}`) }
 
-// Reset resets each connection as soon as something is said on it.
-func (l *Link) Reset() error { return l.poison("reset_peer", `{"timeout":0}`) }
+// ResetConnections resets each connection as soon as something is said on it.
+func (l *Link) ResetConnections() error { return l.addToxic("reset_peer", `{"timeout":0}`) }
 
-// Cut closes all connections and accepts none.
-func (l *Link) Cut() {
+// CutConnections closes all connections and accepts none.
+func (l *Link) CutConnections() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.proxy.Stop()
 }
 
-// poison gives the link a toxic in either direction.
-func (l *Link) poison(kind, attributes string) error {
+// addToxic gives the link a toxic in either direction.
+func (l *Link) addToxic(kind, attributes string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, stream := range []string{"upstream", "downstream"} {
@@ -77,8 +77,8 @@ func (l *Link) poison(kind, attributes string) error {
 	return nil
 }
 
-// Mend makes the link whole.
-func (l *Link) Mend() error {
+// MendLink makes the link whole.
+func (l *Link) MendLink() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.proxy.Toxics.ResetToxics(context.Background())

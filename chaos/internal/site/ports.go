@@ -27,7 +27,7 @@ func freePorts(n int) (ports []int, err error) {
 			continue
 		}
 		seen[port] = true
-		listener, err := net.Listen("tcp", address(port))
+		listener, err := net.Listen("tcp", loopbackAddress(port))
 		if err != nil {
 			continue
 		}
@@ -41,7 +41,7 @@ func freePorts(n int) (ports []int, err error) {
 	return nil, fmt.Errorf("site: no %d ports are free between %d and %d", n, firstPort, lastPort)
 }
 
-func address(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
+func loopbackAddress(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 
 // established returns how many connections port has accepted that are open.
 func established(port int) (n int) {

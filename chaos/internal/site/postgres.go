@@ -62,7 +62,7 @@ func newServer(ctx context.Context, s *spawner, work, log string, port int) (*se
 	}
 	ctx, cancel := context.WithTimeout(ctx, initdbPatience)
 	defer cancel()
-	initdb := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"), "-D", p.data(), "-U", "postgres", "--auth", "trust", "--locale", "C", "--encoding", "UTF8", "--no-sync")
+	initdb := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"), "-D", p.dataDirectory(), "-U", "postgres", "--auth", "trust", "--locale", "C", "--encoding", "UTF8", "--no-sync")
 	initdb.Dir, initdb.SysProcAttr = p.dir, &syscall.SysProcAttr{Credential: p.owner}
 	if out, err := initdb.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("site: initdb: %w: %s", err, out)
@@ -70,7 +70,7 @@ func newServer(ctx context.Context, s *spawner, work, log string, port int) (*se
 	return p, nil
 }
 
-func (p *server) data() string { return filepath.Join(p.dir, "data") }
+func (p *server) dataDirectory() string { return filepath.Join(p.dir, "data") }
 
 func (p *server) giveAway() error {
 	u, err := user.Lookup("postgres")
@@ -83,20 +83,20 @@ func (p *server) giveAway() error {
 	return errors.Join(uidErr, gidErr, os.Chown(p.dir, int(uid), int(gid)))
 }
 
-// url is where the server listens, also after a crash.
-func (p *server) url(database string) string {
-	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", address(p.port), database)
+// databaseURL is where the server listens, also after a crash.
+func (p *server) databaseURL(database string) string {
+	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", loopbackAddress(p.port), database)
 }
 
-// start starts the server on the data that it has, and returns once it has
+// startServer starts the server on the data that it has, and returns once it has
 // recovered and accepts connections.
-func (p *server) start(ctx context.Context) error {
+func (p *server) startServer(ctx context.Context) error {
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return fmt.Errorf("site: %w", err)
 	}
 	defer out.Close()
-	args := []string{"-D", p.data(), "-p", strconv.Itoa(p.port)}
+	args := []string{"-D", p.dataDirectory(), "-p", strconv.Itoa(p.port)}
 	for _, s := range settings {
 		args = append(args, "-c", s)
 	}
@@ -104,7 +104,7 @@ func (p *server) start(ctx context.Context) error {
 	p.run.Dir, p.run.Stdout, p.run.Stderr = p.dir, out, out
 	p.run.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "TZ=UTC"}
 	p.run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: p.owner}
-	if err := p.spawner.start(p.run, syscall.SIGQUIT); err != nil {
+	if err := p.spawner.startChild(p.run, syscall.SIGQUIT); err != nil {
 		return fmt.Errorf("site: start PostgreSQL: %w", err)
 	}
 	p.exited = make(chan struct{})
@@ -112,14 +112,14 @@ func (p *server) start(ctx context.Context) error {
 		_ = run.Wait()
 		close(exited)
 	}(p.run, p.exited)
-	return p.await(ctx)
+	return p.awaitServer(ctx)
 }
 
-func (p *server) await(ctx context.Context) error {
+func (p *server) awaitServer(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, serverPatience)
 	defer cancel()
 	for {
-		conn, err := pgx.Connect(ctx, p.url("postgres"))
+		conn, err := pgx.Connect(ctx, p.databaseURL("postgres"))
 		if err == nil {
 			return conn.Close(ctx)
 		}
@@ -133,9 +133,9 @@ func (p *server) await(ctx context.Context) error {
 	}
 }
 
-// crash ends the server as `pg_ctl stop -m immediate` does: no session ends in good
+// crashServer ends the server as `pg_ctl stop -m immediate` does: no session ends in good
 // order, nothing is flushed, and the next start recovers from the log.
-func (p *server) crash() {
+func (p *server) crashServer() {
 	if p.run == nil {
 		return
 	}

@@ -23,7 +23,7 @@ func OpenPostgres(ctx context.Context, work, log string) (*PrivatePostgres, erro
 	}
 	p := &PrivatePostgres{spawner: newSpawner()}
 	if p.server, err = newServer(ctx, p.spawner, work, log, ports[0]); err == nil {
-		err = p.server.start(ctx)
+		err = p.server.startServer(ctx)
 	}
 	if err == nil {
 		err = p.createDatabase(ctx)
@@ -43,14 +43,14 @@ func (p *PrivatePostgres) createDatabase(ctx context.Context) error {
 }
 
 // URL is where the database listens.
-func (p *PrivatePostgres) URL() string { return p.server.url(databaseName) }
+func (p *PrivatePostgres) URL() string { return p.server.databaseURL(databaseName) }
 
 // Close ends the server and removes its data.
 func (p *PrivatePostgres) Close() error {
-	defer p.spawner.stop()
+	defer p.spawner.stopSpawner()
 	if p.server == nil {
 		return nil
 	}
-	p.server.crash()
+	p.server.crashServer()
 	return os.RemoveAll(p.server.dir)
 }

@@ -57,26 +57,26 @@ type process struct {
 	served time.Time     // when it was ready; zero: it has not been yet
 }
 
-func (p *process) output() string { return p.site.file(record.OutputDir, p.name+".log") }
+func (p *process) outputFile() string { return p.site.pathInSite(record.OutputDir, p.name+".log") }
 
-// run supervises until the site stops.
-func (p *process) run() {
+// keepRunning supervises until the site stops.
+func (p *process) keepRunning() {
 	for {
 		began := p.site.opts.Now()
-		cmd, ended, size, err := p.launch()
+		cmd, ended, size, err := p.launchProgram()
 		if cmd == nil {
 			return
 		}
 		if err == nil {
 			life, end := context.WithCancel(context.Background())
 			var watch sync.WaitGroup
-			watch.Go(func() { p.watch(life, cmd.Process.Pid) })
+			watch.Go(func() { p.watchProcess(life, cmd.Process.Pid) })
 			watch.Go(func() { p.awaitFirstReady(life) })
 			err = cmd.Wait()
 			end()
 			watch.Wait()
 		}
-		good := p.over(cmd, err, began, size)
+		good := p.recordEnd(cmd, err, began, size)
 		close(ended)
 		if !good {
 			time.Sleep(restPause)
@@ -84,20 +84,20 @@ func (p *process) run() {
 	}
 }
 
-// launch starts the process, unless the site stops: then cmd is nil. size is how
+// launchProgram starts the process, unless the site stops: then cmd is nil. size is how
 // much it had printed before.
-func (p *process) launch() (cmd *exec.Cmd, ended chan struct{}, size int64, err error) {
+func (p *process) launchProgram() (cmd *exec.Cmd, ended chan struct{}, size int64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.site.stopping.Load() {
 		return nil, nil, 0, nil
 	}
 	p.starts++
-	p.armed, p.cause, p.paused, p.served = p.site.fuses(p.name, p.starts), "", false, time.Time{}
-	p.logged = sizeOf(p.site.file(record.FailpointsFile))
+	p.armed, p.cause, p.paused, p.served = p.site.fusesFor(p.name, p.starts), "", false, time.Time{}
+	p.logged = fileSize(p.site.pathInSite(record.FailpointsFile))
 	cmd, ended = exec.Command(p.program, p.args...), make(chan struct{})
 	cmd.Env = append(p.env[:len(p.env):len(p.env)], "SAGAMILL_FAILPOINTS="+p.armed)
-	out, err := os.OpenFile(p.output(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	out, err := os.OpenFile(p.outputFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return cmd, ended, 0, err
 	}
@@ -105,26 +105,26 @@ func (p *process) launch() (cmd *exec.Cmd, ended chan struct{}, size int64, err 
 	size, _ = out.Seek(0, io.SeekEnd)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the terminal's Ctrl-C is for us
-	p.site.log(record.Event{At: p.site.opts.Now(), Fault: record.Start, Target: p.name, Args: p.armed})
-	if err := p.site.spawner.start(cmd, syscall.SIGKILL); err != nil {
+	p.site.logEvent(record.Event{At: p.site.opts.Now(), Fault: record.Start, Target: p.name, Args: p.armed})
+	if err := p.site.spawner.startChild(cmd, syscall.SIGKILL); err != nil {
 		return cmd, ended, size, err
 	}
 	p.cmd, p.ended = cmd, ended
 	return cmd, ended, size, nil
 }
 
-// over logs how the process has ended, and reports whether it was well: it had been
+// recordEnd logs how the process has ended, and reports whether it was well: it had been
 // ready, or somebody has ended it.
-func (p *process) over(cmd *exec.Cmd, err error, began record.At, size int64) bool {
+func (p *process) recordEnd(cmd *exec.Cmd, err error, began record.At, size int64) bool {
 	p.mu.Lock()
 	e := ending{state: cmd.ProcessState, err: err, cause: p.cause, served: !p.served.IsZero()}
 	armed, logged := p.armed, p.logged
 	p.cmd = nil
 	p.mu.Unlock()
-	e.struck = struckSince(p.site.file(record.FailpointsFile), logged, armed)
+	e.struck = struckSince(p.site.pathInSite(record.FailpointsFile), logged, armed)
 	e.troubled, e.last = p.site.troubledSince(began), p.lastWords(size)
-	args, words := e.tell()
-	p.site.log(record.Event{At: p.site.opts.Now(), Fault: record.Exit, Target: p.name, Args: args, Err: words})
+	args, words := e.describeEnd()
+	p.site.logEvent(record.Event{At: p.site.opts.Now(), Fault: record.Exit, Target: p.name, Args: args, Err: words})
 	return e.served || e.cause != ""
 }
 
@@ -145,10 +145,10 @@ const (
 	terminated = "told to stop"
 )
 
-// tell says it in the words that runs are judged by: "by itself" is what must not be.
+// describeEnd says it in the words that runs are judged by: "by itself" is what must not be.
 // Until it is ready a process may give up because a backend is away, and what it says
 // then is told apart, since it may hold any word.
-func (e *ending) tell() (args, words string) {
+func (e *ending) describeEnd() (args, words string) {
 	switch bySignal := e.state != nil && signalled(e.state, syscall.SIGKILL); {
 	case e.state == nil:
 		return "by itself: it cannot be started: " + e.err.Error(), ""
@@ -161,11 +161,11 @@ func (e *ending) tell() (args, words string) {
 	case e.state.ExitCode() == 1 && !e.served && e.troubled:
 		return "while it started, among faults", e.last
 	default:
-		return fmt.Sprintf("by itself: %s%s: %s", e.state, told(e.cause), e.last), ""
+		return fmt.Sprintf("by itself: %s%s: %s", e.state, describeCause(e.cause), e.last), ""
 	}
 }
 
-func told(cause string) string {
+func describeCause(cause string) string {
 	if cause == "" {
 		return ""
 	}
@@ -177,8 +177,8 @@ func signalled(state *os.ProcessState, sig syscall.Signal) bool {
 	return ok && status.Signaled() && status.Signal() == sig
 }
 
-// sizeOf is that of a file, which may not be there yet.
-func sizeOf(path string) int64 {
+// fileSize is that of a file, which may not be there yet.
+func fileSize(path string) int64 {
 	info, err := os.Stat(path)
 	if err != nil {
 		return 0
@@ -214,7 +214,7 @@ func struckSince(log string, size int64, armed string) bool {
 // lastWords are the last line that the process has printed since its file had size
 // bytes.
 func (p *process) lastWords(size int64) string {
-	file, err := os.Open(p.output())
+	file, err := os.Open(p.outputFile())
 	if err != nil {
 		return ""
 	}
@@ -235,7 +235,7 @@ func (p *process) lastWords(size int64) string {
 
 // awaitFirstReady notes when the process is ready for the first time in its life.
 func (p *process) awaitFirstReady(life context.Context) {
-	for p.ready(life) != nil {
+	for p.checkReady(life) != nil {
 		select {
 		case <-time.After(servedLook):
 		case <-life.Done():
@@ -247,8 +247,8 @@ func (p *process) awaitFirstReady(life context.Context) {
 	p.served = time.Now()
 }
 
-// work says what the running process is armed with, and for how long it has been ready.
-func (p *process) work() (armed string, ready time.Duration) {
+// workState says what the running process is armed with, and for how long it has been ready.
+func (p *process) workState() (armed string, ready time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cmd == nil || p.served.IsZero() {
@@ -257,9 +257,9 @@ func (p *process) work() (armed string, ready time.Duration) {
 	return p.armed, time.Since(p.served)
 }
 
-// watch continues the process if its fuse has stopped it: after a moment, or, in one
+// watchProcess continues the process if its fuse has stopped it: after a moment, or, in one
 // of four cases, when every lease is over. Its name, its start and its fuses decide.
-func (p *process) watch(life context.Context, pid int) {
+func (p *process) watchProcess(life context.Context, pid int) {
 	p.mu.Lock()
 	armed, start := p.armed, p.starts
 	p.mu.Unlock()
@@ -275,7 +275,7 @@ func (p *process) watch(life context.Context, pid int) {
 	for {
 		wait := stateLook
 		p.mu.Lock()
-		struck := !p.paused && stopped(pid)
+		struck := !p.paused && isStopped(pid)
 		p.mu.Unlock()
 		if struck {
 			wait = pause
@@ -288,13 +288,13 @@ func (p *process) watch(life context.Context, pid int) {
 			return
 		}
 		if struck {
-			p.signal(syscall.SIGCONT, "")
+			p.signalProcess(syscall.SIGCONT, "")
 		}
 	}
 }
 
-// stopped reports whether the kernel has stopped pid.
-func stopped(pid int) bool {
+// isStopped reports whether the kernel has stopped pid.
+func isStopped(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
@@ -303,9 +303,9 @@ func stopped(pid int) bool {
 	return strings.HasPrefix(state, "T")
 }
 
-// signal sends sig to the process, if it runs, and returns a channel that is closed
+// signalProcess sends sig to the process, if it runs, and returns a channel that is closed
 // when it has ended. cause is what its end is put down to.
-func (p *process) signal(sig syscall.Signal, cause string) (ended <-chan struct{}, ok bool) {
+func (p *process) signalProcess(sig syscall.Signal, cause string) (ended <-chan struct{}, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cmd == nil || p.cmd.Process.Signal(sig) != nil {
@@ -327,18 +327,18 @@ func (p *process) signal(sig syscall.Signal, cause string) (ended <-chan struct{
 // ended. It must be running: not earlier than it listens, since a program that has
 // just been started has no handler of the signal yet.
 func (p *process) terminate(ctx context.Context) (record.Stopped, error) {
-	if err := p.await(ctx, p.listens); err != nil {
+	if err := p.awaitState(ctx, p.checkListening); err != nil {
 		return record.Stopped{}, err
 	}
 	p.mu.Lock()
 	cmd := p.cmd
 	p.mu.Unlock()
 	began := time.Now()
-	ended, ok := p.signal(syscall.SIGTERM, terminated)
+	ended, ok := p.signalProcess(syscall.SIGTERM, terminated)
 	if !ok || cmd == nil {
 		return record.Stopped{}, errors.New("it has ended by then")
 	}
-	p.signal(syscall.SIGCONT, "") // a process that is stopped does not hear of it
+	p.signalProcess(syscall.SIGCONT, "") // a process that is stopped does not hear of it
 	timer := time.NewTimer(stopPatience)
 	defer timer.Stop()
 	hung := false
@@ -346,7 +346,7 @@ func (p *process) terminate(ctx context.Context) (record.Stopped, error) {
 	case <-ended:
 	case <-timer.C:
 		hung = true
-		p.signal(syscall.SIGKILL, terminated)
+		p.signalProcess(syscall.SIGKILL, terminated)
 		<-ended
 	}
 	s := record.Stopped{Name: p.name, Code: cmd.ProcessState.ExitCode(), Took: time.Since(began)}
@@ -356,8 +356,8 @@ func (p *process) terminate(ctx context.Context) (record.Stopped, error) {
 	return s, nil
 }
 
-// await asks until is done, the process not being there yet or not any more.
-func (p *process) await(ctx context.Context, done func(context.Context) error) error {
+// awaitState asks until is done, the process not being there yet or not any more.
+func (p *process) awaitState(ctx context.Context, done func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readyPatience)
 	defer cancel()
 	for {
@@ -373,28 +373,28 @@ func (p *process) await(ctx context.Context, done func(context.Context) error) e
 	}
 }
 
-// listens returns nil once the program listens.
-func (p *process) listens(context.Context) error {
-	conn, err := net.DialTimeout("tcp", address(p.port), readyLook)
+// checkListening returns nil once the program listens.
+func (p *process) checkListening(context.Context) error {
+	conn, err := net.DialTimeout("tcp", loopbackAddress(p.port), readyLook)
 	if err == nil {
 		err = conn.Close()
 	}
 	return err
 }
 
-// ready returns nil once the process says so.
-func (p *process) ready(ctx context.Context) error {
-	_, err := p.get(ctx, "/readyz", maxLastWords)
+// checkReady returns nil once the process says so.
+func (p *process) checkReady(ctx context.Context) error {
+	_, err := p.getPath(ctx, "/readyz", maxLastWords)
 	return err
 }
 
 // goroutines are those that the process has, by its own account.
 func (p *process) goroutines(ctx context.Context) (int, error) {
-	text, err := p.get(ctx, "/metrics", maxMetrics)
+	text, err := p.getPath(ctx, "/metrics", maxMetrics)
 	if err != nil {
 		return 0, err
 	}
-	if err := os.WriteFile(p.site.file(record.OutputDir, p.name+".metrics"), text, 0o644); err != nil {
+	if err := os.WriteFile(p.site.pathInSite(record.OutputDir, p.name+".metrics"), text, 0o644); err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(text)) {
@@ -405,11 +405,11 @@ func (p *process) goroutines(ctx context.Context) (int, error) {
 	return 0, errors.New("it does not say how many goroutines it has")
 }
 
-// get returns what the process answers, up to so many bytes.
-func (p *process) get(ctx context.Context, path string, most int64) ([]byte, error) {
+// getPath returns what the process answers, up to so many bytes.
+func (p *process) getPath(ctx context.Context, path string, most int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyLook)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address(p.port)+path, nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+loopbackAddress(p.port)+path, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func TestHowAProcessHasEnded(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			args, words := tt.ending.tell()
+			args, words := tt.ending.describeEnd()
 			if args != tt.want {
 				t.Errorf("tell = %q, want %q", args, tt.want)
 			}

@@ -65,10 +65,10 @@ type Site struct {
 	everything []func() error // ends what Open and Start have begun, the last first
 }
 
-// Open starts the servers, the links and the gateway's proxy, but no process yet.
+// OpenSite starts the servers, the links and the gateway's proxy, but no process yet.
 // Its error is an [ErrAbsent] on a machine without the servers. After an error
 // nothing runs.
-func Open(ctx context.Context, opts Options) (*Site, error) {
+func OpenSite(ctx context.Context, opts Options) (*Site, error) {
 	s := &Site{opts: opts, links: map[string]*Link{}, losses: map[string]*commitloss.Proxy{}, processes: map[string]*process{}}
 	began := time.Now()
 	if s.opts.Now == nil {
@@ -80,7 +80,7 @@ func Open(ctx context.Context, opts Options) (*Site, error) {
 	if s.opts.Keep == 0 {
 		s.opts.Keep = defaultKeep
 	}
-	if err := s.open(ctx); err != nil {
+	if err := s.openParts(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -92,14 +92,14 @@ const (
 	defaultKeep     = 24 * time.Hour
 )
 
-func (s *Site) open(ctx context.Context) error {
-	for _, dir := range []string{s.file(record.OutputDir), s.opts.Work} {
+func (s *Site) openParts(ctx context.Context) error {
+	for _, dir := range []string{s.pathInSite(record.OutputDir), s.opts.Work} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("site: %w", err)
 		}
 	}
 	s.spawner = newSpawner()
-	s.onClose(func() error { s.spawner.stop(); return nil })
+	s.closeLater(func() error { s.spawner.stopSpawner(); return nil })
 	s.looks = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	var postgres, broker error
 	var servers sync.WaitGroup
@@ -107,54 +107,54 @@ func (s *Site) open(ctx context.Context) error {
 	servers.Go(func() { closePostgres, postgres = s.openPostgres(ctx) })
 	servers.Go(func() { closeBroker, broker = s.openBroker() })
 	servers.Wait()
-	s.onClose(closePostgres)
-	s.onClose(closeBroker)
+	s.closeLater(closePostgres)
+	s.closeLater(closeBroker)
 	if err := errors.Join(postgres, broker); err != nil {
 		return err
 	}
-	return s.connect()
+	return s.connectBackends()
 }
 
-// onClose has Close do what ends something, if there is anything.
-func (s *Site) onClose(end func() error) {
+// closeLater has Close do what ends something, if there is anything.
+func (s *Site) closeLater(end func() error) {
 	if end != nil {
 		s.everything = append(s.everything, end)
 	}
 }
 
-// file returns the path of a file of the run.
-func (s *Site) file(elements ...string) string {
+// pathInSite returns the path of a file of the run.
+func (s *Site) pathInSite(elements ...string) string {
 	return filepath.Join(append([]string{s.opts.Dir}, elements...)...)
 }
 
-func (s *Site) log(e record.Event) {
+func (s *Site) logEvent(e record.Event) {
 	if s.opts.Log != nil {
 		s.opts.Log(e)
 	}
 }
 
-// Log logs an event of the site, as a fault that was carried out.
-func (s *Site) Log(e record.Event) { s.log(e) }
+// LogEvent logs an event of the site, as a fault that was carried out.
+func (s *Site) LogEvent(e record.Event) { s.logEvent(e) }
 
-// Now is the time of the run.
-func (s *Site) Now() record.At { return s.opts.Now() }
+// SinceBegin is the time of the run.
+func (s *Site) SinceBegin() record.At { return s.opts.Now() }
 
-func (s *Site) fuses(process string, start int) string {
+func (s *Site) fusesFor(process string, start int) string {
 	if s.opts.Fuses == nil || s.disarmed.Load() {
 		return ""
 	}
 	return s.opts.Fuses(process, start)
 }
 
-// Start starts all processes and returns when all are ready.
-func (s *Site) Start(ctx context.Context) error {
+// StartProcesses starts all processes and returns when all are ready.
+func (s *Site) StartProcesses(ctx context.Context) error {
 	if s.started {
 		return errors.New("site: it was started before")
 	}
 	s.started = true
 	for _, name := range Processes() {
 		p := s.processes[name]
-		s.running.Go(p.run)
+		s.running.Go(p.keepRunning)
 	}
 	return s.AwaitReady(ctx, Processes()...)
 }
@@ -164,11 +164,11 @@ func (s *Site) AwaitReady(ctx context.Context, processes ...string) error {
 	errs := make([]error, len(processes))
 	var all sync.WaitGroup
 	for i, name := range processes {
-		p, err := s.process(name)
+		p, err := s.findProcess(name)
 		if err != nil {
 			return err
 		}
-		all.Go(func() { errs[i] = p.await(ctx, p.ready) })
+		all.Go(func() { errs[i] = p.awaitState(ctx, p.checkReady) })
 	}
 	all.Wait()
 	return errors.Join(errs...)
@@ -188,17 +188,17 @@ func (s *Site) Goroutines(ctx context.Context) (map[string]int, error) {
 	return all, errors.Join(errs...)
 }
 
-// Work returns the failpoints that a process was started with, and for how long it has
+// WorkState returns the failpoints that a process was started with, and for how long it has
 // been ready since: 0 if it is not yet, or has ended.
-func (s *Site) Work(process string) (armed string, ready time.Duration) {
-	p, err := s.process(process)
+func (s *Site) WorkState(process string) (armed string, ready time.Duration) {
+	p, err := s.findProcess(process)
 	if err != nil {
 		return "", 0
 	}
-	return p.work()
+	return p.workState()
 }
 
-func (s *Site) process(name string) (*process, error) {
+func (s *Site) findProcess(name string) (*process, error) {
 	p, ok := s.processes[name]
 	if !ok {
 		return nil, fmt.Errorf("site: there is no process %q", name)
@@ -206,24 +206,24 @@ func (s *Site) process(name string) (*process, error) {
 	return p, nil
 }
 
-// DB is a pool that leads straight to the server. It survives crashes: what was
+// DatabasePool is a pool that leads straight to the server. It survives crashes: what was
 // under way fails, what comes later does not.
-func (s *Site) DB() *pgxpool.Pool { return s.postgres.pool }
+func (s *Site) DatabasePool() *pgxpool.Pool { return s.postgres.pool }
 
 // DatabaseURL leads straight to the server.
-func (s *Site) DatabaseURL() string { return s.postgres.server.url(databaseName) }
+func (s *Site) DatabaseURL() string { return s.postgres.server.databaseURL(databaseName) }
 
 // AMQPURL leads straight to the broker.
-func (s *Site) AMQPURL() string { return s.broker.url() }
+func (s *Site) AMQPURL() string { return s.broker.brokerURL() }
 
 // OrderURLs returns where orders are placed, and TripURLs where trips are.
-func (s *Site) OrderURLs() []string { return s.urls("order") }
+func (s *Site) OrderURLs() []string { return s.processURLs("order") }
 
 // TripURLs is described at OrderURLs.
-func (s *Site) TripURLs() []string { return s.urls("trip") }
+func (s *Site) TripURLs() []string { return s.processURLs("trip") }
 
-func (s *Site) urls(service string) []string {
-	return []string{"http://" + address(s.processes[service+"-1"].port), "http://" + address(s.processes[service+"-2"].port)}
+func (s *Site) processURLs(service string) []string {
+	return []string{"http://" + loopbackAddress(s.processes[service+"-1"].port), "http://" + loopbackAddress(s.processes[service+"-2"].port)}
 }
 
 // Namespace is what the names of the exchanges and queues of a saga begin with.
@@ -233,8 +233,8 @@ func (s *Site) Namespace(saga string) string { return "chaos-" + saga }
 // queue of it.
 func (s *Site) Exchange(t Topic) string { return s.Namespace(t.Saga) + "." + t.Name }
 
-// Queue is described at Exchange.
-func (s *Site) Queue(t Topic, service string) string { return s.Exchange(t) + "." + service }
+// QueueName is described at Exchange.
+func (s *Site) QueueName(t Topic, service string) string { return s.Exchange(t) + "." + service }
 
 // Counters are how often the site has struck where nobody else can count.
 type Counters struct{ CommitsLost, RepliesLost, GatewayErrors, GatewayLost int }
@@ -245,13 +245,13 @@ func (s *Site) Counters() (c Counters) {
 		c.CommitsLost += p.Commits()
 		c.RepliesLost += p.Replies()
 	}
-	c.GatewayErrors, c.GatewayLost = s.gateway.Refused(), s.gateway.Lost()
+	c.GatewayErrors, c.GatewayLost = s.gateway.RefusedCalls(), s.gateway.LostAnswers()
 	return c
 }
 
-// Stop tells every process to stop, and kills what does not within half a minute.
+// StopProcesses tells every process to stop, and kills what does not within half a minute.
 // No process is started again.
-func (s *Site) Stop(ctx context.Context) (all []record.Stopped) {
+func (s *Site) StopProcesses(ctx context.Context) (all []record.Stopped) {
 	s.stopping.Store(true)
 	names := Processes()
 	all = make([]record.Stopped, len(names))
@@ -265,22 +265,22 @@ func (s *Site) Stop(ctx context.Context) (all []record.Stopped) {
 		})
 	}
 	stops.Wait()
-	s.killAll()
+	s.killProcesses()
 	return all
 }
 
-// killAll ends every process for good.
-func (s *Site) killAll() {
+// killProcesses ends every process for good.
+func (s *Site) killProcesses() {
 	s.stopping.Store(true)
 	for _, p := range s.processes {
-		p.signal(syscall.SIGKILL, killed)
+		p.signalProcess(syscall.SIGKILL, killed)
 	}
 	s.running.Wait()
 }
 
 // Close ends everything that still runs, and removes the servers' data.
 func (s *Site) Close() error {
-	s.killAll()
+	s.killProcesses()
 	var errs []error
 	for _, end := range slices.Backward(s.everything) {
 		errs = append(errs, end())
@@ -291,7 +291,7 @@ func (s *Site) Close() error {
 
 // createDatabase makes the one for all schemas, and the pool on it.
 func createDatabase(ctx context.Context, server *server) (*pgxpool.Pool, error) {
-	conn, err := pgx.Connect(ctx, server.url("postgres"))
+	conn, err := pgx.Connect(ctx, server.databaseURL("postgres"))
 	if err != nil {
 		return nil, fmt.Errorf("site: %w", err)
 	}
@@ -299,7 +299,7 @@ func createDatabase(ctx context.Context, server *server) (*pgxpool.Pool, error) 
 	if _, err := conn.Exec(ctx, "CREATE DATABASE "+databaseName); err != nil {
 		return nil, fmt.Errorf("site: create the database: %w", err)
 	}
-	config, err := pgxpool.ParseConfig(server.url(databaseName))
+	config, err := pgxpool.ParseConfig(server.databaseURL(databaseName))
 	if err != nil {
 		return nil, fmt.Errorf("site: %w", err)
 	}

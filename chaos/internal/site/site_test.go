@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 // openAndWait prints the ids of the servers' processes.
 func openAndWait(work string) {
-	s, err := Open(context.Background(), Options{Dir: work + "/run", Work: work})
+	s, err := OpenSite(context.Background(), Options{Dir: work + "/run", Work: work})
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -106,12 +106,12 @@ func scratch(t *testing.T) string {
 // open builds the programs and opens a site.
 func open(t *testing.T, fuses func(string, int) string) (*Site, *events) {
 	t.Helper()
-	programs, err := Build(t.Context(), t.TempDir(), nil)
+	programs, err := BuildPrograms(t.Context(), t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	log := &events{}
-	s, err := Open(t.Context(), Options{Dir: t.TempDir(), Work: scratch(t), Programs: programs, Log: log.add, Fuses: fuses})
+	s, err := OpenSite(t.Context(), Options{Dir: t.TempDir(), Work: scratch(t), Programs: programs, Log: log.add, Fuses: fuses})
 	if errors.Is(err, ErrAbsent) {
 		t.Skipf("NOT TESTED: %v", err)
 	}
@@ -139,7 +139,7 @@ func fuses(process string, start int) string {
 func TestASiteAndWhatItTellsOfItsProcesses(t *testing.T) {
 	t.Parallel()
 	s, log := open(t, fuses)
-	if err := s.Start(t.Context()); err != nil {
+	if err := s.StartProcesses(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "a fuse has killed a hotel service", func() bool {
@@ -159,7 +159,7 @@ func TestASiteAndWhatItTellsOfItsProcesses(t *testing.T) {
 
 	for _, name := range Processes() {
 		dies := name == "mail-1" || ServiceOf(name) == "hotel" // by itself, and may be just starting again
-		if ok, err := s.Kill(name); err != nil || !ok && !dies {
+		if ok, err := s.KillProcess(name); err != nil || !ok && !dies {
 			t.Errorf("Kill(%s) = %v, %v", name, ok, err)
 		}
 	}
@@ -167,7 +167,7 @@ func TestASiteAndWhatItTellsOfItsProcesses(t *testing.T) {
 	if err := s.AwaitReady(t.Context(), Processes()...); err != nil {
 		t.Fatal(err)
 	}
-	if stopped, err := s.Restart(t.Context(), "car-2"); err != nil || stopped.Code != 0 {
+	if stopped, err := s.RestartProcess(t.Context(), "car-2"); err != nil || stopped.Code != 0 {
 		t.Errorf("Restart = %+v, %v", stopped, err)
 	}
 	await(t, "who was told to stop is told", func() bool { return strings.Contains(log.exits("car-2"), "told to stop: exit status 0") })
@@ -178,7 +178,7 @@ func TestASiteAndWhatItTellsOfItsProcesses(t *testing.T) {
 	if n, err := s.BrokerConnections(); n == 0 || err != nil {
 		t.Errorf("BrokerConnections = %d, %v, while services run", n, err)
 	}
-	for _, stopped := range s.Stop(t.Context()) {
+	for _, stopped := range s.StopProcesses(t.Context()) {
 		if stopped.Code != 0 {
 			t.Errorf("%s ended with %d after %s", stopped.Name, stopped.Code, stopped.Took)
 		}
@@ -201,7 +201,7 @@ func TestASiteAndWhatItTellsOfItsProcesses(t *testing.T) {
 // What was committed and what was confirmed outlives the servers.
 func TestServersKeepTheirDataOverACrash(t *testing.T) {
 	t.Parallel()
-	s, err := Open(t.Context(), Options{Dir: t.TempDir(), Work: scratch(t)})
+	s, err := OpenSite(t.Context(), Options{Dir: t.TempDir(), Work: scratch(t)})
 	if errors.Is(err, ErrAbsent) {
 		t.Skipf("NOT TESTED: %v", err)
 	}
@@ -213,7 +213,7 @@ func TestServersKeepTheirDataOverACrash(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, err := s.DB().Exec(t.Context(), "CREATE TABLE kept AS SELECT 42 AS answer"); err != nil {
+	if _, err := s.DatabasePool().Exec(t.Context(), "CREATE TABLE kept AS SELECT 42 AS answer"); err != nil {
 		t.Fatal(err)
 	}
 	crashed := make(chan error, 1)
@@ -232,7 +232,7 @@ func TestServersKeepTheirDataOverACrash(t *testing.T) {
 	}
 	answer := 0
 	await(t, "the pool has survived the crash", func() bool {
-		err = s.DB().QueryRow(t.Context(), "SELECT answer FROM kept").Scan(&answer)
+		err = s.DatabasePool().QueryRow(t.Context(), "SELECT answer FROM kept").Scan(&answer)
 		return err == nil
 	})
 	if answer != 42 {

@@ -62,16 +62,16 @@ type Findings struct {
 	Examples   []string // the first violations of each kind, described
 }
 
-// Add adds other findings.
-func (f *Findings) Add(other Findings) {
+// AddFindings adds other findings.
+func (f *Findings) AddFindings(other Findings) {
 	f.Sagas, f.Lost, f.Doubled, f.Alien = f.Sagas+other.Sagas, f.Lost+other.Lost, f.Doubled+other.Doubled, f.Alien+other.Alien
 	f.Disordered, f.Money = f.Disordered+other.Disordered, f.Money+other.Money
 	f.Examples = append(f.Examples, other.Examples...)
 }
 
-// Check audits the tables cause and effect of a schema. steps are those of each scope, and
+// CheckSchema audits the tables cause and effect of a schema. steps are those of each scope, and
 // ordered are the scopes whose keys have an order.
-func Check(ctx context.Context, db *pgxpool.Pool, schema string, steps map[string][]string, ordered ...string) (Findings, error) {
+func CheckSchema(ctx context.Context, db *pgxpool.Pool, schema string, steps map[string][]string, ordered ...string) (Findings, error) {
 	var all Findings
 	for _, scope := range slices.Sorted(maps.Keys(steps)) {
 		var sagas int
@@ -81,7 +81,7 @@ func Check(ctx context.Context, db *pgxpool.Pool, schema string, steps map[strin
 				return all, fmt.Errorf("audit: step %s of %s: %w", step, scope, err)
 			}
 			sagas, found.Sagas = found.Sagas, 0
-			all.Add(found)
+			all.AddFindings(found)
 		}
 		all.Sagas += sagas
 	}

@@ -50,7 +50,7 @@ func TestViolations(t *testing.T) {
 			if _, err := db.Exec(t.Context(), sqlschema.Bind(schema, tt.spoil)); err != nil {
 				t.Fatal(err)
 			}
-			got, err := audit.Check(t.Context(), db, schema, shop.Steps(), shop.ScopeOrder)
+			got, err := audit.CheckSchema(t.Context(), db, schema, shop.StepsByService(), shop.ScopeOrder)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -68,7 +68,7 @@ func TestViolations(t *testing.T) {
 func TestSagas(t *testing.T) {
 	t.Parallel()
 	db, schema := plantRun(t)
-	got, err := audit.Check(t.Context(), db, schema, shop.Steps())
+	got, err := audit.CheckSchema(t.Context(), db, schema, shop.StepsByService())
 	if want := 10; err != nil || got.Sagas != want {
 		t.Errorf("%d sagas, %v; want %d", got.Sagas, err, want)
 	}

@@ -44,19 +44,19 @@ type Fault struct {
 	End     func(*Scene) error // ends the fault, an operator's part included
 }
 
-// OfRed reports whether the fault concerns topic red alone: blue must not notice it.
-func (f *Fault) OfRed() bool { return f.Name == RedNoMajority || f.Name == RedResized }
+// StopsRedQueues reports whether the fault concerns topic red alone: blue must not notice it.
+func (f *Fault) StopsRedQueues() bool { return f.Name == RedNoMajority || f.Name == RedResized }
 
-// OfIdle reports whether the fault strikes a node that leads no queue.
-func (f *Fault) OfIdle() bool { return f.Name == KillIdle }
+// HitsIdleNode reports whether the fault strikes a node that leads no queue.
+func (f *Fault) HitsIdleNode() bool { return f.Name == KillIdle }
 
-// All returns every fault. noMajority is how long topic red has none.
-func All(noMajority time.Duration) []Fault {
+// AllFaults returns every fault. noMajority is how long topic red has none.
+func AllFaults(noMajority time.Duration) []Fault {
 	return slices.Concat(nodeFaults(), networkFaults(), alarmFaults(), redFaults(noMajority))
 }
 
-// Find returns the fault called name; nil: there is none.
-func Find(all []Fault, name string) *Fault {
+// FindFault returns the fault called name; nil: there is none.
+func FindFault(all []Fault, name string) *Fault {
 	if i := slices.IndexFunc(all, func(f Fault) bool { return f.Name == name }); i >= 0 {
 		return &all[i]
 	}
@@ -110,7 +110,7 @@ func networkFaults() []Fault {
 		{Partition, "the node with most clients is cut off from the others", (*Scene).chooseHost,
 			func(s *Scene) error { s.Cluster.Partition(s.victim); return nil }, cutTime, mendNetwork},
 		{OneWay, "what the node with most clients sends to one other node is lost", (*Scene).chooseHost,
-			func(s *Scene) error { s.Cluster.CutOneWay(s.victim, s.others(s.victim)[0]); return nil }, cutTime, mendNetwork},
+			func(s *Scene) error { s.Cluster.CutOneWay(s.victim, s.otherNodes(s.victim)[0]); return nil }, cutTime, mendNetwork},
 	}
 }
 
@@ -155,7 +155,7 @@ func prepareMinority(s *Scene) error {
 	if err != nil {
 		return err
 	}
-	for _, i := range s.others(s.victim) {
+	for _, i := range s.otherNodes(s.victim) {
 		if i != leader {
 			return s.changeMember(s.Cluster.Shrink, i, false)
 		}
@@ -186,7 +186,7 @@ func resizeRed(s *Scene) error {
 		if err != nil {
 			return err
 		}
-		for _, i := range append(s.others(leader), leader) {
+		for _, i := range append(s.otherNodes(leader), leader) {
 			if err := errors.Join(s.changeMember(s.Cluster.Shrink, i, false), s.changeMember(s.Cluster.Grow, i, true)); err != nil {
 				return err
 			}

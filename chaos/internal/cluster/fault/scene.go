@@ -22,18 +22,18 @@ type Scene struct {
 	notes  []string
 }
 
-// Notes returns what the fault since the last call has noted.
-func (s *Scene) Notes() string {
+// JoinedNotes returns what the fault since the last call has noted.
+func (s *Scene) JoinedNotes() string {
 	defer func() { s.notes = nil }()
 	return strings.Join(s.notes, ", ")
 }
 
-func (s *Scene) note(format string, args ...any) {
+func (s *Scene) addNote(format string, args ...any) {
 	s.notes = append(s.notes, fmt.Sprintf(format, args...))
 }
 
-// others are the indexes of all nodes but one.
-func (s *Scene) others(i int) (others []int) {
+// otherNodes are the indexes of all nodes but one.
+func (s *Scene) otherNodes(i int) (others []int) {
 	for other := range rabbitcluster.Size {
 		if other != i {
 			others = append(others, other)
@@ -155,7 +155,7 @@ func (s *Scene) moveAway(queue string) error {
 	if err != nil || leader != s.victim || s.Classic {
 		return err
 	}
-	return s.Cluster.MoveLeader(queue, s.others(s.victim)[0])
+	return s.Cluster.MoveLeader(queue, s.otherNodes(s.victim)[0])
 }
 
 func (s *Scene) noteVictim(leads, clients [rabbitcluster.Size]int) {
@@ -163,7 +163,7 @@ func (s *Scene) noteVictim(leads, clients [rabbitcluster.Size]int) {
 	if s.Classic {
 		verb = "hosts"
 	}
-	s.note("node %d %s %d of %d queues, has %d client connections", s.victim, verb, leads[s.victim], len(s.Queues), clients[s.victim])
+	s.addNote("node %d %s %d of %d queues, has %d client connections", s.victim, verb, leads[s.victim], len(s.Queues), clients[s.victim])
 }
 
 // sendClientsAway closes the connections to the victim until its clients are elsewhere.
@@ -178,7 +178,7 @@ func (s *Scene) sendClientsAway() error {
 		}
 		<-time.After(reconnectTime)
 	}
-	s.note("its clients stay")
+	s.addNote("its clients stay")
 	return nil
 }
 
@@ -193,15 +193,15 @@ func (s *Scene) syncNodes() error {
 	return errors.Join(errs...)
 }
 
-// The limits of [Scene.Settle]. The broker's autoheal may hang, and looks again after a
+// The limits of [Scene.AwaitSettled]. The broker's autoheal may hang, and looks again after a
 // minute.
 const (
 	settleLooks  = 4               // each of them as long as the cluster waits
 	settleNoteAt = 5 * time.Second // a longer wait is worth a note
 )
 
-// Settle returns once the cluster is whole and each queue has a leader.
-func (s *Scene) Settle() error {
+// AwaitSettled returns once the cluster is whole and each queue has a leader.
+func (s *Scene) AwaitSettled() error {
 	began := time.Now()
 	err := s.Cluster.AwaitAll()
 	for range settleLooks - 1 {
@@ -214,7 +214,7 @@ func (s *Scene) Settle() error {
 		return err
 	}
 	if took := time.Since(began); took > settleNoteAt {
-		s.note("cluster whole only %.0f s later", took.Seconds())
+		s.addNote("cluster whole only %.0f s later", took.Seconds())
 	}
 	for _, queue := range s.Queues {
 		if _, err := s.leaderOf(queue); err != nil {

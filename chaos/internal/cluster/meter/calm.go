@@ -16,15 +16,15 @@ type Normal struct {
 	Rate               float64 // completed orders in a second, at least
 }
 
-// Normal returns what the services were like from a moment on. The load is given as orders
+// NormalRates returns what the services were like from a moment on. The load is given as orders
 // a second, and as messages a second.
-func (m *Meter) Normal(from time.Time, orders, messages int) Normal {
+func (m *Meter) NormalRates(from time.Time, orders, messages int) Normal {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var n Normal
 	for _, s := range m.samples {
 		if !s.At.Before(from) {
-			n.Stored, n.Held, n.Open = max(n.Stored, s.Stored), max(n.Held, s.Held), max(n.Open, s.Open())
+			n.Stored, n.Held, n.Open = max(n.Stored, s.Stored), max(n.Held, s.Held), max(n.Open, s.OpenOrders())
 		}
 	}
 	seconds := int(roomTime / time.Second)
@@ -44,7 +44,7 @@ func (m *Meter) Recovered(from time.Time, normal Normal) time.Time {
 		if s.At.Before(from) {
 			continue
 		}
-		if m.calm(s, normal) {
+		if m.isCalm(s, normal) {
 			run++
 		} else {
 			run = 0
@@ -56,10 +56,10 @@ func (m *Meter) Recovered(from time.Time, normal Normal) time.Time {
 	return time.Time{}
 }
 
-// calm reports whether a sample is normal.
-func (m *Meter) calm(s *Sample, normal Normal) bool {
-	if s.Stored > normal.Stored || s.Held > normal.Held || s.Open() > normal.Open {
+// isCalm reports whether a sample is normal.
+func (m *Meter) isCalm(s *Sample, normal Normal) bool {
+	if s.Stored > normal.Stored || s.Held > normal.Held || s.OpenOrders() > normal.Open {
 		return false
 	}
-	return float64(count(m.completed, s.At.Add(-rateSpan), s.At)) >= normal.Rate*rateSpan.Seconds()
+	return float64(countBetween(m.completed, s.At.Add(-rateSpan), s.At)) >= normal.Rate*rateSpan.Seconds()
 }

@@ -36,25 +36,25 @@ type Figures struct {
 	Done        int // orders completed
 }
 
-// Figures measures a window.
-func (m *Meter) Figures(w Window) Figures {
+// WindowFigures measures a window.
+func (m *Meter) WindowFigures(w Window) Figures {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f := Figures{
-		Duration: w.Ended.Sub(w.Struck), Stall: m.stall(w.Struck, w.Over), Recovery: w.Recovered.Sub(w.Ended),
+		Duration: w.Ended.Sub(w.Struck), Stall: m.longestStall(w.Struck, w.Over), Recovery: w.Recovered.Sub(w.Ended),
 		BluePercent: m.bluePercent(w), BlueDelay: m.blueDelay(w),
-		Redelivered: count(m.redelivered, w.Struck, w.Over), Done: count(m.completed, w.Struck, w.Over),
+		Redelivered: countBetween(m.redelivered, w.Struck, w.Over), Done: countBetween(m.completed, w.Struck, w.Over),
 	}
 	if w.Recovered.IsZero() {
 		f.Stuck, f.Recovery = true, w.Over.Sub(w.Ended)
 	}
-	m.hold(&f, w)
+	m.addHeldFigures(&f, w)
 	return f
 }
 
-// stall is the longest gap between completed orders that ends in a span, or reaches its
+// longestStall is the longest gap between completed orders that ends in a span, or reaches its
 // end.
-func (m *Meter) stall(from, to time.Time) (longest time.Duration) {
+func (m *Meter) longestStall(from, to time.Time) (longest time.Duration) {
 	i, last := firstFrom(m.completed, from), from
 	if i > 0 {
 		last = m.completed[i-1]
@@ -74,9 +74,9 @@ func (m *Meter) bluePercent(w Window) float64 {
 	before, during := 0, 0
 	for _, d := range m.blue {
 		switch {
-		case between(d.handled, w.Struck.Add(-Before), w.Struck):
+		case isBetween(d.handled, w.Struck.Add(-Before), w.Struck):
 			before++
-		case between(d.handled, w.Struck, until):
+		case isBetween(d.handled, w.Struck, until):
 			during++
 		}
 	}
@@ -90,15 +90,15 @@ func (m *Meter) bluePercent(w Window) float64 {
 // next fault. Messages that were not handled by then show in the rate.
 func (m *Meter) blueDelay(w Window) (longest time.Duration) {
 	for _, d := range m.blue {
-		if between(d.handled, w.Struck, w.Over) {
+		if isBetween(d.handled, w.Struck, w.Over) {
 			longest = max(longest, d.handled.Sub(d.written))
 		}
 	}
 	return longest
 }
 
-// hold adds what samples tell of a window.
-func (m *Meter) hold(f *Figures, w Window) {
+// addHeldFigures adds what samples tell of a window.
+func (m *Meter) addHeldFigures(f *Figures, w Window) {
 	var first, last *Sample
 	for i := range m.samples {
 		s := &m.samples[i]

@@ -3,7 +3,7 @@
 //
 // The services report each completed order and each handled message of topic blue. A
 // sampler adds what the outbox holds, several times a second. A [Window] names the moments
-// of one fault, and [Meter.Figures] measures it.
+// of one fault, and [Meter.WindowFigures] measures it.
 package meter
 
 import (
@@ -25,8 +25,8 @@ type Sample struct {
 	Done    int // orders whose last step has committed
 }
 
-// Open is how many orders are written and not completed.
-func (s *Sample) Open() int { return s.Written - s.Done }
+// OpenOrders is how many orders are written and not completed.
+func (s *Sample) OpenOrders() int { return s.Written - s.Done }
 
 // A delivery is one message of topic blue.
 type delivery struct{ written, handled time.Time }
@@ -43,9 +43,9 @@ type Meter struct {
 	samples     []Sample
 }
 
-// Write counts what a committed transaction has written: orders, and messages for red and
+// NoteWritten counts what a committed transaction has written: orders, and messages for red and
 // blue.
-func (m *Meter) Write(orders, colours int) {
+func (m *Meter) NoteWritten(orders, colours int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.written, m.colours = m.written+orders, m.colours+colours
@@ -79,8 +79,8 @@ func (m *Meter) Redeliver(at time.Time) {
 	m.redelivered = appendAscending(m.redelivered, at)
 }
 
-// Sample adds a look at the services, and returns it with the meter's own numbers.
-func (m *Meter) Sample(s Sample) Sample {
+// AddSample adds a look at the services, and returns it with the meter's own numbers.
+func (m *Meter) AddSample(s Sample) Sample {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.Written, s.Done = m.written, len(m.completed)
@@ -88,15 +88,15 @@ func (m *Meter) Sample(s Sample) Sample {
 	return s
 }
 
-// Counts returns how many orders were written, and how many of them are completed.
-func (m *Meter) Counts() (written, completed int) {
+// OrderCounts returns how many orders were written, and how many of them are completed.
+func (m *Meter) OrderCounts() (written, completed int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.written, len(m.completed)
 }
 
-// Pending returns how many sagas are not completed: orders, and messages of red and blue.
-func (m *Meter) Pending() int {
+// PendingOrders returns how many sagas are not completed: orders, and messages of red and blue.
+func (m *Meter) PendingOrders() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.written + m.colours - len(m.completed) - m.red - len(m.blue)
@@ -109,8 +109,8 @@ func (m *Meter) Redelivered() int {
 	return len(m.redelivered)
 }
 
-// between reports whether at is in a span of time, its end excluded.
-func between(at, from, to time.Time) bool { return !at.Before(from) && at.Before(to) }
+// isBetween reports whether at is in a span of time, its end excluded.
+func isBetween(at, from, to time.Time) bool { return !at.Before(from) && at.Before(to) }
 
 // appendAscending adds a moment. Goroutines that report at once may come in another order
 // than that of their moments; the later one then counts for both.
@@ -127,7 +127,7 @@ func firstFrom(times []time.Time, from time.Time) int {
 	return i
 }
 
-// count returns how many of ascending times are in a span, its end excluded.
-func count(times []time.Time, from, to time.Time) int {
+// countBetween returns how many of ascending times are in a span, its end excluded.
+func countBetween(times []time.Time, from, to time.Time) int {
 	return max(0, firstFrom(times, to)-firstFrom(times, from))
 }

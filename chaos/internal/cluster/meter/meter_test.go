@@ -25,7 +25,7 @@ func at(seconds float64) time.Time { return start.Add(time.Duration(seconds * fl
 func record(ordersStall, blueStalls bool) *meter.Meter {
 	m := &meter.Meter{}
 	for now := start; now.Before(at(40)); now = now.Add(pause) {
-		m.Write(1, 1)
+		m.NoteWritten(1, 1)
 		stalled := !now.Before(at(10)) && now.Before(at(20))
 		switch {
 		case ordersStall && stalled:
@@ -43,7 +43,7 @@ func record(ordersStall, blueStalls bool) *meter.Meter {
 			m.HandleBlue(now, now)
 		}
 		if now.Sub(start)%look == 0 {
-			m.Sample(meter.Sample{At: now, Held: held(ordersStall && stalled), Dead: held(ordersStall && stalled) / 10})
+			m.AddSample(meter.Sample{At: now, Held: held(ordersStall && stalled), Dead: held(ordersStall && stalled) / 10})
 		}
 	}
 	return m
@@ -58,7 +58,7 @@ func held(stalled bool) int {
 
 // window is that of a fault from second 10 to 15, in the view of m.
 func window(m *meter.Meter) meter.Window {
-	normal := m.Normal(at(6), rate, 2*rate)
+	normal := m.NormalRates(at(6), rate, 2*rate)
 	return meter.Window{Struck: at(10), Ended: at(15), Recovered: m.Recovered(at(15), normal), Over: at(30)}
 }
 
@@ -86,7 +86,7 @@ func TestFigures(t *testing.T) {
 			if !w.Recovered.Equal(tt.wantRecovered) {
 				t.Errorf("recovered at %v, want %v", w.Recovered.Sub(start), tt.wantRecovered.Sub(start))
 			}
-			if diff := cmp.Diff(tt.want, m.Figures(w)); diff != "" {
+			if diff := cmp.Diff(tt.want, m.WindowFigures(w)); diff != "" {
 				t.Errorf("figures (-want +got):\n%s", diff)
 			}
 		})
@@ -112,7 +112,7 @@ func TestRecovered(t *testing.T) {
 				if now.Before(at(2)) || now.Equal(at(2).Add(2*look)) {
 					tt.lack(&s)
 				}
-				m.Sample(s)
+				m.AddSample(s)
 			}
 			if got, want := m.Recovered(start, meter.Normal{}), at(2).Add(3*look); !got.Equal(want) {
 				t.Errorf("recovered at %v, want %v", got.Sub(start), want.Sub(start))
@@ -125,15 +125,15 @@ func TestRecovered(t *testing.T) {
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	m := &meter.Meter{}
-	m.Write(5, 4)
+	m.NoteWritten(5, 4)
 	m.Complete(at(1))
 	m.HandleRed()
 	m.HandleBlue(at(1), at(1))
-	if got := m.Pending(); got != 6 {
+	if got := m.PendingOrders(); got != 6 {
 		t.Errorf("%d sagas are pending, want 6", got)
 	}
 	for range 5 {
-		m.Sample(meter.Sample{At: at(2)})
+		m.AddSample(meter.Sample{At: at(2)})
 	}
 	if got := m.Recovered(start, meter.Normal{Open: 3}); !got.IsZero() {
 		t.Errorf("recovered at %v with 4 orders open", got.Sub(start))
@@ -148,7 +148,7 @@ func TestNotRecovered(t *testing.T) {
 	t.Parallel()
 	m := record(true, false)
 	w := meter.Window{Struck: at(10), Ended: at(11), Recovered: m.Recovered(at(31), meter.Normal{Rate: 2 * rate}), Over: at(15)}
-	got := m.Figures(w)
+	got := m.WindowFigures(w)
 	if !got.Stuck || got.Recovery != 4*time.Second || got.Stall != 5*time.Second+pause {
 		t.Errorf("stuck %t, recovery %v, stall %v; want true, 4s, %v", got.Stuck, got.Recovery, got.Stall, 5*time.Second+pause)
 	}
@@ -164,7 +164,7 @@ func TestRedelivered(t *testing.T) {
 	for _, second := range []float64{5, 11, 12, 12, 31} {
 		m.Redeliver(at(second))
 	}
-	if got := m.Figures(window(m)).Redelivered; got != 3 {
+	if got := m.WindowFigures(window(m)).Redelivered; got != 3 {
 		t.Errorf("%d redelivered, want 3", got)
 	}
 	if got := m.Redelivered(); got != 5 {

@@ -31,7 +31,7 @@ type pen struct {
 	red, blue int   // the same of these topics
 }
 
-func (s *Shop) newPen() (*pen, error) {
+func (s *Shop) openWriter() (*pen, error) {
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: s.opts.Schema})
 	if err != nil {
 		return nil, err
@@ -42,11 +42,11 @@ func (s *Shop) newPen() (*pen, error) {
 	}, nil
 }
 
-// Write writes orders, and messages for red and blue, at the rates of the options until ctx
+// WriteOrders writes orders, and messages for red and blue, at the rates of the options until ctx
 // ends. Nothing is due for the time of a pause. An error says that a transaction did not
 // commit, or may not have.
-func (s *Shop) Write(ctx context.Context) error {
-	p, err := s.newPen()
+func (s *Shop) WriteOrders(ctx context.Context) error {
+	p, err := s.openWriter()
 	if err != nil {
 		return err
 	}
@@ -66,27 +66,27 @@ func (s *Shop) Write(ctx context.Context) error {
 		}
 		last = now
 		// A transaction that is cut off might have committed, so ctx does not end it.
-		if err := p.write(context.WithoutCancel(ctx), orders.due(elapsed), colours.due(elapsed)); err != nil {
+		if err := p.writeOrders(context.WithoutCancel(ctx), orders.ordersDue(elapsed), colours.ordersDue(elapsed)); err != nil {
 			return fmt.Errorf("shop: write orders: %w", err)
 		}
 	}
 }
 
-// Pause stops and continues the load of [Shop.Write], from its next transaction on.
-func (s *Shop) Pause(paused bool) { s.paused.Store(paused) }
+// PauseWriting stops and continues the load of [Shop.WriteOrders], from its next transaction on.
+func (s *Shop) PauseWriting(paused bool) { s.paused.Store(paused) }
 
 // A pace is a number of things a second.
 type pace struct{ rate, done int }
 
-// due returns how many things are due after so much time.
-func (p *pace) due(elapsed time.Duration) int {
+// ordersDue returns how many things are due after so much time.
+func (p *pace) ordersDue(elapsed time.Duration) int {
 	n := min(maxOrders, int(elapsed.Seconds()*float64(p.rate))-p.done)
 	p.done += n
 	return n
 }
 
-// write commits so many orders, and so many messages of each colour.
-func (p *pen) write(ctx context.Context, orders, colours int) error {
+// writeOrders commits so many orders, and so many messages of each colour.
+func (p *pen) writeOrders(ctx context.Context, orders, colours int) error {
 	if orders+colours == 0 {
 		return nil
 	}
@@ -94,12 +94,12 @@ func (p *pen) write(ctx context.Context, orders, colours int) error {
 	for range orders {
 		key := p.rand.IntN(len(p.sequences))
 		p.sequences[key]++
-		b.add(note{ScopeOrder, key, p.sequences[key], 1 + p.rand.Int64N(maxAmount), b.at}, stages[0])
+		b.addOrder(note{ScopeOrder, key, p.sequences[key], 1 + p.rand.Int64N(maxAmount), b.at}, stages[0])
 	}
 	for range colours {
 		p.red, p.blue = p.red+1, p.blue+1
-		b.add(note{ScopeRed, 0, p.red, 1, b.at}, stages[3])
-		b.add(note{ScopeBlue, 0, p.blue, 1, b.at}, stages[4])
+		b.addOrder(note{ScopeRed, 0, p.red, 1, b.at}, stages[3])
+		b.addOrder(note{ScopeBlue, 0, p.blue, 1, b.at}, stages[4])
 	}
 	err := pgx.BeginFunc(ctx, p.shop.opts.DB, func(tx pgx.Tx) error {
 		queued := &pgx.Batch{}
@@ -110,7 +110,7 @@ func (p *pen) write(ctx context.Context, orders, colours int) error {
 		return tx.SendBatch(ctx, queued).Close()
 	})
 	if err == nil {
-		p.shop.opts.Meter.Write(orders, 2*colours)
+		p.shop.opts.Meter.NoteWritten(orders, 2*colours)
 		p.shop.relay.Wake()
 	}
 	return err
@@ -126,12 +126,12 @@ type batch struct {
 	messages []outbox.Message
 }
 
-// add adds a saga that begins with a stage.
-func (b *batch) add(n note, first stage) {
+// addOrder adds a saga that begins with a stage.
+func (b *batch) addOrder(n note, first stage) {
 	payload, err := json.Marshal(n)
 	if err != nil {
 		panic(err) // a note has nothing that JSON cannot express
 	}
 	b.scopes, b.keys, b.seqs, b.amounts = append(b.scopes, n.Scope), append(b.keys, n.Key), append(b.seqs, n.Seq), append(b.amounts, n.Amount)
-	b.messages = append(b.messages, n.message(first.topic, first.step, payload))
+	b.messages = append(b.messages, n.outboxMessage(first.topic, first.step, payload))
 }

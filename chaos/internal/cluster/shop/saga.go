@@ -48,8 +48,8 @@ var stages = []stage{
 	{ScopeBlue, Blue, "", ""},
 }
 
-// Steps returns the steps of each scope: each saga has one effect of each of them.
-func Steps() map[string][]string {
+// StepsByService returns the steps of each scope: each saga has one effect of each of them.
+func StepsByService() map[string][]string {
 	return map[string][]string{ScopeOrder: {"payment", "shipping", last}, ScopeRed: {ScopeRed}, ScopeBlue: {ScopeBlue}}
 }
 
@@ -65,8 +65,8 @@ type note struct {
 // headerKey is the ordering key of a message. The broker carries no other trace of it.
 const headerKey = "chaos-key"
 
-// message returns the message of a saga to one step.
-func (n *note) message(topic, step string, payload []byte) outbox.Message {
+// outboxMessage returns the message of a saga to one step.
+func (n *note) outboxMessage(topic, step string, payload []byte) outbox.Message {
 	m := outbox.Message{Topic: topic, Scope: n.Scope, Key: fmt.Sprintf("%d-%d", n.Key, n.Seq), Step: step, Payload: payload}
 	if n.Scope == ScopeOrder {
 		m.OrderingKey = n.Scope + "-" + strconv.Itoa(n.Key)
@@ -78,21 +78,21 @@ func (n *note) message(topic, step string, payload []byte) outbox.Message {
 // orderingKey is that of a received message; "" for red and blue, which have no order.
 func orderingKey(m *message.Message) string { return m.Metadata.Get(headerKey) }
 
-// steps are the consumer's.
-func steps(schema string) []consumer.Step {
+// consumerSteps are the consumer's.
+func consumerSteps(schema string) []consumer.Step {
 	all := make([]consumer.Step, 0, len(stages))
 	for _, st := range stages {
-		all = append(all, consumer.Step{Name: st.step, Action: consumer.On(st.topic, handler(st, sqlschema.Bind(schema, sqlInsertEffect)))})
+		all = append(all, consumer.Step{Name: st.step, Action: consumer.On(st.topic, stageHandler(st, sqlschema.Bind(schema, sqlInsertEffect)))})
 	}
 	return all
 }
 
-// handler adds the effect of a step, and emits the message to the next one.
-func handler(st stage, insert string) consumer.Handler[note] {
+// stageHandler adds the effect of a step, and emits the message to the next one.
+func stageHandler(st stage, insert string) consumer.Handler[note] {
 	return func(_ context.Context, _ pgx.Tx, in consumer.Message[note], emit consumer.Emit) error {
 		in.Queue(insert, st.step, in.Body.Scope, in.Body.Key, in.Body.Seq, in.Body.Amount)
 		if st.next != "" {
-			emit(in.Body.message(st.next, st.nextStep, in.Payload))
+			emit(in.Body.outboxMessage(st.next, st.nextStep, in.Payload))
 		}
 		return nil
 	}

@@ -64,24 +64,24 @@ type Shop struct {
 	failed  error
 }
 
-// Open makes the tables and the queues, and starts the relay and the consumers. After an
+// OpenShop makes the tables and the queues, and starts the relay and the consumers. After an
 // error nothing runs.
-func Open(ctx context.Context, opts Options) (*Shop, error) {
+func OpenShop(ctx context.Context, opts Options) (*Shop, error) {
 	s := &Shop{opts: opts}
-	if err := s.open(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("shop: %w", err), s.Close())
+	if err := s.openParts(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("shop: %w", err), s.CloseShop())
 	}
 	return s, nil
 }
 
-func (s *Shop) open(ctx context.Context) (err error) {
+func (s *Shop) openParts(ctx context.Context) (err error) {
 	if err := migrations.Up(ctx, s.opts.DatabaseURL, s.opts.Schema); err != nil {
 		return err
 	}
 	if err := CreateTables(ctx, s.opts.DB, s.opts.Schema); err != nil {
 		return err
 	}
-	if err := s.declare(ctx); err != nil {
+	if err := s.declareQueues(ctx); err != nil {
 		return err
 	}
 	if s.publisher, err = rabbitmq.NewPublisher(s.config, &rabbitmq.PublisherOptions{Logger: s.opts.Logger}); err != nil {
@@ -95,12 +95,12 @@ func (s *Shop) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	s.start()
+	s.startServices()
 	return nil
 }
 
-// declare makes the queues. Classic ones live on the node that declares them.
-func (s *Shop) declare(ctx context.Context) (err error) {
+// declareQueues makes the queues. Classic ones live on the node that declares them.
+func (s *Shop) declareQueues(ctx context.Context) (err error) {
 	if s.config, err = s.newConfig(s.opts.Brokers); err != nil {
 		return err
 	}
@@ -132,15 +132,15 @@ func (s *Shop) addConsumer() error {
 		return err
 	}
 	s.subs = append(s.subs, sub)
-	c, err := consumer.New(s.opts.DB, sub, steps(s.opts.Schema), &consumer.Options{
+	c, err := consumer.New(s.opts.DB, sub, consumerSteps(s.opts.Schema), &consumer.Options{
 		Schema: s.opts.Schema, Wake: s.relay.Wake, Observer: observer{s}, Logger: s.opts.Logger,
 	})
 	s.consumers = append(s.consumers, c)
 	return err
 }
 
-// start runs the relay and the consumers.
-func (s *Shop) start() {
+// startServices runs the relay and the consumers.
+func (s *Shop) startServices() {
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	runs := []func(context.Context) error{s.relay.Run}
@@ -150,41 +150,41 @@ func (s *Shop) start() {
 	for _, run := range runs {
 		s.running.Go(func() {
 			if err := run(ctx); err != nil {
-				s.fail(err)
+				s.recordFailure(err)
 			}
 		})
 	}
 }
 
-func (s *Shop) fail(err error) {
+func (s *Shop) recordFailure(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failed = errors.Join(s.failed, err)
 }
 
-// Err returns why the relay or a consumer has ended; nil: they run.
-func (s *Shop) Err() error {
+// FirstFailure returns why the relay or a consumer has ended; nil: they run.
+func (s *Shop) FirstFailure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failed
 }
 
-// Queues are the names of the queues of all topics.
-func (s *Shop) Queues() (names []string) {
+// QueueNames are the names of the queues of all topics.
+func (s *Shop) QueueNames() (names []string) {
 	for _, topic := range Topics {
-		names = append(names, s.Queue(topic))
+		names = append(names, s.QueueName(topic))
 	}
 	return names
 }
 
-// Queue is the name of a topic's queue.
-func (s *Shop) Queue(topic string) string { return s.config.Queue.GenerateName(topic) }
+// QueueName is the name of a topic's queue.
+func (s *Shop) QueueName(topic string) string { return s.config.Queue.GenerateName(topic) }
 
 // DeadQueue is the name of the queue of what the broker gave up on in a topic's queue.
-func (s *Shop) DeadQueue(topic string) string { return s.Queue(topic) + ".dead" }
+func (s *Shop) DeadQueue(topic string) string { return s.QueueName(topic) + ".dead" }
 
-// Sample looks at the outbox and at the parked messages.
-func (s *Shop) Sample(ctx context.Context) (sample meter.Sample, err error) {
+// TakeSample looks at the outbox and at the parked messages.
+func (s *Shop) TakeSample(ctx context.Context) (sample meter.Sample, err error) {
 	stats, err := s.relay.Stats(ctx)
 	if err != nil {
 		return sample, fmt.Errorf("shop: look at the outbox: %w", err)
@@ -199,13 +199,13 @@ func (s *Shop) Sample(ctx context.Context) (sample meter.Sample, err error) {
 	}, nil
 }
 
-// Close stops the services and returns why one of them has ended before.
-func (s *Shop) Close() error {
+// CloseShop stops the services and returns why one of them has ended before.
+func (s *Shop) CloseShop() error {
 	if s.stop != nil {
 		s.stop()
 	}
 	s.running.Wait()
-	errs := []error{s.Err()}
+	errs := []error{s.FirstFailure()}
 	for _, sub := range s.subs {
 		errs = append(errs, sub.Close())
 	}

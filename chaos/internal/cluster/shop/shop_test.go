@@ -22,33 +22,33 @@ func TestShop(t *testing.T) {
 	t.Parallel()
 	const enough = 200
 	opts := options(t)
-	s, err := shop.Open(t.Context(), opts)
+	s, err := shop.OpenShop(t.Context(), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rabbittest.Delete(t, s.Queues(), exchanges(opts.Prefix))
+	rabbittest.Delete(t, s.QueueNames(), exchanges(opts.Prefix))
 	rabbittest.Delete(t, deadQueues(s), nil)
 	writing, stop := context.WithCancel(t.Context())
 	written := make(chan error, 1)
-	go func() { written <- s.Write(writing) }()
-	await(t, func() bool { n, _ := opts.Meter.Counts(); return n >= enough/2 })
-	s.Pause(true)
-	await(t, func() bool { return opts.Meter.Pending() == 0 })
-	s.Pause(false)
-	await(t, func() bool { n, _ := opts.Meter.Counts(); return n >= enough })
+	go func() { written <- s.WriteOrders(writing) }()
+	await(t, func() bool { n, _ := opts.Meter.OrderCounts(); return n >= enough/2 })
+	s.PauseWriting(true)
+	await(t, func() bool { return opts.Meter.PendingOrders() == 0 })
+	s.PauseWriting(false)
+	await(t, func() bool { n, _ := opts.Meter.OrderCounts(); return n >= enough })
 	stop()
 	if err := <-written; err != nil {
 		t.Fatal(err)
 	}
-	await(t, func() bool { return opts.Meter.Pending() == 0 })
-	sample, err := s.Sample(t.Context())
+	await(t, func() bool { return opts.Meter.PendingOrders() == 0 })
+	sample, err := s.TakeSample(t.Context())
 	if err != nil || sample.Dead > 0 {
 		t.Errorf("%d dead letters, %v", sample.Dead, err)
 	}
-	if err := s.Close(); err != nil {
+	if err := s.CloseShop(); err != nil {
 		t.Fatal(err)
 	}
-	found, err := audit.Check(t.Context(), opts.DB, opts.Schema, shop.Steps(), shop.ScopeOrder)
+	found, err := audit.CheckSchema(t.Context(), opts.DB, opts.Schema, shop.StepsByService(), shop.ScopeOrder)
 	if err != nil {
 		t.Fatal(err)
 	}
