@@ -18,19 +18,19 @@ const (
 // with hundreds the last of a backlog are unevenly spread over eight.
 const plain1Prefetch, plain8Prefetch = 64, 16
 
-// batched has twice the default in hand, so that each of the lanes that may have a
+// batchedSetup has twice the default in hand, so that each of the lanes that may have a
 // batch finds a full one.
-func batched(handler func(*progress) consumer.Handler[order]) setup {
+func batchedSetup(handler func(*progress) consumer.Handler[order]) setup {
 	return setup{prefetch: 512, handler: handler}
 }
 
 var kinds = []kind{
-	{kindRaw, openRaw},
+	{kindRaw, openRawWay},
 	{kindPlain1, openPlain(1, plain1Prefetch)},
 	{kindPlain8, openPlain(8, plain8Prefetch)},
-	{kindSingle, openOurs(setup{options: consumer.Options{BatchSize: 1}, handler: insertAndEmit})},
-	{kindBatch, openOurs(batched(insertAndEmit))},
-	{kindQueued, openOurs(batched(queueAndEmit))},
+	{kindSingle, openOurWay(setup{options: consumer.Options{BatchSize: 1}, handler: insertAndEmit})},
+	{kindBatch, openOurWay(batchedSetup(insertAndEmit))},
+	{kindQueued, openOurWay(batchedSetup(queueAndEmit))},
 }
 
 func kindNames() []string {

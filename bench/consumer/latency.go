@@ -29,7 +29,7 @@ const (
 // raw shows what the broker, the publisher and the machine take by themselves.
 func (b *bench) latencies(ctx context.Context) (targets []target.Target, err error) {
 	for i, s := range b.servers {
-		p99, err := b.latency(ctx, s)
+		p99, err := b.measureLatency(ctx, s)
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", s.Name, err)
 		}
@@ -40,15 +40,15 @@ func (b *bench) latencies(ctx context.Context) (targets []target.Target, err err
 	return targets, nil
 }
 
-// latency returns the median of the rounds' p99 in milliseconds.
-func (b *bench) latency(ctx context.Context, s *private.Server) (float64, error) {
+// measureLatency returns the median of the rounds' p99 in milliseconds.
+func (b *bench) measureLatency(ctx context.Context, s *private.Server) (float64, error) {
 	subjects, err := b.newSubjects(ctx, s, "latency", kindRaw, kindBatch)
 	if err != nil {
 		return 0, err
 	}
-	defer closeAll(subjects)
+	defer closeSubjects(subjects)
 	control, sub := subjects[0], subjects[1]
-	capacity, err := sub.capacity(ctx, b.slice)
+	capacity, err := sub.measureCapacity(ctx, b.slice)
 	if err != nil {
 		return 0, err
 	}
@@ -56,80 +56,82 @@ func (b *bench) latency(ctx context.Context, s *private.Server) (float64, error)
 	n := int(rate * latencyLength * b.slice.Seconds())
 	var p99s []float64
 	for range b.rounds {
-		alone, err := control.paced(ctx, rate, n)
+		alone, err := control.runPaced(ctx, rate, n)
 		if err != nil {
 			return 0, err
 		}
-		clock, err := sub.paced(ctx, rate, n)
+		clock, err := sub.runPaced(ctx, rate, n)
 		if err != nil {
 			return 0, err
 		}
 		fmt.Printf("latency %-6s %s at %.0f msg/s, half of its capacity: until acked %s; delivered %s; sent %s; raw delivered %s\n",
-			s.Name, sub.name, rate, spread(clock.acked), spread(clock.delivered), spread(clock.sent), spread(alone.delivered))
-		fmt.Printf("latency %-6s %s, its publisher included: %s\n", s.Name, sub.name, clock.used.Each(n))
-		p99s = append(p99s, target.Milliseconds(target.Percentile(steady(clock.acked), 0.99)))
+			s.Name, sub.name, rate, formatSpread(clock.acked), formatSpread(clock.delivered), formatSpread(clock.sent), formatSpread(alone.delivered))
+		fmt.Printf("latency %-6s %s, its publisher included: %s\n", s.Name, sub.name, clock.used.FormatEach(n))
+		p99s = append(p99s, target.Milliseconds(target.Percentile(steadyPart(clock.acked), 0.99)))
 	}
-	return target.Median(p99s), nil
+	return target.MedianOf(p99s), nil
 }
 
-// capacity returns the rate at which the subject deals with a backlog.
-func (s *subject) capacity(ctx context.Context, slice time.Duration) (rate float64, err error) {
+// measureCapacity returns the rate at which the subject deals with a backlog.
+func (s *subject) measureCapacity(ctx context.Context, slice time.Duration) (rate float64, err error) {
 	for range 2 { // the first warms up
-		o, err := s.drain(ctx, s.backlog, true)
+		o, err := s.drainQueue(ctx, s.backlog, true)
 		if err != nil {
 			return 0, err
 		}
-		rate = o.rate()
-		s.next(rate, slice)
+		rate = o.messageRate()
+		s.sizeNextSlice(rate, slice)
 	}
 	return rate, nil
 }
 
-// steady returns what was measured after the first moments.
-func steady(took []time.Duration) []time.Duration { return took[int(latencyWarm*float64(len(took))):] }
+// steadyPart returns what was measured after the first moments.
+func steadyPart(took []time.Duration) []time.Duration {
+	return took[int(latencyWarm*float64(len(took))):]
+}
 
-func spread(took []time.Duration) string {
-	at := func(p float64) float64 { return target.Milliseconds(target.Percentile(steady(took), p)) }
+func formatSpread(took []time.Duration) string {
+	at := func(p float64) float64 { return target.Milliseconds(target.Percentile(steadyPart(took), p)) }
 	return fmt.Sprintf("p50 %.1f, p99 %.1f, worst %.1f ms", at(0.5), at(0.99), at(1))
 }
 
-// paced publishes n messages at a rate while the subject consumes, and returns how
+// runPaced publishes n messages at a rate while the subject consumes, and returns how
 // long they were on their way.
-func (s *subject) paced(ctx context.Context, rate float64, n int) (*stopwatch, error) {
+func (s *subject) runPaced(ctx context.Context, rate float64, n int) (*stopwatch, error) {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	if err := s.prepare(ctx, 0, true); err != nil {
+	if err := s.prepareSlice(ctx, 0, true); err != nil {
 		return nil, err
 	}
 	clock := &stopwatch{due: make(map[string]time.Time, n)}
 	s.way.(interface{ timed(*stopwatch) }).timed(clock)
-	seen, used := newProgress(n), proctime.Read()
-	r, err := s.way.start(ctx, seen)
+	seen, used := newProgress(n), proctime.ReadUsage()
+	r, err := s.way.startConsuming(ctx, seen)
 	if err != nil {
 		return nil, err
 	}
 	err = s.publishAt(ctx, rate, n, clock)
 	if err == nil {
-		err = seen.wait(ctx, r.failed)
+		err = seen.waitUntilDone(ctx, r.failed)
 	}
-	if err == nil && !s.ceiling() {
+	if err == nil && !s.isCeiling() {
 		err = s.committed(ctx, n)
 	}
 	if err := errors.Join(err, r.stop()); err != nil {
 		return nil, err
 	}
 	clock.watching.Wait()
-	clock.used = proctime.Read().Since(used)
-	return clock, s.verify(ctx, n)
+	clock.used = proctime.ReadUsage().UsedSince(used)
+	return clock, s.verifyEffects(ctx, n)
 }
 
 // publishAt publishes n messages evenly spaced, and whatever is due when it is late.
 func (s *subject) publishAt(ctx context.Context, rate float64, n int, clock *stopwatch) error {
-	conn, err := s.queue.Broker.Dial()
+	conn, err := s.queue.Broker.DialConnection()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = private.Hangup(conn) }()
+	defer func() { _ = private.CloseConnection(conn) }()
 	sender, err := private.NewSender(conn, s.queue.Topic)
 	if err != nil {
 		return err
@@ -143,15 +145,15 @@ func (s *subject) publishAt(ctx context.Context, rate float64, n int, clock *sto
 			return err
 		}
 		due := start.Add(time.Duration(float64(i) / rate * float64(time.Second)))
-		clock.start(p.MessageId, due)
+		clock.startMessage(p.MessageId, due)
 		time.Sleep(time.Until(due))
 		if sent[i], err = sender.Publish(ctx, p); err != nil {
 			return err
 		}
-		clock.note(&clock.sent, p.MessageId)
+		clock.noteElapsed(&clock.sent, p.MessageId)
 	}
 	for _, c := range sent {
-		if err := sender.Confirm(ctx, c); err != nil {
+		if err := sender.AwaitConfirm(ctx, c); err != nil {
 			return err
 		}
 	}
@@ -168,14 +170,14 @@ type stopwatch struct {
 	used                   proctime.Usage  // by all
 }
 
-func (w *stopwatch) start(id string, due time.Time) {
+func (w *stopwatch) startMessage(id string, due time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.due[id] = due
 }
 
-// note adds a message to that which has happened to it now.
-func (w *stopwatch) note(what *[]time.Duration, id string) {
+// noteElapsed adds a message to that which has happened to it now.
+func (w *stopwatch) noteElapsed(what *[]time.Duration, id string) {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -198,11 +200,11 @@ func (s *watched) Subscribe(ctx context.Context, topic string) (<-chan *message.
 	s.clock.watching.Go(func() {
 		defer close(out)
 		for msg := range messages {
-			s.clock.note(&s.clock.delivered, msg.UUID)
+			s.clock.noteElapsed(&s.clock.delivered, msg.UUID)
 			s.clock.watching.Go(func() {
 				select {
 				case <-msg.Acked():
-					s.clock.note(&s.clock.acked, msg.UUID)
+					s.clock.noteElapsed(&s.clock.acked, msg.UUID)
 				case <-msg.Nacked():
 				}
 			})

@@ -34,7 +34,7 @@ type order struct {
 	Note     string `json:"note"`
 }
 
-func newOrder() order {
+func randomOrder() order {
 	o := order{OrderID: uuid.NewString(), Item: "sku-4711", Quantity: 2, Amount: 4200, Currency: "EUR"}
 	bare, _ := json.Marshal(o) // cannot fail
 	o.Note = strings.Repeat("x", payloadSize-len(bare))
@@ -43,7 +43,7 @@ func newOrder() order {
 
 // publishing returns an order as the relay would publish it, in another saga each.
 func publishing(topic string) (amqp.Publishing, error) {
-	o := newOrder()
+	o := randomOrder()
 	payload, err := json.Marshal(o)
 	if err != nil {
 		return amqp.Publishing{}, err
@@ -57,7 +57,7 @@ func publishing(topic string) (amqp.Publishing, error) {
 	return rabbitmq.Marshaler{}.Marshal(msg)
 }
 
-// fill puts n messages into q.
-func fill(ctx context.Context, q *private.Queue, n int) error {
-	return q.Fill(ctx, n, func() (amqp.Publishing, error) { return publishing(q.Topic) })
+// fillQueue puts n messages into q.
+func fillQueue(ctx context.Context, q *private.Queue, n int) error {
+	return q.FillQueue(ctx, n, func() (amqp.Publishing, error) { return publishing(q.Topic) })
 }

@@ -36,16 +36,16 @@ type ours struct {
 	clock     *stopwatch // nil: nobody wants to know
 }
 
-func openOurs(s setup) func(context.Context, *place) (way, error) {
-	return func(ctx context.Context, p *place) (way, error) { return newOurs(ctx, p, s) }
+func openOurWay(s setup) func(context.Context, *place) (way, error) {
+	return func(ctx context.Context, p *place) (way, error) { return buildOurWay(ctx, p, s) }
 }
 
-func newOurs(ctx context.Context, p *place, s setup) (*ours, error) {
+func buildOurWay(ctx context.Context, p *place, s setup) (*ours, error) {
 	s.options.Schema = p.schema
 	return &ours{place: p, setup: s}, migrations.Up(ctx, p.server.URL, p.schema)
 }
 
-func (o *ours) clear(ctx context.Context) error {
+func (o *ours) clearEffects(ctx context.Context) error {
 	tables := "reservation, outbox, parked"
 	if !o.keepInbox {
 		tables += ", inbox"
@@ -54,12 +54,14 @@ func (o *ours) clear(ctx context.Context) error {
 	return err
 }
 
-func (o *ours) check(ctx context.Context, n int) error { return o.place.check(ctx, sqlTallyOurs, n) }
+func (o *ours) checkEffects(ctx context.Context, n int) error {
+	return o.place.checkTally(ctx, sqlTallyOurs, n)
+}
 
-func (o *ours) timed(clock *stopwatch) { o.clock = clock }
+func (o *ours) timeMessages(clock *stopwatch) { o.clock = clock }
 
-// start runs a consumer.
-func (o *ours) start(ctx context.Context, seen *progress) (*running, error) {
+// startConsuming runs a consumer.
+func (o *ours) startConsuming(ctx context.Context, seen *progress) (*running, error) {
 	sub, err := rabbitmq.NewSubscriber(o.queue.Config, &rabbitmq.SubscriberOptions{Prefetch: o.prefetch})
 	if err != nil {
 		return nil, err
@@ -79,7 +81,7 @@ func (o *ours) start(ctx context.Context, seen *progress) (*running, error) {
 	go func() {
 		err := c.Run(ctx)
 		if ctx.Err() == nil {
-			r.fail(err)
+			r.reportFailure(err)
 		}
 		ended <- err
 	}()
@@ -93,11 +95,11 @@ func (o *ours) start(ctx context.Context, seen *progress) (*running, error) {
 // insertAndEmit is a handler in the plainest form: a statement, and what follows.
 func insertAndEmit(seen *progress) consumer.Handler[order] {
 	return func(ctx context.Context, tx pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
-		seen.enter()
-		if _, err := tx.Exec(ctx, sqlReserve, in.Body.values()...); err != nil {
+		seen.enterHandler()
+		if _, err := tx.Exec(ctx, sqlReserve, in.Body.columnValues()...); err != nil {
 			return err
 		}
-		emit(followUp(in.Payload))
+		emit(followUpMessage(in.Payload))
 		return nil
 	}
 }
@@ -105,14 +107,14 @@ func insertAndEmit(seen *progress) consumer.Handler[order] {
 // queueAndEmit has the statement travel with COMMIT.
 func queueAndEmit(seen *progress) consumer.Handler[order] {
 	return func(_ context.Context, _ pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
-		seen.enter()
-		in.Queue(sqlReserve, in.Body.values()...)
-		emit(followUp(in.Payload))
+		seen.enterHandler()
+		in.Queue(sqlReserve, in.Body.columnValues()...)
+		emit(followUpMessage(in.Payload))
 		return nil
 	}
 }
 
-func followUp(payload []byte) outbox.Message {
+func followUpMessage(payload []byte) outbox.Message {
 	return outbox.Message{Topic: followTopic, Step: followStep, Payload: payload}
 }
 
@@ -121,11 +123,11 @@ func (o *ours) String() string {
 	if o.prefetch > 0 {
 		prefetch = fmt.Sprint(o.prefetch)
 	}
-	return fmt.Sprintf("package consumer, prefetch %s%s, all else at its default", prefetch, o.changed())
+	return fmt.Sprintf("package consumer, prefetch %s%s, all else at its default", prefetch, o.changedOptions())
 }
 
-// changed lists the options that are not at their defaults.
-func (o *ours) changed() (list string) {
+// changedOptions lists the options that are not at their defaults.
+func (o *ours) changedOptions() (list string) {
 	if o.options.Lanes > 0 {
 		list += fmt.Sprintf(", lanes %d", o.options.Lanes)
 	}

@@ -31,8 +31,10 @@ CREATE TABLE reservation (
 
 const sqlReserve = `INSERT INTO reservation (order_id, item, quantity, amount, currency) VALUES ($1, $2, $3, $4, $5)`
 
-// values are the arguments of sqlReserve.
-func (o *order) values() []any { return []any{o.OrderID, o.Item, o.Quantity, o.Amount, o.Currency} }
+// columnValues are the arguments of sqlReserve.
+func (o *order) columnValues() []any {
+	return []any{o.OrderID, o.Item, o.Quantity, o.Amount, o.Currency}
+}
 
 // A place is where a subject has its tables and its queue.
 type place struct {
@@ -42,10 +44,10 @@ type place struct {
 	pool   *pgxpool.Pool
 }
 
-// newPlace makes the place called name on s: a schema with the business table.
-func (b *bench) newPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
+// createPlace makes the place called name on s: a schema with the business table.
+func (b *bench) createPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
 	p := &place{server: s, schema: "bench_" + strings.ReplaceAll(name, "-", "_")}
-	if p.queue, err = b.broker.Declare(ctx, s.Name+"."+name); err != nil {
+	if p.queue, err = b.broker.DeclareQueue(ctx, s.Name+"."+name); err != nil {
 		return nil, err
 	}
 	config, err := pgxpool.ParseConfig(s.URL)
@@ -86,8 +88,8 @@ func (p *place) committed(ctx context.Context, n int) error {
 	}
 }
 
-// logged returns how many bytes the server's write-ahead log has had so far.
-func (p *place) logged(ctx context.Context) (n int64, err error) {
+// bytesLogged returns how many bytes the server's write-ahead log has had so far.
+func (p *place) bytesLogged(ctx context.Context) (n int64, err error) {
 	return n, p.pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&n)
 }
 
@@ -98,8 +100,8 @@ type tally struct {
 	handled, unhandled int // orders recorded as handled; messages put aside
 }
 
-// check returns an error unless each of n messages had its effect once.
-func (p *place) check(ctx context.Context, sqlTally string, n int) error {
+// checkTally returns an error unless each of n messages had its effect once.
+func (p *place) checkTally(ctx context.Context, sqlTally string, n int) error {
 	rows, _ := p.pool.Query(ctx, sqlTally)
 	got, err := pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (t tally, err error) {
 		return t, row.Scan(&t.effects, &t.orders, &t.followUps, &t.sagas, &t.handled, &t.unhandled)

@@ -35,34 +35,36 @@ func openPlain(subscriptions, prefetch int) func(context.Context, *place) (way, 
 	}
 }
 
-func (p *plain) clear(ctx context.Context) error {
+func (p *plain) clearEffects(ctx context.Context) error {
 	_, err := p.pool.Exec(ctx, "TRUNCATE reservation, outbox, processed_message")
 	return err
 }
 
-func (p *plain) check(ctx context.Context, n int) error { return p.place.check(ctx, sqlTallyPlain, n) }
+func (p *plain) checkEffects(ctx context.Context, n int) error {
+	return p.place.checkTally(ctx, sqlTallyPlain, n)
+}
 
-func (p *plain) start(ctx context.Context, seen *progress) (*running, error) {
+func (p *plain) startConsuming(ctx context.Context, seen *progress) (*running, error) {
 	r := &running{failed: make(chan error, 1)}
 	handle := func(ctx context.Context, msg *message.Message) error {
-		seen.enter()
-		return p.handle(ctx, msg)
+		seen.enterHandler()
+		return p.handleMessage(ctx, msg)
 	}
 	var err error
-	r.stop, err = byhand.Subscribe(ctx, byhand.Config(p.queue.Config, p.prefetch), p.queue.Topic, p.subscriptions, handle, r.fail)
+	r.stop, err = byhand.Subscribe(ctx, byhand.SubscriberConfig(p.queue.Config, p.prefetch), p.queue.Topic, p.subscriptions, handle, r.reportFailure)
 	return r, err
 }
 
-func (p *plain) handle(ctx context.Context, msg *message.Message) error {
+func (p *plain) handleMessage(ctx context.Context, msg *message.Message) error {
 	var o order
 	if err := json.Unmarshal(msg.Payload, &o); err != nil {
 		return err
 	}
 	reserve := func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sqlReserve, o.values()...)
+		_, err := tx.Exec(ctx, sqlReserve, o.columnValues()...)
 		return err
 	}
-	return byhand.Handle(ctx, p.pool, msg, reserve, followTopic, o.OrderID+":"+followStep)
+	return byhand.HandleOnce(ctx, p.pool, msg, reserve, followTopic, o.OrderID+":"+followStep)
 }
 
 func (p *plain) String() string {

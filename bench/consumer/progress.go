@@ -20,7 +20,7 @@ func newProgress(want int) *progress {
 	return &progress{want: int64(want), all: make(chan struct{})}
 }
 
-func (p *progress) enter() {
+func (p *progress) enterHandler() {
 	now := p.count.Add(1)
 	if now == 1 {
 		p.begun = time.Now()
@@ -30,9 +30,9 @@ func (p *progress) enter() {
 	}
 }
 
-// wait waits for as many entries as wanted. failed gives the end of the consumer,
+// waitUntilDone waits for as many entries as wanted. failed gives the end of the consumer,
 // which comes too early here.
-func (p *progress) wait(ctx context.Context, failed <-chan error) error {
+func (p *progress) waitUntilDone(ctx context.Context, failed <-chan error) error {
 	select {
 	case <-p.all:
 		return nil

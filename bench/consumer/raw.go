@@ -23,16 +23,16 @@ type raw struct {
 	clock *stopwatch // nil: nobody wants to know
 }
 
-func openRaw(_ context.Context, p *place) (way, error) { return &raw{place: p}, nil }
+func openRawWay(_ context.Context, p *place) (way, error) { return &raw{place: p}, nil }
 
-// clear and check have nothing to do.
-func (*raw) clear(context.Context) error      { return nil }
-func (*raw) check(context.Context, int) error { return nil }
+// clearEffects and check have nothing to do.
+func (*raw) clearEffects(context.Context) error      { return nil }
+func (*raw) checkEffects(context.Context, int) error { return nil }
 
-func (r *raw) timed(clock *stopwatch) { r.clock = clock }
+func (r *raw) timeMessages(clock *stopwatch) { r.clock = clock }
 
-func (r *raw) start(ctx context.Context, seen *progress) (*running, error) {
-	conn, err := r.queue.Broker.Dial()
+func (r *raw) startConsuming(ctx context.Context, seen *progress) (*running, error) {
+	conn, err := r.queue.Broker.DialConnection()
 	if err != nil {
 		return nil, err
 	}
@@ -41,40 +41,40 @@ func (r *raw) start(ctx context.Context, seen *progress) (*running, error) {
 		err = ch.Qos(rawPrefetch, 0, false)
 	}
 	if err != nil {
-		return nil, errors.Join(err, private.Hangup(conn))
+		return nil, errors.Join(err, private.CloseConnection(conn))
 	}
-	deliveries, err := ch.ConsumeWithContext(ctx, r.queue.Name(), "", false, false, false, false, nil)
+	deliveries, err := ch.ConsumeWithContext(ctx, r.queue.QueueName(), "", false, false, false, false, nil)
 	if err != nil {
-		return nil, errors.Join(err, private.Hangup(conn))
+		return nil, errors.Join(err, private.CloseConnection(conn))
 	}
 	run := &running{failed: make(chan error, 1)}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := r.ackAll(deliveries, seen); err != nil {
-			run.fail(err)
+		if err := r.ackDeliveries(deliveries, seen); err != nil {
+			run.reportFailure(err)
 		}
 	})
 	run.stop = func() error {
-		err := private.Hangup(conn) // which ends the deliveries
+		err := private.CloseConnection(conn) // which ends the deliveries
 		wg.Wait()
 		return err
 	}
 	return run, nil
 }
 
-// ackAll acks the messages that are wanted, many at once.
-func (r *raw) ackAll(deliveries <-chan amqp.Delivery, seen *progress) error {
+// ackDeliveries acks the messages that are wanted, many at once.
+func (r *raw) ackDeliveries(deliveries <-chan amqp.Delivery, seen *progress) error {
 	n := int64(0)
 	for d := range deliveries {
 		if r.clock != nil {
-			r.clock.note(&r.clock.delivered, d.MessageId)
+			r.clock.noteElapsed(&r.clock.delivered, d.MessageId)
 		}
 		if n++; n%rawAcks == 0 || n == seen.want {
 			if err := d.Ack(true); err != nil {
 				return err
 			}
 		}
-		seen.enter()
+		seen.enterHandler()
 	}
 	return nil
 }

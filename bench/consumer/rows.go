@@ -36,14 +36,14 @@ func (b *bench) rowCounts(ctx context.Context) ([]target.Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer empty.close()
+	defer empty.closePool()
 	full, err := b.newSubject(ctx, b.servers[0], kindBatch, "rows-many")
 	if err != nil {
 		return nil, err
 	}
-	defer full.close()
+	defer full.closePool()
 	empty.way.(*ours).keepInbox, full.way.(*ours).keepInbox = true, true
-	if err := full.load(ctx, b.rows); err != nil {
+	if err := full.loadRows(ctx, b.rows); err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
 	var ratios []float64
@@ -52,13 +52,13 @@ func (b *bench) rowCounts(ctx context.Context) ([]target.Target, error) {
 		if err != nil {
 			return nil, err
 		}
-		fmt.Printf("rows round %d: with %d rows %6.0f msg/s, %s\n", round, b.rows, with.rate(), with)
-		fmt.Printf("rows round %d: with   none    %6.0f msg/s, %s; ratio %.2f\n", round, without.rate(), without, with.rate()/without.rate())
+		fmt.Printf("rows round %d: with %d rows %6.0f msg/s, %s\n", round, b.rows, with.messageRate(), with)
+		fmt.Printf("rows round %d: with   none    %6.0f msg/s, %s; ratio %.2f\n", round, without.messageRate(), without, with.messageRate()/without.messageRate())
 		if round > 0 && round <= b.rounds {
-			ratios = append(ratios, with.rate()/without.rate())
+			ratios = append(ratios, with.messageRate()/without.messageRate())
 		}
 	}
-	return []target.Target{{Name: "consumer-10m", Value: target.Median(ratios), Goal: rowsGoal}}, nil
+	return []target.Target{{Name: "consumer-10m", Value: target.MedianOf(ratios), Goal: rowsGoal}}, nil
 }
 
 // rowsRound measures both, taking turns in who is first.
@@ -68,17 +68,17 @@ func (b *bench) rowsRound(ctx context.Context, full, empty *subject, round int) 
 	backlog := min(full.backlog, empty.backlog)
 	for turn := range pair {
 		i := (turn + round) % 2
-		if outcomes[i], err = pair[i].drain(ctx, backlog, last); err != nil {
+		if outcomes[i], err = pair[i].drainQueue(ctx, backlog, last); err != nil {
 			return with, without, err
 		}
-		pair[i].next(outcomes[i].rate(), b.slice)
+		pair[i].sizeNextSlice(outcomes[i].messageRate(), b.slice)
 	}
 	return outcomes[0], outcomes[1], nil
 }
 
-// load puts n rows into the inbox, and then builds its index. Its pages are full,
+// loadRows puts n rows into the inbox, and then builds its index. Its pages are full,
 // as steps leave them, which fill up what the fillfactor has kept free.
-func (s *subject) load(ctx context.Context, n int) error {
+func (s *subject) loadRows(ctx context.Context, n int) error {
 	start := time.Now()
 	var name, definition, fill string
 	err := s.pool.QueryRow(ctx, `SELECT conname, pg_get_constraintdef(k.oid), array_to_string(reloptions, ', ')
@@ -107,7 +107,7 @@ func (s *subject) load(ctx context.Context, n int) error {
 			return err
 		}
 	}
-	if err := s.warm(ctx); err != nil {
+	if err := s.warmTables(ctx); err != nil {
 		return err
 	}
 	var sizes string
@@ -116,11 +116,11 @@ func (s *subject) load(ctx context.Context, n int) error {
 	return err
 }
 
-// warm reads the index of the inbox, on each connection. With a few thousand random
+// warmTables reads the index of the inbox, on each connection. With a few thousand random
 // keys a second all of it is in use within half a minute, which is longer than a
 // slice; and a server process that meets one of its buffers for the first time has
 // it mapped by the kernel, which one that has been at work for long has not.
-func (s *subject) warm(ctx context.Context) error {
+func (s *subject) warmTables(ctx context.Context) error {
 	var conns []*pgxpool.Conn
 	defer func() {
 		for _, c := range conns {

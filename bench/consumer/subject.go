@@ -22,11 +22,11 @@ const (
 type way interface {
 	fmt.Stringer // with what settings
 	// clear forgets all effects.
-	clear(ctx context.Context) error
+	clearEffects(ctx context.Context) error
 	// start consumes until stop is called. Handlers report to seen.
-	start(ctx context.Context, seen *progress) (*running, error)
+	startConsuming(ctx context.Context, seen *progress) (*running, error)
 	// check returns an error unless each of n messages had its effect once.
-	check(ctx context.Context, n int) error
+	checkEffects(ctx context.Context, n int) error
 }
 
 // A running is a consumer at work.
@@ -35,8 +35,8 @@ type running struct {
 	stop   func() error
 }
 
-// fail reports err, if it is the first.
-func (r *running) fail(err error) {
+// reportFailure reports err, if it is the first.
+func (r *running) reportFailure(err error) {
 	select {
 	case r.failed <- err:
 	default:
@@ -61,7 +61,7 @@ type subject struct {
 // newSubject opens a kind on s, with tables and a queue for this use alone.
 func (b *bench) newSubject(ctx context.Context, s *private.Server, name, use string) (*subject, error) {
 	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
-	p, err := b.newPlace(ctx, s, use+"-"+name)
+	p, err := b.createPlace(ctx, s, use+"-"+name)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -73,7 +73,7 @@ func (b *bench) newSubject(ctx context.Context, s *private.Server, name, use str
 	return &subject{place: p, way: w, name: name, backlog: warmBacklog}, nil
 }
 
-func (s *subject) close() { s.pool.Close() }
+func (s *subject) closePool() { s.pool.Close() }
 
 // An outcome is what slices have shown.
 type outcome struct {
@@ -83,25 +83,25 @@ type outcome struct {
 	used     proctime.Usage
 }
 
-func (o outcome) plus(p outcome) outcome {
-	return outcome{o.messages + p.messages, o.took + p.took, o.logged + p.logged, o.used.Plus(p.used)}
+func (o outcome) addOutcome(p outcome) outcome {
+	return outcome{o.messages + p.messages, o.took + p.took, o.logged + p.logged, o.used.AddUsage(p.used)}
 }
 
-func (o outcome) rate() float64 { return float64(o.messages) / o.took.Seconds() }
+func (o outcome) messageRate() float64 { return float64(o.messages) / o.took.Seconds() }
 
-func (o outcome) bytes() float64 { return float64(o.logged) / float64(o.messages) }
+func (o outcome) bytesEach() float64 { return float64(o.logged) / float64(o.messages) }
 
 func (o outcome) String() string {
-	return fmt.Sprintf("%.0f bytes of log for each; %s", o.bytes(), o.used.Each(o.messages))
+	return fmt.Sprintf("%.0f bytes of log for each; %s", o.bytesEach(), o.used.FormatEach(o.messages))
 }
 
-// prepare makes a backlog of n messages for empty tables. The checkpoint keeps
+// prepareSlice makes a backlog of n messages for empty tables. The checkpoint keeps
 // another one from falling into the slice. The tables are not vacuumed: of one that
 // is known to be empty the server keeps plans that read all of it.
-func (s *subject) prepare(ctx context.Context, n int, checkpoint bool) error {
-	err := errors.Join(s.way.clear(ctx), s.queue.Purge())
+func (s *subject) prepareSlice(ctx context.Context, n int, checkpoint bool) error {
+	err := errors.Join(s.way.clearEffects(ctx), s.queue.PurgeQueue())
 	if err == nil {
-		err = fill(ctx, s.queue, n)
+		err = fillQueue(ctx, s.queue, n)
 	}
 	if err == nil && checkpoint {
 		_, err = s.pool.Exec(ctx, "CHECKPOINT")
@@ -109,57 +109,57 @@ func (s *subject) prepare(ctx context.Context, n int, checkpoint bool) error {
 	return err
 }
 
-// drain measures a slice of n messages.
-func (s *subject) drain(ctx context.Context, n int, checkpoint bool) (o outcome, err error) {
+// drainQueue measures a slice of n messages.
+func (s *subject) drainQueue(ctx context.Context, n int, checkpoint bool) (o outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	if err := s.prepare(ctx, n, checkpoint); err != nil {
+	if err := s.prepareSlice(ctx, n, checkpoint); err != nil {
 		return o, fmt.Errorf("%s: prepare: %w", s.name, err)
 	}
-	if o, err = s.measure(ctx, n); err != nil {
+	if o, err = s.measureSlice(ctx, n); err != nil {
 		return o, fmt.Errorf("%s: %w", s.name, err)
 	}
-	s.total = s.total.plus(o)
-	return o, s.verify(ctx, n)
+	s.total = s.total.addOutcome(o)
+	return o, s.verifyEffects(ctx, n)
 }
 
-// measure consumes what prepare has stored.
-func (s *subject) measure(ctx context.Context, n int) (o outcome, err error) {
-	before, err := s.logged(ctx)
+// measureSlice consumes what prepare has stored.
+func (s *subject) measureSlice(ctx context.Context, n int) (o outcome, err error) {
+	before, err := s.bytesLogged(ctx)
 	if err != nil {
 		return o, err
 	}
-	seen, used := newProgress(n), proctime.Read()
-	r, err := s.way.start(ctx, seen)
+	seen, used := newProgress(n), proctime.ReadUsage()
+	r, err := s.way.startConsuming(ctx, seen)
 	if err != nil {
 		return o, err
 	}
-	if err = seen.wait(ctx, r.failed); err == nil && !s.ceiling() {
+	if err = seen.waitUntilDone(ctx, r.failed); err == nil && !s.isCeiling() {
 		err = s.committed(ctx, n)
 	}
 	if err == nil {
-		o = outcome{messages: n, took: time.Since(seen.begun), used: proctime.Read().Since(used)}
+		o = outcome{messages: n, took: time.Since(seen.begun), used: proctime.ReadUsage().UsedSince(used)}
 	}
 	if err = errors.Join(err, r.stop()); err != nil {
 		return o, err
 	}
-	after, err := s.logged(ctx)
+	after, err := s.bytesLogged(ctx)
 	o.logged = after - before
 	return o, err
 }
 
-// ceiling reports whether the way has no effects.
-func (s *subject) ceiling() bool {
+// isCeiling reports whether the way has no effects.
+func (s *subject) isCeiling() bool {
 	_, is := s.way.(*raw)
 	return is
 }
 
-// verify checks the effects of a slice, and that nothing has gone back to the queue.
-func (s *subject) verify(ctx context.Context, n int) error {
-	err := s.way.check(ctx, n)
+// verifyEffects checks the effects of a slice, and that nothing has gone back to the queue.
+func (s *subject) verifyEffects(ctx context.Context, n int) error {
+	err := s.way.checkEffects(ctx, n)
 	if err == nil {
 		var left int
-		if left, err = s.queue.Depth(); left > 0 {
+		if left, err = s.queue.QueueDepth(); left > 0 {
 			err = fmt.Errorf("%d messages were not acked", left)
 		}
 	}
@@ -169,7 +169,7 @@ func (s *subject) verify(ctx context.Context, n int) error {
 	return nil
 }
 
-// next sets how many messages keep a subject of that rate busy for a slice.
-func (s *subject) next(rate float64, slice time.Duration) {
+// sizeNextSlice sets how many messages keep a subject of that rate busy for a slice.
+func (s *subject) sizeNextSlice(rate float64, slice time.Duration) {
 	s.backlog = min(max(int(rate*slice.Seconds()), minBacklog), maxBacklog)
 }

@@ -29,12 +29,12 @@ var ratios = []ratio{
 // throughputs compares how fast the kinds deal with a backlog.
 func (b *bench) throughputs(ctx context.Context) (targets []target.Target, err error) {
 	for i, s := range b.servers {
-		rates, err := b.rates(ctx, s, i == 0)
+		rates, err := b.measureRates(ctx, s, i == 0)
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", s.Name, err)
 		}
 		for _, r := range ratios {
-			value, ok := target.Ratio(rates[r.kind], rates[r.to])
+			value, ok := target.RatioOf(rates[r.kind], rates[r.to])
 			if !ok {
 				continue
 			}
@@ -51,33 +51,33 @@ func (b *bench) throughputs(ctx context.Context) (targets []target.Target, err e
 	return targets, nil
 }
 
-// rates returns the messages per second of each kind in each round.
-func (b *bench) rates(ctx context.Context, s *private.Server, describe bool) (map[string][]float64, error) {
+// measureRates returns the messages per second of each kind in each round.
+func (b *bench) measureRates(ctx context.Context, s *private.Server, describe bool) (map[string][]float64, error) {
 	subjects, err := b.newSubjects(ctx, s, "throughput", kindNames()...)
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(subjects)
+	defer closeSubjects(subjects)
 	rates := make(map[string][]float64)
 	for round := range b.rounds + 1 {
 		for _, sub := range subjects {
-			o, err := sub.drain(ctx, sub.backlog, true)
+			o, err := sub.drainQueue(ctx, sub.backlog, true)
 			if err != nil {
 				return nil, err
 			}
-			sub.next(o.rate(), b.slice)
+			sub.sizeNextSlice(o.messageRate(), b.slice)
 			if round == 0 { // it warms connections, caches and plans up
 				sub.total = outcome{}
 				continue
 			}
-			rates[sub.name] = append(rates[sub.name], o.rate())
+			rates[sub.name] = append(rates[sub.name], o.messageRate())
 		}
 	}
 	for _, sub := range subjects {
 		if describe {
 			fmt.Printf("%-11s is %s\n", sub.name, sub.way)
 		}
-		fmt.Printf("throughput %-6s %-11s %6.0f msg/s; %s\n", s.Name, sub.name, target.Median(rates[sub.name]), sub.total)
+		fmt.Printf("throughput %-6s %-11s %6.0f msg/s; %s\n", s.Name, sub.name, target.MedianOf(rates[sub.name]), sub.total)
 	}
 	return rates, nil
 }
@@ -87,7 +87,7 @@ func (b *bench) newSubjects(ctx context.Context, s *private.Server, use string, 
 	for _, name := range names {
 		sub, err := b.newSubject(ctx, s, name, use)
 		if err != nil {
-			closeAll(subjects)
+			closeSubjects(subjects)
 			return nil, err
 		}
 		subjects = append(subjects, sub)
@@ -95,8 +95,8 @@ func (b *bench) newSubjects(ctx context.Context, s *private.Server, use string, 
 	return subjects, nil
 }
 
-func closeAll(subjects []*subject) {
+func closeSubjects(subjects []*subject) {
 	for _, s := range subjects {
-		s.close()
+		s.closePool()
 	}
 }

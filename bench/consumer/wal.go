@@ -12,22 +12,22 @@ const (
 	walGoal     = 0.75
 )
 
-// logs compares what a message adds to the write-ahead log. That depends on no
+// measureLogged compares what a message adds to the write-ahead log. That depends on no
 // clock, so one slice is enough.
-func (b *bench) logs(ctx context.Context) ([]target.Target, error) {
+func (b *bench) measureLogged(ctx context.Context) ([]target.Target, error) {
 	bytes := map[string]float64{}
 	for _, k := range kinds[1:] {
 		sub, err := b.newSubject(ctx, b.servers[0], k.name, "wal")
 		if err != nil {
 			return nil, err
 		}
-		o, err := sub.drain(ctx, walMessages, true)
-		sub.close()
+		o, err := sub.drainQueue(ctx, walMessages, true)
+		sub.closePool()
 		if err != nil {
 			return nil, err
 		}
-		bytes[k.name] = o.bytes()
-		fmt.Printf("wal %-11s %5.0f bytes for each message, %.2f of %s\n", k.name, o.bytes(), o.bytes()/bytes[kindPlain1], kindPlain1)
+		bytes[k.name] = o.bytesEach()
+		fmt.Printf("wal %-11s %5.0f bytes for each message, %.2f of %s\n", k.name, o.bytesEach(), o.bytesEach()/bytes[kindPlain1], kindPlain1)
 	}
 	queued, built := bytes[kindQueued]
 	if !built {

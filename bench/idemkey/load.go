@@ -15,7 +15,7 @@ const requestBody = `{"customer": "c-17", "items": [{"sku": "book", "n": 2}], "a
 
 var sequence atomic.Int64
 
-func freshKey() string { return fmt.Sprintf("key-%d", sequence.Add(1)) }
+func nextFreshKey() string { return fmt.Sprintf("key-%d", sequence.Add(1)) }
 
 // A sink is a ResponseWriter that keeps the status and no bytes.
 type sink struct {
@@ -27,8 +27,8 @@ func (s *sink) Header() http.Header         { return s.header }
 func (s *sink) Write(p []byte) (int, error) { return len(p), nil }
 func (s *sink) WriteHeader(status int)      { s.status = status }
 
-// call sends one request and returns its status.
-func (s *subject) call(ctx context.Context, key string) (int, error) {
+// callHandler sends one request and returns its status.
+func (s *subject) callHandler(ctx context.Context, key string) (int, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/orders", strings.NewReader(requestBody))
 	if err != nil {
 		return 0, err
@@ -58,10 +58,10 @@ type tally struct {
 	statuses map[int]int
 }
 
-func (t *tally) rate() float64 { return float64(t.requests) / t.took.Seconds() }
+func (t *tally) requestRate() float64 { return float64(t.requests) / t.took.Seconds() }
 
-// run puts l on s. An unexpected status is an error: its rate would mean nothing.
-func (s *subject) run(ctx context.Context, l load) (*tally, error) {
+// runLoad puts l on s. An unexpected status is an error: its rate would mean nothing.
+func (s *subject) runLoad(ctx context.Context, l load) (*tally, error) {
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
@@ -74,7 +74,7 @@ func (s *subject) run(ctx context.Context, l load) (*tally, error) {
 			mine := &tally{statuses: make(map[int]int)}
 			var err error
 			for err == nil && time.Since(start) < l.length && ctx.Err() == nil {
-				err = s.once(ctx, &l, start, mine)
+				err = s.requestOnce(ctx, &l, start, mine)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -94,9 +94,9 @@ func (s *subject) run(ctx context.Context, l load) (*tally, error) {
 	return total, fault
 }
 
-func (s *subject) once(ctx context.Context, l *load, start time.Time, t *tally) error {
+func (s *subject) requestOnce(ctx context.Context, l *load, start time.Time, t *tally) error {
 	sent := time.Now()
-	status, err := s.call(ctx, l.key())
+	status, err := s.callHandler(ctx, l.key())
 	if err != nil {
 		return err
 	}

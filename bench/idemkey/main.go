@@ -35,15 +35,15 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := profiled(*profile, func() error { return b.run(ctx) }); err != nil {
+	if err := runProfiled(*profile, func() error { return b.runSections(ctx) }); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-// profiled runs f, under the profiler if path is not empty.
-func profiled(path string, f func() error) error {
+// runProfiled runs f, under the profiler if path is not empty.
+func runProfiled(path string, f func() error) error {
 	if path == "" {
 		return f()
 	}
@@ -59,8 +59,8 @@ func profiled(path string, f func() error) error {
 	return f()
 }
 
-// run measures on a private server: it counts WAL flushes, and others' would be among them.
-func (b *bench) run(ctx context.Context) error {
+// runSections measures on a private server: it counts WAL flushes, and others' would be among them.
+func (b *bench) runSections(ctx context.Context) error {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	// No broker, and no server that others use.
 	err := errors.Join(os.Setenv("AMQP_URL", devservices.InProcess), os.Unsetenv("DATABASE_URL"), os.Unsetenv("REDIS_URL"))
@@ -74,16 +74,16 @@ func (b *bench) run(ctx context.Context) error {
 	defer services.Close()
 	defer func() {
 		for _, sub := range b.subs {
-			sub.close()
+			sub.closeSubject()
 		}
 	}()
 	for _, slot := range slots {
-		if err := b.open(ctx, services, slot); err != nil {
+		if err := b.openSlot(ctx, services, slot); err != nil {
 			return fmt.Errorf("%s: %w", slot.name, err)
 		}
 	}
 	var targets []target.Target
-	for _, part := range []func(context.Context) ([]target.Target, error){b.rates, b.costs, b.hot} {
+	for _, part := range []func(context.Context) ([]target.Target, error){b.measureRates, b.measureCosts, b.measureHotKeys} {
 		some, err := part(ctx)
 		if err != nil {
 			return err
@@ -96,8 +96,8 @@ func (b *bench) run(ctx context.Context) error {
 	return nil
 }
 
-// open makes slot one of the subjects, or says why it is none.
-func (b *bench) open(ctx context.Context, services *devservices.Services, slot slot) error {
+// openSlot makes slot one of the subjects, or says why it is none.
+func (b *bench) openSlot(ctx context.Context, services *devservices.Services, slot slot) error {
 	switch {
 	case slot.open == nil:
 		fmt.Printf("slot %-8s not built\n", slot.name)

@@ -29,17 +29,17 @@ const (
 	othersGoal            = 0.3
 )
 
-func created(clients int, length time.Duration) load {
-	return load{clients: clients, length: length, key: freshKey, want: []int{http.StatusCreated}}
+func createdKeys(clients int, length time.Duration) load {
+	return load{clients: clients, length: length, key: nextFreshKey, want: []int{http.StatusCreated}}
 }
 
-// rates compares first requests with the bare transaction, and replays with first requests.
-func (b *bench) rates(ctx context.Context) ([]target.Target, error) {
+// measureRates compares first requests with the bare transaction, and replays with first requests.
+func (b *bench) measureRates(ctx context.Context) ([]target.Target, error) {
 	stored := make([]string, storedKeys)
 	for i := range stored {
-		stored[i] = freshKey()
+		stored[i] = nextFreshKey()
 		for _, s := range b.subs {
-			if _, err := s.call(ctx, stored[i]); err != nil {
+			if _, err := s.callHandler(ctx, stored[i]); err != nil {
 				return nil, err
 			}
 		}
@@ -48,90 +48,90 @@ func (b *bench) rates(ctx context.Context) ([]target.Target, error) {
 	for round := range b.rounds + 1 {
 		base := 0.0
 		for _, s := range b.subs {
-			t, err := s.run(ctx, created(b.clients, b.slice))
+			t, err := s.runLoad(ctx, createdKeys(b.clients, b.slice))
 			if err != nil {
 				return nil, err
 			}
 			if base == 0 {
-				base = t.rate()
+				base = t.requestRate()
 			}
 			if s == b.subs[0] {
 				continue // it replays nothing
 			}
-			replays := created(b.clients, b.slice)
+			replays := createdKeys(b.clients, b.slice)
 			replays.key = func() string { return stored[rand.N(storedKeys)] }
-			u, err := s.run(ctx, replays)
+			u, err := s.runLoad(ctx, replays)
 			if err != nil {
 				return nil, err
 			}
 			if round == 0 {
 				continue // warms caches and plans up
 			}
-			first[s.name] = append(first[s.name], t.rate()/base)
-			again[s.name] = append(again[s.name], u.rate()/t.rate())
+			first[s.name] = append(first[s.name], t.requestRate()/base)
+			again[s.name] = append(again[s.name], u.requestRate()/t.requestRate())
 		}
 	}
 	var targets []target.Target
 	for _, s := range b.subs[1:] {
-		fmt.Printf("rate %-8s first/bare %.2f  replay/first %.2f\n", s.name, target.Median(first[s.name]), target.Median(again[s.name]))
+		fmt.Printf("rate %-8s first/bare %.2f  replay/first %.2f\n", s.name, target.MedianOf(first[s.name]), target.MedianOf(again[s.name]))
 		if s.name == "leased" {
 			targets = append(targets,
-				target.Target{Name: "first-" + s.name + "/bare", Value: target.Median(first[s.name]), Goal: firstGoal},
-				target.Target{Name: "replay/first-" + s.name, Value: target.Median(again[s.name]), Goal: replayGoal})
+				target.Target{Name: "first-" + s.name + "/bare", Value: target.MedianOf(first[s.name]), Goal: firstGoal},
+				target.Target{Name: "replay/first-" + s.name, Value: target.MedianOf(again[s.name]), Goal: replayGoal})
 		}
 	}
 	return targets, nil
 }
 
-// costs counts what one request, with nobody beside it, asks of the server.
-func (b *bench) costs(ctx context.Context) ([]target.Target, error) {
-	defer b.refresh()
+// measureCosts counts what one request, with nobody beside it, asks of the server.
+func (b *bench) measureCosts(ctx context.Context) ([]target.Target, error) {
+	defer b.refreshTables()
 	for _, s := range b.subs {
-		key := freshKey()
+		key := nextFreshKey()
 		for _, what := range []struct {
 			name string
 			key  func() string
-		}{{"first", freshKey}, {"replay", func() string { return key }}} {
+		}{{"first", nextFreshKey}, {"replay", func() string { return key }}} {
 			if s == b.subs[0] && what.name == "replay" {
 				continue // it replays nothing
 			}
-			if _, err := s.call(ctx, key); err != nil {
+			if _, err := s.callHandler(ctx, key); err != nil {
 				return nil, err
 			}
-			before, err := s.flushes(ctx)
+			before, err := s.countFlushes(ctx)
 			if err != nil {
 				return nil, err
 			}
-			statements, trips, inRedis := s.wire.statements.Load(), s.wire.trips.Load(), s.redis.count()
+			statements, trips, inRedis := s.wire.statements.Load(), s.wire.trips.Load(), s.redis.currentCount()
 			for range costRequests {
-				if _, err := s.call(ctx, what.key()); err != nil {
+				if _, err := s.callHandler(ctx, what.key()); err != nil {
 					return nil, err
 				}
 			}
 			statements, trips = s.wire.statements.Load()-statements, s.wire.trips.Load()-trips
-			after, err := s.flushes(ctx)
+			after, err := s.countFlushes(ctx)
 			if err != nil {
 				return nil, err
 			}
 			each := func(n int64) float64 { return float64(n) / costRequests }
 			fmt.Printf("cost %-8s %-6s statements %.2f  round trips %.2f  WAL flushes %.2f%s\n",
-				s.name, what.name, each(statements), each(trips), each(after-before), s.redis.cost(inRedis))
+				s.name, what.name, each(statements), each(trips), each(after-before), s.redis.formatCost(inRedis))
 		}
 	}
 	return nil, nil
 }
 
-// refresh drops the connections that flushes has ended on the server.
-func (b *bench) refresh() {
+// refreshTables drops the connections that flushes has ended on the server.
+func (b *bench) refreshTables() {
 	for _, s := range b.subs {
 		s.pool.Reset()
 	}
 }
 
-// flushes returns how often the server has flushed its WAL. A session adds its
+// countFlushes returns how often the server has flushed its WAL. A session adds its
 // own count at its end at the latest, so all of them are ended first, also the one
 // that a request before has used.
-func (s *subject) flushes(ctx context.Context) (n int64, err error) {
+func (s *subject) countFlushes(ctx context.Context) (n int64, err error) {
 	s.pool.Reset()
 	err = s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
@@ -148,9 +148,9 @@ func (s *subject) flushes(ctx context.Context) (n int64, err error) {
 	return n, nil
 }
 
-// hot lets 64 clients send one key, a new one each epoch, while others send
+// measureHotKeys lets 64 clients send one key, a new one each epoch, while others send
 // keys of their own.
-func (b *bench) hot(ctx context.Context) ([]target.Target, error) {
+func (b *bench) measureHotKeys(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.subs[1:] {
 		var (
@@ -159,34 +159,34 @@ func (b *bench) hot(ctx context.Context) ([]target.Target, error) {
 			twice        int
 		)
 		for range b.rounds {
-			alone, err := s.run(ctx, created(b.clients, 2*b.slice))
+			alone, err := s.runLoad(ctx, createdKeys(b.clients, 2*b.slice))
 			if err != nil {
 				return nil, err
 			}
-			others, crowd, double, err := b.together(ctx, s)
+			others, crowd, double, err := b.runTogether(ctx, s)
 			if err != nil {
 				return nil, err
 			}
 			twice += double
-			share = append(share, others.rate()/alone.rate())
-			worst = append(worst, others.worst()/alone.rate())
+			share = append(share, others.requestRate()/alone.requestRate())
+			worst = append(worst, others.worstLatency()/alone.requestRate())
 			p99 = append(p99, float64(target.Percentile(crowd.latency, 0.99).Microseconds())/1000)
 			fmt.Printf("hot  %-8s others %.2f of alone, worst window %.2f; hot key %v, p50 %v p99 %v\n", s.name,
 				share[len(share)-1], worst[len(worst)-1], crowd.statuses, target.Percentile(crowd.latency, 0.5), target.Percentile(crowd.latency, 0.99))
 		}
 		targets = append(targets,
 			target.Target{Name: "hot-handlers-run-twice-" + s.name, Value: float64(twice), Goal: 0, AtMost: true},
-			target.Target{Name: "hot-p99-ms-" + s.name, Value: target.Median(p99), Goal: latencyGoal, AtMost: true},
-			target.Target{Name: "hot-others-share-" + s.name, Value: target.Median(share), Goal: othersGoal},
-			target.Target{Name: "hot-others-worst-window-" + s.name, Value: target.Median(worst), Goal: othersGoal / 3})
+			target.Target{Name: "hot-p99-ms-" + s.name, Value: target.MedianOf(p99), Goal: latencyGoal, AtMost: true},
+			target.Target{Name: "hot-others-share-" + s.name, Value: target.MedianOf(share), Goal: othersGoal},
+			target.Target{Name: "hot-others-worst-window-" + s.name, Value: target.MedianOf(worst), Goal: othersGoal / 3})
 	}
 	return targets, nil
 }
 
-// together runs both loads. Latencies of the crowd are those of answers by
+// runTogether runs both loads. Latencies of the crowd are those of answers by
 // which no handler ran: the one that ran is too rare to count at p99.
-func (b *bench) together(ctx context.Context, s *subject) (others, crowd *tally, double int, err error) {
-	name := freshKey()
+func (b *bench) runTogether(ctx context.Context, s *subject) (others, crowd *tally, double int, err error) {
+	name := nextFreshKey()
 	start := time.Now()
 	hot := func() string { return fmt.Sprintf("hot-%s-%d", name, time.Since(start)/hotEpoch) }
 	var ran sync.Map
@@ -206,9 +206,9 @@ func (b *bench) together(ctx context.Context, s *subject) (others, crowd *tally,
 	)
 	wg.Go(func() {
 		l := load{clients: hotClients, length: 2 * b.slice, think: b.think, key: hot, want: []int{http.StatusCreated, http.StatusConflict}}
-		crowd, crowdErr = s.run(ctx, l)
+		crowd, crowdErr = s.runLoad(ctx, l)
 	})
-	others, err = s.run(ctx, created(b.clients, 2*b.slice))
+	others, err = s.runLoad(ctx, createdKeys(b.clients, 2*b.slice))
 	wg.Wait()
 	if err == nil {
 		err = crowdErr
@@ -222,8 +222,8 @@ func (b *bench) together(ctx context.Context, s *subject) (others, crowd *tally,
 	return others, crowd, double, err
 }
 
-// worst returns the rate in the window with the fewest requests.
-func (t *tally) worst() float64 {
+// worstLatency returns the rate in the window with the fewest requests.
+func (t *tally) worstLatency() float64 {
 	windows := make([]int, int(t.took/window))
 	for _, at := range t.at {
 		if i := int(at / window); i < len(windows) {

@@ -25,13 +25,13 @@ type cache struct {
 	wire   wire
 }
 
-func newCache(url string) (*cache, error) {
+func connectCache(url string) (*cache, error) {
 	opts, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
 	c := &cache{}
-	opts.ContextTimeoutEnabled, opts.Dialer = true, c.wire.dial
+	opts.ContextTimeoutEnabled, opts.Dialer = true, c.wire.dialCounted
 	opts.PoolSize, opts.MinIdleConns = poolSize, poolSize
 	c.client = redis.NewClient(opts)
 	c.client.AddHook(c)
@@ -64,20 +64,20 @@ func (c *cache) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 // A count is what has gone to Redis so far.
 type count struct{ commands, trips int64 }
 
-// count of no cache is none.
-func (c *cache) count() count {
+// currentCount of no cache is none.
+func (c *cache) currentCount() count {
 	if c == nil {
 		return count{}
 	}
 	return count{c.wire.statements.Load(), c.wire.trips.Load()}
 }
 
-// cost says what each of costRequests has asked of Redis since.
-func (c *cache) cost(since count) string {
+// formatCost says what each of costRequests has asked of Redis since.
+func (c *cache) formatCost(since count) string {
 	if c == nil {
 		return ""
 	}
-	now := c.count()
+	now := c.currentCount()
 	return fmt.Sprintf("  Redis commands %.2f  round trips %.2f",
 		float64(now.commands-since.commands)/costRequests, float64(now.trips-since.trips)/costRequests)
 }
@@ -96,18 +96,18 @@ func (c *cache) durability(ctx context.Context) (string, error) {
 	return text, nil
 }
 
-// onRedis keeps the record in Redis. The handler commits a transaction of its own
+// buildOnRedis keeps the record in Redis. The handler commits a transaction of its own
 // before that: what Redis cannot take back.
-func onRedis(s *subject) (http.Handler, error) {
+func buildOnRedis(s *subject) (http.Handler, error) {
 	store, err := idemredis.New(s.redis.client, &idemredis.Options{Prefix: s.schema + ":", CallTimeout: redisPatience})
 	if err != nil {
 		return nil, err
 	}
-	return s.behind(store, s.own())
+	return s.handlerBehind(store, s.bareHandler())
 }
 
-// hybrid is leased, behind locks in Redis.
-func hybrid(s *subject) (http.Handler, error) {
+// buildHybrid is leased, behind locks in Redis.
+func buildHybrid(s *subject) (http.Handler, error) {
 	pg, err := idempg.New(s.pool, &idempg.Options{Schema: s.schema})
 	if err != nil {
 		return nil, err
@@ -116,5 +116,5 @@ func hybrid(s *subject) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.behind(store, idempg.HandleTx(s.business))
+	return s.handlerBehind(store, idempg.HandleTx(s.insertOrder))
 }

@@ -30,11 +30,11 @@ type slot struct {
 
 // slots are what is compared; the first is the measure of all.
 var slots = []slot{
-	{"bare", bare, false},
+	{"bare", buildBare, false},
 	{"leased", inPostgres(idempg.ClaimLeased), false},
 	{"inline", inPostgres(idempg.ClaimInline), false},
-	{"redis", onRedis, true},
-	{"hybrid", hybrid, true},
+	{"redis", buildOnRedis, true},
+	{"hybrid", buildHybrid, true},
 }
 
 // A subject is a slot that is ready to serve.
@@ -60,33 +60,33 @@ func newSubject(ctx context.Context, services *devservices.Services, sl slot) (*
 		return nil, err
 	}
 	config.MaxConns, config.MinConns = poolSize, poolSize
-	config.ConnConfig.DialFunc = s.wire.dial
+	config.ConnConfig.DialFunc = s.wire.dialCounted
 	config.ConnConfig.Tracer = &s.wire
 	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, err
 	}
 	_, err = s.pool.Exec(ctx, "CREATE TABLE "+s.schema+".business (id bigserial PRIMARY KEY, key text NOT NULL, amount bigint NOT NULL)")
 	if err == nil && sl.redis {
-		s.redis, err = newCache(services.RedisURL)
+		s.redis, err = connectCache(services.RedisURL)
 	}
 	if err == nil {
 		s.handler, err = sl.open(s)
 	}
 	if err != nil {
-		s.close()
+		s.closeSubject()
 	}
 	return s, err
 }
 
-func (s *subject) close() {
+func (s *subject) closeSubject() {
 	s.pool.Close()
 	if s.redis != nil {
 		_ = s.redis.client.Close()
 	}
 }
 
-// business is what every slot's handler does, in tx.
-func (s *subject) business(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+// insertOrder is what every slot's handler does, in tx.
+func (s *subject) insertOrder(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	key := r.Header.Get("Idempotency-Key")
 	runs, _ := s.runs.LoadOrStore(key, new(atomic.Int64))
 	runs.(*atomic.Int64).Add(1)
@@ -105,17 +105,17 @@ func (s *subject) business(w http.ResponseWriter, r *http.Request, tx pgx.Tx) er
 	return err
 }
 
-// bare is the handler without the middleware: BEGIN, INSERT, COMMIT.
-func bare(s *subject) (http.Handler, error) {
-	return s.own(), nil
+// buildBare is the handler without the middleware: BEGIN, INSERT, COMMIT.
+func buildBare(s *subject) (http.Handler, error) {
+	return s.bareHandler(), nil
 }
 
-// own runs the business in a transaction of the handler's own.
-func (s *subject) own() http.Handler {
+// bareHandler runs the business in a transaction of the handler's own.
+func (s *subject) bareHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(io.Discard, r.Body)
 		if err == nil {
-			err = pgx.BeginFunc(r.Context(), s.pool, func(tx pgx.Tx) error { return s.business(w, r, tx) })
+			err = pgx.BeginFunc(r.Context(), s.pool, func(tx pgx.Tx) error { return s.insertOrder(w, r, tx) })
 		}
 		if err != nil {
 			http.Error(w, "failed", http.StatusInternalServerError)
@@ -129,12 +129,12 @@ func inPostgres(mode idempg.ClaimMode) func(s *subject) (http.Handler, error) {
 		if err != nil {
 			return nil, err
 		}
-		return s.behind(store, idempg.HandleTx(s.business))
+		return s.handlerBehind(store, idempg.HandleTx(s.insertOrder))
 	}
 }
 
-// behind puts h behind the middleware on store.
-func (s *subject) behind(store idemkey.Store, h http.Handler) (http.Handler, error) {
+// handlerBehind puts h behind the middleware on store.
+func (s *subject) handlerBehind(store idemkey.Store, h http.Handler) (http.Handler, error) {
 	m, err := idemkey.New(store, &idemkey.Options{SingleTenant: true, Observer: s})
 	if err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (w *wire) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryDa
 // TraceBatchEnd does nothing.
 func (w *wire) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-func (w *wire) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (w *wire) dialCounted(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err

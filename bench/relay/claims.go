@@ -49,14 +49,14 @@ func openClaims(ctx context.Context, p *place) (relay, error) {
 	for range claimWorkers {
 		s, err := private.NewSender(c.conn, p.queue.Topic)
 		if err != nil {
-			return nil, errors.Join(err, c.close())
+			return nil, errors.Join(err, c.closeRelay())
 		}
 		c.senders = append(c.senders, s)
 	}
 	return c, nil
 }
 
-func (c *claims) store(ctx context.Context, tx pgx.Tx, n int) error {
+func (c *claims) storeMessages(ctx context.Context, tx pgx.Tx, n int) error {
 	ids := make([]uuid.UUID, n)
 	for i := range ids {
 		ids[i] = uuid.New()
@@ -65,7 +65,7 @@ func (c *claims) store(ctx context.Context, tx pgx.Tx, n int) error {
 	return err
 }
 
-func (c *claims) clear(ctx context.Context) error {
+func (c *claims) clearPublished(ctx context.Context) error {
 	_, err := c.pool.Exec(ctx, "TRUNCATE job")
 	return err
 }
@@ -77,14 +77,14 @@ type job struct {
 	Payload   []byte
 }
 
-func (c *claims) run(ctx context.Context, count *counter) error {
+func (c *claims) publishAll(ctx context.Context, count *counter) error {
 	for ctx.Err() == nil {
 		rows, _ := c.relays.Query(ctx, `UPDATE job SET state = 'running', attempt = attempt + 1, lease_until = clock_timestamp() + interval '1 minute'
 			WHERE id IN (SELECT id FROM job WHERE state = 'available' ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)
 			RETURNING id, message_id, payload`, claimBatch)
 		jobs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[job])
 		if err == nil {
-			err = c.work(ctx, jobs, count)
+			err = c.workJobs(ctx, jobs, count)
 		}
 		if err != nil && ctx.Err() == nil {
 			return err
@@ -96,15 +96,15 @@ func (c *claims) run(ctx context.Context, count *counter) error {
 	return nil
 }
 
-// work publishes jobs, each worker one by one, and marks them as done.
-func (c *claims) work(ctx context.Context, jobs []job, count *counter) error {
+// workJobs publishes jobs, each worker one by one, and marks them as done.
+func (c *claims) workJobs(ctx context.Context, jobs []job, count *counter) error {
 	var wg sync.WaitGroup
 	faults := make([]error, claimWorkers)
 	for w := range claimWorkers {
 		wg.Go(func() {
 			for i := w; i < len(jobs) && faults[w] == nil; i += claimWorkers {
-				if faults[w] = c.publish(ctx, c.senders[w], &jobs[i]); faults[w] == nil {
-					count.add(1)
+				if faults[w] = c.publishJob(ctx, c.senders[w], &jobs[i]); faults[w] == nil {
+					count.addConfirmed(1)
 				}
 			}
 		})
@@ -121,17 +121,17 @@ func (c *claims) work(ctx context.Context, jobs []job, count *counter) error {
 	return err
 }
 
-func (c *claims) publish(ctx context.Context, s *private.Sender, j *job) error {
+func (c *claims) publishJob(ctx context.Context, s *private.Sender, j *job) error {
 	sent, err := s.Publish(ctx, publishing(c.queue.Topic, j.MessageID.String(), j.Payload))
 	if err != nil {
 		return err
 	}
-	return s.Confirm(ctx, sent)
+	return s.AwaitConfirm(ctx, sent)
 }
 
-func (c *claims) close() error {
+func (c *claims) closeRelay() error {
 	for _, s := range c.senders {
 		s.Close()
 	}
-	return private.Hangup(c.conn)
+	return private.CloseConnection(c.conn)
 }

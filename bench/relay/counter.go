@@ -24,14 +24,14 @@ func newCounter(want int) *counter {
 	return &counter{want: int64(want), done: make(chan struct{})}
 }
 
-func (c *counter) add(n int) {
+func (c *counter) addConfirmed(n int) {
 	if now := c.count.Add(int64(n)); now >= c.want && now-int64(n) < c.want {
 		close(c.done)
 	}
 }
 
-// wait waits for as many as wanted. If ctx ends first, an error says how many there were.
-func (c *counter) wait(ctx context.Context) error {
+// waitUntilAll waits for as many as wanted. If ctx ends first, an error says how many there were.
+func (c *counter) waitUntilAll(ctx context.Context) error {
 	select {
 	case <-c.done:
 	case <-ctx.Done():
@@ -56,7 +56,7 @@ func (p counted) PublishBatch(ctx context.Context, batch []outbox.Publication) [
 			n++
 		}
 	}
-	p.counter.add(n)
+	p.counter.addConfirmed(n)
 	return results
 }
 
@@ -69,7 +69,7 @@ type countedWatermill struct {
 func (p countedWatermill) Publish(topic string, messages ...*message.Message) error {
 	err := p.Publisher.Publish(topic, messages...)
 	if err == nil {
-		p.counter.add(len(messages))
+		p.counter.addConfirmed(len(messages))
 	}
 	return err
 }

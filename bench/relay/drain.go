@@ -33,8 +33,8 @@ var drainRatios = []ratio{
 	{"river-style", "raw", 0},
 }
 
-// drains compares how fast the slots get a backlog to the broker.
-func (b *bench) drains(ctx context.Context) ([]target.Target, error) {
+// measureDrains compares how fast the slots get a backlog to the broker.
+func (b *bench) measureDrains(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.servers {
 		rates, err := b.drainRates(ctx, s)
@@ -43,11 +43,11 @@ func (b *bench) drains(ctx context.Context) ([]target.Target, error) {
 		}
 		for _, sl := range slots {
 			if of := rates[sl.name]; of != nil {
-				fmt.Printf("drain %-6s %-17s %6.0f msg/s\n", s.Name, sl.name, target.Median(of))
+				fmt.Printf("drain %-6s %-17s %6.0f msg/s\n", s.Name, sl.name, target.MedianOf(of))
 			}
 		}
 		for _, r := range drainRatios {
-			value, ok := target.Ratio(rates[r.slot], rates[r.to])
+			value, ok := target.RatioOf(rates[r.slot], rates[r.to])
 			switch {
 			case ok && r.goal > 0:
 				targets = append(targets, target.Target{Name: fmt.Sprintf("drain-%s-%s/%s", s.Name, r.slot, r.to), Value: value, Goal: r.goal})
@@ -64,7 +64,7 @@ func (b *bench) drainRates(ctx context.Context, s *private.Server) (rates map[st
 	var subjects []*subject
 	defer func() {
 		for _, sub := range subjects {
-			err = errors.Join(err, sub.close())
+			err = errors.Join(err, sub.closeSubject())
 		}
 	}()
 	for _, sl := range slots {
@@ -80,18 +80,18 @@ func (b *bench) drainRates(ctx context.Context, s *private.Server) (rates map[st
 	}
 	defer func() {
 		for _, sub := range subjects {
-			fmt.Printf("drain %-6s %-17s %s\n", s.Name, sub.slot, sub.used.Each(sub.drained))
+			fmt.Printf("drain %-6s %-17s %s\n", s.Name, sub.slot, sub.used.FormatEach(sub.drained))
 		}
 	}()
 	rates = make(map[string][]float64)
 	for round := range b.rounds + 1 {
 		for _, sub := range subjects {
-			took, err := sub.drain(ctx, sub.backlog)
+			took, err := sub.drainOutbox(ctx, sub.backlog)
 			if err != nil {
 				return nil, fmt.Errorf("slot %s: %w", sub.slot, err)
 			}
 			rate := float64(sub.backlog) / took.Seconds()
-			sub.backlog = backlog(rate, b.slice)
+			sub.backlog = backlogSize(rate, b.slice)
 			if round > 0 { // the first warms connections, caches and plans up
 				rates[sub.slot] = append(rates[sub.slot], rate)
 			}
@@ -100,7 +100,7 @@ func (b *bench) drainRates(ctx context.Context, s *private.Server) (rates map[st
 	return rates, nil
 }
 
-// backlog is how many messages keep a slot of that rate busy for a slice.
-func backlog(rate float64, slice time.Duration) int {
+// backlogSize is how many messages keep a slot of that rate busy for a slice.
+func backlogSize(rate float64, slice time.Duration) int {
 	return min(max(int(rate*slice.Seconds()), minBacklog), maxBacklog)
 }

@@ -47,7 +47,7 @@ func (f *forwarding) subscriber() (*wsql.Subscriber, error) {
 	}, watermill.NopLogger{})
 }
 
-func (f *forwarding) store(_ context.Context, tx pgx.Tx, n int) error {
+func (f *forwarding) storeMessages(_ context.Context, tx pgx.Tx, n int) error {
 	pub, err := wsql.NewPublisher(wsql.TxFromPgx(tx), wsql.PublisherConfig{SchemaAdapter: wsql.DefaultPostgreSQLSchema{}}, watermill.NopLogger{})
 	if err != nil {
 		return err
@@ -59,13 +59,13 @@ func (f *forwarding) store(_ context.Context, tx pgx.Tx, n int) error {
 	return forwarder.NewPublisher(pub, forwarder.PublisherConfig{ForwarderTopic: forwarderTopic}).Publish(f.queue.Topic, messages...)
 }
 
-func (f *forwarding) clear(ctx context.Context) error {
+func (f *forwarding) clearPublished(ctx context.Context) error {
 	_, err := f.pool.Exec(ctx, "TRUNCATE "+wsql.DefaultPostgreSQLSchema{}.MessagesTable(forwarderTopic)+", "+
 		wsql.DefaultPostgreSQLOffsetsAdapter{}.MessagesOffsetsTable(forwarderTopic))
 	return err
 }
 
-func (f *forwarding) run(ctx context.Context, c *counter) error {
+func (f *forwarding) publishAll(ctx context.Context, c *counter) error {
 	sub, err := f.subscriber()
 	if err != nil {
 		return err
@@ -77,4 +77,4 @@ func (f *forwarding) run(ctx context.Context, c *counter) error {
 	return errors.Join(fwd.Run(ctx), sub.Close()) // Run closes the forwarder when ctx ends
 }
 
-func (f *forwarding) close() error { return f.publisher.Close() }
+func (f *forwarding) closeRelay() error { return f.publisher.Close() }

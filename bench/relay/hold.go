@@ -47,13 +47,13 @@ var holdRuns = []holdRun{
 	{"ours-table", heldSnapshot, 0.5, 0},
 }
 
-// holds measures the relay's time on the server's processors at a constant rate.
+// measureHolds measures the relay's time on the server's processors at a constant rate.
 // The broker takes everything at once: it is not what is measured.
-func (b *bench) holds(ctx context.Context) ([]target.Target, error) {
+func (b *bench) measureHolds(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	free := make(map[string]float64) // of each slot, with nothing held
 	for _, run := range holdRuns {
-		sub, o, err := b.openOwn(ctx, b.servers[0], run.slot, "hold-"+string(run.held))
+		sub, o, err := b.openOwnSubject(ctx, b.servers[0], run.slot, "hold-"+string(run.held))
 		if err != nil {
 			return nil, err
 		}
@@ -61,8 +61,8 @@ func (b *bench) holds(ctx context.Context) ([]target.Target, error) {
 			continue
 		}
 		length := time.Duration(run.share * float64(b.hold))
-		seen, err := run.measure(ctx, o, length)
-		if err := errors.Join(err, sub.close()); err != nil {
+		seen, err := run.measureLag(ctx, o, length)
+		if err := errors.Join(err, sub.closeSubject()); err != nil {
 			if errors.Is(err, errNoSchedstat) {
 				fmt.Println("hold NOT MEASURED:", errNoSchedstat)
 				return nil, nil
@@ -71,13 +71,13 @@ func (b *bench) holds(ctx context.Context) ([]target.Target, error) {
 		}
 		fmt.Printf("hold %s, %s held for %v: %s\n", run.slot, run.held, length, seen)
 		if run.held == heldNone {
-			free[run.slot] = target.Median(seen.windows)
+			free[run.slot] = target.MedianOf(seen.windows)
 		} else if base := free[run.slot]; base > 0 {
-			fmt.Printf("hold %s, %s/%s %.2f\n", run.slot, run.held, heldNone, target.Median(seen.windows)/base)
+			fmt.Printf("hold %s, %s/%s %.2f\n", run.slot, run.held, heldNone, target.MedianOf(seen.windows)/base)
 		}
 		if run.goal > 0 {
 			targets = append(targets, target.Target{
-				Name: fmt.Sprintf("growth-%s-%s", run.slot, run.held), Value: seen.growth(), Goal: run.goal, AtMost: true,
+				Name: fmt.Sprintf("growth-%s-%s", run.slot, run.held), Value: seen.growthFactor(), Goal: run.goal, AtMost: true,
 			})
 		}
 	}
@@ -91,32 +91,32 @@ type sighting struct {
 	dead    string    // tuples, by table
 }
 
-// growth is by how much the relay's time for a message has grown.
-func (s sighting) growth() float64 { return s.windows[len(s.windows)-1] / s.windows[0] }
+// growthFactor is by how much the relay's time for a message has grown.
+func (s sighting) growthFactor() float64 { return s.windows[len(s.windows)-1] / s.windows[0] }
 
 func (s sighting) String() string {
 	return fmt.Sprintf("database ms per 1,000 messages %.1f, growth %.2f; %d messages behind; dead tuples: %s",
-		s.windows, s.growth(), s.behind, s.dead)
+		s.windows, s.growthFactor(), s.behind, s.dead)
 }
 
-// measure lets a writer and a relay run for as long as told.
-func (run holdRun) measure(ctx context.Context, o *ours, length time.Duration) (seen sighting, err error) {
-	m, err := newMeter(o.place)
+// measureLag lets a writer and a relay run for as long as told.
+func (run holdRun) measureLag(ctx context.Context, o *ours, length time.Duration) (seen sighting, err error) {
+	m, err := openMeter(o.place)
 	if err != nil {
 		return seen, err
 	}
 	c := newCounter(unlimited)
-	r, stopRelay, err := o.start(ctx, counted{accepting{}, c})
+	r, stopRelay, err := o.startRelay(ctx, counted{accepting{}, c})
 	if err != nil {
 		return seen, err
 	}
 	s := &stream{ours: o, wake: r.Wake}
-	stopStream := s.start(ctx)
+	stopStream := s.startStream(ctx)
 	defer func() { err = errors.Join(err, stopStream(), stopRelay()) }()
 	if err := sleep(ctx, holdWarmUp); err != nil {
 		return seen, err
 	}
-	release, err := run.held.begin(ctx, o.place)
+	release, err := run.held.beginHolding(ctx, o.place)
 	if err != nil {
 		return seen, err
 	}
@@ -134,7 +134,7 @@ func (run holdRun) measure(ctx context.Context, o *ours, length time.Duration) (
 func measureWindows(ctx context.Context, m *meter, c *counter, length time.Duration) ([]float64, error) {
 	each := make([]float64, holdWindows)
 	start := time.Now()
-	before, err := m.read(ctx)
+	before, err := m.readProcessorTime(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func measureWindows(ctx context.Context, m *meter, c *counter, length time.Durat
 		if err := sleep(ctx, time.Until(end)); err != nil {
 			return nil, err
 		}
-		now, err := m.read(ctx)
+		now, err := m.readProcessorTime(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -158,8 +158,8 @@ func measureWindows(ctx context.Context, m *meter, c *counter, length time.Durat
 	return each, nil
 }
 
-// begin opens the transaction that stays open, on a connection of its own.
-func (h held) begin(ctx context.Context, p *place) (release func() error, err error) {
+// beginHolding opens the transaction that stays open, on a connection of its own.
+func (h held) beginHolding(ctx context.Context, p *place) (release func() error, err error) {
 	if h == heldNone {
 		return func() error { return nil }, nil
 	}
@@ -196,14 +196,14 @@ type stream struct {
 	written atomic.Int64
 }
 
-// start writes until stop is called.
-func (s *stream) start(ctx context.Context) (stop func() error) {
+// startStream writes until stop is called.
+func (s *stream) startStream(ctx context.Context) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var (
 		wg    sync.WaitGroup
 		fault error
 	)
-	wg.Go(func() { fault = s.run(ctx) })
+	wg.Go(func() { fault = s.writeStream(ctx) })
 	return func() error {
 		cancel()
 		wg.Wait()
@@ -211,7 +211,7 @@ func (s *stream) start(ctx context.Context) (stop func() error) {
 	}
 }
 
-func (s *stream) run(ctx context.Context) error {
+func (s *stream) writeStream(ctx context.Context) error {
 	tick := time.NewTicker(holdTick)
 	defer tick.Stop()
 	start := time.Now()
@@ -225,7 +225,7 @@ func (s *stream) run(ctx context.Context) error {
 		n := int(min(due, holdCatchUp))
 		// The transaction is not cut short: whether it has committed would be unknown.
 		work := context.WithoutCancel(ctx)
-		err := pgx.BeginFunc(work, s.ours.pool, func(tx pgx.Tx) error { return s.ours.store(work, tx, n) })
+		err := pgx.BeginFunc(work, s.ours.pool, func(tx pgx.Tx) error { return s.ours.storeMessages(work, tx, n) })
 		if err != nil {
 			return err
 		}

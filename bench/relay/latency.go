@@ -33,15 +33,15 @@ func (b *bench) latencies(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.servers {
 		for _, name := range []string{"ours-log", "ours-table"} {
-			sub, o, err := b.openOwn(ctx, s, name, "latency")
+			sub, o, err := b.openOwnSubject(ctx, s, name, "latency")
 			if err != nil {
 				return nil, err
 			}
 			if sub == nil {
 				continue
 			}
-			took, err := arrivals(ctx, o)
-			if err := errors.Join(err, sub.close()); err != nil {
+			took, err := measureArrivals(ctx, o)
+			if err := errors.Join(err, sub.closeSubject()); err != nil {
 				return nil, fmt.Errorf("slot %s: %w", name, err)
 			}
 			p50, p99 := target.Percentile(took, 0.5), target.Percentile(took, 0.99)
@@ -57,8 +57,8 @@ func (b *bench) latencies(ctx context.Context) ([]target.Target, error) {
 	return targets, nil
 }
 
-// arrivals returns the samples.
-func arrivals(ctx context.Context, o *ours) (took []time.Duration, err error) {
+// measureArrivals returns the samples.
+func measureArrivals(ctx context.Context, o *ours) (took []time.Duration, err error) {
 	sub, err := rabbitmq.NewSubscriber(o.queue.Config, nil)
 	if err != nil {
 		return nil, err
@@ -68,13 +68,13 @@ func arrivals(ctx context.Context, o *ours) (took []time.Duration, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r, stop, err := o.start(ctx, o.publisher)
+	r, stop, err := o.startRelay(ctx, o.publisher)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
 	for i := range latencyWarmUp + latencySamples {
-		d, err := o.sample(ctx, r, arriving)
+		d, err := o.sampleLatency(ctx, r, arriving)
 		if err != nil {
 			return nil, err
 		}
@@ -88,10 +88,10 @@ func arrivals(ctx context.Context, o *ours) (took []time.Duration, err error) {
 	return took, nil
 }
 
-// sample commits one message and waits for it.
-func (o *ours) sample(ctx context.Context, r *outbox.Relay, arriving <-chan *message.Message) (time.Duration, error) {
+// sampleLatency commits one message and waits for it.
+func (o *ours) sampleLatency(ctx context.Context, r *outbox.Relay, arriving <-chan *message.Message) (time.Duration, error) {
 	key := fmt.Sprintf("order-%d", order.Add(1))
-	err := pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error { return o.writer.Write(ctx, tx, o.message(key)) })
+	err := pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error { return o.writer.Write(ctx, tx, o.outboxMessage(key)) })
 	if err != nil {
 		return 0, err
 	}

@@ -34,8 +34,8 @@ type part struct {
 }
 
 var parts = []part{
-	{"drain", (*bench).drains},
-	{"hold", (*bench).holds},
+	{"drain", (*bench).measureDrains},
+	{"hold", (*bench).measureHolds},
 	{"latency", (*bench).latencies},
 	{"producer", (*bench).producers},
 }
@@ -52,19 +52,19 @@ func main() {
 	cpu := flag.String("cpuprofile", "", "write a CPU profile of this process to the file")
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
 	flag.Parse()
-	defer profile.Start(*cpu)()
+	defer profile.StartProfile(*cpu)()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := b.run(ctx, strings.Split(*list, ",")); err != nil {
+	if err := b.runSections(ctx, strings.Split(*list, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-// run measures the parts named, on private servers: others' load would be part
+// runSections measures the parts named, on private servers: others' load would be part
 // of every figure.
-func (b *bench) run(ctx context.Context, names []string) (err error) {
+func (b *bench) runSections(ctx context.Context, names []string) (err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
 			return fmt.Errorf("there is no part %q", name)
@@ -76,7 +76,7 @@ func (b *bench) run(ctx context.Context, names []string) (err error) {
 		}
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	servers, err := private.Start(ctx)
+	servers, err := private.StartServers(ctx)
 	if err != nil {
 		return err
 	}

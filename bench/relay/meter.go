@@ -25,16 +25,16 @@ type meter struct {
 	seen        map[int]time.Duration
 }
 
-// newMeter asks over pool about the sessions of the relay at p.
-func newMeter(p *place) (*meter, error) {
+// openMeter asks over pool about the sessions of the relay at p.
+func openMeter(p *place) (*meter, error) {
 	if _, err := onProcessor(os.Getpid()); err != nil {
 		return nil, errNoSchedstat
 	}
 	return &meter{pool: p.pool, application: p.relays.Config().ConnConfig.RuntimeParams["application_name"], seen: map[int]time.Duration{}}, nil
 }
 
-// read returns the time of all sessions since they began.
-func (m *meter) read(ctx context.Context) (time.Duration, error) {
+// readProcessorTime returns the time of all sessions since they began.
+func (m *meter) readProcessorTime(ctx context.Context) (time.Duration, error) {
 	rows, _ := m.pool.Query(ctx, "SELECT pid FROM pg_stat_activity WHERE application_name = $1", m.application)
 	pids, err := pgx.CollectRows(rows, pgx.RowTo[int])
 	if err != nil {

@@ -23,13 +23,13 @@ type ours struct {
 	publisher *rabbitmq.Publisher
 }
 
-// openOurs is for a relay with these options; what the outbox's log is kept in is
+// openOurRelay is for a relay with these options; what the outbox's log is kept in is
 // one of them.
-func openOurs(options outbox.RelayOptions) func(context.Context, *place) (relay, error) {
-	return func(ctx context.Context, p *place) (relay, error) { return newOurs(ctx, p, options) }
+func openOurRelay(options outbox.RelayOptions) func(context.Context, *place) (relay, error) {
+	return func(ctx context.Context, p *place) (relay, error) { return buildOurRelay(ctx, p, options) }
 }
 
-func newOurs(ctx context.Context, p *place, options outbox.RelayOptions) (*ours, error) {
+func buildOurRelay(ctx context.Context, p *place, options outbox.RelayOptions) (*ours, error) {
 	if err := migrations.Up(ctx, p.server.URL, p.schema); err != nil {
 		return nil, err
 	}
@@ -46,36 +46,36 @@ func newOurs(ctx context.Context, p *place, options outbox.RelayOptions) (*ours,
 // order counts the sagas: each message is of another one, as most are.
 var order atomic.Int64
 
-func (o *ours) message(key string) outbox.Message {
+func (o *ours) outboxMessage(key string) outbox.Message {
 	return outbox.Message{Topic: o.queue.Topic, Scope: "bench", Key: key, Step: "reserve", Payload: payload}
 }
 
-func (o *ours) store(ctx context.Context, tx pgx.Tx, n int) error {
+func (o *ours) storeMessages(ctx context.Context, tx pgx.Tx, n int) error {
 	messages := make([]outbox.Message, n)
 	for i := range messages {
-		messages[i] = o.message(fmt.Sprintf("order-%d", order.Add(1)))
+		messages[i] = o.outboxMessage(fmt.Sprintf("order-%d", order.Add(1)))
 	}
 	return o.writer.Write(ctx, tx, messages...)
 }
 
-// clear has nothing to do: what is published is gone.
-func (o *ours) clear(context.Context) error { return nil }
+// clearPublished has nothing to do: what is published is gone.
+func (o *ours) clearPublished(context.Context) error { return nil }
 
-func (o *ours) run(ctx context.Context, c *counter) error {
-	r, err := o.newRelay(counted{o.publisher, c})
+func (o *ours) publishAll(ctx context.Context, c *counter) error {
+	r, err := o.buildRelay(counted{o.publisher, c})
 	if err != nil {
 		return err
 	}
 	return r.Run(ctx)
 }
 
-func (o *ours) newRelay(pub outbox.Publisher) (*outbox.Relay, error) {
+func (o *ours) buildRelay(pub outbox.Publisher) (*outbox.Relay, error) {
 	return outbox.NewRelay(o.relays, pub, &o.options)
 }
 
-// start runs a relay to pub until stop is called.
-func (o *ours) start(ctx context.Context, pub outbox.Publisher) (r *outbox.Relay, stop func() error, err error) {
-	if r, err = o.newRelay(pub); err != nil {
+// startRelay runs a relay to pub until stop is called.
+func (o *ours) startRelay(ctx context.Context, pub outbox.Publisher) (r *outbox.Relay, stop func() error, err error) {
+	if r, err = o.buildRelay(pub); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -99,8 +99,8 @@ func (accepting) PublishBatch(_ context.Context, batch []outbox.Publication) []e
 	return make([]error, len(batch))
 }
 
-// openOwn opens the slot called name, which is one of ours. It is nil if it is not built.
-func (b *bench) openOwn(ctx context.Context, s *private.Server, name, use string) (*subject, *ours, error) {
+// openOwnSubject opens the slot called name, which is one of ours. It is nil if it is not built.
+func (b *bench) openOwnSubject(ctx context.Context, s *private.Server, name, use string) (*subject, *ours, error) {
 	i := slices.IndexFunc(slots, func(sl slot) bool { return sl.name == name })
 	if slots[i].open == nil {
 		return nil, nil, nil
@@ -112,4 +112,4 @@ func (b *bench) openOwn(ctx context.Context, s *private.Server, name, use string
 	return sub, sub.relay.(*ours), nil
 }
 
-func (o *ours) close() error { return o.publisher.Close() }
+func (o *ours) closeRelay() error { return o.publisher.Close() }

@@ -57,7 +57,7 @@ func (b *bench) producers(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.servers {
 		for _, run := range producerRuns {
-			value, err := b.producer(ctx, s, run)
+			value, err := b.measureProducer(ctx, s, run)
 			if err != nil {
 				return nil, fmt.Errorf("server %s, slot %s: %w", s.Name, run.slot, err)
 			}
@@ -69,17 +69,17 @@ func (b *bench) producers(ctx context.Context) ([]target.Target, error) {
 	return targets, nil
 }
 
-// producer returns the median of the rounds' ratios, 0 if the slot is not built.
-func (b *bench) producer(ctx context.Context, s *private.Server, run producerRun) (ratio float64, err error) {
+// measureProducer returns the median of the rounds' ratios, 0 if the slot is not built.
+func (b *bench) measureProducer(ctx context.Context, s *private.Server, run producerRun) (ratio float64, err error) {
 	use := "producer-" + string(run.way)
 	if run.real {
 		use += "-rabbitmq"
 	}
-	sub, o, err := b.openOwn(ctx, s, run.slot, use)
+	sub, o, err := b.openOwnSubject(ctx, s, run.slot, use)
 	if err != nil || sub == nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, sub.close()) }()
+	defer func() { err = errors.Join(err, sub.closeSubject()) }()
 	var pub outbox.Publisher = accepting{}
 	if run.real {
 		pub = o.publisher
@@ -88,10 +88,10 @@ func (b *bench) producer(ctx context.Context, s *private.Server, run producerRun
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, shop.close()) }()
+	defer func() { err = errors.Join(err, shop.closeShop()) }()
 	var ratios, rates []float64
 	for round := range b.rounds + 1 {
-		with, without, err := shop.round(ctx, b.slice, run.way, round%2 == 0)
+		with, without, err := shop.runRound(ctx, b.slice, run.way, round%2 == 0)
 		if err != nil {
 			return 0, err
 		}
@@ -101,11 +101,11 @@ func (b *bench) producer(ctx context.Context, s *private.Server, run producerRun
 		ratios, rates = append(ratios, with/without), append(rates, without)
 	}
 	fmt.Printf("%-24s %-6s %-10s %5.0f transactions/s, with an outbox row %.2f of that; messages behind %d\n",
-		use, s.Name, run.slot, target.Median(rates), target.Median(ratios), shop.behind)
+		use, s.Name, run.slot, target.MedianOf(rates), target.MedianOf(ratios), shop.behind)
 	for _, w := range []way{bare, run.way} {
-		fmt.Printf("%-24s %-6s %-10s %-5s %s\n", use, s.Name, run.slot, w, shop.used[w].Each(shop.orders[w]))
+		fmt.Printf("%-24s %-6s %-10s %-5s %s\n", use, s.Name, run.slot, w, shop.used[w].FormatEach(shop.orders[w]))
 	}
-	return target.Median(ratios), nil
+	return target.MedianOf(ratios), nil
 }
 
 // A shop takes orders: it has a business transaction as users write it, one round
@@ -133,33 +133,33 @@ func openShop(ctx context.Context, o *ours, pub outbox.Publisher) (_ *shop, err 
 			return nil, err
 		}
 	}
-	if err := o.tend(ctx, "VACUUM ANALYZE"); err != nil {
+	if err := o.tendTables(ctx, "VACUUM ANALYZE"); err != nil {
 		return nil, err
 	}
-	if s.pool, err = o.connect(ctx, "shop", clients); err != nil {
+	if s.pool, err = o.connectPool(ctx, "shop", clients); err != nil {
 		return nil, err
 	}
-	if s.relay, s.stopRelay, err = o.start(ctx, counted{pub, s.published}); err != nil {
+	if s.relay, s.stopRelay, err = o.startRelay(ctx, counted{pub, s.published}); err != nil {
 		s.pool.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *shop) close() error {
+func (s *shop) closeShop() error {
 	s.pool.Close()
 	return s.stopRelay()
 }
 
-// round measures one slice without and one with outbox rows. Which is first
+// runRound measures one slice without and one with outbox rows. Which is first
 // changes, since what comes later has the larger tables.
-func (s *shop) round(ctx context.Context, slice time.Duration, w way, withFirst bool) (with, without float64, err error) {
+func (s *shop) runRound(ctx context.Context, slice time.Duration, w way, withFirst bool) (with, without float64, err error) {
 	ways := []way{bare, w}
 	if withFirst {
 		ways = []way{w, bare}
 	}
 	for _, w := range ways {
-		rate, err := s.serve(ctx, slice, w)
+		rate, err := s.serveSlice(ctx, slice, w)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -168,26 +168,26 @@ func (s *shop) round(ctx context.Context, slice time.Duration, w way, withFirst 
 			continue
 		}
 		with = rate
-		if err := s.catchUp(ctx); err != nil {
+		if err := s.awaitCaughtUp(ctx); err != nil {
 			return 0, 0, err
 		}
 	}
 	return with, without, nil
 }
 
-// serve lets the clients order for a while and returns the transactions per second.
-func (s *shop) serve(ctx context.Context, slice time.Duration, w way) (float64, error) {
+// serveSlice lets the clients order for a while and returns the transactions per second.
+func (s *shop) serveSlice(ctx context.Context, slice time.Duration, w way) (float64, error) {
 	var (
 		wg     sync.WaitGroup
 		orders atomic.Int64
 		faults = make([]error, clients)
-		used   = proctime.Read()
+		used   = proctime.ReadUsage()
 		start  = time.Now()
 	)
 	for i := range clients {
 		wg.Go(func() {
 			for faults[i] == nil && time.Since(start) < slice && ctx.Err() == nil {
-				if faults[i] = s.order(ctx, w); faults[i] == nil {
+				if faults[i] = s.writeOrder(ctx, w); faults[i] == nil {
 					orders.Add(1)
 				}
 			}
@@ -195,7 +195,7 @@ func (s *shop) serve(ctx context.Context, slice time.Duration, w way) (float64, 
 	}
 	wg.Wait()
 	took := time.Since(start)
-	s.used[w] = s.used[w].Plus(proctime.Read().Since(used))
+	s.used[w] = s.used[w].AddUsage(proctime.ReadUsage().UsedSince(used))
 	s.orders[w] += int(orders.Load())
 	if w != bare {
 		s.written.Add(orders.Load())
@@ -209,8 +209,8 @@ const (
 	sqlAddOrder  = "INSERT INTO shop_order (id, item, customer, amount) VALUES ($1, $2, $3, $4)"
 )
 
-// order is the business transaction.
-func (s *shop) order(ctx context.Context, w way) error {
+// writeOrder is the business transaction.
+func (s *shop) writeOrder(ctx context.Context, w way) error {
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		item, id := 1+rand.N(stockRows), uuid.New()
 		if _, err := tx.Exec(ctx, sqlTakeStock, item); err != nil {
@@ -219,7 +219,7 @@ func (s *shop) order(ctx context.Context, w way) error {
 		if w == queued {
 			batch := &pgx.Batch{}
 			batch.Queue(sqlAddOrder, id, item, "c-17", 4200)
-			if err := s.ours.writer.Queue(ctx, batch, s.ours.message(id.String())); err != nil {
+			if err := s.ours.writer.Queue(ctx, batch, s.ours.outboxMessage(id.String())); err != nil {
 				return err
 			}
 			return tx.SendBatch(ctx, batch).Close()
@@ -228,7 +228,7 @@ func (s *shop) order(ctx context.Context, w way) error {
 		if err != nil || w == bare {
 			return err
 		}
-		return s.ours.writer.Write(ctx, tx, s.ours.message(id.String()))
+		return s.ours.writer.Write(ctx, tx, s.ours.outboxMessage(id.String()))
 	})
 	if err == nil && w != bare {
 		s.relay.Wake()
@@ -236,9 +236,9 @@ func (s *shop) order(ctx context.Context, w way) error {
 	return err
 }
 
-// catchUp waits until the relay has published everything and empties the queue,
+// awaitCaughtUp waits until the relay has published everything and empties the queue,
 // so that the next slice has the machine to itself.
-func (s *shop) catchUp(ctx context.Context) error {
+func (s *shop) awaitCaughtUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, catchUp)
 	defer cancel()
 	for s.published.count.Load() < s.written.Load() {
@@ -246,5 +246,5 @@ func (s *shop) catchUp(ctx context.Context) error {
 			return fmt.Errorf("published are %d of %d messages: %w", s.published.count.Load(), s.written.Load(), err)
 		}
 	}
-	return s.ours.queue.Purge()
+	return s.ours.queue.PurgeQueue()
 }

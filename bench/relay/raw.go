@@ -29,7 +29,7 @@ func publishing(topic, id string, body []byte) amqp.Publishing {
 
 // dialPeer opens a connection for a slot that uses the client library itself.
 func dialPeer(p *place) (*amqp.Connection, error) {
-	conn, err := p.queue.Broker.Dial()
+	conn, err := p.queue.Broker.DialConnection()
 	if err != nil {
 		return nil, fmt.Errorf("slot %s: %w", p.name, err)
 	}
@@ -45,7 +45,7 @@ type raw struct {
 	sender *private.Sender
 }
 
-func openRaw(_ context.Context, p *place) (relay, error) {
+func openRawRelay(_ context.Context, p *place) (relay, error) {
 	conn, err := dialPeer(p)
 	if err != nil {
 		return nil, err
@@ -54,20 +54,20 @@ func openRaw(_ context.Context, p *place) (relay, error) {
 	return &raw{conn: conn, topic: p.queue.Topic, sender: s}, err
 }
 
-// store and clear have nothing to do.
-func (r *raw) store(context.Context, pgx.Tx, int) error { return nil }
-func (r *raw) clear(context.Context) error              { return nil }
+// storeMessages and clear have nothing to do.
+func (r *raw) storeMessages(context.Context, pgx.Tx, int) error { return nil }
+func (r *raw) clearPublished(context.Context) error             { return nil }
 
-func (r *raw) run(ctx context.Context, c *counter) error {
+func (r *raw) publishAll(ctx context.Context, c *counter) error {
 	var unconfirmed [rawWindow]*amqp.DeferredConfirmation
 	for i := range int(c.want) + rawWindow {
 		slot := i % rawWindow
 		if oldest := unconfirmed[slot]; oldest != nil {
-			if err := r.sender.Confirm(ctx, oldest); err != nil {
+			if err := r.sender.AwaitConfirm(ctx, oldest); err != nil {
 				return err
 			}
 			unconfirmed[slot] = nil
-			c.add(1)
+			c.addConfirmed(1)
 		}
 		if i >= int(c.want) {
 			continue
@@ -80,7 +80,7 @@ func (r *raw) run(ctx context.Context, c *counter) error {
 	return nil
 }
 
-func (r *raw) close() error {
+func (r *raw) closeRelay() error {
 	r.sender.Close()
-	return private.Hangup(r.conn)
+	return private.CloseConnection(r.conn)
 }

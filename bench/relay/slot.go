@@ -30,13 +30,13 @@ var payload = []byte(`{"pad":"` + strings.Repeat("x", payloadSize-len(`{"pad":""
 
 // A relay is a way from a table to the broker.
 type relay interface {
-	// store stores n messages in tx, for [relay.run] to publish.
-	store(ctx context.Context, tx pgx.Tx, n int) error
+	// store stores n messages in tx, for [relay.publishAll] to publish.
+	storeMessages(ctx context.Context, tx pgx.Tx, n int) error
 	// clear forgets all that was published.
-	clear(ctx context.Context) error
+	clearPublished(ctx context.Context) error
 	// run publishes until ctx ends, and counts in c what the broker confirmed.
-	run(ctx context.Context, c *counter) error
-	close() error
+	publishAll(ctx context.Context, c *counter) error
+	closeRelay() error
 }
 
 // A slot is a relay to be compared. The order is that of a round: what is held
@@ -47,9 +47,9 @@ type slot struct {
 }
 
 var slots = []slot{
-	{"raw", openRaw},
-	{"ours-log", openOurs(outbox.RelayOptions{})},
-	{"ours-table", openOurs(outbox.RelayOptions{Log: outbox.LogTable})},
+	{"raw", openRawRelay},
+	{"ours-log", openOurRelay(outbox.RelayOptions{})},
+	{"ours-table", openOurRelay(outbox.RelayOptions{Log: outbox.LogTable})},
 	{"river-style", openClaims},
 	{"forwarder-pool1", openForwarder(1)},
 	{"forwarder-default", openForwarder(0)},
@@ -65,29 +65,29 @@ type place struct {
 	relays *pgxpool.Pool // of the relay, so that its sessions can be told apart
 }
 
-// newPlace makes the place called name on s, with an empty schema.
-func (b *bench) newPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
+// createPlace makes the place called name on s, with an empty schema.
+func (b *bench) createPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
 	p := &place{name: name, server: s, schema: "bench_" + strings.ReplaceAll(name, "-", "_")}
 	defer func() {
 		if err != nil {
-			p.close()
+			p.closePlace()
 		}
 	}()
-	if p.queue, err = b.broker.Declare(ctx, s.Name+"."+name); err != nil {
+	if p.queue, err = b.broker.DeclareQueue(ctx, s.Name+"."+name); err != nil {
 		return nil, err
 	}
-	if p.pool, err = p.connect(ctx, "writer", poolSize); err != nil {
+	if p.pool, err = p.connectPool(ctx, "writer", poolSize); err != nil {
 		return nil, err
 	}
-	if p.relays, err = p.connect(ctx, "relay", poolSize); err != nil {
+	if p.relays, err = p.connectPool(ctx, "relay", poolSize); err != nil {
 		return nil, err
 	}
 	_, err = p.pool.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+p.schema)
 	return p, err
 }
 
-// connect opens a pool whose sessions are called after role and place.
-func (p *place) connect(ctx context.Context, role string, size int32) (*pgxpool.Pool, error) {
+// connectPool opens a pool whose sessions are called after role and place.
+func (p *place) connectPool(ctx context.Context, role string, size int32) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(p.server.URL)
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (p *place) connect(ctx context.Context, role string, size int32) (*pgxpool.
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-func (p *place) close() {
+func (p *place) closePlace() {
 	for _, pool := range []*pgxpool.Pool{p.pool, p.relays} {
 		if pool != nil {
 			pool.Close()
@@ -106,9 +106,9 @@ func (p *place) close() {
 	}
 }
 
-// tend runs a maintenance command on every table of the place: what autovacuum
+// tendTables runs a maintenance command on every table of the place: what autovacuum
 // would have come round to in a longer life than a slice's.
-func (p *place) tend(ctx context.Context, command string) error {
+func (p *place) tendTables(ctx context.Context, command string) error {
 	rows, _ := p.pool.Query(ctx, "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname = $1", p.schema)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err == nil && len(tables) > 0 {
@@ -130,27 +130,27 @@ type subject struct {
 // newSubject opens sl on s. use tells its tables and its queue from those that
 // another part has had for it.
 func (b *bench) newSubject(ctx context.Context, s *private.Server, sl slot, use string) (*subject, error) {
-	p, err := b.newPlace(ctx, s, use+"-"+sl.name)
+	p, err := b.createPlace(ctx, s, use+"-"+sl.name)
 	if err != nil {
 		return nil, err
 	}
 	r, err := sl.open(ctx, p)
 	if err != nil {
-		p.close()
+		p.closePlace()
 		return nil, err
 	}
 	return &subject{place: p, slot: sl.name, relay: r}, nil
 }
 
-func (s *subject) close() error {
-	defer s.place.close()
-	return s.relay.close()
+func (s *subject) closeSubject() error {
+	defer s.place.closePlace()
+	return s.relay.closeRelay()
 }
 
-// fill makes a backlog of n messages, on tables without the dead rows of the
+// fillOutbox makes a backlog of n messages, on tables without the dead rows of the
 // slice before and with the statistics that plans depend on.
-func (s *subject) fill(ctx context.Context, n int) error {
-	if err := errors.Join(s.relay.clear(ctx), s.queue.Purge(), s.tend(ctx, "VACUUM")); err != nil {
+func (s *subject) fillOutbox(ctx context.Context, n int) error {
+	if err := errors.Join(s.relay.clearPublished(ctx), s.queue.PurgeQueue(), s.tendTables(ctx, "VACUUM")); err != nil {
 		return err
 	}
 	var (
@@ -166,7 +166,7 @@ func (s *subject) fill(ctx context.Context, n int) error {
 					return
 				}
 				faults[i] = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-					return s.relay.store(ctx, tx, min(storeBatch, n-first))
+					return s.relay.storeMessages(ctx, tx, min(storeBatch, n-first))
 				})
 			}
 		})
@@ -175,13 +175,13 @@ func (s *subject) fill(ctx context.Context, n int) error {
 	if err := errors.Join(faults...); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
-	return s.tend(ctx, "ANALYZE")
+	return s.tendTables(ctx, "ANALYZE")
 }
 
-// drain stores n messages and returns how long it took from the relay's start
+// drainOutbox stores n messages and returns how long it took from the relay's start
 // until the broker had confirmed all of them.
-func (s *subject) drain(ctx context.Context, n int) (took time.Duration, err error) {
-	if err := s.fill(ctx, n); err != nil {
+func (s *subject) drainOutbox(ctx context.Context, n int) (took time.Duration, err error) {
+	if err := s.fillOutbox(ctx, n); err != nil {
 		return 0, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
@@ -192,20 +192,20 @@ func (s *subject) drain(ctx context.Context, n int) (took time.Duration, err err
 		wg    sync.WaitGroup
 		fault error
 		c     = newCounter(n)
-		used  = proctime.Read()
+		used  = proctime.ReadUsage()
 		start = time.Now()
 	)
 	wg.Go(func() {
 		defer stop() // nothing more is to be waited for
-		fault = s.relay.run(work, c)
+		fault = s.relay.publishAll(work, c)
 	})
-	err = c.wait(work)
+	err = c.waitUntilAll(work)
 	took = time.Since(start)
-	s.used, s.drained = s.used.Plus(proctime.Read().Since(used)), s.drained+n
+	s.used, s.drained = s.used.AddUsage(proctime.ReadUsage().UsedSince(used)), s.drained+n
 	stop()
 	wg.Wait()
 	if err := errors.Join(fault, err); err != nil {
 		return 0, err
 	}
-	return took, s.queue.Check(ctx, n)
+	return took, s.queue.CheckDepth(ctx, n)
 }

@@ -52,16 +52,16 @@ func openChoreographed(s style) func(context.Context, *place) (way, error) {
 		if c.publisher, err = rabbitmq.NewPublisher(p.config, nil); err != nil {
 			return nil, err
 		}
-		if c.writer, err = outbox.NewWriter(&outbox.WriterOptions{Schema: p.schema(serviceOrder)}); err != nil {
+		if c.writer, err = outbox.NewWriter(&outbox.WriterOptions{Schema: p.schemaName(serviceOrder)}); err != nil {
 			return nil, err
 		}
 		for _, service := range services {
-			if err := migrations.Up(ctx, p.server.URL, p.schema(service)); err != nil {
-				return nil, errors.Join(err, c.close())
+			if err := migrations.Up(ctx, p.server.URL, p.schemaName(service)); err != nil {
+				return nil, errors.Join(err, c.closeWay())
 			}
-			pool, err := p.connect(ctx, oursConns, p.schema(service))
+			pool, err := p.connectPool(ctx, oursConns, p.schemaName(service))
 			if err != nil {
-				return nil, errors.Join(err, c.close())
+				return nil, errors.Join(err, c.closeWay())
 			}
 			c.nodes[service] = &node{service: service, pool: pool}
 		}
@@ -69,26 +69,28 @@ func openChoreographed(s style) func(context.Context, *place) (way, error) {
 	}
 }
 
-func (c *choreographed) close() error {
+func (c *choreographed) closeWay() error {
 	for _, n := range c.nodes {
 		n.pool.Close()
 	}
 	return c.publisher.Close()
 }
 
-func (c *choreographed) clear(ctx context.Context) error { return c.truncate(ctx, "inbox", "parked") }
-
-func (c *choreographed) check(ctx context.Context, n int) error {
-	counts := append(c.each("inbox", n), c.handled("inbox", "(h.key, h.step, h.state) = (e.order_id::text, '%s', 'done')", n)...)
-	return c.place.check(ctx, n, append(counts, c.each("parked", 0)...)...)
+func (c *choreographed) clearSagas(ctx context.Context) error {
+	return c.truncateTables(ctx, "inbox", "parked")
 }
 
-// start writes the order and the message that begins the saga: in a transaction as
+func (c *choreographed) checkEffects(ctx context.Context, n int) error {
+	counts := append(c.countsEach("inbox", n), c.countsHandled("inbox", "(h.key, h.step, h.state) = (e.order_id::text, '%s', 'done')", n)...)
+	return c.place.checkCounts(ctx, n, append(counts, c.countsEach("parked", 0)...)...)
+}
+
+// startSaga writes the order and the message that begins the saga: in a transaction as
 // people write it, or in one round trip, of which pgx makes a transaction as well.
-func (c *choreographed) start(ctx context.Context, o *order) error {
+func (c *choreographed) startSaga(ctx context.Context, o *order) error {
 	batch := &pgx.Batch{}
 	batch.Queue(placement.sql, placement.values(o)...)
-	err := c.writer.Queue(ctx, batch, outbox.Message{Topic: c.topic(orderCreated), Scope: scope, Key: o.OrderID, Step: stepPay, Payload: o.payload()})
+	err := c.writer.Queue(ctx, batch, outbox.Message{Topic: c.topicName(orderCreated), Scope: scope, Key: o.OrderID, Step: stepPay, Payload: o.payload()})
 	if err != nil {
 		return err
 	}
@@ -109,20 +111,20 @@ type runner interface {
 	Run(ctx context.Context) error
 }
 
-// run lets every service's relay and consumer work until stop is called.
-func (c *choreographed) run(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
-	return c.serve(ctx, fail, func(n *node, st step) (runner, error) {
-		options := &consumer.Options{Schema: c.schema(n.service), Wake: n.relay.Wake}
+// runServices lets every service's relay and consumer work until stop is called.
+func (c *choreographed) runServices(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
+	return c.serveNodes(ctx, fail, func(n *node, st step) (runner, error) {
+		options := &consumer.Options{Schema: c.schemaName(n.service), Wake: n.relay.Wake}
 		if st.follows == "" {
 			options.Observer = finish(done)
 		}
-		one := consumer.Step{Name: st.name, Action: consumer.On(c.topic(st.topic), c.handler(st))}
+		one := consumer.Step{Name: st.name, Action: consumer.On(c.topicName(st.topic), c.stepHandler(st))}
 		return consumer.New(n.pool, n.sub, []consumer.Step{one}, options)
 	})
 }
 
-// serve runs a relay for each service, and what build makes for it.
-func (c *choreographed) serve(ctx context.Context, fail func(error), build func(*node, step) (runner, error)) (func() error, error) {
+// serveNodes runs a relay for each service, and what build makes for it.
+func (c *choreographed) serveNodes(ctx context.Context, fail func(error), build func(*node, step) (runner, error)) (func() error, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	stop := func() error {
@@ -155,7 +157,7 @@ func (c *choreographed) serve(ctx context.Context, fail func(error), build func(
 
 // connectNode gives n a relay, a subscriber, and what build makes of them.
 func (c *choreographed) connectNode(n *node, st step, build func(*node, step) (runner, error)) (_ runner, err error) {
-	if n.relay, err = outbox.NewRelay(n.pool, c.publisher, &outbox.RelayOptions{Schema: c.schema(n.service)}); err != nil {
+	if n.relay, err = outbox.NewRelay(n.pool, c.publisher, &outbox.RelayOptions{Schema: c.schemaName(n.service)}); err != nil {
 		return nil, err
 	}
 	if n.sub, err = rabbitmq.NewSubscriber(c.config, nil); err != nil {
@@ -164,7 +166,7 @@ func (c *choreographed) connectNode(n *node, st step, build func(*node, step) (r
 	return build(n, st)
 }
 
-func (c *choreographed) handler(st step) consumer.Handler[order] {
+func (c *choreographed) stepHandler(st step) consumer.Handler[order] {
 	return func(ctx context.Context, tx pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
 		if c.style == insertQueued {
 			in.Queue(st.effect.sql, st.effect.values(&in.Body)...)
@@ -172,7 +174,7 @@ func (c *choreographed) handler(st step) consumer.Handler[order] {
 			return err
 		}
 		if st.follows != "" {
-			emit(outbox.Message{Topic: c.topic(st.follows), Step: st.after, Payload: in.Payload})
+			emit(outbox.Message{Topic: c.topicName(st.follows), Step: st.after, Payload: in.Payload})
 		}
 		return nil
 	}

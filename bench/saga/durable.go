@@ -37,32 +37,32 @@ func openDurable(conns int) func(context.Context, *place) (way, error) {
 		d := &durable{place: p, conns: conns}
 		var schemas []string
 		for _, service := range services {
-			schemas = append(schemas, p.schema(service))
+			schemas = append(schemas, p.schemaName(service))
 		}
-		if d.pool, err = p.connect(ctx, dbosOwn, schemas...); err != nil {
+		if d.pool, err = p.connectPool(ctx, dbosOwn, schemas...); err != nil {
 			return nil, err
 		}
-		system, err := p.connect(ctx, conns, d.system())
+		system, err := p.connectPool(ctx, conns, d.systemSchema())
 		if err == nil {
 			d.dbos, err = dbos.NewDBOSContext(ctx, dbos.Config{
-				AppName: "saga", SystemDBPool: system, DatabaseSchema: d.system(), ApplicationVersion: "1", Logger: slog.New(slog.DiscardHandler),
+				AppName: "saga", SystemDBPool: system, DatabaseSchema: d.systemSchema(), ApplicationVersion: "1", Logger: slog.New(slog.DiscardHandler),
 			})
 		}
 		if err == nil {
-			dbos.RegisterWorkflow(d.dbos, d.saga)
+			dbos.RegisterWorkflow(d.dbos, d.runWorkflow)
 			err = dbos.Launch(d.dbos)
 		}
 		if err != nil {
-			return nil, errors.Join(err, d.close())
+			return nil, errors.Join(err, d.closeWay())
 		}
 		return d, nil
 	}
 }
 
-// system is the schema with the workflows.
-func (d *durable) system() string { return d.schema("dbos") }
+// systemSchema is the schema with the workflows.
+func (d *durable) systemSchema() string { return d.schemaName("dbos") }
 
-func (d *durable) close() error {
+func (d *durable) closeWay() error {
 	d.await.Wait()
 	if d.dbos != nil {
 		dbos.Shutdown(d.dbos, dbosEnd) // and its pool
@@ -71,17 +71,17 @@ func (d *durable) close() error {
 	return nil
 }
 
-func (d *durable) clear(ctx context.Context) error {
-	_, err := d.all.Exec(ctx, "TRUNCATE "+d.system()+".workflow_status CASCADE") // what is in the others belongs to a workflow
-	return errors.Join(err, d.truncate(ctx))
+func (d *durable) clearSagas(ctx context.Context) error {
+	_, err := d.all.Exec(ctx, "TRUNCATE "+d.systemSchema()+".workflow_status CASCADE") // what is in the others belongs to a workflow
+	return errors.Join(err, d.truncateTables(ctx))
 }
 
-func (d *durable) check(ctx context.Context, n int) error {
-	return d.place.check(ctx, n, count{d.system() + ".workflow_status WHERE status = 'SUCCESS'", n}, count{d.system() + ".operation_outputs", n * len(steps)})
+func (d *durable) checkEffects(ctx context.Context, n int) error {
+	return d.place.checkCounts(ctx, n, count{d.systemSchema() + ".workflow_status WHERE status = 'SUCCESS'", n}, count{d.systemSchema() + ".operation_outputs", n * len(steps)})
 }
 
-// run has nothing to begin: workflows run where they are started.
-func (d *durable) run(_ context.Context, done func(string), fail func(error)) (func() error, error) {
+// runServices has nothing to begin: workflows run where they are started.
+func (d *durable) runServices(_ context.Context, done func(string), fail func(error)) (func() error, error) {
 	d.done, d.fail = done, fail
 	return func() error {
 		d.await.Wait()
@@ -89,8 +89,8 @@ func (d *durable) run(_ context.Context, done func(string), fail func(error)) (f
 	}, nil
 }
 
-// saga is the workflow.
-func (d *durable) saga(ctx dbos.DBOSContext, o order) (string, error) {
+// runWorkflow is the workflow.
+func (d *durable) runWorkflow(ctx dbos.DBOSContext, o order) (string, error) {
 	for _, st := range steps {
 		_, err := dbos.RunAsStep(ctx, func(ctx context.Context) (string, error) {
 			_, err := d.pool.Exec(ctx, st.effect.sql+" ON CONFLICT DO NOTHING", st.effect.values(&o)...)
@@ -103,13 +103,13 @@ func (d *durable) saga(ctx dbos.DBOSContext, o order) (string, error) {
 	return "", nil
 }
 
-// start places the order, and then begins the workflow under its id. Should the
+// startSaga places the order, and then begins the workflow under its id. Should the
 // process die in between, the client asks again.
-func (d *durable) start(ctx context.Context, o *order) error {
+func (d *durable) startSaga(ctx context.Context, o *order) error {
 	if _, err := d.pool.Exec(ctx, placement.sql+" ON CONFLICT DO NOTHING", placement.values(o)...); err != nil {
 		return err
 	}
-	handle, err := dbos.RunWorkflow(d.dbos, d.saga, *o, dbos.WithWorkflowID(o.OrderID))
+	handle, err := dbos.RunWorkflow(d.dbos, d.runWorkflow, *o, dbos.WithWorkflowID(o.OrderID))
 	if err != nil {
 		return err
 	}

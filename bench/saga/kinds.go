@@ -40,8 +40,8 @@ func kindNames() []string {
 	return names
 }
 
-// pick returns the kinds of those names, in their own order.
-func pick(names []string) (picked []kind, err error) {
+// pickKinds returns the kinds of those names, in their own order.
+func pickKinds(names []string) (picked []kind, err error) {
 	for _, name := range names {
 		if !slices.Contains(kindNames(), name) {
 			return nil, fmt.Errorf("there is no kind %q", name)

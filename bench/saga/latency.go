@@ -17,56 +17,56 @@ const (
 	latencyInFlight = 100_000
 )
 
-// latency measures the time from start to completion, at two rates: half of the
+// measureLatency measures the time from start to completion, at two rates: half of the
 // capacity of the slowest kind, which all of them bear, and half of its own.
-func (b *bench) latency(ctx context.Context, server *private.Server, subjects []*subject) error {
+func (b *bench) measureLatency(ctx context.Context, server *private.Server, subjects []*subject) error {
 	least := math.Inf(1)
 	for _, s := range subjects {
-		if err := s.capacity(ctx, b.slice); err != nil {
+		if err := s.measureCapacity(ctx, b.slice); err != nil {
 			return err
 		}
-		least = min(least, target.Median(s.rates))
+		least = min(least, target.MedianOf(s.rates))
 	}
 	for _, s := range subjects {
-		own := target.Median(s.rates)
-		if err := s.spread(ctx, least*latencyLoad, b.slice, "half of the slowest's capacity"); err != nil {
+		own := target.MedianOf(s.rates)
+		if err := s.measureSpread(ctx, least*latencyLoad, b.slice, "half of the slowest's capacity"); err != nil {
 			return err
 		}
 		if own == least {
 			continue
 		}
-		if err := s.spread(ctx, own*latencyLoad, b.slice, "half of its own capacity"); err != nil {
+		if err := s.measureSpread(ctx, own*latencyLoad, b.slice, "half of its own capacity"); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// capacity finds the rate out, if nobody has.
-func (s *subject) capacity(ctx context.Context, slice time.Duration) error {
+// measureCapacity finds the rate out, if nobody has.
+func (s *subject) measureCapacity(ctx context.Context, slice time.Duration) error {
 	if len(s.rates) > 0 {
 		return nil
 	}
 	for range 2 { // the first warms up
-		o, err := s.measure(ctx, s.sagas, s.inFlight, saturate)
+		o, err := s.measureSlice(ctx, s.sagas, s.inFlight, offerSaturating)
 		if err != nil {
 			return err
 		}
-		s.rates = []float64{o.rate()}
-		s.next(o.rate(), slice)
+		s.rates = []float64{o.sagaRate()}
+		s.sizeNextSlice(o.sagaRate(), slice)
 	}
 	return nil
 }
 
-// spread prints how long sagas take at a rate.
-func (s *subject) spread(ctx context.Context, rate float64, slice time.Duration, what string) error {
-	o, err := s.measure(ctx, max(int(rate*latencyLength*slice.Seconds()), minSagas), latencyInFlight, paced(rate))
+// measureSpread prints how long sagas take at a rate.
+func (s *subject) measureSpread(ctx context.Context, rate float64, slice time.Duration, what string) error {
+	o, err := s.measureSlice(ctx, max(int(rate*latencyLength*slice.Seconds()), minSagas), latencyInFlight, offerPaced(rate))
 	if err != nil {
 		return err
 	}
 	steady := o.each[int(latencyWarm*float64(len(o.each))):]
 	at := func(p float64) float64 { return target.Milliseconds(target.Percentile(steady, p)) }
 	fmt.Printf("latency %-6s %-20s at %5.0f sagas/s, %-30s p50 %6.1f, p99 %6.1f, worst %6.1f ms; %s\n",
-		s.server.Name, s.name, rate, what+":", at(0.5), at(0.99), at(1), o.used.Each(o.sagas))
+		s.server.Name, s.name, rate, what+":", at(0.5), at(0.99), at(1), o.used.FormatEach(o.sagas))
 	return nil
 }

@@ -26,8 +26,8 @@ func newLedger(want, inFlight int) *ledger {
 	}
 }
 
-// begin notes a saga whose clock starts at due, once there is a slot for it.
-func (l *ledger) begin(ctx context.Context, id string, due time.Time) error {
+// beginSaga notes a saga whose clock starts at due, once there is a slot for it.
+func (l *ledger) beginSaga(ctx context.Context, id string, due time.Time) error {
 	select {
 	case l.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -49,7 +49,7 @@ func (l *ledger) completed(id string) {
 	defer l.mu.Unlock()
 	begun, ok := l.begun[id]
 	if !ok {
-		l.fail(fmt.Errorf("order %s was completed, but not under way", id))
+		l.reportFailure(fmt.Errorf("order %s was completed, but not under way", id))
 		return
 	}
 	delete(l.begun, id)
@@ -60,16 +60,16 @@ func (l *ledger) completed(id string) {
 	}
 }
 
-// fail reports err, if it is the first.
-func (l *ledger) fail(err error) {
+// reportFailure reports err, if it is the first.
+func (l *ledger) reportFailure(err error) {
 	select {
 	case l.failed <- err:
 	default:
 	}
 }
 
-// wait waits for as many sagas as wanted.
-func (l *ledger) wait(ctx context.Context) (err error) {
+// waitUntilDone waits for as many sagas as wanted.
+func (l *ledger) waitUntilDone(ctx context.Context) (err error) {
 	select {
 	case <-l.all:
 		return nil

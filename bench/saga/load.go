@@ -11,16 +11,16 @@ import (
 // clients start sagas at once. What they do is a request each.
 const clients = 32
 
-// saturate starts the sagas as fast as the clients can and the ledger has slots.
-func saturate(ctx context.Context, w way, l *ledger, n int) error {
+// offerSaturating starts the sagas as fast as the clients can and the ledger has slots.
+func offerSaturating(ctx context.Context, w way, l *ledger, n int) error {
 	var begun atomic.Int64
-	return each(func() error {
+	return forEachClient(func() error {
 		for begun.Add(1) <= int64(n) {
-			o := newOrder()
-			if err := l.begin(ctx, o.OrderID, time.Time{}); err != nil {
+			o := randomOrder()
+			if err := l.beginSaga(ctx, o.OrderID, time.Time{}); err != nil {
 				return err
 			}
-			if err := w.start(ctx, o); err != nil {
+			if err := w.startSaga(ctx, o); err != nil {
 				return err
 			}
 		}
@@ -28,10 +28,10 @@ func saturate(ctx context.Context, w way, l *ledger, n int) error {
 	})
 }
 
-// paced returns a load of so many sagas a second, evenly spaced. The rate does not
+// offerPaced returns a load of so many sagas a second, evenly spaced. The rate does not
 // depend on how the sagas get on, and the clock of one starts when it is due, not
 // when a client has time for it.
-func paced(rate float64) load {
+func offerPaced(rate float64) load {
 	return func(ctx context.Context, w way, l *ledger, n int) error {
 		due := make(chan time.Time, n)
 		var dispatch sync.WaitGroup
@@ -45,13 +45,13 @@ func paced(rate float64) load {
 			}
 		})
 		defer dispatch.Wait()
-		return each(func() error {
+		return forEachClient(func() error {
 			for at := range due {
-				o := newOrder()
-				if err := l.begin(ctx, o.OrderID, at); err != nil {
+				o := randomOrder()
+				if err := l.beginSaga(ctx, o.OrderID, at); err != nil {
 					return err
 				}
-				if err := w.start(ctx, o); err != nil {
+				if err := w.startSaga(ctx, o); err != nil {
 					return err
 				}
 			}
@@ -60,8 +60,8 @@ func paced(rate float64) load {
 	}
 }
 
-// each runs f for each client.
-func each(f func() error) error {
+// forEachClient runs f for each client.
+func forEachClient(f func() error) error {
 	var wg sync.WaitGroup
 	faults := make([]error, clients)
 	for i := range faults {

@@ -41,7 +41,7 @@ type part struct {
 // The order matters: a load is a share of the capacity that was measured.
 var parts = []part{
 	{"throughput", (*bench).throughput},
-	{"latency", (*bench).latency},
+	{"latency", (*bench).measureLatency},
 }
 
 func main() {
@@ -57,29 +57,29 @@ func main() {
 	which := flag.String("kinds", strings.Join(kindNames(), ","), "what is compared")
 	on := flag.String("servers", "native,slow", "on which servers")
 	flag.Parse()
-	defer profile.Start(*cpu)()
+	defer profile.StartProfile(*cpu)()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := b.run(ctx, strings.Split(*list, ","), strings.Split(*which, ","), strings.Split(*on, ",")); err != nil {
+	if err := b.runSections(ctx, strings.Split(*list, ","), strings.Split(*which, ","), strings.Split(*on, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-// run measures the parts named, on private servers: others' load would be part
+// runSections measures the parts named, on private servers: others' load would be part
 // of every figure.
-func (b *bench) run(ctx context.Context, names, which, on []string) (err error) {
+func (b *bench) runSections(ctx context.Context, names, which, on []string) (err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
 			return fmt.Errorf("there is no part %q", name)
 		}
 	}
-	if b.kinds, err = pick(which); err != nil {
+	if b.kinds, err = pickKinds(which); err != nil {
 		return err
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	servers, err := private.Start(ctx, settings...)
+	servers, err := private.StartServers(ctx, settings...)
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (b *bench) run(ctx context.Context, names, which, on []string) (err error) 
 		if !slices.Contains(on, s.Name) {
 			continue
 		}
-		some, err := b.server(ctx, s, names)
+		some, err := b.measureOnServer(ctx, s, names)
 		if err != nil {
 			return fmt.Errorf("server %s: %w", s.Name, err)
 		}
@@ -103,10 +103,10 @@ func (b *bench) run(ctx context.Context, names, which, on []string) (err error) 
 	return nil
 }
 
-// server measures the parts named on s.
-func (b *bench) server(ctx context.Context, s *private.Server, names []string) (targets []target.Target, err error) {
+// measureOnServer measures the parts named on s.
+func (b *bench) measureOnServer(ctx context.Context, s *private.Server, names []string) (targets []target.Target, err error) {
 	subjects, err := b.newSubjects(ctx, s)
-	defer func() { err = errors.Join(err, closeAll(subjects)) }()
+	defer func() { err = errors.Join(err, closeSubjects(subjects)) }()
 	if err != nil {
 		return nil, err
 	}
@@ -118,5 +118,5 @@ func (b *bench) server(ctx context.Context, s *private.Server, names []string) (
 			return nil, fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
-	return b.compare(s, subjects), nil
+	return b.compareSubjects(s, subjects), nil
 }

@@ -27,27 +27,27 @@ func openOrchestrated(style style) func(context.Context, *place) (way, error) {
 			return nil, err
 		}
 		o := &orchestrated{choreographed: inner.(*choreographed)}
-		if err := o.define(); err != nil {
-			return nil, errors.Join(err, o.close())
+		if err := o.defineSaga(); err != nil {
+			return nil, errors.Join(err, o.closeWay())
 		}
 		return o, nil
 	}
 }
 
-func (o *orchestrated) define() (err error) {
+func (o *orchestrated) defineSaga() (err error) {
 	body := func(s *order) order { return *s }
-	o.plan, err = saga.Define(o.saga(), 1,
-		saga.Step[order]{Name: stepPay, Do: saga.Remote[order, order, any](o.topic(orderCreated), body, nil)},
-		saga.Step[order]{Name: stepShip, Do: saga.Remote[order, order, any](o.topic(paymentProcessed), body, nil)},
-		saga.Step[order]{Name: stepComplete, Do: saga.Local(o.complete)},
+	o.plan, err = saga.Define(o.sagaName(), 1,
+		saga.Step[order]{Name: stepPay, Do: saga.Remote[order, order, any](o.topicName(orderCreated), body, nil)},
+		saga.Step[order]{Name: stepShip, Do: saga.Remote[order, order, any](o.topicName(paymentProcessed), body, nil)},
+		saga.Step[order]{Name: stepComplete, Do: saga.Local(o.completeSaga)},
 	)
 	if err == nil {
-		o.starter, err = saga.NewStarter(o.plan, &saga.StarterOptions{Schema: o.schema(serviceOrder)})
+		o.starter, err = saga.NewStarter(o.plan, &saga.StarterOptions{Schema: o.schemaName(serviceOrder)})
 	}
 	return err
 }
 
-func (o *orchestrated) complete(ctx context.Context, tx pgx.Tx, turn saga.Turn, s *order) (err error) {
+func (o *orchestrated) completeSaga(ctx context.Context, tx pgx.Tx, turn saga.Turn, s *order) (err error) {
 	if o.style == insertQueued {
 		turn.Queue(completion.sql, completion.values(s)...)
 	} else {
@@ -56,17 +56,17 @@ func (o *orchestrated) complete(ctx context.Context, tx pgx.Tx, turn saga.Turn, 
 	return err
 }
 
-func (o *orchestrated) clear(ctx context.Context) error {
-	return o.truncate(ctx, "inbox", "parked", "saga")
+func (o *orchestrated) clearSagas(ctx context.Context) error {
+	return o.truncateTables(ctx, "inbox", "parked", "saga")
 }
 
-func (o *orchestrated) check(ctx context.Context, n int) error {
-	return o.place.check(ctx, n,
-		count{o.schema(servicePayment) + ".inbox WHERE state = 'done'", n}, count{o.schema(serviceShipping) + ".inbox WHERE state = 'done'", n},
-		count{o.schema(serviceOrder) + ".inbox WHERE state = 'done'", 2 * n}, count{o.schema(serviceOrder) + ".saga WHERE status = 'completed'", n})
+func (o *orchestrated) checkEffects(ctx context.Context, n int) error {
+	return o.place.checkCounts(ctx, n,
+		count{o.schemaName(servicePayment) + ".inbox WHERE state = 'done'", n}, count{o.schemaName(serviceShipping) + ".inbox WHERE state = 'done'", n},
+		count{o.schemaName(serviceOrder) + ".inbox WHERE state = 'done'", 2 * n}, count{o.schemaName(serviceOrder) + ".saga WHERE status = 'completed'", n})
 }
 
-func (o *orchestrated) start(ctx context.Context, one *order) error {
+func (o *orchestrated) startSaga(ctx context.Context, one *order) error {
 	n := o.nodes[serviceOrder]
 	if o.style == insertQueued {
 		batch := &pgx.Batch{}
@@ -91,25 +91,25 @@ func (o *orchestrated) start(ctx context.Context, one *order) error {
 	return err
 }
 
-// run lets every service's relay and consumer work until stop is called.
-func (o *orchestrated) run(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
-	return o.choreographed.serve(ctx, fail, func(n *node, st step) (runner, error) {
+// runServices lets every service's relay and consumer work until stop is called.
+func (o *orchestrated) runServices(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
+	return o.choreographed.serveNodes(ctx, fail, func(n *node, st step) (runner, error) {
 		if st.follows == "" {
 			return o.orchestrator(n, done)
 		}
-		one := saga.Participant(consumer.Step{Name: st.name, Action: saga.On(o.topic(st.topic), o.insert(st))})
-		return consumer.New(n.pool, n.sub, []consumer.Step{one}, &consumer.Options{Schema: o.schema(n.service), Wake: n.relay.Wake})
+		one := saga.Participant(consumer.Step{Name: st.name, Action: saga.On(o.topicName(st.topic), o.insertHandler(st))})
+		return consumer.New(n.pool, n.sub, []consumer.Step{one}, &consumer.Options{Schema: o.schemaName(n.service), Wake: n.relay.Wake})
 	})
 }
 
 func (o *orchestrated) orchestrator(n *node, done func(string)) (runner, error) {
 	return saga.NewOrchestrator(n.pool, n.sub, []saga.Plan{o.plan}, &saga.Options{
-		Schema: o.schema(n.service), Wake: n.relay.Wake, Consumer: consumer.Options{Observer: second(done)},
+		Schema: o.schemaName(n.service), Wake: n.relay.Wake, Consumer: consumer.Options{Observer: observeSecond(done)},
 	})
 }
 
-// insert is the handler of a participant.
-func (o *orchestrated) insert(st step) saga.Handler[order, struct{}] {
+// insertHandler is the handler of a participant.
+func (o *orchestrated) insertHandler(st step) saga.Handler[order, struct{}] {
 	return func(ctx context.Context, tx pgx.Tx, in consumer.Message[order]) (_ struct{}, err error) {
 		if o.style == insertQueued {
 			in.Queue(st.effect.sql, st.effect.values(&in.Body)...)
@@ -120,9 +120,9 @@ func (o *orchestrated) insert(st step) saga.Handler[order, struct{}] {
 	}
 }
 
-// second returns an observer that tells of an order at its second reply, with which the
+// observeSecond returns an observer that tells of an order at its second reply, with which the
 // saga is over.
-func second(done func(string)) consumer.Observer {
+func observeSecond(done func(string)) consumer.Observer {
 	var (
 		mu   sync.Mutex
 		seen = map[string]bool{}

@@ -80,7 +80,7 @@ type order struct {
 	Note     string `json:"note"`
 }
 
-func newOrder() *order {
+func randomOrder() *order {
 	o := &order{OrderID: uuid.NewString(), Item: "sku-4711", Quantity: 2, Amount: 4200, Currency: "EUR"}
 	o.Note = strings.Repeat("x", payloadSize-len(o.payload()))
 	return o

@@ -23,15 +23,15 @@ type place struct {
 	all    *pgxpool.Pool    // sees the tables of all services
 }
 
-// newPlace makes the place called name on s.
-func (b *bench) newPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
+// createPlace makes the place called name on s.
+func (b *bench) createPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
 	p := &place{server: s, prefix: "bench_" + strings.ReplaceAll(name, "-", "_")}
-	declared := []string{saga.Topic(p.saga())}
+	declared := []string{saga.Topic(p.sagaName())}
 	for _, topic := range topics {
-		declared = append(declared, p.topic(topic))
+		declared = append(declared, p.topicName(topic))
 	}
 	for _, topic := range declared {
-		q, err := b.broker.Declare(ctx, topic)
+		q, err := b.broker.DeclareQueue(ctx, topic)
 		if err != nil {
 			return nil, err
 		}
@@ -39,22 +39,22 @@ func (b *bench) newPlace(ctx context.Context, s *private.Server, name string) (_
 	}
 	var schemas []string
 	for _, service := range services {
-		if err := p.create(ctx, service); err != nil {
+		if err := p.createSchema(ctx, service); err != nil {
 			return nil, fmt.Errorf("schema of %s: %w", service, err)
 		}
-		schemas = append(schemas, p.schema(service))
+		schemas = append(schemas, p.schemaName(service))
 	}
-	p.all, err = p.connect(ctx, 4, schemas...)
+	p.all, err = p.connectPool(ctx, 4, schemas...)
 	return p, err
 }
 
-func (p *place) create(ctx context.Context, service string) error {
+func (p *place) createSchema(ctx context.Context, service string) error {
 	conn, err := pgx.Connect(ctx, p.server.URL)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(ctx)
-	for _, statement := range append([]string{"CREATE SCHEMA " + p.schema(service), "SET search_path = " + p.schema(service)}, business[service]...) {
+	for _, statement := range append([]string{"CREATE SCHEMA " + p.schemaName(service), "SET search_path = " + p.schemaName(service)}, business[service]...) {
 		if _, err := conn.Exec(ctx, statement); err != nil {
 			return err
 		}
@@ -62,16 +62,18 @@ func (p *place) create(ctx context.Context, service string) error {
 	return nil
 }
 
-// topic returns what a topic is called here. Its name on one server is not that on another.
-func (p *place) topic(name string) string { return p.server.Name + "." + p.prefix + "." + name }
+// topicName returns what a topic is called here. Its name on one server is not that on another.
+func (p *place) topicName(name string) string { return p.server.Name + "." + p.prefix + "." + name }
 
-// saga returns the name of an orchestrated saga here.
-func (p *place) saga() string { return p.server.Name + "-" + strings.ReplaceAll(p.prefix, "_", "-") }
+// sagaName returns the name of an orchestrated saga here.
+func (p *place) sagaName() string {
+	return p.server.Name + "-" + strings.ReplaceAll(p.prefix, "_", "-")
+}
 
-func (p *place) schema(service string) string { return p.prefix + "_" + service }
+func (p *place) schemaName(service string) string { return p.prefix + "_" + service }
 
-// connect opens a pool that looks for tables in schemas.
-func (p *place) connect(ctx context.Context, conns int, schemas ...string) (*pgxpool.Pool, error) {
+// connectPool opens a pool that looks for tables in schemas.
+func (p *place) connectPool(ctx context.Context, conns int, schemas ...string) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(p.server.URL)
 	if err != nil {
 		return nil, err
@@ -81,31 +83,31 @@ func (p *place) connect(ctx context.Context, conns int, schemas ...string) (*pgx
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// truncate empties the tables of every service that are named, and the business tables.
-func (p *place) truncate(ctx context.Context, tables ...string) error {
+// truncateTables empties the tables of every service that are named, and the business tables.
+func (p *place) truncateTables(ctx context.Context, tables ...string) error {
 	names := []string{businessTables}
 	for _, table := range tables {
 		for _, service := range services {
-			names = append(names, p.schema(service)+"."+table)
+			names = append(names, p.schemaName(service)+"."+table)
 		}
 	}
 	_, err := p.all.Exec(ctx, "TRUNCATE "+strings.Join(names, ", "))
 	return err
 }
 
-// purge empties the queues.
-func (p *place) purge() error {
+// purgeQueues empties the queues.
+func (p *place) purgeQueues() error {
 	var faults []error
 	for _, q := range p.queues {
-		faults = append(faults, q.Purge())
+		faults = append(faults, q.PurgeQueue())
 	}
 	return errors.Join(faults...)
 }
 
-// settled returns an error if a message has come back to a queue.
-func (p *place) settled() error {
+// checkSettled returns an error if a message has come back to a queue.
+func (p *place) checkSettled() error {
 	for _, q := range p.queues {
-		left, err := q.Depth()
+		left, err := q.QueueDepth()
 		if err != nil {
 			return err
 		}
@@ -116,8 +118,8 @@ func (p *place) settled() error {
 	return nil
 }
 
-// logged returns how many bytes the server's write-ahead log has had so far.
-func (p *place) logged(ctx context.Context) (n int64, err error) {
+// bytesLogged returns how many bytes the server's write-ahead log has had so far.
+func (p *place) bytesLogged(ctx context.Context) (n int64, err error) {
 	return n, p.all.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&n)
 }
 
@@ -127,8 +129,8 @@ type count struct {
 	want int
 }
 
-// check returns an error unless all counts are right, and each of n orders has all its rows.
-func (p *place) check(ctx context.Context, n int, counts ...count) error {
+// checkCounts returns an error unless all counts are right, and each of n orders has all its rows.
+func (p *place) checkCounts(ctx context.Context, n int, counts ...count) error {
 	for _, table := range strings.Split(businessTables, ", ") {
 		counts = append(counts, count{table, n})
 	}
@@ -145,20 +147,20 @@ func (p *place) check(ctx context.Context, n int, counts ...count) error {
 	return nil
 }
 
-// each counts the rows of a table of every service.
-func (p *place) each(table string, want int) (counts []count) {
+// countsEach counts the rows of a table of every service.
+func (p *place) countsEach(table string, want int) (counts []count) {
 	for _, service := range services {
-		counts = append(counts, count{p.schema(service) + "." + table, want})
+		counts = append(counts, count{p.schemaName(service) + "." + table, want})
 	}
 	return counts
 }
 
-// handled counts, for each step, the rows h of a table that record it as handled and
+// countsHandled counts, for each step, the rows h of a table that record it as handled and
 // belong to an order that has its effect e; on is how they are joined, with the step
 // in the place of %s.
-func (p *place) handled(table, on string, want int) (counts []count) {
+func (p *place) countsHandled(table, on string, want int) (counts []count) {
 	for _, st := range steps {
-		counts = append(counts, count{fmt.Sprintf("%s.%s h JOIN %s e ON "+on, p.schema(st.service), table, st.effect.table, st.name), want})
+		counts = append(counts, count{fmt.Sprintf("%s.%s h JOIN %s e ON "+on, p.schemaName(st.service), table, st.effect.table, st.name), want})
 	}
 	return counts
 }

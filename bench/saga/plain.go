@@ -43,16 +43,16 @@ func openPlain(subscriptions, prefetch int) func(context.Context, *place) (way, 
 			subscriptions: subscriptions, prefetch: prefetch,
 		}
 		for _, service := range services {
-			if err := w.open(ctx, service); err != nil {
-				return nil, errors.Join(err, w.close())
+			if err := w.openService(ctx, service); err != nil {
+				return nil, errors.Join(err, w.closeWay())
 			}
 		}
 		return w, nil
 	}
 }
 
-func (p *plain) open(ctx context.Context, service string) error {
-	pool, err := p.connect(ctx, plainConns, p.schema(service))
+func (p *plain) openService(ctx context.Context, service string) error {
+	pool, err := p.connectPool(ctx, plainConns, p.schemaName(service))
 	if err != nil {
 		return err
 	}
@@ -62,13 +62,13 @@ func (p *plain) open(ctx context.Context, service string) error {
 			return err
 		}
 	}
-	cfg := byhand.Config(p.config, p.prefetch)
+	cfg := byhand.SubscriberConfig(p.config, p.prefetch)
 	cfg.Publish.ConfirmDelivery, cfg.Publish.ChannelPoolSize = true, 1
 	p.publishers[service], err = wamqp.NewPublisher(cfg, watermill.NopLogger{})
 	return err
 }
 
-func (p *plain) close() error {
+func (p *plain) closeWay() error {
 	var faults []error
 	for _, publisher := range p.publishers {
 		faults = append(faults, publisher.Close())
@@ -79,17 +79,17 @@ func (p *plain) close() error {
 	return errors.Join(faults...)
 }
 
-func (p *plain) clear(ctx context.Context) error {
-	return p.truncate(ctx, "outbox", "processed_message")
+func (p *plain) clearSagas(ctx context.Context) error {
+	return p.truncateTables(ctx, "outbox", "processed_message")
 }
 
-func (p *plain) check(ctx context.Context, n int) error {
-	counts := append(p.each("processed_message", n), p.handled("processed_message", "h.key = e.order_id || ':%s'", n)...)
-	counts = append(counts, p.each("outbox WHERE published_at IS NULL", 0)...)
-	return p.place.check(ctx, n, counts...)
+func (p *plain) checkEffects(ctx context.Context, n int) error {
+	counts := append(p.countsEach("processed_message", n), p.countsHandled("processed_message", "h.key = e.order_id || ':%s'", n)...)
+	counts = append(counts, p.countsEach("outbox WHERE published_at IS NULL", 0)...)
+	return p.place.checkCounts(ctx, n, counts...)
 }
 
-func (p *plain) run(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
+func (p *plain) runServices(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
 	var (
 		relays sync.WaitGroup
 		stops  []func() error
@@ -113,7 +113,7 @@ func (p *plain) run(ctx context.Context, done func(string), fail func(error)) (f
 		})
 	}
 	for _, st := range steps {
-		end, err := byhand.Subscribe(ctx, byhand.Config(p.config, p.prefetch), p.topic(st.topic), p.subscriptions, p.handler(st, done), fail)
+		end, err := byhand.Subscribe(ctx, byhand.SubscriberConfig(p.config, p.prefetch), p.topicName(st.topic), p.subscriptions, p.stepHandler(st, done), fail)
 		if err != nil {
 			return nil, errors.Join(err, stop())
 		}
@@ -122,10 +122,10 @@ func (p *plain) run(ctx context.Context, done func(string), fail func(error)) (f
 	return stop, nil
 }
 
-func (p *plain) handler(st step, done func(string)) func(context.Context, *message.Message) error {
+func (p *plain) stepHandler(st step, done func(string)) func(context.Context, *message.Message) error {
 	follows := st.follows
 	if follows != "" {
-		follows = p.topic(follows)
+		follows = p.topicName(follows)
 	}
 	return func(ctx context.Context, msg *message.Message) error {
 		var o order
@@ -136,7 +136,7 @@ func (p *plain) handler(st step, done func(string)) func(context.Context, *messa
 			_, err := tx.Exec(ctx, st.effect.sql, st.effect.values(&o)...)
 			return err
 		}
-		err := byhand.Handle(ctx, p.pools[st.service], msg, effect, follows, o.OrderID+":"+st.after)
+		err := byhand.HandleOnce(ctx, p.pools[st.service], msg, effect, follows, o.OrderID+":"+st.after)
 		if err == nil && follows == "" {
 			done(o.OrderID)
 		}
@@ -144,13 +144,13 @@ func (p *plain) handler(st step, done func(string)) func(context.Context, *messa
 	}
 }
 
-func (p *plain) start(ctx context.Context, o *order) error {
+func (p *plain) startSaga(ctx context.Context, o *order) error {
 	return pgx.BeginFunc(ctx, p.pools[serviceOrder], func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, placement.sql, placement.values(o)...); err != nil {
 			return err
 		}
-		return byhand.Write(ctx, tx, byhand.Message{
-			Topic: p.topic(orderCreated), Scope: scope, Key: o.OrderID + ":" + stepPay, Correlation: o.OrderID, Payload: o.payload(),
+		return byhand.WriteMessage(ctx, tx, byhand.Message{
+			Topic: p.topicName(orderCreated), Scope: scope, Key: o.OrderID + ":" + stepPay, Correlation: o.OrderID, Payload: o.payload(),
 		})
 	})
 }

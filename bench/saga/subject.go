@@ -21,15 +21,15 @@ const (
 type way interface {
 	fmt.Stringer // with what settings
 	// clear forgets all sagas.
-	clear(ctx context.Context) error
+	clearSagas(ctx context.Context) error
 	// run lets the services work until stop is called. Of each saga done is told
 	// the order id once the last step has committed.
-	run(ctx context.Context, done func(id string), fail func(error)) (stop func() error, err error)
+	runServices(ctx context.Context, done func(id string), fail func(error)) (stop func() error, err error)
 	// start begins the saga of o. After nil it goes on by itself, whatever dies.
-	start(ctx context.Context, o *order) error
+	startSaga(ctx context.Context, o *order) error
 	// check returns an error unless each of n sagas had each effect once.
-	check(ctx context.Context, n int) error
-	close() error
+	checkEffects(ctx context.Context, n int) error
+	closeWay() error
 }
 
 // A subject is a way that is ready to be measured.
@@ -45,7 +45,7 @@ type subject struct {
 // newSubjects opens the kinds on s. After an error some are open.
 func (b *bench) newSubjects(ctx context.Context, s *private.Server) (subjects []*subject, err error) {
 	for _, k := range b.kinds {
-		p, err := b.newPlace(ctx, s, k.name)
+		p, err := b.createPlace(ctx, s, k.name)
 		if err != nil {
 			return subjects, fmt.Errorf("%s: %w", k.name, err)
 		}
@@ -59,10 +59,10 @@ func (b *bench) newSubjects(ctx context.Context, s *private.Server) (subjects []
 	return subjects, nil
 }
 
-func closeAll(subjects []*subject) error {
+func closeSubjects(subjects []*subject) error {
 	var faults []error
 	for _, s := range subjects {
-		faults = append(faults, s.way.close())
+		faults = append(faults, s.way.closeWay())
 		s.all.Close()
 	}
 	return errors.Join(faults...)
@@ -77,31 +77,31 @@ type outcome struct {
 	each   []time.Duration // how long the sagas took
 }
 
-func (o outcome) plus(p outcome) outcome {
-	return outcome{o.sagas + p.sagas, o.took + p.took, o.logged + p.logged, o.used.Plus(p.used), nil}
+func (o outcome) addOutcome(p outcome) outcome {
+	return outcome{o.sagas + p.sagas, o.took + p.took, o.logged + p.logged, o.used.AddUsage(p.used), nil}
 }
 
-func (o outcome) rate() float64 { return float64(o.sagas) / o.took.Seconds() }
+func (o outcome) sagaRate() float64 { return float64(o.sagas) / o.took.Seconds() }
 
 func (o outcome) String() string {
-	return fmt.Sprintf("%.0f bytes of log for each; %s", float64(o.logged)/float64(o.sagas), o.used.Each(o.sagas))
+	return fmt.Sprintf("%.0f bytes of log for each; %s", float64(o.logged)/float64(o.sagas), o.used.FormatEach(o.sagas))
 }
 
 // A load starts n sagas of w, which it notes in l.
 type load func(ctx context.Context, w way, l *ledger, n int) error
 
-// measure lets the services work off n sagas, and checks what is left of them.
-func (s *subject) measure(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
+// measureSlice lets the services work off n sagas, and checks what is left of them.
+func (s *subject) measureSlice(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sliceTimeout)
 	defer cancel()
-	if err = errors.Join(s.way.clear(ctx), s.purge()); err == nil {
+	if err = errors.Join(s.way.clearSagas(ctx), s.purgeQueues()); err == nil {
 		_, err = s.all.Exec(ctx, "CHECKPOINT") // or another one falls into the slice
 	}
 	if err == nil {
-		o, err = s.work(ctx, n, inFlight, offer)
+		o, err = s.workThrough(ctx, n, inFlight, offer)
 	}
 	if err == nil {
-		err = errors.Join(s.way.check(ctx, n+1), s.settled())
+		err = errors.Join(s.way.checkEffects(ctx, n+1), s.checkSettled())
 	}
 	if err != nil {
 		return o, fmt.Errorf("%s: %w", s.name, err)
@@ -109,41 +109,41 @@ func (s *subject) measure(ctx context.Context, n, inFlight int, offer load) (o o
 	return o, nil
 }
 
-func (s *subject) work(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
+func (s *subject) workThrough(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
 	l := newLedger(n+1, inFlight)
-	stop, err := s.way.run(ctx, l.completed, l.fail)
+	stop, err := s.way.runServices(ctx, l.completed, l.reportFailure)
 	if err != nil {
 		return o, err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	if err := s.first(ctx, l); err != nil {
+	if err := s.runFirst(ctx, l); err != nil {
 		return o, fmt.Errorf("first saga: %w", err)
 	}
-	before, err := s.logged(ctx)
+	before, err := s.bytesLogged(ctx)
 	if err != nil {
 		return o, err
 	}
-	used, begun := proctime.Read(), time.Now()
+	used, begun := proctime.ReadUsage(), time.Now()
 	if err := offer(ctx, s.way, l, n); err != nil {
 		return o, err
 	}
-	if err := l.wait(ctx); err != nil {
+	if err := l.waitUntilDone(ctx); err != nil {
 		return o, err
 	}
-	o = outcome{sagas: n, took: time.Since(begun), used: proctime.Read().Since(used), each: l.took[1:]}
-	after, err := s.logged(ctx)
+	o = outcome{sagas: n, took: time.Since(begun), used: proctime.ReadUsage().UsedSince(used), each: l.took[1:]}
+	after, err := s.bytesLogged(ctx)
 	o.logged = after - before
 	return o, err
 }
 
-// first does a saga ahead of those that count: once it is completed, everything is
+// runFirst does a saga ahead of those that count: once it is completed, everything is
 // connected.
-func (s *subject) first(ctx context.Context, l *ledger) error {
-	o := newOrder()
-	if err := l.begin(ctx, o.OrderID, time.Time{}); err != nil {
+func (s *subject) runFirst(ctx context.Context, l *ledger) error {
+	o := randomOrder()
+	if err := l.beginSaga(ctx, o.OrderID, time.Time{}); err != nil {
 		return err
 	}
-	if err := s.way.start(ctx, o); err != nil {
+	if err := s.way.startSaga(ctx, o); err != nil {
 		return err
 	}
 	for {
@@ -163,7 +163,7 @@ func (s *subject) first(ctx context.Context, l *ledger) error {
 	}
 }
 
-// next sets how many sagas keep a subject of that rate busy for a slice.
-func (s *subject) next(rate float64, slice time.Duration) {
+// sizeNextSlice sets how many sagas keep a subject of that rate busy for a slice.
+func (s *subject) sizeNextSlice(rate float64, slice time.Duration) {
 	s.sagas = min(max(int(rate*slice.Seconds()), minSagas), maxSagas)
 }

@@ -29,34 +29,34 @@ var ratios = []ratio{
 func (b *bench) throughput(ctx context.Context, server *private.Server, subjects []*subject) error {
 	for round := range b.rounds + 1 {
 		for _, s := range subjects {
-			o, err := s.measure(ctx, s.sagas, s.inFlight, saturate)
+			o, err := s.measureSlice(ctx, s.sagas, s.inFlight, offerSaturating)
 			if err != nil {
 				return err
 			}
-			s.next(o.rate(), b.slice)
+			s.sizeNextSlice(o.sagaRate(), b.slice)
 			if round == 0 { // it warms connections, caches and plans up
 				continue
 			}
-			s.rates, s.total = append(s.rates, o.rate()), s.total.plus(o)
+			s.rates, s.total = append(s.rates, o.sagaRate()), s.total.addOutcome(o)
 		}
 	}
 	for _, s := range subjects {
 		if server == b.servers[0] {
 			fmt.Printf("%-20s is %s, %d sagas in flight\n", s.name, s.way, s.inFlight)
 		}
-		fmt.Printf("throughput %-6s %-20s %6.0f sagas/s; %s\n", server.Name, s.name, target.Median(s.rates), s.total)
+		fmt.Printf("throughput %-6s %-20s %6.0f sagas/s; %s\n", server.Name, s.name, target.MedianOf(s.rates), s.total)
 	}
 	return nil
 }
 
-// compare prints the ratios and returns those that are targets.
-func (b *bench) compare(server *private.Server, subjects []*subject) (targets []target.Target) {
+// compareSubjects prints the ratios and returns those that are targets.
+func (b *bench) compareSubjects(server *private.Server, subjects []*subject) (targets []target.Target) {
 	rates := map[string][]float64{}
 	for _, s := range subjects {
 		rates[s.name] = s.rates
 	}
 	for _, r := range ratios {
-		value, ok := target.Ratio(rates[r.kind], rates[r.to])
+		value, ok := target.RatioOf(rates[r.kind], rates[r.to])
 		if !ok {
 			continue
 		}

@@ -20,8 +20,8 @@ const (
 	storeWriters = 4
 )
 
-// repeated returns a job as often as there are processes.
-func repeated(j job, processes int) []job {
+// repeatedJob returns a job as often as there are processes.
+func repeatedJob(j job, processes int) []job {
 	jobs := make([]job, processes)
 	for i := range jobs {
 		jobs[i] = j
@@ -29,16 +29,18 @@ func repeated(j job, processes int) []job {
 	return jobs
 }
 
-func consumers(p *place, _, processes int) []job { return repeated(p.job("consume"), processes) }
+func consumers(p *place, _, processes int) []job {
+	return repeatedJob(p.jobForRole("consume"), processes)
+}
 
-func lanes(p *place, _, lanes int) []job {
-	j := p.job("consume")
+func lanesJobs(p *place, _, lanes int) []job {
+	j := p.jobForRole("consume")
 	j.Lanes = lanes
 	return []job{j}
 }
 
-func outboxes(p *place, _, outboxes int) []job {
-	jobs := repeated(p.job("relay"), outboxes)
+func outboxJobs(p *place, _, outboxes int) []job {
+	jobs := repeatedJob(p.jobForRole("relay"), outboxes)
 	for i := range jobs {
 		jobs[i].Schemas = p.schemas[i : i+1]
 	}
@@ -46,31 +48,31 @@ func outboxes(p *place, _, outboxes int) []job {
 }
 
 func relayLanes(p *place, _, lanes int) []job {
-	j := p.job("relay")
+	j := p.jobForRole("relay")
 	j.Lanes = lanes
 	return []job{j}
 }
 
-func standby(p *place, _, relays int) []job { return repeated(p.job("relay"), relays) }
+func standbyJobs(p *place, _, relays int) []job { return repeatedJob(p.jobForRole("relay"), relays) }
 
-func sagas(p *place, n, processes int) []job {
-	j := p.job("serve")
+func sagaJobs(p *place, n, processes int) []job {
+	j := p.jobForRole("serve")
 	j.Start, j.Clients = n/processes, allClients/processes
-	return repeated(j, processes)
+	return repeatedJob(j, processes)
 }
 
 // openQueue is for consumers: the second topic is that of what they emit, which
 // nobody publishes.
 func openQueue(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
-	return b.newPlace(ctx, s, prefix, []string{"stock"}, []string{"placed", "reserved"})
+	return b.createPlace(ctx, s, prefix, []string{"stock"}, []string{"placed", "reserved"})
 }
 
 func prepareQueue(ctx context.Context, p *place, n, _ int) error {
-	if err := p.clear(ctx, "effect", "inbox", "parked", "outbox"); err != nil {
+	if err := p.clearTables(ctx, "effect", "inbox", "parked", "outbox"); err != nil {
 		return err
 	}
 	q := p.queues[0]
-	return q.Fill(ctx, n, func() (amqp.Publishing, error) { return publishing(q.Topic) })
+	return q.FillQueue(ctx, n, func() (amqp.Publishing, error) { return publishing(q.Topic) })
 }
 
 func checkQueue(ctx context.Context, p *place, n, _ int) error {
@@ -80,16 +82,16 @@ func checkQueue(ctx context.Context, p *place, n, _ int) error {
 
 // openOutboxes is for relays: the second topic is for what connects them.
 func openOutboxes(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
-	return b.newPlace(ctx, s, prefix, []string{"a", "b", "c", "d"}, []string{"placed", "first"})
+	return b.createPlace(ctx, s, prefix, []string{"a", "b", "c", "d"}, []string{"placed", "first"})
 }
 
 // prepareOutboxes stores the same number of messages in each outbox.
 func prepareOutboxes(ctx context.Context, p *place, n, outboxes int) error {
-	if err := p.clear(ctx); err != nil {
+	if err := p.clearTables(ctx); err != nil {
 		return err
 	}
 	for _, schema := range p.schemas[:outboxes] {
-		if err := p.store(ctx, schema, n/outboxes); err != nil {
+		if err := p.storeMessages(ctx, schema, n/outboxes); err != nil {
 			return err
 		}
 	}
@@ -101,9 +103,9 @@ func prepareOutbox(ctx context.Context, p *place, n, _ int) error {
 	return prepareOutboxes(ctx, p, n, 1)
 }
 
-// store writes n messages into the outbox of schema, each of another saga, on
+// storeMessages writes n messages into the outbox of schema, each of another saga, on
 // connections that are closed then: their commits are not to be counted.
-func (p *place) store(ctx context.Context, schema string, n int) error {
+func (p *place) storeMessages(ctx context.Context, schema string, n int) error {
 	config, err := poolConfig(p.server.URL, schema, storeWriters)
 	if err != nil {
 		return err
@@ -131,7 +133,7 @@ func (p *place) store(ctx context.Context, schema string, n int) error {
 				}
 				messages := make([]outbox.Message, min(storeBatch, n-first))
 				for k := range messages {
-					messages[k] = newOrder().message(p.queues[0].Topic, stepNames[0])
+					messages[k] = randomOrder().outboxMessage(p.queues[0].Topic, stepNames[0])
 				}
 				faults[i] = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return writer.Write(ctx, tx, messages...) })
 			}
@@ -142,16 +144,18 @@ func (p *place) store(ctx context.Context, schema string, n int) error {
 	return errors.Join(append(faults, err)...)
 }
 
-func checkOutboxes(ctx context.Context, p *place, n, _ int) error { return p.queues[0].Check(ctx, n) }
+func checkOutboxes(ctx context.Context, p *place, n, _ int) error {
+	return p.queues[0].CheckDepth(ctx, n)
+}
 
 // openServices is for sagas: each service has a schema and follows one topic.
 func openServices(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
-	return b.newPlace(ctx, s, prefix, []string{"payment", "shipping", "order"}, []string{"placed", "paid", "shipped"})
+	return b.createPlace(ctx, s, prefix, []string{"payment", "shipping", "order"}, []string{"placed", "paid", "shipped"})
 }
 
 // prepareServices leaves the outboxes alone: their relays know what is published.
 func prepareServices(ctx context.Context, p *place, _, _ int) error {
-	return p.clear(ctx, "effect", "placed", "inbox", "parked")
+	return p.clearTables(ctx, "effect", "placed", "inbox", "parked")
 }
 
 func checkServices(ctx context.Context, p *place, n, _ int) error {

@@ -37,7 +37,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if text, is := os.LookupEnv(jobVariable); is {
-		if err := serve(ctx, text); err != nil {
+		if err := serveJob(ctx, text); err != nil {
 			fmt.Fprintln(os.Stderr, "worker:", err)
 			os.Exit(1)
 		}
@@ -55,21 +55,21 @@ func main() {
 	on := flag.String("servers", "native,slow", "on which servers")
 	flag.Parse()
 	b.servers = strings.Split(*on, ",")
-	if err := b.run(ctx, strings.Split(*list, ",")); err != nil {
+	if err := b.runSections(ctx, strings.Split(*list, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-// run measures the series named, on private servers.
-func (b *bench) run(ctx context.Context, names []string) (err error) {
+// runSections measures the series named, on private servers.
+func (b *bench) runSections(ctx context.Context, names []string) (err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(series, func(s sequence) bool { return s.name == name }) {
 			return fmt.Errorf("there is no series %q", name)
 		}
 	}
-	servers, err := private.Start(ctx, settings...)
+	servers, err := private.StartServers(ctx, settings...)
 	if err != nil {
 		return err
 	}
@@ -84,26 +84,26 @@ func (b *bench) run(ctx context.Context, names []string) (err error) {
 			}
 		}
 	}
-	targets, err := b.trials(ctx, todo)
+	targets, err := b.runTrials(ctx, todo)
 	for _, t := range targets {
 		fmt.Println(t)
 	}
 	return err
 }
 
-// trials measures one after the other, each within its share of the time.
-func (b *bench) trials(ctx context.Context, todo []*trial) (targets []target.Target, err error) {
+// runTrials measures one after the other, each within its share of the time.
+func (b *bench) runTrials(ctx context.Context, todo []*trial) (targets []target.Target, err error) {
 	begun := time.Now()
 	for i, t := range todo {
 		until := begun.Add(b.limit * time.Duration(i+1) / time.Duration(len(todo)))
-		if err := b.measure(ctx, t, until); err != nil {
+		if err := b.measureTrial(ctx, t, until); err != nil {
 			return nil, fmt.Errorf("%s on server %s: %w", t.name, t.server.Name, err)
 		}
 		if i == 0 || todo[i-1].server != t.server {
 			fmt.Println(header)
 		}
-		t.print()
-		targets = append(targets, t.targets()...)
+		t.printSeries()
+		targets = append(targets, t.seriesTargets()...)
 	}
 	return targets, nil
 }

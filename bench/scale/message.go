@@ -31,7 +31,7 @@ type order struct {
 	Note     string `json:"note"`
 }
 
-func newOrder() *order {
+func randomOrder() *order {
 	o := &order{OrderID: uuid.NewString(), Item: "sku-4711", Quantity: 2, Amount: 4200}
 	o.Note = strings.Repeat("x", payloadSize-len(o.payload()))
 	return o
@@ -42,17 +42,17 @@ func (o *order) payload() []byte {
 	return text
 }
 
-// values are the arguments of an insert.
-func (o *order) values() []any { return []any{o.OrderID, o.Item, o.Quantity, o.Amount} }
+// columnValues are the arguments of an insert.
+func (o *order) columnValues() []any { return []any{o.OrderID, o.Item, o.Quantity, o.Amount} }
 
-// message is what sets a step of the order's saga off.
-func (o *order) message(topic, step string) outbox.Message {
+// outboxMessage is what sets a step of the order's saga off.
+func (o *order) outboxMessage(topic, step string) outbox.Message {
 	return outbox.Message{Topic: topic, Scope: scope, Key: o.OrderID, Step: step, Payload: o.payload()}
 }
 
 // publishing is such a message as a relay would publish it.
 func publishing(topic string) (amqp.Publishing, error) {
-	o := newOrder()
+	o := randomOrder()
 	msg := message.NewMessage(uuid.NewString(), o.payload())
 	msg.Metadata = message.Metadata{
 		outbox.HeaderKey: o.OrderID + ":" + stepNames[0], outbox.HeaderScope: scope, outbox.HeaderCausation: uuid.NewString(),

@@ -42,8 +42,8 @@ type place struct {
 	all     *pgxpool.Pool // of the benchmark itself
 }
 
-// newPlace makes schemas and queues of those names.
-func (b *bench) newPlace(ctx context.Context, s *private.Server, prefix string, schemas, topics []string) (p *place, err error) {
+// createPlace makes schemas and queues of those names.
+func (b *bench) createPlace(ctx context.Context, s *private.Server, prefix string, schemas, topics []string) (p *place, err error) {
 	p = &place{server: s, broker: b.broker}
 	if p.all, err = pgxpool.New(ctx, s.URL); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (b *bench) newPlace(ctx context.Context, s *private.Server, prefix string, 
 		}
 	}
 	for _, name := range topics {
-		q, err := b.broker.Declare(ctx, s.Name+"."+prefix+"."+name)
+		q, err := b.broker.DeclareQueue(ctx, s.Name+"."+prefix+"."+name)
 		if err != nil {
 			return nil, err
 		}
@@ -71,8 +71,8 @@ func (b *bench) newPlace(ctx context.Context, s *private.Server, prefix string, 
 // fieldName makes part of an identifier of a name.
 func fieldName(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// job returns one that all workers of the place may have.
-func (p *place) job(role string) job {
+// jobForRole returns one that all workers of the place may have.
+func (p *place) jobForRole(role string) job {
 	j := job{Role: role, Database: p.server.URL, Broker: p.broker.URL, Schemas: p.schemas}
 	for _, q := range p.queues {
 		j.Topics = append(j.Topics, q.Topic)
@@ -80,8 +80,8 @@ func (p *place) job(role string) job {
 	return j
 }
 
-// clear empties tables of every schema, and the queues.
-func (p *place) clear(ctx context.Context, tables ...string) error {
+// clearTables empties tables of every schema, and the queues.
+func (p *place) clearTables(ctx context.Context, tables ...string) error {
 	var names []string
 	for _, schema := range p.schemas {
 		for _, table := range tables {
@@ -94,7 +94,7 @@ func (p *place) clear(ctx context.Context, tables ...string) error {
 		}
 	}
 	for _, q := range p.queues {
-		if err := q.Purge(); err != nil {
+		if err := q.PurgeQueue(); err != nil {
 			return err
 		}
 	}
@@ -125,7 +125,7 @@ func (p *place) checkCounts(ctx context.Context, schemas []string, counts ...cou
 // checkAcked returns an error if a message has come back to a queue.
 func (p *place) checkAcked() error {
 	for _, q := range p.queues {
-		left, err := q.Depth()
+		left, err := q.QueueDepth()
 		if err != nil {
 			return err
 		}
@@ -139,11 +139,11 @@ func (p *place) checkAcked() error {
 // An activity is what the database has done so far.
 type activity struct{ commits, syncs, bytes int64 }
 
-func (a activity) plus(b activity) activity {
+func (a activity) addActivity(b activity) activity {
 	return activity{a.commits + b.commits, a.syncs + b.syncs, a.bytes + b.bytes}
 }
 
-func (a activity) minus(b activity) activity {
+func (a activity) subtractActivity(b activity) activity {
 	return activity{a.commits - b.commits, a.syncs - b.syncs, a.bytes - b.bytes}
 }
 
@@ -152,9 +152,9 @@ const sqlActivity = `
 SELECT d.xact_commit, coalesce((to_jsonb(w) ->> 'wal_sync')::bigint, 0), (pg_current_wal_insert_lsn() - '0/0')::bigint
 FROM pg_stat_database d, pg_stat_wal w WHERE d.datname = current_database()`
 
-// activity waits until the sessions of workers have ended, which is when the server
+// readActivity waits until the sessions of workers have ended, which is when the server
 // has counted all of what they did.
-func (p *place) activity(ctx context.Context) (a activity, err error) {
+func (p *place) readActivity(ctx context.Context) (a activity, err error) {
 	for {
 		var open int
 		err := p.all.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", workerSessions).Scan(&open)

@@ -81,7 +81,7 @@ func (d *desk) newConsumer(pool *pgxpool.Pool, i int, opts *consumer.Options) (*
 	g := &gate{Subscriber: sub, open: d.start, subscribed: make(chan struct{})}
 	opts.Schema = d.Schemas[i]
 	handler := func(_ context.Context, _ pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
-		in.Queue(sqlAddEffect, in.Body.values()...)
+		in.Queue(sqlAddEffect, in.Body.columnValues()...)
 		if next := i + 1; next < len(d.Topics) {
 			emit(outbox.Message{Topic: d.Topics[next], Step: stepNames[next], Payload: in.Payload})
 		}
@@ -91,9 +91,9 @@ func (d *desk) newConsumer(pool *pgxpool.Pool, i int, opts *consumer.Options) (*
 	return c, g, err
 }
 
-// consume handles messages of the first topic.
-func (d *desk) consume(ctx context.Context) error {
-	pool, err := d.connect(ctx, d.Schemas[0], consumerConns)
+// runConsumer handles messages of the first topic.
+func (d *desk) runConsumer(ctx context.Context) error {
+	pool, err := d.connectPool(ctx, d.Schemas[0], consumerConns)
 	if err != nil {
 		return err
 	}
@@ -103,15 +103,15 @@ func (d *desk) consume(ctx context.Context) error {
 		return err
 	}
 	go func() { // ends with ctx
-		if await(ctx, g.subscribed) {
-			_ = d.ready(ctx)
+		if awaitDone(ctx, g.subscribed) {
+			_ = d.reportReady(ctx)
 		}
 	}()
 	return errors.Join(c.Run(ctx), g.Close())
 }
 
-// await waits for done, and reports whether it came before the end of ctx.
-func await(ctx context.Context, done <-chan struct{}) bool {
+// awaitDone waits for done, and reports whether it came before the end of ctx.
+func awaitDone(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:
 		return true
@@ -138,10 +138,10 @@ func (t tally) PublishBatch(ctx context.Context, batch []outbox.Publication) []e
 	return results
 }
 
-// relay publishes what the first schema's outbox holds. The second topic is for a
+// runRelay publishes what the first schema's outbox holds. The second topic is for a
 // message that connects the publisher.
-func (d *desk) relay(ctx context.Context) error {
-	pool, err := d.connect(ctx, d.Schemas[0], relayConns)
+func (d *desk) runRelay(ctx context.Context) error {
+	pool, err := d.connectPool(ctx, d.Schemas[0], relayConns)
 	if err != nil {
 		return err
 	}
@@ -152,11 +152,11 @@ func (d *desk) relay(ctx context.Context) error {
 	}
 	r, err := outbox.NewRelay(pool, tally{publisher, &d.done}, &outbox.RelayOptions{Schema: d.Schemas[0], Lanes: d.Lanes})
 	if err == nil {
-		first := outbox.Publication{Topic: d.Topics[1], Message: message.NewMessage(uuid.NewString(), newOrder().payload())}
+		first := outbox.Publication{Topic: d.Topics[1], Message: message.NewMessage(uuid.NewString(), randomOrder().payload())}
 		err = errors.Join(publisher.PublishBatch(ctx, []outbox.Publication{first})...)
 	}
 	if err == nil {
-		err = d.ready(ctx)
+		err = d.reportReady(ctx)
 	}
 	if err == nil {
 		err = r.Run(ctx)

@@ -40,20 +40,20 @@ var series = []sequence{
 		goals: map[string]float64{"native": 0.8, "slow": 0.8},
 	},
 	{
-		name: "lanes", slow: true, jobs: lanes, open: openQueue, prepare: prepareQueue, check: checkQueue,
+		name: "lanes", slow: true, jobs: lanesJobs, open: openQueue, prepare: prepareQueue, check: checkQueue,
 		goals: map[string]float64{"native": 0.8, "slow": 1},
 	},
 	{
-		name: "outboxes", jobs: outboxes, open: openOutboxes, prepare: prepareOutboxes, check: checkOutboxes,
+		name: "outboxes", jobs: outboxJobs, open: openOutboxes, prepare: prepareOutboxes, check: checkOutboxes,
 		goals: map[string]float64{"native": 0.8},
 	},
 	{name: "relay-lanes", jobs: relayLanes, open: openOutboxes, prepare: prepareOutbox, check: checkOutboxes},
 	{
-		name: "relay-standby", jobs: standby, open: openOutboxes, prepare: prepareOutbox, check: checkOutboxes,
+		name: "relay-standby", jobs: standbyJobs, open: openOutboxes, prepare: prepareOutbox, check: checkOutboxes,
 		goals: map[string]float64{"native": 0.8},
 	},
 	{
-		name: "sagas", slow: true, jobs: sagas, open: openServices, prepare: prepareServices, check: checkServices,
+		name: "sagas", slow: true, jobs: sagaJobs, open: openServices, prepare: prepareServices, check: checkServices,
 		goals: map[string]float64{"native": 0.8, "slow": 0.8},
 	},
 }
@@ -66,9 +66,9 @@ type trial struct {
 	total  map[int]outcome
 }
 
-// measure takes turns until there are as many rounds as wanted, or the time is over.
+// measureTrial takes turns until there are as many rounds as wanted, or the time is over.
 // At least one counts.
-func (b *bench) measure(ctx context.Context, t *trial, until time.Time) error {
+func (b *bench) measureTrial(ctx context.Context, t *trial, until time.Time) error {
 	p, err := t.open(ctx, b, t.server, "scale_"+fieldName(t.name))
 	if err != nil {
 		return err
@@ -83,13 +83,13 @@ func (b *bench) measure(ctx context.Context, t *trial, until time.Time) error {
 			if round > 0 {
 				n = size[count]
 			}
-			o, err := b.slices(ctx, t, p, n, count)
+			o, err := b.measureSlices(ctx, t, p, n, count)
 			if err != nil {
 				return fmt.Errorf("%d at once: %w", count, err)
 			}
-			size[count] = min(max(int(o.rate()*b.slice.Seconds()), minSlice), maxSlice)
+			size[count] = min(max(int(o.messageRate()*b.slice.Seconds()), minSlice), maxSlice)
 			if round > 0 { // the first warms caches up and shows the rates
-				t.rates[count], t.total[count] = append(t.rates[count], o.rate()), t.total[count].plus(o)
+				t.rates[count], t.total[count] = append(t.rates[count], o.messageRate()), t.total[count].addOutcome(o)
 			}
 		}
 		if took := time.Since(begun); round > 0 && time.Now().Add(took).After(until) {
@@ -103,27 +103,27 @@ const header = `
                             rate  ratio  processor µs for one      for one                      processors busy
 server series        n       /s   to 1   workers postgres rabbit   trips commits syncs  bytes   here  else`
 
-// print prints the lines of the table.
-func (t *trial) print() {
+// printSeries prints the lines of the table.
+func (t *trial) printSeries() {
 	for _, count := range counts {
 		o := t.total[count]
-		ratio, _ := target.Ratio(t.rates[count], t.rates[1])
+		ratio, _ := target.RatioOf(t.rates[count], t.rates[1])
 		n := float64(o.messages)
 		micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / n }
 		here := (o.used.Client + o.used.Database + o.used.Broker).Seconds() / o.took.Seconds()
 		fmt.Printf("%-6s %-13s %d %8.0f %6.2f %9.0f %8.0f %6.0f %7.2f %7.3f %5.3f %6.0f %6.2f %5.2f of %d, %d rounds\n",
-			t.server.Name, t.name, count, target.Median(t.rates[count]), ratio,
+			t.server.Name, t.name, count, target.MedianOf(t.rates[count]), ratio,
 			micros(o.used.Client), micros(o.used.Database), micros(o.used.Broker),
 			float64(o.trips)/n, float64(o.seen.commits)/n, float64(o.seen.syncs)/n, float64(o.seen.bytes)/n,
 			here, max(o.busy.Seconds()/o.took.Seconds()-here, 0), runtime.NumCPU(), len(t.rates[count]))
 	}
 }
 
-// targets returns what has a goal.
-func (t *trial) targets() []target.Target {
+// seriesTargets returns what has a goal.
+func (t *trial) seriesTargets() []target.Target {
 	goal, ok := t.goals[t.server.Name]
 	most := counts[len(counts)-1]
-	value, measured := target.Ratio(t.rates[most], t.rates[1])
+	value, measured := target.RatioOf(t.rates[most], t.rates[1])
 	if !ok || !measured {
 		return nil
 	}

@@ -26,13 +26,13 @@ type desk struct {
 	say   sync.Mutex
 }
 
-// serve does the job in text until standard input ends.
-func serve(ctx context.Context, text string) error {
+// serveJob does the job in text until standard input ends.
+func serveJob(ctx context.Context, text string) error {
 	d := &desk{start: make(chan struct{}), lines: json.NewEncoder(os.Stdout)}
 	if err := json.Unmarshal([]byte(text), &d.job); err != nil {
 		return err
 	}
-	do, ok := map[string]func(*desk, context.Context) error{"consume": (*desk).consume, "relay": (*desk).relay, "serve": (*desk).services}[d.Role]
+	do, ok := map[string]func(*desk, context.Context) error{"consume": (*desk).runConsumer, "relay": (*desk).runRelay, "serve": (*desk).runServices}[d.Role]
 	if !ok {
 		return fmt.Errorf("there is no role %q", d.Role)
 	}
@@ -54,7 +54,7 @@ func serve(ctx context.Context, text string) error {
 	}
 	cancel()
 	telling.Wait()
-	d.tell(report{Trips: int(d.trips.Load())})
+	d.sendReport(report{Trips: int(d.trips.Load())})
 	return err
 }
 
@@ -64,7 +64,7 @@ func (d *desk) tellDone(ctx context.Context) {
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if n := d.done.Swap(0); n > 0 {
-			d.tell(report{Done: int(n)})
+			d.sendReport(report{Done: int(n)})
 		}
 		select {
 		case <-tick.C:
@@ -73,15 +73,15 @@ func (d *desk) tellDone(ctx context.Context) {
 	}
 }
 
-func (d *desk) tell(r report) {
+func (d *desk) sendReport(r report) {
 	d.say.Lock()
 	defer d.say.Unlock()
 	_ = d.lines.Encode(r) // if nobody reads, standard input ends too
 }
 
-// ready says that all is connected, and waits until the work is to begin.
-func (d *desk) ready(ctx context.Context) error {
-	d.tell(report{Ready: true})
+// reportReady says that all is connected, and waits until the work is to begin.
+func (d *desk) reportReady(ctx context.Context) error {
+	d.sendReport(report{Ready: true})
 	select {
 	case <-d.start:
 		d.trips.Store(0) // those before are nobody's message
@@ -91,8 +91,8 @@ func (d *desk) ready(ctx context.Context) error {
 	}
 }
 
-// connect opens all connections of a pool, whose round trips are counted.
-func (d *desk) connect(ctx context.Context, schema string, conns int) (*pgxpool.Pool, error) {
+// connectPool opens all connections of a pool, whose round trips are counted.
+func (d *desk) connectPool(ctx context.Context, schema string, conns int) (*pgxpool.Pool, error) {
 	config, err := poolConfig(d.Database, schema, conns)
 	if err != nil {
 		return nil, err

@@ -21,8 +21,8 @@ type node struct {
 	gate     *gate
 }
 
-// services runs a node for each schema, and starts sagas.
-func (d *desk) services(ctx context.Context) (err error) {
+// runServices runs a node for each schema, and starts sagas.
+func (d *desk) runServices(ctx context.Context) (err error) {
 	publisher, err := d.newPublisher()
 	if err != nil {
 		return err
@@ -58,10 +58,10 @@ func (d *desk) services(ctx context.Context) (err error) {
 		}
 	}
 	for _, n := range nodes {
-		await(ctx, n.gate.subscribed)
+		awaitDone(ctx, n.gate.subscribed)
 	}
-	if err = d.ready(ctx); err == nil {
-		err = d.begin(ctx, nodes[len(nodes)-1])
+	if err = d.reportReady(ctx); err == nil {
+		err = d.beginNode(ctx, nodes[len(nodes)-1])
 	}
 	if err == nil {
 		<-ctx.Done()
@@ -73,7 +73,7 @@ func (d *desk) services(ctx context.Context) (err error) {
 
 func (d *desk) openNode(ctx context.Context, i int, publisher outbox.Publisher) (n *node, err error) {
 	n = &node{}
-	if n.pool, err = d.connect(ctx, d.Schemas[i], serviceConns); err != nil {
+	if n.pool, err = d.connectPool(ctx, d.Schemas[i], serviceConns); err != nil {
 		return nil, err
 	}
 	opts := &consumer.Options{}
@@ -91,9 +91,9 @@ func (d *desk) openNode(ctx context.Context, i int, publisher outbox.Publisher) 
 	return n, nil
 }
 
-// begin starts this worker's share of the sagas, each in one round trip, of which pgx
+// beginNode starts this worker's share of the sagas, each in one round trip, of which pgx
 // makes a transaction.
-func (d *desk) begin(ctx context.Context, n *node) error {
+func (d *desk) beginNode(ctx context.Context, n *node) error {
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: d.Schemas[len(d.Schemas)-1]})
 	if err != nil {
 		return err
@@ -106,9 +106,9 @@ func (d *desk) begin(ctx context.Context, n *node) error {
 	for i := range faults {
 		clients.Go(func() {
 			for faults[i] == nil && begun.Add(1) <= int64(d.Start) {
-				o, batch := newOrder(), &pgx.Batch{}
-				batch.Queue(sqlAddPlaced, o.values()...)
-				if faults[i] = writer.Queue(ctx, batch, o.message(d.Topics[0], stepNames[0])); faults[i] == nil {
+				o, batch := randomOrder(), &pgx.Batch{}
+				batch.Queue(sqlAddPlaced, o.columnValues()...)
+				if faults[i] = writer.Queue(ctx, batch, o.outboxMessage(d.Topics[0], stepNames[0])); faults[i] == nil {
 					faults[i] = n.pool.SendBatch(ctx, batch).Close()
 				}
 				n.relay.Wake()

@@ -21,14 +21,14 @@ type outcome struct {
 	seen     activity
 }
 
-func (o outcome) rate() float64 { return float64(o.messages) / o.took.Seconds() }
+func (o outcome) messageRate() float64 { return float64(o.messages) / o.took.Seconds() }
 
-func (o outcome) plus(p outcome) outcome {
-	return outcome{o.messages + p.messages, o.took + p.took, o.used.Plus(p.used), o.busy + p.busy, o.trips + p.trips, o.seen.plus(p.seen)}
+func (o outcome) addOutcome(p outcome) outcome {
+	return outcome{o.messages + p.messages, o.took + p.took, o.used.AddUsage(p.used), o.busy + p.busy, o.trips + p.trips, o.seen.addActivity(p.seen)}
 }
 
-// slices lets count of what t multiplies work off n messages, and checks their effects.
-func (b *bench) slices(ctx context.Context, t *trial, p *place, n, count int) (o outcome, err error) {
+// measureSlices lets count of what t multiplies work off n messages, and checks their effects.
+func (b *bench) measureSlices(ctx context.Context, t *trial, p *place, n, count int) (o outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sliceTimeout)
 	defer cancel()
 	n -= n % counts[len(counts)-1] // shares are equal
@@ -38,20 +38,20 @@ func (b *bench) slices(ctx context.Context, t *trial, p *place, n, count int) (o
 	if err != nil {
 		return o, fmt.Errorf("prepare: %w", err)
 	}
-	before, err := p.activity(ctx)
+	before, err := p.readActivity(ctx)
 	if err != nil {
 		return o, err
 	}
-	if o, err = work(ctx, t.jobs(p, n, count), n); err != nil {
+	if o, err = runJobs(ctx, t.jobs(p, n, count), n); err != nil {
 		return o, err
 	}
-	after, err := p.activity(ctx) // the workers have ended, and so have their sessions
-	o.seen = after.minus(before)
+	after, err := p.readActivity(ctx) // the workers have ended, and so have their sessions
+	o.seen = after.subtractActivity(before)
 	return o, errors.Join(err, t.check(ctx, p, n, count))
 }
 
-// work runs a worker for each job until they have told of n messages.
-func work(ctx context.Context, jobs []job, n int) (o outcome, err error) {
+// runJobs runs a worker for each job until they have told of n messages.
+func runJobs(ctx context.Context, jobs []job, n int) (o outcome, err error) {
 	told := make(chan int, 16)
 	var crew []*worker
 	defer func() {
@@ -59,12 +59,12 @@ func work(ctx context.Context, jobs []job, n int) (o outcome, err error) {
 			_ = w.stdin.Close() // they end side by side
 		}
 		for _, w := range crew {
-			trips, fault := w.stop()
+			trips, fault := w.stopWorker()
 			o.trips, err = o.trips+trips, errors.Join(err, fault)
 		}
 	}()
 	for _, j := range jobs {
-		w, err := hire(ctx, j, told)
+		w, err := startWorker(ctx, j, told)
 		if err != nil {
 			return o, err
 		}
@@ -75,9 +75,9 @@ func work(ctx context.Context, jobs []job, n int) (o outcome, err error) {
 			return o, err
 		}
 	}
-	used, busy, begun := proctime.Read(), machineBusy(), time.Now()
+	used, busy, begun := proctime.ReadUsage(), machineBusy(), time.Now()
 	for _, w := range crew {
-		if err := w.begin(); err != nil {
+		if err := w.beginWork(); err != nil {
 			return o, err
 		}
 	}
@@ -85,7 +85,7 @@ func work(ctx context.Context, jobs []job, n int) (o outcome, err error) {
 		return o, err
 	}
 	o = outcome{messages: n, took: time.Since(begun)}
-	o.busy, o.used = machineBusy()-busy, proctime.Read().Since(used)
+	o.busy, o.used = machineBusy()-busy, proctime.ReadUsage().UsedSince(used)
 	return o, nil
 }
 

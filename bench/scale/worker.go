@@ -47,8 +47,8 @@ type worker struct {
 	end   context.CancelFunc
 }
 
-// hire starts a worker, which tells of the messages it has done.
-func hire(ctx context.Context, j job, told chan<- int) (*worker, error) {
+// startWorker starts a worker, which tells of the messages it has done.
+func startWorker(ctx context.Context, j job, told chan<- int) (*worker, error) {
 	text, err := json.Marshal(j)
 	if err != nil {
 		return nil, err
@@ -70,11 +70,11 @@ func hire(ctx context.Context, j job, told chan<- int) (*worker, error) {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	w.life, w.end = context.WithCancel(context.Background())
-	go w.listen(ctx, reports, told) // ends with the process
+	go w.listenReports(ctx, reports, told) // ends with the process
 	return w, nil
 }
 
-func (w *worker) listen(ctx context.Context, reports io.Reader, told chan<- int) {
+func (w *worker) listenReports(ctx context.Context, reports io.Reader, told chan<- int) {
 	defer w.end()
 	lines := bufio.NewScanner(reports)
 	for lines.Scan() {
@@ -107,14 +107,14 @@ func (w *worker) awaitReady(ctx context.Context) error {
 	}
 }
 
-// begin lets the worker work.
-func (w *worker) begin() error {
+// beginWork lets the worker work.
+func (w *worker) beginWork() error {
 	_, err := w.stdin.Write([]byte("go\n"))
 	return err
 }
 
-// stop ends the worker and returns how many round trips it has made.
-func (w *worker) stop() (trips int, err error) {
+// stopWorker ends the worker and returns how many round trips it has made.
+func (w *worker) stopWorker() (trips int, err error) {
 	_ = w.stdin.Close()
 	late := time.AfterFunc(stopTimeout, func() { _ = w.cmd.Process.Kill() })
 	defer late.Stop()

@@ -53,7 +53,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		n, err := r.pass(context.WithoutCancel(ctx))
+		n, err := r.runPass(context.WithoutCancel(ctx))
 		if err != nil {
 			return fmt.Errorf("relay: %w", err)
 		}
@@ -65,8 +65,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 }
 
-// pass publishes one batch and returns how many messages were in it.
-func (r *Relay) pass(ctx context.Context) (n int, err error) {
+// runPass publishes one batch and returns how many messages were in it.
+func (r *Relay) runPass(ctx context.Context) (n int, err error) {
 	err = pgx.BeginFunc(ctx, r.Pool, func(tx pgx.Tx) error {
 		found, _ := tx.Query(ctx, sqlUnpublished, r.Batch)
 		rows, err := pgx.CollectRows(found, pgx.RowToStructByPos[row])
@@ -75,7 +75,7 @@ func (r *Relay) pass(ctx context.Context) (n int, err error) {
 		}
 		ids := make([]int64, n)
 		for i := range rows {
-			if err := r.publish(&rows[i]); err != nil {
+			if err := r.publishRow(&rows[i]); err != nil {
 				return err
 			}
 			ids[i] = rows[i].ID
@@ -86,7 +86,7 @@ func (r *Relay) pass(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-func (r *Relay) publish(row *row) error {
+func (r *Relay) publishRow(row *row) error {
 	msg := message.NewMessage(row.MessageID.String(), row.Payload)
 	if err := json.Unmarshal(row.Headers, &msg.Metadata); err != nil {
 		return err

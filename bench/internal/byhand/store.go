@@ -47,8 +47,8 @@ type Message struct {
 	Payload     []byte
 }
 
-// Write stores m in tx.
-func Write(ctx context.Context, tx pgx.Tx, m Message) error {
+// WriteMessage stores m in tx.
+func WriteMessage(ctx context.Context, tx pgx.Tx, m Message) error {
 	headers := map[string]string{outbox.HeaderScope: m.Scope}
 	if m.Causation != "" {
 		headers[outbox.HeaderCausation] = m.Causation
@@ -61,11 +61,11 @@ func Write(ctx context.Context, tx pgx.Tx, m Message) error {
 	return err
 }
 
-// Handle gives msg the effect that is made in a transaction, unless it has had it,
+// HandleOnce gives msg the effect that is made in a transaction, unless it has had it,
 // and stores what follows on topic under key; with the topic "" nothing does. With
 // an effect of one statement these are six round trips: begin, look the key up,
 // effect, outbox row, key, commit.
-func Handle(ctx context.Context, pool *pgxpool.Pool, msg *message.Message, effect func(pgx.Tx) error, topic, key string) error {
+func HandleOnce(ctx context.Context, pool *pgxpool.Pool, msg *message.Message, effect func(pgx.Tx) error, topic, key string) error {
 	tx, err := pool.Begin(ctx)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func Handle(ctx context.Context, pool *pgxpool.Pool, msg *message.Message, effec
 		return err
 	}
 	if topic != "" {
-		err := Write(ctx, tx, Message{
+		err := WriteMessage(ctx, tx, Message{
 			Topic: topic, Scope: msg.Metadata.Get(outbox.HeaderScope), Key: key, Payload: msg.Payload,
 			Correlation: msg.Metadata.Get(metaCorrelation), Causation: msg.Metadata.Get(metaID),
 		})

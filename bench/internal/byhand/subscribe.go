@@ -17,9 +17,9 @@ const (
 	metaCorrelation = "correlation_id"
 )
 
-// Config is cfg with watermill-amqp's own marshaler. That drops what is no header,
+// SubscriberConfig is cfg with watermill-amqp's own marshaler. That drops what is no header,
 // so the properties have to be made headers and the other way round.
-func Config(cfg wamqp.Config, prefetch int) wamqp.Config {
+func SubscriberConfig(cfg wamqp.Config, prefetch int) wamqp.Config {
 	cfg.Consume.Qos.PrefetchCount = prefetch
 	cfg.Marshaler = wamqp.DefaultMarshaler{
 		PreprocessDelivery: func(d amqp.Delivery) amqp.Delivery {

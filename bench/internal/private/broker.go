@@ -27,7 +27,7 @@ type Broker struct {
 }
 
 func dialBroker(url string) (*Broker, error) {
-	conn, err := dial(url)
+	conn, err := dialConnection(url)
 	if err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
@@ -39,17 +39,19 @@ func dialBroker(url string) (*Broker, error) {
 	return &Broker{URL: url, conn: conn, ch: ch}, nil
 }
 
-func dial(url string) (*amqp.Connection, error) {
+func dialConnection(url string) (*amqp.Connection, error) {
 	return amqp.DialConfig(url, amqp.Config{Dial: amqp.DefaultDial(dialTimeout)})
 }
 
-// Dial opens another connection, which the caller ends with [Hangup].
-func (b *Broker) Dial() (*amqp.Connection, error) { return dial(b.URL) }
+// DialConnection opens another connection, which the caller ends with [CloseConnection].
+func (b *Broker) DialConnection() (*amqp.Connection, error) { return dialConnection(b.URL) }
 
-// Hangup closes conn, and does not wait for ever for a broker that is gone.
-func Hangup(conn *amqp.Connection) error { return conn.CloseDeadline(time.Now().Add(dialTimeout)) }
+// CloseConnection closes conn, and does not wait for ever for a broker that is gone.
+func CloseConnection(conn *amqp.Connection) error {
+	return conn.CloseDeadline(time.Now().Add(dialTimeout))
+}
 
-func (b *Broker) close() error { return Hangup(b.conn) }
+func (b *Broker) closeBroker() error { return CloseConnection(b.conn) }
 
 // A Queue is the quorum queue of one topic, behind a durable fanout exchange of
 // the topic's name. Every slot has its own; they are all alike.
@@ -59,8 +61,8 @@ type Queue struct {
 	Config wamqp.Config
 }
 
-// Declare makes the queue of topic. One that is there already stays as it is.
-func (b *Broker) Declare(ctx context.Context, topic string) (*Queue, error) {
+// DeclareQueue makes the queue of topic. One that is there already stays as it is.
+func (b *Broker) DeclareQueue(ctx context.Context, topic string) (*Queue, error) {
 	cfg, err := rabbitmq.NewConfig(b.URL, service, nil)
 	if err != nil {
 		return nil, err
@@ -68,23 +70,23 @@ func (b *Broker) Declare(ctx context.Context, topic string) (*Queue, error) {
 	return &Queue{Broker: b, Topic: topic, Config: cfg}, rabbitmq.DeclareTopology(ctx, cfg, topic)
 }
 
-// Name is what the broker calls the queue.
-func (q *Queue) Name() string { return q.Config.Queue.GenerateName(q.Topic) }
+// QueueName is what the broker calls the queue.
+func (q *Queue) QueueName() string { return q.Config.Queue.GenerateName(q.Topic) }
 
-// Purge empties the queue, so that the broker's memory stays bounded.
-func (q *Queue) Purge() error {
-	_, err := q.Broker.ch.QueuePurge(q.Name(), false)
+// PurgeQueue empties the queue, so that the broker's memory stays bounded.
+func (q *Queue) PurgeQueue() error {
+	_, err := q.Broker.ch.QueuePurge(q.QueueName(), false)
 	return err
 }
 
-// Fill puts n messages into the queue, each made by next, and waits until it shows
+// FillQueue puts n messages into the queue, each made by next, and waits until it shows
 // all of them.
-func (q *Queue) Fill(ctx context.Context, n int, next func() (amqp.Publishing, error)) error {
-	conn, err := q.Broker.Dial()
+func (q *Queue) FillQueue(ctx context.Context, n int, next func() (amqp.Publishing, error)) error {
+	conn, err := q.Broker.DialConnection()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = Hangup(conn) }()
+	defer func() { _ = CloseConnection(conn) }()
 	s, err := NewSender(conn, q.Topic)
 	if err != nil {
 		return err
@@ -94,7 +96,7 @@ func (q *Queue) Fill(ctx context.Context, n int, next func() (amqp.Publishing, e
 	for i := range n + fillWindow {
 		slot := i % fillWindow
 		if oldest := unconfirmed[slot]; oldest != nil {
-			if err := s.Confirm(ctx, oldest); err != nil {
+			if err := s.AwaitConfirm(ctx, oldest); err != nil {
 				return fmt.Errorf("fill: %w", err)
 			}
 			unconfirmed[slot] = nil
@@ -110,36 +112,36 @@ func (q *Queue) Fill(ctx context.Context, n int, next func() (amqp.Publishing, e
 			return fmt.Errorf("fill: %w", err)
 		}
 	}
-	return q.Check(ctx, n)
+	return q.CheckDepth(ctx, n)
 }
 
-// Check waits until the queue holds n messages. A relay that has counted more
+// CheckDepth waits until the queue holds n messages. A relay that has counted more
 // than the broker has would be fast for no good reason.
-func (q *Queue) Check(ctx context.Context, n int) error {
+func (q *Queue) CheckDepth(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, depthTimeout)
 	defer cancel()
 	for {
-		depth, err := q.Depth()
+		depth, err := q.QueueDepth()
 		if err != nil {
 			return err
 		}
 		switch {
 		case depth > n:
-			fmt.Printf("queue %s holds %d messages more than were stored\n", q.Name(), depth-n)
+			fmt.Printf("queue %s holds %d messages more than were stored\n", q.QueueName(), depth-n)
 			return nil
 		case depth == n:
 			return nil
 		}
 		if sleep(ctx, depthPause) != nil {
-			return fmt.Errorf("queue %s holds %d messages, want %d", q.Name(), depth, n)
+			return fmt.Errorf("queue %s holds %d messages, want %d", q.QueueName(), depth, n)
 		}
 	}
 }
 
-// Depth returns how many messages the queue holds, without those that a consumer
+// QueueDepth returns how many messages the queue holds, without those that a consumer
 // has in hand.
-func (q *Queue) Depth() (int, error) {
-	state, err := q.Broker.ch.QueueDeclarePassive(q.Name(), true, false, false, false, nil)
+func (q *Queue) QueueDepth() (int, error) {
+	state, err := q.Broker.ch.QueueDeclarePassive(q.QueueName(), true, false, false, false, nil)
 	return state.Messages, err
 }
 

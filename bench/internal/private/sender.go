@@ -39,13 +39,13 @@ func NewSender(conn *amqp.Connection, exchange string) (*Sender, error) {
 	return s, nil
 }
 
-// Publish sends a message. It is the broker's once [Sender.Confirm] returns nil.
+// Publish sends a message. It is the broker's once [Sender.AwaitConfirm] returns nil.
 func (s *Sender) Publish(ctx context.Context, p amqp.Publishing) (*amqp.DeferredConfirmation, error) {
 	return s.ch.PublishWithDeferredConfirmWithContext(ctx, s.exchange, "", true, false, p)
 }
 
-// Confirm waits until the broker has taken a message over.
-func (s *Sender) Confirm(ctx context.Context, sent *amqp.DeferredConfirmation) error {
+// AwaitConfirm waits until the broker has taken a message over.
+func (s *Sender) AwaitConfirm(ctx context.Context, sent *amqp.DeferredConfirmation) error {
 	ok, err := sent.WaitContext(ctx)
 	switch {
 	case err != nil:

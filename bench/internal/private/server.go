@@ -46,19 +46,19 @@ func (s *Servers) Close() error {
 	return errors.Join(errs...)
 }
 
-// Start starts a broker and the databases, says what they are, and leaves it to
+// StartServers starts a broker and the databases, says what they are, and leaves it to
 // the caller to close them. After an error nothing is left running. Without
 // RabbitMQ there are no databases: no figure would be about anything. settings
 // are those of the databases, as name=value.
-func Start(ctx context.Context, settings ...string) (*Servers, error) {
+func StartServers(ctx context.Context, settings ...string) (*Servers, error) {
 	s := &Servers{settings: settings}
-	if err := s.start(ctx); err != nil {
+	if err := s.startAll(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-func (s *Servers) start(ctx context.Context) error {
+func (s *Servers) startAll(ctx context.Context) error {
 	native, err := s.startServices(ctx, "", nil)
 	if err != nil {
 		return err
@@ -71,9 +71,9 @@ func (s *Servers) start(ctx context.Context) error {
 	if s.Broker, err = dialBroker(native.AMQPURL); err != nil {
 		return err
 	}
-	s.undo = append(s.undo, s.Broker.close)
-	describe(s.Broker)
-	if err := s.add(ctx, "native", native.DatabaseURL); err != nil {
+	s.undo = append(s.undo, s.Broker.closeBroker)
+	describeBroker(s.Broker)
+	if err := s.addServer(ctx, "native", native.DatabaseURL); err != nil {
 		return err
 	}
 	shim, err := buildShim(ctx)
@@ -81,13 +81,13 @@ func (s *Servers) start(ctx context.Context) error {
 		fmt.Println("server slow NOT MEASURED:", err)
 		return nil
 	}
-	s.undo = append(s.undo, shim.remove)
+	s.undo = append(s.undo, shim.removeShim)
 	slow, err := s.startServices(ctx, devservices.InProcess, []string{"LD_PRELOAD=" + shim.library})
 	if err != nil {
 		return err
 	}
 	s.undo = append(s.undo, slow.Close)
-	return s.add(ctx, "slow", slow.DatabaseURL)
+	return s.addServer(ctx, "slow", slow.DatabaseURL)
 }
 
 // startServices starts private servers; amqpURL is for the broker that there is already.
@@ -99,11 +99,11 @@ func (s *Servers) startServices(ctx context.Context, amqpURL string, postgresEnv
 	return devservices.Start(ctx, &devservices.Options{Steps: "env,private,npm,inproc", PostgresEnv: postgresEnv, PostgresSettings: s.settings})
 }
 
-// add makes the server at url one of those measured on. A slow one that is not
+// addServer makes the server at url one of those measured on. A slow one that is not
 // slow, as where the account may not read the shim, would pass for a fast disk.
-func (s *Servers) add(ctx context.Context, name, url string) error {
+func (s *Servers) addServer(ctx context.Context, name, url string) error {
 	db := &Server{Name: name, URL: url}
-	version, err := db.probe(ctx)
+	version, err := db.probeVersion(ctx)
 	if err != nil {
 		return fmt.Errorf("server %s: %w", name, err)
 	}
@@ -116,8 +116,8 @@ func (s *Servers) add(ctx context.Context, name, url string) error {
 	return nil
 }
 
-// probe measures a commit and returns the server's version.
-func (s *Server) probe(ctx context.Context) (version string, err error) {
+// probeVersion measures a commit and returns the server's version.
+func (s *Server) probeVersion(ctx context.Context) (version string, err error) {
 	conn, err := pgx.Connect(ctx, s.URL)
 	if err != nil {
 		return "", err
@@ -138,8 +138,8 @@ func (s *Server) probe(ctx context.Context) (version string, err error) {
 	return version, conn.QueryRow(ctx, "SHOW server_version").Scan(&version)
 }
 
-// describe prints what else the figures depend on.
-func describe(b *Broker) {
+// describeBroker prints what else the figures depend on.
+func describeBroker(b *Broker) {
 	fmt.Printf("machine %d processors, %s/%s, %s\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 	fmt.Printf("broker RabbitMQ %v, one node with one scheduler, quorum queues\n", b.conn.Properties["version"])
 	info, ok := debug.ReadBuildInfo()

@@ -39,15 +39,15 @@ func buildShim(ctx context.Context) (*shim, error) {
 	source := filepath.Join(dir, "slowsync.c")
 	err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(source, shimSource, 0o644))
 	if err == nil {
-		err = compile(ctx, cc, source, s.library)
+		err = compileShim(ctx, cc, source, s.library)
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.remove())
+		return nil, errors.Join(err, s.removeShim())
 	}
 	return s, nil
 }
 
-func compile(ctx context.Context, cc, source, library string) error {
+func compileShim(ctx context.Context, cc, source, library string) error {
 	ctx, cancel := context.WithTimeout(ctx, compileTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, cc, "-O2", "-shared", "-fPIC", "-o", library, source).CombinedOutput()
@@ -57,4 +57,4 @@ func compile(ctx context.Context, cc, source, library string) error {
 	return os.Chmod(library, 0o755)
 }
 
-func (s *shim) remove() error { return os.RemoveAll(s.dir) }
+func (s *shim) removeShim() error { return os.RemoveAll(s.dir) }

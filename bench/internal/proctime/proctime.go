@@ -18,9 +18,9 @@ const kernelTick = 10 * time.Millisecond
 // the same program that it has started and that have not ended.
 type Usage struct{ Client, Database, Broker time.Duration }
 
-// Read reads what this process and the servers that it started have used so
+// ReadUsage reads what this process and the servers that it started have used so
 // far. It is zero where there is no /proc.
-func Read() (u Usage) {
+func ReadUsage() (u Usage) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
 	parents, names, times := map[int]int{}, map[int]string{}, map[int]time.Duration{}
 	for _, path := range stats {
@@ -45,7 +45,7 @@ func Read() (u Usage) {
 		switch {
 		case pid == os.Getpid():
 			u.Client += used
-		case !descends(parents, pid):
+		case !descendsFromUs(parents, pid):
 		case names[pid] == "postgres":
 			u.Database += used
 		case names[pid] == "beam.smp":
@@ -57,8 +57,8 @@ func Read() (u Usage) {
 	return u
 }
 
-// descends reports whether pid is a descendant of this process.
-func descends(parents map[int]int, pid int) bool {
+// descendsFromUs reports whether pid is a descendant of this process.
+func descendsFromUs(parents map[int]int, pid int) bool {
 	for ; pid > 1; pid = parents[pid] {
 		if pid == os.Getpid() {
 			return true
@@ -67,18 +67,18 @@ func descends(parents map[int]int, pid int) bool {
 	return false
 }
 
-// Since returns what was used since before was read.
-func (u Usage) Since(before Usage) Usage {
+// UsedSince returns what was used since before was read.
+func (u Usage) UsedSince(before Usage) Usage {
 	return Usage{u.Client - before.Client, u.Database - before.Database, u.Broker - before.Broker}
 }
 
-// Plus returns what was used in both.
-func (u Usage) Plus(v Usage) Usage {
+// AddUsage returns what was used in both.
+func (u Usage) AddUsage(v Usage) Usage {
 	return Usage{u.Client + v.Client, u.Database + v.Database, u.Broker + v.Broker}
 }
 
-// Each says what one of n messages has cost.
-func (u Usage) Each(n int) string {
+// FormatEach says what one of n messages has cost.
+func (u Usage) FormatEach(n int) string {
 	micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(n) }
 	return fmt.Sprintf("processor µs for each: client %.1f, database %.1f, broker %.1f", micros(u.Client), micros(u.Database), micros(u.Broker))
 }

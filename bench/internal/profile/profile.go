@@ -7,9 +7,9 @@ import (
 	"runtime/pprof"
 )
 
-// Start profiles this process into the file at path until the function returned
+// StartProfile profiles this process into the file at path until the function returned
 // is called. If path is "", or cannot be written, which it says, there is none.
-func Start(path string) (stop func()) {
+func StartProfile(path string) (stop func()) {
 	if path == "" {
 		return func() {}
 	}

@@ -30,9 +30,9 @@ func (t Target) String() string {
 	return fmt.Sprintf("target %s %.2f %s%g %s", t.Name, t.Value, sign, t.Goal, verdict)
 }
 
-// Median returns the middle of values, the greater one of an even number, and 0
+// MedianOf returns the middle of values, the greater one of an even number, and 0
 // of none.
-func Median(values []float64) float64 {
+func MedianOf(values []float64) float64 {
 	if len(values) == 0 {
 		return 0
 	}
@@ -50,8 +50,8 @@ func Percentile[T cmp.Ordered](values []T, p float64) T {
 	return sorted[int(p*float64(len(sorted)-1))]
 }
 
-// Ratio returns the median of the rounds' ratios, if both were measured in each.
-func Ratio(of, to []float64) (ratio float64, ok bool) {
+// RatioOf returns the median of the rounds' ratios, if both were measured in each.
+func RatioOf(of, to []float64) (ratio float64, ok bool) {
 	if len(of) == 0 || len(of) != len(to) {
 		return 0, false
 	}
@@ -59,7 +59,7 @@ func Ratio(of, to []float64) (ratio float64, ok bool) {
 	for i := range of {
 		each[i] = of[i] / to[i]
 	}
-	return Median(each), true
+	return MedianOf(each), true
 }
 
 // Milliseconds returns d in those.

@@ -34,7 +34,7 @@ func TestMedian(t *testing.T) {
 		{[]float64{9, 1, 5}, 5},
 		{[]float64{4, 1, 3, 2}, 3},
 	} {
-		if got := target.Median(tt.values); got != tt.want {
+		if got := target.MedianOf(tt.values); got != tt.want {
 			t.Errorf("Median(%v) = %v, want %v", tt.values, got, tt.want)
 		}
 	}
@@ -78,7 +78,7 @@ func TestRatio(t *testing.T) {
 		{[]float64{1}, nil, 0, false},
 		{[]float64{4, 1, 9}, []float64{2, 1, 3}, 2, true}, // each round for itself
 	} {
-		if got, ok := target.Ratio(tt.of, tt.to); got != tt.want || ok != tt.wantOK {
+		if got, ok := target.RatioOf(tt.of, tt.to); got != tt.want || ok != tt.wantOK {
 			t.Errorf("Ratio(%v, %v) = %v, %v, want %v, %v", tt.of, tt.to, got, ok, tt.want, tt.wantOK)
 		}
 	}

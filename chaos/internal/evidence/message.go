@@ -20,7 +20,9 @@ import (
 const messageColumns = "id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at"
 
 // bindSchema binds statement to a schema.
-func bindSchema(schema, statement string) string { return strings.ReplaceAll(statement, "{schema}", schema) }
+func bindSchema(schema, statement string) string {
+	return strings.ReplaceAll(statement, "{schema}", schema)
+}
 
 // A stored message is one that a service's transaction has written.
 type stored struct {

@@ -85,7 +85,9 @@ func drawFuses(seed uint64, service string, turn int, r *rand.Rand) (fuses []str
 		return nil
 	}
 	// How often an action has had its turn says which point is next.
-	nth := func(is func(string) bool) int { return round*countMatching(starts, is) + countMatching(starts[:at], is) }
+	nth := func(is func(string) bool) int {
+		return round*countMatching(starts, is) + countMatching(starts[:at], is)
+	}
 	armed := nth(func(a string) bool { return a != "" })
 	for _, mild := range []string{"error", "delay"} {
 		fuses = append(fuses, nextPoint(seed, service, mild, slices.Concat(pointGroups(service)...), armed).armedText(r, mild))

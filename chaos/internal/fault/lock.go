@@ -137,4 +137,6 @@ func (c *carrier) holdLocks(do func(context.Context, pgx.Tx) error) error {
 	return do(ctx, tx)
 }
 
-func bindSchema(service, statement string) string { return sqlschema.Bind(site.SchemaOf(service), statement) }
+func bindSchema(service, statement string) string {
+	return sqlschema.Bind(site.SchemaOf(service), statement)
+}
