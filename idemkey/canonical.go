@@ -7,34 +7,33 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/sagamill/sagamill/internal/strictjson"
 )
 
-// maxJSONDepth bounds the recursion of canonicalJSON. A deeper body is
-// compared byte by byte.
+// maxJSONDepth bounds the recursion of canonicalJSON. A deeper body is compared byte by byte.
 const maxJSONDepth = 512
 
-// canonicalJSON rewrites body so that what differs in spelling only comes out
-// the same: no white space, members sorted by name, strings unescaped. Number
-// literals stay as they are, since 1 and 1.0 may mean different things to the
-// handler, and float64 would merge integers beyond 2^53.
+// canonicalJSON rewrites body so that documents which differ in spelling only become equal: no white
+// space, members sorted by name, strings unescaped. Number literals stay as they are: 1 and 1.0 may mean
+// different things to the handler, and float64 would merge integers beyond 2^53.
 //
-// It is not ok where the result could merge bodies that a handler may tell
-// apart: invalid JSON, duplicate names, text that is not Unicode, deep nesting.
-// Members that fields does not want are left out.
+// It is not ok where the result could merge bodies that a handler may tell apart: invalid JSON, duplicate
+// names, text that is not Unicode, deep nesting. Members that fields does not want are left out.
 func canonicalJSON(body []byte, fields fieldSet) ([]byte, bool) {
 	if !utf8.Valid(body) || !json.Valid(body) {
 		return nil, false
 	}
-	c := canonicalizer{in: body, out: make([]byte, 0, len(body)), fields: fields}
-	c.value(fields.root(), 0)
+	c := canonicalizer{tokens: strictjson.NewTokenizer(body), out: make([]byte, 0, len(body)), fields: fields}
+	c.copyValue(c.tokens.Next(), fields.root(), 0)
 	return c.out, !c.refused
 }
 
-// A canonicalizer copies one document from in to out, token by token. The
-// document is known to be valid, so that a token's first byte says what it is.
-// Once refused, what it writes no longer matters.
+// A canonicalizer copies one document to out, token by token. The document is known to be valid, so a
+// token's first byte says what it is, and no token is missing. Once the document is refused, out no longer
+// matters.
 type canonicalizer struct {
-	in      []byte // what is left
+	tokens  strictjson.Tokenizer
 	out     []byte
 	scratch []byte
 	members []member // of the objects that are open, the innermost last
@@ -49,110 +48,93 @@ type member struct {
 	start, end int
 }
 
-// peek returns the first byte of the next token.
-func (c *canonicalizer) peek() byte {
-	for i, b := range c.in {
-		if b != ' ' && b != '\t' && b != '\n' && b != '\r' {
-			c.in = c.in[i:]
-			return b
-		}
+// nextItem returns the first token of the next element or member, past its comma. It is not ok at the end
+// of the array or object, which it moves past.
+func (c *canonicalizer) nextItem() (token []byte, ok bool) {
+	token = c.tokens.Next()
+	if token[0] == ',' {
+		token = c.tokens.Next()
 	}
-	c.refused = true // not reached: the document is valid
-	return 0
+	return token, token[0] != ']' && token[0] != '}'
 }
 
-// skip passes over the next token, which is one byte.
-func (c *canonicalizer) skip() {
-	if c.peek(); !c.refused {
-		c.in = c.in[1:]
-	}
-}
-
-// more reports whether another element or member follows, past its comma. If
-// not, it has passed over the end of the array or object.
-func (c *canonicalizer) more(end byte) bool {
-	b := c.peek()
-	if c.refused {
-		return false
-	}
-	if b == end || b == ',' {
-		c.in = c.in[1:]
-	}
-	return b != end
-}
-
-func (c *canonicalizer) value(at fieldPlace, depth int) {
+// copyValue copies the value that begins with token.
+func (c *canonicalizer) copyValue(token []byte, at fieldPlace, depth int) {
 	if depth > maxJSONDepth {
 		c.refused = true
 	}
-	b := c.peek()
 	if c.refused {
 		return
 	}
-	switch b {
+	switch token[0] {
 	case '{':
-		c.object(at, depth)
+		c.copyObject(at, depth)
 	case '[':
-		c.array(at, depth)
+		c.copyArray(at, depth)
 	case '"':
-		c.text()
+		c.copyString(token)
 	default: // a number or a word, as it is spelled
-		n := bytes.IndexAny(c.in, " \t\n\r,]}")
-		if n < 0 {
-			n = len(c.in)
-		}
-		c.out = append(c.out, c.in[:n]...)
-		c.in = c.in[n:]
+		c.out = append(c.out, token...)
 	}
 }
 
-func (c *canonicalizer) array(at fieldPlace, depth int) {
-	c.skip()
+func (c *canonicalizer) copyArray(at fieldPlace, depth int) {
 	c.out = append(c.out, '[')
-	for first := true; c.more(']'); first = false {
+	for first := true; !c.refused; first = false {
+		token, ok := c.nextItem()
+		if !ok {
+			break
+		}
 		if !first {
 			c.out = append(c.out, ',')
 		}
-		c.value(at.element(), depth+1)
+		c.copyValue(token, at.element(), depth+1)
 	}
 	c.out = append(c.out, ']')
 }
 
-func (c *canonicalizer) object(at fieldPlace, depth int) {
-	c.skip()
+func (c *canonicalizer) copyObject(at fieldPlace, depth int) {
 	start, outer := len(c.out), len(c.members)
-	for c.more('}') {
-		c.peek()
-		m := member{start: len(c.out)}
-		m.name = c.text()
-		c.skip()
-		c.out = append(c.out, ':')
-		to := c.fields.member(at, m.name)
-		wanted := c.inside > 0 || c.fields.wanted(to)
-		included := c.fields.include && to.named()
-		if included {
-			c.inside++
+	for !c.refused {
+		token, ok := c.nextItem()
+		if !ok {
+			break
 		}
-		c.value(to, depth+1)
-		if included {
-			c.inside--
-		}
-		m.end = len(c.out)
-		if !wanted {
-			c.out = c.out[:m.start]
-			continue
-		}
-		c.members = append(c.members, m)
+		c.copyMember(token, at, depth)
 	}
-	c.sort(start, c.members[outer:])
+	c.sortMembers(start, c.members[outer:])
 	c.members = c.members[:outer]
 }
 
-// sort puts the members, which stand one after the other from start on, in the
-// order of their names, with braces and commas.
-func (c *canonicalizer) sort(start int, members []member) {
+// copyMember copies the member whose quoted name is token, unless it does not count.
+func (c *canonicalizer) copyMember(token []byte, at fieldPlace, depth int) {
+	m := member{start: len(c.out)}
+	m.name = c.copyString(token)
+	c.tokens.Next() // the colon
+	c.out = append(c.out, ':')
+	to := c.fields.member(at, m.name)
+	wanted := c.inside > 0 || c.fields.wanted(to)
+	included := c.fields.include && to.named()
+	if included {
+		c.inside++
+	}
+	c.copyValue(c.tokens.Next(), to, depth+1)
+	if included {
+		c.inside--
+	}
+	m.end = len(c.out)
+	if !wanted {
+		c.out = c.out[:m.start]
+		return
+	}
+	c.members = append(c.members, m)
+}
+
+// sortMembers puts the members, which stand one after the other from start on, in the order of their
+// names, with braces and commas.
+func (c *canonicalizer) sortMembers(start int, members []member) {
 	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
-	c.refused = c.refused || ambiguous(members)
+	c.refused = c.refused || ambiguousNames(members)
 	c.scratch = append(c.scratch[:0], '{')
 	for i, m := range members {
 		if i > 0 {
@@ -164,12 +146,13 @@ func (c *canonicalizer) sort(start int, members []member) {
 	c.out = append(c.out, '}')
 }
 
-// fewMembers are compared with each other, one by one.
+// fewMembers is the number of members up to which names are compared one by one, without a map.
 const fewMembers = 16
 
-// ambiguous reports two members of one name, or of names that differ in case
-// only: which of them counts depends on the reader, and for some on their order.
-func ambiguous(members []member) bool {
+// ambiguousNames reports two members of one name, or of names that differ in case only: readers disagree
+// which of them counts. Package strictjson compares names in another way, which differs for İ among more
+// than 16 members. Sums in records depend on this one, so it stays.
+func ambiguousNames(members []member) bool {
 	if len(members) > fewMembers {
 		seen := make(map[string]bool, len(members))
 		for _, m := range members {
@@ -191,33 +174,26 @@ func ambiguous(members []member) bool {
 	return false
 }
 
-// text copies the string that comes next, with the fewest escapes, and returns
-// what it says. JSON can spell what is not Unicode, such as half a surrogate
-// pair, and readers turn it into U+FFFD: different strings become equal, so
-// every string with that character is refused.
-func (c *canonicalizer) text() string {
-	n := 1
-	for escaped := false; c.in[n] != '"' || escaped; n++ {
-		escaped = c.in[n] == '\\' && !escaped
-	}
-	token := c.in[:n+1]
-	c.in = c.in[n+1:]
+// copyString copies a quoted string with the fewest escapes, and returns its text. JSON can spell text that
+// is not Unicode, such as half a surrogate pair, and readers turn it into U+FFFD: different strings become
+// equal. So every string with that character is refused.
+func (c *canonicalizer) copyString(token []byte) string {
 	if bytes.ContainsRune(token, utf8.RuneError) {
 		c.refused = true
 	}
 	if bytes.IndexByte(token, '\\') < 0 {
 		c.out = append(c.out, token...)
-		return string(token[1:n])
+		return string(token[1 : len(token)-1])
 	}
-	var said string
-	if err := json.Unmarshal(token, &said); err != nil || strings.ContainsRune(said, utf8.RuneError) {
+	var text string
+	if err := json.Unmarshal(token, &text); err != nil || strings.ContainsRune(text, utf8.RuneError) {
 		c.refused = true
 	}
-	c.quote(said)
-	return said
+	c.appendQuoted(text)
+	return text
 }
 
-func (c *canonicalizer) quote(s string) {
+func (c *canonicalizer) appendQuoted(s string) {
 	const hex = "0123456789abcdef"
 	c.out = append(c.out, '"')
 	for i := range len(s) {

@@ -10,8 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// indexFrom is how many names an object has before they are indexed: fewer are
-// found sooner one by one.
+// indexFrom is the number of names from which on an object has an index. Comparing fewer one by one is faster.
 const indexFrom = 32
 
 // maxKept is the size of a message, in bytes, whose scanner is used again.
@@ -20,13 +19,10 @@ const maxKept = 16 << 10
 // seed keeps senders from choosing names that share a hash.
 var seed = maphash.MakeSeed()
 
-// A scanner looks for duplicate names and for deep nesting, and takes for
-// granted that data is JSON: of anything else it may report either or neither.
-// That is enough because json.Unmarshal reads the same bytes to the end
-// before it decodes any, and refuses what is not exactly one value.
+// A scanner looks for duplicate names and for deep nesting. It takes for granted that its data is JSON:
+// of anything else it may report either or neither. That is enough, because json.Unmarshal reads the same
+// bytes to the end before it decodes any, and refuses everything but exactly one value.
 type scanner struct {
-	data     []byte
-	pos      int
 	open     []frame
 	nameNext bool   // the innermost is an object, and its next string is a name
 	names    []name // those of all open objects, the innermost's last
@@ -49,45 +45,47 @@ type name struct {
 // scanners keep their slices from message to message.
 var scanners = sync.Pool{New: func() any { return new(scanner) }}
 
-func check(data []byte) error {
+// checkDocument returns an error if an object in data has a name twice, or if data is nested over MaxDepth.
+func checkDocument(data []byte) error {
 	s := scanners.Get().(*scanner)
-	defer s.release()
-	s.data = data
-	for s.pos < len(data) {
-		if err := s.token(); err != nil {
+	defer s.release(len(data))
+	tokens := NewTokenizer(data)
+	for token := tokens.Next(); len(token) > 0; token = tokens.Next() {
+		if err := s.readToken(token); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// release leaves what a large message has grown to the garbage collector.
-func (s *scanner) release() {
-	if len(s.data) > maxKept {
+// release gives s back to the pool. What a large message has grown is left to the garbage collector.
+func (s *scanner) release(size int) {
+	if size > maxKept {
 		return
 	}
 	*s = scanner{open: s.open[:0], names: s.names[:0], folded: s.folded[:0]}
 	scanners.Put(s)
 }
 
-// token passes over one byte or, where a string begins, over the string.
-func (s *scanner) token() error {
-	c := s.data[s.pos]
-	s.pos++
-	switch c {
+func (s *scanner) readToken(token []byte) error {
+	switch c := token[0]; c {
 	case '"':
-		return s.str()
+		if !s.nameNext {
+			return nil
+		}
+		s.nameNext = false
+		return s.addName(token)
 	case ',':
 		s.nameNext = len(s.open) > 0 && s.open[len(s.open)-1].object
 	case '{', '[':
-		return s.push(c == '{')
+		return s.openFrame(c == '{')
 	case '}', ']':
-		s.pop()
+		s.closeFrame()
 	}
 	return nil
 }
 
-func (s *scanner) push(object bool) error {
+func (s *scanner) openFrame(object bool) error {
 	if len(s.open) == MaxDepth {
 		return fmt.Errorf("json: nested more than %d deep", MaxDepth)
 	}
@@ -96,7 +94,7 @@ func (s *scanner) push(object bool) error {
 	return nil
 }
 
-func (s *scanner) pop() {
+func (s *scanner) closeFrame() {
 	s.nameNext = false
 	if len(s.open) == 0 {
 		return
@@ -106,61 +104,32 @@ func (s *scanner) pop() {
 	s.names, s.folded = s.names[:top.names], s.folded[:top.folded]
 }
 
-// str reads the string whose opening quote has been read.
-func (s *scanner) str() error {
-	start := s.pos
-	s.skipString()
-	if !s.nameNext {
-		return nil
-	}
-	s.nameNext = false
-	return s.name(s.data[start-1 : s.pos])
-}
-
-// skipString moves past the closing quote: the first that an even number of
-// backslashes precedes, as each pair of them is one escaped backslash.
-func (s *scanner) skipString() {
-	start := s.pos
-	for {
-		n := bytes.IndexByte(s.data[s.pos:], '"')
-		if n < 0 {
-			s.pos = len(s.data)
-			return
-		}
-		text := s.data[start : s.pos+n]
-		s.pos += n + 1
-		if slashes := len(text) - len(bytes.TrimRight(text, `\`)); slashes%2 == 0 {
-			return
-		}
-	}
-}
-
-// name adds the quoted name to those of the innermost object.
-func (s *scanner) name(quoted []byte) error {
+// addName adds the quoted name to those of the innermost object.
+func (s *scanner) addName(quoted []byte) error {
 	start := len(s.folded)
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		s.folded = appendFolded(s.folded, bytes.Trim(quoted, `"`))
 	} else {
-		decoded, err := decode(quoted)
+		decoded, err := decodeString(quoted)
 		if err != nil {
 			return err
 		}
 		s.folded = appendFolded(s.folded, []byte(decoded))
 	}
 	n := name{maphash.Bytes(seed, s.folded[start:]), start, len(s.folded)}
-	if s.given(n) {
-		return duplicate(quoted)
+	if s.hasName(n) {
+		return duplicateError(quoted)
 	}
 	s.names = append(s.names, n)
 	return nil
 }
 
-// given tells whether the innermost object has a name like n. Two names can
-// have one hash, so that it rules names out, but the text decides.
-func (s *scanner) given(n name) bool {
+// hasName reports whether the innermost object has a name like n. Two names can have one hash: a hash
+// rules names out, and the text decides.
+func (s *scanner) hasName(n name) bool {
 	top := &s.open[len(s.open)-1]
 	names := s.names[top.names:]
-	if len(names) >= indexFrom && top.isNew(n, names) {
+	if len(names) >= indexFrom && top.addHash(n, names) {
 		return false
 	}
 	for _, other := range names {
@@ -171,10 +140,9 @@ func (s *scanner) given(n name) bool {
 	return false
 }
 
-// isNew tells whether none of names, which are all of the frame's, has n's
-// hash, and adds n to the index: without one, an object of many members would
-// cost the square of their number.
-func (f *frame) isNew(n name, names []name) bool {
+// addHash adds n's hash to the index, and reports whether none of names, which are all of the frame's,
+// has it. Without an index, an object of many members would cost the square of their number.
+func (f *frame) addHash(n name, names []name) bool {
 	if f.index == nil {
 		f.index = make(map[uint64]struct{}, 4*len(names))
 		for _, other := range names {
@@ -186,20 +154,20 @@ func (f *frame) isNew(n name, names []name) bool {
 	return len(f.index) > before
 }
 
-func duplicate(quoted []byte) error {
-	decoded, err := decode(quoted)
+func duplicateError(quoted []byte) error {
+	decoded, err := decodeString(quoted)
 	if err != nil {
 		return err
 	}
 	return fmt.Errorf("json: member %.40q is given twice", decoded)
 }
 
-// decode leaves it to encoding/json what an escape means, lone surrogates and
-// all: few senders escape anything in a name.
-func decode(quoted []byte) (string, error) {
+// decodeString leaves the meaning of escapes, lone surrogates included, to encoding/json. It may be slow:
+// few senders escape anything in a name.
+func decodeString(quoted []byte) (string, error) {
 	var decoded string
 	err := json.Unmarshal(quoted, &decoded)
-	return decoded, prefixed(err)
+	return decoded, prefixSyntaxError(err)
 }
 
 // appendFolded appends text with each rune as the smallest of its cases and,
@@ -215,17 +183,16 @@ func appendFolded(to, text []byte) []byte {
 		default:
 			var r rune
 			r, size = utf8.DecodeRune(text)
-			to = utf8.AppendRune(to, smallest(r))
+			to = utf8.AppendRune(to, smallestCase(r))
 		}
 		text = text[size:]
 	}
 	return to
 }
 
-// smallest returns the least of the runes that equal r but for their case: to
-// encoding/json, unlike to strings.ToLower, the long s and the Kelvin sign are
-// cases of s and k.
-func smallest(r rune) rune {
+// smallestCase returns the least of the runes that differ from r in case only. Like encoding/json, and
+// unlike strings.ToLower, it takes the long s and the Kelvin sign for cases of s and k.
+func smallestCase(r rune) rune {
 	for {
 		next := unicode.SimpleFold(r)
 		if next <= r {

@@ -10,10 +10,10 @@ func TestNamesOfOneHashAreToldApart(t *testing.T) {
 		for range others {
 			s.names = append(s.names, name{hash: 1, start: 0, end: 1})
 		}
-		if s.given(name{hash: 1, start: 1, end: 2}) {
+		if s.hasName(name{hash: 1, start: 1, end: 2}) {
 			t.Errorf("B is taken for one of %d A", others)
 		}
-		if !s.given(name{hash: 1, start: 0, end: 1}) {
+		if !s.hasName(name{hash: 1, start: 0, end: 1}) {
 			t.Errorf("A is not found among %d A", others)
 		}
 	}
@@ -24,7 +24,7 @@ func TestNamesOfOneHashAreToldApart(t *testing.T) {
 // four, which costs fewer.
 func TestCheckAllocatesNothingPerName(t *testing.T) {
 	data := []byte(`{"id":1,"Größe":[{"x":"a\"b","y":1,"z":2}],"a":1,"b":2,"c":3,"d":4,"e":null}`)
-	if n := testing.AllocsPerRun(1000, func() { _ = check(data) }); n > 4 {
-		t.Errorf("check allocates %v times", n)
+	if n := testing.AllocsPerRun(1000, func() { _ = checkDocument(data) }); n > 4 {
+		t.Errorf("checkDocument allocates %v times", n)
 	}
 }

@@ -1,6 +1,6 @@
-// Package strictjson decodes JSON without encoding/json's leniencies that can
-// change a meaning: of a member given twice, or once as "amount" and once as
-// "AMOUNT", encoding/json silently keeps the last.
+// Package strictjson decodes JSON and refuses ambiguous documents: of a member given twice, or once as
+// "amount" and once as "AMOUNT", encoding/json silently keeps the last. Its [Tokenizer] is the only one of
+// the module: package idemkey makes fingerprints with it.
 package strictjson
 
 import (
@@ -15,15 +15,14 @@ const MaxDepth = 128
 // names (letter case aside) or nesting over [MaxDepth], and then leaves into
 // as it was. Unknown members are accepted: a newer sender may have added them.
 func Unmarshal(data []byte, into any) error {
-	if err := check(data); err != nil {
+	if err := checkDocument(data); err != nil {
 		return err
 	}
-	return prefixed(json.Unmarshal(data, into))
+	return prefixSyntaxError(json.Unmarshal(data, into))
 }
 
-// prefixed makes a syntax error say what it is about: of encoding/json's
-// errors, it alone does not.
-func prefixed(err error) error {
+// prefixSyntaxError makes a syntax error say that it is about JSON. All other errors of encoding/json do so.
+func prefixSyntaxError(err error) error {
 	if _, ok := err.(*json.SyntaxError); ok {
 		return fmt.Errorf("json: %w", err)
 	}
