@@ -2,31 +2,84 @@ package archtest
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 )
 
-var decisionHeading = regexp.MustCompile(`(?m)^### (.*)$`)
+var (
+	decisionFile   = regexp.MustCompile(`^(\d{3})-[a-z0-9-]+\.md$`)
+	decisionTop    = regexp.MustCompile(`^# (\d{3})\. (.+)\n\nStatus: (.+)\n`)
+	decisionStatus = regexp.MustCompile(`^(?:accepted|superseded by \[(\d{3})\]\(([^)]+)\))$`)
+	rejected       = regexp.MustCompile(`\n## Rejected alternatives\n\n[^\n#]`)
+	decisionRow    = regexp.MustCompile(`(?m)^\| \[\d{3}\]\([^)]+\) \|.*$`)
+)
 
-// checkDecisions returns what is wrong with the entries of docs/design.md: they are
-// numbered, and each says what was rejected.
-func checkDecisions(doc string) (wrong []string) {
-	_, doc, _ = strings.Cut(doc, "\n## Decisions\n")
-	headings := decisionHeading.FindAllStringSubmatchIndex(doc, -1)
-	for i, at := range headings {
-		title, end := doc[at[2]:at[3]], len(doc)
-		if i+1 < len(headings) {
-			end = headings[i+1][0]
+// checkDecisions returns the mistakes in the pages of docs/decisions, by file name, and in
+// their index. Pages are numbered without gaps or doubles, and each says which alternatives
+// were rejected. A superseded page links to an existing page. The index has one row for each
+// page, in order, with its title and status.
+func checkDecisions(index string, pages map[string]string) (wrong []string) {
+	complain := func(format string, args ...any) {
+		wrong = append(wrong, "docs/decisions/"+fmt.Sprintf(format, args...))
+	}
+	if len(pages) == 0 {
+		complain(": there are no decisions")
+	}
+	var rows []string
+	for i, name := range slices.Sorted(maps.Keys(pages)) {
+		number := decisionFile.FindStringSubmatch(name)
+		if number == nil {
+			complain("%s: want a name like 001-plain-title.md", name)
+			continue
 		}
-		if !strings.HasPrefix(title, fmt.Sprintf("%d. ", i+1)) {
-			wrong = append(wrong, fmt.Sprintf("docs/design.md: %q is decision %d", title, i+1))
+		if want := fmt.Sprintf("%03d", i+1); number[1] != want {
+			complain("%s: the next number is %s", name, want)
 		}
-		if !strings.Contains(doc[at[1]:end], "\n*Rejected") {
-			wrong = append(wrong, fmt.Sprintf("docs/design.md: %q does not say what was *Rejected*", title))
+		top := decisionTop.FindStringSubmatch(pages[name])
+		if top == nil || top[1] != number[1] {
+			complain("%s: want the lines '# %s. Title' and 'Status: …' at the top", name, number[1])
+			continue
+		}
+		if problem := checkDecisionStatus(top[3], pages); problem != "" {
+			complain("%s: %s", name, problem)
+		}
+		if !rejected.MatchString(pages[name]) {
+			complain("%s: does not say under '## Rejected alternatives' what was rejected", name)
+		}
+		rows = append(rows, fmt.Sprintf("| [%s](%s) | %s | %s |", number[1], name, top[2], top[3]))
+	}
+	return append(wrong, checkDecisionIndex(index, rows)...)
+}
+
+// checkDecisionStatus returns the mistake in a page's status, or "".
+func checkDecisionStatus(status string, pages map[string]string) string {
+	parts := decisionStatus.FindStringSubmatch(status)
+	switch {
+	case parts == nil:
+		return fmt.Sprintf("status %q, want 'accepted' or 'superseded by [NNN](NNN-title.md)'", status)
+	case parts[2] != "" && (pages[parts[2]] == "" || !strings.HasPrefix(parts[2], parts[1]+"-")):
+		return fmt.Sprintf("status %q links to no page of that number", status)
+	}
+	return ""
+}
+
+// checkDecisionIndex returns the rows that the index lacks, and those that belong to no page.
+func checkDecisionIndex(index string, rows []string) (wrong []string) {
+	listed := decisionRow.FindAllString(index, -1)
+	for _, row := range rows {
+		if !slices.Contains(listed, row) {
+			wrong = append(wrong, "docs/decisions/README.md: lacks the row "+row)
 		}
 	}
-	if len(headings) == 0 {
-		wrong = append(wrong, "docs/design.md: there are no decisions")
+	for _, row := range listed {
+		if !slices.Contains(rows, row) {
+			wrong = append(wrong, "docs/decisions/README.md: no page has the row "+row)
+		}
+	}
+	if len(wrong) == 0 && !slices.Equal(listed, rows) {
+		wrong = append(wrong, "docs/decisions/README.md: rows are not in the order of the pages")
 	}
 	return wrong
 }

@@ -37,7 +37,11 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	if err != nil || len(documents) < 5 {
 		t.Fatalf("%d documents, %v", len(documents), err)
 	}
-	for _, name := range documents {
+	decisions, err := filepath.Glob(filepath.Join(root, "docs", "decisions", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(documents, decisions...) {
 		doc, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
