@@ -145,7 +145,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.idempotency_key TO {prefix}_ent
 GRANT INSERT ON {schema}.outbox, {schema}.outbox_held TO {prefix}_entry, {prefix}_consumer;
 GRANT USAGE ON SEQUENCE {schema}.outbox_leaf, {schema}.outbox_id_seq TO {prefix}_entry, {prefix}_consumer;
 
-GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.outbox, {schema}.outbox_held TO {prefix}_relay;
+GRANT INSERT, UPDATE ON {schema}.outbox TO {prefix}_relay; -- delayed messages that are due, and a log from another cluster
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.outbox_held TO {prefix}_relay;
 GRANT SELECT, TRUNCATE ON {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other TO {prefix}_relay;
 GRANT SELECT, UPDATE ON {schema}.outbox_relay TO {prefix}_relay;
 GRANT SELECT, INSERT, DELETE ON {schema}.outbox_tenure TO {prefix}_relay;

@@ -26,8 +26,7 @@ const (
 	// transaction. Their rows are locked no longer than that takes.
 	letterBatch = 500
 
-	// letterTimeout is how long that may take. A pass of a table log, which
-	// Release waits for, is shorter by default.
+	// letterTimeout is how long that may take.
 	letterTimeout = time.Minute
 )
 
@@ -195,8 +194,6 @@ func (d *DeadLetters) DiscardAll(ctx context.Context, filter DeadFilter) (n int,
 // what waits behind them. It accepts the messages that [DeadLetters.Refused] lists, and
 // returns how many: other ids are left out. One that is on its way to the broker at this
 // moment may still be published, and is no dead letter then.
-//
-// It waits until a relay with [LogTable] has finished its pass.
 func (d *DeadLetters) Release(ctx context.Context, ids ...int64) (n int, err error) {
 	return d.eachID(ctx, verb{name: "outbox refused release", statement: d.sql.release, lead: true}, ids)
 }

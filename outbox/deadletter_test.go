@@ -65,46 +65,44 @@ func idsOf(letters []DeadLetter) (ids []int64) {
 
 func TestADeadLetterHasAllThatIsKnown(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		const id = "01890a5d-ac96-774b-bcce-b302099a8057"
-		f.write(t, Message{
-			Topic: "orders", Type: "order.created", Scope: "tenant ü", Key: "k", Step: "pay", N: "a.1", OrderingKey: "o",
-			Payload: []byte("{\x00\xff}"), ContentType: "application/x-test", ID: id, CorrelationID: "saga", CausationID: "cause",
-			Headers: map[string]string{"x-own": "ü\x1b"},
-		})
-		f.broker.answer = func(Publication) error { return fmt.Errorf("no \x1b[31mqueue: %w", ErrRefused) }
-		mustSettle(t, f.relay(t, RelayOptions{Log: log, MaxAttempts: 1}))
-		d := f.letters(t)
-		listed, err := d.List(t.Context(), DeadFilter{}, 0, 10)
-		if err != nil || len(listed) != 1 {
-			t.Fatalf("List = %v, %v; want one letter", listed, err)
-		}
-		want := DeadLetter{
-			ID: listed[0].ID, MessageID: id, Topic: "orders", Type: "order.created", Scope: "tenant ü", Key: "k", Step: "pay", N: "a.1", OrderingKey: "o",
-			CorrelationID: "saga", CausationID: "cause", ContentType: "application/x-test", Size: 4,
-			Attempts: 1, Reason: "no \x1b[31mqueue: " + ErrRefused.Error(),
-		}
-		apart := cmpopts.IgnoreFields(DeadLetter{}, "CreatedAt", "RefusedAt", "Headers")
-		if diff := cmp.Diff(want, listed[0], apart); diff != "" {
-			t.Errorf("List (-want +got):\n%s", diff)
-		}
-		want.Payload = []byte("{\x00\xff}")
-		got, err := d.Get(t.Context(), want.ID)
-		if diff := cmp.Diff(want, got, apart); diff != "" || err != nil {
-			t.Errorf("Get: %v (-want +got):\n%s", err, diff)
-		}
-		var headers map[string]string
-		if err := json.Unmarshal(got.Headers, &headers); err != nil || headers["x-own"] != "ü\x1b" {
-			t.Errorf("headers %s: %v", got.Headers, err)
-		}
-		if got.CreatedAt.IsZero() || got.RefusedAt.Before(got.CreatedAt) {
-			t.Errorf("created %s, refused %s", got.CreatedAt, got.RefusedAt)
-		}
-		if _, err := d.Get(t.Context(), want.ID+1); !errors.Is(err, ErrNoDeadLetter) {
-			t.Errorf("Get of another id = %v, want an ErrNoDeadLetter", err)
-		}
+	f := newFixture(t)
+	const id = "01890a5d-ac96-774b-bcce-b302099a8057"
+	f.write(t, Message{
+		Topic: "orders", Type: "order.created", Scope: "tenant ü", Key: "k", Step: "pay", N: "a.1", OrderingKey: "o",
+		Payload: []byte("{\x00\xff}"), ContentType: "application/x-test", ID: id, CorrelationID: "saga", CausationID: "cause",
+		Headers: map[string]string{"x-own": "ü\x1b"},
 	})
+	f.broker.answer = func(Publication) error { return fmt.Errorf("no \x1b[31mqueue: %w", ErrRefused) }
+	mustSettle(t, f.relay(t, RelayOptions{MaxAttempts: 1}))
+	d := f.letters(t)
+	listed, err := d.List(t.Context(), DeadFilter{}, 0, 10)
+	if err != nil || len(listed) != 1 {
+		t.Fatalf("List = %v, %v; want one letter", listed, err)
+	}
+	want := DeadLetter{
+		ID: listed[0].ID, MessageID: id, Topic: "orders", Type: "order.created", Scope: "tenant ü", Key: "k", Step: "pay", N: "a.1", OrderingKey: "o",
+		CorrelationID: "saga", CausationID: "cause", ContentType: "application/x-test", Size: 4,
+		Attempts: 1, Reason: "no \x1b[31mqueue: " + ErrRefused.Error(),
+	}
+	apart := cmpopts.IgnoreFields(DeadLetter{}, "CreatedAt", "RefusedAt", "Headers")
+	if diff := cmp.Diff(want, listed[0], apart); diff != "" {
+		t.Errorf("List (-want +got):\n%s", diff)
+	}
+	want.Payload = []byte("{\x00\xff}")
+	got, err := d.Get(t.Context(), want.ID)
+	if diff := cmp.Diff(want, got, apart); diff != "" || err != nil {
+		t.Errorf("Get: %v (-want +got):\n%s", err, diff)
+	}
+	var headers map[string]string
+	if err := json.Unmarshal(got.Headers, &headers); err != nil || headers["x-own"] != "ü\x1b" {
+		t.Errorf("headers %s: %v", got.Headers, err)
+	}
+	if got.CreatedAt.IsZero() || got.RefusedAt.Before(got.CreatedAt) {
+		t.Errorf("created %s, refused %s", got.CreatedAt, got.RefusedAt)
+	}
+	if _, err := d.Get(t.Context(), want.ID+1); !errors.Is(err, ErrNoDeadLetter) {
+		t.Errorf("Get of another id = %v, want an ErrNoDeadLetter", err)
+	}
 }
 
 func TestAFilterPicksDeadLetters(t *testing.T) {
@@ -166,99 +164,95 @@ func TestAFilterPicksDeadLetters(t *testing.T) {
 // nobody, until the broker refuses it again.
 func TestARedrivenMessageGoesRoundAgain(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		ids := f.kill(t, "no queue", msg("k", "1"))
-		letter, err := f.letters(t).Get(t.Context(), ids[0])
-		if err != nil {
-			t.Fatal(err)
+	f := newFixture(t)
+	ids := f.kill(t, "no queue", msg("k", "1"))
+	letter, err := f.letters(t).Get(t.Context(), ids[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusing := ""
+	f.broker.answer = func(p Publication) error {
+		if string(p.Message.Payload) == refusing {
+			return ErrRefused
 		}
-		refusing := ""
-		f.broker.answer = func(p Publication) error {
-			if string(p.Message.Payload) == refusing {
-				return ErrRefused
-			}
-			return nil
-		}
-		r := f.relay(t, RelayOptions{Log: log, Lanes: 1, MaxAttempts: 2, RetryBase: time.Hour, RetryCap: time.Hour})
-		f.write(t, msg("k", "2"))
-		mustSettle(t, r)
-		if n, err := f.letters(t).Redrive(t.Context(), ids[0], ids[0]+1000); n != 1 || err != nil {
-			t.Fatalf("Redrive of a dead letter and of no such id = %d, %v; want 1", n, err)
-		}
-		if n, err := f.letters(t).Redrive(t.Context(), ids[0]); n != 0 || err != nil {
-			t.Errorf("Redrive once more = %d, %v; want 0", n, err)
-		}
-		refusing = "1"
-		mustSettle(t, r)
-		f.write(t, msg("k", "3"))
-		mustSettle(t, r)
-		if got := strings.Join(f.broker.payloads(), " "); got != "2" {
-			t.Errorf("published %q while the redriven message is refused again", got)
-		}
-		if s := f.stats(t, r); s.Refused != 1 || s.Dead != 0 {
-			t.Errorf("after one refusal of two: %+v", s)
-		}
-		refusing = ""
-		f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
-		mustSettle(t, r)
-		if got := strings.Join(f.broker.payloads(), " "); got != "2 1 3" {
-			t.Errorf("published %q, want 2 1 3", got)
-		}
-		if got := f.broker.accepted[1].Message.UUID; got != letter.MessageID {
-			t.Errorf("message id %s, want %s", got, letter.MessageID)
-		}
-		if s := f.stats(t, r); s != (counts{}) {
-			t.Errorf("left over: %+v", s)
-		}
-	})
+		return nil
+	}
+	r := f.relay(t, RelayOptions{Lanes: 1, MaxAttempts: 2, RetryBase: time.Hour, RetryCap: time.Hour})
+	f.write(t, msg("k", "2"))
+	mustSettle(t, r)
+	if n, err := f.letters(t).Redrive(t.Context(), ids[0], ids[0]+1000); n != 1 || err != nil {
+		t.Fatalf("Redrive of a dead letter and of no such id = %d, %v; want 1", n, err)
+	}
+	if n, err := f.letters(t).Redrive(t.Context(), ids[0]); n != 0 || err != nil {
+		t.Errorf("Redrive once more = %d, %v; want 0", n, err)
+	}
+	refusing = "1"
+	mustSettle(t, r)
+	f.write(t, msg("k", "3"))
+	mustSettle(t, r)
+	if got := strings.Join(f.broker.payloads(), " "); got != "2" {
+		t.Errorf("published %q while the redriven message is refused again", got)
+	}
+	if s := f.stats(t, r); s.Refused != 1 || s.Dead != 0 {
+		t.Errorf("after one refusal of two: %+v", s)
+	}
+	refusing = ""
+	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+	mustSettle(t, r)
+	if got := strings.Join(f.broker.payloads(), " "); got != "2 1 3" {
+		t.Errorf("published %q, want 2 1 3", got)
+	}
+	if got := f.broker.accepted[1].Message.UUID; got != letter.MessageID {
+		t.Errorf("message id %s, want %s", got, letter.MessageID)
+	}
+	if s := f.stats(t, r); s != (counts{}) {
+		t.Errorf("left over: %+v", s)
+	}
 }
 
 // Every dead letter is redriven by one of them, and published once.
 func TestOperatorsRedriveWhileTheRelayRuns(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		const letters = 1300
-		f.insertDead(t, letters)
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		var relay, operators sync.WaitGroup
-		r := f.relay(t, RelayOptions{Log: log})
-		relay.Go(func() { _ = r.Run(ctx) })
-		backwards := make([]int64, letters)
-		for i := range backwards {
-			backwards[i] = int64(letters - i)
-		}
-		var done atomic.Int64
-		operate := func(verb func() (int, error)) {
-			operators.Go(func() {
-				n, err := verb()
-				if err != nil {
-					t.Errorf("after %d: %v", n, err)
-				}
-				done.Add(int64(n))
-			})
-		}
-		for range 2 {
-			operate(func() (int, error) { return f.letters(t).RedriveAll(t.Context(), DeadFilter{Topic: "t"}, nil) })
-			operate(func() (int, error) { return f.letters(t).Redrive(t.Context(), backwards...) })
-		}
-		operators.Wait()
-		if done.Load() != letters {
-			t.Errorf("redrove %d of %d", done.Load(), letters)
-		}
-		for f.stats(t, r) != (counts{}) {
-			if t.Context().Err() != nil {
-				t.Fatal("not drained")
+	f := newFixture(t)
+	const letters = 1300
+	f.insertDead(t, letters)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var relay, operators sync.WaitGroup
+	r := f.relay(t, RelayOptions{})
+	relay.Go(func() { _ = r.Run(ctx) })
+	backwards := make([]int64, letters)
+	for i := range backwards {
+		backwards[i] = int64(letters - i)
+	}
+	var done atomic.Int64
+	operate := func(verb func() (int, error)) {
+		operators.Go(func() {
+			n, err := verb()
+			if err != nil {
+				t.Errorf("after %d: %v", n, err)
 			}
+			done.Add(int64(n))
+		})
+	}
+	for range 2 {
+		operate(func() (int, error) { return f.letters(t).RedriveAll(t.Context(), DeadFilter{Topic: "t"}, nil) })
+		operate(func() (int, error) { return f.letters(t).Redrive(t.Context(), backwards...) })
+	}
+	operators.Wait()
+	if done.Load() != letters {
+		t.Errorf("redrove %d of %d", done.Load(), letters)
+	}
+	for f.stats(t, r) != (counts{}) {
+		if t.Context().Err() != nil {
+			t.Fatal("not drained")
 		}
-		stop()
-		relay.Wait()
-		if got := len(f.broker.accepted); got != letters {
-			t.Errorf("published %d messages, want %d", got, letters)
-		}
-	})
+	}
+	stop()
+	relay.Wait()
+	if got := len(f.broker.accepted); got != letters {
+		t.Errorf("published %d messages, want %d", got, letters)
+	}
 }
 
 // The broker refuses everything at once, for good: what has died again, and what
@@ -319,44 +313,40 @@ func TestADiscardedMessageIsNeverPublished(t *testing.T) {
 // too, whether or not something was waiting.
 func TestAReleasedMessageHoldsBackNobody(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		f.broker.answer = func(p Publication) error {
-			if strings.HasSuffix(string(p.Message.Payload), "1") {
-				return ErrRefused
-			}
-			return nil
+	f := newFixture(t)
+	f.broker.answer = func(p Publication) error {
+		if strings.HasSuffix(string(p.Message.Payload), "1") {
+			return ErrRefused
 		}
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		var relay sync.WaitGroup
-		r := f.relay(t, RelayOptions{Log: log, RetryBase: time.Hour, RetryCap: time.Hour})
-		relay.Go(func() { _ = r.Run(ctx) })
-		f.write(t, msg("a", "a1"), msg("b", "b1"))
-		f.await(t, r, func(s counts) bool { return s.Refused == 2 })
-		f.write(t, msg("a", "a2"), msg("a", "a3"))
-		if log == LogAppend {
-			f.await(t, r, func(s counts) bool { return s.Waiting == 2 })
-		}
-		d := f.letters(t)
-		refused, err := d.Refused(t.Context(), DeadFilter{}, 0, 10)
-		if err != nil || len(refused) != 2 || refused[0].RetryAt.Before(time.Now()) {
-			t.Fatalf("Refused = %+v, %v; want two letters that are tried again later", refused, err)
-		}
-		if n, err := d.Redrive(t.Context(), idsOf(refused)...); n != 0 || err != nil {
-			t.Errorf("Redrive of refused ones = %d, %v; want 0", n, err)
-		}
-		if n, err := d.Release(t.Context(), append(idsOf(refused), 4711)...); n != 2 || err != nil {
-			t.Errorf("Release = %d, %v; want 2", n, err)
-		}
-		f.write(t, msg("a", "a4"), msg("b", "b2"))
-		f.await(t, r, func(s counts) bool { return s == counts{Dead: 2} })
-		stop()
-		relay.Wait()
-		if got := f.broker.payloads(); slices.Index(got, "b2") < 0 || strings.Join(slices.DeleteFunc(got, func(p string) bool { return p == "b2" }), " ") != "a2 a3 a4" {
-			t.Errorf("published %q", got)
-		}
-	})
+		return nil
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var relay sync.WaitGroup
+	r := f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour})
+	relay.Go(func() { _ = r.Run(ctx) })
+	f.write(t, msg("a", "a1"), msg("b", "b1"))
+	f.await(t, r, func(s counts) bool { return s.Refused == 2 })
+	f.write(t, msg("a", "a2"), msg("a", "a3"))
+	f.await(t, r, func(s counts) bool { return s.Waiting == 2 })
+	d := f.letters(t)
+	refused, err := d.Refused(t.Context(), DeadFilter{}, 0, 10)
+	if err != nil || len(refused) != 2 || refused[0].RetryAt.Before(time.Now()) {
+		t.Fatalf("Refused = %+v, %v; want two letters that are tried again later", refused, err)
+	}
+	if n, err := d.Redrive(t.Context(), idsOf(refused)...); n != 0 || err != nil {
+		t.Errorf("Redrive of refused ones = %d, %v; want 0", n, err)
+	}
+	if n, err := d.Release(t.Context(), append(idsOf(refused), 4711)...); n != 2 || err != nil {
+		t.Errorf("Release = %d, %v; want 2", n, err)
+	}
+	f.write(t, msg("a", "a4"), msg("b", "b2"))
+	f.await(t, r, func(s counts) bool { return s == counts{Dead: 2} })
+	stop()
+	relay.Wait()
+	if got := f.broker.payloads(); slices.Index(got, "b2") < 0 || strings.Join(slices.DeleteFunc(got, func(p string) bool { return p == "b2" }), " ") != "a2 a3 a4" {
+		t.Errorf("published %q", got)
+	}
 }
 
 func (f *fixture) await(t *testing.T, r *Relay, ok func(counts) bool) {
@@ -571,22 +561,20 @@ func TestARedriveOfTheOutboxIsPaced(t *testing.T) {
 // Dead letters of a key that are redriven together keep their order, however they lie.
 func TestLettersRedrivenTogetherKeepTheirOrder(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		f.insertDead(t, 100)
-		f.exec(t, `CREATE TABLE {schema}.reversed AS SELECT * FROM {schema}.outbox_held ORDER BY id DESC`)
-		f.exec(t, `TRUNCATE {schema}.outbox_held`)
-		f.exec(t, `INSERT INTO {schema}.outbox_held SELECT * FROM {schema}.reversed`)
-		f.exec(t, `UPDATE {schema}.outbox_held SET ordering_key = 'k', payload = convert_to(to_char(id, '00000'), 'UTF8')`)
-		f.exec(t, `SELECT setval('{schema}.outbox_id_seq', 1000)`)
-		f.hold(t, 1000, "delayed", "1 h")
-		f.exec(t, `ANALYZE {schema}.outbox_held`)
-		if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != 100 || err != nil {
-			t.Fatalf("RedriveAll = %d, %v; want 100", n, err)
-		}
-		mustSettle(t, f.relay(t, RelayOptions{Log: log}))
-		if got := f.broker.payloads(); len(got) != 100 || !slices.IsSorted(got) {
-			t.Errorf("%d are published, in the order %q", len(got), got)
-		}
-	})
+	f := newFixture(t)
+	f.insertDead(t, 100)
+	f.exec(t, `CREATE TABLE {schema}.reversed AS SELECT * FROM {schema}.outbox_held ORDER BY id DESC`)
+	f.exec(t, `TRUNCATE {schema}.outbox_held`)
+	f.exec(t, `INSERT INTO {schema}.outbox_held SELECT * FROM {schema}.reversed`)
+	f.exec(t, `UPDATE {schema}.outbox_held SET ordering_key = 'k', payload = convert_to(to_char(id, '00000'), 'UTF8')`)
+	f.exec(t, `SELECT setval('{schema}.outbox_id_seq', 1000)`)
+	f.hold(t, 1000, "delayed", "1 h")
+	f.exec(t, `ANALYZE {schema}.outbox_held`)
+	if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != 100 || err != nil {
+		t.Fatalf("RedriveAll = %d, %v; want 100", n, err)
+	}
+	mustSettle(t, f.relay(t, RelayOptions{}))
+	if got := f.broker.payloads(); len(got) != 100 || !slices.IsSorted(got) {
+		t.Errorf("%d are published, in the order %q", len(got), got)
+	}
 }

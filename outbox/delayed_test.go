@@ -82,42 +82,37 @@ func TestADelayedMessageIsReplayed(t *testing.T) {
 // not known goes by the time that it bears, which stays what it was.
 func TestARedrivenMessageKeepsItsTime(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		f.broker.answer = func(Publication) error { return ErrRefused }
-		opts := RelayOptions{Log: log, MaxAttempts: 1, Retention: time.Hour}
-		f.write(t, msg("k", "plain"))
-		f.delay(t, "l", "late")
-		f.exec(t, "UPDATE {schema}.outbox_held SET due_at = '2020-01-02'")
-		for round := range 2 { // they die, and die again
-			mustSettle(t, f.relay(t, opts))
-			if round == 0 {
-				f.exec(t, "UPDATE {schema}.outbox_held SET created_at = '2020-01-01' WHERE payload = 'plain'")
-			}
-			if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != 2 || err != nil {
-				t.Fatalf("RedriveAll = %d, %v; want 2", n, err)
-			}
-		}
-		f.broker.answer = nil
+	f := newFixture(t)
+	f.broker.answer = func(Publication) error { return ErrRefused }
+	opts := RelayOptions{MaxAttempts: 1, Retention: time.Hour}
+	f.write(t, msg("k", "plain"))
+	f.delay(t, "l", "late")
+	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = '2020-01-02'")
+	for round := range 2 { // they die, and die again
 		mustSettle(t, f.relay(t, opts))
-		if got := f.texts(t, "SELECT headers::text FROM {schema}.outbox WHERE headers::text LIKE '%timestamp%timestamp%'"); len(got) > 0 {
-			t.Errorf("times have been added up: %q", got)
+		if round == 0 {
+			f.exec(t, "UPDATE {schema}.outbox_held SET created_at = '2020-01-01' WHERE payload = 'plain'")
 		}
-		if at := f.sentAt(); at["plain"] != "2020-01-01T00:00:00.000000Z" || at["late"] != "2020-01-02T00:00:00.000000Z" {
-			t.Errorf("they say that they were written at %v", at)
+		if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != 2 || err != nil {
+			t.Fatalf("RedriveAll = %d, %v; want 2", n, err)
 		}
-		if log == LogTable {
-			return
-		}
-		kept, err := f.replay(t, ReplayFilter{Key: "k"}, true)
-		ids := map[string]bool{}
-		for _, k := range kept {
-			ids[k.MessageID] = true
-		}
-		if err != nil || len(kept) != 3 || len(ids) != 1 {
-			t.Errorf("the log has %d messages of it, with %d ids, %v; want one for each time that it went out", len(kept), len(ids), err)
-		}
-	})
+	}
+	f.broker.answer = nil
+	mustSettle(t, f.relay(t, opts))
+	if got := f.texts(t, "SELECT headers::text FROM {schema}.outbox WHERE headers::text LIKE '%timestamp%timestamp%'"); len(got) > 0 {
+		t.Errorf("times have been added up: %q", got)
+	}
+	if at := f.sentAt(); at["plain"] != "2020-01-01T00:00:00.000000Z" || at["late"] != "2020-01-02T00:00:00.000000Z" {
+		t.Errorf("they say that they were written at %v", at)
+	}
+	kept, err := f.replay(t, ReplayFilter{Key: "k"}, true)
+	ids := map[string]bool{}
+	for _, k := range kept {
+		ids[k.MessageID] = true
+	}
+	if err != nil || len(kept) != 3 || len(ids) != 1 {
+		t.Errorf("the log has %d messages of it, with %d ids, %v; want one for each time that it went out", len(kept), len(ids), err)
+	}
 }
 
 // What moves a message may commit after one that has got a later id. The two have no
@@ -306,23 +301,18 @@ func TestTwoWhoMove(t *testing.T) {
 // before it, and goes out once it is taken.
 func TestAMoveThatFailsHoldsNothingUp(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		f.exec(t, "ALTER TABLE {schema}.outbox ADD CONSTRAINT taken CHECK (payload <> 'bad')")
-		f.delay(t, "good", "good")
-		f.delay(t, "bad", "bad")
-		f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() - CASE payload WHEN 'bad' THEN 1 ELSE 2 END * interval '1 s'")
-		f.write(t, msg("k", "plain"))
-		start(t, f.relay(t, RelayOptions{Log: log, PollMax: 20 * time.Millisecond}))
-		want := []string{"plain"}
-		if log == LogAppend { // which tries fewer of them each time
-			want = []string{"good", "plain"}
-		}
-		published := func() []string { return slices.Sorted(slices.Values(f.broker.payloads())) }
-		eventually(t, "the others are published", func() bool { return slices.Equal(published(), want) })
-		f.exec(t, "ALTER TABLE {schema}.outbox DROP CONSTRAINT taken")
-		eventually(t, "all are published", func() bool { return slices.Equal(published(), []string{"bad", "good", "plain"}) })
-	})
+	f := newFixture(t)
+	f.exec(t, "ALTER TABLE {schema}.outbox ADD CONSTRAINT taken CHECK (payload <> 'bad')")
+	f.delay(t, "good", "good")
+	f.delay(t, "bad", "bad")
+	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() - CASE payload WHEN 'bad' THEN 1 ELSE 2 END * interval '1 s'")
+	f.write(t, msg("k", "plain"))
+	start(t, f.relay(t, RelayOptions{PollMax: 20 * time.Millisecond}))
+	want := []string{"good", "plain"} // it tries fewer of them each time
+	published := func() []string { return slices.Sorted(slices.Values(f.broker.payloads())) }
+	eventually(t, "the others are published", func() bool { return slices.Equal(published(), want) })
+	f.exec(t, "ALTER TABLE {schema}.outbox DROP CONSTRAINT taken")
+	eventually(t, "all are published", func() bool { return slices.Equal(published(), []string{"bad", "good", "plain"}) })
 }
 
 // The longer a look for what is due takes, the longer is the pause after it: looks do not take

@@ -45,8 +45,7 @@
 // answers and takes no messages of one topic, the relay keeps that topic's messages aside and
 // goes on with the others. It sends one of them as a probe at intervals of up to 5 s,
 // and all of them once a probe is answered. No attempt is spent, so that none becomes a
-// dead letter. After a crash the next relay makes them due at once. With [LogTable] a pass waits for the
-// probe, 2 s at most, and what was kept aside is due after 5 s.
+// dead letter. After a crash the next relay makes them due at once.
 //
 // # After a crash
 //

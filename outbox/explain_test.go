@@ -233,12 +233,8 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 				"deferHeld":    f.explain(t, true, r.sql.deferHeld, []int64{1, 2, 3}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
 				"holdMessages": f.explain(t, true, r.sql.holdMessages[0], f.ids(t, "outbox", 3), []string{"waiting", "waiting", "waiting"}, []int64{1, 1, 1}, []int64{0, 0, 0}, []string{"r", "r", "r"}),
 				"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
-				"moveUnlocked": f.explain(t, true, r.sql.moveUnlocked, 2, maxPageBytes),
 				"fetchHeld":    f.explain(t, true, r.sql.fetchHeld, []int64{1, 2, 3}),
 				"promote":      f.explain(t, true, r.sql.promote, []string{"k1", "k2", "k3"}),
-				"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, stalled),
-				"lockHeldAll":  f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, []string{}),
-				"lockStored":   f.explain(t, true, r.sql.lockStored, 10, maxBatchBytes),
 			} {
 				for relation, scan := range p.scans() {
 					if strings.Contains(scan, "Seq Scan") {
@@ -265,7 +261,6 @@ func TestOneTopicWithManyHeldMessagesCostsAPage(t *testing.T) {
 	r := f.relay(t, RelayOptions{})
 	for statement, p := range map[string]plan{
 		"listRetries":  f.explain(t, true, r.sql.listRetries, 10, 2, []string{}),
-		"lockHeld":     f.explain(t, true, r.sql.lockHeld, 10, maxBatchBytes, []string{}),
 		"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
 		"fetchProbe":   f.explain(t, true, r.sql.fetchProbe, "red", 1000),
 		"makeTopicDue": f.explain(t, true, r.sql.makeTopicDue, "red", 10),

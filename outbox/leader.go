@@ -30,7 +30,7 @@ const (
 	listTimeout = 10 * time.Minute
 )
 
-// A leader is one tenure of the active relay of an append-only log. One
+// A leader is one tenure of the active relay. One
 // goroutine reads pages and hands their messages to the lanes, and, in the order
 // of the pages, notes what became of them.
 type leader struct {

@@ -13,12 +13,6 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// What the rows of outbox mean, in outbox_relay.log.
-const (
-	appendLog = "append" // published up to the cursor
-	tableLog  = "table"  // not published
-)
-
 var (
 	// errStandby reports that another relay is active.
 	errStandby = errors.New("outbox: another relay is active")
@@ -41,7 +35,6 @@ func (r *Relay) begin(ctx context.Context, do func(pgx.Tx) error) error {
 type standing struct {
 	Epoch  int64
 	Holder string
-	Log    string
 	System string
 	Left   float64 // seconds of the lease
 }
@@ -71,7 +64,7 @@ type tenure struct {
 	until time.Time // of the lease, by this process's clock, on the safe side
 }
 
-// takeOver makes this relay the active one of an append-only log. The lease, the
+// takeOver makes this relay the active one. The lease, the
 // epoch and the first checkpoint of the epoch commit together, so a relay that
 // was active before cannot move the cursor any more.
 func (r *Relay) takeOver(ctx context.Context) (t tenure, err error) {
@@ -101,7 +94,7 @@ func (r *Relay) tryTakeOver(ctx context.Context) (t tenure, err error) {
 		}
 		t.until = time.Now().Add(r.opts.Lease)
 		batch := &pgx.Batch{}
-		batch.Queue(r.sql.takeLease, t.epoch, r.holder, r.opts.Lease.Microseconds(), appendLog)
+		batch.Queue(r.sql.takeLease, t.epoch, r.holder, r.opts.Lease.Microseconds())
 		batch.Queue(r.sql.beginTenure, t.epoch)
 		batch.Queue(r.sql.checkpoint[t.which], t.epoch, 0, t.at.from.text, t.at.toText(), t.at.last)
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
@@ -121,11 +114,8 @@ func (r *Relay) resume(ctx context.Context, tx pgx.Tx, s standing, t *tenure) (e
 	if err != nil {
 		return err
 	}
-	t.at = cursor{from: beginning}
-	if s.Log == appendLog {
-		if t.at, t.which, err = r.readCursor(ctx, tx); err != nil {
-			return err
-		}
+	if t.at, t.which, err = r.readCursor(ctx, tx); err != nil {
+		return err
 	}
 	if system != s.System || t.at.newest().xmax > current.xmax {
 		return errForeign
@@ -143,16 +133,15 @@ func (r *Relay) readSystem(ctx context.Context, tx pgx.Tx) (system string, curre
 	return system, current, err
 }
 
-// convertTimeout bounds what is done once to each stored message, when a log is
-// adopted or turned into a table.
-const convertTimeout = time.Hour
+// adoptTimeout bounds what is done once to each stored message, when a log is adopted.
+const adoptTimeout = time.Hour
 
 // adopt makes a log that was restored from another cluster one of this cluster.
 // Whose transaction ids a message bears cannot be told any more, so each gets a
 // new one. A message that was published already is published once more, and
 // absorbed.
 func (r *Relay) adopt(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, convertTimeout)
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
 	defer cancel()
 	var was, is string
 	err := r.begin(ctx, func(tx pgx.Tx) error {
@@ -170,7 +159,7 @@ func (r *Relay) adopt(ctx context.Context) error {
 		batch.Queue(r.sql.unlimited)
 		batch.Queue(r.sql.restampMessages)
 		batch.Queue(r.sql.stampSystem, system)
-		batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0, appendLog)
+		batch.Queue(r.sql.takeLease, s.Epoch+1, "", 0)
 		batch.Queue(r.sql.beginTenure, s.Epoch+1)
 		batch.Queue(r.sql.checkpoint[0], s.Epoch+1, 0, at.from.text, at.toText(), at.last)
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {

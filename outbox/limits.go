@@ -2,7 +2,7 @@ package outbox
 
 import "time"
 
-// limits of an append-only log's relay, which tests make small.
+// limits of a relay, which tests make small.
 type limits struct {
 	list    int           // messages of a difference that are listed at once
 	page    int           // messages that are read at once

@@ -72,8 +72,7 @@ type Whereabouts struct {
 	Messages []Located // in the order of their IDs: that in which they were written
 	More     bool      // there are more than MaxLocated; the oldest published ones are left out first
 
-	Log    Log       // how published messages are accounted for
-	Holder string    // the active relay, as in [Stats]; with LogTable it is always empty
+	Holder string    // the active relay, as in [Stats]
 	At     time.Time // the moment, by the database's clock
 }
 
@@ -189,7 +188,7 @@ func (w *Whereabouts) scan(row pgx.Rows, moved *bool) error {
 	var id *int64
 	null := func(s *string) *zeronull.Text { return (*zeronull.Text)(s) }
 	at := func(t *time.Time) *zeronull.Timestamptz { return (*zeronull.Timestamptz)(t) }
-	err := row.Scan(&w.Log, &w.Holder, &w.At, moved,
+	err := row.Scan(&w.Holder, &w.At, moved,
 		&id, null(&m.MessageID), (*zeronull.Text)(&m.Place),
 		null(&m.Topic), null(&m.Type), null(&m.Scope), null(&m.Key), null(&m.Step), null(&m.N), null(&m.OrderingKey), null(&m.CorrelationID), null(&m.CausationID),
 		&m.Size, at(&m.CreatedAt), at(&m.DueAt), &m.Attempts, null(&m.Reason), at(&m.RefusedAt),

@@ -55,7 +55,6 @@ func TestWhatLocateReads(t *testing.T) {
 			f.hold(t, 5000, "refused", "1 hour")
 			f.hold(t, 500, "waiting", "0")
 			f.exec(t, "UPDATE {schema}.outbox_held SET key = 'other' WHERE state = 'refused'")
-			f.exec(t, "UPDATE {schema}.outbox_relay SET log = 'append'")
 			f.exec(t, "INSERT INTO {schema}.outbox_cursor_0 (epoch, seq, from_snapshot, last_id) SELECT 1, 0, pg_current_snapshot()::text, 0")
 			f.write(t, msg("k", "x"))
 			f.exec(t, statistics)

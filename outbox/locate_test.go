@@ -70,55 +70,47 @@ func toStep(key, step string) Message {
 // A message is found wherever it is, and nothing else is.
 func TestEveryPlaceOfAMessage(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		f.broker.answer = func(p Publication) error {
-			if s := string(p.Message.Payload); s == "refused" || s == "dead" {
-				return fmt.Errorf("%w: 312 NO_ROUTE", ErrRefused)
-			}
-			return nil
+	f := newFixture(t)
+	f.broker.answer = func(p Publication) error {
+		if s := string(p.Message.Payload); s == "refused" || s == "dead" {
+			return fmt.Errorf("%w: 312 NO_ROUTE", ErrRefused)
 		}
-		opts := RelayOptions{Log: log, RetryBase: time.Hour, RetryCap: time.Hour, Lanes: 1}
-		dead := toStep("k", "dead")
-		dead.OrderingKey = "another"
-		f.write(t, dead)
-		once := opts
-		once.MaxAttempts = 1
-		mustSettle(t, f.relay(t, once))
-		late := toStep("k", "late")
-		late.Delay, late.OrderingKey = time.Hour, "another"
-		f.write(t, toStep("k", "published"), late, toStep("k", "refused"), toStep("kk", "other"))
-		mustSettle(t, f.relay(t, opts))
-		f.write(t, toStep("k", "behind"))
-		free := toStep("k", "free")
-		free.OrderingKey = "another"
-		f.write(t, free)
+		return nil
+	}
+	opts := RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour, Lanes: 1}
+	dead := toStep("k", "dead")
+	dead.OrderingKey = "another"
+	f.write(t, dead)
+	once := opts
+	once.MaxAttempts = 1
+	mustSettle(t, f.relay(t, once))
+	late := toStep("k", "late")
+	late.Delay, late.OrderingKey = time.Hour, "another"
+	f.write(t, toStep("k", "published"), late, toStep("k", "refused"), toStep("kk", "other"))
+	mustSettle(t, f.relay(t, opts))
+	f.write(t, toStep("k", "behind"))
+	free := toStep("k", "free")
+	free.OrderingKey = "another"
+	f.write(t, free)
 
-		want := "dead dead, published published, refused refused, late delayed, behind waiting behind refused, free stored"
-		if log == LogTable { // which deletes what is published
-			want = strings.Replace(want, "published published, ", "", 1)
+	want := "dead dead, published published, refused refused, late delayed, behind waiting behind refused, free stored"
+	w := f.locate(t, LocateFilter{Scope: "tenant", Key: "k"})
+	if got := places(w); got != want || w.More || w.At.IsZero() {
+		t.Errorf("stored: %s\nwant %s\n(%+v)", got, want, w)
+	}
+	if got := places(f.locate(t, LocateFilter{Key: "k"})); got != want {
+		t.Errorf("of any scope: %s\nwant %s", got, want)
+	}
+	for _, none := range []LocateFilter{{Scope: "tenan", Key: "k"}, {Scope: "tenant", Key: "no"}, {Key: "K"}} {
+		if got := places(f.locate(t, none)); got != "" {
+			t.Errorf("%+v: %s", none, got)
 		}
-		w := f.locate(t, LocateFilter{Scope: "tenant", Key: "k"})
-		if got := places(w); got != want || w.Log != log || w.More || w.At.IsZero() {
-			t.Errorf("stored: %s\nwant %s\n(%+v)", got, want, w)
-		}
-		if got := places(f.locate(t, LocateFilter{Key: "k"})); got != want {
-			t.Errorf("of any scope: %s\nwant %s", got, want)
-		}
-		for _, none := range []LocateFilter{{Scope: "tenan", Key: "k"}, {Scope: "tenant", Key: "no"}, {Key: "K"}} {
-			if got := places(f.locate(t, none)); got != "" {
-				t.Errorf("%+v: %s", none, got)
-			}
-		}
-		mustSettle(t, f.relay(t, opts))
-		want = strings.Replace(want, "free stored", "free published", 1)
-		if log == LogTable {
-			want = strings.Replace(want, ", free published", "", 1)
-		}
-		if got := places(f.locate(t, LocateFilter{Key: "k"})); got != want {
-			t.Errorf("read by the relay: %s\nwant %s", got, want)
-		}
-	})
+	}
+	mustSettle(t, f.relay(t, opts))
+	want = strings.Replace(want, "free stored", "free published", 1)
+	if got := places(f.locate(t, LocateFilter{Key: "k"})); got != want {
+		t.Errorf("read by the relay: %s\nwant %s", got, want)
+	}
 }
 
 // What is told of a message is what was written, and what became of it.
@@ -169,7 +161,6 @@ func TestLocateKnowsWhatIsBehindTheCursor(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	snapshots := f.snapshots(t)
-	f.exec(t, "UPDATE {schema}.outbox_relay SET log = 'append'")
 	seq := int64(0)
 	check := func(from string, to *string, last int) {
 		t.Helper()

@@ -24,7 +24,7 @@ const (
 	maxList = 250_000
 )
 
-// A logReader reads an append-only log from a cursor on. It goes from
+// A logReader reads the log from a cursor on. It goes from
 // difference to difference: what one snapshot shows and the one before did not
 // is listed, and read page by page in the order of the ids. So a transaction
 // that commits late delays its own messages only, and none is skipped, as they
@@ -156,7 +156,7 @@ func (l *logReader) fetch(ctx context.Context, list []entry) ([]row, error) {
 	return rows, nil
 }
 
-// scanHeld reads a message that a statement on held messages, or on a table log, returns.
+// scanHeld reads a message that a statement on held messages returns.
 func scanHeld(m *row, found pgx.Rows) error { return m.scan(found) }
 
 // collect appends what a statement returns to rows.

@@ -27,13 +27,13 @@ func (b blowing) PublishBatch(context.Context, []Publication) []error {
 
 // blownRows call each function of the user's, and say what becomes of the message "first" that
 // is in the outbox: published, or refused.
-var blownRows = map[string]func(t *testing.T, f *fixture, log Log, way string) (state string){
-	"RelayOptions.Observer.Published": func(t *testing.T, f *fixture, log Log, way string) string {
-		_ = settle(t, f.relay(t, RelayOptions{Log: log, Observer: blowing{guardtest.Ways[way]}}))
+var blownRows = map[string]func(t *testing.T, f *fixture, way string) (state string){
+	"RelayOptions.Observer.Published": func(t *testing.T, f *fixture, way string) string {
+		_ = settle(t, f.relay(t, RelayOptions{Observer: blowing{guardtest.Ways[way]}}))
 		return "published"
 	},
-	"RelayOptions.Logger": func(t *testing.T, f *fixture, log Log, way string) string {
-		opts := RelayOptions{Log: log, Schema: f.schema, Logger: guardtest.Log(guardtest.Ways["panic"])} // of Goexit nobody is safe who logs
+	"RelayOptions.Logger": func(t *testing.T, f *fixture, way string) string {
+		opts := RelayOptions{Schema: f.schema, Logger: guardtest.Log(guardtest.Ways["panic"])} // of Goexit nobody is safe who logs
 		r, err := NewRelay(f.pool, blowing{guardtest.Ways[way]}, &opts)
 		if err != nil {
 			t.Fatal(err)
@@ -41,19 +41,19 @@ var blownRows = map[string]func(t *testing.T, f *fixture, log Log, way string) (
 		_ = settle(t, r)
 		return "refused"
 	},
-	"Publisher.PublishBatch": func(t *testing.T, f *fixture, log Log, way string) string {
-		r := f.relay(t, RelayOptions{Log: log})
+	"Publisher.PublishBatch": func(t *testing.T, f *fixture, way string) string {
+		r := f.relay(t, RelayOptions{})
 		r.pub = blowing{guardtest.Ways[way]}
 		_ = settle(t, r)
 		return "refused"
 	},
-	"message.Publisher.Publish": func(t *testing.T, f *fixture, log Log, way string) string {
-		r := f.relay(t, RelayOptions{Log: log})
+	"message.Publisher.Publish": func(t *testing.T, f *fixture, way string) string {
+		r := f.relay(t, RelayOptions{})
 		r.pub = FromWatermill(blowing{guardtest.Ways["panic"]}, nil) // a Goexit says no more than an error
 		_ = settle(t, r)
 		return "refused"
 	},
-	"WriterOptions.Tracer.Trace": func(t *testing.T, f *fixture, log Log, way string) string {
+	"WriterOptions.Tracer.Trace": func(t *testing.T, f *fixture, way string) string {
 		w, err := NewWriter(&WriterOptions{Schema: f.schema, Tracer: blowing{guardtest.Ways[way]}})
 		if err != nil {
 			t.Fatal(err)
@@ -68,11 +68,8 @@ var blownRows = map[string]func(t *testing.T, f *fixture, log Log, way string) (
 		}
 		return ""
 	},
-	"RangeOptions.Progress": func(t *testing.T, f *fixture, log Log, way string) string {
-		if log == LogTable {
-			return "" // it keeps nothing to be replayed
-		}
-		mustSettle(t, f.relay(t, RelayOptions{Log: log, Retention: time.Hour}))
+	"RangeOptions.Progress": func(t *testing.T, f *fixture, way string) string {
+		mustSettle(t, f.relay(t, RelayOptions{Retention: time.Hour}))
 		replayer, err := NewReplayer(f.schema)
 		if err != nil {
 			t.Fatal(err)
@@ -94,28 +91,26 @@ func TestAPanicOfTheUsersFunctionsCostsOneMessage(t *testing.T) {
 	guardtest.Covered(t, blownRows, RelayOptions{}, WriterOptions{}, WatermillOptions{}, RangeOptions{}, RedriveOptions{})
 	for name, run := range blownRows { // not parallel: goroutines are counted
 		for way := range guardtest.Ways {
-			for _, log := range []Log{LogAppend, LogTable} {
-				t.Run(name+"/"+way+"/"+string(log), func(t *testing.T) {
-					f := newFixture(t)
-					f.write(t, Message{Topic: "t", Scope: "s", Key: "first", Step: "p", Payload: []byte("first"), Headers: map[string]string{HeaderTraceParent: "p"}})
-					guardtest.Idle(t, f.pool)
-					verify := guardtest.Goroutines(t)
-					state := run(t, f, log, way)
-					guardtest.Idle(t, f.pool)
-					verify()
-					if state != "" {
-						if got := f.stateOfFirst(t); got != state {
-							t.Errorf("the first message is %s, want %s", got, state)
-						}
+			t.Run(name+"/"+way, func(t *testing.T) {
+				f := newFixture(t)
+				f.write(t, Message{Topic: "t", Scope: "s", Key: "first", Step: "p", Payload: []byte("first"), Headers: map[string]string{HeaderTraceParent: "p"}})
+				guardtest.Idle(t, f.pool)
+				verify := guardtest.Goroutines(t)
+				state := run(t, f, way)
+				guardtest.Idle(t, f.pool)
+				verify()
+				if state != "" {
+					if got := f.stateOfFirst(t); got != state {
+						t.Errorf("the first message is %s, want %s", got, state)
 					}
-					f.broker = &scriptedBroker{}
-					f.write(t, Message{Topic: "t", Scope: "s", Key: "next", Step: "p", Payload: []byte("next")})
-					mustSettle(t, f.relay(t, RelayOptions{Log: log}))
-					if got := f.broker.payloads(); !slices.Contains(got, "next") {
-						t.Errorf("afterwards there were published %v, want the next message", got)
-					}
-				})
-			}
+				}
+				f.broker = &scriptedBroker{}
+				f.write(t, Message{Topic: "t", Scope: "s", Key: "next", Step: "p", Payload: []byte("next")})
+				mustSettle(t, f.relay(t, RelayOptions{}))
+				if got := f.broker.payloads(); !slices.Contains(got, "next") {
+					t.Errorf("afterwards there were published %v, want the next message", got)
+				}
+			})
 		}
 	}
 }

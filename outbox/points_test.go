@@ -25,10 +25,9 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// A place is a failpoint on a log, and how a relay comes there.
+// A place is a failpoint, and how a relay comes there.
 type place struct {
 	point   string
-	log     outbox.Log
 	hits    int          // it strikes at that visit; default: the first
 	within  bool         // a transaction is open there
 	still   bool         // nothing is on its way there, so that nothing may be published twice
@@ -37,36 +36,29 @@ type place struct {
 	leave   bool         // the relay comes there when it is told to leave
 }
 
-// places are all failpoints of the relay, on each log that has them.
+// places are all failpoints of the relay.
 var places = []place{
-	{point: "outbox/before-take-over", log: outbox.LogAppend, within: true, still: true},
-	{point: "outbox/after-take-over", log: outbox.LogAppend, still: true},
-	{point: "outbox/before-adopt", log: outbox.LogAppend, within: true, arrange: (*field).restore},
-	{point: "outbox/after-promote", log: outbox.LogAppend, arrange: (*field).orphan},
-	{point: "outbox/after-read-held", log: outbox.LogAppend},
-	{point: "outbox/before-move", log: outbox.LogAppend, within: true},
-	{point: "outbox/after-move", log: outbox.LogAppend},
-	{point: "outbox/after-read", log: outbox.LogAppend, hits: 2},
-	{point: "outbox/before-publish", log: outbox.LogAppend, hits: 2},
-	{point: "outbox/after-confirm", log: outbox.LogAppend, hits: 2},
-	{point: "outbox/after-publish", log: outbox.LogAppend, hits: 2},
-	{point: "outbox/before-commit", log: outbox.LogAppend, within: true},
-	{point: "outbox/after-checkpoint", log: outbox.LogAppend, hits: 2},
-	{point: "outbox/before-turn-cursors", log: outbox.LogAppend, within: true},
-	{point: "outbox/after-turn-cursors", log: outbox.LogAppend},
-	{point: "outbox/before-empty", log: outbox.LogAppend, within: true, empties: true},
-	{point: "outbox/after-empty", log: outbox.LogAppend, empties: true},
-	{point: "outbox/after-turn-leaves", log: outbox.LogAppend, empties: true},
-	{point: "outbox/before-renew", log: outbox.LogAppend},
-	{point: "outbox/after-renew", log: outbox.LogAppend},
-	{point: "outbox/before-release", log: outbox.LogAppend, still: true, leave: true},
-
-	{point: "outbox/table-before-convert", log: outbox.LogTable, within: true, still: true, arrange: (*field).append},
-	{point: "outbox/before-publish", log: outbox.LogTable, hits: 2, within: true},
-	{point: "outbox/after-confirm", log: outbox.LogTable, hits: 2, within: true},
-	{point: "outbox/table-after-publish", log: outbox.LogTable, hits: 2, within: true},
-	{point: "outbox/table-before-commit", log: outbox.LogTable, hits: 2, within: true},
-	{point: "outbox/table-after-commit", log: outbox.LogTable, hits: 2, still: true},
+	{point: "outbox/before-take-over", within: true, still: true},
+	{point: "outbox/after-take-over", still: true},
+	{point: "outbox/before-adopt", within: true, arrange: (*field).restore},
+	{point: "outbox/after-promote", arrange: (*field).orphan},
+	{point: "outbox/after-read-held"},
+	{point: "outbox/before-move", within: true},
+	{point: "outbox/after-move"},
+	{point: "outbox/after-read", hits: 2},
+	{point: "outbox/before-publish", hits: 2},
+	{point: "outbox/after-confirm", hits: 2},
+	{point: "outbox/after-publish", hits: 2},
+	{point: "outbox/before-commit", within: true},
+	{point: "outbox/after-checkpoint", hits: 2},
+	{point: "outbox/before-turn-cursors", within: true},
+	{point: "outbox/after-turn-cursors"},
+	{point: "outbox/before-empty", within: true, empties: true},
+	{point: "outbox/after-empty", empties: true},
+	{point: "outbox/after-turn-leaves", empties: true},
+	{point: "outbox/before-renew"},
+	{point: "outbox/after-renew"},
+	{point: "outbox/before-release", still: true, leave: true},
 }
 
 // lateKill is a kill, at the next renewal of the lease, of a relay that is held up at the
@@ -86,13 +78,13 @@ func TestEveryFailpointOfTheRelay(t *testing.T) {
 		}
 	}
 	for _, p := range places {
-		t.Run(fmt.Sprint(strings.TrimPrefix(p.point, "outbox/"), " ", p.log), func(t *testing.T) {
+		t.Run(strings.TrimPrefix(p.point, "outbox/"), func(t *testing.T) {
 			t.Parallel()
 			f := newField(t)
 			for _, action := range failpoint.Actions() {
 				t.Run(action, func(t *testing.T) { f.on(t, p).strike(action) })
 			}
-			if p.point == "outbox/before-publish" && p.log == outbox.LogAppend {
+			if p.point == "outbox/before-publish" {
 				t.Run(lateKill, func(t *testing.T) { f.on(t, p).strike(lateKill) })
 			}
 		})
@@ -260,7 +252,7 @@ func (f *field) strike(action string) {
 		fault = f.at.point + "=delay"
 		armed = fmt.Sprintf("%s(%s):%d;outbox/before-renew=kill", fault, shortLease, f.at.hits)
 	}
-	f.child = startChild(f.T, childConfig{f.schema, f.prefix, pgtest.Name(), f.at.log, f.retention()}, armed)
+	f.child = startChild(f.T, childConfig{f.schema, f.prefix, pgtest.Name(), f.retention()}, armed)
 	f.comeThere(fault)
 	switch action {
 	case "kill", lateKill:
@@ -346,14 +338,11 @@ func (f *field) heldUp() {
 func (f *field) stopped() {
 	f.Helper()
 	f.await("the relay hangs", f.child.Stopped)
-	if f.at.log == outbox.LogTable && f.at.within {
-		f.endSession()
-	}
 	stop := f.overtake()
 	leads := f.stats()
 	f.some()
 	f.child.Continue()
-	if !f.at.leave && f.at.log == outbox.LogAppend {
+	if !f.at.leave {
 		f.await("it finds that another one leads", func() bool { return strings.Contains(f.child.words(), "relay stands by") })
 	}
 	if f.at.leave {
@@ -369,17 +358,6 @@ func (f *field) stopped() {
 		f.some()
 		f.drain() // by the one that had hung
 		f.child.retire()
-	}
-}
-
-// endSession does what PostgreSQL does by itself with the session of a relay that has
-// hung for idle_in_transaction_session_timeout, which for a table log is its longest
-// pass.
-func (f *field) endSession() {
-	f.Helper()
-	_, err := f.pool.Exec(f.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND state = 'idle in transaction'", f.child.name)
-	if err != nil {
-		f.Fatal(err)
 	}
 }
 
@@ -400,7 +378,7 @@ func (f *field) overtake() (stop func()) {
 // lead starts a relay within the test.
 func (f *field) lead(lease time.Duration) (stop func()) {
 	f.Helper()
-	opts := relayOptions(f.schema, f.at.log, lease)
+	opts := relayOptions(f.schema, lease)
 	opts.Retention = f.retention()
 	opts.Logger = slog.New(slog.NewTextHandler(f.Output(), nil))
 	relay, err := outbox.NewRelay(f.pool, f.pub, opts)
@@ -438,7 +416,7 @@ func (f *field) retention() time.Duration {
 // restore lets the log look like one from another cluster. All that it holds is
 // published again.
 func (f *field) restore() {
-	f.exec("UPDATE {schema}.outbox_relay SET log = 'append', system_identifier = '1'")
+	f.exec("UPDATE {schema}.outbox_relay SET system_identifier = '1'")
 }
 
 // orphan lets messages wait behind one that an operator removes by hand.
@@ -447,14 +425,6 @@ func (f *field) orphan() {
 	f.refuse(gone)
 	f.exec("DELETE FROM {schema}.outbox_held WHERE state = 'refused'")
 	f.history.Withdraw(gone)
-}
-
-// append lets the log be an append-only one, with messages that are refused and that
-// wait.
-func (f *field) append() {
-	f.at.log = outbox.LogAppend
-	f.refuse(late)
-	f.at.log = outbox.LogTable
 }
 
 // refuse lets a message to a topic be refused, another one wait behind it, and stops

@@ -188,7 +188,6 @@ type operation struct {
 // strike lets action strike an operator at point.
 func (o *operation) strike(point, action string) {
 	o.exec("TRUNCATE {schema}.outbox, {schema}.outbox_held, {schema}.operator_journal")
-	o.exec("UPDATE {schema}.outbox_relay SET log = 'append'")
 	o.exec(o.fill)
 	o.process = o.start(point + "=" + action)
 	first := 0

@@ -51,7 +51,6 @@ func TestMain(m *testing.M) {
 // A childConfig is what a relay process is told.
 type childConfig struct {
 	Schema, Prefix, Name string
-	Log                  outbox.Log
 	Retention            time.Duration
 }
 
@@ -67,9 +66,9 @@ const (
 )
 
 // relayOptions are those of every relay here. Refused messages come back soon.
-func relayOptions(schema string, log outbox.Log, lease time.Duration) *outbox.RelayOptions {
+func relayOptions(schema string, lease time.Duration) *outbox.RelayOptions {
 	return &outbox.RelayOptions{
-		Schema: schema, Log: log, Window: window, Batch: window, Lanes: 2, Lease: lease, PollMax: 20 * time.Millisecond,
+		Schema: schema, Window: window, Lanes: 2, Lease: lease, PollMax: 20 * time.Millisecond,
 		MaxAttempts: 10_000, RetryBase: 20 * time.Millisecond, RetryCap: 50 * time.Millisecond, RotateBytes: 1,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
@@ -102,7 +101,7 @@ func serveRelay(text string) error {
 	if err != nil {
 		return err
 	}
-	opts := relayOptions(c.Schema, c.Log, shortLease)
+	opts := relayOptions(c.Schema, shortLease)
 	opts.Retention = c.Retention
 	relay, err := outbox.NewRelay(pool, pub, opts)
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 )
 
 // A storm is random writers, relays that come and go, and a broker with moods.
-// What must be published in the end is known: what committed, in the order of
-// each key.
+// The oracle is committed, a record of what the writers know to have committed: all of
+// it must be published in the end, nothing else, and each key in the order of its versions.
 var (
 	stormFor  = flag.Duration("storm", 2*time.Second, "how long the writers of a storm write")
 	stormSeed = flag.Uint64("seed", 0, "of the storms; 0 draws one")
@@ -44,7 +44,6 @@ type storm struct {
 	*fixture
 	t    *testing.T
 	seed uint64
-	logs []Log // of the relays, one of them drawn at each start
 	keep time.Duration
 
 	broker *moodyBroker
@@ -52,7 +51,7 @@ type storm struct {
 	lossy  *pgxpool.Pool // through proxy
 
 	mu        sync.Mutex
-	committed map[string]bool
+	committed map[string]bool // payloads
 }
 
 // rand returns the numbers of one part of the storm.
@@ -64,15 +63,10 @@ func TestStorm(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	for name, logs := range map[string][]Log{
-		"append": {LogAppend}, "table": {LogTable}, "both": {LogAppend, LogTable},
-	} {
+	for name, keep := range map[string]time.Duration{"emptied": 0, "kept": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &storm{fixture: newFixture(t, sqlCreateAccount), t: t, seed: seed, logs: logs, committed: map[string]bool{}}
-			if name == "append" && seed%2 == 0 {
-				s.keep = time.Hour
-			}
+			s := &storm{fixture: newFixture(t, sqlCreateAccount), t: t, seed: seed, keep: keep, committed: map[string]bool{}}
 			s.proxy, s.lossy = pgtest.NewProxy(t)
 			s.broker = &moodyBroker{rand: s.rand(1000), seed: seed, refused: map[string]int{}}
 			t.Logf("-storm=%v -seed=%d", *stormFor, seed)
@@ -274,8 +268,8 @@ func (s *storm) depose(r *rand.Rand, stop <-chan struct{}) {
 func (s *storm) relay(r *rand.Rand) *Relay {
 	db := []*pgxpool.Pool{s.pool, s.lossy}[r.IntN(2)]
 	relay, err := NewRelay(db, s.broker, &RelayOptions{
-		Schema: s.schema, Log: s.logs[r.IntN(len(s.logs))], Logger: slog.New(slog.DiscardHandler), NoListen: r.IntN(2) == 0,
-		Window: 1 + r.IntN(30), Lanes: 1 + r.IntN(4), Batch: 1 + r.IntN(20), DrainTimeout: time.Duration(1+r.IntN(200)) * time.Millisecond,
+		Schema: s.schema, Logger: slog.New(slog.DiscardHandler), NoListen: r.IntN(2) == 0,
+		Window: 1 + r.IntN(30), Lanes: 1 + r.IntN(4), DrainTimeout: time.Duration(1+r.IntN(200)) * time.Millisecond,
 		PollMin: time.Millisecond, PollMax: 10 * time.Millisecond, MaxAttempts: 1000, RetryBase: time.Millisecond, RetryCap: 20 * time.Millisecond,
 		RotateBytes: 1, RotateAfter: time.Nanosecond, Retention: s.keep,
 	})
@@ -298,7 +292,7 @@ func (s *storm) drain() {
 	var relaying sync.WaitGroup
 	relaying.Go(func() { s.relays(s.rand(200), stop) })
 	ctx, cancel := context.WithCancel(s.t.Context())
-	calm, err := NewRelay(s.pool, s.broker, &RelayOptions{Schema: s.schema, Log: s.logs[0], Retention: s.keep, Logger: slog.New(slog.DiscardHandler), RetryBase: time.Millisecond, RetryCap: 20 * time.Millisecond})
+	calm, err := NewRelay(s.pool, s.broker, &RelayOptions{Schema: s.schema, Retention: s.keep, Logger: slog.New(slog.DiscardHandler), RetryBase: time.Millisecond, RetryCap: 20 * time.Millisecond})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -22,28 +22,9 @@ import (
 	"github.com/sagamill/sagamill/internal/testsignal"
 )
 
-// A Log is how a relay keeps account of what it has published. Both are kept in the
-// same tables, and a relay that takes over with the other one converts them.
-//
-// Stop the relays of the one before the other begins, and after one that hangs or is cut off
-// wait for its Lease, which ends its transactions: until then a LogTable passes over delayed
-// messages that it was about to hand out, and later ones of their keys can overtake them.
-type Log string
-
-const (
-	// LogAppend leaves published messages where they are, remembers how far it
-	// has got, and gives the space back table by table.
-	LogAppend Log = "append"
-	// LogTable deletes what it has published, in the transaction that locked it.
-	// It is simpler and slower, and slows down further while a long transaction
-	// is open anywhere in the database.
-	LogTable Log = "table"
-)
-
 // RelayOptions are what most callers leave alone. The zero value is usable.
 type RelayOptions struct {
 	Schema string // Postgres schema of the outbox; default: sagamill
-	Log    Log    // default: LogAppend
 
 	// Window is how many messages may be read and not yet noted as published: so
 	// many are published again, at the most, when the relay is killed. (Only a
@@ -79,8 +60,6 @@ type RelayOptions struct {
 	RotateAfter time.Duration // age at which it does; default: 1 min
 	Retention   time.Duration // how long published messages are kept at least; default: not at all
 
-	Batch int // most messages in one pass of LogTable; default: 500, at most 10,000
-
 	// Observer is told of published messages that have a trace: see package
 	// outboxotel. Default: nobody is.
 	Observer PublishObserver
@@ -88,12 +67,12 @@ type RelayOptions struct {
 	Logger *slog.Logger // default: slog.Default()
 }
 
-// databaseTimeout is what a pass may take besides publishing, so that a
+// databaseTimeout is what a round may take besides publishing, so that a
 // connection into nowhere cannot hold the relay for ever: pgx has no deadline
 // of its own.
 const databaseTimeout = 10 * time.Second
 
-// failurePolicy spaces passes that fail because the database or the broker is
+// failurePolicy spaces rounds that fail because the database or the broker is
 // away.
 var failurePolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
 
@@ -114,7 +93,7 @@ type Relay struct {
 	topics   topics
 	limits   limits
 	signals  struct {
-		passed    testsignal.Signal[int]   // messages that a round or a pass has moved on
+		passed    testsignal.Signal[int]   // messages that a round has moved on
 		rested    testsignal.Signal[error] // nil: there is nothing to do and nothing in flight; else what went wrong
 		standby   testsignal.Signal[bool]  // another relay is active
 		listening testsignal.Signal[bool]
@@ -159,7 +138,6 @@ const maxHost = 100
 
 func (o *RelayOptions) complete() {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
-	o.Log = cmp.Or(o.Log, LogAppend)
 	o.Window = cmp.Or(o.Window, 2048)
 	o.WindowBytes = cmp.Or(o.WindowBytes, 64<<20)
 	o.Lanes = cmp.Or(o.Lanes, 4)
@@ -173,7 +151,6 @@ func (o *RelayOptions) complete() {
 	o.RetryCap = cmp.Or(o.RetryCap, 5*time.Minute)
 	o.RotateBytes = cmp.Or(o.RotateBytes, 64<<20)
 	o.RotateAfter = cmp.Or(o.RotateAfter, time.Minute)
-	o.Batch = cmp.Or(o.Batch, 500)
 	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 }
 
@@ -182,8 +159,6 @@ func (o *RelayOptions) check() error {
 		return fmt.Errorf("option Schema: %w", err)
 	}
 	switch {
-	case o.Log != LogAppend && o.Log != LogTable:
-		return fmt.Errorf("option Log: %q is neither %q nor %q", o.Log, LogAppend, LogTable)
 	case o.Window < 1 || o.Window > maxWindow:
 		return fmt.Errorf("option Window: %d is not between 1 and %d", o.Window, maxWindow)
 	case o.WindowBytes < 1:
@@ -204,8 +179,6 @@ func (o *RelayOptions) check() error {
 		return fmt.Errorf("option RetryCap: %s is less than RetryBase, %s", o.RetryCap, o.RetryBase)
 	case o.RotateBytes < 0 || o.RotateAfter < 0 || o.Retention < 0:
 		return errors.New("options RotateBytes, RotateAfter and Retention must not be negative")
-	case o.Batch < 1 || o.Batch > MaxBatch:
-		return fmt.Errorf("option Batch: %d is not between 1 and %d", o.Batch, MaxBatch)
 	}
 	return nil
 }
@@ -245,10 +218,6 @@ func (r *Relay) Run(ctx context.Context) error {
 	besides, stop := context.WithCancel(ctx)
 	defer stop()
 	beside.Go(func() { _ = r.notifier.Run(besides) })
-	if r.opts.Log == LogTable {
-		r.runTable(ctx, work)
-		return nil
-	}
 	if !r.opts.NoListen {
 		beside.Go(func() { r.listen(besides) })
 	}
@@ -317,27 +286,4 @@ func (r *Relay) logRefusal(ctx context.Context, m *row, state string, refusal er
 	}
 	r.opts.Logger.Log(ctx, level, "outbox: message refused by the broker", "schema", r.opts.Schema, "state", state,
 		"message_id", m.MessageID, "topic", m.Topic, "step", m.Step, "attempts", m.Attempts+1, "refusals_unsaid", unsaid, "error", refusal)
-}
-
-// pause waits until there may be something to do. A full batch is followed at
-// once by the next. After a failure a wake-up is not heeded: with the broker
-// away, every commit would cause one more vain pass.
-func (r *Relay) pause(ctx context.Context, n, idle, failures int) {
-	var wait time.Duration
-	wake := r.wake
-	switch {
-	case failures > 0:
-		wait, wake = failurePolicy.Wait(failures), nil
-	case n >= r.opts.Batch:
-		return
-	default:
-		wait = backoff.Policy{Base: r.opts.PollMin, Cap: r.opts.PollMax}.Ceiling(idle + 1)
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-wake:
-	case <-timer.C:
-	}
 }

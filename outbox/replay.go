@@ -24,15 +24,12 @@ var ErrNotKept = errors.New("outbox: nothing is kept of it")
 // A NotKeptError is an [ErrNotKept] that says why.
 type NotKeptError struct {
 	Schema string
-	Log    Log       // what its relay does with published messages
 	Oldest time.Time // when the oldest message was written that it holds, of whichever saga; zero: it holds none
 }
 
 // Error says what its relay does with what is published.
 func (e *NotKeptError) Error() string {
 	switch {
-	case e.Log == LogTable:
-		return fmt.Sprintf("%v in schema %s: a relay with LogTable deletes what it has published, and none with LogAppend has run", ErrNotKept, e.Schema)
 	case e.Oldest.IsZero():
 		return fmt.Sprintf("%v in schema %s: its log is empty; RelayOptions.Retention says how long published messages are kept, by default not at all", ErrNotKept, e.Schema)
 	default:
@@ -181,33 +178,28 @@ func (r *Replayer) copy(ctx context.Context, tx pgx.Tx, f ReplayFilter, kept []K
 // Oldest returns when the oldest message was written that can be replayed: what was
 // before it is not kept any more. It is zero if there is none.
 func (r *Replayer) Oldest(ctx context.Context, db *pgxpool.Pool) (time.Time, error) {
-	log, oldest, err := r.kept(ctx, db)
-	if log == LogTable {
-		oldest = time.Time{}
-	}
-	return oldest, err
+	return r.kept(ctx, db)
 }
 
 func (r *Replayer) notKept(ctx context.Context, db querier) error {
 	e := &NotKeptError{Schema: r.schema}
 	var err error
-	if e.Log, e.Oldest, err = r.kept(ctx, db); err != nil {
+	if e.Oldest, err = r.kept(ctx, db); err != nil {
 		return err
 	}
 	return e
 }
 
-// kept reads how the log is kept and when the oldest message was written that it
-// holds.
-func (r *Replayer) kept(ctx context.Context, db querier) (log Log, oldest time.Time, err error) {
+// kept reads when the oldest message was written that the log holds.
+func (r *Replayer) kept(ctx context.Context, db querier) (oldest time.Time, err error) {
 	var at *time.Time
-	if err := db.QueryRow(ctx, r.sql.readKept).Scan(&log, &at); err != nil {
-		return "", oldest, fmt.Errorf("outbox: read the log: %w", sqlschema.Explain(err))
+	if err := db.QueryRow(ctx, r.sql.readKept).Scan(&at); err != nil {
+		return oldest, fmt.Errorf("outbox: read the log: %w", sqlschema.Explain(err))
 	}
 	if at != nil {
 		oldest = *at
 	}
-	return log, oldest, nil
+	return oldest, nil
 }
 
 func orNil(t time.Time) *time.Time {

@@ -167,9 +167,6 @@ func TestNothingIsKept(t *testing.T) {
 		arrange func(t *testing.T, f *fixture)
 		want    string
 	}{
-		"log that deletes": {func(t *testing.T, f *fixture) {
-			f.write(t, msg("k", "1")) // not published yet
-		}, "LogTable"},
 		"empty": {func(t *testing.T, f *fixture) { mustSettle(t, f.relay(t, RelayOptions{})) }, "log is empty"},
 		"other": {func(t *testing.T, f *fixture) { f.keeping(t, msg("l", "1")) }, "or not since"},
 	} {

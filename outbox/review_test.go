@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // What a hostile review found, each as a test.
@@ -13,39 +15,37 @@ import (
 // that, whether it is stored or backs off, and none that was due before.
 func TestADelayedMessageDoesNotOvertake(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		for name, refuse := range map[string]string{"stored": "", "refused": "1"} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				f := newFixture(t)
-				refusing := refuse
-				f.broker.answer = func(p Publication) error {
-					if string(p.Message.Payload) == refusing {
-						return ErrRefused
-					}
-					return nil
+	for name, refuse := range map[string]string{"stored": "", "refused": "1"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			refusing := refuse
+			f.broker.answer = func(p Publication) error {
+				if string(p.Message.Payload) == refusing {
+					return ErrRefused
 				}
-				r := f.relay(t, RelayOptions{Log: log, Lanes: 1, RetryBase: time.Hour, RetryCap: time.Hour})
-				last, third := msg("k", "4"), msg("k", "3")
-				last.Delay, third.Delay = 2*time.Hour, time.Hour
-				f.write(t, msg("k", "1"))
-				f.write(t, last)
-				f.write(t, third)
-				f.write(t, msg("k", "2"))
-				f.exec(t, "UPDATE {schema}.outbox_held SET due_at = due_at - interval '3 hours'")
-				mustSettle(t, r) // 1 backs off now
-				if refusing != "" && len(f.broker.payloads()) != 0 {
-					t.Errorf("published %q while 1 backs off", f.broker.payloads())
-				}
-				refusing = ""
-				f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
-				mustSettle(t, r)
-				if got := strings.Join(f.broker.payloads(), " "); got != "1 2 3 4" {
-					t.Errorf("published %q, want 1 2 3 4", got)
-				}
-			})
-		}
-	})
+				return nil
+			}
+			r := f.relay(t, RelayOptions{Lanes: 1, RetryBase: time.Hour, RetryCap: time.Hour})
+			last, third := msg("k", "4"), msg("k", "3")
+			last.Delay, third.Delay = 2*time.Hour, time.Hour
+			f.write(t, msg("k", "1"))
+			f.write(t, last)
+			f.write(t, third)
+			f.write(t, msg("k", "2"))
+			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = due_at - interval '3 hours'")
+			mustSettle(t, r) // 1 backs off now
+			if refusing != "" && len(f.broker.payloads()) != 0 {
+				t.Errorf("published %q while 1 backs off", f.broker.payloads())
+			}
+			refusing = ""
+			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
+			mustSettle(t, r)
+			if got := strings.Join(f.broker.payloads(), " "); got != "1 2 3 4" {
+				t.Errorf("published %q, want 1 2 3 4", got)
+			}
+		})
+	}
 }
 
 // Nor does it overtake what is stored and takes more than one read of the log.
@@ -67,87 +67,56 @@ func TestADelayedMessageDoesNotOvertakeABacklog(t *testing.T) {
 	}
 }
 
-// A relay that hangs in the middle of a pass loses its session, and with it
+// A relay that hangs in the middle of a transaction loses its session, and with it
 // its locks.
 func TestAHangingRelayIsEnded(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	r := f.relay(t, RelayOptions{Log: LogTable, PublishTimeout: 20 * time.Second})
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	if _, err := r.take(t.Context(), tx); err != nil {
-		t.Fatal(err)
-	}
+	r := f.relay(t, RelayOptions{Lease: 30 * time.Second})
 	var limit string
-	if err := tx.QueryRow(t.Context(), "SELECT current_setting('idle_in_transaction_session_timeout')").Scan(&limit); err != nil || limit != "30s" {
-		t.Errorf("an idle pass is ended after %q, %v; want 30s", limit, err)
+	err := r.begin(t.Context(), func(tx pgx.Tx) error {
+		return tx.QueryRow(t.Context(), "SELECT current_setting('idle_in_transaction_session_timeout')").Scan(&limit)
+	})
+	if err != nil || limit != "30s" {
+		t.Errorf("an idle transaction is ended after %q, %v; want 30s", limit, err)
 	}
 }
 
-func TestRefusedMessagesLeaveHalfOfABatchToOthers(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.broker.answer = func(p Publication) error {
-		if p.Topic == "broken" {
-			return ErrRefused
-		}
-		return nil
-	}
-	for i := range 20 {
-		m := msg(fmt.Sprint("b", i), "x")
-		m.Topic = "broken"
-		f.write(t, m)
-	}
-	r := f.relay(t, RelayOptions{Log: LogTable, Batch: 4})
-	for f.stats(t, r).Stored > 0 {
-		pass(t, r)
-	}
-	f.write(t, msg("k", "1"))
-	f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp()")
-	pass(t, r)
-	if got := strings.Join(f.broker.payloads(), " "); got != "1" {
-		t.Errorf("one pass published %q, want the message of the other topic", got)
-	}
-}
-
-func TestABatchIsLimitedInBytes(t *testing.T) {
+// A page is limited in bytes, whatever its number of messages.
+func TestAPageIsLimitedInBytes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	large := strings.Repeat("x", MaxPayload)
 	for i := range 6 {
 		f.write(t, msg(fmt.Sprint("k", i), large))
 	}
-	r := f.relay(t, RelayOptions{Log: LogTable})
-	for _, want := range []int{4, 2, 0} { // half of maxBatchBytes
-		if n := pass(t, r); n != want {
-			t.Errorf("a pass took %d messages of %d bytes, want %d", n, MaxPayload, want)
+	l := f.leader(t, RelayOptions{})
+	for _, want := range []int{4, 2, 0} { // maxPageBytes
+		rows, _, err := l.reader.read(t.Context(), maxPage, maxPageBytes)
+		if err != nil || len(rows) != want {
+			t.Errorf("a page has %d messages of %d bytes, %v; want %d", len(rows), MaxPayload, err, want)
 		}
 	}
 }
 
 func TestAPanickingPublisherCostsOneMessage(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		f.broker.answer = func(p Publication) error {
-			if string(p.Message.Payload) == "bomb" {
-				f.broker.mu.Unlock() // as the deferred unlock would be
-				defer f.broker.mu.Lock()
-				panic("cannot marshal")
-			}
-			return nil
+	f := newFixture(t)
+	f.broker.answer = func(p Publication) error {
+		if string(p.Message.Payload) == "bomb" {
+			f.broker.mu.Unlock() // as the deferred unlock would be
+			defer f.broker.mu.Lock()
+			panic("cannot marshal")
 		}
-		f.write(t, msg("a", "1"), msg("b", "bomb"), msg("c", "2"))
-		r := f.relay(t, RelayOptions{Log: log, Lanes: 1})
-		mustSettle(t, r)
-		if s := f.stats(t, r); s != (counts{Refused: 1}) {
-			t.Errorf("left over: %+v, want the bomb refused", s)
-		}
-		if got := strings.Join(f.broker.payloads(), " "); !strings.HasSuffix(got, "1 2") {
-			t.Errorf("published %q, want the others", got)
-		}
-	})
+		return nil
+	}
+	f.write(t, msg("a", "1"), msg("b", "bomb"), msg("c", "2"))
+	r := f.relay(t, RelayOptions{Lanes: 1})
+	mustSettle(t, r)
+	if s := f.stats(t, r); s != (counts{Refused: 1}) {
+		t.Errorf("left over: %+v, want the bomb refused", s)
+	}
+	if got := strings.Join(f.broker.payloads(), " "); !strings.HasSuffix(got, "1 2") {
+		t.Errorf("published %q, want the others", got)
+	}
 }

@@ -23,8 +23,8 @@ type row struct {
 	CreatedAt                                     time.Time
 	Attempts                                      int // refusals so far
 
-	leaf   int   // where it is stored, in an append-only log
-	behind int64 // the held message of its ordering key when it was read from an append-only log; 0: none
+	leaf   int   // the leaf of the log where it is stored
+	behind int64 // the held message of its ordering key when it was read from the log; 0: none
 	held   bool  // it is in outbox_held
 }
 

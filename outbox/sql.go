@@ -67,7 +67,7 @@ type queries struct {
 	lockRelay, takeLease, beginTenure, renewLease, releaseLease, readSystem string
 	readCursor, unlimited, restampMessages, stampSystem                     string
 	checkpoint, truncateCursor                                              [2]string
-	fence, deletePublished, unholdWaiting                                   string
+	fence                                                                   string
 
 	planByIndex, asynchronous, lockSoon string
 	listDifference                      string
@@ -75,19 +75,17 @@ type queries struct {
 	currentLeaf, nextLeaf               string
 	lockLeaf, truncateLeaf, judgeLeaf   eachLeaf
 
-	limitIdle, lockHeld, lockStored                                           string
-	deleteStored, holdStored, holdAgain                                       string
-	moveDelayed, moveUnlocked, listRetries, fetchHeld, deleteHeld, refuseHeld string
-	holdMessages                                                              eachLeaf
-	promote, promotePage                                                      string
-	deferStored, deferHeld, fetchProbe, makeTopicDue                          string
+	moveDelayed, listRetries, fetchHeld, deleteHeld, refuseHeld string
+	holdMessages                                                eachLeaf
+	promote, promotePage                                        string
+	deferHeld, fetchProbe, makeTopicDue                         string
 
-	countTable, countDifference, countHeld, readRelay, leafSizes, oldestWriter string
-	readClock, countDead, listDead, redrive, discard                           string
-	lockLease, listRefused, release, readLetter                                string
-	listKept, countKept, copyKept, readKept                                    string
-	locate, locateUnpublished, pin                                             string
-	insertJournal, listJournal                                                 string
+	countDifference, countHeld, readRelay, leafSizes, oldestWriter string
+	readClock, countDead, listDead, redrive, discard               string
+	lockLease, listRefused, release, readLetter                    string
+	listKept, countKept, copyKept, readKept                        string
+	locate, locateUnpublished, pin                                 string
+	insertJournal, listJournal                                     string
 }
 
 func newQueries(schema string) queries {
@@ -103,21 +101,19 @@ func newQueries(schema string) queries {
 
 		lockRelay: bind(sqlLockRelay), takeLease: bind(sqlTakeLease), beginTenure: bind(sqlBeginTenure), renewLease: bind(sqlRenewLease), releaseLease: bind(sqlReleaseLease),
 		readSystem: sqlReadSystem, readCursor: bind(sqlReadCursor), unlimited: sqlUnlimited, restampMessages: bind(sqlRestampMessages), stampSystem: bind(sqlStampSystem),
-		fence: bind(sqlFence), deletePublished: bind(sqlDeletePublished), unholdWaiting: bind(sqlUnholdWaiting),
+		fence: bind(sqlFence),
 
 		planByIndex: sqlPlanByIndex, asynchronous: sqlAsynchronous, lockSoon: sqlLockSoon,
 		listDifference: bind(unionOfLeaves(sqlListDifference, sqlListLeaf)), fetchMessages: each(sqlFetchMessages),
 		currentLeaf: bind(sqlCurrentLeaf), nextLeaf: bind(sqlNextLeaf),
 		lockLeaf: each(sqlLockLeaf), truncateLeaf: each(sqlTruncateLeaf), judgeLeaf: each(sqlJudgeLeaf),
 
-		limitIdle: sqlLimitIdle, lockHeld: bind(sqlLockHeld), lockStored: bind(sqlLockStored),
-		deleteStored: bind(sqlDeleteStored), holdStored: bind(sqlHoldStored), holdAgain: bind(sqlHoldAgain),
-		moveDelayed: bind(strings.ReplaceAll(sqlMoveDelayed, "{skip}", "")), moveUnlocked: bind(strings.ReplaceAll(sqlMoveDelayed, "{skip}", " SKIP LOCKED")), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
+		moveDelayed: bind(sqlMoveDelayed), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
 		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
 		promote: bind(sqlPromote), promotePage: bind(sqlPromotePage),
-		deferStored: bind(sqlDeferStored), deferHeld: bind(sqlDeferHeld), fetchProbe: bind(sqlFetchProbe), makeTopicDue: bind(sqlMakeTopicDue),
+		deferHeld: bind(sqlDeferHeld), fetchProbe: bind(sqlFetchProbe), makeTopicDue: bind(sqlMakeTopicDue),
 
-		countTable: bind(unionOfLeaves(sqlCountTable, sqlCountTableLeaf)), countDifference: bind(unionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),
+		countDifference: bind(unionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),
 		readRelay: bind(sqlReadRelay), leafSizes: bind(sqlLeafSizes), oldestWriter: sqlOldestWriter,
 		readClock: sqlReadClock, readLetter: bind(ofLetters("("+sqlDead+" OR "+sqlRefused+")", sqlReadLetter)), lockLease: bind(sqlLockLease),
 		countDead: bind(ofLetters(sqlDead, sqlCountLetters)), listDead: bind(ofLetters(sqlDead, sqlListLetters)), listRefused: bind(ofLetters(sqlRefused, sqlListLetters)),

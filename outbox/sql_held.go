@@ -22,14 +22,13 @@ ON CONFLICT (id) DO NOTHING`
 // goes with them as a header. It is when they were due, however often they are moved, as
 // after a recovery to an earlier time; of a redriven one, which has the reason of its last
 // refusal, when it was written first. Whoever moves them at the same time waits, and finds
-// those that are left; the pass of a table log, which is alone, passes over what an operator
-// has locked, as sqlLockHeld does: each might wait for the other. (The clock is read in a SELECT of its own, once: what may change
+// those that are left. (The clock is read in a SELECT of its own, once: what may change
 // from row to row is no condition for an index. Headers are put together as text: that
 // fails for no JSON that somebody has stored.)
 const sqlMoveDelayed = `
 WITH due AS (
 	SELECT id, due_at, octet_length(payload) AS size FROM {schema}.outbox_held
-	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE{skip}),
+	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE),
 moved AS (
 	DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
 		SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY due_at, id) - size AS before FROM due) sized WHERE before < $2))

@@ -10,13 +10,13 @@ const sqlBegin = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transa
 // sqlLockRelay locks the row of who publishes and reads it. Somebody else who
 // is about to take it over makes it look absent: that is not waited for.
 const sqlLockRelay = `
-SELECT epoch, holder, log, system_identifier, extract(epoch FROM lease_until - clock_timestamp())::float8 AS left
+SELECT epoch, holder, system_identifier, extract(epoch FROM lease_until - clock_timestamp())::float8 AS left
 FROM {schema}.outbox_relay FOR UPDATE SKIP LOCKED`
 
 // sqlTakeLease follows sqlLockRelay in its transaction. $3 is in microseconds.
 const sqlTakeLease = `
 UPDATE {schema}.outbox_relay
-SET epoch = $1, holder = $2, lease_until = clock_timestamp() + $3 * interval '1 microsecond', log = $4`
+SET epoch = $1, holder = $2, lease_until = clock_timestamp() + $3 * interval '1 microsecond'`
 
 // sqlBeginTenure goes with sqlTakeLease. After a crash of the server its row is
 // gone, and with it the tenure: ids of transactions whose end the relay has seen,
@@ -72,25 +72,6 @@ const sqlLockSoon = `SELECT set_config('lock_timeout', $1, true)`
 const sqlFence = `
 SELECT epoch FROM {schema}.outbox_relay
 WHERE epoch = $1 AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1) FOR SHARE`
-
-// sqlDeletePublished makes a log that was published up to a cursor one whose
-// rows are not published.
-const sqlDeletePublished = `
-DELETE FROM {schema}.outbox
-WHERE pg_visible_in_snapshot(xid, $1::text::pg_snapshot) OR pg_visible_in_snapshot(xid, $2::text::pg_snapshot) AND id <= $3`
-
-// sqlUnholdWaiting puts what waits behind a refused message back where the
-// table log looks for it. Refusals that it had before it came to wait are
-// forgiven.
-const sqlUnholdWaiting = `
-WITH waiting AS (DELETE FROM {schema}.outbox_held WHERE state = 'waiting'
-	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
-		correlation_id, causation_id, content_type, headers, payload, created_at)
-INSERT INTO {schema}.outbox (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at) OVERRIDING SYSTEM VALUE
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at
-FROM waiting ORDER BY id`
 
 // sqlUnlimited lets the transaction's statements take as long as they need, by
 // the role's settings.

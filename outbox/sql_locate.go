@@ -6,12 +6,11 @@ import "strings"
 // and where each is. It is one statement, so that what it says is of one moment,
 // and takes no lock but the one that any SELECT does. With no message there is
 // still a row that says who publishes. reach has no row where nothing of the log
-// counts as published: what a table log has stored, and what was restored from
-// another cluster. A message that is held is in the log as well, if that is an
-// append-only one. $3 limits how many; the oldest published ones are left out first.
+// counts as published: before the first relay, and after a restore from
+// another cluster. A message that is held is in the log as well. $3 limits how many; the oldest published ones are left out first.
 const sqlLocate = `
 WITH relay AS MATERIALIZED (
-	SELECT log, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
 		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
 	FROM {schema}.outbox_relay),
 mark AS MATERIALIZED (
@@ -23,7 +22,7 @@ mark AS MATERIALIZED (
 reach AS MATERIALIZED (
 	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
 	FROM mark, relay
-	WHERE log = 'append' AND NOT restored
+	WHERE NOT restored
 		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
 mine AS MATERIALIZED (
 	SELECT DISTINCT ON (id) * FROM (
@@ -39,7 +38,7 @@ mine AS MATERIALIZED (
 	ORDER BY id, held DESC),
 picked AS MATERIALIZED (
 	SELECT * FROM mine WHERE place <> 'published' OR {published} ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
-SELECT r.log, r.holder, r.now, r.log = 'append' AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
+SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
 	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
 	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
 	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,

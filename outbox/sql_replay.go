@@ -1,14 +1,13 @@
 package outbox
 
-// sqlKept is the condition of what can be replayed: messages of an append-only log,
+// sqlKept is the condition of what can be replayed: messages of the log,
 // published or not, which a filter picks. Copies are in no leaf that rotates, and leaf
 // says what they are: they are not replayed themselves. Held messages have their way
-// before them, and what a table log has stored is not published yet. There is no
+// before them. There is no
 // index for it: an operator can wait for a walk through what is kept.
 const sqlKept = `leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
-	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)
-	AND EXISTS (SELECT FROM {schema}.outbox_relay WHERE log = 'append')`
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)`
 
 // sqlListKept lists the first $7 of them, up to the id $6, in the order of their ids.
 const sqlListKept = `
@@ -36,4 +35,4 @@ ORDER BY id`
 
 // sqlReadKept reads what is known of why nothing is kept.
 const sqlReadKept = `
-SELECT log, (SELECT min(created_at) FROM {schema}.outbox WHERE leaf IS DISTINCT FROM -1) FROM {schema}.outbox_relay`
+SELECT min(created_at) FROM {schema}.outbox WHERE leaf IS DISTINCT FROM -1`

@@ -2,18 +2,9 @@ package outbox
 
 // sqlReadRelay reads who publishes, without a lock.
 const sqlReadRelay = `
-SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END, log FROM {schema}.outbox_relay`
+SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END FROM {schema}.outbox_relay`
 
-// sqlCountTable counts what a table log has not published, and how old the
-// oldest of it is, in seconds. $1 limits how many messages of a leaf are looked at.
-const sqlCountTable = `
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
-FROM ({leaves}) d`
-
-const sqlCountTableLeaf = `
-	(SELECT created_at FROM {schema}.{leaf} ORDER BY id LIMIT $1)`
-
-// sqlCountDifference counts what an append-only log has not published. $1 (xmax)
+// sqlCountDifference counts what is not published. $1 (xmax)
 // and $2 (in progress) are of the newest snapshot in the cursor. If that is its to,
 // it is $5, $3 and $4 are of its from, and after $6 there are ids of the difference
 // left. $7 limits each part.

@@ -16,10 +16,8 @@ import (
 const (
 	// stalledHold is after how long a message that waits for its stalled topic is due if
 	// nothing has resumed the topic. Every tenure begins by making all of them due, except
-	// that of an older release's relay, which knows nothing of stalled topics. A table log has
-	// no tenures, and its relays take turns without a word to each other.
-	stalledHold      = 30 * time.Second
-	stalledHoldTable = 5 * time.Second
+	// that of an older release's relay, which knows nothing of stalled topics.
+	stalledHold = 30 * time.Second
 
 	// probeTimeout bounds the first probe of a stall. It doubles with each probe in vain, up
 	// to PublishTimeout: a message may take long.
@@ -35,11 +33,8 @@ var deferralPolicy = backoff.Policy{Base: 2 * time.Second, Cap: 2 * time.Second}
 
 // deferral returns after how long a message of a topic that was deferred is due again.
 func (r *Relay) deferral(topic string) time.Duration {
-	switch {
-	case !r.topics.isStalled(topic):
+	if !r.topics.isStalled(topic) {
 		return deferralPolicy.Wait(1)
-	case r.opts.Log == LogTable:
-		return stalledHoldTable
 	}
 	return stalledHold
 }

@@ -92,51 +92,43 @@ func TestAStalledTopicHoldsUpNoOther(t *testing.T) {
 	for name, red := range map[string]func(context.Context) error{"hangs": hang, "nacks": nack, "fails": fail} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			onEachLog(t, func(t *testing.T, log Log) {
-				aside := counts{Waiting: 80}
-				if log == LogTable {
-					if name != "nacks" {
-						return // a table log's batch may be full of them, and nothing else gets through
-					}
-					aside = counts{Waiting: 40, Stored: 40}
-				}
-				f := newFixture(t)
-				b := &topicBroker{red: red}
-				r := f.stalling(t, b, RelayOptions{Log: log, Window: 8, Lanes: 2, Batch: 8, MaxAttempts: 1})
-				start(t, r)
-				blue := 0
-				for i := range 40 {
-					f.write(t, on("red", msg(fmt.Sprint("r", i), fmt.Sprintf("red%d", i))), on("blue", msg(fmt.Sprint("r", i), fmt.Sprintf("behind%d", i))))
-					f.write(t, on("blue", msg(fmt.Sprint("b", i), fmt.Sprintf("blue%d", i))))
-					blue++
-				}
-				eventually(t, "every blue message is published", func() bool {
-					return len(b.published()) == blue
-				})
-				for _, p := range b.published() {
-					if !strings.HasPrefix(p, "blue") {
-						t.Errorf("%s was published before the red message of its key", p)
-					}
-				}
-				eventually(t, "the red messages are kept aside", func() bool { return f.stats(t, r) == aside })
-				if got := r.Counters(); got.Dead != 0 || got.Refused != 0 || got.Stalled != 1 {
-					t.Errorf("counters %+v, want one stalled topic and no refusal", got)
-				}
-				b.set(nil)
-				eventually(t, "all is published", func() bool { return f.stats(t, r) == counts{} })
-				published := b.published()
-				if len(published) != blue+80 {
-					t.Errorf("%d messages were published, want %d", len(published), blue+80)
-				}
-				for i := range 40 {
-					if slices.Index(published, fmt.Sprintf("red%d", i)) > slices.Index(published, fmt.Sprintf("behind%d", i)) {
-						t.Errorf("behind%d overtook red%d", i, i)
-					}
-				}
-				if n := r.Counters().Stalled; n != 0 {
-					t.Errorf("%d topics stall in the end", n)
-				}
+			aside := counts{Waiting: 80}
+			f := newFixture(t)
+			b := &topicBroker{red: red}
+			r := f.stalling(t, b, RelayOptions{Window: 8, Lanes: 2, MaxAttempts: 1})
+			start(t, r)
+			blue := 0
+			for i := range 40 {
+				f.write(t, on("red", msg(fmt.Sprint("r", i), fmt.Sprintf("red%d", i))), on("blue", msg(fmt.Sprint("r", i), fmt.Sprintf("behind%d", i))))
+				f.write(t, on("blue", msg(fmt.Sprint("b", i), fmt.Sprintf("blue%d", i))))
+				blue++
+			}
+			eventually(t, "every blue message is published", func() bool {
+				return len(b.published()) == blue
 			})
+			for _, p := range b.published() {
+				if !strings.HasPrefix(p, "blue") {
+					t.Errorf("%s was published before the red message of its key", p)
+				}
+			}
+			eventually(t, "the red messages are kept aside", func() bool { return f.stats(t, r) == aside })
+			if got := r.Counters(); got.Dead != 0 || got.Refused != 0 || got.Stalled != 1 {
+				t.Errorf("counters %+v, want one stalled topic and no refusal", got)
+			}
+			b.set(nil)
+			eventually(t, "all is published", func() bool { return f.stats(t, r) == counts{} })
+			published := b.published()
+			if len(published) != blue+80 {
+				t.Errorf("%d messages were published, want %d", len(published), blue+80)
+			}
+			for i := range 40 {
+				if slices.Index(published, fmt.Sprintf("red%d", i)) > slices.Index(published, fmt.Sprintf("behind%d", i)) {
+					t.Errorf("behind%d overtook red%d", i, i)
+				}
+			}
+			if n := r.Counters().Stalled; n != 0 {
+				t.Errorf("%d topics stall in the end", n)
+			}
 		})
 	}
 }
@@ -209,30 +201,28 @@ func TestAStalledTopicDoesNotKeepTheWindow(t *testing.T) {
 // later, and never becomes a dead letter.
 func TestADeferredMessageSpendsNoAttempt(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		f.broker.answer = func(p Publication) error {
-			if string(p.Message.Payload) == "late" {
-				return ErrDeferred
-			}
-			return nil
+	f := newFixture(t)
+	f.broker.answer = func(p Publication) error {
+		if string(p.Message.Payload) == "late" {
+			return ErrDeferred
 		}
-		r := f.relay(t, RelayOptions{Log: log, MaxAttempts: 1, Lanes: 1})
-		start(t, r)
-		f.write(t, msg("k", "late"), msg("k", "behind"))
-		for i := range 2 * maxStrikes {
-			f.write(t, msg("o", fmt.Sprint("other", i)))
-			eventually(t, "others get through", func() bool { return len(f.broker.payloads()) == i+1 })
-			f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() WHERE due_at < 'infinity'")
-		}
-		eventually(t, "it waits", func() bool {
-			return f.stats(t, r) == counts{Waiting: 2} || f.stats(t, r) == counts{Waiting: 1, Stored: 1}
-		})
-		f.broker.mu.Lock()
-		f.broker.answer = nil
-		f.broker.mu.Unlock()
-		eventually(t, "it is published", func() bool { return f.stats(t, r) == counts{} })
+		return nil
+	}
+	r := f.relay(t, RelayOptions{MaxAttempts: 1, Lanes: 1})
+	start(t, r)
+	f.write(t, msg("k", "late"), msg("k", "behind"))
+	for i := range 2 * maxStrikes {
+		f.write(t, msg("o", fmt.Sprint("other", i)))
+		eventually(t, "others get through", func() bool { return len(f.broker.payloads()) == i+1 })
+		f.exec(t, "UPDATE {schema}.outbox_held SET due_at = clock_timestamp() WHERE due_at < 'infinity'")
+	}
+	eventually(t, "it waits", func() bool {
+		return f.stats(t, r) == counts{Waiting: 2} || f.stats(t, r) == counts{Waiting: 1, Stored: 1}
 	})
+	f.broker.mu.Lock()
+	f.broker.answer = nil
+	f.broker.mu.Unlock()
+	eventually(t, "it is published", func() bool { return f.stats(t, r) == counts{} })
 }
 
 // The window is bounded in bytes as well, however few messages that are.

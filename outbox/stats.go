@@ -28,7 +28,6 @@ type Stats struct {
 	Refused int           // refused by the broker, backing off
 	Dead    int           // refused until the attempts were used up; a person is needed
 
-	Log    Log    // how published messages are accounted for
 	Holder string // the active relay: host, process, and a random part; empty: there is none
 	Epoch  int64  // how often the active relay has changed
 
@@ -55,7 +54,7 @@ func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, err
 // Stats reads them.
 func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 	err = pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, r.sql.readRelay).Scan(&s.Epoch, &s.Holder, &s.Log); err != nil {
+		if err := tx.QueryRow(ctx, r.sql.readRelay).Scan(&s.Epoch, &s.Holder); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, r.sql.planByIndex); err != nil {
@@ -78,9 +77,6 @@ func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 func (r *Relay) countStored(ctx context.Context, tx pgx.Tx, s *Stats) error {
 	var age float64
 	defer func() { s.Oldest = time.Duration(age * float64(time.Second)) }()
-	if s.Log == LogTable {
-		return tx.QueryRow(ctx, r.sql.countTable, CountLimit).Scan(&s.Stored, &age)
-	}
 	at, _, err := r.readCursor(ctx, tx)
 	if err != nil {
 		return err
@@ -113,9 +109,7 @@ func (r *Relay) readSizes(ctx context.Context, tx pgx.Tx, s *Stats) error {
 
 // Counters are what one [Relay] has done since it was made.
 type Counters struct {
-	// Active: it is the active one. With [LogTable] relays take turns pass by pass,
-	// so that several may have been the last time that they looked.
-	Active      bool
+	Active      bool   // it is the active one
 	Published   uint64 // messages confirmed and not returned
 	Refused     uint64 // refusals
 	Dead        uint64 // messages that became dead letters

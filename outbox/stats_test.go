@@ -55,7 +55,6 @@ func TestStatsCountWhatIsBehindTheCursor(t *testing.T) {
 	f := newFixture(t)
 	r := f.relay(t, RelayOptions{})
 	snapshots := f.snapshots(t)
-	f.exec(t, "UPDATE {schema}.outbox_relay SET log = 'append'")
 	f.exec(t, "UPDATE {schema}.outbox SET created_at = clock_timestamp() - interval '1 hour' * id")
 	check := func(seq int64, from string, to *string, last int) {
 		t.Helper()
@@ -83,7 +82,7 @@ func TestStatsCountWhatIsBehindTheCursor(t *testing.T) {
 			}
 		}
 	}
-	if s, err := ReadStats(t.Context(), f.pool, f.schema); err != nil || s.Log != LogAppend || s.Stored == 0 {
+	if s, err := ReadStats(t.Context(), f.pool, f.schema); err != nil || s.Stored == 0 {
 		t.Errorf("ReadStats = %+v, %v", s, err)
 	}
 }
@@ -100,13 +99,9 @@ func TestStatsCountUpToALimit(t *testing.T) {
 	const limit = 4
 	var n, delayed, waiting, refused, dead int
 	var age float64
-	err := f.pool.QueryRow(t.Context(), q.countTable, limit).Scan(&n, &age)
+	err := f.pool.QueryRow(t.Context(), q.countDifference, "1", []string{}, "1", []string{}, nil, 0, limit).Scan(&n, &age)
 	if err != nil || n != limit || age <= 0 {
-		t.Errorf("a table log has %d messages for %f s, %v; want %d", n, age, err, limit)
-	}
-	err = f.pool.QueryRow(t.Context(), q.countDifference, "1", []string{}, "1", []string{}, nil, 0, limit).Scan(&n, &age)
-	if err != nil || n != limit || age <= 0 {
-		t.Errorf("an append-only log has %d messages for %f s, %v; want %d", n, age, err, limit)
+		t.Errorf("the log has %d messages for %f s, %v; want %d", n, age, err, limit)
 	}
 	err = f.pool.QueryRow(t.Context(), q.countHeld, limit).Scan(&delayed, &waiting, &refused, &dead)
 	if err != nil || delayed+waiting+refused != 0 || dead != limit {
@@ -116,42 +111,40 @@ func TestStatsCountUpToALimit(t *testing.T) {
 
 func TestCountersSayWhatTheRelayDid(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		answer := errors.New("away")
-		f.broker.answer = func(p Publication) error {
-			if string(p.Message.Payload) == "bad" {
-				return ErrRefused
-			}
-			return answer
+	f := newFixture(t)
+	answer := errors.New("away")
+	f.broker.answer = func(p Publication) error {
+		if string(p.Message.Payload) == "bad" {
+			return ErrRefused
 		}
-		f.write(t, msg("a", "1"))
-		r := f.relay(t, RelayOptions{Log: log, Lanes: 1, MaxAttempts: 1})
-		if err := settle(t, r); err == nil {
-			t.Error("an outage was not reported")
-		}
-		if c := r.Counters(); c.Unavailable == 0 || c.Published != 0 || c.Confirm.Count != c.Unavailable {
-			t.Errorf("after an outage: %+v", c)
-		}
-		answer = nil
-		f.write(t, msg("b", "bad"))
-		r = f.relay(t, RelayOptions{Log: log, Lanes: 1, MaxAttempts: 1})
-		r.signals.rested.Enable()
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- r.Run(ctx) }()
-		if err := r.signals.rested.Wait(t); err != nil {
-			t.Fatal(err)
-		}
-		c := r.Counters()
-		if !c.Active || c.Published != 1 || c.Refused != 1 || c.Dead != 1 || c.Unavailable != 0 || c.Confirm.Count == 0 || c.Confirm.Sum <= 0 {
-			t.Errorf("counters: %+v", c)
-		}
-		stop()
-		if err := <-done; err != nil || r.Counters().Active {
-			t.Errorf("Run = %v, active afterwards: %t", err, r.Counters().Active)
-		}
-	})
+		return answer
+	}
+	f.write(t, msg("a", "1"))
+	r := f.relay(t, RelayOptions{Lanes: 1, MaxAttempts: 1})
+	if err := settle(t, r); err == nil {
+		t.Error("an outage was not reported")
+	}
+	if c := r.Counters(); c.Unavailable == 0 || c.Published != 0 || c.Confirm.Count != c.Unavailable {
+		t.Errorf("after an outage: %+v", c)
+	}
+	answer = nil
+	f.write(t, msg("b", "bad"))
+	r = f.relay(t, RelayOptions{Lanes: 1, MaxAttempts: 1})
+	r.signals.rested.Enable()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	if err := r.signals.rested.Wait(t); err != nil {
+		t.Fatal(err)
+	}
+	c := r.Counters()
+	if !c.Active || c.Published != 1 || c.Refused != 1 || c.Dead != 1 || c.Unavailable != 0 || c.Confirm.Count == 0 || c.Confirm.Sum <= 0 {
+		t.Errorf("counters: %+v", c)
+	}
+	stop()
+	if err := <-done; err != nil || r.Counters().Active {
+		t.Errorf("Run = %v, active afterwards: %t", err, r.Counters().Active)
+	}
 }
 
 func TestLatencyBuckets(t *testing.T) {

@@ -11,35 +11,31 @@ import (
 // A stop does not wait for a broker that is away, however long the drain may be.
 func TestAStopDoesNotWaitForABrokerThatIsAway(t *testing.T) {
 	t.Parallel()
-	onEachLog(t, func(t *testing.T, log Log) {
-		f := newFixture(t)
-		f.broker.answer = func(Publication) error { return errors.New("away") }
-		for i := range 20 {
-			f.write(t, msg(fmt.Sprint("k", i), "x"))
-		}
-		r := f.relay(t, RelayOptions{Log: log, DrainTimeout: time.Hour})
-		if err := settle(t, r); err == nil { // it would hang here
-			t.Error("the broker was not away")
-		}
-		if s := f.stats(t, r); s != (counts{Stored: 20}) {
-			t.Errorf("left over: %+v, want all stored", s)
-		}
-		f.broker.answer = nil
-		mustSettle(t, r) // at once: the lease was given back
-		if got := len(f.broker.firsts()); got != 1 || f.stats(t, r) != (counts{}) {
-			t.Errorf("published %d payloads, left over %+v", got, f.stats(t, r))
-		}
-	})
+	f := newFixture(t)
+	f.broker.answer = func(Publication) error { return errors.New("away") }
+	for i := range 20 {
+		f.write(t, msg(fmt.Sprint("k", i), "x"))
+	}
+	r := f.relay(t, RelayOptions{DrainTimeout: time.Hour})
+	if err := settle(t, r); err == nil { // it would hang here
+		t.Error("the broker was not away")
+	}
+	if s := f.stats(t, r); s != (counts{Stored: 20}) {
+		t.Errorf("left over: %+v, want all stored", s)
+	}
+	f.broker.answer = nil
+	mustSettle(t, r) // at once: the lease was given back
+	if got := len(f.broker.firsts()); got != 1 || f.stats(t, r) != (counts{}) {
+		t.Errorf("published %d payloads, left over %+v", got, f.stats(t, r))
+	}
 }
 
 func TestMissingTablesAreExplained(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(t, "DROP SCHEMA {schema} CASCADE")
-	for _, log := range []Log{LogAppend, LogTable} {
-		if err := settle(t, f.relay(t, RelayOptions{Log: log})); err == nil || !strings.Contains(err.Error(), "migrate up") {
-			t.Errorf("%s: %v, want what to do about it", log, err)
-		}
+	if err := settle(t, f.relay(t, RelayOptions{})); err == nil || !strings.Contains(err.Error(), "migrate up") {
+		t.Errorf("%v, want what to do about it", err)
 	}
 }
 

@@ -38,10 +38,8 @@ const (
 // An error of pub that wraps [ErrRefused] is a refusal, and so is a panic. Any
 // other says that the outcome is unknown, because watermill does not tell a
 // broker that is away from one that does not want the message. After three of
-// them in a row the rest of the batch is not tried. Under [LogAppend], a message
+// them in a row the rest of the batch is not tried. A message
 // that fails three times, others getting through in between, counts as refused.
-// Under [LogTable] it is tried for ever: it holds back its own key, and as many
-// of them as there are calls hold back everything.
 //
 // Each message carries the context of its batch. A call that goes on when that has
 // ended is left behind, also when the relay stops: its message counts as unknown,

@@ -230,24 +230,6 @@ func (p *poisonedPublisher) Publish(_ string, messages ...*message.Message) erro
 }
 func (*poisonedPublisher) Close() error { return nil }
 
-func TestAPoisonMessageDoesNotStopAWatermillPublisher(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	pub := &poisonedPublisher{}
-	r, err := NewRelay(f.pool, FromWatermill(pub, nil), &RelayOptions{Log: LogTable, Schema: f.schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.write(t, msg("a", "poison"), msg("b", "1"), msg("a", "behind"), msg("c", "2"))
-	if n, err := r.pass(t.Context()); n != 2 || err == nil {
-		t.Errorf("pass = %d, %v; want two messages and the error", n, err)
-	}
-	slices.Sort(pub.sent)
-	if !slices.Equal(pub.sent, []string{"1", "2"}) {
-		t.Errorf("published %q, want the other keys' messages", pub.sent)
-	}
-}
-
 // A message that never gets through while others do is refused in the end, and
 // goes the way of a refused one.
 func TestAPoisonMessageOfAWatermillPublisherIsRefused(t *testing.T) {

@@ -28,8 +28,6 @@ var drainRatios = []ratio{
 	{"ours-log", "forwarder-default", 20},
 	{"ours-log", "forwarder-pool1", 8},
 	{"ours-log", "river-style", 0},
-	{"ours-table", "raw", 0},
-	{"ours-table", "forwarder-pool1", 0},
 	{"river-style", "raw", 0},
 }
 

@@ -43,8 +43,6 @@ var holdRuns = []holdRun{
 	{"ours-log", heldNone, 0.25, 0},
 	{"ours-log", heldSnapshot, 1, 1.2},
 	{"ours-log", heldXID, 1, 1.2},
-	{"ours-table", heldNone, 0.25, 0},
-	{"ours-table", heldSnapshot, 0.5, 0},
 }
 
 // measureHolds measures the relay's time on the server's processors at a constant rate.

@@ -47,7 +47,6 @@ var producerRuns = []producerRun{
 	{"ours-log", queued, false, 0.9},
 	{"ours-log", write, false, 0},
 	{"ours-log", queued, true, 0},
-	{"ours-table", queued, false, 0},
 }
 
 // producers measures what an outbox row costs the transaction that writes it,

@@ -49,7 +49,6 @@ type slot struct {
 var slots = []slot{
 	{"raw", openRawRelay},
 	{"ours-log", openOurRelay(outbox.RelayOptions{})},
-	{"ours-table", openOurRelay(outbox.RelayOptions{Log: outbox.LogTable})},
 	{"river-style", openClaims},
 	{"forwarder-pool1", openForwarder(1)},
 	{"forwarder-default", openForwarder(0)},

@@ -40,7 +40,6 @@ func outboxStatus(ctx context.Context, c *call) error {
 		{"waiting", counted(s.Waiting)},
 		{"refused", counted(s.Refused)},
 		{"dead", counted(s.Dead)},
-		{"log", cell(string(s.Log))},
 		{"relay", fmt.Sprintf("%s, epoch %d", relayName(s), s.Epoch)},
 	}
 	for _, leaf := range slices.Sorted(maps.Keys(s.Leaves)) {
@@ -61,11 +60,8 @@ func counted(n int) string {
 }
 
 func relayName(s outbox.Stats) string {
-	switch {
-	case s.Holder != "":
+	if s.Holder != "" {
 		return cell(s.Holder)
-	case s.Log == outbox.LogTable:
-		return "whichever is first in each pass"
 	}
 	return "none"
 }
@@ -81,7 +77,6 @@ type status struct {
 	Waiting    int              `json:"waiting"`
 	Refused    int              `json:"refused"`
 	Dead       int              `json:"dead"`
-	Log        outbox.Log       `json:"log"`
 	Holder     string           `json:"holder"`
 	Epoch      int64            `json:"epoch"`
 	Leaves     map[string]int64 `json:"leaf_bytes"`
@@ -92,7 +87,7 @@ type status struct {
 func newStatus(schema string, s outbox.Stats) status {
 	return status{
 		Schema: schema, CountLimit: outbox.CountLimit, Stored: s.Stored, Oldest: s.Oldest.Seconds(), Delayed: s.Delayed, Waiting: s.Waiting,
-		Refused: s.Refused, Dead: s.Dead, Log: s.Log, Holder: s.Holder, Epoch: s.Epoch, Leaves: s.Leaves,
+		Refused: s.Refused, Dead: s.Dead, Holder: s.Holder, Epoch: s.Epoch, Leaves: s.Leaves,
 		Writer: s.OldestWriter.Seconds(), WriterPID: s.WriterPID,
 	}
 }

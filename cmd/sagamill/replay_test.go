@@ -14,17 +14,13 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// kept stores messages in a schema of its own that counts as one whose relay keeps
-// what it has published.
+// kept stores messages in a schema of its own.
 func kept(t *testing.T, msgs ...outbox.Message) (*pgxpool.Pool, string) {
 	t.Helper()
 	pool, schema := pgtest.Schema(t)
 	w, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema})
 	if err == nil {
 		err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return w.Write(t.Context(), tx, msgs...) })
-	}
-	if err == nil {
-		_, err = pool.Exec(t.Context(), "UPDATE "+schema+".outbox_relay SET log = 'append'")
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ func TestWhySaysWhereASagaWaits(t *testing.T) {
 	f.start("k")
 	f.why("k", "saga trip, version 1, acme/k in schema trips: running, started at 20")
 	f.why("k", "step flight: command flight.reserve is not published yet (outbox of schema trips, stored 20")
-	f.why("k", "); no relay has a lease there: any that runs publishes it; its deadline passes at 20")
+	f.why("k", "); no relay is active; its deadline passes at 20")
 
 	f.post.refuse("flight.reserve")
 	f.relay(f.home)

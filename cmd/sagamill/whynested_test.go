@@ -108,7 +108,7 @@ func TestWhyOfAMessageThatIsHeld(t *testing.T) {
 	if got := obstacle(&outbox.Obstacle{}); got != "whose topic takes no messages" {
 		t.Errorf("a message that is not refused is one %s", got)
 	}
-	if got := publishes(&site{out: outbox.Whereabouts{Log: outbox.LogAppend}}); got != "no relay is active" {
+	if got := publishes(&site{out: outbox.Whereabouts{}}); got != "no relay is active" {
 		t.Errorf("without a relay: %s", got)
 	}
 }

@@ -196,10 +196,7 @@ func (q *inquiry) message(s *site, m *outbox.Located) finding {
 
 // publishes says who publishes from a schema.
 func publishes(s *site) string {
-	switch {
-	case s.out.Log == outbox.LogTable:
-		return "no relay has a lease there: any that runs publishes it"
-	case s.out.Holder == "":
+	if s.out.Holder == "" {
 		return "no relay is active"
 	}
 	return "the active relay is " + cell(s.out.Holder)

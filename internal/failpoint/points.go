@@ -46,10 +46,6 @@ var points = []Point{
 	{"outbox/before-renew", "", "the lease is renewed"},
 	{"outbox/after-renew", "the lease is renewed", "the relay takes note"},
 	{"outbox/before-release", "", "the lease is given back"},
-	{"outbox/table-before-convert", "", "an append-only log becomes a table"},
-	{"outbox/table-after-publish", "the broker has confirmed the batch", "its rows are deleted"},
-	{"outbox/table-before-commit", "the rows are deleted", "that commits"},
-	{"outbox/table-after-commit", "the rows are gone", "the next batch is claimed"},
 
 	{"consumer/after-take", "parked messages are taken, and their attempts counted", "they are read and run"},
 	{"consumer/after-name", "a message that could not be read has its identity", "it is run"},

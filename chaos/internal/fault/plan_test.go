@@ -213,7 +213,7 @@ func TestRequiredNamesEachOnce(t *testing.T) {
 	if all := len(names); len(slices.Compact(names)) != all {
 		t.Error("a name is required twice")
 	}
-	if _, found := slices.BinarySearch(names, "outbox/table-after-commit=kill"); found {
+	if _, found := slices.BinarySearch(names, "outbox/before-adopt=kill"); found {
 		t.Error("a point is required that no process comes to")
 	}
 }

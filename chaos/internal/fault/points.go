@@ -92,7 +92,6 @@ var unreached = map[string]string{
 	"outbox/before-empty":        "everything that was published is kept",
 	"outbox/after-empty":         "everything that was published is kept",
 	"outbox/after-turn-leaves":   "everything that was published is kept",
-	"outbox/table-":              "the logs are append-only",
 	"effect/before-verify":       "the gateway honours keys, and is not asked",
 	"effect/after-verify":        "the gateway honours keys, and is not asked",
 	"redrive/":                   "an operator's command comes there, and no service",

@@ -25,8 +25,7 @@
 //
 //	go test -race -tags=failpoints -count=1 -timeout=30m -v ./internal/suites/relaystorm -storm.rounds=100
 //
-// The relays have the append-only log, and with -storm.log=table the other one. The
-// seed that is printed fixes the order of the faults and what the writers do, not
+// The seed that is printed fixes the order of the faults and what the writers do, not
 // how they interleave: -storm.seed=N repeats it. -storm.only=NAME takes only the
 // faults whose names contain NAME.
 package relaystorm

@@ -8,7 +8,6 @@ import (
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // A fault is what strikes in a round.
@@ -28,7 +27,6 @@ type fault struct {
 
 // A point is a failpoint of the relay.
 type point struct {
-	log      outbox.Log
 	name     string
 	windows  int  // as in a fault
 	hits     int  // it strikes at one of the first so many, which every round must see
@@ -38,29 +36,23 @@ type point struct {
 // points are where a relay dies in the course of its work, of those that every round
 // comes to. Package outbox has a test that strikes at each one there is.
 var points = []point{
-	{outbox.LogAppend, "outbox/before-take-over", 0, 1, false},
-	{outbox.LogAppend, "outbox/after-take-over", 0, 1, false},
-	{outbox.LogAppend, "outbox/after-read", 1, 3, false},
-	{outbox.LogAppend, "outbox/before-publish", 1, 3, false},
-	{outbox.LogAppend, "outbox/after-confirm", 1, 3, false},
-	{outbox.LogAppend, "outbox/after-publish", 1, 3, false},
-	{outbox.LogAppend, "outbox/after-checkpoint", 1, 3, false},
-	{outbox.LogAppend, "outbox/before-commit", 1, 2, true},
-	{outbox.LogTable, "outbox/before-publish", 1, 3, false},
-	{outbox.LogTable, "outbox/after-confirm", 1, 3, false},
-	{outbox.LogTable, "outbox/table-after-publish", 1, 3, false},
-	{outbox.LogTable, "outbox/table-before-commit", 1, 3, false},
-	{outbox.LogTable, "outbox/table-after-commit", 0, 3, false},
+	{"outbox/before-take-over", 0, 1, false},
+	{"outbox/after-take-over", 0, 1, false},
+	{"outbox/after-read", 1, 3, false},
+	{"outbox/before-publish", 1, 3, false},
+	{"outbox/after-confirm", 1, 3, false},
+	{"outbox/after-publish", 1, 3, false},
+	{"outbox/after-checkpoint", 1, 3, false},
+	{"outbox/before-commit", 1, 2, true},
 }
 
-// faults returns everything that can strike a relay with log.
-func faults(log outbox.Log) []fault {
+// faults returns everything that can strike a relay.
+func faults() []fault {
 	all := []fault{
 		{name: "relay killed", weight: 10, windows: 1, inject: (*storm).killRelay, until: (*storm).settled},
 		{name: "relay hangs", weight: 6, windows: 1, overlap: true, inject: (*storm).stopRelay, until: (*storm).settled, heal: (*storm).continueRelay},
 		{name: "relay killed when the broker is back", weight: 4, windows: 2, inject: (*storm).cutLink, until: (*storm).written, heal: (*storm).restoreAndKill},
 		{name: "relay leaves", weight: 3, inject: (*storm).retireRelay, until: (*storm).settled},
-		{name: "relays with the other log", weight: 4, inject: (*storm).changeLog, until: (*storm).settled, heal: (*storm).changeLog},
 
 		{name: "queue deleted", weight: 3, before: (*storm).deleteQueue, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
 		{name: "binding deleted", weight: 3, inject: (*storm).deleteBinding, until: (*storm).refusedAlone, heal: (*storm).declareTopic},
@@ -69,9 +61,9 @@ func faults(log outbox.Log) []fault {
 		{name: "queues full", weight: 6, times: 2, windows: 1, before: (*storm).limitQueues, until: (*storm).written, heal: (*storm).unlimitQueues},
 	}
 	all = append(all, brokerFaults()...)
-	all = append(all, databaseFaults(log)...)
+	all = append(all, databaseFaults()...)
 	for _, p := range points {
-		if failpoint.Enabled && p.log == log {
+		if failpoint.Enabled {
 			all = append(all, p.fault())
 		}
 	}
@@ -90,18 +82,14 @@ func brokerFaults() []fault {
 	}
 }
 
-// databaseFaults cost a table log its locks and what it was about to note. From an
-// append-only log a crash takes what was noted in the last moments, since that does
-// not wait for the disk: much of the round, if the relay has to begin again.
-func databaseFaults(log outbox.Log) []fault {
-	locks, sessions, crash, commits := false, 0, 3, 0
-	if log == outbox.LogTable {
-		locks, sessions, crash, commits = true, 1, 1, 8 // one for each COMMIT
-	}
+// databaseFaults cost the relay what it was about to note. A crash takes what was noted in
+// the last moments, since that does not wait for the disk: much of the round, if the relay
+// has to begin again.
+func databaseFaults() []fault {
 	return []fault{
-		{name: "database crashes", weight: 4, windows: crash, overlap: locks, inject: (*storm).crashDatabase},
-		{name: "database sessions ended", weight: 6, windows: sessions, overlap: locks, inject: (*storm).endSessions},
-		{name: "commits of the relays lost", weight: 4, windows: commits, inject: (*storm).loseCommits, until: (*storm).written, heal: (*storm).giveAnswers},
+		{name: "database crashes", weight: 4, windows: 3, inject: (*storm).crashDatabase},
+		{name: "database sessions ended", weight: 6, inject: (*storm).endSessions},
+		{name: "commits of the relays lost", weight: 4, inject: (*storm).loseCommits, until: (*storm).written, heal: (*storm).giveAnswers},
 		{name: "commits of the relays unanswered", weight: 4, inject: (*storm).loseAnswers, until: (*storm).written, heal: (*storm).giveAnswers},
 	}
 }
@@ -166,19 +154,6 @@ func (s *storm) stopRelay() {
 
 // continueRelay wakes a relay that others have overtaken.
 func (s *storm) continueRelay() { s.victim.Continue() }
-
-func (s *storm) changeLog() {
-	s.retireAll()
-	s.log = otherLog(s.log)
-	s.replenish()
-}
-
-func otherLog(log outbox.Log) outbox.Log {
-	if log == outbox.LogAppend {
-		return outbox.LogTable
-	}
-	return outbox.LogAppend
-}
 
 // deleteQueue finds it empty: what a deleted queue held would be lost by the
 // operator's own deed.

@@ -48,9 +48,9 @@ const (
 
 // relayOptions are those of every relay of the storm. Refused messages come back
 // soon and never die, and the log rotates all the time.
-func relayOptions(schema string, log outbox.Log) *outbox.RelayOptions {
+func relayOptions(schema string) *outbox.RelayOptions {
 	return &outbox.RelayOptions{
-		Schema: schema, Log: log, Window: window, Batch: window, Lease: lease,
+		Schema: schema, Window: window, Lease: lease,
 		PollMax: 50 * time.Millisecond, PublishTimeout: publishTimeout,
 		MaxAttempts: 10_000, RetryBase: 20 * time.Millisecond, RetryCap: 200 * time.Millisecond,
 		RotateBytes: 32 << 10, RotateAfter: time.Second,
@@ -61,7 +61,6 @@ func relayOptions(schema string, log outbox.Log) *outbox.RelayOptions {
 // A relayConfig is what a relay process is told by its environment.
 type relayConfig struct {
 	Name, DatabaseURL, AMQPURL, Prefix, Schema, Lock string
-	Log                                              outbox.Log
 }
 
 // TestMain runs a relay instead of the tests when it is told to.
@@ -104,7 +103,7 @@ func serveRelay(text string) error {
 	if err != nil {
 		return err
 	}
-	relay, err := outbox.NewRelay(pool, &markedPublisher{to: pub, name: c.Name, lock: lock}, relayOptions(c.Schema, c.Log))
+	relay, err := outbox.NewRelay(pool, &markedPublisher{to: pub, name: c.Name, lock: lock}, relayOptions(c.Schema))
 	if err != nil {
 		return err
 	}

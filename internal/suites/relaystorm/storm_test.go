@@ -30,7 +30,6 @@ import (
 var (
 	flagRounds = flag.Int("storm.rounds", 0, "rounds of the storm; 0 means a normal one, of one round for each fault")
 	flagSeed   = flag.Uint64("storm.seed", 0, "seed of the storm; 0 means a new one")
-	flagLog    = flag.String("storm.log", string(outbox.LogAppend), "log of the relays: append or table")
 	flagOnly   = flag.String("storm.only", "", "only faults whose names contain this")
 )
 
@@ -60,7 +59,6 @@ type storm struct {
 	database *pgtest.Proxy     // between the relays and PostgreSQL
 	topology wamqp.Config
 	schema   string
-	log      outbox.Log // of new relays
 	dir      string
 
 	history   *relaytest.History
@@ -94,7 +92,7 @@ func TestStorm(t *testing.T) {
 
 func newStorm(t *testing.T) *storm {
 	t.Helper()
-	s := &storm{T: t, seed: *flagSeed, dir: t.TempDir(), schema: pgtest.Name(), log: outbox.Log(*flagLog), history: relaytest.NewHistory()}
+	s := &storm{T: t, seed: *flagSeed, dir: t.TempDir(), schema: pgtest.Name(), history: relaytest.NewHistory()}
 	for s.seed == 0 {
 		s.seed = rand.Uint64()
 	}
@@ -136,7 +134,7 @@ func (s *storm) open() {
 	if err := s.load.createTables(s.Context()); err != nil {
 		s.Fatal(err)
 	}
-	if s.reader, err = outbox.NewRelay(pool, &markedPublisher{}, relayOptions(s.schema, s.log)); err != nil {
+	if s.reader, err = outbox.NewRelay(pool, &markedPublisher{}, relayOptions(s.schema)); err != nil {
 		s.Fatal(err)
 	}
 	prefix := rabbittest.Name()
@@ -155,7 +153,7 @@ func (s *storm) open() {
 // draw returns the faults of the rounds: each once, then at random. A normal storm
 // has only some of the deaths at points.
 func (s *storm) draw() []fault {
-	all := slices.DeleteFunc(faults(s.log), func(f fault) bool { return !strings.Contains(f.name, *flagOnly) })
+	all := slices.DeleteFunc(faults(), func(f fault) bool { return !strings.Contains(f.name, *flagOnly) })
 	if len(all) == 0 {
 		s.Fatalf("no fault's name contains %q", *flagOnly)
 	}
@@ -345,7 +343,7 @@ func (s *storm) newRelay(at string) *relay {
 	s.Helper()
 	r := startRelay(s.T, s.dir, relayConfig{
 		Name: fmt.Sprint("relay", len(s.started)), DatabaseURL: s.postgres.through(s.T, s.database.Addr()), AMQPURL: s.proxy.URL(),
-		Prefix: s.topology.Exchange.GenerateName(""), Schema: s.schema, Log: s.log, Lock: s.lock(),
+		Prefix: s.topology.Exchange.GenerateName(""), Schema: s.schema, Lock: s.lock(),
 	}, at)
 	s.Cleanup(r.Kill)
 	s.relays, s.started = append(s.relays, r), append(s.started, r)

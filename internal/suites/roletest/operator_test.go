@@ -73,7 +73,6 @@ func (w *world) prepare(ctx context.Context, key string) error {
 	for _, sql := range []string{
 		"DELETE FROM {schema}.inbox WHERE key = $1 || '-old'",
 		"UPDATE {schema}.inbox_horizon SET swept_before = clock_timestamp() - interval '1 day' WHERE $1 <> ''",
-		"UPDATE {schema}.outbox_relay SET log = 'append' WHERE $1 <> ''",
 		sqlHold, sqlPublish,
 	} {
 		if err := w.admin(ctx, sql, key); err != nil {

@@ -13,7 +13,6 @@ var models = []model{
 	{name: "request", file: "request.pml"},
 	{name: "relay", file: "relay.pml"},
 	{name: "relay-server-crash", file: "relay.pml", defines: []string{"SERVER_CRASH"}},
-	{name: "table", file: "table.pml"},
 	{name: "consumer", file: "consumer.pml"},
 	{name: "consumer-one-copy", file: "consumer.pml", defines: []string{"COPIES=1"}},
 	{name: "saga", file: "saga.pml"},
@@ -58,9 +57,6 @@ var bugs = []bug{
 	{"relay", "blocked-keys-forgotten", "ordered"},
 	{"relay", "uncommitted-read", "committed_only"},
 	{"relay-server-crash", "tenure-survives-crash", "nothing_lost"},
-	{"table", "deleted-before-confirm", "confirmed_first"},
-	{"table", "relays-without-lease", "ordered"},
-	{"table", "refused-is-forgotten", "nothing_lost"},
 
 	{"consumer", "ack-before-commit", "acked_is_settled"},
 	{"consumer", "inbox-missing", "action_once"},

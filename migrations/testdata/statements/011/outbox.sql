@@ -85,18 +85,6 @@ SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'de
 SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox o WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
 	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)
-	AND EXISTS (SELECT FROM {schema}.outbox_relay WHERE log = 'append')
----- queries.countTable
-
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
-FROM (
-	(SELECT created_at FROM {schema}.outbox_0 ORDER BY id LIMIT $1)
-UNION ALL
-	(SELECT created_at FROM {schema}.outbox_1 ORDER BY id LIMIT $1)
-UNION ALL
-	(SELECT created_at FROM {schema}.outbox_2 ORDER BY id LIMIT $1)
-UNION ALL
-	(SELECT created_at FROM {schema}.outbox_other ORDER BY id LIMIT $1)) d
 ---- queries.currentLeaf
 
 SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3,
@@ -107,25 +95,8 @@ UPDATE {schema}.outbox_held h
 SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microsecond', reason = o.reason
 FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
 WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
----- queries.deferStored
-
-WITH deferred AS (DELETE FROM {schema}.outbox WHERE id = $1
-	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
-		correlation_id, causation_id, content_type, headers, payload, created_at)
-INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, reason)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
-	'waiting', clock_timestamp() + $2 * interval '1 microsecond', $3
-FROM deferred
 ---- queries.deleteHeld
 DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
----- queries.deletePublished
-
-DELETE FROM {schema}.outbox
-WHERE pg_visible_in_snapshot(xid, $1::text::pg_snapshot) OR pg_visible_in_snapshot(xid, $2::text::pg_snapshot) AND id <= $3
----- queries.deleteStored
-DELETE FROM {schema}.outbox WHERE id = ANY($1::bigint[])
 ---- queries.discard
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
@@ -182,12 +153,6 @@ FROM {schema}.outbox_held WHERE id = (
 		UNION ALL
 		(SELECT id FROM {schema}.outbox_held
 			WHERE state = 'waiting' AND due_at < 'infinity' AND topic = $1 ORDER BY due_at, id LIMIT 1)) candidates LIMIT 1)
----- queries.holdAgain
-
-UPDATE {schema}.outbox_held
-SET state = $2, due_at = clock_timestamp() + $3 * interval '1 microsecond',
-	attempts = attempts + 1, reason = $4, refused_at = clock_timestamp()
-WHERE id = $1
 ---- queries.holdMessages0
 
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -232,17 +197,6 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
 JOIN {schema}.outbox_other USING (id)
 ON CONFLICT (id) DO NOTHING
----- queries.holdStored
-
-WITH refused AS (DELETE FROM {schema}.outbox WHERE id = $1
-	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
-		correlation_id, causation_id, content_type, headers, payload, created_at)
-INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
-	$2, clock_timestamp() + $3 * interval '1 microsecond', 1, $4, clock_timestamp()
-FROM refused
 ---- queries.insertDelayed
 
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -329,8 +283,6 @@ SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT 
 
 SELECT ARRAY[pg_total_relation_size('{schema}.outbox_0'), pg_total_relation_size('{schema}.outbox_1'),
 	pg_total_relation_size('{schema}.outbox_2'), pg_total_relation_size('{schema}.outbox_other')]
----- queries.limitIdle
-SELECT set_config('idle_in_transaction_session_timeout', $1, true)
 ---- queries.listDead
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
@@ -374,8 +326,7 @@ SELECT id, message_id, topic, type, scope, key, step, n, octet_length(payload), 
 FROM {schema}.outbox o
 WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
-	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)
-	AND EXISTS (SELECT FROM {schema}.outbox_relay WHERE log = 'append') AND id <= $6
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id) AND id <= $6
 ORDER BY id LIMIT $7
 ---- queries.listRefused
 
@@ -419,7 +370,7 @@ ORDER BY h.id
 ---- queries.locate
 
 WITH relay AS MATERIALIZED (
-	SELECT log, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
 		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
 	FROM {schema}.outbox_relay),
 mark AS MATERIALIZED (
@@ -431,7 +382,7 @@ mark AS MATERIALIZED (
 reach AS MATERIALIZED (
 	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
 	FROM mark, relay
-	WHERE log = 'append' AND NOT restored
+	WHERE NOT restored
 		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
 mine AS MATERIALIZED (
 	SELECT DISTINCT ON (id) * FROM (
@@ -462,7 +413,7 @@ UNION ALL
 	ORDER BY id, held DESC),
 picked AS MATERIALIZED (
 	SELECT * FROM mine WHERE place <> 'published' OR true ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
-SELECT r.log, r.holder, r.now, r.log = 'append' AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
+SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
 	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
 	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
 	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
@@ -478,7 +429,7 @@ ORDER BY p.id
 ---- queries.locateUnpublished
 
 WITH relay AS MATERIALIZED (
-	SELECT log, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
 		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
 	FROM {schema}.outbox_relay),
 mark AS MATERIALIZED (
@@ -490,7 +441,7 @@ mark AS MATERIALIZED (
 reach AS MATERIALIZED (
 	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
 	FROM mark, relay
-	WHERE log = 'append' AND NOT restored
+	WHERE NOT restored
 		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
 mine AS MATERIALIZED (
 	SELECT DISTINCT ON (id) * FROM (
@@ -545,7 +496,7 @@ UNION ALL
 	ORDER BY id, held DESC),
 picked AS MATERIALIZED (
 	SELECT * FROM mine WHERE place <> 'published' OR false ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
-SELECT r.log, r.holder, r.now, r.log = 'append' AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
+SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
 	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
 	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
 	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
@@ -558,34 +509,6 @@ FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
 		ORDER BY f.id LIMIT 1) first
 	WHERE first.id <> p.id) h ON true
 ORDER BY p.id
----- queries.lockHeld
-
-WITH RECURSIVE topics (topic) AS (
-	(SELECT topic FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' ORDER BY topic LIMIT 1)
-	UNION ALL
-	SELECT (SELECT h.topic FROM {schema}.outbox_held h
-		WHERE h.state <> 'dead' AND h.state <> 'delayed' AND h.due_at < 'infinity' AND h.topic > t.topic ORDER BY h.topic LIMIT 1)
-	FROM topics t WHERE t.topic IS NOT NULL)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
-FROM {schema}.outbox_held
-WHERE id = ANY (ARRAY(
-	SELECT id FROM (
-		SELECT id, sum(octet_length(payload)) OVER (ORDER BY due_at, id) - octet_length(payload) AS before
-		FROM (SELECT id, due_at, payload FROM (
-	SELECT d.* FROM topics t, (VALUES ('refused'), ('waiting')) s (state), LATERAL (
-		SELECT o.* FROM (
-			SELECT id, ordering_key, due_at, payload FROM {schema}.outbox_held
-			WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'
-				AND topic = t.topic AND state = s.state AND due_at <= (SELECT clock_timestamp())
-			ORDER BY due_at, id OFFSET 0) o
-		WHERE o.id = (
-			SELECT h.id FROM {schema}.outbox_held h
-			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
-		ORDER BY o.due_at, o.id LIMIT $1) d
-	WHERE t.topic <> ALL ($3::text[])) each ORDER BY due_at, id LIMIT $1) due) sized
-	WHERE before < $2))
-FOR UPDATE SKIP LOCKED
 ---- queries.lockLeaf0
 LOCK TABLE {schema}.outbox_0 IN ACCESS EXCLUSIVE MODE
 ---- queries.lockLeaf1
@@ -598,26 +521,10 @@ LOCK TABLE {schema}.outbox_other IN ACCESS EXCLUSIVE MODE
 SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE
 ---- queries.lockRelay
 
-SELECT epoch, holder, log, system_identifier, extract(epoch FROM lease_until - clock_timestamp())::float8 AS left
+SELECT epoch, holder, system_identifier, extract(epoch FROM lease_until - clock_timestamp())::float8 AS left
 FROM {schema}.outbox_relay FOR UPDATE SKIP LOCKED
 ---- queries.lockSoon
 SELECT set_config('lock_timeout', $1, true)
----- queries.lockStored
-
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts
-FROM {schema}.outbox
-WHERE id = ANY (ARRAY(
-	SELECT id FROM (
-		SELECT id, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
-		FROM (
-			SELECT id, payload
-			FROM {schema}.outbox o
-			WHERE NOT EXISTS (SELECT 1 FROM {schema}.outbox_held h WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key)
-			ORDER BY id
-			LIMIT $1) oldest) sized
-	WHERE before < $2))
-FOR UPDATE SKIP LOCKED
 ---- queries.makeTopicDue
 
 WITH RECURSIVE topics (topic) AS (
@@ -640,25 +547,6 @@ WHERE id = ANY (ARRAY(
 WITH due AS (
 	SELECT id, due_at, octet_length(payload) AS size FROM {schema}.outbox_held
 	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE),
-moved AS (
-	DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
-		SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY due_at, id) - size AS before FROM due) sized WHERE before < $2))
-	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, due_at,
-		to_char(CASE reason WHEN '' THEN due_at ELSE created_at END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS since)
-INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload)
-SELECT message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type,
-	CASE WHEN headers IS NULL THEN ('{"timestamp":"' || since || '"}')::json
-		WHEN headers::text LIKE '{"%' AND headers::text NOT LIKE '{"timestamp":%' THEN ('{"timestamp":"' || since || '",' || substr(headers::text, 2))::json
-		ELSE headers END,
-	payload
-FROM moved ORDER BY due_at, id
----- queries.moveUnlocked
-
-WITH due AS (
-	SELECT id, due_at, octet_length(payload) AS size FROM {schema}.outbox_held
-	WHERE state = 'delayed' AND due_at <= (SELECT clock_timestamp()) ORDER BY due_at, id LIMIT $1 FOR UPDATE SKIP LOCKED),
 moved AS (
 	DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(
 		SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY due_at, id) - size AS before FROM due) sized WHERE before < $2))
@@ -730,7 +618,7 @@ SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
 ORDER BY epoch DESC, seq DESC LIMIT 1
 ---- queries.readKept
 
-SELECT log, (SELECT min(created_at) FROM {schema}.outbox WHERE leaf IS DISTINCT FROM -1) FROM {schema}.outbox_relay
+SELECT min(created_at) FROM {schema}.outbox WHERE leaf IS DISTINCT FROM -1
 ---- queries.readLetter
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
@@ -739,7 +627,7 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- queries.readRelay
 
-SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END, log FROM {schema}.outbox_relay
+SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END FROM {schema}.outbox_relay
 ---- queries.readSystem
 SELECT system_identifier::text, pg_current_snapshot()::text FROM pg_control_system()
 ---- queries.redrive
@@ -780,7 +668,7 @@ UPDATE {schema}.outbox_relay SET system_identifier = $1
 ---- queries.takeLease
 
 UPDATE {schema}.outbox_relay
-SET epoch = $1, holder = $2, lease_until = clock_timestamp() + $3 * interval '1 microsecond', log = $4
+SET epoch = $1, holder = $2, lease_until = clock_timestamp() + $3 * interval '1 microsecond'
 ---- queries.truncateCursor0
 TRUNCATE {schema}.outbox_cursor_0
 ---- queries.truncateCursor1
@@ -793,15 +681,5 @@ TRUNCATE {schema}.outbox_1
 TRUNCATE {schema}.outbox_2
 ---- queries.truncateLeaf3
 TRUNCATE {schema}.outbox_other
----- queries.unholdWaiting
-
-WITH waiting AS (DELETE FROM {schema}.outbox_held WHERE state = 'waiting'
-	RETURNING id, message_id, topic, type, scope, key, step, n, ordering_key,
-		correlation_id, causation_id, content_type, headers, payload, created_at)
-INSERT INTO {schema}.outbox (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at) OVERRIDING SYSTEM VALUE
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at
-FROM waiting ORDER BY id
 ---- queries.unlimited
 SELECT set_config('statement_timeout', '0', true)
