@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
@@ -64,7 +63,7 @@ func parsePlan(args []string, stderr io.Writer) (*plan, error) {
 	replay := flags.String("replay", "", "`directory` of a run whose seed, options and schedule are taken")
 	flags.Uint64Var(&p.Seed, "seed", 0, "of the schedule and the load; 0: a new one")
 	flags.StringVar(&p.dir, "dir", "", "new or empty `directory` for what the run leaves behind (default: a temporary one)")
-	tags := flags.String("tags", "", "build tags of the services, beside failpoints, such as a planted bug's")
+	overlay := flags.String("overlay", "", "`file` for go build -overlay of the services: bin/mutate -overlay writes one with a bug")
 	o := &p.Options
 	flags.DurationVar(&o.Storm, "storm", short.Storm, "how long faults strike")
 	flags.DurationVar(&o.KillEvery, "kill-every", short.KillEvery, "from one SIGKILL to the next, on average")
@@ -97,8 +96,8 @@ func parsePlan(args []string, stderr io.Writer) (*plan, error) {
 			return nil, err
 		}
 	}
-	if given["tags"] {
-		p.Tags = strings.Split(*tags, ",")
+	if given["overlay"] {
+		p.Overlay = *overlay
 	}
 	if p.Seed == 0 {
 		p.Seed = rand.Uint64()>>1 + 1
@@ -124,10 +123,10 @@ func (p *plan) applyPreset(of record.Options, given map[string]bool) {
 }
 
 // takeDirectory takes what the run in dir was begun with. Only where it leaves its own
-// traces, and the tags of the build, may be said anew.
+// traces, and the overlay of the build, may be said anew.
 func (p *plan) takeDirectory(dir string, given map[string]bool) error {
 	for name := range given {
-		if name != "replay" && name != "dir" && name != "tags" {
+		if name != "replay" && name != "dir" && name != "overlay" {
 			return fmt.Errorf("-%s and -replay exclude each other", name)
 		}
 	}

@@ -171,7 +171,7 @@ func createWriter[T any](err *error, w **record.Writer[T], dir, name string) {
 // openSite starts the site and lets its database bear witness.
 func (r *runner) openSite(ctx context.Context, work string) error {
 	r.printLine("building")
-	programs, err := site.BuildPrograms(ctx, filepath.Join(work, "bin"), r.Tags)
+	programs, err := site.BuildPrograms(ctx, filepath.Join(work, "bin"), r.Overlay)
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
-	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
@@ -206,9 +205,6 @@ func (c *Consumer) inTx(ctx context.Context, do func(tx pgx.Tx, last *pgx.Batch)
 func (c *Consumer) end(ctx context.Context, tx pgx.Tx, last *pgx.Batch) error {
 	if err := failpoint.Hit("consumer/before-commit"); err != nil {
 		return err
-	}
-	if planted.SafeToRetry {
-		return commitAlone(ctx, tx, last)
 	}
 	tag := ""
 	last.Queue("commit").Query(func(rows pgx.Rows) error {

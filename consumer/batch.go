@@ -13,7 +13,6 @@ import (
 
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/lazytx"
-	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -144,9 +143,6 @@ func (c *Consumer) settleBatch(ctx, work context.Context, jobs []*job) (later []
 		b.mend(ctx, work)
 	}
 	b.undone(work)
-	if planted.SafeToRetry {
-		b.believe(err)
-	}
 	for _, j := range jobs {
 		j.takeBack()
 		c.settleDelivery(ctx, work, j)

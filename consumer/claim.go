@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
@@ -58,9 +57,6 @@ func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.T
 	if err := c.checkClaims(ctx, tx, jobs, int(*inserted)); err != nil {
 		c.abandon(ctx, conn)
 		return nil, err
-	}
-	if planted.InboxInAnotherTransaction {
-		return c.commitClaims(ctx, conn, jobs)
 	}
 	return tx, nil
 }
@@ -179,14 +175,7 @@ func compareIdentity(a, b *job) int {
 }
 
 // identity are the columns that name the step's row.
-func (j *job) identity() []any { return []any{j.Scope, j.Key, j.inboxStep(), j.joinedN()} }
-
-func (j *job) inboxStep() string {
-	if planted.InboxNotScopedByConsumer {
-		return "any"
-	}
-	return j.Step
-}
+func (j *job) identity() []any { return []any{j.Scope, j.Key, j.Step, j.joinedN()} }
 
 // claim are the columns of a row that did not exist: the action is done, or the
 // compensation has found nothing to undo.
@@ -201,7 +190,7 @@ func (j *job) claim() []any {
 func identityColumns(jobs []*job) []any {
 	columns := make([][]string, 4)
 	for _, j := range jobs {
-		for i, value := range []string{j.Scope, j.Key, j.inboxStep(), j.joinedN()} {
+		for i, value := range []string{j.Scope, j.Key, j.Step, j.joinedN()} {
 			columns[i] = append(columns[i], value)
 		}
 	}

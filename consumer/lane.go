@@ -11,7 +11,6 @@ import (
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
-	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -66,9 +65,6 @@ func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
 	defer func() { b.free(l, left) }()
 	defer nackRest(l.all, &left)
 	jobs, unsure := c.begin(ctx, work, l.all)
-	if planted.AckBeforeCommit {
-		ackUnsettled(jobs)
-	}
 	for try := 1; ; try++ {
 		for _, j := range c.settleSome(ctx, work, jobs) {
 			left = append(left, j.arrived)
@@ -178,7 +174,7 @@ func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool 
 			return true
 		}
 		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", sqlschema.Explain(err))
-		if try >= a.tries(err) || ctx.Err() != nil || planted.NackRequeue && errors.Is(err, errRequeue) {
+		if try >= a.tries(err) || ctx.Err() != nil {
 			return false
 		}
 		timer := time.NewTimer(failurePolicy.Wait(try))

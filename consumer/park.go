@@ -12,7 +12,6 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
-	"github.com/sagamill/sagamill/internal/planted"
 )
 
 // What is kept of an error and of a stack, in bytes.
@@ -211,7 +210,7 @@ func (c *Consumer) recordLost(ctx context.Context, j *job) error {
 // settleLost does what the locked row says about an entry that was lost.
 func (c *Consumer) settleLost(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
 	switch v := decide(found, j.arrival()); {
-	case v == run, planted.SafeToRetry && notSent(j.cause):
+	case v == run:
 		j.recorded = j.attempts(found)
 		return c.recordFailure(ctx, tx, j, found, j.cause)
 	case v == duplicate && j.recorded > 0 && found.entries(j.kind) >= j.recorded:
@@ -241,8 +240,6 @@ func (c *Consumer) park(ctx context.Context, tx pgx.Tx, j *job, f failure) error
 	wait := j.step.wait(f.err, max(f.attempts, 1)).Microseconds()
 	var err error
 	switch {
-	case planted.NackRequeue && j.parked == nil && !f.dead:
-		return errRequeue
 	case j.parked != nil:
 		to := retrying
 		if f.dead {

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/inbox"
-	"github.com/sagamill/sagamill/internal/planted"
 )
 
 // The words of the state machine, which is in package inbox.
@@ -75,9 +74,6 @@ type arrival struct {
 // decide is the step's state machine. All that it knows was read under the
 // row's lock.
 func decide(c cell, a arrival) verdict {
-	if planted.InboxMissing || planted.DoubleCompensation && a.kind == compensation && c.state == compensated {
-		return run
-	}
 	return inbox.Decide(
 		inbox.Cell{State: c.state, Attempts: c.attempts, Digest: c.digest, UndoDigest: c.undoDigest},
 		inbox.Arrival{Kind: a.kind, Digest: a.digest, Parked: a.parked, CancelParked: a.cancelParked, Behind: a.behind, TooOld: tooOld(c, a)})

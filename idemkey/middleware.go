@@ -8,8 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"time"
-
-	"github.com/sagamill/sagamill/internal/planted"
 )
 
 // A Middleware makes handlers idempotent. It is safe for concurrent use.
@@ -230,9 +228,6 @@ func (x *exchange) prepare(claim *Claim, sent sentKey) (ok bool) {
 		return false
 	}
 	x.id = claim.ID
-	if planted.KeyNotTenantScoped {
-		claim.ID.Scope = singleTenant
-	}
 	if x.mountedTwice(claim.ID) || !x.readBody(atHandler) {
 		return false
 	}
@@ -413,9 +408,6 @@ func (x *exchange) sendReplay(r Response) {
 		h.Set("Cache-Control", "no-store")
 	}
 	h.Set(x.m.opts.Response.ReplayHeader, "true")
-	if planted.ResponseReRendered {
-		r.Body = rendered(r.Body)
-	}
 	x.event.Status = r.Status
 	sendBody(x.w, r.Status, r.Body)
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
-	"github.com/sagamill/sagamill/internal/planted"
 )
 
 const (
@@ -324,11 +323,6 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 		// Many are writing: a read for each commit would cost them more than the
 		// little that the messages wait for each other.
 		l.readAt = time.Now().Add(l.r.opts.PollMin)
-	}
-	if planted.MarkBeforeConfirm && len(rows) > 0 {
-		if err := l.checkpoint(ctx, after); err != nil {
-			return 0, err
-		}
 	}
 	if len(rows) > 0 {
 		l.dispatch(rows, after, false)

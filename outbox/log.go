@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
-	"github.com/sagamill/sagamill/internal/planted"
 )
 
 const (
@@ -92,9 +91,6 @@ func (l *logReader) refill(ctx context.Context) error {
 	var now string
 	var list []entry
 	after := l.at
-	if planted.CursorOutbox {
-		after = cursor{from: beginning, last: l.at.last}
-	}
 	batch := &pgx.Batch{}
 	batch.Queue(l.sql.planByIndex)
 	batch.Queue(l.sql.listDifference, after.from.xmaxText(), after.from.xip, after.last, after.toText(), l.limit, l.epoch).Query(func(rows pgx.Rows) error {

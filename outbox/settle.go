@@ -12,7 +12,6 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
-	"github.com/sagamill/sagamill/internal/planted"
 )
 
 // cursorRows is after how many checkpoints the two tables of cursors take turns.
@@ -42,10 +41,9 @@ func (l *leader) settle(ctx context.Context) (n int, err error) {
 	if err := failpoint.Hit("outbox/after-publish"); err != nil {
 		return 0, err
 	}
-	switch {
-	case exceptional:
+	if exceptional {
 		err = l.settleExceptions(ctx, l.pages[:front], after)
-	case !planted.MarkBeforeConfirm: // else readLog has done so
+	} else {
 		err = l.checkpoint(ctx, after)
 	}
 	if err != nil {

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-
-	"github.com/sagamill/sagamill/internal/planted"
 )
 
 // A snapshot says which transactions were over at one moment, as
@@ -65,9 +63,6 @@ type cursor struct {
 
 // end is the position behind the difference that c is in.
 func (c cursor) end() cursor {
-	if planted.CursorOutbox {
-		return cursor{from: *c.to, last: c.last}
-	}
 	return cursor{from: *c.to}
 }
 

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/sagamill/sagamill/internal/journal"
-	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -129,9 +128,6 @@ func newQueries(schema string) queries {
 		cursor := "outbox_cursor_" + strconv.Itoa(i)
 		q.checkpoint[i] = bind(strings.ReplaceAll(sqlCheckpoint, "{cursor}", cursor))
 		q.truncateCursor[i] = bind(strings.ReplaceAll(sqlTruncateCursor, "{cursor}", cursor))
-	}
-	if planted.StaleLeaseAccepted {
-		q.acceptStale()
 	}
 	return q
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/lazytx"
-	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
@@ -163,8 +162,6 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 		return nil
 	case refused(err):
 		return e.undo(ctx, rolledBack(err, "commit"))
-	case planted.SafeToRetry && notSent(err):
-		return e.forget(ctx, err)
 	}
 	return e.lookUp(ctx, fmt.Errorf("commit: %w", err))
 }

@@ -3,7 +3,6 @@ package idempg
 import (
 	"strings"
 
-	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -211,7 +210,7 @@ type queries struct {
 
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
-	q := queries{
+	return queries{
 		readRecord: bind(sqlReadRecord), insertClaim: bind(sqlInsertClaim),
 		takeOver: bind(sqlTakeOver), findAbandoned: bind(sqlFindAbandoned),
 		lockRecord: bind(sqlLockRecord), completeRecord: bind(sqlCompleteRecord), commitRecord: bind(sqlCommitRecord),
@@ -221,8 +220,4 @@ func newQueries(schema string) queries {
 		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
 		readState: bind(sqlReadState), readHolder: bind(sqlReadHolder), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
 	}
-	if planted.StaleLeaseAccepted {
-		q.acceptStale()
-	}
-	return q
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/planted"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
@@ -105,9 +104,6 @@ func (t *Tx) Commit(ctx context.Context, last func(b *pgx.Batch, id string)) err
 			return nil
 		}
 		return t.conn.SendBatch(ctx, b).Close()
-	}
-	if planted.SafeToRetry {
-		return t.commitAlone(ctx, b)
 	}
 	tag := ""
 	b.Queue(commit).Query(func(rows pgx.Rows) error {

@@ -1,7 +1,5 @@
 package machine
 
-import "github.com/sagamill/sagamill/internal/planted"
-
 // A Task is something to be done now. Whoever does it reports the event.
 type Task struct {
 	ID   int // of the step
@@ -86,9 +84,6 @@ func (m *Machine) backward(p *Progress, s *span, tasks *[]Task) bool {
 	finished := true
 	for i := len(s.inner) - 1; i >= 0; i-- {
 		inner := &s.inner[i]
-		if planted.ForwardOrderCompensation {
-			inner = &s.inner[len(s.inner)-1-i]
-		}
 		if !m.backward(p, inner, tasks) {
 			finished = false
 			if s.node.Kind == Seq {

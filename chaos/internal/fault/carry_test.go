@@ -34,7 +34,7 @@ func (j *journal) add(e record.Event) {
 // openSite builds the programs and starts a site.
 func openSite(t *testing.T) (*site.Site, *journal) {
 	t.Helper()
-	programs, err := site.BuildPrograms(t.Context(), t.TempDir(), nil)
+	programs, err := site.BuildPrograms(t.Context(), t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

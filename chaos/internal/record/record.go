@@ -35,7 +35,7 @@ type Run struct {
 	Options Options   `json:"options"`
 
 	Revision string   `json:"revision"` // of the sources; empty: not known
-	Tags     []string `json:"tags"`     // of the build, beside failpoints: bugs that are planted
+	Overlay  string   `json:"overlay"`  // of the build, with a planted bug; empty: none
 	Required []string `json:"required"` // faults, and points as name=action, without which the run is void
 	Versions []string `json:"versions"` // of Go, PostgreSQL, RabbitMQ and the machine
 }

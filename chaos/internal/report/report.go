@@ -49,8 +49,8 @@ func WriteJSON(w io.Writer, v *judge.Verdict) error {
 func WriteText(w io.Writer, v *judge.Verdict) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "run of seed %d, %s\n%s\n", v.Run.Seed, v.Took, strings.Join(v.Run.Versions, ", "))
-	if len(v.Run.Tags) > 0 {
-		fmt.Fprintf(t, "built with %s\n", strings.Join(v.Run.Tags, ", "))
+	if v.Run.Overlay != "" {
+		fmt.Fprintf(t, "built with the overlay %s\n", v.Run.Overlay)
 	}
 	fmt.Fprint(t, "\nsaga\tkind\tn\tended as\n")
 	for _, e := range v.Ends {

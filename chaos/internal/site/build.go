@@ -17,9 +17,9 @@ type Programs struct {
 	Tool        string // cmd/sagamill
 }
 
-// BuildPrograms builds the programs into dir with the failpoints and tags. It is called in
-// the module of this package or one beside it.
-func BuildPrograms(ctx context.Context, dir string, tags []string) (Programs, error) {
+// BuildPrograms builds the programs into dir with the failpoints, and with the files that overlay replaces; "" replaces none.
+// It is called in the module of this package or one beside it.
+func BuildPrograms(ctx context.Context, dir, overlay string) (Programs, error) {
 	p := Programs{Order: filepath.Join(dir, "order-saga"), Trip: filepath.Join(dir, "trip-saga"), Tool: filepath.Join(dir, "sagamill")}
 	// In the directory of the programs' own module, with its requirements.
 	where, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
@@ -30,7 +30,12 @@ func BuildPrograms(ctx context.Context, dir string, tags []string) (Programs, er
 	if err != nil {
 		return Programs{}, fmt.Errorf("site: %w", err)
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-tags="+strings.Join(append([]string{"failpoints"}, tags...), ","), "-o", out+string(filepath.Separator),
+	if overlay != "" {
+		if overlay, err = filepath.Abs(overlay); err != nil {
+			return Programs{}, fmt.Errorf("site: %w", err)
+		}
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-tags=failpoints", "-overlay="+overlay, "-o", out+string(filepath.Separator),
 		"./examples/order-saga", "./examples/trip-saga", "./cmd/sagamill")
 	build.Dir = strings.TrimSpace(string(where))
 	if said, err := build.CombinedOutput(); err != nil {

@@ -106,7 +106,7 @@ func scratch(t *testing.T) string {
 // open builds the programs and opens a site.
 func open(t *testing.T, fuses func(string, int) string) (*Site, *events) {
 	t.Helper()
-	programs, err := BuildPrograms(t.Context(), t.TempDir(), nil)
+	programs, err := BuildPrograms(t.Context(), t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,6 @@ import (
 // sharedPoints are those that are hit in several places, each with why it is one
 // point all the same.
 var sharedPoints = map[string]string{
-	"consumer/after-commit":      "a planted bug commits elsewhere",
 	"consumer/after-dead-letter": "a dead letter is written over a handler's end, without a handler, and unread",
 }
 

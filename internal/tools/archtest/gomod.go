@@ -59,3 +59,15 @@ func older(a, b string) bool {
 	}
 	return false
 }
+
+// checkMakefile makes sure that what is built for users is built without tags: they
+// are for tests, and for vet.
+func checkMakefile(content string) []string {
+	var wrong []string
+	for line := range strings.Lines(content) {
+		if strings.Contains(line, "-tags") && !strings.Contains(line, " vet ") && !strings.HasPrefix(line, "TESTFLAGS") {
+			wrong = append(wrong, "Makefile: only tests and vet have tags: "+strings.TrimSpace(line))
+		}
+	}
+	return wrong
+}

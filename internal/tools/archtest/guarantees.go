@@ -124,14 +124,19 @@ func qualifiedTestsOf(files []*file, module string) map[string]bool {
 func checkMutants(mutants []mutate.Mutant, claims []claim) (wrong []string) {
 	each := map[string]int{}
 	for _, m := range mutants {
+		if m.Bug != "" { // its tests are directed at it, not at a claim
+			continue
+		}
 		each[m.Guarantee()]++
 		i := slices.IndexFunc(claims, func(c claim) bool { return c.id == m.Claim })
-		test := m.Test.Package + "." + m.Test.Name
-		switch {
-		case i < 0:
+		if i < 0 {
 			wrong = append(wrong, fmt.Sprintf("a mutant breaks %s, which docs/guarantees.md does not have: %s", m.Claim, m.Why))
-		case !slices.Contains(claims[i].tests, test):
-			wrong = append(wrong, fmt.Sprintf("docs/guarantees.md does not name %s for %s, and a mutant does: %s", test, m.Claim, m.Why))
+			continue
+		}
+		for _, trap := range m.Traps {
+			if test := trap.Package + "." + trap.Name; !slices.Contains(claims[i].tests, test) {
+				wrong = append(wrong, fmt.Sprintf("docs/guarantees.md does not name %s for %s, and a mutant does: %s", test, m.Claim, m.Why))
+			}
 		}
 	}
 	for n := 1; n <= guarantees; n++ {

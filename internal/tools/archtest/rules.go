@@ -28,7 +28,6 @@ var rules = []rule{
 	{"test packages in tests", checkTestPackages},
 	{"product without tests and tools", checkApart},
 	{"forbidden import", checkForbiddenImports},
-	{"planted bugs", checkPlanted},
 	{"no SafeToRetry", checkSafeToRetry},
 	{"no sleeping test", checkSleep},
 	{"no formatted SQL", checkFormattedSQL},
@@ -233,7 +232,7 @@ func checkPure(f *file) []string {
 		return nil
 	}
 	wrong := f.importing("the state machine does no I/O", func(name string) bool {
-		return !standard(name) && name != module+"/internal/stepkey" && name != module+"/"+planted ||
+		return !standard(name) && name != module+"/internal/stepkey" ||
 			slices.ContainsFunc(impure, func(t string) bool { return within(name, t) })
 	})
 	units := []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
@@ -284,13 +283,13 @@ func checkForbiddenImports(f *file) []string {
 }
 
 // checkSafeToRetry: pgx says "safe" about a COMMIT that was applied when its
-// reply was lost. A test may show that it does, and a planted bug believes it.
+// reply was lost. A test may show that it does.
 func checkSafeToRetry(f *file) []string {
-	if f.test() || f.faults() {
+	if f.test() {
 		return nil
 	}
 	return inspect(f, func(s *ast.SelectorExpr) string {
-		if s.Sel.Name != "SafeToRetry" || selects(s, "planted", "SafeToRetry") {
+		if s.Sel.Name != "SafeToRetry" {
 			return ""
 		}
 		return "SafeToRetry is true for some applied commits: look the outcome up"

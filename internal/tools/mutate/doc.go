@@ -1,8 +1,10 @@
-// Package mutate has a list of mutants: lines of the product that carry a claim of
-// docs/guarantees.md, each with what is made of it to break that claim, and with
-// the test that must fail then. Command run breaks them one at a time, in an
-// overlay and never in the tree, and tells which tests have noticed.
+// Package mutate has a list of mutants. Most change lines of the product that carry a claim of
+// docs/guarantees.md, and name a test of that claim. The others are bugs: the thirteen mistakes that a library of
+// this kind is most likely to make, each with directed tests. Every test of a mutant must fail.
 //
-// A test that fails when the code is wrong is all that a claim rests on; that it does is not
-// seen from its being green.
+// Command run makes the changes one mutant at a time, in an overlay of the go command and never in the tree, so that no
+// file of the product holds wrong code. It reports which tests fail.
+//
+// A claim is only as good as a test that fails when the code is wrong. That a test would fail is
+// not seen from its being green.
 package mutate

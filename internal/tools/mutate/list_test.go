@@ -1,6 +1,7 @@
 package mutate
 
 import (
+	"io/fs"
 	"strings"
 	"testing"
 	"time"
@@ -23,11 +24,16 @@ hangs: yes
 +	newer
  	after
 
-claim: G10.1
+bug: it-goes
 file: b.go
-test: b.TestE
-why: it goes
 -gone
+file: c.go
++new
++
+test: b.TestE
+says: b: gone
+test: b.TestF
+why: it goes
 `
 
 func TestParse(t *testing.T) {
@@ -38,21 +44,27 @@ func TestParse(t *testing.T) {
 	}
 	want := []Mutant{
 		{
-			Claim: "G3.2", File: "a/b.go", Test: Test{"a/c", "TestD", "one .*/two"}, Why: "nobody counts",
-			Old: "\tbefore\n\told\n\tafter\n", New: "\tbefore\n\tnew\n\tnewer\n\tafter\n", Limit: 90 * time.Second, Hangs: true,
+			Claim: "G3.2", Traps: []Trap{{Test: Test{"a/c", "TestD", "one .*/two"}}}, Why: "nobody counts",
+			Changes: []Change{{"a/b.go", "\tbefore\n\told\n\tafter\n", "\tbefore\n\tnew\n\tnewer\n\tafter\n"}}, Limit: 90 * time.Second, Hangs: true,
 		},
-		{Claim: "G10.1", File: "b.go", Test: Test{"b", "TestE", ""}, Why: "it goes", Old: "gone\n", Limit: DefaultLimit},
+		{
+			Bug: "it-goes", Traps: []Trap{{Test{"b", "TestE", ""}, "b: gone"}, {Test: Test{"b", "TestF", ""}}}, Why: "it goes",
+			Changes: []Change{{File: "b.go", Old: "gone\n"}, {File: "c.go", New: "new\n\n"}}, Limit: DefaultLimit,
+		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
 	}
-	if g := got[1].Guarantee(); g != "G10" {
-		t.Errorf("Guarantee = %s, want G10", g)
+	if g := got[0].Guarantee(); g != "G3" {
+		t.Errorf("Guarantee = %s, want G3", g)
 	}
-	if run := got[0].Test.Run(); run != "^TestD$/^(?:one .*)$/^(?:two)$" {
+	if name := got[1].Name(); name != "it-goes" {
+		t.Errorf("Name = %s, want it-goes", name)
+	}
+	if run := got[0].Traps[0].Run(); run != "^TestD$/^(?:one .*)$/^(?:two)$" {
 		t.Errorf("Run = %s", run)
 	}
-	if s := got[0].Test.String(); s != "a/c.TestD/one .*/two" {
+	if s := got[0].Traps[0].String(); s != "a/c.TestD/one .*/two" {
 		t.Errorf("String = %s", s)
 	}
 }
@@ -60,15 +72,18 @@ func TestParse(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ old, new, want string }{
-		{"claim: G3.2\n", "", "claim"},
-		{"file: a/b.go\n", "", "file"},
-		{"test: b.TestE\n", "", "test"},
-		{"why: it goes\n", "", "reason"},
-		{"-gone\n", "", "lines that go"},
-		{"-gone\n", "-gone\n+gone\n", "difference"},
-		{"test: b.TestE", "test: TestE", "line 18"},
+		{"claim: G3.2\n", "", "no claim or bug"},
+		{"claim: G3.2\n", "claim: G3.2\nbug: it-goes\n", "no claim or bug"},
+		{"file: a/b.go\n", "", "a change stands before its file"},
+		{"file: b.go\n-gone\nfile: c.go\n+new\n+\n", "", "no file"},
+		{"test: a/c.TestD/one .*/two\n", "", "no test"},
+		{"test: b.TestE\n", "", "says: stands before its test"},
+		{"why: it goes\n", "", "no reason"},
+		{"-gone\n", "-gone\n+gone\n", "no difference"},
+		{"-gone\n", "", "no difference"},
+		{"test: b.TestE", "test: TestE", "line 22"},
 		{"limit: 90s", "limit: soon", "line 8"},
-		{"hangs: yes", "hang: yes", `"hang: yes"`},
+		{"hangs: yes", "hang: yes", `unknown field "hang"`},
 	} {
 		_, err := Parse(strings.Replace(two, tt.old, tt.new, 1))
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -79,7 +94,7 @@ func TestParseRefuses(t *testing.T) {
 
 func TestApply(t *testing.T) {
 	t.Parallel()
-	m := Mutant{Claim: "G1.1", File: "a.go", Old: "same\nold\n", New: "same\nnew\n"}
+	m := Mutant{Claim: "G1.1", Changes: []Change{{"a.go", "same\nold\n", "same\nnew\n"}}}
 	for _, tt := range []struct {
 		src, want string
 		line      int
@@ -90,13 +105,39 @@ func TestApply(t *testing.T) {
 		{"the same\nold\n", "", 0},              // from their beginning
 		{"same\nold\nx\nsame\nold\nx\n", "", 0}, // and once
 	} {
-		got, line, err := m.Apply(tt.src)
-		if (err == nil) != (tt.want != "") || got != tt.want || line != tt.line {
+		got, line, err := m.Apply(tree{"a.go": tt.src}.read)
+		if (err == nil) != (tt.want != "") || got["a.go"] != tt.want || line != tt.line {
 			t.Errorf("Apply to %q = %q, line %d, %v; want %q, line %d", tt.src, got, line, err, tt.want, tt.line)
 		}
 		if err != nil && !strings.Contains(err.Error(), "out of date") {
 			t.Errorf("Apply to %q: %v, want an error that says that the list is out of date", tt.src, err)
 		}
+	}
+}
+
+// A tree is files by their names.
+type tree map[string]string
+
+func (f tree) read(name string) (string, error) {
+	src, there := f[name]
+	if !there {
+		return "", fs.ErrNotExist
+	}
+	return src, nil
+}
+
+// Several changes of one file meet in it, and one without old lines is a new file, which must not exist.
+func TestApplySeveralChanges(t *testing.T) {
+	t.Parallel()
+	m := Mutant{Bug: "two", Changes: []Change{{"a.go", "x\n", "y\n"}, {"a.go", "z\n", ""}, {"b.go", "", "new\n"}}}
+	files := tree{"a.go": "x\nz\n"}
+	got, line, err := m.Apply(files.read)
+	if diff := cmp.Diff(map[string]string{"a.go": "y\n", "b.go": "new\n"}, got); diff != "" || line != 1 || err != nil {
+		t.Errorf("Apply: line %d, %v (-want +got):\n%s", line, err, diff)
+	}
+	files["b.go"] = "is there"
+	if _, _, err := m.Apply(files.read); err == nil || !strings.Contains(err.Error(), "b.go exists") {
+		t.Errorf("Apply where the new file exists: %v, want an error", err)
 	}
 }
 

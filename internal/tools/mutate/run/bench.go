@@ -44,7 +44,7 @@ func (b *bench) judgeAll(ctx context.Context, cases []trial) <-chan verdict {
 	unchanged := b.tryUnchanged(ctx, cases)
 	return inOrder(b.jobs, len(cases), func(i int) verdict {
 		v := verdict{index: i, fate: broken}
-		switch why := unchanged[cases[i].Test]; {
+		switch why := unchanged[cases[i].trap.Test]; {
 		case ctx.Err() != nil:
 			v.why = "interrupted"
 		case why != "":
@@ -90,7 +90,7 @@ func (b *bench) tryUnchanged(ctx context.Context, cases []trial) map[mutate.Test
 		wrong    = map[mutate.Test]string{}
 	)
 	for i := range cases {
-		t := cases[i].Test
+		t := cases[i].trap.Test
 		if _, seen := wrong[t]; seen {
 			continue
 		}
@@ -130,31 +130,41 @@ func (b *bench) judge(ctx context.Context, i int, c *trial) verdict {
 	v := verdict{index: i, fate: broken}
 	dir := filepath.Join(b.dir, strconv.Itoa(i))
 	defer os.RemoveAll(dir)
-	overlay, err := b.overlay(dir, c)
+	overlay, err := writeOverlay(b.root, dir, c.sources)
 	if err != nil {
 		v.why = err.Error()
 		return v
 	}
 	binary := filepath.Join(dir, "test")
-	if err := b.compile(ctx, binary, c.Test.Package, overlay); err != nil {
+	if err := b.compile(ctx, binary, c.trap.Package, overlay); err != nil {
 		v.why = "the list is wrong: " + err.Error()
 		return v
 	}
 	began := time.Now()
-	r := b.test(ctx, binary, c.Test, c.Limit)
+	r := b.test(ctx, binary, c.trap.Test, c.Limit)
 	v.took, v.output = time.Since(began), r.output
-	v.fate, v.why = r.end.fate(c.Hangs)
+	v.fate, v.why = r.judge(c.trap.Says, c.Hangs)
 	return v
 }
 
-// overlay writes c's file with the change, and what tells the go command to take it for
-// the one in the tree.
-func (b *bench) overlay(dir string, c *trial) (name string, err error) {
-	name, changed := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "changed.go")
-	replace, err := json.Marshal(map[string]map[string]string{
-		"Replace": {filepath.Join(b.root, filepath.FromSlash(c.File)): changed},
-	})
-	return name, errors.Join(err, os.Mkdir(dir, 0o700), os.WriteFile(changed, []byte(c.source), 0o600), os.WriteFile(name, replace, 0o600))
+// writeOverlay writes sources into the new directory dir, and returns the name of the file there that tells
+// the go command to take them for those in the tree.
+func writeOverlay(root, dir string, sources map[string]string) (name string, err error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("mutate: %w", err)
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return "", fmt.Errorf("mutate: %w", err)
+	}
+	replace := map[string]string{}
+	for file, source := range sources {
+		changed := filepath.Join(dir, strconv.Itoa(len(replace))+".go")
+		err = errors.Join(err, os.WriteFile(changed, []byte(source), 0o600))
+		replace[filepath.Join(root, filepath.FromSlash(file))] = changed
+	}
+	name = filepath.Join(dir, "overlay.json")
+	content, jsonErr := json.Marshal(map[string]any{"Replace": replace})
+	return name, errors.Join(err, jsonErr, os.WriteFile(name, content, 0o600))
 }
 
 // compile makes binary of the tests of a package. overlay may be "".

@@ -1,7 +1,7 @@
-// Command run breaks the product at each place of the list in package mutate, one at
-// a time, and has the test fail that is named there:
+// Command run breaks the product as the list in package mutate says, one mutant at a time. Each test
+// that the mutant names must fail:
 //
-//	run [-only G3] [-list] [-v] [-jobs 2] [-go go]
+//	run [-only G3] [-list] [-overlay dir] [-v] [-jobs 2] [-go go]
 //
 // The tests find their services in the environment. It exits with 1 if a mutant
 // survives, if the list is out of date, or if a test does not pass without any change.
@@ -43,8 +43,9 @@ func main() {
 // run reports whether every mutant was killed.
 func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
 	flags := flag.NewFlagSet("run", flag.ContinueOnError)
-	only := flags.String("only", "", "the `guarantee` (G3) or claim (G3.2) whose mutants are wanted; default: all")
+	only := flags.String("only", "", "a `guarantee` (G3), a claim (G3.2), the name of a bug, or \"bugs\"; default: all mutants")
 	list := flags.Bool("list", false, "print the mutants and do nothing")
+	overlay := flags.String("overlay", "", "write the changes of one mutant into the new `directory`, and do nothing else: go build -overlay takes them")
 	verbose := flags.Bool("v", false, "print what the failing tests say")
 	jobs := flags.Int("jobs", defaultJobs, "mutants at work at once")
 	goCommand := flags.String("go", "go", "the go `command`")
@@ -63,12 +64,18 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 		return false, err
 	}
 	cases, err := prepare(root, all)
-	if err != nil {
+	switch {
+	case err != nil:
 		return false, err
-	}
-	if *list {
+	case *list:
 		printList(out, cases)
 		return true, nil
+	case *overlay != "" && len(all) > 1:
+		return false, fmt.Errorf("mutate: -overlay takes one mutant, and -only %s picks %d", *only, len(all))
+	case *overlay != "":
+		name, err := writeOverlay(root, *overlay, cases[0].sources)
+		fmt.Fprintln(out, name)
+		return err == nil, err
 	}
 	b, err := newBench(root, *goCommand, max(1, *jobs))
 	if err != nil {
@@ -78,11 +85,14 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	return report(out, *verbose, cases, b.judgeAll(ctx, cases)), ctx.Err()
 }
 
-// pick returns the mutants of a guarantee or of a claim.
+// allBugs picks the mutants that are bugs.
+const allBugs = "bugs"
+
+// pick returns the mutants of a guarantee, of a claim or of a bug.
 func pick(all []mutate.Mutant, only string) []mutate.Mutant {
 	var some []mutate.Mutant
 	for _, m := range all {
-		if only == "" || m.Guarantee() == only || m.Claim == only {
+		if only == "" || m.Guarantee() == only || m.Name() == only || only == allBugs && m.Bug != "" {
 			some = append(some, m)
 		}
 	}
@@ -98,61 +108,76 @@ func moduleRoot(ctx context.Context, goCommand string) (string, error) {
 	return filepath.Dir(file), nil
 }
 
-// A trial is a mutant whose change has been made in memory.
+// A trial is a mutant whose changes have been made in memory, and one of its traps.
 type trial struct {
 	mutate.Mutant
-	source string // of its file, with the change
-	line   int
+	trap    mutate.Trap
+	sources map[string]string // of the files that it changes, with the changes
+	line    int               // the first that changes
+	last    bool              // of the mutant's trials
 }
 
-// prepare makes all changes, so that a list that is out of date is told at once and
-// as a whole.
-func prepare(root string, all []mutate.Mutant) (cases []trial, err error) {
-	for _, m := range all {
-		src, readErr := os.ReadFile(filepath.Join(root, filepath.FromSlash(m.File)))
-		if readErr != nil {
-			err = errors.Join(err, fmt.Errorf("mutate: the list is out of date: %w", readErr))
-			continue
-		}
-		changed, line, applyErr := m.Apply(string(src))
-		err = errors.Join(err, applyErr)
-		cases = append(cases, trial{m, changed, line})
+// prepare makes all changes, so that it reports all places where the list is out of
+// date, and at once. A mutant has a trial for each of its traps.
+func prepare(root string, all []mutate.Mutant) (trials []trial, err error) {
+	read := func(name string) (string, error) {
+		src, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(name)))
+		return string(src), err
 	}
-	return cases, err
+	for _, m := range all {
+		sources, line, applyErr := m.Apply(read)
+		err = errors.Join(err, applyErr)
+		for i, trap := range m.Traps {
+			trials = append(trials, trial{m, trap, sources, line, i == len(m.Traps)-1})
+		}
+	}
+	return trials, err
 }
 
 func (c *trial) String() string {
-	return fmt.Sprintf("%-6s %s:%d %q", c.Claim, c.File, c.line, c.Why)
+	return fmt.Sprintf("%-6s %s:%d %q", c.Name(), c.Changes[0].File, c.line, c.Why)
 }
 
-func printList(out io.Writer, cases []trial) {
-	for i := range cases {
-		fmt.Fprintf(out, "%s must fail %s\n", &cases[i], cases[i].Test)
+func printList(out io.Writer, trials []trial) {
+	mutants := 0
+	for i := range trials {
+		fmt.Fprintf(out, "%s must fail %s\n", &trials[i], trials[i].trap.Test)
+		if trials[i].last {
+			mutants++
+		}
 	}
-	fmt.Fprintf(out, "%d mutants\n", len(cases))
+	fmt.Fprintf(out, "%d mutants\n", mutants)
 }
 
-// report prints verdicts as they come, and reports whether every mutant was killed.
-func report(out io.Writer, verbose bool, cases []trial, verdicts <-chan verdict) bool {
+// report prints verdicts as they come, and reports whether every mutant was killed, by each of its traps.
+func report(out io.Writer, verbose bool, trials []trial, verdicts <-chan verdict) bool {
 	began, count := time.Now(), map[fate]int{}
-	guarantees := map[string]bool{}
+	guarantees, mutants, worst := map[string]bool{}, 0, killed
 	for v := range verdicts {
-		c := &cases[v.index]
-		guarantees[c.Guarantee()] = true
-		count[v.fate]++
+		c := &trials[v.index]
 		switch v.fate {
 		case killed:
-			fmt.Fprintf(out, "%s killed by %s in %.1fs\n", c, c.Test, v.took.Seconds())
+			fmt.Fprintf(out, "%s killed by %s in %.1fs\n", c, c.trap.Test, v.took.Seconds())
 		case survived:
-			fmt.Fprintf(out, "%s SURVIVED %s\n", c, c.Test)
+			fmt.Fprintf(out, "%s SURVIVED %s%s\n", c, c.trap.Test, v.why)
 		default:
 			fmt.Fprintf(out, "%s ERROR: %s\n", c, v.why)
 		}
 		if verbose {
 			fmt.Fprint(out, excerpt(v.output))
 		}
+		if worst == killed || v.fate == survived {
+			worst = v.fate
+		}
+		if c.last {
+			count[worst]++
+			mutants, worst = mutants+1, killed
+		}
+		if g := c.Guarantee(); g != "" {
+			guarantees[g] = true
+		}
 	}
 	fmt.Fprintf(out, "%d mutants of %d guarantees: %d killed, %d survived, %d errors, in %s\n",
-		len(cases), len(guarantees), count[killed], count[survived], count[broken], time.Since(began).Round(time.Second))
-	return count[killed] == len(cases)
+		mutants, len(guarantees), count[killed], count[survived], count[broken], time.Since(began).Round(time.Second))
+	return count[killed] == mutants
 }

@@ -71,9 +71,22 @@ func smallModule(t *testing.T) string {
 // mutant makes tripling of doubling, which test is to notice.
 func mutant(test string) mutate.Mutant {
 	return mutate.Mutant{
-		Claim: "G1.1", File: "small/small.go", Old: "\treturn 2 * n\n", New: "\treturn 3 * n\n", Why: "it triples",
-		Test: mutate.Test{Package: "small", Name: test}, Limit: mutate.DefaultLimit,
+		Claim: "G1.1", Why: "it triples", Limit: mutate.DefaultLimit,
+		Changes: []mutate.Change{{File: "small/small.go", Old: "\treturn 2 * n\n", New: "\treturn 3 * n\n"}},
+		Traps:   []mutate.Trap{{Test: mutate.Test{Package: "small", Name: test}}},
 	}
+}
+
+// bug is a mutant of two changes, in a file of the product and in a new one. Its second trap fails in another way
+// than it says.
+func bug() mutate.Mutant {
+	m := mutant("TestSees")
+	m.Claim, m.Bug, m.Why = "", "a-bug", "it squares"
+	m.Changes[0].New = "\treturn square(n) + 1\n"
+	m.Changes = append(m.Changes, mutate.Change{File: "small/square.go", New: "package small\n\nfunc square(n int) int { return n * n }\n"})
+	m.Traps[0].Says = "Double(2) = 5"
+	m.Traps = append(m.Traps, mutate.Trap{Test: m.Traps[0].Test, Says: "Double(2) = 6"})
+	return m
 }
 
 // A mutant is killed by a test that fails, and by nothing else; verdicts are told in
@@ -82,11 +95,11 @@ func TestMutantsAreJudged(t *testing.T) {
 	t.Parallel()
 	root := smallModule(t)
 	garbled, hanging, expected := mutant("TestSees"), mutant("TestHangs"), mutant("TestHangs")
-	garbled.New = "\treturn 3 n\n"
+	garbled.Changes[0].New = "\treturn 3 n\n"
 	hanging.Limit, expected.Limit, expected.Hangs = time.Second, time.Second, true
 	cases, err := prepare(root, []mutate.Mutant{
 		mutant("TestLooksAway"), mutant("TestSees"), expected, hanging, mutant("TestDies"), garbled,
-		mutant("TestSkips"), mutant("TestFails"), mutant("TestIsNot"),
+		mutant("TestSkips"), mutant("TestFails"), mutant("TestIsNot"), bug(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +125,9 @@ func TestMutantsAreJudged(t *testing.T) {
 		"ERROR: without the change, small.TestSkips is skipped",
 		"ERROR: without the change, small.TestFails fails",
 		"ERROR: without the change, small.TestIsNot does not exist",
-		"9 mutants of 1 guarantees: 2 killed, 1 survived, 6 errors",
+		`a-bug  small/small.go:5 "it squares" killed by small.TestSees in `,
+		`a-bug  small/small.go:5 "it squares" SURVIVED small.TestSees: it fails, but not with "Double(2) = 6":`,
+		"10 mutants of 1 guarantees: 2 killed, 2 survived, 6 errors",
 	} {
 		i := strings.Index(out.String()[at:], want)
 		if i < 0 {
@@ -132,7 +147,7 @@ func TestAllAreKilled(t *testing.T) {
 	verdicts <- verdict{index: 0, fate: killed}
 	verdicts <- verdict{index: 1, fate: killed}
 	close(verdicts)
-	cases := []trial{{Mutant: mutant("TestSees")}, {Mutant: mutant("TestSees")}}
+	cases := []trial{{Mutant: mutant("TestSees"), last: true}, {Mutant: mutant("TestSees"), last: true}}
 	var out strings.Builder
 	if !report(&out, false, cases, verdicts) || !strings.Contains(out.String(), "2 killed, 0 survived, 0 errors") {
 		t.Errorf("it says:\n%s", &out)
@@ -143,17 +158,18 @@ func TestAllAreKilled(t *testing.T) {
 func TestAListThatIsOutOfDate(t *testing.T) {
 	t.Parallel()
 	gone, moved := mutant("TestSees"), mutant("TestSees")
-	gone.Old, moved.File = "\treturn n + n\n", "small/moved.go"
-	_, err := prepare(smallModule(t), []mutate.Mutant{gone, mutant("TestSees"), moved})
-	if err == nil || strings.Count(err.Error(), "out of date") != 2 {
-		t.Errorf("prepare = %v, want both mutants that are out of date", err)
+	added := mutant("TestSees")
+	gone.Changes[0].Old, moved.Changes[0].File, added.Changes[0].Old = "\treturn n + n\n", "small/moved.go", ""
+	_, err := prepare(smallModule(t), []mutate.Mutant{gone, mutant("TestSees"), moved, added})
+	if err == nil || strings.Count(err.Error(), "out of date") != 3 {
+		t.Errorf("prepare = %v, want the three mutants that are out of date", err)
 	}
 }
 
 func TestPick(t *testing.T) {
 	t.Parallel()
-	all := []mutate.Mutant{{Claim: "G1.1"}, {Claim: "G1.10"}, {Claim: "G10.1"}}
-	for only, want := range map[string]int{"": 3, "G1": 2, "G1.1": 1, "G10": 1, "G2": 0} {
+	all := []mutate.Mutant{{Claim: "G1.1"}, {Claim: "G1.10"}, {Claim: "G10.1"}, {Bug: "a-bug"}, {Bug: "b-bug"}}
+	for only, want := range map[string]int{"": 5, "G1": 2, "G1.1": 1, "G10": 1, "G2": 0, "a-bug": 1, "bugs": 2} {
 		if got := len(pick(all, only)); got != want {
 			t.Errorf("%d mutants of %q, want %d", got, only, want)
 		}

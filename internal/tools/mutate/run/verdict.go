@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ const (
 type verdict struct {
 	index  int
 	fate   fate
-	why    string // of broken
+	why    string // of broken; of survived, if the test did fail
 	took   time.Duration
 	output string // of the test
 }
@@ -62,16 +63,18 @@ func endOf(name, output string, success, timeOver bool) end {
 	return absent
 }
 
-// fate is that of a mutant whose test has ended so. A test that fails has seen it; one that hangs
-// has, if that is expected: a machine that is slow looks the same.
-func (e end) fate(hangs bool) (f fate, why string) {
+// judge returns the fate of a mutant whose test has ended so. A test that fails, and says what its trap expects, has
+// seen the mutant. One that hangs has, if that is expected: a slow machine looks the same.
+func (r result) judge(says string, hangs bool) (f fate, why string) {
 	switch {
-	case e == failed, e == hung && hangs:
+	case r.end == failed && !strings.Contains(r.output, says):
+		return survived, fmt.Sprintf(": it fails, but not with %q:\n%s", says, excerpt(r.output))
+	case r.end == failed, r.end == hung && hangs:
 		return killed, ""
-	case e == passed:
+	case r.end == passed:
 		return survived, ""
 	}
-	return broken, "the test " + string(e)
+	return broken, "the test " + string(r.end)
 }
 
 var failure = regexp.MustCompile(`(?m)^ +\S+_test\.go:\d+: .*$`)

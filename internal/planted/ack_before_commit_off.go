@@ -1,5 +1,0 @@
-//go:build !plant_ack_before_commit
-
-package planted
-
-const ackBeforeCommit = false

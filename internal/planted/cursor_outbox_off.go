@@ -1,5 +1,0 @@
-//go:build !plant_cursor_outbox
-
-package planted
-
-const cursorOutbox = false

@@ -1,5 +1,0 @@
-//go:build !plant_double_compensation
-
-package planted
-
-const doubleCompensation = false

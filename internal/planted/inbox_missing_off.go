@@ -1,5 +1,0 @@
-//go:build !plant_inbox_missing
-
-package planted
-
-const inboxMissing = false

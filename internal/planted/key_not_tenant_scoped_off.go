@@ -1,5 +1,0 @@
-//go:build !plant_key_not_tenant_scoped
-
-package planted
-
-const keyNotTenantScoped = false

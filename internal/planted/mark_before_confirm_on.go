@@ -1,5 +1,0 @@
-//go:build plant_mark_before_confirm
-
-package planted
-
-const markBeforeConfirm = true

@@ -1,5 +1,0 @@
-//go:build !plant_nack_requeue
-
-package planted
-
-const nackRequeue = false

@@ -1,5 +1,0 @@
-//go:build !plant_response_re_rendered
-
-package planted
-
-const responseReRendered = false

@@ -1,5 +1,0 @@
-//go:build !plant_safe_to_retry
-
-package planted
-
-const safeToRetry = false

@@ -1,5 +1,0 @@
-//go:build !plant_stale_lease_accepted
-
-package planted
-
-const staleLeaseAccepted = false
