@@ -50,7 +50,7 @@ type Options struct {
 	// goroutines call it. Default: every message is believed.
 	Verify func(topic string, msg *message.Message) error
 
-	Observer Observer // is told what becomes of messages, such as one of package consumerotel; default: nobody is
+	Observer Observer // is told what becomes of messages, such as one of package telemetry; default: nobody is
 
 	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
 	Logger *slog.Logger // default: slog.Default()

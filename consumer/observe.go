@@ -35,7 +35,7 @@ var outcomes = [...]Outcome{
 
 // An Observer is told what a Consumer does, on the goroutines that do it: what
 // it takes, messages wait for. It must be safe for concurrent use. A panic in it is
-// logged, and changes nothing for the message. Package consumerotel has one that makes traces and metrics.
+// logged, and changes nothing for the message. Package telemetry has one that makes traces and metrics.
 type Observer interface {
 	// Enter is called when a handler is about to be entered, and for each attempt
 	// at an Effect before its verify or call, whichever comes first: verify, call

@@ -25,7 +25,7 @@
 //   - idemredis: records in Redis, for effects that are in no database.
 //   - idemhybrid: idempg behind locks in Redis, where many duplicates arrive at once.
 //   - idemgin, idemecho: those frameworks; chi and net/http need none.
-//   - idemotel: metrics and span events. idemkeytest: the suites for a store or an adapter of your own.
+//   - idemkeytest: the suites for a store or an adapter of your own.
 //
 // # States
 //

@@ -61,7 +61,7 @@ type RelayOptions struct {
 	Retention   time.Duration // how long published messages are kept at least; default: not at all
 
 	// Observer is told of published messages that have a trace: see package
-	// outboxotel. Default: nobody is.
+	// telemetry. Default: nobody is.
 	Observer PublishObserver
 
 	Logger *slog.Logger // default: slog.Default()

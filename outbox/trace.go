@@ -9,7 +9,7 @@ import (
 )
 
 // A WriterTracer knows which trace a context belongs to, such as that of a
-// request. Package outboxotel has one. It must be safe for concurrent use.
+// request. Package telemetry has one. It must be safe for concurrent use.
 type WriterTracer interface {
 	// Trace returns the headers [HeaderTraceParent] and [HeaderTraceState] of
 	// ctx, or "" if it belongs to no trace.
@@ -17,7 +17,7 @@ type WriterTracer interface {
 }
 
 // A PublishObserver is told of what a relay's publisher was handed, so that a
-// message's way through the broker can be part of its trace. Package outboxotel
+// message's way through the broker can be part of its trace. Package telemetry
 // has one. It is called from several goroutines at once, and publishing waits for
 // it. A panic is logged, and changes nothing for the messages.
 type PublishObserver interface {

@@ -28,7 +28,7 @@ type WriterOptions struct {
 	Schema string // Postgres schema of the outbox; default: sagamill
 
 	// Tracer adds the trace of the context that is given to Write to messages
-	// without one: see package outboxotel. Default: messages keep what they have.
+	// without one: see package telemetry. Default: messages keep what they have.
 	Tracer WriterTracer
 }
 

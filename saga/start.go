@@ -37,7 +37,7 @@ type StarterOptions struct {
 	Schema string // Postgres schema of the instances and the outbox: the orchestrator's; default: sagamill
 
 	// Tracer tells the trace of the context that is given to Start, to which all
-	// that the instance sends then belongs: see package outboxotel. Default: none.
+	// that the instance sends then belongs: see package telemetry. Default: none.
 	Tracer outbox.WriterTracer
 }
 

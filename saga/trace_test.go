@@ -15,9 +15,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/consumer/consumerotel"
-	"github.com/sagamill/sagamill/outbox/outboxotel"
 	"github.com/sagamill/sagamill/saga"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
 // What an instance leads to is in the trace in which it was begun: below what asked for
@@ -69,7 +68,7 @@ func (p *place) traced(item string, silent bool) *tracetest.SpanRecorder {
 	p.t.Helper()
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
-	observer, err := consumerotel.New(&consumerotel.Options{TracerProvider: provider})
+	observer, err := telemetry.NewConsumerObserver(&telemetry.Options{TracerProvider: provider})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -92,7 +91,7 @@ func (p *place) traced(item string, silent bool) *tracetest.SpanRecorder {
 	p.serve(sub, c.Topics(), c.Run)
 
 	ctx, root := provider.Tracer("").Start(p.t.Context(), "begin")
-	s, err := saga.NewStarter(d, &saga.StarterOptions{Schema: p.schema, Tracer: outboxotel.NewTracer(&outboxotel.TracerOptions{TracerProvider: provider})})
+	s, err := saga.NewStarter(d, &saga.StarterOptions{Schema: p.schema, Tracer: telemetry.NewOutboxTracer(&telemetry.Options{TracerProvider: provider})})
 	if err != nil {
 		p.t.Fatal(err)
 	}

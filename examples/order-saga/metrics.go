@@ -58,7 +58,7 @@ type sample struct {
 // one is a series without a label.
 func one(value float64) map[string]float64 { return map[string]float64{"": value} }
 
-// families are named as those of packages outboxotel and consumerotel, which are
+// families are named as those of package telemetry, which are
 // what other services use; this example needs no library for them.
 var families = slices.Concat(outboxFamilies, consumerFamilies)
 

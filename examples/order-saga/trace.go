@@ -18,11 +18,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/consumer/consumerotel"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/order"
-	"github.com/sagamill/sagamill/idemkey/idemotel"
 	"github.com/sagamill/sagamill/outbox"
-	"github.com/sagamill/sagamill/outbox/outboxotel"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
 // tracing makes traces of what this process does and writes each span as a line
@@ -153,12 +151,13 @@ func (t *tracing) watchers(service string) (w watchers, err error) {
 		return w, nil
 	}
 	provider := t.provider(service)
-	tracer := outboxotel.NewTracer(&outboxotel.TracerOptions{TracerProvider: provider})
+	opts := &telemetry.Options{TracerProvider: provider}
+	tracer := telemetry.NewOutboxTracer(opts)
 	w.relay, w.order.Tracer, w.http = tracer, tracer, provider.Tracer("order-saga")
-	if w.consumer, err = consumerotel.New(&consumerotel.Options{TracerProvider: provider}); err != nil {
+	if w.consumer, err = telemetry.NewConsumerObserver(opts); err != nil {
 		return w, err
 	}
-	w.order.Requests, err = idemotel.New(nil)
+	w.order.Requests, err = telemetry.NewIdempotencyObserver(opts)
 	return w, err
 }
 

@@ -47,7 +47,7 @@ type family struct {
 	series           func(*measured) map[string]float64
 }
 
-// families are those of package sagaotel and some of those that packages outboxotel and consumerotel have, under
+// families are those of sagas and some of those of relays and consumers that package telemetry has, under
 // the same names. The order example has all of the others.
 var families = []family{
 	{"sagamill_outbox_messages", "gauge", "Messages that have not been published, by state.", true, func(m *measured) map[string]float64 {

@@ -5,8 +5,7 @@
 // the dashboard one that Grafana shows as it is meant, as far as that can be told without either: a
 // grammar no wider than what promtool 2.42 takes, and the rules of schema version 39.
 //
-// What is exported comes from the packages themselves, at work: outboxotel, consumerotel, sagaotel and
-// idemotel are collected from, and their names become Prometheus' by the rules of
+// The exported metrics come from package telemetry at work. Their names become Prometheus' by the rules of
 // OpenTelemetry's exporter (go.opentelemetry.io/otel/exporters/prometheus with the translation
 // UnderscoreEscapingWithSuffixes, its default since v0.69). Names that examples print
 // are read from their source.

@@ -17,14 +17,11 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/consumer/consumerotel"
 	"github.com/sagamill/sagamill/idemkey"
-	"github.com/sagamill/sagamill/idemkey/idemotel"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
-	"github.com/sagamill/sagamill/outbox/outboxotel"
 	"github.com/sagamill/sagamill/saga"
-	"github.com/sagamill/sagamill/saga/sagaotel"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
 // A nobody is a broker that takes everything.
@@ -39,7 +36,7 @@ type teller struct{ message.Subscriber }
 
 func (teller) Subscription(string) (served bool, cancelled uint64) { return false, 0 }
 
-// exported returns everything that the four packages make, with the labels of its series.
+// exported returns every metric that package telemetry makes, with the labels of its series.
 func exported(t *testing.T) map[string]series {
 	t.Helper()
 	reader := sdkmetric.NewManualReader()
@@ -80,10 +77,10 @@ func measureOutbox(t *testing.T, provider *sdkmetric.MeterProvider) {
 	if err := steps.Handle(t.Context(), "topic", msg); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := outboxotel.Register(relay, &outboxotel.Options{MeterProvider: provider, Timeout: time.Minute}); err != nil {
+	if _, err := telemetry.RegisterRelay(relay, &telemetry.Options{MeterProvider: provider, Timeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := consumerotel.Register(steps, &consumerotel.RegisterOptions{MeterProvider: provider, Timeout: time.Minute}); err != nil {
+	if _, err := telemetry.RegisterConsumer(steps, &telemetry.Options{MeterProvider: provider, Timeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -97,7 +94,7 @@ func measureSagas(t *testing.T, provider *sdkmetric.MeterProvider) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := sagaotel.Register(o, &sagaotel.Options{MeterProvider: provider, Timeout: time.Minute}); err != nil {
+	if _, err := telemetry.RegisterOrchestrator(o, &telemetry.Options{MeterProvider: provider, Timeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -105,7 +102,7 @@ func measureSagas(t *testing.T, provider *sdkmetric.MeterProvider) {
 // observeSteps tells an observer of one thing of every kind.
 func observeSteps(t *testing.T, provider *sdkmetric.MeterProvider) {
 	t.Helper()
-	o, err := consumerotel.New(&consumerotel.Options{MeterProvider: provider})
+	o, err := telemetry.NewConsumerObserver(&telemetry.Options{MeterProvider: provider})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +116,7 @@ func observeSteps(t *testing.T, provider *sdkmetric.MeterProvider) {
 // observeRequests does the same to that of the middleware.
 func observeRequests(t *testing.T, provider *sdkmetric.MeterProvider) {
 	t.Helper()
-	o, err := idemotel.New(&idemotel.Options{MeterProvider: provider})
+	o, err := telemetry.NewIdempotencyObserver(&telemetry.Options{MeterProvider: provider})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +142,7 @@ func (s series) fix(name string) {
 	}
 	s["job"], s["instance"] = nil, nil
 	if strings.HasPrefix(name, "sagamill_") {
-		s["service"] = nil // of Options.Attributes; package idemotel has none
+		s["service"] = nil // of telemetry.Options.Attributes
 	}
 }
 

@@ -52,6 +52,7 @@ var layers = map[string][]string{
 	"rabbitmq":           {"outbox"},
 	"signing":            {"outbox"},
 	"inproc":             {"outbox"},
+	"telemetry":          {"*"},
 	"sagatest":           {"*"},
 	"cmd":                {"*"},
 	"examples":           {"*"},
@@ -166,7 +167,7 @@ func checkCore(f *file) []string {
 var frameworks = map[string][]string{
 	"github.com/gin-gonic/gin": {"idemkey/idemgin"},
 	"github.com/labstack/echo": {"idemkey/idemecho"},
-	"go.opentelemetry.io/otel": {"idemkey/idemotel", "outbox/outboxotel", "consumer/consumerotel", "saga/sagaotel"},
+	"go.opentelemetry.io/otel": {"telemetry"},
 }
 
 // checkFrameworks keeps those trees, and the leaves with them, out of all other

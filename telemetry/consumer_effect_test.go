@@ -1,4 +1,4 @@
-package consumerotel_test
+package telemetry_test
 
 import (
 	"context"
@@ -21,10 +21,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/consumer/consumerotel"
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
 // A teller answers calls and questions, and keeps the traceparent of each.
@@ -97,7 +97,7 @@ func TestAnEffectIsTraced(t *testing.T) {
 	s := &spans{news: make(chan struct{}, 1)}
 	reader := sdkmetric.NewManualReader()
 	tracers, meters := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s)), sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-	observer, err := consumerotel.New(&consumerotel.Options{TracerProvider: tracers, MeterProvider: meters})
+	observer, err := telemetry.NewConsumerObserver(&telemetry.Options{TracerProvider: tracers, MeterProvider: meters})
 	must(t, err)
 	broker := inproc.New(nil)
 	t.Cleanup(func() { _ = broker.Close() })
@@ -105,7 +105,7 @@ func TestAnEffectIsTraced(t *testing.T) {
 		Schema: schema, Observer: observer, Logger: slog.New(slog.DiscardHandler), ParkedPoll: 10 * time.Millisecond,
 	})
 	must(t, err)
-	_, err = consumerotel.Register(c, &consumerotel.RegisterOptions{MeterProvider: meters})
+	_, err = telemetry.RegisterConsumer(c, &telemetry.Options{MeterProvider: meters})
 	must(t, err)
 	msg := message.NewMessage("id", []byte(`{}`))
 	msg.Metadata = message.Metadata{
@@ -115,7 +115,7 @@ func TestAnEffectIsTraced(t *testing.T) {
 	var during []string
 	x.first = func() {
 		x.first = func() {}
-		during = read(t, reader)
+		during = readSteps(t, reader)
 	}
 	must(t, c.Handle(t.Context(), "charge", msg))
 	const calling = "parked.messages[{message}]{kind=action,reason=calling,state=calling,step=charge} 1"
@@ -151,7 +151,7 @@ func TestAnEffectIsTraced(t *testing.T) {
 		"consumer.transaction_seconds[s]{} 6",
 		"parked.overdue_seconds[s]{} 0",
 	}
-	if diff := godiff.Diff(wantSeries, read(t, reader)); diff != "" {
+	if diff := godiff.Diff(wantSeries, readSteps(t, reader)); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 }

@@ -1,4 +1,4 @@
-package idemotel_test
+package telemetry_test
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/sagamill/sagamill/idemkey"
-	"github.com/sagamill/sagamill/idemkey/idemotel"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
 // A scripted store proceeds, and its executions end as the test says.
@@ -33,9 +33,9 @@ func (s *scripted) Release(context.Context, idemkey.ReleaseMode, int) error { re
 
 // Every metric that operators were promised comes from a middleware and a sweeper
 // at work, by its name.
-func TestNames(t *testing.T) {
+func TestRequestMetricNames(t *testing.T) {
 	t.Parallel()
-	o, reader := newObserver(t)
+	o, reader := newIdempotencyObserver(t)
 	spans := tracetest.NewSpanRecorder()
 	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
 	down, quiet := errors.New("down"), slog.New(slog.DiscardHandler)
@@ -50,7 +50,7 @@ func TestNames(t *testing.T) {
 		req := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader("x"))
 		req.Header.Set("Idempotency-Key", "k")
 		idem.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			if lines := read(t, reader); !slices.Contains(lines, "idemkey.inflight[{request}]  1") {
+			if lines := readRequests(t, reader); !slices.Contains(lines, "idemkey.inflight[{request}]  1") {
 				t.Errorf("inflight is not 1 while a handler runs:\n%s", strings.Join(lines, "\n"))
 			}
 			w.WriteHeader(status)
@@ -72,7 +72,7 @@ func TestNames(t *testing.T) {
 	if err := sweeper.Run(ctx); err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	lines := read(t, reader)
+	lines := readRequests(t, reader)
 	for _, want := range []string{
 		"idemkey.requests[{request}] result=again 6", "idemkey.requests[{request}] result=unavailable 1",
 		"idemkey.takeovers[{request}]  6", "idemkey.lease_lost[{request}]  1", "idemkey.commit_ambiguous[{commit}]  1",
@@ -89,7 +89,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	o.StoreFailed(t.Context(), "/o", idemkey.OpRenew, down)
-	if lines := read(t, reader); !slices.Contains(lines, "idemkey.store_errors[{error}] http.route=/o,op=renew 1") {
+	if lines := readRequests(t, reader); !slices.Contains(lines, "idemkey.store_errors[{error}] http.route=/o,op=renew 1") {
 		t.Errorf("a renewal that failed is not counted:\n%s", strings.Join(lines, "\n"))
 	}
 	ended := spans.Ended()[1].Events()[0].Attributes // of the response over the limit
@@ -102,11 +102,11 @@ func TestNames(t *testing.T) {
 
 // A once ends a sweeping after its first batch.
 type once struct {
-	*idemotel.Observer
+	*telemetry.IdempotencyObserver
 	end context.CancelFunc
 }
 
 func (o once) Swept(ctx context.Context, n int) {
-	o.Observer.Swept(ctx, n)
+	o.IdempotencyObserver.Swept(ctx, n)
 	o.end()
 }

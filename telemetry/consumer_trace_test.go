@@ -1,4 +1,4 @@
-package consumerotel_test
+package telemetry_test
 
 import (
 	"cmp"
@@ -26,18 +26,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/consumer/consumerotel"
 	"github.com/sagamill/sagamill/idemkey"
-	"github.com/sagamill/sagamill/idemkey/idemotel"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
-	"github.com/sagamill/sagamill/outbox/outboxotel"
+	"github.com/sagamill/sagamill/telemetry"
 )
-
-// deadline is when a test gives up.
-const deadline = 30 * time.Second
 
 // spans is a span processor that keeps what has ended, and lets a test wait.
 type spans struct {
@@ -168,11 +163,11 @@ func newShop(t *testing.T) *shop {
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.spans))
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(s.reader))
 	s.tracer = tracers.Tracer("test")
-	observer, err := consumerotel.New(&consumerotel.Options{TracerProvider: tracers, MeterProvider: meters})
+	observer, err := telemetry.NewConsumerObserver(&telemetry.Options{TracerProvider: tracers, MeterProvider: meters})
 	must(t, err)
-	requests, err := idemotel.New(&idemotel.Options{MeterProvider: meters})
+	requests, err := telemetry.NewIdempotencyObserver(&telemetry.Options{MeterProvider: meters})
 	must(t, err)
-	tracer := outboxotel.NewTracer(&outboxotel.TracerOptions{TracerProvider: tracers})
+	tracer := telemetry.NewOutboxTracer(&telemetry.Options{TracerProvider: tracers})
 	quiet := slog.New(slog.DiscardHandler)
 
 	broker := inproc.New(nil)
@@ -183,7 +178,7 @@ func newShop(t *testing.T) *shop {
 		Schema: schema, Observer: observer, Wake: relay.Wake, Logger: quiet, ParkedPoll: 10 * time.Millisecond,
 	})
 	must(t, err)
-	_, err = consumerotel.Register(s.consumer, &consumerotel.RegisterOptions{MeterProvider: meters})
+	_, err = telemetry.RegisterConsumer(s.consumer, &telemetry.Options{MeterProvider: meters})
 	must(t, err)
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema, Tracer: tracer})
 	must(t, err)
@@ -220,13 +215,6 @@ func run(t *testing.T, loops ...func(context.Context) error) {
 		cancel()
 		running.Wait()
 	})
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // traced is what otelhttp does for a user.

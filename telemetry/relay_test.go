@@ -1,4 +1,4 @@
-package outboxotel_test
+package telemetry_test
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,17 +18,12 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
-	"github.com/sagamill/sagamill/outbox/outboxotel"
+	"github.com/sagamill/sagamill/telemetry"
 )
-
-// deadline is when a test gives up.
-const deadline = 30 * time.Second
 
 // A broker refuses what is for the topic refused, and confirms all else.
 type broker struct{}
@@ -55,8 +49,8 @@ func newRelay(t *testing.T, pool *pgxpool.Pool, schema string, attempts int) *ou
 	return r
 }
 
-// start runs r until the returned function is called.
-func start(t *testing.T, r *outbox.Relay) (stop func()) {
+// startRelay runs r until the returned function is called.
+func startRelay(t *testing.T, r *outbox.Relay) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -69,7 +63,7 @@ func start(t *testing.T, r *outbox.Relay) (stop func()) {
 	return stop
 }
 
-func write(t *testing.T, pool *pgxpool.Pool, schema string, msgs ...outbox.Message) {
+func writeMessages(t *testing.T, pool *pgxpool.Pool, schema string, msgs ...outbox.Message) {
 	t.Helper()
 	w, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema})
 	if err != nil {
@@ -80,80 +74,27 @@ func write(t *testing.T, pool *pgxpool.Pool, schema string, msgs ...outbox.Messa
 	}
 }
 
-func msg(topic, key string) outbox.Message {
+func newMessage(topic, key string) outbox.Message {
 	return outbox.Message{Topic: topic, Scope: "tenant", Key: key, Step: "step"}
 }
 
-// register returns what reads r's metrics, and their registration.
-func register(t *testing.T, r *outbox.Relay, opts outboxotel.Options) (*sdkmetric.ManualReader, metric.Registration) {
+// registerRelay returns what reads r's metrics, and their registration.
+func registerRelay(t *testing.T, r *outbox.Relay, opts telemetry.Options) (*sdkmetric.ManualReader, metric.Registration) {
 	t.Helper()
 	reader := sdkmetric.NewManualReader()
 	opts.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-	registration, err := outboxotel.Register(r, &opts)
+	registration, err := telemetry.RegisterRelay(r, &opts)
 	if err != nil {
 		t.Fatalf("Register: %v", err)
 	}
 	return reader, registration
 }
 
-// collect returns the value of each series by its name, unit and labels.
-func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]float64 {
-	t.Helper()
-	series, err := tryCollect(t, reader)
-	if err != nil {
-		t.Fatalf("Collect: %v", err)
-	}
-	return series
-}
-
-func tryCollect(t *testing.T, reader *sdkmetric.ManualReader) (map[string]float64, error) {
-	t.Helper()
-	var all metricdata.ResourceMetrics
-	err := reader.Collect(t.Context(), &all)
-	series := map[string]float64{}
-	add := func(m metricdata.Metrics, kind string, labels attribute.Set, value float64) {
-		if m.Description == "" {
-			t.Errorf("%s has no description", m.Name)
-		}
-		series[strings.TrimSpace(fmt.Sprintf("%s %s[%s] %s", kind, strings.TrimPrefix(m.Name, "sagamill.outbox."), m.Unit, labels.Encoded(attribute.DefaultEncoder())))] = value
-	}
-	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			switch data := m.Data.(type) {
-			case metricdata.Gauge[int64]:
-				for _, p := range data.DataPoints {
-					add(m, "gauge", p.Attributes, float64(p.Value))
-				}
-			case metricdata.Gauge[float64]:
-				for _, p := range data.DataPoints {
-					add(m, "gauge", p.Attributes, p.Value)
-				}
-			case metricdata.Sum[int64]:
-				for _, p := range data.DataPoints {
-					add(m, kindOf(data.IsMonotonic), p.Attributes, float64(p.Value))
-				}
-			case metricdata.Sum[float64]:
-				for _, p := range data.DataPoints {
-					add(m, kindOf(data.IsMonotonic), p.Attributes, p.Value)
-				}
-			}
-		}
-	}
-	return series, err
-}
-
-func kindOf(monotonic bool) string {
-	if monotonic {
-		return "counter"
-	}
-	return "sum"
-}
-
-// await collects until ok.
-func await(t *testing.T, reader *sdkmetric.ManualReader, ok func(map[string]float64) bool) map[string]float64 {
+// awaitSeries collects until ok.
+func awaitSeries(t *testing.T, reader *sdkmetric.ManualReader, ok func(map[string]float64) bool) map[string]float64 {
 	t.Helper()
 	for end := time.Now().Add(deadline); ; {
-		series := collect(t, reader)
+		series := collectSeries(t, reader)
 		if ok(series) {
 			return series
 		}
@@ -164,33 +105,33 @@ func await(t *testing.T, reader *sdkmetric.ManualReader, ok func(map[string]floa
 }
 
 // Everything that operators were promised comes from a relay at work, by its name.
-func TestMetrics(t *testing.T) {
+func TestRelayMetrics(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
-	stop := start(t, newRelay(t, pool, schema, 1))
-	write(t, pool, schema, msg("refused", "dead"))
-	dead, _ := register(t, newRelay(t, pool, schema, 1), outboxotel.Options{})
-	await(t, dead, func(s map[string]float64) bool { return s["gauge messages[{message}] state=dead"] == 1 })
+	stop := startRelay(t, newRelay(t, pool, schema, 1))
+	writeMessages(t, pool, schema, newMessage("refused", "dead"))
+	dead, _ := registerRelay(t, newRelay(t, pool, schema, 1), telemetry.Options{})
+	awaitSeries(t, dead, func(s map[string]float64) bool { return s["gauge messages[{message}] state=dead"] == 1 })
 	stop()
 
 	r := newRelay(t, pool, schema, 2)
-	reader, _ := register(t, r, outboxotel.Options{})
-	delayed := msg("t", "delayed")
+	reader, _ := registerRelay(t, r, telemetry.Options{})
+	delayed := newMessage("t", "delayed")
 	delayed.Delay = time.Hour
-	write(t, pool, schema, msg("t", "a"), msg("t", "b"), delayed, msg("refused", "c"), msg("t", "c"), msg("t", "c"))
+	writeMessages(t, pool, schema, newMessage("t", "a"), newMessage("t", "b"), delayed, newMessage("refused", "c"), newMessage("t", "c"), newMessage("t", "c"))
 	if _, err := pool.Exec(t.Context(), "UPDATE "+schema+".outbox SET created_at = created_at - interval '1 h'"); err != nil {
 		t.Fatal(err)
 	}
-	series := collect(t, reader)
+	series := collectSeries(t, reader)
 	if series["gauge oldest_seconds[s]"] < 3600 || series["gauge messages[{message}] state=stored"] != 5 || series["gauge active[{relay}]"] != 0 {
 		t.Errorf("before the relay runs: %v", series)
 	}
 
-	start(t, r)
-	series = await(t, reader, func(s map[string]float64) bool {
+	startRelay(t, r)
+	series = awaitSeries(t, reader, func(s map[string]float64) bool {
 		return s["counter published[{message}]"] == 2 && s["gauge messages[{message}] state=waiting"] == 2 && s["counter queued[{message}]"] == 2
 	})
-	delete(series, "gauge oldest_writer_seconds[s]") // in TestSeconds
+	delete(series, "gauge oldest_writer_seconds[s]") // in TestRelaySeconds
 	delete(series, "counter confirm_seconds[s]")
 	calls := series["counter confirms[{call}] le=+Inf"]
 	for _, leaf := range []string{"outbox_0", "outbox_1", "outbox_2", "outbox_other"} {
@@ -220,13 +161,13 @@ func TestMetrics(t *testing.T) {
 }
 
 // How long a writer is open and how long the publisher takes, as numbers above 0.
-func TestSeconds(t *testing.T) {
+func TestRelaySeconds(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
 	r := newRelay(t, pool, schema, 1)
-	reader, _ := register(t, r, outboxotel.Options{Attributes: []attribute.KeyValue{attribute.String("service", "order")}})
-	start(t, r)
-	write(t, pool, schema, msg("refused", "k"))
+	reader, _ := registerRelay(t, r, telemetry.Options{Attributes: []attribute.KeyValue{attribute.String("service", "order")}})
+	startRelay(t, r)
+	writeMessages(t, pool, schema, newMessage("refused", "k"))
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -235,7 +176,7 @@ func TestSeconds(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "SELECT pg_current_xact_id()"); err != nil {
 		t.Fatal(err)
 	}
-	series := await(t, reader, func(s map[string]float64) bool { return s["counter dead_letters[{message}] service=order"] == 1 })
+	series := awaitSeries(t, reader, func(s map[string]float64) bool { return s["counter dead_letters[{message}] service=order"] == 1 })
 	if series["gauge oldest_writer_seconds[s] service=order"] <= 0 || series["counter confirm_seconds[s] service=order"] <= 0 {
 		t.Errorf("series: %v", series)
 	}
@@ -326,7 +267,7 @@ func (g *gate) pass(ctx context.Context, to, from net.Conn) {
 // A database that hangs, or cannot be reached, does not hang the collection, which
 // has the rest. The error handler is told. (It is the process's only one: no other
 // test makes a database fail.)
-func TestADatabaseThatIsAway(t *testing.T) {
+func TestARelayWithoutItsDatabase(t *testing.T) {
 	_, schema := pgtest.Schema(t)
 	told := make(chan error, 10)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
@@ -337,9 +278,9 @@ func TestADatabaseThatIsAway(t *testing.T) {
 	}))
 	g, pool := newGate(t)
 	r := newRelay(t, pool, schema, 1)
-	reader, _ := register(t, r, outboxotel.Options{Timeout: 100 * time.Millisecond})
+	reader, _ := registerRelay(t, r, telemetry.Options{Timeout: 100 * time.Millisecond})
 	for end := time.Now().Add(deadline); ; { // connecting may take longer than that
-		if _, found := collect(t, reader)["gauge epoch[{tenure}]"]; found {
+		if _, found := collectSeries(t, reader)["gauge epoch[{tenure}]"]; found {
 			break
 		}
 		if time.Now().After(end) {
@@ -355,7 +296,7 @@ func TestADatabaseThatIsAway(t *testing.T) {
 		var err error
 		collected := make(chan struct{})
 		go func() {
-			series, err = tryCollect(t, reader)
+			series, err = tryCollectSeries(t, reader)
 			close(collected)
 		}()
 		select {
@@ -381,33 +322,33 @@ func TestADatabaseThatIsAway(t *testing.T) {
 	}
 }
 
-func TestUnregister(t *testing.T) {
+func TestUnregisterRelay(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
-	reader, registration := register(t, newRelay(t, pool, schema, 1), outboxotel.Options{})
-	if series := collect(t, reader); len(series) == 0 {
+	reader, registration := registerRelay(t, newRelay(t, pool, schema, 1), telemetry.Options{})
+	if series := collectSeries(t, reader); len(series) == 0 {
 		t.Error("nothing was collected")
 	}
 	if err := registration.Unregister(); err != nil {
 		t.Errorf("Unregister: %v", err)
 	}
-	if series := collect(t, reader); len(series) != 0 {
+	if series := collectSeries(t, reader); len(series) != 0 {
 		t.Errorf("collected after Unregister: %v", series)
 	}
 }
 
-// What is wrong is found out at the start.
-func TestRegisterIsChecked(t *testing.T) {
+// RegisterRelay returns an error for each bad argument.
+func TestRegisterRelayIsChecked(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
 	r := newRelay(t, pool, schema, 1)
-	if _, err := outboxotel.Register(nil, nil); err == nil {
+	if _, err := telemetry.RegisterRelay(nil, nil); err == nil {
 		t.Error("Register without a relay succeeded")
 	}
-	if _, err := outboxotel.Register(r, &outboxotel.Options{Timeout: -1}); err == nil || !strings.Contains(err.Error(), "Timeout") {
+	if _, err := telemetry.RegisterRelay(r, &telemetry.Options{Timeout: -1}); err == nil || !strings.Contains(err.Error(), "Timeout") {
 		t.Errorf("Register with a bad Timeout = %v", err)
 	}
-	registration, err := outboxotel.Register(r, nil)
+	registration, err := telemetry.RegisterRelay(r, nil)
 	if err != nil {
 		t.Fatalf("Register with the global provider: %v", err)
 	}
@@ -415,50 +356,9 @@ func TestRegisterIsChecked(t *testing.T) {
 		t.Errorf("Unregister: %v", err)
 	}
 	refused := errors.New("refused")
-	for _, name := range []string{"messages", "oldest_seconds", "published", "confirm_seconds", "callback"} {
-		if _, err := outboxotel.Register(r, &outboxotel.Options{MeterProvider: provider{refuse: name, err: refused}}); !errors.Is(err, refused) {
+	for _, name := range []string{"sagamill.outbox.messages", "sagamill.outbox.oldest_seconds", "sagamill.outbox.published", "sagamill.outbox.confirm_seconds", "callback"} {
+		if _, err := telemetry.RegisterRelay(r, &telemetry.Options{MeterProvider: refusing{name, refused}.provider()}); !errors.Is(err, refused) {
 			t.Errorf("Register without %s: %v, want the provider's error", name, err)
 		}
 	}
-}
-
-// A provider refuses one instrument, or the callback.
-type provider struct {
-	noop.MeterProvider
-	refuse string
-	err    error
-}
-
-func (p provider) Meter(string, ...metric.MeterOption) metric.Meter { return meter{p: p} }
-
-type meter struct {
-	noop.Meter
-	p provider
-}
-
-func (m meter) judge(name string) error {
-	if slices.Contains([]string{m.p.refuse, "sagamill.outbox." + m.p.refuse}, name) {
-		return m.p.err
-	}
-	return nil
-}
-
-func (m meter) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
-	return noop.Int64ObservableGauge{}, m.judge(name)
-}
-
-func (m meter) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
-	return noop.Float64ObservableGauge{}, m.judge(name)
-}
-
-func (m meter) Int64ObservableCounter(name string, _ ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
-	return noop.Int64ObservableCounter{}, m.judge(name)
-}
-
-func (m meter) Float64ObservableCounter(name string, _ ...metric.Float64ObservableCounterOption) (metric.Float64ObservableCounter, error) {
-	return noop.Float64ObservableCounter{}, m.judge(name)
-}
-
-func (m meter) RegisterCallback(metric.Callback, ...metric.Observable) (metric.Registration, error) {
-	return noop.Registration{}, m.judge("callback")
 }

@@ -1,4 +1,4 @@
-package idemotel_test
+package telemetry_test
 
 import (
 	"context"
@@ -14,31 +14,29 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/sagamill/sagamill/idemkey"
-	"github.com/sagamill/sagamill/idemkey/idemotel"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
-// newObserver returns an observer and what reads its metrics.
-func newObserver(t *testing.T) (*idemotel.Observer, *sdkmetric.ManualReader) {
+// newIdempotencyObserver returns an observer and what reads its metrics.
+func newIdempotencyObserver(t *testing.T) (*telemetry.IdempotencyObserver, *sdkmetric.ManualReader) {
 	t.Helper()
 	reader := sdkmetric.NewManualReader()
-	o, err := idemotel.New(&idemotel.Options{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+	o, err := telemetry.NewIdempotencyObserver(&telemetry.Options{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
 	return o, reader
 }
 
-// read returns a line for each series: its name, labels and value, sorted.
+// readRequests returns a line for each series: its name, labels and value, sorted.
 // A histogram's value is the number of its measurements and their sum.
-func read(t *testing.T, reader *sdkmetric.ManualReader) []string {
+func readRequests(t *testing.T, reader *sdkmetric.ManualReader) []string {
 	t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &all); err != nil {
@@ -71,7 +69,7 @@ func read(t *testing.T, reader *sdkmetric.ManualReader) []string {
 }
 
 // What each event adds to the metrics.
-func TestMetrics(t *testing.T) {
+func TestRequestMetrics(t *testing.T) {
 	t.Parallel()
 	const begin, run = 250 * time.Millisecond, 2 * time.Second
 	down := errors.New("down")
@@ -122,9 +120,9 @@ func TestMetrics(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			o, reader := newObserver(t)
+			o, reader := newIdempotencyObserver(t)
 			o.Observe(t.Context(), tt.event)
-			if diff := cmp.Diff(tt.want, read(t, reader)); diff != "" {
+			if diff := cmp.Diff(tt.want, readRequests(t, reader)); diff != "" {
 				t.Errorf("series (-want +got):\n%s", diff)
 			}
 		})
@@ -132,9 +130,9 @@ func TestMetrics(t *testing.T) {
 }
 
 // The histograms have bounds that fit seconds.
-func TestBounds(t *testing.T) {
+func TestRequestBounds(t *testing.T) {
 	t.Parallel()
-	o, reader := newObserver(t)
+	o, reader := newIdempotencyObserver(t)
 	o.Observe(t.Context(), idemkey.Event{Result: idemkey.ResultReplay, Begin: 3 * time.Millisecond})
 	var all metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &all); err != nil {
@@ -147,8 +145,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// traced serves a middleware that tells o, each request in a span of its own.
-func traced(t *testing.T, o idemkey.Observer, handler http.HandlerFunc) (http.Handler, *tracetest.SpanRecorder) {
+// serveTraced serves a middleware that tells o, each request in a span of its own.
+func serveTraced(t *testing.T, o idemkey.Observer, handler http.HandlerFunc) (http.Handler, *tracetest.SpanRecorder) {
 	t.Helper()
 	store, err := idemkey.NewMemory(nil)
 	if err != nil {
@@ -173,7 +171,7 @@ func traced(t *testing.T, o idemkey.Observer, handler http.HandlerFunc) (http.Ha
 	}), spans
 }
 
-func post(h http.Handler, key, body string) {
+func postOrder(h http.Handler, key, body string) {
 	req := httptest.NewRequest(http.MethodPost, "/orders/secret-id", strings.NewReader(body))
 	if key != "" {
 		req.Header.Set("Idempotency-Key", key)
@@ -183,21 +181,21 @@ func post(h http.Handler, key, body string) {
 
 // Each decision is one event on the request's span. Nothing that a caller sent
 // gets into it or into a label.
-func TestTrace(t *testing.T) {
+func TestRequestsAreTraced(t *testing.T) {
 	t.Parallel()
-	o, reader := newObserver(t)
-	h, spans := traced(t, o, func(w http.ResponseWriter, r *http.Request) {
+	o, reader := newIdempotencyObserver(t)
+	h, spans := serveTraced(t, o, func(w http.ResponseWriter, r *http.Request) {
 		if info, _ := idemkey.Info(r.Context()); info.Key == "secret-key-2" && info.Attempt == 1 {
 			idemkey.Fail(r.Context(), errors.New("secret-reason"))
 		}
 		w.WriteHeader(http.StatusCreated)
 	})
-	post(h, "secret-key-1", "secret-body")
-	post(h, "secret-key-1", "secret-body")
-	post(h, "secret-key-1", "other")
-	post(h, "", "x")
-	post(h, "secret-key-2", "x")
-	post(h, "secret-key-2", "x")
+	postOrder(h, "secret-key-1", "secret-body")
+	postOrder(h, "secret-key-1", "secret-body")
+	postOrder(h, "secret-key-1", "other")
+	postOrder(h, "", "x")
+	postOrder(h, "secret-key-2", "x")
+	postOrder(h, "secret-key-2", "x")
 
 	var got []string
 	for _, span := range spans.Ended() {
@@ -217,7 +215,7 @@ func TestTrace(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("span events (-want +got):\n%s", diff)
 	}
-	lines := read(t, reader)
+	lines := readRequests(t, reader)
 	if !slices.Contains(lines, "idemkey.requests[{request}] http.route=POST /orders/{id},result=replay 1") {
 		t.Errorf("no replay is counted for the route:\n%s", strings.Join(lines, "\n"))
 	}
@@ -226,72 +224,35 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// A panic has no status to tell; without a span nothing is traced.
-func TestPanic(t *testing.T) {
+// A panic has no status to tell; without a span nothing is serveTraced.
+func TestAPanicIsTraced(t *testing.T) {
 	t.Parallel()
-	o, reader := newObserver(t)
-	h, spans := traced(t, o, func(http.ResponseWriter, *http.Request) { panic("boom") })
+	o, reader := newIdempotencyObserver(t)
+	h, spans := serveTraced(t, o, func(http.ResponseWriter, *http.Request) { panic("boom") })
 	func() {
 		defer func() { _ = recover() }()
-		post(h, "k", "x")
+		postOrder(h, "k", "x")
 	}()
 	events := spans.Ended()[0].Events()
 	if len(events) == 0 || events[0].Name != "idemkey.decision" || slices.ContainsFunc(events[0].Attributes, func(a attribute.KeyValue) bool { return a.Key == "http.response.status_code" }) {
 		t.Errorf("events = %v, want a decision without a status first", events)
 	}
 	o.Observe(context.Background(), idemkey.Event{Result: idemkey.ResultReplay})
-	if lines := read(t, reader); !slices.Contains(lines, "idemkey.requests[{request}] result=replay 1") {
+	if lines := readRequests(t, reader); !slices.Contains(lines, "idemkey.requests[{request}] result=replay 1") {
 		t.Errorf("series = %q", lines)
 	}
 }
 
 // A provider that refuses an instrument is found out at the start.
-func TestNew(t *testing.T) {
+func TestNewIdempotencyObserver(t *testing.T) {
 	t.Parallel()
-	if _, err := idemotel.New(nil); err != nil {
+	if _, err := telemetry.NewIdempotencyObserver(nil); err != nil {
 		t.Errorf("New(nil): %v", err)
 	}
 	refused := errors.New("refused")
 	for _, name := range []string{"idemkey.requests", "idemkey.handler_seconds", "idemkey.stored_bytes", "idemkey.inflight"} {
-		if _, err := idemotel.New(&idemotel.Options{MeterProvider: provider{refuse: name, err: refused}}); !errors.Is(err, refused) {
+		if _, err := telemetry.NewIdempotencyObserver(&telemetry.Options{MeterProvider: refusing{name, refused}.provider()}); !errors.Is(err, refused) {
 			t.Errorf("New without %s: %v, want the provider's error", name, err)
 		}
 	}
-}
-
-// A provider refuses one instrument.
-type provider struct {
-	noop.MeterProvider
-	refuse string
-	err    error
-}
-
-func (p provider) Meter(string, ...metric.MeterOption) metric.Meter { return meter{p: p} }
-
-type meter struct {
-	noop.Meter
-	p provider
-}
-
-func (m meter) judge(name string) error {
-	if name == m.p.refuse {
-		return m.p.err
-	}
-	return nil
-}
-
-func (m meter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return noop.Int64Counter{}, m.judge(name)
-}
-
-func (m meter) Int64Histogram(name string, _ ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
-	return noop.Int64Histogram{}, m.judge(name)
-}
-
-func (m meter) Int64UpDownCounter(name string, _ ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
-	return noop.Int64UpDownCounter{}, m.judge(name)
-}
-
-func (m meter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
-	return noop.Float64Histogram{}, m.judge(name)
 }

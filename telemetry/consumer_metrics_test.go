@@ -1,4 +1,4 @@
-package consumerotel_test
+package telemetry_test
 
 import (
 	"fmt"
@@ -12,9 +12,9 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
 
-// read returns a line for each series of the consumer: name, unit, labels and
+// readSteps returns a line for each seriesLines of the consumer: name, unit, labels and
 // value; of a histogram of seconds the number of its measurements.
-func read(t *testing.T, reader *sdkmetric.ManualReader) []string {
+func readSteps(t *testing.T, reader *sdkmetric.ManualReader) []string {
 	t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &all); err != nil {
@@ -22,21 +22,21 @@ func read(t *testing.T, reader *sdkmetric.ManualReader) []string {
 	}
 	var lines []string
 	for _, scope := range all.ScopeMetrics {
-		if !strings.HasSuffix(scope.Scope.Name, "consumerotel") {
-			continue
-		}
 		for _, m := range scope.Metrics {
+			if !strings.HasPrefix(m.Name, "sagamill.") {
+				continue // those of requests
+			}
 			if m.Description == "" {
 				t.Errorf("%s has no description", m.Name)
 			}
-			lines = append(lines, series(m)...)
+			lines = append(lines, seriesLines(m)...)
 		}
 	}
 	slices.Sort(lines)
 	return lines
 }
 
-func series(m metricdata.Metrics) (lines []string) {
+func seriesLines(m metricdata.Metrics) (lines []string) {
 	add := func(labels attribute.Set, value any) {
 		lines = append(lines, fmt.Sprintf("%s[%s]{%s} %v", strings.TrimPrefix(m.Name, "sagamill."), m.Unit, labels.Encoded(attribute.DefaultEncoder()), value))
 	}
@@ -65,7 +65,7 @@ func series(m metricdata.Metrics) (lines []string) {
 	return lines
 }
 
-// checkMetrics compares all series with what TestOneTrace has done.
+// checkMetrics compares all seriesLines with what TestOneTrace has done.
 func (s *shop) checkMetrics(t *testing.T) {
 	t.Helper()
 	want := []string{
@@ -98,7 +98,7 @@ func (s *shop) checkMetrics(t *testing.T) {
 		"parked.overdue_seconds[s]{} 0",
 	}
 	slices.Sort(want)
-	if diff := godiff.Diff(want, read(t, s.reader)); diff != "" {
+	if diff := godiff.Diff(want, readSteps(t, s.reader)); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 }

@@ -1,4 +1,4 @@
-package outboxotel_test
+package telemetry_test
 
 import (
 	"context"
@@ -15,20 +15,20 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/outbox"
-	"github.com/sagamill/sagamill/outbox/outboxotel"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
-func newTracer(opts outboxotel.TracerOptions) (*outboxotel.Tracer, *tracetest.SpanRecorder, trace.Tracer) {
+func newTracer(opts telemetry.Options) (*telemetry.OutboxTracer, *tracetest.SpanRecorder, trace.Tracer) {
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder), sdktrace.WithSampler(sdktrace.AlwaysSample()))
 	opts.TracerProvider = provider
-	return outboxotel.NewTracer(&opts), recorder, provider.Tracer("test")
+	return telemetry.NewOutboxTracer(&opts), recorder, provider.Tracer("test")
 }
 
 // What is stored is the active span, as W3C has it.
-func TestTrace(t *testing.T) {
+func TestAWriterStoresTheActiveSpan(t *testing.T) {
 	t.Parallel()
-	tracer, _, _ := newTracer(outboxotel.TracerOptions{})
+	tracer, _, _ := newTracer(telemetry.Options{})
 	state, err := trace.ParseTraceState("a=1,b=2")
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestTrace(t *testing.T) {
 // A message makes a span if and only if its trace is sampled.
 func TestPublishSpans(t *testing.T) {
 	t.Parallel()
-	tracer, recorder, writer := newTracer(outboxotel.TracerOptions{System: "rabbitmq", Attributes: []attribute.KeyValue{attribute.String("own", "1")}})
+	tracer, recorder, writer := newTracer(telemetry.Options{System: "rabbitmq", Attributes: []attribute.KeyValue{attribute.String("own", "1")}})
 	ctx, span := writer.Start(t.Context(), "POST /orders")
 	parent, _ := tracer.Trace(ctx)
 	began := time.Unix(1000, 0)
@@ -92,7 +92,7 @@ func TestPublishSpans(t *testing.T) {
 // Without a tracer provider that samples, nothing is made of what comes.
 func TestATracerWithoutAProvider(t *testing.T) {
 	t.Parallel()
-	tracer := outboxotel.NewTracer(nil)
+	tracer := telemetry.NewOutboxTracer(nil)
 	tracer.Published(t.Context(), outbox.Call{Traced: []outbox.TracedMessage{{TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}})
 	if parent, state := tracer.Trace(t.Context()); parent != "" || state != "" {
 		t.Errorf("Trace = %q, %q; want none", parent, state)

@@ -1,4 +1,4 @@
-package consumerotel_test
+package telemetry_test
 
 import (
 	"fmt"
@@ -10,14 +10,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/consumer/consumerotel"
 	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
 // A walker enters handlers, each with what the one before it has emitted.
 type walker struct {
 	t       *testing.T
-	o       *consumerotel.Observer
+	o       *telemetry.ConsumerObserver
 	emitted message.Metadata
 }
 
@@ -53,7 +53,7 @@ func TestACompensationIsLinkedToItsAction(t *testing.T) {
 		"not sampled":           {written[:len(written)-1] + "0", "", 0},
 		"no trace yet":          {"", "", 9},
 	} {
-		o, recorder, _ := newObserver(t, consumerotel.Options{})
+		o, recorder, _ := newConsumerObserver(t, telemetry.Options{})
 		w := &walker{t: t, o: o, emitted: message.Metadata{outbox.HeaderTraceParent: tt.traceparent, outbox.HeaderTraceState: tt.tracestate}}
 		var actions []trace.SpanContext
 		of := func(i int) consumer.Delivery {
@@ -92,7 +92,7 @@ func TestACompensationIsLinkedToItsAction(t *testing.T) {
 // A path is one in its trace: what is emitted in another one does not have it.
 func TestAPathEndsWithItsTrace(t *testing.T) {
 	t.Parallel()
-	o, _, _ := newObserver(t, consumerotel.Options{})
+	o, _, _ := newConsumerObserver(t, telemetry.Options{})
 	w := &walker{t: t, o: o, emitted: message.Metadata{outbox.HeaderTraceParent: written}}
 	w.enter(consumer.Delivery{Topic: "t", Step: "pay", Undoable: true})
 	if w.emitted[outbox.HeaderTraceState] == "" {

@@ -1,4 +1,4 @@
-package consumerotel_test
+package telemetry_test
 
 import (
 	"cmp"
@@ -16,28 +16,26 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/consumer/consumerotel"
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/telemetry"
 )
 
 const written = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-func newObserver(t *testing.T, opts consumerotel.Options) (*consumerotel.Observer, *tracetest.SpanRecorder, *sdkmetric.ManualReader) {
+func newConsumerObserver(t *testing.T, opts telemetry.Options) (*telemetry.ConsumerObserver, *tracetest.SpanRecorder, *sdkmetric.ManualReader) {
 	t.Helper()
 	recorder, reader := tracetest.NewSpanRecorder(), sdkmetric.NewManualReader()
 	opts.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
 	opts.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-	o, err := consumerotel.New(&opts)
+	o, err := telemetry.NewConsumerObserver(&opts)
 	must(t, err)
 	return o, recorder, reader
 }
@@ -49,16 +47,16 @@ func delivery(traceparent string) *consumer.Delivery {
 	}
 }
 
-// draw returns name, kind, status and attributes of a span, without times.
-func draw(s sdktrace.ReadOnlySpan) string {
+// drawSpan returns name, kind, status and attributes of a span, without times.
+func drawSpan(s sdktrace.ReadOnlySpan) string {
 	attributes := slices.DeleteFunc(slices.Clone(s.Attributes()), func(a attribute.KeyValue) bool { return a.Key == "sagamill.commit_seconds" })
 	set := attribute.NewSet(attributes...)
 	return fmt.Sprint(s.Name(), " ", s.SpanKind(), " ", s.Status().Code, " ", s.Status().Description, " ", set.Encoded(attribute.DefaultEncoder()))
 }
 
 // What a span tells of an entry, of an arrival that is not let in, and of a
-// message that nobody can read; and what it does not.
-func TestSpans(t *testing.T) {
+// message that nobody can readSteps; and what it does not.
+func TestConsumerSpans(t *testing.T) {
 	t.Parallel()
 	const all = "messaging.destination.name=order.created,messaging.message.body.size=6,messaging.message.conversation_id=saga,messaging.message.id=id,"
 	began := time.Unix(1000, 0)
@@ -66,7 +64,7 @@ func TestSpans(t *testing.T) {
 	undo.Undo = true
 	unread := &consumer.Delivery{ID: "\xff\x00" + strings.Repeat("i", 300), Topic: "order.created", Metadata: message.Metadata{outbox.HeaderTraceParent: written}}
 	for name, tt := range map[string]struct {
-		opts consumerotel.Options
+		opts telemetry.Options
 		e    consumer.Event
 		want string
 	}{
@@ -78,13 +76,13 @@ func TestSpans(t *testing.T) {
 			want: "process pay consumer Unset  " + all + "messaging.operation.name=process,messaging.operation.type=process,messaging.system=sagamill,sagamill.attempt=3,sagamill.batch=0,sagamill.kind=action,sagamill.outcome=retry,sagamill.parked=true,sagamill.reason=unsettled,sagamill.step=pay,sagamill.type=OrderCreated"},
 		"waits": {e: consumer.Event{Delivery: undo, Outcome: consumer.OutcomeRetry, Reason: consumer.ReasonWaits},
 			want: "compensate pay consumer Unset  " + all + "messaging.operation.name=compensate,messaging.operation.type=process,messaging.system=sagamill,sagamill.batch=0,sagamill.kind=compensation,sagamill.outcome=retry,sagamill.reason=waits-for-action,sagamill.step=pay,sagamill.type=OrderCreated"},
-		"duplicate, with keys": {opts: consumerotel.Options{Keys: true, System: "rabbitmq", Attributes: []attribute.KeyValue{attribute.String("own", "1")}},
+		"duplicate, with keys": {opts: telemetry.Options{Keys: true, System: "rabbitmq", Attributes: []attribute.KeyValue{attribute.String("own", "1")}},
 			e:    consumer.Event{Delivery: delivery(written), Outcome: consumer.OutcomeDuplicate, Batch: 1},
 			want: "process pay consumer Unset  " + all + "messaging.operation.name=process,messaging.operation.type=process,messaging.system=rabbitmq,own=1,sagamill.batch=1,sagamill.key=k,sagamill.kind=action,sagamill.outcome=duplicate,sagamill.scope=acme,sagamill.step=pay,sagamill.type=OrderCreated"},
-		"unread": {opts: consumerotel.Options{Keys: true}, e: consumer.Event{Delivery: unread, Outcome: consumer.OutcomeDead, Reason: consumer.ReasonKeyMissing, Err: errors.New("secret"), Batch: 1},
+		"unread": {opts: telemetry.Options{Keys: true}, e: consumer.Event{Delivery: unread, Outcome: consumer.OutcomeDead, Reason: consumer.ReasonKeyMissing, Err: errors.New("secret"), Batch: 1},
 			want: "process order.created consumer Error key-missing error.type=key-missing,messaging.destination.name=order.created,messaging.message.body.size=0,messaging.message.id=\ufffd\ufffd" + strings.Repeat("i", 250) + ",messaging.operation.name=process,messaging.operation.type=process,messaging.system=sagamill,sagamill.batch=1,sagamill.outcome=dead,sagamill.reason=key-missing"},
 	} {
-		o, recorder, _ := newObserver(t, tt.opts)
+		o, recorder, _ := newConsumerObserver(t, tt.opts)
 		tt.e.Began, tt.e.Ended = began, began.Add(time.Second)
 		if tt.e.Entered {
 			tt.e.Entry = o.Enter(t.Context(), tt.e.Delivery)
@@ -95,7 +93,7 @@ func TestSpans(t *testing.T) {
 			t.Errorf("%s: %d spans, want 1", name, len(ended))
 			continue
 		}
-		if diff := godiff.Diff(tt.want, draw(ended[0])); diff != "" {
+		if diff := godiff.Diff(tt.want, drawSpan(ended[0])); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 		from := ended[0].Parent()
@@ -109,7 +107,7 @@ func TestSpans(t *testing.T) {
 }
 
 // Where a trace comes from, and where none is made.
-func TestParents(t *testing.T) {
+func TestConsumerSpanParents(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		traceparent string
@@ -133,7 +131,7 @@ func TestParents(t *testing.T) {
 		"again, of no trace":             {"", false, false, consumer.OutcomeDuplicate, "0"},
 		"again, under a span":            {written, true, false, consumer.OutcomeDuplicate, "1 false 1"},
 	} {
-		o, recorder, _ := newObserver(t, consumerotel.Options{})
+		o, recorder, _ := newConsumerObserver(t, telemetry.Options{})
 		ctx := t.Context()
 		if tt.ambient {
 			ctx = trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{9}, SpanID: trace.SpanID{9}, TraceFlags: trace.FlagsSampled}))
@@ -161,7 +159,7 @@ func TestParents(t *testing.T) {
 // Errors are told by their class.
 func TestErrorClasses(t *testing.T) {
 	t.Parallel()
-	o, _, reader := newObserver(t, consumerotel.Options{Attributes: []attribute.KeyValue{attribute.String("service", "s")}})
+	o, _, reader := newConsumerObserver(t, telemetry.Options{Attributes: []attribute.KeyValue{attribute.String("service", "s")}})
 	for _, err := range []error{
 		nil, errors.New("secret"), &consumer.PanicError{Value: "secret"}, consumer.Terminal(errors.New("secret")),
 		fmt.Errorf("x: %w", context.DeadlineExceeded), context.Canceled, &pgconn.PgError{Code: "40001", Message: "secret"}, &pgconn.PgError{Code: "a longer one"},
@@ -196,13 +194,13 @@ func TestErrorClasses(t *testing.T) {
 		"consumer.transaction_seconds[s]{service=s} 1",
 	}
 	slices.Sort(want)
-	if diff := godiff.Diff(want, read(t, reader)); diff != "" {
+	if diff := godiff.Diff(want, readSteps(t, reader)); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 }
 
-// The parked messages are read at a collection; without a database all else is.
-func TestRegister(t *testing.T) {
+// The parked messages are readSteps at a collection; without a database all else is.
+func TestConsumerMetrics(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
 	handler := func(_ context.Context, _ pgx.Tx, in consumer.Message[order], _ consumer.Emit) error {
@@ -219,12 +217,12 @@ func TestRegister(t *testing.T) {
 	must(t, err)
 
 	reader := sdkmetric.NewManualReader()
-	registration, err := consumerotel.Register(c, &consumerotel.RegisterOptions{
+	registration, err := telemetry.RegisterConsumer(c, &telemetry.Options{
 		MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), Attributes: []attribute.KeyValue{attribute.String("service", "s")},
 	})
 	must(t, err)
 	var got []string
-	for _, line := range read(t, reader) {
+	for _, line := range readSteps(t, reader) {
 		if name, value, _ := strings.Cut(line, "} "); strings.HasPrefix(name, "parked.oldest") {
 			if value < "100" || value > "130" {
 				t.Errorf("%s, want a little over 100", line)
@@ -248,11 +246,11 @@ func TestRegister(t *testing.T) {
 		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 	pool.Close()
-	if diff := godiff.Diff(want[:3], read(t, reader)); diff != "" {
+	if diff := godiff.Diff(want[:3], readSteps(t, reader)); diff != "" {
 		t.Errorf("metrics without a database (-want +got):\n%s", diff)
 	}
 	must(t, registration.Unregister())
-	if rest := read(t, reader); len(rest) > 0 {
+	if rest := readSteps(t, reader); len(rest) > 0 {
 		t.Errorf("after Unregister: %q", rest)
 	}
 }
@@ -262,39 +260,23 @@ type telling struct{ message.Subscriber }
 
 func (telling) Subscription(string) (served bool, cancelled uint64) { return true, 3 }
 
-// refusing is a meter provider whose meters make no instrument.
-type refusing struct{ noop.MeterProvider }
-
-func (refusing) Meter(string, ...metric.MeterOption) metric.Meter { return refusingMeter{} }
-
-type refusingMeter struct{ noop.Meter }
-
-var errRefused = errors.New("refused")
-
-func (refusingMeter) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return nil, errRefused
-}
-
-func (refusingMeter) Float64ObservableGauge(string, ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
-	return nil, errRefused
-}
-
-func TestErrors(t *testing.T) {
+func TestRegisterConsumerIsChecked(t *testing.T) {
 	t.Parallel()
-	if _, err := consumerotel.New(&consumerotel.Options{MeterProvider: refusing{}}); !errors.Is(err, errRefused) {
+	refused := errors.New("refused")
+	if _, err := telemetry.NewConsumerObserver(&telemetry.Options{MeterProvider: refusing{"sagamill.consumer.messages", refused}.provider()}); !errors.Is(err, refused) {
 		t.Errorf("New: %v, want the provider's error", err)
 	}
-	if _, err := consumerotel.New(nil); err != nil {
+	if _, err := telemetry.NewConsumerObserver(nil); err != nil {
 		t.Errorf("New(nil): %v", err)
 	}
-	if _, err := consumerotel.Register(nil, nil); err == nil {
+	if _, err := telemetry.RegisterConsumer(nil, nil); err == nil {
 		t.Error("registered no consumer")
 	}
 	c := &consumer.Consumer{}
-	if _, err := consumerotel.Register(c, &consumerotel.RegisterOptions{Timeout: -1}); err == nil || !strings.Contains(err.Error(), "Timeout") {
+	if _, err := telemetry.RegisterConsumer(c, &telemetry.Options{Timeout: -1}); err == nil || !strings.Contains(err.Error(), "Timeout") {
 		t.Errorf("Timeout -1: %v, want an error that names it", err)
 	}
-	if _, err := consumerotel.Register(c, &consumerotel.RegisterOptions{MeterProvider: refusing{}}); !errors.Is(err, errRefused) {
+	if _, err := telemetry.RegisterConsumer(c, &telemetry.Options{MeterProvider: refusing{"sagamill.parked.oldest_seconds", refused}.provider()}); !errors.Is(err, refused) {
 		t.Errorf("Register: %v, want the provider's error", err)
 	}
 }

@@ -1,4 +1,4 @@
-package sagaotel_test
+package telemetry_test
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,20 +17,15 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
-	"github.com/sagamill/sagamill/saga/sagaotel"
+	"github.com/sagamill/sagamill/telemetry"
 )
-
-// deadline is when a test gives up.
-const deadline = 30 * time.Second
 
 type empty struct{}
 
@@ -106,59 +100,20 @@ func (d *desk) exec(sql string) {
 	}
 }
 
-// register returns what reads o's metrics, and their registration.
-func register(t *testing.T, o *saga.Orchestrator, opts sagaotel.Options) (*sdkmetric.ManualReader, metric.Registration) {
+// registerOrchestrator returns what reads o's metrics, and their registration.
+func registerOrchestrator(t *testing.T, o *saga.Orchestrator, opts telemetry.Options) (*sdkmetric.ManualReader, metric.Registration) {
 	t.Helper()
 	reader := sdkmetric.NewManualReader()
 	opts.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-	registration, err := sagaotel.Register(o, &opts)
+	registration, err := telemetry.RegisterOrchestrator(o, &opts)
 	if err != nil {
 		t.Fatalf("Register: %v", err)
 	}
 	return reader, registration
 }
 
-// collect returns the value of each series by its name, unit and labels.
-func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]float64 {
-	t.Helper()
-	var all metricdata.ResourceMetrics
-	if err := reader.Collect(t.Context(), &all); err != nil {
-		t.Errorf("Collect = %v, so that a reader would drop it all", err)
-	}
-	series := map[string]float64{}
-	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			if m.Description == "" {
-				t.Errorf("%s has no description", m.Name)
-			}
-			add := func(kind string, labels attribute.Set, value float64) {
-				name := strings.TrimPrefix(m.Name, "sagamill.saga.")
-				series[strings.TrimSpace(fmt.Sprintf("%s %s[%s] %s", kind, name, m.Unit, labels.Encoded(attribute.DefaultEncoder())))] = value
-			}
-			switch data := m.Data.(type) {
-			case metricdata.Gauge[int64]:
-				for _, p := range data.DataPoints {
-					add("gauge", p.Attributes, float64(p.Value))
-				}
-			case metricdata.Gauge[float64]:
-				for _, p := range data.DataPoints {
-					add("gauge", p.Attributes, p.Value)
-				}
-			case metricdata.Sum[int64]:
-				if !data.IsMonotonic {
-					t.Errorf("%s is no counter", m.Name)
-				}
-				for _, p := range data.DataPoints {
-					add("counter", p.Attributes, float64(p.Value))
-				}
-			}
-		}
-	}
-	return series
-}
-
 // Everything that operators were promised comes from an orchestrator, by its name.
-func TestMetrics(t *testing.T) {
+func TestOrchestratorMetrics(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
 	d.begin("completed", reply{false, saga.OutcomeDone}, reply{false, saga.OutcomeDone}) // the second comes late
@@ -171,8 +126,8 @@ func TestMetrics(t *testing.T) {
 	d.exec("UPDATE {schema}.saga SET status = key WHERE key IN ('paused', 'compensating')")
 	d.exec("UPDATE {schema}.saga SET due_at = clock_timestamp() - interval '1 h' WHERE key = 'due'")
 	d.exec("UPDATE {schema}.saga SET updated_at = clock_timestamp() - interval '2 h' WHERE key = 'stuck'")
-	reader, _ := register(t, d.orchestrator, sagaotel.Options{})
-	series := collect(t, reader)
+	reader, _ := registerOrchestrator(t, d.orchestrator, telemetry.Options{})
+	series := collectSeries(t, reader)
 	for name, least := range map[string]float64{"gauge oldest_stuck_seconds[s]": 7200, "gauge overdue_seconds[s]": 3600} {
 		if got := series[name]; got < least || got > least+3600 {
 			t.Errorf("%s is %g, want some more than %g", name, got, least)
@@ -191,11 +146,11 @@ func TestMetrics(t *testing.T) {
 }
 
 // Orchestrators of a process are told apart, and one with nothing to tell of says so.
-func TestAttributes(t *testing.T) {
+func TestOrchestratorAttributes(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
-	reader, _ := register(t, d.orchestrator, sagaotel.Options{Attributes: []attribute.KeyValue{attribute.String("service", "trip")}})
-	series := collect(t, reader)
+	reader, _ := registerOrchestrator(t, d.orchestrator, telemetry.Options{Attributes: []attribute.KeyValue{attribute.String("service", "trip")}})
+	series := collectSeries(t, reader)
 	for name, value := range series {
 		if !strings.Contains(name, "service=trip") || value != 0 {
 			t.Errorf("%s is %g; want 0, told apart from another orchestrator's", name, value)
@@ -209,7 +164,7 @@ func TestAttributes(t *testing.T) {
 // A database that hangs, or cannot be reached, does not hang the collection, which
 // has the rest. The error handler is told. (It is the process's only one: no other
 // test makes a database fail.)
-func TestADatabaseThatIsAway(t *testing.T) {
+func TestAnOrchestratorWithoutItsDatabase(t *testing.T) {
 	d := newDesk(t)
 	told := make(chan error, 10)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
@@ -223,10 +178,10 @@ func TestADatabaseThatIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	reader, _ := register(t, newOrchestrator(t, pool, d.schema), sagaotel.Options{Timeout: 100 * time.Millisecond})
+	reader, _ := registerOrchestrator(t, newOrchestrator(t, pool, d.schema), telemetry.Options{Timeout: 100 * time.Millisecond})
 	const database = "gauge overdue_seconds[s]"
 	for end := time.Now().Add(deadline); ; { // connecting may take longer than that
-		if _, found := collect(t, reader)[database]; found {
+		if _, found := collectSeries(t, reader)[database]; found {
 			break
 		}
 		if time.Now().After(end) {
@@ -246,7 +201,7 @@ func TestADatabaseThatIsAway(t *testing.T) {
 	}
 	check := func(away string, want error) {
 		t.Helper()
-		series := collect(t, reader)
+		series := collectSeries(t, reader)
 		_, there := series[database]
 		if _, process := series["counter late_replies[{reply}]"]; !process || there {
 			t.Errorf("%s: the process's part %t, the database's %t; want it without the latter", away, process, there)
@@ -265,31 +220,31 @@ func TestADatabaseThatIsAway(t *testing.T) {
 	check("no connection", nil)
 }
 
-func TestUnregister(t *testing.T) {
+func TestUnregisterOrchestrator(t *testing.T) {
 	t.Parallel()
-	reader, registration := register(t, newDesk(t).orchestrator, sagaotel.Options{})
-	if series := collect(t, reader); len(series) == 0 {
+	reader, registration := registerOrchestrator(t, newDesk(t).orchestrator, telemetry.Options{})
+	if series := collectSeries(t, reader); len(series) == 0 {
 		t.Error("nothing was collected")
 	}
 	if err := registration.Unregister(); err != nil {
 		t.Errorf("Unregister: %v", err)
 	}
-	if series := collect(t, reader); len(series) != 0 {
+	if series := collectSeries(t, reader); len(series) != 0 {
 		t.Errorf("collected after Unregister: %v", series)
 	}
 }
 
-// What is wrong is found out at the start.
-func TestRegisterIsChecked(t *testing.T) {
+// RegisterOrchestrator returns an error for each bad argument.
+func TestRegisterOrchestratorIsChecked(t *testing.T) {
 	t.Parallel()
 	o := newDesk(t).orchestrator
-	if _, err := sagaotel.Register(nil, nil); err == nil {
+	if _, err := telemetry.RegisterOrchestrator(nil, nil); err == nil {
 		t.Error("Register without an orchestrator succeeded")
 	}
-	if _, err := sagaotel.Register(o, &sagaotel.Options{Timeout: -1}); err == nil || !strings.Contains(err.Error(), "Timeout") {
+	if _, err := telemetry.RegisterOrchestrator(o, &telemetry.Options{Timeout: -1}); err == nil || !strings.Contains(err.Error(), "Timeout") {
 		t.Errorf("Register with a bad Timeout = %v", err)
 	}
-	registration, err := sagaotel.Register(o, nil)
+	registration, err := telemetry.RegisterOrchestrator(o, nil)
 	if err != nil {
 		t.Fatalf("Register with the global provider: %v", err)
 	}
@@ -297,46 +252,9 @@ func TestRegisterIsChecked(t *testing.T) {
 		t.Errorf("Unregister: %v", err)
 	}
 	refused := errors.New("refused")
-	for _, name := range []string{"instances_live", "overdue_seconds", "instances", "callback"} {
-		if _, err := sagaotel.Register(o, &sagaotel.Options{MeterProvider: provider{refuse: name, err: refused}}); !errors.Is(err, refused) {
+	for _, name := range []string{"sagamill.saga.instances_live", "sagamill.saga.overdue_seconds", "sagamill.saga.instances", "callback"} {
+		if _, err := telemetry.RegisterOrchestrator(o, &telemetry.Options{MeterProvider: refusing{name, refused}.provider()}); !errors.Is(err, refused) {
 			t.Errorf("Register without %s: %v, want the provider's error", name, err)
 		}
 	}
-}
-
-// A provider refuses one instrument, or the callback.
-type provider struct {
-	noop.MeterProvider
-	refuse string
-	err    error
-}
-
-func (p provider) Meter(string, ...metric.MeterOption) metric.Meter { return meter{p: p} }
-
-type meter struct {
-	noop.Meter
-	p provider
-}
-
-func (m meter) judge(name string) error {
-	if slices.Contains([]string{m.p.refuse, "sagamill.saga." + m.p.refuse}, name) {
-		return m.p.err
-	}
-	return nil
-}
-
-func (m meter) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
-	return noop.Int64ObservableGauge{}, m.judge(name)
-}
-
-func (m meter) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
-	return noop.Float64ObservableGauge{}, m.judge(name)
-}
-
-func (m meter) Int64ObservableCounter(name string, _ ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
-	return noop.Int64ObservableCounter{}, m.judge(name)
-}
-
-func (m meter) RegisterCallback(metric.Callback, ...metric.Observable) (metric.Registration, error) {
-	return noop.Registration{}, m.judge("callback")
 }
