@@ -157,7 +157,7 @@ api: ## list the public API anew, in api/next.txt
 
 # Run it with each migration, and with each change of a statement.
 statements: ## record the SQL statements of all packages, which later migrations are tested with
-	RECORD_STATEMENTS=1 $(GO) test -count=1 -run='^TestStatementsAreRecorded$$' ./idemkey/idempg ./outbox ./consumer ./saga
+	RECORD_STATEMENTS=1 $(GO) test -count=1 -run='^TestStatementsAreRecorded$$' ./idemkey/idempg ./outbox ./consumer ./saga ./operator
 
 # It needs a database that is on the network, and must not pass as if it had looked.
 vuln: ## known vulnerabilities in what is compiled; says so where the database of them cannot be reached

@@ -174,7 +174,7 @@ func TestADeadLetterThatIsMarkedWaits(t *testing.T) {
 			c := f.consumer(t, Options{}, step)
 			handle(t, c, act("k"))
 			f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - interval '1 day', first_at = first_at - interval '1 day'")
-			f.redrive(t, &Edit{By: "tester", Set: map[string]string{outbox.HeaderReplayed: "yes"}})
+			f.redrive(t, &DeskEdit{Set: map[string]string{outbox.HeaderReplayed: "yes"}})
 			for range 2 {
 				f.retryNow(t)
 				runParkedOnce(t, c)
@@ -182,7 +182,7 @@ func TestADeadLetterThatIsMarkedWaits(t *testing.T) {
 					t.Errorf("%q, want %q", got, want)
 				}
 			}
-			if _, err := f.letters(t).Bury(t.Context(), f.letterID(t)); err != nil {
+			if _, err := f.desk(t).Bury(t.Context(), f.letterID(t)); err != nil {
 				t.Fatal(err)
 			}
 			f.redrive(t, nil)
@@ -214,7 +214,7 @@ func (f *fixture) loseTake(t *testing.T, c *Consumer) {
 // one, has called for nothing, and shortens no wait.
 func TestALostTakeIsNoAttempt(t *testing.T) {
 	t.Parallel()
-	marked := &Edit{By: "tester", Set: map[string]string{outbox.HeaderReplayed: "yes"}}
+	marked := &DeskEdit{Set: map[string]string{outbox.HeaderReplayed: "yes"}}
 	for name, tt := range map[string]struct {
 		refuse  string
 		arrange func(t *testing.T, f *fixture, c *Consumer)
@@ -234,7 +234,7 @@ func TestALostTakeIsNoAttempt(t *testing.T) {
 			handle(t, c, act("k"))
 			f.exec(t, "UPDATE {schema}.parked SET in_doubt = true, reason = 'calling', last_at = now(), due_at = now()")
 			runParkedOnce(t, c)
-			if n, err := f.letters(t).Bury(t.Context(), f.letterID(t)); err != nil || n != 1 {
+			if n, err := f.desk(t).Bury(t.Context(), f.letterID(t)); err != nil || n != 1 {
 				t.Fatal(n, err)
 			}
 			f.redrive(t, nil)
@@ -402,15 +402,6 @@ func (f *fixture) retryNow(t *testing.T) {
 	f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp()")
 }
 
-func (f *fixture) letters(t *testing.T) *DeadLetters {
-	t.Helper()
-	letters, err := NewDeadLetters(f.pool, &DeadLettersOptions{Schema: f.schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return letters
-}
-
 // letterID is that of the only parked message.
 func (f *fixture) letterID(t *testing.T) (id int64) {
 	t.Helper()
@@ -421,19 +412,15 @@ func (f *fixture) letterID(t *testing.T) (id int64) {
 }
 
 // redrive sends the only dead letter round again, after an edit if there is one.
-func (f *fixture) redrive(t *testing.T, edit *Edit) {
+func (f *fixture) redrive(t *testing.T, edit *DeskEdit) {
 	t.Helper()
-	letters := f.letters(t)
-	all, err := letters.List(t.Context(), DeadFilter{}, 0, 10)
-	if err != nil || len(all) != 1 {
-		t.Fatalf("letters %+v, %v", all, err)
-	}
+	id := f.letterID(t)
 	if edit != nil {
-		if _, _, err := letters.Edit(t.Context(), all[0].ID, *edit); err != nil {
+		if err := f.desk(t).Edit(t.Context(), id, *edit); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if done, err := letters.Redrive(t.Context(), all[0].ID); err != nil || done.Sent() != 1 {
+	if done, err := f.desk(t).Redrive(t.Context(), id); err != nil || done["run"]+done["waits"]+done["nothing-to-undo"] != 1 {
 		t.Fatalf("redrive %v, %v", done, err)
 	}
 }
@@ -491,7 +478,7 @@ func TestAReplayedMessageStaysOneWhereverItIsKept(t *testing.T) {
 			msg := replayed(undo("k"))
 			msg.Metadata.Set(outbox.PropertyContentType, "text/plain")
 			handle(t, f.consumer(t, Options{}, step), msg)
-			f.redrive(t, &Edit{By: "tester", Remove: []string{outbox.PropertyContentType}})
+			f.redrive(t, &DeskEdit{Remove: []string{outbox.PropertyContentType}})
 			f.pass(t)
 		},
 	} {

@@ -209,19 +209,12 @@ func isParkedBehind(t *testing.T, y *yard) {
 // and sent round again.
 func isMended(t *testing.T, y *yard) {
 	y.consume(t, false, "odd k")
-	letters, err := NewDeadLetters(y.pool, &DeadLettersOptions{Schema: y.schema})
-	if err != nil {
+	id := y.letterID(t)
+	mended := DeskEdit{Set: map[string]string{outbox.HeaderKey: act("k").Metadata.Get(outbox.HeaderKey)}}
+	if err := y.desk(t).Edit(t.Context(), id, mended); err != nil {
 		t.Fatal(err)
 	}
-	all, err := letters.List(t.Context(), DeadFilter{}, 0, 10)
-	if err != nil || len(all) != 1 {
-		t.Fatalf("letters %v, %v", all, err)
-	}
-	mended := Edit{By: "tester", Set: map[string]string{outbox.HeaderKey: act("k").Metadata.Get(outbox.HeaderKey)}}
-	if _, _, err := letters.Edit(t.Context(), all[0].ID, mended); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := letters.Redrive(t.Context(), all[0].ID); err != nil {
+	if _, err := y.desk(t).Redrive(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -5,10 +5,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // calls are those of an Effect, in their order. The last one of them serves for
@@ -124,7 +120,7 @@ func TestACallInHandIsLeftAlone(t *testing.T) {
 	s := &calls{}
 	c := f.consumer(t, Options{}, s.step(f.fixture))
 	s.all = []func() error{func() error {
-		if n, err := f.letters.RetryNow(t.Context(), DeadFilter{}); n != 0 || err != nil {
+		if n, err := f.letters.RetryNow(t.Context()); n != 0 || err != nil {
 			t.Errorf("RetryNow = %d, %v; want 0", n, err)
 		}
 		if n, err := f.letters.Bury(t.Context(), 1); n != 0 || err != nil {
@@ -138,45 +134,5 @@ func TestACallInHandIsLeftAlone(t *testing.T) {
 	handle(t, c, act("k"))
 	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t), "done 1 0 |  | receipt k 1"; got != want || s.made != 1 {
 		t.Errorf("%q after %d calls, want %q after 1", got, s.made, want)
-	}
-}
-
-// The database's default for transactions is a stricter one. A redrive that waits
-// for a step sees what whoever held it has left behind.
-func TestARedriveDoesNotDependOnTheDefaultIsolation(t *testing.T) {
-	t.Parallel()
-	f := newLetterFixture(t)
-	f.manyDead(t, 1)
-	config := pgtest.DirectConfig(t)
-	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
-	strict, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(strict.Close)
-	f.letters.db = strict
-	holder, err := f.pool.Begin(t.Context())
-	if err == nil {
-		_, err = holder.Exec(t.Context(), "UPDATE "+f.schema+".inbox SET updated_at = clock_timestamp()")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	released := make(chan error, 1)
-	go func() {
-		for waiting := 0; waiting == 0; {
-			const query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0"
-			if err := f.pool.QueryRow(t.Context(), query, f.schema).Scan(&waiting); err != nil {
-				released <- err
-				return
-			}
-		}
-		released <- holder.Commit(t.Context())
-	}()
-	if got := f.redriveID(t, 1); got[ProspectRun] != 1 {
-		t.Errorf("redriven: %v, want one that runs", got)
-	}
-	if err := <-released; err != nil {
-		t.Error(err)
 	}
 }

@@ -248,32 +248,9 @@ var callerRows = map[string]func(t *testing.T, f *fixture, c *charge){
 		consumer.sub = explosiveSubscriber{f.sub, explosive{c, "Subscription"}}
 		consumer.Counters()
 	},
-	"Plan": func(t *testing.T, f *fixture, c *charge) {
-		_, _ = f.deadLetters(t).Plan(t.Context(), DeadFilter{}, nil, func(Planned) error { c.blow(); return nil })
-	},
-	"Keep": func(t *testing.T, f *fixture, c *charge) {
-		_, _ = f.deadLetters(t).DiscardAll(t.Context(), DeadFilter{}, func(DeadLetter) error { c.blow(); return nil })
-	},
-	"RedriveOptions.Progress": func(t *testing.T, f *fixture, c *charge) {
-		_, _ = f.deadLetters(t).RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Progress: func(Prospects) { c.blow() }})
-	},
-}
-
-func (f *fixture) deadLetters(t *testing.T) *DeadLetters {
-	t.Helper()
-	d, err := NewDeadLetters(f.pool, &DeadLettersOptions{Schema: f.schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
 }
 
 func TestAPanicReachesWhoCalls(t *testing.T) {
-	rows := map[string]bool{}
-	for name := range callerRows {
-		rows[name] = true
-	}
-	guardtest.Covered(t, rows, RedriveOptions{}, PlanOptions{}, DeadLettersOptions{})
 	for name, call := range callerRows {
 		for way := range guardtest.Ways {
 			t.Run(name+"/"+way, func(t *testing.T) {
@@ -287,7 +264,7 @@ func TestAPanicReachesWhoCalls(t *testing.T) {
 					t.Errorf("the call ended with %v, want %v", got, want)
 				}
 				guardtest.Idle(t, f.pool)
-				if _, err := f.deadLetters(t).RedriveAll(t.Context(), DeadFilter{}, nil); err != nil {
+				if _, err := f.desk(t).Redrive(t.Context()); err != nil {
 					t.Errorf("afterwards: %v", err)
 				}
 			})

@@ -1,12 +1,9 @@
 package consumer
 
-import "github.com/sagamill/sagamill/internal/sqlschema"
-
-// sqlReadHorizon reads how far the inbox has been swept, null for never. It must
-// be a statement of its own behind the claim, in READ COMMITTED: whoever finds a
-// row absent because a sweeper has removed it then sees the horizon that the
-// sweeper raised before.
-const sqlReadHorizon = `SELECT nullif(swept_before, '-infinity') FROM {schema}.inbox_horizon`
+import (
+	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
 
 // sqlPlanSweep reads before when a row must have been moved last ($1 in
 // microseconds ago) to be removed, where the inbox ends, and its horizon.
@@ -69,7 +66,7 @@ type retentionQueries struct {
 func newRetentionQueries(schema string) retentionQueries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return retentionQueries{
-		readHorizon: bind(sqlReadHorizon), hasTooOld: bind(sqlHasTooOld),
+		readHorizon: bind(inbox.SQLReadHorizon), hasTooOld: bind(sqlHasTooOld),
 		planSweep: bind(sqlPlanSweep), findOld: bind(sqlFindOld), raiseHorizon: bind(sqlRaiseHorizon), removeOld: bind(sqlRemoveOld),
 	}
 }

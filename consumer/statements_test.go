@@ -11,5 +11,5 @@ import (
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
 	const schema = "{schema}"
-	pgtest.Record(t, "consumer", newQueries(schema), newEffectQueries(schema), newRetentionQueries(schema), newLocateQueries(schema), newLetterQueries(schema))
+	pgtest.Record(t, "consumer", newQueries(schema), newEffectQueries(schema), newRetentionQueries(schema))
 }

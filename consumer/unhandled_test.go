@@ -349,13 +349,10 @@ func TestARedrivenDeadLetterIsAnsweredAgain(t *testing.T) {
 	end := Terminal(errors.New("no"))
 	c := f.consumer(t, Options{}, answering(f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return end }, nil)))
 	handle(t, c, act("k"))
-	letters, err := NewDeadLetters(f.pool, &DeadLettersOptions{Schema: f.schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	letters := f.desk(t)
 	redrive := func() {
 		t.Helper()
-		if _, err := letters.RedriveAll(t.Context(), DeadFilter{}, nil); err != nil {
+		if _, err := letters.Redrive(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		runParkedOnce(t, c)

@@ -143,8 +143,8 @@ func TestAMigrationThatBreaksOlderBinariesIsFound(t *testing.T) {
 func broken(t *testing.T, conn *pgx.Conn, dir, old, newer string) (wrong []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.sql"))
-	if err != nil || len(files) != 4 {
-		t.Fatalf("%s has the statements of %d packages, want 4 (%v)", dir, len(files), err)
+	if err != nil || len(files) < 4 {
+		t.Fatalf("%s has the statements of %d packages, want at least 4 (%v)", dir, len(files), err)
 	}
 	for _, file := range files {
 		statements, err := pgtest.Recorded(file)

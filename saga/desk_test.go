@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -224,9 +225,9 @@ func forward(name string, attempts int) saga.Step[trip] {
 // redriveAll sends the schema's dead letters round again.
 func (d *desk) redriveAll() {
 	d.t.Helper()
-	letters, err := consumer.NewDeadLetters(d.db, &consumer.DeadLettersOptions{Schema: d.schema})
+	letters, err := operator.NewDeadLetters(d.db, operator.Inbox, &operator.Options{Schema: d.schema})
 	if err == nil {
-		_, err = letters.RedriveAll(d.t.Context(), consumer.DeadFilter{}, nil)
+		_, err = letters.Redrive(d.t.Context(), operator.Filter{}, nil)
 	}
 	if err != nil {
 		d.t.Fatal(err)

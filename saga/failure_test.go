@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -86,11 +87,11 @@ func TestADeadLetterOfAParticipantFailsItsStep(t *testing.T) {
 				return
 			}
 			mended.Store(true)
-			letters, err := consumer.NewDeadLetters(p.db, &consumer.DeadLettersOptions{Schema: p.schema})
+			letters, err := operator.NewDeadLetters(p.db, operator.Inbox, &operator.Options{Schema: p.schema})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := letters.RedriveAll(t.Context(), consumer.DeadFilter{Step: "hotel"}, nil); err != nil {
+			if _, err := letters.Redrive(t.Context(), operator.Filter{Step: "hotel"}, nil); err != nil {
 				t.Fatal(err)
 			}
 			p.until("k", saga.StatusCompensated)
@@ -228,7 +229,7 @@ func TestBadRepliesAreDeadLettersAndLeaveTheInstanceUnharmed(t *testing.T) {
 		m.Topic, m.Type, m.Step = saga.Topic("trip"), saga.TypeReply, "test"
 		p.publish(m)
 	}
-	letters, err := consumer.NewDeadLetters(p.db, &consumer.DeadLettersOptions{Schema: p.schema})
+	letters, err := operator.NewDeadLetters(p.db, operator.Inbox, &operator.Options{Schema: p.schema})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,12 +285,12 @@ func (p *place) drain(sub interface {
 }
 
 // letter waits for the nth dead letter.
-func (p *place) letter(letters *consumer.DeadLetters, n int) consumer.DeadLetter {
+func (p *place) letter(letters *operator.DeadLetters, n int) operator.DeadLetter {
 	p.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for timeout := time.After(30 * time.Second); ; {
-		all, err := letters.List(p.t.Context(), consumer.DeadFilter{}, 0, 100)
+		all, err := letters.List(p.t.Context(), operator.Filter{}, 0, 100)
 		if err != nil {
 			p.t.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 	"github.com/sagamill/sagamill/internal/testing/guardtest"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -166,12 +167,12 @@ func TestAPanicInASagaCostsOneAttempt(t *testing.T) {
 // redriveOne redrives the dead letter that there will be.
 func (p *place) redriveOne() {
 	p.t.Helper()
-	letters, err := consumer.NewDeadLetters(p.db, &consumer.DeadLettersOptions{Schema: p.schema})
+	letters, err := operator.NewDeadLetters(p.db, operator.Inbox, &operator.Options{Schema: p.schema})
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	faulttest.Await(p.t, "a dead letter is redriven", func() bool {
-		prospects, err := letters.RedriveAll(p.t.Context(), consumer.DeadFilter{}, nil)
+		prospects, err := letters.Redrive(p.t.Context(), operator.Filter{}, nil)
 		if err != nil {
 			p.t.Fatal(err)
 		}

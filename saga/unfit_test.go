@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -36,7 +37,7 @@ func TestAnInstanceThatDoesNotFitIsUnharmed(t *testing.T) {
 			p.exec("CREATE TABLE {schema}.kept AS SELECT * FROM {schema}.saga")
 			p.exec("UPDATE {schema}.saga SET " + tt.spoil)
 			p.publish(outbox.Message{Topic: saga.Topic("trip"), Type: saga.TypeReply, Key: "k", Step: "flight", N: "1.1.d", Payload: []byte(`{"outcome":"done","result":{"number":"LH1"}}`)})
-			letters, err := consumer.NewDeadLetters(p.db, &consumer.DeadLettersOptions{Schema: p.schema})
+			letters, err := operator.NewDeadLetters(p.db, operator.Inbox, &operator.Options{Schema: p.schema})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -50,7 +51,7 @@ func TestAnInstanceThatDoesNotFitIsUnharmed(t *testing.T) {
 			}
 			p.untilSQL("k", "revision = 0 AND due_at IS NULL")
 			p.exec("UPDATE {schema}.saga AS s SET state = kept.state, progress = kept.progress FROM {schema}.kept")
-			if _, err := letters.RedriveAll(t.Context(), consumer.DeadFilter{}, nil); err != nil {
+			if _, err := letters.Redrive(t.Context(), operator.Filter{}, nil); err != nil {
 				t.Fatal(err)
 			}
 			p.untilSQL("k", `state = '{"item":"x","numbers":["LH1"]}' AND status = 'running'`)
@@ -95,7 +96,7 @@ func TestAStateThatPanicsMakesADeadLetterAtOnce(t *testing.T) {
 	p.orchestrate(nil, d)
 	p.participate(p.booking("flight"))
 	start(p, d, "k", brittle{Item: "x"})
-	letters, err := consumer.NewDeadLetters(p.db, &consumer.DeadLettersOptions{Schema: p.schema})
+	letters, err := operator.NewDeadLetters(p.db, operator.Inbox, &operator.Options{Schema: p.schema})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 func deadCommands() []command {
@@ -27,7 +29,7 @@ func deadCommands() []command {
 
 // parkedFlags pick parked messages of steps.
 type parkedFlags struct {
-	filter consumer.DeadFilter
+	filter operator.Filter
 	names  []string // of these flags, but for the ids
 }
 
@@ -90,12 +92,12 @@ func (p *parkedFlags) picks(c *call, all bool) error {
 }
 
 // parked opens the parked messages of c's schema. The caller calls done.
-func (c *call) parked(ctx context.Context) (d *consumer.DeadLetters, done func(), err error) {
+func (c *call) parked(ctx context.Context, who outbox.Operator) (d *operator.DeadLetters, done func(), err error) {
 	db, err := c.open(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err = consumer.NewDeadLetters(db, &consumer.DeadLettersOptions{Schema: *c.schema})
+	d, err = operator.NewDeadLetters(db, operator.Inbox, &operator.Options{Schema: *c.schema, By: who.By, Why: who.Why})
 	if err != nil {
 		db.Close()
 		return nil, nil, err
@@ -108,20 +110,20 @@ func deadList(ctx context.Context, c *call) error {
 	asJSON := c.flags.Bool("json", false, "print JSON, a line each")
 	state := c.flags.String("state", "dead", "dead, or retrying: those that go round; default: dead")
 	after := c.flags.Int64("after", 0, "begin behind this id")
-	limit := c.flags.Int("limit", defaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", consumer.MaxList, defaultLimit))
+	limit := c.flags.Int("limit", defaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, defaultLimit))
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
-	if *limit < 1 || *limit > consumer.MaxList {
-		return fmt.Errorf("-limit must be between 1 and %d", consumer.MaxList)
+	if *limit < 1 || *limit > operator.MaxList {
+		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
 	}
-	if pick.filter.State = consumer.LetterState(*state); *state != "dead" && *state != "retrying" {
+	if pick.filter.State = operator.State(*state); *state != "dead" && *state != "retrying" {
 		return errors.New("-state must be dead or retrying")
 	}
 	if err := pick.check(c); err != nil {
 		return err
 	}
-	d, done, err := c.parked(ctx)
+	d, done, err := c.parked(ctx, outbox.Operator{})
 	if err != nil {
 		return err
 	}
@@ -145,7 +147,7 @@ func deadList(ctx context.Context, c *call) error {
 }
 
 // printParked prints a table, or a line of JSON each.
-func printParked(c *call, letters []consumer.DeadLetter, asJSON bool) error {
+func printParked(c *call, letters []operator.DeadLetter, asJSON bool) error {
 	if asJSON {
 		for _, l := range letters {
 			if err := printJSON(c.stdout, newParked(l)); err != nil {
@@ -164,16 +166,16 @@ func printParked(c *call, letters []consumer.DeadLetter, asJSON bool) error {
 	return printTable(c.stdout, []string{"ID", "KIND", "STEP", "SCOPE", "KEY", "TOPIC", "REASON", "ATTEMPTS", "FAILED", "AGAIN", "BYTES", "ERROR"}, rows)
 }
 
-func parkedStep(l consumer.DeadLetter) string {
+func parkedStep(l operator.DeadLetter) string {
 	if l.N == "" {
 		return l.Step
 	}
 	return l.Step + "#" + l.N
 }
 
-func dueAt(l consumer.DeadLetter) string {
+func dueAt(l operator.DeadLetter) string {
 	switch {
-	case l.State == consumer.LetterDead:
+	case l.State == operator.StateDead:
 		return "never"
 	case l.DueAt.IsZero():
 		return "waits"
@@ -192,7 +194,7 @@ func deadShow(ctx context.Context, c *call) error {
 	if len(ids) == 0 {
 		return errors.New("say which with -id")
 	}
-	d, done, err := c.parked(ctx)
+	d, done, err := c.parked(ctx, outbox.Operator{})
 	if err != nil {
 		return err
 	}
@@ -215,7 +217,7 @@ func deadShow(ctx context.Context, c *call) error {
 }
 
 // showParked prints all that is known of l, with the payload if it has one.
-func showParked(c *call, l consumer.DeadLetter, asJSON bool) error {
+func showParked(c *call, l operator.DeadLetter, asJSON bool) error {
 	if asJSON {
 		return printJSON(c.stdout, newParked(l))
 	}

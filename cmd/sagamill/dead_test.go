@@ -20,6 +20,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -345,7 +346,7 @@ func TestDeadEdit(t *testing.T) {
 	}
 	out, _ = f.run(t, 0, "dead", "edit", "-id", "3", "-payload", file, "-header", outbox.HeaderKey+"=k3:pay", "-json", "-show")
 	var got parkedLetter
-	if err := json.Unmarshal([]byte(out), &got); err != nil || got.Payload != `{"mended":true}` || !got.Edited || got.Headers[outbox.HeaderKey] != "k3:pay" || got.Headers[consumer.HeaderEdited] == "" {
+	if err := json.Unmarshal([]byte(out), &got); err != nil || got.Payload != `{"mended":true}` || !got.Edited || got.Headers[outbox.HeaderKey] != "k3:pay" || got.Headers[operator.HeaderEdited] == "" {
 		t.Errorf("edit -json: %v: %s", err, out)
 	}
 	if out, _ := f.run(t, 0, "dead", "plan", "-id", "1,3"); !strings.Contains(out, "undecodable") || !strings.Contains(out, "unread") {

@@ -16,15 +16,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )
 
 // An edit is the command line of dead edit.
 type edit struct {
-	consumer.Edit
-	operator         *outbox.Operator
+	operator.Edit
+	who              *outbox.Operator
 	ids              []int64
 	file             string
 	force, dry, show bool
@@ -36,21 +36,21 @@ func deadEdit(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	d, done, err := c.parked(ctx)
+	d, done, err := c.parked(ctx, *e.who)
 	if err != nil {
 		return err
 	}
 	defer done()
-	var was, is consumer.DeadLetter
+	var was, is operator.DeadLetter
 	if e.dry {
-		if was, err = d.Get(ctx, e.ids[0]); err == nil && was.State != consumer.LetterDead {
-			err = consumer.ErrNoDeadLetter
+		if was, err = d.Get(ctx, e.ids[0]); err == nil && was.State != operator.StateDead {
+			err = operator.ErrNoDeadLetter
 		}
 		if err == nil {
 			is, err = e.Apply(was, time.Now())
 		}
 	} else {
-		was, is, err = d.As(*e.operator).Edit(ctx, e.ids[0], e.Edit)
+		was, is, err = d.Edit(ctx, e.ids[0], e.Edit)
 	}
 	if err != nil {
 		return fmt.Errorf("%d: %w", e.ids[0], err)
@@ -99,7 +99,7 @@ func (c *call) parseEdit() (*edit, error) {
 		e.Remove = append(e.Remove, s)
 		return nil
 	})
-	e.operator = c.sayWho()
+	e.who = c.sayWho()
 	c.flags.BoolVar(&e.force, "force", false, "also a payload that is not JSON")
 	c.flags.BoolVar(&e.show, "show", false, "print the payloads too")
 	c.flags.BoolVar(&e.dry, "n", false, "say what would be changed, and change nothing")
@@ -108,7 +108,7 @@ func (c *call) parseEdit() (*edit, error) {
 	if err := c.parseDatabase(); err != nil {
 		return nil, err
 	}
-	e.By = e.operator.By
+	e.By = e.who.By
 	if len(e.ids) != 1 {
 		return nil, errors.New("say which one with -id")
 	}
@@ -153,7 +153,7 @@ func userName() string {
 
 // printDifference prints what differs between two states of a letter, as diff does.
 // Of the payloads it prints size and digest unless it is to show them.
-func printDifference(w io.Writer, was, is consumer.DeadLetter, show bool) error {
+func printDifference(w io.Writer, was, is operator.DeadLetter, show bool) error {
 	var lines []string
 	names := slices.Sorted(maps.Keys(was.Headers))
 	names = append(names, slices.Sorted(maps.Keys(is.Headers))...)

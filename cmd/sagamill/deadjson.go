@@ -4,7 +4,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
-	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // A parkedLetter is a parked message as JSON. What is not UTF-8 is base64, in a
@@ -39,7 +39,7 @@ type parkedLetter struct {
 	Why     string `json:"why,omitempty"`
 }
 
-func newParked(l consumer.DeadLetter) parkedLetter {
+func newParked(l operator.DeadLetter) parkedLetter {
 	j := parkedLetter{
 		ID: l.ID, State: string(l.State), Kind: l.Kind, Scope: l.Scope, Key: l.Key, Step: l.Step, N: l.N, Topic: l.Topic,
 		Headers: map[string]string{}, Reason: string(l.Reason), Error: l.Error, Stack: l.Stack, Attempts: l.Attempts,

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -18,13 +18,13 @@ import (
 type parkedChange struct {
 	*parkedFlags
 	*consent
-	operator    *outbox.Operator
+	who         *outbox.Operator
 	all, asJSON bool
 }
 
 // changeParked adds the flags of a change to c.
 func (c *call) changeParked() *parkedChange {
-	p := &parkedChange{parkedFlags: c.pickParked(), consent: c.sayWhether(), operator: c.sayWho()}
+	p := &parkedChange{parkedFlags: c.pickParked(), consent: c.sayWhether(), who: c.sayWho()}
 	c.flags.BoolVar(&p.all, "all", false, "all that the other flags pick; -older 0s picks every one")
 	c.flags.BoolVar(&p.asJSON, "json", false, "print JSON, a line each")
 	return p
@@ -50,7 +50,7 @@ func deadPlan(ctx context.Context, c *call) error {
 	if err := pick.check(c); err != nil {
 		return err
 	}
-	d, done, err := c.parked(ctx)
+	d, done, err := c.parked(ctx, outbox.Operator{})
 	if err != nil {
 		return err
 	}
@@ -59,20 +59,20 @@ func deadPlan(ctx context.Context, c *call) error {
 }
 
 // printPlan prints what a redrive would make of the first letters, and of how many.
-func printPlan(ctx context.Context, c *call, d *consumer.DeadLetters, filter consumer.DeadFilter, would string, force, asJSON bool, limit int) error {
+func printPlan(ctx context.Context, c *call, d *operator.DeadLetters, filter operator.Filter, would string, force, asJSON bool, limit int) error {
 	var rows [][]string
 	planned := 0
-	outcomes, err := d.Plan(ctx, filter, &consumer.PlanOptions{Force: force}, func(p consumer.Planned) error {
+	outcomes, err := d.Preview(ctx, filter, &operator.PreviewOptions{Force: force}, func(p operator.Preview) error {
 		if planned++; planned > limit {
 			return nil
 		}
 		if asJSON {
 			l := newParked(p.DeadLetter)
-			l.Outcome, l.Why, l.Payload, l.Base64, l.Stack = string(p.Prospect), p.Why, "", nil, ""
+			l.Outcome, l.Why, l.Payload, l.Base64, l.Stack = string(p.Outcome), p.Why, "", nil, ""
 			return printJSON(c.stdout, l)
 		}
 		rows = append(rows, []string{
-			strconv.FormatInt(p.ID, 10), string(p.Prospect), cell(p.Kind), cell(parkedStep(p.DeadLetter)), cell(p.Scope), cell(p.Key),
+			strconv.FormatInt(p.ID, 10), string(p.Outcome), cell(p.Kind), cell(parkedStep(p.DeadLetter)), cell(p.Scope), cell(p.Key),
 			cell(string(p.Reason)), cell(clip(p.Why, reasonWidth)),
 		})
 		return nil
@@ -104,7 +104,7 @@ func deadRedrive(ctx context.Context, c *call) error {
 	if err := change.check(c); err != nil {
 		return err
 	}
-	d, done, err := c.parked(ctx)
+	d, done, err := c.parked(ctx, *change.who)
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func deadRedrive(ctx context.Context, c *call) error {
 	if change.dry {
 		return change.told(printPlan(ctx, c, d, change.filter, "would redrive", *force, change.asJSON, previewLimit))
 	}
-	outcomes, err := d.As(*change.operator).RedriveAll(ctx, change.filter, &consumer.RedriveOptions{Rate: *rate, Force: *force, Progress: c.progress(time.Now())})
+	outcomes, err := d.Redrive(ctx, change.filter, &operator.RedriveOptions{Rate: *rate, Force: *force, Progress: c.progress(time.Now())})
 	if len(outcomes) > 0 || err == nil {
 		err = errors.Join(c.reportProspects("redrove", outcomes, change.asJSON), err)
 	}
@@ -129,8 +129,8 @@ func deadRedrive(ctx context.Context, c *call) error {
 const progressAfter = time.Second
 
 // progress prints how far a redrive is that takes longer.
-func (c *call) progress(began time.Time) func(consumer.Prospects) {
-	return func(o consumer.Prospects) {
+func (c *call) progress(began time.Time) func(operator.Outcomes) {
+	return func(o operator.Outcomes) {
 		if time.Since(began) > progressAfter {
 			fmt.Fprintf(c.stderr, "%d so far\n", o.Sent()+o.Removed()+o.Left())
 		}
@@ -139,7 +139,7 @@ func (c *call) progress(began time.Time) func(consumer.Prospects) {
 
 // judgeRedrive says what of the ids was left out, and why, and fails where the same
 // command may do better next time.
-func (c *call) judgeRedrive(o consumer.Prospects, ids int) error {
+func (c *call) judgeRedrive(o operator.Outcomes, ids int) error {
 	handled := o.Sent() + o.Removed() + o.Left()
 	if handled == 0 && ids > 0 {
 		return errors.New("nothing was done: no dead letters with these ids, or no longer, or not what the filter picks")
@@ -147,24 +147,24 @@ func (c *call) judgeRedrive(o consumer.Prospects, ids int) error {
 	if handled < ids {
 		fmt.Fprintf(c.stderr, "%d of %d ids left out: no dead letters, or no longer, or not what the filter picks\n", ids-handled, ids)
 	}
-	if n := o[consumer.ProspectTooOld]; n > 0 {
+	if n := o[operator.OutcomeTooOld]; n > 0 {
 		fmt.Fprintf(c.stderr, "too old: %d, older than what is known of steps, so that they may have run: -force runs them all the same\n", n)
 	}
-	if n := o[consumer.ProspectBusy]; n > 0 {
+	if n := o[operator.OutcomeBusy]; n > 0 {
 		return fmt.Errorf("left out because their steps are at work: %d; say it again", n)
 	}
 	return nil
 }
 
 // reportProspects says what became of letters, or would.
-func (c *call) reportProspects(did string, o consumer.Prospects, asJSON bool) error {
+func (c *call) reportProspects(did string, o operator.Outcomes, asJSON bool) error {
 	if asJSON {
 		return printJSON(c.stdout, struct {
-			Did      string             `json:"did"`
-			Count    int                `json:"count"`
-			Removed  int                `json:"removed"`
-			Left     int                `json:"left"`
-			Outcomes consumer.Prospects `json:"outcomes"`
+			Did      string            `json:"did"`
+			Count    int               `json:"count"`
+			Removed  int               `json:"removed"`
+			Left     int               `json:"left"`
+			Outcomes operator.Outcomes `json:"outcomes"`
 		}{did, o.Sent(), o.Removed(), o.Left(), o})
 	}
 	parts := []string{}
@@ -192,17 +192,17 @@ func deadDiscard(ctx context.Context, c *call) error {
 	if err := change.check(c); err != nil {
 		return err
 	}
-	var keep consumer.Keep
+	var keep operator.Keep
 	if change.asJSON {
-		keep = func(l consumer.DeadLetter) error {
+		keep = func(l operator.DeadLetter) error {
 			if !*payload {
 				l.Payload = nil
 			}
 			return printJSON(c.stdout, newParked(l))
 		}
 	}
-	return c.doParked(ctx, change, "discarded", "would discard", func(d *consumer.DeadLetters) (int, error) {
-		return d.DiscardAll(ctx, change.filter, keep)
+	return c.doParked(ctx, change, "discarded", "would discard", func(d *operator.DeadLetters) (int, error) {
+		return d.Discard(ctx, change.filter, keep)
 	})
 }
 
@@ -214,8 +214,8 @@ func deadRetry(ctx context.Context, c *call) error {
 	if err := change.check(c); err != nil {
 		return err
 	}
-	change.filter.State = consumer.LetterRetrying
-	return c.doParked(ctx, change, "made due", "would make due", func(d *consumer.DeadLetters) (int, error) {
+	change.filter.State = operator.StateRetrying
+	return c.doParked(ctx, change, "made due", "would make due", func(d *operator.DeadLetters) (int, error) {
 		return d.RetryNow(ctx, change.filter)
 	})
 }
@@ -231,24 +231,24 @@ func deadBury(ctx context.Context, c *call) error {
 	if err := change.check(c); err != nil {
 		return err
 	}
-	change.filter.State = consumer.LetterRetrying
-	return c.doParked(ctx, change, "buried", "would bury", func(d *consumer.DeadLetters) (int, error) {
+	change.filter.State = operator.StateRetrying
+	return c.doParked(ctx, change, "buried", "would bury", func(d *operator.DeadLetters) (int, error) {
 		return d.Bury(ctx, change.filter.IDs...)
 	})
 }
 
 // things is what messages in a state are called.
-func things(state consumer.LetterState) string {
-	if state == consumer.LetterRetrying {
+func things(state operator.State) string {
+	if state == operator.StateRetrying {
 		return "retrying messages"
 	}
 	return "dead letters"
 }
 
 // doParked does what to the messages that change picks, or says what it would do.
-func (c *call) doParked(ctx context.Context, change *parkedChange, did, would string, do func(*consumer.DeadLetters) (int, error)) error {
+func (c *call) doParked(ctx context.Context, change *parkedChange, did, would string, do func(*operator.DeadLetters) (int, error)) error {
 	to := things(change.filter.State)
-	d, done, err := c.parked(ctx)
+	d, done, err := c.parked(ctx, *change.who)
 	if err != nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func (c *call) doParked(ctx context.Context, change *parkedChange, did, would st
 	if change.dry {
 		return change.told(c.previewParked(ctx, d, change, would, to))
 	}
-	n, err := do(d.As(*change.operator))
+	n, err := do(d)
 	if err == nil || n > 0 {
 		err = errors.Join(c.report(did, to, n, change.asJSON), err)
 	}
@@ -271,7 +271,7 @@ func (c *call) doParked(ctx context.Context, change *parkedChange, did, would st
 }
 
 // previewParked prints some of what would be changed, and how much that is.
-func (c *call) previewParked(ctx context.Context, d *consumer.DeadLetters, change *parkedChange, would, to string) error {
+func (c *call) previewParked(ctx context.Context, d *operator.DeadLetters, change *parkedChange, would, to string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	letters, err := d.List(ctx, change.filter, 0, previewLimit)

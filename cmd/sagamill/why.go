@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -20,7 +20,7 @@ import (
 type site struct {
 	name  string
 	out   outbox.Whereabouts
-	in    consumer.Whereabouts
+	in    operator.InboxRows
 	sagas []saga.Timeline // those nested in others behind these
 }
 
@@ -124,11 +124,11 @@ func (s *site) read(ctx context.Context, db *pgxpool.Pool, tx pgx.Tx, at saga.Ad
 	if s.out, err = sent.Locate(ctx, tx, outbox.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
 		return err
 	}
-	handled, err := consumer.NewLocator(s.name)
+	handled, err := operator.NewLocator(&operator.Options{Schema: s.name})
 	if err != nil {
 		return err
 	}
-	if s.in, err = handled.Locate(ctx, tx, consumer.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
+	if s.in, err = handled.Inbox(ctx, tx, operator.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
 		return err
 	}
 	if !schema.Sagas || len(schema.SagasDenied) > 0 {
@@ -174,8 +174,8 @@ func (q *inquiry) checkScopes() error {
 		for i := range s.in.Steps {
 			scopes = append(scopes, s.in.Steps[i].Scope)
 		}
-		for i := range s.in.Parked {
-			scopes = append(scopes, s.in.Parked[i].Scope)
+		for i := range s.in.Letters {
+			scopes = append(scopes, s.in.Letters[i].Scope)
 		}
 	}
 	slices.Sort(scopes)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // A saga is followed from place to place, to its end.
@@ -35,9 +36,9 @@ func TestWhySaysWhereASagaWaits(t *testing.T) {
 	f.why("k", "step flight: dead letter 1 of step reserve-flight#1.1 in schema flights: terminal: it is full; sagamill dead show -schema flights -id 1; its deadline")
 
 	f.answer(func() (any, error) { return []int{1}, nil })
-	letters, err := consumer.NewDeadLetters(f.db, &consumer.DeadLettersOptions{Schema: f.flights})
+	letters, err := operator.NewDeadLetters(f.db, operator.Inbox, &operator.Options{Schema: f.flights})
 	if err == nil {
-		_, err = letters.Redrive(t.Context(), 1)
+		_, err = letters.Redrive(t.Context(), operator.Filter{IDs: []int64{1}}, nil)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +68,7 @@ func TestWhySaysWhereASagaWaits(t *testing.T) {
 	f.why("k", "compensation of step flight: dead letter 2 of step reserve-flight#1.1 in schema flights: terminal: no such flight")
 	mended := func() (any, error) { return nil, nil }
 	f.undo.Store(&mended)
-	if _, err := letters.Redrive(t.Context(), 2); err != nil {
+	if _, err := letters.Redrive(t.Context(), operator.Filter{IDs: []int64{2}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	f.deliver("saga.trip")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -72,17 +73,17 @@ func shellWord(s string) string {
 // A heldLetter is a dead letter, with the schema that it is in.
 type heldLetter struct {
 	schema string
-	*consumer.DeadLetter
+	*operator.DeadLetter
 }
 
 // letters are the dead letters of a step's action and its compensation, and of the reply that
 // it waits for, in the order in which they are to be redriven.
 func (q *inquiry) letters(home *site, step *saga.TimelineStep) (all []heldLetter) {
 	for _, s := range q.sites {
-		for i := range s.in.Parked {
-			l := &s.in.Parked[i]
+		for i := range s.in.Letters {
+			l := &s.in.Letters[i]
 			reply := s == home && isReply(l.N, step) && strings.HasPrefix(l.Step, "saga-")
-			if l.State == consumer.LetterDead && (l.N == step.N || reply) {
+			if l.State == operator.StateDead && (l.N == step.N || reply) {
 				all = append(all, heldLetter{s.name, l})
 			}
 		}
@@ -111,7 +112,7 @@ func redrive(letters []heldLetter) string {
 }
 
 // over says what to do with a dead letter that an instance has no use for any more.
-func (q *inquiry) over(s *site, l *consumer.DeadLetter) (text string, ok bool) {
+func (q *inquiry) over(s *site, l *operator.DeadLetter) (text string, ok bool) {
 	_, n, err := flow.Unmark(l.N)
 	if err != nil {
 		return "", false
@@ -121,7 +122,7 @@ func (q *inquiry) over(s *site, l *consumer.DeadLetter) (text string, ok bool) {
 		to, _, err = flow.ParseReplyN(n)
 	}
 	t := q.at(to.Path)
-	if err != nil || t == nil || l.State != consumer.LetterDead {
+	if err != nil || t == nil || l.State != operator.StateDead {
 		return "", false
 	}
 	discard := fmt.Sprintf("sagamill dead discard -schema %s -id %d", s.name, l.ID)

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -40,8 +40,8 @@ func (q *inquiry) trace(home *site, t *saga.Timeline, step *saga.TimelineStep) f
 
 // traceReply looks for the reply: in any outbox, or parked by the orchestrator.
 func (q *inquiry) traceReply(home *site, step *saga.TimelineStep) (f finding, ok bool) {
-	for i := range home.in.Parked {
-		l := &home.in.Parked[i]
+	for i := range home.in.Letters {
+		l := &home.in.Letters[i]
 		if isReply(l.N, step) && strings.HasPrefix(l.Step, "saga-") {
 			f = q.parked(home, l)
 			f.What, f.Text = "reply-"+f.What, "its reply is "+f.Text
@@ -85,8 +85,8 @@ func (q *inquiry) replied(home *site, step *saga.TimelineStep, m *outbox.Located
 func (q *inquiry) traceParked(step *saga.TimelineStep) (f finding, ok bool) {
 	kind := map[bool]string{false: "action", true: "compensation"}[undoes(step) && step.Type != saga.TypeRevoke]
 	for _, s := range q.sites {
-		for i := range s.in.Parked {
-			if l := &s.in.Parked[i]; l.N == step.N && l.Kind == kind && (l.Topic == step.Topic || step.Topic == "") {
+		for i := range s.in.Letters {
+			if l := &s.in.Letters[i]; l.N == step.N && l.Kind == kind && (l.Topic == step.Topic || step.Topic == "") {
 				return q.parked(s, l), true
 			}
 		}
@@ -130,7 +130,7 @@ func (q *inquiry) traceRow(step *saga.TimelineStep) (f finding, ok bool) {
 }
 
 // rowOf says what a participant's row comes to for a message that is not parked.
-func rowOf(r *consumer.StepRow, undo bool) (what, text string) {
+func rowOf(r *operator.StepRow, undo bool) (what, text string) {
 	at := stamp(r.UpdatedAt)
 	switch {
 	case r.State == "open" && !undo:
@@ -218,7 +218,7 @@ func times(n int) string {
 }
 
 // parked tells of a parked message, and with it of its step's row.
-func (q *inquiry) parked(s *site, l *consumer.DeadLetter) finding {
+func (q *inquiry) parked(s *site, l *operator.DeadLetter) finding {
 	q.told[l] = true
 	for i := range s.in.Steps {
 		if r := &s.in.Steps[i]; r.Step == l.Step && r.N == l.N {
@@ -228,7 +228,7 @@ func (q *inquiry) parked(s *site, l *consumer.DeadLetter) finding {
 	f := finding{ID: l.ID, Step: l.Step, N: l.N, Schema: s.name, Since: moment(l.LastAt)}
 	of := fmt.Sprintf("of step %s in schema %s: %s: %s", cell(parkedStep(*l)), s.name, l.Reason, l.Error)
 	switch {
-	case l.State == consumer.LetterDead:
+	case l.State == operator.StateDead:
 		f.What = "dead-letter"
 		f.Text = fmt.Sprintf("dead letter %d %s; sagamill dead show -schema %s -id %d", l.ID, of, s.name, l.ID)
 	case l.DueAt.IsZero():
@@ -243,8 +243,8 @@ func (q *inquiry) parked(s *site, l *consumer.DeadLetter) finding {
 
 // rest tells what no instance has accounted for: all there is of a choreographed saga.
 func (q *inquiry) rest(s *site) {
-	for i := range s.in.Parked {
-		l := &s.in.Parked[i]
+	for i := range s.in.Letters {
+		l := &s.in.Letters[i]
 		if q.told[l] {
 			continue
 		}

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -50,9 +50,9 @@ func (p *place) look() {
 	if n, err := refused.Count(p.t.Context(), outbox.DeadFilter{}); n != 0 || err != nil {
 		p.t.Errorf("%d dead letters of the outbox, %v", n, err)
 	}
-	letters, err := consumer.NewDeadLetters(p.pooled, &consumer.DeadLettersOptions{Schema: p.schema})
+	letters, err := operator.NewDeadLetters(p.pooled, operator.Inbox, &operator.Options{Schema: p.schema})
 	check(p.t, err)
-	if list, err := letters.List(p.t.Context(), consumer.DeadFilter{}, 0, 10); len(list) != 0 || err != nil {
+	if list, err := letters.List(p.t.Context(), operator.Filter{}, 0, 10); len(list) != 0 || err != nil {
 		p.t.Errorf("%d dead letters of steps, %v", len(list), err)
 	}
 	instances, err := saga.NewInstances(p.pooled, &saga.InstancesOptions{Schema: p.schema})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/inproc"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -109,11 +110,11 @@ func handleMessages(ctx context.Context, w *world, key string) error {
 			return err
 		}
 		mended.Store(true)
-		letters, err := consumer.NewDeadLetters(w.pools["operator"], &consumer.DeadLettersOptions{Schema: w.Schema})
+		letters, err := operator.NewDeadLetters(w.pools["operator"], operator.Inbox, &operator.Options{Schema: w.Schema})
 		if err != nil {
 			return err
 		}
-		if _, err := letters.RedriveAll(ctx, consumer.DeadFilter{Key: key}, nil); err != nil {
+		if _, err := letters.Redrive(ctx, operator.Filter{Key: key}, nil); err != nil {
 			return err
 		}
 		return w.await(ctx, sqlHappened, key, "broken call flaky pay unpay")

@@ -16,6 +16,7 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -129,34 +130,34 @@ func done(what string, ok bool, err error) error {
 }
 
 func mendSteps(ctx context.Context, w *world, key string) error {
-	d, err := consumer.NewDeadLetters(w.pools["operator"], &consumer.DeadLettersOptions{Schema: w.Schema})
+	d, err := operator.NewDeadLetters(w.pools["operator"], operator.Inbox, &operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
-	of := func(name string) consumer.DeadFilter { return consumer.DeadFilter{Key: key + "-" + name} }
+	of := func(name string) operator.Filter { return operator.Filter{Key: key + "-" + name} }
 	letters, err := d.List(ctx, of("redriven"), 0, 10)
 	if err := done("list", len(letters) == 1, err); err != nil {
 		return err
 	}
 	id := letters[0].ID
-	_, is, err := d.Edit(ctx, id, consumer.Edit{By: "ann", Payload: []byte(`{"item":"y"}`)})
+	_, is, err := d.Edit(ctx, id, operator.Edit{By: "ann", Payload: []byte(`{"item":"y"}`)})
 	if err := done("edit", string(is.Payload) == `{"item":"y"}`, err); err != nil {
 		return err
 	}
-	got, err := d.Redrive(ctx, id)
-	if err := done("redrive", got[consumer.ProspectRun] == 1, err); err != nil {
+	got, err := d.Redrive(ctx, operator.Filter{IDs: []int64{id}}, nil)
+	if err := done("redrive", got[operator.OutcomeRun] == 1, err); err != nil {
 		return err
 	}
-	got, err = d.RedriveAll(ctx, of("old"), &consumer.RedriveOptions{Force: true})
-	if err := done("force", got[consumer.ProspectRun] == 1, err); err != nil {
+	got, err = d.Redrive(ctx, of("old"), &operator.RedriveOptions{Force: true})
+	if err := done("force", got[operator.OutcomeRun] == 1, err); err != nil {
 		return err
 	}
-	n, err := d.DiscardAll(ctx, of("discarded"), func(consumer.DeadLetter) error { return nil })
+	n, err := d.Discard(ctx, of("discarded"), func(operator.DeadLetter) error { return nil })
 	if err := done("discard", n == 1, err); err != nil {
 		return err
 	}
 	fails := of("fails")
-	fails.State = consumer.LetterRetrying
+	fails.State = operator.StateRetrying
 	n, err = d.RetryNow(ctx, fails)
 	if err := done("retry", n == 1, err); err != nil {
 		return err
@@ -262,11 +263,11 @@ func look(ctx context.Context, w *world, key string) error {
 }
 
 func lookAtSteps(ctx context.Context, w *world, key string) error {
-	d, err := consumer.NewDeadLetters(w.pools["reader"], &consumer.DeadLettersOptions{Schema: w.Schema})
+	d, err := operator.NewDeadLetters(w.pools["reader"], operator.Inbox, &operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
-	of := consumer.DeadFilter{Key: key + "-redriven"}
+	of := operator.Filter{Key: key + "-redriven"}
 	letters, err := d.List(ctx, of, 0, 10)
 	if err := done("list", len(letters) == 1, err); err != nil {
 		return err
@@ -274,8 +275,8 @@ func lookAtSteps(ctx context.Context, w *world, key string) error {
 	if _, err := d.Get(ctx, letters[0].ID); err != nil {
 		return err
 	}
-	got, err := d.Plan(ctx, of, nil, nil)
-	return done("plan", got[consumer.ProspectRun] == 1, err)
+	got, err := d.Preview(ctx, of, nil, nil)
+	return done("plan", got[operator.OutcomeRun] == 1, err)
 }
 
 func lookAtOutbox(ctx context.Context, w *world, key string) error {
@@ -328,7 +329,7 @@ func locate(ctx context.Context, w *world, key string) error {
 	if err != nil {
 		return err
 	}
-	handled, err := consumer.NewLocator(w.Schema)
+	handled, err := operator.NewLocator(&operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
@@ -339,7 +340,7 @@ func locate(ctx context.Context, w *world, key string) error {
 		if _, err := sent.Locate(ctx, tx, outbox.LocateFilter{Key: key}); err != nil {
 			return err
 		}
-		in, err := handled.Locate(ctx, tx, consumer.LocateFilter{Key: key + "-fails"})
+		in, err := handled.Inbox(ctx, tx, operator.LocateFilter{Key: key + "-fails"})
 		return done("locate", len(in.Steps) == 1, err)
 	})
 }

@@ -49,6 +49,7 @@ var layers = map[string][]string{
 	"outbox":             {"migrations"},
 	"consumer":           {"migrations", "idemkey", "outbox"},
 	"saga":               {"migrations", "idemkey", "outbox", "consumer"},
+	"operator":           {"outbox", "consumer", "saga"},
 	"rabbitmq":           {"outbox"},
 	"signing":            {"outbox"},
 	"inproc":             {"outbox"},
@@ -154,7 +155,7 @@ var brokerLibraries = []string{"github.com/rabbitmq/amqp091-go", "github.com/Thr
 // checkCore keeps those libraries out of the core's binaries.
 func checkCore(f *file) []string {
 	tree, _ := layer(f.pkg())
-	if f.test() || !slices.Contains([]string{"idemkey", "outbox", "consumer", "saga", "signing"}, tree) {
+	if f.test() || !slices.Contains([]string{"idemkey", "outbox", "consumer", "saga", "operator", "signing"}, tree) {
 		return nil
 	}
 	return f.importing("a core package builds without a broker library", func(name string) bool {

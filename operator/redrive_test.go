@@ -1,4 +1,4 @@
-package consumer
+package operator
 
 import (
 	"context"
@@ -11,7 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -26,24 +28,25 @@ func (f *letterFixture) manyDead(t *testing.T, n int) {
 func TestNewDeadLettersChecksWhatItIsGiven(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, preparable(newLetterQueries(schema)))
-	if _, err := NewDeadLetters(nil, nil); err == nil {
+	pgtest.PrepareAll(t, preparable(newInboxQueries(schema)))
+	if _, err := NewDeadLetters(nil, Inbox, nil); err == nil {
 		t.Error("NewDeadLetters without a pool = nil error")
 	}
-	if _, err := NewDeadLetters(pool, &DeadLettersOptions{Schema: "no such"}); err == nil {
+	if _, err := NewDeadLetters(pool, Inbox, &Options{Schema: "no such"}); err == nil {
 		t.Error("NewDeadLetters of a schema with a blank = nil error")
 	}
 }
 
 // preparable is q with its fields as PrepareAll takes them.
-func preparable(q letterQueries) any {
+func preparable(q inboxQueries) any {
 	return struct {
-		letterQueries [18]string
-		byState       [10]string
+		inboxQueries [21]string
+		byState      [10]string
 	}{
-		[18]string{
+		[21]string{
 			q.readClock, q.read, q.lock, q.readLetters, q.page, q.retryNow, q.discard, q.discardKept, q.edit, q.limitLocks, q.readHorizon,
 			q.send, q.drop, q.reject, q.bury, q.moveSteps, q.forceStep, q.insertJournal,
+			q.locateMoment, q.locateSteps, q.locateParked,
 		},
 		[10]string{q.count[0], q.count[1], q.list[0], q.list[1], q.pick[0], q.pick[1], q.seeLetters[0], q.holdLetters[1], q.tryHoldSteps, q.readCopies},
 	}
@@ -57,9 +60,8 @@ func TestRedrivesRaceWithDeliveries(t *testing.T) {
 	const keys, copies = 20, 3
 	f.manyDead(t, keys)
 	f.broken.Store(false)
-	f.c.signals.settled.Enable()
-	f.c.signals.ranParked.Enable()
-	stop := start(t, f.c)
+	f.sub.acked.Add(keys * copies)
+	stop := runConsumer(t, f.c)
 	for range copies {
 		for i := range keys {
 			f.sub.queue("pay") <- act(fmt.Sprint("k", i))
@@ -67,31 +69,28 @@ func TestRedrivesRaceWithDeliveries(t *testing.T) {
 	}
 	var redriving sync.WaitGroup
 	var mu sync.Mutex
-	sum := Prospects{}
+	sum := Outcomes{}
 	for range 2 {
 		redriving.Go(func() {
 			for left := 1; left > 0; {
-				done, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, nil)
+				done, err := f.letters.Redrive(t.Context(), Filter{}, nil)
 				if err != nil {
 					t.Errorf("RedriveAll: %v", err)
 				}
-				left = done[ProspectBusy]
-				delete(done, ProspectBusy)
+				left = done[OutcomeBusy]
+				delete(done, OutcomeBusy)
 				mu.Lock()
-				sum.add(done)
+				sum.addAll(done)
 				mu.Unlock()
 			}
 		})
 	}
 	redriving.Wait()
-	for range keys * copies {
-		f.c.signals.settled.Wait(t)
-	}
-	for f.parked(t) != "" {
-		f.c.signals.ranParked.Wait(t)
+	f.sub.acked.Wait()
+	for f.due(t) > 0 {
 	}
 	stop()
-	if diff := cmp.Diff(Prospects{ProspectRun: keys}, sum); diff != "" {
+	if diff := cmp.Diff(Outcomes{OutcomeRun: keys}, sum); diff != "" {
 		t.Errorf("outcomes of both redrives (-want +got):\n%s", diff)
 	}
 	if got := strings.Count(f.effects(t), "paid"); got != keys {
@@ -126,12 +125,12 @@ func TestABusyStepHoldsUpNobody(t *testing.T) {
 	f := newLetterFixture(t)
 	f.manyDead(t, 3)
 	release := f.holdStep(t, "k1")
-	outcomes, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, nil)
-	if diff := cmp.Diff(Prospects{ProspectRun: 2, ProspectBusy: 1}, outcomes); err != nil || diff != "" {
+	outcomes, err := f.letters.Redrive(t.Context(), Filter{}, nil)
+	if diff := cmp.Diff(Outcomes{OutcomeRun: 2, OutcomeBusy: 1}, outcomes); err != nil || diff != "" {
 		t.Errorf("RedriveAll: %v (-want +got):\n%s", err, diff)
 	}
 	release()
-	if got := f.redriveID(t, 1, 2, 3); got[ProspectRun] != 1 || len(got) != 1 {
+	if got := f.redriveID(t, 1, 2, 3); got[OutcomeRun] != 1 || len(got) != 1 {
 		t.Errorf("said again %v, want one that runs", got)
 	}
 	f.runAll(t)
@@ -150,20 +149,20 @@ func TestAForcedRedriveSeesARowOfNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := f.letters.hold(t.Context(), tx, []int64{1}, LetterDead, true)
+	h, err := f.letters.letters.holdLetters(t.Context(), tx, []int64{1}, StateDead, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.working(t, written(act("k"), "2020-01-03T00:00:00Z")) // sent later than what was swept
-	_, _, err = f.letters.redrive(t.Context(), tx, h, policy{horizon: h.horizon, force: true})
-	if !contended(err) {
+	_, _, err = f.letters.letters.redriveHeld(t.Context(), tx, h, policy{horizon: h.horizon, force: true})
+	if !isContended(err) {
 		t.Errorf("redrive = %v, want that it was taken meanwhile", err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	outcomes, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Force: true})
-	if err != nil || outcomes[ProspectDuplicate] != 1 {
+	outcomes, err := f.letters.Redrive(t.Context(), Filter{}, &RedriveOptions{Force: true})
+	if err != nil || outcomes[OutcomeDuplicate] != 1 {
 		t.Errorf("said again: %v, %v", outcomes, err)
 	}
 }
@@ -175,9 +174,9 @@ func TestARedriveIsPacedAndResumed(t *testing.T) {
 	f := newLetterFixture(t)
 	f.manyDead(t, 5)
 	var pauses []time.Duration
-	f.letters.pause = func(_ context.Context, d time.Duration) { pauses = append(pauses, d) }
+	f.letters.letters.pause = func(_ context.Context, d time.Duration) { pauses = append(pauses, d) }
 	ctx, cancel := context.WithCancel(t.Context())
-	outcomes, err := f.letters.RedriveAll(ctx, DeadFilter{}, &RedriveOptions{Rate: 2, Progress: func(o Prospects) {
+	outcomes, err := f.letters.Redrive(ctx, Filter{}, &RedriveOptions{Rate: 2, Progress: func(o Outcomes) {
 		if o.Sent() == 4 {
 			cancel()
 		}
@@ -185,17 +184,17 @@ func TestARedriveIsPacedAndResumed(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || outcomes.Sent() != 4 {
 		t.Errorf("interrupted: %v, %v; want 4 sent", outcomes, err)
 	}
-	if n, err := f.letters.Count(t.Context(), DeadFilter{}); n != 1 || err != nil {
+	if n, err := f.letters.Count(t.Context(), Filter{}); n != 1 || err != nil {
 		t.Errorf("%d letters left, %v; want 1", n, err)
 	}
-	outcomes, err = f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: 0.5})
+	outcomes, err = f.letters.Redrive(t.Context(), Filter{}, &RedriveOptions{Rate: 0.5})
 	if err != nil || outcomes.Sent() != 1 {
 		t.Errorf("said again: %v, %v; want 1 sent", outcomes, err)
 	}
 	if want := []time.Duration{time.Second, time.Second, 2 * time.Second}; !cmp.Equal(want, pauses) {
 		t.Errorf("pauses %v, want %v", pauses, want)
 	}
-	if _, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: -1}); err == nil {
+	if _, err := f.letters.Redrive(t.Context(), Filter{}, &RedriveOptions{Rate: -1}); err == nil {
 		t.Error("a negative rate = nil error")
 	}
 }
@@ -209,15 +208,15 @@ func TestARedriveLeavesAloneWhatDiesAgain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	pauses := 0
-	f.letters.pause = func(context.Context, time.Duration) {
+	f.letters.letters.pause = func(context.Context, time.Duration) {
 		if pauses++; pauses > 10 {
 			cancel()
 			return
 		}
-		runParkedOnce(t, f.c) // they fail again
+		f.runDue(t, f.c) // they fail again
 		handle(t, f.c, act(fmt.Sprint("later", f.newest(t))))
 	}
-	outcomes, err := f.letters.RedriveAll(ctx, DeadFilter{}, &RedriveOptions{Rate: 1})
+	outcomes, err := f.letters.Redrive(ctx, Filter{}, &RedriveOptions{Rate: 1})
 	if err != nil || outcomes.Sent() != 4 {
 		t.Errorf("RedriveAll = %v, %v; want each of 4 once", outcomes, err)
 	}
@@ -230,13 +229,12 @@ func TestARedriveLeavesAloneWhatDiesAgain(t *testing.T) {
 func TestARedriveGivesAllAttempts(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
-	step := f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }, nil)
+	step := f.step(func(context.Context, pgx.Tx, consumer.Message[payment], consumer.Emit) error { return errors.New("no") }, nil)
 	step.MaxAttempts = 2
-	c := f.consumer(t, Options{}, step)
+	c := f.consumer(t, consumer.Options{}, step)
 	handle(t, c, act("k"))
 	for range 2 {
-		for runParkedOnce(t, c) > 0 {
-		}
+		f.runDue(t, c)
 		if got, want := f.row(t)+" | "+f.parked(t), "dead 2 0 | dead action attempts-exhausted 2"; got != want {
 			t.Fatalf("%q, want %q", got, want)
 		}
@@ -251,8 +249,8 @@ func TestBury(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	f.working(t, act("undone"))
-	failing := func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }
-	c := f.consumer(t, Options{}, f.step(failing, failing))
+	failing := func(context.Context, pgx.Tx, consumer.Message[payment], consumer.Emit) error { return errors.New("no") }
+	c := f.consumer(t, consumer.Options{}, f.step(failing, failing))
 	handle(t, c, act("a"), act("b"), undo("undone"), undo("a")) // the last one waits
 	release := f.holdStep(t, "b")
 	n, err := f.letters.Bury(t.Context(), 1, 2, 3, 4, 99)
@@ -268,7 +266,7 @@ func TestBury(t *testing.T) {
 		t.Errorf("parked %q, want %q", got, want)
 	}
 	// They are dead letters like others.
-	if got := f.redriveID(t, 1, 3, 4); got[ProspectRun] != 2 || got[ProspectWaits] != 1 {
+	if got := f.redriveID(t, 1, 3, 4); got[OutcomeRun] != 2 || got[OutcomeWaits] != 1 {
 		t.Errorf("redriven: %v", got)
 	}
 	f.runAll(t)
@@ -283,12 +281,13 @@ func TestRetryNow(t *testing.T) {
 	f.manyDead(t, 3)
 	f.redriveID(t, 1, 2)
 	f.exec(t, "UPDATE {schema}.parked SET due_at = 'infinity', attempts = 5")
-	if n, err := f.letters.RetryNow(t.Context(), DeadFilter{Key: "k1"}); n != 1 || err != nil {
+	if n, err := f.letters.RetryNow(t.Context(), Filter{Key: "k1"}); n != 1 || err != nil {
 		t.Errorf("RetryNow of k1 = %d, %v; want 1", n, err)
 	}
-	if n := runParkedOnce(t, f.c); n != 1 {
-		t.Errorf("%d were due, want 1", n)
+	if n := f.due(t); n != 1 {
+		t.Errorf("%d are due, want 1", n)
 	}
+	f.runDue(t, f.c)
 	tx, err := f.pool.Begin(t.Context())
 	if err == nil {
 		_, err = tx.Exec(t.Context(), "SELECT 1 FROM "+f.schema+".parked WHERE id = 1 FOR UPDATE") // it runs
@@ -296,13 +295,13 @@ func TestRetryNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := f.letters.RetryNow(t.Context(), DeadFilter{}); n != 0 || err != nil {
+	if n, err := f.letters.RetryNow(t.Context(), Filter{}); n != 0 || err != nil {
 		t.Errorf("RetryNow of one that runs = %d, %v; want 0", n, err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := f.letters.RetryNow(t.Context(), DeadFilter{State: LetterDead}); n != 1 || err != nil {
+	if n, err := f.letters.RetryNow(t.Context(), Filter{State: StateDead}); n != 1 || err != nil {
 		t.Errorf("RetryNow of all = %d, %v; want 1", n, err)
 	}
 	if got := f.texts(t, "SELECT attempts::text FROM {schema}.parked WHERE id = 1"); got[0] != "5" {
@@ -316,11 +315,11 @@ func TestAnOperatorsTransactionIsLimited(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	var limit, isolation string
-	err := f.letters.inTx(t.Context(), func(tx pgx.Tx) error {
+	err := f.letters.letters.commitBatch(t.Context(), "none", nil, func(tx pgx.Tx) ([]int64, error) {
 		if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
-			return err
+			return nil, err
 		}
-		return tx.QueryRow(t.Context(), "SHOW transaction_isolation").Scan(&isolation)
+		return nil, tx.QueryRow(t.Context(), "SHOW transaction_isolation").Scan(&isolation)
 	})
 	if err != nil || limit != "30s" || isolation != "read committed" {
 		t.Errorf("an operator's transaction is ended after %q without a statement, isolation %q, %v", limit, isolation, err)
@@ -333,17 +332,16 @@ func TestAnOperatorsTransactionIsLimited(t *testing.T) {
 func TestTheCompensationOfARedrivenActionIsRedrivenToo(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
-	failing := f.consumer(t, Options{}, f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no") }, f.effect("refunded")))
+	failing := f.consumer(t, consumer.Options{}, f.step(func(context.Context, pgx.Tx, consumer.Message[payment], consumer.Emit) error { return errors.New("no") }, f.effect("refunded")))
 	handle(t, failing, act("k"), undo("k"))
-	for runParkedOnce(t, f.c) > 0 {
-	}
+	f.runDue(t, f.c)
 	if got, want := f.row(t)+" | "+f.parked(t), "dead 2 0 | dead action terminal 2; dead compensation action-dead 0"; got != want {
 		t.Fatalf("built %q, want %q", got, want)
 	}
 	why := ""
-	_, err := f.letters.Plan(t.Context(), DeadFilter{IDs: []int64{1}}, nil, func(p Planned) error { why = p.Why; return nil })
-	if err != nil || why != aboutUndone {
-		t.Errorf("the plan says of the action %q, %v; want %q", why, err, aboutUndone)
+	_, err := f.letters.Preview(t.Context(), Filter{IDs: []int64{1}}, nil, func(p Preview) error { why = p.Why; return nil })
+	if err != nil || why != whyUndone {
+		t.Errorf("the plan says of the action %q, %v; want %q", why, err, whyUndone)
 	}
 	f.redriveID(t, 1)
 	f.runAll(t)
@@ -355,5 +353,45 @@ func TestTheCompensationOfARedrivenActionIsRedrivenToo(t *testing.T) {
 	f.runAll(t)
 	if got, want := f.row(t)+" | "+f.parked(t)+" | "+f.effects(t), "compensated 1 1 |  | paid k 1, refunded k 2"; got != want {
 		t.Errorf("in the end %q, want %q", got, want)
+	}
+}
+
+// The database's default for transactions is a stricter one. A redrive that waits
+// for a step sees what whoever held it has left behind.
+func TestARedriveDoesNotDependOnTheDefaultIsolation(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.manyDead(t, 1)
+	config := pgtest.DirectConfig(t)
+	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	strict, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(strict.Close)
+	f.letters.letters.db = strict
+	holder, err := f.pool.Begin(t.Context())
+	if err == nil {
+		_, err = holder.Exec(t.Context(), "UPDATE "+f.schema+".inbox SET updated_at = clock_timestamp()")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan error, 1)
+	go func() {
+		for waiting := 0; waiting == 0; {
+			const query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0"
+			if err := f.pool.QueryRow(t.Context(), query, f.schema).Scan(&waiting); err != nil {
+				released <- err
+				return
+			}
+		}
+		released <- holder.Commit(t.Context())
+	}()
+	if got := f.redriveID(t, 1); got[OutcomeRun] != 1 {
+		t.Errorf("redriven: %v, want one that runs", got)
+	}
+	if err := <-released; err != nil {
+		t.Error(err)
 	}
 }

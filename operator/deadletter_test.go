@@ -1,4 +1,4 @@
-package consumer
+package operator
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -23,8 +24,8 @@ func (f *letterFixture) aFew(t *testing.T) {
 	msg.UUID = "no\x00uuid"
 	handle(t, f.c, msg, saying(act("l"), "{"), undo("k"))
 	f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - interval '1 h' WHERE id = 2")
-	failing := func(context.Context, pgx.Tx, Message[payment], Emit) error { panic("no way") }
-	handle(t, f.consumer(t, Options{}, f.step(failing, nil)), act("m"))
+	failing := func(context.Context, pgx.Tx, consumer.Message[payment], consumer.Emit) error { panic("no way") }
+	handle(t, f.consumer(t, consumer.Options{}, f.step(failing, nil)), act("m"))
 }
 
 func TestDeadLettersAreFiltered(t *testing.T) {
@@ -32,25 +33,25 @@ func TestDeadLettersAreFiltered(t *testing.T) {
 	f := newLetterFixture(t)
 	f.aFew(t)
 	for name, tt := range map[string]struct {
-		filter DeadFilter
+		filter Filter
 		want   string
 	}{
-		"all":          {DeadFilter{}, "1 2 3"},
-		"retrying":     {DeadFilter{State: LetterRetrying}, "4"},
-		"ids":          {DeadFilter{IDs: []int64{3, 4, 1}}, "1 3"},
-		"step":         {DeadFilter{Step: "process-payment"}, "1 3"},
-		"kind":         {DeadFilter{Kind: "unknown"}, "2"},
-		"reason":       {DeadFilter{Reason: ReasonTerminal}, "1"},
-		"error":        {DeadFilter{Error: "not known whether"}, "3"},
-		"scope":        {DeadFilter{Scope: "tenant", Key: "k"}, "1 3"},
-		"other scope":  {DeadFilter{Scope: "tenan"}, ""},
-		"topic":        {DeadFilter{Topic: "unpay"}, "3"},
-		"message":      {DeadFilter{MessageID: "no\x00uuid"}, "1"},
-		"older":        {DeadFilter{Older: time.Minute}, "2"},
-		"newer":        {DeadFilter{Newer: time.Minute}, "1 3"},
-		"no such age":  {DeadFilter{Older: time.Minute, Newer: time.Second}, ""},
-		"two of them":  {DeadFilter{Topic: "pay", Kind: "action"}, "1"},
-		"and a state ": {DeadFilter{State: LetterRetrying, Topic: "unpay"}, ""},
+		"all":          {Filter{}, "1 2 3"},
+		"retrying":     {Filter{State: StateRetrying}, "4"},
+		"ids":          {Filter{IDs: []int64{3, 4, 1}}, "1 3"},
+		"step":         {Filter{Step: "process-payment"}, "1 3"},
+		"kind":         {Filter{Kind: "unknown"}, "2"},
+		"reason":       {Filter{Reason: consumer.ReasonTerminal}, "1"},
+		"error":        {Filter{Error: "not known whether"}, "3"},
+		"scope":        {Filter{Scope: "tenant", Key: "k"}, "1 3"},
+		"other scope":  {Filter{Scope: "tenan"}, ""},
+		"topic":        {Filter{Topic: "unpay"}, "3"},
+		"message":      {Filter{MessageID: "no\x00uuid"}, "1"},
+		"older":        {Filter{Older: time.Minute}, "2"},
+		"newer":        {Filter{Newer: time.Minute}, "1 3"},
+		"no such age":  {Filter{Older: time.Minute, Newer: time.Second}, ""},
+		"two of them":  {Filter{Topic: "pay", Kind: "action"}, "1"},
+		"and a state ": {Filter{State: StateRetrying, Topic: "unpay"}, ""},
 	} {
 		letters, err := f.letters.List(t.Context(), tt.filter, 0, 10)
 		var ids []string
@@ -64,10 +65,10 @@ func TestDeadLettersAreFiltered(t *testing.T) {
 			t.Errorf("%s: Count = %d, %v; want %d", name, n, err, len(ids))
 		}
 	}
-	if letters, err := f.letters.List(t.Context(), DeadFilter{}, 1, 1); err != nil || len(letters) != 1 || letters[0].ID != 2 {
+	if letters, err := f.letters.List(t.Context(), Filter{}, 1, 1); err != nil || len(letters) != 1 || letters[0].ID != 2 {
 		t.Errorf("List behind 1 = %+v, %v", letters, err)
 	}
-	for _, wrong := range []DeadFilter{{Older: -1}, {Newer: -1}, {State: "done"}} {
+	for _, wrong := range []Filter{{Older: -1}, {Newer: -1}, {State: "done"}} {
 		if _, err := f.letters.List(t.Context(), wrong, 0, 1); err == nil {
 			t.Errorf("List of %+v = nil error", wrong)
 		}
@@ -84,9 +85,9 @@ func TestGetReturnsAllThatIsKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := DeadLetter{
-		ID: 4, State: LetterRetrying, Kind: "action", Scope: "tenant", Key: "m", Step: "process-payment", Topic: "pay", MessageID: got.MessageID,
+		ID: 4, Side: Inbox, State: StateRetrying, Kind: "action", Scope: "tenant", Key: "m", Step: "process-payment", Topic: "pay", MessageID: got.MessageID,
 		Headers: map[string]string{"type": "\xff\x00", outbox.HeaderKey: "m:process-payment", outbox.HeaderScope: "tenant"},
-		Payload: []byte(`{"amount":1}`), Size: 12, Reason: ReasonFailed, Error: "consumer: the handler panicked: no way", Attempts: 1, InDoubt: true,
+		Payload: []byte(`{"amount":1}`), Size: 12, Reason: consumer.ReasonFailed, Error: "consumer: the handler panicked: no way", Attempts: 1, InDoubt: true,
 	}
 	ignored := []cmp.Option{cmpopts.IgnoreFields(DeadLetter{}, "FirstAt", "LastAt", "DueAt", "Stack"), cmpopts.IgnoreUnexported(DeadLetter{})}
 	if diff := cmp.Diff(want, got, ignored...); diff != "" {
@@ -98,7 +99,7 @@ func TestGetReturnsAllThatIsKnown(t *testing.T) {
 	if got, err := f.letters.Get(t.Context(), 1); err != nil || got.MessageID != "no\x00uuid" || !got.DueAt.IsZero() {
 		t.Errorf("Get of a dead letter = %+v, %v", got, err)
 	}
-	if listed, err := f.letters.List(t.Context(), DeadFilter{State: LetterRetrying}, 0, 1); err != nil || listed[0].Payload != nil || listed[0].Stack != "" || listed[0].Size != 12 {
+	if listed, err := f.letters.List(t.Context(), Filter{State: StateRetrying}, 0, 1); err != nil || listed[0].Payload != nil || listed[0].Stack != "" || listed[0].Size != 12 {
 		t.Errorf("List reads payload or stack: %+v, %v", listed, err)
 	}
 	if _, err := f.letters.Get(t.Context(), 99); !errors.Is(err, ErrNoDeadLetter) {
@@ -111,7 +112,7 @@ func TestDiscardKeepsTheStepDead(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	f.aFew(t)
-	if n, err := f.letters.Discard(t.Context(), 1, 4, 99); n != 1 || err != nil {
+	if n, err := f.letters.Discard(t.Context(), Filter{IDs: []int64{1, 4, 99}}, nil); n != 1 || err != nil {
 		t.Errorf("Discard = %d, %v; want 1: the other is retrying", n, err)
 	}
 	f.working(t, act("k"))
@@ -121,16 +122,16 @@ func TestDiscardKeepsTheStepDead(t *testing.T) {
 	if got := f.texts(t, "SELECT state FROM {schema}.inbox WHERE key = 'k'"); got[0] != "dead" || f.effects(t) != "" {
 		t.Errorf("the step is %q, effects %q; want dead and none", got, f.effects(t))
 	}
-	if _, err := f.letters.DiscardAll(t.Context(), DeadFilter{State: LetterRetrying}, nil); err == nil {
+	if _, err := f.letters.Discard(t.Context(), Filter{State: StateRetrying}, nil); err == nil {
 		t.Error("retrying messages were discarded")
 	}
-	if _, err := f.letters.RedriveAll(t.Context(), DeadFilter{State: LetterRetrying}, nil); err == nil {
+	if _, err := f.letters.Redrive(t.Context(), Filter{State: StateRetrying}, nil); err == nil {
 		t.Error("retrying messages were redriven")
 	}
-	if _, err := f.letters.Plan(t.Context(), DeadFilter{State: LetterRetrying}, nil, nil); err == nil {
+	if _, err := f.letters.Preview(t.Context(), Filter{State: StateRetrying}, nil, nil); err == nil {
 		t.Error("retrying messages were planned")
 	}
-	if n, err := f.letters.DiscardAll(t.Context(), DeadFilter{Topic: "pay"}, nil); n != 1 || err != nil {
+	if n, err := f.letters.Discard(t.Context(), Filter{Topic: "pay"}, nil); n != 1 || err != nil {
 		t.Errorf("DiscardAll of a topic = %d, %v; want 1", n, err)
 	}
 }
@@ -142,7 +143,7 @@ func TestDiscardedLettersAreKeptFirst(t *testing.T) {
 	f.manyDead(t, 2*keepBatch+1)
 	full := errors.New("disk full")
 	seen := 0
-	n, err := f.letters.DiscardAll(t.Context(), DeadFilter{}, func(l DeadLetter) error {
+	n, err := f.letters.Discard(t.Context(), Filter{}, func(l DeadLetter) error {
 		if string(l.Payload) != `{"amount":1}` {
 			t.Errorf("letter %d is shown with payload %q", l.ID, l.Payload)
 		}
@@ -154,8 +155,8 @@ func TestDiscardedLettersAreKeptFirst(t *testing.T) {
 	if n != keepBatch || !errors.Is(err, full) {
 		t.Errorf("DiscardAll = %d, %v; want the first batch and what keep says", n, err)
 	}
-	n, err = f.letters.DiscardAll(t.Context(), DeadFilter{}, func(DeadLetter) error { return nil })
-	if left, _ := f.letters.Count(t.Context(), DeadFilter{}); n != keepBatch+1 || err != nil || left != 0 {
+	n, err = f.letters.Discard(t.Context(), Filter{}, func(DeadLetter) error { return nil })
+	if left, _ := f.letters.Count(t.Context(), Filter{}); n != keepBatch+1 || err != nil || left != 0 {
 		t.Errorf("said again: %d, %v, %d left", n, err, left)
 	}
 }
@@ -247,14 +248,17 @@ func TestWhoHasDoneItIsInTheJournal(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	f.manyDead(t, 3)
-	ann := f.letters.As(outbox.Operator{By: "ann", Why: "a typo"})
+	ann, err := NewDeadLetters(f.pool, Inbox, &Options{Schema: f.schema, By: "ann", Why: "a typo"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, is, err := ann.Edit(t.Context(), 1, Edit{Set: map[string]string{"x-own": "1"}}); err != nil || !strings.HasSuffix(is.Headers.Get(HeaderEdited), " by ann") {
 		t.Errorf("Edit by who has said a name: %v, %v", is.Headers, err)
 	}
-	if _, err := f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: 1000, Force: true}); err != nil {
+	if _, err := f.letters.Redrive(t.Context(), Filter{}, &RedriveOptions{Rate: 1000, Force: true}); err != nil {
 		t.Error(err)
 	}
-	if n, err := f.letters.RetryNow(t.Context(), DeadFilter{IDs: []int64{2}}); n != 1 || err != nil {
+	if n, err := f.letters.RetryNow(t.Context(), Filter{IDs: []int64{2}}); n != 1 || err != nil {
 		t.Errorf("RetryNow = %d, %v", n, err)
 	}
 	got := f.texts(t, "SELECT concat_ws(' ', CASE who WHEN session_user THEN 'login' ELSE who END, verb, ids, why) FROM {schema}.operator_journal ORDER BY id")

@@ -1,4 +1,4 @@
-package consumer
+package operator
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -18,7 +19,7 @@ import (
 // are broken: their messages are dead letters at once then.
 type letterFixture struct {
 	*fixture
-	c       *Consumer
+	c       *consumer.Consumer
 	letters *DeadLetters
 	broken  atomic.Bool
 }
@@ -28,23 +29,23 @@ func newLetterFixture(t *testing.T) *letterFixture {
 	f := &letterFixture{fixture: newFixture(t)}
 	f.broken.Store(true)
 	paying := f.step(f.unlessBroken("paid"), f.unlessBroken("refunded"))
-	cancelling := Step{
-		Name: "cancel", Action: On("book", f.unlessBroken("booked")), Compensation: On("unbook", f.unlessBroken("unbooked")),
+	cancelling := consumer.Step{
+		Name: "cancel", Action: consumer.On("book", f.unlessBroken("booked")), Compensation: consumer.On("unbook", f.unlessBroken("unbooked")),
 		RetryBase: 1, RetryCap: 1, CancelParked: true,
 	}
-	f.c = f.consumer(t, Options{}, paying, cancelling)
+	f.c = f.consumer(t, consumer.Options{}, paying, cancelling)
 	var err error
-	if f.letters, err = NewDeadLetters(f.pool, &DeadLettersOptions{Schema: f.schema}); err != nil {
+	if f.letters, err = NewDeadLetters(f.pool, Inbox, &Options{Schema: f.schema}); err != nil {
 		t.Fatalf("NewDeadLetters: %v", err)
 	}
 	return f
 }
 
-func (f *letterFixture) unlessBroken(what string) Handler[payment] {
+func (f *letterFixture) unlessBroken(what string) handler {
 	work := f.effect(what)
-	return func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+	return func(ctx context.Context, tx pgx.Tx, in consumer.Message[payment], emit consumer.Emit) error {
 		if f.broken.Load() {
-			return Terminal(errors.New(what + " went wrong"))
+			return consumer.Terminal(errors.New(what + " went wrong"))
 		}
 		return work(ctx, tx, in, emit)
 	}
@@ -79,12 +80,7 @@ func (f *letterFixture) edit(t *testing.T, e Edit) {
 func (f *letterFixture) runAll(t *testing.T) {
 	t.Helper()
 	f.broken.Store(false)
-	for range 50 {
-		if runParkedOnce(t, f.c) == 0 {
-			return
-		}
-	}
-	t.Fatal("parked messages go round for ever")
+	f.runDue(t, f.c)
 }
 
 // booking is a message to the step that cancels parked actions.
@@ -114,7 +110,7 @@ func written(msg *message.Message, at string) *message.Message {
 var planCases = []struct {
 	name    string
 	arrange func(t *testing.T, f *letterFixture)
-	filter  DeadFilter
+	filter  Filter
 	force   bool
 	want    string
 	guess   string
@@ -128,7 +124,7 @@ var planCases = []struct {
 		f.working(t, act("k"))
 		handle(t, f.c, undo("k"))
 	}},
-	{name: "a compensation of a dead action", filter: DeadFilter{Kind: "compensation"}, want: "action-dead", row: "dead", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "a compensation of a dead action", filter: Filter{Kind: "compensation"}, want: "action-dead", row: "dead", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, act("k"), undo("k"))
 	}},
 	{name: "both", want: "run waits", row: "compensated", effects: "paid k 1, refunded k 2", arrange: func(t *testing.T, f *letterFixture) {
@@ -141,7 +137,7 @@ var planCases = []struct {
 	{name: "an action that was cancelled", want: "superseded", row: "void", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, booking("book", "k"), booking("unbook", "k"))
 	}},
-	{name: "a compensation that cancels", want: "nothing-to-undo", guess: "action-dead", row: "void", filter: DeadFilter{Kind: "compensation"}, arrange: func(t *testing.T, f *letterFixture) {
+	{name: "a compensation that cancels", want: "nothing-to-undo", guess: "action-dead", row: "void", filter: Filter{Kind: "compensation"}, arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, booking("book", "k"), saying(booking("unbook", "k"), "{"))
 		f.edit(t, Edit{Payload: []byte("{}")})
 		f.exec(t, "UPDATE {schema}.parked SET kind = 'compensation', scope = 'tenant', key = 'k', step = 'cancel', n = '' WHERE kind = 'unknown'")
@@ -159,7 +155,7 @@ var planCases = []struct {
 		f.working(t, act("k"))
 		handle(t, f.c, newMessage("pay", "k", payment{3}))
 	}},
-	{name: "a reused key of a dead action", filter: DeadFilter{Reason: ReasonKeyReused}, want: "key-reused", row: "dead", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "a reused key of a dead action", filter: Filter{Reason: consumer.ReasonKeyReused}, want: "key-reused", row: "dead", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, act("k"), newMessage("pay", "k", payment{3}))
 	}},
 	{name: "a reused key and its dead action", want: "run key-reused", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
@@ -233,7 +229,7 @@ var planCases = []struct {
 		handle(t, f.c, saying(act("k"), "{"))
 		f.edit(t, Edit{Payload: []byte(`{"amount":1}`)})
 	}},
-	{name: "mended, while its step is dead", filter: DeadFilter{Kind: "unknown"}, want: "duplicate", guess: "unread", row: "dead", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "mended, while its step is dead", filter: Filter{Kind: "unknown"}, want: "duplicate", guess: "unread", row: "dead", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, act("k"))
 		deliver(t, f, "pay", without(act("k"), outbox.HeaderKey))
 		f.edit(t, Edit{Set: map[string]string{outbox.HeaderKey: "k:process-payment"}})
@@ -319,9 +315,9 @@ func (f *letterFixture) copyLetter(t *testing.T, payload string) {
 		SELECT state, kind, scope, key, step, n, topic, message_id, header_names, header_values, `+payload+`, reason, due_at FROM {schema}.parked`)
 }
 
-func (f *letterFixture) redriveID(t *testing.T, ids ...int64) Prospects {
+func (f *letterFixture) redriveID(t *testing.T, ids ...int64) Outcomes {
 	t.Helper()
-	outcomes, err := f.letters.Redrive(t.Context(), ids...)
+	outcomes, err := f.letters.Redrive(t.Context(), Filter{IDs: ids}, nil)
 	if err != nil {
 		t.Fatalf("Redrive: %v", err)
 	}
@@ -329,14 +325,14 @@ func (f *letterFixture) redriveID(t *testing.T, ids ...int64) Prospects {
 }
 
 // plan returns the outcomes of a plan as text, and the letters' ids.
-func (f *letterFixture) plan(t *testing.T, filter DeadFilter, opts *PlanOptions) (outcomes string, ids []int64) {
+func (f *letterFixture) plan(t *testing.T, filter Filter, opts *PreviewOptions) (outcomes string, ids []int64) {
 	t.Helper()
 	var all []string
-	counts, err := f.letters.Plan(t.Context(), filter, opts, func(p Planned) error {
+	counts, err := f.letters.Preview(t.Context(), filter, opts, func(p Preview) error {
 		if p.Why == "" || p.Payload == nil {
-			t.Errorf("letter %d: planned %s without a reason or a payload", p.ID, p.Prospect)
+			t.Errorf("letter %d: planned %s without a reason or a payload", p.ID, p.Outcome)
 		}
-		all, ids = append(all, string(p.Prospect)), append(ids, p.ID)
+		all, ids = append(all, string(p.Outcome)), append(ids, p.ID)
 		return nil
 	})
 	if err != nil {
@@ -350,10 +346,10 @@ func (f *letterFixture) plan(t *testing.T, filter DeadFilter, opts *PlanOptions)
 
 // after is what a letter's outcome looks like once the consumer has run: whether
 // it is still there, and why.
-var after = map[Prospect]string{
-	ProspectRun: "gone", ProspectNothing: "gone", ProspectWaits: "gone", ProspectDuplicate: "gone", ProspectSuperseded: "gone",
-	ProspectActionDead: "dead action-dead", ProspectKeyReused: "dead key-reused", ProspectTooOld: "dead terminal",
-	ProspectUndecodable: "dead undecodable",
+var after = map[Outcome]string{
+	OutcomeRun: "gone", OutcomeNothingToUndo: "gone", OutcomeWaits: "gone", OutcomeDuplicate: "gone", OutcomeSuperseded: "gone",
+	OutcomeActionDead: "dead action-dead", OutcomeKeyReused: "dead key-reused", OutcomeTooOld: "dead terminal",
+	OutcomeUndecodable: "dead undecodable",
 }
 
 // unreadableReasons are those that undecodable stands for.
@@ -368,21 +364,21 @@ func TestAPlanIsWhatHappens(t *testing.T) {
 			f := newLetterFixture(t)
 			tt.arrange(t, f)
 			before := f.tables(t)
-			got, ids := f.plan(t, tt.filter, &PlanOptions{Steps: f.c, Force: tt.force})
-			guessed, _ := f.plan(t, tt.filter, &PlanOptions{Force: tt.force})
+			got, ids := f.plan(t, tt.filter, &PreviewOptions{Consumer: f.c, Force: tt.force})
+			guessed, _ := f.plan(t, tt.filter, &PreviewOptions{Force: tt.force})
 			if guess := tt.guess; got != tt.want || guessed != guess && (guess != "" || guessed != tt.want) {
 				t.Errorf("planned %q, without steps %q; want %q and %q", got, guessed, tt.want, guess)
 			}
 			if diff := cmp.Diff(before, f.tables(t)); diff != "" {
 				t.Errorf("planning has changed something (-before +after):\n%s", diff)
 			}
-			outcomes, err := f.letters.RedriveAll(t.Context(), tt.filter, &RedriveOptions{Force: tt.force})
+			outcomes, err := f.letters.Redrive(t.Context(), tt.filter, &RedriveOptions{Force: tt.force})
 			if n := outcomes.Sent() + outcomes.Removed() + outcomes.Left(); err != nil || n != len(ids) {
 				t.Errorf("RedriveAll = %v, %v; want %d letters", outcomes, err, len(ids))
 			}
 			f.runAll(t)
 			for i, outcome := range strings.Fields(got) {
-				if ended := f.ended(t, ids[i]); ended != after[Prospect(outcome)] {
+				if ended := f.ended(t, ids[i]); ended != after[Outcome(outcome)] {
 					t.Errorf("letter %d was to be %s, and is %s", i, outcome, ended)
 				}
 			}
@@ -421,13 +417,13 @@ func TestAPlanOverManyPages(t *testing.T) {
 	f.exec(t, `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
 		SELECT state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at
 		FROM {schema}.parked, generate_series(1, 1200)`)
-	counts, err := f.letters.Plan(t.Context(), DeadFilter{}, nil, nil)
-	if diff := cmp.Diff(Prospects{ProspectRun: 1, ProspectDuplicate: 1200}, counts); err != nil || diff != "" {
+	counts, err := f.letters.Preview(t.Context(), Filter{}, nil, nil)
+	if diff := cmp.Diff(Outcomes{OutcomeRun: 1, OutcomeDuplicate: 1200}, counts); err != nil || diff != "" {
 		t.Errorf("Plan: %v (-want +got):\n%s", err, diff)
 	}
-	var told []Prospects
-	counts, err = f.letters.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Progress: func(o Prospects) { told = append(told, o) }})
-	if diff := cmp.Diff(Prospects{ProspectRun: 1, ProspectDuplicate: 1200}, counts); err != nil || diff != "" {
+	var told []Outcomes
+	counts, err = f.letters.Redrive(t.Context(), Filter{}, &RedriveOptions{Progress: func(o Outcomes) { told = append(told, o) }})
+	if diff := cmp.Diff(Outcomes{OutcomeRun: 1, OutcomeDuplicate: 1200}, counts); err != nil || diff != "" {
 		t.Errorf("RedriveAll: %v (-want +got):\n%s", err, diff)
 	}
 	if len(told) != 3 || told[0].Removed() != 499 || told[2].Removed() != 1200 {
@@ -435,7 +431,7 @@ func TestAPlanOverManyPages(t *testing.T) {
 	}
 	stop := errors.New("enough")
 	handle(t, f.c, act("l"))
-	if _, err := f.letters.Plan(t.Context(), DeadFilter{}, nil, func(Planned) error { return stop }); !errors.Is(err, stop) {
+	if _, err := f.letters.Preview(t.Context(), Filter{}, nil, func(Preview) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("a plan whose reader has enough ends with %v", err)
 	}
 }

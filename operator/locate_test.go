@@ -1,4 +1,4 @@
-package consumer
+package operator
 
 import (
 	"context"
@@ -12,20 +12,19 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
-var oneMoment = pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-
-func (f *fixture) locate(t *testing.T, filter LocateFilter) (w Whereabouts) {
+func (f *fixture) locate(t *testing.T, filter LocateFilter) (w InboxRows) {
 	t.Helper()
-	l, err := NewLocator(f.schema)
+	l, err := NewLocator(&Options{Schema: f.schema})
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = pgx.BeginTxFunc(t.Context(), f.pool, oneMoment, func(tx pgx.Tx) error {
-		w, err = l.Locate(t.Context(), tx, filter)
+	err = pgx.BeginTxFunc(t.Context(), f.pool, oneSnapshot, func(tx pgx.Tx) error {
+		w, err = l.Inbox(t.Context(), tx, filter)
 		return err
 	})
 	if err != nil {
@@ -35,15 +34,26 @@ func (f *fixture) locate(t *testing.T, filter LocateFilter) (w Whereabouts) {
 }
 
 // located returns "step#n state attempts undo" and "state kind reason attempts".
-func located(w Whereabouts) string {
+func located(w InboxRows) string {
 	var all []string
 	for _, s := range w.Steps {
 		all = append(all, fmt.Sprint(s.Step, "#", s.N, " ", s.State, " ", s.Attempts, " ", s.UndoAttempts))
 	}
-	for _, p := range w.Parked {
+	for _, p := range w.Letters {
 		all = append(all, fmt.Sprint(p.State, " ", p.Kind, " ", p.Reason, " ", p.Attempts))
 	}
 	return strings.Join(all, ", ")
+}
+
+// scripted fails in the way that the amount says.
+func scripted(_ context.Context, _ pgx.Tx, in consumer.Message[payment], _ consumer.Emit) error {
+	switch in.Body.Amount {
+	case 11:
+		return consumer.Terminal(errors.New("never"))
+	case 12:
+		panic("broken")
+	}
+	return nil
 }
 
 // A step is found wherever it stands, with what is parked of it.
@@ -70,7 +80,7 @@ func TestEveryStateOfAStep(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			c := f.consumer(t, Options{}, f.step(scripted, scripted))
+			c := f.consumer(t, consumer.Options{}, f.step(scripted, scripted))
 			handle(t, c, tt.arrives...)
 			handle(t, c, newMessage("pay", "kk", payment{never}))
 			want := strings.ReplaceAll(tt.want, "# ", "process-payment# ")
@@ -92,7 +102,7 @@ func TestEveryStateOfAStep(t *testing.T) {
 func TestWhatIsToldOfASaga(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	c := f.consumer(t, Options{}, f.step(scripted, scripted))
+	c := f.consumer(t, consumer.Options{}, f.step(scripted, scripted))
 	first, second := newMessage("pay", "k", payment{11}), newMessage("pay", "k", payment{12})
 	first.UUID = "no\x00uuid"
 	second.Metadata.Set(outbox.HeaderKey, "k:process-payment#2")
@@ -103,20 +113,20 @@ func TestWhatIsToldOfASaga(t *testing.T) {
 	if got, want := located(w), "process-payment# dead 1 0, process-payment#2 retrying 1 0, dead action terminal 1, retrying action failed 1"; got != want {
 		t.Fatalf("located %s\nwant %s", got, want)
 	}
-	s, p := w.Steps[0], w.Parked[0]
+	s, p := w.Steps[0], w.Letters[0]
 	if s.Scope != "tenant" || s.Key != "k" || s.CreatedAt.IsZero() || s.UpdatedAt.Before(s.CreatedAt) || w.At.Before(s.UpdatedAt) || w.More {
 		t.Errorf("step %+v at %s", s, w.At)
 	}
 	if p.Scope != "tenant" || p.Topic != "pay" || p.MessageID != first.UUID || p.Error != "never" || p.Payload != nil || p.Size == 0 || !p.DueAt.IsZero() {
 		t.Errorf("parked %+v", p)
 	}
-	if w.Steps[1].Scope != "another" || w.Steps[1].N != "2" || !w.Parked[1].DueAt.IsZero() || !w.SweptBefore.IsZero() {
-		t.Errorf("of another scope: %+v, %+v; swept before %s", w.Steps[1], w.Parked[1], w.SweptBefore)
+	if w.Steps[1].Scope != "another" || w.Steps[1].N != "2" || !w.Letters[1].DueAt.IsZero() || !w.Horizon.IsZero() {
+		t.Errorf("of another scope: %+v, %+v; swept before %s", w.Steps[1], w.Letters[1], w.Horizon)
 	}
 	f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp() + interval '1 h' WHERE state = 'retrying'")
 	f.exec(t, "UPDATE {schema}.inbox_horizon SET swept_before = '2020-01-01'")
 	w = f.locate(t, LocateFilter{Scope: "another", Key: "k"})
-	if len(w.Steps) != 1 || len(w.Parked) != 1 || w.Parked[0].DueAt.Before(w.At.Add(50*time.Minute)) || w.SweptBefore.Year() < 2019 {
+	if len(w.Steps) != 1 || len(w.Letters) != 1 || w.Letters[0].DueAt.Before(w.At.Add(50*time.Minute)) || w.Horizon.Year() < 2019 {
 		t.Errorf("of the other scope: %+v", w)
 	}
 }
@@ -124,26 +134,26 @@ func TestWhatIsToldOfASaga(t *testing.T) {
 func TestLocateRefuses(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l, err := NewLocator(f.schema)
+	l, err := NewLocator(&Options{Schema: f.schema})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Locate(t.Context(), nil, LocateFilter{Scope: "tenant"}); err == nil {
+	if _, err := l.Inbox(t.Context(), nil, LocateFilter{Scope: "tenant"}); err == nil {
 		t.Error("without a key: nil error")
 	}
 	err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		_, err := l.Locate(t.Context(), tx, LocateFilter{Key: "k"})
+		_, err := l.Inbox(t.Context(), tx, LocateFilter{Key: "k"})
 		return err
 	})
 	if !errors.Is(err, errIsolation) {
 		t.Errorf("in READ COMMITTED: %v", err)
 	}
-	if _, err := NewLocator("no such"); err == nil {
+	if _, err := NewLocator(&Options{Schema: "no such"}); err == nil {
 		t.Error("NewLocator of a schema with a blank = nil error")
 	}
-	l, _ = NewLocator("nowhere")
-	err = pgx.BeginTxFunc(t.Context(), f.pool, oneMoment, func(tx pgx.Tx) error {
-		_, err := l.Locate(t.Context(), tx, LocateFilter{Key: "k"})
+	l, _ = NewLocator(&Options{Schema: "nowhere"})
+	err = pgx.BeginTxFunc(t.Context(), f.pool, oneSnapshot, func(tx pgx.Tx) error {
+		_, err := l.Inbox(t.Context(), tx, LocateFilter{Key: "k"})
 		return err
 	})
 	if err == nil || !strings.Contains(err.Error(), "migrated") {
@@ -168,13 +178,13 @@ func TestASagaIsFoundByIndex(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.fillScopes(t, 20, 1000)
-	pgtest.PrepareAll(t, newLocateQueries(f.schema))
+	pgtest.PrepareAll(t, preparable(newInboxQueries(f.schema)))
 	for _, statistics := range []string{"SELECT 'fresh'", "ANALYZE {schema}.inbox, {schema}.parked"} {
 		f.exec(t, statistics)
-		q := newLocateQueries(f.schema)
+		q := newInboxQueries(f.schema)
 		for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
 			for _, args := range []string{"('', 'k7', 1000)", "('s7', 'k7', 1000)"} {
-				for table, statement := range map[string]string{"inbox": q.steps, "parked": q.parked} {
+				for table, statement := range map[string]string{"inbox": q.locateSteps, "parked": q.locateParked} {
 					plan := f.explain(t, mode, statement, args)
 					if slices.Contains(plan, "Seq Scan on "+table) {
 						t.Errorf("%s, %s, %s: %s in %q", statistics, mode, args, table, plan)
@@ -183,21 +193,21 @@ func TestASagaIsFoundByIndex(t *testing.T) {
 			}
 		}
 	}
-	if w := f.locate(t, LocateFilter{Key: "k7"}); len(w.Steps) != 20 || len(w.Parked) != 20 || w.More {
-		t.Errorf("%d steps and %d parked messages, more: %t; want 20 each", len(w.Steps), len(w.Parked), w.More)
+	if w := f.locate(t, LocateFilter{Key: "k7"}); len(w.Steps) != 20 || len(w.Letters) != 20 || w.More {
+		t.Errorf("%d steps and %d parked messages, more: %t; want 20 each", len(w.Steps), len(w.Letters), w.More)
 	}
 }
 
 func TestLocateIsLimited(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.fillScopes(t, MaxLocated, 1)
-	if w := f.locate(t, LocateFilter{Key: "k1"}); len(w.Steps) != MaxLocated || len(w.Parked) != MaxLocated || w.More {
-		t.Errorf("%d steps and %d parked messages, more: %t", len(w.Steps), len(w.Parked), w.More)
+	f.fillScopes(t, MaxList, 1)
+	if w := f.locate(t, LocateFilter{Key: "k1"}); len(w.Steps) != MaxList || len(w.Letters) != MaxList || w.More {
+		t.Errorf("%d steps and %d parked messages, more: %t", len(w.Steps), len(w.Letters), w.More)
 	}
 	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state) VALUES ('', 'k1', 'step', '', 'open')")
-	if w := f.locate(t, LocateFilter{Key: "k1"}); len(w.Steps) != MaxLocated || len(w.Parked) != MaxLocated || !w.More {
-		t.Errorf("%d steps and %d parked messages, more: %t", len(w.Steps), len(w.Parked), w.More)
+	if w := f.locate(t, LocateFilter{Key: "k1"}); len(w.Steps) != MaxList || len(w.Letters) != MaxList || !w.More {
+		t.Errorf("%d steps and %d parked messages, more: %t", len(w.Steps), len(w.Letters), w.More)
 	}
 }
 
@@ -213,16 +223,16 @@ func TestALocatorGetsByWithItsGrants(t *testing.T) {
 		}
 	})
 	f.exec(t, "GRANT USAGE ON SCHEMA {schema} TO "+role)
-	l, err := NewLocator(f.schema)
+	l, err := NewLocator(&Options{Schema: f.schema})
 	if err != nil {
 		t.Fatal(err)
 	}
 	locate := func() error {
-		return pgx.BeginTxFunc(t.Context(), f.pool, oneMoment, func(tx pgx.Tx) error {
+		return pgx.BeginTxFunc(t.Context(), f.pool, oneSnapshot, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), "SET LOCAL ROLE "+role); err != nil {
 				return err
 			}
-			_, err := l.Locate(t.Context(), tx, LocateFilter{Key: "k"})
+			_, err := l.Inbox(t.Context(), tx, LocateFilter{Key: "k"})
 			return err
 		})
 	}

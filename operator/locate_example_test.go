@@ -1,4 +1,4 @@
-package consumer_test
+package operator_test
 
 import (
 	"context"
@@ -7,11 +7,11 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// Where a saga is, in two services of a database, as of one moment.
+// Where a saga is in two services of one database, at one moment.
 func ExampleLocator() {
 	schemas := []string{"order_service", "payment_service"} // or those of migrations.Schemas
 	oneMoment := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
@@ -24,12 +24,12 @@ func ExampleLocator() {
 		if err != nil {
 			return err
 		}
-		handled, err := consumer.NewLocator(schema)
+		handled, err := operator.NewLocator(&operator.Options{Schema: schema})
 		if err != nil {
 			return err
 		}
-		in, err := handled.Locate(ctx, tx, consumer.LocateFilter{Key: "order-42"})
-		fmt.Println(schema, out.Messages, in.Steps, in.Parked)
+		in, err := handled.Inbox(ctx, tx, operator.LocateFilter{Key: "order-42"})
+		fmt.Println(schema, out.Messages, in.Steps, in.Letters)
 		return err
 	}
 	_ = func(ctx context.Context, db *pgxpool.Pool) error {

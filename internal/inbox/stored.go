@@ -1,0 +1,61 @@
+package inbox
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// Unread is the kind of a stored message that no step could read. It has no identity.
+const Unread Kind = "unknown"
+
+// ReusedText is the error of a message whose identity belongs to another payload.
+const ReusedText = "consumer: scope, key and step were used before with another payload"
+
+// An Identity is the primary key of a row of the table inbox.
+type Identity struct{ Scope, Key, Step, N string }
+
+// Compare orders identities as rows of the inbox are locked.
+func (id Identity) Compare(other Identity) int {
+	return cmp.Or(cmp.Compare(id.Scope, other.Scope), cmp.Compare(id.Key, other.Key), cmp.Compare(id.Step, other.Step), cmp.Compare(id.N, other.N))
+}
+
+// A StoredMessage is a row of the table parked, as far as a consumer reads it.
+type StoredMessage struct {
+	Kind     Kind
+	Identity // empty for Unread
+	Topic    string
+	ID       string
+	Headers  map[string]string
+	Payload  []byte
+	Digest   []byte // of the payload before its first edit; nil: of Payload
+	Reason   string
+}
+
+// A Reading is the answer of a consumer that has read a StoredMessage.
+type Reading struct {
+	Taken bool // the message is for a step or a topic of this consumer; nothing else is set if not
+
+	Err          error // the message cannot be read: the reason, and why
+	CancelParked bool  // the option of its step
+
+	// Kind and Identity are those of the message itself; unset with Err.
+	Kind
+	Identity
+}
+
+// HeaderColumns returns metadata as two columns, sorted by name, without the header skip.
+func HeaderColumns(metadata map[string]string, skip string) (names, values [][]byte) {
+	names, values = [][]byte{}, [][]byte{}
+	for _, name := range slices.Sorted(maps.Keys(metadata)) {
+		if name != skip {
+			names, values = append(names, []byte(name)), append(values, []byte(metadata[name]))
+		}
+	}
+	return names, values
+}
+
+// SQLReadHorizon reads how far the inbox has been swept, null for never. In READ COMMITTED it
+// must be a statement of its own behind the claim: a transaction that finds a row absent
+// because a sweeper has removed it then sees the horizon that the sweeper raised before.
+const SQLReadHorizon = `SELECT nullif(swept_before, '-infinity') FROM {schema}.inbox_horizon`

@@ -1,0 +1,138 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/journal"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+const (
+	// batchSize is the number of letters that one transaction changes. It bounds how long
+	// their rows, and those of their steps, are locked.
+	batchSize = 500
+
+	// batchTimeout bounds one batch.
+	batchTimeout = time.Minute
+)
+
+// An engine commits batches: the changes of a verb and the row of the journal in one
+// transaction each. One side has one engine.
+type engine struct {
+	db            *pgxpool.Pool
+	by, why       string
+	begin         string // the BEGIN statement, with a limit for an idle transaction
+	insertJournal string
+
+	beforeCommit, afterCommit func() error // failpoints
+
+	pause func(ctx context.Context, d time.Duration) // between batches of a limited rate
+}
+
+// commitBatch runs change in one transaction. The journal gets a row if change returns ids:
+// those of the letters that have changed. After an error that does not come from the server
+// it is unknown whether the transaction has committed.
+func (e *engine) commitBatch(ctx context.Context, verb string, what map[string]string, change func(tx pgx.Tx) ([]int64, error)) error {
+	err := pgx.BeginTxFunc(ctx, e.db, pgx.TxOptions{BeginQuery: e.begin}, func(tx pgx.Tx) error {
+		ids, err := change(tx)
+		if err == nil {
+			err = e.writeJournal(ctx, tx, verb, what, ids)
+		}
+		if err != nil {
+			return err
+		}
+		return e.beforeCommit()
+	})
+	if err != nil {
+		return err
+	}
+	return e.afterCommit()
+}
+
+// writeJournal writes who did verb to ids, which what picked. Without ids it writes nothing.
+func (e *engine) writeJournal(ctx context.Context, tx pgx.Tx, verb string, what map[string]string, ids []int64) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, e.insertJournal, journal.Args(e.by, e.why, verb, what, ids)...); err != nil {
+		return fmt.Errorf("write journal: %w", sqlschema.Explain(err))
+	}
+	return nil
+}
+
+// eachBatch calls do for one batch after another, each with the id behind which it begins,
+// until a batch has fewer than size letters. do returns how many there were and the last id.
+// So no letter is met twice, even if it fails again meanwhile.
+func eachBatch(ctx context.Context, size int, do func(ctx context.Context, after int64) (n int, last int64, err error)) (total int, err error) {
+	after := int64(0)
+	for {
+		n, last, err := runLimited(ctx, after, do)
+		if err != nil {
+			return total, err
+		}
+		if total += n; n < size {
+			return total, nil
+		}
+		after = last
+	}
+}
+
+func runLimited(ctx context.Context, after int64, do func(context.Context, int64) (int, int64, error)) (int, int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	return do(ctx, after)
+}
+
+// A rate is a limit in letters per second; 0 is no limit.
+type rate float64
+
+// batchSize is the size of a batch: at a limited rate, at most the letters of a second.
+func (r rate) batchSize(limit int) int {
+	if r == 0 {
+		return limit
+	}
+	return min(limit, max(1, int(r)))
+}
+
+// keepRate waits as long as n letters take at the rate r.
+func (e *engine) keepRate(ctx context.Context, r rate, n int) {
+	if r > 0 {
+		e.pause(ctx, time.Duration(float64(n)/float64(r)*float64(time.Second)))
+	}
+}
+
+// pauseFor waits for d, or until ctx ends.
+func pauseFor(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// largest returns the largest of ids, and 0 of none.
+func largest(ids []int64) int64 {
+	if len(ids) == 0 {
+		return 0
+	}
+	return slices.Max(ids)
+}
+
+// plannedAnew lets PostgreSQL plan a statement for its values each time. A generic plan would
+// sort all letters for every batch.
+const plannedAnew = pgx.QueryExecModeCacheDescribe
+
+// formatAge returns d for the journal, and "" for 0.
+func formatAge(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return d.String()
+}

@@ -1,0 +1,260 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/consumer"
+)
+
+// ErrNoDeadLetter reports that no message with this id is in the expected state: it was
+// redriven, discarded, run or published, or it never existed.
+var ErrNoDeadLetter = errors.New("operator: no such dead letter")
+
+// A Side says which table a dead letter is in.
+type Side string
+
+// The sides.
+const (
+	Inbox Side = "inbox" // a message that a step could not handle or read
+)
+
+// A State says whether a message is retried without a person.
+type State string
+
+// The states.
+const (
+	StateDead     State = "dead"     // a dead letter: waits for a person
+	StateRetrying State = "retrying" // runs again when it is due
+)
+
+// A DeadLetter is a dead letter, or a message that is retrying.
+type DeadLetter struct {
+	ID    int64
+	Side  Side
+	State State
+	Kind  string // action, compensation, or unknown: it could not be read
+
+	Scope, Key, Step, N string // the identity of the step; empty where it could not be read
+
+	Topic     string
+	MessageID string           // as received: any bytes
+	Headers   message.Metadata // as received, properties included: any bytes
+	Payload   []byte           // from [DeadLetters.Get], a preview and a [Keep]; else nil
+	Size      int              // bytes of payload
+
+	Reason   consumer.Reason
+	Error    string // of the last attempt
+	Stack    string // of its panic; from [DeadLetters.Get] and for a [Keep]
+	Attempts int    // entries into the handler
+
+	FirstAt time.Time // when it was stored first
+	LastAt  time.Time // when it failed last
+	DueAt   time.Time // when it runs again; zero for a dead letter, and for a message that waits for another one
+
+	Edited  bool // by [DeadLetters.Edit]; the header [HeaderEdited] says when and by whom
+	InDoubt bool // an attempt may have had an effect outside the database
+
+	digest []byte // of the payload before its first edit; nil: of Payload
+}
+
+// A Filter picks letters. A letter matches if it matches every field that is not zero; the
+// zero Filter picks every dead letter.
+type Filter struct {
+	IDs       []int64 // nil: any; empty: none
+	State     State   // of [DeadLetters.List] and [DeadLetters.Count]; default: StateDead
+	Step      string
+	Kind      string // action, compensation or unknown
+	Reason    consumer.Reason
+	Error     string // a literal part of the error
+	Scope     string
+	Key       string // the idempotency key, without a step
+	Topic     string
+	MessageID string
+	Older     time.Duration // failed last at least this long ago
+	Newer     time.Duration // failed last at most this long ago
+}
+
+// checkDead returns an error if f picks retrying messages.
+func (f *Filter) checkDead(instead string) error {
+	if f.State == StateRetrying {
+		return errors.New("operator: the message is retrying: " + instead)
+	}
+	return nil
+}
+
+// DeadLetters reads and changes the dead letters of one side of a schema. It needs no
+// consumer and no relay. Consumers and relays that run see each change. Several operators
+// at once change each letter once. Any number of goroutines may use it.
+//
+// Changes are made in batches of at most 500 letters, one transaction each. An error comes
+// with the count of letters that are known to be changed. Whether the batch of the error
+// has committed is unknown: repeat the call, which skips what is done. Each transaction that
+// has changed a letter has written a row of the journal: see [ReadJournal].
+type DeadLetters struct {
+	letters *inboxLetters
+}
+
+// NewDeadLetters returns the dead letters of a schema. It does no I/O. Its errors name a
+// schema that is not a plain identifier, an unknown side, or a missing pool.
+func NewDeadLetters(db *pgxpool.Pool, side Side, opts *Options) (*DeadLetters, error) {
+	o, err := opts.withDefaults()
+	switch {
+	case err != nil:
+		return nil, err
+	case db == nil:
+		return nil, errors.New("operator: NewDeadLetters needs a pool")
+	case side != Inbox:
+		return nil, fmt.Errorf("operator: there is no side %.20q", side)
+	}
+	return &DeadLetters{letters: newInboxLetters(db, o)}, nil
+}
+
+// List returns letters in the order in which they were stored, without payloads and
+// stacks: those behind the id after, at most limit and at most [MaxList]. Begin with 0 and
+// continue with the ID of the last one.
+func (d *DeadLetters) List(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
+	return d.letters.list(ctx, filter, after, limit)
+}
+
+// Get returns a letter of any state with payload and stack. Its error is an
+// [ErrNoDeadLetter] if there is none.
+func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
+	return d.letters.get(ctx, id)
+}
+
+// Count counts the letters that filter picks.
+func (d *DeadLetters) Count(ctx context.Context, filter Filter) (int, error) {
+	return d.letters.count(ctx, filter)
+}
+
+// RetryNow makes retrying messages that filter picks due, whatever its State, and returns
+// how many. Their attempts stay counted. A message that runs at this moment, or has a lease
+// for its call, is left out. A message that a consumer has just taken may be taken once
+// more, which costs one attempt.
+func (d *DeadLetters) RetryNow(ctx context.Context, filter Filter) (int, error) {
+	return d.letters.retryNow(ctx, filter)
+}
+
+// A Keep receives letters, one by one and with payload and stack, before they are discarded.
+// If it returns an error or takes longer than 30 s, no letter of its batch is discarded: their
+// rows are locked meanwhile.
+type Keep func(DeadLetter) error
+
+// Discard removes the dead letters that filter picks for good and returns how many. They
+// never run. The row of the step stays, so that no other copy of the message runs either:
+// the result of a dead action stays unknown.
+//
+// A keep that is not nil is called before COMMIT: it has seen each letter that is removed. It
+// may also have seen letters that are still there after an error.
+func (d *DeadLetters) Discard(ctx context.Context, filter Filter, keep Keep) (int, error) {
+	if err := filter.checkDead("make it a dead letter first"); err != nil {
+		return 0, err
+	}
+	return d.letters.discard(ctx, filter, keep)
+}
+
+// Redrive retries the dead letters that filter picks and counts the outcomes. Each keeps its
+// identity, its message id and the header that records its edits. It is due at once and has
+// all its attempts again. The consumer then handles it like any retrying message: see
+// [Outcome]. Actions come before compensations: a compensation of a dead action would become
+// a dead letter again.
+//
+// A compensation that is a dead letter because its action was one has to be redriven too,
+// with its action or later. It is the only copy: a compensation that is sent again may be a
+// duplicate, and a duplicate gets no reply.
+//
+// Redrive takes the locks that a consumer takes, so that a consumer may decide about a
+// duplicate at the same time. Of two redrives one finds each letter. Letters that die after
+// Redrive has begun are left alone. When ctx ends, Redrive ends between two batches; a
+// second call continues with the letters that are still dead.
+func (d *DeadLetters) Redrive(ctx context.Context, filter Filter, opts *RedriveOptions) (Outcomes, error) {
+	o := RedriveOptions{}
+	if opts != nil {
+		o = *opts
+	}
+	if err := filter.checkDead("RetryNow runs it"); err != nil {
+		return Outcomes{}, err
+	}
+	if o.Rate < 0 {
+		return Outcomes{}, errors.New("operator: RedriveOptions.Rate is negative")
+	}
+	return d.letters.redrive(ctx, filter, o)
+}
+
+// RedriveOptions change how letters are redriven. The zero value is usable.
+type RedriveOptions struct {
+	// Rate is a limit in letters per second; default: none.
+	Rate float64
+
+	// Force also redrives letters whose step may have run already: the step has no row, and
+	// the letter is older than the rows that retention has removed. An action then runs as if
+	// it had never run, and a compensation as if its action had.
+	Force bool
+
+	// Progress is called after each COMMIT with the counts so far. Default: none.
+	Progress func(Outcomes)
+}
+
+// Bury makes retrying messages dead letters before their attempts are used up, so that they
+// can be edited or discarded. It returns how many. Ids that are not retrying are left out,
+// and so are messages whose step is locked, for example by its handler, or whose call is
+// under way.
+//
+// It sends no message: [consumer.Step].Unhandled is not called. An orchestrated saga whose
+// command is buried waits for the reply until the deadline of the step or, without one,
+// until saga.Options.Patience is over. Until then its status is running, not stuck, also
+// behind the pivot.
+func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (int, error) {
+	return d.letters.bury(ctx, ids)
+}
+
+// Preview predicts the outcomes of [DeadLetters.Redrive] for the dead letters that filter
+// picks. It calls each for every letter, in the order of a redrive and with payloads; each may
+// be nil, and its error ends the preview. It uses the state machine of the consumer, takes no
+// lock and changes nothing. It does not know what happens between preview and redrive.
+func (d *DeadLetters) Preview(ctx context.Context, filter Filter, opts *PreviewOptions, each func(Preview) error) (Outcomes, error) {
+	if err := filter.checkDead("only dead letters are redriven"); err != nil {
+		return Outcomes{}, err
+	}
+	o := PreviewOptions{}
+	if opts != nil {
+		o = *opts
+	}
+	return d.letters.preview(ctx, filter, o, each)
+}
+
+// A Preview is a dead letter with the outcome that a redrive would have.
+type Preview struct {
+	DeadLetter
+	Outcome Outcome
+	Why     string
+}
+
+// PreviewOptions change a preview. The zero value is usable.
+type PreviewOptions struct {
+	// Consumer is the one that will get the letters: its own decoders read what it can read.
+	// Default: none. Then a letter counts as undecodable if its headers or its JSON are, or
+	// if it was undecodable when it came and has not been edited since, whatever newer
+	// binaries understand; and a letter whose type was edited counts as [OutcomeUnread].
+	Consumer *consumer.Consumer
+
+	// Force is [RedriveOptions].Force.
+	Force bool
+}
+
+// Edit changes payload and headers of a dead letter, and returns it as it was and as it is.
+// It stays a dead letter: see [DeadLetters.Redrive].
+//
+// For its step it stays the same message: its digest stays that of the first payload, so
+// that neither it nor a late copy of the original counts as a reused key. Of two edits at
+// once the later one sees the headers of the earlier one, and its payload wins. The errors
+// are [ErrNoDeadLetter], [ErrIdentity] and [ErrInvalidEdit]; nothing has changed then.
+func (d *DeadLetters) Edit(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error) {
+	return d.letters.edit(ctx, id, e)
+}

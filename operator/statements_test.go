@@ -1,0 +1,14 @@
+package operator
+
+import (
+	"testing"
+
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+)
+
+// Record writes the statements that this package executes, so that the next migration is
+// tested with them.
+func TestStatementsAreRecorded(t *testing.T) {
+	t.Parallel()
+	pgtest.Record(t, "operator", newInboxQueries("{schema}"))
+}
