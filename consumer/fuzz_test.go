@@ -47,7 +47,7 @@ func FuzzRead(f *testing.F) {
 		if again := row.message(); again.UUID != msg.UUID || !maps.Equal(again.Metadata, msg.Metadata) || string(again.Payload) != string(body) {
 			t.Errorf("came back as %q %q", again.UUID, again.Metadata)
 		}
-		if v := visible(id + key); strings.ContainsAny(v, "\x00\x1b\r\n\x7f") || !utf8.ValidString(v) || len(v) > 6*maxLogText+16 {
+		if v := cleantext.Visible(id + key); strings.ContainsAny(v, "\x00\x1b\r\n\x7f") || !utf8.ValidString(v) || len(v) > 6*cleantext.MaxLogText+16 {
 			t.Errorf("%q logged as %q", id+key, v)
 		}
 	})

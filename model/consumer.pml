@@ -2,7 +2,7 @@
  * delivers both in any order, several times, and again whatever is not acked, and two instances of the service that
  * may die, hang or lose a connection at every boundary.
  *
- * It follows consumer/attempt.go, claim.go, park.go and parked.go; decide is Decide of internal/inbox. A transaction is
+ * It follows consumer/execute.go, execute_claim.go, settle_deadletter.go and retry.go; decide is Decide of internal/inbox. A transaction is
  * atomic from the lock of the row to COMMIT, since nobody else can see the row in between; the handler is the one
  * point within it where time passes. Not in here: batches, ordered steps, effects, retention, redrives.
  */

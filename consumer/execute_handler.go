@@ -6,14 +6,60 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/traceheader"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
+
+// enter calls the handler with tx, which is on conn.
+func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job, found cell) (err error) {
+	if err := failpoint.Hit("consumer/before-handler"); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout)
+	defer cancel()
+	j.Attempt = j.attempts(found)
+	j.entered = true
+	j.out = &collector{job: j, log: c.opts.Logger}
+	defer j.out.close()
+	ctx = c.entering(ctx, j)
+	err = errNoReturn
+	defer func() { c.leaving(j, err) }()
+	if j.traffic != nil {
+		defer func(begun time.Time) { j.traffic.note(time.Since(begun)) }(time.Now())
+	}
+	err = guarded(func() error { return j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, j.out.emit) })
+	if err == nil {
+		err = stateAfter(conn)
+	} else if conn.IsClosed() {
+		err = errors.Join(errConnLost, err)
+	} else if txguard.StatusOf(conn) == txguard.Ended {
+		err = errors.Join(Terminal(errTxEnded), err)
+	}
+	return err
+}
+
+// stateAfter returns what is wrong with a transaction that a handler has
+// returned as if nothing were.
+func stateAfter(conn *pgx.Conn) error {
+	switch {
+	case conn.IsClosed():
+		return errConnLost
+	case conn.PgConn().IsBusy():
+		return errTxBusy
+	case txguard.StatusOf(conn) == txguard.Ended:
+		return Terminal(errTxEnded)
+	case txguard.StatusOf(conn) == txguard.Aborted:
+		return errTxAborted
+	}
+	return nil
+}
 
 // A collector keeps what a handler emits and queues until the handler returns.
 type collector struct {

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,76 +44,6 @@ type batch struct {
 	savepoints int
 	worked     bool // something was executed after the claims
 	prepared   []prepared
-}
-
-// joins reports whether a message of step may share a transaction. What may have
-// killed a process is alone, and so is what has no attempt left for itself should
-// others make the transaction fail.
-func (c *Consumer) joins(step *Step, redelivered bool, spent int) bool {
-	return c.opts.BatchSize > 1 && c.marked && !redelivered && !step.Single && spent+1 < step.MaxAttempts
-}
-
-// settleSome deals with one of jobs, or with some of them in one transaction, from
-// the first, and acks or nacks those. It returns the others.
-func (c *Consumer) settleSome(ctx, work context.Context, jobs []*job) (left []*job) {
-	n := c.together(jobs)
-	for i, part := range ascending(jobs[:n]) {
-		if i > 0 && ctx.Err() != nil {
-			left = append(left, part...)
-			continue
-		}
-		left = append(left, c.settleBatch(ctx, work, part)...)
-	}
-	return append(left, jobs[n:]...)
-}
-
-// together returns how many of jobs, from the first, may share a transaction: a
-// step's row is claimed once in it. Of an ordered step there is one for each key,
-// since what parks the one must be known before the next is looked at. More than
-// can have a savepoint are not begun with.
-func (c *Consumer) together(jobs []*job) int {
-	seen, direct := map[identity]bool{}, 0
-	for i, j := range jobs {
-		id := identity{j.Scope, j.Key, j.Step, j.joinedN()}
-		if j.step.Ordered {
-			id.n = ""
-		}
-		if j.traffic.direct.Load() {
-			direct++
-		}
-		if !c.joins(j.step, j.redelivered, j.spent) || seen[id] || direct > maxSavepoints {
-			return max(i, 1)
-		}
-		seen[id] = true
-	}
-	return len(jobs)
-}
-
-// ascending returns jobs in the order of their sagas, in one part or two. Handlers
-// lock rows of their saga: two batches in two processes that came to the same sagas
-// in opposite orders would deadlock. Messages of one saga keep their order.
-//
-// What sorts last must not be what there is no time for again and again. So the saga
-// begins that has waited longest since there was none, and those that sort before it
-// are a part of their own.
-func ascending(jobs []*job) [][]*job {
-	jobs = slices.Clone(jobs)
-	slices.SortStableFunc(jobs, compareSaga)
-	var late *job
-	for _, j := range jobs {
-		if j.arrived.late && (late == nil || j.arrived.at.Before(late.arrived.at)) {
-			late = j
-		}
-	}
-	if late == nil {
-		return [][]*job{jobs}
-	}
-	first := slices.IndexFunc(jobs, func(j *job) bool { return compareSaga(j, late) == 0 })
-	return [][]*job{jobs[first:], jobs[:first]}
-}
-
-func compareSaga(a, b *job) int {
-	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key))
 }
 
 // settleBatch deals with jobs, and returns those for which there was no time. If
@@ -432,4 +361,74 @@ func (b *batch) reopen(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// A Preparer is called before the handlers of a batch are entered, with the messages
+// that they are going to be entered for: what those need of the database can be
+// read, and locked, in one round trip for all.
+type Preparer struct {
+	prepare func(ctx context.Context, tx pgx.Tx, messages []*Delivery) (context.Context, error)
+}
+
+// NewPreparer returns a Preparer that calls prepare. The context that prepare returns
+// is the one that the handlers' contexts come from. It must not change anything. A
+// handler has to do without, since a message that is alone is not prepared. After an
+// error, or a panic, the messages are handled one by one.
+//
+// Rows are to be locked in one order, so that two batches do not wait for each other.
+func NewPreparer(prepare func(ctx context.Context, tx pgx.Tx, messages []*Delivery) (context.Context, error)) *Preparer {
+	return &Preparer{prepare}
+}
+
+// A prepared is what a Preparer has made of a batch.
+type prepared struct {
+	by       *Preparer
+	messages []*Delivery
+	ctx      context.Context
+}
+
+// prepare prepares those of b's messages whose handlers are going to be entered.
+func (b *batch) prepare(ctx context.Context) error {
+	for _, j := range b.jobs {
+		if j.step.Prepare == nil || decide(j.found, j.arrival()) != run {
+			continue
+		}
+		i := slices.IndexFunc(b.prepared, func(p prepared) bool { return p.by == j.step.Prepare })
+		if i < 0 {
+			i = len(b.prepared)
+			b.prepared = append(b.prepared, prepared{by: j.step.Prepare})
+		}
+		b.prepared[i].messages = append(b.prepared[i].messages, &j.Delivery)
+	}
+	for i := range b.prepared {
+		b.worked = true // locks would be gone with the savepoint of what is queued
+		if err := b.callPrepare(ctx, &b.prepared[i]); err != nil {
+			return fmt.Errorf("consumer: prepare a batch: %w", err)
+		}
+	}
+	return nil
+}
+
+func (b *batch) callPrepare(ctx context.Context, p *prepared) (err error) {
+	err = guarded(func() (err error) {
+		p.ctx, err = p.by.prepare(ctx, txguard.Wrap(b.tx), p.messages)
+		return err
+	})
+	if err == nil {
+		err = stateAfter(b.tx.Conn())
+	}
+	if err == nil && p.ctx == nil {
+		err = errors.New("a Preparer returned no context")
+	}
+	return err
+}
+
+// contextFor returns the context for the handlers of step.
+func (b *batch) contextFor(ctx context.Context, step *Step) context.Context {
+	for _, p := range b.prepared {
+		if p.by == step.Prepare {
+			return p.ctx
+		}
+	}
+	return ctx
 }

@@ -13,6 +13,24 @@ import (
 	"github.com/sagamill/sagamill/internal/pgaway"
 )
 
+// ErrTerminal marks an error that no further attempt can mend.
+var ErrTerminal = errors.New("consumer: terminal error")
+
+type terminalError struct{ err error }
+
+func (e terminalError) Error() string { return e.err.Error() }
+
+func (e terminalError) Unwrap() []error { return []error{ErrTerminal, e.err} }
+
+// Terminal wraps err so that the message becomes a dead letter at once. nil stays
+// nil.
+func Terminal(err error) error {
+	if err == nil {
+		return nil
+	}
+	return terminalError{err}
+}
+
 // The reasons that go with the errors of this file.
 const (
 	ReasonParked      Reason = "parked"               // the handler said that a person must decide
@@ -48,7 +66,8 @@ var ErrParked = errors.New("consumer: a person must decide")
 
 type parkedError struct{ err error }
 
-func (e parkedError) Error() string   { return e.err.Error() }
+func (e parkedError) Error() string { return e.err.Error() }
+
 func (e parkedError) Unwrap() []error { return []error{ErrParked, e.err} }
 
 // Park wraps err so that the message becomes a dead letter at once, as by
@@ -68,6 +87,7 @@ type retryError struct {
 }
 
 func (e retryError) Error() string { return e.err.Error() }
+
 func (e retryError) Unwrap() error { return e.err }
 
 // RetryAfter wraps err so that the next attempt is due in d, where the other side

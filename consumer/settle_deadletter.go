@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -12,6 +15,8 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // What is kept of an error and of a stack, in bytes.
@@ -19,83 +24,6 @@ const (
 	maxErrorText = 4 << 10
 	maxStack     = 16 << 10
 )
-
-// settle does what v says about an arrival that does not enter the handler.
-func (c *Consumer) settle(ctx context.Context, tx pgx.Tx, j *job, found cell, v verdict) error {
-	switch v {
-	case superseded:
-		if err := c.reportSuperseded(ctx, tx, j, found); err != nil {
-			return err
-		}
-		if j.watch.outcome == "" { // else it was reported as a dead letter
-			j.note(OutcomeSuperseded, "", nil)
-		}
-		return c.forget(ctx, tx, j)
-	case duplicate:
-		j.note(OutcomeDuplicate, "", j.cause)
-		return c.forget(ctx, tx, j)
-	case tombstone:
-		j.note(OutcomeTombstone, "", nil)
-		if !j.older { // the claim was the tombstone
-			c.leaveTombstone(ctx, j)
-			return nil
-		}
-		if _, err := tx.Exec(ctx, c.sql.cancelParked, j.identity()...); err != nil {
-			return fmt.Errorf("consumer: cancel parked action: %w", err)
-		}
-		if err := c.move(ctx, tx, j, found, void, found.undoAttempts); err != nil {
-			return err
-		}
-		c.leaveTombstone(ctx, j)
-		return c.forget(ctx, tx, j)
-	case wait:
-		spent := 0
-		if j.parked != nil {
-			spent = j.parked.attempts - 1
-		}
-		// The row learns the payload, so that another one is a reused key.
-		return c.parkAs(ctx, tx, j, found, failure{reason: ReasonWaits, attempts: spent}, found.state, found.undoAttempts)
-	case queue:
-		to := map[kind]state{action: retrying, compensation: undoing}[j.kind]
-		spent := j.attempts(found) - 1 // the entry that was to come does not
-		return c.parkAs(ctx, tx, j, found, failure{reason: ReasonOrder, attempts: spent}, to, spent)
-	case refuse:
-		return c.park(ctx, tx, j, failure{reason: ReasonActionDead, dead: true,
-			err: errors.New("consumer: the action is a dead letter, so it is not known whether there is anything to undo")})
-	case outlived:
-		return c.buryTooOld(ctx, tx, j, found)
-	case reused:
-		return c.park(ctx, tx, j, failure{reason: ReasonKeyReused, dead: true,
-			err: errors.New(reusedText)})
-	default:
-		return fmt.Errorf("consumer: no way to settle %q", v)
-	}
-}
-
-func (c *Consumer) leaveTombstone(ctx context.Context, j *job) {
-	c.logTombstone(ctx, j)
-	c.leaveUnhandled(ctx, j, Unhandled{})
-}
-
-// reportSuperseded makes a dead letter of an action that the broker delivers
-// again although its compensation found nothing to undo: the delivery before may
-// have died after an effect outside its transaction, of which no row tells. The
-// row then remembers an attempt, so that further copies are not reported.
-func (c *Consumer) reportSuperseded(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
-	if !j.redelivered || found.state != void || found.attempts > 0 || j.step.CancelParked || j.input.effect != nil {
-		return nil // an Effect's call leaves a row before it is made
-	}
-	err := c.park(ctx, tx, j, failure{reason: ReasonSuperseded, dead: true,
-		err: errors.New("consumer: the compensation came first and undid nothing, but an earlier delivery of the action may have died in its handler")})
-	if err != nil {
-		return err
-	}
-	args := append(j.identity(), void, 1, found.undoAttempts, nil, nil)
-	if _, err := tx.Exec(ctx, c.sql.moveStep, args...); err != nil {
-		return fmt.Errorf("consumer: note superseded action: %w", err)
-	}
-	return nil
-}
 
 // A failure is why a message is kept, and how.
 type failure struct {
@@ -169,68 +97,6 @@ func (j *job) failure(found cell, cause error) failure {
 		f.reason, f.dead = ReasonExhausted, true
 	}
 	return f
-}
-
-// recordLost notes, in a transaction of its own, that an entry into the
-// handler ended with its transaction lost. The row tells first whether that
-// transaction committed after all, or another attempt has succeeded since.
-func (c *Consumer) recordLost(ctx context.Context, j *job) error {
-	j.note("", "", nil) // what the lost transaction would have made of it
-	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout+databaseTimeout)
-	defer cancel()
-	return c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
-		if j.unmended {
-			reopened, err := c.reopenIn(ctx, tx, j)
-			if err != nil {
-				return err
-			}
-			if reopened && !errors.Is(j.cause, errTxEnded) {
-				j.cause = errors.Join(Terminal(errTxEnded), j.cause)
-			}
-		}
-		found, err := c.lock(ctx, tx, j)
-		switch {
-		case errors.Is(err, errGone):
-			j.note(OutcomeDuplicate, "", j.cause)
-			return nil
-		case errors.Is(err, errBusy) && j.exhausted:
-			return c.handBack(ctx, tx, j)
-		case errors.Is(err, errBusy):
-			return nil // the entry is counted; the lease runs out and another attempt follows
-		case err != nil:
-			return err
-		}
-		if err := c.settleLost(ctx, tx, j, found); err != nil {
-			return err
-		}
-		return c.queueEmitted(last, j.emitted)
-	})
-}
-
-// settleLost does what the locked row says about an entry that was lost.
-func (c *Consumer) settleLost(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
-	switch v := decide(found, j.arrival()); {
-	case v == run:
-		j.recorded = j.attempts(found)
-		return c.recordFailure(ctx, tx, j, found, j.cause)
-	case v == duplicate && j.recorded > 0 && found.entries(j.kind) >= j.recorded:
-		j.note(OutcomeRetry, ReasonFailed, j.cause)
-		return nil // it was recorded the time before, whose COMMIT was not answered
-	case v == duplicate && (found.state == retrying || found.state == undoing):
-		return c.countParked(ctx, tx, j)
-	default:
-		return c.settle(ctx, tx, j, found, v)
-	}
-}
-
-// countParked adds the lost entry to those of the copy that another delivery
-// of the message has left behind meanwhile.
-func (c *Consumer) countParked(ctx context.Context, tx pgx.Tx, j *job) error {
-	if _, err := tx.Exec(ctx, c.sql.countParked, append(j.identity(), j.kind)...); err != nil {
-		return fmt.Errorf("consumer: count attempt: %w", err)
-	}
-	j.note(OutcomeRetry, ReasonFailed, j.cause)
-	return nil
 }
 
 // park keeps j: a delivery is inserted, a parked copy goes round again. Its error is
@@ -310,3 +176,126 @@ func bytesOf(payload []byte) []byte {
 	}
 	return payload
 }
+
+// headers turns metadata into columns, sorted by name. The redelivered mark
+// belongs to one delivery, not to the message.
+func headers(metadata message.Metadata) (names, values [][]byte) {
+	names, values = [][]byte{}, [][]byte{}
+	for _, name := range slices.Sorted(maps.Keys(metadata)) {
+		if name != outbox.PropertyRedelivered {
+			names, values = append(names, []byte(name)), append(values, []byte(metadata[name]))
+		}
+	}
+	return names, values
+}
+
+func tooOldError(j *job, horizon time.Time) error {
+	since, what := j.since(), "message"
+	if j.kind == compensation {
+		what = "saga"
+	}
+	if since.IsZero() {
+		return fmt.Errorf("consumer: the inbox has no row of the step, those from before %s may have been removed, and the age of the %s is not known: it may have run",
+			horizon.UTC().Format(time.RFC3339), what)
+	}
+	return fmt.Errorf("consumer: the inbox has no row of the step, and those from before %s may have been removed: the %s, of %s, may have run",
+		horizon.UTC().Format(time.RFC3339), what, since.UTC().Format(time.RFC3339))
+}
+
+// buryTooOld makes a dead letter of j, once for each message, and leaves the
+// step's row absent: what is true of j is true of the step's other message, too.
+func (c *Consumer) buryTooOld(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
+	kept, err := c.keptTooOld(ctx, tx, j)
+	if err == nil && !kept {
+		f := failure{reason: ReasonTooOld, dead: true, err: tooOldError(j, found.horizon), attempts: j.attempts(found)}
+		if !j.exhausted {
+			f.attempts-- // the entry that is to come does not
+		}
+		err = c.park(ctx, tx, j, f)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, c.sql.unclaim, identityColumns([]*job{j})...); err != nil {
+		return fmt.Errorf("consumer: take claim back: %w", err)
+	}
+	return nil
+}
+
+// keptTooOld reports whether an earlier delivery of j is parked as too old. A
+// parked copy stays itself.
+func (c *Consumer) keptTooOld(ctx context.Context, tx pgx.Tx, j *job) (kept bool, err error) {
+	if j.parked != nil {
+		return false, nil
+	}
+	args := append(j.identity(), j.kind, ReasonTooOld, bytesOf(j.Payload))
+	if err := tx.QueryRow(ctx, c.retention.hasTooOld, args...).Scan(&kept); err != nil {
+		return false, fmt.Errorf("consumer: look for dead letter: %w", err)
+	}
+	return kept, nil
+}
+
+// An Unhandled is a message of a step that has ended without its handler having
+// succeeded.
+type Unhandled struct {
+	// Delivery is the message, not to be changed, with as much as could be read: a
+	// payload may be undecodable. Undo tells action from compensation. Attempt is how
+	// often the handler was entered. Nothing can be queued.
+	Delivery
+
+	Dead   bool   // it is a dead letter; else a compensation that found nothing to undo
+	Reason Reason // why it is a dead letter
+	Error  string // the same in words, as it is stored
+}
+
+// leaveUnhandled asks j's step what is to be emitted for a message that ends like
+// that. Whatever goes wrong there, the message ends.
+func (c *Consumer) leaveUnhandled(ctx context.Context, j *job, u Unhandled) {
+	j.emits(nil)
+	if j.step.Unhandled == nil {
+		return
+	}
+	attempt := u.Attempt
+	u.Delivery = j.Delivery
+	u.Attempt, u.out = attempt, nil // there is no handler's transaction
+	msgs, err := c.answer(j, u)
+	if err == nil {
+		err = outbox.Validate(msgs...)
+	}
+	if err != nil {
+		c.logJob(ctx, slog.LevelError, "consumer: Unhandled failed, and nothing is emitted", j, slog.Any("error", err))
+		return
+	}
+	j.emits(msgs)
+}
+
+// answer returns what the step's Unhandled emits.
+func (c *Consumer) answer(j *job, u Unhandled) (msgs []outbox.Message, err error) {
+	out := &collector{job: j, log: c.opts.Logger}
+	defer out.close()
+	err = guard.Call(func() error { j.step.Unhandled(u, out.emit); return nil })
+	if panicked := new(guard.PanicError); errors.As(err, &panicked) {
+		return nil, fmt.Errorf("it %w\n%s", err, cleantext.Clip(string(panicked.Stack), maxStack))
+	}
+	return out.msgs, nil
+}
+
+// leaveDead is leaveUnhandled for a dead letter.
+func (c *Consumer) leaveDead(ctx context.Context, j *job, f failure) {
+	text, _ := f.text()
+	c.leaveUnhandled(ctx, j, Unhandled{Delivery: Delivery{Attempt: f.attempts}, Dead: true, Reason: f.reason, Error: text})
+}
+
+// leaveRejected is leaveDead for a message that is a dead letter because it cannot
+// be a job: j is what could be read of it, nil if it belongs to no step. What is
+// emitted is added to last.
+func (c *Consumer) leaveRejected(ctx context.Context, last *pgx.Batch, j *job, f failure) error {
+	if j == nil {
+		return nil
+	}
+	c.leaveDead(ctx, j, f)
+	return c.queueEmitted(last, j.emitted)
+}
+
+// emits sets what j's transaction puts into the outbox.
+func (j *job) emits(msgs []outbox.Message) { j.emitted, j.wakes = msgs, len(msgs) > 0 }
