@@ -1,377 +1,286 @@
 package idemkey
 
 import (
-	"cmp"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/fieldhash"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sagaid"
-	"github.com/sagamill/sagamill/internal/sqlstate"
+	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
-// errNotReturned is for the log and the observer; the panic itself goes on.
-var errNotReturned = errors.New("idemkey: the handler, or a function of the options, panicked or ended its goroutine")
-
-// unwound releases the execution if it is still open, because a function of the user's has
-// panicked or has ended the goroutine. That goes on unchanged, whatever the store says.
-func (x *exchange) unwound() {
-	if x.open == nil {
-		return
-	}
-	err := guard.Call(func() error {
-		x.release(x.open, Bound, http.StatusInternalServerError)
-		return nil
-	})
-	x.event.Err = errors.Join(errNotReturned, x.event.Err, err)
+// An executor runs the handler of one claimed request.
+type executor struct {
+	*request
+	next    http.Handler
+	records *recorder
 }
 
-// execute runs the handler and settles its outcome. Whatever way the handler
-// ends, the execution ends too (see unwound). If the response has begun, the connection is
-// cut, and the event tells of the panic.
-func (x *exchange) execute(d Decision) {
-	x.open = d.Exec
-	x.event.Result, x.event.Attempt, x.event.TookOver = ResultFirst, d.Attempt, d.TookOver
-	switch {
-	case x.id.Key == "":
-		x.event.Result = ResultKeyless
-	case d.Attempt > 1:
-		x.event.Result = ResultAgain
-	}
+// A handled is what the record station gets: what the handler has decided and written.
+type handled struct {
+	run    *handlerRun
+	buffer *buffer
+	stream *stream // nil: the response is buffered
+}
+
+// runHandler runs the handler and passes what it wrote to the recorder, which ends the execution. After a
+// panic of the handler releaseAfterPanic ends it. If the response has begun by then, the connection is cut.
+func (x *executor) runHandler(found ruling) {
+	x.records.openExecution(found)
 	if err := failpoint.Hit("idemkey/after-begin"); err != nil {
-		x.release(d.Exec, Bound, http.StatusInternalServerError)
-		x.fail(err)
+		_ = x.records.release(Bound, http.StatusInternalServerError)
+		x.records.answers.answerFailure(err)
 		return
 	}
-	b := x.newBuffer(x.m.opts.Limits.HardResponseLimit)
-	state := &run{place: x.place, info: RequestInfo{Identity: x.id, Incarnation: d.Incarnation, Attempt: d.Attempt, ExpiresAt: d.ExpiresAt}}
+	h := &handled{buffer: newBuffer(x.w, x.m.opts.Limits.HardResponseLimit, x.m.opts.own), run: &handlerRun{place: x.place,
+		info: RequestInfo{Identity: x.id, Incarnation: found.Incarnation, Attempt: found.Attempt, ExpiresAt: found.ExpiresAt}}}
 	ctx, cancel := x.handlerContext()
 	defer cancel()
 	ctx, lost := context.WithCancelCause(ctx)
 	defer lost(nil)
 
 	start, returned := time.Now(), false
-	stop, uncut := x.keepAlive(d.Exec, lost), func() {}
+	stopRenewing, stopCutting := x.keepAlive(found.Exec, lost), func() {}
 	defer func() {
 		if returned {
 			return
 		}
-		uncut()
-		state.close()
-		x.cutStream()
-		b.close()
-		stop()
+		stopCutting()
+		h.run.close()
+		h.cutStream()
+		h.buffer.close()
+		stopRenewing()
 		x.event.Handler = time.Since(start)
-		switch {
-		case x.streaming():
-			x.endStream(thrownError(recover()))
-		case x.stream != nil && x.stream.err != nil:
-			x.open = nil // as notStarted: the key is not released
-			x.event.Outcome, x.event.Err = OutcomeUnkept, errors.Join(errNotReturned, x.stream.err)
-		case b.over && !x.m.traits.Transactional: // the refused Write may have made its caller panic
-			x.keepTooLarge(d.Exec, state, b)
+		if h.streaming() {
+			x.records.endStream(h, thrownError(recover()))
 		}
+		x.records.settlePanicked(h)
 	}()
-	x.started()
-	begins := sagaid.ID{Scope: x.claim.ID.Scope, Key: x.claim.ID.Key, Incarnation: d.Incarnation}
-	w := x.writer(d.Exec, state, b, stop, lost)
-	uncut = x.cutAtEnd(ctx)
-	x.next.ServeHTTP(w, x.r.WithContext(d.Exec.Context(withRun(ctx, state, begins))))
+	x.noteStart()
+	w := x.handlerWriter(h, stopRenewing, lost)
+	stopCutting = h.cutAtEnd(ctx)
+	x.next.ServeHTTP(w, x.r.WithContext(found.Exec.Context(x.contextOfRun(ctx, h.run))))
 	returned = true
-	uncut()
-	state.close()
-	if ctx.Err() != nil || state.err != nil {
-		x.cutStream()
+	stopCutting()
+	h.run.close()
+	if ctx.Err() != nil || h.run.err != nil {
+		h.cutStream()
 	}
-	b.finish()
-	stop()
+	h.buffer.finish()
+	stopRenewing()
 	x.event.Handler = time.Since(start)
-	x.lost = errors.Is(context.Cause(ctx), ErrLeaseLost) || errors.Is(state.err, ErrLeaseLost)
-	x.settle(ctx, d.Exec, state, b)
+	x.records.settle(ctx, h)
 }
 
-func (x *exchange) handlerContext() (context.Context, context.CancelFunc) {
+// runUnprotected runs the handler after the claim has failed with err. Nothing is remembered: the log and
+// the event say so, and the response has no header that would promise a replay.
+func (x *executor) runUnprotected(err error) {
+	for _, name := range append([]string{x.m.opts.Key.Header}, x.m.opts.Key.Aliases...) {
+		x.w.Header().Del(name)
+	}
+	x.id = Identity{}
+	x.note(err)
+	defer func() { // after a panic, too
+		x.event.Result = ResultFailOpen
+		if x.event.Outcome == OutcomeKept || x.event.Outcome == OutcomeRejected {
+			x.event.Outcome = OutcomeUnkept
+		}
+	}()
+	x.runHandler(ruling{Decision: Decision{Kind: KindProceed, Exec: keyless{}, Incarnation: newIncarnation(), Attempt: 1}})
+}
+
+// handlerContext ends after ExecTimeout, and with CancelOnDisconnect when the client disconnects.
+func (x *executor) handlerContext() (context.Context, context.CancelFunc) {
 	parent := x.r.Context()
 	if !x.m.opts.CancelOnDisconnect {
-		parent = x.detached()
+		parent = x.detachedContext()
 	}
 	return context.WithTimeout(parent, x.m.opts.Limits.ExecTimeout)
 }
 
-// settle makes the outcome durable and only then answers.
-func (x *exchange) settle(ctx context.Context, exec Execution, state *run, b *buffer) {
-	switch {
-	case x.streaming():
-		x.endStream(errors.Join(ctx.Err(), state.err))
-		return
-	case x.stream != nil && x.stream.err != nil:
-		x.notStarted(x.stream.err)
-		return
-	case ctx.Err() != nil && !x.lost: // too late, even if it succeeded: the store may have given up on it
-		x.event.Err = context.Cause(ctx)
-		x.release(exec, Bound, http.StatusServiceUnavailable)
-		x.writeProblem(x.w, newProblem(CodeExecTimeout))
-		return
-	case b.over && x.m.traits.Transactional:
-		x.release(exec, Bound, http.StatusInternalServerError)
-		x.answerReleased(b)
-		return
-	case state.err != nil && !b.over: // over the limit it may be that of the refused Write; what was done stands
-		b = x.renderError(state)
+// contextOfRun returns ctx with run, and with the identity of the sagas that the handler's messages begin.
+func (x *executor) contextOfRun(ctx context.Context, run *handlerRun) context.Context {
+	if id := x.claim.ID; id.Key != "" {
+		ctx = sagaid.NewContext(ctx, sagaid.ID{Scope: id.Scope, Key: id.Key, Incarnation: run.info.Incarnation})
 	}
-	verdict := x.verdict(state, b.status)
-	switch {
-	case verdict == Keep, verdict == CommitAnyway:
-		x.keep(exec, b, verdict == CommitAnyway || succeeded(b.status))
-		return
-	case verdict == Amendable:
-		x.release(exec, Forget, b.status)
-	default:
-		x.release(exec, Bound, b.status)
-	}
-	x.answerReleased(b)
+	return context.WithValue(ctx, runKey{}, run)
 }
 
-// answerReleased answers with what the handler wrote, unless its end was another one.
-func (x *exchange) answerReleased(b *buffer) {
-	switch {
-	case x.misused:
-		x.answerMisused()
-	case x.lost && x.m.traits.Transactional:
-		x.writeProblem(x.w, x.m.problem(CodeInProgress)) // whatever the handler made of it, another is at work
-	default:
-		x.send(b)
+// renewals is how often a lease is renewed within its length: one lost answer does not cost the lease.
+const renewals = 3
+
+// keepAlive renews exec's lease, if it ends by the clock, until stop is called. It calls lost when the store
+// says that another owner has the lease. If the store cannot be reached, the handler goes on.
+func (x *executor) keepAlive(exec Execution, lost context.CancelCauseFunc) (stop func()) {
+	r, ok := exec.(Renewer)
+	if !ok {
+		return func() {}
 	}
-}
-
-// send answers with what the handler wrote, unless a part of that is missing.
-func (x *exchange) send(b *buffer) {
-	if b.over {
-		x.sendTooLarge()
-		return
-	}
-	x.event.Status = b.status
-	x.markFirst(b)
-	b.send()
-}
-
-// markFirst says that this is no replay, whatever the handler has copied from the
-// answer of a service behind it.
-func (x *exchange) markFirst(b *buffer) {
-	b.sent.Del(x.m.opts.Response.ReplayHeader)
-	if x.m.opts.Response.EmitReplayedFalse && x.id.Key != "" {
-		b.sent.Set(x.m.opts.Response.ReplayHeader, "false")
-	}
-}
-
-// wake lets those look again who wait for the end of this run.
-func (x *exchange) wake() {
-	if x.id.Key != "" {
-		x.m.room.wake(x.id)
-	}
-}
-
-// fail answers a failure of our own that rolled back.
-func (x *exchange) fail(err error) {
-	x.note(err)
-	x.writeProblem(x.w, newProblem(CodeInternal))
-}
-
-// sendTooLarge answers in the place of a body over the hard limit. A retry would come to the same.
-func (x *exchange) sendTooLarge() {
-	p := newProblem(CodeResponseTooLarge)
-	p.Detail = fmt.Sprintf("The response body is over HardResponseLimit, %d bytes.", x.m.opts.Limits.HardResponseLimit)
-	switch x.event.Outcome {
-	case OutcomeKept, OutcomeRejected, OutcomeUnkept:
-		p.Detail += " The request was processed, and its response was not kept."
-	}
-	x.note(errResponseTooLarge)
-	x.writeProblem(x.w, p)
-}
-
-// renderError returns the answer to a returned error, which takes the place of what
-// the handler wrote. It can be kept like any other, but never commits.
-func (x *exchange) renderError(state *run) *buffer {
-	p := x.problemOf(state.err)
-	if p.Status >= 500 {
-		x.event.Err = state.err
-	}
-	if state.verdict == CommitAnyway {
-		state.verdict = Undecided
-	}
-	return x.renderProblem(p)
-}
-
-// renderProblem returns p as an answer that can be kept.
-func (x *exchange) renderProblem(p *Problem) *buffer {
-	b := x.newBuffer(math.MaxInt)
-	x.writeProblem(b, p)
-	b.finish()
-	return b
-}
-
-func (x *exchange) newBuffer(limit int) *buffer {
-	b := newBuffer(x.w, limit)
-	b.own = x.m.opts.own
-	return b
-}
-
-// problemOf maps a handler's or a commit's error. An error that is no problem
-// of the caller's own making tells the client nothing about its text.
-func (x *exchange) problemOf(err error) *Problem {
-	if own := (*Problem)(nil); errors.As(err, &own) {
-		return own
-	}
-	if x.m.opts.Problems.MapError != nil {
-		if p := x.m.opts.Problems.MapError(err); p != nil {
-			return p
+	ctx, cancel := context.WithCancel(x.detachedContext())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		every := max(x.m.opts.Limits.Lease/renewals, time.Millisecond)
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			call, done := context.WithTimeout(ctx, min(every, x.m.opts.Limits.StoreTimeout))
+			err := guard.Call(func() error { return r.Renew(call) })
+			done()
+			if errors.Is(err, ErrLeaseLost) {
+				lost(ErrLeaseLost)
+				return
+			}
+			if ctx.Err() == nil { // else the call was given up because the handler has returned
+				guard.Hook(ctx, x.m.opts.Logger, "idemkey: option Observer", func() { x.noteStoreFailure(OpRenew, err) })
+			}
 		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
 	}
-	switch {
-	case errors.Is(err, ErrLeaseLost):
-		return x.m.problem(CodeInProgress)
-	case errors.Is(err, ErrTxConflict), sqlstate.Conflict(err):
-		return newProblem(CodeTxConflict)
-	case errors.Is(err, ErrNotCommitted):
-		return newProblem(CodeCommitFailed)
-	}
-	return newProblem(CodeInternal)
 }
 
-// keep stores the response, with the business writes if commit, and answers.
-func (x *exchange) keep(exec Execution, b *buffer, commit bool) {
-	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
-	x.event.Oversize = written.Dropped
-	resp, err := x.stored(&written)
-	if err == nil || !x.m.traits.Transactional { // what the handler did stands, so it must be remembered that it ran
-		err = failpoint.Hit("idemkey/before-keep")
+// A RequestInfo tells a handler what it runs as.
+type RequestInfo struct {
+	Identity
+	Incarnation string    // of the record: see [Decision]
+	Attempt     int       // 1, and higher after a failure or a take-over
+	ExpiresAt   time.Time // when the key may be forgotten
+}
+
+// A handlerRun is what the handler and the middleware share by the context. Once it is closed it does not
+// change.
+type handlerRun struct {
+	place placement
+	info  RequestInfo
+
+	mu      sync.Mutex
+	closed  bool
+	verdict Verdict
+	err     error
+}
+
+func (r *handlerRun) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+}
+
+// setUnlessClosed calls set, which decides what becomes of the request, unless r is closed.
+func (r *handlerRun) setUnlessClosed(set func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed {
+		set()
 	}
+}
+
+// failWith makes the request fail with p, whatever its handler and its policy say. p is not kept.
+func (r *handlerRun) failWith(p *Problem) {
+	r.setUnlessClosed(func() { r.verdict, r.err = Retryable, p })
+}
+
+// verdictOn returns the handler's verdict, or else the policy's on status.
+func (r *handlerRun) verdictOn(status int, policy Policy) Verdict {
+	r.mu.Lock()
+	verdict := r.verdict
+	r.mu.Unlock()
+	if verdict == Undecided {
+		return policy(status)
+	}
+	return verdict
+}
+
+type runKey struct{}
+
+func runFrom(ctx context.Context) *handlerRun {
+	r, _ := ctx.Value(runKey{}).(*handlerRun)
+	return r
+}
+
+// Info returns what the request that ctx belongs to runs as. It is not ok for
+// a request without a key.
+func Info(ctx context.Context) (info RequestInfo, ok bool) {
+	r := runFrom(ctx)
+	if r == nil || r.info.Key == "" {
+		return RequestInfo{}, false
+	}
+	return r.info, true
+}
+
+// SetVerdict decides what becomes of the request, whatever its status. The
+// last call before the handler returns counts; after that, and outside of a
+// [Middleware], it does nothing. Several goroutines may call it.
+func SetVerdict(ctx context.Context, v Verdict) {
+	if r := runFrom(ctx); r != nil {
+		r.setUnlessClosed(func() { r.verdict = v })
+	}
+}
+
+// Fail makes the request fail with err once the handler returns: the business
+// writes roll back, what the handler has written is discarded, and the answer
+// is err itself if it is or wraps a [*Problem], else what Options.Problems.MapError
+// makes of it, else 503 [CodeTxConflict] for an [ErrTxConflict] or a driver's serialization failure
+// or deadlock (SQLState 40001, 40P01), else a 500. It is for adapters whose handlers return errors.
+// After the handler has returned it does nothing.
+func Fail(ctx context.Context, err error) {
+	if r := runFrom(ctx); r != nil {
+		r.setUnlessClosed(func() { r.err = err })
+	}
+}
+
+// DownstreamKey derives the idempotency key for a call that a handler makes to
+// another system, such as a payment provider: the same for every attempt of id,
+// and another one for any other identity or step. step tells several calls of one
+// handler apart. It is 64 characters of hex.
+//
+// The client's own key must never be passed on. It is unique within its scope only,
+// so that two tenants with one key would collide at the provider, and one of
+// them would be answered with the other's payment. Who knows a key could also claim
+// it there first: so secret keeps the derived one from being guessed. It must be
+// the same in all processes and must not change while records live, or a retry
+// calls again under another key; 32 random bytes serve.
+//
+// Messages of a saga carry [StepKey] instead, and their handlers call others with
+// consumer.Delivery.EffectKey.
+func DownstreamKey(secret []byte, id Identity, step string) string {
+	return fieldhash.Hex(hmac.New(sha256.New, secret), "idemkey downstream 1", id.Namespace, id.Scope, id.Key, step)
+}
+
+// ErrStepKey reports a key, step or n outside the grammar of the step key.
+var ErrStepKey = errors.New("idemkey: invalid step key")
+
+// StepKey joins a client's key, the name of a saga's step and, unless it is
+// empty, the n that tells several messages to one step apart, to
+// "<key>:<step>[#<n>]". Its error is an [ErrStepKey].
+func StepKey(key, step, n string) (string, error) {
+	k := stepkey.Key{Key: key, Step: step, N: n}
+	if err := k.Check(); err != nil {
+		return "", fmt.Errorf("%w: %w", ErrStepKey, err)
+	}
+	return k.String(), nil
+}
+
+// ParseStepKey splits what [StepKey] joined, at the last colon. Its error is an
+// [ErrStepKey] and never repeats s.
+func ParseStepKey(s string) (key, step, n string, err error) {
+	k, err := stepkey.Parse(s)
 	if err != nil {
-		x.release(exec, Bound, http.StatusInternalServerError)
-		x.fail(err)
-		return
+		return "", "", "", fmt.Errorf("%w: %w", ErrStepKey, err)
 	}
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
-	defer cancel()
-	end, op, outcome := exec.Reject, OpReject, OutcomeRejected
-	if commit {
-		end, op, outcome = exec.Commit, OpCommit, OutcomeKept
-	}
-	err = cmp.Or(end(ctx, resp), failpoint.Hit("idemkey/after-keep"))
-	x.open = nil
-	x.storeFailed(op, err)
-	x.wake()
-	switch {
-	case err == nil:
-		x.cacheOwn(resp)
-		x.event.Outcome, x.event.Stored = outcome, len(resp.Body)
-	case errors.Is(err, ErrNotStored):
-		x.event.Outcome = OutcomeUnkept
-		x.note(err)
-		if errors.Is(err, ErrLeaseLost) {
-			x.event.Outcome = OutcomeLost
-		}
-	default:
-		x.notKept(err)
-		return
-	}
-	x.send(b)
-}
-
-// keepTooLarge keeps a tombstone for a handler that has panicked after its response went over the
-// hard limit, on a store where its effects stand. The panic goes on, and answers the client.
-func (x *exchange) keepTooLarge(exec Execution, state *run, b *buffer) {
-	b.finish()
-	verdict := x.verdict(state, b.status)
-	if verdict != Keep && verdict != CommitAnyway {
-		return // unwound releases
-	}
-	written := b.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
-	resp, _ := x.stored(&written)
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
-	defer cancel()
-	x.open = nil // after an error too: the request has run
-	err := exec.Commit(ctx, resp)
-	x.storeFailed(OpCommit, err)
-	x.wake()
-	if x.event.Outcome = OutcomeKept; err != nil {
-		x.event.Outcome = OutcomeUnkept
-	}
-	x.note(errors.Join(errNotReturned, errResponseTooLarge, err))
-}
-
-// cacheOwn caches what was just kept. Its life began at the claim, which cannot
-// have been before it was sent.
-func (x *exchange) cacheOwn(r Response) {
-	if x.id.Key != "" {
-		rec := Record{State: r.State(), FP: x.claim.FP, Response: r}
-		x.m.cache.add(x.id, rec, x.m.opts.Limits.TTL, x.begun)
-	}
-}
-
-// notKept answers where the handler's own response would claim what is not so.
-func (x *exchange) notKept(err error) {
-	x.event.Outcome = OutcomeFailed
-	x.note(err)
-	switch {
-	case errors.Is(err, ErrLeaseLost):
-		x.event.Outcome = OutcomeLost
-		x.writeProblem(x.w, x.m.problem(CodeInProgress))
-	case errors.Is(err, ErrOutcomeUnknown):
-		x.event.Outcome = OutcomeUnknown
-		x.writeProblem(x.w, newProblem(CodeUnverified))
-	case errors.Is(err, ErrTxMisuse):
-		x.answerMisused()
-	case errors.Is(err, ErrTxConflict), errors.Is(err, ErrNotCommitted):
-		x.writeProblem(x.w, x.problemOf(err))
-	default:
-		x.writeProblem(x.w, newProblem(CodeStoreUnavailable))
-	}
-}
-
-// renderMisused is [Claim].Misused: what is kept is what answerMisused answers with.
-func (x *exchange) renderMisused() Response {
-	x.misuse = x.renderProblem(newProblem(CodeTxMisuse))
-	written := x.misuse.response(x.m.opts.kept, x.m.opts.Limits.MaxResponseBody)
-	kept, _ := x.stored(&written) // a tombstone, if it cannot be sealed
-	return kept
-}
-
-func (x *exchange) answerMisused() {
-	if x.misuse == nil { // there is no record
-		x.writeProblem(x.w, newProblem(CodeTxMisuse))
-		return
-	}
-	x.event.Code = CodeTxMisuse
-	x.send(x.misuse)
-}
-
-// release rolls back and lets the key go. If the store does not hear of it,
-// the key is free once its lease has run out: that delays a retry and no more.
-func (x *exchange) release(exec Execution, mode ReleaseMode, status int) {
-	ctx, cancel := context.WithTimeout(x.detached(), x.m.opts.Limits.CompleteTimeout)
-	defer cancel()
-	if failpoint.Hit("idemkey/before-release") != nil {
-		cancel() // the store does not hear of it
-	}
-	err := cmp.Or(exec.Release(ctx, mode, status), failpoint.Hit("idemkey/after-release"))
-	x.open = nil
-	x.lost = x.lost || errors.Is(err, ErrLeaseLost)
-	x.misused = errors.Is(err, ErrTxMisuse)
-	switch {
-	case x.lost:
-		x.event.Outcome = OutcomeLost
-	case mode == Forget:
-		x.event.Outcome = OutcomeAmended
-	default:
-		x.event.Outcome = OutcomeFailed
-	}
-	x.note(err)
-	x.storeFailed(OpRelease, err)
-	x.wake()
+	return k.Key, k.Step, k.N, nil
 }

@@ -104,43 +104,43 @@ type StoreObserver interface {
 	StoreFailed(ctx context.Context, route string, op Op, err error)
 }
 
-// answers are the errors by which a store says what is so.
-var answers = []error{ErrCapacity, ErrRecordCorrupt, ErrLeaseLost, ErrTxMisuse, ErrTxConflict, ErrNotCommitted}
+// storeAnswers are errors that are a store's answer, and no failure of it.
+var storeAnswers = []error{ErrCapacity, ErrRecordCorrupt, ErrLeaseLost, ErrTxMisuse, ErrTxConflict, ErrNotCommitted}
 
-// note adds err to what went wrong: nothing that was noted before is lost.
-func (x *exchange) note(err error) {
+// note adds err to the event's errors. It keeps those that were noted before.
+func (q *request) note(err error) {
 	switch {
-	case err == nil, errors.Is(x.event.Err, err):
-	case x.event.Err == nil:
-		x.event.Err = err
+	case err == nil, errors.Is(q.event.Err, err):
+	case q.event.Err == nil:
+		q.event.Err = err
 	default:
-		x.event.Err = errors.Join(x.event.Err, err)
+		q.event.Err = errors.Join(q.event.Err, err)
 	}
 }
 
-// storeFailed tells of err, if it is a failure of the store.
-func (x *exchange) storeFailed(op Op, err error) {
-	o, ok := x.m.opts.Observer.(StoreObserver)
-	if !ok || err == nil || slices.ContainsFunc(answers, func(answer error) bool { return errors.Is(err, answer) }) {
+// noteStoreFailure tells the Observer of err, if it is a failure of the store.
+func (q *request) noteStoreFailure(op Op, err error) {
+	o, ok := q.m.opts.Observer.(StoreObserver)
+	if !ok || err == nil || slices.ContainsFunc(storeAnswers, func(answer error) bool { return errors.Is(err, answer) }) {
 		return
 	}
-	o.StoreFailed(x.detached(), x.event.Route, op, err)
+	o.StoreFailed(q.detachedContext(), q.event.Route, op, err)
 }
 
-// started tells that the handler is about to run.
-func (x *exchange) started() {
-	x.event.Started = true
-	if o, ok := x.m.opts.Observer.(StartObserver); ok {
-		o.Started(x.detached(), x.event.Route)
+// noteStart tells the Observer that the handler is about to run.
+func (q *request) noteStart() {
+	q.event.Started = true
+	if o, ok := q.m.opts.Observer.(StartObserver); ok {
+		o.Started(q.detachedContext(), q.event.Route)
 	}
 }
 
-// ourFault are the results by which an error is one of the service, whatever the status is.
+// ourFault are the results by which an error is the service's, regardless of the status.
 var ourFault = []Result{ResultFailOpen, ResultFingerprintUnknown, ResultUnknown}
 
 // report writes the request's one log line and tells the observer.
-func (x *exchange) report(ctx context.Context) {
-	e, o := &x.event, x.m.opts
+func (q *request) report(ctx context.Context) {
+	e, o := &q.event, q.m.opts
 	if o.Observer != nil {
 		o.Observer.Observe(ctx, *e)
 	}
@@ -171,7 +171,7 @@ func (x *exchange) report(ctx context.Context) {
 	if e.Oversize {
 		attrs = append(attrs, slog.Bool("oversize", true))
 	}
-	if id := cmp.Or(x.id, x.claim.ID); id.Key != "" {
+	if id := cmp.Or(q.id, q.claim.ID); id.Key != "" {
 		attrs = append(attrs, keyAttr(id, o.LogKeys))
 	}
 	if e.Err != nil {

@@ -1,142 +1,393 @@
 package idemkey
 
 import (
-	"encoding/binary"
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"net/textproto"
 	"slices"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// The limits of a stored header. A decoder without them could be made to
-// allocate whatever a damaged length says.
+// A Verdict says what becomes of a request once its handler has returned. The
+// handler gives it by [SetVerdict], or else the [Policy] does.
+type Verdict uint8
+
+// The verdicts.
 const (
-	MaxStoredNames  = 64       // header names in one response
-	MaxStoredValues = 256      // values under one name
-	MaxStoredHeader = 64 << 10 // bytes, encoded
+	// Undecided leaves it to the policy.
+	Undecided Verdict = iota
+	// Keep keeps the response for replays. The business writes commit if its
+	// status is 2xx or 3xx, and roll back otherwise.
+	Keep
+	// Retryable rolls back; the same request may run again under the key.
+	Retryable
+	// Amendable rolls back and forgets the key, so that the client may correct
+	// the request and use the key again.
+	Amendable
+	// CommitAnyway commits and keeps the response whatever its status, as for
+	// a declined payment whose record must stay.
+	CommitAnyway
 )
 
-// headerFormat is the first byte of an encoded header.
-const headerFormat = 1
+// A Policy gives the verdict on a status where the handler gave none. Panics
+// and timeouts are always Retryable: they leave no response to keep.
+type Policy func(status int) Verdict
 
-// MarshalHeader encodes r.Header for a store: names in order, values verbatim
-// and one by one, commas included. It returns an error if a limit is exceeded.
-func (r *Response) MarshalHeader() ([]byte, error) {
-	out := []byte{headerFormat}
-	out = binary.AppendUvarint(out, uint64(len(r.Header)))
-	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
-		if !validName(name) || textproto.CanonicalMIMEHeaderKey(name) != name || !all(r.Header[name], validValue) {
-			return nil, fmt.Errorf("idemkey: header %q has a name or a value that cannot be read back", name)
-		}
-		out = appendString(out, name)
-		out = binary.AppendUvarint(out, uint64(len(r.Header[name])))
-		for _, value := range r.Header[name] {
-			out = appendString(out, value)
-		}
-		if len(r.Header[name]) > MaxStoredValues {
-			return nil, fmt.Errorf("idemkey: header %s has %d values, the limit is %d", name, len(r.Header[name]), MaxStoredValues)
-		}
+// callerErrors are client errors that depend on the caller or the moment, and not on the request itself.
+var callerErrors = []int{401, 403, 407, 408, 409, 421, 423, 425, 429}
+
+// DefaultPolicy keeps successes and redirects, and client errors except those
+// that depend on the caller and the moment: 401 403 407 408 409 421 423 425 429. A
+// request with any other response may run again.
+func DefaultPolicy(status int) Verdict {
+	if status >= 200 && status < 500 && !slices.Contains(callerErrors, status) {
+		return Keep
 	}
-	if len(r.Header) > MaxStoredNames || len(out) > MaxStoredHeader {
-		return nil, fmt.Errorf("idemkey: headers to keep: %d names and %d bytes, the limits are %d and %d",
-			len(r.Header), len(out), MaxStoredNames, MaxStoredHeader)
-	}
-	return out, nil
+	return Retryable
 }
 
-func all(values []string, valid func(string) bool) bool {
-	return !slices.ContainsFunc(values, func(s string) bool { return !valid(s) })
+// SuccessOnly keeps 2xx and 3xx.
+func SuccessOnly(status int) Verdict {
+	if succeeded(status) {
+		return Keep
+	}
+	return Retryable
 }
 
-func appendString(out []byte, s string) []byte {
-	return append(binary.AppendUvarint(out, uint64(len(s))), s...)
+// KeepAll keeps every response, server errors too: a client gets the same
+// failure until it chooses a new key.
+func KeepAll(int) Verdict { return Keep }
+
+// ForgetFailures keeps 2xx and 3xx and forgets the key of anything else.
+func ForgetFailures(status int) Verdict {
+	if succeeded(status) {
+		return Keep
+	}
+	return Amendable
 }
 
-// UnmarshalHeader sets r.Header from what MarshalHeader made and checks
-// r.Status. Whatever could not have come from there is [ErrRecordCorrupt], and
-// leaves r unchanged.
-func (r *Response) UnmarshalHeader(data []byte) error {
-	if r.Status < 200 || r.Status > 999 {
-		return fmt.Errorf("%w: status %d", ErrRecordCorrupt, r.Status)
+func succeeded(status int) bool { return status >= 200 && status < 400 }
+
+// errNotReturned is for the log and the observer; the panic itself goes on.
+var errNotReturned = errors.New("idemkey: the handler, or a function of the options, panicked or ended its goroutine")
+
+// A recorder makes the outcome of one request durable, and only then lets it be answered.
+type recorder struct {
+	*request
+	answers answerer
+	open    Execution // nil: the store was told the outcome, or nothing was claimed
+	asked   time.Time // see ruling
+	lost    bool      // another owner took over while the handler ran
+	misuse  *buffer   // the answer that is kept where the handler ended the transaction itself; nil: no such record
+}
+
+// openExecution makes the recorder responsible for the end of a claimed execution.
+func (c *recorder) openExecution(found ruling) {
+	c.open, c.asked = found.Exec, found.asked
+	c.event.Result, c.event.Attempt, c.event.TookOver = ResultFirst, found.Attempt, found.TookOver
+	switch {
+	case c.id.Key == "":
+		c.event.Result = ResultKeyless
+	case found.Attempt > 1:
+		c.event.Result = ResultAgain
 	}
-	if len(data) == 0 || len(data) > MaxStoredHeader || data[0] != headerFormat {
-		return fmt.Errorf("%w: %d header bytes of an unknown format", ErrRecordCorrupt, len(data))
+}
+
+// settle makes the outcome durable and only then answers. ctx is the handler's.
+func (c *recorder) settle(ctx context.Context, h *handled) {
+	c.lost = errors.Is(context.Cause(ctx), ErrLeaseLost) || errors.Is(h.run.err, ErrLeaseLost)
+	b := h.buffer
+	switch {
+	case h.streaming():
+		c.endStream(h, errors.Join(ctx.Err(), h.run.err))
+		return
+	case h.streamErr() != nil:
+		c.answerUnstarted(h.streamErr())
+		return
+	case ctx.Err() != nil && !c.lost: // too late, even if it succeeded: the store may have given up on it
+		c.event.Err = context.Cause(ctx)
+		_ = c.release(Bound, http.StatusServiceUnavailable)
+		c.answers.writeProblem(c.w, newProblem(CodeExecTimeout))
+		return
+	case b.over && c.m.traits.Transactional:
+		c.answerReleased(b, c.release(Bound, http.StatusInternalServerError))
+		return
+	case h.run.err != nil && !b.over: // over the limit the error may be that of the refused Write; the effects stand
+		b = c.answers.renderError(h.run)
 	}
-	d := headerDecoder{rest: data[1:]}
-	header := d.header()
-	if d.bad || len(d.rest) > 0 {
-		return fmt.Errorf("%w: header cannot be decoded", ErrRecordCorrupt)
+	switch verdict := h.run.verdictOn(b.status, c.m.opts.Policy); verdict {
+	case Keep, CommitAnyway:
+		c.keepResponse(b, verdict == CommitAnyway || succeeded(b.status))
+	case Amendable:
+		c.answerReleased(b, c.release(Forget, b.status))
+	default:
+		c.answerReleased(b, c.release(Bound, b.status))
 	}
-	r.Header = header
+}
+
+// keepResponse stores the response, with the business writes if commit, and answers.
+func (c *recorder) keepResponse(b *buffer, commit bool) {
+	written := b.response(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	c.event.Oversize = written.Dropped
+	resp, err := c.prepareStored(&written)
+	if err == nil || !c.m.traits.Transactional { // without transactions the effects stand, so the run must be remembered
+		err = failpoint.Hit("idemkey/before-keep")
+	}
+	if err != nil {
+		_ = c.release(Bound, http.StatusInternalServerError)
+		c.answers.answerFailure(err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
+	defer cancel()
+	end, op, outcome := c.open.Reject, OpReject, OutcomeRejected
+	if commit {
+		end, op, outcome = c.open.Commit, OpCommit, OutcomeKept
+	}
+	err = cmp.Or(end(ctx, resp), failpoint.Hit("idemkey/after-keep"))
+	c.open = nil
+	c.noteStoreFailure(op, err)
+	c.wakeWaiters()
+	switch {
+	case err == nil:
+		c.cacheResponse(resp)
+		c.event.Outcome, c.event.Stored = outcome, len(resp.Body)
+	case errors.Is(err, ErrNotStored):
+		c.event.Outcome = OutcomeUnkept
+		c.note(err)
+		if errors.Is(err, ErrLeaseLost) {
+			c.event.Outcome = OutcomeLost
+		}
+	default:
+		c.answerNotKept(err)
+		return
+	}
+	c.answers.sendWritten(b)
+}
+
+// cacheResponse caches a response that was just kept. Its life began at the claim, and no earlier than the
+// claim was sent.
+func (c *recorder) cacheResponse(r Response) {
+	if c.id.Key != "" {
+		rec := Record{State: r.State(), FP: c.claim.FP, Response: r}
+		c.m.cache.addRecord(c.id, rec, c.m.opts.Limits.TTL, c.asked)
+	}
+}
+
+// wakeWaiters lets the requests that wait for the end of this run ask the store again.
+func (c *recorder) wakeWaiters() {
+	if c.id.Key != "" {
+		c.m.room.wakeWaiters(c.id)
+	}
+}
+
+// release rolls back and lets the key go. If the store cannot be told, the key is free once its lease has
+// run out: that delays a retry and has no other effect.
+func (c *recorder) release(mode ReleaseMode, status int) error {
+	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
+	defer cancel()
+	if failpoint.Hit("idemkey/before-release") != nil {
+		cancel() // the store is not told
+	}
+	err := cmp.Or(c.open.Release(ctx, mode, status), failpoint.Hit("idemkey/after-release"))
+	c.open = nil
+	c.lost = c.lost || errors.Is(err, ErrLeaseLost)
+	switch {
+	case c.lost:
+		c.event.Outcome = OutcomeLost
+	case mode == Forget:
+		c.event.Outcome = OutcomeAmended
+	default:
+		c.event.Outcome = OutcomeFailed
+	}
+	c.note(err)
+	c.noteStoreFailure(OpRelease, err)
+	c.wakeWaiters()
+	return err
+}
+
+// answerReleased answers with what the handler wrote, unless the release has found another end of the run.
+func (c *recorder) answerReleased(b *buffer, released error) {
+	switch {
+	case errors.Is(released, ErrTxMisuse):
+		c.answerMisused()
+	case c.lost && c.m.traits.Transactional:
+		c.answers.writeProblem(c.w, c.m.problem(CodeInProgress)) // another owner runs the request, whatever this handler wrote
+	default:
+		c.answers.sendWritten(b)
+	}
+}
+
+// answerNotKept answers where the handler's own response would be wrong: err says why nothing was kept.
+func (c *recorder) answerNotKept(err error) {
+	c.event.Outcome = OutcomeFailed
+	c.note(err)
+	switch {
+	case errors.Is(err, ErrLeaseLost):
+		c.event.Outcome = OutcomeLost
+		c.answers.writeProblem(c.w, c.m.problem(CodeInProgress))
+	case errors.Is(err, ErrOutcomeUnknown):
+		c.event.Outcome = OutcomeUnknown
+		c.answers.writeProblem(c.w, newProblem(CodeUnverified))
+	case errors.Is(err, ErrTxMisuse):
+		c.answerMisused()
+	case errors.Is(err, ErrTxConflict), errors.Is(err, ErrNotCommitted):
+		c.answers.writeProblem(c.w, c.answers.problemFor(err))
+	default:
+		c.answers.writeProblem(c.w, newProblem(CodeStoreUnavailable))
+	}
+}
+
+// renderMisuse is [Claim].Misused: the store keeps the answer that answerMisused sends.
+func (c *recorder) renderMisuse() Response {
+	c.misuse = c.answers.renderProblem(newProblem(CodeTxMisuse))
+	written := c.misuse.response(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	kept, _ := c.prepareStored(&written) // a tombstone, if it cannot be sealed
+	return kept
+}
+
+func (c *recorder) answerMisused() {
+	if c.misuse == nil { // there is no record
+		c.answers.writeProblem(c.w, newProblem(CodeTxMisuse))
+		return
+	}
+	c.event.Code = CodeTxMisuse
+	c.answers.sendWritten(c.misuse)
+}
+
+// keepTombstone keeps the fact that the request ran, before a streamed response begins. After nil the
+// response may be sent as it is written.
+func (c *recorder) keepTombstone(b *buffer) error {
+	written := b.response(c.m.opts.kept, 0)
+	written.Body, written.Dropped = nil, true
+	resp, err := c.prepareStored(&written)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
+	defer cancel()
+	err = cmp.Or(c.open.Commit(ctx, resp), failpoint.Hit("idemkey/after-bury"))
+	c.open = nil
+	if err != nil {
+		c.noteStoreFailure(OpCommit, err)
+		return err
+	}
+	c.event.Outcome = OutcomeKept
+	c.wakeWaiters()
+	c.answers.markFirst(b)
 	return nil
 }
 
-// A headerDecoder reads rest. Once bad it reads nothing more.
-type headerDecoder struct {
-	rest []byte
-	bad  bool
+// endStream ends a response that has begun. If failed is not nil, the handler did not mean the response to
+// end here: the connection is cut, so that the response does not look complete.
+func (c *recorder) endStream(h *handled, failed error) {
+	c.event.Status = h.stream.status
+	if failed == nil {
+		return
+	}
+	c.event.Err = fmt.Errorf("%w: %w", errStreamCut, failed)
+	h.stream.cut()
+	panic(http.ErrAbortHandler)
 }
 
-func (d *headerDecoder) header() http.Header {
-	names := d.count(MaxStoredNames)
-	header := make(http.Header, names)
-	last := ""
-	for range names {
-		name := d.text(validName)
-		if name <= last || textproto.CanonicalMIMEHeaderKey(name) != name {
-			d.bad = true // names are sorted and unique
-		}
-		values := make([]string, 0, 1)
-		for range d.count(MaxStoredValues) {
-			values = append(values, d.text(validValue))
-		}
-		if d.bad {
-			return nil
-		}
-		header[name], last = values, name
+// answerUnstarted answers where no tombstone could be kept, and so nothing was sent. The key is not
+// released: what the handler did until then stands, and the next request finds a run whose owner has vanished.
+func (c *recorder) answerUnstarted(err error) {
+	c.open = nil
+	c.answerNotKept(err)
+	if c.event.Outcome == OutcomeFailed {
+		c.event.Outcome = OutcomeUnkept
 	}
-	return header
 }
 
-func (d *headerDecoder) count(limit uint64) int {
-	n, size := binary.Uvarint(d.rest)
-	if size <= 0 || n > limit || d.bad {
-		d.bad = true
-		return 0
+// settlePanicked settles what a panic must not undo: a run whose effects stand. All other executions stay
+// open for releaseAfterPanic.
+func (c *recorder) settlePanicked(h *handled) {
+	switch {
+	case h.streamErr() != nil:
+		c.open = nil // as in answerUnstarted: the key is not released
+		c.event.Outcome, c.event.Err = OutcomeUnkept, errors.Join(errNotReturned, h.streamErr())
+	case h.buffer.over && !c.m.traits.Transactional: // the refused Write may have made its caller panic
+		c.keepTooLarge(h)
 	}
-	d.rest = d.rest[size:]
-	return int(n)
 }
 
-func (d *headerDecoder) text(valid func(string) bool) string {
-	n := d.count(MaxStoredHeader)
-	if d.bad || n > len(d.rest) {
-		d.bad = true
-		return ""
+// keepTooLarge keeps a tombstone for a handler that has panicked after its response went over the
+// hard limit, on a store where its effects stand. The panic goes on, and answers the client.
+func (c *recorder) keepTooLarge(h *handled) {
+	b := h.buffer
+	b.finish()
+	verdict := h.run.verdictOn(b.status, c.m.opts.Policy)
+	if verdict != Keep && verdict != CommitAnyway {
+		return // releaseAfterPanic releases
 	}
-	s := string(d.rest[:n])
-	d.rest = d.rest[n:]
-	d.bad = !valid(s)
-	return s
+	written := b.response(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	resp, _ := c.prepareStored(&written)
+	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
+	defer cancel()
+	exec := c.open
+	c.open = nil // after an error too: the request has run
+	err := exec.Commit(ctx, resp)
+	c.noteStoreFailure(OpCommit, err)
+	c.wakeWaiters()
+	if c.event.Outcome = OutcomeKept; err != nil {
+		c.event.Outcome = OutcomeUnkept
+	}
+	c.note(errors.Join(errNotReturned, errResponseTooLarge, err))
 }
 
-// validName reports whether s is an HTTP token.
-func validName(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; c <= ' ' || c >= 0x7f || slices.Contains([]byte(`"(),/:;<=>?@[\]{}`), c) {
-			return false
+// releaseAfterPanic releases an execution that is still open, because a function of the user's has panicked
+// or has ended the goroutine. The panic goes on unchanged, whatever the store says.
+func (c *recorder) releaseAfterPanic() {
+	if c.open == nil {
+		return
+	}
+	err := guard.Call(func() error {
+		_ = c.release(Bound, http.StatusInternalServerError)
+		return nil
+	})
+	c.event.Err = errors.Join(errNotReturned, c.event.Err, err)
+}
+
+// keepRecovered stores the response that Recover has found and answers with it, as a replay. The request
+// has run, so its key is never released: a response that cannot be sealed leaves a tombstone, and where
+// nothing can be kept the record lapses, and Recover is asked once more. Nothing is committed: a Commit
+// that fails would release the key.
+func (c *recorder) keepRecovered(found ruling) {
+	c.event.Attempt, c.event.TookOver = found.Attempt, found.TookOver
+	resp := found.recovered.clone()
+	for name := range resp.Header {
+		if !c.m.opts.kept[name] {
+			delete(resp.Header, name)
 		}
 	}
-	return s != ""
-}
-
-// validValue refuses what could end a header line.
-func validValue(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
-			return false
-		}
+	stored := Response{Status: resp.Status, Dropped: true} // of a Sealer that panics
+	c.note(guard.Apart(func() error {
+		stored, _ = c.prepareStored(&resp) // the event has its error
+		return nil
+	}))
+	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
+	defer cancel()
+	err := found.Exec.Reject(ctx, stored)
+	c.noteStoreFailure(OpReject, err)
+	if err != nil && (!errors.Is(err, ErrNotStored) || errors.Is(err, ErrLeaseLost)) {
+		c.answerNotKept(err) // another owner may have kept something else
+		return
 	}
-	return true
+	c.event.Outcome = OutcomeKept
+	c.note(err)
+	if err != nil {
+		c.event.Outcome = OutcomeUnkept
+	}
+	if resp.Dropped {
+		c.answers.answerDecision(ruling{Decision: Decision{Kind: KindNotRetained, Record: &Record{Response: resp}}})
+	} else {
+		c.answers.sendReplay(resp)
+	}
+	c.event.Result = ResultRecovered
 }

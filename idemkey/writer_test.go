@@ -147,7 +147,7 @@ func TestBufferNoBody(t *testing.T) {
 func TestBufferEarlyHints(t *testing.T) {
 	t.Parallel()
 	rec := httptest.NewRecorder()
-	b := newBuffer(rec, 1)
+	b := newBuffer(rec, 1, nil)
 	b.Header().Set("Link", "</style.css>")
 	b.WriteHeader(http.StatusEarlyHints)
 	if rec.Header().Get("Link") != "" {
@@ -163,14 +163,14 @@ func TestBufferInvalidStatus(t *testing.T) {
 			t.Error("WriteHeader(1000) did not panic")
 		}
 	}()
-	newBuffer(httptest.NewRecorder(), 1).WriteHeader(1000)
+	newBuffer(httptest.NewRecorder(), 1, nil).WriteHeader(1000)
 }
 
 // Goroutines of a handler's may write at once, and none of it is lost.
 func TestBufferBeside(t *testing.T) {
 	t.Parallel()
 	const writers, each = 4, 1000
-	b := newBuffer(httptest.NewRecorder(), writers*each)
+	b := newBuffer(httptest.NewRecorder(), writers*each, nil)
 	var wg sync.WaitGroup
 	for range writers {
 		wg.Go(func() {
@@ -202,7 +202,7 @@ func (d *deadlined) SetWriteDeadline(at time.Time) error { d.deadline = at; retu
 func TestStreamCutWhileItBegins(t *testing.T) {
 	t.Parallel()
 	raw := &deadlined{ResponseRecorder: httptest.NewRecorder()}
-	s := &stream{buffer: newBuffer(raw, 100)}
+	s := &stream{buffer: newBuffer(raw, 100, nil)}
 	s.start = func() (bool, error) { s.cut(); return true, nil }
 	if _, err := s.Write([]byte("late")); !errors.Is(err, ErrSettled) {
 		t.Errorf("Write = %v, want ErrSettled", err)

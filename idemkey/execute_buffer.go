@@ -17,18 +17,18 @@ import (
 // that it left behind can write no more. Nothing of such a Write is sent or kept.
 var ErrSettled = errors.New("idemkey: the handler has returned and its response is settled")
 
-// errResponseTooLarge is what a handler's Write gets beyond the hard limit.
+// errResponseTooLarge is the error of a handler's Write beyond the hard limit.
 var errResponseTooLarge = errors.New("idemkey: response is over the hard limit")
 
-// A buffer is the ResponseWriter that a handler gets. Nothing it is given
-// reaches the client before send, which is called once the outcome is durable.
+// A buffer is the ResponseWriter that a handler gets. The client gets none of it before send, which is
+// called once the outcome is durable.
 //
 // It has no Unwrap, Flush or Hijack: http.NewResponseController would find the
 // connection behind it and send a 200 for a transaction that then rolls back.
 // Deadlines and full duplex, which send nothing, are passed on one by one.
 //
-// The handler may use it from several goroutines. Once it is closed they change
-// nothing, and its fields are the middleware's alone.
+// The handler may use it from several goroutines. Once it is closed they change nothing, and only the
+// middleware uses its fields.
 type buffer struct {
 	control sync.Mutex // of the connection's settings
 	mu      sync.Mutex // of what is written
@@ -37,7 +37,7 @@ type buffer struct {
 	raw    http.ResponseWriter
 	limit  int
 	base   http.Header     // what outer middleware had set, and the key
-	own    map[string]bool // canonical names that are the middleware's: see reserve
+	own    map[string]bool // canonical names that are the middleware's: see reserveHeaders
 	header http.Header     // the handler's view, which begins as base
 	sent   http.Header     // header as it was at WriteHeader; nil before
 	status int
@@ -45,16 +45,17 @@ type buffer struct {
 	over   bool // the body went over the limit
 }
 
-func newBuffer(raw http.ResponseWriter, limit int) *buffer {
-	b := &buffer{raw: raw, limit: limit, base: raw.Header().Clone(), header: raw.Header().Clone()}
+// newBuffer returns a buffer of what goes to raw. own are the middleware's headers: see reserveHeaders.
+func newBuffer(raw http.ResponseWriter, limit int, own map[string]bool) *buffer {
+	b := &buffer{raw: raw, limit: limit, own: own, base: raw.Header().Clone(), header: raw.Header().Clone()}
 	if b.header == nil {
 		b.header = make(http.Header)
 	}
 	return b
 }
 
-// refuse ends the handler's part, except for a Write that is under way.
-func (b *buffer) refuse() {
+// refuseWrites ends the handler's part, except for a Write that is under way.
+func (b *buffer) refuseWrites() {
 	b.control.Lock()
 	defer b.control.Unlock()
 	b.closed.Store(true)
@@ -63,12 +64,12 @@ func (b *buffer) refuse() {
 // close ends the handler's part. When it returns, every Write has ended, and
 // all later ones are refused.
 func (b *buffer) close() {
-	b.refuse()
+	b.refuseWrites()
 	b.mu.Lock() // waits for a Write that is under way
 	defer b.mu.Unlock()
 }
 
-// Header returns the handler's header, and after close one that nobody reads.
+// Header returns the handler's header, and after close one that is discarded.
 func (b *buffer) Header() http.Header {
 	if b.closed.Load() {
 		return make(http.Header)
@@ -80,7 +81,7 @@ func (b *buffer) WriteHeader(status int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.closed.Load() {
-		b.writeHeader(status)
+		b.setStatus(status)
 	}
 }
 
@@ -90,12 +91,11 @@ func (b *buffer) Write(p []byte) (int, error) {
 	if b.closed.Load() {
 		return 0, ErrSettled
 	}
-	return b.write(p)
+	return b.append(p)
 }
 
-// writeHeader passes informational statuses on at once, as net/http does; they
-// are no outcome.
-func (b *buffer) writeHeader(status int) {
+// setStatus passes informational statuses on at once, as net/http does: they are no outcome.
+func (b *buffer) setStatus(status int) {
 	if status < 100 || status > 999 {
 		// net/http panics too, but would do so after the commit.
 		panic(fmt.Sprintf("idemkey: invalid WriteHeader code %d", status))
@@ -103,17 +103,17 @@ func (b *buffer) writeHeader(status int) {
 	switch {
 	case b.sent != nil:
 	case status < 200 && status != http.StatusSwitchingProtocols:
-		b.replaceHeader(b.reserve(b.header.Clone()))
+		b.replaceHeader(b.reserveHeaders(b.header.Clone()))
 		b.raw.WriteHeader(status)
 		b.replaceHeader(b.base)
 	default:
-		b.status, b.sent = status, b.reserve(b.header.Clone())
+		b.status, b.sent = status, b.reserveHeaders(b.header.Clone())
 	}
 }
 
-// reserve returns h without what the handler has set in the middleware's own headers, in any
-// spelling: a client must find the key that it sent, and on a replay alone that it is one.
-func (b *buffer) reserve(h http.Header) http.Header {
+// reserveHeaders returns h without the handler's values of the middleware's own headers, in any spelling. A
+// client must find the key that it sent, and the mark of a replay only on a replay.
+func (b *buffer) reserveHeaders(h http.Header) http.Header {
 	for name := range h {
 		if b.own[http.CanonicalHeaderKey(name)] {
 			delete(h, name)
@@ -127,9 +127,9 @@ func (b *buffer) reserve(h http.Header) http.Header {
 	return h
 }
 
-func (b *buffer) write(p []byte) (int, error) {
+func (b *buffer) append(p []byte) (int, error) {
 	if b.sent == nil {
-		b.writeHeader(http.StatusOK)
+		b.setStatus(http.StatusOK)
 	}
 	if !bodyAllowed(b.status) {
 		return 0, http.ErrBodyNotAllowed
@@ -154,8 +154,8 @@ func (b *buffer) EnableFullDuplex() error {
 	return b.configure((*http.ResponseController).EnableFullDuplex)
 }
 
-// configure changes a setting of the connection. It does not wait for a Write, which a
-// deadline may have to end.
+// configure changes a setting of the connection. It does not wait for a Write: a deadline may have to end
+// that Write.
 func (b *buffer) configure(set func(*http.ResponseController) error) error {
 	b.control.Lock()
 	defer b.control.Unlock()
@@ -165,28 +165,27 @@ func (b *buffer) configure(set func(*http.ResponseController) error) error {
 	return set(http.NewResponseController(b.raw))
 }
 
-// finish closes b and settles status and content type, as net/http would on the
-// first byte: from here on the response does not change, and a replay is the same.
+// finish closes b and settles status and content type, as net/http would on the first byte. The response does
+// not change afterwards, so a replay is the same.
 func (b *buffer) finish() {
 	b.close()
 	if b.sent == nil {
-		b.writeHeader(http.StatusOK)
+		b.setStatus(http.StatusOK)
 	}
 	_, typed := b.sent["Content-Type"]
 	if !typed && len(b.body) > 0 && b.sent.Get("Content-Encoding") == "" {
 		b.sent.Set("Content-Type", http.DetectContentType(b.body))
 	}
-	b.tidy()
+	b.tidyHeader()
 }
 
-// tidy makes the header one that a replay can repeat. It removes what would
-// announce a trailer, which cannot be replayed, and puts a space in the place of
-// control characters: net/http does so with line breaks alone.
-func (b *buffer) tidy() {
+// tidyHeader makes the header one that a replay can repeat. It removes announcements of trailers, which cannot
+// be replayed, and replaces control characters by spaces: net/http does so with line breaks alone.
+func (b *buffer) tidyHeader() {
 	for name, values := range b.sent {
 		for i, value := range values {
 			if !validValue(value) {
-				values[i] = strings.Map(printable, value)
+				values[i] = strings.Map(replaceControl, value)
 			}
 		}
 		if name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) {
@@ -195,8 +194,8 @@ func (b *buffer) tidy() {
 	}
 }
 
-// response returns what is kept of a finished buffer: the listed headers that
-// the handler set itself. Those of outer middleware are made anew by a replay.
+// response returns the part of a finished buffer that is kept: of the headers, the listed ones that the handler
+// set itself. Outer middleware sets its own again on a replay.
 func (b *buffer) response(kept map[string]bool, maxBody int) Response {
 	r := Response{Status: b.status, Header: make(http.Header), Body: b.body}
 	for name, values := range b.sent {
@@ -217,7 +216,8 @@ func (b *buffer) send() {
 	sendBody(b.raw, b.status, b.body)
 }
 
-func printable(r rune) rune {
+// replaceControl returns a space for a control character that a header may not have.
+func replaceControl(r rune) rune {
 	if r < ' ' && r != '\t' || r == 0x7f {
 		return ' '
 	}
@@ -230,8 +230,7 @@ func (b *buffer) replaceHeader(h http.Header) {
 	maps.Copy(raw, h)
 }
 
-// sendBody ignores a failed write: the client has gone, and a retry gets the
-// same bytes.
+// sendBody ignores a failed write: the client has disconnected, and a retry gets the same bytes.
 func sendBody(w http.ResponseWriter, status int, body []byte) {
 	if bodyAllowed(status) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))

@@ -144,17 +144,17 @@ func (f *fingerprinter) mayHaveMade(alg string) bool {
 
 // fingerprint is that of the current settings, for the claim.
 func (o *Options) fingerprint(r *http.Request, body []byte) (Fingerprint, error) {
-	fp, err := o.current.of(r, body)
+	fp, err := o.current.digestRequest(r, body)
 	if o.Fingerprint.Unlabelled {
 		fp.Alg = fingerprintV1
 	}
 	return fp, err
 }
 
-// of digests method, path, query, media type, the configured headers
+// digestRequest digests method, path, query, media type, the configured headers
 // and the whole body. It leaves out what differs between honest retries: host,
 // cookies, credentials, the multipart boundary, the order of JSON members.
-func (f *fingerprinter) of(r *http.Request, body []byte) (Fingerprint, error) {
+func (f *fingerprinter) digestRequest(r *http.Request, body []byte) (Fingerprint, error) {
 	if f.opts.Custom != nil {
 		return f.opts.Custom(r, body)
 	}

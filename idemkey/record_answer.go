@@ -1,0 +1,199 @@
+package idemkey
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+
+	"github.com/sagamill/sagamill/internal/sqlstate"
+)
+
+// An answerer answers the client. It is the last station: all others end here, with the handler's response,
+// a stored one, or a problem.
+type answerer struct{ *request }
+
+// refuse answers with the problem that code names. err is for the log only.
+func (a answerer) refuse(result Result, code string, err error) {
+	a.note(err)
+	a.answerProblem(result, a.m.problem(code))
+}
+
+func (a answerer) answerProblem(result Result, p *Problem) {
+	a.event.Result = result
+	a.writeProblem(a.w, p)
+}
+
+// refuseClaim answers a claim that failed with err.
+func (a answerer) refuseClaim(err error) {
+	switch {
+	case errors.Is(err, ErrCapacity):
+		a.refuseCapacity(err)
+	case errors.Is(err, ErrRecordCorrupt):
+		a.refuse(ResultCorrupt, CodeRecordCorrupt, err)
+	default:
+		a.refuse(ResultUnavailable, CodeStoreUnavailable, err)
+	}
+}
+
+// refuseCapacity answers that the store is full, or that enough handlers run.
+func (a answerer) refuseCapacity(err error) {
+	p := a.m.problem(CodeCapacity)
+	if quota := (*QuotaError)(nil); errors.As(err, &quota) {
+		p.Title, p.RetryAfter = "Too many idempotency keys in use", maxRetryAfter
+	}
+	a.note(err)
+	a.answerProblem(ResultCapacity, p)
+}
+
+// answerDecision answers a request whose handler does not run.
+func (a answerer) answerDecision(found ruling) {
+	switch found.Kind {
+	case KindReplay:
+		a.replayRecord(found.Record)
+	case KindInFlight:
+		p := a.m.problem(CodeInProgress)
+		p.RetryAfter = max(p.RetryAfter, found.RetryAfter) // none: the owner outlives its lease
+		a.answerProblem(ResultInProgress, p)
+	case KindMismatch:
+		a.refuse(ResultMismatch, CodeKeyReused, nil)
+	case KindFingerprintUnknown:
+		a.refuse(ResultFingerprintUnknown, CodeFingerprintUnknown, found.unknown)
+	case KindExpired:
+		a.refuse(ResultExpired, CodeKeyExpired, nil)
+	case KindNotRetained:
+		p := a.m.problem(CodeNotRetained)
+		p.OriginalStatus = found.Record.Response.Status
+		if location := found.Record.Response.Header.Values("Location"); len(location) > 0 {
+			a.w.Header()["Location"] = slices.Clone(location)
+		}
+		a.answerProblem(ResultTombstone, p)
+	default:
+		a.refuse(ResultUnknown, CodeOutcomeUnknown, nil)
+	}
+}
+
+// replayRecord answers with a stored response, or with what ReplayHook makes of it.
+func (a answerer) replayRecord(rec *Record) {
+	r, err := a.openStored(rec)
+	if err != nil {
+		a.refuse(ResultCorrupt, CodeRecordCorrupt, err)
+		return
+	}
+	a.event.Result = ResultReplay
+	a.sendReplay(r)
+}
+
+// sendReplay sends status, headers and bytes, beside the headers that outer middleware sets on any request.
+func (a answerer) sendReplay(r Response) {
+	if hook := a.m.opts.Response.ReplayHook; hook != nil {
+		if err := hook(a.r, &r); err != nil {
+			a.note(err)
+			a.writeProblem(a.w, a.problemFor(err))
+			return
+		}
+	}
+	h := a.w.Header()
+	for name, values := range r.Header {
+		if !a.m.opts.own[http.CanonicalHeaderKey(name)] {
+			h[name] = slices.Clone(values)
+		}
+	}
+	if h.Get("Cache-Control") == "" {
+		h.Set("Cache-Control", "no-store")
+	}
+	h.Set(a.m.opts.Response.ReplayHeader, "true")
+	a.event.Status = r.Status
+	sendBody(a.w, r.Status, r.Body)
+}
+
+// sendWritten answers with what the handler wrote, unless a part of that is missing.
+func (a answerer) sendWritten(b *buffer) {
+	if b.over {
+		a.sendTooLarge()
+		return
+	}
+	a.event.Status = b.status
+	a.markFirst(b)
+	b.send()
+}
+
+// markFirst says that this is no replay. The handler may have copied the header from another service's answer.
+func (a answerer) markFirst(b *buffer) {
+	b.sent.Del(a.m.opts.Response.ReplayHeader)
+	if a.m.opts.Response.EmitReplayedFalse && a.id.Key != "" {
+		b.sent.Set(a.m.opts.Response.ReplayHeader, "false")
+	}
+}
+
+// sendTooLarge answers in the place of a body over the hard limit. A retry would have the same result.
+func (a answerer) sendTooLarge() {
+	p := newProblem(CodeResponseTooLarge)
+	p.Detail = fmt.Sprintf("The response body is over HardResponseLimit, %d bytes.", a.m.opts.Limits.HardResponseLimit)
+	switch a.event.Outcome {
+	case OutcomeKept, OutcomeRejected, OutcomeUnkept:
+		p.Detail += " The request was processed, and its response was not kept."
+	}
+	a.note(errResponseTooLarge)
+	a.writeProblem(a.w, p)
+}
+
+// answerFailure answers an internal failure that rolled back.
+func (a answerer) answerFailure(err error) {
+	a.note(err)
+	a.writeProblem(a.w, newProblem(CodeInternal))
+}
+
+// renderError returns the answer to an error that the handler returned, in the place of what the handler
+// wrote. It can be kept like any other, but never commits.
+func (a answerer) renderError(run *handlerRun) *buffer {
+	p := a.problemFor(run.err)
+	if p.Status >= 500 {
+		a.event.Err = run.err
+	}
+	if run.verdict == CommitAnyway {
+		run.verdict = Undecided
+	}
+	return a.renderProblem(p)
+}
+
+// renderProblem returns p as an answer that can be kept.
+func (a answerer) renderProblem(p *Problem) *buffer {
+	b := newBuffer(a.w, math.MaxInt, a.m.opts.own)
+	a.writeProblem(b, p)
+	b.finish()
+	return b
+}
+
+// problemFor maps a handler's or a commit's error. The client learns nothing of the text of an error that is
+// no problem of the service's own making.
+func (a answerer) problemFor(err error) *Problem {
+	if own := (*Problem)(nil); errors.As(err, &own) {
+		return own
+	}
+	if a.m.opts.Problems.MapError != nil {
+		if p := a.m.opts.Problems.MapError(err); p != nil {
+			return p
+		}
+	}
+	switch {
+	case errors.Is(err, ErrLeaseLost):
+		return a.m.problem(CodeInProgress)
+	case errors.Is(err, ErrTxConflict), sqlstate.Conflict(err):
+		return newProblem(CodeTxConflict)
+	case errors.Is(err, ErrNotCommitted):
+		return newProblem(CodeCommitFailed)
+	}
+	return newProblem(CodeInternal)
+}
+
+// writeProblem answers with p. A request without a key has none to retry with, so p does not promise a retry.
+func (a answerer) writeProblem(w http.ResponseWriter, p *Problem) {
+	p = a.m.opts.complete(p)
+	if a.id.Key == "" && p.SameKey {
+		p.Retryable, p.SameKey, p.Detail = false, false, ""
+	}
+	a.event.Status, a.event.Code = p.Status, p.Code
+	a.m.opts.Problems.Writer(w, a.r, p)
+}
