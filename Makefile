@@ -30,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-scale FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-scale FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,17 +53,27 @@ chaos: bin/chaos ## run both examples under every fault and judge what is left, 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
 
-test: bin/with ## run all tests and a brief chaos; PKG=./outbox/... for some, RUN=TestStorm for one
+# What takes minutes by itself: suites of several packages, clusters, drivers of real programs. It is for make verify.
+# A RUN looks everywhere.
+ifeq ($(RUN),.)
+LONG ?= /internal/(suites|tools/devservices|testing/rabbitcluster|testing/rabbitnode)(/|$$)
+endif
+
+test: bin/with ## run the tests and a brief chaos; PKG=./outbox/... for some, RUN=TestEveryCell for one
 	@test -n '$(RACE)' || echo 'make test: no C compiler, so without the race detector' >&2
 	@bin/with -own -- $(MAKE) --no-print-directory tests
 ifeq ($(PKG) $(RUN),./... .)
 	@$(MAKE) --no-print-directory chaos CHAOS='-brief $(CHAOS)'
-	@$(MAKE) --no-print-directory chaos CHAOS='-cluster -brief'
 endif
+
+verify: bin/with ## run what make test leaves out for its time: suites of several packages, chaos' own tests, a brief chaos on a cluster
+	@bin/with -own -- $(MAKE) --no-print-directory tests PKG="$$($(GO) list ./... | grep -E '$(LONG)' | xargs) ./internal/suites/relaytargets"
+	@$(GO) -C chaos test -count=1 -timeout=10m -p=3 ./...
+	@$(MAKE) --no-print-directory chaos CHAOS='-cluster -brief'
 
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
 	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
-	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests
+	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests LONG=
 
 # What runs behind a pooler: the packages whose statements go through one.
 POOLED ?= ./consumer ./outbox ./saga ./idemkey/idempg ./examples/...
@@ -75,8 +85,11 @@ test-pooler: bin/with ## run the tests of what talks to PostgreSQL behind pgboun
 # the tests on them alone, which are a module of their own. For go, a RUN that matches
 # nothing is a success; here it must not pass as if it had looked.
 tests: TEST  = test $(RACE) $(TESTFLAGS) -run='$(RUN)'
-tests: MAIN  = $(if $(filter-out ./internal/suites/relaytargets,$(PKG)),$(GO) $(TEST) $(PKG),:)
-tests: APART = $(if $(filter ./... ./internal/suites/relaytargets,$(PKG)),$(GO) -C internal/suites/relaytargets $(TEST) ./...,:)
+tests: APART_FROM = ./internal/suites/relaytargets
+tests: NAMED = $(filter-out $(APART_FROM),$(PKG))
+tests: LISTED = $(if $(and $(filter ./...,$(NAMED)),$(LONG)),$$($(GO) list ./... | grep -vE '$(LONG)'),$(NAMED))
+tests: MAIN  = $(if $(NAMED),$(GO) $(TEST) $(LISTED),:)
+tests: APART = $(if $(filter $(APART_FROM),$(PKG))$(if $(LONG),,$(filter ./...,$(PKG))),$(GO) -C internal/suites/relaytargets $(TEST) ./...,:)
 tests:
 ifeq ($(RUN),.)
 	@$(MAIN)
@@ -89,9 +102,6 @@ else
 		ok*) ran=1;; \
 		esac; printf '%s\n' "$$line"; \
 	done; test "$$code$$ran" != 0 || { echo 'make test: RUN=$(RUN) matches no test of $(PKG)' >&2; code=1; }; exit "$$code"; }
-endif
-ifeq ($(PKG) $(RUN),./... .)
-	@$(GO) -C chaos test -count=1 -timeout=10m -p=3 ./...
 endif
 
 # The go command fuzzes one target at a time. They are found by their names, so that

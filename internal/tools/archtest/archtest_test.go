@@ -275,7 +275,7 @@ func TestCheckWorkflow(t *testing.T) {
 			t.Errorf("%s: checkWorkflow = %q, want %d messages", tt.name, got, tt.want)
 		}
 	}
-	if got := checkRun("#!/bin/sh\nmake test\n"); len(got) != 3 {
-		t.Errorf("checkRun without make check, make fuzz and set -e = %q, want 3 messages", got)
+	if got := checkRun("#!/bin/sh\nmake test\n"); len(got) != 4 {
+		t.Errorf("checkRun without make check, make fuzz and set -e = %q, want 4 messages", got)
 	}
 }

@@ -22,7 +22,7 @@ func checkWorkflow(workflow string) []string {
 // checkRun returns what is wrong with .ci/run.
 func checkRun(script string) []string {
 	var wrong []string
-	for _, command := range []string{"set -euo pipefail", "make check", "make test", "make fuzz"} {
+	for _, command := range []string{"set -euo pipefail", "make check", "make test", "make verify", "make fuzz"} {
 		if !strings.Contains(script, "\n"+command+"\n") {
 			wrong = append(wrong, fmt.Sprintf(".ci/run: lacks %q", command))
 		}
