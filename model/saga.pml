@@ -2,7 +2,7 @@
  * participants' inboxes, reached by messages that come in any order and more than once.
  *
  * Plans: 1, 2, 3 one after the other; with PARALLEL, 1 and then 2 and 3 beside each other; with PIVOT, 2 is the pivot, and
- * 3 only goes forward. It follows internal/machine (event.go, next.go, reply.go, verbs.go) and saga/handle.go and timer.go. That
+ * 3 only goes forward. It follows internal/machine (event.go, next.go, reply.go, verbs.go), saga/reply.go and saga/timer.go. That
  * a message is handled once, and what it sends is sent, is what consumer.pml and relay.pml show: here each is one atomic
  * step. What is stuck goes on when a person redrives the dead letter. Not in here: nested sagas, local and conditional
  * steps, patience, and of the verbs all but cancel.

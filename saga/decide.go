@@ -13,6 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -83,15 +84,15 @@ func (d *Decision) check() error {
 		return errors.New("only a step that is skipped has a result")
 	case !json.Valid(d.Result) || !utf8.Valid(d.Result):
 		return errors.New("the result is not JSON")
-	case len(d.Result) > MaxState:
-		return fmt.Errorf("the result has %d bytes, more than %d", len(d.Result), MaxState)
+	case len(d.Result) > flow.MaxState:
+		return fmt.Errorf("the result has %d bytes, more than %d", len(d.Result), flow.MaxState)
 	}
 	return nil
 }
 
 // event returns d for an instance of m.
-func (d *Decision) event(m *machine.Machine, i *row) (machine.Event, error) {
-	e := machine.Event{Kind: machine.EventKind(d.Verb), At: i.now, Reason: clip(d.Why), Result: d.Result}
+func (d *Decision) event(m *machine.Machine, i *sagarow.Row) (machine.Event, error) {
+	e := machine.Event{Kind: machine.EventKind(d.Verb), At: i.Now, Reason: flow.ClipReason(d.Why), Result: d.Result}
 	if d.Verb == VerbCompensateTo {
 		e.Name = d.Step
 		return e, nil
@@ -104,7 +105,7 @@ func (d *Decision) event(m *machine.Machine, i *row) (machine.Event, error) {
 		for id := range names {
 			names[id] = m.Step(id + 1).Name
 		}
-		return e, fmt.Errorf("there is no step %.70q in %s, version %d: there are %s", d.Step, i.name, i.version, strings.Join(names, ", "))
+		return e, fmt.Errorf("there is no step %.70q in %s, version %d: there are %s", d.Step, i.Name, i.Version, strings.Join(names, ", "))
 	}
 	return e, nil
 }
@@ -148,16 +149,16 @@ func (n *Instances) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
 }
 
 func (n *Instances) decide(ctx context.Context, tx pgx.Tx, at Address, d *Decision) error {
-	i, err := n.rows.lock(ctx, tx, at.Scope, at.Key, at.Path)
+	i, err := n.rows.Lock(ctx, tx, sagarow.Address(at))
 	if err != nil {
 		return err
 	}
-	m, err := n.machine(ctx, tx, i.name, i.version, i.hash)
+	m, err := n.machine(ctx, tx, i.Name, i.Version, i.Hash)
 	if err != nil {
 		return err
 	}
 	if !m.Fits(&i.Progress) {
-		return fmt.Errorf("%w: the instance has %d steps, %s, version %d, has %d", flow.ErrUnfit, len(i.Progress.Steps), i.name, i.version, m.Steps())
+		return fmt.Errorf("%w: the instance has %d steps, %s, version %d, has %d", flow.ErrUnfit, len(i.Progress.Steps), i.Name, i.Version, m.Steps())
 	}
 	e, err := d.event(m, i)
 	if err != nil {
@@ -166,7 +167,7 @@ func (n *Instances) decide(ctx context.Context, tx pgx.Tx, at Address, d *Decisi
 	if err := n.checkNested(ctx, tx, i, m, e); err != nil {
 		return err
 	}
-	if err := m.Apply(&i.Progress, e); err != nil && !(errors.Is(err, ErrRefused) && d.Verb == VerbRetry && d.Step == "" && i.fault(m) != "") {
+	if err := m.Apply(&i.Progress, e); err != nil && !(errors.Is(err, ErrRefused) && d.Verb == VerbRetry && d.Step == "" && faultOf(i, m) != "") {
 		return err
 	}
 	return n.store(ctx, tx, i, m, d)
@@ -174,50 +175,50 @@ func (n *Instances) decide(ctx context.Context, tx pgx.Tx, at Address, d *Decisi
 
 // checkNested returns an [ErrRefused] if a step would be settled while the saga nested in it
 // still runs: nobody would ever compensate that.
-func (n *Instances) checkNested(ctx context.Context, tx pgx.Tx, i *row, m *machine.Machine, e machine.Event) error {
+func (n *Instances) checkNested(ctx context.Context, tx pgx.Tx, i *sagarow.Row, m *machine.Machine, e machine.Event) error {
 	if e.Kind != machine.Skip && e.Kind != machine.Reject || m.Step(e.Step).Kind != machine.Nested {
 		return nil
 	}
 	path := flow.N(i.Path, e.Step, i.Progress.Steps[e.Step-1].Attempt)
-	child, err := found(scanRow(tx.QueryRow(ctx, n.rows.readInstance, i.Scope, i.Key, path)))
+	child, err := n.rows.Read(ctx, tx, sagarow.Address{Scope: i.Scope, Key: i.Key, Path: path})
 	switch {
 	case errors.Is(err, ErrNoInstance):
 		return nil
 	case err != nil:
 		return err
 	case !child.Progress.Phase.Ended():
-		return fmt.Errorf("%w: step %s is the saga %s, which has not ended: decide about that, at the path %s", ErrRefused, m.Step(e.Step).Name, child.name, path)
+		return fmt.Errorf("%w: step %s is the saga %s, which has not ended: decide about that, at the path %s", ErrRefused, m.Step(e.Step).Name, child.Name, path)
 	}
 	return nil
 }
 
 // store stores i, which has moved by d, and what is to be told of it.
-func (n *Instances) store(ctx context.Context, tx pgx.Tx, i *row, m *machine.Machine, d *Decision) error {
-	s := &session{sql: &n.rows, tx: tx, row: i}
-	s.answerParent()
-	if len(s.out) > 0 {
-		if err := n.writer.Write(ctx, tx, s.traced()...); err != nil {
+func (n *Instances) store(ctx context.Context, tx pgx.Tx, i *sagarow.Row, m *machine.Machine, d *Decision) error {
+	sent := sagarow.NewMessages(i)
+	sent.AnswerParent()
+	if len(sent.Untraced()) > 0 {
+		if err := n.writer.Write(ctx, tx, sent.All()...); err != nil {
 			return err
 		}
 	}
-	progress, err := i.progress(m)
+	progress, err := i.EncodeProgress(m)
 	if err != nil {
 		return err
 	}
 	ended := i.Progress.Phase.Ended()
-	_, err = tx.Exec(ctx, n.sql.decide, i.Scope, i.Key, i.Path, i.status, i.reason, progress, !ended && !i.Progress.Paused, ended, i.revision)
+	_, err = tx.Exec(ctx, n.sql.decide, i.Scope, i.Key, i.Path, i.Status, i.Reason, progress, !ended && !i.Progress.Paused, ended, i.Revision)
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, n.sql.insertJournal, i.Scope, i.Key, i.Path, d.Verb, d.Step, clip(d.By), clip(d.Why))
+	_, err = tx.Exec(ctx, n.sql.insertJournal, i.Scope, i.Key, i.Path, d.Verb, d.Step, flow.ClipReason(d.By), flow.ClipReason(d.Why))
 	return err
 }
 
-// fault returns why an orchestrator could not go on with i; "" if it could. It is
+// faultOf returns why an orchestrator could not go on with i; "" if it could. It is
 // what the row says that the progress does not.
-func (i *row) fault(m *machine.Machine) string {
-	if status, reason := statusOf(m, &i.Progress); status == i.status && reason == i.reason {
+func faultOf(i *sagarow.Row, m *machine.Machine) string {
+	if status, reason := sagarow.StatusOf(m, &i.Progress); status == i.Status && reason == i.Reason {
 		return ""
 	}
-	return i.reason
+	return i.Reason
 }

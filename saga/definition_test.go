@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -75,7 +77,7 @@ func TestDefineRefuses(t *testing.T) {
 		return s
 	}
 	deep := inner
-	for i := range saga.MaxNested {
+	for i := range flow.MaxLevels {
 		next, err := saga.Define(fmt.Sprint("level", i), 1, nest(deep, nil))
 		if err == nil {
 			deep = next
@@ -85,7 +87,7 @@ func TestDefineRefuses(t *testing.T) {
 		change(&s)
 		return s
 	}
-	many := make([]saga.Step[trip], saga.MaxSteps+1)
+	many := make([]saga.Step[trip], machine.MaxSteps+1)
 	for i := range many {
 		many[i] = book(fmt.Sprint("s", i))
 	}
@@ -138,7 +140,7 @@ func TestDefineRefusesNamesVersionsAndDeadlines(t *testing.T) {
 		"name has 51 bytes":       func() (*saga.Definition[trip], error) { return saga.Define(strings.Repeat("x", 51), 1, step) },
 		"version 0 is not":        func() (*saga.Definition[trip], error) { return saga.Define("x", 0, step) },
 		"deadline -1s is not":     func() (*saga.Definition[trip], error) { return d.Within(-time.Second) },
-		"deadline 87601h0m0s is ": func() (*saga.Definition[trip], error) { return d.Within(saga.MaxDeadline + time.Hour) },
+		"deadline 87601h0m0s is ": func() (*saga.Definition[trip], error) { return d.Within(machine.MaxDeadline + time.Hour) },
 	} {
 		if _, err := define(); !errors.Is(err, saga.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an ErrInvalid that says %s", err, want)

@@ -1,9 +1,8 @@
-// Package saga runs business transactions that span several services: a
-// definition says which steps there are and what undoes each, and an orchestrator
-// sends the commands, takes the replies, and compensates if it has to.
+// Package saga runs business transactions that span several services. A definition says which steps there are and
+// what undoes each. An orchestrator sends the commands, takes the replies, and compensates if it has to.
 //
 //	Starter.Start ── the caller's transaction ─► row in the table saga, first commands in the outbox
-//	relay ─► broker ─► participant: its own inbox, its work, its reply in its outbox
+//	relay ─► broker ─► participant: its inbox, its work, its reply in its outbox
 //	relay ─► broker ─► Orchestrator ── one transaction ─► inbox, row of the instance locked and moved, next commands in the outbox
 //
 // # How to begin
@@ -11,40 +10,60 @@
 //  1. [Define] the steps once, with [Remote], [Tell] or [Local] for what each does. migrations.Up makes the tables.
 //  2. [NewOrchestrator] and Orchestrator.Run, beside the Run of an outbox.Relay of the same schema.
 //  3. [NewStarter], and Starter.Start in the transaction of a request.
-//  4. In each service that takes part: [Participant] with [On] and [OnUndo], as a step of consumer.New, and a relay of its own.
+//  4. In each service that takes part: [Participant] with [On] and [OnUndo], as a step of consumer.New, and a relay.
 //
 // The package's Examples are both sides: orchestrator and participant.
 //
 // # What is authoritative
 //
-// The row of an instance. It is only ever moved under its lock, in the transaction
-// that also records the reply as handled and stores what is sent next.
-// Which step is done, which is compensated and what follows is decided by a pure
-// function of that row and of what has happened (internal/machine).
+// The row of an instance. It moves only under its lock, in the transaction that also records the reply as handled
+// and stores what is sent next. A pure function of that row and of the event decides which step is done, which is
+// compensated and what follows (internal/machine).
 //
-// A step's command carries the key of the saga, and a number for the step and the attempt.
-// So the participant's inbox has one row for each attempt at each step, and a
-// compensation that overtakes its action leaves a tombstone there: see package consumer.
+// A step's command carries the key of the saga, and a number for the step and the attempt. So the participant's inbox
+// has one row for each attempt at each step, and a compensation that overtakes its action leaves a tombstone there:
+// see package consumer.
 //
-// The number begins with the end of the instance's random id: two services may run sagas
-// under the key of one request, or a key be used again after Retention, and share a participant, which keeps them
-// apart.
+// The number begins with the end of the instance's random id. So a participant keeps two sagas apart that have one
+// key: because two services run them, or because a key was used again after Retention.
 //
 // # After a crash
 //
 //   - Before the COMMIT of Start: there is no instance.
-//   - Of the orchestrator, before COMMIT: nothing has happened; the broker delivers the
-//     reply again. After COMMIT: the reply is a duplicate.
+//   - Of the orchestrator, before COMMIT: nothing has happened; the broker delivers the reply again. After COMMIT: the
+//     reply is a duplicate.
 //   - Of a participant: as package consumer says. The orchestrator waits.
-//   - Deadlines are columns. Any orchestrator of the schema sees to those that are due.
+//   - Deadlines are columns. Any orchestrator of the schema acts on those that are due.
 //
 // # How a saga ends
 //
-// Completed, or compensated. Until then it runs, compensates, is paused by a person, or is stuck:
-// a step behind the pivot, or a compensation, has used up its attempts or was given up by its
-// participant, or nobody has replied for [Options].Patience. A late reply frees it;
-// so do the verbs of [Instances].
+// Completed, or compensated. Until then it runs, compensates, is paused by a person, or is stuck: a step behind the
+// pivot, or a compensation, has used up its attempts or was given up by its participant, or has been without a reply
+// for [Options].Patience. A late reply frees it; so do the verbs of an operator.
 //
-// Choreographed sagas need none of this: there, steps of package consumer follow
-// each other's messages.
+// Choreographed sagas need none of this: there, steps of package consumer follow each other's messages.
+//
+// # Stations
+//
+// An event goes forward through the files in this order. No station calls an earlier one.
+//
+// definition*.go: a [Definition] is a plan, which is data, and functions. builder makes it from steps.
+//
+// start.go: a [Starter] makes the row of a new instance, in the transaction of its caller, and hands it to decide.
+//
+// reply.go: receiver turns the delivery of a reply into an event, and locks the instance that it is for.
+// reply_lock.go locks the instances of a whole batch in one round trip. reply_verify.go refuses a reply under the
+// name of another step before it reaches the inbox.
+//
+// decide_event.go: decider applies an event to the locked row by package internal/flow. decide_work.go does the work
+// that follows: commands, local steps in a savepoint, nested instances. decide_begin.go begins an instance that has no
+// row, for Start and for a nested saga.
+//
+// store.go: the row, and the messages that it sends, in the transaction that locked it. The statements are in
+// store_sql.go. The row itself is package internal/sagarow, which package operator uses too.
+//
+// Beside that way: timer.go claims instances that are due, and timer_move.go enters them at decide, in a transaction
+// of their own; so does housekeep.go with steps that nobody answers. orchestrator.go connects the stations.
+// plans.go has the registered versions, manifest.go the check that a binary can finish what is live. participant.go
+// is the other side: handlers that reply. status.go and stats.go say where instances are.
 package saga

@@ -7,24 +7,26 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/sagarow"
 )
 
 // Postpone has o note that the timer of an instance has failed, which was claimed at that
 // revision, as the given try.
 func Postpone(o *Orchestrator, scope, key string, revision, try int) {
-	o.postpone(due{scope: scope, key: key, revision: revision, tries: try}, errors.New("it failed"))
+	o.timers.postpone(claimed{Address: sagarow.Address{Scope: scope, Key: key}, revision: revision, tries: try}, errors.New("it failed"))
 }
 
 // Patient has o, which does not run yet, wait for locks until the server finds that two wait
 // for each other.
-func Patient(o *Orchestrator) { o.lockWait = time.Minute }
+func Patient(o *Orchestrator) { o.receiver.lockWait = time.Minute }
 
 // AwaitTimerPasses returns when o has looked for timers n times from now on.
 func AwaitTimerPasses(t testing.TB, o *Orchestrator, n int) {
 	t.Helper()
-	o.signals.timerPass.Enable()
+	o.timers.passed.Enable()
 	for range n {
-		o.signals.timerPass.Wait(t)
+		o.timers.passed.Wait(t)
 	}
 }
 

@@ -4,106 +4,117 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sagarow"
 )
 
 const (
-	// housekeepBatch is how many instances are removed at once.
-	housekeepBatch = 500
+	// removeBatch is how many instances are removed in one transaction.
+	removeBatch = 500
 
-	// silentBatch is how many silent instances are read at once, of some hundred bytes each. For each
-	// batch all of them are sorted.
+	// silentBatch is how many silent instances are read at once, of some hundred bytes each. The statement sorts all
+	// silent instances for each batch.
 	silentBatch = 5000
 )
 
-// housekeep looks, now and then, for instances that nobody answers, and for those
-// that have ended long ago.
-func (o *Orchestrator) housekeep(ctx context.Context) {
+// errNotSilent rolls back a transaction that found no silent step.
+var errNotSilent = errors.New("saga: not silent")
+
+// A housekeeper makes steps stuck that nobody answers, and removes instances that ended long ago.
+type housekeeper struct {
+	db        *pgxpool.Pool
+	sql       *statements
+	plans     *planSet
+	mover     *mover
+	log       *slog.Logger
+	poll      time.Duration // Options.HousekeepPoll
+	patience  time.Duration // Options.Patience
+	retention time.Duration // Options.Retention
+}
+
+// runHousekeeping works every poll until ctx ends.
+func (h *housekeeper) runHousekeeping(ctx context.Context) {
 	for ctx.Err() == nil {
-		silent, removed := 0, 0
-		err := guard.Call(func() (err error) { // of the pool's hooks
-			if silent, err = o.checkSilent(ctx); err == nil {
-				removed, err = o.removeEnded(ctx)
+		err := guard.Call(func() error { // of the pool's hooks
+			if err := h.giveUpSilent(ctx); err != nil {
+				return err
 			}
-			return err
+			return h.removeEnded(ctx)
 		})
 		if err != nil && ctx.Err() == nil {
-			o.opts.Logger.ErrorContext(ctx, "saga: housekeeping failed", "error", err)
+			h.log.ErrorContext(ctx, "saga: housekeeping failed", "error", err)
 		}
-		o.signals.housekeept.Send(silent + removed)
 		select {
 		case <-ctx.Done():
-		case <-time.After(o.opts.HousekeepPoll):
+		case <-time.After(h.poll):
 		}
 	}
 }
 
-// checkSilent has steps stuck that nobody has answered for Patience, and returns
-// in how many instances.
-func (o *Orchestrator) checkSilent(ctx context.Context) (stuck int, err error) {
-	var last silent
+// A silentInstance has not moved for Patience. It may have a longer deadline, or wait for a nested instance.
+type silentInstance struct {
+	sagarow.Address
+	version  versionKey
+	progress string // "": it is too large to read with others
+	now      machine.Millis
+}
+
+// giveUpSilent makes the steps stuck that have been without a reply for Patience.
+func (h *housekeeper) giveUpSilent(ctx context.Context) error {
+	var last silentInstance
 	for {
-		found, err := o.listSilent(ctx, last)
+		found, err := h.listSilent(ctx, last)
 		if err != nil {
-			return stuck, err
+			return err
 		}
 		for i := range found {
-			err := o.checkOne(ctx, &found[i])
+			err := h.giveUpInstance(ctx, &found[i])
 			switch {
-			case err == nil:
-				stuck++
-			case errors.Is(err, ErrNoInstance), errors.Is(err, errNotSilent):
+			case err == nil, errors.Is(err, ErrNoInstance), errors.Is(err, errNotSilent):
 			case ctx.Err() != nil:
-				return stuck, err
-			default: // the others are not to wait for it
-				d := found[i].due
-				o.opts.Logger.ErrorContext(ctx, "saga: a silent instance cannot be looked after", "scope", d.scope, "key", d.key, "path", d.path, "error", err)
+				return err
+			default: // an error of one instance holds up no other
+				at := found[i].Address
+				h.log.ErrorContext(ctx, "saga: a silent instance cannot be moved", "scope", at.Scope, "key", at.Key, "path", at.Path, "error", err)
 			}
 		}
 		if len(found) < silentBatch {
-			return stuck, nil
+			return nil
 		}
 		last = found[len(found)-1]
 	}
 }
 
-// A silent instance is one that nothing has happened to for Patience. It may have
-// a deadline that is longer, or wait for one that is nested in it.
-type silent struct {
-	due
-	version  versionKey
-	progress string // "": it is too large to be read with others
-	now      machine.Millis
-}
-
-func (o *Orchestrator) listSilent(ctx context.Context, after silent) ([]silent, error) {
-	ctx, cancel := context.WithTimeout(ctx, timerTime)
+// listSilent returns the silent instances behind one, in the order of their addresses.
+func (h *housekeeper) listSilent(ctx context.Context, after silentInstance) ([]silentInstance, error) {
+	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
-	rows, err := o.db.Query(ctx, o.sql.listSilent, o.known.names, o.known.versions, o.opts.Patience.Microseconds(),
-		after.scope, after.key, after.path, silentBatch, o.known.hashes)
+	rows, err := h.db.Query(ctx, h.sql.listSilent, h.plans.names, h.plans.versions, h.patience.Microseconds(),
+		after.Scope, after.Key, after.Path, silentBatch, h.plans.hashes)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (s silent, err error) {
-		s.revision = anyRevision
-		return s, r.Scan(&s.scope, &s.key, &s.path, &s.version.name, &s.version.version, &s.progress, &s.now)
+	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (s silentInstance, err error) {
+		return s, r.Scan(&s.Scope, &s.Key, &s.Path, &s.version.name, &s.version.version, &s.progress, &s.now)
 	})
 }
 
-// checkOne has the steps of s stuck for which there is nothing else to be waited for. Most
-// instances that are silent are so by right, and are not locked to see that.
-func (o *Orchestrator) checkOne(ctx context.Context, s *silent) error {
+// giveUpInstance makes the unanswered steps of one instance stuck. Most silent instances wait for good reason; a look
+// at the progress that was listed tells, without a lock.
+func (h *housekeeper) giveUpInstance(ctx context.Context, s *silentInstance) error {
 	var p machine.Progress
-	f, ok := o.flows[s.version]
+	f, ok := h.plans.flows[s.version]
 	if ok && json.Unmarshal([]byte(s.progress), &p) == nil && f.Machine.Fits(&p) {
-		i := flow.Instance{Scope: s.scope, Key: s.key, Path: s.path, Progress: p}
-		steps, err := o.unanswered(ctx, o.db, f.Machine, &i, s.now)
+		i := flow.Instance{Scope: s.Scope, Key: s.Key, Path: s.Path, Progress: p}
+		steps, err := h.findUnanswered(ctx, h.db, f.Machine, &i, s.now)
 		if err == nil && len(steps) == 0 {
 			err = errNotSilent
 		}
@@ -111,37 +122,38 @@ func (o *Orchestrator) checkOne(ctx context.Context, s *silent) error {
 			return err
 		}
 	}
-	return o.inTx(ctx, s.due, o.giveUp)
+	return h.mover.moveAlone(ctx, s.Address, anyRevision, h.overdueEvents)
 }
 
-// giveUp waits no longer for steps that have been silent for Patience.
-func (o *Orchestrator) giveUp(ctx context.Context, r *flow.Run) error {
-	steps, err := o.unanswered(ctx, r.Out.(*session).tx, r.Flow.Machine, r.Instance, r.Now)
+// overdueEvents returns an event for each unanswered step of a locked instance, or an errNotSilent.
+func (h *housekeeper) overdueEvents(ctx context.Context, t *transition) ([]flow.Event, error) {
+	steps, err := h.findUnanswered(ctx, t.tx, t.run.Flow.Machine, t.run.Instance, t.run.Now)
 	if err == nil && len(steps) == 0 {
 		err = errNotSilent
 	}
+	var events []flow.Event
 	for _, id := range steps {
-		s := r.Instance.Progress.Steps[id-1]
-		e := machine.Event{
+		s := t.run.Instance.Progress.Steps[id-1]
+		events = append(events, flow.Event{Event: machine.Event{
 			Kind: machine.Overdue, Step: id, Undo: s.State == machine.Undoing, Attempt: s.Attempt,
-			Reason: "no reply for " + o.opts.Patience.String(),
-		}
-		err = errors.Join(err, r.Apply(ctx, e))
+			Reason: "no reply for " + h.patience.String(),
+		}})
 	}
-	return err
+	return events, err
 }
 
-// unanswered returns the steps that have been silent for Patience.
-func (o *Orchestrator) unanswered(ctx context.Context, db querier, m *machine.Machine, i *flow.Instance, now machine.Millis) (steps []int, err error) {
+// findUnanswered returns the steps that were sent at least Patience ago, have no deadline, and wait for no nested
+// instance that will answer.
+func (h *housekeeper) findUnanswered(ctx context.Context, db sagarow.Querier, m *machine.Machine, i *flow.Instance, now machine.Millis) (steps []int, err error) {
 	for id := 1; id <= m.Steps(); id++ {
 		s := &i.Progress.Steps[id-1]
 		undo := s.State == machine.Undoing
-		if s.State != machine.InFlight && !undo || s.Due > 0 || now-s.Sent < machine.MillisOf(o.opts.Patience) {
+		if s.State != machine.InFlight && !undo || s.Due > 0 || now-s.Sent < machine.MillisOf(h.patience) {
 			continue
 		}
 		waits := false
 		if m.Step(id).Kind == machine.Nested {
-			waits, err = o.nestedGoesOn(ctx, db, address{i.Scope, i.Key, flow.N(i.Path, id, s.Attempt)}, undo)
+			waits, err = h.awaitsNested(ctx, db, sagarow.Address{Scope: i.Scope, Key: i.Key, Path: flow.N(i.Path, id, s.Attempt)}, undo)
 		}
 		if err != nil {
 			return nil, err
@@ -153,20 +165,15 @@ func (o *Orchestrator) unanswered(ctx context.Context, db querier, m *machine.Ma
 	return steps, nil
 }
 
-// A querier is a pool or a transaction.
-type querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
-// nestedGoesOn reports whether the instance at an address is going to answer. One that runs has
-// a patience of its own; but its answer, or the order to undo it, may have been lost to a dead letter.
-func (o *Orchestrator) nestedGoesOn(ctx context.Context, db querier, at address, undo bool) (bool, error) {
+// awaitsNested reports whether a nested instance will answer. A live one has its own patience. But its answer, or the
+// order to undo it, may have become a dead letter.
+func (h *housekeeper) awaitsNested(ctx context.Context, db sagarow.Querier, at sagarow.Address, undo bool) (bool, error) {
 	var (
 		text       string
 		p          machine.Progress
 		ended, old bool
 	)
-	err := db.QueryRow(ctx, o.sql.readNested, at.scope, at.key, at.path, o.opts.Patience.Microseconds()).Scan(&text, &ended, &old)
+	err := db.QueryRow(ctx, h.sql.readNested, at.Scope, at.Key, at.Path, h.patience.Microseconds()).Scan(&text, &ended, &old)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -176,25 +183,21 @@ func (o *Orchestrator) nestedGoesOn(ctx context.Context, db querier, at address,
 	return !old || !ended && (!undo || p.Revoke), err
 }
 
-// errNotSilent ends a transaction in which there was nothing to do.
-var errNotSilent = errors.New("saga: not silent")
-
-// removeEnded removes instances that ended before Retention, with what was decided about them.
-func (o *Orchestrator) removeEnded(ctx context.Context) (removed int, err error) {
+// removeEnded removes instances that ended before Retention, with the decisions about them.
+func (h *housekeeper) removeEnded(ctx context.Context) error {
 	for {
-		n, err := o.removeSome(ctx)
-		removed += n
-		if err != nil || n < housekeepBatch {
-			return removed, err
+		n, err := h.removeOneBatch(ctx)
+		if err != nil || n < removeBatch {
+			return err
 		}
 	}
 }
 
-func (o *Orchestrator) removeSome(ctx context.Context) (n int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timerTime)
+func (h *housekeeper) removeOneBatch(ctx context.Context) (n int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
-	err = pgx.BeginFunc(ctx, o.db, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, o.sql.deleteEnded, o.opts.Retention.Microseconds(), housekeepBatch)
+	err = pgx.BeginFunc(ctx, h.db, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, h.sql.deleteEnded, h.retention.Microseconds(), removeBatch)
 		if err != nil {
 			return err
 		}
@@ -209,7 +212,7 @@ func (o *Orchestrator) removeSome(ctx context.Context) (n int, err error) {
 			return err
 		}
 		n = len(keys)
-		_, err = tx.Exec(ctx, o.sql.deleteJournal, scopes, keys, paths)
+		_, err = tx.Exec(ctx, h.sql.deleteJournal, scopes, keys, paths)
 		return err
 	})
 	if err != nil {

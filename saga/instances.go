@@ -15,6 +15,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -98,7 +99,7 @@ type InstancesOptions struct {
 // [Orchestrator]. Any number of goroutines may use it.
 type Instances struct {
 	db     *pgxpool.Pool
-	rows   queries
+	rows   sagarow.Statements
 	sql    instanceQueries
 	writer *outbox.Writer
 }
@@ -117,7 +118,7 @@ func NewInstances(db *pgxpool.Pool, opts *InstancesOptions) (*Instances, error) 
 	if err != nil {
 		return nil, fmt.Errorf("saga: InstancesOptions: %w", err)
 	}
-	return &Instances{db: db, rows: newQueries(schema), sql: newInstanceQueries(schema), writer: writer}, nil
+	return &Instances{db: db, rows: sagarow.NewStatements(schema), sql: newInstanceQueries(schema), writer: writer}, nil
 }
 
 // A Filter picks instances. They match all of its fields that are not zero; the

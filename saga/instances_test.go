@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -175,7 +176,7 @@ func TestGetAndDecideRefuseWhatThereIsNot(t *testing.T) {
 		"a result too many":    {at, saga.Decision{Verb: saga.VerbReject, Step: "flight", Result: json.RawMessage("1")}, "only a step that is skipped"},
 		"a result is not JSON": {at, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage("{")}, "not JSON"},
 		"an empty result":      {at, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage{}}, "not JSON"},
-		"a large result":       {at, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage(`"` + strings.Repeat("x", saga.MaxState) + `"`)}, "more than"},
+		"a large result":       {at, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage(`"` + strings.Repeat("x", flow.MaxState) + `"`)}, "more than"},
 	} {
 		if _, err := d.decideAt(tt.at, tt.do); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %s", name, err, tt.want)

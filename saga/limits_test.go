@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -80,7 +81,7 @@ func TestAStateOfBytes(t *testing.T) {
 func TestAResultThatCannotBeTaken(t *testing.T) {
 	t.Parallel()
 	for name, result := range map[string]func(s *trip, _ any){
-		"large": func(s *trip, _ any) { s.Item = strings.Repeat("x", saga.MaxState) },
+		"large": func(s *trip, _ any) { s.Item = strings.Repeat("x", flow.MaxState) },
 		"panic": func(*trip, any) { panic("no") },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,37 +5,56 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/sagarow"
+	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// A Handler does a participant's step in tx, as a [consumer.Handler] does, and
-// returns its result, which travels with the reply. A [Reject] error is a business outcome: the
-// transaction commits, with whatever the handler has done in it, the reply
-// says so, and nothing is ever undone. After any other error it is entered again.
+// HeaderReplyTo is set on a command and on a compensation: the topic to which the participant replies, with a message
+// of type [TypeReply] whose step key is that of the command, with ".d" behind its n, or ".u" if it was a
+// compensation. [On] and [OnUndo] do that. The reply may name another step than the command's, unless the
+// orchestrator has [Options].NamedReplies.
+const HeaderReplyTo = flow.HeaderReplyTo
+
+// The types of the messages that orchestrators take.
+//
+// The body of a TypeReply is a JSON object. Its member "outcome" is "done", with a "result", for a step that is done;
+// "undone" for a compensation after which nothing is left of the step, or before which there was nothing;
+// "rejected", with a "reason", if the participant has decided to do nothing; or "failed", with a "reason", if the
+// message is a dead letter of the participant, so that its effect is not known. The first 500 bytes of a reason are
+// kept.
+const (
+	TypeReply  = flow.TypeReply  // from a participant
+	TypeRevoke = flow.TypeRevoke // from the orchestrator of the saga around a nested one
+)
+
+// A Handler does a participant's step in tx, as a [consumer.Handler] does, and returns its result, which travels with
+// the reply. A [Reject] error is a business outcome: the transaction commits with whatever the handler has done in
+// it, the reply is a rejection, and the step is never undone. After any other error the handler is entered again.
 type Handler[C, R any] func(ctx context.Context, tx pgx.Tx, in consumer.Message[C]) (R, error)
 
-// An UndoHandler undoes a step. It cannot say no: what it cannot do is an error, which
-// is tried again, and in the end a dead letter and a saga that is stuck.
+// An UndoHandler undoes a step. It cannot reject: after an error it is entered again, and in the end its message is a
+// dead letter and the saga is stuck.
 //
-// It is not entered for an action that has not run, or has said no.
+// It is not entered for an action that has not run, or was rejected.
 type UndoHandler[C any] func(ctx context.Context, tx pgx.Tx, in consumer.Message[C]) error
 
-// On returns the Input of a participant's step: it hands the commands of topic to h
-// and replies to the orchestrator in the same transaction.
+// On returns the Input of a participant's step: it hands the commands of topic to h and replies to the orchestrator
+// in the same transaction.
 func On[C, R any](topic string, h Handler[C, R]) consumer.Input {
 	if h == nil {
 		return consumer.On[C](topic, nil)
 	}
 	return consumer.On(topic, func(ctx context.Context, tx pgx.Tx, in consumer.Message[C], emit consumer.Emit) error {
 		result, err := h(ctx, tx, in)
-		var rejected *flow.RejectedError
+		var rejected *RejectedError
 		switch {
 		case errors.As(err, &rejected):
 			return Refuse(emit, in.Delivery, rejected.Reason)
@@ -53,9 +72,9 @@ func OnUndo[C any](topic string, h UndoHandler[C]) consumer.Input {
 	}
 	return consumer.On(topic, func(ctx context.Context, tx pgx.Tx, in consumer.Message[C], emit consumer.Emit) error {
 		if err := h(ctx, tx, in); err != nil {
-			var rejected *flow.RejectedError
+			var rejected *RejectedError
 			if errors.As(err, &rejected) {
-				return consumer.Terminal(err) // it cannot say no
+				return consumer.Terminal(err) // a compensation cannot reject
 			}
 			return err
 		}
@@ -63,33 +82,33 @@ func OnUndo[C any](topic string, h UndoHandler[C]) consumer.Input {
 	})
 }
 
-// Done replies that the step which d is the command of is done. It is for handlers
-// that do not come from [On], such as the record of a [consumer.Effect]; so are
-// [Refuse] and [Undone]. An error is terminal: d is no command of a saga, or result is no JSON.
+// Done replies that the step of command d is done. It is for handlers that do not come from [On], such as the record
+// of a [consumer.Effect]; so are [Refuse] and [Undone]. An error is terminal: d is no command of a saga, or result
+// is no JSON.
 func Done(emit consumer.Emit, d consumer.Delivery, result any) error {
 	body, err := json.Marshal(result)
 	if err != nil {
 		return consumer.Terminal(err)
 	}
-	return send(emit, d, reply{Outcome: OutcomeDone, Result: body})
+	return emitReply(emit, d, flow.ReplyBody{Outcome: flow.OutcomeDone, Result: body})
 }
 
-// Refuse replies that the step has done nothing, by its own decision. Its compensation,
-// should one be sent before the saga has heard of that, enters no handler.
+// Refuse replies that the participant has decided to do nothing. If the compensation was sent before the saga knew
+// that, it enters no handler.
 func Refuse(emit consumer.Emit, d consumer.Delivery, reason string) error {
 	if !d.Undo {
 		d.DidNothing()
 	}
-	return send(emit, d, reply{Outcome: OutcomeRejected, Reason: reason})
+	return emitReply(emit, d, flow.ReplyBody{Outcome: flow.OutcomeRejected, Reason: reason})
 }
 
-// Undone replies that the step which d is the compensation of is undone.
+// Undone replies that the step of compensation d is undone.
 func Undone(emit consumer.Emit, d consumer.Delivery) error {
-	return send(emit, d, reply{Outcome: OutcomeUndone})
+	return emitReply(emit, d, flow.ReplyBody{Outcome: flow.OutcomeUndone})
 }
 
-func send(emit consumer.Emit, d consumer.Delivery, r reply) error {
-	msg, err := answer(d, r, "")
+func emitReply(emit consumer.Emit, d consumer.Delivery, body flow.ReplyBody) error {
+	msg, err := newReply(d, body, "")
 	if err != nil {
 		return consumer.Terminal(err)
 	}
@@ -97,41 +116,69 @@ func send(emit consumer.Emit, d consumer.Delivery, r reply) error {
 	return nil
 }
 
-// Participant returns s as a step that always answers: also for a compensation that finds nothing to undo, which
-// no handler sees, and with [OutcomeFailed] for a message that becomes a dead letter.
-// Without it the saga waits for those.
+// Participant returns s as a step that always answers: also for a compensation that finds nothing to undo, which no
+// handler sees, and with the outcome failed for a message that becomes a dead letter. Without it the saga waits for
+// those.
 //
-// Where the handlers do nothing outside of their transaction, set CancelParked too. A
-// command that became a dead letter has done nothing then, and its compensation says so; without it
-// the compensation is a dead letter as well, and the saga stuck until both are redriven.
+// Where the handlers do nothing outside of their transaction, set CancelParked too. A command that became a dead
+// letter has then done nothing, and its compensation says so. Without CancelParked the compensation is a dead letter
+// as well, and the saga is stuck until both are redriven.
 func Participant(s consumer.Step) consumer.Step {
 	next := s.Unhandled
 	s.Unhandled = func(u consumer.Unhandled, emit consumer.Emit) {
 		if next != nil {
 			next(u, emit)
 		}
-		if msg, ok := endOf(u); ok {
+		if msg, ok := replyUnhandled(u); ok {
 			emit(msg)
 		}
 	}
 	return s
 }
 
-// endOf returns the answer to a message whose handler has not given one.
-func endOf(u consumer.Unhandled) (outbox.Message, bool) {
-	r, tell := reply{Outcome: OutcomeUndone}, ""
+// replyUnhandled returns the reply to a message that ended without its handler. It returns none if the message is no
+// command of a saga.
+func replyUnhandled(u consumer.Unhandled) (outbox.Message, bool) {
+	body, suffix := flow.ReplyBody{Outcome: flow.OutcomeUndone}, ""
 	if u.Dead {
-		r, tell = reply{Outcome: OutcomeFailed, Reason: "dead letter, " + string(u.Reason)}, tellApart()
-		if u.Reason != consumer.ReasonActionDead { // that says all of it
-			r.Reason += ": " + u.Error
+		body, suffix = flow.ReplyBody{Outcome: flow.OutcomeFailed, Reason: "dead letter, " + string(u.Reason)}, randomSuffix()
+		if u.Reason != consumer.ReasonActionDead { // which needs no further words
+			body.Reason += ": " + u.Error
 		}
 	}
-	msg, err := answer(u.Delivery, r, tell)
-	return msg, err == nil // else it is no command of a saga, and nobody waits
+	msg, err := newReply(u.Delivery, body, suffix)
+	return msg, err == nil
 }
 
-// tellApart returns what tells one failure of a message from another: as much as
-// there is room for in the n of a step key.
-func tellApart() string { return strings.ToLower(rand.Text()[:4]) }
+// randomSuffix tells one failure of a message from another: it is as long as the n of a step key has room for.
+func randomSuffix() string { return strings.ToLower(rand.Text()[:4]) }
 
-func clip(reason string) string { return cleantext.Clip(reason, MaxReason) }
+// newReply returns the message that answers d; suffix is that of flow.ReplyN.
+func newReply(d consumer.Delivery, body flow.ReplyBody, suffix string) (outbox.Message, error) {
+	to := d.Metadata.Get(HeaderReplyTo)
+	if to == "" {
+		return outbox.Message{}, fmt.Errorf("saga: the message has no header %s, so it is not a command of a saga", HeaderReplyTo)
+	}
+	if d.N == "" {
+		return outbox.Message{}, fmt.Errorf("saga: the step key of the command has no n")
+	}
+	body.Reason = flow.ClipReason(body.Reason)
+	payload, err := json.Marshal(body)
+	if err != nil {
+		return outbox.Message{}, fmt.Errorf("saga: result: %w", err)
+	}
+	return outbox.Message{
+		Topic: to, Type: TypeReply, Step: namedStep(&d), N: flow.ReplyN(d.N, d.Undo, suffix), Payload: payload,
+		Scope: d.Scope, Key: d.Key, OrderingKey: sagarow.OrderingKey(d.Scope, d.Key, d.N),
+	}, nil
+}
+
+// namedStep returns the step in a delivery's step key. In a command that is the saga's step, whatever the participant
+// calls its own.
+func namedStep(d *consumer.Delivery) string {
+	key, err := stepkey.Parse(d.Metadata.Get(outbox.HeaderKey))
+	if err != nil { // the message did not come by a broker
+		return d.Step
+	}
+	return key.Step
+}

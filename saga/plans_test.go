@@ -36,7 +36,7 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 	}{
 		"claim what is due":  {q.claimDue, []any{names, versions, 4, 1000, false, hashes}, "Index Cond: (due_at <=", ""},
 		"next due":           {q.nextDue, []any{names, versions, hashes}, "Index Cond: (due_at >", ""},
-		"what ended is gone": {q.deleteEnded, []any{1000, housekeepBatch}, "Index Cond: (ended_at <", ""},
+		"what ended is gone": {q.deleteEnded, []any{1000, removeBatch}, "Index Cond: (ended_at <", ""},
 		"silent":             {q.listSilent, []any{names, versions, 1000, "", "", "", silentBatch, hashes}, "saga_live", ""},
 		"what is live":       {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Scan using saga_live", q.readByIndex},
 		"overdue":            {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_due_at", q.readByIndex},

@@ -1,113 +1,164 @@
 package saga
 
 import (
-	"crypto/sha256"
-	"encoding/json"
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/fieldhash"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
-	"github.com/sagamill/sagamill/internal/stepkey"
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/internal/sagarow"
 )
 
-// HeaderReplyTo is set on a command and on a compensation: the topic to which the
-// participant replies, with a message of type [TypeReply] whose step key is that of the
-// command, with ".d" behind its n, or ".u" if it was a compensation. [On] and [OnUndo] do that.
-// Another step than the command's will do, unless the orchestrator has [Options].NamedReplies.
-const HeaderReplyTo = "x-sagamill-reply-to"
-
-// The types of the messages that orchestrators take.
 const (
-	TypeReply  = "saga.reply"  // from a participant: JSON, see [Outcome]
-	TypeRevoke = "saga.revoke" // from the orchestrator of the saga around a nested one
+	// replyAttempts is how often a reply is tried: for about half a day, because an orchestrator that does not know
+	// the version yet may be about to stop.
+	replyAttempts = 1000
+
+	// replyPause is the longest wait between two attempts at a reply.
+	replyPause = time.Minute
+
+	// unknownPause is how long a reply of a version that this process does not know waits after its first attempt.
+	// Each further wait is longer, up to replyPause: another process most likely runs, and may be down for long.
+	unknownPause = 500 * time.Millisecond
+
+	// lockedPause is how long a reply waits while another transaction holds the lock of its instance.
+	lockedPause = time.Second
+
+	// deferAttempts is how many attempts at a message do all the work that follows from it. Later attempts only take
+	// the message, and a timer does the work. A local step that kills its process, or always fails, then uses up the
+	// few tries of its instance, which ask for a person, and not the many of a message.
+	deferAttempts = 3
 )
 
-// An Outcome is what a reply says, as its member "outcome". With it come
-// "result", what a step that is done has come to, and "reason", why one is not.
-type Outcome string
-
-// The outcomes.
-const (
-	OutcomeDone     Outcome = "done"     // the step is done
-	OutcomeRejected Outcome = "rejected" // it has done nothing, by its own decision
-	OutcomeFailed   Outcome = "failed"   // the message is a dead letter of the participant's: what it has done is not known
-	OutcomeUndone   Outcome = "undone"   // there is nothing left of the step, or there never was
-)
-
-// MaxReason is how many bytes of a reason are kept.
-const MaxReason = flow.MaxReason
-
-// A reply is the body of a TypeReply message.
-type reply struct {
-	Outcome Outcome         `json:"outcome"`
-	Result  json.RawMessage `json:"result,omitempty"`
-	Reason  string          `json:"reason,omitempty"`
+func unknownWait(attempt int) time.Duration {
+	return min(time.Duration(attempt)*unknownPause, replyPause)
 }
 
-// events are what outcomes are to the machine, for an action and for a compensation.
-var events = map[bool]map[Outcome]machine.EventKind{
-	false: {OutcomeDone: machine.Replied, OutcomeRejected: machine.Refused, OutcomeFailed: machine.Failed},
-	true:  {OutcomeUndone: machine.Replied, OutcomeRejected: machine.Refused, OutcomeFailed: machine.Failed},
+// A receiver turns the delivery of a reply into an event, and locks the instance that the event is for.
+type receiver struct {
+	db       *pgxpool.Pool // for what is read before the transaction
+	sql      *statements
+	plans    *planSet
+	decider  *decider
+	lockWait time.Duration
+	named    bool // Options.NamedReplies
+	counters *counters
+	log      *slog.Logger
 }
 
-// event returns the reply for the machine.
-func (r reply) event(to flow.Address, undo bool) (flow.Reply, error) {
-	kind, ok := events[undo][r.Outcome]
-	if !ok {
-		return flow.Reply{}, fmt.Errorf("saga: outcome %.40q is not one of those for %s", r.Outcome, side(undo))
-	}
-	return flow.Reply{Step: to.Step, Attempt: to.Attempt, Undo: undo, Kind: kind, Reason: clip(r.Reason), Result: r.Result}, nil
+// An incoming event is one with the instance that it is for.
+type incoming struct {
+	flow.Event
+	mark, path string // of the instance
+	reply      bool   // the message is a reply, and so names a step
 }
 
-func side(undo bool) string {
-	if undo {
-		return "a compensation: undone, rejected, failed"
-	}
-	return "an action: done, rejected, failed"
-}
-
-// answer returns the message that answers d; tell is that of flow.ReplyN.
-func answer(d consumer.Delivery, r reply, tell string) (outbox.Message, error) {
-	to := d.Metadata.Get(HeaderReplyTo)
-	if to == "" {
-		return outbox.Message{}, fmt.Errorf("saga: the message has no header %s, so it is not a command of a saga", HeaderReplyTo)
-	}
-	if d.N == "" {
-		return outbox.Message{}, fmt.Errorf("saga: the step key of the command has no n")
-	}
-	r.Reason = clip(r.Reason)
-	body, err := json.Marshal(r)
+// takeReply handles the reply of a participant, or of a nested saga.
+func (r *receiver) takeReply(ctx context.Context, tx pgx.Tx, in consumer.Message[flow.ReplyBody], emit consumer.Emit) error {
+	e, err := parseReply(in.N, in.Body)
 	if err != nil {
-		return outbox.Message{}, fmt.Errorf("saga: result: %w", err)
+		return consumer.Terminal(err)
 	}
-	return outbox.Message{
-		Topic: to, Type: TypeReply, Step: namedStep(&d), N: flow.ReplyN(d.N, d.Undo, tell), Payload: body,
-		Scope: d.Scope, Key: d.Key, OrderingKey: orderingKey(d.Scope, d.Key, d.N),
-	}, nil
+	return r.takeEvent(ctx, tx, &in.Delivery, e, emit)
 }
 
-// namedStep returns the step that d's sender has named. To a command that is the saga's
-// step, whatever the participant calls its own.
-func namedStep(d *consumer.Delivery) string {
-	key, err := stepkey.Parse(d.Metadata.Get(outbox.HeaderKey))
-	if err != nil { // it did not come by a broker
-		return d.Step
+func parseReply(n string, body flow.ReplyBody) (incoming, error) {
+	mark, own, err := flow.Unmark(n)
+	if err != nil {
+		return incoming{}, fmt.Errorf("saga: reply: n: %w", err)
 	}
-	return key.Step
+	to, undo, err := flow.ParseReplyN(own)
+	if err != nil {
+		return incoming{}, fmt.Errorf("saga: reply: n: %w", err)
+	}
+	event, err := body.Event(to, undo)
+	if err != nil {
+		return incoming{}, fmt.Errorf("saga: %w", err)
+	}
+	return incoming{Event: event, mark: mark, path: to.Path, reply: true}, nil
 }
 
-// maxOrderingKey is the outbox's limit.
-const maxOrderingKey = 255 + outbox.MaxScope + 1
-
-// orderingKey keeps what is about one attempt at one step in order, and lets
-// parallel steps be published in parallel. Its parts cannot run into each other.
-func orderingKey(scope, key, n string) string {
-	s := fmt.Sprintf("%s %d %s %s", n, len(scope), scope, key)
-	if len(s) > maxOrderingKey {
-		return fieldhash.Hex(sha256.New(), scope, key, n)
+// takeRevocation handles the order to compensate, which comes from the saga around a nested instance.
+func (r *receiver) takeRevocation(ctx context.Context, tx pgx.Tx, in consumer.Message[flow.Revocation], emit consumer.Emit) error {
+	mark, path, err := flow.Unmark(in.N)
+	if err == nil {
+		_, err = flow.ParseN(path)
 	}
-	return s
+	if err != nil {
+		return consumer.Terminal(fmt.Errorf("saga: revocation: n: %w", err))
+	}
+	event := flow.Event{Event: machine.Event{Kind: machine.Revoke, Reason: flow.ClipReason(in.Body.Reason)}}
+	return r.takeEvent(ctx, tx, &in.Delivery, incoming{Event: event, mark: mark, path: path}, emit)
+}
+
+// takeEvent locks the instance of an event, has the event decided and the instance stored, and emits what the
+// instance sends. A late event changes nothing. An error is terminal if no attempt can succeed.
+func (r *receiver) takeEvent(ctx context.Context, tx pgx.Tx, in *consumer.Delivery, e incoming, emit consumer.Emit) error {
+	row, err := r.lockRow(ctx, tx, sagarow.Address{Scope: in.Scope, Key: in.Key, Path: flow.Within(in.Incarnation, e.path)})
+	if errors.Is(err, errLocked) {
+		return consumer.RetryAfter(err, lockedPause)
+	}
+	if err != nil {
+		return terminalIf(err, ErrNoInstance, flow.ErrUnfit)
+	}
+	if flow.MarkOf(row.Root) != e.mark { // of one that had the key before, or in another service
+		r.noteLate(ctx, row, in)
+		return nil
+	}
+	if Topic(row.Name) != in.Topic {
+		return consumer.Terminal(fmt.Errorf("saga: the instance is one of saga %s, the message came to %s", row.Name, in.Topic))
+	}
+	f, err := r.plans.flowOf(row)
+	if err != nil {
+		return consumer.RetryAfter(err, unknownWait(in.Attempt))
+	}
+	t := newTransition(r.sql, tx, row, f)
+	t.delivery, t.run.Deferred = in, in.Attempt > deferAttempts
+	err = r.decideEvent(ctx, t, e)
+	if errors.Is(err, machine.ErrLate) {
+		r.noteLate(ctx, row, in)
+		return nil
+	}
+	if err != nil {
+		return terminalIf(err, flow.ErrUnfit, machine.ErrRefused, errMisnamed)
+	}
+	emit(t.sent.Untraced()...)
+	return nil
+}
+
+// decideEvent decides an event. It checks the name in a reply again, because the version of the instance may have
+// been registered since [receiver.verifyReply].
+func (r *receiver) decideEvent(ctx context.Context, t *transition, e incoming) error {
+	if err := t.run.OpenState(); err != nil {
+		return err
+	}
+	if r.named && e.reply {
+		if err := checkReplyName(t.run.Flow, e.Step, namedStep(t.delivery)); err != nil {
+			return err
+		}
+	}
+	return r.decider.decide(ctx, t, e.Event)
+}
+
+// noteLate counts a message that no step waits for.
+func (r *receiver) noteLate(ctx context.Context, row *sagarow.Row, in *consumer.Delivery) {
+	r.counters.late.Add(1)
+	r.log.DebugContext(ctx, "saga: late reply", "saga", row.Name, "key", row.Key, "n", in.N)
+}
+
+// terminalIf makes err terminal if it is one of hopeless.
+func terminalIf(err error, hopeless ...error) error {
+	for _, h := range hopeless {
+		if errors.Is(err, h) {
+			return consumer.Terminal(err)
+		}
+	}
+	return err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -146,7 +147,7 @@ func TestStartRefuses(t *testing.T) {
 		{"tab\t", "k", "", "scope must be"},
 		{"s", "", "", "key must be"},
 		{"s", "nul\x00", "", "printable"},
-		{"s", "k", strings.Repeat("x", saga.MaxState), "state: it has 1048587 bytes, more than 1048576"},
+		{"s", "k", strings.Repeat("x", flow.MaxState), "state: it has 1048587 bytes, more than 1048576"},
 	} {
 		err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 			_, err := s.Start(t.Context(), tx, saga.ID{Scope: tt.scope, Key: tt.key}, trip{Item: tt.item})

@@ -3,6 +3,7 @@ package saga
 import (
 	"testing"
 
+	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -11,5 +12,5 @@ import (
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
 	const schema = "{schema}"
-	pgtest.Record(t, "saga", newQueries(schema), newInstanceQueries(schema))
+	pgtest.Record(t, "saga", newQueries(schema), newInstanceQueries(schema), sagarow.NewStatements(schema))
 }

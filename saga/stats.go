@@ -3,6 +3,7 @@ package saga
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,33 +12,46 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// Stats describe the live instances of a schema, nested ones too, whichever orchestrator
-// runs them. They are read from the database, so that every process sees the same.
-// [outbox.CountLimit] instances are looked at and no more: if the numbers come to that in
-// all, there may be others, of definitions that are behind those by name and version.
+// counters are the numbers of an Orchestrator.
+type counters struct{ completed, compensated, stuck, late atomic.Uint64 }
+
+// Counters are what an Orchestrator has done since it was made. A transaction that was repeated counts twice.
+type Counters struct {
+	Completed, Compensated uint64 // instances that have ended so
+	Stuck                  uint64 // times that an instance became stuck
+	Late                   uint64 // replies for which no step waited
+}
+
+// Counters returns them. It is cheap, and may be called at any time.
+func (o *Orchestrator) Counters() Counters {
+	return Counters{o.counters.completed.Load(), o.counters.compensated.Load(), o.counters.stuck.Load(), o.counters.late.Load()}
+}
+
+// Stats describe the live instances of a schema, nested ones too, whichever orchestrator runs them. They are read from
+// the database, so every process sees the same. At most [outbox.CountLimit] instances are counted, in the order of
+// names and versions: if the numbers add up to that, there may be more.
 type Stats struct {
 	Running, Compensating int
 	Paused                int // by a person, until a person resumes it
-	Stuck                 int // a person must look at it
+	Stuck                 int // a person must act
 
-	// OldestStuck is for how long nothing has happened to a stuck instance, of the one
-	// for which that is longest: for how long it has waited for a person. 0 if none is stuck.
+	// OldestStuck is how long the stuck instance that moved least recently has waited for a person. 0 if none is
+	// stuck.
 	OldestStuck time.Duration
 
-	// Overdue is for how long the instance that an orchestrator is to look at next has been
-	// due: all of them are busy, or none runs that knows its version. 0 if none is due. It is of
-	// all instances, however many there are.
+	// Overdue is how long the instance that is due first has been due. If it grows, all orchestrators are busy, or
+	// none runs that knows the version. 0 if none is due. It covers all instances, however many there are.
 	Overdue time.Duration
 }
 
-// sqlReadByIndex lets a transaction's statements find rows by an index, in its order, whatever the
-// planner believes about the table: only so does a limit bound what is read. The settings end with the transaction.
+// sqlReadByIndex makes a transaction's statements read rows by an index, in its order, whatever the planner believes
+// about the table: only then does a limit bound the rows that are read. The settings end with the transaction.
 const sqlReadByIndex = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
 	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)`
 
-// sqlReadStats counts live instances by status. It takes no lock. They come in the order of
-// the index that has no others, so that the limit ($1) bounds what is read.
+// sqlReadStats counts live instances by status. It takes no lock. Its order is that of the index of live instances, so
+// the limit ($1) bounds the rows that are read.
 const sqlReadStats = `
 WITH live AS (
 	SELECT status, updated_at FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1
@@ -48,8 +62,7 @@ SELECT count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status
 	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga)) * 1000000, 0)::bigint
 FROM live`
 
-// Stats reads them. They are of one instant. Where 100,000 are looked at this takes the database about
-// a tenth of a second.
+// Stats reads them, as of one instant. With 100,000 live instances it takes the database about a tenth of a second.
 func (o *Orchestrator) Stats(ctx context.Context) (s Stats, err error) {
 	var oldest, due int64
 	err = pgx.BeginTxFunc(ctx, o.db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {

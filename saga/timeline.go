@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
@@ -128,14 +129,14 @@ func (n *Instances) Read(ctx context.Context, tx pgx.Tx, at Address) (Timeline, 
 	if t.Instance, t.Nested, err = n.family(ctx, tx, found); err != nil {
 		return fail(err)
 	}
-	i, err := scanRow(tx.QueryRow(ctx, n.rows.readInstance, found.Scope, found.Key, found.Path))
+	i, err := sagarow.Scan(tx.QueryRow(ctx, n.rows.ReadInstance, found.Scope, found.Key, found.Path))
 	if err != nil {
 		return fail(err)
 	}
 	if err := n.readRest(ctx, tx, &t); err != nil {
 		return fail(err)
 	}
-	m, err := n.machine(ctx, tx, i.name, i.version, i.hash)
+	m, err := n.machine(ctx, tx, i.Name, i.Version, i.Hash)
 	switch {
 	case err != nil && !errors.Is(err, ErrPlanUnknown):
 		return fail(err)
@@ -180,7 +181,7 @@ func (n *Instances) readRest(ctx context.Context, tx pgx.Tx, t *Timeline) error 
 }
 
 // fill sets what the progress of i says.
-func (t *Timeline) fill(i *row, m *machine.Machine) {
+func (t *Timeline) fill(i *sagarow.Row, m *machine.Machine) {
 	t.State, t.Paused, t.Compensating = i.State, i.Progress.Paused, i.Progress.Phase == machine.Compensating
 	if t.PlanProblem != "" {
 		for id := range i.Progress.Steps {
@@ -188,7 +189,7 @@ func (t *Timeline) fill(i *row, m *machine.Machine) {
 		}
 		return
 	}
-	t.Fault = i.fault(m)
+	t.Fault = faultOf(i, m)
 	id := 0
 	t.addNodes(i, m.Plan().Nodes, &id, 0)
 	ahead := trial(m, &i.Progress)
@@ -201,7 +202,7 @@ func (t *Timeline) fill(i *row, m *machine.Machine) {
 	}
 }
 
-func (t *Timeline) addNodes(i *row, nodes []machine.Node, id *int, depth int) {
+func (t *Timeline) addNodes(i *sagarow.Row, nodes []machine.Node, id *int, depth int) {
 	for k := range nodes {
 		n := &nodes[k]
 		if len(n.Nodes) > 0 {
@@ -214,7 +215,7 @@ func (t *Timeline) addNodes(i *row, nodes []machine.Node, id *int, depth int) {
 	}
 }
 
-func (t *Timeline) addStep(i *row, n *machine.Node, id, depth int) {
+func (t *Timeline) addStep(i *sagarow.Row, n *machine.Node, id, depth int) {
 	s := &i.Progress.Steps[id-1]
 	begun := s.State != machine.Idle && s.Attempt > 0
 	at := func(m machine.Millis, zero bool) time.Time {

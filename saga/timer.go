@@ -3,120 +3,134 @@ package saga
 import (
 	"context"
 	"errors"
-	"strconv"
+	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/drain"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sagarow"
+	"github.com/sagamill/sagamill/internal/testsignal"
 )
 
 const (
-	// timerTime is what the work on one instance may take.
-	timerTime = 30 * time.Second
+	// timerTimeout bounds the work on one instance.
+	timerTimeout = 30 * time.Second
 
-	// timerLease is for how long others leave an instance alone that was claimed, until its
-	// row is locked, which they pass over: if the process dies in between, another one
-	// takes it after that.
+	// timerLease is how long other timers skip a claimed instance. The work then holds the lock of the row, which
+	// they skip too. If the process dies between the two, another one claims the instance after the lease.
 	timerLease = 10 * time.Second
 
-	// maxTimerTries is how often an instance's timer is tried before a person is asked.
+	// maxTimerTries is how often an instance's timer is tried before the instance is stuck.
 	maxTimerTries = 10
 
-	// suspectPause is between two looks for suspects while there is more than that to do: they are
-	// found behind all that are due.
+	// suspectPause is the least time between two claims of suspects while fresh instances are due: the statement
+	// finds suspects behind all instances that are due.
 	suspectPause = time.Second
 )
 
 // timerPolicy spaces tries.
 var timerPolicy = backoff.Policy{Base: time.Second, Cap: 5 * time.Minute}
 
-// runTimers sees to instances whose time has come, until ctx ends. Work in hand is
-// finished then.
-func (o *Orchestrator) runTimers(ctx context.Context) {
-	work, cancel := drain.Context(ctx, timerTime)
+var errTimerKills = errors.New("saga: earlier attempts ended without a result, most likely with their process")
+
+// timers run instances whose deadline, retry or deferred work is due.
+type timers struct {
+	db      *pgxpool.Pool
+	sql     *statements
+	plans   *planSet
+	mover   *mover
+	log     *slog.Logger
+	poll    time.Duration // Options.TimerPoll
+	workers int           // Options.TimerWorkers
+
+	suspected time.Time // the last claim of suspects
+
+	passed testsignal.Signal[int] // how many timers a pass has run
+}
+
+// A claimed instance is one whose timer this process runs.
+type claimed struct {
+	sagarow.Address
+	tries    int
+	revision int // of the claim
+}
+
+// runTimers runs what is due until ctx ends, and then finishes the work that has begun.
+func (t *timers) runTimers(ctx context.Context) {
+	work, cancel := drain.Context(ctx, timerTimeout)
 	defer cancel()
 	for ctx.Err() == nil {
 		n, more := 0, false
 		err := guard.Call(func() (err error) { // of the pool's hooks
-			n, more, err = o.timerPass(work)
+			n, more, err = t.runDue(work)
 			return err
 		})
 		if err != nil {
-			o.opts.Logger.ErrorContext(ctx, "saga: timers cannot be looked at", "error", err)
+			t.log.ErrorContext(ctx, "saga: timers cannot be claimed", "error", err)
 		}
-		o.signals.timerPass.Send(n)
+		t.passed.Send(n)
 		if more && err == nil {
 			continue
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(o.timerPause(ctx, err)):
+		case <-time.After(t.nextPause(ctx, err)):
 		}
 	}
 }
 
-// timerPause returns how long it is until the next instance is due, at most TimerPoll: one
-// may be added meanwhile.
-func (o *Orchestrator) timerPause(ctx context.Context, failed error) time.Duration {
+// nextPause returns how long it is until the next instance is due, at most TimerPoll: an instance may start
+// meanwhile.
+func (t *timers) nextPause(ctx context.Context, failed error) time.Duration {
 	var micros int64
-	ctx, cancel := context.WithTimeout(ctx, timerTime)
+	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
 	if failed == nil {
 		failed = guard.Call(func() error {
-			return o.db.QueryRow(ctx, o.sql.nextDue, o.known.names, o.known.versions, o.known.hashes).Scan(&micros)
+			return t.db.QueryRow(ctx, t.sql.nextDue, t.plans.names, t.plans.versions, t.plans.hashes).Scan(&micros)
 		})
 	}
 	if failed != nil {
-		return o.opts.TimerPoll
+		return t.poll
 	}
-	return max(time.Millisecond, min(o.opts.TimerPoll, time.Duration(micros)*time.Microsecond))
+	return max(time.Millisecond, min(t.poll, time.Duration(micros)*time.Microsecond))
 }
 
-// A due is an instance whose time has come.
-type due struct {
-	scope, key, path string
-	tries            int
-	revision         int // that it had when it was claimed, or anyRevision
-}
-
-// anyRevision is that of what was not claimed: whether there is something to do is asked
-// under the lock.
-const anyRevision = -1
-
-// timerPass runs the timers of some instances, as many as there are workers, so that none
-// waits while it is claimed. It returns how many, and whether there may be more. One of which an earlier try has come to nothing may kill this process too:
-// it runs while no other does, so that it spends only its own tries.
-func (o *Orchestrator) timerPass(ctx context.Context) (n int, more bool, err error) {
-	batch := o.opts.TimerWorkers
-	fresh, err := o.claimDue(ctx, batch, false)
+// runDue claims as many instances as there are workers, so that no claimed instance waits, and runs their timers. It
+// returns how many, and whether there may be more. An instance whose earlier try failed is a suspect: it may kill
+// this process. It runs alone, so that a crash costs only its own tries.
+func (t *timers) runDue(ctx context.Context) (n int, more bool, err error) {
+	fresh, err := t.claimDue(ctx, t.workers, false)
 	if err != nil {
 		return 0, false, err
 	}
-	o.runClaimed(ctx, fresh)
-	if len(fresh) == batch && time.Since(o.suspected) < suspectPause {
+	t.runClaimed(ctx, fresh)
+	if len(fresh) == t.workers && time.Since(t.suspected) < suspectPause {
 		return len(fresh), true, nil
 	}
-	o.suspected = time.Now()
-	suspect, err := o.claimDue(ctx, 1, true)
-	o.runClaimed(ctx, suspect)
-	return len(fresh) + len(suspect), len(fresh) == batch || len(suspect) > 0, err
+	t.suspected = time.Now()
+	suspect, err := t.claimDue(ctx, 1, true)
+	t.runClaimed(ctx, suspect)
+	return len(fresh) + len(suspect), len(fresh) == t.workers || len(suspect) > 0, err
 }
 
-func (o *Orchestrator) claimDue(ctx context.Context, limit int, suspect bool) ([]due, error) {
-	ctx, cancel := context.WithTimeout(ctx, timerTime)
+func (t *timers) claimDue(ctx context.Context, limit int, suspect bool) ([]claimed, error) {
+	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
-	rows, err := o.db.Query(ctx, o.sql.claimDue, o.known.names, o.known.versions, limit, timerLease.Microseconds(), suspect, o.known.hashes)
+	rows, err := t.db.Query(ctx, t.sql.claimDue, t.plans.names, t.plans.versions, limit, timerLease.Microseconds(), suspect, t.plans.hashes)
 	if err != nil {
 		return nil, err
 	}
-	all, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (d due, err error) {
-		return d, r.Scan(&d.scope, &d.key, &d.path, &d.tries, &d.revision)
+	all, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (c claimed, err error) {
+		return c, r.Scan(&c.Scope, &c.Key, &c.Path, &c.tries, &c.revision)
 	})
 	if err != nil || len(all) == 0 {
 		return nil, err
@@ -124,92 +138,41 @@ func (o *Orchestrator) claimDue(ctx context.Context, limit int, suspect bool) ([
 	return all, failpoint.Hit("saga/after-timer-claim")
 }
 
-// runClaimed returns when the timers of all have run.
-func (o *Orchestrator) runClaimed(ctx context.Context, all []due) {
+// runClaimed runs the timers of all, and waits for them.
+func (t *timers) runClaimed(ctx context.Context, all []claimed) {
 	var wg sync.WaitGroup
-	for _, d := range all {
-		wg.Go(func() { o.runTimer(ctx, d) })
+	for _, c := range all {
+		wg.Go(func() { t.runTimer(ctx, c) })
 	}
 	wg.Wait()
 }
 
-// runTimer does what is due of an instance, or notes why it could not. If the
-// instance has moved since it was claimed, whoever moved it has said when it is due.
-func (o *Orchestrator) runTimer(ctx context.Context, d due) {
+// runTimer does what is due of an instance, or notes the error. An instance that has moved since its claim is left
+// alone: its row says when it is due next.
+func (t *timers) runTimer(ctx context.Context, c claimed) {
 	err := errTimerKills
-	if d.tries <= maxTimerTries {
-		err = o.inTx(ctx, d, func(ctx context.Context, r *flow.Run) error { return r.Timer(ctx) })
+	if c.tries <= maxTimerTries {
+		err = t.mover.moveAlone(ctx, c.Address, c.revision, func(context.Context, *transition) ([]flow.Event, error) {
+			return []flow.Event{{Event: machine.Event{Kind: machine.Timer}}}, nil
+		})
 	}
 	if err != nil && !errors.Is(err, ErrNoInstance) && !errors.Is(err, errMoved) {
-		o.postpone(d, err)
+		t.postpone(c, err)
 	}
-	o.signals.timed.Send(d.key)
 }
 
-var (
-	errTimerKills = errors.New("saga: earlier attempts ended without a result, most likely with their process")
-	errMoved      = errors.New("saga: the instance has moved since it was claimed")
-)
-
-// postpone notes that an instance's timer has failed. If that is lost too, the
-// claim says when it is tried again.
-func (o *Orchestrator) postpone(d due, cause error) {
-	ctx, cancel := context.WithTimeout(context.Background(), timerTime)
+// postpone notes that an instance's timer has failed, and when to try again. If the note is lost, the claim's lease
+// says when.
+func (t *timers) postpone(c claimed, cause error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timerTimeout)
 	defer cancel()
-	last := d.tries >= maxTimerTries || errors.Is(cause, flow.ErrUnfit)
-	o.opts.Logger.ErrorContext(ctx, "saga: an instance's timer failed", "scope", d.scope, "key", d.key, "path", d.path, "try", d.tries, "stuck", last, "error", cause)
+	last := c.tries >= maxTimerTries || errors.Is(cause, flow.ErrUnfit)
+	t.log.ErrorContext(ctx, "saga: an instance's timer failed", "scope", c.Scope, "key", c.Key, "path", c.Path, "try", c.tries, "stuck", last, "error", cause)
 	err := guard.Call(func() error {
-		_, err := o.db.Exec(ctx, o.sql.postpone, d.scope, d.key, d.path, clip(cause.Error()), timerPolicy.Wait(d.tries).Microseconds(), last, d.revision, d.tries)
+		_, err := t.db.Exec(ctx, t.sql.postpone, c.Scope, c.Key, c.Path, flow.ClipReason(cause.Error()), timerPolicy.Wait(c.tries).Microseconds(), last, c.revision, c.tries)
 		return err
 	})
 	if err != nil {
-		o.opts.Logger.ErrorContext(ctx, "saga: that is not noted", "error", err)
+		t.log.ErrorContext(ctx, "saga: the failure of the timer could not be stored", "error", err)
 	}
-}
-
-// inTx has do move an instance, in a transaction of its own, and stores it with what it sends.
-// After an error that is not the server's own it is not known whether that has happened.
-func (o *Orchestrator) inTx(ctx context.Context, d due, do func(context.Context, *flow.Run) error) error {
-	ctx, cancel := context.WithTimeout(ctx, timerTime)
-	defer cancel()
-	wakes := false
-	err := guard.Apart(func() error {
-		return pgx.BeginTxFunc(ctx, o.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
-			if wakes, err = o.moveDue(ctx, tx, d, do); err != nil {
-				return err
-			}
-			return failpoint.Hit("saga/before-timer-commit")
-		})
-	})
-	if err != nil {
-		return err
-	}
-	if wakes && o.opts.Wake != nil {
-		guard.Hook(ctx, o.opts.Logger, "saga: option Wake", o.opts.Wake)
-	}
-	return failpoint.Hit("saga/after-timer-commit")
-}
-
-// moveDue is the work of inTx, and reports whether something was sent.
-func (o *Orchestrator) moveDue(ctx context.Context, tx pgx.Tx, d due, do func(context.Context, *flow.Run) error) (sent bool, err error) {
-	if _, err := tx.Exec(ctx, o.sql.limitIdle, strconv.FormatInt(timerTime.Milliseconds(), 10)); err != nil {
-		return false, err
-	}
-	i, err := o.sql.lock(ctx, tx, d.scope, d.key, d.path)
-	if err != nil {
-		return false, err
-	}
-	if d.revision != anyRevision && d.revision != i.revision {
-		return false, errMoved
-	}
-	i.later = d.revision == anyRevision // what follows may fail: then a timer counts it, and asks a person
-	f, err := o.flowOf(i)
-	if err != nil {
-		return false, err
-	}
-	s := &session{sql: &o.sql, tx: tx, row: i}
-	if err := o.move(ctx, s, f, func(r *flow.Run) error { return do(ctx, r) }); err != nil {
-		return false, err
-	}
-	return len(s.out) > 0, o.writer.Write(ctx, tx, s.traced()...)
 }

@@ -56,15 +56,15 @@ func TestWhatIsDueElsewhereIsNotPolledHot(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			o.signals.timerPass.Enable()
+			o.timers.passed.Enable()
 			ctx, stop := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
-			wg.Go(func() { o.runTimers(ctx) })
+			wg.Go(func() { o.timers.runTimers(ctx) })
 			defer wg.Wait()
 			defer stop()
 			begun := time.Now()
 			for range passes {
-				if n := o.signals.timerPass.Wait(t); n != 0 {
+				if n := o.timers.passed.Wait(t); n != 0 {
 					t.Errorf("a pass has run %d timers", n)
 				}
 			}
@@ -100,7 +100,7 @@ func TestHowLongAnInstanceIsClaimed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all, err := o.claimDue(t.Context(), 3, true); err != nil || len(all) != 3 {
+	if all, err := o.timers.claimDue(t.Context(), 3, true); err != nil || len(all) != 3 {
 		t.Fatalf("claimed %v, %v", all, err)
 	}
 	rows, _ := db.Query(t.Context(), sqlschema.Bind(schema, "SELECT key || ' ' || round(extract(epoch FROM due_at - min(due_at) OVER ())) FROM {schema}.saga ORDER BY key"))

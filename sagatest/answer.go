@@ -121,9 +121,8 @@ func (a Answer) give(kind machine.EventKind, reason string, result []byte) {
 		said += ": " + reason
 	}
 	c.note("answer", "%s, attempt %d, %s%s", label, a.attempt, said, show(result))
-	err := c.move(a.path, func(r *flow.Run) error {
-		return r.Reply(c.ctx, flow.Reply{Step: a.id, Attempt: a.attempt, Undo: a.undo, Kind: kind, Reason: reason, Result: result})
-	})
+	event := machine.Event{Kind: kind, Step: a.id, Attempt: a.attempt, Undo: a.undo, Reason: reason}
+	err := c.move(a.path, flow.Event{Event: event, Data: result})
 	switch {
 	case err == nil && a.late:
 		c.fail("step %s: the late answer was taken", label)

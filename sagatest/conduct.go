@@ -28,9 +28,9 @@ func (h *handling) conduct() {
 	h.record(&c)
 	c.state = inbox.Done
 	h.s.cells[h.key()] = c
-	path, do, err := h.task()
+	path, event, err := h.task()
 	if err == nil {
-		err = h.moves(path, do)
+		err = h.moves(path, event)
 	}
 	switch {
 	case errors.Is(err, machine.ErrLate):
@@ -41,33 +41,22 @@ func (h *handling) conduct() {
 }
 
 // task returns what the message asks for, and of which instance.
-func (h *handling) task() (path string, do func(*flow.Run) error, err error) {
-	if h.e.Type == saga.TypeRevoke {
-		return h.e.N, func(r *flow.Run) error { return revoke(h.ctx, r, h.e.Message) }, nil
+func (h *handling) task() (path string, e flow.Event, err error) {
+	path, e, err = parseMessage(h.e.Message)
+	if err == nil && h.bug == forwardOrder && e.Undo {
+		e.Step = mirrored(h.s.host.rows[path], e.Step)
 	}
-	path, a, err := parseReply(h.e.Message)
-	if err != nil {
-		return "", nil, err
-	}
-	if h.bug == forwardOrder && a.Undo {
-		a.Step = mirrored(h.s.host.rows[path], a.Step)
-	}
-	return path, func(r *flow.Run) error {
-		err := r.Reply(h.ctx, a)
-		if errors.Is(err, machine.ErrLate) && a.Kind == machine.Replied && !a.Undo {
-			return h.takeLate(r, a)
-		}
-		return err
-	}, nil
+	return path, e, err
 }
 
 // moves moves an instance, and has what it sends sent.
-func (h *handling) moves(path string, do func(*flow.Run) error) error {
+func (h *handling) moves(path string, e flow.Event) error {
 	if h.how == handlerFails {
 		h.s.host.fail = errInjected
 	}
-	sent, said, err := h.move(h.s, path, do)
-	h.s.host.fail = nil
+	h.s.host.takeLate = h.takeLate
+	sent, said, err := h.move(h.s, path, e)
+	h.s.host.fail, h.s.host.takeLate = nil, nil
 	h.sent = append(h.sent, sent...)
 	if err == nil {
 		h.said = said
@@ -76,9 +65,9 @@ func (h *handling) moves(path string, do func(*flow.Run) error) error {
 }
 
 // move moves an instance. What local steps do to the world is lost where they fail.
-func (sys *system) move(s *modelState, path string, do func(*flow.Run) error) (sent []outbox.Message, said string, err error) {
+func (sys *system) move(s *modelState, path string, events ...flow.Event) (sent []outbox.Message, said string, err error) {
 	sys.watch(s)
-	work, err := s.host.move(sys.ctx, sys.tx, path, do)
+	work, err := s.host.move(sys.ctx, sys.tx, path, events...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -121,7 +110,10 @@ func (sys *system) stands(s *modelState, path string) string {
 }
 
 // takeLate is what a planted bug does with a result that nobody waits for.
-func (h *handling) takeLate(r *flow.Run, a flow.Reply) error {
+func (h *handling) takeLate(r *flow.Run, a flow.Event) error {
+	if a.Kind != machine.Replied || a.Undo {
+		return machine.ErrLate
+	}
 	s := &r.Instance.Progress.Steps[a.Step-1]
 	switch {
 	case h.bug == foldTwice && s.State == machine.Done:
@@ -133,12 +125,12 @@ func (h *handling) takeLate(r *flow.Run, a flow.Reply) error {
 	}
 	state, err := r.Flow.State.Decode(r.Instance.State)
 	if fold := r.Flow.Steps[a.Step-1].Do.Result; err == nil && fold != nil {
-		err = fold(state, a.Result)
+		err = fold(state, a.Data)
 	}
 	if err == nil {
 		r.Instance.State, err = r.Flow.State.Encode(state)
 	}
-	return errors.Join(err, r.Open(), r.Advance(h.ctx))
+	return errors.Join(err, r.OpenState())
 }
 
 // tamper changes a compensation, as planted bugs do.
@@ -154,7 +146,7 @@ func (sys *system) tamper(s *modelState, p posting) outbox.Message {
 	case sys.bug == forgetTimedOut && strings.Contains(row.Progress.Steps[id-1].Reason, "no reply"):
 		return row.send(outbox.Message{
 			Topic: saga.Topic(row.flow.Name()), Type: saga.TypeReply, Step: p.Step, N: flow.ReplyN(p.N, true, ""),
-			Payload: encode(reply{Outcome: saga.OutcomeUndone}),
+			Payload: encode(flow.ReplyBody{Outcome: flow.OutcomeUndone}),
 		})
 	}
 	return p.Message

@@ -129,7 +129,7 @@ func (w *twin) run(d *saga.Definition[tour], key string, random *rand.Rand) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s, err := w.host.begin(w.t.Context(), nil, d.Flow(), "test", key, &tour{})
+	s, err := w.host.begin(w.t.Context(), nil, flow.OfPlan(d), "test", key, &tour{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -152,16 +152,16 @@ func (w *twin) run(d *saga.Definition[tour], key string, random *rand.Rand) {
 // replyTo answers a command.
 func replyTo(m outbox.Message, random *rand.Rand) outbox.Message {
 	undo := m.Topic != m.Step
-	r := reply{Outcome: saga.OutcomeDone, Result: encode(m.Step)}
+	r := flow.ReplyBody{Outcome: flow.OutcomeDone, Result: encode(m.Step)}
 	switch n := random.IntN(8); {
 	case undo && n == 0:
-		r = reply{Outcome: saga.OutcomeFailed, Reason: "given up"}
+		r = flow.ReplyBody{Outcome: flow.OutcomeFailed, Reason: "given up"}
 	case undo:
-		r = reply{Outcome: saga.OutcomeUndone}
+		r = flow.ReplyBody{Outcome: flow.OutcomeUndone}
 	case n == 0:
-		r = reply{Outcome: saga.OutcomeRejected, Reason: "no"}
+		r = flow.ReplyBody{Outcome: flow.OutcomeRejected, Reason: "no"}
 	case n == 1:
-		r = reply{Outcome: saga.OutcomeFailed, Reason: "given up"}
+		r = flow.ReplyBody{Outcome: flow.OutcomeFailed, Reason: "given up"}
 	}
 	return outbox.Message{
 		Topic: m.Headers[saga.HeaderReplyTo], Type: saga.TypeReply, Step: m.Step, N: flow.ReplyN(m.N, undo, ""),
@@ -181,11 +181,11 @@ func (w *twin) deliver(m outbox.Message) {
 	}
 	sys := &system{ctx: w.t.Context()}
 	h := &handling{system: sys, e: envelope{letter: &letter{Message: m}}}
-	path, do, err := h.task()
+	path, event, err := h.task()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s, err := w.host.move(w.t.Context(), nil, path, do)
+	s, err := w.host.move(w.t.Context(), nil, path, event)
 	if err != nil {
 		w.compare(nil) // late
 		return
@@ -199,10 +199,13 @@ func (w *twin) compare(sent []posting) {
 	w.t.Helper()
 	var want, got []string
 	for _, p := range sent {
+		if p.ran != nil {
+			continue // a local step, and no message
+		}
 		want = append(want, text(p.Message))
 		w.pending = append(w.pending, p.Message)
 	}
-	for range sent {
+	for range want {
 		select {
 		case m := <-w.sent:
 			got = append(got, m)

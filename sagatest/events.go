@@ -150,7 +150,7 @@ func (x *search) happen(s *modelState, e event) string {
 	s.used[noFault] = 0
 	switch {
 	case e.fault == cancelling:
-		sent, said, err := x.move(s, "", func(r *flow.Run) error { return r.Apply(x.ctx, machine.Event{Kind: machine.Cancel}) })
+		sent, said, err := x.move(s, "", flow.Event{Event: machine.Event{Kind: machine.Cancel}})
 		if err != nil {
 			return x.unless(s, err, "a person cancels the saga, which refuses")
 		}
@@ -159,7 +159,7 @@ func (x *search) happen(s *modelState, e event) string {
 	case e.i < 0:
 		path, at, _ := x.due(s)
 		s.host.now = at
-		sent, said, err := x.move(s, path, func(r *flow.Run) error { return r.Timer(x.ctx) })
+		sent, said, err := x.move(s, path, timerEvent)
 		if err != nil {
 			return x.unless(s, err, "time passes")
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
@@ -285,8 +286,8 @@ func (h *handling) fact(change func(f *fact)) {
 func refuses(msgs []outbox.Message) bool {
 	for _, m := range msgs {
 		if m.Type == saga.TypeReply {
-			_, a, err := parseReply(m)
-			return err == nil && a.Kind == events[false][saga.OutcomeRejected]
+			_, e, err := parseMessage(m)
+			return err == nil && e.Kind == machine.Refused
 		}
 	}
 	return false

@@ -2,6 +2,7 @@ package sagatest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -32,7 +33,9 @@ type host struct {
 	// savepoint, if set, is called before a local step, and what it returns if that fails.
 	savepoint func() (rollback func())
 	fail      error // of the next local step, after all that it has done
-	prompter  *prompter
+
+	// takeLate, if set, takes an event that nothing waits for: a planted bug.
+	takeLate func(r *flow.Run, e flow.Event) error
 }
 
 // A posting is a message that an instance has sent.
@@ -53,10 +56,8 @@ type session struct {
 	sent []posting
 }
 
-var _ flow.Outlet = (*session)(nil)
-
 func (h *host) clone() *host {
-	return &host{now: h.now, rows: maps.Clone(h.rows), prompter: h.prompter}
+	return &host{now: h.now, rows: maps.Clone(h.rows)}
 }
 
 // begin begins the outermost instance.
@@ -69,7 +70,12 @@ func (h *host) begin(ctx context.Context, tx pgx.Tx, f *flow.Flow, scope, key st
 func (s *session) begin(ctx context.Context, f *flow.Flow, row *instance, state any) error {
 	row.started, row.updated = s.host.now, s.host.now
 	s.row = row
-	if err := guard.Call(func() error { return s.run().Begin(ctx, state) }); err != nil {
+	run := s.run()
+	begin := func() error {
+		run.Begin(state)
+		return s.doWork(ctx, run)
+	}
+	if err := guard.Call(begin); err != nil {
 		return fmt.Errorf("begin %s: %w", f.Name(), err)
 	}
 	s.rows[row.Path] = row
@@ -77,9 +83,9 @@ func (s *session) begin(ctx context.Context, f *flow.Flow, row *instance, state 
 	return nil
 }
 
-// move has do move the instance of a path. Unless the caller commits the session nothing
+// move has events move the instance of a path. Unless the caller commits the session nothing
 // has happened.
-func (h *host) move(ctx context.Context, tx pgx.Tx, path string, do func(*flow.Run) error) (*session, error) {
+func (h *host) move(ctx context.Context, tx pgx.Tx, path string, events ...flow.Event) (*session, error) {
 	old, ok := h.rows[path]
 	if !ok {
 		return nil, fmt.Errorf("there is no instance with the path %q", path)
@@ -90,11 +96,13 @@ func (h *host) move(ctx context.Context, tx pgx.Tx, path string, do func(*flow.R
 	s := &session{host: h, tx: tx, row: &row, rows: map[string]*instance{path: &row}}
 	phase := row.Progress.Phase
 	run := s.run()
-	if err := run.Open(); err != nil {
+	if err := run.OpenState(); err != nil {
 		return nil, err
 	}
-	if err := guard.Call(func() error { return do(run) }); err != nil {
-		return nil, err
+	for _, e := range events {
+		if err := guard.Call(func() error { return s.take(ctx, run, e) }); err != nil {
+			return nil, err
+		}
 	}
 	if !phase.Ended() || row.Progress.Revoke {
 		s.answerParent()
@@ -106,7 +114,7 @@ func (h *host) move(ctx context.Context, tx pgx.Tx, path string, do func(*flow.R
 func (h *host) commit(s *session) { maps.Copy(h.rows, s.rows) }
 
 func (s *session) run() *flow.Run {
-	return &flow.Run{Flow: s.row.flow, Instance: &s.row.Instance, Now: s.host.now - s.row.started, Out: s}
+	return &flow.Run{Flow: s.row.flow, Instance: &s.row.Instance, Now: s.host.now - s.row.started}
 }
 
 func (s *session) post(m outbox.Message, c *flow.Command) {
@@ -119,18 +127,50 @@ func (s *session) answerParent() {
 	}
 }
 
-// Command implements [flow.Outlet].
-func (s *session) Command(_ context.Context, c flow.Command) error {
-	if c.Nested != "" {
-		s.post(s.row.message(c), nil)
-		return nil
+// take takes one event, and does the work that follows.
+func (s *session) take(ctx context.Context, run *flow.Run, e flow.Event) error {
+	err := run.TakeEvent(e)
+	if errors.Is(err, machine.ErrLate) && s.host.takeLate != nil {
+		err = s.host.takeLate(run, e)
 	}
-	s.post(s.row.message(c), &c)
-	return nil
+	if err != nil {
+		return err
+	}
+	return s.doWork(ctx, run)
 }
 
-// Child implements [flow.Outlet].
-func (s *session) Child(ctx context.Context, c flow.Child) error {
+// doWork does what a run asks for, until nothing is left, as package saga does with a database.
+func (s *session) doWork(ctx context.Context, run *flow.Run) error {
+	for {
+		work, err := run.NextWork()
+		if err != nil || work == nil {
+			return err
+		}
+		switch {
+		case work.Command != nil:
+			s.command(work.Command)
+		case work.Child != nil:
+			err = s.child(ctx, work.Child)
+		default:
+			err = s.local(ctx, run, work.Local)
+		}
+		if err != nil {
+			return fmt.Errorf("step %s: %w", work.Step, err)
+		}
+	}
+}
+
+// command posts a command. A revocation is for an orchestrator, and no command of a participant.
+func (s *session) command(c *flow.Command) {
+	if c.Nested != "" {
+		s.post(s.row.message(c), nil)
+		return
+	}
+	s.post(s.row.message(c), c)
+}
+
+// child begins a nested instance, unless it exists.
+func (s *session) child(ctx context.Context, c *flow.Child) error {
 	if _, exists := s.host.rows[c.Path]; exists {
 		return nil
 	}
@@ -145,8 +185,8 @@ func (s *session) Child(ctx context.Context, c flow.Child) error {
 	return nil
 }
 
-// Emit implements [flow.Outlet].
-func (s *session) Emit(_ context.Context, msgs []outbox.Message) error {
+// emit posts the messages of a local step.
+func (s *session) emit(msgs []outbox.Message) error {
 	for _, m := range msgs {
 		m = s.row.send(m)
 		if err := outbox.Validate(m); err != nil {
@@ -157,13 +197,25 @@ func (s *session) Emit(_ context.Context, msgs []outbox.Message) error {
 	return nil
 }
 
-// Nested implements [flow.Outlet], and notes which local step that was.
-func (s *session) Nested(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
-	failed, err = s.nested(ctx, do)
-	if turn := s.host.prompter.end(); turn != nil {
-		s.sent = append(s.sent, posting{by: s.row.Path, ran: &ran{*turn, failed}})
+// local runs a local step, and notes which one that was.
+func (s *session) local(ctx context.Context, run *flow.Run, step *flow.LocalStep) error {
+	failed, err := s.nested(ctx, func(tx pgx.Tx) error {
+		err := step.Execute(ctx, tx)
+		if err == nil {
+			err = step.ExecuteQueued(ctx, tx)
+		}
+		return err
+	})
+	s.sent = append(s.sent, posting{by: s.row.Path, ran: &ran{step.Turn, failed}})
+	if err != nil {
+		return err
 	}
-	return failed, err
+	if failed == nil {
+		if err := s.emit(step.Messages); err != nil {
+			return err
+		}
+	}
+	return run.EndLocal(step, failed)
 }
 
 // nested runs do in a savepoint. Without a transaction there is nothing to fall back to.
@@ -228,16 +280,15 @@ func (i *instance) silent() (ids []int) {
 	return ids
 }
 
-// giveUp has steps stuck that nobody has answered.
-func giveUp(ctx context.Context, r *flow.Run, ids []int, reason string) error {
-	for _, id := range ids {
-		s := r.Instance.Progress.Steps[id-1]
-		e := machine.Event{Kind: machine.Overdue, Step: id, Undo: s.State == machine.Undoing, Attempt: s.Attempt, Reason: reason}
-		if err := r.Apply(ctx, e); err != nil {
-			return err
-		}
+// overdue returns the events by which the silent steps of an instance become stuck.
+func (i *instance) overdue(reason string) (events []flow.Event) {
+	for _, id := range i.silent() {
+		s := &i.Progress.Steps[id-1]
+		events = append(events, flow.Event{Event: machine.Event{
+			Kind: machine.Overdue, Step: id, Undo: s.State == machine.Undoing, Attempt: s.Attempt, Reason: reason,
+		}})
 	}
-	return nil
+	return events
 }
 
 // paths returns those of the instances, the outermost first.

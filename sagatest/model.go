@@ -40,7 +40,6 @@ type system struct {
 
 	gives    bool // Model.DeadLetters
 	unjudged bool // there is neither Rest nor Always
-	prompter *prompter
 
 	patient bool                // what changes nothing is explored too
 	rested  func(s *modelState) // if set, is told of every state at rest
@@ -126,11 +125,10 @@ func newSystem[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
 		t.Fatal("a Model needs a Saga and Steps")
 	}
 	d := m.Saga(w)
-	prompter := &prompter{}
-	defined := prompter.prompted(d.Flow())
+	defined := flow.OfPlan(d)
 	sys := &system{
 		ctx: t.Context(), flow: defined, true: defined, box: &boxOf[W]{world: w, fail: t.Fatalf}, tx: m.Tx, print: m.Fingerprint, bug: planted,
-		routes: map[routeKey][]*route{}, fail: t.Fatalf, gives: m.DeadLetters, unjudged: m.Rest == nil && m.Always == nil, prompter: prompter,
+		routes: map[routeKey][]*route{}, fail: t.Fatalf, gives: m.DeadLetters, unjudged: m.Rest == nil && m.Always == nil,
 	}
 	first, err := json.Marshal(m.State)
 	if err != nil {
@@ -169,8 +167,8 @@ func newSystem[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
 		}
 		sys.add(&step)
 	}
-	sys.orchestrate(d.Flow())
-	if missing := sys.missing(d.Flow()); missing != "" {
+	sys.orchestrate(defined)
+	if missing := sys.missing(defined); missing != "" {
 		t.Fatal(missing)
 	}
 	return sys

@@ -77,7 +77,7 @@ func (o Operator) decide(e machine.Event, step string) {
 		}
 	}
 	c.note("operator", "%s %s%s %s", e.Kind, step, e.Name, e.Reason)
-	err := c.move(o.path, func(r *flow.Run) error { return r.Apply(c.ctx, e) })
+	err := c.move(o.path, flow.Event{Event: e})
 	switch {
 	case err == nil && o.refused:
 		c.fail("%s was not refused", e.Kind)

@@ -75,13 +75,11 @@ func Start[S any](t testing.TB, d *saga.Definition[S], key string, state S, opts
 		t: t, ctx: t.Context(), host: &host{rows: map[string]*instance{}}, statuses: map[string]saga.Status{},
 		scope: "test", patience: 24 * time.Hour, title: fmt.Sprintf("%s, key %s, started at %s", d.Name(), key, caller()),
 	}
-	p := &prompter{}
-	c.host.prompter = p
 	for _, o := range opts {
 		o(c)
 	}
 	c.note("start", "%s, version %d, key %s", d.Name(), d.Version(), key)
-	s, err := c.host.begin(c.ctx, c.tx, p.prompted(d.Flow()), c.scope, key, &state)
+	s, err := c.host.begin(c.ctx, c.tx, flow.OfPlan(d), c.scope, key, &state)
 	if err != nil {
 		c.fail("%s", c.explain(err))
 	}
@@ -129,6 +127,9 @@ func (r *Run[S]) Advance(d time.Duration) {
 	r.fail("there are more than %d timers in %s", maxTimers, d)
 }
 
+// timerEvent is that of an instance which is due.
+var timerEvent = flow.Event{Event: machine.Event{Kind: machine.Timer}}
+
 // maxTimers bounds what an Advance may set off.
 const maxTimers = 10_000
 
@@ -145,13 +146,11 @@ func (c *core) next() (path string, silent bool, at machine.Millis, ok bool) {
 func (c *core) fire(path string, silent bool) {
 	c.t.Helper()
 	c.note("timer", "%s", c.name(path))
-	err := c.move(path, func(r *flow.Run) error {
-		if silent {
-			return giveUp(c.ctx, r, c.host.rows[path].silent(), "no reply for "+c.patience.String())
-		}
-		return r.Timer(c.ctx)
-	})
-	if err != nil {
+	events := []flow.Event{timerEvent}
+	if silent {
+		events = c.host.rows[path].overdue("no reply for " + c.patience.String())
+	}
+	if err := c.move(path, events...); err != nil {
 		c.fail("timer of %s: %s", c.name(path), c.explain(err))
 	}
 }
@@ -160,9 +159,9 @@ func (c *core) fire(path string, silent bool) {
 func (r *Run[S]) Now() time.Duration { return r.host.now.Duration() }
 
 // move moves an instance, and those that hear of it.
-func (c *core) move(path string, do func(*flow.Run) error) error {
+func (c *core) move(path string, events ...flow.Event) error {
 	c.t.Helper()
-	s, err := c.host.move(c.ctx, c.tx, path, do)
+	s, err := c.host.move(c.ctx, c.tx, path, events...)
 	if err != nil {
 		return err
 	}
@@ -198,16 +197,11 @@ func (c *core) commit(s *session) {
 // tell takes what one instance says to another.
 func (c *core) tell(p posting) {
 	c.t.Helper()
-	path := p.N
-	do := func(r *flow.Run) error { return revoke(c.ctx, r, p.Message) }
-	if p.Type == saga.TypeReply {
-		to, answer, err := parseReply(p.Message)
-		if err != nil {
-			panic(err) // an instance has made it
-		}
-		path, do = to, func(r *flow.Run) error { return r.Reply(c.ctx, answer) }
+	path, event, err := parseMessage(p.Message)
+	if err != nil {
+		panic(err) // an instance has made it
 	}
-	if err := c.move(path, do); err != nil && !errors.Is(err, machine.ErrLate) {
+	if err := c.move(path, event); err != nil && !errors.Is(err, machine.ErrLate) {
 		c.fail("%s: %s", c.name(path), c.explain(err))
 	}
 }

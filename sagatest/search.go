@@ -107,7 +107,7 @@ func (x *search) full() bool { return x.states >= x.opts.MaxStates }
 // start returns the state at the beginning, and makes the world what it was then.
 func (x *search) start() *modelState {
 	x.box.set(x.first)
-	s := &modelState{host: &host{rows: map[string]*instance{}, prompter: x.prompter}, cells: map[cellKey]cell{}, facts: map[factKey]fact{}}
+	s := &modelState{host: &host{rows: map[string]*instance{}}, cells: map[cellKey]cell{}, facts: map[factKey]fact{}}
 	x.watch(s)
 	work, err := s.host.begin(x.ctx, x.tx, x.flow, "test", "key", x.system.start())
 	if err != nil {

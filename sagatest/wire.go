@@ -1,7 +1,6 @@
 package sagatest
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 
@@ -13,56 +12,32 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A reply is the body of a [saga.TypeReply] message.
-type reply struct {
-	Outcome saga.Outcome    `json:"outcome"`
-	Result  json.RawMessage `json:"result,omitempty"`
-	Reason  string          `json:"reason,omitempty"`
-}
-
-// A revocation is the body of a [saga.TypeRevoke] message.
-type revocation struct {
-	Reason string `json:"reason"`
-}
-
-// events are what outcomes are to the machine, for an action and for a compensation.
-var events = map[bool]map[saga.Outcome]machine.EventKind{
-	false: {saga.OutcomeDone: machine.Replied, saga.OutcomeRejected: machine.Refused, saga.OutcomeFailed: machine.Failed},
-	true:  {saga.OutcomeUndone: machine.Replied, saga.OutcomeRejected: machine.Refused, saga.OutcomeFailed: machine.Failed},
-}
-
-// parseReply returns what a message of type [saga.TypeReply] says, and to which instance.
-func parseReply(m outbox.Message) (path string, a flow.Reply, err error) {
+// parseMessage returns the event of a message of type [saga.TypeReply] or [saga.TypeRevoke], and the path of the
+// instance that it is for.
+func parseMessage(m outbox.Message) (path string, e flow.Event, err error) {
+	if m.Type == saga.TypeRevoke {
+		var body flow.Revocation
+		err := json.Unmarshal(m.Payload, &body)
+		return m.N, flow.Event{Event: machine.Event{Kind: machine.Revoke, Reason: body.Reason}}, err
+	}
 	to, undo, err := flow.ParseReplyN(m.N)
 	if err != nil {
-		return "", a, err
+		return "", e, err
 	}
-	var r reply
-	if err := json.Unmarshal(m.Payload, &r); err != nil {
-		return "", a, err
-	}
-	kind, ok := events[undo][r.Outcome]
-	if !ok {
-		return "", a, fmt.Errorf("outcome %q is not one for this side of a step", r.Outcome)
-	}
-	return to.Path, flow.Reply{Step: to.Step, Attempt: to.Attempt, Undo: undo, Kind: kind, Reason: r.Reason, Result: r.Result}, nil
-}
-
-// revoke does what a message of type [saga.TypeRevoke] says.
-func revoke(ctx context.Context, r *flow.Run, m outbox.Message) error {
-	var body revocation
+	var body flow.ReplyBody
 	if err := json.Unmarshal(m.Payload, &body); err != nil {
-		return err
+		return "", e, err
 	}
-	return r.Apply(ctx, machine.Event{Kind: machine.Revoke, Reason: body.Reason})
+	e, err = body.Event(to, undo)
+	return to.Path, e, err
 }
 
 // message returns what is sent for a command of an instance.
-func (i *instance) message(c flow.Command) outbox.Message {
+func (i *instance) message(c *flow.Command) outbox.Message {
 	if c.Nested != "" {
 		return i.send(outbox.Message{
 			Topic: saga.Topic(c.Nested), Type: saga.TypeRevoke, Step: c.Step, N: c.N,
-			Payload: encode(revocation{Reason: i.Progress.Reason}),
+			Payload: encode(flow.Revocation{Reason: i.Progress.Reason}),
 		})
 	}
 	return i.send(outbox.Message{
@@ -74,15 +49,15 @@ func (i *instance) message(c flow.Command) outbox.Message {
 // answer returns what a nested instance that has ended tells the one around it.
 func (i *instance) answer() outbox.Message {
 	p := &i.Progress
-	r := reply{Outcome: saga.OutcomeRejected, Reason: p.Reason}
+	r := flow.ReplyBody{Outcome: flow.OutcomeRejected, Reason: p.Reason}
 	switch {
 	case p.Revoke:
-		r = reply{Outcome: saga.OutcomeUndone}
+		r = flow.ReplyBody{Outcome: flow.OutcomeUndone}
 	case p.Phase == machine.Completed:
-		r = reply{Outcome: saga.OutcomeDone, Result: i.State}
+		r = flow.ReplyBody{Outcome: flow.OutcomeDone, Result: i.State}
 	}
 	return i.send(outbox.Message{
-		Topic: saga.Topic(i.parent), Type: saga.TypeReply, Step: "saga-" + i.flow.Name(), N: flow.ReplyN(i.Path, p.Revoke, ""),
+		Topic: saga.Topic(i.parent), Type: saga.TypeReply, Step: flow.NestedStep(i.flow.Name()), N: flow.ReplyN(i.Path, p.Revoke, ""),
 		Payload: encode(r),
 	})
 }

@@ -63,7 +63,7 @@ func newOrchestrator(t *testing.T, pool *pgxpool.Pool, schema string) *saga.Orch
 // A reply answers a step's command, or its compensation's.
 type reply struct {
 	undo    bool
-	outcome saga.Outcome
+	outcome flow.Outcome
 }
 
 // begin begins a trip and answers its step with replies, one after the other.
@@ -116,10 +116,10 @@ func registerOrchestrator(t *testing.T, o *saga.Orchestrator, opts telemetry.Opt
 func TestOrchestratorMetrics(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
-	d.begin("completed", reply{false, saga.OutcomeDone}, reply{false, saga.OutcomeDone}) // the second comes late
-	d.begin("compensated", reply{false, saga.OutcomeRejected})
-	d.begin("another", reply{false, saga.OutcomeRejected})
-	d.begin("stuck", reply{false, saga.OutcomeFailed}, reply{true, saga.OutcomeFailed})
+	d.begin("completed", reply{false, flow.OutcomeDone}, reply{false, flow.OutcomeDone}) // the second comes late
+	d.begin("compensated", reply{false, flow.OutcomeRejected})
+	d.begin("another", reply{false, flow.OutcomeRejected})
+	d.begin("stuck", reply{false, flow.OutcomeFailed}, reply{true, flow.OutcomeFailed})
 	for _, key := range []string{"running", "due", "paused", "compensating"} {
 		d.begin(key)
 	}

@@ -75,7 +75,7 @@ func (c *call) checkDecision(d *saga.Decision) error {
 		return errors.New("say with -step which step")
 	}
 	if string(d.Result) == "-" {
-		text, err := io.ReadAll(io.LimitReader(c.stdin, saga.MaxState+1))
+		text, err := io.ReadAll(io.LimitReader(c.stdin, flow.MaxState+1))
 		if err != nil {
 			return err
 		}

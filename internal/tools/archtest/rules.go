@@ -59,6 +59,7 @@ var layers = map[string][]string{
 	"examples":           {"*"},
 	"internal":           {},
 	"internal/flow":      {"outbox"},
+	"internal/sagarow":   {"outbox"},
 	"internal/rediskey":  {"idemkey"},
 	"internal/testing":   {"*"},
 	"internal/suites":    {"*"},

@@ -1,3 +1,21 @@
+---- Statements.LockInstance
+
+SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
+	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE
+---- Statements.LockRoot
+
+SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE
+---- Statements.ReadInstance
+
+SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
+	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3
+---- Statements.TryLockInstance
+
+SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
+	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE SKIP LOCKED
+---- Statements.TryLockRoot
+
+SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE SKIP LOCKED
 ---- instanceQueries.count
 
 SELECT count(*) FROM {schema}.saga
@@ -109,10 +127,6 @@ ORDER BY scope, key, path
 SELECT name, version, count(*), plan_hash
 FROM {schema}.saga WHERE ended_at IS NULL
 GROUP BY name, version, plan_hash ORDER BY name, version, plan_hash
----- queries.lockInstance
-
-SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
-	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE
 ---- queries.lockInstances
 
 SELECT i.* FROM (
@@ -122,9 +136,6 @@ CROSS JOIN LATERAL (
 	SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
 	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = wanted.scope AND key = wanted.key AND path = wanted.path FOR UPDATE
 ) AS i
----- queries.lockRoot
-
-SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE
 ---- queries.moveInstance
 
 UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, state = $7, tries = 0,
@@ -147,10 +158,6 @@ WHERE scope = $1 AND key = $2 AND path = $3 AND ended_at IS NULL AND revision = 
 
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
 	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)
----- queries.readInstance
-
-SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
-	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3
 ---- queries.readNested
 
 SELECT progress, ended_at IS NOT NULL, updated_at < statement_timestamp() - $4::bigint * interval '1 microsecond'
@@ -170,12 +177,5 @@ FROM live
 INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ($1, $2, $3, $4)
 ON CONFLICT (name, version) DO UPDATE SET hash = excluded.hash, plan = excluded.plan, registered_at = clock_timestamp()
 WHERE (saga_definition.hash, saga_definition.plan) IS DISTINCT FROM (excluded.hash, excluded.plan)
----- queries.tryLockInstance
-
-SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
-	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE SKIP LOCKED
----- queries.tryLockRoot
-
-SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE SKIP LOCKED
 ---- queries.unlimitLock
 SET LOCAL lock_timeout TO DEFAULT

@@ -7,12 +7,12 @@ import (
 	"github.com/sagamill/sagamill/internal/machine"
 )
 
-// Mermaid returns a picture of the plan as a Mermaid flow chart. Solid arrows are
-// the way forward, dotted ones lead to what undoes a step.
-func (d *Definition[S]) Mermaid() string { return mermaid.draw(d.flow.Machine.Plan()) }
+// Mermaid returns a picture of the plan as a Mermaid flow chart. Solid arrows are the way forward, dotted ones lead to
+// the compensation of a step.
+func (d *Definition[S]) Mermaid() string { return mermaid.drawPlan(d.flow.Machine.Plan()) }
 
 // DOT returns the same picture in the language of Graphviz.
-func (d *Definition[S]) DOT() string { return dot.draw(d.flow.Machine.Plan()) }
+func (d *Definition[S]) DOT() string { return dot.drawPlan(d.flow.Machine.Plan()) }
 
 // A notation is how a language of pictures writes things. Names are of a-z, 0-9 and -, in
 // quotes or as part of an identifier; labels are quoted.
@@ -51,42 +51,42 @@ type sketch struct {
 	nodes int
 }
 
-func (n notation) draw(p machine.Plan) string {
+func (n notation) drawPlan(p machine.Plan) string {
 	s := sketch{notation: n}
 	s.WriteString(n.head(&p))
-	begin := s.node(s.gate, "start")
-	end := s.node(s.gate, "end")
-	for _, last := range s.row(p.Nodes, []string{begin}) {
-		s.line(s.arrow, last, end)
+	begin := s.drawShape(s.gate, "start")
+	end := s.drawShape(s.gate, "end")
+	for _, last := range s.drawRow(p.Nodes, []string{begin}) {
+		s.writeLine(s.arrow, last, end)
 	}
 	s.WriteString(n.foot(&p))
 	return s.String()
 }
 
-func (s *sketch) line(format string, args ...any) { fmt.Fprintf(s, format, args...) }
+func (s *sketch) writeLine(format string, args ...any) { fmt.Fprintf(s, format, args...) }
 
-func (s *sketch) node(shape, label string) string {
+func (s *sketch) drawShape(shape, label string) string {
 	id := fmt.Sprint("n", s.nodes)
 	s.nodes++
-	s.line(shape, id, s.escape.Replace(label))
+	s.writeLine(shape, id, s.escape.Replace(label))
 	return id
 }
 
-// row draws nodes one after the other, behind those of from, and returns the last ones.
-func (s *sketch) row(nodes []machine.Node, from []string) []string {
+// drawRow draws nodes one after the other, behind those of from, and returns the last ones.
+func (s *sketch) drawRow(nodes []machine.Node, from []string) []string {
 	for i := range nodes {
-		from = s.one(&nodes[i], from)
+		from = s.drawNode(&nodes[i], from)
 	}
 	return from
 }
 
-func (s *sketch) one(n *machine.Node, from []string) (last []string) {
+func (s *sketch) drawNode(n *machine.Node, from []string) (last []string) {
 	switch n.Kind {
 	case machine.Seq:
-		return s.row(n.Nodes, from)
+		return s.drawRow(n.Nodes, from)
 	case machine.All:
 		for i := range n.Nodes {
-			last = append(last, s.one(&n.Nodes[i], from)...)
+			last = append(last, s.drawNode(&n.Nodes[i], from)...)
 		}
 		return last
 	}
@@ -104,12 +104,12 @@ func (s *sketch) one(n *machine.Node, from []string) (last []string) {
 	if n.Conditional {
 		label += "?"
 	}
-	id := s.node(shape, label)
+	id := s.drawShape(shape, label)
 	for _, f := range from {
-		s.line(s.arrow, f, id)
+		s.writeLine(s.arrow, f, id)
 	}
 	if n.Undo == machine.Remote || n.Undo == machine.Local {
-		s.line(s.undone, id, s.node(s.undo, "undo "+n.Name))
+		s.writeLine(s.undone, id, s.drawShape(s.undo, "undo "+n.Name))
 	}
 	return []string{id}
 }

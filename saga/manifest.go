@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/backoff"
-	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/pgaway"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -23,7 +22,7 @@ import (
 // ErrUnfinishable reports live instances that a binary cannot finish.
 var ErrUnfinishable = errors.New("saga: there are live instances that cannot be finished")
 
-// An UnfinishableError is an [ErrUnfinishable] that says which.
+// An UnfinishableError is an [ErrUnfinishable] with the versions.
 type UnfinishableError struct{ Versions []LiveVersion }
 
 // A LiveVersion is a version of a saga that has instances which have not ended.
@@ -31,7 +30,7 @@ type LiveVersion struct {
 	Saga      string
 	Version   int
 	Instances int
-	Problem   string // why they cannot be finished; "": they can
+	Problem   string // why the binary cannot finish them; "": it can
 }
 
 // Error names each version, with its problem.
@@ -47,23 +46,23 @@ func (e *UnfinishableError) Error() string {
 // Unwrap returns [ErrUnfinishable].
 func (e *UnfinishableError) Unwrap() error { return ErrUnfinishable }
 
-// A Manifest is what a binary can finish: its definitions, as data. A binary that
-// prints its own, with [json.Marshal], lets a release be checked before it is deployed.
+// A Manifest lists the definitions of a binary, as data: the instances that it can finish. If a binary prints its
+// manifest, with [json.Marshal], a release can be checked before it is deployed.
 type Manifest []ManifestEntry
 
 // A ManifestEntry is a definition.
 type ManifestEntry struct {
-	Saga    string       `json:"saga"`
-	Version int          `json:"version"`
-	Hash    string       `json:"hash"`
-	Plan    machine.Plan `json:"plan"`
+	Saga    string          `json:"saga"`
+	Version int             `json:"version"`
+	Hash    string          `json:"hash"`
+	Plan    json.RawMessage `json:"plan"` // its steps
 }
 
-// NewManifest returns that of plans, those nested in them included.
+// NewManifest returns the manifest of plans, with those nested in them.
 func NewManifest(plans ...Plan) Manifest {
 	var m Manifest
 	for _, p := range plans {
-		m = append(m, ManifestEntry{p.Name(), p.Version(), p.Hash(), p.Flow().Machine.Plan()})
+		m = append(m, ManifestEntry{p.Name(), p.Version(), p.Hash(), encodePlan(p)})
 		m = append(m, NewManifest(p.nested()...)...)
 	}
 	slices.SortFunc(m, func(a, b ManifestEntry) int {
@@ -75,7 +74,15 @@ func NewManifest(plans ...Plan) Manifest {
 	return slices.CompactFunc(m, func(a, b ManifestEntry) bool { return a.Saga == b.Saga && a.Version == b.Version })
 }
 
-// ReadManifest reads what [json.Marshal] has made of a Manifest.
+func encodePlan(p Plan) json.RawMessage {
+	text, err := json.Marshal(p.compiled().Machine.Plan())
+	if err != nil {
+		panic(err) // strings, numbers and booleans
+	}
+	return text
+}
+
+// ReadManifest reads the JSON of a Manifest.
 func ReadManifest(r io.Reader) (Manifest, error) {
 	var m Manifest
 	if err := json.NewDecoder(r).Decode(&m); err != nil {
@@ -84,8 +91,8 @@ func ReadManifest(r io.Reader) (Manifest, error) {
 	return m, nil
 }
 
-// Check returns the versions that have live instances in schema, each with its problem if
-// m cannot finish it. With names given, other sagas are left out. The error is PostgreSQL's.
+// Check returns the versions that have live instances in schema, each with its problem if m cannot finish it. With
+// names given, it leaves out other sagas. The error is PostgreSQL's.
 func (m Manifest) Check(ctx context.Context, db *pgxpool.Pool, schema string, names ...string) ([]LiveVersion, error) {
 	if schema == "" {
 		schema = sqlschema.Default
@@ -93,7 +100,7 @@ func (m Manifest) Check(ctx context.Context, db *pgxpool.Pool, schema string, na
 	if err := sqlschema.Check(schema); err != nil {
 		return nil, fmt.Errorf("saga: schema: %w", err)
 	}
-	sql := newQueries(schema)
+	sql := newStatements(schema)
 	rows, err := db.Query(ctx, sql.liveVersions)
 	if err != nil {
 		return nil, fmt.Errorf("saga: list live versions: %w", sqlschema.Explain(err))
@@ -101,7 +108,7 @@ func (m Manifest) Check(ctx context.Context, db *pgxpool.Pool, schema string, na
 	all, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (v LiveVersion, err error) {
 		var hash string
 		if err = r.Scan(&v.Saga, &v.Version, &v.Instances, &hash); err == nil {
-			v.Problem = m.problem(v, hash)
+			v.Problem = m.findProblem(v, hash)
 		}
 		return v, err
 	})
@@ -111,8 +118,8 @@ func (m Manifest) Check(ctx context.Context, db *pgxpool.Pool, schema string, na
 	return slices.DeleteFunc(all, func(v LiveVersion) bool { return len(names) > 0 && !slices.Contains(names, v.Saga) }), nil
 }
 
-// problem returns why m cannot finish instances of v that were begun by a plan whose hash begins so.
-func (m Manifest) problem(v LiveVersion, hash string) string {
+// findProblem returns why m cannot finish instances of v that began by a plan whose hash begins so; "" if it can.
+func (m Manifest) findProblem(v LiveVersion, hash string) string {
 	for _, e := range m {
 		switch {
 		case e.Saga != v.Saga || e.Version != v.Version:
@@ -128,10 +135,10 @@ func (m Manifest) problem(v LiveVersion, hash string) string {
 // registerPolicy spaces the tries while the database is away.
 var registerPolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
 
-// registerPatiently registers as soon as there is a database. What that answers is final.
+// registerPatiently registers the plans, and tries again while the database is away. Any other error is final.
 func (o *Orchestrator) registerPatiently(ctx context.Context) error {
 	for try := 1; ; try++ {
-		err := o.register(ctx)
+		err := o.registerPlans(ctx)
 		var network net.Error
 		if err == nil || ctx.Err() != nil || !pgaway.Is(err) && !errors.As(err, &network) {
 			return err
@@ -145,16 +152,16 @@ func (o *Orchestrator) registerPatiently(ctx context.Context) error {
 	}
 }
 
-// register checks that all live instances can be finished, and notes the plans.
-func (o *Orchestrator) register(ctx context.Context) error {
-	m := NewManifest(o.plans...)
-	live, err := m.Check(ctx, o.db, o.opts.Schema, o.known.names...)
+// registerPlans checks that this binary can finish all live instances, and stores its plans.
+func (o *Orchestrator) registerPlans(ctx context.Context) error {
+	m := NewManifest(o.plans.plans...)
+	live, err := m.Check(ctx, o.db, o.opts.Schema, o.plans.names...)
 	if err != nil {
 		return err
 	}
 	var bad []LiveVersion
 	for _, v := range live {
-		_, registered := o.flows[versionKey{v.Saga, v.Version}]
+		_, registered := o.plans.flows[versionKey{v.Saga, v.Version}]
 		if v.Problem != "" && (registered || !o.opts.Partial) {
 			bad = append(bad, v)
 		}
@@ -163,11 +170,7 @@ func (o *Orchestrator) register(ctx context.Context) error {
 		return &UnfinishableError{bad}
 	}
 	for _, e := range m {
-		plan, err := json.Marshal(e.Plan)
-		if err != nil {
-			return fmt.Errorf("saga: plan: %w", err)
-		}
-		if _, err := o.db.Exec(ctx, o.sql.register, e.Saga, e.Version, e.Hash, string(plan)); err != nil {
+		if _, err := o.db.Exec(ctx, o.sql.register, e.Saga, e.Version, e.Hash, string(e.Plan)); err != nil {
 			return fmt.Errorf("saga: register %s: %w", e.Saga, sqlschema.Explain(err))
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/sagamill/sagamill/internal/machine"
 )
 
-// String returns the plan for people, a step a line.
+// String returns the plan for people, one step on each line.
 func (d *Definition[S]) String() string {
 	p := d.flow.Machine.Plan()
 	var s strings.Builder
@@ -22,13 +22,13 @@ func (d *Definition[S]) String() string {
 
 func writeNodes(s *strings.Builder, nodes []machine.Node, indent string) {
 	for _, n := range nodes {
-		fmt.Fprintf(s, "%s%s: %s\n", indent, n.Name, describe(&n))
+		fmt.Fprintf(s, "%s%s: %s\n", indent, n.Name, describeNode(&n))
 		writeNodes(s, n.Nodes, indent+"  ")
 	}
 }
 
-// describe says what a node does, in words.
-func describe(n *machine.Node) string {
+// describeNode returns what a node does, in words.
+func describeNode(n *machine.Node) string {
 	words := []string{map[machine.Kind]string{
 		machine.Remote: "on " + n.Type, machine.Local: "here", machine.Nested: "saga " + n.Saga,
 		machine.All: "all of", machine.Seq: "one after the other",

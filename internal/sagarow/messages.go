@@ -1,0 +1,138 @@
+package sagarow
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/fieldhash"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/traceheader"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// Messages collects what a row sends in one transaction, in order.
+type Messages struct {
+	row *Row
+	all []outbox.Message
+}
+
+// NewMessages returns an empty collection.
+func NewMessages(row *Row) *Messages { return &Messages{row: row} }
+
+// AddCommand adds a command or a compensation, or the order to compensate a nested instance. That order is a
+// message, so the work on an instance locks no instance that is nested in it.
+func (m *Messages) AddCommand(c *flow.Command) {
+	if c.Nested != "" {
+		m.add(outbox.Message{
+			Topic: flow.ReplyTopic(c.Nested), Type: flow.TypeRevoke, Step: c.Step, N: m.markN(c.N),
+			Payload: mustMarshal(flow.Revocation{Reason: m.row.Progress.Reason}),
+		})
+		return
+	}
+	headers := map[string]string{flow.HeaderReplyTo: flow.ReplyTopic(m.row.Name)}
+	if c.Again {
+		headers[outbox.HeaderReplayed] = time.Now().UTC().Format(time.RFC3339)
+	}
+	m.add(outbox.Message{Topic: c.Topic, Type: c.Type, Step: c.Step, N: m.markN(c.N), Payload: c.Body, Headers: headers})
+}
+
+// AnswerParent adds the reply to the saga around the instance, if there is one and the instance has ended.
+func (m *Messages) AnswerParent() {
+	p := &m.row.Progress
+	if m.row.Parent == "" || !p.Phase.Ended() {
+		return
+	}
+	body := flow.ReplyBody{Outcome: flow.OutcomeRejected, Reason: p.Reason}
+	switch {
+	case p.Revoke:
+		body = flow.ReplyBody{Outcome: flow.OutcomeUndone}
+	case p.Phase == machine.Completed:
+		body = flow.ReplyBody{Outcome: flow.OutcomeDone, Result: m.row.State}
+	}
+	m.add(outbox.Message{
+		Topic: flow.ReplyTopic(m.row.Parent), Type: flow.TypeReply, Step: flow.NestedStep(m.row.Name),
+		N: m.markN(flow.ReplyN(m.row.Path, p.Revoke, "")), Payload: mustMarshal(body),
+		OrderingKey: OrderingKey(m.row.Scope, m.row.Key, m.row.Path),
+	})
+}
+
+// AddEmitted adds the messages of a local step, completed by the instance's identity. Its error is
+// [outbox.Validate]'s.
+func (m *Messages) AddEmitted(msgs []outbox.Message) error {
+	for _, msg := range msgs {
+		msg.Scope, msg.Key = cmp.Or(msg.Scope, m.row.Scope), cmp.Or(msg.Key, m.row.Key)
+		msg.CorrelationID = cmp.Or(msg.CorrelationID, m.row.Root)
+		if msg.Scope == m.row.Scope && msg.Key == m.row.Key {
+			msg.Incarnation = cmp.Or(msg.Incarnation, m.incarnation())
+		}
+		msg.Incarnation = cmp.Or(msg.Incarnation, outbox.NoIncarnation)
+		m.all = append(m.all, msg)
+	}
+	return outbox.Validate(m.all[len(m.all)-len(msgs):]...)
+}
+
+// Append adds the messages of an instance that began in the same transaction.
+func (m *Messages) Append(of *Messages) { m.all = append(m.all, of.all...) }
+
+// All returns the messages, in the trace of the instance's start.
+func (m *Messages) All() []outbox.Message {
+	if m.row.Trace[0] == "" {
+		return m.all
+	}
+	for i := range m.all {
+		m.all[i].Headers = traceheader.Add(m.all[i].Headers, traceLimits, m.row.Trace[0], m.row.Trace[1])
+	}
+	return m.all
+}
+
+var traceLimits = traceheader.Limits{Count: outbox.MaxHeaders, Bytes: outbox.MaxHeaderBytes}
+
+// Untraced returns the messages without a trace of their own: the relay or the consumer adds that of its context.
+func (m *Messages) Untraced() []outbox.Message { return m.all }
+
+// add completes a message by what all messages of the instance have in common.
+func (m *Messages) add(msg outbox.Message) {
+	msg.Scope, msg.Key, msg.Incarnation, msg.CorrelationID = m.row.Scope, m.row.Key, m.incarnation(), m.row.Root
+	msg.OrderingKey = cmp.Or(msg.OrderingKey, OrderingKey(msg.Scope, msg.Key, msg.N))
+	if msg.Payload == nil {
+		msg.Payload = []byte("null")
+	}
+	m.all = append(m.all, msg)
+}
+
+// markN returns the n of a message, without the incarnation: the outbox adds that.
+func (m *Messages) markN(n string) string {
+	_, rest := flow.Incarnation(n)
+	return flow.Mark(m.row.Root, rest)
+}
+
+// incarnation returns the incarnation of all messages of the instance's saga.
+func (m *Messages) incarnation() string {
+	incarnation, _ := flow.Incarnation(m.row.Path)
+	return cmp.Or(incarnation, outbox.NoIncarnation)
+}
+
+func mustMarshal(body any) []byte {
+	data, err := json.Marshal(body)
+	if err != nil {
+		panic(err) // strings, and JSON
+	}
+	return data
+}
+
+// maxOrderingKey is the outbox's limit.
+const maxOrderingKey = 255 + outbox.MaxScope + 1
+
+// OrderingKey orders the messages about one attempt at one step. The relay publishes those of parallel steps in
+// parallel. The lengths keep its parts from running into each other.
+func OrderingKey(scope, key, n string) string {
+	s := fmt.Sprintf("%s %d %s %s", n, len(scope), scope, key)
+	if len(s) > maxOrderingKey {
+		return fieldhash.Hex(sha256.New(), scope, key, n)
+	}
+	return s
+}

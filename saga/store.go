@@ -1,0 +1,71 @@
+package saga
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sagarow"
+)
+
+// newRow returns the row of an instance that is about to begin.
+func newRow(f *flow.Flow, scope, key, path string) *sagarow.Row {
+	id := uuid.Must(uuid.NewV7()).String()
+	return &sagarow.Row{
+		Instance: flow.Instance{ID: id, Root: id, Scope: scope, Key: key, Path: path},
+		Name:     f.Name(), Version: f.Version(), Hash: f.Hash,
+	}
+}
+
+// store writes the row of a locked instance. In the transaction of a delivery the statement waits for the last round
+// trip, with what the consumer stores.
+func (t *transition) store(ctx context.Context) error {
+	args, err := t.moveArgs()
+	if err != nil {
+		return err
+	}
+	if t.delivery != nil {
+		t.delivery.Queue(t.sql.moveInstance, args...)
+		return nil
+	}
+	if _, err := t.tx.Exec(ctx, t.sql.moveInstance, args...); err != nil {
+		return fmt.Errorf("saga: store instance: %w", err)
+	}
+	return nil
+}
+
+// moveArgs returns the arguments of sqlMoveInstance.
+func (t *transition) moveArgs() ([]any, error) {
+	r := t.row
+	progress, err := r.EncodeProgress(t.run.Flow.Machine)
+	if err != nil {
+		return nil, err
+	}
+	return []any{r.Scope, r.Key, r.Path, r.Status, r.Reason, progress, string(r.State), t.dueAt(), r.Progress.Phase.Ended(), r.Revision}, nil
+}
+
+// insertArgs returns the arguments of sqlInsertInstance.
+func (t *transition) insertArgs() ([]any, error) {
+	r := t.row
+	progress, err := r.EncodeProgress(t.run.Flow.Machine)
+	if err != nil {
+		return nil, err
+	}
+	return []any{r.Scope, r.Key, r.Path, r.ID, r.Root, r.Name, r.Version, r.Parent, r.Status, r.Reason, progress, string(r.State),
+		r.Trace[0], r.Trace[1], t.dueAt(), r.Progress.Phase.Ended(), r.Hash}, nil
+}
+
+// dueAt returns when a timer has something to do, as the statements take it: nil is never. Deferred work is due at
+// once.
+func (t *transition) dueAt() any {
+	if t.run.Deferred && !t.row.Progress.Phase.Ended() {
+		return machine.Millis(0)
+	}
+	if due := t.run.Flow.Machine.Due(&t.row.Progress); due > 0 {
+		return due
+	}
+	return nil
+}
