@@ -100,7 +100,7 @@ func (d *Decision) event(m *machine.Machine, i *sagarow.Row) (machine.Event, err
 	if d.Step == "" {
 		return e, nil
 	}
-	if e.Step = m.Find(d.Step); e.Step == 0 {
+	if e.Step = m.FindStep(d.Step); e.Step == 0 {
 		names := make([]string, m.Steps())
 		for id := range names {
 			names[id] = m.Step(id + 1).Name

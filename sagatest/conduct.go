@@ -136,7 +136,7 @@ func (h *handling) takeLate(r *flow.Run, a flow.Event) error {
 // tamper changes a compensation, as planted bugs do.
 func (sys *system) tamper(s *modelState, p posting) outbox.Message {
 	row := s.host.rows[p.by]
-	id := row.flow.Machine.Find(p.cmd.Step)
+	id := row.flow.Machine.FindStep(p.cmd.Step)
 	switch {
 	case sys.bug == forwardOrder:
 		other := mirrored(row, id)

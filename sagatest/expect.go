@@ -165,7 +165,7 @@ func (r *Run[S]) row() *instance { return r.host.rows[r.path] }
 // step returns a step's id and what has become of it.
 func (r *Run[S]) step(name string) (id int, s machine.Step) {
 	r.t.Helper()
-	id = r.row().flow.Machine.Find(name)
+	id = r.row().flow.Machine.FindStep(name)
 	if id == 0 {
 		r.fail("saga %s has no step %q", r.row().flow.Name(), name)
 	}

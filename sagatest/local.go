@@ -36,7 +36,7 @@ func (sys *system) judgeLocal(s *modelState, path string, r *ran) {
 		return
 	}
 	row := s.host.rows[path]
-	step := row.Progress.Steps[row.flow.Machine.Find(r.turn.Step)-1]
+	step := row.Progress.Steps[row.flow.Machine.FindStep(r.turn.Step)-1]
 	_, _, panicked := panicOf(r.err)
 	if again := step.State == machine.Waiting || step.State == machine.UndoWaiting; panicked || !again {
 		s.breaks("the local step %s fails: %s", r.turn.Step, explain(r.err, sys.tx != nil, "Model.Tx"))

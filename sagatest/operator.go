@@ -72,7 +72,7 @@ func (o Operator) decide(e machine.Event, step string) {
 	c := o.core
 	c.t.Helper()
 	if step != "" {
-		if e.Step = c.host.rows[o.path].flow.Machine.Find(step); e.Step == 0 {
+		if e.Step = c.host.rows[o.path].flow.Machine.FindStep(step); e.Step == 0 {
 			c.fail("there is no step %q", step)
 		}
 	}

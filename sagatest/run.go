@@ -208,12 +208,12 @@ func (c *core) tell(p posting) {
 
 // local notes a local step that has run.
 func (c *core) local(p posting) {
-	id := c.host.rows[p.by].flow.Machine.Find(p.ran.turn.Step)
+	id := c.host.rows[p.by].flow.Machine.FindStep(p.ran.turn.Step)
 	c.note("local", "%s, attempt %d, %s", c.host.label(p.by, id), p.ran.turn.Attempt, p.ran.said(c.tx != nil))
 }
 
 func (c *core) command(p posting) {
-	path, step := p.by, c.host.rows[p.by].flow.Machine.Find(p.cmd.Step)
+	path, step := p.by, c.host.rows[p.by].flow.Machine.FindStep(p.cmd.Step)
 	cmd := &Command{
 		Step: c.host.label(path, step), Topic: p.Topic, Type: p.Type, N: p.N, Undo: p.cmd.Undo, Body: p.Payload,
 		core: c, path: path, id: step,

@@ -18,7 +18,7 @@ const (
 	MaxAttempts = 1000
 )
 
-// What is assumed where a plan says nothing.
+// The defaults of a plan.
 var (
 	defaultRetry = Retry{Attempts: 10, Base: time.Second, Cap: 5 * time.Minute}
 	once         = Retry{Attempts: 1, Base: time.Second, Cap: 5 * time.Minute}
@@ -27,10 +27,10 @@ var (
 // ErrInvalid reports a plan that cannot work.
 var ErrInvalid = errors.New("invalid definition")
 
-// A Machine is a plan that has been found to work. It is immutable.
+// A Machine is a plan that passed all checks. It is immutable.
 type Machine struct {
 	plan   Plan
-	leaves []*Node // the steps, in the order of the plan; a step's id is its place, from 1 on
+	steps []*Node // in the order of the plan; the id of a step is its place, from 1 on
 	root   span
 	pivot  int // id of the pivot; 0: there is none
 }
@@ -42,16 +42,16 @@ type span struct {
 	inner       []span
 }
 
-// Compile checks p. An error is an [ErrInvalid] that names the step and the rule.
+// Compile checks p and fills in its defaults. Its error is an [ErrInvalid] that names the step and the rule.
 func Compile(p Plan) (*Machine, error) {
 	m := &Machine{plan: p}
-	if err := m.check(); err != nil {
+	if err := m.compilePlan(); err != nil {
 		return nil, fmt.Errorf("%w: saga %s: %w", ErrInvalid, p.Name, err)
 	}
 	return m, nil
 }
 
-func (m *Machine) check() error {
+func (m *Machine) compilePlan() error {
 	p := &m.plan
 	if stepkey.CheckStep(p.Name) != nil {
 		return fmt.Errorf("name: it must be 1 to %d of a-z 0-9 -, not beginning with -", MaxName)
@@ -69,24 +69,25 @@ func (m *Machine) check() error {
 	c := compiler{m: m, names: map[string]bool{}}
 	root := &Node{Kind: Seq}
 	var err error
-	if p.Nodes, m.root.inner, err = c.nodes(p.Nodes, root, 1, false); err != nil {
+	if p.Nodes, m.root.inner, err = c.compileNodes(p.Nodes, root, 1, false); err != nil {
 		return err
 	}
-	if len(m.leaves) > MaxSteps {
-		return fmt.Errorf("there are %d steps, more than %d", len(m.leaves), MaxSteps)
+	if len(m.steps) > MaxSteps {
+		return fmt.Errorf("there are %d steps, more than %d", len(m.steps), MaxSteps)
 	}
-	m.root.node, m.root.first, m.root.last = root, 1, len(m.leaves)
+	m.root.node, m.root.first, m.root.last = root, 1, len(m.steps)
 	return nil
 }
 
-// A compiler walks over a plan in its order.
+// A compiler walks through the nodes of a plan in order.
 type compiler struct {
 	m     *Machine
 	names map[string]bool
 }
 
-// nodes returns copies of list with the defaults filled in.
-func (c *compiler) nodes(list []Node, in *Node, depth int, parallel bool) ([]Node, []span, error) {
+// compileNodes returns copies of list with the defaults filled in, and the span of each. parallel says that a node
+// around them is an All.
+func (c *compiler) compileNodes(list []Node, in *Node, depth int, parallel bool) ([]Node, []span, error) {
 	if depth > MaxDepth {
 		return nil, nil, fmt.Errorf("step %q: nodes are nested deeper than %d", in.Name, MaxDepth)
 	}
@@ -94,28 +95,28 @@ func (c *compiler) nodes(list []Node, in *Node, depth int, parallel bool) ([]Nod
 	for i := range list {
 		n := &copies[i]
 		*n = list[i]
-		if err := c.name(n.Name); err != nil {
+		if err := c.claimName(n.Name); err != nil {
 			return nil, nil, err
 		}
 		s := &spans[i]
-		s.node, s.first = n, len(c.m.leaves)+1
+		s.node, s.first = n, len(c.m.steps)+1
 		var err error
 		if n.Kind == All || n.Kind == Seq {
 			if err = checkComposite(n); err == nil {
-				n.Nodes, s.inner, err = c.nodes(n.Nodes, n, depth+1, parallel || n.Kind == All)
+				n.Nodes, s.inner, err = c.compileNodes(n.Nodes, n, depth+1, parallel || n.Kind == All)
 			}
 		} else {
-			err = c.leaf(n, parallel)
+			err = c.compileStep(n, parallel)
 		}
 		if err != nil {
 			return nil, nil, err
 		}
-		s.last = len(c.m.leaves)
+		s.last = len(c.m.steps)
 	}
 	return copies, spans, nil
 }
 
-func (c *compiler) name(name string) error {
+func (c *compiler) claimName(name string) error {
 	if err := stepkey.CheckStep(name); err != nil {
 		return fmt.Errorf("step %q: %w", name, err)
 	}
@@ -136,40 +137,40 @@ func checkComposite(n *Node) error {
 	return nil
 }
 
-func (c *compiler) leaf(n *Node, parallel bool) error {
-	c.m.leaves = append(c.m.leaves, n)
-	if err := checkLeaf(n); err != nil {
+func (c *compiler) compileStep(n *Node, parallel bool) error {
+	c.m.steps = append(c.m.steps, n)
+	if err := checkStep(n); err != nil {
 		return fmt.Errorf("step %q %w", n.Name, err)
 	}
-	n.preset()
-	if err := c.checkPlace(n, parallel); err != nil {
+	n.fillDefaults()
+	if err := c.checkPivot(n, parallel); err != nil {
 		return fmt.Errorf("step %q %w", n.Name, err)
 	}
 	if n.Pivot {
-		c.m.pivot = len(c.m.leaves)
+		c.m.pivot = len(c.m.steps)
 	}
 	return nil
 }
 
-// preset fills the defaults in.
-func (n *Node) preset() {
+// fillDefaults sets the retries that the plan leaves open.
+func (n *Node) fillDefaults() {
 	if n.Kind == Local {
-		n.Retry = n.Retry.or(defaultRetry)
+		n.Retry = n.Retry.orDefault(defaultRetry)
 	} else {
-		n.Retry = n.Retry.or(once)
+		n.Retry = n.Retry.orDefault(once)
 	}
 	if n.Undo == Local {
-		n.UndoRetry = n.UndoRetry.or(defaultRetry)
+		n.UndoRetry = n.UndoRetry.orDefault(defaultRetry)
 	}
 }
 
-func (r Retry) or(preset Retry) Retry {
+func (r Retry) orDefault(preset Retry) Retry {
 	r.Attempts, r.Base = cmp.Or(r.Attempts, preset.Attempts), cmp.Or(r.Base, preset.Base)
 	r.Cap = max(cmp.Or(r.Cap, preset.Cap), r.Base)
 	return r
 }
 
-func checkLeaf(n *Node) error {
+func checkStep(n *Node) error {
 	switch n.Kind {
 	case Remote, Local, Nested:
 	default:
@@ -203,10 +204,10 @@ func checkLeaf(n *Node) error {
 	case n.Undo != Local && n.UndoRetry != Retry{}:
 		return errors.New("has a retry of its compensation, which whoever undoes it has already")
 	}
-	return errors.Join(n.Retry.check("retry"), n.UndoRetry.check("retry of its compensation"))
+	return errors.Join(n.Retry.checkLimits("retry"), n.UndoRetry.checkLimits("retry of its compensation"))
 }
 
-func (r Retry) check(what string) error {
+func (r Retry) checkLimits(what string) error {
 	switch {
 	case r.Attempts < 0 || r.Attempts > MaxAttempts:
 		return fmt.Errorf("has a %s of %d attempts, which is not between 1 and %d", what, r.Attempts, MaxAttempts)
@@ -218,12 +219,12 @@ func (r Retry) check(what string) error {
 	return nil
 }
 
-// checkPlace checks n against the pivot.
-func (c *compiler) checkPlace(n *Node, parallel bool) error {
+// checkPivot checks where a step stands in relation to the pivot.
+func (c *compiler) checkPivot(n *Node, parallel bool) error {
 	pivot := c.m.pivot
 	switch {
 	case n.Pivot && pivot != 0:
-		return fmt.Errorf("is a pivot, and so is %q: there can be one", c.m.leaves[pivot-1].Name)
+		return fmt.Errorf("is a pivot, and so is %q: there can be one", c.m.steps[pivot-1].Name)
 	case n.Pivot && parallel:
 		return errors.New("is a pivot beside parallel steps, which could not be undone any more")
 	case n.Pivot && n.Undo != "":
@@ -231,25 +232,25 @@ func (c *compiler) checkPlace(n *Node, parallel bool) error {
 	case pivot == 0:
 		return nil
 	case n.Undo != "":
-		return fmt.Errorf("comes after the pivot, %q, and has a compensation, which could never be sent", c.m.leaves[pivot-1].Name)
+		return fmt.Errorf("comes after the pivot, %q, and has a compensation, which could never be sent", c.m.steps[pivot-1].Name)
 	case n.Retry.Attempts < 2:
-		return fmt.Errorf("comes after the pivot, %q, so it can only go forward: it needs a retry of two attempts or more", c.m.leaves[pivot-1].Name)
+		return fmt.Errorf("comes after the pivot, %q, so it can only go forward: it needs a retry of two attempts or more", c.m.steps[pivot-1].Name)
 	}
 	return nil
 }
 
-// Plan returns the plan with its defaults.
+// Plan returns the plan with its defaults filled in.
 func (m *Machine) Plan() Plan { return m.plan }
 
 // Steps returns how many steps there are. Their ids are 1 to Steps.
-func (m *Machine) Steps() int { return len(m.leaves) }
+func (m *Machine) Steps() int { return len(m.steps) }
 
 // Step returns the step of an id.
-func (m *Machine) Step(id int) *Node { return m.leaves[id-1] }
+func (m *Machine) Step(id int) *Node { return m.steps[id-1] }
 
-// Find returns the id of the step of that name; 0 if there is none.
-func (m *Machine) Find(name string) int {
-	for i, n := range m.leaves {
+// FindStep returns the id of the step of that name; 0 if there is none.
+func (m *Machine) FindStep(name string) int {
+	for i, n := range m.steps {
 		if n.Name == name {
 			return i + 1
 		}
@@ -257,14 +258,14 @@ func (m *Machine) Find(name string) int {
 	return 0
 }
 
-// top returns the node of that name, which must not be inside of parallel ones.
-func (m *Machine) top(name string, in span) (span, bool) {
+// findNode returns the node of that name. It finds no node within an All.
+func (m *Machine) findNode(name string, in span) (span, bool) {
 	for _, s := range in.inner {
 		if s.node.Name == name {
 			return s, true
 		}
 		if s.node.Kind == Seq {
-			if found, ok := m.top(name, s); ok {
+			if found, ok := m.findNode(name, s); ok {
 				return found, true
 			}
 		}

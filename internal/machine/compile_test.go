@@ -239,8 +239,8 @@ func TestCompileFillsDefaults(t *testing.T) {
 			t.Errorf("step %s has retries %v and %v, want %v", n.Name, n.Retry, n.UndoRetry, w)
 		}
 	}
-	if m.Steps() != 4 || m.Find("c") != 3 || m.Find("e") != 0 {
-		t.Errorf("Steps = %d, Find = %d and %d; want 4, 3 and 0", m.Steps(), m.Find("c"), m.Find("e"))
+	if m.Steps() != 4 || m.FindStep("c") != 3 || m.FindStep("e") != 0 {
+		t.Errorf("Steps = %d, Find = %d and %d; want 4, 3 and 0", m.Steps(), m.FindStep("c"), m.FindStep("e"))
 	}
 }
 

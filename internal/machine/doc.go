@@ -1,9 +1,7 @@
-// Package machine decides what a saga does next. It is pure: no I/O, no clock,
-// no randomness. A [Plan] is what a saga's author has defined, as data; a
-// [Progress] is how far one instance has come, as data that is stored with it;
-// an [Event] is what has happened, and when. [Machine.Apply] moves the progress,
-// [Machine.Next] says what is to be done now. Whoever does it reports back with
-// the next event.
+// Package machine decides what a saga does next. It is pure: no I/O, no clock, no randomness. A [Plan] is the
+// definition as data. A [Progress] is how far one instance has come, as data that is stored with it. An [Event] is
+// what happened, and when. [Machine.Apply] moves the progress, and [Machine.Next] lists the tasks that follow. The
+// caller reports each task by the next event.
 //
 //	              ┌────────── rejected, tried again at ──────────┐
 //	              ▼                                              │
@@ -13,17 +11,16 @@
 //	  │              └─ rejected for good ─► rejected
 //	  └─ its condition does not hold ─► skipped
 //
-// A saga runs forward until a step before the pivot is rejected, its outcome is
-// not known in time, or somebody cancels it. Then it compensates: the steps that
-// are done, or whose outcome is not known, are undone in reverse order, parallel
-// ones in parallel. A step that still runs is waited for until its deadline, unless
-// the saga's own has passed or somebody has cancelled it; one that has no
-// compensation is not waited for. A step that a person has passed for done is
-// undone, unless it is known that its action has done nothing. Once the pivot has
-// been sent nothing is compensated unless it is rejected: what fails then is tried
-// again, and in the end stuck, which is for a person to look at.
+// A saga runs forward until a step before the pivot is rejected, its outcome is not known in time, or a person cancels
+// the saga. Then it compensates: it undoes the steps that are done, or whose outcome is not known, in reverse order,
+// parallel ones in parallel. A step that still runs delays this until its deadline, unless the saga's deadline has
+// passed or a person has cancelled it. A step without a compensation delays nothing. A step that a person has skipped
+// is undone, unless it is known that its action did nothing. Once the pivot has been sent nothing is compensated
+// unless the pivot is rejected: a step that fails then is tried again, and in the end is stuck until a person acts.
 //
-// Nothing that has once been compensated is sent again under the same attempt, so that
-// the participant's inbox, which has a row for each attempt, never sees an action
-// after its compensation but as one that comes late.
+// Nothing that was compensated is sent again under the same attempt. So the participant's inbox, which has a row for
+// each attempt, sees an action after its compensation only if the action was delayed.
+//
+// compile.go checks a plan, and plan.go and progress.go are the data. event.go applies an event: reply.go the replies
+// and timers, verbs.go the verbs of a person. next.go lists the tasks.
 package machine

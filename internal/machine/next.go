@@ -1,15 +1,15 @@
 package machine
 
-// A Task is something to be done now. Whoever does it reports the event.
+// A Task is something to do now. The caller does it, and reports it by an event.
 type Task struct {
 	ID   int // of the step
 	Kind TaskKind
 }
 
-// TaskKind is what is to be done.
+// TaskKind says what to do.
 type TaskKind string
 
-// The kinds of tasks.
+// The kinds of tasks, with the events that report them.
 const (
 	Do     TaskKind = "do"     // begin the step: Sent first, and then its outcome; or Passed, if its condition does not hold
 	Undo   TaskKind = "undo"   // undo it: Sent, and then its outcome
@@ -17,17 +17,15 @@ const (
 	Fold   TaskKind = "fold"   // put its Result into the instance's state: Folded, or Unfit
 )
 
-// Next returns what is to be done now: forward in the order of the plan, and back in
-// the reverse one. Nothing is in it
-// twice, and nothing that depends on something else in it. But the outcome of one
-// task may be that the others are not to be done any more: whoever learns of an
-// outcome asks again before the next task.
+// Next lists the tasks: forward in the order of the plan, and back in reverse. No task is in the list twice, and none
+// depends on another one in it. But the outcome of one task may cancel the others: after each event the caller asks
+// again.
 func (m *Machine) Next(p *Progress) []Task {
 	if p.Phase.Ended() {
 		return nil
 	}
 	for i := range p.Steps {
-		if len(p.Steps[i].Result) > 0 { // before anything that may look at it, and before whoever gave it has gone
+		if len(p.Steps[i].Result) > 0 { // before another step reads the state
 			return []Task{{i + 1, Fold}}
 		}
 	}
@@ -36,22 +34,21 @@ func (m *Machine) Next(p *Progress) []Task {
 	}
 	var tasks []Task
 	if p.Phase == Running {
-		m.forward(p, &m.root, &tasks)
+		m.planForward(p, &m.root, &tasks)
 	} else {
-		m.backward(p, &m.root, &tasks)
+		m.planBackward(p, &m.root, &tasks)
 	}
 	return tasks
 }
 
-// forward adds what can be begun in s to tasks and reports whether all of s is
-// done.
-func (m *Machine) forward(p *Progress, s *span, tasks *[]Task) bool {
+// planForward adds the steps of s that can begin to tasks, and reports whether all of s is done.
+func (m *Machine) planForward(p *Progress, s *span, tasks *[]Task) bool {
 	if s.inner == nil {
-		return p.leafForward(s.first, tasks)
+		return p.planStepForward(s.first, tasks)
 	}
 	finished := true
 	for i := range s.inner {
-		if !m.forward(p, &s.inner[i], tasks) {
+		if !m.planForward(p, &s.inner[i], tasks) {
 			finished = false
 			if s.node.Kind == Seq {
 				break
@@ -61,7 +58,7 @@ func (m *Machine) forward(p *Progress, s *span, tasks *[]Task) bool {
 	return finished
 }
 
-func (p *Progress) leafForward(id int, tasks *[]Task) bool {
+func (p *Progress) planStepForward(id int, tasks *[]Task) bool {
 	s := &p.Steps[id-1]
 	switch {
 	case s.Resend:
@@ -72,19 +69,18 @@ func (p *Progress) leafForward(id int, tasks *[]Task) bool {
 	return s.State == Done || s.State == Skipped
 }
 
-// backward adds what can be undone in s to tasks and reports whether nothing
-// of s is left to undo.
-func (m *Machine) backward(p *Progress, s *span, tasks *[]Task) bool {
+// planBackward adds the steps of s that can be undone to tasks, and reports whether nothing of s is left to undo.
+func (m *Machine) planBackward(p *Progress, s *span, tasks *[]Task) bool {
 	if s.last <= p.Back {
 		return true
 	}
 	if s.inner == nil {
-		return m.leafBackward(p, s.first, tasks)
+		return m.planStepBackward(p, s.first, tasks)
 	}
 	finished := true
 	for i := len(s.inner) - 1; i >= 0; i-- {
 		inner := &s.inner[i]
-		if !m.backward(p, inner, tasks) {
+		if !m.planBackward(p, inner, tasks) {
 			finished = false
 			if s.node.Kind == Seq {
 				break
@@ -94,7 +90,7 @@ func (m *Machine) backward(p *Progress, s *span, tasks *[]Task) bool {
 	return finished
 }
 
-func (m *Machine) leafBackward(p *Progress, id int, tasks *[]Task) bool {
+func (m *Machine) planStepBackward(p *Progress, id int, tasks *[]Task) bool {
 	s := &p.Steps[id-1]
 	if s.Resend {
 		*tasks = append(*tasks, Task{id, Resend})
@@ -102,7 +98,7 @@ func (m *Machine) leafBackward(p *Progress, id int, tasks *[]Task) bool {
 	}
 	switch s.State {
 	case Done, Unknown:
-		if m.leaves[id-1].Undo == "" || s.void() {
+		if m.steps[id-1].Undo == "" || s.knownNotDone() {
 			return true
 		}
 		*tasks = append(*tasks, Task{id, Undo})
@@ -113,7 +109,7 @@ func (m *Machine) leafBackward(p *Progress, id int, tasks *[]Task) bool {
 		}
 		return false
 	case InFlight: // its reply or its deadline decides
-		return m.leaves[id-1].Undo == ""
+		return m.steps[id-1].Undo == ""
 	case Undoing, UndoStuck:
 		return false
 	default: // Idle, Skipped, Rejected, Undone
@@ -121,21 +117,22 @@ func (m *Machine) leafBackward(p *Progress, id int, tasks *[]Task) bool {
 	}
 }
 
-// void reports whether a step passes for done, of which it is known that it was not.
-func (s *Step) void() bool { return s.State == Done && s.Override && !s.Doubt }
+// knownNotDone reports whether a person has skipped the step and its action is known to have done nothing.
+func (s *Step) knownNotDone() bool { return s.State == Done && s.Override && !s.Doubt }
 
-// settle ends a phase of which nothing is left.
-func (m *Machine) settle(p *Progress) {
+// endPhase ends a phase that has nothing left to do.
+func (m *Machine) endPhase(p *Progress) {
 	var tasks []Task
 	switch {
-	case p.Phase == Running && m.forward(p, &m.root, &tasks) && !p.unfolded():
+	case p.Phase == Running && m.planForward(p, &m.root, &tasks) && !p.awaitsFold():
 		p.Phase, p.Paused = Completed, false
-	case p.Phase == Compensating && m.backward(p, &m.root, &tasks):
-		m.compensated(p)
+	case p.Phase == Compensating && m.planBackward(p, &m.root, &tasks):
+		m.endCompensation(p)
 	}
 }
 
-func (p *Progress) unfolded() bool {
+// awaitsFold reports whether a result is still to be put into the state.
+func (p *Progress) awaitsFold() bool {
 	for i := range p.Steps {
 		if len(p.Steps[i].Result) > 0 {
 			return true
@@ -144,15 +141,14 @@ func (p *Progress) unfolded() bool {
 	return false
 }
 
-// compensated ends the compensation: the instance with it, or only what comes after
-// the step that it was to go back to.
-func (m *Machine) compensated(p *Progress) {
+// endCompensation ends the instance. If it went back to a step, it pauses there instead.
+func (m *Machine) endCompensation(p *Progress) {
 	if p.Back == 0 {
 		p.Phase, p.Paused = Compensated, false
 		for i := range p.Steps {
 			s := &p.Steps[i]
 			s.Message, s.Due, s.Result = nil, 0, nil
-			if s.State == InFlight { // it has nothing to undo, and nobody waits for it
+			if s.State == InFlight { // it has no compensation, so the saga does not wait for it
 				s.State = Unknown
 			}
 		}
@@ -160,7 +156,7 @@ func (m *Machine) compensated(p *Progress) {
 	}
 	for i := p.Back; i < len(p.Steps); i++ {
 		s := &p.Steps[i]
-		*s = Step{Attempt: s.Attempt} // the next attempt is another one
+		*s = Step{Attempt: s.Attempt} // the next attempt has another number
 	}
 	p.Phase, p.Paused, p.Back = Running, true, 0
 }

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Kind is what a node of a plan does.
+// Kind says what a node of a plan does.
 type Kind string
 
-// The kinds. The last two have nodes of their own.
+// The kinds. The last two hold other nodes.
 const (
 	Remote Kind = "remote" // a command to a participant, who replies
 	Local  Kind = "local"  // a function in the orchestrator's transaction
@@ -36,28 +36,27 @@ type Node struct {
 	Saga  string `json:"saga,omitempty"`  // name of a Nested's
 	Nodes []Node `json:"nodes,omitempty"`
 
-	Undo      Kind   `json:"undo,omitempty"` // how it is compensated; "": not at all
+	Undo      Kind   `json:"undo,omitempty"` // how it is compensated; "": it is not
 	UndoTopic string `json:"undo_topic,omitempty"`
 	UndoType  string `json:"undo_type,omitempty"`
 
 	Pivot       bool `json:"pivot,omitempty"`       // after it the saga only goes forward
-	Conditional bool `json:"conditional,omitempty"` // whether it is done is asked when its turn comes
+	Conditional bool `json:"conditional,omitempty"` // its condition is evaluated when its turn comes
 
 	Deadline  time.Duration `json:"deadline,omitempty"` // from the command to the reply
 	Retry     Retry         `json:"retry,omitzero"`
 	UndoRetry Retry         `json:"undo_retry,omitzero"`
 }
 
-// A Retry says how often something is tried, and how long is waited in between:
-// Base, doubled after each attempt, at most Cap.
+// A Retry limits the attempts. The wait between two is Base, doubled after each attempt, at most Cap.
 type Retry struct {
 	Attempts int           `json:"attempts,omitempty"`
 	Base     time.Duration `json:"base,omitempty"`
 	Cap      time.Duration `json:"cap,omitempty"`
 }
 
-// wait is how long after the given attempt the next one is made.
-func (r Retry) wait(attempt int) Millis {
+// waitAfter returns the wait between the given attempt and the next one.
+func (r Retry) waitAfter(attempt int) Millis {
 	d := r.Base
 	for ; attempt > 1 && d < r.Cap; attempt-- {
 		d *= 2
@@ -73,15 +72,14 @@ func MillisOf(d time.Duration) Millis {
 	return Millis((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// Duration is m as a time.Duration since the start.
+// Duration returns m as a time.Duration since the start.
 func (m Millis) Duration() time.Duration { return time.Duration(m) * time.Millisecond }
 
-// Hash is a digest of what an instance relies on: which steps there are, of
-// which kind, in which order, and how they are undone. Deadlines and retries
-// are not in it: they may change while instances run.
+// Hash returns a digest of what an instance relies on: the steps, their kinds and order, and how they are undone.
+// Deadlines and retries are not in it: they may change while instances run.
 func (p Plan) Hash() string {
 	p.Deadline = 0
-	p.Nodes = tunedOut(p.Nodes)
+	p.Nodes = withoutTuning(p.Nodes)
 	text, err := json.Marshal(p)
 	if err != nil {
 		panic(err) // strings, numbers and booleans only
@@ -90,12 +88,13 @@ func (p Plan) Hash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-func tunedOut(nodes []Node) []Node {
+// withoutTuning returns nodes without deadlines and retries.
+func withoutTuning(nodes []Node) []Node {
 	plain := make([]Node, len(nodes))
 	for i, n := range nodes {
 		n.Deadline, n.Retry, n.UndoRetry = 0, Retry{}, Retry{}
 		if len(n.Nodes) > 0 {
-			n.Nodes = tunedOut(n.Nodes)
+			n.Nodes = withoutTuning(n.Nodes)
 		}
 		plain[i] = n
 	}

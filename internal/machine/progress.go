@@ -2,7 +2,7 @@ package machine
 
 import "encoding/json"
 
-// Phase is where an instance as a whole is.
+// Phase says where an instance as a whole is.
 type Phase string
 
 // The phases. The last two are final.
@@ -16,7 +16,7 @@ const (
 // Ended reports whether p is final.
 func (p Phase) Ended() bool { return p == Completed || p == Compensated }
 
-// State is where a step of an instance is.
+// State says where a step of an instance is.
 type State string
 
 // The states of a step.
@@ -27,12 +27,12 @@ const (
 	Done     State = "done"     //
 	Skipped  State = "skipped"  // its condition did not hold: there is nothing to undo
 	Rejected State = "rejected" // nothing was done
-	Unknown  State = "unknown"  // it may have been done, and is undone if that can be
-	Stuck    State = "stuck"    // a person must look at it; see Doubt
+	Unknown  State = "unknown"  // it may have been done, and is undone if it has a compensation
+	Stuck    State = "stuck"    // a person must act; see Doubt
 
 	Undoing     State = "undoing"      // its compensation was sent
 	UndoWaiting State = "undo-waiting" // to be tried again, at Due
-	UndoStuck   State = "undo-stuck"   // a person must look at it
+	UndoStuck   State = "undo-stuck"   // a person must act
 	Undone      State = "undone"
 )
 
@@ -40,20 +40,20 @@ const (
 type Progress struct {
 	Phase  Phase  `json:"phase"`
 	Reason string `json:"reason,omitempty"` // why it compensates
-	Paused bool   `json:"paused,omitempty"` // no step begins or is undone, and no time runs out until it is resumed
+	Paused bool   `json:"paused,omitempty"` // until it is resumed, no step begins or is undone, and no deadline passes
 	Revoke bool   `json:"revoke,omitempty"` // the saga that this one is nested in undoes it
-	Back   int    `json:"back,omitempty"`   // compensate what comes after this step, and then pause; 0: all
+	Back   int    `json:"back,omitempty"`   // compensate only what comes after this step, and then pause; 0: all
 	Now    Millis `json:"now,omitempty"`    // of the last event
 	Steps  []Step `json:"steps"`
 }
 
-// A Step is one of an instance.
+// A Step is the state of one step of an instance.
 type Step struct {
 	State   State  `json:"state,omitempty"`
 	Attempt int    `json:"attempt,omitempty"` // at the action: the number of its command, part of its identity
-	Tries   int    `json:"tries,omitempty"`   // attempts since somebody last gave it new ones, at the action or at undoing it
-	Due     Millis `json:"due,omitempty"`     // when the wait or the deadline is over; 0: now, or never
-	Doubt   bool   `json:"doubt,omitempty"`   // of one that is stuck, or passes for done: it may have been done
+	Tries   int    `json:"tries,omitempty"`   // attempts at the action, or at undoing it, since a person last reset them
+	Due     Millis `json:"due,omitempty"`     // end of the wait, or the deadline; 0: now, or never
+	Doubt   bool   `json:"doubt,omitempty"`   // of a step that is stuck, or was skipped: it may have been done
 	Resend  bool   `json:"resend,omitempty"`  // the last message is to be sent once more
 	Reason  string `json:"reason,omitempty"`  // of the last failure
 
@@ -63,25 +63,24 @@ type Step struct {
 	UndoBegan Millis `json:"undo_began,omitempty"`
 	UndoEnded Millis `json:"undo_ended,omitempty"`
 
-	// Message is the body of what was sent and is not answered, so that it can be
-	// sent again as it was: under the same key another body would be refused. As
-	// JSON in JSON, spaces and the order of names would not survive.
+	// Message is the body of the unanswered message. It can be sent again byte for byte: the participant would refuse
+	// another body under the same key. As JSON in JSON, spaces and the order of names would be lost.
 	Message []byte `json:"message,omitempty"`
-	// Result is what is still to be put into the instance's state: a person has
-	// said it. Override says that one has.
+	// Result was given by a person, and is still to be put into the instance's state. Override says that a person
+	// decided about the step.
 	Result   json.RawMessage `json:"result,omitempty"`
 	Override bool            `json:"override,omitempty"`
 }
 
-// Begin returns the progress of an instance that has just started.
+// Begin returns the progress of a new instance.
 func (m *Machine) Begin() Progress {
-	return Progress{Phase: Running, Steps: make([]Step, len(m.leaves))}
+	return Progress{Phase: Running, Steps: make([]Step, len(m.steps))}
 }
 
 // Fits reports whether p can be the progress of an instance of m.
-func (m *Machine) Fits(p *Progress) bool { return len(p.Steps) == len(m.leaves) }
+func (m *Machine) Fits(p *Progress) bool { return len(p.Steps) == len(m.steps) }
 
-// Stuck reports whether a person must look at the instance.
+// Stuck reports whether a person must act.
 func (p *Progress) Stuck() bool {
 	for i := range p.Steps {
 		if s := p.Steps[i].State; s == Stuck || s == UndoStuck {
@@ -91,11 +90,10 @@ func (p *Progress) Stuck() bool {
 	return false
 }
 
-// Why returns why the instance is where it is: what a person must look at, or else why it
-// compensates; "" if there is nothing to say.
+// Why returns the reason of a stuck step, or else of the compensation; "" if there is none.
 func (m *Machine) Why(p *Progress) string {
 	for i := range p.Steps {
-		s, name := &p.Steps[i], m.leaves[i].Name
+		s, name := &p.Steps[i], m.steps[i].Name
 		switch {
 		case p.Phase.Ended():
 		case s.State == Stuck:
@@ -107,8 +105,7 @@ func (m *Machine) Why(p *Progress) string {
 	return p.Reason
 }
 
-// Due returns when the next event of kind [Timer] has something to do; 0: never,
-// unless something else happens first.
+// Due returns when the next event of kind [Timer] has something to do; 0: never, unless another event comes first.
 func (m *Machine) Due(p *Progress) Millis {
 	if p.Paused || p.Phase.Ended() {
 		return 0
@@ -122,33 +119,32 @@ func (m *Machine) Due(p *Progress) Millis {
 	for i := range p.Steps {
 		earlier(p.Steps[i].Due)
 	}
-	if m.plan.Deadline > 0 && (m.revocable(p) || m.awaits(p)) {
+	if m.plan.Deadline > 0 && (m.canStillCompensate(p) || m.awaitsReply(p)) {
 		earlier(MillisOf(m.plan.Deadline))
 	}
 	return due
 }
 
-// awaits reports whether p compensates, and first waits for a step in flight.
-func (m *Machine) awaits(p *Progress) bool {
+// awaitsReply reports whether the compensation waits for a step in flight.
+func (m *Machine) awaitsReply(p *Progress) bool {
 	if p.Phase != Compensating {
 		return false
 	}
 	for i := range p.Steps {
-		if p.Steps[i].State == InFlight && m.leaves[i].Undo != "" {
+		if p.Steps[i].State == InFlight && m.steps[i].Undo != "" {
 			return true
 		}
 	}
 	return false
 }
 
-// revocable reports whether the saga runs forward and could still compensate.
-func (m *Machine) revocable(p *Progress) bool {
-	return p.Phase == Running && !m.committed(p)
+// canStillCompensate reports whether the saga runs forward and its pivot does not bind it yet.
+func (m *Machine) canStillCompensate(p *Progress) bool {
+	return p.Phase == Running && !m.pastPivot(p)
 }
 
-// committed reports whether the pivot has been sent and not been rejected: from
-// then on the saga only goes forward.
-func (m *Machine) committed(p *Progress) bool {
+// pastPivot reports whether the pivot has been sent and not been rejected: the saga then only goes forward.
+func (m *Machine) pastPivot(p *Progress) bool {
 	if m.pivot == 0 {
 		return false
 	}
@@ -162,5 +158,5 @@ func (m *Machine) committed(p *Progress) bool {
 	}
 }
 
-// behind reports whether the step of an id only goes forward.
-func (m *Machine) behind(id int) bool { return m.pivot != 0 && id > m.pivot }
+// behindPivot reports whether a step comes after the pivot.
+func (m *Machine) behindPivot(id int) bool { return m.pivot != 0 && id > m.pivot }

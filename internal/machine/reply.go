@@ -2,28 +2,28 @@ package machine
 
 import "fmt"
 
-// reply deals with an answer, or with the lack of one.
-func (m *Machine) reply(p *Progress, s *Step, e Event) error {
+// applyReply moves a step by a reply, or by the lack of one.
+func (m *Machine) applyReply(p *Progress, s *Step, e Event) error {
 	if e.Attempt != s.Attempt {
 		return ErrLate
 	}
-	n := m.leaves[e.Step-1]
+	n := m.steps[e.Step-1]
 	if e.Undo {
-		return s.undoReply(n, e)
+		return s.applyUndoReply(n, e)
 	}
 	if s.State == Done && s.Override && len(s.Result) > 0 {
-		return s.answered(e)
+		return s.replyToOverride(e)
 	}
 	if s.State != InFlight && s.State != Unknown && !(s.State == Stuck && s.Doubt) {
-		return ErrLate // Unknown: its compensation has not been sent yet
+		return ErrLate // of Unknown the compensation has not been sent yet
 	}
 	switch e.Kind {
 	case Replied:
-		s.finish(Done, e.At)
+		s.finishAction(Done, e.At)
 	case Refused:
-		m.refused(p, s, e)
+		m.applyRefusal(p, s, e)
 	case Failed:
-		m.failed(p, s, e)
+		m.applyFailure(p, s, e)
 	case Overdue:
 		if s.State != InFlight {
 			return ErrLate
@@ -31,63 +31,63 @@ func (m *Machine) reply(p *Progress, s *Step, e Event) error {
 		if n.Kind == Local {
 			return fmt.Errorf("machine: step %s ends in the transaction that it begins in and cannot be overdue", n.Name)
 		}
-		s.doubt(p, e.Reason)
+		s.markDoubtful(p, e.Reason)
 	}
 	return nil
 }
 
-// answered deals with an answer to a step whose result a person has said, before that is in
-// the state: what is so counts. If it were passed over and the person's result did not fit,
-// nobody would answer the message a second time.
-func (s *Step) answered(e Event) error {
+// replyToOverride takes the reply to a step that a person has skipped with a result, before the result is in the
+// state. The reply counts. If it were ignored and the person's result did not fit, no second reply would come.
+func (s *Step) replyToOverride(e Event) error {
 	switch e.Kind {
 	case Replied:
-		s.finish(Done, e.At)
+		s.finishAction(Done, e.At)
 		s.Result, s.Override, s.Reason = nil, false, ""
 	case Refused:
-		s.Doubt, s.Message = false, nil // it has done nothing: if the result does not fit, it can be done anew
+		s.Doubt, s.Message = false, nil // it did nothing: if the person's result does not fit, the step can run again
 	default:
 		return ErrLate
 	}
 	return nil
 }
 
-// doubt notes that it is not known what came of a step: it is undone, if that is
-// where the saga is going, and else for a person to look at.
-func (s *Step) doubt(p *Progress, reason string) {
+// markDoubtful notes that the outcome of a step is not known. A saga that compensates undoes it; else the step is
+// stuck, and a person must act.
+func (s *Step) markDoubtful(p *Progress, reason string) {
 	if p.Phase == Compensating {
-		s.stick(Unknown, reason)
+		s.stopWith(Unknown, reason)
 		s.Tries, s.Doubt = 0, false
 		return
 	}
-	s.stick(Stuck, reason)
+	s.stopWith(Stuck, reason)
 	s.Doubt = true
 }
 
-// unfit deals with a result, given by a person, that the state has no place for.
-func (m *Machine) unfit(p *Progress, s *Step, e Event) {
+// rejectResult takes back a person's result that does not fit into the state.
+func (m *Machine) rejectResult(p *Progress, s *Step, e Event) {
 	s.Result, s.Override = nil, false
 	switch {
 	case s.Doubt:
-		s.doubt(p, e.Reason)
+		s.markDoubtful(p, e.Reason)
 	case p.Phase == Compensating:
-		s.finish(Rejected, e.At)
+		s.finishAction(Rejected, e.At)
 	default:
-		s.stick(Stuck, e.Reason)
+		s.stopWith(Stuck, e.Reason)
 	}
 }
 
-// finish ends the action.
-func (s *Step) finish(as State, at Millis) {
+// finishAction ends the action.
+func (s *Step) finishAction(as State, at Millis) {
 	s.State, s.Ended, s.Due, s.Tries, s.Message, s.Doubt, s.Resend = as, at, 0, 0, nil, false, false
 }
 
-func (s *Step) stick(as State, reason string) {
+// stopWith gives the step a state in which no timer and no message is due.
+func (s *Step) stopWith(as State, reason string) {
 	s.State, s.Reason, s.Due, s.Resend = as, reason, 0, false
 }
 
-// undoReply deals with an answer to a compensation.
-func (s *Step) undoReply(n *Node, e Event) error {
+// applyUndoReply moves a step by the reply to its compensation, or by the lack of one.
+func (s *Step) applyUndoReply(n *Node, e Event) error {
 	if s.State != Undoing && s.State != UndoStuck {
 		return ErrLate
 	}
@@ -97,96 +97,95 @@ func (s *Step) undoReply(n *Node, e Event) error {
 	case s.State == UndoStuck:
 		s.Reason = e.Reason
 	case n.Undo == Local && e.Kind != Overdue && s.Tries < n.UndoRetry.Attempts:
-		s.State, s.Reason, s.Due = UndoWaiting, e.Reason, e.At+n.UndoRetry.wait(s.Tries)
-	default: // a participant tries for itself before it gives up
-		s.stick(UndoStuck, e.Reason)
+		s.State, s.Reason, s.Due = UndoWaiting, e.Reason, e.At+n.UndoRetry.waitAfter(s.Tries)
+	default: // a participant has used up its own attempts
+		s.stopWith(UndoStuck, e.Reason)
 	}
 	return nil
 }
 
-// refused deals with a step that has done nothing, by its own decision.
-func (m *Machine) refused(p *Progress, s *Step, e Event) {
-	n := m.leaves[e.Step-1]
+// applyRefusal takes the decision of a participant, or of a local step, to do nothing.
+func (m *Machine) applyRefusal(p *Progress, s *Step, e Event) {
+	n := m.steps[e.Step-1]
 	attempts := n.Retry.Attempts
-	if n.Kind == Local && !m.behind(e.Step) {
-		attempts = 1 // its retry is for errors
+	if n.Kind == Local && !m.behindPivot(e.Step) {
+		attempts = 1 // its Retry is for errors
 	}
-	m.again(p, s, e, attempts)
+	m.tryAgain(p, s, e, attempts)
 }
 
-// failed deals with an error. A Local's transaction was rolled back, so that it
-// has done nothing. What a participant or a nested saga has done is not known.
-func (m *Machine) failed(p *Progress, s *Step, e Event) {
-	n := m.leaves[e.Step-1]
+// applyFailure takes an error. The transaction of a Local was rolled back, so it did nothing. The effect of a
+// participant or of a nested saga is not known.
+func (m *Machine) applyFailure(p *Progress, s *Step, e Event) {
+	n := m.steps[e.Step-1]
 	switch {
 	case n.Kind == Local:
-		m.again(p, s, e, n.Retry.Attempts)
+		m.tryAgain(p, s, e, n.Retry.Attempts)
 	case s.State == Unknown:
-		s.Reason = e.Reason // known already
-	case m.behind(e.Step) || n.Pivot || s.State == Stuck:
-		s.doubt(p, e.Reason)
+		s.Reason = e.Reason // the saga compensates already
+	case m.behindPivot(e.Step) || n.Pivot || s.State == Stuck:
+		s.markDoubtful(p, e.Reason)
 	default:
-		s.stick(Unknown, e.Reason)
-		m.compensate(p, because("step "+n.Name+" failed", e.Reason), false)
+		s.stopWith(Unknown, e.Reason)
+		m.beginCompensation(p, joinReason("step "+n.Name+" failed", e.Reason), false)
 	}
 }
 
-// again has a step that has done nothing tried again, as long as it has attempts.
-func (m *Machine) again(p *Progress, s *Step, e Event, attempts int) {
-	n := m.leaves[e.Step-1]
+// tryAgain gives a step that did nothing its next attempt, or ends the step if it has used up its attempts.
+func (m *Machine) tryAgain(p *Progress, s *Step, e Event, attempts int) {
+	n := m.steps[e.Step-1]
 	s.Message, s.Reason, s.Doubt, s.Resend = nil, e.Reason, false, false
 	switch {
 	case p.Phase == Compensating:
-		s.finish(Rejected, e.At)
+		s.finishAction(Rejected, e.At)
 	case s.Tries < attempts:
-		s.State, s.Due = Waiting, e.At+n.Retry.wait(s.Tries)
-	case m.behind(e.Step):
-		s.stick(Stuck, e.Reason)
+		s.State, s.Due = Waiting, e.At+n.Retry.waitAfter(s.Tries)
+	case m.behindPivot(e.Step):
+		s.stopWith(Stuck, e.Reason)
 	default:
-		s.finish(Rejected, e.At)
-		m.compensate(p, because("step "+n.Name+" was rejected", e.Reason), false)
+		s.finishAction(Rejected, e.At)
+		m.beginCompensation(p, joinReason("step "+n.Name+" was rejected", e.Reason), false)
 	}
 }
 
-// timer deals with whatever is due.
-func (m *Machine) timer(p *Progress) {
+// applyTimer ends the waits and passes the deadlines that are due.
+func (m *Machine) applyTimer(p *Progress) {
 	if p.Paused || p.Phase.Ended() {
 		return
 	}
 	for i := range p.Steps {
-		s, n := &p.Steps[i], m.leaves[i]
+		s, n := &p.Steps[i], m.steps[i]
 		if s.Due == 0 || s.Due > p.Now {
 			continue
 		}
 		s.Due = 0
 		if s.State != InFlight {
-			continue // it waits no longer
+			continue // its wait for the next attempt is over
 		}
 		reason := fmt.Sprintf("no reply within %s", n.Deadline)
-		if n.Pivot || m.behind(i+1) {
-			s.doubt(p, reason)
+		if n.Pivot || m.behindPivot(i+1) {
+			s.markDoubtful(p, reason)
 			continue
 		}
-		s.stick(Unknown, reason)
-		m.compensate(p, fmt.Sprintf("step %s: %s", n.Name, reason), false)
+		s.stopWith(Unknown, reason)
+		m.beginCompensation(p, fmt.Sprintf("step %s: %s", n.Name, reason), false)
 	}
-	if d := m.plan.Deadline; d > 0 && p.Now >= MillisOf(d) && (m.revocable(p) || m.awaits(p)) {
-		m.compensate(p, fmt.Sprintf("the saga's deadline of %s has passed", d), true)
+	if d := m.plan.Deadline; d > 0 && p.Now >= MillisOf(d) && (m.canStillCompensate(p) || m.awaitsReply(p)) {
+		m.beginCompensation(p, fmt.Sprintf("the saga's deadline of %s has passed", d), true)
 	}
 }
 
-// because says what has happened, and why if that is known.
-func because(what, reason string) string {
+// joinReason joins what happened and its reason, if that is known.
+func joinReason(what, reason string) string {
 	if reason == "" {
 		return what
 	}
 	return what + ": " + reason
 }
 
-// compensate turns round. With giveUp nobody waits for steps in flight any more, and
-// without it not for one whose message was to be sent again: no action is sent now, so
-// a reply may never come.
-func (m *Machine) compensate(p *Progress, reason string, giveUp bool) {
+// beginCompensation makes the saga compensate. With giveUp it does not wait for steps in flight. Without giveUp it
+// does, but not for a step whose message was to be sent again: no action is sent any more, so its reply may never come.
+func (m *Machine) beginCompensation(p *Progress, reason string, giveUp bool) {
 	if p.Phase == Running {
 		p.Phase, p.Reason, p.Back = Compensating, reason, 0
 	}
@@ -194,21 +193,20 @@ func (m *Machine) compensate(p *Progress, reason string, giveUp bool) {
 		s := &p.Steps[i]
 		switch {
 		case s.State == Waiting, s.State == Stuck && !s.Doubt:
-			s.finish(Rejected, p.Now)
+			s.finishAction(Rejected, p.Now)
 		case s.State == Stuck, s.State == InFlight && (giveUp || s.Resend):
 			s.State, s.Due, s.Doubt, s.Resend = Unknown, 0, false, false
 		}
 		if s.State == Done || s.State == Unknown {
-			s.Tries = 0 // the compensation has its own
+			s.Tries = 0 // the compensation has its own tries
 		}
 	}
 }
 
-// revoke undoes a nested saga, also one that has completed. Done twice it does
-// nothing more.
-func (m *Machine) revoke(p *Progress, e Event) error {
+// revokeInstance undoes a nested saga, also one that has completed. A second revocation changes nothing.
+func (m *Machine) revokeInstance(p *Progress, e Event) error {
 	if m.pivot != 0 {
-		return refuse("the saga has a pivot")
+		return refuseVerb("the saga has a pivot")
 	}
 	if p.Revoke || p.Phase == Compensated {
 		p.Revoke = true
@@ -219,6 +217,6 @@ func (m *Machine) revoke(p *Progress, e Event) error {
 		p.Phase = Running
 	}
 	p.Back, p.Paused = 0, false
-	m.compensate(p, e.Reason, true)
+	m.beginCompensation(p, e.Reason, true)
 	return nil
 }

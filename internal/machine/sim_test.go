@@ -332,7 +332,7 @@ func (s *sim) vouch(e machine.Event, before machine.Progress) (settle func()) {
 // last is the id of the last step in the node of a name.
 func (s *sim) last(name string) int {
 	for i := len(s.leaves); i > 0; i-- {
-		if s.m.Find(name) == i || within(s.m.Plan().Nodes, name, s.leaves[i-1].Name) {
+		if s.m.FindStep(name) == i || within(s.m.Plan().Nodes, name, s.leaves[i-1].Name) {
 			return i
 		}
 	}

@@ -127,7 +127,7 @@ func (tr *trace) event(words []string) {
 
 // of fills in which step e is about, and what the words that are not kinds stand for.
 func (tr *trace) of(e machine.Event, name string) machine.Event {
-	if e.Step = tr.m.Find(name); e.Step == 0 {
+	if e.Step = tr.m.FindStep(name); e.Step == 0 {
 		tr.t.Fatalf("there is no step %q", name)
 	}
 	n, st := tr.m.Step(e.Step), &tr.p.Steps[e.Step-1]

@@ -2,156 +2,157 @@ package machine
 
 import "encoding/json"
 
-// decide deals with what somebody wants done with an instance.
-func (m *Machine) decide(p *Progress, e Event) error {
+// applyVerb carries out the verb of a person.
+func (m *Machine) applyVerb(p *Progress, e Event) error {
 	switch e.Kind {
 	case Pause:
 		if p.Paused {
-			return refuse("it is paused already")
+			return refuseVerb("it is paused already")
 		}
 		p.Paused = true
 		return nil
 	case Resume:
 		if !p.Paused {
-			return refuse("it is not paused")
+			return refuseVerb("it is not paused")
 		}
 		p.Paused = false
 		if p.Phase == Running {
-			p.Reason = "" // it is back where it was to go back to
+			p.Reason = "" // the reason was that of going back
 		}
 		return nil
 	case Cancel:
-		return m.cancel(p, e)
+		return m.cancelInstance(p, e)
 	case GoBack:
-		return m.goBack(p, e)
+		return m.compensateTo(p, e)
 	}
 	if e.Step == 0 {
 		if e.Kind == RetryNow {
-			return m.retryAll(p)
+			return m.retryAllSteps(p)
 		}
-		return refuse("%s needs the name of a step", e.Kind)
+		return refuseVerb("%s needs the name of a step", e.Kind)
 	}
 	switch e.Kind {
 	case Skip:
-		return m.skip(p, e)
+		return m.skipStep(p, e)
 	case Reject:
-		return m.reject(p, e)
+		return m.rejectStep(p, e)
 	default:
-		return m.retry(p, e.Step)
+		return m.retryStep(p, e.Step)
 	}
 }
 
-// cancel compensates all that was done, and waits for nothing that is in flight.
-func (m *Machine) cancel(p *Progress, e Event) error {
+// cancelInstance compensates everything that was done, and does not wait for steps in flight.
+func (m *Machine) cancelInstance(p *Progress, e Event) error {
 	switch {
 	case p.Phase == Compensating && p.Back > 0:
-		p.Back, p.Reason, p.Paused = 0, because("cancelled", e.Reason), false
+		p.Back, p.Reason, p.Paused = 0, joinReason("cancelled", e.Reason), false
 		return nil
-	case p.Phase == Compensating && !m.awaits(p):
-		return refuse("it is compensating already: %s", p.Reason)
-	case m.committed(p):
-		return refuse("the pivot, %s, has been sent: the saga only goes forward", m.leaves[m.pivot-1].Name)
+	case p.Phase == Compensating && !m.awaitsReply(p):
+		return refuseVerb("it is compensating already: %s", p.Reason)
+	case m.pastPivot(p):
+		return refuseVerb("the pivot, %s, has been sent: the saga only goes forward", m.steps[m.pivot-1].Name)
 	}
 	p.Paused = false
-	m.compensate(p, because("cancelled", e.Reason), true)
+	m.beginCompensation(p, joinReason("cancelled", e.Reason), true)
 	return nil
 }
 
-// goBack undoes what comes after a step, and pauses then.
-func (m *Machine) goBack(p *Progress, e Event) error {
-	to, ok := m.top(e.Name, m.root)
+// compensateTo undoes what comes after a step, and then pauses.
+func (m *Machine) compensateTo(p *Progress, e Event) error {
+	to, ok := m.findNode(e.Name, m.root)
 	switch {
 	case !ok:
-		return refuse("there is no step %q, or it is one of several in parallel", e.Name)
+		return refuseVerb("there is no step %q, or it is one of several in parallel", e.Name)
 	case p.Phase == Compensating:
-		return refuse("it is compensating already: %s", p.Reason)
-	case m.committed(p):
-		return refuse("the pivot, %s, has been sent: the saga only goes forward", m.leaves[m.pivot-1].Name)
-	case !m.forward(p, &to, new([]Task)):
-		return refuse("step %s is not done itself", e.Name)
+		return refuseVerb("it is compensating already: %s", p.Reason)
+	case m.pastPivot(p):
+		return refuseVerb("the pivot, %s, has been sent: the saga only goes forward", m.steps[m.pivot-1].Name)
+	case !m.planForward(p, &to, new([]Task)):
+		return refuseVerb("step %s is not done itself", e.Name)
 	}
 	begun := false
 	for i := to.last; i < len(p.Steps); i++ {
 		begun = begun || p.Steps[i].State != Idle
 	}
 	if !begun {
-		return refuse("nothing after step %s has begun", e.Name)
+		return refuseVerb("nothing after step %s has begun", e.Name)
 	}
-	m.compensate(p, because("back to step "+e.Name, e.Reason), true)
+	m.beginCompensation(p, joinReason("back to step "+e.Name, e.Reason), true)
 	p.Back, p.Paused = to.last, false
 	return nil
 }
 
-// skip has a step pass for done, or for undone.
-func (m *Machine) skip(p *Progress, e Event) error {
-	s, name := &p.Steps[e.Step-1], m.leaves[e.Step-1].Name
+// skipStep makes a step count as done, or as undone if it is being undone.
+func (m *Machine) skipStep(p *Progress, e Event) error {
+	s, name := &p.Steps[e.Step-1], m.steps[e.Step-1].Name
 	switch s.State {
 	case InFlight, Waiting, Stuck:
 		if p.Phase == Compensating {
-			return refuse("step %s is to be undone when its outcome is known: cancel does not wait for it", name)
+			return refuseVerb("step %s is to be undone when its outcome is known: cancel does not wait for it", name)
 		}
 		if len(e.Result) > 0 && !json.Valid(e.Result) {
-			return refuse("the result for step %s is not JSON", name)
+			return refuseVerb("the result for step %s is not JSON", name)
 		}
-		s.pass(e, p.Now)
+		s.passForDone(e, p.Now)
 	case Undoing, UndoWaiting, UndoStuck, Unknown:
 		if len(e.Result) > 0 {
-			return refuse("step %s is being undone, which has no result", name)
+			return refuseVerb("step %s is being undone, which has no result", name)
 		}
 		s.State, s.UndoEnded, s.Due, s.Message, s.Override, s.Reason, s.Resend = Undone, p.Now, 0, nil, true, e.Reason, false
 	case Idle:
-		return refuse("step %s has not begun", name)
+		return refuseVerb("step %s has not begun", name)
 	default:
-		return refuse("step %s is %s", name, s.State)
+		return refuseVerb("step %s is %s", name, s.State)
 	}
 	return nil
 }
 
-// pass has s pass for done. Its message is kept until it is known that the result fits.
-func (s *Step) pass(e Event, now Millis) {
+// passForDone makes s count as done. It keeps the message until the result is in the state.
+func (s *Step) passForDone(e Event, now Millis) {
 	doubt, message := s.State == InFlight || s.Doubt, s.Message
-	s.finish(Done, now)
+	s.finishAction(Done, now)
 	s.Override, s.Doubt, s.Reason = true, doubt, e.Reason
 	if len(e.Result) > 0 {
 		s.Result, s.Message = e.Result, message
 	}
 }
 
-// reject has a step pass for one that has done nothing and never will.
-func (m *Machine) reject(p *Progress, e Event) error {
-	s, name := &p.Steps[e.Step-1], m.leaves[e.Step-1].Name
+// rejectStep makes a step count as one that did nothing, for good.
+func (m *Machine) rejectStep(p *Progress, e Event) error {
+	s, name := &p.Steps[e.Step-1], m.steps[e.Step-1].Name
 	switch {
-	case m.behind(e.Step):
-		return refuse("step %s comes after the pivot: the saga only goes forward, and the step can be skipped", name)
+	case m.behindPivot(e.Step):
+		return refuseVerb("step %s comes after the pivot: the saga only goes forward, and the step can be skipped", name)
 	case s.State == InFlight || s.State == Waiting || s.State == Stuck || s.State == Unknown:
-		m.again(p, s, e, 0)
+		m.tryAgain(p, s, e, 0)
 		s.Override = true
 		return nil
 	case s.State == Idle:
-		return refuse("step %s has not begun", name)
+		return refuseVerb("step %s has not begun", name)
 	default:
-		return refuse("step %s is %s", name, s.State)
+		return refuseVerb("step %s is %s", name, s.State)
 	}
 }
 
-func (m *Machine) retryAll(p *Progress) error {
+// retryAllSteps retries every step that is stuck or waits.
+func (m *Machine) retryAllSteps(p *Progress) error {
 	retried := false
 	for id := 1; id <= len(p.Steps); id++ {
 		s := p.Steps[id-1].State
 		if s == Waiting || s == Stuck || s == UndoWaiting || s == UndoStuck {
-			retried = m.retry(p, id) == nil || retried
+			retried = m.retryStep(p, id) == nil || retried
 		}
 	}
 	if !retried {
-		return refuse("no step is stuck, or waits to be tried again: name a step to have its last message sent once more")
+		return refuseVerb("no step is stuck, or waits to be tried again: name a step to have its last message sent once more")
 	}
 	return nil
 }
 
-// retry has a step tried again at once, with all its attempts; where it is not
-// known what became of the last one, under the same key.
-func (m *Machine) retry(p *Progress, id int) error {
-	s, n := &p.Steps[id-1], m.leaves[id-1]
+// retryStep gives a step a new attempt at once, with all its tries. If the outcome of the last attempt is not known, it
+// sends that attempt's message again.
+func (m *Machine) retryStep(p *Progress, id int) error {
+	s, n := &p.Steps[id-1], m.steps[id-1]
 	switch s.State {
 	case Waiting, UndoWaiting:
 		s.Due, s.Tries = 0, 0
@@ -169,23 +170,23 @@ func (m *Machine) retry(p *Progress, id int) error {
 		}
 	case InFlight:
 		if p.Phase == Compensating {
-			return refuse("step %s is to be undone when its outcome is known: cancel does not wait for it", n.Name)
+			return refuseVerb("step %s is to be undone when its outcome is known: cancel does not wait for it", n.Name)
 		}
-		return s.resend(n.Name, n.Kind)
+		return s.resendMessage(n.Name, n.Kind)
 	case Undoing:
-		return s.resend(n.Name, n.Undo)
+		return s.resendMessage(n.Name, n.Undo)
 	case Idle:
-		return refuse("step %s has not begun", n.Name)
+		return refuseVerb("step %s has not begun", n.Name)
 	default:
-		return refuse("step %s is %s", n.Name, s.State)
+		return refuseVerb("step %s is %s", n.Name, s.State)
 	}
 	return nil
 }
 
-// resend has the last message of a step sent once more.
-func (s *Step) resend(name string, kind Kind) error {
+// resendMessage asks for the step's last message to be sent again.
+func (s *Step) resendMessage(name string, kind Kind) error {
 	if kind == Local {
-		return refuse("step %s runs in the orchestrator's transaction: there is no message", name)
+		return refuseVerb("step %s runs in the orchestrator's transaction: there is no message", name)
 	}
 	s.Resend = true
 	return nil
