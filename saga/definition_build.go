@@ -43,15 +43,15 @@ func (b *builder[S]) buildNode(s *Step[S]) (machine.Node, error) {
 	case s.Do.kind == "":
 		return n, errors.New("has none of Do, All and Seq: make Do with Remote, Local or Nested")
 	default:
-		return n, b.buildLeaf(&n, s)
+		return n, b.buildAction(&n, s)
 	}
 	var err error
 	n.Nodes, err = b.buildNodes(inner)
 	return n, err
 }
 
-// buildLeaf checks a step that has an action, and keeps its functions.
-func (b *builder[S]) buildLeaf(n *machine.Node, s *Step[S]) error {
+// buildAction checks a step that has an action, and keeps its functions.
+func (b *builder[S]) buildAction(n *machine.Node, s *Step[S]) error {
 	f := flow.Functions{Do: s.Do.run, Undo: s.Undo.run}
 	if s.When != nil {
 		f.When = func(state any) bool { return s.When(state.(*S)) }

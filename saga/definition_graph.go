@@ -14,8 +14,8 @@ func (d *Definition[S]) Mermaid() string { return mermaid.drawPlan(d.flow.Machin
 // DOT returns the same picture in the language of Graphviz.
 func (d *Definition[S]) DOT() string { return dot.drawPlan(d.flow.Machine.Plan()) }
 
-// A notation is how a language of pictures writes things. Names are of a-z, 0-9 and -, in
-// quotes or as part of an identifier; labels are quoted.
+// A notation is the syntax of a language of pictures. Names are of a-z, 0-9 and -, in quotes or as part of an
+// identifier; labels are quoted.
 type notation struct {
 	head, foot                     func(p *machine.Plan) string
 	step, pivot, local, gate, undo string // of an identifier and a label

@@ -34,8 +34,8 @@ func (t Turn) Emit(msgs ...outbox.Message) { t.turn.Emit(msgs...) }
 // statement, with the limits of [pgx.Batch].
 func (t Turn) Queue(sql string, args ...any) { t.turn.Queue(sql, args...) }
 
-// Local returns an Action that works in the orchestrator's transaction, the one that moves the instance, or, as the
-// first step, in the transaction of Start's caller. It must not end tx, nor have effects outside of tx.
+// Local returns an Action that works in the orchestrator's transaction, which moves the instance. A first step works
+// in the transaction of Start's caller. do must not end tx, nor have effects outside of tx.
 //
 // After an error or a panic nothing of the step is left in the database or the state. The step is tried again as its
 // Retry says, and holds up no other step meanwhile. Local steps that follow each other share a transaction, and its

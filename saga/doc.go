@@ -37,9 +37,9 @@
 //
 // # How a saga ends
 //
-// Completed, or compensated. Until then it runs, compensates, is paused by a person, or is stuck: a step behind the
-// pivot, or a compensation, has used up its attempts or was given up by its participant, or has been without a reply
-// for [Options].Patience. A late reply frees it; so do the verbs of an operator.
+// Completed, or compensated. Until then it runs, compensates, is paused by a person, or is stuck. It is stuck when a
+// step behind the pivot, or a compensation, has used up its attempts, was given up by its participant, or has had no
+// reply for [Options].Patience. A late reply frees it, as the verbs of an operator do.
 //
 // Choreographed sagas need none of this: there, steps of package consumer follow each other's messages.
 //
@@ -63,7 +63,7 @@
 // store_sql.go. The row itself is package internal/sagarow, which package operator uses too.
 //
 // Beside that way: timer.go claims instances that are due, and timer_move.go enters them at decide, in a transaction
-// of their own; so does housekeep.go with steps that nobody answers. orchestrator.go connects the stations.
+// of their own. housekeep.go does the same with steps that have no reply. orchestrator.go connects the stations.
 // plans.go has the registered versions, manifest.go the check that a binary can finish what is live. participant.go
 // is the other side: handlers that reply. status.go and stats.go say where instances are.
 package saga

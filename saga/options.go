@@ -27,10 +27,10 @@ type Options struct {
 	Partial bool
 
 	// NamedReplies refuses a reply whose step key does not name the step that its n stands for. It does so before
-	// anything else in the reply is trusted, as Consumer.Verify does. With NamedReplies, a signing.Sender's Steps are
-	// the steps for which a participant may answer; without it, a participant could answer for another's step under
-	// the name of its own. Replies of [On] and [OnUndo] name their step; those of a nested saga are named saga- and
-	// its name. Default: a reply may name any step.
+	// anything else in the reply is trusted, as Consumer.Verify does. With NamedReplies, a participant may answer for
+	// the Steps of its signing.Sender only. Without it, a participant could answer for another's step and name its
+	// step in the reply. Replies of [On] and [OnUndo] name their step; those of a nested saga are named saga- and its
+	// name. Default: a reply may name any step.
 	NamedReplies bool
 
 	Consumer consumer.Options // of the consumer of replies, without its Schema, Wake and Logger

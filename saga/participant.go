@@ -17,9 +17,9 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// HeaderReplyTo is set on a command and on a compensation: the topic to which the participant replies, with a message
-// of type [TypeReply] whose step key is that of the command, with ".d" behind its n, or ".u" if it was a
-// compensation. [On] and [OnUndo] do that. The reply may name another step than the command's, unless the
+// HeaderReplyTo is set on a command and on a compensation: the topic to which the participant replies. The reply is a
+// message of type [TypeReply]. Its step key is that of the command, with ".d" behind its n, or ".u" if the message was
+// a compensation. [On] and [OnUndo] reply so. The reply may name another step than the command's, unless the
 // orchestrator has [Options].NamedReplies.
 const HeaderReplyTo = flow.HeaderReplyTo
 
@@ -116,13 +116,13 @@ func emitReply(emit consumer.Emit, d consumer.Delivery, body flow.ReplyBody) err
 	return nil
 }
 
-// Participant returns s as a step that always answers: also for a compensation that finds nothing to undo, which no
-// handler sees, and with the outcome failed for a message that becomes a dead letter. Without it the saga waits for
-// those.
+// Participant returns s as a step that always answers. It answers for a compensation that finds nothing to undo, which
+// enters no handler. For a message that becomes a dead letter the outcome is failed. Without Participant the saga
+// waits for those answers.
 //
 // Where the handlers do nothing outside of their transaction, set CancelParked too. A command that became a dead
-// letter has then done nothing, and its compensation says so. Without CancelParked the compensation is a dead letter
-// as well, and the saga is stuck until both are redriven.
+// letter has then done nothing, and its compensation finds nothing to undo. Without CancelParked the compensation is
+// a dead letter as well, and the saga is stuck until both are redriven.
 func Participant(s consumer.Step) consumer.Step {
 	next := s.Unhandled
 	s.Unhandled = func(u consumer.Unhandled, emit consumer.Emit) {

@@ -32,8 +32,8 @@ const (
 	lockedPause = time.Second
 
 	// deferAttempts is how many attempts at a message do all the work that follows from it. Later attempts only take
-	// the message, and a timer does the work. A local step that kills its process, or always fails, then uses up the
-	// few tries of its instance, which ask for a person, and not the many of a message.
+	// the message, and a timer does the work. A local step may kill its process, or always fail. It then uses up the
+	// few tries of its instance, which end with a person, and not the many attempts of a message.
 	deferAttempts = 3
 )
 
@@ -108,7 +108,7 @@ func (r *receiver) takeEvent(ctx context.Context, tx pgx.Tx, in *consumer.Delive
 	if err != nil {
 		return terminalIf(err, ErrNoInstance, flow.ErrUnfit)
 	}
-	if flow.MarkOf(row.Root) != e.mark { // of one that had the key before, or in another service
+	if flow.MarkOf(row.Root) != e.mark { // another instance has or had the key, here or in another service
 		r.noteLate(ctx, row, in)
 		return nil
 	}

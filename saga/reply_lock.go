@@ -27,7 +27,7 @@ const lockNotAvailable = "55P03"
 var errLocked = errors.New("saga: the instance is locked")
 
 // lockedRows are the rows that a batch has locked in one round trip. A row leaves the map when its first message is
-// handled: what is stored for the next message is known only after that handler has returned.
+// handled. A second message for it reads the row again, after the first handler has moved it.
 type lockedRows map[sagarow.Address]*sagarow.Row
 
 type lockedKey struct{}

@@ -121,7 +121,7 @@ func (s *Starter[S]) writeFirst(ctx context.Context, t *transition) error {
 
 // Queue is [Starter.Start] for a caller that sends a batch in its transaction anyway: the instance starts with the
 // batch, which saves round trips. Queue does not look whether the ID was used before: if it was, the batch fails, by
-// an error that [Exists] recognizes. So it is for callers that make sure of that, as package idemkey does. A saga
+// an error that [Exists] recognizes. It is for callers that make sure of that, as package idemkey does. A saga
 // whose first step is not Remote cannot start so: that is an error, and nothing is added to batch. The instance has
 // no trace but that of ctx.
 func (s *Starter[S]) Queue(ctx context.Context, batch *pgx.Batch, id ID, state S) (Started, error) {

@@ -16,7 +16,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// A mover moves an instance in a transaction of its own. Timers and housekeeping enter the decide station by it.
+// A mover moves one instance in one transaction. Timers and housekeeping enter the decide station by it.
 type mover struct {
 	db      *pgxpool.Pool
 	sql     *statements

@@ -56,7 +56,7 @@ type Instance struct {
 // instance is unchanged.
 var ErrUnfit = errors.New("does not fit the definition")
 
-// flowOf is what package saga has set.
+// flowOf reads a definition. Package saga sets it.
 var flowOf func(plan any) *Flow
 
 // RegisterPlans tells [OfPlan] how to read a definition. Package saga calls it, once, when the process starts.

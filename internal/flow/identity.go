@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// N is what tells the messages of one attempt at one step from all others of the
-// saga: the third part of a step key. The action and its compensation have the
-// same one, since they are about the same row of the participant's inbox.
+// N numbers the messages of one attempt at one step, so that no other message of the saga has that number. It is the
+// third part of a step key. The action and its compensation have the same N, since they share a row of the
+// participant's inbox.
 //
-// Its numbers are to the base 36: there is little room in a step key.
+// Its numbers are to the base 36, because a step key is short.
 func N(path string, step, attempt int) string {
 	own := strconv.FormatInt(int64(step), base) + "." + strconv.FormatInt(int64(attempt), base)
 	if path == "" {
@@ -19,11 +19,11 @@ func N(path string, step, attempt int) string {
 	return path + "-" + own
 }
 
-// MaxLevels is how deep sagas may be nested, the outermost counted: with more of
-// them, N could become longer than a step key has room for.
+// MaxLevels is how deep sagas may be nested, the outermost counted. With more levels N could be too long for a step
+// key.
 const MaxLevels = 3
 
-// An Address is what an N says.
+// An Address is the parts of an N.
 type Address struct {
 	Path          string
 	Step, Attempt int
@@ -38,7 +38,7 @@ func ParseN(n string) (Address, error) {
 		a.Path, own = n[:i], n[i+1:]
 	}
 	step, attempt, ok := strings.Cut(own, ".")
-	if i == 0 || !ok || !number(step, &a.Step) || !number(attempt, &a.Attempt) {
+	if i == 0 || !ok || !parseNumber(step, &a.Step) || !parseNumber(attempt, &a.Attempt) {
 		return a, fmt.Errorf("%.40q does not name a step and an attempt", n)
 	}
 	return a, nil
@@ -46,15 +46,15 @@ func ParseN(n string) (Address, error) {
 
 const base = 36
 
-// number accepts what [N] writes, and nothing else that ParseInt would.
-func number(s string, into *int) bool {
+// parseNumber accepts a number as [N] writes it, and no other form that ParseInt accepts.
+func parseNumber(s string, into *int) bool {
 	n, err := strconv.ParseInt(s, base, 32)
 	*into = int(n)
 	return err == nil && n > 0 && strconv.FormatInt(n, base) == s
 }
 
-// Within returns the path of an instance in the saga that an incarnation tells apart from
-// others of its key. path is where it is nested, "" for the outermost.
+// Within returns the path of an instance in the saga of an incarnation. path is where it is nested, "" for the
+// outermost.
 func Within(incarnation, path string) string {
 	switch {
 	case incarnation == "":
@@ -65,7 +65,7 @@ func Within(incarnation, path string) string {
 	return "." + incarnation + "-" + path
 }
 
-// Incarnation reverses [Within], for a path or for what [N] makes of one.
+// Incarnation reverses [Within], for a path or for an N with a path.
 func Incarnation(path string) (incarnation, rest string) {
 	own, ok := strings.CutPrefix(path, ".")
 	if !ok {
@@ -75,22 +75,21 @@ func Incarnation(path string) (incarnation, rest string) {
 	return incarnation, rest
 }
 
-// Root is the path of the outermost instance around the one at path.
+// Root returns the path of the outermost instance around the one at path.
 func Root(path string) string {
 	incarnation, _ := Incarnation(path)
 	return Within(incarnation, "")
 }
 
-// markSize is how many digits of an instance's id are the mark of its messages.
+// markSize is how many digits of an instance's id the mark has.
 const markSize = 8
 
-// Mark puts before an n of a message what tells it from those of all other
-// instances: the end of the outermost one's id, which is random. Two services may run sagas
-// with one request's key, and a key may be used again after a year; a participant that serves both must
-// not take the step of one for that of the other, or undo it.
+// Mark puts the mark of the outermost instance before an n. The mark is the end of its id, which is random. Two
+// services may run sagas with the key of one request, and a key may be used again after a year. The mark keeps a
+// participant of both from taking the step of one for that of the other, or undoing it.
 func Mark(root, n string) string { return MarkOf(root) + "-" + n }
 
-// MarkOf is the mark of an outermost instance.
+// MarkOf returns the mark of an outermost instance, by its id.
 func MarkOf(root string) string { return root[max(0, len(root)-markSize):] }
 
 // Unmark reverses [Mark].
@@ -102,20 +101,19 @@ func Unmark(marked string) (mark, n string, err error) {
 	return mark, n, nil
 }
 
-// The marks that a reply's N has behind that of the message that it answers.
+// A reply's N is that of the message that it answers, with one of these behind it.
 const (
 	doMark   = ".d"
 	undoMark = ".u"
 )
 
-// ReplyN is the N of the reply to the message of an N. tell makes one reply differ from
-// another to the same message: there is one answer of a handler, with "", but a
-// command can fail several times, as often as a person has it tried again.
-func ReplyN(n string, undo bool, tell string) string {
+// ReplyN returns the N of the reply to a message. A handler replies once, with the suffix "". But a command can fail
+// several times, as often as a person redrives it: each failure has its own suffix.
+func ReplyN(n string, undo bool, suffix string) string {
 	if undo {
-		return n + undoMark + tell
+		return n + undoMark + suffix
 	}
-	return n + doMark + tell
+	return n + doMark + suffix
 }
 
 // ParseReplyN reverses [ReplyN].

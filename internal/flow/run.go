@@ -47,9 +47,9 @@ func (r *Run) OpenState() error {
 // Begin sets the first state of a new instance.
 func (r *Run) Begin(state any) { r.Instance.Progress, r.state = r.Flow.Machine.Begin(), state }
 
-// TakeEvent applies an event. Its error is a [machine.ErrLate] or a [machine.ErrRefused], or an [ErrUnfit] for a
-// step that the definition does not have and for a result that does not fit. After an ErrUnfit the caller discards
-// the instance with its transaction.
+// TakeEvent applies an event. Its error is a [machine.ErrLate], a [machine.ErrRefused] or an [ErrUnfit]. An ErrUnfit
+// names a step that the definition does not have, or a result that does not fit; the caller then discards the
+// instance with its transaction.
 func (r *Run) TakeEvent(e Event) error {
 	if e.Step > r.Flow.Machine.Steps() {
 		return fmt.Errorf("%w: there is no step %d", ErrUnfit, e.Step)

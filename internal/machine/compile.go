@@ -29,10 +29,10 @@ var ErrInvalid = errors.New("invalid definition")
 
 // A Machine is a plan that passed all checks. It is immutable.
 type Machine struct {
-	plan   Plan
+	plan  Plan
 	steps []*Node // in the order of the plan; the id of a step is its place, from 1 on
-	root   span
-	pivot  int // id of the pivot; 0: there is none
+	root  span
+	pivot int // id of the pivot; 0: there is none
 }
 
 // A span is a node with the ids of the steps in it.

@@ -35,9 +35,9 @@ const (
 type Event struct {
 	Kind    EventKind
 	At      Millis
-	Step    int             // its id; 0: of the instance as a whole
-	Undo    bool            // it is about the step's compensation
-	Attempt int             // of a reply: the attempt that it answers
+	Step    int  // its id; 0: of the instance as a whole
+	Undo    bool // it is about the step's compensation
+	Attempt int  // of a reply: the attempt that it answers
 	Reason  string
 	Message json.RawMessage // of Sent: the body
 	Result  json.RawMessage // of Skip: goes into the state; nil: the state is unchanged
