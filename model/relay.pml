@@ -2,10 +2,10 @@
  * COMMIT, in front of a broker that refuses messages or does not answer.
  *
  * Three transactions write a message each. 1 and 3 have the same ordering key and serialise; 2 has drawn its id before
- * 3 and may commit after it. It follows outbox/leader.go, log.go, lane.go, settle.go, lease.go, held.go and rotate.go. A
- * snapshot is the set of transactions that are over. A relay that hangs beyond its lease is taken to go on with
+ * 3 and may commit after it. It follows outbox/lead.go, lead_lease.go, read.go, read_held.go, lane.go, settle.go and
+ * settle_space.go. A snapshot is the set of transactions that are over. A relay that hangs beyond its lease is taken to go on with
  * whatever it has begun: nothing here rests on its own clock. Not in here: delayed messages, several lanes, what
- * a message that is never answered costs, conversions between the two logs.
+ * a message that is never answered costs.
  */
 #include "check.pml"
 

@@ -215,8 +215,8 @@ func TestDueMessagesDoNotHoldUpOthers(t *testing.T) {
 		if i == 2 {
 			f.write(t, msg("k", "other"))
 		}
-		l.readAt = readAt
-		if _, err := l.round(t.Context(), false); err != nil {
+		l.log.readAt = readAt
+		if _, err := l.doRound(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		if got, want := f.count(t, "outbox"), []int{2, 2, 2 + 1 + 2}[i]; got != want {
@@ -224,7 +224,7 @@ func TestDueMessagesDoNotHoldUpOthers(t *testing.T) {
 		}
 	}
 	inFlight := map[string]int{}
-	for _, p := range l.pages {
+	for _, p := range l.window.pages {
 		for i := range p.items {
 			inFlight[string(p.items[i].Payload)]++
 		}
@@ -242,8 +242,8 @@ func TestAMoveIsLimitedInBytes(t *testing.T) {
 	f.due(t)
 	l := f.leader(t, RelayOptions{})
 	for _, want := range []int{4, 2, 0} {
-		l.moveAt = time.Time{}
-		if n, err := l.moveDelayed(t.Context()); n != want || err != nil {
+		l.held.moveAt = time.Time{}
+		if n, err := l.held.moveDelayed(t.Context()); n != want || err != nil {
 			t.Errorf("%d messages of %d bytes were moved, %v; want %d", n, MaxPayload, err, want)
 		}
 	}
@@ -261,7 +261,7 @@ func TestHeadersOfAnyShapeAreMoved(t *testing.T) {
 	want := slices.Clone(shapes)
 	want[6] = `{"timestamp":"2020-01-02T00:00:00.000000Z","a":"\u0000"}`
 	l := f.leader(t, RelayOptions{})
-	if n, err := l.moveDelayed(t.Context()); n != len(shapes) || err != nil {
+	if n, err := l.held.moveDelayed(t.Context()); n != len(shapes) || err != nil {
 		t.Errorf("%d messages were moved, %v; want %d", n, err, len(shapes))
 	}
 	if got := f.texts(t, "SELECT headers::text FROM {schema}.outbox ORDER BY id"); !slices.Equal(got, want) {
@@ -277,10 +277,10 @@ func TestTwoWhoMove(t *testing.T) {
 	f.due(t)
 	l := f.leader(t, RelayOptions{})
 	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), l.r.sql.moveDelayed, 2, maxPageBytes); err != nil {
+		if _, err := tx.Exec(t.Context(), l.sql.moveDelayed, 2, maxPageBytes); err != nil {
 			return err
 		}
-		if n, err := l.moveDelayed(t.Context()); n != 0 || err != nil {
+		if n, err := l.held.moveDelayed(t.Context()); n != 0 || err != nil {
 			t.Errorf("%d messages were moved past others, %v", n, err)
 		}
 		return nil
@@ -288,8 +288,8 @@ func TestTwoWhoMove(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.moveAt = time.Time{}
-	if n, err := l.moveDelayed(t.Context()); n != 1 || err != nil {
+	l.held.moveAt = time.Time{}
+	if n, err := l.held.moveDelayed(t.Context()); n != 1 || err != nil {
 		t.Errorf("%d messages were moved, %v; want what is left", n, err)
 	}
 	if got := strings.Join(f.texts(t, "SELECT convert_from(payload, 'utf8') FROM {schema}.outbox ORDER BY id"), " "); got != "1 2 3" {
@@ -323,8 +323,8 @@ func TestSlowLooksAreFarApart(t *testing.T) {
 	f.delay(t, "k", "1")
 	f.due(t)
 	l := f.leader(t, RelayOptions{})
-	l.r.limits.held, l.promoteAt = time.Millisecond, time.Now().Add(time.Hour) // which is no look
-	const long = 10 * time.Millisecond                                         // is lockPatience
+	l.limits.held, l.held.promoteAt = time.Millisecond, time.Now().Add(time.Hour) // which is no look
+	const long = 10 * time.Millisecond                                            // is lockPatience
 	locked := func(statement string, look func()) {
 		t.Helper()
 		tx, err := f.pool.Begin(t.Context())
@@ -339,10 +339,10 @@ func TestSlowLooksAreFarApart(t *testing.T) {
 	}
 	locked("SELECT FROM {schema}.outbox_held FOR UPDATE", func() {
 		began := time.Now()
-		if n, err := l.moveDelayed(t.Context()); n != 0 || err != nil {
+		if n, err := l.held.moveDelayed(t.Context()); n != 0 || err != nil {
 			t.Fatalf("%d messages were moved that are locked, %v", n, err)
 		}
-		if next := l.moveAt.Sub(began); next < lookSpacing*long {
+		if next := l.held.moveAt.Sub(began); next < lookSpacing*long {
 			t.Errorf("a move that took at least %v is followed by another %v after it began", long, next)
 		}
 	})
@@ -350,7 +350,7 @@ func TestSlowLooksAreFarApart(t *testing.T) {
 	listed := make(chan error, 1)
 	locked("LOCK TABLE {schema}.outbox_held", func() {
 		go func() {
-			_, err := l.readRetries(t.Context())
+			_, err := l.readHeld(t.Context())
 			listed <- err
 		}()
 		f.awaitWaiter(t, f.schema+".outbox_held", listed)
@@ -361,10 +361,10 @@ func TestSlowLooksAreFarApart(t *testing.T) {
 	if err := <-listed; err != nil {
 		t.Fatal(err)
 	}
-	if next := l.retryAt.Sub(waiting); next < lookSpacing*long {
+	if next := l.held.retryAt.Sub(waiting); next < lookSpacing*long {
 		t.Errorf("a look for retries that took at least %v is followed by another %v after it began", long, next)
 	}
-	if got := l.lookPause(time.Minute); got != maxLookPause {
+	if got := l.held.pauseAfterLook(time.Minute); got != maxLookPause {
 		t.Errorf("after a look of a minute the pause is %v, want %v", got, maxLookPause)
 	}
 }

@@ -123,17 +123,17 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 			prepare(f)
 			r := f.relay(t, RelayOptions{})
 			l := f.leader(t, RelayOptions{})
-			if err := l.reader.refill(t.Context()); err != nil {
+			if err := l.log.listDifference(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			at := cursor{from: *l.reader.at.to}
+			at := cursor{from: *l.log.at.to}
 			others = max(others, len(at.from.xip))
 			for i := range 10 {
 				f.write(t, msg(fmt.Sprint("new", i), "x"))
 			}
 			ids := []int64{int64(published), int64(published) + 1, int64(published) + 2}
 			for statement, p := range map[string]plan{
-				"listDifference":  f.explain(t, true, r.sql.listDifference, at.from.xmaxText(), at.from.xip, 0, nil, maxList, l.tenure.epoch),
+				"listDifference":  f.explain(t, true, r.sql.listDifference, at.from.xmaxText(), at.from.xip, 0, nil, maxList, l.epoch),
 				"countDifference": f.explain(t, true, r.sql.countDifference, at.from.xmaxText(), at.from.xip, at.from.xmaxText(), at.from.xip, at.from.text, 0, 1000),
 				"fetchMessages":   f.explain(t, true, r.sql.fetchMessages[0], ids),
 				"listKept":        f.explain(t, true, r.sql.listKept, "", "", nil, nil, published, published+10, 10),

@@ -19,8 +19,8 @@ func TestAnOvertakenRelayEmptiesNoTableOfCursors(t *testing.T) {
 	l := f.leader(t, RelayOptions{})
 	f.exec(t, "UPDATE {schema}.outbox_relay SET epoch = epoch + 1")
 	f.exec(t, "INSERT INTO {schema}.outbox_cursor_1 (epoch, seq, from_snapshot, last_id) SELECT epoch, 0, '1:1:', 0 FROM {schema}.outbox_relay")
-	l.marks = l.turnAt
-	l.turnCursors(t.Context())
+	l.settler.marks = l.settler.turnAt
+	l.settler.turnCursors(t.Context())
 	if got := f.count(t, "outbox_cursor_1"); got != 1 {
 		t.Errorf("%d cursors are left, want the new relay's", got)
 	}
@@ -50,7 +50,7 @@ func TestAReadMayTakeLongerThanTheLease(t *testing.T) {
 	standby := f.relay(t, RelayOptions{Lease: time.Second})
 	standby.signals.standby.Enable()
 	start(t, standby)
-	for range 3 * standbyLooks {
+	for range 3 * looksPerLease {
 		standby.signals.standby.Wait(t)
 	}
 	f.write(t, msg("k", "1"))
@@ -147,7 +147,7 @@ func TestATenureThatIsOverChangesNothing(t *testing.T) {
 			ctx := t.Context()
 			f.write(t, msg("a", "1"))
 			f.publishPage(t, l, nil)
-			if _, err := l.settle(ctx); err != nil {
+			if _, err := l.settlePages(ctx); err != nil {
 				t.Fatal(err)
 			}
 			tables := []string{"outbox", "outbox_held", "outbox_relay", "outbox_cursor_0", "outbox_cursor_1"}
@@ -156,22 +156,22 @@ func TestATenureThatIsOverChangesNothing(t *testing.T) {
 			f.publishPage(t, l, nil)
 			f.exec(t, over)
 			before := f.everyRow(t, tables...)
-			if _, err := l.settle(ctx); !errors.Is(err, errOvertaken) {
+			if _, err := l.settlePages(ctx); !errors.Is(err, errOvertaken) {
 				t.Fatalf("noting what is published: %v", err)
 			}
-			l.pages[0].items[0].outcome, l.pages[0].items[0].refusal = refused, ErrRefused
-			if _, err := l.settle(ctx); !errors.Is(err, errOvertaken) {
+			l.window.pages[0].items[0].outcome, l.window.pages[0].items[0].refusal = refused, ErrRefused
+			if _, err := l.settlePages(ctx); !errors.Is(err, errOvertaken) {
 				t.Errorf("noting a refusal: %v", err)
 			}
-			if l.empty(ctx, 1) {
+			if l.space.emptyLeaf(ctx, 1, l.settler.at) {
 				t.Error("a leaf was emptied")
 			}
-			l.marks = l.turnAt
-			l.turnCursors(ctx)
-			if _, err := l.r.renew(ctx, l.tenure.epoch); !errors.Is(err, errOvertaken) {
+			l.settler.marks = l.settler.turnAt
+			l.settler.turnCursors(ctx)
+			if _, err := l.lease.renewLease(ctx, l.epoch); !errors.Is(err, errOvertaken) {
 				t.Errorf("renew: %v", err)
 			}
-			if _, _, err := l.reader.read(ctx, 10, maxPageBytes); !errors.Is(err, errOvertaken) {
+			if _, _, err := l.log.readPage(ctx, 10, maxPageBytes); !errors.Is(err, errOvertaken) {
 				t.Errorf("read: %v", err)
 			}
 			if after := f.everyRow(t, tables...); after != before {
@@ -195,7 +195,7 @@ func (f *fixture) publishPage(t *testing.T, l *leader, answer func(Publication) 
 // publishPending lets the first lane deal with what it has been handed.
 func (f *fixture) publishPending(t *testing.T, l *leader) {
 	t.Helper()
-	lane := l.lanes[0]
+	lane := l.lanes.all[0]
 	for {
 		for len(lane.in) > 0 {
 			lane.pending = append(lane.pending, <-lane.in...)
@@ -203,9 +203,9 @@ func (f *fixture) publishPending(t *testing.T, l *leader) {
 		if len(lane.pending) == 0 {
 			return
 		}
-		for _, c := range lane.next(time.Now()) {
-			c.results = lane.r.publishTopic(t.Context(), c.flow.topic, c.wave)
-			if lane.settleCall(t.Context(), c); c.flow.failures > 0 {
+		for _, c := range lane.pickCalls(time.Now()) {
+			c.results = sender{lane.core}.publishTopic(t.Context(), c.flow.topic, c.wave)
+			if lane.takeResults(t.Context(), c); c.flow.failures > 0 {
 				t.Fatalf("publish: %v", c.results)
 			}
 		}

@@ -53,7 +53,7 @@ func TestFormat1IsWritten(t *testing.T) {
 	}
 	for _, want := range golden {
 		m := rows[want.Name]
-		msg, err := m.message()
+		msg, err := m.renderMessage()
 		if err != nil {
 			t.Fatal(err)
 		}

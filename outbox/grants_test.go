@@ -70,29 +70,29 @@ func (f *grantee) everything(t *testing.T) error {
 	}
 	l := f.leader(t, RelayOptions{RotateBytes: 1})
 	for _, turn := range []int{1, 0} {
-		l.marks = l.turnAt
-		if l.turnCursors(t.Context()); l.tenure.which != turn {
+		l.settler.marks = l.settler.turnAt
+		if l.settler.turnCursors(t.Context()); l.settler.which != turn {
 			return errors.New("the tables of cursors do not take turns")
 		}
-		if err := l.checkpoint(t.Context(), l.tenure.at); err != nil {
+		if err := l.settler.writeCheckpoint(t.Context(), l.settler.at); err != nil {
 			return err
 		}
 	}
-	if err := l.rotate(t.Context()); err != nil {
+	if err := l.space.rotateLeaves(t.Context(), l.settler.at); err != nil {
 		return err
 	}
 	for leaf := range leaves {
-		if l.empty(t.Context(), leaf) == (leaf == 1) { // new messages go there
+		if l.space.emptyLeaf(t.Context(), leaf, l.settler.at) == (leaf == 1) { // new messages go there
 			return fmt.Errorf("leaf %d cannot be emptied, or should not be", leaf)
 		}
 	}
-	if _, err := f.pool.Exec(t.Context(), l.r.sql.nextLeaf, 1); err != nil {
+	if _, err := f.pool.Exec(t.Context(), l.sql.nextLeaf, 1); err != nil {
 		return err
 	}
-	if !l.empty(t.Context(), 1) {
+	if !l.space.emptyLeaf(t.Context(), 1, l.settler.at) {
 		return errors.New("leaf 1 cannot be emptied")
 	}
-	l.r.release(t.Context(), l.tenure.epoch)
+	l.lease.releaseLease(t.Context(), l.epoch)
 	return nil
 }
 

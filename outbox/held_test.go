@@ -32,12 +32,12 @@ func TestMessagesInFlightKeepToTheWindow(t *testing.T) {
 			}
 			l := f.leader(t, RelayOptions{Window: 10})
 			for range 5 { // nobody publishes
-				if _, err := l.round(t.Context(), false); err != nil {
+				if _, err := l.doRound(t.Context(), false); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if l.inFlight == 0 || l.inFlight > 10 {
-				t.Errorf("%d messages are in flight, want up to 10", l.inFlight)
+			if l.window.messages == 0 || l.window.messages > 10 {
+				t.Errorf("%d messages are in flight, want up to 10", l.window.messages)
 			}
 		})
 	}
@@ -57,12 +57,12 @@ func TestRefusedMessagesLeaveHalfOfTheWindowToOthers(t *testing.T) {
 	f.write(t, msg("k", "other"))
 	l := f.leader(t, RelayOptions{Window: 4})
 	for range 5 { // nobody publishes
-		if _, err := l.round(t.Context(), false); err != nil {
+		if _, err := l.doRound(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 	}
 	inFlight := map[string]int{}
-	for _, p := range l.pages {
+	for _, p := range l.window.pages {
 		for i := range p.items {
 			inFlight[string(p.items[i].Payload)]++
 		}
@@ -171,7 +171,7 @@ func TestADeathIsNotedBeforeTheNextMessageGoes(t *testing.T) {
 	if got := f.broker.payloads(); len(got) != 0 {
 		t.Errorf("published %q before the death of 1 is noted", got)
 	}
-	l.r.release(t.Context(), l.tenure.epoch) // it dies
+	l.lease.releaseLease(t.Context(), l.epoch) // it dies
 	f.broker.answer = nil
 	r := f.relay(t, RelayOptions{MaxAttempts: 1})
 	mustSettle(t, r)

@@ -2,9 +2,7 @@ package outbox
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"slices"
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,46 +12,100 @@ const (
 	// laneBatch is how many messages a lane hands to the broker at once.
 	laneBatch = 512
 
-	// maxLaneCalls limits a lane's calls at the same time, which are for different topics.
+	// maxLaneCalls limits a lane's simultaneous calls, which are for different topics.
 	maxLaneCalls = 64
 
-	// maxStrikes is how often a message is sent alone with an unknown outcome, others of
-	// its topic getting through in between, before it counts as refused: it is the
-	// message that breaks the connection.
-	maxStrikes = 3
-
-	// blockedKeys is at how many blocked keys a lane forgets those that the database knows and
-	// no message in flight was read without: see settledPages.
+	// blockedKeys is at how many blocked keys a lane forgets some: those that the database
+	// knows and no message in flight was read without (see settledPages).
 	blockedKeys = 4096
 )
 
-// errUnknown is the refusal of such a message.
-var errUnknown = fmt.Errorf("%w: its outcome was unknown %d times while others of its topic were published", ErrRefused, maxStrikes)
+var keySeed = maphash.MakeSeed()
 
-// A lane publishes the messages of its share of the ordering keys, in the order
-// in which they come, one of each key at a time: had two of them been in flight, a
-// refusal of the first would let the second overtake it. A call of the publisher has
-// messages of one topic, all of different keys, and calls for different topics run at
-// the same time: a topic that takes its time holds up none but itself.
+// A laneSet is the lanes of a tenure. A message's ordering key decides its lane. A message of
+// the log says itself whether it waits behind a held message: row.behind.
+type laneSet struct {
+	all     []*lane
+	settled settledPages
+}
+
+func (ls *laneSet) openLanes(s *core, stop <-chan struct{}, done chan<- struct{}) {
+	for range s.opts.Lanes {
+		ls.all = append(ls.all, newLane(s, &ls.settled, stop, done))
+	}
+}
+
+// pokeLanes makes the lanes look again at the messages that wait in them.
+func (ls *laneSet) pokeLanes() {
+	for _, lane := range ls.all {
+		select {
+		case lane.poke <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// dispatchPage hands the messages of p to their lanes.
+func (ls *laneSet) dispatchPage(p *page) {
+	parts := make([][]*item, len(ls.all))
+	for i := range p.items {
+		m := &p.items[i]
+		lane := m.key % uint64(len(ls.all))
+		parts[lane] = append(parts[lane], m)
+	}
+	for i, part := range parts {
+		if len(part) > 0 {
+			ls.all[i].open.Add(int64(len(part)))
+			ls.all[i].in <- part // has room for a window of pages of one message
+		}
+	}
+}
+
+// freeKeys lets messages of keys pass again of which nothing is held once page through is
+// settled.
+func (ls *laneSet) freeKeys(keys []string, through uint64) {
+	for _, key := range keys {
+		h := maphash.String(keySeed, key)
+		ls.all[h%uint64(len(ls.all))].freeKey(freedKey{h, through})
+	}
+}
+
+// gaveUp reports whether a lane has given up on the broker, and no other lane has undecided
+// messages.
+func (ls *laneSet) gaveUp() bool {
+	gaveUp := false
+	for _, lane := range ls.all {
+		if lane.open.Load() > 0 && !lane.gaveUp.Load() {
+			return false
+		}
+		gaveUp = gaveUp || lane.gaveUp.Load()
+	}
+	return gaveUp
+}
+
+// A lane publishes the messages of its share of the ordering keys in the order in which they
+// come. It has one message of each key in flight. With two of a key in flight, a refusal of the first would let
+// the second overtake it. A call of the publisher has messages of one topic, all of different
+// keys. Calls for different topics run at the same time: a slow topic holds up only itself.
 //
 // When a call for a topic is not answered, the lane tries one message of it at a time, at
-// growing intervals, and sends twice as many after each success. So a message over which
-// the connection breaks is alone in the end. Messages of a topic that stalls are kept
-// aside, unsent: see topics.
+// growing intervals. After each success it sends twice as many. So a message over which the
+// connection breaks is alone in the end. Messages of a topic that stalls are kept aside, unsent:
+// see topics.
 type lane struct {
-	r    *Relay
+	*core
 	in   chan []*item
-	stop <-chan struct{} // closed when nothing more is to be waited for
-	done chan<- struct{} // told when a page is decided, or the lane gives up
-	poke chan struct{}   // holds one: a topic stalls, or is resumed
+	stop <-chan struct{} // closed when the broker is not waited for any more
+	done chan<- struct{} // gets a value when a page is decided, or the lane gives up
+	poke chan struct{}   // holds one: a topic stalls, or resumes
 
 	pending  []*item             // undecided, in order
 	busy     map[uint64]bool     // keys with a message in a call
 	flows    map[string]*flow    // by topic
-	calls    int                 // on their way
+	calls    int                 // running
 	returned chan *call          // has room for each call
-	blocked  map[uint64]block    // keys with held messages, as far as in-flight ones may not know
-	forgetAt int                 // at how many of them the lane forgets some
+	blocked  map[uint64]block    // keys with held messages, as far as messages in flight may not know
+	forgetAt int                 // how many of them make the lane forget some
 	suspects map[int64]suspicion // held messages that were given back
 
 	settled *settledPages
@@ -62,7 +114,7 @@ type lane struct {
 	gaveUp atomic.Bool  // the broker did not answer, and the relay is to stop
 
 	mu    sync.Mutex
-	freed []freed
+	freed []freedKey
 }
 
 // A flow is the calls of a lane for one topic, one after the other.
@@ -74,18 +126,12 @@ type flow struct {
 	restUntil time.Time // no call before
 }
 
-// A call is messages of one flow on their way, and what became of them.
+// A call is messages of one flow at the publisher, and their results.
 type call struct {
 	flow    *flow
 	wave    []*item
 	results []error
 	took    time.Duration
-}
-
-// A suspicion is what is remembered of a suspect.
-type suspicion struct {
-	strikes  int
-	progress uint64
 }
 
 // A block holds back the messages of a key.
@@ -94,42 +140,44 @@ type block struct {
 	through uint64 // the latest page with a message that was refused or queued
 }
 
-// A freed key had nothing held when page through had been settled.
-type freed struct{ key, through uint64 }
+// A freedKey had nothing held when page through had been settled.
+type freedKey struct{ key, through uint64 }
 
-// settledPages says up to which page the database knows what is held, and every message in flight
-// was read after that. A message says itself whether one of its key is held by then: row.behind.
+// settledPages says up to which page the database knows the held messages, and every message in
+// flight was read after that. Such a message says itself whether one of its key is held:
+// row.behind.
 type settledPages struct {
 	known atomic.Uint64
 
 	through, last uint64 // the pages settled, and dispatched, when known was last moved
 }
 
-// note notes that the pages up to through are settled, and those up to last dispatched. Once all
-// of the latter are settled, whatever is in flight was read later than the settlement.
-func (s *settledPages) note(through, last uint64) {
+// noteSettled notes that the pages up to through are settled, and those up to last dispatched.
+// Once all of the latter are settled, every message in flight was read after the settlement.
+func (s *settledPages) noteSettled(through, last uint64) {
 	if through >= s.last {
 		s.known.Store(s.through)
 		s.through, s.last = through, last
 	}
 }
 
-func newLane(r *Relay, settled *settledPages, stop <-chan struct{}, done chan<- struct{}) *lane {
+func newLane(s *core, settled *settledPages, stop <-chan struct{}, done chan<- struct{}) *lane {
 	return &lane{
-		r: r, settled: settled, forgetAt: r.limits.keys, in: make(chan []*item, 2*r.opts.Window+stallPage), stop: stop, done: done, poke: make(chan struct{}, 1),
+		core: s, settled: settled, forgetAt: s.limits.keys, in: make(chan []*item, 2*s.opts.Window+stallPage),
+		stop: stop, done: done, poke: make(chan struct{}, 1),
 		busy: map[uint64]bool{}, flows: map[string]*flow{}, returned: make(chan *call, maxLaneCalls),
 		blocked: map[uint64]block{}, suspects: map[int64]suspicion{},
 	}
 }
 
-// free lets messages of the keys pass again, unless some have been queued since.
-func (l *lane) free(f freed) {
+// freeKey lets messages of a key pass again, unless some have been queued since.
+func (l *lane) freeKey(f freedKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.freed = append(l.freed, f)
 }
 
-func (l *lane) applyFreed() {
+func (l *lane) applyFreedKeys() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, f := range l.freed {
@@ -140,9 +188,9 @@ func (l *lane) applyFreed() {
 	l.freed = l.freed[:0]
 }
 
-// forgetKnown keeps what is remembered of blocked keys to the messages in flight, however many
-// are held.
-func (l *lane) forgetKnown() {
+// forgetKnownKeys bounds the memory of blocked keys by the messages in flight, however many
+// messages are held.
+func (l *lane) forgetKnownKeys() {
 	if len(l.blocked) < l.forgetAt {
 		return
 	}
@@ -152,52 +200,52 @@ func (l *lane) forgetKnown() {
 			delete(l.blocked, key)
 		}
 	}
-	l.forgetAt = max(l.r.limits.keys, 2*len(l.blocked))
+	l.forgetAt = max(l.limits.keys, 2*len(l.blocked))
 }
 
-// run publishes until ctx ends, and returns when no call is on its way.
-func (l *lane) run(ctx context.Context) {
+// publishItems publishes until ctx ends, and returns when no call is running.
+func (l *lane) publishItems(ctx context.Context) {
 	for ctx.Err() == nil {
-		l.takeAll()
+		l.takeWaiting()
 		now := time.Now()
-		for _, c := range l.next(now) {
+		for _, c := range l.pickCalls(now) {
 			go func() {
-				c.results = l.r.publishTopic(ctx, c.flow.topic, c.wave)
+				c.results = sender{l.core}.publishTopic(ctx, c.flow.topic, c.wave)
 				c.took = time.Since(now)
 				l.returned <- c
 			}()
 		}
-		l.await(ctx, now)
+		l.awaitEvent(ctx, now)
 	}
 	for l.calls > 0 {
-		l.settleCall(ctx, <-l.returned)
+		l.takeResults(ctx, <-l.returned)
 	}
 }
 
-// await waits until there may be something to do, and does what a call that has returned
-// leaves to be done. A flow that rested at now is waited for.
-func (l *lane) await(ctx context.Context, now time.Time) {
-	rest, stop := l.rest(now)
+// awaitEvent waits until there may be something to do, and takes in what has come. It waits for
+// the end of a flow's rest, as of now.
+func (l *lane) awaitEvent(ctx context.Context, now time.Time) {
+	rest, stop := l.nextRest(now)
 	defer rest.Stop()
 	select {
 	case items := <-l.in:
-		l.take(items)
+		l.takeItems(items)
 	case c := <-l.returned:
-		l.settleCall(ctx, c)
+		l.takeResults(ctx, c)
 	case <-l.poke:
 	case <-rest.C:
 	case <-stop:
 		if l.gaveUp.CompareAndSwap(false, true) {
-			l.tell()
+			l.signalLeader()
 		}
 	case <-ctx.Done():
 	}
 }
 
-// rest returns a timer for the first flow that rests. The channel ends the rest when the
-// relay stops, since a broker that is away is not waited for. It is nil while a call runs,
+// nextRest returns a timer for the first end of a flow's rest. The channel ends the rest when
+// the relay stops, which does not wait for a broker that is away. It is nil while a call runs,
 // while nothing waits, and once the lane has given up.
-func (l *lane) rest(now time.Time) (*time.Timer, <-chan struct{}) {
+func (l *lane) nextRest(now time.Time) (*time.Timer, <-chan struct{}) {
 	first := time.Duration(-1)
 	for _, f := range l.flows {
 		if wait := f.restUntil.Sub(now); wait > 0 && (first < 0 || wait < first) {
@@ -214,19 +262,19 @@ func (l *lane) rest(now time.Time) (*time.Timer, <-chan struct{}) {
 	return time.NewTimer(first), l.stop
 }
 
-// takeAll takes in what has come, without waiting.
-func (l *lane) takeAll() {
+// takeWaiting takes in the items that have come, without waiting.
+func (l *lane) takeWaiting() {
 	for {
 		select {
 		case items := <-l.in:
-			l.take(items)
+			l.takeItems(items)
 		default:
 			return
 		}
 	}
 }
 
-func (l *lane) take(items []*item) {
+func (l *lane) takeItems(items []*item) {
 	for _, m := range items {
 		if m.held {
 			s := l.suspects[m.ID]
@@ -236,21 +284,21 @@ func (l *lane) take(items []*item) {
 	l.pending = append(l.pending, items...)
 }
 
-// next picks the messages of the next calls, the first of each key, and decides
-// those that are not to be sent.
-func (l *lane) next(now time.Time) (calls []*call) {
-	l.applyFreed()
-	l.forgetKnown()
+// pickCalls picks the messages of the next calls, the first of each key, and decides those that
+// are not to be sent.
+func (l *lane) pickCalls(now time.Time) (calls []*call) {
+	l.applyFreedKeys()
+	l.forgetKnownKeys()
 	byTopic := make(map[string]*call, 1)
 	ahead := make(map[uint64]bool) // keys of which an earlier message has to go first
 	for _, m := range l.pending {
-		if l.busy[m.key] || ahead[m.key] || l.withheld(m) {
+		if l.busy[m.key] || ahead[m.key] || l.decideUnsent(m) {
 			continue
 		}
 		ahead[m.key] = true
 		c := byTopic[m.Topic]
 		if c == nil {
-			f := l.flow(m.Topic)
+			f := l.flowOf(m.Topic)
 			if f.calling || now.Before(f.restUntil) || l.calls >= maxLaneCalls {
 				continue
 			}
@@ -267,20 +315,20 @@ func (l *lane) next(now time.Time) (calls []*call) {
 		c.wave = append(c.wave, m)
 		l.busy[m.key] = true
 	}
-	l.sweep()
+	l.dropDecided()
 	return calls
 }
 
-// withheld decides m, which is the first of its key, if it is not to be sent.
-func (l *lane) withheld(m *item) bool {
+// decideUnsent decides m, which is the first of its key, if it is not to be sent.
+func (l *lane) decideUnsent(m *item) bool {
 	b, blocked := l.blocked[m.key]
 	switch {
 	case !m.held && (blocked || m.behind > 0):
 		l.blocked[m.key] = block{max(b.head, m.behind), m.page.seq}
-		l.decide(m, queued)
+		l.decideItem(m, queued)
 	case blocked && b.head < m.ID && b.through == m.page.seq:
-		l.decide(m, skipped) // a held message waits where it is
-	case l.r.topics.isStalled(m.Topic):
+		l.decideItem(m, skipped) // a held message waits where it is
+	case l.topics.isStalled(m.Topic):
 		l.deferItem(m, errStalled)
 	default:
 		return false
@@ -288,7 +336,7 @@ func (l *lane) withheld(m *item) bool {
 	return true
 }
 
-func (l *lane) flow(topic string) *flow {
+func (l *lane) flowOf(topic string) *flow {
 	f := l.flows[topic]
 	if f == nil {
 		f = &flow{topic: topic, size: laneBatch}
@@ -297,8 +345,8 @@ func (l *lane) flow(topic string) *flow {
 	return f
 }
 
-// sweep drops what is decided.
-func (l *lane) sweep() {
+// dropDecided drops decided items from pending.
+func (l *lane) dropDecided() {
 	kept := l.pending[:0]
 	for _, m := range l.pending {
 		if m.outcome == undecided {
@@ -309,166 +357,21 @@ func (l *lane) sweep() {
 	l.pending = kept
 }
 
-func (l *lane) decide(m *item, o outcome) {
+func (l *lane) decideItem(m *item, o outcome) {
 	m.outcome = o
 	if m.held && o != skipped {
 		delete(l.suspects, m.ID)
 	}
 	l.open.Add(-1)
 	if m.page.left.Add(-1) == 0 {
-		l.tell()
+		l.signalLeader()
 	}
 }
 
-// tell makes the leader look.
-func (l *lane) tell() {
+// signalLeader makes the leader look.
+func (l *lane) signalLeader() {
 	select {
 	case l.done <- struct{}{}:
 	default: // one is enough
 	}
-}
-
-// settleCall decides what the broker has answered, and lets the flow rest if it has not
-// answered for each message.
-func (l *lane) settleCall(ctx context.Context, c *call) {
-	l.calls--
-	c.flow.calling = false
-	unknown := l.settleResults(c)
-	l.sweep()
-	switch {
-	case unknown == nil:
-		c.flow.failures = 0
-		c.flow.adapt(c.took)
-	case ctx.Err() == nil:
-		l.retreat(ctx, c.flow, unknown)
-	}
-	if len(l.flows) > maxTopics {
-		l.forgetFlows()
-	}
-}
-
-// adapt doubles the size of the next call, or halves it after one that took long: calls that
-// are short are not taken for calls that hang.
-func (f *flow) adapt(took time.Duration) {
-	if took > stallPatience/2 {
-		f.size = max(1, f.size/2)
-		return
-	}
-	f.size = min(2*f.size, laneBatch)
-}
-
-// forgetFlows forgets the flows in their initial state.
-func (l *lane) forgetFlows() {
-	for topic, f := range l.flows {
-		if !f.calling && f.failures == 0 {
-			delete(l.flows, topic)
-		}
-	}
-}
-
-// settleResults decides the messages of c. It returns an error of those that it cannot
-// decide.
-func (l *lane) settleResults(c *call) (unknown error) {
-	for i, m := range c.wave {
-		delete(l.busy, m.key)
-		switch err := c.results[i]; {
-		case err == nil:
-			l.decide(m, published)
-		case errors.Is(err, ErrRefused):
-			l.refuse(m, err)
-		case l.r.topics.isStalled(m.Topic):
-			l.deferItem(m, err)
-		case errors.Is(err, ErrDeferred) && (len(c.wave) == 1 || slices.ContainsFunc(c.results, isNil)):
-			unknown = err
-			l.deferItem(m, err) // others of the topic may get through
-		default:
-			unknown = err
-			l.suspect(m, err, len(c.wave) == 1)
-		}
-	}
-	return unknown
-}
-
-func isNil(err error) bool { return err == nil }
-
-// suspect deals with a message whose outcome is not known.
-func (l *lane) suspect(m *item, err error, alone bool) {
-	if alone {
-		l.strike(m, err)
-	}
-	if m.held && m.outcome == undecided {
-		l.giveBack(m)
-	}
-}
-
-// refuse leaves the decision about later messages of the key to the database,
-// which holds them with this one; if it is dead, until that is noted: should the
-// relay die before, the next one sends it again.
-func (l *lane) refuse(m *item, err error) {
-	m.refusal = err
-	m.dead = m.Attempts+1 >= l.r.opts.MaxAttempts
-	l.blocked[m.key] = block{m.ID, m.page.seq}
-	l.decide(m, refused)
-}
-
-// deferItem keeps m aside, without an attempt spent, and what comes behind it in its key
-// with it.
-func (l *lane) deferItem(m *item, err error) {
-	m.refusal = err
-	l.blocked[m.key] = block{m.ID, m.page.seq}
-	l.decide(m, deferred)
-}
-
-// strike counts an unknown outcome against m if others of its topic have got through since
-// the last one, so that the broker and the topic's queues are there.
-func (l *lane) strike(m *item, err error) {
-	if through := l.r.topics.throughOf(m.Topic); m.strikes == 0 || through != m.progress {
-		m.strikes, m.progress = m.strikes+1, through
-	}
-	if m.strikes >= maxStrikes {
-		l.refuse(m, fmt.Errorf("%w: %w", errUnknown, err))
-	}
-}
-
-// giveBack leaves a held message where it is, due, and what comes behind it in its
-// key with it: waiting for its outcome here, it would keep others that are due
-// from being read.
-func (l *lane) giveBack(m *item) {
-	l.blocked[m.key] = block{m.ID, m.page.seq}
-	if m.strikes > 0 {
-		l.suspects[m.ID] = suspicion{m.strikes, m.progress}
-	}
-	l.decide(m, skipped)
-}
-
-// retreat lets a flow wait for the broker. Its next call has one message, if possible
-// another one than the last, to tell a broker that is away from a message that breaks the
-// connection.
-func (l *lane) retreat(ctx context.Context, f *flow, failure error) {
-	f.failures++
-	f.size = 1
-	f.restUntil = time.Now().Add(failurePolicy.Wait(f.failures))
-	l.rotate(f.topic)
-	l.r.opts.Logger.ErrorContext(ctx, "outbox: the broker has not taken all messages, trying again",
-		"schema", l.r.opts.Schema, "topic", f.topic, "failures", f.failures, "error", failure)
-	l.r.signals.rested.Send(failure)
-}
-
-// rotate moves the first message of a topic to the end if it is a suspect, and what is
-// behind it in its key.
-func (l *lane) rotate(topic string) {
-	i := slices.IndexFunc(l.pending, func(m *item) bool { return m.Topic == topic })
-	if i < 0 || l.pending[i].strikes == 0 {
-		return
-	}
-	key := l.pending[i].key
-	var rest, suspect []*item
-	for _, m := range l.pending {
-		if m.key == key {
-			suspect = append(suspect, m)
-		} else {
-			rest = append(rest, m)
-		}
-	}
-	l.pending = append(rest, suspect...)
 }

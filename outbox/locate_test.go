@@ -278,11 +278,11 @@ func TestLocateWhileTheRelayMovesOn(t *testing.T) {
 				return err
 			}
 			lead := f.leader(t, RelayOptions{Retention: time.Hour})
-			defer lead.r.release(context.WithoutCancel(t.Context()), lead.tenure.epoch)
+			defer lead.lease.releaseLease(context.WithoutCancel(t.Context()), lead.epoch)
 			for range 2 {
-				lead.marks = lead.turnAt
-				lead.turnCursors(t.Context())
-				if err := lead.checkpoint(t.Context(), lead.tenure.at); err != nil {
+				lead.settler.marks = lead.settler.turnAt
+				lead.settler.turnCursors(t.Context())
+				if err := lead.settler.writeCheckpoint(t.Context(), lead.settler.at); err != nil {
 					return err
 				}
 			}

@@ -514,7 +514,7 @@ func TestAStandbyTakesOverWhenTheActiveRelayIsGone(t *testing.T) {
 	f := newFixture(t)
 	f.write(t, msg("k", "1"))
 	gone := f.relay(t, RelayOptions{Lease: time.Hour})
-	tenure, err := gone.takeOver(t.Context())
+	tenure, err := lease{&gone.core}.takeOver(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -525,7 +525,7 @@ func TestAStandbyTakesOverWhenTheActiveRelayIsGone(t *testing.T) {
 	if got := f.broker.payloads(); len(got) != 0 {
 		t.Errorf("a standby published %q", got)
 	}
-	gone.release(t.Context(), tenure.epoch)
+	lease{&gone.core}.releaseLease(t.Context(), tenure.epoch)
 	eventually(t, "the standby publishes", func() bool { return slices.Equal(f.broker.payloads(), []string{"1"}) })
 }
 
@@ -614,14 +614,14 @@ func TestAFailedCheckpointRepeatsThePage(t *testing.T) {
 	f := newFixture(t)
 	f.write(t, msg("k", "1"))
 	l := f.leader(t, RelayOptions{})
-	rows, _, err := l.reader.read(t.Context(), maxPage, maxPageBytes)
+	rows, _, err := l.log.readPage(t.Context(), maxPage, maxPageBytes)
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("read = %v, %v", rows, err)
 	}
-	if err := l.r.publishWave(t.Context(), []*item{{row: rows[0]}})[0]; err != nil {
+	if err := (sender{l.core}).publishWave(t.Context(), []*item{{row: rows[0]}})[0]; err != nil {
 		t.Fatal(err)
 	}
-	l.r.release(t.Context(), l.tenure.epoch) // and no checkpoint
+	l.lease.releaseLease(t.Context(), l.epoch) // and no checkpoint
 	mustSettle(t, f.relay(t, RelayOptions{}))
 	if got := f.broker.accepted; len(got) != 2 || got[0].Message.UUID != got[1].Message.UUID {
 		t.Errorf("published %d times, want the same message twice", len(got))

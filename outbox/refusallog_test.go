@@ -25,7 +25,7 @@ func TestRefusalsAreLoggedOnceASecondAndTopic(t *testing.T) {
 		{"a", time.Second},
 		{"a", 2 * time.Second},
 	} {
-		unsaid, log := r.next(at.topic, began.Add(at.after))
+		unsaid, log := r.admitLine(at.topic, began.Add(at.after))
 		got += fmt.Sprintf("%s %t %d, ", at.topic, log, unsaid)
 	}
 	if want := "a true 0, a false 0, b true 0, a false 0, a true 2, a true 0, "; got != want {
@@ -40,7 +40,7 @@ func TestRefusalsOfManyTopicsShareALine(t *testing.T) {
 	lines := 0
 	for range 2 {
 		for i := range 3 * refusalTopics {
-			if _, log := r.next(strconv.Itoa(i), time.Time{}); log {
+			if _, log := r.admitLine(strconv.Itoa(i), time.Time{}); log {
 				lines++
 			}
 		}
@@ -48,7 +48,7 @@ func TestRefusalsOfManyTopicsShareALine(t *testing.T) {
 	if lines != refusalTopics+1 || len(r.topics) != refusalTopics {
 		t.Errorf("%d lines of %d topics, %d are remembered; want one for each of those, and one", lines, 3*refusalTopics, len(r.topics))
 	}
-	if unsaid, log := r.next("new", time.Time{}.Add(refusalPause)); !log || unsaid != 4*refusalTopics-1 {
+	if unsaid, log := r.admitLine("new", time.Time{}.Add(refusalPause)); !log || unsaid != 4*refusalTopics-1 {
 		t.Errorf("a second later: %d unsaid, logged %t", unsaid, log)
 	}
 }

@@ -26,18 +26,17 @@ import (
 type RelayOptions struct {
 	Schema string // Postgres schema of the outbox; default: sagamill
 
-	// Window is how many messages may be read and not yet noted as published: so
-	// many are published again, at the most, when the relay is killed. (Only a
-	// message over which the broker's connection breaks lets it grow, to twice
-	// as many.) Default: 2048, at most 100,000.
+	// Window is how many messages may be read and not yet noted as published. When the relay
+	// is killed, at most so many are published again. (A message over which the broker's
+	// connection breaks lets it grow, to twice as many.) Default: 2048, at most 100,000.
 	Window int
-	// WindowBytes limits the payload bytes of the same messages, plus at most one message.
-	// It can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
+	// WindowBytes limits the payload bytes of the same messages, plus at most one message. It
+	// can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
 	WindowBytes int
 	// Lanes is how many calls of the Publisher run at once for each topic, for at most 64
 	// topics. Messages of one ordering key are in one lane. Default: 4, at most 64.
 	Lanes int
-	// Lease is after how long without a sign of life another relay takes over.
+	// Lease is the time without a sign of life after which another relay takes over.
 	// Default: 5 s; from 1 s to 1 h.
 	Lease time.Duration
 
@@ -50,59 +49,79 @@ type RelayOptions struct {
 	RetryBase   time.Duration // ceiling of the wait after the first refusal; default: 1 s
 	RetryCap    time.Duration // ceiling of any wait after a refusal; default: 5 min
 
-	// NoListen makes the relay poll for what other processes have committed. By
-	// default it listens for their notifications on a connection of its own
-	// from the pool. Set it behind a transaction-mode pooler, where listening
-	// does not work.
+	// NoListen makes the relay poll for commits of other processes. By default it listens for
+	// their notifications on a connection that it takes from the pool. Set it behind a
+	// transaction-mode pooler, where listening does not work.
 	NoListen bool
 
 	RotateBytes int64         // size at which the log goes on in another table; default: 64 MiB
 	RotateAfter time.Duration // age at which it does; default: 1 min
 	Retention   time.Duration // how long published messages are kept at least; default: not at all
 
-	// Observer is told of published messages that have a trace: see package
-	// telemetry. Default: nobody is.
+	// Observer is called with published messages that have a trace: see package telemetry.
+	// Default: none.
 	Observer PublishObserver
 
 	Logger *slog.Logger // default: slog.Default()
 }
 
-// databaseTimeout is what a round may take besides publishing, so that a
-// connection into nowhere cannot hold the relay for ever: pgx has no deadline
-// of its own.
+// databaseTimeout bounds the statements of a round, so that a dead connection cannot hold the
+// relay for ever: pgx sets no deadline.
 const databaseTimeout = 10 * time.Second
 
-// failurePolicy spaces rounds that fail because the database or the broker is
-// away.
+// failurePolicy spaces rounds and calls that fail because the database or the broker is away.
 var failurePolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
 
-// A Relay publishes what an outbox holds. Any number of them may run on one
-// outbox, in any processes: one is active at a time, under a lease, and the
-// others stand by.
+// A Relay publishes the messages of an outbox. Any number of relays may run on one outbox, in
+// any processes: one is active at a time, under a lease, and the others stand by.
 type Relay struct {
+	core
+	wake     chan struct{}
+	notifier *Notifier
+}
+
+// core is what all stations of a relay use. The options do not change while it runs.
+// Counters, refusals and topics have their own locks.
+type core struct {
 	db       *pgxpool.Pool
 	pub      Publisher
 	opts     RelayOptions
 	sql      queries
 	retry    backoff.Policy
 	holder   string // names this relay in the lease
-	wake     chan struct{}
-	notifier *Notifier
+	limits   limits
 	counters counters
 	refusals refusalLog
 	topics   topics
-	limits   limits
 	signals  struct {
 		passed    testsignal.Signal[int]   // messages that a round has moved on
-		rested    testsignal.Signal[error] // nil: there is nothing to do and nothing in flight; else what went wrong
+		rested    testsignal.Signal[error] // nil: nothing to do and nothing in flight; else an error
 		standby   testsignal.Signal[bool]  // another relay is active
 		listening testsignal.Signal[bool]
 	}
 }
 
-// NewRelay returns a Relay from the outbox in db to pub. It starts nothing:
-// call [Relay.Run]. A nil opts means the defaults; an error names the option
-// that cannot be used.
+// limits of a relay, which tests make small.
+type limits struct {
+	list    int           // messages of a difference that are listed at once
+	page    int           // messages that are read at once
+	cursors int64         // checkpoints after which the two tables of cursors take turns
+	held    time.Duration // time between two looks for due messages
+	rotate  time.Duration // time between two looks at the leaves
+	stall   time.Duration // how long a full window may make no progress
+	resume  int           // messages of a topic that are made due at once when it resumes
+	promote time.Duration // time between two looks at all ordering keys with waiting messages
+	first   int           // ordering keys that one step of that looks at
+	keys    int           // blocked keys at which a lane forgets some
+}
+
+var defaultLimits = limits{
+	list: maxList, page: maxPage, cursors: cursorRows, held: heldInterval, rotate: rotateInterval, stall: stallTimeout,
+	resume: resumeRows, promote: promoteInterval, first: promoteKeys, keys: blockedKeys,
+}
+
+// NewRelay returns a Relay from the outbox in db to pub. It starts nothing: call [Relay.Run].
+// A nil opts means the defaults; an error names the option that cannot be used.
 func NewRelay(db *pgxpool.Pool, pub Publisher, opts *RelayOptions) (*Relay, error) {
 	if db == nil || pub == nil {
 		return nil, errors.New("outbox: NewRelay needs a pool and a publisher")
@@ -111,32 +130,34 @@ func NewRelay(db *pgxpool.Pool, pub Publisher, opts *RelayOptions) (*Relay, erro
 	if opts != nil {
 		o = *opts
 	}
-	o.complete()
-	if err := o.check(); err != nil {
+	o.setDefaults()
+	if err := o.checkValues(); err != nil {
 		return nil, fmt.Errorf("outbox: relay %w", err)
 	}
-	r := &Relay{
-		db: db, pub: pub, opts: o, sql: newQueries(o.Schema), holder: holderName(),
-		retry: backoff.Policy{Base: o.RetryBase, Cap: o.RetryCap},
-		wake:  make(chan struct{}, 1), limits: defaultLimits, topics: topics{patience: stallPatience, changed: func() {}},
-	}
-	r.notifier = newNotifier(db, o.Schema, o.Logger)
-	return r, nil
+	return &Relay{
+		core: core{
+			db: db, pub: pub, opts: o, sql: newQueries(o.Schema), holder: newHolderName(),
+			retry:  backoff.Policy{Base: o.RetryBase, Cap: o.RetryCap},
+			limits: defaultLimits, topics: topics{patience: stallPatience, changed: func() {}},
+		},
+		wake:     make(chan struct{}, 1),
+		notifier: newNotifier(db, o.Schema, o.Logger),
+	}, nil
 }
 
-// holderName tells an operator which process has the lease.
-func holderName() string {
+// newHolderName returns a name in the lease that leads an operator to this process.
+func newHolderName() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
 	}
-	return cleantext.Clip(host, maxHost) + "/" + strconv.Itoa(os.Getpid()) + "/" + rand.Text()[:6]
+	return cleantext.Clip(host, maxHostBytes) + "/" + strconv.Itoa(os.Getpid()) + "/" + rand.Text()[:6]
 }
 
-// maxHost is how many bytes of the host's name are kept.
-const maxHost = 100
+// maxHostBytes is how many bytes of the host's name are in a holder's name.
+const maxHostBytes = 100
 
-func (o *RelayOptions) complete() {
+func (o *RelayOptions) setDefaults() {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	o.Window = cmp.Or(o.Window, 2048)
 	o.WindowBytes = cmp.Or(o.WindowBytes, 64<<20)
@@ -154,7 +175,7 @@ func (o *RelayOptions) complete() {
 	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 }
 
-func (o *RelayOptions) check() error {
+func (o *RelayOptions) checkValues() error {
 	if err := sqlschema.Check(o.Schema); err != nil {
 		return fmt.Errorf("option Schema: %w", err)
 	}
@@ -188,57 +209,39 @@ const (
 	maxLanes  = 64
 )
 
-// Wake makes the active relay look at once instead of at its next poll, whether
-// it is this one or, by a notification, one in another process. Call it after a
-// transaction with messages has committed. It never blocks, and waking a relay
-// that is not running or has nothing to do is harmless.
-func (r *Relay) Wake() {
-	if !r.counters.leads.Load() {
-		r.notifier.Wake()
-	}
-	r.wakeSelf()
-}
-
-func (r *Relay) wakeSelf() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
-
-// Run publishes until ctx ends, then finishes the messages in hand, for
-// DrainTimeout at the most, and returns nil. It does not wait for a broker that is
-// away by then. A database or a broker that is away, or a queue that takes no messages, is
-// logged and tried again for ever; it costs no message an attempt.
+// Run publishes until ctx ends, then finishes the messages in hand, for DrainTimeout at the
+// most, and returns nil. It does not wait for a broker that is away by then. A database or a
+// broker that is away, or a queue that takes no messages, is logged and tried again for ever;
+// it costs no message an attempt.
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := drain.Context(ctx, r.opts.DrainTimeout)
 	defer cancel()
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	besides, stop := context.WithCancel(ctx)
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
+	helping, stop := context.WithCancel(ctx)
 	defer stop()
-	beside.Go(func() { _ = r.notifier.Run(besides) })
+	helpers.Go(func() { _ = r.notifier.Run(helping) })
 	if !r.opts.NoListen {
-		beside.Go(func() { r.listen(besides) })
+		helpers.Go(func() { r.listenForWakes(helping) })
 	}
-	r.runLog(ctx, work)
+	r.leadInTurns(ctx, work)
 	return nil
 }
 
-// runLog stands by and leads in turns until ctx ends.
-func (r *Relay) runLog(ctx, work context.Context) {
+// leadInTurns stands by and leads in turns until ctx ends.
+func (r *Relay) leadInTurns(ctx, work context.Context) {
 	standby := false
 	for failures := 0; ctx.Err() == nil; {
-		err := guard.Call(func() error { // of the pool's hooks
-			t, err := r.takeOver(work)
+		err := guard.Call(func() error { // a hook of the pool may panic
+			t, err := lease{&r.core}.takeOver(work)
 			if err == nil {
 				failures, standby = 0, false
 				r.opts.Logger.InfoContext(ctx, "outbox: relay is active", "schema", r.opts.Schema, "epoch", t.epoch)
-				err = r.lead(ctx, work, t)
+				err = r.leadTenure(ctx, work, t)
 			}
 			return err
 		})
-		wait := r.opts.Lease / standbyLooks
+		wait := r.opts.Lease / looksPerLease
 		switch {
 		case err == nil:
 			return
@@ -254,36 +257,9 @@ func (r *Relay) runLog(ctx, work context.Context) {
 			r.opts.Logger.ErrorContext(ctx, "outbox: relay is not active", "schema", r.opts.Schema, "failures", failures, "error", err)
 			r.signals.rested.Send(err)
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		waitFor(ctx, wait)
 	}
 }
 
-// standbyLooks is how often in the time of a lease a standby looks whether it is
-// over.
-const standbyLooks = 10
-
-// maxReason is how many bytes of a refusal's text are kept.
-const maxReason = 1000
-
-// logRefusal counts a refusal, and logs it: each that makes a dead letter, and of the
-// others one a second and topic, with how many it stands for.
-func (r *Relay) logRefusal(ctx context.Context, m *row, state string, refusal error) {
-	r.counters.refused.Add(1)
-	level, unsaid := slog.LevelError, 0
-	if state == "dead" {
-		r.counters.dead.Add(1)
-	} else {
-		var log bool
-		if unsaid, log = r.refusals.next(m.Topic, time.Now()); !log {
-			return
-		}
-		level = slog.LevelWarn
-	}
-	r.opts.Logger.Log(ctx, level, "outbox: message refused by the broker", "schema", r.opts.Schema, "state", state,
-		"message_id", m.MessageID, "topic", m.Topic, "step", m.Step, "attempts", m.Attempts+1, "refusals_unsaid", unsaid, "error", refusal)
-}
+// looksPerLease is how often a standby looks at the lease in the time of one.
+const looksPerLease = 10

@@ -90,14 +90,14 @@ func (f *fixture) halfPublished(t *testing.T) map[string][]string {
 	}
 	f.write(t, msg("r", "r2"))
 	l := f.leader(t, RelayOptions{})
-	rows, at, err := l.reader.read(t.Context(), 5, maxPageBytes)
+	rows, at, err := l.log.readPage(t.Context(), 5, maxPageBytes)
 	if err != nil || len(rows) != 5 {
 		t.Fatalf("read %d messages, %v", len(rows), err)
 	}
-	if err := l.checkpoint(t.Context(), at); err != nil {
+	if err := l.settler.writeCheckpoint(t.Context(), at); err != nil {
 		t.Fatal(err)
 	}
-	l.r.release(t.Context(), l.tenure.epoch)
+	l.lease.releaseLease(t.Context(), l.epoch)
 	f.write(t, msg("s", "s0"), msg("r", "r3"))
 	f.broker.accepted = nil
 	f.broker.answer = nil

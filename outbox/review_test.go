@@ -74,7 +74,7 @@ func TestAHangingRelayIsEnded(t *testing.T) {
 	f := newFixture(t)
 	r := f.relay(t, RelayOptions{Lease: 30 * time.Second})
 	var limit string
-	err := r.begin(t.Context(), func(tx pgx.Tx) error {
+	err := r.runTx(t.Context(), func(tx pgx.Tx) error {
 		return tx.QueryRow(t.Context(), "SELECT current_setting('idle_in_transaction_session_timeout')").Scan(&limit)
 	})
 	if err != nil || limit != "30s" {
@@ -92,7 +92,7 @@ func TestAPageIsLimitedInBytes(t *testing.T) {
 	}
 	l := f.leader(t, RelayOptions{})
 	for _, want := range []int{4, 2, 0} { // maxPageBytes
-		rows, _, err := l.reader.read(t.Context(), maxPage, maxPageBytes)
+		rows, _, err := l.log.readPage(t.Context(), maxPage, maxPageBytes)
 		if err != nil || len(rows) != want {
 			t.Errorf("a page has %d messages of %d bytes, %v; want %d", len(rows), MaxPayload, err, want)
 		}

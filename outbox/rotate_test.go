@@ -19,16 +19,12 @@ func (f *fixture) leader(t *testing.T, opts RelayOptions) *leader {
 	t.Helper()
 	opts.Lease = time.Hour
 	r := f.relay(t, opts)
-	tenure, err := r.takeOver(t.Context())
+	tenure, err := lease{&r.core}.takeOver(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &leader{
-		r: r, tenure: tenure, done: make(chan struct{}, 1),
-		reader:   logReader{db: r.db, sql: &r.sql, epoch: tenure.epoch, limit: r.limits.list, at: tenure.at},
-		turnedAt: time.Now(), movedAt: time.Now(), turnAt: r.limits.cursors,
-	}
-	l.openLanes(nil)
+	l := newLeader(r, tenure, nil)
+	l.prober.resumeAll = false
 	return l
 }
 
@@ -51,7 +47,7 @@ func TestALeafIsNeverEmptiedOfAnUnpublishedMessage(t *testing.T) {
 			f := newFixture(t)
 			l := f.leader(t, RelayOptions{})
 			f.exec(t, "ALTER TABLE {schema}.outbox ALTER COLUMN leaf DROP DEFAULT") // all to the catch-all
-			l.r.db = poolWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["default_transaction_isolation"] = isolation })
+			l.db = poolWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["default_transaction_isolation"] = isolation })
 
 			const writers, perWriter = 4, 150
 			var writing sync.WaitGroup
@@ -72,7 +68,7 @@ func TestALeafIsNeverEmptiedOfAnUnpublishedMessage(t *testing.T) {
 					}
 					return
 				default:
-					l.empty(t.Context(), len(leaves)-1)
+					l.space.emptyLeaf(t.Context(), len(leaves)-1, l.settler.at)
 				}
 			}
 		})
@@ -85,8 +81,8 @@ func TestALeafIsLookedIntoBehindItsWriters(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l := f.leader(t, RelayOptions{})
-	l.r.sql.lockSoon = "SELECT set_config('lock_timeout', '30s', $1::text IS NOT NULL)" // there is time to commit
-	f.exec(t, "ALTER TABLE {schema}.outbox ALTER COLUMN leaf DROP DEFAULT")             // all to the catch-all
+	l.sql.lockSoon = "SELECT set_config('lock_timeout', '30s', $1::text IS NOT NULL)" // there is time to commit
+	f.exec(t, "ALTER TABLE {schema}.outbox ALTER COLUMN leaf DROP DEFAULT")           // all to the catch-all
 	writing, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +92,7 @@ func TestALeafIsLookedIntoBehindItsWriters(t *testing.T) {
 		t.Fatal(err)
 	}
 	emptied := make(chan bool, 1)
-	go func() { emptied <- l.empty(t.Context(), len(leaves)-1) }()
+	go func() { emptied <- l.space.emptyLeaf(t.Context(), len(leaves)-1, l.settler.at) }()
 	eventually(t, "the leaf is waited for", func() bool {
 		var waiting bool
 		err := f.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = $1::regclass)",
@@ -141,7 +137,7 @@ func (f *fixture) empty(t *testing.T, some ...int) bool {
 		if err := f.pool.QueryRow(t.Context(), "SELECT pg_table_size('"+f.schema+"."+leaves[i]+"')").Scan(&size); err != nil {
 			t.Fatal(err)
 		}
-		if size > emptyLeaf {
+		if size > emptyLeafSize {
 			return false
 		}
 	}
@@ -283,11 +279,11 @@ func TestALeafInUseIsLeftAloneAtOnce(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if l.empty(ctx, 1) {
+	if l.space.emptyLeaf(ctx, 1, l.settler.at) {
 		t.Error("a leaf was emptied that somebody reads")
 	}
-	l.marks = l.turnAt
-	if l.turnCursors(ctx); l.tenure.which != 0 {
+	l.settler.marks = l.settler.turnAt
+	if l.settler.turnCursors(ctx); l.settler.which != 0 {
 		t.Error("a table of cursors was emptied that somebody reads")
 	}
 	if err := ctx.Err(); err != nil {

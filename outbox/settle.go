@@ -2,9 +2,8 @@ package outbox
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"hash/maphash"
+	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,62 +16,48 @@ import (
 // cursorRows is after how many checkpoints the two tables of cursors take turns.
 const cursorRows = 2000
 
-// settle notes what became of the pages in front that are decided, and forgets
-// them. After an error they are settled again.
-func (l *leader) settle(ctx context.Context) (n int, err error) {
-	front, bytes := 0, 0
-	exceptional := false
-	after := l.tenure.at
-	for front < len(l.pages) && l.pages[front].left.Load() == 0 {
-		p := l.pages[front]
-		exceptional = exceptional || p.exceptional()
-		if !p.held {
-			after = p.after
-		}
-		n += len(p.items)
-		bytes += p.bytes
-		front++
-	}
-	if front == 0 {
-		return 0, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
-	defer cancel()
-	if err := failpoint.Hit("outbox/after-publish"); err != nil {
-		return 0, err
-	}
-	if exceptional {
-		err = l.settleExceptions(ctx, l.pages[:front], after)
-	} else {
-		err = l.checkpoint(ctx, after)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("outbox: settle: %w", err)
-	}
-	if err := failpoint.Hit("outbox/after-checkpoint"); err != nil {
-		return 0, err
-	}
-	for _, p := range l.pages[:front] {
-		l.r.counters.settled(p)
-		l.retrying = l.retrying && !p.held
-	}
-	l.settled.note(l.pages[front-1].seq, l.seq)
-	clear(l.pages[:front])
-	l.pages = l.pages[front:]
-	l.inFlight -= n
-	l.bytes -= bytes
-	l.tenure.at = after
-	l.movedAt = time.Now()
-	l.turnCursors(ctx)
-	return n, nil
+// A settler notes in the database what became of pages.
+type settler struct {
+	*core
+	epoch  int64
+	at     cursor // the last checkpoint
+	which  int    // the table of cursors in use, of two
+	marks  int64  // checkpoints of this epoch
+	turnAt int64  // the checkpoint after which the tables of cursors take turns
 }
 
-// checkpoint moves the cursor to at.
-func (l *leader) checkpoint(ctx context.Context, at cursor) error {
+// A settlement is what notePages has noted.
+type settlement struct {
+	through     uint64 // the last page
+	after       cursor // the cursor behind the pages
+	exceptional bool   // held messages were written
+	openKeys    []string
+}
+
+// notePages notes what became of pages: by a checkpoint alone, if all their messages are
+// published, else with what is held of them. After an error it can be called again.
+func (s *settler) notePages(ctx context.Context, pages []*page) (noted settlement, err error) {
+	noted = settlement{through: pages[len(pages)-1].seq, after: s.at}
+	for _, p := range pages {
+		noted.exceptional = noted.exceptional || p.isExceptional()
+		if !p.held {
+			noted.after = p.after
+		}
+	}
+	if noted.exceptional {
+		noted.openKeys, err = s.noteExceptions(ctx, pages, noted.after)
+	} else {
+		err = s.writeCheckpoint(ctx, noted.after)
+	}
+	return noted, err
+}
+
+// writeCheckpoint moves the cursor to at.
+func (s *settler) writeCheckpoint(ctx context.Context, at cursor) error {
 	batch := &pgx.Batch{}
-	batch.Queue(l.r.sql.asynchronous)
-	written := l.queueCheckpoint(batch, at)
-	if err := l.r.db.SendBatch(ctx, batch).Close(); err != nil {
+	batch.Queue(s.sql.asynchronous)
+	written := s.queueCheckpoint(batch, at)
+	if err := s.db.SendBatch(ctx, batch).Close(); err != nil {
 		return err
 	}
 	if !*written {
@@ -81,38 +66,33 @@ func (l *leader) checkpoint(ctx context.Context, at cursor) error {
 	return nil
 }
 
-// queueCheckpoint adds the checkpoint to batch. Whether it was written, rather
-// than another relay having taken over, is known once the batch is through.
-func (l *leader) queueCheckpoint(batch *pgx.Batch, at cursor) (written *bool) {
+// queueCheckpoint adds the checkpoint to batch. After the batch, written says whether it was
+// written; if not, another relay has taken over.
+func (s *settler) queueCheckpoint(batch *pgx.Batch, at cursor) (written *bool) {
 	written = new(bool)
-	l.marks++
-	batch.Queue(l.r.sql.checkpoint[l.tenure.which], l.tenure.epoch, l.marks, at.from.text, at.toText(), at.last).Exec(func(tag pgconn.CommandTag) error {
+	s.marks++
+	batch.Queue(s.sql.checkpoint[s.which], s.epoch, s.marks, at.from.text, at.toText(), at.last).Exec(func(tag pgconn.CommandTag) error {
 		*written = tag.RowsAffected() == 1
 		return nil
 	})
 	return written
 }
 
-// settleExceptions notes refusals, and moves the cursor in the same transaction:
-// a message that is passed over is held by then.
-func (l *leader) settleExceptions(ctx context.Context, pages []*page, after cursor) error {
+// noteExceptions notes refusals, and moves the cursor in the same transaction: a message that is
+// passed over is held by then. It returns the ordering keys of which nothing is held any more.
+func (s *settler) noteExceptions(ctx context.Context, pages []*page, after cursor) (open []string, err error) {
 	var ledger ledger
 	for _, p := range pages {
 		for i := range p.items {
-			ledger.add(l.r, &p.items[i])
+			ledger.addItem(s.core, &p.items[i])
 		}
 	}
-	var open []string
-	err := l.r.begin(ctx, func(tx pgx.Tx) error {
-		var epoch int64
-		if err := tx.QueryRow(ctx, l.r.sql.fence, l.tenure.epoch).Scan(&epoch); err != nil {
-			return overtaken(err)
-		}
+	err = s.runFencedTx(ctx, s.epoch, func(tx pgx.Tx) error {
 		batch := &pgx.Batch{}
-		batch.Queue(l.r.sql.planByIndex)
-		ledger.queue(&l.r.sql, batch)
-		written := l.queueCheckpoint(batch, after)
-		batch.Queue(l.r.sql.promote, ledger.keys).Query(func(rows pgx.Rows) (err error) {
+		batch.Queue(s.sql.planByIndex)
+		ledger.queueStatements(&s.sql, batch)
+		written := s.queueCheckpoint(batch, after)
+		batch.Queue(s.sql.promote, ledger.keys).Query(func(rows pgx.Rows) (err error) {
 			open, err = pgx.CollectRows(rows, pgx.RowTo[string])
 			return err
 		})
@@ -125,59 +105,17 @@ func (l *leader) settleExceptions(ctx context.Context, pages []*page, after curs
 		return failpoint.Hit("outbox/before-commit")
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	ledger.log(ctx, l.r)
-	l.freeKeys(open, pages[len(pages)-1].seq)
-	return nil
-}
-
-// freeKeys lets messages of keys pass again of which nothing is held once page through is
-// settled.
-func (l *leader) freeKeys(keys []string, through uint64) {
-	for _, key := range keys {
-		h := maphash.String(keySeed, key)
-		l.lane(h).free(freed{h, through})
-	}
-	l.retryAt = time.Time{} // what was promoted is due
-}
-
-// turnCursors empties the older of the two tables of cursors, to go on with it. It
-// does not wait for somebody who reads it: there is always the other one.
-func (l *leader) turnCursors(ctx context.Context) {
-	if l.marks < l.turnAt {
-		return
-	}
-	l.turnAt = l.marks + l.r.limits.cursors
-	other := 1 - l.tenure.which
-	err := l.locked(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, l.r.sql.truncateCursor[other]); err != nil {
-			return err
-		}
-		return failpoint.Hit("outbox/before-turn-cursors")
-	})
-	if err == nil {
-		err = failpoint.Hit("outbox/after-turn-cursors")
-	}
-	if err != nil {
-		l.r.opts.Logger.DebugContext(ctx, "outbox: the older table of cursors is in use", "schema", l.r.opts.Schema, "error", err)
-		return
-	}
-	l.tenure.which = other
-}
-
-func overtaken(err error) error {
-	if errors.Is(err, pgx.ErrNoRows) {
-		return errOvertaken
-	}
-	return err
+	ledger.logRefusals(ctx, s.core)
+	return open, nil
 }
 
 // A ledger is what a transaction notes about messages.
 type ledger struct {
-	hold   [len(leaves)]holds
-	again  holds // refusals of held messages
-	later  holds // held messages that are deferred
+	hold   [len(leaves)]heldColumns
+	again  heldColumns // refusals of held messages
+	later  heldColumns // held messages that are deferred
 	forget []int64
 	keys   []string // of every message concerned
 
@@ -185,8 +123,8 @@ type ledger struct {
 	deferred int
 }
 
-// holds are messages with what becomes of them, column by column.
-type holds struct {
+// heldColumns are messages and their new states in outbox_held, column by column.
+type heldColumns struct {
 	ids      []int64
 	states   []string
 	waits    []int64 // microseconds
@@ -194,7 +132,7 @@ type holds struct {
 	reasons  []string
 }
 
-func (h *holds) add(id int64, state string, wait time.Duration, attempts int, reason string) {
+func (h *heldColumns) appendMessage(id int64, state string, wait time.Duration, attempts int, reason string) {
 	h.ids = append(h.ids, id)
 	h.states = append(h.states, state)
 	h.waits = append(h.waits, wait.Microseconds())
@@ -202,10 +140,15 @@ func (h *holds) add(id int64, state string, wait time.Duration, attempts int, re
 	h.reasons = append(h.reasons, reason)
 }
 
-func (h *holds) args() []any { return []any{h.ids, h.states, h.waits, h.attempts, h.reasons} }
+func (h *heldColumns) columnArgs() []any {
+	return []any{h.ids, h.states, h.waits, h.attempts, h.reasons}
+}
 
-// add notes m.
-func (d *ledger) add(r *Relay, m *item) {
+// maxReason is how many bytes of a refusal's text are stored.
+const maxReason = 1000
+
+// addItem notes the outcome of m.
+func (d *ledger) addItem(s *core, m *item) {
 	if m.held || m.outcome != published {
 		d.keys = append(d.keys, m.OrderingKey)
 	}
@@ -222,39 +165,27 @@ func (d *ledger) add(r *Relay, m *item) {
 			into = &d.later
 		}
 		d.deferred++
-		into.add(m.ID, "waiting", r.deferral(m.Topic), 0, cleantext.Clip(m.refusal.Error(), maxReason))
+		into.appendMessage(m.ID, "waiting", s.deferralOf(m.Topic), 0, cleantext.Clip(m.refusal.Error(), maxReason))
 	case m.outcome == published && m.held:
 		d.forget = append(d.forget, m.ID)
 	case m.outcome == queued:
-		into.add(m.ID, "waiting", 0, 0, "")
+		into.appendMessage(m.ID, "waiting", 0, 0, "")
 	case m.outcome == refused && m.dead:
-		into.add(m.ID, "dead", 0, m.Attempts+1, cleantext.Clip(m.refusal.Error(), maxReason))
+		into.appendMessage(m.ID, "dead", 0, m.Attempts+1, cleantext.Clip(m.refusal.Error(), maxReason))
 	case m.outcome == refused:
-		into.add(m.ID, "refused", r.retry.Wait(m.Attempts+1), m.Attempts+1, cleantext.Clip(m.refusal.Error(), maxReason))
+		into.appendMessage(m.ID, "refused", s.retry.Wait(m.Attempts+1), m.Attempts+1, cleantext.Clip(m.refusal.Error(), maxReason))
 	}
 }
 
-// log reports the refusals, once they are noted.
-func (d *ledger) log(ctx context.Context, r *Relay) {
-	r.counters.deferred.Add(uint64(d.deferred))
-	for _, m := range d.refusals {
-		state := "refused"
-		if m.dead {
-			state = "dead"
-		}
-		r.logRefusal(ctx, &m.row, state, m.refusal)
-	}
-}
-
-// queue adds what is noted to batch.
-func (d *ledger) queue(sql *queries, batch *pgx.Batch) {
+// queueStatements adds what is noted to batch.
+func (d *ledger) queueStatements(sql *queries, batch *pgx.Batch) {
 	for leaf := range d.hold {
 		if len(d.hold[leaf].ids) > 0 {
-			batch.Queue(sql.holdMessages[leaf], d.hold[leaf].args()...)
+			batch.Queue(sql.holdMessages[leaf], d.hold[leaf].columnArgs()...)
 		}
 	}
 	if len(d.again.ids) > 0 {
-		batch.Queue(sql.refuseHeld, d.again.args()...)
+		batch.Queue(sql.refuseHeld, d.again.columnArgs()...)
 	}
 	if len(d.later.ids) > 0 {
 		batch.Queue(sql.deferHeld, d.later.ids, d.later.waits, d.later.reasons)
@@ -263,3 +194,155 @@ func (d *ledger) queue(sql *queries, batch *pgx.Batch) {
 		batch.Queue(sql.deleteHeld, d.forget)
 	}
 }
+
+// logRefusals counts and logs the refusals, once they are noted.
+func (d *ledger) logRefusals(ctx context.Context, s *core) {
+	s.counters.deferred.Add(uint64(d.deferred))
+	for _, m := range d.refusals {
+		state := "refused"
+		if m.dead {
+			state = "dead"
+		}
+		s.logRefusal(ctx, &m.row, state, m.refusal)
+	}
+}
+
+// logRefusal counts a refusal and logs it: each that makes a dead letter, and of the others one
+// a second and topic, with how many it stands for.
+func (s *core) logRefusal(ctx context.Context, m *row, state string, refusal error) {
+	s.counters.refused.Add(1)
+	level, unsaid := slog.LevelError, 0
+	if state == "dead" {
+		s.counters.dead.Add(1)
+	} else {
+		var log bool
+		if unsaid, log = s.refusals.admitLine(m.Topic, time.Now()); !log {
+			return
+		}
+		level = slog.LevelWarn
+	}
+	s.opts.Logger.Log(ctx, level, "outbox: message refused by the broker", "schema", s.opts.Schema, "state", state,
+		"message_id", m.MessageID, "topic", m.Topic, "step", m.Step, "attempts", m.Attempts+1, "refusals_unsaid", unsaid, "error", refusal)
+}
+
+// The limits of the log lines about refusals. A broker that refuses everything is asked again
+// hundreds of times a second.
+const (
+	refusalPause  = time.Second // from one line about a topic to the next
+	refusalTopics = 1000        // that have their own lines; all others share one
+)
+
+// A refusalLog limits the log lines about refused messages. The zero value is ready for use.
+type refusalLog struct {
+	mu     sync.Mutex
+	topics map[string]*refusalSilence
+	others refusalSilence
+}
+
+// A refusalSilence counts the refusals of a topic since its last line.
+type refusalSilence struct {
+	spoken bool
+	since  time.Time // the last line
+	unsaid int
+}
+
+// silenceOf returns the silence of a topic, or the one of all topics over the limit.
+func (r *refusalLog) silenceOf(topic string) *refusalSilence {
+	s := r.topics[topic]
+	if s != nil {
+		return s
+	}
+	if len(r.topics) >= refusalTopics {
+		return &r.others
+	}
+	if r.topics == nil {
+		r.topics = make(map[string]*refusalSilence)
+	}
+	s = &refusalSilence{}
+	r.topics[topic] = s
+	return s
+}
+
+// admitLine reports whether a refusal of topic is to be logged now, and how many were not
+// logged since the last line.
+func (r *refusalLog) admitLine(topic string, now time.Time) (unsaid int, log bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.silenceOf(topic)
+	if s.spoken && now.Sub(s.since) < refusalPause {
+		s.unsaid++
+		return 0, false
+	}
+	unsaid, s.unsaid, s.since, s.spoken = s.unsaid, 0, now, true
+	return unsaid, true
+}
+
+// sqlHoldMessages copies messages of a leaf into outbox_held: refused ones with the time at
+// which they are due again, and those that wait behind one until they are the first. A message
+// that is there already was copied by a transaction whose outcome was not known.
+const sqlHoldMessages = `
+INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at,
+	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
+	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+JOIN {schema}.{leaf} USING (id)
+ON CONFLICT (id) DO NOTHING`
+
+// sqlUnlockedHeld locks the messages $1, except those that a person has locked. Those stay as
+// they are, and are sent again. Waiting for one would hold up all topics.
+const sqlUnlockedHeld = `(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED)`
+
+// sqlDeleteHeld removes messages that the broker has confirmed.
+const sqlDeleteHeld = `DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY` + sqlUnlockedHeld + `)`
+
+// sqlRefuseHeld notes one more refusal. It compares attempts, so that a transaction counts once
+// that is repeated because its outcome was not known. A message that a person has made a dead
+// letter meanwhile stays one.
+const sqlRefuseHeld = `
+UPDATE {schema}.outbox_held h
+SET state = o.state, due_at = clock_timestamp() + o.wait * interval '1 microsecond',
+	attempts = o.attempts, reason = o.reason, refused_at = clock_timestamp()
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
+WHERE h.id = o.id AND h.attempts = o.attempts - 1 AND h.state <> 'dead' AND h.id = ANY (ARRAY` + sqlUnlockedHeld + `)`
+
+// sqlDeferHeld notes when deferred messages are tried again. They spend no attempt. A refused
+// one becomes 'waiting' too, because sqlMakeTopicDue selects that state. A message that a person
+// has made a dead letter meanwhile stays one.
+const sqlDeferHeld = `
+UPDATE {schema}.outbox_held h
+SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microsecond', reason = o.reason
+FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
+WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY` + sqlUnlockedHeld + `)`
+
+// sqlPromote makes the first waiting message of each of the keys $1 due. It returns the keys in
+// which nothing holds back later messages. A message that a person has locked is left to
+// sqlPromotePage.
+const sqlPromote = `
+WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
+first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
+	SELECT id, state, due_at FROM {schema}.outbox_held
+	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
+promoted AS (` + sqlPromoteFirst + `)
+SELECT key FROM first WHERE id IS NULL`
+
+// sqlPromoteFirst makes those messages of first due that wait behind none.
+const sqlPromoteFirst = `
+	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+	WHERE id = ANY (ARRAY(
+		SELECT id FROM {schema}.outbox_held
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		FOR UPDATE SKIP LOCKED))`
+
+// sqlCheckpoint notes how far the log is published, unless the tenure is over. If another relay
+// takes over at this very moment, the row has the older epoch and is not read again.
+const sqlCheckpoint = `
+INSERT INTO {schema}.{cursor} (epoch, seq, from_snapshot, to_snapshot, last_id)
+SELECT $1, $2, $3, $4, $5
+WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)`
+
+// sqlAsynchronous makes the transaction's commit not wait for the disk. A checkpoint that a
+// crash of the server takes back costs duplicates. It takes back no earlier commit.
+const sqlAsynchronous = `SELECT set_config('synchronous_commit', 'off', true)`

@@ -68,7 +68,7 @@ func TestWhatASnapshotShows(t *testing.T) {
 			if unread := xid >= s.xmax || slices.Contains(s.xip, x); unread == visible {
 				t.Errorf("xid %d in %q: visible is %v, and unread %v", xid, text, visible, unread)
 			}
-			if b := s.before(); xid < b.xmax && !visible {
+			if b := s.withoutRunning(); xid < b.xmax && !visible {
 				t.Errorf("xid %d is over before %q, the snapshot before %q, but not visible in that", xid, b.text, text)
 			}
 		}
@@ -94,7 +94,7 @@ func TestWhatCommitsLateIsPublished(t *testing.T) {
 			f.write(t, msg("b", "early"))
 			l := f.leader(t, RelayOptions{Lanes: 1})
 			f.publishPage(t, l, nil)
-			if _, err := l.settle(t.Context()); err != nil {
+			if _, err := l.settlePages(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if err := late.Commit(t.Context()); err != nil {
@@ -139,7 +139,7 @@ func FuzzSnapshot(f *testing.F) {
 			}
 			last = n
 		}
-		if b, err := parseSnapshot(s.before().text); err != nil || b.xmax != low || len(b.xip) != 0 {
+		if b, err := parseSnapshot(s.withoutRunning().text); err != nil || b.xmax != low || len(b.xip) != 0 {
 			t.Errorf("before %q is %+v, %v", text, b, err)
 		}
 	})

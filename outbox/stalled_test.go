@@ -243,12 +243,12 @@ func TestMessagesInFlightKeepToTheBytesOfTheWindow(t *testing.T) {
 			}
 			l := f.leader(t, RelayOptions{WindowBytes: 10 * size})
 			for range 50 { // nobody publishes
-				if _, err := l.round(t.Context(), false); err != nil {
+				if _, err := l.doRound(t.Context(), false); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if l.inFlight == 0 || l.inFlight > 11 || l.bytes != l.inFlight*size {
-				t.Errorf("%d messages of %d bytes are in flight, want up to 11 of %d each", l.inFlight, l.bytes, size)
+			if l.window.messages == 0 || l.window.messages > 11 || l.window.bytes != l.window.messages*size {
+				t.Errorf("%d messages of %d bytes are in flight, want up to 11 of %d each", l.window.messages, l.window.bytes, size)
 			}
 		})
 	}
@@ -298,7 +298,7 @@ func TestATopicStallsWhileTheRelayIsStuck(t *testing.T) {
 		want     bool
 	}{{calm, false}, {pressed, false}, {stuck, true}} {
 		ts := topics{changed: func() {}}
-		call := func(topic string, result error) { ts.end(ts.begin(topic), []error{result}, false) }
+		call := func(topic string, result error) { ts.endCall(ts.beginCall(topic), []error{result}, false) }
 		ts.setPressure(c.pressure)
 		call("red", errors.New("outcome unknown"))
 		call("blue", nil)

@@ -109,35 +109,35 @@ func TestAStallOutlastsUnsettledMessages(t *testing.T) {
 	f := newFixture(t)
 	f.write(t, on("slow", msg("s", "slow")), on("red", msg("r", "red")))
 	l := f.leader(t, RelayOptions{})
-	l.probing = &sync.WaitGroup{}
+	l.prober.probing = &sync.WaitGroup{}
 	round := func() {
 		t.Helper()
-		if _, err := l.round(t.Context(), false); err != nil {
+		if _, err := l.doRound(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		l.probing.Wait()
+		l.prober.probing.Wait()
 	}
 	round() // nobody publishes: the page stays open
-	ts := &l.r.topics
+	ts := &l.topics
 	probe := func() {
 		t.Helper()
 		ts.mu.Lock()
-		ts.state("red").probeAt = time.Now()
+		ts.stateOf("red").probeAt = time.Now()
 		ts.mu.Unlock()
 		round()
 	}
 	ts.mu.Lock()
-	ts.stall(ts.state("red"))
+	ts.stallTopic(ts.stateOf("red"))
 	ts.mu.Unlock()
 	for range 3 {
 		probe()
-		if name, _ := ts.reachedName(); name != "" || !ts.isStalled("red") {
+		if name, _ := ts.reachedTopic(); name != "" || !ts.isStalled("red") {
 			t.Fatal("the topic counts as reached though its message is not settled, and no probe was sent")
 		}
 	}
-	l.pages = nil
+	l.window.pages = nil
 	probe()
-	if name, _ := ts.reachedName(); name != "red" {
+	if name, _ := ts.reachedTopic(); name != "red" {
 		t.Error("the topic does not count as reached though nothing of it waits")
 	}
 }
@@ -153,16 +153,16 @@ func TestACallInTheWayIsCutInTime(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					ts := &topics{patience: stallPatience, changed: func() {}}
 					ts.mu.Lock()
-					ts.state("red").stalls = stalls
+					ts.stateOf("red").stalls = stalls
 					ts.mu.Unlock()
 					ts.setPressure(p)
-					call := ts.begin("red")
+					call := ts.beginCall("red")
 					ctx, cancel := context.WithCancelCause(t.Context())
-					stop := ts.watch(call, cancel)
+					stop := ts.watchCall(call, cancel)
 					defer stop()
 					began := time.Now()
 					for ctx.Err() == nil {
-						ts.end(ts.begin("green"), []error{nil}, false)
+						ts.endCall(ts.beginCall("green"), []error{nil}, false)
 						select {
 						case <-ctx.Done():
 						case <-time.After(20 * time.Millisecond):
@@ -190,9 +190,9 @@ func TestAProbeOfAnEarlierTenureIsForgotten(t *testing.T) {
 	id := f.ids(t, "outbox_held", 1)[0]
 	r := f.relay(t, RelayOptions{})
 	r.topics.mu.Lock()
-	r.topics.stall(r.topics.state("t"))
+	r.topics.stallTopic(r.topics.stateOf("t"))
 	r.topics.mu.Unlock()
-	r.topics.probed("t", id, &row{ID: id, Topic: "t"}, true)
+	r.topics.noteProbe("t", id, &row{ID: id, Topic: "t"}, true)
 	mustSettle(t, r)
 	if got := f.stats(t, r); got != (counts{Delayed: 1}) {
 		t.Errorf("there are %+v, want the message", got)
@@ -205,18 +205,18 @@ func TestARelayKnowsItsOwnLease(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	r := f.relay(t, RelayOptions{Lease: time.Hour})
-	if _, err := r.takeOver(t.Context()); err != nil {
+	if _, err := (lease{&r.core}).takeOver(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	tenure, err := r.takeOver(t.Context())
+	tenure, err := lease{&r.core}.takeOver(t.Context())
 	if err != nil {
 		t.Fatalf("taking over from itself: %v", err)
 	}
-	if _, err := f.relay(t, RelayOptions{}).takeOver(t.Context()); !errors.Is(err, errStandby) {
+	if _, err := (lease{&f.relay(t, RelayOptions{}).core}).takeOver(t.Context()); !errors.Is(err, errStandby) {
 		t.Errorf("another relay gets %v, want an errStandby", err)
 	}
 	tenure.until = time.Now()
-	if err := r.lead(t.Context(), t.Context(), tenure); !errors.Is(err, errExpired) {
+	if err := r.leadTenure(t.Context(), t.Context(), tenure); !errors.Is(err, errExpired) {
 		t.Errorf("a tenure without a lease ends with %v, want an errExpired", err)
 	}
 }
@@ -227,18 +227,18 @@ func TestALaneForgetsBlockedKeys(t *testing.T) {
 	r := newFixture(t).relay(t, RelayOptions{})
 	r.limits.keys = 10
 	var settled settledPages
-	l := newLane(r, &settled, nil, nil)
+	l := newLane(&r.core, &settled, nil, nil)
 	for key := range uint64(20) {
 		l.blocked[key] = block{head: 1, through: 1 + key/10}
 	}
-	settled.note(1, 5) // pages up to 5 were read without
-	settled.note(4, 9)
-	if l.forgetKnown(); len(l.blocked) != 20 {
+	settled.noteSettled(1, 5) // pages up to 5 were read without
+	settled.noteSettled(4, 9)
+	if l.forgetKnownKeys(); len(l.blocked) != 20 {
 		t.Errorf("%d keys are left while messages are in flight that need them", len(l.blocked))
 	}
-	settled.note(5, 9)
+	settled.noteSettled(5, 9)
 	l.forgetAt = len(l.blocked)
-	if l.forgetKnown(); len(l.blocked) != 10 {
+	if l.forgetKnownKeys(); len(l.blocked) != 10 {
 		t.Errorf("%d keys are left, want those of page 2", len(l.blocked))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,13 +14,13 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// CountLimit is up to how many messages of a kind [Stats] count. A number that
-// reaches it says "at least so many". It bounds what a look at an outbox costs:
-// counting a million messages would take the database a third of a second each time.
+// CountLimit is up to how many messages of a kind [Stats] count. A number that reaches it means "at
+// least so many". It bounds the cost of a look at an outbox: counting a million messages would take
+// the database a third of a second each time.
 const CountLimit = 100_000
 
-// Stats describe an outbox. They are read from the database, so that any process
-// sees the same, whichever has the active [Relay].
+// Stats describe an outbox. They are read from the database, so that all processes see the same, and
+// not only the one with the active [Relay].
 type Stats struct {
 	Stored  int           // committed, to be published next; the numbers of messages are exact below [CountLimit]
 	Oldest  time.Duration // age of the oldest of them; 0 if there is none
@@ -33,25 +34,23 @@ type Stats struct {
 
 	Leaves map[string]int64 // bytes of each table of the log, with indexes
 
-	// OldestWriter is how long the oldest transaction is open that has written
-	// anything in this database, and WriterPID its server process. Messages of
-	// such a transaction are published when it commits; as long as it is open,
-	// the tables that it has written to cannot be emptied.
+	// OldestWriter is the age of the oldest open transaction that has written anything in this
+	// database, and WriterPID its server process. Messages of such a transaction are published
+	// when it commits. While it is open, the tables that it has written to cannot be emptied.
 	OldestWriter time.Duration
 	WriterPID    int
 }
 
-// ReadStats reads the stats of the outbox in schema, by default sagamill. It is
-// for who has no [Relay].
+// ReadStats reads the stats of the outbox in schema, by default sagamill. It needs no [Relay].
 func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
 	schema = cmp.Or(schema, sqlschema.Default)
 	if err := sqlschema.Check(schema); err != nil {
 		return Stats{}, fmt.Errorf("outbox: %w", err)
 	}
-	return (&Relay{db: db, sql: newQueries(schema)}).Stats(ctx)
+	return (&Relay{core: core{db: db, sql: newQueries(schema)}}).Stats(ctx)
 }
 
-// Stats reads them.
+// Stats reads the stats of the relay's outbox, from one snapshot of the database.
 func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 	err = pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, r.sql.readRelay).Scan(&s.Epoch, &s.Holder); err != nil {
@@ -66,7 +65,7 @@ func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 		if err := tx.QueryRow(ctx, r.sql.countHeld, CountLimit).Scan(&s.Delayed, &s.Waiting, &s.Refused, &s.Dead); err != nil {
 			return err
 		}
-		return r.readSizes(ctx, tx, &s)
+		return r.readLeafSizes(ctx, tx, &s)
 	})
 	if err != nil {
 		return Stats{}, fmt.Errorf("outbox: read stats: %w", sqlschema.Explain(err))
@@ -77,19 +76,16 @@ func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 func (r *Relay) countStored(ctx context.Context, tx pgx.Tx, s *Stats) error {
 	var age float64
 	defer func() { s.Oldest = time.Duration(age * float64(time.Second)) }()
-	at, _, err := r.readCursor(ctx, tx)
+	at, _, err := r.readCheckpoint(ctx, tx)
 	if err != nil {
 		return err
 	}
-	newest := at.from
-	if at.to != nil {
-		newest = *at.to
-	}
+	newest := at.newestSnapshot()
 	return tx.QueryRow(ctx, r.sql.countDifference, newest.xmaxText(), newest.xip, at.from.xmaxText(), at.from.xip,
 		at.toText(), at.last, CountLimit).Scan(&s.Stored, &age)
 }
 
-func (r *Relay) readSizes(ctx context.Context, tx pgx.Tx, s *Stats) error {
+func (r *Relay) readLeafSizes(ctx context.Context, tx pgx.Tx, s *Stats) error {
 	var sizes []int64
 	if err := tx.QueryRow(ctx, r.sql.leafSizes).Scan(&sizes); err != nil {
 		return err
@@ -107,7 +103,7 @@ func (r *Relay) readSizes(ctx context.Context, tx pgx.Tx, s *Stats) error {
 	return err
 }
 
-// Counters are what one [Relay] has done since it was made.
+// Counters count what one [Relay] has done since it was made.
 type Counters struct {
 	Active      bool   // it is the active one
 	Published   uint64 // messages confirmed and not returned
@@ -118,33 +114,140 @@ type Counters struct {
 	Stalled     int    // topics that this relay keeps aside now; 0 after a start, until it has tried them
 	Unavailable uint64 // calls of the Publisher without an answer for some message
 
-	// Confirm is how long calls of the Publisher took: until every message of the
-	// call was confirmed or refused, or it was given up.
+	// Confirm is how long calls of the Publisher took: until every message of the call was confirmed
+	// or refused, or the relay gave it up.
 	Confirm Latency
 }
 
-// A Latency is how long something took, as a histogram. Its bounds are 1, 2.5, 5,
-// 10, 25, 50, 100, 250 and 500 ms, 1, 2.5, 5, 10 and 30 s.
+// A Latency is a histogram of durations. Its bounds are 1, 2.5, 5, 10, 25, 50, 100, 250 and 500 ms,
+// 1, 2.5, 5, 10 and 30 s.
 type Latency struct {
 	Buckets []Bucket
 	Count   uint64 // of all, those above the largest bound too
 	Sum     time.Duration
 }
 
-// A Bucket counts what took AtMost so long, what is in the buckets before it
-// included.
+// A Bucket counts durations of AtMost so long, those in the buckets before it included.
 type Bucket struct {
 	AtMost time.Duration
 	Count  uint64
 }
 
-// Counters reads them without asking the database. It takes no lock that a relay
-// at work could wait for.
+// Counters reads the counters without asking the database. It takes no lock that a relay at work
+// could wait for.
 func (r *Relay) Counters() Counters {
 	c := &r.counters
 	return Counters{
 		Active: c.leads.Load(), Published: c.published.Load(), Refused: c.refused.Load(), Dead: c.dead.Load(),
 		Queued: c.queued.Load(), Deferred: c.deferred.Load(), Stalled: len(r.topics.stalledNames()),
-		Unavailable: c.unavailable.Load(), Confirm: c.latency(),
+		Unavailable: c.unavailable.Load(), Confirm: c.readLatency(),
 	}
 }
+
+// counters are the relay's own, behind [Counters].
+type counters struct {
+	leads                     atomic.Bool
+	published, refused        atomic.Uint64
+	dead, queued, unavailable atomic.Uint64
+	deferred                  atomic.Uint64
+
+	callTime atomic.Int64
+	calls    [len(latencyBounds) + 1]atomic.Uint64 // by duration; the last: longer than all bounds
+}
+
+// latencyBounds are the upper bounds of the histogram of calls of the publisher.
+var latencyBounds = [...]time.Duration{
+	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
+	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
+	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second,
+}
+
+// countCall counts a call of the publisher that gave results after d.
+func (c *counters) countCall(d time.Duration, results []error) {
+	bucket := 0
+	for bucket < len(latencyBounds) && d > latencyBounds[bucket] {
+		bucket++
+	}
+	c.calls[bucket].Add(1)
+	c.callTime.Add(int64(d))
+	for _, err := range results {
+		if err != nil && !errors.Is(err, ErrRefused) {
+			c.unavailable.Add(1)
+			return
+		}
+	}
+}
+
+// readLatency reads how long the calls took.
+func (c *counters) readLatency() Latency {
+	l := Latency{Buckets: make([]Bucket, len(latencyBounds)), Sum: time.Duration(c.callTime.Load())}
+	for i, bound := range latencyBounds {
+		l.Count += c.calls[i].Load()
+		l.Buckets[i] = Bucket{AtMost: bound, Count: l.Count}
+	}
+	l.Count += c.calls[len(latencyBounds)].Load()
+	return l
+}
+
+// countSettled counts the messages of p that were published, and those that wait.
+func (c *counters) countSettled(p *page) {
+	n, waiting := 0, 0
+	for i := range p.items {
+		switch p.items[i].outcome {
+		case published:
+			n++
+		case queued:
+			waiting++
+		}
+	}
+	c.published.Add(uint64(n))
+	c.queued.Add(uint64(waiting))
+}
+
+// sqlReadRelay reads which relay is active, without a lock.
+const sqlReadRelay = `
+SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END FROM {schema}.outbox_relay`
+
+// sqlCountDifference counts what is not published. $1 (xmax) and $2 (in progress) are of the
+// newest snapshot in the cursor. If that is its to, it is $5, $3 and $4 are of its from, and the
+// ids of the difference after $6 are left. $7 limits each part.
+const sqlCountDifference = `
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
+FROM ({leaves}) d`
+
+// sqlCountLeaf has a part for each index condition. The parts exclude each other, and come in
+// the order of transactions, so that the oldest message is among the first. Published messages
+// of a difference are passed over within the index (xid, id); ORDER BY, and id + 0, keep the
+// planner from taking the index on id.
+const sqlCountLeaf = `
+	(SELECT created_at FROM {schema}.{leaf} WHERE xid >= $1::text::xid8 LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.{leaf} WHERE xid = ANY ($2::text[]::xid8[]) LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.{leaf}
+	WHERE xid >= $3::text::xid8 AND xid < pg_snapshot_xmax($5::text::pg_snapshot)
+		AND id > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) ORDER BY xid, id LIMIT $7)
+	UNION ALL
+	(SELECT created_at FROM {schema}.{leaf}
+	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)`
+
+// sqlCountHeld counts by state, up to $1 each.
+const sqlCountHeld = `
+SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' AND state <> 'dead' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'waiting' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'refused' LIMIT $1) h),
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h)`
+
+// sqlLeafSizes reads the bytes of each leaf with its indexes.
+const sqlLeafSizes = `
+SELECT ARRAY[pg_total_relation_size('{schema}.outbox_0'), pg_total_relation_size('{schema}.outbox_1'),
+	pg_total_relation_size('{schema}.outbox_2'), pg_total_relation_size('{schema}.outbox_other')]`
+
+// sqlOldestWriter reads the age in seconds, and the server process, of the oldest open
+// transaction that may still add messages. A role that may not see other roles' sessions sees
+// its own only.
+const sqlOldestWriter = `
+SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8, pid
+FROM pg_stat_activity
+WHERE backend_xid IS NOT NULL AND datname = current_database()
+ORDER BY xact_start LIMIT 1`

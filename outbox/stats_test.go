@@ -151,9 +151,9 @@ func TestLatencyBuckets(t *testing.T) {
 	t.Parallel()
 	var c counters
 	for _, d := range []time.Duration{0, time.Millisecond, time.Millisecond + 1, 30 * time.Second, time.Minute} {
-		c.called(d, nil)
+		c.countCall(d, nil)
 	}
-	l := c.latency()
+	l := c.readLatency()
 	if l.Count != 5 || l.Sum != 90*time.Second+2*time.Millisecond+1 {
 		t.Errorf("%d calls in %s", l.Count, l.Sum)
 	}

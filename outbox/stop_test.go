@@ -46,8 +46,8 @@ func TestSagaKeyIsTheOrderingKeyByDefault(t *testing.T) {
 	f.write(t, m)
 	mustSettle(t, f.relay(t, RelayOptions{}))
 	got := f.broker.accepted[0].Message
-	if key := SagaKey(got); key != m.orderingKey() {
-		t.Errorf("SagaKey = %q, want %q", key, m.orderingKey())
+	if key := SagaKey(got); key != m.orderingKeyOrDefault() {
+		t.Errorf("SagaKey = %q, want %q", key, m.orderingKeyOrDefault())
 	}
 	for name := range map[string]bool{HeaderKey: true, HeaderScope: true} {
 		other := got.Copy()

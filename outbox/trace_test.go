@@ -135,8 +135,8 @@ func TestTheRelayTellsOfTracedMessages(t *testing.T) {
 		return items
 	}
 	before := time.Now()
-	r.publishWave(t.Context(), wave("untraced"))
-	r.publishWave(t.Context(), wave("broken", "untraced", "fine", "refused", "lost"))
+	sender{&r.core}.publishWave(t.Context(), wave("untraced"))
+	sender{&r.core}.publishWave(t.Context(), wave("broken", "untraced", "fine", "refused", "lost"))
 	traced := func(topic string, attempt int, err error) TracedMessage {
 		return TracedMessage{Topic: topic, Type: "type", Step: "p", CorrelationID: "c", TraceParent: "p-" + topic, TraceState: "s", Bytes: 4, Attempt: attempt, Err: err}
 	}
@@ -168,10 +168,10 @@ func BenchmarkObserver(b *testing.B) {
 		}
 		for seam, observer := range map[string]PublishObserver{"unset": nil, "set": discard{}} {
 			b.Run(name+"/"+seam, func(b *testing.B) {
-				r := &Relay{pub: answering{}, opts: RelayOptions{Observer: observer, PublishTimeout: time.Minute}}
+				r := &Relay{core: core{pub: answering{}, opts: RelayOptions{Observer: observer, PublishTimeout: time.Minute}}}
 				b.ReportAllocs()
 				for b.Loop() {
-					r.publishWave(b.Context(), wave)
+					sender{&r.core}.publishWave(b.Context(), wave)
 				}
 			})
 		}

@@ -19,17 +19,16 @@ import (
 // notifyInterval is the shortest time between two notifications of a process.
 const notifyInterval = 10 * time.Millisecond
 
-// sqlNotify is never sent in a transaction that writes: PostgreSQL lets
-// transactions that notify commit one at a time.
+// sqlNotify is never sent in a transaction that writes: PostgreSQL lets transactions that notify
+// commit one at a time.
 const (
 	sqlNotify = `SELECT pg_notify($1, '')`
 	sqlListen = `LISTEN `
 )
 
-// A Notifier tells the active relay, in whichever process it is, that there may
-// be something to publish. It is for processes that write messages and have no
-// [Relay]; a Relay has one itself. What it saves is the wait for the relay's next
-// poll: a notification that is lost loses nothing.
+// A Notifier tells the active relay, in any process, that there may be messages to publish. It is
+// for processes that write messages and have no [Relay]; a Relay has one itself. It saves the wait
+// for the relay's next poll. A notification that is lost loses no message.
 type Notifier struct {
 	db      *pgxpool.Pool
 	channel string
@@ -37,9 +36,8 @@ type Notifier struct {
 	wake    chan struct{}
 }
 
-// NewNotifier returns a Notifier for the outbox in schema, by default sagamill.
-// It starts nothing: call [Notifier.Run]. Its only error names a schema that is
-// not a plain identifier.
+// NewNotifier returns a Notifier for the outbox in schema, by default sagamill. It starts nothing:
+// call [Notifier.Run]. Its error names a schema that is not a plain identifier, or a missing pool.
 func NewNotifier(db *pgxpool.Pool, schema string) (*Notifier, error) {
 	schema = cmp.Or(schema, sqlschema.Default)
 	if db == nil {
@@ -55,15 +53,16 @@ func newNotifier(db *pgxpool.Pool, schema string, log *slog.Logger) *Notifier {
 	return &Notifier{db: db, channel: channelName(schema), log: log, wake: make(chan struct{}, 1)}
 }
 
-// channelName fits into an identifier, which a schema's name may fill.
+// channelName returns the channel of a schema. It is a hash, because the schema's name alone may
+// fill an identifier.
 func channelName(schema string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(schema)) // never fails
 	return "sagamill_outbox_" + hex.EncodeToString(h.Sum(nil))
 }
 
-// Wake asks for a notification, after a transaction with messages has
-// committed. It never blocks; many calls within 10 ms are one notification.
+// Wake asks for a notification, after a transaction with messages has committed. It never blocks;
+// many calls within 10 ms are one notification.
 func (n *Notifier) Wake() {
 	select {
 	case n.wake <- struct{}{}:
@@ -71,8 +70,7 @@ func (n *Notifier) Wake() {
 	}
 }
 
-// Run sends notifications, each in a transaction of its own, until ctx ends. It
-// returns nil.
+// Run sends notifications, each in its own transaction, until ctx ends. It returns nil.
 func (n *Notifier) Run(ctx context.Context) error {
 	for {
 		select {
@@ -87,35 +85,43 @@ func (n *Notifier) Run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			n.log.DebugContext(ctx, "outbox: notify", "error", err) // the relay polls
 		}
-		timer := time.NewTimer(notifyInterval)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		waitFor(ctx, notifyInterval)
 	}
 }
 
-// listen wakes this relay when another process notifies, until ctx ends.
-func (r *Relay) listen(ctx context.Context) {
+// Wake makes the active relay look at once instead of at its next poll. The active relay may be this
+// one or, by a notification, one in another process. Call it after a transaction with messages has
+// committed. It never blocks, and waking a relay that is not running or has nothing to do is
+// harmless.
+func (r *Relay) Wake() {
+	if !r.counters.leads.Load() {
+		r.notifier.Wake()
+	}
+	r.wakeLocally()
+}
+
+func (r *Relay) wakeLocally() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// listenForWakes wakes this relay when another process notifies, until ctx ends.
+func (r *Relay) listenForWakes(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; failures++ {
-		err := guard.Call(func() error { return r.listenOnce(ctx) })
+		err := guard.Call(func() error { return r.listenOnConnection(ctx) })
 		if ctx.Err() != nil {
 			return
 		}
 		r.opts.Logger.DebugContext(ctx, "outbox: listen", "schema", r.opts.Schema, "error", err) // until then it polls
-		timer := time.NewTimer(failurePolicy.Wait(failures + 1))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		waitFor(ctx, failurePolicy.Wait(failures+1))
 	}
 }
 
-// listenOnce listens on a connection that it takes from the pool for good: it
-// must not listen for somebody else afterwards.
-func (r *Relay) listenOnce(ctx context.Context) error {
+// listenOnConnection listens on a connection that it takes from the pool for good. Back in the pool
+// it would go on listening.
+func (r *Relay) listenOnConnection(ctx context.Context) error {
 	conn, err := r.db.Acquire(ctx)
 	if err != nil {
 		return err
@@ -134,9 +140,18 @@ func (r *Relay) listenOnce(ctx context.Context) error {
 		if _, err := own.WaitForNotification(ctx); err != nil {
 			return err
 		}
-		select {
-		case r.wake <- struct{}{}:
-		default:
-		}
+		r.wakeLocally()
+	}
+}
+
+// waitFor waits so long, or until ctx ends, and reports whether the time has passed.
+func waitFor(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
-// The metadata names of a published message. The first group are message
-// headers on every broker. The second are properties where the broker has them
-// (RabbitMQ's basic properties) and metadata of the same name where it has not.
-// The message id is the watermill message's UUID.
+// The metadata names of a published message. The first group are message headers on every
+// broker. The second group are properties where the broker has them (RabbitMQ's basic
+// properties), and metadata of the same name elsewhere. The message id is the watermill
+// message's UUID.
 const (
 	HeaderKey         = "x-idempotency-key"   // the step key, <key>:<step>[#<n>]
 	HeaderScope       = "x-idempotency-scope" // where the key is unique, such as a tenant
@@ -28,10 +28,10 @@ const (
 	HeaderFormat    = "x-sagamill-format"    // major version of the message format; absent: 1, see [Format]
 	HeaderSignature = "x-sagamill-signature" // of package signing
 
-	// HeaderReplayed says that somebody has had the message published once more, and
-	// its value when, in RFC 3339 and UTC: who gets it may have had it before, and
-	// have forgotten that. Any value counts. A [Replayer] sets it, and so may whoever
-	// publishes messages again by other means.
+	// HeaderReplayed marks a message that an operator has had published once more. Its
+	// value is the time of that, in RFC 3339 and UTC; any value counts. The receiver may
+	// have handled the message before and may have forgotten that. A replay sets the
+	// header; other tools that publish messages again may set it too.
 	HeaderReplayed = "x-sagamill-replayed"
 
 	PropertyType        = "type"
@@ -39,21 +39,20 @@ const (
 	PropertyCorrelation = "correlation-id"
 	PropertyContentType = "content-type"
 
-	// PropertyRedelivered is set to "true" on the receiving side only, by a
-	// subscriber whose broker says that it has delivered the message before.
+	// PropertyRedelivered is set to "true" on the receiving side only, by a subscriber
+	// whose broker reports an earlier delivery of the message.
 	PropertyRedelivered = "redelivered"
 )
 
-// Format is the major version of the message format that this package writes: the
-// names above and what their values mean. A message without [HeaderFormat] is of
-// version 1. What an older reader may ignore, such as a further header, does not
-// raise it; what it would misread does. A reader refuses a version that it does
-// not know.
+// Format is the major version of the message format that this package writes: the names above
+// and the meaning of their values. A message without [HeaderFormat] is of version 1. A change
+// that an older reader may ignore, such as a further header, does not raise it. A change that
+// an older reader would misread does. A reader refuses a version that it does not know.
 const Format = 1
 
-// The limits of a message. They are checked before the insert: an AMQP short
-// string over 255 bytes or a header frame over 128 KiB would close the whole
-// broker connection, and the stored row would do so again and again.
+// The limits of a message. They are checked before the insert. An AMQP short string over 255
+// bytes, or a header frame over 128 KiB, would close the whole broker connection. The stored
+// row would close it again and again.
 const (
 	MaxTopic       = 200      // bytes; room for an exchange or queue suffix in a 255-byte short string
 	MaxScope       = 255      // bytes
@@ -68,26 +67,26 @@ const (
 // ErrInvalid reports a message that may not be stored. Nothing was written.
 var ErrInvalid = errors.New("outbox: invalid message")
 
-// A Message is what a transaction wants published once it has committed.
+// A Message is to be published once the transaction that stores it has committed.
 type Message struct {
 	Topic string // where it is published to
 	Type  string // what it is; default: Topic
 
 	// Scope, Key and Incarnation name the saga. A handler behind package idemkey leaves them
-	// out: [Writer.Write] takes those of its request. Key is the idempotency key of that
-	// request. Incarnation tells sagas of one key apart: the key may be used again after its
-	// record has expired. Keep all three with the business row (idemkey.Info tells them) for
-	// messages that are sent later, such as a cancellation: under another name a compensation
+	// empty: [Writer.Write] takes those of the handler's request. Key is the idempotency key
+	// of that request. Incarnation tells sagas of one key apart: a key may be used again after
+	// its record has expired. Keep all three with the business row (idemkey.Info has them) for
+	// messages that are sent later, such as a cancellation. Under another name a compensation
 	// finds nothing to undo.
 	//
 	// A saga that began without package idemkey has no incarnation. Within an idempotent
-	// request that has to be said: [NoIncarnation].
+	// request such a message needs [NoIncarnation].
 	Scope, Key  string
 	Incarnation string // 1 to 24 of A-Z a-z 0-9 _; default: none
 
-	// Step is required: the name of the step that the message is for, or of one
-	// of them where several services listen. It becomes part of the published
-	// step key. A receiving step dedupes under its own name, not under this one.
+	// Step is required: the name of the step that the message is for, or of one of them where
+	// several services listen. It becomes part of the published step key. A receiving step
+	// dedupes under its own name, not under this one.
 	Step string
 	N    string // tells several messages of one saga to one step apart; default: there is one
 
@@ -97,43 +96,55 @@ type Message struct {
 	ID            string            // UUIDv7; default: a new one
 	CorrelationID string            // the saga instance; default: ID
 	CausationID   string            // the message that led to this one, if any
-	Headers       map[string]string // the caller's own; refused are the names above, without the trace's, and CC and BCC
+	Headers       map[string]string // the caller's own; the names above, except the trace's, and CC and BCC are refused
 
-	// OrderingKey: messages with the same one are first delivered in the order
-	// in which their transactions committed, provided that their writers
-	// serialise, as by locking the same row. Default: Scope and Key.
+	// OrderingKey: messages with the same one are first delivered in the order in which their
+	// transactions committed. Their writers must serialise, as by locking the same row.
+	// Default: Scope and Key.
 	OrderingKey string
 
-	// Delay: the message is not published before this long after its insert, and counts
-	// as written when it is due: that is also what its timestamp says. Default: 0.
+	// Delay: the message is published no sooner than this long after its insert. It counts as
+	// written when it is due, which is its timestamp. Default: 0.
 	Delay time.Duration
 }
 
 // NoIncarnation, as a Message's Incarnation, says that its saga has none.
 const NoIncarnation = sagaid.None
 
-// SagaKey returns the scope and the idempotency key of the saga that a received
-// message belongs to, as one string: what [Message.OrderingKey] is by default. It
-// is "" for a message without them.
+// SagaKey returns the scope and the idempotency key of the saga of a received message, as one
+// string: the default of [Message.OrderingKey]. It is "" for a message without them.
 func SagaKey(msg *message.Message) string {
 	k, err := stepkey.Parse(msg.Metadata.Get(HeaderKey))
 	scope := msg.Metadata.Get(HeaderScope)
 	if err != nil || scope == "" {
 		return ""
 	}
-	return (&Message{Scope: scope, Key: k.Key}).orderingKey()
+	return (&Message{Scope: scope, Key: k.Key}).orderingKeyOrDefault()
 }
 
-// reserved are the names that the package itself sets, and those that make
-// RabbitMQ route a message elsewhere.
-var reserved = map[string]bool{
+// reservedHeaders are the names that the package itself sets, and those that make RabbitMQ
+// route a message elsewhere.
+var reservedHeaders = map[string]bool{
 	HeaderKey: true, HeaderScope: true, HeaderCausation: true, HeaderFormat: true, HeaderSignature: true,
 	"cc": true, "bcc": true,
 	PropertyType: true, PropertyTimestamp: true, PropertyCorrelation: true, PropertyContentType: true, PropertyRedelivered: true,
 }
 
-// check returns an [ErrInvalid] that names the field and the limit.
-func (m *Message) check() error {
+// Validate returns the [ErrInvalid] with which [Writer.Write] would refuse msgs, or nil.
+func Validate(msgs ...Message) error {
+	if len(msgs) > MaxBatch {
+		return fmt.Errorf("%w: %d messages in one Write, the limit is %d", ErrInvalid, len(msgs), MaxBatch)
+	}
+	for i := range msgs {
+		if err := msgs[i].checkFields(); err != nil {
+			return fmt.Errorf("%w (message %d of %d)", err, i+1, len(msgs))
+		}
+	}
+	return nil
+}
+
+// checkFields returns an [ErrInvalid] that names the field and the limit.
+func (m *Message) checkFields() error {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 	}
@@ -157,21 +168,21 @@ func (m *Message) check() error {
 	case m.Delay < 0 || m.Delay > MaxDelay:
 		return invalid("Delay must be between 0 and %s", MaxDelay)
 	}
-	if m.incarnation() != "" {
+	if m.storedIncarnation() != "" {
 		if err := stepkey.CheckIncarnation(m.Incarnation); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 	}
-	if err := (stepkey.Key{Key: m.Key, Step: m.Step, N: m.n()}).Check(); err != nil {
+	if err := (stepkey.Key{Key: m.Key, Step: m.Step, N: m.storedN()}).Check(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	return m.checkHeaders(invalid)
 }
 
-// n is the third part of the step key.
-func (m *Message) n() string { return stepkey.JoinN(m.incarnation(), m.N) }
+// storedN returns the third part of the step key: the incarnation and N.
+func (m *Message) storedN() string { return stepkey.JoinN(m.storedIncarnation(), m.N) }
 
-func (m *Message) incarnation() string {
+func (m *Message) storedIncarnation() string {
 	if m.Incarnation == NoIncarnation {
 		return ""
 	}
@@ -188,7 +199,7 @@ func (m *Message) checkHeaders(invalid func(string, ...any) error) error {
 		switch {
 		case name == "" || len(name) > MaxHeaderName || !cleantext.Printable(name):
 			return invalid("a header name must be 1 to %d printable bytes", MaxHeaderName)
-		case reserved[strings.ToLower(name)]:
+		case reservedHeaders[strings.ToLower(name)]:
 			return invalid("header %s is set by the outbox or has a meaning of its own to the broker", name)
 		case !utf8.ValidString(value) || strings.ContainsRune(value, 0):
 			return invalid("header %s is not UTF-8 without NUL", name)

@@ -13,30 +13,30 @@ import (
 )
 
 const (
-	// A call for a topic is looked at each stallPatience. It is cut after calmLooks looks in a
-	// row between which messages of other topics got through: a broker that comes back has
-	// some time for each topic. While half of the window is in flight, others may not get any
-	// further, and pressedLooks do if any of them got through since the call began. The
-	// patience doubles with each stall that follows a resumption within stallMemory: a queue
-	// may be slow, and not stalled. It is PublishTimeout at most, and maxPressedPatience for a
-	// call that is in the way of others, which is looked for at least as often.
+	// The relay looks at a call for a topic each stallPatience. It cuts the call after calmLooks
+	// looks in a row between which messages of other topics got through: a broker that comes back
+	// has some time for each topic. While half of the window is in flight, other topics may not
+	// get any further. Then pressedLooks are enough, if any of them got through since the call
+	// began. The patience doubles with each stall that follows a resumption within stallMemory: a
+	// queue may be slow, and not stalled. The patience is PublishTimeout at most. It is
+	// maxPressedPatience for a call that is in the way of others, and looks come as often.
 	stallPatience      = 500 * time.Millisecond
 	calmLooks          = 4
 	pressedLooks       = 2
 	maxPressedPatience = 4 * time.Second
 	stallMemory        = 5 * time.Minute
 
-	// A topic stalls after maxVain calls in a row that brought nothing through.
-	// They count if the broker is there: it has deferred the messages, or messages of other
-	// topics got through since the call before. Since the first call is enough when the relay
-	// is stuck, because it sends nothing then that could get through.
+	// A topic stalls after maxVain calls in a row that brought nothing through. They count if
+	// the broker is there: it has deferred the messages, or messages of other topics got through
+	// since the call before. When the relay is stuck, it is enough that messages got through
+	// since the first call: a stuck relay sends nothing that could get through.
 	maxVain = 3
 
 	// maxProbes is how many stalled topics are probed at the same time.
 	maxProbes = 16
 
-	// maxTopics is how many topics are remembered. Over it those are forgotten that do not
-	// stall and have no call on their way.
+	// maxTopics is how many topics are remembered. Above it the relay forgets topics that do not
+	// stall and have no call running.
 	maxTopics = 4096
 )
 
@@ -52,16 +52,16 @@ type pressure uint32
 const (
 	calm    pressure = iota
 	pressed          // half of the window is in flight
-	stuck            // twice the window is in flight: no more is read until some of it is decided
+	stuck            // twice the window is in flight: nothing is read until some messages are decided
 )
 
-// topics records which topics stall. The broker takes none of their messages at present,
-// although it is there: the queue has no leader, or is full. A topic stalls if calls for it
-// bring nothing through while the broker defers them or messages of other topics get
-// through. Its messages are kept aside then, and one of them is sent now and then as a
-// probe. A probe that the broker confirms or refuses ends the stall.
+// topics records which topics stall: the broker takes none of their messages at present, although
+// it is there. The queue has no leader, or is full. A topic stalls if calls for it bring nothing
+// through while the broker defers them or messages of other topics get through. Its messages are
+// then kept aside, and one of them is sent now and then as a probe. A probe that the broker
+// confirms or refuses ends the stall.
 type topics struct {
-	patience time.Duration // stallPatience, but in tests
+	patience time.Duration // stallPatience, except in tests
 	changed  func()        // called when a topic begins or ceases to stall; it must not wait
 	pressure atomic.Uint32 // a pressure
 
@@ -70,15 +70,15 @@ type topics struct {
 	through uint64 // messages of all topics that got through
 }
 
-// A topic is what is known of one.
+// A topic is the memory of one.
 type topic struct {
 	through uint64 // messages of it that got through
 	vain    int    // calls in a row that brought none of it through, though the broker is there
-	first   uint64 // what had got through of others at the first of these calls
+	first   uint64 // messages of others that had got through at the first of these calls
 	others  uint64 // and at the last one
 
 	stalled   bool
-	reached   bool // a probe was answered: to be resumed
+	reached   bool // a probe was answered: the topic is to resume
 	stalls    int  // in a row, each within stallMemory of the last resumption
 	resumedAt time.Time
 
@@ -88,24 +88,24 @@ type topic struct {
 	probed  int64 // the message of the last probe
 
 	published *row // the message of a probe, until it is settled
-	calls     int  // on their way
+	calls     int  // running
 }
 
 // A topicCall is a call of the publisher for one topic.
 type topicCall struct {
 	topic  string
-	others uint64 // what had got through of other topics when it began
+	others uint64 // messages of other topics that had got through when it began
 }
 
-// listen sets the function that is called when a topic begins or ceases to stall.
-func (ts *topics) listen(changed func()) {
+// setListener sets the function that is called when a topic begins or ceases to stall.
+func (ts *topics) setListener(changed func()) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	ts.changed = changed
 }
 
-// state returns what is known of a topic. The caller holds mu.
-func (ts *topics) state(name string) *topic {
+// stateOf returns the memory of a topic. The caller holds mu.
+func (ts *topics) stateOf(name string) *topic {
 	if t := ts.known[name]; t != nil {
 		return t
 	}
@@ -123,18 +123,18 @@ func (ts *topics) state(name string) *topic {
 	return t
 }
 
-// begin notes that a call for a topic begins.
-func (ts *topics) begin(name string) topicCall {
+// beginCall notes that a call for a topic begins.
+func (ts *topics) beginCall(name string) topicCall {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	t := ts.state(name)
+	t := ts.stateOf(name)
 	t.calls++
 	return topicCall{topic: name, others: ts.through - t.through}
 }
 
-// end counts the results of a call, and reports whether the topic begins to stall over it.
-// cancelled says that watch has ended the call.
-func (ts *topics) end(c topicCall, results []error, cancelled bool) (stalls bool) {
+// endCall counts the results of a call, and reports whether the topic begins to stall over it.
+// cancelled says that watchCall has ended the call.
+func (ts *topics) endCall(c topicCall, results []error, cancelled bool) (stalls bool) {
 	through, refused, deferred := 0, 0, 0
 	for _, err := range results {
 		switch {
@@ -148,7 +148,7 @@ func (ts *topics) end(c topicCall, results []error, cancelled bool) (stalls bool
 	}
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	t := ts.state(c.topic)
+	t := ts.stateOf(c.topic)
 	t.calls--
 	t.through += uint64(through)
 	ts.through += uint64(through)
@@ -161,29 +161,29 @@ func (ts *topics) end(c topicCall, results []error, cancelled bool) (stalls bool
 		return false
 	case t.vain == 0:
 		t.vain, t.first, t.others = 1, others, others
-	case deferred > 0 || others > t.others || ts.stuckSince(t, others):
+	case deferred > 0 || others > t.others || ts.isStuckSince(t, others):
 		t.vain, t.others = t.vain+1, others
 	default: // the broker may be away
 	}
 	if !cancelled && t.vain < maxVain {
 		return false
 	}
-	ts.stall(t)
+	ts.stallTopic(t)
 	return true
 }
 
-// stuckSince reports whether the relay is stuck and messages of other topics got through
-// since the first vain call for t. The caller holds mu.
-func (ts *topics) stuckSince(t *topic, others uint64) bool {
-	return t.vain > 0 && others > t.first && ts.pressureNow() == stuck
+// isStuckSince reports whether the relay is stuck and messages of other topics got through since
+// the first vain call for t. The caller holds mu.
+func (ts *topics) isStuckSince(t *topic, others uint64) bool {
+	return t.vain > 0 && others > t.first && ts.currentPressure() == stuck
 }
 
 func (ts *topics) setPressure(p pressure) { ts.pressure.Store(uint32(p)) }
 
-func (ts *topics) pressureNow() pressure { return pressure(ts.pressure.Load()) }
+func (ts *topics) currentPressure() pressure { return pressure(ts.pressure.Load()) }
 
-// stall stalls t. The caller holds mu.
-func (ts *topics) stall(t *topic) {
+// stallTopic begins the stall of t. The caller holds mu.
+func (ts *topics) stallTopic(t *topic) {
 	t.stalls++
 	if time.Since(t.resumedAt) > stallMemory {
 		t.stalls = 1
@@ -197,7 +197,7 @@ func (ts *topics) stall(t *topic) {
 func (ts *topics) throughOf(name string) uint64 {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	return ts.state(name).through
+	return ts.stateOf(name).through
 }
 
 func (ts *topics) isStalled(name string) bool {
@@ -221,14 +221,14 @@ func (ts *topics) stalledNames() []string {
 	return names
 }
 
-// watch ends a call with cancel once messages of other topics have got through for longer
+// watchCall ends a call with cancel once messages of other topics have got through for longer
 // than the patience with its topic: see stallPatience. The caller stops it.
-func (ts *topics) watch(c topicCall, cancel context.CancelCauseFunc) (stop func()) {
+func (ts *topics) watchCall(c topicCall, cancel context.CancelCauseFunc) (stop func()) {
 	ts.mu.Lock()
-	patience := ts.patience << min(max(0, ts.state(c.topic).stalls-1), 8)
+	patience := ts.patience << min(max(0, ts.stateOf(c.topic).stalls-1), 8)
 	ts.mu.Unlock()
 	look := min(patience, maxPressedPatience)
-	every := int(patience / max(1, look)) // looks are one for whether others make progress
+	every := int(patience / max(1, look)) // looks count as one for the progress of others
 	ended := make(chan struct{})
 	var (
 		mu       sync.Mutex // orders the first look after timer is set
@@ -247,14 +247,14 @@ func (ts *topics) watch(c topicCall, cancel context.CancelCauseFunc) (stop func(
 			return
 		default:
 		}
-		now := ts.othersOf(c.topic)
+		now := ts.throughOfOthers(c.topic)
 		if looks++; looks%every == 0 {
 			if progress++; now == others {
 				progress = 0
 			}
 			others = now
 		}
-		inTheWay := ts.inTheWay(c, now) && (looks >= pressedLooks || look >= maxPressedPatience)
+		inTheWay := ts.isInTheWay(c, now) && (looks >= pressedLooks || look >= maxPressedPatience)
 		if progress >= calmLooks || inTheWay {
 			cancel(errStalled)
 			return
@@ -267,22 +267,22 @@ func (ts *topics) watch(c topicCall, cancel context.CancelCauseFunc) (stop func(
 	}
 }
 
-// inTheWay reports whether a call takes room of messages of other topics, of which as many as
-// others got through by now.
-func (ts *topics) inTheWay(c topicCall, others uint64) bool {
+// isInTheWay reports whether a call takes room of messages of other topics. others is how many of
+// these got through by now.
+func (ts *topics) isInTheWay(c topicCall, others uint64) bool {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	return ts.pressureNow() != calm && others > c.others || ts.stuckSince(ts.state(c.topic), others)
+	return ts.currentPressure() != calm && others > c.others || ts.isStuckSince(ts.stateOf(c.topic), others)
 }
 
-// othersOf returns how many messages of topics other than this one got through.
-func (ts *topics) othersOf(name string) uint64 {
+// throughOfOthers returns how many messages of topics other than this one got through.
+func (ts *topics) throughOfOthers(name string) uint64 {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	return ts.through - ts.state(name).through
+	return ts.through - ts.stateOf(name).through
 }
 
-// A probe asks for a topic to be probed, with a message behind after if there is one.
+// A probe of a topic is due, with a message behind after if there is one.
 type probe struct {
 	topic     string
 	after     int64
@@ -290,9 +290,9 @@ type probe struct {
 	unsettled bool // messages of the topic may be about to be kept aside
 }
 
-// dueProbes returns the topics that are to be probed now, those first that wait longest, so
-// that no more than maxProbes are probed at the same time. The caller calls probed for each.
-func (ts *topics) dueProbes() (due []probe) {
+// takeDueProbes returns the probes to be sent now, those first that wait longest. No more than
+// maxProbes run at the same time. The caller calls noteProbe or postponeProbe for each.
+func (ts *topics) takeDueProbes() (due []probe) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	now, open := time.Now(), 0
@@ -314,8 +314,8 @@ func (ts *topics) dueProbes() (due []probe) {
 	return due
 }
 
-// nextProbe returns when the next topic is to be probed, and false if none is.
-func (ts *topics) nextProbe() (at time.Time, stalled bool) {
+// nextProbeTime returns when the next topic is to be probed, and false if none is.
+func (ts *topics) nextProbeTime() (at time.Time, stalled bool) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for _, t := range ts.known {
@@ -326,13 +326,12 @@ func (ts *topics) nextProbe() (at time.Time, stalled bool) {
 	return at, stalled
 }
 
-// probed notes the outcome of a probe, which was message id, 0 if there was none to send.
-// After an answer the other stalled topics are probed too: whatever has stalled them may be
-// over as well.
-func (ts *topics) probed(name string, id int64, published *row, answered bool) {
+// noteProbe notes the outcome of a probe, which was message id, 0 if there was none to send. After
+// an answer the other stalled topics are probed too: the cause of their stall may be over as well.
+func (ts *topics) noteProbe(name string, id int64, published *row, answered bool) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	t := ts.state(name)
+	t := ts.stateOf(name)
 	t.probing, t.probed, t.reached, t.published = false, id, answered, published
 	if !answered {
 		t.probes++
@@ -346,16 +345,16 @@ func (ts *topics) probed(name string, id int64, published *row, answered bool) {
 	}
 }
 
-// probeLater notes that there is no message to probe a topic with yet.
-func (ts *topics) probeLater(name string) {
+// postponeProbe notes that there is no message to probe a topic with yet.
+func (ts *topics) postponeProbe(name string) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	t := ts.state(name)
+	t := ts.stateOf(name)
 	t.probing, t.probeAt = false, time.Now().Add(probePolicy.Wait(t.probes+1))
 }
 
-// forgetProbes forgets what probes of an earlier tenure have brought: somebody may have made
-// something else of their messages since.
+// forgetProbes forgets the outcomes of probes of an earlier tenure: a person may have changed their
+// messages since.
 func (ts *topics) forgetProbes() {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -364,9 +363,9 @@ func (ts *topics) forgetProbes() {
 	}
 }
 
-// reachedName returns a stalled topic whose probe was answered, or "", and the message of
-// the probe if that is published and not settled.
-func (ts *topics) reachedName() (name string, published *row) {
+// reachedTopic returns a stalled topic whose probe was answered, or "". It returns the message of
+// the probe too if that is published and not settled.
+func (ts *topics) reachedTopic() (name string, published *row) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for name, t := range ts.known {
@@ -377,18 +376,18 @@ func (ts *topics) reachedName() (name string, published *row) {
 	return "", nil
 }
 
-// settledProbe notes that the message of a probe is settled.
-func (ts *topics) settledProbe(name string) {
+// forgetSettledProbe notes that the message of a probe is settled.
+func (ts *topics) forgetSettledProbe(name string) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	ts.state(name).published = nil
+	ts.stateOf(name).published = nil
 }
 
-// resume ends the stall of a topic.
-func (ts *topics) resume(name string) {
+// resumeTopic ends the stall of a topic.
+func (ts *topics) resumeTopic(name string) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	t := ts.state(name)
+	t := ts.stateOf(name)
 	t.stalled, t.reached, t.vain, t.resumedAt = false, false, 0, time.Now()
 	ts.changed()
 }

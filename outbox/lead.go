@@ -1,0 +1,348 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
+)
+
+// listTimeout bounds reading from the log. A read takes the longer the more there is to
+// publish. The lease is renewed meanwhile.
+const listTimeout = 10 * time.Minute
+
+// A leader is one tenure of the active relay. In each round it takes messages from station to
+// station: one goroutine reads pages, hands them to the lanes, and settles them in their order.
+type leader struct {
+	*core
+	lease lease
+	epoch int64
+	wake  <-chan struct{} // after commits
+
+	log     logReader
+	held    heldReader
+	window  window
+	lanes   laneSet
+	settler settler
+	space   spaceKeeper
+	prober  topicProber
+	chores  []chore
+
+	done   chan struct{} // a page may be decided, or a probe is answered
+	expiry *time.Timer   // ends the tenure with the lease
+
+	idle     int // rounds in a row without anything to do
+	failures int // rounds in a row that failed
+}
+
+// newLeader returns the leader of tenure t. Its lanes do not wait for the broker any more once
+// stop is closed.
+func newLeader(r *Relay, t tenure, stop <-chan struct{}) *leader {
+	s := &r.core
+	l := &leader{
+		core: s, lease: lease{s}, epoch: t.epoch, wake: r.wake, done: make(chan struct{}, 1),
+		log:     logReader{core: s, epoch: t.epoch, at: t.at},
+		window:  window{core: s, movedAt: time.Now()},
+		settler: settler{core: s, epoch: t.epoch, at: t.at, which: t.which, turnAt: s.limits.cursors},
+		space:   spaceKeeper{core: s, epoch: t.epoch, turnedAt: time.Now()},
+		prober:  topicProber{core: s, epoch: t.epoch, resumeAll: true},
+	}
+	l.held = heldReader{core: s, window: &l.window, log: &l.log}
+	l.lanes.openLanes(s, stop, l.done)
+	s.topics.setListener(l.lanes.pokeLanes)
+	l.chores = []chore{
+		{name: "resume topics", do: l.resumeTopics},
+		{name: "promote waiting messages", do: l.held.promoteWaiting},
+		{name: "read due messages", do: l.readHeld},
+		{name: "move delayed messages", do: l.held.moveDelayed},
+	}
+	return l
+}
+
+// leadTenure publishes from t on until ctx ends, after which it finishes the messages in
+// flight, or until the lease is lost.
+func (r *Relay) leadTenure(ctx, work context.Context, t tenure) error {
+	work, end := context.WithCancelCause(work)
+	defer end(nil)
+	r.topics.forgetProbes()
+	l := newLeader(r, t, ctx.Done())
+	l.expiry = time.AfterFunc(time.Until(t.until), func() { end(errExpired) }) // no publishing without a lease
+	defer l.expiry.Stop()
+	var workers sync.WaitGroup
+	for _, lane := range l.lanes.all {
+		workers.Go(func() { lane.publishItems(work) })
+	}
+	workers.Go(func() { l.keepLease(work, end) })
+	l.prober.probing = &workers
+	r.counters.leads.Store(true)
+	err := guard.Call(func() error { return l.goRounds(ctx, work) }) // the state a panic leaves ends with the tenure
+	r.counters.leads.Store(false)
+	end(nil)
+	workers.Wait()
+	l.lease.releaseLease(ctx, t.epoch)
+	return err
+}
+
+// keepLease renews the lease until ctx ends, and ends the tenure when another relay has taken
+// over. It runs beside the rounds, which may take longer than the lease.
+func (l *leader) keepLease(ctx context.Context, end context.CancelCauseFunc) {
+	wait := l.opts.Lease / 3
+	for {
+		if !waitFor(ctx, wait) {
+			return
+		}
+		var until time.Time
+		err := guard.Call(func() (err error) {
+			until, err = l.lease.renewLease(ctx, l.epoch)
+			return err
+		})
+		switch {
+		case errors.Is(err, errOvertaken):
+			end(errOvertaken)
+			return
+		case err != nil:
+			wait = l.opts.Lease / looksPerLease
+		default:
+			l.expiry.Reset(time.Until(until))
+			wait = l.opts.Lease / 3
+		}
+	}
+}
+
+// goRounds does round after round. It returns nil after ctx has ended. Once the lease is lost,
+// its error tells how the tenure has ended.
+func (l *leader) goRounds(ctx, work context.Context) error {
+	for {
+		stopping := ctx.Err() != nil
+		n, err := l.doRound(work, stopping)
+		switch {
+		case errors.Is(err, errOvertaken):
+			return err
+		case work.Err() != nil && stopping:
+			return nil
+		case work.Err() != nil:
+			return context.Cause(work)
+		case err != nil:
+			l.failures++
+			l.opts.Logger.ErrorContext(ctx, "outbox: relay", "schema", l.opts.Schema, "failures", l.failures, "error", err)
+			l.signals.rested.Send(err)
+		default:
+			l.failures = 0
+		}
+		l.signals.passed.Send(n)
+		if stopping && l.isFinished() {
+			return nil // the next relay publishes the messages in flight again
+		}
+		l.waitForWork(ctx, work, n)
+	}
+}
+
+// isFinished reports whether everything in flight is settled, or will not be because the broker
+// is away.
+func (l *leader) isFinished() bool {
+	return len(l.window.pages) == 0 || l.lanes.gaveUp() && l.window.pages[0].left.Load() > 0
+}
+
+// doRound does everything that is due and does not wait for the broker. It returns how many
+// messages were settled, moved or read.
+func (l *leader) doRound(ctx context.Context, stopping bool) (n int, err error) {
+	n, err = l.settlePages(ctx)
+	if err != nil || stopping {
+		return n, err
+	}
+	l.topics.setPressure(l.window.currentPressure())
+	l.prober.sendProbes(ctx, l.window.hasTopic, func() {
+		select {
+		case l.done <- struct{}{}:
+		default:
+		}
+	})
+	for i := range l.chores {
+		more, err := l.tryChore(ctx, &l.chores[i])
+		if n += more; err != nil {
+			return n, err
+		}
+	}
+	read, err := l.readLog(ctx)
+	if n += read; err != nil {
+		return n, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	if err := l.space.rotateLeaves(ctx, l.settler.at); err != nil && ctx.Err() == nil {
+		l.opts.Logger.WarnContext(ctx, "outbox: the log's tables do not rotate", "schema", l.opts.Schema, "error", err)
+	}
+	return n, nil
+}
+
+// settlePages settles the decided pages in front and drops them. After an error they are
+// settled again.
+func (l *leader) settlePages(ctx context.Context) (n int, err error) {
+	pages := l.window.decidedPages()
+	if len(pages) == 0 {
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	if err := failpoint.Hit("outbox/after-publish"); err != nil {
+		return 0, err
+	}
+	noted, err := l.settler.notePages(ctx, pages)
+	if err != nil {
+		return 0, fmt.Errorf("outbox: settle: %w", err)
+	}
+	if noted.exceptional {
+		l.freeKeys(noted.openKeys, noted.through)
+	}
+	if err := failpoint.Hit("outbox/after-checkpoint"); err != nil {
+		return 0, err
+	}
+	for _, p := range pages {
+		l.counters.countSettled(p)
+		l.held.retrying = l.held.retrying && !p.held
+	}
+	l.lanes.settled.noteSettled(noted.through, l.window.seq)
+	n = l.window.dropPages(len(pages))
+	l.settler.at = noted.after
+	l.settler.turnCursors(ctx)
+	return n, nil
+}
+
+// freeKeys lets messages pass again whose keys have nothing held once page through is settled.
+// Messages that waited behind a held one may be due now.
+func (l *leader) freeKeys(keys []string, through uint64) {
+	l.lanes.freeKeys(keys, through)
+	l.held.lookSoon()
+}
+
+// A chore is a part of a round that deals with a bounded number of held messages. If it fails,
+// it is left out for a while, and the round goes on. A failure costs the log only time.
+type chore struct {
+	name      string
+	do        func(context.Context) (int, error)
+	failures  int // in a row
+	notBefore time.Time
+}
+
+// tryChore does c unless it has just failed. Its error is one that ends the tenure.
+func (l *leader) tryChore(ctx context.Context, c *chore) (int, error) {
+	if time.Now().Before(c.notBefore) {
+		return 0, nil
+	}
+	n, err := c.do(ctx)
+	switch {
+	case err == nil:
+		c.failures = 0
+	case errors.Is(err, errOvertaken):
+		return n, err
+	case ctx.Err() == nil:
+		c.failures++
+		c.notBefore = time.Now().Add(failurePolicy.Wait(c.failures))
+		l.opts.Logger.ErrorContext(ctx, "outbox: a step of the relay failed; it is tried again later, and new messages are published meanwhile",
+			"schema", l.opts.Schema, "step", c.name, "failures", c.failures, "error", err)
+		l.signals.rested.Send(err)
+	}
+	return n, nil
+}
+
+// resumeTopics ends the stall of a topic that a probe has reached.
+func (l *leader) resumeTopics(ctx context.Context) (int, error) {
+	found, err := l.prober.resumeNext(ctx)
+	if found.probeSettled {
+		l.freeKeys(found.openKeys, l.window.settledThrough())
+	}
+	if found.madeDue {
+		l.held.lookSoon()
+	}
+	return found.messages, err
+}
+
+// readHeld reads refused messages that are due and hands them to the lanes.
+func (l *leader) readHeld(ctx context.Context) (int, error) {
+	rows, err := l.held.readDue(ctx)
+	if err == nil && len(rows) > 0 {
+		l.lanes.dispatchPage(l.window.addPage(rows, cursor{}, true))
+	}
+	return len(rows), err
+}
+
+// readLog reads a page of the log and hands it to the lanes.
+func (l *leader) readLog(ctx context.Context) (int, error) {
+	room, bytes := l.window.roomForLog()
+	l.log.backlog = false
+	if room <= 0 || time.Now().Before(l.log.readAt) {
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	rows, after, err := l.log.readPage(ctx, room, bytes)
+	if err != nil {
+		return 0, fmt.Errorf("outbox: %w", err)
+	}
+	l.log.backlog = len(rows) == room || !l.log.isCaughtUp()
+	if len(rows) > 1 && !l.log.backlog {
+		// Many are writing. A read for each commit would cost them more than the little that
+		// the messages wait for each other.
+		l.log.readAt = time.Now().Add(l.opts.PollMin)
+	}
+	if len(rows) > 0 {
+		l.lanes.dispatchPage(l.window.addPage(rows, after, false))
+	}
+	return len(rows), nil
+}
+
+// waitForWork waits until there may be something to do: a page is decided, messages were
+// committed, or a look is due.
+func (l *leader) waitForWork(ctx, work context.Context, n int) {
+	wait, wake := l.nextPause(ctx, n)
+	if at, stalled := l.topics.nextProbeTime(); stalled {
+		wait = min(wait, max(time.Until(at), l.opts.PollMin))
+	}
+	if wait <= 0 {
+		return
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	stop := ctx.Done()
+	if ctx.Err() != nil {
+		stop = nil
+	}
+	select {
+	case <-timer.C:
+	case <-wake:
+		l.idle = 0
+	case <-l.done:
+	case <-stop:
+	case <-work.Done():
+	}
+}
+
+// nextPause returns how long to wait after a round that has moved n messages on. The channel
+// ends the wait after a commit; nil: a commit does not.
+func (l *leader) nextPause(ctx context.Context, n int) (time.Duration, <-chan struct{}) {
+	linger := time.Until(l.log.readAt)
+	switch {
+	case l.failures > 0:
+		return failurePolicy.Wait(l.failures), nil
+	case l.window.isFull() || ctx.Err() != nil:
+		return l.opts.PollMax, nil // for the broker
+	case l.log.backlog:
+		l.idle = 0
+		return 0, nil
+	case linger > 0:
+		l.idle = 0
+		return linger, nil
+	case n > 0:
+		l.idle = 0
+		return l.opts.PollMin, l.wake
+	}
+	if l.idle++; l.window.messages == 0 {
+		l.signals.rested.Send(nil)
+	}
+	return backoff.Policy{Base: l.opts.PollMin, Cap: l.opts.PollMax}.Ceiling(l.idle), l.wake
+}

@@ -1,0 +1,372 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/stepkey"
+)
+
+const (
+	// maxPage is how many messages are read at once, and maxPageBytes how many bytes of
+	// payload, give or take a message.
+	maxPage      = 512
+	maxPageBytes = 32 << 20
+
+	// maxList is how many messages of a difference are listed at once. Each costs some 50
+	// bytes of memory here. A list costs the server one walk over the whole backlog.
+	maxList = 250_000
+)
+
+// A logReader reads the log from a cursor on, difference by difference. A difference is what
+// one snapshot shows and the one before did not. It is listed, and then read page by page in
+// the order of the ids. So a transaction that commits late delays its own messages only, and
+// none of them is skipped. A reader that remembers the largest id would skip them.
+type logReader struct {
+	*core
+	epoch int64 // after a crash of the server the tenure is over, and the cursor means nothing
+
+	at   cursor  // behind what has been read
+	list []entry // of the difference from at, what is not read yet
+	more bool    // the difference goes on behind list
+
+	readAt  time.Time // no read before
+	backlog bool      // the last read was a full one, or did not reach the end
+}
+
+// An entry is a listed message.
+type entry struct {
+	leaf int
+	id   int64
+	size int
+}
+
+// readPage returns the next messages, up to limit and up to so many bytes of payload, but at
+// least one, and the cursor behind them. After an error it can be called again.
+func (l *logReader) readPage(ctx context.Context, limit, bytes int) ([]row, cursor, error) {
+	if len(l.list) == 0 {
+		if err := l.listDifference(ctx); err != nil {
+			return nil, l.at, err
+		}
+	}
+	if len(l.list) == 0 {
+		return nil, l.at, nil
+	}
+	n := countFitting(l.list, limit, bytes)
+	rows, err := l.fetchMessages(ctx, l.list[:n])
+	if err == nil {
+		err = failpoint.Hit("outbox/after-read")
+	}
+	if err != nil {
+		return nil, l.at, err
+	}
+	l.at.last = l.list[n-1].id
+	l.list = l.list[n:]
+	if len(l.list) == 0 && !l.more {
+		l.at = l.at.behindDifference()
+	}
+	return rows, l.at, nil
+}
+
+// isCaughtUp reports whether the difference is read to its end.
+func (l *logReader) isCaughtUp() bool { return l.at.to == nil && len(l.list) == 0 }
+
+// countFitting returns how many of list make a page of at most limit messages and so many bytes.
+func countFitting(list []entry, limit, bytes int) int {
+	n, sum := 0, 0
+	for n < min(len(list), limit) && (n == 0 || sum+list[n].size <= bytes) {
+		sum += list[n].size
+		n++
+	}
+	return n
+}
+
+// listDifference lists the difference from at. If it is empty, at moves on.
+func (l *logReader) listDifference(ctx context.Context) error {
+	var now string
+	var list []entry
+	after := l.at
+	batch := &pgx.Batch{}
+	batch.Queue(l.sql.planByIndex)
+	batch.Queue(l.sql.listDifference, after.from.xmaxText(), after.from.xip, after.last, after.toText(), l.limits.list, l.epoch).Query(func(rows pgx.Rows) error {
+		var leaf, size *int
+		var id *int64
+		_, err := pgx.ForEachRow(rows, []any{&now, &leaf, &id, &size}, func() error {
+			if id != nil {
+				list = append(list, entry{*leaf, *id, *size})
+			}
+			return nil
+		})
+		return err
+	})
+	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("list messages: %w", err)
+	}
+	if now == "" {
+		return errOvertaken
+	}
+	to := l.at.to
+	if to == nil {
+		s, err := parseSnapshot(now)
+		if err != nil {
+			return err
+		}
+		to = &s
+	}
+	if len(list) == 0 {
+		l.at.to = to
+		l.at, l.more = l.at.behindDifference(), false
+		return nil
+	}
+	l.at.to, l.list, l.more = to, list, len(list) == l.limits.list
+	return nil
+}
+
+// fetchMessages reads the messages of list. A message that is gone was removed by an operator,
+// who did not want it published.
+func (l *logReader) fetchMessages(ctx context.Context, list []entry) ([]row, error) {
+	var ids [len(leaves)][]int64
+	for _, e := range list {
+		ids[e.leaf] = append(ids[e.leaf], e.id)
+	}
+	rows := make([]row, 0, len(list))
+	batch := &pgx.Batch{}
+	batch.Queue(l.sql.planByIndex)
+	for leaf, some := range ids {
+		if len(some) > 0 {
+			batch.Queue(l.sql.fetchMessages[leaf], some).Query(appendRows(&rows, func(m *row, found pgx.Rows) error {
+				m.leaf = leaf
+				return m.scanColumns(found, &m.behind)
+			}))
+		}
+	}
+	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+		return nil, fmt.Errorf("read messages: %w", err)
+	}
+	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })
+	return rows, nil
+}
+
+// A row is a stored or a held message.
+type row struct {
+	ID                                            int64
+	MessageID                                     uuid.UUID
+	Topic, Type, Scope, Key, Step, N, OrderingKey string
+	CorrelationID, CausationID, ContentType       string
+	Headers                                       []byte
+	Payload                                       []byte
+	CreatedAt                                     time.Time
+	Attempts                                      int // refusals so far
+
+	leaf   int   // the leaf of the log where it is stored
+	behind int64 // the held message of its ordering key when it was read from the log; 0: none
+	held   bool  // it is in outbox_held
+}
+
+// scanColumns reads the columns that every statement on messages returns, and then those of more.
+func (m *row) scanColumns(rows pgx.Rows, more ...any) error {
+	return rows.Scan(append([]any{&m.ID, &m.MessageID, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.OrderingKey,
+		&m.CorrelationID, &m.CausationID, &m.ContentType, &m.Headers, &m.Payload, &m.CreatedAt, &m.Attempts}, more...)...)
+}
+
+// scanHeldRow reads a message that a statement on held messages returns.
+func scanHeldRow(m *row, found pgx.Rows) error { return m.scanColumns(found) }
+
+// appendRows returns a function that appends what a statement returns to rows.
+func appendRows(rows *[]row, scan func(*row, pgx.Rows) error) func(pgx.Rows) error {
+	return func(found pgx.Rows) error {
+		defer found.Close()
+		for found.Next() {
+			var m row
+			if err := scan(&m, found); err != nil {
+				return err
+			}
+			*rows = append(*rows, m)
+		}
+		return found.Err()
+	}
+}
+
+// renderMessage returns m in its form on the wire. The step key is made here from its stored
+// parts.
+func (m *row) renderMessage() (*message.Message, error) {
+	msg := message.NewMessage(m.MessageID.String(), m.Payload)
+	if len(m.Headers) > 0 {
+		if err := json.Unmarshal(m.Headers, &msg.Metadata); err != nil {
+			return nil, fmt.Errorf("outbox: stored headers of message %s: %w", msg.UUID, err)
+		}
+	}
+	if msg.Metadata == nil {
+		msg.Metadata = make(message.Metadata, 8)
+	}
+	msg.Metadata[HeaderKey] = stepkey.Key{Key: m.Key, Step: m.Step, N: m.N}.String()
+	msg.Metadata[HeaderScope] = m.Scope
+	if m.CausationID != "" {
+		msg.Metadata[HeaderCausation] = m.CausationID
+	}
+	msg.Metadata[PropertyType] = m.Type
+	if msg.Metadata[PropertyTimestamp] == "" { // a message that was delayed has one
+		msg.Metadata[PropertyTimestamp] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+	}
+	msg.Metadata[PropertyCorrelation] = m.CorrelationID
+	msg.Metadata[PropertyContentType] = m.ContentType
+	return msg, nil
+}
+
+// A snapshot says which transactions were over at one moment, as pg_current_snapshot does:
+// those before xmax that are not in xip
+// (https://www.postgresql.org/docs/current/functions-info.html).
+type snapshot struct {
+	text string // xmin:xmax:xip,xip,…
+	xmax uint64
+	xip  []string // in progress, all below xmax
+}
+
+// beginning is the snapshot in which nothing is visible.
+var beginning = snapshot{text: "1:1:", xmax: 1}
+
+func parseSnapshot(text string) (snapshot, error) {
+	s := snapshot{text: text}
+	xmin, rest, found := strings.Cut(text, ":")
+	xmax, xip, foundToo := strings.Cut(rest, ":")
+	low, err := strconv.ParseUint(xmin, 10, 64)
+	if err == nil {
+		s.xmax, err = strconv.ParseUint(xmax, 10, 64)
+	}
+	if err != nil || !found || !foundToo || low == 0 || s.xmax < low {
+		return s, fmt.Errorf("outbox: %q is not a snapshot", text)
+	}
+	if xip == "" {
+		return s, nil
+	}
+	s.xip = strings.Split(xip, ",")
+	for _, x := range s.xip {
+		n, err := strconv.ParseUint(x, 10, 64)
+		if err != nil || n < low || n >= s.xmax {
+			return s, fmt.Errorf("outbox: %q is not a snapshot", text)
+		}
+		low = n + 1 // they are in order
+	}
+	return s, nil
+}
+
+// withoutRunning returns a snapshot that shows only transactions older than all that were in
+// progress in s.
+func (s snapshot) withoutRunning() snapshot {
+	xmin, _, _ := strings.Cut(s.text, ":")
+	n, _ := strconv.ParseUint(xmin, 10, 64) // s has been parsed
+	return snapshot{text: xmin + ":" + xmin + ":", xmax: n}
+}
+
+func (s snapshot) xmaxText() string { return strconv.FormatUint(s.xmax, 10) }
+
+// A cursor is a position in the log. Everything visible in from is dealt with, and of what is
+// visible in to the ids up to last.
+type cursor struct {
+	from snapshot
+	to   *snapshot // nil at the end of a difference
+	last int64
+}
+
+// behindDifference is the position behind the difference that c is in.
+func (c cursor) behindDifference() cursor { return cursor{from: *c.to} }
+
+// newestSnapshot is the later of its snapshots.
+func (c cursor) newestSnapshot() snapshot {
+	if c.to == nil {
+		return c.from
+	}
+	return *c.to
+}
+
+func (c cursor) toText() *string {
+	if c.to == nil {
+		return nil
+	}
+	return &c.to.text
+}
+
+// A querier is a pool or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// readCheckpoint reads the newest checkpoint, and which of the two tables of cursors has it.
+// With no checkpoint the log is read from its beginning.
+func (s *core) readCheckpoint(ctx context.Context, db querier) (c cursor, which int, err error) {
+	var epoch, seq int64
+	var from string
+	var to *string
+	err = db.QueryRow(ctx, s.sql.readCursor).Scan(&epoch, &seq, &from, &to, &c.last, &which)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return cursor{from: beginning}, 0, nil
+	}
+	if err != nil {
+		return c, 0, fmt.Errorf("read the cursor: %w", err)
+	}
+	if c.from, err = parseSnapshot(from); err == nil && to != nil {
+		var end snapshot
+		end, err = parseSnapshot(*to)
+		c.to = &end
+	}
+	return c, which, err
+}
+
+// sqlReadCursor reads how far the log is published, and which of the two tables has that.
+const sqlReadCursor = `
+SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
+	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 0 AS which FROM {schema}.outbox_cursor_0
+	UNION ALL
+	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 1 FROM {schema}.outbox_cursor_1) c
+ORDER BY epoch DESC, seq DESC LIMIT 1`
+
+// sqlPlanByIndex makes the planner use indexes for the statements behind it in the transaction.
+// A leaf is empty one minute and full the next, so that statistics mislead: a sequential scan
+// would read all messages that are published already.
+const sqlPlanByIndex = `
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
+	set_config('plan_cache_mode', 'force_generic_plan', true)`
+
+// sqlListDifference lists, in the order of their ids, the messages that became visible after one
+// snapshot: those of transactions that were in progress then ($2) or began later (from $1 on).
+// The snapshot of the statement itself, now, is where the next difference begins. It comes back
+// with no message as well. A relay whose tenure, $6, is over gets no row.
+// $4, if it is not null, is a snapshot in which the messages must be visible besides, and $3
+// the id after which they begin. So a long difference can be listed in parts. (With id in place
+// of id + 0 the planner might take the index on id and walk through all that is published.)
+const sqlListDifference = `
+SELECT s.now::text, m.leaf, m.id, m.size
+FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $6) s
+LEFT JOIN LATERAL (
+	SELECT leaf, id, size FROM ({leaves}) d
+	WHERE id + 0 > $3 AND ($4::text IS NULL OR pg_visible_in_snapshot(xid, $4::text::pg_snapshot))
+	ORDER BY id LIMIT $5) m ON true
+ORDER BY m.id`
+
+// sqlListLeaf has two branches: one condition with OR could not use the index.
+const sqlListLeaf = `
+	SELECT {i} AS leaf, id, octet_length(payload) AS size, xid FROM {schema}.{leaf} WHERE xid >= $1::text::xid8
+	UNION ALL
+	SELECT {i}, id, octet_length(payload), xid FROM {schema}.{leaf} WHERE xid = ANY ($2::text[]::xid8[])`
+
+// sqlFetchMessages reads listed messages, and the held message of the same ordering key behind
+// which each has to wait. It takes no lock: stored messages never change.
+const sqlFetchMessages = `
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.{leaf} o WHERE id = ANY ($1::bigint[])`
