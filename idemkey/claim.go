@@ -60,7 +60,7 @@ func (c *claimer) askStore(claim Claim) (Decision, error) {
 	defer cancel()
 	d, err := c.claimInScope(ctx, claim)
 	if err == nil && d.Kind == KindFingerprintUnknown {
-		if c.older, c.olderErr = c.fingerprintAs(d.FPAlg); len(c.older) > 0 {
+		if c.older, c.olderErr = c.digestOtherSettings(d.FPAlg); len(c.older) > 0 {
 			claim.Prior = c.older
 			d, err = c.claimInScope(ctx, claim)
 		}
@@ -167,7 +167,7 @@ func (c *claimer) recoverOutcome(claim Claim, unknown Decision) (ruling, error) 
 		err = fmt.Errorf("idemkey: Recover returned a response of status %d", resp.Status)
 	}
 	if err != nil {
-		c.note(err)
+		c.noteError(err)
 		return ruling{Decision: unknown}, nil
 	}
 	claim.Recovered = unknown.Attempt
@@ -181,7 +181,7 @@ func (c *claimer) recoverOutcome(claim Claim, unknown Decision) (ruling, error) 
 // fingerprintAs returns the request's fingerprints by the settings, other than the claim's, that can have
 // made a record's fingerprint of algorithm alg. The body is digested once more for each, so it is called
 // only where a record has such a fingerprint.
-func (c *claimer) fingerprintAs(alg string) (made []Fingerprint, err error) {
+func (c *claimer) digestOtherSettings(alg string) (made []Fingerprint, err error) {
 	var settings []*fingerprinter
 	for _, f := range c.m.opts.older {
 		if f.mayHaveMade(alg) {

@@ -165,7 +165,7 @@ func (h *replayCache) findReplay(c *Claim) (Decision, bool) {
 	}
 	h.byUse.MoveToFront(e)
 	rec := found.rec
-	rec.Response = rec.Response.clone()
+	rec.Response = rec.Response.cloneResponse()
 	return Decision{Kind: KindReplay, Record: &rec}, true
 }
 
@@ -179,7 +179,7 @@ func (h *replayCache) addRecord(id Identity, rec Record, left time.Duration, at 
 	if e := h.entries[id]; e != nil {
 		h.dropEntry(e)
 	}
-	rec.Response = rec.Response.clone()
+	rec.Response = rec.Response.cloneResponse()
 	h.entries[id] = h.byUse.PushFront(&cached{id, rec, at.Add(min(left, cacheLife))})
 	if h.byUse.Len() > h.max {
 		h.dropEntry(h.byUse.Back())

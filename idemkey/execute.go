@@ -36,7 +36,7 @@ type handled struct {
 func (x *executor) runHandler(found ruling) {
 	x.records.openExecution(found)
 	if err := failpoint.Hit("idemkey/after-begin"); err != nil {
-		_ = x.records.release(Bound, http.StatusInternalServerError)
+		_ = x.records.releaseKey(Bound, http.StatusInternalServerError)
 		x.records.answers.answerFailure(err)
 		return
 	}
@@ -54,12 +54,12 @@ func (x *executor) runHandler(found ruling) {
 			return
 		}
 		stopCutting()
-		h.run.close()
+		h.run.closeRun()
 		h.cutStream()
-		h.buffer.close()
+		h.buffer.closeWrites()
 		stopRenewing()
 		x.event.Handler = time.Since(start)
-		if h.streaming() {
+		if h.responseBegan() {
 			x.records.endStream(h, thrownError(recover()))
 		}
 		x.records.settlePanicked(h)
@@ -70,14 +70,14 @@ func (x *executor) runHandler(found ruling) {
 	x.next.ServeHTTP(w, x.r.WithContext(found.Exec.Context(x.contextOfRun(ctx, h.run))))
 	returned = true
 	stopCutting()
-	h.run.close()
+	h.run.closeRun()
 	if ctx.Err() != nil || h.run.err != nil {
 		h.cutStream()
 	}
-	h.buffer.finish()
+	h.buffer.finishResponse()
 	stopRenewing()
 	x.event.Handler = time.Since(start)
-	x.records.settle(ctx, h)
+	x.records.settleOutcome(ctx, h)
 }
 
 // runUnprotected runs the handler after the claim has failed with err. Nothing is remembered: the log and
@@ -87,7 +87,7 @@ func (x *executor) runUnprotected(err error) {
 		x.w.Header().Del(name)
 	}
 	x.id = Identity{}
-	x.note(err)
+	x.noteError(err)
 	defer func() { // after a panic, too
 		x.event.Result = ResultFailOpen
 		if x.event.Outcome == OutcomeKept || x.event.Outcome == OutcomeRejected {
@@ -174,7 +174,7 @@ type handlerRun struct {
 	err     error
 }
 
-func (r *handlerRun) close() {
+func (r *handlerRun) closeRun() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = true
@@ -195,7 +195,7 @@ func (r *handlerRun) failWith(p *Problem) {
 }
 
 // verdictOn returns the handler's verdict, or else the policy's on status.
-func (r *handlerRun) verdictOn(status int, policy Policy) Verdict {
+func (r *handlerRun) verdictOnStatus(status int, policy Policy) Verdict {
 	r.mu.Lock()
 	verdict := r.verdict
 	r.mu.Unlock()

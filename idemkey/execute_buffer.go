@@ -63,7 +63,7 @@ func (b *buffer) refuseWrites() {
 
 // close ends the handler's part. When it returns, every Write has ended, and
 // all later ones are refused.
-func (b *buffer) close() {
+func (b *buffer) closeWrites() {
 	b.refuseWrites()
 	b.mu.Lock() // waits for a Write that is under way
 	defer b.mu.Unlock()
@@ -91,7 +91,7 @@ func (b *buffer) Write(p []byte) (int, error) {
 	if b.closed.Load() {
 		return 0, ErrSettled
 	}
-	return b.append(p)
+	return b.appendBody(p)
 }
 
 // setStatus passes informational statuses on at once, as net/http does: they are no outcome.
@@ -127,7 +127,7 @@ func (b *buffer) reserveHeaders(h http.Header) http.Header {
 	return h
 }
 
-func (b *buffer) append(p []byte) (int, error) {
+func (b *buffer) appendBody(p []byte) (int, error) {
 	if b.sent == nil {
 		b.setStatus(http.StatusOK)
 	}
@@ -143,20 +143,20 @@ func (b *buffer) append(p []byte) (int, error) {
 }
 
 func (b *buffer) SetReadDeadline(t time.Time) error {
-	return b.configure(func(c *http.ResponseController) error { return c.SetReadDeadline(t) })
+	return b.configureConn(func(c *http.ResponseController) error { return c.SetReadDeadline(t) })
 }
 
 func (b *buffer) SetWriteDeadline(t time.Time) error {
-	return b.configure(func(c *http.ResponseController) error { return c.SetWriteDeadline(t) })
+	return b.configureConn(func(c *http.ResponseController) error { return c.SetWriteDeadline(t) })
 }
 
 func (b *buffer) EnableFullDuplex() error {
-	return b.configure((*http.ResponseController).EnableFullDuplex)
+	return b.configureConn((*http.ResponseController).EnableFullDuplex)
 }
 
 // configure changes a setting of the connection. It does not wait for a Write: a deadline may have to end
 // that Write.
-func (b *buffer) configure(set func(*http.ResponseController) error) error {
+func (b *buffer) configureConn(set func(*http.ResponseController) error) error {
 	b.control.Lock()
 	defer b.control.Unlock()
 	if b.closed.Load() {
@@ -167,8 +167,8 @@ func (b *buffer) configure(set func(*http.ResponseController) error) error {
 
 // finish closes b and settles status and content type, as net/http would on the first byte. The response does
 // not change afterwards, so a replay is the same.
-func (b *buffer) finish() {
-	b.close()
+func (b *buffer) finishResponse() {
+	b.closeWrites()
 	if b.sent == nil {
 		b.setStatus(http.StatusOK)
 	}
@@ -196,7 +196,7 @@ func (b *buffer) tidyHeader() {
 
 // response returns the part of a finished buffer that is kept: of the headers, the listed ones that the handler
 // set itself. Outer middleware sets its own again on a replay.
-func (b *buffer) response(kept map[string]bool, maxBody int) Response {
+func (b *buffer) keptResponse(kept map[string]bool, maxBody int) Response {
 	r := Response{Status: b.status, Header: make(http.Header), Body: b.body}
 	for name, values := range b.sent {
 		before, had := b.base[name]
@@ -211,7 +211,7 @@ func (b *buffer) response(kept map[string]bool, maxBody int) Response {
 }
 
 // send writes the finished response to the client.
-func (b *buffer) send() {
+func (b *buffer) sendResponse() {
 	b.replaceHeader(b.sent)
 	sendBody(b.raw, b.status, b.body)
 }

@@ -35,7 +35,7 @@ func (s *stream) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	if !s.live.Load() {
-		return s.append(p)
+		return s.appendBody(p)
 	}
 	return s.raw.Write(p)
 }
@@ -80,7 +80,7 @@ func (s *stream) beginSending() error {
 		s.live.Store(true)
 	}
 	if s.failed.Load() { // meanwhile: that cut found nothing under way
-		s.cut()
+		s.cutConnection()
 		return cmp.Or(s.err, ErrSettled)
 	}
 	return s.err
@@ -89,7 +89,7 @@ func (s *stream) beginSending() error {
 // cut stops what is being sent, by a write deadline that has passed. That works even where a recoverer
 // swallows http.ErrAbortHandler: without the deadline the response would then end as if it were complete. A
 // writer that has no deadlines leaves it to the panic.
-func (s *stream) cut() {
+func (s *stream) cutConnection() {
 	s.failed.Store(true)
 	s.refuseWrites() // before the deadline, or the handler could set another one
 	if s.live.Load() {
@@ -106,7 +106,7 @@ func (x *executor) handlerWriter(h *handled, stopRenewing func(), lost context.C
 	}
 	h.stream = &stream{buffer: b}
 	h.stream.start = func() (bool, error) {
-		verdict := h.run.verdictOn(b.status, x.m.opts.Policy)
+		verdict := h.run.verdictOnStatus(b.status, x.m.opts.Policy)
 		if verdict != Keep && verdict != CommitAnyway || !x.r.ProtoAtLeast(1, 1) {
 			return false, nil
 		}
@@ -121,7 +121,7 @@ func (x *executor) handlerWriter(h *handled, stopRenewing func(), lost context.C
 }
 
 // streaming reports that the client has been sent the beginning of a success.
-func (h *handled) streaming() bool { return h.stream != nil && h.stream.live.Load() }
+func (h *handled) responseBegan() bool { return h.stream != nil && h.stream.live.Load() }
 
 // streamErr returns why a response that was to be streamed was not sent.
 func (h *handled) streamErr() error {
@@ -135,7 +135,7 @@ func (h *handled) streamErr() error {
 // client that reads nothing, and would otherwise hold up the end of the request.
 func (h *handled) cutStream() {
 	if h.stream != nil {
-		h.stream.cut()
+		h.stream.cutConnection()
 	}
 }
 

@@ -25,7 +25,7 @@ func (m *Memory) Expire(id Identity) {
 func (m *Memory) Stored(id Identity) Record {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.entries[id].read(m.now())
+	return m.entries[id].readRecord(m.now())
 }
 
 // Swap puts a response into id's record.

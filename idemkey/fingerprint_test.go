@@ -11,10 +11,10 @@ import (
 // sum is the fingerprint of a POST under the given options.
 func sum(t testing.TB, o Options, target, contentType, body string) string {
 	t.Helper()
-	o.bind()
+	o.prepareLookups()
 	r := httptest.NewRequest("POST", target, nil)
 	r.Header.Set("Content-Type", contentType)
-	fp, err := o.fingerprint(r, []byte(body))
+	fp, err := o.fingerprintOf(r, []byte(body))
 	if err != nil || !strings.HasPrefix(fp.Alg, "v1") {
 		t.Fatalf("fingerprint = %q, %v", fp.Alg, err)
 	}
@@ -109,12 +109,12 @@ func TestFingerprintMultipart(t *testing.T) {
 func TestFingerprintHeaders(t *testing.T) {
 	t.Parallel()
 	o := Options{Fingerprint: FingerprintOptions{IncludeHeaders: []string{"Api-Version"}}}
-	o.bind()
+	o.prepareLookups()
 	of := func(header, value, body string) string {
 		r := httptest.NewRequest("POST", "/", nil)
 		r.Header.Set("Content-Type", "application/json")
 		r.Header.Set(header, value)
-		fp, err := o.fingerprint(r, []byte(body))
+		fp, err := o.fingerprintOf(r, []byte(body))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -111,13 +111,13 @@ func FuzzFingerprint(f *testing.F) {
 	f.Add("multipart/mixed", "a", []byte("x"), []byte(`"`))
 	o := &Options{SingleTenant: true}
 	o.setDefaults()
-	o.bind()
+	o.prepareLookups()
 	f.Fuzz(func(t *testing.T, contentType, query string, body, more []byte) {
 		sum := func(contentType, query string, body []byte) []byte {
 			r := httptest.NewRequest("POST", "/orders", nil)
 			r.URL.RawQuery = query
 			r.Header.Set("Content-Type", contentType)
-			fp, err := o.fingerprint(r, body)
+			fp, err := o.fingerprintOf(r, body)
 			if err != nil || len(fp.Sum) != 32 || fp.Alg != fingerprintV1 {
 				t.Fatalf("fingerprint = %+v, %v", fp, err)
 			}

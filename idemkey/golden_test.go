@@ -49,11 +49,11 @@ func TestGoldenSums(t *testing.T) {
 	t.Parallel()
 	for _, tt := range goldenSums {
 		o := &Options{Fingerprint: tt.opts}
-		o.bind()
+		o.prepareLookups()
 		r := httptest.NewRequest("POST", "/orders/1?b=2&a=1", nil)
 		r.Header.Set("Content-Type", tt.contentType)
 		r.Header.Set("Api-Version", "7")
-		fp, err := o.fingerprint(r, []byte(tt.body))
+		fp, err := o.fingerprintOf(r, []byte(tt.body))
 		if got := hex.EncodeToString(fp.Sum); err != nil || got != tt.want {
 			t.Errorf("%s: %s, %v; want %s", tt.name, got, err, tt.want)
 		}

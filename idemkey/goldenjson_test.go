@@ -60,10 +60,10 @@ func goldenSum(t *testing.T, settings, body string) string {
 		t.Fatalf("no settings are called %q", settings)
 	}
 	o := &Options{Fingerprint: fingerprint}
-	o.bind()
+	o.prepareLookups()
 	r := httptest.NewRequest("POST", "/orders", nil)
 	r.Header.Set("Content-Type", "application/json")
-	fp, err := o.fingerprint(r, []byte(body))
+	fp, err := o.fingerprintOf(r, []byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ func sumOf(t *testing.T, o *Options, header map[string]string, body string) stri
 	for name, value := range header {
 		r.Header.Set(name, value)
 	}
-	o.bind()
-	fp, err := o.fingerprint(r, []byte(body))
+	o.prepareLookups()
+	fp, err := o.fingerprintOf(r, []byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,16 +85,16 @@ func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
 		if err := m.makeRoom(c.ID, now); err != nil {
 			return Decision{}, err
 		}
-		return m.claim(&entry{id: c.ID}, c, 1, now), nil
+		return m.claimEntry(&entry{id: c.ID}, c, 1, now), nil
 	}
-	rec := e.read(now)
+	rec := e.readRecord(now)
 	kind := c.Judge(&rec)
 	if kind == KindProceed {
-		d := m.claim(e, c, c.NextAttempt(&rec), now)
+		d := m.claimEntry(e, c, c.NextAttempt(&rec), now)
 		d.TookOver = c.TakesOver(&rec)
 		return d, nil
 	}
-	return rec.decide(kind), nil
+	return rec.decisionOf(kind), nil
 }
 
 // Find decides c by the record alone and claims nothing. It is not decided where
@@ -109,16 +109,16 @@ func (m *Memory) Find(_ context.Context, c Claim) (d Decision, decided bool, err
 	if e == nil {
 		return Decision{}, false, nil
 	}
-	rec := e.read(m.now())
+	rec := e.readRecord(m.now())
 	kind := c.Judge(&rec)
 	if kind == KindProceed {
 		return Decision{}, false, nil
 	}
-	return rec.decide(kind), true, nil
+	return rec.decisionOf(kind), true, nil
 }
 
 // decide turns kind, which is not to proceed, into a decision.
-func (r *Record) decide(kind Kind) Decision {
+func (r *Record) decisionOf(kind Kind) Decision {
 	if kind == KindInFlight {
 		return Decision{Kind: kind, RetryAfter: r.LeaseLeft}
 	}
@@ -136,8 +136,8 @@ const sweepWhenFull = 100
 
 // makeRoom returns why there is none for a record of id. mu is held.
 func (m *Memory) makeRoom(id Identity, now time.Time) error {
-	for m.perScope[id.unkeyed()] >= m.maxPerScope || len(m.entries) >= m.max {
-		if m.sweep(now, sweepWhenFull) > 0 {
+	for m.perScope[id.withoutKey()] >= m.maxPerScope || len(m.entries) >= m.max {
+		if m.sweepExpired(now, sweepWhenFull) > 0 {
 			continue
 		}
 		if len(m.entries) >= m.max {
@@ -149,12 +149,12 @@ func (m *Memory) makeRoom(id Identity, now time.Time) error {
 }
 
 // unkeyed returns what the records of one scope share.
-func (id Identity) unkeyed() Identity { return Identity{Namespace: id.Namespace, Scope: id.Scope} }
+func (id Identity) withoutKey() Identity { return Identity{Namespace: id.Namespace, Scope: id.Scope} }
 
 // claim makes the caller the owner of e, which may be new. mu is held.
-func (m *Memory) claim(e *entry, c Claim, attempt int, now time.Time) Decision {
+func (m *Memory) claimEntry(e *entry, c Claim, attempt int, now time.Time) Decision {
 	if m.entries[e.id] == e {
-		m.remove(e)
+		m.removeEntry(e)
 	}
 	if attempt == 1 {
 		e.incarnation = newIncarnation()
@@ -163,7 +163,7 @@ func (m *Memory) claim(e *entry, c Claim, attempt int, now time.Time) Decision {
 	e.lease, e.leaseUntil = c.Lease, now.Add(c.Lease)
 	e.owner = &memoryExecution{m, e}
 	m.entries[e.id] = e
-	m.perScope[e.id.unkeyed()]++
+	m.perScope[e.id.withoutKey()]++
 	heap.Push(&m.byAge, e)
 	return Decision{Kind: KindProceed, Exec: e.owner, Incarnation: e.incarnation, Attempt: attempt, ExpiresAt: e.rec.ExpiresAt}
 }
@@ -172,23 +172,23 @@ func (m *Memory) claim(e *entry, c Claim, attempt int, now time.Time) Decision {
 func newIncarnation() string { return strings.ToLower(rand.Text()[:13]) }
 
 // remove takes e out. A late owner finds that it no longer is one. mu is held.
-func (m *Memory) remove(e *entry) {
+func (m *Memory) removeEntry(e *entry) {
 	heap.Remove(&m.byAge, e.index)
 	delete(m.entries, e.id)
 	e.owner = nil
-	scope := e.id.unkeyed()
+	scope := e.id.withoutKey()
 	if m.perScope[scope]--; m.perScope[scope] == 0 {
 		delete(m.perScope, scope)
 	}
 }
 
 // read returns a copy of the record as of now.
-func (e *entry) read(now time.Time) Record {
+func (e *entry) readRecord(now time.Time) Record {
 	rec := e.rec
 	rec.LeaseLeft = max(0, e.leaseUntil.Sub(now))
 	rec.LifeLeft = max(0, rec.ExpiresAt.Sub(now))
 	rec.Expired = !now.Before(rec.ExpiresAt)
-	rec.Response = rec.Response.clone()
+	rec.Response = rec.Response.cloneResponse()
 	return rec
 }
 
@@ -196,20 +196,20 @@ func (e *entry) read(now time.Time) Record {
 func (m *Memory) Sweep(_ context.Context, limit int) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.sweep(m.now(), limit), nil
+	return m.sweepExpired(m.now(), limit), nil
 }
 
 // sweep stops at the first record that has not expired or has a live owner.
 // mu is held.
-func (m *Memory) sweep(now time.Time, limit int) int {
+func (m *Memory) sweepExpired(now time.Time, limit int) int {
 	n := 0
 	for ; n < limit && len(m.byAge) > 0; n++ {
 		e := m.byAge[0]
-		rec := e.read(now)
+		rec := e.readRecord(now)
 		if !rec.Expired || rec.State == StateInProgress && rec.LeaseLeft > 0 {
 			break
 		}
-		m.remove(e)
+		m.removeEntry(e)
 	}
 	return n
 }
@@ -237,19 +237,19 @@ func (x *memoryExecution) Renew(context.Context) error {
 
 // Commit keeps r, unless another owner has taken over: then [ErrNotStored]
 // and [ErrLeaseLost].
-func (x *memoryExecution) Commit(_ context.Context, r Response) error { return x.keep(r) }
+func (x *memoryExecution) Commit(_ context.Context, r Response) error { return x.keepEntry(r) }
 
 // Reject is Commit: there is nothing to roll back.
-func (x *memoryExecution) Reject(_ context.Context, r Response) error { return x.keep(r) }
+func (x *memoryExecution) Reject(_ context.Context, r Response) error { return x.keepEntry(r) }
 
-func (x *memoryExecution) keep(r Response) error {
+func (x *memoryExecution) keepEntry(r Response) error {
 	x.m.mu.Lock()
 	defer x.m.mu.Unlock()
 	e := x.entry
 	if e.owner != x || e.rec.State != StateInProgress {
 		return fmt.Errorf("%w: %w", ErrNotStored, ErrLeaseLost)
 	}
-	e.rec.State, e.rec.Response = r.State(), r.clone()
+	e.rec.State, e.rec.Response = r.State(), r.cloneResponse()
 	return nil
 }
 
@@ -262,7 +262,7 @@ func (x *memoryExecution) Release(_ context.Context, mode ReleaseMode, status in
 		return nil
 	}
 	if mode == Forget {
-		x.m.remove(e)
+		x.m.removeEntry(e)
 		return nil
 	}
 	e.rec.State, e.rec.Response.Status = StateFailed, status

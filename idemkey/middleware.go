@@ -29,12 +29,12 @@ func New(store Store, opts *Options) (*Middleware, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	o := opts.clone()
+	o := opts.cloneOptions()
 	o.setDefaults()
-	if err := o.check(traitsOf(store)); err != nil {
+	if err := o.checkOptions(traitsOf(store)); err != nil {
 		return nil, err
 	}
-	o.bind()
+	o.prepareLookups()
 	m := &Middleware{store: store, opts: o, traits: traitsOf(store), methods: make(map[string]bool)}
 	m.room = &waitingRoom{keys: make(map[Identity]*waiters)}
 	m.scopes = &scopeCount{running: make(map[string]int)}
@@ -55,7 +55,7 @@ func New(store Store, opts *Options) (*Middleware, error) {
 // fields that it ignores, and gives each of its Fingerprint.Versions all fields too.
 // docs/upgrading.md says what a change of them does to keys in use.
 func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
-	o := m.opts.clone()
+	o := m.opts.cloneOptions()
 	if set == nil {
 		return nil, errors.New("idemkey: With needs a function that sets options")
 	}
@@ -90,19 +90,19 @@ func (m *Middleware) With(set func(*Options)) (*Middleware, error) {
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	site := mountSite()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !m.covers(r) {
+		if !m.coversRequest(r) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		m.serve(w, r, next, site)
+		m.serveStations(w, r, next, site)
 	})
 }
 
 // serve takes a covered request through the stations: receive, claim, execute, record. Clients observe
 // their order. A panic goes on to the caller, after the key was released and the request was reported.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, site mountStack) {
+func (m *Middleware) serveStations(w http.ResponseWriter, r *http.Request, next http.Handler, site mountStack) {
 	q := newRequest(m, w, r)
-	defer q.report(context.WithoutCancel(r.Context()))
+	defer q.reportEvent(context.WithoutCancel(r.Context()))
 	claims := &claimer{request: q}
 	defer claims.leaveScope()
 	answers := answerer{q}
@@ -129,7 +129,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 }
 
-func (m *Middleware) covers(r *http.Request) bool {
+func (m *Middleware) coversRequest(r *http.Request) bool {
 	return m.methods[r.Method] && (m.opts.Skip == nil || !m.opts.Skip(r))
 }
 
@@ -165,13 +165,13 @@ func (m *Middleware) PolicyHandler() http.Handler {
 func (m *Middleware) problemStatuses() map[string]int {
 	statuses := make(map[string]int, len(problems))
 	for code := range problems {
-		statuses[code] = m.problem(code).Status
+		statuses[code] = m.problemByCode(code).Status
 	}
 	return statuses
 }
 
 // problem returns the problem that code names, with the configured status.
-func (m *Middleware) problem(code string) *Problem {
+func (m *Middleware) problemByCode(code string) *Problem {
 	p := newProblem(code)
 	switch code {
 	case CodeInProgress:

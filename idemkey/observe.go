@@ -108,7 +108,7 @@ type StoreObserver interface {
 var storeAnswers = []error{ErrCapacity, ErrRecordCorrupt, ErrLeaseLost, ErrTxMisuse, ErrTxConflict, ErrNotCommitted}
 
 // note adds err to the event's errors. It keeps those that were noted before.
-func (q *request) note(err error) {
+func (q *request) noteError(err error) {
 	switch {
 	case err == nil, errors.Is(q.event.Err, err):
 	case q.event.Err == nil:
@@ -139,7 +139,7 @@ func (q *request) noteStart() {
 var ourFault = []Result{ResultFailOpen, ResultFingerprintUnknown, ResultUnknown}
 
 // report writes the request's one log line and tells the observer.
-func (q *request) report(ctx context.Context) {
+func (q *request) reportEvent(ctx context.Context) {
 	e, o := &q.event, q.m.opts
 	if o.Observer != nil {
 		o.Observer.Observe(ctx, *e)
@@ -172,7 +172,7 @@ func (q *request) report(ctx context.Context) {
 		attrs = append(attrs, slog.Bool("oversize", true))
 	}
 	if id := cmp.Or(q.id, q.claim.ID); id.Key != "" {
-		attrs = append(attrs, keyAttr(id, o.LogKeys))
+		attrs = append(attrs, identityAttr(id, o.LogKeys))
 	}
 	if e.Err != nil {
 		attrs = append(attrs, slog.Any("error", e.Err))
@@ -182,11 +182,11 @@ func (q *request) report(ctx context.Context) {
 
 // keyAttr names an identity for the log. Keys may be business data, so only a
 // prefix of their digest is written: enough to find a request's lines again.
-func keyAttr(id Identity, plain bool) slog.Attr {
+func identityAttr(id Identity, plain bool) slog.Attr {
 	if plain {
 		return slog.Group("id", "namespace", id.Namespace, "scope", id.Scope, "key", id.Key)
 	}
 	d := digest{sha256.New()}
-	d.field(id.Namespace, id.Scope, id.Key)
+	d.writeStrings(id.Namespace, id.Scope, id.Key)
 	return slog.String("key", hex.EncodeToString(d.Sum(nil)[:6]))
 }

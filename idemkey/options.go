@@ -220,11 +220,11 @@ type ProblemOptions struct {
 }
 
 // clone copies o, lists included, so that a route's changes stay its own.
-func (o *Options) clone() *Options {
+func (o *Options) cloneOptions() *Options {
 	c := *o
 	c.Methods = slices.Clone(o.Methods)
 	c.Key.Aliases = slices.Clone(o.Key.Aliases)
-	c.Fingerprint = o.Fingerprint.clone()
+	c.Fingerprint = o.Fingerprint.cloneSettings()
 	c.Response.KeepHeaders = slices.Clone(o.Response.KeepHeaders)
 	return &c
 }
@@ -259,7 +259,7 @@ func (o *Options) setDefaults() {
 }
 
 // bind computes what is looked up on every request.
-func (o *Options) bind() {
+func (o *Options) prepareLookups() {
 	o.current, o.older = newFingerprinter(o.Fingerprint), nil
 	for _, version := range o.Fingerprint.Versions {
 		o.older = append(o.older, newFingerprinter(version))
@@ -280,7 +280,7 @@ func (o *Options) ownHeaders() []string {
 }
 
 // check returns an error that names the field.
-func (o *Options) check(store Traits) error {
+func (o *Options) checkOptions(store Traits) error {
 	invalid := func(field, format string, args ...any) error {
 		return fmt.Errorf("idemkey: Options.%s %s", field, fmt.Sprintf(format, args...))
 	}
@@ -315,7 +315,7 @@ func (o *Options) checkIdentity(invalid func(string, string, ...any) error) erro
 		return invalid("Scope", "is required, unless SingleTenant says that all callers share one scope")
 	case o.Scope != nil && o.SingleTenant:
 		return invalid("SingleTenant", "contradicts Scope")
-	case !text(o.Key.Namespace, MaxNamespace):
+	case !printableText(o.Key.Namespace, MaxNamespace):
 		return invalid("Key.Namespace", "must be 1 to %d printable bytes", MaxNamespace)
 	case o.ScopeByRoute && len(o.Key.Namespace) > MaxNamespace-routeLen:
 		return invalid("Key.Namespace", "must be at most %d bytes with ScopeByRoute", MaxNamespace-routeLen)
@@ -406,11 +406,11 @@ const routeLen = 33
 
 // namespace returns the namespace of r's record. A route is put into it as a
 // digest: patterns may be longer than a namespace.
-func (o *Options) namespace(r *http.Request) string {
+func (o *Options) namespaceOf(r *http.Request) string {
 	if !o.ScopeByRoute {
 		return o.Key.Namespace
 	}
 	d := digest{sha256.New()}
-	d.field(r.Method, cmp.Or(r.Pattern, r.URL.EscapedPath()))
+	d.writeStrings(r.Method, cmp.Or(r.Pattern, r.URL.EscapedPath()))
 	return o.Key.Namespace + ":" + hex.EncodeToString(d.Sum(nil)[:16])
 }

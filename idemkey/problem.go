@@ -164,7 +164,7 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 }
 
 // complete fills in what p leaves to its default, without touching p.
-func (o *Options) complete(p *Problem) *Problem {
+func (o *Options) completeProblem(p *Problem) *Problem {
 	c := *p
 	switch {
 	case c.Type != "":

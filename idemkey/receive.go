@@ -62,16 +62,16 @@ func (v *receiver) receiveRequest(site mountStack) (ok bool) {
 	case errors.Is(err, errKeyMissing) && o.Key.Optional:
 		return v.checkMounts(site)
 	case errors.Is(err, errKeyMissing):
-		v.answers.refuse(ResultMissing, CodeKeyMissing, nil)
+		v.answers.refuseRequest(ResultMissing, CodeKeyMissing, nil)
 		return false
 	case err != nil:
-		v.answers.refuse(ResultInvalid, CodeKeyInvalid, nil)
+		v.answers.refuseRequest(ResultInvalid, CodeKeyInvalid, nil)
 		return false
 	case !v.identifyCaller(sent.key) || !v.checkMounts(site) || !v.readBody(atHandler):
 		return false
 	}
-	if v.claim.FP, err = o.fingerprint(v.r, v.body); err != nil {
-		v.answers.refuse(ResultInvalid, CodeBodyUnreadable, err)
+	if v.claim.FP, err = o.fingerprintOf(v.r, v.body); err != nil {
+		v.answers.refuseRequest(ResultInvalid, CodeBodyUnreadable, err)
 		return false
 	}
 	v.w.Header().Set(sent.header, sent.value) // checked: it can hold no line break
@@ -83,13 +83,13 @@ func (v *receiver) identifyCaller(key string) (ok bool) {
 	scope, err := v.m.opts.scopeOf(v.r)
 	switch {
 	case errors.Is(err, errScopeInvalid):
-		v.answers.refuse(ResultMisconfigured, CodeScopeInvalid, err)
+		v.answers.refuseRequest(ResultMisconfigured, CodeScopeInvalid, err)
 		return false
 	case err != nil:
-		v.answers.refuse(ResultUnauthorized, CodeScopeMissing, err)
+		v.answers.refuseRequest(ResultUnauthorized, CodeScopeMissing, err)
 		return false
 	}
-	v.id = Identity{Namespace: v.m.opts.namespace(v.r), Scope: scope, Key: key}
+	v.id = Identity{Namespace: v.m.opts.namespaceOf(v.r), Scope: scope, Key: key}
 	v.claim.ID = v.id
 	return true
 }
@@ -111,7 +111,7 @@ func (o *Options) scopeOf(r *http.Request) (string, error) {
 
 // checkScope returns an error that does not repeat the scope.
 func checkScope(scope string) error {
-	switch odd := oddByte(scope); {
+	switch odd := findOddByte(scope); {
 	case scope == "":
 		return errors.New("idemkey: Options.Scope returned no scope")
 	case len(scope) > MaxScope:

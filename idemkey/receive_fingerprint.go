@@ -32,14 +32,14 @@ const MaxFingerprintVersions = 8
 const maxParts = 1000
 
 // clone copies f, lists included.
-func (f *FingerprintOptions) clone() FingerprintOptions {
+func (f *FingerprintOptions) cloneSettings() FingerprintOptions {
 	c := *f
 	c.ExcludeFields = slices.Clone(f.ExcludeFields)
 	c.IncludeFields = slices.Clone(f.IncludeFields)
 	c.IncludeHeaders = slices.Clone(f.IncludeHeaders)
 	c.Versions = slices.Clone(f.Versions)
 	for i := range c.Versions {
-		c.Versions[i] = c.Versions[i].clone()
+		c.Versions[i] = c.Versions[i].cloneSettings()
 	}
 	return c
 }
@@ -50,7 +50,7 @@ func (o *Options) checkFingerprint(invalid func(string, string, ...any) error) e
 	if len(f.Versions) > MaxFingerprintVersions {
 		return invalid("Fingerprint.Versions", "are %d, and must be at most %d", len(f.Versions), MaxFingerprintVersions)
 	}
-	if err := f.check("Fingerprint.", invalid); err != nil {
+	if err := f.checkSettings("Fingerprint.", invalid); err != nil {
 		return err
 	}
 	for i := range f.Versions {
@@ -61,14 +61,14 @@ func (o *Options) checkFingerprint(invalid func(string, string, ...any) error) e
 		case version.Unlabelled:
 			return invalid(prefix+"Unlabelled", "must be false: it is about records to be made")
 		}
-		if err := version.check(prefix, invalid); err != nil {
+		if err := version.checkSettings(prefix, invalid); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (f *FingerprintOptions) check(prefix string, invalid func(string, string, ...any) error) error {
+func (f *FingerprintOptions) checkSettings(prefix string, invalid func(string, string, ...any) error) error {
 	fields := len(f.ExcludeFields) + len(f.IncludeFields)
 	switch {
 	case f.Custom != nil && (f.Raw || f.Unlabelled || fields+len(f.IncludeHeaders)+len(f.Secret) > 0):
@@ -102,7 +102,7 @@ type fingerprinter struct {
 func newFingerprinter(opts FingerprintOptions) *fingerprinter {
 	f := &fingerprinter{opts: opts, fields: newFieldSet(opts.ExcludeFields, opts.IncludeFields)}
 	if opts.Custom == nil {
-		f.label = opts.label()
+		f.label = opts.settingsLabel()
 	}
 	return f
 }
@@ -110,15 +110,15 @@ func newFingerprinter(opts FingerprintOptions) *fingerprinter {
 // label names settings in records: two that make other sums have other labels. It is keyed with
 // the secret, so that it tells no more of that than the sums do. Header names are as they are
 // spelled, since they go into the sums so.
-func (f *FingerprintOptions) label() string {
+func (f *FingerprintOptions) settingsLabel() string {
 	if !f.Raw && len(f.Secret)+len(f.IncludeHeaders)+len(f.ExcludeFields)+len(f.IncludeFields) == 0 {
 		return fingerprintV1
 	}
 	d := digest{hmac.New(sha256.New, f.Secret)}
-	d.field("idemkey fingerprint settings 1", strconv.FormatBool(f.Raw))
-	d.field(f.IncludeHeaders...)
-	d.field(normalPaths(f.ExcludeFields)...)
-	d.field(normalPaths(f.IncludeFields)...)
+	d.writeStrings("idemkey fingerprint settings 1", strconv.FormatBool(f.Raw))
+	d.writeStrings(f.IncludeHeaders...)
+	d.writeStrings(normalPaths(f.ExcludeFields)...)
+	d.writeStrings(normalPaths(f.IncludeFields)...)
 	return fingerprintV1 + labelMark + hex.EncodeToString(d.Sum(nil)[:8])
 }
 
@@ -143,7 +143,7 @@ func (f *fingerprinter) mayHaveMade(alg string) bool {
 }
 
 // fingerprint is that of the current settings, for the claim.
-func (o *Options) fingerprint(r *http.Request, body []byte) (Fingerprint, error) {
+func (o *Options) fingerprintOf(r *http.Request, body []byte) (Fingerprint, error) {
 	fp, err := o.current.digestRequest(r, body)
 	if o.Fingerprint.Unlabelled {
 		fp.Alg = fingerprintV1
@@ -159,17 +159,17 @@ func (f *fingerprinter) digestRequest(r *http.Request, body []byte) (Fingerprint
 		return f.opts.Custom(r, body)
 	}
 	d := digest{hmac.New(sha256.New, f.opts.Secret)}
-	d.field(fingerprintV1, r.Method, r.URL.EscapedPath())
-	d.pairs(r.URL.RawQuery)
+	d.writeStrings(fingerprintV1, r.Method, r.URL.EscapedPath())
+	d.writePairs(r.URL.RawQuery)
 	mediaType, params := parseMediaType(r.Header.Get("Content-Type"))
-	d.field(mediaType)
+	d.writeStrings(mediaType)
 	for _, name := range f.opts.IncludeHeaders {
-		d.field(name)
-		d.field(r.Header.Values(name)...)
+		d.writeStrings(name)
+		d.writeStrings(r.Header.Values(name)...)
 	}
 	encoding := strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding")))
 	kind, sum := f.digestBody(mediaType, params, encoding, body)
-	d.field(kind, encoding, string(sum))
+	d.writeStrings(kind, encoding, string(sum))
 	return Fingerprint{Alg: f.label, Sum: d.Sum(nil)}, nil
 }
 
@@ -177,15 +177,15 @@ func (f *fingerprinter) digestRequest(r *http.Request, body []byte) (Fingerprint
 // two lists hash alike.
 type digest struct{ hash.Hash }
 
-func (d digest) field(values ...string) {
-	d.count(len(values))
+func (d digest) writeStrings(values ...string) {
+	d.writeCount(len(values))
 	for _, v := range values {
-		d.count(len(v))
+		d.writeCount(len(v))
 		io.WriteString(d, v) // a hash never fails
 	}
 }
 
-func (d digest) count(n int) {
+func (d digest) writeCount(n int) {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], uint64(n))
 	d.Write(b[:])
@@ -193,16 +193,16 @@ func (d digest) count(n int) {
 
 // pairs hashes an urlencoded list by name, pairs of the same name in their
 // order, and anything malformed as it is. It reports whether it was well-formed.
-func (d digest) pairs(encoded string) bool {
+func (d digest) writePairs(encoded string) bool {
 	pairs, ok := parsePairs(encoded)
 	if !ok {
-		d.field("raw", encoded)
+		d.writeStrings("raw", encoded)
 		return false
 	}
 	slices.SortStableFunc(pairs, func(a, b [2]string) int { return cmp.Compare(a[0], b[0]) })
-	d.count(len(pairs))
+	d.writeCount(len(pairs))
 	for _, p := range pairs {
-		d.field(p[0], p[1])
+		d.writeStrings(p[0], p[1])
 	}
 	return true
 }
@@ -250,11 +250,11 @@ func (f *fingerprinter) digestBody(mediaType string, params map[string]string, e
 			return "json", d.Sum(nil)
 		}
 	case mediaType == "application/x-www-form-urlencoded":
-		if d.pairs(string(body)) {
+		if d.writePairs(string(body)) {
 			return "form", d.Sum(nil)
 		}
 	case strings.HasPrefix(mediaType, "multipart/"):
-		if d.parts(body, params["boundary"]) {
+		if d.writeParts(body, params["boundary"]) {
 			return "multipart", d.Sum(nil)
 		}
 	}
@@ -265,7 +265,7 @@ func (f *fingerprinter) digestBody(mediaType string, params map[string]string, e
 // parts hashes each part of a multipart body: its disposition with name and file
 // name, type, encoding, content.
 // The boundary is chosen anew by each retry and is left out.
-func (d digest) parts(body []byte, boundary string) bool {
+func (d digest) writeParts(body []byte, boundary string) bool {
 	if boundary == "" {
 		return false
 	}
@@ -284,7 +284,7 @@ func (d digest) parts(body []byte, boundary string) bool {
 			return false
 		}
 		disposition, params, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
-		d.field(disposition, params["name"], params["filename"], part.Header.Get("Content-Type"),
+		d.writeStrings(disposition, params["name"], params["filename"], part.Header.Get("Content-Type"),
 			part.Header.Get("Content-Transfer-Encoding"), string(content.Sum(nil)))
 	}
 	return false

@@ -27,7 +27,7 @@ func canonicalJSON(body []byte, fields fieldSet) ([]byte, bool) {
 		return nil, false
 	}
 	c := canonicalizer{tokens: strictjson.NewTokenizer(body), out: make([]byte, 0, len(body)), fields: fields}
-	c.copyValue(c.tokens.Next(), fields.root(), 0)
+	c.copyValue(c.tokens.Next(), fields.rootPlace(), 0)
 	return c.out, !c.refused
 }
 
@@ -90,7 +90,7 @@ func (c *canonicalizer) copyArray(at fieldPlace, depth int) {
 		if !first {
 			c.out = append(c.out, ',')
 		}
-		c.copyValue(token, at.element(), depth+1)
+		c.copyValue(token, at.elementPlace(), depth+1)
 	}
 	c.out = append(c.out, ']')
 }
@@ -114,9 +114,9 @@ func (c *canonicalizer) copyMember(token []byte, at fieldPlace, depth int) {
 	m.name = c.copyString(token)
 	c.tokens.Next() // the colon
 	c.out = append(c.out, ':')
-	to := c.fields.member(at, m.name)
-	wanted := c.inside > 0 || c.fields.wanted(to)
-	included := c.fields.include && to.named()
+	to := c.fields.memberPlace(at, m.name)
+	wanted := c.inside > 0 || c.fields.wantsMember(to)
+	included := c.fields.include && to.endsPath()
 	if included {
 		c.inside++
 	}
@@ -275,7 +275,7 @@ func parseFieldPath(path string) (fieldPath, error) {
 	for rest != "" {
 		read := parseBracket
 		if rest[0] == '.' {
-			read = parseName
+			read = parseDotName
 		}
 		step, n, err := read(rest)
 		if err != nil {
@@ -304,7 +304,7 @@ func parseJoinedPath(path string) (fieldPath, error) {
 }
 
 // parseName reads a dot and a name without brackets. It returns how long they are.
-func parseName(path string) (fieldStep, int, error) {
+func parseDotName(path string) (fieldStep, int, error) {
 	n := strings.IndexAny(path[1:], ".[]") + 1
 	if n == 0 {
 		n = len(path)
@@ -371,7 +371,7 @@ type fieldNode struct {
 }
 
 // add returns the node that step leads to.
-func (n *fieldNode) add(step fieldStep) *fieldNode {
+func (n *fieldNode) addStep(step fieldStep) *fieldNode {
 	if step.element {
 		if n.elements == nil {
 			n.elements = &fieldNode{}
@@ -407,7 +407,7 @@ func newFieldSet(excluded, included []string) fieldSet {
 		}
 		at := *root
 		for _, step := range p.steps {
-			at = at.add(step)
+			at = at.addStep(step)
 		}
 		at.end = true
 	}
@@ -418,10 +418,10 @@ func newFieldSet(excluded, included []string) fieldSet {
 // all paths.
 type fieldPlace struct{ joined, exact *fieldNode }
 
-func (s *fieldSet) root() fieldPlace { return fieldPlace{s.joined, s.exact} }
+func (s *fieldSet) rootPlace() fieldPlace { return fieldPlace{s.joined, s.exact} }
 
 // member returns the place of the member called name.
-func (s *fieldSet) member(at fieldPlace, name string) (to fieldPlace) {
+func (s *fieldSet) memberPlace(at fieldPlace, name string) (to fieldPlace) {
 	if at.exact != nil {
 		to.exact = at.exact.members[name]
 	}
@@ -444,7 +444,7 @@ func (n *fieldNode) joinedMember(name string) *fieldNode {
 }
 
 // element returns the place of an array's elements. No path without brackets leads there.
-func (p fieldPlace) element() fieldPlace {
+func (p fieldPlace) elementPlace() fieldPlace {
 	if p.exact == nil {
 		return fieldPlace{}
 	}
@@ -452,14 +452,14 @@ func (p fieldPlace) element() fieldPlace {
 }
 
 // named reports whether a path leads to this place, and not only through it.
-func (p fieldPlace) named() bool {
+func (p fieldPlace) endsPath() bool {
 	return p.joined != nil && p.joined.end || p.exact != nil && p.exact.end
 }
 
 // wanted reports whether a member counts, or may have members that do.
-func (s *fieldSet) wanted(at fieldPlace) bool {
+func (s *fieldSet) wantsMember(at fieldPlace) bool {
 	if s.include {
 		return at != fieldPlace{}
 	}
-	return !at.named()
+	return !at.endsPath()
 }

@@ -36,14 +36,14 @@ import (
 // Any other request passes as it is.
 func (m *Middleware) Outer(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !m.covers(r) || !m.opts.hasKey(r.Header) {
+		if !m.coversRequest(r) || !m.opts.hasKey(r.Header) {
 			next.ServeHTTP(w, r)
 			return
 		}
 		q := newRequest(m, w, r)
 		v := &receiver{request: q, answers: answerer{q}}
 		if !v.readBody(atOuter) {
-			q.report(q.detachedContext())
+			q.reportEvent(q.detachedContext())
 			return
 		}
 		sent := &sentBody{all: q.body}
@@ -91,7 +91,7 @@ const (
 func (v *receiver) readBody(at mount) (ok bool) {
 	limit := v.m.opts.Limits.MaxRequestBody
 	if v.r.ContentLength > limit {
-		v.answers.refuse(ResultTooLarge, CodeBodyTooLarge, nil)
+		v.answers.refuseRequest(ResultTooLarge, CodeBodyTooLarge, nil)
 		return false
 	}
 	sent, behindOuter := v.r.Context().Value(sentBodyKey{}).(*sentBody)
@@ -106,17 +106,17 @@ func (v *receiver) readBody(at mount) (ok bool) {
 	body, err := io.ReadAll(http.MaxBytesReader(v.w, cmp.Or[io.ReadCloser](v.r.Body, http.NoBody), limit))
 	switch tooLarge := new(http.MaxBytesError); {
 	case errors.As(err, &tooLarge):
-		v.answers.refuse(ResultTooLarge, CodeBodyTooLarge, nil)
+		v.answers.refuseRequest(ResultTooLarge, CodeBodyTooLarge, nil)
 		return false
 	case behindOuter && err == nil && sent.isRest(body, before, v.r):
 		body = sent.all // a wrapper has read the beginning
 	case behindOuter && err == nil && len(body) > 0 && sent.n == before: // another body is in its place
 	case err != nil && !errors.Is(err, http.ErrBodyReadAfterClose):
-		v.answers.refuse(ResultInvalid, CodeBodyUnreadable, nil)
+		v.answers.refuseRequest(ResultInvalid, CodeBodyUnreadable, nil)
 		return false
 	default:
 		if err := checkConsumed(v.r, len(body), err, at); err != nil {
-			v.answers.refuse(ResultMisconfigured, CodeBodyConsumed, err)
+			v.answers.refuseRequest(ResultMisconfigured, CodeBodyConsumed, err)
 			return false
 		}
 	}
@@ -204,10 +204,10 @@ func (v *receiver) checkMounts(site mountStack) (ok bool) {
 		return true
 	}
 	for r := v.place.outer; r != around; r = r.place.outer {
-		r.failWith(v.m.problem(CodeMountedTwice))
+		r.failWith(v.m.problemByCode(CodeMountedTwice))
 	}
-	around.failWith(v.m.problem(CodeMountedTwice))
-	v.answers.refuse(ResultMisconfigured, CodeMountedTwice, fmt.Errorf("idemkey: the middleware is mounted twice for one request, at %v and inside of that at %v: remove one of them",
+	around.failWith(v.m.problemByCode(CodeMountedTwice))
+	v.answers.refuseRequest(ResultMisconfigured, CodeMountedTwice, fmt.Errorf("idemkey: the middleware is mounted twice for one request, at %v and inside of that at %v: remove one of them",
 		around.place, v.place))
 	return false
 }
@@ -218,7 +218,7 @@ func placeID(id Identity, o *Options, r *http.Request) Identity {
 	if id.Key != "" {
 		return id
 	}
-	return Identity{Namespace: o.namespace(r), Scope: r.Method + " " + r.RequestURI}
+	return Identity{Namespace: o.namespaceOf(r), Scope: r.Method + " " + r.RequestURI}
 }
 
 // sameStore is a == b for stores whose type may not be comparable.

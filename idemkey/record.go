@@ -53,7 +53,7 @@ func DefaultPolicy(status int) Verdict {
 
 // SuccessOnly keeps 2xx and 3xx.
 func SuccessOnly(status int) Verdict {
-	if succeeded(status) {
+	if isSuccess(status) {
 		return Keep
 	}
 	return Retryable
@@ -65,13 +65,13 @@ func KeepAll(int) Verdict { return Keep }
 
 // ForgetFailures keeps 2xx and 3xx and forgets the key of anything else.
 func ForgetFailures(status int) Verdict {
-	if succeeded(status) {
+	if isSuccess(status) {
 		return Keep
 	}
 	return Amendable
 }
 
-func succeeded(status int) bool { return status >= 200 && status < 400 }
+func isSuccess(status int) bool { return status >= 200 && status < 400 }
 
 // errNotReturned is for the log and the observer; the panic itself goes on.
 var errNotReturned = errors.New("idemkey: the handler, or a function of the options, panicked or ended its goroutine")
@@ -99,11 +99,11 @@ func (c *recorder) openExecution(found ruling) {
 }
 
 // settle makes the outcome durable and only then answers. ctx is the handler's.
-func (c *recorder) settle(ctx context.Context, h *handled) {
+func (c *recorder) settleOutcome(ctx context.Context, h *handled) {
 	c.lost = errors.Is(context.Cause(ctx), ErrLeaseLost) || errors.Is(h.run.err, ErrLeaseLost)
 	b := h.buffer
 	switch {
-	case h.streaming():
+	case h.responseBegan():
 		c.endStream(h, errors.Join(ctx.Err(), h.run.err))
 		return
 	case h.streamErr() != nil:
@@ -111,35 +111,35 @@ func (c *recorder) settle(ctx context.Context, h *handled) {
 		return
 	case ctx.Err() != nil && !c.lost: // too late, even if it succeeded: the store may have given up on it
 		c.event.Err = context.Cause(ctx)
-		_ = c.release(Bound, http.StatusServiceUnavailable)
+		_ = c.releaseKey(Bound, http.StatusServiceUnavailable)
 		c.answers.writeProblem(c.w, newProblem(CodeExecTimeout))
 		return
 	case b.over && c.m.traits.Transactional:
-		c.answerReleased(b, c.release(Bound, http.StatusInternalServerError))
+		c.answerReleased(b, c.releaseKey(Bound, http.StatusInternalServerError))
 		return
 	case h.run.err != nil && !b.over: // over the limit the error may be that of the refused Write; the effects stand
 		b = c.answers.renderError(h.run)
 	}
-	switch verdict := h.run.verdictOn(b.status, c.m.opts.Policy); verdict {
+	switch verdict := h.run.verdictOnStatus(b.status, c.m.opts.Policy); verdict {
 	case Keep, CommitAnyway:
-		c.keepResponse(b, verdict == CommitAnyway || succeeded(b.status))
+		c.keepResponse(b, verdict == CommitAnyway || isSuccess(b.status))
 	case Amendable:
-		c.answerReleased(b, c.release(Forget, b.status))
+		c.answerReleased(b, c.releaseKey(Forget, b.status))
 	default:
-		c.answerReleased(b, c.release(Bound, b.status))
+		c.answerReleased(b, c.releaseKey(Bound, b.status))
 	}
 }
 
 // keepResponse stores the response, with the business writes if commit, and answers.
 func (c *recorder) keepResponse(b *buffer, commit bool) {
-	written := b.response(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	written := b.keptResponse(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
 	c.event.Oversize = written.Dropped
 	resp, err := c.prepareStored(&written)
 	if err == nil || !c.m.traits.Transactional { // without transactions the effects stand, so the run must be remembered
 		err = failpoint.Hit("idemkey/before-keep")
 	}
 	if err != nil {
-		_ = c.release(Bound, http.StatusInternalServerError)
+		_ = c.releaseKey(Bound, http.StatusInternalServerError)
 		c.answers.answerFailure(err)
 		return
 	}
@@ -159,7 +159,7 @@ func (c *recorder) keepResponse(b *buffer, commit bool) {
 		c.event.Outcome, c.event.Stored = outcome, len(resp.Body)
 	case errors.Is(err, ErrNotStored):
 		c.event.Outcome = OutcomeUnkept
-		c.note(err)
+		c.noteError(err)
 		if errors.Is(err, ErrLeaseLost) {
 			c.event.Outcome = OutcomeLost
 		}
@@ -188,7 +188,7 @@ func (c *recorder) wakeWaiters() {
 
 // release rolls back and lets the key go. If the store cannot be told, the key is free once its lease has
 // run out: that delays a retry and has no other effect.
-func (c *recorder) release(mode ReleaseMode, status int) error {
+func (c *recorder) releaseKey(mode ReleaseMode, status int) error {
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
 	defer cancel()
 	if failpoint.Hit("idemkey/before-release") != nil {
@@ -205,7 +205,7 @@ func (c *recorder) release(mode ReleaseMode, status int) error {
 	default:
 		c.event.Outcome = OutcomeFailed
 	}
-	c.note(err)
+	c.noteError(err)
 	c.noteStoreFailure(OpRelease, err)
 	c.wakeWaiters()
 	return err
@@ -217,7 +217,7 @@ func (c *recorder) answerReleased(b *buffer, released error) {
 	case errors.Is(released, ErrTxMisuse):
 		c.answerMisused()
 	case c.lost && c.m.traits.Transactional:
-		c.answers.writeProblem(c.w, c.m.problem(CodeInProgress)) // another owner runs the request, whatever this handler wrote
+		c.answers.writeProblem(c.w, c.m.problemByCode(CodeInProgress)) // another owner runs the request, whatever this handler wrote
 	default:
 		c.answers.sendWritten(b)
 	}
@@ -226,11 +226,11 @@ func (c *recorder) answerReleased(b *buffer, released error) {
 // answerNotKept answers where the handler's own response would be wrong: err says why nothing was kept.
 func (c *recorder) answerNotKept(err error) {
 	c.event.Outcome = OutcomeFailed
-	c.note(err)
+	c.noteError(err)
 	switch {
 	case errors.Is(err, ErrLeaseLost):
 		c.event.Outcome = OutcomeLost
-		c.answers.writeProblem(c.w, c.m.problem(CodeInProgress))
+		c.answers.writeProblem(c.w, c.m.problemByCode(CodeInProgress))
 	case errors.Is(err, ErrOutcomeUnknown):
 		c.event.Outcome = OutcomeUnknown
 		c.answers.writeProblem(c.w, newProblem(CodeUnverified))
@@ -246,7 +246,7 @@ func (c *recorder) answerNotKept(err error) {
 // renderMisuse is [Claim].Misused: the store keeps the answer that answerMisused sends.
 func (c *recorder) renderMisuse() Response {
 	c.misuse = c.answers.renderProblem(newProblem(CodeTxMisuse))
-	written := c.misuse.response(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	written := c.misuse.keptResponse(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
 	kept, _ := c.prepareStored(&written) // a tombstone, if it cannot be sealed
 	return kept
 }
@@ -263,7 +263,7 @@ func (c *recorder) answerMisused() {
 // keepTombstone keeps the fact that the request ran, before a streamed response begins. After nil the
 // response may be sent as it is written.
 func (c *recorder) keepTombstone(b *buffer) error {
-	written := b.response(c.m.opts.kept, 0)
+	written := b.keptResponse(c.m.opts.kept, 0)
 	written.Body, written.Dropped = nil, true
 	resp, err := c.prepareStored(&written)
 	if err != nil {
@@ -291,7 +291,7 @@ func (c *recorder) endStream(h *handled, failed error) {
 		return
 	}
 	c.event.Err = fmt.Errorf("%w: %w", errStreamCut, failed)
-	h.stream.cut()
+	h.stream.cutConnection()
 	panic(http.ErrAbortHandler)
 }
 
@@ -321,12 +321,12 @@ func (c *recorder) settlePanicked(h *handled) {
 // hard limit, on a store where its effects stand. The panic goes on, and answers the client.
 func (c *recorder) keepTooLarge(h *handled) {
 	b := h.buffer
-	b.finish()
-	verdict := h.run.verdictOn(b.status, c.m.opts.Policy)
+	b.finishResponse()
+	verdict := h.run.verdictOnStatus(b.status, c.m.opts.Policy)
 	if verdict != Keep && verdict != CommitAnyway {
 		return // releaseAfterPanic releases
 	}
-	written := b.response(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	written := b.keptResponse(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
 	resp, _ := c.prepareStored(&written)
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
 	defer cancel()
@@ -338,7 +338,7 @@ func (c *recorder) keepTooLarge(h *handled) {
 	if c.event.Outcome = OutcomeKept; err != nil {
 		c.event.Outcome = OutcomeUnkept
 	}
-	c.note(errors.Join(errNotReturned, errResponseTooLarge, err))
+	c.noteError(errors.Join(errNotReturned, errResponseTooLarge, err))
 }
 
 // releaseAfterPanic releases an execution that is still open, because a function of the user's has panicked
@@ -348,7 +348,7 @@ func (c *recorder) releaseAfterPanic() {
 		return
 	}
 	err := guard.Call(func() error {
-		_ = c.release(Bound, http.StatusInternalServerError)
+		_ = c.releaseKey(Bound, http.StatusInternalServerError)
 		return nil
 	})
 	c.event.Err = errors.Join(errNotReturned, c.event.Err, err)
@@ -360,14 +360,14 @@ func (c *recorder) releaseAfterPanic() {
 // that fails would release the key.
 func (c *recorder) keepRecovered(found ruling) {
 	c.event.Attempt, c.event.TookOver = found.Attempt, found.TookOver
-	resp := found.recovered.clone()
+	resp := found.recovered.cloneResponse()
 	for name := range resp.Header {
 		if !c.m.opts.kept[name] {
 			delete(resp.Header, name)
 		}
 	}
 	stored := Response{Status: resp.Status, Dropped: true} // of a Sealer that panics
-	c.note(guard.Apart(func() error {
+	c.noteError(guard.Apart(func() error {
 		stored, _ = c.prepareStored(&resp) // the event has its error
 		return nil
 	}))
@@ -380,7 +380,7 @@ func (c *recorder) keepRecovered(found ruling) {
 		return
 	}
 	c.event.Outcome = OutcomeKept
-	c.note(err)
+	c.noteError(err)
 	if err != nil {
 		c.event.Outcome = OutcomeUnkept
 	}

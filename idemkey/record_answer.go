@@ -15,9 +15,9 @@ import (
 type answerer struct{ *request }
 
 // refuse answers with the problem that code names. err is for the log only.
-func (a answerer) refuse(result Result, code string, err error) {
-	a.note(err)
-	a.answerProblem(result, a.m.problem(code))
+func (a answerer) refuseRequest(result Result, code string, err error) {
+	a.noteError(err)
+	a.answerProblem(result, a.m.problemByCode(code))
 }
 
 func (a answerer) answerProblem(result Result, p *Problem) {
@@ -31,19 +31,19 @@ func (a answerer) refuseClaim(err error) {
 	case errors.Is(err, ErrCapacity):
 		a.refuseCapacity(err)
 	case errors.Is(err, ErrRecordCorrupt):
-		a.refuse(ResultCorrupt, CodeRecordCorrupt, err)
+		a.refuseRequest(ResultCorrupt, CodeRecordCorrupt, err)
 	default:
-		a.refuse(ResultUnavailable, CodeStoreUnavailable, err)
+		a.refuseRequest(ResultUnavailable, CodeStoreUnavailable, err)
 	}
 }
 
 // refuseCapacity answers that the store is full, or that enough handlers run.
 func (a answerer) refuseCapacity(err error) {
-	p := a.m.problem(CodeCapacity)
+	p := a.m.problemByCode(CodeCapacity)
 	if quota := (*QuotaError)(nil); errors.As(err, &quota) {
 		p.Title, p.RetryAfter = "Too many idempotency keys in use", maxRetryAfter
 	}
-	a.note(err)
+	a.noteError(err)
 	a.answerProblem(ResultCapacity, p)
 }
 
@@ -53,24 +53,24 @@ func (a answerer) answerDecision(found ruling) {
 	case KindReplay:
 		a.replayRecord(found.Record)
 	case KindInFlight:
-		p := a.m.problem(CodeInProgress)
+		p := a.m.problemByCode(CodeInProgress)
 		p.RetryAfter = max(p.RetryAfter, found.RetryAfter) // none: the owner outlives its lease
 		a.answerProblem(ResultInProgress, p)
 	case KindMismatch:
-		a.refuse(ResultMismatch, CodeKeyReused, nil)
+		a.refuseRequest(ResultMismatch, CodeKeyReused, nil)
 	case KindFingerprintUnknown:
-		a.refuse(ResultFingerprintUnknown, CodeFingerprintUnknown, found.unknown)
+		a.refuseRequest(ResultFingerprintUnknown, CodeFingerprintUnknown, found.unknown)
 	case KindExpired:
-		a.refuse(ResultExpired, CodeKeyExpired, nil)
+		a.refuseRequest(ResultExpired, CodeKeyExpired, nil)
 	case KindNotRetained:
-		p := a.m.problem(CodeNotRetained)
+		p := a.m.problemByCode(CodeNotRetained)
 		p.OriginalStatus = found.Record.Response.Status
 		if location := found.Record.Response.Header.Values("Location"); len(location) > 0 {
 			a.w.Header()["Location"] = slices.Clone(location)
 		}
 		a.answerProblem(ResultTombstone, p)
 	default:
-		a.refuse(ResultUnknown, CodeOutcomeUnknown, nil)
+		a.refuseRequest(ResultUnknown, CodeOutcomeUnknown, nil)
 	}
 }
 
@@ -78,7 +78,7 @@ func (a answerer) answerDecision(found ruling) {
 func (a answerer) replayRecord(rec *Record) {
 	r, err := a.openStored(rec)
 	if err != nil {
-		a.refuse(ResultCorrupt, CodeRecordCorrupt, err)
+		a.refuseRequest(ResultCorrupt, CodeRecordCorrupt, err)
 		return
 	}
 	a.event.Result = ResultReplay
@@ -89,7 +89,7 @@ func (a answerer) replayRecord(rec *Record) {
 func (a answerer) sendReplay(r Response) {
 	if hook := a.m.opts.Response.ReplayHook; hook != nil {
 		if err := hook(a.r, &r); err != nil {
-			a.note(err)
+			a.noteError(err)
 			a.writeProblem(a.w, a.problemFor(err))
 			return
 		}
@@ -116,7 +116,7 @@ func (a answerer) sendWritten(b *buffer) {
 	}
 	a.event.Status = b.status
 	a.markFirst(b)
-	b.send()
+	b.sendResponse()
 }
 
 // markFirst says that this is no replay. The handler may have copied the header from another service's answer.
@@ -135,13 +135,13 @@ func (a answerer) sendTooLarge() {
 	case OutcomeKept, OutcomeRejected, OutcomeUnkept:
 		p.Detail += " The request was processed, and its response was not kept."
 	}
-	a.note(errResponseTooLarge)
+	a.noteError(errResponseTooLarge)
 	a.writeProblem(a.w, p)
 }
 
 // answerFailure answers an internal failure that rolled back.
 func (a answerer) answerFailure(err error) {
-	a.note(err)
+	a.noteError(err)
 	a.writeProblem(a.w, newProblem(CodeInternal))
 }
 
@@ -162,7 +162,7 @@ func (a answerer) renderError(run *handlerRun) *buffer {
 func (a answerer) renderProblem(p *Problem) *buffer {
 	b := newBuffer(a.w, math.MaxInt, a.m.opts.own)
 	a.writeProblem(b, p)
-	b.finish()
+	b.finishResponse()
 	return b
 }
 
@@ -179,7 +179,7 @@ func (a answerer) problemFor(err error) *Problem {
 	}
 	switch {
 	case errors.Is(err, ErrLeaseLost):
-		return a.m.problem(CodeInProgress)
+		return a.m.problemByCode(CodeInProgress)
 	case errors.Is(err, ErrTxConflict), sqlstate.Conflict(err):
 		return newProblem(CodeTxConflict)
 	case errors.Is(err, ErrNotCommitted):
@@ -190,7 +190,7 @@ func (a answerer) problemFor(err error) *Problem {
 
 // writeProblem answers with p. A request without a key has none to retry with, so p does not promise a retry.
 func (a answerer) writeProblem(w http.ResponseWriter, p *Problem) {
-	p = a.m.opts.complete(p)
+	p = a.m.opts.completeProblem(p)
 	if a.id.Key == "" && p.SameKey {
 		p.Retryable, p.SameKey, p.Detail = false, false, ""
 	}

@@ -67,7 +67,7 @@ func sealedData(id Identity, alg string) []byte {
 // stored it is a tombstone, since a replay must have them. An error is the Sealer's, and the result is then
 // a tombstone too.
 func (c *recorder) prepareStored(r *Response) (Response, error) {
-	o, s := c.m.opts, r.clone()
+	o, s := c.m.opts, r.cloneResponse()
 	if o.Response.Redact != nil {
 		o.Response.Redact(c.r, &s)
 		maps.DeleteFunc(s.Header, func(name string, _ []string) bool { return neverStored(name) })
@@ -77,7 +77,7 @@ func (c *recorder) prepareStored(r *Response) (Response, error) {
 	}
 	if _, err := s.MarshalHeader(); err != nil { // no reason to fail, or to run again
 		c.event.Oversize = true
-		c.note(err)
+		c.noteError(err)
 		s.Header, s.Body, s.Dropped = nil, nil, true
 	}
 	if o.Response.Sealer == nil || s.Dropped {
@@ -89,7 +89,7 @@ func (c *recorder) prepareStored(r *Response) (Response, error) {
 	}
 	if err != nil {
 		err = fmt.Errorf("idemkey: seal response: %w", err)
-		c.note(err)
+		c.noteError(err)
 		s.Body, s.Dropped = nil, true
 		return s, err
 	}
@@ -101,7 +101,7 @@ func (c *recorder) prepareStored(r *Response) (Response, error) {
 func (a answerer) openStored(rec *Record) (Response, error) {
 	r := rec.Response
 	if r.KeyID == "" {
-		return r.clone(), nil // from before there was a Sealer
+		return r.cloneResponse(), nil // from before there was a Sealer
 	}
 	if a.m.opts.Response.Sealer == nil {
 		return r, fmt.Errorf("%w: sealed, and there is no Sealer", ErrRecordCorrupt)
@@ -110,7 +110,7 @@ func (a answerer) openStored(rec *Record) (Response, error) {
 	if err != nil {
 		return r, fmt.Errorf("%w: open: %w", ErrRecordCorrupt, err)
 	}
-	opened := r.clone()
+	opened := r.cloneResponse()
 	opened.Body, opened.KeyID = body, ""
 	return opened, nil
 }

@@ -40,7 +40,7 @@ type Fingerprint struct {
 
 // equal compares in constant time, so that timing tells nothing of a stored sum. Processes that
 // know no labels, and FingerprintOptions.Unlabelled, have stored the algorithm alone.
-func (f Fingerprint) equal(stored Fingerprint) bool {
+func (f Fingerprint) equalsStored(stored Fingerprint) bool {
 	algorithm, _, _ := strings.Cut(f.Alg, labelMark)
 	known := f.Alg == stored.Alg || algorithm == fingerprintV1 && stored.Alg == fingerprintV1
 	return known && subtle.ConstantTimeCompare(f.Sum, stored.Sum) == 1
@@ -89,11 +89,11 @@ func (c *Claim) Check() error {
 		return errors.New("idemkey: Claim.ExecTimeout must be positive")
 	case c.ID.Key == "":
 		return nil
-	case !text(c.ID.Namespace, MaxNamespace):
+	case !printableText(c.ID.Namespace, MaxNamespace):
 		return fmt.Errorf("idemkey: Claim.ID.Namespace must be 1 to %d printable bytes", MaxNamespace)
-	case !text(c.ID.Scope, MaxScope):
+	case !printableText(c.ID.Scope, MaxScope):
 		return fmt.Errorf("idemkey: Claim.ID.Scope must be 1 to %d printable bytes", MaxScope)
-	case !text(c.ID.Key, MaxKey):
+	case !printableText(c.ID.Key, MaxKey):
 		return fmt.Errorf("idemkey: Claim.ID.Key must be at most %d printable bytes", MaxKey)
 	case len(c.FP.Sum) == 0 || c.FP.Alg == "":
 		return errors.New("idemkey: Claim.FP is empty")
@@ -107,12 +107,12 @@ func (c *Claim) Check() error {
 
 // text reports whether s is 1 to limit bytes that a database text and a log
 // line can hold.
-func text(s string, limit int) bool {
-	return s != "" && len(s) <= limit && oddByte(s) < 0
+func printableText(s string, limit int) bool {
+	return s != "" && len(s) <= limit && findOddByte(s) < 0
 }
 
 // oddByte returns where s has a control character or is no UTF-8, and -1 if it is text.
-func oddByte(s string) int {
+func findOddByte(s string) int {
 	for i := 0; i < len(s); {
 		r, size := utf8.DecodeRuneInString(s[i:])
 		if r < 0x20 || r == 0x7f || r == utf8.RuneError && size == 1 {
@@ -163,7 +163,7 @@ func (r *Response) State() State {
 }
 
 // clone copies what others could change.
-func (r *Response) clone() Response {
+func (r *Response) cloneResponse() Response {
 	c := *r
 	c.Header, c.Body = r.Header.Clone(), slices.Clone(r.Body)
 	return c
@@ -232,8 +232,8 @@ func (c *Claim) Judge(rec *Record) Kind {
 		return KindExpired
 	case rec.Expired && !live:
 		return KindProceed
-	case !c.matches(rec.FP):
-		return c.refusal(rec.FP.Alg) // also while in flight: waiting would not help
+	case !c.matchesStored(rec.FP):
+		return c.refusalOf(rec.FP.Alg) // also while in flight: waiting would not help
 	case live:
 		return KindInFlight
 	case rec.State == StateCompleted:
@@ -264,17 +264,17 @@ func (c *Claim) TakesOver(rec *Record) bool {
 
 // matches compares every algorithm that both sides know: a record made before
 // an upgrade must not turn a retry into a mismatch.
-func (c *Claim) matches(stored Fingerprint) bool {
-	ok := c.FP.equal(stored)
+func (c *Claim) matchesStored(stored Fingerprint) bool {
+	ok := c.FP.equalsStored(stored)
 	for _, prior := range c.Prior {
-		ok = prior.equal(stored) || ok
+		ok = prior.equalsStored(stored) || ok
 	}
 	return ok
 }
 
 // refusal says why a record's fingerprint by alg does not match. Without a fingerprint by the
 // same settings the claim cannot blame the client.
-func (c *Claim) refusal(alg string) Kind {
+func (c *Claim) refusalOf(alg string) Kind {
 	if c.FP.Alg == alg || slices.ContainsFunc(c.Prior, func(prior Fingerprint) bool { return prior.Alg == alg }) {
 		return KindMismatch
 	}

@@ -78,14 +78,14 @@ func NewSweeper(store Store, opts *SweeperOptions) (*Sweeper, error) {
 // tried again, first within a second and at last after the interval.
 func (s *Sweeper) Run(ctx context.Context) error {
 	for failures := 0; ; {
-		timer := time.NewTimer(s.pause(failures))
+		timer := time.NewTimer(s.nextPause(failures))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
 		case <-timer.C:
 		}
-		err := guard.Call(func() error { return s.pass(ctx) })
+		err := guard.Call(func() error { return s.sweepPass(ctx) })
 		failures++
 		if err == nil {
 			failures = 0
@@ -96,16 +96,16 @@ func (s *Sweeper) Run(ctx context.Context) error {
 }
 
 // pause spreads the passes of processes that were started together.
-func (s *Sweeper) pause(failures int) time.Duration {
+func (s *Sweeper) nextPause(failures int) time.Duration {
 	if failures > 0 {
 		return backoff.Policy{Base: min(sweepRetry, s.opts.Interval), Cap: s.opts.Interval}.Wait(failures)
 	}
 	return s.opts.Interval/2 + rand.N(s.opts.Interval)
 }
 
-func (s *Sweeper) pass(ctx context.Context) error {
+func (s *Sweeper) sweepPass(ctx context.Context) error {
 	for start := time.Now(); ctx.Err() == nil; {
-		n, err := s.batch(ctx)
+		n, err := s.sweepBatch(ctx)
 		if n > 0 && s.opts.Observer != nil {
 			guard.Hook(ctx, s.opts.Logger, "idemkey: option Observer", func() { s.opts.Observer.Swept(ctx, n) }) // of a batch that failed half-way, too
 		}
@@ -120,7 +120,7 @@ func (s *Sweeper) pass(ctx context.Context) error {
 }
 
 // batch bounds one call: a store that hangs must not stop the sweeping for good.
-func (s *Sweeper) batch(ctx context.Context) (int, error) {
+func (s *Sweeper) sweepBatch(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.Budget)
 	defer cancel()
 	return s.store.Sweep(ctx, s.opts.Batch)

@@ -182,7 +182,7 @@ func TestBufferBeside(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if b.finish(); len(b.body) != writers*each {
+	if b.finishResponse(); len(b.body) != writers*each {
 		t.Errorf("%d bytes, want %d", len(b.body), writers*each)
 	}
 	if err := b.SetWriteDeadline(time.Time{}); !errors.Is(err, ErrSettled) {
@@ -203,7 +203,7 @@ func TestStreamCutWhileItBegins(t *testing.T) {
 	t.Parallel()
 	raw := &deadlined{ResponseRecorder: httptest.NewRecorder()}
 	s := &stream{buffer: newBuffer(raw, 100, nil)}
-	s.start = func() (bool, error) { s.cut(); return true, nil }
+	s.start = func() (bool, error) { s.cutConnection(); return true, nil }
 	if _, err := s.Write([]byte("late")); !errors.Is(err, ErrSettled) {
 		t.Errorf("Write = %v, want ErrSettled", err)
 	}
