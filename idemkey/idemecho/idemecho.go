@@ -51,7 +51,7 @@ import (
 // Handlers find their transaction, [idemkey.Info] and [idemkey.SetVerdict] by
 // the context of echo.Context.Request.
 func Handler(m *idemkey.Middleware) echo.MiddlewareFunc {
-	h := m.Handler(http.HandlerFunc(serve)) // once, so that it knows who has mounted it
+	h := m.Handler(http.HandlerFunc(serveCovered)) // once, so that it knows who has mounted it
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
 			p := &passage{c: c, next: next, covered: true}
@@ -62,7 +62,7 @@ func Handler(m *idemkey.Middleware) echo.MiddlewareFunc {
 					c.SetRequest(original)
 				}
 			}()
-			h.ServeHTTP(outer, request(p))
+			h.ServeHTTP(outer, requestOf(p))
 			return p.err
 		}
 	}
@@ -84,14 +84,14 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 }
 
 // serve runs what is inside of Handler.
-func serve(w http.ResponseWriter, r *http.Request) {
+func serveCovered(w http.ResponseWriter, r *http.Request) {
 	p, _ := passageOf(r.Context())                // request has put it there
 	if w == http.ResponseWriter(p.c.Response()) { // not covered
 		p.covered = false
 		p.err = p.next(p.c)
 		return
 	}
-	run(p.c, p.next, w, r)
+	runHandler(p.c, p.next, w, r)
 }
 
 // Outer returns [idemkey.Middleware.Outer] as an echo middleware. It goes before what reads bodies
@@ -106,7 +106,7 @@ func Outer(m *idemkey.Middleware) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
 			p := &passage{c: c, next: next}
-			h.ServeHTTP(c.Response(), request(p))
+			h.ServeHTTP(c.Response(), requestOf(p))
 			return p.err
 		}
 	}
@@ -132,7 +132,7 @@ func From(ctx context.Context) (c echo.Context, ok bool) {
 
 // request returns a copy of p's request that leads back to p and carries the
 // route, which echo keeps to itself.
-func request(p *passage) *http.Request {
+func requestOf(p *passage) *http.Request {
 	r := p.c.Request().WithContext(context.WithValue(p.c.Request().Context(), contextKey{}, p))
 	if path := p.c.Path(); path != "" {
 		r.Pattern = r.Method + " " + path
@@ -143,19 +143,19 @@ func request(p *passage) *http.Request {
 // run runs next on the buffer w. Its response stays in c until the request has been answered: a
 // goroutine that a handler has left behind finds it closed, and not the connection. A recoverer
 // must not find it: it would write to the buffer and leave the client with an empty 200.
-func run(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r *http.Request) {
+func runHandler(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r *http.Request) {
 	inner := echo.NewResponse(writer{w}, c.Echo())
 	inner.Status = c.Response().Status
 	c.SetResponse(inner)
 	c.SetRequest(r)
 	if err := next(c); err != nil {
-		fail(r.Context(), c, err)
+		failRequest(r.Context(), c, err)
 	}
 }
 
 // fail settles what a returned error means. ctx is the one that the middleware
 // made, whatever the handler has put into c.
-func fail(ctx context.Context, c echo.Context, err error) {
+func failRequest(ctx context.Context, c echo.Context, err error) {
 	if problem := (*idemkey.Problem)(nil); errors.As(err, &problem) {
 		idemkey.Fail(ctx, err)
 		return

@@ -45,16 +45,16 @@ import (
 // the context of gin.Context.Request; by gin.Context itself only under
 // gin.Engine.ContextWithFallback.
 func Handler(m *idemkey.Middleware) gin.HandlerFunc {
-	h := m.Handler(http.HandlerFunc(serve)) // once, so that it knows who has mounted it
+	h := m.Handler(http.HandlerFunc(serveCovered)) // once, so that it knows who has mounted it
 	return func(c *gin.Context) {
 		p := &passage{c: c, covered: true}
 		outer, original, returned := c.Writer, c.Request, false
 		defer func() {
 			if p.covered {
-				restore(c, outer, original, returned)
+				restoreContext(c, outer, original, returned)
 			}
 		}()
-		h.ServeHTTP(outer, request(p))
+		h.ServeHTTP(outer, requestOf(p))
 		returned = true
 		if !p.ran {
 			c.Abort()
@@ -80,7 +80,7 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 }
 
 // serve runs the handlers after Handler.
-func serve(w http.ResponseWriter, r *http.Request) {
+func serveCovered(w http.ResponseWriter, r *http.Request) {
 	p, _ := passageOf(r.Context()) // request has put it there
 	p.ran = true
 	if _, untouched := w.(gin.ResponseWriter); untouched { // the buffer is none
@@ -88,7 +88,7 @@ func serve(w http.ResponseWriter, r *http.Request) {
 		p.c.Next()
 		return
 	}
-	run(p.c, w, r)
+	runHandlers(p.c, w, r)
 }
 
 // Outer returns [idemkey.Middleware.Outer] as a gin middleware. It goes before what reads bodies
@@ -101,7 +101,7 @@ func Outer(m *idemkey.Middleware) gin.HandlerFunc {
 	}))
 	return func(c *gin.Context) {
 		p := &passage{c: c}
-		h.ServeHTTP(c.Writer, request(p))
+		h.ServeHTTP(c.Writer, requestOf(p))
 		if !p.ran {
 			c.Abort()
 			c.Writer.WriteHeaderNow()
@@ -128,7 +128,7 @@ func From(ctx context.Context) (c *gin.Context, ok bool) {
 
 // request returns a copy of p's request that leads back to p and carries what gin
 // keeps to itself: the route, and a body that was bound before.
-func request(p *passage) *http.Request {
+func requestOf(p *passage) *http.Request {
 	c := p.c
 	r := c.Request.WithContext(context.WithValue(c.Request.Context(), contextKey{}, p))
 	if path := c.FullPath(); path != "" {
@@ -143,7 +143,7 @@ func request(p *passage) *http.Request {
 
 // run runs the handlers on the buffer w. Its writer stays in c until restore: a
 // goroutine that a handler has left behind finds it closed, and not the connection.
-func run(c *gin.Context, w http.ResponseWriter, r *http.Request) {
+func runHandlers(c *gin.Context, w http.ResponseWriter, r *http.Request) {
 	before := len(c.Errors)
 	inner := &writer{ResponseWriter: w, r: r, status: c.Writer.Status(), size: unwritten}
 	c.Writer, c.Request = inner, r
@@ -158,7 +158,7 @@ func run(c *gin.Context, w http.ResponseWriter, r *http.Request) {
 // restore puts gin's own writer and request back when the request has been
 // answered, and before anybody recovers: a recoverer that wrote to the buffer would
 // leave the client with an empty 200.
-func restore(c *gin.Context, outer gin.ResponseWriter, original *http.Request, returned bool) {
+func restoreContext(c *gin.Context, outer gin.ResponseWriter, original *http.Request, returned bool) {
 	c.Writer, c.Request = outer, original
 	if !returned && !outer.Written() { // gin.Recovery answers no http.ErrAbortHandler, which would leave a 200
 		outer.WriteHeader(http.StatusInternalServerError)

@@ -65,16 +65,16 @@ func (w *writer) WriteHeaderNow() {
 
 func (w *writer) Write(p []byte) (int, error) {
 	w.WriteHeaderNow()
-	return w.count(w.ResponseWriter.Write(p))
+	return w.countBytes(w.ResponseWriter.Write(p))
 }
 
 func (w *writer) WriteString(s string) (int, error) {
 	w.WriteHeaderNow()
-	return w.count(io.WriteString(w.ResponseWriter, s))
+	return w.countBytes(io.WriteString(w.ResponseWriter, s))
 }
 
 // count adds what a Write has written, and returns what it returned.
-func (w *writer) count(n int, err error) (int, error) {
+func (w *writer) countBytes(n int, err error) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.size += n

@@ -25,7 +25,7 @@ type circuit struct {
 // admit reports whether a call may ask Redis, and whether it is the probe of an
 // open circuit. The next probe is admitted after this one has ended, also if its
 // caller gives up and reports nothing.
-func (c *circuit) admit() (ok, probe bool) {
+func (c *circuit) admitCall() (ok, probe bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.open {
@@ -41,7 +41,7 @@ func (c *circuit) admit() (ok, probe bool) {
 
 // report takes the result of a call, and returns whether the circuit has opened
 // or closed over it.
-func (c *circuit) report(probe bool, err error) (changed bool) {
+func (c *circuit) reportResult(probe bool, err error) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was := c.open

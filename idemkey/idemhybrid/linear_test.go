@@ -232,12 +232,12 @@ type faulty struct {
 
 func (f *faulty) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
 	l := f.newLock(&c)
-	busy, err := l.take(ctx)
+	busy, err := l.takeLock(ctx)
 	switch {
 	case busy > 0 && f.plant == plantShed:
 		return idemkey.Decision{Kind: idemkey.KindInFlight, RetryAfter: busy}, nil
 	case busy > 0:
-		return f.shed(ctx, &c, busy)
+		return f.shedDuplicate(ctx, &c, busy)
 	}
 	unprotected := err != nil && f.plant == plantOpen
 	d, err := idemkey.Decision{Kind: idemkey.KindInFlight}, error(nil)
@@ -249,7 +249,7 @@ func (f *faulty) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, 
 		d, err = f.pg.Begin(ctx, c)
 	}
 	if err != nil || d.Exec == nil {
-		_ = l.free(ctx)
+		_ = l.freeLock(ctx)
 		return d, err
 	}
 	d.Exec = &execution{Execution: d.Exec, lock: l}

@@ -51,16 +51,16 @@ func (s *Store) newLock(c *idemkey.Claim) *lock {
 }
 
 // take takes the lock. If another has it, busy is for how long.
-func (l *lock) take(ctx context.Context) (busy time.Duration, err error) {
-	n, err := l.run(ctx, false, scriptLock, l.token, l.milliseconds())
+func (l *lock) takeLock(ctx context.Context) (busy time.Duration, err error) {
+	n, err := l.runScript(ctx, false, scriptLock, l.token, l.milliseconds())
 	if l.held = n == 0 && !errors.Is(err, errPassedOver); err != nil {
 		return 0, fmt.Errorf("take lock: %w", err)
 	}
 	return time.Duration(n) * time.Millisecond, nil
 }
 
-func (l *lock) renew(ctx context.Context) error {
-	if _, err := l.run(ctx, false, scriptRenew, l.token, l.milliseconds()); err != nil {
+func (l *lock) renewLock(ctx context.Context) error {
+	if _, err := l.runScript(ctx, false, scriptRenew, l.token, l.milliseconds()); err != nil {
 		return fmt.Errorf("renew lock: %w", err)
 	}
 	return nil
@@ -69,16 +69,16 @@ func (l *lock) renew(ctx context.Context) error {
 // free gives the lock back whatever became of ctx: nobody else can. A lock that
 // is held is freed also while Redis is passed over: after a brief outage it would
 // keep the retry of a failed request waiting for the lease.
-func (l *lock) free(ctx context.Context) error {
-	if _, err := l.run(context.WithoutCancel(ctx), l.held, scriptUnlock, l.token); err != nil {
+func (l *lock) freeLock(ctx context.Context) error {
+	if _, err := l.runScript(context.WithoutCancel(ctx), l.held, scriptUnlock, l.token); err != nil {
 		return fmt.Errorf("free lock: %w", err)
 	}
 	return nil
 }
 
 // run runs a script if Redis is to be asked.
-func (l *lock) run(ctx context.Context, urgent bool, script *redis.Script, args ...any) (n int64, err error) {
-	err = l.s.ask(ctx, urgent, func(ctx context.Context) error {
+func (l *lock) runScript(ctx context.Context, urgent bool, script *redis.Script, args ...any) (n int64, err error) {
+	err = l.s.askRedis(ctx, urgent, func(ctx context.Context) error {
 		n, err = script.Run(ctx, l.s.client, []string{l.key}, args...).Int64()
 		return err
 	})

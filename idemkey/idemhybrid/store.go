@@ -98,24 +98,24 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 		return s.pg.Begin(ctx, c) // nobody else can want it
 	}
 	l := s.newLock(&c)
-	busy, err := l.take(ctx)
+	busy, err := l.takeLock(ctx)
 	if errors.Is(err, errPassedOver) {
 		return s.pg.Begin(ctx, c)
 	}
 	if err != nil && (s.opts.RequireLock || ctx.Err() != nil) {
-		_ = l.free(ctx) // it may have been taken, and the reply lost
+		_ = l.freeLock(ctx) // it may have been taken, and the reply lost
 		return idemkey.Decision{}, fmt.Errorf("idemhybrid: begin: %w", err)
 	}
 	if busy > 0 {
-		return s.shed(ctx, &c, busy)
+		return s.shedDuplicate(ctx, &c, busy)
 	}
 	if err := failpoint.Hit("idemhybrid/after-lock"); err != nil {
-		return idemkey.Decision{}, errors.Join(err, l.free(ctx))
+		return idemkey.Decision{}, errors.Join(err, l.freeLock(ctx))
 	}
 	owns := false
 	defer func() { // after a panic of a hook of the pool's, too
 		if !owns {
-			_ = l.free(ctx)
+			_ = l.freeLock(ctx)
 		}
 	}()
 	d, err := s.pg.Begin(ctx, c)
@@ -131,7 +131,7 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 
 // shed answers a duplicate while another has the lock. A record that would let
 // it run is about to be claimed by that other, or was left by one that died.
-func (s *Store) shed(ctx context.Context, c *idemkey.Claim, busy time.Duration) (idemkey.Decision, error) {
+func (s *Store) shedDuplicate(ctx context.Context, c *idemkey.Claim, busy time.Duration) (idemkey.Decision, error) {
 	d, decided, err := s.pg.Find(ctx, *c)
 	if err != nil || decided {
 		return d, err
@@ -152,8 +152,8 @@ var errPassedOver = errors.New("idemhybrid: Redis is passed over")
 
 // ask makes a call of Redis. It returns errPassedOver if the circuit is open,
 // unless the call is urgent. A caller that has given up says nothing about Redis.
-func (s *Store) ask(ctx context.Context, urgent bool, call func(context.Context) error) error {
-	ok, probe := s.circuit.admit()
+func (s *Store) askRedis(ctx context.Context, urgent bool, call func(context.Context) error) error {
+	ok, probe := s.circuit.admitCall()
 	if !ok && !urgent && !s.opts.RequireLock {
 		return errPassedOver
 	}
@@ -163,7 +163,7 @@ func (s *Store) ask(ctx context.Context, urgent bool, call func(context.Context)
 	if err != nil && ctx.Err() != nil {
 		return err
 	}
-	switch changed := s.circuit.report(probe || s.opts.RequireLock, err); {
+	switch changed := s.circuit.reportResult(probe || s.opts.RequireLock, err); {
 	case changed && err != nil:
 		s.opts.Logger.WarnContext(ctx, "idemhybrid: Redis does not answer", "error", err, "require_lock", s.opts.RequireLock)
 	case changed:
@@ -180,19 +180,19 @@ type execution struct {
 
 // Commit is that of package idempg.
 func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
-	defer e.free(ctx)
+	defer e.freeLock(ctx)
 	return e.Execution.Commit(ctx, r)
 }
 
 // Reject is that of package idempg.
 func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
-	defer e.free(ctx)
+	defer e.freeLock(ctx)
 	return e.Execution.Reject(ctx, r)
 }
 
 // Release is that of package idempg.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
-	defer e.free(ctx)
+	defer e.freeLock(ctx)
 	return e.Execution.Release(ctx, mode, status)
 }
 
@@ -200,15 +200,15 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 // whatever Redis says: a lock that is lost costs Postgres a claim, and the owner
 // of the row is still the owner.
 func (e *execution) Renew(ctx context.Context) error {
-	_ = e.lock.renew(ctx)
+	_ = e.lock.renewLock(ctx)
 	return nil
 }
 
 // free gives the lock back once the outcome is durable: before that, a duplicate
 // would get as far as Postgres and be refused there. If Redis does not hear of it,
 // the lock lapses.
-func (e *execution) free(ctx context.Context) {
+func (e *execution) freeLock(ctx context.Context) {
 	if failpoint.Hit("idemhybrid/before-free") == nil {
-		_ = e.lock.free(ctx)
+		_ = e.lock.freeLock(ctx)
 	}
 }

@@ -237,7 +237,7 @@ func TestShed(t *testing.T) {
 	c := idemkeytest.Claim("k", "a")
 	hold := func() {
 		t.Helper()
-		if busy, err := f.newLock(&c).take(t.Context()); busy != 0 || err != nil {
+		if busy, err := f.newLock(&c).takeLock(t.Context()); busy != 0 || err != nil {
 			t.Fatalf("take = %v, %v", busy, err)
 		}
 	}
@@ -275,7 +275,7 @@ func TestLockLapsed(t *testing.T) {
 		t.Errorf("Renew of a lapsed lock: %v", err)
 	}
 	other := f.newLock(&c)
-	if busy, err := other.take(t.Context()); busy != 0 || err != nil {
+	if busy, err := other.takeLock(t.Context()); busy != 0 || err != nil {
 		t.Fatalf("take = %v, %v", busy, err)
 	}
 	if err := renewer.Renew(t.Context()); err != nil {
@@ -284,7 +284,7 @@ func TestLockLapsed(t *testing.T) {
 	commit(t, owner)
 	f.locked(t, c.ID, true) // it is the other's
 	f.kind(t, c, idemkey.KindReplay)
-	if err := other.free(t.Context()); err != nil {
+	if err := other.freeLock(t.Context()); err != nil {
 		t.Errorf("free: %v", err)
 	}
 	f.locked(t, c.ID, false)

@@ -61,11 +61,11 @@ func dieAt(at, schema string) {
 		time.AfterFunc(50*time.Millisecond, kill)
 		_, err = e.tx.Holder().Exec(ctx, "SELECT pg_sleep(15)")
 	case dieUpdated:
-		_, err = e.keep(ctx, e.tx.Holder(), &idemkey.Response{Status: 201})
+		_, err = e.keepResponse(ctx, e.tx.Holder(), &idemkey.Response{Status: 201})
 	case dieAfter:
 		err = e.Commit(ctx, idemkey.Response{Status: 201, Header: http.Header{}, Body: []byte("first")})
 	case dieRejected:
-		err = e.rollback(ctx)
+		err = e.rollBackTx(ctx)
 	}
 	check(err)
 	kill()

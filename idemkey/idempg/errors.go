@@ -22,7 +22,7 @@ const codeUndefinedTable, codeUndefinedSchema = "42P01", "3F000"
 
 // refused reports that the server has answered and did not commit. A fatal
 // error says nothing of the kind: the session may have ended after the commit.
-func refused(err error) bool {
+func serverRefused(err error) bool {
 	if errors.Is(err, pgx.ErrTxCommitRollback) {
 		return true
 	}
@@ -31,11 +31,11 @@ func refused(err error) bool {
 }
 
 // rolledBack names what a definite failure means to the caller.
-func rolledBack(err error, what string) error {
+func rollbackError(err error, what string) error {
 	switch {
 	case sqlstate.Conflict(err):
 		return fmt.Errorf("idempg: %s: %w: %w", what, idemkey.ErrTxConflict, err)
-	case refused(err):
+	case serverRefused(err):
 		return fmt.Errorf("idempg: %s: %w", what, &idemkey.CommitError{Err: err})
 	}
 	return fmt.Errorf("idempg: %s: %w", what, err)

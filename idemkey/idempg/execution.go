@@ -45,19 +45,19 @@ type execution struct {
 type record interface {
 	// queue queues the statement that keeps r in the business transaction called xid. The
 	// statement fails if the claim has been lost, and if it is executed in another one.
-	queue(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery
+	queueKeep(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery
 	// keep keeps r outside of it. It reports false if the claim has been lost.
-	keep(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error)
+	keepOutside(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error)
 	// free lets the request run again, once the transaction is over.
-	free(ctx context.Context, mode idemkey.ReleaseMode, status int) error
+	freeRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error
 	// lookUp asks on another connection whether the record was kept. It is
 	// known only once the transaction is over. After ErrTxMisuse that has committed without the record.
-	lookUp(ctx context.Context) (kept, known bool, err error)
+	lookUpRecord(ctx context.Context) (kept, known bool, err error)
 }
 
 // begin gives e a transaction that is opened by what opening queues. A callback of that
 // identifies it.
-func (e *execution) begin(c *idemkey.Claim, opening func(*pgx.Batch)) {
+func (e *execution) prepareTx(c *idemkey.Claim, opening func(*pgx.Batch)) {
 	e.misused = c.Misused
 	options := pgx.TxOptions{IsoLevel: e.s.opts.Isolation, AccessMode: pgx.ReadWrite}
 	e.tx = lazytx.New(e.conn.Conn(), options, opening)
@@ -72,14 +72,14 @@ func (e *execution) readXID(row pgx.Row) error {
 }
 
 // settle keeps an opening that is under way from taking longer than ctx.
-func (e *execution) settle(ctx context.Context) (done func()) {
-	if e.s.opener.remove(e) || e.hurry == nil {
-		return e.end
+func (e *execution) limitOpening(ctx context.Context) (done func()) {
+	if e.s.opener.removeExecution(e) || e.hurry == nil {
+		return e.endExecution
 	}
 	stop := context.AfterFunc(ctx, e.hurry)
 	return func() {
 		stop()
-		e.end()
+		e.endExecution()
 	}
 }
 
@@ -89,19 +89,19 @@ func (e *execution) Context(ctx context.Context) context.Context {
 
 // end gives connection and place back. A connection that is still in a
 // transaction is closed by the pool, which rolls back. A second call does nothing.
-func (e *execution) end() {
+func (e *execution) endExecution() {
 	e.ended.Do(func() {
-		if !e.s.opener.remove(e) && e.hurry != nil {
+		if !e.s.opener.removeExecution(e) && e.hurry != nil {
 			e.hurry()
 		}
-		e.giveBack()
+		e.giveBackConn()
 		<-e.s.slot
 	})
 }
 
 // giveBack returns the connection to the pool, or closes it if a call of the
 // handler's may still use it.
-func (e *execution) giveBack() {
+func (e *execution) giveBackConn() {
 	if e.given || e.conn == nil {
 		return
 	}
@@ -115,9 +115,9 @@ func (e *execution) giveBack() {
 
 // closed reports that the connection is of no use any more. It is given back at
 // once, so that what is to be done yet can have another from a pool of few.
-func (e *execution) closed() bool {
+func (e *execution) connClosed() bool {
 	if !e.given && e.conn.Conn().IsClosed() {
-		e.giveBack()
+		e.giveBackConn()
 	}
 	return e.given
 }
@@ -126,20 +126,20 @@ func (e *execution) closed() bool {
 // at the transaction's state first and at the command tag last: a COMMIT of a
 // failed transaction is answered with ROLLBACK and no error.
 func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
-	defer e.settle(ctx)()
-	if err := e.checkOpen(ctx); err != nil {
+	defer e.limitOpening(ctx)()
+	if err := e.checkCommittable(ctx); err != nil {
 		return err
 	}
 	header, err := r.MarshalHeader()
 	if err != nil {
-		return e.undo(ctx, err)
+		return e.undoBecause(ctx, err)
 	}
 	if err := failpoint.Hit("idempg/before-commit"); err != nil {
-		return e.undo(ctx, &idemkey.CommitError{Err: err})
+		return e.undoBecause(ctx, &idemkey.CommitError{Err: err})
 	}
 	lost, misused := false, false
 	err = e.tx.Commit(ctx, func(b *pgx.Batch, xid string) {
-		last := e.queueLast(b, xid, header, &r)
+		last := e.queueLastStatement(b, xid, header, &r)
 		if last == nil {
 			return
 		}
@@ -155,23 +155,23 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 	}
 	switch {
 	case misused:
-		return e.bury(ctx)
+		return e.keepMisuse(ctx)
 	case lost:
-		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+		return e.undoBecause(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
 	case err == nil:
 		return nil
-	case refused(err):
-		return e.undo(ctx, rolledBack(err, "commit"))
+	case serverRefused(err):
+		return e.undoBecause(ctx, rollbackError(err, "commit"))
 	}
-	return e.lookUp(ctx, fmt.Errorf("commit: %w", err))
+	return e.lookUpCommit(ctx, fmt.Errorf("commit: %w", err))
 }
 
 // queueLast queues the last statement before COMMIT, which fails unless it is executed in the
 // transaction called xid. Without a record, a transaction that has not begun needs none.
-func (e *execution) queueLast(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
+func (e *execution) queueLastStatement(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
 	switch {
 	case e.record != nil:
-		return e.record.queue(b, xid, header, r)
+		return e.record.queueKeep(b, xid, header, r)
 	case xid != "":
 		return b.Queue(sqlCheckTx, xid)
 	}
@@ -179,18 +179,18 @@ func (e *execution) queueLast(b *pgx.Batch, xid string, header []byte, r *idemke
 }
 
 // checkOpen returns why the transaction cannot be committed.
-func (e *execution) checkOpen(ctx context.Context) error {
+func (e *execution) checkCommittable(ctx context.Context) error {
 	switch {
 	case errors.Is(e.tx.Err(), idemkey.ErrLeaseLost):
-		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+		return e.undoBecause(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
 	case e.tx.Err() != nil: // it could not be opened
-		return e.undo(ctx, &idemkey.CommitError{Err: e.tx.Err()})
-	case e.closed(): // the handler cancelled a statement; COMMIT was never sent
-		return e.undo(ctx, &idemkey.CommitError{Err: errors.New("the connection was closed")})
+		return e.undoBecause(ctx, &idemkey.CommitError{Err: e.tx.Err()})
+	case e.connClosed(): // the handler cancelled a statement; COMMIT was never sent
+		return e.undoBecause(ctx, &idemkey.CommitError{Err: errors.New("the connection was closed")})
 	case e.tx.EndedByHolder():
-		return e.bury(ctx)
+		return e.keepMisuse(ctx)
 	case txguard.StatusOf(e.conn.Conn()) == txguard.Aborted:
-		return e.undo(ctx, &idemkey.CommitError{Err: pgx.ErrTxCommitRollback})
+		return e.undoBecause(ctx, &idemkey.CommitError{Err: pgx.ErrTxCommitRollback})
 	}
 	return nil
 }
@@ -198,8 +198,8 @@ func (e *execution) checkOpen(ctx context.Context) error {
 // bury keeps the claim's own answer where the handler has ended the transaction itself.
 // What it committed cannot be taken back, so the request must never run again. That holds for
 // a handler which has rolled back, too: what it has committed after that is not known.
-func (e *execution) bury(ctx context.Context) error {
-	_ = e.rollback(ctx) // what it has done since
+func (e *execution) keepMisuse(ctx context.Context) error {
+	_ = e.rollBackTx(ctx) // what it has done since
 	if e.record == nil {
 		return idemkey.ErrTxMisuse
 	}
@@ -208,7 +208,7 @@ func (e *execution) bury(ctx context.Context) error {
 	if e.misused != nil {
 		unrendered = guard.Apart(func() error { r = e.misused(); return nil })
 	}
-	_, err := e.keep(ctx, e.after(), &r)
+	_, err := e.keepResponse(ctx, e.connAfterTx(), &r)
 	return errors.Join(idemkey.ErrTxMisuse, err, unrendered)
 }
 
@@ -218,18 +218,18 @@ type execer interface {
 }
 
 // keep keeps r outside of the transaction. It reports false if the claim has been lost.
-func (e *execution) keep(ctx context.Context, db execer, r *idemkey.Response) (bool, error) {
+func (e *execution) keepResponse(ctx context.Context, db execer, r *idemkey.Response) (bool, error) {
 	header, err := r.MarshalHeader()
 	if err != nil {
 		return false, err
 	}
-	return e.record.keep(ctx, db, header, r)
+	return e.record.keepOutside(ctx, db, header, r)
 }
 
 // undo rolls back and frees the key for the next attempt. It returns cause, unless not
 // everything can be rolled back.
-func (e *execution) undo(ctx context.Context, cause error) error {
-	err := e.letGo(ctx, idemkey.Bound, 0)
+func (e *execution) undoBecause(ctx context.Context, cause error) error {
+	err := e.releaseRecord(ctx, idemkey.Bound, 0)
 	if errors.Is(err, idemkey.ErrTxMisuse) {
 		return err
 	}
@@ -237,23 +237,23 @@ func (e *execution) undo(ctx context.Context, cause error) error {
 }
 
 // letGo rolls back and gives the record up.
-func (e *execution) letGo(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
-	switch err := e.rollback(ctx); {
+func (e *execution) releaseRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
+	switch err := e.rollBackTx(ctx); {
 	case errors.Is(err, idemkey.ErrTxMisuse):
-		return e.bury(ctx)
+		return e.keepMisuse(ctx)
 	case err != nil && ctx.Err() != nil:
 		return err // no time left: the lease will tell
 	}
 	if e.record == nil {
 		return nil
 	}
-	return e.record.free(ctx, mode, status)
+	return e.record.freeRecord(ctx, mode, status)
 }
 
 // after returns what to run a statement on once the transaction has ended: its
 // own connection, which saves another, or the pool if that is no longer usable.
-func (e *execution) after() execer {
-	if !e.closed() && txguard.StatusOf(e.conn.Conn()) == txguard.Ended {
+func (e *execution) connAfterTx() execer {
+	if !e.connClosed() && txguard.StatusOf(e.conn.Conn()) == txguard.Ended {
 		return e.conn
 	}
 	return e.s.pool
@@ -261,14 +261,14 @@ func (e *execution) after() execer {
 
 // rollback ends the transaction. After ErrTxMisuse the handler has ended it before. After another
 // error the connection is closed, and the server rolls back as soon as it notices.
-func (e *execution) rollback(ctx context.Context) error {
+func (e *execution) rollBackTx(ctx context.Context) error {
 	var ended bool
 	var err error
 	if !e.given { // else the connection is closed, or somebody else's
 		ended, err = e.tx.Rollback(ctx)
 	}
-	if e.closed() {
-		ended = e.committed(ctx)
+	if e.connClosed() {
+		ended = e.txCommitted(ctx)
 	}
 	switch {
 	case ended:
@@ -281,7 +281,7 @@ func (e *execution) rollback(ctx context.Context) error {
 
 // committed reports whether the transaction of a connection that is closed was committed. Where the
 // server does not say within a while, it has not noticed yet that the connection is closed, and will roll back.
-func (e *execution) committed(ctx context.Context) bool {
+func (e *execution) txCommitted(ctx context.Context) bool {
 	xid := e.tx.ID()
 	if xid == "" {
 		return false
@@ -304,20 +304,20 @@ func (e *execution) committed(ctx context.Context) bool {
 // Reject rolls back and keeps r in a transaction of its own. A crash in between
 // is harmless: the request runs again, and nothing was committed.
 func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
-	defer e.settle(ctx)()
-	if err := e.rollback(ctx); errors.Is(err, idemkey.ErrTxMisuse) {
-		return e.bury(ctx)
+	defer e.limitOpening(ctx)()
+	if err := e.rollBackTx(ctx); errors.Is(err, idemkey.ErrTxMisuse) {
+		return e.keepMisuse(ctx)
 	} // a connection that cannot roll back is closed
 	if e.record == nil {
 		return nil
 	}
 	changed, err := false, failpoint.Hit("idempg/after-rollback")
 	if err == nil {
-		changed, err = e.keep(ctx, e.after(), &r)
+		changed, err = e.keepResponse(ctx, e.connAfterTx(), &r)
 	}
 	switch {
 	case err != nil:
-		if state, lookErr := e.state(ctx); lookErr == nil && state == r.State() {
+		if state, lookErr := e.readOwnState(ctx); lookErr == nil && state == r.State() {
 			return nil // the reply was lost, not the record
 		}
 		return fmt.Errorf("idempg: keep response: %w", err)
@@ -331,18 +331,18 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 // by itself, and the business writes are rolled back all the same. An owner that
 // was overtaken before its transaction began is told so.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
-	defer e.settle(ctx)()
+	defer e.limitOpening(ctx)()
 	if errors.Is(e.tx.Err(), idemkey.ErrLeaseLost) {
-		return e.undo(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+		return e.undoBecause(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
 	}
-	return e.letGo(ctx, mode, status)
+	return e.releaseRecord(ctx, mode, status)
 }
 
 // lookUp finds out what became of a COMMIT whose reply was lost. The record
 // committed with the business writes, so it is the answer.
-func (e *execution) lookUp(ctx context.Context, cause error) error {
+func (e *execution) lookUpCommit(ctx context.Context, cause error) error {
 	_ = e.conn.Conn().Close(ctx) // what comes back on it now would answer another question
-	e.closed()
+	e.connClosed()
 	unknown := fmt.Errorf("idempg: %w: %w", idemkey.ErrOutcomeUnknown, cause)
 	if e.record == nil {
 		return unknown
@@ -356,11 +356,11 @@ func (e *execution) lookUp(ctx context.Context, cause error) error {
 			case <-time.After(e.s.opts.LookupTimeout / (2 * lookups)):
 			}
 		}
-		switch kept, known, err := e.record.lookUp(ctx); {
+		switch kept, known, err := e.record.lookUpRecord(ctx); {
 		case kept:
 			return nil
 		case errors.Is(err, idemkey.ErrTxMisuse):
-			return e.bury(ctx)
+			return e.keepMisuse(ctx)
 		case err != nil:
 			return fmt.Errorf("idempg: %w", err)
 		case known:
@@ -374,7 +374,7 @@ func (e *execution) lookUp(ctx context.Context, cause error) error {
 // skips a locked row, whose transaction is not over. The lock is written to the
 // log, so that what it returns is as durable as any commit: a COMMIT whose wait for a
 // synchronous standby was cut short is visible, and may yet be lost.
-func (e *execution) state(ctx context.Context) (idemkey.State, error) {
+func (e *execution) readOwnState(ctx context.Context) (idemkey.State, error) {
 	var state idemkey.State
 	err := e.s.pool.QueryRow(ctx, e.s.q.lockState, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&state)
 	return state, err
@@ -391,7 +391,7 @@ const (
 )
 
 // holder reads whose the record is.
-func (e *execution) holder(ctx context.Context) (holder, error) {
+func (e *execution) readHolder(ctx context.Context) (holder, error) {
 	var own bool
 	err := e.s.pool.QueryRow(ctx, e.s.q.readHolder, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&own)
 	switch {

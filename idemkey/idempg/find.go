@@ -13,7 +13,7 @@ import (
 func (s *Store) Find(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
 	err = c.Check()
 	if err == nil && c.ID.Key != "" {
-		d, decided, err = s.peek(ctx, &c)
+		d, decided, err = s.peekRecord(ctx, &c)
 	}
 	if err != nil {
 		return idemkey.Decision{}, false, fmt.Errorf("idempg: find: %w", err)

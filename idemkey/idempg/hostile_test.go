@@ -240,14 +240,14 @@ func TestRetriesBehindAClaim(t *testing.T) {
 				t.Fatal(err)
 			}
 			another := f.collide(c.ID)
-			f.memo.met(another)
+			f.memo.metBefore(another)
 			end := f.hang(t, c, mode)
 			for range 10 {
-				f.memo.met(another)
+				f.memo.metBefore(another)
 				if d, err := f.Begin(t.Context(), c); err != nil || d.Kind != idemkey.KindReplay || string(d.Record.Response.Body) != "x" {
 					t.Errorf("Begin = %+v, %v; want a replay", d, err)
 				}
-				f.memo.met(another)
+				f.memo.metBefore(another)
 				f.kind(t, other, idemkey.KindMismatch)
 			}
 			end()

@@ -23,8 +23,8 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 		rec     *storedRecord
 		corrupt error // what the record says, and no failure of the transaction
 	)
-	e.begin(c, func(b *pgx.Batch) {
-		b.Queue(sqlTryLock, append(s.limits(c), in.lock, c.TTL.Milliseconds())...).
+	e.prepareTx(c, func(b *pgx.Batch) {
+		b.Queue(sqlTryLock, append(s.txLimitArgs(c), in.lock, c.TTL.Milliseconds())...).
 			QueryRow(func(row pgx.Row) error {
 				var xid string
 				err := row.Scan(&mine, &in.expires, nil, &xid)
@@ -39,11 +39,11 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 		})
 	})
 	if err := e.tx.Open(ctx); err != nil {
-		in.endLost(ctx)
+		in.endLostSession(ctx)
 		return idemkey.Decision{}, fmt.Errorf("lock key: %w", err)
 	}
 	if corrupt != nil {
-		return idemkey.Decision{}, errors.Join(corrupt, e.rollback(ctx))
+		return idemkey.Decision{}, errors.Join(corrupt, e.rollBackTx(ctx))
 	}
 	kind := idemkey.KindProceed
 	if rec != nil {
@@ -55,7 +55,7 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	if kind == idemkey.KindProceed && rec != nil {
 		// Left by a store that leases, or expired.
 		in.prior, in.priorState = rec.token, int(rec.State)
-		locked, err := s.lockPrior(ctx, e, rec)
+		locked, err := s.lockPriorRecord(ctx, e, rec)
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
@@ -64,17 +64,17 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 		}
 	}
 	if kind != idemkey.KindProceed {
-		if err := e.rollback(ctx); err != nil {
+		if err := e.rollBackTx(ctx); err != nil {
 			return idemkey.Decision{}, err
 		}
 		if rec == nil {
-			return inFlight(0), nil
+			return inFlightDecision(0), nil
 		}
-		return rec.decide(kind)
+		return rec.decisionOf(kind)
 	}
 	if s.opts.MaxPerScope > 0 && (rec == nil || rec.Expired) {
 		if err := s.checkQuota(ctx, e, s.opts.MaxPerScope-1); err != nil {
-			return idemkey.Decision{}, errors.Join(err, e.rollback(ctx))
+			return idemkey.Decision{}, errors.Join(err, e.rollBackTx(ctx))
 		}
 	}
 	e.record = in
@@ -84,11 +84,11 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 
 // lockHeld reports whether a handler runs under c's key that has no record yet. It only looks: with a
 // lock of its own it would turn an owner away that comes at the same moment.
-func (s *Store) lockHeld(ctx context.Context, c *idemkey.Claim) (held bool, err error) {
+func (s *Store) keyLockHeld(ctx context.Context, c *idemkey.Claim) (held bool, err error) {
 	if s.opts.ClaimMode != ClaimInline {
 		return false, nil
 	}
-	conn, err := s.acquire(ctx)
+	conn, err := s.acquireConn(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -102,9 +102,9 @@ func (s *Store) lockHeld(ctx context.Context, c *idemkey.Claim) (held bool, err 
 // endLost ends the session that e's connection was, if it holds the key's lock: where the connection is cut in a way
 // that the server does not notice, the key would be in flight for as long as a handler may be idle. That the
 // process id is not another session's by now, the lock says.
-func (i *inlineRecord) endLost(ctx context.Context) {
+func (i *inlineRecord) endLostSession(ctx context.Context) {
 	pid := i.conn.Conn().PgConn().PID()
-	if !i.closed() {
+	if !i.connClosed() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.s.opts.LookupTimeout)
@@ -115,7 +115,7 @@ func (i *inlineRecord) endLost(ctx context.Context) {
 // lockPrior locks the record that e is to replace, so that no store that leases
 // takes it over meanwhile. It reports false if that is not to be had: another has
 // just done so, or the owner holds its row lock, however long ago its lease ran out.
-func (s *Store) lockPrior(ctx context.Context, e *execution, rec *storedRecord) (bool, error) {
+func (s *Store) lockPriorRecord(ctx context.Context, e *execution, rec *storedRecord) (bool, error) {
 	tag, err := e.conn.Exec(ctx, s.q.lockPrior, e.id.Namespace, e.id.Scope, e.id.Key, rec.token, int(rec.State))
 	if err != nil {
 		return false, fmt.Errorf("lock record: %w", err)
@@ -142,14 +142,14 @@ type inlineRecord struct {
 	priorState int
 }
 
-func (i *inlineRecord) queue(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
-	return b.Queue(i.s.q.commitInline, append(i.args(header, r), xid)...)
+func (i *inlineRecord) queueKeep(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
+	return b.Queue(i.s.q.commitInline, append(i.responseArgs(header, r), xid)...)
 }
 
 // keep takes the lock again, since it ended with the transaction. Whoever has
 // got hold of it in between is the owner now.
-func (i *inlineRecord) keep(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
-	tag, err := db.Exec(ctx, i.s.q.keepInline, append(i.args(header, r), i.lock)...)
+func (i *inlineRecord) keepOutside(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
+	tag, err := db.Exec(ctx, i.s.q.keepInline, append(i.responseArgs(header, r), i.lock)...)
 	if hasCode(err, codeDivisionByZero) {
 		return false, nil
 	}
@@ -157,11 +157,11 @@ func (i *inlineRecord) keep(ctx context.Context, db execer, header []byte, r *id
 }
 
 // free has nothing to do, but for a record that a store which leases has left.
-func (i *inlineRecord) free(ctx context.Context, mode idemkey.ReleaseMode, _ int) error {
+func (i *inlineRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode, _ int) error {
 	if mode != idemkey.Forget || !i.prior.Valid {
 		return nil
 	}
-	_, err := i.after().Exec(ctx, i.s.q.forgetPrior, i.id.Namespace, i.id.Scope, i.id.Key, i.prior, i.priorState)
+	_, err := i.connAfterTx().Exec(ctx, i.s.q.forgetPrior, i.id.Namespace, i.id.Scope, i.id.Key, i.prior, i.priorState)
 	if err != nil {
 		return fmt.Errorf("idempg: release record: %w", err)
 	}
@@ -170,18 +170,18 @@ func (i *inlineRecord) free(ctx context.Context, mode idemkey.ReleaseMode, _ int
 
 // lookUp asks for the record. Without one, a lock that is free says that there
 // will be none: the transaction had it until its end.
-func (i *inlineRecord) lookUp(ctx context.Context) (kept, known bool, err error) {
+func (i *inlineRecord) lookUpRecord(ctx context.Context) (kept, known bool, err error) {
 	var free bool
 	if err := i.s.pool.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", i.lock).Scan(&free); err != nil {
 		return false, false, nil
 	}
-	state, err := i.state(ctx)
+	state, err := i.readOwnState(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		if whose, err := i.holder(ctx); err != nil || whose == heldByUs || whose == heldUntilNow {
+		if whose, err := i.readHolder(ctx); err != nil || whose == heldByUs || whose == heldUntilNow {
 			return false, false, nil
 		}
-		if free && i.committed(ctx) {
+		if free && i.txCommitted(ctx) {
 			return false, true, idemkey.ErrTxMisuse
 		}
 		return false, free, nil
@@ -191,7 +191,7 @@ func (i *inlineRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 	return state == idemkey.StateCompleted || state == idemkey.StateTombstone, true, nil
 }
 
-func (i *inlineRecord) args(header []byte, r *idemkey.Response) []any {
+func (i *inlineRecord) responseArgs(header []byte, r *idemkey.Response) []any {
 	return []any{
 		i.id.Namespace, i.id.Scope, i.id.Key, i.token, int(r.State()), r.Status, header, r.Body, r.KeyID,
 		i.claim.FP.Sum, i.claim.FP.Alg, i.expires, i.claim.TTL.Milliseconds(), i.prior, i.priorState,

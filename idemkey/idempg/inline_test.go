@@ -120,7 +120,7 @@ func TestInlineLookUp(t *testing.T) {
 		e := f.begin(t, c)
 		look := func(when string, wantKept, wantKnown bool) {
 			t.Helper()
-			if kept, known, err := e.record.lookUp(t.Context()); kept != wantKept || known != wantKnown || err != nil {
+			if kept, known, err := e.record.lookUpRecord(t.Context()); kept != wantKept || known != wantKnown || err != nil {
 				t.Errorf("%s, %s: kept %t, known %t, %v", c.ID.Key, when, kept, known, err)
 			}
 		}

@@ -21,64 +21,64 @@ import (
 
 // claimLeased makes e the owner of c.ID by a record of its own transaction.
 func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
-	done, ok := s.memo.claim(c.ID)
+	done, ok := s.memo.takeTurn(c.ID)
 	if !ok {
-		return s.behind(ctx, e.conn, c)
+		return s.decideBehind(ctx, e.conn, c)
 	}
 	defer done()
 	for range maxClaims {
-		life, err := s.insert(ctx, e, c)
+		life, err := s.insertRecord(ctx, e, c)
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
-		if life.won() {
-			return e.leased(ctx, c, 1, life)
+		if life.claimWon() {
+			return e.proceedLeased(ctx, c, 1, life)
 		}
-		rec, err := s.read(ctx, e.conn, c.ID)
+		rec, err := s.readRecord(ctx, e.conn, c.ID)
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
 		if rec == nil {
 			continue // deleted in between
 		}
-		kind, err := s.judge(ctx, e.conn, c, rec)
+		kind, err := s.judgeRecord(ctx, e.conn, c, rec)
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
 		if kind != idemkey.KindProceed {
-			return rec.decide(kind)
+			return rec.decisionOf(kind)
 		}
 		attempt := c.NextAttempt(&rec.Record)
-		life, err = s.takeOver(ctx, e, c, rec.token, attempt)
-		if err != nil || !life.won() {
-			return inFlight(0), err
+		life, err = s.takeOverRecord(ctx, e, c, rec.token, attempt)
+		if err != nil || !life.claimWon() {
+			return inFlightDecision(0), err
 		}
-		d, err := e.leased(ctx, c, attempt, life)
+		d, err := e.proceedLeased(ctx, c, attempt, life)
 		d.TookOver = d.Exec != nil && c.TakesOver(&rec.Record)
 		return d, err
 	}
-	return inFlight(0), nil
+	return inFlightDecision(0), nil
 }
 
 // behind decides c while another of this process claims the key. That one may be a
 // retry that the memo has taken for new, as it has this one: the record tells. Only
 // what it leaves open is in flight. It waits for nobody, whatever the other waits for.
-func (s *Store) behind(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim) (idemkey.Decision, error) {
-	d, decided, err := s.decide(ctx, conn, c)
+func (s *Store) decideBehind(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim) (idemkey.Decision, error) {
+	d, decided, err := s.decideByRecord(ctx, conn, c)
 	if decided || err != nil {
 		return d, err
 	}
-	return inFlight(0), nil
+	return inFlightDecision(0), nil
 }
 
 // judge is c.Judge, except that a last attempt which still runs is in flight:
 // its lease has run out, but the row lock says that its outcome is to come.
-func (s *Store) judge(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim, rec *storedRecord) (idemkey.Kind, error) {
+func (s *Store) judgeRecord(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim, rec *storedRecord) (idemkey.Kind, error) {
 	kind := c.Judge(&rec.Record)
 	if kind != idemkey.KindUnknown || rec.State != idemkey.StateInProgress {
 		return kind, nil
 	}
-	abandoned, err := s.abandoned(ctx, conn, c.ID, rec.token)
+	abandoned, err := s.ownerDied(ctx, conn, c.ID, rec.token)
 	if err == nil && !abandoned {
 		kind = idemkey.KindInFlight
 	}
@@ -86,7 +86,7 @@ func (s *Store) judge(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim,
 }
 
 // abandoned reports whether the owner by token has died.
-func (s *Store) abandoned(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity, token pgtype.UUID) (bool, error) {
+func (s *Store) ownerDied(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity, token pgtype.UUID) (bool, error) {
 	tag, err := conn.Exec(ctx, s.q.findAbandoned, id.Namespace, id.Scope, id.Key, token)
 	if err != nil {
 		return false, fmt.Errorf("look for owner: %w", err)
@@ -98,7 +98,7 @@ func (s *Store) abandoned(ctx context.Context, conn *pgxpool.Conn, id idemkey.Id
 // for a claim that was not won.
 type lifespan struct{ created, expires time.Time }
 
-func (l lifespan) won() bool { return !l.expires.IsZero() }
+func (l lifespan) claimWon() bool { return !l.expires.IsZero() }
 
 // incarnation names the record among all that its identity has: these have different times of
 // creation. The namespace is part of it, since a saga is named by scope and key alone.
@@ -110,21 +110,21 @@ func (l lifespan) incarnation(id idemkey.Identity) string {
 }
 
 // insert returns the life of an absent key's new record.
-func (s *Store) insert(ctx context.Context, e *execution, c *idemkey.Claim) (life lifespan, err error) {
+func (s *Store) insertRecord(ctx context.Context, e *execution, c *idemkey.Claim) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
 		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&life.expires, &life.created, nil)
-	return claimed(life, err, "claim key")
+	return claimResult(life, err, "claim key")
 }
 
 // takeOver returns the life of a record that has changed its owner.
-func (s *Store) takeOver(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (life lifespan, err error) {
+func (s *Store) takeOverRecord(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.takeOver, e.id.Namespace, e.id.Scope, e.id.Key, from, c.FP.Sum, c.FP.Alg, e.token,
 		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&life.expires, &life.created)
-	return claimed(life, err, "take over key")
+	return claimResult(life, err, "take over key")
 }
 
 // claimed reads the result of a claim. Losing a race is no error.
-func claimed(life lifespan, err error, what string) (lifespan, error) {
+func claimResult(life lifespan, err error, what string) (lifespan, error) {
 	if err == nil || errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || sqlstate.Conflict(err) {
 		return life, nil
 	}
@@ -135,24 +135,24 @@ func claimed(life lifespan, err error, what string) (lifespan, error) {
 // handler's first statement and then holds the row lock, which is the proof
 // that the owner lives. If the handler takes its time, the transaction is opened
 // for it while the lease still protects it.
-func (e *execution) leased(ctx context.Context, c *idemkey.Claim, attempt int, life lifespan) (idemkey.Decision, error) {
+func (e *execution) proceedLeased(ctx context.Context, c *idemkey.Claim, attempt int, life lifespan) (idemkey.Decision, error) {
 	if err := failpoint.Hit("idempg/after-claim"); err != nil {
 		return idemkey.Decision{}, err
 	}
 	if attempt == 1 {
-		if err := e.s.keepQuota(ctx, e); err != nil {
+		if err := e.s.enforceQuota(ctx, e); err != nil {
 			return idemkey.Decision{}, err
 		}
 	}
 	e.record, e.expires = (*leasedRecord)(e), life.expires
-	args := append(e.s.limits(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
-	e.begin(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(e.lockResult) })
-	e.s.opener.add(e, c.ExecTimeout)
+	args := append(e.s.txLimitArgs(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
+	e.prepareTx(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(e.readLockResult) })
+	e.s.opener.addExecution(e, c.ExecTimeout)
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: attempt, ExpiresAt: life.expires}, nil
 }
 
 // lockResult reads the result of locking the record.
-func (e *execution) lockResult(row pgx.Row) error {
+func (e *execution) readLockResult(row pgx.Row) error {
 	err := e.readXID(row)
 	if errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || sqlstate.Conflict(err) {
 		return idemkey.ErrLeaseLost
@@ -163,29 +163,29 @@ func (e *execution) lockResult(row pgx.Row) error {
 // A leasedRecord is the end of a claim that has a record.
 type leasedRecord execution
 
-func (l *leasedRecord) queue(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
-	return b.Queue(l.s.q.commitRecord, l.args(int(r.State()), r.Status, header, r.Body, r.KeyID, xid)...)
+func (l *leasedRecord) queueKeep(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
+	return b.Queue(l.s.q.commitRecord, l.recordArgs(int(r.State()), r.Status, header, r.Body, r.KeyID, xid)...)
 }
 
-func (l *leasedRecord) keep(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
-	tag, err := db.Exec(ctx, l.s.q.completeRecord, l.args(int(r.State()), r.Status, header, r.Body, r.KeyID)...)
+func (l *leasedRecord) keepOutside(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
+	tag, err := db.Exec(ctx, l.s.q.completeRecord, l.recordArgs(int(r.State()), r.Status, header, r.Body, r.KeyID)...)
 	return tag.RowsAffected() == 1, err
 }
 
 // free gives the record up. It is skipped while the row is locked. Where the connection was lost, the server
 // frees the lock a moment after the client has heard of it: without another
 // look the key would stay in progress until the grace is over.
-func (l *leasedRecord) free(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
-	statement, args := l.s.q.failRecord, l.args(status)
+func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
+	statement, args := l.s.q.failRecord, l.recordArgs(status)
 	if mode == idemkey.Forget {
-		statement, args = l.s.q.forgetRecord, l.args()
+		statement, args = l.s.q.forgetRecord, l.recordArgs()
 	}
 	for range freeTries {
-		tag, err := (*execution)(l).after().Exec(ctx, statement, args...)
+		tag, err := (*execution)(l).connAfterTx().Exec(ctx, statement, args...)
 		if err != nil {
 			return fmt.Errorf("idempg: release record: %w", err)
 		}
-		if tag.RowsAffected() > 0 || !(*execution)(l).closed() {
+		if tag.RowsAffected() > 0 || !(*execution)(l).connClosed() {
 			return nil
 		}
 		select {
@@ -200,11 +200,11 @@ func (l *leasedRecord) free(ctx context.Context, mode idemkey.ReleaseMode, statu
 // lookUp asks for the record. Its row lock tells whether the transaction is open
 // yet. If it is not, a record in progress is freed, which also turns away a
 // statement that the server has received and not begun.
-func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error) {
-	state, err := (*execution)(l).state(ctx)
+func (l *leasedRecord) lookUpRecord(ctx context.Context) (kept, known bool, err error) {
+	state, err := (*execution)(l).readOwnState(ctx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		switch whose, err := (*execution)(l).holder(ctx); {
+		switch whose, err := (*execution)(l).readHolder(ctx); {
 		case err != nil || whose == heldByUs || whose == heldUntilNow:
 			return false, false, nil
 		case whose == heldByOthers: // only a transaction that had ended can have lost it
@@ -215,13 +215,13 @@ func (l *leasedRecord) lookUp(ctx context.Context) (kept, known bool, err error)
 		return false, false, nil
 	case state == idemkey.StateCompleted, state == idemkey.StateTombstone:
 		return true, true, nil
-	case (*execution)(l).committed(ctx):
+	case (*execution)(l).txCommitted(ctx):
 		return false, true, idemkey.ErrTxMisuse
 	}
-	tag, err := l.s.pool.Exec(ctx, l.s.q.failRecord, l.args(0)...)
+	tag, err := l.s.pool.Exec(ctx, l.s.q.failRecord, l.recordArgs(0)...)
 	return false, err == nil && tag.RowsAffected() == 1, nil
 }
 
-func (l *leasedRecord) args(more ...any) []any {
+func (l *leasedRecord) recordArgs(more ...any) []any {
 	return append([]any{l.id.Namespace, l.id.Scope, l.id.Key, l.token}, more...)
 }

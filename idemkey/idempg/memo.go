@@ -22,7 +22,7 @@ type memo struct {
 func newMemo() *memo { return &memo{seed: maphash.MakeSeed()} }
 
 // met reports whether id is the last that came by its slot, which it is from now on.
-func (m *memo) met(id idemkey.Identity) bool {
+func (m *memo) metBefore(id idemkey.Identity) bool {
 	h := maphash.Comparable(m.seed, id)
 	return m.slots[h%memoSize].Swap(h) == h
 }
@@ -32,7 +32,7 @@ func (m *memo) met(id idemkey.Identity) bool {
 // committed; if that should hang, the others do not hang with it, each on a
 // connection and a place of its own: they read the record, which waits for nobody.
 // done ends the turn.
-func (m *memo) claim(id idemkey.Identity) (done func(), ok bool) {
+func (m *memo) takeTurn(id idemkey.Identity) (done func(), ok bool) {
 	h := maphash.Comparable(m.seed, id) | 1 // 0 is nobody
 	slot := &m.claiming[h%memoSize]
 	if slot.CompareAndSwap(0, h) {

@@ -118,7 +118,7 @@ func TestMixedModes(t *testing.T) {
 						_ = d.Exec.Release(ctx, idemkey.Forget, 500)
 					case n < 5:
 						_ = d.Exec.(*execution).conn.Conn().PgConn().Conn().Close()
-						d.Exec.(*execution).end()
+						d.Exec.(*execution).endExecution()
 					default:
 						_ = d.Exec.Commit(ctx, idemkey.Response{Status: 201})
 					}

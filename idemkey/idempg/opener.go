@@ -21,19 +21,19 @@ type opener struct {
 }
 
 // add lets e's transaction be opened, for at most limit, unless e is removed before.
-func (o *opener) add(e *execution, limit time.Duration) {
+func (o *opener) addExecution(e *execution, limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	e.openBy, e.openLimit = time.Now().Add(o.after), limit
 	e.waiting = o.waiting.PushBack(e)
 	if !o.armed {
 		o.armed = true
-		time.AfterFunc(o.after, o.fire)
+		time.AfterFunc(o.after, o.openDue)
 	}
 }
 
 // remove reports whether e was still waiting. If not, e.hurry ends the opening.
-func (o *opener) remove(e *execution) bool {
+func (o *opener) removeExecution(e *execution) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if e.waiting == nil {
@@ -45,12 +45,12 @@ func (o *opener) remove(e *execution) bool {
 }
 
 // fire opens what is due and arms the timer for what is not.
-func (o *opener) fire() {
+func (o *opener) openDue() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for e := o.oldest(); e != nil; e = o.oldest() {
+	for e := o.oldestWaiting(); e != nil; e = o.oldestWaiting() {
 		if left := time.Until(e.openBy); left > 0 {
-			time.AfterFunc(left, o.fire)
+			time.AfterFunc(left, o.openDue)
 			return
 		}
 		o.waiting.Remove(e.waiting)
@@ -65,7 +65,7 @@ func (o *opener) fire() {
 	o.armed = false
 }
 
-func (o *opener) oldest() *execution {
+func (o *opener) oldestWaiting() *execution {
 	if front := o.waiting.Front(); front != nil {
 		return front.Value.(*execution)
 	}

@@ -105,7 +105,7 @@ func (o *Options) setDefaults(maxConns int) {
 }
 
 // check returns an error that names the field.
-func (o *Options) check(maxConns int) error {
+func (o *Options) checkOptions(maxConns int) error {
 	if err := sqlschema.Check(o.Schema); err != nil {
 		return fmt.Errorf("idempg: Options.Schema: %w", err)
 	}

@@ -38,7 +38,7 @@ func (s *Store) checkQuota(ctx context.Context, e *execution, allowed int) error
 
 // keepQuota gives e's new record back if that is one too many. If it fails
 // half-way, the record lapses with its grace.
-func (s *Store) keepQuota(ctx context.Context, e *execution) error {
+func (s *Store) enforceQuota(ctx context.Context, e *execution) error {
 	if s.opts.MaxPerScope == 0 {
 		return nil
 	}

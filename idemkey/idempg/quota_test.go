@@ -66,7 +66,7 @@ func TestMaxPerScopeRunning(t *testing.T) {
 	}
 	f.lapse(t, c.ID)
 	f.begin(t, idemkeytest.Claim("more", "a"))
-	owner.end()
+	owner.endExecution()
 }
 
 // The quota never counts a whole scope: it reads a range of the primary key, up

@@ -22,7 +22,7 @@ type storedRecord struct {
 }
 
 // read returns the committed record, or nil. It waits for nobody.
-func (s *Store) read(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity) (*storedRecord, error) {
+func (s *Store) readRecord(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity) (*storedRecord, error) {
 	rows, err := conn.Query(ctx, s.q.readRecord, id.Namespace, id.Scope, id.Key)
 	if err != nil {
 		return nil, fmt.Errorf("read record: %w", err)
@@ -71,10 +71,10 @@ func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
 }
 
 // decide turns kind into a decision, with the response where that is the answer.
-func (r *storedRecord) decide(kind idemkey.Kind) (idemkey.Decision, error) {
+func (r *storedRecord) decisionOf(kind idemkey.Kind) (idemkey.Decision, error) {
 	switch kind {
 	case idemkey.KindInFlight:
-		return inFlight(r.LeaseLeft), nil
+		return inFlightDecision(r.LeaseLeft), nil
 	case idemkey.KindReplay, idemkey.KindNotRetained:
 		r.Response.Dropped = kind == idemkey.KindNotRetained
 		if err := r.Response.UnmarshalHeader(r.header); err != nil {

@@ -36,7 +36,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	}
 	maxConns := int(pool.Config().MaxConns)
 	s.opts.setDefaults(maxConns)
-	if err := s.opts.check(maxConns); err != nil {
+	if err := s.opts.checkOptions(maxConns); err != nil {
 		return nil, err
 	}
 	s.q = newQueries(s.opts.Schema)
@@ -60,30 +60,30 @@ func (s *Store) Traits() idemkey.Traits {
 // dies, the server rolls back and frees the lock, and the next claim proceeds. Of
 // two callers that race, one proceeds and the other gets KindInFlight.
 func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
-	d, err := s.begin(ctx, c)
+	d, err := s.beginClaim(ctx, c)
 	if err != nil {
 		return idemkey.Decision{}, fmt.Errorf("idempg: begin: %w", err)
 	}
 	return d, nil
 }
 
-func (s *Store) begin(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, err error) {
+func (s *Store) beginClaim(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, err error) {
 	if err := c.Check(); err != nil {
 		return d, err
 	}
-	if d, decided, err := s.admit(ctx, &c); decided || err != nil {
+	if d, decided, err := s.admitHandler(ctx, &c); decided || err != nil {
 		return d, err
 	}
 	e, owns := &execution{s: s, id: c.ID, token: newToken()}, false
 	defer func() { // after a panic of a hook of the pool's, too
 		if !owns { // a connection that is still in a transaction is closed by the pool
-			e.end()
+			e.endExecution()
 		}
 	}()
-	if e.conn, err = s.acquire(ctx); err != nil {
+	if e.conn, err = s.acquireConn(ctx); err != nil {
 		return idemkey.Decision{}, err
 	}
-	d, err = s.claim(ctx, e, &c)
+	d, err = s.claimKey(ctx, e, &c)
 	owns = err == nil && d.Exec != nil
 	return d, err
 }
@@ -91,18 +91,18 @@ func (s *Store) begin(ctx context.Context, c idemkey.Claim) (d idemkey.Decision,
 // admit waits for a place among the running handlers. While there is none, a
 // request that will not run is still decided: replays and duplicates must not queue up behind
 // slow handlers.
-func (s *Store) admit(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
+func (s *Store) admitHandler(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
 	select {
 	case s.slot <- struct{}{}:
 		return d, false, nil
 	default:
 	}
 	if c.ID.Key != "" {
-		if d, decided, err = s.peek(ctx, c); decided || err != nil {
+		if d, decided, err = s.peekRecord(ctx, c); decided || err != nil {
 			return d, decided, err
 		}
-		if held, err := s.lockHeld(ctx, c); held || err != nil {
-			return inFlight(0), held, err
+		if held, err := s.keyLockHeld(ctx, c); held || err != nil {
+			return inFlightDecision(0), held, err
 		}
 	}
 	wait, cancel := context.WithTimeout(ctx, s.opts.AcquireTimeout)
@@ -116,31 +116,31 @@ func (s *Store) admit(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision
 }
 
 // peek decides from the record alone, on a connection that it gives back.
-func (s *Store) peek(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
-	conn, err := s.acquire(ctx)
+func (s *Store) peekRecord(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
+	conn, err := s.acquireConn(ctx)
 	if err != nil {
 		return d, false, err
 	}
 	defer conn.Release()
-	return s.decide(ctx, conn, c)
+	return s.decideByRecord(ctx, conn, c)
 }
 
 // decide decides from the record alone, unless c may run.
-func (s *Store) decide(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
-	rec, err := s.read(ctx, conn, c.ID)
+func (s *Store) decideByRecord(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
+	rec, err := s.readRecord(ctx, conn, c.ID)
 	if err != nil || rec == nil {
 		return d, false, err
 	}
-	kind, err := s.judge(ctx, conn, c, rec)
+	kind, err := s.judgeRecord(ctx, conn, c, rec)
 	if kind == idemkey.KindProceed || err != nil {
 		return d, false, err
 	}
-	d, err = rec.decide(kind)
+	d, err = rec.decisionOf(kind)
 	return d, true, err
 }
 
 // acquire tells a pool that is used up from a database that does not answer.
-func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+func (s *Store) acquireConn(ctx context.Context) (*pgxpool.Conn, error) {
 	wait, cancel := context.WithTimeout(ctx, s.opts.AcquireTimeout)
 	defer cancel()
 	conn, err := s.pool.Acquire(wait)
@@ -154,13 +154,13 @@ func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 }
 
 // claim makes e the owner of c.ID, or decides otherwise.
-func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
+func (s *Store) claimKey(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	if c.ID.Key == "" {
-		e.begin(c, func(b *pgx.Batch) { b.Queue(sqlLimitTx, s.limits(c)...).QueryRow(e.readXID) })
+		e.prepareTx(c, func(b *pgx.Batch) { b.Queue(sqlLimitTx, s.txLimitArgs(c)...).QueryRow(e.readXID) })
 		return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: 1}, nil
 	}
-	if s.memo.met(c.ID) {
-		if d, decided, err := s.decide(ctx, e.conn, c); decided || err != nil {
+	if s.memo.metBefore(c.ID) {
+		if d, decided, err := s.decideByRecord(ctx, e.conn, c); decided || err != nil {
 			return d, err
 		}
 	}
@@ -171,11 +171,11 @@ func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim) (idem
 }
 
 // limits are the arguments of txLimits.
-func (s *Store) limits(c *idemkey.Claim) []any {
+func (s *Store) txLimitArgs(c *idemkey.Claim) []any {
 	return []any{c.ExecTimeout.Milliseconds(), (c.ExecTimeout + s.opts.IdleMargin).Milliseconds(), max(0, s.opts.ConnectionCheck.Milliseconds())}
 }
 
-func inFlight(after time.Duration) idemkey.Decision {
+func inFlightDecision(after time.Duration) idemkey.Decision {
 	return idemkey.Decision{Kind: idemkey.KindInFlight, RetryAfter: after}
 }
 

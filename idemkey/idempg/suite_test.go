@@ -48,7 +48,7 @@ func newFixtureOn(t *testing.T, pool *pgxpool.Pool, schema string, opts Options)
 func (f *fixture) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
 	d, err := f.Store.Begin(ctx, c)
 	if e, ok := d.Exec.(*execution); ok {
-		f.t.Cleanup(e.end)
+		f.t.Cleanup(e.endExecution)
 	}
 	return d, err
 }
@@ -224,7 +224,7 @@ func TestOvertakenBeforeLock(t *testing.T) {
 		t.Errorf("Sweep = %d, %v; want a live lease to stay", n, err)
 	}
 	other := &execution{s: f.Store, conn: stalled.conn, id: c.ID, token: newToken()}
-	if life, err := f.takeOver(t.Context(), other, &c, stalled.token, 2); life.won() || err != nil {
+	if life, err := f.takeOverRecord(t.Context(), other, &c, stalled.token, 2); life.claimWon() || err != nil {
 		t.Errorf("takeOver within the lease = %v, %v", life, err)
 	}
 	f.lapse(t, c.ID)
@@ -286,7 +286,7 @@ func TestBeginDuringCommit(t *testing.T) {
 	other := newFixtureOn(t, f.pool, f.schema, Options{})
 	c := idemkeytest.Claim("k", "a")
 	owner := f.begin(t, c)
-	if ok, err := owner.keep(t.Context(), owner.tx.Holder(), &idemkey.Response{Status: 200, Header: http.Header{}}); !ok || err != nil {
+	if ok, err := owner.keepResponse(t.Context(), owner.tx.Holder(), &idemkey.Response{Status: 200, Header: http.Header{}}); !ok || err != nil {
 		t.Fatalf("keep = %t, %v", ok, err)
 	}
 	f.kind(t, c, idemkey.KindInFlight)
@@ -328,7 +328,7 @@ func testCapacity(t *testing.T, mode ClaimMode) {
 	other := newFixtureOn(t, f.pool, f.schema, Options{MaxInFlight: 1, AcquireTimeout: time.Second, ClaimMode: mode})
 	elsewhere := other.begin(t, idemkeytest.Claim("elsewhere", "a")) // as by another process
 	f.kind(t, idemkeytest.Claim("elsewhere", "a"), idemkey.KindInFlight)
-	elsewhere.end()
+	elsewhere.endExecution()
 	for _, key := range []string{"new", ""} {
 		if _, err := f.Begin(t.Context(), idemkeytest.Claim(key, "a")); !errors.Is(err, idemkey.ErrCapacity) {
 			t.Errorf("Begin %q: %v, want ErrCapacity", key, err)
@@ -337,7 +337,7 @@ func testCapacity(t *testing.T, mode ClaimMode) {
 	if err := running.Release(t.Context(), idemkey.Bound, 500); err != nil {
 		t.Errorf("Release: %v", err)
 	}
-	f.begin(t, idemkeytest.Claim("new", "a")).end()
+	f.begin(t, idemkeytest.Claim("new", "a")).endExecution()
 }
 
 // A pool that others have used up is a matter of capacity as well.

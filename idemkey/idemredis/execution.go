@@ -28,20 +28,20 @@ func (e *execution) Context(ctx context.Context) context.Context { return ctx }
 // either way. If Redis does not take r, the error is [idemkey.ErrNotStored] and
 // the record stays in progress until its lease lapses; if the record is no longer
 // this execution's, it is [idemkey.ErrLeaseLost] as well.
-func (e *execution) Commit(ctx context.Context, r idemkey.Response) error { return e.keep(ctx, &r) }
+func (e *execution) Commit(ctx context.Context, r idemkey.Response) error { return e.keepResponse(ctx, &r) }
 
 // Reject is Commit: there is nothing to roll back.
-func (e *execution) Reject(ctx context.Context, r idemkey.Response) error { return e.keep(ctx, &r) }
+func (e *execution) Reject(ctx context.Context, r idemkey.Response) error { return e.keepResponse(ctx, &r) }
 
 // keep asks several times: the handler has run, and a record that is not
 // completed would let it run again.
-func (e *execution) keep(ctx context.Context, r *idemkey.Response) error {
+func (e *execution) keepResponse(ctx context.Context, r *idemkey.Response) error {
 	header, err := r.MarshalHeader()
 	if err == nil {
 		err = failpoint.Hit("idemredis/before-save")
 	}
 	if err != nil {
-		return notStored(err)
+		return notStoredError(err)
 	}
 	for try := range saves {
 		if try > 0 {
@@ -51,18 +51,18 @@ func (e *execution) keep(ctx context.Context, r *idemkey.Response) error {
 			}
 		}
 		var kept bool
-		kept, err = e.own(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body, r.KeyID)
+		kept, err = e.runOwnerScript(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body, r.KeyID)
 		switch {
 		case kept:
 			return failpoint.Hit("idemredis/after-save")
 		case err == nil:
-			return notStored(errTakenOver)
+			return notStoredError(errTakenOver)
 		}
 	}
-	return notStored(err)
+	return notStoredError(err)
 }
 
-func notStored(cause error) error {
+func notStoredError(cause error) error {
 	return fmt.Errorf("idemredis: keep response: %w: %w", idemkey.ErrNotStored, cause)
 }
 
@@ -73,7 +73,7 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 	if mode == idemkey.Forget {
 		how = "forget"
 	}
-	if _, err := e.own(ctx, scriptRelease, how, status); err != nil {
+	if _, err := e.runOwnerScript(ctx, scriptRelease, how, status); err != nil {
 		return fmt.Errorf("idemredis: release record: %w", err)
 	}
 	return nil
@@ -85,7 +85,7 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 // handler should stop. After any other error the lease is what it was, or
 // renewed.
 func (e *execution) Renew(ctx context.Context) error {
-	mine, err := e.own(ctx, scriptRenew, milliseconds(e.lease))
+	mine, err := e.runOwnerScript(ctx, scriptRenew, milliseconds(e.lease))
 	switch {
 	case err != nil:
 		return fmt.Errorf("idemredis: renew lease: %w", err)
@@ -97,8 +97,8 @@ func (e *execution) Renew(ctx context.Context) error {
 
 // own runs one of the owner's scripts. It reports false if the record is not,
 // or no longer, this execution's.
-func (e *execution) own(ctx context.Context, script *redis.Script, args ...any) (bool, error) {
-	n, err := e.s.call(ctx, script, e.key, append([]any{e.token}, args...)...).Int()
+func (e *execution) runOwnerScript(ctx context.Context, script *redis.Script, args ...any) (bool, error) {
+	n, err := e.s.callScript(ctx, script, e.key, append([]any{e.token}, args...)...).Int()
 	return n == 1, err
 }
 

@@ -47,7 +47,7 @@ func FuzzDecodeRecord(f *testing.F) {
 			if rec.State != idemkey.StateCompleted && rec.State != idemkey.StateTombstone {
 				break
 			}
-			d, err := rec.decide(kind)
+			d, err := rec.decisionOf(kind)
 			if err != nil && !errors.Is(err, idemkey.ErrRecordCorrupt) {
 				t.Errorf("decide = %v, want ErrRecordCorrupt", err)
 			}

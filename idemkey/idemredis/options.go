@@ -51,7 +51,7 @@ func (o *Options) setDefaults() {
 }
 
 // check returns an error that names the field.
-func (o *Options) check() error {
+func (o *Options) checkOptions() error {
 	if err := rediskey.CheckPrefix(o.Prefix); err != nil {
 		return fmt.Errorf("idemredis: Options.Prefix: %w", err)
 	}

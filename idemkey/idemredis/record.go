@@ -46,27 +46,27 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 	d := fieldDecoder{reply: reply}
 	rec := &storedRecord{
 		Record: idemkey.Record{
-			State:     idemkey.State(d.number(1, math.MaxUint8)),
-			FP:        idemkey.Fingerprint{Sum: []byte(d.text(2)), Alg: d.text(3)},
-			Attempt:   d.number(5, math.MaxInt32),
-			LeaseLeft: time.Duration(d.integer(6)) * time.Millisecond,
-			ExpiresAt: time.UnixMilli(d.integer(7)),
-			LifeLeft:  time.Duration(d.integer(8)) * time.Millisecond,
+			State:     idemkey.State(d.readNumber(1, math.MaxUint8)),
+			FP:        idemkey.Fingerprint{Sum: []byte(d.readText(2)), Alg: d.readText(3)},
+			Attempt:   d.readNumber(5, math.MaxInt32),
+			LeaseLeft: time.Duration(d.readInteger(6)) * time.Millisecond,
+			ExpiresAt: time.UnixMilli(d.readInteger(7)),
+			LifeLeft:  time.Duration(d.readInteger(8)) * time.Millisecond,
 		},
-		token: d.text(4),
+		token: d.readText(4),
 	}
 	rec.Expired = rec.LifeLeft == 0
 	switch rec.State {
 	case idemkey.StateInProgress:
 	case idemkey.StateFailed:
-		rec.Response.Status = d.number(9, maxStatus)
+		rec.Response.Status = d.readNumber(9, maxStatus)
 	case idemkey.StateCompleted, idemkey.StateTombstone:
-		rec.Response.Status = d.number(9, maxStatus)
+		rec.Response.Status = d.readNumber(9, maxStatus)
 		rec.Response.Dropped = rec.State == idemkey.StateTombstone
-		rec.header = []byte(d.text(10))
+		rec.header = []byte(d.readText(10))
 		if !rec.Response.Dropped {
-			rec.Response.Body = []byte(d.text(11))
-			rec.Response.KeyID = d.text(12)
+			rec.Response.Body = []byte(d.readText(11))
+			rec.Response.KeyID = d.readText(12)
 		}
 	}
 	if d.bad || rec.token == "" {
@@ -79,7 +79,7 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 }
 
 // decide turns kind into a decision, with the response where that is the answer.
-func (r *storedRecord) decide(kind idemkey.Kind) (idemkey.Decision, error) {
+func (r *storedRecord) decisionOf(kind idemkey.Kind) (idemkey.Decision, error) {
 	switch kind {
 	case idemkey.KindInFlight:
 		return idemkey.Decision{Kind: kind, RetryAfter: r.LeaseLeft}, nil
@@ -103,21 +103,21 @@ type fieldDecoder struct {
 	bad   bool
 }
 
-func (d *fieldDecoder) text(i int) string {
+func (d *fieldDecoder) readText(i int) string {
 	s, ok := d.reply[i].(string)
 	d.bad = d.bad || !ok
 	return s
 }
 
 // number reads a field of the hash.
-func (d *fieldDecoder) number(i, limit int) int {
-	n, err := strconv.Atoi(d.text(i))
+func (d *fieldDecoder) readNumber(i, limit int) int {
+	n, err := strconv.Atoi(d.readText(i))
 	d.bad = d.bad || err != nil || n < 0 || n > limit
 	return n
 }
 
 // integer reads what the script has computed.
-func (d *fieldDecoder) integer(i int) int64 {
+func (d *fieldDecoder) readInteger(i int) int64 {
 	n, ok := d.reply[i].(int64)
 	d.bad = d.bad || !ok
 	return n

@@ -34,7 +34,7 @@ func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 		s.opts = *opts
 	}
 	s.opts.setDefaults()
-	return s, s.opts.check()
+	return s, s.opts.checkOptions()
 }
 
 // Traits says that owners are kept alive by renewing their leases: a handler may
@@ -55,7 +55,7 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	if c.ID.Key == "" {
 		return idemkey.Decision{Kind: idemkey.KindProceed, Exec: keyless{}, Attempt: 1}, nil
 	}
-	d, err := s.begin(ctx, &c)
+	d, err := s.claimOrDecide(ctx, &c)
 	if err != nil {
 		return idemkey.Decision{}, fmt.Errorf("idemredis: begin: %w", err)
 	}
@@ -64,11 +64,11 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 
 // begin claims what is absent, and else decides by the record. A record that
 // may be taken over is claimed again, by the token it was read with.
-func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, error) {
+func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, error) {
 	e := &execution{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
 	from, attempt, tookOver := "", 1, false
 	for range maxClaims {
-		reply, err := s.claim(ctx, e, c, from, attempt)
+		reply, err := s.sendClaim(ctx, e, c, from, attempt)
 		if err != nil {
 			return idemkey.Decision{}, err
 		}
@@ -82,7 +82,7 @@ func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, 
 			return idemkey.Decision{}, err
 		}
 		if kind := c.Judge(&rec.Record); kind != idemkey.KindProceed {
-			return rec.decide(kind)
+			return rec.decisionOf(kind)
 		}
 		from, attempt, tookOver = rec.token, c.NextAttempt(&rec.Record), c.TakesOver(&rec.Record)
 	}
@@ -92,19 +92,19 @@ func (s *Store) begin(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, 
 // newIncarnation returns 65 random bits, for a record that is new.
 func newIncarnation() string { return strings.ToLower(rand.Text()[:13]) }
 
-func (s *Store) claim(ctx context.Context, e *execution, c *idemkey.Claim, from string, attempt int) ([]any, error) {
+func (s *Store) sendClaim(ctx context.Context, e *execution, c *idemkey.Claim, from string, attempt int) ([]any, error) {
 	keep := time.Duration(0)
 	if c.RejectExpired {
 		keep = s.opts.KeepExpired
 	}
-	return s.call(ctx, scriptBegin, e.key, e.token, from, c.FP.Sum, c.FP.Alg,
+	return s.callScript(ctx, scriptBegin, e.key, e.token, from, c.FP.Sum, c.FP.Alg,
 		milliseconds(c.TTL), milliseconds(c.Lease), milliseconds(keep), attempt, newIncarnation()).Slice()
 }
 
 // call runs a script within the budget. Run sends its digest, and the script
 // itself where the server has not got it: a restart, a failover or SCRIPT FLUSH
 // may have removed it at any time.
-func (s *Store) call(ctx context.Context, script *redis.Script, key string, args ...any) *redis.Cmd {
+func (s *Store) callScript(ctx context.Context, script *redis.Script, key string, args ...any) *redis.Cmd {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.CallTimeout)
 	defer cancel()
 	cmd := script.Run(ctx, s.client, []string{key}, args...)
@@ -117,7 +117,7 @@ func (s *Store) call(ctx context.Context, script *redis.Script, key string, args
 // Inspect returns id's record, for an administrator's tools. It is not found if
 // there is none, or none any more.
 func (s *Store) Inspect(ctx context.Context, id idemkey.Identity) (rec idemkey.Record, found bool, err error) {
-	stored, err := s.read(ctx, id)
+	stored, err := s.readRecord(ctx, id)
 	if err == nil && stored == nil {
 		return rec, false, nil
 	}
@@ -131,8 +131,8 @@ func (s *Store) Inspect(ctx context.Context, id idemkey.Identity) (rec idemkey.R
 }
 
 // read returns id's record, nil if there is none.
-func (s *Store) read(ctx context.Context, id idemkey.Identity) (*storedRecord, error) {
-	reply, err := s.call(ctx, scriptInspect, rediskey.Of(s.opts.Prefix, id)).Slice()
+func (s *Store) readRecord(ctx context.Context, id idemkey.Identity) (*storedRecord, error) {
+	reply, err := s.callScript(ctx, scriptInspect, rediskey.Of(s.opts.Prefix, id)).Slice()
 	if err != nil || len(reply) > 1 && reply[1] == nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (s *Store) Find(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, 
 	if c.ID.Key == "" {
 		return d, false, nil
 	}
-	rec, err := s.read(ctx, c.ID)
+	rec, err := s.readRecord(ctx, c.ID)
 	if err == nil && rec == nil {
 		return d, false, nil
 	}
@@ -157,7 +157,7 @@ func (s *Store) Find(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, 
 		if kind == idemkey.KindProceed {
 			return d, false, nil
 		}
-		d, err = rec.decide(kind)
+		d, err = rec.decisionOf(kind)
 	}
 	if err != nil {
 		return idemkey.Decision{}, false, fmt.Errorf("idemredis: find: %w", err)

@@ -310,7 +310,7 @@ func TestTakeOver(t *testing.T) {
 		t.Helper()
 		e := &execution{s: f.Store, key: f.key(c.ID), token: "claim " + what, lease: c.Lease}
 		for range 2 { // a claim that was won is won again, since its reply may have been lost
-			reply, err := f.claim(t.Context(), e, &c, from, attempt)
+			reply, err := f.sendClaim(t.Context(), e, &c, from, attempt)
 			if got, won := decodeClaim(reply); err != nil || won != (want != 0) || got.attempt != want {
 				t.Errorf("%s: claim = %+v, %t, %v; want attempt %d", what, got, won, err, want)
 			}

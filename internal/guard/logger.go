@@ -29,15 +29,15 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 
 // WithAttrs implements [slog.Handler].
 func (h handler) WithAttrs(attrs []slog.Attr) (with slog.Handler) {
-	return h.derive(func() slog.Handler { return h.to.WithAttrs(attrs) })
+	return h.deriveHandler(func() slog.Handler { return h.to.WithAttrs(attrs) })
 }
 
 // WithGroup implements [slog.Handler].
 func (h handler) WithGroup(name string) slog.Handler {
-	return h.derive(func() slog.Handler { return h.to.WithGroup(name) })
+	return h.deriveHandler(func() slog.Handler { return h.to.WithGroup(name) })
 }
 
-func (h handler) derive(from func() slog.Handler) slog.Handler {
+func (h handler) deriveHandler(from func() slog.Handler) slog.Handler {
 	derived := h
 	_ = Call(func() error { derived.to = from(); return nil })
 	return derived

@@ -21,11 +21,11 @@ func (*holder) Rollback(context.Context) error { return txguard.ErrManaged }
 
 // Exec without arguments may hold several statements, which cannot travel with others.
 func (h *holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := h.t.enter(); err != nil {
+	if err := h.t.beginCall(); err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	defer h.t.leave()
-	br, tx, err := h.t.start(ctx, len(args) > 0 && plain(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
+	defer h.t.endCall()
+	br, tx, err := h.t.startWith(ctx, len(args) > 0 && queueable(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
 	switch {
 	case err != nil:
 		return pgconn.CommandTag{}, err
@@ -40,11 +40,11 @@ func (h *holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 }
 
 func (h *holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := h.t.enter(); err != nil {
+	if err := h.t.beginCall(); err != nil {
 		return failedRows(err)
 	}
-	defer h.t.leave()
-	br, tx, err := h.t.start(ctx, sql != "" && plain(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
+	defer h.t.endCall()
+	br, tx, err := h.t.startWith(ctx, sql != "" && queueable(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
 	switch {
 	case err != nil:
 		return failedRows(err)
@@ -65,11 +65,11 @@ func (h *holder) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row 
 }
 
 func (h *holder) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if err := h.t.enter(); err != nil {
+	if err := h.t.beginCall(); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
-	defer h.t.leave()
-	br, tx, err := h.t.start(ctx, b.Len() > 0 && !begins(b), func(own *pgx.Batch) {
+	defer h.t.endCall()
+	br, tx, err := h.t.startWith(ctx, b.Len() > 0 && !beginsTransaction(b), func(own *pgx.Batch) {
 		for _, q := range b.QueuedQueries { // copies: sending changes them, and b may have to be sent again
 			queued := *q
 			own.QueuedQueries = append(own.QueuedQueries, &queued)
@@ -85,11 +85,11 @@ func (h *holder) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 }
 
 func (h *holder) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := h.t.enter(); err != nil {
+	if err := h.t.beginCall(); err != nil {
 		return nil, err
 	}
-	defer h.t.leave()
-	tx, err := h.open(ctx)
+	defer h.t.endCall()
+	tx, err := h.openTx(ctx)
 	if err == nil {
 		tx, err = tx.Begin(ctx)
 	}
@@ -100,11 +100,11 @@ func (h *holder) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 func (h *holder) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := h.t.enter(); err != nil {
+	if err := h.t.beginCall(); err != nil {
 		return nil, err
 	}
-	defer h.t.leave()
-	tx, err := h.open(ctx)
+	defer h.t.endCall()
+	tx, err := h.openTx(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -112,11 +112,11 @@ func (h *holder) Prepare(ctx context.Context, name, sql string) (*pgconn.Stateme
 }
 
 func (h *holder) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	if err := h.t.enter(); err != nil {
+	if err := h.t.beginCall(); err != nil {
 		return 0, err
 	}
-	defer h.t.leave()
-	tx, err := h.open(ctx)
+	defer h.t.endCall()
+	tx, err := h.openTx(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -127,10 +127,10 @@ func (h *holder) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 // pgx alone knows what it returns, so that End cannot see the calls: from here on
 // the connection counts as in use.
 func (h *holder) LargeObjects() pgx.LargeObjects {
-	err := h.t.enter()
+	err := h.t.beginCall()
 	var tx pgx.Tx
 	if err == nil {
-		tx, err = h.open(context.Background())
+		tx, err = h.openTx(context.Background())
 	}
 	if err != nil {
 		b := &pgx.Batch{}
@@ -143,20 +143,20 @@ func (h *holder) LargeObjects() pgx.LargeObjects {
 // Conn cannot report that the transaction does not open. A connection outside of
 // it must not be handed out, so it is closed: all that is done with it fails.
 func (h *holder) Conn() *pgx.Conn {
-	if _, err := h.open(context.Background()); err != nil {
+	if _, err := h.openTx(context.Background()); err != nil {
 		_ = h.t.connection().Close(context.Background())
 	}
 	return h.t.connection()
 }
 
-func (h *holder) open(ctx context.Context) (pgx.Tx, error) {
+func (h *holder) openTx(ctx context.Context) (pgx.Tx, error) {
 	h.t.mu.Lock()
 	defer h.t.mu.Unlock()
-	return h.t.open(ctx)
+	return h.t.openLocked(ctx)
 }
 
 // plain reports whether args can be queued: a batch takes no option but a rewriter.
-func plain(args []any) bool {
+func queueable(args []any) bool {
 	if len(args) == 0 {
 		return true
 	}
@@ -168,7 +168,7 @@ func plain(args []any) bool {
 }
 
 // begins reports whether b would begin a transaction of its own, which pgx refuses.
-func begins(b *pgx.Batch) bool {
+func beginsTransaction(b *pgx.Batch) bool {
 	const begin = "begin"
 	sql := strings.TrimSpace(b.QueuedQueries[0].SQL)
 	return len(sql) >= len(begin) && strings.EqualFold(sql[:len(begin)], begin)

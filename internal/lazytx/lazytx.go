@@ -67,7 +67,7 @@ func (t *Tx) Err() error {
 func (t *Tx) Open(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, err := t.open(ctx)
+	_, err := t.openLocked(ctx)
 	return err
 }
 
@@ -140,7 +140,7 @@ func (t *Tx) Rollback(ctx context.Context) (ended bool, err error) {
 	if status == txguard.Ended {
 		return !ours, nil
 	}
-	results, err := t.conn.PgConn().Exec(ctx, rollbackOf(t.id, status)).ReadAll()
+	results, err := t.conn.PgConn().Exec(ctx, rollbackStatement(t.id, status)).ReadAll()
 	if err != nil {
 		_ = t.conn.Close(ctx)
 		return false, err
@@ -153,7 +153,7 @@ func (t *Tx) Rollback(ctx context.Context) (ended bool, err error) {
 
 // rollbackOf returns ROLLBACK, and in the same round trip whether the current transaction is not the
 // one called id, or where a statement has failed, whether that one was committed. An id is digits.
-func rollbackOf(id string, status txguard.Status) string {
+func rollbackStatement(id string, status txguard.Status) string {
 	switch {
 	case id == "":
 		return rollback
@@ -195,7 +195,7 @@ func (t *Tx) EndedByHolder() bool {
 }
 
 // enter begins a call of the holder's, which leave ends.
-func (t *Tx) enter() error {
+func (t *Tx) beginCall() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err != nil {
@@ -205,18 +205,18 @@ func (t *Tx) enter() error {
 	return nil
 }
 
-func (t *Tx) leave() {
+func (t *Tx) endCall() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.calls--
 }
 
 // open is called with mu held.
-func (t *Tx) open(ctx context.Context) (pgx.Tx, error) {
+func (t *Tx) openLocked(ctx context.Context) (pgx.Tx, error) {
 	if t.real != nil || t.err != nil {
 		return t.real, t.err
 	}
-	br, err := t.send(ctx, func(*pgx.Batch) {})
+	br, err := t.sendOpening(ctx, func(*pgx.Batch) {})
 	if err == nil {
 		err = br.Close()
 	}
@@ -229,7 +229,7 @@ func (t *Tx) open(ctx context.Context) (pgx.Tx, error) {
 // send sends what opens the transaction and what add queues, and reads the
 // results of the former. If the transaction has not begun after an error, the
 // server has executed nothing at all.
-func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, error) {
+func (t *Tx) sendOpening(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, error) {
 	b := &pgx.Batch{}
 	if t.outer == nil {
 		b.BeginTx(t.options)
@@ -237,7 +237,7 @@ func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, 
 	t.opening(b)
 	mine := b.Len()
 	add(b)
-	br := t.sender().SendBatch(ctx, b)
+	br := t.openingSender().SendBatch(ctx, b)
 	for i := range mine {
 		var err error
 		if read := b.QueuedQueries[i].Fn; read != nil {
@@ -265,7 +265,7 @@ func (t *Tx) send(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, 
 
 // sender is what the first batch goes to: a part's way is through its outer transaction,
 // which may not have begun itself.
-func (t *Tx) sender() interface {
+func (t *Tx) openingSender() interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 } {
 	if t.outer != nil {
@@ -285,14 +285,14 @@ func (t *Tx) connection() *pgx.Conn {
 // start sends what add queues together with what opens the transaction, where
 // that is possible. Otherwise it returns the transaction that it has opened
 // before, or that has been open for long.
-func (t *Tx) start(ctx context.Context, together bool, add func(*pgx.Batch)) (pgx.BatchResults, pgx.Tx, error) {
+func (t *Tx) startWith(ctx context.Context, together bool, add func(*pgx.Batch)) (pgx.BatchResults, pgx.Tx, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.real != nil || t.err != nil {
 		return nil, t.real, t.err
 	}
 	if together {
-		br, err := t.send(ctx, add)
+		br, err := t.sendOpening(ctx, add)
 		switch {
 		case err == nil:
 			return br, t.real, nil
@@ -302,6 +302,6 @@ func (t *Tx) start(ctx context.Context, together bool, add func(*pgx.Batch)) (pg
 		// Nothing was executed: the statement could not be prepared, and is to fail
 		// inside of the transaction, as any other.
 	}
-	tx, err := t.open(ctx)
+	tx, err := t.openLocked(ctx)
 	return nil, tx, err
 }

@@ -15,10 +15,10 @@ type savepoint struct {
 }
 
 func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return nil, err
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	inner, err := s.Tx.Begin(ctx)
 	if err != nil {
 		return nil, err
@@ -27,65 +27,65 @@ func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 func (s *savepoint) Commit(ctx context.Context) error {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return err
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	return s.Tx.Commit(ctx)
 }
 
 func (s *savepoint) Rollback(ctx context.Context) error {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return err
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	return s.Tx.Rollback(ctx)
 }
 
 func (s *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	return s.Tx.Exec(ctx, sql, args...)
 }
 
 func (s *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return failedRows(err)
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	return s.Tx.Query(ctx, sql, args...)
 }
 
 func (s *savepoint) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return row{err: err}
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	return s.Tx.QueryRow(ctx, sql, args...)
 }
 
 func (s *savepoint) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	return s.Tx.SendBatch(ctx, b)
 }
 
 func (s *savepoint) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return 0, err
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	return s.Tx.CopyFrom(ctx, table, columns, src)
 }
 
 func (s *savepoint) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := s.t.enter(); err != nil {
+	if err := s.t.beginCall(); err != nil {
 		return nil, err
 	}
-	defer s.t.leave()
+	defer s.t.endCall()
 	return s.Tx.Prepare(ctx, name, sql)
 }

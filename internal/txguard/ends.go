@@ -9,8 +9,8 @@ import "strings"
 // not its matter: they cannot end a transaction that their caller has begun.
 func Ends(sql string) bool {
 	for sql != "" {
-		words, rest := statement(sql)
-		if ends(words) {
+		words, rest := nextStatement(sql)
+		if endsTransaction(words) {
 			return true
 		}
 		sql = rest
@@ -21,7 +21,7 @@ func Ends(sql string) bool {
 // leading is how many words tell what a statement does.
 const leading = 3
 
-func ends(words []string) bool {
+func endsTransaction(words []string) bool {
 	word := func(i int) string {
 		if i < len(words) {
 			return strings.ToUpper(words[i])
@@ -45,12 +45,12 @@ func ends(words []string) bool {
 
 // statement returns the leading words of the first statement of sql, and what
 // follows its semicolon.
-func statement(sql string) (words []string, rest string) {
+func nextStatement(sql string) (words []string, rest string) {
 	for i := 0; i < len(sql); {
-		switch n := token(sql[i:]); {
+		switch n := tokenLength(sql[i:]); {
 		case sql[i] == ';':
 			return words, sql[i+1:]
-		case isWord(sql[i]) && len(words) < leading:
+		case isWordByte(sql[i]) && len(words) < leading:
 			words = append(words, sql[i:i+n])
 			i += n
 		default:
@@ -62,23 +62,23 @@ func statement(sql string) (words []string, rest string) {
 
 // token returns the length of what sql begins with: a word, a comment, a string, a
 // quoted name, or one other character.
-func token(sql string) int {
+func tokenLength(sql string) int {
 	switch {
 	case strings.HasPrefix(sql, "--"):
-		return until(sql, 2, "\n")
+		return lengthUntil(sql, 2, "\n")
 	case strings.HasPrefix(sql, "/*"):
-		return comment(sql)
+		return commentLength(sql)
 	case sql[0] == '\'':
-		return quoted(sql, '\'', false)
+		return quotedLength(sql, '\'', false)
 	case sql[0] == '"':
-		return quoted(sql, '"', false)
+		return quotedLength(sql, '"', false)
 	case (sql[0] == 'e' || sql[0] == 'E') && len(sql) > 1 && sql[1] == '\'':
-		return 1 + quoted(sql[1:], '\'', true)
+		return 1 + quotedLength(sql[1:], '\'', true)
 	case sql[0] == '$':
-		return dollar(sql)
-	case isWord(sql[0]):
+		return dollarLength(sql)
+	case isWordByte(sql[0]):
 		n := 1
-		for n < len(sql) && (isWord(sql[n]) || sql[n] == '$') {
+		for n < len(sql) && (isWordByte(sql[n]) || sql[n] == '$') {
 			n++
 		}
 		return n
@@ -86,12 +86,12 @@ func token(sql string) int {
 	return 1
 }
 
-func isWord(c byte) bool {
+func isWordByte(c byte) bool {
 	return c == '_' || c >= 0x80 || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
 // until returns where end is over, looking from offset from; all of sql without one.
-func until(sql string, from int, end string) int {
+func lengthUntil(sql string, from int, end string) int {
 	if i := strings.Index(sql[from:], end); i >= 0 {
 		return from + i + len(end)
 	}
@@ -99,7 +99,7 @@ func until(sql string, from int, end string) int {
 }
 
 // comment returns the length of a comment, which may hold others.
-func comment(sql string) int {
+func commentLength(sql string) int {
 	for i, depth := 0, 0; i < len(sql); {
 		switch {
 		case strings.HasPrefix(sql[i:], "/*"):
@@ -120,7 +120,7 @@ func comment(sql string) int {
 
 // quoted returns the length of a string or name; a doubled quote goes on as a
 // second one.
-func quoted(sql string, quote byte, escapes bool) int {
+func quotedLength(sql string, quote byte, escapes bool) int {
 	for i := 1; i < len(sql); i++ {
 		switch {
 		case escapes && sql[i] == '\\':
@@ -133,13 +133,13 @@ func quoted(sql string, quote byte, escapes bool) int {
 }
 
 // dollar returns the length of a dollar-quoted string, or that of a lone dollar.
-func dollar(sql string) int {
+func dollarLength(sql string) int {
 	n := 1
-	for n < len(sql) && isWord(sql[n]) {
+	for n < len(sql) && isWordByte(sql[n]) {
 		n++
 	}
 	if n == len(sql) || sql[n] != '$' || n > 1 && '0' <= sql[1] && sql[1] <= '9' {
 		return 1
 	}
-	return until(sql, n+1, sql[:n+1])
+	return lengthUntil(sql, n+1, sql[:n+1])
 }
