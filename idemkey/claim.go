@@ -178,7 +178,7 @@ func (c *claimer) recoverOutcome(claim Claim, unknown Decision) (ruling, error) 
 	return ruling{Decision: d, recovered: resp}, err
 }
 
-// fingerprintAs returns the request's fingerprints by the settings, other than the claim's, that can have
+// digestOtherSettings returns the request's fingerprints by the settings, other than the claim's, that can have
 // made a record's fingerprint of algorithm alg. The body is digested once more for each, so it is called
 // only where a record has such a fingerprint.
 func (c *claimer) digestOtherSettings(alg string) (made []Fingerprint, err error) {

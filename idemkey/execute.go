@@ -24,7 +24,7 @@ type executor struct {
 	records *recorder
 }
 
-// A handled is what the record station gets: what the handler has decided and written.
+// A handled is the value that the record station gets: the handler's verdict and its response.
 type handled struct {
 	run    *handlerRun
 	buffer *buffer
@@ -180,7 +180,7 @@ func (r *handlerRun) closeRun() {
 	r.closed = true
 }
 
-// setUnlessClosed calls set, which decides what becomes of the request, unless r is closed.
+// setUnlessClosed calls set, which changes the verdict or the error, unless r is closed.
 func (r *handlerRun) setUnlessClosed(set func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,7 +194,7 @@ func (r *handlerRun) failWith(p *Problem) {
 	r.setUnlessClosed(func() { r.verdict, r.err = Retryable, p })
 }
 
-// verdictOn returns the handler's verdict, or else the policy's on status.
+// verdictOnStatus returns the handler's verdict, or else the policy's on status.
 func (r *handlerRun) verdictOnStatus(status int, policy Policy) Verdict {
 	r.mu.Lock()
 	verdict := r.verdict
@@ -222,8 +222,8 @@ func Info(ctx context.Context) (info RequestInfo, ok bool) {
 	return r.info, true
 }
 
-// SetVerdict decides what becomes of the request, whatever its status. The
-// last call before the handler returns counts; after that, and outside of a
+// SetVerdict sets the verdict on the request, regardless of its status. The
+// last call before the handler returns counts. After that, and outside of a
 // [Middleware], it does nothing. Several goroutines may call it.
 func SetVerdict(ctx context.Context, v Verdict) {
 	if r := runFrom(ctx); r != nil {
@@ -232,11 +232,15 @@ func SetVerdict(ctx context.Context, v Verdict) {
 }
 
 // Fail makes the request fail with err once the handler returns: the business
-// writes roll back, what the handler has written is discarded, and the answer
-// is err itself if it is or wraps a [*Problem], else what Options.Problems.MapError
-// makes of it, else 503 [CodeTxConflict] for an [ErrTxConflict] or a driver's serialization failure
-// or deadlock (SQLState 40001, 40P01), else a 500. It is for adapters whose handlers return errors.
-// After the handler has returned it does nothing.
+// writes roll back, and the handler's response is discarded. The answer is the first of these:
+//
+//   - err itself, if it is or wraps a [*Problem];
+//   - the Problem that Options.Problems.MapError makes of it;
+//   - 503 [CodeTxConflict], for an [ErrTxConflict] or a driver's serialization failure or
+//     deadlock (SQLState 40001, 40P01);
+//   - a 500.
+//
+// Fail is for adapters whose handlers return errors. After the handler has returned it does nothing.
 func Fail(ctx context.Context, err error) {
 	if r := runFrom(ctx); r != nil {
 		r.setUnlessClosed(func() { r.err = err })
@@ -248,12 +252,12 @@ func Fail(ctx context.Context, err error) {
 // and another one for any other identity or step. step tells several calls of one
 // handler apart. It is 64 characters of hex.
 //
-// The client's own key must never be passed on. It is unique within its scope only,
-// so that two tenants with one key would collide at the provider, and one of
-// them would be answered with the other's payment. Who knows a key could also claim
-// it there first: so secret keeps the derived one from being guessed. It must be
-// the same in all processes and must not change while records live, or a retry
-// calls again under another key; 32 random bytes serve.
+// The client's own key must never be passed on. It is unique within its scope only: two
+// tenants with one key would collide at the provider, and one would get the other's
+// payment. A third party that knows a key could also claim it there first, so secret
+// keeps the derived key from being guessed. The secret must be the same in all
+// processes, and must not change while records live, or a retry calls again under
+// another key. 32 random bytes serve.
 //
 // Messages of a saga carry [StepKey] instead, and their handlers call others with
 // consumer.Delivery.EffectKey.
@@ -264,9 +268,9 @@ func DownstreamKey(secret []byte, id Identity, step string) string {
 // ErrStepKey reports a key, step or n outside the grammar of the step key.
 var ErrStepKey = errors.New("idemkey: invalid step key")
 
-// StepKey joins a client's key, the name of a saga's step and, unless it is
-// empty, the n that tells several messages to one step apart, to
-// "<key>:<step>[#<n>]". Its error is an [ErrStepKey].
+// StepKey joins a client's key and the name of a saga's step to "<key>:<step>[#<n>]".
+// n tells several messages to one step apart; an empty n is left out. Its error is an
+// [ErrStepKey].
 func StepKey(key, step, n string) (string, error) {
 	k := stepkey.Key{Key: key, Step: step, N: n}
 	if err := k.Check(); err != nil {
@@ -275,7 +279,7 @@ func StepKey(key, step, n string) (string, error) {
 	return k.String(), nil
 }
 
-// ParseStepKey splits what [StepKey] joined, at the last colon. Its error is an
+// ParseStepKey splits a result of [StepKey], at the last colon. Its error is an
 // [ErrStepKey] and never repeats s.
 func ParseStepKey(s string) (key, step, n string, err error) {
 	k, err := stepkey.Parse(s)

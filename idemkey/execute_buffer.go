@@ -31,12 +31,12 @@ var errResponseTooLarge = errors.New("idemkey: response is over the hard limit")
 // middleware uses its fields.
 type buffer struct {
 	control sync.Mutex // of the connection's settings
-	mu      sync.Mutex // of what is written
+	mu      sync.Mutex // of the response
 	closed  atomic.Bool
 
 	raw    http.ResponseWriter
 	limit  int
-	base   http.Header     // what outer middleware had set, and the key
+	base   http.Header     // the headers of outer middleware, and the key
 	own    map[string]bool // canonical names that are the middleware's: see reserveHeaders
 	header http.Header     // the handler's view, which begins as base
 	sent   http.Header     // header as it was at WriteHeader; nil before
@@ -61,7 +61,7 @@ func (b *buffer) refuseWrites() {
 	b.closed.Store(true)
 }
 
-// close ends the handler's part. When it returns, every Write has ended, and
+// closeWrites ends the handler's part. When it returns, every Write has ended, and
 // all later ones are refused.
 func (b *buffer) closeWrites() {
 	b.refuseWrites()
@@ -154,7 +154,7 @@ func (b *buffer) EnableFullDuplex() error {
 	return b.configureConn((*http.ResponseController).EnableFullDuplex)
 }
 
-// configure changes a setting of the connection. It does not wait for a Write: a deadline may have to end
+// configureConn changes a setting of the connection. It does not wait for a Write: a deadline may have to end
 // that Write.
 func (b *buffer) configureConn(set func(*http.ResponseController) error) error {
 	b.control.Lock()
@@ -165,7 +165,7 @@ func (b *buffer) configureConn(set func(*http.ResponseController) error) error {
 	return set(http.NewResponseController(b.raw))
 }
 
-// finish closes b and settles status and content type, as net/http would on the first byte. The response does
+// finishResponse closes b and settles status and content type, as net/http would on the first byte. The response does
 // not change afterwards, so a replay is the same.
 func (b *buffer) finishResponse() {
 	b.closeWrites()
@@ -194,7 +194,7 @@ func (b *buffer) tidyHeader() {
 	}
 }
 
-// response returns the part of a finished buffer that is kept: of the headers, the listed ones that the handler
+// keptResponse returns the part of a finished buffer that is kept: of the headers, the listed ones that the handler
 // set itself. Outer middleware sets its own again on a replay.
 func (b *buffer) keptResponse(kept map[string]bool, maxBody int) Response {
 	r := Response{Status: b.status, Header: make(http.Header), Body: b.body}
@@ -210,7 +210,7 @@ func (b *buffer) keptResponse(kept map[string]bool, maxBody int) Response {
 	return r
 }
 
-// send writes the finished response to the client.
+// sendResponse writes the finished response to the client.
 func (b *buffer) sendResponse() {
 	b.replaceHeader(b.sent)
 	sendBody(b.raw, b.status, b.body)

@@ -86,7 +86,7 @@ func (s *stream) beginSending() error {
 	return s.err
 }
 
-// cut stops what is being sent, by a write deadline that has passed. That works even where a recoverer
+// cutConnection stops what is being sent, by a write deadline that has passed. That works even where a recoverer
 // swallows http.ErrAbortHandler: without the deadline the response would then end as if it were complete. A
 // writer that has no deadlines leaves it to the panic.
 func (s *stream) cutConnection() {
@@ -120,7 +120,7 @@ func (x *executor) handlerWriter(h *handled, stopRenewing func(), lost context.C
 	return h.stream
 }
 
-// streaming reports that the client has been sent the beginning of a success.
+// responseBegan reports that the client has been sent the beginning of a success.
 func (h *handled) responseBegan() bool { return h.stream != nil && h.stream.live.Load() }
 
 // streamErr returns why a response that was to be streamed was not sent.

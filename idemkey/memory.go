@@ -25,8 +25,8 @@ type MemoryOptions struct {
 }
 
 // A Memory is a [Store] in this process's memory, for tests, examples and
-// single-process services. It has no transactions: what a handler did before
-// it failed stays done, and a restart forgets every key.
+// single-process services. It has no transactions: the effects of a handler that
+// fails stay, and a restart forgets every key.
 type Memory struct {
 	max, maxPerScope int
 	now              func() time.Time
@@ -117,7 +117,7 @@ func (m *Memory) Find(_ context.Context, c Claim) (d Decision, decided bool, err
 	return rec.decisionOf(kind), true, nil
 }
 
-// decide turns kind, which is not to proceed, into a decision.
+// decisionOf makes a decision of kind, which is not KindProceed.
 func (r *Record) decisionOf(kind Kind) Decision {
 	if kind == KindInFlight {
 		return Decision{Kind: kind, RetryAfter: r.LeaseLeft}
@@ -134,7 +134,7 @@ func (r *Record) decisionOf(kind Kind) Decision {
 // sweepWhenFull is how many expired records a full store removes at a time.
 const sweepWhenFull = 100
 
-// makeRoom returns why there is none for a record of id. mu is held.
+// makeRoom removes expired records until id's record fits. An error says which limit is reached. mu is held.
 func (m *Memory) makeRoom(id Identity, now time.Time) error {
 	for m.perScope[id.withoutKey()] >= m.maxPerScope || len(m.entries) >= m.max {
 		if m.sweepExpired(now, sweepWhenFull) > 0 {
@@ -148,10 +148,10 @@ func (m *Memory) makeRoom(id Identity, now time.Time) error {
 	return nil
 }
 
-// unkeyed returns what the records of one scope share.
+// withoutKey returns what the records of one scope share.
 func (id Identity) withoutKey() Identity { return Identity{Namespace: id.Namespace, Scope: id.Scope} }
 
-// claim makes the caller the owner of e, which may be new. mu is held.
+// claimEntry makes the caller the owner of e, which may be new. mu is held.
 func (m *Memory) claimEntry(e *entry, c Claim, attempt int, now time.Time) Decision {
 	if m.entries[e.id] == e {
 		m.removeEntry(e)
@@ -171,7 +171,7 @@ func (m *Memory) claimEntry(e *entry, c Claim, attempt int, now time.Time) Decis
 // newIncarnation returns 65 random bits.
 func newIncarnation() string { return strings.ToLower(rand.Text()[:13]) }
 
-// remove takes e out. A late owner finds that it no longer is one. mu is held.
+// removeEntry removes e. Its owner, if there is one, gets ErrLeaseLost from then on. mu is held.
 func (m *Memory) removeEntry(e *entry) {
 	heap.Remove(&m.byAge, e.index)
 	delete(m.entries, e.id)
@@ -182,7 +182,7 @@ func (m *Memory) removeEntry(e *entry) {
 	}
 }
 
-// read returns a copy of the record as of now.
+// readRecord returns a copy of the record as of now.
 func (e *entry) readRecord(now time.Time) Record {
 	rec := e.rec
 	rec.LeaseLeft = max(0, e.leaseUntil.Sub(now))
@@ -199,7 +199,7 @@ func (m *Memory) Sweep(_ context.Context, limit int) (int, error) {
 	return m.sweepExpired(m.now(), limit), nil
 }
 
-// sweep stops at the first record that has not expired or has a live owner.
+// sweepExpired removes up to limit records. It stops at the first that has not expired or has a live owner.
 // mu is held.
 func (m *Memory) sweepExpired(now time.Time, limit int) int {
 	n := 0
@@ -222,8 +222,8 @@ type memoryExecution struct {
 
 func (x *memoryExecution) Context(ctx context.Context) context.Context { return ctx }
 
-// Renew makes the lease run for its full length again, even if it had run out
-// and nobody noticed. [ErrLeaseLost]: another owner has taken over.
+// Renew makes the lease run for its full length again, even if it has run out and no other claim has come.
+// [ErrLeaseLost]: another owner has taken over.
 func (x *memoryExecution) Renew(context.Context) error {
 	x.m.mu.Lock()
 	defer x.m.mu.Unlock()

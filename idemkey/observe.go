@@ -68,7 +68,7 @@ const (
 	OpRenew   Op = "renew"
 )
 
-// An Event is one covered request, told when it is over.
+// An Event describes one covered request, when it is over.
 type Event struct {
 	Route    string // the pattern of the ServeMux, if the middleware is inside of one
 	Result   Result
@@ -76,29 +76,29 @@ type Event struct {
 	Code     string  // of the problem that was answered, if one was
 	Status   int     // 0 if the handler panicked
 	Attempt  int     // of a handler that ran
-	Started  bool    // a handler ran, and a StartObserver was told
+	Started  bool    // a handler ran, and a StartObserver was called
 	TookOver bool    // the attempt before never ended: its owner had vanished
 	Oversize bool    // body or headers were over what may be stored, so a tombstone was to be kept
 	Stored   int     // bytes of body
 	Begin    time.Duration
 	Handler  time.Duration
-	Err      error // what went wrong on our side
+	Err      error // the service's own failure
 }
 
-// An Observer is told of every covered request, on its goroutine. It may also be a
+// An Observer gets the Event of every covered request, on the request's goroutine. It may also be a
 // [StartObserver], a [StoreObserver] and a [SweepObserver].
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }
 
-// A StartObserver is told before a handler runs, on its goroutine. For each such
-// call Observe is called later with Event.Started, whatever way the handler ends.
+// Started of a StartObserver is called before a handler runs, on its goroutine. For each such
+// call Observe is called later with Event.Started, even if the handler panics.
 type StartObserver interface {
 	Started(ctx context.Context, route string)
 }
 
-// A StoreObserver is told of each call of the store that failed, when it does. A
-// lost lease, a refused commit and a full store are answers and no failures. It
+// StoreFailed of a StoreObserver is called when a call of the store fails. A
+// lost lease, a refused commit and a full store are answers, and no failures. It
 // must be safe for concurrent use: leases are renewed beside the handler.
 type StoreObserver interface {
 	StoreFailed(ctx context.Context, route string, op Op, err error)
@@ -107,7 +107,7 @@ type StoreObserver interface {
 // storeAnswers are errors that are a store's answer, and no failure of it.
 var storeAnswers = []error{ErrCapacity, ErrRecordCorrupt, ErrLeaseLost, ErrTxMisuse, ErrTxConflict, ErrNotCommitted}
 
-// note adds err to the event's errors. It keeps those that were noted before.
+// noteError adds err to the event's errors. It keeps those that were noted before.
 func (q *request) noteError(err error) {
 	switch {
 	case err == nil, errors.Is(q.event.Err, err):
@@ -138,7 +138,7 @@ func (q *request) noteStart() {
 // ourFault are the results by which an error is the service's, regardless of the status.
 var ourFault = []Result{ResultFailOpen, ResultFingerprintUnknown, ResultUnknown}
 
-// report writes the request's one log line and tells the observer.
+// reportEvent writes the request's one log line and calls the Observer.
 func (q *request) reportEvent(ctx context.Context) {
 	e, o := &q.event, q.m.opts
 	if o.Observer != nil {
@@ -180,7 +180,7 @@ func (q *request) reportEvent(ctx context.Context) {
 	o.Logger.LogAttrs(ctx, level, "idemkey: request", attrs...)
 }
 
-// keyAttr names an identity for the log. Keys may be business data, so only a
+// identityAttr names an identity for the log. Keys may be business data, so only a
 // prefix of their digest is written: enough to find a request's lines again.
 func identityAttr(id Identity, plain bool) slog.Attr {
 	if plain {

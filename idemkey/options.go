@@ -50,13 +50,13 @@ type Options struct {
 	Methods []string                 // that are covered; default: POST, PATCH
 	Skip    func(*http.Request) bool // requests that are not covered; default: none
 
-	Key         KeyOptions         // how a key is sent, and what becomes of an expired one
+	Key         KeyOptions         // how a key is sent, and how an expired one is answered
 	Fingerprint FingerprintOptions // which requests count as the same one
 	Limits      Limits             // times, sizes and numbers
-	Response    ResponseOptions    // what is kept of a response, and how it is replayed
+	Response    ResponseOptions    // the parts of a response that are kept, and how it is replayed
 	Problems    ProblemOptions     // how the middleware answers where it refuses
 
-	Policy Policy // what becomes of a response without a verdict; default: DefaultPolicy
+	Policy Policy // the verdict on a response whose handler gave none; default: DefaultPolicy
 
 	// ExternalEffects says that handlers do what the store cannot roll back. A
 	// run whose owner vanished is then answered with 409 outcome-unknown.
@@ -70,13 +70,13 @@ type Options struct {
 	// and runs again without it (see [DownstreamKey]). Default: none.
 	Recover func(r *http.Request, id Identity) (*Response, error)
 	// FailOpen runs the handler without protection when the store fails. Each
-	// such run is logged as an error and told as [ResultFailOpen]. Default: 503.
+	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: 503.
 	FailOpen bool
 	// CancelOnDisconnect cancels the handler and rolls back when the client
 	// goes away. Default: it finishes, and a retry gets the response.
 	CancelOnDisconnect bool
 
-	Observer Observer     // told of every covered request; default: none
+	Observer Observer     // gets the Event of every covered request; default: none
 	Logger   *slog.Logger // default: slog.Default()
 	LogKeys  bool         // log keys and scopes as they are; default: a hash
 
@@ -113,10 +113,10 @@ type KeyOptions struct {
 //
 // A path without brackets also finds names that have dots: meta.nonce is a member of meta, or a
 // member of the root that is called "meta.nonce". meta["nonce"] is the first alone. A path finds
-// nothing where a document has an array and the path a name, or the other way round. A path ends
-// with a name, since leaving out elements would hide how many there are. Elements by number, *, ..
-// and filters are not supported: [New] refuses them. On the way to an included member all counts
-// that is not a member: the length of an array, and a number in place of an object.
+// nothing where a document has an array and the path a name, or the reverse. A path ends
+// with a name: leaving out elements would hide their number. Elements by number, *, ..
+// and filters are not supported: [New] refuses them. On the way to an included member, arrays count
+// by their length, and so does a number in the place of an object.
 //
 // These options are settings of records that live as long as Limits.TTL. A record says which
 // settings made it, and a retry is compared by those. So settings that change stay in Versions for
@@ -144,15 +144,15 @@ type FingerprintOptions struct {
 // Limits are times, sizes in bytes, and numbers.
 type Limits struct {
 	TTL             time.Duration // a record's life, at least Lease and ExecTimeout; default: 24 h
-	Lease           time.Duration // longer than Limits.ExecTimeout, unless the store keeps live owners; idempg has Options.Grace in its place; default: 30 s
-	ExecTimeout     time.Duration // the handler's context ends then, and what it returns later is discarded; default: 25 s
+	Lease           time.Duration // longer than ExecTimeout, unless the store keeps live owners; idempg uses Options.Grace; default: 30 s
+	ExecTimeout     time.Duration // the handler's context ends then, and a later response is discarded; default: 25 s
 	StoreTimeout    time.Duration // for the claim, waits for a connection included; default: 5 s
 	CompleteTimeout time.Duration // for the outcome; default: 5 s
 
 	// Wait lets a request wait for another one with the same key that is in
 	// flight, holding no connection, at most [MaxWait], and then replays it.
 	// Beyond [MaxWaitersPerKey] and [MaxWaiters], and once the time is over, the
-	// answer is as without. Default: no waiting.
+	// request is refused as without Wait. Default: no waiting.
 	Wait time.Duration
 
 	MaxAttempts int // runs of one key before its outcome counts as unknown; default: no limit
@@ -163,27 +163,27 @@ type Limits struct {
 
 	MaxRequestBody int64 // over it, a request with a key is a 413; default: 1 MiB
 
-	// MaxResponseBody is what is kept of a body. Over it, and over [MaxStoredNames],
+	// MaxResponseBody limits a kept body. Over it, and over [MaxStoredNames],
 	// [MaxStoredValues] and [MaxStoredHeader], the client gets the response once, and a retry
 	// gets 410: only the fact that the request ran is kept. Default: 1 MiB.
 	MaxResponseBody int
-	// HardResponseLimit is how much of a body is held in memory. Over it the client gets a 500
+	// HardResponseLimit limits a body in memory. Over it the client gets a 500
 	// response-too-large, which is not retryable. A transactional store has rolled back and
-	// released the key. On any other the effects of the handler stand, so a retry gets 410, unless
-	// the verdict on its status lets it run again. Default: 16 MiB, at least MaxResponseBody.
+	// released the key. On other stores the handler's effects stand, so a retry gets 410, unless
+	// the verdict on the status lets it run again. Default: 16 MiB, at least MaxResponseBody.
 	HardResponseLimit int
 }
 
-// ResponseOptions say what is kept of a response, and how it is replayed.
+// ResponseOptions select the parts of a response that are kept, and how it is replayed.
 type ResponseOptions struct {
 	KeepHeaders       []string // to keep besides the usual ones, none of key or replay; default: none
 	ReplayHeader      string   // "true" on replays; default: Idempotent-Replayed
 	EmitReplayedFalse bool     // send "false" in ReplayHeader with first responses; default: nothing
 
 	NoStoreBody bool                               // never store a body: a retry gets 410, as for one over the limit; default: false
-	Redact      func(r *http.Request, s *Response) // changes what is stored, not what is answered; default: nothing
+	Redact      func(r *http.Request, s *Response) // changes the stored response, not the one that is sent; default: none
 	Sealer      Sealer                             // encrypts stored bodies; default: none
-	// ReplayHook changes what a replay answers with; its error is answered as
+	// ReplayHook changes the response of a replay; its error is answered as
 	// a handler's. Default: the stored bytes.
 	ReplayHook func(r *http.Request, s *Response) error
 	// LocalReplays is how many responses this process keeps in its memory to replay them
@@ -193,18 +193,17 @@ type ResponseOptions struct {
 	// AllowStreaming lets a 2xx through to the client while the handler writes it,
 	// so that Flush works. Of such a response only the fact is kept, and it is kept
 	// before the first byte leaves: a retry gets 410, even if the handler, the process or
-	// the connection fails half-way, and never a second run. What decides is the
-	// verdict as of the first byte. If the fact cannot be kept, nothing is sent but
-	// an error. A response whose handler panics or fails, or that ExecTimeout ends, is cut
+	// the connection fails half-way, and never a second run. The deciding verdict is the
+	// verdict at the first byte. If the fact cannot be kept, only an error is
+	// sent. A response whose handler panics or fails, or that ExecTimeout ends, is cut
 	// off: the connection ends, by a deadline where a recoverer swallows http.ErrAbortHandler.
 	// So that the client can tell, it has no Content-Length, and HTTP/1.0 is not streamed.
-	// Everything else, and a 2xx without a body, is kept and replayed as ever.
+	// All other responses, and a 2xx without a body, are kept and replayed as usual.
 	// It is refused for stores whose writes could still roll back. Default: false.
 	AllowStreaming bool
 }
 
-// ProblemOptions say how the middleware answers where it refuses, and what it makes of an
-// error.
+// ProblemOptions say how the middleware answers where it refuses, and how it answers errors.
 type ProblemOptions struct {
 	MapError       func(error) *Problem // of a handler's returned error or a CommitError; nil result: the default; default: 500
 	Writer         ProblemWriter        // default: WriteProblem
@@ -212,14 +211,14 @@ type ProblemOptions struct {
 	MismatchStatus int                  // 422, 409 or 400; default: 422
 
 	// UnknownFingerprintStatus is that of [CodeFingerprintUnknown]: 409, 422 or 503. With 503 the
-	// client is told to retry with the same key. Default: 409.
+	// problem asks the client to retry with the same key. Default: 409.
 	UnknownFingerprintStatus int
 
 	TypeBase string // put before the code to name a problem's type; default: DocsURL and "#"
 	DocsURL  string // where the problems are described; default: none
 }
 
-// clone copies o, lists included, so that a route's changes stay its own.
+// cloneOptions copies o, lists included, so that a route's changes stay its own.
 func (o *Options) cloneOptions() *Options {
 	c := *o
 	c.Methods = slices.Clone(o.Methods)
@@ -258,7 +257,7 @@ func (o *Options) setDefaults() {
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
-// bind computes what is looked up on every request.
+// prepareLookups computes what is looked up on every request.
 func (o *Options) prepareLookups() {
 	o.current, o.older = newFingerprinter(o.Fingerprint), nil
 	for _, version := range o.Fingerprint.Versions {
@@ -279,7 +278,7 @@ func (o *Options) ownHeaders() []string {
 	return append([]string{o.Key.Header, o.Response.ReplayHeader}, o.Key.Aliases...)
 }
 
-// check returns an error that names the field.
+// checkOptions returns an error that names the field.
 func (o *Options) checkOptions(store Traits) error {
 	invalid := func(field, format string, args ...any) error {
 		return fmt.Errorf("idemkey: Options.%s %s", field, fmt.Sprintf(format, args...))
@@ -404,7 +403,7 @@ func (o *Options) checkAnswers(invalid func(string, string, ...any) error) error
 // routeLen is what ScopeByRoute adds to a namespace.
 const routeLen = 33
 
-// namespace returns the namespace of r's record. A route is put into it as a
+// namespaceOf returns the namespace of r's record. A route is put into it as a
 // digest: patterns may be longer than a namespace.
 func (o *Options) namespaceOf(r *http.Request) string {
 	if !o.ScopeByRoute {

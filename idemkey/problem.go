@@ -48,10 +48,10 @@ const (
 	CodeMountedTwice = "mounted-twice"
 )
 
-// retrySoon is the Retry-After where nothing better is known.
+// retrySoon is the Retry-After of problems whose duration is not known.
 const retrySoon = time.Second
 
-// maxRetryAfter caps what a client is told to wait.
+// maxRetryAfter caps the Retry-After header.
 const maxRetryAfter = 30 * time.Second
 
 // A Problem is an error response by RFC 9457. A handler that returns one, by
@@ -74,10 +74,10 @@ type Problem struct {
 // Error is for the log; clients get the problem itself.
 func (p *Problem) Error() string { return fmt.Sprintf("%d %s: %s", p.Status, p.Code, p.Title) }
 
-// retrySameKey is the detail of what a retry may mend.
+// retrySameKey is the detail of problems that a retry may overcome.
 const retrySameKey = "Retry with the same key."
 
-// misconfigured is the detail of what no retry can mend. The log says more.
+// misconfigured is the detail of problems that no retry overcomes. The log has the reason.
 const misconfigured = "The service is configured wrongly. The request was not run."
 
 // problems are the fixed parts, by code.
@@ -116,8 +116,8 @@ func newProblem(code string) *Problem {
 	return &p
 }
 
-// A ProblemWriter answers with p. It writes header, status and body. What it
-// is given is complete; the key is not among it and must not be echoed.
+// A ProblemWriter answers with p. It writes header, status and body. All members of
+// p are set. The key is none of them, and must not be echoed.
 type ProblemWriter func(w http.ResponseWriter, r *http.Request, p *Problem)
 
 // WriteProblem answers in application/problem+json.
@@ -147,13 +147,13 @@ func setProblemHeader(h http.Header, contentType string, p *Problem) {
 	}
 }
 
-// retrySeconds rounds up: a client that comes back too early gets the same again.
+// retrySeconds rounds up: a client that retries too early gets the same answer.
 func retrySeconds(d time.Duration) int {
 	d = min(max(d, retrySoon), maxRetryAfter)
 	return int((d + time.Second - 1) / time.Second)
 }
 
-// writeJSON ignores a failed write: the client has gone, and knows how to ask again.
+// writeJSON ignores a failed write: the client has disconnected, and may retry.
 func writeJSON(w http.ResponseWriter, status int, body any) {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -163,7 +163,7 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 	_, _ = w.Write(append(data, '\n'))
 }
 
-// complete fills in what p leaves to its default, without touching p.
+// completeProblem returns a copy of p with the defaults of its empty members.
 func (o *Options) completeProblem(p *Problem) *Problem {
 	c := *p
 	switch {

@@ -24,9 +24,9 @@ type request struct {
 	r     *http.Request
 	body  []byte    // whole, of a request with a key
 	id    Identity  // empty without a key, and where nothing is remembered
-	claim Claim     // what the store is asked
+	claim Claim     // for the store
 	place placement // where the middleware is mounted
-	event Event     // what the log and the Observer get when the request is over
+	event Event     // for the log and the Observer, when the request is over
 }
 
 func newRequest(m *Middleware, w http.ResponseWriter, r *http.Request) *request {

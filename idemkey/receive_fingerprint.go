@@ -19,9 +19,9 @@ import (
 	"strings"
 )
 
-// fingerprintV1 is stored with each record that the default settings have made, and before the
-// label of others. What goes into the digest may only change under a new name: a retry that meets
-// a record of the old algorithm must still match it.
+// fingerprintV1 is stored with each record that the default settings have made, and before the label of
+// others. The content of the digest may only change under a new name: a retry that meets a record of the old
+// algorithm must still match it.
 const fingerprintV1 = "v1"
 
 // MaxFingerprintVersions bounds Options.Fingerprint.Versions.
@@ -31,7 +31,7 @@ const MaxFingerprintVersions = 8
 // apart. Beyond that a body costs more than it is worth, and is compared byte by byte.
 const maxParts = 1000
 
-// clone copies f, lists included.
+// cloneSettings copies f, lists included.
 func (f *FingerprintOptions) cloneSettings() FingerprintOptions {
 	c := *f
 	c.ExcludeFields = slices.Clone(f.ExcludeFields)
@@ -107,9 +107,9 @@ func newFingerprinter(opts FingerprintOptions) *fingerprinter {
 	return f
 }
 
-// label names settings in records: two that make other sums have other labels. It is keyed with
-// the secret, so that it tells no more of that than the sums do. Header names are as they are
-// spelled, since they go into the sums so.
+// settingsLabel names settings in records: settings that make different sums have different labels. It is
+// keyed with the secret, so that it reveals no more of the secret than the sums do. Header names count as they
+// are spelled, as in the sums.
 func (f *FingerprintOptions) settingsLabel() string {
 	if !f.Raw && len(f.Secret)+len(f.IncludeHeaders)+len(f.ExcludeFields)+len(f.IncludeFields) == 0 {
 		return fingerprintV1
@@ -137,12 +137,12 @@ func normalPaths(paths []string) []string {
 }
 
 // mayHaveMade reports whether f can have made a fingerprint by alg. Processes that know no labels
-// have stored v1 for all settings. A Custom has to be asked, and so has all where alg is unknown.
+// have stored v1 for all settings. A Custom may always have made it, and all settings may if alg is empty.
 func (f *fingerprinter) mayHaveMade(alg string) bool {
 	return alg == "" || f.label == "" || f.label == alg || alg == fingerprintV1
 }
 
-// fingerprint is that of the current settings, for the claim.
+// fingerprintOf is that of the current settings, for the claim.
 func (o *Options) fingerprintOf(r *http.Request, body []byte) (Fingerprint, error) {
 	fp, err := o.current.digestRequest(r, body)
 	if o.Fingerprint.Unlabelled {
@@ -191,7 +191,7 @@ func (d digest) writeCount(n int) {
 	d.Write(b[:])
 }
 
-// pairs hashes an urlencoded list by name, pairs of the same name in their
+// writePairs hashes an urlencoded list by name, pairs of the same name in their
 // order, and anything malformed as it is. It reports whether it was well-formed.
 func (d digest) writePairs(encoded string) bool {
 	pairs, ok := parsePairs(encoded)
@@ -262,7 +262,7 @@ func (f *fingerprinter) digestBody(mediaType string, params map[string]string, e
 	return "raw", sum[:]
 }
 
-// parts hashes each part of a multipart body: its disposition with name and file
+// writeParts hashes each part of a multipart body: its disposition with name and file
 // name, type, encoding, content.
 // The boundary is chosen anew by each retry and is left out.
 func (d digest) writeParts(body []byte, boundary string) bool {

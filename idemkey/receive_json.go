@@ -211,8 +211,7 @@ func (c *canonicalizer) appendQuoted(s string) {
 	c.out = append(c.out, '"')
 }
 
-// A fieldPath is the way from a document's root to a member. [FingerprintOptions] says how it
-// is spelled.
+// A fieldPath is the way from a document's root to a member. [FingerprintOptions] has its spelling.
 type fieldPath struct {
 	steps []fieldStep
 	// joined is a path without brackets. It is compared with the names joined by dots, so that
@@ -257,7 +256,8 @@ var (
 	errUnicode  = errors.New("a name is not Unicode")
 )
 
-// parseFieldPath reads a path as [FingerprintOptions] spells it. Its error says what is wrong with it, or not supported.
+// parseFieldPath reads a path as [FingerprintOptions] spells it. Its error names the mistake, or the feature
+// that is not supported.
 func parseFieldPath(path string) (fieldPath, error) {
 	if !strings.ContainsAny(path, "[]") {
 		return parseJoinedPath(path)
@@ -303,7 +303,7 @@ func parseJoinedPath(path string) (fieldPath, error) {
 	return p, nil
 }
 
-// parseName reads a dot and a name without brackets. It returns how long they are.
+// parseDotName reads a dot and a name without brackets, and returns the length of both.
 func parseDotName(path string) (fieldStep, int, error) {
 	n := strings.IndexAny(path[1:], ".[]") + 1
 	if n == 0 {
@@ -318,7 +318,7 @@ func parseDotName(path string) (fieldStep, int, error) {
 	return fieldStep{name: path[1:n]}, n, nil
 }
 
-// parseBracket reads [] or ["name"]. It returns how long they are.
+// parseBracket reads [] or ["name"], and returns its length.
 func parseBracket(path string) (fieldStep, int, error) {
 	switch {
 	case path[0] == ']':
@@ -370,7 +370,7 @@ type fieldNode struct {
 	end      bool // a path leads to it
 }
 
-// add returns the node that step leads to.
+// addStep returns the node that step leads to.
 func (n *fieldNode) addStep(step fieldStep) *fieldNode {
 	if step.element {
 		if n.elements == nil {
@@ -420,7 +420,7 @@ type fieldPlace struct{ joined, exact *fieldNode }
 
 func (s *fieldSet) rootPlace() fieldPlace { return fieldPlace{s.joined, s.exact} }
 
-// member returns the place of the member called name.
+// memberPlace returns the place of the member called name.
 func (s *fieldSet) memberPlace(at fieldPlace, name string) (to fieldPlace) {
 	if at.exact != nil {
 		to.exact = at.exact.members[name]
@@ -443,7 +443,7 @@ func (n *fieldNode) joinedMember(name string) *fieldNode {
 	return n
 }
 
-// element returns the place of an array's elements. No path without brackets leads there.
+// elementPlace returns the place of an array's elements. No path without brackets leads there.
 func (p fieldPlace) elementPlace() fieldPlace {
 	if p.exact == nil {
 		return fieldPlace{}
@@ -451,12 +451,12 @@ func (p fieldPlace) elementPlace() fieldPlace {
 	return fieldPlace{exact: p.exact.elements}
 }
 
-// named reports whether a path leads to this place, and not only through it.
+// endsPath reports whether a path leads to this place, and not only through it.
 func (p fieldPlace) endsPath() bool {
 	return p.joined != nil && p.joined.end || p.exact != nil && p.exact.end
 }
 
-// wanted reports whether a member counts, or may have members that do.
+// wantsMember reports whether a member counts, or may have members that do.
 func (s *fieldSet) wantsMember(at fieldPlace) bool {
 	if s.include {
 		return at != fieldPlace{}

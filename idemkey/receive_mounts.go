@@ -24,16 +24,17 @@ import (
 // if it reads less than the Content-Length, or nothing of a chunked body: the fingerprint would be
 // that of the rest, and another request would get the first one's response. It cannot see that a
 // chunked body was read in part, nor tell an empty one from one that was read. With Outer both
-// are exact.
+// are certain.
 //
 // Of a request that m covers and that has a key, Outer reads the body, and refuses it as Handler does
 // (400, 413). Handler then uses these bytes, however much of r.Body was read in between, and gives the
-// handler the whole body. That holds for r.Body as Outer has made it, and for what wraps it and passes its
-// bytes on. A body that was replaced by another one in between, as a decompressor does, counts as replaced.
-// One that was decoded to nothing is refused: it cannot be told from one that was read. The limit is m's: a route with a larger one needs an Outer
-// of its own. What may keep clients from sending bodies, such as authentication, goes outside of Outer.
+// handler the whole body. That holds for r.Body as Outer has made it, and for a wrapper that passes its
+// bytes on. A body that middleware in between replaces, as a decompressor does, counts as replaced. A body
+// that was decoded to nothing is refused: it cannot be told from one that was read. The limit is m's: a
+// route with a larger limit needs another Outer. Authentication, and other middleware that may keep clients
+// from sending bodies, goes outside of Outer.
 //
-// Any other request passes as it is.
+// All other requests pass unchanged.
 func (m *Middleware) Outer(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !m.coversRequest(r) || !m.opts.hasKey(r.Header) {
@@ -191,7 +192,7 @@ func (p placement) claimsSame(inner placement) bool {
 }
 
 // checkMounts refuses a request that already runs under the identity to be claimed: the claim would wait
-// for the end of its own request. The runs around it fail with the same answer, regardless of their
+// for the request that it is part of. The runs around it fail with the same answer, regardless of their
 // handlers and policies, and nothing is kept. If checkMounts is not ok, it has answered.
 func (v *receiver) checkMounts(site mountStack) (ok bool) {
 	v.place = placement{store: v.m.store, id: placeID(v.claim.ID, v.m.opts, v.r), site: site, route: v.event.Route, outer: runFrom(v.r.Context()),

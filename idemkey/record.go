@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// A Verdict says what becomes of a request once its handler has returned. The
+// A Verdict decides the outcome of a request whose handler has returned. The
 // handler gives it by [SetVerdict], or else the [Policy] does.
 type Verdict uint8
 
@@ -98,7 +98,7 @@ func (c *recorder) openExecution(found ruling) {
 	}
 }
 
-// settle makes the outcome durable and only then answers. ctx is the handler's.
+// settleOutcome makes the outcome durable and only then answers. ctx is the handler's.
 func (c *recorder) settleOutcome(ctx context.Context, h *handled) {
 	c.lost = errors.Is(context.Cause(ctx), ErrLeaseLost) || errors.Is(h.run.err, ErrLeaseLost)
 	b := h.buffer
@@ -186,7 +186,7 @@ func (c *recorder) wakeWaiters() {
 	}
 }
 
-// release rolls back and lets the key go. If the store cannot be told, the key is free once its lease has
+// releaseKey rolls back and lets the key go. If the store cannot be told, the key is free once its lease has
 // run out: that delays a retry and has no other effect.
 func (c *recorder) releaseKey(mode ReleaseMode, status int) error {
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
@@ -295,8 +295,8 @@ func (c *recorder) endStream(h *handled, failed error) {
 	panic(http.ErrAbortHandler)
 }
 
-// answerUnstarted answers where no tombstone could be kept, and so nothing was sent. The key is not
-// released: what the handler did until then stands, and the next request finds a run whose owner has vanished.
+// answerUnstarted answers where no tombstone could be kept, and so nothing was sent. The key is not released:
+// the handler's effects stand, and the next request finds a run whose owner has vanished.
 func (c *recorder) answerUnstarted(err error) {
 	c.open = nil
 	c.answerNotKept(err)

@@ -14,7 +14,7 @@ import (
 // a stored one, or a problem.
 type answerer struct{ *request }
 
-// refuse answers with the problem that code names. err is for the log only.
+// refuseRequest answers with the problem that code names. err is for the log only.
 func (a answerer) refuseRequest(result Result, code string, err error) {
 	a.noteError(err)
 	a.answerProblem(result, a.m.problemByCode(code))

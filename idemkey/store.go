@@ -24,7 +24,7 @@ const (
 // An Identity names one intent of one caller. Its parts are never joined into
 // one string: ("a:b", "c") and ("a", "b:c") are different identities.
 type Identity struct {
-	Namespace string // what kind of record it is; "http" for requests
+	Namespace string // the kind of record; "http" for requests
 	Scope     string // where Key is unique, such as a tenant
 	Key       string // as the caller chose it; empty: the request has no key
 }
@@ -38,7 +38,7 @@ type Fingerprint struct {
 	Sum []byte
 }
 
-// equal compares in constant time, so that timing tells nothing of a stored sum. Processes that
+// equalsStored compares in constant time, so that timing tells nothing of a stored sum. Processes that
 // know no labels, and FingerprintOptions.Unlabelled, have stored the algorithm alone.
 func (f Fingerprint) equalsStored(stored Fingerprint) bool {
 	algorithm, _, _ := strings.Cut(f.Alg, labelMark)
@@ -51,7 +51,7 @@ type State uint8
 
 // The states of a record. An identity without a record is absent.
 const (
-	StateInProgress State = 1 // somebody runs it, or died running it
+	StateInProgress State = 1 // an owner runs it, or died running it
 	StateFailed     State = 2 // it may run again, for the same request only
 	StateCompleted  State = 3 // it has run; the response is kept
 	StateTombstone  State = 4 // it has run; the response's body is not kept
@@ -59,9 +59,9 @@ const (
 
 // A Claim asks to run a request.
 type Claim struct {
-	// ID is what must run once. With an empty Key the request need not be
-	// remembered: Begin proceeds, and the outcome decides no more than what
-	// becomes of the business writes.
+	// ID must run once. With an empty Key the request need not be remembered:
+	// Begin proceeds, and the outcome only commits the business writes or rolls
+	// them back.
 	ID Identity
 
 	FP    Fingerprint
@@ -82,7 +82,7 @@ type Claim struct {
 }
 
 // Check returns an error that names the part outside its limits. Stores call
-// it first, so that nothing odd gets as far as a statement.
+// it first, so that no invalid text reaches a statement.
 func (c *Claim) Check() error {
 	switch {
 	case c.ExecTimeout <= 0:
@@ -105,13 +105,13 @@ func (c *Claim) Check() error {
 	return nil
 }
 
-// text reports whether s is 1 to limit bytes that a database text and a log
+// printableText reports whether s is 1 to limit bytes that a database text and a log
 // line can hold.
 func printableText(s string, limit int) bool {
 	return s != "" && len(s) <= limit && findOddByte(s) < 0
 }
 
-// oddByte returns where s has a control character or is no UTF-8, and -1 if it is text.
+// findOddByte returns where s has a control character or is no UTF-8, and -1 if it is text.
 func findOddByte(s string) int {
 	for i := 0; i < len(s); {
 		r, size := utf8.DecodeRuneInString(s[i:])
@@ -162,7 +162,7 @@ func (r *Response) State() State {
 	return StateCompleted
 }
 
-// clone copies what others could change.
+// cloneResponse copies what others could change.
 func (r *Response) cloneResponse() Response {
 	c := *r
 	c.Header, c.Body = r.Header.Clone(), slices.Clone(r.Body)
@@ -172,7 +172,7 @@ func (r *Response) cloneResponse() Response {
 // A Kind is the answer to a Claim.
 type Kind uint8
 
-// What Begin can decide.
+// The decisions of Begin.
 const (
 	KindProceed     Kind = iota + 1 // run the handler: the caller owns the identity
 	KindReplay                      // answer with the record's response
@@ -198,7 +198,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// A Decision is what Begin says. Exec is set for KindProceed only, Record for
+// A Decision is the result of Begin. Exec is set for KindProceed only, Record for
 // KindReplay and KindNotRetained only, RetryAfter for KindInFlight only, FPAlg for
 // KindFingerprintUnknown only.
 type Decision struct {
@@ -206,9 +206,9 @@ type Decision struct {
 	Exec Execution
 
 	// Incarnation, of KindProceed, tells the record from those that the identity had before,
-	// and may have after it has expired: 1 to 24 of A-Z a-z 0-9 _. All attempts that a record
-	// outlives have the same one. What the request begins is named after it, so that the saga
-	// of a key that is used again is another one. Empty: the store does not tell.
+	// and may have after it has expired: 1 to 24 of A-Z a-z 0-9 _. All attempts of a record have
+	// the same one. Sagas that the request begins are named after it, so that a key which is used
+	// again begins another saga. Empty: the store does not say.
 	Incarnation string
 
 	Attempt    int       // of KindProceed, and the vanished one of KindUnknown; 1-based
@@ -219,10 +219,10 @@ type Decision struct {
 	FPAlg      string // of the record's fingerprint; empty: the store does not say
 }
 
-// Judge says what an existing record means for c. It is the whole of the
-// state machine's reading side, the same for every store. KindProceed means
-// that the record may be taken over: the store must do so by compare and set,
-// and answers KindInFlight if another was faster.
+// Judge decides c by an existing record. It is the whole reading side of the
+// state machine, the same for every store. KindProceed means that the record may
+// be taken over: the store must do so by compare and set, and answers
+// KindInFlight if another was faster.
 func (c *Claim) Judge(rec *Record) Kind {
 	live := rec.State == StateInProgress && rec.LeaseLeft > 0
 	switch {
@@ -262,7 +262,7 @@ func (c *Claim) TakesOver(rec *Record) bool {
 	return rec.State == StateInProgress && !rec.Expired
 }
 
-// matches compares every algorithm that both sides know: a record made before
+// matchesStored compares every algorithm that both sides know: a record made before
 // an upgrade must not turn a retry into a mismatch.
 func (c *Claim) matchesStored(stored Fingerprint) bool {
 	ok := c.FP.equalsStored(stored)
@@ -272,7 +272,7 @@ func (c *Claim) matchesStored(stored Fingerprint) bool {
 	return ok
 }
 
-// refusal says why a record's fingerprint by alg does not match. Without a fingerprint by the
+// refusalOf says why a record's fingerprint by alg does not match. Without a fingerprint by the
 // same settings the claim cannot blame the client.
 func (c *Claim) refusalOf(alg string) Kind {
 	if c.FP.Alg == alg || slices.ContainsFunc(c.Prior, func(prior Fingerprint) bool { return prior.Alg == alg }) {
@@ -286,7 +286,7 @@ func (c *Claim) refusalOf(alg string) Kind {
 type Store interface {
 	// Begin claims c.ID or says why not. It never waits for a handler. After
 	// KindProceed the caller must end Decision.Exec. When two callers race,
-	// one proceeds and the other is told KindInFlight. After an error nothing
+	// one proceeds and the other gets KindInFlight. After an error nothing
 	// is claimed, or the claim lapses with its lease; [ErrCapacity] and
 	// [ErrRecordCorrupt] are among the errors.
 	Begin(ctx context.Context, c Claim) (Decision, error)
@@ -304,9 +304,9 @@ type Finder interface {
 }
 
 // An Execution is the right to run a claimed request once. Exactly one of
-// Commit, Reject and Release ends it. If the process dies instead, the
-// business writes roll back where the store is transactional, and the record
-// can be taken over once its lease has run out.
+// Commit, Reject and Release ends it. If the process dies instead, a
+// transactional store rolls the business writes back. The record can be taken
+// over once its lease has run out.
 type Execution interface {
 	// Context returns ctx with what the handler needs, such as the transaction.
 	Context(ctx context.Context) context.Context
@@ -323,8 +323,8 @@ type Execution interface {
 
 	// Release rolls the business writes back. Bound lets the same request run
 	// again, Forget makes the key new. status is the failed response's, for
-	// whoever reads the table. [ErrLeaseLost] says that it was another's already,
-	// [ErrTxMisuse] that there is nothing left to roll back.
+	// operators who read the table. [ErrLeaseLost] says that another owner has the
+	// key already, [ErrTxMisuse] that there is nothing left to roll back.
 	Release(ctx context.Context, mode ReleaseMode, status int) error
 }
 
@@ -338,13 +338,13 @@ type Renewer interface {
 	Renew(ctx context.Context) error
 }
 
-// Traits are what a [Middleware] has to know of its store beforehand.
+// Traits are the properties of a store that a [Middleware] must know beforehand.
 type Traits struct {
 	// Transactional: the business writes and the record commit together, or
 	// neither does.
 	Transactional bool
 
-	// LiveOwners: nobody overtakes an owner whose process lives, since its
+	// LiveOwners: an owner whose process lives is never overtaken, since its
 	// executions are Renewers or hold a lock. A handler may run longer than
 	// the lease.
 	LiveOwners bool
@@ -366,7 +366,7 @@ func traitsOf(s Store) Traits {
 	return Traits{}
 }
 
-// A ReleaseMode says what becomes of a key whose request is to run again.
+// A ReleaseMode says which requests may use a released key.
 type ReleaseMode uint8
 
 // How a key is released.
@@ -396,8 +396,8 @@ var (
 	// and could not be looked up. A retry with the same key finds out.
 	ErrOutcomeUnknown = errors.New("idemkey: the outcome of the commit is unknown")
 
-	// ErrTxMisuse reports that the handler ended the transaction itself. What
-	// it committed stands, and the key will never run again.
+	// ErrTxMisuse reports that the handler ended the transaction itself. Its
+	// commits stand, and the key will never run again.
 	ErrTxMisuse = errors.New("idemkey: the handler ended the managed transaction")
 
 	// ErrTxConflict reports a serialization failure or a deadlock. The business

@@ -27,20 +27,20 @@ const sweepRetry = time.Second
 type SweeperOptions struct {
 	Interval time.Duration // between two passes, on average; each is between half and one and a half of it; default: 5 min
 	Batch    int           // records that one call of Store.Sweep removes; default: 1000
-	Budget   time.Duration // beyond which a pass begins no further batch, and the most that one batch may take; default: 30 s
+	Budget   time.Duration // after it a pass begins no further batch; also the limit of one batch; default: 30 s
 
 	Observer SweepObserver // default: none
-	Logger   *slog.Logger  // hears of batches that failed; default: slog.Default()
+	Logger   *slog.Logger  // gets the batches that failed; default: slog.Default()
 }
 
-// A SweepObserver is told of each batch that removed anything.
+// Swept of a SweepObserver is called after each batch that removed anything.
 type SweepObserver interface {
 	Swept(ctx context.Context, deleted int)
 }
 
 // A Sweeper removes the expired records of a [Store]. It is safe to run one in
-// every process: a store gives each record to one of them and leaves those with
-// a live owner alone. For a store that does so by itself, as Redis does, it has nothing to do.
+// every process: a store gives each record to one of them, and does not remove those with
+// a live owner. On a store that removes expired records without it, as Redis does, it has nothing to do.
 type Sweeper struct {
 	store Store
 	opts  SweeperOptions
@@ -72,9 +72,9 @@ func NewSweeper(store Store, opts *SweeperOptions) (*Sweeper, error) {
 	return s, nil
 }
 
-// Run removes expired records until ctx ends, and then returns nil: a batch that
-// is under way is given up, and its records stay for another. A pass goes on
-// until a batch is not full or the budget is spent. One that fails is logged and
+// Run removes expired records until ctx ends, and then returns nil. A batch that
+// is under way then is given up, and a later one removes its records. A pass goes on
+// until a batch is not full or the budget is spent. A pass that fails is logged and
 // tried again, first within a second and at last after the interval.
 func (s *Sweeper) Run(ctx context.Context) error {
 	for failures := 0; ; {
@@ -95,7 +95,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	}
 }
 
-// pause spreads the passes of processes that were started together.
+// nextPause spreads the passes of processes that were started together.
 func (s *Sweeper) nextPause(failures int) time.Duration {
 	if failures > 0 {
 		return backoff.Policy{Base: min(sweepRetry, s.opts.Interval), Cap: s.opts.Interval}.Wait(failures)
@@ -119,7 +119,7 @@ func (s *Sweeper) sweepPass(ctx context.Context) error {
 	return nil
 }
 
-// batch bounds one call: a store that hangs must not stop the sweeping for good.
+// sweepBatch bounds one call: a store that hangs must not stop the sweeping for good.
 func (s *Sweeper) sweepBatch(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.Budget)
 	defer cancel()

@@ -83,7 +83,7 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 	return p, ok
 }
 
-// serve runs what is inside of Handler.
+// serveCovered runs what is inside of Handler.
 func serveCovered(w http.ResponseWriter, r *http.Request) {
 	p, _ := passageOf(r.Context())                // request has put it there
 	if w == http.ResponseWriter(p.c.Response()) { // not covered
@@ -130,7 +130,7 @@ func From(ctx context.Context) (c echo.Context, ok bool) {
 	return p.c, true
 }
 
-// request returns a copy of p's request that leads back to p and carries the
+// requestOf returns a copy of p's request that leads back to p and carries the
 // route, which echo keeps to itself.
 func requestOf(p *passage) *http.Request {
 	r := p.c.Request().WithContext(context.WithValue(p.c.Request().Context(), contextKey{}, p))
@@ -140,7 +140,7 @@ func requestOf(p *passage) *http.Request {
 	return r
 }
 
-// run runs next on the buffer w. Its response stays in c until the request has been answered: a
+// runHandler runs next on the buffer w. Its response stays in c until the request has been answered: a
 // goroutine that a handler has left behind finds it closed, and not the connection. A recoverer
 // must not find it: it would write to the buffer and leave the client with an empty 200.
 func runHandler(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r *http.Request) {
@@ -153,7 +153,7 @@ func runHandler(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r 
 	}
 }
 
-// fail settles what a returned error means. ctx is the one that the middleware
+// failRequest settles what a returned error means. ctx is the one that the middleware
 // made, whatever the handler has put into c.
 func failRequest(ctx context.Context, c echo.Context, err error) {
 	if problem := (*idemkey.Problem)(nil); errors.As(err, &problem) {

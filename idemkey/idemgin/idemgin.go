@@ -79,7 +79,7 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 	return p, ok
 }
 
-// serve runs the handlers after Handler.
+// serveCovered runs the handlers after Handler.
 func serveCovered(w http.ResponseWriter, r *http.Request) {
 	p, _ := passageOf(r.Context()) // request has put it there
 	p.ran = true
@@ -126,7 +126,7 @@ func From(ctx context.Context) (c *gin.Context, ok bool) {
 	return p.c, true
 }
 
-// request returns a copy of p's request that leads back to p and carries what gin
+// requestOf returns a copy of p's request that leads back to p and carries what gin
 // keeps to itself: the route, and a body that was bound before.
 func requestOf(p *passage) *http.Request {
 	c := p.c
@@ -141,7 +141,7 @@ func requestOf(p *passage) *http.Request {
 	return r
 }
 
-// run runs the handlers on the buffer w. Its writer stays in c until restore: a
+// runHandlers runs the handlers on the buffer w. Its writer stays in c until restore: a
 // goroutine that a handler has left behind finds it closed, and not the connection.
 func runHandlers(c *gin.Context, w http.ResponseWriter, r *http.Request) {
 	before := len(c.Errors)
@@ -155,7 +155,7 @@ func runHandlers(c *gin.Context, w http.ResponseWriter, r *http.Request) {
 	inner.WriteHeaderNow()
 }
 
-// restore puts gin's own writer and request back when the request has been
+// restoreContext puts gin's own writer and request back when the request has been
 // answered, and before anybody recovers: a recoverer that wrote to the buffer would
 // leave the client with an empty 200.
 func restoreContext(c *gin.Context, outer gin.ResponseWriter, original *http.Request, returned bool) {

@@ -73,7 +73,7 @@ func (w *writer) WriteString(s string) (int, error) {
 	return w.countBytes(io.WriteString(w.ResponseWriter, s))
 }
 
-// count adds what a Write has written, and returns what it returned.
+// countBytes adds what a Write has written, and returns what it returned.
 func (w *writer) countBytes(n int, err error) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

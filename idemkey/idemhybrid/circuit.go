@@ -22,7 +22,7 @@ type circuit struct {
 	probe time.Time // while open: before it no call is admitted
 }
 
-// admit reports whether a call may ask Redis, and whether it is the probe of an
+// admitCall reports whether a call may ask Redis, and whether it is the probe of an
 // open circuit. The next probe is admitted after this one has ended, also if its
 // caller gives up and reports nothing.
 func (c *circuit) admitCall() (ok, probe bool) {
@@ -39,7 +39,7 @@ func (c *circuit) admitCall() (ok, probe bool) {
 	return true, true
 }
 
-// report takes the result of a call, and returns whether the circuit has opened
+// reportResult takes the result of a call, and returns whether the circuit has opened
 // or closed over it.
 func (c *circuit) reportResult(probe bool, err error) (changed bool) {
 	c.mu.Lock()

@@ -50,9 +50,9 @@ func (s *Store) newLock(c *idemkey.Claim) *lock {
 	return &lock{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
 }
 
-// take takes the lock. If another has it, busy is for how long.
+// takeLock takes the lock. If another has it, busy is for how long.
 func (l *lock) takeLock(ctx context.Context) (busy time.Duration, err error) {
-	n, err := l.runScript(ctx, false, scriptLock, l.token, l.milliseconds())
+	n, err := l.runScript(ctx, false, scriptLock, l.token, l.leaseMilliseconds())
 	if l.held = n == 0 && !errors.Is(err, errPassedOver); err != nil {
 		return 0, fmt.Errorf("take lock: %w", err)
 	}
@@ -60,13 +60,13 @@ func (l *lock) takeLock(ctx context.Context) (busy time.Duration, err error) {
 }
 
 func (l *lock) renewLock(ctx context.Context) error {
-	if _, err := l.runScript(ctx, false, scriptRenew, l.token, l.milliseconds()); err != nil {
+	if _, err := l.runScript(ctx, false, scriptRenew, l.token, l.leaseMilliseconds()); err != nil {
 		return fmt.Errorf("renew lock: %w", err)
 	}
 	return nil
 }
 
-// free gives the lock back whatever became of ctx: nobody else can. A lock that
+// freeLock gives the lock back whatever became of ctx: nobody else can. A lock that
 // is held is freed also while Redis is passed over: after a brief outage it would
 // keep the retry of a failed request waiting for the lease.
 func (l *lock) freeLock(ctx context.Context) error {
@@ -76,7 +76,7 @@ func (l *lock) freeLock(ctx context.Context) error {
 	return nil
 }
 
-// run runs a script if Redis is to be asked.
+// runScript runs a script if Redis is to be asked.
 func (l *lock) runScript(ctx context.Context, urgent bool, script *redis.Script, args ...any) (n int64, err error) {
 	err = l.s.askRedis(ctx, urgent, func(ctx context.Context) error {
 		n, err = script.Run(ctx, l.s.client, []string{l.key}, args...).Int64()
@@ -85,7 +85,7 @@ func (l *lock) runScript(ctx context.Context, urgent bool, script *redis.Script,
 	return n, err
 }
 
-// milliseconds rounds up: Redis refuses a time of none.
-func (l *lock) milliseconds() int64 {
+// leaseMilliseconds rounds up: Redis refuses a time of none.
+func (l *lock) leaseMilliseconds() int64 {
 	return int64((l.lease + time.Millisecond - 1) / time.Millisecond)
 }

@@ -129,7 +129,7 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	return d, nil
 }
 
-// shed answers a duplicate while another has the lock. A record that would let
+// shedDuplicate answers a duplicate while another has the lock. A record that would let
 // it run is about to be claimed by that other, or was left by one that died.
 func (s *Store) shedDuplicate(ctx context.Context, c *idemkey.Claim, busy time.Duration) (idemkey.Decision, error) {
 	d, decided, err := s.pg.Find(ctx, *c)
@@ -150,7 +150,7 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) { return s.pg
 // errPassedOver says that a call was not made, because an earlier one failed.
 var errPassedOver = errors.New("idemhybrid: Redis is passed over")
 
-// ask makes a call of Redis. It returns errPassedOver if the circuit is open,
+// askRedis makes a call of Redis. It returns errPassedOver if the circuit is open,
 // unless the call is urgent. A caller that has given up says nothing about Redis.
 func (s *Store) askRedis(ctx context.Context, urgent bool, call func(context.Context) error) error {
 	ok, probe := s.circuit.admitCall()
@@ -204,7 +204,7 @@ func (e *execution) Renew(ctx context.Context) error {
 	return nil
 }
 
-// free gives the lock back once the outcome is durable: before that, a duplicate
+// freeLock gives the lock back once the outcome is durable: before that, a duplicate
 // would get as far as Postgres and be refused there. If Redis does not hear of it,
 // the lock lapses.
 func (e *execution) freeLock(ctx context.Context) {

@@ -149,12 +149,12 @@ func testCallbacks(t *testing.T, s Subject) {
 			continue // it cannot stream
 		}
 		for way := range guardtest.Ways {
-			t.Run(name+"/"+way, func(t *testing.T) { c.run(t, s, name, way) })
+			t.Run(name+"/"+way, func(t *testing.T) { c.runCallback(t, s, name, way) })
 		}
 	}
 }
 
-func (c *callback) run(t *testing.T, s Subject, name, way string) {
+func (c *callback) runCallback(t *testing.T, s Subject, name, way string) {
 	var armed atomic.Bool
 	blown := false
 	blow := func() {
@@ -163,7 +163,7 @@ func (c *callback) run(t *testing.T, s Subject, name, way string) {
 			guardtest.Ways[way]()
 		}
 	}
-	handler := c.mount(t, s, name, blow, armed.Load)
+	handler := c.mountCallback(t, s, name, blow, armed.Load)
 	key := strings.Map(plainKey, name+"-"+way)
 	post := func() *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
@@ -174,24 +174,24 @@ func (c *callback) run(t *testing.T, s Subject, name, way string) {
 	}
 	if c.lost {
 		claim := Claim(key, "a")
-		crashed := begin(t, s, claim, idemkey.KindProceed).Exec
+		crashed := beginClaim(t, s, claim, idemkey.KindProceed).Exec
 		s.Crash(t, claim.ID, crashed)
 		defer func() { _ = crashed.Release(t.Context(), idemkey.Bound, 0) }() // its place is this process's
 	}
 	for range c.before {
 		post()
 	}
-	before := s.held()
+	before := s.heldExecutions()
 	armed.Store(true)
-	want := c.ends(way)
+	want := c.expectedEnd(way)
 	if got := guardtest.End(func() { post() }); got != want {
 		t.Errorf("the request ended with %v, want %v", got, want)
 	}
 	if !blown {
 		t.Error("the function was not called")
 	}
-	faulttest.Await(t, "the store holds no more than before", func() bool { return s.held() <= before }, func() string { return fmt.Sprintf("%d, want %d", s.held(), before) })
-	again, status := post(), c.succeeds()
+	faulttest.Await(t, "the store holds no more than before", func() bool { return s.heldExecutions() <= before }, func() string { return fmt.Sprintf("%d, want %d", s.heldExecutions(), before) })
+	again, status := post(), c.successStatus()
 	if c.gone {
 		status = http.StatusGone
 	}
@@ -200,9 +200,9 @@ func (c *callback) run(t *testing.T, s Subject, name, way string) {
 	}
 }
 
-// mount returns a handler behind a middleware that has the function. armed reports whether that
+// mountCallback returns a handler behind a middleware that has the function. armed reports whether that
 // is yet to go wrong.
-func (c *callback) mount(t *testing.T, s Subject, name string, blow func(), armed func() bool) http.Handler {
+func (c *callback) mountCallback(t *testing.T, s Subject, name string, blow func(), armed func() bool) http.Handler {
 	t.Helper()
 	opts := &idemkey.Options{
 		Scope:  func(*http.Request) (string, error) { return "tenant-1", nil },
@@ -231,7 +231,7 @@ func (c *callback) mount(t *testing.T, s Subject, name string, blow func(), arme
 		if c.fails && armed() {
 			idemkey.Fail(r.Context(), errHandler)
 		}
-		w.WriteHeader(c.succeeds())
+		w.WriteHeader(c.successStatus())
 		fmt.Fprint(w, "body")
 		if name == "the handler, after its first byte" {
 			blow()
@@ -239,11 +239,11 @@ func (c *callback) mount(t *testing.T, s Subject, name string, blow func(), arme
 	}))
 }
 
-// succeeds is the status that the handler answers with.
-func (c *callback) succeeds() int { return max(c.status, http.StatusCreated) }
+// successStatus is the status that the handler answers with.
+func (c *callback) successStatus() int { return max(c.status, http.StatusCreated) }
 
-// ends is how the request ends whose function goes wrong.
-func (c *callback) ends(way string) any {
+// expectedEnd is how the request ends whose function goes wrong.
+func (c *callback) expectedEnd(way string) any {
 	switch {
 	case c.logged:
 		return nil
@@ -264,18 +264,18 @@ func httpCallback(t *httpTest) {
 			}
 			return idemkey.DefaultPolicy(status)
 		}
-		t.serve(func(o *idemkey.Options) { o.Policy = policy }, t.order)
-		first, err := t.send(t.request(t.Context(), http.MethodPost, "x", key))
+		t.mountHandler(func(o *idemkey.Options) { o.Policy = policy }, t.answerOrder)
+		first, err := t.sendRequest(t.newRequest(t.Context(), http.MethodPost, "x", key))
 		if err == nil && (first.Status < 500 || strings.Contains(first.Body, "x")) {
 			t.Errorf("%s: the request is answered %+v, want the recoverer's 500", key, first)
 		}
-		t.expect(t.post("x", key), http.StatusCreated, "")
+		t.expectReply(t.postOrder("x", key), http.StatusCreated, "")
 	}
-	t.rows("order", 2)
+	t.expectRows("order", 2)
 }
 
-// held is Held, or 0.
-func (s Subject) held() int {
+// heldExecutions is Held, or 0.
+func (s Subject) heldExecutions() int {
 	if s.Held == nil {
 		return 0
 	}
@@ -293,21 +293,27 @@ func plainKey(r rune) rune {
 // An observing is an Observer that is everything that one can be.
 type observing struct{ observe, started, failed func() }
 
-func call(f func()) {
+func callIfSet(f func()) {
 	if f != nil {
 		f()
 	}
 }
 
-func (o observing) Observe(context.Context, idemkey.Event)                 { call(o.observe) }
-func (o observing) Started(context.Context, string)                        { call(o.started) }
-func (o observing) StoreFailed(context.Context, string, idemkey.Op, error) { call(o.failed) }
+func (o observing) Observe(context.Context, idemkey.Event)                 { callIfSet(o.observe) }
+func (o observing) Started(context.Context, string)                        { callIfSet(o.started) }
+func (o observing) StoreFailed(context.Context, string, idemkey.Op, error) { callIfSet(o.failed) }
 
 // A sealing is a Sealer that leaves bodies as they are.
 type sealing struct{ seal, open func() }
 
-func (s sealing) Seal(body, _ []byte) ([]byte, string, error)     { call(s.seal); return body, "key", nil }
-func (s sealing) Open(sealed, _ []byte, _ string) ([]byte, error) { call(s.open); return sealed, nil }
+func (s sealing) Seal(body, _ []byte) ([]byte, string, error) {
+	callIfSet(s.seal)
+	return body, "key", nil
+}
+func (s sealing) Open(sealed, _ []byte, _ string) ([]byte, error) {
+	callIfSet(s.open)
+	return sealed, nil
+}
 
 // A troubled is a store whose calls go wrong, once.
 type troubled struct {
@@ -345,7 +351,7 @@ type troubledExecution struct {
 }
 
 func (e troubledExecution) Commit(ctx context.Context, r idemkey.Response) error {
-	call(e.of.commit)
+	callIfSet(e.of.commit)
 	err := e.Execution.Commit(ctx, r)
 	if err == nil && e.of.committed != nil && e.of.ended.CompareAndSwap(false, true) {
 		err = e.of.committed()

@@ -42,7 +42,7 @@ type Backend struct {
 // [idemkey.Memory] each.
 func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 	if open == nil {
-		open = inMemory
+		open = memoryBackend
 	}
 	for name, test := range map[string]func(*httpTest){
 		"Replay":       httpReplay,
@@ -87,7 +87,7 @@ func RunHTTP(t *testing.T, mount Mount, open func(t *testing.T) Backend) {
 	}
 }
 
-func inMemory(t *testing.T) Backend {
+func memoryBackend(t *testing.T) Backend {
 	t.Helper()
 	store, err := idemkey.NewMemory(nil)
 	if err != nil {
@@ -124,11 +124,11 @@ func (t *httpTest) drainEvents() {
 	}
 }
 
-// serve mounts h. set may change the options that all tests share.
-func (t *httpTest) serve(set func(*idemkey.Options), h Handler) {
+// mountHandler mounts h. set may change the options that all tests share.
+func (t *httpTest) mountHandler(set func(*idemkey.Options), h Handler) {
 	t.Helper()
 	t.events = make(eventLog, maxEvents)
-	opts := &idemkey.Options{Scope: tenant, Logger: slog.New(slog.DiscardHandler), Observer: t.events}
+	opts := &idemkey.Options{Scope: tenantScope, Logger: slog.New(slog.DiscardHandler), Observer: t.events}
 	if set != nil {
 		set(opts)
 	}
@@ -151,15 +151,15 @@ func (t *httpTest) serve(set func(*idemkey.Options), h Handler) {
 	t.server.Client().CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 }
 
-func tenant(r *http.Request) (string, error) {
+func tenantScope(r *http.Request) (string, error) {
 	if name := r.Header.Get("Tenant"); name != "none" {
 		return "tenant-" + name, nil
 	}
 	return "", errors.New("no principal")
 }
 
-// write writes a business row in the handler's transaction, if there is one.
-func (t *httpTest) write(r *http.Request, row string) {
+// writeRow writes a business row in the handler's transaction, if there is one.
+func (t *httpTest) writeRow(r *http.Request, row string) {
 	if t.backend.Write == nil {
 		return
 	}
@@ -168,8 +168,8 @@ func (t *httpTest) write(r *http.Request, row string) {
 	}
 }
 
-// rows checks how many of the business rows are committed.
-func (t *httpTest) rows(row string, want int) {
+// expectRows checks how many of the business rows are committed.
+func (t *httpTest) expectRows(row string, want int) {
 	t.Helper()
 	if t.backend.Write == nil {
 		return
@@ -186,9 +186,9 @@ type reply struct {
 	Body   string
 }
 
-// request makes a request under key, if it is not empty, and the header lines
+// newRequest makes a request under key, if it is not empty, and the header lines
 // given as name, value, ….
-func (t *httpTest) request(ctx context.Context, method, body, key string, header ...string) *http.Request {
+func (t *httpTest) newRequest(ctx context.Context, method, body, key string, header ...string) *http.Request {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, t.server.URL+"/orders", strings.NewReader(body))
 	if err != nil {
@@ -203,16 +203,16 @@ func (t *httpTest) request(ctx context.Context, method, body, key string, header
 	return req
 }
 
-func (t *httpTest) post(body, key string, header ...string) reply {
+func (t *httpTest) postOrder(body, key string, header ...string) reply {
 	t.Helper()
-	r, err := t.send(t.request(t.Context(), http.MethodPost, body, key, header...))
+	r, err := t.sendRequest(t.newRequest(t.Context(), http.MethodPost, body, key, header...))
 	if err != nil {
 		t.Fatalf("POST: %v", err)
 	}
 	return r
 }
 
-func (t *httpTest) send(req *http.Request) (reply, error) {
+func (t *httpTest) sendRequest(req *http.Request) (reply, error) {
 	resp, err := t.server.Client().Do(req)
 	if err != nil {
 		return reply{}, err
@@ -222,8 +222,8 @@ func (t *httpTest) send(req *http.Request) (reply, error) {
 	return reply{resp.StatusCode, resp.Header, string(body)}, err
 }
 
-// expect checks status and code. An empty code stands for no problem.
-func (t *httpTest) expect(got reply, status int, code string) {
+// expectReply checks status and code. An empty code stands for no problem.
+func (t *httpTest) expectReply(got reply, status int, code string) {
 	t.Helper()
 	var p idemkey.Problem
 	if strings.HasPrefix(got.Header.Get("Content-Type"), "application/problem+json") {
@@ -236,20 +236,20 @@ func (t *httpTest) expect(got reply, status int, code string) {
 	}
 }
 
-// replayed checks that again is first once more: status, bytes and headers,
+// expectReplay checks that again is first once more: status, bytes and headers,
 // but for those that belong to one exchange.
-func (t *httpTest) replayed(again, first reply) {
+func (t *httpTest) expectReplay(again, first reply) {
 	t.Helper()
 	if first.Header.Get("Idempotent-Replayed") != "" || again.Header.Get("Idempotent-Replayed") != "true" {
 		t.Errorf("Idempotent-Replayed = %q, then %q; want none, then true",
 			first.Header.Get("Idempotent-Replayed"), again.Header.Get("Idempotent-Replayed"))
 	}
-	if diff := cmp.Diff(comparable(first), comparable(again)); diff != "" {
+	if diff := cmp.Diff(comparableReply(first), comparableReply(again)); diff != "" {
 		t.Errorf("replay differs (-first +replay):\n%s", diff)
 	}
 }
 
-func comparable(r reply) reply {
+func comparableReply(r reply) reply {
 	r.Header = maps.Clone(r.Header)
 	for _, name := range []string{"Date", "Set-Cookie", "Idempotent-Replayed", "Cache-Control"} {
 		r.Header.Del(name)
@@ -257,24 +257,24 @@ func comparable(r reply) reply {
 	return r
 }
 
-// traits are those of the store.
-func (t *httpTest) traits() idemkey.Traits {
+// storeTraits are those of the store.
+func (t *httpTest) storeTraits() idemkey.Traits {
 	if d, ok := t.backend.Store.(idemkey.Describer); ok {
 		return d.Traits()
 	}
 	return idemkey.Traits{}
 }
 
-// attempt returns which run of its key r is in, and checks that it knows. It is called once in
+// checkAttempt returns which run of its key r is in, and checks that it knows. It is called once in
 // each run: a traceless store does not count them.
-func (t *httpTest) attempt(r *http.Request) int {
+func (t *httpTest) checkAttempt(r *http.Request) int {
 	info, ok := idemkey.Info(r.Context())
 	if !ok {
 		t.Error("the handler's context has no Info")
 	}
 	n, _ := t.runs.LoadOrStore(info.Identity, new(atomic.Int32))
 	run := int(n.(*atomic.Int32).Add(1))
-	if !t.traits().Traceless && info.Attempt != run {
+	if !t.storeTraits().Traceless && info.Attempt != run {
 		t.Errorf("attempt %d in run %d", info.Attempt, run)
 	}
 	return run
@@ -284,19 +284,19 @@ func (t *httpTest) attempt(r *http.Request) int {
 // that is all that can be known.
 func (t *httpTest) expectInFlight(got reply, status int, code string) {
 	t.Helper()
-	if t.traits().Traceless {
+	if t.storeTraits().Traceless {
 		status, code = http.StatusConflict, idemkey.CodeInProgress
 	}
-	t.expect(got, status, code)
+	t.expectReply(got, status, code)
 }
 
-// order answers as a service would, with everything that could get lost.
-func (t *httpTest) order(w http.ResponseWriter, r *http.Request) error {
+// answerOrder answers as a service would, with everything that could get lost.
+func (t *httpTest) answerOrder(w http.ResponseWriter, r *http.Request) error {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		t.Errorf("read body: %v", err)
 	}
-	t.write(r, "order")
+	t.writeRow(r, "order")
 	w.Header().Set("Location", "/orders/1")
 	w.Header().Set("Content-Type", "application/vnd.order+json")
 	w.Header().Add("Link", "<a>; rel=next, <b>")
@@ -307,8 +307,8 @@ func (t *httpTest) order(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// status answers with no more than a status.
-func status(w http.ResponseWriter, status int) error {
+// writeStatus answers with no more than a status.
+func writeStatus(w http.ResponseWriter, status int) error {
 	w.Header().Set("Status", strconv.Itoa(status))
 	w.WriteHeader(status)
 	return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// spoil is a middleware that does to a request's body what its header Body says.
-func spoil(next http.Handler) http.Handler {
+// spoilBodies is a middleware that does to a request's body what its header Body says.
+func spoilBodies(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch how := r.Header.Get("Body"); how {
 		case "":
@@ -99,12 +99,12 @@ func bodyCases() []bodyCase {
 		{name: "identity read in part", how: "3", body: "amount=1", header: []string{"Content-Encoding", "identity"}, said: "has read 3 of 8 bytes"},
 		{name: "encoded shorter", how: "replace", body: "amount=1", header: packed, inner: true, want: "a"},
 		{name: "encoded read", how: "drain", body: "amount=1", header: packed, said: "has read 8 of 8 bytes"},
-		{name: "decompressed", how: "decompress", body: zipped("amount=1"), header: packed, inner: true, want: "amount=1"},
-		{name: "decompressed chunked", how: "decompress", body: zipped("amount=1"), chunked: true, header: packed, inner: true, want: "amount=1"},
+		{name: "decompressed", how: "decompress", body: gzipString("amount=1"), header: packed, inner: true, want: "amount=1"},
+		{name: "decompressed chunked", how: "decompress", body: gzipString("amount=1"), chunked: true, header: packed, inner: true, want: "amount=1"},
 	}
 }
 
-func zipped(s string) string {
+func gzipString(s string) string {
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
 	_, _ = io.WriteString(w, s)
@@ -112,14 +112,14 @@ func zipped(s string) string {
 	return b.String()
 }
 
-// send posts the case's body, or another one that is as long.
-func (c bodyCase) send(t *httpTest, body, key string) reply {
+// sendCase posts the case's body, or another one that is as long.
+func (c bodyCase) sendCase(t *httpTest, body, key string) reply {
 	t.Helper()
-	req := t.request(t.Context(), http.MethodPost, body, strings.ReplaceAll(key, " ", "-"), append(c.header, "Body", c.how)...)
+	req := t.newRequest(t.Context(), http.MethodPost, body, strings.ReplaceAll(key, " ", "-"), append(c.header, "Body", c.how)...)
 	if c.chunked {
 		req.Body, req.ContentLength = io.NopCloser(strings.NewReader(body)), -1
 	}
-	r, err := t.send(req)
+	r, err := t.sendRequest(req)
 	if err != nil {
 		t.Fatalf("%s: POST: %v", c.name, err)
 	}
@@ -134,29 +134,29 @@ func (c bodyCase) expectRun(t *httpTest) {
 	if want == "" {
 		want = c.body
 	}
-	first := c.send(t, c.body, c.name)
-	if t.expect(first, http.StatusCreated, ""); first.Body != want+"\x00\xff\n" {
+	first := c.sendCase(t, c.body, c.name)
+	if t.expectReply(first, http.StatusCreated, ""); first.Body != want+"\x00\xff\n" {
 		t.Errorf("%s: the handler read %q, want %q", c.name, strings.TrimSuffix(first.Body, "\x00\xff\n"), want)
 	}
-	t.replayed(c.send(t, c.body, c.name), first)
+	t.expectReplay(c.sendCase(t, c.body, c.name), first)
 	if other := strings.Replace(c.body, "1", "2", 1); other != c.body && c.want == "" {
-		t.expect(c.send(t, other, c.name), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+		t.expectReply(c.sendCase(t, other, c.name), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
 	}
 }
 
 // httpBody: a body that something outside of the middleware has read is no empty body: another
 // request under the key would get its response.
 func httpBody(t *httpTest) {
-	t.around = func(_ *idemkey.Middleware, h http.Handler) http.Handler { return spoil(h) }
-	t.serve(nil, t.order)
+	t.around = func(_ *idemkey.Middleware, h http.Handler) http.Handler { return spoilBodies(h) }
+	t.mountHandler(nil, t.answerOrder)
 	for _, c := range bodyCases() {
 		if c.inner {
 			c.expectRun(t)
 			continue
 		}
 		t.drainEvents()
-		got := c.send(t, c.body, "refused")
-		t.expect(got, http.StatusInternalServerError, idemkey.CodeBodyConsumed)
+		got := c.sendCase(t, c.body, "refused")
+		t.expectReply(got, http.StatusInternalServerError, idemkey.CodeBodyConsumed)
 		if e := <-t.events; e.Result != idemkey.ResultMisconfigured || e.Err == nil || !strings.Contains(e.Err.Error(), c.said) {
 			t.Errorf("%s: event = %+v, want an error with %q", c.name, e, c.said)
 		}
@@ -165,21 +165,21 @@ func httpBody(t *httpTest) {
 
 // httpOuter: with Outer before what reads the body, all bodies are whole.
 func httpOuter(t *httpTest) {
-	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Outer(spoil(h)) }
-	t.serve(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 200 }, t.order)
+	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Outer(spoilBodies(h)) }
+	t.mountHandler(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 200 }, t.answerOrder)
 	for _, c := range bodyCases() {
 		c.expectRun(t)
 	}
 	garbled := bodyCase{how: "decompress", header: []string{"Content-Encoding", "gzip"}}
-	got := garbled.send(t, zipped("amount=1")[:10]+"\xff\xffamount=1", "garbled") // what its decoder refuses is not what the handler reads
-	t.expect(got, http.StatusBadRequest, idemkey.CodeBodyUnreadable)
-	got = garbled.send(t, zipped(""), "decoded to nothing") // it cannot be told from one that was read
-	t.expect(got, http.StatusInternalServerError, idemkey.CodeBodyConsumed)
+	got := garbled.sendCase(t, gzipString("amount=1")[:10]+"\xff\xffamount=1", "garbled") // what its decoder refuses is not what the handler reads
+	t.expectReply(got, http.StatusBadRequest, idemkey.CodeBodyUnreadable)
+	got = garbled.sendCase(t, gzipString(""), "decoded to nothing") // it cannot be told from one that was read
+	t.expectReply(got, http.StatusInternalServerError, idemkey.CodeBodyConsumed)
 	t.drainEvents()
 	large := bodyCase{name: "large", body: strings.Repeat("x", 201)}
-	t.expect(large.send(t, large.body, "large"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
+	t.expectReply(large.sendCase(t, large.body, "large"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
 	large.chunked = true
-	t.expect(large.send(t, large.body, "large"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
+	t.expectReply(large.sendCase(t, large.body, "large"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
 	for range 2 {
 		if e := <-t.events; e.Result != idemkey.ResultTooLarge {
 			t.Errorf("event = %+v, want %s", e, idemkey.ResultTooLarge)
@@ -189,19 +189,19 @@ func httpOuter(t *httpTest) {
 
 // httpOuterPasses: Outer reads nothing of a request that has no key, or is not covered.
 func httpOuterPasses(t *httpTest) {
-	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Outer(spoil(h)) }
-	t.serve(func(o *idemkey.Options) { o.Key.Optional = true; o.Limits.MaxRequestBody = 1 }, func(w http.ResponseWriter, r *http.Request) error {
+	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Outer(spoilBodies(h)) }
+	t.mountHandler(func(o *idemkey.Options) { o.Key.Optional = true; o.Limits.MaxRequestBody = 1 }, func(w http.ResponseWriter, r *http.Request) error {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("Read", string(body))
-		return status(w, http.StatusAccepted)
+		return writeStatus(w, http.StatusAccepted)
 	})
 	for _, how := range []string{"", "2"} {
-		got := t.post("body", "", "Body", how)
-		if t.expect(got, http.StatusAccepted, ""); !strings.HasSuffix("body", got.Header.Get("Read")) || got.Header.Get("Read") == "" {
+		got := t.postOrder("body", "", "Body", how)
+		if t.expectReply(got, http.StatusAccepted, ""); !strings.HasSuffix("body", got.Header.Get("Read")) || got.Header.Get("Read") == "" {
 			t.Errorf("read %q of body after %q was read before", got.Header.Get("Read"), how)
 		}
 	}
-	got, err := t.send(t.request(context.Background(), http.MethodGet, "body", "k"))
+	got, err := t.sendRequest(t.newRequest(context.Background(), http.MethodGet, "body", "k"))
 	if err != nil {
 		t.Fatalf("GET: %v", err)
 	}
@@ -214,13 +214,13 @@ func httpOuterPasses(t *httpTest) {
 // without a key and whatever the policy is, and keeps nothing.
 func httpMountedTwice(t *httpTest) {
 	t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler { return idem.Handler(h) }
-	t.serve(func(o *idemkey.Options) { o.Key.Optional, o.Policy = true, idemkey.KeepAll }, func(http.ResponseWriter, *http.Request) error {
+	t.mountHandler(func(o *idemkey.Options) { o.Key.Optional, o.Policy = true, idemkey.KeepAll }, func(http.ResponseWriter, *http.Request) error {
 		t.Error("the handler ran")
 		return nil
 	})
 	for _, key := range []string{"k", "k", ""} {
-		got := t.post("x", key)
-		if t.expect(got, http.StatusInternalServerError, idemkey.CodeMountedTwice); got.Header.Get("Idempotent-Replayed") != "" {
+		got := t.postOrder("x", key)
+		if t.expectReply(got, http.StatusInternalServerError, idemkey.CodeMountedTwice); got.Header.Get("Idempotent-Replayed") != "" {
 			t.Fatal("the refusal was kept")
 		}
 		inner, outer := <-t.events, <-t.events
@@ -242,12 +242,12 @@ func httpMountedTwice(t *httpTest) {
 			route.ServeHTTP(w, r)
 		}))
 	}
-	t.serve(nil, t.order)
-	t.expect(t.post("x", "route"), http.StatusInternalServerError, idemkey.CodeMountedTwice)
+	t.mountHandler(nil, t.answerOrder)
+	t.expectReply(t.postOrder("x", "route"), http.StatusInternalServerError, idemkey.CodeMountedTwice)
 	t.around = nil // the service is mended, and the key is as good as new
-	t.serve(nil, t.order)
-	t.expect(t.post("x", "k"), http.StatusCreated, "")
-	t.rows("order", 1)
+	t.mountHandler(nil, t.answerOrder)
+	t.expectReply(t.postOrder("x", "k"), http.StatusCreated, "")
+	t.expectRows("order", 1)
 }
 
 // httpBatch: a handler that serves another request under its own key has failed, whatever it makes of the
@@ -259,17 +259,17 @@ func httpBatch(t *httpTest) {
 		return h
 	}
 	var one http.Handler
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
 		part := r.Clone(r.Context())
 		part.URL.Path, part.RequestURI = "/one", "/one"
 		one.ServeHTTP(discarded{}, part)
-		return status(w, http.StatusMultiStatus)
+		return writeStatus(w, http.StatusMultiStatus)
 	})
 	one = <-inner
-	t.expect(t.post("x", "k"), http.StatusInternalServerError, idemkey.CodeMountedTwice)
-	if t.traits().Transactional {
-		t.rows("order", 0)
+	t.expectReply(t.postOrder("x", "k"), http.StatusInternalServerError, idemkey.CodeMountedTwice)
+	if t.storeTraits().Transactional {
+		t.expectRows("order", 0)
 	}
 }
 
@@ -291,7 +291,7 @@ func httpNested(t *httpTest) {
 			return idem.With(func(o *idemkey.Options) { o.Key.Namespace = "outer" })
 		},
 		"store": func(*idemkey.Middleware) (*idemkey.Middleware, error) {
-			return idemkey.New(own, &idemkey.Options{Scope: tenant, Logger: slog.New(slog.DiscardHandler), Key: idemkey.KeyOptions{Optional: true}})
+			return idemkey.New(own, &idemkey.Options{Scope: tenantScope, Logger: slog.New(slog.DiscardHandler), Key: idemkey.KeyOptions{Optional: true}})
 		},
 	} {
 		t.around = func(idem *idemkey.Middleware, h http.Handler) http.Handler {
@@ -301,13 +301,13 @@ func httpNested(t *httpTest) {
 			}
 			return outer.Handler(h)
 		}
-		t.serve(func(o *idemkey.Options) { o.Key.Optional = true }, t.order)
-		first := t.post("x", name)
-		t.expect(first, http.StatusCreated, "")
-		t.replayed(t.post("x", name), first)
-		t.expect(t.post("x", ""), http.StatusCreated, "")
+		t.mountHandler(func(o *idemkey.Options) { o.Key.Optional = true }, t.answerOrder)
+		first := t.postOrder("x", name)
+		t.expectReply(first, http.StatusCreated, "")
+		t.expectReplay(t.postOrder("x", name), first)
+		t.expectReply(t.postOrder("x", ""), http.StatusCreated, "")
 	}
-	t.rows("order", 4)
+	t.expectRows("order", 4)
 }
 
 // httpOwnHeaders: the headers of key and replay are the middleware's, whatever the handler sets there, in
@@ -337,7 +337,7 @@ func httpOwnHeaders(t *httpTest) {
 		modes["streamed"] = func(o *idemkey.Options) { o.Response.AllowStreaming = true }
 	}
 	for mode, set := range modes {
-		t.serve(func(o *idemkey.Options) {
+		t.mountHandler(func(o *idemkey.Options) {
 			o.Key.Optional, o.Key.Aliases = true, []string{"X-Idempotency-Key"}
 			set(o)
 		}, handler)
@@ -345,20 +345,20 @@ func httpOwnHeaders(t *httpTest) {
 		if mode == "as no replay" {
 			replayed = "false"
 		}
-		t.ownHeaders(mode+" first", mode, replayed)
+		t.expectOwnHeaders(mode+" first", mode, replayed)
 		again := "true"
 		if mode == "streamed" {
 			again = ""
 		}
-		t.ownHeaders(mode+" again", mode, again)
-		t.ownHeaders(mode+" without a key", "", "")
-		t.ownHeaders(mode+" header cleared", "cleared "+mode, replayed)
+		t.expectOwnHeaders(mode+" again", mode, again)
+		t.expectOwnHeaders(mode+" without a key", "", "")
+		t.expectOwnHeaders(mode+" header cleared", "cleared "+mode, replayed)
 	}
 }
 
-// ownHeaders sends a request under key, if it is not empty, and checks that its responses have that key
+// expectOwnHeaders sends a request under key, if it is not empty, and checks that its responses have that key
 // alone, and replayed as what they say of a replay.
-func (t *httpTest) ownHeaders(what, key, replayed string) {
+func (t *httpTest) expectOwnHeaders(what, key, replayed string) {
 	t.Helper()
 	want := map[string]string{"Idempotency-Key": strings.ReplaceAll(key, " ", "-"), "X-Idempotency-Key": "", "Idempotent-Replayed": replayed}
 	check := func(what string, got http.Header, want map[string]string) {
@@ -376,7 +376,7 @@ func (t *httpTest) ownHeaders(what, key, replayed string) {
 		}
 		return nil
 	}}
-	got, err := t.send(t.request(httptrace.WithClientTrace(t.Context(), trace), http.MethodPost, "x", want["Idempotency-Key"]))
+	got, err := t.sendRequest(t.newRequest(httptrace.WithClientTrace(t.Context(), trace), http.MethodPost, "x", want["Idempotency-Key"]))
 	if err != nil {
 		t.Fatalf("%s: POST: %v", what, err)
 	}
@@ -386,7 +386,7 @@ func (t *httpTest) ownHeaders(what, key, replayed string) {
 // httpScope: that there is no caller is the client's fault, and a scope that cannot be stored is not.
 func httpScope(t *httpTest) {
 	scope := ""
-	t.serve(func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return scope, nil } }, t.order)
+	t.mountHandler(func(o *idemkey.Options) { o.Scope = func(*http.Request) (string, error) { return scope, nil } }, t.answerOrder)
 	for _, tt := range []struct {
 		scope  string
 		status int
@@ -400,7 +400,7 @@ func httpScope(t *httpTest) {
 		{"s\ufffd", http.StatusCreated, ""},
 	} {
 		scope = tt.scope
-		t.expect(t.post("x", "k"), tt.status, tt.code)
+		t.expectReply(t.postOrder("x", "k"), tt.status, tt.code)
 	}
-	t.rows("order", 2)
+	t.expectRows("order", 2)
 }

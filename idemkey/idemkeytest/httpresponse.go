@@ -27,9 +27,9 @@ func httpLate(t *httpTest) {
 		}
 		return idemkey.DefaultPolicy(status)
 	}
-	t.serve(func(o *idemkey.Options) { o.Policy, o.Response.AllowStreaming = policy, !t.traits().Transactional },
+	t.mountHandler(func(o *idemkey.Options) { o.Policy, o.Response.AllowStreaming = policy, !t.storeTraits().Transactional },
 		func(w http.ResponseWriter, r *http.Request) error {
-			t.write(r, "order")
+			t.writeRow(r, "order")
 			late = func() {
 				w.WriteHeader(http.StatusEarlyHints)
 				w.Header().Set("Location", "/late")
@@ -47,25 +47,25 @@ func httpLate(t *httpTest) {
 			return nil
 		})
 	for key, status := range map[string]int{"written": http.StatusAccepted, "silent": http.StatusOK} {
-		first := t.post("x", key)
-		if t.expect(first, status, ""); first.Body != "" || first.Header.Get("Location") != "" {
+		first := t.postOrder("x", key)
+		if t.expectReply(first, status, ""); first.Body != "" || first.Header.Get("Location") != "" {
 			t.Errorf("%s: response = %+v, want nothing of what came late", key, first)
 		}
-		t.replayed(t.post("x", key), first)
+		t.expectReplay(t.postOrder("x", key), first)
 	}
-	t.rows("order", 2)
+	t.expectRows("order", 2)
 }
 
 // httpBeside: a goroutine that uses the response all the time, beside its handler and after it,
 // is no data race, and what is sent is what is kept.
 func httpBeside(t *httpTest) {
 	for key, streams := range map[string]bool{"buffered": false, "streamed": true} {
-		if streams && t.traits().Transactional {
+		if streams && t.storeTraits().Transactional {
 			continue
 		}
 		var beside sync.WaitGroup
 		answered := make(chan struct{})
-		t.serve(func(o *idemkey.Options) { o.Response.AllowStreaming = streams }, func(w http.ResponseWriter, r *http.Request) error {
+		t.mountHandler(func(o *idemkey.Options) { o.Response.AllowStreaming = streams }, func(w http.ResponseWriter, r *http.Request) error {
 			header := w.Header()
 			w.WriteHeader(http.StatusAccepted)
 			beside.Go(func() {
@@ -83,24 +83,24 @@ func httpBeside(t *httpTest) {
 			})
 			return nil
 		})
-		first := t.post("x", key)
+		first := t.postOrder("x", key)
 		close(answered)
 		beside.Wait()
-		if t.expect(first, http.StatusAccepted, ""); first.Header.Get("Location") != "" {
+		if t.expectReply(first, http.StatusAccepted, ""); first.Header.Get("Location") != "" {
 			t.Errorf("%s: Location = %q", key, first.Header.Get("Location"))
 		}
-		again := t.post("x", key)
+		again := t.postOrder("x", key)
 		if again.Status == http.StatusGone && streams {
 			continue // it has begun before the handler returned
 		}
-		t.replayed(again, first)
+		t.expectReplay(again, first)
 	}
 }
 
 // httpCut: however a handler fails once its response is on its way, the client sees that it was cut
 // off, whatever a recoverer makes of it, and it never runs again.
 func httpCut(t *httpTest) {
-	if t.traits().Transactional {
+	if t.storeTraits().Transactional {
 		return // it does not stream
 	}
 	for _, t.http2 = range []bool{false, true} {
@@ -112,13 +112,13 @@ func httpCut(t *httpTest) {
 			"fail":    func(r *http.Request) { idemkey.Fail(r.Context(), errHandler) },
 			"":        func(*http.Request) {},
 		} {
-			t.cut(fmt.Sprintf("%s-%t", way, t.http2), way, end)
+			t.expectCut(fmt.Sprintf("%s-%t", way, t.http2), way, end)
 		}
 	}
 }
 
-// cut looks at a response that end ends after its last byte, with its length as the handler says.
-func (t *httpTest) cut(key, way string, end func(r *http.Request)) {
+// expectCut looks at a response that end ends after its last byte, with its length as the handler says.
+func (t *httpTest) expectCut(key, way string, end func(r *http.Request)) {
 	var runs atomic.Int32
 	limit := func(o *idemkey.Options) {
 		o.Response.AllowStreaming = true
@@ -126,7 +126,7 @@ func (t *httpTest) cut(key, way string, end func(r *http.Request)) {
 			o.Limits.ExecTimeout = 50 * time.Millisecond
 		}
 	}
-	t.serve(limit, func(w http.ResponseWriter, r *http.Request) error {
+	t.mountHandler(limit, func(w http.ResponseWriter, r *http.Request) error {
 		runs.Add(1)
 		w.Header().Set("Content-Length", "5")
 		_, _ = io.WriteString(w, "whole")
@@ -136,7 +136,7 @@ func (t *httpTest) cut(key, way string, end func(r *http.Request)) {
 		end(r)
 		return nil
 	})
-	first, err := t.send(t.request(t.Context(), http.MethodPost, "x", key))
+	first, err := t.sendRequest(t.newRequest(t.Context(), http.MethodPost, "x", key))
 	if (err != nil) != (way != "") || err == nil && first.Body != "whole" {
 		t.Errorf("%s: body %q, %v; want it cut off unless the handler succeeds", key, first.Body, err)
 	}
@@ -147,7 +147,7 @@ func (t *httpTest) cut(key, way string, end func(r *http.Request)) {
 	if text := fmt.Sprint(e.Err); way == "panic" && !(strings.Contains(text, "of the handler") && strings.Contains(text, "httpCut")) {
 		t.Errorf("%s: error = %s, want the panic's value and stack", key, text)
 	}
-	t.expect(t.post("x", key), http.StatusGone, idemkey.CodeNotRetained)
+	t.expectReply(t.postOrder("x", key), http.StatusGone, idemkey.CodeNotRetained)
 	if runs.Load() != 1 {
 		t.Errorf("%s: the handler ran %d times", key, runs.Load())
 	}
@@ -157,10 +157,10 @@ func (t *httpTest) cut(key, way string, end func(r *http.Request)) {
 // refused Write. It rolls back, or has run for good.
 func httpTooLarge(t *httpTest) {
 	var fails atomic.Bool
-	t.serve(func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 10, 10 }, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
-		if t.attempt(r) > 1 {
-			return status(w, ran)
+	t.mountHandler(func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 10, 10 }, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
+		if t.checkAttempt(r) > 1 {
+			return writeStatus(w, ran)
 		}
 		if r.Header.Get("Idempotency-Key") == "unavailable" {
 			w.WriteHeader(http.StatusServiceUnavailable)
@@ -177,33 +177,33 @@ func httpTooLarge(t *httpTest) {
 		}
 		return nil
 	})
-	if got, err := t.send(t.request(t.Context(), http.MethodPost, "x", "thrown")); err == nil && got.Status < 500 {
+	if got, err := t.sendRequest(t.newRequest(t.Context(), http.MethodPost, "x", "thrown")); err == nil && got.Status < 500 {
 		t.Errorf("thrown: answered %+v, want none or a 500", got)
 	}
 	for _, key := range []string{"ignored", "returned", "unavailable"} {
 		fails.Store(key == "returned")
-		first := t.post("x", key)
-		t.expect(first, http.StatusInternalServerError, idemkey.CodeResponseTooLarge)
+		first := t.postOrder("x", key)
+		t.expectReply(first, http.StatusInternalServerError, idemkey.CodeResponseTooLarge)
 		if !strings.Contains(first.Body, `"retryable":false,"same_key":false`) || !strings.Contains(first.Body, "HardResponseLimit, 10 bytes") {
 			t.Errorf("%s: problem = %s, want it not retryable, with the limit", key, first.Body)
 		}
-		t.rows("order", 0)
+		t.expectRows("order", 0)
 	}
 	for _, key := range []string{"thrown", "ignored", "returned", "unavailable"} {
-		if t.traits().Transactional || key == "unavailable" { // it said itself that it failed
-			t.expect(t.post("x", key), ran, "")
+		if t.storeTraits().Transactional || key == "unavailable" { // it said itself that it failed
+			t.expectReply(t.postOrder("x", key), ran, "")
 			continue
 		}
-		t.expect(t.post("x", key), http.StatusGone, idemkey.CodeNotRetained)
+		t.expectReply(t.postOrder("x", key), http.StatusGone, idemkey.CodeNotRetained)
 	}
-	t.rows("order", 4)
+	t.expectRows("order", 4)
 }
 
 // httpHeaders: headers that cannot be stored arrive, once.
 func httpHeaders(t *httpTest) {
 	const lines = idemkey.MaxStoredValues + 1
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
 		for n := range lines {
 			w.Header().Add("Link", fmt.Sprintf("</%d>", n))
 		}
@@ -211,13 +211,13 @@ func httpHeaders(t *httpTest) {
 		_, err := io.WriteString(w, "created")
 		return err
 	})
-	first := t.post("x", "k")
+	first := t.postOrder("x", "k")
 	if got := len(first.Header.Values("Link")); first.Status != http.StatusCreated || first.Body != "created" || got != lines {
 		t.Errorf("first response = %d %q with %d links, want 201 created with %d", first.Status, first.Body, got, lines)
 	}
 	if e := <-t.events; e.Outcome != idemkey.OutcomeKept || !e.Oversize || e.Err == nil {
 		t.Errorf("event = %+v, want it kept, oversize, with the reason", e)
 	}
-	t.expect(t.post("x", "k"), http.StatusGone, idemkey.CodeNotRetained)
-	t.rows("order", 1)
+	t.expectReply(t.postOrder("x", "k"), http.StatusGone, idemkey.CodeNotRetained)
+	t.expectRows("order", 1)
 }

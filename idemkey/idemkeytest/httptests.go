@@ -21,54 +21,54 @@ const ran = 299
 var errHandler = errors.New("secret of the handler")
 
 func httpReplay(t *httpTest) {
-	t.serve(nil, t.order)
-	first := t.post("x", "k")
-	t.expect(first, http.StatusCreated, "")
+	t.mountHandler(nil, t.answerOrder)
+	first := t.postOrder("x", "k")
+	t.expectReply(first, http.StatusCreated, "")
 	if first.Body != "x\x00\xff\n" || first.Header.Get("Set-Cookie") == "" || first.Header.Get("Idempotency-Key") != "k" {
 		t.Errorf("first response = %+v", first)
 	}
-	again := t.post("x", "k")
-	t.replayed(again, first)
+	again := t.postOrder("x", "k")
+	t.expectReplay(again, first)
 	if again.Header.Get("Set-Cookie") != "" {
 		t.Errorf("replay sets the cookie %q", again.Header.Get("Set-Cookie"))
 	}
-	t.rows("order", 1)
+	t.expectRows("order", 1)
 }
 
 func httpInFlight(t *httpTest) {
 	entered, leave := make(chan struct{}), make(chan struct{})
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
 		close(entered)
 		<-leave
-		return t.order(w, r)
+		return t.answerOrder(w, r)
 	})
 	var first reply
 	var err error
 	var wg sync.WaitGroup
-	req := t.request(t.Context(), http.MethodPost, "x", "k")
-	wg.Go(func() { first, err = t.send(req) })
+	req := t.newRequest(t.Context(), http.MethodPost, "x", "k")
+	wg.Go(func() { first, err = t.sendRequest(req) })
 	<-entered
-	busy := t.post("x", "k")
-	t.expect(busy, http.StatusConflict, idemkey.CodeInProgress)
+	busy := t.postOrder("x", "k")
+	t.expectReply(busy, http.StatusConflict, idemkey.CodeInProgress)
 	if busy.Header.Get("Retry-After") == "" {
 		t.Error("no Retry-After while in flight")
 	}
-	t.expectInFlight(t.post("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	t.expectInFlight(t.postOrder("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
 	close(leave)
 	if wg.Wait(); err != nil {
 		t.Fatalf("POST: %v", err)
 	}
-	t.expect(first, http.StatusCreated, "")
-	t.replayed(t.post("x", "k"), first)
-	t.rows("order", 1)
+	t.expectReply(first, http.StatusCreated, "")
+	t.expectReplay(t.postOrder("x", "k"), first)
+	t.expectRows("order", 1)
 }
 
 func httpMismatch(t *httpTest) {
-	t.serve(nil, t.order)
-	t.expect(t.post("x", "k"), http.StatusCreated, "")
-	t.expect(t.post("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
-	t.expect(t.post("y", "k", "Tenant", "other"), http.StatusCreated, "")
-	t.rows("order", 2)
+	t.mountHandler(nil, t.answerOrder)
+	t.expectReply(t.postOrder("x", "k"), http.StatusCreated, "")
+	t.expectReply(t.postOrder("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	t.expectReply(t.postOrder("y", "k", "Tenant", "other"), http.StatusCreated, "")
+	t.expectRows("order", 2)
 }
 
 // httpSettings: a deploy changes the settings of fingerprints while a request runs. Its retries, and
@@ -80,134 +80,134 @@ func httpSettings(t *httpTest) {
 			close(entered)
 			<-leave
 		}
-		return t.order(w, r)
+		return t.answerOrder(w, r)
 	}
-	t.serve(nil, handler)
-	done := t.post("x", "done")
-	t.expect(done, http.StatusCreated, "")
+	t.mountHandler(nil, handler)
+	done := t.postOrder("x", "done")
+	t.expectReply(done, http.StatusCreated, "")
 	var slow reply
 	var err error
 	var wg sync.WaitGroup
-	req := t.request(t.Context(), http.MethodPost, "x", "slow")
-	wg.Go(func() { slow, err = t.send(req) })
+	req := t.newRequest(t.Context(), http.MethodPost, "x", "slow")
+	wg.Go(func() { slow, err = t.sendRequest(req) })
 	<-entered
-	t.serve(func(o *idemkey.Options) { o.Fingerprint.Secret = []byte("new") }, handler)
-	t.expect(t.post("x", "done"), http.StatusConflict, idemkey.CodeFingerprintUnknown)
-	t.expectInFlight(t.post("x", "slow"), http.StatusConflict, idemkey.CodeFingerprintUnknown)
-	t.serve(func(o *idemkey.Options) {
+	t.mountHandler(func(o *idemkey.Options) { o.Fingerprint.Secret = []byte("new") }, handler)
+	t.expectReply(t.postOrder("x", "done"), http.StatusConflict, idemkey.CodeFingerprintUnknown)
+	t.expectInFlight(t.postOrder("x", "slow"), http.StatusConflict, idemkey.CodeFingerprintUnknown)
+	t.mountHandler(func(o *idemkey.Options) {
 		o.Fingerprint.Secret, o.Fingerprint.Versions = []byte("new"), []idemkey.FingerprintOptions{{}}
 	}, handler)
-	t.replayed(t.post("x", "done"), done)
-	t.expect(t.post("y", "done"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
-	t.expect(t.post("x", "slow"), http.StatusConflict, idemkey.CodeInProgress)
-	t.expectInFlight(t.post("y", "slow"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	t.expectReplay(t.postOrder("x", "done"), done)
+	t.expectReply(t.postOrder("y", "done"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
+	t.expectReply(t.postOrder("x", "slow"), http.StatusConflict, idemkey.CodeInProgress)
+	t.expectInFlight(t.postOrder("y", "slow"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused)
 	close(leave)
 	if wg.Wait(); err != nil {
 		t.Fatalf("POST: %v", err)
 	}
-	t.replayed(t.post("x", "slow"), slow)
-	t.rows("order", 2)
+	t.expectReplay(t.postOrder("x", "slow"), slow)
+	t.expectRows("order", 2)
 }
 
 // httpRefusals: what is refused before the claim never reaches the handler.
 func httpRefusals(t *httpTest) {
-	t.serve(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 10 }, func(http.ResponseWriter, *http.Request) error {
+	t.mountHandler(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 10 }, func(http.ResponseWriter, *http.Request) error {
 		t.Error("the handler ran")
 		return nil
 	})
 	long := strings.Repeat("x", 11)
-	t.expect(t.post("x", ""), http.StatusBadRequest, idemkey.CodeKeyMissing)
+	t.expectReply(t.postOrder("x", ""), http.StatusBadRequest, idemkey.CodeKeyMissing)
 	for _, key := range []string{" ", "a,b", `"a`, strings.Repeat("k", 256)} {
-		t.expect(t.post("x", key), http.StatusBadRequest, idemkey.CodeKeyInvalid)
+		t.expectReply(t.postOrder("x", key), http.StatusBadRequest, idemkey.CodeKeyInvalid)
 	}
-	t.expect(t.post("x", "a", "Idempotency-Key", "a"), http.StatusBadRequest, idemkey.CodeKeyInvalid)
-	t.expect(t.post("x", "k", "Tenant", "none"), http.StatusUnauthorized, idemkey.CodeScopeMissing)
-	t.expect(t.post(long, "k"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
+	t.expectReply(t.postOrder("x", "a", "Idempotency-Key", "a"), http.StatusBadRequest, idemkey.CodeKeyInvalid)
+	t.expectReply(t.postOrder("x", "k", "Tenant", "none"), http.StatusUnauthorized, idemkey.CodeScopeMissing)
+	t.expectReply(t.postOrder(long, "k"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
 }
 
 // httpError: a returned error is a failure that rolls back, tells nothing of
 // itself, and may run again.
 func httpError(t *httpTest) {
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
-		if t.attempt(r) == 1 {
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
+		if t.checkAttempt(r) == 1 {
 			idemkey.SetVerdict(r.Context(), idemkey.CommitAnyway) // of what did not come about
 			return errHandler
 		}
-		return status(w, ran)
+		return writeStatus(w, ran)
 	})
-	first := t.post("x", "k")
+	first := t.postOrder("x", "k")
 	if first.Status != http.StatusInternalServerError || strings.Contains(first.Body, "secret") {
 		t.Errorf("error was answered %d %q, want a 500 that tells nothing", first.Status, first.Body)
 	}
-	t.rows("order", 0)
-	if !t.traits().Traceless {
-		t.expect(t.post("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused) // the key stays bound
+	t.expectRows("order", 0)
+	if !t.storeTraits().Traceless {
+		t.expectReply(t.postOrder("y", "k"), http.StatusUnprocessableEntity, idemkey.CodeKeyReused) // the key stays bound
 	}
-	t.expect(t.post("x", "k"), ran, "")
-	t.rows("order", 1)
+	t.expectReply(t.postOrder("x", "k"), ran, "")
+	t.expectRows("order", 1)
 }
 
 // httpProblem: a returned problem is the answer, and kept like any other 4xx.
 func httpProblem(t *httpTest) {
-	t.serve(nil, func(_ http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
+	t.mountHandler(nil, func(_ http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
 		return &idemkey.Problem{Status: http.StatusGone, Code: "sold-out", Title: "Sold out"}
 	})
-	first := t.post("x", "k")
-	t.expect(first, http.StatusGone, "sold-out")
-	t.replayed(t.post("x", "k"), first)
-	t.rows("order", 0)
+	first := t.postOrder("x", "k")
+	t.expectReply(first, http.StatusGone, "sold-out")
+	t.expectReplay(t.postOrder("x", "k"), first)
+	t.expectRows("order", 0)
 }
 
 func httpPanic(t *httpTest) {
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
-		if t.attempt(r) == 1 {
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
+		if t.checkAttempt(r) == 1 {
 			w.Header().Set("Location", "/orders/1")
 			w.WriteHeader(http.StatusCreated)
 			_, _ = io.WriteString(w, "half")
 			panic("handler panics")
 		}
-		return status(w, ran)
+		return writeStatus(w, ran)
 	})
-	first := t.post("x", "k")
+	first := t.postOrder("x", "k")
 	if first.Status != http.StatusInternalServerError || strings.Contains(first.Body, "half") || first.Header.Get("Location") != "" {
 		t.Errorf("panic was answered %+v, want the recoverer's 500", first)
 	}
-	t.rows("order", 0)
-	t.expect(t.post("x", "k"), ran, "")
-	t.rows("order", 1)
+	t.expectRows("order", 0)
+	t.expectReply(t.postOrder("x", "k"), ran, "")
+	t.expectRows("order", 1)
 }
 
 // httpAbort: http.ErrAbortHandler ends the connection or is a 500, never a success.
 func httpAbort(t *httpTest) {
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
-		if t.attempt(r) == 1 {
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
+		if t.checkAttempt(r) == 1 {
 			_, _ = io.WriteString(w, "half")
 			panic(http.ErrAbortHandler)
 		}
-		return status(w, ran)
+		return writeStatus(w, ran)
 	})
-	first, err := t.send(t.request(t.Context(), http.MethodPost, "x", "k"))
+	first, err := t.sendRequest(t.newRequest(t.Context(), http.MethodPost, "x", "k"))
 	if err == nil && (first.Status < 500 || strings.Contains(first.Body, "half")) {
 		t.Errorf("aborted request was answered %d %q", first.Status, first.Body)
 	}
-	t.rows("order", 0)
-	t.expect(t.post("x", "k"), ran, "")
-	t.rows("order", 1)
+	t.expectRows("order", 0)
+	t.expectReply(t.postOrder("x", "k"), ran, "")
+	t.expectRows("order", 1)
 }
 
 // httpStatuses: which statuses commit, and which are kept.
 func httpStatuses(t *httpTest) {
 	answer := http.StatusOK
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, r.Header.Get("Idempotency-Key"))
-		if t.attempt(r) > 1 {
-			return status(w, ran)
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, r.Header.Get("Idempotency-Key"))
+		if t.checkAttempt(r) > 1 {
+			return writeStatus(w, ran)
 		}
-		return status(w, answer)
+		return writeStatus(w, answer)
 	})
 	for _, tt := range []struct {
 		key    string
@@ -227,11 +227,11 @@ func httpStatuses(t *httpTest) {
 		{"unavailable", 503, 0, ran},
 	} {
 		answer = tt.status
-		first := t.post("x", tt.key)
-		t.expect(first, tt.status, "")
-		t.rows(tt.key, tt.rows)
-		again := t.post("x", tt.key)
-		t.expect(again, tt.again, "")
+		first := t.postOrder("x", tt.key)
+		t.expectReply(first, tt.status, "")
+		t.expectRows(tt.key, tt.rows)
+		again := t.postOrder("x", tt.key)
+		t.expectReply(again, tt.again, "")
 		if tt.again != ran && (again.Header.Get("Idempotent-Replayed") != "true" || again.Body != first.Body) {
 			t.Errorf("%s: second response %+v is no replay", tt.key, again)
 		}
@@ -239,79 +239,79 @@ func httpStatuses(t *httpTest) {
 }
 
 func httpCommitAnyway(t *httpTest) {
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
 		idemkey.SetVerdict(r.Context(), idemkey.CommitAnyway)
-		return status(w, http.StatusPaymentRequired)
+		return writeStatus(w, http.StatusPaymentRequired)
 	})
-	t.expect(t.post("x", "k"), http.StatusPaymentRequired, "")
-	t.expect(t.post("x", "k"), http.StatusPaymentRequired, "")
-	t.rows("order", 1)
+	t.expectReply(t.postOrder("x", "k"), http.StatusPaymentRequired, "")
+	t.expectReply(t.postOrder("x", "k"), http.StatusPaymentRequired, "")
+	t.expectRows("order", 1)
 }
 
 // httpEmpty: writing nothing is an empty 200, as everywhere.
 func httpEmpty(t *httpTest) {
-	t.serve(nil, func(_ http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
+	t.mountHandler(nil, func(_ http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
 		return nil
 	})
-	first := t.post("x", "k")
-	if t.expect(first, http.StatusOK, ""); first.Body != "" {
+	first := t.postOrder("x", "k")
+	if t.expectReply(first, http.StatusOK, ""); first.Body != "" {
 		t.Errorf("body = %q, want none", first.Body)
 	}
-	t.replayed(t.post("x", "k"), first)
-	t.rows("order", 1)
+	t.expectReplay(t.postOrder("x", "k"), first)
+	t.expectRows("order", 1)
 }
 
 // httpTombstone: a response over the limit arrives, once.
 func httpTombstone(t *httpTest) {
 	body := strings.Repeat("0123456789", 20_000)
-	t.serve(func(o *idemkey.Options) { o.Limits.MaxResponseBody = 1000 }, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
+	t.mountHandler(func(o *idemkey.Options) { o.Limits.MaxResponseBody = 1000 }, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
 		w.Header().Set("Location", "/orders/1")
 		w.WriteHeader(http.StatusCreated)
 		_, err := io.WriteString(w, body)
 		return err
 	})
-	first := t.post("x", "k")
+	first := t.postOrder("x", "k")
 	if first.Status != http.StatusCreated || first.Body != body {
 		t.Errorf("first response = %d with %d bytes, want 201 with %d", first.Status, len(first.Body), len(body))
 	}
-	again := t.post("x", "k")
-	t.expect(again, http.StatusGone, idemkey.CodeNotRetained)
+	again := t.postOrder("x", "k")
+	t.expectReply(again, http.StatusGone, idemkey.CodeNotRetained)
 	if again.Header.Get("Location") != "/orders/1" {
 		t.Errorf("Location = %q, want that of the first response", again.Header.Get("Location"))
 	}
-	t.rows("order", 1)
+	t.expectRows("order", 1)
 }
 
 // httpTimeout: a handler that comes back too late has failed, whatever it
 // answered.
 func httpTimeout(t *httpTest) {
-	t.serve(func(o *idemkey.Options) { o.Limits.ExecTimeout = 500 * time.Millisecond }, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
-		if t.attempt(r) == 1 {
+	t.mountHandler(func(o *idemkey.Options) { o.Limits.ExecTimeout = 500 * time.Millisecond }, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
+		if t.checkAttempt(r) == 1 {
 			<-r.Context().Done()
-			return status(w, http.StatusCreated)
+			return writeStatus(w, http.StatusCreated)
 		}
-		return status(w, ran)
+		return writeStatus(w, ran)
 	})
-	t.expect(t.post("x", "k"), http.StatusServiceUnavailable, idemkey.CodeExecTimeout)
-	t.rows("order", 0)
-	t.expect(t.post("x", "k"), ran, "")
-	t.rows("order", 1)
+	t.expectReply(t.postOrder("x", "k"), http.StatusServiceUnavailable, idemkey.CodeExecTimeout)
+	t.expectRows("order", 0)
+	t.expectReply(t.postOrder("x", "k"), ran, "")
+	t.expectRows("order", 1)
 }
 
 // httpDisconnect: a client that goes away does not stop its request.
 func httpDisconnect(t *httpTest) {
 	entered, gone := make(chan struct{}), make(chan struct{})
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
 		close(entered)
 		<-gone
 		if err := r.Context().Err(); err != nil {
 			t.Errorf("the handler's context ended with its client: %v", err)
 		}
-		return t.order(w, r)
+		return t.answerOrder(w, r)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -319,28 +319,28 @@ func httpDisconnect(t *httpTest) {
 		<-entered
 		cancel()
 	}()
-	if _, err := t.send(t.request(ctx, http.MethodPost, "x", "k")); !errors.Is(err, context.Canceled) {
+	if _, err := t.sendRequest(t.newRequest(ctx, http.MethodPost, "x", "k")); !errors.Is(err, context.Canceled) {
 		t.Fatalf("request: %v, want it cancelled", err)
 	}
 	close(gone)
 	if e := <-t.events; e.Outcome != idemkey.OutcomeKept {
 		t.Errorf("event = %+v, want the response kept", e)
 	}
-	again := t.post("x", "k")
-	t.expect(again, http.StatusCreated, "")
+	again := t.postOrder("x", "k")
+	t.expectReply(again, http.StatusCreated, "")
 	if again.Header.Get("Idempotent-Replayed") != "true" {
 		t.Error("the second response is no replay")
 	}
-	t.rows("order", 1)
+	t.expectRows("order", 1)
 }
 
 // httpStreaming: whatever way a handler tries, nothing goes out before its
 // outcome is durable.
 func httpStreaming(t *httpTest) {
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
-		if t.attempt(r) > 1 {
-			return status(w, ran)
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
+		if t.checkAttempt(r) > 1 {
+			return writeStatus(w, ran)
 		}
 		w.WriteHeader(http.StatusInternalServerError)
 		_, _ = io.WriteString(w, "early")
@@ -362,13 +362,13 @@ func httpStreaming(t *httpTest) {
 		w.Header().Set("Location", "/late")
 		return nil
 	})
-	first := t.post("x", "k")
-	t.expect(first, http.StatusInternalServerError, "")
+	first := t.postOrder("x", "k")
+	t.expectReply(first, http.StatusInternalServerError, "")
 	if first.Body != "early" || first.Header.Get("Content-Length") != "5" || first.Header.Get("Location") != "" {
 		t.Errorf("response = %+v, want it in one piece", first) // a flushed one is chunked
 	}
-	t.rows("order", 0)
-	t.expect(t.post("x", "k"), ran, "")
+	t.expectRows("order", 0)
+	t.expectReply(t.postOrder("x", "k"), ran, "")
 }
 
 // httpUntouched: a method that is not covered is as if there was no middleware,
@@ -376,12 +376,12 @@ func httpStreaming(t *httpTest) {
 func httpUntouched(t *httpTest) {
 	var runs atomic.Int32
 	more := make(chan struct{})
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
 		if _, ok := idemkey.Info(r.Context()); ok {
 			t.Error("GET has an Info")
 		}
 		if runs.Add(1) == 1 {
-			return status(w, ran)
+			return writeStatus(w, ran)
 		}
 		_, _ = io.WriteString(w, "one")
 		if err := http.NewResponseController(w).Flush(); err != nil {
@@ -391,12 +391,12 @@ func httpUntouched(t *httpTest) {
 		_, err := io.WriteString(w, "two")
 		return err
 	})
-	first, err := t.send(t.request(t.Context(), http.MethodGet, "", "k"))
+	first, err := t.sendRequest(t.newRequest(t.Context(), http.MethodGet, "", "k"))
 	if err != nil {
 		t.Fatalf("GET: %v", err)
 	}
-	t.expect(first, ran, "")
-	resp, err := t.server.Client().Do(t.request(t.Context(), http.MethodGet, "", "k"))
+	t.expectReply(first, ran, "")
+	resp, err := t.server.Client().Do(t.newRequest(t.Context(), http.MethodGet, "", "k"))
 	if err != nil {
 		t.Fatalf("GET: %v", err)
 	}
@@ -417,34 +417,34 @@ func httpUntouched(t *httpTest) {
 // httpKeyless: under Optional a request without a key has its transaction, and
 // no memory.
 func httpKeyless(t *httpTest) {
-	t.serve(func(o *idemkey.Options) { o.Key.Optional = true }, func(w http.ResponseWriter, r *http.Request) error {
-		t.write(r, "order")
+	t.mountHandler(func(o *idemkey.Options) { o.Key.Optional = true }, func(w http.ResponseWriter, r *http.Request) error {
+		t.writeRow(r, "order")
 		if body, _ := io.ReadAll(r.Body); string(body) == "bad" {
 			return errHandler
 		}
-		return status(w, http.StatusCreated)
+		return writeStatus(w, http.StatusCreated)
 	})
-	t.expect(t.post("x", ""), http.StatusCreated, "")
-	t.expect(t.post("x", ""), http.StatusCreated, "")
-	if got := t.post("bad", ""); got.Status != http.StatusInternalServerError {
+	t.expectReply(t.postOrder("x", ""), http.StatusCreated, "")
+	t.expectReply(t.postOrder("x", ""), http.StatusCreated, "")
+	if got := t.postOrder("bad", ""); got.Status != http.StatusInternalServerError {
 		t.Errorf("error was answered %d, want 500", got.Status)
 	}
-	t.rows("order", 2)
+	t.expectRows("order", 2)
 }
 
 // httpRace: of many requests with one key one runs, and everybody gets its
 // bytes or is told to wait.
 func httpRace(t *httpTest) {
 	var runs atomic.Int32
-	t.serve(nil, func(w http.ResponseWriter, r *http.Request) error {
+	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
 		runs.Add(1)
-		return t.order(w, r)
+		return t.answerOrder(w, r)
 	})
 	var wg sync.WaitGroup
 	for range 8 {
-		req := t.request(t.Context(), http.MethodPost, "x", "k")
+		req := t.newRequest(t.Context(), http.MethodPost, "x", "k")
 		wg.Go(func() {
-			got, err := t.send(req)
+			got, err := t.sendRequest(req)
 			switch {
 			case err != nil:
 				t.Errorf("POST: %v", err)
@@ -458,13 +458,13 @@ func httpRace(t *httpTest) {
 	if runs.Load() != 1 {
 		t.Errorf("the handler ran %d times, want once", runs.Load())
 	}
-	t.rows("order", 1)
+	t.expectRows("order", 1)
 }
 
 // httpRoute: an event tells its route, which frameworks keep to themselves.
 func httpRoute(t *httpTest) {
-	t.serve(nil, t.order)
-	t.post("x", "k")
+	t.mountHandler(nil, t.answerOrder)
+	t.postOrder("x", "k")
 	if e := <-t.events; !strings.HasSuffix(e.Route, "/orders") || e.Result != idemkey.ResultFirst {
 		t.Errorf("event = %+v, want the first of route /orders", e)
 	}

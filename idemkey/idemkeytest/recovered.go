@@ -28,7 +28,7 @@ func testRecovered(t *testing.T, s Subject) {
 		"conflict": {func(s idemkey.Store) idemkey.Store { return conflicting{s} }, nil, http.StatusAccepted},
 	} {
 		first := &vanishing{Store: s.Store}
-		if got := post(t, first, idemkey.Options{}, key); got.Code != http.StatusServiceUnavailable {
+		if got := postUnrun(t, first, idemkey.Options{}, key); got.Code != http.StatusServiceUnavailable {
 			t.Fatalf("request of a process that dies: %d", got.Code)
 		}
 		s.Crash(t, first.claim.ID, first.exec)
@@ -37,17 +37,17 @@ func testRecovered(t *testing.T, s Subject) {
 			return &idemkey.Response{Status: http.StatusAccepted, Body: []byte("found")}, nil
 		}
 		store := tt.store(s.Store)
-		if got := post(t, store, opts, key); got.Code != http.StatusAccepted || got.Body.String() != "found" {
+		if got := postUnrun(t, store, opts, key); got.Code != http.StatusAccepted || got.Body.String() != "found" {
 			t.Errorf("%s: response = %d %q, want 202 found", key, got.Code, got.Body)
 		}
-		if got := post(t, store, opts, key); got.Code != tt.again {
+		if got := postUnrun(t, store, opts, key); got.Code != tt.again {
 			t.Errorf("%s: second response = %d %q, want %d", key, got.Code, got.Body, tt.again)
 		}
 	}
 }
 
-// post sends a request under key to a handler that must not run.
-func post(t *testing.T, store idemkey.Store, opts idemkey.Options, key string) *httptest.ResponseRecorder {
+// postUnrun sends a request under key to a handler that must not run.
+func postUnrun(t *testing.T, store idemkey.Store, opts idemkey.Options, key string) *httptest.ResponseRecorder {
 	t.Helper()
 	opts.SingleTenant, opts.Logger = true, slog.New(slog.DiscardHandler)
 	m, err := idemkey.New(store, &opts)

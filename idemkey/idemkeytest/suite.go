@@ -88,8 +88,8 @@ func Claim(key, fp string) idemkey.Claim {
 	}
 }
 
-// response is one with everything that a store could get wrong.
-func response() idemkey.Response {
+// richResponse is one with everything that a store could get wrong.
+func richResponse() idemkey.Response {
 	return idemkey.Response{
 		Status: http.StatusCreated,
 		Header: http.Header{"Location": {"/orders/1"}, "Link": {"<a>; rel=next, <b>", "<c>"}, "Vary": {""}},
@@ -98,7 +98,7 @@ func response() idemkey.Response {
 	}
 }
 
-func begin(t *testing.T, s Subject, c idemkey.Claim, want idemkey.Kind) idemkey.Decision {
+func beginClaim(t *testing.T, s Subject, c idemkey.Claim, want idemkey.Kind) idemkey.Decision {
 	t.Helper()
 	d, err := s.Store.Begin(t.Context(), c)
 	if err != nil {
@@ -119,10 +119,10 @@ func (s Subject) traceless() bool {
 	return ok && d.Traits().Traceless
 }
 
-// proceed claims and checks the number of the attempt.
-func proceed(t *testing.T, s Subject, c idemkey.Claim, attempt int) idemkey.Execution {
+// beginAttempt claims and checks the number of the attempt.
+func beginAttempt(t *testing.T, s Subject, c idemkey.Claim, attempt int) idemkey.Execution {
 	t.Helper()
-	d := begin(t, s, c, idemkey.KindProceed)
+	d := beginClaim(t, s, c, idemkey.KindProceed)
 	if s.traceless() {
 		attempt = 1
 	}
@@ -132,22 +132,22 @@ func proceed(t *testing.T, s Subject, c idemkey.Claim, attempt int) idemkey.Exec
 	return d.Exec
 }
 
-func ok(t *testing.T, what string, err error) {
+func expectNoError(t *testing.T, what string, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
 }
 
-// complete runs c to a kept response.
-func complete(t *testing.T, s Subject, c idemkey.Claim) {
+// completeClaim runs c to a kept response.
+func completeClaim(t *testing.T, s Subject, c idemkey.Claim) {
 	t.Helper()
-	ok(t, "Commit", proceed(t, s, c, 1).Commit(t.Context(), response()))
+	expectNoError(t, "Commit", beginAttempt(t, s, c, 1).Commit(t.Context(), richResponse()))
 }
 
 func testAbsent(t *testing.T, s Subject) {
-	d := begin(t, s, Claim("k", "a"), idemkey.KindProceed)
-	defer release(t, d.Exec)
+	d := beginClaim(t, s, Claim("k", "a"), idemkey.KindProceed)
+	defer releaseBound(t, d.Exec)
 	if d.Attempt != 1 {
 		t.Errorf("Attempt = %d, want 1", d.Attempt)
 	}
@@ -156,46 +156,46 @@ func testAbsent(t *testing.T, s Subject) {
 	}
 }
 
-func release(t *testing.T, exec idemkey.Execution) {
+func releaseBound(t *testing.T, exec idemkey.Execution) {
 	t.Helper()
-	ok(t, "Release", exec.Release(context.WithoutCancel(t.Context()), idemkey.Bound, 500))
+	expectNoError(t, "Release", exec.Release(context.WithoutCancel(t.Context()), idemkey.Bound, 500))
 }
 
 // Another request is told so in every state that the store remembers, before it
 // is told to wait.
 func testMismatch(t *testing.T, s Subject) {
-	running := proceed(t, s, Claim("running", "a"), 1)
+	running := beginAttempt(t, s, Claim("running", "a"), 1)
 	if s.traceless() {
-		begin(t, s, Claim("running", "b"), idemkey.KindInFlight)
-		release(t, running)
-		release(t, proceed(t, s, Claim("running", "b"), 1))
+		beginClaim(t, s, Claim("running", "b"), idemkey.KindInFlight)
+		releaseBound(t, running)
+		releaseBound(t, beginAttempt(t, s, Claim("running", "b"), 1))
 	} else {
-		begin(t, s, Claim("running", "b"), idemkey.KindMismatch)
-		release(t, running)
-		begin(t, s, Claim("running", "b"), idemkey.KindMismatch) // failed
+		beginClaim(t, s, Claim("running", "b"), idemkey.KindMismatch)
+		releaseBound(t, running)
+		beginClaim(t, s, Claim("running", "b"), idemkey.KindMismatch) // failed
 	}
-	complete(t, s, Claim("done", "a"))
-	begin(t, s, Claim("done", "b"), idemkey.KindMismatch)
-	ok(t, "Commit", proceed(t, s, Claim("big", "a"), 1).Commit(t.Context(), idemkey.Response{Status: 200, Dropped: true}))
-	begin(t, s, Claim("big", "b"), idemkey.KindMismatch)
-	exec := proceed(t, s, Claim("crashed", "a"), 1)
+	completeClaim(t, s, Claim("done", "a"))
+	beginClaim(t, s, Claim("done", "b"), idemkey.KindMismatch)
+	expectNoError(t, "Commit", beginAttempt(t, s, Claim("big", "a"), 1).Commit(t.Context(), idemkey.Response{Status: 200, Dropped: true}))
+	beginClaim(t, s, Claim("big", "b"), idemkey.KindMismatch)
+	exec := beginAttempt(t, s, Claim("crashed", "a"), 1)
 	s.Crash(t, Claim("crashed", "a").ID, exec)
 	if s.traceless() {
-		release(t, proceed(t, s, Claim("crashed", "b"), 1))
+		releaseBound(t, beginAttempt(t, s, Claim("crashed", "b"), 1))
 	} else {
-		begin(t, s, Claim("crashed", "b"), idemkey.KindMismatch)
+		beginClaim(t, s, Claim("crashed", "b"), idemkey.KindMismatch)
 	}
 }
 
 // A record is compared by the settings that made it, in every state. Without them it is not said
 // that the request is another one, and it neither runs nor is replayed.
 func testOtherSettings(t *testing.T, s Subject) {
-	complete(t, s, Claim("done", "a"))
-	ok(t, "Commit", proceed(t, s, Claim("big", "a"), 1).Commit(t.Context(), idemkey.Response{Status: 200, Dropped: true}))
-	running := proceed(t, s, Claim("running", "a"), 1)
+	completeClaim(t, s, Claim("done", "a"))
+	expectNoError(t, "Commit", beginAttempt(t, s, Claim("big", "a"), 1).Commit(t.Context(), idemkey.Response{Status: 200, Dropped: true}))
+	running := beginAttempt(t, s, Claim("running", "a"), 1)
 	keys := map[string]idemkey.Kind{"done": idemkey.KindReplay, "big": idemkey.KindNotRetained, "running": idemkey.KindInFlight}
 	if !s.traceless() {
-		release(t, proceed(t, s, Claim("failed", "a"), 1))
+		releaseBound(t, beginAttempt(t, s, Claim("failed", "a"), 1))
 		keys["failed"] = idemkey.KindProceed
 	}
 	for key, want := range keys {
@@ -204,42 +204,42 @@ func testOtherSettings(t *testing.T, s Subject) {
 		}
 		other := Claim(key, "a")
 		other.FP.Alg = "other:" + strings.Repeat("x", 200) // no store may cut it
-		if d := begin(t, s, other, idemkey.KindFingerprintUnknown); d.FPAlg != "test" || d.Exec != nil || d.Record != nil {
+		if d := beginClaim(t, s, other, idemkey.KindFingerprintUnknown); d.FPAlg != "test" || d.Exec != nil || d.Record != nil {
 			t.Errorf("Begin of %s = %+v, want the record's Alg alone", key, d)
 		}
 		other.Prior = []idemkey.Fingerprint{{Alg: "test", Sum: []byte("b")}}
-		begin(t, s, other, idemkey.KindMismatch)
+		beginClaim(t, s, other, idemkey.KindMismatch)
 		other.Prior = append(other.Prior, idemkey.Fingerprint{Alg: "test", Sum: []byte("a")})
-		d := begin(t, s, other, want)
+		d := beginClaim(t, s, other, want)
 		if want == idemkey.KindProceed { // bound to the new settings from here on
-			ok(t, "Commit", d.Exec.Commit(t.Context(), response()))
+			expectNoError(t, "Commit", d.Exec.Commit(t.Context(), richResponse()))
 			other.Prior = nil
-			begin(t, s, other, idemkey.KindReplay)
-			begin(t, s, Claim(key, "a"), idemkey.KindFingerprintUnknown)
+			beginClaim(t, s, other, idemkey.KindReplay)
+			beginClaim(t, s, Claim(key, "a"), idemkey.KindFingerprintUnknown)
 		}
 	}
-	release(t, running)
+	releaseBound(t, running)
 }
 
 func testInFlight(t *testing.T, s Subject) {
-	exec := proceed(t, s, Claim("k", "a"), 1)
-	d := begin(t, s, Claim("k", "a"), idemkey.KindInFlight)
+	exec := beginAttempt(t, s, Claim("k", "a"), 1)
+	d := beginClaim(t, s, Claim("k", "a"), idemkey.KindInFlight)
 	if d.RetryAfter < 0 || d.RetryAfter > 30*time.Second {
 		t.Errorf("RetryAfter = %v, want 0 to the lease", d.RetryAfter)
 	}
-	release(t, exec)
+	releaseBound(t, exec)
 }
 
 func testTakeOver(t *testing.T, s Subject) {
 	c := Claim("k", "a")
-	s.Crash(t, c.ID, proceed(t, s, c, 1))
-	d := begin(t, s, c, idemkey.KindProceed)
+	s.Crash(t, c.ID, beginAttempt(t, s, c, 1))
+	d := beginClaim(t, s, c, idemkey.KindProceed)
 	if !s.traceless() && (d.Attempt != 2 || !d.TookOver) {
 		t.Errorf("attempt %d, took over %t; want the second, taken over", d.Attempt, d.TookOver)
 	}
-	begin(t, s, c, idemkey.KindInFlight)
-	ok(t, "Commit", d.Exec.Commit(t.Context(), response()))
-	begin(t, s, c, idemkey.KindReplay)
+	beginClaim(t, s, c, idemkey.KindInFlight)
+	expectNoError(t, "Commit", d.Exec.Commit(t.Context(), richResponse()))
+	beginClaim(t, s, c, idemkey.KindReplay)
 }
 
 // An owner that wakes up after it was given up for dead changes nothing.
@@ -254,15 +254,15 @@ func testLateOwner(t *testing.T, s Subject) {
 		{"forget", func(e idemkey.Execution) error { return e.Release(t.Context(), idemkey.Forget, 500) }},
 	} {
 		c := Claim(end.name, "a")
-		late := proceed(t, s, c, 1)
+		late := beginAttempt(t, s, c, 1)
 		s.Crash(t, c.ID, late)
-		exec := proceed(t, s, c, 2)
+		exec := beginAttempt(t, s, c, 2)
 		if err := end.do(late); err == nil && (end.name == "commit" || end.name == "reject") {
 			t.Errorf("late %s succeeded", end.name)
 		}
-		begin(t, s, c, idemkey.KindInFlight)
-		ok(t, "Commit", exec.Commit(t.Context(), response()))
-		if d := begin(t, s, c, idemkey.KindReplay); d.Record.Response.Status != http.StatusCreated {
+		beginClaim(t, s, c, idemkey.KindInFlight)
+		expectNoError(t, "Commit", exec.Commit(t.Context(), richResponse()))
+		if d := beginClaim(t, s, c, idemkey.KindReplay); d.Record.Response.Status != http.StatusCreated {
 			t.Errorf("after a late %s the status is %d, want 201", end.name, d.Record.Response.Status)
 		}
 	}
@@ -271,23 +271,23 @@ func testLateOwner(t *testing.T, s Subject) {
 // Only the owner can renew a lease, and only while it runs.
 func testRenew(t *testing.T, s Subject) {
 	c := Claim("k", "a")
-	late := proceed(t, s, c, 1)
+	late := beginAttempt(t, s, c, 1)
 	if _, ok := late.(idemkey.Renewer); !ok {
-		release(t, late)
+		releaseBound(t, late)
 		return // a lock keeps the owner, not a clock
 	}
-	ok(t, "Renew", late.(idemkey.Renewer).Renew(t.Context()))
+	expectNoError(t, "Renew", late.(idemkey.Renewer).Renew(t.Context()))
 	s.Crash(t, c.ID, late)
-	exec := proceed(t, s, c, 2)
+	exec := beginAttempt(t, s, c, 2)
 	if err := late.(idemkey.Renewer).Renew(t.Context()); !errors.Is(err, idemkey.ErrLeaseLost) {
 		t.Errorf("Renew by a late owner: %v, want ErrLeaseLost", err)
 	}
-	ok(t, "Renew", exec.(idemkey.Renewer).Renew(t.Context()))
-	ok(t, "Commit", exec.Commit(t.Context(), response()))
+	expectNoError(t, "Renew", exec.(idemkey.Renewer).Renew(t.Context()))
+	expectNoError(t, "Commit", exec.Commit(t.Context(), richResponse()))
 	if err := exec.(idemkey.Renewer).Renew(t.Context()); !errors.Is(err, idemkey.ErrLeaseLost) {
 		t.Errorf("Renew after Commit: %v, want ErrLeaseLost", err)
 	}
-	begin(t, s, c, idemkey.KindReplay)
+	beginClaim(t, s, c, idemkey.KindReplay)
 }
 
 // A lapsed run is not taken over where the claim says so; a failed one is.
@@ -297,29 +297,29 @@ func testHoldLapsed(t *testing.T, s Subject) {
 	}
 	c := Claim("k", "a")
 	c.HoldLapsed = true
-	release(t, proceed(t, s, c, 1))
-	exec := proceed(t, s, c, 2)
-	begin(t, s, c, idemkey.KindInFlight)
+	releaseBound(t, beginAttempt(t, s, c, 1))
+	exec := beginAttempt(t, s, c, 2)
+	beginClaim(t, s, c, idemkey.KindInFlight)
 	s.Crash(t, c.ID, exec)
-	if d := begin(t, s, c, idemkey.KindUnknown); d.Attempt != 2 {
+	if d := beginClaim(t, s, c, idemkey.KindUnknown); d.Attempt != 2 {
 		t.Errorf("the vanished attempt is %d, want 2", d.Attempt)
 	}
 	c.Recovered = 1
-	begin(t, s, c, idemkey.KindUnknown) // of another attempt than that which was found out
+	beginClaim(t, s, c, idemkey.KindUnknown) // of another attempt than that which was found out
 	c.Recovered = 2
-	release(t, proceed(t, s, c, 3))
+	releaseBound(t, beginAttempt(t, s, c, 3))
 }
 
 func testFailed(t *testing.T, s Subject) {
 	c := Claim("k", "a")
-	release(t, proceed(t, s, c, 1))
-	d := begin(t, s, c, idemkey.KindProceed)
+	releaseBound(t, beginAttempt(t, s, c, 1))
+	d := beginClaim(t, s, c, idemkey.KindProceed)
 	if d.TookOver {
 		t.Error("the run after a failed one took over")
 	}
-	release(t, d.Exec)
-	ok(t, "Commit", proceed(t, s, c, 3).Commit(t.Context(), response()))
-	begin(t, s, c, idemkey.KindReplay)
+	releaseBound(t, d.Exec)
+	expectNoError(t, "Commit", beginAttempt(t, s, c, 3).Commit(t.Context(), richResponse()))
+	beginClaim(t, s, c, idemkey.KindReplay)
 }
 
 func testMaxAttempts(t *testing.T, s Subject) {
@@ -328,19 +328,19 @@ func testMaxAttempts(t *testing.T, s Subject) {
 	}
 	c := Claim("k", "a")
 	c.MaxAttempts = 2
-	release(t, proceed(t, s, c, 1))
-	release(t, proceed(t, s, c, 2))
-	begin(t, s, c, idemkey.KindUnknown)
+	releaseBound(t, beginAttempt(t, s, c, 1))
+	releaseBound(t, beginAttempt(t, s, c, 2))
+	beginClaim(t, s, c, idemkey.KindUnknown)
 	c.MaxAttempts = 3
-	release(t, proceed(t, s, c, 3))
+	releaseBound(t, beginAttempt(t, s, c, 3))
 }
 
 func testReplay(t *testing.T, s Subject) {
 	c := Claim("k", "a")
-	complete(t, s, c)
+	completeClaim(t, s, c)
 	for range 2 {
-		d := begin(t, s, c, idemkey.KindReplay)
-		if diff := cmp.Diff(response(), d.Record.Response); diff != "" {
+		d := beginClaim(t, s, c, idemkey.KindReplay)
+		if diff := cmp.Diff(richResponse(), d.Record.Response); diff != "" {
 			t.Errorf("replayed response (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff(c.FP, d.Record.FP); diff != "" {
@@ -350,26 +350,26 @@ func testReplay(t *testing.T, s Subject) {
 		d.Record.Response.Header.Set("Location", "X")
 	}
 	empty := Claim("empty", "a")
-	ok(t, "Commit", proceed(t, s, empty, 1).Commit(t.Context(), idemkey.Response{Status: 204, Header: http.Header{}}))
-	if d := begin(t, s, empty, idemkey.KindReplay); d.Record.Response.Status != 204 || len(d.Record.Response.Body) != 0 {
+	expectNoError(t, "Commit", beginAttempt(t, s, empty, 1).Commit(t.Context(), idemkey.Response{Status: 204, Header: http.Header{}}))
+	if d := beginClaim(t, s, empty, idemkey.KindReplay); d.Record.Response.Status != 204 || len(d.Record.Response.Body) != 0 {
 		t.Errorf("replayed %d with %d bytes, want 204 with none", d.Record.Response.Status, len(d.Record.Response.Body))
 	}
 }
 
 func testRejected(t *testing.T, s Subject) {
 	c := Claim("k", "a")
-	ok(t, "Reject", proceed(t, s, c, 1).Reject(t.Context(), idemkey.Response{Status: 400, Header: http.Header{}, Body: []byte("no")}))
-	if d := begin(t, s, c, idemkey.KindReplay); d.Record.Response.Status != 400 || string(d.Record.Response.Body) != "no" {
+	expectNoError(t, "Reject", beginAttempt(t, s, c, 1).Reject(t.Context(), idemkey.Response{Status: 400, Header: http.Header{}, Body: []byte("no")}))
+	if d := beginClaim(t, s, c, idemkey.KindReplay); d.Record.Response.Status != 400 || string(d.Record.Response.Body) != "no" {
 		t.Errorf("replayed %d %q, want 400 \"no\"", d.Record.Response.Status, d.Record.Response.Body)
 	}
 }
 
 func testTombstone(t *testing.T, s Subject) {
 	c := Claim("k", "a")
-	r := response()
+	r := richResponse()
 	r.Body, r.Dropped, r.KeyID = nil, true, ""
-	ok(t, "Commit", proceed(t, s, c, 1).Commit(t.Context(), r))
-	d := begin(t, s, c, idemkey.KindNotRetained)
+	expectNoError(t, "Commit", beginAttempt(t, s, c, 1).Commit(t.Context(), r))
+	d := beginClaim(t, s, c, idemkey.KindNotRetained)
 	if got := d.Record.Response; got.Status != 201 || got.Header.Get("Location") != "/orders/1" || got.Body != nil {
 		t.Errorf("tombstone = %+v, want status and header without a body", got)
 	}
@@ -381,7 +381,7 @@ func testDamaged(t *testing.T, s Subject) {
 		return
 	}
 	c := Claim("k", "a")
-	complete(t, s, c)
+	completeClaim(t, s, c)
 	s.Damage(t, c.ID)
 	for _, sum := range []string{"a", "a", "b"} {
 		c.FP.Sum = []byte(sum)
@@ -392,9 +392,9 @@ func testDamaged(t *testing.T, s Subject) {
 }
 
 func testForget(t *testing.T, s Subject) {
-	exec := proceed(t, s, Claim("k", "a"), 1)
-	ok(t, "Release", exec.Release(t.Context(), idemkey.Forget, 400))
-	release(t, proceed(t, s, Claim("k", "b"), 1))
+	exec := beginAttempt(t, s, Claim("k", "a"), 1)
+	expectNoError(t, "Release", exec.Release(t.Context(), idemkey.Forget, 400))
+	releaseBound(t, beginAttempt(t, s, Claim("k", "b"), 1))
 }
 
 // Parts that would join to one string are different identities.
@@ -408,17 +408,17 @@ func testIdentity(t *testing.T, s Subject) {
 	} {
 		c := Claim("", fmt.Sprint(i))
 		c.ID = id
-		complete(t, s, c)
-		begin(t, s, c, idemkey.KindReplay)
+		completeClaim(t, s, c)
+		beginClaim(t, s, c, idemkey.KindReplay)
 	}
 }
 
 func testKeyless(t *testing.T, s Subject) {
 	for range 2 {
-		ok(t, "Commit", proceed(t, s, Claim("", ""), 1).Commit(t.Context(), response()))
+		expectNoError(t, "Commit", beginAttempt(t, s, Claim("", ""), 1).Commit(t.Context(), richResponse()))
 	}
-	ok(t, "Reject", proceed(t, s, Claim("", ""), 1).Reject(t.Context(), response()))
-	release(t, proceed(t, s, Claim("", ""), 1))
+	expectNoError(t, "Reject", beginAttempt(t, s, Claim("", ""), 1).Reject(t.Context(), richResponse()))
+	releaseBound(t, beginAttempt(t, s, Claim("", ""), 1))
 }
 
 func testInvalidClaim(t *testing.T, s Subject) {

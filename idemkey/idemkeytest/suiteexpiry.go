@@ -10,14 +10,14 @@ import (
 
 func testExpiredNew(t *testing.T, s Subject) {
 	done, failed, crashed := Claim("done", "a"), Claim("failed", "a"), Claim("crashed", "a")
-	complete(t, s, done)
-	release(t, proceed(t, s, failed, 1))
-	s.Crash(t, crashed.ID, proceed(t, s, crashed, 1))
+	completeClaim(t, s, done)
+	releaseBound(t, beginAttempt(t, s, failed, 1))
+	s.Crash(t, crashed.ID, beginAttempt(t, s, crashed, 1))
 	for _, c := range []idemkey.Claim{done, failed, crashed} {
 		s.Expire(t, c.ID)
 		c.FP.Sum = []byte("b")
-		ok(t, "Commit", proceed(t, s, c, 1).Commit(t.Context(), response()))
-		begin(t, s, c, idemkey.KindReplay)
+		expectNoError(t, "Commit", beginAttempt(t, s, c, 1).Commit(t.Context(), richResponse()))
+		beginClaim(t, s, c, idemkey.KindReplay)
 	}
 }
 
@@ -26,59 +26,59 @@ func testExpiredNew(t *testing.T, s Subject) {
 func testIncarnation(t *testing.T, s Subject) {
 	c, route := Claim("k", "a"), Claim("k", "a")
 	route.ID.Namespace = "http:other"
-	first := begin(t, s, c, idemkey.KindProceed)
+	first := beginClaim(t, s, c, idemkey.KindProceed)
 	if first.Incarnation == "" || len(first.Incarnation) > 24 || strings.ContainsFunc(first.Incarnation, func(r rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789_", r)
 	}) {
 		t.Errorf("the incarnation is %q", first.Incarnation)
 	}
-	other := begin(t, s, route, idemkey.KindProceed)
+	other := beginClaim(t, s, route, idemkey.KindProceed)
 	if other.Incarnation == first.Incarnation {
 		t.Error("the records of two namespaces have the same incarnation")
 	}
-	release(t, other.Exec)
-	release(t, first.Exec)
-	second := begin(t, s, c, idemkey.KindProceed)
+	releaseBound(t, other.Exec)
+	releaseBound(t, first.Exec)
+	second := beginClaim(t, s, c, idemkey.KindProceed)
 	s.Crash(t, c.ID, second.Exec)
-	third := begin(t, s, c, idemkey.KindProceed)
+	third := beginClaim(t, s, c, idemkey.KindProceed)
 	if !s.traceless() && (second.Incarnation != first.Incarnation || third.Incarnation != first.Incarnation) {
 		t.Errorf("three attempts have the incarnations %q, %q and %q, want one", first.Incarnation, second.Incarnation, third.Incarnation)
 	}
-	ok(t, "Commit", third.Exec.Commit(t.Context(), response()))
+	expectNoError(t, "Commit", third.Exec.Commit(t.Context(), richResponse()))
 	s.Expire(t, c.ID)
 	c.FP.Sum = []byte("b")
-	next := begin(t, s, c, idemkey.KindProceed)
+	next := beginClaim(t, s, c, idemkey.KindProceed)
 	if next.Incarnation == first.Incarnation || next.Incarnation == third.Incarnation {
 		t.Errorf("the key's next record has the incarnation %q again", next.Incarnation)
 	}
-	release(t, next.Exec)
+	releaseBound(t, next.Exec)
 }
 
 func testExpiredReject(t *testing.T, s Subject) {
 	done, crashed := Claim("done", "a"), Claim("crashed", "a")
 	done.RejectExpired, crashed.RejectExpired = true, true
-	complete(t, s, done)
+	completeClaim(t, s, done)
 	s.Expire(t, done.ID)
-	begin(t, s, done, idemkey.KindExpired)
-	s.Crash(t, crashed.ID, proceed(t, s, crashed, 1))
+	beginClaim(t, s, done, idemkey.KindExpired)
+	s.Crash(t, crashed.ID, beginAttempt(t, s, crashed, 1))
 	s.Expire(t, crashed.ID)
 	if !s.traceless() {
 		held := crashed
 		held.HoldLapsed = true
-		begin(t, s, held, idemkey.KindExpired) // it may have had its effect
+		beginClaim(t, s, held, idemkey.KindExpired) // it may have had its effect
 	}
-	release(t, proceed(t, s, crashed, 1)) // nothing was committed: there is nothing to refuse
+	releaseBound(t, beginAttempt(t, s, crashed, 1)) // nothing was committed: there is nothing to refuse
 }
 
 func testSweep(t *testing.T, s Subject) {
 	const expired = 5
 	for i := range expired {
 		c := Claim(fmt.Sprint("old-", i), "a")
-		complete(t, s, c)
+		completeClaim(t, s, c)
 		s.Expire(t, c.ID)
 	}
-	complete(t, s, Claim("fresh", "a"))
-	running := proceed(t, s, Claim("running", "a"), 1)
+	completeClaim(t, s, Claim("fresh", "a"))
+	running := beginAttempt(t, s, Claim("running", "a"), 1)
 	swept := []int{2, 2, 1, 0}
 	if s.SelfExpiring {
 		swept = []int{0}
@@ -88,8 +88,8 @@ func testSweep(t *testing.T, s Subject) {
 			t.Errorf("Sweep = %d, %v; want %d", n, err, want)
 		}
 	}
-	begin(t, s, Claim("fresh", "a"), idemkey.KindReplay)
-	begin(t, s, Claim("running", "a"), idemkey.KindInFlight)
-	ok(t, "Commit", running.Commit(t.Context(), response()))
-	complete(t, s, Claim("old-0", "b"))
+	beginClaim(t, s, Claim("fresh", "a"), idemkey.KindReplay)
+	beginClaim(t, s, Claim("running", "a"), idemkey.KindInFlight)
+	expectNoError(t, "Commit", running.Commit(t.Context(), richResponse()))
+	completeClaim(t, s, Claim("old-0", "b"))
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// racers claim c at the same time. It returns the one execution that began.
-func racers(t *testing.T, s Subject, c idemkey.Claim) idemkey.Execution {
+// raceClaims claim c at the same time. It returns the one execution that began.
+func raceClaims(t *testing.T, s Subject, c idemkey.Claim) idemkey.Execution {
 	t.Helper()
 	const n = 8
 	var (
@@ -44,18 +44,18 @@ func racers(t *testing.T, s Subject, c idemkey.Claim) idemkey.Execution {
 func testRace(t *testing.T, s Subject) {
 	for i := range 5 {
 		c := Claim(fmt.Sprint("k", i), "a")
-		exec := racers(t, s, c)
-		ok(t, "Commit", exec.Commit(t.Context(), response()))
-		begin(t, s, c, idemkey.KindReplay)
+		exec := raceClaims(t, s, c)
+		expectNoError(t, "Commit", exec.Commit(t.Context(), richResponse()))
+		beginClaim(t, s, c, idemkey.KindReplay)
 	}
 }
 
 func testRaceTakeOver(t *testing.T, s Subject) {
 	for i := range 3 {
 		crashed, failed := Claim(fmt.Sprint("crashed", i), "a"), Claim(fmt.Sprint("failed", i), "a")
-		s.Crash(t, crashed.ID, proceed(t, s, crashed, 1))
-		release(t, racers(t, s, crashed))
-		release(t, racers(t, s, failed))
-		release(t, racers(t, s, failed))
+		s.Crash(t, crashed.ID, beginAttempt(t, s, crashed, 1))
+		releaseBound(t, raceClaims(t, s, crashed))
+		releaseBound(t, raceClaims(t, s, failed))
+		releaseBound(t, raceClaims(t, s, failed))
 	}
 }

@@ -4,7 +4,7 @@
 // # What is authoritative
 //
 // The row in the table idempotency_key. A request's business writes and its row's
-// change to completed are one transaction: there never is one without the other.
+// change to completed are one transaction: both are durable, or neither is.
 // All times are the server's.
 //
 // # How a request runs
@@ -16,8 +16,8 @@
 //  3. A failed, expired or abandoned record is taken over, if its row is not locked.
 //  4. BEGIN, and the row is locked FOR UPDATE, in the round trip of the handler's first
 //     statement, or after a quarter of Options.Grace. From here on the lock proves that the
-//     owner lives: a handler may take as long as its time allows, without a
-//     heartbeat, and nobody overtakes it. The lease covers steps 1 to 4 only.
+//     owner lives: a handler may use all its time without a heartbeat, and is never
+//     overtaken. The lease covers steps 1 to 4 only.
 //  5. The row is updated to completed, under the claim's token, in the round trip of COMMIT. The
 //     update fails, and COMMIT with it, if another owner has the record.
 //
@@ -29,28 +29,30 @@
 // A process that dies loses its connection; the server rolls back and frees the lock
 // at once if it was idle, or within Options.ConnectionCheck if a statement was
 // running. A retry is refused until the lease is over too, then takes over.
-// Under ClaimInline the answer to the opening may be lost on a connection whose end the server does not notice: its session,
-// which holds the key's lock, is then ended by another one (pg_terminate_backend, of the same role).
-// An owner that stalls before step 4 is told by its first statement, or at the end, that another
-// has its key. That statement is executed all the same and rolled back: what does
-// not roll back, such as a sequence, shows.
-// A rejected request (4xx) is rolled back first and its response kept by a
-// second transaction; dying in between means that it runs again.
+//
+// Under ClaimInline the answer to the opening may be lost on a connection whose end the server does not
+// notice. Its session holds the key's lock, so another session of the same role ends it (pg_terminate_backend).
+//
+// If an owner stalls before step 4 and is overtaken, its first statement or its end fails. That statement is
+// executed all the same and rolled back. Effects that do not roll back, such as a sequence's, stay.
+//
+// A rejected request (4xx) is rolled back first, and its response is kept by a
+// second transaction. If the process dies in between, the request runs again.
 //
 // A COMMIT whose reply is lost is looked up on another connection, by token and row
-// lock, and believed once the look-up itself is durable. With a synchronous standby that does
-// not answer, a request is told 503 outcome-unverified; its retries are answered
-// from the primary, as every other reader is.
+// lock. The result counts once the look-up itself is durable. With a synchronous standby that does
+// not answer, a request gets 503 outcome-unverified. Its retries are answered
+// from the primary, as all other readers are.
 //
-// A handler that ends the transaction by SQL of its own is found out by the transaction's id, which the statement
-// before COMMIT and the round trip of ROLLBACK compare. What it committed stands, what came after that is rolled
-// back, and its key keeps [idemkey.ErrTxMisuse] as its outcome: the request never runs again. One case is not seen: the
-// handler has rolled back, has committed another transaction, and leaves a third in which a statement has failed.
+// A handler may end the transaction by SQL that it sends. The statement before COMMIT and the round trip of
+// ROLLBACK detect that by the transaction's id. What the handler committed stands, later writes are rolled back,
+// and its key keeps [idemkey.ErrTxMisuse] as its outcome: the request never runs again. One case is not detected:
+// the handler rolls back, commits another transaction, and leaves a third in which a statement has failed.
 //
 // # Connections
 //
 // A running handler holds one connection, at most Options.MaxInFlight of them at once. While all
-// places are taken, replays and duplicates of what runs are still answered, from the connections beside them.
+// places are taken, the remaining connections still answer replays, and duplicates of running requests.
 // A handler must do its work in [Tx] and not take a second connection from
 // the same pool: with every place taken, all would wait for each other. It must
 // undo SET LOCAL ROLE before it returns, since the record is written in its transaction.

@@ -12,16 +12,16 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
-// codeDivisionByZero is what the statements fail with that must change a row and do not.
+// codeDivisionByZero is the error of statements that must change a row and do not.
 const codeDivisionByZero = "22012"
 
-// codeInvalidText is what a statement fails with that is executed in another transaction: see onlyInTx.
+// codeInvalidText is the error of a statement that is executed in another transaction: see onlyInTx.
 const codeInvalidText = "22P02"
 
 const codeUndefinedTable, codeUndefinedSchema = "42P01", "3F000"
 
-// refused reports that the server has answered and did not commit. A fatal
-// error says nothing of the kind: the session may have ended after the commit.
+// serverRefused reports that the server has answered and did not commit. A fatal
+// error does not prove that: the session may have ended after the commit.
 func serverRefused(err error) bool {
 	if errors.Is(err, pgx.ErrTxCommitRollback) {
 		return true
@@ -30,7 +30,7 @@ func serverRefused(err error) bool {
 	return errors.As(err, &pgErr) && (pgErr.SeverityUnlocalized == "ERROR" || pgErr.Severity == "ERROR")
 }
 
-// rolledBack names what a definite failure means to the caller.
+// rollbackError wraps a definite failure in the error of package idemkey that fits.
 func rollbackError(err error, what string) error {
 	switch {
 	case sqlstate.Conflict(err):
@@ -41,7 +41,7 @@ func rollbackError(err error, what string) error {
 	return fmt.Errorf("idempg: %s: %w", what, err)
 }
 
-// lockUnavailable reports that a lock was not to be had, in the time there was.
+// lockUnavailable reports that a lock was not free, or not in time.
 func lockUnavailable(err error) bool { return hasCode(err, "55P03") }
 
 func hasCode(err error, codes ...string) bool {

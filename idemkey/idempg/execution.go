@@ -32,7 +32,7 @@ type execution struct {
 	expires time.Time // of the record, by the database's clock
 	misused func() idemkey.Response
 	ended   sync.Once
-	given   bool // the connection has been given back
+	given   bool // the connection was given back
 
 	// of the opener, under its lock
 	waiting   *list.Element // nil: it does not wait
@@ -41,21 +41,21 @@ type execution struct {
 	hurry     context.CancelFunc // nil: it was never due
 }
 
-// A record is what is left of a claim when its execution ends.
+// A record ends a claim in the table, when its execution ends.
 type record interface {
-	// queue queues the statement that keeps r in the business transaction called xid. The
-	// statement fails if the claim has been lost, and if it is executed in another one.
+	// queueKeep queues the statement that keeps r in the business transaction called xid. The
+	// statement fails if the claim has been lost, or if it is executed in another transaction.
 	queueKeep(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery
-	// keep keeps r outside of it. It reports false if the claim has been lost.
+	// keepOutside keeps r outside of that transaction. It reports false if the claim has been lost.
 	keepOutside(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error)
-	// free lets the request run again, once the transaction is over.
+	// freeRecord lets the request run again, once the transaction is over.
 	freeRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error
-	// lookUp asks on another connection whether the record was kept. It is
-	// known only once the transaction is over. After ErrTxMisuse that has committed without the record.
+	// lookUpRecord asks on another connection whether the record was kept. It is known only once the
+	// transaction is over. After ErrTxMisuse the transaction has committed without the record.
 	lookUpRecord(ctx context.Context) (kept, known bool, err error)
 }
 
-// begin gives e a transaction that is opened by what opening queues. A callback of that
+// prepareTx gives e a transaction that is opened by what opening queues. A callback of that
 // identifies it.
 func (e *execution) prepareTx(c *idemkey.Claim, opening func(*pgx.Batch)) {
 	e.misused = c.Misused
@@ -71,7 +71,7 @@ func (e *execution) readXID(row pgx.Row) error {
 	return err
 }
 
-// settle keeps an opening that is under way from taking longer than ctx.
+// limitOpening ends an opening that is under way when ctx ends. done ends the execution.
 func (e *execution) limitOpening(ctx context.Context) (done func()) {
 	if e.s.opener.removeExecution(e) || e.hurry == nil {
 		return e.endExecution
@@ -87,7 +87,7 @@ func (e *execution) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, txKey{}, e.tx.Holder())
 }
 
-// end gives connection and place back. A connection that is still in a
+// endExecution gives connection and place back. A connection that is still in a
 // transaction is closed by the pool, which rolls back. A second call does nothing.
 func (e *execution) endExecution() {
 	e.ended.Do(func() {
@@ -99,8 +99,8 @@ func (e *execution) endExecution() {
 	})
 }
 
-// giveBack returns the connection to the pool, or closes it if a call of the
-// handler's may still use it.
+// giveBackConn returns the connection to the pool, or closes it if a call of the
+// handler may still use it.
 func (e *execution) giveBackConn() {
 	if e.given || e.conn == nil {
 		return
@@ -110,11 +110,11 @@ func (e *execution) giveBackConn() {
 		e.conn.Release()
 		return
 	}
-	_ = e.conn.Hijack().PgConn().Conn().Close() // whoever is using it notices
+	_ = e.conn.Hijack().PgConn().Conn().Close() // a call that still uses it fails
 }
 
-// closed reports that the connection is of no use any more. It is given back at
-// once, so that what is to be done yet can have another from a pool of few.
+// connClosed reports that the connection is closed. It is given back at once, so that
+// the statements still to come can get another one from a small pool.
 func (e *execution) connClosed() bool {
 	if !e.given && e.conn.Conn().IsClosed() {
 		e.giveBackConn()
@@ -166,7 +166,7 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 	return e.lookUpCommit(ctx, fmt.Errorf("commit: %w", err))
 }
 
-// queueLast queues the last statement before COMMIT, which fails unless it is executed in the
+// queueLastStatement queues the last statement before COMMIT, which fails unless it is executed in the
 // transaction called xid. Without a record, a transaction that has not begun needs none.
 func (e *execution) queueLastStatement(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
 	switch {
@@ -178,7 +178,7 @@ func (e *execution) queueLastStatement(b *pgx.Batch, xid string, header []byte, 
 	return nil
 }
 
-// checkOpen returns why the transaction cannot be committed.
+// checkCommittable returns why the transaction cannot be committed.
 func (e *execution) checkCommittable(ctx context.Context) error {
 	switch {
 	case errors.Is(e.tx.Err(), idemkey.ErrLeaseLost):
@@ -195,11 +195,11 @@ func (e *execution) checkCommittable(ctx context.Context) error {
 	return nil
 }
 
-// bury keeps the claim's own answer where the handler has ended the transaction itself.
-// What it committed cannot be taken back, so the request must never run again. That holds for
-// a handler which has rolled back, too: what it has committed after that is not known.
+// keepMisuse keeps the claim's own answer where the handler has ended the transaction itself.
+// The handler's commits cannot be undone, so the request must never run again. That holds for
+// a handler which has rolled back, too: it may have committed another transaction after that.
 func (e *execution) keepMisuse(ctx context.Context) error {
-	_ = e.rollBackTx(ctx) // what it has done since
+	_ = e.rollBackTx(ctx) // the handler's writes since then
 	if e.record == nil {
 		return idemkey.ErrTxMisuse
 	}
@@ -217,7 +217,7 @@ type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// keep keeps r outside of the transaction. It reports false if the claim has been lost.
+// keepResponse keeps r outside of the transaction. It reports false if the claim has been lost.
 func (e *execution) keepResponse(ctx context.Context, db execer, r *idemkey.Response) (bool, error) {
 	header, err := r.MarshalHeader()
 	if err != nil {
@@ -226,7 +226,7 @@ func (e *execution) keepResponse(ctx context.Context, db execer, r *idemkey.Resp
 	return e.record.keepOutside(ctx, db, header, r)
 }
 
-// undo rolls back and frees the key for the next attempt. It returns cause, unless not
+// undoBecause rolls back and frees the key for the next attempt. It returns cause, or ErrTxMisuse if not
 // everything can be rolled back.
 func (e *execution) undoBecause(ctx context.Context, cause error) error {
 	err := e.releaseRecord(ctx, idemkey.Bound, 0)
@@ -236,13 +236,13 @@ func (e *execution) undoBecause(ctx context.Context, cause error) error {
 	return errors.Join(cause, err)
 }
 
-// letGo rolls back and gives the record up.
+// releaseRecord rolls back and gives the record up.
 func (e *execution) releaseRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	switch err := e.rollBackTx(ctx); {
 	case errors.Is(err, idemkey.ErrTxMisuse):
 		return e.keepMisuse(ctx)
 	case err != nil && ctx.Err() != nil:
-		return err // no time left: the lease will tell
+		return err // no time left: the record lapses with its lease
 	}
 	if e.record == nil {
 		return nil
@@ -250,8 +250,8 @@ func (e *execution) releaseRecord(ctx context.Context, mode idemkey.ReleaseMode,
 	return e.record.freeRecord(ctx, mode, status)
 }
 
-// after returns what to run a statement on once the transaction has ended: its
-// own connection, which saves another, or the pool if that is no longer usable.
+// connAfterTx returns the connection for a statement after the transaction: the
+// execution's own, which saves another, or the pool if that is no longer usable.
 func (e *execution) connAfterTx() execer {
 	if !e.connClosed() && txguard.StatusOf(e.conn.Conn()) == txguard.Ended {
 		return e.conn
@@ -259,12 +259,12 @@ func (e *execution) connAfterTx() execer {
 	return e.s.pool
 }
 
-// rollback ends the transaction. After ErrTxMisuse the handler has ended it before. After another
+// rollBackTx ends the transaction. After ErrTxMisuse the handler has ended it before. After another
 // error the connection is closed, and the server rolls back as soon as it notices.
 func (e *execution) rollBackTx(ctx context.Context) error {
 	var ended bool
 	var err error
-	if !e.given { // else the connection is closed, or somebody else's
+	if !e.given { // else the connection is closed, or another request has it
 		ended, err = e.tx.Rollback(ctx)
 	}
 	if e.connClosed() {
@@ -279,7 +279,7 @@ func (e *execution) rollBackTx(ctx context.Context) error {
 	return nil
 }
 
-// committed reports whether the transaction of a connection that is closed was committed. Where the
+// txCommitted reports whether the transaction of a connection that is closed was committed. Where the
 // server does not say within a while, it has not noticed yet that the connection is closed, and will roll back.
 func (e *execution) txCommitted(ctx context.Context) bool {
 	xid := e.tx.ID()
@@ -301,7 +301,7 @@ func (e *execution) txCommitted(ctx context.Context) bool {
 	return false
 }
 
-// Reject rolls back and keeps r in a transaction of its own. A crash in between
+// Reject rolls back and keeps r in a second transaction. A crash in between
 // is harmless: the request runs again, and nothing was committed.
 func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 	defer e.limitOpening(ctx)()
@@ -327,9 +327,9 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 	return nil
 }
 
-// Release rolls back and lets the record go. After an error the record lapses
-// by itself, and the business writes are rolled back all the same. An owner that
-// was overtaken before its transaction began is told so.
+// Release rolls back and releases the record. After an error the record lapses
+// with its lease, and the business writes are rolled back all the same. If the owner
+// was overtaken before its transaction began, the error is an [idemkey.ErrLeaseLost].
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	defer e.limitOpening(ctx)()
 	if errors.Is(e.tx.Err(), idemkey.ErrLeaseLost) {
@@ -338,10 +338,10 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 	return e.releaseRecord(ctx, mode, status)
 }
 
-// lookUp finds out what became of a COMMIT whose reply was lost. The record
+// lookUpCommit finds out what became of a COMMIT whose reply was lost. The record
 // committed with the business writes, so it is the answer.
 func (e *execution) lookUpCommit(ctx context.Context, cause error) error {
-	_ = e.conn.Conn().Close(ctx) // what comes back on it now would answer another question
+	_ = e.conn.Conn().Close(ctx) // a late reply on it would be taken for that of the next statement
 	e.connClosed()
 	unknown := fmt.Errorf("idempg: %w: %w", idemkey.ErrOutcomeUnknown, cause)
 	if e.record == nil {
@@ -370,9 +370,9 @@ func (e *execution) lookUpCommit(ctx context.Context, cause error) error {
 	return unknown
 }
 
-// state reads what the record says of this claim, on another connection. It
+// readOwnState reads the state of this claim's record, on another connection. It
 // skips a locked row, whose transaction is not over. The lock is written to the
-// log, so that what it returns is as durable as any commit: a COMMIT whose wait for a
+// log, so the result is as durable as any commit: a COMMIT whose wait for a
 // synchronous standby was cut short is visible, and may yet be lost.
 func (e *execution) readOwnState(ctx context.Context) (idemkey.State, error) {
 	var state idemkey.State
@@ -380,17 +380,17 @@ func (e *execution) readOwnState(ctx context.Context) (idemkey.State, error) {
 	return state, err
 }
 
-// A holder is whose the record is, where state has found none.
+// A holder says which claim has the record, where readOwnState has found none.
 type holder int
 
 const (
-	heldByUs     holder = iota // somebody has locked it, and what it says is not decided yet
+	heldByUs     holder = iota // this claim has it; the row is locked, so its outcome is open
 	heldByOthers               // another claim has taken it over
 	heldByNobody               // there is none, and this claim's cannot have been removed
-	heldUntilNow               // there is none: a sweeper may have removed it, whatever it said
+	heldUntilNow               // there is none: a sweeper may have removed it, in any state
 )
 
-// holder reads whose the record is.
+// readHolder reads which claim has the record.
 func (e *execution) readHolder(ctx context.Context) (holder, error) {
 	var own bool
 	err := e.s.pool.QueryRow(ctx, e.s.q.readHolder, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&own)

@@ -21,7 +21,7 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	var (
 		mine    bool
 		rec     *storedRecord
-		corrupt error // what the record says, and no failure of the transaction
+		corrupt error // of the record, and no failure of the transaction
 	)
 	e.prepareTx(c, func(b *pgx.Batch) {
 		b.Queue(sqlTryLock, append(s.txLimitArgs(c), in.lock, c.TTL.Milliseconds())...).
@@ -82,8 +82,8 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: 1, ExpiresAt: in.expires}, nil
 }
 
-// lockHeld reports whether a handler runs under c's key that has no record yet. It only looks: with a
-// lock of its own it would turn an owner away that comes at the same moment.
+// keyLockHeld reports whether a handler runs under c's key that has no record yet. It takes no lock: a lock
+// would turn away an owner that arrives at the same moment.
 func (s *Store) keyLockHeld(ctx context.Context, c *idemkey.Claim) (held bool, err error) {
 	if s.opts.ClaimMode != ClaimInline {
 		return false, nil
@@ -99,9 +99,9 @@ func (s *Store) keyLockHeld(ctx context.Context, c *idemkey.Claim) (held bool, e
 	return held, nil
 }
 
-// endLost ends the session that e's connection was, if it holds the key's lock: where the connection is cut in a way
-// that the server does not notice, the key would be in flight for as long as a handler may be idle. That the
-// process id is not another session's by now, the lock says.
+// endLostSession ends the session of e's lost connection, if it holds the key's lock. The server may not notice
+// that the connection is cut: the key would then be in flight for as long as a handler may be idle. The lock
+// proves that the process id does not belong to another session by now.
 func (i *inlineRecord) endLostSession(ctx context.Context) {
 	pid := i.conn.Conn().PgConn().PID()
 	if !i.connClosed() {
@@ -112,9 +112,9 @@ func (i *inlineRecord) endLostSession(ctx context.Context) {
 	_, _ = i.s.pool.Exec(ctx, sqlEndOwner, i.lock, int64(pid)) // else its idle time ends it
 }
 
-// lockPrior locks the record that e is to replace, so that no store that leases
-// takes it over meanwhile. It reports false if that is not to be had: another has
-// just done so, or the owner holds its row lock, however long ago its lease ran out.
+// lockPriorRecord locks the record that e is to replace, so that no store that leases
+// takes it over meanwhile. It reports false if the lock is not free: another claim has
+// just taken it, or the owner still holds its row lock, even after its lease.
 func (s *Store) lockPriorRecord(ctx context.Context, e *execution, rec *storedRecord) (bool, error) {
 	tag, err := e.conn.Exec(ctx, s.q.lockPrior, e.id.Namespace, e.id.Scope, e.id.Key, rec.token, int(rec.State))
 	if err != nil {
@@ -146,8 +146,8 @@ func (i *inlineRecord) queueKeep(b *pgx.Batch, xid string, header []byte, r *ide
 	return b.Queue(i.s.q.commitInline, append(i.responseArgs(header, r), xid)...)
 }
 
-// keep takes the lock again, since it ended with the transaction. Whoever has
-// got hold of it in between is the owner now.
+// keepOutside takes the lock again, since it ended with the transaction. If another claim has taken it in
+// between, that claim is the owner now.
 func (i *inlineRecord) keepOutside(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
 	tag, err := db.Exec(ctx, i.s.q.keepInline, append(i.responseArgs(header, r), i.lock)...)
 	if hasCode(err, codeDivisionByZero) {
@@ -156,7 +156,7 @@ func (i *inlineRecord) keepOutside(ctx context.Context, db execer, header []byte
 	return tag.RowsAffected() == 1, err
 }
 
-// free has nothing to do, but for a record that a store which leases has left.
+// freeRecord deletes a record that a store which leases has left, in mode Forget. Otherwise there is none.
 func (i *inlineRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode, _ int) error {
 	if mode != idemkey.Forget || !i.prior.Valid {
 		return nil
@@ -168,8 +168,8 @@ func (i *inlineRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode,
 	return nil
 }
 
-// lookUp asks for the record. Without one, a lock that is free says that there
-// will be none: the transaction had it until its end.
+// lookUpRecord asks for the record. If there is none and the lock is free, there will be none: the
+// transaction had the lock until its end.
 func (i *inlineRecord) lookUpRecord(ctx context.Context) (kept, known bool, err error) {
 	var free bool
 	if err := i.s.pool.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", i.lock).Scan(&free); err != nil {

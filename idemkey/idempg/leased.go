@@ -19,7 +19,7 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
-// claimLeased makes e the owner of c.ID by a record of its own transaction.
+// claimLeased makes e the owner of c.ID by a record that is committed before the handler runs.
 func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	done, ok := s.memo.takeTurn(c.ID)
 	if !ok {
@@ -60,9 +60,9 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 	return inFlightDecision(0), nil
 }
 
-// behind decides c while another of this process claims the key. That one may be a
-// retry that the memo has taken for new, as it has this one: the record tells. Only
-// what it leaves open is in flight. It waits for nobody, whatever the other waits for.
+// decideBehind decides c while another request of this process claims the key. Both may be
+// retries that the memo has taken for new, so the record is read first. If it does not decide, c is in
+// flight. decideBehind never waits for the other request.
 func (s *Store) decideBehind(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim) (idemkey.Decision, error) {
 	d, decided, err := s.decideByRecord(ctx, conn, c)
 	if decided || err != nil {
@@ -71,8 +71,8 @@ func (s *Store) decideBehind(ctx context.Context, conn *pgxpool.Conn, c *idemkey
 	return inFlightDecision(0), nil
 }
 
-// judge is c.Judge, except that a last attempt which still runs is in flight:
-// its lease has run out, but the row lock says that its outcome is to come.
+// judgeRecord is c.Judge, except that a last attempt which still runs is in flight:
+// its lease has run out, but it holds the row lock, so its outcome is open.
 func (s *Store) judgeRecord(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim, rec *storedRecord) (idemkey.Kind, error) {
 	kind := c.Judge(&rec.Record)
 	if kind != idemkey.KindUnknown || rec.State != idemkey.StateInProgress {
@@ -85,7 +85,7 @@ func (s *Store) judgeRecord(ctx context.Context, conn *pgxpool.Conn, c *idemkey.
 	return kind, err
 }
 
-// abandoned reports whether the owner by token has died.
+// ownerDied reports whether the owner by token has died.
 func (s *Store) ownerDied(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity, token pgtype.UUID) (bool, error) {
 	tag, err := conn.Exec(ctx, s.q.findAbandoned, id.Namespace, id.Scope, id.Key, token)
 	if err != nil {
@@ -94,13 +94,13 @@ func (s *Store) ownerDied(ctx context.Context, conn *pgxpool.Conn, id idemkey.Id
 	return tag.RowsAffected() == 1, nil
 }
 
-// A lifespan is when a record began and when it expires, by the server's clock. It is zero
+// A lifespan is the time from a record's creation to its expiry, by the server's clock. It is zero
 // for a claim that was not won.
 type lifespan struct{ created, expires time.Time }
 
 func (l lifespan) claimWon() bool { return !l.expires.IsZero() }
 
-// incarnation names the record among all that its identity has: these have different times of
+// incarnation names the record among all that its identity has had: these have different times of
 // creation. The namespace is part of it, since a saga is named by scope and key alone.
 func (l lifespan) incarnation(id idemkey.Identity) string {
 	h := sha256.New()
@@ -109,21 +109,21 @@ func (l lifespan) incarnation(id idemkey.Identity) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(h.Sum(nil)))[:13]
 }
 
-// insert returns the life of an absent key's new record.
+// insertRecord returns the life of an absent key's new record.
 func (s *Store) insertRecord(ctx context.Context, e *execution, c *idemkey.Claim) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
 		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&life.expires, &life.created, nil)
 	return claimResult(life, err, "claim key")
 }
 
-// takeOver returns the life of a record that has changed its owner.
+// takeOverRecord returns the life of a record that has changed its owner.
 func (s *Store) takeOverRecord(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.takeOver, e.id.Namespace, e.id.Scope, e.id.Key, from, c.FP.Sum, c.FP.Alg, e.token,
 		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&life.expires, &life.created)
 	return claimResult(life, err, "take over key")
 }
 
-// claimed reads the result of a claim. Losing a race is no error.
+// claimResult reads the result of a claim. Losing a race is no error.
 func claimResult(life lifespan, err error, what string) (lifespan, error) {
 	if err == nil || errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || sqlstate.Conflict(err) {
 		return life, nil
@@ -131,7 +131,7 @@ func claimResult(life lifespan, err error, what string) (lifespan, error) {
 	return lifespan{}, fmt.Errorf("%s: %w", what, err)
 }
 
-// leased lets e proceed under its record. The transaction begins with the
+// proceedLeased lets e proceed under its record. The transaction begins with the
 // handler's first statement and then holds the row lock, which is the proof
 // that the owner lives. If the handler takes its time, the transaction is opened
 // for it while the lease still protects it.
@@ -151,7 +151,7 @@ func (e *execution) proceedLeased(ctx context.Context, c *idemkey.Claim, attempt
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: attempt, ExpiresAt: life.expires}, nil
 }
 
-// lockResult reads the result of locking the record.
+// readLockResult reads the result of locking the record.
 func (e *execution) readLockResult(row pgx.Row) error {
 	err := e.readXID(row)
 	if errors.Is(err, pgx.ErrNoRows) || lockUnavailable(err) || sqlstate.Conflict(err) {
@@ -172,9 +172,9 @@ func (l *leasedRecord) keepOutside(ctx context.Context, db execer, header []byte
 	return tag.RowsAffected() == 1, err
 }
 
-// free gives the record up. It is skipped while the row is locked. Where the connection was lost, the server
-// frees the lock a moment after the client has heard of it: without another
-// look the key would stay in progress until the grace is over.
+// freeRecord releases the record, unless its row is locked. After a lost connection the server frees the lock a
+// moment later than the client notices the loss, so freeRecord tries again: otherwise the key would stay in
+// progress until the grace is over.
 func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	statement, args := l.s.q.failRecord, l.recordArgs(status)
 	if mode == idemkey.Forget {
@@ -191,13 +191,13 @@ func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode,
 		select {
 		case <-time.After(freePause):
 		case <-ctx.Done():
-			return nil // the lease will tell
+			return nil // the record lapses with its lease
 		}
 	}
 	return nil
 }
 
-// lookUp asks for the record. Its row lock tells whether the transaction is open
+// lookUpRecord asks for the record. Its row lock tells whether the transaction is open
 // yet. If it is not, a record in progress is freed, which also turns away a
 // statement that the server has received and not begun.
 func (l *leasedRecord) lookUpRecord(ctx context.Context) (kept, known bool, err error) {

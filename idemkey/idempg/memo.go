@@ -10,9 +10,9 @@ import (
 // memoSize is how many keys a memo can tell apart: 64 KiB.
 const memoSize = 8192
 
-// A memo guesses whether this process has met a key before, so that a retry is
-// looked up and a new key claimed, each by one statement. A wrong guess costs a
-// statement more and nothing else.
+// A memo guesses whether this process has met a key before. A retry is then looked
+// up, and a new key claimed, each by one statement. A wrong guess costs one more
+// statement and has no other effect.
 type memo struct {
 	seed     maphash.Seed
 	slots    [memoSize]atomic.Uint64
@@ -21,19 +21,18 @@ type memo struct {
 
 func newMemo() *memo { return &memo{seed: maphash.MakeSeed()} }
 
-// met reports whether id is the last that came by its slot, which it is from now on.
+// metBefore reports whether id was the last to use its slot, and makes it the last.
 func (m *memo) metBefore(id idemkey.Identity) bool {
 	h := maphash.Comparable(m.seed, id)
 	return m.slots[h%memoSize].Swap(h) == h
 }
 
-// claim reports whether the caller may claim id now: one at a time does so in
-// this process. A claim waits for whoever has inserted the record and not yet
-// committed; if that should hang, the others do not hang with it, each on a
-// connection and a place of its own: they read the record, which waits for nobody.
-// done ends the turn.
+// takeTurn reports whether the caller may claim id now: one at a time does so in
+// this process. A claim waits for another process that has inserted the record and not yet
+// committed. If that one hangs, further requests must not hang with it and hold a
+// connection and a place each: they read the record, which never waits. done ends the turn.
 func (m *memo) takeTurn(id idemkey.Identity) (done func(), ok bool) {
-	h := maphash.Comparable(m.seed, id) | 1 // 0 is nobody
+	h := maphash.Comparable(m.seed, id) | 1 // 0: the slot is free
 	slot := &m.claiming[h%memoSize]
 	if slot.CompareAndSwap(0, h) {
 		return func() { slot.Store(0) }, true

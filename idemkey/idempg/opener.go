@@ -9,9 +9,8 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// An opener opens the transactions of handlers that have asked for nothing yet,
-// while their leases still protect them. All wait equally long, so that one
-// timer does for a whole store.
+// An opener opens the transactions of handlers that have sent no statement yet, while their leases still
+// protect them. All wait equally long, so one timer serves the whole store.
 type opener struct {
 	after time.Duration
 
@@ -20,7 +19,7 @@ type opener struct {
 	armed   bool      // the timer runs
 }
 
-// add lets e's transaction be opened, for at most limit, unless e is removed before.
+// addExecution lets e's transaction be opened, for at most limit, unless e is removed before.
 func (o *opener) addExecution(e *execution, limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -32,7 +31,7 @@ func (o *opener) addExecution(e *execution, limit time.Duration) {
 	}
 }
 
-// remove reports whether e was still waiting. If not, e.hurry ends the opening.
+// removeExecution reports whether e was still waiting. If not, e.hurry ends the opening.
 func (o *opener) removeExecution(e *execution) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -44,7 +43,7 @@ func (o *opener) removeExecution(e *execution) bool {
 	return true
 }
 
-// fire opens what is due and arms the timer for what is not.
+// openDue opens the transactions that are due, and arms the timer for the next one.
 func (o *opener) openDue() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -59,7 +58,7 @@ func (o *opener) openDue() {
 		ctx, e.hurry = context.WithTimeout(context.Background(), e.openLimit)
 		go func() { // ends with e, which waits for the transaction's turn and hurries it
 			defer e.hurry()
-			_ = guard.Call(func() error { return e.tx.Open(ctx) }) // the handler's next statement tells
+			_ = guard.Call(func() error { return e.tx.Open(ctx) }) // the handler's next statement returns its error
 		}()
 	}
 	o.armed = false

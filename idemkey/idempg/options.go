@@ -30,7 +30,7 @@ const (
 	lookups = 3
 
 	// openEarly is the part of the grace after which a transaction is opened for a
-	// handler that has not yet asked for anything.
+	// handler that has sent no statement yet.
 	openEarly = 4
 
 	// How often a record whose row is still locked by a lost connection is looked
@@ -66,8 +66,8 @@ type Options struct {
 	Isolation pgx.TxIsoLevel // of the handler's transaction; default: the database's, READ COMMITTED under ClaimInline
 	ClaimMode ClaimMode      // default: ClaimLeased
 
-	// MaxInFlight is how many handlers run at once, each on a connection of
-	// its own. Default: the pool's MaxConns less 2, at least 1.
+	// MaxInFlight is how many handlers run at once, each on one connection.
+	// Default: the pool's MaxConns less 2, at least 1.
 	MaxInFlight    int
 	AcquireTimeout time.Duration // wait for a place and for a connection, each; default: 2 s
 
@@ -104,7 +104,7 @@ func (o *Options) setDefaults(maxConns int) {
 	o.SweepBatch = cmp.Or(o.SweepBatch, DefaultSweepBatch)
 }
 
-// check returns an error that names the field.
+// checkOptions returns an error that names the field.
 func (o *Options) checkOptions(maxConns int) error {
 	if err := sqlschema.Check(o.Schema); err != nil {
 		return fmt.Errorf("idempg: Options.Schema: %w", err)

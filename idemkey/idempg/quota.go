@@ -10,13 +10,11 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// sqlFindOverQuota returns a row if the scope has more than $3 live records. It
-// reads a range of the primary key and stops at the
-// first record too many, so that a scope costs no more than its quota, and what
-// nobody has swept yet; without ORDER BY a large scope made it a scan of the
-// table. It takes no lock: of claims at the same time each sees
-// at least those that committed before its own, so that the quota may refuse
-// one too many and never lets one too many through.
+// sqlFindOverQuota returns a row if the scope has more than $3 live records. It reads a range of the primary
+// key and stops at the first record too many, so its cost is bounded by the quota and the records that are not
+// swept yet. Without ORDER BY the planner scanned the table for a large scope. It takes no lock: each of several
+// concurrent claims sees at least those that committed before it. So the quota may refuse one claim too many, and
+// never lets one too many through.
 const sqlFindOverQuota = `
 SELECT 1 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND (expires_at > clock_timestamp() OR state = 1 AND lease_until > clock_timestamp())
@@ -36,8 +34,8 @@ func (s *Store) checkQuota(ctx context.Context, e *execution, allowed int) error
 	return fmt.Errorf("check quota: %w", err)
 }
 
-// keepQuota gives e's new record back if that is one too many. If it fails
-// half-way, the record lapses with its grace.
+// enforceQuota deletes e's new record if it is one too many. If that fails half-way, the record lapses with its
+// grace.
 func (s *Store) enforceQuota(ctx context.Context, e *execution) error {
 	if s.opts.MaxPerScope == 0 {
 		return nil

@@ -21,7 +21,7 @@ type storedRecord struct {
 	header []byte
 }
 
-// read returns the committed record, or nil. It waits for nobody.
+// readRecord returns the committed record, or nil. It never waits for a lock.
 func (s *Store) readRecord(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity) (*storedRecord, error) {
 	rows, err := conn.Query(ctx, s.q.readRecord, id.Namespace, id.Scope, id.Key)
 	if err != nil {
@@ -70,7 +70,7 @@ func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
 	return &r, err
 }
 
-// decide turns kind into a decision, with the response where that is the answer.
+// decisionOf makes a decision of kind, with the response if the decision is a replay.
 func (r *storedRecord) decisionOf(kind idemkey.Kind) (idemkey.Decision, error) {
 	switch kind {
 	case idemkey.KindInFlight:

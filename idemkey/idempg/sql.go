@@ -6,12 +6,12 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// recordColumns are as they are stored: what the server computes of them costs it
-// more than reading them. All times are compared with its clock.
+// recordColumns are as they are stored: computing on them would cost the server more than reading them. All
+// times are compared with its clock.
 const recordColumns = `state, fp, fp_alg, token, attempt, lease_until, expires_at, clock_timestamp(),
 	resp_status, resp_header, resp_body, enc_key_id`
 
-// sqlReadRecord reads what is committed, without waiting for anybody.
+// sqlReadRecord reads the committed record without waiting for a lock.
 const sqlReadRecord = `
 SELECT ` + recordColumns + ` FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3`
@@ -19,8 +19,8 @@ WHERE namespace = $1 AND scope = $2 AND key = $3`
 // sqlInsertClaim makes the caller the owner of an absent key. A concurrent claim
 // waits for the other insert, which commits at once. DO NOTHING, since DO UPDATE
 // would wait for a running owner's row lock even where its WHERE is false. While an
-// owner's COMMIT is under way this waits for it, but never for a handler. The commit is asynchronous: a claim that is lost
-// with the server has committed nothing.
+// owner's COMMIT is under way this waits for it, but never for a handler. The commit is
+// asynchronous: a claim that is lost with the server has committed nothing.
 const sqlInsertClaim = `
 INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
 VALUES ($1, $2, $3, 1, $4, $5, $6, 1,
@@ -29,9 +29,9 @@ ON CONFLICT (namespace, scope, key) DO NOTHING
 RETURNING expires_at, created_at, set_config('synchronous_commit', 'off', true)`
 
 // sqlTakeOver makes the caller the owner of a record that was read with token
-// $4, unless the record has changed since or its owner still holds the row lock:
-// the lock, not the clock, proves that an owner lives. It never changes a
-// completed record that has not expired.
+// $4. It changes no row if the record has changed since, or if its owner still
+// holds the row lock: the lock, not the clock, proves that an owner lives. It
+// never changes a completed record that has not expired.
 const sqlTakeOver = `
 WITH free AS MATERIALIZED (
 	SELECT 1 FROM {schema}.idempotency_key
@@ -50,16 +50,16 @@ WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND EXISTS (SELE
 RETURNING expires_at, created_at`
 
 // sqlFindAbandoned returns a row if the owner of the claim with token $4 has died:
-// a running one holds the row lock, however long ago its lease ran out.
+// a running owner holds the row lock, even after its lease.
 const sqlFindAbandoned = `
 SELECT 1 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
 FOR UPDATE SKIP LOCKED`
 
-// txLimits bound the transaction that they are selected in: no statement runs
-// longer than the handler may, the server ends the session of a process that
-// hangs, and it notices a dead client while a statement runs. Without the last
-// the dead owner's lock stays until the statement ends.
+// txLimits bound the transaction that they are selected in. No statement runs
+// longer than the handler may. The server ends the session of a process that
+// hangs. It notices a dead client while a statement runs: without that limit
+// a dead owner's lock would stay until the statement ends.
 const txLimits = `
 	set_config('statement_timeout',
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
@@ -72,8 +72,8 @@ const sqlLimitTx = `SELECT` + txLimits + `, pg_current_xact_id()::text`
 
 // onlyInTx makes a statement fail, with an error that says why, unless it is executed in the transaction
 // called {xid}, or that is empty. A handler may have ended the transaction and begun another in one
-// string or past its pgx.Tx, which nothing but the id shows. What is raised depends on the current
-// id, or the planner would raise it beforehand.
+// string or past its pgx.Tx; only the id shows that. The failing expression depends on the current
+// id, or the planner would evaluate it beforehand.
 const onlyInTx = `CASE WHEN {xid} NOT IN ('', pg_current_xact_id()::text)
 	THEN (pg_current_xact_id() || ' is not ' || {xid} || ': the handler has ended the transaction')::boolean ELSE true END`
 
@@ -90,7 +90,7 @@ WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
 FOR UPDATE NOWAIT`
 
 // sqlTryLock takes the advisory lock that is the owner's proof of life under
-// ClaimInline, if it is free. Whoever does not get it needs no transaction id.
+// ClaimInline, if it is free. A caller that does not get it needs no transaction id.
 const sqlTryLock = `
 SELECT mine, clock_timestamp() + $5::bigint * interval '1 ms' AS expires_at,` + txLimits + `,
 	CASE WHEN mine THEN pg_current_xact_id()::text ELSE '' END
@@ -103,7 +103,7 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
 	AND classid = ($1::bigint >> 32 & 4294967295)::oid AND objid = ($1::bigint & 4294967295)::oid
 	AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// sqlReadLock takes no lock and waits for none.
+// sqlReadLock looks for an owner of the lock. It takes no lock and waits for none.
 const sqlReadLock = `SELECT EXISTS (SELECT` + ownersOfLock + `)`
 
 // sqlEndOwner ends session $2, if it is an owner.
@@ -116,9 +116,9 @@ UPDATE {schema}.idempotency_key
 SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1`
 
-// sqlCommitRecord does so in the business transaction, where COMMIT follows without
-// waiting for an answer: so it fails, with a division by zero, if another owner has the
-// record, or the transaction is not the one called $10. That there is a record the row lock sees to.
+// sqlCommitRecord keeps a response in the business transaction, where COMMIT follows without waiting for an
+// answer. So it fails, with a division by zero, if another owner has the record, and by onlyInTx if the
+// transaction is not the one called $10. The row lock ensures that there is a record.
 var sqlCommitRecord = `
 UPDATE {schema}.idempotency_key
 SET state = CASE WHEN token = $4 AND state = 1 THEN $5::smallint ELSE 1 / (attempt - attempt) END,
@@ -140,13 +140,13 @@ ON CONFLICT (namespace, scope, key) DO UPDATE SET
 	enc_key_id = excluded.enc_key_id, fp = excluded.fp, fp_alg = excluded.fp_alg, expires_at = excluded.expires_at,
 	attempt = excluded.attempt, lease_until = excluded.lease_until, created_at = excluded.created_at, completed_at = excluded.completed_at`
 
-// sqlLockPrior locks the record that ClaimInline is to replace, if nobody has.
+// sqlLockPrior locks the record that ClaimInline is to replace, unless it is locked.
 const sqlLockPrior = `
 SELECT 1 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = $5
 FOR UPDATE SKIP LOCKED`
 
-// sqlForgetPrior makes the key new of a record that a leasing store has left.
+// sqlForgetPrior deletes a record that a leasing store has left, so that its key is new.
 const sqlForgetPrior = `
 DELETE FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = $5`
@@ -172,20 +172,20 @@ WITH free AS MATERIALIZED (
 DELETE FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1 AND EXISTS (SELECT FROM free)`
 
-// sqlReadState tells what became of the claim with token $4. No row: it is no
-// longer the record's.
+// sqlReadState returns the state of the claim with token $4. No row: the record is not
+// this claim's any more.
 const sqlReadState = `
 SELECT state FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4`
 
-// sqlReadHolder tells whether the record is that of the claim with token $4. No row: there
+// sqlReadHolder returns whether the record is that of the claim with token $4. No row: there
 // is no record.
 const sqlReadHolder = `
 SELECT token = $4 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3`
 
-// sqlLockState tells the same of a record that nobody has locked, and waits for
-// what it tells to be durable: a row lock is written to the log.
+// sqlLockState is sqlReadState for a record that is not locked. Its result is durable: a row lock
+// is written to the log.
 const sqlLockState = sqlReadState + ` FOR UPDATE SKIP LOCKED`
 
 // sqlSweepRecords deletes a batch of expired records. Instances that sweep at

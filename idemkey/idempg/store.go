@@ -52,7 +52,7 @@ func (s *Store) Traits() idemkey.Traits {
 	return idemkey.Traits{Transactional: true, LiveOwners: true, Traceless: s.opts.ClaimMode == ClaimInline}
 }
 
-// Begin claims c.ID and opens the business transaction, or says why not.
+// Begin claims c.ID and prepares the business transaction, or decides otherwise.
 //
 // After KindProceed the caller alone may run: under ClaimLeased by its record, and soon by
 // that record's row lock, under ClaimInline by the lock that its transaction holds. After an
@@ -88,7 +88,7 @@ func (s *Store) beginClaim(ctx context.Context, c idemkey.Claim) (d idemkey.Deci
 	return d, err
 }
 
-// admit waits for a place among the running handlers. While there is none, a
+// admitHandler waits for a place among the running handlers. While there is none, a
 // request that will not run is still decided: replays and duplicates must not queue up behind
 // slow handlers.
 func (s *Store) admitHandler(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
@@ -115,7 +115,7 @@ func (s *Store) admitHandler(ctx context.Context, c *idemkey.Claim) (d idemkey.D
 	}
 }
 
-// peek decides from the record alone, on a connection that it gives back.
+// peekRecord decides by the record alone, on a connection that it gives back.
 func (s *Store) peekRecord(ctx context.Context, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
 	conn, err := s.acquireConn(ctx)
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *Store) peekRecord(ctx context.Context, c *idemkey.Claim) (d idemkey.Dec
 	return s.decideByRecord(ctx, conn, c)
 }
 
-// decide decides from the record alone, unless c may run.
+// decideByRecord decides by the record alone. It is not decided if c may run.
 func (s *Store) decideByRecord(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim) (d idemkey.Decision, decided bool, err error) {
 	rec, err := s.readRecord(ctx, conn, c.ID)
 	if err != nil || rec == nil {
@@ -139,7 +139,8 @@ func (s *Store) decideByRecord(ctx context.Context, conn *pgxpool.Conn, c *idemk
 	return d, true, err
 }
 
-// acquire tells a pool that is used up from a database that does not answer.
+// acquireConn returns ErrCapacity for a pool that is used up, and another error for a database that does not
+// answer.
 func (s *Store) acquireConn(ctx context.Context) (*pgxpool.Conn, error) {
 	wait, cancel := context.WithTimeout(ctx, s.opts.AcquireTimeout)
 	defer cancel()
@@ -153,7 +154,7 @@ func (s *Store) acquireConn(ctx context.Context) (*pgxpool.Conn, error) {
 	return nil, fmt.Errorf("acquire connection: %w", err)
 }
 
-// claim makes e the owner of c.ID, or decides otherwise.
+// claimKey makes e the owner of c.ID, or decides otherwise.
 func (s *Store) claimKey(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	if c.ID.Key == "" {
 		e.prepareTx(c, func(b *pgx.Batch) { b.Queue(sqlLimitTx, s.txLimitArgs(c)...).QueryRow(e.readXID) })
@@ -170,7 +171,7 @@ func (s *Store) claimKey(ctx context.Context, e *execution, c *idemkey.Claim) (i
 	return s.claimLeased(ctx, e, c)
 }
 
-// limits are the arguments of txLimits.
+// txLimitArgs returns the arguments of txLimits.
 func (s *Store) txLimitArgs(c *idemkey.Claim) []any {
 	return []any{c.ExecTimeout.Milliseconds(), (c.ExecTimeout + s.opts.IdleMargin).Milliseconds(), max(0, s.opts.ConnectionCheck.Milliseconds())}
 }

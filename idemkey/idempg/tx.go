@@ -25,7 +25,7 @@ func TxFrom(ctx context.Context) (pgx.Tx, bool) {
 }
 
 // Tx is [TxFrom] for handlers that are mounted inside of a middleware on a
-// [Store], where there always is a transaction. It panics where there is none.
+// [Store], where there always is a transaction. It panics if there is none.
 func Tx(ctx context.Context) pgx.Tx {
 	tx, ok := TxFrom(ctx)
 	if !ok {
@@ -41,7 +41,7 @@ func Tx(ctx context.Context) pgx.Tx {
 // returns an error, what it wrote is discarded and the transaction rolls back;
 // the answer is what [idemkey.Fail] says.
 //
-// The transaction commits after fn has returned. What has to happen after that,
+// The transaction commits after fn has returned. Work that follows the commit,
 // such as waking a relay, goes around the middleware's handler: when that
 // returns, the outcome is durable.
 func HandleTx(fn func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error) http.Handler {

@@ -28,12 +28,16 @@ func (e *execution) Context(ctx context.Context) context.Context { return ctx }
 // either way. If Redis does not take r, the error is [idemkey.ErrNotStored] and
 // the record stays in progress until its lease lapses; if the record is no longer
 // this execution's, it is [idemkey.ErrLeaseLost] as well.
-func (e *execution) Commit(ctx context.Context, r idemkey.Response) error { return e.keepResponse(ctx, &r) }
+func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
+	return e.keepResponse(ctx, &r)
+}
 
 // Reject is Commit: there is nothing to roll back.
-func (e *execution) Reject(ctx context.Context, r idemkey.Response) error { return e.keepResponse(ctx, &r) }
+func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
+	return e.keepResponse(ctx, &r)
+}
 
-// keep asks several times: the handler has run, and a record that is not
+// keepResponse asks several times: the handler has run, and a record that is not
 // completed would let it run again.
 func (e *execution) keepResponse(ctx context.Context, r *idemkey.Response) error {
 	header, err := r.MarshalHeader()
@@ -95,7 +99,7 @@ func (e *execution) Renew(ctx context.Context) error {
 	return nil
 }
 
-// own runs one of the owner's scripts. It reports false if the record is not,
+// runOwnerScript runs one of the owner's scripts. It reports false if the record is not,
 // or no longer, this execution's.
 func (e *execution) runOwnerScript(ctx context.Context, script *redis.Script, args ...any) (bool, error) {
 	n, err := e.s.callScript(ctx, script, e.key, append([]any{e.token}, args...)...).Int()

@@ -50,7 +50,7 @@ func (o *Options) setDefaults() {
 	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 }
 
-// check returns an error that names the field.
+// checkOptions returns an error that names the field.
 func (o *Options) checkOptions() error {
 	if err := rediskey.CheckPrefix(o.Prefix); err != nil {
 		return fmt.Errorf("idemredis: Options.Prefix: %w", err)

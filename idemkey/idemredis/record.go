@@ -78,7 +78,7 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 	return rec, nil
 }
 
-// decide turns kind into a decision, with the response where that is the answer.
+// decisionOf turns kind into a decision, with the response where that is the answer.
 func (r *storedRecord) decisionOf(kind idemkey.Kind) (idemkey.Decision, error) {
 	switch kind {
 	case idemkey.KindInFlight:
@@ -109,14 +109,14 @@ func (d *fieldDecoder) readText(i int) string {
 	return s
 }
 
-// number reads a field of the hash.
+// readNumber reads a field of the hash.
 func (d *fieldDecoder) readNumber(i, limit int) int {
 	n, err := strconv.Atoi(d.readText(i))
 	d.bad = d.bad || err != nil || n < 0 || n > limit
 	return n
 }
 
-// integer reads what the script has computed.
+// readInteger reads what the script has computed.
 func (d *fieldDecoder) readInteger(i int) int64 {
 	n, ok := d.reply[i].(int64)
 	d.bad = d.bad || !ok

@@ -62,7 +62,7 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	return d, nil
 }
 
-// begin claims what is absent, and else decides by the record. A record that
+// claimOrDecide claims what is absent, and else decides by the record. A record that
 // may be taken over is claimed again, by the token it was read with.
 func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, error) {
 	e := &execution{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
@@ -101,7 +101,7 @@ func (s *Store) sendClaim(ctx context.Context, e *execution, c *idemkey.Claim, f
 		milliseconds(c.TTL), milliseconds(c.Lease), milliseconds(keep), attempt, newIncarnation()).Slice()
 }
 
-// call runs a script within the budget. Run sends its digest, and the script
+// callScript runs a script within the budget. Run sends its digest, and the script
 // itself where the server has not got it: a restart, a failover or SCRIPT FLUSH
 // may have removed it at any time.
 func (s *Store) callScript(ctx context.Context, script *redis.Script, key string, args ...any) *redis.Cmd {
@@ -130,7 +130,7 @@ func (s *Store) Inspect(ctx context.Context, id idemkey.Identity) (rec idemkey.R
 	return stored.Record, true, nil
 }
 
-// read returns id's record, nil if there is none.
+// readRecord returns id's record, nil if there is none.
 func (s *Store) readRecord(ctx context.Context, id idemkey.Identity) (*storedRecord, error) {
 	reply, err := s.callScript(ctx, scriptInspect, rediskey.Of(s.opts.Prefix, id)).Slice()
 	if err != nil || len(reply) > 1 && reply[1] == nil {

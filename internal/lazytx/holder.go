@@ -144,9 +144,9 @@ func (h *holder) LargeObjects() pgx.LargeObjects {
 // it must not be handed out, so it is closed: all that is done with it fails.
 func (h *holder) Conn() *pgx.Conn {
 	if _, err := h.openTx(context.Background()); err != nil {
-		_ = h.t.connection().Close(context.Background())
+		_ = h.t.txConn().Close(context.Background())
 	}
-	return h.t.connection()
+	return h.t.txConn()
 }
 
 func (h *holder) openTx(ctx context.Context) (pgx.Tx, error) {
@@ -155,7 +155,7 @@ func (h *holder) openTx(ctx context.Context) (pgx.Tx, error) {
 	return h.t.openLocked(ctx)
 }
 
-// plain reports whether args can be queued: a batch takes no option but a rewriter.
+// queueable reports whether args can be queued: a batch takes no option but a rewriter.
 func queueable(args []any) bool {
 	if len(args) == 0 {
 		return true
@@ -167,7 +167,7 @@ func queueable(args []any) bool {
 	return true
 }
 
-// begins reports whether b would begin a transaction of its own, which pgx refuses.
+// beginsTransaction reports whether b would begin a transaction of its own, which pgx refuses.
 func beginsTransaction(b *pgx.Batch) bool {
 	const begin = "begin"
 	sql := strings.TrimSpace(b.QueuedQueries[0].SQL)

@@ -151,7 +151,7 @@ func (t *Tx) Rollback(ctx context.Context) (ended bool, err error) {
 	return ended, nil
 }
 
-// rollbackOf returns ROLLBACK, and in the same round trip whether the current transaction is not the
+// rollbackStatement returns ROLLBACK, and in the same round trip whether the current transaction is not the
 // one called id, or where a statement has failed, whether that one was committed. An id is digits.
 func rollbackStatement(id string, status txguard.Status) string {
 	switch {
@@ -190,11 +190,11 @@ func (t *Tx) EndedByHolder() bool {
 	if t.real == nil || t.err != nil {
 		return false
 	}
-	conn := t.connection()
+	conn := t.txConn()
 	return !conn.IsClosed() && txguard.StatusOf(conn) == txguard.Ended
 }
 
-// enter begins a call of the holder's, which leave ends.
+// beginCall begins a call of the holder's, which leave ends.
 func (t *Tx) beginCall() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -211,7 +211,7 @@ func (t *Tx) endCall() {
 	t.calls--
 }
 
-// open is called with mu held.
+// openLocked is called with mu held.
 func (t *Tx) openLocked(ctx context.Context) (pgx.Tx, error) {
 	if t.real != nil || t.err != nil {
 		return t.real, t.err
@@ -226,7 +226,7 @@ func (t *Tx) openLocked(ctx context.Context) (pgx.Tx, error) {
 	return t.real, err
 }
 
-// send sends what opens the transaction and what add queues, and reads the
+// sendOpening sends what opens the transaction and what add queues, and reads the
 // results of the former. If the transaction has not begun after an error, the
 // server has executed nothing at all.
 func (t *Tx) sendOpening(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, error) {
@@ -263,7 +263,7 @@ func (t *Tx) sendOpening(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchRe
 	return br, nil
 }
 
-// sender is what the first batch goes to: a part's way is through its outer transaction,
+// openingSender is what the first batch goes to: a part's way is through its outer transaction,
 // which may not have begun itself.
 func (t *Tx) openingSender() interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
@@ -274,15 +274,15 @@ func (t *Tx) openingSender() interface {
 	return t.conn
 }
 
-// connection is the one that the transaction is on.
-func (t *Tx) connection() *pgx.Conn {
+// txConn is the one that the transaction is on.
+func (t *Tx) txConn() *pgx.Conn {
 	if t.outer != nil {
 		return t.outer.Conn()
 	}
 	return t.conn
 }
 
-// start sends what add queues together with what opens the transaction, where
+// startWith sends what add queues together with what opens the transaction, where
 // that is possible. Otherwise it returns the transaction that it has opened
 // before, or that has been open for long.
 func (t *Tx) startWith(ctx context.Context, together bool, add func(*pgx.Batch)) (pgx.BatchResults, pgx.Tx, error) {

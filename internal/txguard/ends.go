@@ -43,7 +43,7 @@ func endsTransaction(words []string) bool {
 	return false
 }
 
-// statement returns the leading words of the first statement of sql, and what
+// nextStatement returns the leading words of the first statement of sql, and what
 // follows its semicolon.
 func nextStatement(sql string) (words []string, rest string) {
 	for i := 0; i < len(sql); {
@@ -60,7 +60,7 @@ func nextStatement(sql string) (words []string, rest string) {
 	return words, ""
 }
 
-// token returns the length of what sql begins with: a word, a comment, a string, a
+// tokenLength returns the length of what sql begins with: a word, a comment, a string, a
 // quoted name, or one other character.
 func tokenLength(sql string) int {
 	switch {
@@ -90,7 +90,7 @@ func isWordByte(c byte) bool {
 	return c == '_' || c >= 0x80 || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// until returns where end is over, looking from offset from; all of sql without one.
+// lengthUntil returns where end is over, looking from offset from; all of sql without one.
 func lengthUntil(sql string, from int, end string) int {
 	if i := strings.Index(sql[from:], end); i >= 0 {
 		return from + i + len(end)
@@ -98,7 +98,7 @@ func lengthUntil(sql string, from int, end string) int {
 	return len(sql)
 }
 
-// comment returns the length of a comment, which may hold others.
+// commentLength returns the length of a comment, which may hold others.
 func commentLength(sql string) int {
 	for i, depth := 0, 0; i < len(sql); {
 		switch {
@@ -118,7 +118,7 @@ func commentLength(sql string) int {
 	return len(sql)
 }
 
-// quoted returns the length of a string or name; a doubled quote goes on as a
+// quotedLength returns the length of a string or name; a doubled quote goes on as a
 // second one.
 func quotedLength(sql string, quote byte, escapes bool) int {
 	for i := 1; i < len(sql); i++ {
@@ -132,7 +132,7 @@ func quotedLength(sql string, quote byte, escapes bool) int {
 	return len(sql)
 }
 
-// dollar returns the length of a dollar-quoted string, or that of a lone dollar.
+// dollarLength returns the length of a dollar-quoted string, or that of a lone dollar.
 func dollarLength(sql string) int {
 	n := 1
 	for n < len(sql) && isWordByte(sql[n]) {

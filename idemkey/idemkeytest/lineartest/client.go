@@ -19,8 +19,8 @@ var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 // unsent is no [Kind] of the history: the instance was not there.
 const unsent Kind = "unsent"
 
-// request sends one keyed request, waits for so long and says what its client learned.
-func request(url, key, body string, patience time.Duration) (kind Kind, answer string, stalled bool) {
+// sendKeyed sends one keyed request, waits for so long and says what its client learned.
+func sendKeyed(url, key, body string, patience time.Duration) (kind Kind, answer string, stalled bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
@@ -41,12 +41,12 @@ func request(url, key, body string, patience time.Duration) (kind Kind, answer s
 	if err != nil {
 		return Unknown, "", false
 	}
-	kind, answer = learned(resp, string(content))
+	kind, answer = classifyAnswer(resp, string(content))
 	return kind, answer, resp.Header.Get(stalledHeader) != ""
 }
 
-// learned says what an answer means.
-func learned(resp *http.Response, content string) (Kind, string) {
+// classifyAnswer says what an answer means.
+func classifyAnswer(resp *http.Response, content string) (Kind, string) {
 	answer := fmt.Sprintf("%d %s\n%s", resp.StatusCode, resp.Header.Get("Location"), content)
 	switch {
 	case resp.StatusCode == http.StatusCreated && resp.Header.Get("Idempotent-Replayed") == "true":

@@ -81,25 +81,25 @@ func (e *NotLinearError) Unwrap() error { return ErrNotLinear }
 // Check returns nil if each key's operations have a legal order, joined
 // [NotLinearError]s for those without, and another error for a history that it
 // cannot judge: too long, or undecided in time.
-func Check(history []Op) error { return check(history, false) }
+func Check(history []Op) error { return checkHistory(history, false) }
 
 // CheckLeased is [Check] for a store whose owners are kept by a lease alone. One
 // that hung may have been overtaken; then it answers its own client with a
 // response that is nobody else's. All others answer as under Check.
-func CheckLeased(history []Op) error { return check(history, true) }
+func CheckLeased(history []Op) error { return checkHistory(history, true) }
 
-func check(history []Op, leased bool) error {
+func checkHistory(history []Op, leased bool) error {
 	var (
 		errs     []error
 		deadline = time.Now().Add(checkTimeout)
 		model    = cell.ToModel()
 	)
-	for _, ops := range byKey(history) {
+	for _, ops := range splitByKey(history) {
 		if len(ops) > MaxOps {
 			return fmt.Errorf("lineartest: key %s has %d operations, want at most %d", ops[0].Key, len(ops), MaxOps)
 		}
 		// A timeout of 0 would mean none.
-		switch porcupine.CheckOperationsTimeout(model, operations(ops, leased), max(time.Millisecond, time.Until(deadline))) {
+		switch porcupine.CheckOperationsTimeout(model, porcupineOps(ops, leased), max(time.Millisecond, time.Until(deadline))) {
 		case porcupine.Illegal:
 			errs = append(errs, &NotLinearError{ops[0].Key, ops})
 		case porcupine.Unknown:
@@ -109,8 +109,8 @@ func check(history []Op, leased bool) error {
 	return errors.Join(errs...)
 }
 
-// byKey splits a history into keys, each in order of Call.
-func byKey(history []Op) map[string][]Op {
+// splitByKey splits a history into keys, each in order of Call.
+func splitByKey(history []Op) map[string][]Op {
 	keys := make(map[string][]Op)
 	for _, op := range history {
 		keys[op.Key] = append(keys[op.Key], op)
@@ -129,12 +129,12 @@ type input struct {
 	leased  bool     // op may have been overtaken
 }
 
-// operations are the ops of one key as porcupine takes them. A claim precedes
+// porcupineOps are the ops of one key as porcupine takes them. A claim precedes
 // its own effect, so that others can see a key bound or in flight before the
 // operation that did it takes effect. They see it only from one that has been
 // called and may have claimed. In flight is also what a process answers while another request of the key
 // is about to claim it there: that one may still lose the key to a third, and end as a mismatch.
-func operations(ops []Op, leased bool) []porcupine.Operation {
+func porcupineOps(ops []Op, leased bool) []porcupine.Operation {
 	var all []porcupine.Operation
 	for i, op := range ops {
 		in := input{op: op, leased: leased && op.Stalled}
@@ -166,23 +166,23 @@ type state struct {
 
 var cell = porcupine.NondeterministicModel{
 	Init:  func() []any { return []any{state{}} },
-	Step:  func(s, in, _ any) []any { return step(s.(state), in.(input)) },
+	Step:  func(s, in, _ any) []any { return nextStates(s.(state), in.(input)) },
 	Equal: func(a, b any) bool { return a.(state) == b.(state) },
 }
 
-// step returns the states that in may lead to; none: in is not legal in s.
-func step(s state, in input) []any {
+// nextStates returns the states that in may lead to; none: in is not legal in s.
+func nextStates(s state, in input) []any {
 	op := in.op
 	free := s.body == "" || s.body == op.Body
 	switch op.Kind {
 	case Created:
-		return created(s, in, free)
+		return statesCreated(s, in, free)
 	case Replayed:
 		if s.done && free && (!s.heard || s.response == op.Response) {
 			return []any{state{op.Body, true, true, op.Response}}
 		}
 	case Mismatch:
-		return mismatch(s, in)
+		return statesMismatch(s, in)
 	case InFlight:
 		if !s.done && in.crowded {
 			return []any{s}
@@ -197,8 +197,8 @@ func step(s state, in input) []any {
 	return nil
 }
 
-// created completes a free key. An owner that was overtaken has only bound it.
-func created(s state, in input, free bool) []any {
+// statesCreated completes a free key. An owner that was overtaken has only bound it.
+func statesCreated(s state, in input, free bool) []any {
 	if !free || s.done {
 		return nil
 	}
@@ -209,8 +209,8 @@ func created(s state, in input, free bool) []any {
 	return next
 }
 
-// mismatch needs a key that is bound to another body, or that a claim may just have bound.
-func mismatch(s state, in input) []any {
+// statesMismatch needs a key that is bound to another body, or that a claim may just have bound.
+func statesMismatch(s state, in input) []any {
 	if s.body != "" {
 		if s.body == in.op.Body {
 			return nil

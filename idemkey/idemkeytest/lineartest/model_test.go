@@ -131,7 +131,7 @@ func TestCheckLimit(t *testing.T) {
 // What the business table may not hold.
 func TestAudit(t *testing.T) {
 	t.Parallel()
-	heard := []Op{op(1, 2, "a", Created, response("run-1", "a"))}
+	heard := []Op{op(1, 2, "a", Created, runResponse("run-1", "a"))}
 	tests := []struct {
 		name      string
 		rows      []Effect
@@ -159,10 +159,10 @@ func TestAudit(t *testing.T) {
 // What effects that cannot be rolled back may not be.
 func TestAuditLeased(t *testing.T) {
 	t.Parallel()
-	heard, unknown := op(1, 2, "a", Created, response("run-1", "a")), op(3, 0, "a", Unknown, "")
-	late := op(3, 9, "a", Created, response("run-2", "a"))
+	heard, unknown := op(1, 2, "a", Created, runResponse("run-1", "a")), op(3, 0, "a", Unknown, "")
+	late := op(3, 9, "a", Created, runResponse("run-2", "a"))
 	late.Stalled = true
-	kept := map[string]string{"k": content("run-1", "a")}
+	kept := map[string]string{"k": runContent("run-1", "a")}
 	one, two := []Effect{{"k", "run-1"}}, []Effect{{"k", "run-1"}, {"k", "run-2"}}
 	tests := []struct {
 		name    string
@@ -179,8 +179,8 @@ func TestAuditLeased(t *testing.T) {
 		{"another of one that did not", []Op{heard, op(3, 9, "a", Created, late.Response)}, two, kept, false},
 		{"no effect", []Op{heard}, nil, kept, false},
 		{"the response is not kept", []Op{heard}, one, nil, false},
-		{"what is kept had no effect", []Op{unknown}, one, map[string]string{"k": content("run-3", "a")}, false},
-		{"a replay of something else", []Op{heard, op(3, 9, "a", Replayed, response("run-2", "a")), unknown}, two, kept, false},
+		{"what is kept had no effect", []Op{unknown}, one, map[string]string{"k": runContent("run-3", "a")}, false},
+		{"a replay of something else", []Op{heard, op(3, 9, "a", Replayed, runResponse("run-2", "a")), unknown}, two, kept, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

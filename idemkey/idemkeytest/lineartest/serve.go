@@ -51,18 +51,18 @@ func Handler(effect func(r *http.Request, e Effect) error, point func()) http.Ha
 		}
 		w.Header().Set("Location", "/runs/"+e.Run)
 		w.WriteHeader(http.StatusCreated)
-		_, _ = io.WriteString(w, content(e.Run, string(body)))
+		_, _ = io.WriteString(w, runContent(e.Run, string(body)))
 	})
 }
 
-// content is the response body of a run. JSON in another order would be the
+// runContent is the response body of a run. JSON in another order would be the
 // same to a parser, and not to a client that compares bytes.
-func content(run, body string) string {
+func runContent(run, body string) string {
 	return fmt.Sprintf("%s%s\nbody=%s\x00\xff", runMark, run, body)
 }
 
-// response is what a client keeps of an answer to run.
-func response(run, body string) string { return "201 /runs/" + run + "\n" + content(run, body) }
+// runResponse is what a client keeps of an answer to run.
+func runResponse(run, body string) string { return "201 /runs/" + run + "\n" + runContent(run, body) }
 
 // Serve is an instance's main: it listens on the loopback, prints its address
 // on one line of standard output and serves h until standard input ends, as it

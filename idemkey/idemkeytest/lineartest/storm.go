@@ -90,26 +90,26 @@ func Storm(ctx context.Context, c Config) (*Report, error) {
 	s := &storm{c: c, start: time.Now(), inHand: make(map[string]int), faults: make(map[string]int), slots: make([]atomic.Pointer[instance], c.Instances)}
 	defer s.killAll()
 	for i := range s.slots {
-		if err := s.revive(i); err != nil {
+		if err := s.restartInstance(i); err != nil {
 			return nil, err
 		}
 	}
 	var wg sync.WaitGroup
 	for range s.c.Keys {
-		wg.Go(func() { s.load(ctx) })
+		wg.Go(func() { s.sendLoad(ctx) })
 	}
 	for i := range s.slots {
 		wg.Go(func() {
-			if err := s.torment(ctx, i); err != nil {
-				s.fail(err)
+			if err := s.faultInstance(ctx, i); err != nil {
+				s.recordFailure(err)
 				cancel()
 			}
 		})
 	}
-	s.await(ctx)
+	s.awaitReport(ctx)
 	cancel()
 	wg.Wait()
-	return s.report(), s.err
+	return s.makeReport(), s.err
 }
 
 // A storm is a run of Storm.
@@ -132,8 +132,8 @@ type instance struct {
 	fault string
 }
 
-// await returns when nothing is missing any more, or ctx ends.
-func (s *storm) await(ctx context.Context) {
+// awaitReport returns when nothing is missing any more, or ctx ends.
+func (s *storm) awaitReport(ctx context.Context) {
 	tick := time.NewTicker(faultPause)
 	defer tick.Stop()
 	for {
@@ -141,26 +141,26 @@ func (s *storm) await(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if time.Since(s.start) > s.c.Least && s.complete() {
+			if time.Since(s.start) > s.c.Least && s.nothingMissing() {
 				return
 			}
 		}
 	}
 }
 
-func (s *storm) complete() bool {
-	r := s.report()
-	return len(r.Missing) == 0 && (s.c.Enough == nil || s.c.Enough(s.settled()))
+func (s *storm) nothingMissing() bool {
+	r := s.makeReport()
+	return len(r.Missing) == 0 && (s.c.Enough == nil || s.c.Enough(s.settledHistory()))
 }
 
-// settled is the history of keys without a request in hand.
-func (s *storm) settled() []Op {
+// settledHistory is the history of keys without a request in hand.
+func (s *storm) settledHistory() []Op {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(s.history), func(op Op) bool { return s.inHand[op.Key] > 0 })
 }
 
-func (s *storm) report() *Report {
+func (s *storm) makeReport() *Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := &Report{History: slices.Clone(s.history), Kinds: make(map[Kind]int), Faults: make(map[string]int)}
@@ -190,9 +190,9 @@ func (s *storm) report() *Report {
 	return r
 }
 
-// load runs one key after the other until ctx ends. A request that has been
+// sendLoad runs one key after the other until ctx ends. A request that has been
 // sent is waited for: cut short, its outcome would be unknown for no reason.
-func (s *storm) load(ctx context.Context) {
+func (s *storm) sendLoad(ctx context.Context) {
 	for ctx.Err() == nil {
 		key := fmt.Sprintf("key-%d", s.keys.Add(1))
 		var wg sync.WaitGroup
@@ -203,7 +203,7 @@ func (s *storm) load(ctx context.Context) {
 					if ctx.Err() != nil {
 						return
 					}
-					s.send(i, key)
+					s.sendOperation(i, key)
 				}
 			})
 		}
@@ -211,8 +211,8 @@ func (s *storm) load(ctx context.Context) {
 	}
 }
 
-// send makes one request of some instance and records what came of it.
-func (s *storm) send(client int, key string) {
+// sendOperation makes one request of some instance and records what came of it.
+func (s *storm) sendOperation(client int, key string) {
 	op := Op{Client: client, Key: key, Body: "a"}
 	if rand.N(otherBodyIn) == 0 {
 		op.Body = "b"
@@ -222,7 +222,7 @@ func (s *storm) send(client int, key string) {
 	s.inHand[key]++
 	s.mu.Unlock()
 	op.Call = int64(time.Since(s.start))
-	op.Kind, op.Response, op.Stalled = request(in.URL, key, op.Body, s.c.Patience)
+	op.Kind, op.Response, op.Stalled = sendKeyed(in.URL, key, op.Body, s.c.Patience)
 	op.Return = int64(time.Since(s.start))
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,15 +236,15 @@ func (s *storm) send(client int, key string) {
 	s.history = append(s.history, op)
 }
 
-// torment kills and stops the instance in slot i and starts it again. Each new
+// faultInstance kills and stops the instance in slot i and starts it again. Each new
 // one is armed with the next fault of the list, so that all have their turn.
-func (s *storm) torment(ctx context.Context, i int) error {
+func (s *storm) faultInstance(ctx context.Context, i int) error {
 	for ctx.Err() == nil {
 		pause(ctx, faultPause)
 		in := s.slots[i].Load()
 		if in.Dead() {
-			s.count(in.fault)
-			if err := s.revive(i); err != nil {
+			s.countFault(in.fault)
+			if err := s.restartInstance(i); err != nil {
 				return err
 			}
 			continue
@@ -253,13 +253,13 @@ func (s *storm) torment(ctx context.Context, i int) error {
 		switch {
 		case !s.c.Calm && rand.N(killOneIn) == 0:
 			in.Kill()
-			s.count(faultKilled)
-			if err := s.revive(i); err != nil {
+			s.countFault(faultKilled)
+			if err := s.restartInstance(i); err != nil {
 				return err
 			}
 		case !s.c.Calm && rand.N(stopOneIn) == 0:
 			in.Stop()
-			s.count(faultHung)
+			s.countFault(faultHung)
 			pause(ctx, rand.N(maxHang))
 			in.Continue()
 		}
@@ -267,7 +267,7 @@ func (s *storm) torment(ctx context.Context, i int) error {
 	return nil
 }
 
-func (s *storm) revive(i int) error {
+func (s *storm) restartInstance(i int) error {
 	fault := ""
 	if n := len(s.c.Faults); n > 0 {
 		s.mu.Lock()
@@ -293,13 +293,13 @@ func (s *storm) killAll() {
 	}
 }
 
-func (s *storm) count(fault string) {
+func (s *storm) countFault(fault string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults[fault]++
 }
 
-func (s *storm) fail(err error) {
+func (s *storm) recordFailure(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.err = errors.Join(s.err, err)

@@ -20,11 +20,11 @@ func ServeWatched(h http.Handler, limit time.Duration) error {
 	w := &watch{limit: limit, start: time.Now()}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { w.run(ctx) })
+	wg.Go(func() { w.watchTicks(ctx) })
 	defer wg.Wait()
 	defer cancel()
 	return Serve(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(&marker{ResponseWriter: rw, watch: w, since: w.now()}, r)
+		h.ServeHTTP(&marker{ResponseWriter: rw, watch: w, since: w.sinceStart()}, r)
 	}))
 }
 
@@ -36,9 +36,9 @@ type watch struct {
 	stall atomic.Int64 // when the last stall was noticed
 }
 
-func (w *watch) now() int64 { return int64(time.Since(w.start)) }
+func (w *watch) sinceStart() int64 { return int64(time.Since(w.start)) }
 
-func (w *watch) run(ctx context.Context) {
+func (w *watch) watchTicks(ctx context.Context) {
 	ticker := time.NewTicker(watchTick)
 	defer ticker.Stop()
 	for {
@@ -46,14 +46,14 @@ func (w *watch) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			w.look()
+			w.checkTick()
 		}
 	}
 }
 
-// look notes a stall before it ticks: whoever sees the tick sees the stall.
-func (w *watch) look() {
-	now := w.now()
+// checkTick notes a stall before it ticks: whoever sees the tick sees the stall.
+func (w *watch) checkTick() {
+	now := w.sinceStart()
 	if now-w.tick.Load() > int64(w.limit) {
 		w.stall.Store(now)
 	}
@@ -63,7 +63,7 @@ func (w *watch) look() {
 // stalledSince also knows of a stall that no tick has followed yet.
 func (w *watch) stalledSince(since int64) bool {
 	last := w.tick.Load() // before stall
-	return w.stall.Load() >= since || w.now()-last > int64(w.limit)
+	return w.stall.Load() >= since || w.sinceStart()-last > int64(w.limit)
 }
 
 // A marker marks its response. By then the store has decided.

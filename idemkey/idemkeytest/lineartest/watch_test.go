@@ -29,14 +29,14 @@ func TestWatch(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &watch{limit: limit, start: time.Now()}
 				time.Sleep(tt.before)
-				w.look()
+				w.checkTick()
 				time.Sleep(watchTick)
 				rec := httptest.NewRecorder()
-				m := &marker{ResponseWriter: rec, watch: w, since: w.now()}
-				w.look()
+				m := &marker{ResponseWriter: rec, watch: w, since: w.sinceStart()}
+				w.checkTick()
 				time.Sleep(tt.wait)
 				if tt.look {
-					w.look()
+					w.checkTick()
 				}
 				_, _ = m.Write([]byte("x"))
 				if got := rec.Header().Get(stalledHeader) != ""; got != tt.marked || rec.Code != http.StatusOK {
