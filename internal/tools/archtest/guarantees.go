@@ -106,6 +106,18 @@ func checkTestNames(name, doc string, tests map[string]bool) (wrong []string) {
 	return wrong
 }
 
+var namedFile = regexp.MustCompile("`(\\w[\\w.-]*/[\\w./-]*\\.(?:go|sql))`")
+
+// checkFileNames returns the Go and SQL files that a document names, with their folder, and that do not exist.
+func checkFileNames(name, doc string, exists func(string) bool) (wrong []string) {
+	for _, named := range namedFile.FindAllStringSubmatch(doc, -1) {
+		if !exists(named[1]) {
+			wrong = append(wrong, fmt.Sprintf("%s: there is no file %s", name, named[1]))
+		}
+	}
+	return wrong
+}
+
 // qualifiedTestsOf returns the test functions in files, each as its package's directory
 // and its name. In what stands the files' own module, "" for the outermost.
 func qualifiedTestsOf(files []*file, module string) map[string]bool {

@@ -32,26 +32,62 @@ func allTests(t *testing.T) map[string]bool {
 	return tests
 }
 
+// documents are README.md, CONTRIBUTING.md and all below docs, by name.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	docs := map[string]string{}
+	for _, pattern := range []string{"README.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md"} {
+		names, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(names) == 0 {
+			t.Fatalf("%s: %d documents, %v", pattern, len(names), err)
+		}
+		for _, name := range names {
+			doc, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			docs[strings.TrimPrefix(filepath.ToSlash(name), root+"/")] = string(doc)
+		}
+	}
+	return docs
+}
+
 // A test that any other document names exists, too.
 func TestDocumentsNameTestsThatExist(t *testing.T) {
 	t.Parallel()
 	tests := allTests(t)
-	documents, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil || len(documents) < 5 {
-		t.Fatalf("%d documents, %v", len(documents), err)
-	}
-	decisions, err := filepath.Glob(filepath.Join(root, "docs", "decisions", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range append(documents, decisions...) {
-		doc, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, wrong := range checkTestNames(filepath.Base(name), string(doc), tests) {
+	for name, doc := range documents(t) {
+		for _, wrong := range checkTestNames(name, doc, tests) {
 			t.Error(wrong)
 		}
+	}
+}
+
+// A Go or SQL file that a document names exists.
+func TestDocumentsNameFilesThatExist(t *testing.T) {
+	t.Parallel()
+	exists := func(name string) bool {
+		folder, _, _ := strings.Cut(name, "/")
+		if _, err := os.Stat(filepath.Join(root, folder)); err != nil {
+			return true // of another module, such as nats-io/nats.go
+		}
+		_, err := os.Stat(filepath.Join(root, name))
+		return err == nil
+	}
+	for name, doc := range documents(t) {
+		for _, wrong := range checkFileNames(name, doc, exists) {
+			t.Error(wrong)
+		}
+	}
+}
+
+func TestCheckFileNames(t *testing.T) {
+	t.Parallel()
+	exists := func(name string) bool { return name == "outbox/relay.go" || name == "migrations/roles.sql" }
+	doc := "`outbox/relay.go` `migrations/roles.sql` `relay.go` `outbox/gone.go` `outbox/relay.go.old` [x](outbox/gone.go)"
+	got := strings.Join(checkFileNames("a.md", doc, exists), "; ")
+	if want := "a.md: there is no file outbox/gone.go"; got != want {
+		t.Errorf("checkFileNames = %q, want %q", got, want)
 	}
 }
 
