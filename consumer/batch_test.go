@@ -23,17 +23,17 @@ import (
 // the ids of those that were acked.
 func settle(t *testing.T, c *Consumer, msgs ...*message.Message) (acked []string) {
 	t.Helper()
-	var jobs []*job
+	var attempts []*attempt
 	for _, msg := range msgs {
-		j, rejected := c.read(msg.Metadata.Get(outbox.PropertyType), msg)
+		a, rejected := readAttempt(c, msg.Metadata.Get(outbox.PropertyType), msg)
 		if rejected != nil {
 			t.Fatalf("read: %v", rejected)
 		}
-		j.arrived = arrived{topic: j.Topic, msg: msg}
-		jobs = append(jobs, j)
+		a.origin = boardEntry{topic: a.Topic, msg: msg}
+		attempts = append(attempts, a)
 	}
-	for len(jobs) > 0 {
-		jobs = c.settleSome(t.Context(), t.Context(), jobs)
+	for len(attempts) > 0 {
+		attempts = c.executor.executeLoad(t.Context(), t.Context(), attempts)
 	}
 	for _, msg := range msgs {
 		select {
@@ -282,7 +282,7 @@ func TestABatchIsBoundedInSavepoints(t *testing.T) {
 	if got, want := strings.Join(sizes, " "), "40 60"; got != want {
 		t.Errorf("transactions of %s messages, want %s", got, want)
 	}
-	if n := c.together(jobsOf(t, c, keyed(100)...)); n != 60 {
+	if n := c.executor.countTogether(jobsOf(t, c, keyed(100)...)); n != 60 {
 		t.Errorf("the next transaction begins with %d messages, want 60", n)
 	}
 }
@@ -339,13 +339,13 @@ func TestABatchIsBoundedInTime(t *testing.T) {
 	f := newFixture(t)
 	paid := f.effect("paid")
 	c := f.consumer(t, Options{BatchTime: time.Nanosecond}, f.step(paid, nil))
-	var jobs []*job
+	var attempts []*attempt
 	for _, msg := range keyed(3) {
-		j, _ := c.read("pay", msg)
-		j.arrived = arrived{topic: "pay", msg: msg}
-		jobs = append(jobs, j)
+		a, _ := readAttempt(c, "pay", msg)
+		a.origin = boardEntry{topic: "pay", msg: msg}
+		attempts = append(attempts, a)
 	}
-	left := c.settleSome(t.Context(), t.Context(), jobs)
+	left := c.executor.executeLoad(t.Context(), t.Context(), attempts)
 	if len(left) != 2 || left[0].Key != "k1" {
 		t.Fatalf("%d deliveries were left, want 2", len(left))
 	}
@@ -353,7 +353,7 @@ func TestABatchIsBoundedInTime(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	for len(left) > 0 {
-		left = c.settleSome(t.Context(), t.Context(), left)
+		left = c.executor.executeLoad(t.Context(), t.Context(), left)
 	}
 	if got, want := f.effects(t), "paid k0 1, paid k1 1, paid k2 1"; got != want {
 		t.Errorf("effects %q, want %q", got, want)

@@ -27,10 +27,10 @@ func TestABatchIsBoundedInBytes(t *testing.T) {
 	c := f.consumer(t, Options{Lanes: 1, BatchBytes: 1000}, f.step(f.effect("paid"), nil))
 	b := newBoard(&c.opts, 1)
 	for i, bytes := range []int{400, 400, 1200, 400, 200, 600, 1000} {
-		b.put(t.Context(), c.arrival("pay", sized(fmt.Sprint("k", i), bytes)))
+		b.putEntry(t.Context(), c.router.newBoardEntry("pay", sized(fmt.Sprint("k", i), bytes)))
 	}
-	b.close()
-	for c.runLane(t.Context(), t.Context(), b) {
+	b.closeBoard()
+	for c.router.runLane(t.Context(), t.Context(), b) {
 	}
 	batches := f.texts(t, "SELECT string_agg(key, ' ' ORDER BY key) AS keys FROM {schema}.inbox GROUP BY xmin::text ORDER BY keys")
 	if got, want := strings.Join(batches, ", "), "k0 k1 k4, k2, k3 k5, k6"; got != want {
@@ -49,28 +49,28 @@ func TestNoLoadIsOverItsLimits(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		opts := &Options{Lanes: 1 + rng.IntN(3), BatchSize: 1 + rng.IntN(8), BatchBytes: 100 + rng.IntN(1000)}
 		b := newBoard(opts, 1)
-		step, last, left := &traffic{}, map[string]int{}, cap(b.room)
+		step, last, left := &stepLoad{}, map[string]int{}, cap(b.room)
 		for i := range left {
 			msg := sized(fmt.Sprint("k", rng.IntN(5)), 50+rng.IntN(1000))
 			msg.Metadata.Set("number", fmt.Sprint(i))
-			b.put(t.Context(), arrived{topic: "pay", msg: msg, step: step, alone: rng.IntN(10) == 0})
+			b.putEntry(t.Context(), boardEntry{topic: "pay", msg: msg, load: step, alone: rng.IntN(10) == 0})
 		}
-		b.close()
-		for l := b.take(opts.BatchSize, time.Minute); len(l.all) > 0; l = b.take(opts.BatchSize, time.Minute) {
+		b.closeBoard()
+		for l := b.takeLoad(opts.BatchSize, time.Minute); len(l.entries) > 0; l = b.takeLoad(opts.BatchSize, time.Minute) {
 			bytes := 0
-			for _, a := range l.all {
-				bytes += len(a.msg.Payload)
-				key, number := a.msg.Metadata.Get(outbox.HeaderKey), 0
-				if _, err := fmt.Sscan(a.msg.Metadata.Get("number"), &number); err != nil || number < last[key] {
+			for _, e := range l.entries {
+				bytes += len(e.msg.Payload)
+				key, number := e.msg.Metadata.Get(outbox.HeaderKey), 0
+				if _, err := fmt.Sscan(e.msg.Metadata.Get("number"), &number); err != nil || number < last[key] {
 					t.Errorf("seed %d: %s has message %d after %d, %v", seed, key, number, last[key], err)
 				}
 				last[key] = number
 			}
-			if len(l.all) > opts.BatchSize || len(l.all) > 1 && bytes > opts.BatchBytes {
-				t.Errorf("seed %d: a load of %d messages with %d bytes, the limits are %d and %d", seed, len(l.all), bytes, opts.BatchSize, opts.BatchBytes)
+			if len(l.entries) > opts.BatchSize || len(l.entries) > 1 && bytes > opts.BatchBytes {
+				t.Errorf("seed %d: a load of %d messages with %d bytes, the limits are %d and %d", seed, len(l.entries), bytes, opts.BatchSize, opts.BatchBytes)
 			}
-			left -= len(l.all)
-			b.free(l, nil)
+			left -= len(l.entries)
+			b.releaseLoad(l, nil)
 		}
 		if left != 0 {
 			t.Errorf("seed %d: %d messages were in no load", seed, left)

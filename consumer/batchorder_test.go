@@ -113,17 +113,17 @@ func TestNothingIsPutOffForGood(t *testing.T) {
 	f := newFixture(t)
 	c := f.consumer(t, Options{BatchTime: time.Nanosecond}, f.step(f.numbers, nil))
 	at := time.Now()
-	put := func(msgs ...*message.Message) (jobs []*job) {
-		for _, j := range jobsOf(t, c, msgs...) {
+	put := func(msgs ...*message.Message) (attempts []*attempt) {
+		for _, a := range jobsOf(t, c, msgs...) {
 			at = at.Add(time.Second)
-			j.arrived.at = at
-			jobs = append(jobs, j)
+			a.origin.at = at
+			attempts = append(attempts, a)
 		}
-		return jobs
+		return attempts
 	}
-	left := c.settleSome(t.Context(), t.Context(), put(numbered("z", "1"), numbered("z", "2"), numbered("y", "1"), numbered("a", "1")))
+	left := c.executor.executeLoad(t.Context(), t.Context(), put(numbered("z", "1"), numbered("z", "2"), numbered("y", "1"), numbered("a", "1")))
 	for _, key := range []string{"b", "c", "d", "e", "f"} {
-		left = c.settleSome(t.Context(), t.Context(), append(left, put(numbered(key, "1"))...))
+		left = c.executor.executeLoad(t.Context(), t.Context(), append(left, put(numbered(key, "1"))...))
 	}
 	got := strings.Split(f.effects(t), ", ")
 	if at := func(what string) int { return slices.Index(got, what) }; at("z1") != 1 || at("z2") < 0 || at("z2") > 5 || at("y1") < 0 {

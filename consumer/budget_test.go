@@ -51,9 +51,9 @@ func TestTheBudgetIsExactForEveryMessageOfABatch(t *testing.T) {
 }
 
 // everyEnd is how the handler always ends for a key: as the key says.
-func everyEnd(_, key string) outcome {
+func everyEnd(_, key string) callResult {
 	end, _, _ := strings.Cut(key, "-")
-	return outcome(end)
+	return callResult(end)
 }
 
 // exhaust brings a crowd of actions of each sort to their end.
@@ -61,7 +61,7 @@ func (s *stage) exhaust(t *testing.T, how script) {
 	t.Helper()
 	var msgs []*message.Message
 	for i := range crowd {
-		for _, end := range []outcome{succeeds, fails, succeeds, panics, gives} {
+		for _, end := range []callResult{succeeds, fails, succeeds, panics, gives} {
 			key := fmt.Sprint(end, "-", i)
 			msgs = append(msgs, identified(actionType, key, 1))
 		}
@@ -80,7 +80,7 @@ func TestTheBudgetOfCompensationsIsExactInBatches(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newStage(t, batch)
-			undoFails := func(kind, key string) outcome {
+			undoFails := func(kind, key string) callResult {
 				if kind == actionType {
 					return succeeds
 				}
@@ -131,7 +131,7 @@ func TestThoseInTheCompanyOfAKillerAreNoDeadLetters(t *testing.T) {
 					msg := identified(actionType, key, 1)
 					msgs, published[msg.UUID] = append(msgs, msg), storedMessage(msg)
 				}
-				deaths := s.bear(t, childConfig{How: succeeds, Batch: batch, Lanes: lanes, Ends: map[string]outcome{"killer": kills}}, msgs)
+				deaths := s.bear(t, childConfig{How: succeeds, Batch: batch, Lanes: lanes, Ends: map[string]callResult{"killer": kills}}, msgs)
 				if deaths > s.limit {
 					t.Errorf("the message killed %d processes, the limit is %d", deaths, s.limit)
 				}

@@ -121,10 +121,10 @@ type cellBuilder struct {
 // A setup is a delivery to a handler that ends in a certain way.
 type setup struct {
 	arrival string
-	end     outcome
+	end     callResult
 }
 
-func (b *cellBuilder) end(arrival string, o outcome) {
+func (b *cellBuilder) end(arrival string, o callResult) {
 	b.steps[b.key] = append(b.steps[b.key], setup{arrival, o})
 }
 func (b *cellBuilder) ok(arrival string) { b.end(arrival, succeeds) }
@@ -144,14 +144,14 @@ func build(t *testing.T, s *stage, keys map[string]*cell) {
 	}
 	for round := range 2 {
 		var msgs []*message.Message
-		ends := map[string]outcome{}
+		ends := map[string]callResult{}
 		for key, steps := range b.steps {
 			if round < len(steps) {
 				msgs = append(msgs, arrivals[steps[round].arrival](key))
 				ends[key] = steps[round].end
 			}
 		}
-		s.deliver(t, func(_, key string) outcome { return ends[key] }, msgs...)
+		s.deliver(t, func(_, key string) callResult { return ends[key] }, msgs...)
 	}
 	s.dueOf(t, actionType, b.ran)
 	for _, key := range b.opened { // no arrival that has ended leaves such a row

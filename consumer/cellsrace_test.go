@@ -54,7 +54,7 @@ func (c *cell) specOf(limit int) *spec {
 	return s
 }
 
-func arrivalOf(name string, end outcome) specArrival {
+func arrivalOf(name string, end callResult) specArrival {
 	amounts := map[string]int{"action": 1, "compensation": 2, "other action": 9, "other compensation": 8}
 	kind := actionType
 	if strings.HasSuffix(name, "compensation") {

@@ -28,15 +28,15 @@ const childEnv = "SAGAMILL_TEST_CONSUMER_CHILD"
 // A childConfig is what a consumer process is told.
 type childConfig struct {
 	Schema   string
-	How      outcome            // of every handler
-	Ends     map[string]outcome // by key, where it is another
+	How      callResult            // of every handler
+	Ends     map[string]callResult // by key, where it is another
 	Batch    int
 	Limit    int
 	Lanes    int
 	Messages []*childMessage
 }
 
-func (c *childConfig) how(_, key string) outcome { return cmp.Or(c.Ends[key], c.How) }
+func (c *childConfig) how(_, key string) callResult { return cmp.Or(c.Ends[key], c.How) }
 
 // A childMessage is a message on its way to another process.
 type childMessage struct {

@@ -22,59 +22,49 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// A Consumer runs steps on what a subscriber delivers, and on what they have
-// parked. Any number of them, in any processes, may share schema and queues.
+// A Consumer runs steps on the messages that a subscriber delivers, and on those that were parked. Any number of
+// them, in any processes, may share schema and queues.
 type Consumer struct {
-	db        *pgxpool.Pool
-	sub       message.Subscriber
-	outbox    *outbox.Writer
-	opts      Options
-	counters  *counters
-	sql       queries
-	retention retentionQueries
-	effectSQL effectQueries
-	steps     map[string]*Step
-	stepNames []string
-	ordered   []string // those of them that are Ordered
-	routes    map[routeKey]route
-	topics    []string
-	lease     time.Duration       // parkedLease
-	grace     time.Duration       // deafGrace
-	formats   []string            // knownFormats
-	marked    bool                // the subscriber marks redeliveries
-	ready     atomic.Bool         // Run has made every subscription
-	company   *semaphore.Weighted // held while handlers run: see joinCompany
+	opts     Options
+	sub      message.Subscriber
+	steps    map[string]*Step
+	topics   []string
+	counters *counters
+	signals  *signals
+	grace    time.Duration // deafGrace
+	ready    atomic.Bool   // Run has made every subscription
 
-	effectMargin time.Duration // effectMargin
-
-	signals struct {
-		decided    testsignal.Signal[verdict]
-		settled    testsignal.Signal[string] // message id of a delivery that was acked
-		ranParked  testsignal.Signal[int64]
-		parkedPass testsignal.Signal[int]
-	}
+	router   *router
+	receiver *receiver
+	executor *executor
+	settler  *settler
+	retrier  *retrier
 }
 
-// A RedeliveryMarker is a subscriber that sets [outbox.PropertyRedelivered] on
-// messages that may have been delivered before, as those of packages rabbitmq
-// and inproc do. With any other subscriber every entry into a handler is counted
-// in a commit of its own, so that a message which kills the process cannot do so
-// for ever.
+// signals tell tests about events.
+type signals struct {
+	decided    testsignal.Signal[verdict]
+	settled    testsignal.Signal[string] // message id of a delivery that was acked
+	ranParked  testsignal.Signal[int64]
+	parkedPass testsignal.Signal[int]
+}
+
+// A RedeliveryMarker is a subscriber that sets [outbox.PropertyRedelivered] on messages that may have been delivered
+// before, as those of packages rabbitmq and inproc do. With any other subscriber every entry into a handler is
+// counted in a separate commit, so that a message which kills the process cannot do so for ever.
 type RedeliveryMarker interface{ MarksRedelivered() bool }
 
-// A SubscriptionTeller is a subscriber that knows how its subscriptions do, as that of
-// package rabbitmq: whether messages of topic are delivered at present, and how often the
-// broker has ended a subscription by itself, as when its queue was deleted. What it
-// tells is in [Counters].
+// A SubscriptionTeller is a subscriber that knows the state of its subscriptions, as that of package rabbitmq:
+// whether messages of topic are delivered at present, and how often the broker has ended a subscription, as when its
+// queue was deleted. [Counters] show it.
 type SubscriptionTeller interface {
 	Subscription(topic string) (served bool, cancelled uint64)
 }
 
-// New returns a Consumer of steps. It starts nothing: call [Consumer.Run]. A
-// nil opts means the defaults. With a nil sub, Run only runs parked messages:
-// deliveries come by [Consumer.Handle]. An error names the step or the option that
-// cannot be used; two steps cannot take the same type from the same topic,
-// since one delivery has one ack: give each a consumer with its own queue.
+// New returns a Consumer of steps. It starts nothing: call [Consumer.Run]. A nil opts means the defaults. With a nil
+// sub, Run only runs parked messages: deliveries come by [Consumer.Handle]. An error names the step or the option
+// that cannot be used. Two steps cannot take the same type from the same topic, since one delivery has one ack: give
+// each a consumer with its own queue.
 func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) (*Consumer, error) {
 	if db == nil || len(steps) == 0 {
 		return nil, errors.New("consumer: New needs a pool and at least one step")
@@ -83,32 +73,60 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 	if opts != nil {
 		o = *opts
 	}
-	if err := o.complete(); err != nil {
+	if err := o.completeOptions(); err != nil {
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: o.Schema})
 	if err != nil {
 		return nil, err
 	}
-	c := &Consumer{
-		db: db, sub: sub, outbox: writer, opts: o, counters: newCounters(), company: semaphore.NewWeighted(everybody), sql: newQueries(o.Schema), retention: newRetentionQueries(o.Schema),
-		steps: map[string]*Step{}, routes: map[routeKey]route{}, lease: parkedLease, grace: deafGrace, formats: knownFormats,
-		effectSQL: newEffectQueries(o.Schema), effectMargin: effectMargin,
-	}
-	if marker, ok := sub.(RedeliveryMarker); ok {
-		c.marked = marker.MarksRedelivered()
-	}
+	c := &Consumer{opts: o, sub: sub, steps: map[string]*Step{}, counters: newCounters(), signals: &signals{}, grace: deafGrace}
+	routes := map[routeKey]route{}
 	for _, s := range steps {
-		if err := c.add(s); err != nil {
+		if err := c.addStep(routes, s); err != nil {
 			return nil, fmt.Errorf("consumer: %w", err)
 		}
 	}
-	c.stepNames = slices.Sorted(maps.Keys(c.steps))
-	c.ordered = slices.DeleteFunc(slices.Clone(c.stepNames), func(name string) bool { return !c.steps[name].Ordered })
+	marker, ok := sub.(RedeliveryMarker)
+	c.wireStations(db, writer, routes, ok && marker.MarksRedelivered())
 	return c, nil
 }
 
-func (c *Consumer) add(s Step) error {
+// wireStations makes the stations. Each one knows those behind it, and none before it.
+func (c *Consumer) wireStations(db *pgxpool.Pool, writer *outbox.Writer, routes map[routeKey]route, marked bool) {
+	o := &c.opts
+	sql, retention := newQueries(o.Schema), newRetentionQueries(o.Schema)
+	reporter := &reporter{observer: o.Observer, log: o.Logger, counters: c.counters}
+	database := &database{db: db}
+	c.settler = &settler{
+		sql: sql, retention: retention, outbox: writer, wake: o.Wake, signals: c.signals,
+		database: database, reporter: reporter,
+	}
+	handlers := &handlers{reporter: reporter}
+	c.executor = &executor{
+		sql: sql, marked: marked, batchSize: o.BatchSize, batchTime: o.BatchTime, slots: semaphore.NewWeighted(exclusiveWeight), signals: c.signals,
+		claimer: &claimer{sql: sql, retention: retention, database: database}, handlers: handlers, settler: c.settler,
+		effects: &effects{
+			sql: sql, effectSQL: newEffectQueries(o.Schema), effectMargin: effectMargin,
+			handlers: handlers, settler: c.settler, database: database, reporter: reporter,
+		},
+		database: database, reporter: reporter,
+	}
+	c.receiver = &receiver{routes: routes, formats: knownFormats, verifier: o.Verify, maxPayload: o.MaxPayload}
+	c.router = &router{
+		routes: routes, batchSize: o.BatchSize, batchTime: o.BatchTime,
+		receiver: c.receiver, executor: c.executor, settler: c.settler, reporter: reporter,
+	}
+	names := slices.Sorted(maps.Keys(c.steps))
+	c.retrier = &retrier{
+		steps: c.steps, stepNames: names, sql: sql, lease: parkedLease, workers: o.ParkedWorkers, poll: o.ParkedPoll, signals: c.signals,
+		ordered:  slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !c.steps[name].Ordered }),
+		receiver: c.receiver, executor: c.executor, settler: c.settler, database: database, reporter: reporter,
+	}
+}
+
+// addStep completes s and adds its routes and its topics.
+func (c *Consumer) addStep(routes map[routeKey]route, s Step) error {
 	s, err := s.withDefaults()
 	if err != nil {
 		return err
@@ -117,17 +135,17 @@ func (c *Consumer) add(s Step) error {
 		return fmt.Errorf("step %q is given twice", s.Name)
 	}
 	c.steps[s.Name] = &s
-	c.counters.add(s.Name)
-	seen := &traffic{}
+	c.counters.addStep(s.Name)
+	seen := &stepLoad{}
 	for k, in := range map[kind]Input{action: s.Action, compensation: s.Compensation} {
 		if in.decode == nil {
 			continue
 		}
 		key := routeKey{in.Topic, cmp.Or(in.Type, in.Topic)}
-		if other, taken := c.routes[key]; taken {
+		if other, taken := routes[key]; taken {
 			return fmt.Errorf("steps %q and %q both take type %q from topic %q", other.step.Name, s.Name, key.typ, key.topic)
 		}
-		c.routes[key] = route{step: &s, kind: k, input: in, traffic: seen}
+		routes[key] = route{step: &s, kind: k, input: in, load: seen}
 		if !slices.Contains(c.topics, in.Topic) {
 			c.topics = append(c.topics, in.Topic)
 		}
@@ -139,12 +157,10 @@ func (c *Consumer) add(s Step) error {
 // Topics returns the topics that the steps listen to, sorted.
 func (c *Consumer) Topics() []string { return slices.Clone(c.topics) }
 
-// Run subscribes to the topics of the steps and handles what comes, until ctx
-// ends. Then it takes nothing more in, gives back what has not begun, finishes
-// what has, for DrainTimeout at the most, and returns nil. It returns an error
-// if a subscription cannot be made, or ends by itself, or if a handler still runs
-// after DrainTimeout although its context has ended: that goroutine is left
-// behind, and its transaction with it.
+// Run subscribes to the topics of the steps and handles their messages until ctx ends. Then it takes in no more,
+// nacks what has not begun, finishes what has, within DrainTimeout, and returns nil. It returns an error if a
+// subscription cannot be made or ends too early. It also returns an error if a handler still runs after DrainTimeout
+// although its context has ended: that goroutine and its transaction are left behind.
 func (c *Consumer) Run(caller context.Context) error {
 	ctx, stop := context.WithCancelCause(caller)
 	defer stop(nil)
@@ -154,10 +170,10 @@ func (c *Consumer) Run(caller context.Context) error {
 	var lanes, intake sync.WaitGroup
 	board := newBoard(&c.opts, len(c.steps))
 	for range c.opts.Lanes {
-		c.keepLane(&lanes, ctx, work, board)
+		c.router.startLane(&lanes, ctx, work, board)
 	}
-	intake.Go(func() { c.runParked(ctx, work) }) // parked messages need no broker
-	for _, topic := range c.subscribed() {
+	intake.Go(func() { c.retrier.runLoop(ctx, work) }) // parked messages need no broker
+	for _, topic := range c.subscribedTopics() {
 		var deliveries <-chan *message.Message
 		err := guard.Call(func() (err error) {
 			deliveries, err = c.sub.Subscribe(ctx, topic)
@@ -168,7 +184,7 @@ func (c *Consumer) Run(caller context.Context) error {
 			break
 		}
 		intake.Go(func() {
-			c.distribute(ctx, topic, deliveries, board)
+			c.router.receiveTopic(ctx, topic, deliveries, board)
 			stop(fmt.Errorf("consumer: the subscription to %s ended by itself", topic))
 		})
 	}
@@ -177,7 +193,7 @@ func (c *Consumer) Run(caller context.Context) error {
 	go func() {
 		defer close(ended)
 		intake.Wait()
-		board.close()
+		board.closeBoard()
 		lanes.Wait()
 	}()
 	<-ctx.Done()
@@ -185,15 +201,15 @@ func (c *Consumer) Run(caller context.Context) error {
 	return errors.Join(endCause(caller, ctx), c.awaitEnd(ended))
 }
 
-// subscribed returns the topics that Run subscribes to.
-func (c *Consumer) subscribed() []string {
+// subscribedTopics returns the topics that Run subscribes to.
+func (c *Consumer) subscribedTopics() []string {
 	if c.sub == nil {
 		return nil
 	}
 	return c.topics
 }
 
-// endCause returns why Run ended, nil if the caller wanted it to.
+// endCause returns why Run ended, nil if the caller ended it.
 func endCause(caller, ctx context.Context) error {
 	if caller.Err() != nil {
 		return nil
@@ -213,32 +229,31 @@ func (c *Consumer) awaitEnd(ended <-chan struct{}) error {
 	}
 }
 
-// Ready reports whether Run has made all its subscriptions and still holds
-// them. It says nothing about a broker that went away since: that is the
-// subscriber's to know.
+// Ready reports whether Run has made all its subscriptions and still holds them. It does not notice a broker that is
+// gone since: the subscriber knows that.
 func (c *Consumer) Ready() bool { return c.ready.Load() }
 
-// Handle runs the step that msg belongs to, so that a Consumer fits a watermill
-// Router, its middleware, or any loop of the caller's own. After nil, msg may
-// be acked: its effect, its parked copy or its dead letter has committed. After
-// an error nothing is decided, and msg must be delivered again.
+// Handle runs the step to which msg belongs. With it a Consumer fits a watermill Router, its middleware, or a loop
+// of the caller. After nil, msg may be acked: its effect, its parked copy or its dead letter has committed. After an
+// error nothing is decided, and msg must be delivered again.
 //
-// Run must run too, somewhere, for parked messages to be run again: where the
-// deliveries come from a Router, in a Consumer that has no subscriber, or it would
-// consume beside the Router. A message that is given to Handle has a transaction of its own.
-// What cannot be decided now is an error at once: when it is given to Handle again is the caller's to say.
+// Run must run too, in some process, so that parked messages run again. If the deliveries come from a Router, call
+// Run of a Consumer without a subscriber: else it would consume beside the Router. A message that is given to Handle
+// has a transaction without others. If nothing can be decided now, Handle returns the error at once, and the caller
+// decides when to call it again.
 func (c *Consumer) Handle(ctx context.Context, topic string, msg *message.Message) error {
-	j, rejected, err := c.accept(topic, msg)
+	m, rejected, err := c.receiver.receive(topic, msg)
 	if err != nil {
 		return err
 	}
 	if rejected != nil {
-		return sqlschema.Explain(c.bury(ctx, topic, msg, rejected))
+		return sqlschema.Explain(c.settler.storeRejected(ctx, topic, msg, rejected))
 	}
-	if err := c.handle(ctx, j); err != nil {
+	a := newAttempt(m)
+	if err := c.executor.executeAttempt(ctx, a); err != nil {
 		return sqlschema.Explain(err)
 	}
-	c.committed(j)
+	c.settler.wakeAfterCommit(a)
 	return nil
 }
 

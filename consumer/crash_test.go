@@ -55,14 +55,14 @@ func consumeOnce(schema string) {
 	if err != nil {
 		panic(err)
 	}
-	c.effectMargin = childMargin
+	c.executor.effects.effectMargin = childMargin
 	if os.Getenv("SAGAMILL_TEST_PARKED") != "" {
-		rows, err := c.takeParked(context.Background(), 1, c.stepNames...)
+		rows, err := c.retrier.takeParked(context.Background(), 1, c.retrier.stepNames...)
 		if err != nil {
 			panic(err)
 		}
 		for _, row := range rows {
-			c.runOneParked(context.Background(), &row)
+			c.retrier.runParkedMessage(context.Background(), &row)
 		}
 		os.Exit(0)
 	}
@@ -77,8 +77,8 @@ func consumeOnce(schema string) {
 		msg.Metadata.Set(outbox.PropertyRedelivered, "true")
 	}
 	b := newBoard(&Options{Lanes: 1, BatchSize: 1}, 1)
-	b.put(context.Background(), c.arrival(msg.Metadata.Get(outbox.PropertyType), msg))
-	c.runLane(context.Background(), context.Background(), b)
+	b.putEntry(context.Background(), c.router.newBoardEntry(msg.Metadata.Get(outbox.PropertyType), msg))
+	c.router.runLane(context.Background(), context.Background(), b)
 	select {
 	case <-msg.Acked():
 		os.Exit(0)

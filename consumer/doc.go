@@ -1,9 +1,9 @@
-// Package consumer runs the steps of sagas: local transactions that a message
-// sets off, each of which takes effect once however often the message arrives.
+// Package consumer runs the steps of sagas: local transactions that a message sets off. Each takes effect once, however
+// often its message arrives.
 //
 // # How to begin
 //
-//  1. migrations.Up makes the tables, in a schema of the service's own.
+//  1. migrations.Up makes the tables, in a schema of the service.
 //  2. Write the steps: a [Step] with [On] for its action and, if it can be undone, its compensation.
 //  3. [New], with Options.Wake of the relay that publishes what they emit. Declare the queues of [Consumer.Topics].
 //  4. [Consumer.Run], in any number of processes.
@@ -11,12 +11,38 @@
 //
 // The package's Example is a whole service.
 //
+// # The stations of a delivery
+//
+// A delivery goes through four stations. Each is a type with a file, or with some files of its name. A station calls
+// those behind it and none before it. consumer.go makes them; options.go and step*.go are what a user sets.
+//
+// Route (route.go): the router puts a delivery on the board, by headers that are not verified yet. A lane takes a load
+// of deliveries from the board. The deliveries of one scope and key are in one lane at a time, in their order.
+//
+// Receive (receive.go): the receiver verifies a message and reads it. It gives a received message, or a rejection,
+// which becomes a dead letter. The lane does this, not the subscription, so that a slow Verify holds up one lane only.
+//
+// Execute (execute*.go): the executor runs a received message as an attempt, alone or in a batch. It claims the row of
+// the inbox, asks the state machine, enters the handler, and rolls back to a savepoint if the handler fails.
+//
+// Settle (settle*.go): the settler records the outcome in the same transaction: success, a parked copy or a dead
+// letter. It sends COMMIT with all that the handlers have queued and emitted, checks the answer, and acks.
+//
+// Beside that way:
+//
+// Retry (retry.go): the retrier takes parked messages that are due, reads them again, and hands them to the executor.
+//
+// Effect (effect*.go): effects makes calls to other systems outside the transaction, between two commits.
+//
+// Retention (retention.go): the [Sweeper] removes the rows of steps that ended long ago.
+//
+// Observe (observe*.go): the reporter tells the Observer, the counters and the log. sql.go has the statements.
+//
 // # The inbox
 //
-// What is authoritative: the table inbox. It has one row for each step of each
-// saga, named by (scope, key, step, n), and the row is only ever moved under
-// its lock, in the transaction that also holds the step's effects and the
-// messages it emits. A delivery is acked after that transaction has committed.
+// The table inbox is authoritative. It has one row for each step of each saga, named by (scope, key, step, n). A row is
+// moved only under its lock, in the transaction that also holds the step's effects and the messages it emits. A
+// delivery is acked after that transaction has committed.
 //
 //	row in the inbox          an action arrives             a compensation arrives
 //	absent                    run → done                    → void: nothing to undo
@@ -32,53 +58,42 @@
 //
 // # Failures
 //
-// A handler that fails, by an error, a panic or its deadline, has its database
-// work rolled back and its message parked in the same transaction; the delivery
-// is acked, so that nothing blocks behind it and nothing loops. Parked messages
-// run again from the database. After MaxAttempts entries into the handler, or
-// at once for a [Terminal] error, the parked message becomes a dead letter: it
-// keeps reason, error, stack, attempts and the message as it came.
+// A handler fails by an error, a panic or its deadline. Its database work is then rolled back and its message parked in
+// the same transaction. The delivery is acked, so that it blocks no other and does not loop. Parked messages run again
+// from the database. After MaxAttempts entries into the handler, or at once for a [Terminal] error, the parked message
+// becomes a dead letter: it keeps reason, error, stack, attempts and the message as it came.
 //
-// A message that cannot be read (no key, no scope, unknown type, undecodable)
-// is a dead letter at once, and is never an error. So is one that Options.Verify
-// refuses, before anything that it says is believed.
+// A message that cannot be read (no key, no scope, unknown type, undecodable) is a dead letter at once, and never an
+// error. So is one that Options.Verify refuses, before anything in it is believed.
 //
-// Whoever waits for a handler's answer gets none from a message that ends like
-// that, or from a compensation that found nothing to undo. [Step.Unhandled] emits
-// one in the transaction that records such an end.
+// A service that waits for a handler's answer gets none from a message that ends like that, or from a compensation that
+// found nothing to undo. [Step.Unhandled] emits one in the transaction that records such an end.
 //
 // # Batches
 //
-// Up to BatchSize deliveries, with BatchBytes of payload, share a transaction: one
-// claim, one commit. What fails in it falls back to a savepoint and is parked; the
-// others go on. If the transaction is lost, its messages are handled one by one.
-// What a handler sends by [Delivery.Queue] travels with COMMIT.
+// Up to BatchSize deliveries, with BatchBytes of payload, share a transaction: one claim, one commit. A failed one rolls
+// back to a savepoint and is parked; the others go on. If the transaction is lost, its messages are executed one by one.
+// Statements that a handler sends by [Delivery.Queue] travel with COMMIT.
 //
-// Handlers run one after the other, in ascending order of scope and key, and those
-// of one saga in the order of its deliveries. So handlers that lock nothing but
-// rows of their saga, in their transaction, cannot deadlock with those of another
-// batch, in whatever process. What is queued is executed in the same order, but
-// after all handlers: where one step locks a row at once, another should not lock
-// it by what it queues. Of a saga that has several messages in a batch, what one
-// handler queues is executed before the next is entered, which therefore sees it.
+// Handlers run one after the other, in ascending order of scope and key, and those of one saga in the order of its
+// deliveries. So handlers that lock only rows of their saga, in their transaction, cannot deadlock with those of another
+// batch, in any process. Queued statements are executed in the same order, but after all handlers: if one step locks a
+// row at once, another should not lock it by a queued statement. If a saga has several messages in a batch, the
+// statements that one handler has queued are executed before the next is entered, which therefore sees them.
 //
 // # After a crash
 //
-//   - Before COMMIT: nothing has happened; the broker delivers again.
-//   - After COMMIT, before the ack: the broker delivers again and the row says
-//     done; the delivery is acked without running.
-//   - COMMIT sent, answer lost: the message is treated as if it had been
-//     delivered again, and the row tells.
-//   - In the handler: the broker says that it delivers again, so the attempt is
-//     counted in a commit of its own before the handler is entered. A message
-//     that kills the process cannot do so more than MaxAttempts times.
+//   - Before COMMIT: nothing has happened; the broker redelivers.
+//   - After COMMIT, before the ack: the broker redelivers and the row says done; the delivery is acked without running.
+//   - COMMIT sent, answer lost: the message is treated as if it had been redelivered, and the row tells.
+//   - In the handler: the broker marks the redelivery, so the attempt is counted in a separate commit before the handler
+//     is entered. A message that kills the process cannot do so more than MaxAttempts times.
 //
 // # Effects outside the database
 //
-// What a handler does outside its transaction may be done again. A call to
-// another system is an [Effect] instead: the row is retrying or undoing before the
-// call is made, and the message parked, with the attempt counted and in doubt; so
-// nothing is locked meanwhile, and a process that dies leaves that behind. The
-// next attempt repeats the call under the same key, or asks first what became of
-// it. What came of an attempt is recorded only if no other one has begun since.
+// Work that a handler does outside its transaction may be done again. A call to another system is an [Effect] instead.
+// Before the call is made, the row is retrying or undoing and the message is parked, with the attempt counted and in
+// doubt. So no row is locked meanwhile, and a process that dies leaves all that behind. The next attempt repeats the call
+// under the same key, or asks first whether it was made. The result of an attempt is recorded only if no other attempt
+// has begun since.
 package consumer

@@ -204,7 +204,7 @@ func TestADeadLetterThatIsMarkedWaits(t *testing.T) {
 func (f *fixture) loseTake(t *testing.T, c *Consumer) {
 	t.Helper()
 	f.retryNow(t)
-	if rows, err := c.takeParked(t.Context(), 1, c.stepNames...); err != nil || len(rows) != 1 {
+	if rows, err := c.retrier.takeParked(t.Context(), 1, c.retrier.stepNames...); err != nil || len(rows) != 1 {
 		t.Fatalf("taken %v, %v", rows, err)
 	}
 	f.retryNow(t)
@@ -420,7 +420,7 @@ func (f *fixture) redrive(t *testing.T, edit *DeskEdit) {
 			t.Fatal(err)
 		}
 	}
-	if done, err := f.desk(t).Redrive(t.Context(), id); err != nil || done["run"]+done["waits"]+done["nothing-to-undo"] != 1 {
+	if done, err := f.desk(t).Redrive(t.Context(), id); err != nil || done["run"]+done["waits"]+done["nothing-to-undo"]+done["unread"] != 1 {
 		t.Fatalf("redrive %v, %v", done, err)
 	}
 }

@@ -455,12 +455,12 @@ func TestALeaseThatDidNotCommitIsForgotten(t *testing.T) {
 		if calls.Add(1) > 1 {
 			return
 		}
-		j, rejected := c.read("pay", act("k"))
+		a, rejected := readAttempt(c, "pay", act("k"))
 		if rejected != nil {
 			t.Fatal(rejected)
 		}
-		j.undertaking = &undertaking{parked: parkedCopy{id: 1 << 40, attempts: 1}, until: time.Now().Add(time.Hour)}
-		if err := c.handle(t.Context(), j); err != nil {
+		a.call = &effectCall{parked: parkedCopy{id: 1 << 40, attempts: 1}, until: time.Now().Add(time.Hour)}
+		if err := c.executor.executeAttempt(t.Context(), a); err != nil {
 			t.Error(err)
 		}
 	}
@@ -608,7 +608,7 @@ func TestAnEffectIsNeverInABatch(t *testing.T) {
 	undoOnly.Action = On("pay", f.effect("paid"))
 	for _, s := range []Step{both, undoOnly} {
 		c := f.consumer(t, Options{}, s)
-		if c.joins(c.steps[s.Name], false, 0) {
+		if c.executor.mayShare(c.steps[s.Name], false, 0) {
 			t.Errorf("a step with an Effect shares transactions")
 		}
 	}
@@ -637,7 +637,7 @@ func TestAnAttemptWhoseLeaseIsOverMakesNoCall(t *testing.T) {
 		return "", nil
 	}, nil, f.record())
 	c := f.consumer(t, Options{}, step)
-	c.effectMargin = -30 * time.Second // the lease ends as it begins
+	c.executor.effects.effectMargin = -30 * time.Second // the lease ends as it begins
 	handle(t, c, act("k"))
 	if got, want := f.doubts(t), "retrying failed 1"; got != want {
 		t.Errorf("parked %q, want %q", got, want)

@@ -1,19 +1,26 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/semaphore"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/txguard"
+	"github.com/sagamill/sagamill/outbox"
 )
 
-// databaseTimeout is what a job may take besides its handler, waiting for the
-// lock of a concurrent duplicate aside: pgx has no deadline of its own.
+// databaseTimeout is how long an attempt may take besides its handler and besides waiting for the lock of a
+// concurrent duplicate. pgx has no deadline by default.
 const databaseTimeout = 10 * time.Second
 
 var (
@@ -23,301 +30,453 @@ var (
 	errTxBusy    = errors.New("consumer: the handler returned before it had read all rows of a query, or closed them")
 )
 
-// ErrTxManaged reports that a handler tried to end its transaction by Commit or
-// Rollback. Nothing has happened to the transaction.
+// ErrTxManaged reports that a handler called Commit or Rollback on its transaction. The transaction is unaffected.
 var ErrTxManaged = txguard.ErrManaged
 
-// handle takes j to an end: nil means that its effect, its parked copy or its
-// dead letter has committed, and that a delivery may be acked. After an error
-// nothing is decided: call handle again with the same job, or give it back.
-func (c *Consumer) handle(ctx context.Context, j *job) error {
-	err := errNoReturn
-	defer func() { c.settled(ctx, j, err) }()
-	err = c.conclude(ctx, j)
-	return err
+// An attempt is a received message while it is executed. It lives until the message is settled, through several
+// transactions if one of them is lost.
+type attempt struct {
+	received
+	claim
+	origin boardEntry  // zero: the message came from Handle or from the table parked
+	parked *parkedCopy // nil: the message is a delivery
+
+	phase    phase
+	cause    error // in phaseLost: why the transaction was lost
+	spent    int   // entries in batches that failed; the database does not know of them
+	recorded int   // attempts that an earlier transaction tried to record with cause; it may have failed
+	counted  bool  // the coming entry into the handler is already counted in the database
+	barred   bool  // that entry does not happen: MaxAttempts are used up
+	direct   bool  // in a batch: the handler has used the transaction, behind a savepoint
+	leaked   bool  // the handler may have committed the claim by ending the transaction; it is to be reopened
+
+	emitted []outbox.Message // messages that the present transaction puts into the outbox
+	call    *effectCall      // the call of an Effect that the present transaction has leased
+	watch   watch            // data for the Observer
 }
 
-// conclude is handle without those who watch.
-func (c *Consumer) conclude(ctx context.Context, j *job) error {
-	leave, err := c.joinCompany(ctx, j)
-	if err != nil {
-		return err
+// newAttempt returns an attempt at m, nil for nil.
+func newAttempt(m *received) *attempt {
+	if m == nil {
+		return nil
 	}
-	defer leave()
-	if j.cause == nil {
-		j.undertaking = nil // of a transaction that did not commit
-		err := c.countBeforehand(ctx, j)
+	return &attempt{received: *m}
+}
+
+// A phase says how far an attempt has come.
+type phase int
+
+// lose ends a's execution: only cause is recorded from here on.
+func (a *attempt) lose(cause error) { a.phase, a.cause = phaseLost, cause }
+
+// wakes reports whether the present transaction gives the relay work.
+func (a *attempt) wakes() bool { return len(a.emitted) > 0 }
+
+// A parkedCopy is a row of the table parked that this instance has taken.
+type parkedCopy struct {
+	id       int64
+	attempts int // entries into the handler, the coming one included; with round it is the fence
+	round    int // how often the message was redriven
+}
+
+// fence are the arguments of sqlLockParked.
+func (p *parkedCopy) fence() []any { return []any{p.id, p.attempts, p.round} }
+
+// An executor runs attempts in transactions.
+type executor struct {
+	sql       queries
+	marked    bool // the subscriber marks redeliveries
+	batchSize int
+	batchTime time.Duration
+	slots     *semaphore.Weighted // held while handlers run: see acquireSlot
+	signals   *signals
+
+	claimer  *claimer
+	handlers *handlers
+	effects  *effects
+	settler  *settler
+	database *database
+	reporter *reporter
+}
+
+// executeLoad executes attempts from the first on, one alone or several in one transaction, and acks or nacks them.
+// It returns the others.
+func (x *executor) executeLoad(ctx, work context.Context, attempts []*attempt) (left []*attempt) {
+	n := x.countTogether(attempts)
+	for i, part := range sortByKey(attempts[:n]) {
+		if i > 0 && ctx.Err() != nil {
+			left = append(left, part...)
+			continue
+		}
+		if len(part) == 1 {
+			x.executeOne(ctx, work, part[0])
+		} else if len(part) > 1 {
+			left = append(left, x.executeBatch(ctx, work, part)...)
+		}
+	}
+	return append(left, attempts[n:]...)
+}
+
+// mayShare reports whether a message of step may share a transaction. A redelivered message may not: it may have
+// killed a process. A message whose next entry is its last may not: others could make the transaction fail.
+func (x *executor) mayShare(step *Step, redelivered bool, spent int) bool {
+	return x.batchSize > 1 && x.marked && !redelivered && !step.Single && spent+1 < step.MaxAttempts
+}
+
+// countTogether returns how many attempts, from the first on, may share a transaction. Each row is claimed once in
+// it. An ordered step takes part with one message of each key, because the next one depends on whether that is
+// parked. No more handlers take part than there are savepoints for.
+func (x *executor) countTogether(attempts []*attempt) int {
+	seen, direct := map[identity]bool{}, 0
+	for i, a := range attempts {
+		id := identity{Scope: a.Scope, Key: a.Key, Step: a.Step, N: a.joinedN()}
+		if a.step.Ordered {
+			id.N = ""
+		}
+		if a.load.direct.Load() {
+			direct++
+		}
+		if !x.mayShare(a.step, a.redelivered, a.spent) || seen[id] || direct > maxSavepoints {
+			return max(i, 1)
+		}
+		seen[id] = true
+	}
+	return len(attempts)
+}
+
+// sortByKey returns attempts in the order of scope and key, in one part or two. Handlers lock rows of their saga:
+// two batches that reached the same keys in opposite orders would deadlock. The messages of one key keep their
+// order.
+//
+// To avoid starvation, a batch starts with the key that was skipped longest. The keys that sort before it are the
+// second part.
+func sortByKey(attempts []*attempt) [][]*attempt {
+	attempts = slices.Clone(attempts)
+	slices.SortStableFunc(attempts, compareKey)
+	var late *attempt
+	for _, a := range attempts {
+		if a.origin.late && (late == nil || a.origin.at.Before(late.origin.at)) {
+			late = a
+		}
+	}
+	if late == nil {
+		return [][]*attempt{attempts}
+	}
+	first := slices.IndexFunc(attempts, func(a *attempt) bool { return compareKey(a, late) == 0 })
+	return [][]*attempt{attempts[first:], attempts[:first]}
+}
+
+func compareKey(a, b *attempt) int {
+	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key))
+}
+
+// executeOne executes a in a transaction without others and acks it. If nothing could be decided it nacks a.
+func (x *executor) executeOne(ctx, work context.Context, a *attempt) {
+	if x.retryUntilDone(ctx, a.origin, func() error { return x.executeAttempt(work, a) }) {
+		x.settler.ackAttempts(a)
+	} else {
+		a.origin.msg.Nack()
+	}
+}
+
+// failurePolicy is the wait between tries while the database is away.
+var failurePolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
+
+// How often a delivery is tried if its outcome cannot be recorded: before it is nacked for the first time, and after
+// the broker has delivered it again.
+const (
+	maxTries         = 5
+	redeliveredTries = 14
+)
+
+// maxTriesFor returns how often e is tried before it is nacked. The first nack comes early, since another process
+// may reach a database that this one cannot. A redelivered message is tried for half a minute while the database is
+// away. Otherwise an outage would use up the broker's delivery limit.
+func (e boardEntry) maxTriesFor(err error) int {
+	if e.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" && (isUnavailable(err) || isNoLogin(err) || errors.Is(err, ErrVerifyLater)) {
+		return redeliveredTries
+	}
+	return maxTries
+}
+
+// retryUntilDone reports whether do, which settles e, has succeeded. While the database is away it waits here and
+// tries again, which costs the broker no delivery. In the end it gives up, so that one message does not hold its
+// lane for ever.
+func (x *executor) retryUntilDone(ctx context.Context, e boardEntry, do func() error) bool {
+	for try := 1; ; try++ {
+		err := guard.Call(do) // the pool's hooks may panic; the step's functions are guarded separately
 		if err == nil {
-			err = c.attempt(ctx, j)
+			return true
 		}
-		if err == nil && j.undertaking != nil {
-			c.undertake(ctx, j)
+		x.reporter.log.ErrorContext(ctx, "consumer: delivery is not decided", "topic", e.topic, "message_id", e.msg.UUID, "try", try, "error", sqlschema.Explain(err))
+		if try >= e.maxTriesFor(err) || ctx.Err() != nil {
+			return false
 		}
-		if err == nil || !j.entered {
+		timer := time.NewTimer(failurePolicy.Wait(try))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// executeAttempt executes a to its end. After nil its effect, its parked copy or its dead letter has committed, and a
+// delivery may be acked. After an error nothing is decided: call executeAttempt again with the same attempt, or nack.
+func (x *executor) executeAttempt(ctx context.Context, a *attempt) error {
+	return x.reporter.reportOutcome(ctx, a, func() error {
+		release, err := x.acquireSlot(ctx, a)
+		if err != nil {
 			return err
 		}
-		j.cause = err
-	}
-	return c.recordLost(ctx, j)
+		defer release()
+		if a.phase != phaseLost {
+			a.call = nil // it was of a transaction that did not commit
+			err := x.countBeforehand(ctx, a)
+			if err == nil {
+				err = x.runTransaction(ctx, a)
+			}
+			if err == nil && a.call != nil {
+				x.effects.makeCall(ctx, a)
+			}
+			if err == nil || a.phase == phasePending {
+				return err
+			}
+			a.lose(err)
+		}
+		return x.recordLostAttempt(ctx, a)
+	})
 }
 
-// everybody is what the company consists of; a handler is one of it.
-const everybody = 1 << 20
+// exclusiveWeight takes the whole semaphore; a handler takes 1.
+const exclusiveWeight = 1 << 20
 
-// companyWait is how long what wants to be alone waits for others to end. A handler
-// that does not must not hold up everything else; then it goes on in company.
-const companyWait = 5 * time.Second
+// exclusiveWait is how long a message that should run alone waits for running handlers. A handler that hangs must
+// not hold up the message for ever: after that time it runs beside others.
+const exclusiveWait = 5 * time.Second
 
-// joinCompany waits until j may be handled beside what else this process is at,
-// and returns what ends that. What may have killed a process is handled in company
-// as well, but not for the last time: its attempts are counted before it is entered, so that
-// a message beside it that does kill the process costs it one. When it has only one
-// left, nothing else runs.
-func (c *Consumer) joinCompany(ctx context.Context, j *job) (leave func(), err error) {
-	last, err := c.lastChance(ctx, j)
+const (
+	phasePending phase = iota // the handler was not entered since the last transaction that was rolled back
+	phaseEntered              // the handler was entered: a failure from here on costs an entry and is recorded
+	phaseLost                 // the transaction was lost: nothing is left to be done but to record cause
+)
+
+// acquireSlot waits until a may run beside the other handlers of this process, and returns the function that
+// releases its slot. A message that may have killed a process runs beside others until its last attempt. Its
+// attempts are counted before each entry, so if a neighbour kills the process, that costs it one attempt. For its
+// last attempt it runs alone.
+func (x *executor) acquireSlot(ctx context.Context, a *attempt) (leave func(), err error) {
+	last, err := x.isLastChance(ctx, a)
 	if err != nil {
 		return nil, err
 	}
 	if last {
-		wait, cancel := context.WithTimeout(ctx, companyWait)
+		wait, cancel := context.WithTimeout(ctx, exclusiveWait)
 		defer cancel()
-		if c.company.Acquire(wait, everybody) == nil {
-			return func() { c.company.Release(everybody) }, nil
+		if x.slots.Acquire(wait, exclusiveWeight) == nil {
+			return func() { x.slots.Release(exclusiveWeight) }, nil
 		}
 	}
-	if err := c.enterCompany(ctx); err != nil {
+	if err := x.acquireShared(ctx); err != nil {
 		return nil, err
 	}
-	return func() { c.company.Release(1) }, nil
+	return func() { x.slots.Release(1) }, nil
 }
 
-// enterCompany waits while something is handled alone.
-func (c *Consumer) enterCompany(ctx context.Context) error {
-	if c.company.TryAcquire(1) {
+// acquireShared waits while another message runs alone.
+func (x *executor) acquireShared(ctx context.Context) error {
+	if x.slots.TryAcquire(1) {
 		return nil
 	}
-	if err := c.company.Acquire(ctx, 1); err != nil {
+	if err := x.slots.Acquire(ctx, 1); err != nil {
 		return fmt.Errorf("consumer: wait for a message that is handled alone: %w", err)
 	}
 	return nil
 }
 
-// lastChance reports whether j may have killed a process, and has one attempt left.
-func (c *Consumer) lastChance(ctx context.Context, j *job) (bool, error) {
-	if j.cause != nil || j.parked != nil || j.input.effect != nil || j.counted || !j.redelivered && c.marked {
-		return false, nil // an Effect's delivery has killed nothing: its calls are a parked copy's
+// isLastChance reports whether a may have killed a process and has one attempt left.
+func (x *executor) isLastChance(ctx context.Context, a *attempt) (bool, error) {
+	if a.phase == phaseLost || a.parked != nil || a.input.effect != nil || a.counted || !a.redelivered && x.marked {
+		return false, nil // the delivery of an Effect enters nothing: its calls belong to a parked copy
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	var entries, undoEntries int
-	err := c.db.QueryRow(ctx, c.sql.readAttempts, j.identity()...).Scan(&entries, &undoEntries)
+	err := x.database.db.QueryRow(ctx, x.sql.readAttempts, a.identity()...).Scan(&entries, &undoEntries)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return false, fmt.Errorf("consumer: read attempts: %w", err)
 	}
-	if j.kind == compensation {
+	if a.kind == compensation {
 		entries = undoEntries
 	}
-	if j.redelivered && c.marked {
-		entries = max(entries, 1) // the first left no row
+	if a.redelivered && x.marked {
+		entries = max(entries, 1) // the first delivery left no row
 	}
-	return entries > 0 && entries+1 == j.step.MaxAttempts, nil
+	return entries > 0 && entries+1 == a.step.MaxAttempts, nil
 }
 
-// countBeforehand commits the coming entry into the handler before it happens,
-// where an earlier one may have killed the process: then it is all that is
-// left of it. Steps that may be entered once only are always counted so, and
-// all steps where the subscriber does not tell redeliveries apart.
+// countBeforehand commits the coming entry into the handler before it happens, if an earlier entry may have killed
+// the process: no other trace of such an entry remains. A step with MaxAttempts 1 is always counted so, and so is
+// every step if the subscriber does not mark redeliveries.
 //
-// A first delivery that crashed left no row. Unless every entry is counted
-// beforehand, its redelivery therefore counts for two. So it is counted with what
-// a message has spent in a batch that failed: such entries leave no row either.
-func (c *Consumer) countBeforehand(ctx context.Context, j *job) error {
-	always := j.step.MaxAttempts == 1 || !c.marked
-	if j.parked != nil || j.input.effect != nil || j.counted || !j.redelivered && j.spent == 0 && !always {
-		return nil // claimEffect always counts
+// A first delivery that crashed left no row. Unless every entry is counted beforehand, its redelivery therefore
+// counts as two. Entries in batches that failed left no row either and are added.
+func (x *executor) countBeforehand(ctx context.Context, a *attempt) error {
+	always := a.step.MaxAttempts == 1 || !x.marked
+	if a.parked != nil || a.input.effect != nil || a.counted || !a.redelivered && a.spent == 0 && !always {
+		return nil // leaseCall always counts
 	}
-	first := j.spent + 1
-	if j.redelivered && !always {
+	first := a.spent + 1
+	if a.redelivered && !always {
 		first = 2
 	}
-	statement := c.sql.countAction
-	if j.kind == compensation {
-		statement = c.sql.countCompensation
+	statement := x.sql.countAction
+	if a.kind == compensation {
+		statement = x.sql.countCompensation
 	}
-	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout+databaseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.step.Timeout+databaseTimeout)
 	defer cancel()
 	var attempts int
-	err := c.db.QueryRow(ctx, statement, append(j.identity(), first)...).Scan(&attempts)
+	err := x.database.db.QueryRow(ctx, statement, append(a.identity(), first)...).Scan(&attempts)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil // it will not be entered
 	}
 	if err != nil {
 		return fmt.Errorf("consumer: count attempt: %w", err)
 	}
-	if err := j.noteCounted(attempts); err != nil {
+	if err := a.noteCounted(attempts); err != nil {
 		return err
 	}
 	return failpoint.Hit("consumer/after-count")
 }
 
-// noteCounted returns an error if the coming entry, the one that brings them to
-// attempts, must not happen.
-func (j *job) noteCounted(attempts int) error {
-	j.counted = true
-	if attempts <= j.step.MaxAttempts {
+// noteCounted takes in that the coming entry brings the count to attempts. It returns an error if the entry must not
+// happen.
+func (a *attempt) noteCounted(attempts int) error {
+	a.counted = true
+	if attempts <= a.step.MaxAttempts {
 		return nil
 	}
-	j.exhausted, j.entered = true, true
-	j.cause = errors.New("consumer: earlier attempts ended without a result, most likely with their process")
-	return j.cause
+	a.barred = true
+	a.lose(errors.New("consumer: earlier attempts ended without a result, most likely with their process"))
+	return a.cause
 }
 
-// attempt does what the step's row says in one transaction. If it returns an
-// error with j.entered, the transaction is lost, or its outcome is not known,
-// after the handler had begun.
-func (c *Consumer) attempt(ctx context.Context, j *job) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*j.step.Timeout+databaseTimeout)
+// runTransaction claims the row of a's step and does what the row says, in one transaction. After an error in
+// phaseEntered the transaction is lost, or its outcome is unknown.
+func (x *executor) runTransaction(ctx context.Context, a *attempt) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*a.step.Timeout+databaseTimeout)
 	defer cancel()
-	return c.withConn(ctx, func(conn *pgx.Conn) error {
-		return c.timed(ctx, new(int), func() error {
-			if j.parked != nil {
-				return c.attemptParked(ctx, conn, j)
+	return x.database.withConnection(ctx, func(conn *pgx.Conn) error {
+		return x.reporter.reportTransaction(ctx, new(int), func() error {
+			claim := x.claimer.claimDelivery
+			if a.parked != nil {
+				claim = x.claimer.claimParked
 			}
-			tx, err := c.open(ctx, conn, []*job{j})
-			if err != nil {
+			tx, err := claim(ctx, conn, a)
+			if err != nil || tx == nil {
 				return err
 			}
-			return c.follow(ctx, tx, j, j.found)
+			v := a.decideVerdict()
+			x.signals.decided.Send(v)
+			switch {
+			case v != run:
+				return x.settler.commitVerdict(ctx, tx, a, v)
+			case a.input.effect != nil:
+				return x.effects.leaseCall(ctx, tx, a)
+			}
+			return x.runHandler(ctx, tx, a)
 		})
 	})
 }
 
-func (c *Consumer) attemptParked(ctx context.Context, conn *pgx.Conn, j *job) error {
-	tx, err := conn.BeginTx(ctx, readCommitted)
-	if err != nil {
-		return fmt.Errorf("consumer: begin: %w", err)
-	}
-	found, err := c.lock(ctx, tx, j)
-	switch {
-	case errors.Is(err, errGone):
-		return nil
-	case errors.Is(err, errBusy):
-		if err := c.handBack(ctx, tx, j); err != nil {
-			return err
-		}
-		return c.end(ctx, tx, &pgx.Batch{})
-	case err != nil:
-		return err
-	}
-	return c.follow(ctx, tx, j, found)
-}
-
-// follow does what the locked row says, and commits.
-func (c *Consumer) follow(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
-	v := decide(found, j.arrival())
-	c.signals.decided.Send(v)
-	if v == run {
-		return c.run(ctx, tx, j, found)
-	}
-	if err := c.settle(ctx, tx, j, found, v); err != nil {
-		return err
-	}
-	return c.endEmitting(ctx, tx, j)
-}
-
-// run enters the handler, records how that ended, under the row's lock, and
-// commits.
-func (c *Consumer) run(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
-	if j.input.effect != nil {
-		return c.claimEffect(ctx, tx, j, found)
-	}
-	err := c.enter(ctx, tx.Conn(), tx, j, found)
+// runHandler enters the handler, records under the row's lock how that ended, and commits.
+func (x *executor) runHandler(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	err := x.handlers.enterHandler(ctx, tx.Conn(), tx, a)
 	if err == nil {
-		err = c.finish(ctx, tx, j, found)
+		err = x.settler.commitSuccess(ctx, tx, a)
 	}
-	if err == nil || !j.entered {
+	if err == nil || a.phase == phasePending {
 		return err
 	}
-	c.logFailure(ctx, j, err)
+	x.reporter.logFailure(ctx, a, err)
 	switch {
 	case errors.Is(err, errTxEnded):
-		return errors.Join(err, c.reopen(ctx, j))
+		return errors.Join(err, x.claimer.reopenClaim(ctx, a))
 	case errors.Is(err, errConnLost): // COMMIT was not sent, unless by the handler
-		j.unmended = !j.older
+		a.leaked = !a.older
 		return err
 	case tx.Conn().IsClosed(), txguard.StatusOf(tx.Conn()) == txguard.Ended:
 		return err
 	}
 	if _, lost := tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+stepSavepoint); lost != nil {
 		if err = errors.Join(endedIfGone(lost), err); errors.Is(err, errTxEnded) {
-			err = errors.Join(err, c.reopen(ctx, j))
+			err = errors.Join(err, x.claimer.reopenClaim(ctx, a))
 		}
 		return err
 	}
-	if err := c.recordFailure(ctx, tx, j, found, err); err != nil {
+	if err := x.settler.recordFailure(ctx, tx, a, err); err != nil {
 		return err
 	}
-	return c.endEmitting(ctx, tx, j)
+	return x.settler.commitEmitted(ctx, tx, a)
 }
 
-// recordLost notes, in a transaction of its own, that an entry into the
-// handler ended with its transaction lost. The row tells first whether that
-// transaction committed after all, or another attempt has succeeded since.
-func (c *Consumer) recordLost(ctx context.Context, j *job) error {
-	j.note("", "", nil) // what the lost transaction would have made of it
-	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout+databaseTimeout)
+// recordLostAttempt records, in a new transaction, that an entry into the handler ended with its transaction lost.
+// The row tells first whether that transaction committed after all, or whether another attempt has succeeded since.
+func (x *executor) recordLostAttempt(ctx context.Context, a *attempt) error {
+	a.noteOutcome("", "", nil) // forgets the outcome in the lost transaction
+	ctx, cancel := context.WithTimeout(ctx, a.step.Timeout+databaseTimeout)
 	defer cancel()
-	return c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
-		if j.unmended {
-			reopened, err := c.reopenIn(ctx, tx, j)
+	return x.database.inTransaction(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
+		if a.leaked {
+			reopened, err := x.claimer.reopenClaimIn(ctx, tx, a)
 			if err != nil {
 				return err
 			}
-			if reopened && !errors.Is(j.cause, errTxEnded) {
-				j.cause = errors.Join(Terminal(errTxEnded), j.cause)
+			if reopened && !errors.Is(a.cause, errTxEnded) {
+				a.cause = errors.Join(Terminal(errTxEnded), a.cause)
 			}
 		}
-		found, err := c.lock(ctx, tx, j)
-		switch {
+		switch err := x.claimer.lockRow(ctx, tx, a); {
 		case errors.Is(err, errGone):
-			j.note(OutcomeDuplicate, "", j.cause)
+			a.noteOutcome(OutcomeDuplicate, "", a.cause)
 			return nil
-		case errors.Is(err, errBusy) && j.exhausted:
-			return c.handBack(ctx, tx, j)
+		case errors.Is(err, errBusy) && a.barred:
+			return x.claimer.handBackParked(ctx, tx, a)
 		case errors.Is(err, errBusy):
 			return nil // the entry is counted; the lease runs out and another attempt follows
 		case err != nil:
 			return err
 		}
-		if err := c.settleLost(ctx, tx, j, found); err != nil {
+		if err := x.settleLostAttempt(ctx, tx, a); err != nil {
 			return err
 		}
-		return c.queueEmitted(last, j.emitted)
+		return x.settler.queueEmitted(last, a.emitted)
 	})
 }
 
-// settleLost does what the locked row says about an entry that was lost.
-func (c *Consumer) settleLost(ctx context.Context, tx pgx.Tx, j *job, found cell) error {
-	switch v := decide(found, j.arrival()); {
+// settleLostAttempt settles a lost entry by the state of the locked row.
+func (x *executor) settleLostAttempt(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	switch v := a.decideVerdict(); {
 	case v == run:
-		j.recorded = j.attempts(found)
-		return c.recordFailure(ctx, tx, j, found, j.cause)
-	case v == duplicate && j.recorded > 0 && found.entries(j.kind) >= j.recorded:
-		j.note(OutcomeRetry, ReasonFailed, j.cause)
-		return nil // it was recorded the time before, whose COMMIT was not answered
-	case v == duplicate && (found.state == retrying || found.state == undoing):
-		return c.countParked(ctx, tx, j)
+		a.recorded = a.countEntries()
+		return x.settler.recordFailure(ctx, tx, a, a.cause)
+	case v == duplicate && a.recorded > 0 && a.found.entries(a.kind) >= a.recorded:
+		a.noteOutcome(OutcomeRetry, ReasonFailed, a.cause)
+		return nil // the last try has recorded it, and its COMMIT was not answered
+	case v == duplicate && (a.found.state == retrying || a.found.state == undoing):
+		return x.countParkedAttempt(ctx, tx, a)
 	default:
-		return c.settle(ctx, tx, j, found, v)
+		return x.settler.settleVerdict(ctx, tx, a, v)
 	}
 }
 
-// countParked adds the lost entry to those of the copy that another delivery
-// of the message has left behind meanwhile.
-func (c *Consumer) countParked(ctx context.Context, tx pgx.Tx, j *job) error {
-	if _, err := tx.Exec(ctx, c.sql.countParked, append(j.identity(), j.kind)...); err != nil {
+// countParkedAttempt adds the lost entry to the count of the parked copy that another delivery of the message has
+// left meanwhile.
+func (x *executor) countParkedAttempt(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	if _, err := tx.Exec(ctx, x.sql.countParked, append(a.identity(), a.kind)...); err != nil {
 		return fmt.Errorf("consumer: count attempt: %w", err)
 	}
-	j.note(OutcomeRetry, ReasonFailed, j.cause)
+	a.noteOutcome(OutcomeRetry, ReasonFailed, a.cause)
 	return nil
 }

@@ -17,16 +17,19 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// The words of the state machine, which is in package inbox.
+// The types of the state machine, which is in package inbox.
 type (
 	kind    = inbox.Kind
 	state   = inbox.State
 	verdict = inbox.Verdict
+
+	identity = inbox.Identity
 )
 
 const (
 	action       = inbox.Action
 	compensation = inbox.Compensation
+	unread       = inbox.Unread
 
 	absent      = inbox.Absent
 	open        = inbox.Open
@@ -50,11 +53,10 @@ const (
 	outlived   = inbox.Outlived
 )
 
-// parkedState is the state of a step whose message has not run to success: it
-// is parked, or a dead letter.
+// parkedState is the state of a step whose message is parked, or a dead letter.
 func parkedState(k kind, isDead bool) state { return inbox.ParkedState(k, isDead) }
 
-// cell is a row of the inbox as its lock found it.
+// A cell is a row of the inbox as its lock has found it.
 type cell struct {
 	state        state
 	attempts     int
@@ -64,7 +66,7 @@ type cell struct {
 	horizon      time.Time
 }
 
-// entries are those of the handler for k.
+// entries returns the entries into the handler for k.
 func (c *cell) entries(k kind) int {
 	if k == compensation {
 		return c.undoAttempts
@@ -72,7 +74,7 @@ func (c *cell) entries(k kind) int {
 	return c.attempts
 }
 
-// arrival is a message that wants to move a cell.
+// An arrival is a message that asks to move a cell.
 type arrival struct {
 	kind         kind
 	digest       []byte
@@ -82,52 +84,52 @@ type arrival struct {
 	since        time.Time
 }
 
-// decide is the step's state machine. All that it knows was read under the
-// row's lock.
+// decide is the step's state machine. All its inputs were read under the row's lock.
 func decide(c cell, a arrival) verdict {
 	return inbox.Decide(
 		inbox.Cell{State: c.state, Attempts: c.attempts, Digest: c.digest, UndoDigest: c.undoDigest},
 		inbox.Arrival{Kind: a.kind, Digest: a.digest, Parked: a.parked, CancelParked: a.cancelParked, Behind: a.behind, TooOld: tooOld(c, a)})
 }
 
-func (j *job) arrival() arrival {
-	return arrival{kind: j.kind, digest: j.digest, parked: j.parked != nil, cancelParked: j.step.CancelParked, behind: j.behind, since: j.since()}
+// decideVerdict asks the state machine about a and the row that its claim has found.
+func (a *attempt) decideVerdict() verdict { return decide(a.found, a.arrival()) }
+
+func (a *attempt) arrival() arrival {
+	return arrival{kind: a.kind, digest: a.digest, parked: a.parked != nil, cancelParked: a.step.CancelParked, behind: a.behind, since: a.since()}
 }
 
-// attempts returns how many entries into the handler there were, the present
-// one included.
-func (j *job) attempts(c cell) int {
-	n := c.entries(j.kind)
+// countEntries returns the number of entries into the handler, the present one included. The caller holds the row.
+func (a *attempt) countEntries() int {
+	n := a.found.entries(a.kind)
 	switch {
-	case j.parked != nil:
-		n = j.parked.attempts
-	case !j.counted:
+	case a.parked != nil:
+		n = a.parked.attempts
+	case !a.counted:
 		n++
 	default:
 		n = max(n, 1) // the row that has counted it may have been swept since
 	}
-	if j.exhausted {
+	if a.barred {
 		n--
 	}
 	return n
 }
 
-// since returns a time before which nothing can have moved the row of j's step,
-// zero if none is known. For an action that is when it was sent. A compensation
-// is younger than its action, whose row may have been removed before it was sent:
-// there it is the beginning of the saga.
-func (j *job) since() time.Time {
-	if j.kind == compensation {
-		return sagaSince(j.Metadata.Get(outbox.PropertyCorrelation), j.ID)
+// since returns a time before which nothing can have moved the row of m's step, zero if none is known. For an action
+// that is the time when it was sent. A compensation is younger than its action, whose row may have been removed
+// before the compensation was sent: for it, the time is the beginning of the saga.
+func (m *received) since() time.Time {
+	if m.kind == compensation {
+		return sagaSince(m.Metadata.Get(outbox.PropertyCorrelation), m.ID)
 	}
-	if t, err := time.Parse(time.RFC3339, j.Metadata.Get(outbox.PropertyTimestamp)); err == nil {
+	if t, err := time.Parse(time.RFC3339, m.Metadata.Get(outbox.PropertyTimestamp)); err == nil {
 		return t
 	}
-	return uuidTime(j.ID)
+	return uuidTime(m.ID)
 }
 
-// sagaSince returns when a saga began, which its id tells if it is a UUIDv7. The
-// id of the message itself stands where the sender knew of no saga.
+// sagaSince returns when a saga began if its id is a UUIDv7. A sender that knew of no saga repeats the id of the
+// message.
 func sagaSince(correlation, messageID string) time.Time {
 	if correlation == messageID {
 		return time.Time{}
@@ -135,7 +137,7 @@ func sagaSince(correlation, messageID string) time.Time {
 	return uuidTime(correlation)
 }
 
-// uuidTime returns the time in a UUIDv7, and the zero time for anything else.
+// uuidTime returns the time in a UUIDv7, and the zero time for any other id.
 func uuidTime(id string) time.Time {
 	u, err := uuid.Parse(id)
 	if err != nil || u.Version() != 7 || u.Variant() != uuid.RFC4122 {
@@ -148,90 +150,101 @@ func uuidTime(id string) time.Time {
 	return time.UnixMilli(ms).UTC()
 }
 
-// tooOld reports whether the step may once have had another row than c: there is
-// none, or one that a count ahead of an attempt has inserted, and one that was
-// moved for a may have been removed. Without a horizon nothing was.
+// tooOld reports whether the row of the step may have been removed: the row is absent or open, and messages as old
+// as a are before the horizon. An open row may have been inserted by a count ahead of the entry. Without a horizon
+// no row was ever removed.
 func tooOld(c cell, a arrival) bool {
 	return (c.state == absent || c.state == open) && !c.horizon.IsZero() && a.since.Before(c.horizon)
 }
 
-// readCommitted makes each statement see what was committed before it: a claim
-// that meets another's row must be able to read it. A database may have another
-// default.
+// readCommitted lets each statement see what was committed before it. A claim that meets the row of another
+// transaction must be able to read that row. A database may have another default.
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 
-// errVanished reports that a row that kept a claim from being inserted was gone
-// when it was to be locked: it has been swept in between.
+// errVanished reports that a sweeper has removed a row between the claim that met it and the lock.
 var errVanished = errors.New("consumer: a row of the inbox was removed while it was claimed")
 
-// open begins a transaction on conn and claims jobs' rows in it, whose
-// identities differ, in one round trip, or two where rows of several jobs exist. The
-// jobs then know what was found. A savepoint follows the claims: what fails falls
-// back to it.
-func (c *Consumer) open(ctx context.Context, conn *pgx.Conn, jobs []*job) (pgx.Tx, error) {
-	for _, j := range jobs {
-		j.older, j.found, j.behind = false, cell{}, false
-		j.emits(nil)
+// A claim is what a transaction knows of the step's row. Each transaction begins with a new one.
+type claim struct {
+	older  bool   // the row was there before the transaction, or is to be moved
+	found  cell   // the row as the claim found it
+	xid    uint32 // of the transaction, in which rows that it inserted have their xmin
+	behind bool   // the step is ordered, and an earlier message of the key is parked
+}
+
+// A claimer claims and locks rows of the inbox.
+type claimer struct {
+	sql       queries
+	retention retentionQueries
+	database  *database
+}
+
+// openTransaction begins a transaction on conn and claims the rows of attempts, which belong to different steps. It
+// needs one round trip, or two if several rows exist already. Afterwards each attempt has its claim. A savepoint
+// follows the claims, to which a failure rolls back.
+func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts []*attempt) (pgx.Tx, error) {
+	for _, a := range attempts {
+		a.claim = claim{}
+		a.setEmitted(nil)
 	}
 	b := &pgx.Batch{}
 	b.BeginTx(readCommitted)
-	inserted := c.queueClaims(b, jobs)
-	alone := len(jobs) == 1
+	inserted := c.queueClaims(b, attempts)
+	alone := len(attempts) == 1
 	if alone {
-		b.Queue(c.sql.lockOlder, jobs[0].identity()...).Query(jobs[0].readFound)
+		b.Queue(c.sql.lockOlder, attempts[0].identity()...).Query(attempts[0].readFound)
 	}
-	c.queueHorizon(b, jobs)
+	c.queueHorizon(b, attempts)
 	var xid uint32
-	b.Queue(c.sql.openClaims, milliseconds(idleLimit(jobs))).QueryRow(func(row pgx.Row) error { return row.Scan(&xid, nil) })
-	c.queueBehind(b, jobs)
-	b.Queue("SAVEPOINT " + savepointFor(jobs))
+	b.Queue(c.sql.openClaims, milliseconds(idleLimit(attempts))).QueryRow(func(row pgx.Row) error { return row.Scan(&xid, nil) })
+	c.queueBehind(b, attempts)
+	b.Queue("SAVEPOINT " + savepointFor(attempts))
 	results := conn.SendBatch(ctx, b)
 	err := results.Close()
 	if err != nil {
-		c.abandon(ctx, conn)
+		c.database.rollbackOrClose(ctx, conn)
 		return nil, fmt.Errorf("consumer: claim steps: %w", err)
 	}
-	for _, j := range jobs {
-		j.xid = xid
+	for _, a := range attempts {
+		a.xid = xid
 	}
 	tx := results.Tx()
-	if err := c.checkClaims(ctx, tx, jobs, int(*inserted)); err != nil {
-		c.abandon(ctx, conn)
+	if err := c.checkClaims(ctx, tx, attempts, int(*inserted)); err != nil {
+		c.database.rollbackOrClose(ctx, conn)
 		return nil, err
 	}
 	return tx, nil
 }
 
-// savepointFor returns the savepoint that open sets for jobs.
-func savepointFor(jobs []*job) string {
-	if len(jobs) == 1 {
+// savepointFor returns the savepoint that openTransaction sets for attempts.
+func savepointFor(attempts []*attempt) string {
+	if len(attempts) == 1 {
 		return stepSavepoint
 	}
 	return batchSavepoint
 }
 
-// queueClaims inserts the jobs' rows as if they had succeeded already, in the
-// order of their identities, so that two batches never wait for each other. It
-// returns where the number of those that were absent is going to be.
-func (c *Consumer) queueClaims(b *pgx.Batch, jobs []*job) *int64 {
+// queueClaims inserts the rows as if the steps had already succeeded. It inserts in the order of identities, so that
+// two batches do not wait for each other. The result will hold how many rows were absent.
+func (c *claimer) queueClaims(b *pgx.Batch, attempts []*attempt) *int64 {
 	inserted := new(int64)
-	sorted := slices.SortedFunc(slices.Values(jobs), compareIdentity)
+	sorted := slices.SortedFunc(slices.Values(attempts), compareIdentity)
 	count := func(rows pgx.Rows) error {
 		rows.Close()
 		*inserted = rows.CommandTag().RowsAffected()
 		return rows.Err()
 	}
 	if len(sorted) == 1 {
-		b.Queue(c.sql.claimOne, sorted[0].claim()...).Query(count)
+		b.Queue(c.sql.claimOne, sorted[0].claimArgs()...).Query(count)
 		return inserted
 	}
 	b.Queue(c.sql.claimMany, claimColumns(sorted)...).Query(count)
 	return inserted
 }
 
-// queueBehind reads which jobs of ordered steps have to wait behind a parked one.
-func (c *Consumer) queueBehind(b *pgx.Batch, jobs []*job) {
-	ordered := slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return !j.step.Ordered })
+// queueBehind reads which messages of ordered steps must wait behind a parked one.
+func (c *claimer) queueBehind(b *pgx.Batch, attempts []*attempt) {
+	ordered := slices.DeleteFunc(slices.Clone(attempts), func(a *attempt) bool { return !a.step.Ordered })
 	if len(ordered) == 0 {
 		return
 	}
@@ -245,62 +258,60 @@ func (c *Consumer) queueBehind(b *pgx.Batch, jobs []*job) {
 	})
 }
 
-// checkClaims makes sure that each job's row is either its own or locked.
-func (c *Consumer) checkClaims(ctx context.Context, tx pgx.Tx, jobs []*job, inserted int) error {
-	if len(jobs) > 1 && inserted < len(jobs) {
-		if err := c.lockOlder(ctx, tx, jobs); err != nil {
+// checkClaims makes sure that each row was inserted by this transaction, or is locked.
+func (c *claimer) checkClaims(ctx context.Context, tx pgx.Tx, attempts []*attempt, inserted int) error {
+	if len(attempts) > 1 && inserted < len(attempts) {
+		if err := c.lockExistingRows(ctx, tx, attempts); err != nil {
 			return err
 		}
 	}
-	for _, j := range jobs {
-		if j.older {
+	for _, a := range attempts {
+		if a.older {
 			inserted++
 		}
 	}
-	if inserted != len(jobs) {
+	if inserted != len(attempts) {
 		return errVanished
 	}
 	return nil
 }
 
-// lockOlder locks those rows of jobs that had been there before, in the order of
-// their identities.
-func (c *Consumer) lockOlder(ctx context.Context, tx pgx.Tx, jobs []*job) error {
-	sorted := slices.SortedFunc(slices.Values(jobs), compareIdentity)
+// lockExistingRows locks the rows that existed before, in the order of identities.
+func (c *claimer) lockExistingRows(ctx context.Context, tx pgx.Tx, attempts []*attempt) error {
+	sorted := slices.SortedFunc(slices.Values(attempts), compareIdentity)
 	b := &pgx.Batch{}
 	b.Queue(c.sql.lockMany, identityColumns(sorted)...).Query(func(rows pgx.Rows) error {
 		var ordinal int
 		var found cell
 		_, err := pgx.ForEachRow(rows, append([]any{&ordinal}, found.columns()...), func() error {
-			j := sorted[ordinal-1]
-			j.older, j.found = true, found
+			a := sorted[ordinal-1]
+			a.older, a.found = true, found
 			return nil
 		})
 		return err
 	})
-	c.queueHorizon(b, jobs) // behind what was read now
+	c.queueHorizon(b, attempts) // after the locks
 	if err := tx.SendBatch(ctx, b).Close(); err != nil {
 		return fmt.Errorf("consumer: lock steps: %w", err)
 	}
 	return nil
 }
 
-func (j *job) readFound(rows pgx.Rows) error {
-	_, err := pgx.ForEachRow(rows, j.found.columns(), func() error {
-		j.older = true
+func (a *attempt) readFound(rows pgx.Rows) error {
+	_, err := pgx.ForEachRow(rows, a.found.columns(), func() error {
+		a.older = true
 		return nil
 	})
 	return err
 }
 
-// columns are where a row's state, counts and digests are scanned to.
+// columns are the scan targets for a row's state, counts and digests.
 func (c *cell) columns() []any {
 	return []any{&c.state, &c.attempts, &c.undoAttempts, &c.digest, &c.undoDigest}
 }
 
-// abandon rolls back, and closes the connection if that cannot be done: the
-// server then does.
-func (c *Consumer) abandon(ctx context.Context, conn *pgx.Conn) {
+// rollbackOrClose rolls back. If that fails it closes the connection, and the server rolls back.
+func (d *database) rollbackOrClose(ctx context.Context, conn *pgx.Conn) {
 	if conn.IsClosed() || txguard.StatusOf(conn) == txguard.Ended {
 		return
 	}
@@ -311,72 +322,71 @@ func (c *Consumer) abandon(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-func compareIdentity(a, b *job) int {
+func compareIdentity(a, b *attempt) int {
 	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Step, b.Step), cmp.Compare(a.joinedN(), b.joinedN()))
 }
 
 // identity are the columns that name the step's row.
-func (j *job) identity() []any { return []any{j.Scope, j.Key, j.Step, j.joinedN()} }
+func (m *received) identity() []any { return []any{m.Scope, m.Key, m.Step, m.joinedN()} }
 
-// claim are the columns of a row that did not exist: the action is done, or the
-// compensation has found nothing to undo.
-func (j *job) claim() []any {
-	if j.kind == compensation {
-		return append(j.identity(), void, 0, nil, j.digest)
+// claimArgs are the columns of a claimed row: the action is done, or the compensation has found nothing to undo.
+func (a *attempt) claimArgs() []any {
+	if a.kind == compensation {
+		return append(a.identity(), void, 0, nil, a.digest)
 	}
-	return append(j.identity(), done, 1, j.digest, nil)
+	return append(a.identity(), done, 1, a.digest, nil)
 }
 
-// identityColumns are the identities of jobs turned on their side, for unnest.
-func identityColumns(jobs []*job) []any {
+// identityColumns are the identities of attempts as four columns, for unnest.
+func identityColumns(attempts []*attempt) []any {
 	columns := make([][]string, 4)
-	for _, j := range jobs {
-		for i, value := range []string{j.Scope, j.Key, j.Step, j.joinedN()} {
+	for _, a := range attempts {
+		for i, value := range []string{a.Scope, a.Key, a.Step, a.joinedN()} {
 			columns[i] = append(columns[i], value)
 		}
 	}
 	return []any{columns[0], columns[1], columns[2], columns[3]}
 }
 
-func claimColumns(jobs []*job) []any {
+func claimColumns(attempts []*attempt) []any {
 	var states []string
-	var attempts []int
+	var entries []int
 	var digests, undoDigests [][]byte
-	for _, j := range jobs {
-		to, n, digest, undoDigest := done, 1, j.digest, []byte(nil)
-		if j.kind == compensation {
-			to, n, digest, undoDigest = void, 0, nil, j.digest
+	for _, a := range attempts {
+		to, n, digest, undoDigest := done, 1, a.digest, []byte(nil)
+		if a.kind == compensation {
+			to, n, digest, undoDigest = void, 0, nil, a.digest
 		}
-		states, attempts = append(states, string(to)), append(attempts, n)
+		states, entries = append(states, string(to)), append(entries, n)
 		digests, undoDigests = append(digests, digest), append(undoDigests, undoDigest)
 	}
-	return append(identityColumns(jobs), states, attempts, digests, undoDigests)
+	return append(identityColumns(attempts), states, entries, digests, undoDigests)
 }
 
-// idleLimit is how long the transaction of jobs may be idle: as long as the
-// slowest handler computes.
-func idleLimit(jobs []*job) time.Duration {
+// idleLimit is how long the transaction of attempts may be idle: the longest Timeout of their steps and
+// databaseTimeout.
+func idleLimit(attempts []*attempt) time.Duration {
 	longest := time.Duration(0)
-	for _, j := range jobs {
-		longest = max(longest, j.step.Timeout)
+	for _, a := range attempts {
+		longest = max(longest, a.step.Timeout)
 	}
 	return longest + databaseTimeout
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// queueHorizon reads the horizon behind the claims in b.
-func (c *Consumer) queueHorizon(b *pgx.Batch, jobs []*job) {
+// queueHorizon reads the horizon after the claims in b.
+func (c *claimer) queueHorizon(b *pgx.Batch, attempts []*attempt) {
 	b.Queue(c.retention.readHorizon).QueryRow(func(row pgx.Row) error {
 		horizon, err := scanHorizon(row)
-		for _, j := range jobs {
-			j.found.horizon = horizon
+		for _, a := range attempts {
+			a.found.horizon = horizon
 		}
 		return err
 	})
 }
 
-// scanHorizon reads the answer of sqlReadHorizon.
+// scanHorizon reads the answer of inbox.SQLReadHorizon.
 func scanHorizon(row pgx.Row) (time.Time, error) {
 	var horizon *time.Time
 	err := row.Scan(&horizon)
@@ -390,103 +400,128 @@ func scanHorizon(row pgx.Row) (time.Time, error) {
 }
 
 var (
-	// errGone reports that a parked copy was dealt with by somebody else.
+	// errGone reports that another instance has settled a parked copy.
 	errGone = errors.New("consumer: the parked copy is gone")
 
-	// errBusy reports that somebody else is at work on a parked copy's step.
+	// errBusy reports that another transaction holds the step of a parked copy.
 	errBusy = errors.New("consumer: the step is locked")
 )
 
-// lock claims and locks the step's row, and opens the savepoint that a failing
-// handler falls back to, in one round trip. For a parked job it then makes
-// sure that the copy is still its own.
-func (c *Consumer) lock(ctx context.Context, tx pgx.Tx, j *job) (cell, error) {
-	j.older = true // whoever made the row: it must be moved
-	j.emits(nil)
+// claimDelivery is openTransaction for one delivery.
+func (c *claimer) claimDelivery(ctx context.Context, conn *pgx.Conn, a *attempt) (pgx.Tx, error) {
+	return c.openTransaction(ctx, conn, []*attempt{a})
+}
+
+// claimParked begins a transaction on conn that holds the row of a's step and its parked copy. It returns no transaction
+// if there is nothing to do: the copy is gone, or its step is locked and the copy was handed back.
+func (c *claimer) claimParked(ctx context.Context, conn *pgx.Conn, a *attempt) (pgx.Tx, error) {
+	tx, err := conn.BeginTx(ctx, readCommitted)
+	if err != nil {
+		return nil, fmt.Errorf("consumer: begin: %w", err)
+	}
+	switch err := c.lockRow(ctx, tx, a); {
+	case errors.Is(err, errGone):
+		return nil, nil
+	case errors.Is(err, errBusy):
+		if err := c.handBackParked(ctx, tx, a); err != nil {
+			return nil, err
+		}
+		return nil, c.database.commit(ctx, tx, &pgx.Batch{}, "")
+	case err != nil:
+		return nil, err
+	}
+	return tx, nil
+}
+
+// lockRow claims and locks the step's row and sets the savepoint for the handler, in one round trip. For a parked
+// attempt it then locks the parked copy and checks the fence. It fails with errGone or errBusy for a parked attempt
+// that has nothing to do.
+func (c *claimer) lockRow(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	a.older = true // even if this transaction inserts the row, it says open and must be moved
+	a.setEmitted(nil)
 	batch := &pgx.Batch{}
-	batch.Queue(c.sql.limitIdle, milliseconds(idleLimit([]*job{j})))
-	batch.Queue(c.sql.claimStep, j.identity()...)
-	if j.parked == nil {
-		batch.Queue(c.sql.lockStep, j.identity()...)
+	batch.Queue(c.sql.limitIdle, milliseconds(idleLimit([]*attempt{a})))
+	batch.Queue(c.sql.claimStep, a.identity()...)
+	if a.parked == nil {
+		batch.Queue(c.sql.lockStep, a.identity()...)
 	} else {
-		batch.Queue(c.sql.tryLockStep, j.identity()...)
+		batch.Queue(c.sql.tryLockStep, a.identity()...)
 	}
 	batch.Queue(c.retention.readHorizon)
 	batch.Queue("SAVEPOINT " + stepSavepoint)
 	results := tx.SendBatch(ctx, batch)
-	var found cell
+	a.found = cell{}
 	_, err := results.Exec()
 	if err == nil {
 		_, err = results.Exec()
 	}
 	if err == nil {
-		err = results.QueryRow().Scan(found.columns()...)
+		err = results.QueryRow().Scan(a.found.columns()...)
 	}
-	busy := j.parked != nil && errors.Is(err, pgx.ErrNoRows)
+	busy := a.parked != nil && errors.Is(err, pgx.ErrNoRows)
 	if busy {
 		err = nil
 	}
 	if err == nil {
-		found.horizon, err = scanHorizon(results.QueryRow())
+		a.found.horizon, err = scanHorizon(results.QueryRow())
 	}
 	if err = errors.Join(err, results.Close()); err != nil {
-		return cell{}, fmt.Errorf("consumer: lock step: %w", err)
+		return fmt.Errorf("consumer: lock step: %w", err)
 	}
 	if busy {
-		return cell{}, errBusy
+		return errBusy
 	}
-	if j.parked == nil {
-		return found, nil
+	if a.parked == nil {
+		return nil
 	}
 	var ours bool
-	err = tx.QueryRow(ctx, c.sql.lockParked, j.parked.fence()...).Scan(&ours)
+	err = tx.QueryRow(ctx, c.sql.lockParked, a.parked.fence()...).Scan(&ours)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return cell{}, errGone
+		return errGone
 	}
 	if err != nil {
-		return cell{}, fmt.Errorf("consumer: lock parked message: %w", err)
+		return fmt.Errorf("consumer: lock parked message: %w", err)
 	}
-	return found, nil
+	return nil
 }
 
-// handBack returns a parked copy whose step is busy, for a little while.
-func (c *Consumer) handBack(ctx context.Context, tx pgx.Tx, j *job) error {
-	wait := j.step.retry().Wait(1)
-	if _, err := tx.Exec(ctx, c.sql.handBack, append(j.parked.fence(), wait.Microseconds())...); err != nil {
+// handBackParked makes a parked copy whose step is locked due again after a short wait.
+func (c *claimer) handBackParked(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	wait := a.step.retryPolicy().Wait(1)
+	if _, err := tx.Exec(ctx, c.sql.handBack, append(a.parked.fence(), wait.Microseconds())...); err != nil {
 		return fmt.Errorf("consumer: hand parked message back: %w", err)
 	}
 	return nil
 }
 
-// reopen takes back a claim that a handler has committed by ending the
-// transaction: the row says that the step is done, and only half of it is. One that it
-// has rolled back is gone, and the row may be another delivery's, which stays. If that
-// fails, whoever records the failure does it first.
-func (c *Consumer) reopen(ctx context.Context, j *job) error {
-	if j.older {
+// reopenClaim takes back a claim that a handler has committed by ending the transaction: the row says that the step
+// is done, but only a part of it is. A claim that the handler has rolled back is gone. The row may then belong to
+// another delivery, and stays. If reopenClaim fails, a.leaked lets recordLostAttempt do it first.
+func (c *claimer) reopenClaim(ctx context.Context, a *attempt) error {
+	if a.older {
 		return nil
 	}
-	err := c.inTx(ctx, func(tx pgx.Tx, _ *pgx.Batch) error {
-		_, err := c.reopenIn(ctx, tx, j)
+	err := c.database.inTransaction(ctx, func(tx pgx.Tx, _ *pgx.Batch) error {
+		_, err := c.reopenClaimIn(ctx, tx, a)
 		return err
 	})
-	j.unmended = err != nil
+	a.leaked = err != nil
 	return err
 }
 
-// reopenIn is reopen in tx, and reports whether there was such a claim. An entry is
-// counted with it, since what the handler has committed must be undone whoever
-// comes before its failure is recorded.
-func (c *Consumer) reopenIn(ctx context.Context, tx pgx.Tx, j *job) (reopened bool, err error) {
+// reopenClaimIn is reopenClaim in tx. It reports whether there was such a claim. The entry is counted in the same
+// statement: what the handler has committed must be undone even if a compensation comes before the failure is
+// recorded.
+func (c *claimer) reopenClaimIn(ctx context.Context, tx pgx.Tx, a *attempt) (reopened bool, err error) {
 	entries := 0
-	if j.entered {
+	if a.phase != phasePending {
 		entries = 1
 	}
-	tag, err := tx.Exec(ctx, c.sql.reopen, append(j.identity(), j.digest, entries, j.xid)...)
+	tag, err := tx.Exec(ctx, c.sql.reopen, append(a.identity(), a.digest, entries, a.xid)...)
 	if err != nil {
 		return false, fmt.Errorf("consumer: reopen step: %w", err)
 	}
 	reopened = tag.RowsAffected() > 0
-	j.counted = j.counted || reopened && j.entered
+	a.counted = a.counted || reopened && a.phase != phasePending
 	return reopened, nil
 }

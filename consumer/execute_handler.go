@@ -17,26 +17,29 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// enter calls the handler with tx, which is on conn.
-func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job, found cell) (err error) {
+// handlers enters handlers and reports each entry.
+type handlers struct{ reporter *reporter }
+
+// enterHandler calls the handler with tx, which is on conn.
+func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, a *attempt) (err error) {
 	if err := failpoint.Hit("consumer/before-handler"); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, j.step.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, a.step.Timeout)
 	defer cancel()
-	j.Attempt = j.attempts(found)
-	j.entered = true
-	j.out = &collector{job: j, log: c.opts.Logger}
-	defer j.out.close()
-	ctx = c.entering(ctx, j)
+	a.Attempt = a.countEntries()
+	a.phase = phaseEntered
+	a.out = &collector{job: a, log: h.reporter.log}
+	defer a.out.closeCollector()
+	ctx = h.reporter.reportEntry(ctx, a)
 	err = errNoReturn
-	defer func() { c.leaving(j, err) }()
-	if j.traffic != nil {
-		defer func(begun time.Time) { j.traffic.note(time.Since(begun)) }(time.Now())
+	defer func() { h.reporter.reportExit(a, err) }()
+	if a.load != nil {
+		defer func(begun time.Time) { a.load.observePace(time.Since(begun)) }(time.Now())
 	}
-	err = guarded(func() error { return j.input.run(ctx, txguard.Wrap(tx), j.Delivery, j.body, j.out.emit) })
+	err = callGuarded(func() error { return a.input.run(ctx, txguard.Wrap(tx), a.Delivery, a.body, a.out.emitMessages) })
 	if err == nil {
-		err = stateAfter(conn)
+		err = checkAfterHandler(conn)
 	} else if conn.IsClosed() {
 		err = errors.Join(errConnLost, err)
 	} else if txguard.StatusOf(conn) == txguard.Ended {
@@ -45,9 +48,8 @@ func (c *Consumer) enter(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, j *job,
 	return err
 }
 
-// stateAfter returns what is wrong with a transaction that a handler has
-// returned as if nothing were.
-func stateAfter(conn *pgx.Conn) error {
+// checkAfterHandler returns an error if a handler has returned nil but left its transaction unusable.
+func checkAfterHandler(conn *pgx.Conn) error {
 	switch {
 	case conn.IsClosed():
 		return errConnLost
@@ -61,9 +63,9 @@ func stateAfter(conn *pgx.Conn) error {
 	return nil
 }
 
-// A collector keeps what a handler emits and queues until the handler returns.
+// A collector holds what a handler emits and queues until the handler returns.
 type collector struct {
-	job *job
+	job *attempt
 	log *slog.Logger
 
 	mu         sync.Mutex
@@ -79,19 +81,19 @@ type statement struct {
 	args []any
 }
 
-func (o *collector) emit(msgs ...outbox.Message) {
-	o.keep(func() {
+func (o *collector) emitMessages(msgs ...outbox.Message) {
+	o.addWhileOpen(func() {
 		for _, m := range msgs {
 			o.msgs = append(o.msgs, o.job.follows(m))
 		}
 	})
 }
 
-func (o *collector) queue(s statement) {
-	o.keep(func() { o.statements = append(o.statements, s) })
+func (o *collector) queueStatement(s statement) {
+	o.addWhileOpen(func() { o.statements = append(o.statements, s) })
 }
 
-func (o *collector) keep(add func()) {
+func (o *collector) addWhileOpen(add func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
@@ -101,13 +103,13 @@ func (o *collector) keep(add func()) {
 	add()
 }
 
-func (o *collector) close() {
+func (o *collector) closeCollector() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed = true
 }
 
-// queueInto adds the statements to last and returns how many they are.
+// queueInto adds the queued statements to last and returns their number.
 func (o *collector) queueInto(last *pgx.Batch) int {
 	for _, s := range o.statements {
 		last.Queue(s.sql, s.args...)
@@ -115,16 +117,13 @@ func (o *collector) queueInto(last *pgx.Batch) int {
 	return len(o.statements)
 }
 
-// Queue adds a statement to the handler's transaction that travels with the
-// transaction's last round trip, COMMIT included: it costs none of its own. It
-// runs after the handler has returned nil, after all that the handler has queued
-// before it, before what is emitted, and before any other handler of the saga: where
-// one of the same transaction follows, it is sent ahead of that. Its result cannot be looked at. If it fails, that is a failure of
-// the handler, so that what must not happen has to be a constraint of the table.
+// Queue adds a statement to the handler's transaction. The statement travels with COMMIT in one round trip. It runs
+// after the handler has returned nil, in the order of the calls, and before the emitted messages are stored. If
+// another handler of the same saga follows in the transaction, the statement runs before that handler. Its result
+// cannot be read. If it fails, the handler has failed: make a constraint of the table refuse what must not happen.
 //
-// It has the limits of [pgx.Batch]: one statement, without options. It may be
-// called only while the handler runs, and panics with a statement that would end
-// the transaction.
+// The limits of [pgx.Batch] apply: one statement, without options. Queue may be called only while the handler runs.
+// It panics with a statement that would end the transaction.
 func (d *Delivery) Queue(sql string, args ...any) {
 	if d.out == nil {
 		panic("consumer: Queue of a Delivery that no handler was given")
@@ -132,39 +131,38 @@ func (d *Delivery) Queue(sql string, args ...any) {
 	if txguard.Ends(sql) {
 		panic(ErrTxManaged)
 	}
-	d.out.queue(statement{sql, args})
+	d.out.queueStatement(statement{sql, args})
 }
 
-// DidNothing says that the action has done nothing, by its own decision, and that there
-// is nothing to undo: should its compensation come, no handler is entered for that, as
-// if it had come first. Of a compensation it says nothing. It may be called only
-// while the handler runs.
+// DidNothing says that the action has decided to do nothing, so that there is nothing to undo. A later compensation
+// enters no handler, as if it had come first. Called in a compensation it has no effect. It may be called only while
+// the handler runs.
 func (d *Delivery) DidNothing() {
 	if d.out == nil {
 		panic("consumer: DidNothing of a Delivery that no handler was given")
 	}
-	d.out.keep(func() { d.out.nothing = true })
+	d.out.addWhileOpen(func() { d.out.nothing = true })
 }
 
-// follows fills in m what it has in common with the message that led to it.
-func (j *job) follows(m outbox.Message) outbox.Message {
-	m.Scope = cmp.Or(m.Scope, j.Scope)
-	m.Key = cmp.Or(m.Key, j.Key)
-	if m.Scope == j.Scope && m.Key == j.Key {
-		m.Incarnation = cmp.Or(m.Incarnation, j.Incarnation)
+// follows completes m with what it shares with the message that led to it.
+func (a *attempt) follows(m outbox.Message) outbox.Message {
+	m.Scope = cmp.Or(m.Scope, a.Scope)
+	m.Key = cmp.Or(m.Key, a.Key)
+	if m.Scope == a.Scope && m.Key == a.Key {
+		m.Incarnation = cmp.Or(m.Incarnation, a.Incarnation)
 	}
-	m.CorrelationID = cmp.Or(m.CorrelationID, usable(j.CorrelationID))
-	m.CausationID = cmp.Or(m.CausationID, usable(j.ID))
-	parent, state := j.traceHeaders()
+	m.CorrelationID = cmp.Or(m.CorrelationID, usableID(a.CorrelationID))
+	m.CausationID = cmp.Or(m.CausationID, usableID(a.ID))
+	parent, state := a.traceHeaders()
 	m.Headers = traceheader.Add(m.Headers, traceLimits, parent, state)
 	return m
 }
 
 var traceLimits = traceheader.Limits{Count: outbox.MaxHeaders, Bytes: outbox.MaxHeaderBytes}
 
-// usable returns id if the outbox would take it: an id of foreign origin may
-// be anything, and must not make a step fail.
-func usable(id string) string {
+// usableID returns id if the outbox accepts it. An id of foreign origin can hold anything, and must not make a step
+// fail.
+func usableID(id string) string {
 	if len(id) > outbox.MaxHeaderName || !cleantext.Printable(id) {
 		return ""
 	}
@@ -172,11 +170,11 @@ func usable(id string) string {
 }
 
 // queueEmitted adds emitted messages to last, in their order.
-func (c *Consumer) queueEmitted(last *pgx.Batch, msgs []outbox.Message) error {
-	return terminalIfInvalid(c.outbox.Queue(context.Background(), last, msgs...)) // they have their saga and their trace
+func (s *settler) queueEmitted(last *pgx.Batch, msgs []outbox.Message) error {
+	return terminalIfInvalid(s.outbox.Queue(context.Background(), last, msgs...)) // they have their saga and their trace
 }
 
-// checkEmitted returns the error that queueEmitted would.
+// checkEmitted returns the error that queueEmitted would return.
 func checkEmitted(msgs []outbox.Message) error {
 	return terminalIfInvalid(outbox.Validate(msgs...))
 }

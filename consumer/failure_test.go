@@ -77,7 +77,7 @@ func TestAParkedMessageKeepsItsBytes(t *testing.T) {
 	msg.Metadata.Set("x-own", "\xff\x00")
 	msg.Metadata.Set(outbox.PropertyRedelivered, "no")
 	handle(t, c, msg)
-	rows, err := c.takeParked(t.Context(), 1, c.stepNames...)
+	rows, err := c.retrier.takeParked(t.Context(), 1, c.retrier.stepNames...)
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("take parked = %v, %v", rows, err)
 	}
@@ -204,7 +204,7 @@ func TestAMessageThatCannotBeReadIsADeadLetter(t *testing.T) {
 			f := newFixture(t)
 			c := f.consumer(t, Options{MaxPayload: 1000}, f.step(f.effect("paid"), nil))
 			if tt.name == "deep" {
-				c.opts.MaxPayload = 100_000
+				c.receiver.maxPayload = 100_000
 			}
 			msg := act("k")
 			msg.UUID = "id\x00\xff"

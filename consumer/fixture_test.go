@@ -20,6 +20,12 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
+// readAttempt reads msg as an attempt.
+func readAttempt(c *Consumer, topic string, msg *message.Message) (*attempt, *rejection) {
+	m, rejected := c.receiver.readMessage(topic, msg)
+	return newAttempt(m), rejected
+}
+
 // The effects of the test's steps go to a table without a unique key, so that
 // one that happened twice is seen.
 const sqlCreateEffect = `CREATE TABLE {schema}.effect (id bigserial PRIMARY KEY, what text NOT NULL)`
@@ -115,12 +121,12 @@ func (f *fixture) parked(t *testing.T) string {
 // runParkedOnce runs what is due, and reports how many messages that were.
 func runParkedOnce(t *testing.T, c *Consumer) int {
 	t.Helper()
-	rows, err := c.takeParked(t.Context(), 100, c.stepNames...)
+	rows, err := c.retrier.takeParked(t.Context(), 100, c.retrier.stepNames...)
 	if err != nil {
 		t.Fatalf("take parked: %v", err)
 	}
 	for _, row := range rows {
-		c.runOneParked(t.Context(), &row)
+		c.retrier.runParkedMessage(t.Context(), &row)
 	}
 	return len(rows)
 }

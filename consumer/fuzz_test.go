@@ -42,7 +42,7 @@ func FuzzRead(f *testing.F) {
 		for _, topic := range []string{"pay", "unpay"} {
 			checkRead(t, c, topic, msg)
 		}
-		names, values := headers(msg.Metadata)
+		names, values := headerColumns(msg.Metadata)
 		row := parkedRow{MessageID: []byte(msg.UUID), HeaderNames: names, HeaderValues: values, Payload: body}
 		if again := row.message(); again.UUID != msg.UUID || !maps.Equal(again.Metadata, msg.Metadata) || string(again.Payload) != string(body) {
 			t.Errorf("came back as %q %q", again.UUID, again.Metadata)
@@ -54,22 +54,22 @@ func FuzzRead(f *testing.F) {
 }
 
 func checkRead(t *testing.T, c *Consumer, topic string, msg *message.Message) {
-	j, rejected := c.read(topic, msg)
-	if (j == nil) == (rejected == nil) {
-		t.Fatalf("read = %v, %v", j, rejected)
+	a, rejected := readAttempt(c, topic, msg)
+	if (a == nil) == (rejected == nil) {
+		t.Fatalf("read = %v, %v", a, rejected)
 	}
 	if rejected != nil {
-		text, _ := failure{err: rejected.err}.text()
+		text, _ := failure{err: rejected.err}.errorText()
 		if rejected.reason == "" || text == "" || !utf8.ValidString(text) || strings.ContainsRune(text, 0) || len(text) > maxErrorText {
 			t.Errorf("rejected for %q: %q", rejected.reason, text)
 		}
 		return
 	}
-	if j.Key == "" || len(j.Key) > 255 || !cleantext.Printable(j.Key) || j.Scope == "" || len(j.Scope) > outbox.MaxScope || !cleantext.Printable(j.Scope) || j.Step != "pay" || len(j.EffectKey()) == 0 {
-		t.Errorf("identity %q %q %q %q", j.Scope, j.Key, j.Step, j.N)
+	if a.Key == "" || len(a.Key) > 255 || !cleantext.Printable(a.Key) || a.Scope == "" || len(a.Scope) > outbox.MaxScope || !cleantext.Printable(a.Scope) || a.Step != "pay" || len(a.EffectKey()) == 0 {
+		t.Errorf("identity %q %q %q %q", a.Scope, a.Key, a.Step, a.N)
 	}
-	_ = decide(cell{}, j.arrival())
-	if err := outbox.Validate(j.follows(outbox.Message{Topic: "t", Step: "ship", Payload: []byte("{}")})); err != nil {
+	_ = decide(cell{}, a.arrival())
+	if err := outbox.Validate(a.follows(outbox.Message{Topic: "t", Step: "ship", Payload: []byte("{}")})); err != nil {
 		t.Errorf("what it leads to is refused: %v", err)
 	}
 }

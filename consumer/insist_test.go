@@ -37,11 +37,11 @@ func TestHowLongADeliveryIsTried(t *testing.T) {
 		{"true", locked, maxTries},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			c := &Consumer{opts: Options{Logger: slog.New(slog.DiscardHandler)}}
+			x := &executor{reporter: &reporter{log: slog.New(slog.DiscardHandler)}}
 			msg := message.NewMessage("1", nil)
 			msg.Metadata.Set(outbox.PropertyRedelivered, tt.redelivered)
 			tries := 0
-			if c.insist(t.Context(), arrived{topic: "pay", msg: msg}, func() error { tries++; return tt.err }) {
+			if x.retryUntilDone(t.Context(), boardEntry{topic: "pay", msg: msg}, func() error { tries++; return tt.err }) {
 				t.Error("it has succeeded")
 			}
 			if tries != tt.tries {
@@ -50,7 +50,7 @@ func TestHowLongADeliveryIsTried(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			began := time.Now()
-			c.insist(ctx, arrived{topic: "pay", msg: msg}, func() error { cancel(); return tt.err })
+			x.retryUntilDone(ctx, boardEntry{topic: "pay", msg: msg}, func() error { cancel(); return tt.err })
 			if took := time.Since(began); took > 0 {
 				t.Errorf("redelivered %q: a stop has waited for %s", tt.redelivered, took)
 			}

@@ -68,7 +68,7 @@ func TestLogLines(t *testing.T) {
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	c.settleDelivery(over, over, jobsOf(t, c, act("k"))[0])
+	c.executor.executeOne(over, over, jobsOf(t, c, act("k"))[0])
 
 	lines := strings.Split(strings.TrimSuffix(log.String(), "\n"), "\n")
 	want := []string{

@@ -28,10 +28,10 @@ const (
 type modelRound struct {
 	arrivals map[string][]specArrival
 	due      string // the kind; "" for messages
-	ends     map[string]outcome
+	ends     map[string]callResult
 }
 
-func (r modelRound) how(kind, key string) outcome { return r.ends[kind+key] }
+func (r modelRound) how(kind, key string) callResult { return r.ends[kind+key] }
 
 // A generator draws rounds. What it draws depends on its seed alone, and on the
 // states of the keys, so that a redelivery is of something that was delivered.
@@ -60,7 +60,7 @@ func newGenerator(t *testing.T, limit int) *generator {
 // round draws a round. Both kinds of a key end alike for the whole round, since a
 // batch that fails may enter the same handler again.
 func (g *generator) round() modelRound {
-	r := modelRound{arrivals: map[string][]specArrival{}, ends: map[string]outcome{}}
+	r := modelRound{arrivals: map[string][]specArrival{}, ends: map[string]callResult{}}
 	switch g.IntN(4) {
 	case 0:
 		r.due = actionType
@@ -80,8 +80,8 @@ func (g *generator) round() modelRound {
 	return r
 }
 
-func (g *generator) end() outcome {
-	ends := []outcome{succeeds, succeeds, succeeds, succeeds, fails, fails, panics, gives}
+func (g *generator) end() callResult {
+	ends := []callResult{succeeds, succeeds, succeeds, succeeds, fails, fails, panics, gives}
 	return ends[g.IntN(len(ends))]
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// An Outcome says what became of an arrival of a message. Outcomes are few and
-// fixed, so that they can label a metric; keys never should.
+// An Outcome says how an arrival of a message ended. Outcomes are few and fixed, so that they can label a metric;
+// keys never should.
 type Outcome string
 
 // The outcomes. After all but the last two, the arrival is over and a delivery
@@ -34,20 +34,17 @@ var outcomes = [...]Outcome{
 	OutcomeDone, OutcomeDuplicate, OutcomeSuperseded, OutcomeTombstone, OutcomeRetry, OutcomeDead, OutcomeUndone, OutcomeUndecided,
 }
 
-// An Observer is told what a Consumer does, on the goroutines that do it: what
-// it takes, messages wait for. It must be safe for concurrent use. A panic in it is
-// logged, and changes nothing for the message. Package telemetry has one that makes traces and metrics.
+// An Observer sees what a Consumer does. Its methods run on the goroutines of the lanes and workers: messages wait
+// while they run. It must be safe for concurrent use. A panic in it is logged and changes nothing for the message.
+// Package telemetry has one that makes traces and metrics.
 type Observer interface {
-	// Enter is called when a handler is about to be entered, and for each attempt
-	// at an Effect before its verify or call, whichever comes first: verify, call
-	// and record are in one entry. For each call of Enter, Observe is called later
-	// with the Entry, also if the handler panics or ends its goroutine; not if the
-	// process dies. in must not be changed.
+	// Enter is called when a handler is about to be entered. An attempt at an Effect is one entry, which begins before
+	// its verify or its call. For each call of Enter, Observe is called later with the Entry, also if the handler
+	// panics or ends its goroutine, unless the process dies. in must not be changed.
 	Enter(ctx context.Context, in *Delivery) Entry
 
-	// Observe is called when it is known what became of an arrival: after the
-	// commit of its effect, its parked copy or its dead letter, or once that
-	// cannot happen in this attempt any more.
+	// Observe is called when the outcome of an arrival is known: after the commit of its effect, its parked copy or
+	// its dead letter, or once that cannot happen in this attempt any more.
 	Observe(ctx context.Context, e Event)
 
 	// Ended is called after each transaction in which messages were handled. An
@@ -55,12 +52,11 @@ type Observer interface {
 	Ended(ctx context.Context, t Transaction)
 }
 
-// An Entry is one entry into a handler, as its Observer sees it. A nil Entry is
-// one that the Observer has no interest in.
+// An Entry is one entry into a handler, as its Observer sees it. An Observer that is not interested in an entry
+// returns a nil Entry.
 type Entry interface {
-	// Context returns ctx with what tells code under it that it belongs to the
-	// entry, such as a span: handler and log lines run under it, and so do
-	// verify, call and record.
+	// Context returns ctx with a value that marks the entry, such as a span. The handler, verify, call, record and log
+	// lines run under it.
 	Context(ctx context.Context) context.Context
 
 	// Trace returns the trace headers of what the handler emits, or "" for the
@@ -68,7 +64,7 @@ type Entry interface {
 	Trace() (parent, state string)
 }
 
-// An Event is what became of one arrival of a message.
+// An Event says how one arrival of a message ended.
 type Event struct {
 	// Delivery is the message, not to be changed. If it could not be read, only
 	// ID, Topic, Metadata and Payload are set, and may hold anything.
@@ -95,27 +91,27 @@ type Transaction struct {
 	Err      error         // nil: it has committed
 }
 
-// errNoReturn is how an entry ended whose handler neither returned nor
-// panicked: it ended its goroutine, as testing's FailNow does.
+// errNoReturn is the result of a handler that neither returned nor panicked: it ended its goroutine, as FailNow of
+// package testing does.
 var errNoReturn = errors.New("consumer: the handler ended its goroutine")
 
-// maxLag is the age from which on a timestamp says nothing.
+// maxLag is the age from which on a timestamp is not believed.
 const maxLag = 30 * 24 * time.Hour
 
-// A watch is what is to be told of a job's arrival once that is decided.
+// A watch holds what the Observer will see of an attempt once its outcome is decided.
 type watch struct {
-	came, entered, left time.Time
-	inside              bool // a handler was entered, and nobody has been told the end
-	delivered           bool // the job came from the broker; by now it is parked
-	entry               Entry
-	failure             error // of the handler
-	outcome             Outcome
-	reason              Reason
-	batch               int // messages in the transaction; 0: this one
+	entered, left time.Time
+	inside        bool // a handler was entered, and its end is not reported yet
+	delivered     bool // the attempt came from the broker; by now it is parked
+	entry         Entry
+	failure       error // of the handler
+	outcome       Outcome
+	reason        Reason
+	batch         int // messages in the transaction; 0: this one
 }
 
-// context returns ctx for log lines about the job.
-func (w *watch) context(ctx context.Context) context.Context {
+// logContext returns ctx for log lines about the attempt.
+func (w *watch) logContext(ctx context.Context) context.Context {
 	if w.entry == nil {
 		return ctx
 	}
@@ -126,128 +122,141 @@ func (w *watch) context(ctx context.Context) context.Context {
 	return within
 }
 
-// observe calls a method of the Observer, or of its Entry, if there is an Observer.
-func (c *Consumer) observe(ctx context.Context, method string, call func(o Observer)) {
-	if c.opts.Observer != nil {
-		guard.Hook(ctx, c.opts.Logger, "consumer: option Observer: "+method, func() { call(c.opts.Observer) })
+// A reporter reports to the Observer, the counters and the log.
+type reporter struct {
+	observer Observer
+	log      *slog.Logger
+	counters *counters
+}
+
+// callObserver calls a method of the Observer, or of its Entry, if there is an Observer.
+func (rep *reporter) callObserver(ctx context.Context, method string, call func(o Observer)) {
+	if rep.observer != nil {
+		guard.Hook(ctx, rep.log, "consumer: option Observer: "+method, func() { call(rep.observer) })
 	}
 }
 
-// note says what becomes of j if the present transaction commits.
-func (j *job) note(o Outcome, r Reason, err error) {
-	j.watch.outcome, j.watch.reason = o, r
+// noteOutcome sets the outcome that a has if the present transaction commits.
+func (a *attempt) noteOutcome(o Outcome, r Reason, err error) {
+	a.watch.outcome, a.watch.reason = o, r
 	if err != nil {
-		j.watch.failure = err
+		a.watch.failure = err
 	}
 }
 
-// entering tells that j's handler is about to be entered, and returns the
-// context under which it is. What an Effect does after its first function goes on
-// in the entry of that.
-func (c *Consumer) entering(ctx context.Context, j *job) context.Context {
-	w := &j.watch
+// reportEntry reports that a's handler is about to be entered, and returns the context for it. All functions of an
+// Effect run in the entry of the first.
+func (rep *reporter) reportEntry(ctx context.Context, a *attempt) context.Context {
+	w := &a.watch
 	if !w.inside {
 		w.entered, w.inside = time.Now(), true
-		c.observe(ctx, "Enter", func(o Observer) { w.entry = o.Enter(ctx, &j.Delivery) })
+		rep.callObserver(ctx, "Enter", func(o Observer) { w.entry = o.Enter(ctx, &a.Delivery) })
 	}
 	w.failure = nil
-	ctx = w.context(ctx)
-	c.counters.inFlight.Add(1)
+	ctx = w.logContext(ctx)
+	rep.counters.inFlight.Add(1)
 	return ctx
 }
 
-// leaving tells that it has been left, with err.
-func (c *Consumer) leaving(j *job, err error) {
-	j.watch.left, j.watch.failure = time.Now(), err
-	c.counters.inFlight.Add(-1)
+// reportExit reports that the handler has been left, with err.
+func (rep *reporter) reportExit(a *attempt, err error) {
+	a.watch.left, a.watch.failure = time.Now(), err
+	rep.counters.inFlight.Add(-1)
 }
 
-// traceHeaders returns the trace headers of what j's handler emits: those of its
-// entry, or else of the message.
-func (j *job) traceHeaders() (parent, state string) {
-	if j.watch.entry != nil {
-		err := guard.Call(func() error { parent, state = j.watch.entry.Trace(); return nil })
+// traceHeaders returns the trace headers for what a's handler emits: those of its entry, or else those of the
+// message.
+func (a *attempt) traceHeaders() (parent, state string) {
+	if a.watch.entry != nil {
+		err := guard.Call(func() error { parent, state = a.watch.entry.Trace(); return nil })
 		if err == nil && parent != "" {
 			return parent, state
 		}
 	}
-	return j.Metadata.Get(outbox.HeaderTraceParent), j.Metadata.Get(outbox.HeaderTraceState)
+	return a.Metadata.Get(outbox.HeaderTraceParent), a.Metadata.Get(outbox.HeaderTraceState)
 }
 
-// settled tells what became of j, whose transaction has committed if err is nil.
-// Call it once for each attempt, in whatever way that ended.
-func (c *Consumer) settled(ctx context.Context, j *job, err error) {
-	w := &j.watch
+// reportOutcome runs do, which executes a, and reports how that ended.
+func (rep *reporter) reportOutcome(ctx context.Context, a *attempt, do func() error) error {
+	err := errNoReturn
+	defer func() { rep.reportSettled(ctx, a, err) }()
+	err = do()
+	return err
+}
+
+// reportSettled reports the outcome of a, whose transaction has committed if err is nil. Call it once for each
+// attempt, however that ended.
+func (rep *reporter) reportSettled(ctx context.Context, a *attempt, err error) {
+	w := &a.watch
 	switch {
 	case err != nil:
 		w.outcome, w.reason, w.failure = OutcomeUndecided, "", err
 	case w.outcome != "":
 	case !w.inside:
-		return // a parked copy that is gone or busy: somebody else has it in hand
+		return // the parked copy is gone or busy: another instance has it
 	default:
-		w.outcome, w.failure = OutcomeUndecided, j.cause
+		w.outcome, w.failure = OutcomeUndecided, a.cause
 	}
-	c.tell(ctx, j)
+	rep.sendEvent(ctx, a)
 }
 
-// settledBatch tells what became of jobs, whose common transaction has committed.
-func (c *Consumer) settledBatch(ctx context.Context, jobs []*job) {
-	for _, j := range jobs {
-		j.watch.batch = len(jobs)
-		c.settled(ctx, j, nil)
+// reportBatch reports the outcomes of attempts whose common transaction has committed.
+func (rep *reporter) reportBatch(ctx context.Context, attempts []*attempt) {
+	for _, a := range attempts {
+		a.watch.batch = len(attempts)
+		rep.reportSettled(ctx, a, nil)
 	}
 }
 
-// undone tells that b was rolled back, those of its jobs that are to run again.
-// The one that made it fail, and those that can only be recorded, still have
-// their entries: what becomes of them is told then.
-func (b *batch) undone(ctx context.Context) {
-	for _, j := range b.jobs {
-		if j.cause != nil {
+// reportUndone reports that a batch was rolled back, for those of its attempts that run again. The attempt that made
+// it fail still has its entry, and so has one that can only be recorded: their outcomes are reported later.
+func (rep *reporter) reportUndone(ctx context.Context, attempts []*attempt) {
+	for _, a := range attempts {
+		if a.phase == phaseLost {
 			continue
 		}
-		if !j.watch.inside {
-			j.watch.outcome = ""
+		if !a.watch.inside {
+			a.watch.outcome = ""
 			continue
 		}
-		j.watch.batch = len(b.jobs)
-		j.note(OutcomeUndone, "", nil)
-		b.c.tell(ctx, j)
+		a.watch.batch = len(attempts)
+		a.noteOutcome(OutcomeUndone, "", nil)
+		rep.sendEvent(ctx, a)
 	}
 }
 
-// deserted tells of those of jobs that have been entered and not settled: a
-// handler has ended the goroutine.
-func (c *Consumer) deserted(ctx context.Context, jobs []*job) {
-	for _, j := range jobs {
-		if j.watch.inside {
-			c.settled(ctx, j, errNoReturn)
+// reportDeserted reports attempts that were entered and not settled, because a handler has ended the goroutine.
+func (rep *reporter) reportDeserted(ctx context.Context, attempts []*attempt) {
+	for _, a := range attempts {
+		if a.watch.inside {
+			rep.reportSettled(ctx, a, errNoReturn)
 		}
 	}
 }
 
-func (c *Consumer) tell(ctx context.Context, j *job) {
-	w := &j.watch
+// sendEvent counts the outcome of a and calls Observe.
+func (rep *reporter) sendEvent(ctx context.Context, a *attempt) {
+	w := &a.watch
 	e := Event{
-		Delivery: &j.Delivery, Outcome: w.outcome, Reason: w.reason, Err: w.failure,
-		Entry: w.entry, Entered: w.inside, Began: w.came, Lag: -1,
-		Parked: j.parked != nil && !w.delivered, Redelivered: j.redelivered, Batch: max(w.batch, 1),
+		Delivery: &a.Delivery, Outcome: w.outcome, Reason: w.reason, Err: w.failure,
+		Entry: w.entry, Entered: w.inside, Began: a.came, Lag: -1,
+		Parked: a.parked != nil && !w.delivered, Redelivered: a.redelivered, Batch: max(w.batch, 1),
 	}
 	if e.Entered {
 		e.Began, e.Ended = w.entered, w.left
 		if !e.Parked {
-			e.Lag = lag(j.Metadata, w.entered)
+			e.Lag = messageLag(a.Metadata, w.entered)
 		}
 	} else {
 		e.Ended = time.Now()
 	}
-	j.watch = watch{came: w.came}
-	c.counters.count(&e)
-	c.observe(ctx, "Observe", func(o Observer) { o.Observe(ctx, e) })
+	a.watch = watch{}
+	rep.counters.countEvent(&e)
+	rep.callObserver(ctx, "Observe", func(o Observer) { o.Observe(ctx, e) })
 }
 
-// buried tells what became of msg, which belongs to no step.
-func (c *Consumer) buried(ctx context.Context, topic string, msg *message.Message, began time.Time, r *rejection, err error) {
+// reportRejected reports the outcome of msg, which was rejected.
+func (rep *reporter) reportRejected(ctx context.Context, topic string, msg *message.Message, began time.Time, r *rejection, err error) {
 	e := Event{
 		Delivery: &Delivery{ID: msg.UUID, Topic: topic, Metadata: msg.Metadata, Payload: msg.Payload},
 		Outcome:  OutcomeDead, Reason: r.reason, Err: r.err,
@@ -257,25 +266,25 @@ func (c *Consumer) buried(ctx context.Context, topic string, msg *message.Messag
 	if err != nil {
 		e.Outcome, e.Reason, e.Err = OutcomeUndecided, "", err
 	}
-	c.counters.count(&e)
-	c.observe(ctx, "Observe", func(o Observer) { o.Observe(ctx, e) })
+	rep.counters.countEvent(&e)
+	rep.callObserver(ctx, "Observe", func(o Observer) { o.Observe(ctx, e) })
 }
 
-// timed tells of the transaction that do makes, of as many messages as n then is.
-func (c *Consumer) timed(ctx context.Context, n *int, do func() error) error {
+// reportTransaction runs do, which makes a transaction of n messages, and reports it.
+func (rep *reporter) reportTransaction(ctx context.Context, n *int, do func() error) error {
 	began, err := time.Now(), errNoReturn
 	defer func() {
 		t := Transaction{Messages: max(*n, 1), Time: time.Since(began), Err: err}
-		c.counters.ended(&t)
-		c.observe(ctx, "Ended", func(o Observer) { o.Ended(ctx, t) })
+		rep.counters.countTransaction(&t)
+		rep.callObserver(ctx, "Ended", func(o Observer) { o.Ended(ctx, t) })
 	}()
 	err = do()
 	return err
 }
 
-// lag returns how old a message was at the time at, or a negative duration if
-// its timestamp does not tell. Clocks that disagree make none.
-func lag(metadata message.Metadata, at time.Time) time.Duration {
+// messageLag returns the age of a message at the time at, or a negative duration if its timestamp does not tell.
+// Clocks that disagree give 0.
+func messageLag(metadata message.Metadata, at time.Time) time.Duration {
 	sent, err := time.Parse(time.RFC3339, metadata.Get(outbox.PropertyTimestamp))
 	if err != nil {
 		return -1
@@ -287,39 +296,39 @@ func lag(metadata message.Metadata, at time.Time) time.Duration {
 	return max(age, 0)
 }
 
-// logJob writes a line about j. Every such line names the message in the same
-// words; the key, which is the caller's, and the payload are in none.
-func (c *Consumer) logJob(ctx context.Context, level slog.Level, text string, j *job, more ...slog.Attr) {
-	ctx = j.watch.context(ctx)
-	if !c.opts.Logger.Enabled(ctx, level) {
+// logAttempt writes a line about a. Every such line names the message in the same attributes. No line holds the
+// payload or the key, which is the caller's.
+func (rep *reporter) logAttempt(ctx context.Context, level slog.Level, text string, a *attempt, more ...slog.Attr) {
+	ctx = a.watch.logContext(ctx)
+	if !rep.log.Enabled(ctx, level) {
 		return
 	}
 	attrs := []slog.Attr{
-		slog.String("step", j.Step), slog.String("kind", string(j.kind)), slog.String("topic", j.Topic),
-		slog.String("message_id", j.ID), slog.String("correlation_id", j.CorrelationID),
+		slog.String("step", a.Step), slog.String("kind", string(a.kind)), slog.String("topic", a.Topic),
+		slog.String("message_id", a.ID), slog.String("correlation_id", a.CorrelationID),
 	}
-	if j.Attempt > 0 {
-		attrs = append(attrs, slog.Int("attempt", j.Attempt))
+	if a.Attempt > 0 {
+		attrs = append(attrs, slog.Int("attempt", a.Attempt))
 	}
-	c.opts.Logger.LogAttrs(ctx, level, text, append(attrs, more...)...)
+	rep.log.LogAttrs(ctx, level, text, append(attrs, more...)...)
 }
 
-func (c *Consumer) logFailure(ctx context.Context, j *job, err error) {
-	c.logJob(ctx, slog.LevelWarn, "consumer: handler failed", j, slog.Any("error", err))
+func (rep *reporter) logFailure(ctx context.Context, a *attempt, err error) {
+	rep.logAttempt(ctx, slog.LevelWarn, "consumer: handler failed", a, slog.Any("error", err))
 }
 
-func (c *Consumer) logTombstone(ctx context.Context, j *job) {
-	c.logJob(ctx, slog.LevelInfo, "consumer: compensation before its action, which will not run any more", j)
+func (rep *reporter) logTombstone(ctx context.Context, a *attempt) {
+	rep.logAttempt(ctx, slog.LevelInfo, "consumer: compensation before its action, which will not run any more", a)
 }
 
-// logDead writes a line about a dead letter of a step.
-func (c *Consumer) logDead(ctx context.Context, j *job, f failure) {
-	c.logJob(ctx, slog.LevelError, "consumer: dead letter", j,
+// logDeadLetter writes a line about a dead letter of a step.
+func (rep *reporter) logDeadLetter(ctx context.Context, a *attempt, f failure) {
+	rep.logAttempt(ctx, slog.LevelError, "consumer: dead letter", a,
 		slog.String("reason", string(f.reason)), slog.Int("attempts", f.attempts), slog.Any("error", f.err))
 }
 
-// logRejected writes a line about one of no step.
-func (c *Consumer) logRejected(ctx context.Context, topic, messageID string, f failure) {
-	c.opts.Logger.LogAttrs(ctx, slog.LevelError, "consumer: dead letter", slog.String("topic", topic),
+// logRejected writes a line about a dead letter of no step.
+func (rep *reporter) logRejected(ctx context.Context, topic, messageID string, f failure) {
+	rep.log.LogAttrs(ctx, slog.LevelError, "consumer: dead letter", slog.String("topic", topic),
 		slog.String("message_id", messageID), slog.String("reason", string(f.reason)), slog.Any("error", f.err))
 }

@@ -14,16 +14,15 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// Counters are what a [Consumer] has done since it was made, over all that it
-// handled, by Run and by Handle. Outcomes and reasons that have not occurred are
-// missing from the maps. The numbers are read one after the other, while others
-// go on: they belong to almost the same instant.
+// Counters are what a [Consumer] has done since it was made, by Run and by Handle. Outcomes and reasons that have
+// not occurred are missing from the maps. The numbers are read one after the other while work goes on: they belong
+// to almost the same instant.
 type Counters struct {
 	InFlight int            // handlers that run, and verify, call and record of Effects
 	Steps    []StepCounters // sorted by step, the action before the compensation
 
 	// Rejected are the messages of no step that became dead letters, by reason,
-	// and Unburied how often that could not be stored: they come again.
+	// and Unburied how often storing one failed: it is redelivered.
 	Rejected map[Reason]uint64
 	Unburied uint64
 
@@ -58,14 +57,14 @@ type StepCounters struct {
 	Lag      Histogram          // seconds from a message's timestamp to the entry, of deliveries; of parked copies there is none
 }
 
-// A Histogram tells how values are distributed. Its zero value is of none.
+// A Histogram says how values are distributed. The zero value has no values.
 type Histogram struct {
 	Count   uint64
 	Sum     float64
-	Buckets []Bucket // upwards; what exceeds the last is only in Count
+	Buckets []Bucket // upwards; a value over the last bound is only in Count
 }
 
-// A Bucket counts the values up to AtMost, those of the buckets before included.
+// A Bucket counts the values up to AtMost, including those of the smaller buckets.
 type Bucket struct {
 	AtMost float64
 	Count  uint64
@@ -77,7 +76,7 @@ var (
 	batchBounds  = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256}
 )
 
-// reasons are all of them: each has its place in an array of counters.
+// reasons are all of them. Each has its place in an array of counters.
 var reasons = [...]Reason{
 	ReasonKeyMissing, ReasonKeyMalformed, ReasonScopeMissing, ReasonScopeMalformed, ReasonTypeMissing, ReasonTypeUnknown,
 	ReasonTooLarge, ReasonUndecodable, ReasonKeyReused, ReasonTerminal, ReasonExhausted, ReasonActionDead, ReasonWaits,
@@ -88,7 +87,7 @@ var reasons = [...]Reason{
 // Reasons returns every reason that this version gives.
 func Reasons() []Reason { return slices.Clone(reasons[:]) }
 
-// counters count. Nothing on the way of a message takes a lock.
+// counters count. The way of a message takes no lock for them.
 type counters struct {
 	inFlight     atomic.Int64
 	steps        map[string]*[2]stepCounters // the action's, and the compensation's; complete from the beginning
@@ -113,8 +112,8 @@ func newCounters() *counters {
 	}
 }
 
-// add makes room for step.
-func (c *counters) add(step string) {
+// addStep makes room for step.
+func (c *counters) addStep(step string) {
 	both := new([2]stepCounters)
 	for i := range both {
 		both[i].handler, both[i].lag = newHistogram(secondBounds), newHistogram(secondBounds)
@@ -122,12 +121,12 @@ func (c *counters) add(step string) {
 	c.steps[step] = both
 }
 
-// count notes e.
-func (c *counters) count(e *Event) {
+// countEvent counts e.
+func (c *counters) countEvent(e *Event) {
 	step := c.steps[e.Delivery.Step]
 	switch {
 	case step != nil:
-		step[index(e.Delivery.Undo)].count(e)
+		step[kindIndex(e.Delivery.Undo)].countEvent(e)
 	case e.Outcome == OutcomeUndecided:
 		c.unburied.Add(1)
 	default:
@@ -135,7 +134,7 @@ func (c *counters) count(e *Event) {
 	}
 }
 
-func (s *stepCounters) count(e *Event) {
+func (s *stepCounters) countEvent(e *Event) {
 	increment(s.outcomes[:], outcomes[:], e.Outcome)
 	switch e.Outcome {
 	case OutcomeRetry:
@@ -144,23 +143,23 @@ func (s *stepCounters) count(e *Event) {
 		increment(s.dead[:], reasons[:], e.Reason)
 	}
 	if e.Entered {
-		s.handler.add(e.Ended.Sub(e.Began).Seconds())
+		s.handler.addValue(e.Ended.Sub(e.Began).Seconds())
 	}
 	if e.Lag >= 0 {
-		s.lag.add(e.Lag.Seconds())
+		s.lag.addValue(e.Lag.Seconds())
 	}
 }
 
-func (c *counters) ended(t *Transaction) {
+func (c *counters) countTransaction(t *Transaction) {
 	if t.Err != nil {
 		c.rolledBack.Add(1)
 	}
-	c.transactions.add(t.Time.Seconds())
-	c.batches.add(float64(t.Messages))
+	c.transactions.addValue(t.Time.Seconds())
+	c.batches.addValue(float64(t.Messages))
 }
 
-// index returns a kind's place.
-func index(undo bool) int {
+// kindIndex returns the place of a kind in an array of two.
+func kindIndex(undo bool) int {
 	if undo {
 		return 1
 	}
@@ -174,8 +173,8 @@ func increment[T comparable](counters []atomic.Uint64, names []T, name T) {
 	}
 }
 
-// occurred returns the counters that are not 0, by name.
-func occurred[T comparable](counters []atomic.Uint64, names []T) map[T]uint64 {
+// nonZeroCounts returns the counters that are not 0, by name.
+func nonZeroCounts[T comparable](counters []atomic.Uint64, names []T) map[T]uint64 {
 	counts := map[T]uint64{}
 	for i, name := range names {
 		if n := counters[i].Load(); n > 0 {
@@ -188,7 +187,7 @@ func occurred[T comparable](counters []atomic.Uint64, names []T) map[T]uint64 {
 // A histogram counts values by size.
 type histogram struct {
 	bounds []float64
-	counts []atomic.Uint64 // the last is of what exceeds all bounds
+	counts []atomic.Uint64 // the last one counts values over all bounds
 	sum    atomic.Int64    // millionths: a time.Duration of many long lags would overflow
 }
 
@@ -199,7 +198,7 @@ func newHistogram(bounds []float64) histogram {
 	return histogram{bounds: bounds, counts: make([]atomic.Uint64, len(bounds)+1)}
 }
 
-func (h *histogram) add(value float64) {
+func (h *histogram) addValue(value float64) {
 	bucket := 0
 	for bucket < len(h.bounds) && value > h.bounds[bucket] {
 		bucket++
@@ -208,7 +207,7 @@ func (h *histogram) add(value float64) {
 	h.sum.Add(int64(value * millionth))
 }
 
-func (h *histogram) read() Histogram {
+func (h *histogram) readHistogram() Histogram {
 	r := Histogram{Buckets: make([]Bucket, len(h.bounds)), Sum: float64(h.sum.Load()) / millionth}
 	for i, bound := range h.bounds {
 		r.Count += h.counts[i].Load()
@@ -218,22 +217,22 @@ func (h *histogram) read() Histogram {
 	return r
 }
 
-// Counters returns what this Consumer has done. It is cheap, asks no database,
-// and may be called at any time.
+// Counters returns what this Consumer has done. It is cheap, does not use the database, and may be called at any
+// time.
 func (c *Consumer) Counters() Counters {
 	n := c.counters
 	all := Counters{
-		InFlight: int(n.inFlight.Load()), Rejected: occurred(n.rejected[:], reasons[:]), Unburied: n.unburied.Load(),
-		Transactions: n.transactions.read(), Batches: n.batches.read(), RolledBack: n.rolledBack.Load(),
+		InFlight: int(n.inFlight.Load()), Rejected: nonZeroCounts(n.rejected[:], reasons[:]), Unburied: n.unburied.Load(),
+		Transactions: n.transactions.readHistogram(), Batches: n.batches.readHistogram(), RolledBack: n.rolledBack.Load(),
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.steps)) {
 		for i := range n.steps[name] {
 			s := &n.steps[name][i]
 			all.Steps = append(all.Steps, StepCounters{
 				Step: name, Undo: i == 1,
-				Outcomes: occurred(s.outcomes[:], outcomes[:]),
-				Retries:  occurred(s.retries[:], reasons[:]), Dead: occurred(s.dead[:], reasons[:]),
-				Handler: s.handler.read(), Lag: s.lag.read(),
+				Outcomes: nonZeroCounts(s.outcomes[:], outcomes[:]),
+				Retries:  nonZeroCounts(s.retries[:], reasons[:]), Dead: nonZeroCounts(s.dead[:], reasons[:]),
+				Handler: s.handler.readHistogram(), Lag: s.lag.readHistogram(),
 			})
 		}
 	}
@@ -246,24 +245,22 @@ func (c *Consumer) Counters() Counters {
 	return all
 }
 
-// Stats describe the messages that a consumer's schema has parked. They are
-// read from the database, so that every process of a service sees the same. Of
-// more than [outbox.CountLimit] of a state only so many are counted: those that
+// Stats describe the parked messages of a schema. They are read from the database, so that every process of a
+// service sees the same numbers. At most [outbox.CountLimit] messages of a state are counted: the retrying ones that
 // are due first, and the oldest dead letters.
 type Stats struct {
 	Retrying int // will run again
 	Calling  int // calls of an Effect are under way, or ended with their process and go on when their lease is over
 	Dead     int // dead letters; a person is needed
 
-	// Overdue is how long the message that is to run next has been due: the
-	// time for which nobody had a worker free for it. 0 if none is due.
+	// Overdue is how long the message that runs next has been due: for
+	// that time no worker was free for it. 0 if none is due.
 	Overdue time.Duration
 
 	Parked []ParkedStats // the same messages by step, kind, state and reason; sorted so
 }
 
-// ParkedStats are those of the messages of one step that are parked for one
-// reason.
+// ParkedStats are those of one step's messages that are parked for one reason.
 type ParkedStats struct {
 	Step     string // empty: the messages belong to no step
 	Undo     bool   // they are compensations
@@ -284,9 +281,8 @@ func (p *ParkedStats) State() string {
 	return "retrying"
 }
 
-// sqlReadStats counts parked messages by what a person would ask for. It takes
-// no lock. The two lists come in the order of their indexes, so that the limit
-// ($1) bounds what is read.
+// sqlReadStats counts parked messages by step, kind, state and reason. It takes no lock. The two lists come in the
+// order of their indexes, so that the limit ($1) bounds what is read.
 const sqlReadStats = `
 WITH parked AS (
 	(SELECT step, kind, state, reason, first_at, due_at FROM {schema}.parked WHERE state = 'retrying' ORDER BY due_at LIMIT $1)
@@ -300,14 +296,14 @@ FROM parked
 GROUP BY 1, 2, 3, 4
 ORDER BY 1, 2, 3, 4`
 
-// Stats reads them. They are of one instant.
+// Stats reads the Stats. They are of one instant.
 func (c *Consumer) Stats(ctx context.Context) (s Stats, err error) {
-	rows, _ := c.db.Query(ctx, c.sql.readStats, outbox.CountLimit)
+	rows, _ := c.executor.database.db.Query(ctx, c.executor.sql.readStats, outbox.CountLimit)
 	var p ParkedStats
 	var oldest, due int64
 	_, err = pgx.ForEachRow(rows, []any{&p.Step, &p.Undo, &p.Dead, &p.Reason, &p.Messages, &oldest, &due}, func() error {
 		p.Oldest = max(time.Duration(oldest)*time.Microsecond, 0)
-		s.add(p, time.Duration(due)*time.Microsecond)
+		s.addParked(p, time.Duration(due)*time.Microsecond)
 		return nil
 	})
 	if err != nil {
@@ -316,7 +312,7 @@ func (c *Consumer) Stats(ctx context.Context) (s Stats, err error) {
 	return s, nil
 }
 
-func (s *Stats) add(p ParkedStats, due time.Duration) {
+func (s *Stats) addParked(p ParkedStats, due time.Duration) {
 	switch p.State() {
 	case "dead":
 		s.Dead += p.Messages // which are never due

@@ -240,12 +240,12 @@ func TestAnObserverIsToldOfALostCommit(t *testing.T) {
 				return nil
 			}, nil)
 			c := f.consumerOn(t, pool, Options{Observer: r}, step)
-			j, _ := c.read("pay", stamped(act("k")))
+			a, _ := readAttempt(c, "pay", stamped(act("k")))
 			var err error
 			tries := 0
 			for tries < 3 {
 				tries++
-				err = c.handle(t.Context(), j)
+				err = c.executor.executeAttempt(t.Context(), a)
 				proxy.Lose(pgtest.LoseNothing)
 				if err == nil {
 					break
@@ -290,13 +290,13 @@ func TestAnObserverIsToldOfALostEntry(t *testing.T) {
 			msg := stamped(newMessage("pay", "k", payment{10}))
 			handle(t, c, msg)
 			r.take(t)
-			j, _ := c.read("pay", msg)
+			a, _ := readAttempt(c, "pay", msg)
 			if tt.meanwhile != "" {
-				rows, err := c.takeParked(t.Context(), 1, c.stepNames...)
+				rows, err := c.retrier.takeParked(t.Context(), 1, c.retrier.stepNames...)
 				if err != nil || len(rows) != 1 {
 					t.Fatal(rows, err)
 				}
-				j = c.reread(&rows[0])
+				a = c.retrier.readParked(&rows[0])
 			}
 			if tt.meanwhile == "LOCK" {
 				tx, err := f.pool.Begin(t.Context())
@@ -310,11 +310,12 @@ func TestAnObserverIsToldOfALostEntry(t *testing.T) {
 			} else if tt.meanwhile != "" {
 				f.exec(t, tt.meanwhile)
 			}
-			j.Attempt, j.entered, j.cause = 1, true, lost
-			c.entering(t.Context(), j)
-			c.leaving(j, lost)
-			j.note(OutcomeDone, "", nil)
-			if err := c.handle(t.Context(), j); err != nil {
+			a.Attempt = 1
+			a.lose(lost)
+			c.router.reporter.reportEntry(t.Context(), a)
+			c.router.reporter.reportExit(a, lost)
+			a.noteOutcome(OutcomeDone, "", nil)
+			if err := c.executor.executeAttempt(t.Context(), a); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff([]string{tt.want}, r.take(t)); diff != "" {
@@ -390,17 +391,17 @@ func TestAHandlerRunsInItsEntry(t *testing.T) {
 }
 
 // jobsOf reads messages to be handled in one transaction.
-func jobsOf(t *testing.T, c *Consumer, msgs ...*message.Message) (jobs []*job) {
+func jobsOf(t *testing.T, c *Consumer, msgs ...*message.Message) (attempts []*attempt) {
 	t.Helper()
 	for _, msg := range msgs {
-		j, rejected := c.read("pay", stamped(msg))
+		a, rejected := readAttempt(c, "pay", stamped(msg))
 		if rejected != nil {
 			t.Fatal(rejected)
 		}
-		j.arrived = arrived{topic: "pay", msg: msg}
-		jobs = append(jobs, j)
+		a.origin = boardEntry{topic: "pay", msg: msg}
+		attempts = append(attempts, a)
 	}
-	return jobs
+	return attempts
 }
 
 // What fails in a batch is parked in its transaction, and is told like the others.
@@ -412,8 +413,8 @@ func TestAnObserverIsToldOfABatch(t *testing.T) {
 	handle(t, c, stamped(act("old")))
 	r.take(t)
 	r.transactions = nil
-	jobs := jobsOf(t, c, act("old"), act("a"), newMessage("pay", "b", payment{10}), act("c"))
-	if left := c.settleBatch(t.Context(), t.Context(), jobs); len(left) > 0 {
+	attempts := jobsOf(t, c, act("old"), act("a"), newMessage("pay", "b", payment{10}), act("c"))
+	if left := c.executor.executeBatch(t.Context(), t.Context(), attempts); len(left) > 0 {
 		t.Fatalf("%d are left", len(left))
 	}
 	const pay, delivered = "process-payment ", " parked false redelivered false batch 4"
@@ -441,8 +442,8 @@ func TestAnObserverIsToldOfALostBatch(t *testing.T) {
 	f := newFixture(t)
 	r := &recorder{}
 	c := f.consumer(t, Options{Observer: r, BatchTime: time.Minute}, f.step(scripted, nil))
-	jobs := jobsOf(t, c, act("a"), newMessage("pay", "b", payment{14}), act("c"))
-	if left := c.settleBatch(t.Context(), t.Context(), jobs); len(left) > 0 {
+	attempts := jobsOf(t, c, act("a"), newMessage("pay", "b", payment{14}), act("c"))
+	if left := c.executor.executeBatch(t.Context(), t.Context(), attempts); len(left) > 0 {
 		t.Fatalf("%d are left", len(left))
 	}
 	const pay, delivered = "process-payment ", " parked false redelivered false batch "
@@ -475,9 +476,11 @@ func TestAnObserverIsToldOfADesertedBatch(t *testing.T) {
 		}
 		return nil
 	}, nil))
-	jobs := jobsOf(t, c, act("a"), newMessage("pay", "b", payment{2}), act("c"))
+	attempts := jobsOf(t, c, act("a"), newMessage("pay", "b", payment{2}), act("c"))
 	var lane sync.WaitGroup
-	lane.Go(func() { c.settleBatch(context.WithoutCancel(t.Context()), context.WithoutCancel(t.Context()), jobs) })
+	lane.Go(func() {
+		c.executor.executeBatch(context.WithoutCancel(t.Context()), context.WithoutCancel(t.Context()), attempts)
+	})
 	lane.Wait()
 	const undecided = "process-payment undecided entered true attempt 1 parked false redelivered false batch 1 consumer: the handler ended its goroutine"
 	if diff := cmp.Diff([]string{undecided, undecided}, r.take(t)); diff != "" {
@@ -501,7 +504,7 @@ func TestLag(t *testing.T) {
 		"":                          -1,
 		"yesterday":                 -1,
 	} {
-		if got := lag(message.Metadata{outbox.PropertyTimestamp: stamp}, now); got != want {
+		if got := messageLag(message.Metadata{outbox.PropertyTimestamp: stamp}, now); got != want {
 			t.Errorf("lag of %q = %s, want %s", stamp, got, want)
 		}
 	}
@@ -538,18 +541,18 @@ func TestEveryReasonIsCounted(t *testing.T) {
 func BenchmarkSeam(b *testing.B) {
 	msg := act("k")
 	msg.Metadata.Set(outbox.PropertyTimestamp, time.Now().UTC().Format(time.RFC3339Nano))
-	j := &job{Delivery: Delivery{ID: msg.UUID, Step: "process-payment", Metadata: msg.Metadata, Attempt: 1}}
+	a := &attempt{received: received{Delivery: Delivery{ID: msg.UUID, Step: "process-payment", Metadata: msg.Metadata, Attempt: 1}}}
 	n := newCounters()
-	n.add(j.Step)
+	n.addStep(a.Step)
 	for name, observer := range map[string]Observer{"unset": nil, "set": discardObserver{}} {
 		b.Run(name, func(b *testing.B) {
 			c := &Consumer{counters: n, opts: Options{Observer: observer}}
 			b.ReportAllocs()
 			for b.Loop() {
-				c.entering(b.Context(), j)
-				c.leaving(j, nil)
-				j.note(OutcomeDone, "", nil)
-				c.settled(b.Context(), j, nil)
+				c.router.reporter.reportEntry(b.Context(), a)
+				c.router.reporter.reportExit(a, nil)
+				a.noteOutcome(OutcomeDone, "", nil)
+				c.router.reporter.reportSettled(b.Context(), a, nil)
 			}
 		})
 	}

@@ -18,38 +18,35 @@ import (
 type Options struct {
 	Schema string // Postgres schema of inbox and outbox; default: sagamill
 
-	Lanes         int           // transactions at once, each on a connection of its own; half of them may be batches; default: 8, at most 1,024
-	BatchSize     int           // messages handled in one transaction at most; 1: each has its own; default: 64, at most 512
-	BatchBytes    int           // bytes of payload handled in one transaction at most, but for a single message with more; default: 64 MiB, at most 1 GiB
-	BatchTime     time.Duration // from when on a transaction takes in no further message; default: 50 ms
-	ParkedWorkers int           // parked messages run at once; default: 4, at most 1,024
+	Lanes         int           // transactions at once, each on one connection; half of them may be batches; default: 8, at most 1,024
+	BatchSize     int           // most messages in one transaction; 1: no batches; default: 64, at most 512
+	BatchBytes    int           // most bytes of payload in one transaction; a larger message runs alone; default: 64 MiB, at most 1 GiB
+	BatchTime     time.Duration // time after which a transaction takes in no further message; default: 50 ms
+	ParkedWorkers int           // parked messages that run at once; default: 4, at most 1,024
 	ParkedPoll    time.Duration // longest pause between looks for parked messages that are due; default: 250 ms
 	DrainTimeout  time.Duration // longest wait for work in hand when Run's context ends; default: 30 s
-	MaxPayload    int           // bytes of payload over which a message is a dead letter; default: 8 MiB
+	MaxPayload    int           // a message with more bytes of payload is a dead letter; default: 8 MiB
 
-	// Verify is asked about each message that arrives, before anything that it says
-	// is believed, such as Verifier.Verify of package signing: before a row of the
-	// inbox is read or written, and before a step's Unhandled may answer. What it
-	// returns an error for is a dead letter, [ReasonUnverified], without an identity,
-	// so that the genuine message of the same key still runs. Redriven, that is
-	// verified again, edited or not. What was verified once is not asked about again:
-	// neither a parked message, nor a dead letter of another reason.
+	// Verify is called for each message that arrives, before anything in it is believed: before a row of the inbox is
+	// read or written, and before a step's Unhandled may answer. Verifier.Verify of package signing is one. A message
+	// for which it returns an error becomes a dead letter, [ReasonUnverified], without an identity, so that the
+	// genuine message of the same key still runs. When it is redriven it is verified again, edited or not. A message
+	// that has passed is not verified again, neither when it is parked nor as a dead letter of another reason.
 	//
-	// It must not change the message. An error is final, and so is a panic, but for an
-	// [ErrVerifyLater]: what goes by the service's own database returns that one. Several
-	// goroutines call it. Default: every message is believed.
+	// It must not change the message. An error or a panic is final, except an [ErrVerifyLater]: a Verify that uses the
+	// service's own database returns that one. Several goroutines call it. Default: every message is believed.
 	Verify func(topic string, msg *message.Message) error
 
-	Observer Observer // is told what becomes of messages, such as one of package telemetry; default: nobody is
+	Observer Observer // sees the outcome of each message, such as the one of package telemetry; default: none
 
 	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
 	Logger *slog.Logger // default: slog.Default()
 }
 
-// deafGrace is what a handler has from the end of its context to its return.
+// deafGrace is how long a handler may take to return after its context has ended.
 const deafGrace = 5 * time.Second
 
-func (o *Options) complete() error {
+func (o *Options) completeOptions() error {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	o.Lanes = cmp.Or(o.Lanes, 8)
 	o.BatchSize = cmp.Or(o.BatchSize, 64)

@@ -14,7 +14,7 @@ import (
 func TestAnOrderedActionDoesNotWaitForItsOwnCompensation(t *testing.T) {
 	t.Parallel()
 	for name, batch := range batchSizes {
-		for _, end := range []outcome{succeeds, fails} {
+		for _, end := range []callResult{succeeds, fails} {
 			t.Run(name+" "+string(end), func(t *testing.T) {
 				t.Parallel()
 				s := newStage(t, batch)

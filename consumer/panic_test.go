@@ -176,7 +176,7 @@ func TestAPanicOfTheUsersFunctionsCostsOneAttempt(t *testing.T) {
 				p.opts.Lanes, p.opts.ParkedPoll = 1, time.Millisecond
 				p.step.MaxAttempts = 100 // leases are short, and a busy machine loses some
 				consumer := f.consumer(t, p.opts, p.step)
-				consumer.marked, consumer.effectMargin, consumer.lease = true, time.Millisecond, time.Second
+				consumer.executor.marked, consumer.executor.effects.effectMargin, consumer.retrier.lease = true, time.Millisecond, time.Second
 				first, second := act("first"), act("second")
 				if p.pair {
 					guardtest.End(func() { settle(t, consumer, first.Copy(), second.Copy()) })

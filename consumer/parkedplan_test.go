@@ -22,8 +22,8 @@ func TestWhatIsDueIsFoundByTheIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rows, _ := pgtest.Pool(t, pgtest.Direct()).Query(t.Context(), "EXPLAIN (COSTS OFF) "+c.sql.takeParked, pgx.QueryExecModeDescribeExec,
-		c.stepNames, 1, 1000, c.ordered, c.topicsOf(c.stepNames))
+	rows, _ := pgtest.Pool(t, pgtest.Direct()).Query(t.Context(), "EXPLAIN (COSTS OFF) "+c.executor.sql.takeParked, pgx.QueryExecModeDescribeExec,
+		c.retrier.stepNames, 1, 1000, c.retrier.ordered, c.retrier.topicsOf(c.retrier.stepNames))
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, "Index Cond: (due_at <=") {
 		t.Errorf("error %v, plan:\n%s", err, plan)

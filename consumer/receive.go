@@ -18,162 +18,142 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// ErrVerifyLater is for an error of [Options].Verify that is none of the message: what it
-// goes by cannot be looked at. Nothing is decided then, as while the database is away. The
-// message is verified again, here and after it has gone back to the broker, and holds up
-// what comes behind it: it is for what no message can do without, such as the service's own
-// database. Where a Verify can judge one message and not the next, as without the key of one
-// sender, it had better refuse that: a dead letter is verified again when it is redriven.
+// ErrVerifyLater is for an error of [Options].Verify that does not come from the message: Verify cannot look up what
+// it needs. Nothing is decided then, as while the database is away. The message is verified again, here and after
+// the broker has delivered it again, and it holds up the messages behind it.
+//
+// Use it only for what every message needs, such as the service's own database. A Verify that can judge one message
+// and not the next, as without the key of one sender, should refuse: a dead letter is verified again when it is
+// redriven.
 var ErrVerifyLater = errors.New("consumer: the message cannot be verified now")
 
-// A job is one arrival of a message, read and routed.
-type job struct {
+// A received message was verified, read and routed to a step.
+type received struct {
 	Delivery
 	route
-	digest []byte
-	body   any
-	parked *parkedCopy // nil: it came from the broker
-
-	arrived arrived // as which it came from the board
-	older   bool    // the inbox had a row before this transaction, or has one that is to be moved
-	found   cell    // what open has found there
-	xid     uint32  // the transaction of its claim
-	behind  bool    // the step is ordered, and an earlier message of the key is parked
-	spent   int     // entries in batches that failed, of which the database does not know
-
-	redelivered bool  // the broker says that it has delivered it before
-	counted     bool  // the coming entry into the handler is counted already
-	exhausted   bool  // that entry will not happen: there have been too many
-	entered     bool  // the handler has been entered
-	direct      bool  // it has used its transaction, after a savepoint
-	cause       error // why that entry failed, not yet recorded
-	unmended    bool  // its handler has ended the transaction, or may have, and the claim is still to be taken back
-	recorded    int   // attempts that were to be recorded with it, maybe in vain
-	wakes       bool  // its transaction put something into the outbox
-
-	emitted []outbox.Message // what that is
-
-	undertaking *undertaking // the attempt at an Effect that its transaction has leased
-	watch       watch        // what is to be told of it
+	digest      []byte // of the payload as it came
+	body        any
+	redelivered bool      // the broker may have delivered it before
+	came        time.Time // when it was read
 }
 
-// A parkedCopy is a row of the table parked that this instance has taken.
-type parkedCopy struct {
-	id       int64
-	attempts int // entries into the handler, the coming one included; also the fence,
-	round    int // with how often the message was redriven
-}
-
-// fence are the arguments of sqlLockParked.
-func (p *parkedCopy) fence() []any { return []any{p.id, p.attempts, p.round} }
-
-// A rejection says why a message cannot be a job, ever.
+// A rejection says why a message can never be executed.
 type rejection struct {
 	reason Reason
 	err    error
-	of     *job // as much as could be read, if that leads to a step; or nil
+	of     *received // the readable part, if that leads to a step; or nil
 }
 
 func (r *rejection) Error() string { return r.err.Error() }
 
 func (r *rejection) Unwrap() error { return r.err }
 
-// accept is read for a message that has just come: before anything that it says is
-// believed, it is verified. The one exception is the version of its format, which
-// can only make a dead letter of it; whoever verifies need not understand another.
-// Nothing is decided after an error.
-func (c *Consumer) accept(topic string, msg *message.Message) (*job, *rejection, error) {
-	if rejected := c.checkFormat(msg); rejected != nil {
+// A receiver verifies and reads messages. It decides by the message alone, and does no I/O except in Verify.
+type receiver struct {
+	routes     map[routeKey]route
+	formats    []string // knownFormats
+	verifier   func(topic string, msg *message.Message) error
+	maxPayload int
+}
+
+// receive verifies msg, which has just arrived, before it believes anything that msg says, and reads it. One exception:
+// the version of the format is looked at first, since it can only make a dead letter of msg, and Verify need not
+// understand other versions. After an error ([ErrVerifyLater]) nothing is decided.
+func (r *receiver) receive(topic string, msg *message.Message) (*received, *rejection, error) {
+	if rejected := r.checkFormat(msg); rejected != nil {
 		return nil, rejected, nil
 	}
-	err := c.verify(topic, msg)
+	err := r.verifyMessage(topic, msg)
 	if errors.Is(err, ErrVerifyLater) {
 		return nil, nil, err
 	}
 	if err != nil {
 		return nil, &rejection{reason: ReasonUnverified, err: err}, nil
 	}
-	j, rejected := c.read(topic, msg)
-	return j, rejected, nil
+	m, rejected := r.readVerified(topic, msg)
+	return m, rejected, nil
 }
 
-// acceptNow is accept for a message that is a dead letter again where nothing can be
-// decided: a person has sent it, and may do so again.
-func (c *Consumer) acceptNow(topic string, msg *message.Message) (*job, *rejection) {
-	j, rejected, err := c.accept(topic, msg)
+// receiveAgain is receive for a redriven dead letter. Where Verify cannot decide now, the message is a dead letter again:
+// a person may redrive it later.
+func (r *receiver) receiveAgain(topic string, msg *message.Message) (*received, *rejection) {
+	m, rejected, err := r.receive(topic, msg)
 	if err != nil {
 		rejected = &rejection{reason: ReasonUnverified, err: err}
 	}
-	return j, rejected
+	return m, rejected
 }
 
-// knownFormats are the versions of the message format that this binary reads. The
-// header that says so may be left out for version 1.
+// knownFormats are the versions of the message format that this binary reads. A message of version 1 need not have
+// the header.
 var knownFormats = []string{strconv.Itoa(outbox.Format)}
 
-// checkFormat rejects msg unless its format is known. Nothing else of it means
-// anything then, so that it leads to no step.
-func (c *Consumer) checkFormat(msg *message.Message) *rejection {
+// checkFormat rejects msg unless its format is known. No other header of an unknown format is read, so that the
+// message belongs to no step.
+func (r *receiver) checkFormat(msg *message.Message) *rejection {
 	version := msg.Metadata.Get(outbox.HeaderFormat)
-	if version == "" || slices.Contains(c.formats, version) {
+	if version == "" || slices.Contains(r.formats, version) {
 		return nil
 	}
-	err := fmt.Errorf("header %s: version %.20q is not known, only %s", outbox.HeaderFormat, version, strings.Join(c.formats, ", "))
+	err := fmt.Errorf("header %s: version %.20q is not known, only %s", outbox.HeaderFormat, version, strings.Join(r.formats, ", "))
 	return &rejection{reason: ReasonFormatUnknown, err: err}
 }
 
-// verify recovers a panic of Options.Verify: it would end the process with every
-// delivery.
-func (c *Consumer) verify(topic string, msg *message.Message) error {
-	if c.opts.Verify == nil {
+// verifyMessage calls Options.Verify. A panic in it is an error: else one message would end the process.
+func (r *receiver) verifyMessage(topic string, msg *message.Message) error {
+	if r.verifier == nil {
 		return nil
 	}
-	err := guarded(func() error { return c.opts.Verify(topic, msg) })
+	err := callGuarded(func() error { return r.verifier(topic, msg) })
 	if panicked := new(PanicError); errors.As(err, &panicked) {
 		return fmt.Errorf("consumer: option Verify: %w", err)
 	}
 	return err
 }
 
-// read makes a job of msg, or says why that cannot be done. It never fails in
-// another way, whatever the bytes.
-func (c *Consumer) read(topic string, msg *message.Message) (*job, *rejection) {
-	if rejected := c.checkFormat(msg); rejected != nil {
+// readMessage reads a message that was verified when it arrived. Its format may be newer than this binary.
+func (r *receiver) readMessage(topic string, msg *message.Message) (*received, *rejection) {
+	if rejected := r.checkFormat(msg); rejected != nil {
 		return nil, rejected
 	}
-	j, rejected := c.address(topic, msg)
-	if len(msg.Payload) > c.opts.MaxPayload {
-		err := fmt.Errorf("payload has %d bytes, the limit is %d", len(msg.Payload), c.opts.MaxPayload)
-		return nil, &rejection{ReasonTooLarge, err, j}
+	return r.readVerified(topic, msg)
+}
+
+// readVerified reads a verified message of a known format. Any bytes give a received message or a rejection.
+func (r *receiver) readVerified(topic string, msg *message.Message) (*received, *rejection) {
+	m, rejected := r.readAddress(topic, msg)
+	if len(msg.Payload) > r.maxPayload {
+		err := fmt.Errorf("payload has %d bytes, the limit is %d", len(msg.Payload), r.maxPayload)
+		return nil, &rejection{ReasonTooLarge, err, m}
 	}
 	if rejected != nil {
 		return nil, rejected
 	}
 	if err := checkContentType(msg.Metadata.Get(outbox.PropertyContentType)); err != nil {
-		return nil, &rejection{ReasonUndecodable, err, j}
+		return nil, &rejection{ReasonUndecodable, err, m}
 	}
-	body, err := decode(j.input, msg.Payload)
+	body, err := decodePayload(m.input, msg.Payload)
 	if err != nil {
-		return nil, &rejection{ReasonUndecodable, fmt.Errorf("payload: %w", err), j}
+		return nil, &rejection{ReasonUndecodable, fmt.Errorf("payload: %w", err), m}
 	}
 	sum := sha256.Sum256(msg.Payload)
-	j.digest, j.body = sum[:], body
-	return j, nil
+	m.digest, m.body = sum[:], body
+	return m, nil
 }
 
 type routeKey struct{ topic, typ string }
 
-// A route is what a message type on a topic leads to.
+// A route is the step and the handler for one message type on one topic.
 type route struct {
-	step    *Step
-	kind    kind
-	input   Input
-	traffic *traffic
+	step  *Step
+	kind  kind
+	input Input
+	load  *stepLoad
 }
 
-// address reads what leads msg to a step, and does not look at its payload.
-func (c *Consumer) address(topic string, msg *message.Message) (*job, *rejection) {
-	reject := func(reason Reason, format string, args ...any) (*job, *rejection) {
+// readAddress reads the headers that lead msg to a step. It does not look at the payload.
+func (r *receiver) readAddress(topic string, msg *message.Message) (*received, *rejection) {
+	reject := func(reason Reason, format string, args ...any) (*received, *rejection) {
 		return nil, &rejection{reason: reason, err: fmt.Errorf(format, args...)}
 	}
 	header := msg.Metadata.Get
@@ -195,12 +175,12 @@ func (c *Consumer) address(topic string, msg *message.Message) (*job, *rejection
 	if typ == "" {
 		return reject(ReasonTypeMissing, "property %s is missing or empty", outbox.PropertyType)
 	}
-	to, ok := c.routes[routeKey{topic, typ}]
+	to, ok := r.routes[routeKey{topic, typ}]
 	if !ok {
 		return reject(ReasonTypeUnknown, "no step of this consumer takes type %.100q from topic %s", typ, topic)
 	}
 	incarnation, n := stepkey.SplitN(key.N)
-	return &job{
+	return &received{
 		Delivery: Delivery{
 			ID: msg.UUID, Topic: topic, Type: typ,
 			Scope: scope, Key: key.Key, Incarnation: incarnation, N: n, Step: to.step.Name, Undo: to.kind == compensation,
@@ -208,13 +188,13 @@ func (c *Consumer) address(topic string, msg *message.Message) (*job, *rejection
 			CorrelationID: cmp.Or(header(outbox.PropertyCorrelation), msg.UUID),
 			Metadata:      msg.Metadata, Payload: msg.Payload,
 		},
-		route: to, watch: watch{came: time.Now()},
+		route: to, came: time.Now(),
 		redelivered: header(outbox.PropertyRedelivered) == "true",
 	}, nil
 }
 
-// checkContentType returns an error where the sender says that the payload is not
-// what [On] decodes: JSON, in UTF-8. One that says nothing is believed to send it.
+// checkContentType returns an error if the property content-type excludes what [On] decodes: JSON in UTF-8. A
+// missing property is accepted.
 func checkContentType(value string) error {
 	if value == "" {
 		return nil
@@ -233,10 +213,9 @@ func checkContentType(value string) error {
 	return errors.New("property content-type names another charset than UTF-8")
 }
 
-// decode recovers a panic of the body's own UnmarshalJSON: it would end the
-// process with every delivery.
-func decode(in Input, payload []byte) (body any, err error) {
-	err = guarded(func() (err error) {
+// decodePayload decodes the body. A panic in its UnmarshalJSON is an error: else one message would end the process.
+func decodePayload(in Input, payload []byte) (body any, err error) {
+	err = callGuarded(func() (err error) {
 		body, err = in.decode(payload)
 		return err
 	})
@@ -268,17 +247,15 @@ const (
 	ReasonUnsettled      Reason = "unsettled"          // verify found nothing, but it is too early to believe that
 )
 
-// ReasonTooOld is that of a message that may have run already: its step has no
-// row, and it is older than what a [Sweeper] has removed, or its age is unknown.
+// ReasonTooOld is the reason of a message that may have run already: its step has no row, and the message is older
+// than rows that a [Sweeper] has removed, or its age is unknown.
 const ReasonTooOld Reason = "too-old"
 
-// The reasons of messages of which nothing is believed. They have no identity, and
-// no step answers for them.
+// The reasons of messages that were not verified. They have no identity, and Unhandled is not called for them.
 const (
 	ReasonFormatUnknown Reason = "format-unknown" // of a version of the message format that this binary does not know
 	ReasonUnverified    Reason = "unverified"     // Options.Verify has refused it
 )
 
-// unbelieved reports whether r is the reason of a message that Options.Verify has
-// refused, or was not asked about.
+// unbelieved reports whether r is the reason of a message that Options.Verify has refused or was not asked about.
 func (r Reason) unbelieved() bool { return r == ReasonFormatUnknown || r == ReasonUnverified }

@@ -28,18 +28,18 @@ func TestACompensationWaitsForWhatAHandlerHasCommitted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.consumer(t, Options{}, f.ending("k"))
-	j, rejected := c.read("pay", act("k"))
+	a, rejected := readAttempt(c, "pay", act("k"))
 	if rejected != nil {
 		t.Fatal(rejected)
 	}
-	if j.cause = c.attempt(t.Context(), j); !errors.Is(j.cause, errTxEnded) {
-		t.Fatalf("attempt = %v, want errTxEnded", j.cause)
+	if a.lose(c.executor.runTransaction(t.Context(), a)); !errors.Is(a.cause, errTxEnded) {
+		t.Fatalf("runTransaction = %v, want errTxEnded", a.cause)
 	}
 	handle(t, c, undo("k"))
 	if got, want := f.row(t)+" | "+f.parked(t), "open 1 0 | retrying compensation waits-for-action 0"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if err := c.handle(t.Context(), j); err != nil {
+	if err := c.executor.executeAttempt(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := f.row(t)+" | "+f.parked(t), "dead 1 0 | retrying compensation waits-for-action 0; dead action terminal 1"; got != want {
@@ -53,18 +53,18 @@ func TestCompensationsWaitForWhatABatchHasCommitted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.consumer(t, Options{}, f.ending("k1"))
-	b := &batch{c: c}
+	b := &batch{x: c.executor}
 	for _, msg := range keyed(3) {
-		j, rejected := c.read("pay", msg)
+		a, rejected := readAttempt(c, "pay", msg)
 		if rejected != nil {
 			t.Fatal(rejected)
 		}
-		b.jobs = append(b.jobs, j)
+		b.attempts = append(b.attempts, a)
 	}
-	if err := b.attempt(t.Context(), t.Context()); !errors.Is(err, errTxEnded) {
+	if err := b.runTransaction(t.Context(), t.Context()); !errors.Is(err, errTxEnded) {
 		t.Fatalf("attempt = %v, want errTxEnded", err)
 	}
-	b.mend(t.Context(), t.Context())
+	b.reopenUntilDone(t.Context(), t.Context())
 	if got, want := f.rows(t), "k0 open 1, k1 open 1, k2 open 0"; got != want {
 		t.Errorf("reopened %q, want %q", got, want)
 	}
@@ -72,8 +72,8 @@ func TestCompensationsWaitForWhatABatchHasCommitted(t *testing.T) {
 	if got, want := f.rows(t), "k0 open 1, k1 open 1, k2 void 0"; got != want {
 		t.Errorf("after the compensations %q, want %q", got, want)
 	}
-	for _, j := range b.jobs[:2] {
-		if err := c.handle(t.Context(), j); err != nil {
+	for _, a := range b.attempts[:2] {
+		if err := c.executor.executeAttempt(t.Context(), a); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -98,20 +98,20 @@ func TestAClaimThatAHandlerHasRolledBackIsNotTakenFromAnother(t *testing.T) {
 				handle(t, other, act("k"))
 				return nil
 			}, nil))
-			j, rejected := c.read("pay", act("k"))
+			a, rejected := readAttempt(c, "pay", act("k"))
 			if rejected != nil {
 				t.Fatal(rejected)
 			}
 			if batched {
-				b := &batch{c: c, jobs: []*job{j}}
-				if err := b.attempt(t.Context(), t.Context()); !errors.Is(err, errTxEnded) {
+				b := &batch{x: c.executor, attempts: []*attempt{a}}
+				if err := b.runTransaction(t.Context(), t.Context()); !errors.Is(err, errTxEnded) {
 					t.Fatalf("attempt = %v, want errTxEnded", err)
 				}
-				b.mend(t.Context(), t.Context())
-			} else if j.cause = c.attempt(t.Context(), j); !errors.Is(j.cause, errTxEnded) {
-				t.Fatalf("attempt = %v, want errTxEnded", j.cause)
+				b.reopenUntilDone(t.Context(), t.Context())
+			} else if a.lose(c.executor.runTransaction(t.Context(), a)); !errors.Is(a.cause, errTxEnded) {
+				t.Fatalf("attempt = %v, want errTxEnded", a.cause)
 			}
-			if err := c.handle(t.Context(), j); err != nil {
+			if err := c.executor.executeAttempt(t.Context(), a); err != nil {
 				t.Fatal(err)
 			}
 			runParkedOnce(t, other)

@@ -24,7 +24,7 @@ const (
 	DefaultRetention     = 30 * 24 * time.Hour
 	DefaultSweepInterval = 15 * time.Minute
 
-	// MinRetention is below what brokers take to deliver a message again.
+	// MinRetention is shorter than brokers take to redeliver a message.
 	MinRetention = time.Hour
 
 	// ClockSkew is how far the clock of a sender may be ahead of the database's.
@@ -32,11 +32,10 @@ const (
 )
 
 const (
-	// sweepBlocks is how much of the inbox is looked at, and removed from, at a
-	// time: half a megabyte, some thousand rows.
+	// sweepBlocks is how many blocks of the inbox are searched at a time: half a megabyte, some thousand rows.
 	sweepBlocks = 64
 
-	// sweepRetry is the longest wait after a first failed pass.
+	// sweepRetry is the longest wait after the first failed pass.
 	sweepRetry = time.Second
 
 	// sweepRest is the longest wait for rows to become old enough.
@@ -53,52 +52,46 @@ type SweeperOptions struct {
 	Logger   *slog.Logger  // hears of passes that failed; default: slog.Default()
 }
 
-// A SweepObserver is told of each pass, failed ones included.
+// A SweepObserver sees each pass, failed ones included.
 type SweepObserver interface {
 	Swept(ctx context.Context, pass Swept)
 }
 
-// Swept is what a pass did.
+// Swept is the result of a pass.
 type Swept struct {
 	Removed int
 	Horizon time.Time // as far as rows may be gone; zero: none has ever been removed
 	Took    time.Duration
 }
 
-// A Sweeper removes the rows of steps that ended long ago. Without one the inbox
-// keeps them for good.
+// A Sweeper removes the rows of steps that ended long ago. Without one the inbox keeps them for good.
 //
-// It never makes a step run twice. Before rows are removed, the table
-// inbox_horizon says in a commit of its own that rows from before a time may be
-// gone; a message whose step has no row, and that is older, may have run: it
-// becomes a dead letter (too-old). The horizon goes only as far as rows are
-// really removed, so that messages which waited out an outage of their consumer
-// are not taken for old. What that rests on:
+// It never makes a step run twice. Before it removes rows, it commits to the table inbox_horizon that rows from
+// before a certain time may be gone. A message that is older than that time and finds no row may have run: it
+// becomes a dead letter (too-old). The horizon goes only as far as rows are really removed. So a message that waited
+// out an outage of its consumer does not count as too old. This rests on two rules:
 //
-//   - A message says when it was sent, in its timestamp or in an id that is a
-//     UUIDv7, by a clock that is at most [ClockSkew] ahead of the database's.
-//     Sent again by its sender with a new time it is a new message.
-//   - A compensation says when its saga began, in a correlation id that is a
-//     UUIDv7 and no younger than the action. Where the step has no row, one of an
-//     older saga is a dead letter, not a step without anything to undo.
+//   - A message says when it was sent, in its timestamp or in an id that is a UUIDv7. The sender's clock is at
+//     most [ClockSkew] ahead of the database's. A message that its sender sends again with a new time is a new
+//     message.
+//   - A compensation says when its saga began, in a correlation id that is a UUIDv7 and no younger than the
+//     action. If the step has no row, a compensation of an older saga becomes a dead letter; it does not count as
+//     a step without anything to undo.
 //
-// So Retention must be longer than the longest time between a step's action and
-// its compensation, and than the longest stay of a message in a queue. A message
-// with an [outbox.Message.Delay] was sent when it was due.
+// So Retention must exceed the longest time between a step's action and its compensation, and the longest stay of a
+// message in a queue. A message with an [outbox.Message.Delay] was sent when it was due.
 //
-// Rows stay while a message of the step is parked, dead letters included. Any
-// number of sweepers, with different settings, and consumers may be at work at
-// once: a pass that another has just made is left out, and two at once pass over
-// each other's rows. A crash at any point leaves rows for the next pass.
+// Rows stay while a message of the step is parked, dead letters included. Any number of sweepers, with different
+// settings, may work beside any number of consumers. A sweeper skips a pass that another one has just made, and two
+// at once skip each other's rows. A crash at any point leaves rows for the next pass.
 type Sweeper struct {
 	db   *pgxpool.Pool
 	opts SweeperOptions
 	sql  retentionQueries
 }
 
-// NewSweeper returns a Sweeper of the inbox in db. It starts nothing: call
-// [Sweeper.Run], or [Sweeper.Sweep] now and then. A nil opts means the defaults;
-// an error names the option that is wrong.
+// NewSweeper returns a Sweeper of the inbox in db. It starts nothing: call [Sweeper.Run], or [Sweeper.Sweep] now and
+// then. A nil opts means the defaults. An error names the option that is wrong.
 func NewSweeper(db *pgxpool.Pool, opts *SweeperOptions) (*Sweeper, error) {
 	if db == nil {
 		return nil, errors.New("consumer: NewSweeper needs a pool")
@@ -125,11 +118,10 @@ func NewSweeper(db *pgxpool.Pool, opts *SweeperOptions) (*Sweeper, error) {
 	return s, nil
 }
 
-// Run makes passes until ctx ends, and then returns nil: a statement that is under
-// way is given up, and its rows stay for another. A pass that fails is logged and
-// made again, first within a second and at last after the interval.
+// Run makes passes until ctx ends, and then returns nil. A statement under way is cancelled, and its rows stay for
+// the next pass. A failed pass is logged and repeated, first within a second and at last after the interval.
 func (s *Sweeper) Run(ctx context.Context) error {
-	wait, failures := s.jitter(), 0
+	wait, failures := s.jitterInterval(), 0
 	for {
 		timer := time.NewTimer(wait)
 		select {
@@ -140,12 +132,12 @@ func (s *Sweeper) Run(ctx context.Context) error {
 		}
 		var rest time.Duration
 		err := guard.Call(func() (err error) {
-			rest, err = s.turn(ctx)
+			rest, err = s.sweepIfDue(ctx)
 			return err
 		})
 		switch {
 		case err == nil:
-			wait, failures = max(s.jitter(), rest), 0
+			wait, failures = max(s.jitterInterval(), rest), 0
 		case ctx.Err() == nil:
 			failures++
 			s.opts.Logger.ErrorContext(ctx, "consumer: old rows of the inbox stay for now", "failures", failures, "error", sqlschema.Explain(err))
@@ -154,30 +146,29 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	}
 }
 
-// jitter spreads the passes of processes that were started together.
-func (s *Sweeper) jitter() time.Duration { return s.opts.Interval/2 + rand.N(s.opts.Interval) }
+// jitterInterval spreads the passes of processes that were started together.
+func (s *Sweeper) jitterInterval() time.Duration { return s.opts.Interval/2 + rand.N(s.opts.Interval) }
 
-// turn makes a pass unless another sweeper has begun one so lately that its own
-// would find nothing. It returns how long the next one would.
-func (s *Sweeper) turn(ctx context.Context) (rest time.Duration, err error) {
-	p, err := s.plan(ctx)
+// sweepIfDue makes a pass, unless another sweeper has begun one so recently that this one would find nothing. It
+// returns how long the next one would find nothing.
+func (s *Sweeper) sweepIfDue(ctx context.Context) (rest time.Duration, err error) {
+	p, err := s.planSweep(ctx)
 	if err != nil || p.horizon.After(p.before.Add(ClockSkew-s.opts.Interval/2)) {
 		return 0, err
 	}
-	err = s.walk(ctx, p)
+	err = s.walkBlocks(ctx, p)
 	if err == nil && !p.oldest.IsZero() {
 		rest = min(p.oldest.Sub(p.before), sweepRest)
 	}
 	return rest, err
 }
 
-// Sweep makes one pass, as a program does that is started now and then, and
-// returns how many rows it has removed. After an error that was some of them; the
-// others stay, and nothing else is wrong.
+// Sweep makes one pass, for a program that is started now and then, and returns how many rows it has removed. After
+// an error it has removed that many; the others stay, and nothing else is wrong.
 func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
-	p, err := s.plan(ctx)
+	p, err := s.planSweep(ctx)
 	if err == nil {
-		err = s.walk(ctx, p)
+		err = s.walkBlocks(ctx, p)
 	}
 	return p.removed, err
 }
@@ -191,7 +182,7 @@ type sweepPass struct {
 	removed int
 }
 
-func (s *Sweeper) plan(ctx context.Context) (*sweepPass, error) {
+func (s *Sweeper) planSweep(ctx context.Context) (*sweepPass, error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	p := &sweepPass{}
@@ -206,16 +197,15 @@ func (s *Sweeper) plan(ctx context.Context) (*sweepPass, error) {
 	return p, nil
 }
 
-// walk goes through the inbox in the order of its pages. There is no index on
-// updated_at: it would cost every step, and keep its row from being changed in
-// place. After each stretch it pauses for as long as that took: it never has
-// more than half of what one connection can do.
-func (s *Sweeper) walk(ctx context.Context, p *sweepPass) (err error) {
+// walkBlocks goes through the inbox in the order of its pages. There is no index on updated_at: it would cost every
+// step, and prevent in-place updates of its row. After each stretch it pauses for as long as the stretch took, so
+// that it never uses more than half of one connection.
+func (s *Sweeper) walkBlocks(ctx context.Context, p *sweepPass) (err error) {
 	start := time.Now()
 	for block := int64(0); block < p.blocks && err == nil; block += sweepBlocks {
 		began := time.Now()
-		if err = s.stretch(ctx, p, block); err == nil {
-			pause(ctx, time.Since(began), nil, false)
+		if err = s.sweepStretch(ctx, p, block); err == nil {
+			waitFor(ctx, time.Since(began), nil, false)
 			err = ctx.Err()
 		}
 	}
@@ -226,9 +216,9 @@ func (s *Sweeper) walk(ctx context.Context, p *sweepPass) (err error) {
 	return err
 }
 
-// stretch removes the old rows of some blocks: it finds them, raises the horizon
-// over them, and removes what is still old, each in a transaction of its own.
-func (s *Sweeper) stretch(ctx context.Context, p *sweepPass, block int64) error {
+// sweepStretch removes the old rows of some blocks in three transactions: it finds them, raises the horizon over
+// them, and removes those that are still old.
+func (s *Sweeper) sweepStretch(ctx context.Context, p *sweepPass, block int64) error {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	from, to := blockStart(block), blockStart(block+sweepBlocks)
@@ -242,7 +232,7 @@ func (s *Sweeper) stretch(ctx context.Context, p *sweepPass, block int64) error 
 	if last == nil {
 		return nil
 	}
-	if err := s.raise(ctx, p, last.Add(ClockSkew)); err != nil {
+	if err := s.raiseHorizon(ctx, p, last.Add(ClockSkew)); err != nil {
 		return err
 	}
 	tag, err := s.db.Exec(ctx, s.sql.removeOld, from, to, p.before, ClockSkew.Microseconds())
@@ -253,8 +243,8 @@ func (s *Sweeper) stretch(ctx context.Context, p *sweepPass, block int64) error 
 	return nil
 }
 
-// raise makes sure that the horizon is at least at.
-func (s *Sweeper) raise(ctx context.Context, p *sweepPass, at time.Time) error {
+// raiseHorizon makes sure that the horizon is at least at.
+func (s *Sweeper) raiseHorizon(ctx context.Context, p *sweepPass, at time.Time) error {
 	if !p.horizon.Before(at) {
 		return nil
 	}
@@ -270,43 +260,39 @@ func blockStart(block int64) pgtype.TID {
 	return pgtype.TID{BlockNumber: uint32(min(block, 1<<32-1)), Valid: true}
 }
 
-// sqlPlanSweep reads before when a row must have been moved last ($1 in
-// microseconds ago) to be removed, where the inbox ends, and its horizon.
+// sqlPlanSweep reads the time before which a row must have been moved last ($1 microseconds ago) to be removed, the
+// end of the inbox in blocks, and its horizon.
 const sqlPlanSweep = `
 SELECT clock_timestamp() - $1 * interval '1 microsecond',
 	pg_relation_size('{schema}.inbox') / current_setting('block_size')::bigint,
 	nullif(swept_before, '-infinity')
 FROM {schema}.inbox_horizon`
 
-// sqlRemovable is the condition on a row i that nobody is going to move again,
-// redeliveries aside. A row with a parked message stays as long as that does. The
-// scalar subquery, other than NOT EXISTS, cannot become a join that reads all of
-// parked for every few blocks.
+// sqlRemovable is the condition on a row i that only a redelivery can still touch. A row with a parked message stays
+// as long as the message. The scalar subquery, unlike NOT EXISTS, cannot become a join that reads all of parked for
+// every few blocks.
 const sqlRemovable = `i.state NOT IN ('retrying', 'undoing') AND (
 	SELECT p.id FROM {schema}.parked AS p
 	WHERE p.scope = i.scope AND p.key = i.key AND p.step = i.step AND p.n = i.n LIMIT 1) IS NULL`
 
-// sqlFindOld looks through the blocks from $1 to $2 for rows that were moved last
-// before $3. It reads when the last of them was moved, null if there is none to
-// remove, and when the first of the others. It takes no lock.
+// sqlFindOld searches the blocks from $1 to $2 for rows that were moved last before $3. It reads when the last of
+// them was moved, null if there is none to remove, and when the first of the others was. It takes no lock.
 const sqlFindOld = `
 SELECT max(i.updated_at) FILTER (WHERE i.updated_at < $3 AND ` + sqlRemovable + `),
 	min(i.updated_at) FILTER (WHERE i.updated_at >= $3)
 FROM {schema}.inbox AS i
 WHERE i.ctid >= $1::tid AND i.ctid < $2::tid`
 
-// sqlRaiseHorizon raises the horizon to $1 and never lowers it: of two at once the
-// second compares with what the first has committed. The caller commits it before it
-// removes anything.
+// sqlRaiseHorizon raises the horizon to $1 and never lowers it: of two at once the second compares with the
+// committed value of the first. The caller commits it before it removes anything.
 const sqlRaiseHorizon = `
 UPDATE {schema}.inbox_horizon
 SET swept_before = $1
 WHERE swept_before < $1`
 
-// sqlRemoveOld removes rows from the blocks from $1 to $2 that were moved last
-// before $3 and, whatever the caller believes, $4 microseconds before the horizon
-// that is committed. Rows that a consumer or another sweeper holds are passed
-// over; one that was moved meanwhile is no longer old.
+// sqlRemoveOld removes rows from the blocks from $1 to $2 that were moved last before $3 and at least $4
+// microseconds before the committed horizon. It skips rows that a consumer or another sweeper holds. A row that was
+// moved meanwhile is no longer old.
 const sqlRemoveOld = `
 WITH old AS MATERIALIZED (
 	SELECT i.ctid FROM {schema}.inbox AS i
@@ -316,8 +302,8 @@ WITH old AS MATERIALIZED (
 	FOR UPDATE OF i SKIP LOCKED)
 DELETE FROM {schema}.inbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM old))`
 
-// sqlHasTooOld reports, under the step's row lock, whether the message is a dead
-// letter already, or one that was redriven.
+// sqlHasTooOld reports, under the step's row lock, whether the message is already a dead letter, or one that was
+// redriven.
 const sqlHasTooOld = `
 SELECT EXISTS (
 	SELECT FROM {schema}.parked

@@ -237,13 +237,13 @@ func TestTheHorizonOnlyRises(t *testing.T) {
 	var raising sync.WaitGroup
 	for i := range 20 {
 		raising.Go(func() {
-			if err := s.raise(t.Context(), &sweepPass{}, at.Add(time.Duration((i*7)%20)*day)); err != nil {
+			if err := s.raiseHorizon(t.Context(), &sweepPass{}, at.Add(time.Duration((i*7)%20)*day)); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	raising.Wait()
-	p, err := s.plan(t.Context())
+	p, err := s.planSweep(t.Context())
 	if err != nil || !p.horizon.Equal(at.Add(19*day)) {
 		t.Errorf("horizon %s, %v; want %s", p.horizon, err, at.Add(19*day))
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
@@ -30,7 +32,7 @@ type parkedRow struct {
 	Topic                     string
 	MessageID                 []byte
 	HeaderNames, HeaderValues [][]byte
-	Payload, Digest           []byte // Digest: of what it said before it was edited; nil: of Payload
+	Payload, Digest           []byte // Digest is that of the payload before its first edit; nil: of Payload
 	Attempts, Round           int
 	Reason                    Reason // of its last failure
 }
@@ -43,7 +45,7 @@ func (r *parkedRow) message() *message.Message {
 	return msg
 }
 
-// delivery is what the row itself says of msg, which cannot be read any more.
+// delivery returns what the row itself says about msg, which can no longer be read.
 func (r *parkedRow) delivery(msg *message.Message) Delivery {
 	incarnation, n := stepkey.SplitN(r.N)
 	return Delivery{
@@ -54,68 +56,85 @@ func (r *parkedRow) delivery(msg *message.Message) Delivery {
 	}
 }
 
-// parkedLease is how long a parked message is kept for the instance that has
-// taken it, until it holds the locks of the step and of the message. If the instance dies in
-// between, another takes the message after that.
+// parkedLease is how long a taken message belongs to this instance before the instance holds the locks of the step
+// and of the message. If the instance dies earlier, another one takes the message after that time.
 const parkedLease = 10 * time.Second
 
-// A crew is the workers of parked messages, and what they are at.
-type crew struct {
+// A workerPool counts the workers of parked messages by step.
+type workerPool struct {
 	mu      sync.Mutex
 	free    int
 	running map[string]int // by step
-	freed   chan struct{}  // has room for one; told when a worker is free
+	freed   chan struct{}  // has room for one value, which says that a worker is free
 	working sync.WaitGroup
 }
 
-// runParked runs parked messages when they are due, until ctx ends, and
-// returns when the last one in hand has finished under work.
-func (c *Consumer) runParked(ctx, work context.Context) {
-	w := &crew{free: c.opts.ParkedWorkers, running: map[string]int{}, freed: make(chan struct{}, 1)}
+// A retrier takes parked messages when they are due and executes them.
+type retrier struct {
+	steps     map[string]*Step
+	stepNames []string
+	ordered   []string // those of them that are Ordered
+	sql       queries
+	lease     time.Duration // parkedLease
+	workers   int
+	poll      time.Duration
+	signals   *signals
+
+	receiver *receiver
+	executor *executor
+	settler  *settler
+	database *database
+	reporter *reporter
+}
+
+// runLoop executes parked messages when they are due, until ctx ends. It returns after the last one in hand has
+// ended under work.
+func (t *retrier) runLoop(ctx, work context.Context) {
+	w := &workerPool{free: t.workers, running: map[string]int{}, freed: make(chan struct{}, 1)}
 	defer w.working.Wait()
 	idle, failures := 0, 0
 	for ctx.Err() == nil {
 		var rows []parkedRow
 		err := guard.Call(func() (err error) {
-			rows, err = c.takeDue(work, w)
+			rows, err = t.takeDueMessages(work, w)
 			return err
 		})
 		switch {
 		case err != nil:
 			failures++
-			c.opts.Logger.ErrorContext(ctx, "consumer: parked messages cannot be taken", "failures", failures, "error", sqlschema.Explain(err))
+			t.reporter.log.ErrorContext(ctx, "consumer: parked messages cannot be taken", "failures", failures, "error", sqlschema.Explain(err))
 		case len(rows) > 0:
 			idle, failures = 0, 0
 		default:
 			idle, failures = idle+1, 0
 		}
 		for _, row := range rows {
-			w.start(row.Step, func() { c.runOneParked(work, &row) })
+			w.startWorker(row.Step, func() { t.runParkedMessage(work, &row) })
 		}
-		c.signals.parkedPass.Send(len(rows))
-		wait := backoff.Policy{Base: c.opts.ParkedPoll / 4, Cap: c.opts.ParkedPoll}.Ceiling(idle + 1)
+		t.signals.parkedPass.Send(len(rows))
+		wait := backoff.Policy{Base: t.poll / 4, Cap: t.poll}.Ceiling(idle + 1)
 		if failures > 0 {
 			wait = failurePolicy.Wait(failures)
 		}
-		pause(ctx, wait, w.freed, w.room("") == 0)
+		waitFor(ctx, wait, w.freed, w.freeWorkers("") == 0)
 	}
 }
 
-// takeDue takes what is due, for as many workers as are free. No step gets the
-// last one while another runs its messages too: a step that hangs must not hold
-// up the rest. Most of the time nothing is, and of several steps that is one question.
-func (c *Consumer) takeDue(ctx context.Context, w *crew) (rows []parkedRow, err error) {
-	if len(c.stepNames) > 1 {
-		if due, err := c.anyDue(ctx); err != nil || !due {
+// takeDueMessages takes due messages for as many workers as are free. While several steps have messages, no step
+// gets the last worker: a step that hangs must not hold up the others. Usually nothing is due, and one query for all
+// steps finds that out.
+func (t *retrier) takeDueMessages(ctx context.Context, w *workerPool) (rows []parkedRow, err error) {
+	if len(t.stepNames) > 1 {
+		if due, err := t.anyDue(ctx); err != nil || !due {
 			return nil, err
 		}
 	}
-	for _, step := range c.stepNames {
-		n := w.room("") - len(rows)
-		if len(c.stepNames) > 1 {
-			n = min(n, w.room(step))
+	for _, step := range t.stepNames {
+		n := w.freeWorkers("") - len(rows)
+		if len(t.stepNames) > 1 {
+			n = min(n, w.freeWorkers(step))
 		}
-		taken, err := c.takeParked(ctx, n, step)
+		taken, err := t.takeParked(ctx, n, step)
 		if err != nil {
 			return rows, err
 		}
@@ -125,15 +144,15 @@ func (c *Consumer) takeDue(ctx context.Context, w *crew) (rows []parkedRow, err 
 }
 
 // anyDue reports whether a parked message of any step is due.
-func (c *Consumer) anyDue(ctx context.Context) (due bool, err error) {
+func (t *retrier) anyDue(ctx context.Context) (due bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	err = c.db.QueryRow(ctx, c.sql.anyDue).Scan(&due)
+	err = t.database.db.QueryRow(ctx, t.sql.anyDue).Scan(&due)
 	return due, err
 }
 
-// room returns how many workers are free, for step or, with "", at all.
-func (w *crew) room(step string) int {
+// freeWorkers returns how many workers are free for step, or in total for "".
+func (w *workerPool) freeWorkers(step string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if step == "" {
@@ -146,18 +165,18 @@ func (w *crew) room(step string) int {
 	return max(1, w.free+busy-1) - w.running[step]
 }
 
-func (w *crew) start(step string, do func()) {
+func (w *workerPool) startWorker(step string, do func()) {
 	w.mu.Lock()
 	w.free--
 	w.running[step]++
 	w.mu.Unlock()
 	w.working.Go(func() {
-		defer w.end(step)
+		defer w.endWorker(step)
 		do()
 	})
 }
 
-func (w *crew) end(step string) {
+func (w *workerPool) endWorker(step string) {
 	w.mu.Lock()
 	w.free++
 	w.running[step]--
@@ -168,8 +187,8 @@ func (w *crew) end(step string) {
 	}
 }
 
-// pause waits for d, or, where every slot is taken, until one is free.
-func pause(ctx context.Context, d time.Duration, freed <-chan struct{}, full bool) {
+// waitFor waits for d. If full is set, it waits until a worker is freed instead.
+func waitFor(ctx context.Context, d time.Duration, freed <-chan struct{}, full bool) {
 	if full {
 		select {
 		case <-ctx.Done():
@@ -185,15 +204,15 @@ func pause(ctx context.Context, d time.Duration, freed <-chan struct{}, full boo
 	}
 }
 
-// takeParked takes up to n parked messages of steps that are due. The commit of
-// the one statement counts their attempts: a crash from here on has cost one.
-func (c *Consumer) takeParked(ctx context.Context, n int, steps ...string) ([]parkedRow, error) {
+// takeParked takes up to n due messages of steps. The commit of its one statement counts their attempts: a crash
+// after it costs an attempt.
+func (t *retrier) takeParked(ctx context.Context, n int, steps ...string) ([]parkedRow, error) {
 	if n <= 0 {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	rows, _ := c.db.Query(ctx, c.sql.takeParked, steps, n, c.lease.Microseconds(), c.ordered, c.topicsOf(steps))
+	rows, _ := t.database.db.Query(ctx, t.sql.takeParked, steps, n, t.lease.Microseconds(), t.ordered, t.topicsOf(steps))
 	taken, err := pgx.CollectRows(rows, pgx.RowToStructByPos[parkedRow])
 	if err != nil || len(taken) == 0 {
 		return nil, err
@@ -201,67 +220,59 @@ func (c *Consumer) takeParked(ctx context.Context, n int, steps ...string) ([]pa
 	return taken, failpoint.Hit("consumer/after-take")
 }
 
-// runOneParked takes a parked message one step on. If that fails without a
-// trace, its lease runs out and another attempt follows.
-func (c *Consumer) runOneParked(ctx context.Context, row *parkedRow) {
-	var j *job
+// runParkedMessage executes one attempt at a parked message. If it fails without a trace, the lease ends and another
+// attempt follows.
+func (t *retrier) runParkedMessage(ctx context.Context, row *parkedRow) {
+	var a *attempt
 	err := guard.Call(func() (err error) {
-		j, err = c.identify(ctx, row)
-		if j != nil {
-			err = c.handle(ctx, j)
+		a, err = t.identifyParked(ctx, row)
+		if a != nil {
+			err = t.executor.executeAttempt(ctx, a)
 		}
 		return err
 	})
-	if j != nil && err == nil {
+	if a != nil && err == nil {
 		err = failpoint.Hit("consumer/after-parked")
 	}
 	switch {
 	case err != nil:
-		c.opts.Logger.ErrorContext(ctx, "consumer: parked message is not decided", "step", row.Step, "message_id", string(row.MessageID), "error", sqlschema.Explain(err))
-	case j != nil:
-		c.committed(j)
+		t.reporter.log.ErrorContext(ctx, "consumer: parked message is not decided", "step", row.Step, "message_id", string(row.MessageID), "error", sqlschema.Explain(err))
+	case a != nil:
+		t.settler.wakeAfterCommit(a)
 	}
-	c.signals.ranParked.Send(row.ID)
+	t.signals.ranParked.Send(row.ID)
 }
 
-// reread makes a job of a parked message. It is one that only records its
-// failure where the attempts have been used up without leaving a trace, or
-// where this binary no longer understands what was parked by an older one.
-func (c *Consumer) reread(row *parkedRow) *job {
+// readParked returns an attempt at a parked message. If its attempts were used up without a trace, or if this binary
+// no longer understands a message that an older one has parked, only the failure is left to be recorded.
+func (t *retrier) readParked(row *parkedRow) *attempt {
 	msg := row.message()
-	j, rejected := c.readAgain(row, msg)
+	m, rejected := t.readAgain(row, msg)
+	a := newAttempt(m)
 	if rejected != nil {
-		j = &job{
+		a = &attempt{received: received{
 			Delivery: row.delivery(msg),
-			route:    route{step: c.steps[row.Step], kind: row.Kind},
-			digest:   row.digest(), exhausted: true, entered: true, cause: rejected,
-		}
+			route:    route{step: t.steps[row.Step], kind: row.Kind},
+			digest:   row.digest(),
+		}, barred: true}
+		a.lose(rejected)
 	}
-	j.parked = &parkedCopy{id: row.ID, attempts: row.Attempts, round: row.Round}
-	if rejected == nil && row.Attempts > j.step.MaxAttempts && !j.input.asks() {
-		j.exhausted, j.entered = true, true
-		j.cause = fmt.Errorf("consumer: attempt %d ended without a result, most likely with its process", row.Attempts-1)
+	a.parked = &parkedCopy{id: row.ID, attempts: row.Attempts, round: row.Round}
+	if rejected == nil && row.Attempts > a.step.MaxAttempts && !a.input.hasVerify() {
+		a.barred = true
+		a.lose(fmt.Errorf("consumer: attempt %d ended without a result, most likely with its process", row.Attempts-1))
 	}
-	return j
+	return a
 }
 
-// unread is the kind of a message that no step could read. It has no identity.
-const unread kind = "unknown"
-
-// An identity names a row of the inbox.
-type identity struct{ scope, key, step, n string }
-
-// reusedText is the error of a message whose identity is another one's.
-const reusedText = "consumer: scope, key and step were used before with another payload"
-
-// unreadTries is how often a message without an identity is read again in one
-// redrive: after more, reading it is what ended the process.
+// unreadTries is how often a message without an identity is read in one redrive. After more tries, reading it is
+// what ended the process.
 const unreadTries = 3
 
 // topicsOf returns the topics of steps.
-func (c *Consumer) topicsOf(steps []string) (topics []string) {
+func (t *retrier) topicsOf(steps []string) (topics []string) {
 	for _, name := range steps {
-		s := c.steps[name]
+		s := t.steps[name]
 		for _, in := range []Input{s.Action, s.Compensation} {
 			if in.decode != nil && !slices.Contains(topics, in.Topic) {
 				topics = append(topics, in.Topic)
@@ -271,60 +282,58 @@ func (c *Consumer) topicsOf(steps []string) (topics []string) {
 	return topics
 }
 
-// identify makes a job of a parked message. One that could not be read when it
-// came is given its identity first, in a statement of its own: from there on it is
-// like any other. No job and no error means that it could not, or need not, and
-// that this is recorded.
-func (c *Consumer) identify(ctx context.Context, row *parkedRow) (*job, error) {
+// identifyParked returns an attempt at a parked message. A message that was unreadable on arrival is first given its
+// identity, in a separate statement. From there on it is like any other message. A nil attempt without an error
+// means that row was settled here.
+func (t *retrier) identifyParked(ctx context.Context, row *parkedRow) (*attempt, error) {
 	if row.Kind != unread {
-		return c.reread(row), nil
+		return t.readParked(row), nil
 	}
 	if row.Attempts > unreadTries {
-		return nil, c.refuseDeadly(ctx, row)
+		return nil, t.refuseDeadly(ctx, row)
 	}
-	j, rejected := c.readAgain(row, row.message())
+	m, rejected := t.readAgain(row, row.message())
 	if rejected != nil {
-		return nil, c.refuse(ctx, row, rejected.of, failure{reason: rejected.reason, dead: true, err: rejected.err})
+		return nil, t.refuseUnread(ctx, row, rejected.of, failure{reason: rejected.reason, dead: true, err: rejected.err})
 	}
-	named, err := c.name(ctx, row, j)
+	named, err := t.storeIdentity(ctx, row, m)
 	if err != nil || !named {
 		return nil, err
 	}
-	row.Kind, row.Scope, row.Key, row.Step, row.N = j.kind, j.Scope, j.Key, j.Step, j.joinedN()
-	return c.reread(row), nil
+	row.Kind, row.Scope, row.Key, row.Step, row.N = m.kind, m.Scope, m.Key, m.Step, m.joinedN()
+	return t.readParked(row), nil
 }
 
-// refuseDeadly refuses a row whose reading has ended the process. What is not
-// believed keeps the reason that says so: another would let its next redrive pass.
-func (c *Consumer) refuseDeadly(ctx context.Context, row *parkedRow) error {
+// refuseDeadly makes row, whose reading has ended the process, a dead letter. A message that was not verified keeps
+// its reason: another reason would let its next redrive skip Options.Verify.
+func (t *retrier) refuseDeadly(ctx context.Context, row *parkedRow) error {
 	f := failure{reason: row.Reason, dead: true, attempts: row.Attempts - 1,
 		err: fmt.Errorf("consumer: reading the message ended the process %d times", row.Attempts-1)}
 	if row.Reason.unbelieved() {
-		return c.refuse(ctx, row, nil, f)
+		return t.refuseUnread(ctx, row, nil, f)
 	}
 	f.reason = ReasonExhausted
-	of, _ := c.address(row.Topic, row.message())
-	return c.refuse(ctx, row, of, f)
+	of, _ := t.receiver.readAddress(row.Topic, row.message())
+	return t.refuseUnread(ctx, row, of, f)
 }
 
-// readAgain is read for a message that was kept: its digest is that of what it
-// said when it came, whatever somebody has made of it since. It belongs to the
-// step that it was parked by. One that has never been believed arrives anew.
-func (c *Consumer) readAgain(row *parkedRow, msg *message.Message) (*job, *rejection) {
-	read := c.read
+// readAgain reads a stored message. Its digest is that of the payload on arrival, regardless of later edits. It must
+// belong to the step that parked it. A message that was never verified is received anew.
+func (t *retrier) readAgain(row *parkedRow, msg *message.Message) (*received, *rejection) {
+	read := t.receiver.readMessage
 	if row.Kind == unread && row.Reason.unbelieved() {
-		read = c.acceptNow
+		read = t.receiver.receiveAgain
 	}
-	j, rejected := read(row.Topic, msg)
+	m, rejected := read(row.Topic, msg)
 	if rejected != nil {
 		return nil, rejected
 	}
-	j.digest = row.digest()
-	was := identity{row.Scope, row.Key, row.Step, row.N}
-	if is := (identity{j.Scope, j.Key, j.Step, j.joinedN()}); row.Kind != unread && (is != was || j.kind != row.Kind) {
-		return nil, &rejection{reason: ReasonTypeUnknown, err: fmt.Errorf("it was parked by %s of step %s, and its type is now that of %s of step %s", row.Kind, row.Step, j.kind, j.Step)}
+	m.digest = row.digest()
+	was := identity{Scope: row.Scope, Key: row.Key, Step: row.Step, N: row.N}
+	if is := (identity{Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.joinedN()}); row.Kind != unread && (is != was || m.kind != row.Kind) {
+		return nil, &rejection{reason: ReasonTypeUnknown, err: fmt.Errorf("it was parked by %s of step %s, and its type is now that of %s of step %s", row.Kind, row.Step, m.kind, m.Step)}
 	}
-	return j, nil
+	return m, nil
 }
 
 func (r *parkedRow) digest() []byte {
@@ -335,18 +344,17 @@ func (r *parkedRow) digest() []byte {
 	return sum[:]
 }
 
-// name gives row the identity that j has read. If another copy of that message
-// goes round already, that one wins: the same is then a duplicate, and another one
-// under the same identity a dead letter.
-func (c *Consumer) name(ctx context.Context, row *parkedRow, j *job) (named bool, err error) {
+// storeIdentity gives row the identity of m. If another copy of m is retrying already, that copy wins: row is a
+// duplicate if the payload is the same, and else a dead letter.
+func (t *retrier) storeIdentity(ctx context.Context, row *parkedRow, m *received) (named bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	args := append([]any{row.ID, row.Attempts, j.kind}, j.identity()...)
-	tag, err := c.db.Exec(ctx, c.sql.nameParked, args...)
+	args := append([]any{row.ID, row.Attempts, m.kind}, m.identity()...)
+	tag, err := t.database.db.Exec(ctx, t.sql.nameParked, args...)
 	var e *pgconn.PgError
 	switch {
 	case errors.As(err, &e) && e.ConstraintName == "parked_retrying":
-		return false, c.yield(ctx, row, j)
+		return false, t.yieldToCopy(ctx, row, m)
 	case err != nil:
 		return false, fmt.Errorf("consumer: name parked message: %w", err)
 	}
@@ -356,35 +364,36 @@ func (c *Consumer) name(ctx context.Context, row *parkedRow, j *job) (named bool
 	return true, failpoint.Hit("consumer/after-name")
 }
 
-// yield ends row for the sake of another copy. If that is gone meanwhile, nothing
-// happens: the lease of row runs out, and it is read once more.
-func (c *Consumer) yield(ctx context.Context, row *parkedRow, j *job) error {
-	args := append([]any{row.ID, row.Attempts, j.kind, j.digest, ReasonKeyReused, reusedText}, j.identity()...)
-	f := failure{reason: ReasonKeyReused, dead: true, err: errors.New(reusedText)}
-	if _, err := c.rebury(ctx, j, f, c.sql.yieldParked, args); err != nil {
+// yieldToCopy ends row in favour of another copy. If that copy is gone meanwhile, nothing happens: the lease of row
+// ends, and row is read again.
+func (t *retrier) yieldToCopy(ctx context.Context, row *parkedRow, m *received) error {
+	args := append([]any{row.ID, row.Attempts, m.kind, m.digest, ReasonKeyReused, inbox.ReusedText}, m.identity()...)
+	f := failure{reason: ReasonKeyReused, dead: true, err: errors.New(inbox.ReusedText)}
+	if _, err := t.storeDeadAgain(ctx, m, f, t.sql.yieldParked, args); err != nil {
 		return fmt.Errorf("consumer: drop parked copy: %w", err)
 	}
 	return nil
 }
 
-// refuse makes row a dead letter again. of is what could be read of it.
-func (c *Consumer) refuse(ctx context.Context, row *parkedRow, of *job, f failure) error {
+// refuseUnread makes row a dead letter again. of is its readable part, or nil.
+func (t *retrier) refuseUnread(ctx context.Context, row *parkedRow, of *received, f failure) error {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	text, stack := f.text()
-	died, err := c.rebury(ctx, of, f, c.sql.refuseParked, []any{row.ID, row.Attempts, f.reason, text, stack, f.attempts})
+	text, stack := f.errorText()
+	died, err := t.storeDeadAgain(ctx, of, f, t.sql.refuseParked, []any{row.ID, row.Attempts, f.reason, text, stack, f.attempts})
 	if err != nil {
 		return fmt.Errorf("consumer: store dead letter: %w", err)
 	}
 	if died {
-		c.logRejected(ctx, row.Topic, string(row.MessageID), f)
+		t.reporter.logRejected(ctx, row.Topic, string(row.MessageID), f)
 	}
 	return nil
 }
 
-// rebury executes what makes of a dead letter again, and reports whether it has.
-func (c *Consumer) rebury(ctx context.Context, of *job, f failure, statement string, args []any) (died bool, err error) {
-	err = c.inTx(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
+// storeDeadAgain executes a statement that makes a message a dead letter again, and reports whether it did.
+func (t *retrier) storeDeadAgain(ctx context.Context, of *received, f failure, statement string, args []any) (died bool, err error) {
+	a := newAttempt(of)
+	err = t.database.inTransaction(ctx, func(tx pgx.Tx, last *pgx.Batch) error {
 		tag, err := tx.Exec(ctx, statement, args...)
 		if died = tag.RowsAffected() == 1; err != nil || !died {
 			return err
@@ -392,17 +401,17 @@ func (c *Consumer) rebury(ctx context.Context, of *job, f failure, statement str
 		if err := failpoint.Hit("consumer/after-dead-letter"); err != nil {
 			return err
 		}
-		return c.leaveRejected(ctx, last, of, f)
+		return t.settler.emitForRejected(ctx, last, a, f)
 	})
 	if err == nil {
-		c.committed(of)
+		t.settler.wakeAfterCommit(a)
 	}
 	return died && err == nil, err
 }
 
-// sqlNameParked gives a message that could not be read when it came its identity.
-// attempts is the fence, as in sqlLockParked. The index parked_retrying refuses it
-// where another copy goes round; it waits for a transaction that is parking one.
+// sqlNameParked gives its identity to a message that was unreadable on arrival. attempts is the fence, as in
+// sqlLockParked. The index parked_retrying refuses the update if another copy is retrying, and waits for a
+// transaction that is parking one.
 const sqlNameParked = `
 UPDATE {schema}.parked SET kind = $3, scope = $4, key = $5, step = $6, n = $7
 WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'`
@@ -413,8 +422,8 @@ UPDATE {schema}.parked
 SET state = 'dead', reason = $3, error = $4, stack = $5, attempts = $6, last_at = clock_timestamp()
 WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'`
 
-// sqlYieldParked removes such a message in favor of a copy that goes round, or, if
-// that copy says something else, makes it a dead letter under their identity.
+// sqlYieldParked removes such a message in favour of a copy that is retrying. If that copy has another payload, the
+// message becomes a dead letter under their identity.
 const sqlYieldParked = `
 WITH other AS (SELECT coalesce(digest, sha256(payload)) = $4 AS same FROM {schema}.parked
 	WHERE state = 'retrying' AND kind = $3 AND scope = $7 AND key = $8 AND step = $9 AND n = $10),
@@ -423,3 +432,48 @@ dropped AS (DELETE FROM {schema}.parked p USING other
 UPDATE {schema}.parked p
 SET state = 'dead', kind = $3, scope = $7, key = $8, step = $9, n = $10, reason = $5, error = $6, stack = '', attempts = 0, last_at = clock_timestamp()
 FROM other WHERE NOT other.same AND p.id = $1 AND p.attempts = $2 AND p.state = 'retrying' AND p.kind = 'unknown'`
+
+// headerReader is a receiver without steps. It reads headers and knows no type.
+var headerReader = &receiver{maxPayload: math.MaxInt, formats: knownFormats}
+
+// Inspect reads a stored message as c reads it when the message is redriven, and reports the result. It calls the
+// decoder of the step, and Options.Verify for a message that was never verified. It enters no handler and changes
+// nothing. A nil Consumer reads headers alone. Package operator previews redrives with it.
+func (c *Consumer) Inspect(stored inbox.StoredMessage) inbox.Reading {
+	row := &parkedRow{
+		Kind: stored.Kind, Scope: stored.Scope, Key: stored.Key, Step: stored.Step, N: stored.N, Topic: stored.Topic, MessageID: []byte(stored.ID),
+		Payload: stored.Payload, Digest: stored.Digest, Reason: Reason(stored.Reason),
+	}
+	row.HeaderNames, row.HeaderValues = headerColumns(stored.Headers)
+	switch {
+	case c == nil:
+		return inspectHeaders(row)
+	case !c.takes(row):
+		return inbox.Reading{}
+	}
+	m, rejected := c.retrier.readAgain(row, row.message())
+	if rejected != nil {
+		cancels := row.Kind != unread && c.steps[row.Step].CancelParked
+		return inbox.Reading{Taken: true, CancelParked: cancels, Err: fmt.Errorf("%s: %w", rejected.reason, rejected.err)}
+	}
+	return inbox.Reading{
+		Taken: true, CancelParked: m.step.CancelParked,
+		Kind: m.kind, Identity: inbox.Identity{Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.joinedN()},
+	}
+}
+
+// inspectHeaders reads row without any step: every type is unknown, which is no error here.
+func inspectHeaders(row *parkedRow) (r inbox.Reading) {
+	if _, rejected := headerReader.readMessage(row.Topic, row.message()); rejected.reason != ReasonTypeUnknown {
+		r.Err = fmt.Errorf("%s: %w", rejected.reason, rejected.err)
+	}
+	return r
+}
+
+// takes reports whether c retries row when row is redriven.
+func (c *Consumer) takes(row *parkedRow) bool {
+	if row.Kind == unread {
+		return slices.Contains(c.topics, row.Topic)
+	}
+	return c.steps[row.Step] != nil
+}

@@ -65,13 +65,13 @@ func TestTheBudgetCountsADuplicateOfAWaitingCompensation(t *testing.T) {
 	step.MaxAttempts = 3
 	c := f.consumer(t, Options{}, step)
 	handle(t, c, act("k"))
-	rows, err := c.takeParked(t.Context(), 1, c.stepNames...)
+	rows, err := c.retrier.takeParked(t.Context(), 1, c.retrier.stepNames...)
 	if err != nil || len(rows) != 1 {
 		t.Fatal(rows, err)
 	}
-	handle(t, c, undo("k"))               // parked behind the action
-	c.runOneParked(t.Context(), &rows[0]) // the action is done
-	handle(t, c, undo("k"))               // enters the handler, and fails
+	handle(t, c, undo("k"))                           // parked behind the action
+	c.retrier.runParkedMessage(t.Context(), &rows[0]) // the action is done
+	handle(t, c, undo("k"))                           // enters the handler, and fails
 	for range 6 {
 		runParkedOnce(t, c)
 	}
@@ -281,20 +281,20 @@ func TestZombiesAreFenced(t *testing.T) {
 	if limit != "40s" { // Timeout and databaseTimeout
 		t.Errorf("an idle transaction is ended after %s, want 40s", limit)
 	}
-	c.lease = 0
-	first, err := c.takeParked(t.Context(), 1, c.stepNames...)
+	c.retrier.lease = 0
+	first, err := c.retrier.takeParked(t.Context(), 1, c.retrier.stepNames...)
 	if err != nil || len(first) != 1 {
 		t.Fatal(first, err)
 	}
-	second, err := c.takeParked(t.Context(), 1, c.stepNames...)
+	second, err := c.retrier.takeParked(t.Context(), 1, c.retrier.stepNames...)
 	if err != nil || len(second) != 1 {
 		t.Fatal(second, err)
 	}
-	c.runOneParked(t.Context(), &first[0])
+	c.retrier.runParkedMessage(t.Context(), &first[0])
 	if got, want := entries.Load(), int32(1); got != want {
 		t.Errorf("%d entries after the first taker went on, want %d", got, want)
 	}
-	c.runOneParked(t.Context(), &second[0])
+	c.retrier.runParkedMessage(t.Context(), &second[0])
 	if got, want := f.effects(t), "paid k 1"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
 	}

@@ -1,9 +1,7 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -12,81 +10,84 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/sagamill/sagamill/internal/backoff"
-	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// boardSize is how many deliveries are on the board or in a lane, in batches for
-// each lane, before subscriptions wait: one can fill up while another is handled.
+// boardSize is how many loads for each lane the board has room for before subscriptions wait. With two, one load can
+// collect while another is handled.
 const boardSize = 2
 
 const (
-	// linger is how long a delivery may wait for company while another lane has a
-	// batch: a transaction for each costs both sides a multiple of what they share.
+	// linger is how long a delivery may wait for others to share its transaction while another lane has a batch.
+	// A transaction for each delivery costs client and server a multiple of a shared one.
 	linger = 2 * time.Millisecond
 
-	// worthwhile is how much work for handlers is enough for another lane.
+	// worthwhile is how much work for handlers justifies another lane.
 	worthwhile = time.Millisecond
 )
 
-// An arrived is a delivery on its way to a lane.
-type arrived struct {
+// A boardEntry is a delivery on its way to a lane. Nothing of the message is verified yet.
+type boardEntry struct {
 	topic string
 	msg   *message.Message
 	at    time.Time // when it was put on the board
-	step  *traffic  // nil: it is nobody's, and becomes a dead letter
+	load  *stepLoad // nil: the message belongs to no step, and becomes a dead letter
 	alone bool      // it may not share a transaction
-	late  bool      // there was no time for it in a batch that it was in
+	late  bool      // the time of a batch was over before its turn
 }
 
-// A traffic is what lanes know of a step.
-type traffic struct {
+// A stepLoad is what lanes have learned about the handlers of a step.
+type stepLoad struct {
 	pace   atomic.Int64 // nanoseconds that a handler takes, smoothed
 	direct atomic.Bool  // one has used its transaction, and had a savepoint in a batch
 	alone  int          // lanes that have one of its messages alone; the board's
 }
 
-// note learns how long one handler took.
-func (t *traffic) note(took time.Duration) {
+// observePace takes the duration of one handler into the smoothed pace.
+func (t *stepLoad) observePace(took time.Duration) {
 	before := t.pace.Load()
 	t.pace.Store(before + (int64(took)-before)/8)
 }
 
-// distribute puts deliveries on the board until their subscription ends, which it
-// does when ctx ends.
-func (c *Consumer) distribute(ctx context.Context, topic string, deliveries <-chan *message.Message, b *board) {
+// A router is the first station: it puts deliveries on the board and runs the lanes that take them from there.
+type router struct {
+	routes    map[routeKey]route
+	batchSize int
+	batchTime time.Duration
+
+	receiver *receiver
+	executor *executor
+	settler  *settler
+	reporter *reporter
+}
+
+// receiveTopic puts deliveries on the board until their subscription ends. It ends when ctx does.
+func (r *router) receiveTopic(ctx context.Context, topic string, deliveries <-chan *message.Message, b *board) {
 	for msg := range deliveries {
 		if msg == nil {
-			continue // a subscriber that hands over nothing has nothing to ack
+			continue // there is nothing to ack
 		}
-		if !b.put(ctx, c.arrival(topic, msg)) {
+		if !b.putEntry(ctx, r.newBoardEntry(topic, msg)) {
 			msg.Nack()
 		}
 	}
 }
 
-// arrival looks at what tells how msg is to be handled, before it is read.
-func (c *Consumer) arrival(topic string, msg *message.Message) arrived {
-	to, known := c.routes[routeKey{topic, msg.Metadata.Get(outbox.PropertyType)}]
+// newBoardEntry reads the headers that decide how msg is routed. They are not verified: a forged one changes which
+// deliveries share a transaction, and nothing else.
+func (r *router) newBoardEntry(topic string, msg *message.Message) boardEntry {
+	to, known := r.routes[routeKey{topic, msg.Metadata.Get(outbox.PropertyType)}]
 	if !known {
-		return arrived{topic: topic, msg: msg, alone: true}
+		return boardEntry{topic: topic, msg: msg, alone: true}
 	}
-	alone := !c.joins(to.step, msg.Metadata.Get(outbox.PropertyRedelivered) == "true", 0)
-	return arrived{topic: topic, msg: msg, step: to.traffic, alone: alone}
+	alone := !r.executor.mayShare(to.step, msg.Metadata.Get(outbox.PropertyRedelivered) == "true", 0)
+	return boardEntry{topic: topic, msg: msg, load: to.load, alone: alone}
 }
 
-// joins reports whether a message of step may share a transaction. What may have
-// killed a process is alone, and so is what has no attempt left for itself should
-// others make the transaction fail.
-func (c *Consumer) joins(step *Step, redelivered bool, spent int) bool {
-	return c.opts.BatchSize > 1 && c.marked && !redelivered && !step.Single && spent+1 < step.MaxAttempts
-}
-
-// A board is where deliveries wait for lanes. Those of one saga go to one lane at
-// a time, in their order, so that they neither overtake each other nor wait for
-// one lock on many connections; nobody else waits for them.
+// A board holds deliveries until a lane takes them. The deliveries of one scope and key go to one lane at a time, in
+// their order. So they cannot overtake each other, and they do not wait on many connections for one row lock.
+// Deliveries of other keys do not wait for them.
 type board struct {
 	room  chan struct{} // holds one for each delivery on the board or in a lane
 	lanes int           // that take from it
@@ -95,58 +96,57 @@ type board struct {
 
 	mu     sync.Mutex
 	more   sync.Cond // there may be something to take, or the board is closed
-	sagas  map[string]*saga
-	ready  []*saga // that no lane has, in the order of their first delivery
-	busy   int     // lanes that have a batch
-	timer  bool    // the end of somebody's linger will be told
+	queues map[string]*keyQueue
+	ready  []*keyQueue // that no lane has, in the order of their first delivery
+	busy   int         // lanes that have a batch
+	timer  bool        // a timer will end a linger
 	closed bool
 }
 
-// A saga is deliveries with the same scope and key.
-type saga struct {
+// A keyQueue holds the waiting deliveries of one scope and key.
+type keyQueue struct {
 	key     string
-	waiting []arrived
+	waiting []boardEntry
 }
 
 // A load is what a lane has taken from the board.
 type load struct {
-	all   []arrived
-	sagas []*saga
-	bytes int // of payload
+	entries []boardEntry
+	queues  []*keyQueue
+	bytes   int // of payload
 }
 
 func newBoard(opts *Options, steps int) *board {
-	b := &board{room: make(chan struct{}, boardSize*opts.Lanes*opts.BatchSize), lanes: opts.Lanes, bytes: opts.BatchBytes, steps: steps, sagas: map[string]*saga{}}
+	b := &board{room: make(chan struct{}, boardSize*opts.Lanes*opts.BatchSize), lanes: opts.Lanes, bytes: opts.BatchBytes, steps: steps, queues: map[string]*keyQueue{}}
 	b.more.L = &b.mu
 	return b
 }
 
-// put hangs a up. It waits while there is no room, and reports false if ctx ends
-// first.
-func (b *board) put(ctx context.Context, a arrived) bool {
+// putEntry puts e on the board. It waits while there is no room, and reports false if ctx ends first.
+func (b *board) putEntry(ctx context.Context, e boardEntry) bool {
 	select {
 	case b.room <- struct{}{}:
 	case <-ctx.Done():
 		return false
 	}
-	key := sagaOf(a.msg)
-	a.at = time.Now()
+	key := queueKeyOf(e.msg)
+	e.at = time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.sagas[key]
-	if s == nil {
-		s = &saga{key: key}
-		b.sagas[key] = s
-		b.ready = append(b.ready, s)
+	q := b.queues[key]
+	if q == nil {
+		q = &keyQueue{key: key}
+		b.queues[key] = q
+		b.ready = append(b.ready, q)
 		b.more.Signal()
 	}
-	s.waiting = append(s.waiting, a)
+	q.waiting = append(q.waiting, e)
 	return true
 }
 
-// sagaOf returns the scope and key of msg. What has none is as good as one saga:
-// it only becomes dead letters.
-func sagaOf(msg *message.Message) string {
+// queueKeyOf returns the scope and key of msg. All messages without a key share one queue: they only become dead
+// letters.
+func queueKeyOf(msg *message.Message) string {
 	key := msg.Metadata.Get(outbox.HeaderKey)
 	if colon := strings.LastIndexByte(key, ':'); colon >= 0 {
 		key = key[:colon]
@@ -154,16 +154,15 @@ func sagaOf(msg *message.Message) string {
 	return msg.Metadata.Get(outbox.HeaderScope) + "\x00" + key
 }
 
-// take returns up to n deliveries whose handlers are likely to be through within
-// the time given, or one. They and their sagas are the caller's until it returns
-// them by free. It waits until there is something, and returns nothing once the
-// board is closed and empty.
-func (b *board) take(n int, within time.Duration) load {
+// takeLoad returns up to n deliveries whose handlers will probably return within the time given, or one. It waits
+// until there is one. The caller owns them and their queues until it calls releaseLoad. takeLoad returns an empty
+// load once the board is closed and empty.
+func (b *board) takeLoad(n int, within time.Duration) load {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for {
-		if l := b.pick(n, int64(within)); len(l.all) > 0 {
-			b.handedOut(l)
+		if l := b.pickEntries(n, int64(within)); len(l.entries) > 0 {
+			b.noteTaken(l)
 			return l
 		}
 		if b.closed && len(b.ready) == 0 {
@@ -173,328 +172,215 @@ func (b *board) take(n int, within time.Duration) load {
 	}
 }
 
-// pick is called by who holds mu. What is alone is picked only as the first.
-func (b *board) pick(n int, within int64) (l load) {
+// pickEntries chooses the deliveries of the next load. The caller holds mu. A delivery that is alone is picked only
+// as the first.
+func (b *board) pickEntries(n int, within int64) (l load) {
 	kept := b.ready[:0]
-	for i, s := range b.ready {
-		if len(l.all) == n || within < 0 || len(l.all) > 0 && l.all[0].alone {
+	for i, q := range b.ready {
+		if len(l.entries) == n || within < 0 || len(l.entries) > 0 && l.entries[0].alone {
 			kept = append(kept, b.ready[i:]...)
 			break
 		}
-		if len(l.all) == 0 && b.lingers(s.waiting[0], n) {
-			kept = append(kept, s)
+		if len(l.entries) == 0 && b.mustLinger(q.waiting[0], n) {
+			kept = append(kept, q)
 			continue
 		}
-		before := len(l.all)
-		for len(s.waiting) > 0 && len(l.all) < n && within >= 0 && b.fits(s.waiting[0], l) {
-			a := s.waiting[0]
-			s.waiting = s.waiting[1:]
-			l.all = append(l.all, a)
-			l.bytes += len(a.msg.Payload)
-			if a.step != nil {
-				within -= a.step.pace.Load()
+		before := len(l.entries)
+		for len(q.waiting) > 0 && len(l.entries) < n && within >= 0 && b.fitsLoad(q.waiting[0], l) {
+			e := q.waiting[0]
+			q.waiting = q.waiting[1:]
+			l.entries = append(l.entries, e)
+			l.bytes += len(e.msg.Payload)
+			if e.load != nil {
+				within -= e.load.pace.Load()
 			}
 		}
-		if len(l.all) == before {
-			kept = append(kept, s)
+		if len(l.entries) == before {
+			kept = append(kept, q)
 			continue
 		}
-		l.sagas = append(l.sagas, s)
+		l.queues = append(l.queues, q)
 	}
 	clear(b.ready[len(kept):])
 	b.ready = kept
 	return l
 }
 
-// handedOut notes that a lane has l. If there is more, another one is told: nobody
-// tells more than one.
-func (b *board) handedOut(l load) {
-	switch first := l.all[0]; {
+// noteTaken records that a lane has l. If more is ready it wakes one lane, which in turn wakes at most one.
+func (b *board) noteTaken(l load) {
+	switch first := l.entries[0]; {
 	case !first.alone:
 		b.busy++
-	case first.step != nil:
-		first.step.alone++
+	case first.load != nil:
+		first.load.alone++
 	}
 	if len(b.ready) > 0 {
 		b.more.Signal()
 	}
 }
 
-// lingers reports whether a, which may share a transaction, is to wait until a
-// lane that has a batch comes back: half of the lanes have one, or with the others it
-// is not much, and it has not waited for long. Somebody is told when it has.
-func (b *board) lingers(a arrived, n int) bool {
+// mustLinger reports whether e, which may share a transaction, waits until a lane with a batch comes back. It waits
+// while half of the lanes have a batch. With fewer it waits up to linger, if the work that is ready is little. A
+// timer then wakes a lane.
+func (b *board) mustLinger(e boardEntry, n int) bool {
 	switch {
-	case a.alone || b.busy == 0 || b.closed:
+	case e.alone || b.busy == 0 || b.closed:
 		return false
 	case b.busy >= max(1, b.lanes/2):
 		return true // until one of them comes back
-	case len(b.ready) >= n || time.Duration(len(b.ready))*time.Duration(a.step.pace.Load()) >= worthwhile:
+	case len(b.ready) >= n || time.Duration(len(b.ready))*time.Duration(e.load.pace.Load()) >= worthwhile:
 		return false
 	}
-	left := linger - time.Since(a.at)
+	left := linger - time.Since(e.at)
 	if left <= 0 {
 		return false
 	}
 	if !b.timer {
 		b.timer = true
-		time.AfterFunc(left, b.lingered)
+		time.AfterFunc(left, b.endLinger)
 	}
 	return true
 }
 
-func (b *board) lingered() {
+// endLinger wakes a lane when a linger is over.
+func (b *board) endLinger() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.timer = false
 	b.more.Signal()
 }
 
-// fits reports whether a may go with l. A payload for which l has no room left waits at
-// the front, so that it is first in the next load. No step gets the last lane for what
-// is alone and may be slow, while there are other steps: it must not hold them up.
-func (b *board) fits(a arrived, l load) bool {
-	if len(l.all) > 0 {
-		return !a.alone && !l.all[0].alone && l.bytes+len(a.msg.Payload) <= b.bytes
+// fitsLoad reports whether e may join l. A payload that does not fit into l stays at the front of its queue, so that
+// it is first in the next load. While there are several steps, no step gets the last lane for deliveries that are
+// alone: they may be slow, and the other steps need a lane.
+func (b *board) fitsLoad(e boardEntry, l load) bool {
+	if len(l.entries) > 0 {
+		return !e.alone && !l.entries[0].alone && l.bytes+len(e.msg.Payload) <= b.bytes
 	}
-	return !a.alone || a.step == nil || b.steps == 1 || b.lanes == 1 || b.closed || a.step.alone < b.lanes-1
+	return !e.alone || e.load == nil || b.steps == 1 || b.lanes == 1 || b.closed || e.load.alone < b.lanes-1
 }
 
-// free takes back what a lane has not come to, and makes it and what has come for
-// the same sagas meanwhile ready to be taken.
-func (b *board) free(l load, left []arrived) {
+// releaseLoad gives back the lane's load. The deliveries in left were not executed: they return to the front of
+// their queues. These queues, and what has arrived in them meanwhile, are ready to be taken.
+func (b *board) releaseLoad(l load, left []boardEntry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch first := l.all[0]; {
+	switch first := l.entries[0]; {
 	case !first.alone:
 		b.busy--
-	case first.step != nil:
-		first.step.alone--
+	case first.load != nil:
+		first.load.alone--
 	}
-	for _, a := range slices.Backward(left) {
-		s := b.sagas[sagaOf(a.msg)]
-		s.waiting = slices.Insert(s.waiting, 0, a)
+	for _, e := range slices.Backward(left) {
+		q := b.queues[queueKeyOf(e.msg)]
+		q.waiting = slices.Insert(q.waiting, 0, e)
 	}
-	for range len(l.all) - len(left) {
+	for range len(l.entries) - len(left) {
 		<-b.room
 	}
-	for _, s := range l.sagas {
-		if len(s.waiting) == 0 {
-			delete(b.sagas, s.key)
+	for _, q := range l.queues {
+		if len(q.waiting) == 0 {
+			delete(b.queues, q.key)
 			continue
 		}
-		b.ready = append(b.ready, s)
+		b.ready = append(b.ready, q)
 	}
 	b.more.Signal()
 }
 
-// close lets takers go on to the end.
-func (b *board) close() {
+// closeBoard lets lanes take what is left, and then end.
+func (b *board) closeBoard() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
 	b.more.Broadcast()
 }
 
-// keepLane runs a lane. A handler that ends its goroutine (runtime.Goexit, as
-// testing's FailNow does) takes the lane with it: another one goes on.
-func (c *Consumer) keepLane(lanes *sync.WaitGroup, ctx, work context.Context, b *board) {
+// startLane runs a lane. A handler that ends its goroutine by runtime.Goexit, as FailNow of package testing does,
+// ends the lane too. A new one replaces it.
+func (r *router) startLane(lanes *sync.WaitGroup, ctx, work context.Context, b *board) {
 	lanes.Go(func() {
 		finished := false
 		defer func() {
 			if !finished {
-				c.keepLane(lanes, ctx, work, b)
+				r.startLane(lanes, ctx, work, b)
 			}
 		}()
-		for c.runLane(ctx, work, b) {
+		for r.runLane(ctx, work, b) {
 		}
 		finished = true
 	})
 }
 
-// runLane takes deliveries from b and settles them. It reports false when there
-// will be no more. Once ctx has ended, those that have not begun go back.
-func (c *Consumer) runLane(ctx, work context.Context, b *board) bool {
-	l := b.take(c.opts.BatchSize, c.opts.BatchTime)
-	if len(l.all) == 0 {
+// runLane takes one load from b and settles it. It reports false when the board is closed and empty. Once ctx has
+// ended, deliveries that have not begun are nacked.
+func (r *router) runLane(ctx, work context.Context, b *board) bool {
+	l := b.takeLoad(r.batchSize, r.batchTime)
+	if len(l.entries) == 0 {
 		return false
 	}
-	var left []arrived
-	defer func() { b.free(l, left) }()
-	defer nackRest(l.all, &left)
-	jobs, unsure := c.begin(ctx, work, l.all)
+	var left []boardEntry
+	defer func() { b.releaseLoad(l, left) }()
+	defer nackUnfinished(l.entries, &left)
+	attempts, unsure := r.readLoad(ctx, work, l.entries)
 	for try := 1; ; try++ {
-		for _, j := range c.settleSome(ctx, work, jobs) {
-			left = append(left, j.arrived)
+		for _, a := range r.executor.executeLoad(ctx, work, attempts) {
+			left = append(left, a.origin)
 		}
-		unsure = slices.DeleteFunc(unsure, func(a arrived) bool { return try >= a.tries(ErrVerifyLater) })
+		unsure = slices.DeleteFunc(unsure, func(e boardEntry) bool { return try >= e.maxTriesFor(ErrVerifyLater) })
 		if len(left) > 0 {
-			left = append(left, unsure...) // they are behind what is left of their sagas
+			left = append(left, unsure...) // they stand behind the others of their keys
 			return true
 		}
 		if len(unsure) == 0 || ctx.Err() != nil {
 			return true
 		}
-		pause(ctx, failurePolicy.Wait(try), nil, false)
-		jobs, unsure = c.begin(ctx, work, unsure)
+		waitFor(ctx, failurePolicy.Wait(try), nil, false)
+		attempts, unsure = r.readLoad(ctx, work, unsure)
 	}
 }
 
-// begin returns the jobs that deliveries are, and those of which nobody can say yet whether
-// they are one, with what comes behind them of their saga. What cannot be a job is a dead
-// letter then, and acked. Once ctx has ended, the rest goes back.
-func (c *Consumer) begin(ctx, work context.Context, all []arrived) (jobs []*job, unsure []arrived) {
+// readLoad receives the messages of entries. It returns an attempt for each that can be executed. A message that is
+// rejected is stored as a dead letter and acked. A message that cannot be verified now is in unsure, with those
+// behind it in its queue. Once ctx has ended, the remaining ones are nacked.
+func (r *router) readLoad(ctx, work context.Context, all []boardEntry) (attempts []*attempt, unsure []boardEntry) {
 	var why error
-	for _, a := range all {
+	for _, e := range all {
 		if ctx.Err() != nil {
 			break
 		}
-		if slices.ContainsFunc(unsure, func(u arrived) bool { return sagaOf(u.msg) == sagaOf(a.msg) }) {
-			unsure = append(unsure, a)
+		if slices.ContainsFunc(unsure, func(u boardEntry) bool { return queueKeyOf(u.msg) == queueKeyOf(e.msg) }) {
+			unsure = append(unsure, e)
 			continue
 		}
-		j, rejected, err := c.accept(a.topic, a.msg)
+		m, rejected, err := r.receiver.receive(e.topic, e.msg)
 		switch {
 		case err != nil:
-			unsure, why = append(unsure, a), err
+			unsure, why = append(unsure, e), err
 		case rejected == nil:
-			j.arrived = a
-			jobs = append(jobs, j)
-		case c.insist(ctx, a, func() error { return c.bury(work, a.topic, a.msg, rejected) }):
-			c.ack(&job{Delivery: Delivery{ID: a.msg.UUID}, arrived: a})
+			a := newAttempt(m)
+			a.origin = e
+			attempts = append(attempts, a)
+		case r.executor.retryUntilDone(ctx, e, func() error { return r.settler.storeRejected(work, e.topic, e.msg, rejected) }):
+			r.settler.ackAttempts(&attempt{received: received{Delivery: Delivery{ID: e.msg.UUID}}, origin: e})
 		}
 	}
 	if why != nil {
-		c.opts.Logger.ErrorContext(ctx, "consumer: deliveries cannot be verified", "topic", unsure[0].topic, "message_id", unsure[0].msg.UUID, "deliveries", len(unsure), "error", sqlschema.Explain(why))
+		r.reporter.log.ErrorContext(ctx, "consumer: deliveries cannot be verified", "topic", unsure[0].topic, "message_id", unsure[0].msg.UUID, "deliveries", len(unsure), "error", sqlschema.Explain(why))
 	}
-	return jobs, unsure
+	return attempts, unsure
 }
 
-// nackRest nacks what was neither acked nor left, also if a handler has ended the
-// goroutine. A nack has no effect on what was acked.
-func nackRest(all []arrived, left *[]arrived) {
+// nackUnfinished nacks every entry that was neither acked nor left, also when a handler has ended the goroutine. A
+// nack after an ack has no effect.
+func nackUnfinished(all []boardEntry, left *[]boardEntry) {
 	keep := map[*message.Message]bool{}
-	for _, a := range *left {
-		keep[a.msg] = true
+	for _, e := range *left {
+		keep[e.msg] = true
 	}
-	for _, a := range all {
-		if !keep[a.msg] {
-			a.msg.Nack()
-		}
-	}
-}
-
-// settleSome deals with one of jobs, or with some of them in one transaction, from
-// the first, and acks or nacks those. It returns the others.
-func (c *Consumer) settleSome(ctx, work context.Context, jobs []*job) (left []*job) {
-	n := c.together(jobs)
-	for i, part := range ascending(jobs[:n]) {
-		if i > 0 && ctx.Err() != nil {
-			left = append(left, part...)
-			continue
-		}
-		left = append(left, c.settleBatch(ctx, work, part)...)
-	}
-	return append(left, jobs[n:]...)
-}
-
-// together returns how many of jobs, from the first, may share a transaction: a
-// step's row is claimed once in it. Of an ordered step there is one for each key,
-// since what parks the one must be known before the next is looked at. More than
-// can have a savepoint are not begun with.
-func (c *Consumer) together(jobs []*job) int {
-	seen, direct := map[identity]bool{}, 0
-	for i, j := range jobs {
-		id := identity{j.Scope, j.Key, j.Step, j.joinedN()}
-		if j.step.Ordered {
-			id.n = ""
-		}
-		if j.traffic.direct.Load() {
-			direct++
-		}
-		if !c.joins(j.step, j.redelivered, j.spent) || seen[id] || direct > maxSavepoints {
-			return max(i, 1)
-		}
-		seen[id] = true
-	}
-	return len(jobs)
-}
-
-// ascending returns jobs in the order of their sagas, in one part or two. Handlers
-// lock rows of their saga: two batches in two processes that came to the same sagas
-// in opposite orders would deadlock. Messages of one saga keep their order.
-//
-// What sorts last must not be what there is no time for again and again. So the saga
-// begins that has waited longest since there was none, and those that sort before it
-// are a part of their own.
-func ascending(jobs []*job) [][]*job {
-	jobs = slices.Clone(jobs)
-	slices.SortStableFunc(jobs, compareSaga)
-	var late *job
-	for _, j := range jobs {
-		if j.arrived.late && (late == nil || j.arrived.at.Before(late.arrived.at)) {
-			late = j
-		}
-	}
-	if late == nil {
-		return [][]*job{jobs}
-	}
-	first := slices.IndexFunc(jobs, func(j *job) bool { return compareSaga(j, late) == 0 })
-	return [][]*job{jobs[first:], jobs[:first]}
-}
-
-func compareSaga(a, b *job) int {
-	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key))
-}
-
-// settleDelivery acks j once it is dealt with, and in every other case gives it
-// back.
-func (c *Consumer) settleDelivery(ctx, work context.Context, j *job) {
-	if c.insist(ctx, j.arrived, func() error { return c.handle(work, j) }) {
-		c.ack(j)
-	} else {
-		j.arrived.msg.Nack()
-	}
-}
-
-// failurePolicy spaces tries while the database is away.
-var failurePolicy = backoff.Policy{Base: 100 * time.Millisecond, Cap: 5 * time.Second}
-
-// How often a delivery whose outcome cannot be recorded is tried before it goes
-// back to the broker, at first and after it has been there.
-const (
-	maxTries         = 5
-	redeliveredTries = 14
-)
-
-// tries is how often a is tried before it goes back to the broker. Another process may get
-// at what this one cannot; what it has given back too is tried for half a minute while the
-// database is away, or an outage would use up the broker's limit of deliveries.
-func (a arrived) tries(err error) int {
-	if a.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" && (isUnavailable(err) || isNoLogin(err) || errors.Is(err, ErrVerifyLater)) {
-		return redeliveredTries
-	}
-	return maxTries
-}
-
-// insist reports whether do, which deals with a, has succeeded. While the database
-// is away it tries again here, where that costs the broker nothing; in the end
-// it gives up, so that one message cannot hold its lane for ever.
-func (c *Consumer) insist(ctx context.Context, a arrived, do func() error) bool {
-	for try := 1; ; try++ {
-		err := guard.Call(do) // of the pool's hooks: a step's functions are guarded each by itself
-		if err == nil {
-			return true
-		}
-		c.opts.Logger.ErrorContext(ctx, "consumer: delivery is not decided", "topic", a.topic, "message_id", a.msg.UUID, "try", try, "error", sqlschema.Explain(err))
-		if try >= a.tries(err) || ctx.Err() != nil {
-			return false
-		}
-		timer := time.NewTimer(failurePolicy.Wait(try))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+	for _, e := range all {
+		if !keep[e.msg] {
+			e.msg.Nack()
 		}
 	}
 }

@@ -163,12 +163,12 @@ func TestARunningParkedMessageIsNotTakenAgain(t *testing.T) {
 		<-release
 		return paid(ctx, tx, in, emit)
 	}, nil))
-	c.lease = 0 // over at once
+	c.retrier.lease = 0 // over at once
 	handle(t, c, act("k"))
 	var running sync.WaitGroup
 	running.Go(func() { runParkedOnce(t, c) })
 	<-entered
-	if rows, err := c.takeParked(t.Context(), 1, c.stepNames...); err != nil || len(rows) != 0 {
+	if rows, err := c.retrier.takeParked(t.Context(), 1, c.retrier.stepNames...); err != nil || len(rows) != 0 {
 		t.Errorf("take parked = %v, %v; want nothing while the handler runs", rows, err)
 	}
 	close(release)

@@ -33,7 +33,7 @@ type specArrival struct {
 	kind        string
 	amount      int
 	redelivered bool
-	end         outcome
+	end         callResult
 }
 
 func newSpec(limit int) *spec { return &spec{limit: limit, state: "absent"} }
@@ -88,7 +88,7 @@ func (s *spec) compensationArrives(a specArrival) {
 }
 
 // due runs the parked message of kind, if there is one.
-func (s *spec) due(kind string, end outcome) {
+func (s *spec) due(kind string, end callResult) {
 	if p := s.parkedAct; kind == actionType && p != nil {
 		s.parkedAct = nil
 		if s.state == "retrying" {
@@ -100,7 +100,7 @@ func (s *spec) due(kind string, end outcome) {
 	}
 }
 
-func (s *spec) dueCompensation(end outcome) {
+func (s *spec) dueCompensation(end callResult) {
 	p := s.parkedUndo
 	switch s.state {
 	case "retrying": // waits on
@@ -116,7 +116,7 @@ func (s *spec) dueCompensation(end outcome) {
 }
 
 // runAction enters the handler for the attempt-th time.
-func (s *spec) runAction(amount, attempt int, end outcome) {
+func (s *spec) runAction(amount, attempt int, end callResult) {
 	s.acts = attempt
 	switch {
 	case end == succeeds:
@@ -134,7 +134,7 @@ func (s *spec) runAction(amount, attempt int, end outcome) {
 	}
 }
 
-func (s *spec) runCompensation(amount, attempt int, end outcome) {
+func (s *spec) runCompensation(amount, attempt int, end callResult) {
 	s.undos = attempt
 	switch {
 	case end == succeeds:

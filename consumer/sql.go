@@ -2,38 +2,34 @@ package consumer
 
 import "github.com/sagamill/sagamill/internal/sqlschema"
 
-// sqlClaimOne inserts a step's row as if the step had succeeded: if it does, the
-// row need not be written again, and if it does not, the transaction changes it
-// before it ends. A concurrent claim of the same step waits here until the other
-// transaction ends: then it inserts (the other rolled back) or inserts nothing
-// (it committed). A plain SELECT … FOR UPDATE would lock nothing while the row is
-// absent.
+// sqlClaimOne inserts a step's row as if the step had succeeded. If the step succeeds, the row need not be written
+// again; if not, the transaction changes the row before it ends. A concurrent claim of the same step waits here
+// until the other transaction ends: then it inserts (the other rolled back) or inserts nothing (it committed). A
+// plain SELECT … FOR UPDATE would lock nothing while the row is absent.
 const sqlClaimOne = `
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (scope, key, step, n) DO NOTHING`
 
-// sqlClaimMany is sqlClaimOne for several steps, one row after the other in the
-// order of the arrays. The arrays are in the order of the identities, so that two
-// transactions cannot wait for each other's rows.
+// sqlClaimMany is sqlClaimOne for several steps, one row after the other in the order of the arrays. The arrays are
+// in the order of identities, so that two transactions cannot wait for each other's rows.
 const sqlClaimMany = `
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::bytea[])
 ON CONFLICT (scope, key, step, n) DO NOTHING`
 
-// sqlLockOlder locks the row that kept sqlClaimOne from inserting one, and reads
-// its state. The transaction's own row is none.
+// sqlLockOlder locks the row that kept sqlClaimOne from inserting, and reads its state. It does not return a row
+// that this transaction has inserted.
 const sqlLockOlder = `
 SELECT state, attempts, undo_attempts, digest, undo_digest
 FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND xmin <> pg_current_xact_id()::xid
 FOR UPDATE`
 
-// sqlLockMany is sqlLockOlder for several steps, in the order of the arrays: a
-// subquery that locks is not merged into the join, so each row is found by the
-// primary key and locked before the next is looked for. Whoever waits here holds,
-// besides rows that sort before, only rows of its own, for which nobody waits who
-// has come so far.
+// sqlLockMany is sqlLockOlder for several steps, in the order of the arrays. A subquery that locks is not merged
+// into the join: each row is found by the primary key and locked before the next is searched. A transaction that
+// waits here holds rows that sort before, and rows that it has inserted itself. No transaction that has come this
+// far waits for those.
 const sqlLockMany = `
 SELECT a.ordinal::integer, i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS a (scope, key, step, n, ordinal)
@@ -43,63 +39,58 @@ CROSS JOIN LATERAL (
 	WHERE scope = a.scope AND key = a.key AND step = a.step AND n = a.n AND xmin <> pg_current_xact_id()::xid
 	FOR UPDATE) i`
 
-// sqlClaimStep makes sure that the step's inbox row exists, as sqlClaimOne does,
-// where nothing is known yet of how it will end.
+// sqlClaimStep makes sure that the step's inbox row exists, as sqlClaimOne does, if it is not known yet how the step
+// will end.
 const sqlClaimStep = `
 INSERT INTO {schema}.inbox (scope, key, step, n, state)
 VALUES ($1, $2, $3, $4, 'open')
 ON CONFLICT (scope, key, step, n) DO NOTHING`
 
-// sqlLockStep locks the row that sqlClaimStep ensured and reads its state.
+// sqlLockStep locks the row that sqlClaimStep ensured, and reads its state.
 const sqlLockStep = `
 SELECT state, attempts, undo_attempts, digest, undo_digest
 FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE`
 
-// sqlTryLockStep is sqlLockStep for a parked message. It does not wait: while
-// somebody else holds the row, the message goes back and its worker goes on.
+// sqlTryLockStep is sqlLockStep for a parked message. It does not wait: while another transaction holds the row, the
+// message is handed back and its worker goes on.
 const sqlTryLockStep = `
 SELECT state, attempts, undo_attempts, digest, undo_digest
 FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE SKIP LOCKED`
 
-// sqlLimitIdle frees the row's lock when this process hangs while it holds it.
-// The setting ends with the transaction.
+// sqlLimitIdle frees the row's lock if this process hangs while it holds it. The setting ends with the transaction.
 const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
 
-// sqlOpenClaims is sqlLimitIdle for the transaction of claims, and tells which one that
-// is: the rows that it has inserted have its number as their xmin.
+// sqlOpenClaims is sqlLimitIdle for the transaction of claims. It also reads the transaction's number, which is the
+// xmin of the rows that the transaction has inserted.
 const sqlOpenClaims = `SELECT pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $1, true)`
 
-// sqlMoveStep records a transition, under the row's lock. A digest that is
-// null leaves the recorded one as it is.
+// sqlMoveStep records a transition, under the row's lock. A digest that is null leaves the recorded one as it is.
 const sqlMoveStep = `
 UPDATE {schema}.inbox
 SET state = $5, attempts = $6, undo_attempts = $7,
 	digest = coalesce($8, digest), undo_digest = coalesce($9, undo_digest), updated_at = clock_timestamp()
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4`
 
-// sqlReopen takes a claim back that was committed too early. $6 is how many entries
-// that handler has had: without one, its compensation would find nothing to undo. $7
-// is the transaction of the claim: where that has rolled back, the row is another
-// delivery's, which has done the step.
+// sqlReopen takes back a claim that was committed too early. $6 is how many entries that handler has had: without
+// one, its compensation would find nothing to undo. $7 is the transaction of the claim: if that has rolled back, the
+// row belongs to another delivery, which has done the step.
 const sqlReopen = `
 UPDATE {schema}.inbox
 SET state = 'open', attempts = $6, updated_at = clock_timestamp()
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND digest = $5 AND xmin = $7`
 
-// sqlReadAttempts takes no lock: what it is read for only decides who runs beside
-// whom.
+// sqlReadAttempts takes no lock: the answer only decides which messages run beside each other.
 const sqlReadAttempts = `
 SELECT attempts, undo_attempts
 FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4`
 
-// sqlCountAction counts an entry into the action's handler before it happens.
-// A row that is absent belongs to a delivery that most likely crashed: that
-// entry ($5 less one) is counted too. Rows in other states do not run.
+// sqlCountAction counts an entry into the action's handler before it happens. An absent row means that an earlier
+// delivery most likely crashed: its entry ($5 less one) is counted too. Rows in other states do not run.
 const sqlCountAction = `
 INSERT INTO {schema}.inbox AS i (scope, key, step, n, state, attempts)
 VALUES ($1, $2, $3, $4, 'open', $5)
@@ -108,10 +99,9 @@ SET attempts = i.attempts + 1, updated_at = clock_timestamp()
 WHERE i.state = 'open'
 RETURNING attempts`
 
-// sqlReadBehind returns which of the steps have an earlier message of the same key
-// parked, other than their own: an action and its compensation have an order of
-// their own, and who waits for an action holds nobody up. Whoever parks one acks it afterwards, and the next of the key is
-// delivered after that.
+// sqlReadBehind returns the steps of whose key an earlier message is parked. Messages with the same n do not count:
+// the state machine orders an action and its compensation. A message that waits for its action does not count
+// either. A message is acked after it was parked, and the next one of the key is delivered after that.
 const sqlReadBehind = `
 SELECT a.ordinal::integer
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS a (scope, key, step, n, ordinal)
@@ -120,27 +110,24 @@ WHERE EXISTS (
 	WHERE (p.scope, p.key, p.step) = (a.scope, a.key, a.step) AND p.n <> a.n AND p.state = 'retrying'
 		AND p.reason <> 'waits-for-action')`
 
-// sqlUnclaim removes rows that sqlClaimMany has inserted, and whose steps have not
-// run in this transaction after all.
+// sqlUnclaim removes rows that sqlClaimMany has inserted and whose steps have not run in this transaction.
 const sqlUnclaim = `
 DELETE FROM {schema}.inbox i
 USING unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (scope, key, step, n)
 WHERE i.scope = a.scope AND i.key = a.key AND i.step = a.step AND i.n = a.n`
 
-// sqlCountCompensation does the same for a compensation, whose row is done. One that
-// the row knows of is parked: its delivery does not run.
-// The first counted entry stands for a crashed one as well.
+// sqlCountCompensation is sqlCountAction for a compensation, whose row is done. A compensation that the row knows is
+// parked: its delivery does not run. The first counted entry stands for a crashed one as well.
 const sqlCountCompensation = `
 UPDATE {schema}.inbox
 SET undo_attempts = CASE undo_attempts WHEN 0 THEN $5 ELSE undo_attempts + 1 END, updated_at = clock_timestamp()
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND undo_digest IS NULL
 RETURNING undo_attempts`
 
-// sqlPark keeps a message to be run again. The unique index parked_retrying
-// allows one copy: one that is there already stays, and learns of the attempts
-// that another delivery has made. No row is touched if that copy says something
-// else: the row of the inbox need not know it, such as that of a compensation which
-// was a dead letter for its action and was redriven.
+// sqlPark stores a message that will run again. The unique index parked_retrying allows one copy: an existing copy
+// stays, and takes over the attempts that another delivery has made. No row is touched if that copy has another
+// payload. The row of the inbox may not know the copy: an example is a compensation that was a dead letter because
+// of its action and was redriven.
 const sqlPark = `
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
 	reason, error, stack, attempts, due_at)
@@ -150,26 +137,23 @@ SET attempts = greatest(parked.attempts, EXCLUDED.attempts), reason = EXCLUDED.r
 	stack = EXCLUDED.stack, last_at = clock_timestamp()
 WHERE coalesce(parked.digest, sha256(parked.payload)) = sha256(EXCLUDED.payload)`
 
-// sqlBury keeps a message for a person to look at.
+// sqlBury stores a message for a person to look at.
 const sqlBury = `
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
 	reason, error, stack, attempts, due_at)
 VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp())`
 
-// sqlAnyDue is one look into the index, also where other consumers have their parked
-// messages in the table.
+// sqlAnyDue is one lookup in the index, even if other consumers have parked messages in the table.
 const sqlAnyDue = `SELECT EXISTS (SELECT FROM {schema}.parked WHERE state = 'retrying' AND due_at <= statement_timestamp())`
 
-// sqlTakeParked hands out messages that are due to one instance each, and
-// counts the entry into the handler before it happens. The caller commits it
-// alone. The lease ($3, in microseconds) only covers the way from here to
-// sqlLockParked: while the handler runs, that row lock is the proof that its
-// process lives, and SKIP LOCKED passes over the message. Of the steps in $4,
-// which are ordered, a key's messages go one after the other. One that has no
-// identity yet goes to whichever step has its topic among its own, $5.
+// sqlTakeParked hands out each due message to one instance, and counts the entry into the handler before it happens.
+// The caller commits it alone. The lease ($3, in microseconds) only covers the time until sqlLockParked: while the
+// handler runs, that row lock proves that its process lives, and SKIP LOCKED skips the message. Of the ordered steps
+// in $4, the messages of a key go one after the other. A message without an identity goes to a consumer that has its
+// topic in $5.
 //
-// What is due is found by the index: that cannot be searched for a clock that goes on,
-// so that all that waits would be read each time.
+// The index is searched with statement_timestamp(): with a clock that goes on, every waiting row would be read each
+// time.
 const sqlTakeParked = `
 UPDATE {schema}.parked
 SET attempts = attempts + 1, due_at = clock_timestamp() + $3 * interval '1 microsecond'
@@ -186,17 +170,16 @@ WHERE id = ANY(ARRAY(
 RETURNING id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic,
 	message_id, header_names, header_values, payload, digest, attempts, round, reason`
 
-// sqlLockParked makes sure, under the inbox row's lock, that the parked copy
-// is still the one that was taken: attempts is the fence, since every take
-// raises it, with round, since a redrive lets attempts begin anew. Its lock keeps
-// the message from being taken again.
+// sqlLockParked makes sure, under the inbox row's lock, that the parked copy is still the one that was taken. The
+// fence is attempts, which every take raises, with round, since a redrive resets attempts. The lock keeps the
+// message from being taken again.
 const sqlLockParked = `
 SELECT true FROM {schema}.parked
 WHERE id = $1 AND attempts = $2 AND round = $3 AND state = 'retrying'
 FOR UPDATE`
 
-// sqlHandBack returns a parked message that was taken but whose step is locked
-// by somebody else: the take has cost no attempt.
+// sqlHandBack returns a parked message that was taken but whose step another transaction has locked. The take has
+// cost no attempt.
 const sqlHandBack = `
 UPDATE {schema}.parked
 SET attempts = attempts - 1, due_at = clock_timestamp() + $4 * interval '1 microsecond'
@@ -210,18 +193,17 @@ const sqlCancelParked = `
 DELETE FROM {schema}.parked
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND state = 'retrying'`
 
-// sqlRepark sends a parked message round again after one more failure, or
-// makes it a dead letter. attempts is given, since one that only waited for
-// the action has spent none.
+// sqlRepark makes a parked message wait for its next attempt after one more failure, or makes it a dead letter.
+// attempts is given, since a message that only waited for the action has spent none.
 const sqlRepark = `
 UPDATE {schema}.parked
 SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
 	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp()
 WHERE id = $1`
 
-// sqlCountParked counts an entry into the handler by somebody who did not hold
-// the parked copy. Raising attempts also fences whoever does hold it: should
-// that attempt not have begun, the lease runs out and another takes it.
+// sqlCountParked counts an entry into the handler by a delivery that did not hold the parked copy. A higher attempts
+// also fences the instance that holds the copy: if its attempt has not begun, the lease ends and another instance
+// takes the copy.
 const sqlCountParked = `
 UPDATE {schema}.parked
 SET attempts = attempts + 1

@@ -38,21 +38,21 @@ const (
 var batchSizes = map[string]int{"one by one": 1, "batches": 0}
 
 // An outcome is how a handler ends.
-type outcome string
+type callResult string
 
 const (
-	succeeds outcome = "ok"
-	fails    outcome = "fail"
-	panics   outcome = "panic"
-	gives    outcome = "terminal" // gives up
-	kills    outcome = "kill"     // the process
-	commits  outcome = "commit"   // its transaction, by itself
+	succeeds callResult = "ok"
+	fails    callResult = "fail"
+	panics   callResult = "panic"
+	gives    callResult = "terminal" // gives up
+	kills    callResult = "kill"     // the process
+	commits  callResult = "commit"   // its transaction, by itself
 )
 
 // A script says how the handler of kind ends for key.
-type script func(kind, key string) outcome
+type script func(kind, key string) callResult
 
-func always(o outcome) script { return func(string, string) outcome { return o } }
+func always(o callResult) script { return func(string, string) callResult { return o } }
 
 type amount struct {
 	Amount int `json:"amount"`
@@ -101,7 +101,7 @@ func (s *stage) step(how script) consumer.Step {
 	return step
 }
 
-func end(o outcome) error {
+func end(o callResult) error {
 	switch o {
 	case fails:
 		return errors.New("not now")

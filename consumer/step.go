@@ -22,8 +22,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// MaxTimeout is the longest that a handler may run. A broker would have taken
-// the delivery away long before.
+// MaxTimeout is the longest that a handler may run. A broker would have taken the delivery away long before.
 const MaxTimeout = 24 * time.Hour
 
 // A Step is one participant's part in a saga. Within one [Consumer] a message
@@ -38,62 +37,52 @@ type Step struct {
 	RetryCap    time.Duration // ceiling of any wait after a failure; default: 5 min
 	Timeout     time.Duration // longest run of a handler, a call, a verify or a record; default: 30 s, at most MaxTimeout
 
-	// Settle is how long after a call has ended here the other system may still
-	// be at work on it: so long an [Effect]'s verify that finds nothing is not
-	// believed. Without verify it has no meaning; a step without an Effect cannot
-	// have it. Default: 1 min.
+	// Settle is how long the other system may still be at work on a call after the call has ended here. Until then a
+	// not-found answer of an [Effect]'s verify is not trusted. Without verify it has no meaning; a step without an
+	// Effect cannot have it. Default: 1 min.
 	Settle time.Duration
 
-	// AskFirst has an [Effect]'s verify asked before each call, the first one too, for a
-	// database that may forget: one that is restored to an earlier time, or fails over
-	// to a standby that was behind. There a message can come again, from the relay, the
-	// broker or the parked ones, whose call was made and is not known of. It costs a
-	// question for each call. That nothing is found is believed at once then, and after
-	// a lease and Settle for a message that was replayed, which is asked for in any case. A step
-	// without a verify cannot have it. Default: the row is believed.
+	// AskFirst makes an [Effect] ask verify before each call, the first one too. It is for a database that may forget
+	// commits: one that is restored to an earlier time, or fails over to a standby that was behind. After that a
+	// message can arrive again, from the relay, the broker or the table parked, whose call was made and is forgotten.
+	// It costs a question for each call. A not-found answer is then trusted at once, except for a replayed message,
+	// for which verify is asked in any case: there after a lease and Settle. A step without a verify cannot have it.
+	// Default: the row is trusted.
 	AskFirst bool
 
-	// CancelParked lets a compensation that finds the action parked or dead
-	// cancel it. Set it only where the handler has no effect outside its
-	// transaction: a failed attempt may have had one, which would then never
-	// be undone. So it cannot be set with an [Effect] for the action; a step that
-	// becomes one must have lost it a release before. Default: the compensation
-	// waits for the action, and is a dead letter if that is one.
+	// CancelParked lets a compensation cancel an action that is parked or dead. Set it only if the handler has no
+	// effect outside its transaction: a failed attempt may have had one, which would then never be undone. So it
+	// cannot be set with an [Effect] for the action; a step that becomes one must drop it a release before. Default:
+	// the compensation waits for the action, and is a dead letter if the action is one.
 	CancelParked bool
 
-	// Single keeps the handler's transaction to itself. Set it where the handler
-	// does something outside of its transaction, or is slow: otherwise up to
-	// [Options].BatchSize messages share one, and if that fails because of another
-	// of them, the handler is entered again. Such entries count as attempts. A step
-	// with an [Effect] is always Single.
+	// Single keeps the handler's transaction to itself. Set it if the handler does something outside its transaction,
+	// or is slow. Otherwise up to [Options].BatchSize messages share a transaction, and if that fails because of
+	// another message, the handler is entered again. Such entries count as attempts. A step with an [Effect] is
+	// always Single.
 	Single bool
 
-	// Unhandled, if set, is called when a message of the step ends without its
-	// handler having succeeded: a compensation that found nothing to undo, or a dead
-	// letter. So whoever waits for the handler's answer can be told that none comes.
-	// It runs in the transaction that records that end: what it emits, which is
-	// completed as in a handler, is published if and only if that commits.
+	// Unhandled, if set, is called when a message of the step ends without success of its handler: a compensation
+	// that found nothing to undo, or a dead letter. A service that waits for the handler's answer can so learn that
+	// none comes. Unhandled runs in the transaction that records that end. The messages it emits are completed as in a
+	// handler, and published if and only if that transaction commits.
 	//
-	// It must do nothing but emit, and not block, for rows are locked. It is called
-	// again if the transaction is lost, and answers again for a dead letter that is
-	// redriven and dies again, and for another copy that becomes one. If it panics, or
-	// emits what the outbox refuses, the message ends without an answer, and the log
-	// says so.
+	// It must only emit, and must not block, because rows are locked. It is called again if the transaction is lost.
+	// It answers again for a dead letter that is redriven and dies again, and for another copy that dies. If it
+	// panics, or emits a message that the outbox refuses, the message ends without an answer, which is logged.
 	//
-	// It is called, too, for a message that is the step's by topic and type, and whose
-	// scope and key can be read but nothing else. It is not called for a duplicate, nor
-	// for an action that its compensation has overtaken or cancelled, unless that is a
-	// dead letter, nor for what [DeadLetters.Bury] does.
+	// It is also called for a message that belongs to the step by topic and type and whose scope and key are readable,
+	// even if nothing else is. It is not called for a duplicate, nor for an action that its compensation has overtaken
+	// or cancelled, unless that is a dead letter, nor for a message that an operator buries.
 	Unhandled func(u Unhandled, emit Emit)
 
-	// Prepare, if set, reads what the handlers of a batch need of the database. Steps
-	// that are given the same Preparer are prepared together.
+	// Prepare, if set, reads for a whole batch what its handlers need of the database. Steps that are given the same
+	// Preparer are prepared together.
 	Prepare *Preparer
 
-	// Ordered makes a message wait behind an earlier one of the same key that this
-	// step has parked. A dead letter holds nothing up. It takes a subscriber that
-	// delivers the messages of a key one after the other, as that of package rabbitmq
-	// does with the option Key and, over several instances, a single active consumer.
+	// Ordered makes a message wait behind an earlier one of the same key that this step has parked. A dead letter
+	// holds no message up. It needs a subscriber that delivers the messages of a key one after the other. Package
+	// rabbitmq does that with the option Key and, over several instances, a single active consumer.
 	Ordered bool
 }
 
@@ -107,12 +96,11 @@ type Input struct {
 	effect *effect // instead of run
 }
 
-// A Handler does a step's work in tx, which it must not end. What it emits is
-// published if and only if tx commits. ctx ends after the step's Timeout.
+// A Handler does a step's work in tx, which it must not end. The messages it emits are published if and only if tx
+// commits. ctx ends after the step's Timeout.
 //
-// It is entered again after an error, with nothing left of the last attempt in
-// the database. A business outcome, such as a declined card, is no error: emit
-// it and return nil.
+// It is entered again after an error, with nothing left of the last attempt in the database. A business outcome,
+// such as a declined card, is no error: emit it and return nil.
 type Handler[T any] func(ctx context.Context, tx pgx.Tx, in Message[T], emit Emit) error
 
 // A Message is a delivery with its decoded payload.
@@ -121,17 +109,16 @@ type Message[T any] struct {
 	Body T
 }
 
-// Emit adds messages to the outbox, in the handler's transaction. Scope, Key,
-// CorrelationID and the trace headers default to those of the message being
-// handled, as does Incarnation for messages of its scope and key. CausationID is its id; Topic and Step are required. A message
-// that the outbox refuses ([outbox.ErrInvalid]) makes the step's own message a
-// dead letter, since no further attempt would change it. A topic without a
-// queue is refused by the broker and holds back later messages of its saga:
-// the queue of every service that listens is declared first. Emit may not be called any more once
-// the handler has returned.
+// Emit adds messages to the outbox, in the handler's transaction. Topic and Step are required. Scope, Key,
+// CorrelationID and the trace headers default to those of the handled message, as does Incarnation for messages of its
+// scope and key. CausationID is its id.
+//
+// A message that the outbox refuses ([outbox.ErrInvalid]) makes the handled message a dead letter, since no further
+// attempt would change it. The broker refuses a topic without a queue, which holds back later messages of the saga:
+// declare the queue of every service that listens first. Emit may not be called after the handler has returned.
 type Emit func(msgs ...outbox.Message)
 
-// A Delivery is what is known of a message besides its body.
+// A Delivery is all that is known of a message besides its body.
 type Delivery struct {
 	ID, Topic, Type string
 	Scope, Key      string
@@ -148,10 +135,9 @@ type Delivery struct {
 	out *collector // of the attempt
 }
 
-// EffectKey is an idempotency key for a call to another system, such as a
-// payment provider, as [Effect] hands it to the call: the same for every attempt, and different for any other
-// step, key or scope, so that tenants cannot collide there. A step's action
-// and its compensation have different ones.
+// EffectKey is an idempotency key for a call to another system, such as a payment provider. [Effect] hands it to the
+// call. It is the same for every attempt, and different for any other step, key or scope, so that tenants cannot
+// collide there. A step's action and its compensation have different ones.
 func (d *Delivery) EffectKey() string {
 	return fieldhash.Hex(sha256.New(), d.Scope, d.Key, d.Step, d.joinedN(), strconv.FormatBool(d.Undo))
 }
@@ -159,13 +145,12 @@ func (d *Delivery) EffectKey() string {
 // joinedN is the n of the step key: part of the identity of the step.
 func (d *Delivery) joinedN() string { return stepkey.JoinN(d.Incarnation, d.N) }
 
-// On returns an Input that hands messages of topic to h, with the payload
-// decoded from JSON. The message's type is the topic's name, unless the
-// returned Input's Type is set to another. A payload that is not a T, or says
-// the same thing twice, is a dead letter.
+// On returns an Input that hands messages of topic to h, with the payload decoded from JSON. The message's type is
+// the topic's name, unless the returned Input's Type is set to another. A payload that is not a T, or gives a member
+// twice, is a dead letter.
 func On[T any](topic string, h Handler[T]) Input {
 	in := Input{Topic: topic, Type: topic, decode: decodeAs[T]}
-	if h != nil { // else New says so
+	if h != nil { // New reports a nil handler
 		in.run = func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
 			return h(ctx, tx, Message[T]{Delivery: d, Body: *body.(*T)}, emit)
 		}
@@ -178,10 +163,9 @@ func decodeAs[T any](payload []byte) (any, error) {
 	return body, DecodeJSON(payload, body)
 }
 
-// DecodeJSON is json.Unmarshal without the leniencies that can change what a
-// message means: it refuses a member that is given twice, also in other letter
-// case, nesting over 128, and anything after the value. Unknown members are
-// accepted, since a newer sender may have added them. [On] and [Effect] use it.
+// DecodeJSON is json.Unmarshal without the leniencies that can change the meaning of a message. It refuses a member that
+// is given twice, also in other letter case, nesting over 128, and data after the value. It accepts unknown members,
+// since a newer sender may have added them. [On] and [Effect] use it.
 func DecodeJSON(data []byte, into any) error { return strictjson.Unmarshal(data, into) }
 
 // withDefaults returns s complete, or an error that names the field.
@@ -213,42 +197,42 @@ func (s Step) withDefaults() (Step, error) {
 	return s, nil
 }
 
-func (s *Step) retry() backoff.Policy { return backoff.Policy{Base: s.RetryBase, Cap: s.RetryCap} }
+func (s *Step) retryPolicy() backoff.Policy {
+	return backoff.Policy{Base: s.RetryBase, Cap: s.RetryCap}
+}
 
-// Invoke runs the handler of in on d alone, for tests of steps: no inbox is asked,
-// no attempt counted and nothing committed. It returns what the handler has
-// emitted, complete as it would be stored. What it has queued is executed in tx.
+// Invoke runs the handler of in on d alone, for tests of steps: it uses no inbox, counts no attempt and commits
+// nothing. It returns the emitted messages, complete as they would be stored, and executes queued statements in tx.
 //
-// tx may be nil, for a handler that does not use it; what is queued is not executed then.
-// Of an [Effect] the call is made, or, if d.Attempt is not the first, verify
-// asked before; what that comes to is recorded in tx.
+// tx may be nil for a handler that does not use it; queued statements are not executed then. Of an [Effect], Invoke
+// makes the call, or asks verify before if d.Attempt is not the first, and records the result in tx.
 //
-// An error is the handler's own, a [PanicError], or says that the payload cannot be
-// decoded, or that what was queued or emitted is refused. With a tx the caller has to roll back then.
+// An error is the handler's own, a [PanicError], or says that the payload cannot be decoded, or that a queued
+// statement or an emitted message is refused. With a tx the caller has to roll back then.
 func (in Input) Invoke(ctx context.Context, tx pgx.Tx, d Delivery) ([]outbox.Message, error) {
-	if in.decode == nil || in.lacks() != "" {
+	if in.decode == nil || in.missingFunction() != "" {
 		return nil, errors.New("consumer: Invoke of an Input that was not made with On or Effect")
 	}
-	body, err := decode(in, d.Payload)
+	body, err := decodePayload(in, d.Payload)
 	if err != nil {
 		return nil, Terminal(fmt.Errorf("payload: %w", err))
 	}
-	j := &job{Delivery: d}
-	out := &collector{job: j, log: cleantext.Logger(slog.Default())}
+	a := &attempt{received: received{Delivery: d}}
+	out := &collector{job: a, log: cleantext.Logger(slog.Default())}
 	d.out = out
-	err = guarded(func() error { return in.enter(ctx, tx, d, body, out.emit) })
-	out.close()
+	err = callGuarded(func() error { return in.invokeHandler(ctx, tx, d, body, out.emitMessages) })
+	out.closeCollector()
 	if err != nil {
 		return nil, err
 	}
-	if err := out.execute(ctx, tx); err != nil {
+	if err := out.executeQueued(ctx, tx); err != nil {
 		return nil, fmt.Errorf("consumer: queued statements: %w", err)
 	}
 	return out.msgs, checkEmitted(out.msgs)
 }
 
-// enter runs the handler, or the call and its record.
-func (in *Input) enter(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) (err error) {
+// invokeHandler runs the handler, or the call and its record.
+func (in *Input) invokeHandler(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) (err error) {
 	if tx != nil {
 		tx = txguard.Wrap(tx)
 	}
@@ -270,8 +254,8 @@ func (in *Input) enter(ctx context.Context, tx pgx.Tx, d Delivery, body any, emi
 	return in.effect.record(ctx, tx, d, body, result, emit)
 }
 
-// execute runs what was queued.
-func (o *collector) execute(ctx context.Context, tx pgx.Tx) error {
+// executeQueued executes the queued statements in tx.
+func (o *collector) executeQueued(ctx context.Context, tx pgx.Tx) error {
 	if tx == nil || len(o.statements) == 0 {
 		return nil
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/pgaway"
 )
 
-// ErrTerminal marks an error that no further attempt can mend.
+// ErrTerminal marks an error that no further attempt can change.
 var ErrTerminal = errors.New("consumer: terminal error")
 
 type terminalError struct{ err error }
@@ -37,7 +37,7 @@ const (
 	ReasonUnavailable Reason = "database-unavailable" // MaxAttempts entries, the last of which failed by the server's condition
 )
 
-// A PanicError is the panic of a handler, or of another function that the user has given.
+// A PanicError is the panic of a handler, or of another function of the user.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -48,9 +48,8 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("consumer: the handler panicked: %v", e.Value)
 }
 
-// guarded returns the error of do, which calls a function of the user's. A panic is a
-// [PanicError].
-func guarded(do func() error) error {
+// callGuarded returns the error of do, which calls a function of the user. A panic is a [PanicError].
+func callGuarded(do func() error) error {
 	err := guard.Call(do)
 	if panicked, ok := err.(*guard.PanicError); ok {
 		return (*PanicError)(panicked)
@@ -70,10 +69,9 @@ func (e parkedError) Error() string { return e.err.Error() }
 
 func (e parkedError) Unwrap() []error { return []error{ErrParked, e.err} }
 
-// Park wraps err so that the message becomes a dead letter at once, as by
-// [Terminal], for another reason: nothing is wrong with it, but somebody must
-// look before the handler goes on, such as at a payment over a limit. The attempt
-// costs nothing: redriven, the message has as many left as before. nil stays nil.
+// Park wraps err so that the message becomes a dead letter at once, as by [Terminal], for another reason: the
+// message is fine, but a person must look before the handler goes on, such as at a payment over a limit. The attempt
+// is not counted: a redriven message has as many left as before. nil stays nil.
 func Park(err error) error {
 	if err == nil {
 		return nil
@@ -90,11 +88,10 @@ func (e retryError) Error() string { return e.err.Error() }
 
 func (e retryError) Unwrap() error { return e.err }
 
-// RetryAfter wraps err so that the next attempt is due in d, where the other side
-// has said when it makes sense. It counts like any other: the last one leaves a
-// dead letter. Without a d of its own, the wait is the step's; it is MaxRetryAfter
-// at most. nil stays nil; of two in a chain the outer one counts, and [Terminal]
-// and [Park] have precedence.
+// RetryAfter wraps err so that the next attempt is due in d, for an other side that has said when it makes sense. It
+// counts like any other attempt: the last one leaves a dead letter. If d is not positive, the wait is the step's. It
+// is MaxRetryAfter at most. nil stays nil. Of two in a chain the outer one counts; [Terminal] and [Park] have
+// precedence.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil {
 		return nil
@@ -102,13 +99,12 @@ func RetryAfter(err error, d time.Duration) error {
 	return retryError{err, min(d, MaxRetryAfter)}
 }
 
-// conflictBase is the ceiling of the wait after a first lost race for a lock.
+// conflictBase is the ceiling of the wait after the first lost race for a lock.
 const conflictBase = 20 * time.Millisecond
 
-// wait returns how long after cause, which ended the given attempt, the next one
-// is due. One that lost against another transaction need not wait for as long as
-// one that met something broken.
-func (s *Step) wait(cause error, attempt int) time.Duration {
+// waitAfter returns how long after cause, which ended the given attempt, the next one is due. An attempt that lost
+// against another transaction waits less than one that met a fault.
+func (s *Step) waitAfter(cause error, attempt int) time.Duration {
 	var asked retryError
 	switch {
 	case errors.As(cause, &asked) && asked.after > 0:
@@ -116,29 +112,27 @@ func (s *Step) wait(cause error, attempt int) time.Duration {
 	case isConflict(cause):
 		return backoff.Policy{Base: min(conflictBase, s.RetryBase), Cap: s.RetryCap}.Wait(attempt)
 	}
-	return s.retry().Wait(attempt)
+	return s.retryPolicy().Wait(attempt)
 }
 
-// isConflict reports whether a transaction was the victim of others: a
-// serialization failure or a deadlock.
+// isConflict reports whether a transaction lost against others: a serialization failure or a deadlock.
 func isConflict(err error) bool {
 	code := sqlState(err)
 	return code == "40001" || code == "40P01"
 }
 
-// isNoLogin reports whether nobody could log in to the database, as with another password.
+// isNoLogin reports whether the database refused the login, as with another password.
 func isNoLogin(err error) bool {
 	var refused *pgconn.ConnectError
 	return errors.As(err, &refused)
 }
 
-// isUnavailable reports whether the server was not in a condition to do its work:
-// out of memory, disk or connections, shut down, read-only, or not there.
+// isUnavailable reports whether the server could not do its work: out of memory, disk or connections, shut down,
+// read-only, or not reachable.
 //
-// The entry counts nevertheless: a step that may be entered N times is not
-// entered more often, whoever's fault it was. An ill server costs hardly more than
-// one: no handler is entered before the same server has taken the claim of its
-// message.
+// The entry counts nevertheless: a step with MaxAttempts N is not entered more often, regardless of the fault. A
+// server that is down hardly costs more than one entry: a handler is entered only after the same server has taken
+// the claim of its message.
 func isUnavailable(err error) bool {
 	if sqlState(err) != "" {
 		return pgaway.Is(err)

@@ -252,7 +252,7 @@ func TestACommitThatIsAnsweredWithRollbackIsAnError(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
-	err := c.inTx(t.Context(), func(tx pgx.Tx, _ *pgx.Batch) error {
+	err := c.executor.database.inTransaction(t.Context(), func(tx pgx.Tx, _ *pgx.Batch) error {
 		_, _ = tx.Exec(t.Context(), "SELECT 1/0")
 		return nil
 	})

@@ -259,7 +259,7 @@ func TestATurnOfASweeper(t *testing.T) {
 	s := f.sweeper(t, SweeperOptions{Interval: time.Hour, Retention: 10 * day, Observer: seen})
 	turn := func(wantPasses, wantRemoved int64, least, most time.Duration) {
 		t.Helper()
-		rest, err := s.turn(t.Context())
+		rest, err := s.sweepIfDue(t.Context())
 		if err != nil || seen.passes.Load() != wantPasses || seen.removed.Load() != wantRemoved || rest < least || rest > most {
 			t.Errorf("turn: rest %s, %v, after %d passes with %d removed; want %s to %s, %d and %d",
 				rest, err, seen.passes.Load(), seen.removed.Load(), least, most, wantPasses, wantRemoved)
@@ -385,8 +385,8 @@ func TestNewSweeperRefuses(t *testing.T) {
 func TestACountedEntryWhoseRowIsGone(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []kind{action, compensation} {
-		j := job{route: route{kind: kind}, counted: true}
-		if got := j.attempts(cell{}); got != 1 {
+		j := attempt{received: received{route: route{kind: kind}}, counted: true}
+		if got := j.countEntries(); got != 1 {
 			t.Errorf("%s: %d attempts, want 1", kind, got)
 		}
 	}

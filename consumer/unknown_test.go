@@ -37,12 +37,12 @@ func TestALostCommitReplyIsLookedUp(t *testing.T) {
 			}, nil)
 			c := f.consumerOn(t, pool, Options{}, step)
 			msg := act("k")
-			j, _ := c.read("pay", msg)
+			a, _ := readAttempt(c, "pay", msg)
 			// The first try meets the loss, and so does every COMMIT until the
 			// connection is whole again.
 			var err error
 			for range 3 {
-				err = c.handle(t.Context(), j)
+				err = c.executor.executeAttempt(t.Context(), a)
 				proxy.Lose(pgtest.LoseNothing)
 				if err == nil {
 					break

@@ -300,7 +300,7 @@ func TestANewerReaderRunsWhatAnOlderOneKept(t *testing.T) {
 	t.Parallel()
 	older, _ := verifying(t, paying)
 	newer := &letterFixture{fixture: older.fixture, letters: older.letters, c: older.consumer(t, older.c.opts, paying(older.fixture))}
-	newer.c.formats = []string{"1", "2"}
+	newer.c.receiver.formats = []string{"1", "2"}
 	of := func(format, key string) *message.Message {
 		msg := act(key)
 		msg.Metadata.Set(outbox.HeaderFormat, format)
