@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -220,11 +221,11 @@ func TestReplayingASagaChangesNothing(t *testing.T) {
 	t.Parallel()
 	onEachBroker(t, func(t *testing.T, s *service) {
 		before := s.over(t, 2)
-		replayer := get(outbox.NewReplayer(s.schema))
+		replayer := get(operator.NewReplayer(s.pool, &operator.Options{Schema: s.schema}))
 		for range 3 {
 			s.unchanged(t, before, 3, func() error {
 				return pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
-					kept, err := replayer.Replay(t.Context(), tx, outbox.ReplayFilter{Scope: "acme", Key: "k1"})
+					kept, err := replayer.Replay(t.Context(), tx, operator.ReplayFilter{Scope: "acme", Key: "k1"})
 					if len(kept) != 3 {
 						t.Errorf("%d messages are replayed, want 3", len(kept))
 					}
@@ -242,10 +243,10 @@ func TestReplayingTheWholeHistoryChangesNothing(t *testing.T) {
 	onEachBroker(t, func(t *testing.T, s *service) {
 		const sagas = 40
 		before := s.over(t, sagas)
-		replayer := get(outbox.NewReplayer(s.schema))
+		replayer := get(operator.NewReplayer(s.pool, &operator.Options{Schema: s.schema}))
 		for range 2 {
 			s.unchanged(t, before, 3*sagas, func() error {
-				p, err := replayer.ReplayRange(t.Context(), s.pool, outbox.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil)
+				p, err := replayer.ReplayRange(t.Context(), operator.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil)
 				if p.Replayed != 3*sagas {
 					t.Errorf("%d messages are replayed, want %d", p.Replayed, 3*sagas)
 				}

@@ -11,8 +11,7 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// traced are the tables that who looks for a saga reads: those of outbox.Locator
-// and operator.Locator.
+// traced are the tables that a search for a saga reads: those of operator.Locator.
 var traced = []string{
 	"inbox", "inbox_horizon", "parked",
 	"outbox_0", "outbox_1", "outbox_2", "outbox_other", "outbox_held", "outbox_relay", "outbox_cursor_0", "outbox_cursor_1",

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -21,7 +22,8 @@ type Side string
 
 // The sides.
 const (
-	Inbox Side = "inbox" // a message that a step could not handle or read
+	Inbox  Side = "inbox"  // a message that a step could not handle or read
+	Outbox Side = "outbox" // a message that the broker has refused
 )
 
 // A State says whether a message is retried without a person.
@@ -30,35 +32,41 @@ type State string
 // The states.
 const (
 	StateDead     State = "dead"     // a dead letter: waits for a person
-	StateRetrying State = "retrying" // runs again when it is due
+	StateRetrying State = "retrying" // runs, or is published, again when it is due
 )
 
 // A DeadLetter is a dead letter, or a message that is retrying.
 type DeadLetter struct {
-	ID    int64
+	ID    int64 // unique in its side; of the outbox: its place in the order of the outbox
 	Side  Side
 	State State
-	Kind  string // action, compensation, or unknown: it could not be read
 
 	Scope, Key, Step, N string // the identity of the step; empty where it could not be read
 
 	Topic     string
-	MessageID string           // as received: any bytes
-	Headers   message.Metadata // as received, properties included: any bytes
-	Payload   []byte           // from [DeadLetters.Get], a preview and a [Keep]; else nil
-	Size      int              // bytes of payload
+	MessageID string // of the inbox, as received: any bytes
+	Payload   []byte // from [DeadLetters.Get], for a [Keep], and from a preview of the inbox; else nil
+	Size      int    // bytes of payload
 
-	Reason   consumer.Reason
-	Error    string // of the last attempt
-	Stack    string // of its panic; from [DeadLetters.Get] and for a [Keep]
-	Attempts int    // entries into the handler
+	Error    string // of the last attempt; of the outbox, the broker's last answer
+	Attempts int    // entries into the handler; of the outbox, refusals: 0 while it waits for its topic, at least 1 once it was buried
 
-	FirstAt time.Time // when it was stored first
-	LastAt  time.Time // when it failed last
-	DueAt   time.Time // when it runs again; zero for a dead letter, and for a message that waits for another one
+	FirstAt time.Time // when it was stored first; of the outbox, when it was written
+	LastAt  time.Time // when it failed or was refused last; of the outbox without a refusal, when it was buried, else written
+	DueAt   time.Time // when it runs or is published again; zero for a dead letter, and for a message that waits for another one
 
-	Edited  bool // by [DeadLetters.Edit]; the header [HeaderEdited] says when and by whom
-	InDoubt bool // an attempt may have had an effect outside the database
+	// These are set for the inbox only.
+	Kind    string           // action, compensation, or unknown: it could not be read
+	Headers message.Metadata // as received, properties included: any bytes
+	Reason  consumer.Reason
+	Stack   string // of the panic of the last attempt; from [DeadLetters.Get] and for a [Keep]
+	Edited  bool   // by [DeadLetters.Edit]; the header [HeaderEdited] says when and by whom
+	InDoubt bool   // an attempt may have had an effect outside the database
+
+	// These are set for the outbox only.
+	Type, OrderingKey                       string
+	CorrelationID, CausationID, ContentType string
+	HeadersJSON                             json.RawMessage // as stored: an object; nil without headers
 
 	digest []byte // of the payload before its first edit; nil: of Payload
 }
@@ -68,16 +76,18 @@ type DeadLetter struct {
 type Filter struct {
 	IDs       []int64 // nil: any; empty: none
 	State     State   // of [DeadLetters.List] and [DeadLetters.Count]; default: StateDead
-	Step      string
-	Kind      string // action, compensation or unknown
-	Reason    consumer.Reason
-	Error     string // a literal part of the error
+	Error     string  // a literal part of the error
 	Scope     string
 	Key       string // the idempotency key, without a step
 	Topic     string
-	MessageID string
-	Older     time.Duration // failed last at least this long ago
-	Newer     time.Duration // failed last at most this long ago
+	MessageID string        // of the outbox: a UUID
+	Older     time.Duration // failed or was refused last at least this long ago
+
+	// A filter of the outbox with one of these is an error.
+	Step   string
+	Kind   string // action, compensation or unknown
+	Reason consumer.Reason
+	Newer  time.Duration // failed last at most this long ago
 }
 
 // checkDead returns an error if f picks retrying messages.
@@ -97,7 +107,20 @@ func (f *Filter) checkDead(instead string) error {
 // has committed is unknown: repeat the call, which skips what is done. Each transaction that
 // has changed a letter has written a row of the journal: see [ReadJournal].
 type DeadLetters struct {
-	letters *inboxLetters
+	letters side
+}
+
+// A side implements DeadLetters for one table.
+type side interface {
+	list(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error)
+	get(ctx context.Context, id int64) (DeadLetter, error)
+	count(ctx context.Context, filter Filter) (int, error)
+	preview(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error)
+	redrive(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error)
+	discard(ctx context.Context, filter Filter, keep Keep) (int, error)
+	bury(ctx context.Context, ids []int64) (int, error)
+	retryNow(ctx context.Context, filter Filter) (int, error)
+	edit(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error)
 }
 
 // NewDeadLetters returns the dead letters of a schema. It does no I/O. Its errors name a
@@ -109,15 +132,20 @@ func NewDeadLetters(db *pgxpool.Pool, side Side, opts *Options) (*DeadLetters, e
 		return nil, err
 	case db == nil:
 		return nil, errors.New("operator: NewDeadLetters needs a pool")
-	case side != Inbox:
-		return nil, fmt.Errorf("operator: there is no side %.20q", side)
+	case side == Inbox:
+		return &DeadLetters{newInboxLetters(db, o)}, nil
+	case side == Outbox:
+		return &DeadLetters{newOutboxLetters(db, o)}, nil
 	}
-	return &DeadLetters{letters: newInboxLetters(db, o)}, nil
+	return nil, fmt.Errorf("operator: there is no side %.20q", side)
 }
 
 // List returns letters in the order in which they were stored, without payloads and
 // stacks: those behind the id after, at most limit and at most [MaxList]. Begin with 0 and
 // continue with the ID of the last one.
+//
+// Of the outbox, retrying messages are refused ones and those of stalled topics, which have no
+// Attempts. Later messages of their ordering keys wait behind them.
 func (d *DeadLetters) List(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
 	return d.letters.list(ctx, filter, after, limit)
 }
@@ -136,7 +164,7 @@ func (d *DeadLetters) Count(ctx context.Context, filter Filter) (int, error) {
 // RetryNow makes retrying messages that filter picks due, whatever its State, and returns
 // how many. Their attempts stay counted. A message that runs at this moment, or has a lease
 // for its call, is left out. A message that a consumer has just taken may be taken once
-// more, which costs one attempt.
+// more, which costs one attempt. It is for the inbox only.
 func (d *DeadLetters) RetryNow(ctx context.Context, filter Filter) (int, error) {
 	return d.letters.retryNow(ctx, filter)
 }
@@ -151,7 +179,9 @@ type Keep func(DeadLetter) error
 // the result of a dead action stays unknown.
 //
 // A keep that is not nil is called before COMMIT: it has seen each letter that is removed. It
-// may also have seen letters that are still there after an error.
+// may also have seen letters that are still there after an error. It is for the inbox only.
+//
+// A discarded letter of the outbox is never published. No message waits behind a dead letter.
 func (d *DeadLetters) Discard(ctx context.Context, filter Filter, keep Keep) (int, error) {
 	if err := filter.checkDead("make it a dead letter first"); err != nil {
 		return 0, err
@@ -173,6 +203,13 @@ func (d *DeadLetters) Discard(ctx context.Context, filter Filter, keep Keep) (in
 // duplicate at the same time. Of two redrives one finds each letter. Letters that die after
 // Redrive has begun are left alone. When ctx ends, Redrive ends between two batches; a
 // second call continues with the letters that are still dead.
+//
+// A letter of the outbox is published again with its message id, so that a step which has
+// handled it treats it as a duplicate, and with the timestamp of its first write. All of them
+// count as [OutcomeRun]. It does not hold back later messages of its ordering key, which are
+// probably published already: it comes behind them, out of order. If the broker refuses it
+// again, later messages wait behind it as behind any other. When ctx ends, the batch in hand
+// is rolled back.
 func (d *DeadLetters) Redrive(ctx context.Context, filter Filter, opts *RedriveOptions) (Outcomes, error) {
 	o := RedriveOptions{}
 	if opts != nil {
@@ -189,11 +226,12 @@ func (d *DeadLetters) Redrive(ctx context.Context, filter Filter, opts *RedriveO
 
 // RedriveOptions change how letters are redriven. The zero value is usable.
 type RedriveOptions struct {
-	// Rate is a limit in letters per second; default: none.
+	// Rate is a limit in letters per second; default: none. The relay publishes letters of the
+	// outbox as fast as it can.
 	Rate float64
 
-	// Force also redrives letters whose step may have run already: the step has no row, and
-	// the letter is older than the rows that retention has removed. An action then runs as if
+	// Force is for the inbox only. It redrives letters whose step may have run already: the step has no row, and the
+	// letter is older than the rows that retention has removed. An action then runs as if
 	// it had never run, and a compensation as if its action had.
 	Force bool
 
@@ -210,6 +248,9 @@ type RedriveOptions struct {
 // command is buried waits for the reply until the deadline of the step or, without one,
 // until saga.Options.Patience is over. Until then its status is running, not stuck, also
 // behind the pivot.
+//
+// Of the outbox, the messages that wait behind a buried one are published. A message that the
+// relay is sending at this moment may still be published, and is no dead letter then.
 func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (int, error) {
 	return d.letters.bury(ctx, ids)
 }
@@ -217,7 +258,8 @@ func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (int, error) {
 // Preview predicts the outcomes of [DeadLetters.Redrive] for the dead letters that filter
 // picks. It calls each for every letter, in the order of a redrive and with payloads; each may
 // be nil, and its error ends the preview. It uses the state machine of the consumer, takes no
-// lock and changes nothing. It does not know what happens between preview and redrive.
+// lock and changes nothing. It does not know what happens between preview and redrive. The
+// outcome of every letter of the outbox is [OutcomeRun].
 func (d *DeadLetters) Preview(ctx context.Context, filter Filter, opts *PreviewOptions, each func(Preview) error) (Outcomes, error) {
 	if err := filter.checkDead("only dead letters are redriven"); err != nil {
 		return Outcomes{}, err
@@ -236,7 +278,7 @@ type Preview struct {
 	Why     string
 }
 
-// PreviewOptions change a preview. The zero value is usable.
+// PreviewOptions change a preview of the inbox. The zero value is usable.
 type PreviewOptions struct {
 	// Consumer is the one that will get the letters: its own decoders read what it can read.
 	// Default: none. Then a letter counts as undecodable if its headers or its JSON are, or
@@ -254,7 +296,8 @@ type PreviewOptions struct {
 // For its step it stays the same message: its digest stays that of the first payload, so
 // that neither it nor a late copy of the original counts as a reused key. Of two edits at
 // once the later one sees the headers of the earlier one, and its payload wins. The errors
-// are [ErrNoDeadLetter], [ErrIdentity] and [ErrInvalidEdit]; nothing has changed then.
+// are [ErrNoDeadLetter], [ErrIdentity] and [ErrInvalidEdit]; nothing has changed then. It is
+// for the inbox only.
 func (d *DeadLetters) Edit(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error) {
 	return d.letters.edit(ctx, id, e)
 }

@@ -4,23 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // A LocateFilter names a saga.
 type LocateFilter struct {
 	Scope string // default: any
 	Key   string // required: the idempotency key, without a step
+
+	// Unpublished leaves out published messages of the outbox. The cost is then that of the
+	// backlog, whatever outbox.RelayOptions.Retention keeps.
+	Unpublished bool
 }
 
 // check returns an error unless f names a saga.
 func (f *LocateFilter) check() error {
 	if f.Key == "" {
-		return errors.New("operator: LocateFilter.Key is required")
+		return fmt.Errorf("%w: to locate messages needs a Key", outbox.ErrInvalid)
 	}
 	return nil
 }
@@ -28,7 +35,8 @@ func (f *LocateFilter) check() error {
 // A Locator finds the steps and messages of one saga in a schema. It changes nothing, and no
 // writer, relay or consumer waits for it. SELECT on the tables is the only privilege it needs.
 type Locator struct {
-	inbox inboxQueries
+	inbox  inboxQueries
+	outbox outboxQueries
 }
 
 // NewLocator returns the Locator of a schema. It does no I/O. Its only error names a schema
@@ -38,7 +46,7 @@ func NewLocator(opts *Options) (*Locator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Locator{inbox: newInboxQueries(o.Schema)}, nil
+	return &Locator{newInboxQueries(o.Schema), newOutboxQueries(o.Schema)}, nil
 }
 
 // A StepRow is a row of the inbox.
@@ -112,4 +120,160 @@ func (l *Locator) Inbox(ctx context.Context, tx pgx.Tx, f LocateFilter) (found I
 	found.More = len(found.Steps) > MaxList || len(found.Letters) > MaxList
 	found.Steps, found.Letters = found.Steps[:min(len(found.Steps), MaxList)], found.Letters[:min(len(found.Letters), MaxList)]
 	return found, nil
+}
+
+// ErrMoved reports that the relay has emptied a table after the snapshot of the transaction, so
+// that it is unknown how far the log was published then. Look again in a new transaction, and
+// begin it with [Locator.Pin].
+var ErrMoved = errors.New("outbox: how far the log is published has moved on while it was read")
+
+// A Place says where an outbox has a message.
+type Place string
+
+// The places. A message in none of them was published and removed from the log, or was
+// discarded, or was never in this outbox.
+const (
+	PlaceStored    Place = "stored"    // committed, to be published next
+	PlaceDelayed   Place = "delayed"   // not published before DueAt: written with a Delay, or redriven
+	PlaceWaiting   Place = "waiting"   // behind an earlier message of its ordering key, see Behind, or because its topic stalls, see Reason
+	PlaceRefused   Place = "refused"   // by the broker; published again at DueAt
+	PlaceDead      Place = "dead"      // a dead letter
+	PlacePublished Place = "published" // and still in the log; also a discarded dead letter, and the first place of a redriven one
+)
+
+// An OutboxMessage is a message with its place.
+type OutboxMessage struct {
+	ID        int64 // its place in the order of the outbox; it changes when the message is due, redriven or replayed
+	MessageID string
+	Place     Place
+
+	Topic, Type, Scope, Key, Step, N, OrderingKey string
+	CorrelationID, CausationID                    string
+	Size                                          int // bytes of payload
+	CreatedAt                                     time.Time
+
+	DueAt     time.Time // when it is published, or published again; zero: as soon as possible, or never
+	Attempts  int       // refusals
+	Reason    string    // the broker's last answer
+	RefusedAt time.Time // of that answer
+
+	// Behind is the message, often of another saga, that a waiting message waits for. It is nil
+	// if the message is the first of its ordering key: then it is sent next, or, if Reason says
+	// so, waits until the broker takes messages of its topic.
+	Behind *Blocker
+}
+
+// A Blocker is the first message of an ordering key that is refused or waits.
+type Blocker struct {
+	ID                         int64 // for [DeadLetters.Get] and [DeadLetters.Bury]
+	Topic, Scope, Key, Step, N string
+	Attempts                   int
+	Reason                     string
+	RetryAt                    time.Time
+}
+
+// OutboxMessages are the messages of one saga in an outbox, at one moment.
+type OutboxMessages struct {
+	Messages []OutboxMessage // in the order of their IDs: that in which they were written
+	More     bool            // there are more than [MaxList]; the oldest published ones are left out first
+
+	Holder string    // the active relay, as in outbox.Stats
+	At     time.Time // the moment, by the clock of the database
+}
+
+// Pin is for a tx of REPEATABLE READ that reads more than this outbox, for example those of
+// several services. It has to be the first statement: no table of the log is emptied until tx
+// ends, so that Outbox does not return [ErrMoved] and finds every message that was in the log at
+// the snapshot of tx.
+func (l *Locator) Pin(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, l.outbox.pin); err != nil {
+		return fmt.Errorf("operator: pin the log: %w", sqlschema.Explain(err))
+	}
+	return nil
+}
+
+// Outbox finds the messages of a saga with one statement in tx. It is no error if there are
+// none. Its error may be an [ErrMoved] if the snapshot of tx is seconds old and [Locator.Pin]
+// was not called.
+//
+// There is no index on the key. Outbox reads the log and all held messages once: 0.2 s for each
+// million messages in memory. The log is the backlog and some 100 MB, or all that
+// outbox.RelayOptions.Retention keeps. With Unpublished it skips published messages.
+func (l *Locator) Outbox(ctx context.Context, tx pgx.Tx, f LocateFilter) (found OutboxMessages, err error) {
+	if err := f.check(); err != nil {
+		return found, err
+	}
+	moved := false
+	query := func(tx pgx.Tx, statement string) error {
+		rows, _ := tx.Query(ctx, statement, f.Scope, f.Key, MaxList+1)
+		defer rows.Close()
+		for rows.Next() {
+			if err := found.scanMessage(rows, &moved); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	}
+	if f.Unpublished {
+		err = l.queryByIndex(ctx, tx, func(tx pgx.Tx) error { return query(tx, l.outbox.locateUnpublished) })
+	} else {
+		err = query(tx, l.outbox.locate)
+	}
+	switch {
+	case err != nil:
+		return OutboxMessages{}, fmt.Errorf("operator: locate messages: %w", sqlschema.Explain(err))
+	case moved:
+		return OutboxMessages{}, ErrMoved
+	}
+	found.limitMessages()
+	return found, nil
+}
+
+// queryByIndex runs do with the settings of outboxsql.PlanByIndex. They end with the savepoint,
+// so that they do not affect later statements of tx.
+func (l *Locator) queryByIndex(ctx context.Context, tx pgx.Tx, do func(pgx.Tx) error) error {
+	inner, err := tx.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = inner.Exec(ctx, l.outbox.planByIndex)
+	if err == nil {
+		err = do(inner)
+	}
+	return errors.Join(err, inner.Rollback(ctx))
+}
+
+// limitMessages removes the message beyond MaxList: the oldest published one, if there is one.
+func (w *OutboxMessages) limitMessages() {
+	if len(w.Messages) <= MaxList {
+		return
+	}
+	i := slices.IndexFunc(w.Messages, func(m OutboxMessage) bool { return m.Place == PlacePublished })
+	if i < 0 {
+		i = MaxList
+	}
+	w.Messages, w.More = slices.Delete(w.Messages, i, i+1), true
+}
+
+// scanMessage reads a row: the active relay and, unless there is none, a message.
+func (w *OutboxMessages) scanMessage(row pgx.Rows, moved *bool) error {
+	var m OutboxMessage
+	var h Blocker
+	var id *int64
+	null := func(s *string) *zeronull.Text { return (*zeronull.Text)(s) }
+	at := func(t *time.Time) *zeronull.Timestamptz { return (*zeronull.Timestamptz)(t) }
+	err := row.Scan(&w.Holder, &w.At, moved,
+		&id, null(&m.MessageID), (*zeronull.Text)(&m.Place),
+		null(&m.Topic), null(&m.Type), null(&m.Scope), null(&m.Key), null(&m.Step), null(&m.N), null(&m.OrderingKey), null(&m.CorrelationID), null(&m.CausationID),
+		&m.Size, at(&m.CreatedAt), at(&m.DueAt), &m.Attempts, null(&m.Reason), at(&m.RefusedAt),
+		&h.ID, null(&h.Topic), null(&h.Scope), null(&h.Key), null(&h.Step), null(&h.N), &h.Attempts, null(&h.Reason), at(&h.RetryAt))
+	if err != nil || id == nil {
+		return err
+	}
+	m.ID = *id
+	if h.ID != 0 {
+		m.Behind = &h
+	}
+	w.Messages = append(w.Messages, m)
+	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/operator"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // Where a saga is in two services of one database, at one moment.
@@ -16,26 +15,22 @@ func ExampleLocator() {
 	schemas := []string{"order_service", "payment_service"} // or those of migrations.Schemas
 	oneMoment := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	where := func(ctx context.Context, tx pgx.Tx, schema string) error {
-		sent, err := outbox.NewLocator(schema)
+		l, err := operator.NewLocator(&operator.Options{Schema: schema})
 		if err != nil {
 			return err
 		}
-		out, err := sent.Locate(ctx, tx, outbox.LocateFilter{Key: "order-42"})
+		out, err := l.Outbox(ctx, tx, operator.LocateFilter{Key: "order-42"})
 		if err != nil {
 			return err
 		}
-		handled, err := operator.NewLocator(&operator.Options{Schema: schema})
-		if err != nil {
-			return err
-		}
-		in, err := handled.Inbox(ctx, tx, operator.LocateFilter{Key: "order-42"})
+		in, err := l.Inbox(ctx, tx, operator.LocateFilter{Key: "order-42"})
 		fmt.Println(schema, out.Messages, in.Steps, in.Letters)
 		return err
 	}
 	_ = func(ctx context.Context, db *pgxpool.Pool) error {
 		return pgx.BeginTxFunc(ctx, db, oneMoment, func(tx pgx.Tx) error {
 			for _, schema := range schemas { // before anything is read
-				l, err := outbox.NewLocator(schema)
+				l, err := operator.NewLocator(&operator.Options{Schema: schema})
 				if err != nil {
 					return err
 				}

@@ -435,3 +435,6 @@ func TestAPlanOverManyPages(t *testing.T) {
 		t.Errorf("a plan whose reader has enough ends with %v", err)
 	}
 }
+
+// inbox returns the implementation of f's letters.
+func (f *letterFixture) inbox() *inboxLetters { return f.letters.letters.(*inboxLetters) }

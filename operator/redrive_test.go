@@ -149,12 +149,12 @@ func TestAForcedRedriveSeesARowOfNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := f.letters.letters.holdLetters(t.Context(), tx, []int64{1}, StateDead, true)
+	h, err := f.inbox().holdLetters(t.Context(), tx, []int64{1}, StateDead, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.working(t, written(act("k"), "2020-01-03T00:00:00Z")) // sent later than what was swept
-	_, _, err = f.letters.letters.redriveHeld(t.Context(), tx, h, policy{horizon: h.horizon, force: true})
+	_, _, err = f.inbox().redriveHeld(t.Context(), tx, h, policy{horizon: h.horizon, force: true})
 	if !isContended(err) {
 		t.Errorf("redrive = %v, want that it was taken meanwhile", err)
 	}
@@ -174,7 +174,7 @@ func TestARedriveIsPacedAndResumed(t *testing.T) {
 	f := newLetterFixture(t)
 	f.manyDead(t, 5)
 	var pauses []time.Duration
-	f.letters.letters.pause = func(_ context.Context, d time.Duration) { pauses = append(pauses, d) }
+	f.inbox().pause = func(_ context.Context, d time.Duration) { pauses = append(pauses, d) }
 	ctx, cancel := context.WithCancel(t.Context())
 	outcomes, err := f.letters.Redrive(ctx, Filter{}, &RedriveOptions{Rate: 2, Progress: func(o Outcomes) {
 		if o.Sent() == 4 {
@@ -208,7 +208,7 @@ func TestARedriveLeavesAloneWhatDiesAgain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	pauses := 0
-	f.letters.letters.pause = func(context.Context, time.Duration) {
+	f.inbox().pause = func(context.Context, time.Duration) {
 		if pauses++; pauses > 10 {
 			cancel()
 			return
@@ -315,7 +315,7 @@ func TestAnOperatorsTransactionIsLimited(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	var limit, isolation string
-	err := f.letters.letters.commitBatch(t.Context(), "none", nil, func(tx pgx.Tx) ([]int64, error) {
+	err := f.inbox().commitBatch(t.Context(), "none", nil, func(tx pgx.Tx) ([]int64, error) {
 		if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
 			return nil, err
 		}
@@ -369,7 +369,7 @@ func TestARedriveDoesNotDependOnTheDefaultIsolation(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(strict.Close)
-	f.letters.letters.db = strict
+	f.inbox().db = strict
 	holder, err := f.pool.Begin(t.Context())
 	if err == nil {
 		_, err = holder.Exec(t.Context(), "UPDATE "+f.schema+".inbox SET updated_at = clock_timestamp()")

@@ -10,5 +10,5 @@ import (
 // tested with them.
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
-	pgtest.Record(t, "operator", newInboxQueries("{schema}"))
+	pgtest.Record(t, "operator", newInboxQueries("{schema}"), newOutboxQueries("{schema}"))
 }

@@ -15,17 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/jackc/pgx/v5"
 )
-
-func (f *fixture) letters(t *testing.T) *DeadLetters {
-	t.Helper()
-	d, err := NewDeadLetters(f.pool, f.schema)
-	if err != nil {
-		t.Fatalf("NewDeadLetters: %v", err)
-	}
-	return d
-}
 
 // kill makes msgs dead letters, which the broker refuses because of reason, and
 // returns their ids.
@@ -82,9 +72,9 @@ func TestADeadLetterHasAllThatIsKnown(t *testing.T) {
 	want := DeadLetter{
 		ID: listed[0].ID, MessageID: id, Topic: "orders", Type: "order.created", Scope: "tenant ü", Key: "k", Step: "pay", N: "a.1", OrderingKey: "o",
 		CorrelationID: "saga", CausationID: "cause", ContentType: "application/x-test", Size: 4,
-		Attempts: 1, Reason: "no \x1b[31mqueue: " + ErrRefused.Error(),
+		Attempts: 1, Error: "no \x1b[31mqueue: " + ErrRefused.Error(),
 	}
-	apart := cmpopts.IgnoreFields(DeadLetter{}, "CreatedAt", "RefusedAt", "Headers")
+	apart := cmpopts.IgnoreFields(DeadLetter{}, "FirstAt", "LastAt", "HeadersJSON")
 	if diff := cmp.Diff(want, listed[0], apart); diff != "" {
 		t.Errorf("List (-want +got):\n%s", diff)
 	}
@@ -94,11 +84,11 @@ func TestADeadLetterHasAllThatIsKnown(t *testing.T) {
 		t.Errorf("Get: %v (-want +got):\n%s", err, diff)
 	}
 	var headers map[string]string
-	if err := json.Unmarshal(got.Headers, &headers); err != nil || headers["x-own"] != "ü\x1b" {
-		t.Errorf("headers %s: %v", got.Headers, err)
+	if err := json.Unmarshal(got.HeadersJSON, &headers); err != nil || headers["x-own"] != "ü\x1b" {
+		t.Errorf("headers %s: %v", got.HeadersJSON, err)
 	}
-	if got.CreatedAt.IsZero() || got.RefusedAt.Before(got.CreatedAt) {
-		t.Errorf("created %s, refused %s", got.CreatedAt, got.RefusedAt)
+	if got.FirstAt.IsZero() || got.LastAt.Before(got.FirstAt) {
+		t.Errorf("created %s, refused %s", got.FirstAt, got.LastAt)
 	}
 	if _, err := d.Get(t.Context(), want.ID+1); !errors.Is(err, ErrNoDeadLetter) {
 		t.Errorf("Get of another id = %v, want an ErrNoDeadLetter", err)
@@ -124,12 +114,12 @@ func TestAFilterPicksDeadLetters(t *testing.T) {
 		"topic":           {DeadFilter{Topic: "other"}, ids[1:2]},
 		"scope":           {DeadFilter{Scope: "tenant"}, []int64{ids[0], ids[2]}},
 		"key":             {DeadFilter{Key: "c"}, ids[2:]},
-		"reason":          {DeadFilter{Reason: "queue 100%"}, ids[:2]},
-		"no pattern":      {DeadFilter{Reason: "q%e"}, nil},
+		"reason":          {DeadFilter{Error: "queue 100%"}, ids[:2]},
+		"no pattern":      {DeadFilter{Error: "q%e"}, nil},
 		"older":           {DeadFilter{Older: time.Hour}, ids[2:]},
 		"message":         {DeadFilter{MessageID: other.ID}, ids[1:2]},
 		"ids":             {DeadFilter{IDs: []int64{ids[2], ids[0], 4711}}, []int64{ids[0], ids[2]}},
-		"two conditions":  {DeadFilter{Reason: "queue", Scope: "tenant"}, ids[:1]},
+		"two conditions":  {DeadFilter{Error: "queue", Scope: "tenant"}, ids[:1]},
 		"nobody":          {DeadFilter{Key: "a", Topic: "other"}, nil},
 		"no ids are none": {DeadFilter{IDs: []int64{}}, nil},
 	} {
@@ -180,10 +170,10 @@ func TestARedrivenMessageGoesRoundAgain(t *testing.T) {
 	r := f.relay(t, RelayOptions{Lanes: 1, MaxAttempts: 2, RetryBase: time.Hour, RetryCap: time.Hour})
 	f.write(t, msg("k", "2"))
 	mustSettle(t, r)
-	if n, err := f.letters(t).Redrive(t.Context(), ids[0], ids[0]+1000); n != 1 || err != nil {
+	if n, err := f.letters(t).Redrive(t.Context(), DeadFilter{IDs: []int64{ids[0], ids[0] + 1000}}); n != 1 || err != nil {
 		t.Fatalf("Redrive of a dead letter and of no such id = %d, %v; want 1", n, err)
 	}
-	if n, err := f.letters(t).Redrive(t.Context(), ids[0]); n != 0 || err != nil {
+	if n, err := f.letters(t).Redrive(t.Context(), DeadFilter{IDs: ids[:1]}); n != 0 || err != nil {
 		t.Errorf("Redrive once more = %d, %v; want 0", n, err)
 	}
 	refusing = "1"
@@ -236,8 +226,8 @@ func TestOperatorsRedriveWhileTheRelayRuns(t *testing.T) {
 		})
 	}
 	for range 2 {
-		operate(func() (int, error) { return f.letters(t).RedriveAll(t.Context(), DeadFilter{Topic: "t"}, nil) })
-		operate(func() (int, error) { return f.letters(t).Redrive(t.Context(), backwards...) })
+		operate(func() (int, error) { return f.letters(t).Redrive(t.Context(), DeadFilter{Topic: "t"}) })
+		operate(func() (int, error) { return f.letters(t).Redrive(t.Context(), DeadFilter{IDs: backwards}) })
 	}
 	operators.Wait()
 	if done.Load() != letters {
@@ -271,8 +261,8 @@ func TestRedriveAllComesToAnEnd(t *testing.T) {
 			RETURN NEW;
 		END $$`, "{last}", strconv.Itoa(letters)))
 	f.exec(t, "CREATE TRIGGER refuse BEFORE UPDATE ON {schema}.outbox_held FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()")
-	if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != letters-1 || err != nil {
-		t.Errorf("RedriveAll = %d, %v; want %d, without the one that died meanwhile", n, err, letters-1)
+	if n, err := f.letters(t).Redrive(t.Context(), DeadFilter{}); n != letters-1 || err != nil {
+		t.Errorf("Redrive = %d, %v; want %d, without the one that died meanwhile", n, err, letters-1)
 	}
 }
 
@@ -285,23 +275,23 @@ func TestADiscardedMessageIsNeverPublished(t *testing.T) {
 	late.Delay = time.Hour
 	f.write(t, late)
 	d := f.letters(t)
-	for name, verb := range map[string]func(context.Context, ...int64) (int, error){"Redrive": d.Redrive, "Discard": d.Discard, "Release": d.Release} {
-		if n, err := verb(t.Context()); n != 0 || err != nil {
+	for name, verb := range map[string]func(context.Context, DeadFilter) (int, error){"Redrive": d.Redrive, "Discard": d.Discard} {
+		if n, err := verb(t.Context(), DeadFilter{IDs: []int64{}}); n != 0 || err != nil {
 			t.Errorf("%s of no ids = %d, %v; want none", name, n, err)
 		}
 	}
-	if n, err := d.Discard(t.Context(), ids[0], ids[0], ids[2]+1); n != 1 || err != nil {
+	if n, err := d.Discard(t.Context(), DeadFilter{IDs: []int64{ids[0], ids[0], ids[2] + 1}}); n != 1 || err != nil {
 		t.Errorf("Discard = %d, %v; want 1", n, err)
 	}
-	if n, err := d.DiscardAll(t.Context(), DeadFilter{Reason: "large"}); n != 1 || err != nil {
-		t.Errorf("DiscardAll = %d, %v; want 1", n, err)
+	if n, err := d.Discard(t.Context(), DeadFilter{Error: "large"}); n != 1 || err != nil {
+		t.Errorf("Discard = %d, %v; want 1", n, err)
 	}
 	r := f.relay(t, RelayOptions{})
 	if s := f.stats(t, r); s != (counts{Dead: 1, Delayed: 1}) {
 		t.Errorf("left: %+v, want a dead letter and the delayed message", s)
 	}
-	if n, err := d.RedriveAll(t.Context(), DeadFilter{}, nil); n != 1 || err != nil {
-		t.Errorf("RedriveAll = %d, %v; want 1", n, err)
+	if n, err := d.Redrive(t.Context(), DeadFilter{}); n != 1 || err != nil {
+		t.Errorf("Redrive = %d, %v; want 1", n, err)
 	}
 	mustSettle(t, r)
 	if got := strings.Join(f.broker.payloads(), " "); got != "3" {
@@ -330,15 +320,15 @@ func TestAReleasedMessageHoldsBackNobody(t *testing.T) {
 	f.write(t, msg("a", "a2"), msg("a", "a3"))
 	f.await(t, r, func(s counts) bool { return s.Waiting == 2 })
 	d := f.letters(t)
-	refused, err := d.Refused(t.Context(), DeadFilter{}, 0, 10)
-	if err != nil || len(refused) != 2 || refused[0].RetryAt.Before(time.Now()) {
-		t.Fatalf("Refused = %+v, %v; want two letters that are tried again later", refused, err)
+	refused, err := d.List(t.Context(), retrying, 0, 10)
+	if err != nil || len(refused) != 2 || refused[0].DueAt.Before(time.Now()) {
+		t.Fatalf("List = %+v, %v; want two letters that are tried again later", refused, err)
 	}
-	if n, err := d.Redrive(t.Context(), idsOf(refused)...); n != 0 || err != nil {
+	if n, err := d.Redrive(t.Context(), DeadFilter{IDs: idsOf(refused)}); n != 0 || err != nil {
 		t.Errorf("Redrive of refused ones = %d, %v; want 0", n, err)
 	}
-	if n, err := d.Release(t.Context(), append(idsOf(refused), 4711)...); n != 2 || err != nil {
-		t.Errorf("Release = %d, %v; want 2", n, err)
+	if n, err := d.Bury(t.Context(), append(idsOf(refused), 4711)...); n != 2 || err != nil {
+		t.Errorf("Bury = %d, %v; want 2", n, err)
 	}
 	f.write(t, msg("a", "a4"), msg("b", "b2"))
 	f.await(t, r, func(s counts) bool { return s == counts{Dead: 2} })
@@ -363,15 +353,15 @@ func (f *fixture) await(t *testing.T, r *Relay, ok func(counts) bool) {
 }
 
 // refusal has the broker refuse a message, which is not tried again for an hour.
-func (f *fixture) refusal(t *testing.T) (*DeadLetters, DeadLetter) {
+func (f *fixture) refusal(t *testing.T) (Desk, DeadLetter) {
 	t.Helper()
 	f.broker.answer = func(Publication) error { return ErrRefused }
 	f.write(t, msg("a", "a1"))
 	mustSettle(t, f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour}))
 	d := f.letters(t)
-	refused, err := d.Refused(t.Context(), DeadFilter{}, 0, 1)
+	refused, err := d.List(t.Context(), retrying, 0, 1)
 	if err != nil || len(refused) != 1 {
-		t.Fatalf("Refused = %v, %v", refused, err)
+		t.Fatalf("List = %v, %v", refused, err)
 	}
 	return d, refused[0]
 }
@@ -385,11 +375,11 @@ func TestReleaseFindsWhatWasJustRefusedAgain(t *testing.T) {
 	if _, err := f.pool.Exec(t.Context(), "UPDATE "+f.schema+".outbox_held SET refused_at = clock_timestamp() + interval '1 minute'"); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := d.Refused(t.Context(), DeadFilter{}, 0, 1); err != nil || len(again) != 1 {
+	if again, err := d.List(t.Context(), retrying, 0, 1); err != nil || len(again) != 1 {
 		t.Errorf("the list is %v, %v", again, err)
 	}
-	if n, err := d.Release(t.Context(), refused.ID); n != 1 || err != nil {
-		t.Errorf("Release = %d, %v; want 1", n, err)
+	if n, err := d.Bury(t.Context(), refused.ID); n != 1 || err != nil {
+		t.Errorf("Bury = %d, %v; want 1", n, err)
 	}
 }
 
@@ -417,7 +407,7 @@ func TestReleaseWaitsForWhatTheRelayNotes(t *testing.T) {
 	}
 	released := make(chan error, 1)
 	go func() {
-		_, err := d.Release(t.Context(), refused.ID)
+		_, err := d.Bury(t.Context(), refused.ID)
 		released <- err
 	}()
 	f.awaitLock(t, released)
@@ -425,7 +415,7 @@ func TestReleaseWaitsForWhatTheRelayNotes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-released; err != nil {
-		t.Errorf("Release: %v", err)
+		t.Errorf("Bury: %v", err)
 	}
 	var due bool
 	if err := f.pool.QueryRow(t.Context(), "SELECT due_at <= clock_timestamp() FROM "+f.schema+".outbox_held WHERE id = 100").Scan(&due); err != nil || !due {
@@ -481,12 +471,12 @@ func TestAMessageReleasedOnItsWayStaysReleased(t *testing.T) {
 	f.write(t, msg("k", "1"), msg("k", "2"))
 	<-onItsWay
 	d := f.letters(t)
-	refused, err := d.Refused(t.Context(), DeadFilter{}, 0, 1)
+	refused, err := d.List(t.Context(), retrying, 0, 1)
 	if err != nil || len(refused) != 1 {
-		t.Fatalf("Refused = %v, %v", refused, err)
+		t.Fatalf("List = %v, %v", refused, err)
 	}
-	if n, err := d.Release(t.Context(), refused[0].ID); n != 1 || err != nil {
-		t.Errorf("Release = %d, %v; want 1", n, err)
+	if n, err := d.Bury(t.Context(), refused[0].ID); n != 1 || err != nil {
+		t.Errorf("Bury = %d, %v; want 1", n, err)
 	}
 	close(answer)
 	f.await(t, r, func(s counts) bool { return s == counts{Dead: 1} })
@@ -500,11 +490,11 @@ func TestAMessageReleasedOnItsWayStaysReleased(t *testing.T) {
 func TestNewDeadLettersIsChecked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	if _, err := NewDeadLetters(f.pool, "a;b"); err == nil {
-		t.Error("NewDeadLetters with a bad schema succeeded")
+	if _, err := OpenDesk(f.pool, "a;b"); err == nil {
+		t.Error("OpenDesk with a bad schema succeeded")
 	}
-	if _, err := NewDeadLetters(nil, ""); err == nil {
-		t.Error("NewDeadLetters without a pool succeeded")
+	if _, err := OpenDesk(nil, ""); err == nil {
+		t.Error("OpenDesk without a pool succeeded")
 	}
 	if _, err := ReadStats(t.Context(), f.pool, "a;b"); err == nil {
 		t.Error("ReadStats with a bad schema succeeded")
@@ -512,49 +502,11 @@ func TestNewDeadLettersIsChecked(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	d := f.letters(t)
-	if n, err := d.RedriveAll(ctx, DeadFilter{}, nil); n != 0 || !errors.Is(err, context.Canceled) {
+	if n, err := d.Redrive(ctx, DeadFilter{}); n != 0 || !errors.Is(err, context.Canceled) {
 		t.Errorf("RedriveAll without a database = %d, %v", n, err)
 	}
 	if _, err := d.Get(ctx, 1); errors.Is(err, ErrNoDeadLetter) || !errors.Is(err, context.Canceled) {
 		t.Errorf("Get without a database = %v", err)
-	}
-}
-
-// An operator's process that was stopped in the middle of a transaction does not keep
-// the relay out for ever.
-func TestAnOperatorsTransactionIsLimited(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	var limit, isolation string
-	err := beginLimited(t.Context(), f.pool, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
-			return err
-		}
-		return tx.QueryRow(t.Context(), "SHOW transaction_isolation").Scan(&isolation)
-	})
-	if err != nil || limit != "10s" || isolation != "read committed" {
-		t.Errorf("an operator's transaction is ended after %q without a statement, isolation %q, %v", limit, isolation, err)
-	}
-}
-
-// At a limited rate, batches are as large as what goes in a second, and spaced.
-func TestARedriveOfTheOutboxIsPaced(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-			content_type, payload, state, due_at, attempts, reason, refused_at)
-		SELECT i, gen_random_uuid(), 't', 't', 's', 'k', 'step', '', 'k', '', '', '', '', 'dead', now(), 1, 'no queue', now() FROM generate_series(1, 5) i`)
-	d := f.letters(t)
-	var pauses []time.Duration
-	d.pause = func(_ context.Context, p time.Duration) { pauses = append(pauses, p) }
-	if n, err := d.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: 2}); n != 5 || err != nil {
-		t.Errorf("RedriveAll = %d, %v; want 5", n, err)
-	}
-	if want := []time.Duration{time.Second, time.Second}; !cmp.Equal(want, pauses) {
-		t.Errorf("pauses %v, want %v", pauses, want)
-	}
-	if _, err := d.RedriveAll(t.Context(), DeadFilter{}, &RedriveOptions{Rate: -1}); err == nil {
-		t.Error("a negative rate = nil error")
 	}
 }
 
@@ -570,8 +522,8 @@ func TestLettersRedrivenTogetherKeepTheirOrder(t *testing.T) {
 	f.exec(t, `SELECT setval('{schema}.outbox_id_seq', 1000)`)
 	f.hold(t, 1000, "delayed", "1 h")
 	f.exec(t, `ANALYZE {schema}.outbox_held`)
-	if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != 100 || err != nil {
-		t.Fatalf("RedriveAll = %d, %v; want 100", n, err)
+	if n, err := f.letters(t).Redrive(t.Context(), DeadFilter{}); n != 100 || err != nil {
+		t.Fatalf("Redrive = %d, %v; want 100", n, err)
 	}
 	mustSettle(t, f.relay(t, RelayOptions{}))
 	if got := f.broker.payloads(); len(got) != 100 || !slices.IsSorted(got) {

@@ -93,7 +93,7 @@ func TestARedrivenMessageKeepsItsTime(t *testing.T) {
 		if round == 0 {
 			f.exec(t, "UPDATE {schema}.outbox_held SET created_at = '2020-01-01' WHERE payload = 'plain'")
 		}
-		if n, err := f.letters(t).RedriveAll(t.Context(), DeadFilter{}, nil); n != 2 || err != nil {
+		if n, err := f.letters(t).Redrive(t.Context(), DeadFilter{}); n != 2 || err != nil {
 			t.Fatalf("RedriveAll = %d, %v; want 2", n, err)
 		}
 	}

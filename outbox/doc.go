@@ -10,7 +10,7 @@
 //
 // A message with a Delay starts out held. When it is due, the relay moves it into the log in one
 // transaction, and it is stored like any other: a delayed message counts as written when it is due.
-// Dead letters are listed, redriven and discarded with [DeadLetters]. A redriven message is moved
+// Package operator lists, redrives and discards dead letters. A redriven message is moved
 // into the log in the same way.
 //
 // # How to begin

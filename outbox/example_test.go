@@ -106,39 +106,15 @@ func ExampleSagaKey() {
 	// Output: true
 }
 
-// After a consumer's queue was lost: what it should have had of a saga goes out once
-// more. It must still be kept, for RelayOptions.Retention.
-func ExampleNewReplayer() {
-	replay := func(ctx context.Context, db *pgxpool.Pool, key string) error {
-		replayer, err := outbox.NewReplayer("shop")
-		if err != nil {
-			return err
-		}
-		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-			sent, err := replayer.Replay(ctx, tx, outbox.ReplayFilter{Scope: "acme", Key: key})
-			fmt.Println(len(sent), "messages are published again once this commits")
-			return err
-		})
-	}
-	_ = replay
-}
-
-// A health check of a process that has no relay, and where a saga's messages are.
+// A health check of a process that has no relay.
 func ExampleReadStats() {
 	stuck := func(ctx context.Context, db *pgxpool.Pool) error {
 		stats, err := outbox.ReadStats(ctx, db, "shop")
 		if err != nil || stats.Oldest < time.Minute && stats.Dead == 0 {
 			return err
 		}
-		locator, err := outbox.NewLocator("shop")
-		if err != nil {
-			return err
-		}
-		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-			where, err := locator.Locate(ctx, tx, outbox.LocateFilter{Key: "order-7"})
-			fmt.Println(stats.Stored, "wait, held by", stats.Holder, where.Messages)
-			return err
-		})
+		fmt.Println(stats.Stored, "wait, held by", stats.Holder)
+		return nil
 	}
 	_ = stuck
 }

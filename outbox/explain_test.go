@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/outboxsql"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // A plan is a node of what EXPLAIN says in JSON.
@@ -41,7 +44,7 @@ func (p plan) scans() map[string]string {
 func (p plan) buffers() int { return p.Hit + p.Read }
 
 // explain runs statement as the relay does, as a prepared one with the settings
-// of sqlPlanByIndex if settled, and returns its plan.
+// of outboxsql.PlanByIndex if settled, and returns its plan.
 func (f *fixture) explain(t *testing.T, settled bool, statement string, args ...any) (p plan) {
 	t.Helper()
 	tx, err := f.pool.Begin(t.Context())
@@ -55,7 +58,7 @@ func (f *fixture) explain(t *testing.T, settled bool, statement string, args ...
 		}
 	}
 	if settled {
-		run(sqlPlanByIndex)
+		run(outboxsql.PlanByIndex)
 	}
 	literals := make([]string, len(args))
 	for i, arg := range args {
@@ -136,7 +139,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 				"listDifference":  f.explain(t, true, r.sql.listDifference, at.from.xmaxText(), at.from.xip, 0, nil, maxList, l.epoch),
 				"countDifference": f.explain(t, true, r.sql.countDifference, at.from.xmaxText(), at.from.xip, at.from.xmaxText(), at.from.xip, at.from.text, 0, 1000),
 				"fetchMessages":   f.explain(t, true, r.sql.fetchMessages[0], ids),
-				"listKept":        f.explain(t, true, r.sql.listKept, "", "", nil, nil, published, published+10, 10),
+				"listKept":        f.explain(t, true, pgtest.Statement(t, "operator", "outboxQueries.listLogged", f.schema), "", "", nil, nil, published, published+10, 10),
 				"judgeLeaf":       f.explain(t, true, r.sql.judgeLeaf[0], at.from.xmaxText(), at.from.xip, nil, 0, 0, 1),
 			} {
 				for relation, scan := range p.scans() {

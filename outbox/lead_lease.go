@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -211,10 +212,10 @@ func (l lease) releaseLease(ctx context.Context, epoch int64) {
 	}
 }
 
-// runTx runs do in a transaction begun by sqlBegin.
+// runTx runs do in a transaction begun by outboxsql.Begin.
 func (s *core) runTx(ctx context.Context, do func(pgx.Tx) error) error {
 	limit := strconv.FormatInt(s.opts.Lease.Milliseconds(), 10)
-	return pgx.BeginTxFunc(ctx, s.db, pgx.TxOptions{BeginQuery: sqlBegin + limit}, do)
+	return pgx.BeginTxFunc(ctx, s.db, pgx.TxOptions{BeginQuery: outboxsql.Begin + limit}, do)
 }
 
 // runFencedTx runs do in a transaction in which no other relay can take over from epoch. Its
@@ -251,12 +252,6 @@ func explainFence(err error) error {
 	}
 	return err
 }
-
-// sqlBegin begins a transaction in which each statement sees all earlier commits, regardless of
-// the database's default: a look under a lock must not be older than the lock. A relay that
-// hangs in the middle of the transaction loses its session after a lease, and with it the lock
-// that keeps others out. The length of the lease in milliseconds follows.
-const sqlBegin = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = `
 
 // sqlLockRelay locks the row that names the active relay, and reads it. While another relay is
 // about to take over, the row looks absent: that relay is not waited for.

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/suites/roletest"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
 // What SELECT on the tables allows is enough, and all of it is needed.
@@ -22,10 +23,7 @@ func TestALocatorGetsByWithItsGrants(t *testing.T) {
 	if got := places(as.locate(t, LocateFilter{Key: "k"})); got != "one published" {
 		t.Errorf("with all grants: %s", got)
 	}
-	l, err := NewLocator(f.schema)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := f.letters(t)
 	for _, table := range tables {
 		as.roles.Without(t, "reader", roletest.Grant{Privilege: "SELECT", On: "{schema}." + table}, func() {
 			err := pgx.BeginFunc(t.Context(), as.pool, func(tx pgx.Tx) error {
@@ -58,8 +56,9 @@ func TestWhatLocateReads(t *testing.T) {
 			f.exec(t, "INSERT INTO {schema}.outbox_cursor_0 (epoch, seq, from_snapshot, last_id) SELECT 1, 0, pg_current_snapshot()::text, 0")
 			f.write(t, msg("k", "x"))
 			f.exec(t, statistics)
-			q := newQueries(f.schema)
-			all := f.explain(t, false, q.locate, "", "k", MaxLocated)
+			locate := pgtest.Statement(t, "operator", "outboxQueries.locate", f.schema)
+			locateUnpublished := pgtest.Statement(t, "operator", "outboxQueries.locateUnpublished", f.schema)
+			all := f.explain(t, false, locate, "", "k", MaxList)
 			if got := all.scans()["outbox_0"]; got != "Seq Scan " && got != "Bitmap Heap Scan " {
 				t.Errorf("%s: the log is read by %q, want one scan", name, got)
 			}
@@ -73,7 +72,7 @@ func TestWhatLocateReads(t *testing.T) {
 			if most := pages + 5*501 + 100; all.buffers() > most { // and a look into an index for each that waits
 				t.Errorf("%s, %d published: %d buffers, want up to %d", name, published, all.buffers(), most)
 			}
-			some := f.explain(t, true, q.locateUnpublished, "", "k", MaxLocated)
+			some := f.explain(t, true, locateUnpublished, "", "k", MaxList)
 			if got := some.scans()["outbox_0"]; strings.Contains(got, "Seq Scan") {
 				t.Errorf("%s: what is not published is read by %q", name, got)
 			}

@@ -14,17 +14,15 @@ import (
 
 // locate finds messages, with and without those that are published, and makes
 // sure that the two say the same.
-func (f *fixture) locate(t *testing.T, filter LocateFilter) Whereabouts {
+func (f *fixture) locate(t *testing.T, filter LocateFilter) FoundMessages {
 	t.Helper()
-	l, err := NewLocator(f.schema)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all, unpublished Whereabouts
-	err = pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	l := f.letters(t)
+	var all, unpublished FoundMessages
+	err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if err := l.Pin(t.Context(), tx); err != nil {
 			return err
 		}
+		var err error
 		if all, err = l.Locate(t.Context(), tx, filter); err != nil {
 			return err
 		}
@@ -35,20 +33,20 @@ func (f *fixture) locate(t *testing.T, filter LocateFilter) Whereabouts {
 	if err != nil {
 		t.Fatalf("Locate: %v", err)
 	}
-	rest := []Located{}
+	rest := []FoundMessage{}
 	for _, m := range all.Messages {
-		if m.Place != PlacePublished {
+		if m.Place != "published" {
 			rest = append(rest, m)
 		}
 	}
-	if diff := cmp.Diff(rest, append([]Located{}, unpublished.Messages...)); diff != "" && !all.More {
+	if diff := cmp.Diff(rest, append([]FoundMessage{}, unpublished.Messages...)); diff != "" && !all.More {
 		t.Errorf("unpublished ones (-picked out of all +asked for):\n%s", diff)
 	}
 	return all
 }
 
 // places returns "step place", and what it waits behind, of each message.
-func places(w Whereabouts) string {
+func places(w FoundMessages) string {
 	var all []string
 	for _, m := range w.Messages {
 		s := fmt.Sprint(m.Step, " ", m.Place)
@@ -129,29 +127,29 @@ func TestWhatIsToldOfALocatedMessage(t *testing.T) {
 		t.Fatalf("located %+v and %+v", behind, head)
 	}
 	got, h := behind.Messages[0], head.Messages[0]
-	want := Located{
-		ID: got.ID, MessageID: second.ID, Place: PlaceWaiting, Topic: "t", Type: "command", Scope: "tenant", Key: "k", Step: "second", N: "n1",
+	want := FoundMessage{
+		ID: got.ID, MessageID: second.ID, Place: "waiting", Topic: "t", Type: "command", Scope: "tenant", Key: "k", Step: "second", N: "n1",
 		OrderingKey: "o", CorrelationID: "saga", CausationID: "cause", Size: 6, CreatedAt: got.CreatedAt,
-		Behind: &Obstacle{ID: h.ID, Topic: "t", Scope: "tenant", Key: "other", Step: "first", Attempts: 1, Reason: h.Reason, RetryAt: h.DueAt},
+		Behind: &Blocker{ID: h.ID, Topic: "t", Scope: "tenant", Key: "other", Step: "first", Attempts: 1, Reason: h.Reason, RetryAt: h.DueAt},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("waiting (-want +got):\n%s", diff)
 	}
 	soon := h.DueAt.After(behind.At) && h.DueAt.Before(behind.At.Add(2*time.Hour))
-	if h.Place != PlaceRefused || h.Attempts != 1 || !strings.Contains(h.Reason, "NO_ROUTE") || !soon || h.RefusedAt.IsZero() || h.Behind != nil {
+	if h.Place != "refused" || h.Attempts != 1 || !strings.Contains(h.Reason, "NO_ROUTE") || !soon || h.RefusedAt.IsZero() || h.Behind != nil {
 		t.Errorf("refused: %+v", h)
 	}
 	if behind.At.Sub(got.CreatedAt) < 0 || got.CreatedAt.IsZero() {
 		t.Errorf("created at %s, located at %s", got.CreatedAt, behind.At)
 	}
 	f.exec(t, "DELETE FROM {schema}.outbox_held WHERE state = 'refused'") // by hand
-	if got := f.locate(t, LocateFilter{Key: "k"}).Messages[0]; got.Place != PlaceWaiting || got.Behind != nil || !got.DueAt.IsZero() {
+	if got := f.locate(t, LocateFilter{Key: "k"}).Messages[0]; got.Place != "waiting" || got.Behind != nil || !got.DueAt.IsZero() {
 		t.Errorf("waiting behind none: %+v", got)
 	}
 	third := toStep("third", "third")
 	third.OrderingKey = "o"
 	f.write(t, third)
-	if got := f.locate(t, LocateFilter{Key: "third"}).Messages[0]; got.Place != PlaceWaiting || got.Behind == nil || got.Behind.Step != "second" || !got.Behind.RetryAt.IsZero() {
+	if got := f.locate(t, LocateFilter{Key: "third"}).Messages[0]; got.Place != "waiting" || got.Behind == nil || got.Behind.Step != "second" || !got.Behind.RetryAt.IsZero() {
 		t.Errorf("waiting behind one that waits: %+v", got)
 	}
 }
@@ -178,7 +176,7 @@ func TestLocateKnowsWhatIsBehindTheCursor(t *testing.T) {
 		for _, key := range []string{"open", "at once"} {
 			for _, m := range f.locate(t, LocateFilter{Key: key}).Messages {
 				total++
-				if m.Place == PlaceStored {
+				if m.Place == "stored" {
 					stored[m.ID] = true
 				}
 			}
@@ -228,26 +226,23 @@ func TestLocateLimits(t *testing.T) {
 		f.exec(t, `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
 			SELECT gen_random_uuid(), 't', 't', 's', 'k', 'new', i, 'o', '', '', '', '' FROM generate_series(1, $1::int) i`, n)
 	}
-	write(MaxLocated - 1)
+	write(MaxList - 1)
 	w := f.locate(t, LocateFilter{Key: "k"})
-	if !w.More || len(w.Messages) != MaxLocated || w.Messages[0].Step != "published" || w.Messages[MaxLocated-1].N != fmt.Sprint(MaxLocated-1) {
-		t.Errorf("%d messages, more: %t; want %d without the oldest published one", len(w.Messages), w.More, MaxLocated)
+	if !w.More || len(w.Messages) != MaxList || w.Messages[0].Step != "published" || w.Messages[MaxList-1].N != fmt.Sprint(MaxList-1) {
+		t.Errorf("%d messages, more: %t; want %d without the oldest published one", len(w.Messages), w.More, MaxList)
 	}
 	write(2)
-	if w := f.locate(t, LocateFilter{Key: "k"}); !w.More || len(w.Messages) != MaxLocated || w.Messages[0].Step != "new" {
-		t.Errorf("%d messages, more: %t; want %d that are not published", len(w.Messages), w.More, MaxLocated)
+	if w := f.locate(t, LocateFilter{Key: "k"}); !w.More || len(w.Messages) != MaxList || w.Messages[0].Step != "new" {
+		t.Errorf("%d messages, more: %t; want %d that are not published", len(w.Messages), w.More, MaxList)
 	}
-	l, err := NewLocator("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := f.letters(t)
 	if _, err := l.Locate(t.Context(), nil, LocateFilter{Scope: "tenant"}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("without a key: %v", err)
 	}
-	if _, err := NewLocator("no such"); err == nil {
-		t.Error("NewLocator of a schema with a blank = nil error")
+	l, err := OpenDesk(f.pool, "nowhere")
+	if err != nil {
+		t.Fatal(err)
 	}
-	l, _ = NewLocator("nowhere")
 	err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 		_, err := l.Locate(t.Context(), tx, LocateFilter{Key: "k"})
 		return err
@@ -263,10 +258,7 @@ func TestLocateWhileTheRelayMovesOn(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.keeping(t, toStep("k", "one"))
-	l, err := NewLocator(f.schema)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := f.letters(t)
 	for _, pin := range []bool{true, false} {
 		err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			if pin {

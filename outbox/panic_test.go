@@ -70,12 +70,8 @@ var blownRows = map[string]func(t *testing.T, f *fixture, way string) (state str
 	},
 	"RangeOptions.Progress": func(t *testing.T, f *fixture, way string) string {
 		mustSettle(t, f.relay(t, RelayOptions{Retention: time.Hour}))
-		replayer, err := NewReplayer(f.schema)
-		if err != nil {
-			t.Fatal(err)
-		}
 		got := guardtest.End(func() {
-			_, _ = replayer.ReplayRange(t.Context(), f.pool, ReplayFilter{Since: time.Now().Add(-time.Hour)},
+			_, _ = f.letters(t).ReplayRange(t.Context(), ReplayFilter{Since: time.Now().Add(-time.Hour)},
 				&RangeOptions{Progress: func(RangeProgress) error { guardtest.Ways[way](); return nil }})
 		})
 		if got != guardtest.Want(way) {
@@ -88,7 +84,7 @@ var blownRows = map[string]func(t *testing.T, f *fixture, way string) (state str
 // Whichever function of the user's panics, or ends its goroutine: the relay's process lives on,
 // nothing stays held, and the next message is published.
 func TestAPanicOfTheUsersFunctionsCostsOneMessage(t *testing.T) {
-	guardtest.Covered(t, blownRows, RelayOptions{}, WriterOptions{}, WatermillOptions{}, RangeOptions{}, RedriveOptions{})
+	guardtest.Covered(t, blownRows, RelayOptions{}, WriterOptions{}, WatermillOptions{}, RangeOptions{})
 	for name, run := range blownRows { // not parallel: goroutines are counted
 		for way := range guardtest.Ways {
 			t.Run(name+"/"+way, func(t *testing.T) {

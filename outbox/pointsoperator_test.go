@@ -25,6 +25,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
 	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -65,7 +66,8 @@ var verbs = map[string]verb{
 		points: "redrive/outbox-", total: 600, batch: 500, goes: 600,
 		fill: insertHeld + `'dead', now(), 1, 'no queue', now() FROM generate_series(1, 600) i`,
 		do: func(ctx context.Context, db *pgxpool.Pool, schema string) (int, error) {
-			return letters(db, schema).RedriveAll(ctx, outbox.DeadFilter{}, nil)
+			done, err := letters(db, schema).Redrive(ctx, operator.Filter{}, nil)
+			return done.Sent(), err
 		},
 		done: "SELECT count(*) FROM {schema}.outbox_held WHERE state = 'delayed' AND attempts = 0",
 		left: "SELECT count(*) FROM {schema}.outbox_held WHERE state NOT IN ('dead', 'delayed')",
@@ -74,7 +76,7 @@ var verbs = map[string]verb{
 		points: "redrive/outbox-", total: 600, batch: 500,
 		fill: insertHeld + `'dead', now(), 1, 'no queue', now() FROM generate_series(1, 600) i`,
 		do: func(ctx context.Context, db *pgxpool.Pool, schema string) (int, error) {
-			return letters(db, schema).DiscardAll(ctx, outbox.DeadFilter{})
+			return letters(db, schema).Discard(ctx, operator.Filter{}, nil)
 		},
 		done: "SELECT 600 - count(*) FROM {schema}.outbox_held",
 		left: "SELECT count(*) FROM {schema}.outbox_held WHERE state <> 'dead'",
@@ -87,7 +89,7 @@ var verbs = map[string]verb{
 			for i := range ids {
 				ids[i] = int64(i + 1)
 			}
-			return letters(db, schema).Release(ctx, ids...)
+			return letters(db, schema).Bury(ctx, ids...)
 		},
 		done: "SELECT count(*) FROM {schema}.outbox_held h JOIN {schema}.outbox_held f ON f.id = h.id + 1000 WHERE h.state = 'dead' AND f.due_at < 'infinity'",
 		left: "SELECT count(*) FROM {schema}.outbox_held h JOIN {schema}.outbox_held f ON f.id = h.id + 1000 WHERE (h.state = 'dead') <> (f.due_at < 'infinity')",
@@ -97,11 +99,11 @@ var verbs = map[string]verb{
 		fill: `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
 			SELECT gen_random_uuid(), 't', 't', 's', 'k', 'step', '', 'k' || i, '', '', '', '' FROM generate_series(1, 1500) i`,
 		do: func(ctx context.Context, db *pgxpool.Pool, schema string) (int, error) {
-			r, err := outbox.NewReplayer(schema)
+			r, err := operator.NewReplayer(db, &operator.Options{Schema: schema})
 			if err != nil {
 				return 0, err
 			}
-			p, err := r.ReplayRange(ctx, db, outbox.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil)
+			p, err := r.ReplayRange(ctx, operator.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil)
 			return p.Replayed, err
 		},
 		done: "SELECT count(*) FROM {schema}.outbox WHERE leaf = -1",
@@ -110,8 +112,8 @@ var verbs = map[string]verb{
 	},
 }
 
-func letters(db *pgxpool.Pool, schema string) *outbox.DeadLetters {
-	d, err := outbox.NewDeadLetters(db, schema)
+func letters(db *pgxpool.Pool, schema string) *operator.DeadLetters {
+	d, err := operator.NewDeadLetters(db, operator.Outbox, &operator.Options{Schema: schema})
 	if err != nil {
 		panic(err) // of a test
 	}

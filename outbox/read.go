@@ -332,14 +332,6 @@ SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
 	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 1 FROM {schema}.outbox_cursor_1) c
 ORDER BY epoch DESC, seq DESC LIMIT 1`
 
-// sqlPlanByIndex makes the planner use indexes for the statements behind it in the transaction.
-// A leaf is empty one minute and full the next, so that statistics mislead: a sequential scan
-// would read all messages that are published already.
-const sqlPlanByIndex = `
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
-	set_config('plan_cache_mode', 'force_generic_plan', true)`
-
 // sqlListDifference lists, in the order of their ids, the messages that became visible after one
 // snapshot: those of transactions that were in progress then ($2) or began later (from $1 on).
 // The snapshot of the statement itself, now, is where the next difference begins. It comes back

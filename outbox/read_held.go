@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -258,7 +259,7 @@ func (h *heldReader) fetchHeld(ctx context.Context, list []entry) ([]row, error)
 	return rows, nil
 }
 
-// queryByIndex sends a statement on held messages, planned as sqlPlanByIndex says. Their number
+// queryByIndex sends a statement on held messages, planned as outboxsql.PlanByIndex says. Their number
 // changes by the second, and statistics mislead.
 func (s *core) queryByIndex(ctx context.Context, read func(pgx.Rows) error, statement string, args ...any) error {
 	batch := &pgx.Batch{}
@@ -363,5 +364,5 @@ WITH RECURSIVE first AS (
 		SELECT ordering_key, id, state, due_at FROM {schema}.outbox_held
 		WHERE state IN ('refused', 'waiting') AND ordering_key > f.ordering_key ORDER BY ordering_key, id LIMIT 1) h
 	WHERE f.n < $2),
-promoted AS (` + sqlPromoteFirst + `)
+promoted AS (` + outboxsql.PromoteFirst + `)
 SELECT n, ordering_key FROM first ORDER BY n DESC LIMIT 1`

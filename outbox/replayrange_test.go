@@ -9,16 +9,6 @@ import (
 	"time"
 )
 
-// replayer returns that of f.
-func (f *fixture) replayer(t *testing.T) *Replayer {
-	t.Helper()
-	r, err := NewReplayer(f.schema)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
 // kept fills the log of a relay that keeps what it has published with n messages, an
 // hour old.
 func (f *fixture) kept(t *testing.T, n int) {
@@ -42,7 +32,7 @@ func TestARangeIsReplayedInBatches(t *testing.T) {
 	before := f.texts(t, "SELECT message_id || ' ' || created_at FROM {schema}.outbox ORDER BY id")
 	for round := range 2 {
 		var batches []int
-		p, err := f.replayer(t).ReplayRange(t.Context(), f.pool, ReplayFilter{Since: time.Now().Add(-2 * time.Hour)}, &RangeOptions{
+		p, err := f.letters(t).ReplayRange(t.Context(), ReplayFilter{Since: time.Now().Add(-2 * time.Hour)}, &RangeOptions{
 			Progress: func(p RangeProgress) error {
 				batches = append(batches, len(p.Batch))
 				f.write(t, msg("later", "x"))
@@ -79,7 +69,7 @@ func TestAnInterruptedRangeGoesOn(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			filter := anHourAgo()
-			p, err := f.replayer(t).ReplayRange(ctx, f.pool, filter, &RangeOptions{
+			p, err := f.letters(t).ReplayRange(ctx, filter, &RangeOptions{
 				Rate:     2, // in a second, and so in a batch
 				Progress: func(RangeProgress) error { return interrupt(cancel) },
 			})
@@ -87,12 +77,12 @@ func TestAnInterruptedRangeGoesOn(t *testing.T) {
 				t.Fatalf("interrupted: %+v, %v; want 2 of 5", p, err)
 			}
 			filter.After = p.Last
-			p, err = f.replayer(t).ReplayRange(t.Context(), f.pool, filter, nil)
+			p, err = f.letters(t).ReplayRange(t.Context(), filter, nil)
 			if err != nil || p.Replayed != 3 || p.Found != 3 || f.count(t, "outbox") != 5+5 {
 				t.Errorf("it goes on: %+v, %v; want 3 of 3", p, err)
 			}
 			filter.After = p.Last
-			if _, err = f.replayer(t).ReplayRange(t.Context(), f.pool, filter, nil); !errors.Is(err, ErrNotKept) {
+			if _, err = f.letters(t).ReplayRange(t.Context(), filter, nil); !errors.Is(err, ErrNotKept) {
 				t.Errorf("and behind the end: %v", err)
 			}
 		})
@@ -104,7 +94,7 @@ func TestADryRunOfARangeStoresNothing(t *testing.T) {
 	f := newFixture(t)
 	f.kept(t, replayBatch+1)
 	var ids []int64
-	p, err := f.replayer(t).ReplayRange(t.Context(), f.pool, anHourAgo(), &RangeOptions{DryRun: true, Rate: 0, Progress: func(p RangeProgress) error {
+	p, err := f.letters(t).ReplayRange(t.Context(), anHourAgo(), &RangeOptions{DryRun: true, Rate: 0, Progress: func(p RangeProgress) error {
 		for _, k := range p.Batch {
 			ids = append(ids, k.ID)
 		}
@@ -113,11 +103,11 @@ func TestADryRunOfARangeStoresNothing(t *testing.T) {
 	if err != nil || p.Replayed != replayBatch+1 || len(ids) != replayBatch+1 || !slices.IsSorted(ids) || f.count(t, "outbox") != replayBatch+1 {
 		t.Errorf("dry run: %+v, %v, %d messages told of, %d stored", p, err, len(ids), f.count(t, "outbox"))
 	}
-	if oldest, err := f.replayer(t).Oldest(t.Context(), f.pool); err != nil || !oldest.Before(time.Now().Add(-30*time.Minute)) {
+	if oldest, err := f.letters(t).Oldest(t.Context()); err != nil || !oldest.Before(time.Now().Add(-30*time.Minute)) {
 		t.Errorf("Oldest = %s, %v; want an hour ago", oldest, err)
 	}
 	f.exec(t, "TRUNCATE {schema}.outbox")
-	if oldest, err := f.replayer(t).Oldest(t.Context(), f.pool); err != nil || !oldest.IsZero() {
+	if oldest, err := f.letters(t).Oldest(t.Context()); err != nil || !oldest.IsZero() {
 		t.Errorf("Oldest of an empty log = %s, %v", oldest, err)
 	}
 }
@@ -140,28 +130,9 @@ func TestAReplayRefuses(t *testing.T) {
 		"negative after": {ReplayFilter{Key: "k", After: -1}, RangeOptions{}, ErrInvalid, "After"},
 		"later":          {ReplayFilter{Since: now}, RangeOptions{}, ErrNotKept, "Retention"},
 	} {
-		_, err := f.replayer(t).ReplayRange(t.Context(), f.pool, tt.filter, &tt.opts)
+		_, err := f.letters(t).ReplayRange(t.Context(), tt.filter, &tt.opts)
 		if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v, want %q", name, err, tt.says)
-		}
-	}
-}
-
-// A batch has no more payload than may be copied at once, but always a message.
-func TestABatchOfARangeIsCut(t *testing.T) {
-	t.Parallel()
-	of := func(sizes ...int) (kept []Kept) {
-		for _, size := range sizes {
-			kept = append(kept, Kept{Size: size})
-		}
-		return kept
-	}
-	for _, tt := range []struct {
-		kept []Kept
-		want int
-	}{{nil, 0}, {of(1, 2, 3), 3}, {of(replayBytes, 1), 1}, {of(replayBytes + 1), 1}, {of(1, replayBytes-1, 1), 2}} {
-		if got := len(cutKept(tt.kept)); got != tt.want {
-			t.Errorf("cutKept(%v) = %d, want %d", tt.kept, got, tt.want)
 		}
 	}
 }

@@ -317,25 +317,6 @@ SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microse
 FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
 WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY` + sqlUnlockedHeld + `)`
 
-// sqlPromote makes the first waiting message of each of the keys $1 due. It returns the keys in
-// which nothing holds back later messages. A message that a person has locked is left to
-// sqlPromotePage.
-const sqlPromote = `
-WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
-first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
-	SELECT id, state, due_at FROM {schema}.outbox_held
-	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
-promoted AS (` + sqlPromoteFirst + `)
-SELECT key FROM first WHERE id IS NULL`
-
-// sqlPromoteFirst makes those messages of first due that wait behind none.
-const sqlPromoteFirst = `
-	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
-	WHERE id = ANY (ARRAY(
-		SELECT id FROM {schema}.outbox_held
-		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
-		FOR UPDATE SKIP LOCKED))`
-
 // sqlCheckpoint notes how far the log is published, unless the tenure is over. If another relay
 // takes over at this very moment, the row has the older epoch and is not read again.
 const sqlCheckpoint = `

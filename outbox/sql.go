@@ -4,13 +4,13 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sagamill/sagamill/internal/journal"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
 // leaves are the partitions of the table outbox. They are read by name: a statement on the whole
 // would wait for a leaf that is being emptied.
-var leaves = [...]string{"outbox_0", "outbox_1", "outbox_2", "outbox_other"}
+var leaves = outboxsql.Leaves
 
 // rotated is how many of them take turns: all but the catch-all.
 const rotated = 3
@@ -40,11 +40,6 @@ type queries struct {
 	deferHeld, fetchProbe, makeTopicDue                         string
 
 	countDifference, countHeld, readRelay, leafSizes, oldestWriter string
-	readClock, countDead, listDead, redrive, discard               string
-	lockLease, listRefused, release, readLetter                    string
-	listKept, countKept, copyKept, readKept                        string
-	locate, locateUnpublished, pin                                 string
-	insertJournal, listJournal                                     string
 }
 
 func newQueries(schema string) queries {
@@ -62,24 +57,18 @@ func newQueries(schema string) queries {
 		readSystem: sqlReadSystem, readCursor: bind(sqlReadCursor), unlimited: sqlUnlimited, restampMessages: bind(sqlRestampMessages), stampSystem: bind(sqlStampSystem),
 		fence: bind(sqlFence),
 
-		planByIndex: sqlPlanByIndex, asynchronous: sqlAsynchronous, lockSoon: sqlLockSoon,
-		listDifference: bind(unionOfLeaves(sqlListDifference, sqlListLeaf)), fetchMessages: each(sqlFetchMessages),
+		planByIndex: outboxsql.PlanByIndex, asynchronous: sqlAsynchronous, lockSoon: sqlLockSoon,
+		listDifference: bind(outboxsql.UnionOfLeaves(sqlListDifference, sqlListLeaf)), fetchMessages: each(sqlFetchMessages),
 		currentLeaf: bind(sqlCurrentLeaf), nextLeaf: bind(sqlNextLeaf),
 		lockLeaf: each(sqlLockLeaf), truncateLeaf: each(sqlTruncateLeaf), judgeLeaf: each(sqlJudgeLeaf),
 
 		moveDelayed: bind(sqlMoveDelayed), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
 		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
-		promote: bind(sqlPromote), promotePage: bind(sqlPromotePage),
+		promote: bind(outboxsql.Promote), promotePage: bind(sqlPromotePage),
 		deferHeld: bind(sqlDeferHeld), fetchProbe: bind(sqlFetchProbe), makeTopicDue: bind(sqlMakeTopicDue),
 
-		countDifference: bind(unionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),
+		countDifference: bind(outboxsql.UnionOfLeaves(sqlCountDifference, sqlCountLeaf)), countHeld: bind(sqlCountHeld),
 		readRelay: bind(sqlReadRelay), leafSizes: bind(sqlLeafSizes), oldestWriter: sqlOldestWriter,
-		readClock: sqlReadClock, readLetter: bind(ofLetters("("+sqlDead+" OR "+sqlRefused+")", sqlReadLetter)), lockLease: bind(sqlLockLease),
-		countDead: bind(ofLetters(sqlDead, sqlCountLetters)), listDead: bind(ofLetters(sqlDead, sqlListLetters)), listRefused: bind(ofLetters(sqlRefused, sqlListLetters)),
-		redrive: bind(ofLetters(sqlDead, sqlRedrive)), discard: bind(ofLetters(sqlDead, sqlDiscard)), release: bind(ofLetters(sqlRefused, sqlRelease)),
-		listKept: bind(strings.ReplaceAll(sqlListKept, "{kept}", sqlKept)), countKept: bind(strings.ReplaceAll(sqlCountKept, "{kept}", sqlKept)), copyKept: bind(sqlCopyKept), readKept: bind(sqlReadKept),
-		locate: bind(located("true", sqlLocateLeaf)), locateUnpublished: bind(located("false", sqlLocateUnpublishedLeaf)), pin: bind(sqlPin),
-		insertJournal: bind(journal.SQLInsert), listJournal: bind(sqlListJournal),
 	}
 	for i := range q.insertValues {
 		q.insertValues[i] = bind(strings.ReplaceAll(sqlInsertValues, "{rows}", numberValueRows(i+1)))
@@ -90,14 +79,4 @@ func newQueries(schema string) queries {
 		q.truncateCursor[i] = bind(strings.ReplaceAll(sqlTruncateCursor, "{cursor}", cursor))
 	}
 	return q
-}
-
-// unionOfLeaves replaces {leaves} in statement by one select for each leaf. In selection, {leaf} is
-// the leaf's table and {i} its number.
-func unionOfLeaves(statement, selection string) string {
-	selections := make([]string, len(leaves))
-	for i, leaf := range leaves {
-		selections[i] = strings.NewReplacer("{leaf}", leaf, "{i}", strconv.Itoa(i)).Replace(selection)
-	}
-	return strings.ReplaceAll(statement, "{leaves}", strings.Join(selections, "\nUNION ALL"))
 }

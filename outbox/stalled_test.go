@@ -263,26 +263,24 @@ func TestAPersonReleasesWhatWaitsForAStalledTopic(t *testing.T) {
 	r := f.stalling(t, b, RelayOptions{})
 	start(t, r)
 	f.write(t, on("red", msg("k", "red")), on("blue", msg("k", "behind")))
-	letters, err := NewDeadLetters(f.pool, f.schema)
-	if err != nil {
-		t.Fatal(err)
-	}
+	letters := f.letters(t)
 	var listed []DeadLetter
 	eventually(t, "the message is kept aside", func() bool {
-		listed, err = letters.Refused(t.Context(), DeadFilter{}, 0, 10)
+		var err error
+		listed, err = letters.List(t.Context(), retrying, 0, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return len(listed) == 1
 	})
 	l := listed[0]
-	if l.Topic != "red" || l.Attempts != 0 || l.Reason == "" || l.RetryAt.IsZero() || l.RefusedAt.IsZero() {
+	if l.Topic != "red" || l.Attempts != 0 || l.Error == "" || l.DueAt.IsZero() || l.LastAt.IsZero() {
 		t.Errorf("listed is %+v", l)
 	}
 	if got, err := letters.Get(t.Context(), l.ID); err != nil || string(got.Payload) != "red" {
 		t.Errorf("Get = %q, %v", got.Payload, err)
 	}
-	if n, err := letters.Release(t.Context(), l.ID); n != 1 || err != nil {
+	if n, err := letters.Bury(t.Context(), l.ID); n != 1 || err != nil {
 		t.Fatalf("Release = %d, %v", n, err)
 	}
 	eventually(t, "what waits behind it is published", func() bool { return slices.Equal(b.published(), []string{"behind"}) })

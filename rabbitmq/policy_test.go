@@ -16,6 +16,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -215,11 +216,11 @@ func testAFullQueueDrops(t *testing.T, node *rabbittest.Node) {
 func (s *limitedShop) replay(n int) {
 	s.t.Helper()
 	s.node.Ctl(s.t, "clear_policy", s.configs["free"].Exchange.GenerateName(""))
-	r, err := outbox.NewReplayer(s.schema)
+	r, err := operator.NewReplayer(s.pool, &operator.Options{Schema: s.schema})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	p, err := r.ReplayRange(s.t.Context(), s.pool, outbox.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil)
+	p, err := r.ReplayRange(s.t.Context(), operator.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil)
 	if err != nil || p.Replayed != n {
 		s.t.Errorf("ReplayRange = %+v, %v; want %d", p, err, n)
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/operator"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 func deadCommands() []command {
@@ -92,7 +91,7 @@ func (p *parkedFlags) picks(c *call, all bool) error {
 }
 
 // parked opens the parked messages of c's schema. The caller calls done.
-func (c *call) parked(ctx context.Context, who outbox.Operator) (d *operator.DeadLetters, done func(), err error) {
+func (c *call) parked(ctx context.Context, who operator.Options) (d *operator.DeadLetters, done func(), err error) {
 	db, err := c.open(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -123,7 +122,7 @@ func deadList(ctx context.Context, c *call) error {
 	if err := pick.check(c); err != nil {
 		return err
 	}
-	d, done, err := c.parked(ctx, outbox.Operator{})
+	d, done, err := c.parked(ctx, operator.Options{})
 	if err != nil {
 		return err
 	}
@@ -194,7 +193,7 @@ func deadShow(ctx context.Context, c *call) error {
 	if len(ids) == 0 {
 		return errors.New("say which with -id")
 	}
-	d, done, err := c.parked(ctx, outbox.Operator{})
+	d, done, err := c.parked(ctx, operator.Options{})
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ import (
 // An edit is the command line of dead edit.
 type edit struct {
 	operator.Edit
-	who              *outbox.Operator
+	who              *operator.Options
 	ids              []int64
 	file             string
 	force, dry, show bool

@@ -11,14 +11,13 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/operator"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // A parkedChange is the command line of what changes parked messages.
 type parkedChange struct {
 	*parkedFlags
 	*consent
-	who         *outbox.Operator
+	who         *operator.Options
 	all, asJSON bool
 }
 
@@ -50,7 +49,7 @@ func deadPlan(ctx context.Context, c *call) error {
 	if err := pick.check(c); err != nil {
 		return err
 	}
-	d, done, err := c.parked(ctx, outbox.Operator{})
+	d, done, err := c.parked(ctx, operator.Options{})
 	if err != nil {
 		return err
 	}

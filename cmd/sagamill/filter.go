@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // idList is a flag that may be given several times, with several ids each.
@@ -48,7 +48,7 @@ func (a age) Set(s string) (err error) {
 
 // letterFlags pick dead letters of an outbox.
 type letterFlags struct {
-	filter outbox.DeadFilter
+	filter operator.Filter
 	names  []string // of these flags, but for the ids
 }
 
@@ -61,7 +61,7 @@ func (c *call) pick() *letterFlags {
 	c.flags.StringVar(&f.Topic, "topic", "", "of this topic")
 	c.flags.StringVar(&f.Scope, "scope", "", "of this scope")
 	c.flags.StringVar(&f.Key, "key", "", "of this idempotency key, whatever the step")
-	c.flags.StringVar(&f.Reason, "reason", "", "whose reason has this in it")
+	c.flags.StringVar(&f.Error, "reason", "", "whose reason has this in it")
 	c.flags.Var(age{&f.Older}, "older", "refused for the last time at least so long ago, such as 90m or 72h")
 	return l
 }
@@ -100,12 +100,12 @@ func (c *call) checkFilled(names []string) (err error) {
 }
 
 // letters opens the dead letters of c's schema. The caller calls done.
-func (c *call) letters(ctx context.Context) (d *outbox.DeadLetters, done func(), err error) {
+func (c *call) letters(ctx context.Context, who operator.Options) (d *operator.DeadLetters, done func(), err error) {
 	db, err := c.open(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err = outbox.NewDeadLetters(db, *c.schema)
+	d, err = operator.NewDeadLetters(db, operator.Outbox, &operator.Options{Schema: *c.schema, By: who.By, Why: who.Why})
 	if err != nil {
 		db.Close()
 		return nil, nil, err

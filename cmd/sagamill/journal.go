@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 func journalCommands() []command {
@@ -20,14 +20,14 @@ func journalCommands() []command {
 // otherwise: what consumers have to do besides their work.
 const defaultRate = 500
 
-// sayRate adds the flag -rate to c. 0 is as many as go, as it is in [outbox.RangeOptions].
+// sayRate adds the flag -rate to c. 0 is as many as go, as it is in [operator.RangeOptions].
 func (c *call) sayRate() *float64 {
 	return c.flags.Float64("rate", defaultRate, fmt.Sprintf("so many in a second, 0: as many as go; default: %d", defaultRate))
 }
 
 // sayWho adds the flags to c for who does it, and why.
-func (c *call) sayWho() *outbox.Operator {
-	o := &outbox.Operator{}
+func (c *call) sayWho() *operator.Options {
+	o := &operator.Options{}
 	c.flags.StringVar(&o.By, "by", userName(), "who does it; default: the user who runs this")
 	c.flags.StringVar(&o.Why, "why", "", "why; sagamill journal shows it to others")
 	return o
@@ -71,14 +71,14 @@ func readJournal(ctx context.Context, c *call) error {
 	var since time.Time
 	c.flags.TextVar(&since, "since", time.Time{}, "since then, such as 2026-01-31T12:00:00Z; default: all")
 	before := c.flags.Int64("before", 0, "below this id, to go on; default: from the newest")
-	limit := c.flags.Int("limit", defaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", outbox.MaxList, defaultLimit))
+	limit := c.flags.Int("limit", defaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, defaultLimit))
 	asJSON := c.flags.Bool("json", false, "print JSON, a line each, with the ids of all messages")
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
 	switch {
-	case *limit < 1 || *limit > outbox.MaxList:
-		return fmt.Errorf("-limit must be between 1 and %d", outbox.MaxList)
+	case *limit < 1 || *limit > operator.MaxList:
+		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
 	case *before < 0:
 		return errors.New("-before must not be negative")
 	}
@@ -89,7 +89,7 @@ func readJournal(ctx context.Context, c *call) error {
 	defer db.Close()
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	entries, err := outbox.ReadJournal(ctx, db, *c.schema, since, *before, *limit)
+	entries, err := operator.ReadJournal(ctx, db, &operator.Options{Schema: *c.schema}, since, *before, *limit)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func readJournal(ctx context.Context, c *call) error {
 }
 
 // printJournal prints a table, or a line of JSON each.
-func printJournal(c *call, entries []outbox.JournalEntry, asJSON bool) error {
+func printJournal(c *call, entries []operator.JournalEntry, asJSON bool) error {
 	if asJSON {
 		for _, e := range entries {
 			if err := printJSON(c.stdout, newEntry(e)); err != nil {
@@ -147,6 +147,6 @@ type entry struct {
 	Why    string          `json:"why,omitempty"`
 }
 
-func newEntry(e outbox.JournalEntry) entry {
+func newEntry(e operator.JournalEntry) entry {
 	return entry{e.ID, stamp(e.At), e.By, e.DBUser, e.Verb, len(e.IDs), e.IDs, e.What, e.Why}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // withoutRow are the commands that leave no row in the journal of operators: they show
@@ -224,7 +224,7 @@ func TestJournal(t *testing.T) {
 	if got := idsText([]int64{1, 2, 3, 4, 5, 9}); got != "1…9" {
 		t.Errorf("many ids are %q, want the first and the last", got)
 	}
-	if entries, err := outbox.ReadJournal(t.Context(), f.pool, "a;b", time.Time{}, 0, 1); err == nil {
+	if entries, err := operator.ReadJournal(t.Context(), f.pool, &operator.Options{Schema: "a;b"}, time.Time{}, 0, 1); err == nil {
 		t.Errorf("the journal of a schema that is no identifier: %v", entries)
 	}
 }

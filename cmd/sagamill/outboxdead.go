@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 func outboxDeadCommands() []command {
@@ -34,38 +34,37 @@ const (
 )
 
 func outboxDeadList(ctx context.Context, c *call) error {
-	return listLetters(ctx, c, (*outbox.DeadLetters).List)
+	return listLetters(ctx, c, operator.StateDead)
 }
 
 func outboxRefusedList(ctx context.Context, c *call) error {
-	return listLetters(ctx, c, (*outbox.DeadLetters).Refused)
+	return listLetters(ctx, c, operator.StateRetrying)
 }
 
-// A lister is List or Refused.
-type lister func(*outbox.DeadLetters, context.Context, outbox.DeadFilter, int64, int) ([]outbox.DeadLetter, error)
-
-func listLetters(ctx context.Context, c *call, list lister) error {
+// listLetters lists messages of one state.
+func listLetters(ctx context.Context, c *call, state operator.State) error {
 	pick := c.pick()
 	asJSON := c.flags.Bool("json", false, "print JSON, a line each")
 	after := c.flags.Int64("after", 0, "begin behind this id")
-	limit := c.flags.Int("limit", defaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", outbox.MaxList, defaultLimit))
+	limit := c.flags.Int("limit", defaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, defaultLimit))
 	if err := c.parseDatabase(); err != nil {
 		return err
 	}
-	if *limit < 1 || *limit > outbox.MaxList {
-		return fmt.Errorf("-limit must be between 1 and %d", outbox.MaxList)
+	if *limit < 1 || *limit > operator.MaxList {
+		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
 	}
 	if err := pick.check(c); err != nil {
 		return err
 	}
-	d, done, err := c.letters(ctx)
+	d, done, err := c.letters(ctx, operator.Options{})
 	if err != nil {
 		return err
 	}
 	defer done()
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	letters, err := list(d, ctx, pick.filter, *after, *limit)
+	pick.filter.State = state
+	letters, err := d.List(ctx, pick.filter, *after, *limit)
 	if err != nil {
 		return err
 	}
@@ -79,7 +78,7 @@ func listLetters(ctx context.Context, c *call, list lister) error {
 }
 
 // printLetters prints a table, or a line of JSON each.
-func printLetters(c *call, letters []outbox.DeadLetter, asJSON bool) error {
+func printLetters(c *call, letters []operator.DeadLetter, asJSON bool) error {
 	if asJSON {
 		for _, l := range letters {
 			if err := printJSON(c.stdout, newLetter(l)); err != nil {
@@ -91,18 +90,18 @@ func printLetters(c *call, letters []outbox.DeadLetter, asJSON bool) error {
 	rows := make([][]string, len(letters))
 	for i, l := range letters {
 		again := "never"
-		if !l.RetryAt.IsZero() {
-			again = stamp(l.RetryAt)
+		if !l.DueAt.IsZero() {
+			again = stamp(l.DueAt)
 		}
 		rows[i] = []string{
 			strconv.FormatInt(l.ID, 10), l.MessageID, cell(l.Topic), cell(l.Scope), cell(l.Key), cell(stepName(l)),
-			strconv.Itoa(l.Attempts), stamp(l.RefusedAt), again, strconv.Itoa(l.Size), cell(clip(l.Reason, reasonWidth)),
+			strconv.Itoa(l.Attempts), stamp(l.LastAt), again, strconv.Itoa(l.Size), cell(clip(l.Error, reasonWidth)),
 		}
 	}
 	return printTable(c.stdout, []string{"ID", "MESSAGE", "TOPIC", "SCOPE", "KEY", "STEP", "ATTEMPTS", "REFUSED", "AGAIN", "BYTES", "REASON"}, rows)
 }
 
-func stepName(l outbox.DeadLetter) string {
+func stepName(l operator.DeadLetter) string {
 	if l.N == "" {
 		return l.Step
 	}
@@ -120,7 +119,7 @@ func outboxDeadShow(ctx context.Context, c *call) error {
 	if len(ids) == 0 {
 		return errors.New("say which with -id")
 	}
-	d, done, err := c.letters(ctx)
+	d, done, err := c.letters(ctx, operator.Options{})
 	if err != nil {
 		return err
 	}
@@ -143,20 +142,20 @@ func outboxDeadShow(ctx context.Context, c *call) error {
 }
 
 // printLetter prints all that is known of l, with the payload if it has one.
-func printLetter(c *call, l outbox.DeadLetter, asJSON bool) error {
+func printLetter(c *call, l operator.DeadLetter, asJSON bool) error {
 	if asJSON {
 		return printJSON(c.stdout, newLetter(l))
 	}
 	again := "never: it is a dead letter"
-	if !l.RetryAt.IsZero() {
-		again = stamp(l.RetryAt)
+	if !l.DueAt.IsZero() {
+		again = stamp(l.DueAt)
 	}
 	fields := [][2]string{
 		{"id", strconv.FormatInt(l.ID, 10)}, {"message", l.MessageID}, {"topic", cell(l.Topic)}, {"type", cell(l.Type)},
 		{"scope", cell(l.Scope)}, {"key", cell(l.Key)}, {"step", cell(stepName(l))}, {"ordering key", cell(l.OrderingKey)},
 		{"correlation", cell(l.CorrelationID)}, {"causation", cell(l.CausationID)}, {"content type", cell(l.ContentType)},
-		{"headers", cell(string(l.Headers))}, {"written", stamp(l.CreatedAt)}, {"attempts", strconv.Itoa(l.Attempts)},
-		{"refused", stamp(l.RefusedAt)}, {"again", again}, {"reason", cell(l.Reason)}, {"bytes", strconv.Itoa(l.Size)},
+		{"headers", cell(string(l.HeadersJSON))}, {"written", stamp(l.FirstAt)}, {"attempts", strconv.Itoa(l.Attempts)},
+		{"refused", stamp(l.LastAt)}, {"again", again}, {"reason", cell(l.Error)}, {"bytes", strconv.Itoa(l.Size)},
 	}
 	if l.Payload != nil {
 		fields = append(fields, [2]string{"payload", strconv.Quote(string(l.Payload))})
@@ -189,14 +188,14 @@ type letter struct {
 	Base64        []byte          `json:"payload_base64,omitempty"` // if it is not
 }
 
-func newLetter(l outbox.DeadLetter) letter {
+func newLetter(l operator.DeadLetter) letter {
 	j := letter{
 		ID: l.ID, MessageID: l.MessageID, Topic: l.Topic, Type: l.Type, Scope: l.Scope, Key: l.Key, Step: l.Step, N: l.N,
 		OrderingKey: l.OrderingKey, CorrelationID: l.CorrelationID, CausationID: l.CausationID, ContentType: l.ContentType,
-		Headers: l.Headers, CreatedAt: stamp(l.CreatedAt), Attempts: l.Attempts, Reason: l.Reason, RefusedAt: stamp(l.RefusedAt), Size: l.Size,
+		Headers: l.HeadersJSON, CreatedAt: stamp(l.FirstAt), Attempts: l.Attempts, Reason: l.Error, RefusedAt: stamp(l.LastAt), Size: l.Size,
 	}
-	if !l.RetryAt.IsZero() {
-		j.RetryAt = stamp(l.RetryAt)
+	if !l.DueAt.IsZero() {
+		j.RetryAt = stamp(l.DueAt)
 	}
 	if utf8.Valid(l.Payload) {
 		j.Payload = string(l.Payload)

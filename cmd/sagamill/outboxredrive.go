@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // A change is what is done to dead letters, or to refused messages.
 type change struct {
 	did, would, to string
-	list           lister
-	count          func(*outbox.DeadLetters, context.Context, outbox.DeadFilter) (int, error)
-	do             func(*outbox.DeadLetters, context.Context, *changeCall) (int, error)
+	state          operator.State
+	do             func(*operator.DeadLetters, context.Context, *changeCall) (int, error)
 	filtered       bool // a filter may pick them, and not only ids
 	paced          bool // there is a rate
 }
@@ -22,42 +21,35 @@ type change struct {
 // A changeCall is the command line of a change.
 type changeCall struct {
 	*consent
-	operator *outbox.Operator
-	filter   outbox.DeadFilter
-	rate     float64
-	asJSON   bool
+	who    *operator.Options
+	filter operator.Filter
+	rate   float64
+	asJSON bool
 }
 
 func outboxDeadRedrive(ctx context.Context, c *call) error {
-	return changeLetters(ctx, c, change{"redrove", "would redrive", "dead letters", (*outbox.DeadLetters).List,
-		(*outbox.DeadLetters).Count, redriveLetters, true, true})
+	return changeLetters(ctx, c, change{"redrove", "would redrive", "dead letters", operator.StateDead, redriveLetters, true, true})
 }
 
 func outboxDeadDiscard(ctx context.Context, c *call) error {
-	return changeLetters(ctx, c, change{"discarded", "would discard", "dead letters", (*outbox.DeadLetters).List,
-		(*outbox.DeadLetters).Count, discardLetters, true, false})
+	return changeLetters(ctx, c, change{"discarded", "would discard", "dead letters", operator.StateDead, discardLetters, true, false})
 }
 
 func outboxRefusedRelease(ctx context.Context, c *call) error {
-	return changeLetters(ctx, c, change{"released", "would release", "refused messages", (*outbox.DeadLetters).Refused,
-		countRefused, releaseIDs, false, false})
+	return changeLetters(ctx, c, change{"released", "would release", "refused messages", operator.StateRetrying, releaseIDs, false, false})
 }
 
-func countRefused(d *outbox.DeadLetters, ctx context.Context, f outbox.DeadFilter) (int, error) {
-	letters, err := d.Refused(ctx, f, 0, outbox.MaxList)
-	return len(letters), err
+func redriveLetters(d *operator.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	done, err := d.Redrive(ctx, what.filter, &operator.RedriveOptions{Rate: what.rate})
+	return done.Sent(), err
 }
 
-func redriveLetters(d *outbox.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
-	return d.RedriveAll(ctx, what.filter, &outbox.RedriveOptions{Rate: what.rate})
+func discardLetters(d *operator.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	return d.Discard(ctx, what.filter, nil)
 }
 
-func discardLetters(d *outbox.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
-	return d.DiscardAll(ctx, what.filter)
-}
-
-func releaseIDs(d *outbox.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
-	return d.Release(ctx, what.filter.IDs...)
+func releaseIDs(d *operator.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	return d.Bury(ctx, what.filter.IDs...)
 }
 
 // changeLetters does what to the letters that the command line picks, or says what
@@ -68,7 +60,7 @@ func changeLetters(ctx context.Context, c *call, what change) error {
 		return err
 	}
 	filter := said.filter
-	d, done, err := c.letters(ctx)
+	d, done, err := c.letters(ctx, *said.who)
 	if err != nil {
 		return err
 	}
@@ -76,7 +68,7 @@ func changeLetters(ctx context.Context, c *call, what change) error {
 	if said.dry {
 		return said.told(preview(ctx, c, d, what, filter, said.asJSON))
 	}
-	n, err := what.do(d.As(*said.operator), ctx, said)
+	n, err := what.do(d, ctx, said)
 	if err == nil || n > 0 {
 		err = errors.Join(c.report(what.did, what.to, n, said.asJSON), err)
 	}
@@ -92,7 +84,7 @@ func changeLetters(ctx context.Context, c *call, what change) error {
 // parseChange reads the command line of a change. It must pick something: nobody
 // discards all there is by leaving something out.
 func (c *call) parseChange(what change) (*changeCall, error) {
-	said := &changeCall{consent: c.sayWhether(), operator: c.sayWho()}
+	said := &changeCall{consent: c.sayWhether(), who: c.sayWho()}
 	rate, all := new(float64), new(bool)
 	if what.paced {
 		rate = c.sayRate()
@@ -128,14 +120,15 @@ func (c *call) parseChange(what change) (*changeCall, error) {
 }
 
 // preview prints some of what would be changed, and how much that is.
-func preview(ctx context.Context, c *call, d *outbox.DeadLetters, what change, filter outbox.DeadFilter, asJSON bool) error {
+func preview(ctx context.Context, c *call, d *operator.DeadLetters, what change, filter operator.Filter, asJSON bool) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	letters, err := what.list(d, ctx, filter, 0, previewLimit)
+	filter.State = what.state
+	letters, err := d.List(ctx, filter, 0, previewLimit)
 	if err != nil {
 		return err
 	}
-	n, err := what.count(d, ctx, filter)
+	n, err := d.Count(ctx, filter)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/stepkey"
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 func replayCommands() []command {
@@ -23,7 +23,7 @@ func replayCommands() []command {
 // A keptMessage is one of a schema.
 type keptMessage struct {
 	schema string
-	outbox.Kept
+	operator.LoggedMessage
 }
 
 func replay(ctx context.Context, c *call) error {
@@ -49,7 +49,7 @@ func (c *call) replaySaga(ctx context.Context, db *pgxpool.Pool, what *replayCal
 	var kept []keptMessage
 	var without []error
 	err := beginLimited(ctx, db, func(tx pgx.Tx) (err error) {
-		kept, without, err = c.replaySchemas(ctx, tx, what)
+		kept, without, err = c.replaySchemas(ctx, db, tx, what)
 		return err
 	})
 	if err != nil {
@@ -91,11 +91,16 @@ func withoutStep(key string, err error) error {
 // A replayCall is the command line of a replay.
 type replayCall struct {
 	*consent
-	operator *outbox.Operator
-	filter   outbox.ReplayFilter
-	asJSON   bool
-	rate     *float64
-	after    positions
+	who    *operator.Options
+	filter operator.ReplayFilter
+	asJSON bool
+	rate   *float64
+	after  positions
+}
+
+// in are the options of the replay in schema.
+func (r *replayCall) in(schema string) *operator.Options {
+	return &operator.Options{Schema: schema, By: r.who.By, Why: r.who.Why}
 }
 
 func (r *replayCall) did() string {
@@ -106,7 +111,7 @@ func (r *replayCall) did() string {
 }
 
 func (c *call) parseReplay() (*replayCall, error) {
-	r := &replayCall{consent: c.sayWhether(), operator: c.sayWho(), rate: c.sayRate(), after: positions{}}
+	r := &replayCall{consent: c.sayWhether(), who: c.sayWho(), rate: c.sayRate(), after: positions{}}
 	c.flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: all sagas, in batches")
 	c.flags.StringVar(&r.filter.Scope, "scope", "", "of this scope; needed where several have such a key")
 	c.flags.TextVar(&r.filter.Since, "since", time.Time{}, "written then or later, such as 2026-01-31T12:00:00Z")
@@ -149,20 +154,20 @@ func (c *call) schemaNames() []string {
 
 // replaySchemas replays what each schema keeps, and says which keep nothing. It
 // stops where that would be more than one saga.
-func (c *call) replaySchemas(ctx context.Context, tx pgx.Tx, what *replayCall) (all []keptMessage, without []error, err error) {
+func (c *call) replaySchemas(ctx context.Context, db *pgxpool.Pool, tx pgx.Tx, what *replayCall) (all []keptMessage, without []error, err error) {
 	var scopes []string
 	for _, schema := range c.schemaNames() {
-		r, err := outbox.NewReplayer(schema)
+		r, err := operator.NewReplayer(db, what.in(schema))
 		if err != nil {
 			return nil, nil, err
 		}
-		do := r.As(*what.operator).Replay
+		do := r.Replay
 		if what.dry {
 			do = r.List
 		}
 		kept, err := do(ctx, tx, what.filter)
 		switch {
-		case errors.Is(err, outbox.ErrNotKept):
+		case errors.Is(err, operator.ErrNotKept):
 			without = append(without, err)
 		case err != nil:
 			return nil, nil, err

@@ -12,7 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // positions are how far a replay of a range has got, by schema.
@@ -60,7 +60,7 @@ func (c *call) replayRange(ctx context.Context, db *pgxpool.Pool, what *replayCa
 	var without []error
 	for i, schema := range c.schemaNames() {
 		err := r.one(ctx, schema, replayers[i])
-		if errors.Is(err, outbox.ErrNotKept) {
+		if errors.Is(err, operator.ErrNotKept) {
 			without = append(without, err)
 		} else if err != nil {
 			return r.interrupted(ctx, err)
@@ -89,15 +89,15 @@ func (c *call) replayRange(ctx context.Context, db *pgxpool.Pool, what *replayCa
 
 // outboxes returns the outbox of each schema. Nothing is done while one of them cannot be
 // read, and it says what of the range is not kept any more.
-func (r *rangeReplay) outboxes(ctx context.Context) (all []*outbox.Replayer, err error) {
+func (r *rangeReplay) outboxes(ctx context.Context) (all []*operator.Replayer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	for _, schema := range r.schemaNames() {
-		replayer, err := outbox.NewReplayer(schema)
+		replayer, err := operator.NewReplayer(r.db, r.in(schema))
 		if err != nil {
 			return nil, err
 		}
-		oldest, err := replayer.Oldest(ctx, r.db)
+		oldest, err := replayer.Oldest(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -110,13 +110,13 @@ func (r *rangeReplay) outboxes(ctx context.Context) (all []*outbox.Replayer, err
 }
 
 // one replays what the outbox in schema keeps.
-func (r *rangeReplay) one(ctx context.Context, schema string, replayer *outbox.Replayer) error {
+func (r *rangeReplay) one(ctx context.Context, schema string, replayer *operator.Replayer) error {
 	filter := r.filter
 	filter.After = r.after[schema]
-	p, err := replayer.As(*r.operator).ReplayRange(ctx, r.db, filter, &outbox.RangeOptions{
-		Rate: *r.rate, DryRun: r.dry, Progress: func(p outbox.RangeProgress) error { return r.progress(schema, p) },
+	p, err := replayer.ReplayRange(ctx, filter, &operator.RangeOptions{
+		Rate: *r.rate, DryRun: r.dry, Progress: func(p operator.RangeProgress) error { return r.progress(schema, p) },
 	})
-	if errors.Is(err, outbox.ErrNotKept) && filter.After > 0 {
+	if errors.Is(err, operator.ErrNotKept) && filter.After > 0 {
 		fmt.Fprintf(r.stderr, "schema %s: nothing is left behind %d\n", schema, filter.After)
 		return nil
 	}
@@ -128,7 +128,7 @@ func (r *rangeReplay) one(ctx context.Context, schema string, replayer *outbox.R
 
 // progress counts a batch, prints it where messages are listed, and says every now and
 // then how far the replay is.
-func (r *rangeReplay) progress(schema string, p outbox.RangeProgress) error {
+func (r *rangeReplay) progress(schema string, p operator.RangeProgress) error {
 	r.replayed += len(p.Batch)
 	r.after[schema] = p.Last
 	batch := make([]keptMessage, len(p.Batch))

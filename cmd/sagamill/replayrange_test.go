@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -146,7 +147,7 @@ func TestAReplaySaysHowFarItIs(t *testing.T) {
 	r := &rangeReplay{call: &call{stderr: &errs}, replayCall: &replayCall{consent: &consent{}, after: positions{"a": 1}}}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for range 2 { // the second is within the second
-		err := r.progress("b", outbox.RangeProgress{Batch: []outbox.Kept{{ID: 6}, {ID: 7, CreatedAt: at}}, Replayed: 2, Found: 9, Last: 7})
+		err := r.progress("b", operator.RangeProgress{Batch: []operator.LoggedMessage{{ID: 6}, {ID: 7, CreatedAt: at}}, Replayed: 2, Found: 9, Last: 7})
 		if err != nil {
 			t.Fatal(err)
 		}

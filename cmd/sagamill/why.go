@@ -12,14 +12,13 @@ import (
 
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/operator"
-	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
 
 // A site is what a schema knows of a saga.
 type site struct {
 	name  string
-	out   outbox.Whereabouts
+	out   operator.OutboxMessages
 	in    operator.InboxRows
 	sagas []saga.Timeline // those nested in others behind these
 }
@@ -85,7 +84,7 @@ func (q *inquiry) collect(ctx context.Context, db *pgxpool.Pool, at saga.Address
 	oneMoment := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	return pgx.BeginTxFunc(ctx, db, oneMoment, func(tx pgx.Tx) error {
 		for i := range readable { // before anything is read
-			l, err := outbox.NewLocator(readable[i].Name)
+			l, err := operator.NewLocator(&operator.Options{Schema: readable[i].Name})
 			if err == nil {
 				err = l.Pin(ctx, tx)
 			}
@@ -117,11 +116,11 @@ func (q *inquiry) deny(s *migrations.Schema) {
 }
 
 func (s *site) read(ctx context.Context, db *pgxpool.Pool, tx pgx.Tx, at saga.Address, schema *migrations.Schema) error {
-	sent, err := outbox.NewLocator(s.name)
+	sent, err := operator.NewLocator(&operator.Options{Schema: s.name})
 	if err != nil {
 		return err
 	}
-	if s.out, err = sent.Locate(ctx, tx, outbox.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
+	if s.out, err = sent.Outbox(ctx, tx, operator.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
 		return err
 	}
 	handled, err := operator.NewLocator(&operator.Options{Schema: s.name})

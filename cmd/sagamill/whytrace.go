@@ -6,7 +6,6 @@ import (
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/operator"
-	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -27,7 +26,7 @@ func (q *inquiry) trace(home *site, t *saga.Timeline, step *saga.TimelineStep) f
 		return f
 	}
 	command := q.command(home, step)
-	if command != nil && command.Place != outbox.PlacePublished {
+	if command != nil && command.Place != operator.PlacePublished {
 		f := q.message(home, command)
 		f.What, f.Text = "command-"+string(command.Place), "command "+f.Text
 		return f
@@ -54,7 +53,7 @@ func (q *inquiry) traceReply(home *site, step *saga.TimelineStep) (f finding, ok
 			if !isReply(m.N, step) || m.Type != saga.TypeReply {
 				continue
 			}
-			if m.Place == outbox.PlacePublished {
+			if m.Place == operator.PlacePublished {
 				if q.replied(home, step, m) {
 					continue
 				}
@@ -71,7 +70,7 @@ func (q *inquiry) traceReply(home *site, step *saga.TimelineStep) (f finding, ok
 }
 
 // replied reports whether the reply m has been taken: it was late, or freed nothing.
-func (q *inquiry) replied(home *site, step *saga.TimelineStep, m *outbox.Located) bool {
+func (q *inquiry) replied(home *site, step *saga.TimelineStep, m *operator.OutboxMessage) bool {
 	for i := range home.in.Steps {
 		r := &home.in.Steps[i]
 		if r.N == m.N && strings.HasPrefix(r.Step, "saga-") && r.State == "done" {
@@ -95,7 +94,7 @@ func (q *inquiry) traceParked(step *saga.TimelineStep) (f finding, ok bool) {
 }
 
 // command returns the last command of a step, or its last compensation, as the outbox has it.
-func (q *inquiry) command(home *site, step *saga.TimelineStep) *outbox.Located {
+func (q *inquiry) command(home *site, step *saga.TimelineStep) *operator.OutboxMessage {
 	for i := len(home.out.Messages) - 1; i >= 0; i-- {
 		m := &home.out.Messages[i]
 		if m.N == step.N && (m.Topic == step.Topic && m.Type == step.Type || step.Topic == "") { // "": the plan is not known
@@ -146,7 +145,7 @@ func rowOf(r *operator.StepRow, undo bool) (what, text string) {
 }
 
 // unrecorded is what is left: the message was published, and nobody here has had it.
-func (q *inquiry) unrecorded(home *site, t *saga.Timeline, command *outbox.Located, step *saga.TimelineStep) finding {
+func (q *inquiry) unrecorded(home *site, t *saga.Timeline, command *operator.OutboxMessage, step *saga.TimelineStep) finding {
 	at, text := step.Sent, "published, sent at "
 	if command != nil {
 		at, text = command.CreatedAt, "published, written at "
@@ -163,18 +162,18 @@ func (q *inquiry) unrecorded(home *site, t *saga.Timeline, command *outbox.Locat
 }
 
 // message tells where a message of an outbox is that is not published.
-func (q *inquiry) message(s *site, m *outbox.Located) finding {
+func (q *inquiry) message(s *site, m *operator.OutboxMessage) finding {
 	q.told[m] = true
 	f := finding{ID: m.ID, Step: m.Step, N: m.N, Schema: s.name, Since: moment(m.CreatedAt), What: "message-" + string(m.Place)}
 	name := cell(m.Type) + " "
 	in := fmt.Sprintf("(outbox of schema %s, stored %s)", s.name, stamp(m.CreatedAt))
 	switch m.Place {
-	case outbox.PlaceStored:
+	case operator.PlaceStored:
 		f.Text = fmt.Sprintf("%sis not published yet %s; %s", name, in, publishes(s))
-	case outbox.PlaceDelayed:
+	case operator.PlaceDelayed:
 		f.Until = moment(m.DueAt)
 		f.Text = fmt.Sprintf("%sis not published before %s %s", name, stamp(m.DueAt), in)
-	case outbox.PlaceWaiting:
+	case operator.PlaceWaiting:
 		if m.Behind == nil && m.Reason != "" {
 			f.Text = fmt.Sprintf("%swaits for its topic, %s, of which the broker takes no messages: %s; the relay tries again by itself %s", name, cell(m.Topic), m.Reason, in)
 			break
@@ -183,10 +182,10 @@ func (q *inquiry) message(s *site, m *outbox.Located) finding {
 		if b := m.Behind; b != nil {
 			f.Text += fmt.Sprintf(": message %d of %s/%s to %s, %s: %s; again at %s", b.ID, cell(b.Scope), cell(b.Key), cell(b.Topic), obstacle(b), b.Reason, stamp(b.RetryAt))
 		}
-	case outbox.PlaceRefused:
+	case operator.PlaceRefused:
 		f.Until = moment(m.DueAt)
 		f.Text = fmt.Sprintf("%swas refused by the broker %s: %s; again at %s %s", name, times(m.Attempts), m.Reason, stamp(m.DueAt), in)
-	case outbox.PlaceDead:
+	case operator.PlaceDead:
 		f.Text = fmt.Sprintf("%sis dead letter %d of the outbox of schema %s, refused by the broker %s: %s; sagamill outbox dead show -schema %s -id %d", name, m.ID, s.name, times(m.Attempts), m.Reason, s.name, m.ID)
 	default:
 		f.Text = fmt.Sprintf("%sis published %s", name, in)
@@ -203,7 +202,7 @@ func publishes(s *site) string {
 }
 
 // obstacle says what the broker has done with the message that others wait behind.
-func obstacle(b *outbox.Obstacle) string {
+func obstacle(b *operator.Blocker) string {
 	if b.Attempts == 0 {
 		return "whose topic takes no messages"
 	}
@@ -258,7 +257,7 @@ func (q *inquiry) rest(s *site) {
 		m := &s.out.Messages[i]
 		switch {
 		case q.told[m]:
-		case m.Place != outbox.PlacePublished:
+		case m.Place != operator.PlacePublished:
 			f := q.message(s, m)
 			f.Text = "message " + f.Text
 			q.found = append(q.found, f)
@@ -275,7 +274,7 @@ func (q *inquiry) rest(s *site) {
 }
 
 // orchestrates reports whether m is a command or a reply of an instance that is known.
-func (q *inquiry) orchestrates(m *outbox.Located) bool {
+func (q *inquiry) orchestrates(m *operator.OutboxMessage) bool {
 	if !q.orchestrated() {
 		return false
 	}
@@ -287,7 +286,7 @@ func (q *inquiry) orchestrates(m *outbox.Located) bool {
 }
 
 // handled reports whether the step that m is for has moved since m was written.
-func (q *inquiry) handled(m *outbox.Located) bool {
+func (q *inquiry) handled(m *operator.OutboxMessage) bool {
 	for _, s := range q.sites {
 		for i := range s.in.Steps {
 			if r := &s.in.Steps[i]; r.N == m.N && r.Step == m.Step && r.UpdatedAt.After(m.CreatedAt) {

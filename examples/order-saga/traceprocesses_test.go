@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // What the traces of three orders are, whose services are a process each. What
@@ -127,13 +127,13 @@ func TestAnOrderIsOneTraceOverAllProcesses(t *testing.T) {
 // the payment service has absorbed them.
 func again(t *testing.T, s *settings, f *fleet, key string) {
 	t.Helper()
-	replayer, err := outbox.NewReplayer(schemas["order"])
+	db := pgtest.Pool(t, s.databaseURL)
+	replayer, err := operator.NewReplayer(db, &operator.Options{Schema: schemas["order"]})
 	if err != nil {
 		t.Fatal(err)
 	}
-	db := pgtest.Pool(t, s.databaseURL)
 	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-		kept, err := replayer.Replay(t.Context(), tx, outbox.ReplayFilter{Scope: "acme", Key: key})
+		kept, err := replayer.Replay(t.Context(), tx, operator.ReplayFilter{Scope: "acme", Key: key})
 		if len(kept) != 1 {
 			t.Errorf("%d messages are kept, want that of the order", len(kept))
 		}

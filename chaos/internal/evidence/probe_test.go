@@ -11,7 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // A probe gets a copy of everything that is published.
@@ -98,7 +98,7 @@ func (s *site) keepHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range speaking() {
-		l, err := outbox.NewLocator(name)
+		l, err := operator.NewLocator(&operator.Options{Schema: name})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/operator"
-	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -45,9 +44,9 @@ func (p *place) look() {
 	if stats, err := p.relay.Stats(p.t.Context()); err != nil || stats.Refused+stats.Waiting+stats.Dead != 0 {
 		p.t.Errorf("outbox: %+v, %v", stats, err)
 	}
-	refused, err := outbox.NewDeadLetters(p.pooled, p.schema)
+	refused, err := operator.NewDeadLetters(p.pooled, operator.Outbox, &operator.Options{Schema: p.schema})
 	check(p.t, err)
-	if n, err := refused.Count(p.t.Context(), outbox.DeadFilter{}); n != 0 || err != nil {
+	if n, err := refused.Count(p.t.Context(), operator.Filter{}); n != 0 || err != nil {
 		p.t.Errorf("%d dead letters of the outbox, %v", n, err)
 	}
 	letters, err := operator.NewDeadLetters(p.pooled, operator.Inbox, &operator.Options{Schema: p.schema})

@@ -19,6 +19,7 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -322,11 +323,11 @@ func (r *relaying) settled(t *testing.T) (s outbox.Stats) {
 // replay publishes all that the outbox still has, once more.
 func (s *shop) replay(t *testing.T) {
 	t.Helper()
-	r, err := outbox.NewReplayer(s.schema)
+	r, err := operator.NewReplayer(s.pool, &operator.Options{Schema: s.schema})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.ReplayRange(t.Context(), s.pool, outbox.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil); err != nil {
+	if _, err := r.ReplayRange(t.Context(), operator.ReplayFilter{Since: time.Now().Add(-time.Hour)}, nil); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -171,16 +171,18 @@ func mendSteps(ctx context.Context, w *world, key string) error {
 }
 
 func mendOutbox(ctx context.Context, w *world, key string) error {
-	d, err := outbox.NewDeadLetters(w.pools["operator"], w.Schema)
+	d, err := operator.NewDeadLetters(w.pools["operator"], operator.Outbox, &operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
-	of := outbox.DeadFilter{Key: key}
-	refused, err := d.Refused(ctx, of, 0, 10)
+	of := operator.Filter{Key: key}
+	retrying := of
+	retrying.State = operator.StateRetrying
+	refused, err := d.List(ctx, retrying, 0, 10)
 	if err := done("list refused", len(refused) == 1, err); err != nil {
 		return err
 	}
-	n, err := d.Release(ctx, refused[0].ID)
+	n, err := d.Bury(ctx, refused[0].ID)
 	if err := done("release", n == 1, err); err != nil {
 		return err
 	}
@@ -188,31 +190,31 @@ func mendOutbox(ctx context.Context, w *world, key string) error {
 	if err := done("list dead", len(dead) == 3, err); err != nil {
 		return err
 	}
-	n, err = d.Discard(ctx, dead[0].ID)
+	n, err = d.Discard(ctx, operator.Filter{IDs: []int64{dead[0].ID}}, nil)
 	if err := done("discard", n == 1, err); err != nil {
 		return err
 	}
-	n, err = d.RedriveAll(ctx, of, nil)
-	return done("redrive", n == 2, err)
+	redriven, err := d.Redrive(ctx, of, nil)
+	return done("redrive", redriven.Sent() == 2, err)
 }
 
 func publishAgain(ctx context.Context, w *world, key string) error {
-	r, err := outbox.NewReplayer(w.Schema)
+	r, err := operator.NewReplayer(w.pools["operator"], &operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
 	err = pgx.BeginFunc(ctx, w.pools["operator"], func(tx pgx.Tx) error {
-		kept, err := r.Replay(ctx, tx, outbox.ReplayFilter{Key: key})
+		kept, err := r.Replay(ctx, tx, operator.ReplayFilter{Key: key})
 		return done("replay", len(kept) > 0, err)
 	})
 	if err != nil {
 		return err
 	}
-	p, err := r.ReplayRange(ctx, w.pools["operator"], outbox.ReplayFilter{Key: key, Since: time.Now().Add(-time.Hour)}, nil)
+	p, err := r.ReplayRange(ctx, operator.ReplayFilter{Key: key, Since: time.Now().Add(-time.Hour)}, nil)
 	if err := done("replay range", p.Replayed > 0, err); err != nil {
 		return err
 	}
-	_, err = r.Oldest(ctx, w.pools["operator"])
+	_, err = r.Oldest(ctx)
 	return err
 }
 
@@ -246,7 +248,7 @@ func decide(ctx context.Context, w *world, key string) error {
 
 // readJournal sees what was done, by whom it was.
 func readJournal(ctx context.Context, w *world, key string) error {
-	all, err := outbox.ReadJournal(ctx, w.pools["operator"], w.Schema, time.Time{}, 0, 100)
+	all, err := operator.ReadJournal(ctx, w.pools["operator"], &operator.Options{Schema: w.Schema}, time.Time{}, 0, 100)
 	return done("journal", len(all) >= 9 && all[0].Verb == "replay" && all[0].By == all[0].DBUser, err)
 }
 
@@ -284,22 +286,22 @@ func lookAtOutbox(ctx context.Context, w *world, key string) error {
 	if err := done("stats", stats.Dead > 0, err); err != nil {
 		return err
 	}
-	d, err := outbox.NewDeadLetters(w.pools["reader"], w.Schema)
+	d, err := operator.NewDeadLetters(w.pools["reader"], operator.Outbox, &operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
-	dead, err := d.List(ctx, outbox.DeadFilter{Key: key}, 0, 10)
+	dead, err := d.List(ctx, operator.Filter{Key: key}, 0, 10)
 	if err := done("list dead", len(dead) == 2, err); err != nil {
 		return err
 	}
 	if _, err := d.Get(ctx, dead[0].ID); err != nil {
 		return err
 	}
-	refused, err := d.Refused(ctx, outbox.DeadFilter{Key: key}, 0, 10)
+	refused, err := d.List(ctx, operator.Filter{Key: key, State: operator.StateRetrying}, 0, 10)
 	if err := done("list refused", len(refused) == 1, err); err != nil {
 		return err
 	}
-	_, err = outbox.ReadJournal(ctx, w.pools["reader"], w.Schema, time.Time{}, 0, 1)
+	_, err = operator.ReadJournal(ctx, w.pools["reader"], &operator.Options{Schema: w.Schema}, time.Time{}, 0, 1)
 	return err
 }
 
@@ -325,22 +327,18 @@ func locate(ctx context.Context, w *world, key string) error {
 	if err := done("schemas", len(schemas) == 1 && schemas[0].Readable() && len(schemas[0].SagasDenied) == 0, err); err != nil {
 		return err
 	}
-	sent, err := outbox.NewLocator(w.Schema)
-	if err != nil {
-		return err
-	}
-	handled, err := operator.NewLocator(&operator.Options{Schema: w.Schema})
+	l, err := operator.NewLocator(&operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
 	return pgx.BeginTxFunc(ctx, w.pools["reader"], pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if err := sent.Pin(ctx, tx); err != nil {
+		if err := l.Pin(ctx, tx); err != nil {
 			return err
 		}
-		if _, err := sent.Locate(ctx, tx, outbox.LocateFilter{Key: key}); err != nil {
+		if _, err := l.Outbox(ctx, tx, operator.LocateFilter{Key: key}); err != nil {
 			return err
 		}
-		in, err := handled.Inbox(ctx, tx, operator.LocateFilter{Key: key + "-fails"})
+		in, err := l.Inbox(ctx, tx, operator.LocateFilter{Key: key + "-fails"})
 		return done("locate", len(in.Steps) == 1, err)
 	})
 }

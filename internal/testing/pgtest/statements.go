@@ -28,9 +28,7 @@ func Record(t *testing.T, name string, queries ...any) {
 		of := reflect.TypeOf(q).Name()
 		each(q, func(field, statement string) { statements[strings.TrimPrefix(of+"."+field, ".")] = statement })
 	}
-	root := moduleRoot(t)
-	landed, _ := filepath.Glob(filepath.Join(root, "migrations", "[0-9][0-9][0-9]_*.sql")) // the pattern is right
-	path := filepath.Join(root, "migrations", "testdata", "statements", fmt.Sprintf("%03d", len(landed)), name+".sql")
+	path := newestRecord(t, name)
 	if os.Getenv(recordVariable) != "" {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -54,6 +52,24 @@ func Record(t *testing.T, name string, queries ...any) {
 			t.Errorf("statement %s is recorded, and there is none (make statements)", key)
 		}
 	}
+}
+
+// newestRecord is the file with the statements of a package for the newest migration.
+func newestRecord(t *testing.T, name string) string {
+	t.Helper()
+	root := moduleRoot(t)
+	landed, _ := filepath.Glob(filepath.Join(root, "migrations", "[0-9][0-9][0-9]_*.sql")) // the pattern is right
+	return filepath.Join(root, "migrations", "testdata", "statements", fmt.Sprintf("%03d", len(landed)), name+".sql")
+}
+
+// Statement returns a statement of another package as it is recorded, for a schema.
+func Statement(t *testing.T, name, key, schema string) string {
+	t.Helper()
+	recorded, err := Recorded(newestRecord(t, name))
+	if err != nil || recorded[key] == "" {
+		t.Fatalf("statement %s of %s is not recorded (make statements): %v", key, name, err)
+	}
+	return strings.ReplaceAll(recorded[key], "{schema}", schema)
 }
 
 func listing(statements map[string]string) string {

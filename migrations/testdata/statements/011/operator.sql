@@ -201,3 +201,259 @@ SELECT i.scope, i.key, i.step, i.n, i.state, i.attempts, i.undo_attempts, i.dige
 FROM {schema}.inbox i
 WHERE (i.scope, i.key, i.step, i.n) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]))
 ORDER BY i.scope, i.key, i.step, i.n FOR UPDATE OF i SKIP LOCKED
+---- outboxQueries.bury
+
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+UPDATE {schema}.outbox_held h
+SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = coalesce(h.refused_at, clock_timestamp())
+FROM batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key
+---- outboxQueries.copyLogged
+
+INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type, headers, payload, created_at, leaf)
+SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+	correlation_id, causation_id, content_type,
+	(coalesce(headers::jsonb, '{}') || jsonb_build_object('x-sagamill-replayed', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json,
+	payload, created_at, -1
+FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+ORDER BY id
+---- outboxQueries.count
+SELECT count(*) FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0)
+---- outboxQueries.countLogged
+SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox o WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
+	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)
+---- outboxQueries.countRetrying
+SELECT count(*) FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0)
+---- outboxQueries.discard
+
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key
+---- outboxQueries.insertJournal
+
+INSERT INTO {schema}.operator_journal (who, verb, what, ids, why)
+VALUES (coalesce(nullif($1, ''), session_user), $2, $3, $4, $5)
+---- outboxQueries.list
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
+FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
+---- outboxQueries.listJournal
+
+SELECT id, at, who, db_user, verb, what, ids, why FROM {schema}.operator_journal
+WHERE ($1::timestamptz IS NULL OR at >= $1) AND ($2::bigint = 0 OR id < $2)
+ORDER BY id DESC LIMIT $3
+---- outboxQueries.listLogged
+
+SELECT id, message_id, topic, type, scope, key, step, n, octet_length(payload), created_at
+FROM {schema}.outbox o
+WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
+	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id) AND id <= $6
+ORDER BY id LIMIT $7
+---- outboxQueries.listRetrying
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
+FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
+---- outboxQueries.locate
+
+WITH relay AS MATERIALIZED (
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
+	FROM {schema}.outbox_relay),
+mark AS MATERIALIZED (
+	SELECT from_snapshot, to_snapshot, last_id FROM (
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
+		UNION ALL
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
+	ORDER BY epoch DESC, seq DESC LIMIT 1),
+reach AS MATERIALIZED (
+	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
+	FROM mark, relay
+	WHERE NOT restored
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+mine AS MATERIALIZED (
+	SELECT DISTINCT ON (id) * FROM (
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
+			CASE WHEN (SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach)
+				THEN 'published' ELSE 'stored' END AS place,
+			NULL::timestamptz AS due_at, 0 AS attempts, '' AS reason, NULL::timestamptz AS refused_at, false AS held
+		FROM (
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)) d
+		UNION ALL
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at,
+			state, CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END, attempts, reason, refused_at, true
+		FROM {schema}.outbox_held WHERE key = $2 AND ($1 = '' OR scope = $1)) found
+	ORDER BY id, held DESC),
+picked AS MATERIALIZED (
+	SELECT * FROM mine WHERE place <> 'published' OR true ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
+SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
+	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
+	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
+	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
+FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
+	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
+	FROM (
+		SELECT * FROM {schema}.outbox_held f
+		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
+		ORDER BY f.id LIMIT 1) first
+	WHERE first.id <> p.id) h ON true
+ORDER BY p.id
+---- outboxQueries.locateUnpublished
+
+WITH relay AS MATERIALIZED (
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
+	FROM {schema}.outbox_relay),
+mark AS MATERIALIZED (
+	SELECT from_snapshot, to_snapshot, last_id FROM (
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
+		UNION ALL
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
+	ORDER BY epoch DESC, seq DESC LIMIT 1),
+reach AS MATERIALIZED (
+	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
+	FROM mark, relay
+	WHERE NOT restored
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+mine AS MATERIALIZED (
+	SELECT DISTINCT ON (id) * FROM (
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
+			CASE WHEN (SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach)
+				THEN 'published' ELSE 'stored' END AS place,
+			NULL::timestamptz AS due_at, 0 AS attempts, '' AS reason, NULL::timestamptz AS refused_at, false AS held
+		FROM (
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
+UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
+		octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)
+		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))) d
+		UNION ALL
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at,
+			state, CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END, attempts, reason, refused_at, true
+		FROM {schema}.outbox_held WHERE key = $2 AND ($1 = '' OR scope = $1)) found
+	ORDER BY id, held DESC),
+picked AS MATERIALIZED (
+	SELECT * FROM mine WHERE place <> 'published' OR false ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
+SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
+	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
+	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
+	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
+FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
+	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
+	FROM (
+		SELECT * FROM {schema}.outbox_held f
+		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
+		ORDER BY f.id LIMIT 1) first
+	WHERE first.id <> p.id) h ON true
+ORDER BY p.id
+---- outboxQueries.lockLease
+SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE
+---- outboxQueries.oldestLogged
+
+SELECT min(created_at) FROM {schema}.outbox WHERE leaf IS DISTINCT FROM -1
+---- outboxQueries.pin
+LOCK TABLE {schema}.outbox_cursor_0, {schema}.outbox_cursor_1, ONLY {schema}.outbox_0, ONLY {schema}.outbox_1,
+	ONLY {schema}.outbox_2, ONLY {schema}.outbox_other IN ACCESS SHARE MODE
+---- outboxQueries.planByIndex
+
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
+	set_config('plan_cache_mode', 'force_generic_plan', true)
+---- outboxQueries.promote
+
+WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
+first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
+	SELECT id, state, due_at FROM {schema}.outbox_held
+	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
+promoted AS (
+	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+	WHERE id = ANY (ARRAY(
+		SELECT id FROM {schema}.outbox_held
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		FOR UPDATE SKIP LOCKED)))
+SELECT key FROM first WHERE id IS NULL
+---- outboxQueries.read
+
+SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+	headers, payload, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	CASE WHEN state <> 'dead' THEN due_at END
+FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
+---- outboxQueries.readClock
+SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'
+---- outboxQueries.redrive
+
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+UPDATE {schema}.outbox_held h
+SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
+FROM batch WHERE h.id = batch.id
+RETURNING h.id, h.ordering_key

@@ -14,20 +14,6 @@ WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SE
 INSERT INTO {schema}.outbox_cursor_1 (epoch, seq, from_snapshot, to_snapshot, last_id)
 SELECT $1, $2, $3, $4, $5
 WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)
----- queries.copyKept
-
-INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, leaf)
-SELECT message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type,
-	(coalesce(headers::jsonb, '{}') || jsonb_build_object('x-sagamill-replayed', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json,
-	payload, created_at, -1
-FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
-ORDER BY id
----- queries.countDead
-SELECT count(*) FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0)
 ---- queries.countDifference
 
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
@@ -81,10 +67,6 @@ SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'de
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'waiting' LIMIT $1) h),
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'refused' LIMIT $1) h),
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h)
----- queries.countKept
-SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox o WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
-	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
-	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)
 ---- queries.currentLeaf
 
 SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3,
@@ -97,13 +79,6 @@ FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
 WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
 ---- queries.deleteHeld
 DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
----- queries.discard
-
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
-DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
-RETURNING h.id, h.ordering_key
 ---- queries.fence
 
 SELECT epoch FROM {schema}.outbox_relay
@@ -208,10 +183,6 @@ FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text
 	$9::text[], $10::text[], $11::text[], $12::json[], $13::bytea[], $14::bigint[])
 	AS m (message_id, topic, type, scope, key, step, n, ordering_key,
 		correlation_id, causation_id, content_type, headers, payload, delay)
----- queries.insertJournal
-
-INSERT INTO {schema}.operator_journal (who, verb, what, ids, why)
-VALUES (coalesce(nullif($1, ''), session_user), $2, $3, $4, $5)
 ---- queries.insertMessages
 
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
@@ -283,14 +254,6 @@ SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT 
 
 SELECT ARRAY[pg_total_relation_size('{schema}.outbox_0'), pg_total_relation_size('{schema}.outbox_1'),
 	pg_total_relation_size('{schema}.outbox_2'), pg_total_relation_size('{schema}.outbox_other')]
----- queries.listDead
-
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
-	CASE WHEN state <> 'dead' THEN due_at END
-FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
 ---- queries.listDifference
 
 SELECT s.now::text, m.leaf, m.id, m.size
@@ -315,27 +278,6 @@ UNION ALL
 	WHERE id + 0 > $3 AND ($4::text IS NULL OR pg_visible_in_snapshot(xid, $4::text::pg_snapshot))
 	ORDER BY id LIMIT $5) m ON true
 ORDER BY m.id
----- queries.listJournal
-
-SELECT id, at, who, db_user, verb, what, ids, why FROM {schema}.operator_journal
-WHERE ($1::timestamptz IS NULL OR at >= $1) AND ($2::bigint = 0 OR id < $2)
-ORDER BY id DESC LIMIT $3
----- queries.listKept
-
-SELECT id, message_id, topic, type, scope, key, step, n, octet_length(payload), created_at
-FROM {schema}.outbox o
-WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
-	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
-	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id) AND id <= $6
-ORDER BY id LIMIT $7
----- queries.listRefused
-
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
-	CASE WHEN state <> 'dead' THEN due_at END
-FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
 ---- queries.listRetries
 
 WITH RECURSIVE topics (topic) AS (
@@ -367,148 +309,6 @@ WHERE h.id = ANY (ARRAY(
 			WHERE f.state IN ('refused', 'waiting') AND f.ordering_key = due.ordering_key ORDER BY f.id LIMIT $2 + 1) f) w
 	WHERE refused = 0))
 ORDER BY h.id
----- queries.locate
-
-WITH relay AS MATERIALIZED (
-	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
-		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
-	FROM {schema}.outbox_relay),
-mark AS MATERIALIZED (
-	SELECT from_snapshot, to_snapshot, last_id FROM (
-		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
-		UNION ALL
-		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
-	ORDER BY epoch DESC, seq DESC LIMIT 1),
-reach AS MATERIALIZED (
-	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
-	FROM mark, relay
-	WHERE NOT restored
-		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
-mine AS MATERIALIZED (
-	SELECT DISTINCT ON (id) * FROM (
-		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
-			CASE WHEN (SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach)
-				THEN 'published' ELSE 'stored' END AS place,
-			NULL::timestamptz AS due_at, 0 AS attempts, '' AS reason, NULL::timestamptz AS refused_at, false AS held
-		FROM (
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
-UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
-UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
-UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)) d
-		UNION ALL
-		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at,
-			state, CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END, attempts, reason, refused_at, true
-		FROM {schema}.outbox_held WHERE key = $2 AND ($1 = '' OR scope = $1)) found
-	ORDER BY id, held DESC),
-picked AS MATERIALIZED (
-	SELECT * FROM mine WHERE place <> 'published' OR true ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
-SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
-	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
-	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
-	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
-	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
-FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
-	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
-	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true
-ORDER BY p.id
----- queries.locateUnpublished
-
-WITH relay AS MATERIALIZED (
-	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
-		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
-	FROM {schema}.outbox_relay),
-mark AS MATERIALIZED (
-	SELECT from_snapshot, to_snapshot, last_id FROM (
-		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
-		UNION ALL
-		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
-	ORDER BY epoch DESC, seq DESC LIMIT 1),
-reach AS MATERIALIZED (
-	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
-	FROM mark, relay
-	WHERE NOT restored
-		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
-mine AS MATERIALIZED (
-	SELECT DISTINCT ON (id) * FROM (
-		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
-			CASE WHEN (SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach)
-				THEN 'published' ELSE 'stored' END AS place,
-			NULL::timestamptz AS due_at, 0 AS attempts, '' AS reason, NULL::timestamptz AS refused_at, false AS held
-		FROM (
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
-		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
-	UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
-		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
-UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
-		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
-	UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
-		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
-UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
-		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
-	UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
-		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
-UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)
-		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
-	UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)
-		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))) d
-		UNION ALL
-		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at,
-			state, CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END, attempts, reason, refused_at, true
-		FROM {schema}.outbox_held WHERE key = $2 AND ($1 = '' OR scope = $1)) found
-	ORDER BY id, held DESC),
-picked AS MATERIALIZED (
-	SELECT * FROM mine WHERE place <> 'published' OR false ORDER BY place = 'published', CASE place WHEN 'published' THEN -id ELSE id END LIMIT $3)
-SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FROM mark),
-	p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
-	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
-	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
-	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
-FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
-	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
-	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true
-ORDER BY p.id
 ---- queries.lockLeaf0
 LOCK TABLE {schema}.outbox_0 IN ACCESS EXCLUSIVE MODE
 ---- queries.lockLeaf1
@@ -517,8 +317,6 @@ LOCK TABLE {schema}.outbox_1 IN ACCESS EXCLUSIVE MODE
 LOCK TABLE {schema}.outbox_2 IN ACCESS EXCLUSIVE MODE
 ---- queries.lockLeaf3
 LOCK TABLE {schema}.outbox_other IN ACCESS EXCLUSIVE MODE
----- queries.lockLease
-SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE
 ---- queries.lockRelay
 
 SELECT epoch, holder, system_identifier, extract(epoch FROM lease_until - clock_timestamp())::float8 AS left
@@ -569,9 +367,6 @@ SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8, pid
 FROM pg_stat_activity
 WHERE backend_xid IS NOT NULL AND datname = current_database()
 ORDER BY xact_start LIMIT 1
----- queries.pin
-LOCK TABLE {schema}.outbox_cursor_0, {schema}.outbox_cursor_1, ONLY {schema}.outbox_0, ONLY {schema}.outbox_1,
-	ONLY {schema}.outbox_2, ONLY {schema}.outbox_other IN ACCESS SHARE MODE
 ---- queries.planByIndex
 
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
@@ -607,8 +402,6 @@ promoted AS (
 		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
 		FOR UPDATE SKIP LOCKED)))
 SELECT n, ordering_key FROM first ORDER BY n DESC LIMIT 1
----- queries.readClock
-SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'
 ---- queries.readCursor
 
 SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
@@ -616,29 +409,11 @@ SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
 	UNION ALL
 	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 1 FROM {schema}.outbox_cursor_1) c
 ORDER BY epoch DESC, seq DESC LIMIT 1
----- queries.readKept
-
-SELECT min(created_at) FROM {schema}.outbox WHERE leaf IS DISTINCT FROM -1
----- queries.readLetter
-
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, payload, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
-	CASE WHEN state <> 'dead' THEN due_at END
-FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- queries.readRelay
 
 SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END FROM {schema}.outbox_relay
 ---- queries.readSystem
 SELECT system_identifier::text, pg_current_snapshot()::text FROM pg_control_system()
----- queries.redrive
-
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
-UPDATE {schema}.outbox_held h
-SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
-FROM batch WHERE h.id = batch.id
-RETURNING h.id, h.ordering_key
 ---- queries.refuseHeld
 
 UPDATE {schema}.outbox_held h
@@ -646,15 +421,6 @@ SET state = o.state, due_at = clock_timestamp() + o.wait * interval '1 microseco
 	attempts = o.attempts, reason = o.reason, refused_at = clock_timestamp()
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
 WHERE h.id = o.id AND h.attempts = o.attempts - 1 AND h.state <> 'dead' AND h.id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
----- queries.release
-
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
-UPDATE {schema}.outbox_held h
-SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = coalesce(h.refused_at, clock_timestamp())
-FROM batch WHERE h.id = batch.id
-RETURNING h.id, h.ordering_key
 ---- queries.releaseLease
 UPDATE {schema}.outbox_relay SET lease_until = 'epoch', holder = '' WHERE epoch = $1
 ---- queries.renewLease

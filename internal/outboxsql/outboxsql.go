@@ -1,0 +1,54 @@
+// Package outboxsql has the SQL on the tables of the outbox that both the relay and an
+// operator execute.
+package outboxsql
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Leaves are the tables that outbox consists of. Statements name each one: a statement on
+// the whole would wait for a leaf that is being emptied.
+var Leaves = [...]string{"outbox_0", "outbox_1", "outbox_2", "outbox_other"}
+
+// UnionOfLeaves replaces {leaves} in statement by one selection for each leaf. In selection,
+// {leaf} is the table of the leaf and {i} its number.
+func UnionOfLeaves(statement, selection string) string {
+	selections := make([]string, len(Leaves))
+	for i, leaf := range Leaves {
+		selections[i] = strings.NewReplacer("{leaf}", leaf, "{i}", strconv.Itoa(i)).Replace(selection)
+	}
+	return strings.ReplaceAll(statement, "{leaves}", strings.Join(selections, "\nUNION ALL"))
+}
+
+// Begin begins a transaction in which each statement sees what has committed by then,
+// whatever the default of the database is: a row that is read under a lock must not be older
+// than the lock. The limit for an idle transaction in milliseconds follows: a process that
+// hangs in the transaction loses its session, and with it its locks.
+const Begin = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = `
+
+// PlanByIndex settles how the following statements of the transaction are planned. A leaf is
+// empty one minute and full the next, so that statistics mislead: a sequential scan would
+// read all that is published already.
+const PlanByIndex = `
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
+	set_config('plan_cache_mode', 'force_generic_plan', true)`
+
+// Promote makes the first waiting message of each key in $1 due, and returns the keys
+// without a message that holds back later ones. It skips a message that a person has locked.
+const Promote = `
+WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
+first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
+	SELECT id, state, due_at FROM {schema}.outbox_held
+	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
+promoted AS (` + PromoteFirst + `)
+SELECT key FROM first WHERE id IS NULL`
+
+// PromoteFirst makes those messages of first due that wait behind no other.
+const PromoteFirst = `
+	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
+	WHERE id = ANY (ARRAY(
+		SELECT id FROM {schema}.outbox_held
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		FOR UPDATE SKIP LOCKED))`
