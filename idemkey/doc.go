@@ -42,14 +42,14 @@
 // messages take all three from the context. If messages follow later, such as a cancellation, store
 // the three with the business row: [Info] returns them.
 //
-// [Claim.Judge] decides by the state what becomes of a new request. Completing, rejecting
-// and releasing are compare and set on the token, so a late owner changes nothing.
+// [Claim.Judge] decides by the state whether a new request runs, is replayed or is refused.
+// Completing, rejecting and releasing are compare and set on the token, so a late owner changes nothing.
 //
 // # The fingerprint
 //
 // A key belongs to one request: method, path, query, media type without its
 // parameters, content encoding and body. JSON counts by meaning: the order of members, white
-// space and escapes do not matter, 1 and 1.0 differ, and a document with two members of one name
+// space and escapes do not matter. 1 and 1.0 differ. A document with two members of one name
 // counts byte by byte. Forms count by name, multipart bodies part by part. Host, cookies and credentials do
 // not count, other headers only by Fingerprint.IncludeHeaders. Fingerprint.ExcludeFields leaves JSON
 // members out, of bodies that are declared to be JSON.
@@ -69,9 +69,9 @@
 // the key for the same request. The client gets no byte before the outcome is durable. A
 // goroutine that the handler has left behind can write no more: [ErrSettled].
 //
-// A handler that fails by [Fail], or by an error that it returns, is answered with the error itself if
-// it is a [*Problem], else with what Problems.MapError makes of it, else with 503 [CodeTxConflict] for
-// a serialization failure or a deadlock, else with 500.
+// A handler may fail by [Fail], or by an error that it returns. A [*Problem] is the answer itself. Other errors
+// are answered with the result of Problems.MapError. Without one, a serialization failure or a deadlock is
+// answered with 503 [CodeTxConflict], and any other error with 500.
 //
 // # Mounting
 //

@@ -217,7 +217,8 @@ func (c *recorder) answerReleased(b *buffer, released error) {
 	case errors.Is(released, ErrTxMisuse):
 		c.answerMisused()
 	case c.lost && c.m.traits.Transactional:
-		c.answers.writeProblem(c.w, c.m.problemByCode(CodeInProgress)) // another owner runs the request, whatever this handler wrote
+		// The handler's response does not count: another owner runs the request.
+		c.answers.writeProblem(c.w, c.m.problemByCode(CodeInProgress))
 	default:
 		c.answers.sendWritten(b)
 	}

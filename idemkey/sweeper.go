@@ -106,8 +106,8 @@ func (s *Sweeper) nextPause(failures int) time.Duration {
 func (s *Sweeper) sweepPass(ctx context.Context) error {
 	for start := time.Now(); ctx.Err() == nil; {
 		n, err := s.sweepBatch(ctx)
-		if n > 0 && s.opts.Observer != nil {
-			guard.Hook(ctx, s.opts.Logger, "idemkey: option Observer", func() { s.opts.Observer.Swept(ctx, n) }) // of a batch that failed half-way, too
+		if n > 0 && s.opts.Observer != nil { // after a batch that failed half-way, too
+			guard.Hook(ctx, s.opts.Logger, "idemkey: option Observer", func() { s.opts.Observer.Swept(ctx, n) })
 		}
 		if err != nil {
 			return fmt.Errorf("idemkey: sweep: %w", err)

@@ -8,10 +8,9 @@
 //     transaction, and the status it gives decides, as if the handler had
 //     written it: an error answered with a 4xx rolls back and is kept, one
 //     answered with a 5xx rolls back and may run again.
-//   - A returned [*idemkey.Problem] is answered as [idemkey.Fail] says, and so is
-//     an error that the error handler leaves without an answer or answers with
-//     a success: an error is never a success. So is a serialization failure or a
-//     deadlock that the error handler answers with a 500.
+//   - Some returned errors are answered as [idemkey.Fail] says: a [*idemkey.Problem]; an
+//     error that the error handler does not answer, or answers with a success; a
+//     serialization failure or a deadlock that it answers with a 500.
 //   - A verdict counts for a returned error as well, so that CommitAnyway works
 //     with an echo.HTTPError of 402; but not if it is answered with a 5xx.
 //   - Nothing reaches the client before the outcome is durable. Flush does
@@ -22,11 +21,10 @@
 // echo.WrapMiddleware cannot do this: an error is rendered only after the wrapped
 // middleware has ended, which saw an empty 200.
 //
-// What reads bodies outside of Handler restores them, or goes inside of Outer.
+// Middleware that reads bodies outside of Handler restores them, or goes inside of Outer.
 //
-// Recovery, authentication, CORS and compression go outside of Handler. So does
-// a logger of requests; one of returned errors goes inside, as the error has been
-// answered and outside there is none.
+// Recovery, authentication, CORS, compression and a logger of requests go outside of
+// Handler. A logger of returned errors goes inside: outside, the error has been answered.
 package idemecho
 
 import (
@@ -46,7 +44,7 @@ import (
 // For a request that m covers it returns nil: when it returns, the outcome is
 // durable and answered. If the process dies before, or two requests race for one
 // key, the store decides as it does for net/http. For any other request it
-// returns what the next handler does.
+// returns the next handler's error.
 //
 // Handlers find their transaction, [idemkey.Info] and [idemkey.SetVerdict] by
 // the context of echo.Context.Request.
@@ -83,7 +81,7 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 	return p, ok
 }
 
-// serveCovered runs what is inside of Handler.
+// serveCovered runs the next handler: on the buffer if the request is covered, else unchanged.
 func serveCovered(w http.ResponseWriter, r *http.Request) {
 	p, _ := passageOf(r.Context())                // request has put it there
 	if w == http.ResponseWriter(p.c.Response()) { // not covered
@@ -95,7 +93,7 @@ func serveCovered(w http.ResponseWriter, r *http.Request) {
 }
 
 // Outer returns [idemkey.Middleware.Outer] as an echo middleware. It goes before what reads bodies
-// without restoring them, and Handler after that. It returns what the next handler does, and nil if
+// without restoring them, and Handler after that. It returns the next handler's error, and nil if
 // it has refused the request.
 func Outer(m *idemkey.Middleware) echo.MiddlewareFunc {
 	h := m.Outer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -140,8 +138,8 @@ func requestOf(p *passage) *http.Request {
 	return r
 }
 
-// runHandler runs next on the buffer w. Its response stays in c until the request has been answered: a
-// goroutine that a handler has left behind finds it closed, and not the connection. A recoverer
+// runHandler runs next on the buffer w. The buffer's response stays in c until the request has been answered: a
+// goroutine that a handler has left behind finds it closed, instead of the connection. A recoverer
 // must not find it: it would write to the buffer and leave the client with an empty 200.
 func runHandler(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r *http.Request) {
 	inner := echo.NewResponse(writer{w}, c.Echo())
@@ -153,8 +151,8 @@ func runHandler(c echo.Context, next echo.HandlerFunc, w http.ResponseWriter, r 
 	}
 }
 
-// failRequest settles what a returned error means. ctx is the one that the middleware
-// made, whatever the handler has put into c.
+// failRequest answers a returned error. ctx is the middleware's own: the handler may have put
+// another one into c.
 func failRequest(ctx context.Context, c echo.Context, err error) {
 	if problem := (*idemkey.Problem)(nil); errors.As(err, &problem) {
 		idemkey.Fail(ctx, err)
@@ -165,8 +163,8 @@ func failRequest(ctx context.Context, c echo.Context, err error) {
 	case !response.Committed || response.Status < http.StatusBadRequest:
 		idemkey.Fail(ctx, err)
 	case response.Status == http.StatusInternalServerError && (errors.Is(err, idemkey.ErrTxConflict) || sqlstate.Conflict(err)):
-		idemkey.Fail(ctx, err) // the error handler does not know it
+		idemkey.Fail(ctx, err) // the error handler does not know such errors
 	case response.Status >= http.StatusInternalServerError:
-		idemkey.SetVerdict(ctx, idemkey.Undecided) // it was given before things went wrong
+		idemkey.SetVerdict(ctx, idemkey.Undecided) // the handler gave its verdict before it failed
 	}
 }

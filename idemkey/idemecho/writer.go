@@ -11,9 +11,9 @@ import (
 var errFlush = errors.New("idemecho: the response is sent when its outcome is durable")
 
 // A writer is the middleware's buffer, with a Flush that does nothing unless
-// the response is streamed. Like the
-// buffer it has no Unwrap: http.NewResponseController would find the
-// connection, and send a 200 for what then rolls back.
+// the response is streamed. Like the buffer it has no Unwrap:
+// http.NewResponseController would find the connection, and send a 200 for a
+// transaction that then rolls back.
 type writer struct{ http.ResponseWriter }
 
 func (w writer) FlushError() error {

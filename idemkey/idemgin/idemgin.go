@@ -10,16 +10,16 @@
 //   - A status set by Context.Status alone counts, as it does in gin.
 //   - Errors attached by Context.Error fail the request if nothing was written:
 //     it rolls back, and the last error is answered as [idemkey.Fail] says.
-//     With a response written the errors are a log, and the status decides. A response that is
-//     streamed has failed, though, if Context.AbortWithError wants another status after its first byte.
+//     If a response was written the errors are a log, and the status decides. But a streamed response
+//     has failed if Context.AbortWithError sets another status after its first byte.
 //   - A panic passes on with gin's writer and request in place again, so that
 //     gin.Recovery can answer. A recoverer after Handler works too: its 500 is
-//     the response. One that has begun to be streamed is cut off by a recoverer before
-//     Handler only: one after it makes what has failed look complete.
+//     the response. A streamed response is cut off only if the recoverer is before
+//     Handler: with a recoverer after it, a failed response looks complete.
 //   - A body that Context.ShouldBindBodyWith has read before Handler is the request's
-//     body: gin keeps its bytes. What else reads bodies restores them, or goes after Outer.
+//     body: gin keeps its bytes. Other middleware that reads bodies restores them, or goes after Outer.
 //
-// Recovery, authentication, CORS and compression go before Handler. What
+// Recovery, authentication, CORS and compression go before Handler. Middleware that
 // renders Context.Errors goes after it: before it, the answer has been sent.
 package idemgin
 
@@ -79,7 +79,7 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 	return p, ok
 }
 
-// serveCovered runs the handlers after Handler.
+// serveCovered runs the handlers after Handler: on the buffer if the request is covered, else unchanged.
 func serveCovered(w http.ResponseWriter, r *http.Request) {
 	p, _ := passageOf(r.Context()) // request has put it there
 	p.ran = true
@@ -91,8 +91,8 @@ func serveCovered(w http.ResponseWriter, r *http.Request) {
 	runHandlers(p.c, w, r)
 }
 
-// Outer returns [idemkey.Middleware.Outer] as a gin middleware. It goes before what reads bodies
-// without restoring them, and Handler after that. If it refuses the request, it aborts the chain.
+// Outer returns [idemkey.Middleware.Outer] as a gin middleware. It goes before middleware that reads
+// bodies without restoring them, and Handler goes after that. If it refuses the request, it aborts the chain.
 func Outer(m *idemkey.Middleware) gin.HandlerFunc {
 	h := m.Outer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		p, _ := passageOf(r.Context())
@@ -141,8 +141,8 @@ func requestOf(p *passage) *http.Request {
 	return r
 }
 
-// runHandlers runs the handlers on the buffer w. Its writer stays in c until restore: a
-// goroutine that a handler has left behind finds it closed, and not the connection.
+// runHandlers runs the handlers on the buffer w. The buffer stays in c until restoreContext: a
+// goroutine that a handler has left behind finds it closed, instead of the connection.
 func runHandlers(c *gin.Context, w http.ResponseWriter, r *http.Request) {
 	before := len(c.Errors)
 	inner := &writer{ResponseWriter: w, r: r, status: c.Writer.Status(), size: unwritten}
@@ -156,7 +156,7 @@ func runHandlers(c *gin.Context, w http.ResponseWriter, r *http.Request) {
 }
 
 // restoreContext puts gin's own writer and request back when the request has been
-// answered, and before anybody recovers: a recoverer that wrote to the buffer would
+// answered, and before a recoverer runs: a recoverer that wrote to the buffer would
 // leave the client with an empty 200.
 func restoreContext(c *gin.Context, outer gin.ResponseWriter, original *http.Request, returned bool) {
 	c.Writer, c.Request = outer, original

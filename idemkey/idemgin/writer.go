@@ -17,8 +17,8 @@ const unwritten = -1
 
 // A writer is the middleware's buffer as handlers in gin expect it. Like the
 // buffer it has no Unwrap: http.NewResponseController would find the
-// connection, and send a 200 for what then rolls back. And like the buffer it
-// may be used by several goroutines.
+// connection, and send a 200 for a transaction that then rolls back. Like the
+// buffer it may be used by several goroutines.
 type writer struct {
 	http.ResponseWriter // the buffer
 	r                   *http.Request
@@ -45,8 +45,8 @@ func (w *writer) WriteHeader(status int) {
 	}
 }
 
-// failedLate reports whether a streamed response, whose beginning may have been sent, was to become
-// that of an error.
+// failedLate reports whether a streamed response, whose beginning may have been sent, got the status of an
+// error afterwards.
 func (w *writer) failedLate() bool {
 	_, streams := w.ResponseWriter.(interface{ FlushError() error })
 	w.mu.Lock()
@@ -73,7 +73,7 @@ func (w *writer) WriteString(s string) (int, error) {
 	return w.countBytes(io.WriteString(w.ResponseWriter, s))
 }
 
-// countBytes adds what a Write has written, and returns what it returned.
+// countBytes adds the bytes of a Write, and returns the results of the Write.
 func (w *writer) countBytes(n int, err error) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -95,8 +95,8 @@ func (w *writer) Size() int {
 
 func (w *writer) Written() bool { return w.Size() != unwritten }
 
-// Flush does nothing where the response is not streamed: it has no way to
-// refuse. A caller that asks by way of http.ResponseController is told.
+// Flush does nothing if the response is not streamed: it cannot return an
+// error. A caller that uses http.ResponseController gets one.
 func (w *writer) Flush() { _ = w.FlushError() }
 
 // FlushError works under idemkey.Options.Response.AllowStreaming.
@@ -116,8 +116,8 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Pusher returns nil, which is how gin says that there is none.
 func (w *writer) Pusher() http.Pusher { return nil }
 
-// CloseNotify tells when the handler's context is over. A client that goes
-// away ends it only under idemkey.Options.CancelOnDisconnect.
+// CloseNotify reports the end of the handler's context. A client that disconnects
+// ends it only under idemkey.Options.CancelOnDisconnect.
 func (w *writer) CloseNotify() <-chan bool {
 	gone := make(chan bool, 1)
 	context.AfterFunc(w.r.Context(), func() { gone <- true })

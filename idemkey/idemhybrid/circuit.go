@@ -39,8 +39,8 @@ func (c *circuit) admitCall() (ok, probe bool) {
 	return true, true
 }
 
-// reportResult takes the result of a call, and returns whether the circuit has opened
-// or closed over it.
+// reportResult takes the result of a call, and reports whether it has opened or
+// closed the circuit.
 func (c *circuit) reportResult(probe bool, err error) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/sagamill/sagamill/internal/rediskey"
 )
 
-// Each script has one key, whose value is the owner's token, and says the same
-// when it is sent twice: a client repeats what it got no reply to.
+// Each script has one key, whose value is the owner's token. Sent twice, it returns
+// the same: a client repeats a script that it got no reply to.
 
 // scriptLock takes a lock that is free. Otherwise it returns how long, in ms, the
 // owner still has it.
@@ -30,27 +30,27 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) 
 return 0
 `)
 
-// scriptRenew lets the lock last from now on, if it is still the caller's. It
-// does not take a lapsed one again: a renewal that overtakes the release would
-// leave a lock that nobody frees.
+// scriptRenew starts the lock's time again, if it is still the caller's. It does
+// not take a lapsed lock again: a renewal that overtakes the release would leave a
+// lock without an owner.
 var scriptRenew = redis.NewScript(`
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 0
 `)
 
-// A lock is one claim's place at the door.
+// A lock is one claim's lock in Redis.
 type lock struct {
 	s          *Store
 	key, token string
 	lease      time.Duration
-	held       bool // it is taken, or may be: the reply was lost
+	held       bool // the lock is taken, or may be: the reply was lost
 }
 
 func (s *Store) newLock(c *idemkey.Claim) *lock {
 	return &lock{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
 }
 
-// takeLock takes the lock. If another has it, busy is for how long.
+// takeLock takes the lock. If another claim has it, busy is the rest of that claim's time.
 func (l *lock) takeLock(ctx context.Context) (busy time.Duration, err error) {
 	n, err := l.runScript(ctx, false, scriptLock, l.token, l.leaseMilliseconds())
 	if l.held = n == 0 && !errors.Is(err, errPassedOver); err != nil {
@@ -66,7 +66,7 @@ func (l *lock) renewLock(ctx context.Context) error {
 	return nil
 }
 
-// freeLock gives the lock back whatever became of ctx: nobody else can. A lock that
+// freeLock gives the lock back, even if ctx has ended: no other call can. A lock that
 // is held is freed also while Redis is passed over: after a brief outage it would
 // keep the retry of a failed request waiting for the lease.
 func (l *lock) freeLock(ctx context.Context) error {
@@ -76,7 +76,7 @@ func (l *lock) freeLock(ctx context.Context) error {
 	return nil
 }
 
-// runScript runs a script if Redis is to be asked.
+// runScript runs a script, unless Redis is passed over.
 func (l *lock) runScript(ctx context.Context, urgent bool, script *redis.Script, args ...any) (n int64, err error) {
 	err = l.s.askRedis(ctx, urgent, func(ctx context.Context) error {
 		n, err = script.Run(ctx, l.s.client, []string{l.key}, args...).Int64()

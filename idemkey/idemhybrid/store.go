@@ -38,7 +38,7 @@ type Options struct {
 	// after a failure. Default: Redis is passed over and Postgres decides alone.
 	RequireLock bool
 
-	Logger *slog.Logger // hears when Redis is lost and when it is back; default: slog.Default()
+	Logger *slog.Logger // gets the loss of Redis and its return; default: slog.Default()
 }
 
 // A Store is an [idempg.Store] behind locks in Redis. It is safe for concurrent
@@ -82,20 +82,19 @@ func New(pg *idempg.Store, client redis.UniversalClient, opts *Options) (*Store,
 	return s, nil
 }
 
-// Traits are those of the store in Postgres: the lock takes nothing from what a
-// row promises, and adds nothing to it.
+// Traits are those of the store in Postgres: the lock does not change its guarantees.
 func (s *Store) Traits() idemkey.Traits { return s.pg.Traits() }
 
-// Begin claims c.ID and opens the business transaction, or says why not: as
-// [idempg.Store.Begin] does, except that of callers that race all but one are
-// told by the record alone, without a claim. After an error nothing was done, or
-// a claim was made that lapses by itself.
+// Begin claims c.ID and opens the business transaction, or decides otherwise, as
+// [idempg.Store.Begin] does. Of callers that race, all but one are decided by the
+// record alone, without a claim. After an error nothing was done, or a claim was
+// made that lapses with its lease.
 func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
 	if err := c.Check(); err != nil {
 		return idemkey.Decision{}, fmt.Errorf("idemhybrid: begin: %w", err)
 	}
 	if c.ID.Key == "" {
-		return s.pg.Begin(ctx, c) // nobody else can want it
+		return s.pg.Begin(ctx, c) // without a key there are no duplicates
 	}
 	l := s.newLock(&c)
 	busy, err := l.takeLock(ctx)
@@ -129,8 +128,8 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	return d, nil
 }
 
-// shedDuplicate answers a duplicate while another has the lock. A record that would let
-// it run is about to be claimed by that other, or was left by one that died.
+// shedDuplicate answers a duplicate while another request has the lock. A record that would let
+// the duplicate run is about to be claimed by that other, or was left by a process that died.
 func (s *Store) shedDuplicate(ctx context.Context, c *idemkey.Claim, busy time.Duration) (idemkey.Decision, error) {
 	d, decided, err := s.pg.Find(ctx, *c)
 	if err != nil || decided {
@@ -151,7 +150,7 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) { return s.pg
 var errPassedOver = errors.New("idemhybrid: Redis is passed over")
 
 // askRedis makes a call of Redis. It returns errPassedOver if the circuit is open,
-// unless the call is urgent. A caller that has given up says nothing about Redis.
+// unless the call is urgent. An error after the caller has given up does not count against Redis.
 func (s *Store) askRedis(ctx context.Context, urgent bool, call func(context.Context) error) error {
 	ok, probe := s.circuit.admitCall()
 	if !ok && !urgent && !s.opts.RequireLock {
@@ -196,17 +195,17 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 	return e.Execution.Release(ctx, mode, status)
 }
 
-// Renew keeps the lock, so that duplicates go on being shed. It returns nil
-// whatever Redis says: a lock that is lost costs Postgres a claim, and the owner
-// of the row is still the owner.
+// Renew keeps the lock, so that duplicates go on being shed. It always returns nil:
+// a lock that is lost costs Postgres a claim, and the owner of the row is still the
+// owner.
 func (e *execution) Renew(ctx context.Context) error {
 	_ = e.lock.renewLock(ctx)
 	return nil
 }
 
 // freeLock gives the lock back once the outcome is durable: before that, a duplicate
-// would get as far as Postgres and be refused there. If Redis does not hear of it,
-// the lock lapses.
+// would reach Postgres and be refused there. If Redis cannot be reached, the lock
+// lapses.
 func (e *execution) freeLock(ctx context.Context) {
 	if failpoint.Hit("idemhybrid/before-free") == nil {
 		_ = e.lock.freeLock(ctx)

@@ -1,4 +1,3 @@
-// Package idemkeytest is the suite that every [idemkey.Store] passes. It goes
-// through each transition of a record's states, and through what races and
-// crashes do to them.
+// Package idemkeytest is the suite that every [idemkey.Store] passes. It tests
+// each transition of a record's states, under races and crashes too.
 package idemkeytest

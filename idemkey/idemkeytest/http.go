@@ -236,8 +236,8 @@ func (t *httpTest) expectReply(got reply, status int, code string) {
 	}
 }
 
-// expectReplay checks that again is first once more: status, bytes and headers,
-// but for those that belong to one exchange.
+// expectReplay checks that again has the status and bytes of first, and its headers
+// except those that belong to one exchange.
 func (t *httpTest) expectReplay(again, first reply) {
 	t.Helper()
 	if first.Header.Get("Idempotent-Replayed") != "" || again.Header.Get("Idempotent-Replayed") != "true" {
@@ -265,7 +265,7 @@ func (t *httpTest) storeTraits() idemkey.Traits {
 	return idemkey.Traits{}
 }
 
-// checkAttempt returns which run of its key r is in, and checks that it knows. It is called once in
+// checkAttempt returns the number of r's run, and checks that Info returns it too. It is called once in
 // each run: a traceless store does not count them.
 func (t *httpTest) checkAttempt(r *http.Request) int {
 	info, ok := idemkey.Info(r.Context())
@@ -290,7 +290,7 @@ func (t *httpTest) expectInFlight(got reply, status int, code string) {
 	t.expectReply(got, status, code)
 }
 
-// answerOrder answers as a service would, with everything that could get lost.
+// answerOrder answers as a service would, with headers and bytes that could get lost.
 func (t *httpTest) answerOrder(w http.ResponseWriter, r *http.Request) error {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -307,7 +307,7 @@ func (t *httpTest) answerOrder(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// writeStatus answers with no more than a status.
+// writeStatus answers with a status only.
 func writeStatus(w http.ResponseWriter, status int) error {
 	w.Header().Set("Status", strconv.Itoa(status))
 	w.WriteHeader(status)

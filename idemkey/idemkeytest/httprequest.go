@@ -64,7 +64,7 @@ type bodyCase struct {
 	chunked   bool
 	header    []string
 	inner     bool   // without Outer it runs too
-	want      string // what the handler reads; none: body
+	want      string // the body that the handler reads; empty: body
 	said      string // the log of a refusal, without Outer
 }
 
@@ -73,7 +73,7 @@ const (
 	multipart = "--b\r\nContent-Disposition: form-data; name=\"amount\"\r\n\r\n1\r\n--b--\r\n"
 )
 
-// bodyCases are all ways to spoil a body that are told from a whole one.
+// bodyCases are all ways to spoil a body that the middleware can detect.
 func bodyCases() []bodyCase {
 	form, mixed, packed := []string{"Content-Type", formType}, []string{"Content-Type", "multipart/form-data; boundary=b"}, []string{"Content-Encoding", "gzip"}
 	return []bodyCase{
@@ -171,7 +171,7 @@ func httpOuter(t *httpTest) {
 		c.expectRun(t)
 	}
 	garbled := bodyCase{how: "decompress", header: []string{"Content-Encoding", "gzip"}}
-	got := garbled.sendCase(t, gzipString("amount=1")[:10]+"\xff\xffamount=1", "garbled") // what its decoder refuses is not what the handler reads
+	got := garbled.sendCase(t, gzipString("amount=1")[:10]+"\xff\xffamount=1", "garbled") // the decoder refuses these bytes
 	t.expectReply(got, http.StatusBadRequest, idemkey.CodeBodyUnreadable)
 	got = garbled.sendCase(t, gzipString(""), "decoded to nothing") // it cannot be told from one that was read
 	t.expectReply(got, http.StatusInternalServerError, idemkey.CodeBodyConsumed)
@@ -356,8 +356,8 @@ func httpOwnHeaders(t *httpTest) {
 	}
 }
 
-// expectOwnHeaders sends a request under key, if it is not empty, and checks that its responses have that key
-// alone, and replayed as what they say of a replay.
+// expectOwnHeaders sends a request under key, if it is not empty. It checks that the responses have only that
+// key, and replayed as the value of the replay header.
 func (t *httpTest) expectOwnHeaders(what, key, replayed string) {
 	t.Helper()
 	want := map[string]string{"Idempotency-Key": strings.ReplaceAll(key, " ", "-"), "X-Idempotency-Key": "", "Idempotent-Replayed": replayed}

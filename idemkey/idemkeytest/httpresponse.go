@@ -14,10 +14,10 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// httpLate: what a goroutine does that outlives its handler changes neither what is sent
-// nor what is kept, and it is told so.
+// httpLate: a goroutine that outlives its handler changes neither the sent nor the kept
+// response, and its calls return ErrSettled.
 func httpLate(t *httpTest) {
-	var late func() // what the goroutine does between the handler's return and the outcome
+	var late func() // runs on the goroutine, between the handler's return and the outcome
 	policy := func(status int) idemkey.Verdict {
 		if run := late; run != nil {
 			late = nil // once: a Write that is let through asks the policy again
@@ -56,8 +56,8 @@ func httpLate(t *httpTest) {
 	t.expectRows("order", 2)
 }
 
-// httpBeside: a goroutine that uses the response all the time, beside its handler and after it,
-// is no data race, and what is sent is what is kept.
+// httpBeside: a goroutine may use the response beside its handler and after it without a data race. The
+// sent response is the kept one.
 func httpBeside(t *httpTest) {
 	for key, streams := range map[string]bool{"buffered": false, "streamed": true} {
 		if streams && t.storeTraits().Transactional {
@@ -97,8 +97,8 @@ func httpBeside(t *httpTest) {
 	}
 }
 
-// httpCut: however a handler fails once its response is on its way, the client sees that it was cut
-// off, whatever a recoverer makes of it, and it never runs again.
+// httpCut: if a handler fails once its response is on its way, the client sees that it was cut
+// off, even behind a recoverer, and the request never runs again.
 func httpCut(t *httpTest) {
 	if t.storeTraits().Transactional {
 		return // it does not stream
@@ -117,7 +117,7 @@ func httpCut(t *httpTest) {
 	}
 }
 
-// expectCut looks at a response that end ends after its last byte, with its length as the handler says.
+// expectCut checks a response whose handler calls end after the last byte and has declared its length.
 func (t *httpTest) expectCut(key, way string, end func(r *http.Request)) {
 	var runs atomic.Int32
 	limit := func(o *idemkey.Options) {

@@ -109,7 +109,7 @@ func httpSettings(t *httpTest) {
 	t.expectRows("order", 2)
 }
 
-// httpRefusals: what is refused before the claim never reaches the handler.
+// httpRefusals: a request that is refused before the claim never reaches the handler.
 func httpRefusals(t *httpTest) {
 	t.mountHandler(func(o *idemkey.Options) { o.Limits.MaxRequestBody = 10 }, func(http.ResponseWriter, *http.Request) error {
 		t.Error("the handler ran")
@@ -125,13 +125,13 @@ func httpRefusals(t *httpTest) {
 	t.expectReply(t.postOrder(long, "k"), http.StatusRequestEntityTooLarge, idemkey.CodeBodyTooLarge)
 }
 
-// httpError: a returned error is a failure that rolls back, tells nothing of
-// itself, and may run again.
+// httpError: a returned error rolls back and may run again, and the client does not
+// learn its text.
 func httpError(t *httpTest) {
 	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
 		t.writeRow(r, "order")
 		if t.checkAttempt(r) == 1 {
-			idemkey.SetVerdict(r.Context(), idemkey.CommitAnyway) // of what did not come about
+			idemkey.SetVerdict(r.Context(), idemkey.CommitAnyway) // an error never commits
 			return errHandler
 		}
 		return writeStatus(w, ran)
@@ -334,8 +334,7 @@ func httpDisconnect(t *httpTest) {
 	t.expectRows("order", 1)
 }
 
-// httpStreaming: whatever way a handler tries, nothing goes out before its
-// outcome is durable.
+// httpStreaming: no way of streaming sends a byte before the outcome is durable.
 func httpStreaming(t *httpTest) {
 	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {
 		t.writeRow(r, "order")
@@ -432,8 +431,8 @@ func httpKeyless(t *httpTest) {
 	t.expectRows("order", 2)
 }
 
-// httpRace: of many requests with one key one runs, and everybody gets its
-// bytes or is told to wait.
+// httpRace: of many requests with one key one runs, and all others get its bytes
+// or a 409 in-progress.
 func httpRace(t *httpTest) {
 	var runs atomic.Int32
 	t.mountHandler(nil, func(w http.ResponseWriter, r *http.Request) error {

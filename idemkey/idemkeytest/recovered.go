@@ -13,8 +13,8 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// testRecovered: of a run that is known to have succeeded the handler never runs again, although
-// what it answered cannot be sealed, or a COMMIT of the store would fail.
+// testRecovered: after a run that is known to have succeeded the handler never runs again, even if
+// its response cannot be sealed, or a COMMIT of the store would fail.
 func testRecovered(t *testing.T, s Subject) {
 	if s.traceless() {
 		return // no vanished run leaves a record

@@ -26,11 +26,11 @@ type Subject struct {
 	// Expire makes id's record look expired.
 	Expire func(t testing.TB, id idemkey.Identity)
 
-	// Damage makes id's record say a state that does not exist. Nil: nothing but the store can get at it.
+	// Damage stores a state that does not exist in id's record. Nil: only the store can reach the record.
 	Damage func(t testing.TB, id idemkey.Identity)
 
-	// SelfExpiring says that the store removes expired records by itself, so
-	// that Sweep finds none.
+	// SelfExpiring says that the store removes expired records without Sweep,
+	// which finds none.
 	SelfExpiring bool
 
 	// Held is how much the store holds for requests that run, such as connections. Default: it
@@ -88,7 +88,7 @@ func Claim(key, fp string) idemkey.Claim {
 	}
 }
 
-// richResponse is one with everything that a store could get wrong.
+// richResponse has all that a store could get wrong: names, values and bytes.
 func richResponse() idemkey.Response {
 	return idemkey.Response{
 		Status: http.StatusCreated,
@@ -161,8 +161,8 @@ func releaseBound(t *testing.T, exec idemkey.Execution) {
 	expectNoError(t, "Release", exec.Release(context.WithoutCancel(t.Context()), idemkey.Bound, 500))
 }
 
-// Another request is told so in every state that the store remembers, before it
-// is told to wait.
+// Another request is a mismatch in every state that the store remembers, even while
+// the first is in flight.
 func testMismatch(t *testing.T, s Subject) {
 	running := beginAttempt(t, s, Claim("running", "a"), 1)
 	if s.traceless() {
@@ -290,7 +290,7 @@ func testRenew(t *testing.T, s Subject) {
 	beginClaim(t, s, c, idemkey.KindReplay)
 }
 
-// A lapsed run is not taken over where the claim says so; a failed one is.
+// With HoldLapsed a lapsed run is not taken over; a failed one is.
 func testHoldLapsed(t *testing.T, s Subject) {
 	if s.traceless() {
 		return // the middleware refuses the option
@@ -346,7 +346,7 @@ func testReplay(t *testing.T, s Subject) {
 		if diff := cmp.Diff(c.FP, d.Record.FP); diff != "" {
 			t.Errorf("stored fingerprint (-want +got):\n%s", diff)
 		}
-		d.Record.Response.Body[0] = 'X' // what is handed out is a copy
+		d.Record.Response.Body[0] = 'X' // the response is a copy
 		d.Record.Response.Header.Set("Location", "X")
 	}
 	empty := Claim("empty", "a")

@@ -45,7 +45,7 @@
 // from the primary, as all other readers are.
 //
 // A handler may end the transaction by SQL that it sends. The statement before COMMIT and the round trip of
-// ROLLBACK detect that by the transaction's id. What the handler committed stands, later writes are rolled back,
+// ROLLBACK detect that by the transaction's id. The handler's commits stand, later writes are rolled back,
 // and its key keeps [idemkey.ErrTxMisuse] as its outcome: the request never runs again. One case is not detected:
 // the handler rolls back, commits another transaction, and leaves a third in which a statement has failed.
 //

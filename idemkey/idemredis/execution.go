@@ -11,8 +11,8 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
-// errTakenOver says why a response was not kept. For Redis a record that it has
-// lost is the same: its key may have had another owner since.
+// errTakenOver is the reason why a response was not kept. A record that Redis has
+// lost counts as taken over: its key may have had another owner since.
 var errTakenOver = fmt.Errorf("%w, or Redis has lost the record", idemkey.ErrLeaseLost)
 
 // An execution owns one claim for as long as the record has its token.
@@ -37,7 +37,7 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 	return e.keepResponse(ctx, &r)
 }
 
-// keepResponse asks several times: the handler has run, and a record that is not
+// keepResponse tries several times: the handler has run, and a record that is not
 // completed would let it run again.
 func (e *execution) keepResponse(ctx context.Context, r *idemkey.Response) error {
 	header, err := r.MarshalHeader()
@@ -70,7 +70,7 @@ func notStoredError(cause error) error {
 	return fmt.Errorf("idemredis: keep response: %w: %w", idemkey.ErrNotStored, cause)
 }
 
-// Release lets the key go, unless another owner has it by now. After an error
+// Release releases the key, unless another owner has it by now. After an error
 // the record lapses with its lease.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	how := "bound"
@@ -83,11 +83,10 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 	return nil
 }
 
-// Renew lets the lease begin anew; call it every third of the lease or so, while
-// the handler runs. After [idemkey.ErrLeaseLost] another owner has the key, or
-// Redis has lost the record, so that another may get it at any time: the
-// handler should stop. After any other error the lease is what it was, or
-// renewed.
+// Renew starts the lease's time again. The middleware calls it every third of the
+// lease while the handler runs. After [idemkey.ErrLeaseLost] another owner has the
+// key, or Redis has lost the record, so that another may get it at any time: the
+// handler should stop. After any other error the lease is unchanged, or renewed.
 func (e *execution) Renew(ctx context.Context) error {
 	mine, err := e.runOwnerScript(ctx, scriptRenew, milliseconds(e.lease))
 	switch {
@@ -99,8 +98,8 @@ func (e *execution) Renew(ctx context.Context) error {
 	return nil
 }
 
-// runOwnerScript runs one of the owner's scripts. It reports false if the record is not,
-// or no longer, this execution's.
+// runOwnerScript runs one of the owner's scripts. It reports false if the record does not
+// have this execution's token.
 func (e *execution) runOwnerScript(ctx context.Context, script *redis.Script, args ...any) (bool, error) {
 	n, err := e.s.callScript(ctx, script, e.key, append([]any{e.token}, args...)...).Int()
 	return n == 1, err

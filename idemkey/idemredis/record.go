@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// maxStatus is what an HTTP status can be.
+// maxStatus is the greatest HTTP status.
 const maxStatus = 999
 
 // A storedRecord is a record as it was read, with what names its owner.
@@ -36,7 +36,7 @@ func decodeClaim(reply []any) (c wonClaim, won bool) {
 	return wonClaim{int(attempt), time.UnixMilli(expires), incarnation}, ok && ok2 && ok3
 }
 
-// decodeRecord reads what luaRead returns. A hash that no script of ours has
+// decodeRecord reads the reply of luaRead. A hash that this package's scripts cannot have
 // written is [idemkey.ErrRecordCorrupt].
 func decodeRecord(reply []any) (*storedRecord, error) {
 	const fields = 13
@@ -78,7 +78,7 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 	return rec, nil
 }
 
-// decisionOf turns kind into a decision, with the response where that is the answer.
+// decisionOf makes a decision of kind, with the response if the decision is a replay.
 func (r *storedRecord) decisionOf(kind idemkey.Kind) (idemkey.Decision, error) {
 	switch kind {
 	case idemkey.KindInFlight:
@@ -96,8 +96,8 @@ func (r *storedRecord) decisionOf(kind idemkey.Kind) (idemkey.Decision, error) {
 	return idemkey.Decision{Kind: kind}, nil
 }
 
-// A fieldDecoder reads the elements of a reply. It is bad once one of them is
-// not what it must be.
+// A fieldDecoder reads the elements of a reply. It is bad once one of them has a
+// wrong type or value.
 type fieldDecoder struct {
 	reply []any
 	bad   bool
@@ -116,7 +116,7 @@ func (d *fieldDecoder) readNumber(i, limit int) int {
 	return n
 }
 
-// readInteger reads what the script has computed.
+// readInteger reads a number that the script has computed.
 func (d *fieldDecoder) readInteger(i int) int64 {
 	n, ok := d.reply[i].(int64)
 	d.bad = d.bad || !ok

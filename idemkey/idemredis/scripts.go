@@ -3,13 +3,13 @@ package idemredis
 import "github.com/redis/go-redis/v9"
 
 // Each script has one key, so that it runs on a cluster, and reads the time from
-// Redis. Each may be sent twice, since a client repeats what it got no reply to:
-// the second run finds what the first did and says the same.
+// Redis. Each may be sent twice, since a client repeats a script that it got no
+// reply to: the second run finds the changes of the first and returns the same.
 //
 // A hash has the fields state, token, fp, fp_alg, incarnation, attempt, lease_until,
-// expires_at and purge_at (ms since 1970), and with a response also status,
+// expires_at and purge_at (ms since 1970). With a response it also has status,
 // header, body and key_id, which names the key that the body is sealed with.
-// Values are bytes, whatever is in them.
+// Values are arbitrary bytes.
 
 // luaNow sets now. TIME is seconds and microseconds.
 const luaNow = `
@@ -17,8 +17,8 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 `
 
-// luaRead defines read, which returns the hash as decodeRecord expects it; 0 is
-// what tells it from a claim that was won. A time that is no number becomes a null.
+// luaRead defines read, which returns the hash as decodeRecord expects it. The 0 tells
+// it from a claim that was won. A time that is no number becomes a null.
 const luaRead = `
 local function read()
 	local r = redis.call('HMGET', KEYS[1], 'state', 'fp', 'fp_alg', 'token', 'attempt',
@@ -82,8 +82,8 @@ redis.call('PEXPIREAT', KEYS[1], r[3])
 return 1
 `)
 
-// scriptRelease lets the record go, if it is still the caller's: for its
-// request's next attempt, or altogether.
+// scriptRelease releases the record, if it is still the caller's: for its request's next
+// attempt, or by deleting it.
 var scriptRelease = redis.NewScript(`
 local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'purge_at')
 if r[1] ~= ARGV[1] or r[2] ~= '1' then return 0 end
@@ -94,7 +94,7 @@ return 1
 `)
 
 // scriptRenew lets the lease end ARGV[2] ms from now, if the record is still the
-// caller's, lapsed or not. The key must not go before its owner does.
+// caller's, lapsed or not. The key must not expire before its owner's lease.
 var scriptRenew = redis.NewScript(luaNow + `
 local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'purge_at')
 if r[1] ~= ARGV[1] or r[2] ~= '1' then return 0 end

@@ -41,11 +41,11 @@ func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 // run for longer than its own.
 func (s *Store) Traits() idemkey.Traits { return idemkey.Traits{LiveOwners: true} }
 
-// Begin claims c.ID or says why not.
+// Begin claims c.ID or decides otherwise.
 //
 // After KindProceed the record is in progress until its lease lapses, unless
 // Renew is called before. After an error nothing was done, or a claim was made
-// that lapses by itself. If the process dies, the next claim after the lease
+// that lapses with its lease. If the process dies, the next claim after the lease
 // takes over. Of two callers that race, Redis serves one first, and the other
 // gets KindInFlight.
 func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
@@ -62,7 +62,7 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 	return d, nil
 }
 
-// claimOrDecide claims what is absent, and else decides by the record. A record that
+// claimOrDecide claims an absent record, and otherwise decides by the record. A record that
 // may be taken over is claimed again, by the token it was read with.
 func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, error) {
 	e := &execution{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
@@ -115,7 +115,7 @@ func (s *Store) callScript(ctx context.Context, script *redis.Script, key string
 }
 
 // Inspect returns id's record, for an administrator's tools. It is not found if
-// there is none, or none any more.
+// there is none.
 func (s *Store) Inspect(ctx context.Context, id idemkey.Identity) (rec idemkey.Record, found bool, err error) {
 	stored, err := s.readRecord(ctx, id)
 	if err == nil && stored == nil {
@@ -165,13 +165,13 @@ func (s *Store) Find(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, 
 	return d, true, nil
 }
 
-// Sweep does nothing: Redis removes expired records by itself.
+// Sweep does nothing: Redis removes expired records without a sweeper.
 func (s *Store) Sweep(context.Context, int) (int, error) { return 0, nil }
 
-// milliseconds rounds up: a lease of less than one must not be none.
+// milliseconds rounds up: a lease of less than one millisecond must not become zero.
 func milliseconds(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// errReply is a reply that the scripts do not make.
+// errReply reports a reply that the scripts cannot have made.
 var errReply = errors.New("unexpected reply of a script")

@@ -34,7 +34,7 @@ func Call(do func() error) (err error) {
 	return do()
 }
 
-// Apart is [Call] on a goroutine of its own, so that the caller's goroutine survives
+// Apart is [Call] on a new goroutine, so that the caller's goroutine survives
 // runtime.Goexit: the error is then [ErrGoexit].
 func Apart(do func() error) error {
 	done := make(chan error, 1)
@@ -46,8 +46,8 @@ func Apart(do func() error) error {
 	return <-done
 }
 
-// Hook calls do, which names the function of the user's. A panic is logged, and of no
-// further consequence.
+// Hook calls do. A panic is logged under name, which is the name of the user's function, and has
+// no other effect.
 func Hook(ctx context.Context, log *slog.Logger, name string, do func()) {
 	err := Call(func() error { do(); return nil })
 	if err != nil {

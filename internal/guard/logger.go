@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// Logger returns a Logger that writes to log. A panic in log's handler costs the line that
-// it was given, and nothing else.
+// Logger returns a Logger that writes to log. A panic in log's handler loses the line that
+// was being written, and has no other effect.
 func Logger(log *slog.Logger) *slog.Logger {
 	if _, ok := log.Handler().(handler); ok {
 		return log

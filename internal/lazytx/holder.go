@@ -123,9 +123,9 @@ func (h *holder) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 	return tx.CopyFrom(ctx, table, columns, src)
 }
 
-// LargeObjects returns what refuses everything if the transaction does not open.
-// pgx alone knows what it returns, so that End cannot see the calls: from here on
-// the connection counts as in use.
+// LargeObjects returns a value whose calls all fail if the transaction does not open.
+// Its calls do not go through the holder, so End cannot count them: from here on the
+// connection counts as in use.
 func (h *holder) LargeObjects() pgx.LargeObjects {
 	err := h.t.beginCall()
 	var tx pgx.Tx
@@ -141,7 +141,7 @@ func (h *holder) LargeObjects() pgx.LargeObjects {
 }
 
 // Conn cannot report that the transaction does not open. A connection outside of
-// it must not be handed out, so it is closed: all that is done with it fails.
+// it must not be handed out, so it is closed: all calls on it fail.
 func (h *holder) Conn() *pgx.Conn {
 	if _, err := h.openTx(context.Background()); err != nil {
 		_ = h.t.txConn().Close(context.Background())
@@ -155,7 +155,7 @@ func (h *holder) openTx(ctx context.Context) (pgx.Tx, error) {
 	return h.t.openLocked(ctx)
 }
 
-// queueable reports whether args can be queued: a batch takes no option but a rewriter.
+// queueable reports whether args can be queued: of pgx's options a batch takes only a rewriter.
 func queueable(args []any) bool {
 	if len(args) == 0 {
 		return true
@@ -167,7 +167,7 @@ func queueable(args []any) bool {
 	return true
 }
 
-// beginsTransaction reports whether b would begin a transaction of its own, which pgx refuses.
+// beginsTransaction reports whether b begins with BEGIN, which pgx refuses.
 func beginsTransaction(b *pgx.Batch) bool {
 	const begin = "begin"
 	sql := strings.TrimSpace(b.QueuedQueries[0].SQL)

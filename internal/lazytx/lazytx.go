@@ -1,9 +1,9 @@
 // Package lazytx is a transaction that is begun together with its holder's
-// first statement: what opens it and what its holder asks for make one round
+// first statement: the opening statements and the holder's make one round
 // trip, and so do the last statement and COMMIT.
 //
-// Before that statement the server knows nothing of it. If the process dies, the
-// server rolls back, unless COMMIT had reached it.
+// Before the first statement the server does not know the transaction. If the process
+// dies, the server rolls back, unless COMMIT had reached it.
 package lazytx
 
 import (
@@ -15,9 +15,9 @@ import (
 	"github.com/sagamill/sagamill/internal/txguard"
 )
 
-// A Tx belongs to whoever made it. It alone can end it; what it hands out by
-// [Tx.Holder] cannot. Its own methods may be called at the same time as a
-// holder's, which is for one goroutine at a time, like any transaction.
+// A Tx belongs to its maker. Only its own methods can end it; the transaction that
+// [Tx.Holder] hands out cannot. Its own methods may be called at the same time as the
+// holder's, which are for one goroutine at a time, like any transaction.
 type Tx struct {
 	conn    *pgx.Conn // nil: that of outer
 	options pgx.TxOptions
@@ -28,14 +28,13 @@ type Tx struct {
 	real  pgx.Tx     // nil until it has begun
 	err   error      // why it cannot be used any more
 	id    string     // see Identify
-	calls int        // that the holder has begun and that have not returned
+	calls int        // calls of the holder that have not returned
 	lost  error      // of a part: why it has not opened
 }
 
 // New returns a transaction on conn that has not begun. The statements that
-// opening queues follow BEGIN, before anything of the holder's. If one of them
-// fails, or its callback returns an error, so does all that the holder asks
-// for, with that error.
+// opening queues follow BEGIN, before the holder's. If one of them fails, or its
+// callback returns an error, all calls of the holder return that error.
 func New(conn *pgx.Conn, options pgx.TxOptions, opening func(*pgx.Batch)) *Tx {
 	return &Tx{conn: conn, options: options, opening: opening}
 }
@@ -43,13 +42,13 @@ func New(conn *pgx.Conn, options pgx.TxOptions, opening func(*pgx.Batch)) *Tx {
 // Nested returns a part of outer, a transaction that has begun, which opens with a
 // savepoint of that name; Began tells whether it has been set. Its owner ends it by
 // [Tx.End], before there is another part, so that only its holder's statements
-// come after the savepoint. If it does not open, outer is of no use any more. Outer
-// may be one of this package itself, which the part's first statement begins then.
+// follow the savepoint. If it does not open, outer cannot be used any more. Outer
+// may be a transaction of this package. The part's first statement then begins it too.
 func Nested(outer pgx.Tx, savepoint string) *Tx {
 	return &Tx{outer: outer, opening: func(b *pgx.Batch) { b.Queue("SAVEPOINT " + savepoint) }}
 }
 
-// Began reports whether the server has heard of the transaction. It may be over.
+// Began reports whether the transaction has begun on the server. It may be over.
 func (t *Tx) Began() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -63,7 +62,7 @@ func (t *Tx) Err() error {
 	return t.err
 }
 
-// Open begins the transaction in a round trip of its own, unless it has begun.
+// Open begins the transaction without a statement of the holder, unless it has begun.
 func (t *Tx) Open(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,19 +75,19 @@ func (t *Tx) Open(ctx context.Context) error {
 // [Tx.Rollback] finds out whether the holder has ended the transaction.
 func (t *Tx) Identify(id string) { t.id = id }
 
-// ID returns what Identify was given; empty: nothing, or the transaction has not begun.
+// ID returns the id that Identify was given. It is empty before Identify, and so before the transaction has begun.
 func (t *Tx) ID() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.id
 }
 
-// Commit sends what last queues, and COMMIT with it. If one of those statements
-// fails, COMMIT is not executed and the transaction remains, to be rolled back. An
-// error that is not the server's own says nothing about the outcome. A transaction
+// Commit sends the statements that last queues, and COMMIT with them. If one of those
+// statements fails, COMMIT is not executed and the transaction remains, to be rolled back.
+// After an error that is not the server's own, the outcome is unknown. A transaction
 // that never began is not an error: last is sent alone, as a transaction.
 //
-// Last is given the transaction's ID. One of its statements must fail if it is not in that
+// Last gets the transaction's ID. One of its statements must fail if it is not in that
 // transaction: the holder may have ended it and begun another.
 func (t *Tx) Commit(ctx context.Context, last func(b *pgx.Batch, id string)) error {
 	t.mu.Lock()
@@ -118,16 +117,16 @@ func (t *Tx) Commit(ctx context.Context, last func(b *pgx.Batch, id string)) err
 	return err
 }
 
-// These are in lower case, as pgx sends them by itself.
+// These are in lower case, as pgx sends them.
 const commit, rollback = "commit", "rollback"
 
 // Rollback ends the transaction and undoes it. If that fails, the connection is
-// closed, and the server rolls back as soon as it notices. Where the transaction
+// closed, and the server rolls back as soon as it notices. If the transaction
 // is over already, or never began, it does nothing.
 //
 // It reports whether the holder has ended the transaction before, so that not all of the
-// holder's work is undone. That needs an ID. Of a transaction in which a statement has failed only
-// whether it was committed is known.
+// holder's work is undone. That needs an ID. If a statement has failed, it reports only whether
+// the transaction with that ID was committed.
 func (t *Tx) Rollback(ctx context.Context) (ended bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,8 +150,8 @@ func (t *Tx) Rollback(ctx context.Context) (ended bool, err error) {
 	return ended, nil
 }
 
-// rollbackStatement returns ROLLBACK, and in the same round trip whether the current transaction is not the
-// one called id, or where a statement has failed, whether that one was committed. An id is digits.
+// rollbackStatement returns ROLLBACK with a question in the same round trip: is the current transaction
+// another one than id? If a statement has failed, the question is: was id committed? An id is digits.
 func rollbackStatement(id string, status txguard.Status) string {
 	switch {
 	case id == "":
@@ -163,10 +162,10 @@ func rollbackStatement(id string, status txguard.Status) string {
 	return "SELECT pg_current_xact_id_if_assigned() IS DISTINCT FROM '" + id + "'::xid8; " + rollback
 }
 
-// End makes the transaction unusable, without a word to the server. It reports
-// whether the connection is quiet: a call that the holder has made from another
-// goroutine may have passed the check and not sent anything yet, and then the
-// connection must not be used again. Otherwise nothing is sent any more.
+// End makes the transaction unusable and sends nothing to the server. It reports
+// whether the connection is quiet, so that nothing is sent on it any more. If it is not
+// quiet, the connection must not be used again: a call of the holder on another
+// goroutine may have passed the check, and not sent its statement yet.
 func (t *Tx) End() (quiet bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,16 +173,16 @@ func (t *Tx) End() (quiet bool) {
 	return t.calls == 0
 }
 
-// Lost returns why a part could not be opened, if the holder has tried: of no use any
-// more is then the transaction that it was a part of.
+// Lost returns why a part could not be opened, if the holder has tried. The
+// transaction around the part cannot be used any more then.
 func (t *Tx) Lost() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.lost
 }
 
-// EndedByHolder reports that the holder has ended the transaction by SQL of its
-// own and begun no other, by the server's view of the connection.
+// EndedByHolder reports that the holder has ended the transaction by SQL that it sent,
+// and has begun no other. The server's view of the connection decides.
 func (t *Tx) EndedByHolder() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -194,7 +193,7 @@ func (t *Tx) EndedByHolder() bool {
 	return !conn.IsClosed() && txguard.StatusOf(conn) == txguard.Ended
 }
 
-// beginCall begins a call of the holder's, which leave ends.
+// beginCall begins a call of the holder, which endCall ends.
 func (t *Tx) beginCall() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -226,7 +225,7 @@ func (t *Tx) openLocked(ctx context.Context) (pgx.Tx, error) {
 	return t.real, err
 }
 
-// sendOpening sends what opens the transaction and what add queues, and reads the
+// sendOpening sends the opening statements and those that add queues, and reads the
 // results of the former. If the transaction has not begun after an error, the
 // server has executed nothing at all.
 func (t *Tx) sendOpening(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, error) {
@@ -263,8 +262,8 @@ func (t *Tx) sendOpening(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchRe
 	return br, nil
 }
 
-// openingSender is what the first batch goes to: a part's way is through its outer transaction,
-// which may not have begun itself.
+// openingSender returns the receiver of the first batch. A part sends through its outer transaction, which may
+// not have begun itself.
 func (t *Tx) openingSender() interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 } {
@@ -282,9 +281,9 @@ func (t *Tx) txConn() *pgx.Conn {
 	return t.conn
 }
 
-// startWith sends what add queues together with what opens the transaction, where
-// that is possible. Otherwise it returns the transaction that it has opened
-// before, or that has been open for long.
+// startWith sends the statements that add queues together with the opening statements,
+// if that is possible and the transaction has not begun. Otherwise it returns the
+// open transaction.
 func (t *Tx) startWith(ctx context.Context, together bool, add func(*pgx.Batch)) (pgx.BatchResults, pgx.Tx, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -299,8 +298,8 @@ func (t *Tx) startWith(ctx context.Context, together bool, add func(*pgx.Batch))
 		case t.err != nil:
 			return nil, nil, err
 		}
-		// Nothing was executed: the statement could not be prepared, and is to fail
-		// inside of the transaction, as any other.
+		// Nothing was executed: the statement could not be prepared. It must fail
+		// inside of the transaction, like any other.
 	}
 	tx, err := t.openLocked(ctx)
 	return nil, tx, err

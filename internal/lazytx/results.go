@@ -78,7 +78,7 @@ func (r row) Scan(dest ...any) error {
 	return r.rows.Err()
 }
 
-// batchResults do not tell of the transaction that their batch has begun.
+// batchResults hide the transaction that their batch has begun.
 type batchResults struct{ pgx.BatchResults }
 
 func (batchResults) Tx() pgx.Tx { return nil }

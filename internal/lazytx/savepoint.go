@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// A savepoint is of no use once its transaction is over: by then the connection
-// may belong to somebody else.
+// A savepoint cannot be used once its transaction is over: the connection may
+// belong to another request by then.
 type savepoint struct {
 	pgx.Tx
 	t *Tx

@@ -1,5 +1,4 @@
-// Package rediskey names the Redis key of an identity, and says which clients a
-// store can keep its promises on.
+// Package rediskey names the Redis key of an identity, and checks the client of a store.
 package rediskey
 
 import (
@@ -19,9 +18,9 @@ import (
 const maxPrefix = 128
 
 // Of returns prefix followed by a digest of id in braces. The parts of id go
-// into the digest with their lengths, so that no two tuples have one name. The
-// braces make the digest what a cluster chooses the slot by; and what a caller
-// chose as a key, which may be business data, is not among the key names.
+// into the digest with their lengths, so that no two tuples have one name. By the
+// braces a cluster chooses the slot by the digest alone. A caller's key may be
+// business data; the digest keeps it out of the key names.
 func Of(prefix string, id idemkey.Identity) string {
 	var encoded []byte
 	for _, part := range []string{id.Namespace, id.Scope, id.Key} {
@@ -56,7 +55,7 @@ func CheckClient(client redis.UniversalClient) error {
 	case *redis.Ring:
 		return errors.New("a Ring moves keys to another server while one is down, so that a key has two owners")
 	default:
-		return nil // somebody's wrapper
+		return nil // a wrapper of the service's own
 	}
 	if !keeps {
 		return errors.New("the client's options need ContextTimeoutEnabled: without it no call keeps to its time")

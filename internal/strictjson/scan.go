@@ -58,7 +58,7 @@ func checkDocument(data []byte) error {
 	return nil
 }
 
-// release gives s back to the pool. What a large message has grown is left to the garbage collector.
+// release gives s back to the pool, unless the message was large: its slices would stay in memory.
 func (s *scanner) release(size int) {
 	if size > maxKept {
 		return

@@ -4,9 +4,9 @@ import "strings"
 
 // Ends reports whether one of the statements in sql would end the transaction
 // that it is sent in: COMMIT and END, ROLLBACK and ABORT unless it is TO a
-// savepoint, PREPARE TRANSACTION. Where it errs it is on the safe side, as with a
-// function whose body is BEGIN ATOMIC … END. What functions and procedures do is
-// not its matter: they cannot end a transaction that their caller has begun.
+// savepoint, PREPARE TRANSACTION. It errs on the safe side, as with a function whose
+// body is BEGIN ATOMIC … END. It need not look into functions and procedures: they
+// cannot end a transaction that their caller has begun.
 func Ends(sql string) bool {
 	for sql != "" {
 		words, rest := nextStatement(sql)
@@ -18,7 +18,7 @@ func Ends(sql string) bool {
 	return false
 }
 
-// leading is how many words tell what a statement does.
+// leading is the number of words that identify a statement.
 const leading = 3
 
 func endsTransaction(words []string) bool {
@@ -60,7 +60,7 @@ func nextStatement(sql string) (words []string, rest string) {
 	return words, ""
 }
 
-// tokenLength returns the length of what sql begins with: a word, a comment, a string, a
+// tokenLength returns the length of the first token of sql: a word, a comment, a string, a
 // quoted name, or one other character.
 func tokenLength(sql string) int {
 	switch {
@@ -90,7 +90,7 @@ func isWordByte(c byte) bool {
 	return c == '_' || c >= 0x80 || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// lengthUntil returns where end is over, looking from offset from; all of sql without one.
+// lengthUntil returns the offset behind the first end at or after from, and len(sql) if there is none.
 func lengthUntil(sql string, from int, end string) int {
 	if i := strings.Index(sql[from:], end); i >= 0 {
 		return from + i + len(end)

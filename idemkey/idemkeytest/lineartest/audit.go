@@ -12,7 +12,7 @@ import (
 type Effect struct{ Key, Run string }
 
 // Audit compares the rows with the keys whose records are completed and with
-// what the clients were told. It returns nil if each completed key has exactly
+// the clients' responses. It returns nil if each completed key has exactly
 // one row, no other key has any, and every response comes from its key's row.
 func Audit(history []Op, rows []Effect, completed []string) error {
 	var errs []error
@@ -43,11 +43,13 @@ func Audit(history []Op, rows []Effect, completed []string) error {
 	return errors.Join(errs...)
 }
 
-// AuditLeased compares the effects with the responses that are kept and with what
-// the clients were told, where effects cannot be rolled back. kept has each
-// completed key's response body. It returns nil if that is of a run which had
-// its effect, replays and responses of processes that did not hang are it, and no
-// key has more effects than operations that were told of one or know of nothing.
+// AuditLeased compares the effects with the kept responses and the clients'
+// responses, where effects cannot be rolled back. kept has each completed key's
+// response body. It returns nil if all of this holds:
+//
+//   - each kept body is of a run that had its effect;
+//   - replays, and responses of processes that did not hang, have that body;
+//   - no key has more effects than operations whose client got a success or knows nothing.
 func AuditLeased(history []Op, rows []Effect, kept map[string]string) error {
 	var errs []error
 	runs, allowed := make(map[string][]string), make(map[string]int)

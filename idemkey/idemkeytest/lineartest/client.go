@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// client opens a connection for each request: a transport that has one to a
-// dead instance would send a request with an Idempotency-Key again by itself,
-// and the history would have one operation for two.
+// client opens a connection for each request. A transport with a connection to a
+// dead instance would send a request with an Idempotency-Key again, without a word
+// to the caller, and the history would have one operation for two.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// unsent is no [Kind] of the history: the instance was not there.
+// unsent is no [Kind] of the history: the instance was not running.
 const unsent Kind = "unsent"
 
-// sendKeyed sends one keyed request, waits for so long and says what its client learned.
+// sendKeyed sends one keyed request, waits for the time of patience, and returns what the client learned.
 func sendKeyed(url, key, body string, patience time.Duration) (kind Kind, answer string, stalled bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -45,7 +45,7 @@ func sendKeyed(url, key, body string, patience time.Duration) (kind Kind, answer
 	return kind, answer, resp.Header.Get(stalledHeader) != ""
 }
 
-// classifyAnswer says what an answer means.
+// classifyAnswer returns the Kind of an answer, with the response of a success.
 func classifyAnswer(resp *http.Response, content string) (Kind, string) {
 	answer := fmt.Sprintf("%d %s\n%s", resp.StatusCode, resp.Header.Get("Location"), content)
 	switch {

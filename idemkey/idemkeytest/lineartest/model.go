@@ -78,14 +78,14 @@ func (e *NotLinearError) Error() string {
 // Unwrap lets errors.Is find ErrNotLinear.
 func (e *NotLinearError) Unwrap() error { return ErrNotLinear }
 
-// Check returns nil if each key's operations have a legal order, joined
-// [NotLinearError]s for those without, and another error for a history that it
-// cannot judge: too long, or undecided in time.
+// Check returns nil if each key's operations have a legal order. For keys without
+// one it returns joined [NotLinearError]s. A history that is too long, or that is
+// not decided in time, gets another error.
 func Check(history []Op) error { return checkHistory(history, false) }
 
-// CheckLeased is [Check] for a store whose owners are kept by a lease alone. One
-// that hung may have been overtaken; then it answers its own client with a
-// response that is nobody else's. All others answer as under Check.
+// CheckLeased is [Check] for a store whose owners are kept by a lease alone. An owner
+// that hung may have been overtaken. Then its client may get a response that no other
+// client gets. All others answer as under Check.
 func CheckLeased(history []Op) error { return checkHistory(history, true) }
 
 func checkHistory(history []Op, leased bool) error {
@@ -155,10 +155,10 @@ func porcupineOps(ops []Op, leased bool) []porcupine.Operation {
 	return all
 }
 
-// A state is what is true of a key. The response of one that completed for a
-// client that did not hear it is unknown until the first replay.
+// A state is the state of a key. If the client that completed the key did not get the
+// response, the response is unknown until the first replay.
 type state struct {
-	body     string // what the key is bound to; "": nothing
+	body     string // that the key is bound to; empty: none
 	done     bool
 	heard    bool
 	response string

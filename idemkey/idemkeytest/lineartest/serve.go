@@ -61,10 +61,10 @@ func runContent(run, body string) string {
 	return fmt.Sprintf("%s%s\nbody=%s\x00\xff", runMark, run, body)
 }
 
-// runResponse is what a client keeps of an answer to run.
+// runResponse is the response of run as the history has it.
 func runResponse(run, body string) string { return "201 /runs/" + run + "\n" + runContent(run, body) }
 
-// Serve is an instance's main: it listens on the loopback, prints its address
-// on one line of standard output and serves h until standard input ends, as it
-// does when the process that started it dies.
+// Serve is an instance's main. It listens on the loopback, and prints its address
+// on one line of standard output. It serves h until standard input ends, which
+// happens too when the parent process dies.
 func Serve(h http.Handler) error { return proctest.Serve(h) }

@@ -49,8 +49,8 @@ type Config struct {
 	// by name. Storm waits for each as for those that it knows. Default: none.
 	Injected func() map[string]int
 	// Enough looks at the history so far, of keys without a request in hand: an answer
-	// that is still to come may explain another. Storm waits for it as for what is missing.
-	// Default: what there is suffices.
+	// that is still to come may explain another. Storm waits for it as for a missing fault.
+	// Default: any history is enough.
 	Enough func(history []Op) bool
 
 	Keys     int           // in use at once; default: 4
@@ -132,7 +132,7 @@ type instance struct {
 	fault string
 }
 
-// awaitReport returns when nothing is missing any more, or ctx ends.
+// awaitReport returns when no fault and no answer is missing any more, or ctx ends.
 func (s *storm) awaitReport(ctx context.Context) {
 	tick := time.NewTicker(faultPause)
 	defer tick.Stop()
@@ -211,7 +211,7 @@ func (s *storm) sendLoad(ctx context.Context) {
 	}
 }
 
-// sendOperation makes one request of some instance and records what came of it.
+// sendOperation sends one request to a random instance and records the answer.
 func (s *storm) sendOperation(client int, key string) {
 	op := Op{Client: client, Key: key, Body: "a"}
 	if rand.N(otherBodyIn) == 0 {

@@ -13,9 +13,9 @@ const (
 	watchTick     = 5 * time.Millisecond
 )
 
-// ServeWatched is [Serve] for a store whose owners are kept by a lease: it marks
+// ServeWatched is [Serve] for a store whose owners are kept by a lease. It marks
 // the responses of requests during which this process hung for longer than
-// limit, whether it was stopped or the machine had no time for it.
+// limit, because it was stopped or the machine was busy.
 func ServeWatched(h http.Handler, limit time.Duration) error {
 	w := &watch{limit: limit, start: time.Now()}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -51,7 +51,7 @@ func (w *watch) watchTicks(ctx context.Context) {
 	}
 }
 
-// checkTick notes a stall before it ticks: whoever sees the tick sees the stall.
+// checkTick stores a stall before it stores the tick: a reader of the tick also sees the stall.
 func (w *watch) checkTick() {
 	now := w.sinceStart()
 	if now-w.tick.Load() > int64(w.limit) {
