@@ -11,39 +11,39 @@ import (
 // null. Like the other answers it must be one that is waited for: see [Run.Late].
 func (r *Run[S]) Reply(step string, result any) {
 	r.t.Helper()
-	r.answer(step, false).Reply(result)
+	r.answerTo(step, false).Reply(result)
 }
 
 // Reject answers that the participant has done nothing, by its own decision.
 func (r *Run[S]) Reject(step, reason string) {
 	r.t.Helper()
-	r.answer(step, false).Reject(reason)
+	r.answerTo(step, false).Reject(reason)
 }
 
 // Fail answers that the participant has given up on the command, which is a
 // dead letter: what it has done is not known.
 func (r *Run[S]) Fail(step, reason string) {
 	r.t.Helper()
-	r.answer(step, false).Fail(reason)
+	r.answerTo(step, false).Fail(reason)
 }
 
 // Undone answers the compensation of step: nothing is left of it, or there never was anything.
 func (r *Run[S]) Undone(step string) {
 	r.t.Helper()
-	r.answer(step, true).Undone()
+	r.answerTo(step, true).Undone()
 }
 
 // FailUndo answers that the participant has given up on the compensation of step.
 func (r *Run[S]) FailUndo(step, reason string) {
 	r.t.Helper()
-	r.answer(step, true).Fail(reason)
+	r.answerTo(step, true).Fail(reason)
 }
 
 // Late returns an Answer to the last command of step that nobody waits for: a duplicate, or
 // one that comes after its deadline. It is an error if it changes anything.
 func (r *Run[S]) Late(step string) Answer {
 	r.t.Helper()
-	a := r.answer(step, false)
+	a := r.answerTo(step, false)
 	a.late = true
 	return a
 }
@@ -51,14 +51,14 @@ func (r *Run[S]) Late(step string) Answer {
 // LateUndo is [Run.Late] for the compensation of step.
 func (r *Run[S]) LateUndo(step string) Answer {
 	r.t.Helper()
-	a := r.answer(step, true)
+	a := r.answerTo(step, true)
 	a.late = true
 	return a
 }
 
-func (r *Run[S]) answer(step string, undo bool) Answer {
+func (r *Run[S]) answerTo(step string, undo bool) Answer {
 	r.t.Helper()
-	id, s := r.step(step)
+	id, s := r.findStep(step)
 	return Answer{core: r.core, path: r.path, id: id, attempt: s.Attempt, undo: undo}
 }
 
@@ -85,33 +85,33 @@ type Answer struct {
 // Reply is that of [Run.Reply].
 func (a Answer) Reply(result any) {
 	a.core.t.Helper()
-	a.give(machine.Replied, "", encode(result))
+	a.giveAnswer(machine.Replied, "", encodeJSON(result))
 }
 
 // Reject is that of [Run.Reject].
 func (a Answer) Reject(reason string) {
 	a.core.t.Helper()
-	a.give(machine.Refused, reason, nil)
+	a.giveAnswer(machine.Refused, reason, nil)
 }
 
 // Fail is that of [Run.Fail], or of [Run.FailUndo].
 func (a Answer) Fail(reason string) {
 	a.core.t.Helper()
-	a.give(machine.Failed, reason, nil)
+	a.giveAnswer(machine.Failed, reason, nil)
 }
 
 // Undone is that of [Run.Undone].
 func (a Answer) Undone() {
 	a.core.t.Helper()
-	a.give(machine.Replied, "", nil)
+	a.giveAnswer(machine.Replied, "", nil)
 }
 
-func (a Answer) give(kind machine.EventKind, reason string, result []byte) {
+func (a Answer) giveAnswer(kind machine.EventKind, reason string, result []byte) {
 	c := a.core
 	c.t.Helper()
-	label := c.host.label(a.path, a.id)
-	if !a.sent() {
-		c.fail("step %s has no %s that could be answered", label, sideOf(a.undo))
+	label := c.host.labelOfStep(a.path, a.id)
+	if !a.markExpected() {
+		c.failTest("step %s has no %s that could be answered", label, sideOf(a.undo))
 	}
 	said := string(kind)
 	if a.undo && kind == machine.Replied {
@@ -120,21 +120,21 @@ func (a Answer) give(kind machine.EventKind, reason string, result []byte) {
 	if reason != "" {
 		said += ": " + reason
 	}
-	c.note("answer", "%s, attempt %d, %s%s", label, a.attempt, said, show(result))
+	c.noteLine("answer", "%s, attempt %d, %s%s", label, a.attempt, said, showBody(result))
 	event := machine.Event{Kind: kind, Step: a.id, Attempt: a.attempt, Undo: a.undo, Reason: reason}
-	err := c.move(a.path, flow.Event{Event: event, Data: result})
+	err := c.moveInstance(a.path, flow.Event{Event: event, Data: result})
 	switch {
 	case err == nil && a.late:
-		c.fail("step %s: the late answer was taken", label)
+		c.failTest("step %s: the late answer was taken", label)
 	case errors.Is(err, machine.ErrLate) && a.late:
-		c.note("", "which nobody waits for")
+		c.noteLine("", "which nobody waits for")
 	case err != nil:
-		c.fail("step %s: %s", label, c.explain(err))
+		c.failTest("step %s: %s", label, c.explainForRun(err))
 	}
 }
 
-// sent reports whether there is a message that a answers, and counts it as expected.
-func (a Answer) sent() (any bool) {
+// markExpected reports whether there is a message that a answers, and counts it as expected.
+func (a Answer) markExpected() (any bool) {
 	for _, cmd := range a.core.commands {
 		if cmd.path == a.path && cmd.id == a.id && cmd.Attempt == a.attempt && cmd.Undo == a.undo {
 			cmd.expected, any = true, true

@@ -11,51 +11,51 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// conduct does what an orchestrator does with a message.
-func (h *handling) conduct() {
-	c := h.s.cells[h.key()]
-	h.verdict = h.decide(c, h.e, h.parked)
+// runOrchestrator does what an orchestrator does with a message.
+func (h *handling) runOrchestrator() {
+	c := h.s.cells[h.cellKeyOf()]
+	h.verdict = h.askInbox(c, h.e, h.parked)
 	if h.bug == foldTwice {
 		h.verdict = inbox.Run
 	}
 	h.said = string(h.verdict)
 	if h.verdict != inbox.Run {
 		if h.verdict == inbox.Reused {
-			h.s.breaks("the orchestrator gets %s twice, with different bodies", h.e.Type)
+			h.s.noteBroken("the orchestrator gets %s twice, with different bodies", h.e.Type)
 		}
 		return
 	}
-	h.record(&c)
+	h.recordDigest(&c)
 	c.state = inbox.Done
-	h.s.cells[h.key()] = c
-	path, event, err := h.task()
+	h.s.cells[h.cellKeyOf()] = c
+	path, event, err := h.parseEvent()
 	if err == nil {
-		err = h.moves(path, event)
+		err = h.moveByMessage(path, event)
 	}
 	switch {
 	case errors.Is(err, machine.ErrLate):
 		h.said = "late, and not looked at"
 	case err != nil:
-		h.s.breaks("a reply is a dead letter of the orchestrator's: %s", explain(err, h.tx != nil, "Model.Tx"))
+		h.s.noteBroken("a reply is a dead letter of the orchestrator's: %s", explainError(err, h.tx != nil, "Model.Tx"))
 	}
 }
 
-// task returns what the message asks for, and of which instance.
-func (h *handling) task() (path string, e flow.Event, err error) {
+// parseEvent returns what the message asks for, and of which instance.
+func (h *handling) parseEvent() (path string, e flow.Event, err error) {
 	path, e, err = parseMessage(h.e.Message)
 	if err == nil && h.bug == forwardOrder && e.Undo {
-		e.Step = mirrored(h.s.host.rows[path], e.Step)
+		e.Step = mirrorStep(h.s.host.rows[path], e.Step)
 	}
 	return path, e, err
 }
 
-// moves moves an instance, and has what it sends sent.
-func (h *handling) moves(path string, e flow.Event) error {
+// moveByMessage moves an instance, and has what it sends sent.
+func (h *handling) moveByMessage(path string, e flow.Event) error {
 	if h.how == handlerFails {
 		h.s.host.fail = errInjected
 	}
-	h.s.host.takeLate = h.takeLate
-	sent, said, err := h.move(h.s, path, e)
+	h.s.host.takeLate = h.takeLateReply
+	sent, said, err := h.moveInstance(h.s, path, e)
 	h.s.host.fail, h.s.host.takeLate = nil, nil
 	h.sent = append(h.sent, sent...)
 	if err == nil {
@@ -64,18 +64,18 @@ func (h *handling) moves(path string, e flow.Event) error {
 	return err
 }
 
-// move moves an instance. What local steps do to the world is lost where they fail.
-func (sys *system) move(s *modelState, path string, events ...flow.Event) (sent []outbox.Message, said string, err error) {
-	sys.watch(s)
-	work, err := s.host.move(sys.ctx, sys.tx, path, events...)
+// moveInstance moves an instance. What local steps do to the world is lost where they fail.
+func (sys *system) moveInstance(s *modelState, path string, events ...flow.Event) (sent []outbox.Message, said string, err error) {
+	sys.watchSavepoints(s)
+	work, err := s.host.moveRow(sys.ctx, sys.tx, path, events...)
 	if err != nil {
 		return nil, "", err
 	}
-	return sys.keep(s, work), sys.stands(s, path), nil
+	return sys.commitSession(s, work), sys.describeInstance(s, path), nil
 }
 
-// watch has the local steps of s roll back alone.
-func (sys *system) watch(s *modelState) {
+// watchSavepoints has the local steps of s roll back alone.
+func (sys *system) watchSavepoints(s *modelState) {
 	s.host.savepoint = func() func() {
 		before := sys.box.keep()
 		sys.box.touch()
@@ -83,24 +83,24 @@ func (sys *system) watch(s *modelState) {
 	}
 }
 
-// keep keeps what a session has done, and returns what it sends.
-func (sys *system) keep(s *modelState, work *session) (sent []outbox.Message) {
-	s.host.commit(work)
+// commitSession keeps what a session has done, and returns what it sends.
+func (sys *system) commitSession(s *modelState, work *session) (sent []outbox.Message) {
+	s.host.commitRows(work)
 	for _, p := range work.sent {
 		if p.ran != nil {
 			sys.judgeLocal(s, p.by, p.ran)
 			continue
 		}
 		if p.cmd != nil && p.cmd.Undo {
-			p.Message = sys.tamper(s, p)
+			p.Message = sys.tamperWithUndo(s, p)
 		}
 		sent = append(sent, p.Message)
 	}
 	return sent
 }
 
-// stands says where an instance is, for people.
-func (sys *system) stands(s *modelState, path string) string {
+// describeInstance says where an instance is, for people.
+func (sys *system) describeInstance(s *modelState, path string) string {
 	p := &s.host.rows[path].Progress
 	text := string(statusOf(p))
 	if reason := s.host.rows[path].flow.Machine.Why(p); reason != "" {
@@ -109,8 +109,8 @@ func (sys *system) stands(s *modelState, path string) string {
 	return text
 }
 
-// takeLate is what a planted bug does with a result that nobody waits for.
-func (h *handling) takeLate(r *flow.Run, a flow.Event) error {
+// takeLateReply is what a planted bug does with a result that nobody waits for.
+func (h *handling) takeLateReply(r *flow.Run, a flow.Event) error {
 	if a.Kind != machine.Replied || a.Undo {
 		return machine.ErrLate
 	}
@@ -133,27 +133,27 @@ func (h *handling) takeLate(r *flow.Run, a flow.Event) error {
 	return errors.Join(err, r.OpenState())
 }
 
-// tamper changes a compensation, as planted bugs do.
-func (sys *system) tamper(s *modelState, p posting) outbox.Message {
+// tamperWithUndo changes a compensation, as planted bugs do.
+func (sys *system) tamperWithUndo(s *modelState, p posting) outbox.Message {
 	row := s.host.rows[p.by]
 	id := row.flow.Machine.FindStep(p.cmd.Step)
 	switch {
 	case sys.bug == forwardOrder:
-		other := mirrored(row, id)
+		other := mirrorStep(row, id)
 		n := row.flow.Machine.Step(other)
 		p.Topic, p.Type, p.Step = n.UndoTopic, n.UndoType, n.Name
 		p.N = flow.N(p.by, other, row.Progress.Steps[other-1].Attempt)
 	case sys.bug == forgetTimedOut && strings.Contains(row.Progress.Steps[id-1].Reason, "no reply"):
-		return row.send(outbox.Message{
+		return row.completeMessage(outbox.Message{
 			Topic: saga.Topic(row.flow.Name()), Type: saga.TypeReply, Step: p.Step, N: flow.ReplyN(p.N, true, ""),
-			Payload: encode(flow.ReplyBody{Outcome: flow.OutcomeUndone}),
+			Payload: encodeJSON(flow.ReplyBody{Outcome: flow.OutcomeUndone}),
 		})
 	}
 	return p.Message
 }
 
-// mirrored returns the step that a compensation in forward order undoes instead of one.
-func mirrored(row *instance, id int) int {
+// mirrorStep returns the step that a compensation in forward order undoes instead of one.
+func mirrorStep(row *instance, id int) int {
 	begun := 0
 	for i := range row.Progress.Steps {
 		if s := &row.Progress.Steps[i]; s.Attempt > 0 && s.State != machine.Rejected {

@@ -129,11 +129,11 @@ func (w *twin) run(d *saga.Definition[tour], key string, random *rand.Rand) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s, err := w.host.begin(w.t.Context(), nil, flow.OfPlan(d), "test", key, &tour{})
+	s, err := w.host.beginOutermost(w.t.Context(), nil, flow.OfPlan(d), "test", key, &tour{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.host.commit(s)
+	w.host.commitRows(s)
 	w.compare(s.sent)
 	for len(w.pending) > 0 {
 		i := random.IntN(len(w.pending))
@@ -152,7 +152,7 @@ func (w *twin) run(d *saga.Definition[tour], key string, random *rand.Rand) {
 // replyTo answers a command.
 func replyTo(m outbox.Message, random *rand.Rand) outbox.Message {
 	undo := m.Topic != m.Step
-	r := flow.ReplyBody{Outcome: flow.OutcomeDone, Result: encode(m.Step)}
+	r := flow.ReplyBody{Outcome: flow.OutcomeDone, Result: encodeJSON(m.Step)}
 	switch n := random.IntN(8); {
 	case undo && n == 0:
 		r = flow.ReplyBody{Outcome: flow.OutcomeFailed, Reason: "given up"}
@@ -165,14 +165,14 @@ func replyTo(m outbox.Message, random *rand.Rand) outbox.Message {
 	}
 	return outbox.Message{
 		Topic: m.Headers[saga.HeaderReplyTo], Type: saga.TypeReply, Step: m.Step, N: flow.ReplyN(m.N, undo, ""),
-		Scope: m.Scope, Key: m.Key, Payload: encode(r),
+		Scope: m.Scope, Key: m.Key, Payload: encodeJSON(r),
 	}
 }
 
 // deliver gives a message to both.
 func (w *twin) deliver(m outbox.Message) {
 	w.t.Helper()
-	msg := message.NewMessage(idOf(text(m)), m.Payload)
+	msg := message.NewMessage(deterministicID(text(m)), m.Payload)
 	msg.Metadata = message.Metadata{
 		outbox.HeaderKey: stepkey.Key{Key: m.Key, Step: m.Step, N: flow.Mark(w.id, m.N)}.String(), outbox.HeaderScope: m.Scope, outbox.PropertyType: m.Type,
 	}
@@ -181,16 +181,16 @@ func (w *twin) deliver(m outbox.Message) {
 	}
 	sys := &system{ctx: w.t.Context()}
 	h := &handling{system: sys, e: envelope{letter: &letter{Message: m}}}
-	path, event, err := h.task()
+	path, event, err := h.parseEvent()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s, err := w.host.move(w.t.Context(), nil, path, event)
+	s, err := w.host.moveRow(w.t.Context(), nil, path, event)
 	if err != nil {
 		w.compare(nil) // late
 		return
 	}
-	w.host.commit(s)
+	w.host.commitRows(s)
 	w.compare(s.sent)
 }
 
@@ -224,7 +224,7 @@ func (w *twin) compare(sent []posting) {
 		w.t.Fatal(err)
 	}
 	var here []string
-	for _, path := range w.host.paths() {
+	for _, path := range w.host.sortedPaths() {
 		i := w.host.rows[path]
 		here = append(here, fmt.Sprint(path, " ", statusOf(&i.Progress), " ", i.flow.Machine.Why(&i.Progress), " ", string(i.State)))
 	}

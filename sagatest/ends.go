@@ -20,8 +20,8 @@ type sample struct {
 	reason string
 }
 
-// end counts a schedule in which nothing is left to happen.
-func (x *search) end(s *modelState) {
+// countEnd counts a schedule in which nothing is left to happen.
+func (x *search) countEnd(s *modelState) {
 	x.schedules++
 	switch status := statusOf(&s.host.rows[""].Progress); status {
 	case saga.StatusCompleted:
@@ -33,14 +33,14 @@ func (x *search) end(s *modelState) {
 	default:
 		x.ends.stuck++
 		if x.sample.path == nil {
-			x.sample = sample{append([]int{}, x.path...), s.whyStuck()}
+			x.sample = sample{append([]int{}, x.path...), s.reasonStuck()}
 		}
 	}
 }
 
-// whyStuck returns the reason of the innermost saga that is stuck.
-func (s *modelState) whyStuck() (reason string) {
-	for _, path := range s.host.paths() {
+// reasonStuck returns the reason of the innermost saga that is stuck.
+func (s *modelState) reasonStuck() (reason string) {
+	for _, path := range s.host.sortedPaths() {
 		row := s.host.rows[path]
 		if statusOf(&row.Progress) == saga.StatusStuck {
 			reason = row.flow.Machine.Why(&row.Progress)
@@ -49,14 +49,14 @@ func (s *modelState) whyStuck() (reason string) {
 	return reason
 }
 
-// summary says what was looked at, for people.
-func (x *search) summary(took fmt.Stringer) string {
+// summarize says what was looked at, for people.
+func (x *search) summarize(took fmt.Stringer) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "explored %d schedules with up to %d faults, %d states, %d events in %s%s",
-		x.schedules, x.opts.Faults, x.states, x.events, took, x.unfinished())
+		x.schedules, x.opts.Faults, x.states, x.events, took, x.describeUnfinished())
 	fmt.Fprintf(&b, "\n%d completed, %d compensated, %d stuck", x.ends.completed, x.ends.compensated, x.ends.stuck)
-	b.WriteString(x.stuckAt())
-	if unheard := x.unheard(); len(unheard) > 0 {
+	b.WriteString(x.exampleOfStuck())
+	if unheard := x.unreachedRoutes(); len(unheard) > 0 {
 		fmt.Fprintf(&b, "\nnothing was ever sent to %s", strings.Join(unheard, ", "))
 	}
 	if x.unjudged {
@@ -65,20 +65,20 @@ func (x *search) summary(took fmt.Stringer) string {
 	return b.String()
 }
 
-// stuckAt gives an example of a schedule that ends stuck.
-func (x *search) stuckAt() string {
+// exampleOfStuck gives an example of a schedule that ends stuck.
+func (x *search) exampleOfStuck() string {
 	if x.sample.path == nil {
 		return ""
 	}
-	text := fmt.Sprintf(", e.g. sagatest.Replay(t, model, %q): %s", x.attempt(deviate(x.sample.path)).schedule(), x.sample.reason)
+	text := fmt.Sprintf(", e.g. sagatest.Replay(t, model, %q): %s", x.runSchedule(deviationsOf(x.sample.path)).scheduleText(), x.sample.reason)
 	if strings.Contains(x.sample.reason, actionDead) {
 		text += "; where a handler has no effect outside its transaction, CancelParked of its consumer.Step lets the compensation cancel the dead letter"
 	}
 	return text
 }
 
-// unheard names what participants listen to and were never sent.
-func (x *search) unheard() (names []string) {
+// unreachedRoutes names what participants listen to and were never sent.
+func (x *search) unreachedRoutes() (names []string) {
 	for _, r := range x.inputs {
 		if !r.reached {
 			side := map[inbox.Kind]string{inbox.Action: "action", inbox.Compensation: "compensation"}[r.kind]
@@ -89,12 +89,12 @@ func (x *search) unheard() (names []string) {
 	return names
 }
 
-// vacuous returns why nothing is shown by a search that has found nothing.
-func (x *search) vacuous() string {
+// endedNowhere returns why nothing is shown by a search that has found nothing.
+func (x *search) endedNowhere() string {
 	switch {
 	case x.ended:
 		return ""
-	case x.full():
+	case x.limitReached():
 		return fmt.Sprintf("no schedule has come to an end within MaxStates, %d: nothing is shown", x.opts.MaxStates)
 	}
 	return "no schedule ends completed or compensated: nothing is shown"

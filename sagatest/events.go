@@ -67,11 +67,11 @@ var (
 	parkedHow = []how{diesBefore, diesInside, diesRelaying, handlerFails, handlerDies}
 )
 
-// events returns all that can happen next, what is no fault first. It depends on nothing but s, so that
+// listEvents returns all that can happen next, what is no fault first. It depends on nothing but s, so that
 // a number in it means the same in every run.
-func (sys *system) events(s *modelState) []event {
+func (sys *system) listEvents(s *modelState) []event {
 	for i, e := range s.flight {
-		if !sys.patient && sys.absorbed(s, e) {
+		if !sys.patient && sys.isAbsorbed(s, e) {
 			return []event{{i: i}} // now or later, it changes nothing
 		}
 	}
@@ -79,16 +79,16 @@ func (sys *system) events(s *modelState) []event {
 	for place, all := range [][]envelope{s.flight, s.parked} {
 		parked := place == 1
 		for i, e := range all {
-			if before := indexOf(all[:i], e); before >= 0 {
+			if before := indexOfCopy(all[:i], e); before >= 0 {
 				continue // that copy is as good
 			}
 			free = append(free, event{parked: parked, i: i})
-			for _, h := range sys.hows(s, e, parked) {
+			for _, h := range sys.waysToFail(s, e, parked) {
 				faults = append(faults, event{fault: faultOf[h], how: h, parked: parked, i: i})
 			}
 		}
 	}
-	if _, _, ok := sys.due(s); ok {
+	if _, _, ok := sys.nextDue(s); ok {
 		if len(free) == 0 {
 			free = append(free, event{i: -1})
 		} else {
@@ -98,7 +98,7 @@ func (sys *system) events(s *modelState) []event {
 	return append(append(free, faults...), event{fault: cancelling, i: -1})
 }
 
-func indexOf(all []envelope, e envelope) int {
+func indexOfCopy(all []envelope, e envelope) int {
 	for i := range all {
 		if all[i].text == e.text && all[i].redelivered == e.redelivered {
 			return i
@@ -107,11 +107,11 @@ func indexOf(all []envelope, e envelope) int {
 	return -1
 }
 
-// absorbed reports whether the message has nothing to do any more, whatever comes before it.
-func (sys *system) absorbed(s *modelState, e envelope) bool {
+// isAbsorbed reports whether the message has nothing to do any more, whatever comes before it.
+func (sys *system) isAbsorbed(s *modelState, e envelope) bool {
 	h := handling{system: sys, s: s, e: e}
-	c := s.cells[h.key()]
-	switch sys.decide(c, e, false) {
+	c := s.cells[h.cellKeyOf()]
+	switch sys.askInbox(c, e, false) {
 	case inbox.Duplicate:
 		return sys.bug != foldTwice || e.to.step != nil
 	case inbox.Superseded:
@@ -120,13 +120,13 @@ func (sys *system) absorbed(s *modelState, e envelope) bool {
 	return false
 }
 
-// hows returns in which ways a message can go wrong.
-func (sys *system) hows(s *modelState, e envelope, parked bool) []how {
+// waysToFail returns in which ways a message can go wrong.
+func (sys *system) waysToFail(s *modelState, e envelope, parked bool) []how {
 	h := handling{system: sys, s: s, e: e}
 	switch {
 	case parked:
 		return parkedHow
-	case e.to.step != nil && sys.decide(s.cells[h.key()], e, false) == inbox.Run:
+	case e.to.step != nil && sys.askInbox(s.cells[h.cellKeyOf()], e, false) == inbox.Run:
 		return runHow
 	case e.to.step == nil && sys.local:
 		return localHow
@@ -134,51 +134,51 @@ func (sys *system) hows(s *modelState, e envelope, parked bool) []how {
 	return settleHow
 }
 
-// due returns which instance is due next, and when.
-func (sys *system) due(s *modelState) (path string, at machine.Millis, ok bool) {
-	for _, p := range s.host.paths() {
-		if due, _, any := s.host.due(p, 0); any && (!ok || due < at) {
+// nextDue returns which instance is due next, and when.
+func (sys *system) nextDue(s *modelState) (path string, at machine.Millis, ok bool) {
+	for _, p := range s.host.sortedPaths() {
+		if due, _, any := s.host.nextDueOf(p, 0); any && (!ok || due < at) {
 			path, at, ok = p, due, true
 		}
 	}
 	return path, at, ok
 }
 
-// happen has e happen in s, and says what that was.
-func (x *search) happen(s *modelState, e event) string {
+// performEvent has e happen in s, and says what that was.
+func (x *search) performEvent(s *modelState, e event) string {
 	s.used[e.fault]++
 	s.used[noFault] = 0
 	switch {
 	case e.fault == cancelling:
-		sent, said, err := x.move(s, "", flow.Event{Event: machine.Event{Kind: machine.Cancel}})
+		sent, said, err := x.moveInstance(s, "", flow.Event{Event: machine.Event{Kind: machine.Cancel}})
 		if err != nil {
-			return x.unless(s, err, "a person cancels the saga, which refuses")
+			return x.allowRefusal(s, err, "a person cancels the saga, which refuses")
 		}
-		x.publish(s, sent)
+		x.publishAll(s, sent)
 		return "a person cancels the saga: " + said
 	case e.i < 0:
-		path, at, _ := x.due(s)
+		path, at, _ := x.nextDue(s)
 		s.host.now = at
-		sent, said, err := x.move(s, path, timerEvent)
+		sent, said, err := x.moveInstance(s, path, timerEvent)
 		if err != nil {
-			return x.unless(s, err, "time passes")
+			return x.allowRefusal(s, err, "time passes")
 		}
-		x.publish(s, sent)
+		x.publishAll(s, sent)
 		return fmt.Sprintf("it is %s later: %s", at.Duration(), said)
 	}
-	return x.handle(s, e)
+	return x.handleEnvelope(s, e)
 }
 
-// unless lets an error be that a decision is refused.
-func (x *search) unless(s *modelState, err error, said string) string {
+// allowRefusal lets an error be that a decision is refused.
+func (x *search) allowRefusal(s *modelState, err error, said string) string {
 	if !errors.Is(err, machine.ErrRefused) {
-		s.breaks("%s: %s", said, explain(err, x.tx != nil, "Model.Tx"))
+		s.noteBroken("%s: %s", said, explainError(err, x.tx != nil, "Model.Tx"))
 	}
 	return said
 }
 
-// handle has a message handled.
-func (x *search) handle(s *modelState, e event) string {
+// handleEnvelope has a message handled.
+func (x *search) handleEnvelope(s *modelState, e event) string {
 	from := &s.flight
 	if e.parked {
 		from = &s.parked
@@ -189,7 +189,7 @@ func (x *search) handle(s *modelState, e event) string {
 	}
 	h.e.to.reached = true
 	if h.e.to.step != nil {
-		h.count()
+		h.countEntry()
 	}
 	var (
 		lost   = e.how == diesBefore || e.how == diesInside
@@ -197,25 +197,25 @@ func (x *search) handle(s *modelState, e event) string {
 		world  any
 	)
 	if lost {
-		before, world = s.clone(), x.box.keep()
+		before, world = s.cloneState(), x.box.keep()
 	}
-	commit := x.begin()
+	commit := x.beginSavepoint()
 	if h.e.to.step == nil {
-		h.conduct()
+		h.runOrchestrator()
 	} else if e.how != diesBefore {
-		h.work()
+		h.runParticipant()
 	}
 	commit(!lost)
 	if lost {
-		x.lose(h, before, world)
+		x.loseTransaction(h, before, world)
 	} else {
 		x.deliverSent(h)
 	}
-	return h.told()
+	return h.describeHandling()
 }
 
-// begin begins a transaction, which commit ends.
-func (sys *system) begin() (commit func(ok bool)) {
+// beginSavepoint begins a transaction, which commit ends.
+func (sys *system) beginSavepoint() (commit func(ok bool)) {
 	if sys.tx == nil {
 		return func(bool) {}
 	}
@@ -237,12 +237,12 @@ func (sys *system) begin() (commit func(ok bool)) {
 	}
 }
 
-// lose takes back what a transaction has done whose process has died. The message comes again.
-func (x *search) lose(h *handling, before *modelState, world any) {
+// loseTransaction takes back what a transaction has done whose process has died. The message comes again.
+func (x *search) loseTransaction(h *handling, before *modelState, world any) {
 	if h.how == diesBefore {
 		h.said = "taken"
 	}
-	done := h.s.cells[h.key()]
+	done := h.s.cells[h.cellKeyOf()]
 	used, again := h.s.used, h.e
 	x.box.lose(world)
 	*h.s = *before
@@ -255,14 +255,14 @@ func (x *search) lose(h *handling, before *modelState, world any) {
 		h.s.flight = append(h.s.flight, again)
 	}
 	if h.bug == publishBeforeCommit {
-		x.publish(h.s, h.sent)
+		x.publishAll(h.s, h.sent)
 	}
 	if h.bug == dedupeBeforeWork && h.e.to.step != nil {
 		if h.how == diesBefore {
-			h.record(&done)
+			h.recordDigest(&done)
 			done.state = map[inbox.Kind]inbox.State{inbox.Action: inbox.Done, inbox.Compensation: inbox.Compensated}[h.e.to.kind]
 		}
-		h.s.cells[h.key()] = done
+		h.s.cells[h.cellKeyOf()] = done
 	}
 }
 
@@ -277,22 +277,22 @@ func (x *search) deliverSent(h *handling) {
 		if h.bug == markBeforePublish {
 			return
 		}
-		x.publish(h.s, h.sent)
+		x.publishAll(h.s, h.sent)
 	}
-	x.publish(h.s, h.sent)
+	x.publishAll(h.s, h.sent)
 }
 
-// publish gives messages to the broker.
-func (sys *system) publish(s *modelState, sent []outbox.Message) {
+// publishAll gives messages to the broker.
+func (sys *system) publishAll(s *modelState, sent []outbox.Message) {
 	for _, m := range sent {
-		for _, l := range sys.letters(m) {
+		for _, l := range sys.lettersFor(m) {
 			s.flight = append(s.flight, envelope{letter: l})
 		}
 	}
 }
 
-// told says what has happened, for people.
-func (h *handling) told() string {
+// describeHandling says what has happened, for people.
+func (h *handling) describeHandling() string {
 	again := ""
 	if h.e.redelivered {
 		again = " again"

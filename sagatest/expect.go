@@ -29,51 +29,51 @@ type Command struct {
 // want, its body must be the same JSON.
 func (r *Run[S]) ExpectCommand(step string, want ...any) *Command {
 	r.t.Helper()
-	return r.expect(step, false, want)
+	return r.expectCommand(step, false, want)
 }
 
 // ExpectUndo is [Run.ExpectCommand] for a compensation.
 func (r *Run[S]) ExpectUndo(step string, want ...any) *Command {
 	r.t.Helper()
-	return r.expect(step, true, want)
+	return r.expectCommand(step, true, want)
 }
 
 // Expect is [Run.ExpectCommand] for a command whose body is a C, which it returns.
 func Expect[C, S any](r *Run[S], step string) C {
 	r.t.Helper()
-	return decodeAs[C](r.core, r.expect(step, false, nil))
+	return decodeAs[C](r.core, r.expectCommand(step, false, nil))
 }
 
 // ExpectUndo is [Expect] for a compensation.
 func ExpectUndo[C, S any](r *Run[S], step string) C {
 	r.t.Helper()
-	return decodeAs[C](r.core, r.expect(step, true, nil))
+	return decodeAs[C](r.core, r.expectCommand(step, true, nil))
 }
 
 func decodeAs[C any](c *core, cmd *Command) (body C) {
 	c.t.Helper()
 	if err := json.Unmarshal(cmd.Body, &body); err != nil {
-		c.fail("step %s: the body is no %T: %v", cmd.Step, body, err)
+		c.failTest("step %s: the body is no %T: %v", cmd.Step, body, err)
 	}
 	return body
 }
 
-func (r *Run[S]) expect(step string, undo bool, want []any) *Command {
+func (r *Run[S]) expectCommand(step string, undo bool, want []any) *Command {
 	r.t.Helper()
-	id, _ := r.step(step)
+	id, _ := r.findStep(step)
 	for _, cmd := range r.commands {
 		if cmd.expected || cmd.path != r.path || cmd.id != id || cmd.Undo != undo {
 			continue
 		}
 		cmd.expected = true
 		for _, w := range want {
-			if wanted := encode(w); !sameJSON(cmd.Body, wanted) {
-				r.fail("step %s was sent%s, want%s", step, show(cmd.Body), show(wanted))
+			if wanted := encodeJSON(w); !sameJSON(cmd.Body, wanted) {
+				r.failTest("step %s was sent%s, want%s", step, showBody(cmd.Body), showBody(wanted))
 			}
 		}
 		return cmd
 	}
-	r.fail("step %s was sent no %s, or none that is not expected already", step, sideOf(undo))
+	r.failTest("step %s was sent no %s, or none that is not expected already", step, sideOf(undo))
 	return nil
 }
 
@@ -87,8 +87,8 @@ func sideOf(undo bool) string {
 // ExpectNothing expects that there is no command and no message that is not expected yet.
 func (r *Run[S]) ExpectNothing() {
 	r.t.Helper()
-	if left := r.unexpected(); len(left) > 0 {
-		r.fail("there should be nothing more, and there is %s", strings.Join(left, ", "))
+	if left := r.listUnexpected(); len(left) > 0 {
+		r.failTest("there should be nothing more, and there is %s", strings.Join(left, ", "))
 	}
 }
 
@@ -102,12 +102,12 @@ func (r *Run[S]) ExpectMessage(topic string) outbox.Message {
 			return m.Message
 		}
 	}
-	r.fail("there is no message to %s, or none that is not expected already", topic)
+	r.failTest("there is no message to %s, or none that is not expected already", topic)
 	return outbox.Message{}
 }
 
-// unexpected returns what nobody has expected.
-func (c *core) unexpected() (left []string) {
+// listUnexpected returns what nobody has expected.
+func (c *core) listUnexpected() (left []string) {
 	for _, cmd := range c.commands {
 		if !cmd.expected {
 			left = append(left, fmt.Sprintf("a %s to %s (%s, attempt %d)", sideOf(cmd.Undo), cmd.Step, cmd.Topic, cmd.Attempt))
@@ -121,10 +121,10 @@ func (c *core) unexpected() (left []string) {
 	return left
 }
 
-// leftovers is a cleanup. As helpers it and [Start] have the error told at the line that has called Start.
-func (c *core) leftovers() {
+// checkLeftovers is a cleanup. As helpers it and [Start] have the error told at the line that has called Start.
+func (c *core) checkLeftovers() {
 	c.t.Helper()
-	if left := c.unexpected(); len(left) > 0 && !c.lenient && !c.t.Failed() {
+	if left := c.listUnexpected(); len(left) > 0 && !c.lenient && !c.t.Failed() {
 		c.t.Errorf("nobody has expected %s\nthe run: %s\nwhat has happened:\n%s", strings.Join(left, ", "), c.title, c.timeline.String())
 	}
 }
@@ -133,26 +133,26 @@ func (c *core) leftovers() {
 func (r *Run[S]) ExpectStatus(want saga.Status) {
 	r.t.Helper()
 	if got := r.Status(); got != want {
-		r.fail("the status is %s (%s), want %s", got, r.Reason(), want)
+		r.failTest("the status is %s (%s), want %s", got, r.Reason(), want)
 	}
 }
 
 // Status returns where the instance is.
-func (r *Run[S]) Status() saga.Status { return statusOf(&r.row().Progress) }
+func (r *Run[S]) Status() saga.Status { return statusOf(&r.rowOfRun().Progress) }
 
 // Reason returns why it compensates, or is stuck.
-func (r *Run[S]) Reason() string { return r.row().flow.Machine.Why(&r.row().Progress) }
+func (r *Run[S]) Reason() string { return r.rowOfRun().flow.Machine.Why(&r.rowOfRun().Progress) }
 
 // State returns a copy of the instance's state.
 func (r *Run[S]) State() S {
 	r.t.Helper()
-	state, err := r.row().flow.State.Decode(r.row().State)
+	state, err := r.rowOfRun().flow.State.Decode(r.rowOfRun().State)
 	if err != nil {
-		r.fail("state: %v", err)
+		r.failTest("state: %v", err)
 	}
 	s, ok := state.(*S)
 	if !ok {
-		r.fail("the state is a %T, not a %T", state, s)
+		r.failTest("the state is a %T, not a %T", state, s)
 	}
 	return *s
 }
@@ -160,14 +160,14 @@ func (r *Run[S]) State() S {
 // Timeline returns what has happened so far, for people.
 func (r *Run[S]) Timeline() string { return r.timeline.String() }
 
-func (r *Run[S]) row() *instance { return r.host.rows[r.path] }
+func (r *Run[S]) rowOfRun() *instance { return r.host.rows[r.path] }
 
-// step returns a step's id and what has become of it.
-func (r *Run[S]) step(name string) (id int, s machine.Step) {
+// findStep returns a step's id and what has become of it.
+func (r *Run[S]) findStep(name string) (id int, s machine.Step) {
 	r.t.Helper()
-	id = r.row().flow.Machine.FindStep(name)
+	id = r.rowOfRun().flow.Machine.FindStep(name)
 	if id == 0 {
-		r.fail("saga %s has no step %q", r.row().flow.Name(), name)
+		r.failTest("saga %s has no step %q", r.rowOfRun().flow.Name(), name)
 	}
-	return id, r.row().Progress.Steps[id-1]
+	return id, r.rowOfRun().Progress.Steps[id-1]
 }

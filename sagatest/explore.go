@@ -107,15 +107,15 @@ func Explore[W, S any](t testing.TB, m Model[W, S], opts *ExploreOptions) {
 	t.Helper()
 	began := time.Now()
 	x := newSearch(t, m, opts, "")
-	found := x.run()
+	found := x.searchAll()
 	if found == nil {
-		t.Logf("%s", x.summary(time.Since(began).Round(time.Millisecond)))
-		if why := x.vacuous(); why != "" {
+		t.Logf("%s", x.summarize(time.Since(began).Round(time.Millisecond)))
+		if why := x.endedNowhere(); why != "" {
 			t.Errorf("%s", why)
 		}
 		return
 	}
-	t.Errorf("%s", x.report(found))
+	t.Errorf("%s", x.reportFinding(found))
 }
 
 // Replay runs one schedule, which [Explore] has reported, and reports it again if it
@@ -127,16 +127,16 @@ func Replay[W, S any](t testing.TB, m Model[W, S], schedule string) {
 		t.Fatalf("schedule: %v", err)
 	}
 	x := newSearch(t, m, nil, "")
-	found := x.attempt(deviations)
+	found := x.runSchedule(deviations)
 	if found.broken != "" {
-		t.Errorf("%s", x.report(found))
+		t.Errorf("%s", x.reportFinding(found))
 		return
 	}
-	t.Logf("nothing is broken:\n%s", found.told())
+	t.Logf("nothing is broken:\n%s", found.listLines())
 }
 
-// defaults fills in what is not set.
-func (o *ExploreOptions) defaults() ExploreOptions {
+// withDefaults fills in what is not set.
+func (o *ExploreOptions) withDefaults() ExploreOptions {
 	is := ExploreOptions{}
 	if o != nil {
 		is = *o
@@ -154,8 +154,8 @@ func (o *ExploreOptions) defaults() ExploreOptions {
 	return is
 }
 
-func (x *search) unfinished() string {
-	if !x.full() {
+func (x *search) describeUnfinished() string {
+	if !x.limitReached() {
 		return ""
 	}
 	return fmt.Sprintf("; there are more than MaxStates, %d: what takes %d faults is not all seen", x.opts.MaxStates, x.limit-1)

@@ -33,10 +33,10 @@ type Explored struct {
 // ExploreWith explores a model with a bug planted.
 func ExploreWith[W, S any](t testing.TB, m Model[W, S], opts *ExploreOptions, planted Bug) Explored {
 	x := newSearch(t, m, opts, planted)
-	found := x.run()
+	found := x.searchAll()
 	e := Explored{Schedules: x.schedules, States: x.states, Events: x.events}
 	if found != nil {
-		e.Broken, e.Report, e.Lines, e.Schedule = found.broken, x.report(found), len(found.lines), found.schedule()
+		e.Broken, e.Report, e.Lines, e.Schedule = found.broken, x.reportFinding(found), len(found.lines), found.scheduleText()
 	}
 	return e
 }
@@ -50,8 +50,8 @@ func Ends[W, S any](t testing.TB, m Model[W, S], opts *ExploreOptions, patient b
 		row := s.host.rows[""]
 		ends[fmt.Sprint(statusOf(&row.Progress), row.flow.Machine.Why(&row.Progress), string(row.State), s.dead, *x.box.keep().(*W))] = true
 	}
-	if found := x.run(); found != nil {
-		t.Errorf("%s", x.report(found))
+	if found := x.searchAll(); found != nil {
+		t.Errorf("%s", x.reportFinding(found))
 	}
 	t.Logf("%d ends, %d events", len(ends), x.events)
 	return ends

@@ -39,7 +39,7 @@ type handling struct {
 	sent    []outbox.Message
 }
 
-func (h *handling) key() cellKey {
+func (h *handling) cellKeyOf() cellKey {
 	k := cellKey{step: h.e.to.name, key: h.e.Key, n: h.e.N, ofWorker: h.e.to.step != nil}
 	if h.bug == keyWithoutN && k.ofWorker {
 		k.n = ""
@@ -47,25 +47,25 @@ func (h *handling) key() cellKey {
 	return k
 }
 
-// decide asks the inbox.
-func (sys *system) decide(c cell, e envelope, parked bool) inbox.Verdict {
+// askInbox asks the inbox.
+func (sys *system) askInbox(c cell, e envelope, parked bool) inbox.Verdict {
 	cancels := e.to.step != nil && e.to.step.CancelParked
 	return inbox.Decide(
-		inbox.Cell{State: c.state, Attempts: c.attempts, Digest: bytesOf(c.digest), UndoDigest: bytesOf(c.undoDigest)},
+		inbox.Cell{State: c.state, Attempts: c.attempts, Digest: digestBytes(c.digest), UndoDigest: digestBytes(c.undoDigest)},
 		inbox.Arrival{Kind: e.to.kind, Digest: e.digest, Parked: parked, CancelParked: cancels})
 }
 
-func bytesOf(digest string) []byte {
+func digestBytes(digest string) []byte {
 	if digest == "" {
 		return nil
 	}
 	return []byte(digest)
 }
 
-// count notes an entry into the handler before it happens, in a commit of its own: what is
+// countEntry notes an entry into the handler before it happens, in a commit of its own: what is
 // delivered again may have killed its process.
-func (h *handling) count() {
-	c := h.s.cells[h.key()]
+func (h *handling) countEntry() {
+	c := h.s.cells[h.cellKeyOf()]
 	first := 2
 	if h.e.to.step.MaxAttempts == 1 {
 		first = 1
@@ -78,48 +78,48 @@ func (h *handling) count() {
 	case h.e.to.kind == inbox.Action && (c.state == inbox.Absent || c.state == inbox.Open):
 		c.state, c.attempts = inbox.Open, max(c.attempts+1, first)
 	}
-	h.s.cells[h.key()] = c
+	h.s.cells[h.cellKeyOf()] = c
 }
 
-// work does what the inbox says about a message to a participant.
-func (h *handling) work() {
-	c := h.s.cells[h.key()]
-	h.verdict = h.decide(c, h.e, h.parked)
+// runParticipant does what the inbox says about a message to a participant.
+func (h *handling) runParticipant() {
+	c := h.s.cells[h.cellKeyOf()]
+	h.verdict = h.askInbox(c, h.e, h.parked)
 	h.said = string(h.verdict)
 	switch h.verdict {
 	case inbox.Run:
-		h.enter(c)
+		h.enterHandler(c)
 	case inbox.Tombstone:
-		h.record(&c)
-		h.fact(func(f *fact) { f.voided = true })
+		h.recordDigest(&c)
+		h.changeFact(func(f *fact) { f.voided = true })
 		if h.bug != noTombstone {
 			c.state = inbox.Void
 		}
-		h.s.cells[h.key()] = c
+		h.s.cells[h.cellKeyOf()] = c
 		h.dropParked()
 		h.said = "nothing to undo, a tombstone is left"
-		h.unhandled(consumer.Unhandled{})
+		h.callUnhandled(consumer.Unhandled{})
 	case inbox.Wait:
-		h.record(&c)
-		h.s.cells[h.key()] = c
+		h.recordDigest(&c)
+		h.s.cells[h.cellKeyOf()] = c
 		h.s.parked = append(h.s.parked, h.e)
 		h.said = "parked behind the action"
 	case inbox.Refuse:
-		h.die(c, actionDead, "the action is a dead letter")
+		h.makeDeadLetter(c, actionDead, "the action is a dead letter")
 	case inbox.Reused:
-		h.die(c, "key-reused", "the key was used for another payload")
-		h.blame("the key was used for another payload", h.s.faults() == 0)
+		h.makeDeadLetter(c, "key-reused", "the key was used for another payload")
+		h.blameModel("the key was used for another payload", h.s.countFaults() == 0)
 	case inbox.Superseded:
 		if h.e.redelivered && c.state == inbox.Void && c.attempts == 0 && !h.e.to.step.CancelParked {
 			c.attempts = 1
-			h.s.cells[h.key()] = c
-			h.die(c, "superseded", "an earlier delivery may have died in the handler")
+			h.s.cells[h.cellKeyOf()] = c
+			h.makeDeadLetter(c, "superseded", "an earlier delivery may have died in the handler")
 		}
 	}
 }
 
-// record notes which payload it was.
-func (h *handling) record(c *cell) {
+// recordDigest notes which payload it was.
+func (h *handling) recordDigest(c *cell) {
 	if h.e.to.kind == inbox.Compensation {
 		c.undoDigest = string(h.e.digest)
 	} else {
@@ -138,8 +138,8 @@ func (h *handling) dropParked() {
 	h.s.parked = kept
 }
 
-// enter runs the handler.
-func (h *handling) enter(c cell) {
+// enterHandler runs the handler.
+func (h *handling) enterHandler(c cell) {
 	entries := &c.attempts
 	if h.e.to.kind == inbox.Compensation {
 		entries = &c.undoAttempts
@@ -148,22 +148,22 @@ func (h *handling) enter(c cell) {
 		*entries = max(*entries+1, 1) // else it is counted
 	}
 	before := h.box.keep()
-	msgs, err := h.invoke(*entries)
-	h.record(&c)
+	msgs, err := h.invokeHandler(*entries)
+	h.recordDigest(&c)
 	if err != nil {
 		h.box.lose(before)
-		h.failed(c, *entries, err)
+		h.endFailed(c, *entries, err)
 		return
 	}
-	h.succeeded(c, msgs)
+	h.endSucceeded(c, msgs)
 }
 
-// invoke runs the handler in a savepoint, of which nothing is left after an error.
-func (h *handling) invoke(attempt int) (msgs []outbox.Message, err error) {
-	d := h.delivery()
+// invokeHandler runs the handler in a savepoint, of which nothing is left after an error.
+func (h *handling) invokeHandler(attempt int) (msgs []outbox.Message, err error) {
+	d := h.newDelivery()
 	d.Attempt = attempt
 	h.box.touch()
-	failed, err := h.nested(h.ctx, func(tx pgx.Tx) error {
+	failed, err := h.runInSavepoint(h.ctx, func(tx pgx.Tx) error {
 		msgs, err = h.e.to.input.Invoke(h.ctx, tx, d)
 		if err == nil && (h.how == handlerFails || h.how == handlerDies) {
 			err = errInjected
@@ -173,12 +173,12 @@ func (h *handling) invoke(attempt int) (msgs []outbox.Message, err error) {
 	return msgs, errors.Join(failed, err)
 }
 
-// nested runs do in a savepoint, if there is a transaction.
-func (sys *system) nested(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
-	return (&session{tx: sys.tx}).nested(ctx, do)
+// runInSavepoint runs do in a savepoint, if there is a transaction.
+func (sys *system) runInSavepoint(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
+	return (&session{tx: sys.tx}).inSavepoint(ctx, do)
 }
 
-func (h *handling) delivery() consumer.Delivery {
+func (h *handling) newDelivery() consumer.Delivery {
 	e := h.e
 	metadata := message.Metadata{}
 	for name, value := range e.Headers {
@@ -194,96 +194,96 @@ func (h *handling) delivery() consumer.Delivery {
 	}
 }
 
-func (h *handling) failed(c cell, entries int, err error) {
+func (h *handling) endFailed(c cell, entries int, err error) {
 	most := h.e.to.step.MaxAttempts
 	if most == 0 {
 		most = 10
 	}
-	_, _, panicked := panicOf(err)
+	_, _, panicked := findPanic(err)
 	dead := entries >= most || errors.Is(err, consumer.ErrTerminal) || errors.Is(err, consumer.ErrParked)
-	h.blame(explain(err, h.tx != nil, "Model.Tx"), panicked || dead && !errors.Is(err, errInjected))
+	h.blameModel(explainError(err, h.tx != nil, "Model.Tx"), panicked || dead && !errors.Is(err, errInjected))
 	if h.how == handlerDies || dead {
-		h.die(c, "terminal", err.Error())
+		h.makeDeadLetter(c, "terminal", err.Error())
 		return
 	}
 	c.state = inbox.ParkedState(h.e.to.kind, false)
-	h.s.cells[h.key()] = c
+	h.s.cells[h.cellKeyOf()] = c
 	h.s.parked = append(h.s.parked, h.e)
 	h.said = "failed and parked: " + err.Error()
 }
 
-// blame takes a failure for one of the model's, unless its handlers are meant to give
+// blameModel takes a failure for one of the model's, unless its handlers are meant to give
 // up. A search that goes on would show nothing but that dead letters are dead letters.
-func (h *handling) blame(text string, ofItsOwn bool) {
+func (h *handling) blameModel(text string, ofItsOwn bool) {
 	if ofItsOwn && !h.gives {
-		h.s.breaks("the handler of %s gives up on %s by itself, no error was injected: %s\n(if it is meant to, set DeadLetters of the Model)",
+		h.s.noteBroken("the handler of %s gives up on %s by itself, no error was injected: %s\n(if it is meant to, set DeadLetters of the Model)",
 			h.e.to.name, h.e.Type, text)
 	}
 }
 
-// die makes the message a dead letter.
-func (h *handling) die(c cell, reason consumer.Reason, text string) {
+// makeDeadLetter makes the message a dead letter.
+func (h *handling) makeDeadLetter(c cell, reason consumer.Reason, text string) {
 	if h.verdict == inbox.Run {
 		c.state = inbox.ParkedState(h.e.to.kind, true)
 	}
-	h.s.cells[h.key()] = c
+	h.s.cells[h.cellKeyOf()] = c
 	h.s.dead++
 	h.said = "a dead letter: " + text
-	h.unhandled(consumer.Unhandled{Dead: true, Reason: reason, Error: text})
+	h.callUnhandled(consumer.Unhandled{Dead: true, Reason: reason, Error: text})
 }
 
-// unhandled has the step answer for a message that ends without its handler.
-func (h *handling) unhandled(u consumer.Unhandled) {
+// callUnhandled has the step answer for a message that ends without its handler.
+func (h *handling) callUnhandled(u consumer.Unhandled) {
 	if h.e.to.step.Unhandled == nil {
 		return
 	}
-	u.Delivery = h.delivery()
+	u.Delivery = h.newDelivery()
 	h.box.touch()
 	err := guard.Call(func() error {
-		h.e.to.step.Unhandled(u, func(msgs ...outbox.Message) { h.send(msgs) })
+		h.e.to.step.Unhandled(u, func(msgs ...outbox.Message) { h.collectSent(msgs) })
 		return nil
 	})
 	if err != nil {
-		h.s.breaks("Unhandled of %s: %s", h.e.to.name, explain(err, true, ""))
+		h.s.noteBroken("Unhandled of %s: %s", h.e.to.name, explainError(err, true, ""))
 	}
 }
 
-// succeeded moves the row, and notes what the handler has done.
-func (h *handling) succeeded(c cell, msgs []outbox.Message) {
+// endSucceeded moves the row, and notes what the handler has done.
+func (h *handling) endSucceeded(c cell, msgs []outbox.Message) {
 	if h.e.to.kind == inbox.Compensation {
 		c.state, h.said = inbox.Compensated, "undone"
 		if h.bug == undoNotDeduped {
 			c.state, c.undoDigest = inbox.Done, ""
 		}
-		h.fact(func(f *fact) { f.undone++ })
+		h.changeFact(func(f *fact) { f.undone++ })
 	} else {
 		c.state, h.said = inbox.Done, "done"
-		if refuses(msgs) {
+		if isRejection(msgs) {
 			c.state, h.said = inbox.Refused, "rejected"
 		}
-		h.fact(func(f *fact) {
+		h.changeFact(func(f *fact) {
 			f.overdone = f.undone > 0 || f.voided
 			if h.said == "done" {
 				f.done++
 			}
 		})
 	}
-	h.s.cells[h.key()] = c
-	h.send(msgs)
-	h.logged()
-	h.judge()
+	h.s.cells[h.cellKeyOf()] = c
+	h.collectSent(msgs)
+	h.logCommit()
+	h.judgeHandler()
 }
 
-// fact changes what is known of what the message's command has done.
-func (h *handling) fact(change func(f *fact)) {
+// changeFact changes what is known of what the message's command has done.
+func (h *handling) changeFact(change func(f *fact)) {
 	key := factKey{h.e.to.name, h.e.Key, h.e.N}
 	f := h.s.facts[key]
 	change(&f)
 	h.s.facts[key] = f
 }
 
-// refuses reports whether a participant's answer is that it has done nothing.
-func refuses(msgs []outbox.Message) bool {
+// isRejection reports whether a participant's answer is that it has done nothing.
+func isRejection(msgs []outbox.Message) bool {
 	for _, m := range msgs {
 		if m.Type == saga.TypeReply {
 			_, e, err := parseMessage(m)
@@ -293,9 +293,9 @@ func refuses(msgs []outbox.Message) bool {
 	return false
 }
 
-// send adds to what the transaction sends. What tells one failure from another is random
+// collectSent adds to what the transaction sends. What tells one failure from another is random
 // in package saga: here it is a number, so that each run is the same.
-func (h *handling) send(msgs []outbox.Message) {
+func (h *handling) collectSent(msgs []outbox.Message) {
 	for _, m := range msgs {
 		if m.Scope == "" {
 			m.Scope = h.e.Scope
@@ -315,8 +315,8 @@ func (h *handling) send(msgs []outbox.Message) {
 	}
 }
 
-// logged notes what was committed, if that is all by which states can be told apart.
-func (h *handling) logged() {
+// logCommit notes what was committed, if that is all by which states can be told apart.
+func (h *handling) logCommit() {
 	if h.tx != nil && h.print == "" {
 		h.s.log = maphash.Comparable(h.seed, [2]uint64{h.s.log, maphash.String(h.seed, h.e.text)})
 	}

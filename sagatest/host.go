@@ -47,7 +47,7 @@ type posting struct {
 }
 
 // A session is the work on one instance in one transaction, which is kept by
-// [host.commit] or forgotten.
+// [host.commitRows] or forgotten.
 type session struct {
 	host *host
 	tx   pgx.Tx
@@ -56,21 +56,21 @@ type session struct {
 	sent []posting
 }
 
-func (h *host) clone() *host {
+func (h *host) cloneHost() *host {
 	return &host{now: h.now, rows: maps.Clone(h.rows)}
 }
 
-// begin begins the outermost instance.
-func (h *host) begin(ctx context.Context, tx pgx.Tx, f *flow.Flow, scope, key string, state any) (*session, error) {
-	id := idOf(scope, key, "")
+// beginOutermost begins the outermost instance.
+func (h *host) beginOutermost(ctx context.Context, tx pgx.Tx, f *flow.Flow, scope, key string, state any) (*session, error) {
+	id := deterministicID(scope, key, "")
 	s := &session{host: h, tx: tx, rows: map[string]*instance{}}
-	return s, s.begin(ctx, f, &instance{Instance: flow.Instance{ID: id, Root: id, Scope: scope, Key: key}, flow: f}, state)
+	return s, s.beginInstance(ctx, f, &instance{Instance: flow.Instance{ID: id, Root: id, Scope: scope, Key: key}, flow: f}, state)
 }
 
-func (s *session) begin(ctx context.Context, f *flow.Flow, row *instance, state any) error {
+func (s *session) beginInstance(ctx context.Context, f *flow.Flow, row *instance, state any) error {
 	row.started, row.updated = s.host.now, s.host.now
 	s.row = row
-	run := s.run()
+	run := s.newRun()
 	begin := func() error {
 		run.Begin(state)
 		return s.doWork(ctx, run)
@@ -83,9 +83,9 @@ func (s *session) begin(ctx context.Context, f *flow.Flow, row *instance, state 
 	return nil
 }
 
-// move has events move the instance of a path. Unless the caller commits the session nothing
+// moveRow has events move the instance of a path. Unless the caller commits the session nothing
 // has happened.
-func (h *host) move(ctx context.Context, tx pgx.Tx, path string, events ...flow.Event) (*session, error) {
+func (h *host) moveRow(ctx context.Context, tx pgx.Tx, path string, events ...flow.Event) (*session, error) {
 	old, ok := h.rows[path]
 	if !ok {
 		return nil, fmt.Errorf("there is no instance with the path %q", path)
@@ -95,12 +95,12 @@ func (h *host) move(ctx context.Context, tx pgx.Tx, path string, events ...flow.
 	row.updated = h.now
 	s := &session{host: h, tx: tx, row: &row, rows: map[string]*instance{path: &row}}
 	phase := row.Progress.Phase
-	run := s.run()
+	run := s.newRun()
 	if err := run.OpenState(); err != nil {
 		return nil, err
 	}
 	for _, e := range events {
-		if err := guard.Call(func() error { return s.take(ctx, run, e) }); err != nil {
+		if err := guard.Call(func() error { return s.takeEvent(ctx, run, e) }); err != nil {
 			return nil, err
 		}
 	}
@@ -110,25 +110,25 @@ func (h *host) move(ctx context.Context, tx pgx.Tx, path string, events ...flow.
 	return s, nil
 }
 
-// commit keeps what a session has done.
-func (h *host) commit(s *session) { maps.Copy(h.rows, s.rows) }
+// commitRows keeps what a session has done.
+func (h *host) commitRows(s *session) { maps.Copy(h.rows, s.rows) }
 
-func (s *session) run() *flow.Run {
+func (s *session) newRun() *flow.Run {
 	return &flow.Run{Flow: s.row.flow, Instance: &s.row.Instance, Now: s.host.now - s.row.started}
 }
 
-func (s *session) post(m outbox.Message, c *flow.Command) {
+func (s *session) postMessage(m outbox.Message, c *flow.Command) {
 	s.sent = append(s.sent, posting{Message: m, by: s.row.Path, cmd: c})
 }
 
 func (s *session) answerParent() {
 	if s.row.parent != "" && s.row.Progress.Phase.Ended() {
-		s.post(s.row.answer(), nil)
+		s.postMessage(s.row.answerToParent(), nil)
 	}
 }
 
-// take takes one event, and does the work that follows.
-func (s *session) take(ctx context.Context, run *flow.Run, e flow.Event) error {
+// takeEvent takes one event, and does the work that follows.
+func (s *session) takeEvent(ctx context.Context, run *flow.Run, e flow.Event) error {
 	err := run.TakeEvent(e)
 	if errors.Is(err, machine.ErrLate) && s.host.takeLate != nil {
 		err = s.host.takeLate(run, e)
@@ -148,11 +148,11 @@ func (s *session) doWork(ctx context.Context, run *flow.Run) error {
 		}
 		switch {
 		case work.Command != nil:
-			s.command(work.Command)
+			s.postCommand(work.Command)
 		case work.Child != nil:
-			err = s.child(ctx, work.Child)
+			err = s.beginChild(ctx, work.Child)
 		default:
-			err = s.local(ctx, run, work.Local)
+			err = s.runLocal(ctx, run, work.Local)
 		}
 		if err != nil {
 			return fmt.Errorf("step %s: %w", work.Step, err)
@@ -160,46 +160,46 @@ func (s *session) doWork(ctx context.Context, run *flow.Run) error {
 	}
 }
 
-// command posts a command. A revocation is for an orchestrator, and no command of a participant.
-func (s *session) command(c *flow.Command) {
+// postCommand posts a command. A revocation is for an orchestrator, and no command of a participant.
+func (s *session) postCommand(c *flow.Command) {
 	if c.Nested != "" {
-		s.post(s.row.message(c), nil)
+		s.postMessage(s.row.commandMessage(c), nil)
 		return
 	}
-	s.post(s.row.message(c), c)
+	s.postMessage(s.row.commandMessage(c), c)
 }
 
-// child begins a nested instance, unless it exists.
-func (s *session) child(ctx context.Context, c *flow.Child) error {
+// beginChild begins a nested instance, unless it exists.
+func (s *session) beginChild(ctx context.Context, c *flow.Child) error {
 	if _, exists := s.host.rows[c.Path]; exists {
 		return nil
 	}
 	row := &instance{flow: c.Flow, parent: s.row.flow.Name(), Instance: flow.Instance{
-		ID: idOf(s.row.Scope, s.row.Key, c.Path), Root: s.row.Root, Scope: s.row.Scope, Key: s.row.Key, Path: c.Path,
+		ID: deterministicID(s.row.Scope, s.row.Key, c.Path), Root: s.row.Root, Scope: s.row.Scope, Key: s.row.Key, Path: c.Path,
 	}}
 	within := &session{host: s.host, tx: s.tx, rows: s.rows}
-	if err := within.begin(ctx, c.Flow, row, c.State); err != nil {
+	if err := within.beginInstance(ctx, c.Flow, row, c.State); err != nil {
 		return err
 	}
 	s.sent = append(s.sent, within.sent...)
 	return nil
 }
 
-// emit posts the messages of a local step.
-func (s *session) emit(msgs []outbox.Message) error {
+// postEmitted posts the messages of a local step.
+func (s *session) postEmitted(msgs []outbox.Message) error {
 	for _, m := range msgs {
-		m = s.row.send(m)
+		m = s.row.completeMessage(m)
 		if err := outbox.Validate(m); err != nil {
 			return err
 		}
-		s.post(m, nil)
+		s.postMessage(m, nil)
 	}
 	return nil
 }
 
-// local runs a local step, and notes which one that was.
-func (s *session) local(ctx context.Context, run *flow.Run, step *flow.LocalStep) error {
-	failed, err := s.nested(ctx, func(tx pgx.Tx) error {
+// runLocal runs a local step, and notes which one that was.
+func (s *session) runLocal(ctx context.Context, run *flow.Run, step *flow.LocalStep) error {
+	failed, err := s.inSavepoint(ctx, func(tx pgx.Tx) error {
 		err := step.Execute(ctx, tx)
 		if err == nil {
 			err = step.ExecuteQueued(ctx, tx)
@@ -211,15 +211,15 @@ func (s *session) local(ctx context.Context, run *flow.Run, step *flow.LocalStep
 		return err
 	}
 	if failed == nil {
-		if err := s.emit(step.Messages); err != nil {
+		if err := s.postEmitted(step.Messages); err != nil {
 			return err
 		}
 	}
 	return run.EndLocal(step, failed)
 }
 
-// nested runs do in a savepoint. Without a transaction there is nothing to fall back to.
-func (s *session) nested(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
+// inSavepoint runs do in a savepoint. Without a transaction there is nothing to fall back to.
+func (s *session) inSavepoint(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
 	if s.host != nil && s.host.savepoint != nil {
 		rollback, inside := s.host.savepoint(), do
 		do = func(tx pgx.Tx) error {
@@ -249,27 +249,27 @@ func (s *session) nested(ctx context.Context, do func(tx pgx.Tx) error) (failed,
 	return failed, err
 }
 
-// due returns when the instance of a path is due next, on the host's clock, and whether
+// nextDueOf returns when the instance of a path is due next, on the host's clock, and whether
 // it ever is. With patience, that is also when nobody has answered for so long.
-func (h *host) due(path string, patience machine.Millis) (at machine.Millis, silent, ok bool) {
+func (h *host) nextDueOf(path string, patience machine.Millis) (at machine.Millis, silent, ok bool) {
 	i := h.rows[path]
 	if d := i.flow.Machine.Due(&i.Progress); d > 0 {
 		at, ok = i.started+d, true
 	}
-	if s := i.updated + patience; patience > 0 && i.waits() && (!ok || s < at) {
+	if s := i.updated + patience; patience > 0 && i.awaitsReply() && (!ok || s < at) {
 		at, silent, ok = s, true, true
 	}
 	return max(at, h.now), silent, ok
 }
 
-// waits reports whether there is a step that somebody has to answer, and that has no deadline.
-func (i *instance) waits() bool {
+// awaitsReply reports whether there is a step that somebody has to answer, and that has no deadline.
+func (i *instance) awaitsReply() bool {
 	status := statusOf(&i.Progress)
-	return (status == "running" || status == "compensating") && len(i.silent()) > 0
+	return (status == "running" || status == "compensating") && len(i.silentSteps()) > 0
 }
 
-// silent returns the ids of the steps that wait for an answer of a participant without a deadline.
-func (i *instance) silent() (ids []int) {
+// silentSteps returns the ids of the steps that wait for an answer of a participant without a deadline.
+func (i *instance) silentSteps() (ids []int) {
 	for n := range i.Progress.Steps {
 		s := &i.Progress.Steps[n]
 		waits := s.State == machine.InFlight || s.State == machine.Undoing
@@ -280,9 +280,9 @@ func (i *instance) silent() (ids []int) {
 	return ids
 }
 
-// overdue returns the events by which the silent steps of an instance become stuck.
-func (i *instance) overdue(reason string) (events []flow.Event) {
-	for _, id := range i.silent() {
+// overdueEvents returns the events by which the silent steps of an instance become stuck.
+func (i *instance) overdueEvents(reason string) (events []flow.Event) {
+	for _, id := range i.silentSteps() {
 		s := &i.Progress.Steps[id-1]
 		events = append(events, flow.Event{Event: machine.Event{
 			Kind: machine.Overdue, Step: id, Undo: s.State == machine.Undoing, Attempt: s.Attempt, Reason: reason,
@@ -291,11 +291,11 @@ func (i *instance) overdue(reason string) (events []flow.Event) {
 	return events
 }
 
-// paths returns those of the instances, the outermost first.
-func (h *host) paths() []string { return slices.Sorted(maps.Keys(h.rows)) }
+// sortedPaths returns those of the instances, the outermost first.
+func (h *host) sortedPaths() []string { return slices.Sorted(maps.Keys(h.rows)) }
 
-// label returns the name of a step for people, with the steps that it is nested in.
-func (h *host) label(path string, step int) string {
+// labelOfStep returns the name of a step for people, with the steps that it is nested in.
+func (h *host) labelOfStep(path string, step int) string {
 	name := h.rows[path].flow.Machine.Step(step).Name
 	if path == "" {
 		return name
@@ -304,5 +304,5 @@ func (h *host) label(path string, step int) string {
 	if err != nil {
 		panic(err) // flow.N has made it
 	}
-	return h.label(around.Path, around.Step) + "/" + name
+	return h.labelOfStep(around.Path, around.Step) + "/" + name
 }

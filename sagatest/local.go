@@ -14,8 +14,8 @@ type ran struct {
 	err  error
 }
 
-// said tells how it went, for people.
-func (r *ran) said(hasTx bool) string {
+// describeRan tells how it went, for people.
+func (r *ran) describeRan(hasTx bool) string {
 	var rejected *saga.RejectedError
 	switch {
 	case r.err == nil && r.turn.Undo:
@@ -25,7 +25,7 @@ func (r *ran) said(hasTx bool) string {
 	case errors.As(r.err, &rejected):
 		return rejected.Error()
 	}
-	return "failed: " + explain(r.err, hasTx, "WithTx")
+	return "failed: " + explainError(r.err, hasTx, "WithTx")
 }
 
 // judgeLocal looks at a local step that has just run in an instance. One that panics, or
@@ -37,8 +37,8 @@ func (sys *system) judgeLocal(s *modelState, path string, r *ran) {
 	}
 	row := s.host.rows[path]
 	step := row.Progress.Steps[row.flow.Machine.FindStep(r.turn.Step)-1]
-	_, _, panicked := panicOf(r.err)
+	_, _, panicked := findPanic(r.err)
 	if again := step.State == machine.Waiting || step.State == machine.UndoWaiting; panicked || !again {
-		s.breaks("the local step %s fails: %s", r.turn.Step, explain(r.err, sys.tx != nil, "Model.Tx"))
+		s.noteBroken("the local step %s fails: %s", r.turn.Step, explainError(r.err, sys.tx != nil, "Model.Tx"))
 	}
 }

@@ -75,8 +75,8 @@ type boxOf[W any] struct {
 	fail  func(format string, args ...any)
 }
 
-// copy ends the test if something is no data.
-func (b *boxOf[W]) copy(w *W) *W {
+// copyWorld ends the test if something is no data.
+func (b *boxOf[W]) copyWorld(w *W) *W {
 	c, err := deepCopy(w)
 	if err != nil {
 		b.fail("%v", err)
@@ -88,14 +88,14 @@ func (b *boxOf[W]) touch() { b.same = nil }
 
 func (b *boxOf[W]) keep() any {
 	if b.same == nil {
-		b.same = b.copy(b.world)
+		b.same = b.copyWorld(b.world)
 	}
 	return b.same
 }
 
 func (b *boxOf[W]) set(kept any) {
 	if k := kept.(*W); k != b.same {
-		*b.world, b.same = *b.copy(k), k
+		*b.world, b.same = *b.copyWorld(k), k
 	}
 }
 
@@ -103,7 +103,7 @@ func (b *boxOf[W]) lose(before any) {
 	if before.(*W) == b.same {
 		return
 	}
-	was := b.copy(before.(*W))
+	was := b.copyWorld(before.(*W))
 	if r, ok := any(b.world).(RollBacker[W]); ok {
 		b.touch()
 		r.RollBack(*was)
@@ -112,10 +112,10 @@ func (b *boxOf[W]) lose(before any) {
 	*b.world, b.same = *was, before.(*W)
 }
 
-func (b *boxOf[W]) digest(h *maphash.Hash) { digest(h, reflect.ValueOf(b.world), 0) }
+func (b *boxOf[W]) digest(h *maphash.Hash) { digestValue(h, reflect.ValueOf(b.world), 0) }
 
-// newSystem prepares a model. What cannot work ends the test.
-func newSystem[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
+// prepareModel prepares a model. What cannot work ends the test.
+func prepareModel[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
 	t.Helper()
 	w := new(W)
 	if m.World != nil {
@@ -165,17 +165,17 @@ func newSystem[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
 		if step.Action.Topic == "" && step.Compensation.Topic == "" {
 			t.Fatalf("the step %q of Steps has neither an Action nor a Compensation", step.Name)
 		}
-		sys.add(&step)
+		sys.addStep(&step)
 	}
-	sys.orchestrate(defined)
-	if missing := sys.missing(defined); missing != "" {
+	sys.addOrchestrator(defined)
+	if missing := sys.findUnrouted(defined); missing != "" {
 		t.Fatal(missing)
 	}
 	return sys
 }
 
-// add routes a step's messages.
-func (sys *system) add(step *consumer.Step) {
+// addStep routes a step's messages.
+func (sys *system) addStep(step *consumer.Step) {
 	for kind, in := range [...]consumer.Input{step.Action, step.Compensation} {
 		if in.Topic == "" {
 			continue
@@ -183,11 +183,11 @@ func (sys *system) add(step *consumer.Step) {
 		if in.Type == "" {
 			in.Type = in.Topic
 		}
-		sys.route(in.Topic, in.Type, &route{name: step.Name, step: step, kind: []inbox.Kind{inbox.Action, inbox.Compensation}[kind], input: in})
+		sys.addRoute(in.Topic, in.Type, &route{name: step.Name, step: step, kind: []inbox.Kind{inbox.Action, inbox.Compensation}[kind], input: in})
 	}
 }
 
-func (sys *system) route(topic, typ string, r *route) {
+func (sys *system) addRoute(topic, typ string, r *route) {
 	key := routeKey{topic, typ}
 	sys.count++
 	r.id = sys.count
@@ -200,20 +200,20 @@ func (sys *system) route(topic, typ string, r *route) {
 	}
 }
 
-func (sys *system) orchestrate(f *flow.Flow) {
+func (sys *system) addOrchestrator(f *flow.Flow) {
 	topic := saga.Topic(f.Name())
-	sys.route(topic, saga.TypeReply, &route{name: "saga-" + f.Name(), kind: inbox.Action})
-	sys.route(topic, saga.TypeRevoke, &route{name: "revoke-" + f.Name(), kind: inbox.Action})
+	sys.addRoute(topic, saga.TypeReply, &route{name: "saga-" + f.Name(), kind: inbox.Action})
+	sys.addRoute(topic, saga.TypeRevoke, &route{name: "revoke-" + f.Name(), kind: inbox.Action})
 	for _, s := range f.Steps {
 		sys.local = sys.local || s.Do.Local != nil || s.Undo.Local != nil
 		if s.Do.Nested != nil {
-			sys.orchestrate(s.Do.Nested)
+			sys.addOrchestrator(s.Do.Nested)
 		}
 	}
 }
 
-// missing names a command that no participant listens to.
-func (sys *system) missing(f *flow.Flow) string {
+// findUnrouted names a command that no participant listens to.
+func (sys *system) findUnrouted(f *flow.Flow) string {
 	for id := 1; id <= f.Machine.Steps(); id++ {
 		n := f.Machine.Step(id)
 		for _, side := range []struct {
@@ -225,7 +225,7 @@ func (sys *system) missing(f *flow.Flow) string {
 			}
 		}
 		if nested := f.Steps[id-1].Do.Nested; nested != nil {
-			if text := sys.missing(nested); text != "" {
+			if text := sys.findUnrouted(nested); text != "" {
 				return text
 			}
 		}
@@ -284,23 +284,23 @@ type modelState struct {
 	failures int // replies that told of one
 }
 
-func (s *modelState) clone() *modelState {
+func (s *modelState) cloneState() *modelState {
 	c := *s
-	c.host, c.cells, c.facts = s.host.clone(), maps.Clone(s.cells), maps.Clone(s.facts)
+	c.host, c.cells, c.facts = s.host.cloneHost(), maps.Clone(s.cells), maps.Clone(s.facts)
 	c.flight, c.parked = slices.Clone(s.flight), slices.Clone(s.parked)
 	return &c
 }
 
-// faults returns how many have happened.
-func (s *modelState) faults() (n int) {
+// countFaults returns how many have happened.
+func (s *modelState) countFaults() (n int) {
 	for _, used := range s.used[noFault+1:] {
 		n += used
 	}
 	return n
 }
 
-// letters returns what a message becomes: one for each that listens.
-func (sys *system) letters(m outbox.Message) (all []*letter) {
+// lettersFor returns what a message becomes: one for each that listens.
+func (sys *system) lettersFor(m outbox.Message) (all []*letter) {
 	if m.Type == "" {
 		m.Type = m.Topic
 	}
@@ -308,23 +308,23 @@ func (sys *system) letters(m outbox.Message) (all []*letter) {
 	for _, to := range sys.routes[routeKey{m.Topic, m.Type}] {
 		l := &letter{Message: m, to: to, digest: sum[:]}
 		l.text = fmt.Sprint(to.id, m.Topic, m.Type, m.Scope, m.Key, m.Step, m.N, m.Headers, string(m.Payload))
-		l.id = idOf(l.text)
+		l.id = deterministicID(l.text)
 		all = append(all, l)
 	}
 	return all
 }
 
-// hash returns a digest of all that decides what can still happen, but for the faults
+// hashState returns a digest of all that decides what can still happen, but for the faults
 // that are left.
-func (sys *system) hash(s *modelState, seed maphash.Seed) uint64 {
+func (sys *system) hashState(s *modelState, seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
-	h.Write(encode(s.host.now))
-	for _, path := range s.host.paths() {
+	h.Write(encodeJSON(s.host.now))
+	for _, path := range s.host.sortedPaths() {
 		i := s.host.rows[path]
 		h.WriteString(path)
 		maphash.WriteComparable(&h, [2]machine.Millis{i.started, 0})
-		h.Write(encode(&i.Progress))
+		h.Write(encodeJSON(&i.Progress))
 		h.Write(i.State)
 	}
 	var sum uint64

@@ -24,25 +24,25 @@ func (r *Run[S]) Refuses() Operator { return Operator{core: r.core, path: r.path
 // Pause has the instance begin no step until it is resumed. No deadline passes meanwhile.
 func (o Operator) Pause() {
 	o.core.t.Helper()
-	o.decide(machine.Event{Kind: machine.Pause}, "")
+	o.decideAs(machine.Event{Kind: machine.Pause}, "")
 }
 
 // Resume ends a pause.
 func (o Operator) Resume() {
 	o.core.t.Helper()
-	o.decide(machine.Event{Kind: machine.Resume}, "")
+	o.decideAs(machine.Event{Kind: machine.Resume}, "")
 }
 
 // Cancel has the instance compensate.
 func (o Operator) Cancel(reason string) {
 	o.core.t.Helper()
-	o.decide(machine.Event{Kind: machine.Cancel, Reason: reason}, "")
+	o.decideAs(machine.Event{Kind: machine.Cancel, Reason: reason}, "")
 }
 
 // CompensateTo has the instance undo what comes after step, and pause then.
 func (o Operator) CompensateTo(step, reason string) {
 	o.core.t.Helper()
-	o.decide(machine.Event{Kind: machine.GoBack, Name: step, Reason: reason}, "")
+	o.decideAs(machine.Event{Kind: machine.GoBack, Name: step, Reason: reason}, "")
 }
 
 // Skip has step pass for done, with a result if it is not nil, or for undone.
@@ -50,40 +50,40 @@ func (o Operator) Skip(step string, result any, reason string) {
 	o.core.t.Helper()
 	var data json.RawMessage
 	if result != nil {
-		data = encode(result)
+		data = encodeJSON(result)
 	}
-	o.decide(machine.Event{Kind: machine.Skip, Result: data, Reason: reason}, step)
+	o.decideAs(machine.Event{Kind: machine.Skip, Result: data, Reason: reason}, step)
 }
 
 // Reject has step pass for one that has done nothing and never will.
 func (o Operator) Reject(step, reason string) {
 	o.core.t.Helper()
-	o.decide(machine.Event{Kind: machine.Reject, Reason: reason}, step)
+	o.decideAs(machine.Event{Kind: machine.Reject, Reason: reason}, step)
 }
 
 // Retry has step tried again at once, with all its attempts. With "" it is every step that
 // is stuck or waits.
 func (o Operator) Retry(step string) {
 	o.core.t.Helper()
-	o.decide(machine.Event{Kind: machine.RetryNow}, step)
+	o.decideAs(machine.Event{Kind: machine.RetryNow}, step)
 }
 
-func (o Operator) decide(e machine.Event, step string) {
+func (o Operator) decideAs(e machine.Event, step string) {
 	c := o.core
 	c.t.Helper()
 	if step != "" {
 		if e.Step = c.host.rows[o.path].flow.Machine.FindStep(step); e.Step == 0 {
-			c.fail("there is no step %q", step)
+			c.failTest("there is no step %q", step)
 		}
 	}
-	c.note("operator", "%s %s%s %s", e.Kind, step, e.Name, e.Reason)
-	err := c.move(o.path, flow.Event{Event: e})
+	c.noteLine("operator", "%s %s%s %s", e.Kind, step, e.Name, e.Reason)
+	err := c.moveInstance(o.path, flow.Event{Event: e})
 	switch {
 	case err == nil && o.refused:
-		c.fail("%s was not refused", e.Kind)
+		c.failTest("%s was not refused", e.Kind)
 	case errors.Is(err, machine.ErrRefused) && o.refused:
-		c.note("", "%v", err)
+		c.noteLine("", "%v", err)
 	case err != nil:
-		c.fail("%s: %s", e.Kind, c.explain(err))
+		c.failTest("%s: %s", e.Kind, c.explainForRun(err))
 	}
 }

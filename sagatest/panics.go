@@ -9,8 +9,8 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// panicOf returns the value and the stack of the panic that err is of.
-func panicOf(err error) (value any, stack []byte, ok bool) {
+// findPanic returns the value and the stack of the panic that err is of.
+func findPanic(err error) (value any, stack []byte, ok bool) {
 	var handlers *consumer.PanicError
 	var definitions *guard.PanicError
 	switch {
@@ -22,23 +22,23 @@ func panicOf(err error) (value any, stack []byte, ok bool) {
 	return nil, nil, false
 }
 
-// explain returns err for people: of a panic also where it was, and what
+// explainError returns err for people: of a panic also where it was, and what
 // is behind it if it is that tx, which option sets, is nil.
-func explain(err error, hasTx bool, option string) string {
-	value, stack, ok := panicOf(err)
+func explainError(err error, hasTx bool, option string) string {
+	value, stack, ok := findPanic(err)
 	if !ok {
 		return err.Error()
 	}
-	text := fmt.Sprintf("it panicked: %v%s", value, placeOf(string(stack)))
+	text := fmt.Sprintf("it panicked: %v%s", value, panickedAt(string(stack)))
 	if !hasTx && strings.Contains(fmt.Sprint(value), "nil pointer") {
 		text += "; " + option + " is not set, so tx is nil: does it use that?"
 	}
 	return text
 }
 
-// placeOf returns the line of code that has panicked: the first one below the
+// panickedAt returns the line of code that has panicked: the first one below the
 // panic that is not the runtime's.
-func placeOf(stack string) string {
+func panickedAt(stack string) string {
 	_, below, _ := strings.Cut(stack, "\npanic(")
 	lines := strings.Split(below, "\n")
 	for i := 2; i+1 < len(lines); i += 2 {

@@ -9,24 +9,24 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// breaks notes the first thing that must not be.
-func (s *modelState) breaks(format string, args ...any) {
+// noteBroken notes the first thing that must not be.
+func (s *modelState) noteBroken(format string, args ...any) {
 	if s.broken == "" {
 		s.broken = fmt.Sprintf(format, args...)
 	}
 }
 
-// judge looks at what a handler has just done.
-func (h *handling) judge() {
+// judgeHandler looks at what a handler has just done.
+func (h *handling) judgeHandler() {
 	f := h.s.facts[factKey{h.e.to.name, h.e.Key, h.e.N}]
 	what := fmt.Sprintf("of step %s, %s,", h.e.to.name, h.e.N)
 	switch {
 	case f.done > 1:
-		h.s.breaks("the action %s is done twice", what)
+		h.s.noteBroken("the action %s is done twice", what)
 	case f.undone > 1:
-		h.s.breaks("the compensation %s is done twice", what)
+		h.s.noteBroken("the compensation %s is done twice", what)
 	case f.overdone:
-		h.s.breaks("the action %s is done after its compensation", what)
+		h.s.noteBroken("the action %s is done after its compensation", what)
 	case h.e.to.kind == inbox.Compensation:
 		h.judgeOrder()
 	}
@@ -39,30 +39,30 @@ func (h *handling) judgeOrder() {
 	if err != nil || row == nil {
 		return // it belongs to no saga
 	}
-	defined := h.definition(row)
+	defined := h.definitionOf(row)
 	for id := 1; id <= defined.Machine.Steps(); id++ {
 		n := defined.Machine.Step(id)
 		f := h.s.factsOf(flow.N(a.Path, id, row.Progress.Steps[id-1].Attempt))
 		switch {
 		case f.done == 0:
 		case n.Pivot:
-			h.s.breaks("step %s is undone after the pivot, %s, is done", h.e.Step, n.Name)
-		case n.Undo == machine.Remote && f.undone == 0 && follows(defined.Machine.Plan().Nodes, h.e.Step, n.Name):
-			h.s.breaks("step %s is undone before %s, which comes after it", h.e.Step, n.Name)
+			h.s.noteBroken("step %s is undone after the pivot, %s, is done", h.e.Step, n.Name)
+		case n.Undo == machine.Remote && f.undone == 0 && mustFollow(defined.Machine.Plan().Nodes, h.e.Step, n.Name):
+			h.s.noteBroken("step %s is undone before %s, which comes after it", h.e.Step, n.Name)
 		}
 	}
 }
 
-// definition returns what was defined for an instance, whatever a planted bug has made of it.
-func (sys *system) definition(row *instance) *flow.Flow {
+// definitionOf returns what was defined for an instance, whatever a planted bug has made of it.
+func (sys *system) definitionOf(row *instance) *flow.Flow {
 	if row.Path == "" {
 		return sys.true
 	}
 	return row.flow
 }
 
-// follows reports whether a step comes after another one, not beside it.
-func follows(nodes []machine.Node, first, then string) bool {
+// mustFollow reports whether a step comes after another one, not beside it.
+func mustFollow(nodes []machine.Node, first, then string) bool {
 	sequence := true
 	var walk func(nodes []machine.Node, sequence bool) (hasFirst, hasThen, ordered bool)
 	walk = func(nodes []machine.Node, sequence bool) (hasFirst, hasThen, ordered bool) {
@@ -91,21 +91,21 @@ func (s *modelState) factsOf(n string) (all fact) {
 	return all
 }
 
-// rest looks at what a schedule has come to when nothing can happen any more.
-func (sys *system) rest(s *modelState) {
-	for _, path := range s.host.paths() {
+// judgeRest looks at what a schedule has come to when nothing can happen any more.
+func (sys *system) judgeRest(s *modelState) {
+	for _, path := range s.host.sortedPaths() {
 		row := s.host.rows[path]
-		p, f := &row.Progress, sys.definition(row)
+		p, f := &row.Progress, sys.definitionOf(row)
 		status := statusOf(p)
 		switch {
 		case status == saga.StatusStuck && s.dead > 0, status == saga.StatusPaused:
 		case !p.Phase.Ended() && s.stuckWithin(path):
 		case !p.Phase.Ended():
-			s.breaks("saga %s waits for ever: it is %s%s", f.Name(), status, waiting(f, p))
+			s.noteBroken("saga %s waits for ever: it is %s%s", f.Name(), status, describeWaiting(f, p))
 		}
 		for id := 1; id <= f.Machine.Steps(); id++ {
 			if f.Machine.Step(id).Kind == machine.Remote {
-				sys.restOf(s, path, id)
+				sys.judgeRestOf(s, path, id)
 			}
 		}
 	}
@@ -113,7 +113,7 @@ func (sys *system) rest(s *modelState) {
 
 // stuckWithin reports whether a saga that is nested in the one of a path is stuck.
 func (s *modelState) stuckWithin(path string) bool {
-	for _, inner := range s.host.paths() {
+	for _, inner := range s.host.sortedPaths() {
 		a, err := flow.ParseN(inner)
 		if err == nil && inner != path && a.Path == path && (s.stuckWithin(inner) || statusOf(&s.host.rows[inner].Progress) == saga.StatusStuck) {
 			return true
@@ -122,25 +122,25 @@ func (s *modelState) stuckWithin(path string) bool {
 	return false
 }
 
-// restOf compares what an instance says of a step with what was done.
-func (sys *system) restOf(s *modelState, path string, id int) {
+// judgeRestOf compares what an instance says of a step with what was done.
+func (sys *system) judgeRestOf(s *modelState, path string, id int) {
 	p := &s.host.rows[path].Progress
-	n, step := sys.definition(s.host.rows[path]).Machine.Step(id), &p.Steps[id-1]
+	n, step := sys.definitionOf(s.host.rows[path]).Machine.Step(id), &p.Steps[id-1]
 	for attempt := 1; attempt <= step.Attempt; attempt++ {
 		f := s.factsOf(flow.N(path, id, attempt))
 		switch last := attempt == step.Attempt; {
 		case p.Phase == machine.Compensated && n.Undo != "" && f.done > f.undone:
-			s.breaks("the saga is compensated, and step %s is not undone", n.Name)
+			s.noteBroken("the saga is compensated, and step %s is not undone", n.Name)
 		case p.Phase == machine.Completed && f.undone > 0:
-			s.breaks("the saga is completed, and step %s is undone", n.Name)
+			s.noteBroken("the saga is completed, and step %s is undone", n.Name)
 		case last && step.State == machine.Done && !step.Override && f.done == 0:
-			s.breaks("the saga takes step %s for done, and it is not", n.Name)
+			s.noteBroken("the saga takes step %s for done, and it is not", n.Name)
 		}
 	}
 }
 
-// waiting says what an instance waits for.
-func waiting(f *flow.Flow, p *machine.Progress) (text string) {
+// describeWaiting says what an instance waits for.
+func describeWaiting(f *flow.Flow, p *machine.Progress) (text string) {
 	for i := range p.Steps {
 		if s := p.Steps[i].State; s == machine.InFlight || s == machine.Undoing {
 			text += fmt.Sprintf(", step %s is %s and nobody answers", f.Machine.Step(i+1).Name, s)

@@ -73,37 +73,37 @@ func Start[S any](t testing.TB, d *saga.Definition[S], key string, state S, opts
 	t.Helper()
 	c := &core{
 		t: t, ctx: t.Context(), host: &host{rows: map[string]*instance{}}, statuses: map[string]saga.Status{},
-		scope: "test", patience: 24 * time.Hour, title: fmt.Sprintf("%s, key %s, started at %s", d.Name(), key, caller()),
+		scope: "test", patience: 24 * time.Hour, title: fmt.Sprintf("%s, key %s, started at %s", d.Name(), key, callerOfStart()),
 	}
 	for _, o := range opts {
 		o(c)
 	}
-	c.note("start", "%s, version %d, key %s", d.Name(), d.Version(), key)
-	s, err := c.host.begin(c.ctx, c.tx, flow.OfPlan(d), c.scope, key, &state)
+	c.noteLine("start", "%s, version %d, key %s", d.Name(), d.Version(), key)
+	s, err := c.host.beginOutermost(c.ctx, c.tx, flow.OfPlan(d), c.scope, key, &state)
 	if err != nil {
-		c.fail("%s", c.explain(err))
+		c.failTest("%s", c.explainForRun(err))
 	}
-	c.commit(s)
-	t.Cleanup(c.leftovers)
+	c.commitSession(s)
+	t.Cleanup(c.checkLeftovers)
 	return &Run[S]{core: c}
 }
 
-// caller returns where [Start] was called: when the test has ended, that is not on the stack any more.
-func caller() string {
+// callerOfStart returns where [Start] was called: when the test has ended, that is not on the stack any more.
+func callerOfStart() string {
 	_, file, line, _ := runtime.Caller(2)
 	return fmt.Sprintf("%s:%d", filepath.Base(file), line)
 }
 
-func (c *core) explain(err error) string { return explain(err, c.tx != nil, "WithTx") }
+func (c *core) explainForRun(err error) string { return explainError(err, c.tx != nil, "WithTx") }
 
 // Child returns the nested saga that the last attempt at a step has begun. It is part of the
 // same run: how it ends is the answer to the step.
 func Child[C, S any](r *Run[S], step string) *Run[C] {
 	r.t.Helper()
-	id, s := r.step(step)
+	id, s := r.findStep(step)
 	path := flow.N(r.path, id, s.Attempt)
 	if s.Attempt == 0 || r.host.rows[path] == nil {
-		r.fail("step %s has not begun a nested saga", step)
+		r.failTest("step %s has not begun a nested saga", step)
 	}
 	child := &Run[C]{core: r.core, path: path}
 	child.State() // or it is not a saga of that state
@@ -116,15 +116,15 @@ func (r *Run[S]) Advance(d time.Duration) {
 	r.t.Helper()
 	until := r.host.now + machine.MillisOf(d)
 	for range maxTimers {
-		path, silent, at, ok := r.next()
+		path, silent, at, ok := r.nextTimer()
 		if !ok || at > until {
 			r.host.now = until
 			return
 		}
 		r.host.now = at
-		r.fire(path, silent)
+		r.fireTimer(path, silent)
 	}
-	r.fail("there are more than %d timers in %s", maxTimers, d)
+	r.failTest("there are more than %d timers in %s", maxTimers, d)
 }
 
 // timerEvent is that of an instance which is due.
@@ -133,54 +133,54 @@ var timerEvent = flow.Event{Event: machine.Event{Kind: machine.Timer}}
 // maxTimers bounds what an Advance may set off.
 const maxTimers = 10_000
 
-// next returns which instance is due next.
-func (c *core) next() (path string, silent bool, at machine.Millis, ok bool) {
-	for _, p := range c.host.paths() {
-		if due, s, any := c.host.due(p, machine.MillisOf(c.patience)); any && (!ok || due < at) {
+// nextTimer returns which instance is due next.
+func (c *core) nextTimer() (path string, silent bool, at machine.Millis, ok bool) {
+	for _, p := range c.host.sortedPaths() {
+		if due, s, any := c.host.nextDueOf(p, machine.MillisOf(c.patience)); any && (!ok || due < at) {
 			path, silent, at, ok = p, s, due, true
 		}
 	}
 	return path, silent, at, ok
 }
 
-func (c *core) fire(path string, silent bool) {
+func (c *core) fireTimer(path string, silent bool) {
 	c.t.Helper()
-	c.note("timer", "%s", c.name(path))
+	c.noteLine("timer", "%s", c.nameInstance(path))
 	events := []flow.Event{timerEvent}
 	if silent {
-		events = c.host.rows[path].overdue("no reply for " + c.patience.String())
+		events = c.host.rows[path].overdueEvents("no reply for " + c.patience.String())
 	}
-	if err := c.move(path, events...); err != nil {
-		c.fail("timer of %s: %s", c.name(path), c.explain(err))
+	if err := c.moveInstance(path, events...); err != nil {
+		c.failTest("timer of %s: %s", c.nameInstance(path), c.explainForRun(err))
 	}
 }
 
 // Now returns how long the run has lasted.
 func (r *Run[S]) Now() time.Duration { return r.host.now.Duration() }
 
-// move moves an instance, and those that hear of it.
-func (c *core) move(path string, events ...flow.Event) error {
+// moveInstance moves an instance, and those that hear of it.
+func (c *core) moveInstance(path string, events ...flow.Event) error {
 	c.t.Helper()
-	s, err := c.host.move(c.ctx, c.tx, path, events...)
+	s, err := c.host.moveRow(c.ctx, c.tx, path, events...)
 	if err != nil {
 		return err
 	}
-	c.commit(s)
+	c.commitSession(s)
 	return nil
 }
 
-// commit keeps what a session has done. What instances tell each other arrives at once.
-func (c *core) commit(s *session) {
+// commitSession keeps what a session has done. What instances tell each other arrives at once.
+func (c *core) commitSession(s *session) {
 	c.t.Helper()
-	c.host.commit(s)
+	c.host.commitRows(s)
 	for _, p := range s.sent {
 		switch {
 		case p.ran != nil:
-			c.local(p)
+			c.noteLocal(p)
 		case p.cmd != nil:
-			c.command(p)
+			c.noteCommand(p)
 		case p.Type != saga.TypeReply && p.Type != saga.TypeRevoke:
-			c.note("message", "%s to %s%s", p.Type, p.Topic, show(p.Payload))
+			c.noteLine("message", "%s to %s%s", p.Type, p.Topic, showBody(p.Payload))
 			c.emitted = append(c.emitted, &emitted{Message: p.Message})
 		}
 	}
@@ -189,33 +189,33 @@ func (c *core) commit(s *session) {
 	}
 	for _, p := range s.sent {
 		if p.Type == saga.TypeReply || p.Type == saga.TypeRevoke {
-			c.tell(p)
+			c.deliverInternal(p)
 		}
 	}
 }
 
-// tell takes what one instance says to another.
-func (c *core) tell(p posting) {
+// deliverInternal takes what one instance says to another.
+func (c *core) deliverInternal(p posting) {
 	c.t.Helper()
 	path, event, err := parseMessage(p.Message)
 	if err != nil {
 		panic(err) // an instance has made it
 	}
-	if err := c.move(path, event); err != nil && !errors.Is(err, machine.ErrLate) {
-		c.fail("%s: %s", c.name(path), c.explain(err))
+	if err := c.moveInstance(path, event); err != nil && !errors.Is(err, machine.ErrLate) {
+		c.failTest("%s: %s", c.nameInstance(path), c.explainForRun(err))
 	}
 }
 
-// local notes a local step that has run.
-func (c *core) local(p posting) {
+// noteLocal notes a local step that has run.
+func (c *core) noteLocal(p posting) {
 	id := c.host.rows[p.by].flow.Machine.FindStep(p.ran.turn.Step)
-	c.note("local", "%s, attempt %d, %s", c.host.label(p.by, id), p.ran.turn.Attempt, p.ran.said(c.tx != nil))
+	c.noteLine("local", "%s, attempt %d, %s", c.host.labelOfStep(p.by, id), p.ran.turn.Attempt, p.ran.describeRan(c.tx != nil))
 }
 
-func (c *core) command(p posting) {
+func (c *core) noteCommand(p posting) {
 	path, step := p.by, c.host.rows[p.by].flow.Machine.FindStep(p.cmd.Step)
 	cmd := &Command{
-		Step: c.host.label(path, step), Topic: p.Topic, Type: p.Type, N: p.N, Undo: p.cmd.Undo, Body: p.Payload,
+		Step: c.host.labelOfStep(path, step), Topic: p.Topic, Type: p.Type, N: p.N, Undo: p.cmd.Undo, Body: p.Payload,
 		core: c, path: path, id: step,
 	}
 	cmd.Attempt = c.host.rows[path].Progress.Steps[step-1].Attempt
@@ -224,7 +224,7 @@ func (c *core) command(p posting) {
 	if cmd.Undo {
 		what = "undo"
 	}
-	c.note(what, "%s, attempt %d, to %s%s", cmd.Step, cmd.Attempt, cmd.Topic, show(cmd.Body))
+	c.noteLine(what, "%s, attempt %d, to %s%s", cmd.Step, cmd.Attempt, cmd.Topic, showBody(cmd.Body))
 }
 
 // noteStatus tells of a change.
@@ -238,10 +238,10 @@ func (c *core) noteStatus(path string) {
 	if reason != "" {
 		reason = ": " + reason
 	}
-	c.note("status", "%s is %s%s", c.name(path), status, reason)
+	c.noteLine("status", "%s is %s%s", c.nameInstance(path), status, reason)
 }
 
-func (c *core) name(path string) string {
+func (c *core) nameInstance(path string) string {
 	if path == "" {
 		return "the saga"
 	}
@@ -249,15 +249,15 @@ func (c *core) name(path string) string {
 	if err != nil {
 		panic(err) // flow.N has made it
 	}
-	return c.host.label(around.Path, around.Step)
+	return c.host.labelOfStep(around.Path, around.Step)
 }
 
-func (c *core) note(what, format string, args ...any) {
-	c.timeline.note(c.host.now.Duration(), what, format, args...)
+func (c *core) noteLine(what, format string, args ...any) {
+	c.timeline.addLine(c.host.now.Duration(), what, format, args...)
 }
 
-// fail ends the test.
-func (c *core) fail(format string, args ...any) {
+// failTest ends the test.
+func (c *core) failTest(format string, args ...any) {
 	c.t.Helper()
 	c.t.Fatalf(format+"\nwhat has happened:\n%s", append(args, c.timeline.String())...)
 }

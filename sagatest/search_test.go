@@ -19,7 +19,7 @@ func TestKnown(t *testing.T) {
 		{1, [faultKinds]int{}, false},
 		{1, [faultKinds]int{early: 1, failing: 1}, true},
 	} {
-		if got := x.known(step.hash, step.used); got != step.want {
+		if got := x.rememberState(step.hash, step.used); got != step.want {
 			t.Errorf("%d: known = %t, want %t", i, got, step.want)
 		}
 	}

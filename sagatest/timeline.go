@@ -11,7 +11,7 @@ import (
 // A timeline is what has happened in a run, for people.
 type timeline struct{ lines []string }
 
-func (l *timeline) note(at time.Duration, what, format string, args ...any) {
+func (l *timeline) addLine(at time.Duration, what, format string, args ...any) {
 	line := fmt.Sprintf("  %-9s %-10s %s", at, what, fmt.Sprintf(format, args...))
 	l.lines = append(l.lines, strings.TrimRight(line, " "))
 }
@@ -21,8 +21,8 @@ func (l *timeline) String() string { return strings.Join(l.lines, "\n") }
 // maxBody is how much of a body is shown.
 const maxBody = 200
 
-// show returns a body for people.
-func show(body []byte) string {
+// showBody returns a body for people.
+func showBody(body []byte) string {
 	var b bytes.Buffer
 	if json.Compact(&b, body) != nil {
 		b.Write(body)
@@ -39,16 +39,16 @@ func show(body []byte) string {
 
 // sameJSON reports whether two texts are the same value.
 func sameJSON(a, b []byte) bool {
-	x, failedA := value(a)
-	y, failedB := value(b)
+	x, failedA := decodeValue(a)
+	y, failedB := decodeValue(b)
 	if failedA != nil || failedB != nil {
 		return bytes.Equal(a, b)
 	}
-	return bytes.Equal(encode(x), encode(y)) // members are sorted
+	return bytes.Equal(encodeJSON(x), encodeJSON(y)) // members are sorted
 }
 
-// value keeps numbers as they are written: a float has no room for every id.
-func value(data []byte) (v any, err error) {
+// decodeValue keeps numbers as they are written: a float has no room for every id.
+func decodeValue(data []byte) (v any, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
 	return v, d.Decode(&v)

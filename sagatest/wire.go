@@ -32,22 +32,22 @@ func parseMessage(m outbox.Message) (path string, e flow.Event, err error) {
 	return to.Path, e, err
 }
 
-// message returns what is sent for a command of an instance.
-func (i *instance) message(c *flow.Command) outbox.Message {
+// commandMessage returns what is sent for a command of an instance.
+func (i *instance) commandMessage(c *flow.Command) outbox.Message {
 	if c.Nested != "" {
-		return i.send(outbox.Message{
+		return i.completeMessage(outbox.Message{
 			Topic: saga.Topic(c.Nested), Type: saga.TypeRevoke, Step: c.Step, N: c.N,
-			Payload: encode(flow.Revocation{Reason: i.Progress.Reason}),
+			Payload: encodeJSON(flow.Revocation{Reason: i.Progress.Reason}),
 		})
 	}
-	return i.send(outbox.Message{
+	return i.completeMessage(outbox.Message{
 		Topic: c.Topic, Type: c.Type, Step: c.Step, N: c.N, Payload: c.Body,
 		Headers: map[string]string{saga.HeaderReplyTo: saga.Topic(i.flow.Name())},
 	})
 }
 
-// answer returns what a nested instance that has ended tells the one around it.
-func (i *instance) answer() outbox.Message {
+// answerToParent returns what a nested instance that has ended tells the one around it.
+func (i *instance) answerToParent() outbox.Message {
 	p := &i.Progress
 	r := flow.ReplyBody{Outcome: flow.OutcomeRejected, Reason: p.Reason}
 	switch {
@@ -56,14 +56,14 @@ func (i *instance) answer() outbox.Message {
 	case p.Phase == machine.Completed:
 		r = flow.ReplyBody{Outcome: flow.OutcomeDone, Result: i.State}
 	}
-	return i.send(outbox.Message{
+	return i.completeMessage(outbox.Message{
 		Topic: saga.Topic(i.parent), Type: saga.TypeReply, Step: flow.NestedStep(i.flow.Name()), N: flow.ReplyN(i.Path, p.Revoke, ""),
-		Payload: encode(r),
+		Payload: encodeJSON(r),
 	})
 }
 
-// send fills in what all messages of an instance have in common.
-func (i *instance) send(m outbox.Message) outbox.Message {
+// completeMessage fills in what all messages of an instance have in common.
+func (i *instance) completeMessage(m outbox.Message) outbox.Message {
 	if m.Scope == "" {
 		m.Scope = i.Scope
 	}
@@ -82,7 +82,7 @@ func (i *instance) send(m outbox.Message) outbox.Message {
 	return m
 }
 
-func encode(value any) []byte {
+func encodeJSON(value any) []byte {
 	data, err := json.Marshal(value)
 	if err != nil {
 		panic(err) // strings and JSON
@@ -90,9 +90,9 @@ func encode(value any) []byte {
 	return data
 }
 
-// idOf returns a UUIDv7 that is the same in every run: a test that fails once fails
+// deterministicID returns a UUIDv7 that is the same in every run: a test that fails once fails
 // always. Its time is the beginning of the epoch.
-func idOf(parts ...string) string {
+func deterministicID(parts ...string) string {
 	text := ""
 	for _, p := range parts {
 		text += fmt.Sprintf("%d %s ", len(p), p)

@@ -27,7 +27,7 @@ func deepCopy[W any](v *W) (w *W, err error) {
 		}
 	}()
 	c := copier{}
-	return c.value(reflect.ValueOf(v)).Interface().(*W), nil
+	return c.copyValue(reflect.ValueOf(v)).Interface().(*W), nil
 }
 
 // noData is the panic of a copier that has come upon what cannot be copied.
@@ -84,14 +84,14 @@ func findNoData(v reflect.Value, seen map[unsafe.Pointer]bool) (path string, typ
 
 var timeType = reflect.TypeFor[time.Time]()
 
-func (c *copier) value(v reflect.Value) reflect.Value {
+func (c *copier) copyValue(v reflect.Value) reflect.Value {
 	switch v.Kind() {
 	case reflect.Pointer:
-		return c.once(v, func() reflect.Value { return reflect.New(v.Type().Elem()) }, func(to reflect.Value) { c.into(to.Elem(), v.Elem()) })
+		return c.copyOnce(v, func() reflect.Value { return reflect.New(v.Type().Elem()) }, func(to reflect.Value) { c.copyInto(to.Elem(), v.Elem()) })
 	case reflect.Map:
-		return c.once(v, func() reflect.Value { return reflect.MakeMapWithSize(v.Type(), v.Len()) }, func(to reflect.Value) {
+		return c.copyOnce(v, func() reflect.Value { return reflect.MakeMapWithSize(v.Type(), v.Len()) }, func(to reflect.Value) {
 			for each := v.MapRange(); each.Next(); {
-				to.SetMapIndex(c.value(each.Key()), c.value(each.Value()))
+				to.SetMapIndex(c.copyValue(each.Key()), c.copyValue(each.Value()))
 			}
 		})
 	case reflect.Slice:
@@ -100,7 +100,7 @@ func (c *copier) value(v reflect.Value) reflect.Value {
 		}
 		to := reflect.MakeSlice(v.Type(), v.Len(), v.Len())
 		for i := range v.Len() {
-			c.into(to.Index(i), v.Index(i))
+			c.copyInto(to.Index(i), v.Index(i))
 		}
 		return to
 	case reflect.Interface:
@@ -108,12 +108,12 @@ func (c *copier) value(v reflect.Value) reflect.Value {
 			return v
 		}
 		to := reflect.New(v.Type()).Elem()
-		to.Set(c.value(v.Elem()))
+		to.Set(c.copyValue(v.Elem()))
 		return to
 	case reflect.Struct, reflect.Array:
 		from, to := reflect.New(v.Type()).Elem(), reflect.New(v.Type()).Elem()
 		from.Set(v) // its fields have an address now
-		c.into(to, from)
+		c.copyInto(to, from)
 		return to
 	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
 		if isNoData(v) {
@@ -123,8 +123,8 @@ func (c *copier) value(v reflect.Value) reflect.Value {
 	return v
 }
 
-// once copies what v points to, unless that is done already.
-func (c *copier) once(v reflect.Value, make func() reflect.Value, fill func(reflect.Value)) reflect.Value {
+// copyOnce copies what v points to, unless that is done already.
+func (c *copier) copyOnce(v reflect.Value, make func() reflect.Value, fill func(reflect.Value)) reflect.Value {
 	if v.IsNil() {
 		return v
 	}
@@ -141,34 +141,34 @@ func (c *copier) once(v reflect.Value, make func() reflect.Value, fill func(refl
 	return to
 }
 
-func (c *copier) into(to, from reflect.Value) {
-	to, from = open(to), open(from)
+func (c *copier) copyInto(to, from reflect.Value) {
+	to, from = openField(to), openField(from)
 	switch {
 	case from.Type() == timeType: // its location is compared by its address
 		to.Set(from)
 	case from.Kind() == reflect.Struct:
 		for i := range from.NumField() {
-			c.into(to.Field(i), from.Field(i))
+			c.copyInto(to.Field(i), from.Field(i))
 		}
 	case from.Kind() == reflect.Array:
 		for i := range from.Len() {
-			c.into(to.Index(i), from.Index(i))
+			c.copyInto(to.Index(i), from.Index(i))
 		}
 	default:
-		to.Set(c.value(from))
+		to.Set(c.copyValue(from))
 	}
 }
 
-// open returns v, which has an address, without the mark of an unexported field.
-func open(v reflect.Value) reflect.Value {
+// openField returns v, which has an address, without the mark of an unexported field.
+func openField(v reflect.Value) reflect.Value {
 	if v.CanInterface() {
 		return v
 	}
 	return reflect.NewAt(v.Type(), v.Addr().UnsafePointer()).Elem()
 }
 
-// digest adds v to h, whatever its addresses.
-func digest(h *maphash.Hash, v reflect.Value, within int) {
+// digestValue adds v to h, whatever its addresses.
+func digestValue(h *maphash.Hash, v reflect.Value, within int) {
 	const deepest = 100 // rings have no end
 	if within > deepest {
 		return
@@ -177,18 +177,18 @@ func digest(h *maphash.Hash, v reflect.Value, within int) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
 		if !v.IsNil() {
-			digest(h, v.Elem(), within+1)
+			digestValue(h, v.Elem(), within+1)
 		}
 	case reflect.Map:
 		maphash.WriteComparable(h, digestMap(h.Seed(), v, within))
 	case reflect.Slice, reflect.Array:
 		maphash.WriteComparable(h, v.Len())
 		for i := range v.Len() {
-			digest(h, v.Index(i), within+1)
+			digestValue(h, v.Index(i), within+1)
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {
-			digest(h, v.Field(i), within+1)
+			digestValue(h, v.Field(i), within+1)
 		}
 	default:
 		digestPlain(h, v)
@@ -200,8 +200,8 @@ func digestMap(seed maphash.Seed, v reflect.Value, within int) (sum uint64) {
 	for each := v.MapRange(); each.Next(); {
 		var entry maphash.Hash
 		entry.SetSeed(seed)
-		digest(&entry, each.Key(), within+1)
-		digest(&entry, each.Value(), within+1)
+		digestValue(&entry, each.Key(), within+1)
+		digestValue(&entry, each.Value(), within+1)
 		sum += entry.Sum64()
 	}
 	return sum + uint64(v.Len())

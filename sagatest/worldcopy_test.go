@@ -40,7 +40,7 @@ func plant() *forest {
 func sum(seed maphash.Seed, f *forest) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
-	digest(&h, reflect.ValueOf(f), 0)
+	digestValue(&h, reflect.ValueOf(f), 0)
 	return h.Sum64()
 }
 
