@@ -149,7 +149,7 @@ func (n *Instances) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
 }
 
 func (n *Instances) decide(ctx context.Context, tx pgx.Tx, at Address, d *Decision) error {
-	i, err := n.rows.Lock(ctx, tx, sagarow.Address(at))
+	i, err := n.rows.LockRow(ctx, tx, sagarow.Address(at))
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (n *Instances) checkNested(ctx context.Context, tx pgx.Tx, i *sagarow.Row, 
 		return nil
 	}
 	path := flow.N(i.Path, e.Step, i.Progress.Steps[e.Step-1].Attempt)
-	child, err := n.rows.Read(ctx, tx, sagarow.Address{Scope: i.Scope, Key: i.Key, Path: path})
+	child, err := n.rows.ReadRow(ctx, tx, sagarow.Address{Scope: i.Scope, Key: i.Key, Path: path})
 	switch {
 	case errors.Is(err, ErrNoInstance):
 		return nil
@@ -196,8 +196,8 @@ func (n *Instances) checkNested(ctx context.Context, tx pgx.Tx, i *sagarow.Row, 
 func (n *Instances) store(ctx context.Context, tx pgx.Tx, i *sagarow.Row, m *machine.Machine, d *Decision) error {
 	sent := sagarow.NewMessages(i)
 	sent.AnswerParent()
-	if len(sent.Untraced()) > 0 {
-		if err := n.writer.Write(ctx, tx, sent.All()...); err != nil {
+	if len(sent.AllUntraced()) > 0 {
+		if err := n.writer.Write(ctx, tx, sent.AllTraced()...); err != nil {
 			return err
 		}
 	}

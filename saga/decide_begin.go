@@ -16,14 +16,14 @@ type beginning struct {
 	inserted bool
 }
 
-// begin inserts the instance, after it has done what the first steps ask for. If there is a row with its key, it
+// beginInstance inserts the instance, after it has done what the first steps ask for. If there is a row with its key, it
 // changes nothing and reports that the instance existed. After an error the caller rolls back.
-func (b *beginning) begin(ctx context.Context) (existed bool, err error) {
+func (b *beginning) beginInstance(ctx context.Context) (existed bool, err error) {
 	b.insertEarly = b.insertUnmoved
 	err = b.runFirstSteps(ctx)
 	switch {
 	case err == nil && b.inserted:
-		err = b.store(ctx)
+		err = b.storeRow(ctx)
 	case err == nil:
 		err = b.insertRow(ctx)
 	}

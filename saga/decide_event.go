@@ -14,9 +14,9 @@ type decider struct {
 	log      *slog.Logger
 }
 
-// decide applies events to the instance of t, whose state is open, does the work that follows in the transaction, and
+// decideEvents applies events to the instance of t, whose state is open, does the work that follows in the transaction, and
 // stores the instance. Package internal/machine makes the decisions. After an error the caller rolls back.
-func (d *decider) decide(ctx context.Context, t *transition, events ...flow.Event) error {
+func (d *decider) decideEvents(ctx context.Context, t *transition, events ...flow.Event) error {
 	was, ended := t.row.Status, t.row.Progress.Phase.Ended()
 	for _, e := range events {
 		if err := t.run.TakeEvent(e); err != nil {
@@ -29,7 +29,7 @@ func (d *decider) decide(ctx context.Context, t *transition, events ...flow.Even
 	if !ended || t.row.Progress.Revoke {
 		t.sent.AnswerParent()
 	}
-	if err := t.store(ctx); err != nil {
+	if err := t.storeRow(ctx); err != nil {
 		return err
 	}
 	d.noteStatus(ctx, t.row, was)

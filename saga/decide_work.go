@@ -76,11 +76,11 @@ func (t *transition) beginChild(ctx context.Context, c *flow.Child) error {
 	row := newRow(c.Flow, t.row.Scope, t.row.Key, c.Path)
 	row.Root, row.Parent, row.Trace = t.row.Root, t.row.Name, t.row.Trace
 	child := &beginning{transition: newTransition(t.sql, t.tx, row, c.Flow), state: c.State}
-	existed, err := child.begin(ctx)
+	existed, err := child.beginInstance(ctx)
 	if err != nil || existed {
 		return err
 	}
-	t.sent.Append(child.sent)
+	t.sent.AppendFrom(child.sent)
 	return nil
 }
 

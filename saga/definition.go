@@ -81,7 +81,7 @@ type Definition[S any] struct {
 // An error is an [ErrInvalid] that names the step and the rule.
 func Define[S any](name string, version int, steps ...Step[S]) (*Definition[S], error) {
 	d := &Definition[S]{flow: &flow.Flow{State: newCodec[S]()}, levels: 1}
-	b := builder[S]{d: d}
+	b := builder[S]{definition: d}
 	nodes, err := b.buildNodes(steps)
 	if err != nil {
 		return nil, fmt.Errorf("saga: %w: saga %s: %w", ErrInvalid, name, err)

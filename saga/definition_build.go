@@ -10,7 +10,7 @@ import (
 
 // A builder turns the steps of a definition into nodes of its plan, and collects their functions.
 type builder[S any] struct {
-	d     *Definition[S]
+	definition     *Definition[S]
 	pivot bool // the pivot is built
 }
 
@@ -67,7 +67,7 @@ func (b *builder[S]) buildAction(n *machine.Node, s *Step[S]) error {
 	if s.Do.kind == machine.Local && s.Do.run.Local == nil || s.Undo.kind == machine.Local && s.Undo.run.Local == nil {
 		return errors.New("has a nil function")
 	}
-	b.d.flow.Steps = append(b.d.flow.Steps, f)
+	b.definition.flow.Steps = append(b.definition.flow.Steps, f)
 	return nil
 }
 
@@ -90,7 +90,7 @@ func (b *builder[S]) nestSaga(n *machine.Node, s *Step[S], f *flow.Functions) er
 		n.Undo = machine.Nested
 	}
 	f.Do.Nested = child.compiled()
-	b.d.children = append(b.d.children, child)
-	b.d.levels = max(b.d.levels, 1+child.depth())
+	b.definition.children = append(b.definition.children, child)
+	b.definition.levels = max(b.definition.levels, 1+child.depth())
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 // Postpone has o note that the timer of an instance has failed, which was claimed at that
 // revision, as the given try.
 func Postpone(o *Orchestrator, scope, key string, revision, try int) {
-	o.timers.postpone(claimed{Address: sagarow.Address{Scope: scope, Key: key}, revision: revision, tries: try}, errors.New("it failed"))
+	o.timers.postponeTimer(claimed{Address: sagarow.Address{Scope: scope, Key: key}, revision: revision, tries: try}, errors.New("it failed"))
 }
 
 // Patient has o, which does not run yet, wait for locks until the server finds that two wait

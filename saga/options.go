@@ -41,8 +41,8 @@ type Options struct {
 
 const maxTimerWorkers = 64
 
-// complete fills in the defaults, and checks the options.
-func (o *Options) complete() error {
+// setDefaults fills in the defaults, and checks the options.
+func (o *Options) setDefaults() error {
 	o.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	o.Patience = cmp.Or(o.Patience, 24*time.Hour)
 	o.Retention = cmp.Or(o.Retention, 30*24*time.Hour)

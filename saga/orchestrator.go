@@ -38,7 +38,7 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 	if opts != nil {
 		o.opts = *opts
 	}
-	if err := o.opts.complete(); err != nil {
+	if err := o.opts.setDefaults(); err != nil {
 		return nil, fmt.Errorf("saga: %w", err)
 	}
 	var err error

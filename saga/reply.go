@@ -129,7 +129,7 @@ func (r *receiver) takeEvent(ctx context.Context, tx pgx.Tx, in *consumer.Delive
 	if err != nil {
 		return terminalIf(err, flow.ErrUnfit, machine.ErrRefused, errMisnamed)
 	}
-	emit(t.sent.Untraced()...)
+	emit(t.sent.AllUntraced()...)
 	return nil
 }
 
@@ -144,7 +144,7 @@ func (r *receiver) decideEvent(ctx context.Context, t *transition, e incoming) e
 			return err
 		}
 	}
-	return r.decider.decide(ctx, t, e.Event)
+	return r.decider.decideEvents(ctx, t, e.Event)
 }
 
 // noteLate counts a message that no step waits for.

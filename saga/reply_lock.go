@@ -44,7 +44,7 @@ func (r *receiver) prepareBatch(ctx context.Context, tx pgx.Tx, messages []*cons
 	b.Queue(r.sql.limitLock, strconv.FormatInt(r.lockWait.Milliseconds(), 10))
 	b.Queue(r.sql.lockInstances, scopes, keys, paths).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
-			if row, err := sagarow.Scan(rows); err == nil {
+			if row, err := sagarow.ScanRow(rows); err == nil {
 				locked[sagarow.Address{Scope: row.Scope, Key: row.Key, Path: row.Path}] = row
 			}
 		}
@@ -94,14 +94,14 @@ func (r *receiver) lockRow(ctx context.Context, tx pgx.Tx, at sagarow.Address) (
 
 // lockWithin locks a row and waits at most lockWait for it.
 func (r *receiver) lockWithin(ctx context.Context, tx pgx.Tx, at sagarow.Address) (*sagarow.Row, error) {
-	row, err := r.sql.rows.TryLock(ctx, tx, at)
+	row, err := r.sql.rows.TryLockRow(ctx, tx, at)
 	if !errors.Is(err, ErrNoInstance) {
 		return row, err
 	}
 	if _, err := tx.Exec(ctx, r.sql.limitLock, strconv.FormatInt(r.lockWait.Milliseconds(), 10)); err != nil {
 		return nil, fmt.Errorf("saga: limit the wait for a lock: %w", err)
 	}
-	row, err = r.sql.rows.Lock(ctx, tx, at)
+	row, err = r.sql.rows.LockRow(ctx, tx, at)
 	var refused *pgconn.PgError
 	switch {
 	case errors.As(err, &refused) && refused.Code == lockNotAvailable:

@@ -75,7 +75,7 @@ func (r *receiver) verifyReply(topic string, msg *message.Message) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), verifyTimeout)
 	defer cancel()
-	row, err := r.sql.rows.Read(ctx, r.db, sagarow.Address{Scope: scope, Key: key.Key, Path: flow.Within(incarnation, to.Path)})
+	row, err := r.sql.rows.ReadRow(ctx, r.db, sagarow.Address{Scope: scope, Key: key.Key, Path: flow.Within(incarnation, to.Path)})
 	if errors.Is(err, ErrNoInstance) || errors.Is(err, flow.ErrUnfit) {
 		return err // a command commits with its instance, so no genuine reply is early; and an unfit row handles none
 	}

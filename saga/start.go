@@ -93,7 +93,7 @@ func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, id ID, state S) (Star
 		return Started{}, err
 	}
 	b := &beginning{transition: newTransition(s.sql, tx, row, s.d.flow), state: &state}
-	existed, err := b.begin(ctx)
+	existed, err := b.beginInstance(ctx)
 	if err != nil {
 		return Started{}, sqlschema.Explain(err)
 	}
@@ -111,8 +111,8 @@ func (s *Starter[S]) writeFirst(ctx context.Context, t *transition) error {
 	if err := failpoint.Hit("saga/after-instance"); err != nil {
 		return err
 	}
-	if len(t.sent.Untraced()) > 0 {
-		if err := s.writer.Write(ctx, t.tx, t.sent.All()...); err != nil {
+	if len(t.sent.AllUntraced()) > 0 {
+		if err := s.writer.Write(ctx, t.tx, t.sent.AllTraced()...); err != nil {
 			return err
 		}
 	}
@@ -143,13 +143,13 @@ func (s *Starter[S]) queueRow(ctx context.Context, batch *pgx.Batch, row *sagaro
 	}
 	args, err := t.insertArgs()
 	if err == nil {
-		err = outbox.Validate(t.sent.Untraced()...)
+		err = outbox.Validate(t.sent.AllUntraced()...)
 	}
 	if err != nil {
 		return err
 	}
 	batch.Queue(s.sql.addInstance, args...)
-	return s.writer.Queue(ctx, batch, t.sent.All()...)
+	return s.writer.Queue(ctx, batch, t.sent.AllTraced()...)
 }
 
 // prepareRow returns the row of a new instance, which is not stored yet.
@@ -182,7 +182,7 @@ func checkID(id sagaid.ID) error {
 
 // findExisting returns the instance that has the key.
 func (s *Starter[S]) findExisting(ctx context.Context, tx pgx.Tx, at sagarow.Address) (Started, error) {
-	row, err := s.sql.rows.Read(ctx, tx, at)
+	row, err := s.sql.rows.ReadRow(ctx, tx, at)
 	if err != nil {
 		return Started{}, err
 	}

@@ -20,9 +20,9 @@ func newRow(f *flow.Flow, scope, key, path string) *sagarow.Row {
 	}
 }
 
-// store writes the row of a locked instance. In the transaction of a delivery the statement waits for the last round
+// storeRow writes the row of a locked instance. In the transaction of a delivery the statement waits for the last round
 // trip, with what the consumer stores.
-func (t *transition) store(ctx context.Context) error {
+func (t *transition) storeRow(ctx context.Context) error {
 	args, err := t.moveArgs()
 	if err != nil {
 		return err

@@ -151,7 +151,7 @@ type queries struct {
 }
 
 func newQueries(schema string) queries {
-	bind := func(sql string) string { return sagarow.Bind(schema, sql) }
+	bind := func(sql string) string { return sagarow.BindColumns(schema, sql) }
 	return queries{
 		insertInstance: bind(sqlInsertInstance), addInstance: bind(sqlAddInstance), moveInstance: bind(sqlMoveInstance),
 		lockInstances: bind(sqlLockInstances), limitLock: sqlLimitLock, unlimitLock: sqlUnlimitLock,

@@ -129,7 +129,7 @@ func (n *Instances) Read(ctx context.Context, tx pgx.Tx, at Address) (Timeline, 
 	if t.Instance, t.Nested, err = n.family(ctx, tx, found); err != nil {
 		return fail(err)
 	}
-	i, err := sagarow.Scan(tx.QueryRow(ctx, n.rows.ReadInstance, found.Scope, found.Key, found.Path))
+	i, err := sagarow.ScanRow(tx.QueryRow(ctx, n.rows.ReadInstance, found.Scope, found.Key, found.Path))
 	if err != nil {
 		return fail(err)
 	}

@@ -157,13 +157,13 @@ func (t *timers) runTimer(ctx context.Context, c claimed) {
 		})
 	}
 	if err != nil && !errors.Is(err, ErrNoInstance) && !errors.Is(err, errMoved) {
-		t.postpone(c, err)
+		t.postponeTimer(c, err)
 	}
 }
 
-// postpone notes that an instance's timer has failed, and when to try again. If the note is lost, the claim's lease
+// postponeTimer notes that an instance's timer has failed, and when to try again. If the note is lost, the claim's lease
 // says when.
-func (t *timers) postpone(c claimed, cause error) {
+func (t *timers) postponeTimer(c claimed, cause error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timerTimeout)
 	defer cancel()
 	last := c.tries >= maxTimerTries || errors.Is(cause, flow.ErrUnfit)

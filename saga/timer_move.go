@@ -66,7 +66,7 @@ func (m *mover) moveIn(ctx context.Context, tx pgx.Tx, at sagarow.Address, revis
 	if _, err := tx.Exec(ctx, m.sql.limitIdle, strconv.FormatInt(timerTimeout.Milliseconds(), 10)); err != nil {
 		return false, err
 	}
-	row, err := m.sql.rows.Lock(ctx, tx, at)
+	row, err := m.sql.rows.LockRow(ctx, tx, at)
 	if err != nil {
 		return false, err
 	}
@@ -86,8 +86,8 @@ func (m *mover) moveIn(ctx context.Context, tx pgx.Tx, at sagarow.Address, revis
 	if err != nil {
 		return false, err
 	}
-	if err := m.decider.decide(ctx, t, happened...); err != nil {
+	if err := m.decider.decideEvents(ctx, t, happened...); err != nil {
 		return false, err
 	}
-	return len(t.sent.Untraced()) > 0, m.writer.Write(ctx, tx, t.sent.All()...)
+	return len(t.sent.AllUntraced()) > 0, m.writer.Write(ctx, tx, t.sent.AllTraced()...)
 }

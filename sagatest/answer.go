@@ -7,21 +7,20 @@ import (
 	"github.com/sagamill/sagamill/internal/machine"
 )
 
-// Reply answers the last command of step with its result. A nil result is JSON's
-// null. Like the other answers it must be one that is waited for: see [Run.Late].
+// Reply answers the last command of step with its result. A nil result is JSON's null. A step must wait for the
+// answer, as for all others: see [Run.Late].
 func (r *Run[S]) Reply(step string, result any) {
 	r.t.Helper()
 	r.answerTo(step, false).Reply(result)
 }
 
-// Reject answers that the participant has done nothing, by its own decision.
+// Reject answers that the participant has decided to do nothing.
 func (r *Run[S]) Reject(step, reason string) {
 	r.t.Helper()
 	r.answerTo(step, false).Reject(reason)
 }
 
-// Fail answers that the participant has given up on the command, which is a
-// dead letter: what it has done is not known.
+// Fail answers that the command is a dead letter of the participant: its effect is not known.
 func (r *Run[S]) Fail(step, reason string) {
 	r.t.Helper()
 	r.answerTo(step, false).Fail(reason)
@@ -33,14 +32,14 @@ func (r *Run[S]) Undone(step string) {
 	r.answerTo(step, true).Undone()
 }
 
-// FailUndo answers that the participant has given up on the compensation of step.
+// FailUndo answers that the compensation of step is a dead letter of the participant.
 func (r *Run[S]) FailUndo(step, reason string) {
 	r.t.Helper()
 	r.answerTo(step, true).Fail(reason)
 }
 
-// Late returns an Answer to the last command of step that nobody waits for: a duplicate, or
-// one that comes after its deadline. It is an error if it changes anything.
+// Late returns an Answer to the last command of step for which no step waits: a duplicate, or one after the deadline.
+// If the answer changes anything, the test ends.
 func (r *Run[S]) Late(step string) Answer {
 	r.t.Helper()
 	a := r.answerTo(step, false)
@@ -67,14 +66,14 @@ func (c *Command) Answer() Answer {
 	return Answer{core: c.core, path: c.path, id: c.id, attempt: c.Attempt, undo: c.Undo}
 }
 
-// Late returns an Answer to c that nobody waits for, as [Run.Late] does.
+// Late returns an Answer to c for which no step waits, as [Run.Late] does.
 func (c *Command) Late() Answer {
 	a := c.Answer()
 	a.late = true
 	return a
 }
 
-// An Answer is a reply to one command. What is answered need not be expected as well.
+// An Answer is a reply to one command. It also counts as an expectation of that command.
 type Answer struct {
 	core        *core
 	path        string
@@ -133,7 +132,7 @@ func (a Answer) giveAnswer(kind machine.EventKind, reason string, result []byte)
 	}
 }
 
-// markExpected reports whether there is a message that a answers, and counts it as expected.
+// markExpected reports whether there is a message that a answers, and marks it as expected.
 func (a Answer) markExpected() (any bool) {
 	for _, cmd := range a.core.commands {
 		if cmd.path == a.path && cmd.id == a.id && cmd.Attempt == a.attempt && cmd.Undo == a.undo {

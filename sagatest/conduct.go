@@ -11,7 +11,7 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// runOrchestrator does what an orchestrator does with a message.
+// runOrchestrator handles a message as an orchestrator does.
 func (h *handling) runOrchestrator() {
 	c := h.s.cells[h.cellKeyOf()]
 	h.verdict = h.askInbox(c, h.e, h.parked)
@@ -40,7 +40,7 @@ func (h *handling) runOrchestrator() {
 	}
 }
 
-// parseEvent returns what the message asks for, and of which instance.
+// parseEvent returns the event of the message, and the path of its instance.
 func (h *handling) parseEvent() (path string, e flow.Event, err error) {
 	path, e, err = parseMessage(h.e.Message)
 	if err == nil && h.bug == forwardOrder && e.Undo {
@@ -49,7 +49,7 @@ func (h *handling) parseEvent() (path string, e flow.Event, err error) {
 	return path, e, err
 }
 
-// moveByMessage moves an instance, and has what it sends sent.
+// moveByMessage moves an instance, and collects its messages.
 func (h *handling) moveByMessage(path string, e flow.Event) error {
 	if h.how == handlerFails {
 		h.s.host.fail = errInjected
@@ -64,7 +64,7 @@ func (h *handling) moveByMessage(path string, e flow.Event) error {
 	return err
 }
 
-// moveInstance moves an instance. What local steps do to the world is lost where they fail.
+// moveInstance moves an instance. A local step that fails loses its changes of the world.
 func (sys *system) moveInstance(s *modelState, path string, events ...flow.Event) (sent []outbox.Message, said string, err error) {
 	sys.watchSavepoints(s)
 	work, err := s.host.moveRow(sys.ctx, sys.tx, path, events...)
@@ -74,7 +74,7 @@ func (sys *system) moveInstance(s *modelState, path string, events ...flow.Event
 	return sys.commitSession(s, work), sys.describeInstance(s, path), nil
 }
 
-// watchSavepoints has the local steps of s roll back alone.
+// watchSavepoints makes a local step of s that fails roll back its own changes of the world, and no others.
 func (sys *system) watchSavepoints(s *modelState) {
 	s.host.savepoint = func() func() {
 		before := sys.box.keep()
@@ -83,7 +83,7 @@ func (sys *system) watchSavepoints(s *modelState) {
 	}
 }
 
-// commitSession keeps what a session has done, and returns what it sends.
+// commitSession commits a session, and returns its messages.
 func (sys *system) commitSession(s *modelState, work *session) (sent []outbox.Message) {
 	s.host.commitRows(work)
 	for _, p := range work.sent {
@@ -99,7 +99,7 @@ func (sys *system) commitSession(s *modelState, work *session) (sent []outbox.Me
 	return sent
 }
 
-// describeInstance says where an instance is, for people.
+// describeInstance returns the status of an instance, for people.
 func (sys *system) describeInstance(s *modelState, path string) string {
 	p := &s.host.rows[path].Progress
 	text := string(statusOf(p))
@@ -109,7 +109,7 @@ func (sys *system) describeInstance(s *modelState, path string) string {
 	return text
 }
 
-// takeLateReply is what a planted bug does with a result that nobody waits for.
+// takeLateReply lets a planted bug take a result for which no step waits.
 func (h *handling) takeLateReply(r *flow.Run, a flow.Event) error {
 	if a.Kind != machine.Replied || a.Undo {
 		return machine.ErrLate
@@ -133,7 +133,7 @@ func (h *handling) takeLateReply(r *flow.Run, a flow.Event) error {
 	return errors.Join(err, r.OpenState())
 }
 
-// tamperWithUndo changes a compensation, as planted bugs do.
+// tamperWithUndo lets a planted bug change a compensation.
 func (sys *system) tamperWithUndo(s *modelState, p posting) outbox.Message {
 	row := s.host.rows[p.by]
 	id := row.flow.Machine.FindStep(p.cmd.Step)
@@ -152,7 +152,7 @@ func (sys *system) tamperWithUndo(s *modelState, p posting) outbox.Message {
 	return p.Message
 }
 
-// mirrorStep returns the step that a compensation in forward order undoes instead of one.
+// mirrorStep returns the step that a compensation in forward order would undo in the place of id.
 func mirrorStep(row *instance, id int) int {
 	begun := 0
 	for i := range row.Progress.Steps {

@@ -9,18 +9,18 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// ends are those that the schedules of one round have come to.
+// ends counts how the schedules of one round ended.
 type ends struct {
-	completed, compensated, stuck int // and whatever else is no end
+	completed, compensated, stuck int // stuck includes paused
 }
 
-// A sample is the first schedule that was found to be without an end.
+// A sample is the first schedule that ended stuck.
 type sample struct {
 	path   []int // nil: there is none
 	reason string
 }
 
-// countEnd counts a schedule in which nothing is left to happen.
+// countEnd counts a schedule that has no event left.
 func (x *search) countEnd(s *modelState) {
 	x.schedules++
 	switch status := statusOf(&s.host.rows[""].Progress); status {
@@ -49,7 +49,7 @@ func (s *modelState) reasonStuck() (reason string) {
 	return reason
 }
 
-// summarize says what was looked at, for people.
+// summarize describes what the search has covered, for people.
 func (x *search) summarize(took fmt.Stringer) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "explored %d schedules with up to %d faults, %d states, %d events in %s%s",
@@ -65,7 +65,7 @@ func (x *search) summarize(took fmt.Stringer) string {
 	return b.String()
 }
 
-// exampleOfStuck gives an example of a schedule that ends stuck.
+// exampleOfStuck returns a schedule that ends stuck, for Replay.
 func (x *search) exampleOfStuck() string {
 	if x.sample.path == nil {
 		return ""
@@ -77,7 +77,7 @@ func (x *search) exampleOfStuck() string {
 	return text
 }
 
-// unreachedRoutes names what participants listen to and were never sent.
+// unreachedRoutes names the messages that participants take and that no schedule has sent.
 func (x *search) unreachedRoutes() (names []string) {
 	for _, r := range x.inputs {
 		if !r.reached {
@@ -89,7 +89,7 @@ func (x *search) unreachedRoutes() (names []string) {
 	return names
 }
 
-// endedNowhere returns why nothing is shown by a search that has found nothing.
+// endedNowhere returns why a search without findings shows nothing; "" if it shows something.
 func (x *search) endedNowhere() string {
 	switch {
 	case x.ended:

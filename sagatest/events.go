@@ -10,18 +10,18 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// how a message is handled.
+// how says in which way a message is handled.
 type how int
 
 const (
 	plainly       how = iota
-	publishedTwin     // and another copy of it stays
+	publishedTwin     // a second copy of it stays in flight
 	diesBefore        // the process dies before the handler
 	diesInside        // … after the handler, before COMMIT
 	diesAfter         // … after COMMIT, before the ack
-	diesRelaying      // … the relay's, after it has published what was sent, before it has marked it
+	diesRelaying      // … the relay's process, after it has published, before its checkpoint
 	handlerFails
-	handlerDies // its message is a dead letter in the end
+	handlerDies // until its message is a dead letter
 )
 
 var howTold = map[how]string{
@@ -34,7 +34,7 @@ var howTold = map[how]string{
 	handlerDies:   "; the handler was made to fail until its attempts were used up",
 }
 
-// faultKind is what ExploreOptions count.
+// faultKind is a kind of fault that ExploreOptions limit.
 type faultKind int
 
 const (
@@ -56,8 +56,8 @@ var faultOf = map[how]faultKind{
 type event struct {
 	fault  faultKind
 	how    how
-	parked bool // it is about s.parked[i], not about s.flight[i]
-	i      int  // -1: not about a message
+	parked bool // it is for s.parked[i], not for s.flight[i]
+	i      int  // -1: it is for no message
 }
 
 var (
@@ -67,12 +67,12 @@ var (
 	parkedHow = []how{diesBefore, diesInside, diesRelaying, handlerFails, handlerDies}
 )
 
-// listEvents returns all that can happen next, what is no fault first. It depends on nothing but s, so that
-// a number in it means the same in every run.
+// listEvents returns all events that can happen next. Those without a fault come first. The list depends on s alone,
+// so an index in it means the same event in every run.
 func (sys *system) listEvents(s *modelState) []event {
 	for i, e := range s.flight {
 		if !sys.patient && sys.isAbsorbed(s, e) {
-			return []event{{i: i}} // now or later, it changes nothing
+			return []event{{i: i}} // the order does not matter: it changes nothing
 		}
 	}
 	var free, faults []event
@@ -80,7 +80,7 @@ func (sys *system) listEvents(s *modelState) []event {
 		parked := place == 1
 		for i, e := range all {
 			if before := indexOfCopy(all[:i], e); before >= 0 {
-				continue // that copy is as good
+				continue // the earlier copy is the same
 			}
 			free = append(free, event{parked: parked, i: i})
 			for _, h := range sys.waysToFail(s, e, parked) {
@@ -107,7 +107,7 @@ func indexOfCopy(all []envelope, e envelope) int {
 	return -1
 }
 
-// isAbsorbed reports whether the message has nothing to do any more, whatever comes before it.
+// isAbsorbed reports whether the message changes nothing, whatever happens before it.
 func (sys *system) isAbsorbed(s *modelState, e envelope) bool {
 	h := handling{system: sys, s: s, e: e}
 	c := s.cells[h.cellKeyOf()]
@@ -120,7 +120,7 @@ func (sys *system) isAbsorbed(s *modelState, e envelope) bool {
 	return false
 }
 
-// waysToFail returns in which ways a message can go wrong.
+// waysToFail returns the ways in which the handling of a message can fail.
 func (sys *system) waysToFail(s *modelState, e envelope, parked bool) []how {
 	h := handling{system: sys, s: s, e: e}
 	switch {
@@ -134,7 +134,7 @@ func (sys *system) waysToFail(s *modelState, e envelope, parked bool) []how {
 	return settleHow
 }
 
-// nextDue returns which instance is due next, and when.
+// nextDue returns the instance that is due next, and when.
 func (sys *system) nextDue(s *modelState) (path string, at machine.Millis, ok bool) {
 	for _, p := range s.host.sortedPaths() {
 		if due, _, any := s.host.nextDueOf(p, 0); any && (!ok || due < at) {
@@ -144,7 +144,7 @@ func (sys *system) nextDue(s *modelState) (path string, at machine.Millis, ok bo
 	return path, at, ok
 }
 
-// performEvent has e happen in s, and says what that was.
+// performEvent applies e to s, and describes it.
 func (x *search) performEvent(s *modelState, e event) string {
 	s.used[e.fault]++
 	s.used[noFault] = 0
@@ -169,7 +169,7 @@ func (x *search) performEvent(s *modelState, e event) string {
 	return x.handleEnvelope(s, e)
 }
 
-// allowRefusal lets an error be that a decision is refused.
+// allowRefusal accepts a verb that the instance refuses. Any other error breaks the model.
 func (x *search) allowRefusal(s *modelState, err error, said string) string {
 	if !errors.Is(err, machine.ErrRefused) {
 		s.noteBroken("%s: %s", said, explainError(err, x.tx != nil, "Model.Tx"))
@@ -177,7 +177,7 @@ func (x *search) allowRefusal(s *modelState, err error, said string) string {
 	return said
 }
 
-// handleEnvelope has a message handled.
+// handleEnvelope handles a message in the way that e says.
 func (x *search) handleEnvelope(s *modelState, e event) string {
 	from := &s.flight
 	if e.parked {
@@ -214,7 +214,7 @@ func (x *search) handleEnvelope(s *modelState, e event) string {
 	return h.describeHandling()
 }
 
-// beginSavepoint begins a transaction, which commit ends.
+// beginSavepoint begins a savepoint in Tx, if there is one. commit ends it.
 func (sys *system) beginSavepoint() (commit func(ok bool)) {
 	if sys.tx == nil {
 		return func(bool) {}
@@ -237,7 +237,7 @@ func (sys *system) beginSavepoint() (commit func(ok bool)) {
 	}
 }
 
-// loseTransaction takes back what a transaction has done whose process has died. The message comes again.
+// loseTransaction rolls back the transaction of a process that died. The message is redelivered.
 func (x *search) loseTransaction(h *handling, before *modelState, world any) {
 	if h.how == diesBefore {
 		h.said = "taken"
@@ -266,7 +266,7 @@ func (x *search) loseTransaction(h *handling, before *modelState, world any) {
 	}
 }
 
-// deliverSent publishes what a transaction that has committed has sent.
+// deliverSent publishes the messages of a committed transaction.
 func (x *search) deliverSent(h *handling) {
 	if h.how == diesAfter && h.bug != ackBeforeCommit {
 		again := h.e
@@ -282,7 +282,7 @@ func (x *search) deliverSent(h *handling) {
 	x.publishAll(h.s, h.sent)
 }
 
-// publishAll gives messages to the broker.
+// publishAll puts messages in flight, one copy for each route.
 func (sys *system) publishAll(s *modelState, sent []outbox.Message) {
 	for _, m := range sent {
 		for _, l := range sys.lettersFor(m) {
@@ -291,7 +291,7 @@ func (sys *system) publishAll(s *modelState, sent []outbox.Message) {
 	}
 }
 
-// describeHandling says what has happened, for people.
+// describeHandling describes what has happened to a message, for people.
 func (h *handling) describeHandling() string {
 	again := ""
 	if h.e.redelivered {

@@ -10,9 +10,9 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A Command is what a participant is sent: a command, or a compensation.
+// A Command is a command or a compensation for a participant.
 type Command struct {
-	Step        string // with those that it is nested in: "payment/charge"
+	Step        string // with the steps around it: "payment/charge"
 	Topic, Type string
 	N           string // with key and step the identity of the message
 	Attempt     int
@@ -25,8 +25,8 @@ type Command struct {
 	expected bool
 }
 
-// ExpectCommand takes the next command to step that was not expected yet. With a
-// want, its body must be the same JSON.
+// ExpectCommand takes the next command to step that was not expected yet. With a want, its body must be the same
+// JSON.
 func (r *Run[S]) ExpectCommand(step string, want ...any) *Command {
 	r.t.Helper()
 	return r.expectCommand(step, false, want)
@@ -84,7 +84,7 @@ func sideOf(undo bool) string {
 	return "command"
 }
 
-// ExpectNothing expects that there is no command and no message that is not expected yet.
+// ExpectNothing expects that each command and each message was expected before.
 func (r *Run[S]) ExpectNothing() {
 	r.t.Helper()
 	if left := r.listUnexpected(); len(left) > 0 {
@@ -92,8 +92,7 @@ func (r *Run[S]) ExpectNothing() {
 	}
 }
 
-// ExpectMessage takes the next message that a local step has emitted to topic and that was not
-// expected yet.
+// ExpectMessage takes the next message that a local step has emitted to topic and that was not expected yet.
 func (r *Run[S]) ExpectMessage(topic string) outbox.Message {
 	r.t.Helper()
 	for _, m := range r.emitted {
@@ -106,7 +105,7 @@ func (r *Run[S]) ExpectMessage(topic string) outbox.Message {
 	return outbox.Message{}
 }
 
-// listUnexpected returns what nobody has expected.
+// listUnexpected describes the commands and messages that were not expected.
 func (c *core) listUnexpected() (left []string) {
 	for _, cmd := range c.commands {
 		if !cmd.expected {
@@ -121,7 +120,7 @@ func (c *core) listUnexpected() (left []string) {
 	return left
 }
 
-// checkLeftovers is a cleanup. As helpers it and [Start] have the error told at the line that has called Start.
+// checkLeftovers is a cleanup. It and [Start] are helpers, so the error is reported at the line that calls Start.
 func (c *core) checkLeftovers() {
 	c.t.Helper()
 	if left := c.listUnexpected(); len(left) > 0 && !c.lenient && !c.t.Failed() {
@@ -140,7 +139,7 @@ func (r *Run[S]) ExpectStatus(want saga.Status) {
 // Status returns where the instance is.
 func (r *Run[S]) Status() saga.Status { return statusOf(&r.rowOfRun().Progress) }
 
-// Reason returns why it compensates, or is stuck.
+// Reason returns why the instance compensates, or is stuck.
 func (r *Run[S]) Reason() string { return r.rowOfRun().flow.Machine.Why(&r.rowOfRun().Progress) }
 
 // State returns a copy of the instance's state.
@@ -157,12 +156,12 @@ func (r *Run[S]) State() S {
 	return *s
 }
 
-// Timeline returns what has happened so far, for people.
+// Timeline describes all events so far, for people.
 func (r *Run[S]) Timeline() string { return r.timeline.String() }
 
 func (r *Run[S]) rowOfRun() *instance { return r.host.rows[r.path] }
 
-// findStep returns a step's id and what has become of it.
+// findStep returns a step's id and its state.
 func (r *Run[S]) findStep(name string) (id int, s machine.Step) {
 	r.t.Helper()
 	id = r.rowOfRun().flow.Machine.FindStep(name)

@@ -19,14 +19,14 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// errInjected is the error of a handler that Explore has fail.
+// errInjected is the error of a handler that Explore makes fail.
 var errInjected = errors.New("an injected error")
 
-// actionDead is the reason of a compensation that may not cancel what is a dead letter.
+// actionDead is the reason of a compensation whose action is a dead letter that it may not cancel.
 const actionDead = "action-dead"
 
-// A handling is the work on one envelope, which is neither in flight nor parked any more. It
-// changes the state as its transaction would, and says what that sends.
+// A handling is the work on one envelope, which is neither in flight nor parked any more. It changes the state as its
+// transaction would, and collects the messages.
 type handling struct {
 	*system
 	s       *modelState
@@ -35,7 +35,7 @@ type handling struct {
 	how     how
 	seed    maphash.Seed
 	verdict inbox.Verdict
-	said    string // what became of it, for people
+	said    string // the result, for people
 	sent    []outbox.Message
 }
 
@@ -47,7 +47,7 @@ func (h *handling) cellKeyOf() cellKey {
 	return k
 }
 
-// askInbox asks the inbox.
+// askInbox returns the verdict of the inbox on an envelope.
 func (sys *system) askInbox(c cell, e envelope, parked bool) inbox.Verdict {
 	cancels := e.to.step != nil && e.to.step.CancelParked
 	return inbox.Decide(
@@ -62,8 +62,8 @@ func digestBytes(digest string) []byte {
 	return []byte(digest)
 }
 
-// countEntry notes an entry into the handler before it happens, in a commit of its own: what is
-// delivered again may have killed its process.
+// countEntry counts an entry into the handler in a commit before it, because a redelivered message may have killed its
+// process.
 func (h *handling) countEntry() {
 	c := h.s.cells[h.cellKeyOf()]
 	first := 2
@@ -81,7 +81,7 @@ func (h *handling) countEntry() {
 	h.s.cells[h.cellKeyOf()] = c
 }
 
-// runParticipant does what the inbox says about a message to a participant.
+// runParticipant carries out the verdict of the inbox on a message to a participant.
 func (h *handling) runParticipant() {
 	c := h.s.cells[h.cellKeyOf()]
 	h.verdict = h.askInbox(c, h.e, h.parked)
@@ -118,7 +118,7 @@ func (h *handling) runParticipant() {
 	}
 }
 
-// recordDigest notes which payload it was.
+// recordDigest notes the digest of the payload.
 func (h *handling) recordDigest(c *cell) {
 	if h.e.to.kind == inbox.Compensation {
 		c.undoDigest = string(h.e.digest)
@@ -145,7 +145,7 @@ func (h *handling) enterHandler(c cell) {
 		entries = &c.undoAttempts
 	}
 	if !h.e.redelivered || h.parked {
-		*entries = max(*entries+1, 1) // else it is counted
+		*entries = max(*entries+1, 1) // else countEntry has counted it
 	}
 	before := h.box.keep()
 	msgs, err := h.invokeHandler(*entries)
@@ -158,7 +158,7 @@ func (h *handling) enterHandler(c cell) {
 	h.endSucceeded(c, msgs)
 }
 
-// invokeHandler runs the handler in a savepoint, of which nothing is left after an error.
+// invokeHandler runs the handler in a savepoint. An error rolls that back.
 func (h *handling) invokeHandler(attempt int) (msgs []outbox.Message, err error) {
 	d := h.newDelivery()
 	d.Attempt = attempt
@@ -212,8 +212,8 @@ func (h *handling) endFailed(c cell, entries int, err error) {
 	h.said = "failed and parked: " + err.Error()
 }
 
-// blameModel takes a failure for one of the model's, unless its handlers are meant to give
-// up. A search that goes on would show nothing but that dead letters are dead letters.
+// blameModel reports a failure that was not injected, unless the model allows dead letters. A search that continued
+// would show dead letters only.
 func (h *handling) blameModel(text string, ofItsOwn bool) {
 	if ofItsOwn && !h.gives {
 		h.s.noteBroken("the handler of %s gives up on %s by itself, no error was injected: %s\n(if it is meant to, set DeadLetters of the Model)",
@@ -232,7 +232,7 @@ func (h *handling) makeDeadLetter(c cell, reason consumer.Reason, text string) {
 	h.callUnhandled(consumer.Unhandled{Dead: true, Reason: reason, Error: text})
 }
 
-// callUnhandled has the step answer for a message that ends without its handler.
+// callUnhandled calls the step's Unhandled for a message that ends without its handler.
 func (h *handling) callUnhandled(u consumer.Unhandled) {
 	if h.e.to.step.Unhandled == nil {
 		return
@@ -248,7 +248,7 @@ func (h *handling) callUnhandled(u consumer.Unhandled) {
 	}
 }
 
-// endSucceeded moves the row, and notes what the handler has done.
+// endSucceeded moves the row of the inbox, and notes the effect of the handler.
 func (h *handling) endSucceeded(c cell, msgs []outbox.Message) {
 	if h.e.to.kind == inbox.Compensation {
 		c.state, h.said = inbox.Compensated, "undone"
@@ -274,7 +274,7 @@ func (h *handling) endSucceeded(c cell, msgs []outbox.Message) {
 	h.judgeHandler()
 }
 
-// changeFact changes what is known of what the message's command has done.
+// changeFact changes the facts about the message's command.
 func (h *handling) changeFact(change func(f *fact)) {
 	key := factKey{h.e.to.name, h.e.Key, h.e.N}
 	f := h.s.facts[key]
@@ -282,7 +282,7 @@ func (h *handling) changeFact(change func(f *fact)) {
 	h.s.facts[key] = f
 }
 
-// isRejection reports whether a participant's answer is that it has done nothing.
+// isRejection reports whether a participant's answer is a rejection.
 func isRejection(msgs []outbox.Message) bool {
 	for _, m := range msgs {
 		if m.Type == saga.TypeReply {
@@ -293,8 +293,8 @@ func isRejection(msgs []outbox.Message) bool {
 	return false
 }
 
-// collectSent adds to what the transaction sends. What tells one failure from another is random
-// in package saga: here it is a number, so that each run is the same.
+// collectSent adds to the messages of the transaction. The suffix of a failure is random in package saga. Here it is a
+// number, so that each run is the same.
 func (h *handling) collectSent(msgs []outbox.Message) {
 	for _, m := range msgs {
 		if m.Scope == "" {
@@ -315,7 +315,7 @@ func (h *handling) collectSent(msgs []outbox.Message) {
 	}
 }
 
-// logCommit notes what was committed, if that is all by which states can be told apart.
+// logCommit adds the message to the digest of all commits, if no Fingerprint tells states apart.
 func (h *handling) logCommit() {
 	if h.tx != nil && h.print == "" {
 		h.s.log = maphash.Comparable(h.seed, [2]uint64{h.s.log, maphash.String(h.seed, h.e.text)})

@@ -20,34 +20,33 @@ type instance struct {
 	flow.Instance
 	flow    *flow.Flow
 	parent  string         // name of the saga around it
-	started machine.Millis // since that of the outermost
+	started machine.Millis // after the outermost
 	updated machine.Millis
 }
 
-// A host keeps the instances of one saga in memory: the outermost, and those
-// nested in it. It does what package saga does with a database.
+// A host keeps the instances of one saga in memory: the outermost, and those nested in it. It stands for the tables of
+// package saga.
 type host struct {
 	now  machine.Millis
 	rows map[string]*instance // by path
 
-	// savepoint, if set, is called before a local step, and what it returns if that fails.
+	// savepoint, if set, is called before a local step. If the step fails, rollback is called.
 	savepoint func() (rollback func())
-	fail      error // of the next local step, after all that it has done
+	fail      error // error of the next local step, at its end
 
-	// takeLate, if set, takes an event that nothing waits for: a planted bug.
+	// takeLate, if set, takes an event for which no step waits: a planted bug.
 	takeLate func(r *flow.Run, e flow.Event) error
 }
 
-// A posting is a message that an instance has sent.
+// A posting is a message that an instance has sent, or a local step that has run.
 type posting struct {
 	outbox.Message
 	by  string        // path of the instance
-	cmd *flow.Command // nil: it is not for a participant
+	cmd *flow.Command // nil: the message is not for a participant
 	ran *ran          // if set, it is no message: a local step has run
 }
 
-// A session is the work on one instance in one transaction, which is kept by
-// [host.commitRows] or forgotten.
+// A session is the work on one instance in one transaction. Only [host.commitRows] keeps it.
 type session struct {
 	host *host
 	tx   pgx.Tx
@@ -83,8 +82,7 @@ func (s *session) beginInstance(ctx context.Context, f *flow.Flow, row *instance
 	return nil
 }
 
-// moveRow has events move the instance of a path. Unless the caller commits the session nothing
-// has happened.
+// moveRow moves the instance of a path by events. The host is unchanged until the caller commits the session.
 func (h *host) moveRow(ctx context.Context, tx pgx.Tx, path string, events ...flow.Event) (*session, error) {
 	old, ok := h.rows[path]
 	if !ok {
@@ -110,7 +108,7 @@ func (h *host) moveRow(ctx context.Context, tx pgx.Tx, path string, events ...fl
 	return s, nil
 }
 
-// commitRows keeps what a session has done.
+// commitRows stores the rows of a session.
 func (h *host) commitRows(s *session) { maps.Copy(h.rows, s.rows) }
 
 func (s *session) newRun() *flow.Run {
@@ -139,7 +137,7 @@ func (s *session) takeEvent(ctx context.Context, run *flow.Run, e flow.Event) er
 	return s.doWork(ctx, run)
 }
 
-// doWork does what a run asks for, until nothing is left, as package saga does with a database.
+// doWork does the work that a run asks for, until none is left, as package saga does with a database.
 func (s *session) doWork(ctx context.Context, run *flow.Run) error {
 	for {
 		work, err := run.NextWork()
@@ -218,7 +216,7 @@ func (s *session) runLocal(ctx context.Context, run *flow.Run, step *flow.LocalS
 	return run.EndLocal(step, failed)
 }
 
-// inSavepoint runs do in a savepoint. Without a transaction there is nothing to fall back to.
+// inSavepoint runs do in a savepoint, if there is a transaction.
 func (s *session) inSavepoint(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
 	if s.host != nil && s.host.savepoint != nil {
 		rollback, inside := s.host.savepoint(), do
@@ -249,8 +247,8 @@ func (s *session) inSavepoint(ctx context.Context, do func(tx pgx.Tx) error) (fa
 	return failed, err
 }
 
-// nextDueOf returns when the instance of a path is due next, on the host's clock, and whether
-// it ever is. With patience, that is also when nobody has answered for so long.
+// nextDueOf returns when the instance of a path is due next, on the host's clock, and whether it ever is. With a
+// patience, an instance is also due when it has had no reply for that long.
 func (h *host) nextDueOf(path string, patience machine.Millis) (at machine.Millis, silent, ok bool) {
 	i := h.rows[path]
 	if d := i.flow.Machine.Due(&i.Progress); d > 0 {
@@ -262,13 +260,13 @@ func (h *host) nextDueOf(path string, patience machine.Millis) (at machine.Milli
 	return max(at, h.now), silent, ok
 }
 
-// awaitsReply reports whether there is a step that somebody has to answer, and that has no deadline.
+// awaitsReply reports whether a step without a deadline waits for a reply.
 func (i *instance) awaitsReply() bool {
 	status := statusOf(&i.Progress)
 	return (status == "running" || status == "compensating") && len(i.silentSteps()) > 0
 }
 
-// silentSteps returns the ids of the steps that wait for an answer of a participant without a deadline.
+// silentSteps returns the ids of the steps that wait for a participant and have no deadline.
 func (i *instance) silentSteps() (ids []int) {
 	for n := range i.Progress.Steps {
 		s := &i.Progress.Steps[n]
@@ -291,10 +289,10 @@ func (i *instance) overdueEvents(reason string) (events []flow.Event) {
 	return events
 }
 
-// sortedPaths returns those of the instances, the outermost first.
+// sortedPaths returns the paths of all instances, the outermost first.
 func (h *host) sortedPaths() []string { return slices.Sorted(maps.Keys(h.rows)) }
 
-// labelOfStep returns the name of a step for people, with the steps that it is nested in.
+// labelOfStep returns the name of a step, with the steps around it.
 func (h *host) labelOfStep(path string, step int) string {
 	name := h.rows[path].flow.Machine.Step(step).Name
 	if path == "" {

@@ -8,13 +8,13 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A ran is what has become of a local step.
+// A ran is a local step that has run, with its error.
 type ran struct {
 	turn flow.Turn
 	err  error
 }
 
-// describeRan tells how it went, for people.
+// describeRan returns the result of the step, for people.
 func (r *ran) describeRan(hasTx bool) string {
 	var rejected *saga.RejectedError
 	switch {
@@ -28,8 +28,8 @@ func (r *ran) describeRan(hasTx bool) string {
 	return "failed: " + explainError(r.err, hasTx, "WithTx")
 }
 
-// judgeLocal looks at a local step that has just run in an instance. One that panics, or
-// that has used up its attempts by its own errors, would hide what comes after it.
+// judgeLocal checks a local step that has just run. A step that panics, or uses up its attempts without an injected
+// error, would hide the schedules after it.
 func (sys *system) judgeLocal(s *modelState, path string, r *ran) {
 	var rejected *saga.RejectedError
 	if r.err == nil || sys.gives || errors.Is(r.err, errInjected) || errors.As(r.err, &rejected) {

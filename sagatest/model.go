@@ -21,14 +21,14 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A system is what stays the same in all schedules of a model, and the world, which does not.
+// A system is the part of a model that is the same in all schedules, and the world.
 type system struct {
 	ctx   context.Context
 	flow  *flow.Flow // what runs
 	true  *flow.Flow // what was defined
 	start func() any // the first state
 	box   box
-	tx    pgx.Tx // where the schedule is; nil: there is none
+	tx    pgx.Tx // the savepoint of the schedule; nil: there is no transaction
 	print string // Model.Fingerprint
 	check func(always bool, s *modelState) error
 
@@ -41,8 +41,8 @@ type system struct {
 	gives    bool // Model.DeadLetters
 	unjudged bool // there is neither Rest nor Always
 
-	patient bool                // what changes nothing is explored too
-	rested  func(s *modelState) // if set, is told of every state at rest
+	patient bool                // explore events that change nothing, too
+	rested  func(s *modelState) // if set, is called with every state at rest
 
 	fail func(format string, args ...any) // ends the test
 }
@@ -63,19 +63,19 @@ type route struct {
 // A box holds the world, without its type.
 type box interface {
 	keep() any       // a copy of the world, not to be changed
-	set(kept any)    // makes it the world again
-	lose(before any) // the transaction that began with before is lost
-	touch()          // somebody is about to change the world
+	set(kept any)    // restores a copy
+	lose(before any) // rolls back the transaction that began with before
+	touch()          // the next call may change the world
 	digest(h *maphash.Hash)
 }
 
 type boxOf[W any] struct {
 	world *W
-	same  *W // a copy that still is what the world is; nil: there is none
+	same  *W // a copy that equals the world; nil: there is none
 	fail  func(format string, args ...any)
 }
 
-// copyWorld ends the test if something is no data.
+// copyWorld returns a deep copy. It ends the test if the world holds something that is no data.
 func (b *boxOf[W]) copyWorld(w *W) *W {
 	c, err := deepCopy(w)
 	if err != nil {
@@ -114,7 +114,7 @@ func (b *boxOf[W]) lose(before any) {
 
 func (b *boxOf[W]) digest(h *maphash.Hash) { digestValue(h, reflect.ValueOf(b.world), 0) }
 
-// prepareModel prepares a model. What cannot work ends the test.
+// prepareModel checks a model and routes its messages. A model that cannot work ends the test.
 func prepareModel[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
 	t.Helper()
 	w := new(W)
@@ -192,7 +192,7 @@ func (sys *system) addRoute(topic, typ string, r *route) {
 	sys.count++
 	r.id = sys.count
 	if r.step == nil && len(sys.routes[key]) > 0 {
-		return // one orchestrator, whatever it is nested in
+		return // one orchestrator serves all sagas around it
 	}
 	sys.routes[key] = append(sys.routes[key], r)
 	if r.step != nil {
@@ -212,7 +212,7 @@ func (sys *system) addOrchestrator(f *flow.Flow) {
 	}
 }
 
-// findUnrouted names a command that no participant listens to.
+// findUnrouted returns an error text for a command that no participant takes.
 func (sys *system) findUnrouted(f *flow.Flow) string {
 	for id := 1; id <= f.Machine.Steps(); id++ {
 		n := f.Machine.Step(id)
@@ -233,13 +233,13 @@ func (sys *system) findUnrouted(f *flow.Flow) string {
 	return ""
 }
 
-// A letter is a message on its way to one of those who listen to it. It never changes.
+// A letter is a message for one route. It never changes.
 type letter struct {
 	outbox.Message
 	to     *route
 	id     string
 	digest []byte // of the payload
-	text   string // all of it, to tell it from others
+	text   string // all of it: two letters with one text are the same
 }
 
 // An envelope is a copy of a letter that the broker holds, or that is parked.
@@ -248,7 +248,7 @@ type envelope struct {
 	redelivered bool
 }
 
-// A cell is a row of the inbox, and what is known of it besides.
+// A cell is a row of the inbox, with the tries of its compensation.
 type cell struct {
 	state                  inbox.State
 	attempts, undoAttempts int
@@ -260,16 +260,16 @@ type cellKey struct {
 	ofWorker     bool // a participant's, not an orchestrator's
 }
 
-// A fact is what has been done for one command, whatever the inbox says.
+// A fact is the effects of one command, counted apart from the inbox.
 type fact struct {
-	done, undone int  // how often handlers have committed, rejections aside
-	voided       bool // a compensation has found nothing to undo
-	overdone     bool // the action has committed after that, or after the compensation
+	done, undone int  // commits of handlers, without rejections
+	voided       bool // a compensation found nothing to undo
+	overdone     bool // the action committed after that, or after the compensation
 }
 
 type factKey struct{ step, key, n string }
 
-// A modelState is where a schedule is, the world and the tables aside.
+// A modelState is the state of a schedule, without the world and the tables.
 type modelState struct {
 	host   *host
 	cells  map[cellKey]cell
@@ -278,10 +278,10 @@ type modelState struct {
 	facts  map[factKey]fact
 	used   [faultKinds]int
 	dead   int
-	log    uint64 // digest of all that was committed, where the tables cannot be read
-	broken string // what must not be
+	log    uint64 // digest of all commits, where no Fingerprint reads the tables
+	broken string // the first broken rule; "": none
 
-	failures int // replies that told of one
+	failures int // replies with a failure
 }
 
 func (s *modelState) cloneState() *modelState {
@@ -291,7 +291,7 @@ func (s *modelState) cloneState() *modelState {
 	return &c
 }
 
-// countFaults returns how many have happened.
+// countFaults returns how many faults have happened.
 func (s *modelState) countFaults() (n int) {
 	for _, used := range s.used[noFault+1:] {
 		n += used
@@ -299,7 +299,7 @@ func (s *modelState) countFaults() (n int) {
 	return n
 }
 
-// lettersFor returns what a message becomes: one for each that listens.
+// lettersFor returns a letter for each route of a message.
 func (sys *system) lettersFor(m outbox.Message) (all []*letter) {
 	if m.Type == "" {
 		m.Type = m.Topic
@@ -314,8 +314,7 @@ func (sys *system) lettersFor(m outbox.Message) (all []*letter) {
 	return all
 }
 
-// hashState returns a digest of all that decides what can still happen, but for the faults
-// that are left.
+// hashState returns a digest of everything that decides which events can follow, except the number of faults left.
 func (sys *system) hashState(s *modelState, seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -354,7 +353,7 @@ func (sys *system) hashState(s *modelState, seed maphash.Seed) uint64 {
 	return h.Sum64()
 }
 
-// withoutPivot returns f as if it had none.
+// withoutPivot returns f without its pivot.
 func withoutPivot(f *flow.Flow) *flow.Flow {
 	p := f.Machine.Plan()
 	p.Nodes = slices.Clone(p.Nodes)

@@ -21,7 +21,7 @@ func (r *Run[S]) Operator() Operator { return Operator{core: r.core, path: r.pat
 // Refuses returns a person whose next decision must be refused.
 func (r *Run[S]) Refuses() Operator { return Operator{core: r.core, path: r.path, refused: true} }
 
-// Pause has the instance begin no step until it is resumed. No deadline passes meanwhile.
+// Pause keeps the instance from beginning a step until it is resumed. No deadline passes meanwhile.
 func (o Operator) Pause() {
 	o.core.t.Helper()
 	o.decideAs(machine.Event{Kind: machine.Pause}, "")
@@ -33,19 +33,19 @@ func (o Operator) Resume() {
 	o.decideAs(machine.Event{Kind: machine.Resume}, "")
 }
 
-// Cancel has the instance compensate.
+// Cancel makes the instance compensate.
 func (o Operator) Cancel(reason string) {
 	o.core.t.Helper()
 	o.decideAs(machine.Event{Kind: machine.Cancel, Reason: reason}, "")
 }
 
-// CompensateTo has the instance undo what comes after step, and pause then.
+// CompensateTo makes the instance undo the steps after step, and then pause.
 func (o Operator) CompensateTo(step, reason string) {
 	o.core.t.Helper()
 	o.decideAs(machine.Event{Kind: machine.GoBack, Name: step, Reason: reason}, "")
 }
 
-// Skip has step pass for done, with a result if it is not nil, or for undone.
+// Skip makes step count as done, with a result if it is not nil, or as undone if it is being undone.
 func (o Operator) Skip(step string, result any, reason string) {
 	o.core.t.Helper()
 	var data json.RawMessage
@@ -55,14 +55,13 @@ func (o Operator) Skip(step string, result any, reason string) {
 	o.decideAs(machine.Event{Kind: machine.Skip, Result: data, Reason: reason}, step)
 }
 
-// Reject has step pass for one that has done nothing and never will.
+// Reject makes step count as one that did nothing, for good.
 func (o Operator) Reject(step, reason string) {
 	o.core.t.Helper()
 	o.decideAs(machine.Event{Kind: machine.Reject, Reason: reason}, step)
 }
 
-// Retry has step tried again at once, with all its attempts. With "" it is every step that
-// is stuck or waits.
+// Retry tries step again at once, with all its attempts. With "" it retries every step that is stuck or waits.
 func (o Operator) Retry(step string) {
 	o.core.t.Helper()
 	o.decideAs(machine.Event{Kind: machine.RetryNow}, step)

@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// findPanic returns the value and the stack of the panic that err is of.
+// findPanic returns the value and the stack of the panic in err, if there is one.
 func findPanic(err error) (value any, stack []byte, ok bool) {
 	var handlers *consumer.PanicError
 	var definitions *guard.PanicError
@@ -22,8 +22,8 @@ func findPanic(err error) (value any, stack []byte, ok bool) {
 	return nil, nil, false
 }
 
-// explainError returns err for people: of a panic also where it was, and what
-// is behind it if it is that tx, which option sets, is nil.
+// explainError returns err for people. A panic comes with its line of code, and with the option that sets tx if a nil
+// tx is the likely cause.
 func explainError(err error, hasTx bool, option string) string {
 	value, stack, ok := findPanic(err)
 	if !ok {
@@ -36,8 +36,7 @@ func explainError(err error, hasTx bool, option string) string {
 	return text
 }
 
-// panickedAt returns the line of code that has panicked: the first one below the
-// panic that is not the runtime's.
+// panickedAt returns the line of code that has panicked: the first one below the panic that is not the runtime's.
 func panickedAt(stack string) string {
 	_, below, _ := strings.Cut(stack, "\npanic(")
 	lines := strings.Split(below, "\n")

@@ -9,14 +9,14 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// noteBroken notes the first thing that must not be.
+// noteBroken notes a broken rule, unless there is one already.
 func (s *modelState) noteBroken(format string, args ...any) {
 	if s.broken == "" {
 		s.broken = fmt.Sprintf(format, args...)
 	}
 }
 
-// judgeHandler looks at what a handler has just done.
+// judgeHandler checks the facts after a handler has committed.
 func (h *handling) judgeHandler() {
 	f := h.s.facts[factKey{h.e.to.name, h.e.Key, h.e.N}]
 	what := fmt.Sprintf("of step %s, %s,", h.e.to.name, h.e.N)
@@ -32,12 +32,12 @@ func (h *handling) judgeHandler() {
 	}
 }
 
-// judgeOrder looks at a compensation that has just been done.
+// judgeOrder checks that a compensation which has just committed comes in reverse order, and before the pivot.
 func (h *handling) judgeOrder() {
 	a, err := flow.ParseN(h.e.N)
 	row := h.s.host.rows[a.Path]
 	if err != nil || row == nil {
-		return // it belongs to no saga
+		return // its key is not a saga's
 	}
 	defined := h.definitionOf(row)
 	for id := 1; id <= defined.Machine.Steps(); id++ {
@@ -53,7 +53,7 @@ func (h *handling) judgeOrder() {
 	}
 }
 
-// definitionOf returns what was defined for an instance, whatever a planted bug has made of it.
+// definitionOf returns the author's definition of an instance, without the changes of a planted bug.
 func (sys *system) definitionOf(row *instance) *flow.Flow {
 	if row.Path == "" {
 		return sys.true
@@ -61,7 +61,7 @@ func (sys *system) definitionOf(row *instance) *flow.Flow {
 	return row.flow
 }
 
-// mustFollow reports whether a step comes after another one, not beside it.
+// mustFollow reports whether the step then comes after first, not beside it.
 func mustFollow(nodes []machine.Node, first, then string) bool {
 	sequence := true
 	var walk func(nodes []machine.Node, sequence bool) (hasFirst, hasThen, ordered bool)
@@ -81,7 +81,7 @@ func mustFollow(nodes []machine.Node, first, then string) bool {
 	return ordered
 }
 
-// factsOf returns what was done for the command with an n, by whichever participant.
+// factsOf adds up the facts about the command with an n, of all participants.
 func (s *modelState) factsOf(n string) (all fact) {
 	for key, f := range s.facts {
 		if key.n == n {
@@ -91,7 +91,7 @@ func (s *modelState) factsOf(n string) (all fact) {
 	return all
 }
 
-// judgeRest looks at what a schedule has come to when nothing can happen any more.
+// judgeRest checks the end of a schedule.
 func (sys *system) judgeRest(s *modelState) {
 	for _, path := range s.host.sortedPaths() {
 		row := s.host.rows[path]
@@ -122,7 +122,7 @@ func (s *modelState) stuckWithin(path string) bool {
 	return false
 }
 
-// judgeRestOf compares what an instance says of a step with what was done.
+// judgeRestOf compares the state of a step with the facts.
 func (sys *system) judgeRestOf(s *modelState, path string, id int) {
 	p := &s.host.rows[path].Progress
 	n, step := sys.definitionOf(s.host.rows[path]).Machine.Step(id), &p.Steps[id-1]
@@ -139,7 +139,7 @@ func (sys *system) judgeRestOf(s *modelState, path string, id int) {
 	}
 }
 
-// describeWaiting says what an instance waits for.
+// describeWaiting lists the steps that wait for a reply.
 func describeWaiting(f *flow.Flow, p *machine.Progress) (text string) {
 	for i := range p.Steps {
 		if s := p.Steps[i].State; s == machine.InFlight || s == machine.Undoing {

@@ -17,12 +17,10 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A Run is an instance of a saga in memory, and what is nested in it. The test
-// stands for all participants: it looks at what they are sent and answers. Time stands still
-// until [Run.Advance] is called.
+// A Run is an instance of a saga in memory, with those nested in it. The test stands for all participants: it checks
+// the commands, and answers. Time stands still until [Run.Advance] is called.
 //
-// Whatever is not as expected ends the test, with all that has happened in the run. A Run is
-// used by one goroutine.
+// A failed expectation ends the test, and prints all events of the run. Only one goroutine may use a Run.
 type Run[S any] struct {
 	*core
 	path string
@@ -36,13 +34,13 @@ type core struct {
 	timeline timeline
 	commands []*Command
 	emitted  []*emitted
-	statuses map[string]saga.Status // those that the timeline has told
+	statuses map[string]saga.Status // the last ones in the timeline
 
 	tx       pgx.Tx
 	scope    string
 	patience time.Duration
 	lenient  bool
-	title    string // which run it is, where a test has several
+	title    string // names the run, where a test has several
 }
 
 type emitted struct {
@@ -53,8 +51,7 @@ type emitted struct {
 // An Option is what most tests leave alone.
 type Option func(*core)
 
-// WithTx has local steps run in tx, each in a savepoint of its own. Default: they are
-// given a nil transaction.
+// WithTx runs local steps in tx, each in its own savepoint. Default: their transaction is nil.
 func WithTx(tx pgx.Tx) Option { return func(c *core) { c.tx = tx } }
 
 // WithScope sets the scope of the instance. Default: "test".
@@ -63,12 +60,11 @@ func WithScope(scope string) Option { return func(c *core) { c.scope = scope } }
 // WithPatience is that of [saga.Options]. Default: 24 h.
 func WithPatience(d time.Duration) Option { return func(c *core) { c.patience = d } }
 
-// AllowLeftovers lets a test end although there are commands or messages that it has
-// neither expected nor answered.
+// AllowLeftovers lets a test end with commands or messages that it has neither expected nor answered.
 func AllowLeftovers() Option { return func(c *core) { c.lenient = true } }
 
-// Start starts an instance of d with state as its first. When the test ends,
-// commands and messages that were neither expected nor answered are errors.
+// Start starts an instance of d with state as its first. Commands and messages that are neither expected nor answered
+// when the test ends are errors.
 func Start[S any](t testing.TB, d *saga.Definition[S], key string, state S, opts ...Option) *Run[S] {
 	t.Helper()
 	c := &core{
@@ -88,7 +84,7 @@ func Start[S any](t testing.TB, d *saga.Definition[S], key string, state S, opts
 	return &Run[S]{core: c}
 }
 
-// callerOfStart returns where [Start] was called: when the test has ended, that is not on the stack any more.
+// callerOfStart returns where [Start] was called. At the end of the test that line is no longer on the stack.
 func callerOfStart() string {
 	_, file, line, _ := runtime.Caller(2)
 	return fmt.Sprintf("%s:%d", filepath.Base(file), line)
@@ -96,8 +92,8 @@ func callerOfStart() string {
 
 func (c *core) explainForRun(err error) string { return explainError(err, c.tx != nil, "WithTx") }
 
-// Child returns the nested saga that the last attempt at a step has begun. It is part of the
-// same run: how it ends is the answer to the step.
+// Child returns the nested saga that the last attempt at a step has begun. It is part of the same run: its end is the
+// answer to the step.
 func Child[C, S any](r *Run[S], step string) *Run[C] {
 	r.t.Helper()
 	id, s := r.findStep(step)
@@ -106,12 +102,11 @@ func Child[C, S any](r *Run[S], step string) *Run[C] {
 		r.failTest("step %s has not begun a nested saga", step)
 	}
 	child := &Run[C]{core: r.core, path: path}
-	child.State() // or it is not a saga of that state
+	child.State() // fails unless the saga's state is a C
 	return child
 }
 
-// Advance lets d pass. Deadlines, retries and whatever else is due happen in
-// their order, each at its own time.
+// Advance lets d pass. Deadlines, retries and other timers that are due happen in order, each at its time.
 func (r *Run[S]) Advance(d time.Duration) {
 	r.t.Helper()
 	until := r.host.now + machine.MillisOf(d)
@@ -127,13 +122,13 @@ func (r *Run[S]) Advance(d time.Duration) {
 	r.failTest("there are more than %d timers in %s", maxTimers, d)
 }
 
-// timerEvent is that of an instance which is due.
+// timerEvent is the event of an instance that is due.
 var timerEvent = flow.Event{Event: machine.Event{Kind: machine.Timer}}
 
-// maxTimers bounds what an Advance may set off.
+// maxTimers limits the timers in one Advance.
 const maxTimers = 10_000
 
-// nextTimer returns which instance is due next.
+// nextTimer returns the instance that is due next.
 func (c *core) nextTimer() (path string, silent bool, at machine.Millis, ok bool) {
 	for _, p := range c.host.sortedPaths() {
 		if due, s, any := c.host.nextDueOf(p, machine.MillisOf(c.patience)); any && (!ok || due < at) {
@@ -158,7 +153,7 @@ func (c *core) fireTimer(path string, silent bool) {
 // Now returns how long the run has lasted.
 func (r *Run[S]) Now() time.Duration { return r.host.now.Duration() }
 
-// moveInstance moves an instance, and those that hear of it.
+// moveInstance moves an instance, and the instances that it sends messages to.
 func (c *core) moveInstance(path string, events ...flow.Event) error {
 	c.t.Helper()
 	s, err := c.host.moveRow(c.ctx, c.tx, path, events...)
@@ -169,7 +164,7 @@ func (c *core) moveInstance(path string, events ...flow.Event) error {
 	return nil
 }
 
-// commitSession keeps what a session has done. What instances tell each other arrives at once.
+// commitSession commits a session. Messages between instances arrive at once.
 func (c *core) commitSession(s *session) {
 	c.t.Helper()
 	c.host.commitRows(s)
@@ -194,7 +189,7 @@ func (c *core) commitSession(s *session) {
 	}
 }
 
-// deliverInternal takes what one instance says to another.
+// deliverInternal delivers a message from one instance to another.
 func (c *core) deliverInternal(p posting) {
 	c.t.Helper()
 	path, event, err := parseMessage(p.Message)
@@ -227,7 +222,7 @@ func (c *core) noteCommand(p posting) {
 	c.noteLine(what, "%s, attempt %d, to %s%s", cmd.Step, cmd.Attempt, cmd.Topic, showBody(cmd.Body))
 }
 
-// noteStatus tells of a change.
+// noteStatus adds a change of status to the timeline.
 func (c *core) noteStatus(path string) {
 	i := c.host.rows[path]
 	status, reason := statusOf(&i.Progress), i.flow.Machine.Why(&i.Progress)

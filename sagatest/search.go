@@ -12,8 +12,7 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// A search goes through the schedules of a system, depth first, with one more fault in
-// each round.
+// A search goes through the schedules of a system, depth first, with one more fault in each round.
 type search struct {
 	*system
 	opts  ExploreOptions
@@ -21,9 +20,9 @@ type search struct {
 	first any // the world at the beginning
 
 	limit int // of faults in this round
-	most  int // length of a schedule that is looked for; 0: any
+	most  int // longest schedule of the round; 0: any
 	seen  map[uint64][][faultKinds]int
-	path  []int // which of the events that could happen did
+	path  []int // the index of each event in the list at that point
 	found []int
 
 	schedules, states, events int
@@ -38,7 +37,7 @@ func newSearch[W, S any](t testing.TB, m Model[W, S], opts *ExploreOptions, plan
 	return &search{system: sys, opts: opts.withDefaults(), seed: maphash.MakeSeed(), first: sys.box.keep()}
 }
 
-// searchAll returns the smallest schedule that it has found to break something, or nil.
+// searchAll returns the smallest schedule that breaks a rule, or nil.
 func (x *search) searchAll() *finding {
 	for x.limit = 0; x.limit <= x.opts.Faults && x.found == nil && !x.limitReached(); x.limit++ {
 		x.schedules, x.states, x.ends = 0, 0, ends{}
@@ -55,7 +54,7 @@ func (x *search) searchAll() *finding {
 	return x.shrinkFinding(x.shortenPath(f))
 }
 
-// searchRound goes through all schedules of up to limit faults, until something is found.
+// searchRound goes through all schedules of up to limit faults, until one breaks a rule.
 func (x *search) searchRound() {
 	x.seen, x.found = map[uint64][][faultKinds]int{}, nil
 	defer x.branchWorld()()
@@ -67,12 +66,12 @@ func (x *search) searchRound() {
 	x.visitState(s, x.hashState(s, x.seed))
 }
 
-// searchAgain runs the schedule that was found.
+// searchAgain runs the found schedule again.
 func (x *search) searchAgain() *finding {
 	return x.runSchedule(deviationsOf(x.found))
 }
 
-// deviationsOf says of each event which one it is.
+// deviationsOf returns a schedule that names every event.
 func deviationsOf(path []int) map[int]int {
 	deviations := map[int]int{}
 	for at, i := range path {
@@ -81,11 +80,11 @@ func deviationsOf(path []int) map[int]int {
 	return deviations
 }
 
-// shortenStates bounds what a smaller finding may cost.
+// shortenStates limits the search for a shorter schedule.
 const shortenStates = 20_000
 
-// shortenPath looks for schedules with as many faults and fewer events. A search depth first
-// finds long ones before short ones.
+// shortenPath looks for schedules with as many faults and fewer events, because a search depth first finds long ones
+// before short ones.
 func (x *search) shortenPath(f *finding) *finding {
 	x.states, x.opts.MaxStates = 0, shortenStates
 	for !x.limitReached() && len(f.lines) > 2 {
@@ -104,7 +103,7 @@ func (x *search) shortenPath(f *finding) *finding {
 
 func (x *search) limitReached() bool { return x.states >= x.opts.MaxStates }
 
-// startSchedule returns the state at the beginning, and makes the world what it was then.
+// startSchedule returns the state at the beginning, and restores the world of then.
 func (x *search) startSchedule() *modelState {
 	x.box.set(x.first)
 	s := &modelState{host: &host{rows: map[string]*instance{}}, cells: map[cellKey]cell{}, facts: map[factKey]fact{}}
@@ -117,16 +116,16 @@ func (x *search) startSchedule() *modelState {
 	return s
 }
 
-// branchWorld returns what takes back all that is done to the tables after it.
+// branchWorld returns a function that rolls back all later changes of the tables.
 func (x *search) branchWorld() (undo func()) {
 	commit := x.beginSavepoint()
 	return func() { commit(false) }
 }
 
-// visitState goes through all that can happen from s on, whose world is the present one.
+// visitState goes through all events that can follow s. The world is that of s.
 func (x *search) visitState(s *modelState, hash uint64) {
 	if x.most > 0 {
-		s.used[noFault] = len(x.path) // what is reached sooner is another state
+		s.used[noFault] = len(x.path) // reached with fewer events it is another state
 	}
 	if x.rememberState(hash, s.used) || x.limitReached() {
 		return
@@ -171,7 +170,7 @@ func (x *search) visitState(s *modelState, hash uint64) {
 	}
 }
 
-// judgeState asks for what must hold: always, or when nothing is left to happen.
+// judgeState checks the rules that hold always, or those at the end of a schedule.
 func (x *search) judgeState(s *modelState, always bool) {
 	if !always {
 		x.judgeRest(s)
@@ -184,7 +183,7 @@ func (x *search) judgeState(s *modelState, always bool) {
 	}
 }
 
-// rememberState reports whether a state was reached before, with no fewer faults left.
+// rememberState reports whether a state was reached before with at least as many faults left, and else stores it.
 func (x *search) rememberState(hash uint64, used [faultKinds]int) bool {
 	for _, before := range x.seen[hash] {
 		if noMore(before, used) {
@@ -204,7 +203,7 @@ func noMore(a, b [faultKinds]int) bool {
 	return true
 }
 
-// canAfford reports whether e may happen in this round.
+// canAfford reports whether the round has a fault left for e.
 func (x *search) canAfford(s *modelState, e event) bool {
 	if e.fault == noFault {
 		return true
@@ -215,14 +214,14 @@ func (x *search) canAfford(s *modelState, e event) bool {
 	return s.countFaults() < x.limit && s.used[e.fault] < most[e.fault]
 }
 
-// A finding is a schedule, what has happened in it, and what that breaks.
+// A finding is a schedule, its events, and the rule that it breaks.
 type finding struct {
-	deviations map[int]int // where it is not the first thing that moves it on: which one
+	deviations map[int]int // index of each event that is not the usual one, by place
 	lines      []string
 	broken     string
 }
 
-// runSchedule runs one schedule from the beginning to where it breaks something, or to its end.
+// runSchedule runs one schedule from the beginning until it breaks a rule, or to its end.
 func (x *search) runSchedule(deviations map[int]int) *finding {
 	defer x.branchWorld()()
 	f := &finding{deviations: map[int]int{}, lines: []string{"the saga is started"}}
@@ -247,7 +246,7 @@ func (x *search) runSchedule(deviations map[int]int) *finding {
 	return f
 }
 
-// usualEvent returns the first event that is no fault and changes something, or -1.
+// usualEvent returns the first event without a fault that changes something, or -1.
 func (x *search) usualEvent(s *modelState, all []event) int {
 	hash, world := x.hashState(s, x.seed), x.box.keep()
 	for i, e := range all {
@@ -266,7 +265,7 @@ func (x *search) usualEvent(s *modelState, all []event) int {
 	return -1
 }
 
-// shrinkFinding leaves out of f, or moves forward, what it can do without.
+// shrinkFinding removes deviations from f, or moves them forward, as long as the rule still breaks.
 func (x *search) shrinkFinding(f *finding) *finding {
 	for better := true; better; {
 		better = false
@@ -292,7 +291,7 @@ func (x *search) shrinkFinding(f *finding) *finding {
 
 func (f *finding) sizeOf() int { return 100*len(f.deviations) + len(f.lines) }
 
-// reportFinding returns a finding for people.
+// reportFinding describes a finding, for people.
 func (x *search) reportFinding(f *finding) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s", f.broken, f.listLines())
@@ -300,7 +299,7 @@ func (x *search) reportFinding(f *finding) string {
 	return b.String()
 }
 
-// listLines returns what has happened, line by line.
+// listLines returns the events, one on each line.
 func (f *finding) listLines() string {
 	var b strings.Builder
 	for i, line := range f.lines {
@@ -309,7 +308,7 @@ func (f *finding) listLines() string {
 	return b.String()
 }
 
-// scheduleText returns f's as one text.
+// scheduleText returns the schedule of f, for [Replay].
 func (f *finding) scheduleText() string {
 	var parts []string
 	for _, at := range slices.Sorted(maps.Keys(f.deviations)) {
@@ -318,7 +317,7 @@ func (f *finding) scheduleText() string {
 	return strings.Join(parts, " ")
 }
 
-// parseSchedule reverses schedule.
+// parseSchedule reverses scheduleText.
 func parseSchedule(text string) (map[int]int, error) {
 	deviations := map[int]int{}
 	for _, part := range strings.Fields(text) {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A timeline is what has happened in a run, for people.
+// A timeline lists the events of a run, for people.
 type timeline struct{ lines []string }
 
 func (l *timeline) addLine(at time.Duration, what, format string, args ...any) {
@@ -18,10 +18,10 @@ func (l *timeline) addLine(at time.Duration, what, format string, args ...any) {
 
 func (l *timeline) String() string { return strings.Join(l.lines, "\n") }
 
-// maxBody is how much of a body is shown.
+// maxBody is how many bytes of a body are shown.
 const maxBody = 200
 
-// showBody returns a body for people.
+// showBody returns the beginning of a body, for people.
 func showBody(body []byte) string {
 	var b bytes.Buffer
 	if json.Compact(&b, body) != nil {
@@ -37,7 +37,7 @@ func showBody(body []byte) string {
 	return " " + text
 }
 
-// sameJSON reports whether two texts are the same value.
+// sameJSON reports whether two texts are the same JSON value.
 func sameJSON(a, b []byte) bool {
 	x, failedA := decodeValue(a)
 	y, failedB := decodeValue(b)
@@ -47,7 +47,7 @@ func sameJSON(a, b []byte) bool {
 	return bytes.Equal(encodeJSON(x), encodeJSON(y)) // members are sorted
 }
 
-// decodeValue keeps numbers as they are written: a float has no room for every id.
+// decodeValue keeps numbers as they are written: a float is too small for some ids.
 func decodeValue(data []byte) (v any, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()

@@ -32,7 +32,7 @@ func parseMessage(m outbox.Message) (path string, e flow.Event, err error) {
 	return to.Path, e, err
 }
 
-// commandMessage returns what is sent for a command of an instance.
+// commandMessage returns the message of a command.
 func (i *instance) commandMessage(c *flow.Command) outbox.Message {
 	if c.Nested != "" {
 		return i.completeMessage(outbox.Message{
@@ -46,7 +46,7 @@ func (i *instance) commandMessage(c *flow.Command) outbox.Message {
 	})
 }
 
-// answerToParent returns what a nested instance that has ended tells the one around it.
+// answerToParent returns the reply of a nested instance that has ended.
 func (i *instance) answerToParent() outbox.Message {
 	p := &i.Progress
 	r := flow.ReplyBody{Outcome: flow.OutcomeRejected, Reason: p.Reason}
@@ -62,7 +62,7 @@ func (i *instance) answerToParent() outbox.Message {
 	})
 }
 
-// completeMessage fills in what all messages of an instance have in common.
+// completeMessage fills in the fields that all messages of an instance share.
 func (i *instance) completeMessage(m outbox.Message) outbox.Message {
 	if m.Scope == "" {
 		m.Scope = i.Scope
@@ -90,8 +90,8 @@ func encodeJSON(value any) []byte {
 	return data
 }
 
-// deterministicID returns a UUIDv7 that is the same in every run: a test that fails once fails
-// always. Its time is the beginning of the epoch.
+// deterministicID returns a UUIDv7 that is the same in every run, so that a failure can be repeated. Its time is the
+// beginning of the epoch.
 func deterministicID(parts ...string) string {
 	text := ""
 	for _, p := range parts {
@@ -103,7 +103,7 @@ func deterministicID(parts ...string) string {
 	return id.String()
 }
 
-// statusOf returns what a progress comes to.
+// statusOf returns the status of a progress.
 func statusOf(p *machine.Progress) saga.Status {
 	switch {
 	case p.Phase.Ended():

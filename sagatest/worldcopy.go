@@ -8,14 +8,13 @@ import (
 	"unsafe"
 )
 
-// A copier copies and digests values of an author's own type. It goes through unexported
-// fields as well, or a test that forgot to copy one of them would see the future.
+// A copier copies values of an author's type. It copies unexported fields, too: a shared one would show a schedule the
+// changes of another.
 type copier struct {
-	known map[unsafe.Pointer]reflect.Value // copies of what pointers and maps point to
+	known map[unsafe.Pointer]reflect.Value // copies by the address of the original
 }
 
-// deepCopy returns a copy of v that shares nothing with it that can be changed.
-// It is an error if there is something in v that is no data.
+// deepCopy returns a copy of v that shares nothing mutable with it. Its error names a value in v that is no data.
 func deepCopy[W any](v *W) (w *W, err error) {
 	defer func() {
 		value := recover()
@@ -30,7 +29,7 @@ func deepCopy[W any](v *W) (w *W, err error) {
 	return c.copyValue(reflect.ValueOf(v)).Interface().(*W), nil
 }
 
-// noData is the panic of a copier that has come upon what cannot be copied.
+// noData is the panic of a copier at a value that cannot be copied.
 type noData struct{}
 
 // isNoData reports whether v is set and cannot be copied.
@@ -42,8 +41,8 @@ func isNoData(v reflect.Value) bool {
 	return false
 }
 
-// findNoData returns the way to something in v that is no data, and its type, or nil. A copier does not
-// keep its way: it is asked far more often.
+// findNoData returns the path to a value in v that is no data, and its type, or nil. A copier does not keep that path,
+// since it runs far more often.
 func findNoData(v reflect.Value, seen map[unsafe.Pointer]bool) (path string, typ reflect.Type) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
@@ -112,7 +111,7 @@ func (c *copier) copyValue(v reflect.Value) reflect.Value {
 		return to
 	case reflect.Struct, reflect.Array:
 		from, to := reflect.New(v.Type()).Elem(), reflect.New(v.Type()).Elem()
-		from.Set(v) // its fields have an address now
+		from.Set(v) // gives its fields an address
 		c.copyInto(to, from)
 		return to
 	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
@@ -123,7 +122,7 @@ func (c *copier) copyValue(v reflect.Value) reflect.Value {
 	return v
 }
 
-// copyOnce copies what v points to, unless that is done already.
+// copyOnce copies the target of v, unless it was copied before.
 func (c *copier) copyOnce(v reflect.Value, make func() reflect.Value, fill func(reflect.Value)) reflect.Value {
 	if v.IsNil() {
 		return v
@@ -159,7 +158,7 @@ func (c *copier) copyInto(to, from reflect.Value) {
 	}
 }
 
-// openField returns v, which has an address, without the mark of an unexported field.
+// openField returns v, which has an address, so that it can be read and set although its field is unexported.
 func openField(v reflect.Value) reflect.Value {
 	if v.CanInterface() {
 		return v
@@ -167,9 +166,9 @@ func openField(v reflect.Value) reflect.Value {
 	return reflect.NewAt(v.Type(), v.Addr().UnsafePointer()).Elem()
 }
 
-// digestValue adds v to h, whatever its addresses.
+// digestValue adds v to h. Addresses do not count.
 func digestValue(h *maphash.Hash, v reflect.Value, within int) {
-	const deepest = 100 // rings have no end
+	const deepest = 100 // a ring has no end
 	if within > deepest {
 		return
 	}

@@ -1,7 +1,5 @@
-// Package inbox is the state machine of a step's row in the table inbox: what is
-// to be done with a message that arrives, given what the row says. It is pure.
-// Package consumer runs it on rows that it has locked, package sagatest on rows in
-// memory.
+// Package inbox is the state machine of a step's row in the table inbox: [Decide] returns the verdict on a message by
+// the row. It is pure. Package consumer runs it on rows that it has locked, package sagatest on rows in memory.
 package inbox
 
 import "bytes"
@@ -32,8 +30,7 @@ const (
 	Compensated State = "compensated"
 )
 
-// ParkedState is the state of a step whose message has not run to success: it
-// is parked, or a dead letter.
+// ParkedState returns the state of a step whose message has failed: it is retrying, or a dead letter.
 func ParkedState(k Kind, dead bool) State {
 	switch {
 	case k == Action && dead:
@@ -47,23 +44,23 @@ func ParkedState(k Kind, dead bool) State {
 	}
 }
 
-// A Verdict is what is to be done with an arrival.
+// A Verdict says how to handle an arrival.
 type Verdict string
 
 // The verdicts.
 const (
 	Run        Verdict = "run"        // enter the handler
-	Duplicate  Verdict = "duplicate"  // ack: it is done, or a parked copy will do it
+	Duplicate  Verdict = "duplicate"  // ack: it is done, or a parked copy is retrying
 	Superseded Verdict = "superseded" // ack: the compensation came first
-	Tombstone  Verdict = "tombstone"  // → void: there is nothing to undo, and the action must not run any more
+	Tombstone  Verdict = "tombstone"  // → void: there is nothing to undo, and the action must never run
 	Wait       Verdict = "wait"       // park the compensation behind the action
-	Refuse     Verdict = "refuse"     // dead letter: whether the dead action had an effect is not known
+	Refuse     Verdict = "refuse"     // dead letter: the dead action may have had an effect
 	Queue      Verdict = "queue"      // park it behind an earlier message of its key
 	Reused     Verdict = "reused"     // dead letter: the identity was used for another payload
-	Outlived   Verdict = "outlived"   // dead letter: what the row once said may have been removed
+	Outlived   Verdict = "outlived"   // dead letter: its row may have been removed
 )
 
-// A Cell is a row as its lock found it.
+// A Cell is a locked row.
 type Cell struct {
 	State      State
 	Attempts   int    // entries into the action's handler
@@ -71,18 +68,17 @@ type Cell struct {
 	UndoDigest []byte // nil until a compensation was recorded
 }
 
-// An Arrival is a message that wants to move a cell.
+// An Arrival is a message for the step of a cell.
 type Arrival struct {
 	Kind         Kind
 	Digest       []byte
 	Parked       bool // it is the parked copy, not a delivery
-	CancelParked bool // that of the step
+	CancelParked bool // the step's option
 	Behind       bool // an earlier message of the key has to run first
 	TooOld       bool // the step may once have had another row
 }
 
-// Decide says what is to be done with a. It is a pure function: all that it
-// knows was read under the row's lock.
+// Decide returns the verdict on an arrival. It is a pure function of what was read under the row's lock.
 func Decide(c Cell, a Arrival) Verdict {
 	if a.TooOld {
 		return Outlived
@@ -115,8 +111,8 @@ func decideCompensation(c Cell, a Arrival) Verdict {
 	case differs(c.UndoDigest, a.Digest):
 		return Reused
 	case c.State == Done && c.UndoDigest != nil && !a.Parked:
-		// It was parked behind the action: the parked copy wins. Or that died with the
-		// action: whoever has redriven the action has to redrive the dead letter too.
+		// It was parked behind the action: the parked copy wins. If that copy is a dead letter, a person who redrives
+		// the action has to redrive it too.
 		return Duplicate
 	case c.State == Done, c.State == Undoing && a.Parked:
 		return Run

@@ -1,5 +1,5 @@
-// Package sagaid carries, in a context, the identity of the saga that an idempotent request
-// begins: from package idemkey to those that write messages or start sagas.
+// Package sagaid carries the identity of the saga that an idempotent request starts, in a context, from package idemkey
+// to packages outbox and saga.
 package sagaid
 
 import (
@@ -14,7 +14,7 @@ type ID struct {
 	Incarnation string // of the request's record; "": it has none
 }
 
-// None, as the incarnation of an ID, says that there is none, and that this is meant.
+// None is the incarnation of an ID that has none on purpose.
 const None = "."
 
 // ErrBare reports an ID without an incarnation within an idempotent request.
@@ -23,13 +23,13 @@ var ErrBare = errors.New("no Incarnation is named with Scope and Key in an idemp
 
 type contextKey struct{}
 
-// NewContext returns ctx for a request that begins the saga of id.
+// NewContext returns ctx for a request that starts the saga of id.
 func NewContext(ctx context.Context, id ID) context.Context {
 	return context.WithValue(ctx, contextKey{}, id)
 }
 
-// Resolve completes what a caller has named within ctx. Without Scope and Key it is the
-// request's saga. Its error is an [ErrBare]. The result has no None.
+// Resolve completes the ID that a caller has named. Without Scope and Key it is the ID of the request in ctx. Its error
+// is an [ErrBare]. The result has "" in the place of None.
 func Resolve(ctx context.Context, named ID) (ID, error) {
 	if request, ok := ctx.Value(contextKey{}).(ID); ok {
 		switch {

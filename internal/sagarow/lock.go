@@ -42,33 +42,33 @@ type Statements struct {
 // NewStatements returns those of a schema.
 func NewStatements(schema string) Statements {
 	return Statements{
-		LockInstance: Bind(schema, sqlLockInstance), LockRoot: Bind(schema, sqlLockRoot),
-		TryLockInstance: Bind(schema, sqlTryLockInstance), TryLockRoot: Bind(schema, sqlTryLockRoot),
-		ReadInstance: Bind(schema, sqlReadInstance),
+		LockInstance: BindColumns(schema, sqlLockInstance), LockRoot: BindColumns(schema, sqlLockRoot),
+		TryLockInstance: BindColumns(schema, sqlTryLockInstance), TryLockRoot: BindColumns(schema, sqlTryLockRoot),
+		ReadInstance: BindColumns(schema, sqlReadInstance),
 	}
 }
 
-// Bind sets {schema} in a statement, and {columns} to what [Scan] reads.
-func Bind(schema, sql string) string {
+// BindColumns sets {schema} in a statement, and {columns} to what [ScanRow] reads.
+func BindColumns(schema, sql string) string {
 	return sqlschema.Bind(schema, strings.ReplaceAll(sql, "{columns}", columns))
 }
 
 // An Address names an instance within a schema.
 type Address struct{ Scope, Key, Path string }
 
-// Lock waits for the lock of an instance and reads it. Its error is an [ErrNoInstance] if there is none.
-func (s *Statements) Lock(ctx context.Context, tx pgx.Tx, at Address) (*Row, error) {
+// LockRow waits for the lock of an instance and reads it. Its error is an [ErrNoInstance] if there is none.
+func (s *Statements) LockRow(ctx context.Context, tx pgx.Tx, at Address) (*Row, error) {
 	if root := flow.Root(at.Path); at.Path != root {
 		if _, err := tx.Exec(ctx, s.LockRoot, at.Scope, at.Key, root); err != nil {
 			return nil, explainRoot(err)
 		}
 	}
-	return readOne(tx.QueryRow(ctx, s.LockInstance, at.Scope, at.Key, at.Path))
+	return scanOne(tx.QueryRow(ctx, s.LockInstance, at.Scope, at.Key, at.Path))
 }
 
-// TryLock is [Statements.Lock] that does not wait: its error is an [ErrNoInstance] also while another transaction
+// TryLockRow is [Statements.LockRow] that does not wait: its error is an [ErrNoInstance] also while another transaction
 // holds the lock.
-func (s *Statements) TryLock(ctx context.Context, tx pgx.Tx, at Address) (*Row, error) {
+func (s *Statements) TryLockRow(ctx context.Context, tx pgx.Tx, at Address) (*Row, error) {
 	if root := flow.Root(at.Path); at.Path != root {
 		tag, err := tx.Exec(ctx, s.TryLockRoot, at.Scope, at.Key, root)
 		if err != nil {
@@ -78,7 +78,7 @@ func (s *Statements) TryLock(ctx context.Context, tx pgx.Tx, at Address) (*Row, 
 			return nil, ErrNoInstance
 		}
 	}
-	return readOne(tx.QueryRow(ctx, s.TryLockInstance, at.Scope, at.Key, at.Path))
+	return scanOne(tx.QueryRow(ctx, s.TryLockInstance, at.Scope, at.Key, at.Path))
 }
 
 func explainRoot(err error) error {
@@ -90,13 +90,13 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Read reads an instance without a lock. Its error is an [ErrNoInstance] if there is none.
-func (s *Statements) Read(ctx context.Context, db Querier, at Address) (*Row, error) {
-	return readOne(db.QueryRow(ctx, s.ReadInstance, at.Scope, at.Key, at.Path))
+// ReadRow reads an instance without a lock. Its error is an [ErrNoInstance] if there is none.
+func (s *Statements) ReadRow(ctx context.Context, db Querier, at Address) (*Row, error) {
+	return scanOne(db.QueryRow(ctx, s.ReadInstance, at.Scope, at.Key, at.Path))
 }
 
-func readOne(from pgx.Row) (*Row, error) {
-	r, err := Scan(from)
+func scanOne(from pgx.Row) (*Row, error) {
+	r, err := ScanRow(from)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, ErrNoInstance

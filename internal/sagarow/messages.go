@@ -27,7 +27,7 @@ func NewMessages(row *Row) *Messages { return &Messages{row: row} }
 // message, so the work on an instance locks no instance that is nested in it.
 func (m *Messages) AddCommand(c *flow.Command) {
 	if c.Nested != "" {
-		m.add(outbox.Message{
+		m.addCompleted(outbox.Message{
 			Topic: flow.ReplyTopic(c.Nested), Type: flow.TypeRevoke, Step: c.Step, N: m.markN(c.N),
 			Payload: mustMarshal(flow.Revocation{Reason: m.row.Progress.Reason}),
 		})
@@ -37,7 +37,7 @@ func (m *Messages) AddCommand(c *flow.Command) {
 	if c.Again {
 		headers[outbox.HeaderReplayed] = time.Now().UTC().Format(time.RFC3339)
 	}
-	m.add(outbox.Message{Topic: c.Topic, Type: c.Type, Step: c.Step, N: m.markN(c.N), Payload: c.Body, Headers: headers})
+	m.addCompleted(outbox.Message{Topic: c.Topic, Type: c.Type, Step: c.Step, N: m.markN(c.N), Payload: c.Body, Headers: headers})
 }
 
 // AnswerParent adds the reply to the saga around the instance, if there is one and the instance has ended.
@@ -53,7 +53,7 @@ func (m *Messages) AnswerParent() {
 	case p.Phase == machine.Completed:
 		body = flow.ReplyBody{Outcome: flow.OutcomeDone, Result: m.row.State}
 	}
-	m.add(outbox.Message{
+	m.addCompleted(outbox.Message{
 		Topic: flow.ReplyTopic(m.row.Parent), Type: flow.TypeReply, Step: flow.NestedStep(m.row.Name),
 		N: m.markN(flow.ReplyN(m.row.Path, p.Revoke, "")), Payload: mustMarshal(body),
 		OrderingKey: OrderingKey(m.row.Scope, m.row.Key, m.row.Path),
@@ -67,7 +67,7 @@ func (m *Messages) AddEmitted(msgs []outbox.Message) error {
 		msg.Scope, msg.Key = cmp.Or(msg.Scope, m.row.Scope), cmp.Or(msg.Key, m.row.Key)
 		msg.CorrelationID = cmp.Or(msg.CorrelationID, m.row.Root)
 		if msg.Scope == m.row.Scope && msg.Key == m.row.Key {
-			msg.Incarnation = cmp.Or(msg.Incarnation, m.incarnation())
+			msg.Incarnation = cmp.Or(msg.Incarnation, m.ownIncarnation())
 		}
 		msg.Incarnation = cmp.Or(msg.Incarnation, outbox.NoIncarnation)
 		m.all = append(m.all, msg)
@@ -75,11 +75,11 @@ func (m *Messages) AddEmitted(msgs []outbox.Message) error {
 	return outbox.Validate(m.all[len(m.all)-len(msgs):]...)
 }
 
-// Append adds the messages of an instance that began in the same transaction.
-func (m *Messages) Append(of *Messages) { m.all = append(m.all, of.all...) }
+// AppendFrom adds the messages of an instance that began in the same transaction.
+func (m *Messages) AppendFrom(of *Messages) { m.all = append(m.all, of.all...) }
 
-// All returns the messages, in the trace of the instance's start.
-func (m *Messages) All() []outbox.Message {
+// AllTraced returns the messages, in the trace of the instance's start.
+func (m *Messages) AllTraced() []outbox.Message {
 	if m.row.Trace[0] == "" {
 		return m.all
 	}
@@ -91,12 +91,12 @@ func (m *Messages) All() []outbox.Message {
 
 var traceLimits = traceheader.Limits{Count: outbox.MaxHeaders, Bytes: outbox.MaxHeaderBytes}
 
-// Untraced returns the messages without a trace of their own: the relay or the consumer adds that of its context.
-func (m *Messages) Untraced() []outbox.Message { return m.all }
+// AllUntraced returns the messages without a trace of their own: the relay or the consumer adds that of its context.
+func (m *Messages) AllUntraced() []outbox.Message { return m.all }
 
-// add completes a message by what all messages of the instance have in common.
-func (m *Messages) add(msg outbox.Message) {
-	msg.Scope, msg.Key, msg.Incarnation, msg.CorrelationID = m.row.Scope, m.row.Key, m.incarnation(), m.row.Root
+// addCompleted completes a message by what all messages of the instance have in common.
+func (m *Messages) addCompleted(msg outbox.Message) {
+	msg.Scope, msg.Key, msg.Incarnation, msg.CorrelationID = m.row.Scope, m.row.Key, m.ownIncarnation(), m.row.Root
 	msg.OrderingKey = cmp.Or(msg.OrderingKey, OrderingKey(msg.Scope, msg.Key, msg.N))
 	if msg.Payload == nil {
 		msg.Payload = []byte("null")
@@ -110,8 +110,8 @@ func (m *Messages) markN(n string) string {
 	return flow.Mark(m.row.Root, rest)
 }
 
-// incarnation returns the incarnation of all messages of the instance's saga.
-func (m *Messages) incarnation() string {
+// ownIncarnation returns the incarnation of all messages of the instance's saga.
+func (m *Messages) ownIncarnation() string {
 	incarnation, _ := flow.Incarnation(m.row.Path)
 	return cmp.Or(incarnation, outbox.NoIncarnation)
 }

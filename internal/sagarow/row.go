@@ -41,9 +41,9 @@ type Row struct {
 const columns = `scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
 	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint`
 
-// Scan reads a row of the columns that [Bind] puts into a statement. Its error is a [flow.ErrUnfit] if the progress
+// ScanRow reads a row of the columns that [BindColumns] puts into a statement. Its error is a [flow.ErrUnfit] if the progress
 // is not JSON.
-func Scan(from pgx.Row) (*Row, error) {
+func ScanRow(from pgx.Row) (*Row, error) {
 	var (
 		r        Row
 		progress string

@@ -6,17 +6,17 @@
 // key is the client's idempotency key, 1–255 printable ASCII characters, and may
 // itself contain spaces and colons. step is [a-z0-9][a-z0-9-]{0,62} and n, which tells
 // several messages of one saga to one step apart, is [A-Za-z0-9._-]{1,64}.
-// Neither can hold a colon, so the last colon splits a step key without doubt.
+// They hold no colon, so the last colon of a step key is the one before the step.
 //
 // A client may use a key again once the record of its request has expired. The
 // incarnation of that record tells the sagas apart, and is the beginning of n, between
 // two dots: see [JoinN].
 //
-// A step's identity is the tuple, never the joined string: two keys that would
-// join to the same string as part of something longer stay apart.
+// A step's identity is the tuple, never the joined string: two tuples stay apart even if their joined strings are equal
+// as part of something longer.
 //
-// testdata/stepkeys.json has step keys inside and outside the grammar. Whoever reads
-// step keys in another language is held against it, too.
+// testdata/stepkeys.json has step keys inside and outside the grammar. Readers of step keys in other languages are
+// tested against it, too.
 package stepkey
 
 import (
@@ -41,11 +41,10 @@ var ErrMalformed = errors.New("malformed step key")
 type Key struct {
 	Key  string // the client's idempotency key
 	Step string // the step that is to run
-	N    string // "" where one message to the step is all there is
+	N    string // "" if the saga sends one message to the step
 }
 
-// Parse splits s. Its error is an [ErrMalformed] that says what is wrong; s
-// itself is not repeated, since it may hold anything.
+// Parse splits s. Its error is an [ErrMalformed] with the reason. It does not repeat s, which may hold anything.
 func Parse(s string) (Key, error) {
 	colon := strings.LastIndexByte(s, ':')
 	if colon < 0 {
@@ -77,7 +76,7 @@ func (k Key) Check() error {
 	if err := CheckStep(k.Step); err != nil {
 		return err
 	}
-	if len(k.N) > MaxN || strings.ContainsFunc(k.N, notN) {
+	if len(k.N) > MaxN || strings.ContainsFunc(k.N, outsideN) {
 		return fmt.Errorf("%w: n must be 1 to %d of A-Z a-z 0-9 . _ -", ErrMalformed, MaxN)
 	}
 	return nil
@@ -103,22 +102,21 @@ func SplitN(n string) (incarnation, own string) {
 	}
 	incarnation, own, _ = strings.Cut(rest, ".")
 	if JoinN(incarnation, own) != n {
-		return "", n // ".", "..x" or ".x.": somebody else's
+		return "", n // ".", "..x" or ".x.": JoinN makes none of them
 	}
 	return incarnation, own
 }
 
 // CheckIncarnation returns an [ErrMalformed] unless incarnation may be the beginning of an n.
 func CheckIncarnation(incarnation string) error {
-	if incarnation == "" || len(incarnation) > MaxIncarnation || strings.ContainsFunc(incarnation, notIncarnation) {
+	if incarnation == "" || len(incarnation) > MaxIncarnation || strings.ContainsFunc(incarnation, outsideIncarnation) {
 		return fmt.Errorf("%w: incarnation must be 1 to %d of A-Z a-z 0-9 _", ErrMalformed, MaxIncarnation)
 	}
 	return nil
 }
 
-// CheckKey returns an [ErrMalformed] unless key is 1–255 printable ASCII
-// characters, 0x20 to 0x7e, the space among them: what a quoted string of HTTP
-// can carry, an AMQP short string can hold and PostgreSQL can index.
+// CheckKey returns an [ErrMalformed] unless key is 1–255 printable ASCII characters, 0x20 to 0x7e, the space among
+// them. A quoted string of HTTP and an AMQP short string can hold such a key, and PostgreSQL can index it.
 func CheckKey(key string) error {
 	if key == "" || len(key) > MaxKey {
 		return fmt.Errorf("%w: key must be 1 to %d characters, not %d", ErrMalformed, MaxKey, len(key))
@@ -136,18 +134,18 @@ func CheckStep(step string) error {
 	if step == "" {
 		return fmt.Errorf("%w: step is empty", ErrMalformed)
 	}
-	if len(step) > MaxStep || step[0] == '-' || strings.ContainsFunc(step, notStep) {
+	if len(step) > MaxStep || step[0] == '-' || strings.ContainsFunc(step, outsideStep) {
 		return fmt.Errorf("%w: step must be 1 to %d of a-z 0-9 -, not beginning with -", ErrMalformed, MaxStep)
 	}
 	return nil
 }
 
-func notStep(r rune) bool {
+func outsideStep(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-')
 }
 
-func notN(r rune) bool {
-	return notStep(r) && !(r >= 'A' && r <= 'Z' || r == '.' || r == '_')
+func outsideN(r rune) bool {
+	return outsideStep(r) && !(r >= 'A' && r <= 'Z' || r == '.' || r == '_')
 }
 
-func notIncarnation(r rune) bool { return r == '.' || r == '-' || notN(r) }
+func outsideIncarnation(r rune) bool { return r == '.' || r == '-' || outsideN(r) }
