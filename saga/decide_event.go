@@ -14,31 +14,32 @@ type decider struct {
 	log      *slog.Logger
 }
 
-// decideEvents applies events to the instance of t, whose state is open, does the work that follows in the transaction, and
-// stores the instance. Package internal/machine makes the decisions. After an error the caller rolls back.
+// decideEvents applies events to the instance of t, whose state is open, does the work that follows in the
+// transaction, and stores the instance. Package internal/machine makes the decisions. After an error the caller rolls
+// back.
 func (d *decider) decideEvents(ctx context.Context, t *transition, events ...flow.Event) error {
 	was, ended := t.row.Status, t.row.Progress.Phase.Ended()
 	for _, e := range events {
 		if err := t.run.TakeEvent(e); err != nil {
 			return err
 		}
-		if err := t.doWork(ctx); err != nil {
+		if err := t.doPendingWork(ctx); err != nil {
 			return err
 		}
 	}
 	if !ended || t.row.Progress.Revoke {
 		t.sent.AnswerParent()
 	}
-	if err := t.storeRow(ctx); err != nil {
+	if err := t.storeInstanceRow(ctx); err != nil {
 		return err
 	}
-	d.noteStatus(ctx, t.row, was)
+	d.noteStatusChange(ctx, t.row, was)
 	return nil
 }
 
-// noteStatus counts a change of status, and logs an instance that is stuck. It runs before COMMIT, so a transaction
-// that is repeated is counted and logged twice.
-func (d *decider) noteStatus(ctx context.Context, row *sagarow.Row, was sagarow.Status) {
+// noteStatusChange counts a change of status, and logs an instance that is stuck. It runs before COMMIT, so a
+// transaction that is repeated is counted and logged twice.
+func (d *decider) noteStatusChange(ctx context.Context, row *sagarow.Row, was sagarow.Status) {
 	if row.Status == was {
 		return
 	}

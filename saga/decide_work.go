@@ -37,8 +37,8 @@ func newTransition(sql *statements, tx pgx.Tx, row *sagarow.Row, f *flow.Flow) *
 	}
 }
 
-// doWork does what the run asks for, until nothing is left.
-func (t *transition) doWork(ctx context.Context) error {
+// doPendingWork does what the run asks for, until nothing is left.
+func (t *transition) doPendingWork(ctx context.Context) error {
 	for {
 		work, err := t.run.NextWork()
 		if err != nil || work == nil {
@@ -48,9 +48,9 @@ func (t *transition) doWork(ctx context.Context) error {
 		case work.Command != nil:
 			t.sent.AddCommand(work.Command)
 		case work.Child != nil:
-			err = t.beginChild(ctx, work.Child)
+			err = t.beginNestedInstance(ctx, work.Child)
 		default:
-			err = t.runLocal(ctx, work.Local)
+			err = t.runLocalStep(ctx, work.Local)
 		}
 		if err != nil {
 			return fmt.Errorf("step %s: %w", work.Step, err)
@@ -68,12 +68,12 @@ func (t *transition) insertFirst(ctx context.Context) error {
 	return insert(ctx)
 }
 
-// beginChild begins a nested instance in the same transaction. It does nothing if the instance exists.
-func (t *transition) beginChild(ctx context.Context, c *flow.Child) error {
+// beginNestedInstance begins a nested instance in the same transaction. It does nothing if the instance exists.
+func (t *transition) beginNestedInstance(ctx context.Context, c *flow.Child) error {
 	if err := t.insertFirst(ctx); err != nil {
 		return err
 	}
-	row := newRow(c.Flow, t.row.Scope, t.row.Key, c.Path)
+	row := newInstanceRow(c.Flow, t.row.Scope, t.row.Key, c.Path)
 	row.Root, row.Parent, row.Trace = t.row.Root, t.row.Name, t.row.Trace
 	child := &beginning{transition: newTransition(t.sql, t.tx, row, c.Flow), state: c.State}
 	existed, err := child.beginInstance(ctx)
@@ -84,10 +84,10 @@ func (t *transition) beginChild(ctx context.Context, c *flow.Child) error {
 	return nil
 }
 
-// runLocal runs a local step. A step that fails leaves nothing in the database or in the state.
-func (t *transition) runLocal(ctx context.Context, step *flow.LocalStep) error {
+// runLocalStep runs a local step. A step that fails leaves nothing in the database or in the state.
+func (t *transition) runLocalStep(ctx context.Context, step *flow.LocalStep) error {
 	failed, err := t.inSavepoint(ctx, func(tx pgx.Tx) error {
-		err := step.Execute(ctx, tx)
+		err := step.ExecuteStep(ctx, tx)
 		if err == nil && t.delivery == nil {
 			err = step.ExecuteQueued(ctx, tx)
 		}

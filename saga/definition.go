@@ -59,9 +59,9 @@ type Plan interface {
 	Hash() string
 	String() string
 
-	compiled() *flow.Flow
-	depth() int
-	nested() []Plan
+	compiledFlow() *flow.Flow
+	nestingDepth() int
+	nestedPlans() []Plan
 }
 
 // A Definition is the plan of a saga. It never changes once it is defined.
@@ -80,9 +80,9 @@ type Definition[S any] struct {
 //
 // An error is an [ErrInvalid] that names the step and the rule.
 func Define[S any](name string, version int, steps ...Step[S]) (*Definition[S], error) {
-	d := &Definition[S]{flow: &flow.Flow{State: newCodec[S]()}, levels: 1}
+	d := &Definition[S]{flow: &flow.Flow{State: newStateCodec[S]()}, levels: 1}
 	b := builder[S]{definition: d}
-	nodes, err := b.buildNodes(steps)
+	nodes, err := b.buildStepNodes(steps)
 	if err != nil {
 		return nil, fmt.Errorf("saga: %w: saga %s: %w", ErrInvalid, name, err)
 	}
@@ -131,20 +131,20 @@ func (d *Definition[S]) Version() int { return d.flow.Version() }
 // process. Deadlines, retries and functions are not in it.
 func (d *Definition[S]) Hash() string { return d.flow.Machine.Plan().Hash() }
 
-func (d *Definition[S]) compiled() *flow.Flow { return d.flow }
+func (d *Definition[S]) compiledFlow() *flow.Flow { return d.flow }
 
-func (d *Definition[S]) depth() int { return d.levels }
+func (d *Definition[S]) nestingDepth() int { return d.levels }
 
-func (d *Definition[S]) nested() []Plan { return d.children }
+func (d *Definition[S]) nestedPlans() []Plan { return d.children }
 
-// Other packages of this module read a definition by flow.OfPlan.
-var _ = flow.RegisterPlans(func(plan any) *flow.Flow { return plan.(Plan).compiled() })
+// Other packages of this module read a definition by flow.FlowOfPlan.
+var _ = flow.RegisterPlans(func(plan any) *flow.Flow { return plan.(Plan).compiledFlow() })
 
 // Topic returns where the participants of the saga of that name send their replies. Declare the orchestrator's queue
 // before the first command is published.
 func Topic(name string) string { return flow.ReplyTopic(name) }
 
-func newCodec[S any]() flow.Codec {
+func newStateCodec[S any]() flow.Codec {
 	return flow.Codec{
 		Encode: func(state any) ([]byte, error) {
 			data, err := json.Marshal(state)

@@ -10,14 +10,14 @@ import (
 
 // A builder turns the steps of a definition into nodes of its plan, and collects their functions.
 type builder[S any] struct {
-	definition     *Definition[S]
-	pivot bool // the pivot is built
+	definition *Definition[S]
+	pivot      bool // the pivot is built
 }
 
-func (b *builder[S]) buildNodes(steps []Step[S]) ([]machine.Node, error) {
+func (b *builder[S]) buildStepNodes(steps []Step[S]) ([]machine.Node, error) {
 	nodes := make([]machine.Node, len(steps))
 	for i := range steps {
-		n, err := b.buildNode(&steps[i])
+		n, err := b.buildStepNode(&steps[i])
 		if err != nil {
 			return nil, fmt.Errorf("step %q %w", steps[i].Name, err)
 		}
@@ -26,7 +26,7 @@ func (b *builder[S]) buildNodes(steps []Step[S]) ([]machine.Node, error) {
 	return nodes, nil
 }
 
-func (b *builder[S]) buildNode(s *Step[S]) (machine.Node, error) {
+func (b *builder[S]) buildStepNode(s *Step[S]) (machine.Node, error) {
 	n := machine.Node{
 		Name: s.Name, Kind: s.Do.kind, Topic: s.Do.Topic, Type: s.Do.Type, Pivot: s.Pivot, Conditional: s.When != nil,
 		Deadline: s.Deadline, Retry: machine.Retry(s.Retry), UndoRetry: machine.Retry(s.UndoRetry),
@@ -43,22 +43,22 @@ func (b *builder[S]) buildNode(s *Step[S]) (machine.Node, error) {
 	case s.Do.kind == "":
 		return n, errors.New("has none of Do, All and Seq: make Do with Remote, Local or Nested")
 	default:
-		return n, b.buildAction(&n, s)
+		return n, b.buildActionNode(&n, s)
 	}
 	var err error
-	n.Nodes, err = b.buildNodes(inner)
+	n.Nodes, err = b.buildStepNodes(inner)
 	return n, err
 }
 
-// buildAction checks a step that has an action, and keeps its functions.
-func (b *builder[S]) buildAction(n *machine.Node, s *Step[S]) error {
+// buildActionNode checks a step that has an action, and keeps its functions.
+func (b *builder[S]) buildActionNode(n *machine.Node, s *Step[S]) error {
 	f := flow.Functions{Do: s.Do.run, Undo: s.Undo.run}
 	if s.When != nil {
 		f.When = func(state any) bool { return s.When(state.(*S)) }
 	}
 	b.pivot = b.pivot || s.Pivot
 	if s.Do.kind == machine.Nested {
-		if err := b.nestSaga(n, s, &f); err != nil {
+		if err := b.nestDefinition(n, s, &f); err != nil {
 			return err
 		}
 	} else if s.Undo.kind == machine.Nested {
@@ -71,8 +71,8 @@ func (b *builder[S]) buildAction(n *machine.Node, s *Step[S]) error {
 	return nil
 }
 
-// nestSaga checks a step that runs another saga, and completes its node.
-func (b *builder[S]) nestSaga(n *machine.Node, s *Step[S], f *flow.Functions) error {
+// nestDefinition checks a step that runs another saga, and completes its node.
+func (b *builder[S]) nestDefinition(n *machine.Node, s *Step[S], f *flow.Functions) error {
 	child := s.Do.child
 	switch {
 	case s.Undo.kind != "":
@@ -84,13 +84,13 @@ func (b *builder[S]) nestSaga(n *machine.Node, s *Step[S], f *flow.Functions) er
 	}
 	n.Saga = child.Name()
 	if !b.pivot {
-		if child.compiled().Machine.HasPivot() {
+		if child.compiledFlow().Machine.HasPivot() {
 			return fmt.Errorf("is the saga %s, which has a pivot and so could not be undone: it can be nested at the pivot or behind it", n.Saga)
 		}
 		n.Undo = machine.Nested
 	}
-	f.Do.Nested = child.compiled()
+	f.Do.Nested = child.compiledFlow()
 	b.definition.children = append(b.definition.children, child)
-	b.definition.levels = max(b.definition.levels, 1+child.depth())
+	b.definition.levels = max(b.definition.levels, 1+child.nestingDepth())
 	return nil
 }

@@ -56,37 +56,37 @@ func (n notation) drawPlan(p machine.Plan) string {
 	s.WriteString(n.head(&p))
 	begin := s.drawShape(s.gate, "start")
 	end := s.drawShape(s.gate, "end")
-	for _, last := range s.drawRow(p.Nodes, []string{begin}) {
-		s.writeLine(s.arrow, last, end)
+	for _, last := range s.drawSequence(p.Nodes, []string{begin}) {
+		s.writeFormatted(s.arrow, last, end)
 	}
 	s.WriteString(n.foot(&p))
 	return s.String()
 }
 
-func (s *sketch) writeLine(format string, args ...any) { fmt.Fprintf(s, format, args...) }
+func (s *sketch) writeFormatted(format string, args ...any) { fmt.Fprintf(s, format, args...) }
 
 func (s *sketch) drawShape(shape, label string) string {
 	id := fmt.Sprint("n", s.nodes)
 	s.nodes++
-	s.writeLine(shape, id, s.escape.Replace(label))
+	s.writeFormatted(shape, id, s.escape.Replace(label))
 	return id
 }
 
-// drawRow draws nodes one after the other, behind those of from, and returns the last ones.
-func (s *sketch) drawRow(nodes []machine.Node, from []string) []string {
+// drawSequence draws nodes one after the other, behind those of from, and returns the last ones.
+func (s *sketch) drawSequence(nodes []machine.Node, from []string) []string {
 	for i := range nodes {
-		from = s.drawNode(&nodes[i], from)
+		from = s.drawPlanNode(&nodes[i], from)
 	}
 	return from
 }
 
-func (s *sketch) drawNode(n *machine.Node, from []string) (last []string) {
+func (s *sketch) drawPlanNode(n *machine.Node, from []string) (last []string) {
 	switch n.Kind {
 	case machine.Seq:
-		return s.drawRow(n.Nodes, from)
+		return s.drawSequence(n.Nodes, from)
 	case machine.All:
 		for i := range n.Nodes {
-			last = append(last, s.drawNode(&n.Nodes[i], from)...)
+			last = append(last, s.drawPlanNode(&n.Nodes[i], from)...)
 		}
 		return last
 	}
@@ -106,10 +106,10 @@ func (s *sketch) drawNode(n *machine.Node, from []string) (last []string) {
 	}
 	id := s.drawShape(shape, label)
 	for _, f := range from {
-		s.writeLine(s.arrow, f, id)
+		s.writeFormatted(s.arrow, f, id)
 	}
 	if n.Undo == machine.Remote || n.Undo == machine.Local {
-		s.writeLine(s.undone, id, s.drawShape(s.undo, "undo "+n.Name))
+		s.writeFormatted(s.undone, id, s.drawShape(s.undo, "undo "+n.Name))
 	}
 	return []string{id}
 }

@@ -16,14 +16,14 @@ func (d *Definition[S]) String() string {
 		fmt.Fprintf(&s, ", within %s", p.Deadline)
 	}
 	s.WriteByte('\n')
-	writeNodes(&s, p.Nodes, "  ")
+	writeNodeLines(&s, p.Nodes, "  ")
 	return s.String()
 }
 
-func writeNodes(s *strings.Builder, nodes []machine.Node, indent string) {
+func writeNodeLines(s *strings.Builder, nodes []machine.Node, indent string) {
 	for _, n := range nodes {
 		fmt.Fprintf(s, "%s%s: %s\n", indent, n.Name, describeNode(&n))
-		writeNodes(s, n.Nodes, indent+"  ")
+		writeNodeLines(s, n.Nodes, indent+"  ")
 	}
 }
 

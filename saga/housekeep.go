@@ -71,7 +71,7 @@ type silentInstance struct {
 func (h *housekeeper) giveUpSilent(ctx context.Context) error {
 	var last silentInstance
 	for {
-		found, err := h.listSilent(ctx, last)
+		found, err := h.listSilentInstances(ctx, last)
 		if err != nil {
 			return err
 		}
@@ -93,8 +93,8 @@ func (h *housekeeper) giveUpSilent(ctx context.Context) error {
 	}
 }
 
-// listSilent returns the silent instances behind one, in the order of their addresses.
-func (h *housekeeper) listSilent(ctx context.Context, after silentInstance) ([]silentInstance, error) {
+// listSilentInstances returns the silent instances behind one, in the order of their addresses.
+func (h *housekeeper) listSilentInstances(ctx context.Context, after silentInstance) ([]silentInstance, error) {
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
 	rows, err := h.db.Query(ctx, h.sql.listSilent, h.plans.names, h.plans.versions, h.patience.Microseconds(),
@@ -122,7 +122,7 @@ func (h *housekeeper) giveUpInstance(ctx context.Context, s *silentInstance) err
 			return err
 		}
 	}
-	return h.mover.moveAlone(ctx, s.Address, anyRevision, h.overdueEvents)
+	return h.mover.moveInOwnTransaction(ctx, s.Address, anyRevision, h.overdueEvents)
 }
 
 // overdueEvents returns an event for each unanswered step of a locked instance, or an errNotSilent.

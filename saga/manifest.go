@@ -62,8 +62,8 @@ type ManifestEntry struct {
 func NewManifest(plans ...Plan) Manifest {
 	var m Manifest
 	for _, p := range plans {
-		m = append(m, ManifestEntry{p.Name(), p.Version(), p.Hash(), encodePlan(p)})
-		m = append(m, NewManifest(p.nested()...)...)
+		m = append(m, ManifestEntry{p.Name(), p.Version(), p.Hash(), encodePlanJSON(p)})
+		m = append(m, NewManifest(p.nestedPlans()...)...)
 	}
 	slices.SortFunc(m, func(a, b ManifestEntry) int {
 		if c := strings.Compare(a.Saga, b.Saga); c != 0 {
@@ -74,8 +74,8 @@ func NewManifest(plans ...Plan) Manifest {
 	return slices.CompactFunc(m, func(a, b ManifestEntry) bool { return a.Saga == b.Saga && a.Version == b.Version })
 }
 
-func encodePlan(p Plan) json.RawMessage {
-	text, err := json.Marshal(p.compiled().Machine.Plan())
+func encodePlanJSON(p Plan) json.RawMessage {
+	text, err := json.Marshal(p.compiledFlow().Machine.Plan())
 	if err != nil {
 		panic(err) // strings, numbers and booleans
 	}

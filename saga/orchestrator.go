@@ -86,7 +86,7 @@ func (r *receiver) consumerSteps() []consumer.Step {
 			continue
 		}
 		seen[name] = true
-		replies, revocations := consumer.On(Topic(name), r.takeReply), consumer.On(Topic(name), r.takeRevocation)
+		replies, revocations := consumer.On(Topic(name), r.takeReplyMessage), consumer.On(Topic(name), r.takeRevocation)
 		replies.Type, revocations.Type = TypeReply, TypeRevoke
 		for _, in := range []struct {
 			step string
@@ -123,7 +123,7 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var wg sync.WaitGroup
-	wg.Go(func() { o.timers.runTimers(ctx) })
+	wg.Go(func() { o.timers.runTimerLoop(ctx) })
 	wg.Go(func() { o.keeper.runHousekeeping(ctx) })
 	err := o.consumer.Run(ctx)
 	stop()

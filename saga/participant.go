@@ -90,7 +90,7 @@ func Done(emit consumer.Emit, d consumer.Delivery, result any) error {
 	if err != nil {
 		return consumer.Terminal(err)
 	}
-	return emitReply(emit, d, flow.ReplyBody{Outcome: flow.OutcomeDone, Result: body})
+	return emitReplyMessage(emit, d, flow.ReplyBody{Outcome: flow.OutcomeDone, Result: body})
 }
 
 // Refuse replies that the participant has decided to do nothing. If the compensation was sent before the saga knew
@@ -99,16 +99,16 @@ func Refuse(emit consumer.Emit, d consumer.Delivery, reason string) error {
 	if !d.Undo {
 		d.DidNothing()
 	}
-	return emitReply(emit, d, flow.ReplyBody{Outcome: flow.OutcomeRejected, Reason: reason})
+	return emitReplyMessage(emit, d, flow.ReplyBody{Outcome: flow.OutcomeRejected, Reason: reason})
 }
 
 // Undone replies that the step of compensation d is undone.
 func Undone(emit consumer.Emit, d consumer.Delivery) error {
-	return emitReply(emit, d, flow.ReplyBody{Outcome: flow.OutcomeUndone})
+	return emitReplyMessage(emit, d, flow.ReplyBody{Outcome: flow.OutcomeUndone})
 }
 
-func emitReply(emit consumer.Emit, d consumer.Delivery, body flow.ReplyBody) error {
-	msg, err := newReply(d, body, "")
+func emitReplyMessage(emit consumer.Emit, d consumer.Delivery, body flow.ReplyBody) error {
+	msg, err := newReplyMessage(d, body, "")
 	if err != nil {
 		return consumer.Terminal(err)
 	}
@@ -146,15 +146,15 @@ func replyUnhandled(u consumer.Unhandled) (outbox.Message, bool) {
 			body.Reason += ": " + u.Error
 		}
 	}
-	msg, err := newReply(u.Delivery, body, suffix)
+	msg, err := newReplyMessage(u.Delivery, body, suffix)
 	return msg, err == nil
 }
 
 // randomSuffix tells one failure of a message from another: it is as long as the n of a step key has room for.
 func randomSuffix() string { return strings.ToLower(rand.Text()[:4]) }
 
-// newReply returns the message that answers d; suffix is that of flow.ReplyN.
-func newReply(d consumer.Delivery, body flow.ReplyBody, suffix string) (outbox.Message, error) {
+// newReplyMessage returns the message that answers d; suffix is that of flow.ReplyN.
+func newReplyMessage(d consumer.Delivery, body flow.ReplyBody, suffix string) (outbox.Message, error) {
 	to := d.Metadata.Get(HeaderReplyTo)
 	if to == "" {
 		return outbox.Message{}, fmt.Errorf("saga: the message has no header %s, so it is not a command of a saga", HeaderReplyTo)
@@ -168,14 +168,14 @@ func newReply(d consumer.Delivery, body flow.ReplyBody, suffix string) (outbox.M
 		return outbox.Message{}, fmt.Errorf("saga: result: %w", err)
 	}
 	return outbox.Message{
-		Topic: to, Type: TypeReply, Step: namedStep(&d), N: flow.ReplyN(d.N, d.Undo, suffix), Payload: payload,
+		Topic: to, Type: TypeReply, Step: stepNamedInKey(&d), N: flow.ReplyN(d.N, d.Undo, suffix), Payload: payload,
 		Scope: d.Scope, Key: d.Key, OrderingKey: sagarow.OrderingKey(d.Scope, d.Key, d.N),
 	}, nil
 }
 
-// namedStep returns the step in a delivery's step key. In a command that is the saga's step, whatever the participant
-// calls its own.
-func namedStep(d *consumer.Delivery) string {
+// stepNamedInKey returns the step in a delivery's step key. In a command that is the saga's step, whatever the
+// participant calls its own.
+func stepNamedInKey(d *consumer.Delivery) string {
 	key, err := stepkey.Parse(d.Metadata.Get(outbox.HeaderKey))
 	if err != nil { // the message did not come by a broker
 		return d.Step

@@ -30,14 +30,14 @@ type versionKey struct {
 func newPlanSet(plans []Plan) (*planSet, error) {
 	s := &planSet{flows: map[versionKey]*flow.Flow{}}
 	for _, p := range plans {
-		if err := s.addPlan(p); err != nil {
+		if err := s.addPlanWithNested(p); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-func (s *planSet) addPlan(p Plan) error {
+func (s *planSet) addPlanWithNested(p Plan) error {
 	if p == nil {
 		return errors.New("saga: a definition is nil")
 	}
@@ -48,20 +48,20 @@ func (s *planSet) addPlan(p Plan) error {
 		}
 		return nil
 	}
-	f := p.compiled()
+	f := p.compiledFlow()
 	s.flows[key] = f
 	s.plans = append(s.plans, p)
 	s.names, s.versions, s.hashes = append(s.names, key.name), append(s.versions, int32(key.version)), append(s.hashes, f.Hash)
-	for _, child := range p.nested() {
-		if err := s.addPlan(child); err != nil {
+	for _, child := range p.nestedPlans() {
+		if err := s.addPlanWithNested(child); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// flowOf returns the definition by which an instance began. Its error is an [ErrUnknownVersion].
-func (s *planSet) flowOf(row *sagarow.Row) (*flow.Flow, error) {
+// flowOfInstance returns the definition by which an instance began. Its error is an [ErrUnknownVersion].
+func (s *planSet) flowOfInstance(row *sagarow.Row) (*flow.Flow, error) {
 	f, ok := s.flows[versionKey{row.Name, row.Version}]
 	switch {
 	case !ok:
@@ -72,8 +72,8 @@ func (s *planSet) flowOf(row *sagarow.Row) (*flow.Flow, error) {
 	return f, nil
 }
 
-// allName reports whether a step has that name in all versions of the saga whose replies come by topic.
-func (s *planSet) allName(topic string, step int, name string) bool {
+// allVersionsName reports whether a step has that name in all versions of the saga whose replies come by topic.
+func (s *planSet) allVersionsName(topic string, step int, name string) bool {
 	for key, f := range s.flows {
 		if Topic(key.name) == topic && checkReplyName(f, step, name) != nil {
 			return false

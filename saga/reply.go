@@ -60,16 +60,16 @@ type incoming struct {
 	reply      bool   // the message is a reply, and so names a step
 }
 
-// takeReply handles the reply of a participant, or of a nested saga.
-func (r *receiver) takeReply(ctx context.Context, tx pgx.Tx, in consumer.Message[flow.ReplyBody], emit consumer.Emit) error {
-	e, err := parseReply(in.N, in.Body)
+// takeReplyMessage handles the reply of a participant, or of a nested saga.
+func (r *receiver) takeReplyMessage(ctx context.Context, tx pgx.Tx, in consumer.Message[flow.ReplyBody], emit consumer.Emit) error {
+	e, err := parseReplyEvent(in.N, in.Body)
 	if err != nil {
 		return consumer.Terminal(err)
 	}
-	return r.takeEvent(ctx, tx, &in.Delivery, e, emit)
+	return r.takeIncomingEvent(ctx, tx, &in.Delivery, e, emit)
 }
 
-func parseReply(n string, body flow.ReplyBody) (incoming, error) {
+func parseReplyEvent(n string, body flow.ReplyBody) (incoming, error) {
 	mark, own, err := flow.Unmark(n)
 	if err != nil {
 		return incoming{}, fmt.Errorf("saga: reply: n: %w", err)
@@ -78,7 +78,7 @@ func parseReply(n string, body flow.ReplyBody) (incoming, error) {
 	if err != nil {
 		return incoming{}, fmt.Errorf("saga: reply: n: %w", err)
 	}
-	event, err := body.Event(to, undo)
+	event, err := body.ToEvent(to, undo)
 	if err != nil {
 		return incoming{}, fmt.Errorf("saga: %w", err)
 	}
@@ -95,66 +95,66 @@ func (r *receiver) takeRevocation(ctx context.Context, tx pgx.Tx, in consumer.Me
 		return consumer.Terminal(fmt.Errorf("saga: revocation: n: %w", err))
 	}
 	event := flow.Event{Event: machine.Event{Kind: machine.Revoke, Reason: flow.ClipReason(in.Body.Reason)}}
-	return r.takeEvent(ctx, tx, &in.Delivery, incoming{Event: event, mark: mark, path: path}, emit)
+	return r.takeIncomingEvent(ctx, tx, &in.Delivery, incoming{Event: event, mark: mark, path: path}, emit)
 }
 
-// takeEvent locks the instance of an event, has the event decided and the instance stored, and emits what the
+// takeIncomingEvent locks the instance of an event, has the event decided and the instance stored, and emits what the
 // instance sends. A late event changes nothing. An error is terminal if no attempt can succeed.
-func (r *receiver) takeEvent(ctx context.Context, tx pgx.Tx, in *consumer.Delivery, e incoming, emit consumer.Emit) error {
-	row, err := r.lockRow(ctx, tx, sagarow.Address{Scope: in.Scope, Key: in.Key, Path: flow.Within(in.Incarnation, e.path)})
+func (r *receiver) takeIncomingEvent(ctx context.Context, tx pgx.Tx, in *consumer.Delivery, e incoming, emit consumer.Emit) error {
+	row, err := r.lockInstanceRow(ctx, tx, sagarow.Address{Scope: in.Scope, Key: in.Key, Path: flow.Within(in.Incarnation, e.path)})
 	if errors.Is(err, errLocked) {
 		return consumer.RetryAfter(err, lockedPause)
 	}
 	if err != nil {
-		return terminalIf(err, ErrNoInstance, flow.ErrUnfit)
+		return makeTerminalIf(err, ErrNoInstance, flow.ErrUnfit)
 	}
 	if flow.MarkOf(row.Root) != e.mark { // another instance has or had the key, here or in another service
-		r.noteLate(ctx, row, in)
+		r.noteLateMessage(ctx, row, in)
 		return nil
 	}
 	if Topic(row.Name) != in.Topic {
 		return consumer.Terminal(fmt.Errorf("saga: the instance is one of saga %s, the message came to %s", row.Name, in.Topic))
 	}
-	f, err := r.plans.flowOf(row)
+	f, err := r.plans.flowOfInstance(row)
 	if err != nil {
 		return consumer.RetryAfter(err, unknownWait(in.Attempt))
 	}
 	t := newTransition(r.sql, tx, row, f)
 	t.delivery, t.run.Deferred = in, in.Attempt > deferAttempts
-	err = r.decideEvent(ctx, t, e)
+	err = r.decideIncoming(ctx, t, e)
 	if errors.Is(err, machine.ErrLate) {
-		r.noteLate(ctx, row, in)
+		r.noteLateMessage(ctx, row, in)
 		return nil
 	}
 	if err != nil {
-		return terminalIf(err, flow.ErrUnfit, machine.ErrRefused, errMisnamed)
+		return makeTerminalIf(err, flow.ErrUnfit, machine.ErrRefused, errMisnamed)
 	}
 	emit(t.sent.AllUntraced()...)
 	return nil
 }
 
-// decideEvent decides an event. It checks the name in a reply again, because the version of the instance may have
+// decideIncoming decides an event. It checks the name in a reply again, because the version of the instance may have
 // been registered since [receiver.verifyReply].
-func (r *receiver) decideEvent(ctx context.Context, t *transition, e incoming) error {
+func (r *receiver) decideIncoming(ctx context.Context, t *transition, e incoming) error {
 	if err := t.run.OpenState(); err != nil {
 		return err
 	}
 	if r.named && e.reply {
-		if err := checkReplyName(t.run.Flow, e.Step, namedStep(t.delivery)); err != nil {
+		if err := checkReplyName(t.run.Flow, e.Step, stepNamedInKey(t.delivery)); err != nil {
 			return err
 		}
 	}
 	return r.decider.decideEvents(ctx, t, e.Event)
 }
 
-// noteLate counts a message that no step waits for.
-func (r *receiver) noteLate(ctx context.Context, row *sagarow.Row, in *consumer.Delivery) {
+// noteLateMessage counts a message that no step waits for.
+func (r *receiver) noteLateMessage(ctx context.Context, row *sagarow.Row, in *consumer.Delivery) {
 	r.counters.late.Add(1)
 	r.log.DebugContext(ctx, "saga: late reply", "saga", row.Name, "key", row.Key, "n", in.N)
 }
 
-// terminalIf makes err terminal if it is one of hopeless.
-func terminalIf(err error, hopeless ...error) error {
+// makeTerminalIf makes err terminal if it is one of hopeless.
+func makeTerminalIf(err error, hopeless ...error) error {
 	for _, h := range hopeless {
 		if errors.Is(err, h) {
 			return consumer.Terminal(err)

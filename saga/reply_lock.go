@@ -82,18 +82,19 @@ func addressesOf(messages []*consumer.Delivery) (all []sagarow.Address) {
 	return all
 }
 
-// lockRow returns the row that the batch has locked, or locks it. Its error is an [ErrNoInstance] or an errLocked.
-func (r *receiver) lockRow(ctx context.Context, tx pgx.Tx, at sagarow.Address) (*sagarow.Row, error) {
+// lockInstanceRow returns the row that the batch has locked, or locks it. Its error is an [ErrNoInstance] or an
+// errLocked.
+func (r *receiver) lockInstanceRow(ctx context.Context, tx pgx.Tx, at sagarow.Address) (*sagarow.Row, error) {
 	locked, _ := ctx.Value(lockedKey{}).(lockedRows)
 	if row, ok := locked[at]; ok {
 		delete(locked, at)
 		return row, nil
 	}
-	return r.lockWithin(ctx, tx, at)
+	return r.lockWithinWait(ctx, tx, at)
 }
 
-// lockWithin locks a row and waits at most lockWait for it.
-func (r *receiver) lockWithin(ctx context.Context, tx pgx.Tx, at sagarow.Address) (*sagarow.Row, error) {
+// lockWithinWait locks a row and waits at most lockWait for it.
+func (r *receiver) lockWithinWait(ctx context.Context, tx pgx.Tx, at sagarow.Address) (*sagarow.Row, error) {
 	row, err := r.sql.rows.TryLockRow(ctx, tx, at)
 	if !errors.Is(err, ErrNoInstance) {
 		return row, err

@@ -70,7 +70,7 @@ func (r *receiver) verifyReply(topic string, msg *message.Message) error {
 	}
 	to, _, err := flow.ParseReplyN(n)
 	scope := msg.Metadata.Get(outbox.HeaderScope)
-	if err != nil || !cleantext.Printable(scope) || r.plans.allName(topic, to.Step, key.Step) {
+	if err != nil || !cleantext.Printable(scope) || r.plans.allVersionsName(topic, to.Step, key.Step) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), verifyTimeout)
@@ -85,7 +85,7 @@ func (r *receiver) verifyReply(topic string, msg *message.Message) error {
 	if Topic(row.Name) != topic {
 		return nil
 	}
-	f, err := r.plans.flowOf(row)
+	f, err := r.plans.flowOfInstance(row)
 	if err != nil {
 		return nil
 	}

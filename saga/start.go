@@ -88,7 +88,7 @@ type Started struct {
 // that. After an error roll tx back. The error is an [ErrKeyTaken], names what is wrong with the ID, the state or
 // the first commands, or is PostgreSQL's. Only the caller knows when tx has committed: see [outbox.Relay.Wake].
 func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, id ID, state S) (Started, error) {
-	row, err := s.prepareRow(ctx, id)
+	row, err := s.prepareNewRow(ctx, id)
 	if err != nil {
 		return Started{}, err
 	}
@@ -98,16 +98,16 @@ func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, id ID, state S) (Star
 		return Started{}, sqlschema.Explain(err)
 	}
 	if existed {
-		return s.findExisting(ctx, tx, addressOf(row))
+		return s.findExisting(ctx, tx, addressOfRow(row))
 	}
-	if err := s.writeFirst(ctx, b.transition); err != nil {
+	if err := s.writeFirstMessages(ctx, b.transition); err != nil {
 		return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
 	}
-	return startedOf(row), nil
+	return startedFromRow(row), nil
 }
 
-// writeFirst stores the first messages of an instance whose row is inserted.
-func (s *Starter[S]) writeFirst(ctx context.Context, t *transition) error {
+// writeFirstMessages stores the first messages of an instance whose row is inserted.
+func (s *Starter[S]) writeFirstMessages(ctx context.Context, t *transition) error {
 	if err := failpoint.Hit("saga/after-instance"); err != nil {
 		return err
 	}
@@ -125,23 +125,23 @@ func (s *Starter[S]) writeFirst(ctx context.Context, t *transition) error {
 // whose first step is not Remote cannot start so: that is an error, and nothing is added to batch. The instance has
 // no trace but that of ctx.
 func (s *Starter[S]) Queue(ctx context.Context, batch *pgx.Batch, id ID, state S) (Started, error) {
-	row, err := s.prepareRow(ctx, id)
+	row, err := s.prepareNewRow(ctx, id)
 	if err != nil {
 		return Started{}, err
 	}
-	if err := s.queueRow(ctx, batch, row, &state); err != nil {
+	if err := s.queueInstanceRow(ctx, batch, row, &state); err != nil {
 		return Started{}, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
 	}
-	return startedOf(row), nil
+	return startedFromRow(row), nil
 }
 
-func (s *Starter[S]) queueRow(ctx context.Context, batch *pgx.Batch, row *sagarow.Row, state *S) error {
+func (s *Starter[S]) queueInstanceRow(ctx context.Context, batch *pgx.Batch, row *sagarow.Row, state *S) error {
 	t := newTransition(s.sql, nil, row, s.d.flow)
 	t.insertEarly = func(context.Context) error { return errors.New("its first step needs the transaction") }
 	if err := (&beginning{transition: t, state: state}).runFirstSteps(ctx); err != nil {
 		return err
 	}
-	args, err := t.insertArgs()
+	args, err := t.insertStatementArgs()
 	if err == nil {
 		err = outbox.Validate(t.sent.AllUntraced()...)
 	}
@@ -152,23 +152,23 @@ func (s *Starter[S]) queueRow(ctx context.Context, batch *pgx.Batch, row *sagaro
 	return s.writer.Queue(ctx, batch, t.sent.AllTraced()...)
 }
 
-// prepareRow returns the row of a new instance, which is not stored yet.
-func (s *Starter[S]) prepareRow(ctx context.Context, named ID) (*sagarow.Row, error) {
+// prepareNewRow returns the row of a new instance, which is not stored yet.
+func (s *Starter[S]) prepareNewRow(ctx context.Context, named ID) (*sagarow.Row, error) {
 	id, err := sagaid.Resolve(ctx, sagaid.ID(named))
 	if err == nil {
-		err = checkID(id)
+		err = checkSagaID(id)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("saga: start %s: %w", s.d.Name(), err)
 	}
-	row := newRow(s.d.flow, id.Scope, id.Key, flow.Within(id.Incarnation, ""))
+	row := newInstanceRow(s.d.flow, id.Scope, id.Key, flow.Within(id.Incarnation, ""))
 	if s.tracer != nil {
 		row.Trace[0], row.Trace[1] = traceheader.Keep(s.tracer.Trace(ctx))
 	}
 	return row, nil
 }
 
-func checkID(id sagaid.ID) error {
+func checkSagaID(id sagaid.ID) error {
 	if id.Scope == "" || len(id.Scope) > outbox.MaxScope || !cleantext.Printable(id.Scope) {
 		return fmt.Errorf("scope must be 1 to %d printable bytes", outbox.MaxScope)
 	}
@@ -189,16 +189,16 @@ func (s *Starter[S]) findExisting(ctx context.Context, tx pgx.Tx, at sagarow.Add
 	if row.Name != s.d.Name() {
 		return Started{}, fmt.Errorf("%w: %s", ErrKeyTaken, row.Name)
 	}
-	started := startedOf(row)
+	started := startedFromRow(row)
 	started.Existed = true
 	return started, nil
 }
 
-func startedOf(row *sagarow.Row) Started {
-	return Started{Address: Address(addressOf(row)), ID: row.ID, Version: row.Version, Status: Status(row.Status)}
+func startedFromRow(row *sagarow.Row) Started {
+	return Started{Address: Address(addressOfRow(row)), ID: row.ID, Version: row.Version, Status: Status(row.Status)}
 }
 
-func addressOf(row *sagarow.Row) sagarow.Address {
+func addressOfRow(row *sagarow.Row) sagarow.Address {
 	return sagarow.Address{Scope: row.Scope, Key: row.Key, Path: row.Path}
 }
 

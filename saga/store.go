@@ -11,8 +11,8 @@ import (
 	"github.com/sagamill/sagamill/internal/sagarow"
 )
 
-// newRow returns the row of an instance that is about to begin.
-func newRow(f *flow.Flow, scope, key, path string) *sagarow.Row {
+// newInstanceRow returns the row of an instance that is about to begin.
+func newInstanceRow(f *flow.Flow, scope, key, path string) *sagarow.Row {
 	id := uuid.Must(uuid.NewV7()).String()
 	return &sagarow.Row{
 		Instance: flow.Instance{ID: id, Root: id, Scope: scope, Key: key, Path: path},
@@ -20,10 +20,10 @@ func newRow(f *flow.Flow, scope, key, path string) *sagarow.Row {
 	}
 }
 
-// storeRow writes the row of a locked instance. In the transaction of a delivery the statement waits for the last round
-// trip, with what the consumer stores.
-func (t *transition) storeRow(ctx context.Context) error {
-	args, err := t.moveArgs()
+// storeInstanceRow writes the row of a locked instance. In the transaction of a delivery the statement waits for the
+// last round trip, with what the consumer stores.
+func (t *transition) storeInstanceRow(ctx context.Context) error {
+	args, err := t.moveStatementArgs()
 	if err != nil {
 		return err
 	}
@@ -37,30 +37,30 @@ func (t *transition) storeRow(ctx context.Context) error {
 	return nil
 }
 
-// moveArgs returns the arguments of sqlMoveInstance.
-func (t *transition) moveArgs() ([]any, error) {
+// moveStatementArgs returns the arguments of sqlMoveInstance.
+func (t *transition) moveStatementArgs() ([]any, error) {
 	r := t.row
 	progress, err := r.EncodeProgress(t.run.Flow.Machine)
 	if err != nil {
 		return nil, err
 	}
-	return []any{r.Scope, r.Key, r.Path, r.Status, r.Reason, progress, string(r.State), t.dueAt(), r.Progress.Phase.Ended(), r.Revision}, nil
+	return []any{r.Scope, r.Key, r.Path, r.Status, r.Reason, progress, string(r.State), t.nextTimerDue(), r.Progress.Phase.Ended(), r.Revision}, nil
 }
 
-// insertArgs returns the arguments of sqlInsertInstance.
-func (t *transition) insertArgs() ([]any, error) {
+// insertStatementArgs returns the arguments of sqlInsertInstance.
+func (t *transition) insertStatementArgs() ([]any, error) {
 	r := t.row
 	progress, err := r.EncodeProgress(t.run.Flow.Machine)
 	if err != nil {
 		return nil, err
 	}
 	return []any{r.Scope, r.Key, r.Path, r.ID, r.Root, r.Name, r.Version, r.Parent, r.Status, r.Reason, progress, string(r.State),
-		r.Trace[0], r.Trace[1], t.dueAt(), r.Progress.Phase.Ended(), r.Hash}, nil
+		r.Trace[0], r.Trace[1], t.nextTimerDue(), r.Progress.Phase.Ended(), r.Hash}, nil
 }
 
-// dueAt returns when a timer has something to do, as the statements take it: nil is never. Deferred work is due at
-// once.
-func (t *transition) dueAt() any {
+// nextTimerDue returns when a timer has something to do, as the statements take it: nil is never. Deferred work is
+// due at once.
+func (t *transition) nextTimerDue() any {
 	if t.run.Deferred && !t.row.Progress.Phase.Ended() {
 		return machine.Millis(0)
 	}

@@ -63,14 +63,14 @@ type claimed struct {
 	revision int // of the claim
 }
 
-// runTimers runs what is due until ctx ends, and then finishes the work that has begun.
-func (t *timers) runTimers(ctx context.Context) {
+// runTimerLoop runs what is due until ctx ends, and then finishes the work that has begun.
+func (t *timers) runTimerLoop(ctx context.Context) {
 	work, cancel := drain.Context(ctx, timerTimeout)
 	defer cancel()
 	for ctx.Err() == nil {
 		n, more := 0, false
 		err := guard.Call(func() (err error) { // of the pool's hooks
-			n, more, err = t.runDue(work)
+			n, more, err = t.runDueTimers(work)
 			return err
 		})
 		if err != nil {
@@ -82,14 +82,14 @@ func (t *timers) runTimers(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(t.nextPause(ctx, err)):
+		case <-time.After(t.pauseUntilDue(ctx, err)):
 		}
 	}
 }
 
-// nextPause returns how long it is until the next instance is due, at most TimerPoll: an instance may start
+// pauseUntilDue returns how long it is until the next instance is due, at most TimerPoll: an instance may start
 // meanwhile.
-func (t *timers) nextPause(ctx context.Context, failed error) time.Duration {
+func (t *timers) pauseUntilDue(ctx context.Context, failed error) time.Duration {
 	var micros int64
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
@@ -104,25 +104,25 @@ func (t *timers) nextPause(ctx context.Context, failed error) time.Duration {
 	return max(time.Millisecond, min(t.poll, time.Duration(micros)*time.Microsecond))
 }
 
-// runDue claims as many instances as there are workers, so that no claimed instance waits, and runs their timers. It
-// returns how many, and whether there may be more. An instance whose earlier try failed is a suspect: it may kill
-// this process. It runs alone, so that a crash costs only its own tries.
-func (t *timers) runDue(ctx context.Context) (n int, more bool, err error) {
-	fresh, err := t.claimDue(ctx, t.workers, false)
+// runDueTimers claims as many instances as there are workers, so that no claimed instance waits, and runs their
+// timers. It returns how many, and whether there may be more. An instance whose earlier try failed is a suspect: it
+// may kill this process. It runs alone, so that a crash costs only its own tries.
+func (t *timers) runDueTimers(ctx context.Context) (n int, more bool, err error) {
+	fresh, err := t.claimDueInstances(ctx, t.workers, false)
 	if err != nil {
 		return 0, false, err
 	}
-	t.runClaimed(ctx, fresh)
+	t.runClaimedTimers(ctx, fresh)
 	if len(fresh) == t.workers && time.Since(t.suspected) < suspectPause {
 		return len(fresh), true, nil
 	}
 	t.suspected = time.Now()
-	suspect, err := t.claimDue(ctx, 1, true)
-	t.runClaimed(ctx, suspect)
+	suspect, err := t.claimDueInstances(ctx, 1, true)
+	t.runClaimedTimers(ctx, suspect)
 	return len(fresh) + len(suspect), len(fresh) == t.workers || len(suspect) > 0, err
 }
 
-func (t *timers) claimDue(ctx context.Context, limit int, suspect bool) ([]claimed, error) {
+func (t *timers) claimDueInstances(ctx context.Context, limit int, suspect bool) ([]claimed, error) {
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
 	rows, err := t.db.Query(ctx, t.sql.claimDue, t.plans.names, t.plans.versions, limit, timerLease.Microseconds(), suspect, t.plans.hashes)
@@ -138,21 +138,21 @@ func (t *timers) claimDue(ctx context.Context, limit int, suspect bool) ([]claim
 	return all, failpoint.Hit("saga/after-timer-claim")
 }
 
-// runClaimed runs the timers of all, and waits for them.
-func (t *timers) runClaimed(ctx context.Context, all []claimed) {
+// runClaimedTimers runs the timers of all, and waits for them.
+func (t *timers) runClaimedTimers(ctx context.Context, all []claimed) {
 	var wg sync.WaitGroup
 	for _, c := range all {
-		wg.Go(func() { t.runTimer(ctx, c) })
+		wg.Go(func() { t.runInstanceTimer(ctx, c) })
 	}
 	wg.Wait()
 }
 
-// runTimer does what is due of an instance, or notes the error. An instance that has moved since its claim is left
-// alone: its row says when it is due next.
-func (t *timers) runTimer(ctx context.Context, c claimed) {
+// runInstanceTimer does what is due of an instance, or notes the error. An instance that has moved since its claim is
+// left alone: its row says when it is due next.
+func (t *timers) runInstanceTimer(ctx context.Context, c claimed) {
 	err := errTimerKills
 	if c.tries <= maxTimerTries {
-		err = t.mover.moveAlone(ctx, c.Address, c.revision, func(context.Context, *transition) ([]flow.Event, error) {
+		err = t.mover.moveInOwnTransaction(ctx, c.Address, c.revision, func(context.Context, *transition) ([]flow.Event, error) {
 			return []flow.Event{{Event: machine.Event{Kind: machine.Timer}}}, nil
 		})
 	}
@@ -161,8 +161,8 @@ func (t *timers) runTimer(ctx context.Context, c claimed) {
 	}
 }
 
-// postponeTimer notes that an instance's timer has failed, and when to try again. If the note is lost, the claim's lease
-// says when.
+// postponeTimer notes that an instance's timer has failed, and when to try again. If the note is lost, the claim's
+// lease says when.
 func (t *timers) postponeTimer(c claimed, cause error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timerTimeout)
 	defer cancel()

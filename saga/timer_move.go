@@ -37,16 +37,16 @@ const anyRevision = -1
 // An eventsFunc returns what happened to a locked instance, whose state is open. Its error rolls the transaction back.
 type eventsFunc func(ctx context.Context, t *transition) ([]flow.Event, error)
 
-// moveAlone locks an instance, has its events decided, and commits the instance with what it sends. Its error is an
-// errMoved if the instance has another revision. After an error that is not the server's own the transaction may
-// have committed.
-func (m *mover) moveAlone(ctx context.Context, at sagarow.Address, revision int, events eventsFunc) error {
+// moveInOwnTransaction locks an instance, has its events decided, and commits the instance with what it sends. Its
+// error is an errMoved if the instance has another revision. After an error that is not the server's own the
+// transaction may have committed.
+func (m *mover) moveInOwnTransaction(ctx context.Context, at sagarow.Address, revision int, events eventsFunc) error {
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
 	wakes := false
 	err := guard.Apart(func() error {
 		return pgx.BeginTxFunc(ctx, m.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
-			if wakes, err = m.moveIn(ctx, tx, at, revision, events); err != nil {
+			if wakes, err = m.moveInstanceIn(ctx, tx, at, revision, events); err != nil {
 				return err
 			}
 			return failpoint.Hit("saga/before-timer-commit")
@@ -61,8 +61,8 @@ func (m *mover) moveAlone(ctx context.Context, at sagarow.Address, revision int,
 	return failpoint.Hit("saga/after-timer-commit")
 }
 
-// moveIn moves an instance in tx, and reports whether it sent something.
-func (m *mover) moveIn(ctx context.Context, tx pgx.Tx, at sagarow.Address, revision int, events eventsFunc) (sent bool, err error) {
+// moveInstanceIn moves an instance in tx, and reports whether it sent something.
+func (m *mover) moveInstanceIn(ctx context.Context, tx pgx.Tx, at sagarow.Address, revision int, events eventsFunc) (sent bool, err error) {
 	if _, err := tx.Exec(ctx, m.sql.limitIdle, strconv.FormatInt(timerTimeout.Milliseconds(), 10)); err != nil {
 		return false, err
 	}
@@ -73,7 +73,7 @@ func (m *mover) moveIn(ctx context.Context, tx pgx.Tx, at sagarow.Address, revis
 	if revision != anyRevision && revision != row.Revision {
 		return false, errMoved
 	}
-	f, err := m.plans.flowOf(row)
+	f, err := m.plans.flowOfInstance(row)
 	if err != nil {
 		return false, err
 	}

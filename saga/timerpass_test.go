@@ -59,7 +59,7 @@ func TestWhatIsDueElsewhereIsNotPolledHot(t *testing.T) {
 			o.timers.passed.Enable()
 			ctx, stop := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
-			wg.Go(func() { o.timers.runTimers(ctx) })
+			wg.Go(func() { o.timers.runTimerLoop(ctx) })
 			defer wg.Wait()
 			defer stop()
 			begun := time.Now()
@@ -100,7 +100,7 @@ func TestHowLongAnInstanceIsClaimed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all, err := o.timers.claimDue(t.Context(), 3, true); err != nil || len(all) != 3 {
+	if all, err := o.timers.claimDueInstances(t.Context(), 3, true); err != nil || len(all) != 3 {
 		t.Fatalf("claimed %v, %v", all, err)
 	}
 	rows, _ := db.Query(t.Context(), sqlschema.Bind(schema, "SELECT key || ' ' || round(extract(epoch FROM due_at - min(due_at) OVER ())) FROM {schema}.saga ORDER BY key"))

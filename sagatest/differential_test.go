@@ -129,7 +129,7 @@ func (w *twin) run(d *saga.Definition[tour], key string, random *rand.Rand) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s, err := w.host.beginOutermost(w.t.Context(), nil, flow.OfPlan(d), "test", key, &tour{})
+	s, err := w.host.beginOutermost(w.t.Context(), nil, flow.FlowOfPlan(d), "test", key, &tour{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -71,7 +71,7 @@ func (s *session) beginInstance(ctx context.Context, f *flow.Flow, row *instance
 	s.row = row
 	run := s.newRun()
 	begin := func() error {
-		run.Begin(state)
+		run.SetFirstState(state)
 		return s.doWork(ctx, run)
 	}
 	if err := guard.Call(begin); err != nil {
@@ -198,7 +198,7 @@ func (s *session) postEmitted(msgs []outbox.Message) error {
 // runLocal runs a local step, and notes which one that was.
 func (s *session) runLocal(ctx context.Context, run *flow.Run, step *flow.LocalStep) error {
 	failed, err := s.inSavepoint(ctx, func(tx pgx.Tx) error {
-		err := step.Execute(ctx, tx)
+		err := step.ExecuteStep(ctx, tx)
 		if err == nil {
 			err = step.ExecuteQueued(ctx, tx)
 		}

@@ -125,7 +125,7 @@ func prepareModel[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
 		t.Fatal("a Model needs a Saga and Steps")
 	}
 	d := m.Saga(w)
-	defined := flow.OfPlan(d)
+	defined := flow.FlowOfPlan(d)
 	sys := &system{
 		ctx: t.Context(), flow: defined, true: defined, box: &boxOf[W]{world: w, fail: t.Fatalf}, tx: m.Tx, print: m.Fingerprint, bug: planted,
 		routes: map[routeKey][]*route{}, fail: t.Fatalf, gives: m.DeadLetters, unjudged: m.Rest == nil && m.Always == nil,

@@ -75,7 +75,7 @@ func Start[S any](t testing.TB, d *saga.Definition[S], key string, state S, opts
 		o(c)
 	}
 	c.noteLine("start", "%s, version %d, key %s", d.Name(), d.Version(), key)
-	s, err := c.host.beginOutermost(c.ctx, c.tx, flow.OfPlan(d), c.scope, key, &state)
+	s, err := c.host.beginOutermost(c.ctx, c.tx, flow.FlowOfPlan(d), c.scope, key, &state)
 	if err != nil {
 		c.failTest("%s", c.explainForRun(err))
 	}

@@ -28,7 +28,7 @@ func parseMessage(m outbox.Message) (path string, e flow.Event, err error) {
 	if err := json.Unmarshal(m.Payload, &body); err != nil {
 		return "", e, err
 	}
-	e, err = body.Event(to, undo)
+	e, err = body.ToEvent(to, undo)
 	return to.Path, e, err
 }
 

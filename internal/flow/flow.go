@@ -59,11 +59,11 @@ var ErrUnfit = errors.New("does not fit the definition")
 // flowOf reads a definition. Package saga sets it.
 var flowOf func(plan any) *Flow
 
-// RegisterPlans tells [OfPlan] how to read a definition. Package saga calls it, once, when the process starts.
+// RegisterPlans tells [FlowOfPlan] how to read a definition. Package saga calls it, once, when the process starts.
 func RegisterPlans(of func(plan any) *Flow) struct{} {
 	flowOf = of
 	return struct{}{}
 }
 
-// OfPlan returns the flow of a plan of package saga. Packages of this module use it; the public type hides it.
-func OfPlan(plan any) *Flow { return flowOf(plan) }
+// FlowOfPlan returns the flow of a plan of package saga. Packages of this module use it; the public type hides it.
+func FlowOfPlan(plan any) *Flow { return flowOf(plan) }

@@ -82,8 +82,8 @@ func (r *Run) beginLocal(id int, undo bool) (*Work, error) {
 	return &Work{Local: l}, nil
 }
 
-// Execute calls the step's function. The caller rolls back what a failed one did in tx.
-func (l *LocalStep) Execute(ctx context.Context, tx pgx.Tx) error {
+// ExecuteStep calls the step's function. The caller rolls back what a failed one did in tx.
+func (l *LocalStep) ExecuteStep(ctx context.Context, tx pgx.Tx) error {
 	return guard.Call(func() error { return l.execute(ctx, tx) })
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/sagamill/sagamill/internal/machine"
 )
 
-// A Run is the work on one instance in one transaction. [Run.OpenState] or [Run.Begin] comes first. Then, for
+// A Run is the work on one instance in one transaction. [Run.OpenState] or [Run.SetFirstState] comes first. Then, for
 // each event, [Run.TakeEvent] and [Run.NextWork] until there is no more work.
 type Run struct {
 	Flow     *Flow
@@ -44,8 +44,10 @@ func (r *Run) OpenState() error {
 	return nil
 }
 
-// Begin sets the first state of a new instance.
-func (r *Run) Begin(state any) { r.Instance.Progress, r.state = r.Flow.Machine.Begin(), state }
+// SetFirstState sets the first state of a new instance.
+func (r *Run) SetFirstState(state any) {
+	r.Instance.Progress, r.state = r.Flow.Machine.NewProgress(), state
+}
 
 // TakeEvent applies an event. Its error is a [machine.ErrLate], a [machine.ErrRefused] or an [ErrUnfit]. An ErrUnfit
 // names a step that the definition does not have, or a result that does not fit; the caller then discards the

@@ -56,9 +56,9 @@ type Revocation struct {
 	Reason string `json:"reason"`
 }
 
-// Event returns what the reply to one attempt, or to its compensation, means to the machine. Its error says which
+// ToEvent returns what the reply to one attempt, or to its compensation, means to the machine. Its error says which
 // outcomes that reply may have.
-func (b ReplyBody) Event(to Address, undo bool) (Event, error) {
+func (b ReplyBody) ToEvent(to Address, undo bool) (Event, error) {
 	kinds, allowed := map[Outcome]machine.EventKind{
 		OutcomeDone: machine.Replied, OutcomeRejected: machine.Refused, OutcomeFailed: machine.Failed,
 	}, "an action: done, rejected, failed"

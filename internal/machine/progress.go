@@ -72,8 +72,8 @@ type Step struct {
 	Override bool            `json:"override,omitempty"`
 }
 
-// Begin returns the progress of a new instance.
-func (m *Machine) Begin() Progress {
+// NewProgress returns the progress of a new instance.
+func (m *Machine) NewProgress() Progress {
 	return Progress{Phase: Running, Steps: make([]Step, len(m.steps))}
 }
 

@@ -34,7 +34,7 @@ func newSim(t *rapid.T) *sim {
 		t.Fatalf("Compile(%+v): %v", plan, err)
 	}
 	return &sim{
-		t: t, m: m, p: m.Begin(), shape: shapeOf(m.Plan().Nodes), world: world{rows: map[identity]*row{}},
+		t: t, m: m, p: m.NewProgress(), shape: shapeOf(m.Plan().Nodes), world: world{rows: map[identity]*row{}},
 		bodies: map[command]string{}, known: map[identity]bool{}, decided: map[identity]bool{},
 	}
 }

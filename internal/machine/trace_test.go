@@ -68,7 +68,7 @@ func runTrace(t *testing.T, text string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := &trace{t: t, m: m, p: m.Begin()}
+	tr := &trace{t: t, m: m, p: m.NewProgress()}
 	tr.out.WriteString(plan + "\n\n")
 	shown := true
 	for line := range strings.Lines(events) {

@@ -41,8 +41,8 @@ type Row struct {
 const columns = `scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
 	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint`
 
-// ScanRow reads a row of the columns that [BindColumns] puts into a statement. Its error is a [flow.ErrUnfit] if the progress
-// is not JSON.
+// ScanRow reads a row of the columns that [BindColumns] puts into a statement. Its error is a [flow.ErrUnfit] if the
+// progress is not JSON.
 func ScanRow(from pgx.Row) (*Row, error) {
 	var (
 		r        Row

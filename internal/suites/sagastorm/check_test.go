@@ -138,7 +138,7 @@ func (a *account) compare(k kind, i instance) {
 		a.complain("progress: %v", err)
 		return
 	}
-	m := flow.OfPlan(k.plan).Machine
+	m := flow.FlowOfPlan(k.plan).Machine
 	for id := 1; id <= m.Steps(); id++ {
 		node, step := m.Step(id), &p.Steps[id-1]
 		for attempt := 1; attempt <= step.Attempt && node.Kind != machine.Nested; attempt++ {
