@@ -55,15 +55,15 @@
 // reply_lock.go locks the instances of a whole batch in one round trip. reply_verify.go refuses a reply under the
 // name of another step before it reaches the inbox.
 //
-// decide_event.go: decider applies an event to the locked row by package internal/flow. decide_work.go does the work
-// that follows: commands, local steps in a savepoint, nested instances. decide_begin.go begins an instance that has no
-// row, for Start and for a nested saga.
+// decide_event.go: decider applies an event to the locked row by package internal/flow. An instance without a row
+// begins here, for Start and for a nested saga. decide_work.go does the work that follows: commands, local steps in a
+// savepoint, nested instances.
 //
 // store.go: the row, and the messages that it sends, in the transaction that locked it. The statements are in
 // store_sql.go. The row itself is package internal/sagarow, which package operator uses too.
 //
-// Beside that way: timer.go claims instances that are due, and timer_move.go enters them at decide, in a transaction
-// of their own. housekeep.go does the same with steps that have no reply. orchestrator.go connects the stations.
-// plans.go has the registered versions, manifest.go the check that a binary can finish what is live. participant.go
-// is the other side: handlers that reply. status.go and stats.go say where instances are.
+// Beside that way: timer.go claims instances that are due, and enters them at decide, each in its own transaction.
+// housekeep.go does the same with steps that have no reply. orchestrator.go connects the stations. manifest.go has the
+// registered versions, and the check that a binary can finish what is live. participant.go is the other side: handlers
+// that reply. stats.go has statuses and numbers.
 package saga
