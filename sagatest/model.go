@@ -124,24 +124,47 @@ func prepareModel[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
 	if m.Saga == nil || m.Steps == nil {
 		t.Fatal("a Model needs a Saga and Steps")
 	}
-	d := m.Saga(w)
-	defined := flow.FlowOfPlan(d)
+	defined := flow.FlowOfPlan(m.Saga(w))
 	sys := &system{
 		ctx: t.Context(), flow: defined, true: defined, box: &boxOf[W]{world: w, fail: t.Fatalf}, tx: m.Tx, print: m.Fingerprint, bug: planted,
 		routes: map[routeKey][]*route{}, fail: t.Fatalf, gives: m.DeadLetters, unjudged: m.Rest == nil && m.Always == nil,
 	}
+	sys.start = m.stateMaker(t, sys)
+	sys.check = m.outcomeChecker(w, sys)
+	if planted == ignorePivot {
+		sys.flow = withoutPivot(defined)
+	}
+	for _, step := range m.Steps(w) {
+		if step.Action.Topic == "" && step.Compensation.Topic == "" {
+			t.Fatalf("the step %q of Steps has neither an Action nor a Compensation", step.Name)
+		}
+		sys.addStep(&step)
+	}
+	sys.addOrchestrator(defined)
+	if missing := sys.findUnrouted(defined); missing != "" {
+		t.Fatal(missing)
+	}
+	return sys
+}
+
+// stateMaker returns a function that makes a new copy of the first state.
+func (m *Model[W, S]) stateMaker(t testing.TB, sys *system) func() any {
 	first, err := json.Marshal(m.State)
 	if err != nil {
 		t.Fatalf("state: %v", err)
 	}
-	sys.start = func() any {
+	return func() any {
 		state, err := sys.flow.State.Decode(first)
 		if err != nil {
 			t.Fatalf("state: %v", err)
 		}
 		return state
 	}
-	sys.check = func(always bool, s *modelState) error {
+}
+
+// outcomeChecker returns a function that calls Rest or Always.
+func (m *Model[W, S]) outcomeChecker(w *W, sys *system) func(always bool, s *modelState) error {
+	return func(always bool, s *modelState) error {
 		f := m.Rest
 		if always {
 			f = m.Always
@@ -158,20 +181,6 @@ func prepareModel[W, S any](t testing.TB, m Model[W, S], planted bug) *system {
 			Status: statusOf(&row.Progress), Reason: row.flow.Machine.Why(&row.Progress), State: *state.(*S), Dead: s.dead, Tx: sys.tx,
 		})
 	}
-	if planted == ignorePivot {
-		sys.flow = withoutPivot(defined)
-	}
-	for _, step := range m.Steps(w) {
-		if step.Action.Topic == "" && step.Compensation.Topic == "" {
-			t.Fatalf("the step %q of Steps has neither an Action nor a Compensation", step.Name)
-		}
-		sys.addStep(&step)
-	}
-	sys.addOrchestrator(defined)
-	if missing := sys.findUnrouted(defined); missing != "" {
-		t.Fatal(missing)
-	}
-	return sys
 }
 
 // addStep routes a step's messages.
