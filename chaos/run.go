@@ -21,6 +21,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/load"
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/chaos/internal/site"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 const (
@@ -240,7 +241,7 @@ func (r *runner) warmUp(ctx context.Context) (err error) {
 	r.loading.Go(func() { r.loadErr = r.load.Run(loading) })
 	r.sampling.Go(func() { _ = sampler.Run(sampling) })
 	r.injecting.Go(func() { _ = r.injector.Run(injecting) })
-	return sleep(ctx, warmth)
+	return backoff.Sleep(ctx, warmth)
 }
 
 // encore is how long the storm goes on, at most, for what has not struck in it. A quick
@@ -296,7 +297,7 @@ func (r *runner) buryPoison(ctx context.Context) {
 	patient, cancel := context.WithTimeout(ctx, burial)
 	defer cancel()
 	for {
-		if left, err := r.injector.Unburied(patient); err == nil && len(left) == 0 || sleep(patient, burial/20) != nil {
+		if left, err := r.injector.Unburied(patient); err == nil && len(left) == 0 || backoff.Sleep(patient, burial/20) != nil {
 			return
 		}
 	}
@@ -349,7 +350,7 @@ func (r *runner) countEffects(ctx context.Context) error {
 			return err
 		}
 		known := r.final.Goroutines
-		if len(known) == 0 || len(record.MoreGoroutines(known[0], all)) == 0 || sleep(patient, settling/50) != nil {
+		if len(known) == 0 || len(record.MoreGoroutines(known[0], all)) == 0 || backoff.Sleep(patient, settling/50) != nil {
 			r.final.Goroutines = append(known, all)
 			return nil
 		}
@@ -411,17 +412,6 @@ func (r *runner) watchProgress(ctx context.Context) {
 // printLine prints a line of progress.
 func (r *runner) printLine(format string, args ...any) {
 	fmt.Fprintf(r.progress, "%7.1f s  %s\n", r.sinceBegin().Seconds(), fmt.Sprintf(format, args...))
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // revision is that of the sources, as far as the build knows it.

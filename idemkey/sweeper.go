@@ -78,12 +78,8 @@ func NewSweeper(store Store, opts *SweeperOptions) (*Sweeper, error) {
 // tried again, first within a second and at last after the interval.
 func (s *Sweeper) Run(ctx context.Context) error {
 	for failures := 0; ; {
-		timer := time.NewTimer(s.nextPause(failures))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if backoff.Sleep(ctx, s.nextPause(failures)) != nil {
 			return nil
-		case <-timer.C:
 		}
 		err := guard.Call(func() error { return s.sweepPass(ctx) })
 		failures++

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -161,12 +162,7 @@ func (s *subscription) settle(intake, work context.Context, l *lane, p *parcel, 
 		s.queue.done(l)
 		return
 	case <-msg.Nacked():
-		timer := time.NewTimer(s.opts.NackDelay)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-intake.Done():
-		}
+		_ = backoff.Sleep(intake, s.opts.NackDelay)
 	case <-work.Done():
 	}
 	s.queue.retry(l, true)

@@ -114,10 +114,8 @@ func await(ctx context.Context, conn *pgx.Conn, try string) error {
 		if err := conn.QueryRow(ctx, try, pgx.QueryExecModeSimpleProtocol).Scan(&got); got || err != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(turnPause.Wait(n)):
+		if err := backoff.Sleep(ctx, turnPause.Wait(n)); err != nil {
+			return err
 		}
 	}
 }
@@ -154,10 +152,8 @@ func (p patience) try(ctx context.Context, do func() error, again func(migration
 		if n >= p.attempts {
 			return fmt.Errorf("%w, tried %d times: %w", ErrLocked, n, err)
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w, tried %d times: %w: %w", ErrLocked, n, ctx.Err(), err)
-		case <-time.After(p.pause.Wait(n)):
+		if ended := backoff.Sleep(ctx, p.pause.Wait(n)); ended != nil {
+			return fmt.Errorf("%w, tried %d times: %w: %w", ErrLocked, n, ended, err)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/brokerurls"
 )
 
@@ -124,7 +125,7 @@ func (l *link) redial(ctx context.Context) (*conn, error) {
 	if l.current != nil {
 		l.note(l.current, connectionLost)
 	}
-	if !l.mayDialAtOnce() && sleep(ctx, time.Until(l.notYet)) != nil {
+	if !l.mayDialAtOnce() && backoff.Sleep(ctx, time.Until(l.notYet)) != nil {
 		return nil, unavailable(ctx)
 	}
 	c, err := l.dialRound(ctx)
@@ -189,19 +190,4 @@ func (l *link) close() {
 func pause(n int) time.Duration {
 	d := min(minPause<<min(n, 16), maxPause)
 	return d/2 + rand.N(d/2)
-}
-
-// sleep waits for d or until ctx ends, and returns ctx's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

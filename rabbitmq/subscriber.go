@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/testsignal"
 )
@@ -257,7 +258,7 @@ func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(
 		}
 		last = err
 		s.opts.Logger.WarnContext(ctx, "rabbitmq: cannot reach topic, trying again", "topic", topic, "attempt", n, "error", err)
-		if sleep(ctx, pause(n)) != nil {
+		if backoff.Sleep(ctx, pause(n)) != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}

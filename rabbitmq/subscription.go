@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // A subscription hands over the messages of one topic, from one epoch after
@@ -165,7 +167,7 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 // reconnect returns nil once ctx has ended. What no retry can mend at the
 // start may well be mended later, by the operator who broke it.
 func (s *subscription) reconnect(ctx context.Context, failures int) *epoch {
-	for n := failures; sleep(ctx, pause(n)) == nil; n++ {
+	for n := failures; backoff.Sleep(ctx, pause(n)) == nil; n++ {
 		e, err := s.connect(ctx)
 		if err == nil {
 			return e

@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 const (
@@ -90,7 +91,7 @@ func (c *claims) publishAll(ctx context.Context, count *counter) error {
 			return err
 		}
 		if len(jobs) < claimBatch {
-			_ = sleep(ctx, claimPause)
+			_ = backoff.Sleep(ctx, claimPause)
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/bench/internal/target"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 const (
@@ -111,7 +112,7 @@ func (run holdRun) measureLag(ctx context.Context, o *ours, length time.Duration
 	s := &stream{ours: o, wake: r.Wake}
 	stopStream := s.startStream(ctx)
 	defer func() { err = errors.Join(err, stopStream(), stopRelay()) }()
-	if err := sleep(ctx, holdWarmUp); err != nil {
+	if err := backoff.Sleep(ctx, holdWarmUp); err != nil {
 		return seen, err
 	}
 	release, err := run.held.beginHolding(ctx, o.place)
@@ -139,7 +140,7 @@ func measureWindows(ctx context.Context, m *meter, c *counter, length time.Durat
 	published := c.count.Load()
 	for i := range each {
 		end := start.Add(length * time.Duration(i+1) / holdWindows)
-		if err := sleep(ctx, time.Until(end)); err != nil {
+		if err := backoff.Sleep(ctx, time.Until(end)); err != nil {
 			return nil, err
 		}
 		now, err := m.readProcessorTime(ctx)
@@ -229,15 +230,5 @@ func (s *stream) writeStream(ctx context.Context) error {
 		}
 		s.wake()
 		s.written.Add(int64(n))
-	}
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/bench/internal/target"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -80,7 +81,7 @@ func measureArrivals(ctx context.Context, o *ours) (took []time.Duration, err er
 		if i >= latencyWarmUp {
 			took = append(took, d)
 		}
-		if err := sleep(ctx, latencyMinGap+rand.N(latencyMaxGap-latencyMinGap)); err != nil {
+		if err := backoff.Sleep(ctx, latencyMinGap+rand.N(latencyMaxGap-latencyMinGap)); err != nil {
 			return nil, err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/sagamill/sagamill/bench/internal/private"
 	"github.com/sagamill/sagamill/bench/internal/proctime"
 	"github.com/sagamill/sagamill/bench/internal/target"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -241,7 +242,7 @@ func (s *shop) awaitCaughtUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, catchUp)
 	defer cancel()
 	for s.published.count.Load() < s.written.Load() {
-		if err := sleep(ctx, catchUpPause); err != nil {
+		if err := backoff.Sleep(ctx, catchUpPause); err != nil {
 			return fmt.Errorf("published are %d of %d messages: %w", s.published.count.Load(), s.written.Load(), err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/lazytx"
@@ -292,9 +293,7 @@ func (e *execution) txCommitted(ctx context.Context) bool {
 		if err != nil || status != "in progress" {
 			return status == "committed"
 		}
-		select {
-		case <-time.After(freePause):
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, freePause) != nil {
 			return false
 		}
 	}
@@ -351,10 +350,7 @@ func (e *execution) lookUpCommit(ctx context.Context, cause error) error {
 	defer cancel()
 	for try := range lookups {
 		if try > 0 {
-			select {
-			case <-ctx.Done():
-			case <-time.After(e.s.opts.LookupTimeout / (2 * lookups)):
-			}
+			_ = backoff.Sleep(ctx, e.s.opts.LookupTimeout/(2*lookups))
 		}
 		switch kept, known, err := e.record.lookUpRecord(ctx); {
 		case kept:

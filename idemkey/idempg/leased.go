@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/sqlstate"
 )
@@ -188,9 +189,7 @@ func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode,
 		if tag.RowsAffected() > 0 || !(*execution)(l).connClosed() {
 			return nil
 		}
-		select {
-		case <-time.After(freePause):
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, freePause) != nil {
 			return nil // the record lapses with its lease
 		}
 	}

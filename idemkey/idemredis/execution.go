@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
@@ -49,10 +50,7 @@ func (e *execution) keepResponse(ctx context.Context, r *idemkey.Response) error
 	}
 	for try := range saves {
 		if try > 0 {
-			select {
-			case <-ctx.Done():
-			case <-time.After(savePause):
-			}
+			_ = backoff.Sleep(ctx, savePause)
 		}
 		var kept bool
 		kept, err = e.runOwnerScript(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body, r.KeyID)

@@ -1,4 +1,4 @@
-// Package backoff says how long to wait before trying again: exponential, with
+// Package backoff computes how long to wait before another try, and waits. The waits are exponential, with
 // full jitter, capped (Brooker, "Exponential Backoff And Jitter", AWS 2015:
 // full jitter spreads competing clients best for the least work).
 package backoff

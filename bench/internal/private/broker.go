@@ -8,6 +8,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
@@ -132,7 +133,7 @@ func (q *Queue) CheckDepth(ctx context.Context, n int) error {
 		case depth == n:
 			return nil
 		}
-		if sleep(ctx, depthPause) != nil {
+		if backoff.Sleep(ctx, depthPause) != nil {
 			return fmt.Errorf("queue %s holds %d messages, want %d", q.QueueName(), depth, n)
 		}
 	}
@@ -143,14 +144,4 @@ func (q *Queue) CheckDepth(ctx context.Context, n int) error {
 func (q *Queue) QueueDepth() (int, error) {
 	state, err := q.Broker.ch.QueueDeclarePassive(q.QueueName(), true, false, false, false, nil)
 	return state.Messages, err
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }

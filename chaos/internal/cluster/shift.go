@@ -18,6 +18,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/cluster/fault"
 	"github.com/sagamill/sagamill/chaos/internal/cluster/meter"
 	"github.com/sagamill/sagamill/chaos/internal/cluster/shop"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // drainPatience bounds the wait until a shop has nothing left to do.
@@ -156,7 +157,7 @@ func (r *shift) takeSamples(ctx context.Context) error {
 		c := &s.Relay
 		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", s.At.UTC().Format("15:04:05.000"), s.Stored, s.Held, s.Dead, s.Written, s.Done,
 			c.Published, c.Queued, c.Deferred, c.Stalled, c.Unavailable)
-		if sleep(ctx, sampleEvery) != nil {
+		if backoff.Sleep(ctx, sampleEvery) != nil {
 			return nil
 		}
 	}

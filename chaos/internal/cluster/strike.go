@@ -8,6 +8,7 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/cluster/fault"
 	"github.com/sagamill/sagamill/chaos/internal/cluster/meter"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // The waits around a fault.
@@ -50,7 +51,7 @@ func (r *shift) strikeOne(ctx context.Context, f *fault.Fault) (*Row, error) {
 		w.Recovered = r.meter.Recovered(w.Ended, normal)
 		return !w.Recovered.IsZero()
 	})
-	if err := sleep(ctx, time.Until(w.Struck.Add(meter.Shortest))); err != nil {
+	if err := backoff.Sleep(ctx, time.Until(w.Struck.Add(meter.Shortest))); err != nil {
 		return nil, err
 	}
 	w.Over = time.Now()
@@ -77,7 +78,7 @@ func (r *shift) carryOut(ctx context.Context, f *fault.Fault) error {
 	if err := f.Strike(r.scene); err != nil {
 		return err
 	}
-	if err := sleep(ctx, f.Hold); err != nil || f.End == nil {
+	if err := backoff.Sleep(ctx, f.Hold); err != nil || f.End == nil {
 		return err
 	}
 	return f.End(r.scene)
@@ -96,7 +97,7 @@ func (r *shift) awaitNormal(ctx context.Context) (meter.Normal, error) {
 		return meter.Normal{}, err
 	}
 	calm := time.Now()
-	if err := sleep(ctx, meter.Before); err != nil {
+	if err := backoff.Sleep(ctx, meter.Before); err != nil {
 		return meter.Normal{}, err
 	}
 	return r.meter.NormalRates(calm, r.opts.Rate, r.opts.messages()), nil
@@ -122,19 +123,8 @@ func (r *shift) awaitCondition(ctx context.Context, limit time.Duration, done fu
 		if time.Now().After(end) {
 			return fmt.Errorf("%w within %s", errStuck, limit)
 		}
-		if err := sleep(ctx, sampleEvery); err != nil {
+		if err := backoff.Sleep(ctx, sampleEvery); err != nil {
 			return err
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/load"
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 const drainTimeout = 3 * time.Minute
@@ -159,7 +160,7 @@ func await(t *testing.T, what string, is func() bool) {
 	ctx, cancel := context.WithTimeout(t.Context(), drainTimeout)
 	defer cancel()
 	for !is() {
-		if pause(ctx, 10*time.Millisecond) != nil {
+		if backoff.Sleep(ctx, 10*time.Millisecond) != nil {
 			t.Fatalf("no %s", what)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // What is injected.
@@ -93,7 +94,7 @@ func (in *Injector) Run(ctx context.Context) error {
 	storm := in.opts.Run.Storm.Seconds()
 	rate := min(poisonShare*float64(in.opts.Run.Sagas), maxPoison) / storm
 	var poison, copies float64 // that are due
-	for last := time.Now(); pause(ctx, injectEvery) == nil; {
+	for last := time.Now(); backoff.Sleep(ctx, injectEvery) == nil; {
 		elapsed := time.Since(last).Seconds()
 		last = time.Now()
 		for poison += rate * elapsed; poison >= 1 && in.poisoned.Load() < maxPoison && ctx.Err() == nil; poison-- {
@@ -127,7 +128,7 @@ func (in *Injector) publishPoison(ctx context.Context, p poison) {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastInsist, cancel) })()
 	exchange := in.opts.Broker.exchange(p.saga, p.topic)
 	err := in.raw.publishRaw(late, exchange, p.message)
-	for err != nil && pause(late, insistPause) == nil {
+	for err != nil && backoff.Sleep(late, insistPause) == nil {
 		err = in.raw.publishRaw(late, exchange, p.message)
 	}
 	in.mu.Lock()

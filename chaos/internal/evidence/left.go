@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -147,21 +148,9 @@ func AwaitDrained(ctx context.Context, db *pgxpool.Pool, b Broker) (left []strin
 		default:
 			left = now
 		}
-		if pause(ctx, max(wait, 2*time.Since(began))) != nil { // a look is work for the database
+		if backoff.Sleep(ctx, max(wait, 2*time.Since(began))) != nil { // a look is work for the database
 			return left
 		}
-	}
-}
-
-// pause waits for d. Its error is ctx's.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
 	}
 }
 

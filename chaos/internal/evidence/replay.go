@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // sqlHistory are the messages that a service's transactions have written: those of its log, and
@@ -152,7 +153,7 @@ func (p *player) awaitTurn(ctx context.Context) {
 		for _, q := range queues {
 			ready += q.Ready
 		}
-		if err == nil && ready < replayReady || pause(ctx, replayPause) != nil {
+		if err == nil && ready < replayReady || backoff.Sleep(ctx, replayPause) != nil {
 			return
 		}
 	}
@@ -190,7 +191,7 @@ func publishUntilDone(ctx context.Context, pub publishers, saga string, batch []
 				o.Out.AddRecord(injection(o.Now(), record.Replayed, &batch[i]))
 			}
 		}
-		if batch = again; len(batch) > 0 && pause(ctx, replayPause) != nil {
+		if batch = again; len(batch) > 0 && backoff.Sleep(ctx, replayPause) != nil {
 			return fmt.Errorf("evidence: %d messages could not be published again: %w", len(batch), errors.Join(ctx.Err(), last))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // sqlRest counts what others have in the database.
@@ -53,7 +54,7 @@ func untilNone(ctx context.Context, count func() (int, error)) error {
 		if err != nil {
 			return err
 		}
-		if n == 0 || pause(patient, closedWithin/20) != nil {
+		if n == 0 || backoff.Sleep(patient, closedWithin/20) != nil {
 			return ctx.Err()
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -63,7 +64,7 @@ func (s *Sampler) Run(ctx context.Context) error {
 			return nil // in the midst of it
 		}
 		s.opts.Out.AddRecord(sample)
-		if pause(ctx, max(sampleEvery, (idleShare-1)*s.took)) != nil {
+		if backoff.Sleep(ctx, max(sampleEvery, (idleShare-1)*s.took)) != nil {
 			return nil
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/internal/tools/devservices"
@@ -97,7 +98,7 @@ func awaitReady(t *testing.T, url string) {
 				return
 			}
 		}
-		if pause(ctx, 20*time.Millisecond) != nil {
+		if backoff.Sleep(ctx, 20*time.Millisecond) != nil {
 			t.Fatalf("%s is not ready: %v", url, err)
 		}
 	}

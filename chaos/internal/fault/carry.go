@@ -9,6 +9,7 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/chaos/internal/site"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // limit bounds what a fault does in the end, such as waiting until all is there
@@ -167,14 +168,7 @@ func (c *carrier) ownLock(p *record.Planned) *sync.Mutex {
 
 // waitFor waits for d, and reports whether ctx has not ended.
 func (c *carrier) waitFor(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-c.ctx.Done():
-		return false
-	}
+	return backoff.Sleep(c.ctx, d) == nil
 }
 
 // watchPause is between two looks at what a fault strikes.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/chaos/internal/site"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -114,9 +115,7 @@ func (c *carrier) beginTx(ctx context.Context) (tx pgx.Tx, err error) {
 		if tx, err = c.site.DatabasePool().Begin(ctx); err == nil {
 			return tx, nil
 		}
-		select {
-		case <-time.After(beginPause):
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, beginPause) != nil {
 			return nil, err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/chaos/internal/site"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -181,10 +182,7 @@ func (c *carrier) repairTopology(ctx context.Context, t site.Topic) (repeated []
 		if repeated, err = c.repeatMessages(ctx, t); err == nil || ctx.Err() != nil {
 			return repeated, err
 		}
-		select {
-		case <-time.After(repairPause):
-		case <-ctx.Done():
-		}
+		_ = backoff.Sleep(ctx, repairPause)
 	}
 }
 

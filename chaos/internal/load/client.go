@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // How often a request is sent at the most: by the first client of a saga, for about a minute,
@@ -81,7 +82,7 @@ func (l *Load) requestUntilAnswered(ctx context.Context, r request) (a answer) {
 			if a.unsaid {
 				d = min(d, unsaidPause)
 			}
-			pause(ctx, d/2+rand.N(d))
+			_ = backoff.Sleep(ctx, d/2+rand.N(d))
 		}
 		if ctx.Err() != nil {
 			return a

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // Options are what a Load needs. All are required but Overtime.
@@ -91,7 +92,7 @@ func (l *Load) Run(ctx context.Context) error {
 	overtime.Go(func() {
 		select {
 		case <-ctx.Done():
-			pause(late, l.opts.Overtime)
+			_ = backoff.Sleep(late, l.opts.Overtime)
 			cancel()
 		case <-late.Done():
 		}
@@ -157,7 +158,7 @@ func (l *Load) placeSaga(ctx context.Context, s saga, client int) {
 	}
 	again := request{saga: &s, client: client * maxCopies, tries: copyTries}
 	if s.cancel > 0 {
-		pause(ctx, s.cancel)
+		_ = backoff.Sleep(ctx, s.cancel)
 		again.method, again.path, again.tries = http.MethodDelete, path+"/"+id, firstTries
 		l.requestUntilAnswered(ctx, again)
 	}

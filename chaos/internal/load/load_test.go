@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // A fickle service keeps each key's first response, and does not always answer with it.
@@ -177,7 +178,7 @@ func TestAbort(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- l.Run(t.Context()) }()
 	for l.OpenSagas() < 4 && t.Context().Err() == nil {
-		pause(t.Context(), time.Millisecond)
+		_ = backoff.Sleep(t.Context(), time.Millisecond)
 	}
 	l.AbortRequests()
 	if err := <-done; err == nil || errors.Is(err, context.Canceled) {

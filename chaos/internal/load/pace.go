@@ -3,6 +3,8 @@ package load
 import (
 	"context"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // A pace spreads beginnings evenly over time. It does not wait for answers: what is
@@ -20,18 +22,5 @@ func paceOf(d time.Duration, n int) pace {
 
 // waitForTurn returns when the n-th is due, counted from 0, or when ctx ends.
 func (p pace) waitForTurn(ctx context.Context, n int) {
-	pause(ctx, time.Until(p.began.Add(time.Duration(n)*p.every)))
-}
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
+	_ = backoff.Sleep(ctx, time.Until(p.began.Add(time.Duration(n)*p.every)))
 }

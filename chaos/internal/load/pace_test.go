@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 func TestPaceSpreadsAndCatchesUp(t *testing.T) {
@@ -17,7 +19,7 @@ func TestPaceSpreadsAndCatchesUp(t *testing.T) {
 				t.Fatalf("%d began after %s", n, time.Since(began))
 			}
 		}
-		pause(t.Context(), 2*time.Second+time.Millisecond) // nobody is served
+		_ = backoff.Sleep(t.Context(), 2*time.Second+time.Millisecond) // nobody is served
 		late := time.Since(began)
 		for n := 50; n <= 69; n++ {
 			if p.waitForTurn(t.Context(), n); time.Since(began) != late {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // The limits of a process.
@@ -236,9 +237,7 @@ func (p *process) lastWords(size int64) string {
 // awaitFirstReady notes when the process is ready for the first time in its life.
 func (p *process) awaitFirstReady(life context.Context) {
 	for p.checkReady(life) != nil {
-		select {
-		case <-time.After(servedLook):
-		case <-life.Done():
+		if backoff.Sleep(life, servedLook) != nil {
 			return
 		}
 	}
@@ -280,11 +279,7 @@ func (p *process) watchProcess(life context.Context, pid int) {
 		if struck {
 			wait = pause
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-life.Done():
-			timer.Stop()
+		if backoff.Sleep(life, wait) != nil {
 			return
 		}
 		if struck {

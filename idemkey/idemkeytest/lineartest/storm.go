@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
 )
 
@@ -199,7 +200,7 @@ func (s *storm) sendLoad(ctx context.Context) {
 		for i := range clientsPerKey {
 			wg.Go(func() {
 				for range opsPerClient {
-					pause(ctx, rand.N(s.c.Gap))
+					_ = backoff.Sleep(ctx, rand.N(s.c.Gap))
 					if ctx.Err() != nil {
 						return
 					}
@@ -240,7 +241,7 @@ func (s *storm) sendOperation(client int, key string) {
 // one is armed with the next fault of the list, so that all have their turn.
 func (s *storm) faultInstance(ctx context.Context, i int) error {
 	for ctx.Err() == nil {
-		pause(ctx, faultPause)
+		_ = backoff.Sleep(ctx, faultPause)
 		in := s.slots[i].Load()
 		if in.Dead() {
 			s.countFault(in.fault)
@@ -260,7 +261,7 @@ func (s *storm) faultInstance(ctx context.Context, i int) error {
 		case !s.c.Calm && rand.N(stopOneIn) == 0:
 			in.Stop()
 			s.countFault(faultHung)
-			pause(ctx, rand.N(maxHang))
+			_ = backoff.Sleep(ctx, rand.N(maxHang))
 			in.Continue()
 		}
 	}
@@ -303,12 +304,4 @@ func (s *storm) recordFailure(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.err = errors.Join(s.err, err)
-}
-
-// pause waits for d or for the end of ctx.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // The commands run in the data directory. An archived file is never overwritten.
@@ -57,10 +59,7 @@ func (s *Server) Mark(t testing.TB, name string) {
 		if time.Now().After(end) {
 			t.Fatalf("%s is not archived within %v", segment, serverTimeout)
 		}
-		select {
-		case <-t.Context().Done():
-		case <-time.After(10 * time.Millisecond):
-		}
+		_ = backoff.Sleep(t.Context(), 10*time.Millisecond)
 	}
 }
 

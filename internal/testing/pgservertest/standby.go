@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // standbyName is what the primary knows a standby by: it is a standby's cluster_name.
@@ -115,10 +117,7 @@ func (s *Server) Promote(t testing.TB) {
 
 // pause waits until a condition is worth another look.
 func pause(t testing.TB) {
-	select {
-	case <-t.Context().Done():
-	case <-time.After(poll):
-	}
+	_ = backoff.Sleep(t.Context(), poll)
 }
 
 // URLOfAll leads to that one of servers which takes writes, and tries them in this order.

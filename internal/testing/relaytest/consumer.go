@@ -8,6 +8,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 const (
@@ -66,7 +68,7 @@ func (c *Consumer) Watch(ctx context.Context, queue string) {
 	c.group.Go(func() {
 		for ctx.Err() == nil {
 			c.receive(ctx, queue)
-			wait(ctx, brokerAway)
+			_ = backoff.Sleep(ctx, brokerAway)
 		}
 	})
 }
@@ -118,14 +120,4 @@ func (c *Consumer) note(d amqp.Delivery) error {
 		Relay: header(HeaderRelay), Copy: header(HeaderCopy), Overlapped: header(HeaderSecond) != "",
 	})
 	return nil
-}
-
-// wait returns after d, or when ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }
