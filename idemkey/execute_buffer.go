@@ -20,7 +20,7 @@ var ErrSettled = errors.New("idemkey: the handler has returned and its response 
 // errResponseTooLarge is the error of a handler's Write beyond the hard limit.
 var errResponseTooLarge = errors.New("idemkey: response is over the hard limit")
 
-// A buffer is the ResponseWriter that a handler gets. The client gets none of it before send, which is
+// A buffer is the ResponseWriter that a handler gets. The client gets none of it before sendResponse, which is
 // called once the outcome is durable.
 //
 // It has no Unwrap, Flush or Hijack: http.NewResponseController would find the
@@ -45,7 +45,7 @@ type buffer struct {
 	over   bool // the body went over the limit
 }
 
-// newBuffer returns a buffer of what goes to raw. own are the middleware's headers: see reserveHeaders.
+// newBuffer returns a buffer whose response goes to raw. own are the middleware's headers: see reserveHeaders.
 func newBuffer(raw http.ResponseWriter, limit int, own map[string]bool) *buffer {
 	b := &buffer{raw: raw, limit: limit, own: own, base: raw.Header().Clone(), header: raw.Header().Clone()}
 	if b.header == nil {
@@ -69,7 +69,7 @@ func (b *buffer) closeWrites() {
 	defer b.mu.Unlock()
 }
 
-// Header returns the handler's header, and after close one that is discarded.
+// Header returns the handler's header, and after closeWrites one that is discarded.
 func (b *buffer) Header() http.Header {
 	if b.closed.Load() {
 		return make(http.Header)

@@ -37,7 +37,7 @@ type Memory struct {
 	byAge    ageHeap
 }
 
-// An entry is a record with what only its owner and the heap need.
+// An entry is a record, with the fields that only its owner and the heap need.
 type entry struct {
 	id  Identity
 	rec Record
@@ -45,7 +45,7 @@ type entry struct {
 	incarnation string
 	lease       time.Duration
 	leaseUntil  time.Time
-	owner       *memoryExecution // whose outcome counts
+	owner       *memoryExecution // only its outcome counts
 	index       int              // in byAge
 }
 
