@@ -51,7 +51,7 @@ type signals struct {
 
 // A RedeliveryMarker is a subscriber that sets [outbox.PropertyRedelivered] on messages that may have been delivered
 // before, as those of packages rabbitmq and inproc do. With any other subscriber every entry into a handler is
-// counted in a separate commit, so that a message which kills the process cannot do so for ever.
+// counted in a separate commit. So a message that kills the process cannot do so for ever.
 type RedeliveryMarker interface{ MarksRedelivered() bool }
 
 // A SubscriptionTeller is a subscriber that knows the state of its subscriptions, as that of package rabbitmq:

@@ -66,8 +66,8 @@
 // A message that cannot be read (no key, no scope, unknown type, undecodable) is a dead letter at once, and never an
 // error. So is one that Options.Verify refuses, before anything in it is believed.
 //
-// A service that waits for a handler's answer gets none from a message that ends like that, or from a compensation that
-// found nothing to undo. [Step.Unhandled] emits one in the transaction that records such an end.
+// Such a message leaves a service without an answer that waits for one. So does a compensation that found nothing to
+// undo. [Step.Unhandled] emits an answer in the transaction that records such an end.
 //
 // # Batches
 //
@@ -79,7 +79,7 @@
 // deliveries. So handlers that lock only rows of their saga, in their transaction, cannot deadlock with those of another
 // batch, in any process. Queued statements are executed in the same order, but after all handlers: if one step locks a
 // row at once, another should not lock it by a queued statement. If a saga has several messages in a batch, the
-// statements that one handler has queued are executed before the next is entered, which therefore sees them.
+// statements that one handler has queued are executed before the next handler is entered.
 //
 // # After a crash
 //

@@ -94,10 +94,10 @@ func (e notDoneError) Error() string { return e.err.Error() }
 
 func (e notDoneError) Unwrap() []error { return []error{ErrNotDone, e.err} }
 
-// NotDone wraps the error of a [Call] that is known to have had no effect and to have none later, such as a refused
-// connection or an answer that excludes it. The next attempt then calls without asking. It speaks of one call: a
-// doubt of an earlier attempt stays, unless Verify has cleared it. Together with [Terminal] or [Park], in either
-// order, the message is a dead letter that is not in doubt. nil stays nil.
+// NotDone wraps the error of a [Call] that is known to have had no effect and to have none later. Examples are a
+// refused connection, or an answer that excludes an effect. The next attempt then calls without asking. It speaks of
+// one call: a doubt of an earlier attempt stays, unless Verify has cleared it. Together with [Terminal] or [Park],
+// in either order, the message is a dead letter that is not in doubt. nil stays nil.
 func NotDone(err error) error {
 	if err == nil {
 		return nil

@@ -136,10 +136,10 @@ func (e *effects) readDoubt(ctx context.Context, tx pgx.Tx, a *attempt, u *effec
 }
 
 // suspectForgotten marks the attempt as possibly not the first, because a restored database may have forgotten one.
-// A replayed message may have been called before it arrived, or before an operator redrove it with the mark, and the
-// end of that call may be unknown. Until forgotten has passed, a not-found answer of verify is not trusted for it.
-// After that, and for a step with [Step].AskFirst, verify is asked and its answer is trusted at once: one question
-// must not cost each message a wait.
+// The call for a replayed message may have been made before the message arrived, or before an operator redrove it
+// with the mark. The end of that call may be unknown. Until forgotten has passed, a not-found answer of verify is
+// not trusted for it. After that, and for a step with [Step].AskFirst, verify is asked and its answer is trusted at
+// once: one question must not cost each message a wait.
 func (a *attempt) suspectForgotten(u *effectCall, forgotten time.Duration) {
 	switch {
 	case a.wasReplayed() && u.doubt:

@@ -9,12 +9,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/inbox"
-	"github.com/sagamill/sagamill/internal/txguard"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // The types of the state machine, which is in package inbox.
@@ -115,51 +112,12 @@ func (a *attempt) countEntries() int {
 	return n
 }
 
-// since returns a time before which nothing can have moved the row of m's step, zero if none is known. For an action
-// that is the time when it was sent. A compensation is younger than its action, whose row may have been removed
-// before the compensation was sent: for it, the time is the beginning of the saga.
-func (m *received) since() time.Time {
-	if m.kind == compensation {
-		return sagaSince(m.Metadata.Get(outbox.PropertyCorrelation), m.ID)
-	}
-	if t, err := time.Parse(time.RFC3339, m.Metadata.Get(outbox.PropertyTimestamp)); err == nil {
-		return t
-	}
-	return uuidTime(m.ID)
-}
-
-// sagaSince returns when a saga began if its id is a UUIDv7. A sender that knew of no saga repeats the id of the
-// message.
-func sagaSince(correlation, messageID string) time.Time {
-	if correlation == messageID {
-		return time.Time{}
-	}
-	return uuidTime(correlation)
-}
-
-// uuidTime returns the time in a UUIDv7, and the zero time for any other id.
-func uuidTime(id string) time.Time {
-	u, err := uuid.Parse(id)
-	if err != nil || u.Version() != 7 || u.Variant() != uuid.RFC4122 {
-		return time.Time{}
-	}
-	var ms int64
-	for _, b := range u[:6] {
-		ms = ms<<8 | int64(b)
-	}
-	return time.UnixMilli(ms).UTC()
-}
-
 // tooOld reports whether the row of the step may have been removed: the row is absent or open, and messages as old
 // as a are before the horizon. An open row may have been inserted by a count ahead of the entry. Without a horizon
 // no row was ever removed.
 func tooOld(c cell, a arrival) bool {
 	return (c.state == absent || c.state == open) && !c.horizon.IsZero() && a.since.Before(c.horizon)
 }
-
-// readCommitted lets each statement see what was committed before it. A claim that meets the row of another
-// transaction must be able to read that row. A database may have another default.
-var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 
 // errVanished reports that a sweeper has removed a row between the claim that met it and the lock.
 var errVanished = errors.New("consumer: a row of the inbox was removed while it was claimed")
@@ -308,18 +266,6 @@ func (a *attempt) readFound(rows pgx.Rows) error {
 // columns are the scan targets for a row's state, counts and digests.
 func (c *cell) columns() []any {
 	return []any{&c.state, &c.attempts, &c.undoAttempts, &c.digest, &c.undoDigest}
-}
-
-// rollbackOrClose rolls back. If that fails it closes the connection, and the server rolls back.
-func (d *database) rollbackOrClose(ctx context.Context, conn *pgx.Conn) {
-	if conn.IsClosed() || txguard.StatusOf(conn) == txguard.Ended {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), databaseTimeout)
-	defer cancel()
-	if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {
-		_ = conn.Close(ctx)
-	}
 }
 
 func compareIdentity(a, b *attempt) int {
@@ -510,8 +456,7 @@ func (c *claimer) reopenClaim(ctx context.Context, a *attempt) error {
 }
 
 // reopenClaimIn is reopenClaim in tx. It reports whether there was such a claim. The entry is counted in the same
-// statement: what the handler has committed must be undone even if a compensation comes before the failure is
-// recorded.
+// statement. So the handler's committed work is undone even if a compensation comes before the failure is recorded.
 func (c *claimer) reopenClaimIn(ctx context.Context, tx pgx.Tx, a *attempt) (reopened bool, err error) {
 	entries := 0
 	if a.phase != phasePending {

@@ -29,7 +29,7 @@ type Options struct {
 
 	// Verify is called for each message that arrives, before anything in it is believed: before a row of the inbox is
 	// read or written, and before a step's Unhandled may answer. Verifier.Verify of package signing is one. A message
-	// for which it returns an error becomes a dead letter, [ReasonUnverified], without an identity, so that the
+	// for which it returns an error becomes a dead letter, [ReasonUnverified]. It gets no identity, so that the
 	// genuine message of the same key still runs. When it is redriven it is verified again, edited or not. A message
 	// that has passed is not verified again, neither when it is parked nor as a dead letter of another reason.
 	//

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/stepkey"
@@ -56,8 +57,8 @@ type receiver struct {
 	maxPayload int
 }
 
-// receive verifies msg, which has just arrived, before it believes anything that msg says, and reads it. One exception:
-// the version of the format is looked at first, since it can only make a dead letter of msg, and Verify need not
+// receive verifies msg, which has just arrived, before it believes anything in msg, and reads it. One exception: it
+// checks the version of the format first. A version can only make a dead letter of msg, and Verify need not
 // understand other versions. After an error ([ErrVerifyLater]) nothing is decided.
 func (r *receiver) receive(topic string, msg *message.Message) (*received, *rejection, error) {
 	if rejected := r.checkFormat(msg); rejected != nil {
@@ -259,3 +260,38 @@ const (
 
 // unbelieved reports whether r is the reason of a message that Options.Verify has refused or was not asked about.
 func (r Reason) unbelieved() bool { return r == ReasonFormatUnknown || r == ReasonUnverified }
+
+// since returns a time before which nothing can have moved the row of m's step, zero if none is known. For an action
+// that is the time when it was sent. A compensation is younger than its action, whose row may have been removed
+// before the compensation was sent: for it, the time is the beginning of the saga.
+func (m *received) since() time.Time {
+	if m.kind == compensation {
+		return sagaSince(m.Metadata.Get(outbox.PropertyCorrelation), m.ID)
+	}
+	if t, err := time.Parse(time.RFC3339, m.Metadata.Get(outbox.PropertyTimestamp)); err == nil {
+		return t
+	}
+	return uuidTime(m.ID)
+}
+
+// sagaSince returns when a saga began if its id is a UUIDv7. A sender that knew of no saga repeats the id of the
+// message.
+func sagaSince(correlation, messageID string) time.Time {
+	if correlation == messageID {
+		return time.Time{}
+	}
+	return uuidTime(correlation)
+}
+
+// uuidTime returns the time in a UUIDv7, and the zero time for any other id.
+func uuidTime(id string) time.Time {
+	u, err := uuid.Parse(id)
+	if err != nil || u.Version() != 7 || u.Variant() != uuid.RFC4122 {
+		return time.Time{}
+	}
+	var ms int64
+	for _, b := range u[:6] {
+		ms = ms<<8 | int64(b)
+	}
+	return time.UnixMilli(ms).UTC()
+}

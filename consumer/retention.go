@@ -260,8 +260,8 @@ func blockStart(block int64) pgtype.TID {
 	return pgtype.TID{BlockNumber: uint32(min(block, 1<<32-1)), Valid: true}
 }
 
-// sqlPlanSweep reads the time before which a row must have been moved last ($1 microseconds ago) to be removed, the
-// end of the inbox in blocks, and its horizon.
+// sqlPlanSweep reads three values: the time before which a row must have been moved last to be removed ($1
+// microseconds ago), the end of the inbox in blocks, and its horizon.
 const sqlPlanSweep = `
 SELECT clock_timestamp() - $1 * interval '1 microsecond',
 	pg_relation_size('{schema}.inbox') / current_setting('block_size')::bigint,

@@ -243,8 +243,9 @@ func (t *retrier) runParkedMessage(ctx context.Context, row *parkedRow) {
 	t.signals.ranParked.Send(row.ID)
 }
 
-// readParked returns an attempt at a parked message. If its attempts were used up without a trace, or if this binary
-// no longer understands a message that an older one has parked, only the failure is left to be recorded.
+// readParked returns an attempt at a parked message. Its failure is all that is left to be recorded in two cases:
+// its attempts were used up without a trace, or this binary no longer understands a message that an older one has
+// parked.
 func (t *retrier) readParked(row *parkedRow) *attempt {
 	msg := row.message()
 	m, rejected := t.readAgain(row, msg)

@@ -11,6 +11,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -38,7 +39,7 @@ func (s *settler) commitSuccess(ctx context.Context, tx pgx.Tx, a *attempt) erro
 }
 
 // queueMove adds to last the move of the inbox row after the handler's success. A row that the claim has inserted
-// says so already.
+// needs no move.
 func (s *settler) queueMove(last *pgx.Batch, a *attempt) {
 	to := done
 	switch {
@@ -284,5 +285,21 @@ func (s *settler) wakeAfterCommit(a *attempt) {
 func (s *settler) wakeRelay(wakes bool) {
 	if wakes && s.wake != nil {
 		guard.Hook(context.Background(), s.reporter.log, "consumer: option Wake", s.wake)
+	}
+}
+
+// readCommitted lets each statement see what was committed before it. A claim that meets the row of another
+// transaction must be able to read that row. A database may have another default.
+var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+
+// rollbackOrClose rolls back. If that fails it closes the connection, and the server rolls back.
+func (d *database) rollbackOrClose(ctx context.Context, conn *pgx.Conn) {
+	if conn.IsClosed() || txguard.StatusOf(conn) == txguard.Ended {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), databaseTimeout)
+	defer cancel()
+	if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {
+		_ = conn.Close(ctx)
 	}
 }

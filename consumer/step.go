@@ -71,9 +71,9 @@ type Step struct {
 	// It answers again for a dead letter that is redriven and dies again, and for another copy that dies. If it
 	// panics, or emits a message that the outbox refuses, the message ends without an answer, which is logged.
 	//
-	// It is also called for a message that belongs to the step by topic and type and whose scope and key are readable,
-	// even if nothing else is. It is not called for a duplicate, nor for an action that its compensation has overtaken
-	// or cancelled, unless that is a dead letter, nor for a message that an operator buries.
+	// A message that belongs to the step by topic and type needs no more than a readable scope and key for the call.
+	// Unhandled is not called for a duplicate, nor for a message that an operator buries. It is called for an action
+	// that its compensation has overtaken or cancelled only if that action is a dead letter.
 	Unhandled func(u Unhandled, emit Emit)
 
 	// Prepare, if set, reads for a whole batch what its handlers need of the database. Steps that are given the same
@@ -207,8 +207,8 @@ func (s *Step) retryPolicy() backoff.Policy {
 // tx may be nil for a handler that does not use it; queued statements are not executed then. Of an [Effect], Invoke
 // makes the call, or asks verify before if d.Attempt is not the first, and records the result in tx.
 //
-// An error is the handler's own, a [PanicError], or says that the payload cannot be decoded, or that a queued
-// statement or an emitted message is refused. With a tx the caller has to roll back then.
+// An error is the handler's own or a [PanicError]. It can also say that the payload cannot be decoded, or that a
+// queued statement or an emitted message is refused. With a tx the caller has to roll back then.
 func (in Input) Invoke(ctx context.Context, tx pgx.Tx, d Delivery) ([]outbox.Message, error) {
 	if in.decode == nil || in.missingFunction() != "" {
 		return nil, errors.New("consumer: Invoke of an Input that was not made with On or Effect")
