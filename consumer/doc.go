@@ -71,29 +71,29 @@
 //
 // # Batches
 //
-// Up to BatchSize deliveries, with BatchBytes of payload, share a transaction: one claim, one commit. A failed one rolls
-// back to a savepoint and is parked; the others go on. If the transaction is lost, its messages are executed one by one.
-// Statements that a handler sends by [Delivery.Queue] travel with COMMIT.
+// Up to BatchSize deliveries, with BatchBytes of payload, share a transaction: one claim, one commit. A failed one
+// rolls back to a savepoint and is parked; the others go on. If the transaction is lost, its messages are executed one
+// by one. Statements that a handler sends by [Delivery.Queue] travel with COMMIT.
 //
 // Handlers run one after the other, in ascending order of scope and key, and those of one saga in the order of its
-// deliveries. So handlers that lock only rows of their saga, in their transaction, cannot deadlock with those of another
-// batch, in any process. Queued statements are executed in the same order, but after all handlers: if one step locks a
-// row at once, another should not lock it by a queued statement. If a saga has several messages in a batch, the
-// statements that one handler has queued are executed before the next handler is entered.
+// deliveries. So handlers that lock only rows of their saga, in their transaction, cannot deadlock with those of
+// another batch, in any process. Queued statements are executed in the same order, but after all handlers: if one step
+// locks a row at once, another should not lock it by a queued statement. If a saga has several messages in a batch,
+// the statements that one handler has queued are executed before the next handler is entered.
 //
 // # After a crash
 //
 //   - Before COMMIT: nothing has happened; the broker redelivers.
 //   - After COMMIT, before the ack: the broker redelivers and the row says done; the delivery is acked without running.
 //   - COMMIT sent, answer lost: the message is treated as if it had been redelivered, and the row tells.
-//   - In the handler: the broker marks the redelivery, so the attempt is counted in a separate commit before the handler
-//     is entered. A message that kills the process cannot do so more than MaxAttempts times.
+//   - In the handler: the broker marks the redelivery, so the attempt is counted in a separate commit before the
+//     handler is entered. A message that kills the process cannot do so more than MaxAttempts times.
 //
 // # Effects outside the database
 //
 // Work that a handler does outside its transaction may be done again. A call to another system is an [Effect] instead.
 // Before the call is made, the row is retrying or undoing and the message is parked, with the attempt counted and in
-// doubt. So no row is locked meanwhile, and a process that dies leaves all that behind. The next attempt repeats the call
-// under the same key, or asks first whether it was made. The result of an attempt is recorded only if no other attempt
-// has begun since.
+// doubt. So no row is locked meanwhile, and a process that dies leaves all that behind. The next attempt repeats the
+// call under the same key, or asks first whether it was made. The result of an attempt is recorded only if no other
+// attempt has begun since.
 package consumer

@@ -369,11 +369,13 @@ func (x *executor) runTransaction(ctx context.Context, a *attempt) error {
 	defer cancel()
 	return x.database.withConnection(ctx, func(conn *pgx.Conn) error {
 		return x.reporter.reportTransaction(ctx, new(int), func() error {
-			claim := x.claimer.claimDelivery
-			if a.parked != nil {
-				claim = x.claimer.claimParked
+			var tx pgx.Tx
+			var err error
+			if a.parked == nil {
+				tx, err = x.claimer.openTransaction(ctx, conn, []*attempt{a})
+			} else {
+				tx, err = x.claimer.claimParked(ctx, conn, a)
 			}
-			tx, err := claim(ctx, conn, a)
 			if err != nil || tx == nil {
 				return err
 			}

@@ -353,13 +353,8 @@ var (
 	errBusy = errors.New("consumer: the step is locked")
 )
 
-// claimDelivery is openTransaction for one delivery.
-func (c *claimer) claimDelivery(ctx context.Context, conn *pgx.Conn, a *attempt) (pgx.Tx, error) {
-	return c.openTransaction(ctx, conn, []*attempt{a})
-}
-
-// claimParked begins a transaction on conn that holds the row of a's step and its parked copy. It returns no transaction
-// if there is nothing to do: the copy is gone, or its step is locked and the copy was handed back.
+// claimParked begins a transaction on conn that holds the row of a's step and its parked copy. It returns no
+// transaction if there is nothing to do: the copy is gone, or its step is locked and the copy was handed back.
 func (c *claimer) claimParked(ctx context.Context, conn *pgx.Conn, a *attempt) (pgx.Tx, error) {
 	tx, err := conn.BeginTx(ctx, readCommitted)
 	if err != nil {

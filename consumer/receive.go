@@ -75,8 +75,8 @@ func (r *receiver) receive(topic string, msg *message.Message) (*received, *reje
 	return m, rejected, nil
 }
 
-// receiveAgain is receive for a redriven dead letter. Where Verify cannot decide now, the message is a dead letter again:
-// a person may redrive it later.
+// receiveAgain is receive for a redriven dead letter. Where Verify cannot decide now, the message is a dead letter
+// again: a person may redrive it later.
 func (r *receiver) receiveAgain(topic string, msg *message.Message) (*received, *rejection) {
 	m, rejected, err := r.receive(topic, msg)
 	if err != nil {

@@ -114,7 +114,7 @@ func (s *settler) settleVerdict(ctx context.Context, tx pgx.Tx, a *attempt, v ve
 		return s.parkMessage(ctx, tx, a, failure{reason: ReasonKeyReused, dead: true,
 			err: errors.New(inbox.ReusedText)})
 	default:
-		return fmt.Errorf("consumer: no way to settle %q", v)
+		return fmt.Errorf("consumer: verdict %q cannot be settled", v)
 	}
 }
 

@@ -51,7 +51,7 @@ func (s *settler) recordFailure(ctx context.Context, tx pgx.Tx, a *attempt, caus
 
 // errOtherCopy reports that a message with another payload is retrying under the identity of a delivery, and that
 // the row does not know this.
-var errOtherCopy = errors.New("consumer: another message goes round under this identity")
+var errOtherCopy = errors.New("consumer: another message is retrying under this identity")
 
 // parkAndMove parks a and moves the step's row to state to, with attempts entries.
 func (s *settler) parkAndMove(ctx context.Context, tx pgx.Tx, a *attempt, f failure, to state, attempts int) error {

@@ -163,9 +163,9 @@ func decodeAs[T any](payload []byte) (any, error) {
 	return body, DecodeJSON(payload, body)
 }
 
-// DecodeJSON is json.Unmarshal without the leniencies that can change the meaning of a message. It refuses a member that
-// is given twice, also in other letter case, nesting over 128, and data after the value. It accepts unknown members,
-// since a newer sender may have added them. [On] and [Effect] use it.
+// DecodeJSON is json.Unmarshal without the leniencies that can change the meaning of a message. It refuses a member
+// that is given twice, also in other letter case, nesting over 128, and data after the value. It accepts unknown
+// members, since a newer sender may have added them. [On] and [Effect] use it.
 func DecodeJSON(data []byte, into any) error { return strictjson.Unmarshal(data, into) }
 
 // withDefaults returns s complete, or an error that names the field.
