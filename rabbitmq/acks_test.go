@@ -37,7 +37,7 @@ func (c *fakeChannel) deliver(a *acks, n int) {
 		c.unacked = append(c.unacked, c.lastSent)
 		tag := c.lastSent
 		c.mu.Unlock()
-		a.received(tag)
+		a.noteDelivery(tag)
 	}
 }
 
@@ -99,26 +99,26 @@ func TestAcksAreCollected(t *testing.T) {
 	a := newAcks(c, 4, ackDelay)
 	c.deliver(a, 12)
 	for _, tag := range []uint64{3, 1, 2} {
-		a.ack(tag)
+		a.collectAck(tag)
 	}
 	wantFrames(t, "three acks of four", c)
-	a.ack(4)
+	a.collectAck(4)
 	wantFrames(t, "the fourth", c, "ack to 4")
 	for _, tag := range []uint64{7, 6, 9, 5} {
-		a.ack(tag)
+		a.collectAck(tag)
 	}
 	wantFrames(t, "four with a gap", c, "ack to 7", "ack 9")
-	a.nack(10, true)
-	a.ack(11)
-	a.flush()
+	a.sendNack(10, true)
+	a.collectAck(11)
+	a.flushAcks()
 	wantFrames(t, "a nack and one behind the gap", c, "nack 10", "ack 11")
-	a.ack(8)
-	a.ack(12)
-	a.flush()
+	a.collectAck(8)
+	a.collectAck(12)
+	a.flushAcks()
 	wantFrames(t, "the gap is closed", c, "ack to 12")
-	a.flush()
+	a.flushAcks()
 	wantFrames(t, "nothing", c)
-	if n := a.open(); n != 0 || len(c.wrong)+len(c.unacked) != 0 {
+	if n := a.countOpen(); n != 0 || len(c.wrong)+len(c.unacked) != 0 {
 		t.Errorf("%d deliveries open, want none; broker: %v, unacked %v", n, c.wrong, c.unacked)
 	}
 }
@@ -134,14 +134,14 @@ func TestAcksDoNotWait(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			a.run(gone)
+			a.sendAcksUntil(gone)
 		}()
 		c.deliver(a, 3)
 		for _, step := range []struct {
 			tag  uint64
 			want string
 		}{{1, "ack to 1"}, {3, "ack 3"}} {
-			a.ack(step.tag)
+			a.collectAck(step.tag)
 			synctest.Wait()
 			wantFrames(t, "the ack itself", c)
 			time.Sleep(ackDelay) // of the bubble's clock
@@ -161,13 +161,13 @@ func TestAcksDoNotOvertakeANack(t *testing.T) {
 	a := newAcks(c, 2, ackDelay)
 	c.deliver(a, 3)
 	var work sync.WaitGroup
-	work.Go(func() { a.nack(1, true) })
+	work.Go(func() { a.sendNack(1, true) })
 	<-c.nacking
-	work.Go(func() { a.ack(2); a.ack(3) })
-	work.Go(a.flush)
+	work.Go(func() { a.collectAck(2); a.collectAck(3) })
+	work.Go(a.flushAcks)
 	close(c.mayNack)
 	work.Wait()
-	a.flush()
+	a.flushAcks()
 	if !c.nacked[1] || c.acked[1] || len(c.wrong)+len(c.unacked) != 0 {
 		t.Errorf("sent %q; nacked %v, acked %v, wrong %v", c.sent(), c.nacked, c.acked, c.wrong)
 	}
@@ -191,17 +191,17 @@ func TestAcksTellTheTruth(t *testing.T) {
 		handlers.Go(func() {
 			defer func() { <-room }()
 			if nack {
-				a.nack(tag, true)
+				a.sendNack(tag, true)
 				return
 			}
-			a.ack(tag)
+			a.collectAck(tag)
 		})
 		if rand.N(20) == 0 {
-			handlers.Go(a.flush)
+			handlers.Go(a.flushAcks)
 		}
 	}
 	handlers.Wait()
-	a.flush()
+	a.flushAcks()
 	for tag, nack := range nacks {
 		if c.nacked[tag] != nack || c.acked[tag] == nack {
 			t.Errorf("delivery %d: broker has acked %t, nacked %t; want nacked %t", tag, c.acked[tag], c.nacked[tag], nack)

@@ -40,7 +40,7 @@ func TestConnectionsSpreadOverTheBrokers(t *testing.T) {
 	urls := []string{"amqp://a", "amqp://b", "amqp://c"}
 	first := map[string]int{}
 	for range 300 {
-		order := (&addresses{}).order(urls)
+		order := (&addresses{}).orderURLs(urls)
 		first[order[0]]++
 		if slices.Sort(order); !slices.Equal(order, urls) {
 			t.Fatalf("the order has %q, want %q", order, urls)
@@ -62,16 +62,16 @@ func TestABrokerThatWasLeftIsDialledLast(t *testing.T) {
 		time.Sleep(leftMemory / 2)
 		a.noteLeft("amqp://a")
 		for range 100 {
-			if got, want := a.order(urls), []string{"amqp://c", "amqp://b", "amqp://a"}; !slices.Equal(got, want) {
+			if got, want := a.orderURLs(urls), []string{"amqp://c", "amqp://b", "amqp://a"}; !slices.Equal(got, want) {
 				t.Fatalf("order = %q, want %q", got, want)
 			}
 		}
 		a.noteLeft("amqp://c")
-		if a.anyUnleft(urls) {
+		if a.hasUnleft(urls) {
 			t.Error("a broker counts as not left, and all were")
 		}
 		time.Sleep(leftMemory + time.Nanosecond)
-		if a.order(urls); !a.anyUnleft(urls) || len(a.left) > 0 {
+		if a.orderURLs(urls); !a.hasUnleft(urls) || len(a.left) > 0 {
 			t.Errorf("%d brokers count as left after %s, want none", len(a.left), leftMemory)
 		}
 	})
@@ -96,13 +96,13 @@ func TestTheNextBrokerIsDialledAtOnce(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				l, began := idleLink(tt.list), time.Now()
-				defer l.close()
+				defer l.closeLink()
 				l.dialer = func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
 				for _, url := range tt.left {
 					l.addresses.noteLeft(url)
 				}
 				l.failures, l.notYet = tt.failures, began.Add(time.Second)
-				_, err := l.get(t.Context())
+				_, err := l.getConnection(t.Context())
 				if atOnce := time.Now().Equal(began); atOnce != tt.want || !errors.Is(err, ErrUnavailable) {
 					t.Errorf("get dials at once: %t, want %t; %v", atOnce, tt.want, err)
 				}
@@ -118,7 +118,7 @@ func TestARoundGoesOnAtOnceAfterAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const urlC = "amqp://u:secret@127.0.0.1:3/"
 		l, began := idleLink(urlA+","+urlB+","+urlC), time.Now()
-		defer l.close()
+		defer l.closeLink()
 		l.addresses.noteLeft(urlB)
 		time.Sleep(time.Nanosecond)
 		l.addresses.noteLeft(urlC)
@@ -152,25 +152,25 @@ func TestARoundGoesOnAtOnceAfterAFailure(t *testing.T) {
 func TestALateConnectionIsDropped(t *testing.T) {
 	t.Parallel()
 	l, over := idleLink(rabbittest.URL()+","+rabbittest.URL()), make(chan struct{})
-	c, err := l.get(t.Context())
+	c, err := l.getConnection(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.addresses.consume(l, c)
+	l.addresses.addConsumer(l, c)
 	close(over)
 	l.dialBeside(t.Context(), rabbittest.URL(), make(chan dialled), over)
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		l.close()
+		l.closeLink()
 	}()
 	select {
 	case <-closed:
 	case <-time.After(30 * time.Second):
 		t.Fatal("close waits for a connection that came too late")
 	}
-	if c.alive() || len(l.addresses.consumers) > 0 {
-		t.Errorf("connection lives: %t, of %d links; want false, 0", c.alive(), len(l.addresses.consumers))
+	if c.isAlive() || len(l.addresses.consumers) > 0 {
+		t.Errorf("connection lives: %t, of %d links; want false, 0", c.isAlive(), len(l.addresses.consumers))
 	}
 }
 
@@ -200,8 +200,8 @@ func TestARoundIsPermanentIfEveryAddressIs(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			err := fmt.Errorf("%w: %w", ErrUnavailable, joinRound(tt.failed))
-			if permanent(err) != tt.permanent || cutAtLogin(err) != tt.atCut {
-				t.Errorf("permanent = %t, cutAtLogin = %t; want %t, %t", permanent(err), cutAtLogin(err), tt.permanent, tt.atCut)
+			if isPermanent(err) != tt.permanent || isCutAtLogin(err) != tt.atCut {
+				t.Errorf("permanent = %t, cutAtLogin = %t; want %t, %t", isPermanent(err), isCutAtLogin(err), tt.permanent, tt.atCut)
 			}
 			for _, one := range tt.failed {
 				if !errors.Is(err, one) {
@@ -221,18 +221,18 @@ func TestAlarmsMakeALinkLeaveLessAndLessOften(t *testing.T) {
 	)
 	for i, want := range []time.Duration{0, 2, 4, 8, 16, 30, 30, 30} {
 		if i > 0 {
-			if got := a.due(now); got != want*time.Second {
+			if got := a.nextMoveAfter(now); got != want*time.Second {
 				t.Errorf("after %d alarms the next may come in %s, want %d s", i, got, want)
 			}
 		}
 		now = now.Add(want * time.Second)
-		if got := a.due(now); got != 0 {
+		if got := a.nextMoveAfter(now); got != 0 {
 			t.Errorf("alarm %d has to wait for %s", i+1, got)
 		}
 	}
 	now = now.Add(2*maxAlarmPause + time.Nanosecond)
-	_ = a.due(now)
-	if got := a.due(now); got != firstAlarmPause {
+	_ = a.nextMoveAfter(now)
+	if got := a.nextMoveAfter(now); got != firstAlarmPause {
 		t.Errorf("after a time without alarms the second one has to wait for %s, want %s", got, firstAlarmPause)
 	}
 }
@@ -248,7 +248,7 @@ func fakeConn(l *link) (c *conn, dropped func() bool) {
 func TestTheOnlyBrokerIsNotLeft(t *testing.T) {
 	t.Parallel()
 	l := idleLink(urlA)
-	defer l.close()
+	defer l.closeLink()
 	c, dropped := fakeConn(l)
 	l.leaveUnconfirmed(c, destination{exchange: "red"}, time.Now())
 	if !dropped() {
@@ -263,11 +263,11 @@ func TestTheOnlyBrokerIsNotLeft(t *testing.T) {
 func watched(l *link) (c *conn, dropped func() bool, blocks chan amqp.Blocking, end func()) {
 	c, dropped = fakeConn(l)
 	closes, blocks := make(chan *amqp.Error), make(chan amqp.Blocking)
-	l.work.Go(func() { c.watch(closes, blocks) })
+	l.work.Go(func() { c.watchConnection(closes, blocks) })
 	return c, dropped, blocks, func() {
 		close(closes)
 		close(blocks)
-		l.close()
+		l.closeLink()
 	}
 }
 
@@ -287,7 +287,7 @@ func TestABlockedBrokerIsLeftAfterAWhile(t *testing.T) {
 				time.Sleep(blockedPatience - time.Nanosecond)
 				blocks <- amqp.Blocking{Active: false}
 				time.Sleep(time.Minute)
-				if c.left.Load() || dropped() || c.unblocked() != nil {
+				if c.left.Load() || dropped() || c.blockedError() != nil {
 					t.Error("a short alarm made the link leave its broker")
 				}
 				blocks <- amqp.Blocking{Active: true, Reason: "memory"}
@@ -299,7 +299,7 @@ func TestABlockedBrokerIsLeftAfterAWhile(t *testing.T) {
 				}
 				time.Sleep(time.Nanosecond)
 				synctest.Wait()
-				if c.left.Load() != tt.want || dropped() != tt.want || l.addresses.order(l.urls)[0] != l.urls[len(l.urls)-1] {
+				if c.left.Load() != tt.want || dropped() != tt.want || l.addresses.orderURLs(l.urls)[0] != l.urls[len(l.urls)-1] {
 					t.Errorf("after a long alarm the link has left its broker: %t, dropped the connection: %t; want %t", c.left.Load(), dropped(), tt.want)
 				}
 			})
@@ -312,7 +312,7 @@ func TestABlockedBrokerIsNotLeftAtOnceAfterAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := idleLink(urlA + "," + urlB)
-		l.alarms.due(time.Now())
+		l.alarms.nextMoveAfter(time.Now())
 		c, _, blocks, end := watched(l)
 		defer end()
 		blocks <- amqp.Blocking{Active: true}

@@ -195,7 +195,7 @@ func DeclareTopology(ctx context.Context, cfg wamqp.Config, topics ...string) er
 	}
 	defer sub.Close()
 	for _, topic := range topics {
-		if err := sub.initialize(ctx, topic); err != nil {
+		if err := sub.declareQueue(ctx, topic); err != nil {
 			return err
 		}
 	}
@@ -219,10 +219,10 @@ func buildTopology(ch *amqp.Channel, cfg wamqp.Config, topic string) error {
 	return nil
 }
 
-// normalize fills in what a Config of any origin may leave open. The
+// normalizeConfig fills in what a Config of any origin may leave open. The
 // Marshaler of watermill-amqp is replaced: it refuses deliveries for ever
 // whose headers are not strings, such as those of a quorum queue.
-func normalize(cfg wamqp.Config) (wamqp.Config, error) {
+func normalizeConfig(cfg wamqp.Config) (wamqp.Config, error) {
 	fault := checkAddresses(brokerurls.Split(cfg.Connection.AmqpURI))
 	switch {
 	case fault != "":

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -50,9 +51,9 @@ func openConfirmChannel(ctx context.Context, c *conn, p *Publisher) (*confirmCha
 		}
 		return ch, ch.Confirm(false)
 	}
-	ch, err := call(ctx, c, open, c.closeChannel)
+	ch, err := requestOnConn(ctx, c, open, c.closeChannel)
 	if err != nil {
-		return nil, unanswered(ctx, "open channel", err)
+		return nil, explainUnanswered(ctx, "open channel", err)
 	}
 	timer := time.NewTimer(p.opts.ConfirmTimeout)
 	timer.Stop()
@@ -66,67 +67,67 @@ func openConfirmChannel(ctx context.Context, c *conn, p *Publisher) (*confirmCha
 		maxHeader: frameSize(c.amqp) - frameOverhead,
 	}
 	if ch.IsClosed() { // before it could be heard why
-		return nil, unanswered(ctx, "open channel", amqp.ErrClosed)
+		return nil, explainUnanswered(ctx, "open channel", amqp.ErrClosed)
 	}
 	p.signals.opened.Send(true)
 	return opened, nil
 }
 
-// unanswered returns the error of a request: the reason why ctx ended, if that
+// explainUnanswered returns the error of a request: the reason why ctx ended, if that
 // is why.
-func unanswered(ctx context.Context, what string, err error) error {
+func explainUnanswered(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
-		return unavailable(ctx)
+		return unavailableError(ctx)
 	}
 	return fmt.Errorf("%w: %s: %w", ErrUnavailable, what, err)
 }
 
-// abandon gives the channel up: answers that still come belong to messages
+// abandonChannel gives the channel up: answers that still come belong to messages
 // whose results are out.
-func (c *confirmChannel) abandon() {
+func (c *confirmChannel) abandonChannel() {
 	c.abandoned = true
 	c.conn.closeChannel(c.amqp)
 }
 
-// publish sends what b has left, window messages at most ahead of their
+// publishBatch sends what b has left, window messages at most ahead of their
 // confirms: first what goes to destinations in good standing, then, one by one,
 // what goes to suspects. After an error what is in flight is not resolved, and
 // the channel is abandoned with it. The error holds the broker's exception if
 // that is what closed the channel.
-func (c *confirmChannel) publish(ctx context.Context, b *batch, window int) error {
+func (c *confirmChannel) publishBatch(ctx context.Context, b *batch, window int) error {
 	c.flights, c.settled = c.flights[:0], 0
 	clear(c.ids)
-	err := c.pass(ctx, b, window, false)
+	err := c.publishPass(ctx, b, window, false)
 	if err == nil {
-		err = c.pass(ctx, b, 1, true)
+		err = c.publishPass(ctx, b, 1, true)
 	}
 	if err != nil {
-		c.salvage(b)
+		c.salvageAnswers(b)
 	}
-	if c.inFlight() > 0 || c.nacked {
-		c.abandon()
+	if c.countInFlight() > 0 || c.nacked {
+		c.abandonChannel()
 	}
 	return err
 }
 
-func (c *confirmChannel) inFlight() int { return len(c.flights) - c.settled }
+func (c *confirmChannel) countInFlight() int { return len(c.flights) - c.settled }
 
-// pass publishes what b has left for suspects, or for the others, and waits for
+// publishPass publishes what b has left for suspects, or for the others, and waits for
 // the answers.
-func (c *confirmChannel) pass(ctx context.Context, b *batch, window int, suspects bool) error {
-	blocked := c.conn.blocked.wait()
-	for i := b.next(); i >= 0; i = b.after(i) {
+func (c *confirmChannel) publishPass(ctx context.Context, b *batch, window int, suspects bool) error {
+	blocked := c.conn.blocked.waitChannel()
+	for i := b.nextUnresolved(); i >= 0; i = b.nextAfter(i) {
 		l := &b.letters[i]
 		if l.route.suspect != suspects {
 			continue
 		}
 		if l.size > c.maxHeader {
-			b.resolve(i, fmt.Errorf("%w: headers of %d bytes, the limit is %d", ErrTooLarge, l.size, c.maxHeader))
+			b.resolveMessage(i, fmt.Errorf("%w: headers of %d bytes, the limit is %d", ErrTooLarge, l.size, c.maxHeader))
 			continue
 		}
 		// A return names the message by its id alone, so an id is in flight once.
-		for c.inFlight() >= window || c.ids[l.MessageId] {
-			if err := c.settle(ctx, b); err != nil {
+		for c.countInFlight() >= window || c.ids[l.MessageId] {
+			if err := c.settleFlights(ctx, b); err != nil {
 				return err
 			}
 		}
@@ -134,24 +135,24 @@ func (c *confirmChannel) pass(ctx context.Context, b *batch, window int, suspect
 		case <-blocked:
 			return ErrBlocked
 		case <-ctx.Done():
-			return unavailable(ctx)
+			return unavailableError(ctx)
 		default:
 		}
-		if err := c.send(i, l); err != nil {
+		if err := c.sendLetter(i, l); err != nil {
 			return err
 		}
 	}
-	for c.inFlight() > 0 {
-		if err := c.settle(ctx, b); err != nil {
+	for c.countInFlight() > 0 {
+		if err := c.settleFlights(ctx, b); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// send puts l in flight before it is written: if the broker closes the
+// sendLetter puts l in flight before it is written: if the broker closes the
 // connection over its first bytes, the rest cannot be written.
-func (c *confirmChannel) send(i int, l *letter) error {
+func (c *confirmChannel) sendLetter(i int, l *letter) error {
 	if c.settled > 0 && len(c.flights) == cap(c.flights) {
 		c.flights = append(c.flights[:0], c.flights[c.settled:]...)
 		c.settled = 0
@@ -160,50 +161,50 @@ func (c *confirmChannel) send(i int, l *letter) error {
 	c.ids[l.MessageId] = true
 	confirm, err := c.amqp.PublishWithDeferredConfirm(l.route.exchange, l.route.key, true, false, l.Publishing)
 	if err != nil {
-		return c.lost()
+		return c.lossError()
 	}
 	c.flights[len(c.flights)-1].confirm = confirm
 	return nil
 }
 
-// alone returns the index of the one message that is in flight, or -1 if there
+// loneMessage returns the index of the one message that is in flight, or -1 if there
 // is none or another one with it.
-func (c *confirmChannel) alone() int {
-	if c.inFlight() != 1 {
+func (c *confirmChannel) loneMessage() int {
+	if c.countInFlight() != 1 {
 		return -1
 	}
 	return c.flights[c.settled].index
 }
 
-// settle waits for the answer to the first message in flight and resolves it.
+// settleFlights waits for the answer to the first message in flight and resolves it.
 // An error means that there was none.
-func (c *confirmChannel) settle(ctx context.Context, b *batch) error {
+func (c *confirmChannel) settleFlights(ctx context.Context, b *batch) error {
 	f := c.flights[c.settled]
-	if err := c.await(ctx, b, f); err != nil {
+	if err := c.awaitAnswer(ctx, b, f); err != nil {
 		return err
 	}
-	if !c.answered(b, f) {
-		return c.lost()
+	if !c.takeAnswer(b, f) {
+		return c.lossError()
 	}
 	c.settled++
 	return nil
 }
 
-// salvage resolves what was answered out of turn, before the channel is given
+// salvageAnswers resolves what was answered out of turn, before the channel is given
 // up: it need not be sent again, nor can it be what the channel was closed over.
-func (c *confirmChannel) salvage(b *batch) {
+func (c *confirmChannel) salvageAnswers(b *batch) {
 	open := c.flights[:0]
 	for _, f := range c.flights[c.settled:] {
-		if f.confirm == nil || !c.answered(b, f) {
+		if f.confirm == nil || !c.takeAnswer(b, f) {
 			open = append(open, f)
 		}
 	}
 	c.flights, c.settled = open, 0
 }
 
-// answered resolves f if the broker has answered for it, and reports whether it
+// takeAnswer resolves f if the broker has answered for it, and reports whether it
 // has.
-func (c *confirmChannel) answered(b *batch, f flight) bool {
+func (c *confirmChannel) takeAnswer(b *batch, f flight) bool {
 	select {
 	case <-f.confirm.Done():
 	default:
@@ -217,38 +218,38 @@ func (c *confirmChannel) answered(b *batch, f flight) bool {
 	delete(c.ids, l.MessageId)
 	if l.route.suspect {
 		l.route.suspect = false
-		c.known.accept(l.route.destination)
+		c.known.noteAccepted(l.route.destination)
 	}
-	c.conn.hear()
+	c.conn.noteHeard()
 	if !acked {
 		c.nacked = true
-		b.nack(f.index)
+		b.nackMessage(f.index)
 		return true
 	}
-	c.patiences.of(l.route.exchange).confirmed(time.Since(f.sent))
+	c.patiences.patienceOf(l.route.exchange).noteConfirmed(time.Since(f.sent))
 	c.conn.link.confirmedBy(c.conn, l.route.destination)
 	// The broker sends a return before its ack, and the library hands both over
 	// in that order: it is in the buffer, if there is one.
 	c.collectReturns()
 	if r, ok := c.returned[l.MessageId]; ok {
 		delete(c.returned, l.MessageId)
-		b.resolve(f.index, fmt.Errorf("%w: exchange %s: %d %s", ErrUnroutable, r.Exchange, r.ReplyCode, r.ReplyText))
+		b.resolveMessage(f.index, fmt.Errorf("%w: exchange %s: %d %s", ErrUnroutable, r.Exchange, r.ReplyCode, r.ReplyText))
 		return true
 	}
-	b.resolve(f.index, nil)
+	b.resolveMessage(f.index, nil)
 	return true
 }
 
-// await waits until f is answered, or for the patience with the next confirm.
-func (c *confirmChannel) await(ctx context.Context, b *batch, f flight) error {
+// awaitAnswer waits until f is answered, or for the patience with the next confirm.
+func (c *confirmChannel) awaitAnswer(ctx context.Context, b *batch, f flight) error {
 	select {
 	case <-f.confirm.Done():
 		return nil
 	default:
 	}
 	to := b.letters[f.index].route.destination
-	p := c.patiences.of(to.exchange)
-	began, timeout := time.Now(), p.current()
+	p := c.patiences.patienceOf(to.exchange)
+	began, timeout := time.Now(), p.currentWait()
 	defer c.timer.Stop()
 	for waits := 1; ; waits++ {
 		c.timer.Reset(timeout)
@@ -256,15 +257,15 @@ func (c *confirmChannel) await(ctx context.Context, b *batch, f flight) error {
 		case <-f.confirm.Done():
 			return nil
 		case <-ctx.Done():
-			return unavailable(ctx)
-		case <-c.conn.blocked.wait():
+			return unavailableError(ctx)
+		case <-c.conn.blocked.waitChannel():
 			return ErrBlocked
 		case <-c.timer.C:
 		}
 		if waits < othersConfirmed && time.Since(began) < p.most && c.conn.heardSince(began) {
 			continue
 		}
-		return c.unconfirmed(ctx, p, to, began)
+		return c.explainUnconfirmed(ctx, p, to, began)
 	}
 }
 
@@ -283,8 +284,8 @@ func (c *confirmChannel) collectReturns() {
 	}
 }
 
-// lost says why the channel is closed.
-func (c *confirmChannel) lost() error {
+// lossError says why the channel is closed.
+func (c *confirmChannel) lossError() error {
 	select {
 	case e := <-c.closes:
 		if e != nil {
@@ -293,4 +294,151 @@ func (c *confirmChannel) lost() error {
 	case <-time.After(c.conn.limits.RequestTimeout):
 	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, amqp.ErrClosed)
+}
+
+const (
+	// minConfirmTimeout is the shortest adaptive timeout, and firstConfirmTimeout the first.
+	minConfirmTimeout   = time.Second
+	firstConfirmTimeout = 2 * time.Second
+
+	// othersConfirmed is how many waits for a confirm may pass while others are confirmed on
+	// the connection: a busy queue is slower than others.
+	othersConfirmed = 4
+
+	// livenessTimeout is how long a broker that does not confirm may take to open a channel
+	// before its connection is dropped.
+	livenessTimeout = time.Second
+)
+
+// A confirmPatience is how long to wait for the next confirm. It follows how long confirms
+// take, as TCP's retransmission timer follows the round trip (RFC 6298): their smoothed
+// mean and four times the deviation from it. It doubles after a timeout at each broker.
+type confirmPatience struct {
+	least, most time.Duration
+	brokers     int
+
+	mu              sync.Mutex
+	mean, deviation time.Duration // mean is 0 before the first confirm
+	timeout         time.Duration
+	vain            int       // waits in a row
+	expiredAt       time.Time // when a wait that counts ended last
+}
+
+func newConfirmPatience(most time.Duration, brokers int) *confirmPatience {
+	return &confirmPatience{least: min(minConfirmTimeout, most), most: most, brokers: brokers, timeout: min(firstConfirmTimeout, most)}
+}
+
+// currentWait returns how long to wait.
+func (p *confirmPatience) currentWait() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.timeout
+}
+
+// noteConfirmed learns from a confirm that took so long.
+func (p *confirmPatience) noteConfirmed(took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mean == 0 {
+		p.mean, p.deviation = took, took/2
+	} else {
+		p.deviation += ((took - p.mean).Abs() - p.deviation) / 4
+		p.mean += (took - p.mean) / 8
+	}
+	p.timeout, p.vain = min(max(p.mean+4*p.deviation, p.least), p.most), 0
+}
+
+// noteExpired notes a timeout after waiting so long, and reports whether to try another broker:
+// each once at first, and then one in each round of timeouts. Overlapping timeouts count once.
+func (p *confirmPatience) noteExpired(waited time.Duration, now time.Time) (leave bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isCounted(waited, now) {
+		if p.vain++; p.vain%p.brokers == 0 {
+			p.timeout = min(2*p.timeout, p.most)
+		}
+	}
+	return p.vain < p.brokers || p.vain%p.brokers == 0
+}
+
+// noteSlow notes a timeout after waiting so long for a broker that confirms other messages: this
+// destination takes longer. Overlapping timeouts count once.
+func (p *confirmPatience) noteSlow(waited time.Duration, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isCounted(waited, now) {
+		p.timeout = min(2*p.timeout, p.most)
+	}
+}
+
+// isCounted reports whether a timeout does not overlap the last one that counted. mu is held.
+func (p *confirmPatience) isCounted(waited time.Duration, now time.Time) bool {
+	if now.Sub(p.expiredAt) < waited/2 {
+		return false
+	}
+	p.expiredAt = now
+	return true
+}
+
+// patiences has one for each exchange: queues differ in how long they take.
+type patiences struct {
+	most    time.Duration
+	brokers int
+
+	mu         sync.Mutex
+	byExchange map[string]*confirmPatience
+}
+
+func (ps *patiences) patienceOf(exchange string) *confirmPatience {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p := ps.byExchange[exchange]
+	if p == nil {
+		if ps.byExchange == nil || len(ps.byExchange) >= maxDestinations {
+			ps.byExchange = make(map[string]*confirmPatience)
+		}
+		p = newConfirmPatience(ps.most, ps.brokers)
+		ps.byExchange[exchange] = p
+	}
+	return p
+}
+
+// explainUnconfirmed says why the oldest message in flight, to a destination, is not confirmed since
+// then, and gives the connection up if it is to blame:
+//
+//   - The broker has answered for others on the connection since: the queue is to blame.
+//   - It answers nothing at all: it hangs, or the network is cut.
+//   - It opens channels and confirms nothing: all queues in use lack a majority, as on the
+//     smaller side of a partition. Another broker may be better off.
+func (c *confirmChannel) explainUnconfirmed(ctx context.Context, p *confirmPatience, to destination, since time.Time) error {
+	now := time.Now()
+	waited := now.Sub(since)
+	if c.conn.heardSince(since) {
+		p.noteSlow(waited, now)
+		return fmt.Errorf("%w: no confirm within %s; the broker answered for other messages on the connection", ErrUnconfirmed, waited.Round(time.Millisecond))
+	}
+	leave := p.noteExpired(waited, now)
+	if !c.conn.opensChannel(ctx) {
+		if ctx.Err() != nil {
+			return unavailableError(ctx)
+		}
+		c.conn.link.leaveUnconfirmed(c.conn, to, since)
+		return fmt.Errorf("%w: no confirm within %s, and no answer to a request", ErrUnavailable, waited.Round(time.Millisecond))
+	}
+	if c.conn.link.hasSeveral() && leave {
+		c.conn.link.leaveUnconfirmed(c.conn, to, since)
+	}
+	return fmt.Errorf("%w: no confirm within %s for any message on the connection", ErrUnconfirmed, waited.Round(time.Millisecond))
+}
+
+// opensChannel reports whether the broker opens a channel within livenessTimeout. It does
+// not drop the connection.
+func (c *conn) opensChannel(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, min(livenessTimeout, c.limits.RequestTimeout))
+	defer cancel()
+	ch, err := requestOnConn(ctx, c, c.amqp.Channel, c.closeChannel)
+	if err == nil {
+		c.closeChannel(ch)
+	}
+	return err == nil
 }

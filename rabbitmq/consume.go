@@ -5,7 +5,10 @@ import (
 	"crypto/rand"
 	"fmt"
 	"maps"
+	mathrand "math/rand/v2"
 	"strings"
+	"sync"
+	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -13,21 +16,21 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// connect opens the next epoch.
-func (s *subscription) connect(ctx context.Context) (*epoch, error) {
+// connectEpoch opens the next epoch.
+func (s *subscription) connectEpoch(ctx context.Context) (*epoch, error) {
 	var e *epoch
-	prefetch := s.prefetch()
-	err := s.subscriber.persist(ctx, s.link, s.topic, func(c *conn) (err error) {
-		e, err = s.consume(ctx, c, prefetch)
+	prefetch := s.prefetchCount()
+	err := s.subscriber.retryUntilDone(ctx, s.link, s.topic, func(c *conn) (err error) {
+		e, err = s.consumeOn(ctx, c, prefetch)
 		return err
 	})
 	s.subscriber.signals.consumes.Send(prefetch)
 	return e, err
 }
 
-// consume opens a channel that receives the messages of the topic, prefetch of them ahead of
+// consumeOn opens a channel that receives the messages of the topic, prefetch of them ahead of
 // their acks.
-func (s *subscription) consume(ctx context.Context, c *conn, prefetch int) (*epoch, error) {
+func (s *subscription) consumeOn(ctx context.Context, c *conn, prefetch int) (*epoch, error) {
 	open := func() (*epoch, error) {
 		ch, err := c.amqp.Channel()
 		if err != nil {
@@ -47,10 +50,10 @@ func (s *subscription) consume(ctx context.Context, c *conn, prefetch int) (*epo
 		}
 		acks := newAcks(ch, s.subscriber.ackLimit(prefetch), s.subscriber.ackDelay)
 		e := &epoch{conn: c, amqp: ch, tag: tag, prefetch: prefetch, deliveries: deliveries, acks: acks, cancels: cancels, gone: make(chan struct{})}
-		e.start(closes)
+		e.watchChannel(closes)
 		return e, nil
 	}
-	return call(ctx, c, open, func(e *epoch) { c.closeChannel(e.amqp) })
+	return requestOnConn(ctx, c, open, func(e *epoch) { c.closeChannel(e.amqp) })
 }
 
 func (s *subscription) startConsumer(ch *amqp.Channel, tag string, prefetch int) (<-chan amqp.Delivery, error) {
@@ -94,7 +97,7 @@ func declaresStream(cfg wamqp.Config) bool {
 // as a queue. The texts are those with which it refuses to declare it as a queue, and to
 // consume from it with a priority.
 func explainStream(err error) error {
-	if !isCode(err, amqp.PreconditionFailed) {
+	if !hasCode(err, amqp.PreconditionFailed) {
 		return err
 	}
 	for _, words := range []string{"current is 'stream'", "current is the value 'stream'", "queue type rabbit_stream_queue"} {
@@ -103,4 +106,136 @@ func explainStream(err error) error {
 		}
 	}
 	return err
+}
+
+// An epoch is one channel with one consumer. Its deliveries are settled on it
+// or not at all.
+type epoch struct {
+	conn       *conn
+	amqp       *amqp.Channel
+	tag        string
+	prefetch   int
+	deliveries <-chan amqp.Delivery
+	acks       *acks
+	gone       chan struct{} // closed once the channel is
+	cause      *amqp.Error   // why, if the broker said so; valid once gone is closed
+	cancels    <-chan string // has an element once the broker has cancelled the consumer, before deliveries ends
+	inHand     sync.WaitGroup
+}
+
+// watchChannel starts the goroutines of e, which end with the channel.
+func (e *epoch) watchChannel(closes <-chan *amqp.Error) {
+	e.conn.work.Go(func() {
+		e.cause = <-closes
+		close(e.gone)
+	})
+	e.conn.work.Go(func() { e.acks.sendAcksUntil(e.gone) })
+}
+
+// noteEnd is called once deliveries is closed. If that is so because the channel is, it
+// waits for the cause: the client has told it before, but to a goroutine that may not
+// have run yet.
+func (e *epoch) noteEnd() {
+	if e.amqp.IsClosed() {
+		<-e.gone
+	}
+}
+
+// isOver reports whether the channel of e is gone.
+func (e *epoch) isOver() bool {
+	select {
+	case <-e.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// endedUnreadable reports whether the client itself ended e because it could not
+// read what the broker sent.
+func (e *epoch) endedUnreadable() bool {
+	select {
+	case <-e.gone:
+		return e.cause != nil && !e.cause.Server &&
+			(strings.Contains(e.cause.Reason, amqp.ErrSyntax.Reason) || strings.Contains(e.cause.Reason, amqp.ErrFrame.Reason))
+	default:
+		return false
+	}
+}
+
+// wasCancelled reports, once, whether the broker has ended the consumer and not the channel,
+// as it does when the queue is deleted.
+func (e *epoch) wasCancelled() bool {
+	select {
+	case _, told := <-e.cancels:
+		return told
+	default:
+		return false
+	}
+}
+
+func (e *epoch) endReason() string {
+	select {
+	case <-e.gone:
+		if e.cause != nil {
+			return e.cause.Error()
+		}
+		return "channel closed"
+	default:
+		return "consumer cancelled"
+	}
+}
+
+// holdBefore waits for about delay, but not on a channel that is gone or when it is
+// time to stop.
+func (e *epoch) holdBefore(intake context.Context, delay time.Duration) {
+	timer := time.NewTimer(delay/2 + mathrand.N(delay))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-intake.Done():
+	case <-e.gone:
+	}
+}
+
+// cancelAndDrain stops the consumer and returns the tags of what was sent before and not
+// taken. It takes the deliveries while it waits, or the client would keep the payloads of all.
+// It reports false if the broker did not answer.
+func (e *epoch) cancelAndDrain() (sent []uint64, ok bool) {
+	cancelled := make(chan bool, 1)
+	e.conn.work.Go(func() { cancelled <- e.cancelConsumer() })
+	for deliveries := e.deliveries; ; {
+		select {
+		case d, more := <-deliveries:
+			if !more {
+				return sent, <-cancelled
+			}
+			sent = append(sent, d.DeliveryTag)
+		case ok = <-cancelled:
+			if !ok {
+				return nil, false
+			}
+			for d := range deliveries {
+				sent = append(sent, d.DeliveryTag)
+			}
+			return sent, true
+		}
+	}
+}
+
+// cancelConsumer stops the consumer. It reports whether the broker said so, and then
+// deliveries ends after what was sent before.
+func (e *epoch) cancelConsumer() bool {
+	_, err := requestOnConn(context.Background(), e.conn, func() (any, error) { return nil, e.amqp.Cancel(e.tag, false) }, nil)
+	return err == nil
+}
+
+// closeChannel tells the broker what became of the deliveries and closes the channel,
+// which gives back the others, in the order in which they came. If the broker does not
+// answer in time, the connection is dropped, which does the same.
+func (e *epoch) closeChannel() {
+	defer time.AfterFunc(e.conn.limits.RequestTimeout, e.conn.dropConnection).Stop()
+	e.acks.flushAcks()
+	e.conn.closeChannel(e.amqp)
+	<-e.gone
 }

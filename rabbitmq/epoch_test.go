@@ -44,9 +44,9 @@ func TestAnEpochKnowsWhyItHasEnded(t *testing.T) {
 		for range e.deliveries { // until they have ended
 			t.Error("there was a message")
 		}
-		e.start(closes)
-		e.ended()
-		if !strings.Contains(e.reason(), "NOT_FOUND") {
+		e.watchChannel(closes)
+		e.noteEnd()
+		if !strings.Contains(e.endReason(), "NOT_FOUND") {
 			unknown++
 		}
 	}

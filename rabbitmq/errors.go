@@ -55,11 +55,11 @@ var (
 // somebody closed the connection.
 var hardFaults = []int{amqp.FrameError, amqp.SyntaxError, amqp.CommandInvalid, amqp.NotImplemented, amqp.InternalError}
 
-// exception returns the exception with which the broker closed a channel
+// serverException returns the exception with which the broker closed a channel
 // (Recover is true), or the connection, over something that was sent. It returns
 // nil if the connection went for another reason, or if the broker did not say
 // why.
-func exception(err error) *amqp.Error {
+func serverException(err error) *amqp.Error {
 	var e *amqp.Error
 	if errors.As(err, &e) && e.Server && (e.Recover || slices.Contains(hardFaults, e.Code)) {
 		return e
@@ -72,25 +72,25 @@ func exception(err error) *amqp.Error {
 // connection over a wrong one; but so may a network, once or twice.
 const loginTries = 3
 
-// cutAtLogin reports whether the broker hung up on the password without a word. In a round,
+// isCutAtLogin reports whether the broker hung up on the password without a word. In a round,
 // one such broker is enough if all others refuse for good: a network may have cut it off.
-func cutAtLogin(err error) bool {
-	return permanent(err) && slices.ContainsFunc(addressErrors(err), func(err error) bool {
+func isCutAtLogin(err error) bool {
+	return isPermanent(err) && slices.ContainsFunc(addressErrors(err), func(err error) bool {
 		var e *amqp.Error
 		return errors.As(err, &e) && !e.Server && e.Code == amqp.AccessRefused
 	})
 }
 
-// isCode reports whether err is the broker's exception with this code.
-func isCode(err error, code int) bool {
+// hasCode reports whether err is the broker's exception with this code.
+func hasCode(err error, code int) bool {
 	var e *amqp.Error
 	return errors.As(err, &e) && e.Code == code
 }
 
-// permanent reports whether no retry can mend err: the broker knows us and
+// isPermanent reports whether no retry can mend err: the broker knows us and
 // refuses, or the queue exists with other arguments. Of several brokers each has to
 // refuse, because another one may come back. See [cutAtLogin].
-func permanent(err error) bool {
+func isPermanent(err error) bool {
 	return !slices.ContainsFunc(addressErrors(err), func(err error) bool { return !refusesForGood(err) })
 }
 

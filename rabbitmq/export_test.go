@@ -47,7 +47,7 @@ func Leave(url string) { known.noteLeft(url) }
 
 // LeaveUnconfirmed makes p leave its broker because a message to topic is not confirmed.
 func LeaveUnconfirmed(t testing.TB, p *Publisher, topic string) {
-	p.link.leaveUnconfirmed(currentOf(t, p.link), p.route(topic).destination, time.Now())
+	p.link.leaveUnconfirmed(currentOf(t, p.link), p.routeOf(topic).destination, time.Now())
 }
 
 // PublishesTo and ConsumesFrom return the URL of the broker, and whether it is left by now.
@@ -88,5 +88,5 @@ const RefusalMemory = refusalMemory
 
 // DeleteThrough is Delete, and calls unbound when the queues are unbound and not deleted yet.
 func (t Topology) DeleteThrough(ctx context.Context, url string, unbound func()) ([]Part, error) {
-	return t.delete(ctx, url, nil, unbound)
+	return t.deleteTopology(ctx, url, nil, unbound)
 }

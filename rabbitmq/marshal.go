@@ -67,7 +67,7 @@ func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
 func (Marshaler) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 	msg := message.NewMessage(d.MessageId, d.Body)
 	for name, value := range d.Headers {
-		msg.Metadata[name] = text(value)
+		msg.Metadata[name] = textOf(value)
 	}
 	// Publishers of watermill-amqp keep the id in a header.
 	if uuid, ok := msg.Metadata[wamqp.DefaultMessageUUIDHeaderKey]; ok && msg.UUID == "" {
@@ -122,8 +122,8 @@ func isTimestamp(t time.Time, s string) bool {
 	return string(t.UTC().Truncate(time.Second).AppendFormat(buf[:0], time.RFC3339)) == s
 }
 
-// text returns the value of a header in string form.
-func text(value any) string {
+// textOf returns the value of a header in string form.
+func textOf(value any) string {
 	switch v := value.(type) {
 	case nil:
 		return ""
@@ -136,52 +136,52 @@ func text(value any) string {
 	case time.Time:
 		return v.UTC().Format(time.RFC3339)
 	case amqp.Table, map[string]any, []any:
-		encoded, err := json.Marshal(plain(v, maxNesting))
+		encoded, err := json.Marshal(plainValue(v, maxNesting))
 		if err != nil {
 			return fmt.Sprint(v)
 		}
 		return string(encoded)
 	case amqp.Decimal:
-		return decimal(v)
+		return decimalText(v)
 	}
 	return fmt.Sprint(value) // integers and floats of every size
 }
 
-// plain returns value in terms of what JSON can express, nested at most depth
+// plainValue returns value in terms of what JSON can express, nested at most depth
 // deep.
-func plain(value any, depth int) any {
+func plainValue(value any, depth int) any {
 	if depth == 0 {
 		return "…"
 	}
 	switch v := value.(type) {
 	case amqp.Table:
-		return plain(map[string]any(v), depth)
+		return plainValue(map[string]any(v), depth)
 	case map[string]any:
 		out := make(map[string]any, len(v))
 		for name, field := range v {
-			out[name] = plain(field, depth-1)
+			out[name] = plainValue(field, depth-1)
 		}
 		return out
 	case []any:
 		out := make([]any, len(v))
 		for i, element := range v {
-			out[i] = plain(element, depth-1)
+			out[i] = plainValue(element, depth-1)
 		}
 		return out
 	case float32:
-		return plain(float64(v), depth)
+		return plainValue(float64(v), depth)
 	case float64:
 		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return text(v)
+			return textOf(v)
 		}
 		return v
 	case nil, bool, string, int8, int16, int32, int64, int, uint8, uint16, uint32:
 		return v
 	}
-	return text(value)
+	return textOf(value)
 }
 
-// decimal writes v.Value / 10^v.Scale.
-func decimal(v amqp.Decimal) string {
+// decimalText writes v.Value / 10^v.Scale.
+func decimalText(v amqp.Decimal) string {
 	return strconv.FormatInt(int64(v.Value), 10) + "e-" + strconv.Itoa(int(v.Scale))
 }

@@ -13,7 +13,7 @@ func TestConfirmPatience(t *testing.T) {
 	confirms := func(n int, took time.Duration) func(*confirmPatience) {
 		return func(p *confirmPatience) {
 			for range n {
-				p.confirmed(took)
+				p.noteConfirmed(took)
 			}
 		}
 	}
@@ -21,10 +21,10 @@ func TestConfirmPatience(t *testing.T) {
 		return func(p *confirmPatience) {
 			now := time.Now()
 			for range n {
-				waited := p.current()
+				waited := p.currentWait()
 				now = now.Add(waited)
 				for range together {
-					p.expired(waited, now)
+					p.noteExpired(waited, now)
 				}
 			}
 		}
@@ -33,10 +33,10 @@ func TestConfirmPatience(t *testing.T) {
 		return func(p *confirmPatience) {
 			now := time.Now()
 			for range n {
-				waited := p.current()
+				waited := p.currentWait()
 				now = now.Add(waited)
 				for i := range together {
-					p.slow(waited, now.Add(time.Duration(i)*waited/10))
+					p.noteSlow(waited, now.Add(time.Duration(i)*waited/10))
 				}
 			}
 		}
@@ -66,11 +66,11 @@ func TestConfirmPatience(t *testing.T) {
 		for _, do := range tt.do {
 			do(p)
 		}
-		if got := p.current(); got < tt.least || got > tt.most {
+		if got := p.currentWait(); got < tt.least || got > tt.most {
 			t.Errorf("%s: the timeout is %v, want %v to %v", tt.name, got, tt.least, tt.most)
 		}
 	}
-	if got := newConfirmPatience(50*time.Millisecond, 1).current(); got != 50*time.Millisecond {
+	if got := newConfirmPatience(50*time.Millisecond, 1).currentWait(); got != 50*time.Millisecond {
 		t.Errorf("a ConfirmTimeout of 50 ms begins with %v", got)
 	}
 }

@@ -20,8 +20,8 @@ func connected(t *testing.T, url string) *conn {
 	t.Helper()
 	cfg := wamqp.Config{Connection: wamqp.ConnectionConfig{AmqpURI: url}}
 	l := newLink(cfg, ConnectionOptions{RequestTimeout: 500 * time.Millisecond}, slog.New(slog.DiscardHandler))
-	t.Cleanup(l.close)
-	c, err := l.get(t.Context())
+	t.Cleanup(l.closeLink)
+	c, err := l.getConnection(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func connected(t *testing.T, url string) *conn {
 // stick asks for what is not answered before answer is closed or c is dropped.
 func stick(t *testing.T, c *conn, answer <-chan struct{}) {
 	t.Helper()
-	_, err := ask(t.Context(), c, func(*amqp.Channel) (any, error) {
+	_, err := requestOnChannel(t.Context(), c, func(*amqp.Channel) (any, error) {
 		select {
 		case <-answer:
 			return nil, nil
@@ -69,11 +69,11 @@ func TestAStuckRequestCostsItsChannel(t *testing.T) {
 	for range maxStuck {
 		stick(t, c, nil)
 	}
-	if !c.alive() {
+	if !c.isAlive() {
 		t.Fatalf("the connection is dropped with %d requests stuck", maxStuck)
 	}
 	stick(t, c, nil)
-	await(t, "the end of a connection with one stuck request too many", func() bool { return !c.alive() })
+	await(t, "the end of a connection with one stuck request too many", func() bool { return !c.isAlive() })
 }
 
 // A connection on which nothing is answered is dropped with the first request.
@@ -83,5 +83,5 @@ func TestASilentConnectionIsDropped(t *testing.T) {
 	c := connected(t, proxy.URL())
 	proxy.Stall(true)
 	stick(t, c, nil)
-	await(t, "the end of the connection", func() bool { return !c.alive() })
+	await(t, "the end of the connection", func() bool { return !c.isAlive() })
 }

@@ -27,7 +27,7 @@ func newSuspectedBroker() *suspectedBroker {
 	subscription.log = slog.New(slog.NewTextHandler(&b.log, nil))
 	subscription.addresses = b.publisher.addresses
 	b.consumer, b.dropped = fakeConn(subscription)
-	subscription.addresses.consume(subscription, b.consumer)
+	subscription.addresses.addConsumer(subscription, b.consumer)
 	b.from, _ = fakeConn(b.publisher)
 	b.to, _ = fakeConn(b.publisher)
 	b.to.url = urlB
@@ -88,13 +88,13 @@ var suspicionCases = []struct {
 	{"a delivery during the wait for the confirm", func(b *suspectedBroker) {
 		began := time.Now()
 		time.Sleep(time.Nanosecond)
-		b.consumer.hear()
+		b.consumer.noteHeard()
 		time.Sleep(minConfirmTimeout)
 		b.publisher.leaveUnconfirmed(b.from, b.red, began)
 		b.publisher.confirmedBy(b.to, b.red)
 	}, false},
 	{"a delivery before the wait", func(b *suspectedBroker) {
-		b.consumer.hear()
+		b.consumer.noteHeard()
 		b.suspect()
 		b.publisher.confirmedBy(b.to, b.red)
 	}, true},
@@ -142,26 +142,26 @@ func TestASuspectIsNotLeftWithMessagesInHand(t *testing.T) {
 			b.publisher.confirmedBy(b.to, b.red)
 			synctest.Wait()
 		}
-		b.consumer.handOver()
-		b.consumer.handOver()
+		b.consumer.noteHandover()
+		b.consumer.noteHandover()
 		confirm()
 		time.Sleep(time.Hour)
-		b.consumer.handled()
+		b.consumer.noteHandled()
 		confirm() // again, which says nothing new
 		time.Sleep(time.Hour)
 		if b.dropped() {
 			t.Fatal("the connection is dropped, and a handler is at work")
 		}
-		b.consumer.hear()
-		b.consumer.handled()
+		b.consumer.noteHeard()
+		b.consumer.noteHandled()
 		time.Sleep(time.Hour)
 		if b.dropped() {
 			t.Fatal("the connection is dropped, and something was delivered")
 		}
-		b.consumer.handOver()
+		b.consumer.noteHandover()
 		confirm()
 		time.Sleep(settledPause / 2)
-		b.consumer.handled()
+		b.consumer.noteHandled()
 		time.Sleep(settledPause - time.Nanosecond)
 		if b.dropped() {
 			t.Error("the connection is dropped before the ack is written for sure")
@@ -178,7 +178,7 @@ func TestASubscriptionEndsAtASuspect(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newSuspectedBroker()
-		b.consumer.handOver()
+		b.consumer.noteHandover()
 		b.suspect()
 		b.publisher.confirmedBy(b.to, b.red)
 		close(b.consumer.dead)

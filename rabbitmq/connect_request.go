@@ -20,20 +20,20 @@ type answer[T any] struct {
 	err   error
 }
 
-// call runs f, which asks the broker something over c, and returns its result. If the broker
+// requestOnConn runs f, which asks the broker something over c, and returns its result. If the broker
 // does not answer within RequestTimeout, the connection is dropped, because the library would
 // wait for ever; the error is an errTimeout. If ctx ends first, f goes on alone and discard
 // gets what it returns without an error.
-func call[T any](ctx context.Context, c *conn, f func() (T, error), discard func(T)) (T, error) {
-	return request(ctx, c, f, discard, func() bool { return false })
+func requestOnConn[T any](ctx context.Context, c *conn, f func() (T, error), discard func(T)) (T, error) {
+	return awaitRequest(ctx, c, f, discard, func() bool { return false })
 }
 
-// ask is [call] with a channel of its own, which an exception closes. If the broker does not
+// requestOnChannel is [requestOnConn] with a channel of its own, which an exception closes. If the broker does not
 // answer in time but opens another channel, the connection stays: a node of a cluster that
 // stands still delays declarations on all nodes for up to a minute, and deliveries go on
 // meanwhile. The request then ends with its answer or with the connection.
-func ask[T any](ctx context.Context, c *conn, f func(*amqp.Channel) (T, error)) (T, error) {
-	return request(ctx, c, func() (answer T, err error) {
+func requestOnChannel[T any](ctx context.Context, c *conn, f func(*amqp.Channel) (T, error)) (T, error) {
+	return awaitRequest(ctx, c, func() (answer T, err error) {
 		ch, err := c.amqp.Channel()
 		if err != nil {
 			return answer, err
@@ -44,15 +44,15 @@ func ask[T any](ctx context.Context, c *conn, f func(*amqp.Channel) (T, error)) 
 }
 
 // closeChannel closes ch in the background. If the broker does not answer in time, it does
-// with the connection what [ask] does.
+// with the connection what [requestOnChannel] does.
 func (c *conn) closeChannel(ch *amqp.Channel) {
 	c.work.Go(func() {
-		_, _ = request(context.Background(), c, func() (any, error) { return nil, ch.Close() }, nil, c.outlivesRequest)
+		_, _ = awaitRequest(context.Background(), c, func() (any, error) { return nil, ch.Close() }, nil, c.outlivesRequest)
 	})
 }
 
-// request is [call]. When RequestTimeout is over, spare says whether the connection stays.
-func request[T any](ctx context.Context, c *conn, f func() (T, error), discard func(T), spare func() bool) (T, error) {
+// awaitRequest is [requestOnConn]. When RequestTimeout is over, spare says whether the connection stays.
+func awaitRequest[T any](ctx context.Context, c *conn, f func() (T, error), discard func(T), spare func() bool) (T, error) {
 	done, left := make(chan answer[T]), make(chan struct{})
 	report := func(a answer[T]) {
 		select {
@@ -80,7 +80,7 @@ func request[T any](ctx context.Context, c *conn, f func() (T, error), discard f
 			report(a)
 		case <-timer.C:
 			if !spare() {
-				c.drop()
+				c.dropConnection()
 				a := <-answered
 				if a.err != nil {
 					a.err = fmt.Errorf("%w: %w", errTimeout, a.err)

@@ -11,7 +11,7 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// receive hands over the deliveries of e until intake ends or e does, or e is to be renewed,
+// receiveDeliveries hands over the deliveries of e until intake ends or e does, or e is to be renewed,
 // which it reports as calm: it was idle for the topology interval, or blameless with one message
 // at a time, or its prefetch does not suit the sizes of the messages. It gives back what it did
 // not hand over.
@@ -20,49 +20,49 @@ import (
 // a quorum queue is deleted and declared again at once, RabbitMQ 3.10 neither
 // cancels its consumers nor delivers to them, and keeps what it believes to
 // have sent them until their channel closes.
-func (s *subscription) receive(intake, work context.Context, e *epoch) (calm bool) {
+func (s *subscription) receiveDeliveries(intake, work context.Context, e *epoch) (calm bool) {
 	interval := s.subscriber.opts.TopologyInterval
 	ticker := time.NewTicker(interval/2 + rand.N(interval))
 	defer ticker.Stop()
 	isolated := time.NewTicker(interval)
 	defer isolated.Stop()
-	s.lanes.begin(e)
-	defer s.giveBack(e)
+	s.lanes.beginEpoch(e)
+	defer s.giveBackItems(e)
 	for delivered, leaving, intervals := false, false, 0; ; {
-		if leaving && (!s.keyed() || s.lanes.free()) {
+		if leaving && (!s.isKeyed() || s.lanes.hasRoom()) {
 			return true
 		}
-		next, room := s.lanes.offer()
-		in, out, msg := s.ready(e, next, room || leaving)
+		next, room := s.lanes.offerNext()
+		in, out, msg := s.nextSelection(e, next, room || leaving)
 		select {
 		case out <- msg:
-			s.lanes.handedOver()
+			s.lanes.noteHandedOver()
 			e.inHand.Add(1)
-			e.conn.handOver()
-			go s.settle(intake, work, next)
+			e.conn.noteHandover()
+			go s.awaitVerdict(intake, work, next)
 		case d, ok := <-in:
 			if !ok { // a receive from a closed channel is no message
-				e.ended()
+				e.noteEnd()
 				return false
 			}
 			if leaving {
-				e.conn.hear()
+				e.conn.noteHeard()
 				continue // it comes again, and here it would take memory
 			}
 			delivered = true
-			s.take(work, e, d)
-			leaving = s.misfit(e)
+			s.takeDelivery(work, e, d)
+			leaving = s.isMisfit(e)
 		case <-s.lanes.wake:
 		case <-isolated.C:
 			intervals++
-			leaving = leaving || s.single && s.blameless(e, intervals)
+			leaving = leaving || s.single && s.isBlameless(e, intervals)
 		case <-ticker.C:
-			if !delivered && room && next == nil && s.quiet(e) {
+			if !delivered && room && next == nil && s.isQuiet(e) {
 				return true
 			}
 			delivered = false
 			s.sizes.lookBack()
-			leaving = leaving || s.misfit(e)
+			leaving = leaving || s.isMisfit(e)
 			s.checkTopology(intake, e)
 		case <-e.gone:
 			return false
@@ -72,9 +72,9 @@ func (s *subscription) receive(intake, work context.Context, e *epoch) (calm boo
 	}
 }
 
-// ready returns what receive waits for: a delivery where there is room, and the handover of
+// nextSelection returns what receive waits for: a delivery where there is room, and the handover of
 // next, if there is one.
-func (s *subscription) ready(e *epoch, next *item, room bool) (in <-chan amqp.Delivery, out chan<- *message.Message, msg *message.Message) {
+func (s *subscription) nextSelection(e *epoch, next *item, room bool) (in <-chan amqp.Delivery, out chan<- *message.Message, msg *message.Message) {
 	if next != nil {
 		out, msg = s.out, next.msg
 	}
@@ -89,7 +89,7 @@ func (s *subscription) ready(e *epoch, next *item, room bool) (in <-chan amqp.De
 // last unreadable message; with keys, until the one in hand then is settled.
 const slowIntervals = 10
 
-// blameless reports whether e, with one message at a time for so many topology
+// isBlameless reports whether e, with one message at a time for so many topology
 // intervals, may end: what was in hand here when the topic was isolated has most likely come
 // again, since a queue delivers that first, and could be read. Where messages are few or take
 // long, so that nobody can tell, or the first is refused again and again, so many intervals
@@ -98,16 +98,16 @@ const slowIntervals = 10
 // With keys it then ends between two messages, after the one in hand is settled: its channel
 // closes with it, and an ack would be lost. What the broker has sent besides goes back, one
 // message at most.
-func (s *subscription) blameless(e *epoch, intervals int) bool {
-	return e.acks.acked() > s.subscriber.opts.Prefetch || intervals >= slowIntervals
+func (s *subscription) isBlameless(e *epoch, intervals int) bool {
+	return e.acks.countAcked() > s.subscriber.opts.Prefetch || intervals >= slowIntervals
 }
 
-// quiet reports whether e may be replaced. With keys nothing may be in hand: its
+// isQuiet reports whether e may be replaced. With keys nothing may be in hand: its
 // channel would go on beside the next one's, and if both were lost, nobody could
 // say in which order their messages come again. With one message at a time nothing may be
 // either: what is in hand keeps the broker from sending what cannot be read.
-func (s *subscription) quiet(e *epoch) bool {
-	return !s.keyed() && !s.single || e.acks.open() == 0
+func (s *subscription) isQuiet(e *epoch) bool {
+	return !s.isKeyed() && !s.single || e.acks.countOpen() == 0
 }
 
 // checkTopology declares the topology again in the background, where a broker that is slow to
@@ -118,35 +118,35 @@ func (s *subscription) checkTopology(intake context.Context, e *epoch) {
 	}
 	e.conn.work.Go(func() {
 		defer s.checking.Store(false)
-		if err := s.subscriber.declare(intake, e.conn, s.topic); err != nil && intake.Err() == nil && !e.over() {
+		if err := s.subscriber.declareTopic(intake, e.conn, s.topic); err != nil && intake.Err() == nil && !e.isOver() {
 			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: topology is not as declared", "topic", s.topic, "error", err)
 		}
 	})
 }
 
-// take makes d an item.
-func (s *subscription) take(work context.Context, e *epoch, d amqp.Delivery) {
-	e.acks.received(d.DeliveryTag)
-	e.conn.hear()
+// takeDelivery makes d an item.
+func (s *subscription) takeDelivery(work context.Context, e *epoch, d amqp.Delivery) {
+	e.acks.noteDelivery(d.DeliveryTag)
+	e.conn.noteHeard()
 	it := &item{epoch: e, delivery: d}
-	s.open(work, it)
-	if s.keyed() {
+	s.openItem(work, it)
+	if s.isKeyed() {
 		guard.Hook(work, s.subscriber.opts.Logger, "rabbitmq: option Key", func() { it.key = s.subscriber.opts.Key(it.msg) })
 	}
-	s.sizes.add(it.size())
-	s.subscriber.signals.received.Send(s.lanes.add(it))
+	s.sizes.addSize(it.payloadSize())
+	s.subscriber.signals.received.Send(s.lanes.addItem(it))
 }
 
-// open makes the message of it, which can be settled once.
-func (s *subscription) open(work context.Context, it *item) {
-	it.msg = s.unmarshal(it.delivery)
+// openItem makes the message of it, which can be settled once.
+func (s *subscription) openItem(work context.Context, it *item) {
+	it.msg = s.unmarshalDelivery(it.delivery)
 	ctx, end := context.WithCancel(work)
 	it.msg.SetContext(ctx)
 	it.end = end
 }
 
-// unmarshal is total, whatever Marshaler the user has.
-func (s *subscription) unmarshal(d amqp.Delivery) *message.Message {
+// unmarshalDelivery is total, whatever Marshaler the user has.
+func (s *subscription) unmarshalDelivery(d amqp.Delivery) *message.Message {
 	var msg *message.Message
 	err := guard.Call(func() (err error) {
 		msg, err = s.subscriber.cfg.Marshaler.Unmarshal(d)
@@ -158,57 +158,57 @@ func (s *subscription) unmarshal(d amqp.Delivery) *message.Message {
 	return msg
 }
 
-// settle waits until the handler has settled it and tells the broker.
-func (s *subscription) settle(intake, work context.Context, it *item) {
+// awaitVerdict waits until the handler has settled it and tells the broker.
+func (s *subscription) awaitVerdict(intake, work context.Context, it *item) {
 	defer it.epoch.inHand.Done()
-	defer it.epoch.conn.handled()
+	defer it.epoch.conn.noteHandled()
 	defer it.end()
 	select {
 	case <-it.msg.Acked():
-		it.epoch.acks.ack(it.delivery.DeliveryTag)
+		it.epoch.acks.collectAck(it.delivery.DeliveryTag)
 	case <-it.msg.Nacked():
 		s.subscriber.signals.held.Send(it.msg.UUID)
-		it.epoch.hold(intake, s.subscriber.opts.NackDelay)
-		if s.nack(work, it) {
+		it.epoch.holdBefore(intake, s.subscriber.opts.NackDelay)
+		if s.nackItem(work, it) {
 			return
 		}
 	case <-work.Done():
 		return // it goes back when its channel closes
 	}
-	s.lanes.done(it)
+	s.lanes.finishItem(it)
 }
 
-// nack gives it back or, if it has a key, reports true: it is still in hand. A
+// nackItem gives it back or, if it has a key, reports true: it is still in hand. A
 // message of a key that the broker got back would come again after those of its
 // key that are here, and those that are on their way; if the channel were lost
 // then, a quorum queue would even give out all of them in that order. So it is
 // handed over again from here; and after the epoch's end it goes back with the
 // channel, which gives back everything in the order in which it came.
-func (s *subscription) nack(work context.Context, it *item) (again bool) {
+func (s *subscription) nackItem(work context.Context, it *item) (again bool) {
 	requeue := !s.subscriber.cfg.Consume.NoRequeueOnNack
 	if !requeue || it.key == "" {
-		it.epoch.acks.nack(it.delivery.DeliveryTag, requeue)
+		it.epoch.acks.sendNack(it.delivery.DeliveryTag, requeue)
 		return false
 	}
 	next := &item{epoch: it.epoch, delivery: it.delivery, key: it.key}
 	next.delivery.Redelivered = true
-	s.open(work, next)
-	if !s.lanes.again(next) {
+	s.openItem(work, next)
+	if !s.lanes.offerAgain(next) {
 		next.end()
 		return false
 	}
 	return true
 }
 
-// giveBack returns what e was sent and what is not in hand. With keys the channel
+// giveBackItems returns what e was sent and what is not in hand. With keys the channel
 // does so when it closes, for the sake of their order. A broker that does not
 // answer gets it back with the channel, too.
-func (s *subscription) giveBack(e *epoch) {
-	items := s.lanes.drop()
+func (s *subscription) giveBackItems(e *epoch) {
+	items := s.lanes.dropItems()
 	for _, it := range items {
 		it.end()
 	}
-	if s.keyed() {
+	if s.isKeyed() {
 		return
 	}
 	sent, ok := e.cancelAndDrain()
@@ -216,11 +216,11 @@ func (s *subscription) giveBack(e *epoch) {
 		return
 	}
 	for _, it := range items {
-		e.acks.nack(it.delivery.DeliveryTag, true)
+		e.acks.sendNack(it.delivery.DeliveryTag, true)
 	}
 	for _, tag := range sent {
 		_ = e.amqp.Nack(tag, false, true)
 	}
 }
 
-func (s *subscription) keyed() bool { return s.subscriber.opts.Key != nil }
+func (s *subscription) isKeyed() bool { return s.subscriber.opts.Key != nil }

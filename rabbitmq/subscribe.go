@@ -119,7 +119,7 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 	if opts == nil {
 		opts = &SubscriberOptions{}
 	}
-	cfg, err := normalize(cfg)
+	cfg, err := normalizeConfig(cfg)
 	switch {
 	case err != nil:
 		return nil, err
@@ -186,16 +186,16 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 // connection is lost, although the message will then be delivered again while
 // this copy may still be at work, and its ack has no effect.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
-	if !s.begin() {
+	if !s.beginUse() {
 		return nil, ErrClosed
 	}
-	intake, cancel := s.link.bound(ctx)
+	intake, cancel := s.link.boundDial(ctx)
 	sub := s.newSubscription(topic)
 	began, left := make(chan error), make(chan struct{})
 	go func() {
 		defer s.calls.Done()
 		defer cancel()
-		sub.start(intake, context.WithoutCancel(ctx), began, left)
+		sub.startFirstEpoch(intake, context.WithoutCancel(ctx), began, left)
 	}()
 	if err := sub.awaitStart(ctx, began, left); err != nil {
 		return nil, fmt.Errorf("rabbitmq: subscribe to %s: %w", topic, err)
@@ -209,26 +209,26 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 func (s *Subscriber) SubscribeInitialize(topic string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), initializeTimeout)
 	defer cancel()
-	return s.initialize(ctx, topic)
+	return s.declareQueue(ctx, topic)
 }
 
-func (s *Subscriber) initialize(ctx context.Context, topic string) error {
-	if !s.begin() {
+func (s *Subscriber) declareQueue(ctx context.Context, topic string) error {
+	if !s.beginUse() {
 		return ErrClosed
 	}
 	defer s.calls.Done()
-	ctx, cancel := s.link.bound(ctx)
+	ctx, cancel := s.link.boundDial(ctx)
 	defer cancel()
-	err := s.persist(ctx, s.link, topic, func(c *conn) error { return s.declare(ctx, c, topic) })
+	err := s.retryUntilDone(ctx, s.link, topic, func(c *conn) error { return s.declareTopic(ctx, c, topic) })
 	if err != nil {
 		return fmt.Errorf("rabbitmq: initialize %s: %w", topic, err)
 	}
 	return nil
 }
 
-// begin registers a use of the connection, to be ended with calls.Done. It
+// beginUse registers a use of the connection, to be ended with calls.Done. It
 // reports whether the Subscriber is open.
-func (s *Subscriber) begin() bool {
+func (s *Subscriber) beginUse() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
@@ -237,20 +237,20 @@ func (s *Subscriber) begin() bool {
 	return !s.closed
 }
 
-// persist runs f on a connection until it succeeds, ctx ends, or the error is
+// retryUntilDone runs f on a connection until it succeeds, ctx ends, or the error is
 // one that no retry can mend. If ctx ends, the error says what went wrong before:
 // that an attempt was cut short says nothing.
-func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(*conn) error) error {
+func (s *Subscriber) retryUntilDone(ctx context.Context, l *link, topic string, f func(*conn) error) error {
 	var last error
 	for n, cut := 1, 0; ; n++ {
-		c, err := l.get(ctx)
+		c, err := l.getConnection(ctx)
 		if err == nil {
 			err = f(c)
 		}
-		if cut++; !cutAtLogin(err) {
+		if cut++; !isCutAtLogin(err) {
 			cut = 0
 		}
-		if err == nil || permanent(err) && (cut == 0 || cut == loginTries) {
+		if err == nil || isPermanent(err) && (cut == 0 || cut == loginTries) {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -258,27 +258,27 @@ func (s *Subscriber) persist(ctx context.Context, l *link, topic string, f func(
 		}
 		last = err
 		s.opts.Logger.WarnContext(ctx, "rabbitmq: cannot reach topic, trying again", "topic", topic, "attempt", n, "error", err)
-		if backoff.Sleep(ctx, pause(n)) != nil {
+		if backoff.Sleep(ctx, retryPause(n)) != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
 }
 
-// declare declares the topology of topic on a channel of its own, which a
+// declareTopic declares the topology of topic on a channel of its own, which a
 // refusal closes, and says so if something is in its dead-letter queue: nothing
 // consumes that, and a person has to look.
-func (s *Subscriber) declare(ctx context.Context, c *conn, topic string) error {
-	_, err := ask(ctx, c, func(ch *amqp.Channel) (any, error) {
+func (s *Subscriber) declareTopic(ctx context.Context, c *conn, topic string) error {
+	_, err := requestOnChannel(ctx, c, func(ch *amqp.Channel) (any, error) {
 		if err := buildTopology(ch, s.cfg, topic); err != nil {
 			return nil, explainStream(err)
 		}
-		s.reportDead(ctx, ch, topic)
+		s.reportDeadLetters(ctx, ch, topic)
 		return nil, nil
 	})
 	return err
 }
 
-func (s *Subscriber) reportDead(ctx context.Context, ch *amqp.Channel, topic string) {
+func (s *Subscriber) reportDeadLetters(ctx context.Context, ch *amqp.Channel, topic string) {
 	if _, ours := s.cfg.TopologyBuilder.(*quorumTopology); !ours {
 		return
 	}
@@ -300,7 +300,7 @@ func (s *Subscriber) Close() error {
 	if first {
 		s.link.end(ErrClosed)
 		s.calls.Wait()
-		s.link.close()
+		s.link.closeLink()
 		close(s.done)
 	}
 	<-s.done

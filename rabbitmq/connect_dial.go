@@ -10,12 +10,15 @@ import (
 	"maps"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/sagamill/sagamill/internal/guard"
 )
 
 var (
@@ -50,15 +53,15 @@ type conn struct {
 	leaving  atomic.Bool  // its broker is to be left as a suspect
 }
 
-// dial connects to the broker of url and shakes hands. It ends with ctx, or after the dial
+// dialAddress connects to the broker of url and shakes hands. It ends with ctx, or after the dial
 // timeout. Its error is one for [link.dialRound] to wrap.
-func (l *link) dial(ctx context.Context, url string) (*conn, error) {
+func (l *link) dialAddress(ctx context.Context, url string) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.opts.DialTimeout)
 	defer cancel()
 	c := &conn{link: l, url: url, limits: l.opts, dead: make(chan struct{}), work: &l.work, began: time.Now()}
 	defer func() {
 		if c.amqp == nil {
-			c.drop()
+			c.dropConnection()
 		}
 	}()
 	at, err := amqp.ParseURI(url)
@@ -66,7 +69,7 @@ func (l *link) dial(ctx context.Context, url string) (*conn, error) {
 		return nil, fmt.Errorf("%w: not an AMQP URL", ErrConfig)
 	}
 	config := amqpConfig(l.cfg, l.opts)
-	connect := l.connectWith(config.Dial)
+	connect := l.connectThrough(config.Dial)
 	handshakeDone := func() bool { return true }
 	var secure *secureConn
 	config.Dial = func(network, _ string) (net.Conn, error) {
@@ -93,7 +96,7 @@ func (l *link) dial(ctx context.Context, url string) (*conn, error) {
 		if c.socket != nil && c.socket.alerted.Load() {
 			err = errTLSExpected // the library took the alert for a frame
 		}
-		return nil, dialError(secure.explain(err))
+		return nil, explainDial(secure.explainAlert(err))
 	}
 	if secure != nil {
 		secure.greeted.Store(true)
@@ -101,13 +104,13 @@ func (l *link) dial(ctx context.Context, url string) (*conn, error) {
 	c.amqp = connection
 	closes := connection.NotifyClose(make(chan *amqp.Error, 1))
 	blocks := connection.NotifyBlocked(make(chan amqp.Blocking, 1))
-	c.work.Go(func() { c.watch(closes, blocks) })
+	c.work.Go(func() { c.watchConnection(closes, blocks) })
 	return c, nil
 }
 
-// dialError returns err as an [ErrConfig] if broker and settings do not belong
+// explainDial returns err as an [ErrConfig] if broker and settings do not belong
 // together. A certificate that is not valid now is none: the next one may be.
-func dialError(err error) error {
+func explainDial(err error) error {
 	var (
 		authority x509.UnknownAuthorityError
 		hostname  x509.HostnameError
@@ -119,9 +122,9 @@ func dialError(err error) error {
 	return err
 }
 
-// login says as whom cfg connects, and where, without the password. The user in the
+// saslLogin says as whom cfg connects, and where, without the password. The user in the
 // URL is not named where something else than its password is shown.
-func login(cfg wamqp.ConnectionConfig) string {
+func saslLogin(cfg wamqp.ConnectionConfig) string {
 	at, err := amqp.ParseURI(cfg.AmqpURI)
 	if err != nil {
 		return "not an AMQP URL"
@@ -163,9 +166,9 @@ func amqpConfig(cfg wamqp.ConnectionConfig, opts ConnectionOptions) amqp.Config 
 // A dialer connects in place of TCP, as [net.Dialer.DialContext] does.
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// connectWith returns what connects: the own Dial of the amqp.Config, which knows no
+// connectThrough returns what connects: the own Dial of the amqp.Config, which knows no
 // context, that of [ConfigOptions], or TCP.
-func (l *link) connectWith(own func(network, addr string) (net.Conn, error)) dialer {
+func (l *link) connectThrough(own func(network, addr string) (net.Conn, error)) dialer {
 	switch {
 	case own != nil:
 		return func(_ context.Context, network, addr string) (net.Conn, error) { return own(network, addr) }
@@ -175,16 +178,16 @@ func (l *link) connectWith(own func(network, addr string) (net.Conn, error)) dia
 	return (&net.Dialer{}).DialContext
 }
 
-// watch keeps the blocked state, leaves a broker that blocks the connection for too long,
+// watchConnection keeps the blocked state, leaves a broker that blocks the connection for too long,
 // and learns of the end. It must keep reading: the library's reader waits for it.
-func (c *conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
+func (c *conn) watchConnection(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
 	var patience <-chan time.Time // runs while the connection is blocked
 	for open := true; open; {
 		select {
 		case b, told := <-blocks:
 			if open = told; told {
-				c.blocked.set(b.Active)
-				patience = c.link.bearAlarm(b.Active, patience)
+				c.blocked.setShut(b.Active)
+				patience = c.link.tolerateAlarm(b.Active, patience)
 			}
 		case <-patience:
 			patience = c.link.leaveBlocked(c)
@@ -195,7 +198,7 @@ func (c *conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
 	close(c.dead)
 }
 
-func (c *conn) alive() bool {
+func (c *conn) isAlive() bool {
 	select {
 	case <-c.dead:
 		return false
@@ -204,29 +207,29 @@ func (c *conn) alive() bool {
 	}
 }
 
-// unblocked returns [ErrBlocked] while the broker is blocked.
-func (c *conn) unblocked() error {
+// blockedError returns [ErrBlocked] while the broker is blocked.
+func (c *conn) blockedError() error {
 	select {
-	case <-c.blocked.wait():
+	case <-c.blocked.waitChannel():
 		return ErrBlocked
 	default:
 		return nil
 	}
 }
 
-// drop ends the connection without a word. The broker gives back what was not
+// dropConnection ends the connection without a word. The broker gives back what was not
 // acked, and what was not confirmed stays unknown.
-func (c *conn) drop() {
+func (c *conn) dropConnection() {
 	if c.socket != nil {
 		c.socket.Close()
 	}
 }
 
-// close says goodbye, for at most timeout.
-func (c *conn) close(timeout time.Duration) {
-	defer time.AfterFunc(timeout, c.drop).Stop()
+// closeWithin says goodbye, for at most timeout.
+func (c *conn) closeWithin(timeout time.Duration) {
+	defer time.AfterFunc(timeout, c.dropConnection).Stop()
 	_ = c.amqp.CloseDeadline(time.Now().Add(timeout)) // closed is closed, whatever was answered
-	c.drop()
+	c.dropConnection()
 }
 
 // A deadlineConn fails a write that takes too long: a broker under an alarm
@@ -266,7 +269,7 @@ type gate struct {
 	closed chan struct{} // closed while shut
 }
 
-func (g *gate) set(shut bool) {
+func (g *gate) setShut(shut bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed == nil || !shut && g.shut {
@@ -278,12 +281,124 @@ func (g *gate) set(shut bool) {
 	g.shut = shut
 }
 
-// wait returns a channel that is closed once the gate is shut.
-func (g *gate) wait() <-chan struct{} {
+// waitChannel returns a channel that is closed once the gate is shut.
+func (g *gate) waitChannel() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed == nil {
 		g.closed = make(chan struct{})
 	}
 	return g.closed
+}
+
+// dialStagger is how long a dial may go on before the next address is dialled beside it:
+// a broker that is frozen or cut off accepts connections and does not answer. RFC 8305
+// recommends 250 ms for TCP alone; a handshake of AMQP takes some more round trips.
+const dialStagger = 500 * time.Millisecond
+
+// A dialled is how the dial of one address has ended.
+type dialled struct {
+	url  string
+	conn *conn
+	err  error
+}
+
+// dialRound dials the addresses of l, each once, until one has completed its handshake. A
+// dial that fails is followed by the next at once, and one that takes long by the next
+// beside it. It ends with ctx. The error names each address that was tried.
+//
+// The dials that are still going on when one has succeeded are cancelled. They belong to
+// l.work, for which [link.close] waits: a dial of the user's own may know no context.
+func (l *link) dialRound(ctx context.Context) (*conn, error) {
+	round, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		urls    = l.addresses.orderURLs(l.urls)
+		failed  []error
+		results = make(chan dialled)
+		over    = make(chan struct{}) // closed once results is not read any more
+		stagger = time.NewTimer(dialStagger)
+	)
+	defer stagger.Stop()
+	defer close(over)
+	for next, underWay := 0, 0; ; { // each turn is the start, a failure or the end of a stagger
+		if next < len(urls) && (next == 0 || ctx.Err() == nil) {
+			l.dialBeside(round, urls[next], results, over)
+			next, underWay = next+1, underWay+1
+			stagger.Reset(dialStagger)
+		}
+		if underWay == 0 {
+			return nil, joinRound(failed)
+		}
+		select {
+		case r := <-results:
+			underWay--
+			if r.err == nil {
+				l.warnUnreachable(ctx, failed)
+				return r.conn, nil
+			}
+			if ctx.Err() != nil {
+				r.err = context.Cause(ctx)
+			}
+			failed = append(failed, fmt.Errorf("%s: %w", saslLogin(l.configAt(r.url)), r.err))
+		case <-stagger.C:
+		}
+	}
+}
+
+// warnUnreachable logs the addresses that could not be dialled before another one could. Nobody
+// would notice otherwise that a service depends on fewer brokers than it names.
+func (l *link) warnUnreachable(ctx context.Context, failed []error) {
+	for _, err := range failed {
+		l.log.WarnContext(ctx, "rabbitmq: a broker cannot be reached, another one is used", "name", l.opts.Name, "error", err)
+	}
+}
+
+// dialBeside dials url in the background. It drops a connection that comes too late.
+func (l *link) dialBeside(ctx context.Context, url string, results chan<- dialled, over <-chan struct{}) {
+	l.work.Go(func() {
+		var c *conn
+		err := guard.Apart(func() (err error) { // of a Dial, or of what shakes hands
+			c, err = l.dialAddress(ctx, url)
+			return err
+		})
+		select {
+		case results <- dialled{url, c, err}:
+		case <-over:
+			if err == nil {
+				c.dropConnection()
+			}
+		}
+	})
+}
+
+// A roundError is why each of several addresses could not be dialled.
+type roundError struct{ failed []error }
+
+// joinRound returns the one error as it is, because one address is no round.
+func joinRound(failed []error) error {
+	if len(failed) == 1 {
+		return failed[0]
+	}
+	return &roundError{failed}
+}
+
+func (e *roundError) Error() string {
+	texts := make([]string, len(e.failed))
+	for i, err := range e.failed {
+		texts[i] = err.Error()
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (e *roundError) Unwrap() []error { return e.failed }
+
+// addressErrors returns the error of each address if err is that of a round, else err
+// alone.
+func addressErrors(err error) []error {
+	var round *roundError
+	if errors.As(err, &round) {
+		return round.failed
+	}
+	return []error{err}
 }

@@ -89,21 +89,21 @@ func newLink(cfg wamqp.Config, opts ConnectionOptions, log *slog.Logger) *link {
 	return l
 }
 
-// several reports whether l may go to another broker.
-func (l *link) several() bool { return len(l.urls) > 1 }
+// hasSeveral reports whether l may go to another broker.
+func (l *link) hasSeveral() bool { return len(l.urls) > 1 }
 
-// at returns the settings for the one address of url.
-func (l *link) at(url string) wamqp.ConnectionConfig {
+// configAt returns the settings for the one address of url.
+func (l *link) configAt(url string) wamqp.ConnectionConfig {
 	cfg := l.cfg
 	cfg.AmqpURI = url
 	return cfg
 }
 
-// get returns a connection, dialling each address at most once and not sooner after
+// getConnection returns a connection, dialling each address at most once and not sooner after
 // the last dial than the backoff allows. Its error is an [ErrUnavailable] that
 // wraps ctx's error or [ErrClosed] if one of them is the reason.
-func (l *link) get(ctx context.Context) (*conn, error) {
-	ctx, cancel := l.bound(ctx)
+func (l *link) getConnection(ctx context.Context) (*conn, error) {
+	ctx, cancel := l.boundDial(ctx)
 	defer cancel()
 	select {
 	case l.turn <- struct{}{}:
@@ -111,33 +111,33 @@ func (l *link) get(ctx context.Context) (*conn, error) {
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
-		return nil, unavailable(ctx)
+		return nil, unavailableError(ctx)
 	}
-	if l.current != nil && l.current.alive() {
+	if l.current != nil && l.current.isAlive() {
 		return l.current, nil
 	}
-	return l.redial(ctx)
+	return l.redialNow(ctx)
 }
 
-// redial is called by who holds the turn. Its error names each login: what the broker
+// redialNow is called by who holds the turn. Its error names each login: what the broker
 // says of a wrong one does not.
-func (l *link) redial(ctx context.Context) (*conn, error) {
+func (l *link) redialNow(ctx context.Context) (*conn, error) {
 	if l.current != nil {
-		l.note(l.current, connectionLost)
+		l.noteDeparture(l.current, connectionLost)
 	}
 	if !l.mayDialAtOnce() && backoff.Sleep(ctx, time.Until(l.notYet)) != nil {
-		return nil, unavailable(ctx)
+		return nil, unavailableError(ctx)
 	}
 	c, err := l.dialRound(ctx)
 	if err != nil {
 		l.failures++
-		l.notYet = time.Now().Add(pause(l.failures))
+		l.notYet = time.Now().Add(retryPause(l.failures))
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	if l.current != nil {
-		l.log.InfoContext(ctx, "rabbitmq: connected again", "name", l.opts.Name, "broker", place(c.url))
+		l.log.InfoContext(ctx, "rabbitmq: connected again", "name", l.opts.Name, "broker", brokerAddress(c.url))
 	}
-	l.failures, l.notYet, l.current = 0, time.Now().Add(pause(0)), c
+	l.failures, l.notYet, l.current = 0, time.Now().Add(retryPause(0)), c
 	return c, nil
 }
 
@@ -145,49 +145,136 @@ func (l *link) redial(ctx context.Context) (*conn, error) {
 // there is a broker that no link has left lately. One that loses connections as soon as it
 // has them is thereby dialled without a pause once in [leftMemory].
 func (l *link) mayDialAtOnce() bool {
-	return l.several() && l.failures == 0 && l.addresses.anyUnleft(l.urls)
+	return l.hasSeveral() && l.failures == 0 && l.addresses.hasUnleft(l.urls)
 }
 
-// bound returns a context that ends with ctx or when the link is closed.
-func (l *link) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+// boundDial returns a context that ends with ctx or when the link is closed.
+func (l *link) boundDial(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.life, func() { cancel(ErrClosed) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// unavailable returns an ErrUnavailable that says why ctx ended.
-func unavailable(ctx context.Context) error {
+// unavailableError returns an ErrUnavailable that says why ctx ended.
+func unavailableError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", ErrUnavailable, context.Cause(ctx))
 }
 
-// cut refuses further connections and drops the current one. A dial going on
+// cutConnection refuses further connections and drops the current one. A dial going on
 // ends at once.
-func (l *link) cut() {
+func (l *link) cutConnection() {
 	l.end(ErrClosed)
 	l.turn <- struct{}{}
 	defer func() { <-l.turn }()
 	if l.current != nil {
-		l.current.drop()
+		l.current.dropConnection()
 	}
 }
 
-// close refuses further connections, closes the current one and waits for the
+// closeLink refuses further connections, closes the current one and waits for the
 // goroutines of all. By then nobody may use them any more.
-func (l *link) close() {
+func (l *link) closeLink() {
 	l.once.Do(func() {
 		l.end(ErrClosed)
 		l.turn <- struct{}{}
 		defer func() { <-l.turn }()
 		if l.current != nil {
-			l.current.close(l.opts.CloseTimeout)
+			l.current.closeWithin(l.opts.CloseTimeout)
 		}
 		l.work.Wait()
-		l.addresses.release(l)
+		l.addresses.removeConsumer(l)
 	})
 }
 
-// pause returns how long to wait after the n-th failure in a row.
-func pause(n int) time.Duration {
+// retryPause returns how long to wait after the n-th failure in a row.
+func retryPause(n int) time.Duration {
 	d := min(minPause<<min(n, 16), maxPause)
 	return d/2 + rand.N(d/2)
+}
+
+const (
+	// blockedPatience is how long a broker may block a connection before a link with
+	// several addresses leaves it.
+	blockedPatience = time.Second
+
+	// After an alarm has made a link leave a broker, another alarm may do so after
+	// firstAlarmPause, and then after twice as long each time, up to maxAlarmPause: an alarm
+	// of one broker blocks the publishers of its whole cluster. Two maxAlarmPause without
+	// one count as the end.
+	firstAlarmPause = 2 * time.Second
+	maxAlarmPause   = 30 * time.Second
+)
+
+// A departure is why a link leaves a broker.
+type departure string
+
+const (
+	connectionLost departure = "the connection is lost"
+	blockedByAlarm departure = "an alarm blocks it"
+)
+
+// leaveBroker drops c. If there are other addresses, every link of this process dials them before
+// that of c for [leftMemory]. Leaving one connection again only drops it. It never waits.
+func (l *link) leaveBroker(c *conn, why departure) {
+	l.noteDeparture(c, why)
+	c.dropConnection()
+}
+
+// noteDeparture remembers that the broker of c was left, once for each connection.
+func (l *link) noteDeparture(c *conn, why departure) {
+	if !l.hasSeveral() || c.left.Swap(true) {
+		return
+	}
+	l.addresses.noteLeft(c.url)
+	if why != connectionLost {
+		l.log.WarnContext(l.life, "rabbitmq: leaving a broker for another one", "name", l.opts.Name, "broker", brokerAddress(c.url), "reason", string(why))
+	}
+}
+
+// tolerateAlarm returns what ends the patience with an alarm that is active or over. A further
+// alarm does not prolong it.
+func (l *link) tolerateAlarm(active bool, patience <-chan time.Time) <-chan time.Time {
+	switch {
+	case !active || !l.hasSeveral():
+		return nil
+	case patience == nil:
+		return time.After(blockedPatience)
+	}
+	return patience
+}
+
+// leaveBlocked leaves the broker of c, which has blocked it for blockedPatience, or returns
+// when to ask again.
+func (l *link) leaveBlocked(c *conn) (again <-chan time.Time) {
+	if wait := l.alarms.nextMoveAfter(time.Now()); wait > 0 {
+		return time.After(wait)
+	}
+	l.leaveBroker(c, blockedByAlarm)
+	return nil
+}
+
+// alarms limits how often they make a link leave a broker.
+type alarms struct {
+	mu     sync.Mutex
+	leaves int // in a row
+	last   time.Time
+}
+
+// nextMoveAfter returns 0 and counts one if a link may leave because of an alarm, or how long it has
+// to wait.
+func (a *alarms) nextMoveAfter(now time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	since := now.Sub(a.last)
+	if since > 2*maxAlarmPause {
+		a.leaves = 0
+	}
+	if a.leaves > 0 {
+		pause := min(firstAlarmPause<<min(a.leaves-1, 16), maxAlarmPause)
+		if since < pause {
+			return pause - since
+		}
+	}
+	a.leaves, a.last = a.leaves+1, now
+	return 0
 }

@@ -98,7 +98,7 @@ func NewPublisher(cfg wamqp.Config, opts *PublisherOptions) (*Publisher, error) 
 	if opts == nil {
 		opts = &PublisherOptions{}
 	}
-	cfg, err := normalize(cfg)
+	cfg, err := normalizeConfig(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -149,20 +149,20 @@ func NewPublisher(cfg wamqp.Config, opts *PublisherOptions) (*Publisher, error) 
 // It returns when every result is known, when ctx ends or after the timeouts of
 // the options; a write under way is waited for, at most WriteTimeout.
 func (p *Publisher) PublishBatch(ctx context.Context, batch []outbox.Publication) []error {
-	b := p.pack(batch)
-	if b.next() < 0 {
+	b := p.packBatch(batch)
+	if b.nextUnresolved() < 0 {
 		return b.results
 	}
-	ch, err := p.acquire(ctx)
+	ch, err := p.acquireChannel(ctx)
 	if err != nil {
-		return b.fail(err)
+		return b.failUnresolved(err)
 	}
-	defer func() { p.release(ch) }()
-	ch, err = p.deliver(ctx, p.link, ch, b)
-	if e := exception(err); e != nil && !e.Recover {
-		err = p.isolate(ctx, b, e)
+	defer func() { p.releaseChannel(ch) }()
+	ch, err = p.deliverBatch(ctx, p.link, ch, b)
+	if e := serverException(err); e != nil && !e.Recover {
+		err = p.isolateCulprit(ctx, b, e)
 	}
-	return b.fail(err)
+	return b.failUnresolved(err)
 }
 
 // Publish publishes messages like [Publisher.PublishBatch], and returns their
@@ -192,28 +192,28 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 func (p *Publisher) Close() error {
 	p.once.Do(func() {
 		p.link.end(ErrClosed) // no dial from here on
-		late := time.AfterFunc(p.link.opts.CloseTimeout, p.link.cut)
+		late := time.AfterFunc(p.link.opts.CloseTimeout, p.link.cutConnection)
 		for range p.opts.Channels {
 			p.slots <- struct{}{}
 		}
 		late.Stop()
-		p.link.close()
+		p.link.closeLink()
 	})
 	return nil
 }
 
-// acquire takes a slot, to be released with the channel then in use. Its own
+// acquireChannel takes a slot, to be released with the channel then in use. Its own
 // is nil if none is idle.
-func (p *Publisher) acquire(ctx context.Context) (*confirmChannel, error) {
-	ctx, cancel := p.link.bound(ctx)
+func (p *Publisher) acquireChannel(ctx context.Context) (*confirmChannel, error) {
+	ctx, cancel := p.link.boundDial(ctx)
 	defer cancel()
 	if ctx.Err() != nil {
-		return nil, unavailable(ctx)
+		return nil, unavailableError(ctx)
 	}
 	select {
 	case p.slots <- struct{}{}:
 	case <-ctx.Done():
-		return nil, unavailable(ctx)
+		return nil, unavailableError(ctx)
 	}
 	select {
 	case ch := <-p.idle:
@@ -223,33 +223,33 @@ func (p *Publisher) acquire(ctx context.Context) (*confirmChannel, error) {
 	}
 }
 
-func (p *Publisher) release(ch *confirmChannel) {
+func (p *Publisher) releaseChannel(ch *confirmChannel) {
 	if ch != nil {
 		p.idle <- ch // has room for every slot
 	}
 	<-p.slots
 }
 
-// prepare returns ch, or a new channel on a connection of l if ch is not fit for
+// prepareChannel returns ch, or a new channel on a connection of l if ch is not fit for
 // use, with the exchanges of b declared. Nothing is under way by then, so if the
 // connection goes meanwhile the next one will do.
-func (p *Publisher) prepare(ctx context.Context, l *link, ch *confirmChannel, b *batch) (*confirmChannel, error) {
+func (p *Publisher) prepareChannel(ctx context.Context, l *link, ch *confirmChannel, b *batch) (*confirmChannel, error) {
 	for again := true; ; again = false {
-		c, ready, err := p.open(ctx, l, ch)
+		c, ready, err := p.openChannel(ctx, l, ch)
 		if ch = ready; err == nil {
-			err = p.declare(ctx, c, b, l != p.link)
+			err = p.declareExchanges(ctx, c, b, l != p.link)
 		}
-		if err == nil || !again || c == nil || !goes(ctx, c, err) {
+		if err == nil || !again || c == nil || !isConnLost(ctx, c, err) {
 			return ch, err
 		}
 	}
 }
 
-// goes reports whether err says that c is lost, and not because of anything that
+// isConnLost reports whether err says that c is lost, and not because of anything that
 // was asked of it. It waits until c is known to be, lest it be used again.
-func goes(ctx context.Context, c *conn, err error) bool {
+func isConnLost(ctx context.Context, c *conn, err error) bool {
 	var broken net.Error
-	if !errors.Is(err, amqp.ErrClosed) && !errors.As(err, &broken) || exception(err) != nil || errors.Is(err, errTimeout) {
+	if !errors.Is(err, amqp.ErrClosed) && !errors.As(err, &broken) || serverException(err) != nil || errors.Is(err, errTimeout) {
 		return false
 	}
 	select {
@@ -261,19 +261,127 @@ func goes(ctx context.Context, c *conn, err error) bool {
 	return false
 }
 
-// open returns ch if it is fit for use, or a new channel, and the connection
+// openChannel returns ch if it is fit for use, or a new channel, and the connection
 // that it is on. Without a connection there is none.
-func (p *Publisher) open(ctx context.Context, l *link, ch *confirmChannel) (*conn, *confirmChannel, error) {
+func (p *Publisher) openChannel(ctx context.Context, l *link, ch *confirmChannel) (*conn, *confirmChannel, error) {
 	if ch != nil && !ch.abandoned && !ch.amqp.IsClosed() {
-		return ch.conn, ch, ch.conn.unblocked()
+		return ch.conn, ch, ch.conn.blockedError()
 	}
-	c, err := l.get(ctx)
+	c, err := l.getConnection(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := c.unblocked(); err != nil { // a blocked broker does not even open a channel
+	if err := c.blockedError(); err != nil { // a blocked broker does not even open a channel
 		return c, nil, err
 	}
 	ch, err = openConfirmChannel(ctx, c, p)
 	return c, ch, err
+}
+
+// A batch is what one call publishes, and what became of it so far.
+type batch struct {
+	letters  []letter
+	results  []error
+	resolved []bool
+	nacked   []bool // once; nil: none was
+	first    int    // all before it are resolved
+	routes   []*route
+}
+
+// A route is where a topic of the batch goes.
+type route struct {
+	destination
+	topic   string
+	refused error // the broker's answer of a moment ago
+	suspect bool  // was refused before that, and not tried since
+}
+
+// packBatch makes a batch. Messages that cannot be sent are refused in it, and so
+// are those to where the broker has only just refused others.
+func (p *Publisher) packBatch(publications []outbox.Publication) *batch {
+	n := len(publications)
+	b := &batch{letters: make([]letter, n), results: make([]error, n), resolved: make([]bool, n)}
+	byTopic := make(map[string]*route, 1)
+	var last *route
+	for i := range publications {
+		topic := publications[i].Topic
+		if last == nil || last.topic != topic {
+			if last = byTopic[topic]; last == nil {
+				last = p.routeOf(topic)
+				byTopic[topic] = last
+				b.routes = append(b.routes, last)
+			}
+		}
+		b.letters[i].route = last
+		if err := p.writeLetter(&b.letters[i], publications[i].Message); err != nil {
+			b.resolveMessage(i, err)
+		}
+	}
+	return b
+}
+
+func (p *Publisher) routeOf(topic string) *route {
+	r := &route{topic: topic}
+	err := guard.Call(func() error {
+		r.exchange = p.cfg.Exchange.GenerateName(topic)
+		if p.cfg.Publish.GenerateRoutingKey != nil {
+			r.key = p.cfg.Publish.GenerateRoutingKey(topic)
+		}
+		return nil
+	})
+	if err != nil {
+		r.refused = fmt.Errorf("%w: names of topic %s: %w", ErrRejected, topic, err)
+		return r
+	}
+	r.refused, r.suspect = p.destinations.standingOf(r.destination)
+	return r
+}
+
+// nextUnresolved returns the index of the first unresolved message, or -1.
+func (b *batch) nextUnresolved() int {
+	for b.first < len(b.resolved) && b.resolved[b.first] {
+		b.first++
+	}
+	return b.nextAfter(b.first - 1)
+}
+
+// nextAfter returns the index of the first unresolved message after i, or -1.
+func (b *batch) nextAfter(i int) int {
+	for i++; i < len(b.resolved); i++ {
+		if !b.resolved[i] {
+			return i
+		}
+	}
+	return -1
+}
+
+func (b *batch) resolveMessage(i int, err error) { b.results[i], b.resolved[i] = err, true }
+
+// nackMessage notes that message i was nacked. The first time it stays open, to be sent once more
+// on another channel: the broker may have nacked the channel and not the message.
+func (b *batch) nackMessage(i int) {
+	if b.nacked == nil {
+		b.nacked = make([]bool, len(b.letters))
+	}
+	if b.nacked[i] {
+		b.resolveMessage(i, fmt.Errorf("%w: exchange %s", ErrNacked, b.letters[i].route.exchange))
+	}
+	b.nacked[i] = true
+}
+
+// refuseDestination resolves every open message to d.
+func (b *batch) refuseDestination(d destination, err error) {
+	for i := b.nextUnresolved(); i >= 0; i = b.nextAfter(i) {
+		if b.letters[i].route.destination == d {
+			b.resolveMessage(i, err)
+		}
+	}
+}
+
+// failUnresolved resolves what is left with err and returns the results.
+func (b *batch) failUnresolved(err error) []error {
+	for i := b.nextUnresolved(); i >= 0; i = b.nextAfter(i) {
+		b.resolveMessage(i, err)
+	}
+	return b.results
 }

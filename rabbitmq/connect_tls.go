@@ -100,8 +100,8 @@ func (c *secureConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// explain returns err with what the broker said to c, if err does not tell.
-func (c *secureConn) explain(err error) error {
+// explainAlert returns err with what the broker said to c, if err does not tell.
+func (c *secureConn) explainAlert(err error) error {
 	if c == nil || c.refusal.Load() == nil || strings.Contains(err.Error(), c.refusal.Load().Error()) {
 		return err
 	}

@@ -28,8 +28,8 @@ type letter struct {
 	size  int // an upper bound of the bytes of its header frame
 }
 
-// write makes l of msg. An error means that it must not be sent.
-func (p *Publisher) write(l *letter, msg *message.Message) error {
+// writeLetter makes l of msg. An error means that it must not be sent.
+func (p *Publisher) writeLetter(l *letter, msg *message.Message) error {
 	if l.route.refused != nil {
 		return l.route.refused
 	}
@@ -47,13 +47,13 @@ func (p *Publisher) write(l *letter, msg *message.Message) error {
 	if len(l.Body) > p.opts.MaxPayload {
 		return fmt.Errorf("%w: payload of %d bytes, the limit is %d", ErrTooLarge, len(l.Body), p.opts.MaxPayload)
 	}
-	return l.check()
+	return l.checkSize()
 }
 
-// check measures l's header frame, which AMQP does not split, and returns an
+// checkSize measures l's header frame, which AMQP does not split, and returns an
 // error for what the client cannot encode, what the broker closes the
 // connection over, and what a consumer's client could not read.
-func (l *letter) check() error {
+func (l *letter) checkSize() error {
 	const fixed = 64 // class, size, flags, the properties of fixed length, the lengths of the others
 	l.size = fixed
 	for _, field := range [...]struct{ name, value string }{
@@ -85,9 +85,9 @@ func fieldSize(value any, depth int) (int, error) {
 	case []any:
 		return arraySize(v, depth+1)
 	case float32:
-		return 5, finite(float64(v))
+		return 5, checkFinite(float64(v))
 	case float64:
-		return 9, finite(v)
+		return 9, checkFinite(v)
 	case int:
 		if v < math.MinInt32 || v > math.MaxInt32 { // the client would cut it to 32 bits
 			return 0, fmt.Errorf("%w: a header of type int with more than 32 bits", ErrRejected)
@@ -109,8 +109,8 @@ func fieldSize(value any, depth int) (int, error) {
 	return 0, fmt.Errorf("%w: a header of type %T, which AMQP does not have", ErrRejected, value)
 }
 
-// finite refuses what crashes the broker's parser: it closes the connection.
-func finite(v float64) error {
+// checkFinite refuses what crashes the broker's parser: it closes the connection.
+func checkFinite(v float64) error {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return fmt.Errorf("%w: a header that is not a finite number", ErrRejected)
 	}

@@ -53,11 +53,11 @@ func (s *Subscriber) newSubscription(topic string) *subscription {
 // not let itself be consumed.
 const stallTimeout = 3 * time.Second
 
-// start connects for the first time and then runs. began gets the result of the first
+// startFirstEpoch connects for the first time and then runs. began gets the result of the first
 // connection, unless left is closed before: then start goes on whatever it is.
-func (s *subscription) start(intake, base context.Context, began chan<- error, left <-chan struct{}) {
-	defer s.link.close()
-	first, err := s.connect(intake)
+func (s *subscription) startFirstEpoch(intake, base context.Context, began chan<- error, left <-chan struct{}) {
+	defer s.link.closeLink()
+	first, err := s.connectEpoch(intake)
 	select {
 	case began <- err:
 		if err != nil {
@@ -69,9 +69,9 @@ func (s *subscription) start(intake, base context.Context, began chan<- error, l
 		}
 	}
 	if first == nil {
-		first = s.reconnect(intake, 1)
+		first = s.reconnectEpoch(intake, 1)
 	}
-	s.run(intake, base, first)
+	s.runEpochs(intake, base, first)
 }
 
 // awaitStart returns the result of the first connection. If the queue stalls, it closes left
@@ -97,14 +97,14 @@ func (s *subscription) awaitStart(ctx context.Context, began <-chan error, left 
 // before the subscription takes one message at a time.
 const isolateAfter = 2
 
-// isolate keeps a message that amqp091-go cannot read (a header nested too
+// isolateUnreadable keeps a message that amqp091-go cannot read (a header nested too
 // deeply, for one) from others. The library closes the connection over it,
 // at every delivery. So the subscription goes on with one message at a time: the
 // topic's other messages are not counted as delivered with it, until the broker, at
 // the queue's delivery limit, moves it to the dead-letter queue.
-func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
+func (s *subscription) isolateUnreadable(ctx context.Context, e *epoch, calm bool) {
 	switch {
-	case e.unreadable():
+	case e.endedUnreadable():
 		s.unreadable++
 	case calm:
 		s.unreadable = 0
@@ -112,7 +112,7 @@ func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
 	switch o := s.subscriber.opts; {
 	case s.unreadable >= isolateAfter && !s.single:
 		o.Logger.ErrorContext(ctx, "rabbitmq: a message of this topic cannot be read by the AMQP client; the topic goes on with one message at a time until the broker has moved it to the dead-letter queue",
-			"topic", s.topic, "cause", e.reason())
+			"topic", s.topic, "cause", e.endReason())
 		s.single = true
 		s.subscriber.signals.isolated.Send(s.topic)
 	case s.unreadable == 0 && s.single:
@@ -121,40 +121,40 @@ func (s *subscription) isolate(ctx context.Context, e *epoch, calm bool) {
 	}
 }
 
-// run hands over messages until intake ends, then drains. base is what the
+// runEpochs hands over messages until intake ends, then drains. base is what the
 // messages' contexts are made of.
-func (s *subscription) run(intake, base context.Context, e *epoch) {
+func (s *subscription) runEpochs(intake, base context.Context, e *epoch) {
 	work, stopWork := context.WithCancel(base)
 	defer stopWork()
 	for failures := 0; e != nil; {
 		began := time.Now()
 		s.state.conn.Store(e.conn)
-		if s.link.several() {
-			s.link.addresses.consume(s.link, e.conn)
+		if s.link.hasSeveral() {
+			s.link.addresses.addConsumer(s.link, e.conn)
 		}
 		s.state.consumers.Add(1)
-		calm := s.receive(intake, work, e)
+		calm := s.receiveDeliveries(intake, work, e)
 		s.state.consumers.Add(-1)
-		cause := e.reason()
-		if e.cancelled() {
+		cause := e.endReason()
+		if e.wasCancelled() {
 			s.state.cancelled.Add(1)
 			cause = "the broker has cancelled the consumer, as it does when the queue is deleted with what it holds"
 		}
-		if s.keyed() && intake.Err() == nil {
-			e.close() // while it is open the next epoch would overtake what goes back
+		if s.isKeyed() && intake.Err() == nil {
+			e.closeChannel() // while it is open the next epoch would overtake what goes back
 		}
-		s.retire(e)
+		s.retireEpoch(e)
 		if intake.Err() != nil {
 			break
 		}
 		if failures++; calm || time.Since(began) > maxPause || s.single {
 			failures = 0 // each of these losses takes the message nearer to its limit
 		}
-		s.isolate(intake, e, calm || time.Since(began) > s.subscriber.opts.TopologyInterval)
+		s.isolateUnreadable(intake, e, calm || time.Since(began) > s.subscriber.opts.TopologyInterval)
 		if !calm && !s.single {
 			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", cause)
 		}
-		e = s.reconnect(intake, failures)
+		e = s.reconnectEpoch(intake, failures)
 	}
 	close(s.out)
 	// Every epoch ends when its last message is settled. Ending work settles
@@ -164,11 +164,11 @@ func (s *subscription) run(intake, base context.Context, e *epoch) {
 	s.epochs.Wait()
 }
 
-// reconnect returns nil once ctx has ended. What no retry can mend at the
+// reconnectEpoch returns nil once ctx has ended. What no retry can mend at the
 // start may well be mended later, by the operator who broke it.
-func (s *subscription) reconnect(ctx context.Context, failures int) *epoch {
-	for n := failures; backoff.Sleep(ctx, pause(n)) == nil; n++ {
-		e, err := s.connect(ctx)
+func (s *subscription) reconnectEpoch(ctx context.Context, failures int) *epoch {
+	for n := failures; backoff.Sleep(ctx, retryPause(n)) == nil; n++ {
+		e, err := s.connectEpoch(ctx)
 		if err == nil {
 			return e
 		}
@@ -184,10 +184,10 @@ func (s *subscription) logLasting(ctx context.Context, err error) {
 	s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: cannot subscribe again", "topic", s.topic, "error", err)
 }
 
-// retire closes the channel of e once its last message is settled.
-func (s *subscription) retire(e *epoch) {
+// retireEpoch closes the channel of e once its last message is settled.
+func (s *subscription) retireEpoch(e *epoch) {
 	s.epochs.Go(func() {
 		e.inHand.Wait()
-		e.close()
+		e.closeChannel()
 	})
 }

@@ -60,8 +60,8 @@ func newAcks(channel settler, limit int, delay time.Duration) *acks {
 // messages ahead of them.
 func ackLimit(prefetch int) int { return max(1, min(maxCollectedAcks, prefetch/4)) }
 
-// run sends what was collected for the delay, until gone is closed.
-func (a *acks) run(gone <-chan struct{}) {
+// sendAcksUntil sends what was collected for the delay, until gone is closed.
+func (a *acks) sendAcksUntil(gone <-chan struct{}) {
 	timer := time.NewTimer(a.delay)
 	defer timer.Stop()
 	for {
@@ -73,39 +73,39 @@ func (a *acks) run(gone <-chan struct{}) {
 		timer.Reset(a.delay)
 		select {
 		case <-timer.C:
-			a.flush()
+			a.flushAcks()
 		case <-gone:
 			return
 		}
 	}
 }
 
-// received makes tag known, in the order in which the broker gave them out.
+// noteDelivery makes tag known, in the order in which the broker gave them out.
 // A tag that is not known is never covered by the ack of another.
-func (a *acks) received(tag uint64) {
+func (a *acks) noteDelivery(tag uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.untold = append(a.untold, untold{tag: tag})
 }
 
-// open returns how many deliveries are neither acked nor nacked.
-func (a *acks) open() int {
+// countOpen returns how many deliveries are neither acked nor nacked.
+func (a *acks) countOpen() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.untold) - a.collected
 }
 
-// acked returns how many deliveries were acked.
-func (a *acks) acked() int {
+// countAcked returns how many deliveries were acked.
+func (a *acks) countAcked() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.total
 }
 
-// ack collects the ack of tag, and sends all of them if they are many.
-func (a *acks) ack(tag uint64) {
+// collectAck collects the ack of tag, and sends all of them if they are many.
+func (a *acks) collectAck(tag uint64) {
 	a.mu.Lock()
-	if i, ok := a.find(tag); ok && !a.untold[i].acked {
+	if i, ok := a.findTag(tag); ok && !a.untold[i].acked {
 		a.untold[i].acked = true
 		a.collected++
 		a.total++
@@ -113,7 +113,7 @@ func (a *acks) ack(tag uint64) {
 	n := a.collected
 	a.mu.Unlock()
 	if n >= a.limit {
-		a.flush()
+		a.flushAcks()
 		return
 	}
 	select {
@@ -122,24 +122,24 @@ func (a *acks) ack(tag uint64) {
 	}
 }
 
-// nack gives tag back. Until that is sent tag counts as unsettled: an ack of
+// sendNack gives tag back. Until that is sent tag counts as unsettled: an ack of
 // several that was sent before would cover it, and the message be lost.
-func (a *acks) nack(tag uint64, requeue bool) {
+func (a *acks) sendNack(tag uint64, requeue bool) {
 	a.sending.Lock()
 	defer a.sending.Unlock()
 	_ = a.channel.Nack(tag, false, requeue)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if i, ok := a.find(tag); ok {
+	if i, ok := a.findTag(tag); ok {
 		a.untold = slices.Delete(a.untold, i, i+1)
 	}
 }
 
-// flush sends what was collected.
-func (a *acks) flush() {
+// flushAcks sends what was collected.
+func (a *acks) flushAcks() {
 	a.sending.Lock()
 	defer a.sending.Unlock()
-	prefix, others := a.take()
+	prefix, others := a.takeCollected()
 	if prefix != 0 {
 		_ = a.channel.Ack(prefix, true)
 	}
@@ -148,9 +148,9 @@ func (a *acks) flush() {
 	}
 }
 
-// take returns the last tag before the first delivery that is not acked, 0 if
+// takeCollected returns the last tag before the first delivery that is not acked, 0 if
 // there is none, and the acked tags after it.
-func (a *acks) take() (prefix uint64, others []uint64) {
+func (a *acks) takeCollected() (prefix uint64, others []uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	rest := a.untold[:0]
@@ -168,7 +168,7 @@ func (a *acks) take() (prefix uint64, others []uint64) {
 	return prefix, others
 }
 
-// find is called by who holds mu.
-func (a *acks) find(tag uint64) (int, bool) {
+// findTag is called by who holds mu.
+func (a *acks) findTag(tag uint64) (int, bool) {
 	return slices.BinarySearchFunc(a.untold, tag, func(d untold, tag uint64) int { return cmp.Compare(d.tag, tag) })
 }
