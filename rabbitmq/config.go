@@ -33,11 +33,11 @@ const (
 // maxShortString is what an AMQP short string can hold.
 const maxShortString = 255
 
-// maxName is how long prefix and service may be together, so that every name
-// made of them and a topic of [outbox.MaxTopic] bytes is a short string.
+// maxName limits prefix and service together. Then every name made of them and a topic of
+// [outbox.MaxTopic] bytes is a short string.
 const maxName = maxShortString - outbox.MaxTopic - len(".") - len(deadSuffix)
 
-// ConfigOptions are what [NewConfig] can be told besides.
+// ConfigOptions are optional settings of [NewConfig].
 type ConfigOptions struct {
 	// Prefix begins the name of every exchange and queue. With the service's
 	// name it may have up to 49 bytes. Default: none.
@@ -47,13 +47,12 @@ type ConfigOptions struct {
 	// It is an argument of the queue: one that exists without it has to be
 	// deleted first. Default: false.
 	SingleActiveConsumer bool
-	// Passive declares nothing: exchanges, queues and bindings are made
-	// beforehand, by [DeclareTopology] or sagamill broker declare as a user who
-	// may, and a service's own user needs no permission to configure anything; see
-	// [Topology]. A Subscriber then waits for a queue that is missing, and the
-	// messages to an exchange that is missing are refused. What somebody deletes
-	// is not made again, and a missing binding is not noticed but by the
-	// Publisher, whose messages are [ErrUnroutable]. Default: false.
+	// Passive declares nothing. Exchanges, queues and bindings are made beforehand, by
+	// [DeclareTopology] or sagamill broker declare as a user with that permission. A service's own
+	// user needs no permission to configure anything; see [Topology]. A Subscriber then waits for
+	// a missing queue, and messages to a missing exchange are refused. An exchange, queue or
+	// binding that somebody deletes is not made again. Only the Publisher notices a missing
+	// binding: its messages are [ErrUnroutable]. Default: false.
 	Passive bool
 	// Dial connects to a broker at addr, which is host:port, in place of TCP: through a
 	// proxy, say. ctx ends after DialTimeout, when another address was faster, and with
@@ -68,15 +67,15 @@ type ConfigOptions struct {
 // service, named <prefix><topic>.<service>. service must not contain a dot, so
 // that no two queues have the same name. It does no I/O.
 //
-// url may name up to 32 brokers of one cluster, separated by commas:
-// "amqp://u:p@a:5672/vhost, amqp://u:p@b:5672/vhost". Each Publisher and subscription has a
-// connection to one of them, chosen at random. It goes to another one, at once, when that
-// connection is lost, when it cannot be made, or when an alarm blocks it for a second; and
-// for 10 s prefers the others to the one it has left. A comma separates where amqp:// or
-// amqps:// follows it. All have to name the same virtual host.
+// url may name up to 32 brokers of one cluster, separated by commas: "amqp://u:p@a:5672/vhost,
+// amqp://u:p@b:5672/vhost". Each Publisher and subscription has a connection to one of them,
+// chosen at random. It goes to another broker at once when that connection is lost or cannot be
+// made, and when an alarm blocks it for a second. For 10 s it prefers the others to the broker
+// that it has left. A comma separates where amqp:// or amqps:// follows it. All must name the same
+// virtual host.
 //
-// What a queue gives up on itself goes to the quorum queue <queue>.dead, by the
-// default exchange, which nobody can delete. Nothing should arrive there.
+// A message that a queue gives up on goes to the quorum queue <queue>.dead, by the default
+// exchange, which cannot be deleted. Nothing should arrive there.
 //
 // The arguments of the queues are constants, the same for every version of the
 // broker: a declaration that changed with the version would be refused after
@@ -170,9 +169,9 @@ func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopol
 	return t.DefaultTopologyBuilder.BuildTopology(ch, params, cfg, log)
 }
 
-// DeclareTopology declares the exchange of each topic, and the queue in which
-// the service of cfg gets its messages. It is called for what a service listens
-// to, never for what it only publishes: nobody would empty that queue.
+// DeclareTopology declares the exchange of each topic, and the queue in which the service of cfg
+// gets its messages. Call it for topics that a service listens to, never for topics that it only
+// publishes: their queue would never be emptied.
 //
 // Call it for every service that listens, with the Config of each, before the
 // first message is published: RabbitMQ keeps a message for the queues that exist

@@ -13,10 +13,9 @@ import (
 // time. Between uses nothing is in flight on it, or it is abandoned.
 //
 // A channel that was nacked once is abandoned as well. RabbitMQ's client of quorum queues
-// (rabbit_fifo_client in 3.10) keeps what it once learned of a queue for the life of the
-// channel: if its first publish to a queue comes between the death of the leader and the
-// election, every later one is nacked until the dead node is back. A new channel is not
-// affected.
+// (rabbit_fifo_client in 3.10) keeps its first knowledge of a queue for the life of the channel.
+// If its first publish to a queue comes between the death of the leader and the election, every
+// later one is nacked. That lasts until the dead node is back. A new channel is not affected.
 type confirmChannel struct {
 	conn      *conn
 	amqp      *amqp.Channel
@@ -30,7 +29,7 @@ type confirmChannel struct {
 	abandoned bool
 	nacked    bool // once
 
-	// What is in flight: sent, or being sent, and not yet answered.
+	// The messages in flight: sent, or being sent, and not yet answered.
 	flights []flight // those before settled are answered
 	settled int
 	ids     map[string]bool
@@ -403,8 +402,8 @@ func (ps *patiences) patienceOf(exchange string) *confirmPatience {
 	return p
 }
 
-// explainUnconfirmed says why the oldest message in flight, to a destination, is not confirmed since
-// then, and gives the connection up if it is to blame:
+// explainUnconfirmed tells why the oldest message in flight, to a destination, has not been
+// confirmed since then. If the connection is to blame, it gives that up.
 //
 //   - The broker has answered for others on the connection since: the queue is to blame.
 //   - It answers nothing at all: it hangs, or the network is cut.

@@ -15,9 +15,8 @@ import (
 	"github.com/sagamill/sagamill/internal/brokerurls"
 )
 
-// The pause between two dials doubles from minPause to maxPause, the second
-// half of it random, so that a restarted broker is not met by everybody at
-// once.
+// The pause between two dials doubles from minPause to maxPause. The second half of it is random,
+// so that clients do not all dial a restarted broker at once.
 const (
 	minPause = 100 * time.Millisecond
 	maxPause = 5 * time.Second
@@ -32,9 +31,9 @@ type ConnectionOptions struct {
 	// for about twice as long is given up. A heartbeat in the URL or the
 	// amqp.Config wins. Default: 5 s.
 	Heartbeat time.Duration
-	// DialTimeout bounds connecting to one address, with TLS and the handshake. If there
-	// are several, the next one is dialled beside it after 500 ms, so a round of dials takes
-	// up to that much longer for each further one. Default: 10 s.
+	// DialTimeout bounds connecting to one address, with TLS and the handshake. With several
+	// addresses the next one is dialled beside it after 500 ms. So a round of dials takes up to
+	// 500 ms longer for each further address. Default: 10 s.
 	DialTimeout time.Duration
 	// RequestTimeout bounds the wait for an answer, such as to a declaration.
 	// After it the connection is dropped. If the broker still opens channels, a
@@ -119,8 +118,8 @@ func (l *link) getConnection(ctx context.Context) (*conn, error) {
 	return l.redialNow(ctx)
 }
 
-// redialNow is called by who holds the turn. Its error names each login: what the broker
-// says of a wrong one does not.
+// redialNow dials; the caller holds the turn. Its error names each login, because the broker's
+// answer to a wrong login does not.
 func (l *link) redialNow(ctx context.Context) (*conn, error) {
 	if l.current != nil {
 		l.noteDeparture(l.current, connectionLost)
@@ -198,9 +197,9 @@ const (
 	blockedPatience = time.Second
 
 	// After an alarm has made a link leave a broker, another alarm may do so after
-	// firstAlarmPause, and then after twice as long each time, up to maxAlarmPause: an alarm
-	// of one broker blocks the publishers of its whole cluster. Two maxAlarmPause without
-	// one count as the end.
+	// firstAlarmPause. Then the pause doubles each time, up to maxAlarmPause: an alarm of one
+	// broker blocks the publishers of its whole cluster. Two maxAlarmPause without an alarm count
+	// as its end.
 	firstAlarmPause = 2 * time.Second
 	maxAlarmPause   = 30 * time.Second
 )

@@ -149,8 +149,8 @@ const (
 )
 
 // A suspicion is of a broker that may be cut off from the others of its cluster. Such a broker
-// keeps its connections and their heartbeats, so a subscription does not notice by itself.
-// This is the rule by which subscriptions leave it:
+// keeps its connections and their heartbeats, so a subscription does not notice. This is the rule
+// by which subscriptions leave it:
 //
 //  1. A Publisher leaves a broker that has confirmed nothing on the connection within the
 //     confirm timeout. The broker is a suspect for [suspectMemory], because of the
@@ -160,8 +160,8 @@ const (
 //     nothing: one queue without a majority is not confirmed by any broker. If the suspect
 //     itself confirms the destination, it is no suspect any more.
 //  3. Then the subscriptions of the process leave the suspect, if nothing was received on
-//     their connection since the wait for the confirm began, which is a confirm timeout ago at
-//     least. A delivery, or a connection dialled since, shows that the broker works.
+//     their connection since the wait for the confirm began. That is at least a confirm timeout
+//     ago. A delivery, or a connection dialled since, shows that the broker works.
 //  4. A subscription of which a handler has a message stays until its handlers are done, and
 //     settledPause longer: the broker would deliver the message again.
 //

@@ -346,8 +346,9 @@ func (l *link) dialRound(ctx context.Context) (*conn, error) {
 	}
 }
 
-// warnUnreachable logs the addresses that could not be dialled before another one could. Nobody
-// would notice otherwise that a service depends on fewer brokers than it names.
+// warnUnreachable logs the addresses that could not be dialled before another one could. Without
+// the line an operator would not see that a service depends on fewer brokers than its settings
+// name.
 func (l *link) warnUnreachable(ctx context.Context, failed []error) {
 	for _, err := range failed {
 		l.log.WarnContext(ctx, "rabbitmq: a broker cannot be reached, another one is used", "name", l.opts.Name, "error", err)

@@ -28,9 +28,9 @@ func requestOnConn[T any](ctx context.Context, c *conn, f func() (T, error), dis
 	return awaitRequest(ctx, c, f, discard, func() bool { return false })
 }
 
-// requestOnChannel is [requestOnConn] with a channel of its own, which an exception closes. If the broker does not
-// answer in time but opens another channel, the connection stays: a node of a cluster that
-// stands still delays declarations on all nodes for up to a minute, and deliveries go on
+// requestOnChannel is [requestOnConn] on a new channel, which an exception closes. If the broker
+// does not answer in time but opens another channel, the connection stays: a node of a cluster
+// that stands still delays declarations on all nodes for up to a minute, and deliveries go on
 // meanwhile. The request then ends with its answer or with the connection.
 func requestOnChannel[T any](ctx context.Context, c *conn, f func(*amqp.Channel) (T, error)) (T, error) {
 	return awaitRequest(ctx, c, func() (answer T, err error) {
@@ -43,8 +43,8 @@ func requestOnChannel[T any](ctx context.Context, c *conn, f func(*amqp.Channel)
 	}, nil, c.outlivesRequest)
 }
 
-// closeChannel closes ch in the background. If the broker does not answer in time, it does
-// with the connection what [requestOnChannel] does.
+// closeChannel closes ch in the background. If the broker does not answer in time, the connection
+// stays or goes as [requestOnChannel] says.
 func (c *conn) closeChannel(ch *amqp.Channel) {
 	c.work.Go(func() {
 		_, _ = awaitRequest(context.Background(), c, func() (any, error) { return nil, ch.Close() }, nil, c.outlivesRequest)

@@ -16,9 +16,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// A secureConn is a connection in TLS. It keeps what the broker says when it refuses
-// our certificate: in TLS 1.3 it does so after the handshake, and what the AMQP client
-// makes of it then depends on what it was about to do.
+// A secureConn is a connection in TLS. It keeps the broker's reason for refusing our certificate.
+// In TLS 1.3 the reason comes after the handshake, and the AMQP client may then lose it, depending
+// on its next step.
 type secureConn struct {
 	*tls.Conn
 	refusal atomic.Pointer[net.OpError]
@@ -27,7 +27,7 @@ type secureConn struct {
 	ended   chan struct{} // closed once nothing more can be read
 }
 
-// lastWords is how long a failed greeting waits for what the broker has said.
+// lastWords is how long a failed greeting waits for the broker's reason.
 const lastWords = time.Second
 
 // shakeHands makes a connection in TLS of socket, which it closes after an error. TLS is

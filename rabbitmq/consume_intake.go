@@ -11,15 +11,14 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// receiveDeliveries hands over the deliveries of e until intake ends or e does, or e is to be renewed,
-// which it reports as calm: it was idle for the topology interval, or blameless with one message
-// at a time, or its prefetch does not suit the sizes of the messages. It gives back what it did
-// not hand over.
+// receiveDeliveries hands over the deliveries of e until intake ends, e ends, or e is to be
+// renewed. It reports the latter as calm: e was idle for the topology interval, or blameless with
+// one message at a time, or its prefetch does not suit the sizes of the messages. Deliveries that
+// were not handed over go back to the broker.
 //
-// An idle consumer is replaced because the broker may have forgotten it: when
-// a quorum queue is deleted and declared again at once, RabbitMQ 3.10 neither
-// cancels its consumers nor delivers to them, and keeps what it believes to
-// have sent them until their channel closes.
+// An idle consumer is replaced because the broker may have forgotten it. When a quorum queue is
+// deleted and declared again at once, RabbitMQ 3.10 neither cancels its consumers nor delivers to
+// them. It keeps the messages that it believes to have sent them until their channel closes.
 func (s *subscription) receiveDeliveries(intake, work context.Context, e *epoch) (calm bool) {
 	interval := s.subscriber.opts.TopologyInterval
 	ticker := time.NewTicker(interval/2 + rand.N(interval))
@@ -85,33 +84,31 @@ func (s *subscription) nextSelection(e *epoch, next *item, room bool) (in <-chan
 	return nil, out, msg
 }
 
-// slowIntervals is for how many topology intervals a topic is isolated, at most, after its
-// last unreadable message; with keys, until the one in hand then is settled.
+// slowIntervals is how many topology intervals a topic is isolated, at most, after its last
+// unreadable message. With keys it stays isolated until the message then in hand is settled.
 const slowIntervals = 10
 
-// isBlameless reports whether e, with one message at a time for so many topology
-// intervals, may end: what was in hand here when the topic was isolated has most likely come
-// again, since a queue delivers that first, and could be read. Where messages are few or take
-// long, so that nobody can tell, or the first is refused again and again, so many intervals
-// have to do.
+// isBlameless reports whether e, with one message at a time for so many topology intervals, may
+// end. The messages in hand when the topic was isolated have most likely been redelivered and
+// read, since a queue delivers those first. That cannot be seen where messages are few or take
+// long, or where the first is refused again and again. Then the number of intervals decides.
 //
-// With keys it then ends between two messages, after the one in hand is settled: its channel
-// closes with it, and an ack would be lost. What the broker has sent besides goes back, one
-// message at most.
+// With keys e then ends between two messages, after the one in hand is settled: its channel closes
+// with it, and an ack would be lost. Further messages of the broker, one at most, go back.
 func (s *subscription) isBlameless(e *epoch, intervals int) bool {
 	return e.acks.countAcked() > s.subscriber.opts.Prefetch || intervals >= slowIntervals
 }
 
-// isQuiet reports whether e may be replaced. With keys nothing may be in hand: its
-// channel would go on beside the next one's, and if both were lost, nobody could
-// say in which order their messages come again. With one message at a time nothing may be
-// either: what is in hand keeps the broker from sending what cannot be read.
+// isQuiet reports whether e may be replaced. With keys nothing may be in hand: its channel would
+// go on beside the next one's. If both were lost, the order in which their messages are
+// redelivered would be open. With one message at a time nothing may be in hand either: a message
+// in hand keeps the broker from sending an unreadable one.
 func (s *subscription) isQuiet(e *epoch) bool {
 	return !s.isKeyed() && !s.single || e.acks.countOpen() == 0
 }
 
-// checkTopology declares the topology again in the background, where a broker that is slow to
-// answer holds up no delivery. It does nothing while the check before is not through.
+// checkTopology declares the topology again in the background, where a slow broker holds up no
+// delivery. It does nothing while the check before is running.
 func (s *subscription) checkTopology(intake context.Context, e *epoch) {
 	if !s.checking.CompareAndSwap(false, true) {
 		return
@@ -178,12 +175,11 @@ func (s *subscription) awaitVerdict(intake, work context.Context, it *item) {
 	s.lanes.finishItem(it)
 }
 
-// nackItem gives it back or, if it has a key, reports true: it is still in hand. A
-// message of a key that the broker got back would come again after those of its
-// key that are here, and those that are on their way; if the channel were lost
-// then, a quorum queue would even give out all of them in that order. So it is
-// handed over again from here; and after the epoch's end it goes back with the
-// channel, which gives back everything in the order in which it came.
+// nackItem gives the item back to the broker. If it has a key, nackItem reports true instead: the
+// item is still in hand and is handed over again from here. The broker would redeliver it behind
+// the later messages of its key. If the channel were lost then, a quorum queue would even give out
+// all of them in that order. After the epoch's end the item goes back with the channel, which
+// gives everything back in the order of its arrival.
 func (s *subscription) nackItem(work context.Context, it *item) (again bool) {
 	requeue := !s.subscriber.cfg.Consume.NoRequeueOnNack
 	if !requeue || it.key == "" {

@@ -119,7 +119,7 @@ func (l *lanes) offerAgain(it *item) bool {
 	return true
 }
 
-// finishItem removes an item in hand. What waits behind it is ready.
+// finishItem removes an item in hand. The item behind it is ready then.
 func (l *lanes) finishItem(it *item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -173,7 +173,7 @@ func (l *lanes) signalRoom() {
 }
 
 // The prefetch follows the sizes of the messages in steps, because each step renews the
-// subscription. What was seen lately is this period of deliveries and the one before.
+// subscription. It is computed from this period of deliveries and the one before.
 const (
 	// longPeriod is how many deliveries a period has at most.
 	longPeriod = 512

@@ -6,19 +6,35 @@
 //
 // # What is authoritative
 //
-// The broker's confirm and its lack of a return, together, say that a message
-// is published; anything less is an error. Which deliveries are settled is
-// known to the broker alone: a delivery that was not acked on the channel it
-// came on comes again, on another channel, flagged as redelivered.
+// A message is published if the broker has confirmed it and has not returned it; anything less is
+// an error. Only the broker knows which deliveries are settled: a delivery that was not acked on
+// the channel it came on is redelivered, on another channel and flagged so.
+//
+// # The stations
+//
+//   - connect.go, connect_dial.go, connect_tls.go, connect_addresses.go, connect_request.go: a link
+//     has a connection to one of several brokers, leaves one that is lost, blocked or suspect, and
+//     bounds every request.
+//   - publish.go, publish_letter.go, publish_destinations.go: a [Publisher] packs a batch, checks each
+//     message, declares exchanges and sends again what a lost channel leaves open.
+//   - confirm.go: a confirmChannel sends a window of messages and collects confirms and returns.
+//   - subscribe.go, subscribe_epochs.go: a [Subscriber] hands over the messages of topics. A
+//     subscription is one topic, from one epoch after the other.
+//   - consume.go, consume_intake.go, consume_lanes.go: an epoch is a consumer on a channel. Its
+//     deliveries wait in lanes, by key, until they are handed over.
+//   - settle_acks.go: acks are collected and sent together.
+//
+// config.go makes a Config and its topology, topology.go gives its permissions and deletes it,
+// marshal.go is the form on the wire, errors.go the errors.
 //
 // # Failures
 //
-//   - Connection or channel lost while publishing: the outcome of what was not
-//     yet confirmed is unknown. It is reported as [ErrUnavailable], and to be
-//     published again under the same id.
-//   - A message the broker refuses (unroutable, against a rule of the broker) or closes
-//     the connection over, or would (too large, not to be expressed in AMQP): an
-//     [outbox.ErrRefused], for this message alone. Others in the batch go through.
+//   - Connection or channel lost while publishing: the outcome of messages that were not yet
+//     confirmed is unknown. It is reported as [ErrUnavailable]. Publish them again under the
+//     same id.
+//   - A message that the broker refuses (unroutable, against a rule of the broker), or closes the
+//     connection over: an [outbox.ErrRefused], for this message alone. Others in the batch go
+//     through. A message that is too large, or cannot be expressed in AMQP, is refused unsent.
 //   - A queue that is full, or a quorum queue without a leader or a majority: its topic's
 //     messages are nacked or not confirmed, and reported as an [outbox.ErrDeferred]. A
 //     nack counts only if a new channel repeats it: RabbitMQ may nack a channel for as
@@ -34,17 +50,17 @@
 //     a second. A pause comes only after a round in which every address has failed.
 //   - One of several brokers does not confirm, as on the minority side of a partition: the
 //     Publisher moves to another one. When another one confirms a message to the same
-//     destination, the process's subscriptions leave the first broker too, unless a message
-//     was delivered on their connection since, or is in a handler's hands.
+//     destination, the process's subscriptions leave the first broker too. A subscription
+//     stays if a message was delivered on its connection since, or is in a handler's hands.
 //   - A login that some of several brokers refuse: the others are used. It is an error once
 //     every broker refuses.
 //   - Connection, channel, consumer or queue lost while consuming: the
-//     Subscriber connects again, declares what is missing and goes on. Messages
-//     in hand stay usable; their acks are dropped, because the broker has
-//     already given the messages back, and they come again.
+//     Subscriber connects again, declares missing parts and goes on. Messages in hand
+//     stay usable. Their acks are dropped, because the broker has already given the
+//     messages back, and they are redelivered.
 //   - A quorum queue without a majority, or one whose requests are not answered, while consuming:
 //     its subscription waits and tries again, at several brokers if the Config names them. It has
-//     a connection of its own, because RabbitMQ closes the connection over it. Its messages
+//     its own connection, because RabbitMQ closes the connection over it. Its messages
 //     arrive once the queue answers; other subscriptions do not notice.
 //   - A declaration that is not answered, as while a node of the cluster stands still: it costs
 //     its own channel. Consuming goes on.
@@ -58,12 +74,12 @@
 //
 // Attempts are not counted here. The queues' delivery limit, 1,000, is for a message
 // that the AMQP client cannot even read: it closes the connection over it. The
-// topic then has one message at a time, until the broker has moved that message to the
-// dead-letter queue, and up to ten times TopologyInterval longer where messages are few or
-// take long. The Subscriber logs an error as long as there is something in that queue.
+// topic then has one message at a time until the broker has moved that message to the
+// dead-letter queue. Where messages are few or take long, that lasts up to ten times
+// TopologyInterval longer. The Subscriber logs an error as long as there is something in that queue.
 // Other topics do not notice, and nothing is dropped.
 //
-// Each delivery counts for the limit, also of a message about which nothing can be decided
-// while the database is away: a package such as consumer takes its time between two of
-// them, so that hours of that are no thousand.
+// Each delivery counts for the limit, also a delivery that cannot be decided while the database
+// is away. Package consumer pauses between two such deliveries, so that hours of an outage do
+// not reach the limit.
 package rabbitmq

@@ -18,9 +18,8 @@ var (
 	// ErrTooLarge reports a payload, header or name over a limit. The message
 	// was not sent, since it would have closed a connection: ours or a consumer's.
 	ErrTooLarge = fmt.Errorf("rabbitmq: message over a size limit: %w", outbox.ErrRefused)
-	// ErrRejected reports that the broker closes the channel or the connection
-	// because of this message or of the declaration of its exchange, or that the
-	// message cannot be expressed in AMQP.
+	// ErrRejected reports that the broker closes the channel or the connection because of this
+	// message or of the declaration of its exchange. Or the message cannot be expressed in AMQP.
 	ErrRejected = fmt.Errorf("rabbitmq: message rejected: %w", outbox.ErrRefused)
 )
 
@@ -42,7 +41,7 @@ var (
 	// answered: the outcome is unknown.
 	ErrUnavailable = errors.New("rabbitmq: broker unavailable, outcome unknown")
 	// ErrBlocked reports that the broker takes no messages because of a memory
-	// or disk alarm. What was already sent may still be stored.
+	// or disk alarm. Messages that were already sent may still be stored.
 	ErrBlocked = errors.New("rabbitmq: broker is blocked by an alarm")
 	// ErrClosed reports a use after Close.
 	ErrClosed = errors.New("rabbitmq: closed")
@@ -51,7 +50,7 @@ var (
 )
 
 // hardFaults are the exceptions with which the broker closes the connection over
-// what it was sent on it. The others say that the broker goes away, or that
+// a frame that it received on it. The others mean that the broker goes away, or that
 // somebody closed the connection.
 var hardFaults = []int{amqp.FrameError, amqp.SyntaxError, amqp.CommandInvalid, amqp.NotImplemented, amqp.InternalError}
 

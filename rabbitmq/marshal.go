@@ -22,10 +22,9 @@ const maxNesting = 32
 // It is never sent, and a header of that name is dropped. See [PublisherOptions].UserID.
 const MetadataUserID = "amqp-user-id"
 
-// A Marshaler turns messages into publishings and deliveries into messages. It
-// never returns an error: a delivery that could not be understood would be
-// delivered again and again, so whatever arrives becomes a message, and it is
-// the consumer that judges it.
+// A Marshaler turns messages into publishings and deliveries into messages. It never returns an
+// error: a delivery that fails here would be redelivered again and again. So every delivery
+// becomes a message, and the consumer judges it.
 //
 // The UUID is the message-id. The metadata type, timestamp, correlation-id and
 // content-type are the properties of these names; all other metadata are

@@ -39,7 +39,7 @@ type PublisherOptions struct {
 	// ConfirmTimeout bounds the wait for the next confirm. The wait adapts to how long
 	// confirms take: it is between 1 s and ConfirmTimeout, and doubles after a timeout at
 	// each broker of the Config. It is up to four times as long while the broker confirms
-	// other messages on the connection. After it the outcome of what is unconfirmed is unknown,
+	// other messages on the connection. After it the outcome of unconfirmed messages is unknown,
 	// and its channel is abandoned. If nothing was confirmed on the connection meanwhile,
 	// the Publisher goes to another broker of the Config: to each once, and then after each
 	// such round. Each topic has a timeout of its own. Default: 30 s.
@@ -65,23 +65,20 @@ func (o PublisherOptions) withDefaults() PublisherOptions {
 	return o
 }
 
-// A Publisher publishes to RabbitMQ, on a connection of its own, and answers
-// for each message whether the broker has it durably and routed it. Use one
-// Publisher for a process.
+// A Publisher publishes to RabbitMQ on its own connection. For each message it answers whether the
+// broker has it durably and routed it. Use one Publisher for a process.
 //
-// Its methods may be called concurrently. Up to Channels calls are on their way
-// at once, each on a channel of its own; further ones wait for one of them. A
-// call is not held up by what becomes of another one's messages, unless they
-// cost the connection that all share. Nothing is said about the order of
-// messages in two calls, other than that a call that begins after another one
-// has returned publishes after it.
+// Its methods may be called concurrently. Up to Channels calls run at once, each on its own
+// channel; further ones wait for one of them. The messages of one call do not hold up another
+// call, unless they cost the connection that all share. The order of messages in two calls is
+// open, with one exception: a call that begins after another one has returned publishes after it.
 type Publisher struct {
 	cfg          wamqp.Config
 	opts         PublisherOptions
 	link         *link
 	slots        chan struct{}        // one for each batch that may be on its way
 	idle         chan *confirmChannel // open channels that no batch uses
-	isolating    chan struct{}        // held by the batch that has a connection of its own
+	isolating    chan struct{}        // held by the batch that is isolated on a separate connection
 	patiences    patiences
 	destinations destinations
 	once         sync.Once // Close
@@ -186,8 +183,8 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 }
 
 // Close waits for calls under way, at most CloseTimeout, and then closes the
-// connection, within another CloseTimeout. What was unconfirmed by then is
-// unknown. It returns nil, also if the broker is away, and no goroutine is
+// connection, within another CloseTimeout. The outcome of messages unconfirmed by
+// then is unknown. It returns nil, also if the broker is away, and no goroutine is
 // left. Calling it again, or concurrently, waits for the same end.
 func (p *Publisher) Close() error {
 	p.once.Do(func() {

@@ -49,11 +49,11 @@ type destinations struct {
 type refusal struct {
 	err       error
 	until     time.Time
-	published bool // a message to it ended a channel, so that the next is sent by itself
+	published bool // a message to it ended a channel, so that the next is sent alone
 }
 
-// standingOf returns the refusal in force for d, and if there is none whether the
-// next message to d may end the channel that it is sent on.
+// standingOf returns the refusal in force for d. If there is none, it returns whether the next
+// message to d may end the channel that it is sent on.
 func (d *destinations) standingOf(at destination) (refused error, suspect bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -158,9 +158,8 @@ func (p *Publisher) refuseExchange(b *batch, exchange string, err error) {
 	}
 }
 
-// deathsToRefuse is how many connections in a row the broker has to close over
-// a message that is alone on them before the message is refused. A broker in
-// trouble closes one with the same words.
+// deathsToRefuse is how many connections in a row must die over a message that is alone on them
+// before it is refused. A broker in trouble closes a connection with the same words.
 const deathsToRefuse = 2
 
 // deliverBatch publishes what b has left on ch, or on a new channel of l, and
@@ -221,10 +220,9 @@ func (p *Publisher) blameMessage(b *batch, i int, e *amqp.Error) {
 	}
 }
 
-// isolateCulprit publishes what b has left on a connection of its own, because the
-// broker closed the shared one over something that was sent on it: on its own
-// b can meet the exception for its own messages only, and nobody else suffers
-// from them. One batch does so at a time.
+// isolateCulprit publishes the rest of b on a separate connection, because the broker closed the
+// shared one over something that was sent on it. There b can meet an exception only for its own
+// messages, and no other batch suffers from them. One batch does so at a time.
 func (p *Publisher) isolateCulprit(ctx context.Context, b *batch, e *amqp.Error) error {
 	ctx, cancel := p.link.boundDial(ctx)
 	defer cancel()
@@ -240,7 +238,7 @@ func (p *Publisher) isolateCulprit(ctx context.Context, b *batch, e *amqp.Error)
 	defer own.closeLink()
 	_, err := p.deliverBatch(ctx, own, nil, b)
 	if err != nil {
-		own.cutConnection() // nobody to say goodbye to, or no time
+		own.cutConnection() // the broker is gone, or there is no time for a close
 	}
 	return err
 }

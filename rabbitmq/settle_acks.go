@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// maxCollectedAcks is how many acks are sent together at most. A quarter of
-	// the prefetch, if that is less: what is collected is no credit for the
-	// broker, which must not run out of it meanwhile.
+	// maxCollectedAcks is how many acks are sent together at most, or a quarter of the prefetch if
+	// that is less. Collected acks are no credit for the broker, which must not run out of it
+	// meanwhile.
 	maxCollectedAcks = 64
 
 	// ackDelay is how long an ack waits for others at most.

@@ -42,14 +42,14 @@ type SubscriberOptions struct {
 	// PrefetchBytes is how many bytes of payload of a subscription may be in this process, in
 	// hand or waiting, give or take a message. Prefetch counts messages: 256 of 8 MiB are 2 GiB.
 	//
-	// The broker has no such limit. So when the bound is reached, what is not in hand goes back
-	// to the broker, and the subscription is renewed with a Prefetch of as many messages as fit:
-	// PrefetchBytes divided by the largest payload seen lately, at least 1. A burst of large
-	// messages thus costs one renewal, for each time that they get larger again, and up to
-	// Prefetch redeliveries. During the renewal the AMQP client receives what the broker has sent
-	// already, and drops it. With a Key it waits until nothing is in hand. When the messages are
-	// small again, after some hundreds of them, the subscription is renewed with a larger Prefetch.
-	// Default: 64 MiB; must not be negative.
+	// The broker has no such limit. At the bound, messages that are not in hand go back to the
+	// broker, and the subscription is renewed with a smaller Prefetch: PrefetchBytes divided by
+	// the largest payload seen lately, at least 1. A burst of large messages thus costs one
+	// renewal, for each time that they get larger again, and up to Prefetch redeliveries. During
+	// the renewal the AMQP client receives the messages that the broker has sent already, and
+	// drops them. With a Key the renewal waits until nothing is in hand. When the messages are
+	// small again, after some hundreds of them, the subscription is renewed with a larger
+	// Prefetch.
 	PrefetchBytes int
 	// Key names what a message is about, so that messages with the same key are
 	// handed over one at a time and in order: see [Subscriber.Subscribe]. It is
@@ -135,10 +135,10 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 	return s, nil
 }
 
-// Subscribe declares what topic needs, and returns the channel on which its
-// messages arrive. It waits for a broker that is away until ctx ends, and
-// returns an error at once if the broker refuses, for a password as
-// [DeclareTopology] does. A queue that is a stream is refused with an [ErrConfig].
+// Subscribe declares the topology of topic, and returns the channel on which its messages arrive.
+// It waits for a broker that is away until ctx ends. It returns an error at once if the broker
+// refuses; a wrong password takes as long as in [DeclareTopology]. A queue that is a stream is
+// refused with an [ErrConfig].
 //
 // If the queue is declared and cannot be consumed within 3 s, as a quorum queue without a
 // majority, Subscribe returns without an error. The subscription begins as soon as the queue
@@ -151,11 +151,10 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 // metadata redelivered, also on its first arrival here if another consumer had
 // it before.
 //
-// When ctx ends, or Close is called, no further messages are taken, those
-// that were not handed over go back to the broker, and the returned channel is
-// closed. Messages in hand can still be acked: the subscription ends when all
-// are, or after DrainTimeout; then the rest goes back. If the process dies,
-// the broker gives back everything not acked.
+// When ctx ends, or Close is called, no further messages are taken. Those that were not handed
+// over go back to the broker, and the returned channel is closed. Messages in hand can still be
+// acked: the subscription ends when all are, or after DrainTimeout; then the rest goes back. If
+// the process dies, the broker gives back everything not acked.
 //
 // Acks are collected for a millisecond at most and sent together; a process that
 // dies meanwhile gets those messages again. No more than Prefetch messages are in
@@ -264,9 +263,9 @@ func (s *Subscriber) retryUntilDone(ctx context.Context, l *link, topic string, 
 	}
 }
 
-// declareTopic declares the topology of topic on a channel of its own, which a
-// refusal closes, and says so if something is in its dead-letter queue: nothing
-// consumes that, and a person has to look.
+// declareTopic declares the topology of topic on a new channel, which a refusal closes. It logs an
+// error if something is in the topic's dead-letter queue: nothing consumes that, and a person has
+// to look.
 func (s *Subscriber) declareTopic(ctx context.Context, c *conn, topic string) error {
 	_, err := requestOnChannel(ctx, c, func(ch *amqp.Channel) (any, error) {
 		if err := buildTopology(ch, s.cfg, topic); err != nil {

@@ -14,10 +14,10 @@ import (
 // A subscription hands over the messages of one topic, from one epoch after
 // the other.
 //
-// It has a connection of its own. RabbitMQ answers basic.consume and basic.cancel for a
-// quorum queue without a majority after 9 s or more, with INTERNAL_ERROR, which closes the
-// connection; and a message that the client cannot read closes it too. Another topic on that
-// connection would lose its consumer each time.
+// It has its own connection. RabbitMQ answers basic.consume and basic.cancel for a quorum queue
+// without a majority after 9 s or more, with INTERNAL_ERROR, which closes the connection. A
+// message that the client cannot read closes it too. Another topic on that connection would lose
+// its consumer each time.
 type subscription struct {
 	subscriber *Subscriber
 	topic      string
@@ -75,7 +75,7 @@ func (s *subscription) startFirstEpoch(intake, base context.Context, began chan<
 }
 
 // awaitStart returns the result of the first connection. If the queue stalls, it closes left
-// and returns nil: the subscription goes on by itself.
+// and returns nil: the subscription goes on trying.
 func (s *subscription) awaitStart(ctx context.Context, began <-chan error, left chan<- struct{}) error {
 	declared := s.isDeclared
 	var stalled <-chan time.Time
@@ -164,8 +164,8 @@ func (s *subscription) runEpochs(intake, base context.Context, e *epoch) {
 	s.epochs.Wait()
 }
 
-// reconnectEpoch returns nil once ctx has ended. What no retry can mend at the
-// start may well be mended later, by the operator who broke it.
+// reconnectEpoch connects until it succeeds, and returns nil once ctx has ended. It also retries
+// errors that are permanent at the start: the operator who caused them may mend them.
 func (s *subscription) reconnectEpoch(ctx context.Context, failures int) *epoch {
 	for n := failures; backoff.Sleep(ctx, retryPause(n)) == nil; n++ {
 		e, err := s.connectEpoch(ctx)
@@ -179,7 +179,7 @@ func (s *subscription) reconnectEpoch(ctx context.Context, failures int) *epoch 
 	return nil
 }
 
-// logLasting logs an error that no retry mends by itself.
+// logLasting logs an error that no retry mends.
 func (s *subscription) logLasting(ctx context.Context, err error) {
 	s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: cannot subscribe again", "topic", s.topic, "error", err)
 }

@@ -181,7 +181,7 @@ type Part struct {
 	Exchange  bool // or else a queue
 	Found     bool // it was there
 	Deleted   bool
-	Messages  int // in a queue, to be delivered; what consumers have in hand is not counted
+	Messages  int // in a queue, to be delivered; messages in the hands of consumers are not counted
 	Consumers int
 	Shared    bool // an exchange that stays, because queues of others are bound to it
 
@@ -191,23 +191,21 @@ type Part struct {
 // InUse reports whether p is a queue that is not deleted without Force.
 func (p *Part) InUse() bool { return p.Messages > 0 || p.Consumers > 0 }
 
-// Delete deletes the queues that [DeclareTopology] declares for the services of t, and
-// the exchanges of all their topics, at the broker of url, and returns what there was in
-// the order in which it goes. An exchange to which a queue of somebody else is bound
-// stays. Stop the services before: one that runs declares its queues again, but for
-// [ConfigOptions].Passive.
+// Delete deletes the queues that [DeclareTopology] declares for the services of t, and the
+// exchanges of all their topics, at the broker of url. It returns everything that was there, in
+// the order of the deletion. An exchange to which another queue is bound stays. Stop the services
+// before: a running one declares its queues again, except with [ConfigOptions].Passive.
 //
-// If a queue holds messages or has consumers, nothing is deleted: the error is an
-// [ErrInUse] that names it, also in a dry run. Otherwise each queue is unbound and looked
-// at again before it is deleted, so that what is published meanwhile is refused, and kept
-// by the outbox, rather than deleted; a queue that got a message just before stays, and
-// is an ErrInUse too. DeclareTopology binds it again. Only what is on its way at that
-// very moment is deleted, and what a consumer that has gone has in hand still.
+// If a queue holds messages or has consumers, nothing is deleted, also in a dry run: the error is
+// an [ErrInUse] that names it. Otherwise each queue is unbound and looked at again before it is
+// deleted. So messages that are published meanwhile are refused, and kept by the outbox, rather
+// than deleted. A queue that got a message just before stays, and is an ErrInUse too;
+// DeclareTopology binds it again. Only messages on their way at that very moment are deleted, and
+// those still in the hands of a consumer that has gone.
 //
-// It waits for a broker that is away until ctx ends, and returns other errors as
-// DeclareTopology does. What was deleted before an error or a crash is gone; calling
-// again deletes the rest, and nothing if nothing is left. It needs the permissions of
-// [DeployUser].
+// It waits for a broker that is away until ctx ends, and returns other errors as DeclareTopology
+// does. Everything deleted before an error or a crash is gone. A second call deletes the rest, and
+// nothing if nothing is left. It needs the permissions of [DeployUser].
 func (t Topology) Delete(ctx context.Context, url string, opts *DeleteOptions) ([]Part, error) {
 	return t.deleteTopology(ctx, url, opts, func() {})
 }
@@ -244,7 +242,7 @@ func (t Topology) deleteTopology(ctx context.Context, url string, opts *DeleteOp
 	return parts, inUse
 }
 
-// listParts returns all that may be there of t: what goes before what it needs.
+// listParts returns all that may be there of t, each part before those that it needs.
 func (t Topology) listParts() (all []Part) {
 	var exchanges []string
 	for _, s := range t.Services {
