@@ -10,8 +10,8 @@
 //
 // A message with a Delay starts out held. When it is due, the relay moves it into the log in one
 // transaction, and it is stored like any other: a delayed message counts as written when it is due.
-// Package operator lists, redrives and discards dead letters. A redriven message is moved
-// into the log in the same way.
+// Package operator lists, redrives and discards dead letters. A redriven message is moved into the
+// log in the same way.
 //
 // # How to begin
 //
@@ -44,7 +44,8 @@
 //
 // Beside this way: stall.go and stall_probe.go keep account of topics that take no messages, and
 // probe them. wake.go tells the relay of commits. stats.go counts. sql.go binds the statements to a
-// schema; each statement stands in the file that uses it.
+// schema. Each statement stands in the file that uses it, or in internal/outboxsql if package operator
+// uses it too.
 //
 // # What is authoritative
 //
