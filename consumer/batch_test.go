@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -104,8 +105,8 @@ func TestABatchKnowsWhatIsDone(t *testing.T) {
 	if got, want := strings.TrimPrefix(f.effects(t), before+", "), "paid k3 1, refunded k3 2"; got != want {
 		t.Errorf("new effects %q, want %q", got, want)
 	}
-	if got, want := f.rows(t)+" | "+f.parked(t), "k0 done 1, k1 void 0, k2 compensated 1, k3 compensated 1 | dead action key-reused 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "k0 done 1, k1 void 0, k2 compensated 1, k3 compensated 1", Parked: "dead action key-reused 0"}, stored{Row: f.rows(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -212,8 +213,8 @@ func TestQueuedStatementsOfABatchFail(t *testing.T) {
 				if got, want := f.rows(t), "k0 done 1, k1 retrying 1, k2 retrying 1, k3 done 1"; got != want {
 					t.Errorf("inbox %q, want %q", got, want)
 				}
-				if got, want := f.effects(t)+" | "+f.parked(t), "k0, k3 | retrying action failed 1; retrying action failed 1"; got != want {
-					t.Errorf("%q, want %q", got, want)
+				if diff := cmp.Diff(stored{Effects: "k0, k3", Parked: "retrying action failed 1; retrying action failed 1"}, stored{Effects: f.effects(t), Parked: f.parked(t)}); diff != "" {
+					t.Errorf("stored, -want +got:\n%s", diff)
 				}
 			})
 		}
@@ -349,8 +350,8 @@ func TestABatchIsBoundedInTime(t *testing.T) {
 	if len(left) != 2 || left[0].Key != "k1" {
 		t.Fatalf("%d deliveries were left, want 2", len(left))
 	}
-	if got, want := f.rows(t)+" | "+f.effects(t), "k0 done 1 | paid k0 1"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "k0 done 1", Effects: "paid k0 1"}, stored{Row: f.rows(t), Effects: f.effects(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	for len(left) > 0 {
 		left = c.executor.executeLoad(t.Context(), t.Context(), left)

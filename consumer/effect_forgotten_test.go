@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/outbox"
@@ -75,12 +76,12 @@ func TestAForgottenEffectIsAskedFor(t *testing.T) {
 				}
 			}
 			again(act)
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t)+" | "+p.made(), "done 1 0 |  | receipt of pay k 1 | pay / 1"; got != want {
-				t.Errorf("after the payment %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "done 1 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 			again(undo)
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t)+" | "+p.made(), "compensated 1 1 |  | receipt of pay k 1, receipt of refund k 2 | pay, refund / 2"; got != want {
-				t.Errorf("in the end %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "compensated 1 1", Effects: "receipt of pay k 1, receipt of refund k 2", Calls: "pay, refund / 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 		})
 	}
@@ -98,8 +99,8 @@ func TestAReplayedEffectWaitsForACallThatMayBeUnderWay(t *testing.T) {
 			step := f.asking(p, true)
 			c := f.consumer(t, Options{}, step)
 			handle(t, c, replayed(act("k")))
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "retrying 0 0 | retrying unsettled 0? |  / 0"; got != want {
-				t.Errorf("at first %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 			unseen := 2*c.steps[step.Name].Timeout + effectMargin + step.Settle
 			waits := f.texts(t, "SELECT (due_at - clock_timestamp() BETWEEN $1 * interval '1 s' - interval '1 min' AND $1 * interval '1 s')::text FROM {schema}.parked", unseen.Seconds())
@@ -111,8 +112,8 @@ func TestAReplayedEffectWaitsForACallThatMayBeUnderWay(t *testing.T) {
 			}
 			f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - (due_at - clock_timestamp()), due_at = clock_timestamp()") // the wait is over
 			runParkedOnce(t, c)
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t)+" | "+p.made(), "done 1 0 |  | receipt of pay k 1 | pay / 1"; got != want {
-				t.Errorf("in the end %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "done 1 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 			if got := p.times(&p.asked); got != 2 {
 				t.Errorf("asked %d times, want twice", got)
@@ -178,8 +179,8 @@ func TestADeadLetterThatIsMarkedWaits(t *testing.T) {
 			for range 2 {
 				f.retryNow(t)
 				runParkedOnce(t, c)
-				if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "retrying 0 0 | retrying unsettled 0? |  / 0"; got != want {
-					t.Errorf("%q, want %q", got, want)
+				if diff := cmp.Diff(stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+					t.Errorf("stored, -want +got:\n%s", diff)
 				}
 			}
 			if _, err := f.desk(t).Bury(t.Context(), f.letterID(t)); err != nil {
@@ -187,14 +188,14 @@ func TestADeadLetterThatIsMarkedWaits(t *testing.T) {
 			}
 			f.redrive(t, nil)
 			runParkedOnce(t, c)
-			if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 0? |  / 0"; got != want {
-				t.Errorf("buried and redriven %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 			p.enter("pay", &Delivery{Scope: "tenant", Key: "k", Step: step.Name}) // the forgotten call has its effect
 			f.retryNow(t)
 			runParkedOnce(t, c)
-			if got, want := f.row(t)+" | "+p.made(), "done 1 0 | pay / 1"; got != want {
-				t.Errorf("in the end %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 		})
 	}
@@ -297,13 +298,13 @@ func TestARedrivenDoubtWaits(t *testing.T) {
 	handle(t, c, act("k"))
 	f.redrive(t, nil)
 	runParkedOnce(t, c)
-	if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 0? |  / 0"; got != want {
-		t.Errorf("redriven at once %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	f.pass(t)
 	runParkedOnce(t, c)
-	if got, want := f.row(t)+" | "+p.made(), "done 1 0 | pay / 1"; got != want {
-		t.Errorf("a day later %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -325,8 +326,8 @@ func TestAForgottenSecondAttemptIsAskedFor(t *testing.T) {
 				f.exec(t, "UPDATE {schema}.parked SET in_doubt = true, reason = 'calling', last_at = now() WHERE state = 'retrying'")
 			}
 			f.finishParked(t, c)
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "done 2 0 |  | pay / 1"; got != want {
-				t.Errorf("%q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "done 2 0", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 		})
 	}
@@ -349,8 +350,8 @@ func TestAQuestionThatFailsLeavesTheWaitForACallUnderWay(t *testing.T) {
 		f.retryNow(t)
 		runParkedOnce(t, c)
 	}
-	if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 2? |  / 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Parked: "retrying unsettled 2?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -391,8 +392,8 @@ func TestAskingFirstDoesNotHurryADoubt(t *testing.T) {
 	}
 	f.redrive(t, nil)
 	runParkedOnce(t, c)
-	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "retrying 0 0 | retrying unsettled 0? |  / 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -453,8 +454,8 @@ func TestAReplayedCopyOfAStepThatHasARow(t *testing.T) {
 	c := f.consumer(t, Options{}, f.asking(p, false))
 	p.loseReply()
 	handle(t, c, act("k"), replayed(act("k")))
-	if got, want := f.row(t)+" | "+f.doubts(t), "retrying 1 0 | retrying failed 1?"; got != want {
-		t.Errorf("a copy of what goes round: %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	f.finishParked(t, c)
 	handle(t, c, replayed(act("k")), undo("k"), replayed(undo("k")), replayed(act("k")))

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -41,8 +42,8 @@ func TestACallHoldsNoTransaction(t *testing.T) {
 				if n := f.pool.Stat().AcquiredConns(); n != 0 {
 					t.Errorf("%d connections are in use", n)
 				}
-				if got, want := f.row(t)+" | "+f.doubts(t), "retrying 1 0 | retrying calling 1?"; got != want {
-					t.Errorf("during the call %q, want %q", got, want)
+				if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying calling 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
+					t.Errorf("stored, -want +got:\n%s", diff)
 				}
 				if n := runParkedOnce(t, c); n != 0 {
 					t.Error("the parked copy is due while its call is under way")
@@ -50,14 +51,14 @@ func TestACallHoldsNoTransaction(t *testing.T) {
 				handle(t, c, act("k"), undo("k"))
 			}
 			handle(t, c, act("k"), act("k"))
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t), "done 1 0 | retrying waits-for-action 0 | receipt of pay k 1"; got != want {
-				t.Errorf("after the call %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "done 1 0", Parked: "retrying waits-for-action 0", Effects: "receipt of pay k 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 			handle(t, c, undo("k")) // the copy that has waited wins
 			runParkedOnce(t, c)
 			handle(t, c, undo("k"), act("k"))
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t), "compensated 1 1 |  | receipt of pay k 1, receipt of refund k 2"; got != want {
-				t.Errorf("in the end %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "compensated 1 1", Effects: "receipt of pay k 1, receipt of refund k 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 			if got, want := p.made(), "pay, refund / 2"; got != want || calls != 2 {
 				t.Errorf("the provider made %q in %d calls, want %q in 2", got, calls, want)
@@ -80,15 +81,15 @@ func TestALostReplyHasItsEffectOnce(t *testing.T) {
 			c := f.consumer(t, Options{}, step)
 			p.loseReply()
 			handle(t, c, act("k"))
-			if got, want := f.row(t)+" | "+f.doubts(t), "retrying 1 0 | retrying failed 1?"; got != want {
-				t.Errorf("after the lost reply %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 			runParkedOnce(t, c)
 			p.loseReply()
 			handle(t, c, undo("k"))
 			runParkedOnce(t, c)
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t), "compensated 2 2 |  | receipt of pay k 1, receipt of refund k 2"; got != want {
-				t.Errorf("in the end %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "compensated 2 2", Effects: "receipt of pay k 1, receipt of refund k 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 			wantAsked := map[bool]int{true: 2}[verify]
 			if got, want := p.made(), "pay, refund / 2"; got != want || p.times(&p.asked) != wantAsked {
@@ -219,8 +220,8 @@ func TestNothingFoundIsNotBelievedBeforeTheCallHasSettled(t *testing.T) {
 			for range 3 {
 				f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp()")
 				runParkedOnce(t, c)
-				if got, want := f.row(t)+" | "+f.doubts(t), "retrying 1 0 | retrying unsettled 1?"; got != want {
-					t.Fatalf("before it has settled %q, want %q", got, want)
+				if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying unsettled 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
+					t.Fatalf("stored, -want +got:\n%s", diff)
 				}
 			}
 			waits := f.texts(t, "SELECT (due_at > clock_timestamp() + interval '59 minutes' AND due_at = last_at + interval '1 hour')::text FROM {schema}.parked")
@@ -233,8 +234,8 @@ func TestNothingFoundIsNotBelievedBeforeTheCallHasSettled(t *testing.T) {
 			}
 			f.pass(t)
 			runParkedOnce(t, c)
-			if got, want := f.row(t)+" | "+f.effects(t)+" | "+p.made(), "done 2 0 | receipt of pay k 1 | pay / 1"; got != want {
-				t.Errorf("in the end %q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 		})
 	}
@@ -259,8 +260,8 @@ func TestACallThatNobodySawEndSettlesAfterItsLease(t *testing.T) {
 		}
 	}
 	handle(t, c, act("k")) // it had not died, only been slow
-	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "done 1 0 |  | pay / 1"; got != want {
-		t.Errorf("in the end %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -336,8 +337,8 @@ func TestARedeliveredEffectIsCountedOnce(t *testing.T) {
 	first, late := undo("void"), act("void")
 	late.Metadata.Set(outbox.PropertyRedelivered, "true")
 	handle(t, c, first, late) // superseded for certain: an attempt would have left a row
-	if got, want := f.row(t)+" | "+f.doubts(t), "done 1 0; void 0 0 | "; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 1 0; void 0 0"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -352,12 +353,12 @@ func TestAnEffectFollowsAnAttemptOfAHandler(t *testing.T) {
 	c := f.consumer(t, Options{}, step)
 	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('tenant', 'k', 'process-payment', '', 'open', 1)")
 	handle(t, c, act("k"))
-	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "retrying 1 0 | retrying unsettled 1? |  / 0"; got != want {
-		t.Errorf("at first %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying unsettled 1?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	f.finishParked(t, c)
-	if got, want := f.row(t)+" | "+p.made(), "done 2 0 | pay / 1"; got != want {
-		t.Errorf("in the end %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 2 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -369,8 +370,8 @@ func TestAnEffectWithoutAttemptsLeftMakesNoCall(t *testing.T) {
 	c := f.consumer(t, Options{}, f.effectStep(p.url, false))
 	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('tenant', 'k', 'process-payment', '', 'open', 5)")
 	handle(t, c, act("k"))
-	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "dead 5 0 | dead attempts-exhausted 5? |  / 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "dead 5 0", Parked: "dead attempts-exhausted 5?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -465,8 +466,8 @@ func TestALeaseThatDidNotCommitIsForgotten(t *testing.T) {
 		}
 	}
 	handle(t, c, act("k"))
-	if got, want := f.row(t)+" | "+p.made(), "done 1 0 | pay / 1"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -513,8 +514,8 @@ func TestWhatComesAfterTheLeaseIsFencedOff(t *testing.T) {
 			}, client{p.url}.verify("pay"), f.record())
 			p.lose = lost
 			handle(t, f.consumer(t, Options{}, step), act("k"))
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+f.effects(t)+" | "+p.made(), "done 2 0 |  | receipt of pay k 1 | pay / 1"; got != want {
-				t.Errorf("%q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -48,15 +49,15 @@ func TestPark(t *testing.T) {
 		return fmt.Errorf("over the limit: %w", Park(errors.New("amount")))
 	}, nil))
 	handle(t, c, act("k"))
-	if got, want := f.row(t)+" | "+f.parked(t), "dead 0 0 | dead action parked 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "dead 0 0", Parked: "dead action parked 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	f.exec(t, "DELETE FROM {schema}.parked")
 	f.exec(t, "DELETE FROM {schema}.inbox")
 	handle(t, c, act("twice"))
 	runParkedOnce(t, c)
-	if got, want := f.row(t)+" | "+f.parked(t), "dead 1 0 | dead action parked 1"; got != want {
-		t.Errorf("second attempt: %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "dead action parked 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	if got := f.texts(t, "SELECT error FROM {schema}.parked"); got[0] != "over the limit: amount" {
 		t.Errorf("error %q", got)

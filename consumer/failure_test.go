@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/outbox"
@@ -40,8 +41,8 @@ func TestAFailedStepIsParkedAndRunsAgain(t *testing.T) {
 	msg := act("k")
 	msg.Metadata.Set("x-own", "\xff\x00")
 	handle(t, c, msg, act("k"), act("k"))
-	if got, want := f.row(t)+" | "+f.parked(t), "retrying 1 0 | retrying action failed 1"; got != want {
-		t.Errorf("after the first failure %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	if got := f.texts(t, "SELECT error FROM {schema}.parked"); got[0] != "failure 1, attempt 1" {
 		t.Errorf("kept error %q", got)
@@ -55,12 +56,12 @@ func TestAFailedStepIsParkedAndRunsAgain(t *testing.T) {
 		}
 	}
 	handle(t, c, undo("k"), undo("k"), act("k"))
-	if got, want := f.row(t)+" | "+f.parked(t), "undoing 3 1 | retrying compensation failed 1"; got != want {
-		t.Errorf("after the failed compensation %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "undoing 3 1", Parked: "retrying compensation failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	runParkedOnce(t, c)
-	if got, want := f.row(t)+" | "+f.parked(t), "compensated 3 2 | "; got != want {
-		t.Errorf("in the end %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "compensated 3 2"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	if got, want := f.effects(t), "paid k 1, refunded k 2"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
@@ -240,8 +241,8 @@ func TestACompensationWaitsForAParkedAction(t *testing.T) {
 	for range 6 {
 		runParkedOnce(t, c)
 	}
-	if got, want := f.row(t)+" | "+f.parked(t), "compensated 3 1 | "; got != want {
-		t.Errorf("in the end %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "compensated 3 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	if got, want := f.effects(t), "paid k 1, refunded k 2"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
@@ -255,8 +256,8 @@ func TestACompensationOfADeadActionIsADeadLetterToo(t *testing.T) {
 		return Terminal(errors.New("hopeless"))
 	}, f.effect("refunded")))
 	handle(t, c, act("k"), undo("k"))
-	if got, want := f.row(t)+" | "+f.parked(t), "dead 1 0 | dead action terminal 1; dead compensation action-dead 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "dead action terminal 1; dead compensation action-dead 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -303,13 +304,13 @@ func TestALostConnectionParksTheMessage(t *testing.T) {
 		return err
 	}, nil))
 	handle(t, c, act("k"))
-	if got, want := f.row(t)+" | "+f.parked(t), "retrying 1 0 | retrying action failed 1"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	broken = false
 	runParkedOnce(t, c)
-	if got, want := f.row(t)+" | "+f.effects(t), "done 2 0 | paid k 1"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -359,8 +360,8 @@ func TestWhatANewerBinaryParkedBecomesADeadLetterNotALoop(t *testing.T) {
 	step.Action.Type = "pay.v0"
 	older := f.consumer(t, Options{}, step)
 	runParkedOnce(t, older)
-	if got, want := f.row(t)+" | "+f.parked(t), "dead 1 0 | dead action type-unknown 1"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "dead action type-unknown 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 

@@ -106,6 +106,14 @@ func (f *fixture) texts(t *testing.T, query string, args ...any) []string {
 	return all
 }
 
+// stored is what a test compares after an event. A field that it does not look at is empty in both values.
+type stored struct {
+	Row     string // "state attempts undo_attempts" of the inbox
+	Parked  string // the parked messages
+	Effects string // the committed work of handlers
+	Calls   string // the provider's effects / with how many different keys
+}
+
 // row returns "state attempts undo_attempts" of the only row of the inbox.
 func (f *fixture) row(t *testing.T) string {
 	t.Helper()

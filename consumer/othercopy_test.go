@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 )
 
 // otherUndo is a compensation under the identity of undo, with another payload.
@@ -16,8 +17,8 @@ func (f *letterFixture) redriven(t *testing.T) {
 	t.Helper()
 	handle(t, f.c, act("k"), undo("k"))
 	f.redriveID(t, 1, 2)
-	if got, want := f.row(t)+" | "+f.parked(t), "retrying 1 0 | retrying action terminal 0; retrying compensation action-dead 0"; got != want {
-		t.Fatalf("built %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying action terminal 0; retrying compensation action-dead 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Fatalf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -77,12 +78,12 @@ func TestAnotherEffectThanTheOneThatGoesRoundIsNotCalled(t *testing.T) {
 	calling := f.consumer(t, Options{}, f.effectStep(p.url, true))
 	f.runAction(t, f.c)
 	handle(t, calling, otherUndo("k"))
-	if got, want := f.row(t)+" | "+f.parked(t)+" | "+p.made(), "done 1 0 | retrying compensation action-dead 0; dead compensation key-reused 0 |  / 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 1 0", Parked: "retrying compensation action-dead 0; dead compensation key-reused 0", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.parked(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	f.finishParked(t, calling)
-	if got, want := f.row(t)+" | "+f.parked(t)+" | "+p.made(), "compensated 1 1 | dead compensation key-reused 0 | refund / 1"; got != want {
-		t.Errorf("in the end %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "compensated 1 1", Parked: "dead compensation key-reused 0", Calls: "refund / 1"}, stored{Row: f.row(t), Parked: f.parked(t), Calls: p.made()}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -97,11 +98,11 @@ func TestAnotherActionThanTheOneThatGoesRoundLeavesNoRow(t *testing.T) {
 	handle(t, c, act("k"))
 	f.exec(t, "DELETE FROM {schema}.inbox")
 	handle(t, c, newMessage("pay", "k", payment{777}))
-	if got, want := f.row(t)+" | "+f.parked(t), " | retrying action failed 1; dead action key-reused 1"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Parked: "retrying action failed 1; dead action key-reused 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	runParkedOnce(t, c)
-	if got, want := f.row(t)+" | "+f.effects(t), "done 2 0 | paid k 1"; got != want {
-		t.Errorf("in the end %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }

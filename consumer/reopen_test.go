@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -36,14 +37,14 @@ func TestACompensationWaitsForWhatAHandlerHasCommitted(t *testing.T) {
 		t.Fatalf("runTransaction = %v, want errTxEnded", a.cause)
 	}
 	handle(t, c, undo("k"))
-	if got, want := f.row(t)+" | "+f.parked(t), "open 1 0 | retrying compensation waits-for-action 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "open 1 0", Parked: "retrying compensation waits-for-action 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	if err := c.executor.executeAttempt(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := f.row(t)+" | "+f.parked(t), "dead 1 0 | retrying compensation waits-for-action 0; dead action terminal 1"; got != want {
-		t.Errorf("recorded: %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "retrying compensation waits-for-action 0; dead action terminal 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -115,8 +116,8 @@ func TestAClaimThatAHandlerHasRolledBackIsNotTakenFromAnother(t *testing.T) {
 				t.Fatal(err)
 			}
 			runParkedOnce(t, other)
-			if got, want := f.row(t)+" | "+f.effects(t), "done 1 0 | paid k 1"; got != want {
-				t.Errorf("%q, want %q", got, want)
+			if diff := cmp.Diff(stored{Row: "done 1 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -194,8 +195,8 @@ func TestARedeliveryOfASweptMessage(t *testing.T) {
 		t.Fatalf("%d rows removed, want 2", n)
 	}
 	handle(t, c, a.Copy(), b.Copy(), b.Copy(), a.Copy())
-	if got, want := f.row(t)+" | "+f.parked(t), " | dead action too-old 0; dead compensation too-old 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Parked: "dead action too-old 0; dead compensation too-old 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	if got, want := f.effects(t), "paid k 1, refunded k 2, paid other 1"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
@@ -205,8 +206,8 @@ func TestARedeliveryOfASweptMessage(t *testing.T) {
 	if n := runParkedOnce(t, c); n != 2 {
 		t.Fatalf("%d parked messages ran, want 2", n)
 	}
-	if got, want := f.row(t)+" | "+f.parked(t), " | dead action too-old 3; dead compensation too-old 3"; got != want {
-		t.Errorf("parked copies: %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Parked: "dead action too-old 3; dead compensation too-old 3"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/outbox"
@@ -50,8 +51,8 @@ func TestAParkedMessageOfABusyStepGoesBack(t *testing.T) {
 	for range 5 {
 		runParkedOnce(t, c)
 	}
-	if got, want := f.row(t)+" | "+f.effects(t), "compensated 2 1 | paid k 1, refunded k 2"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "compensated 2 1", Effects: "paid k 1, refunded k 2"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
 
@@ -58,8 +59,8 @@ func TestRunHandlesDeliveriesAndParkedMessages(t *testing.T) {
 	if c.Ready() {
 		t.Error("a stopped consumer is ready")
 	}
-	if got, want := f.row(t)+" | "+f.effects(t), "compensated 3 1 | paid k 1, refunded k 2"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "compensated 3 1", Effects: "paid k 1, refunded k 2"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 	if s, err := c.Stats(t.Context()); err != nil || s.Retrying+s.Dead+len(s.Parked) != 0 {
 		t.Errorf("Stats = %+v, %v", s, err)
@@ -173,8 +174,8 @@ func TestARunningParkedMessageIsNotTakenAgain(t *testing.T) {
 	}
 	close(release)
 	running.Wait()
-	if got, want := f.row(t)+" | "+f.effects(t), "done 2 0 | paid k 1"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -78,8 +79,8 @@ func TestARowGoesWhileItIsClaimed(t *testing.T) {
 				t.Errorf("Handle: %v, want an error: %t", err, tt.again)
 			}
 			handle(t, c, msg.Copy()) // after an error nothing is decided
-			if got, want := f.row(t)+" | "+f.parked(t)+" | "+f.effects(t), " | dead action too-old 0 | paid k 1"; got != want {
-				t.Errorf("%q, want %q", got, want)
+			if diff := cmp.Diff(stored{Parked: "dead action too-old 0", Effects: "paid k 1"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)}); diff != "" {
+				t.Errorf("stored, -want +got:\n%s", diff)
 			}
 		})
 	}

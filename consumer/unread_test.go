@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -118,8 +119,8 @@ func TestAParkedMessageKeepsItsStep(t *testing.T) {
 	handle(t, c, act("k"))
 	f.exec(t, "UPDATE {schema}.parked SET header_values = ARRAY['tenant', 'k:process-payment', 'other']::bytea[], header_names = ARRAY['x-idempotency-scope', 'x-idempotency-key', 'type']::bytea[]")
 	runParkedOnce(t, c)
-	if got, want := f.row(t)+" | "+f.parked(t)+" | "+f.effects(t), "dead 1 0 | dead action type-unknown 1 | "; got != want {
-		t.Errorf("afterwards %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "dead action type-unknown 1"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
 
@@ -132,7 +133,7 @@ func TestAnEditedMessageIsTheSame(t *testing.T) {
 	f.exec(t, `UPDATE {schema}.parked SET digest = sha256(payload), payload = '{"amount":9}'`)
 	runParkedOnce(t, c)
 	handle(t, c, act("k"))
-	if got, want := f.row(t)+" | "+f.parked(t)+" | "+f.effects(t), "done 2 0 |  | paid k 9"; got != want {
-		t.Errorf("afterwards %q, want %q", got, want)
+	if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "paid k 9"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)}); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
 	}
 }
