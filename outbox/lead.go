@@ -93,7 +93,7 @@ func (r *Relay) leadTenure(ctx, work context.Context, t tenure) error {
 func (l *leader) keepLease(ctx context.Context, end context.CancelCauseFunc) {
 	wait := l.opts.Lease / 3
 	for {
-		if !waitFor(ctx, wait) {
+		if backoff.Sleep(ctx, wait) != nil {
 			return
 		}
 		var until time.Time

@@ -257,7 +257,7 @@ func (r *Relay) leadInTurns(ctx, work context.Context) {
 			r.opts.Logger.ErrorContext(ctx, "outbox: relay is not active", "schema", r.opts.Schema, "failures", failures, "error", err)
 			r.signals.rested.Send(err)
 		}
-		waitFor(ctx, wait)
+		_ = backoff.Sleep(ctx, wait) // the loop looks at ctx
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -85,7 +86,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			n.log.DebugContext(ctx, "outbox: notify", "error", err) // the relay polls
 		}
-		waitFor(ctx, notifyInterval)
+		_ = backoff.Sleep(ctx, notifyInterval) // the next receive looks at ctx
 	}
 }
 
@@ -115,7 +116,7 @@ func (r *Relay) listenForWakes(ctx context.Context) {
 			return
 		}
 		r.opts.Logger.DebugContext(ctx, "outbox: listen", "schema", r.opts.Schema, "error", err) // until then it polls
-		waitFor(ctx, failurePolicy.Wait(failures+1))
+		_ = backoff.Sleep(ctx, failurePolicy.Wait(failures+1))                                   // the loop looks at ctx
 	}
 }
 
@@ -141,17 +142,5 @@ func (r *Relay) listenOnConnection(ctx context.Context) error {
 			return err
 		}
 		r.wakeLocally()
-	}
-}
-
-// waitFor waits so long, or until ctx ends, and reports whether the time has passed.
-func waitFor(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
