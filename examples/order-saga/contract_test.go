@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
@@ -47,9 +48,12 @@ func newTracedSite(t *testing.T, amqpURL string, traces *tracing, change ...func
 	t.Helper()
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
-	s := &settings{services: serviceNames, listen: "127.0.0.1:0", patience: time.Minute, namespace: pgtest.Name(), databaseURL: database(t), amqpURL: amqpURL}
+	s := &settings{Settings: demo.Settings{
+		Program: program, Services: program.Services, Listen: "127.0.0.1:0", StartTimeout: time.Minute,
+		Namespace: pgtest.Name(), DatabaseURL: database(t), AMQPURL: amqpURL,
+	}}
 	var err error
-	if s.allowPlaintext, err = plaintext.Allowed(); err != nil {
+	if s.AllowPlaintext, err = plaintext.Allowed(); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range change {
@@ -58,22 +62,22 @@ func newTracedSite(t *testing.T, amqpURL string, traces *tracing, change ...func
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { removeQueues(s, t.Output()) })
-	a := &app{settings: s, traces: traces, logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))}
-	site := &site{url: startApp(t, a), t: t, databaseURL: s.databaseURL}
-	f := &fleet{urls: map[string]string{"order": site.url}}
-	if err := f.awaitReady(t.Context(), "order"); err != nil {
+	t.Cleanup(func() { s.RemoveQueues(t.Output()) })
+	a := newApp(s, traces, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})))
+	site := &site{url: startApp(t, a), t: t, databaseURL: s.DatabaseURL}
+	f := &demo.Fleet{Program: program, URLs: map[string]string{"order": site.url}}
+	if err := f.AwaitReady(t.Context(), "order"); err != nil {
 		t.Fatal(err)
 	}
 	return site
 }
 
 // startApp runs a until the test ends, and returns its URL.
-func startApp(t *testing.T, a *app) string {
+func startApp(t *testing.T, a *demo.App) string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	listening, done := make(chan string, 1), make(chan error, 1)
-	go func() { done <- a.run(ctx, listening) }()
+	go func() { done <- a.Run(ctx, listening) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -135,13 +139,13 @@ func (s *site) end(tenant, id string) view {
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
 	l := newLoad(s.url, 0)
-	p := &placed{tenant: tenant, id: id}
-	for !p.ended() {
+	p := &placed{Placement: demo.Placement{Tenant: tenant, ID: id}}
+	for !p.hasEnded() {
 		if ctx.Err() != nil {
 			s.t.Fatalf("order %s has not ended: %+v", id, p.last)
 		}
 		l.look(ctx, p)
-		pause(ctx, 20*time.Millisecond)
+		demo.Pause(ctx, 20*time.Millisecond)
 	}
 	return p.last
 }
@@ -216,13 +220,13 @@ func TestClientRetriesGetOneOrderAndTheSameBytes(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, brokerURL())
 	l := newLoad(s.url, 1)
-	p := &placed{kind: &kinds[0], tenant: "acme", key: "again", amount: 700}
+	p := &placed{Placement: demo.Placement{Tenant: "acme", Key: "again"}, kind: &kinds[0], amount: 700}
 	replies := make([][]byte, 20)
 	var posting sync.WaitGroup
 	for i := range replies {
 		posting.Go(func() {
 			var err error
-			if replies[i], err = l.post(t.Context(), p); err != nil {
+			if replies[i], err = l.PostOnce(t.Context(), &p.Placement, "/orders", p.body()); err != nil {
 				t.Errorf("post: %v", err)
 			}
 		})

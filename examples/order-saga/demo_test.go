@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
@@ -35,8 +36,8 @@ func TestSeparateProcessesSurviveKills(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "-orders", "80", "-clients", "6", "-kill", "8")
 			cmd.Env = append(os.Environ(), "ORDER_SAGA_MAIN=1", "DATABASE_URL="+smallPool(t, database(t)), "AMQP_URL="+brokerURL())
 			if ownDatabases {
-				for _, service := range serviceNames {
-					cmd.Env = append(cmd.Env, databaseVariable(service)+"="+smallPool(t, database(t)))
+				for _, service := range program.Services {
+					cmd.Env = append(cmd.Env, demo.DatabaseVariable(service)+"="+smallPool(t, database(t)))
 				}
 			}
 			var out bytes.Buffer

@@ -5,20 +5,22 @@
 //	order-saga serve [-services order,payment,shipping,gateway] [-listen 127.0.0.1:8080] [-gateway-plain]
 //	order-saga demo [-gateway-plain]
 //
-// serve runs the services named, all of them by default, until it is told to
-// stop. demo runs them as separate processes, places a mixed load of orders
-// and checks at the end that no money was lost and nothing was done twice.
+// serve runs the services named, all of them by default, until SIGINT or
+// SIGTERM. demo runs them as separate processes and places a mixed load of orders.
+// At the end it checks that no money was lost and nothing was done twice.
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
-	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
+
+	"github.com/sagamill/sagamill/examples/internal/demo"
 )
 
 const usage = `usage: order-saga serve [flags]   run services until SIGINT or SIGTERM
@@ -33,33 +35,31 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is main without the process: 0 is success, 1 a failure, 2 wrong usage.
+// run is main without the process. It returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	if len(args) == 0 {
-		fmt.Fprint(stderr, usage)
-		return 2
-	}
-	var err error
-	switch args[0] {
-	case "serve":
-		err = serve(ctx, args[1:], stderr)
-	case "demo":
-		err = demo(ctx, args[1:], stdout, stderr)
-	case "help", "-h", "-help", "--help":
-		fmt.Fprint(stdout, usage)
-	default:
-		fmt.Fprintf(stderr, "order-saga: there is no command %q\n%s", args[0], usage)
-		return 2
-	}
-	var setting *settingError
-	switch {
-	case err == nil, errors.Is(err, flag.ErrHelp):
-		return 0
-	case errors.As(err, &setting):
-		fmt.Fprintln(stderr, "order-saga:", err)
-		return 2
-	default:
-		fmt.Fprintln(stderr, "order-saga:", err)
-		return 1
-	}
+	return program.Run(args, map[string]demo.Command{
+		"serve": func(args []string) error { return serve(ctx, args, stderr) },
+		"demo":  func(args []string) error { return runDemo(ctx, args, stdout, stderr) },
+	}, usage, stdout, stderr)
 }
+
+// serve runs services until ctx ends, and then lets them finish what they have in hand.
+func serve(ctx context.Context, args []string, stderr io.Writer) error {
+	s, err := parseServe(args, stderr)
+	if err != nil {
+		return err
+	}
+	return s.Serve(ctx, stderr, func(logger *slog.Logger) error {
+		traces, err := openTracing(s.trace, stderr)
+		if err != nil {
+			return err
+		}
+		err = newApp(s, traces, logger).Run(ctx, nil)
+		finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracesTimeout)
+		defer cancel()
+		return errors.Join(err, traces.close(finish))
+	})
+}
+
+// tracesTimeout limits how long the last traces may take to be written.
+const tracesTimeout = 30 * time.Second

@@ -7,89 +7,90 @@ import (
 	"strconv"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/internal/demo"
 )
 
-var consumerFamilies = []family{
-	{"sagamill_parked_messages", "gauge", "Messages that are parked, by state.", true, "state", func(m *measured) map[string]float64 {
-		return map[string]float64{"retrying": float64(m.parked.Retrying), "calling": float64(m.parked.Calling), "dead": float64(m.parked.Dead)}
-	}, nil},
-	{"sagamill_parked_oldest_seconds", "gauge", "Time since the first of the parked messages was parked, by state.", true, "state", func(m *measured) map[string]float64 {
+var consumerMetrics = []demo.Metric{
+	{Name: "sagamill_parked_messages", Kind: "gauge", Help: "Messages that are parked, by state.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
+		return demo.Labelled("state", map[string]float64{"retrying": float64(m.Parked.Retrying), "calling": float64(m.Parked.Calling), "dead": float64(m.Parked.Dead)})
+	}},
+	{Name: "sagamill_parked_oldest_seconds", Kind: "gauge", Help: "Time since the first of the parked messages was parked, by state.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
 		oldest := map[string]float64{"retrying": 0, "calling": 0, "dead": 0}
-		for i := range m.parked.Parked {
-			p := &m.parked.Parked[i]
+		for i := range m.Parked.Parked {
+			p := &m.Parked.Parked[i]
 			state := p.State()
 			oldest[state] = max(oldest[state], p.Oldest.Seconds())
 		}
-		return oldest
-	}, nil},
-	{"sagamill_parked_overdue_seconds", "gauge", "How long a parked message has been due that nobody has run.", true, "", func(m *measured) map[string]float64 {
-		return one(m.parked.Overdue.Seconds())
-	}, nil},
-	{"sagamill_consumer_messages_total", "counter", "Arrivals of messages, by what became of them.", false, "", nil, arrivals},
-	{"sagamill_consumer_handler_seconds", "histogram", "Time in the handler.", false, "", nil, func(m *measured) []sample {
-		return ofSteps(m, func(s *consumer.StepCounters) consumer.Histogram { return s.Handler })
+		return demo.Labelled("state", oldest)
 	}},
-	{"sagamill_consumer_lag_seconds", "histogram", "Age of a message when its handler is entered for the first time.", false, "", nil, func(m *measured) []sample {
-		return ofSteps(m, func(s *consumer.StepCounters) consumer.Histogram { return s.Lag })
+	{Name: "sagamill_parked_overdue_seconds", Kind: "gauge", Help: "How long a parked message has been due that nobody has run.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
+		return demo.Single(m.Parked.Overdue.Seconds())
 	}},
-	{"sagamill_consumer_transaction_seconds", "histogram", "Time of a transaction in which messages were handled.", false, "", nil, func(m *measured) []sample {
-		return distribution("", m.steps.Transactions)
+	{Name: "sagamill_consumer_messages_total", Kind: "counter", Help: "Arrivals of messages, by what became of them.", Samples: sampleArrivals},
+	{Name: "sagamill_consumer_handler_seconds", Kind: "histogram", Help: "Time in the handler.", Samples: func(m *demo.Measurements) []demo.Sample {
+		return sampleSteps(m, func(s *consumer.StepCounters) consumer.Histogram { return s.Handler })
 	}},
-	{"sagamill_consumer_batch", "histogram", "Messages in a transaction.", false, "", nil, func(m *measured) []sample {
-		return distribution("", m.steps.Batches)
+	{Name: "sagamill_consumer_lag_seconds", Kind: "histogram", Help: "Age of a message when its handler is entered for the first time.", Samples: func(m *demo.Measurements) []demo.Sample {
+		return sampleSteps(m, func(s *consumer.StepCounters) consumer.Histogram { return s.Lag })
 	}},
-	{"sagamill_consumer_rollbacks_total", "counter", "Transactions that were rolled back, or ended in a way that is not known.", false, "", func(m *measured) map[string]float64 {
-		return one(float64(m.steps.RolledBack))
-	}, nil},
-	{"sagamill_consumer_inflight", "gauge", "Handlers that run.", false, "", func(m *measured) map[string]float64 {
-		return one(float64(m.steps.InFlight))
-	}, nil},
-	{"sagamill_consumer_subscribed", "gauge", "Whether the broker delivers what comes to the topic: 1 or 0.", false, "topic", func(m *measured) map[string]float64 {
+	{Name: "sagamill_consumer_transaction_seconds", Kind: "histogram", Help: "Time of a transaction in which messages were handled.", Samples: func(m *demo.Measurements) []demo.Sample {
+		return sampleHistogram("", m.Steps.Transactions)
+	}},
+	{Name: "sagamill_consumer_batch", Kind: "histogram", Help: "Messages in a transaction.", Samples: func(m *demo.Measurements) []demo.Sample {
+		return sampleHistogram("", m.Steps.Batches)
+	}},
+	{Name: "sagamill_consumer_rollbacks_total", Kind: "counter", Help: "Transactions that were rolled back, or ended in a way that is not known.", Samples: func(m *demo.Measurements) []demo.Sample {
+		return demo.Single(float64(m.Steps.RolledBack))
+	}},
+	{Name: "sagamill_consumer_inflight", Kind: "gauge", Help: "Handlers that run.", Samples: func(m *demo.Measurements) []demo.Sample {
+		return demo.Single(float64(m.Steps.InFlight))
+	}},
+	{Name: "sagamill_consumer_subscribed", Kind: "gauge", Help: "Whether the broker delivers what comes to the topic: 1 or 0.", Samples: func(m *demo.Measurements) []demo.Sample {
 		served := make(map[string]float64)
-		for _, s := range m.steps.Subscriptions {
+		for _, s := range m.Steps.Subscriptions {
 			served[s.Topic] = 0
 			if s.Served {
 				served[s.Topic] = 1
 			}
 		}
-		return served
-	}, nil},
-	{"sagamill_consumer_cancelled_total", "counter", "Subscriptions that the broker has ended, as when their queue was deleted.", false, "topic", func(m *measured) map[string]float64 {
+		return demo.Labelled("topic", served)
+	}},
+	{Name: "sagamill_consumer_cancelled_total", Kind: "counter", Help: "Subscriptions that the broker has ended, as when their queue was deleted.", Samples: func(m *demo.Measurements) []demo.Sample {
 		cancelled := make(map[string]float64)
-		for _, s := range m.steps.Subscriptions {
+		for _, s := range m.Steps.Subscriptions {
 			cancelled[s.Topic] = float64(s.Cancelled)
 		}
-		return cancelled
-	}, nil},
+		return demo.Labelled("topic", cancelled)
+	}},
 }
 
-// arrivals are the outcomes of each step, those with a reason by it, and what
-// belongs to no step.
-func arrivals(m *measured) (all []sample) {
+// sampleArrivals returns the outcomes of each step, by reason if they have one, and those of
+// messages that belong to no step.
+func sampleArrivals(m *demo.Measurements) (all []demo.Sample) {
 	add := func(of string, outcome consumer.Outcome, reasons map[consumer.Reason]uint64) {
 		for _, reason := range slices.Sorted(maps.Keys(reasons)) {
-			all = append(all, sample{labels: fmt.Sprintf("%soutcome=%q,reason=%q", of, outcome, reason), value: float64(reasons[reason])})
+			all = append(all, demo.Sample{Labels: fmt.Sprintf("%soutcome=%q,reason=%q", of, outcome, reason), Value: float64(reasons[reason])})
 		}
 	}
-	for i := range m.steps.Steps {
-		s := &m.steps.Steps[i]
-		of := stepLabels(s) + ","
+	for i := range m.Steps.Steps {
+		s := &m.Steps.Steps[i]
+		of := formatLabels(s) + ","
 		for _, outcome := range slices.Sorted(maps.Keys(s.Outcomes)) {
 			if outcome != consumer.OutcomeRetry && outcome != consumer.OutcomeDead {
-				all = append(all, sample{labels: fmt.Sprintf("%soutcome=%q", of, outcome), value: float64(s.Outcomes[outcome])})
+				all = append(all, demo.Sample{Labels: fmt.Sprintf("%soutcome=%q", of, outcome), Value: float64(s.Outcomes[outcome])})
 			}
 		}
 		add(of, consumer.OutcomeRetry, s.Retries)
 		add(of, consumer.OutcomeDead, s.Dead)
 	}
-	add("", consumer.OutcomeDead, m.steps.Rejected)
-	if m.steps.Unburied > 0 {
-		all = append(all, sample{labels: fmt.Sprintf("outcome=%q", consumer.OutcomeUndecided), value: float64(m.steps.Unburied)})
+	add("", consumer.OutcomeDead, m.Steps.Rejected)
+	if m.Steps.Unburied > 0 {
+		all = append(all, demo.Sample{Labels: fmt.Sprintf("outcome=%q", consumer.OutcomeUndecided), Value: float64(m.Steps.Unburied)})
 	}
 	return all
 }
 
-func stepLabels(s *consumer.StepCounters) string {
+func formatLabels(s *consumer.StepCounters) string {
 	kind := "action"
 	if s.Undo {
 		kind = "compensation"
@@ -97,21 +98,21 @@ func stepLabels(s *consumer.StepCounters) string {
 	return fmt.Sprintf("step=%q,kind=%q", s.Step, kind)
 }
 
-// ofSteps are the histograms of the steps that have any value.
-func ofSteps(m *measured, histogram func(*consumer.StepCounters) consumer.Histogram) (all []sample) {
-	for i := range m.steps.Steps {
-		if h := histogram(&m.steps.Steps[i]); h.Count > 0 {
-			all = append(all, distribution(stepLabels(&m.steps.Steps[i])+",", h)...)
+// sampleSteps returns the histograms of the steps that have any value.
+func sampleSteps(m *demo.Measurements, histogram func(*consumer.StepCounters) consumer.Histogram) (all []demo.Sample) {
+	for i := range m.Steps.Steps {
+		if h := histogram(&m.Steps.Steps[i]); h.Count > 0 {
+			all = append(all, sampleHistogram(formatLabels(&m.Steps.Steps[i])+",", h)...)
 		}
 	}
 	return all
 }
 
-// distribution is h in Prometheus' form. of is empty or ends in a comma.
-func distribution(of string, h consumer.Histogram) (all []sample) {
+// sampleHistogram returns h in Prometheus' form. of is empty or ends in a comma.
+func sampleHistogram(of string, h consumer.Histogram) (all []demo.Sample) {
 	for _, b := range h.Buckets {
 		bound := strconv.FormatFloat(b.AtMost, 'f', -1, 64)
-		all = append(all, sample{"_bucket", fmt.Sprintf("%sle=%q", of, bound), float64(b.Count)})
+		all = append(all, demo.Sample{Suffix: "_bucket", Labels: fmt.Sprintf("%sle=%q", of, bound), Value: float64(b.Count)})
 	}
-	return append(all, sample{"_bucket", of + `le="+Inf"`, float64(h.Count)}, sample{"_sum", of, h.Sum}, sample{"_count", of, float64(h.Count)})
+	return append(all, demo.Sample{Suffix: "_bucket", Labels: of + `le="+Inf"`, Value: float64(h.Count)}, demo.Sample{Suffix: "_sum", Labels: of, Value: h.Sum}, demo.Sample{Suffix: "_count", Labels: of, Value: float64(h.Count)})
 }

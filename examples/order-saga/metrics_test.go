@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"log/slog"
-	"net/http/httptest"
 	"regexp"
 	"strings"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/shipping"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -41,8 +41,8 @@ type telling struct{ message.Subscriber }
 
 func (telling) Subscription(string) (served bool, cancelled uint64) { return true, 1 }
 
-// newMeasured returns an app with one service, of which nothing runs.
-func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) *app {
+// newMeasured returns a service of which nothing runs, beside the gateway.
+func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) []*demo.Service {
 	t.Helper()
 	quiet := slog.New(slog.DiscardHandler)
 	relay, err := outbox.NewRelay(pool, refuser{}, &outbox.RelayOptions{Schema: schema, RetryBase: time.Hour, RetryCap: time.Hour, Logger: quiet})
@@ -55,9 +55,7 @@ func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) *app {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{nodes: []*node{{name: "gateway"}, {name: "shipping", db: pool, relay: relay, consumer: steps}}}
-	a.started.Store(true)
-	return a
+	return []*demo.Service{{Name: "gateway"}, {Name: "shipping", DB: pool, Relay: relay, Consumer: steps}}
 }
 
 // sampleLine is a line of Prometheus' text format. What is the process's has no labels.
@@ -67,12 +65,12 @@ var sampleLine = regexp.MustCompile(`^(?:(go_[a-z]+)|([a-z_]+)\{service="shippin
 var histogramSuffix = regexp.MustCompile(`_(?:bucket|sum|count)\{`)
 
 // scrape returns what the app tells, after a look at its form.
-func scrape(t *testing.T, a *app) string {
+func scrape(t *testing.T, services []*demo.Service) string {
 	t.Helper()
-	w := httptest.NewRecorder()
-	a.metrics(w, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
+	var text strings.Builder
+	demo.WriteMetrics(t.Context(), &text, services, metrics)
 	family, seen := "", map[string]bool{}
-	for line := range strings.Lines(w.Body.String()) {
+	for line := range strings.Lines(text.String()) {
 		line = strings.TrimSpace(line)
 		if rest, found := strings.CutPrefix(line, "# TYPE "); found {
 			family, _, _ = strings.Cut(rest, " ")
@@ -84,7 +82,7 @@ func scrape(t *testing.T, a *app) string {
 		}
 		seen[series] = !strings.HasPrefix(line, "#")
 	}
-	return w.Body.String()
+	return text.String()
 }
 
 func TestMetricsTellOfTheRelay(t *testing.T) {
@@ -93,7 +91,7 @@ func TestMetricsTellOfTheRelay(t *testing.T) {
 	a := newMeasured(t, pool, schema)
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { _ = a.nodes[1].relay.Run(ctx) })
+	running.Go(func() { _ = a[1].Relay.Run(ctx) })
 	defer running.Wait()
 	defer stop()
 	w, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema})
@@ -144,7 +142,7 @@ func TestMetricsWithoutADatabase(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
 	a := newMeasured(t, pool, schema)
-	if got := unfinished("shipping", scrape(t, a)); len(got) != 0 {
+	if got := program.Unfinished("shipping", scrape(t, a)); len(got) != 0 {
 		t.Errorf("unfinished at the beginning: %q", got)
 	}
 	pool.Close()
@@ -153,7 +151,7 @@ func TestMetricsWithoutADatabase(t *testing.T) {
 		strings.Contains(text, "sagamill_outbox_messages{") {
 		t.Errorf("without the database:\n%s", text)
 	}
-	if got := unfinished("shipping", text); len(got) != 1 {
+	if got := program.Unfinished("shipping", text); len(got) != 1 {
 		t.Errorf("unfinished without the database: %q, want that it is not known", got)
 	}
 }
@@ -167,14 +165,14 @@ sagamill_outbox_messages{service="payment",state="dead"} 3
 sagamill_outbox_active{service="order"} 1
 sagamill_parked_messages{service="order",state="retrying"} 1
 `
-	got := unfinished("order", body)
+	got := program.Unfinished("order", body)
 	if len(got) != 2 || !strings.HasSuffix(got[0], "} 2") || !strings.HasSuffix(got[1], "} 1") {
 		t.Errorf("unfinished = %q, want the dead letters and the parked message of the service", got)
 	}
-	if got := unfinished("shipping", body); len(got) != 1 {
+	if got := program.Unfinished("shipping", body); len(got) != 1 {
 		t.Errorf("unfinished of a service that tells nothing = %q", got)
 	}
-	if got := unfinished("gateway", body); len(got) != 0 {
+	if got := program.Unfinished("gateway", body); len(got) != 0 {
 		t.Errorf("unfinished of the gateway = %q", got)
 	}
 }
@@ -184,13 +182,13 @@ func TestMetricsTellOfTheSteps(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
 	a := newMeasured(t, pool, schema)
-	if err := a.nodes[1].consumer.Handle(t.Context(), event.PaymentProcessed, message.NewMessage("id", nil)); err != nil {
+	if err := a[1].Consumer.Handle(t.Context(), event.PaymentProcessed, message.NewMessage("id", nil)); err != nil {
 		t.Fatal(err)
 	}
 	msg := message.NewMessage("id", []byte("{}")) // the step's tables are missing
 	msg.Metadata = message.Metadata{outbox.HeaderKey: "k:s", outbox.HeaderScope: "s", outbox.PropertyType: event.PaymentProcessed,
 		outbox.PropertyTimestamp: time.Now().Format(time.RFC3339Nano)}
-	if err := a.nodes[1].consumer.Handle(t.Context(), event.PaymentProcessed, msg); err != nil {
+	if err := a[1].Consumer.Handle(t.Context(), event.PaymentProcessed, msg); err != nil {
 		t.Fatal(err)
 	}
 	text := scrape(t, a)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -92,8 +93,8 @@ func newHarbour(t *testing.T) *harbour {
 	t.Helper()
 	h := &harbour{dir: participant(t)}
 	h.site = newSite(t, brokerURL(), func(s *settings) {
-		s.services = []string{"order", "payment", "gateway"}
-		h.namespace = s.namespace
+		s.Services = []string{"order", "payment", "gateway"}
+		h.namespace = s.Namespace
 	})
 	h.db = pgtest.Pool(t, h.databaseURL)
 	conn, err := amqp091.Dial(brokerURL())
@@ -177,7 +178,7 @@ func (h *harbour) awaitQueue(queue, what string, has func(amqp091.Queue) bool) {
 		if ctx.Err() != nil {
 			h.t.Fatalf("queue %s has %d messages and %d consumers, want %s", queue, q.Messages, q.Consumers, what)
 		}
-		pause(ctx, 20*time.Millisecond)
+		demo.Pause(ctx, 20*time.Millisecond)
 	}
 }
 
@@ -190,7 +191,7 @@ func (h *harbour) awaitShipments(least int) {
 		if ctx.Err() != nil {
 			h.t.Fatalf("fewer than %d shipments within %v", least, nodePatience)
 		}
-		pause(ctx, time.Millisecond)
+		demo.Pause(ctx, time.Millisecond)
 	}
 }
 
@@ -234,8 +235,8 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 	h := newHarbour(t)
 	copies := h.copies()
 	crashed := newLoad(h.url, 1)
-	crashed.orders[0].tenant = "crashed"
-	if err := crashed.placeOne(t.Context(), crashed.orders[0]); err != nil {
+	crashed.Items[0].Tenant = "crashed"
+	if err := crashed.PlaceItem(t.Context(), crashed.Items[0]); err != nil {
 		t.Fatal(err)
 	}
 	h.awaitLength(h.queue(), 1)
@@ -243,23 +244,23 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 	h.crashes("ack")
 	ctx, cancel := context.WithTimeout(t.Context(), nodePatience)
 	defer cancel()
-	crashed.awaitEnd(ctx) // nobody has acked it yet
+	crashed.AwaitEnd(ctx) // nobody has acked it yet
 	if ctx.Err() != nil {
 		t.Fatal("the order has no answer from a program that was killed before its ack")
 	}
 
 	const orders = 24
 	l := newLoad(h.url, orders)
-	for i, p := range l.orders {
+	for i, p := range l.Items {
 		p.kind = &kinds[[]int{0, 3}[i%2]] // shipped and unshippable ones
 	}
-	for _, p := range l.orders[:2] { // one of each kind, of two tenants
-		p.key = `"order 42"`
+	for _, p := range l.Items[:2] { // one of each kind, of two tenants
+		p.Key = `"order 42"`
 	}
 	participants := []*proctest.Process{h.launch(), h.launch()}
 	var placing sync.WaitGroup
 	placing.Go(func() {
-		if err := l.place(ctx, 4); err != nil {
+		if err := l.PlaceAll(ctx, 4); err != nil {
 			t.Error(err)
 		}
 	})
@@ -278,9 +279,9 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 		}
 	}
 	placing.Wait()
-	l.awaitEnd(ctx)
+	l.AwaitEnd(ctx)
 	h.awaitLength(h.queue(), 0)
-	h.judge(append(crashed.orders, l.orders...))
+	h.judge(append(crashed.Items, l.Items...))
 	h.refuses(last)
 	h.awaitQueue(h.queue(), "both programs", func(q amqp091.Queue) bool { return q.Consumers == len(participants) }) // the last one may be starting
 	for _, p := range participants {
@@ -306,15 +307,15 @@ func (h *harbour) awaitEmpty() (left []string) {
 	ctx, cancel := context.WithTimeout(h.t.Context(), nodePatience)
 	defer cancel()
 	for {
-		_, body, err := get(h.t.Context(), h.url+"/metrics")
+		_, body, err := demo.Get(h.t.Context(), h.url+"/metrics")
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		left = append(unfinished("order", string(body)), unfinished("payment", string(body))...)
+		left = append(program.Unfinished("order", string(body)), program.Unfinished("payment", string(body))...)
 		if len(left) == 0 || ctx.Err() != nil {
 			return left
 		}
-		pause(ctx, 50*time.Millisecond)
+		demo.Pause(ctx, 50*time.Millisecond)
 	}
 }
 
@@ -328,8 +329,8 @@ func (h *harbour) judge(orders []*placed) {
 	}
 	r := &result{orders: orders, ledger: ledger, left: h.awaitEmpty()}
 	for _, i := range invariants {
-		for _, bad := range i.check(r) {
-			h.t.Errorf("not so: %s: %s", i.says, bad)
+		for _, bad := range i.Check(r) {
+			h.t.Errorf("not so: %s: %s", i.Says, bad)
 		}
 	}
 	if n := h.count("SELECT count(*) FROM shipping_node.shipment"); n != len(orders) {

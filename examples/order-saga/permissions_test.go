@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/testing/permissiontest"
 )
@@ -14,14 +15,14 @@ import (
 // The file that an operator gives to sagamill broker says what the programs do.
 func TestTopologyFile(t *testing.T) {
 	t.Parallel()
-	permissiontest.CheckFile(t, "topology.json", topology(defaultNamespace))
+	permissiontest.CheckFile(t, "topology.json", program.Topology(program.Name))
 }
 
 // TestBrokerPermissions has a broker with a user for each service: all that is its own
 // works, and everything else is refused.
 func TestBrokerPermissions(t *testing.T) {
 	t.Parallel()
-	of := topology(defaultNamespace)
+	of := program.Topology(program.Name)
 	b := permissiontest.New(t, of)
 	b.CheckForgery(t)
 	b.Purge(t)
@@ -38,20 +39,20 @@ func testRestrictedSagas(t *testing.T, b *permissiontest.Broker) {
 	databaseURL := database(t)
 	urls := map[string]string{}
 	for _, name := range []string{"gateway", "order", "payment", "shipping"} {
-		s := &settings{
-			services: []string{name}, listen: "127.0.0.1:0", patience: time.Minute, namespace: defaultNamespace,
-			databaseURL: databaseURL, amqpURL: b.URLOf(name), gatewayURL: urls["gateway"], restricted: true,
-		}
+		s := &settings{gatewayURL: urls["gateway"], Settings: demo.Settings{
+			Program: program, Services: []string{name}, Listen: "127.0.0.1:0", StartTimeout: time.Minute, Namespace: program.Name,
+			DatabaseURL: databaseURL, AMQPURL: b.URLOf(name), Restricted: true,
+		}}
 		var err error
-		s.allowPlaintext, err = plaintext.Allowed()
+		s.AllowPlaintext, err = plaintext.Allowed()
 		if err := errors.Join(err, s.check()); err != nil {
 			t.Fatal(err)
 		}
-		urls[name] = startApp(t, &app{settings: s, logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		urls[name] = startApp(t, newApp(s, nil, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))))
 	}
-	f := &fleet{urls: urls}
+	f := &demo.Fleet{Program: program, URLs: urls}
 	for name := range urls {
-		if err := f.awaitReady(t.Context(), name); err != nil {
+		if err := f.AwaitReady(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"log/slog"
 	"strings"
 	"testing"
 )
@@ -63,8 +62,8 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 
 func TestAnUnreachableServiceIsAnErrorThatNamesIt(t *testing.T) {
 	databaseURL := database(t)
-	for service := range schemas { // before the clock starts
-		if err := migrate(t.Context(), service, databaseURL); err != nil {
+	for service := range program.Schemas { // before the clock starts
+		if err := program.Migrate(t.Context(), service, databaseURL); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -96,27 +95,4 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%q: exit %d, %q", tt.args, code, out.String())
 		}
 	}
-}
-
-// Who sends slowly, or a header without end, does not keep a connection.
-func TestTheServerHasLimits(t *testing.T) {
-	t.Parallel()
-	server, _ := (&app{}).server()
-	if server.ReadHeaderTimeout <= 0 || server.ReadTimeout <= 0 || server.WriteTimeout <= 0 || server.IdleTimeout <= 0 || server.MaxHeaderBytes <= 0 {
-		t.Errorf("%+v has no limit for something", server)
-	}
-}
-
-// Several addresses of a broker, none of which is dialled yet, have one user.
-func TestABrokerOfSeveralAddresses(t *testing.T) {
-	t.Parallel()
-	const list = "amqp://u:p@127.0.0.1:1, amqp://u:p@127.0.0.1:2"
-	if err := (&settings{amqpURL: list, services: serviceNames}).checkURLs(); err != nil {
-		t.Errorf("checkURLs of %s: %v", list, err)
-	}
-	b, err := openBroker(list, defaultNamespace, true, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatalf("openBroker of %s: %v", list, err)
-	}
-	_ = b.Close()
 }

@@ -18,14 +18,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/order"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/telemetry"
 )
 
-// tracing makes traces of what this process does and writes each span as a line
-// of JSON: enough to see a saga in, without a collector. A real service uses an
-// exporter of its own. A nil tracing makes none.
+// tracing writes each span of this process as a line of JSON, so that a saga can be seen without
+// a collector. A real service uses an exporter instead. A nil tracing makes no spans.
 type tracing struct {
 	mu        sync.Mutex
 	to        io.Writer
@@ -44,7 +44,7 @@ func openTracing(path string, stderr io.Writer) (*tracing, error) {
 	}
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, badSetting("-trace", "%v", err)
+		return nil, demo.BadSetting("-trace", "%v", err)
 	}
 	return &tracing{to: file, file: file}, nil
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
@@ -97,7 +98,7 @@ func TestAnOrderIsOneTrace(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Fatalf("no\n%s\nin\n%s", strings.Join(missing, "\n"), strings.Join(got, "\n"))
 		}
-		pause(ctx, 20*time.Millisecond)
+		demo.Pause(ctx, 20*time.Millisecond)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/operator"
 )
@@ -65,26 +66,26 @@ var wantTraces = map[string]string{
 func TestAnOrderIsOneTraceOverAllProcesses(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "spans")
-	s := &settings{
-		services: serviceNames, patience: time.Minute, namespace: pgtest.Name(), trace: file,
-		databaseURL: smallPool(t, database(t)), amqpURL: brokerURL(),
-	}
+	s := &settings{trace: file, Settings: demo.Settings{
+		Program: program, Services: program.Services, StartTimeout: time.Minute, Namespace: pgtest.Name(),
+		DatabaseURL: smallPool(t, database(t)), AMQPURL: brokerURL(),
+	}}
 	environ := func(env []string) []string {
-		return append(env, "ORDER_SAGA_MAIN=1", "DATABASE_URL="+s.databaseURL, "AMQP_URL="+s.amqpURL)
+		return append(env, "ORDER_SAGA_MAIN=1", "DATABASE_URL="+s.DatabaseURL, "AMQP_URL="+s.AMQPURL)
 	}
-	f, err := launch(t.Context(), s, false, environ, io.Discard)
+	f, err := newLaunch(s, false, environ).Start(t.Context(), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { removeQueues(s, t.Output()) })
-	running := &site{url: f.urls["order"], t: t}
+	t.Cleanup(func() { s.RemoveQueues(t.Output()) })
+	running := &site{url: f.URLs["order"], t: t}
 	for kind, body := range map[string]string{
 		"completed": book, "declined": strings.ReplaceAll(book, "tok_ok", "tok_declined"), "undone": strings.ReplaceAll(book, "book", "unshippable"),
 	} {
 		running.end("acme", running.place("acme", kind, body))
 	}
 	again(t, s, f, "completed")
-	if err := f.stop(); err != nil { // each process writes what it has yet
+	if err := f.Stop(); err != nil { // each process writes what it has yet
 		t.Fatal(err)
 	}
 
@@ -125,10 +126,10 @@ func TestAnOrderIsOneTraceOverAllProcesses(t *testing.T) {
 
 // again has the order service's messages of a key published once more, and waits until
 // the payment service has absorbed them.
-func again(t *testing.T, s *settings, f *fleet, key string) {
+func again(t *testing.T, s *settings, f *demo.Fleet, key string) {
 	t.Helper()
-	db := pgtest.Pool(t, s.databaseURL)
-	replayer, err := operator.NewReplayer(db, &operator.Options{Schema: schemas["order"]})
+	db := pgtest.Pool(t, s.DatabaseURL)
+	replayer, err := operator.NewReplayer(db, &operator.Options{Schema: program.Schemas["order"]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,8 +142,8 @@ func again(t *testing.T, s *settings, f *fleet, key string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; pause(t.Context(), 20*time.Millisecond) {
-		_, metrics, err := get(t.Context(), f.urls["payment"]+"/metrics")
+	for deadline := time.Now().Add(time.Minute); ; demo.Pause(t.Context(), 20*time.Millisecond) {
+		_, metrics, err := demo.Get(t.Context(), f.URLs["payment"]+"/metrics")
 		if err == nil && strings.Contains(string(metrics), `outcome="duplicate"`) {
 			return
 		}

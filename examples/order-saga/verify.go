@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"text/tabwriter"
+
+	"github.com/sagamill/sagamill/examples/internal/demo"
 )
 
 // An entry is a line of the gateway's ledger.
@@ -20,7 +21,7 @@ type entry struct {
 }
 
 func fetchLedger(ctx context.Context, url string) ([]entry, error) {
-	status, body, err := get(ctx, url+"/ledger")
+	status, body, err := demo.Get(ctx, url+"/ledger")
 	if err != nil {
 		return nil, fmt.Errorf("GET /ledger: %w", err)
 	}
@@ -35,63 +36,42 @@ func fetchLedger(ctx context.Context, url string) ([]entry, error) {
 type result struct {
 	orders []*placed
 	ledger []entry
-	left   []string // metrics of what has not come to an end
+	left   []string // metrics of unfinished messages
 }
 
-// An invariant is something that must be true in the end.
-type invariant struct {
-	says  string
-	check func(*result) []string // what contradicts it
+var invariants = []demo.Invariant[*result]{
+	{Says: "every client of an order got the same reply, byte for byte", Check: func(r *result) []string { return program.FindDifferentReplies(r.placements()) }},
+	{Says: "no two orders share an id", Check: func(r *result) []string { return program.FindSharedIDs(r.placements()) }},
+	{Says: "every saga ended, as its kind should", Check: checkEnds},
+	{Says: "money is conserved: charges - refunds = amount if completed, else 0", Check: checkBalances},
+	{Says: "no order was charged twice, and none refunded twice", Check: checkRepeats},
+	{Says: "the ledger knows no other orders", Check: checkStrangers},
+	{Says: "nothing is left in an outbox, parked, or a dead letter", Check: func(r *result) []string { return r.left }},
 }
 
-var invariants = []invariant{
-	{"every client of an order got the same reply, byte for byte", sameReplies},
-	{"no two orders share an id", distinctIDs},
-	{"every saga ended, as its kind should", ended},
-	{"money is conserved: charges - refunds = amount if completed, else 0", conserved},
-	{"no order was charged twice, and none refunded twice", once},
-	{"the ledger knows no other orders", known},
-	{"nothing is left in an outbox, parked, or a dead letter", func(r *result) []string { return r.left }},
-}
-
-func sameReplies(r *result) (bad []string) {
+func (r *result) placements() (all []*demo.Placement) {
 	for _, p := range r.orders {
-		for _, reply := range p.replies {
-			if !bytes.Equal(reply, p.replies[0]) {
-				bad = append(bad, fmt.Sprintf("order %s: %q and %q", p.id, p.replies[0], reply))
-			}
-		}
+		all = append(all, &p.Placement)
 	}
-	return bad
+	return all
 }
 
-func distinctIDs(r *result) (bad []string) {
-	seen := map[string]bool{}
-	for _, p := range r.orders {
-		if seen[p.id] {
-			bad = append(bad, "order "+p.id)
-		}
-		seen[p.id] = true
-	}
-	return bad
-}
-
-func ended(r *result) (bad []string) {
+func checkEnds(r *result) (bad []string) {
 	for _, p := range r.orders {
 		if p.last.Status != p.kind.outcome {
-			bad = append(bad, fmt.Sprintf("order %s (%s) is %q, not %s; steps %+v", p.id, p.kind.name, p.last.Status, p.kind.outcome, p.last.Steps))
+			bad = append(bad, fmt.Sprintf("order %s (%s) is %q, not %s; steps %+v", p.ID, p.kind.name, p.last.Status, p.kind.outcome, p.last.Steps))
 		}
 	}
 	return bad
 }
 
-// movements sums the ledger up for each order.
+// movements are what the ledger has of one order.
 type movements struct {
 	charges, refunds int
 	balance          int64
 }
 
-func (r *result) movements() map[string]movements {
+func (r *result) sumMovements() map[string]movements {
 	all := map[string]movements{}
 	for _, e := range r.ledger {
 		m := all[e.OrderID]
@@ -107,22 +87,22 @@ func (r *result) movements() map[string]movements {
 	return all
 }
 
-func conserved(r *result) (bad []string) {
-	all := r.movements()
+func checkBalances(r *result) (bad []string) {
+	all := r.sumMovements()
 	for _, p := range r.orders {
 		var want int64
 		if p.last.Status == "completed" {
 			want = p.amount
 		}
-		if got := all[p.id].balance; got != want {
-			bad = append(bad, fmt.Sprintf("order %s (%s, %s): %d moved, want %d", p.id, p.kind.name, p.last.Status, got, want))
+		if got := all[p.ID].balance; got != want {
+			bad = append(bad, fmt.Sprintf("order %s (%s, %s): %d moved, want %d", p.ID, p.kind.name, p.last.Status, got, want))
 		}
 	}
 	return bad
 }
 
-func once(r *result) (bad []string) {
-	for id, m := range r.movements() {
+func checkRepeats(r *result) (bad []string) {
+	for id, m := range r.sumMovements() {
 		if m.charges > 1 || m.refunds > 1 {
 			bad = append(bad, fmt.Sprintf("order %s: %d charges, %d refunds", id, m.charges, m.refunds))
 		}
@@ -130,22 +110,23 @@ func once(r *result) (bad []string) {
 	return bad
 }
 
-func known(r *result) (bad []string) {
-	for id := range r.movements() {
-		if !slices.ContainsFunc(r.orders, func(p *placed) bool { return p.id == id }) {
+func checkStrangers(r *result) (bad []string) {
+	for id := range r.sumMovements() {
+		if !slices.ContainsFunc(r.orders, func(p *placed) bool { return p.ID == id }) {
 			bad = append(bad, "order "+id)
 		}
 	}
 	return bad
 }
 
-// shown is how many contradictions of an invariant are printed.
-const shown = 5
+// judge prints the table of outcomes and judges the invariants. It returns how many do not hold.
+func (r *result) judge(w io.Writer) (violations int) {
+	r.printTable(w)
+	return demo.JudgeResult(w, r, invariants)
+}
 
-// print writes the table of outcomes and judges the invariants. It returns how
-// many do not hold.
-func (r *result) print(w io.Writer) (violations int) {
-	all := r.movements()
+func (r *result) printTable(w io.Writer) {
+	all := r.sumMovements()
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\nload\torders\tcompleted\tcancelled\topen\tcharges\trefunds\texpected")
 	for k := range kinds {
@@ -155,26 +136,12 @@ func (r *result) print(w io.Writer) (violations int) {
 			if p.kind == &kinds[k] {
 				n["all"]++
 				n[p.last.Status]++
-				m.charges += all[p.id].charges
-				m.refunds += all[p.id].refunds
+				m.charges += all[p.ID].charges
+				m.refunds += all[p.ID].refunds
 			}
 		}
 		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", kinds[k].name, n["all"], n["completed"], n["cancelled"],
 			n["all"]-n["completed"]-n["cancelled"], m.charges, m.refunds, kinds[k].expected)
 	}
 	_ = table.Flush()
-	fmt.Fprintln(w, "\ninvariants")
-	for _, i := range invariants {
-		bad := i.check(r)
-		if len(bad) == 0 {
-			fmt.Fprintln(w, "  holds     "+i.says)
-			continue
-		}
-		violations++
-		fmt.Fprintf(w, "  VIOLATED  %s (%d times)\n", i.says, len(bad))
-		for _, b := range bad[:min(shown, len(bad))] {
-			fmt.Fprintln(w, "            "+b)
-		}
-	}
-	return violations
 }

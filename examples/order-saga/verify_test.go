@@ -4,14 +4,16 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"github.com/sagamill/sagamill/examples/internal/demo"
 )
 
 // good is a result in which everything holds: an order that was completed,
 // and one that was cancelled after its payment.
 func good() *result {
-	completed := &placed{kind: &kinds[1], id: "a", amount: 5, replies: [][]byte{[]byte("x"), []byte("x"), []byte("x")}}
+	completed := &placed{Placement: demo.Placement{ID: "a", Replies: [][]byte{[]byte("x"), []byte("x"), []byte("x")}}, kind: &kinds[1], amount: 5}
 	completed.last.Status = "completed"
-	refunded := &placed{kind: &kinds[3], id: "b", amount: 7, replies: [][]byte{[]byte("y")}}
+	refunded := &placed{Placement: demo.Placement{ID: "b", Replies: [][]byte{[]byte("y")}}, kind: &kinds[3], amount: 7}
 	refunded.last.Status = "cancelled"
 	return &result{
 		orders: []*placed{completed, refunded},
@@ -22,15 +24,15 @@ func good() *result {
 // Each invariant must be able to fail, and a sound result must pass.
 func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	if n := good().print(io.Discard); n != 0 {
+	if n := good().judge(io.Discard); n != 0 {
 		t.Errorf("%d violations in a sound result", n)
 	}
 	for name, tt := range map[string]struct {
 		spoil func(*result)
 		says  string
 	}{
-		"other reply":    {func(r *result) { r.orders[0].replies[2] = []byte("z") }, "same reply"},
-		"shared id":      {func(r *result) { r.orders[1].id = "a" }, "share an id"},
+		"other reply":    {func(r *result) { r.orders[0].Replies[2] = []byte("z") }, "same reply"},
+		"shared id":      {func(r *result) { r.orders[1].ID = "a" }, "share an id"},
 		"still open":     {func(r *result) { r.orders[0].last.Status = "paid" }, "every saga ended"},
 		"never seen":     {func(r *result) { r.orders[0].last.Status = "" }, "every saga ended"},
 		"wrong end":      {func(r *result) { r.orders[1].last.Status = "completed" }, "every saga ended"},
@@ -45,7 +47,7 @@ func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 		r := good()
 		tt.spoil(r)
 		var out strings.Builder
-		n := r.print(&out)
+		n := r.judge(&out)
 		found := false
 		for line := range strings.Lines(out.String()) {
 			found = found || strings.Contains(line, "VIOLATED") && strings.Contains(line, tt.says)
@@ -59,7 +61,7 @@ func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 func TestASmallLoadHasEveryKind(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
-	for _, p := range newLoad("", len(kinds)).orders {
+	for _, p := range newLoad("", len(kinds)).Items {
 		seen[p.kind.name] = true
 	}
 	total := 0
@@ -68,26 +70,5 @@ func TestASmallLoadHasEveryKind(t *testing.T) {
 	}
 	if len(seen) != len(kinds) || total != 100 {
 		t.Errorf("%d kinds of %d, shares sum to %d", len(seen), len(kinds), total)
-	}
-}
-
-func TestLastLines(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		text  string
-		limit int
-		want  string
-	}{
-		{"one\ntwo\n", 8, "one\ntwo\n"},
-		{"one\ntwo\n", 4, "two\n"},
-		{"one\ntwo\n", 7, "two\n"},
-		{"one\ntwo", 5, "two"},
-		{"one long line", 4, "line"},
-		{"a long line\n", 5, "line\n"},
-		{"", 4, ""},
-	} {
-		if got := string(lastLines([]byte(tt.text), tt.limit)); got != tt.want {
-			t.Errorf("lastLines(%q, %d) = %q, want %q", tt.text, tt.limit, got, tt.want)
-		}
 	}
 }

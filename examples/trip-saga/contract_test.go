@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
@@ -41,25 +42,25 @@ func newSite(t *testing.T, amqpURL string, patience time.Duration) *site {
 	t.Helper()
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
-	s := &settings{
-		services: serviceNames, listen: "127.0.0.1:0", startTimeout: time.Minute, patience: patience,
-		namespace: pgtest.Name(), databaseURL: database(t), amqpURL: amqpURL,
-	}
+	s := &settings{patience: patience, Settings: demo.Settings{
+		Program: program, Services: program.Services, Listen: "127.0.0.1:0", StartTimeout: time.Minute,
+		Namespace: pgtest.Name(), DatabaseURL: database(t), AMQPURL: amqpURL,
+	}}
 	var err error
-	if s.allowPlaintext, err = plaintext.Allowed(); err != nil {
+	if s.AllowPlaintext, err = plaintext.Allowed(); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { removeQueues(s, t.Output()) })
+	t.Cleanup(func() { s.RemoveQueues(t.Output()) })
 	url := startApp(t, s)
-	site := &site{url: url, urls: map[string]string{}, t: t, databaseURL: s.databaseURL}
-	for _, name := range serviceNames {
+	site := &site{url: url, urls: map[string]string{}, t: t, databaseURL: s.DatabaseURL}
+	for _, name := range program.Services {
 		site.urls[name] = url
 	}
-	f := &fleet{urls: site.urls}
-	if err := f.awaitReady(t.Context(), "trip"); err != nil {
+	f := &demo.Fleet{Program: program, URLs: site.urls}
+	if err := f.AwaitReady(t.Context(), "trip"); err != nil {
 		t.Fatal(err)
 	}
 	return site
@@ -68,10 +69,10 @@ func newSite(t *testing.T, amqpURL string, patience time.Duration) *site {
 // startApp runs a process's services until the test ends, and returns their URL.
 func startApp(t *testing.T, s *settings) string {
 	t.Helper()
-	a := &app{settings: s, logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	a := newApp(s, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})))
 	ctx, cancel := context.WithCancel(context.Background())
 	listening, done := make(chan string, 1), make(chan error, 1)
-	go func() { done <- a.run(ctx, listening) }()
+	go func() { done <- a.Run(ctx, listening) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -133,12 +134,12 @@ func (s *site) until(tenant, id string, ok func(view) bool) view {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 25*time.Second)
 	defer cancel()
 	l := newLoad(s.url, 0)
-	p := &placed{tenant: tenant, id: id}
+	p := &placed{Placement: demo.Placement{Tenant: tenant, ID: id}}
 	for l.look(ctx, p); !ok(p.last); l.look(ctx, p) {
 		if ctx.Err() != nil {
 			s.t.Fatalf("trip %s has not come so far: %+v", id, p.last)
 		}
-		pause(ctx, 20*time.Millisecond)
+		demo.Pause(ctx, 20*time.Millisecond)
 	}
 	return p.last
 }
@@ -197,12 +198,12 @@ func (s *site) travel(kinds []kind) {
 	s.t.Helper()
 	r := &result{}
 	for i := range kinds {
-		p := &placed{kind: &kinds[i], tenant: "acme", replies: make([][]byte, 1)}
-		p.id = s.place(p.tenant, "key:"+strings.ReplaceAll(p.kind.name, " ", "-"), p.kind.body)
+		p := &placed{Placement: demo.Placement{Tenant: "acme", Replies: make([][]byte, 1)}, kind: &kinds[i]}
+		p.ID = s.place(p.Tenant, "key:"+strings.ReplaceAll(p.kind.name, " ", "-"), p.kind.body)
 		r.trips = append(r.trips, p)
 	}
 	for _, p := range r.trips {
-		p.last = s.until(p.tenant, p.id, ended)
+		p.last = s.until(p.Tenant, p.ID, ended)
 		want, itinerary := ends[p.kind.name], p.last.Status == completed
 		if p.last.Status != want.status || p.last.Reason != want.reason || p.last.steps() != want.steps || (p.last.Itinerary != "") != itinerary {
 			s.t.Errorf("%s: %s %q, %s, itinerary %q; want %s %q, %s", p.kind.name, p.last.Status, p.last.Reason, p.last.steps(), p.last.Itinerary,
@@ -217,14 +218,14 @@ func (s *site) settle(r *result) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
 	defer cancel()
-	f := &fleet{urls: s.urls}
-	r.left = f.awaitEmpty(ctx)
+	f := &demo.Fleet{Program: program, URLs: s.urls}
+	r.left = f.AwaitEmpty(ctx)
 	var err error
-	if r.ledgers, err = fetchLedgers(s.t.Context(), f.urls); err != nil {
+	if r.ledgers, err = fetchLedgers(s.t.Context(), f.URLs); err != nil {
 		s.t.Fatal(err)
 	}
 	var out strings.Builder
-	if r.print(&out) > 0 {
+	if r.judge(&out) > 0 {
 		s.t.Error(out.String())
 	}
 }

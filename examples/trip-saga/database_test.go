@@ -11,8 +11,8 @@ import (
 func database(t testing.TB) string {
 	t.Helper()
 	return pgtest.DatabaseFor(t, func(ctx context.Context, url string) error {
-		for _, name := range serviceNames {
-			if err := migrate(ctx, name, url); err != nil {
+		for _, name := range program.Services {
+			if err := program.Migrate(ctx, name, url); err != nil {
 				return err
 			}
 		}

@@ -20,8 +20,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runDemo runs the real program, on a database of the test's own.
-func runDemo(t *testing.T, args ...string) string {
+// runProgram runs the real program, on a database of the test's own.
+func runProgram(t *testing.T, args ...string) string {
 	t.Helper()
 	if pgtest.Pooled() {
 		needtest.LeaveOut(t, "the demo makes a database of its own through DATABASE_URL, and migrates it")
@@ -40,7 +40,7 @@ func runDemo(t *testing.T, args ...string) string {
 // as the tests may have.
 
 func TestTheDemoInOneProcess(t *testing.T) {
-	out := runDemo(t, "-trips", "42", "-clients", "4")
+	out := runProgram(t, "-trips", "42", "-clients", "4")
 	for _, k := range kinds {
 		if !strings.Contains(out, "\n"+k.name+" ") {
 			t.Errorf("the table has no line for %s:\n%s", k.name, out)
@@ -50,7 +50,7 @@ func TestTheDemoInOneProcess(t *testing.T) {
 
 // The orchestrator is killed first, and then two participants.
 func TestSeparateProcessesSurviveKills(t *testing.T) {
-	if out := runDemo(t, "-trips", "48", "-clients", "4", "-patience", "4s", "-processes", "-kill", "3"); !strings.Contains(out, "processes restarted 3") {
+	if out := runProgram(t, "-trips", "48", "-clients", "4", "-patience", "4s", "-processes", "-kill", "3"); !strings.Contains(out, "processes restarted 3") {
 		t.Errorf("nothing says that three processes were killed:\n%s", out)
 	}
 }

@@ -7,23 +7,23 @@
 //	trip-saga plan
 //	trip-saga definitions
 //
-// serve runs the services named, all of them by default, until it is told to
-// stop. demo runs them all, places a mixed load of trips and checks at the end
-// that nothing is held twice or for nobody. plan prints the saga for people, and definitions
-// for sagamill saga check.
+// serve runs the services named, all of them by default, until SIGINT or
+// SIGTERM. demo runs them all and places a mixed load of trips. At the end it checks that no unit
+// is held twice or without a trip. plan prints the saga for people, and definitions for sagamill
+// saga check.
 package main
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/trip"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -42,53 +42,50 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is main without the process: 0 is success, 1 a failure, 2 wrong usage.
+// run is main without the process. It returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	if len(args) == 0 {
-		fmt.Fprint(stderr, usage)
-		return 2
-	}
-	var err error
-	switch args[0] {
-	case "serve":
-		err = serve(ctx, args[1:], stderr)
-	case "demo":
-		err = demo(ctx, args[1:], stdout, stderr)
-	case "plan", "definitions":
-		err = printSaga(args, stdout)
-	case "help", "-h", "-help", "--help":
-		fmt.Fprint(stdout, usage)
-	default:
-		fmt.Fprintf(stderr, "trip-saga: there is no command %q\n%s", args[0], usage)
-		return 2
-	}
-	var setting *settingError
-	switch {
-	case err == nil, errors.Is(err, flag.ErrHelp):
-		return 0
-	case errors.As(err, &setting):
-		fmt.Fprintln(stderr, "trip-saga:", err)
-		return 2
-	default:
-		fmt.Fprintln(stderr, "trip-saga:", err)
-		return 1
-	}
+	return program.Run(args, map[string]demo.Command{
+		"serve":       func(args []string) error { return serve(ctx, args, stderr) },
+		"demo":        func(args []string) error { return runDemo(ctx, args, stdout, stderr) },
+		"plan":        func(args []string) error { return printPlan(args, stdout) },
+		"definitions": func(args []string) error { return printDefinitions(args, stdout) },
+	}, usage, stdout, stderr)
 }
 
-// printSaga prints what this program can finish. It needs no services.
-func printSaga(args []string, stdout io.Writer) error {
-	if len(args) > 1 {
-		return badSetting("arguments", "%q is not known to %s", args[1], args[0])
-	}
-	d, err := trip.Define(schemaOf("trip"), defaultPatience)
+// serve runs services until ctx ends, and then lets them finish what they have in hand.
+func serve(ctx context.Context, args []string, stderr io.Writer) error {
+	s, err := parseServe(args, stderr)
 	if err != nil {
 		return err
 	}
-	if args[0] == "plan" {
-		_, err = fmt.Fprint(stdout, d)
+	return s.Serve(ctx, stderr, func(logger *slog.Logger) error { return newApp(s, logger).Run(ctx, nil) })
+}
+
+// printPlan prints the saga for people. It needs no services.
+func printPlan(args []string, stdout io.Writer) error {
+	d, err := defineTrip("plan", args)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprint(stdout, d)
+	return err
+}
+
+// printDefinitions prints the saga for sagamill saga check. It needs no services.
+func printDefinitions(args []string, stdout io.Writer) error {
+	d, err := defineTrip("definitions", args)
+	if err != nil {
 		return err
 	}
 	out := json.NewEncoder(stdout)
 	out.SetIndent("", "  ")
 	return out.Encode(saga.NewManifest(d))
+}
+
+// defineTrip returns the saga for a command that takes no arguments.
+func defineTrip(command string, args []string) (*saga.Definition[trip.State], error) {
+	if len(args) > 0 {
+		return nil, demo.BadSetting("arguments", "%q is not known to %s", args[0], command)
+	}
+	return trip.Define(program.Schemas["trip"], defaultPatience)
 }

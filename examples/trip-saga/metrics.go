@@ -1,155 +1,72 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"maps"
-	"net/http"
-	"runtime"
 	"slices"
-	"time"
+	"strings"
 
-	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/saga"
 )
 
-// metricsTimeout is how long a service's database may take to answer.
-const metricsTimeout = 2 * time.Second
-
-// A measured service is what metrics tell of.
-type measured struct {
-	node   *node
-	outbox outbox.Stats
-	parked consumer.Stats
-	sagas  saga.Stats
-	err    error // of the database, from which these are
-}
-
-func (n *node) measure(ctx context.Context) *measured {
-	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
-	defer cancel()
-	m := &measured{node: n}
-	if m.outbox, m.err = n.relay.Stats(ctx); m.err == nil {
-		m.parked, m.err = n.consumer.Stats(ctx)
-	}
-	if m.err == nil && n.orchestrator != nil {
-		m.sagas, m.err = n.orchestrator.Stats(ctx)
-	}
-	return m
-}
-
-// A family is a metric. Its series have the labels that are their keys.
-type family struct {
-	name, kind, help string
-	database         bool // its values come from there
-	series           func(*measured) map[string]float64
-}
-
-// families are those of sagas and some of those of relays and consumers that package telemetry has, under
-// the same names. The order example has all of the others.
-var families = []family{
-	{"sagamill_outbox_messages", "gauge", "Messages that have not been published, by state.", true, func(m *measured) map[string]float64 {
-		return by("state", map[string]int{
-			"stored": int(m.outbox.Stored), "delayed": int(m.outbox.Delayed), "waiting": int(m.outbox.Waiting),
-			"refused": int(m.outbox.Refused), "dead": int(m.outbox.Dead),
+// metrics are those of sagas, and some of those of relays and consumers, under the names that
+// package telemetry gives them. The order example has all others.
+var metrics = []demo.Metric{
+	{Name: "sagamill_outbox_messages", Kind: "gauge", Help: "Messages that have not been published, by state.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
+		return demo.Labelled("state", map[string]int{
+			"stored": int(m.Outbox.Stored), "delayed": int(m.Outbox.Delayed), "waiting": int(m.Outbox.Waiting),
+			"refused": int(m.Outbox.Refused), "dead": int(m.Outbox.Dead),
 		})
 	}},
-	{"sagamill_outbox_published_total", "counter", "Messages that this process has published.", false, func(m *measured) map[string]float64 {
-		return map[string]float64{"": float64(m.node.relay.Counters().Published)}
+	{Name: "sagamill_outbox_published_total", Kind: "counter", Help: "Messages that this process has published.", Samples: func(m *demo.Measurements) []demo.Sample {
+		return demo.Single(float64(m.Relay.Published))
 	}},
-	{"sagamill_parked_messages", "gauge", "Messages that are parked, by state.", true, func(m *measured) map[string]float64 {
-		return by("state", map[string]int{"retrying": int(m.parked.Retrying), "calling": int(m.parked.Calling), "dead": int(m.parked.Dead)})
+	{Name: "sagamill_parked_messages", Kind: "gauge", Help: "Messages that are parked, by state.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
+		return demo.Labelled("state", map[string]int{"retrying": int(m.Parked.Retrying), "calling": int(m.Parked.Calling), "dead": int(m.Parked.Dead)})
 	}},
-	{"sagamill_consumer_messages_total", "counter", "Arrivals of messages, by what became of them.", false, arrivals},
-	{"sagamill_saga_instances_live", "gauge", "Instances that have not ended, by status.", true, ofSagas(func(m *measured) map[string]float64 {
-		return by("status", map[string]int{
-			"running": m.sagas.Running, "compensating": m.sagas.Compensating, "paused": m.sagas.Paused, "stuck": m.sagas.Stuck,
+	{Name: "sagamill_consumer_messages_total", Kind: "counter", Help: "Arrivals of messages, by what became of them.", Samples: sampleArrivals},
+	{Name: "sagamill_saga_instances_live", Kind: "gauge", Help: "Instances that have not ended, by status.", Database: true, Samples: ofSagas(func(m *demo.Measurements) []demo.Sample {
+		return demo.Labelled("status", map[saga.Status]int{
+			saga.StatusRunning: m.Sagas.Running, saga.StatusCompensating: m.Sagas.Compensating, saga.StatusPaused: m.Sagas.Paused, saga.StatusStuck: m.Sagas.Stuck,
 		})
 	})},
-	{"sagamill_saga_oldest_stuck_seconds", "gauge", "How long a stuck instance has waited for a person.", true, ofSagas(func(m *measured) map[string]float64 {
-		return map[string]float64{"": m.sagas.OldestStuck.Seconds()}
+	{Name: "sagamill_saga_oldest_stuck_seconds", Kind: "gauge", Help: "How long a stuck instance has waited for a person.", Database: true, Samples: ofSagas(func(m *demo.Measurements) []demo.Sample {
+		return demo.Single(m.Sagas.OldestStuck.Seconds())
 	})},
-	{"sagamill_saga_overdue_seconds", "gauge", "How long an instance has been due that no orchestrator has looked at.", true, ofSagas(func(m *measured) map[string]float64 {
-		return map[string]float64{"": m.sagas.Overdue.Seconds()}
+	{Name: "sagamill_saga_overdue_seconds", Kind: "gauge", Help: "How long an instance has been due that no orchestrator has looked at.", Database: true, Samples: ofSagas(func(m *demo.Measurements) []demo.Sample {
+		return demo.Single(m.Sagas.Overdue.Seconds())
 	})},
-	{"sagamill_saga_instances_total", "counter", "Instances that have ended or become stuck, by status.", false, ofSagas(func(m *measured) map[string]float64 {
-		c := m.node.orchestrator.Counters()
-		return by("status", map[string]int{"completed": int(c.Completed), "compensated": int(c.Compensated), "stuck": int(c.Stuck)})
+	{Name: "sagamill_saga_instances_total", Kind: "counter", Help: "Instances that have ended or become stuck, by status.", Samples: ofSagas(func(m *demo.Measurements) []demo.Sample {
+		c := m.Service.Orchestrator.Counters()
+		return demo.Labelled("status", map[saga.Status]uint64{saga.StatusCompleted: c.Completed, saga.StatusCompensated: c.Compensated, saga.StatusStuck: c.Stuck})
 	})},
-	{"sagamill_saga_late_replies_total", "counter", "Replies that nobody waited for.", false, ofSagas(func(m *measured) map[string]float64 {
-		return map[string]float64{"": float64(m.node.orchestrator.Counters().Late)}
+	{Name: "sagamill_saga_late_replies_total", Kind: "counter", Help: "Replies that nobody waited for.", Samples: ofSagas(func(m *demo.Measurements) []demo.Sample {
+		return demo.Single(float64(m.Service.Orchestrator.Counters().Late))
 	})},
 }
 
-// ofSagas returns series where they are of a service with an orchestrator, and none of any other.
-func ofSagas(series func(*measured) map[string]float64) func(*measured) map[string]float64 {
-	return func(m *measured) map[string]float64 {
-		if m.node.orchestrator == nil {
+// ofSagas returns samples of a service with an orchestrator, and no samples of any other.
+func ofSagas(samples func(*demo.Measurements) []demo.Sample) func(*demo.Measurements) []demo.Sample {
+	return func(m *demo.Measurements) []demo.Sample {
+		if m.Service.Orchestrator == nil {
 			return nil
 		}
-		return series(m)
+		return samples(m)
 	}
 }
 
-// by returns values as series with one label.
-func by(label string, values map[string]int) map[string]float64 {
-	series := map[string]float64{}
-	for value, n := range values {
-		series[fmt.Sprintf(",%s=%q", label, value)] = float64(n)
-	}
-	return series
-}
-
-// arrivals are the outcomes of each step.
-func arrivals(m *measured) map[string]float64 {
-	series := map[string]float64{}
-	counters := m.node.consumer.Counters()
-	for i := range counters.Steps {
-		s := &counters.Steps[i]
+// sampleArrivals returns the outcomes of each step.
+func sampleArrivals(m *demo.Measurements) (all []demo.Sample) {
+	for i := range m.Steps.Steps {
+		s := &m.Steps.Steps[i]
 		kind := "action"
 		if s.Undo {
 			kind = "compensation"
 		}
 		for outcome, n := range s.Outcomes {
-			series[fmt.Sprintf(",step=%q,kind=%q,outcome=%q", s.Step, kind, outcome)] = float64(n)
+			all = append(all, demo.Sample{Labels: fmt.Sprintf("step=%q,kind=%q,outcome=%q", s.Step, kind, outcome), Value: float64(n)})
 		}
 	}
-	return series
-}
-
-// metrics answers in Prometheus' text format.
-func (a *app) metrics(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	if !a.started.Load() {
-		fmt.Fprintln(w, "# starting or stopping")
-		return
-	}
-	fmt.Fprintf(w, "# HELP go_goroutines Goroutines of the process.\n# TYPE go_goroutines gauge\ngo_goroutines %d\n", runtime.NumGoroutine())
-	var services []*measured
-	for _, n := range a.nodes {
-		m := n.measure(r.Context())
-		if m.err != nil {
-			fmt.Fprintf(w, "# %s: the database does not answer\n", n.name)
-		}
-		services = append(services, m)
-	}
-	for i := range families {
-		f := &families[i]
-		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s %s\n", f.name, f.help, f.name, f.kind)
-		for _, m := range services {
-			if !f.database || m.err == nil {
-				f.print(w, m)
-			}
-		}
-	}
-}
-
-// print prints the series of m.
-func (f *family) print(w io.Writer, m *measured) {
-	series := f.series(m)
-	for _, labels := range slices.Sorted(maps.Keys(series)) {
-		fmt.Fprintf(w, "%s{service=%q%s} %g\n", f.name, m.node.name, labels, series[labels])
-	}
+	slices.SortFunc(all, func(a, b demo.Sample) int { return strings.Compare(a.Labels, b.Labels) })
+	return all
 }

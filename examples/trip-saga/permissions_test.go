@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/testing/permissiontest"
 )
@@ -13,14 +14,14 @@ import (
 // The file that an operator gives to sagamill broker says what the programs do.
 func TestTopologyFile(t *testing.T) {
 	t.Parallel()
-	permissiontest.CheckFile(t, "topology.json", topology(defaultNamespace))
+	permissiontest.CheckFile(t, "topology.json", program.Topology(program.Name))
 }
 
 // TestBrokerPermissions has a broker with a user for the orchestrator and one for each
 // participant: trips are made and given back, and nobody can send or read what is another's.
 func TestBrokerPermissions(t *testing.T) {
 	t.Parallel()
-	b := permissiontest.New(t, topology(defaultNamespace))
+	b := permissiontest.New(t, program.Topology(program.Name))
 	b.CheckForgery(t)
 	b.Purge(t)
 	checkSenders := b.Watch(t)
@@ -37,21 +38,21 @@ func newRestrictedSite(t *testing.T, b *permissiontest.Broker) *site {
 	sites <- struct{}{}
 	t.Cleanup(func() { <-sites })
 	site := &site{urls: map[string]string{}, t: t, databaseURL: database(t)}
-	for _, name := range serviceNames {
-		s := &settings{
-			services: []string{name}, listen: "127.0.0.1:0", startTimeout: time.Minute, patience: 10 * time.Second, namespace: defaultNamespace,
-			databaseURL: site.databaseURL, amqpURL: b.URLOf(name), restricted: true,
-		}
+	for _, name := range program.Services {
+		s := &settings{patience: 10 * time.Second, Settings: demo.Settings{
+			Program: program, Services: []string{name}, Listen: "127.0.0.1:0", StartTimeout: time.Minute, Namespace: program.Name,
+			DatabaseURL: site.databaseURL, AMQPURL: b.URLOf(name), Restricted: true,
+		}}
 		var err error
-		s.allowPlaintext, err = plaintext.Allowed()
+		s.AllowPlaintext, err = plaintext.Allowed()
 		if err := errors.Join(err, s.check()); err != nil {
 			t.Fatal(err)
 		}
 		site.urls[name] = startApp(t, s)
 	}
-	f := &fleet{urls: site.urls}
-	for _, name := range serviceNames {
-		if err := f.awaitReady(t.Context(), name); err != nil {
+	f := &demo.Fleet{Program: program, URLs: site.urls}
+	for _, name := range program.Services {
+		if err := f.AwaitReady(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -6,26 +6,29 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // A service that runs for long removes what is old, of its inbox too.
 func TestEveryInboxIsSwept(t *testing.T) {
 	t.Parallel()
-	s := &settings{patience: time.Second, databaseURL: database(t), amqpURL: devservices.InProcess}
-	b, err := openBroker(s.amqpURL, defaultNamespace, false, slog.New(slog.DiscardHandler))
+	s := &settings{patience: time.Second, Settings: demo.Settings{Program: program, DatabaseURL: database(t), AMQPURL: devservices.InProcess}}
+	b, err := demo.OpenBroker(s.AMQPURL, program.Name, false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	for _, name := range serviceNames {
-		n, err := openNode(t.Context(), name, s, b, slog.New(slog.DiscardHandler))
+	for _, name := range program.Services {
+		n, err := s.OpenService(t.Context(), name, func(n *demo.Service) error {
+			return buildService(t.Context(), n, s, b, slog.New(slog.DiscardHandler))
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer n.close()
+		defer n.Close()
 		inboxes := 0
-		for _, sweeper := range n.sweepers {
+		for _, sweeper := range n.Sweepers {
 			if _, ok := sweeper.(*consumer.Sweeper); ok {
 				inboxes++
 			}

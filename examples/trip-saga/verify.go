@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,13 +10,14 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
 )
 
 func fetchLedgers(ctx context.Context, urls map[string]string) (map[string]command.Ledger, error) {
 	all := map[string]command.Ledger{}
-	for _, service := range serviceNames {
-		status, body, err := get(ctx, urls[service]+"/ledger/"+service)
+	for _, service := range program.Services {
+		status, body, err := demo.Get(ctx, urls[service]+"/ledger/"+service)
 		if err != nil {
 			return nil, fmt.Errorf("GET /ledger/%s: %w", service, err)
 		}
@@ -35,85 +35,64 @@ type result struct {
 	trips    []*placed
 	ledgers  map[string]command.Ledger // by service
 	patience time.Duration             // for a booking
-	left     []string                  // metrics of what has not come to an end
+	left     []string                  // metrics of unfinished messages
 }
 
-// An invariant is something that must be true in the end.
-type invariant struct {
-	says  string
-	check func(*result) []string // what contradicts it
+var invariants = []demo.Invariant[*result]{
+	{Says: "every client of a trip got the same reply, byte for byte", Check: func(r *result) []string { return program.FindDifferentReplies(r.placements()) }},
+	{Says: "no two trips share an id", Check: func(r *result) []string { return program.FindSharedIDs(r.placements()) }},
+	{Says: "every saga ended as its kind should, as its cancellation was answered, or by its deadline", Check: checkEnds},
+	{Says: "units are conserved: a trip holds what it booked if completed, else nothing", Check: checkHeldUnits},
+	{Says: "what the stock lacks is held by somebody", Check: checkStock},
+	{Says: "no trip has booked the same thing twice", Check: checkRepeats},
+	{Says: "a completed trip has one ticket, one mail and one itinerary, any other none", Check: checkDocuments},
+	{Says: "the ledgers know no other trips", Check: checkStrangers},
+	{Says: "nothing is left in an outbox, parked, or a dead letter", Check: func(r *result) []string { return r.left }},
 }
 
-var invariants = []invariant{
-	{"every client of a trip got the same reply, byte for byte", sameReplies},
-	{"no two trips share an id", distinctIDs},
-	{"every saga ended as its kind should, as its cancellation was answered, or by its deadline", endedAsMeant},
-	{"units are conserved: a trip holds what it booked if completed, else nothing", conserved},
-	{"what the stock lacks is held by somebody", stocked},
-	{"no trip has booked the same thing twice", bookedOnce},
-	{"a completed trip has one ticket, one mail and one itinerary, any other none", finished},
-	{"the ledgers know no other trips", known},
-	{"nothing is left in an outbox, parked, or a dead letter", func(r *result) []string { return r.left }},
-}
-
-func sameReplies(r *result) (bad []string) {
+func (r *result) placements() (all []*demo.Placement) {
 	for _, p := range r.trips {
-		for _, reply := range p.replies {
-			if !bytes.Equal(reply, p.replies[0]) {
-				bad = append(bad, fmt.Sprintf("trip %s: %q and %q", p.id, p.replies[0], reply))
-			}
-		}
+		all = append(all, &p.Placement)
 	}
-	return bad
+	return all
 }
 
-func distinctIDs(r *result) (bad []string) {
-	seen := map[string]bool{}
+func checkEnds(r *result) (bad []string) {
 	for _, p := range r.trips {
-		if seen[p.id] {
-			bad = append(bad, "trip "+p.id)
-		}
-		seen[p.id] = true
-	}
-	return bad
-}
-
-func endedAsMeant(r *result) (bad []string) {
-	for _, p := range r.trips {
-		if !p.endedWell(r.patience) {
+		if !p.hasEndedWell(r.patience) {
 			bad = append(bad, fmt.Sprintf("trip %s (%s) is %q, %q, after %s; DELETE %d; steps %+v",
-				p.id, p.kind.name, p.last.Status, p.last.Reason, p.lasted.Round(time.Millisecond), p.deleted, p.last.Steps))
+				p.ID, p.kind.name, p.last.Status, p.last.Reason, p.lasted.Round(time.Millisecond), p.deleted, p.last.Steps))
 		}
 	}
 	return bad
 }
 
-// endedWell reports whether the trip ended as it should. On a slow machine, or while processes
+// hasEndedWell reports whether the trip ended as it should. On a slow machine, or while processes
 // are killed, a deadline may pass, and the trip is compensated.
-func (p *placed) endedWell(patience time.Duration) bool {
+func (p *placed) hasEndedWell(patience time.Duration) bool {
 	want := p.kind.outcome
 	switch {
-	case !p.ended():
+	case !p.hasEnded():
 		return false
 	case p.deleted == http.StatusAccepted:
 		want = compensated
 	case p.deleted == http.StatusConflict:
-		return p.last.Status == completed || p.late(patience)
+		return p.last.Status == completed || p.isLate(patience)
 	}
-	return want == "" || p.last.Status == want || p.late(patience)
+	return want == "" || p.last.Status == want || p.isLate(patience)
 }
 
-// late reports whether the trip was compensated because a deadline has passed: the saga says
-// so, and the client has waited for that long, but for a tenth, since the clocks are two.
-func (p *placed) late(patience time.Duration) bool {
+// isLate reports whether the trip was compensated because a deadline has passed. The saga's reason
+// names the deadline, and the client has waited for nine tenths of it; the two clocks may differ.
+func (p *placed) isLate(patience time.Duration) bool {
 	says := strings.Contains(p.last.Reason, "no reply within") || strings.Contains(p.last.Reason, "the saga's deadline")
 	return p.last.Status == compensated && says && p.lasted >= patience-patience/10
 }
 
-// lateTrips counts the trips that a deadline has kept from ending as they might have.
-func (r *result) lateTrips() (n int) {
+// countLateTrips counts the trips that a deadline has kept from ending as they might have.
+func (r *result) countLateTrips() (n int) {
 	for _, p := range r.trips {
-		if p.kind.outcome != compensated && p.deleted != http.StatusAccepted && p.late(r.patience) {
+		if p.kind.outcome != compensated && p.deleted != http.StatusAccepted && p.isLate(r.patience) {
 			n++
 		}
 	}
@@ -121,7 +100,7 @@ func (r *result) lateTrips() (n int) {
 }
 
 // held are the services in which the trip must hold something in the end.
-func (p *placed) held() map[string]int {
+func (p *placed) heldUnits() map[string]int {
 	held := map[string]int{}
 	if p.last.Status == completed {
 		held[command.Flight], held[command.Hotel] = 1, 1
@@ -132,8 +111,8 @@ func (p *placed) held() map[string]int {
 	return held
 }
 
-// entries counts, by service and state, what was done for each trip.
-func (r *result) entries() map[string]map[string]int {
+// countEntries counts, by service and state, what was done for each trip.
+func (r *result) countEntries() map[string]map[string]int {
 	all := map[string]map[string]int{}
 	for service, ledger := range r.ledgers {
 		for _, e := range ledger.Entries {
@@ -149,20 +128,20 @@ func (r *result) entries() map[string]map[string]int {
 // holders are the services that hold units.
 var holders = []string{command.Flight, command.Hotel, command.Car}
 
-func conserved(r *result) (bad []string) {
-	all := r.entries()
+func checkHeldUnits(r *result) (bad []string) {
+	all := r.countEntries()
 	for _, p := range r.trips {
-		want := p.held()
+		want := p.heldUnits()
 		for _, service := range holders {
-			if got := all[p.id][service+" held"]; got != want[service] {
-				bad = append(bad, fmt.Sprintf("trip %s (%s, %s): holds %d of %s, want %d", p.id, p.kind.name, p.last.Status, got, service, want[service]))
+			if got := all[p.ID][service+" held"]; got != want[service] {
+				bad = append(bad, fmt.Sprintf("trip %s (%s, %s): holds %d of %s, want %d", p.ID, p.kind.name, p.last.Status, got, service, want[service]))
 			}
 		}
 	}
 	return bad
 }
 
-func stocked(r *result) (bad []string) {
+func checkStock(r *result) (bad []string) {
 	for _, service := range holders {
 		held := map[string]int64{}
 		for _, e := range r.ledgers[service].Entries {
@@ -179,8 +158,8 @@ func stocked(r *result) (bad []string) {
 	return bad
 }
 
-func bookedOnce(r *result) (bad []string) {
-	for id, n := range r.entries() {
+func checkRepeats(r *result) (bad []string) {
+	for id, n := range r.countEntries() {
 		for _, service := range holders {
 			if n[service+" held"]+n[service+" released"] > 1 {
 				bad = append(bad, fmt.Sprintf("trip %s: %v", id, n))
@@ -190,28 +169,28 @@ func bookedOnce(r *result) (bad []string) {
 	return bad
 }
 
-func finished(r *result) (bad []string) {
-	all := r.entries()
+func checkDocuments(r *result) (bad []string) {
+	all := r.countEntries()
 	for _, p := range r.trips {
 		want := 0
 		if p.last.Status == completed {
 			want = 1
 		}
 		for _, what := range []string{"ticketing issued", "mail sent", "trip written"} {
-			if got := all[p.id][what]; got != want {
-				bad = append(bad, fmt.Sprintf("trip %s (%s, %s): %s %d times, want %d", p.id, p.kind.name, p.last.Status, what, got, want))
+			if got := all[p.ID][what]; got != want {
+				bad = append(bad, fmt.Sprintf("trip %s (%s, %s): %s %d times, want %d", p.ID, p.kind.name, p.last.Status, what, got, want))
 			}
 		}
 	}
 	return bad
 }
 
-func known(r *result) (bad []string) {
+func checkStrangers(r *result) (bad []string) {
 	placed := map[string]bool{}
 	for _, p := range r.trips {
-		placed[p.id] = true
+		placed[p.ID] = true
 	}
-	for id := range r.entries() {
+	for id := range r.countEntries() {
 		if !placed[id] {
 			bad = append(bad, "trip "+id)
 		}
@@ -219,34 +198,17 @@ func known(r *result) (bad []string) {
 	return bad
 }
 
-// shown is how many contradictions of an invariant are printed.
-const shown = 5
-
-// print writes the table of outcomes and judges the invariants. It returns how
-// many do not hold.
-func (r *result) print(w io.Writer) (violations int) {
-	r.table(w)
-	if n := r.lateTrips(); n > 0 {
+// judge prints the table of outcomes and judges the invariants. It returns how many do not hold.
+func (r *result) judge(w io.Writer) (violations int) {
+	r.printTable(w)
+	if n := r.countLateTrips(); n > 0 {
 		fmt.Fprintf(w, "\ncompensated only because a deadline passed: %d. The machine is slow, or processes were killed; -patience 30s gives them longer.\n", n)
 	}
-	fmt.Fprintln(w, "\ninvariants")
-	for _, i := range invariants {
-		bad := i.check(r)
-		if len(bad) == 0 {
-			fmt.Fprintln(w, "  holds     "+i.says)
-			continue
-		}
-		violations++
-		fmt.Fprintf(w, "  VIOLATED  %s (%d times)\n", i.says, len(bad))
-		for _, b := range bad[:min(shown, len(bad))] {
-			fmt.Fprintln(w, "            "+b)
-		}
-	}
-	return violations
+	return demo.JudgeResult(w, r, invariants)
 }
 
-func (r *result) table(w io.Writer) {
-	all := r.entries()
+func (r *result) printTable(w io.Writer) {
+	all := r.countEntries()
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\nload\ttrips\tcompleted\tcompensated\topen\theld\tgiven back\ttickets\tmails\texpected")
 	for k := range kinds {
@@ -257,7 +219,7 @@ func (r *result) table(w io.Writer) {
 			}
 			n["all"]++
 			n[p.last.Status]++
-			for what, count := range all[p.id] {
+			for what, count := range all[p.ID] {
 				_, state, _ := strings.Cut(what, " ")
 				n[state] += count
 			}

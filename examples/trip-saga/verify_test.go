@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
 )
 
@@ -18,9 +19,9 @@ func kindNamed(name string) *kind {
 // sound is a result in which everything holds: a trip that was completed, and one
 // that was cancelled when it held something.
 func sound() *result {
-	whole := &placed{kind: kindNamed("with a car"), id: "a", replies: [][]byte{[]byte("x"), []byte("x")}}
+	whole := &placed{Placement: demo.Placement{ID: "a", Replies: [][]byte{[]byte("x"), []byte("x")}}, kind: kindNamed("with a car")}
 	whole.last.Status = completed
-	undone := &placed{kind: kindNamed("cancelled"), id: "b", replies: [][]byte{[]byte("y")}, deleted: http.StatusAccepted}
+	undone := &placed{Placement: demo.Placement{ID: "b", Replies: [][]byte{[]byte("y")}}, kind: kindNamed("cancelled"), deleted: http.StatusAccepted}
 	undone.last.Status = compensated
 	hold := func(item string, entries ...command.Entry) command.Ledger {
 		return command.Ledger{Stock: []command.Stock{{Item: item, Capacity: 9, Free: 8}}, Entries: entries}
@@ -37,7 +38,7 @@ func sound() *result {
 // Each invariant must be able to fail, and a sound result must pass.
 func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	if n := sound().print(io.Discard); n != 0 {
+	if n := sound().judge(io.Discard); n != 0 {
 		t.Errorf("%d violations in a sound result", n)
 	}
 	add := func(r *result, service string, e command.Entry) {
@@ -49,8 +50,8 @@ func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 		spoil func(*result)
 		says  string
 	}{
-		"other reply":        {func(r *result) { r.trips[0].replies[1] = []byte("z") }, "same reply"},
-		"shared id":          {func(r *result) { r.trips[1].id = "a" }, "share an id"},
+		"other reply":        {func(r *result) { r.trips[0].Replies[1] = []byte("z") }, "same reply"},
+		"shared id":          {func(r *result) { r.trips[1].ID = "a" }, "share an id"},
 		"still open":         {func(r *result) { r.trips[0].last.Status = "running" }, "every saga ended"},
 		"undone for none":    {func(r *result) { undoLate(r, "the hotel is full", time.Minute) }, "every saga ended"},
 		"undone too soon":    {func(r *result) { undoLate(r, "step hotel: no reply within 5s", 4*time.Second) }, "every saga ended"},
@@ -70,7 +71,7 @@ func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 		r := sound()
 		tt.spoil(r)
 		var out strings.Builder
-		n := r.print(&out)
+		n := r.judge(&out)
 		found := false
 		for line := range strings.Lines(out.String()) {
 			found = found || strings.Contains(line, "VIOLATED") && strings.Contains(line, tt.says)
@@ -92,7 +93,7 @@ func TestADeadlineMayPass(t *testing.T) {
 	t.Parallel()
 	const hint = "-patience 30s gives them longer"
 	var out strings.Builder
-	if sound().print(&out); strings.Contains(out.String(), hint) {
+	if sound().judge(&out); strings.Contains(out.String(), hint) {
 		t.Errorf("a demo without a late trip says:\n%s", out.String())
 	}
 	for _, reason := range []string{"step hotel: no reply within 5s", "the saga's deadline of 10s has passed"} {
@@ -101,30 +102,9 @@ func TestADeadlineMayPass(t *testing.T) {
 			undoLate(r, reason, 5*time.Second)
 			r.trips[1].deleted = deleted
 			out.Reset()
-			if n := r.print(&out); n != 0 || !strings.Contains(out.String(), "because a deadline passed: 1.") || !strings.Contains(out.String(), hint) {
+			if n := r.judge(&out); n != 0 || !strings.Contains(out.String(), "because a deadline passed: 1.") || !strings.Contains(out.String(), hint) {
 				t.Errorf("%s, DELETE %d: %d violations, want 0, and one late trip:\n%s", reason, deleted, n, out.String())
 			}
-		}
-	}
-}
-
-func TestLastLines(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		text  string
-		limit int
-		want  string
-	}{
-		{"one\ntwo\n", 8, "one\ntwo\n"},
-		{"one\ntwo\n", 4, "two\n"},
-		{"one\ntwo\n", 7, "two\n"},
-		{"one\ntwo", 5, "two"},
-		{"one long line", 4, "line"},
-		{"a long line\n", 5, "line\n"},
-		{"", 4, ""},
-	} {
-		if got := string(lastLines([]byte(tt.text), tt.limit)); got != tt.want {
-			t.Errorf("lastLines(%q, %d) = %q, want %q", tt.text, tt.limit, got, tt.want)
 		}
 	}
 }
@@ -132,7 +112,7 @@ func TestLastLines(t *testing.T) {
 func TestASmallLoadHasEveryKind(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
-	for _, p := range newLoad("", len(kinds)).trips {
+	for _, p := range newLoad("", len(kinds)).Items {
 		seen[p.kind.name] = true
 	}
 	total := 0

@@ -179,7 +179,7 @@ func texts[T ~string](values ...T) (all []string) {
 }
 
 var (
-	exampleFamily = regexp.MustCompile(`\{"(sagamill_\w+)", "(gauge|counter|histogram)"`)
+	exampleFamily = regexp.MustCompile(`\{Name: "(sagamill_\w+)", Kind: "(gauge|counter|histogram)"`)
 	exampleGo     = regexp.MustCompile(`# TYPE (go_\w+) gauge`)
 )
 
@@ -190,6 +190,7 @@ func printed(t *testing.T) (kinds map[string]string) {
 	if err != nil || len(files) < 3 {
 		t.Fatalf("found %q, %v", files, err)
 	}
+	files = append(files, "../../../examples/internal/demo/metrics.go")
 	kinds = map[string]string{}
 	for _, name := range files {
 		source, err := os.ReadFile(name)

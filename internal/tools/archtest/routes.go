@@ -17,9 +17,9 @@ import (
 //     twice. Programs listen on loopback unless they are told to listen elsewhere, and then
 //     warn that everybody may read it.
 var routes = map[string]string{
-	"examples/order-saga GET /healthz":                            "probe",
-	"examples/order-saga GET /metrics":                            "probe",
-	"examples/order-saga GET /readyz":                             "probe",
+	"examples/internal/demo GET /healthz":                         "probe",
+	"examples/internal/demo GET /metrics":                         "probe",
+	"examples/internal/demo GET /readyz":                          "probe",
 	"examples/order-saga/internal/gateway GET /charges/{key}":     "simulated",
 	"examples/order-saga/internal/gateway GET /ledger":            "ledger",
 	"examples/order-saga/internal/gateway GET /refunds/{key}":     "simulated",
@@ -27,9 +27,6 @@ var routes = map[string]string{
 	"examples/order-saga/internal/gateway POST /refunds":          "simulated",
 	"examples/order-saga/internal/order GET /orders/{id}":         "principal",
 	"examples/order-saga/internal/order POST /orders":             "principal",
-	"examples/trip-saga GET /healthz":                             "probe",
-	"examples/trip-saga GET /metrics":                             "probe",
-	"examples/trip-saga GET /readyz":                              "probe",
 	"examples/trip-saga/internal/booking GET /ledger/":            "ledger", // with the service's name
 	"examples/trip-saga/internal/mail GET /ledger/mail":           "ledger",
 	"examples/trip-saga/internal/ticketing GET /ledger/ticketing": "ledger",

@@ -71,7 +71,7 @@ var apart = []string{"internal/testing", "internal/suites", "internal/tools"}
 
 // apartUsers are the trees outside of apart, each with what its product files may import of it.
 var apartUsers = map[string][]string{
-	"examples":            {"internal/tools/devservices"},
+	exampleHarness:        {"internal/tools/devservices"},
 	"idemkey/idemkeytest": {"internal/testing"},
 }
 
@@ -96,10 +96,12 @@ func checkApart(f *file) []string {
 	return wrong
 }
 
-// exampleInternal are the internal packages that examples may import: the demo must
-// run on a machine with nothing but Go, and programs agree about which settings they
-// refuse, for which they split a list of brokers alike. All else in an example is what a
-// user could have written.
+// exampleHarness is the one package that several examples share, and exampleInternal are the
+// internal packages that it alone may import: a demo must run on a machine with nothing but Go, and
+// programs agree about which settings they reject. A user could have written all other code of
+// an example.
+const exampleHarness = "examples/internal/demo"
+
 var exampleInternal = []string{"internal/brokerurls", "internal/tools/devservices", "internal/plaintext"}
 
 // checkLayers enforces layers. A package that the table does not know is
@@ -131,13 +133,13 @@ func layer(pkg string) (tree string, known bool) {
 // the module.
 func mayImport(f *file, tree, imported string) bool {
 	if within(imported, "examples") || within(imported, "cmd") {
-		return program(imported) == program(f.pkg())
+		return program(imported) == program(f.pkg()) || imported == exampleHarness && tree == "examples"
 	}
 	if f.test() || (tree != "." && within(imported, tree)) {
 		return true
 	}
 	if internal := within(imported, "internal") || strings.Contains(imported, "/internal/"); internal {
-		return tree != "examples" || slices.ContainsFunc(exampleInternal, func(t string) bool { return within(imported, t) })
+		return tree != "examples" || f.pkg() == exampleHarness && slices.ContainsFunc(exampleInternal, func(t string) bool { return within(imported, t) })
 	}
 	allowed := layers[tree]
 	return slices.Contains(allowed, "*") || slices.ContainsFunc(allowed, func(t string) bool { return within(imported, t) })

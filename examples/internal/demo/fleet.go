@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"bytes"
@@ -28,9 +28,26 @@ const (
 	stopLimit  = 45 * time.Second // for a process to end after SIGTERM
 )
 
-// A fleet is the running services: a process each, or all within this one.
-type fleet struct {
-	urls     map[string]string // by service
+// A Launch is how a demo starts a program's services.
+type Launch struct {
+	Settings *Settings
+	Together bool // all services in this process instead of one each
+
+	// NewApp returns the app that runs all services in this process.
+	NewApp func(*slog.Logger) *App
+
+	// ServeArgs returns flags of serve for the process of a service, besides the common ones.
+	ServeArgs func(service string, urls map[string]string) []string
+
+	// Environ adds the addresses of the servers to an environment.
+	Environ func([]string) []string
+}
+
+// A Fleet is the running services: a process each, or all within this one.
+type Fleet struct {
+	Program *Program
+	URLs    map[string]string // by service
+
 	restarts atomic.Int64
 
 	logs     string // folder with a log for each process
@@ -39,62 +56,60 @@ type fleet struct {
 	running  sync.WaitGroup
 
 	stopTogether func() error
-	over         chan struct{} // closed when services in this process have ended
+	ended        chan struct{} // closed when services in this process have ended
 }
 
-// A member is one service process, started again whenever it dies.
+// A member is one service process. The fleet starts it again whenever it dies.
 type member struct {
 	name    string
 	port    string
 	log     *os.File
 	mu      sync.Mutex
 	process *os.Process
-	died    error // it did not stop as it was told to
+	died    error // if it did not stop well after SIGTERM
 }
 
-// launch starts the services and returns when all are ready. environ adds the
-// services' addresses to an environment.
-func launch(ctx context.Context, s *settings, together bool, environ func([]string) []string, stdout io.Writer) (*fleet, error) {
-	logs, err := os.MkdirTemp("", "trip-saga-")
+// Start starts the services and returns when all are ready.
+func (l *Launch) Start(ctx context.Context, stdout io.Writer) (*Fleet, error) {
+	p := l.Settings.Program
+	logs, err := os.MkdirTemp("", p.Name+"-")
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{urls: map[string]string{}, logs: logs, over: make(chan struct{})}
+	f := &Fleet{Program: p, URLs: map[string]string{}, logs: logs, ended: make(chan struct{})}
 	start := f.startProcesses
-	if together {
+	if l.Together {
 		start = f.startTogether
 	}
-	if err := start(ctx, s, environ); err != nil {
-		return nil, errors.Join(err, f.stop(), f.explain(stdout))
+	if err := start(ctx, l); err != nil {
+		return nil, errors.Join(err, f.Stop(), f.printLogs(stdout))
 	}
-	for _, name := range s.services {
-		if err := f.awaitReady(ctx, name); err != nil {
-			return nil, errors.Join(err, f.stop(), f.explain(stdout))
+	for _, name := range l.Settings.Services {
+		if err := f.AwaitReady(ctx, name); err != nil {
+			return nil, errors.Join(err, f.Stop(), f.printLogs(stdout))
 		}
 	}
-	f.print(stdout)
+	f.printServices(stdout)
 	return f, nil
 }
 
-func (f *fleet) startTogether(ctx context.Context, s *settings, _ func([]string) []string) error {
+func (f *Fleet) startTogether(ctx context.Context, l *Launch) error {
 	log, err := os.Create(filepath.Join(f.logs, "all.log"))
 	if err != nil {
 		return err
 	}
-	local := *s
-	local.listen = "127.0.0.1:0"
-	a := &app{settings: &local, logger: slog.New(slog.NewTextHandler(log, nil))}
+	a := l.NewApp(slog.New(slog.NewTextHandler(log, nil)))
 	ctx, cancel := context.WithCancel(ctx)
 	listening, done := make(chan string, 1), make(chan error, 1)
 	go func() {
-		defer close(f.over)
-		done <- a.run(ctx, listening)
+		defer close(f.ended)
+		done <- a.Run(ctx, listening)
 	}()
 	f.stopTogether = func() error { cancel(); return errors.Join(<-done, log.Close()) }
 	select {
 	case address := <-listening:
-		for _, name := range s.services {
-			f.urls[name] = "http://" + address
+		for _, name := range l.Settings.Services {
+			f.URLs[name] = "http://" + address
 		}
 		return nil
 	case err := <-done:
@@ -104,13 +119,13 @@ func (f *fleet) startTogether(ctx context.Context, s *settings, _ func([]string)
 }
 
 // startProcesses runs this program once for each service.
-func (f *fleet) startProcesses(ctx context.Context, s *settings, environ func([]string) []string) error {
+func (f *Fleet) startProcesses(ctx context.Context, l *Launch) error {
 	program, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	for _, name := range s.services {
-		port, err := freePort()
+	for _, name := range l.Settings.Services {
+		port, err := findPort()
 		if err != nil {
 			return err
 		}
@@ -119,17 +134,18 @@ func (f *fleet) startProcesses(ctx context.Context, s *settings, environ func([]
 			return err
 		}
 		f.members = append(f.members, &member{name: name, port: port, log: log})
-		f.urls[name] = "http://127.0.0.1:" + port
+		f.URLs[name] = "http://127.0.0.1:" + port
 	}
 	for _, m := range f.members {
-		args := []string{"serve", "-services", m.name, "-listen", "127.0.0.1:" + m.port, "-namespace", s.namespace, "-patience", s.patience.String()}
-		f.running.Go(func() { f.supervise(ctx, m, program, args, environ(os.Environ())) })
+		args := []string{"serve", "-services", m.name, "-listen", "127.0.0.1:" + m.port, "-namespace", l.Settings.Namespace}
+		args = append(args, l.ServeArgs(m.name, f.URLs)...)
+		f.running.Go(func() { f.supervise(ctx, m, program, args, l.Environ(os.Environ())) })
 	}
 	return nil
 }
 
-// supervise keeps one process running until the fleet stops.
-func (f *fleet) supervise(ctx context.Context, m *member, program string, args, env []string) {
+// supervise keeps the process of m running until the fleet stops.
+func (f *Fleet) supervise(ctx context.Context, m *member, program string, args, env []string) {
 	runtime.LockOSThread() // the child dies with the thread that started it
 	defer runtime.UnlockOSThread()
 	defer m.log.Close()
@@ -140,62 +156,50 @@ func (f *fleet) supervise(ctx context.Context, m *member, program string, args, 
 		devservices.DieWithParent(cmd.SysProcAttr, syscall.SIGKILL)
 		if err := cmd.Start(); err != nil {
 			fmt.Fprintln(m.log, "cannot start:", err)
-			pause(ctx, time.Second)
+			Pause(ctx, time.Second)
 			continue
 		}
-		m.set(cmd.Process)
+		m.setProcess(cmd.Process)
 		err := cmd.Wait()
-		m.set(nil)
+		m.setProcess(nil)
 		if f.stopping.Load() {
 			m.died = err
 			return
 		}
 		fmt.Fprintln(m.log, "the process ended:", err)
 		f.restarts.Add(1)
-		pause(ctx, 100*time.Millisecond)
+		Pause(ctx, 100*time.Millisecond)
 	}
 }
 
-func (m *member) set(p *os.Process) {
+func (m *member) setProcess(p *os.Process) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.process = p
 }
 
-// signal reports whether there was a process to send sig to.
-func (m *member) signal(sig os.Signal) bool {
+// sendSignal reports whether there was a process to send sig to.
+func (m *member) sendSignal(sig os.Signal) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.process != nil && m.process.Signal(sig) == nil
 }
 
-// killSome sends SIGKILL to n processes, one after the other, the orchestrator first, while the
-// load is being placed.
-func (f *fleet) killSome(ctx context.Context, n int, progress func() float64) {
-	for killed := 0; killed < n && ctx.Err() == nil; {
-		due := float64(killed+1) / float64(n+1)
-		if progress() >= due && f.members[killed%len(f.members)].signal(os.Kill) {
-			killed++
-		}
-		pause(ctx, 20*time.Millisecond)
-	}
-}
-
-// stop tells every process to end, and returns an error if one had to be
-// killed or did not end well.
-func (f *fleet) stop() error {
+// Stop sends SIGTERM to every process. It returns an error if one had to be killed or did not end
+// well.
+func (f *Fleet) Stop() error {
 	f.stopping.Store(true)
 	if f.stopTogether != nil {
 		return f.stopTogether()
 	}
 	kill := time.AfterFunc(stopLimit, func() {
 		for _, m := range f.members {
-			m.signal(os.Kill)
+			m.sendSignal(os.Kill)
 		}
 	})
 	defer kill.Stop()
 	for _, m := range f.members {
-		m.signal(syscall.SIGTERM)
+		m.sendSignal(syscall.SIGTERM)
 	}
 	f.running.Wait()
 	var errs []error
@@ -207,8 +211,8 @@ func (f *fleet) stop() error {
 	return errors.Join(errs...)
 }
 
-// explain prints the end of each log, and keeps the files.
-func (f *fleet) explain(w io.Writer) error {
+// printLogs prints the end of each log, and keeps the files.
+func (f *Fleet) printLogs(w io.Writer) error {
 	logs, err := filepath.Glob(filepath.Join(f.logs, "*.log"))
 	if err != nil {
 		return err
@@ -223,7 +227,8 @@ func (f *fleet) explain(w io.Writer) error {
 	return nil
 }
 
-// lastLines returns the whole lines within the last limit bytes of text. Of a line that is longer, its end.
+// lastLines returns the whole lines within the last limit bytes of text. It returns the end of a
+// line that is longer.
 func lastLines(text []byte, limit int) []byte {
 	if len(text) <= limit {
 		return text
@@ -235,9 +240,9 @@ func lastLines(text []byte, limit int) []byte {
 	return text[len(text)-limit:]
 }
 
-func (f *fleet) print(w io.Writer) {
+func (f *Fleet) printServices(w io.Writer) {
 	if f.stopTogether != nil {
-		fmt.Fprintf(w, "all services in this process at %s\n", f.urls["trip"])
+		fmt.Fprintf(w, "all services in this process at %s\n", f.URLs[f.Program.Services[0]])
 		return
 	}
 	fmt.Fprintln(w, "services, a process each (kill -9 any of them: it is started again):")
@@ -248,19 +253,20 @@ func (f *fleet) print(w io.Writer) {
 			pid = strconv.Itoa(m.process.Pid)
 		}
 		m.mu.Unlock()
-		fmt.Fprintf(w, "  %-9s pid %-7s %s\n", m.name, pid, f.urls[m.name])
+		fmt.Fprintf(w, "  %-9s pid %-7s %s\n", m.name, pid, f.URLs[m.name])
 	}
 }
 
-func (f *fleet) awaitReady(ctx context.Context, name string) error {
+// AwaitReady waits until the service name is ready.
+func (f *Fleet) AwaitReady(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyLimit)
 	defer cancel()
 	for ctx.Err() == nil {
-		if status, _, err := get(ctx, f.urls[name]+"/readyz"); err == nil && status == http.StatusOK {
+		if status, _, err := Get(ctx, f.URLs[name]+"/readyz"); err == nil && status == http.StatusOK {
 			return nil
 		}
 		select {
-		case <-f.over:
+		case <-f.ended:
 			return errors.New("the services have ended before they were ready")
 		case <-time.After(50 * time.Millisecond):
 		}
@@ -268,30 +274,30 @@ func (f *fleet) awaitReady(ctx context.Context, name string) error {
 	return fmt.Errorf("service %s is not ready after %s", name, readyLimit)
 }
 
-// awaitEmpty waits until no outbox holds a message and none is parked, and
-// returns the metrics that are not zero when ctx ends.
-func (f *fleet) awaitEmpty(ctx context.Context) (left []string) {
+// AwaitEmpty waits until no outbox holds a message and none is parked. It returns the metrics
+// that are not zero when ctx ends.
+func (f *Fleet) AwaitEmpty(ctx context.Context) (left []string) {
 	for {
 		left = left[:0]
-		for _, name := range serviceNames {
-			_, body, err := get(ctx, f.urls[name]+"/metrics")
+		for _, name := range f.Program.Services {
+			_, body, err := Get(ctx, f.URLs[name]+"/metrics")
 			if err != nil {
 				left = append(left, name+": "+err.Error())
 				continue
 			}
-			left = append(left, unfinished(name, string(body))...)
+			left = append(left, f.Program.Unfinished(name, string(body))...)
 		}
 		if len(left) == 0 || ctx.Err() != nil {
 			return left
 		}
-		pause(ctx, 200*time.Millisecond)
+		Pause(ctx, 200*time.Millisecond)
 	}
 }
 
-// unfinished returns the metrics of service in body that count messages and are not
-// zero. If there are none at all, as while its database is away, nobody knows.
-func unfinished(service, body string) (left []string) {
-	known := false
+// Unfinished returns the metrics of service in body that count messages and are not zero. A
+// service that has messages and no such metric, as while its database is away, is unfinished too.
+func (p *Program) Unfinished(service, body string) (left []string) {
+	known := len(p.Listens[service]) == 0 // without messages it has no such metric
 	for line := range strings.Lines(body) {
 		line = strings.TrimSpace(line)
 		name, labels, _ := strings.Cut(line, "{")
@@ -309,7 +315,8 @@ func unfinished(service, body string) (left []string) {
 	return left
 }
 
-func get(ctx context.Context, url string) (status int, body []byte, err error) {
+// Get asks url, and returns the answer.
+func Get(ctx context.Context, url string) (status int, body []byte, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, nil, err
@@ -323,9 +330,8 @@ func get(ctx context.Context, url string) (status int, body []byte, err error) {
 	return answer.StatusCode, body, err
 }
 
-// freePort returns a port that nobody listened on a moment ago. A process that
-// is started again keeps it.
-func freePort() (string, error) {
+// findPort returns a port that was free a moment ago. A process that is started again keeps it.
+func findPort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"context"
@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
@@ -21,18 +19,19 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// A broker is what the services' messages go through.
-type broker interface {
+// A Broker transports the services' messages.
+type Broker interface {
 	outbox.Publisher
-	// declare makes sure that what is published to topics from now on is kept
-	// for service.
-	declare(ctx context.Context, service string, topics []string) error
-	subscriber(service string) (message.Subscriber, error)
+	// Declare makes a queue of service for each topic. Messages that are published after it
+	// returns are kept for service.
+	Declare(ctx context.Context, service string, topics []string) error
+	// Subscriber returns a subscriber to the queues of service.
+	Subscriber(service string) (message.Subscriber, error)
 	Close() error
 }
 
-// openBroker does no I/O.
-func openBroker(url, namespace string, restricted bool, logger *slog.Logger) (broker, error) {
+// OpenBroker returns the broker at url. It does no I/O.
+func OpenBroker(url, namespace string, restricted bool, logger *slog.Logger) (Broker, error) {
 	if url == devservices.InProcess {
 		return inProcess{inproc.New(nil)}, nil
 	}
@@ -56,7 +55,7 @@ func openBroker(url, namespace string, restricted bool, logger *slog.Logger) (br
 type rabbit struct {
 	*rabbitmq.Publisher
 	url, namespace string
-	restricted     bool // see settings
+	restricted     bool // see Settings
 	logger         *slog.Logger
 }
 
@@ -64,7 +63,7 @@ func (b *rabbit) config(service string) (amqp.Config, error) {
 	return rabbitmq.NewConfig(b.url, service, &rabbitmq.ConfigOptions{Prefix: b.namespace + ".", Passive: b.restricted})
 }
 
-func (b *rabbit) declare(ctx context.Context, service string, topics []string) error {
+func (b *rabbit) Declare(ctx context.Context, service string, topics []string) error {
 	cfg, err := b.config(service)
 	if err != nil {
 		return err
@@ -72,7 +71,7 @@ func (b *rabbit) declare(ctx context.Context, service string, topics []string) e
 	return rabbitmq.DeclareTopology(ctx, cfg, topics...)
 }
 
-func (b *rabbit) subscriber(service string) (message.Subscriber, error) {
+func (b *rabbit) Subscriber(service string) (message.Subscriber, error) {
 	cfg, err := b.config(service)
 	if err != nil {
 		return nil, err
@@ -84,39 +83,30 @@ func (b *rabbit) subscriber(service string) (message.Subscriber, error) {
 
 type inProcess struct{ *inproc.Broker }
 
-func (b inProcess) declare(_ context.Context, service string, topics []string) error {
+func (b inProcess) Declare(_ context.Context, service string, topics []string) error {
 	for _, topic := range topics {
-		if err := b.Subscriber(service).SubscribeInitialize(topic); err != nil {
+		if err := b.Broker.Subscriber(service).SubscribeInitialize(topic); err != nil {
 			return fmt.Errorf("declare %s for %s: %w", topic, service, err)
 		}
 	}
 	return nil
 }
 
-func (b inProcess) subscriber(service string) (message.Subscriber, error) {
-	return b.Subscriber(service), nil
+func (b inProcess) Subscriber(service string) (message.Subscriber, error) {
+	return b.Broker.Subscriber(service), nil
 }
 
-// topology is what the services publish and listen to.
-func topology(namespace string) rabbitmq.Topology {
-	t := rabbitmq.Topology{Prefix: namespace + "."}
-	for _, service := range slices.Sorted(maps.Keys(listens)) {
-		t.Services = append(t.Services, rabbitmq.Service{Name: service, Publishes: publishes[service], Listens: listens[service]})
-	}
-	return t
-}
-
-// removeTimeout is how long a broker may take to delete a demo's queues.
+// removeTimeout limits how long a broker may take to delete a demo's queues.
 const removeTimeout = 10 * time.Second
 
-// removeQueues deletes what a demo declared on a broker that it shares.
-func removeQueues(s *settings, stderr io.Writer) {
-	if s.amqpURL == devservices.InProcess {
+// RemoveQueues deletes the exchanges and queues of the namespace from a shared broker.
+func (s *Settings) RemoveQueues(stderr io.Writer) {
+	if s.AMQPURL == devservices.InProcess {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
 	defer cancel()
-	if _, err := topology(s.namespace).Delete(ctx, s.amqpURL, &rabbitmq.DeleteOptions{Force: true}); err != nil {
+	if _, err := s.Program.Topology(s.Namespace).Delete(ctx, s.AMQPURL, &rabbitmq.DeleteOptions{Force: true}); err != nil {
 		fmt.Fprintln(stderr, "the demo's queues could not be removed:", err)
 	}
 }
