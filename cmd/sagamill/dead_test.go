@@ -17,7 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/dead"
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/operator"
@@ -90,10 +91,10 @@ func (f *deadFixture) run(t *testing.T, code int, args ...string) (stdout, stder
 	var out, errs bytes.Buffer
 	line := append(append([]string{}, args[:2]...), "-schema", f.schema, "-database", pgtest.URL())
 	line = append(line, args[2:]...)
-	cmd, rest, _ := find(line)
-	c := newCall(cmd, rest, &out, &errs)
-	c.stdin = strings.NewReader(f.stdin)
-	if got := end(c.command.run(t.Context(), c), args, &errs); got != code {
+	cmd, rest, _ := findCommand(line)
+	c := cli.NewCall(cmd, rest, &out, &errs)
+	c.Stdin = strings.NewReader(f.stdin)
+	if got := reportEnd(c.Command.Run(t.Context(), c), args, &errs); got != code {
 		t.Errorf("sagamill %s: exit %d, want %d: %s", strings.Join(args, " "), got, code, errs.String())
 	}
 	return out.String(), errs.String()
@@ -178,12 +179,12 @@ func TestDeadShow(t *testing.T) {
 		}
 	}
 	out, _ = f.run(t, 0, "dead", "show", "-id", "1", "-json", "-payload")
-	got := parkedLetter{}
+	got := dead.Letter{}
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatalf("show -json: %v: %s", err, out)
 	}
 	got.FirstAt, got.LastAt = "", ""
-	want := parkedLetter{
+	want := dead.Letter{
 		ID: 1, State: "dead", Kind: "action", Scope: "acme", Key: "k1", Step: "pay", Topic: "orders", MessageBase64: []byte{0xff},
 		Headers:       map[string]string{"x-idempotency-scope": "acme", "type": "orders"},
 		HeadersBase64: map[string][]byte{"x-idempotency-key": {0xfe}},
@@ -345,7 +346,7 @@ func TestDeadEdit(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, _ = f.run(t, 0, "dead", "edit", "-id", "3", "-payload", file, "-header", outbox.HeaderKey+"=k3:pay", "-json", "-show")
-	var got parkedLetter
+	var got dead.Letter
 	if err := json.Unmarshal([]byte(out), &got); err != nil || got.Payload != `{"mended":true}` || !got.Edited || got.Headers[outbox.HeaderKey] != "k3:pay" || got.Headers[operator.HeaderEdited] == "" {
 		t.Errorf("edit -json: %v: %s", err, out)
 	}

@@ -13,7 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/operator"
 )
@@ -86,20 +87,20 @@ func open(t *testing.T, fixture string) (schema string, first int64) {
 // say runs a command line on a schema.
 func say(t *testing.T, schema, line string, out io.Writer, more ...string) (code int) {
 	t.Helper()
-	cmd, rest, found := find(strings.Fields(line))
+	cmd, rest, found := findCommand(strings.Fields(line))
 	if !found {
 		t.Fatalf("there is no command %s", line)
 	}
-	c := newCall(cmd, append(append(rest, "-schema", schema, "-database", pgtest.URL()), more...), out, io.Discard)
-	c.stdin = strings.NewReader(`{"mended":"` + secret + `"}`)
-	if c.run(t.Context()) != nil {
+	c := cli.NewCall(cmd, append(append(rest, "-schema", schema, "-database", pgtest.URL()), more...), out, io.Discard)
+	c.Stdin = strings.NewReader(`{"mended":"` + secret + `"}`)
+	if c.Run(t.Context()) != nil {
 		return 1
 	}
 	return 0
 }
 
 // entriesOf returns what sagamill journal says of a schema.
-func entriesOf(t *testing.T, schema string, more ...string) (all []entry) {
+func entriesOf(t *testing.T, schema string, more ...string) (all []journal.Entry) {
 	t.Helper()
 	var out bytes.Buffer
 	if code := say(t, schema, "journal -json", &out, more...); code != 0 {
@@ -109,7 +110,7 @@ func entriesOf(t *testing.T, schema string, more ...string) (all []entry) {
 		t.Errorf("the journal tells a secret: %s", out.String())
 	}
 	for d := json.NewDecoder(&out); d.More(); {
-		var e entry
+		var e journal.Entry
 		if err := d.Decode(&e); err != nil {
 			t.Fatal(err)
 		}
@@ -126,8 +127,8 @@ func TestEachVerbLeavesItsRow(t *testing.T) {
 	digest := regexp.MustCompile(`(SHA-256 [0-9a-f]{6})[0-9a-f]{58}`)
 	for fixture, all := range deeds {
 		for _, d := range all {
-			cmd, _, _ := find(strings.Fields(d.line))
-			known = append(known, cmd.words)
+			cmd, _, _ := findCommand(strings.Fields(d.line))
+			known = append(known, cmd.Words)
 			t.Run(d.line, func(t *testing.T) {
 				t.Parallel()
 				schema, first := open(t, fixture)
@@ -147,16 +148,16 @@ func TestEachVerbLeavesItsRow(t *testing.T) {
 				for i := range got[0].IDs {
 					got[0].IDs[i] -= first - 1
 				}
-				row := entry{By: "ann", Verb: cmd.words, Count: len(d.ids), IDs: d.ids, Why: "it is mended"}
-				if diff := cmp.Diff(row, got[0], cmpopts.IgnoreFields(entry{}, "ID", "At", "DBUser", "What")) + cmp.Diff(want, is); diff != "" {
+				row := journal.Entry{By: "ann", Verb: cmd.Words, Count: len(d.ids), IDs: d.ids, Why: "it is mended"}
+				if diff := cmp.Diff(row, got[0], cmpopts.IgnoreFields(journal.Entry{}, "ID", "At", "DBUser", "What")) + cmp.Diff(want, is); diff != "" {
 					t.Errorf("the journal (-want +got):\n%s", diff)
 				}
 			})
 		}
 	}
-	for _, cmd := range commands() {
-		if !slices.Contains(known, cmd.words) {
-			t.Errorf("sagamill %s: does it change messages? Then it is one of deeds, and else of withoutRow", cmd.words)
+	for _, cmd := range listCommands() {
+		if !slices.Contains(known, cmd.Words) {
+			t.Errorf("sagamill %s: does it change messages? Then it is one of deeds, and else of withoutRow", cmd.Words)
 		}
 	}
 	for fixture, lines := range idle {
@@ -221,9 +222,6 @@ func TestJournal(t *testing.T) {
 			t.Errorf("%s prints %d rows, want %d: %s", tt.line, rows, tt.rows, out.String())
 		}
 	}
-	if got := idsText([]int64{1, 2, 3, 4, 5, 9}); got != "1…9" {
-		t.Errorf("many ids are %q, want the first and the last", got)
-	}
 	if entries, err := operator.ReadJournal(t.Context(), f.pool, &operator.Options{Schema: "a;b"}, time.Time{}, 0, 1); err == nil {
 		t.Errorf("the journal of a schema that is no identifier: %v", entries)
 	}
@@ -238,10 +236,10 @@ func TestTheRateHasALimit(t *testing.T) {
 	} {
 		t.Run(line, func(t *testing.T) {
 			t.Parallel()
-			cmd, _, _ := find(strings.Fields(line))
-			c := newCall(cmd, []string{"-h"}, io.Discard, io.Discard)
-			_ = c.run(t.Context())
-			if rate := c.flags.Lookup("rate"); rate == nil || rate.DefValue != "500" {
+			cmd, _, _ := findCommand(strings.Fields(line))
+			c := cli.NewCall(cmd, []string{"-h"}, io.Discard, io.Discard)
+			_ = c.Run(t.Context())
+			if rate := c.Flags.Lookup("rate"); rate == nil || rate.DefValue != "500" {
 				t.Errorf("the flag is %+v, want 500 by default", rate)
 			}
 			schema, _ := open(t, fixture)

@@ -72,25 +72,22 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/broker"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/dead"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/journal"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/migrate"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/outboxes"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/replay"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/sagas"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/version"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/why"
 )
 
-// A command is what its words ask for. Each group of verbs has a file and a
-// function of its own that returns its commands.
-type command struct {
-	words string
-	about string
-	run   func(ctx context.Context, c *call) error
+func listCommands() []cli.Command {
+	return slices.Concat(migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), version.Commands())
 }
-
-// offline reports whether the command needs no database.
-func (c command) offline() bool { return c.words == "version" || strings.HasPrefix(c.words, "broker ") }
-
-func commands() []command {
-	return slices.Concat(migrateCommands(), outboxCommands(), outboxDeadCommands(), outboxRefusedCommands(), deadCommands(), replayCommands(), journalCommands(), sagaCommands(), brokerCommands(), versionCommands())
-}
-
-// errUsage reports a command line that says nothing to do.
-var errUsage = errors.New("usage")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -105,101 +102,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		args = append([]string{"version"}, args[1:]...)
 	}
 	if about, asked := asksHelp(args); asked {
-		return help(about, stdout, stderr)
+		return printHelp(about, stdout, stderr)
 	}
-	if cmd, rest, found := find(args); found {
-		err = newCall(cmd, rest, stdout, stderr).run(ctx)
+	if cmd, rest, found := findCommand(args); found {
+		err = cli.NewCall(cmd, rest, stdout, stderr).Run(ctx)
 	}
-	return end(err, args, stderr)
+	return reportEnd(err, args, stderr)
 }
 
-// end says what err is, and with which code the process ends.
-func end(err error, args []string, stderr io.Writer) int {
+// reportEnd says what err is, and with which code the process ends.
+func reportEnd(err error, args []string, stderr io.Writer) int {
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0
 	case errors.Is(err, errUsage):
-		if words := unknown(args); words != "" {
+		if words := findUnknownWords(args); words != "" {
 			fmt.Fprintf(stderr, "sagamill: there is no command %q\n", words)
 		}
 		printUsage(stderr, args)
 		return 2
 	default:
-		fmt.Fprintln(stderr, "sagamill:", visible(strings.Join(strings.Fields(err.Error()), " ")))
+		fmt.Fprintln(stderr, "sagamill:", cli.EscapeText(strings.Join(strings.Fields(err.Error()), " ")))
 		return 1
 	}
-}
-
-// asksHelp reports whether args ask what there is, and of what.
-func asksHelp(args []string) (about []string, asked bool) {
-	isFlag := func(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
-	if len(args) == 0 {
-		return nil, false
-	}
-	if args[0] == "help" || isFlag(args[0]) {
-		return slices.DeleteFunc(slices.Clone(args[1:]), isFlag), true
-	}
-	_, _, found := find(args)
-	end := len(args) - 1
-	return args[:end], !found && isFlag(args[end])
-}
-
-// help says what a command takes, or which commands begin with these words.
-func help(about []string, stdout, stderr io.Writer) int {
-	cmd, rest, found := find(about)
-	switch {
-	case found && len(rest) == 0:
-		return end(newCall(cmd, []string{"-h"}, stdout, stderr).run(context.Background()), about, stderr)
-	case found || unknown(about) != "":
-		return end(errUsage, about, stderr)
-	}
-	printUsage(stdout, about)
-	return 0
-}
-
-// find returns the command that args begin with, and what follows its words.
-func find(args []string) (cmd command, rest []string, found bool) {
-	for _, cmd := range commands() {
-		words := strings.Fields(cmd.words)
-		if len(args) >= len(words) && slices.Equal(args[:len(words)], words) {
-			return cmd, args[len(words):], true
-		}
-	}
-	return command{}, nil, false
-}
-
-// unknown returns args up to the first word that no command has there, "" if all
-// that is wrong is that words are missing.
-func unknown(args []string) string {
-	for n, word := range args {
-		if strings.HasPrefix(word, "-") {
-			return ""
-		}
-		known := func(cmd command) bool {
-			words := strings.Fields(cmd.words)
-			return len(words) > n && slices.Equal(words[:n+1], args[:n+1])
-		}
-		if !slices.ContainsFunc(commands(), known) {
-			return strings.Join(args[:n+1], " ")
-		}
-	}
-	return ""
-}
-
-// printUsage lists the commands that begin with the same words as args, or all.
-func printUsage(w io.Writer, args []string) {
-	var fit []command
-	for n := len(args); len(fit) == 0; n-- {
-		begin := strings.Join(args[:n], " ")
-		for _, cmd := range commands() {
-			if n == 0 || strings.HasPrefix(cmd.words+" ", begin+" ") {
-				fit = append(fit, cmd)
-			}
-		}
-	}
-	fmt.Fprintln(w, "usage:")
-	for _, cmd := range fit {
-		fmt.Fprintf(w, "  sagamill %-24s %s\n", cmd.words, cmd.about)
-	}
-	fmt.Fprintln(w, "\nEach takes -schema NAME and -database URL (default: DATABASE_URL), and says with -h what else; broker and version need no database.")
 }

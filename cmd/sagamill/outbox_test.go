@@ -10,7 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/outboxes"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -86,7 +87,7 @@ func TestOutboxStatus(t *testing.T) {
 		}
 	}
 	out, _ = f.run(t, 0, "outbox", "status", "-json")
-	var s status
+	var s outboxes.Status
 	if err := json.Unmarshal([]byte(out), &s); err != nil || s.Dead != 3 || s.Schema != f.schema || len(s.Leaves) != 4 || s.CountLimit == 0 {
 		t.Errorf("status -json: %v: %s", err, out)
 	}
@@ -147,12 +148,12 @@ func TestOutboxDeadShow(t *testing.T) {
 		}
 	}
 	out, _ = f.run(t, 0, "outbox", "dead", "show", "-id", "1", "-json", "-payload")
-	got := letter{}
+	got := outboxes.Letter{}
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatalf("show -json: %v: %s", err, out)
 	}
 	got.CreatedAt, got.RefusedAt = "", ""
-	want := letter{
+	want := outboxes.Letter{
 		ID: 1, MessageID: "01890a5d-ac96-774b-bcce-b30200000001", Topic: "orders", Type: "order.created", Scope: "acme", Key: "key-1",
 		Step: "pay", N: "a", OrderingKey: "ordering", CorrelationID: "saga", CausationID: "cause", ContentType: "application/json",
 		Headers: json.RawMessage(`{"x-own":"h"}`), Attempts: 20, Reason: "no queue", Size: len(secret), Payload: secret,
@@ -258,7 +259,7 @@ func TestADryRunIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, errs := f.run(t, 0, "outbox", "dead", "discard", "-all", "-topic", "many", "-n")
-	if strings.Count(out, "\n") != 1+previewLimit+1 || !strings.Contains(out, "would discard 100") || !strings.Contains(errs, "first 20") {
+	if strings.Count(out, "\n") != 1+cli.PreviewLimit+1 || !strings.Contains(out, "would discard 100") || !strings.Contains(errs, "first 20") {
 		t.Errorf("a dry run over 100 prints %d lines, and %q", strings.Count(out, "\n"), errs)
 	}
 }
@@ -300,21 +301,10 @@ func TestATerminalObeysNobody(t *testing.T) {
 	}
 }
 
-func TestCell(t *testing.T) {
+func TestAnErrorIsEscaped(t *testing.T) {
 	t.Parallel()
-	for in, want := range map[string]string{
-		"": `""`, "order-1": "order-1", "tenant ü": `"tenant ü"`, "ü": "ü", `a"b`: `"a\"b"`, `a\n`: `"a\\n"`, "a\tb": `"a\tb"`, "\x1b[0m": `"\x1b[0m"`,
-		"\u009b": `"\u009b"`, "\u202e": `"\u202e"`, "\xff": `"\xff"`,
-	} {
-		if got := cell(in); got != want {
-			t.Errorf("cell(%q) = %s, want %s", in, got, want)
-		}
-	}
 	var errs bytes.Buffer
 	if code := run(t.Context(), []string{"migrate", "up", "-" + evil}, &errs, &errs); code != 1 || strings.ContainsAny(errs.String(), "\x1b\u202e\u009b") {
 		t.Errorf("an error says %q", errs.String())
-	}
-	if got := clip("äöüß", 3); got != "äö…" || clip("äöü", 3) != "äöü" {
-		t.Errorf("clip = %q", got)
 	}
 }

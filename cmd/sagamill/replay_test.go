@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/replay"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -99,23 +99,11 @@ func TestReplay(t *testing.T) {
 		t.Errorf("replay of what two schemas do not keep says %q", errs)
 	}
 	out, _ := runReplay(t, 0, "-schema", a, "-key", "k", "-n", "-json")
-	var got keptJSON
+	var got replay.Message
 	if err := json.Unmarshal([]byte(strings.SplitAfter(out, "\n")[0]), &got); err != nil || got.Schema != a || got.Step != "pay" || got.N != "1" || got.Size != len(secret) {
 		t.Errorf("replay -json: %v: %s", err, out)
 	}
 	if stored(t, third, empty) != 0 {
 		t.Error("an empty outbox is not empty any more")
-	}
-}
-
-// A replay that is stopped in the middle of its transaction loses that.
-func TestAReplayMayNotHang(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t, pgtest.URL())
-	limit := ""
-	if err := beginLimited(t.Context(), pool, func(tx pgx.Tx) error {
-		return tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit)
-	}); err != nil || limit != "10s" {
-		t.Errorf("the limit is %q, %v; want 10s", limit, err)
 	}
 }

@@ -11,8 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/replay"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
-	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -28,7 +29,7 @@ func several(n int) []outbox.Message {
 func TestReplayOfARange(t *testing.T) {
 	t.Parallel()
 	first, a := kept(t, several(3)...)
-	second, b := kept(t, several(defaultLimit)...)
+	second, b := kept(t, several(cli.DefaultLimit)...)
 	_, empty := kept(t)
 	hour := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
 	both := "-schema " + a + "," + b
@@ -81,7 +82,7 @@ func TestReplayOfARange(t *testing.T) {
 		}
 	}
 	out, _ := runReplay(t, 0, "-schema", a, "-since", hour, "-n", "-json")
-	var got keptJSON
+	var got replay.Message
 	if lines := strings.Split(out, "\n"); len(lines) != 3+1+1 || json.Unmarshal([]byte(lines[0]), &got) != nil || got.Schema != a || got.Key != "k0" || got.Size != len(secret) {
 		t.Errorf("replay -n -json of a range: %s", out)
 	}
@@ -136,23 +137,5 @@ func TestAReplaySaysWhatHasGone(t *testing.T) {
 	code := run(t.Context(), []string{"replay", "-database", pgtest.URL(), "-json", "-rate", "4", "-yes", "-schema", a, "-since", "2020-01-01T00:00:00Z"}, &out, &errs)
 	if code != 0 || !strings.Contains(errs.String(), "1 fewer than there were") {
 		t.Errorf("exit %d, %q; want one fewer", code, errs.String())
-	}
-}
-
-// A long replay says how far it is, and how it goes on from there if nobody can ask it
-// any more.
-func TestAReplaySaysHowFarItIs(t *testing.T) {
-	t.Parallel()
-	var errs bytes.Buffer
-	r := &rangeReplay{call: &call{stderr: &errs}, replayCall: &replayCall{consent: &consent{}, after: positions{"a": 1}}}
-	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	for range 2 { // the second is within the second
-		err := r.progress("b", operator.RangeProgress{Batch: []operator.LoggedMessage{{ID: 6}, {ID: 7, CreatedAt: at}}, Replayed: 2, Found: 9, Last: 7})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, want := errs.String(), "schema b: 2 of 9, up to what was written at 2026-01-02T03:04:05Z; -after a:1,b:7 goes on from here\n"; got != want {
-		t.Errorf("progress says %q, want %q", got, want)
 	}
 }

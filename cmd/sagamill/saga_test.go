@@ -11,7 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/sagas"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/saga"
@@ -32,7 +33,7 @@ func TestSagaListAndShow(t *testing.T) {
 	if out := f.command(0, "saga", "list", "-after", `"acme","k",""`, "-limit", "1"); !strings.Contains(out, "o'dd") || !strings.Contains(out, `'"acme","o\x27dd",""'`) {
 		t.Errorf("list behind k says\n%s", out)
 	}
-	var listed instanceJSON
+	var listed sagas.Instance
 	if err := json.Unmarshal([]byte(f.command(0, "saga", "list", "-key", "k", "-json")), &listed); err != nil || listed.Status != "paused" || listed.Scope != "acme" || listed.StartedAt == "" || listed.DueAt != "" {
 		t.Errorf("list -json: %v, %+v", err, listed)
 	}
@@ -45,7 +46,7 @@ func TestSagaListAndShow(t *testing.T) {
 			t.Errorf("show says\n%swant %s", out, want)
 		}
 	}
-	var shown timelineJSON
+	var shown sagas.Timeline
 	if err := json.Unmarshal([]byte(f.command(0, "saga", "show", "-key", "k", "-json")), &shown); err != nil || len(shown.Steps) != 2 || !shown.Paused || shown.State != nil ||
 		len(shown.Journal) != 1 || shown.Journal[0].By != "ann" || shown.Undo[0][0] != "flight" || !strings.HasSuffix(shown.Steps[0].N, "-1.1") {
 		t.Errorf("show -json: %v, %+v", err, shown)
@@ -224,7 +225,7 @@ func TestTheErrorNamesSchemas(t *testing.T) {
 	pgtest.Schema(t) // there is one
 	for _, words := range []string{"saga list", "saga show", "saga pause", "dead list"} {
 		for _, given := range []bool{false, true} {
-			cmd, _, _ := find(strings.Fields(words))
+			cmd, _, _ := findCommand(strings.Fields(words))
 			args := []string{"-database", pgtest.URL()}
 			if strings.HasPrefix(words, "saga") && words != "saga list" {
 				args = append(args, "k")
@@ -232,12 +233,12 @@ func TestTheErrorNamesSchemas(t *testing.T) {
 			if words == "saga pause" {
 				args = append(args, "-why", "x")
 			}
-			c := newCall(cmd, args, io.Discard, io.Discard)
-			*c.schema = "no_such_schema" // as if it were the default
+			c := cli.NewCall(cmd, args, io.Discard, io.Discard)
+			*c.Schema = "no_such_schema" // as if it were the default
 			if given {
-				c.args = append(c.args, "-schema", "no_such_schema")
+				c.Args = append(c.Args, "-schema", "no_such_schema")
 			}
-			err := c.run(t.Context())
+			err := c.Run(t.Context())
 			if err == nil || strings.Contains(err.Error(), "with -schema: there are ") == given || strings.Count(err.Error(), "has it been migrated") != 1 {
 				t.Errorf("%s, with -schema %t: %v", words, given, err)
 			}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
-	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -106,12 +105,6 @@ func TestWhyOfAMessageThatIsHeld(t *testing.T) {
 	f.why("first", "sagamill outbox dead show -schema trips -id ")
 	f.exec("UPDATE {home}.outbox_held SET state = 'waiting', attempts = 0, refused_at = NULL, reason = 'no leader', due_at = clock_timestamp() + interval '1 h' WHERE key = 'first'")
 	f.why("first", "message refused waits for its topic, refused, of which the broker takes no messages: no leader")
-	if got := obstacle(&operator.Blocker{}); got != "whose topic takes no messages" {
-		t.Errorf("a message that is not refused is one %s", got)
-	}
-	if got := publishes(&site{out: operator.OutboxMessages{}}); got != "no relay is active" {
-		t.Errorf("without a relay: %s", got)
-	}
 }
 
 // What may not be read is named, and the rest is told.

@@ -1,0 +1,203 @@
+package broker
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/sagamill/sagamill/internal/brokerurls"
+	"github.com/sagamill/sagamill/internal/plaintext"
+	"github.com/sagamill/sagamill/internal/strictjson"
+	"github.com/sagamill/sagamill/rabbitmq"
+)
+
+// maxTopology is how long a topology may be, in bytes.
+const maxTopology = 1 << 20
+
+func Commands() []cli.Command {
+	return []cli.Command{
+		{Words: "broker permissions", About: "print what makes a user of RabbitMQ for each service", Run: brokerPermissions},
+		{Words: "broker declare", About: "declare the exchanges and queues of a topology", Run: brokerDeclare},
+		{Words: "broker delete", About: "delete them, unless a queue holds messages or is consumed from", Run: brokerDelete},
+	}
+}
+
+// readTopology reads the file called name, or standard input for -.
+func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
+	if name == "" {
+		return t, errors.New(`say which with -topology: a file with {"prefix": "shop.", "services": [{"name": "order", "publishes": ["…"], "listens": ["…"]}]}`)
+	}
+	in := c.Stdin
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return t, err
+		}
+		defer file.Close()
+		in = file
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxTopology))
+	if err == nil {
+		err = strictjson.Unmarshal(text, &t)
+	}
+	if err == nil { // what is mistyped would be as if it were not there
+		known := json.NewDecoder(bytes.NewReader(text))
+		known.DisallowUnknownFields()
+		err = known.Decode(&rabbitmq.Topology{})
+	}
+	if err == nil && len(t.Services) == 0 {
+		err = errors.New("there are no services in it")
+	}
+	if err != nil {
+		return t, fmt.Errorf("topology %s: %w", name, err)
+	}
+	return t, nil
+}
+
+// brokerPermissions prints commands and no passwords: those that make the users ask
+// for one each, and are comments, because a shell that reads this would be asked.
+func brokerPermissions(_ context.Context, c *cli.Call) error {
+	name := c.Flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
+	vhost := c.Flags.String("vhost", "", "virtual host of the permissions; default: that of AMQP_URL, or / without one")
+	if err := c.ParseFlags(); err != nil {
+		return err
+	}
+	if *vhost == "" {
+		var err error
+		if *vhost, err = findVirtualHost(os.Getenv("AMQP_URL")); err != nil {
+			return fmt.Errorf("AMQP_URL: %w; mend it, or name the virtual host by -vhost", err)
+		}
+	}
+	t, err := readTopology(c, *name)
+	if err != nil {
+		return err
+	}
+	all, err := t.Permissions()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(c.Stdout, "# By hand, once: each asks for a password.")
+	for _, p := range all {
+		fmt.Fprintln(c.Stdout, "#   rabbitmqctl add_user", quoteShell(p.User))
+	}
+	fmt.Fprintln(c.Stdout, "#   rabbitmqctl delete_user guest   # unless others use it")
+	fmt.Fprintln(c.Stdout, "# As often as you like:")
+	for _, p := range all {
+		fmt.Fprintln(c.Stdout, "rabbitmqctl set_permissions --vhost", quoteShell(*vhost), quoteShell(p.User), quoteShell(p.Configure), quoteShell(p.Write), quoteShell(p.Read))
+		fmt.Fprintln(c.Stdout, "rabbitmqctl set_user_limits", quoteShell(p.User), quoteShell(fmt.Sprintf(`{"max-connections":%d,"max-channels":%d}`, p.MaxConnections, p.MaxChannels)))
+	}
+	return nil
+}
+
+// findVirtualHost returns the virtual host of a list of URLs, all of which have the same. It is / where
+// there is no list, or none in its URLs.
+func findVirtualHost(list string) (string, error) {
+	if list == "" {
+		return "/", nil
+	}
+	if _, err := rabbitmq.NewConfig(list, "vhost", nil); err != nil { // it checks all of them, and repeats none
+		return "", err
+	}
+	u, err := amqp.ParseURI(brokerurls.Split(list)[0])
+	return u.Vhost, err
+}
+
+// quoteShell returns s as one word of a shell.
+func quoteShell(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// parseBroker reads the command line of a command that asks the broker about a
+// topology: its URL, and the topology with names that can be used.
+func parseBroker(c *cli.Call) (at string, t rabbitmq.Topology, err error) {
+	name := c.Flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
+	c.Flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ, or several with commas between them; default: AMQP_URL")
+	if err := c.ParseFlags(); err != nil {
+		return "", t, err
+	}
+	if at == "" {
+		return "", t, errors.New("no broker: give -amqp or set AMQP_URL")
+	}
+	if err := plaintext.Broker(at); err != nil && !*c.AllowPlaintext {
+		return "", t, fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
+	}
+	if t, err = readTopology(c, *name); err == nil {
+		_, err = t.Permissions() // which looks at the names
+	}
+	return at, t, err
+}
+
+func brokerDeclare(ctx context.Context, c *cli.Call) error {
+	at, t, err := parseBroker(c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	for _, s := range t.Services {
+		cfg, err := rabbitmq.NewConfig(at, s.Name, &rabbitmq.ConfigOptions{Prefix: t.Prefix, SingleActiveConsumer: s.SingleActiveConsumer})
+		if err != nil {
+			return err
+		}
+		if err := rabbitmq.DeclareTopology(ctx, cfg, s.Listens...); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.Stdout, "service %s listens to %s\n", cli.FormatCell(s.Name), cli.FormatCount(len(s.Listens), "topics"))
+	}
+	return nil
+}
+
+func brokerDelete(ctx context.Context, c *cli.Call) error {
+	opts := &rabbitmq.DeleteOptions{}
+	c.Flags.BoolVar(&opts.Force, "force", false, "delete queues with the messages that they hold, and under their consumers")
+	c.Flags.BoolVar(&opts.DryRun, "n", false, "say what would be done, and do nothing")
+	c.Flags.BoolVar(&opts.DryRun, "dry-run", false, "as -n")
+	at, t, err := parseBroker(c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	parts, err := t.Delete(ctx, at, opts)
+	found := 0
+	for i := range parts {
+		p := &parts[i]
+		if !p.Found {
+			continue
+		}
+		found++
+		if p.Deleted || opts.DryRun && err == nil {
+			fmt.Fprintln(c.Stdout, formatPart(p, opts.DryRun))
+		} else if p.Shared {
+			fmt.Fprintf(c.Stdout, "left exchange %s: queues of others are bound to it\n", cli.FormatCell(p.Name))
+		}
+	}
+	if errors.Is(err, rabbitmq.ErrInUse) {
+		return fmt.Errorf("%w: stop the services, let them empty their queues, or delete messages and all with -force", err)
+	}
+	if err == nil && found == 0 {
+		fmt.Fprintln(c.Stdout, "there is nothing of it")
+	}
+	return err
+}
+
+// formatPart says what has been done to p, or would be.
+func formatPart(p *rabbitmq.Part, dry bool) string {
+	did, kind, with := "deleted", "queue", ""
+	if dry {
+		did = "would delete"
+	}
+	if p.Exchange {
+		kind = "exchange"
+	}
+	if p.InUse() {
+		with = " with " + cli.FormatCount(p.Messages, "messages") + " under " + cli.FormatCount(p.Consumers, "consumers")
+	}
+	return did + " " + kind + " " + cli.FormatCell(p.Name) + with
+}

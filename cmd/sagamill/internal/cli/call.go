@@ -1,0 +1,172 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/plaintext"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/saga"
+)
+
+const (
+	// connectTimeout is how long a database may take to answer at all.
+	connectTimeout = 10 * time.Second
+
+	// readTimeout is how long looking something up may take. What changes
+	// something goes on in batches until it is done or interrupted.
+	ReadTimeout = time.Minute
+
+	maxConns = 2
+)
+
+// A Call is one run of a command: where it prints, and its command line.
+type Call struct {
+	Command        Command
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Flags          *flag.FlagSet
+	Args           []string
+
+	Schema, Database *string
+	AllowPlaintext   *bool
+	environment      error // what is wrong with it
+}
+
+func NewCall(cmd Command, args []string, stdout, stderr io.Writer) *Call {
+	c := &Call{Command: cmd, Stdin: os.Stdin, Stdout: stdout, Stderr: stderr, Args: args, Flags: flag.NewFlagSet(cmd.Words, flag.ContinueOnError)}
+	c.Flags.SetOutput(io.Discard) // run prints the error, and help is printed here
+	c.Schema = c.Flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
+	c.Database = c.Flags.String("database", os.Getenv("DATABASE_URL"), "URL of the database; default: DATABASE_URL")
+	allowed, err := plaintext.Allowed()
+	c.AllowPlaintext, c.environment = c.Flags.Bool(plaintext.Flag, allowed, plaintext.Usage), err
+	return c
+}
+
+// Run runs the command.
+func (c *Call) Run(ctx context.Context) error {
+	err := c.Command.Run(ctx, c)
+	if sqlschema.Missing(err) && !c.IsGiven([]string{"schema"}) || c.aboutSagas() && errors.Is(err, saga.ErrNoInstance) {
+		return c.nameSchemas(ctx, err)
+	}
+	return err
+}
+
+// aboutSagas reports whether the command is about instances of one schema.
+func (c *Call) aboutSagas() bool { return strings.HasPrefix(c.Command.Words, "saga ") }
+
+// nameSchemas adds to err, that the command has not found what it is about in its schema,
+// where there is some.
+func (c *Call) nameSchemas(ctx context.Context, err error) error {
+	db, openErr := c.OpenDatabase(ctx)
+	if openErr != nil {
+		return err
+	}
+	defer db.Close()
+	ctx, cancel := context.WithTimeout(ctx, ReadTimeout)
+	defer cancel()
+	all, listErr := migrations.Schemas(ctx, db)
+	if listErr != nil || len(all) == 0 {
+		return err
+	}
+	if !c.aboutSagas() {
+		return fmt.Errorf("%w say which with -schema: there are tables of sagamill in %s", err, listSchemas(all))
+	}
+	with := slices.DeleteFunc(slices.Clone(all), func(s migrations.Schema) bool { return !hasSagas(ctx, db, &s) })
+	switch {
+	case len(with) == 0 && sqlschema.Missing(err):
+		return fmt.Errorf("%w (say which schema with -schema: there are tables of sagamill in %s, and no sagas in any of them)", err, listSchemas(all))
+	case len(with) == 0:
+		return fmt.Errorf("%w (there are no sagas in any of %s)", err, listSchemas(all))
+	case slices.ContainsFunc(with, func(s migrations.Schema) bool { return s.Name == *c.Schema }):
+		return err
+	default:
+		return fmt.Errorf("%w (say which schema with -schema: there are sagas in %s)", err, listSchemas(with))
+	}
+}
+
+// listSchemas names all, or as many as there is room for.
+func listSchemas(all []migrations.Schema) string {
+	names := make([]string, len(all))
+	for i := range all {
+		names[i] = all[i].Name
+	}
+	return ClipText(strings.Join(names, ", "), 10*ReasonWidth)
+}
+
+// hasSagas reports whether there is an instance in s, ended ones included: every service
+// has the tables. What may not be read has none for whoever asks.
+func hasSagas(ctx context.Context, db *pgxpool.Pool, s *migrations.Schema) bool {
+	if !s.Sagas || len(s.SagasDenied) > 0 {
+		return false
+	}
+	n, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: s.Name})
+	if err != nil {
+		return false
+	}
+	some, err := n.List(ctx, saga.Filter{}, saga.Address{}, 1)
+	return err == nil && len(some) > 0
+}
+
+// ParseFlags reads the command line, on which nothing but flags may be.
+func (c *Call) ParseFlags() error {
+	err := c.Flags.Parse(c.Args)
+	if errors.Is(err, flag.ErrHelp) {
+		c.PrintHelp()
+	}
+	if err == nil && c.Flags.NArg() > 0 {
+		return fmt.Errorf("%q is not a flag", c.Flags.Arg(0))
+	}
+	return cmp.Or(err, c.environment)
+}
+
+// ParseDatabaseFlags is parse where a database must be named.
+func (c *Call) ParseDatabaseFlags() error {
+	if err := c.ParseFlags(); err != nil {
+		return err
+	}
+	if *c.Database == "" {
+		return errors.New("no database: give -database or set DATABASE_URL")
+	}
+	// What is no URL at all is an error of whoever opens it.
+	if err := plaintext.Database(*c.Database); errors.Is(err, plaintext.ErrRefused) && !*c.AllowPlaintext {
+		return fmt.Errorf("-database, or DATABASE_URL without it: %w", err)
+	}
+	return nil
+}
+
+func (c *Call) PrintHelp() {
+	fmt.Fprintf(c.Stdout, "sagamill %s: %s\n\n", c.Command.Words, c.Command.About)
+	width := 0
+	c.Flags.VisitAll(func(f *flag.Flag) { width = max(width, len(f.Name)) })
+	c.Flags.VisitAll(func(f *flag.Flag) {
+		if c.Command.offline() && (f.Name == "schema" || f.Name == "database") {
+			return
+		}
+		fmt.Fprintf(c.Stdout, "  -%-*s %s\n", width, f.Name, f.Usage)
+	})
+}
+
+// OpenDatabase returns a pool on the database, which the caller closes. It connects when
+// it is first used. The error does not quote the URL, which may have a password.
+func (c *Call) OpenDatabase(ctx context.Context) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(*c.Database)
+	if err != nil {
+		return nil, errors.New("-database, or DATABASE_URL without it, is not a PostgreSQL URL or connection string")
+	}
+	config.MaxConns = maxConns
+	config.ConnConfig.ConnectTimeout = connectTimeout
+	config.ConnConfig.RuntimeParams["application_name"] = "sagamill"
+	return pgxpool.NewWithConfig(ctx, config)
+}

@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// IDList is a flag that may be given several times, with several ids each.
+type IDList []int64
+
+func (l *IDList) String() string { return "" }
+
+func (l *IDList) Set(s string) error {
+	for part := range strings.SplitSeq(s, ",") {
+		id, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
+		if err != nil || id < 1 {
+			return fmt.Errorf("%q is not an id", part)
+		}
+		*l = append(*l, id)
+	}
+	return nil
+}
+
+// Age is a flag for how long ago something was.
+type Age time.Duration
+
+func (a *Age) String() string { return time.Duration(*a).String() }
+
+func (a *Age) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		return errors.New("it must be hours, minutes or seconds, such as 72h or 90m")
+	}
+	*a = Age(d)
+	return nil
+}
+
+// IsGiven reports whether one of the flags called names was on the command line.
+func (c *Call) IsGiven(names []string) bool {
+	found := false
+	c.Flags.Visit(func(f *flag.Flag) { found = found || slices.Contains(names, f.Name) })
+	return found
+}
+
+// CheckFilled returns an error if one of the flags called names is empty: an empty
+// value picks everything, as does a variable of a shell script that is not set.
+func (c *Call) CheckFilled(names []string) (err error) {
+	c.Flags.Visit(func(f *flag.Flag) {
+		if slices.Contains(names, f.Name) && f.Value.String() == "" {
+			err = fmt.Errorf("-%s is empty", f.Name)
+		}
+	})
+	return err
+}

@@ -1,0 +1,141 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/operator"
+)
+
+// FormatCell makes text of unknown origin one cell of a table: quoted unless it is one
+// word of visible characters. Escape sequences, line breaks and marks that turn
+// the direction of writing are spelled out, so that a terminal obeys none of them.
+func FormatCell(s string) string {
+	odd := func(r rune) bool { return !strconv.IsPrint(r) || unicode.IsSpace(r) || r == '"' || r == '\\' }
+	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, odd) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// ClipText shortens s to n characters.
+func ClipText(s string, n int) string {
+	runes := []rune(s)
+	if len(runes) <= n {
+		return s
+	}
+	return string(runes[:n-1]) + "…"
+}
+
+// FormatCount says how many, of what is called things if there are several.
+func FormatCount(n int, things string) string {
+	if n == 1 {
+		things = strings.TrimSuffix(things, "s")
+	}
+	return strconv.Itoa(n) + " " + things
+}
+
+// FormatTime is how times are printed.
+func FormatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// PrintTable prints rows under a header. The cells are clean.
+func PrintTable(w io.Writer, header []string, rows [][]string) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, strings.Join(header, "\t"))
+	for _, row := range rows {
+		fmt.Fprintln(table, strings.Join(row, "\t"))
+	}
+	return table.Flush()
+}
+
+// PrintFields prints names with their values, a line each. The values are clean.
+func PrintFields(w io.Writer, fields [][2]string) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range fields {
+		fmt.Fprintf(table, "%s\t%s\n", f[0], f[1])
+	}
+	return table.Flush()
+}
+
+// PrintJSON prints v on a line.
+func PrintJSON(w io.Writer, v any) error {
+	encoded, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, EscapeText(string(encoded)))
+	return err
+}
+
+// EscapeText spells out, as JSON does, what is not visible in s. JSON itself lets most
+// of that pass.
+func EscapeText(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case strconv.IsPrint(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+const (
+	DefaultLimit = 100
+	PreviewLimit = 20 // what a dry run shows
+	ReasonWidth  = 100
+)
+
+// PrintCount says how much was done, or would be.
+func (c *Call) PrintCount(did, to string, n int, asJSON bool) error {
+	if asJSON {
+		return PrintJSON(c.Stdout, struct {
+			Did   string `json:"did"`
+			Count int    `json:"count"`
+		}{did, n})
+	}
+	_, err := fmt.Fprintf(c.Stdout, "%s %s\n", did, FormatCount(n, to))
+	return err
+}
+
+// progressAfter is how long a redrive goes on in silence.
+const ProgressAfter = time.Second
+
+func FormatStep(l operator.DeadLetter) string {
+	if l.N == "" {
+		return l.Step
+	}
+	return l.Step + "#" + l.N
+}
+
+// FindKey adds to err, that nothing is kept, that key looks like one with a step,
+// which is what messages have in their header. It may be none: a key may have colons.
+func FindKey(key string, err error) error {
+	k, parseErr := stepkey.Parse(key)
+	if parseErr != nil {
+		return err
+	}
+	return fmt.Errorf("%w; the key is without the step: is it -key %s?", err, k.Key)
+}
+
+// FormatMoment is a time as JSON, to the microsecond; "" if there is none.
+func FormatMoment(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339Nano)
+}

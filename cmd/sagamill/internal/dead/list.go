@@ -1,0 +1,234 @@
+package dead
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
+)
+
+func Commands() []cli.Command {
+	return []cli.Command{
+		{Words: "dead list", About: "messages that a step could not handle or read; with -state retrying, those that go round", Run: deadList},
+		{Words: "dead show", About: "all that is known of those with -id", Run: deadShow},
+		{Words: "dead plan", About: "what a redrive would make of them", Run: deadPlan},
+		{Words: "dead redrive", About: "send them round again: those with -id, or -all that a filter picks", Run: deadRedrive},
+		{Words: "dead edit", About: "change the payload and headers of the one with -id", Run: deadEdit},
+		{Words: "dead discard", About: "remove them for good: those with -id, or -all that a filter picks", Run: deadDiscard},
+		{Words: "dead retry", About: "run now what goes round: those with -id, or -all that a filter picks", Run: deadRetry},
+		{Words: "dead bury", About: "make those with -id, which go round, dead letters now", Run: deadBury},
+	}
+}
+
+// parkedFlags pick parked messages of steps.
+type parkedFlags struct {
+	filter operator.Filter
+	names  []string // of these flags, but for the ids
+}
+
+// addFilter adds the flags of a filter to c.
+func addFilter(c *cli.Call) *parkedFlags {
+	p := &parkedFlags{names: []string{"step", "kind", "reason", "error", "scope", "key", "topic", "message", "older", "newer"}}
+	f := &p.filter
+	c.Flags.Var((*cli.IDList)(&f.IDs), "id", "with this id; several separated by commas")
+	c.Flags.StringVar(&f.Step, "step", "", "of this step")
+	c.Flags.StringVar(&f.Kind, "kind", "", "action, compensation, or unknown: those that could not be read")
+	c.Flags.Func("reason", "of this reason, such as attempts-exhausted", func(s string) error {
+		f.Reason = consumer.Reason(s)
+		return checkReason(f.Reason)
+	})
+	c.Flags.StringVar(&f.Error, "error", "", "whose error has this in it")
+	c.Flags.StringVar(&f.Scope, "scope", "", "of this scope")
+	c.Flags.StringVar(&f.Key, "key", "", "of this idempotency key, whatever the step")
+	c.Flags.StringVar(&f.Topic, "topic", "", "of this topic")
+	c.Flags.StringVar(&f.MessageID, "message", "", "with this message id")
+	c.Flags.Var((*cli.Age)(&f.Older), "older", "failed for the last time at least so long ago, such as 90m or 72h")
+	c.Flags.Var((*cli.Age)(&f.Newer), "newer", "failed for the last time at most so long ago")
+	return p
+}
+
+// checkReason returns an error that lists the reasons unless r is one of them. A
+// mistyped one would pick nothing, as if there were nothing.
+func checkReason(r consumer.Reason) error {
+	all := consumer.Reasons()
+	if slices.Contains(all, r) {
+		return nil
+	}
+	names := make([]string, len(all))
+	for i, reason := range all {
+		names[i] = string(reason)
+	}
+	return fmt.Errorf("it is none of %s", strings.Join(names, ", "))
+}
+
+// checkFilter returns an error if the flags could pick more than was meant.
+func (p *parkedFlags) checkFilter(c *cli.Call) error {
+	if p.filter.Older < 0 || p.filter.Newer < 0 {
+		return errors.New("-older and -newer must not be negative")
+	}
+	if k := p.filter.Kind; k != "" && !slices.Contains([]string{"action", "compensation", "unknown"}, k) {
+		return errors.New("-kind must be action, compensation or unknown")
+	}
+	names := slices.DeleteFunc(slices.Clone(p.names), func(name string) bool { return name == "reason" })
+	return c.CheckFilled(names)
+}
+
+// checkPicked returns an error unless something is picked on purpose: nobody discards
+// all there is by leaving something out.
+func (p *parkedFlags) checkPicked(c *cli.Call, all bool) error {
+	slices.Sort(p.filter.IDs)
+	p.filter.IDs = slices.Compact(p.filter.IDs)
+	if len(p.filter.IDs) == 0 && (!all || !c.IsGiven(p.names)) {
+		return errors.New("say which: with -id, or with -all and a filter; -all -older 0s is every one")
+	}
+	return p.checkFilter(c)
+}
+
+// openDeadLetters opens the parked messages of c's schema. The caller calls done.
+func openDeadLetters(ctx context.Context, c *cli.Call, who operator.Options) (d *operator.DeadLetters, done func(), err error) {
+	db, err := c.OpenDatabase(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err = operator.NewDeadLetters(db, operator.Inbox, &operator.Options{Schema: *c.Schema, By: who.By, Why: who.Why})
+	if err != nil {
+		db.Close()
+		return nil, nil, err
+	}
+	return d, db.Close, nil
+}
+
+func deadList(ctx context.Context, c *cli.Call) error {
+	pick := addFilter(c)
+	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	state := c.Flags.String("state", "dead", "dead, or retrying: those that go round; default: dead")
+	after := c.Flags.Int64("after", 0, "begin behind this id")
+	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, cli.DefaultLimit))
+	if err := c.ParseDatabaseFlags(); err != nil {
+		return err
+	}
+	if *limit < 1 || *limit > operator.MaxList {
+		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
+	}
+	if pick.filter.State = operator.State(*state); *state != "dead" && *state != "retrying" {
+		return errors.New("-state must be dead or retrying")
+	}
+	if err := pick.checkFilter(c); err != nil {
+		return err
+	}
+	d, done, err := openDeadLetters(ctx, c, operator.Options{})
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	letters, err := d.List(ctx, pick.filter, *after, *limit)
+	if err != nil {
+		return err
+	}
+	if err := printLetters(c, letters, *asJSON); err != nil {
+		return err
+	}
+	if len(letters) == 0 && !*asJSON {
+		fmt.Fprintf(c.Stderr, "no %s\n", nameState(pick.filter.State))
+	}
+	if len(letters) == *limit {
+		fmt.Fprintf(c.Stderr, "there may be more: -after %d\n", letters[len(letters)-1].ID)
+	}
+	return nil
+}
+
+// printLetters prints a table, or a line of JSON each.
+func printLetters(c *cli.Call, letters []operator.DeadLetter, asJSON bool) error {
+	if asJSON {
+		for _, l := range letters {
+			if err := cli.PrintJSON(c.Stdout, newLetter(l)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	rows := make([][]string, len(letters))
+	for i, l := range letters {
+		rows[i] = []string{
+			strconv.FormatInt(l.ID, 10), cli.FormatCell(l.Kind), cli.FormatCell(cli.FormatStep(l)), cli.FormatCell(l.Scope), cli.FormatCell(l.Key), cli.FormatCell(l.Topic), cli.FormatCell(string(l.Reason)),
+			strconv.Itoa(l.Attempts), cli.FormatTime(l.LastAt), formatDue(l), strconv.Itoa(l.Size), cli.FormatCell(cli.ClipText(l.Error, cli.ReasonWidth)),
+		}
+	}
+	return cli.PrintTable(c.Stdout, []string{"ID", "KIND", "STEP", "SCOPE", "KEY", "TOPIC", "REASON", "ATTEMPTS", "FAILED", "AGAIN", "BYTES", "ERROR"}, rows)
+}
+
+func formatDue(l operator.DeadLetter) string {
+	switch {
+	case l.State == operator.StateDead:
+		return "never"
+	case l.DueAt.IsZero():
+		return "waits"
+	}
+	return cli.FormatTime(l.DueAt)
+}
+
+func deadShow(ctx context.Context, c *cli.Call) error {
+	var ids []int64
+	c.Flags.Var((*cli.IDList)(&ids), "id", "which; several separated by commas")
+	payload := c.Flags.Bool("payload", false, "print the payload too")
+	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	if err := c.ParseDatabaseFlags(); err != nil {
+		return err
+	}
+	if len(ids) == 0 {
+		return errors.New("say which with -id")
+	}
+	d, done, err := openDeadLetters(ctx, c, operator.Options{})
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	for _, id := range ids {
+		l, err := d.Get(ctx, id)
+		if err != nil {
+			return fmt.Errorf("%d: %w", id, err)
+		}
+		if !*payload {
+			l.Payload = nil
+		}
+		if err := printLetter(c, l, *asJSON); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printLetter prints all that is known of l, with the payload if it has one.
+func printLetter(c *cli.Call, l operator.DeadLetter, asJSON bool) error {
+	if asJSON {
+		return cli.PrintJSON(c.Stdout, newLetter(l))
+	}
+	fields := [][2]string{
+		{"id", strconv.FormatInt(l.ID, 10)}, {"state", cli.FormatCell(string(l.State))}, {"kind", cli.FormatCell(l.Kind)}, {"step", cli.FormatCell(cli.FormatStep(l))},
+		{"scope", cli.FormatCell(l.Scope)}, {"key", cli.FormatCell(l.Key)}, {"topic", cli.FormatCell(l.Topic)}, {"message", cli.FormatCell(l.MessageID)},
+		{"reason", cli.FormatCell(string(l.Reason))}, {"error", cli.FormatCell(l.Error)}, {"attempts", strconv.Itoa(l.Attempts)},
+		{"parked", cli.FormatTime(l.FirstAt)}, {"failed", cli.FormatTime(l.LastAt)}, {"again", formatDue(l)},
+		{"edited", strconv.FormatBool(l.Edited)}, {"in doubt", strconv.FormatBool(l.InDoubt)}, {"bytes", strconv.Itoa(l.Size)},
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.Headers)) {
+		fields = append(fields, [2]string{"header", cli.FormatCell(name) + " = " + cli.FormatCell(l.Headers[name])})
+	}
+	if l.Payload != nil {
+		fields = append(fields, [2]string{"payload", strconv.Quote(string(l.Payload))})
+	}
+	for line := range strings.Lines(l.Stack) {
+		fields = append(fields, [2]string{"stack", cli.EscapeText(strings.TrimSpace(line))})
+	}
+	return cli.PrintFields(c.Stdout, fields)
+}

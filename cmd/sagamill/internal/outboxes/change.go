@@ -1,0 +1,143 @@
+package outboxes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/operator"
+)
+
+// A change is what is done to dead letters, or to refused messages.
+type change struct {
+	did, would, to string
+	state          operator.State
+	do             func(*operator.DeadLetters, context.Context, *changeCall) (int, error)
+	filtered       bool // a filter may pick them, and not only ids
+	paced          bool // there is a rate
+}
+
+// A changeCall is the command line of a change.
+type changeCall struct {
+	*cli.Consent
+	who    *operator.Options
+	filter operator.Filter
+	rate   float64
+	asJSON bool
+}
+
+func outboxDeadRedrive(ctx context.Context, c *cli.Call) error {
+	return changeLetters(ctx, c, change{"redrove", "would redrive", "dead letters", operator.StateDead, redriveLetters, true, true})
+}
+
+func outboxDeadDiscard(ctx context.Context, c *cli.Call) error {
+	return changeLetters(ctx, c, change{"discarded", "would discard", "dead letters", operator.StateDead, discardLetters, true, false})
+}
+
+func outboxRefusedRelease(ctx context.Context, c *cli.Call) error {
+	return changeLetters(ctx, c, change{"released", "would release", "refused messages", operator.StateRetrying, releaseIDs, false, false})
+}
+
+func redriveLetters(d *operator.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	done, err := d.Redrive(ctx, what.filter, &operator.RedriveOptions{Rate: what.rate})
+	return done.Sent(), err
+}
+
+func discardLetters(d *operator.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	return d.Discard(ctx, what.filter, nil)
+}
+
+func releaseIDs(d *operator.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
+	return d.Bury(ctx, what.filter.IDs...)
+}
+
+// changeLetters does what to the letters that the command line picks, or says what
+// it would do.
+func changeLetters(ctx context.Context, c *cli.Call, what change) error {
+	said, err := parseChange(c, what)
+	if err != nil {
+		return err
+	}
+	filter := said.filter
+	d, done, err := openDeadLetters(ctx, c, *said.who)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if said.Dry {
+		return said.Conclude(previewLetters(ctx, c, d, what, filter, said.asJSON))
+	}
+	n, err := what.do(d, ctx, said)
+	if err == nil || n > 0 {
+		err = errors.Join(c.PrintCount(what.did, what.to, n, said.asJSON), err)
+	}
+	if err == nil && n == 0 && len(filter.IDs) > 0 {
+		return fmt.Errorf("nothing was done: no %s with these ids, or no longer, or not what the filter picks", what.to)
+	}
+	if err == nil && n < len(filter.IDs) {
+		fmt.Fprintf(c.Stderr, "%d of %d ids left out: no %s, or no longer, or not what the filter picks\n", len(filter.IDs)-n, len(filter.IDs), what.to)
+	}
+	return err
+}
+
+// parseChange reads the command line of a change. It must pick something: nobody
+// discards all there is by leaving something out.
+func parseChange(c *cli.Call, what change) (*changeCall, error) {
+	said := &changeCall{Consent: c.AddConsent(), who: c.AddOperator()}
+	rate, all := new(float64), new(bool)
+	if what.paced {
+		rate = c.AddRate()
+	}
+	pick := &letterFlags{}
+	if what.filtered {
+		pick = addFilter(c)
+		all = c.Flags.Bool("all", false, "all that the other flags pick; -older 0s picks every one")
+	} else {
+		addIDs(c, pick)
+	}
+	c.Flags.BoolVar(&said.asJSON, "json", false, "print JSON, a line each")
+	if err := c.ParseDatabaseFlags(); err != nil {
+		return nil, err
+	}
+	said.filter, said.rate = pick.filter, *rate
+	ids := &said.filter.IDs
+	slices.Sort(*ids)
+	*ids = slices.Compact(*ids)
+	named := len(*ids) > 0
+	switch {
+	case !named && !what.filtered:
+		return nil, errors.New("say which with -id")
+	case !named && (!*all || !pick.isGiven(c)):
+		return nil, errors.New("say which: with -id, or with -all and a filter; -all -older 0s is every one")
+	case said.rate < 0:
+		return nil, errors.New("-rate must not be negative")
+	}
+	if err := pick.checkFilter(c); err != nil {
+		return nil, err
+	}
+	return said, said.Consent.Decide(!named)
+}
+
+// previewLetters prints some of what would be changed, and how much that is.
+func previewLetters(ctx context.Context, c *cli.Call, d *operator.DeadLetters, what change, filter operator.Filter, asJSON bool) error {
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	filter.State = what.state
+	letters, err := d.List(ctx, filter, 0, cli.PreviewLimit)
+	if err != nil {
+		return err
+	}
+	n, err := d.Count(ctx, filter)
+	if err != nil {
+		return err
+	}
+	if err := printLetters(c, letters, asJSON); err != nil {
+		return err
+	}
+	if n > len(letters) {
+		fmt.Fprintf(c.Stderr, "these are the first %d\n", len(letters))
+	}
+	return c.PrintCount(what.would, what.to, n, asJSON)
+}

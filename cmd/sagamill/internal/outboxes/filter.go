@@ -1,0 +1,58 @@
+package outboxes
+
+import (
+	"context"
+	"errors"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/operator"
+)
+
+// letterFlags pick dead letters of an outbox.
+type letterFlags struct {
+	filter operator.Filter
+	names  []string // of these flags, but for the ids
+}
+
+// addFilter adds the flags of a filter to c.
+func addFilter(c *cli.Call) *letterFlags {
+	l := &letterFlags{names: []string{"message", "topic", "scope", "key", "reason", "older"}}
+	f := &l.filter
+	addIDs(c, l)
+	c.Flags.StringVar(&f.MessageID, "message", "", "with this message id")
+	c.Flags.StringVar(&f.Topic, "topic", "", "of this topic")
+	c.Flags.StringVar(&f.Scope, "scope", "", "of this scope")
+	c.Flags.StringVar(&f.Key, "key", "", "of this idempotency key, whatever the step")
+	c.Flags.StringVar(&f.Error, "reason", "", "whose reason has this in it")
+	c.Flags.Var((*cli.Age)(&f.Older), "older", "refused for the last time at least so long ago, such as 90m or 72h")
+	return l
+}
+
+func addIDs(c *cli.Call, l *letterFlags) {
+	c.Flags.Var((*cli.IDList)(&l.filter.IDs), "id", "with this id; several separated by commas")
+}
+
+// isGiven reports whether a flag that picks was on c's command line.
+func (l *letterFlags) isGiven(c *cli.Call) bool { return c.IsGiven(l.names) }
+
+// checkFilter returns an error if the flags could pick more than was meant.
+func (l *letterFlags) checkFilter(c *cli.Call) error {
+	if l.filter.Older < 0 {
+		return errors.New("-older must not be negative")
+	}
+	return c.CheckFilled(l.names)
+}
+
+// openDeadLetters opens the dead letters of c's schema. The caller calls done.
+func openDeadLetters(ctx context.Context, c *cli.Call, who operator.Options) (d *operator.DeadLetters, done func(), err error) {
+	db, err := c.OpenDatabase(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err = operator.NewDeadLetters(db, operator.Outbox, &operator.Options{Schema: *c.Schema, By: who.By, Why: who.Why})
+	if err != nil {
+		db.Close()
+		return nil, nil, err
+	}
+	return d, db.Close, nil
+}

@@ -1,0 +1,102 @@
+package outboxes
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+func Commands() []cli.Command {
+	return []cli.Command{
+		{Words: "outbox status", About: "what is unpublished, and which relay publishes; asks the database alone", Run: outboxStatus},
+		{Words: "outbox dead list", About: "messages that the broker refused until their attempts were used up", Run: outboxDeadList},
+		{Words: "outbox dead show", About: "all that is known of those with -id", Run: outboxDeadShow},
+		{Words: "outbox dead redrive", About: "send them round again: those with -id, or -all that a filter picks", Run: outboxDeadRedrive},
+		{Words: "outbox dead discard", About: "remove them for good: those with -id, or -all that a filter picks", Run: outboxDeadDiscard},
+		{Words: "outbox refused list", About: "messages that the broker refuses and that are tried again", Run: outboxRefusedList},
+		{Words: "outbox refused release", About: "make those with -id dead letters now, and let go what waits behind them", Run: outboxRefusedRelease},
+	}
+}
+
+func outboxStatus(ctx context.Context, c *cli.Call) error {
+	asJSON := c.Flags.Bool("json", false, "print JSON")
+	if err := c.ParseDatabaseFlags(); err != nil {
+		return err
+	}
+	db, err := c.OpenDatabase(ctx)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	s, err := outbox.ReadStats(ctx, db, *c.Schema)
+	if err != nil {
+		return err
+	}
+	if *asJSON {
+		return cli.PrintJSON(c.Stdout, newStatus(*c.Schema, s))
+	}
+	fields := [][2]string{
+		{"stored", fmt.Sprintf("%s, the oldest for %s", formatCounted(s.Stored), s.Oldest.Round(time.Millisecond))},
+		{"delayed", formatCounted(s.Delayed)},
+		{"waiting", formatCounted(s.Waiting)},
+		{"refused", formatCounted(s.Refused)},
+		{"dead", formatCounted(s.Dead)},
+		{"relay", fmt.Sprintf("%s, epoch %d", relayName(s), s.Epoch)},
+	}
+	for _, leaf := range slices.Sorted(maps.Keys(s.Leaves)) {
+		fields = append(fields, [2]string{leaf, fmt.Sprintf("%.1f MiB", float64(s.Leaves[leaf])/(1<<20))})
+	}
+	if s.WriterPID != 0 {
+		fields = append(fields, [2]string{"writer", fmt.Sprintf("a transaction that has written is open for %s, server process %d", s.OldestWriter.Round(time.Millisecond), s.WriterPID)})
+	}
+	return cli.PrintFields(c.Stdout, fields)
+}
+
+// formatCounted says where a number of [outbox.Stats] is a lower bound.
+func formatCounted(n int) string {
+	if n >= outbox.CountLimit {
+		return "at least " + strconv.Itoa(n)
+	}
+	return strconv.Itoa(n)
+}
+
+func relayName(s outbox.Stats) string {
+	if s.Holder != "" {
+		return cli.FormatCell(s.Holder)
+	}
+	return "none"
+}
+
+// A Status is what outbox status prints as JSON. Numbers of messages are at least
+// so many from count_limit on.
+type Status struct {
+	Schema     string           `json:"schema"`
+	CountLimit int              `json:"count_limit"`
+	Stored     int              `json:"stored"`
+	Oldest     float64          `json:"oldest_seconds"`
+	Delayed    int              `json:"delayed"`
+	Waiting    int              `json:"waiting"`
+	Refused    int              `json:"refused"`
+	Dead       int              `json:"dead"`
+	Holder     string           `json:"holder"`
+	Epoch      int64            `json:"epoch"`
+	Leaves     map[string]int64 `json:"leaf_bytes"`
+	Writer     float64          `json:"oldest_writer_seconds"`
+	WriterPID  int              `json:"oldest_writer_pid"`
+}
+
+func newStatus(schema string, s outbox.Stats) Status {
+	return Status{
+		Schema: schema, CountLimit: outbox.CountLimit, Stored: s.Stored, Oldest: s.Oldest.Seconds(), Delayed: s.Delayed, Waiting: s.Waiting,
+		Refused: s.Refused, Dead: s.Dead, Holder: s.Holder, Epoch: s.Epoch, Leaves: s.Leaves,
+		Writer: s.OldestWriter.Seconds(), WriterPID: s.WriterPID,
+	}
+}

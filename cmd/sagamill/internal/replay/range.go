@@ -1,0 +1,163 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/operator"
+)
+
+// positions are how far a replay of a range has got, by schema.
+type positions map[string]int64
+
+// String is what Set reads.
+func (p positions) String() string {
+	parts := make([]string, 0, len(p))
+	for _, schema := range slices.Sorted(maps.Keys(p)) {
+		parts = append(parts, schema+":"+strconv.FormatInt(p[schema], 10))
+	}
+	return strings.Join(parts, ",")
+}
+
+// Set reads a flag.
+func (p positions) Set(text string) error {
+	for part := range strings.SplitSeq(text, ",") {
+		schema, id, _ := strings.Cut(strings.TrimSpace(part), ":")
+		at, err := strconv.ParseInt(id, 10, 64)
+		if err != nil || at < 0 || schema == "" {
+			return errors.New("want SCHEMA:ID,…")
+		}
+		p[schema] = at
+	}
+	return nil
+}
+
+// A rangeReplay is a replay of a time range, schema by schema.
+type rangeReplay struct {
+	*cli.Call
+	*replayCall
+	db       *pgxpool.Pool
+	replayed int       // in all schemas
+	spoke    time.Time // when progress was printed last
+	listed   []keptMessage
+}
+
+// replayRange replays all that was written in a time range, batch by batch.
+func replayRange(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *replayCall) error {
+	r := &rangeReplay{Call: c, replayCall: what, db: db, spoke: time.Now()}
+	replayers, err := r.openOutboxes(ctx)
+	if err != nil {
+		return err
+	}
+	var without []error
+	for i, schema := range schemaNames(c) {
+		err := r.replaySchema(ctx, schema, replayers[i])
+		if errors.Is(err, operator.ErrNotKept) {
+			without = append(without, err)
+		} else if err != nil {
+			return r.explainEnd(ctx, err)
+		}
+	}
+	var none error
+	if n := len(without) - 1; n+1 == len(replayers) {
+		without, none = without[:n], without[n]
+	}
+	for _, err := range without {
+		fmt.Fprintln(c.Stderr, cli.EscapeText(err.Error()))
+	}
+	if none != nil {
+		return none
+	}
+	if r.Dry && !r.asJSON {
+		if err := printKept(c, r.listed, false); err != nil {
+			return err
+		}
+		if r.replayed > len(r.listed) {
+			fmt.Fprintf(c.Stderr, "these are the first %d\n", len(r.listed))
+		}
+	}
+	return r.Conclude(c.PrintCount(r.describeDone(), "messages", r.replayed, r.asJSON))
+}
+
+// openOutboxes returns the outbox of each schema. Nothing is done while one of them cannot be
+// read, and it says what of the range is not kept any more.
+func (r *rangeReplay) openOutboxes(ctx context.Context) (all []*operator.Replayer, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	for _, schema := range schemaNames(r.Call) {
+		replayer, err := operator.NewReplayer(r.db, r.optionsIn(schema))
+		if err != nil {
+			return nil, err
+		}
+		oldest, err := replayer.Oldest(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if oldest.After(r.filter.Since) && r.after[schema] == 0 {
+			fmt.Fprintf(r.Stderr, "schema %s keeps what was written since %s: of what was before, nothing can be replayed\n", schema, cli.FormatTime(oldest))
+		}
+		all = append(all, replayer)
+	}
+	return all, nil
+}
+
+// replaySchema replays what the outbox in schema keeps.
+func (r *rangeReplay) replaySchema(ctx context.Context, schema string, replayer *operator.Replayer) error {
+	filter := r.filter
+	filter.After = r.after[schema]
+	p, err := replayer.ReplayRange(ctx, filter, &operator.RangeOptions{
+		Rate: *r.rate, DryRun: r.Dry, Progress: func(p operator.RangeProgress) error { return r.reportBatch(schema, p) },
+	})
+	if errors.Is(err, operator.ErrNotKept) && filter.After > 0 {
+		fmt.Fprintf(r.Stderr, "schema %s: nothing is left behind %d\n", schema, filter.After)
+		return nil
+	}
+	if err == nil && p.Replayed < p.Found {
+		fmt.Fprintf(r.Stderr, "schema %s: %d fewer than there were at the beginning: the relay has removed them since, or holds them\n", schema, p.Found-p.Replayed)
+	}
+	return err
+}
+
+// reportBatch counts a batch, prints it where messages are listed, and says every now and
+// then how far the replay is.
+func (r *rangeReplay) reportBatch(schema string, p operator.RangeProgress) error {
+	r.replayed += len(p.Batch)
+	r.after[schema] = p.Last
+	batch := make([]keptMessage, len(p.Batch))
+	for i, k := range p.Batch {
+		batch[i] = keptMessage{schema, k}
+	}
+	switch {
+	case r.asJSON:
+		if err := printKeptJSON(r.Call, batch); err != nil {
+			return err
+		}
+	case r.Dry:
+		r.listed = append(r.listed, batch[:min(len(batch), cli.DefaultLimit-len(r.listed))]...)
+	}
+	if !r.Dry && time.Since(r.spoke) > cli.ProgressAfter {
+		r.spoke = time.Now()
+		last := p.Batch[len(p.Batch)-1]
+		fmt.Fprintf(r.Stderr, "schema %s: %d of %d, up to what was written at %s; -after %s goes on from here\n", schema, p.Replayed, p.Found, cli.FormatTime(last.CreatedAt), r.after)
+	}
+	return nil
+}
+
+// explainEnd adds to err, which has ended the replay, how it goes on.
+func (r *rangeReplay) explainEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	if r.Dry || len(r.after) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: replayed %s; the same with -after %s goes on", err, cli.FormatCount(r.replayed, "messages"), r.after)
+}

@@ -1,0 +1,62 @@
+package version
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// unstamped stands for what the build has left out. Nothing is guessed in its place.
+const unstamped = "none stamped"
+
+func Commands() []cli.Command {
+	return []cli.Command{{Words: "version", About: "say which build this is, and which messages and tables it knows", Run: printVersion}}
+}
+
+// printVersion asks neither a database nor a broker: what a schema has had is what
+// migrate version says.
+func printVersion(_ context.Context, c *cli.Call) error {
+	if err := c.ParseFlags(); err != nil {
+		return err
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		info = &debug.BuildInfo{}
+	}
+	stamped, revision := readStamps(info)
+	return cli.PrintFields(c.Stdout, [][2]string{
+		{"sagamill", stamped},
+		{"revision", revision},
+		{"go", fmt.Sprintf("%s %s/%s", runtime.Version(), runtime.GOOS, runtime.GOARCH)},
+		{"message format", strconv.Itoa(outbox.Format)},
+		{"schema", fmt.Sprintf("%d migrations", migrations.Newest())},
+	})
+}
+
+// readStamps returns the version of the module and the revision of its sources, as far as
+// the build has recorded them: go install MODULE@VERSION records the first, go build in
+// a repository both, unless it is told not to.
+func readStamps(info *debug.BuildInfo) (version, revision string) {
+	version = info.Main.Version
+	if version == "(devel)" { // what Go calls sources without one
+		version = ""
+	}
+	set := make(map[string]string)
+	for _, s := range info.Settings {
+		set[s.Key] = s.Value
+	}
+	if revision = set["vcs.revision"]; revision != "" {
+		revision += " of " + set["vcs.time"]
+		if set["vcs.modified"] == "true" {
+			revision += ", with changes"
+		}
+	}
+	return cmp.Or(version, unstamped), cmp.Or(revision, unstamped)
+}

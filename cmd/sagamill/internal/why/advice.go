@@ -1,0 +1,162 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/operator"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// adviseStep says what could free a step that is stuck; where tells where its message is.
+func (q *inquiry) adviseStep(s *site, t *saga.Timeline, step *saga.TimelineStep, where Finding) string {
+	skip := q.formatVerb(s, t, "skip", step)
+	letters := q.findDeadLetters(s, step)
+	switch {
+	case len(letters) > 0:
+		return formatRedrive(letters) + "; or, if it has been settled by other means, " + skip
+	case where.What == "discarded":
+		return "a retry would not be heard either: once it has been settled by other means, " + skip
+	case where.What == unrecorded && isDeadLetter(step):
+		return "its dead letter is in none of the schemas that were looked at: redrive it where it is, for a retry comes to nothing; or, if it has been settled by other means, " + skip
+	case where.What == "parked", strings.HasPrefix(where.What, "reply-"):
+		return "the saga goes on when that is through; or a person decides: sagamill saga " + listVerbs(t, step)
+	}
+	return "a person decides: sagamill saga " + listVerbs(t, step)
+}
+
+// isDeadLetter reports whether a step is stuck because a participant has its message as a dead letter.
+func isDeadLetter(step *saga.TimelineStep) bool {
+	return strings.HasPrefix(step.Reason, "dead letter, ")
+}
+
+// listVerbs are those that a step which is stuck is not refused.
+func listVerbs(t *saga.Timeline, step *saga.TimelineStep) string {
+	pivot := slices.IndexFunc(t.Steps, func(s saga.TimelineStep) bool { return s.Pivot })
+	if step.State == saga.StepUndoStuck || pivot >= 0 && step.Number > t.Steps[pivot].Number {
+		return "retry or skip"
+	}
+	return "retry, skip or reject"
+}
+
+// formatVerb is the command line of a verb about a step.
+func (q *inquiry) formatVerb(s *site, t *saga.Timeline, verb string, step *saga.TimelineStep) string {
+	key := quoteWord(t.Key)
+	if strings.HasPrefix(key, "-") {
+		key = "-key=" + key
+	}
+	line := "sagamill saga " + verb + " " + key + " -schema " + s.name
+	if q.scope != "" {
+		line += " -scope=" + quoteWord(q.scope)
+	}
+	if t.Path != "" {
+		line += " -path " + quoteWord(t.Path)
+	}
+	return line + " -step " + quoteWord(step.Name) + ` -why "…"`
+}
+
+// quoteWord makes s one word for a shell: a key comes from outside, and the line is
+// there to be pasted.
+func quoteWord(s string) string {
+	plain := func(r rune) bool {
+		return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.,:/@+", r)
+	}
+	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// A heldLetter is a dead letter, with the schema that it is in.
+type heldLetter struct {
+	schema string
+	*operator.DeadLetter
+}
+
+// findDeadLetters are the dead letters of a step's action and its compensation, and of the reply that
+// it waits for, in the order in which they are to be redriven.
+func (q *inquiry) findDeadLetters(home *site, step *saga.TimelineStep) (all []heldLetter) {
+	for _, s := range q.sites {
+		for i := range s.in.Letters {
+			l := &s.in.Letters[i]
+			reply := s == home && isReply(l.N, step) && strings.HasPrefix(l.Step, "saga-")
+			if l.State == operator.StateDead && (l.N == step.N || reply) {
+				all = append(all, heldLetter{s.name, l})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b heldLetter) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID)) })
+	return all
+}
+
+// formatRedrive says how letters are redriven, in a line for each schema.
+func formatRedrive(letters []heldLetter) string {
+	say := "once the cause is mended: "
+	if letters[0].Reason == consumer.ReasonActionDead { // actions come first: there is none
+		say = "its action is no dead letter any more, so next: "
+	}
+	var schemas, lines []string
+	for _, l := range letters {
+		id := strconv.FormatInt(l.ID, 10)
+		if i := slices.Index(schemas, l.schema); i >= 0 {
+			lines[i] += "," + id
+			continue
+		}
+		schemas = append(schemas, l.schema)
+		lines = append(lines, "sagamill dead redrive -schema "+l.schema+" -id "+id)
+	}
+	return say + strings.Join(lines, " && ")
+}
+
+// explainOver says what to do with a dead letter that an instance has no use for any more.
+func (q *inquiry) explainOver(s *site, l *operator.DeadLetter) (text string, ok bool) {
+	_, n, err := flow.Unmark(l.N)
+	if err != nil {
+		return "", false
+	}
+	to, err := flow.ParseN(n)
+	if err != nil {
+		to, _, err = flow.ParseReplyN(n)
+	}
+	t := q.findTimeline(to.Path)
+	if err != nil || t == nil || l.State != operator.StateDead {
+		return "", false
+	}
+	discard := fmt.Sprintf("sagamill dead discard -schema %s -id %d", s.name, l.ID)
+	if !t.EndedAt.IsZero() {
+		return "the saga has ended, and a redrive could do work that nobody undoes: " + discard, true
+	}
+	for i := range t.Steps {
+		if step := &t.Steps[i]; step.Number == to.Step && isPassed(step, to.Attempt) {
+			return fmt.Sprintf("the saga has no use for it any more, for step %s is %s: %s", cli.FormatCell(step.Name), step.State, discard), true
+		}
+	}
+	return "", false
+}
+
+// isPassed reports whether nothing that comes of an attempt at a step makes a difference.
+func isPassed(step *saga.TimelineStep, attempt int) bool {
+	switch step.State {
+	case saga.StepDone, saga.StepRejected, saga.StepUndone:
+		return true
+	}
+	return attempt < step.Attempt
+}
+
+// findTimeline returns the instance that is nested at a path.
+func (q *inquiry) findTimeline(path string) *saga.Timeline {
+	for _, s := range q.sites {
+		for i := range s.sagas {
+			if s.sagas[i].Path == path {
+				return &s.sagas[i]
+			}
+		}
+	}
+	return nil
+}

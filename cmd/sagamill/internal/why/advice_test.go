@@ -1,0 +1,35 @@
+package why
+
+import (
+	"testing"
+
+	"github.com/sagamill/sagamill/saga"
+)
+
+func TestVerbsAreThoseThatAreNotRefused(t *testing.T) {
+	t.Parallel()
+	plan := &saga.Timeline{Steps: []saga.TimelineStep{
+		{Name: "both"}, {Number: 1, State: saga.StepStuck}, {Number: 2, State: saga.StepUndoStuck},
+		{Number: 3, State: saga.StepStuck, Pivot: true}, {Number: 4, State: saga.StepStuck},
+	}}
+	for i, want := range []string{1: "retry, skip or reject", "retry or skip", "retry, skip or reject", "retry or skip"} {
+		if got := listVerbs(plan, &plan.Steps[i]); i > 0 && got != want {
+			t.Errorf("step %d: %s, want %s", i, got, want)
+		}
+	}
+}
+
+// A line that is pasted into a shell runs nothing of the key.
+func TestShellWord(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]string{"order-42": "order-42", "": "''", "a b": "'a b'", "$(id)": "'$(id)'", "o'dd": `'o'\''dd'`, "a;b": "'a;b'"} {
+		if got := quoteWord(s); got != want {
+			t.Errorf("shellWord(%q) = %s, want %s", s, got, want)
+		}
+	}
+	q := &inquiry{scope: "a c"}
+	got := q.formatVerb(&site{name: "trips"}, &saga.Timeline{Instance: saga.Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &saga.TimelineStep{Name: "s"})
+	if want := `sagamill saga retry -key=-k -schema trips -scope='a c' -path 1.1 -step s -why "…"`; got != want {
+		t.Errorf("verb = %s, want %s", got, want)
+	}
+}

@@ -1,0 +1,191 @@
+package why
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// An inquiry finds out what a saga waits for.
+type inquiry struct {
+	scope      string // as it was asked for
+	sites      []*site
+	found      []Finding
+	unreadable []Finding
+	told       map[any]bool // messages, parked messages and rows that a finding is about, as pointers
+}
+
+// investigate begins with the instances, and goes on with what they have not accounted for.
+func (q *inquiry) investigate() {
+	q.told = map[any]bool{}
+	for _, s := range q.sites {
+		for i := range s.sagas {
+			q.findInstance(s, &s.sagas[i])
+		}
+	}
+	for _, s := range q.sites {
+		q.findOtherMessages(s)
+	}
+	for _, s := range q.sites {
+		q.findRows(s)
+	}
+}
+
+// isOrchestrated reports whether there is an instance.
+func (q *inquiry) isOrchestrated() bool {
+	for _, s := range q.sites {
+		if len(s.sagas) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// findInstance tells what an instance waits for.
+func (q *inquiry) findInstance(s *site, t *saga.Timeline) {
+	tell := func(f Finding) {
+		f.Schema, f.Saga, f.Path = s.name, t.Saga, t.Path
+		q.found = append(q.found, f)
+	}
+	tell(Finding{What: "instance", Start: cli.FormatMoment(t.StartedAt), Moved: cli.FormatMoment(t.UpdatedAt), Text: formatInstance(s, t)})
+	if !t.EndedAt.IsZero() {
+		return
+	}
+	if t.PlanProblem != "" {
+		tell(Finding{What: "plan", Text: t.PlanProblem})
+	}
+	q.findStanding(s, t, tell)
+	for i := range t.Steps {
+		if f, ok := q.findStep(s, t, &t.Steps[i]); ok {
+			tell(f)
+		}
+	}
+	if !t.Deadline.IsZero() && !t.Paused {
+		tell(Finding{What: "deadline", Until: cli.FormatMoment(t.Deadline), Text: "the deadline of the saga passes at " + cli.FormatTime(t.Deadline) + ": then it compensates"})
+	}
+}
+
+// formatInstance says what an instance is, and since when it is there. Since when it has its status
+// is not known: it moves while it stays what it is.
+func formatInstance(s *site, t *saga.Timeline) string {
+	moved := "last moved at " + cli.FormatTime(t.UpdatedAt)
+	if !t.EndedAt.IsZero() {
+		moved = "ended at " + cli.FormatTime(t.EndedAt)
+	}
+	text := fmt.Sprintf("saga %s, version %d, %s in schema %s: %s, started at %s, %s",
+		cli.FormatCell(t.Saga), t.Version, cli.FormatAddress(t.Address), s.name, cli.FormatStatus(t), cli.FormatTime(t.StartedAt), moved)
+	if t.Reason != "" {
+		text += ": " + t.Reason
+	}
+	return text
+}
+
+// findStanding tells what keeps the instance as a whole.
+func (q *inquiry) findStanding(s *site, t *saga.Timeline, tell func(Finding)) {
+	at := cli.FormatAddress(t.Address)
+	if t.Paused {
+		f := Finding{What: "paused", Text: "paused when it had gone back; sagamill saga resume goes on"}
+		for i := len(t.Journal) - 1; i >= 0; i-- {
+			if e := t.Journal[i]; e.Verb == saga.VerbPause {
+				f.Since = cli.FormatMoment(e.At)
+				f.Text = fmt.Sprintf("paused by %s at %s because: %s; sagamill saga resume goes on", cli.FormatCell(e.By), cli.FormatTime(e.At), e.Why)
+			}
+			if v := t.Journal[i].Verb; v == saga.VerbPause || v == saga.VerbCompensateTo {
+				break
+			}
+		}
+		tell(f)
+	}
+	switch {
+	case t.Fault != "" && t.DueAt.IsZero():
+		tell(Finding{What: "fault", Text: "stuck: orchestrators have given it up: " + t.Fault + "; sagamill saga retry has them try again"})
+	case t.Fault != "":
+		tell(Finding{What: "fault", Until: cli.FormatMoment(t.DueAt), Text: "an orchestrator could not go on, and tries again at " + cli.FormatTime(t.DueAt) + ": " + t.Fault})
+	case len(t.Next) > 0:
+		tell(Finding{What: "orchestrator", Since: cli.FormatMoment(t.DueAt), Text: fmt.Sprintf("an orchestrator of %s is to %s, since %s", at, strings.Join(t.Next, ", "), cli.FormatTime(t.DueAt))})
+	case !t.DueAt.IsZero() && t.At.Sub(t.DueAt).Seconds() > 1:
+		tell(Finding{What: "orchestrator", Since: cli.FormatMoment(t.DueAt), Text: fmt.Sprintf("an orchestrator of schema %s is to look at it, since %s: does one run that knows version %d?", s.name, cli.FormatTime(t.DueAt), t.Version)})
+	}
+}
+
+// findStep tells what a step waits for.
+func (q *inquiry) findStep(s *site, t *saga.Timeline, step *saga.TimelineStep) (f Finding, ok bool) {
+	name := "step " + cli.FormatCell(step.Name)
+	switch step.State {
+	case saga.StepWaiting, saga.StepUndoWaiting:
+		if step.Due.IsZero() {
+			return f, false // an orchestrator does it now
+		}
+		what := "attempt " + fmt.Sprint(step.Attempt)
+		if step.State == saga.StepUndoWaiting {
+			what = "its compensation"
+		}
+		f = Finding{What: "again", Until: cli.FormatMoment(step.Due), Text: fmt.Sprintf("%s: %s failed: %s; again at %s", name, what, step.Reason, cli.FormatTime(step.Due))}
+	case saga.StepStuck, saga.StepUndoStuck:
+		f = q.findStuckStep(s, t, step, name)
+	case saga.StepRunning, saga.StepUndoing:
+		f = q.findAwaitedStep(s, t, step, name)
+		if !step.Due.IsZero() && t.Paused {
+			f.Text += "; its deadline, " + cli.FormatTime(step.Due) + ", does not pass while the saga is paused"
+		} else if !step.Due.IsZero() {
+			f.Until = cli.FormatMoment(step.Due)
+			f.Text += "; its deadline passes at " + cli.FormatTime(step.Due)
+		}
+	default:
+		return f, false
+	}
+	f.Step, f.N = step.Name, step.N
+	return f, true
+}
+
+// findStuckStep tells why a step is, and what could free it.
+func (q *inquiry) findStuckStep(s *site, t *saga.Timeline, step *saga.TimelineStep, name string) Finding {
+	what := "stuck: " + name
+	if step.State == saga.StepUndoStuck {
+		what = "stuck: the compensation of " + name
+	}
+	f := Finding{What: "stuck", Since: cli.FormatMoment(step.Sent), Text: what + ": " + step.Reason}
+	if step.Doubt {
+		f.Text += "; what it has done is not known"
+	}
+	var where Finding
+	if (step.Doubt || step.State == saga.StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
+		where = q.traceStep(s, t, step)
+		if where.What != unrecorded || !isDeadLetter(step) { // it was recorded somewhere
+			f.ID = where.ID
+			f.Text += "; " + where.Text
+		}
+	}
+	f.Text += "; " + q.adviseStep(s, t, step, where)
+	return f
+}
+
+// findAwaitedStep tells where the command of a step, or its reply, is.
+func (q *inquiry) findAwaitedStep(s *site, t *saga.Timeline, step *saga.TimelineStep, name string) Finding {
+	if n := step.Nested; n != nil && n.EndedAt.IsZero() && step.State == saga.StepRunning {
+		return Finding{What: "nested", Text: fmt.Sprintf("%s: runs the saga %s, nested at %s", name, cli.FormatCell(n.Saga), n.Path)}
+	}
+	f := q.traceStep(s, t, step)
+	if step.State == saga.StepUndoing {
+		name = "compensation of " + name
+	}
+	f.Text = name + ": " + f.Text
+	if step.Again {
+		f.Text += "; it is sent again"
+	}
+	return f
+}
+
+// isReply reports whether n is that of a reply to the last message of a step.
+func isReply(n string, step *saga.TimelineStep) bool {
+	mark := flow.ReplyN(step.N, isUndoing(step), "")
+	return strings.HasPrefix(n, mark)
+}
+
+// isUndoing reports whether the last message of a step was its compensation.
+func isUndoing(step *saga.TimelineStep) bool {
+	return step.State == saga.StepUndoing || step.State == saga.StepUndoStuck || step.State == saga.StepUndoWaiting
+}
