@@ -52,9 +52,9 @@
 // database or a broker on another machine has to be reached over TLS, unless
 // -allow-plaintext or SAGAMILL_ALLOW_PLAINTEXT says otherwise.
 //
-// What changes messages leaves a row that says who did it, -by, and why, -why, in the
-// transaction in which it is done: sagamill journal prints them. What is done to more
-// messages than are named one by one is only said, unless -yes says that it is meant.
+// A command that changes messages writes a row with -by and -why in the same transaction;
+// sagamill journal prints these rows. A change of messages that a filter picks is only previewed
+// without -yes.
 //
 // It prints text of others, such as keys and the broker's reasons, quoted where it
 // is more than visible characters: a terminal obeys none of it. It prints no
@@ -110,7 +110,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return reportEnd(err, args, stderr)
 }
 
-// reportEnd says what err is, and with which code the process ends.
+// reportEnd prints err and returns the exit code.
 func reportEnd(err error, args []string, stderr io.Writer) int {
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):

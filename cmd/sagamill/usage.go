@@ -11,10 +11,10 @@ import (
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 )
 
-// errUsage reports a command line that says nothing to do.
+// errUsage reports a command line without a known command.
 var errUsage = errors.New("usage")
 
-// asksHelp reports whether args ask what there is, and of what.
+// asksHelp reports whether args ask for help, and about which words.
 func asksHelp(args []string) (about []string, asked bool) {
 	isFlag := func(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
 	if len(args) == 0 {
@@ -28,7 +28,7 @@ func asksHelp(args []string) (about []string, asked bool) {
 	return args[:end], !found && isFlag(args[end])
 }
 
-// printHelp says what a command takes, or which commands begin with these words.
+// printHelp prints the flags of a command, or the commands that begin with these words.
 func printHelp(about []string, stdout, stderr io.Writer) int {
 	cmd, rest, found := findCommand(about)
 	switch {

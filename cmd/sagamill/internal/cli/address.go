@@ -45,7 +45,7 @@ func (c *Call) ParseAddress(nested bool) (at saga.Address, err error) {
 	return at, c.CheckFilled([]string{"scope", "path"})
 }
 
-// FormatAddress is an instance's for people.
+// FormatAddress returns the address of an instance for people.
 func FormatAddress(a saga.Address) string {
 	s := FormatCell(a.Scope) + "/" + FormatCell(a.Key)
 	switch a.Path {
@@ -57,7 +57,7 @@ func FormatAddress(a saga.Address) string {
 	return s + ", nested at " + FormatCell(a.Path)
 }
 
-// FormatStatus is the status, and that it is paused if that says something else.
+// FormatStatus returns the status, and adds that the instance is paused if the status does not say it.
 func FormatStatus(t *saga.Timeline) string {
 	if t.Paused && t.Status != saga.StatusPaused {
 		return string(t.Status) + ", and paused"

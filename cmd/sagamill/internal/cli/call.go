@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// connectTimeout is how long a database may take to answer at all.
+	// connectTimeout limits how long a database may take to accept a connection.
 	connectTimeout = 10 * time.Second
 
-	// readTimeout is how long looking something up may take. What changes
-	// something goes on in batches until it is done or interrupted.
+	// readTimeout limits how long a command that only reads may take. A command that changes
+	// something continues in batches until it is done or interrupted.
 	ReadTimeout = time.Minute
 
 	maxConns = 2
@@ -41,7 +41,7 @@ type Call struct {
 
 	Schema, Database *string
 	AllowPlaintext   *bool
-	environment      error // what is wrong with it
+	environment      error // of a variable with a bad value
 }
 
 func NewCall(cmd Command, args []string, stdout, stderr io.Writer) *Call {
@@ -66,8 +66,8 @@ func (c *Call) Run(ctx context.Context) error {
 // aboutSagas reports whether the command is about instances of one schema.
 func (c *Call) aboutSagas() bool { return strings.HasPrefix(c.Command.Words, "saga ") }
 
-// nameSchemas adds to err, that the command has not found what it is about in its schema,
-// where there is some.
+// nameSchemas adds the schemas that have tables, or sagas, to err, which says that the command's
+// schema has none.
 func (c *Call) nameSchemas(ctx context.Context, err error) error {
 	db, openErr := c.OpenDatabase(ctx)
 	if openErr != nil {
@@ -96,7 +96,7 @@ func (c *Call) nameSchemas(ctx context.Context, err error) error {
 	}
 }
 
-// listSchemas names all, or as many as there is room for.
+// listSchemas names all schemas, or as many as fit.
 func listSchemas(all []migrations.Schema) string {
 	names := make([]string, len(all))
 	for i := range all {
@@ -105,8 +105,8 @@ func listSchemas(all []migrations.Schema) string {
 	return ClipText(strings.Join(names, ", "), 10*ReasonWidth)
 }
 
-// hasSagas reports whether there is an instance in s, ended ones included: every service
-// has the tables. What may not be read has none for whoever asks.
+// hasSagas reports whether s has an instance, ended ones included, since every service has the
+// tables. A schema that may not be read has none.
 func hasSagas(ctx context.Context, db *pgxpool.Pool, s *migrations.Schema) bool {
 	if !s.Sagas || len(s.SagasDenied) > 0 {
 		return false
@@ -119,7 +119,7 @@ func hasSagas(ctx context.Context, db *pgxpool.Pool, s *migrations.Schema) bool 
 	return err == nil && len(some) > 0
 }
 
-// ParseFlags reads the command line, on which nothing but flags may be.
+// ParseFlags reads the command line, which consists of flags alone.
 func (c *Call) ParseFlags() error {
 	err := c.Flags.Parse(c.Args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -131,7 +131,7 @@ func (c *Call) ParseFlags() error {
 	return cmp.Or(err, c.environment)
 }
 
-// ParseDatabaseFlags is parse where a database must be named.
+// ParseDatabaseFlags is ParseFlags for a command that needs a database.
 func (c *Call) ParseDatabaseFlags() error {
 	if err := c.ParseFlags(); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (c *Call) ParseDatabaseFlags() error {
 	if *c.Database == "" {
 		return errors.New("no database: give -database or set DATABASE_URL")
 	}
-	// What is no URL at all is an error of whoever opens it.
+	// OpenDatabase returns an error for a malformed URL.
 	if err := plaintext.Database(*c.Database); errors.Is(err, plaintext.ErrRefused) && !*c.AllowPlaintext {
 		return fmt.Errorf("-database, or DATABASE_URL without it: %w", err)
 	}

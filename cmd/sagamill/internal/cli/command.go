@@ -1,3 +1,4 @@
+// Package cli has the flags and the printing that all families of commands share.
 package cli
 
 import (
@@ -5,8 +6,8 @@ import (
 	"strings"
 )
 
-// A Command is what its words ask for. Each group of verbs has a file and a
-// function of its own that returns its commands.
+// A Command is one command of sagamill. Each family has a package, whose function Commands
+// returns its commands.
 type Command struct {
 	Words string
 	About string

@@ -10,16 +10,16 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// defaultRate is how many messages a second are sent out once more, unless -rate says
-// otherwise: what consumers have to do besides their work.
+// defaultRate is how many messages a second are sent again without -rate. Consumers handle them
+// besides their other work.
 const defaultRate = 500
 
-// AddRate adds the flag -rate to c. 0 is as many as go, as it is in [operator.RangeOptions].
+// AddRate adds the flag -rate. 0 means no limit, as in [operator.RangeOptions].
 func (c *Call) AddRate() *float64 {
 	return c.Flags.Float64("rate", defaultRate, fmt.Sprintf("so many in a second, 0: as many as go; default: %d", defaultRate))
 }
 
-// AddOperator adds the flags to c for who does it, and why.
+// AddOperator adds the flags -by and -why.
 func (c *Call) AddOperator() *operator.Options {
 	o := &operator.Options{}
 	c.Flags.StringVar(&o.By, "by", UserName(), "who does it; default: the user who runs this")
@@ -35,10 +35,10 @@ func UserName() string {
 	return cmp.Or(u.Username, u.Uid)
 }
 
-// A Consent is whether something is done, or only told.
+// A Consent decides whether a change is made or only previewed.
 type Consent struct {
 	Dry, yes bool
-	asked    bool // there are many, and nobody has said -yes or -n
+	asked    bool // many messages are picked, with neither -yes nor -n
 }
 
 // AddConsent adds the flags of a consent to c.
@@ -50,7 +50,7 @@ func (c *Call) AddConsent() *Consent {
 	return k
 }
 
-// Decide settles whether it is done. What many messages are picked for is, with -yes.
+// Decide settles whether the change is made. A change of many messages needs -yes.
 func (k *Consent) Decide(many bool) error {
 	if k.Dry && k.yes {
 		return errors.New("say -n or -yes, and not both")
@@ -60,8 +60,8 @@ func (k *Consent) Decide(many bool) error {
 	return nil
 }
 
-// Conclude is err, with which what would be done was told, or that it has to be said again.
-// That is an error: a script that does not say -yes is to notice.
+// Conclude returns err, the error of a preview. If the preview took the place of a change, it
+// returns an error that asks for -yes, so that a script without -yes fails.
 func (k *Consent) Conclude(err error) error {
 	if err == nil && k.asked {
 		err = errors.New("nothing is done yet: the same with -yes does it")

@@ -36,7 +36,7 @@ func ClipText(s string, n int) string {
 	return string(runes[:n-1]) + "…"
 }
 
-// FormatCount says how many, of what is called things if there are several.
+// FormatCount returns n and things, in the singular if n is 1.
 func FormatCount(n int, things string) string {
 	if n == 1 {
 		things = strings.TrimSuffix(things, "s")
@@ -44,7 +44,7 @@ func FormatCount(n int, things string) string {
 	return strconv.Itoa(n) + " " + things
 }
 
-// FormatTime is how times are printed.
+// FormatTime returns t in UTC, to the second.
 func FormatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // PrintTable prints rows under a header. The cells are clean.
@@ -76,8 +76,8 @@ func PrintJSON(w io.Writer, v any) error {
 	return err
 }
 
-// EscapeText spells out, as JSON does, what is not visible in s. JSON itself lets most
-// of that pass.
+// EscapeText replaces the invisible characters of s by JSON escapes. JSON itself leaves most of
+// them as they are.
 func EscapeText(s string) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -96,11 +96,11 @@ func EscapeText(s string) string {
 
 const (
 	DefaultLimit = 100
-	PreviewLimit = 20 // what a dry run shows
+	PreviewLimit = 20 // lines of a dry run
 	ReasonWidth  = 100
 )
 
-// PrintCount says how much was done, or would be.
+// PrintCount prints how many messages were changed, or would be.
 func (c *Call) PrintCount(did, to string, n int, asJSON bool) error {
 	if asJSON {
 		return PrintJSON(c.Stdout, struct {
