@@ -4,6 +4,7 @@
 --   retrying     the action failed and its message is parked
 --   dead         the action's message is a dead letter
 --   done         the action committed
+--   refused      the action committed, and says that it has done nothing
 --   void         the compensation came first: the action must never run
 --   undoing      the compensation failed and its message is parked
 --   undo-dead    the compensation's message is a dead letter
@@ -13,7 +14,7 @@ CREATE TABLE {{.schema}}.inbox (
     key           text COLLATE "C" NOT NULL,
     step          text COLLATE "C" NOT NULL,
     n             text COLLATE "C" NOT NULL,
-    state         text        NOT NULL CHECK (state IN ('open', 'retrying', 'dead', 'done', 'void', 'undoing', 'undo-dead', 'compensated')),
+    state         text        NOT NULL CHECK (state IN ('open', 'retrying', 'dead', 'done', 'refused', 'void', 'undoing', 'undo-dead', 'compensated')),
     attempts      integer     NOT NULL DEFAULT 0 CHECK (attempts >= 0), -- entries of the action's handler
     undo_attempts integer     NOT NULL DEFAULT 0 CHECK (undo_attempts >= 0),
     digest        bytea CHECK (octet_length(digest) = 32),      -- SHA-256 of the action's payload
@@ -47,8 +48,12 @@ CREATE TABLE {{.schema}}.parked (
     due_at        timestamptz NOT NULL,
     first_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    digest        bytea CHECK (octet_length(digest) = 32),         -- of the payload as it first came, also after an edit; null: of payload
+    in_doubt      boolean     NOT NULL DEFAULT false,              -- an attempt may have had an effect outside the database
+    round         integer     NOT NULL DEFAULT 0 CHECK (round >= 0), -- how often the message was redriven: attempts begin anew then
+    redriven_at   timestamptz,                                     -- when it was redriven last
     CHECK (cardinality(header_names) = cardinality(header_values)),
-    CHECK (state = 'dead' OR (key IS NOT NULL AND kind <> 'unknown')),
+    CHECK (state = 'dead' OR (key IS NULL) = (kind = 'unknown')),
     CHECK ((key IS NULL) = (scope IS NULL) AND (key IS NULL) = (step IS NULL) AND (key IS NULL) = (n IS NULL))
 );
 
@@ -56,11 +61,21 @@ CREATE TABLE {{.schema}}.parked (
 CREATE UNIQUE INDEX parked_retrying ON {{.schema}}.parked (scope, key, step, n, kind) WHERE state = 'retrying';
 CREATE INDEX parked_due_at ON {{.schema}}.parked (due_at) WHERE state = 'retrying';
 CREATE INDEX parked_dead ON {{.schema}}.parked (last_at) WHERE state = 'dead';
+CREATE INDEX parked_key ON {{.schema}}.parked (scope, key); -- of a saga
+
+-- Rows of inbox that were moved last before swept_before may be gone. So a message that is older, and has no row, may
+-- have run already. One row, always; swept_before only rises, and before any row is removed.
+CREATE TABLE {{.schema}}.inbox_horizon (
+    one          boolean     PRIMARY KEY DEFAULT true CHECK (one),
+    swept_before timestamptz NOT NULL DEFAULT '-infinity'
+);
+INSERT INTO {{.schema}}.inbox_horizon DEFAULT VALUES;
 {{- else}}SELECT;{{end}}
 
 ---- create above / drop below ----
 
 {{if .inbox -}}
+DROP TABLE {{.schema}}.inbox_horizon;
 DROP TABLE {{.schema}}.parked;
 DROP TABLE {{.schema}}.inbox;
 {{- else}}SELECT;{{end}}

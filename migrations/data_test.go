@@ -3,32 +3,58 @@ package migrations_test
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 )
 
-// Rows of every table in every state that a version knows are there after Up, as they were.
+// sqlWiden is a next migration that changes rows, and whose lower half takes them back: a state of the inbox that older
+// binaries do not know, and a column that has a value in each row.
+const sqlWiden = `
+ALTER TABLE {{.schema}}.inbox DROP CONSTRAINT inbox_state_check, ADD CONSTRAINT inbox_state_check CHECK (state <> '') NOT VALID, ADD COLUMN next int;
+UPDATE {{.schema}}.inbox SET next = attempts;
+
+---- create above / drop below ----
+
+UPDATE {{.schema}}.inbox SET state = 'done' WHERE state = 'skipped';
+ALTER TABLE {{.schema}}.inbox DROP COLUMN next, DROP CONSTRAINT inbox_state_check, ADD CONSTRAINT inbox_state_check
+    CHECK (state IN ('open', 'retrying', 'dead', 'done', 'refused', 'void', 'undoing', 'undo-dead', 'compensated'));
+`
+
+// Rows of every table in every state that a version knows are there after Up, as they were: up to the newest migration,
+// and to one that follows it.
 func TestUpKeepsEveryRow(t *testing.T) {
 	t.Parallel()
-	for n := 1; n < len(landed(t)); n++ {
+	next := withNext(t, sqlWiden)
+	for n := 1; n <= len(landed(t)); n++ {
 		t.Run(fmt.Sprint("from ", n), func(t *testing.T) {
 			t.Parallel()
 			conn, name := connect(t), at(t, pgtest.URL(), n)
 			load(t, conn, name, n)
 			before := dump(t, conn, name)
-			if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
-				t.Fatalf("Up: %v", err)
+			for step, up := range []func() error{
+				func() error { return migrations.Up(t.Context(), pgtest.URL(), name) },
+				func() error { return migrations.UpWith(t.Context(), pgtest.URL(), name, next) },
+			} {
+				if err := up(); err != nil {
+					t.Fatalf("Up, step %d: %v", step, err)
+				}
+				if diff := cmp.Diff(before.like(before), dump(t, conn, name).like(before)); diff != "" {
+					t.Errorf("after Up, step %d (-before +after):\n%s", step, diff)
+				}
 			}
-			if diff := cmp.Diff(before.like(before), dump(t, conn, name).like(before)); diff != "" {
-				t.Errorf("after Up (-before +after):\n%s", diff)
+			var unset int
+			if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM "+name+".inbox WHERE next IS DISTINCT FROM attempts").Scan(&unset); err != nil || unset > 0 {
+				t.Errorf("%d rows without the new column's value, %v", unset, err)
 			}
 		})
 	}
@@ -38,24 +64,30 @@ func TestUpKeepsEveryRow(t *testing.T) {
 // hold, and Up brings them back.
 func TestDownKeepsWhatTheOlderVersionHolds(t *testing.T) {
 	t.Parallel()
-	newest := len(landed(t))
-	for n := 1; n < newest; n++ {
+	next := withNext(t, sqlWiden)
+	for n := 1; n <= len(landed(t)); n++ {
 		t.Run(fmt.Sprint("to ", n), func(t *testing.T) {
 			t.Parallel()
-			conn, name, fresh := connect(t), at(t, pgtest.URL(), newest), at(t, pgtest.URL(), n)
-			load(t, conn, name, newest)
+			conn, name, fresh := connect(t), at(t, pgtest.URL(), len(landed(t))), at(t, pgtest.URL(), n)
+			if err := migrations.UpWith(t.Context(), pgtest.URL(), name, next); err != nil {
+				t.Fatal(err)
+			}
+			load(t, conn, name, len(landed(t)))
+			if _, err := conn.Exec(t.Context(), "INSERT INTO "+name+".inbox (scope, key, step, n, state, digest) VALUES ('s', 'k', 'step', 'skipped', 'skipped', sha256('a'))"); err != nil {
+				t.Fatal(err)
+			}
 			before := dump(t, conn, name)
-			if err := migrations.Down(t.Context(), pgtest.URL(), name, int32(n)); err != nil {
+			if err := migrations.DownWith(t.Context(), pgtest.URL(), name, next, int32(n)); err != nil {
 				t.Fatalf("Down: %v", err)
 			}
 			if diff := cmp.Diff(describe(t, conn, fresh), describe(t, conn, name)); diff != "" {
 				t.Errorf("the tables after Down (-fresh +down):\n%s", diff)
 			}
 			older := dump(t, conn, name)
-			if diff := cmp.Diff(asHeldBy(n, before).like(older), asHeldBy(n, older).like(older)); diff != "" {
+			if diff := cmp.Diff(withoutSkipped(before).like(older), older.like(older)); diff != "" {
 				t.Errorf("after Down (-before +after):\n%s", diff)
 			}
-			if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
+			if err := migrations.UpWith(t.Context(), pgtest.URL(), name, next); err != nil {
 				t.Fatalf("Up: %v", err)
 			}
 			if diff := cmp.Diff(older.like(older), dump(t, conn, name).like(older)); diff != "" {
@@ -65,51 +97,45 @@ func TestDownKeepsWhatTheOlderVersionHolds(t *testing.T) {
 	}
 }
 
-// What was redriven before its time was kept, and is still to run, was redriven now: a call
-// that may be under way since is waited for.
-func TestWhatIsStillToRunWasRedrivenNow(t *testing.T) {
-	t.Parallel()
-	conn, name := connect(t), at(t, pgtest.URL(), 9)
-	if _, err := conn.Exec(t.Context(), `INSERT INTO `+name+`.parked (state, kind, topic, message_id, header_names, header_values, payload, reason, due_at, round)
-		SELECT state, 'unknown', 't', convert_to(concat_ws(' ', state, round), 'UTF8'), '{}', '{}', 'p', 'unreadable', now(), round
-		FROM unnest(ARRAY['dead', 'retrying']) AS state, generate_series(0, 1) AS round`); err != nil {
-		t.Fatal(err)
-	}
-	if err := migrations.Up(t.Context(), pgtest.URL(), name); err != nil {
-		t.Fatalf("Up: %v", err)
-	}
-	var got string
-	if err := conn.QueryRow(t.Context(), "SELECT string_agg(convert_from(message_id, 'UTF8'), ', ') FROM "+name+".parked WHERE redriven_at IS NOT NULL").Scan(&got); err != nil || got != "retrying 1" {
-		t.Errorf("redriven: %q, %v; want the one that is still to run", got, err)
-	}
-}
-
-// asHeldBy returns the rows of c as version n has them: what it does not know is something
-// else there, as the migrations' lower halves say.
-func asHeldBy(n int, c content) content {
+// withoutSkipped returns the rows of c as the lower half of sqlWiden leaves them.
+func withoutSkipped(c content) content {
 	held := content{}
 	for table, rows := range c {
 		for _, r := range rows {
-			was := row{}
-			for column, value := range r {
-				was[column] = value
-			}
-			switch {
-			case n < 8 && table == "inbox" && r["state"] == "refused":
+			was := maps.Clone(r)
+			if table == "inbox" && was["state"] == "skipped" {
 				was["state"] = "done"
-			case n < 6 && table == "parked" && r["state"] == "retrying" && r["key"] == nil:
-				was["state"] = "dead"
-			case n < 5 && table == "outbox_held" && r["id"] == float64(1004):
-				was["state"], was["due_at"] = "delayed", "now"
-			case n < 5 && table == "outbox_held" && r["id"] == float64(1005):
-				was["state"], was["due_at"] = "refused", "now"
-			case n < 5 && table == "outbox" && r["payload"] == fmt.Sprintf(`\x%x`, "published"):
-				continue
 			}
 			held[table] = append(held[table], was)
 		}
 	}
 	return held
+}
+
+// A schema without the mark of this numbering of migrations is refused with a reason, and stays as it is.
+func TestASchemaOfAPreReleaseIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, version := range []int{3, 11} {
+		conn, name := connect(t), at(t, pgtest.URL(), len(landed(t)))
+		if _, err := conn.Exec(t.Context(), fmt.Sprintf("COMMENT ON TABLE %[1]s.schema_version IS NULL; UPDATE %[1]s.schema_version SET version = %[2]d", name, version),
+			pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+		before := describe(t, conn, name)
+		_, _, versionErr := migrations.Version(t.Context(), pgtest.URL(), name)
+		for what, err := range map[string]error{
+			"Up": migrations.Up(t.Context(), pgtest.URL(), name), "Down": migrations.Down(t.Context(), pgtest.URL(), name, 0), "Version": versionErr,
+			"Up with a part": migrations.Up(t.Context(), pgtest.URL(), name, migrations.Outbox),
+		} {
+			if err == nil || !strings.Contains(err.Error(), "pre-release") || !strings.Contains(err.Error(), fmt.Sprintf("version %d ", version)) ||
+				!strings.Contains(err.Error(), "docs/upgrading.md") {
+				t.Errorf("%s at version %d = %v, want an error that says what to do", what, version, err)
+			}
+		}
+		if diff := cmp.Diff(before, describe(t, conn, name)); diff != "" {
+			t.Errorf("the tables after the refusals (-before +after):\n%s", diff)
+		}
+	}
 }
 
 // A migration that ends with its session, when all of it is done but the version, has done

@@ -26,6 +26,11 @@ func UpPatiently(ctx context.Context, databaseURL, schema string, files fs.FS, t
 	return s.up(ctx, databaseURL, schema, everything)
 }
 
+// DownWith does what Down does, with other migrations than there are.
+func DownWith(ctx context.Context, databaseURL, schema string, files fs.FS, version int32) error {
+	return newSet(files, versionTable).down(ctx, databaseURL, schema, version)
+}
+
 // UpTo applies the migrations up to version.
 func UpTo(ctx context.Context, databaseURL, schema string, version int32) error {
 	return sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {

@@ -107,7 +107,10 @@ func (s set) up(ctx context.Context, databaseURL, schema string, wanted []Part) 
 		if err != nil {
 			return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 		}
-		if at, err := s.applied(ctx, conn, schema); err == nil && int(at.version) >= len(known) && len(at.lacks(wanted)) == 0 {
+		switch at, err := s.applied(ctx, conn, schema); {
+		case errors.Is(err, errPreRelease):
+			return fmt.Errorf("migrations: schema %s: %w", schema, err)
+		case err == nil && int(at.version) >= len(known) && len(at.lacks(wanted)) == 0:
 			return nil // as at every start but the first: nobody waits for anybody
 		}
 		return s.migrating(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
@@ -127,11 +130,18 @@ func (s set) up(ctx context.Context, databaseURL, schema string, wanted []Part) 
 // The schema itself stays. It waits for locks as [Up] does; after an error the schema is
 // at the version that the last step down has left.
 func Down(ctx context.Context, databaseURL, schema string, version int32) error {
-	return sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
-		if _, err := sagamill.applied(ctx, conn, schema); absent(err) {
+	return sagamill.down(ctx, databaseURL, schema, version)
+}
+
+func (s set) down(ctx context.Context, databaseURL, schema string, version int32) error {
+	return s.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		switch _, err := s.applied(ctx, conn, schema); {
+		case absent(err):
 			return fmt.Errorf("migrations: schema %s has had no migrations", schema)
+		case errors.Is(err, errPreRelease):
+			return fmt.Errorf("migrations: schema %s: %w", schema, err)
 		}
-		return sagamill.migrating(ctx, conn, schema, nil, func(m *migrate.Migrator) error {
+		return s.migrating(ctx, conn, schema, nil, func(m *migrate.Migrator) error {
 			current, err := m.GetCurrentVersion(ctx)
 			if err != nil {
 				return err

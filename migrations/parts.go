@@ -83,6 +83,7 @@ func templateData(all []Part) map[string]any {
 // some parts and not all: without it the schema has everything.
 type state struct {
 	version int32
+	mark    string // comment of the version table
 	record  string // of the parts, as recordParts writes it
 }
 
@@ -180,7 +181,18 @@ func Parts(ctx context.Context, databaseURL, schema string) (there []Part, err e
 // applied reads the state of schema without a lock. There is an error if it has none
 // yet.
 func (s set) applied(ctx context.Context, conn *pgx.Conn, schema string) (at state, err error) {
-	err = conn.QueryRow(ctx, sqlschema.Bind(schema, "SELECT version, coalesce(to_jsonb(v) ->> 'parts', '') FROM {schema}."+s.version+" v"),
-		pgx.QueryExecModeSimpleProtocol).Scan(&at.version, &at.record)
+	err = conn.QueryRow(ctx, sqlschema.Bind(schema, sqlReadState+s.version+" v"), pgx.QueryExecModeSimpleProtocol).Scan(&at.version, &at.record, &at.mark)
+	if err == nil && s.version == versionTable && at.version > 0 && at.mark != releaseMark {
+		return at, fmt.Errorf("%w: it is at version %d of the former numbers. Nothing was changed, and nothing is lost: docs/upgrading.md says how to keep the tables",
+			errPreRelease, at.version)
+	}
 	return at, err
 }
+
+const sqlReadState = `SELECT version, coalesce(to_jsonb(v) ->> 'parts', ''), coalesce(obj_description(v.tableoid, 'pg_class'), '') FROM {schema}.`
+
+// releaseMark is the comment that the first migration puts on the version table.
+const releaseMark = "sagamill migrations"
+
+// errPreRelease reports a schema without [releaseMark]. Its version counts migrations that this binary does not have.
+var errPreRelease = errors.New("the schema was made by a pre-release of sagamill, which numbered its migrations otherwise")

@@ -18,7 +18,7 @@ import (
 
 // firstRecorded is the first migration of which the statements are recorded: the first that
 // a binary before the next one knows.
-const firstRecorded = 8
+const firstRecorded = 5
 
 // narrowed are constraints and unique indexes that a later migration brings to a table which
 // older binaries write, by name. Who adds one shows that what they write fulfils it, and says

@@ -1,4 +1,3 @@
-INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest) VALUES ('s', 'k', 'step', 'refused', 'refused', 1, sha256('a'));
 INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, due_at, ended_at)
 SELECT 's', status, gen_random_uuid(), gen_random_uuid(), 1, 'trip', 'h', now(), '{}', '{}', status, now(), CASE WHEN status = 'running' THEN now() END, CASE WHEN status LIKE 'comp%ed' THEN now() END
 FROM unnest('{running,compensating,paused,stuck,completed,compensated}'::text[]) status;

@@ -1,11 +1,4 @@
-{{if .inbox -}}
--- An action may have committed and say that it has done nothing: refused. NOT VALID, since what is there fulfils it,
--- and need not be read under the lock.
-ALTER TABLE {{.schema}}.inbox
-    DROP CONSTRAINT inbox_state_check,
-    ADD CONSTRAINT inbox_state_check CHECK (state IN ('open', 'retrying', 'dead', 'done', 'refused', 'void', 'undoing', 'undo-dead', 'compensated')) NOT VALID;
-{{- else}}SELECT;{{end}}
-{{if .saga}}
+{{if .saga -}}
 -- One row per instance of an orchestrated saga, always moved under its lock.
 --   path      where it is nested: the n of its step in the saga around it; '' for the outermost
 --   progress  JSON of the machine: which step is where. Its times are milliseconds since started_at.
@@ -67,7 +60,7 @@ CREATE TABLE {{.schema}}.saga_journal (
     why   text        NOT NULL
 );
 CREATE INDEX saga_journal_key ON {{.schema}}.saga_journal (scope, key, path);
-{{end}}
+{{- else}}SELECT;{{end}}
 
 ---- create above / drop below ----
 
@@ -75,10 +68,4 @@ CREATE INDEX saga_journal_key ON {{.schema}}.saga_journal (scope, key, path);
 DROP TABLE {{.schema}}.saga_journal;
 DROP TABLE {{.schema}}.saga_definition;
 DROP TABLE {{.schema}}.saga;
-{{end}}
-{{- if .inbox -}}
-UPDATE {{.schema}}.inbox SET state = 'done' WHERE state = 'refused';
-ALTER TABLE {{.schema}}.inbox
-    DROP CONSTRAINT inbox_state_check,
-    ADD CONSTRAINT inbox_state_check CHECK (state IN ('open', 'retrying', 'dead', 'done', 'void', 'undoing', 'undo-dead', 'compensated'));
 {{- else}}SELECT;{{end}}
