@@ -116,7 +116,7 @@ func TestAMigrationThatBreaksOlderBinariesIsFound(t *testing.T) {
 		{"CREATE INDEX next ON {{.schema}}.saga (updated_at)", ""},
 		{"ALTER TABLE {{.schema}}.inbox RENAME COLUMN digest TO hash", "consumer.sql: queries.claimMany"},
 		{"ALTER TABLE {{.schema}}.outbox DROP COLUMN causation_id", "outbox.sql: queries.insertMessages"},
-		{"DROP TABLE {{.schema}}.saga_journal", "saga.sql: instanceQueries.insertJournal"},
+		{"DROP TABLE {{.schema}}.saga_journal", "operator.sql: instanceQueries.insertJournal"},
 		{"ALTER TABLE {{.schema}}.idempotency_key ALTER resp_status TYPE text", "idempg.sql: queries."},
 		{"ALTER TABLE {{.schema}}.inbox ADD COLUMN next int NOT NULL", "inbox.next is new"},
 		{"ALTER TABLE {{.schema}}.parked ALTER digest SET NOT NULL", "parked.digest may no longer be null"},

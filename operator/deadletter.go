@@ -112,15 +112,15 @@ type DeadLetters struct {
 
 // A side implements DeadLetters for one table.
 type side interface {
-	list(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error)
-	get(ctx context.Context, id int64) (DeadLetter, error)
-	count(ctx context.Context, filter Filter) (int, error)
-	preview(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error)
-	redrive(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error)
-	discard(ctx context.Context, filter Filter, keep Keep) (int, error)
-	bury(ctx context.Context, ids []int64) (int, error)
-	retryNow(ctx context.Context, filter Filter) (int, error)
-	edit(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error)
+	listLetters(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error)
+	getLetter(ctx context.Context, id int64) (DeadLetter, error)
+	countLetters(ctx context.Context, filter Filter) (int, error)
+	previewRedrive(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error)
+	redriveLetters(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error)
+	discardLetters(ctx context.Context, filter Filter, keep Keep) (int, error)
+	buryLetters(ctx context.Context, ids []int64) (int, error)
+	retryLetters(ctx context.Context, filter Filter) (int, error)
+	editLetter(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error)
 }
 
 // NewDeadLetters returns the dead letters of a schema. It does no I/O. Its errors name a
@@ -147,18 +147,18 @@ func NewDeadLetters(db *pgxpool.Pool, side Side, opts *Options) (*DeadLetters, e
 // Of the outbox, retrying messages are refused ones and those of stalled topics, which have no
 // Attempts. Later messages of their ordering keys wait behind them.
 func (d *DeadLetters) List(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
-	return d.letters.list(ctx, filter, after, limit)
+	return d.letters.listLetters(ctx, filter, after, limit)
 }
 
 // Get returns a letter of any state with payload and stack. Its error is an
 // [ErrNoDeadLetter] if there is none.
 func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
-	return d.letters.get(ctx, id)
+	return d.letters.getLetter(ctx, id)
 }
 
 // Count counts the letters that filter picks.
 func (d *DeadLetters) Count(ctx context.Context, filter Filter) (int, error) {
-	return d.letters.count(ctx, filter)
+	return d.letters.countLetters(ctx, filter)
 }
 
 // RetryNow makes retrying messages that filter picks due, whatever its State, and returns
@@ -166,7 +166,7 @@ func (d *DeadLetters) Count(ctx context.Context, filter Filter) (int, error) {
 // for its call, is left out. A message that a consumer has just taken may be taken once
 // more, which costs one attempt. It is for the inbox only.
 func (d *DeadLetters) RetryNow(ctx context.Context, filter Filter) (int, error) {
-	return d.letters.retryNow(ctx, filter)
+	return d.letters.retryLetters(ctx, filter)
 }
 
 // A Keep receives letters, one by one and with payload and stack, before they are discarded.
@@ -186,7 +186,7 @@ func (d *DeadLetters) Discard(ctx context.Context, filter Filter, keep Keep) (in
 	if err := filter.checkDead("make it a dead letter first"); err != nil {
 		return 0, err
 	}
-	return d.letters.discard(ctx, filter, keep)
+	return d.letters.discardLetters(ctx, filter, keep)
 }
 
 // Redrive retries the dead letters that filter picks and counts the outcomes. Each keeps its
@@ -221,7 +221,7 @@ func (d *DeadLetters) Redrive(ctx context.Context, filter Filter, opts *RedriveO
 	if o.Rate < 0 {
 		return Outcomes{}, errors.New("operator: RedriveOptions.Rate is negative")
 	}
-	return d.letters.redrive(ctx, filter, o)
+	return d.letters.redriveLetters(ctx, filter, o)
 }
 
 // RedriveOptions change how letters are redriven. The zero value is usable.
@@ -252,7 +252,7 @@ type RedriveOptions struct {
 // Of the outbox, the messages that wait behind a buried one are published. A message that the
 // relay is sending at this moment may still be published, and is no dead letter then.
 func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (int, error) {
-	return d.letters.bury(ctx, ids)
+	return d.letters.buryLetters(ctx, ids)
 }
 
 // Preview predicts the outcomes of [DeadLetters.Redrive] for the dead letters that filter
@@ -268,7 +268,7 @@ func (d *DeadLetters) Preview(ctx context.Context, filter Filter, opts *PreviewO
 	if opts != nil {
 		o = *opts
 	}
-	return d.letters.preview(ctx, filter, o, each)
+	return d.letters.previewRedrive(ctx, filter, o, each)
 }
 
 // A Preview is a dead letter with the outcome that a redrive would have.
@@ -299,5 +299,5 @@ type PreviewOptions struct {
 // are [ErrNoDeadLetter], [ErrIdentity] and [ErrInvalidEdit]; nothing has changed then. It is
 // for the inbox only.
 func (d *DeadLetters) Edit(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error) {
-	return d.letters.edit(ctx, id, e)
+	return d.letters.editLetter(ctx, id, e)
 }

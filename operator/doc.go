@@ -1,25 +1,44 @@
-// Package operator is what a person does from outside: the command sagamill and a console are
-// built on it. It reads and changes tables. It is never in the path of a message, and needs
-// neither a broker nor a running consumer, relay or orchestrator: those see each change.
+// Package operator is what a person does from outside: the command sagamill is built on it, and
+// so can a console be. It reads and changes tables. It is never in the path of a message, and
+// needs neither a broker nor a running consumer, relay or orchestrator: those see each change.
 //
-//   - [DeadLetters] lists, previews, redrives, edits, buries and discards dead letters.
+//   - [DeadLetters] lists, previews, redrives, buries and discards the dead letters of the inbox
+//     or of the outbox, and edits those of the inbox.
+//   - [Replayer] publishes messages of the log again.
 //   - [Locator] finds the steps and messages of one saga.
+//   - [Instances] shows saga instances and applies a [Decision] to one.
+//   - [ReadJournal] shows what operators have done to messages.
+//
+// Monitoring needs none of this: consumer.Stats, outbox.ReadStats and saga.Stats count.
 //
 // # After an error and after a crash
 //
-// A change is made in batches, one transaction each, which also writes a row of the journal.
-// So a crash loses at most the batch in hand, and the journal has exactly the changes that have
-// committed. After an error that does not come from the server it is unknown whether the batch
-// in hand has committed. Repeat the call: what is done is left out.
+// A change of messages is made in batches of one transaction each, which also writes a row of
+// the journal. So a crash loses at most the batch in hand, and the journal has exactly the changes
+// that have committed. After an error that does not come from the server it is unknown whether
+// the batch in hand has committed. Repeat the call: it leaves out what is done. A replay is the
+// exception: it may then publish that batch twice, which steps treat as duplicates. A decision
+// about an instance is one transaction with one entry of the journal of that instance.
 //
-// Previews and reads take no lock. Changes take the locks of the rows that they change, in the
-// order in which consumers take them, for at most one batch.
+// Previews, lists and locators take no lock. Changes take the locks of the rows that they
+// change, in the order in which consumers and relays take them, for at most one batch. A process
+// that is suspended in a transaction loses its session, and with it its locks, after 30 s; on
+// the outbox after 10 s.
 //
 // # Files
 //
-//   - options.go, batch.go: options; the engine that commits batches, keeps a rate and writes the journal
-//   - deadletter.go: the dead letters of both sides
-//   - inbox.go, sqlinbox.go: those of the inbox
-//   - outcome.go, redrive.go, preview.go, edit.go: what becomes of a letter
-//   - locate.go: the rows of one saga
+// options.go has the options of all constructors. batch.go is the engine that all verbs on
+// messages share: it pages by id, bounds the time, keeps a rate, and writes the journal.
+//
+// deadletter.go: [DeadLetters] for both sides. inbox.go and outbox.go implement a side each.
+// outcome.go decides what a redrive does with a letter, by the state machine of the consumer;
+// redrive.go does it under locks, preview.go without changing anything. edit.go changes a letter.
+//
+// locate.go: the rows of one saga. replay.go: copies of messages at the end of the log.
+// journal.go: what operators have done.
+//
+// instances.go lists instances, timeline.go shows one, outlook.go says what a cancellation would
+// compensate, and decide.go applies a decision.
+//
+// The statements are in sqlinbox.go, sqloutbox.go and sqlinstances.go.
 package operator

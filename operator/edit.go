@@ -48,7 +48,7 @@ type Edit struct {
 	Remove  []string          // headers to remove
 }
 
-func (d *inboxLetters) edit(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error) {
+func (d *inboxLetters) editLetter(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	e.By = cmp.Or(e.By, d.by)

@@ -44,12 +44,12 @@ func (f *Filter) describeInbox(more ...string) map[string]string {
 		"topic", f.Topic, "message", f.MessageID, "older", formatAge(f.Older), "newer", formatAge(f.Newer))...)
 }
 
-func (d *inboxLetters) list(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
+func (d *inboxLetters) listLetters(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
 	args, err := d.filterArgs(ctx, filter, after)
 	if err != nil {
 		return nil, fmt.Errorf("operator: list dead letters: %w", sqlschema.Explain(err))
 	}
-	rows, _ := d.db.Query(ctx, d.sql.list.of(filter.State), append(args, min(limit, MaxList))...)
+	rows, _ := d.db.Query(ctx, d.sql.list.forState(filter.State), append(args, min(limit, MaxList))...)
 	letters, err := pgx.CollectRows(rows, scanInboxLetter)
 	if err != nil {
 		return nil, fmt.Errorf("operator: list dead letters: %w", sqlschema.Explain(err))
@@ -57,7 +57,7 @@ func (d *inboxLetters) list(ctx context.Context, filter Filter, after int64, lim
 	return letters, nil
 }
 
-func (d *inboxLetters) get(ctx context.Context, id int64) (DeadLetter, error) {
+func (d *inboxLetters) getLetter(ctx context.Context, id int64) (DeadLetter, error) {
 	rows, _ := d.db.Query(ctx, d.sql.read, id)
 	letter, err := pgx.CollectExactlyOneRow(rows, scanInboxLetter)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -69,10 +69,10 @@ func (d *inboxLetters) get(ctx context.Context, id int64) (DeadLetter, error) {
 	return letter, nil
 }
 
-func (d *inboxLetters) count(ctx context.Context, filter Filter) (n int, err error) {
+func (d *inboxLetters) countLetters(ctx context.Context, filter Filter) (n int, err error) {
 	args, err := d.filterArgs(ctx, filter, 0)
 	if err == nil {
-		err = d.db.QueryRow(ctx, d.sql.count.of(filter.State), args...).Scan(&n)
+		err = d.db.QueryRow(ctx, d.sql.count.forState(filter.State), args...).Scan(&n)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("operator: count dead letters: %w", sqlschema.Explain(err))
@@ -80,7 +80,7 @@ func (d *inboxLetters) count(ctx context.Context, filter Filter) (n int, err err
 	return n, nil
 }
 
-func (d *inboxLetters) retryNow(ctx context.Context, filter Filter) (int, error) {
+func (d *inboxLetters) retryLetters(ctx context.Context, filter Filter) (int, error) {
 	filter.State = StateRetrying
 	return d.changeEach(ctx, filter, batchSize, "dead retry", func(tx pgx.Tx, args []any) ([]int64, error) {
 		rows, _ := tx.Query(ctx, d.sql.retryNow, args...)
@@ -88,7 +88,7 @@ func (d *inboxLetters) retryNow(ctx context.Context, filter Filter) (int, error)
 	})
 }
 
-func (d *inboxLetters) discard(ctx context.Context, filter Filter, keep Keep) (int, error) {
+func (d *inboxLetters) discardLetters(ctx context.Context, filter Filter, keep Keep) (int, error) {
 	const verb = "dead discard"
 	if keep == nil {
 		return d.changeEach(ctx, filter, batchSize, verb, func(tx pgx.Tx, args []any) ([]int64, error) {

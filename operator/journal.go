@@ -33,7 +33,7 @@ type JournalEntry struct {
 // ReadJournal returns what operators have done to the messages of inbox and outbox in a
 // schema, the newest entry first: those since then, and with an ID below before unless that is
 // 0; at most limit, and at most [MaxList]. Only the owner of the tables can remove an entry.
-// Decisions about sagas are in their own journal: see saga.Timeline.
+// Decisions about sagas are in their own journal: see [Timeline].
 func ReadJournal(ctx context.Context, db *pgxpool.Pool, opts *Options, since time.Time, before int64, limit int) ([]JournalEntry, error) {
 	o, err := opts.withDefaults()
 	if err != nil {

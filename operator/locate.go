@@ -24,8 +24,8 @@ type LocateFilter struct {
 	Unpublished bool
 }
 
-// check returns an error unless f names a saga.
-func (f *LocateFilter) check() error {
+// requireKey returns an error unless f names a saga.
+func (f *LocateFilter) requireKey() error {
 	if f.Key == "" {
 		return fmt.Errorf("%w: to locate messages needs a Key", outbox.ErrInvalid)
 	}
@@ -93,7 +93,7 @@ var errIsolation = errors.New("operator: to locate a saga needs a transaction of
 // Messages that could not be read have no key and are not found. With a Scope, Inbox uses one
 // index look-up; without, one for each scope that exists: 0.1 s for 5,000 scopes.
 func (l *Locator) Inbox(ctx context.Context, tx pgx.Tx, f LocateFilter) (found InboxRows, err error) {
-	if err := f.check(); err != nil {
+	if err := f.requireKey(); err != nil {
 		return found, err
 	}
 	var horizon *time.Time
@@ -200,7 +200,7 @@ func (l *Locator) Pin(ctx context.Context, tx pgx.Tx) error {
 // million messages in memory. The log is the backlog and some 100 MB, or all that
 // outbox.RelayOptions.Retention keeps. With Unpublished it skips published messages.
 func (l *Locator) Outbox(ctx context.Context, tx pgx.Tx, f LocateFilter) (found OutboxMessages, err error) {
-	if err := f.check(); err != nil {
+	if err := f.requireKey(); err != nil {
 		return found, err
 	}
 	moved := false

@@ -44,7 +44,7 @@ func (f *Filter) describeOutbox() map[string]string {
 	return journal.What("message", f.MessageID, "topic", f.Topic, "scope", f.Scope, "key", f.Key, "reason", f.Error, "older", formatAge(f.Older))
 }
 
-func (d *outboxLetters) list(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
+func (d *outboxLetters) listLetters(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
 	statement := d.sql.list
 	if filter.State == StateRetrying {
 		statement = d.sql.listRetrying
@@ -61,7 +61,7 @@ func (d *outboxLetters) list(ctx context.Context, filter Filter, after int64, li
 	return letters, nil
 }
 
-func (d *outboxLetters) get(ctx context.Context, id int64) (DeadLetter, error) {
+func (d *outboxLetters) getLetter(ctx context.Context, id int64) (DeadLetter, error) {
 	rows, _ := d.db.Query(ctx, d.sql.read, id)
 	letter, err := pgx.CollectExactlyOneRow(rows, scanOutboxLetter)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -73,7 +73,7 @@ func (d *outboxLetters) get(ctx context.Context, id int64) (DeadLetter, error) {
 	return letter, nil
 }
 
-func (d *outboxLetters) count(ctx context.Context, filter Filter) (n int, err error) {
+func (d *outboxLetters) countLetters(ctx context.Context, filter Filter) (n int, err error) {
 	statement := d.sql.count
 	if filter.State == StateRetrying {
 		statement = d.sql.countRetrying
@@ -88,25 +88,25 @@ func (d *outboxLetters) count(ctx context.Context, filter Filter) (n int, err er
 	return n, nil
 }
 
-func (d *outboxLetters) retryNow(context.Context, Filter) (int, error) {
+func (d *outboxLetters) retryLetters(context.Context, Filter) (int, error) {
 	return 0, errInboxOnly("RetryNow")
 }
 
-func (d *outboxLetters) edit(context.Context, int64, Edit) (was, is DeadLetter, err error) {
+func (d *outboxLetters) editLetter(context.Context, int64, Edit) (was, is DeadLetter, err error) {
 	return was, is, errInboxOnly("Edit")
 }
 
 // errInboxOnly reports a method or an option that only the inbox has.
 func errInboxOnly(name string) error { return fmt.Errorf("operator: %s is for the inbox only", name) }
 
-// preview lists the letters that a redrive publishes: all that filter picks.
-func (d *outboxLetters) preview(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error) {
+// previewRedrive lists the letters that a redrive publishes: all that filter picks.
+func (d *outboxLetters) previewRedrive(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error) {
 	if o.Force || o.Consumer != nil {
 		return Outcomes{}, errInboxOnly("an option of a preview")
 	}
 	counts := Outcomes{}
 	for after := int64(0); ; {
-		letters, err := d.list(ctx, filter, after, batchSize)
+		letters, err := d.listLetters(ctx, filter, after, batchSize)
 		if err != nil {
 			return counts, err
 		}
@@ -129,7 +129,7 @@ func (d *outboxLetters) preview(ctx context.Context, filter Filter, o PreviewOpt
 // whyPublished explains the outcome of a letter of the outbox.
 const whyPublished = "the relay publishes it again"
 
-func (d *outboxLetters) redrive(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error) {
+func (d *outboxLetters) redriveLetters(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error) {
 	counts := Outcomes{}
 	if o.Force {
 		return counts, errInboxOnly("RedriveOptions.Force")
@@ -143,14 +143,14 @@ func (d *outboxLetters) redrive(ctx context.Context, filter Filter, o RedriveOpt
 	return counts, err
 }
 
-func (d *outboxLetters) discard(ctx context.Context, filter Filter, keep Keep) (int, error) {
+func (d *outboxLetters) discardLetters(ctx context.Context, filter Filter, keep Keep) (int, error) {
 	if keep != nil {
 		return 0, errInboxOnly("a Keep")
 	}
 	return d.changeEach(ctx, filter, outboxVerb{name: "outbox dead discard", statement: d.sql.discard})
 }
 
-func (d *outboxLetters) bury(ctx context.Context, ids []int64) (n int, err error) {
+func (d *outboxLetters) buryLetters(ctx context.Context, ids []int64) (n int, err error) {
 	for chunk := range slices.Chunk(ids, batchSize) {
 		filter := Filter{IDs: chunk, State: StateRetrying}
 		buried, err := d.changeEach(ctx, filter, outboxVerb{name: "outbox refused release", statement: d.sql.bury, lead: true})

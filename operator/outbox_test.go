@@ -46,7 +46,7 @@ func TestARedriveOfTheOutboxIsPaced(t *testing.T) {
 	d := newOutboxLetters(f.pool, Options{Schema: f.schema})
 	var pauses []time.Duration
 	d.pause = func(_ context.Context, p time.Duration) { pauses = append(pauses, p) }
-	if n, err := d.redrive(t.Context(), Filter{}, RedriveOptions{Rate: 2}); n.Sent() != 5 || err != nil {
+	if n, err := d.redriveLetters(t.Context(), Filter{}, RedriveOptions{Rate: 2}); n.Sent() != 5 || err != nil {
 		t.Errorf("Redrive = %v, %v; want 5", n, err)
 	}
 	if want := []time.Duration{time.Second, time.Second}; !cmp.Equal(want, pauses) {

@@ -82,8 +82,8 @@ type candidate struct {
 	nameless     bool // its identity is not stored yet: the consumer sets it
 }
 
-// A stepState is the row of a step, with the messages of it that are retrying.
-type stepState struct {
+// A stepStanding is the row of a step, with the messages of it that are retrying.
+type stepStanding struct {
 	inbox.Cell
 	copies map[inbox.Kind][]byte // the digest of each that is retrying
 
@@ -96,10 +96,10 @@ type policy struct {
 	force   bool
 }
 
-// redrive returns the outcome of l and moves s to the state of the step after it. It asks
+// decideOutcome returns the outcome of l and moves s to the state of the step after it. It asks
 // the state machine of the consumer, first for the step with l retrying, then, if l does not
 // run there, for the step as it is.
-func (s *stepState) redrive(l *candidate, p policy) Outcome {
+func (s *stepStanding) decideOutcome(l *candidate, p policy) Outcome {
 	if s.State == inbox.Absent && p.horizon != nil && l.written.Before(*p.horizon) {
 		if !p.force || l.nameless {
 			return OutcomeTooOld
@@ -133,7 +133,7 @@ func (s *stepState) redrive(l *candidate, p policy) Outcome {
 
 // withRetrying is the row of s once its dead message l is retrying. A nameless message is
 // not the one that the row died of.
-func (s *stepState) withRetrying(l *candidate) inbox.Cell {
+func (s *stepStanding) withRetrying(l *candidate) inbox.Cell {
 	next := s.Cell
 	switch {
 	case l.nameless:
@@ -148,7 +148,7 @@ func (s *stepState) withRetrying(l *candidate) inbox.Cell {
 // forceRow gives a step without a row one that lets l run. For a compensation only the
 // operator's word says that its action has run: the action gets the digest of no payload, so
 // that a late copy of it becomes a dead letter.
-func (s *stepState) forceRow(l *candidate) {
+func (s *stepStanding) forceRow(l *candidate) {
 	s.forced = true
 	s.Cell = inbox.Cell{State: inbox.Retrying, Digest: l.digest}
 	if l.Kind == inbox.Compensation {

@@ -17,8 +17,8 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-func (d *inboxLetters) preview(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error) {
-	p := &previewer{inboxLetters: d, PreviewOptions: o, counts: Outcomes{}, each: each, known: map[inbox.Identity]*stepState{}}
+func (d *inboxLetters) previewRedrive(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error) {
+	p := &previewer{inboxLetters: d, PreviewOptions: o, counts: Outcomes{}, each: each, known: map[inbox.Identity]*stepStanding{}}
 	args, err := d.filterArgs(ctx, filter, 0)
 	for i := 0; err == nil && i < len(stages); i++ {
 		args[afterArg] = 0
@@ -36,7 +36,7 @@ type previewer struct {
 	PreviewOptions
 	each    func(Preview) error
 	counts  Outcomes
-	known   map[inbox.Identity]*stepState // the steps of the letters so far, as a redrive of those leaves them
+	known   map[inbox.Identity]*stepStanding // the steps of the letters so far, as a redrive of those leaves them
 	horizon *time.Time
 }
 
@@ -100,7 +100,7 @@ func (p *previewer) judgeLetter(l DeadLetter, c *candidate, unreadable error) er
 	step := p.known[c.Identity]
 	switch {
 	case step != nil:
-		seen.Outcome = step.redrive(c, policy{horizon: p.horizon, force: p.Force})
+		seen.Outcome = step.decideOutcome(c, policy{horizon: p.horizon, force: p.Force})
 	case unreadable != nil:
 		seen.Outcome = OutcomeUndecodable
 	}

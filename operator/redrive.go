@@ -17,7 +17,7 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-func (d *inboxLetters) redrive(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error) {
+func (d *inboxLetters) redriveLetters(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error) {
 	r := &pass{
 		inboxLetters: d, state: StateDead, verb: "dead redrive", what: filter.describeInbox(),
 		rate: rate(o.Rate), progress: o.Progress, counts: Outcomes{},
@@ -35,7 +35,7 @@ func (d *inboxLetters) redrive(ctx context.Context, filter Filter, o RedriveOpti
 // outcomeBuried counts what Bury has done. It is not an outcome of a redrive.
 const outcomeBuried Outcome = "buried"
 
-func (d *inboxLetters) bury(ctx context.Context, ids []int64) (n int, err error) {
+func (d *inboxLetters) buryLetters(ctx context.Context, ids []int64) (n int, err error) {
 	for chunk := range slices.Chunk(ids, batchSize) {
 		r := &pass{inboxLetters: d, state: StateRetrying, verb: "dead bury", what: map[string]string{}, change: d.buryHeld, counts: Outcomes{}}
 		err := r.changeAll(ctx, Filter{IDs: chunk, State: StateRetrying})
@@ -82,7 +82,7 @@ func (r *pass) changeAll(ctx context.Context, filter Filter) error {
 func (r *pass) changeStage(ctx context.Context, args []any) error {
 	var busy []int64
 	for {
-		rows, _ := r.db.Query(ctx, r.sql.pick.of(r.state), args...)
+		rows, _ := r.db.Query(ctx, r.sql.pick.forState(r.state), args...)
 		ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 		if err != nil {
 			return err
@@ -151,7 +151,7 @@ func isContended(err error) bool {
 // steps.
 type holding struct {
 	letters []candidate
-	steps   map[inbox.Identity]*stepState
+	steps   map[inbox.Identity]*stepStanding
 	busy    []int64
 	horizon *time.Time
 }
@@ -166,7 +166,7 @@ func (d *inboxLetters) holdLetters(ctx context.Context, tx pgx.Tx, ids []int64, 
 	if _, err := tx.Exec(ctx, d.sql.limitLocks, strconv.FormatInt(lockPatience.Milliseconds(), 10)); err != nil {
 		return nil, err
 	}
-	seen, err := readCandidates(ctx, tx, d.sql.seeLetters.of(state), ids)
+	seen, err := readCandidates(ctx, tx, d.sql.seeLetters.forState(state), ids)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (d *inboxLetters) holdLetters(ctx context.Context, tx pgx.Tx, ids []int64, 
 	if err != nil {
 		return nil, err
 	}
-	letters, err := readCandidates(ctx, tx, d.sql.holdLetters.of(state), ids)
+	letters, err := readCandidates(ctx, tx, d.sql.holdLetters.forState(state), ids)
 	if err != nil {
 		return nil, err
 	}
@@ -199,10 +199,10 @@ func (d *inboxLetters) holdLetters(ctx context.Context, tx pgx.Tx, ids []int64, 
 
 // completeSteps adds the steps of names that have no row, and the retrying messages of each.
 // It returns the horizon of the inbox.
-func (d *inboxLetters) completeSteps(ctx context.Context, tx pgx.Tx, names []inbox.Identity, steps map[inbox.Identity]*stepState) (horizon *time.Time, err error) {
+func (d *inboxLetters) completeSteps(ctx context.Context, tx pgx.Tx, names []inbox.Identity, steps map[inbox.Identity]*stepStanding) (horizon *time.Time, err error) {
 	for _, id := range names {
 		if steps[id] == nil {
-			steps[id] = &stepState{copies: map[inbox.Kind][]byte{}}
+			steps[id] = &stepStanding{copies: map[inbox.Kind][]byte{}}
 		}
 	}
 	rows, _ := tx.Query(ctx, d.sql.readCopies, identityColumns(names)...)
@@ -242,14 +242,14 @@ func identityColumns(names []inbox.Identity) []any {
 }
 
 // readSteps reads the rows of names that exist.
-func readSteps(ctx context.Context, tx pgx.Tx, statement string, names []inbox.Identity) (map[inbox.Identity]*stepState, error) {
+func readSteps(ctx context.Context, tx pgx.Tx, statement string, names []inbox.Identity) (map[inbox.Identity]*stepStanding, error) {
 	rows, _ := tx.Query(ctx, statement, identityColumns(names)...)
 	defer rows.Close()
-	all := map[inbox.Identity]*stepState{}
+	all := map[inbox.Identity]*stepStanding{}
 	for rows.Next() {
 		var id inbox.Identity
 		var undoAttempts int
-		s := &stepState{copies: map[inbox.Kind][]byte{}}
+		s := &stepStanding{copies: map[inbox.Kind][]byte{}}
 		if err := rows.Scan(&id.Scope, &id.Key, &id.Step, &id.N, &s.State, &s.Attempts, &undoAttempts, &s.Digest, &s.UndoDigest); err != nil {
 			return nil, err
 		}
@@ -285,7 +285,7 @@ func (d *inboxLetters) redriveHeld(ctx context.Context, tx pgx.Tx, h *holding, p
 		l := &h.letters[i]
 		outcome := OutcomeUnread
 		if s := h.steps[l.Identity]; s != nil {
-			outcome = s.redrive(l, p)
+			outcome = s.decideOutcome(l, p)
 		}
 		done[outcome]++
 		switch {
@@ -312,7 +312,7 @@ func (d *inboxLetters) redriveHeld(ctx context.Context, tx pgx.Tx, h *holding, p
 }
 
 // queueMoves queues the new states of existing rows.
-func (d *inboxLetters) queueMoves(batch *pgx.Batch, steps map[inbox.Identity]*stepState) {
+func (d *inboxLetters) queueMoves(batch *pgx.Batch, steps map[inbox.Identity]*stepStanding) {
 	var names []inbox.Identity
 	var states []string
 	for id, s := range steps {
@@ -327,7 +327,7 @@ func (d *inboxLetters) queueMoves(batch *pgx.Batch, steps map[inbox.Identity]*st
 
 // insertForced inserts the rows of a forced redrive. If a step has a row by now, its letter
 // is decided about again, alone.
-func (d *inboxLetters) insertForced(ctx context.Context, tx pgx.Tx, steps map[inbox.Identity]*stepState) error {
+func (d *inboxLetters) insertForced(ctx context.Context, tx pgx.Tx, steps map[inbox.Identity]*stepStanding) error {
 	for id, s := range steps {
 		if !s.forced {
 			continue

@@ -64,8 +64,8 @@ type ReplayFilter struct {
 	After int64     // behind the message with this ID, to continue an interrupted replay
 }
 
-// check returns an error unless f can pick messages.
-func (f *ReplayFilter) check() error {
+// validate returns an error unless f can pick messages.
+func (f *ReplayFilter) validate() error {
 	switch {
 	case f.Key == "" && f.Since.IsZero():
 		return fmt.Errorf("%w: a replay needs a Key or a Since", outbox.ErrInvalid)
@@ -77,13 +77,13 @@ func (f *ReplayFilter) check() error {
 	return nil
 }
 
-// describe returns f for the journal.
-func (f *ReplayFilter) describe() map[string]string {
+// describeReplay returns f for the journal.
+func (f *ReplayFilter) describeReplay() map[string]string {
 	return journal.What("scope", f.Scope, "key", f.Key, "since", formatTime(f.Since), "until", formatTime(f.Until))
 }
 
-// filterArgs are the arguments of a statement about the messages that f picks.
-func (f *ReplayFilter) filterArgs(more ...any) []any {
+// replayArgs are the arguments of a statement about the messages that f picks.
+func (f *ReplayFilter) replayArgs(more ...any) []any {
 	return append([]any{plannedAnew, f.Scope, f.Key, timeOrNil(f.Since), timeOrNil(f.Until), f.After}, more...)
 }
 
@@ -132,7 +132,7 @@ func NewReplayer(db *pgxpool.Pool, opts *Options) (*Replayer, error) {
 // were written. It leaves out copies of earlier replays. Its error is a [NotKeptError] if
 // there are none. No leaf of the log is emptied before tx ends.
 func (r *Replayer) List(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]LoggedMessage, error) {
-	if err := f.check(); err != nil {
+	if err := f.validate(); err != nil {
 		return nil, err
 	}
 	logged, err := r.listLogged(ctx, tx, f, math.MaxInt64, MaxReplay+1)
@@ -170,7 +170,7 @@ func (r *Replayer) Replay(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Log
 const replayVerb = "replay"
 
 func (r *Replayer) writeReplay(ctx context.Context, tx pgx.Tx, f ReplayFilter, ids []int64) error {
-	if err := r.writeJournal(ctx, tx, replayVerb, f.describe(), ids); err != nil {
+	if err := r.writeJournal(ctx, tx, replayVerb, f.describeReplay(), ids); err != nil {
 		return fmt.Errorf("operator: %w", err)
 	}
 	return nil
@@ -207,7 +207,7 @@ func (r *Replayer) explainEmpty(ctx context.Context, db rowQuerier) error {
 
 // listLogged returns the first messages that f picks, up to the id through.
 func (r *Replayer) listLogged(ctx context.Context, tx pgx.Tx, f ReplayFilter, through int64, limit int) ([]LoggedMessage, error) {
-	rows, _ := tx.Query(ctx, r.sql.listLogged, f.filterArgs(through, limit)...)
+	rows, _ := tx.Query(ctx, r.sql.listLogged, f.replayArgs(through, limit)...)
 	logged, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (m LoggedMessage, err error) {
 		var id uuid.UUID
 		err = row.Scan(&m.ID, &id, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.Size, &m.CreatedAt)
@@ -271,7 +271,7 @@ func (r *Replayer) ReplayRange(ctx context.Context, f ReplayFilter, opts *RangeO
 		o = *opts
 	}
 	p.Last = f.After
-	if err := f.check(); err != nil {
+	if err := f.validate(); err != nil {
 		return p, err
 	}
 	if o.Rate < 0 {
@@ -306,7 +306,7 @@ func (r *Replayer) ReplayRange(ctx context.Context, f ReplayFilter, opts *RangeO
 func (r *Replayer) surveyRange(ctx context.Context, f ReplayFilter, p *RangeProgress) (through int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
 	defer cancel()
-	err = r.db.QueryRow(ctx, r.sql.countLogged, f.filterArgs()...).Scan(&p.Found, &through)
+	err = r.db.QueryRow(ctx, r.sql.countLogged, f.replayArgs()...).Scan(&p.Found, &through)
 	if err != nil {
 		return 0, fmt.Errorf("operator: count messages of the log: %w", sqlschema.Explain(err))
 	}
@@ -324,7 +324,7 @@ var errNothingStored = errors.New("operator: nothing to store")
 func (r *Replayer) replayNext(ctx context.Context, f ReplayFilter, through int64, o *RangeOptions) (logged []LoggedMessage, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), replayTimeout)
 	defer cancel()
-	err = r.commitBatch(ctx, replayVerb, f.describe(), func(tx pgx.Tx) ([]int64, error) {
+	err = r.commitBatch(ctx, replayVerb, f.describeReplay(), func(tx pgx.Tx) ([]int64, error) {
 		if _, err := tx.Exec(ctx, r.sql.planByIndex); err != nil {
 			return nil, fmt.Errorf("operator: settle plans: %w", err)
 		}

@@ -195,7 +195,7 @@ FROM {schema}.inbox_horizon`
 // byState is one statement in a form for each state.
 type byState [2]string
 
-func (s *byState) of(state State) string {
+func (s *byState) forState(state State) string {
 	if state == StateRetrying {
 		return s[1]
 	}

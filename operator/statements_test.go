@@ -3,6 +3,7 @@ package operator
 import (
 	"testing"
 
+	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -10,5 +11,6 @@ import (
 // tested with them.
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
-	pgtest.Record(t, "operator", newInboxQueries("{schema}"), newOutboxQueries("{schema}"))
+	const schema = "{schema}"
+	pgtest.Record(t, "operator", newInboxQueries(schema), newOutboxQueries(schema), newInstanceQueries(schema), sagarow.NewStatements(schema))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -35,7 +36,7 @@ type childConfig struct {
 	Start string // key of a trip
 	Dies  string // where it kills itself then: beforeCommit or afterCommit
 
-	Decide saga.Decision
+	Decide operator.Decision
 	About  string // key
 }
 
@@ -114,7 +115,7 @@ func decideTrip(ctx context.Context, config childConfig) error {
 		return err
 	}
 	defer db.Close()
-	n, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: config.Schema})
+	n, err := operator.NewInstances(db, &operator.Options{Schema: config.Schema})
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -25,24 +26,24 @@ func TestPauseAndResume(t *testing.T) {
 	d.orchestrate(def)
 	d.mute("flight", "hotel")
 	start(d.place, def, "k", trip{Item: "x"})
-	d.refused("k", saga.VerbResume, "", "not paused")
-	d.must("k", saga.VerbPause, "")
-	d.refused("k", saga.VerbPause, "", "paused already")
+	d.refused("k", operator.VerbResume, "", "not paused")
+	d.must("k", operator.VerbPause, "")
+	d.refused("k", operator.VerbPause, "", "paused already")
 	d.open["flight"]()
 	d.open["hotel"]()
 	got := d.sees(outermost, "flight done, hotel to-come") // the reply is taken, and nothing follows
 	if !got.Paused || got.Status != saga.StatusPaused || !got.DueAt.IsZero() || len(got.Next) != 0 {
 		t.Errorf("paused: %v %s, due %s, next %q", got.Paused, got.Status, got.DueAt, got.Next)
 	}
-	if j := got.Journal; len(j) != 1 || j[0].Verb != saga.VerbPause || j[0].By != "ann" || j[0].Why != "it is a test" {
+	if j := got.Journal; len(j) != 1 || j[0].Verb != operator.VerbPause || j[0].By != "ann" || j[0].Why != "it is a test" {
 		t.Errorf("journal %+v", j)
 	}
-	d.must("k", saga.VerbResume, "")
+	d.must("k", operator.VerbResume, "")
 	d.until("k", saga.StatusCompleted)
 	if got := d.effects("k"); got != "[flight hotel]" {
 		t.Errorf("effects %s", got)
 	}
-	d.refused("k", saga.VerbPause, "", "completed")
+	d.refused("k", operator.VerbPause, "", "completed")
 }
 
 func TestCancel(t *testing.T) {
@@ -57,11 +58,11 @@ func TestCancel(t *testing.T) {
 	if len(got.Undo) != 2 || got.Undo[0][0] != "hotel" || got.Undo[1][0] != "flight" {
 		t.Errorf("would undo %q (%s), want hotel and then flight", got.Undo, got.UndoNothing)
 	}
-	d.must("k", saga.VerbPause, "")
-	d.must("k", saga.VerbCancel, "") // paused or not
+	d.must("k", operator.VerbPause, "")
+	d.must("k", operator.VerbCancel, "") // paused or not
 	d.sees(outermost, "flight done, hotel undoing, pay never")
-	d.refused("k", saga.VerbCancel, "", "compensating already")
-	d.refused("k", saga.VerbCompensateTo, "flight", "compensating already")
+	d.refused("k", operator.VerbCancel, "", "compensating already")
+	d.refused("k", operator.VerbCompensateTo, "flight", "compensating already")
 	d.open["hotel"]()
 	if reason := d.until("k", saga.StatusCompensated); reason != "cancelled: it is a test" {
 		t.Errorf("reason %q", reason)
@@ -74,8 +75,8 @@ func TestCancel(t *testing.T) {
 	if len(got.Undo) != 0 || !strings.Contains(got.UndoNothing, "the pivot, pay, has been sent") {
 		t.Errorf("behind the pivot it would undo %q (%s)", got.Undo, got.UndoNothing)
 	}
-	d.refused("k2", saga.VerbCancel, "", "the pivot, pay, has been sent")
-	d.refused("k2", saga.VerbCompensateTo, "flight", "the pivot, pay, has been sent")
+	d.refused("k2", operator.VerbCancel, "", "the pivot, pay, has been sent")
+	d.refused("k2", operator.VerbCompensateTo, "flight", "the pivot, pay, has been sent")
 }
 
 func TestCompensateTo(t *testing.T) {
@@ -87,19 +88,19 @@ func TestCompensateTo(t *testing.T) {
 	d.participate(d.booking("flight"), d.booking("hotel"), d.booking("spa"))
 	start(d.place, def, "k", trip{Item: "x"})
 	d.sees(outermost, "flight done, hotel done, spa done, car running")
-	d.refused("k", saga.VerbCompensateTo, "hotel", "several in parallel")
-	d.refused("k", saga.VerbCompensateTo, "car", "not done itself")
-	d.refused("k", saga.VerbCompensateTo, "bus", `no step "bus"`)
-	d.must("k", saga.VerbCompensateTo, "flight")
+	d.refused("k", operator.VerbCompensateTo, "hotel", "several in parallel")
+	d.refused("k", operator.VerbCompensateTo, "car", "not done itself")
+	d.refused("k", operator.VerbCompensateTo, "bus", `no step "bus"`)
+	d.must("k", operator.VerbCompensateTo, "flight")
 	d.sees(outermost, "flight done, hotel done, spa done, car undoing") // and there it stays
-	d.refused("k", saga.VerbCompensateTo, "flight", "compensating already")
+	d.refused("k", operator.VerbCompensateTo, "flight", "compensating already")
 	d.open["car"]()
 	d.until("k", saga.StatusPaused)
 	if got := d.effects("k"); strings.Contains(got, "no flight") || !strings.Contains(got, "no hotel") || !strings.Contains(got, "no spa") {
 		t.Errorf("effects %s, want all undone but the flight", got)
 	}
-	d.refused("k", saga.VerbCompensateTo, "flight", "nothing after step flight has begun")
-	d.must("k", saga.VerbResume, "")
+	d.refused("k", operator.VerbCompensateTo, "flight", "nothing after step flight has begun")
+	d.must("k", operator.VerbResume, "")
 	d.until("k", saga.StatusCompleted)
 	got := d.get("k")
 	if n := len(strings.Fields(d.effects("k"))); got.Steps[2].Attempt != 2 || n < 9 {
@@ -114,22 +115,22 @@ func TestSkip(t *testing.T) {
 	d.orchestrate(def)
 	d.mute("flight", "hotel", "car")
 	start(d.place, def, "k", trip{Item: "x"})
-	d.refused("k", saga.VerbSkip, "hotel", "has not begun")
-	if _, err := d.decideAt(outermost, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage(`{"number":"by phone"}`)}); err != nil {
+	d.refused("k", operator.VerbSkip, "hotel", "has not begun")
+	if _, err := d.decideAt(outermost, operator.Decision{Verb: operator.VerbSkip, Step: "flight", Result: json.RawMessage(`{"number":"by phone"}`)}); err != nil {
 		t.Fatal(err)
 	}
 	d.sees(outermost, "flight done, hotel running, car to-come")
-	d.refused("k", saga.VerbSkip, "flight", "is done")
-	d.must("k", saga.VerbSkip, "hotel")
+	d.refused("k", operator.VerbSkip, "flight", "is done")
+	d.must("k", operator.VerbSkip, "hotel")
 	got := d.sees(outermost, "flight done, hotel done, car running")
 	if want := `{"item":"x","numbers":["by phone"]}`; string(got.State) != want || !got.Steps[0].Override {
 		t.Errorf("state %s, want %s", got.State, want)
 	}
-	ended, err := d.decide("k", saga.VerbSkip, "car") // nothing is left: it has ended then and there
+	ended, err := d.decide("k", operator.VerbSkip, "car") // nothing is left: it has ended then and there
 	if err != nil || ended.Status != saga.StatusCompleted || ended.EndedAt.IsZero() || !ended.DueAt.IsZero() {
 		t.Errorf("the last step skipped: %+v, %v", ended, err)
 	}
-	d.refused("k", saga.VerbSkip, "car", "completed")
+	d.refused("k", operator.VerbSkip, "car", "completed")
 }
 
 func TestSkipWithAResultThatDoesNotFit(t *testing.T) {
@@ -139,14 +140,14 @@ func TestSkipWithAResultThatDoesNotFit(t *testing.T) {
 	d.orchestrate(def)
 	d.mute("flight")
 	start(d.place, def, "k", trip{Item: "x"})
-	if _, err := d.decideAt(outermost, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage(`[1]`)}); err != nil {
+	if _, err := d.decideAt(outermost, operator.Decision{Verb: operator.VerbSkip, Step: "flight", Result: json.RawMessage(`[1]`)}); err != nil {
 		t.Fatal(err)
 	}
 	got := d.sees(outermost, "flight stuck")
 	if s := got.Steps[0]; got.Status != saga.StatusStuck || !s.Doubt || !strings.Contains(s.Reason, "result of step flight") {
 		t.Errorf("%s: %+v, want it stuck for its result", got.Status, s)
 	}
-	if _, err := d.decideAt(outermost, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage(`null`)}); err != nil {
+	if _, err := d.decideAt(outermost, operator.Decision{Verb: operator.VerbSkip, Step: "flight", Result: json.RawMessage(`null`)}); err != nil {
 		t.Fatal(err)
 	}
 	d.until("k", saga.StatusCompleted)
@@ -163,12 +164,12 @@ func TestSkipOfWhatCannotBeUndone(t *testing.T) {
 	if want := "compensation of step hotel: dead letter, terminal: no such booking"; !strings.HasPrefix(got.Reason, want) || len(got.Undo) != 2 {
 		t.Errorf("%s, would undo %q; want %s", got.Reason, got.Undo, want)
 	}
-	if _, err := d.decideAt(outermost, saga.Decision{Verb: saga.VerbSkip, Step: "hotel", Result: json.RawMessage(`1`)}); !errors.Is(err, saga.ErrRefused) {
+	if _, err := d.decideAt(outermost, operator.Decision{Verb: operator.VerbSkip, Step: "hotel", Result: json.RawMessage(`1`)}); !errors.Is(err, operator.ErrRefused) {
 		t.Errorf("skip with a result: %v", err)
 	}
-	d.refused("k", saga.VerbReject, "hotel", "is undo-stuck")
-	d.refused("k", saga.VerbSkip, "car", "is rejected")
-	d.must("k", saga.VerbSkip, "hotel")
+	d.refused("k", operator.VerbReject, "hotel", "is undo-stuck")
+	d.refused("k", operator.VerbSkip, "car", "is rejected")
+	d.must("k", operator.VerbSkip, "hotel")
 	d.until("k", saga.StatusCompensated)
 	if got := d.effects("k"); got != "[flight hotel no flight]" {
 		t.Errorf("effects %s", got)
@@ -186,9 +187,9 @@ func TestReject(t *testing.T) {
 	d.participate(d.booking("flight"))
 	start(d.place, def, "k", trip{Item: "x"})
 	d.sees(outermost, "flight done, pay running, ticket to-come")
-	d.refused("k", saga.VerbReject, "ticket", "comes after the pivot")
-	d.refused("k", saga.VerbReject, "flight", "is done")
-	d.must("k", saga.VerbReject, "pay")
+	d.refused("k", operator.VerbReject, "ticket", "comes after the pivot")
+	d.refused("k", operator.VerbReject, "flight", "is done")
+	d.must("k", operator.VerbReject, "pay")
 	if reason := d.until("k", saga.StatusCompensated); reason != "step pay was rejected: it is a test" {
 		t.Errorf("reason %q", reason)
 	}
@@ -198,7 +199,7 @@ func TestReject(t *testing.T) {
 	d.open["pay"]() // it comes late, and nothing follows
 	start(d.place, def, "k2", trip{Item: "x"})
 	d.sees(saga.Address{Key: "k2"}, "flight done, pay done, ticket running")
-	d.refused("k2", saga.VerbReject, "ticket", "comes after the pivot")
+	d.refused("k2", operator.VerbReject, "ticket", "comes after the pivot")
 }
 
 func TestRetryOfAStepThatRuns(t *testing.T) {
@@ -208,9 +209,9 @@ func TestRetryOfAStepThatRuns(t *testing.T) {
 	d.orchestrate(def)
 	d.mute("flight", "hotel")
 	start(d.place, def, "k", trip{Item: "x"})
-	d.refused("k", saga.VerbRetry, "", "no step is stuck")
-	d.refused("k", saga.VerbRetry, "hotel", "has not begun")
-	d.must("k", saga.VerbRetry, "flight")
+	d.refused("k", operator.VerbRetry, "", "no step is stuck")
+	d.refused("k", operator.VerbRetry, "hotel", "has not begun")
+	d.must("k", operator.VerbRetry, "flight")
 	d.sent("flight.book", 2)
 	d.open["flight"]()
 	d.open["hotel"]()
@@ -247,20 +248,20 @@ func TestRetryOfALocalStep(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	mended.Store(1)
-	d.must("k", saga.VerbRetry, "note")
+	d.must("k", operator.VerbRetry, "note")
 	d.until("k", saga.StatusCompleted)
 
 	mended.Store(0)
 	start(d.place, def, "k2", trip{Item: "x"})
 	d.sees(saga.Address{Key: "k2"}, "note waiting, pay to-come, after to-come")
-	d.must("k2", saga.VerbSkip, "note")
+	d.must("k2", operator.VerbSkip, "note")
 	d.sees(saga.Address{Key: "k2"}, "note done, pay done, after waiting")
-	d.refused("k2", saga.VerbReject, "after", "comes after the pivot")
-	d.must("k2", saga.VerbPause, "")
-	d.must("k2", saga.VerbRetry, "") // when it is resumed
-	d.must("k2", saga.VerbResume, "")
+	d.refused("k2", operator.VerbReject, "after", "comes after the pivot")
+	d.must("k2", operator.VerbPause, "")
+	d.must("k2", operator.VerbRetry, "") // when it is resumed
+	d.must("k2", operator.VerbResume, "")
 	mended.Store(1)
-	d.must("k2", saga.VerbRetry, "")
+	d.must("k2", operator.VerbRetry, "")
 	d.until("k2", saga.StatusCompleted)
 }
 
@@ -277,7 +278,7 @@ func TestRetryOfWhatIsStuck(t *testing.T) {
 	if s := got.Steps[0]; !s.Doubt || got.Status != saga.StatusStuck || got.Reason != "step pay: no reply within 50ms" {
 		t.Errorf("%s, %s, %+v", got.Status, got.Reason, s)
 	}
-	d.must("k", saga.VerbRetry, "") // in doubt: the same command again, of which the first was not heard of
+	d.must("k", operator.VerbRetry, "") // in doubt: the same command again, of which the first was not heard of
 	d.sent("pay.book", 2)
 	d.marked("pay.book", "false true")
 	d.sees(outermost, "pay stuck, ticket to-come")
@@ -293,12 +294,12 @@ func TestRetryOfWhatIsStuck(t *testing.T) {
 	if s := got.Steps[1]; s.Doubt || s.Attempt != 2 {
 		t.Errorf("%+v, want it stuck after two attempts, of which none has done anything", s)
 	}
-	d.must("k2", saga.VerbRetry, "ticket")
+	d.must("k2", operator.VerbRetry, "ticket")
 	d.sees(saga.Address{Key: "k2"}, "pay done, ticket stuck")
 	if got := d.get("k2"); got.Steps[1].Attempt != 4 {
 		t.Errorf("attempt %d, want two more", got.Steps[1].Attempt)
 	}
-	d.must("k2", saga.VerbSkip, "ticket")
+	d.must("k2", operator.VerbSkip, "ticket")
 	d.until("k2", saga.StatusCompleted)
 }
 
@@ -314,7 +315,7 @@ func TestRetryOfACompensation(t *testing.T) {
 	d.participate(hotel, d.booking("car"))
 	start(d.place, def, "k", trip{Item: "no car"})
 	d.sees(outermost, "hotel undo-stuck, car rejected")
-	d.must("k", saga.VerbRetry, "")
+	d.must("k", operator.VerbRetry, "")
 	d.sees(outermost, "hotel undoing, car rejected")
 	mended.Store(true)
 	d.redriveAll()
@@ -341,7 +342,7 @@ func TestRetryOfAFault(t *testing.T) {
 		t.Errorf("fault %q, due %s, %d tries", got.Fault, got.DueAt, got.Tries)
 	}
 	d.exec(`UPDATE {schema}.saga SET state = '{"item":"x"}'`)
-	d.must("k", saga.VerbRetry, "")
+	d.must("k", operator.VerbRetry, "")
 	if got := d.get("k"); got.Fault != "" || got.Status != saga.StatusRunning {
 		t.Errorf("retried: %s, fault %q", got.Status, got.Fault)
 	}
@@ -369,22 +370,5 @@ func TestALocalStepIsStuckForAnyReason(t *testing.T) {
 	}
 	if got := d.get("k"); got.Fault != "" {
 		t.Errorf("that it is stuck counts as a fault: %q", got.Fault)
-	}
-}
-
-// An operator's process that is suspended in the middle of a decision does not hold up
-// its instance for ever.
-func TestAnOperatorsDecisionIsLimited(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t)
-	var limit, isolation string
-	err := saga.InDecision(t.Context(), d.n, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
-			return err
-		}
-		return tx.QueryRow(t.Context(), "SHOW transaction_isolation").Scan(&isolation)
-	})
-	if err != nil || limit != "30s" || isolation != "read committed" {
-		t.Errorf("a decision is ended after %q without a statement, isolation %q, %v", limit, isolation, err)
 	}
 }

@@ -19,14 +19,14 @@ import (
 // A desk is where an operator sits.
 type desk struct {
 	*place
-	n    *saga.Instances
+	n    *operator.Instances
 	open map[string]func() // lets a mute participant speak
 }
 
 func newDesk(t testing.TB) *desk {
 	t.Helper()
 	p := newPlace(t)
-	n, err := saga.NewInstances(p.db, &saga.InstancesOptions{Schema: p.schema})
+	n, err := operator.NewInstances(p.db, &operator.Options{Schema: p.schema})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,12 +100,12 @@ func (d *desk) step(name string, before func(undo bool) error) consumer.Step {
 	}
 }
 
-func (d *desk) get(key string) saga.Timeline {
+func (d *desk) get(key string) operator.Timeline {
 	d.t.Helper()
 	return d.getAt(saga.Address{Key: key})
 }
 
-func (d *desk) getAt(at saga.Address) saga.Timeline {
+func (d *desk) getAt(at saga.Address) operator.Timeline {
 	d.t.Helper()
 	t, err := d.n.Get(d.t.Context(), at)
 	if err != nil {
@@ -115,7 +115,7 @@ func (d *desk) getAt(at saga.Address) saga.Timeline {
 }
 
 // states are the steps of a timeline with their states.
-func states(t saga.Timeline) string {
+func states(t operator.Timeline) string {
 	var all []string
 	for _, s := range t.Steps {
 		if s.Number > 0 {
@@ -126,7 +126,7 @@ func states(t saga.Timeline) string {
 }
 
 // sees waits until the steps of an instance are in the states that are wanted.
-func (d *desk) sees(at saga.Address, want string) saga.Timeline {
+func (d *desk) sees(at saga.Address, want string) operator.Timeline {
 	d.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -144,30 +144,30 @@ func (d *desk) sees(at saga.Address, want string) saga.Timeline {
 	}
 }
 
-func (d *desk) decide(key string, verb saga.Verb, step string) (saga.Instance, error) {
+func (d *desk) decide(key string, verb operator.Verb, step string) (operator.Instance, error) {
 	d.t.Helper()
-	return d.decideAt(saga.Address{Key: key}, saga.Decision{Verb: verb, Step: step})
+	return d.decideAt(saga.Address{Key: key}, operator.Decision{Verb: verb, Step: step})
 }
 
-func (d *desk) decideAt(at saga.Address, do saga.Decision) (saga.Instance, error) {
+func (d *desk) decideAt(at saga.Address, do operator.Decision) (operator.Instance, error) {
 	d.t.Helper()
 	do.By, do.Why = "ann", "it is a test"
 	return d.n.Decide(d.t.Context(), at, do)
 }
 
 // must decides, and refused does so in vain.
-func (d *desk) must(key string, verb saga.Verb, step string) {
+func (d *desk) must(key string, verb operator.Verb, step string) {
 	d.t.Helper()
 	if _, err := d.decide(key, verb, step); err != nil {
 		d.t.Fatalf("%s %s: %v", verb, step, err)
 	}
 }
 
-func (d *desk) refused(key string, verb saga.Verb, step, why string) {
+func (d *desk) refused(key string, verb operator.Verb, step, why string) {
 	d.t.Helper()
 	before := d.get(key)
 	_, err := d.decide(key, verb, step)
-	if !errors.Is(err, saga.ErrRefused) || !strings.Contains(err.Error(), why) {
+	if !errors.Is(err, operator.ErrRefused) || !strings.Contains(err.Error(), why) {
 		d.t.Errorf("%s %s: %v, want it refused: %s", verb, step, err, why)
 	}
 	if after := d.get(key); len(after.Journal) != len(before.Journal) || states(after) != states(before) || after.Status != before.Status {

@@ -14,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -118,17 +119,17 @@ func (d *desk) ends(v *faulttest.Victim, code int) {
 // A ruling is a decision about a trip whose hotel does not answer, and what has to be
 // decided for it to be one, and for the trip to end.
 type ruling struct {
-	before  []saga.Decision
-	verb    saga.Verb
+	before  []operator.Decision
+	verb    operator.Verb
 	step    string
 	result  string
 	becomes saga.Status // by itself, before what is decided after
-	after   []saga.Decision
+	after   []operator.Decision
 	ends    saga.Status
 	effects string
 }
 
-var skipHotel = saga.Decision{Verb: saga.VerbSkip, Step: "hotel"}
+var skipHotel = operator.Decision{Verb: operator.VerbSkip, Step: "hotel"}
 
 // The effects of trips whose hotel is skipped, or not done.
 const (
@@ -138,13 +139,13 @@ const (
 )
 
 var rulings = []ruling{
-	{verb: saga.VerbPause, becomes: saga.StatusPaused, after: []saga.Decision{{Verb: saga.VerbResume}, skipHotel}, ends: saga.StatusCompleted, effects: skipped},
-	{before: []saga.Decision{{Verb: saga.VerbPause}}, verb: saga.VerbResume, becomes: saga.StatusRunning, after: []saga.Decision{skipHotel}, ends: saga.StatusCompleted, effects: skipped},
-	{verb: saga.VerbCancel, becomes: saga.StatusCompensated, ends: saga.StatusCompensated, effects: givenUp},
-	{verb: saga.VerbCompensateTo, step: "flight", becomes: saga.StatusPaused, after: []saga.Decision{{Verb: saga.VerbResume}, skipHotel}, ends: saga.StatusCompleted, effects: goneBack},
-	{verb: saga.VerbSkip, step: "hotel", result: `{"number":"by phone"}`, becomes: saga.StatusCompleted, ends: saga.StatusCompleted, effects: skipped},
-	{verb: saga.VerbReject, step: "hotel", becomes: saga.StatusCompensated, ends: saga.StatusCompensated, effects: givenUp},
-	{verb: saga.VerbRetry, step: "hotel", becomes: saga.StatusRunning, after: []saga.Decision{skipHotel}, ends: saga.StatusCompleted, effects: skipped},
+	{verb: operator.VerbPause, becomes: saga.StatusPaused, after: []operator.Decision{{Verb: operator.VerbResume}, skipHotel}, ends: saga.StatusCompleted, effects: skipped},
+	{before: []operator.Decision{{Verb: operator.VerbPause}}, verb: operator.VerbResume, becomes: saga.StatusRunning, after: []operator.Decision{skipHotel}, ends: saga.StatusCompleted, effects: skipped},
+	{verb: operator.VerbCancel, becomes: saga.StatusCompensated, ends: saga.StatusCompensated, effects: givenUp},
+	{verb: operator.VerbCompensateTo, step: "flight", becomes: saga.StatusPaused, after: []operator.Decision{{Verb: operator.VerbResume}, skipHotel}, ends: saga.StatusCompleted, effects: goneBack},
+	{verb: operator.VerbSkip, step: "hotel", result: `{"number":"by phone"}`, becomes: saga.StatusCompleted, ends: saga.StatusCompleted, effects: skipped},
+	{verb: operator.VerbReject, step: "hotel", becomes: saga.StatusCompensated, ends: saga.StatusCompensated, effects: givenUp},
+	{verb: operator.VerbRetry, step: "hotel", becomes: saga.StatusRunning, after: []operator.Decision{skipHotel}, ends: saga.StatusCompleted, effects: skipped},
 }
 
 // Wherever a process is struck that decides about an instance, it is decided once it is
@@ -168,7 +169,7 @@ func (d *desk) strikeDecision(f faulttest.Fault, r ruling, key string) {
 	start(d.place, crashTrip(d.schema), key, trip{Item: quietHotel})
 	d.sees(saga.Address{Key: key}, "flight done, note done, hotel running, car to-come")
 	journal := d.decideAll(key, r.before)
-	say := saga.Decision{Verb: r.verb, Step: r.step, By: "ann", Why: "it is a test"}
+	say := operator.Decision{Verb: r.verb, Step: r.step, By: "ann", Why: "it is a test"}
 	if r.result != "" {
 		say.Result = json.RawMessage(r.result)
 	}
@@ -221,21 +222,21 @@ func (d *desk) judgeDecision(key string, r ruling, journal []string) {
 }
 
 // said has a decision said again. It may have been taken already.
-func (d *desk) said(key string, again saga.Decision) {
+func (d *desk) said(key string, again operator.Decision) {
 	d.t.Helper()
-	if _, err := d.n.Decide(d.t.Context(), saga.Address{Key: key}, again); err != nil && !errors.Is(err, saga.ErrRefused) {
+	if _, err := d.n.Decide(d.t.Context(), saga.Address{Key: key}, again); err != nil && !errors.Is(err, operator.ErrRefused) {
 		d.t.Errorf("said again: %v", err)
 	}
 }
 
 // decideAll decides one after the other, each as soon as that can be, and returns the
 // verbs.
-func (d *desk) decideAll(key string, all []saga.Decision) (verbs []string) {
+func (d *desk) decideAll(key string, all []operator.Decision) (verbs []string) {
 	d.t.Helper()
 	for _, next := range all {
 		faulttest.Await(d.t, string(next.Verb)+" is not refused", func() bool {
 			_, err := d.decideAt(saga.Address{Key: key}, next)
-			if err != nil && !errors.Is(err, saga.ErrRefused) {
+			if err != nil && !errors.Is(err, operator.ErrRefused) {
 				d.t.Fatal(err)
 			}
 			return err == nil

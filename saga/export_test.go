@@ -1,12 +1,9 @@
 package saga
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/sagarow"
 )
@@ -28,9 +25,4 @@ func AwaitTimerPasses(t testing.TB, o *Orchestrator, n int) {
 	for range n {
 		o.timers.passed.Wait(t)
 	}
-}
-
-// InDecision executes do in a transaction as Decide's is.
-func InDecision(ctx context.Context, n *Instances, do func(tx pgx.Tx) error) error {
-	return n.inTx(ctx, do)
 }

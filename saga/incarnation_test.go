@@ -16,6 +16,7 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -170,11 +171,11 @@ func TestAKeyThatIsUsedAgainBeginsAnotherSaga(t *testing.T) {
 // lookAtBoth looks at the instances of the key as an operator does.
 func (a *agency) lookAtBoth(t *testing.T) {
 	t.Helper()
-	n, err := saga.NewInstances(a.db, &saga.InstancesOptions{Schema: a.schema})
+	n, err := operator.NewInstances(a.db, &operator.Options{Schema: a.schema})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var both *saga.AmbiguousError
+	var both *operator.AmbiguousError
 	if _, err := n.Get(t.Context(), saga.Address{Scope: "default", Key: "k"}); !errors.As(err, &both) || len(both.Addresses) != 2 {
 		t.Fatalf("the key of two instances: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -32,20 +33,20 @@ func TestListAndCount(t *testing.T) {
 	}
 	d.exec("UPDATE {schema}.saga SET started_at = started_at - interval '3 h', updated_at = updated_at - interval '2 h' WHERE key = 'c'")
 	for name, tt := range map[string]struct {
-		filter saga.Filter
+		filter operator.InstanceFilter
 		want   string
 	}{
-		"all":          {saga.Filter{}, "a a@2.1 b c c@2.1"},
-		"live":         {saga.Filter{Live: true}, "a a@2.1 c c@2.1"},
-		"saga":         {saga.Filter{Saga: "stay"}, "a@2.1 c@2.1"},
-		"version":      {saga.Filter{Version: 2}, "a b c"},
-		"status":       {saga.Filter{Status: saga.StatusCompensated}, "b"},
-		"status, live": {saga.Filter{Status: saga.StatusRunning}, "a a@2.1 c c@2.1"},
-		"key":          {saga.Filter{Key: "c"}, "c c@2.1"},
-		"scope":        {saga.Filter{Scope: "nobody"}, ""},
-		"older":        {saga.Filter{Older: time.Hour}, "c c@2.1"},
-		"silent":       {saga.Filter{Silent: time.Hour, Saga: "trip"}, "c"},
-		"both":         {saga.Filter{Older: time.Hour, Silent: 150 * time.Minute}, ""},
+		"all":          {operator.InstanceFilter{}, "a a@2.1 b c c@2.1"},
+		"live":         {operator.InstanceFilter{Live: true}, "a a@2.1 c c@2.1"},
+		"saga":         {operator.InstanceFilter{Saga: "stay"}, "a@2.1 c@2.1"},
+		"version":      {operator.InstanceFilter{Version: 2}, "a b c"},
+		"status":       {operator.InstanceFilter{Status: saga.StatusCompensated}, "b"},
+		"status, live": {operator.InstanceFilter{Status: saga.StatusRunning}, "a a@2.1 c c@2.1"},
+		"key":          {operator.InstanceFilter{Key: "c"}, "c c@2.1"},
+		"scope":        {operator.InstanceFilter{Scope: "nobody"}, ""},
+		"older":        {operator.InstanceFilter{Older: time.Hour}, "c c@2.1"},
+		"silent":       {operator.InstanceFilter{Silent: time.Hour, Saga: "trip"}, "c"},
+		"both":         {operator.InstanceFilter{Older: time.Hour, Silent: 150 * time.Minute}, ""},
 	} {
 		var got []string
 		for after := (saga.Address{}); ; {
@@ -71,7 +72,7 @@ func TestListAndCount(t *testing.T) {
 			t.Errorf("%s: count %d, %v; want %d", name, n, err, len(got))
 		}
 	}
-	if _, err := d.n.List(t.Context(), saga.Filter{Older: -1}, saga.Address{}, 1); err == nil {
+	if _, err := d.n.List(t.Context(), operator.InstanceFilter{Older: -1}, saga.Address{}, 1); err == nil {
 		t.Error("a negative age is no error")
 	}
 }
@@ -99,13 +100,13 @@ func TestTimelineOfANestedSaga(t *testing.T) {
 	if want := [][]string{{"stay"}, {"flight"}}; !cmp.Equal(got.Undo, want) || got.Deadline.Sub(got.StartedAt) != time.Hour {
 		t.Errorf("would undo %q, want %q; deadline %s", got.Undo, want, got.Deadline)
 	}
-	for _, verb := range []saga.Verb{saga.VerbSkip, saga.VerbReject} {
+	for _, verb := range []operator.Verb{operator.VerbSkip, operator.VerbReject} {
 		d.refused("k", verb, "stay", "which has not ended: decide about that, at the path 2.1")
 	}
 	if got := d.sees(saga.Address{Key: "k", Path: "2.1"}, "hotel running, spa to-come"); got.Parent != "trip" || len(got.Nested) != 0 {
 		t.Errorf("nested: %+v", got.Instance)
 	}
-	if _, err := d.decideAt(within, saga.Decision{Verb: saga.VerbSkip, Step: "hotel"}); err != nil {
+	if _, err := d.decideAt(within, operator.Decision{Verb: operator.VerbSkip, Step: "hotel"}); err != nil {
 		t.Fatal(err)
 	}
 	d.sees(outermost, "flight done, stay done, car running")
@@ -120,13 +121,13 @@ func TestDecisionsThatEndANestedSaga(t *testing.T) {
 	d.orchestrate(def)
 	d.mute("hotel")
 	d.participate(d.booking("flight"))
-	for verb, want := range map[saga.Verb]saga.Status{saga.VerbSkip: saga.StatusCompleted, saga.VerbReject: saga.StatusCompensated, saga.VerbCancel: saga.StatusCompensated} {
+	for verb, want := range map[operator.Verb]saga.Status{operator.VerbSkip: saga.StatusCompleted, operator.VerbReject: saga.StatusCompensated, operator.VerbCancel: saga.StatusCompensated} {
 		key := string(verb)
 		start(d.place, def, key, trip{Item: "x"})
 		within := saga.Address{Key: key, Path: "2.1"}
 		d.sees(within, "hotel running")
-		do := saga.Decision{Verb: verb, Step: "hotel"}
-		if verb == saga.VerbCancel {
+		do := operator.Decision{Verb: verb, Step: "hotel"}
+		if verb == operator.VerbCancel {
 			do.Step = ""
 		}
 		is, err := d.decideAt(within, do)
@@ -146,43 +147,43 @@ func TestGetAndDecideRefuseWhatThereIsNot(t *testing.T) {
 	if !strings.Contains(got.PlanProblem, "no orchestrator has registered") || states(got) != "#1 running, #2 to-come" {
 		t.Errorf("%q, %s; want it said that the plan is not known", got.PlanProblem, states(got))
 	}
-	if _, err := d.decide("k", saga.VerbCancel, ""); !errors.Is(err, saga.ErrPlanUnknown) || !strings.Contains(err.Error(), "trip, version 1") {
-		t.Errorf("cancel: %v, want %v", err, saga.ErrPlanUnknown)
+	if _, err := d.decide("k", operator.VerbCancel, ""); !errors.Is(err, operator.ErrPlanUnknown) || !strings.Contains(err.Error(), "trip, version 1") {
+		t.Errorf("cancel: %v, want %v", err, operator.ErrPlanUnknown)
 	}
 	d.orchestrate(def)
 	d.mute("flight", "hotel")
 	d.exec("INSERT INTO {schema}.saga (scope, key, path, id, root, name, version, plan_hash, status, progress, state, started_at, updated_at) SELECT 'other', key, path, id, root, name, version, plan_hash, status, progress, state, started_at, updated_at FROM {schema}.saga")
 	_, err := d.n.Get(t.Context(), outermost)
-	var several *saga.AmbiguousError
+	var several *operator.AmbiguousError
 	if !errors.As(err, &several) || len(several.Addresses) != 2 || !strings.Contains(err.Error(), "other/k; tenant/k") {
 		t.Errorf("get: %v, want both scopes named", err)
 	}
-	if _, err := d.decide("k", saga.VerbPause, ""); !errors.Is(err, saga.ErrAmbiguous) {
-		t.Errorf("pause: %v, want %v", err, saga.ErrAmbiguous)
+	if _, err := d.decide("k", operator.VerbPause, ""); !errors.Is(err, operator.ErrAmbiguous) {
+		t.Errorf("pause: %v, want %v", err, operator.ErrAmbiguous)
 	}
 	at := saga.Address{Scope: "tenant", Key: "k"}
 	for name, tt := range map[string]struct {
 		at   saga.Address
-		do   saga.Decision
+		do   operator.Decision
 		want string
 	}{
-		"no such key":          {saga.Address{Key: "none"}, saga.Decision{Verb: saga.VerbPause}, saga.ErrNoInstance.Error()},
-		"no such scope":        {saga.Address{Scope: "x", Key: "k"}, saga.Decision{Verb: saga.VerbPause}, saga.ErrNoInstance.Error()},
-		"no such path":         {saga.Address{Scope: "tenant", Key: "k", Path: "1.1"}, saga.Decision{Verb: saga.VerbPause}, saga.ErrNoInstance.Error()},
-		"no such verb":         {at, saga.Decision{Verb: "undo"}, `no verb "undo"`},
-		"no such step":         {at, saga.Decision{Verb: saga.VerbSkip, Step: "bus"}, `no step "bus" in trip, version 1: there are flight, hotel`},
-		"a step too many":      {at, saga.Decision{Verb: saga.VerbPause, Step: "flight"}, "not about a step"},
-		"no step":              {at, saga.Decision{Verb: saga.VerbReject}, "needs the name of a step"},
-		"a result too many":    {at, saga.Decision{Verb: saga.VerbReject, Step: "flight", Result: json.RawMessage("1")}, "only a step that is skipped"},
-		"a result is not JSON": {at, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage("{")}, "not JSON"},
-		"an empty result":      {at, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage{}}, "not JSON"},
-		"a large result":       {at, saga.Decision{Verb: saga.VerbSkip, Step: "flight", Result: json.RawMessage(`"` + strings.Repeat("x", flow.MaxState) + `"`)}, "more than"},
+		"no such key":          {saga.Address{Key: "none"}, operator.Decision{Verb: operator.VerbPause}, saga.ErrNoInstance.Error()},
+		"no such scope":        {saga.Address{Scope: "x", Key: "k"}, operator.Decision{Verb: operator.VerbPause}, saga.ErrNoInstance.Error()},
+		"no such path":         {saga.Address{Scope: "tenant", Key: "k", Path: "1.1"}, operator.Decision{Verb: operator.VerbPause}, saga.ErrNoInstance.Error()},
+		"no such verb":         {at, operator.Decision{Verb: "undo"}, `no verb "undo"`},
+		"no such step":         {at, operator.Decision{Verb: operator.VerbSkip, Step: "bus"}, `no step "bus" in trip, version 1: there are flight, hotel`},
+		"a step too many":      {at, operator.Decision{Verb: operator.VerbPause, Step: "flight"}, "not about a step"},
+		"no step":              {at, operator.Decision{Verb: operator.VerbReject}, "needs the name of a step"},
+		"a result too many":    {at, operator.Decision{Verb: operator.VerbReject, Step: "flight", Result: json.RawMessage("1")}, "only a step that is skipped"},
+		"a result is not JSON": {at, operator.Decision{Verb: operator.VerbSkip, Step: "flight", Result: json.RawMessage("{")}, "not JSON"},
+		"an empty result":      {at, operator.Decision{Verb: operator.VerbSkip, Step: "flight", Result: json.RawMessage{}}, "not JSON"},
+		"a large result":       {at, operator.Decision{Verb: operator.VerbSkip, Step: "flight", Result: json.RawMessage(`"` + strings.Repeat("x", flow.MaxState) + `"`)}, "more than"},
 	} {
 		if _, err := d.decideAt(tt.at, tt.do); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %s", name, err, tt.want)
 		}
 	}
-	for _, do := range []saga.Decision{{Verb: saga.VerbPause, By: "ann"}, {Verb: saga.VerbPause, Why: "so"}, {Verb: saga.VerbPause, By: " ", Why: "so"}} {
+	for _, do := range []operator.Decision{{Verb: operator.VerbPause, By: "ann"}, {Verb: operator.VerbPause, Why: "so"}, {Verb: operator.VerbPause, By: " ", Why: "so"}} {
 		if _, err := d.n.Decide(t.Context(), at, do); err == nil || !strings.Contains(err.Error(), "who decides") {
 			t.Errorf("%+v: %v, want who and why asked for", do, err)
 		}
@@ -210,7 +211,7 @@ func TestDecisionsRaceWithReplies(t *testing.T) {
 		cancelled := make(chan error, 2)
 		for range 2 {
 			wg.Go(func() {
-				_, err := d.n.Decide(t.Context(), saga.Address{Scope: "tenant", Key: key}, saga.Decision{Verb: saga.VerbCancel, By: "ann", Why: "race"})
+				_, err := d.n.Decide(t.Context(), saga.Address{Scope: "tenant", Key: key}, operator.Decision{Verb: operator.VerbCancel, By: "ann", Why: "race"})
 				cancelled <- err
 			})
 		}
@@ -218,8 +219,8 @@ func TestDecisionsRaceWithReplies(t *testing.T) {
 			for i := 0; i < n%4; i++ { // so that the others come later
 				_, _ = d.n.Get(t.Context(), saga.Address{Scope: "tenant", Key: key})
 			}
-			_, err := d.n.Decide(t.Context(), saga.Address{Scope: "tenant", Key: key}, saga.Decision{Verb: saga.VerbRetry, Step: "flight", By: "bob", Why: "race"})
-			if err != nil && !errors.Is(err, saga.ErrRefused) {
+			_, err := d.n.Decide(t.Context(), saga.Address{Scope: "tenant", Key: key}, operator.Decision{Verb: operator.VerbRetry, Step: "flight", By: "bob", Why: "race"})
+			if err != nil && !errors.Is(err, operator.ErrRefused) {
 				t.Errorf("retry: %v", err)
 			}
 		})
@@ -233,7 +234,7 @@ func TestDecisionsRaceWithReplies(t *testing.T) {
 			want = saga.StatusCompleted // it was too late
 		}
 		for _, err := range []error{a, b} {
-			if err != nil && !errors.Is(err, saga.ErrRefused) {
+			if err != nil && !errors.Is(err, operator.ErrRefused) {
 				t.Errorf("cancel: %v", err)
 			}
 		}

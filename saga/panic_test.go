@@ -127,7 +127,7 @@ func TestAPanicInASagaCostsOneAttempt(t *testing.T) {
 	for _, name := range minedFunctions {
 		rows[name] = true
 	}
-	guardtest.Covered(t, rows, saga.Options{}, saga.Step[cargo]{}, saga.Action[cargo]{}, saga.StarterOptions{}, saga.InstancesOptions{})
+	guardtest.Covered(t, rows, saga.Options{}, saga.Step[cargo]{}, saga.Action[cargo]{}, saga.StarterOptions{}, operator.Options{})
 	for _, function := range minedFunctions {
 		for way := range guardtest.Ways {
 			t.Run(function+"/"+way, func(t *testing.T) {

@@ -12,5 +12,5 @@ import (
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
 	const schema = "{schema}"
-	pgtest.Record(t, "saga", newQueries(schema), newInstanceQueries(schema), sagarow.NewStatements(schema))
+	pgtest.Record(t, "saga", newQueries(schema), sagarow.NewStatements(schema))
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
@@ -86,7 +87,7 @@ func (o *Orchestrator) Stats(ctx context.Context) (s Stats, err error) {
 		if _, err := tx.Exec(ctx, o.sql.readByIndex); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, o.sql.readStats, planned, outbox.CountLimit).Scan(&s.Running, &s.Compensating, &s.Paused, &s.Stuck, &oldest, &due)
+		return tx.QueryRow(ctx, o.sql.readStats, pgx.QueryExecModeCacheDescribe, outbox.CountLimit).Scan(&s.Running, &s.Compensating, &s.Paused, &s.Stuck, &oldest, &due)
 	})
 	if err != nil {
 		return Stats{}, fmt.Errorf("saga: read stats: %w", sqlschema.Explain(err))
@@ -94,4 +95,30 @@ func (o *Orchestrator) Stats(ctx context.Context) (s Stats, err error) {
 	s.OldestStuck = max(time.Duration(oldest)*time.Microsecond, 0)
 	s.Overdue = max(time.Duration(due)*time.Microsecond, 0)
 	return s, nil
+}
+
+// An Address names an instance within a schema.
+type Address struct {
+	Scope string // may be left out if only one scope uses the key
+	Key   string
+
+	// Path says where the instance is nested: the n of its step in the saga around it. The path of
+	// the outermost instance is "", or a dot and the incarnation of the request that began it. It
+	// may be left out for the outermost instance of a key that was used once.
+	Path string
+}
+
+// String returns the address for people.
+func (a Address) String() string {
+	s := a.Key
+	if a.Scope != "" {
+		s = a.Scope + "/" + s
+	}
+	switch a.Path {
+	case "":
+		return s
+	case flow.Root(a.Path):
+		return s + ", path " + a.Path
+	}
+	return s + ", nested at " + a.Path
 }

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 	"github.com/sagamill/sagamill/telemetry"
 )
@@ -112,12 +113,12 @@ func (p *place) traced(item string, silent bool) *tracetest.SpanRecorder {
 // rejectHotel has a person say that there will be no hotel, once there is a flight.
 func (p *place) rejectHotel() {
 	p.t.Helper()
-	instances, err := saga.NewInstances(p.db, &saga.InstancesOptions{Schema: p.schema})
+	instances, err := operator.NewInstances(p.db, &operator.Options{Schema: p.schema})
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	p.untilSQL("k", `state LIKE '%flight for k%'`)
-	if _, err := instances.Decide(p.t.Context(), saga.Address{Scope: "tenant", Key: "k"}, saga.Decision{Verb: saga.VerbReject, Step: "hotel", By: "me", Why: "it is closed"}); err != nil {
+	if _, err := instances.Decide(p.t.Context(), saga.Address{Scope: "tenant", Key: "k"}, operator.Decision{Verb: operator.VerbReject, Step: "hotel", By: "me", Why: "it is closed"}); err != nil {
 		p.t.Fatal(err)
 	}
 }

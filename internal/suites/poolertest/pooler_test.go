@@ -54,9 +54,9 @@ func (p *place) look() {
 	if list, err := letters.List(p.t.Context(), operator.Filter{}, 0, 10); len(list) != 0 || err != nil {
 		p.t.Errorf("%d dead letters of steps, %v", len(list), err)
 	}
-	instances, err := saga.NewInstances(p.pooled, &saga.InstancesOptions{Schema: p.schema})
+	instances, err := operator.NewInstances(p.pooled, &operator.Options{Schema: p.schema})
 	check(p.t, err)
-	if list, err := instances.List(p.t.Context(), saga.Filter{}, saga.Address{}, 100); len(list) != 5*len(items) || err != nil {
+	if list, err := instances.List(p.t.Context(), operator.InstanceFilter{}, saga.Address{}, 100); len(list) != 5*len(items) || err != nil {
 		p.t.Errorf("%d instances, %v; want %d", len(list), err, 5*len(items))
 	}
 }

@@ -221,21 +221,21 @@ func publishAgain(ctx context.Context, w *world, key string) error {
 // decide has one saga rest and go on, one nested in it end, which tells it so, and another
 // one undone.
 func decide(ctx context.Context, w *world, key string) error {
-	n, err := saga.NewInstances(w.pools["operator"], &saga.InstancesOptions{Schema: w.Schema})
+	n, err := operator.NewInstances(w.pools["operator"], &operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
 	outer, inner, second := saga.Address{Key: key}, saga.Address{Key: key, Path: "1.1"}, saga.Address{Key: key + "-second", Path: "1.1"}
 	for _, d := range []struct {
 		at   saga.Address
-		verb saga.Verb
+		verb operator.Verb
 		step string
 	}{
-		{outer, saga.VerbPause, ""}, {outer, saga.VerbResume, ""}, {inner, saga.VerbReject, "flight"},
-		{second, saga.VerbSkip, "flight"}, {second, saga.VerbCancel, ""},
+		{outer, operator.VerbPause, ""}, {outer, operator.VerbResume, ""}, {inner, operator.VerbReject, "flight"},
+		{second, operator.VerbSkip, "flight"}, {second, operator.VerbCancel, ""},
 	} {
-		decision := saga.Decision{Verb: d.verb, Step: d.step, By: "ann", Why: "it is a test"}
-		if d.verb == saga.VerbSkip {
+		decision := operator.Decision{Verb: d.verb, Step: d.step, By: "ann", Why: "it is a test"}
+		if d.verb == operator.VerbSkip {
 			decision.Result = json.RawMessage(`{}`)
 		}
 		if _, err := n.Decide(ctx, d.at, decision); err != nil {
@@ -306,11 +306,11 @@ func lookAtOutbox(ctx context.Context, w *world, key string) error {
 }
 
 func lookAtSagas(ctx context.Context, w *world, key string) error {
-	n, err := saga.NewInstances(w.pools["reader"], &saga.InstancesOptions{Schema: w.Schema})
+	n, err := operator.NewInstances(w.pools["reader"], &operator.Options{Schema: w.Schema})
 	if err != nil {
 		return err
 	}
-	all, err := n.List(ctx, saga.Filter{Key: key}, saga.Address{}, 10)
+	all, err := n.List(ctx, operator.InstanceFilter{Key: key}, saga.Address{}, 10)
 	if err := done("list", len(all) == 2, err); err != nil {
 		return err
 	}

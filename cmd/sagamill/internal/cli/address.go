@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -58,7 +59,7 @@ func FormatAddress(a saga.Address) string {
 }
 
 // FormatStatus returns the status, and adds that the instance is paused if the status does not say it.
-func FormatStatus(t *saga.Timeline) string {
+func FormatStatus(t *operator.Timeline) string {
 	if t.Paused && t.Status != saga.StatusPaused {
 		return string(t.Status) + ", and paused"
 	}

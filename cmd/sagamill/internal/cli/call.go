@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -111,11 +112,11 @@ func hasSagas(ctx context.Context, db *pgxpool.Pool, s *migrations.Schema) bool 
 	if !s.Sagas || len(s.SagasDenied) > 0 {
 		return false
 	}
-	n, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: s.Name})
+	n, err := operator.NewInstances(db, &operator.Options{Schema: s.Name})
 	if err != nil {
 		return false
 	}
-	some, err := n.List(ctx, saga.Filter{}, saga.Address{}, 1)
+	some, err := n.List(ctx, operator.InstanceFilter{}, saga.Address{}, 1)
 	return err == nil && len(some) > 0
 }
 

@@ -10,13 +10,13 @@ import (
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/internal/flow"
-	"github.com/sagamill/sagamill/saga"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // decideStep returns the command of a verb.
-func decideStep(verb saga.Verb) func(context.Context, *cli.Call) error {
+func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 	return func(ctx context.Context, c *cli.Call) error {
-		d := saga.Decision{Verb: verb}
+		d := operator.Decision{Verb: verb}
 		asJSON := c.Flags.Bool("json", false, "print the instance as it is then as JSON")
 		c.Flags.StringVar(&d.By, "by", cli.UserName(), "who decides it; default: the user who runs this")
 		c.Flags.StringVar(&d.Why, "why", "", "why; it is kept, and shown to others")
@@ -47,14 +47,14 @@ func decideStep(verb saga.Verb) func(context.Context, *cli.Call) error {
 }
 
 // addStep adds the flags of d's verb to c.
-func addStep(c *cli.Call, d *saga.Decision) {
+func addStep(c *cli.Call, d *operator.Decision) {
 	switch d.Verb {
-	case saga.VerbCompensateTo:
+	case operator.VerbCompensateTo:
 		c.Flags.StringVar(&d.Step, "to", "", "the step to go back to, which stays done")
-	case saga.VerbSkip, saga.VerbReject, saga.VerbRetry:
+	case operator.VerbSkip, operator.VerbReject, operator.VerbRetry:
 		c.Flags.StringVar(&d.Step, "step", "", "which step")
 	}
-	if d.Verb == saga.VerbSkip {
+	if d.Verb == operator.VerbSkip {
 		c.Flags.Func("result", "what it has come to, as JSON; -: from standard input; default: the state stays as it is", func(s string) error {
 			d.Result = json.RawMessage(s)
 			return nil
@@ -64,15 +64,15 @@ func addStep(c *cli.Call, d *saga.Decision) {
 
 // checkDecision asks for what is missing by the names of flags, and reads a
 // result from standard input.
-func checkDecision(c *cli.Call, d *saga.Decision) error {
+func checkDecision(c *cli.Call, d *operator.Decision) error {
 	switch {
 	case strings.TrimSpace(d.Why) == "":
 		return errors.New("say why, with -why")
 	case strings.TrimSpace(d.By) == "":
 		return errors.New("say who decides it, with -by")
-	case d.Step == "" && d.Verb == saga.VerbCompensateTo:
+	case d.Step == "" && d.Verb == operator.VerbCompensateTo:
 		return errors.New("say with -to which step to go back to")
-	case d.Step == "" && (d.Verb == saga.VerbSkip || d.Verb == saga.VerbReject):
+	case d.Step == "" && (d.Verb == operator.VerbSkip || d.Verb == operator.VerbReject):
 		return errors.New("say with -step which step")
 	}
 	if string(d.Result) == "-" {
@@ -86,7 +86,7 @@ func checkDecision(c *cli.Call, d *saga.Decision) error {
 }
 
 // reportDecision says what an instance is now, and who carries it out.
-func reportDecision(w io.Writer, is *saga.Instance) error {
+func reportDecision(w io.Writer, is *operator.Instance) error {
 	then := "; an orchestrator goes on with it within a second"
 	switch {
 	case !is.EndedAt.IsZero():

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
-	"github.com/sagamill/sagamill/saga"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // An instanceJSON is an instance as JSON. Times that there are not are left out.
@@ -26,7 +26,7 @@ type Instance struct {
 	EndedAt   string `json:"ended_at,omitempty"`
 }
 
-func newInstance(i *saga.Instance) Instance {
+func newInstance(i *operator.Instance) Instance {
 	return Instance{
 		Scope: i.Scope, Key: i.Key, Path: i.Path, ID: i.ID, Root: i.Root, Saga: i.Saga, Version: i.Version, Parent: i.Parent,
 		Status: string(i.Status), Reason: i.Reason, Tries: i.Tries,
@@ -86,7 +86,7 @@ type journalLine struct {
 	Why  string `json:"why"`
 }
 
-func newTimeline(t *saga.Timeline, state bool) Timeline {
+func newTimeline(t *operator.Timeline, state bool) Timeline {
 	j := Timeline{
 		Instance: newInstance(&t.Instance), Paused: t.Paused, Undoing: t.Compensating, Fault: t.Fault, PlanProblem: t.PlanProblem, Deadline: cli.FormatMoment(t.Deadline),
 		Steps: []stepLine{}, Next: append([]string{}, t.Next...), Undo: append([][]string{}, t.Undo...), UndoNothing: t.UndoNothing,
@@ -107,7 +107,7 @@ func newTimeline(t *saga.Timeline, state bool) Timeline {
 	return j
 }
 
-func newStep(s *saga.TimelineStep) stepLine {
+func newStep(s *operator.TimelineStep) stepLine {
 	j := stepLine{
 		Number: s.Number, Name: s.Name, Depth: s.Depth, Kind: s.Kind, Pivot: s.Pivot, Undo: s.Undo, State: string(s.State),
 		Attempt: s.Attempt, N: s.N, Topic: s.Topic, Type: s.Type, Reason: s.Reason, Override: s.Override, InDoubt: s.Doubt, Again: s.Again,

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -19,13 +20,13 @@ func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "saga list", About: "instances of orchestrated sagas that have not ended; with -status others", Run: sagaList},
 		{Words: "saga show", About: "the timeline of the instance of a KEY, and what would be undone", Run: sagaShow},
-		{Words: "saga pause", About: "let no step of it begin or be undone, nor time run out", Run: decideStep(saga.VerbPause)},
-		{Words: "saga resume", About: "go on", Run: decideStep(saga.VerbResume)},
-		{Words: "saga cancel", About: "compensate it", Run: decideStep(saga.VerbCancel)},
-		{Words: "saga compensate", About: "undo what comes after the step -to, and pause", Run: decideStep(saga.VerbCompensateTo)},
-		{Words: "saga skip", About: "let -step pass for done, with -result; or for undone", Run: decideStep(saga.VerbSkip)},
-		{Words: "saga reject", About: "let -step pass for one that has done nothing: it compensates", Run: decideStep(saga.VerbReject)},
-		{Words: "saga retry", About: "try again now: -step, or all that is stuck or waits", Run: decideStep(saga.VerbRetry)},
+		{Words: "saga pause", About: "let no step of it begin or be undone, nor time run out", Run: decideStep(operator.VerbPause)},
+		{Words: "saga resume", About: "go on", Run: decideStep(operator.VerbResume)},
+		{Words: "saga cancel", About: "compensate it", Run: decideStep(operator.VerbCancel)},
+		{Words: "saga compensate", About: "undo what comes after the step -to, and pause", Run: decideStep(operator.VerbCompensateTo)},
+		{Words: "saga skip", About: "let -step pass for done, with -result; or for undone", Run: decideStep(operator.VerbSkip)},
+		{Words: "saga reject", About: "let -step pass for one that has done nothing: it compensates", Run: decideStep(operator.VerbReject)},
+		{Words: "saga retry", About: "try again now: -step, or all that is stuck or waits", Run: decideStep(operator.VerbRetry)},
 		{Words: "saga check", About: "say which live instances the binary with -manifest could not finish", Run: sagaCheck},
 	}
 }
@@ -34,12 +35,12 @@ func Commands() []cli.Command {
 var statuses = []saga.Status{saga.StatusRunning, saga.StatusCompensating, saga.StatusPaused, saga.StatusStuck, saga.StatusCompleted, saga.StatusCompensated}
 
 // openInstances opens those of c's schema. The caller calls done.
-func openInstances(ctx context.Context, c *cli.Call) (n *saga.Instances, done func(), err error) {
+func openInstances(ctx context.Context, c *cli.Call) (n *operator.Instances, done func(), err error) {
 	db, err := c.OpenDatabase(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	n, err = saga.NewInstances(db, &saga.InstancesOptions{Schema: *c.Schema})
+	n, err = operator.NewInstances(db, &operator.Options{Schema: *c.Schema})
 	if err != nil {
 		db.Close()
 		return nil, nil, err
@@ -48,7 +49,7 @@ func openInstances(ctx context.Context, c *cli.Call) (n *saga.Instances, done fu
 }
 
 // addFilter adds the flags of a filter to c.
-func addFilter(c *cli.Call, f *saga.Filter) {
+func addFilter(c *cli.Call, f *operator.InstanceFilter) {
 	c.Flags.StringVar(&f.Saga, "saga", "", "of this saga")
 	c.Flags.IntVar(&f.Version, "version", 0, "of this version of it")
 	c.Flags.StringVar(&f.Scope, "scope", "", "of this scope")
@@ -68,10 +69,10 @@ func addFilter(c *cli.Call, f *saga.Filter) {
 }
 
 func sagaList(ctx context.Context, c *cli.Call) error {
-	var filter saga.Filter
+	var filter operator.InstanceFilter
 	addFilter(c, &filter)
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", saga.MaxList, cli.DefaultLimit))
+	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, cli.DefaultLimit))
 	var after saga.Address
 	c.Flags.Func("after", "begin behind this one: its scope, key and path, as the last line says", func(s string) (err error) {
 		after, err = parseAfter(s)
@@ -80,8 +81,8 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
-	if *limit < 1 || *limit > saga.MaxList {
-		return fmt.Errorf("-limit must be between 1 and %d", saga.MaxList)
+	if *limit < 1 || *limit > operator.MaxList {
+		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
 	}
 	if filter.Older < 0 || filter.Silent < 0 || filter.Version < 0 {
 		return errors.New("-older, -silent and -version must not be negative")
@@ -135,7 +136,7 @@ func parseAfter(s string) (a saga.Address, err error) {
 }
 
 // printInstances prints a table, or a line of JSON each.
-func printInstances(c *cli.Call, all []saga.Instance, asJSON bool) error {
+func printInstances(c *cli.Call, all []operator.Instance, asJSON bool) error {
 	rows := make([][]string, len(all))
 	for k, i := range all {
 		if asJSON {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
-	"github.com/sagamill/sagamill/saga"
+	"github.com/sagamill/sagamill/operator"
 )
 
 func sagaShow(ctx context.Context, c *cli.Call) error {
@@ -41,7 +41,7 @@ func sagaShow(ctx context.Context, c *cli.Call) error {
 }
 
 // showTimeline prints t: what it is, its steps, what comes next, and who has decided what.
-func showTimeline(w io.Writer, t *saga.Timeline) error {
+func showTimeline(w io.Writer, t *operator.Timeline) error {
 	if err := cli.PrintFields(w, timelineFields(t)); err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func showTimeline(w io.Writer, t *saga.Timeline) error {
 	return nil
 }
 
-func timelineFields(t *saga.Timeline) [][2]string {
+func timelineFields(t *operator.Timeline) [][2]string {
 	fields := [][2]string{
 		{"saga", fmt.Sprintf("%s, version %d", cli.FormatCell(t.Saga), t.Version)},
 		{"instance", cli.FormatAddress(t.Address)},
@@ -91,7 +91,7 @@ func timelineFields(t *saga.Timeline) [][2]string {
 }
 
 // writeAhead says what would follow.
-func writeAhead(w io.Writer, t *saga.Timeline) {
+func writeAhead(w io.Writer, t *operator.Timeline) {
 	if len(t.Next) > 0 {
 		fmt.Fprintf(w, "an orchestrator is to: %s\n", strings.Join(t.Next, ", "))
 	}
@@ -113,7 +113,7 @@ func writeAhead(w io.Writer, t *saga.Timeline) {
 	fmt.Fprintf(w, "%s: %s\n", said, strings.Join(waves, ", then "))
 }
 
-func stepRow(t *saga.Timeline, s *saga.TimelineStep) []string {
+func stepRow(t *operator.Timeline, s *operator.TimelineStep) []string {
 	name := strings.Repeat("  ", s.Depth) + cli.FormatCell(s.Name)
 	if s.Number == 0 {
 		return []string{name + ": " + map[string]string{"all": "all at once", "seq": "in turn"}[s.Kind], "", "", "", "", "", "", ""}
@@ -132,7 +132,7 @@ func stepRow(t *saga.Timeline, s *saga.TimelineStep) []string {
 }
 
 // stepNote says what the columns do not.
-func stepNote(s *saga.TimelineStep) string {
+func stepNote(s *operator.TimelineStep) string {
 	var notes []string
 	add := func(ok bool, note string) {
 		if ok {

@@ -11,11 +11,10 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/operator"
-	"github.com/sagamill/sagamill/saga"
 )
 
 // adviseStep says what could free a step that is stuck; where tells where its message is.
-func (q *inquiry) adviseStep(s *site, t *saga.Timeline, step *saga.TimelineStep, where Finding) string {
+func (q *inquiry) adviseStep(s *site, t *operator.Timeline, step *operator.TimelineStep, where Finding) string {
 	skip := q.formatVerb(s, t, "skip", step)
 	letters := q.findDeadLetters(s, step)
 	switch {
@@ -32,21 +31,21 @@ func (q *inquiry) adviseStep(s *site, t *saga.Timeline, step *saga.TimelineStep,
 }
 
 // isDeadLetter reports whether a step is stuck because a participant has its message as a dead letter.
-func isDeadLetter(step *saga.TimelineStep) bool {
+func isDeadLetter(step *operator.TimelineStep) bool {
 	return strings.HasPrefix(step.Reason, "dead letter, ")
 }
 
 // listVerbs are those that a step which is stuck is not refused.
-func listVerbs(t *saga.Timeline, step *saga.TimelineStep) string {
-	pivot := slices.IndexFunc(t.Steps, func(s saga.TimelineStep) bool { return s.Pivot })
-	if step.State == saga.StepUndoStuck || pivot >= 0 && step.Number > t.Steps[pivot].Number {
+func listVerbs(t *operator.Timeline, step *operator.TimelineStep) string {
+	pivot := slices.IndexFunc(t.Steps, func(s operator.TimelineStep) bool { return s.Pivot })
+	if step.State == operator.StepUndoStuck || pivot >= 0 && step.Number > t.Steps[pivot].Number {
 		return "retry or skip"
 	}
 	return "retry, skip or reject"
 }
 
 // formatVerb is the command line of a verb about a step.
-func (q *inquiry) formatVerb(s *site, t *saga.Timeline, verb string, step *saga.TimelineStep) string {
+func (q *inquiry) formatVerb(s *site, t *operator.Timeline, verb string, step *operator.TimelineStep) string {
 	key := quoteWord(t.Key)
 	if strings.HasPrefix(key, "-") {
 		key = "-key=" + key
@@ -81,7 +80,7 @@ type heldLetter struct {
 
 // findDeadLetters are the dead letters of a step's action and its compensation, and of the reply that
 // it waits for, in the order in which they are to be redriven.
-func (q *inquiry) findDeadLetters(home *site, step *saga.TimelineStep) (all []heldLetter) {
+func (q *inquiry) findDeadLetters(home *site, step *operator.TimelineStep) (all []heldLetter) {
 	for _, s := range q.sites {
 		for i := range s.in.Letters {
 			l := &s.in.Letters[i]
@@ -141,16 +140,16 @@ func (q *inquiry) explainOver(s *site, l *operator.DeadLetter) (text string, ok 
 }
 
 // isPassed reports whether nothing that comes of an attempt at a step makes a difference.
-func isPassed(step *saga.TimelineStep, attempt int) bool {
+func isPassed(step *operator.TimelineStep, attempt int) bool {
 	switch step.State {
-	case saga.StepDone, saga.StepRejected, saga.StepUndone:
+	case operator.StepDone, operator.StepRejected, operator.StepUndone:
 		return true
 	}
 	return attempt < step.Attempt
 }
 
 // findTimeline returns the instance that is nested at a path.
-func (q *inquiry) findTimeline(path string) *saga.Timeline {
+func (q *inquiry) findTimeline(path string) *operator.Timeline {
 	for _, s := range q.sites {
 		for i := range s.sagas {
 			if s.sagas[i].Path == path {

@@ -3,14 +3,15 @@ package why
 import (
 	"testing"
 
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
 func TestVerbsAreThoseThatAreNotRefused(t *testing.T) {
 	t.Parallel()
-	plan := &saga.Timeline{Steps: []saga.TimelineStep{
-		{Name: "both"}, {Number: 1, State: saga.StepStuck}, {Number: 2, State: saga.StepUndoStuck},
-		{Number: 3, State: saga.StepStuck, Pivot: true}, {Number: 4, State: saga.StepStuck},
+	plan := &operator.Timeline{Steps: []operator.TimelineStep{
+		{Name: "both"}, {Number: 1, State: operator.StepStuck}, {Number: 2, State: operator.StepUndoStuck},
+		{Number: 3, State: operator.StepStuck, Pivot: true}, {Number: 4, State: operator.StepStuck},
 	}}
 	for i, want := range []string{1: "retry, skip or reject", "retry or skip", "retry, skip or reject", "retry or skip"} {
 		if got := listVerbs(plan, &plan.Steps[i]); i > 0 && got != want {
@@ -28,7 +29,7 @@ func TestShellWord(t *testing.T) {
 		}
 	}
 	q := &inquiry{scope: "a c"}
-	got := q.formatVerb(&site{name: "trips"}, &saga.Timeline{Instance: saga.Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &saga.TimelineStep{Name: "s"})
+	got := q.formatVerb(&site{name: "trips"}, &operator.Timeline{Instance: operator.Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &operator.TimelineStep{Name: "s"})
 	if want := `sagamill saga retry -key=-k -schema trips -scope='a c' -path 1.1 -step s -why "…"`; got != want {
 		t.Errorf("verb = %s, want %s", got, want)
 	}

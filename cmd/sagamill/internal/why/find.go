@@ -6,7 +6,7 @@ import (
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/internal/flow"
-	"github.com/sagamill/sagamill/saga"
+	"github.com/sagamill/sagamill/operator"
 )
 
 // An inquiry finds out what a saga waits for.
@@ -45,7 +45,7 @@ func (q *inquiry) isOrchestrated() bool {
 }
 
 // findInstance tells what an instance waits for.
-func (q *inquiry) findInstance(s *site, t *saga.Timeline) {
+func (q *inquiry) findInstance(s *site, t *operator.Timeline) {
 	tell := func(f Finding) {
 		f.Schema, f.Saga, f.Path = s.name, t.Saga, t.Path
 		q.found = append(q.found, f)
@@ -70,7 +70,7 @@ func (q *inquiry) findInstance(s *site, t *saga.Timeline) {
 
 // formatInstance says what an instance is, and since when it is there. Since when it has its status
 // is not known: it moves while it stays what it is.
-func formatInstance(s *site, t *saga.Timeline) string {
+func formatInstance(s *site, t *operator.Timeline) string {
 	moved := "last moved at " + cli.FormatTime(t.UpdatedAt)
 	if !t.EndedAt.IsZero() {
 		moved = "ended at " + cli.FormatTime(t.EndedAt)
@@ -84,16 +84,16 @@ func formatInstance(s *site, t *saga.Timeline) string {
 }
 
 // findStanding tells what keeps the instance as a whole.
-func (q *inquiry) findStanding(s *site, t *saga.Timeline, tell func(Finding)) {
+func (q *inquiry) findStanding(s *site, t *operator.Timeline, tell func(Finding)) {
 	at := cli.FormatAddress(t.Address)
 	if t.Paused {
 		f := Finding{What: "paused", Text: "paused when it had gone back; sagamill saga resume goes on"}
 		for i := len(t.Journal) - 1; i >= 0; i-- {
-			if e := t.Journal[i]; e.Verb == saga.VerbPause {
+			if e := t.Journal[i]; e.Verb == operator.VerbPause {
 				f.Since = cli.FormatMoment(e.At)
 				f.Text = fmt.Sprintf("paused by %s at %s because: %s; sagamill saga resume goes on", cli.FormatCell(e.By), cli.FormatTime(e.At), e.Why)
 			}
-			if v := t.Journal[i].Verb; v == saga.VerbPause || v == saga.VerbCompensateTo {
+			if v := t.Journal[i].Verb; v == operator.VerbPause || v == operator.VerbCompensateTo {
 				break
 			}
 		}
@@ -112,21 +112,21 @@ func (q *inquiry) findStanding(s *site, t *saga.Timeline, tell func(Finding)) {
 }
 
 // findStep tells what a step waits for.
-func (q *inquiry) findStep(s *site, t *saga.Timeline, step *saga.TimelineStep) (f Finding, ok bool) {
+func (q *inquiry) findStep(s *site, t *operator.Timeline, step *operator.TimelineStep) (f Finding, ok bool) {
 	name := "step " + cli.FormatCell(step.Name)
 	switch step.State {
-	case saga.StepWaiting, saga.StepUndoWaiting:
+	case operator.StepWaiting, operator.StepUndoWaiting:
 		if step.Due.IsZero() {
 			return f, false // an orchestrator does it now
 		}
 		what := "attempt " + fmt.Sprint(step.Attempt)
-		if step.State == saga.StepUndoWaiting {
+		if step.State == operator.StepUndoWaiting {
 			what = "its compensation"
 		}
 		f = Finding{What: "again", Until: cli.FormatMoment(step.Due), Text: fmt.Sprintf("%s: %s failed: %s; again at %s", name, what, step.Reason, cli.FormatTime(step.Due))}
-	case saga.StepStuck, saga.StepUndoStuck:
+	case operator.StepStuck, operator.StepUndoStuck:
 		f = q.findStuckStep(s, t, step, name)
-	case saga.StepRunning, saga.StepUndoing:
+	case operator.StepRunning, operator.StepUndoing:
 		f = q.findAwaitedStep(s, t, step, name)
 		if !step.Due.IsZero() && t.Paused {
 			f.Text += "; its deadline, " + cli.FormatTime(step.Due) + ", does not pass while the saga is paused"
@@ -142,9 +142,9 @@ func (q *inquiry) findStep(s *site, t *saga.Timeline, step *saga.TimelineStep) (
 }
 
 // findStuckStep tells why a step is, and what could free it.
-func (q *inquiry) findStuckStep(s *site, t *saga.Timeline, step *saga.TimelineStep, name string) Finding {
+func (q *inquiry) findStuckStep(s *site, t *operator.Timeline, step *operator.TimelineStep, name string) Finding {
 	what := "stuck: " + name
-	if step.State == saga.StepUndoStuck {
+	if step.State == operator.StepUndoStuck {
 		what = "stuck: the compensation of " + name
 	}
 	f := Finding{What: "stuck", Since: cli.FormatMoment(step.Sent), Text: what + ": " + step.Reason}
@@ -152,7 +152,7 @@ func (q *inquiry) findStuckStep(s *site, t *saga.Timeline, step *saga.TimelineSt
 		f.Text += "; what it has done is not known"
 	}
 	var where Finding
-	if (step.Doubt || step.State == saga.StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
+	if (step.Doubt || step.State == operator.StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
 		where = q.traceStep(s, t, step)
 		if where.What != unrecorded || !isDeadLetter(step) { // it was recorded somewhere
 			f.ID = where.ID
@@ -164,12 +164,12 @@ func (q *inquiry) findStuckStep(s *site, t *saga.Timeline, step *saga.TimelineSt
 }
 
 // findAwaitedStep tells where the command of a step, or its reply, is.
-func (q *inquiry) findAwaitedStep(s *site, t *saga.Timeline, step *saga.TimelineStep, name string) Finding {
-	if n := step.Nested; n != nil && n.EndedAt.IsZero() && step.State == saga.StepRunning {
+func (q *inquiry) findAwaitedStep(s *site, t *operator.Timeline, step *operator.TimelineStep, name string) Finding {
+	if n := step.Nested; n != nil && n.EndedAt.IsZero() && step.State == operator.StepRunning {
 		return Finding{What: "nested", Text: fmt.Sprintf("%s: runs the saga %s, nested at %s", name, cli.FormatCell(n.Saga), n.Path)}
 	}
 	f := q.traceStep(s, t, step)
-	if step.State == saga.StepUndoing {
+	if step.State == operator.StepUndoing {
 		name = "compensation of " + name
 	}
 	f.Text = name + ": " + f.Text
@@ -180,12 +180,12 @@ func (q *inquiry) findAwaitedStep(s *site, t *saga.Timeline, step *saga.Timeline
 }
 
 // isReply reports whether n is that of a reply to the last message of a step.
-func isReply(n string, step *saga.TimelineStep) bool {
+func isReply(n string, step *operator.TimelineStep) bool {
 	mark := flow.ReplyN(step.N, isUndoing(step), "")
 	return strings.HasPrefix(n, mark)
 }
 
 // isUndoing reports whether the last message of a step was its compensation.
-func isUndoing(step *saga.TimelineStep) bool {
-	return step.State == saga.StepUndoing || step.State == saga.StepUndoStuck || step.State == saga.StepUndoWaiting
+func isUndoing(step *operator.TimelineStep) bool {
+	return step.State == operator.StepUndoing || step.State == operator.StepUndoStuck || step.State == operator.StepUndoWaiting
 }

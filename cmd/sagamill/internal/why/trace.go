@@ -19,7 +19,7 @@ const lostSight = "it waits in a queue, is being handled, or was lost with its q
 
 // traceStep follows the last message of a step from its reply back to its command, and tells
 // the first place where something is. home is the orchestrator's schema.
-func (q *inquiry) traceStep(home *site, t *saga.Timeline, step *saga.TimelineStep) Finding {
+func (q *inquiry) traceStep(home *site, t *operator.Timeline, step *operator.TimelineStep) Finding {
 	if f, ok := q.traceReply(home, step); ok {
 		return f
 	}
@@ -39,7 +39,7 @@ func (q *inquiry) traceStep(home *site, t *saga.Timeline, step *saga.TimelineSte
 }
 
 // traceReply looks for the reply: in any outbox, or parked by the orchestrator.
-func (q *inquiry) traceReply(home *site, step *saga.TimelineStep) (f Finding, ok bool) {
+func (q *inquiry) traceReply(home *site, step *operator.TimelineStep) (f Finding, ok bool) {
 	for i := range home.in.Letters {
 		l := &home.in.Letters[i]
 		if isReply(l.N, step) && strings.HasPrefix(l.Step, "saga-") {
@@ -71,7 +71,7 @@ func (q *inquiry) traceReply(home *site, step *saga.TimelineStep) (f Finding, ok
 }
 
 // isReplyTo reports whether the reply m has been taken: it was late, or freed nothing.
-func (q *inquiry) isReplyTo(home *site, step *saga.TimelineStep, m *operator.OutboxMessage) bool {
+func (q *inquiry) isReplyTo(home *site, step *operator.TimelineStep, m *operator.OutboxMessage) bool {
 	for i := range home.in.Steps {
 		r := &home.in.Steps[i]
 		if r.N == m.N && strings.HasPrefix(r.Step, "saga-") && r.State == "done" {
@@ -82,7 +82,7 @@ func (q *inquiry) isReplyTo(home *site, step *saga.TimelineStep, m *operator.Out
 }
 
 // traceParked looks for the message of a step, parked by whoever takes it.
-func (q *inquiry) traceParked(step *saga.TimelineStep) (f Finding, ok bool) {
+func (q *inquiry) traceParked(step *operator.TimelineStep) (f Finding, ok bool) {
 	kind := map[bool]string{false: "action", true: "compensation"}[isUndoing(step) && step.Type != saga.TypeRevoke]
 	for _, s := range q.sites {
 		for i := range s.in.Letters {
@@ -95,7 +95,7 @@ func (q *inquiry) traceParked(step *saga.TimelineStep) (f Finding, ok bool) {
 }
 
 // findCommand returns the last command of a step, or its last compensation, as the outbox has it.
-func (q *inquiry) findCommand(home *site, step *saga.TimelineStep) *operator.OutboxMessage {
+func (q *inquiry) findCommand(home *site, step *operator.TimelineStep) *operator.OutboxMessage {
 	for i := len(home.out.Messages) - 1; i >= 0; i-- {
 		m := &home.out.Messages[i]
 		if m.N == step.N && (m.Topic == step.Topic && m.Type == step.Type || step.Topic == "") { // "": the plan is not known
@@ -107,7 +107,7 @@ func (q *inquiry) findCommand(home *site, step *saga.TimelineStep) *operator.Out
 }
 
 // traceRow looks for what an inbox says of a step's message.
-func (q *inquiry) traceRow(step *saga.TimelineStep) (f Finding, ok bool) {
+func (q *inquiry) traceRow(step *operator.TimelineStep) (f Finding, ok bool) {
 	undo := isUndoing(step) && step.Type != saga.TypeRevoke
 	for _, s := range q.sites {
 		for i := range s.in.Steps {
@@ -146,7 +146,7 @@ func formatRow(r *operator.StepRow, undo bool) (what, text string) {
 }
 
 // findUnrecorded is what is left: the message was published, and nobody here has had it.
-func (q *inquiry) findUnrecorded(home *site, t *saga.Timeline, command *operator.OutboxMessage, step *saga.TimelineStep) Finding {
+func (q *inquiry) findUnrecorded(home *site, t *operator.Timeline, command *operator.OutboxMessage, step *operator.TimelineStep) Finding {
 	at, text := step.Sent, "published, sent at "
 	if command != nil {
 		at, text = command.CreatedAt, "published, written at "
@@ -156,7 +156,7 @@ func (q *inquiry) findUnrecorded(home *site, t *saga.Timeline, command *operator
 		text += ", topic " + cli.FormatCell(step.Topic)
 	}
 	text += "; nobody in this database has recorded it: " + lostSight
-	if t.PlanProblem == "" && (step.State != saga.StepRunning || !t.Compensating) { // else retry is refused
+	if t.PlanProblem == "" && (step.State != operator.StepRunning || !t.Compensating) { // else retry is refused
 		text += "; " + q.formatVerb(home, t, "retry", step) + " sends it again under the same key, which is harmless"
 	}
 	return Finding{What: unrecorded, Since: cli.FormatMoment(at), Text: text}

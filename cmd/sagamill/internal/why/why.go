@@ -20,7 +20,7 @@ type site struct {
 	name  string
 	out   operator.OutboxMessages
 	in    operator.InboxRows
-	sagas []saga.Timeline // those nested in others behind these
+	sagas []operator.Timeline // those nested in others behind these
 }
 
 func Commands() []cli.Command {
@@ -137,7 +137,7 @@ func (s *site) readSchema(ctx context.Context, db *pgxpool.Pool, tx pgx.Tx, at s
 	if !schema.Sagas || len(schema.SagasDenied) > 0 {
 		return nil
 	}
-	n, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: s.name})
+	n, err := operator.NewInstances(db, &operator.Options{Schema: s.name})
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (s *site) readSchema(ctx context.Context, db *pgxpool.Pool, tx pgx.Tx, at s
 }
 
 // readSagas reads an instance and those nested in it.
-func (s *site) readSagas(ctx context.Context, n *saga.Instances, tx pgx.Tx, at saga.Address) error {
+func (s *site) readSagas(ctx context.Context, n *operator.Instances, tx pgx.Tx, at saga.Address) error {
 	t, err := n.Read(ctx, tx, at)
 	if errors.Is(err, saga.ErrNoInstance) {
 		return nil

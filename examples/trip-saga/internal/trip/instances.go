@@ -8,15 +8,16 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
 // instances are the sagas of trips, for the customers that look at them and cancel
 // them.
-type instances struct{ of *saga.Instances }
+type instances struct{ of *operator.Instances }
 
 func newInstances(db *pgxpool.Pool, schema string) (*instances, error) {
-	of, err := saga.NewInstances(db, &saga.InstancesOptions{Schema: schema})
+	of, err := operator.NewInstances(db, &operator.Options{Schema: schema})
 	return &instances{of}, err
 }
 
@@ -42,11 +43,11 @@ func (in *instances) read(ctx context.Context, tx pgx.Tx, t ref) (view, error) {
 
 // cancel has a trip compensated. Its error is errTooLate, or as that of read.
 func (in *instances) cancel(ctx context.Context, t ref) error {
-	_, err := in.of.Decide(ctx, t.address(), saga.Decision{Verb: saga.VerbCancel, By: t.tenant, Why: "by the customer"})
+	_, err := in.of.Decide(ctx, t.address(), operator.Decision{Verb: operator.VerbCancel, By: t.tenant, Why: "by the customer"})
 	switch {
 	case errors.Is(err, saga.ErrNoInstance):
 		return errNoTrip
-	case errors.Is(err, saga.ErrRefused): // or it is compensated already, which the caller sees
+	case errors.Is(err, operator.ErrRefused): // or it is compensated already, which the caller sees
 		return errTooLate
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
+	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -22,10 +23,10 @@ type view struct {
 }
 
 type stepView struct {
-	Step     string         `json:"step"`
-	State    saga.StepState `json:"state"`
-	Attempts int            `json:"attempts"`
-	Reason   string         `json:"reason,omitempty"`
+	Step     string             `json:"step"`
+	State    operator.StepState `json:"state"`
+	Attempts int                `json:"attempts"`
+	Reason   string             `json:"reason,omitempty"`
 }
 
 // errNoTrip reports a trip that there is not, or not for this tenant.

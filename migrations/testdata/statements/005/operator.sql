@@ -1,3 +1,21 @@
+---- Statements.LockInstance
+
+SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
+	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE
+---- Statements.LockRoot
+
+SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE
+---- Statements.ReadInstance
+
+SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
+	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3
+---- Statements.TryLockInstance
+
+SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
+	revision, trace_parent, trace_state, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE SKIP LOCKED
+---- Statements.TryLockRoot
+
+SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE SKIP LOCKED
 ---- inboxQueries.bury
 UPDATE {schema}.parked SET state = 'dead', last_at = clock_timestamp() WHERE id = ANY ($1)
 ---- inboxQueries.count0
@@ -201,6 +219,54 @@ SELECT i.scope, i.key, i.step, i.n, i.state, i.attempts, i.undo_attempts, i.dige
 FROM {schema}.inbox i
 WHERE (i.scope, i.key, i.step, i.n) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]))
 ORDER BY i.scope, i.key, i.step, i.n FOR UPDATE OF i SKIP LOCKED
+---- instanceQueries.count
+
+SELECT count(*) FROM {schema}.saga
+WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+---- instanceQueries.decide
+
+UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, tries = 0,
+	revision = CASE WHEN revision = $9 THEN revision + 1 END,
+	updated_at = clock_timestamp(), due_at = CASE WHEN $7 THEN clock_timestamp() END,
+	ended_at = CASE WHEN $8 THEN clock_timestamp() END
+WHERE scope = $1 AND key = $2 AND path = $3
+---- instanceQueries.findAddresses
+
+WITH RECURSIVE other AS (
+	(SELECT scope FROM {schema}.saga WHERE $3 = '' OR scope = $3 ORDER BY scope LIMIT 1)
+	UNION ALL
+	SELECT (SELECT s.scope FROM {schema}.saga AS s WHERE s.scope > other.scope AND $3 = '' ORDER BY s.scope LIMIT 1)
+	FROM other WHERE other.scope IS NOT NULL)
+SELECT s.scope, s.key, s.path FROM other JOIN {schema}.saga AS s USING (scope)
+WHERE s.key = $1 AND CASE $2 WHEN '' THEN s.parent IS NULL ELSE s.path = $2 END
+ORDER BY s.started_at DESC, s.scope, s.path LIMIT $4
+---- instanceQueries.insertJournal
+
+INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUES ($1, $2, $3, $4, $5, $6, $7)
+---- instanceQueries.list
+
+SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
+	started_at, updated_at, due_at, ended_at FROM {schema}.saga
+WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+ORDER BY scope, key, path LIMIT $12
+---- instanceQueries.readClock
+SELECT clock_timestamp()
+---- instanceQueries.readFamily
+
+SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
+	started_at, updated_at, due_at, ended_at FROM {schema}.saga WHERE scope = $1 AND key = $2 ORDER BY path
+---- instanceQueries.readJournal
+
+SELECT id, at, verb, step, who, why FROM {schema}.saga_journal WHERE scope = $1 AND key = $2 AND path = $3 ORDER BY id
+---- instanceQueries.readPlan
+
+SELECT plan FROM {schema}.saga_definition WHERE name = $1 AND version = $2 AND starts_with(hash, $3)
 ---- outboxQueries.bury
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))

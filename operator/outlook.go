@@ -1,4 +1,4 @@
-package saga
+package operator
 
 import (
 	"slices"
@@ -7,15 +7,15 @@ import (
 	"github.com/sagamill/sagamill/internal/machine"
 )
 
-// An outlook is what would become of an instance that was cancelled now.
+// An outlook is the course of a cancellation, without carrying it out.
 type outlook struct {
-	waves       [][]string // names of steps in the order in which they would be undone
-	nothing     string     // why that is none
+	waves       [][]string // names of steps in the order of their compensation
+	nothing     string     // why there are none
 	cancellable bool
 }
 
-// trial cancels a copy of p, and has all that is then undone succeed.
-func trial(m *machine.Machine, p *machine.Progress) (o outlook) {
+// tryCancel cancels a copy of p and lets each compensation succeed.
+func tryCancel(m *machine.Machine, p *machine.Progress) (o outlook) {
 	if p.Phase.Ended() {
 		o.nothing = "it has ended"
 		return o
@@ -43,8 +43,8 @@ func trial(m *machine.Machine, p *machine.Progress) (o outlook) {
 	return o
 }
 
-// undoWave has what is undone at once be undone, and returns the steps. What is still in
-// flight may have been done.
+// undoWave lets the next compensations succeed and returns their steps. A step in flight may
+// have an effect.
 func undoWave(m *machine.Machine, p *machine.Progress) (wave []string) {
 	for id := range p.Steps {
 		s := &p.Steps[id]

@@ -1,4 +1,4 @@
-package saga
+package operator
 
 import (
 	"strings"
@@ -6,23 +6,22 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// sqlBeginDecision begins an operator's transaction. A process that is suspended in the
-// middle of it loses its session after a while, and with it the lock of the instance,
-// for which replies and timers wait.
+// sqlBeginDecision begins an operator's transaction. A process that is suspended in the middle of
+// it loses its session after 30 s, and with it the lock of the instance, for which replies and
+// timers wait.
 const sqlBeginDecision = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'`
 
 // The columns of an instance, as scanInstance reads them.
 const listedColumns = `scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
 	started_at, updated_at, due_at, ended_at`
 
-// sqlListInstances reads up to $12 instances behind one that was listed before. It takes no lock: an
-// instance may have moved since.
+// sqlListInstances reads up to $12 instances behind another one, without a lock.
 const sqlListInstances = `
 SELECT {listed} FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND {filter}
 ORDER BY scope, key, path LIMIT $12`
 
-// sqlCountInstances counts what it would read, all in all.
+// sqlCountInstances counts all instances that sqlListInstances would read.
 const sqlCountInstances = `
 SELECT count(*) FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND {filter}`
@@ -32,9 +31,9 @@ const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR ve
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')`
 
-// sqlFindAddresses finds the instances of a key that are at path $2, or the outermost ones
-// if that is empty, in scope $3, or in each if that is empty: from each scope to the next is one
-// look into the primary key's index.
+// sqlFindAddresses finds the instances of a key at path $2, or the outermost ones if that is
+// empty, in scope $3, or in every scope if that is empty: one look-up in the primary key leads
+// from each scope to the next.
 const sqlFindAddresses = `
 WITH RECURSIVE other AS (
 	(SELECT scope FROM {schema}.saga WHERE $3 = '' OR scope = $3 ORDER BY scope LIMIT 1)
@@ -49,20 +48,20 @@ ORDER BY s.started_at DESC, s.scope, s.path LIMIT $4`
 const sqlReadFamily = `
 SELECT {listed} FROM {schema}.saga WHERE scope = $1 AND key = $2 ORDER BY path`
 
-// sqlReadPlan reads the plan of a definition, as an orchestrator has registered it last.
+// sqlReadPlan reads the plan of a definition as it was registered last.
 const sqlReadPlan = `
 SELECT plan FROM {schema}.saga_definition WHERE name = $1 AND version = $2 AND starts_with(hash, $3)`
 
-// sqlReadJournal reads what was decided about an instance, and when this is.
+// sqlReadJournal reads the decisions about an instance.
 const sqlReadJournal = `
 SELECT id, at, verb, step, who, why FROM {schema}.saga_journal WHERE scope = $1 AND key = $2 AND path = $3 ORDER BY id`
 
 // sqlReadClock reads the time.
 const sqlReadClock = `SELECT clock_timestamp()`
 
-// sqlDecideInstance stores what a person has decided about a locked instance, and
-// makes it due unless $7 is false, so that an orchestrator carries it out. Its state is not
-// touched. The revision is as in sqlMoveInstance.
+// sqlDecideInstance stores a decision about a locked instance and makes it due unless $7 is false,
+// so that an orchestrator carries it out. It does not change the state. The revision becomes
+// null, which fails, if the instance has moved in spite of the lock.
 const sqlDecideInstance = `
 UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, tries = 0,
 	revision = CASE WHEN revision = $9 THEN revision + 1 END,
@@ -70,7 +69,7 @@ UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, tries = 0,
 	ended_at = CASE WHEN $8 THEN clock_timestamp() END
 WHERE scope = $1 AND key = $2 AND path = $3`
 
-// sqlInsertJournal notes who has decided what, and why.
+// sqlInsertJournal writes a decision to the journal.
 const sqlInsertJournal = `
 INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUES ($1, $2, $3, $4, $5, $6, $7)`
 

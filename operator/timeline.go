@@ -1,4 +1,4 @@
-package saga
+package operator
 
 import (
 	"context"
@@ -16,59 +16,60 @@ import (
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/saga"
 )
 
-// StepState is where a step of an instance is.
+// A StepState says where a step of an instance is.
 type StepState string
 
-// The states. Those of a step that waits to be tried again, or has a deadline, come with a Due.
+// The states. TimelineStep.Due is set for a step that waits for its next attempt or has a deadline.
 const (
-	StepToCome      StepState = "to-come"  // its turn has not come
-	StepNever       StepState = "never"    // nor will it, as things are: the saga compensates, or has ended
-	StepRunning     StepState = "running"  // a reply is awaited
-	StepWaiting     StepState = "waiting"  // to be tried again
-	StepDone        StepState = "done"     //
+	StepToCome      StepState = "to-come" // not begun
+	StepNever       StepState = "never"   // not begun, and will not be: the saga compensates or has ended
+	StepRunning     StepState = "running" // its reply is awaited
+	StepWaiting     StepState = "waiting" // waits for its next attempt
+	StepDone        StepState = "done"
 	StepSkipped     StepState = "skipped"  // its condition did not hold
-	StepRejected    StepState = "rejected" // it has done nothing
-	StepUnknown     StepState = "unknown"  // it may have been done, and is to be undone
-	StepStuck       StepState = "stuck"    // a person must look at it
+	StepRejected    StepState = "rejected" // it has no effect
+	StepUnknown     StepState = "unknown"  // it may have an effect, which is compensated
+	StepStuck       StepState = "stuck"    // a person must act
 	StepUndoing     StepState = "undoing"  // the reply to its compensation is awaited
 	StepUndoWaiting StepState = "undo-waiting"
 	StepUndoStuck   StepState = "undo-stuck"
 	StepUndone      StepState = "undone"
 )
 
-// A TimelineStep is a step of an instance, or one that holds others.
+// A TimelineStep is a step of an instance, or a group of steps.
 type TimelineStep struct {
-	Number int // of a step, from 1 on, as in its messages' n; 0: it holds others
+	Number int // of a step, from 1 on, as in the n of its messages; 0: a group
 	Name   string
-	Depth  int    // how many steps hold it
+	Depth  int    // number of groups around it
 	Kind   string // remote, local, nested, all (at once) or seq (one after the other)
 	Pivot  bool
-	Undo   string // how it is compensated: remote, local or nested; "": it is not
+	Undo   string // kind of its compensation: remote, local or nested; "": none
 
-	State    StepState // "" of one that holds others
-	Attempt  int       // at the action
-	N        string    // what its messages' step key ends with, at this attempt
-	Topic    string    // where the last of its commands, or its compensation, was sent; "": there is none
+	State    StepState // "" of a group
+	Attempt  int       // of the action
+	N        string    // n of the step key of its messages, at this attempt
+	Topic    string    // of its last command or compensation; "": none
 	Type     string    // of that message
-	Reason   string    // of its last failure; or why a person has decided about it
-	Override bool      // a person has decided what it passes for
-	Doubt    bool      // of one that is stuck: it may have been done
-	Again    bool      // its last message is to be sent again
+	Reason   string    // of its last failure, or of the decision about it
+	Override bool      // a person has decided its result
+	Doubt    bool      // of a stuck step: it may have an effect
+	Again    bool      // its last message will be sent again
 
-	Began, Sent, Ended   time.Time // the first attempt, the last attempt at anything, and the action's end
+	Began, Sent, Ended   time.Time // the first attempt, the last attempt of action or compensation, and the end of the action
 	UndoBegan, UndoEnded time.Time
-	Due                  time.Time // when it is tried again, or its deadline passes; zero: now, or never
+	Due                  time.Time // the next attempt, or its deadline; zero: now or never
 
-	Nested *Instance // the saga that it runs, at this attempt; nil: there is none
+	Nested *Instance // the nested saga of this attempt; nil: none
 }
 
-// Awaits reports whether a message's reply is what is waited for.
+// Awaits reports whether the step waits for a reply.
 func (s *TimelineStep) Awaits() bool { return s.State == StepRunning || s.State == StepUndoing }
 
-// A JournalEntry is what a person has decided about an instance.
-type JournalEntry struct {
+// A DecisionEntry is a decision of a person about an instance.
+type DecisionEntry struct {
 	ID   int64
 	At   time.Time
 	Verb Verb
@@ -77,56 +78,53 @@ type JournalEntry struct {
 	Why  string
 }
 
-// A Timeline is all that the table knows of an instance, at one moment.
+// A Timeline is all that the tables have of an instance, at one moment.
 type Timeline struct {
 	Instance
 	Paused       bool   // by a person, stuck or not
 	Compensating bool   // stuck or not, paused or not
-	Fault        string // why no orchestrator could go on with it; "": one could. Until they give up, they try again
+	Fault        string // the error that keeps orchestrators from continuing; "": none. They retry until they give up
 
-	// PlanProblem says why the plan is not known; "": it is. Without it, steps have
-	// no names, and nothing below them is known but the journal.
+	// PlanProblem says why the plan is not known; "": it is. Without the plan, steps have no names,
+	// and of the fields below Steps only Journal, At and State are set.
 	PlanProblem string
 	Steps       []TimelineStep // in the plan's order
-	Deadline    time.Time      // of the saga as a whole, with which it would be compensated; zero: none any more
-	Next        []string       // what an orchestrator is to do now, such as "do flight"
+	Deadline    time.Time      // of the saga as a whole; zero: none any more
+	Next        []string       // what an orchestrator does next, such as "do flight"
 
-	// Undo is what would be undone if the saga were cancelled now, or is still to be if it
-	// compensates: what comes first first, each with what is undone beside it. UndoNothing says why that is nothing.
+	// Undo are the steps that a cancellation now would compensate, or that are still to be
+	// compensated: in that order, and each element has the steps that are compensated in
+	// parallel. UndoNothing says why there are none.
 	Undo        [][]string
 	UndoNothing string
 
-	Nested  []Instance // instances within it, in theirs too
-	Journal []JournalEntry
-	At      time.Time       // the moment, by the database's clock
-	State   json.RawMessage // the author's, which may hold what not everybody is to see
+	Nested  []Instance // instances within it, at any depth
+	Journal []DecisionEntry
+	At      time.Time       // the moment, by the clock of the database
+	State   json.RawMessage // of the definition; it may be confidential
 }
 
-// oneMoment is the transaction in which several tables are read.
-var oneMoment = pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-
 // Get returns the timeline of the instance at an address. Its error is an
-// [ErrNoInstance] if there is none, or an [ErrAmbiguous].
-func (n *Instances) Get(ctx context.Context, at Address) (t Timeline, err error) {
-	err = pgx.BeginTxFunc(ctx, n.db, oneMoment, func(tx pgx.Tx) (err error) {
+// [saga.ErrNoInstance] if there is none, or an [ErrAmbiguous].
+func (n *Instances) Get(ctx context.Context, at saga.Address) (t Timeline, err error) {
+	err = pgx.BeginTxFunc(ctx, n.db, oneSnapshot, func(tx pgx.Tx) (err error) {
 		t, err = n.Read(ctx, tx, at)
 		return err
 	})
 	return t, err
 }
 
-// Read does what [Instances.Get] does, as of the snapshot of tx, which should be one of
-// REPEATABLE READ. It takes no lock.
-func (n *Instances) Read(ctx context.Context, tx pgx.Tx, at Address) (Timeline, error) {
+// Read does what [Instances.Get] does in tx, which should be REPEATABLE READ. It takes no lock.
+func (n *Instances) Read(ctx context.Context, tx pgx.Tx, at saga.Address) (Timeline, error) {
 	fail := func(err error) (Timeline, error) {
-		return Timeline{}, fmt.Errorf("saga: read %s: %w", at, sqlschema.Explain(err))
+		return Timeline{}, fmt.Errorf("operator: read %s: %w", at, sqlschema.Explain(err))
 	}
-	found, err := n.resolve(ctx, tx, at)
+	found, err := n.resolveAddress(ctx, tx, at)
 	if err != nil {
 		return fail(err)
 	}
 	var t Timeline
-	if t.Instance, t.Nested, err = n.family(ctx, tx, found); err != nil {
+	if t.Instance, t.Nested, err = n.readFamily(ctx, tx, found); err != nil {
 		return fail(err)
 	}
 	i, err := sagarow.ScanRow(tx.QueryRow(ctx, n.rows.ReadInstance, found.Scope, found.Key, found.Path))
@@ -136,7 +134,7 @@ func (n *Instances) Read(ctx context.Context, tx pgx.Tx, at Address) (Timeline, 
 	if err := n.readRest(ctx, tx, &t); err != nil {
 		return fail(err)
 	}
-	m, err := n.machine(ctx, tx, i.Name, i.Version, i.Hash)
+	m, err := n.readMachine(ctx, tx, i.Name, i.Version, i.Hash)
 	switch {
 	case err != nil && !errors.Is(err, ErrPlanUnknown):
 		return fail(err)
@@ -145,12 +143,12 @@ func (n *Instances) Read(ctx context.Context, tx pgx.Tx, at Address) (Timeline, 
 	case err != nil:
 		t.PlanProblem = err.Error()
 	}
-	t.fill(i, m)
+	t.fillSteps(i, m)
 	return t, nil
 }
 
-// family returns the instance at an address, and those within it.
-func (n *Instances) family(ctx context.Context, tx pgx.Tx, at Address) (is Instance, nested []Instance, err error) {
+// readFamily returns the instance at an address, and those within it.
+func (n *Instances) readFamily(ctx context.Context, tx pgx.Tx, at saga.Address) (is Instance, nested []Instance, err error) {
 	rows, _ := tx.Query(ctx, n.sql.readFamily, at.Scope, at.Key)
 	all, err := pgx.CollectRows(rows, scanListed)
 	if err != nil {
@@ -165,7 +163,7 @@ func (n *Instances) family(ctx context.Context, tx pgx.Tx, at Address) (is Insta
 		}
 	}
 	if is.Key == "" {
-		return is, nil, ErrNoInstance
+		return is, nil, saga.ErrNoInstance
 	}
 	return is, nested, nil
 }
@@ -176,12 +174,12 @@ func (n *Instances) readRest(ctx context.Context, tx pgx.Tx, t *Timeline) error 
 	}
 	rows, _ := tx.Query(ctx, n.sql.readJournal, t.Scope, t.Key, t.Path)
 	var err error
-	t.Journal, err = pgx.CollectRows(rows, pgx.RowToStructByPos[JournalEntry])
+	t.Journal, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DecisionEntry])
 	return err
 }
 
-// fill sets what the progress of i says.
-func (t *Timeline) fill(i *sagarow.Row, m *machine.Machine) {
+// fillSteps sets the fields that follow from the progress of i.
+func (t *Timeline) fillSteps(i *sagarow.Row, m *machine.Machine) {
 	t.State, t.Paused, t.Compensating = i.State, i.Progress.Paused, i.Progress.Phase == machine.Compensating
 	if t.PlanProblem != "" {
 		for id := range i.Progress.Steps {
@@ -192,7 +190,7 @@ func (t *Timeline) fill(i *sagarow.Row, m *machine.Machine) {
 	t.Fault = faultOf(i, m)
 	id := 0
 	t.addNodes(i, m.Plan().Nodes, &id, 0)
-	ahead := trial(m, &i.Progress)
+	ahead := tryCancel(m, &i.Progress)
 	t.Undo, t.UndoNothing = ahead.waves, ahead.nothing
 	if d := m.Plan().Deadline; d > 0 && ahead.cancellable {
 		t.Deadline = t.StartedAt.Add(d)
@@ -226,31 +224,31 @@ func (t *Timeline) addStep(i *sagarow.Row, n *machine.Node, id, depth int) {
 	}
 	step := TimelineStep{
 		Number: id, Name: n.Name, Depth: depth, Kind: string(n.Kind), Pivot: n.Pivot, Undo: string(n.Undo),
-		State: stepState(&i.Progress, s), Attempt: s.Attempt, Reason: s.Reason, Override: s.Override, Doubt: s.Doubt, Again: s.Resend,
+		State: stateOfStep(&i.Progress, s), Attempt: s.Attempt, Reason: s.Reason, Override: s.Override, Doubt: s.Doubt, Again: s.Resend,
 		Began: at(s.Began, begun), Sent: at(s.Sent, begun), Ended: at(s.Ended, s.State == machine.Done),
 		UndoBegan: at(s.UndoBegan, false), UndoEnded: at(s.UndoEnded, false), Due: at(s.Due, false),
 	}
 	if begun {
 		own := flow.N(i.Path, id, s.Attempt)
 		incarnation, rest := flow.Incarnation(own)
-		step.N, step.Nested = stepkey.JoinN(incarnation, flow.Mark(i.Root, rest)), t.at(own)
+		step.N, step.Nested = stepkey.JoinN(incarnation, flow.Mark(i.Root, rest)), t.nestedAt(own)
 		step.Topic, step.Type = sentTo(n, s.UndoBegan > 0)
 	}
 	t.Steps = append(t.Steps, step)
 }
 
-// sentTo returns where a step's command, or its compensation, is sent, and of which type it is.
+// sentTo returns topic and type of the command of a step, or of its compensation.
 func sentTo(n *machine.Node, undo bool) (topic, typ string) {
 	switch {
 	case !undo:
 		return n.Topic, n.Type
 	case n.Undo == machine.Nested:
-		return Topic(n.Saga), TypeRevoke
+		return saga.Topic(n.Saga), saga.TypeRevoke
 	}
 	return n.UndoTopic, n.UndoType
 }
 
-func (t *Timeline) at(path string) *Instance {
+func (t *Timeline) nestedAt(path string) *Instance {
 	k := slices.IndexFunc(t.Nested, func(i Instance) bool { return i.Path == path })
 	if k < 0 {
 		return nil
@@ -258,7 +256,7 @@ func (t *Timeline) at(path string) *Instance {
 	return &t.Nested[k]
 }
 
-func stepState(p *machine.Progress, s *machine.Step) StepState {
+func stateOfStep(p *machine.Progress, s *machine.Step) StepState {
 	switch {
 	case s.State != machine.Idle:
 		return StepState(s.State)

@@ -1,6 +1,7 @@
-package saga
+package operator
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,55 +16,59 @@ import (
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/saga"
 )
 
-// A Verb is what a person has done with an instance.
+// A Verb is an act of a person on an instance.
 type Verb string
 
-// The verbs. A verb is about one instance: those nested in it go on, are cancelled with it, and
-// can be decided about under their own address.
+// The verbs. A verb acts on one instance. Nested instances continue, are cancelled with it, and
+// have addresses of their own.
 const (
-	// VerbPause has no step begin, end by its deadline, or be undone. Replies are still taken.
+	// VerbPause stops the instance: no step begins, passes its deadline, or is compensated. Replies
+	// are still taken.
 	VerbPause Verb = "pause"
-	// VerbResume goes on. Deadlines that would have passed meanwhile pass now.
+	// VerbResume continues a paused instance. Deadlines that would have passed meanwhile pass now.
 	VerbResume Verb = "resume"
-	// VerbCancel compensates, paused or not, without waiting for steps that run. It is
-	// refused once the pivot has been sent.
+	// VerbCancel compensates, paused or not, without waiting for running steps. It is refused once
+	// the pivot has been sent.
 	VerbCancel Verb = "cancel"
-	// VerbCompensateTo compensates what comes after Step, which must be done and not
-	// one of several in parallel, and pauses then. Resumed, the saga does it anew.
+	// VerbCompensateTo compensates the steps after Step, which must be done and not in a parallel
+	// group, and then pauses. After a resume the saga runs those steps again.
 	VerbCompensateTo Verb = "compensate-to"
-	// VerbSkip has Step pass for done, with Result, if there is one, put into the state as the
-	// participant's would be; or, if it is being undone, for undone.
+	// VerbSkip makes Step done, with Result as the result of the participant, if there is one; or
+	// undone, if it is being compensated.
 	VerbSkip Verb = "skip"
-	// VerbReject has Step pass for one that has done nothing and never will, so that the saga
-	// compensates. It is refused behind the pivot.
+	// VerbReject makes Step a step that has no effect and never will, so that the saga compensates.
+	// It is refused behind the pivot.
 	VerbReject Verb = "reject"
-	// VerbRetry has Step tried again at once, with all its attempts. Of one that runs, or of which it is
-	// not known what it has done, the last message is sent again, as it was but for
-	// [outbox.HeaderReplayed], which has a [consumer.Effect] ask before it calls: a participant that
-	// has it as a dead letter must redrive that instead. That of a compensation is redriven with its
-	// action's: sent again, it is a duplicate that nobody answers, and the instance waits. An Effect with a Verify that asks about it and
-	// finds nothing calls after twice its Timeout, 5 s and its Settle: a shorter Deadline of the step passes before. Without a Step, it is
-	// done with all that are stuck or wait, and to an instance that no orchestrator could go on with.
+	// VerbRetry starts the next attempt of Step at once, with all attempts again. If Step runs, or
+	// its effect is unknown, its last message is sent again, unchanged except for
+	// outbox.HeaderReplayed, which makes a consumer.Effect ask before it calls. A participant that
+	// has the message as a dead letter must redrive that instead. The dead letter of a compensation
+	// is redriven with that of its action: a compensation that is sent again is a duplicate without a reply,
+	// and the instance waits. An Effect with a Verify that finds nothing calls after twice its
+	// Timeout, 5 s and its Settle: a shorter Deadline of the step passes before. Without a Step,
+	// VerbRetry applies to all steps that are stuck or wait, and to an instance that no orchestrator
+	// could continue.
 	VerbRetry Verb = "retry"
 )
 
-// A Decision is what a person wants done.
+// A Decision is a verb with its arguments.
 type Decision struct {
 	Verb   Verb
 	Step   string
-	Result json.RawMessage // of VerbSkip; nil: the state stays as it is
-	By     string          // required: who
-	Why    string          // required; it is kept, and shown to others
+	Result json.RawMessage // of VerbSkip; nil: the state stays unchanged
+	By     string          // the person; required, default: [Options].By
+	Why    string          // the reason, which others can read; required, default: [Options].Why
 }
 
-// ErrRefused reports a [Decision] that would break the saga, or has nothing to do;
-// the error says why. Nothing has changed.
+// ErrRefused reports a [Decision] that would break the saga, or has no effect; the error says
+// why. Nothing has changed.
 var ErrRefused = machine.ErrRefused
 
-// check returns an error unless d can be decided about some instance.
-func (d *Decision) check() error {
+// validate returns an error unless d is valid for some instance.
+func (d *Decision) validate() error {
 	named := map[Verb]bool{
 		VerbPause: false, VerbResume: false, VerbCancel: false,
 		VerbCompensateTo: true, VerbSkip: true, VerbReject: true, VerbRetry: true,
@@ -90,8 +95,8 @@ func (d *Decision) check() error {
 	return nil
 }
 
-// event returns d for an instance of m.
-func (d *Decision) event(m *machine.Machine, i *sagarow.Row) (machine.Event, error) {
+// machineEvent returns d as an event for an instance of m.
+func (d *Decision) machineEvent(m *machine.Machine, i *sagarow.Row) (machine.Event, error) {
 	e := machine.Event{Kind: machine.EventKind(d.Verb), At: i.Now, Reason: flow.ClipReason(d.Why), Result: d.Result}
 	if d.Verb == VerbCompensateTo {
 		e.Name = d.Step
@@ -110,26 +115,26 @@ func (d *Decision) event(m *machine.Machine, i *sagarow.Row) (machine.Event, err
 	return e, nil
 }
 
-// Decide does d with the instance at an address, and returns what it is then. The
-// instance has moved, and the journal says so, once Decide returns nil; what follows
-// from it, such as commands, an orchestrator does as soon as it looks at what is due. A reply that comes at
-// the same time is taken before or after.
+// Decide applies d to the instance at an address and returns the instance after it. Once Decide
+// returns nil, the instance has moved and its journal has an entry. An orchestrator then carries
+// out what follows, such as commands. A reply at the same time is taken before or after.
 //
-// After an error nothing has changed, unless it is PostgreSQL's from COMMIT: an
-// [ErrNoInstance], an [ErrAmbiguous], an [ErrPlanUnknown], an [ErrRefused], or what is wrong with d.
-func (n *Instances) Decide(ctx context.Context, at Address, d Decision) (is Instance, err error) {
-	if err := d.check(); err != nil {
-		return is, fmt.Errorf("saga: %s: %w", d.Verb, err)
+// After an error nothing has changed, unless it is PostgreSQL's error of COMMIT. Other errors are
+// [saga.ErrNoInstance], [ErrAmbiguous], [ErrPlanUnknown], [ErrRefused], or name what is invalid in d.
+func (n *Instances) Decide(ctx context.Context, at saga.Address, d Decision) (is Instance, err error) {
+	d.By, d.Why = cmp.Or(d.By, n.by), cmp.Or(d.Why, n.why)
+	if err := d.validate(); err != nil {
+		return is, fmt.Errorf("operator: %s: %w", d.Verb, err)
 	}
-	err = n.inTx(ctx, func(tx pgx.Tx) error {
-		found, err := n.resolve(ctx, tx, at)
+	err = n.commitDecision(ctx, func(tx pgx.Tx) error {
+		found, err := n.resolveAddress(ctx, tx, at)
 		if err != nil {
 			return err
 		}
-		if err := n.decide(ctx, tx, found, &d); err != nil {
+		if err := n.applyDecision(ctx, tx, found, &d); err != nil {
 			return err
 		}
-		if is, _, err = n.family(ctx, tx, found); err != nil {
+		if is, _, err = n.readFamily(ctx, tx, found); err != nil {
 			return err
 		}
 		return failpoint.Hit("saga/before-decision-commit")
@@ -138,29 +143,29 @@ func (n *Instances) Decide(ctx context.Context, at Address, d Decision) (is Inst
 		err = failpoint.Hit("saga/after-decision-commit")
 	}
 	if err != nil {
-		return Instance{}, fmt.Errorf("saga: %s %s: %w", d.Verb, at, sqlschema.Explain(err))
+		return Instance{}, fmt.Errorf("operator: %s %s: %w", d.Verb, at, sqlschema.Explain(err))
 	}
 	return is, nil
 }
 
-// inTx commits what do did, in a transaction of an operator's.
-func (n *Instances) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
+// commitDecision runs do in an operator's transaction.
+func (n *Instances) commitDecision(ctx context.Context, do func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, n.db, pgx.TxOptions{BeginQuery: sqlBeginDecision}, do)
 }
 
-func (n *Instances) decide(ctx context.Context, tx pgx.Tx, at Address, d *Decision) error {
+func (n *Instances) applyDecision(ctx context.Context, tx pgx.Tx, at saga.Address, d *Decision) error {
 	i, err := n.rows.LockRow(ctx, tx, sagarow.Address(at))
 	if err != nil {
 		return err
 	}
-	m, err := n.machine(ctx, tx, i.Name, i.Version, i.Hash)
+	m, err := n.readMachine(ctx, tx, i.Name, i.Version, i.Hash)
 	if err != nil {
 		return err
 	}
 	if !m.Fits(&i.Progress) {
 		return fmt.Errorf("%w: the instance has %d steps, %s, version %d, has %d", flow.ErrUnfit, len(i.Progress.Steps), i.Name, i.Version, m.Steps())
 	}
-	e, err := d.event(m, i)
+	e, err := d.machineEvent(m, i)
 	if err != nil {
 		return err
 	}
@@ -170,11 +175,11 @@ func (n *Instances) decide(ctx context.Context, tx pgx.Tx, at Address, d *Decisi
 	if err := m.Apply(&i.Progress, e); err != nil && !(errors.Is(err, ErrRefused) && d.Verb == VerbRetry && d.Step == "" && faultOf(i, m) != "") {
 		return err
 	}
-	return n.store(ctx, tx, i, m, d)
+	return n.storeDecision(ctx, tx, i, m, d)
 }
 
-// checkNested returns an [ErrRefused] if a step would be settled while the saga nested in it
-// still runs: nobody would ever compensate that.
+// checkNested returns an [ErrRefused] if d would settle a step while the saga nested in it
+// still runs: that one would never be compensated.
 func (n *Instances) checkNested(ctx context.Context, tx pgx.Tx, i *sagarow.Row, m *machine.Machine, e machine.Event) error {
 	if e.Kind != machine.Skip && e.Kind != machine.Reject || m.Step(e.Step).Kind != machine.Nested {
 		return nil
@@ -182,7 +187,7 @@ func (n *Instances) checkNested(ctx context.Context, tx pgx.Tx, i *sagarow.Row, 
 	path := flow.N(i.Path, e.Step, i.Progress.Steps[e.Step-1].Attempt)
 	child, err := n.rows.ReadRow(ctx, tx, sagarow.Address{Scope: i.Scope, Key: i.Key, Path: path})
 	switch {
-	case errors.Is(err, ErrNoInstance):
+	case errors.Is(err, saga.ErrNoInstance):
 		return nil
 	case err != nil:
 		return err
@@ -192,8 +197,8 @@ func (n *Instances) checkNested(ctx context.Context, tx pgx.Tx, i *sagarow.Row, 
 	return nil
 }
 
-// store stores i, which has moved by d, and what is to be told of it.
-func (n *Instances) store(ctx context.Context, tx pgx.Tx, i *sagarow.Row, m *machine.Machine, d *Decision) error {
+// storeDecision stores i after d, the messages that follow, and the entry of the journal.
+func (n *Instances) storeDecision(ctx context.Context, tx pgx.Tx, i *sagarow.Row, m *machine.Machine, d *Decision) error {
 	sent := sagarow.NewMessages(i)
 	sent.AnswerParent()
 	if len(sent.AllUntraced()) > 0 {
@@ -214,8 +219,8 @@ func (n *Instances) store(ctx context.Context, tx pgx.Tx, i *sagarow.Row, m *mac
 	return err
 }
 
-// faultOf returns why an orchestrator could not go on with i; "" if it could. It is
-// what the row says that the progress does not.
+// faultOf returns the error that keeps orchestrators from continuing i, and "" if there is none:
+// the reason in the row if the progress has another one.
 func faultOf(i *sagarow.Row, m *machine.Machine) string {
 	if status, reason := sagarow.StatusOf(m, &i.Progress); status == i.Status && reason == i.Reason {
 		return ""

@@ -1,0 +1,185 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sagarow"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// An Instance is one run of a saga, as lists show it.
+type Instance struct {
+	saga.Address
+	ID, Root string // UUIDv7: the correlation id of its messages, and that of the outermost
+	Saga     string
+	Version  int
+	Parent   string // name of the saga around it
+	Status   saga.Status
+	Reason   string // why it compensates or is stuck; or the error that keeps an orchestrator from continuing
+	Tries    int    // attempts of orchestrators to continue that have not ended
+
+	StartedAt time.Time
+	UpdatedAt time.Time // the last change
+	DueAt     time.Time // when an orchestrator continues it; zero: after a reply or a decision
+	EndedAt   time.Time // zero: it is live
+}
+
+// ErrAmbiguous reports that a key has several instances. Nothing has changed.
+var ErrAmbiguous = errors.New("operator: the key has several instances, in several scopes or used again; say the scope and the path")
+
+// An AmbiguousError is an [ErrAmbiguous] with the ten instances that began last, the newest first.
+type AmbiguousError struct{ Addresses []saga.Address }
+
+// Error lists the instances.
+func (e *AmbiguousError) Error() string {
+	all := make([]string, len(e.Addresses))
+	for i, at := range e.Addresses {
+		all[i] = at.String()
+	}
+	return fmt.Sprintf("%v: %s", ErrAmbiguous, strings.Join(all, "; "))
+}
+
+// Unwrap returns [ErrAmbiguous].
+func (e *AmbiguousError) Unwrap() error { return ErrAmbiguous }
+
+const maxAddresses = 10
+
+// ErrPlanUnknown reports an instance of a version that no orchestrator has registered in the
+// schema, so that its steps are not known. Nothing has changed.
+var ErrPlanUnknown = errors.New("operator: no orchestrator has registered this version in the schema: run one that knows it")
+
+// Instances reads the saga instances of a schema and decides about them. It needs no definition
+// and no orchestrator. Any number of goroutines may use it.
+type Instances struct {
+	db      *pgxpool.Pool
+	by, why string
+	rows    sagarow.Statements
+	sql     instanceQueries
+	writer  *outbox.Writer
+}
+
+// NewInstances returns the instances of a schema. It does no I/O. Its errors name a schema that
+// is not a plain identifier, or a missing pool.
+func NewInstances(db *pgxpool.Pool, opts *Options) (*Instances, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if db == nil {
+		return nil, errors.New("operator: NewInstances needs a pool")
+	}
+	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: o.Schema})
+	if err != nil {
+		return nil, fmt.Errorf("operator: NewInstances: %w", err)
+	}
+	return &Instances{db: db, by: o.By, why: o.Why, rows: sagarow.NewStatements(o.Schema), sql: newInstanceQueries(o.Schema), writer: writer}, nil
+}
+
+// An InstanceFilter picks instances. An instance matches if it matches every field that is not
+// zero; the zero InstanceFilter picks all, nested ones too.
+type InstanceFilter struct {
+	Saga    string
+	Version int
+	Status  saga.Status
+	Live    bool // not ended
+	Scope   string
+	Key     string
+	Older   time.Duration // started at least this long ago
+	Silent  time.Duration // unchanged for this long
+}
+
+func (f *InstanceFilter) instanceArgs(after saga.Address) ([]any, error) {
+	if f.Older < 0 || f.Silent < 0 {
+		return nil, errors.New("an age is negative")
+	}
+	live := f.Live || f.Status != "" && !machine.Phase(f.Status).Ended() // an index has only these
+	return []any{plannedAnew, after.Scope, after.Key, after.Path, f.Saga, f.Version, f.Status, live, f.Scope, f.Key,
+		f.Older.Microseconds(), f.Silent.Microseconds()}, nil
+}
+
+// List returns instances by scope, key and path, so that nested ones follow those around them:
+// those behind the one at after, at most limit and at most [MaxList]. Begin with the zero
+// Address and continue with the Address of the last one.
+func (n *Instances) List(ctx context.Context, filter InstanceFilter, after saga.Address, limit int) ([]Instance, error) {
+	args, err := filter.instanceArgs(after)
+	if err != nil {
+		return nil, fmt.Errorf("operator: list instances: %w", err)
+	}
+	rows, _ := n.db.Query(ctx, n.sql.list, append(args, min(limit, MaxList))...)
+	all, err := pgx.CollectRows(rows, scanListed)
+	if err != nil {
+		return nil, fmt.Errorf("operator: list instances: %w", sqlschema.Explain(err))
+	}
+	return all, nil
+}
+
+// Count counts the instances that filter picks.
+func (n *Instances) Count(ctx context.Context, filter InstanceFilter) (count int, err error) {
+	args, err := filter.instanceArgs(saga.Address{})
+	if err == nil {
+		err = n.db.QueryRow(ctx, n.sql.count, args...).Scan(&count)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("operator: count instances: %w", sqlschema.Explain(err))
+	}
+	return count, nil
+}
+
+func scanListed(r pgx.CollectableRow) (i Instance, err error) {
+	at := func(t *time.Time) *zeronull.Timestamptz { return (*zeronull.Timestamptz)(t) }
+	err = r.Scan(&i.Scope, &i.Key, &i.Path, &i.ID, &i.Root, &i.Saga, &i.Version, &i.Parent, &i.Status, &i.Reason, &i.Tries,
+		&i.StartedAt, &i.UpdatedAt, at(&i.DueAt), at(&i.EndedAt))
+	return i, err
+}
+
+// resolveAddress completes an address without a scope or a path.
+func (n *Instances) resolveAddress(ctx context.Context, tx pgx.Tx, at saga.Address) (saga.Address, error) {
+	if at.Scope != "" && at.Path != "" {
+		return at, nil
+	}
+	rows, _ := tx.Query(ctx, n.sql.findAddresses, at.Key, at.Path, at.Scope, maxAddresses)
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[saga.Address])
+	switch {
+	case err != nil:
+		return at, fmt.Errorf("operator: find instance: %w", sqlschema.Explain(err))
+	case len(found) == 0:
+		return at, saga.ErrNoInstance
+	case len(found) > 1:
+		return at, &AmbiguousError{found}
+	}
+	return found[0], nil
+}
+
+// readMachine returns the plan of a version as it was registered last. Its error is an
+// [ErrPlanUnknown] if there is none.
+func (n *Instances) readMachine(ctx context.Context, tx pgx.Tx, name string, version int, hash string) (*machine.Machine, error) {
+	var text string
+	err := tx.QueryRow(ctx, n.sql.readPlan, name, version, hash).Scan(&text)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("%w: %s, version %d", ErrPlanUnknown, name, version)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("operator: read plan: %w", sqlschema.Explain(err))
+	}
+	var p machine.Plan
+	if err := json.Unmarshal([]byte(text), &p); err != nil {
+		return nil, fmt.Errorf("%w: %s, version %d: %w", ErrPlanUnknown, name, version, err)
+	}
+	m, err := machine.Compile(p)
+	if err != nil { // registered by an orchestrator with plans that this binary does not know
+		return nil, fmt.Errorf("%w: %s, version %d: %w", ErrPlanUnknown, name, version, err)
+	}
+	return m, nil
+}
