@@ -98,7 +98,7 @@ type parcel struct {
 	withdrawn atomic.Bool   // the publisher waits no longer
 }
 
-func (p *parcel) ack() {
+func (p *parcel) confirmParcel() {
 	if p.left.Add(-1) == 0 {
 		close(p.acked)
 	}
@@ -113,7 +113,7 @@ func (b *Broker) PublishBatch(ctx context.Context, batch []outbox.Publication) [
 	results := make([]error, len(batch))
 	parcels := make([]*parcel, len(batch))
 	for i, publication := range batch {
-		parcels[i], results[i] = b.post(publication)
+		parcels[i], results[i] = b.postPublication(publication)
 	}
 	timeout := time.NewTimer(b.opts.AckTimeout)
 	defer timeout.Stop()
@@ -123,7 +123,7 @@ func (b *Broker) PublishBatch(ctx context.Context, batch []outbox.Publication) [
 			continue
 		}
 		if late == nil {
-			late = b.wait(ctx, p, timeout.C)
+			late = b.awaitConfirmed(ctx, p, timeout.C)
 		}
 		select {
 		case <-p.acked:
@@ -135,8 +135,8 @@ func (b *Broker) PublishBatch(ctx context.Context, batch []outbox.Publication) [
 	return results
 }
 
-// wait returns an error if there will be no ack.
-func (b *Broker) wait(ctx context.Context, p *parcel, timeout <-chan time.Time) error {
+// awaitConfirmed returns an error if there will be no ack.
+func (b *Broker) awaitConfirmed(ctx context.Context, p *parcel, timeout <-chan time.Time) error {
 	select {
 	case <-p.acked:
 		return nil
@@ -149,8 +149,8 @@ func (b *Broker) wait(ctx context.Context, p *parcel, timeout <-chan time.Time) 
 	}
 }
 
-// post puts the message into the queue of every service.
-func (b *Broker) post(publication outbox.Publication) (*parcel, error) {
+// postPublication puts the message into the queue of every service.
+func (b *Broker) postPublication(publication outbox.Publication) (*parcel, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closing {
@@ -163,7 +163,7 @@ func (b *Broker) post(publication outbox.Publication) (*parcel, error) {
 	p := &parcel{acked: make(chan struct{})}
 	p.left.Store(int32(len(queues)))
 	for _, q := range queues {
-		q.put(delivery{message: publication.Message.Copy(), parcel: p})
+		q.putDelivery(delivery{message: publication.Message.Copy(), parcel: p})
 	}
 	return p, nil
 }
@@ -201,15 +201,15 @@ func (b *Broker) Subscriber(service string) *Subscriber {
 	return s
 }
 
-// queue returns the queue of service for topic, which exists from then on.
-func (b *Broker) queue(topic, service string) *queue {
+// queueFor returns the queue of service for topic, which exists from then on.
+func (b *Broker) queueFor(topic, service string) *queue {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.topics[topic] == nil {
 		b.topics[topic] = make(map[string]*queue)
 	}
 	if b.topics[topic][service] == nil {
-		b.topics[topic][service] = newQueue()
+		b.topics[topic][service] = createQueue()
 	}
 	return b.topics[topic][service]
 }

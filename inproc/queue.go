@@ -31,12 +31,12 @@ type queue struct {
 	wake  chan struct{}    // holds a value if ready may not be empty
 }
 
-func newQueue() *queue {
+func createQueue() *queue {
 	return &queue{lanes: make(map[string]*lane), wake: make(chan struct{}, 1)}
 }
 
-// identity returns "" for a message without an idempotency key.
-func identity(msg *message.Message) string {
+// identityOf returns "" for a message without an idempotency key.
+func identityOf(msg *message.Message) string {
 	key := msg.Metadata[outbox.HeaderKey]
 	if key == "" {
 		return ""
@@ -47,10 +47,10 @@ func identity(msg *message.Message) string {
 	return msg.Metadata[outbox.HeaderScope] + "\x00" + key
 }
 
-func (q *queue) put(d delivery) {
+func (q *queue) putDelivery(d delivery) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	id := identity(d.message)
+	id := identityOf(d.message)
 	l := q.lanes[id]
 	if l != nil {
 		l.waiting = append(l.waiting, d)
@@ -60,64 +60,64 @@ func (q *queue) put(d delivery) {
 	if id != "" {
 		q.lanes[id] = l
 	}
-	q.offer(l)
+	q.offerLane(l)
 }
 
-// offer makes l ready. The caller holds the lock.
-func (q *queue) offer(l *lane) {
+// offerLane makes l ready. The caller holds the lock.
+func (q *queue) offerLane(l *lane) {
 	q.ready = append(q.ready, l)
-	q.signal()
+	q.signalReaders()
 }
 
-func (q *queue) signal() {
+func (q *queue) signalReaders() {
 	select {
 	case q.wake <- struct{}{}:
 	default:
 	}
 }
 
-// take returns a ready lane and its first delivery, which is then the caller's,
+// takeDelivery returns a ready lane and its first delivery, which is then the caller's,
 // to be given back with done or retry. The lane is nil if none is ready.
-func (q *queue) take() (*lane, delivery) {
+func (q *queue) takeDelivery() (*lane, delivery) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.ready) > 0 {
 		l := q.ready[0]
 		q.ready = q.ready[1:]
 		if len(q.ready) > 0 {
-			q.signal() // two messages may have left one signal
+			q.signalReaders() // two messages may have left one signal
 		}
 		if d := l.waiting[0]; !d.parcel.withdrawn.Load() {
 			return l, d
 		}
-		q.shift(l)
+		q.shiftLane(l)
 	}
 	return nil, delivery{}
 }
 
-// done removes the first delivery of l.
-func (q *queue) done(l *lane) {
+// finishDelivery removes the first delivery of l.
+func (q *queue) finishDelivery(l *lane) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.shift(l)
+	q.shiftLane(l)
 }
 
-// shift removes the first delivery of l and makes the next one ready. The
+// shiftLane removes the first delivery of l and makes the next one ready. The
 // caller holds the lock.
-func (q *queue) shift(l *lane) {
+func (q *queue) shiftLane(l *lane) {
 	l.waiting[0] = delivery{}
 	if l.waiting = l.waiting[1:]; len(l.waiting) > 0 {
-		q.offer(l)
+		q.offerLane(l)
 	} else {
 		delete(q.lanes, l.identity)
 	}
 }
 
-// retry makes the first delivery of l ready again. again says that a handler
+// retryLane makes the first delivery of l ready again. again says that a handler
 // had it.
-func (q *queue) retry(l *lane, again bool) {
+func (q *queue) retryLane(l *lane, again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l.waiting[0].again = l.waiting[0].again || again
-	q.offer(l)
+	q.offerLane(l)
 }

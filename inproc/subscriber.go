@@ -52,20 +52,20 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	s.cancels = append(s.cancels, cancel)
 	sub := &subscription{
 		opts:  s.broker.opts,
-		queue: s.broker.queue(topic, s.service),
+		queue: s.broker.queueFor(topic, s.service),
 		out:   make(chan *message.Message),
 		slots: make(chan struct{}, s.broker.opts.Prefetch),
 	}
 	s.subscriptions.Go(func() {
 		defer cancel()
-		sub.run(intake, context.WithoutCancel(ctx))
+		sub.runLanes(intake, context.WithoutCancel(ctx))
 	})
 	return sub.out, nil
 }
 
 // SubscribeInitialize keeps messages of topic for the service from now on.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
-	s.broker.queue(topic, s.service)
+	s.broker.queueFor(topic, s.service)
 	return nil
 }
 
@@ -97,27 +97,27 @@ type subscription struct {
 	inHand sync.WaitGroup
 }
 
-// run hands over messages until intake ends, then drains.
-func (s *subscription) run(intake, base context.Context) {
+// runLanes hands over messages until intake ends, then drains.
+func (s *subscription) runLanes(intake, base context.Context) {
 	work, stopWork := context.WithCancel(base)
 	defer stopWork()
 	for intake.Err() == nil {
 		select {
 		case s.slots <- struct{}{}:
-			s.next(intake, work)
+			s.deliverNext(intake, work)
 		case <-intake.Done():
 		}
 	}
 	close(s.out)
-	s.queue.signal() // a wake-up may have been meant for another subscription
+	s.queue.signalReaders() // a wake-up may have been meant for another subscription
 	timer := time.AfterFunc(s.opts.DrainTimeout, stopWork)
 	defer timer.Stop()
 	s.inHand.Wait()
 }
 
-// next hands over a message, which then owns the slot, or gives the slot back.
-func (s *subscription) next(intake, work context.Context) {
-	l, d := s.queue.take()
+// deliverNext hands over a message, which then owns the slot, or gives the slot back.
+func (s *subscription) deliverNext(intake, work context.Context) {
+	l, d := s.queue.takeDelivery()
 	if l == nil {
 		<-s.slots
 		select {
@@ -126,25 +126,25 @@ func (s *subscription) next(intake, work context.Context) {
 		}
 		return
 	}
-	msg := d.copy()
+	msg := d.copyMessage()
 	ctx, cancel := context.WithCancel(work)
 	msg.SetContext(ctx)
 	select {
 	case s.out <- msg:
 		s.inHand.Go(func() {
-			s.settle(intake, work, l, d.parcel, msg)
+			s.settleDelivery(intake, work, l, d.parcel, msg)
 			cancel()
 			<-s.slots
 		})
 	case <-intake.Done():
 		cancel()
 		<-s.slots
-		s.queue.retry(l, false)
+		s.queue.retryLane(l, false)
 	}
 }
 
-// copy returns what one handler gets.
-func (d *delivery) copy() *message.Message {
+// copyMessage returns what one handler gets.
+func (d *delivery) copyMessage() *message.Message {
 	msg := d.message.Copy()
 	msg.Payload = slices.Clone(d.message.Payload)
 	delete(msg.Metadata, outbox.PropertyRedelivered)
@@ -154,18 +154,18 @@ func (d *delivery) copy() *message.Message {
 	return msg
 }
 
-// settle waits for the handler and says what becomes of the delivery.
-func (s *subscription) settle(intake, work context.Context, l *lane, p *parcel, msg *message.Message) {
+// settleDelivery waits for the handler and says what becomes of the delivery.
+func (s *subscription) settleDelivery(intake, work context.Context, l *lane, p *parcel, msg *message.Message) {
 	select {
 	case <-msg.Acked():
-		p.ack()
-		s.queue.done(l)
+		p.confirmParcel()
+		s.queue.finishDelivery(l)
 		return
 	case <-msg.Nacked():
 		_ = backoff.Sleep(intake, s.opts.NackDelay)
 	case <-work.Done():
 	}
-	s.queue.retry(l, true)
+	s.queue.retryLane(l, true)
 }
 
 // MarksRedelivered reports that redeliveries carry [outbox.PropertyRedelivered].

@@ -39,16 +39,16 @@ var encoding = base64.RawURLEncoding.Strict()
 // encodedLen is how many characters an HMAC has.
 const encodedLen = (sha256.Size*8 + 5) / 6
 
-// sign computes the HMAC of msg into p.sum.
-func (p *part) sign(keyID, topic string, msg *message.Message) {
+// signMessage computes the HMAC of msg into p.sum.
+func (p *part) signMessage(keyID, topic string, msg *message.Message) {
 	body := sha256.Sum256(msg.Payload)
 	p.input = p.input[:0]
-	p.add(label)
-	p.add(keyID)
-	p.add(topic)
-	p.add(msg.UUID)
+	p.addField(label)
+	p.addField(keyID)
+	p.addField(topic)
+	p.addField(msg.UUID)
 	for _, name := range covered {
-		p.add(msg.Metadata[name])
+		p.addField(msg.Metadata[name])
 	}
 	p.names = p.names[:0]
 	for name := range msg.Metadata {
@@ -58,8 +58,8 @@ func (p *part) sign(keyID, topic string, msg *message.Message) {
 	}
 	slices.Sort(p.names)
 	for _, name := range p.names {
-		p.add(name)
-		p.add(msg.Metadata[name])
+		p.addField(name)
+		p.addField(msg.Metadata[name])
 	}
 	clear(p.names) // keeps nothing of the message
 	p.input = append(p.input, body[:]...)
@@ -68,16 +68,16 @@ func (p *part) sign(keyID, topic string, msg *message.Message) {
 	p.mac.Sum(p.sum[:0])
 }
 
-// add appends s to the input, behind its length. The fields before the headers are
+// addField appends s to the input, behind its length. The fields before the headers are
 // so many each time, and the digest behind them is so long, so that what the input
 // was made of can be read from it in one way only.
-func (p *part) add(s string) {
+func (p *part) addField(s string) {
 	p.input = binary.BigEndian.AppendUint64(p.input, uint64(len(s)))
 	p.input = append(p.input, s...)
 }
 
-// header returns the value of [Header] for p.sum. It uses p.input.
-func (p *part) header(keyID string) string {
+// headerValue returns the value of [Header] for p.sum. It uses p.input.
+func (p *part) headerValue(keyID string) string {
 	p.input = append(p.input[:0], version...)
 	p.input = append(p.input, ';')
 	p.input = append(p.input, keyID...)
@@ -85,15 +85,15 @@ func (p *part) header(keyID string) string {
 	return string(encoding.AppendEncode(p.input, p.sum[:]))
 }
 
-// parse splits the value of [Header]. It takes exactly what header returns, for
+// parseSignature splits the value of [Header]. It takes exactly what header returns, for
 // any key id.
-func parse(value string) (keyID string, mac [sha256.Size]byte, ok bool) {
+func parseSignature(value string) (keyID string, mac [sha256.Size]byte, ok bool) {
 	rest, ok := strings.CutPrefix(value, version+";")
 	if !ok {
 		return "", mac, false
 	}
 	keyID, encoded, ok := strings.Cut(rest, ";")
-	if !ok || !validID(keyID) || len(encoded) != encodedLen {
+	if !ok || !isValidID(keyID) || len(encoded) != encodedLen {
 		return "", mac, false
 	}
 	// The decoder passes over line breaks: then there are too few bytes.

@@ -39,19 +39,19 @@ func (k Key) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "key %s of %s", k.ID, 
 // LogValue implements [slog.LogValuer].
 func (k Key) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(k)) }
 
-func (k Key) check() error {
+func (k Key) checkKey() error {
 	switch {
-	case !validID(k.ID):
+	case !isValidID(k.ID):
 		return fmt.Errorf("a key's ID must be 1 to %d of a-z 0-9 -", MaxID)
 	case k.Producer == "" || len(k.Producer) > MaxProducer || !cleantext.Printable(k.Producer):
 		return fmt.Errorf("key %s: Producer must be 1 to %d printable bytes", k.ID, MaxProducer)
-	case len(k.Secret.bytes()) < MinSecret:
-		return fmt.Errorf("key %s: Secret has %d bytes, at least %d are needed", k.ID, len(k.Secret.bytes()), MinSecret)
+	case len(k.Secret.secretBytes()) < MinSecret:
+		return fmt.Errorf("key %s: Secret has %d bytes, at least %d are needed", k.ID, len(k.Secret.secretBytes()), MinSecret)
 	}
 	return nil
 }
 
-func validID(id string) bool {
+func isValidID(id string) bool {
 	return id != "" && len(id) <= MaxID && !strings.ContainsFunc(id, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-')
 	})
@@ -60,17 +60,17 @@ func validID(id string) bool {
 // sameSecret reports whether k and other make the same signatures: HMAC fills a short secret up
 // with zeros, and hashes a long one.
 func (k *Key) sameSecret(other *Key) bool {
-	return bytes.Equal(k.mark(), other.mark())
+	return bytes.Equal(k.markOfKey(), other.markOfKey())
 }
 
-func (k *Key) mark() []byte {
-	mac := hmac.New(sha256.New, k.Secret.bytes())
+func (k *Key) markOfKey() []byte {
+	mac := hmac.New(sha256.New, k.Secret.secretBytes())
 	mac.Write([]byte("sagamill signing: the same secret?"))
 	return mac.Sum(nil)
 }
 
-// expired reports whether k is not to be used any more.
-func (k *Key) expired() bool { return !k.NotAfter.IsZero() && !time.Now().Before(k.NotAfter) }
+// hasExpired reports whether k is not to be used any more.
+func (k *Key) hasExpired() bool { return !k.NotAfter.IsZero() && !time.Now().Before(k.NotAfter) }
 
 // A machine computes the signatures of one key. Its parts are used again: setting
 // up an HMAC costs more than one over a message does.
@@ -89,10 +89,10 @@ type part struct {
 
 // newMachine returns that of k.
 func newMachine(k Key) (*machine, error) {
-	if err := k.check(); err != nil {
+	if err := k.checkKey(); err != nil {
 		return nil, err
 	}
 	m := &machine{Key: k}
-	m.parts.New = func() any { return &part{mac: hmac.New(sha256.New, k.Secret.bytes())} }
+	m.parts.New = func() any { return &part{mac: hmac.New(sha256.New, k.Secret.secretBytes())} }
 	return m, nil
 }

@@ -22,8 +22,8 @@ func NewSecret(b []byte) Secret {
 	return Secret{reveal: func() []byte { return b }}
 }
 
-// bytes are not to be changed.
-func (s Secret) bytes() []byte {
+// secretBytes are not to be changed.
+func (s Secret) secretBytes() []byte {
 	if s.reveal == nil {
 		return nil
 	}

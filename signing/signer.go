@@ -30,16 +30,16 @@ func NewSigner(key Key) (*Signer, error) {
 // have. What the signature covers must not change after that. The only error is an
 // [ErrExpired]; msg is as it was then.
 func (s *Signer) Sign(topic string, msg *message.Message) error {
-	if s.machine.expired() {
+	if s.machine.hasExpired() {
 		return fmt.Errorf("%w: %s", ErrExpired, s.machine.ID)
 	}
 	p := s.machine.parts.Get().(*part)
 	defer s.machine.parts.Put(p)
-	p.sign(s.machine.ID, topic, msg)
+	p.signMessage(s.machine.ID, topic, msg)
 	if msg.Metadata == nil {
 		msg.Metadata = message.Metadata{}
 	}
-	msg.Metadata[Header] = p.header(s.machine.ID)
+	msg.Metadata[Header] = p.headerValue(s.machine.ID)
 	return nil
 }
 

@@ -36,8 +36,8 @@ type Sender struct {
 	Steps []string
 }
 
-// may reports whether it may send such a message. One without a step is about none.
-func (s *Sender) may(typ, step string) bool {
+// maySend reports whether it may send such a message. One without a step is about none.
+func (s *Sender) maySend(typ, step string) bool {
 	return (len(s.Types) == 0 || slices.Contains(s.Types, typ)) && (len(s.Steps) == 0 || slices.Contains(s.Steps, step))
 }
 
@@ -74,16 +74,16 @@ func NewVerifier(keys []Key, allowed map[string][]Sender) (*Verifier, error) {
 		v.machines[k.ID] = m
 	}
 	for topic, senders := range allowed {
-		if err := v.allow(topic, senders); err != nil {
+		if err := v.allowSenders(topic, senders); err != nil {
 			return nil, fmt.Errorf("signing: topic %s: %w", topic, err)
 		}
 	}
 	return v, nil
 }
 
-// allow takes copies. A step that no message can name is a mistake, which would be found
+// allowSenders takes copies. A step that no message can name is a mistake, which would be found
 // out by messages that are refused.
-func (v *Verifier) allow(topic string, senders []Sender) error {
+func (v *Verifier) allowSenders(topic string, senders []Sender) error {
 	v.allowed[topic] = make(map[string][]Sender, len(senders))
 	for _, s := range senders {
 		if s.Producer == "" {
@@ -109,7 +109,7 @@ func (v *Verifier) Verify(topic string, msg *message.Message) error {
 	if value == "" {
 		return ErrMissing
 	}
-	id, mac, ok := parse(value)
+	id, mac, ok := parseSignature(value)
 	if !ok {
 		return fmt.Errorf("%w: header %s is malformed", ErrInvalid, Header)
 	}
@@ -117,35 +117,35 @@ func (v *Verifier) Verify(topic string, msg *message.Message) error {
 	switch {
 	case m == nil:
 		return fmt.Errorf("%w: %s", ErrUnknownKey, id)
-	case m.expired():
+	case m.hasExpired():
 		return fmt.Errorf("%w: %s", ErrExpired, id)
-	case !m.made(mac[:], topic, msg):
+	case !m.hasMade(mac[:], topic, msg):
 		return fmt.Errorf("%w: under %v", ErrInvalid, m.Key)
 	}
-	return v.permit(m, topic, msg)
+	return v.permitMessage(m, topic, msg)
 }
 
-// permit returns an [ErrNotAllowed] unless m's producer may send msg to topic. The signature
+// permitMessage returns an [ErrNotAllowed] unless m's producer may send msg to topic. The signature
 // covers what it goes by.
-func (v *Verifier) permit(m *machine, topic string, msg *message.Message) error {
+func (v *Verifier) permitMessage(m *machine, topic string, msg *message.Message) error {
 	typ := msg.Metadata[outbox.PropertyType]
 	key, err := stepkey.Parse(msg.Metadata[outbox.HeaderKey])
 	if err != nil {
 		key.Step = "" // as much as was read of it may be anything
 	}
 	for _, s := range v.allowed[topic][m.Producer] {
-		if s.may(typ, key.Step) {
+		if s.maySend(typ, key.Step) {
 			return nil
 		}
 	}
 	return fmt.Errorf("%w: %v, to topic %s: type %.100q, step %q", ErrNotAllowed, m.Key, topic, typ, key.Step)
 }
 
-// made reports whether mac is m's of msg. How long that takes tells nothing of the
+// hasMade reports whether mac is m's of msg. How long that takes tells nothing of the
 // right one.
-func (m *machine) made(mac []byte, topic string, msg *message.Message) bool {
+func (m *machine) hasMade(mac []byte, topic string, msg *message.Message) bool {
 	p := m.parts.Get().(*part)
 	defer m.parts.Put(p)
-	p.sign(m.ID, topic, msg)
+	p.signMessage(m.ID, topic, msg)
 	return hmac.Equal(p.sum[:], mac)
 }

@@ -25,19 +25,19 @@ type step struct {
 // Check returns what is wrong with e, one line each.
 func (e Evidence) Check(limits Limits) []string {
 	var wrong []string
-	for _, s := range e.steps() {
+	for _, s := range e.stepsByIdentity() {
 		wrong = append(wrong, s.effectsOnce()...)
 		wrong = append(wrong, s.coherent()...)
-		wrong = append(wrong, s.lost()...)
+		wrong = append(wrong, s.lostEffects()...)
 		wrong = append(wrong, s.overBudget(limits)...)
 		wrong = append(wrong, s.innocent(limits)...)
 	}
 	return wrong
 }
 
-// steps sorts the evidence by key, in the order of publication. A dead letter
+// stepsByIdentity sorts the evidence by key, in the order of publication. A dead letter
 // without a key is one of the key "".
-func (e Evidence) steps() []*step {
+func (e Evidence) stepsByIdentity() []*step {
 	var all []*step
 	known := map[string]*step{}
 	of := func(key string) *step {
@@ -83,14 +83,14 @@ func (s *step) effectsOnce() (wrong []string) {
 		if f.Kind == Compensation && count[Action] == 0 {
 			wrong = append(wrong, s.complain("the compensation undid what had not happened")...)
 		}
-		if !s.wrote(f) {
+		if !s.hasWritten(f) {
 			wrong = append(wrong, s.complain("an effect of %s %s, which nobody published like that", f.Kind, f.MessageID)...)
 		}
 	}
 	return wrong
 }
 
-func (s *step) wrote(f Effect) bool {
+func (s *step) hasWritten(f Effect) bool {
 	for _, m := range s.published {
 		if m.ID == f.MessageID && m.Kind == f.Kind && bytes.Equal(m.Payload, f.Payload) {
 			return true
@@ -147,10 +147,10 @@ func (s *step) orphaned() []string {
 	return s.complain("the row is %s, and no %s is parked as %s", s.row.State, need[0], need[1])
 }
 
-// lost returns messages of which there is no trace.
-func (s *step) lost() (wrong []string) {
+// lostEffects returns messages of which there is no trace.
+func (s *step) lostEffects() (wrong []string) {
 	for _, m := range s.published {
-		if !s.settled(m) {
+		if !s.isSettled(m) {
 			state := "absent"
 			if s.row != nil {
 				state = s.row.State
@@ -161,9 +161,9 @@ func (s *step) lost() (wrong []string) {
 	return wrong
 }
 
-// settled reports whether m has had its effect, will have it, cannot have it any
+// isSettled reports whether m has had its effect, will have it, cannot have it any
 // more or waits for a person. Another message of the same payload is its copy.
-func (s *step) settled(m Message) bool {
+func (s *step) isSettled(m Message) bool {
 	for _, f := range s.effects {
 		if f.Kind == m.Kind && bytes.Equal(f.Payload, m.Payload) {
 			return true
@@ -180,7 +180,7 @@ func (s *step) settled(m Message) bool {
 	case m.Kind == Action:
 		return true // superseded
 	default:
-		sum := digest(m.Payload)
+		sum := digestPayload(m.Payload)
 		return bytes.Equal(s.row.UndoDigest, sum[:]) // the tombstone is its own
 	}
 }

@@ -90,7 +90,7 @@ func NewLedger(db *pgxpool.Pool, schema string) *Ledger { return &Ledger{db: db,
 
 // Enter notes an entry into a handler. It has committed when Enter returns nil.
 func (l *Ledger) Enter(ctx context.Context, m Message) error {
-	return l.exec(ctx, sqlInsertEntry, m.Key, m.Kind, m.ID)
+	return l.executeStatement(ctx, sqlInsertEntry, m.Key, m.Kind, m.ID)
 }
 
 // Effect leaves an effect in the handler's transaction.
@@ -101,7 +101,7 @@ func (l *Ledger) Effect(ctx context.Context, tx pgx.Tx, m Message) error {
 	return nil
 }
 
-func (l *Ledger) exec(ctx context.Context, statement string, args ...any) error {
+func (l *Ledger) executeStatement(ctx context.Context, statement string, args ...any) error {
 	if _, err := l.db.Exec(ctx, sqlschema.Bind(l.schema, statement), args...); err != nil {
 		return fmt.Errorf("consumerstorm: ledger: %w", err)
 	}
@@ -111,20 +111,20 @@ func (l *Ledger) exec(ctx context.Context, statement string, args ...any) error 
 // Read returns what the schema says, with published for what it cannot know.
 func (l *Ledger) Read(ctx context.Context, published []Message) (e Evidence, err error) {
 	e.Published = published
-	if e.Rows, err = collect[Row](ctx, l, sqlReadRows); err != nil {
+	if e.Rows, err = collectRows[Row](ctx, l, sqlReadRows); err != nil {
 		return e, err
 	}
-	if e.Parked, err = collect[Parked](ctx, l, sqlReadParked); err != nil {
+	if e.Parked, err = collectRows[Parked](ctx, l, sqlReadParked); err != nil {
 		return e, err
 	}
-	if e.Effects, err = collect[Effect](ctx, l, sqlReadEffects); err != nil {
+	if e.Effects, err = collectRows[Effect](ctx, l, sqlReadEffects); err != nil {
 		return e, err
 	}
-	e.Entries, err = collect[Entry](ctx, l, sqlReadEntries)
+	e.Entries, err = collectRows[Entry](ctx, l, sqlReadEntries)
 	return e, err
 }
 
-func collect[T any](ctx context.Context, l *Ledger, statement string) ([]T, error) {
+func collectRows[T any](ctx context.Context, l *Ledger, statement string) ([]T, error) {
 	rows, _ := l.db.Query(ctx, sqlschema.Bind(l.schema, statement))
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[T])
 	if err != nil {
@@ -133,4 +133,4 @@ func collect[T any](ctx context.Context, l *Ledger, statement string) ([]T, erro
 	return all, nil
 }
 
-func digest(payload []byte) [sha256.Size]byte { return sha256.Sum256(payload) }
+func digestPayload(payload []byte) [sha256.Size]byte { return sha256.Sum256(payload) }

@@ -190,8 +190,8 @@ func (f *field) queue() amqp.Queue {
 func (f *field) atRest() bool {
 	f.Helper()
 	e := f.evidence()
-	for _, s := range e.steps() {
-		if len(s.lost()) > 0 {
+	for _, s := range e.stepsByIdentity() {
+		if len(s.lostEffects()) > 0 {
 			return false
 		}
 	}
@@ -246,8 +246,8 @@ func (f *field) await(what string, limit time.Duration, done func() bool) {
 func (f *field) explain() {
 	f.Helper()
 	e := f.evidence()
-	for _, s := range e.steps() {
-		lines := s.lost()
+	for _, s := range e.stepsByIdentity() {
+		lines := s.lostEffects()
 		for _, p := range s.parked {
 			if p.State == "retrying" {
 				lines = append(lines, s.complain("the %s %s is parked (%s after %d attempts)", p.Kind, p.MessageID, p.Reason, p.Attempts)...)

@@ -21,20 +21,20 @@ const (
 func NewArchiving(t testing.TB, config ...string) *Server {
 	t.Helper()
 	s := New(t, append([]string{"archive_mode=on", "archive_command=" + archiveCommand, "hot_standby=off"}, config...)...)
-	if err := os.Mkdir(s.path("archive"), 0o700); err != nil {
+	if err := os.Mkdir(s.pathOf("archive"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	s.own(t, s.path("archive"))
+	s.ownFile(t, s.pathOf("archive"))
 	return s
 }
 
 // Backup takes a base backup, which replaces the one before.
 func (s *Server) Backup(t testing.TB) {
 	t.Helper()
-	if err := os.RemoveAll(s.path("base")); err != nil {
+	if err := os.RemoveAll(s.pathOf("base")); err != nil {
 		t.Fatal(err)
 	}
-	s.run(t, "pg_basebackup", "-D", s.path("base"), "-h", s.dir, "-U", "postgres", "--checkpoint=fast", "--no-sync")
+	s.runProgram(t, "pg_basebackup", "-D", s.pathOf("base"), "-h", s.dir, "-U", "postgres", "--checkpoint=fast", "--no-sync")
 }
 
 // Mark makes a restore point and waits until the WAL up to it is in the archive.
@@ -53,7 +53,7 @@ func (s *Server) Mark(t testing.TB, name string) {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(serverTimeout); ; {
-		if _, err := os.Stat(s.path("archive/" + segment)); err == nil {
+		if _, err := os.Stat(s.pathOf("archive/" + segment)); err == nil {
 			return
 		}
 		if time.Now().After(end) {
@@ -69,17 +69,17 @@ func (s *Server) Mark(t testing.TB, name string) {
 func (s *Server) Restore(t testing.TB, name string) {
 	t.Helper()
 	s.Crash()
-	if err := os.RemoveAll(s.path("data")); err != nil {
+	if err := os.RemoveAll(s.pathOf("data")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(s.path("base"), s.path("data")); err != nil {
+	if err := os.Rename(s.pathOf("base"), s.pathOf("data")); err != nil {
 		t.Fatal(err)
 	}
-	signal := s.path("data/recovery.signal")
+	signal := s.pathOf("data/recovery.signal")
 	if err := os.WriteFile(signal, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.own(t, signal)
+	s.ownFile(t, signal)
 	before := s.config
 	s.config = append(append([]string{}, before...), "restore_command="+restoreCommand, "recovery_target_name="+name, "recovery_target_action=promote")
 	s.Start(t)

@@ -20,15 +20,15 @@ type frozen struct {
 // hangs does, until [Server.Thaw], [Server.Kill] or [Server.Crash].
 func (s *Server) Freeze(t testing.TB) {
 	t.Helper()
-	stop(t, s.process.Pid) // first: it starts the others
+	stopProcesses(t, s.process.Pid) // first: it starts the others
 	pids := []int{s.process.Pid}
 	for _, p := range processes(t) {
 		if p.parent == s.process.Pid {
 			pids = append(pids, p.pid)
 		}
 	}
-	s.frozen = &frozen{pids: pids, thaws: thawer(t, pids)}
-	stop(t, pids...)
+	s.frozen = &frozen{pids: pids, thaws: thawProcesses(t, pids)}
+	stopProcesses(t, pids...)
 }
 
 // Thaw lets the server go on where it was frozen.
@@ -52,14 +52,14 @@ func (s *Server) Kill(t testing.TB) {
 	s.Crash() // the first process has nothing to write, and removes what would outlive a SIGKILL
 }
 
-// stop stops processes, and returns when they have stopped or ended.
-func stop(t testing.TB, pids ...int) {
+// stopProcesses stops processes, and returns when they have stopped or ended.
+func stopProcesses(t testing.TB, pids ...int) {
 	t.Helper()
 	for _, pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGSTOP) // an error if it has ended
 	}
 	running := func(p process) bool { return slices.Contains(pids, p.pid) && p.state != 'T' && p.state != 'Z' }
-	for end := time.Now().Add(serverTimeout); slices.ContainsFunc(processes(t), running); pause(t) {
+	for end := time.Now().Add(serverTimeout); slices.ContainsFunc(processes(t), running); pauseBriefly(t) {
 		if time.Now().After(end) {
 			t.Fatalf("processes %v have not stopped within %v", pids, serverTimeout)
 		}
@@ -91,9 +91,9 @@ func processes(t testing.TB) (all []process) {
 	return all
 }
 
-// thawer has a process of its own continue those of pids when the returned function is
+// thawProcesses has a process of its own continue those of pids when the returned function is
 // called, or this process dies: a stopped server could not end with it.
-func thawer(t testing.TB, pids []int) func() {
+func thawProcesses(t testing.TB, pids []int) func() {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "cat; kill -CONT "+strings.Trim(fmt.Sprint(pids), "[]")+" 2> /dev/null")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt from the keyboard is not for it

@@ -52,16 +52,16 @@ func New(t testing.TB, config ...string) *Server {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	s := &Server{bin: bin, dir: dir, config: config}
 	if os.Geteuid() == 0 { // PostgreSQL refuses to run as root
-		s.attr.Credential = account(t, "postgres")
-		s.own(t, dir)
+		s.attr.Credential = lookUpAccount(t, "postgres")
+		s.ownFile(t, dir)
 	}
-	s.run(t, "initdb", "-D", s.path("data"), "-U", "postgres", "--auth", "trust", "--locale", "C", "--encoding", "UTF8", "--no-sync")
+	s.runProgram(t, "initdb", "-D", s.pathOf("data"), "-U", "postgres", "--auth", "trust", "--locale", "C", "--encoding", "UTF8", "--no-sync")
 	t.Cleanup(s.Crash)
 	s.Start(t)
 	return s
 }
 
-func account(t testing.TB, name string) *syscall.Credential {
+func lookUpAccount(t testing.TB, name string) *syscall.Credential {
 	t.Helper()
 	u, err := user.Lookup(name)
 	if err != nil {
@@ -72,10 +72,10 @@ func account(t testing.TB, name string) *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 }
 
-func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
+func (s *Server) pathOf(name string) string { return filepath.Join(s.dir, name) }
 
-// own gives a file to the account that the server runs as.
-func (s *Server) own(t testing.TB, path string) {
+// ownFile gives a file to the account that the server runs as.
+func (s *Server) ownFile(t testing.TB, path string) {
 	t.Helper()
 	if s.attr.Credential == nil {
 		return
@@ -96,14 +96,14 @@ func (s *Server) Program(t testing.TB, name string) string {
 	if err != nil {
 		needtest.Missing(t, "postgres-client", "no %s: %v", name, err)
 	}
-	if have, server := major(t, path), major(t, filepath.Join(s.bin, "postgres")); have < server {
+	if have, server := majorVersion(t, path), majorVersion(t, filepath.Join(s.bin, "postgres")); have < server {
 		needtest.Missing(t, "postgres-client", "%s is of version %d, the server of %d", name, have, server)
 	}
 	return path
 }
 
-// major returns the major version of one of PostgreSQL's programs.
-func major(t testing.TB, path string) (version int) {
+// majorVersion returns the major version of one of PostgreSQL's programs.
+func majorVersion(t testing.TB, path string) (version int) {
 	t.Helper()
 	out, err := exec.Command(path, "--version").Output()
 	if err == nil {
@@ -116,8 +116,8 @@ func major(t testing.TB, path string) (version int) {
 	return version
 }
 
-// run runs one of PostgreSQL's programs to its end.
-func (s *Server) run(t testing.TB, name string, args ...string) {
+// runProgram runs one of PostgreSQL's programs to its end.
+func (s *Server) runProgram(t testing.TB, name string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(s.Program(t, name), args...)
 	attr := s.attr
@@ -139,7 +139,7 @@ func (s *Server) URLOf(role string) string {
 // Start starts the server and waits until it has recovered.
 func (s *Server) Start(t testing.TB) {
 	t.Helper()
-	args := []string{"-D", s.path("data"), "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off"}
+	args := []string{"-D", s.pathOf("data"), "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off"}
 	for _, c := range s.config {
 		args = append(args, "-c", c)
 	}

@@ -34,8 +34,8 @@ func (s *Server) Standby(t testing.TB, config ...string) *Server {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	standby := &Server{bin: s.bin, dir: dir, config: append([]string{"hot_standby=on", "cluster_name=" + standbyName}, config...), attr: s.attr}
-	standby.own(t, dir)
-	standby.run(t, "pg_basebackup", "-D", standby.path("data"), "-h", s.dir, "-U", "postgres", "--checkpoint=fast", "--no-sync", "--write-recovery-conf")
+	standby.ownFile(t, dir)
+	standby.runProgram(t, "pg_basebackup", "-D", standby.pathOf("data"), "-h", s.dir, "-U", "postgres", "--checkpoint=fast", "--no-sync", "--write-recovery-conf")
 	t.Cleanup(standby.Crash)
 	standby.Start(t)
 	return standby
@@ -45,14 +45,14 @@ func (s *Server) Standby(t testing.TB, config ...string) *Server {
 // is a primary, it waits for none itself.
 func (s *Server) SynchronousStandby(t testing.TB) *Server {
 	t.Helper()
-	conn := s.connect(t)
+	conn := s.connectTo(t)
 	defer conn.Close(t.Context())
 	for _, statement := range []string{"ALTER SYSTEM SET synchronous_standby_names = '" + standbyName + "'", "SELECT pg_reload_conf()"} {
 		if _, err := conn.Exec(t.Context(), statement); err != nil {
 			t.Fatalf("%s: %v", statement, err)
 		}
 	}
-	released := s.probe(t)
+	released := s.probeStandby(t)
 	standby := s.Standby(t, "synchronous_standby_names=")
 	if err := <-released; err != nil {
 		t.Fatalf("a commit that waits for the standby: %v", err)
@@ -60,11 +60,11 @@ func (s *Server) SynchronousStandby(t testing.TB) *Server {
 	return standby
 }
 
-// probe returns once a commit waits for a standby, since a changed setting does not reach
+// probeStandby returns once a commit waits for a standby, since a changed setting does not reach
 // all processes at once. The commit's outcome comes from the channel.
-func (s *Server) probe(t testing.TB) (released <-chan error) {
+func (s *Server) probeStandby(t testing.TB) (released <-chan error) {
 	t.Helper()
-	conn := s.connect(t)
+	conn := s.connectTo(t)
 	var seen atomic.Bool
 	outcome := make(chan error, 1)
 	go func() { // ends when the standby answers, or the server ends
@@ -75,7 +75,7 @@ func (s *Server) probe(t testing.TB) (released <-chan error) {
 		}
 		outcome <- err
 	}()
-	for end := time.Now().Add(serverTimeout); !s.CommitWaits(t); pause(t) {
+	for end := time.Now().Add(serverTimeout); !s.CommitWaits(t); pauseBriefly(t) {
 		if time.Now().After(end) {
 			t.Fatalf("no commit waits for a standby within %v", serverTimeout)
 		}
@@ -87,7 +87,7 @@ func (s *Server) probe(t testing.TB) (released <-chan error) {
 // CommitWaits reports whether a commit waits for a synchronous standby.
 func (s *Server) CommitWaits(t testing.TB) (waits bool) {
 	t.Helper()
-	conn := s.connect(t)
+	conn := s.connectTo(t)
 	defer conn.Close(t.Context())
 	if err := conn.QueryRow(t.Context(), sqlCommitWaits).Scan(&waits); err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func (s *Server) CommitWaits(t testing.TB) (waits bool) {
 	return waits
 }
 
-func (s *Server) connect(t testing.TB) *pgx.Conn {
+func (s *Server) connectTo(t testing.TB) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), s.URL())
 	if err != nil {
@@ -107,7 +107,7 @@ func (s *Server) connect(t testing.TB) *pgx.Conn {
 // Promote makes a standby a primary, and returns when it is one.
 func (s *Server) Promote(t testing.TB) {
 	t.Helper()
-	conn := s.connect(t)
+	conn := s.connectTo(t)
 	defer conn.Close(t.Context())
 	var promoted bool
 	if err := conn.QueryRow(t.Context(), "SELECT pg_promote()").Scan(&promoted); err != nil || !promoted {
@@ -115,8 +115,8 @@ func (s *Server) Promote(t testing.TB) {
 	}
 }
 
-// pause waits until a condition is worth another look.
-func pause(t testing.TB) {
+// pauseBriefly waits until a condition is worth another look.
+func pauseBriefly(t testing.TB) {
 	_ = backoff.Sleep(t.Context(), poll)
 }
 

@@ -150,11 +150,11 @@ func inDatabase(t testing.TB, server, name string) string {
 
 // DropSchema drops schema when the test ends.
 func DropSchema(t testing.TB, schema string) {
-	t.Cleanup(func() { drop(t, schema) })
+	t.Cleanup(func() { dropSchema(t, schema) })
 }
 
-// drop uses a pool of its own: the test's one may be closed or broken by then.
-func drop(t testing.TB, schema string) {
+// dropSchema uses a pool of its own: the test's one may be closed or broken by then.
+func dropSchema(t testing.TB, schema string) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
 	pool, err := pgxpool.New(ctx, Direct())
@@ -177,15 +177,15 @@ func PrepareAll(t *testing.T, queries any) {
 		t.Fatalf("connect: %v", err)
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	each(queries, func(name, statement string) {
+	eachStatement(queries, func(name, statement string) {
 		if _, err := conn.Prepare(t.Context(), name, statement); err != nil {
 			t.Errorf("prepare %s: %v", name, err)
 		}
 	})
 }
 
-// each calls do for every statement in queries.
-func each(queries any, do func(name, statement string)) {
+// eachStatement calls do for every statement in queries.
+func eachStatement(queries any, do func(name, statement string)) {
 	v := reflect.ValueOf(queries)
 	for i := range v.NumField() {
 		name, field := v.Type().Field(i).Name, v.Field(i)

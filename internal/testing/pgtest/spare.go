@@ -82,7 +82,7 @@ func Schema(t testing.TB, own ...string) (*pgxpool.Pool, string) {
 	}
 	t.Cleanup(func() { s.giveBack(t) }) // before Pool, so that it runs after the pool is closed: an open transaction would block it
 	if s.digest == "" {
-		s.make(t)
+		s.makeSchema(t)
 	}
 	return Pool(t, URL()), s.name
 }
@@ -93,11 +93,11 @@ func NewSchema(t testing.TB) (*pgxpool.Pool, string) {
 	t.Helper()
 	s := Name()
 	DropSchema(t, s)
-	migrate(t, s)
+	migrateSchema(t, s)
 	return Pool(t, URL()), s
 }
 
-func migrate(t testing.TB, schema string) {
+func migrateSchema(t testing.TB, schema string) {
 	t.Helper()
 	if err := migrations.Up(t.Context(), Direct(), schema); err != nil {
 		t.Fatalf("no test database (run `make test`, or set DATABASE_URL): %v", err)
@@ -122,10 +122,10 @@ func takeSpare(own []string) *schema {
 func (s *schema) giveBack(t testing.TB) {
 	err := errAltered
 	if !t.Failed() && s.digest != "" {
-		err = s.reset()
+		err = s.resetSchema()
 	}
 	if err != nil {
-		drop(t, s.name)
+		dropSchema(t, s.name)
 	}
 	schemas.mu.Lock()
 	schemas.used--
@@ -138,30 +138,30 @@ func (s *schema) giveBack(t testing.TB) {
 	}
 	schemas.mu.Unlock()
 	for _, s := range last {
-		drop(t, s.name)
+		dropSchema(t, s.name)
 	}
 }
 
-// make makes the tables of s and notes how they are then.
-func (s *schema) make(t testing.TB) {
+// makeSchema makes the tables of s and notes how they are then.
+func (s *schema) makeSchema(t testing.TB) {
 	t.Helper()
-	migrate(t, s.name)
-	if err := transact(t.Context(), s.note); err != nil {
+	migrateSchema(t, s.name)
+	if err := transact(t.Context(), s.noteContents); err != nil {
 		t.Fatalf("make schema %s: %v", s.name, err)
 	}
 }
 
-// note makes the test's own tables and notes what there is.
-func (s *schema) note(ctx context.Context, tx pgx.Tx) (err error) {
+// noteContents makes the test's own tables and notes what there is.
+func (s *schema) noteContents(ctx context.Context, tx pgx.Tx) (err error) {
 	for _, statement := range s.own {
 		if _, err := tx.Exec(ctx, strings.ReplaceAll(statement, "{schema}", s.name)); err != nil {
 			return err
 		}
 	}
-	if s.tables, err = s.list(ctx, tx, sqlListTables); err != nil {
+	if s.tables, err = s.listNames(ctx, tx, sqlListTables); err != nil {
 		return err
 	}
-	written, err := s.list(ctx, tx, sqlListWritten)
+	written, err := s.listNames(ctx, tx, sqlListWritten)
 	if err != nil {
 		return err
 	}
@@ -176,9 +176,9 @@ func (s *schema) note(ctx context.Context, tx pgx.Tx) (err error) {
 	return tx.QueryRow(ctx, sqlDescribe, s.name).Scan(&s.digest, &s.sequences, &s.values)
 }
 
-// reset gives s the rows that the migrations made, and another name. It waits for transactions
+// resetSchema gives s the rows that the migrations made, and another name. It waits for transactions
 // that are open on its tables. After an error s can only be dropped.
-func (s *schema) reset() error {
+func (s *schema) resetSchema() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
 	name := Name()
@@ -193,7 +193,7 @@ func (s *schema) reset() error {
 		if now.digest != s.digest {
 			return errAltered
 		}
-		if err := s.empty(ctx, tx); err != nil {
+		if err := s.emptyTables(ctx, tx); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, "ALTER SCHEMA "+s.name+" RENAME TO "+name)
@@ -205,9 +205,9 @@ func (s *schema) reset() error {
 	return err
 }
 
-// empty leaves no more than s notes.
-func (s *schema) empty(ctx context.Context, tx pgx.Tx) error {
-	written, err := s.list(ctx, tx, sqlListWritten)
+// emptyTables leaves no more than s notes.
+func (s *schema) emptyTables(ctx context.Context, tx pgx.Tx) error {
+	written, err := s.listNames(ctx, tx, sqlListWritten)
 	if err != nil {
 		return err
 	}
@@ -223,8 +223,8 @@ func (s *schema) empty(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// list returns the names of tables.
-func (s *schema) list(ctx context.Context, tx pgx.Tx, query string) ([]string, error) {
+// listNames returns the names of tables.
+func (s *schema) listNames(ctx context.Context, tx pgx.Tx, query string) ([]string, error) {
 	rows, _ := tx.Query(ctx, query, s.name)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }

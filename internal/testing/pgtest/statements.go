@@ -26,14 +26,14 @@ func Record(t *testing.T, name string, queries ...any) {
 	statements := map[string]string{}
 	for _, q := range queries {
 		of := reflect.TypeOf(q).Name()
-		each(q, func(field, statement string) { statements[strings.TrimPrefix(of+"."+field, ".")] = statement })
+		eachStatement(q, func(field, statement string) { statements[strings.TrimPrefix(of+"."+field, ".")] = statement })
 	}
 	path := newestRecord(t, name)
 	if os.Getenv(recordVariable) != "" {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(listing(statements)), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(listStatements(statements)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -72,7 +72,7 @@ func Statement(t *testing.T, name, key, schema string) string {
 	return strings.ReplaceAll(recorded[key], "{schema}", schema)
 }
 
-func listing(statements map[string]string) string {
+func listStatements(statements map[string]string) string {
 	var b strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(statements)) {
 		fmt.Fprintf(&b, "%s%s\n%s\n", statementMark, key, statements[key])

@@ -33,9 +33,9 @@ func (c *Cluster) FreeDisk(i int) error {
 func (c *Cluster) awaitAlarm(i int, resource string, raised bool) error {
 	expression := fmt.Sprintf("whereis(rabbit_alarm)=:=undefined orelse lists:keymember({resource_limit,%s,'%s'},1,rabbit_alarm:get_alarms())=:=%t",
 		resource, c.nodes[i].Name(), raised)
-	return await(fmt.Sprintf("the %s alarm of node %d is %t", resource, i, raised), func() error {
-		return c.each(func(other int) error {
-			if !c.nodes[other].Running() || !c.network.joins(i, other) {
+	return awaitCondition(fmt.Sprintf("the %s alarm of node %d is %t", resource, i, raised), func() error {
+		return c.eachNode(func(other int) error {
+			if !c.nodes[other].Running() || !c.network.isJoined(i, other) {
 				return nil
 			}
 			knows, err := c.nodes[other].Eval(expression)

@@ -16,8 +16,8 @@ const awaitTimeout = time.Minute
 // awaitPause is between two looks.
 const awaitPause = 100 * time.Millisecond
 
-// await looks until condition returns nil.
-func await(what string, condition func() error) error {
+// awaitCondition looks until condition returns nil.
+func awaitCondition(what string, condition func() error) error {
 	for deadline := time.Now().Add(awaitTimeout); ; {
 		err := condition()
 		if err == nil {
@@ -36,24 +36,24 @@ const viewNodes = `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-case erlang
 true->rabbit_nodes:list_running();false->rabbit_nodes:all_running() end]))`
 
 // Seen are the nodes that run, in the eyes of node i; itself is one of them.
-func (c *Cluster) Seen(i int) ([]int, error) { return c.ask(i, viewNodes) }
+func (c *Cluster) Seen(i int) ([]int, error) { return c.askNode(i, viewNodes) }
 
 // Partitions are the nodes from which node i was cut off and with which it does not share
 // its tables since, though they see each other. It is empty again after a restart of one
 // side.
 func (c *Cluster) Partitions(i int) ([]int, error) {
-	return c.ask(i, `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-rabbit_node_monitor:partitions()]))`)
+	return c.askNode(i, `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-rabbit_node_monitor:partitions()]))`)
 }
 
-// ask returns the nodes whose names an expression returns, as one string.
-func (c *Cluster) ask(i int, expression string) ([]int, error) {
+// askNode returns the nodes whose names an expression returns, as one string.
+func (c *Cluster) askNode(i int, expression string) ([]int, error) {
 	out, err := c.nodes[i].Eval(expression)
 	if err != nil {
 		return nil, err
 	}
 	var found []int
 	for _, name := range strings.Fields(strings.Trim(out, `"[]`)) {
-		if other := c.index(name); other >= 0 { // others are programs of an operator
+		if other := c.indexOfNode(name); other >= 0 { // others are programs of an operator
 			found = append(found, other)
 		}
 	}
@@ -61,9 +61,9 @@ func (c *Cluster) ask(i int, expression string) ([]int, error) {
 	return found, nil
 }
 
-// whole returns nil if the broker of node i runs, sees all nodes and shares its tables with
+// checkWhole returns nil if the broker of node i runs, sees all nodes and shares its tables with
 // all.
-func (c *Cluster) whole(i int) error {
+func (c *Cluster) checkWhole(i int) error {
 	if !c.nodes[i].Running() {
 		return fmt.Errorf("node %d is down or frozen", i)
 	}
@@ -84,11 +84,11 @@ func (c *Cluster) whole(i int) error {
 
 // allWhole returns nil if each node is whole.
 func (c *Cluster) allWhole() error {
-	return c.each(c.whole)
+	return c.eachNode(c.checkWhole)
 }
 
-// each does something for all nodes at once.
-func (c *Cluster) each(do func(i int) error) error {
+// eachNode does something for all nodes at once.
+func (c *Cluster) eachNode(do func(i int) error) error {
 	var (
 		work sync.WaitGroup
 		errs [Size]error
@@ -102,12 +102,12 @@ func (c *Cluster) each(do func(i int) error) error {
 
 // AwaitAll returns once the broker of each node runs, sees all nodes and shares its tables
 // with all. With [Ignore] the last takes a [Cluster.Heal] after a partition.
-func (c *Cluster) AwaitAll() error { return await("each node sees all", c.allWhole) }
+func (c *Cluster) AwaitAll() error { return awaitCondition("each node sees all", c.allWhole) }
 
 // AwaitBroker returns once the broker of node i runs, or does not: [PauseMinority] stops
 // the broker and leaves the node's process.
 func (c *Cluster) AwaitBroker(i int, runs bool) error {
-	return await(fmt.Sprintf("the broker of node %d runs: %t", i, runs), func() error {
+	return awaitCondition(fmt.Sprintf("the broker of node %d runs: %t", i, runs), func() error {
 		got, err := c.nodes[i].Eval("rabbit:is_running()")
 		if err == nil && got != strconv.FormatBool(runs) {
 			err = fmt.Errorf("it says %s", got)
@@ -119,14 +119,14 @@ func (c *Cluster) AwaitBroker(i int, runs bool) error {
 // AwaitCuts returns once all nodes have noticed the cuts: none is connected to another with
 // which it cannot speak both ways, or that is frozen or down.
 func (c *Cluster) AwaitCuts() error {
-	return await("nodes notice the cuts", func() error {
-		return c.each(func(i int) error {
+	return awaitCondition("nodes notice the cuts", func() error {
+		return c.eachNode(func(i int) error {
 			if !c.nodes[i].Running() {
 				return nil
 			}
 			connected, err := c.connected(i)
 			for _, other := range connected {
-				if !c.network.joins(i, other) || !c.nodes[other].Running() {
+				if !c.network.isJoined(i, other) || !c.nodes[other].Running() {
 					err = errors.Join(err, fmt.Errorf("node %d is still connected to node %d", i, other))
 				}
 			}
@@ -137,14 +137,14 @@ func (c *Cluster) AwaitCuts() error {
 
 // connected are the nodes to which node i has a connection, and thinks that it is alive.
 func (c *Cluster) connected(i int) ([]int, error) {
-	return c.ask(i, `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-nodes()]))`)
+	return c.askNode(i, `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-nodes()]))`)
 }
 
 // AwaitView returns once node i sees those nodes as running and no others. Itself is one of
 // them.
 func (c *Cluster) AwaitView(i int, nodes ...int) error {
 	want := slices.Sorted(slices.Values(nodes))
-	return await(fmt.Sprintf("node %d sees %v", i, want), func() error {
+	return awaitCondition(fmt.Sprintf("node %d sees %v", i, want), func() error {
 		seen, err := c.Seen(i)
 		if err == nil && !slices.Equal(seen, want) {
 			err = fmt.Errorf("it sees %v", seen)
@@ -157,7 +157,7 @@ func (c *Cluster) AwaitView(i int, nodes ...int) error {
 // nodes may still send new channels to the leader before, and such a channel refuses
 // messages (basic.nack) until that one is back: publish on another channel then.
 func (c *Cluster) AwaitLeader(queue string) (leader int, err error) {
-	err = await(queue+" has a leader", func() (err error) {
+	err = awaitCondition(queue+" has a leader", func() (err error) {
 		leader, err = c.Leader(queue)
 		return err
 	})

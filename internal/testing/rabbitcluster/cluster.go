@@ -73,9 +73,9 @@ func Start(opts *Options) (*Cluster, error) {
 		opts = &Options{}
 	}
 	c := &Cluster{network: newNetwork(), autoheal: opts.Partitions == Autoheal}
-	err := c.build(opts)
+	err := c.buildNodes(opts)
 	if err == nil {
-		err = c.form()
+		err = c.formCluster()
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -83,10 +83,10 @@ func Start(opts *Options) (*Cluster, error) {
 	return c, nil
 }
 
-// form starts all nodes at once and lets one after the other join: a node that joins one
+// formCluster starts all nodes at once and lets one after the other join: a node that joins one
 // which is still starting gets its feature flags half set, and declares no quorum queue.
-func (c *Cluster) form() error {
-	err := c.each(func(i int) error {
+func (c *Cluster) formCluster() error {
+	err := c.eachNode(func(i int) error {
 		defer c.admitted.Store(int32(i + 1)) // the next one, which waits, also after an error
 		return c.Start(i)
 	})
@@ -96,17 +96,17 @@ func (c *Cluster) form() error {
 	return c.AwaitAll()
 }
 
-// build makes the mappers, the links and the directories of the nodes.
-func (c *Cluster) build(opts *Options) error {
+// buildNodes makes the mappers, the links and the directories of the nodes.
+func (c *Cluster) buildNodes(opts *Options) error {
 	prefix, cookie := "t-"+strings.ToLower(rand.Text()[:14])+"-", rand.Text()
 	for i := range c.nodes {
 		n := &Node{name: prefix + strconv.Itoa(i), index: i, cluster: c}
 		c.nodes[i] = n
 		var err error
-		if n.mapper, err = newMapper(n.lookUpPeer, n.peers); err != nil {
+		if n.mapper, err = newMapper(n.lookUpPeer, n.peerRegistrations); err != nil {
 			return fmt.Errorf("rabbitcluster: make a port mapper: %w", err)
 		}
-		if n.process, err = rabbitnode.New(nodeOptions(opts, prefix, cookie, i, n.mapper.port())); err != nil {
+		if n.process, err = rabbitnode.New(nodeOptions(opts, prefix, cookie, i, n.mapper.listenPort())); err != nil {
 			return err
 		}
 	}
@@ -116,13 +116,13 @@ func (c *Cluster) build(opts *Options) error {
 				continue
 			}
 			var err error
-			if c.links[from][to], err = newLink(c.network, from, to, c.nodes[to].distribution); err != nil {
+			if c.links[from][to], err = listenForLink(c.network, from, to, c.nodes[to].distribution); err != nil {
 				return fmt.Errorf("rabbitcluster: start a link: %w", err)
 			}
 		}
 	}
 	for _, n := range c.nodes {
-		n.mapper.start()
+		n.mapper.startMapper()
 	}
 	return nil
 }
@@ -168,20 +168,20 @@ func (c *Cluster) Close() error {
 	var errs []error
 	for _, n := range c.nodes {
 		if n != nil && n.process != nil {
-			errs = append(errs, n.close())
+			errs = append(errs, n.closeNode())
 		}
 	}
-	c.network.close()
+	c.network.closeNetwork()
 	for _, row := range c.links {
 		for _, l := range row {
 			if l != nil {
-				l.close()
+				l.closeLink()
 			}
 		}
 	}
 	for _, n := range c.nodes {
 		if n != nil && n.mapper != nil {
-			n.mapper.close()
+			n.mapper.closeMapper()
 		}
 	}
 	return errors.Join(errs...)

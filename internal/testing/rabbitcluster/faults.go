@@ -18,7 +18,7 @@ func (c *Cluster) Kill(i int) {
 
 // KillAll kills all nodes at once. Start them with [Cluster.StartAll].
 func (c *Cluster) KillAll() {
-	_ = c.each(func(i int) error {
+	_ = c.eachNode(func(i int) error {
 		c.Kill(i)
 		return nil
 	})
@@ -45,7 +45,7 @@ func (c *Cluster) Start(i int) error {
 // StartAll starts all nodes that are down, at once, and returns when each node sees all
 // others.
 func (c *Cluster) StartAll() error {
-	err := c.each(func(i int) error {
+	err := c.eachNode(func(i int) error {
 		if c.nodes[i].state.Load() != stateDown {
 			return nil
 		}
@@ -110,14 +110,14 @@ func (c *Cluster) StartApp(i int) error {
 
 // Freeze stops the processes of node i, as SIGSTOP does: its connections stay open and do
 // not answer.
-func (c *Cluster) Freeze(i int) error { return c.freeze(i, stateRunning, stateFrozen) }
+func (c *Cluster) Freeze(i int) error { return c.freezeOrThaw(i, stateRunning, stateFrozen) }
 
 // Thaw ends [Cluster.Freeze]. Others may have given the node up meanwhile, which is a
 // partition for it.
-func (c *Cluster) Thaw(i int) error { return c.freeze(i, stateFrozen, stateRunning) }
+func (c *Cluster) Thaw(i int) error { return c.freezeOrThaw(i, stateFrozen, stateRunning) }
 
-// freeze freezes or thaws node i.
-func (c *Cluster) freeze(i int, before, after int32) error {
+// freezeOrThaw freezes or thaws node i.
+func (c *Cluster) freezeOrThaw(i int, before, after int32) error {
 	n := c.nodes[i]
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -138,7 +138,7 @@ func (c *Cluster) freeze(i int, before, after int32) error {
 // Partition cuts node i off from all others, in both directions. Clients still reach it.
 // It returns at once; [Cluster.AwaitCuts] waits until nodes have noticed.
 func (c *Cluster) Partition(i int) {
-	c.network.change(func(cut *[Size][Size]bool) {
+	c.network.changeCuts(func(cut *[Size][Size]bool) {
 		for other := range Size {
 			cut[i][other], cut[other][i] = other != i, other != i
 		}
@@ -148,14 +148,14 @@ func (c *Cluster) Partition(i int) {
 // CutOneWay loses what node from sends to node to. The other direction passes. It returns
 // at once. Nodes notice as they notice a cut of both directions.
 func (c *Cluster) CutOneWay(from, to int) {
-	c.network.change(func(cut *[Size][Size]bool) { cut[from][to] = from != to })
+	c.network.changeCuts(func(cut *[Size][Size]bool) { cut[from][to] = from != to })
 }
 
 // Mend ends all cuts. Connections that outlived them get what was sent meanwhile. Nodes
 // that have given each other up connect again within seconds. With [Ignore] they stay
 // apart all the same until one side restarts: see [Cluster.Partitions], [Cluster.Heal].
 func (c *Cluster) Mend() {
-	c.network.change(func(cut *[Size][Size]bool) { *cut = [Size][Size]bool{} })
+	c.network.changeCuts(func(cut *[Size][Size]bool) { *cut = [Size][Size]bool{} })
 }
 
 // Heal mends the network and returns once all nodes are one cluster again. Where the broker
@@ -163,7 +163,7 @@ func (c *Cluster) Mend() {
 // their clients are disconnected. All nodes must run.
 func (c *Cluster) Heal() error {
 	c.Mend()
-	return await("the cluster is one again", func() error {
+	return awaitCondition("the cluster is one again", func() error {
 		err := c.allWhole()
 		if err == nil || c.autoheal {
 			return err

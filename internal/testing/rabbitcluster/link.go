@@ -24,24 +24,24 @@ func newNetwork() *network {
 	return n
 }
 
-// change has set say which directions are cut.
-func (n *network) change(set func(cut *[Size][Size]bool)) {
+// changeCuts has set say which directions are cut.
+func (n *network) changeCuts(set func(cut *[Size][Size]bool)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	set(&n.cut)
 	n.changed.Broadcast()
 }
 
-// joins reports whether bytes go both ways between two nodes.
-func (n *network) joins(a, b int) bool {
+// isJoined reports whether bytes go both ways between two nodes.
+func (n *network) isJoined(a, b int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return !n.cut[a][b] && !n.cut[b][a]
 }
 
-// await returns once bytes pass from one node to another: at once, unless the direction is
+// awaitJoined returns once bytes pass from one node to another: at once, unless the direction is
 // cut. It returns false if the network is closed.
-func (n *network) await(from, to int) bool {
+func (n *network) awaitJoined(from, to int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for n.cut[from][to] && !n.closed {
@@ -50,7 +50,7 @@ func (n *network) await(from, to int) bool {
 	return !n.closed
 }
 
-func (n *network) close() {
+func (n *network) closeNetwork() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.closed = true
@@ -69,22 +69,22 @@ type link struct {
 	conns map[net.Conn]struct{} // both sides of each; nil: closed
 }
 
-// newLink starts a link on a port of 127.0.0.1.
-func newLink(network *network, from, to int, target func() string) (*link, error) {
+// listenForLink starts a link on a port of 127.0.0.1.
+func listenForLink(network *network, from, to int, target func() string) (*link, error) {
 	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return nil, err
 	}
 	l := &link{network: network, from: from, to: to, target: target, listener: listener, conns: make(map[net.Conn]struct{})}
-	l.work.Go(l.accept)
+	l.work.Go(l.acceptConnections)
 	return l, nil
 }
 
-// port is where the link listens.
-func (l *link) port() uint16 { return uint16(l.listener.Addr().(*net.TCPAddr).Port) }
+// listenPort is where the link listens.
+func (l *link) listenPort() uint16 { return uint16(l.listener.Addr().(*net.TCPAddr).Port) }
 
-// close ends the link and its connections. The network is closed before.
-func (l *link) close() {
+// closeLink ends the link and its connections. The network is closed before.
+func (l *link) closeLink() {
 	l.listener.Close()
 	l.mu.Lock()
 	for conn := range l.conns {
@@ -95,8 +95,8 @@ func (l *link) close() {
 	l.work.Wait()
 }
 
-// keep has close end conn. It reports false if the link is closed already.
-func (l *link) keep(conn net.Conn) bool {
+// keepConnection has close end conn. It reports false if the link is closed already.
+func (l *link) keepConnection(conn net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conns == nil {
@@ -106,53 +106,53 @@ func (l *link) keep(conn net.Conn) bool {
 	return true
 }
 
-func (l *link) drop(conn net.Conn) {
+func (l *link) dropConnection(conn net.Conn) {
 	conn.Close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.conns, conn)
 }
 
-func (l *link) accept() {
+func (l *link) acceptConnections() {
 	for {
 		conn, err := l.listener.AcceptTCP()
 		if err != nil {
 			return
 		}
-		if !l.keep(conn) {
+		if !l.keepConnection(conn) {
 			conn.Close()
 			return
 		}
-		l.work.Go(func() { l.carry(conn) })
+		l.work.Go(func() { l.carryConnection(conn) })
 	}
 }
 
-// carry forwards both ways until both ends have said that they are done.
-func (l *link) carry(near *net.TCPConn) {
-	defer l.drop(near)
-	far, err := l.join()
+// carryConnection forwards both ways until both ends have said that they are done.
+func (l *link) carryConnection(near *net.TCPConn) {
+	defer l.dropConnection(near)
+	far, err := l.dialTarget()
 	if err != nil {
 		return
 	}
-	defer l.drop(far)
-	if !l.keep(far) {
+	defer l.dropConnection(far)
+	if !l.keepConnection(far) {
 		return
 	}
 	var both sync.WaitGroup
-	both.Go(func() { l.forward(far, near, l.from, l.to) })
-	both.Go(func() { l.forward(near, far, l.to, l.from) })
+	both.Go(func() { l.forwardBytes(far, near, l.from, l.to) })
+	both.Go(func() { l.forwardBytes(near, far, l.to, l.from) })
 	both.Wait()
 }
 
 // errCut reports that a connection was opened while the network was cut.
 var errCut = errors.New("rabbitcluster: the network was cut when the connection was opened")
 
-// join connects to the other node. A connection that a cut delays is not made afterwards:
+// dialTarget connects to the other node. A connection that a cut delays is not made afterwards:
 // the node has given it up, or tries again.
-func (l *link) join() (*net.TCPConn, error) {
-	if !l.network.joins(l.from, l.to) {
-		if l.network.await(l.from, l.to) {
-			l.network.await(l.to, l.from)
+func (l *link) dialTarget() (*net.TCPConn, error) {
+	if !l.network.isJoined(l.from, l.to) {
+		if l.network.awaitJoined(l.from, l.to) {
+			l.network.awaitJoined(l.to, l.from)
 		}
 		return nil, errCut
 	}
@@ -163,13 +163,13 @@ func (l *link) join() (*net.TCPConn, error) {
 	return far.(*net.TCPConn), nil
 }
 
-// forward copies what one node says to another, and the end of it. While the direction
+// forwardBytes copies what one node says to another, and the end of it. While the direction
 // is cut it holds what it has and reads no more.
-func (l *link) forward(dst, src *net.TCPConn, from, to int) {
+func (l *link) forwardBytes(dst, src *net.TCPConn, from, to int) {
 	buffer := make([]byte, linkBuffer)
 	for {
 		n, err := src.Read(buffer)
-		if !l.network.await(from, to) {
+		if !l.network.awaitJoined(from, to) {
 			return
 		}
 		if n > 0 {

@@ -20,12 +20,12 @@ func join(t *testing.T) (near, far net.Conn, n *network, l *link) {
 	}
 	t.Cleanup(func() { listener.Close() })
 	n = newNetwork()
-	if l, err = newLink(n, 0, 1, listener.Addr().String); err != nil {
+	if l, err = listenForLink(n, 0, 1, listener.Addr().String); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		n.close()
-		l.close()
+		n.closeNetwork()
+		l.closeLink()
 	})
 	near = open(t, l)
 	if far, err = listener.Accept(); err != nil {
@@ -38,7 +38,7 @@ func join(t *testing.T) (near, far net.Conn, n *network, l *link) {
 // open opens a connection through l.
 func open(t *testing.T, l *link) net.Conn {
 	t.Helper()
-	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(l.port()))))
+	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(l.listenPort()))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestALinkHoldsOneDirection(t *testing.T) {
 	near, far, n, _ := join(t)
 	write(t, near, "before")
 	read(t, far, "before")
-	n.change(cutOneWay)
+	n.changeCuts(cutOneWay)
 	write(t, near, "held")
 	near.(*net.TCPConn).CloseWrite()
 	write(t, far, "passes")
@@ -109,7 +109,7 @@ func TestALinkHoldsOneDirection(t *testing.T) {
 		t.Fatalf("%q passed the cut", b)
 	default:
 	}
-	n.change(mended)
+	n.changeCuts(mended)
 	if b := <-passed; b != 'h' {
 		t.Fatalf("after the cut %q arrived, want what was held", b)
 	}
@@ -122,7 +122,7 @@ func TestALinkHoldsOneDirection(t *testing.T) {
 func TestALinkDelaysAConnection(t *testing.T) {
 	t.Parallel()
 	near, far, n, l := join(t)
-	n.change(func(cut *[Size][Size]bool) { cut[1][0] = true })
+	n.changeCuts(func(cut *[Size][Size]bool) { cut[1][0] = true })
 	late := open(t, l)
 	write(t, near, "passes")
 	read(t, far, "passes")
@@ -140,7 +140,7 @@ func TestALinkDelaysAConnection(t *testing.T) {
 		t.Fatal("the connection ended before the network was mended")
 	default:
 	}
-	n.change(mended)
+	n.changeCuts(mended)
 	select {
 	case <-ended:
 	case <-time.After(patience):
@@ -164,14 +164,14 @@ func TestALinkPassesTheEnd(t *testing.T) {
 func TestALinkIsClosedWhileItIsCut(t *testing.T) {
 	t.Parallel()
 	near, _, n, l := join(t)
-	n.change(cutOneWay)
+	n.changeCuts(cutOneWay)
 	write(t, near, "held")
 	open(t, l)
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		n.close()
-		l.close()
+		n.closeNetwork()
+		l.closeLink()
 	}()
 	select {
 	case <-closed:

@@ -59,11 +59,11 @@ func newMapper(peer func(name string) *registration, names func() []*registratio
 	return m, nil
 }
 
-// start has the mapper answer.
-func (m *mapper) start() { m.work.Go(m.accept) }
+// startMapper has the mapper answer.
+func (m *mapper) startMapper() { m.work.Go(m.acceptConnections) }
 
-// port is where the mapper listens.
-func (m *mapper) port() int { return m.listener.Addr().(*net.TCPAddr).Port }
+// listenPort is where the mapper listens.
+func (m *mapper) listenPort() int { return m.listener.Addr().(*net.TCPAddr).Port }
 
 // registered returns what the node called name has said of itself; nil: it does not run.
 func (m *mapper) registered(name string) *registration {
@@ -72,8 +72,8 @@ func (m *mapper) registered(name string) *registration {
 	return m.own[name]
 }
 
-// close ends the mapper and its connections.
-func (m *mapper) close() {
+// closeMapper ends the mapper and its connections.
+func (m *mapper) closeMapper() {
 	m.listener.Close()
 	m.mu.Lock()
 	for conn := range m.conns {
@@ -84,7 +84,7 @@ func (m *mapper) close() {
 	m.work.Wait()
 }
 
-func (m *mapper) accept() {
+func (m *mapper) acceptConnections() {
 	for {
 		conn, err := m.listener.Accept()
 		if err != nil {
@@ -94,7 +94,7 @@ func (m *mapper) accept() {
 		open := m.conns != nil
 		if open {
 			m.conns[conn] = struct{}{}
-			m.work.Go(func() { m.serve(conn) })
+			m.work.Go(func() { m.serveConnection(conn) })
 		}
 		m.mu.Unlock()
 		if !open {
@@ -103,8 +103,8 @@ func (m *mapper) accept() {
 	}
 }
 
-// serve answers the one request of conn.
-func (m *mapper) serve(conn net.Conn) {
+// serveConnection answers the one request of conn.
+func (m *mapper) serveConnection(conn net.Conn) {
 	defer func() {
 		conn.Close()
 		m.mu.Lock()
@@ -120,9 +120,9 @@ func (m *mapper) serve(conn net.Conn) {
 	case aliveRequest:
 		m.register(conn, in, body)
 	case portRequest:
-		_, _ = conn.Write(m.lookUp(string(body)))
+		_, _ = conn.Write(m.lookUpNode(string(body)))
 	case namesRequest:
-		_, _ = conn.Write(m.list())
+		_, _ = conn.Write(m.listNodes())
 	}
 }
 
@@ -191,8 +191,8 @@ func aliveAnswer(r *registration, refused bool) []byte {
 	return binary.BigEndian.AppendUint16([]byte{oldAliveReply, result}, uint16(r.creation%3+1))
 }
 
-// lookUp is the answer to the question for a port.
-func (m *mapper) lookUp(name string) []byte {
+// lookUpNode is the answer to the question for a port.
+func (m *mapper) lookUpNode(name string) []byte {
 	r := m.registered(name)
 	if r == nil {
 		r = m.peer(name)
@@ -208,8 +208,8 @@ func (m *mapper) lookUp(name string) []byte {
 	return append(binary.BigEndian.AppendUint16(answer, uint16(len(r.extra))), r.extra...)
 }
 
-// list is the answer to the question for all names: the mapper's port, and lines.
-func (m *mapper) list() []byte {
+// listNodes is the answer to the question for all names: the mapper's port, and lines.
+func (m *mapper) listNodes() []byte {
 	all := m.names()
 	m.mu.Lock()
 	for _, r := range m.own {
@@ -217,7 +217,7 @@ func (m *mapper) list() []byte {
 	}
 	m.mu.Unlock()
 	slices.SortFunc(all, func(a, b *registration) int { return cmp.Compare(a.name, b.name) })
-	answer := binary.BigEndian.AppendUint32(nil, uint32(m.port()))
+	answer := binary.BigEndian.AppendUint32(nil, uint32(m.listenPort()))
 	for _, r := range all {
 		answer = fmt.Appendf(answer, "name %s at port %d\n", r.name, r.port)
 	}

@@ -24,15 +24,15 @@ func startMapper(t *testing.T) *mapper {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.start()
-	t.Cleanup(m.close)
+	m.startMapper()
+	t.Cleanup(m.closeMapper)
 	return m
 }
 
 // request sends a request to m and returns the connection.
 func request(t *testing.T, m *mapper, body []byte) net.Conn {
 	t.Helper()
-	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(m.port())))
+	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(m.listenPort())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,11 +96,11 @@ func TestAMapperTellsThePortOfWhatIsRegistered(t *testing.T) {
 		t.Errorf("port of what is not registered = %v, want a refusal", got)
 	}
 	names := "name own at port 1234\nname peer at port 4711\n"
-	if got := ask(t, m, []byte{namesRequest}); len(got) < 4 || binary.BigEndian.Uint32(got) != uint32(m.port()) || string(got[4:]) != names {
+	if got := ask(t, m, []byte{namesRequest}); len(got) < 4 || binary.BigEndian.Uint32(got) != uint32(m.listenPort()) || string(got[4:]) != names {
 		t.Errorf("names = %q, want the mapper's port and %q", got, names)
 	}
 	conn.Close()
-	if err := await("the name is free", func() error {
+	if err := awaitCondition("the name is free", func() error {
 		if m.registered("own") != nil {
 			return errors.New("it is registered")
 		}

@@ -68,8 +68,8 @@ func (n *Node) CloseConnections(reason string) (int, error) {
 // Running reports whether the node's process was started, not killed since, and not frozen.
 func (n *Node) Running() bool { return n.state.Load() == stateRunning }
 
-// close kills the node and removes its files.
-func (n *Node) close() error {
+// closeNode kills the node and removes its files.
+func (n *Node) closeNode() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.state.Store(stateDown)
@@ -87,7 +87,7 @@ func (n *Node) distribution() string {
 
 // lookUpPeer is what n's port mapper says of another node of the cluster.
 func (n *Node) lookUpPeer(name string) *registration {
-	for _, r := range n.peers() {
+	for _, r := range n.peerRegistrations() {
 		if r.name == name {
 			return r
 		}
@@ -95,9 +95,9 @@ func (n *Node) lookUpPeer(name string) *registration {
 	return nil
 }
 
-// peers are the other nodes that run, or that the network hides, with the ports of the
+// peerRegistrations are the other nodes that run, or that the network hides, with the ports of the
 // links to them. A node that may not join yet has none.
-func (n *Node) peers() []*registration {
+func (n *Node) peerRegistrations() []*registration {
 	if n.index > int(n.cluster.admitted.Load()) {
 		return nil
 	}
@@ -108,14 +108,14 @@ func (n *Node) peers() []*registration {
 			continue
 		}
 		r := other.mapper.registered(other.name)
-		if r == nil && n.cluster.network.joins(n.index, i) {
+		if r == nil && n.cluster.network.isJoined(n.index, i) {
 			continue
 		}
 		if r == nil { // a mapper behind the cut would not answer, nor will the link
 			r = &registration{name: other.name, kind: normalNode, highest: wideCreation, last: wideCreation - 1}
 		}
 		copied := *r
-		copied.port = l.port()
+		copied.port = l.listenPort()
 		found = append(found, &copied)
 	}
 	return found

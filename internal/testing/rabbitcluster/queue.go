@@ -44,8 +44,8 @@ type view struct {
 	members []int // in its eyes
 }
 
-// viewOf asks node i about a queue.
-func (c *Cluster) viewOf(i int, queue string) (*view, error) {
+// viewFromNode asks node i about a queue.
+func (c *Cluster) viewFromNode(i int, queue string) (*view, error) {
 	out, err := c.nodes[i].Eval(fmt.Sprintf(viewExpression, queueName(queue)))
 	if err != nil {
 		return nil, err
@@ -54,24 +54,24 @@ func (c *Cluster) viewOf(i int, queue string) (*view, error) {
 	if len(words) < 2 {
 		return nil, fmt.Errorf("rabbitcluster: node %d says %q of queue %s", i, out, queue)
 	}
-	v := &view{leads: words[0] == "leader", follows: c.index(words[1])}
+	v := &view{leads: words[0] == "leader", follows: c.indexOfNode(words[1])}
 	for _, name := range words[2:] {
-		v.members = append(v.members, c.index(name))
+		v.members = append(v.members, c.indexOfNode(name))
 	}
 	slices.Sort(v.members)
 	return v, nil
 }
 
-// index is that of the node with an Erlang name; -1: there is none.
-func (c *Cluster) index(name string) int {
+// indexOfNode is that of the node with an Erlang name; -1: there is none.
+func (c *Cluster) indexOfNode(name string) int {
 	return slices.IndexFunc(c.nodes[:], func(n *Node) bool { return n.Name() == name })
 }
 
-// views asks all nodes that run. A node that cannot tell has no view.
-func (c *Cluster) views(queue string) (views [Size]*view, err error) {
-	err = c.each(func(i int) (err error) {
+// viewsOfNodes asks all nodes that run. A node that cannot tell has no view.
+func (c *Cluster) viewsOfNodes(queue string) (views [Size]*view, err error) {
+	err = c.eachNode(func(i int) (err error) {
 		if c.nodes[i].Running() {
-			views[i], err = c.viewOf(i, queue)
+			views[i], err = c.viewFromNode(i, queue)
 		}
 		return err
 	})
@@ -84,19 +84,19 @@ func (c *Cluster) views(queue string) (views [Size]*view, err error) {
 // ([Cluster.AwaitCuts]). An error is [ErrNoLeader] where there is none, as during an
 // election.
 func (c *Cluster) Leader(queue string) (int, error) {
-	leader, _, err := c.look(queue)
+	leader, _, err := c.lookAtQueue(queue)
 	return leader, err
 }
 
 // Members are the nodes with a member of a quorum queue, in the eyes of its leader.
 func (c *Cluster) Members(queue string) ([]int, error) {
-	_, members, err := c.look(queue)
+	_, members, err := c.lookAtQueue(queue)
 	return members, err
 }
 
-// look returns the leader of a queue and its members.
-func (c *Cluster) look(queue string) (leader int, members []int, err error) {
-	views, err := c.views(queue)
+// lookAtQueue returns the leader of a queue and its members.
+func (c *Cluster) lookAtQueue(queue string) (leader int, members []int, err error) {
+	views, err := c.viewsOfNodes(queue)
 	for i, v := range views {
 		if v == nil || !v.leads {
 			continue
@@ -117,7 +117,7 @@ func (c *Cluster) look(queue string) (leader int, members []int, err error) {
 // MoveLeader makes node i lead a quorum queue and returns when it does. The node must have
 // a member of the queue.
 func (c *Cluster) MoveLeader(queue string, i int) error {
-	return await(fmt.Sprintf("node %d leads %s", i, queue), func() error {
+	return awaitCondition(fmt.Sprintf("node %d leads %s", i, queue), func() error {
 		leader, err := c.Leader(queue)
 		if err != nil || leader == i {
 			return err
@@ -130,16 +130,16 @@ func (c *Cluster) MoveLeader(queue string, i int) error {
 
 // Grow adds a member of a quorum queue on node i, which must run.
 func (c *Cluster) Grow(queue string, i int) error {
-	return c.resize(queue, "rabbit_quorum_queue:add_member(<<\"/\">>,%s,'%s',10000)", i)
+	return c.resizeQueue(queue, "rabbit_quorum_queue:add_member(<<\"/\">>,%s,'%s',10000)", i)
 }
 
 // Shrink removes the member of a quorum queue on node i, which need not run.
 func (c *Cluster) Shrink(queue string, i int) error {
-	return c.resize(queue, "rabbit_quorum_queue:delete_member(<<\"/\">>,%s,'%s')", i)
+	return c.resizeQueue(queue, "rabbit_quorum_queue:delete_member(<<\"/\">>,%s,'%s')", i)
 }
 
-// resize has the queue's leader evaluate an expression with the queue and the node.
-func (c *Cluster) resize(queue, expression string, i int) error {
+// resizeQueue has the queue's leader evaluate an expression with the queue and the node.
+func (c *Cluster) resizeQueue(queue, expression string, i int) error {
 	leader, err := c.Leader(queue)
 	if err != nil {
 		return err
@@ -151,15 +151,15 @@ func (c *Cluster) resize(queue, expression string, i int) error {
 // SetPolicy sets a policy for the queues whose names match pattern. The definition is JSON,
 // as `{"delivery-limit":3}`.
 func (c *Cluster) SetPolicy(name, pattern, definition string) error {
-	return c.any(func(n *Node) error {
+	return c.onAnyNode(func(n *Node) error {
 		_, err := n.Eval(fmt.Sprintf("ok=rabbit_policy:parse_set(<<\"/\">>,%s,%s,%s,0,<<\"queues\">>,<<\"guest\">>)",
 			erlangBinary(name), erlangBinary(pattern), erlangBinary(definition)))
 		return err
 	})
 }
 
-// any has the first node that runs do what works on all nodes.
-func (c *Cluster) any(do func(*Node) error) error {
+// onAnyNode has the first node that runs do what works on all nodes.
+func (c *Cluster) onAnyNode(do func(*Node) error) error {
 	for _, n := range c.nodes {
 		if n.Running() {
 			return do(n)

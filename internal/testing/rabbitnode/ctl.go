@@ -79,13 +79,13 @@ func (n *Node) Sync() error {
 // ten milliseconds, else a second.
 func (n *Node) Eval(expressions string) (string, error) {
 	call, lookErr := exec.LookPath("erl_call")
-	cookie, readErr := os.ReadFile(n.cookie())
+	cookie, readErr := os.ReadFile(n.cookieFile())
 	if lookErr != nil || readErr != nil {
 		out, err := n.Ctl("eval", expressions+".")
 		return strings.TrimSpace(out), err
 	}
 	// A bad expression is not an error of erl_call: the value says that it is good.
-	out, err := n.tool(strings.NewReader(fmt.Sprintf("{evaluated,begin %s end}.\n", expressions)), call, "-sname", n.name, "-c", strings.TrimSpace(string(cookie)), "-e")
+	out, err := n.runTool(strings.NewReader(fmt.Sprintf("{evaluated,begin %s end}.\n", expressions)), call, "-sname", n.name, "-c", strings.TrimSpace(string(cookie)), "-e")
 	value, good := strings.CutPrefix(strings.TrimSpace(out), "{ok, {evaluated,")
 	if err == nil && !good {
 		err = errors.New("it cannot be evaluated")
@@ -107,7 +107,7 @@ const stillStarts = "requires the 'rabbit' app to be running"
 func (n *Node) CtlWith(input string, args ...string) (string, error) {
 	path, line := filepath.Join(filepath.Dir(n.server), "rabbitmqctl"), append([]string{"--quiet", "--node", n.name}, args...)
 	for deadline := time.Now().Add(ctlTimeout); ; {
-		out, err := n.tool(strings.NewReader(input), path, line...)
+		out, err := n.runTool(strings.NewReader(input), path, line...)
 		if err == nil {
 			return out, nil
 		}
@@ -117,8 +117,8 @@ func (n *Node) CtlWith(input string, args ...string) (string, error) {
 	}
 }
 
-// tool runs a program that speaks to the node and returns what it printed.
-func (n *Node) tool(input *strings.Reader, path string, args ...string) (string, error) {
+// runTool runs a program that speaks to the node and returns what it printed.
+func (n *Node) runTool(input *strings.Reader, path string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), ctlTimeout)
 	defer cancel()
 	run := exec.CommandContext(ctx, path, args...)

@@ -105,7 +105,7 @@ func New(opts *Options) (*Node, error) {
 	if n.cluster != nil {
 		n.name, n.mapper = n.cluster.Name+"@localhost", n.cluster.Mapper
 	}
-	if err := n.prepare(opts); err != nil {
+	if err := n.prepareFiles(opts); err != nil {
 		return nil, errors.Join(fmt.Errorf("rabbitnode: prepare: %w", err), n.Close())
 	}
 	return n, nil
@@ -130,9 +130,9 @@ func (n *Node) Output() string { return filepath.Join(n.dir, "output") }
 // Log is the node's log.
 func (n *Node) Log() string { return filepath.Join(n.dir, "log", n.name+".log") }
 
-// prepare writes the node's files. Some installations refuse to run as root, so the
+// prepareFiles writes the node's files. Some installations refuse to run as root, so the
 // directory belongs to the server's own user.
-func (n *Node) prepare(opts *Options) error {
+func (n *Node) prepareFiles(opts *Options) error {
 	config := fmt.Appendf(nil, "listeners.tcp.local = %s\n%s\n", n.Addr(), opts.Config)
 	files := map[string][]byte{"plugins": fmt.Appendf(nil, "[%s].\n", strings.Join(opts.Plugins, ","))}
 	if n.secure != 0 {
@@ -150,7 +150,7 @@ func (n *Node) prepare(opts *Options) error {
 		}
 	}
 	if n.cluster != nil {
-		if err := os.WriteFile(n.cookie(), []byte(n.cluster.Cookie), 0o400); err != nil {
+		if err := os.WriteFile(n.cookieFile(), []byte(n.cluster.Cookie), 0o400); err != nil {
 			return err
 		}
 	}
@@ -168,13 +168,13 @@ func (n *Node) handOver() error {
 	n.owner = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 	err = errors.Join(uidErr, gidErr, os.Chown(n.dir, int(uid), int(gid)))
 	if n.cluster != nil {
-		err = errors.Join(err, os.Chown(n.cookie(), int(uid), int(gid)))
+		err = errors.Join(err, os.Chown(n.cookieFile(), int(uid), int(gid)))
 	}
 	return err
 }
 
-// cookie is the file with the secret that a client of Erlang's distribution needs.
-func (n *Node) cookie() string { return filepath.Join(n.dir, ".erlang.cookie") }
+// cookieFile is the file with the secret that a client of Erlang's distribution needs.
+func (n *Node) cookieFile() string { return filepath.Join(n.dir, ".erlang.cookie") }
 
 // Start starts the node, with the data it had, and returns once it accepts
 // connections. After an error it may be running.
@@ -183,7 +183,7 @@ func (n *Node) Start() error {
 		return fmt.Errorf("rabbitnode: start the port mapper: %w", err)
 	}
 	var err error
-	if n.run, err = n.launch(n.Output(), n.server); err != nil {
+	if n.run, err = n.launchServer(n.Output(), n.server); err != nil {
 		return fmt.Errorf("rabbitnode: start: %w", err)
 	}
 	for deadline := time.Now().Add(bootTimeout); ; {
@@ -213,7 +213,7 @@ func (n *Node) startMapper() (err error) {
 	if err != nil {
 		return nil // the node finds its own
 	}
-	n.ports, err = n.launch(os.DevNull, path, "-address", "127.0.0.1", "-port", strconv.Itoa(n.mapper))
+	n.ports, err = n.launchServer(os.DevNull, path, "-address", "127.0.0.1", "-port", strconv.Itoa(n.mapper))
 	for deadline := time.Now().Add(bootTimeout); err == nil && time.Now().Before(deadline); {
 		conn, dialErr := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(n.mapper)))
 		if dialErr == nil {
@@ -261,20 +261,20 @@ func (n *Node) environment() []string {
 // Sync, before it is killed.
 func (n *Node) Kill() {
 	if n.run != nil {
-		n.run.kill()
+		n.run.killChild()
 		n.run = nil
 	}
 }
 
 // Freeze stops the node's processes, as SIGSTOP does: its connections stay open and do
 // not answer. [Node.Thaw] continues them.
-func (n *Node) Freeze() error { return n.signal(syscall.SIGSTOP) }
+func (n *Node) Freeze() error { return n.signalServer(syscall.SIGSTOP) }
 
 // Thaw ends [Node.Freeze].
-func (n *Node) Thaw() error { return n.signal(syscall.SIGCONT) }
+func (n *Node) Thaw() error { return n.signalServer(syscall.SIGCONT) }
 
-// signal sends s to the node's group of processes.
-func (n *Node) signal(s syscall.Signal) error {
+// signalServer sends s to the node's group of processes.
+func (n *Node) signalServer(s syscall.Signal) error {
 	if n.run == nil {
 		return fmt.Errorf("rabbitnode: send %s: the node does not run", s)
 	}
@@ -300,7 +300,7 @@ func (n *Node) Stop() error {
 func (n *Node) Close() error {
 	n.Kill()
 	if n.ports != nil {
-		n.ports.kill()
+		n.ports.killChild()
 		n.ports = nil
 	}
 	for _, hold := range n.reserved {
@@ -316,8 +316,8 @@ type child struct {
 	exited chan struct{} // closed when it has been waited for
 }
 
-// launch starts a program as the node's user, in the node's directory.
-func (n *Node) launch(output, path string, args ...string) (*child, error) {
+// launchServer starts a program as the node's user, in the node's directory.
+func (n *Node) launchServer(output, path string, args ...string) (*child, error) {
 	out, err := os.OpenFile(output, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
@@ -340,7 +340,7 @@ func (n *Node) launch(output, path string, args ...string) (*child, error) {
 	return c, <-started
 }
 
-func (c *child) kill() {
+func (c *child) killChild() {
 	if c.cmd.Process == nil {
 		return // it has never started
 	}

@@ -22,7 +22,7 @@ func reservePorts(ports ...*int) (holds []io.Closer, err error) {
 		var hold io.Closer
 		for try := 0; hold == nil && try < portTries; try++ {
 			*port = firstPort + rand.IntN(lastPort-firstPort)
-			hold, err = reserve(*port)
+			hold, err = reservePort(*port)
 		}
 		if hold == nil {
 			for _, hold := range holds {
@@ -35,9 +35,9 @@ func reservePorts(ports ...*int) (holds []io.Closer, err error) {
 	return holds, nil
 }
 
-// reserve takes the UDP port of that number, which is a node's sign for others: nodes speak
+// reservePort takes the UDP port of that number, which is a node's sign for others: nodes speak
 // TCP alone. The kernel gives it back with the process.
-func reserve(port int) (hold io.Closer, err error) {
+func reservePort(port int) (hold io.Closer, err error) {
 	at := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	sign, err := net.ListenPacket("udp", at)
 	if err != nil {

@@ -15,7 +15,7 @@ func TestAPortIsReservedForOneNode(t *testing.T) {
 	if err != nil || first == second {
 		t.Fatalf("ports %d and %d, %v", first, second, err)
 	}
-	if hold, err := reserve(first); err == nil {
+	if hold, err := reservePort(first); err == nil {
 		t.Errorf("port %d is reserved twice", first)
 		_ = hold.Close()
 	}
@@ -29,7 +29,7 @@ func TestAPortIsReservedForOneNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if hold, err := reserve(second); err == nil {
+	if hold, err := reservePort(second); err == nil {
 		t.Errorf("port %d is reserved, and somebody listens on it", second)
 		_ = hold.Close()
 	}

@@ -50,7 +50,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 		pairs:    make(map[net.Conn]net.Conn),
 	}
 	p.changed = sync.NewCond(&p.mu)
-	p.work.Go(p.accept)
+	p.work.Go(p.acceptClients)
 	t.Cleanup(func() {
 		p.listener.Close()
 		p.Refuse(true)
@@ -119,7 +119,7 @@ func (p *Proxy) Inject(frame []byte) error {
 	return nil
 }
 
-func (p *Proxy) accept() {
+func (p *Proxy) acceptClients() {
 	for {
 		client, err := p.listener.Accept()
 		if err != nil {
@@ -133,8 +133,8 @@ func (p *Proxy) accept() {
 			}
 			continue
 		}
-		p.work.Go(func() { p.forward(broker, client, false) })
-		p.work.Go(func() { p.forward(client, broker, true) })
+		p.work.Go(func() { p.forwardBytes(broker, client, false) })
+		p.work.Go(func() { p.forwardBytes(client, broker, true) })
 	}
 }
 
@@ -148,8 +148,8 @@ func (p *Proxy) register(client, broker net.Conn) bool {
 	return !p.refusing
 }
 
-// forget notes that the connection of client has ended, once.
-func (p *Proxy) forget(client net.Conn) {
+// forgetClient notes that the connection of client has ended, once.
+func (p *Proxy) forgetClient(client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, known := p.pairs[client]; known {
@@ -158,15 +158,15 @@ func (p *Proxy) forget(client net.Conn) {
 	}
 }
 
-// forward copies from src to dst until either is closed, then closes both.
-func (p *Proxy) forward(dst, src net.Conn, toClient bool) {
+// forwardBytes copies from src to dst until either is closed, then closes both.
+func (p *Proxy) forwardBytes(dst, src net.Conn, toClient bool) {
 	defer dst.Close()
 	defer src.Close()
 	client := src
 	if toClient {
 		client = dst
 	}
-	defer p.forget(client)
+	defer p.forgetClient(client)
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := src.Read(buf)

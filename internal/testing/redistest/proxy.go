@@ -51,7 +51,7 @@ func NewProxy(t testing.TB) (*Proxy, *redis.Client) {
 		through.User = url.UserPassword(opts.Username, opts.Password)
 	}
 	p.url = through.String()
-	p.wg.Go(p.accept)
+	p.wg.Go(p.acceptClients)
 	t.Cleanup(func() { // after the client is closed, and with it each connection
 		_ = listener.Close()
 		p.wg.Wait()
@@ -74,7 +74,7 @@ func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
 // Lost returns how many calls or replies have been lost.
 func (p *Proxy) Lost() int { return int(p.lost.Load()) }
 
-func (p *Proxy) accept() {
+func (p *Proxy) acceptClients() {
 	for {
 		client, err := p.listener.Accept()
 		if err != nil {
@@ -86,13 +86,13 @@ func (p *Proxy) accept() {
 			continue
 		}
 		var cut atomic.Bool
-		p.wg.Go(func() { p.forward(client, server, &cut) })
-		p.wg.Go(func() { answer(client, server, &cut) })
+		p.wg.Go(func() { p.forwardCommands(client, server, &cut) })
+		p.wg.Go(func() { forwardReplies(client, server, &cut) })
 	}
 }
 
-// forward passes on what the client says, up to a script that is to be lost.
-func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
+// forwardCommands passes on what the client says, up to a script that is to be lost.
+func (p *Proxy) forwardCommands(client, server net.Conn, cut *atomic.Bool) {
 	defer server.Close()
 	buf := make([]byte, 64<<10)
 	for {
@@ -120,9 +120,9 @@ func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
 	}
 }
 
-// answer passes on what the server says. Once cut, the next thing it says is
+// forwardReplies passes on what the server says. Once cut, the next thing it says is
 // lost and the connection closed.
-func answer(client, server net.Conn, cut *atomic.Bool) {
+func forwardReplies(client, server net.Conn, cut *atomic.Bool) {
 	defer client.Close()
 	buf := make([]byte, 64<<10)
 	for {

@@ -21,8 +21,8 @@ type Licence struct {
 // Check returns what is wrong with e, one line each. licences has one for each
 // round.
 func Check(e Evidence, licences []Licence) []string {
-	wrong := e.lost()
-	wrong = append(wrong, e.foreign()...)
+	wrong := e.lostMessages()
+	wrong = append(wrong, e.foreignMessages()...)
 	wrong = append(wrong, e.disordered()...)
 	repeats := e.Repeats(len(licences))
 	for round, l := range licences {
@@ -38,8 +38,8 @@ func Check(e Evidence, licences []Licence) []string {
 	return wrong
 }
 
-// lost returns committed messages that have not arrived.
-func (e Evidence) lost() []string {
+// lostMessages returns committed messages that have not arrived.
+func (e Evidence) lostMessages() []string {
 	arrived := make(map[string]bool)
 	for _, a := range e.Arrivals {
 		arrived[a.ID] = true
@@ -54,8 +54,8 @@ func (e Evidence) lost() []string {
 	return wrong
 }
 
-// foreign returns arrivals of what nobody committed, or not like that.
-func (e Evidence) foreign() []string {
+// foreignMessages returns arrivals of what nobody committed, or not like that.
+func (e Evidence) foreignMessages() []string {
 	var wrong []string
 	for _, a := range e.Arrivals {
 		m, ok := e.Committed[a.ID]
@@ -85,9 +85,9 @@ func (e Evidence) disordered() []string {
 		seen[a.ID] = true
 		m := e.Committed[a.ID]
 		switch {
-		case m.Delayed && last[a.Key] < e.before(m):
+		case m.Delayed && last[a.Key] < e.versionBefore(m):
 			wrong = append(wrong, fmt.Sprintf("round %d: %s v%d, which was delayed, came before v%d (delivery %d, by %s)",
-				m.Round, a.Key, a.Version, e.before(m), i, a.Relay))
+				m.Round, a.Key, a.Version, e.versionBefore(m), i, a.Relay))
 		case !m.Delayed && a.Version <= last[a.Key]:
 			wrong = append(wrong, fmt.Sprintf("round %d: %s v%d came first after v%d (delivery %d, by %s, redelivered %v)",
 				m.Round, a.Key, a.Version, last[a.Key], i, a.Relay, a.Redelivered))
@@ -99,8 +99,8 @@ func (e Evidence) disordered() []string {
 	return wrong
 }
 
-// before returns the version of m's key that was written last before it.
-func (e Evidence) before(m Message) (version int64) {
+// versionBefore returns the version of m's key that was written last before it.
+func (e Evidence) versionBefore(m Message) (version int64) {
 	for _, other := range e.Committed {
 		if other.Key == m.Key && !other.Delayed && other.Version < m.Version {
 			version = max(version, other.Version)

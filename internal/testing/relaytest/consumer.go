@@ -67,14 +67,14 @@ func (c *Consumer) Strange() error {
 func (c *Consumer) Watch(ctx context.Context, queue string) {
 	c.group.Go(func() {
 		for ctx.Err() == nil {
-			c.receive(ctx, queue)
+			c.receiveFromQueue(ctx, queue)
 			_ = backoff.Sleep(ctx, brokerAway)
 		}
 	})
 }
 
-// receive returns when the connection, the queue or ctx has ended.
-func (c *Consumer) receive(ctx context.Context, queue string) {
+// receiveFromQueue returns when the connection, the queue or ctx has ended.
+func (c *Consumer) receiveFromQueue(ctx context.Context, queue string) {
 	connection, err := amqp.DialConfig(c.url, amqp.Config{Dial: amqp.DefaultDial(dialTimeout), Heartbeat: dialTimeout})
 	if err != nil {
 		return
@@ -91,7 +91,7 @@ func (c *Consumer) receive(ctx context.Context, queue string) {
 	}
 	for d := range deliveries {
 		c.open.RLock()
-		err := c.note(d)
+		err := c.noteDelivery(d)
 		acked := d.Ack(false)
 		c.open.RUnlock()
 		if err != nil {
@@ -106,7 +106,7 @@ func (c *Consumer) receive(ctx context.Context, queue string) {
 	}
 }
 
-func (c *Consumer) note(d amqp.Delivery) error {
+func (c *Consumer) noteDelivery(d amqp.Delivery) error {
 	var b Body
 	if err := json.Unmarshal(d.Body, &b); err != nil {
 		return fmt.Errorf("payload of message %s: %w", d.MessageId, err)
@@ -115,7 +115,7 @@ func (c *Consumer) note(d amqp.Delivery) error {
 		value, _ := d.Headers[name].(string)
 		return value
 	}
-	c.history.arrive(Arrival{
+	c.history.addArrival(Arrival{
 		ID: d.MessageId, Key: b.Key, Version: b.Version, Redelivered: d.Redelivered,
 		Relay: header(HeaderRelay), Copy: header(HeaderCopy), Overlapped: header(HeaderSecond) != "",
 	})

@@ -84,8 +84,8 @@ func (h *History) Withdraw(topic string) {
 	}
 }
 
-// arrive notes a delivery.
-func (h *History) arrive(a Arrival) {
+// addArrival notes a delivery.
+func (h *History) addArrival(a Arrival) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.arrivals = append(h.arrivals, a)

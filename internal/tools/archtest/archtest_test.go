@@ -10,7 +10,7 @@ const root = "../../.."
 
 func TestModule(t *testing.T) {
 	t.Parallel()
-	all, err := files(root)
+	all, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestRules(t *testing.T) {
 	t.Parallel()
 	fired := make(map[string]bool)
 	for _, b := range breaches {
-		f, err := parse(b.path, []byte(b.src))
+		f, err := parseFile(b.path, []byte(b.src))
 		if err != nil {
 			t.Fatalf("%s: %v", b.path, err)
 		}

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// public reports whether users may import the package of f.
-func (f *file) public() bool {
-	return f.ast.Name.Name != "main" && !slices.ContainsFunc(strings.Split(f.pkg(), "/"), func(element string) bool {
+// isPublic reports whether users may import the package of f.
+func (f *file) isPublic() bool {
+	return f.ast.Name.Name != "main" && !slices.ContainsFunc(strings.Split(f.packagePath(), "/"), func(element string) bool {
 		return slices.Contains([]string{"internal", "cmd", "examples", "bench", "chaos", "model"}, element)
 	})
 }
@@ -20,12 +20,12 @@ func (f *file) public() bool {
 func checkExamples(all []*file) (wrong []string) {
 	missing := make(map[string]string) // by package and function, where it is
 	for _, f := range all {
-		if f.test() || !f.public() {
+		if f.isTest() || !f.isPublic() {
 			continue
 		}
 		for _, decl := range f.ast.Decls {
 			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.IsExported() {
-				missing[f.pkg()+" "+f.ast.Name.Name+"."+fn.Name.Name] = f.at(fn)
+				missing[f.packagePath()+" "+f.ast.Name.Name+"."+fn.Name.Name] = f.placeOf(fn)
 			}
 		}
 	}
@@ -34,7 +34,7 @@ func checkExamples(all []*file) (wrong []string) {
 			ast.Inspect(shown, func(node ast.Node) bool {
 				if s, ok := node.(*ast.SelectorExpr); ok {
 					if x, ok := s.X.(*ast.Ident); ok {
-						delete(missing, f.pkg()+" "+x.Name+"."+s.Sel.Name)
+						delete(missing, f.packagePath()+" "+x.Name+"."+s.Sel.Name)
 					}
 				}
 				return true
@@ -50,7 +50,7 @@ func checkExamples(all []*file) (wrong []string) {
 // examples returns the Examples in f, from outside of their package as users are. In a file
 // without tests, all else is theirs too.
 func (f *file) examples() (found []ast.Node) {
-	if !f.test() || !strings.HasSuffix(f.ast.Name.Name, "_test") {
+	if !f.isTest() || !strings.HasSuffix(f.ast.Name.Name, "_test") {
 		return nil
 	}
 	tests := false

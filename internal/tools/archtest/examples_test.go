@@ -8,7 +8,7 @@ import (
 // Each exported function is in an Example of its package.
 func TestEveryFunctionHasAnExample(t *testing.T) {
 	t.Parallel()
-	all, err := files(root)
+	all, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestCheckExamples(t *testing.T) {
 			t.Parallel()
 			var all []*file
 			for path, src := range map[string]string{tt.path: code, "shop/example_test.go": tt.example} {
-				f, err := parse(path, []byte(src))
+				f, err := parseFile(path, []byte(src))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -29,16 +29,16 @@ func checkFailpoints(all []*file, points []failpoint.Point) []string {
 				return true
 			}
 			hit, ok := call.Fun.(*ast.SelectorExpr)
-			if !ok || !selects(hit, "failpoint", "Hit") || len(call.Args) != 1 {
+			if !ok || !selectsName(hit, "failpoint", "Hit") || len(call.Args) != 1 {
 				return true
 			}
-			switch name := literal(call.Args[0]); {
+			switch name := literalValue(call.Args[0]); {
 			case name == "":
-				wrong = append(wrong, f.at(call)+": the name of a failpoint is a literal")
-			case f.test() && !strings.HasPrefix(name, failpoint.OfTests):
-				wrong = append(wrong, fmt.Sprintf("%s: %s: a test's own point is called %s…", f.at(call), name, failpoint.OfTests))
-			case !f.test():
-				calls[name] = append(calls[name], f.at(call))
+				wrong = append(wrong, f.placeOf(call)+": the name of a failpoint is a literal")
+			case f.isTest() && !strings.HasPrefix(name, failpoint.OfTests):
+				wrong = append(wrong, fmt.Sprintf("%s: %s: a test's own point is called %s…", f.placeOf(call), name, failpoint.OfTests))
+			case !f.isTest():
+				calls[name] = append(calls[name], f.placeOf(call))
 			}
 			return true
 		})

@@ -11,7 +11,7 @@ import (
 // once.
 func TestFailpoints(t *testing.T) {
 	t.Parallel()
-	all, err := files(root)
+	all, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestCheckFailpoints(t *testing.T) {
 			t.Parallel()
 			var all []*file
 			for path, src := range map[string]string{"p/a.go": tt.src, "p/a_test.go": tt.test} {
-				f, err := parse(path, []byte(strings.TrimSpace(src+"\n")))
+				f, err := parseFile(path, []byte(strings.TrimSpace(src+"\n")))
 				if src == "" {
 					continue
 				}

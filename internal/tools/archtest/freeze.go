@@ -25,17 +25,17 @@ var (
 // format, step keys, traces of the state machine.
 var goldenTrees = []string{"outbox/testdata", "internal/stepkey/testdata", "internal/machine/testdata", "idemkey/testdata"}
 
-// frozen lists what a change of structure must not touch, one line each, sorted: names of
+// listFrozen lists what a change of structure must not touch, one line each, sorted: names of
 // failpoints, metrics, headers and sentinel errors, the claims of docs/guarantees.md, and
 // digests of golden files. A name has no package, since a move is no change.
-func frozen(root string, all []*file) ([]string, error) {
+func listFrozen(root string, all []*file) ([]string, error) {
 	lines := map[string]bool{}
 	for _, f := range all {
-		if f.test() || within(f.pkg(), "internal/tools") || within(f.pkg(), "internal/testing") || within(f.pkg(), "internal/suites") {
+		if f.isTest() || isWithin(f.packagePath(), "internal/tools") || isWithin(f.packagePath(), "internal/testing") || isWithin(f.packagePath(), "internal/suites") {
 			continue
 		}
 		ast.Inspect(f.ast, func(node ast.Node) bool {
-			freeze(lines, node)
+			addFrozen(lines, node)
 			return true
 		})
 	}
@@ -54,19 +54,19 @@ func frozen(root string, all []*file) ([]string, error) {
 	return slices.Sorted(maps.Keys(lines)), nil
 }
 
-// freeze adds what node names.
-func freeze(lines map[string]bool, node ast.Node) {
+// addFrozen adds what node names.
+func addFrozen(lines map[string]bool, node ast.Node) {
 	switch n := node.(type) {
 	case *ast.BasicLit:
-		switch value := literal(n); {
+		switch value := literalValue(n); {
 		case metricName.MatchString(value):
 			lines["metric "+value] = true
 		case headerName.MatchString(value):
 			lines["header "+value] = true
 		}
 	case *ast.CallExpr:
-		if s, ok := n.Fun.(*ast.SelectorExpr); ok && selects(s, "failpoint", "Hit") && len(n.Args) == 1 && pointName.MatchString(literal(n.Args[0])) {
-			lines["failpoint "+literal(n.Args[0])] = true
+		if s, ok := n.Fun.(*ast.SelectorExpr); ok && selectsName(s, "failpoint", "Hit") && len(n.Args) == 1 && pointName.MatchString(literalValue(n.Args[0])) {
+			lines["failpoint "+literalValue(n.Args[0])] = true
 		}
 	case *ast.GenDecl:
 		if n.Tok != token.VAR {

@@ -13,11 +13,11 @@ import (
 func TestWhatIsFrozenHasNotChanged(t *testing.T) {
 	t.Parallel()
 	const recorded = "testdata/frozen.txt"
-	all, err := files(root)
+	all, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines, err := frozen(root, all)
+	lines, err := listFrozen(root, all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ var ErrGone, errHere error
 
 func f() { _ = failpoint.Hit("outbox/after-commit") }
 `
-	f, err := parse("p/p.go", []byte(src))
+	f, err := parseFile("p/p.go", []byte(src))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func f() { _ = failpoint.Hit("outbox/after-commit") }
 	if err := os.WriteFile(root+"/outbox/testdata/a.json", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got, err := frozen(root, []*file{f})
+	got, err := listFrozen(root, []*file{f})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ func checkModule(gomod string) []string {
 		got, ok := required[m.module]
 		if !ok {
 			wrong = append(wrong, fmt.Sprintf("go.mod: does not require %s", m.module))
-		} else if older(got, m.version) {
+		} else if isOlder(got, m.version) {
 			wrong = append(wrong, fmt.Sprintf("go.mod: requires %s %s, want at least %s: %s", m.module, got, m.version, m.why))
 		}
 	}
@@ -39,9 +39,9 @@ func requirements(gomod string) map[string]string {
 	return required
 }
 
-// older reports whether version a comes before b. What cannot be read is older,
+// isOlder reports whether version a comes before b. What cannot be read is older,
 // and so is a pre-release.
-func older(a, b string) bool {
+func isOlder(a, b string) bool {
 	var x, y [3]int
 	if strings.Contains(a, "-") {
 		return true

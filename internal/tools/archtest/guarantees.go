@@ -123,8 +123,8 @@ func checkFileNames(name, doc string, exists func(string) bool) (wrong []string)
 func qualifiedTestsOf(files []*file, module string) map[string]bool {
 	tests := map[string]bool{}
 	for _, f := range files {
-		for name := range testsOf([]*file{f}) {
-			tests[path.Join(module, f.pkg())+"."+name] = true
+		for name := range namesOfTests([]*file{f}) {
+			tests[path.Join(module, f.packagePath())+"."+name] = true
 		}
 	}
 	return tests

@@ -21,7 +21,7 @@ func allTests(t *testing.T) map[string]bool {
 	t.Helper()
 	tests := map[string]bool{}
 	for _, dir := range []string{"", relayTargets} {
-		all, err := files(filepath.Join(root, dir))
+		all, err := parseModule(filepath.Join(root, dir))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +113,7 @@ func TestGuarantees(t *testing.T) {
 // A mutant is made of lines that the product still has, once, and its test exists.
 func TestMutantsAreUpToDate(t *testing.T) {
 	t.Parallel()
-	all, err := files(root)
+	all, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,8 +22,8 @@ type file struct {
 	ast  *ast.File
 }
 
-// parse reads src as the file at path.
-func parse(path string, src []byte) (*file, error) {
+// parseFile reads src as the file at path.
+func parseFile(path string, src []byte) (*file, error) {
 	fset := token.NewFileSet()
 	parsed, err := parser.ParseFile(fset, path, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
@@ -32,16 +32,16 @@ func parse(path string, src []byte) (*file, error) {
 	return &file{path: path, fset: fset, ast: parsed}, nil
 }
 
-// files parses every Go file below root that belongs to the module: a
+// parseModule parses every Go file below root that belongs to the module: a
 // directory with a go.mod of its own is another one.
-func files(root string) ([]*file, error) {
+func parseModule(root string) ([]*file, error) {
 	var all []*file
 	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		if d.IsDir() {
-			if name != root && foreign(name) {
+			if name != root && isOtherModule(name) {
 				return filepath.SkipDir
 			}
 			return nil
@@ -49,15 +49,15 @@ func files(root string) ([]*file, error) {
 		if !strings.HasSuffix(name, ".go") {
 			return nil
 		}
-		f, err := read(root, name)
+		f, err := readFile(root, name)
 		all = append(all, f)
 		return err
 	})
 	return all, err
 }
 
-// read parses the file called name and gives it its path within root.
-func read(root, name string) (*file, error) {
+// readFile parses the file called name and gives it its path within root.
+func readFile(root, name string) (*file, error) {
 	relative, err := filepath.Rel(root, name)
 	if err != nil {
 		return nil, err
@@ -66,11 +66,11 @@ func read(root, name string) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parse(filepath.ToSlash(relative), src)
+	return parseFile(filepath.ToSlash(relative), src)
 }
 
-// foreign reports whether the go command would not count dir to the module.
-func foreign(dir string) bool {
+// isOtherModule reports whether the go command would not count dir to the module.
+func isOtherModule(dir string) bool {
 	base := filepath.Base(dir)
 	if base == "testdata" || base == "vendor" || base[0] == '.' || base[0] == '_' {
 		return true
@@ -79,14 +79,14 @@ func foreign(dir string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// test reports whether f is compiled into tests only.
-func (f *file) test() bool { return strings.HasSuffix(f.path, "_test.go") }
+// isTest reports whether f is compiled into tests only.
+func (f *file) isTest() bool { return strings.HasSuffix(f.path, "_test.go") }
 
-// pkg returns the package's directory within the module, "." for its root.
-func (f *file) pkg() string { return path.Dir(f.path) }
+// packagePath returns the package's directory within the module, "." for its root.
+func (f *file) packagePath() string { return path.Dir(f.path) }
 
-// imports returns what f imports.
-func (f *file) imports() []string {
+// importPaths returns what f imports.
+func (f *file) importPaths() []string {
 	var all []string
 	for _, spec := range f.ast.Imports {
 		if name, err := strconv.Unquote(spec.Path.Value); err == nil {
@@ -100,7 +100,7 @@ func (f *file) imports() []string {
 // directories.
 func (f *file) ownImports() []string {
 	var own []string
-	for _, name := range f.imports() {
+	for _, name := range f.importPaths() {
 		if name == module {
 			own = append(own, ".")
 		} else if dir, ok := strings.CutPrefix(name, module+"/"); ok {
@@ -110,8 +110,8 @@ func (f *file) ownImports() []string {
 	return own
 }
 
-// at returns the position of node for a message.
-func (f *file) at(node ast.Node) string { return f.fset.Position(node.Pos()).String() }
+// placeOf returns the position of node for a message.
+func (f *file) placeOf(node ast.Node) string { return f.fset.Position(node.Pos()).String() }
 
-// within reports whether dir is tree or below it.
-func within(dir, tree string) bool { return dir == tree || strings.HasPrefix(dir, tree+"/") }
+// isWithin reports whether dir is tree or below it.
+func isWithin(dir, tree string) bool { return dir == tree || strings.HasPrefix(dir, tree+"/") }

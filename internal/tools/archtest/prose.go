@@ -66,7 +66,7 @@ func checkLinks(root string) (wrong []string, err error) {
 			return err
 		}
 		for _, target := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
-			if problem := follow(name, target[1]); problem != "" {
+			if problem := followLink(name, target[1]); problem != "" {
 				wrong = append(wrong, fmt.Sprintf("%s: %s: %s", name, target[1], problem))
 			}
 		}
@@ -75,8 +75,8 @@ func checkLinks(root string) (wrong []string, err error) {
 	return wrong, err
 }
 
-// follow returns what is wrong with a link to target in the file name.
-func follow(name, target string) string {
+// followLink returns what is wrong with a link to target in the file name.
+func followLink(name, target string) string {
 	u, err := url.Parse(target)
 	if err != nil || u.IsAbs() {
 		return "" // another site's, if it is one
@@ -96,14 +96,14 @@ func follow(name, target string) string {
 		return err.Error()
 	}
 	for _, h := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
-		if anchor(h[1]) == u.Fragment {
+		if anchorOf(h[1]) == u.Fragment {
 			return ""
 		}
 	}
 	return "there is no such heading"
 }
 
-// anchor returns what a heading is linked by.
-func anchor(heading string) string {
+// anchorOf returns what a heading is linked by.
+func anchorOf(heading string) string {
 	return strings.ReplaceAll(inAnchor.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
 }

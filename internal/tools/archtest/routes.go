@@ -57,10 +57,10 @@ var profilers = []string{"net/http/pprof", "expvar"}
 // can do is for code and for who has the database, never for who reaches a port.
 func checkListeners(f *file) []string {
 	wrong := f.importing("it serves to everybody what no client should see", func(name string) bool { return slices.Contains(profilers, name) })
-	if f.test() || slices.ContainsFunc(serving, func(tree string) bool { return within(f.pkg(), tree) }) {
+	if f.isTest() || slices.ContainsFunc(serving, func(tree string) bool { return isWithin(f.packagePath(), tree) }) {
 		return wrong
 	}
-	return append(wrong, inspect(f, func(s *ast.SelectorExpr) string {
+	return append(wrong, inspectNodes(f, func(s *ast.SelectorExpr) string {
 		x, ok := s.X.(*ast.Ident)
 		if !ok || !slices.Contains(listening[x.Name], s.Sel.Name) {
 			return ""
@@ -73,7 +73,7 @@ func checkListeners(f *file) []string {
 // web.Authenticated.
 func routesOf(f *file) map[string]bool {
 	found := make(map[string]bool)
-	if f.test() || within(f.pkg(), "bench") || within(f.pkg(), "chaos") || within(f.pkg(), "internal") {
+	if f.isTest() || isWithin(f.packagePath(), "bench") || isWithin(f.packagePath(), "chaos") || isWithin(f.packagePath(), "internal") {
 		return found
 	}
 	ast.Inspect(f.ast, func(n ast.Node) bool {
@@ -85,11 +85,11 @@ func routesOf(f *file) map[string]bool {
 		if !ok || s.Sel.Name != "Handle" && s.Sel.Name != "HandleFunc" {
 			return true
 		}
-		pattern := literal(call.Args[0])
-		if pattern == "" && !within(f.pkg(), "examples") && !within(f.pkg(), "cmd") {
+		pattern := literalValue(call.Args[0])
+		if pattern == "" && !isWithin(f.packagePath(), "examples") && !isWithin(f.packagePath(), "cmd") {
 			return true // a handler of log records, for one: nothing listens here
 		}
-		found[f.pkg()+" "+pattern] = authenticated(call.Args[1]) // what is no literal is not in the table
+		found[f.packagePath()+" "+pattern] = authenticated(call.Args[1]) // what is no literal is not in the table
 		return true
 	})
 	return found
@@ -102,7 +102,7 @@ func authenticated(handler ast.Expr) bool {
 		return false
 	}
 	s, ok := call.Fun.(*ast.SelectorExpr)
-	return ok && selects(s, "web", "Authenticated")
+	return ok && selectsName(s, "web", "Authenticated")
 }
 
 // checkRoutes returns what is wrong with the routes in files: all are in the table, those

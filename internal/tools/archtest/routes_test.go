@@ -5,7 +5,7 @@ import "testing"
 // Over HTTP nobody reads or changes a saga without a principal.
 func TestRoutes(t *testing.T) {
 	t.Parallel()
-	all, err := files(root)
+	all, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestCheckRoutes(t *testing.T) {
 		{"it changes something", "DELETE /all", open, 4},
 		{"not in the table", "GET /debug", closed, 5},
 	} {
-		f, err := parse("examples/a/a.go", []byte("package p\n\nfunc f(m *M) { m.Handle(\""+tt.pattern+"\", "+tt.handler+") }\n"))
+		f, err := parseFile("examples/a/a.go", []byte("package p\n\nfunc f(m *M) { m.Handle(\""+tt.pattern+"\", "+tt.handler+") }\n"))
 		if err != nil {
 			t.Fatal(err)
 		}

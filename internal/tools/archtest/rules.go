@@ -77,18 +77,18 @@ var apartUsers = map[string][]string{
 
 // checkApart keeps test helpers, suites and tools out of the product.
 func checkApart(f *file) []string {
-	if f.test() || slices.ContainsFunc(apart, func(t string) bool { return within(f.pkg(), t) }) {
+	if f.isTest() || slices.ContainsFunc(apart, func(t string) bool { return isWithin(f.packagePath(), t) }) {
 		return nil
 	}
 	var allowed []string
 	for user, trees := range apartUsers {
-		if within(f.pkg(), user) {
+		if isWithin(f.packagePath(), user) {
 			allowed = trees
 		}
 	}
 	var wrong []string
 	for _, imported := range f.ownImports() {
-		in := func(t string) bool { return within(imported, t) }
+		in := func(t string) bool { return isWithin(imported, t) }
 		if slices.ContainsFunc(apart, in) && !slices.ContainsFunc(allowed, in) {
 			wrong = append(wrong, fmt.Sprintf("%s: product code does not import %s", f.path, imported))
 		}
@@ -108,20 +108,20 @@ var exampleInternal = []string{"internal/brokerurls", "internal/tools/devservice
 // wrong too: where it belongs is decided when it is made.
 func checkLayers(f *file) []string {
 	var wrong []string
-	tree, known := layer(f.pkg())
+	tree, known := layerOf(f.packagePath())
 	if !known {
-		wrong = append(wrong, fmt.Sprintf("%s: archtest.layers does not say what %s may import", f.path, f.pkg()))
+		wrong = append(wrong, fmt.Sprintf("%s: archtest.layers does not say what %s may import", f.path, f.packagePath()))
 	}
 	for _, imported := range f.ownImports() {
 		if !mayImport(f, tree, imported) {
-			wrong = append(wrong, fmt.Sprintf("%s: %s may not import %s", f.path, f.pkg(), imported))
+			wrong = append(wrong, fmt.Sprintf("%s: %s may not import %s", f.path, f.packagePath(), imported))
 		}
 	}
 	return wrong
 }
 
-// layer returns the entry of layers that pkg falls under.
-func layer(pkg string) (tree string, known bool) {
+// layerOf returns the entry of layers that pkg falls under.
+func layerOf(pkg string) (tree string, known bool) {
 	for dir := pkg; ; dir = path.Dir(dir) {
 		if _, ok := layers[dir]; ok {
 			return dir, dir != "." || pkg == "."
@@ -132,22 +132,22 @@ func layer(pkg string) (tree string, known bool) {
 // mayImport reports whether f, which falls under tree, may import a package of
 // the module.
 func mayImport(f *file, tree, imported string) bool {
-	if within(imported, "examples") || within(imported, "cmd") {
-		return program(imported) == program(f.pkg()) || imported == exampleHarness && tree == "examples"
+	if isWithin(imported, "examples") || isWithin(imported, "cmd") {
+		return programOf(imported) == programOf(f.packagePath()) || imported == exampleHarness && tree == "examples"
 	}
-	if f.test() || (tree != "." && within(imported, tree)) {
+	if f.isTest() || (tree != "." && isWithin(imported, tree)) {
 		return true
 	}
-	if internal := within(imported, "internal") || strings.Contains(imported, "/internal/"); internal {
-		return tree != "examples" || f.pkg() == exampleHarness && slices.ContainsFunc(exampleInternal, func(t string) bool { return within(imported, t) })
+	if internal := isWithin(imported, "internal") || strings.Contains(imported, "/internal/"); internal {
+		return tree != "examples" || f.packagePath() == exampleHarness && slices.ContainsFunc(exampleInternal, func(t string) bool { return isWithin(imported, t) })
 	}
 	allowed := layers[tree]
-	return slices.Contains(allowed, "*") || slices.ContainsFunc(allowed, func(t string) bool { return within(imported, t) })
+	return slices.Contains(allowed, "*") || slices.ContainsFunc(allowed, func(t string) bool { return isWithin(imported, t) })
 }
 
-// program returns the example or command that dir is part of: the first two
+// programOf returns the example or command that dir is part of: the first two
 // elements.
-func program(dir string) string {
+func programOf(dir string) string {
 	elements := strings.SplitN(dir, "/", 3)
 	return path.Join(elements[:min(2, len(elements))]...)
 }
@@ -157,12 +157,12 @@ var brokerLibraries = []string{"github.com/rabbitmq/amqp091-go", "github.com/Thr
 
 // checkCore keeps those libraries out of the core's binaries.
 func checkCore(f *file) []string {
-	tree, _ := layer(f.pkg())
-	if f.test() || !slices.Contains([]string{"idemkey", "outbox", "consumer", "saga", "operator", "signing"}, tree) {
+	tree, _ := layerOf(f.packagePath())
+	if f.isTest() || !slices.Contains([]string{"idemkey", "outbox", "consumer", "saga", "operator", "signing"}, tree) {
 		return nil
 	}
 	return f.importing("a core package builds without a broker library", func(name string) bool {
-		return slices.ContainsFunc(brokerLibraries, func(l string) bool { return within(name, l) })
+		return slices.ContainsFunc(brokerLibraries, func(l string) bool { return isWithin(name, l) })
 	})
 }
 
@@ -177,22 +177,22 @@ var frameworks = map[string][]string{
 // checkFrameworks keeps those trees, and the leaves with them, out of all other
 // packages; examples and commands are users.
 func checkFrameworks(f *file) []string {
-	if f.test() || within(f.pkg(), "examples") || within(f.pkg(), "cmd") {
+	if f.isTest() || isWithin(f.packagePath(), "examples") || isWithin(f.packagePath(), "cmd") {
 		return nil
 	}
 	var wrong []string
 	for tree, leaves := range frameworks {
-		if !slices.Contains(leaves, f.pkg()) {
+		if !slices.Contains(leaves, f.packagePath()) {
 			wrong = append(wrong, f.importing("it is for "+strings.Join(leaves, " and ")+" alone", func(name string) bool {
-				return within(name, tree)
+				return isWithin(name, tree)
 			})...)
 		}
 		wrong = append(wrong, f.importing("a leaf is for users", func(name string) bool {
-			return slices.ContainsFunc(leaves, func(leaf string) bool { return leaf != f.pkg() && within(name, module+"/"+leaf) })
+			return slices.ContainsFunc(leaves, func(leaf string) bool { return leaf != f.packagePath() && isWithin(name, module+"/"+leaf) })
 		})...)
 	}
 	return append(wrong, f.importing("an adapter uses the API; the SDK is for tests", func(name string) bool {
-		return within(name, "go.opentelemetry.io/otel/sdk")
+		return isWithin(name, "go.opentelemetry.io/otel/sdk")
 	})...)
 }
 
@@ -205,22 +205,22 @@ var (
 
 // checkRedis keeps Redis out of the binary of who does not use it.
 func checkRedis(f *file) []string {
-	user := func(t string) bool { return within(f.pkg(), t) }
-	if f.test() || slices.ContainsFunc(redisUsers, user) {
+	user := func(t string) bool { return isWithin(f.packagePath(), t) }
+	if f.isTest() || slices.ContainsFunc(redisUsers, user) {
 		return nil
 	}
 	return f.importing("only a store on Redis depends on Redis", func(name string) bool {
-		return slices.ContainsFunc(redisPackages, func(l string) bool { return within(name, l) })
+		return slices.ContainsFunc(redisPackages, func(l string) bool { return isWithin(name, l) })
 	})
 }
 
 // checkLeaves keeps packages that everything stands on free of dependencies.
 func checkLeaves(f *file) []string {
-	if f.test() || (f.pkg() != "internal/stepkey" && f.pkg() != "internal/sqlschema") {
+	if f.isTest() || (f.packagePath() != "internal/stepkey" && f.packagePath() != "internal/sqlschema") {
 		return nil
 	}
 	return f.importing("only the standard library and golang.org/x here", func(name string) bool {
-		return !standard(name) && !within(name, "golang.org/x")
+		return !standard(name) && !isWithin(name, "golang.org/x")
 	})
 }
 
@@ -233,15 +233,15 @@ var impure = []string{
 // checkPure keeps I/O, chance and the clock out of the transitions: they are tested
 // without any, and what they decide depends on what is stored alone.
 func checkPure(f *file) []string {
-	if f.test() || f.pkg() != "internal/machine" {
+	if f.isTest() || f.packagePath() != "internal/machine" {
 		return nil
 	}
 	wrong := f.importing("the state machine does no I/O", func(name string) bool {
 		return !standard(name) && name != module+"/internal/stepkey" ||
-			slices.ContainsFunc(impure, func(t string) bool { return within(name, t) })
+			slices.ContainsFunc(impure, func(t string) bool { return isWithin(name, t) })
 	})
 	units := []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
-	return append(wrong, inspect(f, func(s *ast.SelectorExpr) string {
+	return append(wrong, inspectNodes(f, func(s *ast.SelectorExpr) string {
 		if x, ok := s.X.(*ast.Ident); !ok || x.Name != "time" || slices.Contains(units, s.Sel.Name) {
 			return ""
 		}
@@ -259,7 +259,7 @@ func standard(name string) bool {
 // checkTestPackages keeps test support, and with it package testing, out of
 // users' binaries.
 func checkTestPackages(f *file) []string {
-	if f.test() || strings.HasSuffix(path.Base(f.pkg()), "test") {
+	if f.isTest() || strings.HasSuffix(path.Base(f.packagePath()), "test") {
 		return nil
 	}
 	var wrong []string
@@ -279,7 +279,7 @@ var forbiddenImports = map[string]string{
 // checkForbiddenImports counts tests in: what they need is not different.
 func checkForbiddenImports(f *file) []string {
 	var wrong []string
-	for _, name := range f.imports() {
+	for _, name := range f.importPaths() {
 		if why, ok := forbiddenImports[name]; ok {
 			wrong = append(wrong, fmt.Sprintf("%s: imports %s: %s", f.path, name, why))
 		}
@@ -290,10 +290,10 @@ func checkForbiddenImports(f *file) []string {
 // checkSafeToRetry: pgx says "safe" about a COMMIT that was applied when its
 // reply was lost. A test may show that it does.
 func checkSafeToRetry(f *file) []string {
-	if f.test() {
+	if f.isTest() {
 		return nil
 	}
-	return inspect(f, func(s *ast.SelectorExpr) string {
+	return inspectNodes(f, func(s *ast.SelectorExpr) string {
 		if s.Sel.Name != "SafeToRetry" {
 			return ""
 		}
@@ -304,11 +304,11 @@ func checkSafeToRetry(f *file) []string {
 // checkSleep: a test waits for an event. Under testing/synctest a sleep takes
 // no time and is exact.
 func checkSleep(f *file) []string {
-	if !f.test() || slices.Contains(f.imports(), "testing/synctest") {
+	if !f.isTest() || slices.Contains(f.importPaths(), "testing/synctest") {
 		return nil
 	}
-	return inspect(f, func(s *ast.SelectorExpr) string {
-		if !selects(s, "time", "Sleep") {
+	return inspectNodes(f, func(s *ast.SelectorExpr) string {
+		if !selectsName(s, "time", "Sleep") {
 			return ""
 		}
 		return "a test waits for an event, not for a time"
@@ -322,23 +322,23 @@ var sqlStart = regexp.MustCompile(`^\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|TR
 // checkFormattedSQL finds statements whose text depends on values. A test may
 // build one: its schema has a name of its own.
 func checkFormattedSQL(f *file) []string {
-	if f.test() {
+	if f.isTest() {
 		return nil
 	}
-	return inspect(f, func(call *ast.CallExpr) string {
+	return inspectNodes(f, func(call *ast.CallExpr) string {
 		s, ok := call.Fun.(*ast.SelectorExpr)
-		if !ok || !selects(s, "fmt", "Sprintf") || len(call.Args) == 0 || !sqlStart.MatchString(literal(call.Args[0])) {
+		if !ok || !selectsName(s, "fmt", "Sprintf") || len(call.Args) == 0 || !sqlStart.MatchString(literalValue(call.Args[0])) {
 			return ""
 		}
 		return "SQL takes its values as parameters and its schema from sqlschema.Bind"
 	})
 }
 
-// literal returns the value of a string literal, or of the first of several
+// literalValue returns the value of a string literal, or of the first of several
 // that are joined; "" for anything else.
-func literal(e ast.Expr) string {
+func literalValue(e ast.Expr) string {
 	if sum, ok := e.(*ast.BinaryExpr); ok {
-		return literal(sum.X)
+		return literalValue(sum.X)
 	}
 	lit, ok := e.(*ast.BasicLit)
 	if !ok || lit.Kind != token.STRING {
@@ -350,7 +350,7 @@ func literal(e ast.Expr) string {
 
 // checkInit: what runs on import cannot be configured, ordered or tested.
 func checkInit(f *file) []string {
-	return inspect(f, func(d *ast.FuncDecl) string {
+	return inspectNodes(f, func(d *ast.FuncDecl) string {
 		if d.Recv != nil || d.Name.Name != "init" {
 			return ""
 		}
@@ -362,7 +362,7 @@ func checkInit(f *file) []string {
 func checkName(f *file) []string {
 	names := []string{"util", "utils", "common", "helper", "helpers", "types", "models", "misc"}
 	name := strings.TrimSuffix(f.ast.Name.Name, "_test")
-	if !slices.Contains(names, name) && !slices.Contains(names, path.Base(f.pkg())) {
+	if !slices.Contains(names, name) && !slices.Contains(names, path.Base(f.packagePath())) {
 		return nil
 	}
 	return []string{fmt.Sprintf("%s: a package is named for its idea, not %s", f.path, name)}
@@ -371,7 +371,7 @@ func checkName(f *file) []string {
 // importing returns a message for each import that bad objects to.
 func (f *file) importing(why string, bad func(string) bool) []string {
 	var wrong []string
-	for _, name := range f.imports() {
+	for _, name := range f.importPaths() {
 		if bad(name) {
 			wrong = append(wrong, fmt.Sprintf("%s: imports %s: %s", f.path, name, why))
 		}
@@ -379,13 +379,13 @@ func (f *file) importing(why string, bad func(string) bool) []string {
 	return wrong
 }
 
-// inspect returns the messages of judge about all nodes of type N.
-func inspect[N ast.Node](f *file, judge func(N) string) []string {
+// inspectNodes returns the messages of judge about all nodes of type N.
+func inspectNodes[N ast.Node](f *file, judge func(N) string) []string {
 	var wrong []string
 	ast.Inspect(f.ast, func(node ast.Node) bool {
 		if n, ok := node.(N); ok {
 			if message := judge(n); message != "" {
-				wrong = append(wrong, f.at(n)+": "+message)
+				wrong = append(wrong, f.placeOf(n)+": "+message)
 			}
 		}
 		return true
@@ -393,8 +393,8 @@ func inspect[N ast.Node](f *file, judge func(N) string) []string {
 	return wrong
 }
 
-// selects reports whether s is pkg.name, as imported under its own name.
-func selects(s *ast.SelectorExpr, pkg, name string) bool {
+// selectsName reports whether s is pkg.name, as imported under its own name.
+func selectsName(s *ast.SelectorExpr, pkg, name string) bool {
 	x, ok := s.X.(*ast.Ident)
 	return ok && x.Name == pkg && s.Sel.Name == name
 }

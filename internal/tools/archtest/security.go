@@ -57,12 +57,12 @@ func checkNamed(item, cell string, tests map[string]bool) []string {
 	return wrong
 }
 
-// testsOf returns the names of the test functions in files.
-func testsOf(files []*file) map[string]bool {
+// namesOfTests returns the names of the test functions in files.
+func namesOfTests(files []*file) map[string]bool {
 	names := make(map[string]bool)
 	for _, f := range files {
 		for _, decl := range f.ast.Decls {
-			if fn, ok := decl.(*ast.FuncDecl); ok && f.test() && fn.Recv == nil && testName.MatchString("`"+fn.Name.Name+"`") {
+			if fn, ok := decl.(*ast.FuncDecl); ok && f.isTest() && fn.Recv == nil && testName.MatchString("`"+fn.Name.Name+"`") {
 				names[fn.Name.Name] = true
 			}
 		}
@@ -76,7 +76,7 @@ var httpHandlers = []string{"Handler", "Outer", "PolicyHandler", "HandleTx"}
 
 // checkHandlers returns the others.
 func checkHandlers(f *file) []string {
-	if f.test() || !within(f.pkg(), "idemkey") || within(f.pkg(), "idemkey/idemkeytest") {
+	if f.isTest() || !isWithin(f.packagePath(), "idemkey") || isWithin(f.packagePath(), "idemkey/idemkeytest") {
 		return nil
 	}
 	var wrong []string
@@ -87,7 +87,7 @@ func checkHandlers(f *file) []string {
 		}
 		for _, result := range fn.Type.Results.List {
 			if selector, ok := result.Type.(*ast.SelectorExpr); ok && strings.HasPrefix(selector.Sel.Name, "Handler") {
-				wrong = append(wrong, fmt.Sprintf("%s: %s returns a handler: no record may be read or removed over HTTP", f.at(fn), fn.Name.Name))
+				wrong = append(wrong, fmt.Sprintf("%s: %s returns a handler: no record may be read or removed over HTTP", f.placeOf(fn), fn.Name.Name))
 			}
 		}
 	}
@@ -105,7 +105,7 @@ func comparesInConstantTime(f *file, method string) (found, ok bool) {
 		found = true
 		ast.Inspect(fn.Body, func(n ast.Node) bool {
 			selector, is := n.(*ast.SelectorExpr)
-			ok = ok || is && (selects(selector, "subtle", "ConstantTimeCompare") || selects(selector, "hmac", "Equal"))
+			ok = ok || is && (selectsName(selector, "subtle", "ConstantTimeCompare") || selectsName(selector, "hmac", "Equal"))
 			return true
 		})
 	}

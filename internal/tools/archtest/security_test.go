@@ -11,7 +11,7 @@ import (
 // docs/security.md names a test for each item, and each of them exists.
 func TestSecurityDocument(t *testing.T) {
 	t.Parallel()
-	all, err := files(root)
+	all, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,7 +19,7 @@ func TestSecurityDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, wrong := range checkSecurity(string(doc), testsOf(all)) {
+	for _, wrong := range checkSecurity(string(doc), namesOfTests(all)) {
 		t.Error(wrong)
 	}
 }
@@ -60,7 +60,7 @@ func TestCheckSecurity(t *testing.T) {
 // idemkey offers no handler that looks into records.
 func TestHandlersOfIdemkey(t *testing.T) {
 	t.Parallel()
-	all, err := files(root)
+	all, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestHandlersOfIdemkey(t *testing.T) {
 			t.Error(wrong)
 		}
 	}
-	admin, err := parse("idemkey/a.go", []byte("package p\n\nfunc (m *M) PurgeHandler() http.Handler { return nil }\n"))
+	admin, err := parseFile("idemkey/a.go", []byte("package p\n\nfunc (m *M) PurgeHandler() http.Handler { return nil }\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,8 +81,8 @@ func TestHandlersOfIdemkey(t *testing.T) {
 // The time a comparison takes tells nothing of a stored fingerprint, or of a signature.
 func TestConstantTime(t *testing.T) {
 	t.Parallel()
-	for path, method := range map[string]string{"idemkey/store.go": "equalsStored", "signing/verifier.go": "made"} {
-		f, err := read(root, filepath.Join(root, path))
+	for path, method := range map[string]string{"idemkey/store.go": "equalsStored", "signing/verifier.go": "hasMade"} {
+		f, err := readFile(root, filepath.Join(root, path))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +90,7 @@ func TestConstantTime(t *testing.T) {
 			t.Errorf("%s: %s found %t, in constant time %t", path, method, found, ok)
 		}
 	}
-	naive, err := parse("a.go", []byte("package p\n\nfunc (f F) equal(g F) bool { return bytes.Equal(f.Sum, g.Sum) }\n"))
+	naive, err := parseFile("a.go", []byte("package p\n\nfunc (f F) equal(g F) bool { return bytes.Equal(f.Sum, g.Sum) }\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,8 +28,8 @@ func (a *account) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
 }
 
-// own gives path to the account.
-func (a *account) own(path string) error {
+// ownFile gives path to the account.
+func (a *account) ownFile(path string) error {
 	if a == nil {
 		return nil
 	}
@@ -45,11 +45,11 @@ func unprivileged(ctx context.Context, names ...string) (*account, error) {
 	}
 	var errs []error
 	for _, name := range append(names, "nobody", "daemon") {
-		a, err := lookup(name)
+		a, err := lookUpAccount(name)
 		if err == nil {
 			// In a container whose user namespace does not map the
 			// account, only trying it out tells.
-			_, err = program{path: "/bin/sh", args: []string{"-c", ":"}, dir: "/", as: a}.run(ctx, accountTimeout)
+			_, err = program{path: "/bin/sh", args: []string{"-c", ":"}, dir: "/", as: a}.runProgram(ctx, accountTimeout)
 		}
 		if err == nil {
 			return a, nil
@@ -59,8 +59,8 @@ func unprivileged(ctx context.Context, names ...string) (*account, error) {
 	return nil, fmt.Errorf("no unprivileged account to run as: %w", errors.Join(errs...))
 }
 
-// lookup returns the account called name.
-func lookup(name string) (*account, error) {
+// lookUpAccount returns the account called name.
+func lookUpAccount(name string) (*account, error) {
 	u, err := user.Lookup(name)
 	if err != nil {
 		return nil, err

@@ -55,12 +55,12 @@ func Install(ctx context.Context, log io.Writer, names ...string) error {
 func (r *run) aptInstall(ctx context.Context, names ...string) (err error) {
 	apt, err := exec.LookPath("apt-get")
 	if err != nil {
-		return absent("no apt-get")
+		return serviceAbsent("no apt-get")
 	}
 	if os.Geteuid() != 0 {
-		return absent("apt-get needs root")
+		return serviceAbsent("apt-get needs root")
 	}
-	r.say("installing %s with apt-get", strings.Join(names, ", "))
+	r.printLine("installing %s with apt-get", strings.Join(names, ", "))
 	allow, err := forbidServices(policyFile)
 	if err != nil {
 		return err
@@ -70,12 +70,12 @@ func (r *run) aptInstall(ctx context.Context, names ...string) (err error) {
 	env := append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	get := func(args ...string) error {
 		args = append([]string{"-q", "-o", "DPkg::Lock::Timeout=120"}, args...) // another run may hold it
-		_, err := program{path: apt, args: args, env: env}.run(ctx, aptTimeout)
+		_, err := program{path: apt, args: args, env: env}.runProgram(ctx, aptTimeout)
 		return err
 	}
 	// Lists may be there, from the image or from before, without a network.
 	if err := get("update"); err != nil {
-		r.say("apt-get update did not work, using the lists there are: %s", oneLine(err))
+		r.printLine("apt-get update did not work, using the lists there are: %s", oneLine(err))
 	}
 	return get(append([]string{"install", "-y", "--no-install-recommends"}, names...)...)
 }

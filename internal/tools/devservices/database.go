@@ -30,16 +30,16 @@ func (r *run) ownDatabase(ctx context.Context, dsn string) string {
 	name := databasePrefix + time.Now().UTC().Format(dayFormat) + "_" + randomName()
 	own, keeper, err := createDatabase(ctx, dsn, name)
 	if err != nil {
-		r.say("PostgreSQL: no database of our own, using the one given: %s", oneLine(err))
+		r.printLine("PostgreSQL: no database of our own, using the one given: %s", oneLine(err))
 		return dsn
 	}
-	r.onClose(func() error {
+	r.undoOnClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 		defer cancel()
 		_ = keeper.Close(ctx) // it may have been thrown out by a test
 		return dropDatabase(dsn, name)
 	})
-	r.say("PostgreSQL: database %s, dropped when done", name)
+	r.printLine("PostgreSQL: database %s, dropped when done", name)
 	return own
 }
 
@@ -51,14 +51,14 @@ func (r *run) keptDatabase(ctx context.Context, dsn, name string) string {
 	defer cancel()
 	kept, err := withDatabase(dsn, name)
 	if err == nil {
-		err = execute(ctx, dsn, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0")
+		err = executeStatement(ctx, dsn, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0")
 	}
 	var exists *pgconn.PgError
 	if err != nil && !(errors.As(err, &exists) && (exists.Code == duplicateDatabase || exists.Code == uniqueViolation)) {
-		r.say("PostgreSQL: no database %s, using the one given: %s", name, oneLine(err))
+		r.printLine("PostgreSQL: no database %s, using the one given: %s", name, oneLine(err))
 		return dsn
 	}
-	r.say("PostgreSQL: database %s, kept", name)
+	r.printLine("PostgreSQL: database %s, kept", name)
 	return kept
 }
 
@@ -79,10 +79,10 @@ func createDatabase(ctx context.Context, dsn, name string) (own string, keeper *
 		return "", nil, err
 	}
 	// template0 has no connections, of which CREATE DATABASE would complain.
-	if err := execute(ctx, dsn, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"); err != nil {
+	if err := executeStatement(ctx, dsn, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"); err != nil {
 		return "", nil, err
 	}
-	keeper, err = connect(ctx, own)
+	keeper, err = connectTo(ctx, own)
 	if err == nil {
 		_, err = keeper.Exec(ctx, "SET idle_session_timeout = 0")
 	}
@@ -97,7 +97,7 @@ func createDatabase(ctx context.Context, dsn, name string) (own string, keeper *
 func dropDatabase(dsn, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 	defer cancel()
-	return execute(ctx, dsn, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
+	return executeStatement(ctx, dsn, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
 }
 
 // dropLitter drops the databases of runs that were killed long ago. It does
@@ -106,7 +106,7 @@ func dropDatabase(dsn, name string) error {
 func dropLitter(ctx context.Context, dsn string, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, litterTimeout)
 	defer cancel()
-	conn, err := connect(ctx, dsn)
+	conn, err := connectTo(ctx, dsn)
 	if err != nil {
 		return
 	}
@@ -131,8 +131,8 @@ func isLitter(name string, now time.Time) bool {
 	return ours && dated && err == nil && now.Sub(made) > litterAge
 }
 
-func execute(ctx context.Context, dsn, statement string) error {
-	conn, err := connect(ctx, dsn)
+func executeStatement(ctx context.Context, dsn, statement string) error {
+	conn, err := connectTo(ctx, dsn)
 	if err != nil {
 		return err
 	}

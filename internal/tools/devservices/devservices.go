@@ -77,16 +77,16 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	r, err := newRun(opts)
+	r, err := prepareRun(opts)
 	if err != nil {
 		return nil, err
 	}
-	s, err := r.start(ctx, r.postgresWays(), r.rabbitWays(), opts.KeepDatabase)
+	s, err := r.startServices(ctx, r.postgresWays(), r.rabbitWays(), opts.KeepDatabase)
 	if err == nil && opts.Redis {
 		err = r.addRedis(ctx, s, r.redisWays())
 	}
 	if err == nil && opts.NATS {
-		err = r.addNATS(ctx, s, r.natsWays())
+		err = r.addNATSService(ctx, s, r.natsWays())
 	}
 	if err == nil && opts.KeepDatabase && opts.Database != "" && os.Getenv("DATABASE_URL") == "" {
 		s.DatabaseURL = r.keptDatabase(ctx, s.DatabaseURL, opts.Database)
@@ -95,7 +95,7 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 		err = r.addPooler(ctx, s)
 	}
 	if err != nil {
-		return nil, errors.Join(err, r.close())
+		return nil, errors.Join(err, r.closeRun())
 	}
 	return s, nil
 }
@@ -131,9 +131,9 @@ func (s *Services) Environ(env []string) []string {
 	}), ours)
 }
 
-// newRun returns a run that has started nothing yet. It removes what dead runs
+// prepareRun returns a run that has started nothing yet. It removes what dead runs
 // have left, so that nothing piles up where runs are killed.
-func newRun(opts *Options) (*run, error) {
+func prepareRun(opts *Options) (*run, error) {
 	r := &run{log: opts.Log, own: opts.Own, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
 	if r.log == nil {
 		r.log = os.Stderr
@@ -142,46 +142,46 @@ func newRun(opts *Options) (*run, error) {
 	if steps == "" {
 		steps = os.Getenv(stepsVariable)
 	}
-	if err := r.allow(steps); err != nil {
+	if err := r.allowWays(steps); err != nil {
 		return nil, err
 	}
 	var err error
 	if r.postgres, err = chosenPostgres(); err != nil {
 		return nil, err
 	}
-	sweep(tempDir())
-	sweep(memory)
+	sweepAbandoned(temporaryParent())
+	sweepAbandoned(memory)
 	return r, nil
 }
 
-// start gets the services one after the other: side by side would save a second
+// startServices gets the services one after the other: side by side would save a second
 // or two, but apt-get and the processors are there only once.
-func (r *run) start(ctx context.Context, database, broker []way, keepDatabase bool) (*Services, error) {
-	db, err := r.obtain(ctx, "PostgreSQL", database)
+func (r *run) startServices(ctx context.Context, database, broker []way, keepDatabase bool) (*Services, error) {
+	db, err := r.obtainService(ctx, "PostgreSQL", database)
 	if err != nil {
 		return nil, err
 	}
-	mq, err := r.obtain(ctx, "RabbitMQ", broker)
+	mq, err := r.obtainService(ctx, "RabbitMQ", broker)
 	if err != nil {
 		return nil, err
 	}
 	if db.shared && !keepDatabase {
 		db.url = r.ownDatabase(ctx, db.url)
 	}
-	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, postgresBin: db.bin, close: sync.OnceValue(r.close)}, nil
+	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, postgresBin: db.bin, close: sync.OnceValue(r.closeRun)}, nil
 }
 
 // addRedis gets the service that the others do not need. Nothing of a run's own
 // is made on it: the tests' keys have unique names.
 func (r *run) addRedis(ctx context.Context, s *Services, ways []way) error {
-	in, err := r.obtain(ctx, "Redis", ways)
+	in, err := r.obtainService(ctx, "Redis", ways)
 	s.RedisURL = in.url
 	return err
 }
 
-// addNATS does the same for NATS.
-func (r *run) addNATS(ctx context.Context, s *Services, ways []way) error {
-	in, err := r.obtain(ctx, "NATS", ways)
+// addNATSService does the same for NATS.
+func (r *run) addNATSService(ctx context.Context, s *Services, ways []way) error {
+	in, err := r.obtainService(ctx, "NATS", ways)
 	s.NATSURL = in.url
 	return err
 }

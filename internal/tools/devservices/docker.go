@@ -20,7 +20,7 @@ const (
 // dockerPostgres logs in as the compose file says. Its password is no secret:
 // the port is published on the loopback address only.
 func (r *run) dockerPostgres(ctx context.Context) (instance, error) {
-	address, err := r.compose(ctx, "postgres", "5432")
+	address, err := r.composeService(ctx, "postgres", "5432")
 	if err != nil {
 		return instance{}, err
 	}
@@ -32,7 +32,7 @@ func (r *run) dockerPostgres(ctx context.Context) (instance, error) {
 // dockerRabbit logs in as guest, whom the image lets in from outside the
 // container.
 func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
-	address, err := r.compose(ctx, "rabbitmq", "5672")
+	address, err := r.composeService(ctx, "rabbitmq", "5672")
 	if err != nil {
 		return instance{}, err
 	}
@@ -43,7 +43,7 @@ func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
 
 // dockerRedis needs no login.
 func (r *run) dockerRedis(ctx context.Context) (instance, error) {
-	address, err := r.compose(ctx, "redis", "6379")
+	address, err := r.composeService(ctx, "redis", "6379")
 	if err != nil {
 		return instance{}, err
 	}
@@ -52,18 +52,18 @@ func (r *run) dockerRedis(ctx context.Context) (instance, error) {
 	return in, err
 }
 
-// compose brings up one service of the project's compose file and returns the
+// composeService brings up one service of the project's compose file and returns the
 // address of its port.
-func (r *run) compose(ctx context.Context, service, port string) (string, error) {
+func (r *run) composeService(ctx context.Context, service, port string) (string, error) {
 	docker, err := exec.LookPath("docker")
 	if err != nil {
-		return "", absent("no docker")
+		return "", serviceAbsent("no docker")
 	}
 	file := findCompose()
 	if file == "" {
-		return "", absent("no %s above the working directory", composeFile)
+		return "", serviceAbsent("no %s above the working directory", composeFile)
 	}
-	return composition{docker: docker, file: file, say: r.say}.up(ctx, service, port)
+	return composition{docker: docker, file: file, say: r.printLine}.startContainer(ctx, service, port)
 }
 
 // A composition is the compose file and the program that brings it up.
@@ -72,22 +72,22 @@ type composition struct {
 	say          func(string, ...any)
 }
 
-// up brings up service and returns the address at which port is published. The
+// startContainer brings up service and returns the address at which port is published. The
 // service stays up after the run: containers are meant to be shared.
-func (c composition) up(ctx context.Context, service, port string) (string, error) {
+func (c composition) startContainer(ctx context.Context, service, port string) (string, error) {
 	// The client alone, without an engine, is common.
 	engine := program{path: c.docker, args: []string{"info", "--format", "{{.ServerVersion}}"}}
-	if _, err := engine.run(ctx, engineTimeout); err != nil {
-		return "", absent("no docker engine answers")
+	if _, err := engine.runProgram(ctx, engineTimeout); err != nil {
+		return "", serviceAbsent("no docker engine answers")
 	}
-	if _, err := c.run(ctx, engineTimeout, "version"); err != nil {
-		return "", absent("docker has no compose")
+	if _, err := c.runCompose(ctx, engineTimeout, "version"); err != nil {
+		return "", serviceAbsent("docker has no compose")
 	}
 	c.say("docker compose up %s; `docker compose down` stops it", service)
-	if _, err := c.run(ctx, composeTimeout, "up", "--detach", "--wait", service); err != nil {
+	if _, err := c.runCompose(ctx, composeTimeout, "up", "--detach", "--wait", service); err != nil {
 		return "", err
 	}
-	address, err := c.run(ctx, engineTimeout, "port", service, port)
+	address, err := c.runCompose(ctx, engineTimeout, "port", service, port)
 	if err != nil {
 		return "", err
 	}
@@ -97,8 +97,8 @@ func (c composition) up(ctx context.Context, service, port string) (string, erro
 	return address, nil
 }
 
-func (c composition) run(ctx context.Context, timeout time.Duration, args ...string) (string, error) {
-	return program{path: c.docker, args: append([]string{"compose", "--file", c.file}, args...)}.run(ctx, timeout)
+func (c composition) runCompose(ctx context.Context, timeout time.Duration, args ...string) (string, error) {
+	return program{path: c.docker, args: append([]string{"compose", "--file", c.file}, args...)}.runProgram(ctx, timeout)
 }
 
 // findCompose returns the compose file of the module that we are run in.

@@ -19,7 +19,7 @@ func fakeDocker(t *testing.T, body string) (c composition, calls func() string) 
 	script := "#!/bin/sh\necho \"$*\" >> " + log + "\n" + body
 	writeScript(t, docker, script)
 	r := &run{log: &bytes.Buffer{}}
-	return composition{docker: docker, file: "f.yml", say: r.say}, func() string {
+	return composition{docker: docker, file: "f.yml", say: r.printLine}, func() string {
 		content, err := os.ReadFile(log)
 		if err != nil {
 			t.Fatal(err)
@@ -43,7 +43,7 @@ func writeScript(t *testing.T, name, script string) {
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	c, calls := fakeDocker(t, `case "$*" in *port*) echo 127.0.0.1:5433;; esac`)
-	address, err := c.up(t.Context(), "postgres", "5432")
+	address, err := c.startContainer(t.Context(), "postgres", "5432")
 	if address != "127.0.0.1:5433" || err != nil {
 		t.Errorf("up = %q, %v; want the published address", address, err)
 	}
@@ -61,7 +61,7 @@ func TestCompose(t *testing.T) {
 func TestComposeWithoutEngine(t *testing.T) {
 	t.Parallel()
 	c, calls := fakeDocker(t, "exit 1")
-	if _, err := c.up(t.Context(), "postgres", "5432"); !errors.Is(err, errAbsent) {
+	if _, err := c.startContainer(t.Context(), "postgres", "5432"); !errors.Is(err, errAbsent) {
 		t.Errorf("up = %v, want %v", err, errAbsent)
 	}
 	if got := calls(); strings.Contains(got, "compose") {
@@ -74,7 +74,7 @@ func TestComposeWithoutEngine(t *testing.T) {
 func TestComposeFails(t *testing.T) {
 	t.Parallel()
 	c, _ := fakeDocker(t, `case "$*" in *up*) echo port is already allocated; exit 1;; esac`)
-	_, err := c.up(t.Context(), "postgres", "5432")
+	_, err := c.startContainer(t.Context(), "postgres", "5432")
 	if err == nil || errors.Is(err, errAbsent) || !strings.Contains(err.Error(), "port is already allocated") {
 		t.Errorf("up = %v, want the reason", err)
 	}

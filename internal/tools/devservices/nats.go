@@ -26,7 +26,7 @@ func (r *run) natsWays() []way {
 		{"env", func(ctx context.Context) (instance, error) { return namedNATS(ctx, os.Getenv("NATS_URL")) }},
 		{"found", findNATS},
 		{"private", r.privateNATS},
-		{"none", noNATS},
+		{"none", refuseNATS},
 	}
 }
 
@@ -34,9 +34,9 @@ func (r *run) natsWays() []way {
 func namedNATS(ctx context.Context, server string) (instance, error) {
 	switch server {
 	case "":
-		return instance{}, absent("NATS_URL is not set")
+		return instance{}, serviceAbsent("NATS_URL is not set")
 	case NoNATS:
-		return noNATS(ctx)
+		return refuseNATS(ctx)
 	}
 	what, err := probeNATS(ctx, envTimeout, server)
 	if err != nil {
@@ -48,12 +48,12 @@ func namedNATS(ctx context.Context, server string) (instance, error) {
 func findNATS(ctx context.Context) (instance, error) {
 	what, err := probeNATS(ctx, findTimeout, usualNATS)
 	if err != nil {
-		return instance{}, absent("none at the default port lets us in: %v", err)
+		return instance{}, serviceAbsent("none at the default port lets us in: %v", err)
 	}
 	return instance{url: usualNATS, what: what, shared: true}, nil
 }
 
-func noNATS(context.Context) (instance, error) {
+func refuseNATS(context.Context) (instance, error) {
 	return instance{url: NoNATS, what: "none on this machine: what needs it is not tested"}, nil
 }
 

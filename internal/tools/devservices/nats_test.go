@@ -49,7 +49,7 @@ func TestNoNATS(t *testing.T) {
 	}
 	r, log := newTestRun(t)
 	s := &Services{}
-	if err := r.addNATS(t.Context(), s, []way{fails("private", absent("no nats-server")), {"none", noNATS}}); err != nil || s.NATSURL != NoNATS {
+	if err := r.addNATSService(t.Context(), s, []way{fails("private", serviceAbsent("no nats-server")), {"none", refuseNATS}}); err != nil || s.NATSURL != NoNATS {
 		t.Errorf("addNATS = %q, %v; want %q", s.NATSURL, err, NoNATS)
 	}
 	if !strings.Contains(log.String(), "not tested") {

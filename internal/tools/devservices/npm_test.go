@@ -37,7 +37,7 @@ func tarball(t *testing.T, names ...string) string {
 func TestUnpack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := unpack(tarball(t, "package/bin/postgres"), dir); err != nil {
+	if err := unpackTarball(tarball(t, "package/bin/postgres"), dir); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "package/bin/postgres")
@@ -53,7 +53,7 @@ func TestUnpack(t *testing.T) {
 func TestUnpackOutside(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "inner")
-	if err := unpack(tarball(t, "../outside"), dir); err == nil {
+	if err := unpackTarball(tarball(t, "../outside"), dir); err == nil {
 		t.Error("an entry that leads out of the archive was unpacked")
 	}
 	if fileExists(filepath.Join(dir, "../outside")) {
@@ -64,7 +64,7 @@ func TestUnpackOutside(t *testing.T) {
 func TestLinkLibraries(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := unpack(tarball(t, "native/lib/libpq.so.5.18"), dir); err != nil {
+	if err := unpackTarball(tarball(t, "native/lib/libpq.so.5.18"), dir); err != nil {
 		t.Fatal(err)
 	}
 	list := filepath.Join(dir, "links.json")

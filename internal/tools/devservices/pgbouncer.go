@@ -50,15 +50,15 @@ server_tls_sslmode = prefer
 
 // addPooler puts a pgbouncer of the run's own before the database of s.
 func (r *run) addPooler(ctx context.Context, s *Services) error {
-	if _, err := r.files(); err != nil {
+	if _, err := r.runDirectory(); err != nil {
 		return err
 	}
 	p, err := startPooler(ctx, r.log, r.dir, s.DatabaseURL, poolerConns)
 	if err != nil {
 		return err
 	}
-	r.onClose(p.Kill)
-	r.say("pooler: started pgbouncer in transaction mode at %s, pid %d", p.address, p.process.pid)
+	r.undoOnClose(p.Kill)
+	r.printLine("pooler: started pgbouncer in transaction mode at %s, pid %d", p.address, p.process.pid)
 	s.DirectURL, s.DatabaseURL = s.DatabaseURL, p.URL
 	return nil
 }
@@ -78,13 +78,13 @@ type Pooler struct {
 // StartPooler starts one before the database of which server is the URL, with at most conns
 // connections to each. A missing pgbouncer is installed as [Program] says.
 func StartPooler(ctx context.Context, log io.Writer, server string, conns int) (*Pooler, error) {
-	dir, err := newRundir(tempDir())
+	dir, err := newRundir(temporaryParent())
 	if err != nil {
 		return nil, fmt.Errorf("devservices: pooler: %w", err)
 	}
 	p, err := startPooler(ctx, log, dir, server, conns)
 	if err != nil {
-		return nil, errors.Join(err, dir.remove())
+		return nil, errors.Join(err, dir.removeAll())
 	}
 	p.owned = true
 	return p, nil
@@ -104,7 +104,7 @@ func startPooler(ctx context.Context, log io.Writer, dir *rundir, server string,
 		if p, err = newPooler(path, as, dir, server, conns); err != nil {
 			return instance{}, err
 		}
-		return instance{url: p.URL}, p.start(ctx)
+		return instance{url: p.URL}, p.startPooler(ctx)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("devservices: pooler: %w", err)
@@ -114,7 +114,7 @@ func startPooler(ctx context.Context, log io.Writer, dir *rundir, server string,
 
 // newPooler returns one that is not started, on a port that is free now.
 func newPooler(path string, as *account, dir *rundir, server string, conns int) (*Pooler, error) {
-	files, err := dir.sub("pgbouncer", as)
+	files, err := dir.subdirectory("pgbouncer", as)
 	if err != nil {
 		return nil, err
 	}
@@ -133,14 +133,14 @@ func newPooler(path string, as *account, dir *rundir, server string, conns int) 
 	}, nil
 }
 
-// start returns once pgbouncer answers.
-func (p *Pooler) start(ctx context.Context) error {
+// startPooler returns once pgbouncer answers.
+func (p *Pooler) startPooler(ctx context.Context) error {
 	var err error
-	if p.process, err = p.program.start(filepath.Join(p.dir.path, "pgbouncer.log"), syscall.SIGKILL); err != nil {
+	if p.process, err = p.program.startProgram(filepath.Join(p.dir.path, "pgbouncer.log"), syscall.SIGKILL); err != nil {
 		return err
 	}
-	if err = p.dir.record(p.process, p.program.dir); err == nil {
-		err = p.process.await(ctx, poolerReadyTimeout, poolerReadyPause, func(ctx context.Context) error {
+	if err = p.dir.recordProcess(p.process, p.program.dir); err == nil {
+		err = p.process.awaitReady(ctx, poolerReadyTimeout, poolerReadyPause, func(ctx context.Context) error {
 			_, err := probePostgres(ctx, findTimeout, p.URL)
 			return err
 		})
@@ -153,16 +153,16 @@ func (p *Pooler) start(ctx context.Context) error {
 
 // Kill ends it at once: every transaction under way is cut off, those whose COMMIT it has
 // passed on included.
-func (p *Pooler) Kill() error { return p.process.stop(syscall.SIGKILL) }
+func (p *Pooler) Kill() error { return p.process.stopProcess(syscall.SIGKILL) }
 
 // Restart kills it, and starts it anew at the same address.
-func (p *Pooler) Restart(ctx context.Context) error { return errors.Join(p.Kill(), p.start(ctx)) }
+func (p *Pooler) Restart(ctx context.Context) error { return errors.Join(p.Kill(), p.startPooler(ctx)) }
 
 // Close kills it and removes its files.
 func (p *Pooler) Close() error {
 	err := p.Kill()
 	if p.owned {
-		err = errors.Join(err, p.dir.remove())
+		err = errors.Join(err, p.dir.removeAll())
 	}
 	return err
 }
@@ -181,7 +181,7 @@ func writePoolerConfig(dir string, port int, as *account, server string, conns i
 		path:  fmt.Sprintf(poolerConfig, c.Host, c.Port, c.User, quoted, port, users, conns, poolerClients),
 		users: fmt.Sprintf("\"%s\" \"%s\"\n", c.User, password),
 	} {
-		if err := errors.Join(os.WriteFile(name, []byte(text), 0o600), as.own(name)); err != nil {
+		if err := errors.Join(os.WriteFile(name, []byte(text), 0o600), as.ownFile(name)); err != nil {
 			return "", "", err
 		}
 	}

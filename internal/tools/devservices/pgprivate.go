@@ -26,9 +26,9 @@ const (
 // privatePostgres starts PostgreSQL from installed binaries. There may be
 // several versions, and some that our account may not run.
 func (r *run) privatePostgres(ctx context.Context) (instance, error) {
-	bins := r.postgres.bins(ctx)
+	bins := r.postgres.binDirectories(ctx)
 	if len(bins) == 0 {
-		return instance{}, absent("no initdb and postgres on this machine%s", r.postgres)
+		return instance{}, serviceAbsent("no initdb and postgres on this machine%s", r.postgres)
 	}
 	var errs []error
 	for _, bin := range bins {
@@ -83,11 +83,11 @@ func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {
 	if err != nil {
 		return instance{}, err
 	}
-	files, err := r.files()
+	files, err := r.runDirectory()
 	if err != nil {
 		return instance{}, err
 	}
-	dir, err := files.sub("postgres", as)
+	dir, err := files.subdirectory("postgres", as)
 	if err != nil {
 		return instance{}, err
 	}
@@ -104,18 +104,18 @@ func (r *run) tryPostgres(ctx context.Context, server pgServer) (instance, error
 	if err != nil {
 		return instance{}, err
 	}
-	p, err := server.start(port, filepath.Join(r.dir.path, "postgres.log"))
+	p, err := server.startServer(port, filepath.Join(r.dir.path, "postgres.log"))
 	if err != nil {
 		return instance{}, err
 	}
 	// SIGQUIT is an immediate shutdown: the data need not survive.
-	stop := func() error { return p.stop(syscall.SIGQUIT) }
-	r.onClose(stop)
-	if err := r.dir.record(p, server.dir); err != nil {
+	stop := func() error { return p.stopProcess(syscall.SIGQUIT) }
+	r.undoOnClose(stop)
+	if err := r.dir.recordProcess(p, server.dir); err != nil {
 		return instance{}, errors.Join(err, stop())
 	}
 	in := instance{url: postgresURL(url.UserPassword("postgres", server.password), loopback(port), "postgres"), bin: server.bin}
-	err = p.await(ctx, pgReadyTimeout, pgReadyPause, func(ctx context.Context) error {
+	err = p.awaitReady(ctx, pgReadyTimeout, pgReadyPause, func(ctx context.Context) error {
 		in.what, err = probePostgres(ctx, findTimeout, in.url)
 		return err
 	})
@@ -135,15 +135,15 @@ type pgServer struct {
 	settings []string // likewise
 }
 
-// program returns one of the server's programs, run as its account.
-func (s pgServer) program(name string, args ...string) program {
+// programNamed returns one of the server's programs, run as its account.
+func (s pgServer) programNamed(name string, args ...string) program {
 	// Without our environment's PG* variables and locale.
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "LC_ALL=C", "TZ=UTC"}
 	return program{path: filepath.Join(s.bin, name), args: args, env: env, dir: s.dir, as: s.as}
 }
 
-// data is below dir, which is the account's own: initdb wants to create it.
-func (s pgServer) data() string { return filepath.Join(s.dir, "data") }
+// dataDirectory is below dir, which is the account's own: initdb wants to create it.
+func (s pgServer) dataDirectory() string { return filepath.Join(s.dir, "data") }
 
 // init creates the data directory. It is not synced to disk: nobody needs it
 // after a crash of the machine. Passwords are checked by MD5, which is enough for one
@@ -154,19 +154,19 @@ func (s pgServer) init(ctx context.Context) error {
 	if err := os.WriteFile(password, []byte(s.password), 0o600); err != nil {
 		return err
 	}
-	if err := s.as.own(password); err != nil {
+	if err := s.as.ownFile(password); err != nil {
 		return err
 	}
-	_, err := s.program("initdb", "-D", s.data(), "-U", "postgres", "--pwfile", password,
-		"--auth", "md5", "--encoding", "UTF8", "--locale", "C", "--no-sync").run(ctx, initdbTimeout)
+	_, err := s.programNamed("initdb", "-D", s.dataDirectory(), "-U", "postgres", "--pwfile", password,
+		"--auth", "md5", "--encoding", "UTF8", "--locale", "C", "--no-sync").runProgram(ctx, initdbTimeout)
 	return err
 }
 
-// start leaves fsync on: what is measured on a private server is to be what
+// startServer leaves fsync on: what is measured on a private server is to be what
 // commits cost.
-func (s pgServer) start(port int, log string) (*process, error) {
+func (s pgServer) startServer(port int, log string) (*process, error) {
 	args := []string{
-		"-D", s.data(), "-p", strconv.Itoa(port),
+		"-D", s.dataDirectory(), "-p", strconv.Itoa(port),
 		"-c", "listen_addresses=127.0.0.1",
 		"-c", "unix_socket_directories=", // their path may be too long
 		"-c", "max_connections=" + strconv.Itoa(pgPrivateMaxConns),
@@ -174,9 +174,9 @@ func (s pgServer) start(port int, log string) (*process, error) {
 	for _, setting := range s.settings {
 		args = append(args, "-c", setting)
 	}
-	server := s.program("postgres", args...)
+	server := s.programNamed("postgres", args...)
 	server.env = append(server.env, s.env...)
-	return server.start(log, syscall.SIGQUIT)
+	return server.startProgram(log, syscall.SIGQUIT)
 }
 
 // freePort returns a port that nobody listens on at this moment.

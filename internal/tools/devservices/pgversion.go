@@ -52,19 +52,19 @@ func chosenPostgres() (pgChoice, error) {
 		postgresVariable, value, strings.Join(slices.Sorted(maps.Keys(npmVersions)), ", "))
 }
 
-// bins returns the installed directories of binaries that the choice leaves.
-func (c pgChoice) bins(ctx context.Context) []string {
+// binDirectories returns the installed directories of binaries that the choice leaves.
+func (c pgChoice) binDirectories(ctx context.Context) []string {
 	if c.bin != "" {
 		return slices.DeleteFunc([]string{c.bin}, incomplete)
 	}
-	return slices.DeleteFunc(postgresBins(), func(bin string) bool { return c.major != "" && majorOf(ctx, bin) != c.major })
+	return slices.DeleteFunc(postgresBins(), func(bin string) bool { return c.major != "" && majorVersion(ctx, bin) != c.major })
 }
 
 // insteadOf is the way to the server that dsn names: a version of its own and a named
 // server exclude each other.
 func (c pgChoice) insteadOf(dsn string) (instance, error) {
 	if dsn == "" {
-		return instance{}, absent("DATABASE_URL is not set")
+		return instance{}, serviceAbsent("DATABASE_URL is not set")
 	}
 	return instance{}, fmt.Errorf("DATABASE_URL is %w together with %s=%s: unset one", errRefused, postgresVariable, c.major)
 }
@@ -77,10 +77,10 @@ func (c pgChoice) String() string {
 	return fmt.Sprintf(" as %s=%s asks for", postgresVariable, cmp.Or(c.major, c.bin))
 }
 
-// majorOf asks the server in bin for its major version, and returns "" if it does not
+// majorVersion asks the server in bin for its major version, and returns "" if it does not
 // tell.
-func majorOf(ctx context.Context, bin string) string {
-	out, err := program{path: filepath.Join(bin, "postgres"), args: []string{"--version"}}.run(ctx, versionTimeout)
+func majorVersion(ctx context.Context, bin string) string {
+	out, err := program{path: filepath.Join(bin, "postgres"), args: []string{"--version"}}.runProgram(ctx, versionTimeout)
 	if err != nil {
 		return ""
 	}
@@ -96,7 +96,7 @@ func PostgresBin(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	bins := choice.bins(ctx)
+	bins := choice.binDirectories(ctx)
 	if len(bins) == 0 {
 		return "", fmt.Errorf("devservices: no initdb and postgres on this machine%s", choice)
 	}

@@ -26,7 +26,7 @@ func TestChosenPostgres(t *testing.T) {
 		if got != tt.want || (err != nil) != tt.bad {
 			t.Errorf("%s=%s: %+v, %v; want %+v", postgresVariable, tt.value, got, err, tt.want)
 		}
-		if _, err := newRun(&Options{}); (err != nil) != tt.bad {
+		if _, err := prepareRun(&Options{}); (err != nil) != tt.bad {
 			t.Errorf("run with %s=%s: %v", postgresVariable, tt.value, err)
 		}
 	}
@@ -48,10 +48,10 @@ func fakePostgres(t *testing.T, version string) (bin string) {
 func TestChosenBins(t *testing.T) {
 	bin := fakePostgres(t, "14.23 (Debian 14.23-1)")
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
-	if got := (pgChoice{major: "14"}).bins(t.Context()); len(got) == 0 || got[0] != bin {
+	if got := (pgChoice{major: "14"}).binDirectories(t.Context()); len(got) == 0 || got[0] != bin {
 		t.Errorf("bins of version 14 = %q, want %q first", got, bin)
 	}
-	for _, other := range (pgChoice{major: "18"}).bins(t.Context()) {
+	for _, other := range (pgChoice{major: "18"}).binDirectories(t.Context()) {
 		if other == bin {
 			t.Errorf("binaries of version 14 are taken for 18")
 		}

@@ -47,7 +47,7 @@ func (r *run) postgresWays() []way {
 // namedPostgres uses the server that DATABASE_URL names, or none.
 func namedPostgres(ctx context.Context, dsn string) (instance, error) {
 	if dsn == "" {
-		return instance{}, absent("DATABASE_URL is not set")
+		return instance{}, serviceAbsent("DATABASE_URL is not set")
 	}
 	what, err := probePostgres(ctx, envTimeout, dsn)
 	if err != nil {
@@ -66,7 +66,7 @@ func findPostgres(ctx context.Context) (instance, error) {
 		}
 		errs = append(errs, err)
 	}
-	return instance{}, absent("none at the default port lets us in: %v", errs[0])
+	return instance{}, serviceAbsent("none at the default port lets us in: %v", errs[0])
 }
 
 // usualPostgres returns URLs for the superuser with and without the password
@@ -102,12 +102,12 @@ func postgresURL(login *url.Userinfo, address, database string) string {
 func probePostgres(ctx context.Context, timeout time.Duration, dsn string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	conn, err := connect(ctx, dsn)
+	conn, err := connectTo(ctx, dsn)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close(ctx)
-	version, err := strconv.Atoi(first(ctx, conn, "SELECT current_setting('server_version_num')"))
+	version, err := strconv.Atoi(firstValue(ctx, conn, "SELECT current_setting('server_version_num')"))
 	if err != nil {
 		return "", fmt.Errorf("it does not tell its version: %w", err)
 	}
@@ -119,9 +119,9 @@ func probePostgres(ctx context.Context, timeout time.Duration, dsn string) (stri
 	return fmt.Sprintf("version %s at %s, user %s, database %s", conn.PgConn().ParameterStatus("server_version"), place, c.User, c.Database), nil
 }
 
-// connect is pgx.Connect without the part of its parse error that quotes the
+// connectTo is pgx.Connect without the part of its parse error that quotes the
 // URL: what cannot be parsed cannot be redacted. The URL may have settings of pools.
-func connect(ctx context.Context, dsn string) (*pgx.Conn, error) {
+func connectTo(ctx context.Context, dsn string) (*pgx.Conn, error) {
 	config, err := pgxpool.ParseConfig(dsn)
 	var parse *pgconn.ParseConfigError
 	if errors.As(err, &parse) {
@@ -133,8 +133,8 @@ func connect(ctx context.Context, dsn string) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, config.ConnConfig)
 }
 
-// first returns the first column of the first row, "" if there is none.
-func first(ctx context.Context, conn *pgx.Conn, query string) string {
+// firstValue returns the first column of the first row, "" if there is none.
+func firstValue(ctx context.Context, conn *pgx.Conn, query string) string {
 	var value string
 	if err := conn.QueryRow(ctx, query).Scan(&value); err != nil {
 		return ""

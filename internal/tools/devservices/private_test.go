@@ -53,12 +53,12 @@ func needPostgres(t *testing.T) {
 func newTestRun(t *testing.T) (*run, *bytes.Buffer) {
 	t.Helper()
 	log := &bytes.Buffer{}
-	r, err := newRun(&Options{Log: log})
+	r, err := prepareRun(&Options{Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := r.close(); err != nil {
+		if err := r.closeRun(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
@@ -89,7 +89,7 @@ func checkClosed(t *testing.T, r *run, wantProcesses int) {
 	if len(pids) != wantProcesses {
 		t.Errorf("%d processes recorded, want %d", len(pids), wantProcesses)
 	}
-	if err := r.close(); err != nil {
+	if err := r.closeRun(); err != nil {
 		t.Errorf("close: %v", err)
 	}
 	for _, pid := range pids {
@@ -129,24 +129,24 @@ func TestPrivatePostgres(t *testing.T) {
 func TestPostgresEnv(t *testing.T) {
 	t.Parallel()
 	needPostgres(t)
-	r, err := newRun(&Options{Log: io.Discard, PostgresEnv: []string{"PGCLIENTENCODING=LATIN1"}, PostgresSettings: []string{"shared_buffers=4MB"}})
+	r, err := prepareRun(&Options{Log: io.Discard, PostgresEnv: []string{"PGCLIENTENCODING=LATIN1"}, PostgresSettings: []string{"shared_buffers=4MB"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.close() })
+	t.Cleanup(func() { _ = r.closeRun() })
 	in, err := r.privatePostgres(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := connect(t.Context(), in.url)
+	conn, err := connectTo(t.Context(), in.url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
-	if got := first(t.Context(), conn, "SHOW client_encoding"); got != "LATIN1" {
+	if got := firstValue(t.Context(), conn, "SHOW client_encoding"); got != "LATIN1" {
 		t.Errorf("client_encoding = %q, want LATIN1, as the server's environment has it", got)
 	}
-	if got := first(t.Context(), conn, "SHOW shared_buffers"); got != "4MB" {
+	if got := firstValue(t.Context(), conn, "SHOW shared_buffers"); got != "4MB" {
 		t.Errorf("shared_buffers = %q, want 4MB, as set", got)
 	}
 }
@@ -165,7 +165,7 @@ func checkOwnDatabase(t *testing.T, r *run, dsn string) {
 	if own == dsn {
 		t.Fatal("no own database")
 	}
-	conn, err := connect(t.Context(), own)
+	conn, err := connectTo(t.Context(), own)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func checkOwnDatabase(t *testing.T, r *run, dsn string) {
 	if err := drop(); err != nil {
 		t.Errorf("drop: %v", err)
 	}
-	if _, err := connect(t.Context(), own); err == nil {
+	if _, err := connectTo(t.Context(), own); err == nil {
 		t.Error("the own database is still there")
 	}
 }
@@ -187,7 +187,7 @@ func checkLitter(t *testing.T, dsn, inUse string) {
 	t.Helper()
 	const old, foreign = "sagamill_20200101_aaaaaaaaaaaa", "sagamill_20200101"
 	for _, name := range []string{old, foreign} {
-		if err := execute(t.Context(), dsn, "CREATE DATABASE "+name); err != nil {
+		if err := executeStatement(t.Context(), dsn, "CREATE DATABASE "+name); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -199,7 +199,7 @@ func checkLitter(t *testing.T, dsn, inUse string) {
 		{time.Now().AddDate(1, 0, 0), []string{foreign, inUse}}, // old by then, but in use
 	} {
 		dropLitter(t.Context(), dsn, tt.now)
-		conn, err := connect(t.Context(), dsn)
+		conn, err := connectTo(t.Context(), dsn)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -272,7 +272,7 @@ func TestKilledRun(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("NOT TESTED: only Linux has a signal for a parent's death")
 	}
-	tmp, err := os.MkdirTemp(tempDir(), "sagamill-test-") // not t.TempDir, where the server's account cannot get
+	tmp, err := os.MkdirTemp(temporaryParent(), "sagamill-test-") // not t.TempDir, where the server's account cannot get
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +296,7 @@ func TestKilledRun(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	conn, err := connect(ctx, strings.TrimSpace(dsn))
+	conn, err := connectTo(ctx, strings.TrimSpace(dsn))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +309,7 @@ func TestKilledRun(t *testing.T) {
 	if _, err := conn.WaitForNotification(ctx); ctx.Err() != nil {
 		t.Errorf("the server still runs: %v", err)
 	}
-	sweep(tmp)
+	sweepAbandoned(tmp)
 	if entries, err := os.ReadDir(tmp); err != nil || len(entries) > 0 {
 		t.Errorf("%d files are left (%v)", len(entries), err)
 	}

@@ -32,34 +32,34 @@ type program struct {
 	as   *account // nil: ourselves
 }
 
-// command returns p ready to start. Its credential also clears the
+// buildCommand returns p ready to start. Its credential also clears the
 // supplementary groups: root's would stay with the server otherwise.
-func (p program) command(ctx context.Context) *exec.Cmd {
+func (p program) buildCommand(ctx context.Context) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.path, p.args...)
 	cmd.Env, cmd.Dir, cmd.WaitDelay = p.env, p.dir, pipeTimeout
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.as.credential()}
 	return cmd
 }
 
-// run runs p to its end and returns what it printed. The error holds the last
+// runProgram runs p to its end and returns what it printed. The error holds the last
 // of it.
-func (p program) run(ctx context.Context, timeout time.Duration) (string, error) {
+func (p program) runProgram(ctx context.Context, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout) // no command may hang the start
 	defer cancel()
-	cmd := p.command(ctx)
+	cmd := p.buildCommand(ctx)
 	out, err := cmd.CombinedOutput()
 	name := filepath.Base(p.path)
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = fmt.Errorf("not done after %v", timeout)
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s: %w%s", name, err, tail(out))
+		return "", fmt.Errorf("%s: %w%s", name, err, tailOfOutput(out))
 	}
 	return string(out), nil
 }
 
-// tail returns the end of a program's output, for an error.
-func tail(out []byte) string {
+// tailOfOutput returns the end of a program's output, for an error.
+func tailOfOutput(out []byte) string {
 	out = bytes.TrimSpace(out)
 	if len(out) > errorTail {
 		out = out[len(out)-errorTail:]
@@ -77,16 +77,16 @@ type process struct {
 	done chan struct{} // closed when it has been reaped
 }
 
-// start starts p with its output in a file. death is the signal that it gets
+// startProgram starts p with its output in a file. death is the signal that it gets
 // if we die. It is in a process group of its own, or the Ctrl-C that stops a
 // test would stop the database under it.
-func (p program) start(logFile string, death syscall.Signal) (*process, error) {
+func (p program) startProgram(logFile string, death syscall.Signal) (*process, error) {
 	out, err := os.Create(logFile)
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close()
-	cmd := p.command(context.Background())
+	cmd := p.buildCommand(context.Background())
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr.Setpgid = true
 	DieWithParent(cmd.SysProcAttr, death)
@@ -111,10 +111,10 @@ func (p program) start(logFile string, death syscall.Signal) (*process, error) {
 	return &process{pid: cmd.Process.Pid, log: logFile, done: done}, nil
 }
 
-// stop sends sig to the whole group, and SIGKILL to what is left of it after a
+// stopProcess sends sig to the whole group, and SIGKILL to what is left of it after a
 // while. It returns when the process has been reaped.
-func (p *process) stop(sig syscall.Signal) error {
-	if p.exited() {
+func (p *process) stopProcess(sig syscall.Signal) error {
+	if p.hasExited() {
 		return nil
 	}
 	_ = syscall.Kill(-p.pid, sig)
@@ -132,9 +132,9 @@ func (p *process) stop(sig syscall.Signal) error {
 	}
 }
 
-// exited reports whether the process has ended and been reaped, so that its pid
+// hasExited reports whether the process has ended and been reaped, so that its pid
 // may already be another's.
-func (p *process) exited() bool {
+func (p *process) hasExited() bool {
 	select {
 	case <-p.done:
 		return true
@@ -148,8 +148,8 @@ func (p *process) exited() bool {
 // would only hang again.
 var errEnded = errors.New("ended while starting")
 
-// await calls ready until it succeeds, the process ends or timeout is over.
-func (p *process) await(ctx context.Context, timeout, pause time.Duration, ready func(context.Context) error) error {
+// awaitReady calls ready until it succeeds, the process ends or timeout is over.
+func (p *process) awaitReady(ctx context.Context, timeout, pause time.Duration, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
@@ -159,12 +159,12 @@ func (p *process) await(ctx context.Context, timeout, pause time.Duration, ready
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("%w%s", errEnded, p.said())
+			return fmt.Errorf("%w%s", errEnded, p.lastOutput())
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
 			}
-			return fmt.Errorf("not ready within %v: %w%s", timeout, err, p.said())
+			return fmt.Errorf("not ready within %v: %w%s", timeout, err, p.lastOutput())
 		case <-time.After(pause):
 		}
 	}
@@ -187,11 +187,11 @@ func attempts(try func() (instance, error)) (instance, error) {
 	return instance{}, errors.Join(errs...)
 }
 
-// said returns the end of what the server has printed.
-func (p *process) said() string {
+// lastOutput returns the end of what the server has printed.
+func (p *process) lastOutput() string {
 	out, err := os.ReadFile(p.log)
 	if err != nil {
 		return ""
 	}
-	return tail(out)
+	return tailOfOutput(out)
 }

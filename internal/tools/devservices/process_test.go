@@ -19,12 +19,12 @@ func shell(script string) program {
 
 func start(t *testing.T, p program) *process {
 	t.Helper()
-	proc, err := p.start(filepath.Join(t.TempDir(), "log"), syscall.SIGKILL)
+	proc, err := p.startProgram(filepath.Join(t.TempDir(), "log"), syscall.SIGKILL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := proc.stop(syscall.SIGKILL); err != nil {
+		if err := proc.stopProcess(syscall.SIGKILL); err != nil {
 			t.Error(err)
 		}
 	})
@@ -47,7 +47,7 @@ func TestStopEndsTheWholeGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer reader.Close()
-	if err := p.stop(syscall.SIGTERM); err != nil {
+	if err := p.stopProcess(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if !gone(p.pid) {
@@ -67,7 +67,7 @@ func TestAwaitEndedProcess(t *testing.T) {
 	t.Parallel()
 	p := start(t, shell("echo port taken; exit 1"))
 	never := func(context.Context) error { return errors.New("not yet") }
-	err := p.await(t.Context(), waitTimeout, time.Millisecond, never)
+	err := p.awaitReady(t.Context(), waitTimeout, time.Millisecond, never)
 	if err == nil || !strings.Contains(err.Error(), "ended while starting: port taken") {
 		t.Errorf("await = %v, want the process's end and its output", err)
 	}
@@ -77,7 +77,7 @@ func TestAwaitTimeout(t *testing.T) {
 	t.Parallel()
 	p := start(t, shell("sleep 600"))
 	notYet := errors.New("not yet")
-	err := p.await(t.Context(), time.Millisecond, time.Millisecond, func(context.Context) error { return notYet })
+	err := p.awaitReady(t.Context(), time.Millisecond, time.Millisecond, func(context.Context) error { return notYet })
 	if !errors.Is(err, notYet) || !strings.Contains(err.Error(), "not ready within 1ms") {
 		t.Errorf("await = %v, want the timeout and %v", err, notYet)
 	}
@@ -86,7 +86,7 @@ func TestAwaitTimeout(t *testing.T) {
 // A command whose child keeps its output open must not be waited for.
 func TestRunTimeout(t *testing.T) {
 	t.Parallel()
-	_, err := shell("echo begun; sleep 600").run(t.Context(), 100*time.Millisecond)
+	_, err := shell("echo begun; sleep 600").runProgram(t.Context(), 100*time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "not done after 100ms") {
 		t.Errorf("run = %v, want its timeout", err)
 	}
@@ -107,7 +107,7 @@ func TestSweep(t *testing.T) {
 	server := start(t, shell("sleep 600 # "+dead.path))
 	stranger := start(t, shell("sleep 600 # of somebody else, to whom the pid went"))
 	for _, p := range []*process{server, stranger} {
-		if err := dead.record(p, dead.path); err != nil {
+		if err := dead.recordProcess(p, dead.path); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -119,7 +119,7 @@ func TestSweep(t *testing.T) {
 	// its exec closes it, which Linux does after it has let the parent go on: a
 	// sweep at that moment leaves the run to the next one, as it should.
 	for deadline := time.Now().Add(waitTimeout); fileExists(dead.path) && time.Now().Before(deadline); {
-		sweep(parent)
+		sweepAbandoned(parent)
 	}
 
 	if fileExists(dead.path) {
@@ -133,7 +133,7 @@ func TestSweep(t *testing.T) {
 	case <-time.After(waitTimeout):
 		t.Errorf("the dead run's server is still there")
 	}
-	if stranger.exited() {
+	if stranger.hasExited() {
 		t.Errorf("a process that was not the run's has been killed")
 	}
 }
@@ -147,7 +147,7 @@ func TestUnprivileged(t *testing.T) {
 	if root := os.Geteuid() == 0; root != (as != nil) {
 		t.Fatalf("unprivileged = %v as uid %d", as, os.Geteuid())
 	}
-	id, err := program{path: "/usr/bin/id", args: []string{"-u"}, dir: "/", as: as}.run(t.Context(), waitTimeout)
+	id, err := program{path: "/usr/bin/id", args: []string{"-u"}, dir: "/", as: as}.runProgram(t.Context(), waitTimeout)
 	if err != nil || strings.TrimSpace(id) == "0" {
 		t.Errorf("id -u = %q, %v; want an unprivileged one", id, err)
 	}

@@ -35,7 +35,7 @@ func (r *run) rabbitWays() []way {
 func namedRabbit(broker string) (instance, error) {
 	switch broker {
 	case "":
-		return instance{}, absent("AMQP_URL is not set")
+		return instance{}, serviceAbsent("AMQP_URL is not set")
 	case InProcess:
 		return instance{url: broker, what: "none, the broker is part of the program"}, nil
 	}
@@ -54,7 +54,7 @@ func namedRabbit(broker string) (instance, error) {
 func findRabbit(context.Context) (instance, error) {
 	what, err := probeRabbit(findTimeout, usualRabbit)
 	if err != nil {
-		return instance{}, absent("none at the default port lets guest in: %v", err)
+		return instance{}, serviceAbsent("none at the default port lets guest in: %v", err)
 	}
 	return instance{url: usualRabbit, what: what, shared: true}, nil
 }

@@ -26,13 +26,13 @@ const (
 func (r *run) privateRabbit(ctx context.Context) (instance, error) {
 	server := rabbitServerPath()
 	if server == "" {
-		return instance{}, absent("no rabbitmq-server on this machine")
+		return instance{}, serviceAbsent("no rabbitmq-server on this machine")
 	}
 	as, err := unprivileged(ctx, "rabbitmq")
 	if err != nil {
 		return instance{}, err
 	}
-	if _, err := r.files(); err != nil {
+	if _, err := r.runDirectory(); err != nil {
 		return instance{}, err
 	}
 	return attempts(func() (instance, error) { return r.tryRabbit(ctx, server, as) })
@@ -66,17 +66,17 @@ func (r *run) tryRabbit(ctx context.Context, server string, as *account) (instan
 	if err := r.startEpmd(node); err != nil {
 		return instance{}, err
 	}
-	p, err := program{path: server, env: node.env(), dir: node.dir, as: as}.start(filepath.Join(r.dir.path, "rabbitmq.log"), syscall.SIGTERM)
+	p, err := program{path: server, env: node.environment(), dir: node.dir, as: as}.startProgram(filepath.Join(r.dir.path, "rabbitmq.log"), syscall.SIGTERM)
 	if err != nil {
 		return instance{}, err
 	}
-	stop := func() error { return p.stop(syscall.SIGKILL) } // its data need not survive
-	r.onClose(stop)
-	if err := r.dir.record(p, node.dir); err != nil {
+	stop := func() error { return p.stopProcess(syscall.SIGKILL) } // its data need not survive
+	r.undoOnClose(stop)
+	if err := r.dir.recordProcess(p, node.dir); err != nil {
 		return instance{}, errors.Join(err, stop())
 	}
-	in := instance{url: node.url()}
-	err = p.await(ctx, rabbitReadyTimeout, rabbitReadyPause, func(context.Context) error {
+	in := instance{url: node.brokerURL()}
+	err = p.awaitReady(ctx, rabbitReadyTimeout, rabbitReadyPause, func(context.Context) error {
 		in.what, err = probeRabbit(findTimeout, in.url)
 		return err
 	})
@@ -97,7 +97,7 @@ type rabbitNode struct {
 
 // newRabbitNode chooses a name and ports and writes the configuration.
 func newRabbitNode(files *rundir, as *account) (*rabbitNode, error) {
-	dir, err := files.sub("rabbitmq", as)
+	dir, err := files.subdirectory("rabbitmq", as)
 	if err != nil {
 		return nil, err
 	}
@@ -108,26 +108,26 @@ func newRabbitNode(files *rundir, as *account) (*rabbitNode, error) {
 		}
 	}
 	config := fmt.Sprintf("listeners.tcp.1 = %s\ndefault_user = %s\ndefault_pass = %s\n", loopback(n.amqp), rabbitUser, n.password)
-	return n, errors.Join(n.write("rabbitmq.conf", config), n.write("enabled_plugins", "[].\n"))
+	return n, errors.Join(n.writeFile("rabbitmq.conf", config), n.writeFile("enabled_plugins", "[].\n"))
 }
 
-// write writes a file that only the node's account may read: there is a
+// writeFile writes a file that only the node's account may read: there is a
 // password in it.
-func (n *rabbitNode) write(name, content string) error {
+func (n *rabbitNode) writeFile(name, content string) error {
 	path := filepath.Join(n.dir, name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		return err
 	}
-	return n.as.own(path)
+	return n.as.ownFile(path)
 }
 
-func (n *rabbitNode) url() string {
+func (n *rabbitNode) brokerURL() string {
 	u := url.URL{Scheme: "amqp", User: url.UserPassword(rabbitUser, n.password), Host: loopback(n.amqp), Path: "/"}
 	return u.String()
 }
 
-// env is all that the node learns; ours may hold RABBITMQ_* meant for another.
-func (n *rabbitNode) env() []string {
+// environment is all that the node learns; ours may hold RABBITMQ_* meant for another.
+func (n *rabbitNode) environment() []string {
 	return []string{
 		"PATH=" + os.Getenv("PATH") + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin",
 		"HOME=" + n.dir, // where the Erlang cookie is
@@ -159,13 +159,13 @@ func (r *run) startEpmd(n *rabbitNode) error {
 	}
 	port := strconv.Itoa(n.epmd)
 	p, err := program{
-		path: path, args: []string{"-address", "127.0.0.1", "-port", port}, env: n.env(), dir: n.dir, as: n.as,
-	}.start(filepath.Join(r.dir.path, "epmd.log"), syscall.SIGKILL)
+		path: path, args: []string{"-address", "127.0.0.1", "-port", port}, env: n.environment(), dir: n.dir, as: n.as,
+	}.startProgram(filepath.Join(r.dir.path, "epmd.log"), syscall.SIGKILL)
 	if err != nil {
 		return err
 	}
-	r.onClose(func() error { return p.stop(syscall.SIGKILL) })
-	return r.dir.record(p, strings.Join([]string{"-port", port}, " "))
+	r.undoOnClose(func() error { return p.stopProcess(syscall.SIGKILL) })
+	return r.dir.recordProcess(p, strings.Join([]string{"-port", port}, " "))
 }
 
 // epmdPath returns the port mapper's program. It is installed with Erlang, but

@@ -28,7 +28,7 @@ func (r *run) redisWays() []way {
 		{"docker", r.dockerRedis},
 		{"private", r.privateRedis},
 		{"apt", r.aptRedis},
-		{"none", noRedis},
+		{"none", refuseRedis},
 	}
 }
 
@@ -36,9 +36,9 @@ func (r *run) redisWays() []way {
 func namedRedis(ctx context.Context, server string) (instance, error) {
 	switch server {
 	case "":
-		return instance{}, absent("REDIS_URL is not set")
+		return instance{}, serviceAbsent("REDIS_URL is not set")
 	case NoRedis:
-		return noRedis(ctx)
+		return refuseRedis(ctx)
 	}
 	what, err := probeRedis(ctx, envTimeout, server)
 	if err != nil {
@@ -51,13 +51,13 @@ func namedRedis(ctx context.Context, server string) (instance, error) {
 func findRedis(ctx context.Context) (instance, error) {
 	what, err := probeRedis(ctx, findTimeout, usualRedis)
 	if err != nil {
-		return instance{}, absent("none at the default port lets us in: %v", err)
+		return instance{}, serviceAbsent("none at the default port lets us in: %v", err)
 	}
 	return instance{url: usualRedis, what: what, shared: true}, nil
 }
 
-// noRedis is the last resort: all but the stores on Redis is tested without.
-func noRedis(context.Context) (instance, error) {
+// refuseRedis is the last resort: all but the stores on Redis is tested without.
+func refuseRedis(context.Context) (instance, error) {
 	return instance{url: NoRedis, what: "none on this machine: what needs it is not tested"}, nil
 }
 

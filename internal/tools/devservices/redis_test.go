@@ -65,7 +65,7 @@ func TestNoRedis(t *testing.T) {
 	}
 	r, log := newTestRun(t)
 	s := &Services{}
-	if err := r.addRedis(t.Context(), s, []way{fails("private", absent("no redis-server")), {"none", noRedis}}); err != nil || s.RedisURL != NoRedis {
+	if err := r.addRedis(t.Context(), s, []way{fails("private", serviceAbsent("no redis-server")), {"none", refuseRedis}}); err != nil || s.RedisURL != NoRedis {
 		t.Errorf("addRedis = %q, %v; want %q", s.RedisURL, err, NoRedis)
 	}
 	if !strings.Contains(log.String(), "not tested") {

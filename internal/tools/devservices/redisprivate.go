@@ -23,13 +23,13 @@ const (
 func (r *run) privateRedis(ctx context.Context) (instance, error) {
 	server, err := exec.LookPath("redis-server")
 	if err != nil {
-		return instance{}, absent("no redis-server on PATH")
+		return instance{}, serviceAbsent("no redis-server on PATH")
 	}
 	as, err := unprivileged(ctx, "redis")
 	if err != nil {
 		return instance{}, err
 	}
-	if _, err := r.files(); err != nil {
+	if _, err := r.runDirectory(); err != nil {
 		return instance{}, err
 	}
 	return attempts(func() (instance, error) { return r.tryRedis(ctx, server, as) })
@@ -37,7 +37,7 @@ func (r *run) privateRedis(ctx context.Context) (instance, error) {
 
 // tryRedis starts the server once, on a port that is free now.
 func (r *run) tryRedis(ctx context.Context, server string, as *account) (instance, error) {
-	dir, err := r.dir.sub("redis", as)
+	dir, err := r.dir.subdirectory("redis", as)
 	if err != nil {
 		return instance{}, err
 	}
@@ -51,19 +51,19 @@ func (r *run) tryRedis(ctx context.Context, server string, as *account) (instanc
 		return instance{}, err
 	}
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C"}
-	p, err := program{path: server, args: []string{config}, env: env, dir: dir, as: as}.start(filepath.Join(r.dir.path, "redis.log"), syscall.SIGKILL)
+	p, err := program{path: server, args: []string{config}, env: env, dir: dir, as: as}.startProgram(filepath.Join(r.dir.path, "redis.log"), syscall.SIGKILL)
 	if err != nil {
 		return instance{}, err
 	}
-	stop := func() error { return p.stop(syscall.SIGKILL) } // its data need not survive
-	r.onClose(stop)
+	stop := func() error { return p.stopProcess(syscall.SIGKILL) } // its data need not survive
+	r.undoOnClose(stop)
 	// Redis changes its command line to its name and where it listens.
-	if err := r.dir.record(p, loopback(port)); err != nil {
+	if err := r.dir.recordProcess(p, loopback(port)); err != nil {
 		return instance{}, errors.Join(err, stop())
 	}
 	u := url.URL{Scheme: "redis", User: url.UserPassword("", password), Host: loopback(port), Path: "/0"}
 	in := instance{url: u.String()}
-	err = p.await(ctx, redisReadyTimeout, redisReadyPause, func(ctx context.Context) error {
+	err = p.awaitReady(ctx, redisReadyTimeout, redisReadyPause, func(ctx context.Context) error {
 		in.what, err = probeRedis(ctx, findTimeout, in.url)
 		return err
 	})
@@ -83,5 +83,5 @@ func redisConfig(dir string, port int, password string, as *account) (string, er
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		return "", err
 	}
-	return path, as.own(path)
+	return path, as.ownFile(path)
 }

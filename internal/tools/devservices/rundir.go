@@ -22,9 +22,9 @@ const (
 // randomName returns a name that no other run has.
 func randomName() string { return strings.ToLower(rand.Text()[:randomSize]) }
 
-// tempDir returns where run directories are made: where temporary files go,
+// temporaryParent returns where run directories are made: where temporary files go,
 // unless we are root and the account that the servers run as cannot get there.
-func tempDir() string {
+func temporaryParent() string {
 	dir := os.TempDir()
 	if os.Geteuid() != 0 || passable(dir) {
 		return dir
@@ -77,7 +77,7 @@ func newRundir(parent string) (*rundir, error) {
 	if err := os.Chmod(start, 0o755); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(start))
 	}
-	lock, err := lockDir(start)
+	lock, err := lockDirectory(start)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(start))
 	}
@@ -88,8 +88,8 @@ func newRundir(parent string) (*rundir, error) {
 	return &rundir{path: path, lock: lock}, nil
 }
 
-// lockDir takes the directory's lock, or returns an error if a run holds it.
-func lockDir(dir string) (*os.File, error) {
+// lockDirectory takes the directory's lock, or returns an error if a run holds it.
+func lockDirectory(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -100,49 +100,49 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// sub creates a directory for one server, given to the account it runs as.
-func (d *rundir) sub(name string, as *account) (string, error) {
+// subdirectory creates a directory for one server, given to the account it runs as.
+func (d *rundir) subdirectory(name string, as *account) (string, error) {
 	path := filepath.Join(d.path, name+"-"+randomName())
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return "", err
 	}
-	return path, as.own(path)
+	return path, as.ownFile(path)
 }
 
-// record notes a server's pid for the sweep after our death. mark is part of
+// recordProcess notes a server's pid for the sweep after our death. mark is part of
 // the server's command line, by which a later process of that pid is told from it.
-func (d *rundir) record(p *process, mark string) error {
+func (d *rundir) recordProcess(p *process, mark string) error {
 	return os.WriteFile(filepath.Join(d.path, strconv.Itoa(p.pid)+pidSuffix), []byte(mark), 0o600)
 }
 
-func (d *rundir) remove() error {
+func (d *rundir) removeAll() error {
 	return errors.Join(os.RemoveAll(d.path), d.lock.Close())
 }
 
-// sweep stops and removes what dead runs of this user have left in parent.
+// sweepAbandoned stops and removes what dead runs of this user have left in parent.
 // What it cannot do is left to a later run: it must not keep this one from
 // starting.
-func sweep(parent string) {
+func sweepAbandoned(parent string) {
 	dirs, err := filepath.Glob(filepath.Join(parent, runPrefix+"*"))
 	if err != nil {
 		return
 	}
 	for _, dir := range dirs {
-		if !ours(dir) {
+		if !isOurDirectory(dir) {
 			continue
 		}
-		lock, err := lockDir(dir)
+		lock, err := lockDirectory(dir)
 		if err != nil {
 			continue // alive, or another sweep is at it
 		}
 		killRecorded(dir)
-		_ = (&rundir{path: dir, lock: lock}).remove()
+		_ = (&rundir{path: dir, lock: lock}).removeAll()
 	}
 }
 
-// ours reports whether dir is a directory of this user: root must not act on
+// isOurDirectory reports whether dir is a directory of this user: root must not act on
 // what somebody else has written into a shared directory.
-func ours(dir string) bool {
+func isOurDirectory(dir string) bool {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() {
 		return false
@@ -169,12 +169,12 @@ func killRecorded(dir string) {
 	}
 }
 
-// files returns the run's directory, created when the first server needs it.
-func (r *run) files() (*rundir, error) {
+// runDirectory returns the run's directory, created when the first server needs it.
+func (r *run) runDirectory() (*rundir, error) {
 	if r.dir != nil {
 		return r.dir, nil
 	}
-	parent := tempDir()
+	parent := temporaryParent()
 	if r.own && inMemory() {
 		parent = memory
 	}
@@ -183,6 +183,6 @@ func (r *run) files() (*rundir, error) {
 		return nil, fmt.Errorf("create a directory for the servers' files: %w", err)
 	}
 	r.dir = dir
-	r.onClose(dir.remove)
+	r.undoOnClose(dir.removeAll)
 	return dir, nil
 }

@@ -24,7 +24,7 @@ type absentError struct{ missing string }
 func (e *absentError) Error() string { return e.missing }
 func (e *absentError) Unwrap() error { return errAbsent }
 
-func absent(format string, args ...any) error {
+func serviceAbsent(format string, args ...any) error {
 	return &absentError{fmt.Sprintf(format, args...)}
 }
 
@@ -58,8 +58,8 @@ type run struct {
 	undo       []func() error
 }
 
-// allow restricts the run to the ways in list; an empty list allows all.
-func (r *run) allow(list string) error {
+// allowWays restricts the run to the ways in list; an empty list allows all.
+func (r *run) allowWays(list string) error {
 	if list == "" {
 		return nil
 	}
@@ -73,10 +73,10 @@ func (r *run) allow(list string) error {
 	return nil
 }
 
-// allowed returns those of a service's ways that the run may try, in their order. A
+// allowedWays returns those of a service's ways that the run may try, in their order. A
 // list that names none of them is about other services: SAGAMILL_SERVICES=inproc says
 // nothing about the database.
-func (r *run) allowed(ways []way) []way {
+func (r *run) allowedWays(ways []way) []way {
 	if r.own {
 		ways = slices.Clone(ways)
 		slices.SortStableFunc(ways, func(a, b way) int { return ownOrder(a) - ownOrder(b) })
@@ -100,13 +100,13 @@ func ownOrder(w way) int {
 	}
 }
 
-// obtain returns the service from the first of ways that works.
-func (r *run) obtain(ctx context.Context, service string, ways []way) (instance, error) {
+// obtainService returns the service from the first of ways that works.
+func (r *run) obtainService(ctx context.Context, service string, ways []way) (instance, error) {
 	var tried []string
-	for _, w := range r.allowed(ways) {
+	for _, w := range r.allowedWays(ways) {
 		in, err := w.try(ctx)
 		if err == nil {
-			r.say("%s: %s (%s)", service, in.what, w.name)
+			r.printLine("%s: %s (%s)", service, in.what, w.name)
 			return in, nil
 		}
 		// Going on after either would hide the reason.
@@ -114,7 +114,7 @@ func (r *run) obtain(ctx context.Context, service string, ways []way) (instance,
 			return instance{}, fmt.Errorf("devservices: %s: %w", service, err)
 		}
 		if !errors.Is(err, errAbsent) {
-			r.say("%s: %s did not work, trying on: %s", service, w.name, oneLine(err))
+			r.printLine("%s: %s did not work, trying on: %s", service, w.name, oneLine(err))
 		}
 		tried = append(tried, fmt.Sprintf("\n  %-8s %s", w.name, oneLine(err)))
 	}
@@ -129,18 +129,18 @@ func oneLine(err error) string { return strings.Join(strings.Fields(err.Error())
 // variables names what the user sets to choose a server.
 var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL", "Redis": "REDIS_URL", "NATS": "NATS_URL"}
 
-// say prints one line. It goes to standard error, since standard output belongs
+// printLine prints one line. It goes to standard error, since standard output belongs
 // to the program that is run.
-func (r *run) say(format string, args ...any) {
+func (r *run) printLine(format string, args ...any) {
 	fmt.Fprintf(r.log, "services: "+format+"\n", args...)
 }
 
-// onClose adds undo to what [run.close] does, before all that was added earlier.
-func (r *run) onClose(undo func() error) { r.undo = append(r.undo, undo) }
+// undoOnClose adds undo to what [run.closeRun] does, before all that was added earlier.
+func (r *run) undoOnClose(undo func() error) { r.undo = append(r.undo, undo) }
 
-// close undoes everything, and goes on after an error: a database that cannot
+// closeRun undoes everything, and goes on after an error: a database that cannot
 // be dropped must not keep a server running.
-func (r *run) close() error {
+func (r *run) closeRun() error {
 	var errs []error
 	for _, undo := range slices.Backward(r.undo) {
 		errs = append(errs, undo())

@@ -39,12 +39,12 @@ func TestObtain(t *testing.T) {
 	}{
 		{"the first that works", "", []way{works("env"), works("found")}, "url:env",
 			[]string{"services: PostgreSQL: a env (env)"}, ""},
-		{"absent ones pass without a word", "", []way{fails("env", absent("not set")), works("found")}, "url:found",
+		{"absent ones pass without a word", "", []way{fails("env", serviceAbsent("not set")), works("found")}, "url:found",
 			[]string{"services: PostgreSQL: a found (found)"}, ""},
 		{"broken ones are mentioned", "", []way{fails("docker", broken), works("private")}, "url:private",
 			[]string{"services: PostgreSQL: docker did not work, trying on: broken", "services: PostgreSQL: a private (private)"}, ""},
 		{"refused ends the search", "", []way{fails("env", refused), works("found")}, "", nil, "DATABASE_URL is set, but unusable"},
-		{"nothing works", "", []way{fails("env", absent("not set")), fails("apt", broken)}, "",
+		{"nothing works", "", []way{fails("env", serviceAbsent("not set")), fails("apt", broken)}, "",
 			[]string{"services: PostgreSQL: apt did not work, trying on: broken"}, "set DATABASE_URL"},
 		{"restricted", "private,npm", []way{works("env"), works("npm"), works("private")}, "url:npm",
 			[]string{"services: PostgreSQL: a npm (npm)"}, ""},
@@ -56,10 +56,10 @@ func TestObtain(t *testing.T) {
 			t.Parallel()
 			var log bytes.Buffer
 			r := &run{log: &log}
-			if err := r.allow(tt.steps); err != nil {
+			if err := r.allowWays(tt.steps); err != nil {
 				t.Fatal(err)
 			}
-			in, err := r.obtain(t.Context(), "PostgreSQL", tt.ways)
+			in, err := r.obtainService(t.Context(), "PostgreSQL", tt.ways)
 			if in.url != tt.want || (err != nil) != (tt.wantErr != "") {
 				t.Errorf("obtain = %q, %v; want %q", in.url, err, tt.want)
 			}
@@ -87,7 +87,7 @@ func TestObtainCancelled(t *testing.T) {
 		{"private", func(context.Context) (instance, error) { t.Error("went on"); return instance{}, nil }},
 	}
 	r := &run{log: &bytes.Buffer{}}
-	if _, err := r.obtain(ctx, "PostgreSQL", ways); !errors.Is(err, context.Canceled) {
+	if _, err := r.obtainService(ctx, "PostgreSQL", ways); !errors.Is(err, context.Canceled) {
 		t.Errorf("obtain = %v, want %v", err, context.Canceled)
 	}
 }
@@ -100,12 +100,12 @@ func TestOrder(t *testing.T) {
 		ways []way
 		want string
 	}{
-		{r.allowed(r.postgresWays()), "env found docker private npm apt"},
-		{r.allowed(r.rabbitWays()), "env found docker private apt inproc"},
-		{r.allowed(r.redisWays()), "env found docker private apt none"},
-		{r.allowed(r.natsWays()), "env found private none"},
-		{own.allowed(own.postgresWays()), "env private found docker npm apt"},
-		{own.allowed(own.natsWays()), "env private found none"},
+		{r.allowedWays(r.postgresWays()), "env found docker private npm apt"},
+		{r.allowedWays(r.rabbitWays()), "env found docker private apt inproc"},
+		{r.allowedWays(r.redisWays()), "env found docker private apt none"},
+		{r.allowedWays(r.natsWays()), "env found private none"},
+		{own.allowedWays(own.postgresWays()), "env private found docker npm apt"},
+		{own.allowedWays(own.natsWays()), "env private found none"},
 	} {
 		var got []string
 		for _, w := range tt.ways {
@@ -135,11 +135,11 @@ func TestStartUndoes(t *testing.T) {
 	var undone []string
 	starts := func(name string) way {
 		return way{name, func(context.Context) (instance, error) {
-			r.onClose(func() error { undone = append(undone, name); return nil })
+			r.undoOnClose(func() error { undone = append(undone, name); return nil })
 			return instance{url: name}, nil
 		}}
 	}
-	s, err := r.start(t.Context(), []way{starts("private")}, []way{starts("docker")}, true)
+	s, err := r.startServices(t.Context(), []way{starts("private")}, []way{starts("docker")}, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,8 +30,8 @@ var cutShort = []string{
 // errNoAnswer reports output without the verifier's account of its search.
 var errNoAnswer = errors.New("spin's verifier has not said how its search ended")
 
-// read makes an answer of a verifier's output.
-func read(output string) (a answer, err error) {
+// readAnswer makes an answer of a verifier's output.
+func readAnswer(output string) (a answer, err error) {
 	found := errorsLine.FindStringSubmatch(output)
 	stored := statesLine.FindStringSubmatch(output)
 	if found == nil || stored == nil {
@@ -68,8 +68,8 @@ func (a answer) property() string {
 	return strings.Trim(name, "()")
 }
 
-// clean returns an error unless a says that nothing is wrong in any state.
-func (a answer) clean() error {
+// checkClean returns an error unless a says that nothing is wrong in any state.
+func (a answer) checkClean() error {
 	switch {
 	case a.violation != "":
 		return fmt.Errorf("%s after %d steps", a.violation, a.depth)
@@ -79,8 +79,8 @@ func (a answer) clean() error {
 	return nil
 }
 
-// refutes returns an error unless a has found that property is broken.
-func (a answer) refutes(property string) error {
+// checkRefutes returns an error unless a has found that property is broken.
+func (a answer) checkRefutes(property string) error {
 	switch {
 	case a.violation == "" && !a.whole:
 		return fmt.Errorf("not found, and the search was cut short after %d states", a.states)

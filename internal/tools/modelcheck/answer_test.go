@@ -67,7 +67,7 @@ func TestRead(t *testing.T) {
 		{"cycle", cycleOutput, answer{violation: "acceptance cycle", depth: 113, states: 2331}, ends},
 		{"stuck", strings.Replace(assertionOutput, "assertion violated confirmed_first", "invalid end state", 1), answer{violation: "invalid end state", depth: 17, states: 2263}, ""},
 	} {
-		got, err := read(tt.output)
+		got, err := readAnswer(tt.output)
 		if err != nil || got != tt.want || got.property() != tt.property {
 			t.Errorf("%s: %+v (property %q), %v; want %+v (%q)", tt.name, got, got.property(), err, tt.want, tt.property)
 		}
@@ -86,11 +86,11 @@ func TestReadCutShort(t *testing.T) {
 		{"hashes", strings.Replace(cleanOutput, "+ Partial", "+ Hash-Compact 4 bytes\n\t+ Partial", 1)},
 		{"something else", strings.Replace(cleanOutput, "Full statespace search for:", "Partial search for:", 1)},
 	} {
-		a, err := read(tt.output)
+		a, err := readAnswer(tt.output)
 		if err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
-		if a.clean() == nil || a.refutes("confirmed_first") == nil {
+		if a.checkClean() == nil || a.checkRefutes("confirmed_first") == nil {
 			t.Errorf("%s: %+v is taken for a whole search", tt.name, a)
 		}
 	}
@@ -102,7 +102,7 @@ func TestReadNothing(t *testing.T) {
 		"", "pan: a program that crashed", strings.Replace(cleanOutput, "errors: 0", "errors: 2", 1),
 		strings.Replace(cleanOutput, "697140 states, stored", "", 1), "pan:1: acceptance cycle (at depth 3)\n" + cleanOutput,
 	} {
-		if a, err := read(output); !errors.Is(err, errNoAnswer) {
+		if a, err := readAnswer(output); !errors.Is(err, errNoAnswer) {
 			t.Errorf("%+v, %v; want %v of\n%s", a, err, errNoAnswer, output)
 		}
 	}
@@ -121,14 +121,14 @@ func TestRefutes(t *testing.T) {
 		{"a run without end", cycleOutput, ends, true},
 		{"a run without end, for something else", cycleOutput, "confirmed_first", false},
 	} {
-		a, err := read(tt.output)
+		a, err := readAnswer(tt.output)
 		if err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
-		if err := a.refutes(tt.property); (err == nil) != tt.refuted {
+		if err := a.checkRefutes(tt.property); (err == nil) != tt.refuted {
 			t.Errorf("%s: %v; want refuted %t", tt.name, err, tt.refuted)
 		}
-		if a.clean() == nil && a.violation != "" {
+		if a.checkClean() == nil && a.violation != "" {
 			t.Errorf("%s: a violation is clean", tt.name)
 		}
 	}

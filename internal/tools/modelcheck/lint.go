@@ -17,9 +17,9 @@ var (
 	judged   = regexp.MustCompile(`\bMUST\(([a-z_]+),`)
 )
 
-// lint returns what is wrong between the lists and the models in dir, so that a name that is misspelled in one of them
+// lintModels returns what is wrong between the lists and the models in dir, so that a name that is misspelled in one of them
 // is not taken for a bug that was found, or for a property that holds.
-func lint(dir string) error {
+func lintModels(dir string) error {
 	var wrong []error
 	files := map[string]*source{}
 	for _, m := range models {
@@ -39,10 +39,10 @@ func lint(dir string) error {
 			wrong = append(wrong, fmt.Errorf("bug %s: there is no such model", b))
 			continue
 		}
-		wrong = append(wrong, files[models[i].file].take(b)...)
+		wrong = append(wrong, files[models[i].file].takeBug(b)...)
 	}
 	for _, s := range files {
-		wrong = append(wrong, s.left()...)
+		wrong = append(wrong, s.leftOver()...)
 	}
 	return errors.Join(wrong...)
 }
@@ -80,21 +80,21 @@ func readSource(path string) (*source, error) {
 	return s, nil
 }
 
-// take notes that b is listed, and returns what it names that is not there.
-func (s *source) take(b bug) (wrong []error) {
-	if _, ok := s.bugs[b.define()]; !ok {
-		wrong = append(wrong, fmt.Errorf("bug %s: %s does not ask for %s", b, s.path, b.define()))
+// takeBug notes that b is listed, and returns what it names that is not there.
+func (s *source) takeBug(b bug) (wrong []error) {
+	if _, ok := s.bugs[b.defineFlag()]; !ok {
+		wrong = append(wrong, fmt.Errorf("bug %s: %s does not ask for %s", b, s.path, b.defineFlag()))
 	}
 	if _, ok := s.properties[b.breaks]; !ok && b.breaks != ends {
 		wrong = append(wrong, fmt.Errorf("bug %s: %s has no property %s", b, s.path, b.breaks))
 	}
-	s.bugs[b.define()]++
+	s.bugs[b.defineFlag()]++
 	s.properties[b.breaks]++
 	return wrong
 }
 
-// left returns what no bug of the list names: a bug that nobody looks for, and a property that may be vacuous.
-func (s *source) left() (wrong []error) {
+// leftOver returns what no bug of the list names: a bug that nobody looks for, and a property that may be vacuous.
+func (s *source) leftOver() (wrong []error) {
 	for define, n := range s.bugs {
 		if n == 0 {
 			wrong = append(wrong, fmt.Errorf("%s: %s is in no list", s.path, define))

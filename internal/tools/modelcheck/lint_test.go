@@ -12,7 +12,7 @@ const folder = "../../../model"
 // Every bug of the list is in the text of its model, and every property there is broken by one.
 func TestListAndModelsAgree(t *testing.T) {
 	t.Parallel()
-	if err := lint(folder); err != nil {
+	if err := lintModels(folder); err != nil {
 		t.Error(err)
 	}
 }
@@ -40,7 +40,7 @@ func TestLintFindsWhatDoesNotAgree(t *testing.T) {
 		if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(text), tt.old, tt.new)), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := lint(dir); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if err := lintModels(dir); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v; want %q", tt.name, err, tt.want)
 		}
 	}
@@ -90,7 +90,7 @@ func TestStory(t *testing.T) {
 	const want = "    1  writers 0        relay.pml:125      (!(((begun&(1<<1))!=0)))\n" +
 		"    1  writers 0        relay.pml:125      begun = (1<<1)\n" +
 		"       begun = 2\n"
-	if got := story(replay); got != want {
+	if got := tellStory(replay); got != want {
 		t.Errorf("story:\n%s\nwant:\n%s", got, want)
 	}
 }

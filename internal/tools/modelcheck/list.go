@@ -33,8 +33,8 @@ type bug struct {
 
 func (b bug) String() string { return b.model + "/" + b.name }
 
-// define is what plants b.
-func (b bug) define() string {
+// defineFlag is what plants b.
+func (b bug) defineFlag() string {
 	return "BUG_" + strings.ToUpper(strings.ReplaceAll(b.name, "-", "_"))
 }
 

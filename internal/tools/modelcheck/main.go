@@ -31,7 +31,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	p := prover{dir: *dir, faults: *faults, memory: *memory, out: os.Stdout}
-	if err := p.run(ctx, *trace); err != nil {
+	if err := p.proveAll(ctx, *trace); err != nil {
 		fmt.Fprintln(os.Stderr, "modelcheck:", err)
 		stop()
 		os.Exit(1)
@@ -46,16 +46,16 @@ type prover struct {
 	out    io.Writer
 }
 
-// run searches everything, or prints the counterexample of one bug.
-func (p *prover) run(ctx context.Context, trace string) error {
-	if err := lint(p.dir); err != nil {
+// proveAll searches everything, or prints the counterexample of one bug.
+func (p *prover) proveAll(ctx context.Context, trace string) error {
+	if err := lintModels(p.dir); err != nil {
 		return err
 	}
 	if err := findTools(ctx, os.Stderr); err != nil {
 		return err
 	}
 	if trace != "" {
-		return p.trace(ctx, trace)
+		return p.traceBug(ctx, trace)
 	}
 	begun := time.Now()
 	failed := 0

@@ -40,7 +40,7 @@ var (
 	shortest = search{compile: []string{"-O0", "-DSAFETY", "-DNOCLAIM", "-DBFS"}, run: []string{"-E"}}
 )
 
-func (s search) of(m model, defines ...string) search {
+func (s search) searchOf(m model, defines ...string) search {
 	s.model, s.defines = m, defines
 	return s
 }
@@ -49,9 +49,9 @@ func (s search) of(m model, defines ...string) search {
 func searchOf(b bug) search {
 	m := models[slices.IndexFunc(models, func(m model) bool { return m.name == b.model })]
 	if b.breaks == ends {
-		return cycles.of(m, b.define(), "JUDGE=true")
+		return cycles.searchOf(m, b.defineFlag(), "JUDGE=true")
 	}
-	return shortest.of(m, b.define(), "JUDGE="+b.breaks)
+	return shortest.searchOf(m, b.defineFlag(), "JUDGE="+b.breaks)
 }
 
 // verdicts searches everything, some at once, and yields a line for each model and each bug in the order of the lists;
@@ -108,9 +108,9 @@ func (p *prover) checkModel(ctx context.Context, m model) (n int, err error) {
 		defines = append(defines, "FAULTS="+strconv.Itoa(p.faults))
 	}
 	for _, s := range []search{states, cycles} {
-		a, err := p.answer(ctx, s.of(m, defines...))
+		a, err := p.runSearch(ctx, s.searchOf(m, defines...))
 		if err == nil {
-			err = a.clean()
+			err = a.checkClean()
 		}
 		if err != nil {
 			return 0, err
@@ -122,24 +122,24 @@ func (p *prover) checkModel(ctx context.Context, m model) (n int, err error) {
 
 // checkBug returns how many steps b's counterexample has, and an error unless it is one.
 func (p *prover) checkBug(ctx context.Context, b bug) (int, error) {
-	a, err := p.answer(ctx, searchOf(b))
+	a, err := p.runSearch(ctx, searchOf(b))
 	if err == nil {
-		err = a.refutes(b.breaks)
+		err = a.checkRefutes(b.breaks)
 	}
 	return a.depth, err
 }
 
-// answer makes a verifier in a folder of its own, and runs it.
-func (p *prover) answer(ctx context.Context, s search) (a answer, err error) {
-	err = p.within(ctx, s, func(_, output string) error {
-		a, err = read(output)
+// runSearch makes a verifier in a folder of its own, and runs it.
+func (p *prover) runSearch(ctx context.Context, s search) (a answer, err error) {
+	err = p.withinDirectory(ctx, s, func(_, output string) error {
+		a, err = readAnswer(output)
 		return err
 	})
 	return a, err
 }
 
-// within runs s in a folder, and do on the folder and what the verifier has printed. The folder is removed afterwards.
-func (p *prover) within(ctx context.Context, s search, do func(dir, output string) error) error {
+// withinDirectory runs s in a folder, and do on the folder and what the verifier has printed. The folder is removed afterwards.
+func (p *prover) withinDirectory(ctx context.Context, s search, do func(dir, output string) error) error {
 	dir, err := os.MkdirTemp("", "modelcheck-")
 	if err != nil {
 		return err
@@ -148,14 +148,14 @@ func (p *prover) within(ctx context.Context, s search, do func(dir, output strin
 	if err := os.CopyFS(dir, os.DirFS(p.dir)); err != nil {
 		return err
 	}
-	if _, err := execute(ctx, dir, "spin", append(s.preprocess(), "-a", s.model.file)...); err != nil {
+	if _, err := executeProgram(ctx, dir, "spin", append(s.preprocess(), "-a", s.model.file)...); err != nil {
 		return err
 	}
 	compile := append([]string{"-w", "-DMEMLIM=" + strconv.Itoa(p.memory), "-o", "pan", "pan.c"}, s.compile...)
-	if _, err := execute(ctx, dir, "gcc", compile...); err != nil {
+	if _, err := executeProgram(ctx, dir, "gcc", compile...); err != nil {
 		return err
 	}
-	output, err := execute(ctx, dir, filepath.Join(dir, "pan"), append([]string{"-w20"}, s.run...)...)
+	output, err := executeProgram(ctx, dir, filepath.Join(dir, "pan"), append([]string{"-w20"}, s.run...)...)
 	if err != nil {
 		return err
 	}
@@ -170,8 +170,8 @@ func (s search) preprocess() (args []string) {
 	return args
 }
 
-// execute runs a program and returns what it has printed.
-func execute(ctx context.Context, dir, program string, args ...string) (string, error) {
+// executeProgram runs a program and returns what it has printed.
+func executeProgram(ctx context.Context, dir, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)

@@ -8,26 +8,26 @@ import (
 	"strings"
 )
 
-// trace prints the counterexample of a bug, statement by statement, and the variables as they are at its end.
-func (p *prover) trace(ctx context.Context, name string) error {
+// traceBug prints the counterexample of a bug, statement by statement, and the variables as they are at its end.
+func (p *prover) traceBug(ctx context.Context, name string) error {
 	i := slices.IndexFunc(bugs, func(b bug) bool { return b.String() == name })
 	if i < 0 {
 		return fmt.Errorf("there is no bug %q; there are:\n  %s", name, strings.Trim(strings.ReplaceAll(fmt.Sprint(bugs), " ", "\n  "), "[]"))
 	}
 	s := searchOf(bugs[i])
-	return p.within(ctx, s, func(dir, output string) error {
-		a, err := read(output)
+	return p.withinDirectory(ctx, s, func(dir, output string) error {
+		a, err := readAnswer(output)
 		if err == nil {
-			err = a.refutes(bugs[i].breaks)
+			err = a.checkRefutes(bugs[i].breaks)
 		}
 		if err != nil {
 			return err
 		}
-		steps, err := execute(ctx, dir, "spin", append(s.preprocess(), "-t", "-p", s.model.file)...)
+		steps, err := executeProgram(ctx, dir, "spin", append(s.preprocess(), "-t", "-p", s.model.file)...)
 		if err != nil {
 			return err
 		}
-		fmt.Fprint(p.out, story(steps))
+		fmt.Fprint(p.out, tellStory(steps))
 		return nil
 	})
 }
@@ -38,8 +38,8 @@ var (
 	silent    = regexp.MustCompile(`^(\.\(goto\)|else|\(1\)|goto .*|break)$`)
 )
 
-// story is what is worth reading of spin's replay.
-func story(replay string) string {
+// tellStory is what is worth reading of spin's replay.
+func tellStory(replay string) string {
 	var b strings.Builder
 	for line := range strings.Lines(replay) {
 		line = strings.TrimRight(line, "\n")

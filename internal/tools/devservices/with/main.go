@@ -28,7 +28,7 @@ func main() {
 	own := flag.Bool("own", false, "start servers for this run, where they are installed, rather than use what is found")
 	pooler := flag.Bool("pooler", false, "put a pgbouncer in transaction mode before the database")
 	flag.Parse()
-	code, err := run(&devservices.Options{KeepDatabase: *keep, Own: *own, Pooler: *pooler, Redis: true, NATS: true}, flag.Args())
+	code, err := runWith(&devservices.Options{KeepDatabase: *keep, Own: *own, Pooler: *pooler, Redis: true, NATS: true}, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
@@ -36,7 +36,7 @@ func main() {
 	os.Exit(code)
 }
 
-func run(opts *devservices.Options, command []string) (code int, err error) {
+func runWith(opts *devservices.Options, command []string) (code int, err error) {
 	// From here on no signal ends us before the services are stopped.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
