@@ -17,7 +17,7 @@ func DieWithParent(*syscall.SysProcAttr, syscall.Signal) {}
 
 // commandLine returns the command line of pid, "" if there is none.
 func commandLine(pid int) string {
-	out, err := program{path: "ps", args: []string{"-ww", "-o", "command=", "-p", strconv.Itoa(pid)}}.run(context.Background(), psTimeout)
+	out, err := program{path: "ps", args: []string{"-ww", "-o", "command=", "-p", strconv.Itoa(pid)}}.runProgram(context.Background(), psTimeout)
 	if err != nil {
 		return ""
 	}
