@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/drain"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/outbox"
@@ -298,7 +299,7 @@ func retryRecording(ctx context.Context, do func() error) error {
 		if err == nil || try == maxTries || errors.Is(err, ErrTerminal) || errors.Is(err, ErrParked) || errors.As(err, &panicked) || ctx.Err() != nil {
 			return err
 		}
-		waitFor(ctx, failurePolicy.Wait(try), nil, false)
+		_ = backoff.Sleep(ctx, failurePolicy.Wait(try))
 	}
 }
 

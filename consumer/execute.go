@@ -212,12 +212,7 @@ func (x *executor) retryUntilDone(ctx context.Context, e boardEntry, do func() e
 		if try >= e.maxTriesFor(err) || ctx.Err() != nil {
 			return false
 		}
-		timer := time.NewTimer(failurePolicy.Wait(try))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		_ = backoff.Sleep(ctx, failurePolicy.Wait(try)) // after ctx has ended, do is tried once more
 	}
 }
 

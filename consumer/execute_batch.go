@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/lazytx"
 	"github.com/sagamill/sagamill/internal/txguard"
@@ -330,7 +331,7 @@ func (b *batch) reopenUntilDone(ctx, work context.Context) {
 			return
 		}
 		b.x.reporter.log.ErrorContext(ctx, "consumer: claims are not taken back", "try", try, "error", err)
-		waitFor(work, failurePolicy.Wait(try), nil, false)
+		_ = backoff.Sleep(work, failurePolicy.Wait(try))
 	}
 }
 

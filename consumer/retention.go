@@ -123,12 +123,8 @@ func NewSweeper(db *pgxpool.Pool, opts *SweeperOptions) (*Sweeper, error) {
 func (s *Sweeper) Run(ctx context.Context) error {
 	wait, failures := s.jitterInterval(), 0
 	for {
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if backoff.Sleep(ctx, wait) != nil {
 			return nil
-		case <-timer.C:
 		}
 		var rest time.Duration
 		err := guard.Call(func() (err error) {
@@ -205,7 +201,7 @@ func (s *Sweeper) walkBlocks(ctx context.Context, p *sweepPass) (err error) {
 	for block := int64(0); block < p.blocks && err == nil; block += sweepBlocks {
 		began := time.Now()
 		if err = s.sweepStretch(ctx, p, block); err == nil {
-			waitFor(ctx, time.Since(began), nil, false)
+			_ = backoff.Sleep(ctx, time.Since(began))
 			err = ctx.Err()
 		}
 	}

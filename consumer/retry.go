@@ -116,7 +116,11 @@ func (t *retrier) runLoop(ctx, work context.Context) {
 		if failures > 0 {
 			wait = failurePolicy.Wait(failures)
 		}
-		waitFor(ctx, wait, w.freed, w.freeWorkers("") == 0)
+		if w.freeWorkers("") > 0 {
+			_ = backoff.Sleep(ctx, wait)
+		} else {
+			w.awaitFreeWorker(ctx)
+		}
 	}
 }
 
@@ -187,20 +191,11 @@ func (w *workerPool) endWorker(step string) {
 	}
 }
 
-// waitFor waits for d. If full is set, it waits until a worker is freed instead.
-func waitFor(ctx context.Context, d time.Duration, freed <-chan struct{}, full bool) {
-	if full {
-		select {
-		case <-ctx.Done():
-		case <-freed:
-		}
-		return
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+// awaitFreeWorker waits until a worker has ended, or until ctx ends.
+func (w *workerPool) awaitFreeWorker(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-w.freed:
 	}
 }
 

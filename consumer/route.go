@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -335,7 +336,7 @@ func (r *router) runLane(ctx, work context.Context, b *board) bool {
 		if len(unsure) == 0 || ctx.Err() != nil {
 			return true
 		}
-		waitFor(ctx, failurePolicy.Wait(try), nil, false)
+		_ = backoff.Sleep(ctx, failurePolicy.Wait(try))
 		attempts, unsure = r.readLoad(ctx, work, unsure)
 	}
 }

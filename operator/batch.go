@@ -32,7 +32,7 @@ type engine struct {
 
 	beforeCommit, afterCommit func() error // failpoints
 
-	pause func(ctx context.Context, d time.Duration) // between batches of a limited rate
+	pause func(ctx context.Context, d time.Duration) error // between batches of a limited rate
 }
 
 // commitBatch runs change in one transaction. The journal gets a row if change returns ids:
@@ -103,17 +103,7 @@ func (r rate) batchSize(limit int) int {
 // keepRate waits as long as n letters take at the rate r.
 func (e *engine) keepRate(ctx context.Context, r rate, n int) {
 	if r > 0 {
-		e.pause(ctx, time.Duration(float64(n)/float64(r)*float64(time.Second)))
-	}
-}
-
-// pauseFor waits for d, or until ctx ends.
-func pauseFor(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+		_ = e.pause(ctx, time.Duration(float64(n)/float64(r)*float64(time.Second)))
 	}
 }
 

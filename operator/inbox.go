@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/sqlschema"
@@ -32,7 +33,7 @@ type inboxLetters struct {
 func newInboxLetters(db *pgxpool.Pool, o Options) *inboxLetters {
 	sql := newInboxQueries(o.Schema)
 	return &inboxLetters{sql: sql, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: sqlBeginLetters, insertJournal: sql.insertJournal, pause: pauseFor,
+		db: db, by: o.By, why: o.Why, begin: sqlBeginLetters, insertJournal: sql.insertJournal, pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("redrive/before-commit") },
 		afterCommit:  func() error { return failpoint.Hit("redrive/after-commit") },
 	}}

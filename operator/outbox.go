@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/outboxsql"
@@ -33,7 +34,7 @@ type outboxLetters struct {
 func newOutboxLetters(db *pgxpool.Pool, o Options) *outboxLetters {
 	sql := newOutboxQueries(o.Schema)
 	return &outboxLetters{sql: sql, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, insertJournal: sql.insertJournal, pause: pauseFor,
+		db: db, by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, insertJournal: sql.insertJournal, pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("redrive/outbox-before-commit") },
 		afterCommit:  func() error { return failpoint.Hit("redrive/outbox-after-commit") },
 	}}

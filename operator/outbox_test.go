@@ -45,7 +45,10 @@ func TestARedriveOfTheOutboxIsPaced(t *testing.T) {
 		SELECT i, gen_random_uuid(), 't', 't', 's', 'k', 'step', '', 'k', '', '', '', '', 'dead', now(), 1, 'no queue', now() FROM generate_series(1, 5) i`)
 	d := newOutboxLetters(f.pool, Options{Schema: f.schema})
 	var pauses []time.Duration
-	d.pause = func(_ context.Context, p time.Duration) { pauses = append(pauses, p) }
+	d.pause = func(_ context.Context, p time.Duration) error {
+		pauses = append(pauses, p)
+		return nil
+	}
 	if n, err := d.redriveLetters(t.Context(), Filter{}, RedriveOptions{Rate: 2}); n.Sent() != 5 || err != nil {
 		t.Errorf("Redrive = %v, %v; want 5", n, err)
 	}

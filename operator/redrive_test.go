@@ -174,7 +174,10 @@ func TestARedriveIsPacedAndResumed(t *testing.T) {
 	f := newLetterFixture(t)
 	f.manyDead(t, 5)
 	var pauses []time.Duration
-	f.inbox().pause = func(_ context.Context, d time.Duration) { pauses = append(pauses, d) }
+	f.inbox().pause = func(_ context.Context, d time.Duration) error {
+		pauses = append(pauses, d)
+		return nil
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	outcomes, err := f.letters.Redrive(ctx, Filter{}, &RedriveOptions{Rate: 2, Progress: func(o Outcomes) {
 		if o.Sent() == 4 {
@@ -208,13 +211,14 @@ func TestARedriveLeavesAloneWhatDiesAgain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	pauses := 0
-	f.inbox().pause = func(context.Context, time.Duration) {
+	f.inbox().pause = func(context.Context, time.Duration) error {
 		if pauses++; pauses > 10 {
 			cancel()
-			return
+			return nil
 		}
 		f.runDue(t, f.c) // they fail again
 		handle(t, f.c, act(fmt.Sprint("later", f.newest(t))))
+		return nil
 	}
 	outcomes, err := f.letters.Redrive(ctx, Filter{}, &RedriveOptions{Rate: 1})
 	if err != nil || outcomes.Sent() != 4 {

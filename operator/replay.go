@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/outboxsql"
@@ -122,7 +123,7 @@ func NewReplayer(db *pgxpool.Pool, opts *Options) (*Replayer, error) {
 	}
 	sql := newOutboxQueries(o.Schema)
 	return &Replayer{sql: sql, schema: o.Schema, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, insertJournal: sql.insertJournal, pause: pauseFor,
+		db: db, by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, insertJournal: sql.insertJournal, pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("redrive/outbox-replay-before-commit") },
 		afterCommit:  func() error { return failpoint.Hit("redrive/outbox-replay-after-commit") },
 	}}, nil

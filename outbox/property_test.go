@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -97,7 +98,7 @@ func (s *storm) run() {
 		relaying.Go(func() { s.relays(s.rand(uint64(100+i)), stop) })
 	}
 	relaying.Go(func() { s.depose(s.rand(300), stop) })
-	wait(s.t.Context(), *stormFor)
+	_ = backoff.Sleep(s.t.Context(), *stormFor)
 	close(stop)
 	writing.Wait()
 	relaying.Wait()
@@ -122,11 +123,11 @@ func (s *storm) write(r *rand.Rand, stop <-chan struct{}) {
 				if _, err := tx.Exec(s.t.Context(), "SELECT pg_current_xact_id()"); err != nil {
 					return err
 				}
-				wait(s.t.Context(), time.Duration(r.IntN(20))*time.Millisecond)
+				_ = backoff.Sleep(s.t.Context(), time.Duration(r.IntN(20))*time.Millisecond)
 			}
 			wrote, err = s.transaction(tx, r)
 			if err == nil && r.IntN(8) == 0 {
-				wait(s.t.Context(), time.Duration(r.IntN(50))*time.Millisecond)
+				_ = backoff.Sleep(s.t.Context(), time.Duration(r.IntN(50))*time.Millisecond)
 			}
 			if err == nil && r.IntN(5) == 0 {
 				err = errRollBack
@@ -306,7 +307,7 @@ func (s *storm) drain() {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("not drained within %v: %+v", stormDrain, left)
 		}
-		wait(s.t.Context(), 10*time.Millisecond)
+		_ = backoff.Sleep(s.t.Context(), 10*time.Millisecond)
 	}
 }
 
@@ -410,7 +411,7 @@ func (b *moodyBroker) stall(ctx context.Context, topic string) error {
 	if !hangs {
 		return ErrDeferred
 	}
-	wait(ctx, time.Second)
+	_ = backoff.Sleep(ctx, time.Second)
 	return cmp.Or(context.Cause(ctx), errAway)
 }
 
@@ -438,14 +439,4 @@ func (b *moodyBroker) publish(payload string) error {
 		return errors.New("the answer is lost")
 	}
 	return nil
-}
-
-// wait waits for d, or until ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

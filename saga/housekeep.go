@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/machine"
@@ -52,10 +53,7 @@ func (h *housekeeper) runHousekeeping(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			h.log.ErrorContext(ctx, "saga: housekeeping failed", "error", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(h.poll):
-		}
+		_ = backoff.Sleep(ctx, h.poll)
 	}
 }
 

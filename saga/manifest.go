@@ -220,10 +220,8 @@ func (o *Orchestrator) registerPatiently(ctx context.Context) error {
 			return err
 		}
 		o.opts.Logger.WarnContext(ctx, "saga: the definitions are not registered yet: the database is away", "error", err)
-		select {
-		case <-time.After(registerPolicy.Wait(try)):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := backoff.Sleep(ctx, registerPolicy.Wait(try)); err != nil {
+			return err
 		}
 	}
 }

@@ -82,10 +82,7 @@ func (t *timers) runTimerLoop(ctx context.Context) {
 		if more && err == nil {
 			continue
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(t.pauseUntilDue(ctx, err)):
-		}
+		_ = backoff.Sleep(ctx, t.pauseUntilDue(ctx, err))
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
 	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/linearpgtest"
 	"github.com/sagamill/sagamill/internal/testing/redistest"
@@ -137,7 +138,7 @@ func (w *weather) blow(t *testing.T, losses ...redistest.Loss) {
 
 // unlock deletes locks, whoever has them.
 func (w *weather) unlock(ctx context.Context) {
-	for wait(ctx, unlockPause) {
+	for backoff.Sleep(ctx, unlockPause) == nil {
 		keys := w.direct.Scan(ctx, 0, w.prefix+"*", 1000).Iterator()
 		for keys.Next(ctx) {
 			if rand.N(2) == 0 {
@@ -149,10 +150,10 @@ func (w *weather) unlock(ctx context.Context) {
 
 // cut breaks the link now and then, in each way in turn.
 func (w *weather) cut(ctx context.Context, losses []redistest.Loss) {
-	for i := 0; len(losses) > 0 && wait(ctx, rand.N(2*linkPause)); i++ {
+	for i := 0; len(losses) > 0 && backoff.Sleep(ctx, rand.N(2*linkPause)) == nil; i++ {
 		loss, before := losses[i%len(losses)], w.proxy.Lost()
 		w.proxy.Lose(loss)
-		wait(ctx, linkPause)
+		_ = backoff.Sleep(ctx, linkPause)
 		w.proxy.Lose(redistest.LoseNothing)
 		w.cuts[loss].Add(int64(w.proxy.Lost() - before))
 	}
@@ -163,16 +164,6 @@ func (w *weather) struck() map[string]int {
 	return map[string]int{
 		"lock deleted": int(w.unlocks.Load()), "Redis replies lost": int(w.cuts[redistest.LoseReplies].Load()),
 		"Redis calls lost": int(w.cuts[redistest.LoseCalls].Load()), "Redis hangs": int(w.cuts[redistest.Hang].Load()),
-	}
-}
-
-// wait reports whether ctx has not ended after d.
-func wait(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }
 

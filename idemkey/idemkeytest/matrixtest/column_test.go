@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemhybrid"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/idemkey/idemredis"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/rediskey"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/redistest"
@@ -317,18 +318,9 @@ func noLease(context.Context, *site, string) error { return nil }
 func unseen(context.Context, *site, string) (string, error) { return "", nil }
 
 // A memory's clock is the host's: where a row needs it to pass, its times are short.
-func waitLease(ctx context.Context, s *site, _ string) error { return wait(ctx, s.Lease) }
+func waitLease(ctx context.Context, s *site, _ string) error { return backoff.Sleep(ctx, s.Lease) }
 
-func waitTTL(ctx context.Context, s *site, _ string) error { return wait(ctx, s.TTL) }
-
-func wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
+func waitTTL(ctx context.Context, s *site, _ string) error { return backoff.Sleep(ctx, s.TTL) }
 
 // A deaf store's owners do not renew their leases, as if their process hung.
 type deaf struct{ idemkey.Store }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -159,7 +160,7 @@ var transitions = []transition{
 	}},
 	{name: "T14 renewed", servers: func(c *settings) { c.Lease, c.Grace = 3*time.Second, time.Millisecond }, steps: func(x *life) {
 		first := x.running()
-		if err := wait(x.Context(), x.Lease*4/3); err != nil {
+		if err := backoff.Sleep(x.Context(), x.Lease*4/3); err != nil {
 			x.Fatal(err)
 		}
 		x.post("order", "").expect("409 in-progress")

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
@@ -234,7 +235,7 @@ func (f *field) judge(limits Limits) {
 
 func (f *field) await(what string, limit time.Duration, done func() bool) {
 	f.Helper()
-	for deadline := time.Now().Add(limit); !done(); pause(f.Context(), 20*time.Millisecond) {
+	for deadline := time.Now().Add(limit); !done(); _ = backoff.Sleep(f.Context(), 20*time.Millisecond) {
 		if time.Now().After(deadline) {
 			f.explain()
 			f.Fatalf("not within %s: %s", limit, what)

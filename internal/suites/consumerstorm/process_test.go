@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -76,7 +77,7 @@ func serveConsumer(text string) error {
 	}
 	go func() { // ends with the process
 		for !c.Ready() && os.Getenv(failpointsEnv) == "" { // one that is armed may be dead before it could say so
-			pause(ctx, time.Millisecond)
+			_ = backoff.Sleep(ctx, time.Millisecond)
 		}
 		fmt.Println("ready")
 		close(announced)
@@ -164,16 +165,6 @@ func (w work) end(attempt int) error {
 		select {}
 	}
 	return nil
-}
-
-// pause waits for d or the end of ctx.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 // A process is a consumer process, seen from the test.

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 var flagRestarts = flag.Int("storm.restarts", 3, "how often each process of the rolling restart is restarted")
@@ -60,7 +62,7 @@ func (f *field) load(chunk int) (stop func()) {
 	group.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
 			if f.waiting() > 200 {
-				pause(ctx, 5*time.Millisecond)
+				_ = backoff.Sleep(ctx, 5*time.Millisecond)
 				continue
 			}
 			var letters []letter

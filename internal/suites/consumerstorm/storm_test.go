@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
@@ -145,7 +146,7 @@ func (s *storm) round(number int, f fault) {
 	for i := range strikes {
 		s.send(letters[i*len(letters)/strikes : (i+1)*len(letters)/strikes]...)
 		f.strike(s)
-		pause(s.Context(), betweenStrikes)
+		_ = backoff.Sleep(s.Context(), betweenStrikes)
 		if f.heal != nil {
 			f.heal(s)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/pgservertest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
@@ -131,25 +132,15 @@ func (l *load) buy(ctx context.Context, customer int) {
 		}
 		for l.request(ctx, fmt.Sprint("c", customer), l.bought[customer]+1) != nil {
 			l.failed.Add(1)
-			if !rest(ctx, retryPause) {
+			if backoff.Sleep(ctx, retryPause) != nil {
 				return
 			}
 		}
 		l.bought[customer]++
 		l.acknowledged.Add(1)
-		if !rest(ctx, orderPause) {
+		if backoff.Sleep(ctx, orderPause) != nil {
 			return
 		}
-	}
-}
-
-// rest waits for d, and reports false if ctx ends first.
-func rest(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }
 

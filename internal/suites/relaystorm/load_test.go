@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/relaytest"
 	"github.com/sagamill/sagamill/outbox"
@@ -129,7 +130,7 @@ func (l *load) transact(ctx context.Context, p plan) int64 {
 	committed, err := w.run(ctx)
 	if err != nil {
 		l.outcomes.failed.Add(1)
-		wait(ctx, databaseAway)
+		_ = backoff.Sleep(ctx, databaseAway)
 	}
 	if !committed {
 		l.outcomes.rolledBack.Add(1)
@@ -252,17 +253,7 @@ func (w *written) lookUp(ctx context.Context) (committed bool) {
 			w.outcomes.foundNot.Add(1)
 			return false
 		}
-		wait(ctx, databaseAway)
+		_ = backoff.Sleep(ctx, databaseAway)
 	}
 	return false // the test is over: nobody judges this any more
-}
-
-// wait returns after d, or when ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

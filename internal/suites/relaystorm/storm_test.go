@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
@@ -310,7 +311,7 @@ func (s *storm) await(what string, limit time.Duration, done func() bool) {
 
 func await(t *testing.T, what string, limit time.Duration, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !done(); wait(t.Context(), pollPause) {
+	for deadline := time.Now().Add(limit); !done(); _ = backoff.Sleep(t.Context(), pollPause) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not within %s: %s", limit, what)
 		}

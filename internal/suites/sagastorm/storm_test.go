@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
@@ -274,7 +275,7 @@ func TestStorm(t *testing.T) {
 		for i, f := range all {
 			s.begin(fmt.Sprint(round, "-", i))
 			f.strike(s)
-			pause(s.Context(), betweenStrikes)
+			_ = backoff.Sleep(s.Context(), betweenStrikes)
 			if f.heal != nil {
 				f.heal(s)
 			}
@@ -353,7 +354,7 @@ func (s *storm) drain() {
 	s.loseNothing()
 	var left []string
 	var expired time.Time
-	for limit := time.Now().Add(drainLimit); ; pause(s.Context(), 50*time.Millisecond) {
+	for limit := time.Now().Add(drainLimit); ; _ = backoff.Sleep(s.Context(), 50*time.Millisecond) {
 		s.replace()
 		if expired.Add(expiry).Before(time.Now()) {
 			s.expire()
@@ -393,15 +394,5 @@ func (s *storm) judge() {
 		if strings.Contains(p.said(), "DATA RACE") {
 			s.Errorf("%s has a data race:\n%s", p.role, p.said())
 		}
-	}
-}
-
-// pause waits for d or the end of ctx.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
 	}
 }
