@@ -9,8 +9,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // A Desk does what package operator does with the dead letters of a schema. Package operator
@@ -116,10 +114,5 @@ func without(msg *message.Message, header string) *message.Message {
 
 func saying(msg *message.Message, payload string) *message.Message {
 	msg.Payload = []byte(payload)
-	return msg
-}
-
-func written(msg *message.Message, at string) *message.Message {
-	msg.Metadata.Set(outbox.PropertyTimestamp, at)
 	return msg
 }

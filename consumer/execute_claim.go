@@ -122,7 +122,8 @@ func tooOld(c cell, a arrival) bool {
 // errVanished reports that a sweeper has removed a row between the claim that met it and the lock.
 var errVanished = errors.New("consumer: a row of the inbox was removed while it was claimed")
 
-// A claim is what a transaction knows of the step's row. Each transaction begins with a new one.
+// A claim is what a transaction knows of the step's row. openTransaction begins with a new one. lockRow and lockLeased
+// keep xid and behind: recordLostAttempt reopens the claim of the transaction before.
 type claim struct {
 	older  bool   // the row was there before the transaction, or is to be moved
 	found  cell   // the row as the claim found it
@@ -142,7 +143,7 @@ type claimer struct {
 // follows the claims, to which a failure rolls back.
 func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts []*attempt) (pgx.Tx, error) {
 	for _, a := range attempts {
-		a.claim = claim{}
+		a.claim = claim{xid: a.xid} // recordLostAttempt reopens by the last xid if this transaction cannot be opened
 		a.setEmitted(nil)
 	}
 	b := &pgx.Batch{}
@@ -442,6 +443,7 @@ func (c *claimer) reopenClaim(ctx context.Context, a *attempt) error {
 	if a.older {
 		return nil
 	}
+	a.leaked = true // also if a hook of the pool panics
 	err := c.database.inTransaction(ctx, func(tx pgx.Tx, _ *pgx.Batch) error {
 		_, err := c.reopenClaimIn(ctx, tx, a)
 		return err

@@ -73,11 +73,12 @@ func (s *stream) beginSending() error {
 	// an encoding that has no end it could not detect a response that was cut off.
 	s.sent.Del("Content-Length")
 	s.sent.Del("Transfer-Encoding")
+	s.err = errStreamCut // stays if a function of the user's panics in start
 	live, err := s.start()
 	if s.err = err; live {
 		s.replaceHeader(s.sent)
+		s.live.Store(true) // a writer that panics may have sent it
 		s.raw.WriteHeader(s.status)
-		s.live.Store(true)
 	}
 	if s.failed.Load() { // meanwhile: that cut found nothing under way
 		s.cutConnection()

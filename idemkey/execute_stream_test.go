@@ -188,6 +188,47 @@ func TestStreamNotStarted(t *testing.T) {
 	}
 }
 
+// An observer, or a writer, that panics while a stream begins leaves a request that is answered, or cut, and not settled twice:
+// a recoverer between the handler and its writer swallows the panic.
+func TestAPanicWhileAStreamBegins(t *testing.T) {
+	t.Parallel()
+	handler := func(w http.ResponseWriter, _ *http.Request) {
+		defer func() { _ = recover() }()
+		_, _ = io.WriteString(w, "one")
+	}
+	t.Run("observer", func(t *testing.T) {
+		t.Parallel()
+		store := &releasing{stub: stub{end: idemkey.ErrNotStored}}
+		s := serve(t, store, handler, func(o *idemkey.Options) {
+			o.Response.AllowStreaming = true
+			o.Observer = bursting{told: make(chan struct{}, 1)}
+		})
+		s.post(t, "x", "Idempotency-Key", "k").expect(t, 503, "store-unavailable")
+		if store.released {
+			t.Error("the key was released although the effects stand")
+		}
+	})
+	t.Run("writer", func(t *testing.T) {
+		t.Parallel()
+		idem, err := idemkey.New(newMemory(t, nil), &idemkey.Options{SingleTenant: true, Response: idemkey.ResponseOptions{AllowStreaming: true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
+		r.Header.Set("Idempotency-Key", "k")
+		w := &headerless{httptest.NewRecorder()}
+		idem.Handler(http.HandlerFunc(handler)).ServeHTTP(w, r)
+		if w.Body.Len() > 0 {
+			t.Errorf("sent %q after its header was not", w.Body)
+		}
+	})
+}
+
+// A headerless writer panics when the first byte is to be sent.
+type headerless struct{ *httptest.ResponseRecorder }
+
+func (w *headerless) WriteHeader(int) { panic("no header") }
+
 // A releasing store tells whether a key was released.
 type releasing struct {
 	stub

@@ -74,7 +74,7 @@ type DeadLetter struct {
 // A Filter picks letters. A letter matches if it matches every field that is not zero; the
 // zero Filter picks every dead letter.
 type Filter struct {
-	IDs       []int64 // nil: any; empty: none
+	IDs       []int64 // nil: any; empty: none, as [ByID] makes it
 	State     State   // of [DeadLetters.List] and [DeadLetters.Count]; default: StateDead
 	Error     string  // a literal part of the error
 	Scope     string
@@ -89,6 +89,9 @@ type Filter struct {
 	Reason consumer.Reason
 	Newer  time.Duration // failed last at most this long ago
 }
+
+// ByID returns the Filter of these ids. Without an id it picks no letter, whereas a nil [Filter].IDs picks any.
+func ByID(ids ...int64) Filter { return Filter{IDs: append([]int64{}, ids...)} }
 
 // checkDead returns an error if f picks retrying messages.
 func (f *Filter) checkDead(instead string) error {

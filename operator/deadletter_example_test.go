@@ -33,3 +33,9 @@ func ExampleDeadLetters() {
 	}
 	_ = redrive
 }
+
+// A filter of ids picks those and no other. A program that has found none changes none.
+func ExampleByID() {
+	fmt.Println(operator.ByID(7, 9).IDs, operator.ByID().IDs == nil)
+	// Output: [7 9] false
+}

@@ -14,8 +14,9 @@ const MaxList = 1000
 type Options struct {
 	Schema string // PostgreSQL schema of the tables; default: sagamill
 
-	By  string // the person, for the journal; default: the login role of the session
-	Why string // the person's reason, for the journal; default: none
+	// By is the person and Why the reason, for the journal. Defaults: the login role of the session, and no
+	// reason. A decision about an instance and an edit need a name: from here, or said with them.
+	By, Why string
 }
 
 // withDefaults returns a copy of o with the default schema. Its only error names a schema

@@ -308,7 +308,7 @@ type dialled struct {
 // beside it. It ends with ctx. The error names each address that was tried.
 //
 // The dials that are still going on when one has succeeded are cancelled. They belong to
-// l.work, for which [link.close] waits: a dial of the user's own may know no context.
+// l.work, for which [link.closeLink] waits: a dial of the user's own may know no context.
 func (l *link) dialRound(ctx context.Context) (*conn, error) {
 	round, cancel := context.WithCancel(ctx)
 	defer cancel()

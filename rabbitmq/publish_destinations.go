@@ -165,7 +165,7 @@ const deathsToRefuse = 2
 // deliverBatch publishes what b has left on ch, or on a new channel of l, and
 // returns the channel then in use. An error is for all that b has left after
 // it: the outcome is unknown. If it is an exception that closed the shared
-// connection, its culprit need not be in b: see isolate.
+// connection, its culprit need not be in b: see isolateCulprit.
 func (p *Publisher) deliverBatch(ctx context.Context, l *link, ch *confirmChannel, b *batch) (*confirmChannel, error) {
 	window, declaredAgain, alone := p.opts.Window, false, l != p.link
 	culprit, deaths := -1, 0
