@@ -246,14 +246,16 @@ const (
 	ReasonSuperseded     Reason = "superseded"         // the compensation undid nothing, but the action may have had an effect
 	ReasonCalling        Reason = "calling"            // an Effect's call is under way, or ended with its process
 	ReasonUnsettled      Reason = "unsettled"          // verify found nothing, but it is too early to believe that
-)
+	ReasonParked         Reason = "parked"             // the handler said that a person must decide: [ErrParked]
 
-// ReasonTooOld is the reason of a message that may have run already: its step has no row, and the message is older
-// than rows that a [Sweeper] has removed, or its age is unknown.
-const ReasonTooOld Reason = "too-old"
+	// MaxAttempts entries, the last of which failed by a condition of the server.
+	ReasonUnavailable Reason = "database-unavailable"
 
-// The reasons of messages that were not verified. They have no identity, and Unhandled is not called for them.
-const (
+	// The message may have run already: its step has no row, and the message is older than rows that a [Sweeper] has
+	// removed, or its age is unknown.
+	ReasonTooOld Reason = "too-old"
+
+	// These messages were not verified. They have no identity, and Unhandled is not called for them.
 	ReasonFormatUnknown Reason = "format-unknown" // of a version of the message format that this binary does not know
 	ReasonUnverified    Reason = "unverified"     // Options.Verify has refused it
 )

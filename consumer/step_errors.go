@@ -31,12 +31,6 @@ func Terminal(err error) error {
 	return terminalError{err}
 }
 
-// The reasons that go with the errors of this file.
-const (
-	ReasonParked      Reason = "parked"               // the handler said that a person must decide
-	ReasonUnavailable Reason = "database-unavailable" // MaxAttempts entries, the last of which failed by the server's condition
-)
-
 // A PanicError is the panic of a handler, or of another function of the user.
 type PanicError struct {
 	Value any
