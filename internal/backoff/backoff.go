@@ -1,6 +1,6 @@
 // Package backoff computes how long to wait before another try, and waits. The waits are exponential, with
-// full jitter, capped (Brooker, "Exponential Backoff And Jitter", AWS 2015:
-// full jitter spreads competing clients best for the least work).
+// full jitter, and capped. (Brooker, "Exponential Backoff And Jitter", AWS 2015: full jitter spreads
+// competing clients best for the least work.)
 package backoff
 
 import (
@@ -14,12 +14,11 @@ type Policy struct {
 	Cap  time.Duration // ceiling of any wait
 }
 
-// floor is the least part of the ceiling that is waited: full jitter alone
-// could draw a wait near zero many times in a row, which is a hot loop.
+// A wait is at least the floor-th part of its ceiling. Full jitter alone could draw a wait near zero many
+// times in a row, which is a hot loop.
 const floor = 8
 
-// Ceiling returns the longest wait before attempt n+1, n being the number of
-// attempts made, from 1 on: Base doubled n-1 times, at most Cap.
+// Ceiling returns the longest wait after attempt n, which counts from 1: Base doubled n-1 times, at most Cap.
 func (p Policy) Ceiling(n int) time.Duration {
 	d := p.Base
 	for ; n > 1; n-- {
@@ -31,8 +30,7 @@ func (p Policy) Ceiling(n int) time.Duration {
 	return min(d, p.Cap)
 }
 
-// Wait draws the wait before attempt n+1 from between an eighth of
-// [Policy.Ceiling] and the whole of it.
+// Wait draws the wait after attempt n at random, from an eighth of [Policy.Ceiling] to the whole of it.
 func (p Policy) Wait(n int) time.Duration {
 	c := p.Ceiling(n)
 	low := c / floor

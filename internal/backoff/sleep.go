@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Sleep waits for d, or until ctx ends, and returns nil if it has waited. If ctx ends first, or has
-// ended, Sleep returns ctx's error. A d that is not positive only asks for that error.
+// Sleep waits for d and returns nil. If ctx ends first, or has ended already, it returns ctx's error at once.
+// If d is not positive, it does not wait and returns ctx's error, if any.
 func Sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 || ctx.Err() != nil {
 		return ctx.Err()

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// MaxLogText is how many bytes of a text go into a log line.
+// MaxLogText is the most bytes of one text in a log line.
 const MaxLogText = 4 << 10
 
 // Logger returns l with every text of a line escaped and bounded by [Visible]. Texts of
@@ -66,7 +66,7 @@ func cleanAttr(a slog.Attr) slog.Attr {
 // get through fmt.
 func textOf(v any) string {
 	if err, ok := v.(error); ok {
-		v = struct{ error }{err} // without a Format of its own
+		v = struct{ error }{err} // hides a Format method of err
 	}
 	return fmt.Sprintf("%+v", v)
 }

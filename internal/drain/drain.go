@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Context returns a context with the values of ctx that ends grace after ctx
-// does, or when cancel is called. Intake stops with ctx; what was taken in
-// finishes under the returned context.
+// Context returns a context with the values of ctx. It ends when grace has passed after the end of ctx, or
+// when cancel is called. Intake stops with ctx; work that was taken in finishes under the returned context.
 func Context(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {

@@ -15,9 +15,8 @@
 //	error       Hit returns ErrInjected
 //	delay(d)    Hit returns after d; without (d) after DefaultDelay
 //
-// An error at a point behind an operation is what a caller sees of an operation
-// that was carried out and failed to say so: do-then-error. [Points] says which
-// those are.
+// At a point behind an operation, the action error makes an operation that was carried out look failed to its
+// caller. This is called do-then-error. [Point].Done names the operation.
 //
 // SAGAMILL_FAILPOINT_LOG names a file to which each point that triggers appends
 // a line, name=action, before its action. Processes may share one. [Struck] reads it.
@@ -31,30 +30,29 @@ import (
 	"time"
 )
 
-// DefaultDelay is how long the action delay takes where no time is given: longer
-// than the polls and batches of a running system, shorter than its leases.
+// DefaultDelay is the time of the action delay without d. It is longer than the polls and batches of a
+// running system, and shorter than its leases.
 const DefaultDelay = 300 * time.Millisecond
 
-// OfTests begins the names of the points that a test has in code of its own, such as
-// its handler. They are in no list.
+// OfTests is the prefix of the points in the code of tests, such as their handlers. [Points] does not list
+// those.
 const OfTests = "test/"
 
 // A Point is a place at which a process may be struck.
 type Point struct {
 	Name string
 
-	// Done is the operation right before the point, whose outcome is lost if the
-	// process is struck there; empty: none.
+	// Done is the operation right before the point. Its outcome is lost if the process is struck there.
+	// Empty: none.
 	Done string
-	Next string // the operation right behind the point, which is not begun
+	Next string // the operation right behind the point, not begun yet
 }
 
-// Actions are what a point can do, beside error at a point with Done, which is
-// called do-then-error.
+// Actions lists the actions of a point. The action error at a point with Done is called do-then-error.
 func Actions() []string { return []string{"kill", "stop", "error", "delay"} }
 
-// Struck returns what has triggered in the processes whose log is at path, a
-// name=action each, in the order of the file; nothing while there is no file.
+// Struck returns the points that have triggered in the processes whose log is at path, each as name=action,
+// in the order of the file. It returns nothing if there is no file.
 func Struck(path string) ([]string, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -37,8 +37,8 @@ var (
 	log   = sync.OnceValue(func() *os.File { return openLog(os.Getenv("SAGAMILL_FAILPOINT_LOG")) })
 )
 
-// parse panics on what it does not understand: a test with a misspelt point
-// would otherwise pass without its fault.
+// parse panics on an entry that it does not understand: a test with a misspelt point would otherwise pass
+// without its fault.
 func parse(spec string) map[string][]*fuse {
 	armed := map[string][]*fuse{}
 	for entry := range strings.SplitSeq(spec, ";") {
@@ -112,9 +112,8 @@ func Hit(name string) error {
 	return nil
 }
 
-// stop returns when somebody has continued the process. The kernel stops it as soon as
-// the thread that gets the signal runs, which on a busy machine takes any time: this
-// one must not go on meanwhile.
+// stop returns when SIGCONT has continued the process. The kernel stops the process only when the thread that
+// gets the signal runs, which can take long on a busy machine. This goroutine must not go on meanwhile.
 func stop() {
 	continued := make(chan os.Signal, 1)
 	signal.Notify(continued, syscall.SIGCONT)
@@ -123,8 +122,8 @@ func stop() {
 	<-continued
 }
 
-// spend counts a hit, and returns the fuse of name that it triggers, if any, once
-// that is in the log.
+// spend counts a hit of name. If the hit triggers a fuse, spend writes that to the log and then returns the
+// fuse.
 func spend(name string) (hit *fuse) {
 	mu.Lock()
 	defer mu.Unlock()

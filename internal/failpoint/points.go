@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// points are all there are, by component, in the order in which a process comes to
-// them. A test compares them with the calls of Hit.
+// points lists all points by component, in the order in which a process reaches them. A test compares them
+// with the calls of Hit.
 var points = []Point{
 	{"idemkey/after-begin", "the store has the key claimed", "the handler is entered"},
 	{"idemkey/before-keep", "", "the response is stored"},
@@ -82,8 +82,8 @@ var points = []Point{
 	{"saga/after-decision-commit", "what an operator has decided has committed", "the operator is told"},
 }
 
-// Points returns those of the components with one of those names, the part before
-// the slash, or all if none is given.
+// Points returns the points of the named components, or all points without a name. The component is the part
+// of a name before the slash.
 func Points(components ...string) (of []Point) {
 	for _, p := range points {
 		component, _, _ := strings.Cut(p.Name, "/")

@@ -1,5 +1,5 @@
-// Package fieldhash makes one name of several fields, such as the key that another
-// system is to know a step by.
+// Package fieldhash makes one name of several fields, such as the key under which another system knows a
+// step.
 package fieldhash
 
 import (
@@ -8,9 +8,9 @@ import (
 	"hash"
 )
 
-// Hex writes each field to h with its length in front, so that no two lists of the
-// same length come out alike, and returns the sum in hex. Keys that other systems
-// have seen are made of it: it must never change.
+// Hex writes each field to h, with its length in front, and returns the sum in hex. The lengths keep two
+// lists of the same number of fields apart. Other systems have stored keys that Hex made: it must never
+// change.
 func Hex(h hash.Hash, fields ...string) string {
 	for _, field := range fields {
 		var size [8]byte

@@ -1,6 +1,5 @@
-// Package journal is the row that tells who has done what to stored messages, and why.
-// What changes them on behalf of a person writes it in the same transaction, so that
-// neither is there without the other.
+// Package journal writes the row that says who changed which stored messages, how and why. The row is part of
+// the transaction of the change: either both are stored or neither.
 package journal
 
 import (
@@ -10,27 +9,27 @@ import (
 	"github.com/sagamill/sagamill/internal/cleantext"
 )
 
-// SQLInsert writes the row. Who does not say a name has that of the session.
+// SQLInsert writes the row. An empty name stands for the user of the session.
 const SQLInsert = `
 INSERT INTO {schema}.operator_journal (who, verb, what, ids, why)
 VALUES (coalesce(nullif($1, ''), session_user), $2, $3, $4, $5)`
 
-// How many bytes are kept of a name and of a reason.
+// The most bytes that are stored of a name and of a reason.
 const (
 	maxBy  = 128
 	maxWhy = 1000
 )
 
-// Args are those of SQLInsert: by did verb to the messages ids, which what picked.
+// Args returns the arguments of SQLInsert: by did verb to the messages ids, which the filter what selected.
 func Args(by, why, verb string, what map[string]string, ids []int64) []any {
 	text, err := json.Marshal(what)
 	if err != nil {
-		panic(err) // strings
+		panic(err) // cannot happen: a map of strings can be encoded
 	}
 	return []any{cleantext.Clip(strings.TrimSpace(by), maxBy), verb, string(text), ids, cleantext.Clip(why, maxWhy)}
 }
 
-// What returns pairs of names and values, without those that say nothing.
+// What returns pairs of names and values as a map, without the pairs whose value is empty.
 func What(pairs ...string) map[string]string {
 	what := map[string]string{}
 	for i := 0; i+1 < len(pairs); i += 2 {

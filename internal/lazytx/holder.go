@@ -19,7 +19,7 @@ type holder struct{ t *Tx }
 func (*holder) Commit(context.Context) error   { return txguard.ErrManaged }
 func (*holder) Rollback(context.Context) error { return txguard.ErrManaged }
 
-// Exec without arguments may hold several statements, which cannot travel with others.
+// Exec sends SQL without arguments alone: it may hold several statements, which a batch cannot take.
 func (h *holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if err := h.t.beginCall(); err != nil {
 		return pgconn.CommandTag{}, err
@@ -123,9 +123,8 @@ func (h *holder) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 	return tx.CopyFrom(ctx, table, columns, src)
 }
 
-// LargeObjects returns a value whose calls all fail if the transaction does not open.
-// Its calls do not go through the holder, so End cannot count them: from here on the
-// connection counts as in use.
+// LargeObjects returns a value whose calls all fail if the transaction does not open. Its calls bypass the
+// holder, so [Tx.End] cannot count them. The connection therefore counts as in use from here on.
 func (h *holder) LargeObjects() pgx.LargeObjects {
 	err := h.t.beginCall()
 	var tx pgx.Tx
@@ -140,8 +139,8 @@ func (h *holder) LargeObjects() pgx.LargeObjects {
 	return tx.LargeObjects()
 }
 
-// Conn cannot report that the transaction does not open. A connection outside of
-// it must not be handed out, so it is closed: all calls on it fail.
+// Conn cannot return an error. If the transaction does not open, Conn closes the connection, so that all
+// calls on it fail: no connection outside of the transaction must be handed out.
 func (h *holder) Conn() *pgx.Conn {
 	if _, err := h.openTx(context.Background()); err != nil {
 		_ = h.t.txConn().Close(context.Background())

@@ -70,9 +70,9 @@ func (t *Tx) Open(ctx context.Context) error {
 	return err
 }
 
-// Identify remembers id, the text of pg_current_xact_id(), which no other transaction
-// has. It is called by a callback of the opening that has read it there: by the id
-// [Tx.Rollback] finds out whether the holder has ended the transaction.
+// Identify stores id, the text of pg_current_xact_id(), which no other transaction has. A callback of the
+// opening that has read it calls Identify. By this id [Tx.Rollback] finds out whether the holder has ended
+// the transaction.
 func (t *Tx) Identify(id string) { t.id = id }
 
 // ID returns the id that Identify was given. It is empty before Identify, and so before the transaction has begun.
@@ -117,7 +117,7 @@ func (t *Tx) Commit(ctx context.Context, last func(b *pgx.Batch, id string)) err
 	return err
 }
 
-// These are in lower case, as pgx sends them.
+// The same spelling as pgx's.
 const commit, rollback = "commit", "rollback"
 
 // Rollback ends the transaction and undoes it. If that fails, the connection is
@@ -273,7 +273,7 @@ func (t *Tx) openingSender() interface {
 	return t.conn
 }
 
-// txConn is the one that the transaction is on.
+// txConn returns the connection of the transaction.
 func (t *Tx) txConn() *pgx.Conn {
 	if t.outer != nil {
 		return t.outer.Conn()

@@ -8,14 +8,14 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// rows are those of the last statement of a batch, which ends with them.
+// rows are the rows of the last statement of a batch. Closing them closes the batch.
 type rows struct {
 	pgx.Rows
 	br  pgx.BatchResults
 	err error // of the batch's end
 }
 
-// Close may be called again.
+// Close closes the rows and the batch. It may be called again.
 func (r *rows) Close() {
 	r.Rows.Close()
 	if err := r.br.Close(); r.err == nil {
@@ -46,7 +46,7 @@ func (r *rows) Err() error {
 	return r.err
 }
 
-// row is the first of rows.
+// A row is the first one of rows.
 type row struct {
 	rows pgx.Rows
 	err  error
@@ -54,7 +54,7 @@ type row struct {
 
 var errDriverBytes = errors.New("lazytx: cannot scan into *pgtype.DriverBytes from QueryRow")
 
-// Scan has the rules of pgx's own.
+// Scan behaves like that of a pgx.Row.
 func (r row) Scan(dest ...any) error {
 	if r.err != nil {
 		return r.err

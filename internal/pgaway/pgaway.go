@@ -1,4 +1,4 @@
-// Package pgaway tells a PostgreSQL server that is in no condition to answer from its answers.
+// Package pgaway recognizes errors of a PostgreSQL server that is unavailable.
 package pgaway
 
 import (
@@ -12,15 +12,16 @@ import (
 
 const protocolViolation = "08P01"
 
-// Is reports whether err says that the server was not in a condition to do its work: out of
-// memory, disk or connections, shut down, read-only, or not there. The same may work later,
-// and may have worked, if it was a COMMIT.
+// Is reports whether err says that the server was unavailable: out of memory, disk or connections, shut down,
+// read-only, or not reachable. The same statement may succeed later. A COMMIT may have succeeded already.
 func Is(err error) bool {
 	var said *pgconn.PgError
 	if errors.As(err, &said) {
 		code := said.Code
 		if code == protocolViolation && said.SeverityUnlocalized == "ERROR" {
-			return false // it is there, and refuses a statement, such as one with a NUL in its text; poolers end the session by this code
+			// The server refuses a statement, such as one with a NUL in its text. With another severity
+			// the code comes from a pooler that ends the session.
+			return false
 		}
 		return strings.HasPrefix(code, "53") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P") || code == "25006"
 	}

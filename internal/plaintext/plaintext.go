@@ -1,6 +1,6 @@
-// Package plaintext says which settings would send passwords and payloads over a
-// network in the clear. Programs refuse those unless they are told otherwise; on
-// this machine, over loopback or a Unix socket, nobody listens in.
+// Package plaintext finds settings that would send passwords and payloads over a network in the clear.
+// Programs refuse such a setting unless [Flag] or [Variable] allows it. Connections over loopback or a Unix
+// socket are allowed, because they do not leave this machine.
 package plaintext
 
 import (
@@ -18,18 +18,18 @@ import (
 	"github.com/sagamill/sagamill/internal/brokerurls"
 )
 
-// Flag is the flag that allows it, and Variable the environment variable that gives
-// the flag its default.
+// Flag is the flag that allows plaintext beyond this machine. The environment variable Variable gives its
+// default.
 const (
 	Flag     = "allow-plaintext"
 	Variable = "SAGAMILL_ALLOW_PLAINTEXT"
 	Usage    = "allow connections without TLS beyond this machine; also by " + Variable
 )
 
-// ErrRefused reports a setting that would lead out of this machine without TLS.
+// ErrRefused reports a setting that leads to another machine without TLS.
 var ErrRefused = errors.New("plaintext beyond this machine is refused")
 
-// Allowed returns what the environment says. An error names [Variable].
+// Allowed returns the value of [Variable], and false if it is not set. An error names the variable.
 func Allowed() (bool, error) {
 	text := os.Getenv(Variable)
 	if text == "" {
@@ -42,11 +42,12 @@ func Allowed() (bool, error) {
 	return allowed, nil
 }
 
-// Database returns an [ErrRefused] if a connection to the PostgreSQL of conn, a URL
-// or a connection string, may be without TLS: one host of several is enough, and so
-// are the modes disable, allow and prefer, the last of which is the default. It does no
-// I/O but to read what conn and the environment name, such as a service file. Another error means
-// that conn cannot be read. Neither repeats conn, which may hold a password.
+// Database returns an [ErrRefused] if conn, a URL or a connection string of PostgreSQL, allows a connection
+// to another machine without TLS. One host of several is enough. The modes disable, allow and prefer, the
+// default, allow such connections.
+//
+// Database does no I/O except to read what conn and the environment name, such as a service file. Any other
+// error means that conn cannot be read. Errors do not repeat conn, because it may hold a password.
 func Database(conn string) error {
 	config, err := pgconn.ParseConfig(conn)
 	if err != nil {
@@ -62,9 +63,8 @@ func Database(conn string) error {
 	return nil
 }
 
-// Broker returns an [ErrRefused] if one of the AMQP URLs of list, which
-// [brokerurls.Split] splits, leads out of this machine without TLS. A URL that is
-// not one of AMQP is for others to refuse.
+// Broker returns an [ErrRefused] if one of the AMQP URLs of list leads to another machine without TLS.
+// [brokerurls.Split] splits the list. Broker ignores a URL that is not an AMQP URL: the client refuses it.
 func Broker(list string) error {
 	for _, at := range brokerurls.Split(list) {
 		u, err := url.Parse(at)
@@ -75,8 +75,7 @@ func Broker(list string) error {
 	return nil
 }
 
-// HTTP returns an [ErrRefused] if the HTTP URL at leads out of this machine without
-// TLS.
+// HTTP returns an [ErrRefused] if the HTTP URL at leads to another machine without TLS.
 func HTTP(at string) error {
 	u, err := url.Parse(at)
 	if err != nil || u.Scheme != "http" || Loopback(u.Hostname()) {
@@ -85,15 +84,14 @@ func HTTP(at string) error {
 	return fmt.Errorf("%w: requests to %q are without TLS; use https://, or give -%s", ErrRefused, u.Hostname(), Flag)
 }
 
-// ListensHere reports whether a listener at address, as host:port, is reached from this
-// machine alone.
+// ListensHere reports whether only this machine can reach a listener at address, as host:port.
 func ListensHere(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	return err == nil && Loopback(host)
 }
 
-// Loopback reports whether host, a name or an address, is this machine and no other.
-// Only localhost is known by name: what another name stands for may change.
+// Loopback reports whether host, a name or an address, always means this machine. Localhost is the only such
+// name: another name may lead to another machine later.
 func Loopback(host string) bool {
 	if strings.EqualFold(strings.TrimSuffix(host, "."), "localhost") {
 		return true

@@ -17,10 +17,9 @@ import (
 // maxPrefix bounds a prefix, which every key repeats.
 const maxPrefix = 128
 
-// Of returns prefix followed by a digest of id in braces. The parts of id go
-// into the digest with their lengths, so that no two tuples have one name. By the
-// braces a cluster chooses the slot by the digest alone. A caller's key may be
-// business data; the digest keeps it out of the key names.
+// Of returns prefix followed by a digest of id in braces. The digest covers each part of id with its length,
+// so that two different ids have two names. A cluster chooses the slot by the text in braces, the digest
+// alone. The digest also keeps a caller's key, which may be business data, out of the key names.
 func Of(prefix string, id idemkey.Identity) string {
 	var encoded []byte
 	for _, part := range []string{id.Namespace, id.Scope, id.Key} {

@@ -7,14 +7,14 @@ import (
 	"errors"
 )
 
-// An ID tells a saga from all others.
+// An ID identifies a saga.
 type ID struct {
 	Scope       string
 	Key         string // the idempotency key of the request
 	Incarnation string // of the request's record; "": it has none
 }
 
-// None is the incarnation of an ID that has none on purpose.
+// None as the incarnation of an ID says that the caller wants none.
 const None = "."
 
 // ErrBare reports an ID without an incarnation within an idempotent request.
@@ -28,8 +28,8 @@ func NewContext(ctx context.Context, id ID) context.Context {
 	return context.WithValue(ctx, contextKey{}, id)
 }
 
-// Resolve completes the ID that a caller has named. Without Scope and Key it is the ID of the request in ctx. Its error
-// is an [ErrBare]. The result has "" in the place of None.
+// Resolve completes the ID that a caller has named. Without Scope and Key it returns the ID of the request in
+// ctx. Its error is an [ErrBare]. In the result, [None] is replaced by "".
 func Resolve(ctx context.Context, named ID) (ID, error) {
 	if request, ok := ctx.Value(contextKey{}).(ID); ok {
 		switch {

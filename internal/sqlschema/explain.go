@@ -2,14 +2,13 @@ package sqlschema
 
 import "errors"
 
-// The error codes of a schema that has not been migrated, or is another one than
-// was meant.
+// The error codes of a statement on a schema that has not been migrated, or that was named by mistake.
 const (
 	undefinedTable = "42P01"
 	invalidSchema  = "3F000"
 )
 
-// An explainedError is PostgreSQL's, with what to do about it.
+// An explainedError is PostgreSQL's error with advice.
 type explainedError struct{ error }
 
 func (e *explainedError) Error() string {
@@ -18,16 +17,15 @@ func (e *explainedError) Error() string {
 
 func (e *explainedError) Unwrap() error { return e.error }
 
-// Missing reports whether err is PostgreSQL's word for a table or a schema that is not there.
+// Missing reports whether err is PostgreSQL's error for a missing table or schema.
 func Missing(err error) bool {
 	var e interface{ SQLState() string } // a pgconn.PgError, without the import
 	return errors.As(err, &e) && (e.SQLState() == undefinedTable || e.SQLState() == invalidSchema)
 }
 
-// Explain adds to PostgreSQL's word for it what to do about missing tables, and
-// returns any other err as it is, and so one that is explained already. It is for
-// errors of this module's statements: a missing table of the caller's own is not
-// its to migrate.
+// Explain adds advice to PostgreSQL's error for a missing table or schema. It returns every other error
+// unchanged, and an explained error too. It is for errors of this module's statements: this module cannot
+// migrate a missing table of the caller.
 func Explain(err error) error {
 	var explained *explainedError
 	if errors.As(err, &explained) || !Missing(err) {

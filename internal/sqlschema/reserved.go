@@ -5,11 +5,10 @@ import (
 	"strings"
 )
 
-// reserved holds the words that no version of PostgreSQL from 14 to 18 takes as the
-// name of a schema without quotes: R and T of pg_get_keywords(), those of appendix C
-// that are "reserved", also where they "can be function or type". All are common to
-// these versions but for system_user, which is new in 16. A name that works on one
-// version only would fail in an upgrade, so that each is refused on all.
+// reserved holds the words that PostgreSQL refuses as the name of a schema without quotes, in any version
+// from 14 to 18: R and T of pg_get_keywords(), which are the words of appendix C that are "reserved", also
+// those that "can be function or type". All these versions have the same list, except system_user, which is
+// new in 16. [Check] refuses it on all versions, because such a schema would fail in an upgrade.
 var reserved = strings.Fields(`
 	all analyse analyze and any array as asc asymmetric authorization binary both case cast
 	check collate collation column concurrently constraint create cross current_catalog

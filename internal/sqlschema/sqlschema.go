@@ -1,7 +1,6 @@
-// Package sqlschema binds statements to the Postgres schema that a service
-// keeps its tables in. Every statement is qualified, so that nothing depends
-// on search_path: several services can share a database, and a pooler may hand
-// each transaction another connection.
+// Package sqlschema binds statements to the Postgres schema of a service's tables. Every statement is
+// qualified, so that nothing depends on search_path: several services can share a database, and a pooler may
+// give each transaction another connection.
 package sqlschema
 
 import (
@@ -13,7 +12,7 @@ import (
 // Default is the schema where the caller names none.
 const Default = "sagamill"
 
-// 63 bytes is what PostgreSQL keeps of an identifier.
+// PostgreSQL truncates an identifier to 63 bytes.
 var valid = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
 // Check returns an error unless schema can be used unquoted and is not one of

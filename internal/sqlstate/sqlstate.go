@@ -1,4 +1,4 @@
-// Package sqlstate reads what a database says in an error, for packages that import no driver.
+// Package sqlstate reads the error code in the error of a database, for packages that import no driver.
 package sqlstate
 
 import "errors"

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// capacity is how many values a Signal holds that no test has waited for yet.
-// Later ones are dropped: a signal never blocks the code that sends it.
+// capacity is the most values that a Signal keeps for a later Wait. Further values are dropped: a signal
+// never blocks the code that sends it.
 const capacity = 1024
 
-// waitTimeout ends a Wait for something that does not come.
+// waitTimeout is how long Wait waits for an event before the test fails.
 const waitTimeout = 30 * time.Second
 
 // A Signal carries values of one kind of event. The zero value drops them.

@@ -1,5 +1,4 @@
-// Package traceheader adds W3C trace headers to those of a message, within the
-// limits of the outbox.
+// Package traceheader adds W3C trace headers to the headers of a message, within the limits of the outbox.
 package traceheader
 
 import (
@@ -14,18 +13,15 @@ const (
 	State  = "tracestate"
 )
 
-// maxValue is the length over which a value is not passed on. W3C demands that
-// 512 bytes of a tracestate are.
+// maxValue is the longest value, in bytes, that is passed on. W3C demands at least 512 bytes of a tracestate.
 const maxValue = 512
 
-// Limits are those of a message's headers: how many, and the bytes of names and
-// values together.
+// Limits are the limits of a message's headers: their number, and the bytes of all names and values together.
 type Limits struct{ Count, Bytes int }
 
-// Add returns headers with parent and state, and does not change headers. They
-// stay as they are if they have a trace of their own, if parent is nothing that
-// can be sent, or if limits leave no room for it: a trace is never worth a
-// message that is refused.
+// Add returns headers with parent and state, and does not modify headers. It returns headers as they are if
+// they have a trace already, if parent cannot be sent, or if limits leave no room. A message must never be
+// refused because of its trace.
 func Add(headers map[string]string, limits Limits, parent, state string) map[string]string {
 	if headers[Parent] != "" || !sendable(parent) || !limits.allow(headers, Parent, parent) {
 		return headers
@@ -39,7 +35,7 @@ func Add(headers map[string]string, limits Limits, parent, state string) map[str
 	return all
 }
 
-// Keep returns what can be passed on of a trace, "" for what cannot.
+// Keep returns parent and state, each replaced by "" if it cannot be passed on.
 func Keep(parent, state string) (string, string) {
 	if !sendable(parent) {
 		return "", ""
@@ -50,7 +46,7 @@ func Keep(parent, state string) (string, string) {
 	return parent, state
 }
 
-// allow reports whether there is room for one more.
+// allow reports whether there is room for one more header.
 func (l Limits) allow(headers map[string]string, name, value string) bool {
 	size := len(name) + len(value)
 	for n, v := range headers {
@@ -63,8 +59,7 @@ func sendable(value string) bool {
 	return value != "" && len(value) <= maxValue && cleantext.Printable(value)
 }
 
-// A Carrier holds the headers of one message for what puts a trace into them or
-// takes it out, such as OpenTelemetry's propagators.
+// A Carrier gives a propagator, such as OpenTelemetry's, access to the trace headers of one message.
 type Carrier struct{ Parent, State string }
 
 // Get implements a carrier.
@@ -78,7 +73,7 @@ func (c *Carrier) Get(name string) string {
 	return ""
 }
 
-// Set implements a carrier. What is no trace header is dropped.
+// Set implements a carrier. It drops a header that is not a trace header.
 func (c *Carrier) Set(name, value string) {
 	switch name {
 	case Parent:

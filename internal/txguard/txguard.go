@@ -1,6 +1,5 @@
-// Package txguard hands a transaction to code that may work in it but not end
-// it: sagamill's own rows are in the same transaction, and only sagamill knows
-// when they are complete.
+// Package txguard hands a transaction to code that may work in it but must not end it. Rows of sagamill are
+// in the same transaction, and only sagamill knows when they are complete.
 package txguard
 
 import (
@@ -15,9 +14,8 @@ import (
 // caller.
 var ErrManaged = errors.New("the transaction is ended by sagamill, not by the handler")
 
-// Wrap returns tx without the power to end it, by its methods or by SQL that it is
-// given to execute. Begin still opens a savepoint, which the holder ends itself.
-// Its Conn is the bare one: see [StatusOf].
+// Wrap returns tx without the power to end it, neither by its methods nor by SQL. Begin still opens a
+// savepoint, which the holder ends itself. Its Conn is the unguarded connection: see [StatusOf].
 func Wrap(tx pgx.Tx) pgx.Tx { return guarded{tx} }
 
 type guarded struct{ pgx.Tx }
