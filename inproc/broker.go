@@ -1,20 +1,17 @@
-// Package inproc is a message broker within the process: for examples, for
-// tests, and for services that all live in one process and need no broker of
-// their own.
+// Package inproc is a message broker within the process: for examples, for tests, and for services that all
+// live in one process and need no separate broker.
 //
-// It stores nothing, so it acks through: a message is published once a handler
-// of every service subscribed to its topic has acked it. What the process holds
-// when it dies was not acknowledged to the publisher, and the outbox publishes
-// it again.
+// It stores nothing, so it acks through: a message is published once a handler of every service subscribed to
+// its topic has acked it. If the process dies, its messages in hand were not acknowledged to the publisher,
+// and the outbox publishes them again.
 //
-// Each service has its own copy of every message of the topics it subscribed
-// to, and its subscriptions share them. Messages with the same ordering
-// identity, the scope and the key without its step, are handled one after the
-// other in the order in which they were published; all others at once.
+// Each service has its copy of every message of the topics that it subscribed to, and its subscriptions share
+// them. The ordering identity of a message is its scope and its key without the step. Messages with the same
+// identity are handled one after the other, in the order of publication. All others are handled concurrently.
 //
-// Watermill's gochannel does not fit: it has no services that share a queue,
-// redelivers a nacked message at once, for ever, and answers the publisher with
-// success when nobody listens or when it is closed.
+// Watermill's gochannel does not fit: it has no services that share a queue, and it redelivers a nacked
+// message at once, for ever. It also reports success to the publisher when a topic has no subscriber or the
+// channel is closed.
 package inproc
 
 import (
@@ -40,8 +37,8 @@ var (
 	// ErrUnroutable reports a message to a topic that no service subscribed
 	// to. It is an [outbox.ErrRefused].
 	ErrUnroutable = fmt.Errorf("inproc: no service is subscribed: %w", outbox.ErrRefused)
-	// ErrUnacked reports that a message was not acked within AckTimeout. A
-	// handler may have, or may still, run.
+	// ErrUnacked reports that a message was not acked within AckTimeout. A handler may have run, or may still
+	// run.
 	ErrUnacked = errors.New("inproc: message not acked in time")
 	// ErrClosed reports a use after Close.
 	ErrClosed = errors.New("inproc: closed")
@@ -95,7 +92,7 @@ func New(opts *Options) *Broker {
 type parcel struct {
 	left      atomic.Int32
 	acked     chan struct{} // closed when left is 0
-	withdrawn atomic.Bool   // the publisher waits no longer
+	withdrawn atomic.Bool   // the publisher has stopped waiting
 }
 
 func (p *parcel) confirmParcel() {
@@ -104,11 +101,10 @@ func (p *parcel) confirmParcel() {
 	}
 }
 
-// PublishBatch hands batch to every service subscribed to its topics, and
-// returns when all have acked all of it, with nil results; or when ctx ends,
-// AckTimeout is over or the Broker is closed, with an error for each message
-// not acked by all. These are withdrawn where they were not yet handed over.
-// A message without a service is an [ErrUnroutable].
+// PublishBatch hands batch to every service subscribed to its topics. It returns nil results when all
+// services have acked all messages. If ctx ends, AckTimeout is over or the Broker is closed before that, it
+// returns an error for each message that a service has not acked. It withdraws such messages from services
+// that have not got them. A message without a service is an [ErrUnroutable].
 func (b *Broker) PublishBatch(ctx context.Context, batch []outbox.Publication) []error {
 	results := make([]error, len(batch))
 	parcels := make([]*parcel, len(batch))
@@ -187,8 +183,7 @@ func (b *Broker) Publish(topic string, messages ...*message.Message) error {
 	return errors.Join(results...)
 }
 
-// Subscriber returns a new Subscriber of service. That of a closed Broker is
-// closed.
+// Subscriber returns a new Subscriber of service. If the Broker is closed, the Subscriber is closed too.
 func (b *Broker) Subscriber(service string) *Subscriber {
 	s := &Subscriber{broker: b, service: service, done: make(chan struct{})}
 	b.mu.Lock()
@@ -201,7 +196,7 @@ func (b *Broker) Subscriber(service string) *Subscriber {
 	return s
 }
 
-// queueFor returns the queue of service for topic, which exists from then on.
+// queueFor returns the queue of service for topic, and creates it if it is missing.
 func (b *Broker) queueFor(topic, service string) *queue {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -214,9 +209,8 @@ func (b *Broker) queueFor(topic, service string) *queue {
 	return b.topics[topic][service]
 }
 
-// Close takes no more messages, closes every Subscriber and then ends the calls
-// that still wait for acks. It returns nil, and no goroutine is left. Calling
-// it again, or concurrently, waits for the same end.
+// Close takes no more messages, closes every Subscriber and then ends the calls that still wait for acks. It
+// returns nil when no goroutine is left. A second or concurrent call waits for the same end.
 func (b *Broker) Close() error {
 	b.mu.Lock()
 	first := !b.closing

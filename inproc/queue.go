@@ -16,14 +16,14 @@ type delivery struct {
 	again   bool // it was handed over before
 }
 
-// A lane holds the deliveries of one ordering identity. While its first one is
-// in hand or held back, the lane is in nobody's list.
+// A lane holds the deliveries of one ordering identity. While its first delivery is in hand or held back, the
+// lane is not in ready.
 type lane struct {
 	identity string // "" for a message without one, alone in its lane
 	waiting  []delivery
 }
 
-// A queue holds what one service has yet to ack of one topic.
+// A queue holds the messages of one topic that one service has not acked yet.
 type queue struct {
 	mu    sync.Mutex
 	lanes map[string]*lane // by identity
@@ -76,8 +76,8 @@ func (q *queue) signalReaders() {
 	}
 }
 
-// takeDelivery returns a ready lane and its first delivery, which is then the caller's,
-// to be given back with done or retry. The lane is nil if none is ready.
+// takeDelivery returns a ready lane and its first delivery. The caller gives it back by finishDelivery or
+// retryLane. The lane is nil if none is ready.
 func (q *queue) takeDelivery() (*lane, delivery) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -113,8 +113,7 @@ func (q *queue) shiftLane(l *lane) {
 	}
 }
 
-// retryLane makes the first delivery of l ready again. again says that a handler
-// had it.
+// retryLane makes the first delivery of l ready again. again says that a handler has had it.
 func (q *queue) retryLane(l *lane, again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

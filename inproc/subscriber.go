@@ -30,18 +30,16 @@ type Subscriber struct {
 	done          chan struct{} // closed at the end of Close
 }
 
-// Subscribe returns the channel on which the messages of topic arrive, shared
-// with the other subscriptions of the same service. Messages published before
-// the first Subscribe or SubscribeInitialize of the service do not arrive.
+// Subscribe returns the channel on which the messages of topic arrive. All subscriptions of the service share
+// them. Messages published before the first Subscribe or SubscribeInitialize of the service do not arrive.
 //
-// Up to Prefetch messages are handed over without waiting for the ack of any,
-// but only one of each ordering identity. A nacked message comes again after
-// NackDelay, with the metadata redelivered, before later ones of its identity.
+// Up to Prefetch messages are handed over without waiting for the ack of any, but only one of each ordering
+// identity. A nacked message is redelivered after NackDelay, with the metadata redelivered, before later ones
+// of its identity.
 //
-// When ctx ends, or Close is called, the channel is closed. Messages in hand
-// can still be acked until DrainTimeout; the rest stays with the service, for
-// its other and later subscriptions. A message's context has the values of ctx
-// but not its end: it ends when the message is settled or DrainTimeout is over.
+// When ctx ends, or Close is called, the channel is closed. Messages in hand can still be acked until
+// DrainTimeout. The other messages stay with the service, for its other and later subscriptions. A message's
+// context has the values of ctx but not its end: it ends when the message is settled or DrainTimeout is over.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,9 +67,8 @@ func (s *Subscriber) SubscribeInitialize(topic string) error {
 	return nil
 }
 
-// Close ends every subscription as the end of its context would, and waits for
-// them, at most DrainTimeout. It returns nil. Calling it again, or
-// concurrently, waits for the same end.
+// Close ends every subscription, as the end of its context would, and waits for them, at most DrainTimeout.
+// It returns nil. A second or concurrent call waits for the same end.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	first := !s.closed
@@ -143,7 +140,7 @@ func (s *subscription) deliverNext(intake, work context.Context) {
 	}
 }
 
-// copyMessage returns what one handler gets.
+// copyMessage returns the copy of a message for one handler.
 func (d *delivery) copyMessage() *message.Message {
 	msg := d.message.Copy()
 	msg.Payload = slices.Clone(d.message.Payload)
@@ -154,7 +151,8 @@ func (d *delivery) copyMessage() *message.Message {
 	return msg
 }
 
-// settleDelivery waits for the handler and says what becomes of the delivery.
+// settleDelivery waits for the handler, and finishes or retries the delivery as the handler decided. If work
+// ends first, the delivery is retried by another subscription.
 func (s *subscription) settleDelivery(intake, work context.Context, l *lane, p *parcel, msg *message.Message) {
 	select {
 	case <-msg.Acked():

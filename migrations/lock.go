@@ -16,24 +16,21 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// ErrLocked reports that a migration did not get a lock that it needs: a
-// transaction that stays open has the table. The schema is at the version of the
-// last migration that succeeded, and the same call may be made again.
+// ErrLocked reports that a migration did not get a lock, because an open transaction holds the table. The
+// schema is at the version of the last migration that succeeded. The same call may be made again.
 var ErrLocked = errors.New("a table is in use by transactions that stay open")
 
 const (
-	// LockTimeout is how long a migration waits for each lock. Whoever comes to the
-	// table meanwhile waits behind it, so this is also for how long a migration
-	// stops others that it does not get past.
+	// LockTimeout is how long a migration waits for each lock. Meanwhile other statements on the table wait
+	// behind the migration, so it also bounds how long a migration that does not get its lock stops them.
 	LockTimeout = time.Second
 
-	// LockAttempts is how often a migration is tried before [ErrLocked]. The pauses
-	// in between, in which nobody waits for it, grow to 15 seconds, so that it takes
-	// about two minutes.
+	// LockAttempts is how often a migration is tried before [ErrLocked]. Between two attempts it holds up no
+	// other statement. The pauses grow to 15 seconds, so that all attempts take about two minutes.
 	LockAttempts = 10
 )
 
-// patience is how a migration waits for its locks.
+// A patience says how a migration waits for its locks.
 type patience struct {
 	timeout  time.Duration
 	attempts int
@@ -42,43 +39,43 @@ type patience struct {
 
 var usual = patience{LockTimeout, LockAttempts, backoff.Policy{Base: 2 * time.Second, Cap: 15 * time.Second}}
 
-// sqlTakeTurn makes who migrates the same schema wait for whoever does so now,
-// also while that one pauses between two attempts: several that tried in turns
-// would leave no pause for others to get to the table. It is the session's.
+// sqlTakeTurn lets one migrator at a time work on a schema, its pauses between attempts included. If several
+// migrators tried in turns, their pauses would overlap, and other statements would never get to the table.
+// The session holds the lock.
 const sqlTakeTurn = `SELECT pg_try_advisory_lock(726539051, hashtext('{schema}'))`
 
-// sqlTakeMigrator takes tern's own lock, of all who migrate the database: tern gets it
-// then without a wait. What waits inside of a statement has a snapshot, for which a CREATE
-// INDEX CONCURRENTLY of the one that has the lock waits in turn.
+// sqlTakeMigrator takes tern's own lock, which all migrators of the database share: tern then gets it without
+// a wait. The statement does not wait either. A waiting statement has a snapshot, and a CREATE INDEX
+// CONCURRENTLY of the lock's holder would wait for that snapshot in turn.
 const (
 	sqlTakeMigrator = `SELECT pg_try_advisory_lock(9628173550095224)`
 	sqlGiveMigrator = `SELECT pg_advisory_unlock(9628173550095224)`
 )
 
-// turnPause is from one look whether it is one's turn to the next.
+// turnPause spaces the attempts to get an advisory lock.
 var turnPause = backoff.Policy{Base: 20 * time.Millisecond, Cap: 500 * time.Millisecond}
 
-// sqlLimitWaits stands in front of a migration, in its transaction. It bounds the wait for
-// a lock, unless the connection has a lock_timeout of its own, and the time that the
-// server leaves a migrator that hangs, or whose machine is gone, with the locks that it has. The row of the
-// version is locked first, while the limit counts: tern ends it before it changes that.
+// sqlLimitWaits runs before a migration, in its transaction. It bounds the wait for a lock, unless a
+// lock_timeout of the connection is set already. It also bounds how long the server lets a migrator keep its
+// locks after it hangs or its machine is lost. It locks the row of the version first, while the limit
+// applies: tern resets the limit before it changes that row.
 const sqlLimitWaits = `SELECT set_config('lock_timeout', '%d', true) WHERE current_setting('lock_timeout') = '0';
 SELECT set_config('idle_in_transaction_session_timeout', '15s', true), set_config('client_connection_check_interval', '5s', true);
 SELECT version FROM %s FOR UPDATE;
 `
 
-// The error codes of a lock that was not got.
+// The error codes of a lock that the migration did not get.
 const (
 	lockNotAvailable = "55P03"
 	deadlockDetected = "40P01"
 )
 
-// outsideTx is how a migration says to tern that it is none in a transaction.
+// outsideTx matches the comment by which a migration tells tern to run it outside of a transaction.
 var outsideTx = regexp.MustCompile(`(?m)^---- tern: disable-tx ----$`)
 
-// migrating has do move schema to another version, again if a migration does not get its
-// locks. do begins anew each time, from the version that is there then. What a migration
-// outside of a transaction has done stays, so that it waits as it says itself and is tried once.
+// migrating calls do to move schema to another version, and calls it again if a migration does not get its
+// locks. Each call starts at the version that the schema has by then. The effects of a migration outside of a
+// transaction stay after an error. Such a migration bounds its waits itself and is tried once.
 func (s set) migrating(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part, do func(*migrate.Migrator) error) error {
 	if err := refusePooler(ctx, conn); err != nil {
 		return fmt.Errorf("migrations: schema %s: %w", schema, err)
@@ -94,7 +91,7 @@ func (s set) migrating(ctx context.Context, conn *pgx.Conn, schema string, wante
 	})
 }
 
-// alone has do run while nobody else migrates anything in the database.
+// alone calls do while no other migrator works in the database.
 func alone(ctx context.Context, conn *pgx.Conn, do func() error) error {
 	if err := await(ctx, conn, sqlTakeMigrator); err != nil {
 		return fmt.Errorf("wait for who migrates: %w", err)
@@ -106,8 +103,7 @@ func alone(ctx context.Context, conn *pgx.Conn, do func() error) error {
 	return err
 }
 
-// await tries to get an advisory lock until it has it. It waits between two statements,
-// not in one.
+// await tries to get an advisory lock until it has it. It waits between two statements, never within one.
 func await(ctx context.Context, conn *pgx.Conn, try string) error {
 	for n := 1; ; n++ {
 		var got bool
@@ -132,13 +128,13 @@ func (p patience) limit(m *migrate.Migrator, versionTable string) {
 			continue
 		}
 		step.UpSQL = limited + step.UpSQL
-		if step.DownSQL != "" { // or it would no longer be one that cannot be undone
+		if step.DownSQL != "" { // an empty one says that the migration cannot be undone
 			step.DownSQL = limited + step.DownSQL
 		}
 	}
 }
 
-// try calls do until no migration lacks a lock, or attempts are used up.
+// try calls do until every migration gets its locks, or attempts are used up.
 func (p patience) try(ctx context.Context, do func() error, again func(migration string) bool) error {
 	for n := 1; ; n++ {
 		err := do()

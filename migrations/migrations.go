@@ -1,25 +1,21 @@
 // Package migrations holds sagamill's tables as SQL, templated with the name
 // of the Postgres schema they live in, and applies them with jackc/tern.
 //
-// [Up] may be called by any number of processes at once, at every start: they
-// take turns under a database-wide advisory lock, and each migration runs in a
-// transaction with its version number, so a process killed half-way leaves the
-// schema at a whole version. A schema that is ahead of the binary is left
-// alone, which lets the previous binary run on during a rolling deploy.
+// Any number of processes may call [Up] at once, at every start: they take turns under a database-wide
+// advisory lock. Each migration runs in a transaction with its version number, so a process that is killed
+// half-way leaves the schema at a whole version. A schema that is ahead of the binary is left alone, which
+// lets the previous binary run on during a rolling deploy.
 //
-// A migration that needs a lock which somebody holds does not queue for it, and
-// everybody else behind it: it waits for [LockTimeout], is rolled back, and is
-// tried again after a pause, [LockAttempts] times. A lock_timeout that the
-// connection has of its own, from its URL, role or database, counts instead.
+// A migration that needs a lock does not queue for it for long, because other statements would queue behind
+// it. It waits for [LockTimeout], is rolled back, and is tried again after a pause, [LockAttempts] times. If
+// the URL, the role or the database sets a lock_timeout, that applies instead.
 //
-// A service that uses some packages only may name their parts: a schema with
-// [Idempotency] alone has one table beside the version. Within a migration,
-// {{if .outbox}} and so on choose the statements of a part; journal is the part of
-// operators of messages.
+// A service that uses some packages only may name their parts: a schema with [Idempotency] alone has one
+// table besides the version. Within a migration, {{if .outbox}} and so on choose the statements of a part.
+// The part journal belongs to the operators of messages.
 //
-// People who apply SQL themselves print it with [Print], or with the command
-// `sagamill migrate print`. [Roles] prints the database roles for processes that
-// are to have no more rights than they need.
+// To apply the SQL by other means, print it with [Print], or with the command `sagamill migrate print`.
+// [Roles] prints the database roles for processes that are to have no more rights than they need.
 package migrations
 
 import (
@@ -43,16 +39,15 @@ import (
 //go:embed [0-9]*.sql
 var files embed.FS
 
-// DefaultSchema is where the tables live if the caller gives "" for the schema.
+// DefaultSchema is the schema of the tables if the caller gives "".
 const DefaultSchema = sqlschema.Default
 
-// versionTable is tern's: one row, the number of the last migration applied.
+// versionTable is the name of tern's table: one row, the number of the last migration applied.
 const versionTable = "schema_version"
 
-// sqlCreateSchema is guarded by a transaction-level advisory lock because
-// CREATE SCHEMA does not wait for a concurrent one of the same name: the loser
-// fails with a unique violation. IF NOT EXISTS would need the right to create
-// schemas also where there is nothing to create.
+// A transaction-level advisory lock guards sqlCreateSchema, because CREATE SCHEMA does not wait for a
+// concurrent one of the same name: the loser fails with a unique violation. IF NOT EXISTS needs the right to
+// create schemas even if there is nothing to create.
 const sqlCreateSchema = `
 BEGIN;
 SELECT pg_advisory_xact_lock(7265390517843162);
@@ -63,7 +58,7 @@ DO $$ BEGIN
 END $$;
 COMMIT`
 
-// sagamill are the tables of this module.
+// sagamill is the set of the tables of this module.
 var sagamill = newSet(files, versionTable)
 
 // A set is a series of migrations with the table that says which were applied.
@@ -75,13 +70,14 @@ type set struct {
 
 func newSet(files fs.FS, version string) set { return set{files, version, usual} }
 
-// Up creates schema if it is missing and applies all migrations that it has
-// not had yet, for parts and what they need; without parts, for all. Parts that the
-// schema has already stay, and go on with the others. A part that is new to it gets its
-// tables in one transaction, as of the schema's version. For that Up must have a connection that is no pooler's, or it returns
-// [ErrPooled]: the migrator's lock belongs to the session. After an error
-// the schema is at the version of the last migration that succeeded; the error is
-// [ErrLocked] if open transactions kept the next one from a table.
+// Up creates schema if it is missing, and applies all migrations that the schema has not had. Without parts
+// it does so for all parts, else for parts and the parts that they need. Parts that the schema has already
+// stay, and are migrated with the others. A part that is new to the schema gets its tables in one
+// transaction, at the version of the schema.
+//
+// Up needs a connection that leads past any pooler, because the migrator's lock belongs to the session;
+// otherwise it returns [ErrPooled]. After an error the schema is at the version of the last migration that
+// succeeded. The error is an [ErrLocked] if open transactions kept a migration from a table.
 func Up(ctx context.Context, databaseURL, schema string, parts ...Part) error {
 	wanted, err := resolveParts(parts)
 	if err != nil {
@@ -100,7 +96,7 @@ func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) e
 	return newSet(own, table).up(ctx, databaseURL, schema, nil)
 }
 
-// up is without parts for migrations that are not sagamill's.
+// up applies the migrations of s. Migrations other than sagamill's have no parts.
 func (s set) up(ctx context.Context, databaseURL, schema string, wanted []Part) error {
 	return s.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
 		known, err := migrate.FindMigrations(s.files)
@@ -111,7 +107,7 @@ func (s set) up(ctx context.Context, databaseURL, schema string, wanted []Part) 
 		case errors.Is(err, errPreRelease):
 			return fmt.Errorf("migrations: schema %s: %w", schema, err)
 		case err == nil && int(at.version) >= len(known) && len(at.lacks(wanted)) == 0:
-			return nil // as at every start but the first: nobody waits for anybody
+			return nil // the usual case, at every start after the first: no locks
 		}
 		return s.migrating(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
 			if err := s.addParts(ctx, conn, schema, wanted); err != nil {
@@ -126,9 +122,9 @@ func (s set) up(ctx context.Context, databaseURL, schema string, wanted []Part) 
 	})
 }
 
-// Down takes schema back to version; 0 removes every table and what they hold.
-// The schema itself stays. It waits for locks as [Up] does; after an error the schema is
-// at the version that the last step down has left.
+// Down takes schema back to version; 0 removes every table with its rows. The schema itself stays. Down waits
+// for locks as [Up] does. After an error the schema is at the version after the last step down that
+// succeeded.
 func Down(ctx context.Context, databaseURL, schema string, version int32) error {
 	return sagamill.down(ctx, databaseURL, schema, version)
 }
@@ -154,18 +150,18 @@ func (s set) down(ctx context.Context, databaseURL, schema string, version int32
 	})
 }
 
-// Newest returns the number of the newest migration that this binary knows. It does no
-// I/O: [Version] tells how many a schema has had.
+// Newest returns the number of the newest migration of this binary. It does no I/O. [Version] returns how
+// many migrations a schema has had.
 func Newest() int32 {
 	known, err := migrate.FindMigrations(sagamill.files)
 	if err != nil {
-		panic(fmt.Sprintf("migrations: the embedded files: %v", err)) // they are the build's
+		panic(fmt.Sprintf("migrations: the embedded files: %v", err)) // the build embeds the files: its tests would have failed
 	}
 	return int32(len(known))
 }
 
-// Version returns the number of the last migration applied to schema, 0 if
-// none was, and that of [Newest].
+// Version returns the number of the last migration applied to schema, 0 if none was, and the number of
+// [Newest].
 func Version(ctx context.Context, databaseURL, schema string) (applied, known int32, err error) {
 	err = sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
 		at, err := sagamill.applied(ctx, conn, schema)
@@ -178,15 +174,15 @@ func Version(ctx context.Context, databaseURL, schema string) (applied, known in
 	return applied, Newest(), err
 }
 
-// absent reports that there is no version, nor a table of it.
+// absent reports that the schema has no version, or no version table.
 func absent(err error) bool {
 	var missing *pgconn.PgError
 	return errors.Is(err, pgx.ErrNoRows) || errors.As(err, &missing) && missing.Code == "42P01"
 }
 
-// Print writes the SQL of all migrations for schema to w, in the form that
-// psql runs, for parts and what they need, or all. It keeps the version table, so that
-// [Up] knows afterwards what is there. It is for a schema that has had none.
+// Print writes the SQL of all migrations for schema to w, in the form that psql runs, for parts and the parts
+// that they need, or for all. The SQL also writes the version table, so that a later [Up] knows what was
+// applied. It is for a schema that has had no migrations.
 func Print(w io.Writer, schema string, parts ...Part) error {
 	schema = cmp.Or(schema, DefaultSchema)
 	if err := sqlschema.Check(schema); err != nil {
@@ -215,17 +211,17 @@ func Print(w io.Writer, schema string, parts ...Part) error {
 	return err
 }
 
-// connected has do use a connection of its own: whatever happens, closing it frees tern's
-// lock.
+// connected calls do with a new connection. It closes the connection afterwards, also after an error, which
+// frees tern's lock.
 func (s set) connected(ctx context.Context, databaseURL, schema string, do func(conn *pgx.Conn, schema string) error) error {
 	schema = cmp.Or(schema, DefaultSchema)
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}
-	if databaseURL == "" { // or it would be whatever database pgx finds by itself
+	if databaseURL == "" { // pgx would take its defaults and the environment's database
 		return errors.New("migrations: there is no database URL")
 	}
-	config, err := pgxpool.ParseConfig(databaseURL) // which knows the settings of pools that a URL may have
+	config, err := pgxpool.ParseConfig(databaseURL) // accepts the pool settings that a URL may have
 	if err != nil {
 		return fmt.Errorf("migrations: connect: %w", redact(err))
 	}
@@ -237,8 +233,8 @@ func (s set) connected(ctx context.Context, databaseURL, schema string, do func(
 	return do(conn, schema)
 }
 
-// locked makes sure that schema and its version table are there, which takes locks of the
-// whole database. do has the migrations of the parts that are there and of those that are wanted.
+// locked calls do with a migrator for the parts that the schema has and those that are wanted. It first
+// creates schema and its version table if they are missing, which takes locks of the whole database.
 func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part, do func(*migrate.Migrator) error) error {
 	if _, err := conn.PgConn().Exec(ctx, sqlschema.Bind(schema, sqlCreateSchema)).ReadAll(); err != nil {
 		return fmt.Errorf("migrations: create schema %s: %w", schema, err)
@@ -253,8 +249,8 @@ func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, wanted [
 	return nil
 }
 
-// redact keeps pgx's parse error, which quotes the URL with its password
-// masked only where it could parse it, out of logs.
+// redact keeps pgx's parse error out of logs: it quotes the URL, and masks the password only where it could
+// parse it.
 func redact(err error) error {
 	if _, ok := err.(*pgconn.ParseConfigError); ok {
 		return fmt.Errorf("the database URL cannot be parsed")
@@ -262,8 +258,8 @@ func redact(err error) error {
 	return err
 }
 
-// load returns the migrations of wanted and, with a connection, of the parts that schema has.
-// It makes the version table then.
+// load returns the migrations of wanted. With a connection, it adds those of the parts that schema has, and
+// creates the version table if it is missing.
 func (s set) load(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part) (*migrate.Migrator, error) {
 	m, err := migrate.NewMigrator(ctx, conn, schema+"."+s.version)
 	if err != nil {

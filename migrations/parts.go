@@ -14,11 +14,10 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// A Part is the tables of one package. A schema has those parts that its service
-// uses, all at the same version.
+// A Part is the tables of one package. A schema has the parts that its service uses, all at the same version.
 type Part string
 
-// The parts. A [Part] that needs others brings them along.
+// The parts. [Up] adds the parts that a [Part] needs.
 const (
 	Idempotency Part = "idempotency" // of idemkey/idempg
 	Outbox      Part = "outbox"      // of outbox
@@ -26,7 +25,7 @@ const (
 	Saga        Part = "saga"        // of saga; needs Outbox and Inbox
 )
 
-// journal is what operators of messages write. It is part of Outbox and of Inbox.
+// journal is the table that operators of messages write. Outbox and Inbox need it.
 const journal Part = "journal"
 
 var (
@@ -35,8 +34,7 @@ var (
 	needs      = map[Part][]Part{Outbox: {journal}, Inbox: {journal}, Saga: {Outbox, Inbox}}
 )
 
-// resolveParts returns wanted with what it needs, in the order of everything. None
-// means all.
+// resolveParts returns wanted and the parts that those need, in the order of everything. No part means all.
 func resolveParts(wanted []Part) ([]Part, error) {
 	if len(wanted) == 0 {
 		return everything, nil
@@ -47,7 +45,7 @@ func resolveParts(wanted []Part) ([]Part, error) {
 		}
 	}
 	all := slices.Clone(wanted)
-	for i := 0; i < len(all); i++ { // what is needed needs others in turn
+	for i := 0; i < len(all); i++ { // all grows: a needed part may need others
 		all = append(all, needs[all[i]]...)
 	}
 	return uniteParts(all, nil), nil
@@ -70,7 +68,7 @@ func joinParts(all []Part, separator string) string {
 	return strings.Join(names, separator)
 }
 
-// templateData tells the SQL of migrations and roles which parts there are: {{if .outbox}}.
+// templateData returns, for the SQL of migrations and roles, which parts there are: {{if .outbox}}.
 func templateData(all []Part) map[string]any {
 	data := map[string]any{}
 	for _, p := range all {
@@ -79,8 +77,8 @@ func templateData(all []Part) map[string]any {
 	return data
 }
 
-// A state is what a schema has had. The column parts is there only if it has had
-// some parts and not all: without it the schema has everything.
+// A state is the version and the parts of a schema. The column parts exists only in a schema with some parts
+// but not all: without it the schema has everything.
 type state struct {
 	version int32
 	mark    string // comment of the version table
@@ -95,8 +93,8 @@ func recordParts(all []Part) string {
 	return joinParts(all, " ")
 }
 
-// parts returns those of which the schema has the tables. At version 0 there are none,
-// whatever is recorded.
+// parts returns the parts whose tables the schema has. At version 0 there are none, even if some are
+// recorded.
 func (s state) parts() (all []Part) {
 	switch {
 	case s.version == 0:
@@ -110,15 +108,15 @@ func (s state) parts() (all []Part) {
 	return all
 }
 
-// lacks returns those of wanted that the schema has not had.
+// lacks returns the parts of wanted that the schema does not have.
 func (s state) lacks(wanted []Part) []Part {
 	there := s.parts()
 	return slices.DeleteFunc(slices.Clone(wanted), func(p Part) bool { return slices.Contains(there, p) })
 }
 
-// addParts makes the tables of parts that the schema lacks, as its version has them,
-// and records the parts, in one transaction. A schema without a version gets the record alone:
-// the migrations make the tables.
+// addParts creates the tables of the parts that the schema lacks, at the version of the schema, and records
+// the parts, in one transaction. For a schema without a version it only records them: the migrations create
+// the tables.
 func (s set) addParts(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part) error {
 	at, err := s.applied(ctx, conn, schema)
 	if err != nil {
@@ -147,21 +145,21 @@ func (s set) addParts(ctx context.Context, conn *pgx.Conn, schema string, wanted
 		return err
 	})
 	var refused *pgconn.PgError
-	if errors.As(err, &refused) { // what try knows
+	if errors.As(err, &refused) { // the error that try recognizes
 		return migrate.MigrationPgError{MigrationName: addingParts, PgError: refused}
 	}
 	return err
 }
 
-// sqlRecordParts writes down which parts a schema has.
+// sqlRecordParts records which parts a schema has.
 const sqlRecordParts = `ALTER TABLE %[1]s ADD COLUMN IF NOT EXISTS parts text;
 UPDATE %[1]s SET parts = nullif('%[2]s', '');
 `
 
-// addingParts names addParts in errors.
+// addingParts is the name of addParts in errors.
 const addingParts = "add parts"
 
-// Parts returns the parts whose tables schema has, none before its first migration.
+// Parts returns the parts whose tables schema has. Before the first migration there are none.
 func Parts(ctx context.Context, databaseURL, schema string) (there []Part, err error) {
 	err = sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
 		at, err := sagamill.applied(ctx, conn, schema)
@@ -178,8 +176,7 @@ func Parts(ctx context.Context, databaseURL, schema string) (there []Part, err e
 	return there, err
 }
 
-// applied reads the state of schema without a lock. There is an error if it has none
-// yet.
+// applied reads the state of schema without a lock. It returns an error if the schema has no state yet.
 func (s set) applied(ctx context.Context, conn *pgx.Conn, schema string) (at state, err error) {
 	err = conn.QueryRow(ctx, sqlschema.Bind(schema, sqlReadState+s.version+" v"), pgx.QueryExecModeSimpleProtocol).Scan(&at.version, &at.record, &at.mark)
 	if err == nil && s.version == versionTable && at.version > 0 && at.mark != releaseMark {

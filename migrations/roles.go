@@ -13,34 +13,32 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// sqlRoles takes all tables into account that the migrations make: a new table has its
-// place there too.
+// sqlRoles lists all tables that the migrations create: a new table needs its place there too.
 //
 //go:embed roles.sql
 var sqlRoles string
 
-// DefaultPrefix is what the names of roles begin with if the caller gives "".
+// DefaultPrefix is the prefix of the names of roles if the caller gives "".
 const DefaultPrefix = "sagamill"
 
-// grantees are the roles that are given rights; the owner has all.
+// grantees are the roles that get rights on single tables; the owner has all rights.
 var grantees = []string{"entry", "relay", "consumer", "operator", "reader"}
 
-// Roles writes SQL to w, in the form that psql runs, which makes the roles of the
-// processes that use schema, and gives each what it needs and nothing else:
-// prefix_owner, which owns the schema and its tables from then on, prefix_entry,
-// prefix_relay, prefix_consumer, prefix_operator and prefix_reader. None can log in.
-// The SQL says how a login role becomes a member, and who may run it.
+// Roles writes SQL to w, in the form that psql runs. It creates the roles of the processes that use schema,
+// and gives each role the rights that it needs and no others. The roles are prefix_owner, which then owns the
+// schema and its tables, prefix_entry, prefix_relay, prefix_consumer, prefix_operator and prefix_reader. None
+// can log in. The SQL says how a login role becomes a member, and who may run it.
 //
-// It is one transaction, and may be run again at any time: the rights of these roles on
-// this module's tables are afterwards what it says, whatever they were before. It changes
-// no others, but takes those of PUBLIC away. It refuses a schema that has had fewer
-// migrations than this binary knows. Run it again after the next migration, as the newer
-// binary prints it: until then only the owner may use what is new.
+// The SQL is one transaction, and may run again at any time. Afterwards these roles have the rights on this
+// module's tables that the SQL lists, no matter what they had before. It takes the rights of PUBLIC away, and
+// changes those of no other role. It fails on a schema that has had fewer migrations than this binary knows.
+// Run it again after the next migration, as the newer binary prints it: until then only the owner may use the
+// new tables.
 //
-// Roles belong to the whole cluster, so that services with schemas of their own need
-// prefixes of their own. An empty schema or prefix is sagamill. The only errors are those
-// of w, of a schema or prefix that is no plain identifier, and of a part that does not
-// exist. Parts are those of the schema, none for all: the SQL refuses a schema with others.
+// Roles belong to the whole cluster, so that services with different schemas need different prefixes. An
+// empty schema or prefix means sagamill. Parts are the parts of the schema, none for all: the SQL fails on a
+// schema with others. Roles returns the errors of w, and an error for a schema or prefix that is not a plain
+// identifier, or for an unknown part.
 func Roles(w io.Writer, schema, prefix string, parts ...Part) error {
 	schema, prefix = cmp.Or(schema, DefaultSchema), cmp.Or(prefix, DefaultPrefix)
 	if err := sqlschema.Check(schema); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// traced are the tables that a search for a saga reads: those of operator.Locator.
+// traced are the tables that operator.Locator reads.
 var traced = []string{
 	"inbox", "inbox_horizon", "parked",
 	"outbox_0", "outbox_1", "outbox_2", "outbox_other", "outbox_held", "outbox_relay", "outbox_cursor_0", "outbox_cursor_1",
@@ -20,31 +20,29 @@ var traced = []string{
 // orchestrated are the tables of package saga.
 var orchestrated = []string{"saga", "saga_definition", "saga_journal"}
 
-// A Schema is one that holds tables of this module.
+// A Schema is a schema that holds tables of this module.
 type Schema struct {
 	Name string
 
-	// Absent are tables that it lacks: its migrations are older than this binary.
+	// Absent are the tables that it lacks, because its migrations are older than this binary.
 	Absent []string
 
-	// Denied are tables that the role may not read: without USAGE on the schema,
-	// all that there are.
+	// Denied are the tables that the role may not read. Without USAGE on the schema these are all tables.
 	Denied []string
 
-	// Sagas reports whether it has the tables of package saga, and SagasDenied are
-	// those of them that the role may not read.
+	// Sagas reports whether it has the tables of package saga. SagasDenied are the tables of those that the
+	// role may not read.
 	Sagas       bool
 	SagasDenied []string
 }
 
-// Readable reports whether the role may read in it all that tells where a saga is;
-// for the instances of package saga there are Sagas and SagasDenied.
+// Readable reports whether the role may read all tables that locate a saga. For the instances of package saga
+// see Sagas and SagasDenied.
 func (s *Schema) Readable() bool { return len(s.Absent) == 0 && len(s.Denied) == 0 }
 
-// sqlListSchemas lists schemas with a version table $2 and an inbox, with which of
-// the tables $1 they lack and which the role may not read. It reads catalogs
-// alone, which every role may. (A table that is dropped at this moment is neither:
-// what is asked of it is null.)
+// sqlListSchemas lists the schemas with a version table $2 and an inbox. For each it lists which of the
+// tables $1 are missing, and which the role may not read. It reads catalogs only, which every role may. A
+// table that is dropped at this moment is in neither list, because the server answers null.
 const sqlListSchemas = `
 SELECT s.name,
 	coalesce(array_agg(t.name ORDER BY t.ordinal) FILTER (WHERE c.oid IS NULL), '{}'),
@@ -57,10 +55,9 @@ WHERE EXISTS (SELECT FROM pg_class v WHERE v.relnamespace = s.oid AND v.relname 
 	AND EXISTS (SELECT FROM pg_class i WHERE i.relnamespace = s.oid AND i.relname = 'inbox' AND i.relkind = 'r')
 GROUP BY s.name ORDER BY s.name COLLATE "C"`
 
-// Schemas lists the schemas of the database that db is of which hold an inbox of
-// this module, in the order of their names: also those in which the role may not
-// read everything that tells where a saga is, or that have not had the migrations
-// for it. It takes no lock on what is in them, and needs no grant.
+// Schemas lists the schemas with an inbox of this module in the database of db, ordered by name. It includes
+// schemas in which the role may not read all tables, and schemas with older migrations. It takes no lock on
+// tables, and needs no grant.
 func Schemas(ctx context.Context, db *pgxpool.Pool) ([]Schema, error) {
 	rows, _ := db.Query(ctx, sqlListSchemas, slices.Concat(traced, orchestrated), versionTable)
 	all, err := pgx.CollectRows(rows, scanSchema)
@@ -69,7 +66,7 @@ func Schemas(ctx context.Context, db *pgxpool.Pool) ([]Schema, error) {
 	}
 	ours := all[:0]
 	for _, s := range all {
-		if sqlschema.Check(s.Name) == nil { // or Up would not have made it
+		if sqlschema.Check(s.Name) == nil { // Up makes no others
 			ours = append(ours, s)
 		}
 	}

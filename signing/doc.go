@@ -1,11 +1,9 @@
-// Package signing signs messages on their way out and verifies them on their way
-// in, so that who can write to a broker, or change what it holds, cannot forge a
-// message of a service.
+// Package signing signs messages on their way out and verifies them on their way in. Write access to a broker
+// is then not enough to forge a message of a service.
 //
-// A [Signer] is put around the relay's publisher, and a [Verifier] into
-// consumer.Options.Verify. The outbox stores no signature: a relay signs with the key
-// that it has when it publishes, also what was stored under another one and what
-// is published again.
+// A [Signer] goes around the relay's publisher, and a [Verifier] into consumer.Options.Verify. The outbox
+// stores no signature: a relay signs with its key at the time of publishing, also a message that was stored
+// earlier and one that is published again.
 //
 // # How to begin
 //
@@ -14,7 +12,7 @@
 //  3. [NewVerifier], with all keys and who may send to which topic; its [Verifier.Verify] is consumer.Options.Verify.
 //  4. Signers first: a consumer that verifies makes a dead letter of what is not signed.
 //
-// The package's Example is both sides.
+// The Example of this package shows both sides.
 //
 // # What is covered
 //
@@ -28,32 +26,29 @@
 //     version of the message format and where a participant's replies go are among
 //     them.
 //
-// Each is preceded by its length, so that no two different messages have one input.
+// The length of each part stands before it, so that no two different messages have the same input.
 //
-// Not covered are traceparent and tracestate, which may be changed on the way, and
-// all other headers: brokers and bridges add some. A handler that is to be sure
-// reads the payload.
+// The signature does not cover traceparent and tracestate, which may change on the way, nor any other header:
+// brokers and bridges add some. A handler must take what it relies on from the payload.
 //
 // # What it is worth
 //
-// A message that verifies was sent by somebody with the key, to that topic, as it
-// is. It may have been sent before: a message that is repeated is absorbed by the
-// inbox, like any redelivery.
+// A message that verifies was sent by a holder of the key, to that topic, and is unchanged. It may be a
+// repetition: the inbox absorbs it, like any redelivery.
 //
-// The verifier says which producer may send to which topic, and, where one topic takes
-// messages of several, which types and steps are whose: see [Sender]. Such a topic is that to
-// which the participants of an orchestrated saga reply. Without more, one of them that is broken into could
-// answer for another one's step.
+// The verifier says which producer may send to which topic. Where several producers send to one topic, it
+// also says which types and steps belong to which: see [Sender]. An example is the topic to which the
+// participants of an orchestrated saga reply. Without types and steps, a participant that is broken into
+// could answer for the step of another.
 //
-// The key is shared: who can verify can also sign. A consumer that is broken into
-// can forge messages of every producer whose key it has. Give each producer a key
-// of its own, each environment other keys, and no consumer a key that it does not
-// need. The payload is not encrypted.
+// The key is shared: a verifier can also sign. An attacker in a consumer can forge messages of every producer
+// whose key it has. Give each producer one key that no other has, each environment different keys, and no
+// consumer a key that it does not need. The payload is not encrypted.
 //
 // # Rotation
 //
-// A key is replaced in three steps, without losing a message: every verifier learns
-// the new key; the signer uses it; when no message signed with the old key is under
-// way any more, verifiers forget the old one. A message that was parked, or is a dead
-// letter of another reason, was verified when it arrived, and runs without the key.
+// A key is replaced in three steps, without losing a message. First every verifier learns the new key. Then
+// the signer uses it. Verifiers forget the old key when no message signed with it is under way any more. A
+// message that was parked, or is a dead letter for another reason, was verified on arrival, and runs without
+// the key.
 package signing

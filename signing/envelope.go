@@ -17,26 +17,25 @@ import (
 //	v1;<key id>;<HMAC, 43 characters of base64url without padding>
 const Header = outbox.HeaderSignature
 
-// version is that of the signature: what it covers, and how it is computed.
+// version is the version of the signature: the fields that it covers, and how it is computed.
 const version = "v1"
 
-// label keeps a secret that is used for something else, too, from making signatures.
+// label separates these signatures from other uses of the same secret.
 const label = "sagamill message signature " + version
 
-// ownPrefix is what the names of the headers begin with that have a meaning to this
-// project, besides those that covered has.
+// ownPrefix is the prefix of the headers that have a meaning to this project, besides those in covered.
 const ownPrefix = "x-sagamill-"
 
-// covered are the metadata that a signature covers in this order, present or not.
+// covered are the metadata that a signature covers, in this order, present or not.
 var covered = [...]string{
 	outbox.PropertyType, outbox.HeaderKey, outbox.HeaderScope, outbox.PropertyCorrelation, outbox.HeaderCausation,
 	outbox.PropertyTimestamp, outbox.PropertyContentType,
 }
 
-// encoding refuses what it would not write itself.
+// encoding is strict: it decodes only text that it would write itself.
 var encoding = base64.RawURLEncoding.Strict()
 
-// encodedLen is how many characters an HMAC has.
+// encodedLen is the number of characters of an encoded HMAC.
 const encodedLen = (sha256.Size*8 + 5) / 6
 
 // signMessage computes the HMAC of msg into p.sum.
@@ -61,16 +60,15 @@ func (p *part) signMessage(keyID, topic string, msg *message.Message) {
 		p.addField(name)
 		p.addField(msg.Metadata[name])
 	}
-	clear(p.names) // keeps nothing of the message
+	clear(p.names) // a machine must not keep a message alive
 	p.input = append(p.input, body[:]...)
 	p.mac.Reset()
 	p.mac.Write(p.input)
 	p.mac.Sum(p.sum[:0])
 }
 
-// addField appends s to the input, behind its length. The fields before the headers are
-// so many each time, and the digest behind them is so long, so that what the input
-// was made of can be read from it in one way only.
+// addField appends s to the input, behind its length. The number of fields before the headers and the length
+// of the digest behind them are fixed, so that the input can be read in one way only.
 func (p *part) addField(s string) {
 	p.input = binary.BigEndian.AppendUint64(p.input, uint64(len(s)))
 	p.input = append(p.input, s...)
@@ -85,7 +83,7 @@ func (p *part) headerValue(keyID string) string {
 	return string(encoding.AppendEncode(p.input, p.sum[:]))
 }
 
-// parseSignature splits the value of [Header]. It takes exactly what header returns, for
+// parseSignature splits the value of [Header]. It accepts exactly the values that headerValue returns, for
 // any key id.
 func parseSignature(value string) (keyID string, mac [sha256.Size]byte, ok bool) {
 	rest, ok := strings.CutPrefix(value, version+";")
@@ -96,7 +94,7 @@ func parseSignature(value string) (keyID string, mac [sha256.Size]byte, ok bool)
 	if !ok || !isValidID(keyID) || len(encoded) != encodedLen {
 		return "", mac, false
 	}
-	// The decoder passes over line breaks: then there are too few bytes.
+	// The decoder skips line breaks: a text with one has too few bytes.
 	var raw [encodedLen]byte
 	n, err := encoding.Decode(mac[:], append(raw[:0], encoded...))
 	return keyID, mac, err == nil && n == len(mac)

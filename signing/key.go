@@ -21,15 +21,15 @@ const (
 	MinSecret   = 32
 )
 
-// A Key is a secret that a producer shares with those that verify its messages.
+// A Key is a secret that a producer shares with the verifiers of its messages.
 type Key struct {
 	ID       string // names the key in each signature; 1 to 32 of a-z 0-9 -, never used for another secret
 	Producer string // the service whose messages it signs; 1 to 128 printable bytes
 	Secret   Secret `json:"-"`
 
-	// NotAfter is when verifiers stop to accept it, by their own clocks and whenever
-	// the message was signed, and signers to sign with it. Leave time for what waits
-	// in queues. Default: never.
+	// NotAfter is the time from which verifiers accept no message with the key, even if it was signed earlier,
+	// and signers sign no more. Each process goes by its clock. Leave time for messages that wait in queues.
+	// Default: never.
 	NotAfter time.Time
 }
 
@@ -57,8 +57,8 @@ func isValidID(id string) bool {
 	})
 }
 
-// sameSecret reports whether k and other make the same signatures: HMAC fills a short secret up
-// with zeros, and hashes a long one.
+// sameSecret reports whether k and other make the same signatures. HMAC pads a short secret with zeros and
+// hashes a long one, so different secrets can be equivalent.
 func (k *Key) sameSecret(other *Key) bool {
 	return bytes.Equal(k.markOfKey(), other.markOfKey())
 }
@@ -69,17 +69,17 @@ func (k *Key) markOfKey() []byte {
 	return mac.Sum(nil)
 }
 
-// hasExpired reports whether k is not to be used any more.
+// hasExpired reports whether k must not be used any more.
 func (k *Key) hasExpired() bool { return !k.NotAfter.IsZero() && !time.Now().Before(k.NotAfter) }
 
-// A machine computes the signatures of one key. Its parts are used again: setting
-// up an HMAC costs more than one over a message does.
+// A machine computes the signatures of one key. It reuses its parts, because setting up an HMAC costs more
+// than computing one over a message.
 type machine struct {
 	Key
 	parts sync.Pool
 }
 
-// A part is what one computation at a time needs.
+// A part is the state of one computation. Concurrent computations use different parts.
 type part struct {
 	mac   hash.Hash
 	input []byte
@@ -87,7 +87,7 @@ type part struct {
 	sum   [sha256.Size]byte
 }
 
-// newMachine returns that of k.
+// newMachine returns the machine of k.
 func newMachine(k Key) (*machine, error) {
 	if err := k.checkKey(); err != nil {
 		return nil, err

@@ -7,22 +7,22 @@ import (
 	"log/slog"
 )
 
-// A Secret is what a key is made of. It tells itself to nobody: neither printed, with any
-// verb, nor logged, nor encoded, by itself or as a field of something, unexported ones included.
+// A Secret is the secret of a key. It does not show itself in printing, with any verb, in logs or in
+// encodings, also as an unexported field of another value.
 type Secret struct {
-	// reveal is a function since nothing that prints a value can look into one: fmt asks
-	// no method of an unexported field, and tools for debugging follow pointers.
+	// reveal is a function because printing cannot look into one. fmt calls no method of an unexported field,
+	// and debugging tools follow pointers.
 	reveal func() []byte
 }
 
-// NewSecret returns a Secret of a copy of b: at least 32 random bytes, which whoever
-// makes a [Signer] or a [Verifier] with it is told of otherwise.
+// NewSecret returns a Secret with a copy of b, which must have at least 32 random bytes: [NewSigner] and
+// [NewVerifier] refuse a shorter one.
 func NewSecret(b []byte) Secret {
 	b = bytes.Clone(b)
 	return Secret{reveal: func() []byte { return b }}
 }
 
-// secretBytes are not to be changed.
+// secretBytes returns the secret. The caller must not change it.
 func (s Secret) secretBytes() []byte {
 	if s.reveal == nil {
 		return nil
@@ -30,10 +30,10 @@ func (s Secret) secretBytes() []byte {
 	return s.reveal()
 }
 
-// opaque is what is told instead of a secret.
+// opaque is printed in place of a secret.
 const opaque = "(secret)"
 
-// String returns the same for every Secret. So do all other methods.
+// String returns the same text for every Secret. So do all other methods.
 func (Secret) String() string { return opaque }
 
 // Format implements [fmt.Formatter], for all verbs.

@@ -17,7 +17,7 @@ var ErrExpired = errors.New("signing: the key has expired")
 // A Signer signs messages with one key. Any number of goroutines may use it.
 type Signer struct{ machine *machine }
 
-// NewSigner returns a Signer with key. An error says what is wrong with the key.
+// NewSigner returns a Signer with key. Its error says why the key is invalid.
 func NewSigner(key Key) (*Signer, error) {
 	m, err := newMachine(key)
 	if err != nil {
@@ -26,9 +26,8 @@ func NewSigner(key Key) (*Signer, error) {
 	return &Signer{machine: m}, nil
 }
 
-// Sign sets [Header] of msg to its signature for topic, in place of one that it may
-// have. What the signature covers must not change after that. The only error is an
-// [ErrExpired]; msg is as it was then.
+// Sign sets [Header] of msg to the signature for topic, and replaces an existing one. After that, nothing
+// that the signature covers may change. The only error is an [ErrExpired]; msg is then unchanged.
 func (s *Signer) Sign(topic string, msg *message.Message) error {
 	if s.machine.hasExpired() {
 		return fmt.Errorf("%w: %s", ErrExpired, s.machine.ID)
@@ -43,10 +42,9 @@ func (s *Signer) Sign(topic string, msg *message.Message) error {
 	return nil
 }
 
-// Publisher returns a publisher that signs messages and hands them to next, batch by
-// batch: give it to a relay. The results are next's. Once the key has expired
-// nothing is handed on, and every result is an [ErrExpired], which is no refusal:
-// the messages stay in the outbox until a relay has another key.
+// Publisher returns a publisher for a relay. It signs messages and hands them to next, batch by batch, and
+// returns next's results. After the key has expired it hands no message on, and every result is an
+// [ErrExpired]. That is not a refusal: the messages stay in the outbox until a relay has another key.
 func (s *Signer) Publisher(next outbox.Publisher) outbox.Publisher {
 	return &publisher{signer: s, next: next}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// Why a message is not verified, besides [ErrExpired].
+// The reasons why a message does not verify, besides [ErrExpired].
 var (
 	ErrMissing    = errors.New("signing: the signature is missing")
 	ErrUnknownKey = errors.New("signing: the signature is of an unknown key")
@@ -20,39 +20,37 @@ var (
 	ErrNotAllowed = errors.New("signing: the producer is not allowed to send that")
 )
 
-// A Sender is a producer that may send to a topic: everything, unless it says what.
+// A Sender is a producer that may send to a topic: all messages, or only some types and steps.
 type Sender struct {
 	Producer string // of its keys, however many it has
 
-	// Types are the types of the messages that it may send there. Where the participants of
-	// an orchestrated saga reply, it is saga.TypeReply alone: the topic also takes orders
-	// to compensate. Default: all.
+	// Types are the types of the messages that it may send there. On the topic for the replies to an
+	// orchestrated saga, allow saga.TypeReply alone: the topic also takes orders to compensate. Default: all.
 	Types []string
 
-	// Steps are the steps that the messages' step keys may name. Where participants
-	// reply, that is the step that the reply is about, if the orchestrator has
-	// saga.Options.NamedReplies. Elsewhere nobody goes by it: topic and type lead a message to its
-	// handler. Default: all.
+	// Steps are the steps that the messages' step keys may name. On a topic for replies, that is the step that
+	// the reply is about, if the orchestrator has saga.Options.NamedReplies. On other topics, handlers are
+	// chosen by topic and type, and the step does not matter. Default: all.
 	Steps []string
 }
 
-// maySend reports whether it may send such a message. One without a step is about none.
+// maySend reports whether the sender may send such a message. A message without a step matches no step of
+// Steps.
 func (s *Sender) maySend(typ, step string) bool {
 	return (len(s.Types) == 0 || slices.Contains(s.Types, typ)) && (len(s.Steps) == 0 || slices.Contains(s.Steps, step))
 }
 
-// A Verifier knows the keys of producers, and which of them may send what to which
-// topic. Any number of goroutines may use it.
+// A Verifier knows the keys of producers, and which messages each may send to which topic. Any number of
+// goroutines may use it.
 type Verifier struct {
 	machines map[string]*machine            // by key id
 	allowed  map[string]map[string][]Sender // by topic and producer
 }
 
-// NewVerifier returns a Verifier of the messages that are signed with one of keys. A
-// producer may have several, as it does while one replaces another. allowed has for
-// each topic those that may send to it: a topic that it does not have is closed to all.
-// A producer that is named twice for a topic may send what either allows. An error
-// says which key or sender cannot be used, or that there is no key.
+// NewVerifier returns a Verifier of messages that are signed with one of keys. A producer may have several
+// keys, as while one replaces another. allowed lists for each topic its senders: no producer may send to a
+// topic that is missing from it. A producer that is listed twice for a topic may send what either entry
+// allows. An error says which key or sender is invalid, or that there is no key.
 func NewVerifier(keys []Key, allowed map[string][]Sender) (*Verifier, error) {
 	if len(keys) == 0 {
 		return nil, errors.New("signing: NewVerifier needs at least one key")
@@ -81,8 +79,8 @@ func NewVerifier(keys []Key, allowed map[string][]Sender) (*Verifier, error) {
 	return v, nil
 }
 
-// allowSenders takes copies. A step that no message can name is a mistake, which would be found
-// out by messages that are refused.
+// allowSenders copies senders. It refuses a step that no message can name, because otherwise only refused
+// messages would show the mistake.
 func (v *Verifier) allowSenders(topic string, senders []Sender) error {
 	v.allowed[topic] = make(map[string][]Sender, len(senders))
 	for _, s := range senders {
@@ -100,10 +98,9 @@ func (v *Verifier) allowSenders(topic string, senders []Sender) error {
 	return nil
 }
 
-// Verify returns nil if msg was signed for topic with a key that v has, and by a
-// producer that may send it there. Otherwise the error is an [ErrMissing],
-// [ErrUnknownKey], [ErrExpired], [ErrInvalid] or [ErrNotAllowed], and nothing that msg
-// says is to be believed. It changes nothing, and fits consumer.Options.Verify.
+// Verify returns nil if msg was signed for topic with a key of v, and its producer may send it there.
+// Otherwise the error is an [ErrMissing], [ErrUnknownKey], [ErrExpired], [ErrInvalid] or [ErrNotAllowed];
+// trust nothing in msg then. Verify changes nothing, and fits consumer.Options.Verify.
 func (v *Verifier) Verify(topic string, msg *message.Message) error {
 	value := msg.Metadata[Header]
 	if value == "" {
@@ -125,13 +122,13 @@ func (v *Verifier) Verify(topic string, msg *message.Message) error {
 	return v.permitMessage(m, topic, msg)
 }
 
-// permitMessage returns an [ErrNotAllowed] unless m's producer may send msg to topic. The signature
-// covers what it goes by.
+// permitMessage returns an [ErrNotAllowed] unless m's producer may send msg to topic. It looks only at fields
+// that the signature covers.
 func (v *Verifier) permitMessage(m *machine, topic string, msg *message.Message) error {
 	typ := msg.Metadata[outbox.PropertyType]
 	key, err := stepkey.Parse(msg.Metadata[outbox.HeaderKey])
 	if err != nil {
-		key.Step = "" // as much as was read of it may be anything
+		key.Step = "" // a key that does not parse names no step
 	}
 	for _, s := range v.allowed[topic][m.Producer] {
 		if s.maySend(typ, key.Step) {
@@ -141,8 +138,7 @@ func (v *Verifier) permitMessage(m *machine, topic string, msg *message.Message)
 	return fmt.Errorf("%w: %v, to topic %s: type %.100q, step %q", ErrNotAllowed, m.Key, topic, typ, key.Step)
 }
 
-// hasMade reports whether mac is m's of msg. How long that takes tells nothing of the
-// right one.
+// hasMade reports whether mac is m's HMAC of msg. Its time does not depend on how much of mac is right.
 func (m *machine) hasMade(mac []byte, topic string, msg *message.Message) bool {
 	p := m.parts.Get().(*part)
 	defer m.parts.Put(p)

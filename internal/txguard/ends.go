@@ -118,8 +118,8 @@ func commentLength(sql string) int {
 	return len(sql)
 }
 
-// quotedLength returns the length of a string or name. A doubled quote ends one string and begins the next,
-// which is of no importance here.
+// quotedLength returns the length of a string or name. A doubled quote ends one string and begins the next:
+// the two have the right length together.
 func quotedLength(sql string, quote byte, escapes bool) int {
 	for i := 1; i < len(sql); i++ {
 		switch {
