@@ -29,7 +29,7 @@ func list(module string, pkg *types.Package) []string {
 	return slices.Compact(l.lines)
 }
 
-// separator stands between the name of something and what is said of it.
+// separator stands between a name and the fact about it.
 const separator = ": "
 
 // add adds a line about name, which may be a member, as in T.Method.
@@ -38,8 +38,8 @@ func (l *lister) add(name, format string, args ...any) {
 	l.lines = append(l.lines, path+"."+name+separator+fmt.Sprintf(format, args...))
 }
 
-// symbol returns what a line is about. A name has several lines where several things are
-// true of it, each with a word of its own behind it.
+// symbol returns the part of a line that identifies it. A name with several facts has several lines, each
+// with a different word behind the name.
 func symbol(line string) string {
 	name, about, _ := strings.Cut(line, separator)
 	if about == "comparable" {
@@ -88,8 +88,8 @@ func (l *lister) typeName(o *types.TypeName) {
 	l.methods(o.Name(), o.Type())
 }
 
-// interfaceType: others implement an interface whose methods are all exported, so that one
-// more breaks them. One with an unexported method is for this package to implement.
+// interfaceType lists an interface. Users implement an interface whose methods are all exported, so that a
+// new method breaks them. Only this package can implement one with an unexported method.
 func (l *lister) interfaceType(name, parameters string, t *types.Interface) {
 	closed := false
 	var methods []string
@@ -111,7 +111,7 @@ func (l *lister) interfaceType(name, parameters string, t *types.Interface) {
 	}
 }
 
-// fields lists those of a struct, and what an embedded unexported one promotes.
+// fields lists the fields of a struct, and the fields that an embedded unexported struct promotes.
 func (l *lister) fields(name string, t *types.Struct, seen map[string]bool) {
 	for i := range t.NumFields() {
 		f := t.Field(i)
@@ -141,7 +141,7 @@ func (l *lister) fields(name string, t *types.Struct, seen map[string]bool) {
 	}
 }
 
-// methods lists those of t and of pointers to it, promoted ones too.
+// methods lists the methods of t and of pointers to it, promoted ones too.
 func (l *lister) methods(name string, t types.Type) {
 	of := types.NewMethodSet(t)
 	for s := range types.NewMethodSet(types.NewPointer(t)).Methods() {
@@ -168,8 +168,8 @@ func (l *lister) parameters(params *types.TypeParamList) string {
 	return "[" + strings.Join(all, ", ") + "]"
 }
 
-// text writes t without names of parameters, which nobody depends on, and with the paths of
-// packages.
+// text writes t with the paths of packages, and without the names of parameters, because no code depends on
+// them.
 func (l *lister) text(t types.Type) string {
 	return types.TypeString(nameless(t), func(p *types.Package) string {
 		if p == l.pkg {

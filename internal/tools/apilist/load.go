@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// A listedPackage is what go list says of one.
+// A listedPackage is the description of a package by go list.
 type listedPackage struct {
 	ImportPath, Name, Export string
 	Module                   *struct {
@@ -24,8 +24,8 @@ type listedPackage struct {
 	IgnoredGoFiles []string
 }
 
-// listModule lists all packages of the module in the working directory that others can
-// import. It reads what the compiler wrote of them, which go vet has had made already, and no source.
+// listModule lists all packages of the module in the working directory that users can import. It reads the
+// compiler's export data, which go vet has already built, and no source.
 func listModule() ([]string, error) {
 	list := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Name,Export,Module,IgnoredGoFiles", "./...")
 	list.Stderr = os.Stderr
@@ -59,7 +59,7 @@ func listModule() ([]string, error) {
 	return listPackages(module, public, export)
 }
 
-// isPublic: examples are programs, and what they consist of is nobody else's.
+// isPublic excludes examples: they are programs.
 func isPublic(module, path, name string) bool {
 	rest := strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
 	elements := strings.Split(rest, "/")

@@ -1,12 +1,12 @@
-// Command apilist lists the public API of the module in api/next.txt, a line for each thing
-// that a user's code may depend on. So a change of the API is seen in review, as one of that file.
+// Command apilist lists the public API of the module in api/next.txt, one line for each thing that a user's
+// code may depend on. A review then sees a change of the API as a change of that file.
 //
-//	apilist       # is the listing that of the code, and has it all that the newest release has?
-//	apilist -w    # write it
+//	apilist       # check that the listing matches the code and lacks nothing of the newest release
+//	apilist -w    # write the listing
 //
-// A release is a tag vX.Y.Z that HEAD descends from, and what it promises is the listing of
-// its commit. The first line of api/next.txt names the version that the code becomes: what is gone
-// since the release may be gone in the next major version, and in the next minor one before 1.0.
+// A release is a tag vX.Y.Z that HEAD descends from. It promises the listing of its commit. The first line of
+// api/next.txt names the version that the code becomes. The next major version may remove lines of the
+// release, and before 1.0 the next minor version too.
 package main
 
 import (
@@ -75,10 +75,10 @@ func checkRelease(next version, lines []string) error {
 		"is the next major one, and before 1.0 the next minor one\n%s", tag, listingPath, next, strings.Join(gone, "\n"))
 }
 
-// header begins the first line of a listing: the version that it becomes follows.
+// header is the start of the first line of a listing. The version that the code becomes follows it.
 const header = "# next: "
 
-// parseListing returns the lines of a listing and the version in its header; of no content, the
+// parseListing returns the lines of a listing and the version in its header. For empty content that is the
 // first version.
 func parseListing(content string) (next version, lines []string, err error) {
 	if content == "" {
@@ -96,7 +96,7 @@ func formatListing(next version, lines []string) string {
 	return header + next.String() + "\n" + strings.Join(lines, "\n") + "\n"
 }
 
-// missing returns those of old that current lacks, each with what is there instead.
+// missing returns the lines of old that current lacks, each with its replacement in current.
 func missing(old, current []string) (gone []string) {
 	instead := map[string]string{}
 	for _, line := range current {
@@ -115,7 +115,7 @@ func missing(old, current []string) (gone []string) {
 	return gone
 }
 
-// differences returns what is missing from current or from recorded.
+// differences returns the lines that current or recorded lacks.
 func differences(recorded, current []string) []string {
 	diff := missing(recorded, current)
 	known := map[string]bool{}

@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// A version is major, minor and patch.
+// A version is a major, minor and patch number.
 type version [3]int
 
-// A pre-release promises nothing, and counts as no version.
+// A pre-release promises nothing and is not a version.
 var versionText = regexp.MustCompile(`^v(0|[1-9]\d{0,5})\.(0|[1-9]\d{0,5})\.(0|[1-9]\d{0,5})$`)
 
 func parseVersion(text string) (v version, ok bool) {
@@ -29,7 +29,7 @@ func parseVersion(text string) (v version, ok bool) {
 
 func (v version) String() string { return fmt.Sprintf("v%d.%d.%d", v[0], v[1], v[2]) }
 
-// mayBreak reports whether next may lack what released has.
+// mayBreak reports whether next may lack lines that released has.
 func mayBreak(released, next version) bool {
 	if next[0] == 0 && released[0] == 0 {
 		return next[1] > released[1]
@@ -47,7 +47,7 @@ func newest(tags []string) (v version, ok bool) {
 	return v, ok
 }
 
-// newestRelease returns the newest release that HEAD descends from, or why there is none.
+// newestRelease returns the newest release that HEAD descends from, or the reason why there is none.
 func newestRelease() (v version, why string) {
 	tags, err := git("tag", "--list", "v*", "--merged", "HEAD")
 	if err != nil {
@@ -65,8 +65,8 @@ func newestRelease() (v version, why string) {
 // showFile returns the listing of a release.
 func showFile(tag version) (string, error) { return git("show", tag.String()+":./"+listingPath) }
 
-// git reads the repository, whoever it belongs to: containers often build in somebody
-// else's tree.
+// git reads the repository, no matter which account owns it: containers often build in a tree of another
+// account.
 func git(args ...string) (string, error) {
 	out, err := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...).Output()
 	var exit *exec.ExitError

@@ -1,8 +1,6 @@
-// Package archtest holds the rules about this repository that a compiler does
-// not check: who may import whom, and what has bitten once and is not to come
-// back. Its tests parse every Go file of the module; go.mod and CI's workflow
-// have rules of their own.
+// Package archtest holds the rules of this repository that a compiler does not check: the directions of
+// imports, and mistakes that must not happen again. Its tests parse every Go file of the module. Other rules
+// check go.mod and CI's workflow.
 //
-// A rule that is wrong is changed here, with the reason in the commit; there
-// are no exceptions in the code.
+// Change a wrong rule here, with the reason in the commit. The code has no exceptions.
 package archtest

@@ -15,10 +15,10 @@ func (f *file) isPublic() bool {
 	})
 }
 
-// checkExamples returns the exported functions of public packages that no Example of their
-// own package shows in use. Methods do not count: what returns their receivers does.
+// checkExamples returns the exported functions of public packages that no Example of their package uses. It
+// ignores methods, because an Example of the constructor shows the receiver.
 func checkExamples(all []*file) (wrong []string) {
-	missing := make(map[string]string) // by package and function, where it is
+	missing := make(map[string]string) // the place, by package and function
 	for _, f := range all {
 		if f.isTest() || !f.isPublic() {
 			continue
@@ -47,8 +47,8 @@ func checkExamples(all []*file) (wrong []string) {
 	return wrong
 }
 
-// examples returns the Examples in f, from outside of their package as users are. In a file
-// without tests, all else is theirs too.
+// examples returns the Examples in f that are outside of their package, where users are. In a file without
+// tests the Examples include all other code.
 func (f *file) examples() (found []ast.Node) {
 	if !f.isTest() || !strings.HasSuffix(f.ast.Name.Name, "_test") {
 		return nil

@@ -10,15 +10,13 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
-// sharedPoints are those that are hit in several places, each with why it is one
-// point all the same.
+// sharedPoints are the points that several places hit, each with the reason why it is one point.
 var sharedPoints = map[string]string{
 	"consumer/after-dead-letter": "a dead letter is written over a handler's end, without a handler, and unread",
 }
 
-// checkFailpoints returns where the calls of failpoint.Hit in all differ from the list
-// of points: the tests go by the list, so that a call which is not in it is never
-// struck.
+// checkFailpoints returns the differences between the calls of failpoint.Hit and the list of points. The
+// tests use the list: they would never strike at a call that the list lacks.
 func checkFailpoints(all []*file, points []failpoint.Point) []string {
 	var wrong []string
 	calls := make(map[string][]string)

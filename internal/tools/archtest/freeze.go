@@ -25,9 +25,9 @@ var (
 // format, step keys, traces of the state machine.
 var goldenTrees = []string{"outbox/testdata", "internal/stepkey/testdata", "internal/machine/testdata", "idemkey/testdata"}
 
-// listFrozen lists what a change of structure must not touch, one line each, sorted: names of
-// failpoints, metrics, headers and sentinel errors, the claims of docs/guarantees.md, and
-// digests of golden files. A name has no package, since a move is no change.
+// listFrozen lists, one sorted line each, the things that a change of structure must not touch: the names of
+// failpoints, metrics, headers and sentinel errors, the claims of docs/guarantees.md, and digests of golden
+// files. A name is listed without its package, so that it may move.
 func listFrozen(root string, all []*file) ([]string, error) {
 	lines := map[string]bool{}
 	for _, f := range all {
@@ -54,7 +54,7 @@ func listFrozen(root string, all []*file) ([]string, error) {
 	return slices.Sorted(maps.Keys(lines)), nil
 }
 
-// addFrozen adds what node names.
+// addFrozen adds the frozen names in node.
 func addFrozen(lines map[string]bool, node ast.Node) {
 	switch n := node.(type) {
 	case *ast.BasicLit:

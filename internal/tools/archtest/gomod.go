@@ -5,14 +5,13 @@ import (
 	"strings"
 )
 
-// minVersions are the oldest versions that may be required, with what is wrong
-// with those before.
+// minVersions are the oldest versions that go.mod may require, each with the fault of the versions before.
 var minVersions = []struct{ module, version, why string }{
 	{"github.com/jackc/pgx/v5", "v5.12.0", "SQL injection in simple-protocol batches and a channel binding bypass before"},
 	{"github.com/rabbitmq/amqp091-go", "v1.16.0", "the second dial with one configuration fails before"},
 }
 
-// checkModule returns what is wrong with the requirements in a go.mod.
+// checkModule returns the mistakes in the requirements of a go.mod.
 func checkModule(gomod string) []string {
 	required := requirements(gomod)
 	var wrong []string
@@ -39,8 +38,7 @@ func requirements(gomod string) map[string]string {
 	return required
 }
 
-// isOlder reports whether version a comes before b. What cannot be read is older,
-// and so is a pre-release.
+// isOlder reports whether version a comes before b. A pre-release and an unreadable version count as older.
 func isOlder(a, b string) bool {
 	var x, y [3]int
 	if strings.Contains(a, "-") {
@@ -60,8 +58,7 @@ func isOlder(a, b string) bool {
 	return false
 }
 
-// checkMakefile makes sure that what is built for users is built without tags: they
-// are for tests, and for vet.
+// checkMakefile makes sure that programs for users are built without tags. Tags are for tests and for vet.
 func checkMakefile(content string) []string {
 	var wrong []string
 	for line := range strings.Lines(content) {

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// guarantees is how many docs/guarantees.md has, and mutantsEach how many mutants
-	// there are of each at least.
+	// guarantees is the number of guarantees in docs/guarantees.md, and mutantsEach the least number of
+	// mutants of each.
 	guarantees  = 10
 	mutantsEach = 2
 )
@@ -31,9 +31,8 @@ type claim struct {
 	tests []string
 }
 
-// claimsOf returns the claims in docs/guarantees.md, and what is wrong with it: in the
-// section of a guarantee stands nothing but its table, each row of which is one sentence
-// and names tests that exist, by package.
+// claimsOf returns the claims in docs/guarantees.md, and the mistakes in it. The section of a guarantee must
+// hold only its table. Each row must be one sentence and name existing tests, by package.
 func claimsOf(doc string, tests map[string]bool) (claims []claim, wrong []string) {
 	complain := func(format string, args ...any) {
 		wrong = append(wrong, "docs/guarantees.md: "+fmt.Sprintf(format, args...))
@@ -80,8 +79,8 @@ func claimsOf(doc string, tests map[string]bool) (claims []claim, wrong []string
 	return claims, append(append(wrong, checkClaimedTests(doc)...), checkTestNames("docs/guarantees.md", doc, tests)...)
 }
 
-// checkClaimedTests returns what the claims of docs/guarantees.md name that is no test with
-// its package.
+// checkClaimedTests returns the names in the claims of docs/guarantees.md that are not tests with their
+// package.
 func checkClaimedTests(doc string) (wrong []string) {
 	for line := range strings.SplitSeq(doc, "\n") {
 		if parts := claimRow.FindStringSubmatch(line); parts != nil {
@@ -95,8 +94,7 @@ func checkClaimedTests(doc string) (wrong []string) {
 	return wrong
 }
 
-// checkTestNames returns the tests that a document names, with their package, and that do not
-// exist.
+// checkTestNames returns the tests, with their package, that a document names and that do not exist.
 func checkTestNames(name, doc string, tests map[string]bool) (wrong []string) {
 	for _, named := range quoted.FindAllStringSubmatch(doc, -1) {
 		if qualifiedTest.MatchString(named[1]) && !tests[named[1]] {
@@ -108,7 +106,8 @@ func checkTestNames(name, doc string, tests map[string]bool) (wrong []string) {
 
 var namedFile = regexp.MustCompile("`(\\w[\\w.-]*/[\\w./-]*\\.(?:go|sql))`")
 
-// checkFileNames returns the Go and SQL files that a document names, with their folder, and that do not exist.
+// checkFileNames returns the Go and SQL files, with their folder, that a document names and that do not
+// exist.
 func checkFileNames(name, doc string, exists func(string) bool) (wrong []string) {
 	for _, named := range namedFile.FindAllStringSubmatch(doc, -1) {
 		if !exists(named[1]) {
@@ -118,8 +117,8 @@ func checkFileNames(name, doc string, exists func(string) bool) (wrong []string)
 	return wrong
 }
 
-// qualifiedTestsOf returns the test functions in files, each as its package's directory
-// and its name. In what stands the files' own module, "" for the outermost.
+// qualifiedTestsOf returns the test functions in files, each as its package's directory and its name. The
+// directory of the files' module is in, "" for the outermost module.
 func qualifiedTestsOf(files []*file, module string) map[string]bool {
 	tests := map[string]bool{}
 	for _, f := range files {
@@ -130,9 +129,8 @@ func qualifiedTestsOf(files []*file, module string) map[string]bool {
 	return tests
 }
 
-// checkMutants returns what is wrong with the list of mutants: each breaks a claim
-// that exists, and must be noticed by a test that the claim names; and no guarantee
-// is without.
+// checkMutants returns the mistakes in the list of mutants. Each mutant breaks an existing claim, and names a
+// test of that claim, which must notice it. Each guarantee must have mutants.
 func checkMutants(mutants []mutate.Mutant, claims []claim) (wrong []string) {
 	each := map[string]int{}
 	for _, m := range mutants {

@@ -32,8 +32,8 @@ func parseFile(path string, src []byte) (*file, error) {
 	return &file{path: path, fset: fset, ast: parsed}, nil
 }
 
-// parseModule parses every Go file below root that belongs to the module: a
-// directory with a go.mod of its own is another one.
+// parseModule parses every Go file below root that belongs to the module. A directory with a go.mod is
+// another module.
 func parseModule(root string) ([]*file, error) {
 	var all []*file
 	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
@@ -69,7 +69,7 @@ func readFile(root, name string) (*file, error) {
 	return parseFile(filepath.ToSlash(relative), src)
 }
 
-// isOtherModule reports whether the go command would not count dir to the module.
+// isOtherModule reports whether the go command excludes dir from the module.
 func isOtherModule(dir string) bool {
 	base := filepath.Base(dir)
 	if base == "testdata" || base == "vendor" || base[0] == '.' || base[0] == '_' {
@@ -79,7 +79,7 @@ func isOtherModule(dir string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// isTest reports whether f is compiled into tests only.
+// isTest reports whether only tests compile f.
 func (f *file) isTest() bool { return strings.HasSuffix(f.path, "_test.go") }
 
 // packagePath returns the package's directory within the module, "." for its root.

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// What README.md shows as a service, and the Example that is compiled.
+// The service in README.md, and the compiled Example with the same code.
 const (
 	serviceExample = "consumer/example_service_test.go"
 	exampleStart   = "\nfunc Example_service() {\n"
@@ -18,8 +18,8 @@ const (
 	exampleLines   = 40
 )
 
-// checkReadme returns what is wrong with the service that readme shows: it is the body
-// of the Example, which compiles, and no longer than it says.
+// checkReadme returns the differences between the service in readme and the body of the Example, which
+// compiles. It also checks that the service is no longer than readme says.
 func checkReadme(readme, example string) []string {
 	_, shown, found := strings.Cut(readme, readmeStart)
 	shown, _, closed := strings.Cut(shown, "\n}\n```\n")
@@ -48,8 +48,8 @@ var (
 	inAnchor = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// checkLinks returns the links in the Markdown files below root that lead nowhere: to a
-// file that is not there, or a heading that a file does not have.
+// checkLinks returns the broken links in the Markdown files below root: to a missing file, or to a heading
+// that a file does not have.
 func checkLinks(root string) (wrong []string, err error) {
 	err = filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "node_modules") {
@@ -75,11 +75,11 @@ func checkLinks(root string) (wrong []string, err error) {
 	return wrong, err
 }
 
-// followLink returns what is wrong with a link to target in the file name.
+// followLink returns the mistake in a link to target in the file name, or "".
 func followLink(name, target string) string {
 	u, err := url.Parse(target)
 	if err != nil || u.IsAbs() {
-		return "" // another site's, if it is one
+		return "" // a link to another site
 	}
 	file := name
 	if u.Path != "" {
@@ -103,7 +103,7 @@ func followLink(name, target string) string {
 	return "there is no such heading"
 }
 
-// anchorOf returns what a heading is linked by.
+// anchorOf returns the anchor of a heading.
 func anchorOf(heading string) string {
 	return strings.ReplaceAll(inAnchor.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
 }

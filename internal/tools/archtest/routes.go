@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// routes are all that the module's programs answer over HTTP, and who may ask:
+// routes are all HTTP routes of the module's programs, each with its class of callers:
 //
-//   - principal: whoever names one, and then only for what is that one's.
-//   - probe: anybody. It tells how the process does, and nothing of any saga.
-//   - simulated: anybody who reaches the listener. It stands for a system of somebody
-//     else, which would have its own authentication.
-//   - ledger: likewise. It is there for the examples' own checks that nothing was done
-//     twice. Programs listen on loopback unless they are told to listen elsewhere, and then
-//     warn that everybody may read it.
+//   - principal: a caller that names a principal. It sees only the data of that principal.
+//   - probe: any caller. The answer shows the state of the process, and no saga.
+//   - simulated: any caller that reaches the listener. It simulates an external system,
+//     which in production would authenticate its callers.
+//   - ledger: likewise. It lets the examples check that nothing was done twice. Programs
+//     listen on loopback by default. With another address they warn that every caller that
+//     reaches it may read the ledger.
 var routes = map[string]string{
 	"examples/internal/demo GET /healthz":                         "probe",
 	"examples/internal/demo GET /metrics":                         "probe",
@@ -36,8 +36,8 @@ var routes = map[string]string{
 	"examples/trip-saga/internal/trip POST /trips":                "principal",
 }
 
-// serving are the trees whose non-test files may listen: programs of the examples, the
-// tools that measure and break them, and what tests put between a client and a server.
+// serving are the trees whose product files may listen: programs of the examples, tools that measure and
+// break them, and proxies of tests.
 var serving = []string{
 	"examples", "bench", "chaos",
 	"internal/testing/certtest", "internal/testing/commitloss", "internal/tools/devservices", "internal/testing/proctest", "internal/testing/rabbitcluster", "internal/testing/rabbitnode", "internal/testing/rabbittest", "internal/testing/redistest",
@@ -50,11 +50,11 @@ var listening = map[string][]string{
 	"tls":  {"Listen", "NewListener"},
 }
 
-// profilers add routes to http.DefaultServeMux when they are imported.
+// profilers are the packages that add routes to http.DefaultServeMux when they are imported.
 var profilers = []string{"net/http/pprof", "expvar"}
 
-// checkListeners keeps ports out of the library and the operator's command: what they
-// can do is for code and for who has the database, never for who reaches a port.
+// checkListeners keeps ports out of the library and the operator's command. Their functions are for code and
+// for holders of database access, never for callers that reach a port.
 func checkListeners(f *file) []string {
 	wrong := f.importing("it serves to everybody what no client should see", func(name string) bool { return slices.Contains(profilers, name) })
 	if f.isTest() || slices.ContainsFunc(serving, func(tree string) bool { return isWithin(f.packagePath(), tree) }) {
@@ -87,9 +87,9 @@ func routesOf(f *file) map[string]bool {
 		}
 		pattern := literalValue(call.Args[0])
 		if pattern == "" && !isWithin(f.packagePath(), "examples") && !isWithin(f.packagePath(), "cmd") {
-			return true // a handler of log records, for one: nothing listens here
+			return true // another Handle, such as that of log records
 		}
-		found[f.packagePath()+" "+pattern] = authenticated(call.Args[1]) // what is no literal is not in the table
+		found[f.packagePath()+" "+pattern] = authenticated(call.Args[1]) // a pattern that is not a literal is in no table
 		return true
 	})
 	return found
@@ -105,8 +105,8 @@ func authenticated(handler ast.Expr) bool {
 	return ok && selectsName(s, "web", "Authenticated")
 }
 
-// checkRoutes returns what is wrong with the routes in files: all are in the table, those
-// for principals ask for one, and the others change nothing but what is simulated.
+// checkRoutes returns the mistakes in the routes in files. All routes are in the table, routes for principals
+// ask for one, and other routes change simulated state only.
 func checkRoutes(files []*file, table map[string]string) []string {
 	var wrong []string
 	seen := make(map[string]bool)

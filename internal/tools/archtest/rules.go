@@ -11,8 +11,7 @@ import (
 	"strings"
 )
 
-// A rule is something that holds for each file on its own. check returns what
-// is wrong, one message each.
+// A rule holds for each file alone. check returns one message for each violation.
 type rule struct {
 	name  string
 	check func(*file) []string
@@ -66,10 +65,11 @@ var layers = map[string][]string{
 	"internal/tools":     {"*"},
 }
 
-// apart are the trees of internal that are no part of the product.
+// apart are the trees of internal that are not part of the product.
 var apart = []string{"internal/testing", "internal/suites", "internal/tools"}
 
-// apartUsers are the trees outside of apart, each with what its product files may import of it.
+// apartUsers are the trees outside of apart whose product files may import some of it, each with the allowed
+// packages.
 var apartUsers = map[string][]string{
 	exampleHarness:        {"internal/tools/devservices"},
 	"idemkey/idemkeytest": {"internal/testing"},
@@ -96,16 +96,15 @@ func checkApart(f *file) []string {
 	return wrong
 }
 
-// exampleHarness is the one package that several examples share, and exampleInternal are the
-// internal packages that it alone may import: a demo must run on a machine with nothing but Go, and
-// programs agree about which settings they reject. A user could have written all other code of
-// an example.
+// exampleHarness is the one package that several examples share. exampleInternal are the internal packages
+// that only the harness may import: a demo must run on a machine with nothing but Go, and programs agree
+// about the settings that they reject. A user could have written all other code of an example.
 const exampleHarness = "examples/internal/demo"
 
 var exampleInternal = []string{"internal/brokerurls", "internal/tools/devservices", "internal/plaintext"}
 
-// checkLayers enforces layers. A package that the table does not know is
-// wrong too: where it belongs is decided when it is made.
+// checkLayers enforces layers. A package that is missing in the table is an error too: its author decides its
+// place.
 func checkLayers(f *file) []string {
 	var wrong []string
 	tree, known := layerOf(f.packagePath())
@@ -152,7 +151,7 @@ func programOf(dir string) string {
 	return path.Join(elements[:min(2, len(elements))]...)
 }
 
-// brokerLibraries are for adapters. The core runs on any watermill Pub/Sub.
+// brokerLibraries are the libraries that only adapters may import. The core runs on any watermill Pub/Sub.
 var brokerLibraries = []string{"github.com/rabbitmq/amqp091-go", "github.com/ThreeDotsLabs/watermill-amqp"}
 
 // checkCore keeps those libraries out of the core's binaries.
@@ -166,16 +165,16 @@ func checkCore(f *file) []string {
 	})
 }
 
-// frameworks are foreign trees, each with the leaves that it is for alone. Nobody
-// imports those but users: who does not serve gin does not compile it.
+// frameworks are foreign trees, each with the packages that alone may import it. Only users import those
+// packages, so that a user without gin does not compile gin.
 var frameworks = map[string][]string{
 	"github.com/gin-gonic/gin": {"idemkey/idemgin"},
 	"github.com/labstack/echo": {"idemkey/idemecho"},
 	"go.opentelemetry.io/otel": {"telemetry"},
 }
 
-// checkFrameworks keeps those trees, and the leaves with them, out of all other
-// packages; examples and commands are users.
+// checkFrameworks keeps those trees, and the packages that import them, out of all other packages. Examples
+// and commands count as users.
 func checkFrameworks(f *file) []string {
 	if f.isTest() || isWithin(f.packagePath(), "examples") || isWithin(f.packagePath(), "cmd") {
 		return nil
@@ -196,14 +195,13 @@ func checkFrameworks(f *file) []string {
 	})...)
 }
 
-// redisPackages are for the stores on Redis, and redisUsers those that may
-// import them.
+// redisPackages are the packages for the stores on Redis, and redisUsers the packages that may import them.
 var (
 	redisPackages = []string{"github.com/redis/go-redis", module + "/idemkey/idemredis", module + "/idemkey/idemhybrid", module + "/internal/rediskey"}
 	redisUsers    = []string{"idemkey/idemredis", "idemkey/idemhybrid", "internal", "cmd", "examples"}
 )
 
-// checkRedis keeps Redis out of the binary of who does not use it.
+// checkRedis keeps Redis out of the binaries of services that do not use it.
 func checkRedis(f *file) []string {
 	user := func(t string) bool { return isWithin(f.packagePath(), t) }
 	if f.isTest() || slices.ContainsFunc(redisUsers, user) {
@@ -214,7 +212,7 @@ func checkRedis(f *file) []string {
 	})
 }
 
-// checkLeaves keeps packages that everything stands on free of dependencies.
+// checkLeaves keeps dependencies out of the packages that all others build on.
 func checkLeaves(f *file) []string {
 	if f.isTest() || (f.packagePath() != "internal/stepkey" && f.packagePath() != "internal/sqlschema") {
 		return nil
@@ -224,14 +222,13 @@ func checkLeaves(f *file) []string {
 	})
 }
 
-// impure are the trees of the standard library that know of the world outside,
-// or of chance.
+// impure are the trees of the standard library that give access to I/O, time or chance.
 var impure = []string{
 	"bufio", "context", "crypto/rand", "database", "embed", "io", "log", "math/rand", "net", "os", "plugin", "runtime", "sync", "syscall", "testing", "unsafe",
 }
 
-// checkPure keeps I/O, chance and the clock out of the transitions: they are tested
-// without any, and what they decide depends on what is stored alone.
+// checkPure keeps I/O, chance and the clock out of the transitions. Tests need none of them, and a decision
+// depends only on stored state.
 func checkPure(f *file) []string {
 	if f.isTest() || f.packagePath() != "internal/machine" {
 		return nil
@@ -271,12 +268,12 @@ func checkTestPackages(f *file) []string {
 	return wrong
 }
 
-// forbiddenImports maps a package to why nobody imports it.
+// forbiddenImports maps a package to the reason why no file may import it.
 var forbiddenImports = map[string]string{
 	"github.com/jackc/pgx/v5/stdlib": "database/sql repeats statements on pgx's word that they were not applied, and that word is not to be trusted",
 }
 
-// checkForbiddenImports counts tests in: what they need is not different.
+// checkForbiddenImports applies to tests as well.
 func checkForbiddenImports(f *file) []string {
 	var wrong []string
 	for _, name := range f.importPaths() {
@@ -287,8 +284,8 @@ func checkForbiddenImports(f *file) []string {
 	return wrong
 }
 
-// checkSafeToRetry: pgx says "safe" about a COMMIT that was applied when its
-// reply was lost. A test may show that it does.
+// checkSafeToRetry forbids pgconn.SafeToRetry, because pgx says "safe" about a COMMIT that was applied when
+// its reply was lost. A test may show that it does.
 func checkSafeToRetry(f *file) []string {
 	if f.isTest() {
 		return nil
@@ -301,8 +298,8 @@ func checkSafeToRetry(f *file) []string {
 	})
 }
 
-// checkSleep: a test waits for an event. Under testing/synctest a sleep takes
-// no time and is exact.
+// checkSleep forbids sleeping in tests: a test waits for an event. Under testing/synctest a sleep takes no
+// time and is exact.
 func checkSleep(f *file) []string {
 	if !f.isTest() || slices.Contains(f.importPaths(), "testing/synctest") {
 		return nil
@@ -319,8 +316,8 @@ func checkSleep(f *file) []string {
 // capitals here; prose is not.
 var sqlStart = regexp.MustCompile(`^\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|TRUNCATE|CREATE|ALTER|DROP|WITH|LOCK)\s`)
 
-// checkFormattedSQL finds statements whose text depends on values. A test may
-// build one: its schema has a name of its own.
+// checkFormattedSQL finds statements whose text depends on values. A test may build one, because the name of
+// its schema varies.
 func checkFormattedSQL(f *file) []string {
 	if f.isTest() {
 		return nil
@@ -348,7 +345,7 @@ func literalValue(e ast.Expr) string {
 	return value
 }
 
-// checkInit: what runs on import cannot be configured, ordered or tested.
+// checkInit forbids init functions: code that runs on import cannot be configured, ordered or tested.
 func checkInit(f *file) []string {
 	return inspectNodes(f, func(d *ast.FuncDecl) string {
 		if d.Recv != nil || d.Name.Name != "init" {
@@ -358,7 +355,7 @@ func checkInit(f *file) []string {
 	})
 }
 
-// checkName: such packages attract whatever has no place of its own.
+// checkName forbids package names without a meaning, because such packages attract unrelated code.
 func checkName(f *file) []string {
 	names := []string{"util", "utils", "common", "helper", "helpers", "types", "models", "misc"}
 	name := strings.TrimSuffix(f.ast.Name.Name, "_test")

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// securityItems is how many items docs/security.md has of package idemkey. Those of its
-// other sections have a letter, and are as many as there are.
+// securityItems is the number of items about package idemkey in docs/security.md. The items of its other
+// sections have a letter, and their number is free.
 const securityItems = 28
 
 var (
@@ -18,8 +18,8 @@ var (
 	testName    = regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`")
 )
 
-// checkSecurity returns what is wrong with docs/security.md: every item has its
-// row, in order, and every row names tests that exist.
+// checkSecurity returns the mistakes in docs/security.md. Every item must have its row, in order, and every
+// row must name existing tests.
 func checkSecurity(doc string, tests map[string]bool) []string {
 	var wrong []string
 	rows := securityRow.FindAllStringSubmatch(doc, -1)
@@ -42,7 +42,7 @@ func checkSecurity(doc string, tests map[string]bool) []string {
 	return wrong
 }
 
-// checkNamed returns what is wrong with the tests that an item names in cell.
+// checkNamed returns the mistakes in the tests that an item names in cell.
 func checkNamed(item, cell string, tests map[string]bool) []string {
 	var wrong []string
 	named := testName.FindAllStringSubmatch(cell, -1)
@@ -70,11 +70,11 @@ func namesOfTests(files []*file) map[string]bool {
 	return names
 }
 
-// httpHandlers are the exported functions of idemkey that may return a handler.
-// Records are looked into and removed by code alone, never over HTTP.
+// httpHandlers are the exported functions of idemkey that may return a handler. Only code reads and removes
+// records, never an HTTP request.
 var httpHandlers = []string{"Handler", "Outer", "PolicyHandler", "HandleTx"}
 
-// checkHandlers returns the others.
+// checkHandlers returns all other functions of idemkey that return a handler.
 func checkHandlers(f *file) []string {
 	if f.isTest() || !isWithin(f.packagePath(), "idemkey") || isWithin(f.packagePath(), "idemkey/idemkeytest") {
 		return nil
@@ -94,8 +94,7 @@ func checkHandlers(f *file) []string {
 	return wrong
 }
 
-// comparesInConstantTime reports whether a method of f leaves its comparison to
-// crypto/subtle or crypto/hmac.
+// comparesInConstantTime reports whether a method of f compares by crypto/subtle or crypto/hmac.
 func comparesInConstantTime(f *file, method string) (found, ok bool) {
 	for _, decl := range f.ast.Decls {
 		fn, isFunc := decl.(*ast.FuncDecl)

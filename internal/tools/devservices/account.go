@@ -14,7 +14,7 @@ import (
 // accountTimeout bounds the trial run under another account.
 const accountTimeout = 5 * time.Second
 
-// An account is whom a server runs as. The nil account is our own.
+// An account is the operating system account of a server. The nil account is our account.
 type account struct {
 	name     string
 	uid, gid int
@@ -36,9 +36,8 @@ func (a *account) ownFile(path string) error {
 	return os.Chown(path, a.uid, a.gid)
 }
 
-// unprivileged returns the first of names that exists and that we may become.
-// Without root's rights it is nil: we are unprivileged ourselves. PostgreSQL
-// refuses to run as root.
+// unprivileged returns the first of names that exists and that this process may switch to. It returns nil
+// without root's rights, because the process is unprivileged already. PostgreSQL refuses to run as root.
 func unprivileged(ctx context.Context, names ...string) (*account, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -47,8 +46,7 @@ func unprivileged(ctx context.Context, names ...string) (*account, error) {
 	for _, name := range append(names, "nobody", "daemon") {
 		a, err := lookUpAccount(name)
 		if err == nil {
-			// In a container whose user namespace does not map the
-			// account, only trying it out tells.
+			// The user namespace of a container may not map the account. Only a trial shows that.
 			_, err = program{path: "/bin/sh", args: []string{"-c", ":"}, dir: "/", as: a}.runProgram(ctx, accountTimeout)
 		}
 		if err == nil {

@@ -15,14 +15,13 @@ import (
 const (
 	aptTimeout = 10 * time.Minute
 
-	// policyFile decides whether a package may start its service. Exit code
-	// 101 forbids it.
+	// policyFile is the program that decides whether a package may start its service. Exit code 101 forbids
+	// it.
 	policyFile    = "/usr/sbin/policy-rc.d"
 	policyForbids = "#!/bin/sh\nexit 101\n"
 )
 
-// aptPostgres installs the distribution's PostgreSQL and then starts a private
-// one, as if it had been there.
+// aptPostgres installs the distribution's PostgreSQL and then starts a private server from it.
 func (r *run) aptPostgres(ctx context.Context) (instance, error) {
 	if err := r.aptInstall(ctx, "postgresql"); err != nil {
 		return instance{}, err
@@ -46,14 +45,13 @@ func (r *run) aptRedis(ctx context.Context) (instance, error) {
 	return r.privateRedis(ctx)
 }
 
-// Install installs packages with apt-get and says so on log. It is an error where there is
-// none, or where we are not root. Services of theirs are not started.
+// Install installs packages with apt-get, without starting their services, and writes a line to log. It
+// returns an error if there is no apt-get, or without root's rights.
 func Install(ctx context.Context, log io.Writer, names ...string) error {
 	return (&run{log: log}).aptInstall(ctx, names...)
 }
 
-// aptInstall installs packages whose services are not to be started: the run
-// starts private ones.
+// aptInstall installs packages without starting their services: the run starts private ones.
 func (r *run) aptInstall(ctx context.Context, names ...string) (err error) {
 	apt, err := exec.LookPath("apt-get")
 	if err != nil {
@@ -75,15 +73,15 @@ func (r *run) aptInstall(ctx context.Context, names ...string) (err error) {
 		_, err := program{path: apt, args: args, env: env}.runProgram(ctx, aptTimeout)
 		return err
 	}
-	// Lists may be there, from the image or from before, without a network.
+	// Without a network, package lists of the image or of an earlier update may do.
 	if err := get("update"); err != nil {
 		r.printLine("apt-get update did not work, using the lists there are: %s", oneLine(err))
 	}
 	return get(append([]string{"install", "-y", "--no-install-recommends"}, names...)...)
 }
 
-// forbidServices keeps packages from starting services until allow is called.
-// A policy that is there already is left alone.
+// forbidServices keeps packages from starting services until allow is called. It leaves an existing policy
+// alone.
 func forbidServices(path string) (allow func() error, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
 	if errors.Is(err, os.ErrExist) {
@@ -96,12 +94,11 @@ func forbidServices(path string) (allow func() error, err error) {
 	return func() error { return os.Remove(path) }, errors.Join(err, f.Close())
 }
 
-// installing keeps a process from running apt-get against itself.
+// installing allows one apt-get at a time in this process.
 var installing sync.Mutex
 
-// Program returns the path of a program that is no service of its own. If it is missing,
-// Debian's packages are installed where that is possible, which is said on log; else the
-// error says what to install.
+// Program returns the path of a program. If the program is missing, it installs Debian's packages where that
+// is possible, and writes a line to log. Otherwise the error says what to install.
 func Program(ctx context.Context, log io.Writer, name string, packages ...string) (string, error) {
 	installing.Lock()
 	defer installing.Unlock()
@@ -118,7 +115,7 @@ func Program(ctx context.Context, log io.Writer, name string, packages ...string
 	return "", fmt.Errorf("no %s: install it (on Debian and Ubuntu: apt-get install %s): %w", name, strings.Join(packages, " "), err)
 }
 
-// lookProgram looks where daemons are as well, which is on root's PATH alone.
+// lookProgram also looks in /usr/sbin, where daemons are, which only root has on PATH.
 func lookProgram(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if daemon := "/usr/sbin/" + name; err != nil && executable(daemon) {

@@ -22,9 +22,8 @@ const (
 	litterAge      = 48 * time.Hour // of a dead run's database, before it is dropped
 )
 
-// ownDatabase creates a database for this run on the server at dsn and returns
-// its URL. Where that cannot be done, for want of the right or because a
-// pooler is in between, it says so and returns dsn.
+// ownDatabase creates a database for this run on the server at dsn and returns its URL. If that fails, for
+// want of the right or because of a pooler, it logs that and returns dsn.
 func (r *run) ownDatabase(ctx context.Context, dsn string) string {
 	dropLitter(ctx, dsn, time.Now())
 	name := databasePrefix + time.Now().UTC().Format(dayFormat) + "_" + randomName()
@@ -36,16 +35,15 @@ func (r *run) ownDatabase(ctx context.Context, dsn string) string {
 	r.undoOnClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 		defer cancel()
-		_ = keeper.Close(ctx) // it may have been thrown out by a test
+		_ = keeper.Close(ctx) // a test may have ended this session
 		return dropDatabase(dsn, name)
 	})
 	r.printLine("PostgreSQL: database %s, dropped when done", name)
 	return own
 }
 
-// keptDatabase returns the URL of the database name on the server at dsn, and
-// creates it if it is missing. Where that cannot be done it says so and returns
-// dsn.
+// keptDatabase returns the URL of the database name on the server at dsn, and creates the database if it is
+// missing. If that fails, it logs that and returns dsn.
 func (r *run) keptDatabase(ctx context.Context, dsn, name string) string {
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
@@ -62,23 +60,21 @@ func (r *run) keptDatabase(ctx context.Context, dsn, name string) string {
 	return kept
 }
 
-// What the server answers to a second CREATE DATABASE: after the first one, and
-// at the same time.
+// The error codes of a second CREATE DATABASE: after the first one, and at the same time.
 const (
 	duplicateDatabase = "42P04"
 	uniqueViolation   = "23505"
 )
 
-// createDatabase returns the URL of a new database and a connection to it. As
-// long as that is open the database is in use, whatever the run does, and
-// another run's [dropLitter] leaves it alone.
+// createDatabase returns the URL of a new database and a connection to it. While that connection is open, the
+// database is in use, and another run's [dropLitter] leaves it alone.
 func createDatabase(ctx context.Context, dsn, name string) (own string, keeper *pgx.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	if own, err = withDatabase(dsn, name); err != nil {
 		return "", nil, err
 	}
-	// template0 has no connections, of which CREATE DATABASE would complain.
+	// CREATE DATABASE fails while its template has connections. template0 has none.
 	if err := executeStatement(ctx, dsn, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"); err != nil {
 		return "", nil, err
 	}
@@ -92,17 +88,16 @@ func createDatabase(ctx context.Context, dsn, name string) (own string, keeper *
 	return own, keeper, nil
 }
 
-// dropDatabase also throws out who is connected: a test that leaked a
-// connection must not leave the database behind.
+// dropDatabase drops a database and ends its sessions: a test that leaked a connection must not leave the
+// database behind.
 func dropDatabase(dsn, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 	defer cancel()
 	return executeStatement(ctx, dsn, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
 }
 
-// dropLitter drops the databases of runs that were killed long ago. It does
-// not insist: without FORCE the server refuses while anyone is connected. What
-// fails is left to a later run.
+// dropLitter drops the databases of runs that were killed long ago. Without FORCE the server refuses to drop
+// a database with a connection; a later run tries again.
 func dropLitter(ctx context.Context, dsn string, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, litterTimeout)
 	defer cancel()
@@ -123,7 +118,7 @@ func dropLitter(ctx context.Context, dsn string, now time.Time) {
 	}
 }
 
-// isLitter reports whether the name is that of an old run's database.
+// isLitter reports whether name is the name of an old run's database.
 func isLitter(name string, now time.Time) bool {
 	rest, ours := strings.CutPrefix(name, databasePrefix)
 	day, _, dated := strings.Cut(rest, "_")
@@ -145,7 +140,7 @@ func executeStatement(ctx context.Context, dsn, statement string) error {
 // that PostgreSQL knows.
 func withDatabase(dsn, name string) (string, error) {
 	if !strings.HasPrefix(dsn, "postgres://") && !strings.HasPrefix(dsn, "postgresql://") {
-		return dsn + " dbname=" + name, nil // the last one counts
+		return dsn + " dbname=" + name, nil // the last dbname applies
 	}
 	u, err := url.Parse(dsn)
 	if err != nil {

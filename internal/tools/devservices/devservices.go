@@ -23,19 +23,17 @@ type Options struct {
 	// Default: the environment's SAGAMILL_SERVICES, and without it all.
 	Steps string
 
-	// KeepDatabase uses the database that was found as it is, for a program
-	// whose data is to outlive it. Default: a server that others use as well
-	// gets a database for this run only.
+	// KeepDatabase uses the database that was found as it is, for a program whose data must outlive it.
+	// Default: a shared server gets a database for this run only.
 	KeepDatabase bool
 
-	// Database is the name of the database to keep, created if it is missing.
-	// It has no effect on one that DATABASE_URL names. Default: the one that
-	// was found, as it is.
+	// Database is the name of the database to keep, created if it is missing. It has no effect if DATABASE_URL
+	// is set. Default: the database that was found.
 	Database string
 
-	// Own prefers servers that are started for this run to those that are found, where
-	// their programs are installed. Their files are in memory, if there is room: they are
-	// quicker, and nobody else is slowed down. Default: what is found comes first.
+	// Own prefers servers that are started for this run to servers that are found, if their programs are
+	// installed. Their files are in memory, if there is room: such servers are faster, and slow down no other
+	// work. Default: a server that is found comes first.
 	Own bool
 
 	// Redis asks for Redis as well, which only tests need. Default: it is left alone.
@@ -44,20 +42,20 @@ type Options struct {
 	// NATS asks for NATS with JetStream, likewise. Default: it is left alone.
 	NATS bool
 
-	// Pooler puts a pgbouncer in transaction mode before the database, which is installed if
-	// it is missing; it is an error if that cannot be. Default: none.
+	// Pooler puts a pgbouncer in transaction mode before the database. It is installed if it is missing; Start
+	// fails if that is impossible. Default: none.
 	Pooler bool
 
 	// PostgresEnv is added to the environment of a private PostgreSQL server,
 	// as NAME=value. Default: nothing.
 	PostgresEnv []string
 
-	// PostgresSettings are settings of a private PostgreSQL server, as
-	// name=value, also those that only take effect when it starts. Default: its own.
+	// PostgresSettings are settings of a private PostgreSQL server, as name=value. Settings that only take
+	// effect at the start are allowed. Default: none.
 	PostgresSettings []string
 }
 
-// Services is what a run uses.
+// Services are the addresses of the servers of a run.
 type Services struct {
 	DatabaseURL string // through the pooler, if one was asked for
 	DirectURL   string // past the pooler, "" if there is none
@@ -104,9 +102,8 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 // returns once their processes have ended. Only the first call does anything.
 func (s *Services) Close() error { return s.close() }
 
-// Environ returns env with the services in it, for a program that is to use
-// them. That program looks no further if it calls [Start] itself, and starts further
-// PostgreSQL servers from the same binaries.
+// Environ returns env with the services in it, for a child program. If that program calls [Start] itself, it
+// gets the same services, and starts further PostgreSQL servers from the same binaries.
 func (s *Services) Environ(env []string) []string {
 	ours := []string{
 		"DATABASE_URL=" + s.DatabaseURL,
@@ -131,8 +128,8 @@ func (s *Services) Environ(env []string) []string {
 	}), ours)
 }
 
-// prepareRun returns a run that has started nothing yet. It removes what dead runs
-// have left, so that nothing piles up where runs are killed.
+// prepareRun returns a run that has started nothing yet. It removes the leftovers of dead runs, so that they
+// do not pile up where runs are killed.
 func prepareRun(opts *Options) (*run, error) {
 	r := &run{log: opts.Log, own: opts.Own, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
 	if r.log == nil {
@@ -154,8 +151,8 @@ func prepareRun(opts *Options) (*run, error) {
 	return r, nil
 }
 
-// startServices gets the services one after the other: side by side would save a second
-// or two, but apt-get and the processors are there only once.
+// startServices gets the services one after the other. Concurrent starts would save a second or two, but they
+// would compete for apt-get and the processors.
 func (r *run) startServices(ctx context.Context, database, broker []way, keepDatabase bool) (*Services, error) {
 	db, err := r.obtainService(ctx, "PostgreSQL", database)
 	if err != nil {
@@ -171,8 +168,7 @@ func (r *run) startServices(ctx context.Context, database, broker []way, keepDat
 	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, postgresBin: db.bin, close: sync.OnceValue(r.closeRun)}, nil
 }
 
-// addRedis gets the service that the others do not need. Nothing of a run's own
-// is made on it: the tests' keys have unique names.
+// addRedis gets Redis. The run makes nothing private on it, because the tests' keys have unique names.
 func (r *run) addRedis(ctx context.Context, s *Services, ways []way) error {
 	in, err := r.obtainService(ctx, "Redis", ways)
 	s.RedisURL = in.url

@@ -14,27 +14,23 @@
 //	inproc   the broker only: none, the program brings its own
 //	none     Redis and NATS only: none, and what needs it is not tested
 //
-// SAGAMILL_POSTGRES=14 has PostgreSQL of that major version, from installed binaries or
-// from npm, and never a server that is there already; SAGAMILL_POSTGRES=/usr/pgsql-17/bin
-// has private servers started from there.
+// SAGAMILL_POSTGRES=14 uses PostgreSQL of that major version, from installed binaries or from npm, and never
+// a running server. SAGAMILL_POSTGRES=/usr/pgsql-17/bin starts private servers from that directory.
 //
 // With [Options].Own, which the tests ask for, private comes before found.
 //
-// NATS is used where it is named, found or installed, and never fetched.
+// NATS is used if it is named, found or installed. It is never fetched.
 //
-// With [Options].Pooler a pgbouncer in transaction mode stands before the database, whichever
-// that is.
+// With [Options].Pooler a pgbouncer in transaction mode stands before the database.
 //
 // # What is left behind
 //
-// A private server dies with the run: [Services.Close] kills it by pid and
-// removes its files. If the program is killed before that, Linux kills the
-// server with it; elsewhere the next Start does, as it does the files. Each
-// run's directory is locked for as long as the run lives, which is how the
-// next one knows which are dead.
+// A private server ends with the run: [Services.Close] kills it by pid and removes its files. If the program
+// is killed before that, Linux kills the server with it. On other systems the next Start kills it. The next
+// Start also removes the files. A run locks its directory as long as it lives, so that the next run knows
+// which runs are dead.
 //
-// On a server that others use as well, the run gets a database of its own,
-// dropped by Close. The database of a run that was killed is dropped by another
-// run two days later. What docker compose started stays up, so that the next run
-// finds it.
+// On a shared server, the run gets a private database, and Close drops it. If a run was killed, another run
+// drops its database two days later. Services that docker compose started stay up, so that the next run finds
+// them.
 package devservices

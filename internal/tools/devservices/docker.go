@@ -29,8 +29,7 @@ func (r *run) dockerPostgres(ctx context.Context) (instance, error) {
 	return in, err
 }
 
-// dockerRabbit logs in as guest, whom the image lets in from outside the
-// container.
+// dockerRabbit logs in as guest: the image accepts guest from outside the container.
 func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
 	address, err := r.composeService(ctx, "rabbitmq", "5672")
 	if err != nil {
@@ -75,7 +74,7 @@ type composition struct {
 // startContainer brings up service and returns the address at which port is published. The
 // service stays up after the run: containers are meant to be shared.
 func (c composition) startContainer(ctx context.Context, service, port string) (string, error) {
-	// The client alone, without an engine, is common.
+	// A docker client without an engine is common.
 	engine := program{path: c.docker, args: []string{"info", "--format", "{{.ServerVersion}}"}}
 	if _, err := engine.runProgram(ctx, engineTimeout); err != nil {
 		return "", serviceAbsent("no docker engine answers")
@@ -101,8 +100,8 @@ func (c composition) runCompose(ctx context.Context, timeout time.Duration, args
 	return program{path: c.docker, args: append([]string{"compose", "--file", c.file}, args...)}.runProgram(ctx, timeout)
 }
 
-// findCompose returns the compose file of the module that we are run in.
-// Elsewhere, such as in an installed example, there is none.
+// findCompose returns the compose file of the module in the working directory. An installed example, for
+// instance, has none.
 func findCompose() string {
 	dir, err := os.Getwd()
 	for ; err == nil; dir = filepath.Dir(dir) {

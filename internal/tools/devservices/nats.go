@@ -62,9 +62,8 @@ func refuseNATS(context.Context) (instance, error) {
 	return instance{url: NoNATS, what: "none on this machine: what needs it is not tested"}, nil
 }
 
-// probeNATS logs in and returns the server's version and place. Neither that nor
-// the error holds the password. It speaks the protocol's lines itself: the client
-// library is not among this module's requirements.
+// probeNATS logs in and returns the server's version and place. The result and the error do not hold the
+// password. It speaks the protocol itself, because the client library is not a requirement of this module.
 func probeNATS(ctx context.Context, timeout time.Duration, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme != "nats" {
@@ -103,7 +102,7 @@ func probeNATS(ctx context.Context, timeout time.Duration, server string) (strin
 	return fmt.Sprintf("version %s with JetStream at %s", info.Version, u.Host), nil
 }
 
-// logInNATS asks for an answer under the user's name.
+// logInNATS logs in as user and waits for an answer.
 func logInNATS(conn net.Conn, lines *bufio.Reader, user *url.Userinfo) error {
 	password, _ := user.Password()
 	login, err := json.Marshal(map[string]any{"verbose": false, "user": user.Username(), "pass": password})
@@ -155,7 +154,7 @@ func (r *run) tryNATSServer(ctx context.Context, server string, as *account) (in
 	if err != nil {
 		return instance{}, err
 	}
-	password := rand.Text() // or any local user could log in
+	password := rand.Text() // keeps other local users out
 	config, err := natsConfig(dir, port, password, as)
 	if err != nil {
 		return instance{}, err
@@ -183,8 +182,7 @@ func (r *run) tryNATSServer(ctx context.Context, server string, as *account) (in
 	return in, nil
 }
 
-// natsConfig writes the configuration, which only the server's account may
-// read: there is a password in it.
+// natsConfig writes the configuration. Only the server's account may read it, because it holds a password.
 func natsConfig(dir string, port int, password string, as *account) (string, error) {
 	path := filepath.Join(dir, "nats.conf")
 	config := fmt.Sprintf("listen: \"127.0.0.1:%d\"\njetstream { store_dir: %s }\nauthorization { user: %s, password: %q }\n",

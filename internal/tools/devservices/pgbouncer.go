@@ -20,8 +20,8 @@ const (
 	poolerReadyTimeout = 30 * time.Second
 	poolerReadyPause   = 20 * time.Millisecond
 
-	// poolerConns are the connections to each database, fewer than a private server takes:
-	// a test that holds some of them open in transactions must not keep another one waiting.
+	// poolerConns are the connections to each database. They are fewer than a private server accepts, and
+	// enough that a test with open transactions does not keep another test waiting.
 	poolerConns   = 300
 	poolerClients = 2000
 
@@ -30,9 +30,9 @@ const (
 	poolerExecution = "exec" // how pgx talks where no statement may stay prepared: docs/operations.md, Poolers
 )
 
-// poolerConfig is that of a pgbouncer before every database of a server. The connection that was
-// idle for longest is handed out first, so that two transactions of one client are seldom on
-// the same. What a client asks for at its start is refused where it would have no effect.
+// poolerConfig is the configuration of a pgbouncer before every database of a server. It hands out the
+// connection that was idle for longest, so that two transactions of one client seldom share a connection. It
+// refuses startup parameters that would have no effect.
 const poolerConfig = `[databases]
 * = host=%s port=%d user=%s password='%s'
 [pgbouncer]
@@ -48,7 +48,7 @@ server_round_robin = 1
 server_tls_sslmode = prefer
 `
 
-// addPooler puts a pgbouncer of the run's own before the database of s.
+// addPooler puts a private pgbouncer before the database of s.
 func (r *run) addPooler(ctx context.Context, s *Services) error {
 	if _, err := r.runDirectory(); err != nil {
 		return err
@@ -63,8 +63,8 @@ func (r *run) addPooler(ctx context.Context, s *Services) error {
 	return nil
 }
 
-// A Pooler is a pgbouncer in transaction mode before all databases of a server. It dies with
-// the process that has started it.
+// A Pooler is a pgbouncer in transaction mode before all databases of a server. It ends with the process that
+// has started it.
 type Pooler struct {
 	URL string // of the server's database, through it
 
@@ -75,8 +75,8 @@ type Pooler struct {
 	process *process
 }
 
-// StartPooler starts one before the database of which server is the URL, with at most conns
-// connections to each. A missing pgbouncer is installed as [Program] says.
+// StartPooler starts a pooler before the server of a database's URL, with at most conns connections to each
+// database. It installs a missing pgbouncer, as [Program] does.
 func StartPooler(ctx context.Context, log io.Writer, server string, conns int) (*Pooler, error) {
 	dir, err := newRundir(temporaryParent())
 	if err != nil {
@@ -112,7 +112,7 @@ func startPooler(ctx context.Context, log io.Writer, dir *rundir, server string,
 	return p, nil
 }
 
-// newPooler returns one that is not started, on a port that is free now.
+// newPooler returns a pooler that is not started yet, on a free port.
 func newPooler(path string, as *account, dir *rundir, server string, conns int) (*Pooler, error) {
 	files, err := dir.subdirectory("pgbouncer", as)
 	if err != nil {
@@ -151,8 +151,8 @@ func (p *Pooler) startPooler(ctx context.Context) error {
 	return nil
 }
 
-// Kill ends it at once: every transaction under way is cut off, those whose COMMIT it has
-// passed on included.
+// Kill ends the pooler at once. It cuts off every transaction under way, even if the server has got its
+// COMMIT already.
 func (p *Pooler) Kill() error { return p.process.stopProcess(syscall.SIGKILL) }
 
 // Restart kills it, and starts it anew at the same address.
@@ -167,8 +167,8 @@ func (p *Pooler) Close() error {
 	return err
 }
 
-// writePoolerConfig writes what pgbouncer reads, which only its account may: there are passwords
-// in it. pooled is the server's URL through it.
+// writePoolerConfig writes the files of pgbouncer. Only its account may read them, because they hold
+// passwords. pooled is the server's URL through the pooler.
 func writePoolerConfig(dir string, port int, as *account, server string, conns int) (path, pooled string, err error) {
 	config, err := pgxpool.ParseConfig(server) // of a URL that has been used
 	if err != nil {

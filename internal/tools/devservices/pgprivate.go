@@ -69,8 +69,7 @@ func incomplete(dir string) bool {
 	return !executable(filepath.Join(dir, "initdb")) || !executable(filepath.Join(dir, "postgres"))
 }
 
-// executable reports whether path is a program. Whether our account may run it
-// only shows when it does.
+// executable reports whether path is a program. Whether our account may run it shows only in a trial.
 func executable(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
@@ -126,7 +125,7 @@ func (r *run) tryPostgres(ctx context.Context, server pgServer) (instance, error
 	return in, nil
 }
 
-// A pgServer is a data directory and what runs it.
+// A pgServer is a data directory and its server.
 type pgServer struct {
 	bin, dir string
 	as       *account
@@ -142,13 +141,12 @@ func (s pgServer) programNamed(name string, args ...string) program {
 	return program{path: filepath.Join(s.bin, name), args: args, env: env, dir: s.dir, as: s.as}
 }
 
-// dataDirectory is below dir, which is the account's own: initdb wants to create it.
+// dataDirectory is below dir, which belongs to the account: initdb wants to create it.
 func (s pgServer) dataDirectory() string { return filepath.Join(s.dir, "data") }
 
-// init creates the data directory. It is not synced to disk: nobody needs it
-// after a crash of the machine. Passwords are checked by MD5, which is enough for one
-// that nobody could guess, on loopback: SCRAM has clients do 4,096 rounds of a hash for
-// each connection, which was a tenth of all that the tests did.
+// init creates the data directory, without a sync to disk: it need not survive a crash of the machine.
+// Passwords are checked by MD5. On loopback, that is enough for a random password. SCRAM makes clients do
+// 4,096 rounds of a hash for each connection, which was a tenth of the tests' processor time.
 func (s pgServer) init(ctx context.Context) error {
 	password := filepath.Join(s.dir, "password")
 	if err := os.WriteFile(password, []byte(s.password), 0o600); err != nil {
@@ -162,8 +160,7 @@ func (s pgServer) init(ctx context.Context) error {
 	return err
 }
 
-// startServer leaves fsync on: what is measured on a private server is to be what
-// commits cost.
+// startServer leaves fsync on: benchmarks on a private server must include the cost of commits.
 func (s pgServer) startServer(port int, log string) (*process, error) {
 	args := []string{
 		"-D", s.dataDirectory(), "-p", strconv.Itoa(port),
@@ -179,7 +176,7 @@ func (s pgServer) startServer(port int, log string) (*process, error) {
 	return server.startProgram(log, syscall.SIGQUIT)
 }
 
-// freePort returns a port that nobody listens on at this moment.
+// freePort returns a port that is free at this moment.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -188,6 +185,6 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
 
-// loopback returns the address of port on this machine, by number: the name
-// may stand for an IPv6 address as well, where nobody listens.
+// loopback returns the address of port on this machine, by number: the name may also resolve to an IPv6
+// address, where no server listens.
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

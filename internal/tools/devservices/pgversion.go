@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// postgresVariable chooses what private PostgreSQL servers are started from: a major
-	// version, installed or fetched with npm, or a directory with initdb and postgres.
+	// postgresVariable chooses the binaries of private PostgreSQL servers: a major version, installed or
+	// fetched with npm, or a directory with initdb and postgres.
 	postgresVariable = "SAGAMILL_POSTGRES"
 
-	npmMajor       = "18" // what is fetched if no version is asked for
+	npmMajor       = "18" // fetched if the run asks for no version
 	versionTimeout = 5 * time.Second
 )
 
@@ -30,14 +30,13 @@ var npmVersions = map[string]string{
 	"18": "18.4.0-beta.17",
 }
 
-// A pgChoice says what private servers are started from. The zero value leaves it to
-// the machine.
+// A pgChoice is the choice of binaries for private servers. The zero value allows any.
 type pgChoice struct {
 	major string // "": any
 	bin   string // "": where the major version is found
 }
 
-// chosenPostgres returns what the environment asks for.
+// chosenPostgres returns the choice in the environment.
 func chosenPostgres() (pgChoice, error) {
 	value := os.Getenv(postgresVariable)
 	switch {
@@ -52,7 +51,7 @@ func chosenPostgres() (pgChoice, error) {
 		postgresVariable, value, strings.Join(slices.Sorted(maps.Keys(npmVersions)), ", "))
 }
 
-// binDirectories returns the installed directories of binaries that the choice leaves.
+// binDirectories returns the installed directories of binaries that match the choice.
 func (c pgChoice) binDirectories(ctx context.Context) []string {
 	if c.bin != "" {
 		return slices.DeleteFunc([]string{c.bin}, incomplete)
@@ -60,8 +59,8 @@ func (c pgChoice) binDirectories(ctx context.Context) []string {
 	return slices.DeleteFunc(postgresBins(), func(bin string) bool { return c.major != "" && majorVersion(ctx, bin) != c.major })
 }
 
-// insteadOf is the way to the server that dsn names: a version of its own and a named
-// server exclude each other.
+// insteadOf takes the place of the server that dsn names. A chosen version and a named server exclude each
+// other.
 func (c pgChoice) insteadOf(dsn string) (instance, error) {
 	if dsn == "" {
 		return instance{}, serviceAbsent("DATABASE_URL is not set")
@@ -69,7 +68,7 @@ func (c pgChoice) insteadOf(dsn string) (instance, error) {
 	return instance{}, fmt.Errorf("DATABASE_URL is %w together with %s=%s: unset one", errRefused, postgresVariable, c.major)
 }
 
-// String says what is asked for, to follow what is missing.
+// String returns the choice as the end of an error about missing binaries.
 func (c pgChoice) String() string {
 	if c == (pgChoice{}) {
 		return ""
@@ -77,8 +76,7 @@ func (c pgChoice) String() string {
 	return fmt.Sprintf(" as %s=%s asks for", postgresVariable, cmp.Or(c.major, c.bin))
 }
 
-// majorVersion asks the server in bin for its major version, and returns "" if it does not
-// tell.
+// majorVersion returns the major version of the server in bin, and "" if the server does not print it.
 func majorVersion(ctx context.Context, bin string) string {
 	out, err := program{path: filepath.Join(bin, "postgres"), args: []string{"--version"}}.runProgram(ctx, versionTimeout)
 	if err != nil {
@@ -88,9 +86,9 @@ func majorVersion(ctx context.Context, bin string) string {
 	return version[:len(version)-len(strings.TrimLeft(version, "0123456789"))]
 }
 
-// PostgresBin returns the directory with the initdb and postgres that a program which
-// starts servers itself is to use: what SAGAMILL_POSTGRES names, and the newest installed
-// without it. It fetches nothing; under [Services.Environ] what was fetched is there.
+// PostgresBin returns the directory with initdb and postgres for a program that starts servers itself: the
+// choice of SAGAMILL_POSTGRES, or else the newest installed version. It fetches nothing. Under
+// [Services.Environ] it returns the binaries that [Start] has fetched.
 func PostgresBin(ctx context.Context) (string, error) {
 	choice, err := chosenPostgres()
 	if err != nil {
@@ -100,7 +98,7 @@ func PostgresBin(ctx context.Context) (string, error) {
 	if len(bins) == 0 {
 		return "", fmt.Errorf("devservices: no initdb and postgres on this machine%s", choice)
 	}
-	// Somebody may have linked the two, and nothing else, to where they are on PATH.
+	// A directory on PATH may hold links to the two programs, and nothing else of PostgreSQL.
 	if path, err := filepath.EvalSymlinks(filepath.Join(bins[0], "postgres")); err == nil {
 		return filepath.Dir(path), nil
 	}

@@ -20,14 +20,14 @@ const (
 	envTimeout  = 10 * time.Second // for a server that the user named
 	findTimeout = 3 * time.Second  // for one login at a place where one may be
 
-	// The oldest with all that is used, as server_version_num.
+	// The oldest supported version, as server_version_num.
 	minPostgres = 140000
 )
 
 func (r *run) postgresWays() []way {
 	env := os.Getenv("DATABASE_URL")
 	if r.postgres.major != "" {
-		// What is found or in a container has the version that it has.
+		// The version of a running server or of an image is not ours to choose.
 		return []way{
 			{"env", func(context.Context) (instance, error) { return r.postgres.insteadOf(env) }},
 			{"private", r.privatePostgres},
@@ -69,9 +69,9 @@ func findPostgres(ctx context.Context) (instance, error) {
 	return instance{}, serviceAbsent("none at the default port lets us in: %v", errs[0])
 }
 
-// usualPostgres returns URLs for the superuser with and without the password
-// that images set, and for an account of our own name, over TCP and over
-// Debian's socket, where it needs no password.
+// usualPostgres returns the usual URLs: for the superuser, with and without the password that images set, and
+// for an account with our name. The latter are over TCP and over Debian's socket, where the account needs no
+// password.
 func usualPostgres() []string {
 	at := func(login *url.Userinfo, database string) string {
 		return postgresURL(login, "127.0.0.1:5432", database)
@@ -90,15 +90,14 @@ func usualPostgres() []string {
 	return urls
 }
 
-// postgresURL returns the URL of a server without TLS, as those on the loopback
-// address are.
+// postgresURL returns a URL without TLS, which servers on the loopback address do not need.
 func postgresURL(login *url.Userinfo, address, database string) string {
 	u := url.URL{Scheme: "postgres", User: login, Host: address, Path: "/" + database, RawQuery: "sslmode=disable"}
 	return u.String()
 }
 
-// probePostgres logs in and returns the server's version and place. Neither
-// that nor the error holds the password.
+// probePostgres logs in and returns the server's version and place. The result and the error do not hold the
+// password.
 func probePostgres(ctx context.Context, timeout time.Duration, dsn string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -119,8 +118,8 @@ func probePostgres(ctx context.Context, timeout time.Duration, dsn string) (stri
 	return fmt.Sprintf("version %s at %s, user %s, database %s", conn.PgConn().ParameterStatus("server_version"), place, c.User, c.Database), nil
 }
 
-// connectTo is pgx.Connect without the part of its parse error that quotes the
-// URL: what cannot be parsed cannot be redacted. The URL may have settings of pools.
+// connectTo connects like pgx.Connect. Its parse error does not quote the URL, because a URL that cannot be
+// parsed cannot be redacted. The URL may have settings of pools.
 func connectTo(ctx context.Context, dsn string) (*pgx.Conn, error) {
 	config, err := pgxpool.ParseConfig(dsn)
 	var parse *pgconn.ParseConfigError

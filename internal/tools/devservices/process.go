@@ -23,7 +23,7 @@ const (
 	errorTail     = 600 // bytes of a server's output that go into an error
 )
 
-// A program is a command line and whom it runs as.
+// A program is a command line and the account that it runs as.
 type program struct {
 	path string
 	args []string
@@ -32,8 +32,8 @@ type program struct {
 	as   *account // nil: ourselves
 }
 
-// buildCommand returns p ready to start. Its credential also clears the
-// supplementary groups: root's would stay with the server otherwise.
+// buildCommand returns p ready to start. Its credential also clears the supplementary groups, because the
+// server would keep root's groups.
 func (p program) buildCommand(ctx context.Context) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.path, p.args...)
 	cmd.Env, cmd.Dir, cmd.WaitDelay = p.env, p.dir, pipeTimeout
@@ -41,8 +41,7 @@ func (p program) buildCommand(ctx context.Context) *exec.Cmd {
 	return cmd
 }
 
-// runProgram runs p to its end and returns what it printed. The error holds the last
-// of it.
+// runProgram runs p to its end and returns its output. The error holds the end of the output.
 func (p program) runProgram(ctx context.Context, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout) // no command may hang the start
 	defer cancel()
@@ -70,16 +69,15 @@ func tailOfOutput(out []byte) string {
 	return ": " + strings.ToValidUTF8(string(out), "")
 }
 
-// A process is a server that runs for as long as we do.
+// A process is a server that ends with this process.
 type process struct {
 	pid  int
 	log  string        // file with its output
 	done chan struct{} // closed when it has been reaped
 }
 
-// startProgram starts p with its output in a file. death is the signal that it gets
-// if we die. It is in a process group of its own, or the Ctrl-C that stops a
-// test would stop the database under it.
+// startProgram starts p with its output in a file. It gets the signal death if this process dies. It runs in
+// a new process group, because the Ctrl-C that stops a test would otherwise stop the database under it.
 func (p program) startProgram(logFile string, death syscall.Signal) (*process, error) {
 	out, err := os.Create(logFile)
 	if err != nil {
@@ -94,8 +92,7 @@ func (p program) startProgram(logFile string, death syscall.Signal) (*process, e
 	started := make(chan error, 1)
 	done := make(chan struct{})
 	go func() {
-		// The kernel takes the thread that forked for the parent: it must
-		// not end before the child.
+		// For the kernel the parent is the thread that forked: it must not end before the child.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(done)
@@ -111,8 +108,8 @@ func (p program) startProgram(logFile string, death syscall.Signal) (*process, e
 	return &process{pid: cmd.Process.Pid, log: logFile, done: done}, nil
 }
 
-// stopProcess sends sig to the whole group, and SIGKILL to what is left of it after a
-// while. It returns when the process has been reaped.
+// stopProcess sends sig to the whole group, and SIGKILL to processes of it that remain after a while. It
+// returns when the process has been reaped.
 func (p *process) stopProcess(sig syscall.Signal) error {
 	if p.hasExited() {
 		return nil
@@ -132,8 +129,7 @@ func (p *process) stopProcess(sig syscall.Signal) error {
 	}
 }
 
-// hasExited reports whether the process has ended and been reaped, so that its pid
-// may already be another's.
+// hasExited reports whether the process has ended and been reaped. Another process may have its pid then.
 func (p *process) hasExited() bool {
 	select {
 	case <-p.done:
@@ -143,9 +139,8 @@ func (p *process) hasExited() bool {
 	}
 }
 
-// errEnded reports a server that ended while starting, as one does whose port
-// was taken in the meantime: a second attempt may do better. One that hangs
-// would only hang again.
+// errEnded reports a server that ended while it started, for example because its port was taken in the
+// meantime. A second attempt may succeed. A server that hangs would only hang again.
 var errEnded = errors.New("ended while starting")
 
 // awaitReady calls ready until it succeeds, the process ends or timeout is over.

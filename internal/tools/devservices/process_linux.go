@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// DieWithParent has the kernel send sig to the child when we die in a way that
-// runs no code of ours. It counts the thread that starts the child as the parent:
-// the caller locks its goroutine to it until the child has ended.
+// DieWithParent makes the kernel send sig to the child when this process dies without running deferred code.
+// For the kernel the parent is the thread that starts the child: the caller locks its goroutine to that
+// thread until the child has ended.
 func DieWithParent(attr *syscall.SysProcAttr, sig syscall.Signal) { attr.Pdeathsig = sig }
 
 // commandLine returns the command line of pid, "" if there is none. Small

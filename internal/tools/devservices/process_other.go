@@ -11,8 +11,8 @@ import (
 
 const psTimeout = 5 * time.Second
 
-// DieWithParent does nothing: this system has no such signal. The next run's
-// sweep stops what a dead one has left.
+// DieWithParent does nothing: this system has no such signal. The sweep of the next run stops the servers of
+// a dead one.
 func DieWithParent(*syscall.SysProcAttr, syscall.Signal) {}
 
 // commandLine returns the command line of pid, "" if there is none.

@@ -23,8 +23,7 @@ import (
 const (
 	usualRabbit = "amqp://guest:guest@127.0.0.1:5672/"
 
-	// amqpHeartbeat ends waits on a broker that has stopped answering: the
-	// client library takes no context.
+	// amqpHeartbeat ends waits on a broker that no longer answers: the client library takes no context.
 	amqpHeartbeat = 2 * time.Second
 )
 
@@ -39,7 +38,7 @@ func (r *run) rabbitWays() []way {
 	}
 }
 
-// namedRabbit uses the brokers that AMQP_URL names, of which one has to answer, or none.
+// namedRabbit uses the brokers that AMQP_URL names. One of them has to answer.
 func namedRabbit(broker string) (instance, error) {
 	switch broker {
 	case "":
@@ -72,9 +71,8 @@ func noRabbit(context.Context) (instance, error) {
 	return instance{url: InProcess, what: "none, the broker is part of the program: nothing of RabbitMQ is exercised"}, nil
 }
 
-// probeRabbit logs in, declares a queue and returns the broker's version and
-// place. A broker that is still booting accepts connections before it can
-// declare.
+// probeRabbit logs in, declares a queue and returns the broker's version and place. The declaration shows
+// that the broker has booted: it accepts connections before.
 func probeRabbit(timeout time.Duration, broker string) (_ string, err error) {
 	uri, err := amqp.ParseURI(broker)
 	if err != nil {
@@ -89,7 +87,7 @@ func probeRabbit(timeout time.Duration, broker string) (_ string, err error) {
 	if err != nil {
 		return "", err
 	}
-	// Exclusive: it goes with the connection.
+	// Exclusive: the broker deletes it with the connection.
 	if _, err := ch.QueueDeclare("", false, true, true, false, nil); err != nil {
 		return "", err
 	}
@@ -118,8 +116,8 @@ func (r *run) privateRabbit(ctx context.Context) (instance, error) {
 	return attempts(func() (instance, error) { return r.tryRabbit(ctx, server, as) })
 }
 
-// rabbitServerPath returns the start script. Debian's one on PATH insists on
-// its own account; the real one is elsewhere.
+// rabbitServerPath returns the start script. Debian's script on PATH insists on its account, so the script
+// that it calls comes first.
 func rabbitServerPath() string {
 	paths := []string{
 		"/usr/lib/rabbitmq/bin/rabbitmq-server",
@@ -136,8 +134,8 @@ func rabbitServerPath() string {
 	return paths[i]
 }
 
-// tryRabbit starts a broker in a directory of its own: one that failed may
-// have left half a database in it.
+// tryRabbit starts a broker in a new directory: a broker that failed may have left half a database in the old
+// one.
 func (r *run) tryRabbit(ctx context.Context, server string, as *account) (instance, error) {
 	node, err := newRabbitNode(r.dir, as)
 	if err != nil {
@@ -167,8 +165,7 @@ func (r *run) tryRabbit(ctx context.Context, server string, as *account) (instan
 	return in, nil
 }
 
-// A rabbitNode is a broker that shares nothing with another on this machine:
-// name, ports, cookie, files.
+// A rabbitNode is a broker with a private name, ports, cookie and files.
 type rabbitNode struct {
 	name, dir, password string
 	as                  *account
@@ -191,8 +188,7 @@ func newRabbitNode(files *rundir, as *account) (*rabbitNode, error) {
 	return n, errors.Join(n.writeFile("rabbitmq.conf", config), n.writeFile("enabled_plugins", "[].\n"))
 }
 
-// writeFile writes a file that only the node's account may read: there is a
-// password in it.
+// writeFile writes a file that only the node's account may read, because it holds a password.
 func (n *rabbitNode) writeFile(name, content string) error {
 	path := filepath.Join(n.dir, name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -206,7 +202,8 @@ func (n *rabbitNode) brokerURL() string {
 	return u.String()
 }
 
-// environment is all that the node learns; ours may hold RABBITMQ_* meant for another.
+// environment returns the whole environment of the node. It passes nothing on, because our RABBITMQ_*
+// variables may be meant for another node.
 func (n *rabbitNode) environment() []string {
 	return []string{
 		"PATH=" + os.Getenv("PATH") + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin",
@@ -222,16 +219,15 @@ func (n *rabbitNode) environment() []string {
 		"RABBITMQ_MNESIA_BASE=" + filepath.Join(n.dir, "mnesia"),
 		"RABBITMQ_LOG_BASE=" + filepath.Join(n.dir, "log"),
 		"RABBITMQ_PID_FILE=" + filepath.Join(n.dir, "node-pid"),
-		// One scheduler, no busy waiting: the tests want the processors.
+		// One scheduler, no busy waiting: the tests need the processors.
 		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
-		// The script then replaces itself with the node instead of waiting
-		// for it: the pid that we know is the node's.
+		// Makes the script replace itself with the node, so that the recorded pid is the node's.
 		"RUNNING_UNDER_SYSTEMD=true",
 	}
 }
 
-// startEpmd starts Erlang's port mapper, without which a node does not run, as
-// a child of ours. The node would start one that outlives it.
+// startEpmd starts Erlang's port mapper, which a node needs, as a child of this process. The node would start
+// one that outlives it.
 func (r *run) startEpmd(n *rabbitNode) error {
 	path := epmdPath()
 	if path == "" {
@@ -248,8 +244,7 @@ func (r *run) startEpmd(n *rabbitNode) error {
 	return r.dir.recordProcess(p, strings.Join([]string{"-port", port}, " "))
 }
 
-// epmdPath returns the port mapper's program. It is installed with Erlang, but
-// not always on PATH.
+// epmdPath returns the path of the port mapper. It is installed with Erlang, but not always on PATH.
 func epmdPath() string {
 	if path, err := exec.LookPath("epmd"); err == nil {
 		return path

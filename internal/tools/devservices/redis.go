@@ -23,7 +23,7 @@ const (
 	// NoRedis is the RedisURL of a machine without Redis.
 	NoRedis = "none:"
 
-	// The oldest whose scripts may write after they have read the time.
+	// The oldest version whose scripts may write after they have read the time.
 	minRedis = 6
 )
 
@@ -53,7 +53,7 @@ func namedRedis(ctx context.Context, server string) (instance, error) {
 	return instance{url: server, what: what, shared: true}, nil
 }
 
-// findRedis tries the login that every new server lets in.
+// findRedis tries the login that a new server accepts.
 func findRedis(ctx context.Context) (instance, error) {
 	what, err := probeRedis(ctx, findTimeout, usualRedis)
 	if err != nil {
@@ -62,22 +62,22 @@ func findRedis(ctx context.Context) (instance, error) {
 	return instance{url: usualRedis, what: what, shared: true}, nil
 }
 
-// refuseRedis is the last resort: all but the stores on Redis is tested without.
+// refuseRedis is the last resort: tests of the stores on Redis are skipped.
 func refuseRedis(context.Context) (instance, error) {
 	return instance{url: NoRedis, what: "none on this machine: what needs it is not tested"}, nil
 }
 
-// probeRedis logs in and returns the server's version and place. Neither that
-// nor the error holds the password.
+// probeRedis logs in and returns the server's version and place. The result and the error do not hold the
+// password.
 func probeRedis(ctx context.Context, timeout time.Duration, server string) (string, error) {
 	opts, err := redis.ParseURL(server)
 	if err != nil {
 		return "", errors.New("not a Redis URL") // the library's error may quote it
 	}
-	opts.ContextTimeoutEnabled, opts.MaxRetries, opts.DialerRetries = true, -1, 1 // who probes, asks again
+	opts.ContextTimeoutEnabled, opts.MaxRetries, opts.DialerRetries = true, -1, 1 // the caller repeats the probe itself
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	// The library logs a failed dial by itself, which here is no news.
+	// Dial first: the library logs a failed dial, which is normal here.
 	conn, err := (&net.Dialer{}).DialContext(ctx, opts.Network, opts.Addr)
 	if err != nil {
 		return "", err
@@ -130,7 +130,7 @@ func (r *run) tryRedis(ctx context.Context, server string, as *account) (instanc
 	if err != nil {
 		return instance{}, err
 	}
-	password := rand.Text() // or any local user could log in
+	password := rand.Text() // keeps other local users out
 	config, err := redisConfig(dir, port, password, as)
 	if err != nil {
 		return instance{}, err
@@ -142,7 +142,7 @@ func (r *run) tryRedis(ctx context.Context, server string, as *account) (instanc
 	}
 	stop := func() error { return p.stopProcess(syscall.SIGKILL) } // its data need not survive
 	r.undoOnClose(stop)
-	// Redis changes its command line to its name and where it listens.
+	// Redis changes its command line to its name and its address.
 	if err := r.dir.recordProcess(p, loopback(port)); err != nil {
 		return instance{}, errors.Join(err, stop())
 	}
@@ -159,8 +159,7 @@ func (r *run) tryRedis(ctx context.Context, server string, as *account) (instanc
 	return in, nil
 }
 
-// redisConfig writes the configuration, which only the server's account may
-// read: there is a password in it.
+// redisConfig writes the configuration. Only the server's account may read it, because it holds a password.
 func redisConfig(dir string, port int, password string, as *account) (string, error) {
 	path := filepath.Join(dir, "redis.conf")
 	config := fmt.Sprintf("bind 127.0.0.1\nport %d\nrequirepass %s\ndir %s\nsave \"\"\nappendonly yes\nmaxmemory-policy noeviction\ndaemonize no\n",

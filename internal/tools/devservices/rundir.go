@@ -13,17 +13,17 @@ import (
 
 const (
 	runPrefix  = "sagamill-services-"
-	newPrefix  = "sagamill-starting-" // not locked yet, so not to be swept
+	newPrefix  = "sagamill-starting-" // not locked yet, so no sweep looks at it
 	lockFile   = "lock"
 	pidSuffix  = ".pid"
 	randomSize = 12 // characters of base32
 )
 
-// randomName returns a name that no other run has.
+// randomName returns a random name, different for each run.
 func randomName() string { return strings.ToLower(rand.Text()[:randomSize]) }
 
-// temporaryParent returns where run directories are made: where temporary files go,
-// unless we are root and the account that the servers run as cannot get there.
+// temporaryParent returns the parent of run directories: the directory for temporary files. As root it is
+// /tmp if the servers' account has no access to that directory.
 func temporaryParent() string {
 	dir := os.TempDir()
 	if os.Geteuid() != 0 || passable(dir) {
@@ -32,20 +32,20 @@ func temporaryParent() string {
 	return "/tmp"
 }
 
-// memory is a directory whose files are in memory, and roomInMemory what must be free
-// there for servers of our own, in bytes.
+// memory is a directory whose files are in memory. roomInMemory is the free space, in bytes, that private
+// servers need there.
 const (
 	memory       = "/dev/shm"
 	roomInMemory = 4 << 30
 )
 
-// inMemory reports whether servers' files can be in memory.
+// inMemory reports whether memory can hold servers' files.
 func inMemory() bool {
 	var there syscall.Statfs_t
 	return passable(memory) && syscall.Statfs(memory, &there) == nil && there.Bavail*uint64(there.Bsize) >= roomInMemory
 }
 
-// passable reports whether everybody may pass through dir and all above it.
+// passable reports whether every account may pass through dir and all directories above it.
 func passable(dir string) bool {
 	for {
 		info, err := os.Stat(dir)
@@ -59,15 +59,15 @@ func passable(dir string) bool {
 	}
 }
 
-// A rundir holds the files of one run's servers. It is locked as long as the
-// run lives; the kernel frees the lock however the run ends.
+// A rundir holds the files of one run's servers. It is locked as long as the run lives; the kernel frees the
+// lock in any case.
 type rundir struct {
 	path string
 	lock *os.File
 }
 
-// newRundir creates a run directory below parent. It gets its name only once
-// it is locked: a sweep never sees it in between.
+// newRundir creates a run directory below parent. The directory gets its final name after it is locked, so
+// that no sweep sees it unlocked.
 func newRundir(parent string) (*rundir, error) {
 	start, err := os.MkdirTemp(parent, newPrefix)
 	if err != nil {
@@ -109,8 +109,8 @@ func (d *rundir) subdirectory(name string, as *account) (string, error) {
 	return path, as.ownFile(path)
 }
 
-// recordProcess notes a server's pid for the sweep after our death. mark is part of
-// the server's command line, by which a later process of that pid is told from it.
+// recordProcess writes a server's pid to a file, for the sweep after this process's death. mark is part of
+// the server's command line: it distinguishes the server from a later process with that pid.
 func (d *rundir) recordProcess(p *process, mark string) error {
 	return os.WriteFile(filepath.Join(d.path, strconv.Itoa(p.pid)+pidSuffix), []byte(mark), 0o600)
 }
@@ -119,9 +119,8 @@ func (d *rundir) removeAll() error {
 	return errors.Join(os.RemoveAll(d.path), d.lock.Close())
 }
 
-// sweepAbandoned stops and removes what dead runs of this user have left in parent.
-// What it cannot do is left to a later run: it must not keep this one from
-// starting.
+// sweepAbandoned stops the servers of dead runs of this user in parent and removes their files. It ignores
+// errors, because they must not keep this run from starting. A later run tries again.
 func sweepAbandoned(parent string) {
 	dirs, err := filepath.Glob(filepath.Join(parent, runPrefix+"*"))
 	if err != nil {
@@ -133,15 +132,15 @@ func sweepAbandoned(parent string) {
 		}
 		lock, err := lockDirectory(dir)
 		if err != nil {
-			continue // alive, or another sweep is at it
+			continue // the run is alive, or another sweep has the lock
 		}
 		killRecorded(dir)
 		_ = (&rundir{path: dir, lock: lock}).removeAll()
 	}
 }
 
-// isOurDirectory reports whether dir is a directory of this user: root must not act on
-// what somebody else has written into a shared directory.
+// isOurDirectory reports whether dir is a directory of this user: root must not act on files that another
+// user has put into a shared directory.
 func isOurDirectory(dir string) bool {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() {

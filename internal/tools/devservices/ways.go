@@ -14,8 +14,7 @@ const stepsVariable = "SAGAMILL_SERVICES"
 // wayNames is every name that SAGAMILL_SERVICES may hold, in order.
 var wayNames = []string{"env", "found", "docker", "private", "npm", "apt", "inproc", "none"}
 
-// errAbsent marks a way that this machine does not offer. It is no news: the
-// next way is tried without a word.
+// errAbsent marks a way that this machine does not offer. The next way is tried without a message.
 var errAbsent = errors.New("absent")
 
 // An absentError is an [errAbsent] that says what is missing.
@@ -28,11 +27,11 @@ func serviceAbsent(format string, args ...any) error {
 	return &absentError{fmt.Sprintf(format, args...)}
 }
 
-// errRefused marks a way that the user asked for and that does not work. There
-// is no next way: the tests would run against another server than was meant.
+// errRefused marks a way that the user asked for and that does not work. No other way is tried, because the
+// tests would then run against another server.
 var errRefused = errors.New("set, but unusable")
 
-// A way is one means to get one service.
+// A way is one means to get a service.
 type way struct {
 	name string
 	try  func(context.Context) (instance, error)
@@ -41,12 +40,12 @@ type way struct {
 // An instance is a server that is ready for use.
 type instance struct {
 	url    string
-	what   string // where it is and what it is, for people
-	shared bool   // others use it as well
+	what   string // its place and version, for people
+	shared bool   // other runs may use it too
 	bin    string // the directory that a private PostgreSQL was started from
 }
 
-// A run is the state of one Start: what it may try, and what it has to undo.
+// A run is the state of one Start: the ways that it may try, and the actions that undo it.
 type run struct {
 	log        io.Writer
 	own        bool     // private servers come before those that are found
@@ -73,9 +72,8 @@ func (r *run) allowWays(list string) error {
 	return nil
 }
 
-// allowedWays returns those of a service's ways that the run may try, in their order. A
-// list that names none of them is about other services: SAGAMILL_SERVICES=inproc says
-// nothing about the database.
+// allowedWays returns the ways of a service that the run may try, in their order. A list that names none of
+// them does not restrict the service: SAGAMILL_SERVICES=inproc leaves the database alone.
 func (r *run) allowedWays(ways []way) []way {
 	if r.own {
 		ways = slices.Clone(ways)
@@ -88,7 +86,7 @@ func (r *run) allowedWays(ways []way) []way {
 	return some
 }
 
-// ownOrder brings private servers forward, but not before one that the user names.
+// ownOrder puts private servers first, but after a server that the user names.
 func ownOrder(w way) int {
 	switch w.name {
 	case "env":
@@ -109,7 +107,7 @@ func (r *run) obtainService(ctx context.Context, service string, ways []way) (in
 			r.printLine("%s: %s (%s)", service, in.what, w.name)
 			return in, nil
 		}
-		// Going on after either would hide the reason.
+		// Another way would hide the reason.
 		if ctx.Err() != nil || errors.Is(err, errRefused) {
 			return instance{}, fmt.Errorf("devservices: %s: %w", service, err)
 		}
@@ -122,24 +120,23 @@ func (r *run) obtainService(ctx context.Context, service string, ways []way) (in
 		service, variables[service], strings.Join(tried, ""))
 }
 
-// oneLine returns the error's text without the line breaks that drivers and
-// programs put in.
+// oneLine returns the error's text in one line. Errors of drivers and programs have several.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-// variables names what the user sets to choose a server.
+// variables are the environment variables by which a user chooses servers.
 var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQP_URL", "Redis": "REDIS_URL", "NATS": "NATS_URL"}
 
-// printLine prints one line. It goes to standard error, since standard output belongs
-// to the program that is run.
+// printLine prints one line to the log. That is standard error by default, because standard output belongs to
+// the program that runs.
 func (r *run) printLine(format string, args ...any) {
 	fmt.Fprintf(r.log, "services: "+format+"\n", args...)
 }
 
-// undoOnClose adds undo to what [run.closeRun] does, before all that was added earlier.
+// undoOnClose adds undo to the actions of [run.closeRun]. It runs before all that were added earlier.
 func (r *run) undoOnClose(undo func() error) { r.undo = append(r.undo, undo) }
 
-// closeRun undoes everything, and goes on after an error: a database that cannot
-// be dropped must not keep a server running.
+// closeRun runs all undo actions, also after an error: a database that cannot be dropped must not keep a
+// server running.
 func (r *run) closeRun() error {
 	var errs []error
 	for _, undo := range slices.Backward(r.undo) {

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// An answer is what a verifier made by spin has printed.
+// An answer is the output of a verifier made by spin.
 type answer struct {
-	violation string // what is wrong: "assertion violated P", "acceptance cycle", ...; "" if nothing was found
+	violation string // the violation: "assertion violated P", "acceptance cycle", ...; "" if nothing was found
 	depth     int    // of the state where it shows, in steps
 	states    int    // different ones that were stored
 	whole     bool   // all states were searched, none of them by its hash alone, and nothing was cut short
@@ -22,7 +22,7 @@ var (
 	statesLine    = regexp.MustCompile(`(?m)^\s*([0-9.e+]+) states, stored`)
 )
 
-// cutShort are signs of a search that has not seen everything.
+// cutShort are signs of an incomplete search.
 var cutShort = []string{
 	"Search not completed", "max search depth too small", "out of memory", "MEMLIM", "Bit statespace", "Hash-Compact", "hash factor",
 }
@@ -56,7 +56,7 @@ func readAnswer(output string) (a answer, err error) {
 	return a, err
 }
 
-// property is what a's violation breaks; "" if it is no property.
+// property returns the property that the violation of a breaks, and "" if it breaks none.
 func (a answer) property() string {
 	if a.violation == "acceptance cycle" {
 		return ends
@@ -68,7 +68,7 @@ func (a answer) property() string {
 	return strings.Trim(name, "()")
 }
 
-// checkClean returns an error unless a says that nothing is wrong in any state.
+// checkClean returns an error unless a found no violation in any state.
 func (a answer) checkClean() error {
 	switch {
 	case a.violation != "":
@@ -79,7 +79,7 @@ func (a answer) checkClean() error {
 	return nil
 }
 
-// checkRefutes returns an error unless a has found that property is broken.
+// checkRefutes returns an error unless a has found a violation of property.
 func (a answer) checkRefutes(property string) error {
 	switch {
 	case a.violation == "" && !a.whole:

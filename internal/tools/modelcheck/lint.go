@@ -17,8 +17,8 @@ var (
 	judged   = regexp.MustCompile(`\bMUST\(([a-z_]+),`)
 )
 
-// lintModels returns what is wrong between the lists and the models in dir, so that a name that is misspelled in one of them
-// is not taken for a bug that was found, or for a property that holds.
+// lintModels returns the contradictions between the lists and the models in dir. Without it, a misspelled
+// name could count as a bug that was found, or as a property that holds.
 func lintModels(dir string) error {
 	var wrong []error
 	files := map[string]*source{}
@@ -47,7 +47,7 @@ func lintModels(dir string) error {
 	return errors.Join(wrong...)
 }
 
-// A source is what a model's text declares, and how often the list of bugs names it.
+// A source is the declarations in a model's text, and how often the list of bugs names each.
 type source struct {
 	path       string
 	bugs       map[string]int
@@ -68,7 +68,7 @@ func readSource(path string) (*source, error) {
 	}
 	for _, p := range declared.FindAllSubmatch(text, -1) {
 		if !stated.Match(p[2]) {
-			continue // a variable that is no property
+			continue // a variable, not a property
 		}
 		s.properties[string(p[1])] = 0
 	}
@@ -80,7 +80,7 @@ func readSource(path string) (*source, error) {
 	return s, nil
 }
 
-// takeBug notes that b is listed, and returns what it names that is not there.
+// takeBug notes that b is listed, and returns the names in b that do not exist.
 func (s *source) takeBug(b bug) (wrong []error) {
 	if _, ok := s.bugs[b.defineFlag()]; !ok {
 		wrong = append(wrong, fmt.Errorf("bug %s: %s does not ask for %s", b, s.path, b.defineFlag()))
@@ -93,7 +93,8 @@ func (s *source) takeBug(b bug) (wrong []error) {
 	return wrong
 }
 
-// leftOver returns what no bug of the list names: a bug that nobody looks for, and a property that may be vacuous.
+// leftOver returns the bugs and the properties that the list of bugs does not name. No search looks for such
+// a bug, and such a property may be vacuous.
 func (s *source) leftOver() (wrong []error) {
 	for define, n := range s.bugs {
 		if n == 0 {

@@ -21,7 +21,7 @@ var models = []model{
 	{name: "order", file: "order.pml"},
 }
 
-// ends is the property that has no variable: every run comes to rest.
+// ends is the one property without a variable: every run comes to rest.
 const ends = "ends"
 
 // A bug is planted in a model by a define, and breaks a property.
@@ -33,7 +33,7 @@ type bug struct {
 
 func (b bug) String() string { return b.model + "/" + b.name }
 
-// defineFlag is what plants b.
+// defineFlag returns the flag that plants b.
 func (b bug) defineFlag() string {
 	return "BUG_" + strings.ToUpper(strings.ReplaceAll(b.name, "-", "_"))
 }

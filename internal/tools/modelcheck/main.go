@@ -1,10 +1,11 @@
-// Command modelcheck has spin search the models of the folder model in all their states, and shows that such a search
-// finds something: each bug that is planted in them must break the property that it is listed with.
+// Command modelcheck has spin search all states of the models in the folder model. It also proves that the
+// searches find errors: each bug that is planted in a model must break its listed property.
 //
 //	modelcheck [-dir model] [-faults N] [-memory MB] [-trace BUG]
 //
-// It prints a line for each model and each bug, and exits with 1 if a model is not clean, if a search was not
-// exhaustive, or if a bug was not found. It needs spin and a C compiler, which it installs with apt-get where it may.
+// It prints a line for each model and each bug. It exits with 1 if a model is not clean, if a search was not
+// exhaustive, or if a bug was not found. It needs spin and a C compiler, and installs them with apt-get if it
+// may.
 package main
 
 import (
@@ -41,12 +42,12 @@ func main() {
 // A prover searches the models in dir.
 type prover struct {
 	dir    string
-	faults int // 0: as many as the model says
+	faults int // 0: the model's own number
 	memory int // MB
 	out    io.Writer
 }
 
-// proveAll searches everything, or prints the counterexample of one bug.
+// proveAll searches all models and bugs, or prints the counterexample of one bug.
 func (p *prover) proveAll(ctx context.Context, trace string) error {
 	if err := lintModels(p.dir); err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// searchTimeout bounds each program of a search. Left alone, none takes more than some seconds.
+	// searchTimeout bounds each program of a search. On a quiet machine none takes more than some seconds.
 	searchTimeout = 30 * time.Minute
 
 	// together is how many searches run at once.
@@ -32,8 +32,8 @@ type search struct {
 	run     []string
 }
 
-// What a search looks at: every state for a property that is broken, and for a process that is stuck in the middle;
-// every way for one that goes on for ever; or the shortest way to a property that is broken.
+// The kinds of searches: every state, for a broken property and for a process that is stuck in the middle;
+// every run, for one that never ends; or the shortest run to a broken property.
 var (
 	states   = search{compile: []string{"-O1", "-DSAFETY", "-DNOCLAIM"}, run: []string{"-m" + strconv.Itoa(maxDepth), "-b"}}
 	cycles   = search{compile: []string{"-O1", "-DNOFAIR"}, run: []string{"-a", "-m" + strconv.Itoa(maxDepth), "-b"}}
@@ -101,7 +101,8 @@ func (p *prover) verdicts(ctx context.Context) iter.Seq2[string, error] {
 	}
 }
 
-// checkModel returns how many states m has, all of which were searched, and an error unless it is clean.
+// checkModel searches m and returns the number of its states. It returns an error unless the search was
+// exhaustive and m is clean.
 func (p *prover) checkModel(ctx context.Context, m model) (n int, err error) {
 	var defines []string
 	if p.faults > 0 {
@@ -120,7 +121,7 @@ func (p *prover) checkModel(ctx context.Context, m model) (n int, err error) {
 	return n, nil
 }
 
-// checkBug returns how many steps b's counterexample has, and an error unless it is one.
+// checkBug returns the number of steps of b's counterexample, and an error if there is none.
 func (p *prover) checkBug(ctx context.Context, b bug) (int, error) {
 	a, err := p.runSearch(ctx, searchOf(b))
 	if err == nil {
@@ -129,7 +130,7 @@ func (p *prover) checkBug(ctx context.Context, b bug) (int, error) {
 	return a.depth, err
 }
 
-// runSearch makes a verifier in a folder of its own, and runs it.
+// runSearch builds a verifier in a new folder, and runs it.
 func (p *prover) runSearch(ctx context.Context, s search) (a answer, err error) {
 	err = p.withinDirectory(ctx, s, func(_, output string) error {
 		a, err = readAnswer(output)
@@ -138,7 +139,8 @@ func (p *prover) runSearch(ctx context.Context, s search) (a answer, err error) 
 	return a, err
 }
 
-// withinDirectory runs s in a folder, and do on the folder and what the verifier has printed. The folder is removed afterwards.
+// withinDirectory runs s in a new folder, and then do with the folder and the output of the verifier. It
+// removes the folder afterwards.
 func (p *prover) withinDirectory(ctx context.Context, s search, do func(dir, output string) error) error {
 	dir, err := os.MkdirTemp("", "modelcheck-")
 	if err != nil {
@@ -162,7 +164,7 @@ func (p *prover) withinDirectory(ctx context.Context, s search, do func(dir, out
 	return do(dir, output)
 }
 
-// preprocess are the arguments of spin that set s's defines.
+// preprocess returns the arguments of spin that set the defines of s.
 func (s search) preprocess() (args []string) {
 	for _, d := range slices.Concat(s.model.defines, s.defines) {
 		args = append(args, "-D"+d)

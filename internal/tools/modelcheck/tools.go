@@ -17,8 +17,8 @@ var tools = []struct {
 	{"gcc", []string{"gcc", "libc6-dev"}}, // it compiles the verifier, and is spin's preprocessor
 }
 
-// findTools makes sure that all tools are there. Those that are missing are installed where that is possible; else an
-// error says what to install.
+// findTools returns nil if all tools are installed. It installs missing tools where that is possible;
+// otherwise its error says what to install.
 func findTools(ctx context.Context, log io.Writer) error {
 	for _, t := range tools {
 		if _, err := devservices.Program(ctx, log, t.program, t.packages...); err != nil {

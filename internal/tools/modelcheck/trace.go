@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// traceBug prints the counterexample of a bug, statement by statement, and the variables as they are at its end.
+// traceBug prints the counterexample of a bug, statement by statement, and the final values of the variables.
 func (p *prover) traceBug(ctx context.Context, name string) error {
 	i := slices.IndexFunc(bugs, func(b bug) bool { return b.String() == name })
 	if i < 0 {
@@ -38,7 +38,7 @@ var (
 	silent    = regexp.MustCompile(`^(\.\(goto\)|else|\(1\)|goto .*|break)$`)
 )
 
-// tellStory is what is worth reading of spin's replay.
+// tellStory returns the statements and variables in spin's replay, without the noise.
 func tellStory(replay string) string {
 	var b strings.Builder
 	for line := range strings.Lines(replay) {

@@ -22,7 +22,7 @@ type Mutant struct {
 	Bug     string // the name of a mistake that libraries of this kind make: cursor-outbox
 	Changes []Change
 	Traps   []Trap // each must fail
-	Why     string // what the changes do to the product
+	Why     string // the effect of the changes on the product
 
 	// Limit is how long a test may take. Default: [DefaultLimit].
 	Limit time.Duration
@@ -44,7 +44,7 @@ type Trap struct {
 	Says string // a part of the failure; "": any failure counts
 }
 
-// DefaultLimit is what a test may take: a minute.
+// DefaultLimit is the time limit of a test: a minute.
 const DefaultLimit = time.Minute
 
 // Name returns m's claim, or its bug's name.
@@ -74,7 +74,7 @@ func ParseTest(s string) (Test, error) {
 	return Test{parts[1], parts[2], parts[3]}, nil
 }
 
-// String is what [ParseTest] reads.
+// String returns the form that [ParseTest] reads.
 func (t Test) String() string { return path.Join(t.Package+"."+t.Name, t.Sub) }
 
 // Run returns the argument of -test.run that picks t and nothing else.
@@ -89,7 +89,7 @@ func (t Test) Run() string {
 	return pattern
 }
 
-// List returns the mutants of the list that is kept beside this package.
+// List returns the mutants of the list in this package.
 func List() ([]Mutant, error) { return Parse(mutants) }
 
 // Parse reads a list. A mutant is a block of lines without an empty one between:
@@ -200,8 +200,9 @@ func (m *Mutant) check() error {
 	return nil
 }
 
-// Apply returns the contents of the files that m changes, by their names in the module, and the number of the
-// first line that changes. read returns the contents of a file as it is. An error says that the list is out of date.
+// Apply returns the new contents of the files that m changes, by their names in the module, and the number of
+// the first line that changes. read returns the present contents of a file. An error says that the list is
+// out of date.
 func (m *Mutant) Apply(read func(name string) (string, error)) (changed map[string]string, line int, err error) {
 	changed = map[string]string{}
 	for i, c := range m.Changes {

@@ -16,13 +16,13 @@ import (
 	"github.com/sagamill/sagamill/internal/tools/mutate"
 )
 
-// grace is what a test that is over its limit has to say so.
+// grace is the time that a test has, after its limit, to print why it hangs.
 const grace = 10 * time.Second
 
 // compileLimit bounds compiling one package's tests, with all that it imports.
 const compileLimit = 10 * time.Minute
 
-// A bench is where mutants are compiled and tested.
+// A bench compiles and tests mutants.
 type bench struct {
 	root, goCommand string
 	dir             string // of its own
@@ -81,8 +81,8 @@ func inOrder[T any](jobs, n int, f func(i int) T) <-chan T {
 	return out
 }
 
-// tryUnchanged runs each test that is named in cases without any change, and returns
-// what is wrong with those that do not pass.
+// tryUnchanged runs each test of cases without any change, and returns an error for each test that does not
+// pass.
 func (b *bench) tryUnchanged(ctx context.Context, cases []trial) map[mutate.Test]string {
 	var (
 		packages []string
@@ -147,8 +147,8 @@ func (b *bench) judge(ctx context.Context, i int, c *trial) verdict {
 	return v
 }
 
-// writeOverlay writes sources into the new directory dir, and returns the name of the file there that tells
-// the go command to take them for those in the tree.
+// writeOverlay writes sources into the new directory dir. It returns the name of the overlay file there,
+// which makes the go command use them in place of the files in the tree.
 func writeOverlay(root, dir string, sources map[string]string) (name string, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", fmt.Errorf("mutate: %w", err)

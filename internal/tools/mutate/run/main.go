@@ -1,5 +1,5 @@
-// Command run breaks the product as the list in package mutate says, one mutant at a time. Each test
-// that the mutant names must fail:
+// Command run breaks the product as the list in package mutate says, one mutant at a time. Each test that the
+// mutant names must fail:
 //
 //	run [-only G3] [-list] [-overlay dir] [-v] [-jobs 2] [-go go]
 //
@@ -24,8 +24,7 @@ import (
 	"github.com/sagamill/sagamill/internal/tools/mutate"
 )
 
-// defaultJobs is how many mutants are at work at once: while the test of one runs, the
-// next is compiled.
+// defaultJobs is the number of mutants at work at once: the next one is compiled while the test of one runs.
 const defaultJobs = 2
 
 func main() {
@@ -117,8 +116,8 @@ type trial struct {
 	last    bool              // of the mutant's trials
 }
 
-// prepare makes all changes, so that it reports all places where the list is out of
-// date, and at once. A mutant has a trial for each of its traps.
+// prepare makes the changes of all mutants, so that it reports at once all places where the list is out of
+// date. A mutant has a trial for each of its traps.
 func prepare(root string, all []mutate.Mutant) (trials []trial, err error) {
 	read := func(name string) (string, error) {
 		src, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(name)))
@@ -149,7 +148,7 @@ func printList(out io.Writer, trials []trial) {
 	fmt.Fprintf(out, "%d mutants\n", mutants)
 }
 
-// report prints verdicts as they come, and reports whether every mutant was killed, by each of its traps.
+// report prints the verdicts as they come, and reports whether each trap of every mutant killed it.
 func report(out io.Writer, verbose bool, trials []trial, verdicts <-chan verdict) bool {
 	began, count := time.Now(), map[fate]int{}
 	guarantees, mutants, worst := map[string]bool{}, 0, killed

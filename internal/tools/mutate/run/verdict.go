@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A fate is what became of a mutant.
+// A fate is the result of a mutant's trials.
 type fate string
 
 const (
@@ -16,7 +16,7 @@ const (
 	broken   fate = "broken" // nothing can be said: the list is wrong, or a test
 )
 
-// A verdict is what became of the mutant of that index.
+// A verdict is the fate of the mutant with that index.
 type verdict struct {
 	index  int
 	fate   fate
@@ -25,7 +25,7 @@ type verdict struct {
 	output string // of the test
 }
 
-// A result is what came of running one test.
+// A result is the result of one run of a test.
 type result struct {
 	end    end
 	output string
@@ -43,7 +43,7 @@ const (
 	died    end = "ends its process without having failed"
 )
 
-// endOf tells from the output of the test called name how it has ended.
+// endOf returns how the test called name has ended, by its output.
 func endOf(name, output string, success, timeOver bool) end {
 	has := func(mark string) bool {
 		return strings.Contains("\n"+output, "\n--- "+mark+": "+name+" (")
@@ -63,8 +63,9 @@ func endOf(name, output string, success, timeOver bool) end {
 	return absent
 }
 
-// judge returns the fate of a mutant whose test has ended so. A test that fails, and says what its trap expects, has
-// seen the mutant. One that hangs has, if that is expected: a slow machine looks the same.
+// judge returns the fate of a mutant whose test has ended that way. A test has seen the mutant if it fails
+// with the text that its trap expects. A test that hangs has seen it only if the list expects that, because a
+// slow machine looks the same.
 func (r result) judge(says string, hangs bool) (f fate, why string) {
 	switch {
 	case r.end == failed && !strings.Contains(r.output, says):
@@ -82,7 +83,7 @@ var failure = regexp.MustCompile(`(?m)^ +\S+_test\.go:\d+: .*$`)
 // maxExcerpt is how many lines of a test's output are shown.
 const maxExcerpt = 3
 
-// excerpt returns the first failures that output tells of.
+// excerpt returns the first failures in output.
 func excerpt(output string) string {
 	var b strings.Builder
 	for _, line := range failure.FindAllString(output, maxExcerpt) {
