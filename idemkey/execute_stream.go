@@ -73,7 +73,6 @@ func (s *stream) beginSending() error {
 	// an encoding that has no end it could not detect a response that was cut off.
 	s.sent.Del("Content-Length")
 	s.sent.Del("Transfer-Encoding")
-	s.err = errStreamCut // stays if a function of the user's panics in start
 	live, err := s.start()
 	if s.err = err; live {
 		s.replaceHeader(s.sent)

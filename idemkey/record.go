@@ -106,8 +106,8 @@ func (c *recorder) settleOutcome(ctx context.Context, h *handled) {
 	case h.responseBegan():
 		c.endStream(h, errors.Join(ctx.Err(), h.run.err))
 		return
-	case h.streamErr() != nil:
-		c.answerUnstarted(h.streamErr())
+	case h.streamErr() != nil || c.open == nil: // settled when the stream was to begin, also if an observer panicked then
+		c.answerUnstarted(cmp.Or(h.streamErr(), errStreamCut))
 		return
 	case ctx.Err() != nil && !c.lost: // too late, even if it succeeded: the store may have given up on it
 		c.event.Err = context.Cause(ctx)
@@ -310,7 +310,7 @@ func (c *recorder) answerUnstarted(err error) {
 // open for releaseAfterPanic.
 func (c *recorder) settlePanicked(h *handled) {
 	switch {
-	case h.streamErr() != nil:
+	case h.streamErr() != nil || c.open == nil:
 		c.open = nil // as in answerUnstarted: the key is not released
 		c.event.Outcome, c.event.Err = OutcomeUnkept, errors.Join(errNotReturned, h.streamErr())
 	case h.buffer.over && !c.m.traits.Transactional: // the refused Write may have made its caller panic
