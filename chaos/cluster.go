@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/cluster"
 )
 
-// clusterFlag asks for the run on a cluster, which has flags of its own.
+// clusterFlag asks for the run on a cluster, which has its own flags.
 const clusterFlag = "-cluster"
 
 // ofCluster reports whether the arguments of run ask for a cluster, and returns the others.
@@ -22,8 +22,7 @@ func ofCluster(args []string) (rest []string, asked bool) {
 	return rest, len(rest) < len(args)
 }
 
-// runCluster runs a load on a cluster of RabbitMQ under faults and prints what each has
-// cost.
+// runCluster runs a load on a cluster of RabbitMQ under faults and prints the cost of each fault.
 func runCluster(ctx context.Context, args []string, stdout, stderr io.Writer) (code int, err error) {
 	opts, err := cluster.ParseOptions(args, stderr)
 	if err != nil {
@@ -46,7 +45,7 @@ func runCluster(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 	report, err := cluster.RunCluster(ctx, opts, work, stdout)
 	if err != nil {
 		if report != nil {
-			_ = report.WriteText(stdout) // what was measured before it
+			_ = report.WriteText(stdout) // the measurements before the error
 		}
 		return exitFailed, fmt.Errorf("seed %d, %s: %w", opts.Seed, opts.Dir, err)
 	}
@@ -54,8 +53,8 @@ func runCluster(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 	return judgeCluster(opts, report, stdout)
 }
 
-// judgeCluster prints and writes the report. The goals of a brief run are shown and not
-// judged: how long a machine that others use takes says nothing of the product.
+// judgeCluster prints and writes the report. It shows the goals of a brief run but does not judge them: times
+// on a shared machine say nothing about the product.
 func judgeCluster(opts *cluster.Options, report *cluster.Report, stdout io.Writer) (int, error) {
 	if err := report.WriteText(stdout); err != nil {
 		return exitFailed, err
@@ -75,8 +74,7 @@ func judgeCluster(opts *cluster.Options, report *cluster.Report, stdout io.Write
 	}
 }
 
-// loadAverage tells how busy the machine was at the end: all times of the table depend on
-// it.
+// loadAverage returns the machine's load at the end: all times of the table depend on it.
 func loadAverage() []string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

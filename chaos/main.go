@@ -1,15 +1,14 @@
-// Command chaos runs both example services as processes of their own, two of
-// each, on a PostgreSQL and a RabbitMQ of its own, kills, hangs, cuts off and
-// starves them while clients use them, and judges what is left.
+// Command chaos runs two processes of each service of both examples, on a private PostgreSQL and a private
+// RabbitMQ. It kills, hangs, cuts off and starves them while clients use them. At the end it judges the
+// evidence that the run has left.
 //
 //	chaos run [flags]           a run; its directory is printed first
 //	chaos run -cluster [flags]  a load on a cluster of RabbitMQ under faults, each of them measured
 //	chaos check DIR             judge a run again, by its directory alone
 //
-// It exits with 0 if every invariant holds and every fault has struck, with 1 if
-// an invariant does not hold, with 3 if the run is void, because something that
-// was to strike has not or a figure misses its goal, and with 2 after a mistake of
-// the caller's or a failure of the harness.
+// It exits with 0 if every invariant holds and every fault has struck. It exits with 1 if an invariant does not
+// hold, and with 3 if the run is void: a required fault has not struck, or a figure misses its goal. It exits
+// with 2 after a mistake of the caller or a failure of the harness.
 package main
 
 import (

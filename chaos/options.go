@@ -12,17 +12,17 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// brief takes less than two minutes on a machine of its own, and is a part of make test.
-// How long a machine that others use needs to drain says nothing of the product.
+// brief takes less than two minutes on a quiet machine and is a part of make test. It allows a longer drain,
+// because drain times on a shared machine say nothing about the product.
 var brief = record.Options{
 	Storm: 32 * time.Second, KillEvery: 180 * time.Millisecond,
 	Sagas: 1600, Clients: 128, Trips: 20, Replays: 1,
 	BrokerKills: 1, Crashes: 1, Alarms: 1, Drain: drainPatience,
 }
 
-// short is what make chaos runs, in five minutes. Two processors that are all there is
-// for clients, services and servers drain no more sagas within half a minute: with
-// -sagas 20100 they took one to one and a half.
+// short is the run of make chaos and takes five minutes. Its number of sagas suits two processors that clients,
+// services and servers share: with -sagas 20100 they needed 1 to 1.5 minutes to drain, more than the 30 s
+// allowed.
 var short = record.Options{
 	Storm: 190 * time.Second, KillEvery: 195 * time.Millisecond,
 	Sagas: 9000, Clients: 256, Trips: 25, Replays: 1,
@@ -36,15 +36,15 @@ var long = record.Options{
 	BrokerKills: 10, Crashes: 30, Alarms: 50,
 }
 
-// A plan is what a run is begun with.
+// A plan holds the settings of a run.
 type plan struct {
 	record.Run
 
-	dir      string // for what the run leaves behind
+	dir      string // for the run's records
 	schedule []record.Planned
 }
 
-// The bounds of the options, beyond which a run is none or never ends.
+// The bounds of the options. A run beyond them would do nothing or never end.
 const (
 	minStorm, maxStorm     = 2 * time.Second, 6 * time.Hour
 	minKillEvery           = 20 * time.Millisecond
@@ -105,7 +105,7 @@ func parsePlan(args []string, stderr io.Writer) (*plan, error) {
 	return p, p.checkPlan()
 }
 
-// applyPreset takes the options of another run, but for those that were given.
+// applyPreset takes all options of another run except those given by flags.
 func (p *plan) applyPreset(of record.Options, given map[string]bool) {
 	o := p.Options
 	p.Options = of
@@ -122,8 +122,8 @@ func (p *plan) applyPreset(of record.Options, given map[string]bool) {
 	}
 }
 
-// takeDirectory takes what the run in dir was begun with. Only where it leaves its own
-// traces, and the overlay of the build, may be said anew.
+// takeDirectory takes the settings of the run in dir. Only the new run's directories and the overlay of the
+// build may be given by flags.
 func (p *plan) takeDirectory(dir string, given map[string]bool) error {
 	for name := range given {
 		if name != "replay" && name != "dir" && name != "overlay" {

@@ -26,8 +26,8 @@ import (
 
 const (
 	warmth        = 5 * time.Second // with a load and without faults
-	drainPatience = 3 * time.Minute // after which the rest counts as left
-	replayRate    = 1000            // messages a second that a replay is given time for, at least
+	drainPatience = 3 * time.Minute // after it, unfinished work counts as left
+	replayRate    = 1000            // the replay's time limit assumes at least so many messages a second
 	stopPatience  = time.Minute     // for all processes to end
 )
 
@@ -121,17 +121,16 @@ func (r *runner) runPhases(ctx context.Context) (err error) {
 	return nil
 }
 
-// What the servers' data may need, in bytes, and where they are quickest. What dies in a
-// run are processes: what they have written is in the system's memory by then, wherever
-// its files are.
+// Limits of the servers' data, in bytes, and the place where they are quickest. Memory is safe for them: a run
+// kills processes, not the system, so data that a process has written outlive it on any file system.
 const (
 	memory        = "/dev/shm"
 	baseBytes     = 2 << 30
 	bytesEachSaga = 30 << 10
 )
 
-// scratchDirectory returns the directory in which that of the servers is made: in memory, if there
-// is room for so many sagas, and otherwise where temporary files are.
+// scratchDirectory returns the parent of the servers' directory: in memory if that has room for so many sagas,
+// otherwise the directory of temporary files.
 func scratchDirectory(sagas int) string {
 	var there syscall.Statfs_t
 	if syscall.Statfs(memory, &there) == nil && there.Bavail*uint64(there.Bsize) > baseBytes+uint64(sagas)*bytesEachSaga {
@@ -169,7 +168,7 @@ func createWriter[T any](err *error, w **record.Writer[T], dir, name string) {
 	}
 }
 
-// openSite starts the site and lets its database bear witness.
+// openSite starts the site and installs the triggers that record each change in its database.
 func (r *runner) openSite(ctx context.Context, work string) error {
 	r.printLine("building")
 	programs, err := site.BuildPrograms(ctx, filepath.Join(work, "bin"), r.Overlay)
@@ -210,7 +209,7 @@ func (r *runner) enterPhase(phase string) {
 	r.printLine("%s", phase)
 }
 
-// logEvent keeps an event, and counts it for the progress.
+// logEvent records an event and counts it for the progress.
 func (r *runner) logEvent(e record.Event) {
 	switch {
 	case e.Fault == record.Exit && strings.HasPrefix(e.Args, "killed") || e.Fault == record.Exit && strings.HasPrefix(e.Args, "by its fuse"):
@@ -244,11 +243,11 @@ func (r *runner) warmUp(ctx context.Context) (err error) {
 	return backoff.Sleep(ctx, warmth)
 }
 
-// encore is how long the storm goes on, at most, for what has not struck in it. A quick
-// machine needs none, or a few seconds.
+// encore limits how long the storm is extended for required faults and failpoints that have not struck yet. A
+// quick machine needs no encore, or a few seconds.
 const encore = 2 * time.Minute
 
-// runFaults carries the schedule out.
+// runFaults carries out the schedule, then the encore.
 func (r *runner) runFaults(ctx context.Context) error {
 	late := time.AfterFunc(r.Options.Storm/3, r.armory.BeginLatePhase)
 	defer late.Stop()
@@ -272,7 +271,7 @@ func (r *runner) healSite(ctx context.Context) error {
 	return r.loadErr
 }
 
-// drainSite waits until nothing is left to be done.
+// drainSite waits until all work is done, at most drainPatience.
 func (r *runner) drainSite(ctx context.Context) error {
 	patient, cancel := context.WithTimeout(ctx, drainPatience)
 	defer cancel()
@@ -289,8 +288,8 @@ func (r *runner) drainSite(ctx context.Context) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// burial is how long poison is waited for that is on its way to its dead letter. What
-// a queue held when it was deleted never comes.
+// burial limits the wait for poison that is still on its way to its dead letter. Poison that was in a deleted
+// queue never arrives.
 const burial = 5 * time.Second
 
 func (r *runner) buryPoison(ctx context.Context) {
@@ -303,8 +302,7 @@ func (r *runner) buryPoison(ctx context.Context) {
 	}
 }
 
-// replayMessages publishes the whole history again, and compares what is there before and
-// afterwards.
+// replayMessages publishes the whole history again and compares the effects before and afterwards.
 func (r *runner) replayMessages(ctx context.Context) error {
 	effects, err := evidence.DigestEffects(ctx, r.site.DatabasePool())
 	if err != nil {
@@ -312,7 +310,7 @@ func (r *runner) replayMessages(ctx context.Context) error {
 	}
 	r.final.Effects = []string{effects}
 	if len(r.final.Left) > 0 {
-		return nil // it has not come to rest: there is nothing to compare with
+		return nil // the site has not come to rest: a comparison would prove nothing
 	}
 	if err := r.countEffects(ctx); err != nil {
 		return err
@@ -337,10 +335,10 @@ func (r *runner) replayMessages(ctx context.Context) error {
 	return nil
 }
 
-// settling is how long goroutines have to end that a replay has begun.
+// settling limits the wait for goroutines that a replay has started.
 const settling = 10 * time.Second
 
-// countEffects counts the goroutines of all processes, once they are as few as they were.
+// countEffects counts the goroutines of all processes as soon as they are as few as before, or after settling.
 func (r *runner) countEffects(ctx context.Context) error {
 	patient, cancel := context.WithTimeout(ctx, settling)
 	defer cancel()
@@ -357,7 +355,7 @@ func (r *runner) countEffects(ctx context.Context) error {
 	}
 }
 
-// stopSite tells every process to end, and looks at what they leave in the servers.
+// stopSite stops every process, then checks what they have left in the servers.
 func (r *runner) stopSite(ctx context.Context) error {
 	patient, cancel := context.WithTimeout(ctx, stopPatience)
 	defer cancel()
@@ -367,12 +365,12 @@ func (r *runner) stopSite(ctx context.Context) error {
 	return evidence.RecordFinal(ctx, r.site.DatabasePool(), r.broker, &r.final)
 }
 
-// keepEvidence writes what the judge needs of the database.
+// keepEvidence dumps the database's tables and the final state for the judge.
 func (r *runner) keepEvidence(ctx context.Context) error {
 	return errors.Join(evidence.DumpTables(ctx, r.site.DatabasePool(), r.dir), record.WriteJSON(r.dir, record.FinalFile, r.final))
 }
 
-// closeRecords ends what open has begun, whatever has become of it.
+// closeRecords ends what createRecords and the later phases have begun, also after a failure.
 func (r *runner) closeRecords() error {
 	for _, stop := range []context.CancelFunc{r.stopLoad, r.stopSample, r.stopInject} {
 		if stop != nil {
@@ -414,7 +412,7 @@ func (r *runner) printLine(format string, args ...any) {
 	fmt.Fprintf(r.progress, "%7.1f s  %s\n", r.sinceBegin().Seconds(), fmt.Sprintf(format, args...))
 }
 
-// revision is that of the sources, as far as the build knows it.
+// revision returns the sources' short commit, or an empty text if git does not know it.
 func revision() string {
 	out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output()
 	if err == nil {
@@ -426,7 +424,7 @@ func revision() string {
 	return ""
 }
 
-// versions are those of what the run stands on, but for the servers.
+// versions returns the version of Go and the machine; the site adds those of the servers.
 func versions() []string {
 	return []string{runtime.Version(), fmt.Sprintf("%s/%s, %d processors", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
 }

@@ -26,12 +26,12 @@ const terminatePatience = 10 * time.Second
 
 // A database is the private PostgreSQL, and a pool on it.
 type database struct {
-	mu     sync.Mutex // one change at a time: what ends sessions must not be ended itself
+	mu     sync.Mutex // one change at a time: a crash must not hit a Terminate under way
 	server *server
 	pool   *pgxpool.Pool
 }
 
-// openPostgres returns what ends it, also after an error.
+// openPostgres starts PostgreSQL. The returned end stops it and is valid also after an error.
 func (s *Site) openPostgres(ctx context.Context) (end func() error, err error) {
 	ports, err := freePorts(1)
 	if err != nil {
@@ -56,24 +56,24 @@ func (s *Site) openPostgres(ctx context.Context) (end func() error, err error) {
 	return end, err
 }
 
-// CrashPostgres ends the server without any good order, and starts it again.
+// CrashPostgres stops the server at once, without flushing or ending sessions, and starts it again.
 func (s *Site) CrashPostgres(ctx context.Context) error {
 	defer s.trouble.beginTrouble()()
 	s.postgres.mu.Lock()
 	defer s.postgres.mu.Unlock()
 	s.postgres.server.crashServer()
-	return s.postgres.server.startServer(context.WithoutCancel(ctx)) // a server that is not started again would stop everything
+	return s.postgres.server.startServer(context.WithoutCancel(ctx)) // without it all would stop
 }
 
-// Terminate ends the sessions of a service, or of all if none is named, and says
-// how many those were. A server that has crashed is up again before.
+// Terminate ends the sessions of a service, or all sessions if service is empty, and returns their number. It
+// waits until a server that has crashed is up again.
 func (s *Site) Terminate(ctx context.Context, service string) (n int, err error) {
 	defer s.trouble.beginTrouble()()
 	s.postgres.mu.Lock()
 	defer s.postgres.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, terminatePatience)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, s.DatabasePool().Config().ConnConfig) // one of the pool may have been cut off by a crash
+	conn, err := pgx.ConnectConfig(ctx, s.DatabasePool().Config().ConnConfig) // pooled ones may be cut
 	if err != nil {
 		return 0, fmt.Errorf("site: terminate sessions: %w", err)
 	}
@@ -87,8 +87,8 @@ WHERE backend_type = 'client backend' AND application_name <> $1 AND ($2 = '' OR
 	return n, nil
 }
 
-// applicationName is that of a service's sessions. The order example chooses its
-// own; the trip example takes what its URL says.
+// applicationName is the application_name of a service's sessions. The order example chooses it; the trip
+// example takes it from its URL.
 func applicationName(service string) string {
 	for _, s := range services {
 		if s.Name == service {
@@ -104,15 +104,15 @@ type Broker struct {
 	node    *rabbitnode.Node
 	running bool
 	alarmed bool
-	before  int // messages that it was sent before its last start
+	before  int // messages received before the last start
 }
 
-// brokerConfig spares the processor what nobody looks at.
+// brokerConfig turns off logs that no check reads, to save processor time.
 const brokerConfig = `log.connection.level = error
 log.default.level = warning
 `
 
-// openBroker returns what ends it, also after an error.
+// openBroker starts RabbitMQ. The returned end stops it and is valid also after an error.
 func (s *Site) openBroker() (end func() error, err error) {
 	node, err := rabbitnode.New(&rabbitnode.Options{Parent: s.opts.Work, Config: brokerConfig})
 	if errors.Is(err, rabbitnode.ErrAbsent) {
@@ -134,14 +134,15 @@ func (s *Site) openBroker() (end func() error, err error) {
 	return end, err
 }
 
-// brokerUser is whom the services are to the broker. The harness itself is guest.
+// brokerUser is the account of the services. The harness logs in as guest.
 const (
 	brokerUser = "services"
 	addUser    = `rabbit_auth_backend_internal:add_user(<<"%s">>, <<"%s">>, <<"chaos">>), ` +
 		`rabbit_auth_backend_internal:set_permissions(<<"%s">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"chaos">>)`
 )
 
-// keepFiles copies a file that helps to explain a run. There is no run that it decides.
+// keepFiles copies a file that helps to explain a run. The verdict does not depend on it, so errors are
+// ignored.
 func keepFiles(from, to string) {
 	in, err := os.Open(from)
 	if err != nil {
@@ -159,18 +160,17 @@ func keepFiles(from, to string) {
 func (b *Broker) brokerURL() string { return b.node.URL() }
 
 func (b *Broker) startNode() error {
-	b.alarmed = false // it is in memory only
+	b.alarmed = false // the alarm is lost with the restart
 	err := b.node.Start()
 	b.running = err == nil
 	return err
 }
 
-// MessageBroker is what faults of the broker act on.
+// MessageBroker returns the broker, for faults that act on it.
 func (s *Site) MessageBroker() *Broker { return s.broker }
 
-// Kill kills the broker, as kill -9 does, and starts it again. What it knows of its
-// queues is written down before: RabbitMQ 3.10 keeps that in memory for minutes, and a
-// queue that it has forgotten does not come back.
+// KillBroker kills the broker, as kill -9 does, and starts it again. First it flushes the broker's knowledge of
+// its queues to disk: RabbitMQ 3.10 keeps that in memory for minutes, and a forgotten queue does not come back.
 func (s *Site) KillBroker() error {
 	return s.restartBroker(func(n *rabbitnode.Node) error {
 		err := n.Sync()
@@ -192,7 +192,7 @@ func (s *Site) restartBroker(end func(*rabbitnode.Node) error) error {
 	defer s.trouble.beginTrouble()()
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
-	if n, err := s.broker.received(); err == nil { // one that does not answer has its reasons to be restarted
+	if n, err := s.broker.received(); err == nil { // a broker that does not answer is restarted without its count
 		s.broker.before += n
 	}
 	s.broker.running = false
@@ -208,7 +208,8 @@ func (b *Broker) received() (int, error) {
 	return strconv.Atoi(out)
 }
 
-// Received counts the messages that the broker was sent, by whomever, in all of its lives.
+// Received counts the messages that the broker has received from any sender since the site was opened, over all
+// restarts.
 func (s *Site) Received() (int, error) {
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
@@ -216,7 +217,7 @@ func (s *Site) Received() (int, error) {
 	return s.broker.before + n, err
 }
 
-// SetDiskAlarm raises the broker's memory alarm, or ends it.
+// SetDiskAlarm raises or clears the broker's memory alarm, in spite of its name.
 func (s *Site) SetDiskAlarm(on bool) error {
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
@@ -229,8 +230,7 @@ func (s *Site) SetDiskAlarm(on bool) error {
 	return err
 }
 
-// CloseConnections has the broker close all connections, those of the harness
-// among them, and says how many those were.
+// CloseConnections makes the broker close all connections, including the harness's, and returns their number.
 func (s *Site) CloseConnections() (int, error) {
 	defer s.trouble.beginTrouble()()
 	s.broker.mu.Lock()
@@ -238,7 +238,7 @@ func (s *Site) CloseConnections() (int, error) {
 	return s.broker.node.CloseConnections("by the operator")
 }
 
-// BrokerConnections counts the broker's connections, those of the harness among them.
+// BrokerConnections counts the broker's connections, including the harness's.
 func (s *Site) BrokerConnections() (int, error) {
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
@@ -249,7 +249,7 @@ func (s *Site) BrokerConnections() (int, error) {
 	return strconv.Atoi(out)
 }
 
-// Versions returns those of the servers, with their names.
+// Versions returns the servers' names with their versions.
 func (s *Site) Versions(ctx context.Context) ([]string, error) {
 	var postgres string
 	if err := s.DatabasePool().QueryRow(ctx, "SHOW server_version").Scan(&postgres); err != nil {
@@ -263,7 +263,7 @@ func (s *Site) Versions(ctx context.Context) ([]string, error) {
 	return []string{"PostgreSQL " + postgres, fmt.Sprint("RabbitMQ ", connection.Properties["version"])}, nil
 }
 
-// healBroker makes the broker run without an alarm.
+// healBroker clears the alarm and makes sure that the broker runs.
 func (s *Site) healBroker() error {
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()

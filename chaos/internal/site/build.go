@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// module is the one that holds the programs.
+// module is the path of the module with the programs.
 const module = "github.com/sagamill/sagamill"
 
 // Programs are the paths of the programs.
@@ -21,7 +21,7 @@ type Programs struct {
 // It is called in the module of this package or one beside it.
 func BuildPrograms(ctx context.Context, dir, overlay string) (Programs, error) {
 	p := Programs{Order: filepath.Join(dir, "order-saga"), Trip: filepath.Join(dir, "trip-saga"), Tool: filepath.Join(dir, "sagamill")}
-	// In the directory of the programs' own module, with its requirements.
+	// Build in the directory of the programs' own module, with its requirements.
 	where, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
 	if err != nil {
 		return Programs{}, fmt.Errorf("site: find module %s: %w", module, err)

@@ -10,13 +10,12 @@ import (
 	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
-// A spawner starts processes that die with this one. The kernel takes the thread
-// that forked for the parent, so all are started by one thread, which lasts until
-// stop.
+// A spawner starts processes that die with this one. For the kernel the parent is the thread that forked, so
+// one thread starts all of them and lasts until stopSpawner.
 type spawner struct {
 	orders chan order
 	ended  sync.WaitGroup
-	thread atomic.Int64 // the parent of all, once it has started one
+	thread atomic.Int64 // the parent of all processes, once it has started one
 }
 
 type order struct {
@@ -37,7 +36,7 @@ func newSpawner() *spawner {
 	return s
 }
 
-// startChild starts cmd, which gets death if this process dies.
+// startChild starts cmd. The kernel sends it the signal death if this process dies.
 func (s *spawner) startChild(cmd *exec.Cmd, death syscall.Signal) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -48,8 +47,8 @@ func (s *spawner) startChild(cmd *exec.Cmd, death syscall.Signal) error {
 	return <-err
 }
 
-// stopSpawner ends the thread, and with it whatever it has started and still runs. Nobody
-// calls start any more.
+// stopSpawner ends the thread, and with it every process that it started and that still runs. startChild must
+// not be called afterwards.
 func (s *spawner) stopSpawner() {
 	close(s.orders)
 	s.ended.Wait()

@@ -13,7 +13,7 @@ import (
 // than any fault lasts.
 const startTimeout = "5m"
 
-// connectBackends makes the links, and what each process is told.
+// connectBackends opens the links and configures each process with its addresses.
 func (s *Site) connectBackends() error {
 	ports, err := freePorts(1 + 2*len(services) + 3*len(services))
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Site) connectBackends() error {
 	return nil
 }
 
-// configureProcess sets what a process is started with.
+// configureProcess sets the program, arguments and environment of a process.
 func (s *Site) configureProcess(service Service, p *process, database, broker string, gateway int) {
 	p.program = s.opts.Programs.Order
 	p.args = []string{"serve", "-services", service.Name, "-listen", loopbackAddress(p.port), "-namespace", s.Namespace(service.Saga), "-start-timeout", startTimeout, "-keep", s.opts.Keep.String()}
@@ -77,13 +77,13 @@ func (s *Site) configureProcess(service Service, p *process, database, broker st
 		"DATABASE_URL":           fmt.Sprintf("postgres://postgres:%s@%s/%s?sslmode=disable&application_name=%s&pool_max_conns=%d", record.DatabasePassword, database, databaseName, url.QueryEscape(applicationName(service.Name)), connectionLimit(service)),
 		"AMQP_URL":               fmt.Sprintf("amqp://%s:%s@%s/", brokerUser, record.BrokerPassword, broker),
 		"GOMAXPROCS":             "1",
-		"GOGC":                   "400", // they do not live long, and there are many
+		"GOGC":                   "400", // many processes with short lives: trade memory for processor time
 		"SAGAMILL_FAILPOINT_LOG": s.pathInSite(record.FailpointsFile),
 	})
 }
 
-// connectionLimit is how many connections to PostgreSQL a process has: few, for each start of a
-// process opens them anew, and begins with nothing prepared.
+// connectionLimit is a process's number of connections to PostgreSQL. It is small because each start of a
+// process opens and prepares all of them anew.
 func connectionLimit(s Service) int {
 	switch s.Name {
 	case "order", "payment", "gateway", "trip":
@@ -93,7 +93,7 @@ func connectionLimit(s Service) int {
 	}
 }
 
-// environment is all that a process gets from its surroundings, and set.
+// environment returns a process's whole environment: set, and a few variables of this process.
 func environment(set map[string]string) []string {
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.TempDir()}
 	for name, value := range set {

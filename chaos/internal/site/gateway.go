@@ -20,15 +20,14 @@ const (
 	gatewayCloseWait = 5 * time.Second
 )
 
-// A GatewayFault is what the gateway's proxy does to requests. The zero value is
-// nothing.
+// A GatewayFault is a fault of the gateway's proxy. The zero value lets every request pass.
 type GatewayFault struct {
-	Every int           // it strikes every so manieth request; 0: none
-	Lose  bool          // the answer is lost, instead of the request being refused
-	Delay time.Duration // the request is held up, and nothing else happens to it
+	Every int           // it strikes one request of so many; 0: none
+	Lose  bool          // lose the answer, instead of refusing the request
+	Delay time.Duration // delay the request, without any other fault
 }
 
-// A Gateway spreads the requests of the payment services over the two gateways.
+// A Gateway spreads the payment services' requests over the two gateways and applies a GatewayFault to them.
 type Gateway struct {
 	upstream []string // host:port
 	server   *http.Server
@@ -53,20 +52,21 @@ func openGateway(port int, upstream []string) (*Gateway, error) {
 	return g, nil
 }
 
-// StrikeWith decides what becomes of requests from now on.
+// StrikeWith applies f to all requests from now on.
 func (g *Gateway) StrikeWith(f GatewayFault) { g.fault.Store(&f) }
 
 // RefusedCalls returns how many requests the proxy has answered for a gateway.
 func (g *Gateway) RefusedCalls() int { return int(g.refused.Load()) }
 
-// LostAnswers returns how many answers of a gateway it has lost.
+// LostAnswers returns how many answers of a gateway the proxy has lost.
 func (g *Gateway) LostAnswers() int { return int(g.lost.Load()) }
 
-// DelayedCalls returns how many requests it has held up.
+// DelayedCalls returns how many requests the proxy has delayed.
 func (g *Gateway) DelayedCalls() int { return int(g.heldback.Load()) }
 
-// ServeHTTP refuses a request with 500 or 503 in turn, or passes it on and then
-// closes the connection or answers 504 in turn, or does what a proxy should.
+// ServeHTTP passes a request on to a gateway and returns its answer. A fault with Delay delays a struck request
+// first. One with Lose replaces the answer by a closed connection or 504, in turn. Any other fault refuses a
+// struck request with 500 or 503, in turn.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxGatewayBody))
 	if err != nil {
@@ -118,7 +118,7 @@ func passAnswer(w http.ResponseWriter, answer *http.Response) {
 	_, _ = io.Copy(w, io.LimitReader(answer.Body, maxGatewayBody))
 }
 
-// forwardCall asks one gateway, or the other one if that does not accept a connection.
+// forwardCall sends the request to one gateway, or to the other if that does not accept a connection.
 func (g *Gateway) forwardCall(r *http.Request, body []byte) (answer *http.Response, err error) {
 	ctx, cancel := context.WithTimeout(r.Context(), gatewayPatience)
 	defer cancel()
@@ -139,8 +139,7 @@ func (g *Gateway) forwardCall(r *http.Request, body []byte) (answer *http.Respon
 	return nil, err
 }
 
-// readWhole replaces the body by a copy: the request's context ends before it is
-// passed on.
+// readWhole replaces the body by a copy, because the request's context ends before the body is passed on.
 func readWhole(answer *http.Response) error {
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxGatewayBody))

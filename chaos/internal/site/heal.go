@@ -12,18 +12,18 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/commitloss"
 )
 
-// A trouble knows when backends or links were last struck: a process that gives up
-// while it starts may do so only because of that.
+// A trouble records when backends or links were last struck. A process may give up during its start only
+// because of such a fault.
 type trouble struct {
 	mu   sync.Mutex
 	open int
-	last time.Time // when the last one was over
+	last time.Time // when the last fault ended
 }
 
 // troubleTail is how long after a fault a start may still fail because of it.
 const troubleTail = 2 * time.Second
 
-// beginTrouble returns what ends it.
+// beginTrouble notes that a backend or a link is struck from now on, until end.
 func (t *trouble) beginTrouble() (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -36,7 +36,7 @@ func (t *trouble) beginTrouble() (end func()) {
 	}
 }
 
-// BeginTrouble says that a backend or a link is struck from now on, until end.
+// BeginTrouble notes that a backend or a link is struck from now on, until end.
 func (s *Site) BeginTrouble() (end func()) { return s.trouble.beginTrouble() }
 
 // troubledSince reports whether a backend or a link has been struck since at.
@@ -46,7 +46,7 @@ func (s *Site) troubledSince(at record.At) bool {
 	return s.trouble.open > 0 || time.Since(s.trouble.last) < s.opts.Now()-at+troubleTail
 }
 
-// KillProcess kills a process, and reports whether there was one.
+// KillProcess kills a process and reports whether it was running.
 func (s *Site) KillProcess(name string) (bool, error) {
 	p, err := s.findProcess(name)
 	if err != nil {
@@ -56,11 +56,10 @@ func (s *Site) KillProcess(name string) (bool, error) {
 	return ok, nil
 }
 
-// SuspendProcess stops a process, and Resume lets it go on. They report whether there was
-// one.
+// SuspendProcess stops a process with SIGSTOP and reports whether it was running.
 func (s *Site) SuspendProcess(name string) (bool, error) { return s.sendSignal(name, syscall.SIGSTOP) }
 
-// ResumeProcess is described at Suspend.
+// ResumeProcess continues a suspended process and reports whether it was running.
 func (s *Site) ResumeProcess(name string) (bool, error) { return s.sendSignal(name, syscall.SIGCONT) }
 
 func (s *Site) sendSignal(name string, sig syscall.Signal) (bool, error) {
@@ -72,8 +71,8 @@ func (s *Site) sendSignal(name string, sig syscall.Signal) (bool, error) {
 	return ok, nil
 }
 
-// RestartProcess tells a process to stop, as a deployment does, waits until the next one is
-// ready, and says how the first has ended.
+// RestartProcess stops a process with SIGTERM, as a deployment does, and waits until its successor is ready. It
+// returns how the first one ended.
 func (s *Site) RestartProcess(ctx context.Context, name string) (record.Stopped, error) {
 	p, err := s.findProcess(name)
 	if err != nil {
@@ -107,8 +106,8 @@ func (s *Site) CommitLossProxy(process string) (*commitloss.Proxy, error) {
 // PaymentGateway returns the proxy in front of the gateways.
 func (s *Site) PaymentGateway() *Gateway { return s.gateway }
 
-// HealAll makes every link whole and the servers run, lets no fuse strike any more, and
-// returns when every process is ready. Processes that are armed are restarted for it.
+// HealAll mends every link, makes the servers run and disarms all fuses. It restarts armed processes and
+// returns when every process is ready.
 func (s *Site) HealAll(ctx context.Context) error {
 	s.disarmed.Store(true)
 	s.gateway.StrikeWith(GatewayFault{})
@@ -139,7 +138,7 @@ func (s *Site) healPostgres(ctx context.Context) error {
 	return s.postgres.server.startServer(ctx)
 }
 
-// disarmFailpoints lets the process go on, and has it start again if it is armed.
+// disarmFailpoints continues the process, and restarts it if it is armed.
 func (p *process) disarmFailpoints(ctx context.Context) {
 	p.signalProcess(syscall.SIGCONT, "")
 	p.mu.Lock()
@@ -148,5 +147,5 @@ func (p *process) disarmFailpoints(ctx context.Context) {
 	if armed == "" {
 		return
 	}
-	_, _ = p.terminate(ctx) // how it has ended is logged; if it has died before, it is disarmed as well
+	_, _ = p.terminate(ctx) // the end is logged; a process that died before starts disarmed too
 }

@@ -62,14 +62,14 @@ type Topic struct {
 	From     string   // a service that publishes to it
 	Services []string // each has a queue, <namespace>.<name>.<service>
 
-	// Steps are the steps that the Services do when they get a message, by which their
-	// inboxes know it. Empty: nobody can tell from an inbox whether it has come, and
-	// the queues must not be deleted.
+	// Steps are the steps of the Services for a message of this topic. Their inboxes record the message under
+	// these names. If Steps is empty, no inbox shows whether a message arrived, and the queues must not be
+	// deleted.
 	Steps []string
 }
 
-// topics repeats what the examples say: they are programs, and nobody imports them.
-// Start compares it with the broker.
+// topics repeats the examples' own declarations: the examples are programs, so no package can import them.
+// StartProcesses compares topics with the broker.
 var topics = []Topic{
 	{record.Order, "order.created", "order", []string{"payment"}, []string{"process-payment"}},
 	{record.Order, "payment.declined", "payment", []string{"order"}, nil},

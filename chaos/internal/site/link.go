@@ -11,7 +11,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// A Link is the way of a process to one of its backends, over a proxy.
+// A Link is a proxy between a process and one of its backends.
 type Link struct {
 	name string
 	port int
@@ -20,14 +20,14 @@ type Link struct {
 	proxy *toxiproxy.Proxy
 }
 
-// proxyServer is what toxiproxy wants to be told by: it serves nobody. Its toxics speak
-// to a logger of the whole program, which is silenced.
+// proxyServer configures toxiproxy; it does not listen. Toxics log to a global logger, so proxyServer silences
+// that.
 func proxyServer() *toxiproxy.ApiServer {
 	zerolog.SetGlobalLevel(zerolog.Disabled)
 	return toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
 }
 
-// openLink listens on port and leads to upstream, which may be away.
+// openLink listens on port and forwards to upstream, which may be down.
 func openLink(api *toxiproxy.ApiServer, name string, port int, upstream string) (*Link, error) {
 	l := &Link{name: name, port: port, proxy: toxiproxy.NewProxy(api, name, loopbackAddress(port), upstream)}
 	if err := l.proxy.Start(); err != nil {
@@ -39,32 +39,32 @@ func openLink(api *toxiproxy.ApiServer, name string, port int, upstream string) 
 // OpenConnections returns how many connections are open over the link.
 func (l *Link) OpenConnections() int { return established(l.port) }
 
-// SlowDown delays what goes through in either direction, give or take half of it.
+// SlowDown delays the data in both directions by latency, with a jitter of half of it.
 func (l *Link) SlowDown(latency time.Duration) error {
 	ms := latency.Milliseconds()
 	return l.addToxic("latency", fmt.Sprintf(`{"latency":%d,"jitter":%d}`, ms, ms/2))
 }
 
-// NarrowTo lets so many kilobytes through in a second, in either direction.
+// NarrowTo limits each direction to so many kilobytes a second.
 func (l *Link) NarrowTo(kilobytes int) error {
 	return l.addToxic("bandwidth", fmt.Sprintf(`{"rate":%d}`, kilobytes))
 }
 
-// SwallowData lets nothing through, and closes nothing: a peer that has vanished. What
-// was said in the meantime is lost, so Mend closes the connections.
+// SwallowData drops all data and closes no connection, as if the peer had vanished. The dropped data are lost,
+// so MendLink closes the connections.
 func (l *Link) SwallowData() error { return l.addToxic("timeout", `{"timeout":0}`) }
 
-// ResetConnections resets each connection as soon as something is said on it.
+// ResetConnections resets each connection at its next data.
 func (l *Link) ResetConnections() error { return l.addToxic("reset_peer", `{"timeout":0}`) }
 
-// CutConnections closes all connections and accepts none.
+// CutConnections closes all connections and refuses new ones.
 func (l *Link) CutConnections() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.proxy.Stop()
 }
 
-// addToxic gives the link a toxic in either direction.
+// addToxic adds a toxic to both directions of the link.
 func (l *Link) addToxic(kind, attributes string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,7 +77,7 @@ func (l *Link) addToxic(kind, attributes string) error {
 	return nil
 }
 
-// MendLink makes the link whole.
+// MendLink removes all faults of the link.
 func (l *Link) MendLink() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,16 +9,15 @@ import (
 	"strings"
 )
 
-// Ports are taken from below those that the kernel gives to outgoing connections:
-// one that is free for a moment, while its process is killed or its link is cut,
-// must not be gone afterwards.
+// Ports are taken from below the range that the kernel gives to outgoing connections. Otherwise an outgoing
+// connection could take a port while its process is dead or its link is cut.
 const (
 	firstPort    = 12000
 	lastPort     = 31000
 	portAttempts = 1000
 )
 
-// freePorts returns n different ports that nobody listens on.
+// freePorts returns n different ports on which no program listens.
 func freePorts(n int) (ports []int, err error) {
 	seen := map[int]bool{}
 	for range portAttempts {
@@ -43,11 +42,11 @@ func freePorts(n int) (ports []int, err error) {
 
 func loopbackAddress(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 
-// established returns how many connections port has accepted that are open.
+// established returns how many connections accepted on port are open.
 func established(port int) (n int) {
 	file, err := os.Open("/proc/net/tcp")
 	if err != nil {
-		return 0 // it is only counted where there is such a file
+		return 0 // systems without this file count none
 	}
 	defer file.Close()
 	const open = "01"

@@ -24,11 +24,10 @@ const (
 	initdbPatience = 2 * time.Minute
 )
 
-// databaseName is the one that holds the schemas of all services.
+// databaseName is the database with the schemas of all services.
 const databaseName = "chaos"
 
-// settings of the server. fsync and full_page_writes stay on: a crash has to be an
-// honest one.
+// settings of the server. fsync and full_page_writes stay on, so that a crash loses no committed data.
 var settings = []string{
 	"listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=400", "shared_buffers=192MB",
 	"max_wal_size=2GB", "log_min_messages=warning", "log_line_prefix=%m [%p] %a ", "fsync=on", "full_page_writes=on",
@@ -40,9 +39,9 @@ type server struct {
 	bin, dir string
 	log      string
 	port     int
-	owner    *syscall.Credential // nil: our own user
+	owner    *syscall.Credential // nil: this process's user
 	run      *exec.Cmd
-	exited   chan struct{} // closed when run has been waited for
+	exited   chan struct{} // closed when run has ended
 }
 
 // newServer makes the server's data in a directory below work.
@@ -83,7 +82,7 @@ func (p *server) giveAway() error {
 	return errors.Join(uidErr, gidErr, os.Chown(p.dir, int(uid), int(gid)))
 }
 
-// databaseURL is where the server listens, also after a crash.
+// databaseURL is the URL of a database; it stays the same after a crash.
 func (p *server) databaseURL(database string) string {
 	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", loopbackAddress(p.port), database)
 }
@@ -108,7 +107,7 @@ func (p *server) startServer(ctx context.Context) error {
 		return fmt.Errorf("site: start PostgreSQL: %w", err)
 	}
 	p.exited = make(chan struct{})
-	go func(run *exec.Cmd, exited chan struct{}) { // ends with the server, which crash waits for
+	go func(run *exec.Cmd, exited chan struct{}) { // ends with the server; crashServer waits for it
 		_ = run.Wait()
 		close(exited)
 	}(p.run, p.exited)
@@ -133,8 +132,8 @@ func (p *server) awaitServer(ctx context.Context) error {
 	}
 }
 
-// crashServer ends the server as `pg_ctl stop -m immediate` does: no session ends in good
-// order, nothing is flushed, and the next start recovers from the log.
+// crashServer ends the server as `pg_ctl stop -m immediate` does: sessions are cut, nothing is flushed, and the
+// next start recovers from the log.
 func (p *server) crashServer() {
 	if p.run == nil {
 		return

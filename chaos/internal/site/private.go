@@ -6,16 +6,15 @@ import (
 	"os"
 )
 
-// A PrivatePostgres is a PostgreSQL server without a [Site] around it. It ends with this
-// process, however that ends.
+// A PrivatePostgres is a PostgreSQL server without a [Site]. It ends with this process, even if that is killed.
 type PrivatePostgres struct {
 	spawner *spawner
 	server  *server
 }
 
-// OpenPostgres starts a server with an empty database. Its data are in a directory below
-// work, which the server's account must be able to pass through; log gets what it prints.
-// Its error is an [ErrAbsent] on a machine without PostgreSQL. After an error nothing runs.
+// OpenPostgres starts a server with an empty database. Its data are in a directory below work, which the
+// server's account must be able to enter. The server's output goes to log. On a machine without PostgreSQL the
+// error is an [ErrAbsent]. After an error no server runs.
 func OpenPostgres(ctx context.Context, work, log string) (*PrivatePostgres, error) {
 	ports, err := freePorts(1)
 	if err != nil {
@@ -42,7 +41,7 @@ func (p *PrivatePostgres) createDatabase(ctx context.Context) error {
 	return err
 }
 
-// URL is where the database listens.
+// URL returns the URL of the database.
 func (p *PrivatePostgres) URL() string { return p.server.databaseURL(databaseName) }
 
 // Close ends the server and removes its data.

@@ -29,17 +29,17 @@ const (
 	readyPatience = 2 * time.Minute
 	readyPause    = 50 * time.Millisecond
 	readyLook     = 5 * time.Second
-	restPause     = 200 * time.Millisecond  // after a start that came to nothing
-	stateLook     = 250 * time.Millisecond  // between two looks whether a fuse has stopped it
-	shortStop     = 1200 * time.Millisecond // how long it stays so, about
+	restPause     = 200 * time.Millisecond  // after a start that failed
+	stateLook     = 250 * time.Millisecond  // how often a stop by a fuse is looked for
+	shortStop     = 1200 * time.Millisecond // how long the process stays stopped, about
 	longStop      = 6 * time.Second
-	servedLook    = 500 * time.Millisecond // between two looks whether it has been ready
-	maxTail       = 64 << 10               // bytes of its output in which its last line is looked for
-	maxLastWords  = 300                    // and of that which go into the log
+	servedLook    = 500 * time.Millisecond // how often its first readiness is looked for
+	maxTail       = 64 << 10               // bytes at the end of its output that are searched for the last line
+	maxLastWords  = 300                    // bytes of that line that go into the log
 	maxMetrics    = 1 << 20                // bytes of its metrics that are read
 )
 
-// A process is kept running: whatever dies is started again at once.
+// A process supervises one process of a service and restarts it at once whenever it ends.
 type process struct {
 	site          *Site
 	name, service string
@@ -49,13 +49,13 @@ type process struct {
 
 	mu     sync.Mutex
 	starts int
-	armed  string        // what the running one is armed with
-	logged int64         // bytes that were in the log of failpoints when it was started
-	cmd    *exec.Cmd     // nil: it is not running
-	ended  chan struct{} // closed when cmd has been waited for
+	armed  string        // failpoints of the running process
+	logged int64         // size of the log of failpoints at its start
+	cmd    *exec.Cmd     // nil: not running
+	ended  chan struct{} // closed when cmd has ended
 	cause  string        // who has ended it; empty: nobody
-	paused bool          // by Suspend
-	served time.Time     // when it was ready; zero: it has not been yet
+	paused bool          // by SuspendProcess
+	served time.Time     // when it became ready; zero: not yet
 }
 
 func (p *process) outputFile() string { return p.site.pathInSite(record.OutputDir, p.name+".log") }
@@ -85,8 +85,8 @@ func (p *process) keepRunning() {
 	}
 }
 
-// launchProgram starts the process, unless the site stops: then cmd is nil. size is how
-// much it had printed before.
+// launchProgram starts the process. If the site stops, it starts nothing and cmd is nil. size is the size of
+// the output file before the start.
 func (p *process) launchProgram() (cmd *exec.Cmd, ended chan struct{}, size int64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,7 +105,7 @@ func (p *process) launchProgram() (cmd *exec.Cmd, ended chan struct{}, size int6
 	defer out.Close()
 	size, _ = out.Seek(0, io.SeekEnd)
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the terminal's Ctrl-C is for us
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C in the terminal must reach the harness only
 	p.site.logEvent(record.Event{At: p.site.opts.Now(), Fault: record.Start, Target: p.name, Args: p.armed})
 	if err := p.site.spawner.startChild(cmd, syscall.SIGKILL); err != nil {
 		return cmd, ended, size, err
@@ -114,8 +114,7 @@ func (p *process) launchProgram() (cmd *exec.Cmd, ended chan struct{}, size int6
 	return cmd, ended, size, nil
 }
 
-// recordEnd logs how the process has ended, and reports whether it was well: it had been
-// ready, or somebody has ended it.
+// recordEnd logs how the process ended. It reports true if the process had been ready or the harness ended it.
 func (p *process) recordEnd(cmd *exec.Cmd, err error, began record.At, size int64) bool {
 	p.mu.Lock()
 	e := ending{state: cmd.ProcessState, err: err, cause: p.cause, served: !p.served.IsZero()}
@@ -129,15 +128,15 @@ func (p *process) recordEnd(cmd *exec.Cmd, err error, began record.At, size int6
 	return e.served || e.cause != ""
 }
 
-// An ending is what is known of how a process has ended.
+// An ending holds the facts from which the end of a process is described.
 type ending struct {
-	state    *os.ProcessState // nil: it has not begun
+	state    *os.ProcessState // nil: the start failed
 	err      error
 	cause    string // who has ended it; empty: nobody
-	struck   bool   // a fuse has killed where it was armed, since it was started
-	served   bool   // it had been ready
-	troubled bool   // a backend was struck while it ran
-	last     string // what it has said last
+	struck   bool   // one of its fuses has killed since its start
+	served   bool   // the process had been ready
+	troubled bool   // a fault struck a backend while the process ran
+	last     string // last line of its output
 }
 
 // The causes of an end.
@@ -146,9 +145,9 @@ const (
 	terminated = "told to stop"
 )
 
-// describeEnd says it in the words that runs are judged by: "by itself" is what must not be.
-// Until it is ready a process may give up because a backend is away, and what it says
-// then is told apart, since it may hold any word.
+// describeEnd returns the Args and the output line of the exit. The judge reads these words: an end "by itself"
+// is a failure of the run. Before its first readiness a process may give up because a backend is down. Its last
+// line is returned apart in that case, since it may contain any word.
 func (e *ending) describeEnd() (args, words string) {
 	switch bySignal := e.state != nil && signalled(e.state, syscall.SIGKILL); {
 	case e.state == nil:
@@ -178,7 +177,7 @@ func signalled(state *os.ProcessState, sig syscall.Signal) bool {
 	return ok && status.Signaled() && status.Signal() == sig
 }
 
-// fileSize is that of a file, which may not be there yet.
+// fileSize returns the size of a file, or 0 if it does not exist yet.
 func fileSize(path string) int64 {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -187,11 +186,10 @@ func fileSize(path string) int64 {
 	return info.Size()
 }
 
-// struckSince reports whether the log of failpoints has, behind its first size bytes, a
-// line of one of the fuses in armed that kill. A process writes it before it dies, so
-// without one it was somebody else who has killed it, such as the kernel when memory is
-// short. The lines do not say of which process they are: another one that was armed at
-// the same point may stand in for it.
+// struckSince reports whether a killing fuse of armed has struck. It searches the log of failpoints behind its
+// first size bytes. A process writes its line before it dies. Without a line another cause has killed it, such
+// as the kernel when memory is short. The lines name no process, so a line of another process armed at the same
+// point counts too.
 func struckSince(log string, size int64, armed string) bool {
 	if !strings.Contains(armed, "=kill") {
 		return false
@@ -201,7 +199,7 @@ func struckSince(log string, size int64, armed string) bool {
 		return false
 	}
 	defer file.Close()
-	text, _ := io.ReadAll(io.NewSectionReader(file, size, math.MaxInt64-size)) // what cannot be read proves nothing
+	text, _ := io.ReadAll(io.NewSectionReader(file, size, math.MaxInt64-size)) // an unreadable log proves nothing
 	lines := strings.Split(string(text), "\n")
 	for fuse := range strings.SplitSeq(armed, ";") {
 		point, _, _ := strings.Cut(fuse, ":")
@@ -212,8 +210,7 @@ func struckSince(log string, size int64, armed string) bool {
 	return false
 }
 
-// lastWords are the last line that the process has printed since its file had size
-// bytes.
+// lastWords returns the last line that the process has printed since its file had size bytes.
 func (p *process) lastWords(size int64) string {
 	file, err := os.Open(p.outputFile())
 	if err != nil {
@@ -234,7 +231,7 @@ func (p *process) lastWords(size int64) string {
 	return strings.ToValidUTF8(last[:min(len(last), maxLastWords)], "")
 }
 
-// awaitFirstReady notes when the process is ready for the first time in its life.
+// awaitFirstReady records when the process becomes ready for the first time in its life.
 func (p *process) awaitFirstReady(life context.Context) {
 	for p.checkReady(life) != nil {
 		if backoff.Sleep(life, servedLook) != nil {
@@ -246,7 +243,7 @@ func (p *process) awaitFirstReady(life context.Context) {
 	p.served = time.Now()
 }
 
-// workState says what the running process is armed with, and for how long it has been ready.
+// workState returns the failpoints of the running process and how long it has been ready.
 func (p *process) workState() (armed string, ready time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,8 +253,8 @@ func (p *process) workState() (armed string, ready time.Duration) {
 	return p.armed, time.Since(p.served)
 }
 
-// watchProcess continues the process if its fuse has stopped it: after a moment, or, in one
-// of four cases, when every lease is over. Its name, its start and its fuses decide.
+// watchProcess continues the process if its fuse has stopped it. It waits a moment, or, in one of four cases,
+// until every lease has expired. The process's name, start and fuses decide which.
 func (p *process) watchProcess(life context.Context, pid int) {
 	p.mu.Lock()
 	armed, start := p.armed, p.starts
@@ -298,8 +295,8 @@ func isStopped(pid int) bool {
 	return strings.HasPrefix(state, "T")
 }
 
-// signalProcess sends sig to the process, if it runs, and returns a channel that is closed
-// when it has ended. cause is what its end is put down to.
+// signalProcess sends sig to the process, if it runs, and returns a channel that is closed when it has ended.
+// cause is recorded as the cause of its end.
 func (p *process) signalProcess(sig syscall.Signal, cause string) (ended <-chan struct{}, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -318,9 +315,8 @@ func (p *process) signalProcess(sig syscall.Signal, cause string) (ended <-chan 
 	return p.ended, true
 }
 
-// terminate tells the process to stop, kills it if it does not, and says how it has
-// ended. It must be running: not earlier than it listens, since a program that has
-// just been started has no handler of the signal yet.
+// terminate stops the process with SIGTERM, kills it if it does not end, and returns how it ended. It waits
+// until the process listens, because a program that has just started has no signal handler yet.
 func (p *process) terminate(ctx context.Context) (record.Stopped, error) {
 	if err := p.awaitState(ctx, p.checkListening); err != nil {
 		return record.Stopped{}, err
@@ -333,7 +329,7 @@ func (p *process) terminate(ctx context.Context) (record.Stopped, error) {
 	if !ok || cmd == nil {
 		return record.Stopped{}, errors.New("it has ended by then")
 	}
-	p.signalProcess(syscall.SIGCONT, "") // a process that is stopped does not hear of it
+	p.signalProcess(syscall.SIGCONT, "") // a stopped process does not handle SIGTERM
 	timer := time.NewTimer(stopPatience)
 	defer timer.Stop()
 	hung := false
@@ -351,7 +347,7 @@ func (p *process) terminate(ctx context.Context) (record.Stopped, error) {
 	return s, nil
 }
 
-// awaitState asks until is done, the process not being there yet or not any more.
+// awaitState polls until done returns nil, because the process may be starting or gone.
 func (p *process) awaitState(ctx context.Context, done func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readyPatience)
 	defer cancel()
@@ -377,13 +373,13 @@ func (p *process) checkListening(context.Context) error {
 	return err
 }
 
-// checkReady returns nil once the process says so.
+// checkReady returns nil once /readyz reports the process as ready.
 func (p *process) checkReady(ctx context.Context) error {
 	_, err := p.getPath(ctx, "/readyz", maxLastWords)
 	return err
 }
 
-// goroutines are those that the process has, by its own account.
+// goroutines returns the number of goroutines in the process's own metrics.
 func (p *process) goroutines(ctx context.Context) (int, error) {
 	text, err := p.getPath(ctx, "/metrics", maxMetrics)
 	if err != nil {
@@ -400,7 +396,7 @@ func (p *process) goroutines(ctx context.Context) (int, error) {
 	return 0, errors.New("it does not say how many goroutines it has")
 }
 
-// getPath returns what the process answers, up to so many bytes.
+// getPath returns the process's answer to a GET, cut at most bytes.
 func (p *process) getPath(ctx context.Context, path string, most int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyLook)
 	defer cancel()

@@ -26,25 +26,24 @@ var ErrAbsent = errors.New("site: a server is not installed on this machine")
 // poolSize is that of the harness's own pool.
 const poolSize = 16
 
-// Options say what a site is made of.
+// Options configure a site.
 type Options struct {
-	Dir      string // of the run: logs go there
-	Work     string // scratch; the servers' accounts must be able to pass through
+	Dir      string // of the run; logs go there
+	Work     string // scratch; the servers' accounts must be able to enter it
 	Programs Programs
 
-	// Log takes what happens to the site, from any goroutine. Default: nobody.
+	// Log receives the site's events, from any goroutine. Default: they are dropped.
 	Log func(record.Event)
-	// Now is the time of the run. Default: since Open.
+	// Now returns the time of the run. Default: since OpenSite.
 	Now func() record.At
-	// Fuses returns SAGAMILL_FAILPOINTS of the start-th start of a process, from 1 on.
-	// Default: none.
+	// Fuses returns the SAGAMILL_FAILPOINTS of a process's start; starts count from 1. Default: none.
 	Fuses func(process string, start int) string
 
 	Patience time.Duration // of a trip's booking. Default: 12s
-	Keep     time.Duration // for which outboxes keep what is published. Default: as long as the run
+	Keep     time.Duration // how long outboxes keep published messages. Default: as long as the run
 }
 
-// A Site is one that is open.
+// A Site is an open site.
 type Site struct {
 	opts    Options
 	spawner *spawner
@@ -62,12 +61,11 @@ type Site struct {
 	stopping   atomic.Bool
 	disarmed   atomic.Bool // no more fuses
 	trouble    trouble
-	everything []func() error // ends what Open and Start have begun, the last first
+	everything []func() error // ends what OpenSite and StartProcesses have begun, the last first
 }
 
-// OpenSite starts the servers, the links and the gateway's proxy, but no process yet.
-// Its error is an [ErrAbsent] on a machine without the servers. After an error
-// nothing runs.
+// OpenSite starts the servers, the links and the gateway's proxy, but no process yet. On a machine without the
+// servers the error is an [ErrAbsent]. After an error nothing runs.
 func OpenSite(ctx context.Context, opts Options) (*Site, error) {
 	s := &Site{opts: opts, links: map[string]*Link{}, losses: map[string]*commitloss.Proxy{}, processes: map[string]*process{}}
 	began := time.Now()
@@ -115,7 +113,7 @@ func (s *Site) openParts(ctx context.Context) error {
 	return s.connectBackends()
 }
 
-// closeLater has Close do what ends something, if there is anything.
+// closeLater makes Close call end, unless end is nil.
 func (s *Site) closeLater(end func() error) {
 	if end != nil {
 		s.everything = append(s.everything, end)
@@ -133,10 +131,10 @@ func (s *Site) logEvent(e record.Event) {
 	}
 }
 
-// LogEvent logs an event of the site, as a fault that was carried out.
+// LogEvent logs an event of the caller, such as a fault that was carried out.
 func (s *Site) LogEvent(e record.Event) { s.logEvent(e) }
 
-// SinceBegin is the time of the run.
+// SinceBegin returns the time of the run.
 func (s *Site) SinceBegin() record.At { return s.opts.Now() }
 
 func (s *Site) fusesFor(process string, start int) string {
@@ -159,7 +157,7 @@ func (s *Site) StartProcesses(ctx context.Context) error {
 	return s.AwaitReady(ctx, Processes()...)
 }
 
-// AwaitReady waits until processes are ready, for two minutes at most.
+// AwaitReady waits until the processes are ready, at most two minutes.
 func (s *Site) AwaitReady(ctx context.Context, processes ...string) error {
 	errs := make([]error, len(processes))
 	var all sync.WaitGroup
@@ -174,7 +172,7 @@ func (s *Site) AwaitReady(ctx context.Context, processes ...string) error {
 	return errors.Join(errs...)
 }
 
-// Goroutines returns how many each process has, by its own account.
+// Goroutines returns the number of goroutines of each process, from its own metrics.
 func (s *Site) Goroutines(ctx context.Context) (map[string]int, error) {
 	all := map[string]int{}
 	var errs []error
@@ -188,8 +186,8 @@ func (s *Site) Goroutines(ctx context.Context) (map[string]int, error) {
 	return all, errors.Join(errs...)
 }
 
-// WorkState returns the failpoints that a process was started with, and for how long it has
-// been ready since: 0 if it is not yet, or has ended.
+// WorkState returns the failpoints that a process was started with and how long it has been ready. The duration
+// is 0 if the process is not ready yet or has ended.
 func (s *Site) WorkState(process string) (armed string, ready time.Duration) {
 	p, err := s.findProcess(process)
 	if err != nil {
@@ -206,40 +204,39 @@ func (s *Site) findProcess(name string) (*process, error) {
 	return p, nil
 }
 
-// DatabasePool is a pool that leads straight to the server. It survives crashes: what was
-// under way fails, what comes later does not.
+// DatabasePool returns a pool with direct connections to the server. It survives crashes: statements under way
+// fail, later ones succeed.
 func (s *Site) DatabasePool() *pgxpool.Pool { return s.postgres.pool }
 
-// DatabaseURL leads straight to the server.
+// DatabaseURL returns the server's address, past all proxies.
 func (s *Site) DatabaseURL() string { return s.postgres.server.databaseURL(databaseName) }
 
-// AMQPURL leads straight to the broker.
+// AMQPURL returns the broker's address, past all proxies.
 func (s *Site) AMQPURL() string { return s.broker.brokerURL() }
 
-// OrderURLs returns where orders are placed, and TripURLs where trips are.
+// OrderURLs returns the URLs of the order service's processes, where clients place orders.
 func (s *Site) OrderURLs() []string { return s.processURLs("order") }
 
-// TripURLs is described at OrderURLs.
+// TripURLs returns the URLs of the trip service's processes, where clients book trips.
 func (s *Site) TripURLs() []string { return s.processURLs("trip") }
 
 func (s *Site) processURLs(service string) []string {
 	return []string{"http://" + loopbackAddress(s.processes[service+"-1"].port), "http://" + loopbackAddress(s.processes[service+"-2"].port)}
 }
 
-// Namespace is what the names of the exchanges and queues of a saga begin with.
+// Namespace returns the prefix of the names of a saga's exchanges and queues.
 func (s *Site) Namespace(saga string) string { return "chaos-" + saga }
 
-// Exchange returns the name of a topic's exchange, and Queue that of a service's
-// queue of it.
+// Exchange returns the name of a topic's exchange.
 func (s *Site) Exchange(t Topic) string { return s.Namespace(t.Saga) + "." + t.Name }
 
-// QueueName is described at Exchange.
+// QueueName returns the name of a service's queue on a topic.
 func (s *Site) QueueName(t Topic, service string) string { return s.Exchange(t) + "." + service }
 
-// Counters are how often the site has struck where nobody else can count.
+// Counters count the strikes that only the site's proxies see.
 type Counters struct{ CommitsLost, RepliesLost, GatewayErrors, GatewayLost int }
 
-// Counters returns those of the run up to now.
+// Counters returns the counters of the run up to now.
 func (s *Site) Counters() (c Counters) {
 	for _, p := range s.losses {
 		c.CommitsLost += p.Commits()
@@ -249,8 +246,8 @@ func (s *Site) Counters() (c Counters) {
 	return c
 }
 
-// StopProcesses tells every process to stop, and kills what does not within half a minute.
-// No process is started again.
+// StopProcesses stops every process with SIGTERM, and kills those that have not ended after 30 s. The site
+// restarts no process afterwards.
 func (s *Site) StopProcesses(ctx context.Context) (all []record.Stopped) {
 	s.stopping.Store(true)
 	names := Processes()
@@ -269,7 +266,7 @@ func (s *Site) StopProcesses(ctx context.Context) (all []record.Stopped) {
 	return all
 }
 
-// killProcesses ends every process for good.
+// killProcesses kills every process and prevents restarts.
 func (s *Site) killProcesses() {
 	s.stopping.Store(true)
 	for _, p := range s.processes {
@@ -289,7 +286,7 @@ func (s *Site) Close() error {
 	return errors.Join(errs...)
 }
 
-// createDatabase makes the one for all schemas, and the pool on it.
+// createDatabase creates the database for all schemas and a pool on it.
 func createDatabase(ctx context.Context, server *server) (*pgxpool.Pool, error) {
 	conn, err := pgx.Connect(ctx, server.databaseURL("postgres"))
 	if err != nil {

@@ -62,7 +62,7 @@ func (e *events) add(event record.Event) {
 	e.all = append(e.all, event)
 }
 
-// exit returns the Args of the exits of a process, one a line.
+// exits returns the Args of a process's exits, one on each line.
 func (e *events) exits(process string) (args string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
