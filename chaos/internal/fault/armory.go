@@ -14,8 +14,8 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/site"
 )
 
-// An Armory arms processes: by the seed, and, once it is late, with what has not
-// struck yet instead. In the end it sees to the faults that have met nobody.
+// An Armory chooses the failpoints of each process start: first by the seed, and in the late phase those that
+// have not struck yet. RunEncore also repeats faults that have struck no process at work.
 type Armory struct {
 	seed   uint64
 	seeded func(process string, start int) string
@@ -24,16 +24,16 @@ type Armory struct {
 	mu    sync.Mutex
 	late  bool
 	turns int
-	met   map[string]bool // faults that have struck somebody at work
-	n     int             // the greatest of a fault that was planned
+	met   map[string]bool // faults that struck while requests were under way
+	n     int             // the greatest number of a planned fault
 }
 
-// NewArmory returns that of a run whose points write to the file log.
+// NewArmory returns the armory of a run whose failpoints write to the file log.
 func NewArmory(seed uint64, log string) *Armory {
 	return &Armory{seed: seed, seeded: PlanFuses(seed), log: log, met: map[string]bool{}}
 }
 
-// NoteEvent takes down what was done to the site.
+// NoteEvent counts an event of the site for the armory.
 func (a *Armory) NoteEvent(e record.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -56,8 +56,8 @@ func (a *Armory) FusesFor(process string, start int) string {
 	return a.seeded(process, start)
 }
 
-// armMissing returns as many of the missing strikes as one life has room for: one action at
-// each point, and one that ends or stops it. Whose turn it is comes first.
+// armMissing returns as many of the missing strikes as fit into one life: one action at each point, and at most
+// one kill or stop. turn decides which strike comes first.
 func armMissing(missing []string, turn int) string {
 	var fuses []string
 	lethal, taken := false, map[string]bool{}
@@ -74,7 +74,7 @@ func armMissing(missing []string, turn int) string {
 	return strings.Join(fuses, ";")
 }
 
-// ofService are those strikes to whose points processes of a service come.
+// ofService returns the strikes at points that the service's processes reach.
 func ofService(service string, strikes []string) (of []string) {
 	for _, fuse := range strikes {
 		if name, _, _ := strings.Cut(fuse, "="); slices.ContainsFunc(pointsOf(service), func(p point) bool { return p.name == name }) {
@@ -84,14 +84,14 @@ func ofService(service string, strikes []string) (of []string) {
 	return of
 }
 
-// BeginLatePhase has what is missing armed from now on.
+// BeginLatePhase makes the armory arm missing strikes from now on.
 func (a *Armory) BeginLatePhase() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.late = true
 }
 
-// missingPoints are the required strikes, as point=action, that the log does not have.
+// missingPoints returns the required strikes, as point=action, that the log lacks.
 func (a *Armory) missingPoints() (missing []string) {
 	seen := map[string]bool{}
 	if file, err := os.Open(a.log); err == nil {
@@ -108,25 +108,23 @@ func (a *Armory) missingPoints() (missing []string) {
 	return missing
 }
 
-// MissingPoints returns the required strikes that have not been, as point=action.
+// MissingPoints returns the required strikes that have not happened, as point=action.
 func (a *Armory) MissingPoints() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.missingPoints()
 }
 
-// The times of an encore. A process that is killed before it has worked strikes nothing,
-// and leaves the work to pile up.
+// The times of an encore. Killing a process before it has worked strikes nothing and makes the backlog grow.
 const (
 	encoreEvery = 250 * time.Millisecond // between two kills
-	unarmedLife = time.Second            // of work, of a process that is not armed with what is missing
-	armedLife   = 6 * time.Second        // and of one that is
+	unarmedLife = time.Second            // readiness before a kill, without a missing strike armed
+	armedLife   = 6 * time.Second        // the same, with a missing strike armed
 )
 
-// RunEncore repeats faults that have met nobody yet, and kills processes, so that they are
-// armed anew with failpoints that have not struck, until nothing that is required is
-// missing, or for as long as limit. What strikes at all does so before. The site's log
-// goes to Note.
+// RunEncore repeats faults that have struck nothing under load, and kills processes so that they restart with
+// missing failpoints armed. It ends when all required strikes have happened, or after limit. The site's log
+// must go to NoteEvent.
 func (a *Armory) RunEncore(ctx context.Context, s *site.Site, o record.Options, open func() int, limit time.Duration) {
 	a.BeginLatePhase()
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -161,8 +159,7 @@ func (a *Armory) RunEncore(ctx context.Context, s *site.Site, o record.Options, 
 	}
 }
 
-// repeatUnmet carries out, one after the other, what has met nobody, on whom it falls this
-// time, until all have met somebody.
+// repeatUnmet carries out the unmet faults one after the other, with new random targets, until each has struck.
 func (a *Armory) repeatUnmet(c *carrier, o record.Options) {
 	r := randomStream(a.seed, encoreStream)
 	for {
@@ -183,7 +180,7 @@ func (a *Armory) repeatUnmet(c *carrier, o record.Options) {
 	}
 }
 
-// unmetKinds are the faults that have met nobody.
+// unmetKinds returns the faults that have struck no process at work.
 func (a *Armory) unmetKinds() (unmet []*kind) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -195,8 +192,8 @@ func (a *Armory) unmetKinds() (unmet []*kind) {
 	return unmet
 }
 
-// outlived reports whether a process that could strike what is missing has had the time
-// to, armed as it is.
+// outlived reports whether a process has been ready long enough to be killed: armedLife if it is armed with a
+// missing strike, otherwise unarmedLife.
 func outlived(missing []string, armed string, ready time.Duration) bool {
 	if len(missing) == 0 {
 		return false

@@ -49,7 +49,7 @@ func (c *carrier) strikeLink(p *record.Planned) outcome {
 		return failedOutcome(err)
 	}
 	defer c.site.BeginTrouble()()
-	o := outcome{hits: link.OpenConnections()} // and those that are made in the meantime, as far as they last
+	o := outcome{hits: link.OpenConnections()} // later connections count too if they are still open at a look
 	switch p.Fault {
 	case LinkSlow:
 		var d time.Duration
@@ -103,9 +103,9 @@ func (c *carrier) closeConnections(*record.Planned) outcome {
 	return outcome{hits: n, err: err}
 }
 
-// recovery is how long the broker is left alone after a start. It serves before all of its
-// quorum queues have a leader, and RabbitMQ 3.10 does not survive that one of them is
-// deleted then: the crashes of what belongs to that queue end the supervisor of all.
+// recovery is the pause after a start of the broker, during which no fault strikes it. The broker serves before
+// all of its quorum queues have a leader. If a queue is deleted then, RabbitMQ 3.10 fails: crashes of that
+// queue's processes end the supervisor of all queues.
 const recovery = 3 * time.Second
 
 func (c *carrier) restartBroker(p *record.Planned) (o outcome) {

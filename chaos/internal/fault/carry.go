@@ -12,20 +12,20 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// limit bounds what a fault does in the end, such as waiting until all is there
-// again, if the storm is over by then.
+// limit is the time that a fault has for its cleanup, such as waiting for recreated queues, when the storm is
+// already over.
 const limit = time.Minute
 
-// An outcome is what became of a fault.
+// An outcome is the result of carrying out a fault.
 type outcome struct {
 	hits int    // connections, sessions, commits, requests, messages or rows that it struck
-	note string // how it went, behind its Args
-	err  error  // it could not be done
+	note string // details, appended to the event's Args
+	err  error  // why the fault failed; nil: it was carried out
 
 	repeated []record.Repeat
 }
 
-// failedOutcome is the outcome of what could not be done.
+// failedOutcome returns the outcome of a fault that failed.
 func failedOutcome(err error) outcome { return outcome{err: err} }
 
 // A carrier carries a plan out.
@@ -34,7 +34,7 @@ type carrier struct {
 	site *site.Site
 	open func() int
 
-	broker, postgres, gateway sync.Mutex // of faults that exclude each other
+	broker, postgres, gateway sync.Mutex // held by faults that exclude each other
 	mu                        sync.Mutex
 	targets                   map[string]*sync.Mutex
 }
@@ -46,11 +46,10 @@ func newCarrier(ctx context.Context, s *site.Site, open func() int) *carrier {
 	return &carrier{ctx: ctx, site: s, open: open, targets: map[string]*sync.Mutex{}}
 }
 
-// CarryOut carries a plan out from now on, each fault at its time, or later if another
-// one stands in its way, and returns when all are over. The site's log tells what was
-// done, with open at that moment. If ctx ends, what has begun is brought to its end and
-// nothing else begins. A plan with a fault that it does not know is an error, and
-// nothing is done.
+// CarryOut carries out a plan from now on and returns when all faults are over. Each fault begins at its time,
+// or later if another fault excludes it. The site's log records each fault, with the value of open at that
+// moment. If ctx ends, faults under way are finished and no other begins. A plan with an unknown fault is an
+// error, and none of it is carried out.
 func CarryOut(ctx context.Context, s *site.Site, plan []record.Planned, open func() int) error {
 	for _, p := range plan {
 		if _, err := carriesOut(p.Fault); err != nil {
@@ -63,7 +62,7 @@ func CarryOut(ctx context.Context, s *site.Site, plan []record.Planned, open fun
 	defer under.Wait()
 	for i := range plan {
 		p := &plan[i]
-		carry, _ := carriesOut(p.Fault) // it is known
+		carry, _ := carriesOut(p.Fault) // checked above
 		if !c.waitFor(time.Until(began.Add(p.At))) {
 			return ctx.Err()
 		}
@@ -72,7 +71,7 @@ func CarryOut(ctx context.Context, s *site.Site, plan []record.Planned, open fun
 	return nil
 }
 
-// carriesOut returns what carries a fault out.
+// carriesOut returns the function that carries out a fault.
 func carriesOut(name string) (func(*carrier, *record.Planned) outcome, error) {
 	if name == Kill {
 		return (*carrier).killProcess, nil
@@ -107,10 +106,10 @@ func (c *carrier) carryFault(p *record.Planned, do func(*carrier, *record.Planne
 	c.site.LogEvent(e)
 }
 
-// openLook is between two looks at how many requests are under way.
+// openLook is the interval at which open requests are counted.
 const openLook = 100 * time.Millisecond
 
-// mostOpenSagas returns how many requests were under way at a time, at most, until over.
+// mostOpenSagas returns the greatest number of requests under way at one time, until over.
 func (c *carrier) mostOpenSagas(over <-chan struct{}) (n int) {
 	ticker := time.NewTicker(openLook)
 	defer ticker.Stop()
@@ -124,7 +123,7 @@ func (c *carrier) mostOpenSagas(over <-chan struct{}) (n int) {
 	}
 }
 
-// excludeOthers waits until no other fault stands in the way of p, until release.
+// excludeOthers waits for faults that exclude p, and excludes them until release.
 func (c *carrier) excludeOthers(p *record.Planned) (release func()) {
 	lock := c.targetLock(p)
 	if lock == nil {
@@ -148,8 +147,8 @@ func (c *carrier) targetLock(p *record.Planned) *sync.Mutex {
 	return nil
 }
 
-// ownLock is the lock of what p strikes. A process is known by its name both to those who
-// suspend it and to those who lose its COMMITs.
+// ownLock returns the lock of p's target. Suspending a process and losing its COMMITs share the lock of that
+// process.
 func (c *carrier) ownLock(p *record.Planned) *sync.Mutex {
 	what := p.Target
 	switch p.Fault {
@@ -166,15 +165,15 @@ func (c *carrier) ownLock(p *record.Planned) *sync.Mutex {
 	return c.targets[what]
 }
 
-// waitFor waits for d, and reports whether ctx has not ended.
+// waitFor waits for d and returns false if ctx has ended.
 func (c *carrier) waitFor(d time.Duration) bool {
 	return backoff.Sleep(c.ctx, d) == nil
 }
 
-// watchPause is between two looks at what a fault strikes.
+// watchPause is the interval at which a fault's target is counted.
 const watchPause = 100 * time.Millisecond
 
-// watchCount waits for d, and returns the most that count has counted, of which n were known.
+// watchCount waits for d and returns the greatest result of count, at least n.
 func (c *carrier) watchCount(d time.Duration, n int, count func() int) int {
 	for end := time.Now().Add(d); time.Now().Before(end) && c.waitFor(min(watchPause, time.Until(end))); {
 		n = max(n, count())
@@ -182,8 +181,7 @@ func (c *carrier) watchCount(d time.Duration, n int, count func() int) int {
 	return n
 }
 
-// finishContext is a context for what must be brought to an end, also when the run is
-// stopped.
+// finishContext returns a context for cleanup, which must complete even if the run is stopped.
 func (c *carrier) finishContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(c.ctx), limit)
 }

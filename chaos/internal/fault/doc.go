@@ -23,20 +23,18 @@
 //	gateway-error, gateway-lost, gateway-slow
 //	                            the payment gateway refuses, does and does not say so, takes its time
 //
-// An Event's Hits are what a fault has met: processes, sessions, connections, COMMITs,
-// requests, the messages and consumers of a queue, the rows or the waiting sessions of a
-// lock. Without any it has struck nothing.
+// An Event's Hits count what the fault has struck: processes, sessions, connections, COMMITs, requests, the
+// messages and consumers of a queue, the rows of a lock, or the sessions that wait for it. Without any hit the
+// fault has struck nothing.
 //
-// # Nothing is lost by an operator's hand
+// # A fault of an operator must lose nothing
 //
-// Who deletes a queue loses what is in it, and what is published until the service
-// has declared it again, if the exchange has another queue. That is no bug of
-// anybody's, so the harness puts right what it has done: once the queue is there
-// again, it writes those messages of the topic to the outbox once more that the
-// inbox of a service does not have as settled. A topic is chosen only if an inbox can
-// tell ([site.Topic].Steps). The bindings of a topic, or its exchange, are deleted
-// only all at once: what is published then is refused. As that is not one moment for a
-// topic with several queues, it is put right in the same way.
-// What was written once more is in the record.Event: a message that the services had lost
-// long before would be healed as well, and the judge sees by its age that it was one.
+// Deleting a queue discards its messages. It also discards messages published before the service has declared
+// the queue again, if the exchange has another queue. That is no bug of the product, so the harness repairs it.
+// Once the queue is back, the harness writes to the outbox again each message of the topic that a service's
+// inbox does not show as settled. It chooses only topics whose inboxes can show that ([site.Topic].Steps). The
+// bindings of a topic, or its exchange, are deleted all together, so that the broker refuses messages in the
+// meantime. For a topic with several queues that takes more than one moment, so the repair is the same. The
+// record.Event names the repeated messages. A message that the services had lost long before would be healed
+// too; the judge recognizes it by its age.
 package fault

@@ -12,15 +12,15 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
-// The patterns are what becomes of twenty starts of a service in a row: nothing, an
-// error and a delay, or a kill or a stop besides.
+// The patterns are the arming of twenty starts of a service in a row. A start gets no fuse, an error and a
+// delay (mild), or these and a kill or a stop.
 var (
 	pattern        = splitStarts(11, 4, 3, 2)
 	specialPattern = splitStarts(9, 4, 4, 3)
 )
 
-// Of how many starts one is armed at each point where hardly anybody comes, and of how
-// many one is at any of those where processes come now and then.
+// One start of perhapsIn is armed at each point that processes hardly ever reach. One start of seldomIn is
+// armed at one of the points that they reach now and then.
 const (
 	perhapsIn = 6
 	seldomIn  = 3
@@ -36,12 +36,11 @@ func splitStarts(unarmed, mild, kill, stop int) (starts []string) {
 	return starts
 }
 
-// PlanFuses returns the failpoints of each start: a pure function of the seed, the
-// process and the start. In about half of its starts a process is armed with an
-// error and a delay, and in more than half of those with a kill or a stop at one
-// point of each of its components, whichever it comes to first. The two processes of a
-// service take turns at its points, so that none is left out for long. Some starts are
-// armed besides where a process seldom comes.
+// PlanFuses returns the failpoints of each start: a pure function of the seed, the process and the start. About
+// half of a process's starts are armed with an error and a delay. More than half of those also get a kill or a
+// stop at one point of each component; the first one reached strikes. The two processes of a service take turns
+// at its points, so that each point is armed often enough. Some starts are also armed at points that a process
+// seldom reaches.
 func PlanFuses(seed uint64) func(process string, start int) string {
 	return func(process string, start int) string {
 		service, turn := site.ServiceOf(process), turnOfStart(process, start)
@@ -70,8 +69,7 @@ func digestName(s string) uint64 {
 	return h.Sum64()
 }
 
-// drawFuses returns the fuses of the turn-th start of a service where processes steadily
-// come.
+// drawFuses returns the fuses of the turn-th start of a service, at points that its processes reach steadily.
 func drawFuses(seed uint64, service string, turn int, r *rand.Rand) (fuses []string) {
 	starts := slices.Clone(pattern)
 	if isSpecial(service) {
@@ -84,7 +82,7 @@ func drawFuses(seed uint64, service string, turn int, r *rand.Rand) (fuses []str
 	if action == "" {
 		return nil
 	}
-	// How often an action has had its turn says which point is next.
+	// The number of an action's earlier turns selects its next point.
 	nth := func(is func(string) bool) int {
 		return round*countMatching(starts, is) + countMatching(starts[:at], is)
 	}
@@ -102,8 +100,8 @@ func drawFuses(seed uint64, service string, turn int, r *rand.Rand) (fuses []str
 	return fuses
 }
 
-// pointGroups are the components in which a service is struck, each by a lethal fuse at a
-// time. One with special components is struck in those.
+// pointGroups returns the components in which a service is struck, each by one lethal fuse at a time. A service
+// with special components is struck in those.
 func pointGroups(service string) [][]string {
 	switch service {
 	case "order", "gateway":
@@ -126,8 +124,7 @@ func countMatching(all []string, is func(string) bool) (n int) {
 	return n
 }
 
-// nextPoint is the n-th point in the order in which an action takes those of some
-// components.
+// nextPoint returns the n-th point at which an action strikes, among the points of some components.
 func nextPoint(seed uint64, service, action string, among []string, n int) point {
 	var order []point
 	for _, p := range pointsOf(service, among...) {
@@ -140,7 +137,7 @@ func nextPoint(seed uint64, service, action string, among []string, n int) point
 	return order[n%len(order)]
 }
 
-// armedText returns a fuse. Low hits are more likely: a process does not live long.
+// armedText returns a fuse as text. Low hits are more likely, because a process does not live long.
 func (p point) armedText(r *rand.Rand, action string) string {
 	fuse := p.name + "=" + action
 	if action == "delay" {

@@ -44,21 +44,21 @@ const (
 	GatewaySlow  = "gateway-slow"
 )
 
-// A kind is a fault as the plan knows it.
+// A kind is a fault with its frequency, targets and function.
 type kind struct {
 	name    string
-	rate    float64                                 // in a hundred seconds
-	least   int                                     // in any storm
-	exact   func(record.Options) int                // instead of both; nil: they count
-	longest time.Duration                           // For is from a third of it to all of it; 0: a moment
-	takes   time.Duration                           // of its lane; 0: as long as it lasts
+	rate    float64                                 // times in a hundred seconds
+	least   int                                     // times in any storm, at least
+	exact   func(record.Options) int                // replaces rate and least; nil: they apply
+	longest time.Duration                           // a fault lasts between a third of it and all of it; 0: a moment
+	takes   time.Duration                           // how long it occupies its lane; 0: as long as it lasts
 	target  func(*rand.Rand) string                 // nil: none
 	args    func(*rand.Rand) string                 // nil: none
-	carry   func(*carrier, *record.Planned) outcome // on time, by a goroutine of its own
-	broker  bool                                    // it is in the broker's lane
+	carry   func(*carrier, *record.Planned) outcome // called on time in a separate goroutine
+	broker  bool                                    // whether it is in the broker's lane
 }
 
-// kinds are all but the kills, which have a stream of their own.
+// kinds are all faults except kills, which have a separate random stream.
 var kinds = []kind{
 	{name: Suspend, rate: 5, least: 1, longest: 8 * time.Second, target: anyProcess, carry: (*carrier).suspendProcess, takes: 2 * time.Second},
 	{name: RollingRestart, rate: 2, least: 1, target: anyService, carry: (*carrier).rollingRestart, takes: 3 * time.Second},
@@ -92,7 +92,7 @@ var kinds = []kind{
 	{name: GatewaySlow, rate: 2, least: 1, longest: 2 * time.Second, args: randomLatency, carry: (*carrier).strikeGateway, takes: time.Second},
 }
 
-// brokerBoot is what the plan counts for a restart of the broker.
+// brokerBoot is the plan's estimate of a broker restart.
 const brokerBoot = 10 * time.Second
 
 func pickOne(r *rand.Rand, all []string) string { return all[r.IntN(len(all))] }
@@ -101,8 +101,7 @@ func anyProcess(r *rand.Rand) string { return pickOne(r, site.Processes()) }
 
 func anyService(r *rand.Rand) string { return pickOne(r, site.Services()) }
 
-// committer is a process whose COMMITs can be lost, in two of three cases one of
-// those that commit most.
+// committer returns a process whose COMMITs can be lost, in two of three cases one of those that commit most.
 func committer(r *rand.Rand) string {
 	if r.IntN(3) == 0 {
 		return anyService(r) + "-2"
@@ -110,8 +109,7 @@ func committer(r *rand.Rand) string {
 	return pickOne(r, []string{"order-2", "payment-2", "trip-2"})
 }
 
-// pickLink is one over which something is said: a gateway has nothing to do with the
-// broker.
+// pickLink returns a link with traffic: a gateway does not use the broker.
 func pickLink(r *rand.Rand) string {
 	for {
 		if link := pickOne(r, site.LinkNames()); link != "gateway-1 "+site.RabbitMQ {
@@ -123,7 +121,7 @@ func pickLink(r *rand.Rand) string {
 // everybody is the target of a fault that strikes all services.
 const everybody = "all"
 
-// serviceOrAll is everybody in one of four cases.
+// serviceOrAll returns everybody in one of four cases, otherwise a service.
 func serviceOrAll(r *rand.Rand) string {
 	if r.IntN(4) == 0 {
 		return everybody
@@ -131,8 +129,8 @@ func serviceOrAll(r *rand.Rand) string {
 	return anyService(r)
 }
 
-// inboxService is a service that has an inbox and an outbox, in two of three cases one
-// of those that write most: a lock strikes only who comes to it.
+// inboxService returns a service with an inbox and an outbox, in two of three cases one of those that write
+// most: a lock strikes only transactions that need it.
 func inboxService(r *rand.Rand) string {
 	if r.IntN(3) > 0 {
 		return pickOne(r, []string{"order", "payment", "trip"})
@@ -144,8 +142,8 @@ func inboxService(r *rand.Rand) string {
 	}
 }
 
-// answering is a service whose steps write to the outbox while they have a row of the
-// inbox. Those of the order service only note what they are told.
+// answering returns a service whose steps write to the outbox while they hold a row of the inbox. The order
+// service's steps do not: they only record messages.
 func answering(r *rand.Rand) string {
 	for {
 		if service := inboxService(r); service != "order" {
@@ -154,12 +152,11 @@ func answering(r *rand.Rand) string {
 	}
 }
 
-// deletableTopic is one whose queues may be deleted.
+// deletableTopic returns a topic whose queues may be deleted.
 func deletableTopic(r *rand.Rand) string { return pickOne(r, Deletable()) }
 
-// Deletable returns the topics whose queues are deleted. Only what an outbox has
-// written is put right afterwards: nobody else should publish to them what must not
-// be lost.
+// Deletable returns the topics whose queues are deleted. The harness repairs only messages that an outbox has
+// written. Other publishers must not send to these topics any message that must not be lost.
 func Deletable() (names []string) {
 	for _, t := range site.AllTopics() {
 		if len(t.Steps) > 0 {
@@ -169,13 +166,11 @@ func Deletable() (names []string) {
 	return names
 }
 
-// busy are topics to which something is published all the time, and that have one
-// queue: what is published while they have none is refused.
+// busy are topics with steady traffic and one queue. Without that queue the broker refuses their messages.
 var busy = []string{"order.created", "shipment.arranged", "flight.book", "hotel.book", "saga.trip"}
 
-// unboundTopic is one whose bindings may be deleted, in three of four cases a busy
-// one. A topic with several queues is one only if their inboxes can tell what was
-// missed.
+// unboundTopic returns a topic whose bindings may be deleted, in three of four cases a busy one. It returns a
+// topic with several queues only if their inboxes show missed messages.
 func unboundTopic(r *rand.Rand) string {
 	if r.IntN(4) > 0 {
 		return pickOne(r, busy)

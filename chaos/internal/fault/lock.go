@@ -15,7 +15,7 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// What a lock waits for, and how many rows it is about.
+// The statements of the lock faults, with their timeout and numbers of rows.
 const (
 	sqlLockSoon = `SET LOCAL lock_timeout = '3s'`
 
@@ -23,12 +23,12 @@ const (
 	sqlLockLease = `SELECT FROM {schema}.outbox_relay FOR UPDATE`
 	sqlLockRows  = `SELECT FROM {schema}.inbox ORDER BY updated_at DESC LIMIT 50 FOR UPDATE SKIP LOCKED`
 
-	// Who works on a step has a row of the inbox when it writes to the outbox, and here
-	// it is the other way round.
+	// A service locks its inbox row before it writes to the outbox. This fault locks them in the opposite order.
 	sqlLockOutbox = `LOCK TABLE ONLY {schema}.outbox IN SHARE MODE`
 	sqlLockBoth   = `LOCK TABLE {schema}.inbox IN SHARE MODE`
 
-	// Who waits for us, and who of those at the outbox would have us wait at the inbox.
+	// sqlCountWaiting counts the sessions that this session blocks. sqlCountCaught counts those that wait at the
+	// outbox while they hold a lock on the inbox.
 	sqlCountWaiting = `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pg_backend_pid() = ANY (pg_blocking_pids(pid))`
 	sqlCountCaught  = `
 SELECT count(DISTINCT w.pid) FROM pg_locks w JOIN pg_locks h USING (pid)
@@ -36,18 +36,18 @@ WHERE NOT w.granted AND w.relation = '{schema}.outbox'::regclass
 	AND h.granted AND h.relation = '{schema}.inbox'::regclass AND h.mode = 'RowExclusiveLock'`
 )
 
-// A deadlock needs somebody who waits first, which the few processes that have survived may
-// not do at once, and is found after a second.
+// A deadlock needs a session that waits at the outbox, and processes that have just restarted may not do so at
+// once. PostgreSQL detects it after a second.
 const (
 	deadlockPause = 20 * time.Millisecond
 	deadlockWait  = 4 * time.Second
 )
 
-// beginPause is between two attempts to begin a transaction.
+// beginPause is the pause between two attempts to begin a transaction.
 const beginPause = 100 * time.Millisecond
 
-// lockTable holds a lock for as long as p says. It strikes whoever waits for it, and of rows
-// those that are locked: who comes to them skips them, or waits.
+// lockTable holds a lock for as long as p says. Its hits are the sessions that wait for it. For rows they are
+// the locked rows, because sessions may skip them or wait.
 func (c *carrier) lockTable(p *record.Planned) outcome {
 	statement := map[string]string{LockInbox: sqlLockInbox, LockLease: sqlLockLease, LockRows: sqlLockRows}[p.Fault]
 	var o outcome
@@ -72,8 +72,8 @@ func (c *carrier) lockTable(p *record.Planned) outcome {
 	return o
 }
 
-// deadlock makes one with whoever works on a step of the service. Somebody's
-// transaction is rolled back, perhaps ours.
+// deadlock provokes a deadlock with a session that works on a step of the service. PostgreSQL rolls back either
+// transaction.
 func (c *carrier) deadlock(p *record.Planned) outcome {
 	caught, note := 0, "nobody was caught"
 	err := c.holdLocks(func(ctx context.Context, tx pgx.Tx) error {
@@ -103,7 +103,7 @@ func (c *carrier) deadlock(p *record.Planned) outcome {
 	return outcome{hits: caught, err: err, note: note}
 }
 
-// What PostgreSQL says of a deadlock, and of a lock that it did not give in time.
+// PostgreSQL's codes for a deadlock and for a lock timeout.
 const (
 	codeDeadlock    = "40P01"
 	codeLockTimeout = "55P03"

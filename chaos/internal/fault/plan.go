@@ -13,18 +13,19 @@ import (
 
 // The margins of a plan.
 const (
-	calm  = 2 * time.Second        // at the beginning, without any fault but kills
-	tail  = 500 * time.Millisecond // at the end, in which nothing lasts any more
-	guard = 15 * time.Second       // before a kill of the broker, without a queue being deleted
+	calm  = 2 * time.Second        // at the beginning, with kills only
+	tail  = 500 * time.Millisecond // at the end, when every fault is over
+	guard = 15 * time.Second       // before a kill of the broker, when no topology is deleted
 )
 
-// short is the storm from which on each fault is planned several times.
+// short is the shortest storm in which each fault is planned several times.
 const (
 	short        = time.Minute
 	leastInShort = 3
 )
 
-// streams of random numbers: what one draws does not change what another draws.
+// Each part of the plan has a separate stream of random numbers, so that its draws do not change another
+// part's.
 const (
 	killStream = iota + 1
 	faultStream
@@ -35,10 +36,10 @@ const (
 
 func randomStream(seed uint64, n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
 
-// PlanFaults returns the schedule of a storm: a pure function of the seed and o. The kills
-// come at random moments, KillEvery apart on average, and strike all processes about
-// equally often, but those of the busiest services half as often. Of the other faults, about two at a time, BrokerKills, Crashes and
-// Alarms come exactly as often as o says, and each comes at least once.
+// PlanFaults returns the schedule of a storm: a pure function of the seed and o. Kills come at random moments,
+// KillEvery apart on average. They strike all processes about equally often, but those of the busiest services
+// half as often. About two other faults are under way at a time, and each kind comes at least once.
+// BrokerKills, Crashes and Alarms come exactly as often as o says.
 func PlanFaults(seed uint64, o record.Options) []record.Planned {
 	plan := append(planKills(seed, o), planKinds(seed, o)...)
 	slices.SortStableFunc(plan, func(a, b record.Planned) int { return int(a.At - b.At) })
@@ -48,8 +49,8 @@ func PlanFaults(seed uint64, o record.Options) []record.Planned {
 	return plan
 }
 
-// planKills are as many moments as fit in, evenly distributed: given their number, that
-// is how a Poisson process falls.
+// planKills returns the kills of a storm at uniformly distributed moments. A Poisson process has this
+// distribution, given its number of events.
 func planKills(seed uint64, o record.Options) (plan []record.Planned) {
 	if o.KillEvery <= 0 {
 		return nil
@@ -66,8 +67,8 @@ func planKills(seed uint64, o record.Options) (plan []record.Planned) {
 	return plan
 }
 
-// shuffledRoles holds every process in random order, and those of which a saga of either kind
-// can do without for a while twice: where nothing is done, kills strike nothing.
+// shuffledRoles returns all processes in random order. Processes that a saga can do without for a while occur
+// twice, because kills strike nothing where no work is done.
 func shuffledRoles(r *rand.Rand) (bag []string) {
 	bag = slices.Clone(site.Processes())
 	for _, name := range site.Processes() {
@@ -79,10 +80,10 @@ func shuffledRoles(r *rand.Rand) (bag []string) {
 	return bag
 }
 
-// busiest are the services that clients talk to, and those that every order passes.
+// busiest are the services that clients call, and those that every order passes.
 var busiest = []string{"order", "payment", "gateway", "shipping", "trip"}
 
-// planKinds are all but the kills, in two lanes: in each, one comes after the other.
+// planKinds returns all faults except kills, in two lanes. Within a lane one fault follows the other.
 func planKinds(seed uint64, o record.Options) []record.Planned {
 	r := randomStream(seed, faultStream)
 	var broker, others []draft
@@ -108,7 +109,7 @@ func planKinds(seed uint64, o record.Options) []record.Planned {
 	return plan
 }
 
-// plannedCount is how often k comes in a storm.
+// plannedCount returns how often k comes in a storm.
 func (k *kind) plannedCount(o record.Options) int {
 	if k.exact != nil {
 		return k.exact(o)
@@ -120,7 +121,7 @@ func (k *kind) plannedCount(o record.Options) int {
 	return max(n, leastInShort)
 }
 
-// A draft is a fault that has no time yet.
+// A draft is a fault without a time.
 type draft struct {
 	record.Planned
 	takes time.Duration
@@ -143,13 +144,13 @@ func (k *kind) drawFault(r *rand.Rand, o record.Options) draft {
 	return d
 }
 
-// randomBetween is evenly distributed, to the millisecond.
+// randomBetween returns a uniformly distributed time, rounded to the millisecond.
 func randomBetween(r *rand.Rand, from, to time.Duration) time.Duration {
 	return (from + time.Duration(r.Int64N(int64(to-from)+1))).Round(time.Millisecond)
 }
 
-// placeInStorm gives the faults of a lane their order and their times. The pauses between
-// them are random; where there is no room for any, they overlap.
+// placeInStorm shuffles the faults of a lane and sets their times. Pauses between them are random. If the storm
+// is too short for pauses, faults overlap.
 func placeInStorm(r *rand.Rand, lane []draft, storm time.Duration) {
 	r.Shuffle(len(lane), func(i, j int) { lane[i], lane[j] = lane[j], lane[i] })
 	begin := min(calm, storm/10)
@@ -162,7 +163,7 @@ func placeInStorm(r *rand.Rand, lane []draft, storm time.Duration) {
 		pauses = splitDuration(r, free, len(lane)+1)
 	}
 	schedule(lane, pauses, begin, storm)
-	for range len(lane) { // each pass mends one
+	for range len(lane) { // each pass moves one deletion
 		i, j := deletionBeforeKill(r, lane)
 		if i < 0 {
 			return
@@ -185,8 +186,7 @@ func splitDuration(r *rand.Rand, whole time.Duration, n int) []time.Duration {
 	return cuts
 }
 
-// schedule sets the times of a lane. Nothing begins before begin or lasts beyond the
-// storm.
+// schedule sets the times of a lane. No fault begins before begin or lasts beyond the storm.
 func schedule(lane []draft, pauses []time.Duration, begin, storm time.Duration) {
 	total := time.Duration(0)
 	for i, d := range lane {
@@ -203,9 +203,9 @@ func schedule(lane []draft, pauses []time.Duration, begin, storm time.Duration) 
 	}
 }
 
-// deletionBeforeKill finds a fault that deletes something too shortly before a kill
-// of the broker, which may forget what was declared again, and another to change
-// places with. It returns -1 if there is none, or no place for it.
+// deletionBeforeKill finds a deletion i that comes too shortly before a kill of the broker, which may forget a
+// redeclared queue. j is a fault to change places with. Both are -1 if there is no such deletion, or no place
+// for it.
 func deletionBeforeKill(r *rand.Rand, lane []draft) (i, j int) {
 	guarded := func(i int) bool {
 		return slices.ContainsFunc(lane, func(d draft) bool {

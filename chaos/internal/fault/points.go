@@ -8,7 +8,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
-// A point is a failpoint that processes of the examples come to.
+// A point is a failpoint that processes of the examples reach.
 type point struct {
 	name string
 	hits int  // the latest hit at which a fuse strikes
@@ -17,15 +17,14 @@ type point struct {
 
 type when int
 
-// How often a process comes to a point.
+// How often a process reaches a point.
 const (
-	steadily when = iota // in its work: starts take turns at being armed there
-	seldom               // now and then: some starts are armed there, for the first hit
-	perhaps              // likewise for some starts, and a run in which nobody came there proves as much
+	steadily when = iota // during normal work; starts take turns at being armed there
+	seldom               // now and then; some starts are armed there, for the first hit
+	perhaps              // hardly ever; some starts are armed there, and a run needs no strike there
 )
 
-// points are all that processes come to, as far as it is known. Their components are
-// what comes before the slash.
+// points are all failpoints that the examples are known to reach. The component is the part before the slash.
 var points = []point{
 	{"idemkey/after-begin", 60, steadily},
 	{"idemkey/before-keep", 60, steadily},
@@ -46,7 +45,7 @@ var points = []point{
 	{"outbox/before-renew", 1, steadily},
 	{"outbox/after-renew", 1, steadily},
 	{"outbox/before-commit", 1, perhaps},  // where a message was refused: its exchange or bindings were deleted
-	{"outbox/before-release", 1, perhaps}, // where the relay that publishes is told to stop
+	{"outbox/before-release", 1, perhaps}, // where the active relay stops
 	{"outbox/after-read-held", 1, perhaps},
 	{"outbox/after-promote", 1, perhaps},
 	{"outbox/before-move", 1, perhaps}, // where a message is delayed, or was redriven
@@ -78,9 +77,8 @@ var points = []point{
 	{"saga/after-timer-commit", 1, seldom},
 }
 
-// unreached says of the other points why no process of the examples comes there.
-// Directed tests strike each of them with every action: those of the packages that
-// they are in, over all stores and brokers.
+// unreached maps each other point to the reason why no process of the examples reaches it. Directed tests in
+// the point's package strike it with every action, over all stores and brokers.
 var unreached = map[string]string{
 	"idemkey/after-bury":         "no response is streamed",
 	"idempg/after-rollback":      "the load asks for nothing that the handlers reject",
@@ -97,7 +95,7 @@ var unreached = map[string]string{
 	"redrive/":                   "an operator's command comes there, and no service",
 }
 
-// components are those that a service is made of.
+// components returns the components of a service.
 func components(service string) []string {
 	switch service {
 	case "gateway":
@@ -118,8 +116,7 @@ func (p *point) component() string {
 	return component
 }
 
-// pointsOf are the points that a service comes to, of those in some of its
-// components; none named: all.
+// pointsOf returns the points that a service reaches in the named components, or in all if none is named.
 func pointsOf(service string, among ...string) (of []point) {
 	for _, p := range points {
 		c := p.component()
@@ -130,8 +127,8 @@ func pointsOf(service string, among ...string) (of []point) {
 	return of
 }
 
-// Required returns what must have struck in a run, or it proves nothing: every fault,
-// and every action of every point that processes are sure to come to, as point=action.
+// Required returns the strikes without which a run is void: every fault, and every action of every point that
+// processes are sure to reach, as point=action.
 func Required() (names []string) {
 	names = append(names, Kill)
 	for _, k := range kinds {
@@ -147,15 +144,13 @@ func Required() (names []string) {
 	return names
 }
 
-// isSpecial reports whether a service has a component that only a service or two
-// have.
+// isSpecial reports whether a service has a component that at most two services have.
 func isSpecial(service string) bool { return len(pointsOf(service, special...)) > 0 }
 
-// special are those components. Their services are armed more often.
+// special are those components. Services with them are armed more often.
 var special = []string{"idemkey", "idempg", "effect"}
 
-// turnOfStart is how many starts of its service came before one, if the two processes
-// take turns.
+// turnOfStart returns how many starts of the service came before this one, if its two processes take turns.
 func turnOfStart(process string, start int) int {
 	return 2*(start-1) + slices.Index([]string{site.ServiceOf(process) + "-1", site.ServiceOf(process) + "-2"}, process)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// A process that has just died is back within some tens of milliseconds.
+// A process that has just died is back after some tens of milliseconds.
 const (
 	killAttempts = 20
 	killPause    = 25 * time.Millisecond
@@ -39,7 +39,7 @@ func (c *carrier) suspendProcess(p *record.Planned) outcome {
 	return outcome{hits: 1}
 }
 
-// firstError returns the first error that is one.
+// firstError returns the first error that is not nil.
 func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -49,8 +49,8 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-// rollingRestart restarts the processes of a service one after the other. How each
-// has ended is judged by its Exit.
+// rollingRestart restarts the processes of a service one after the other. The judge reads from each Exit how
+// the process ended.
 func (c *carrier) rollingRestart(p *record.Planned) outcome {
 	ctx, cancel := c.finishContext()
 	defer cancel()

@@ -26,10 +26,9 @@ const (
 	declarePatience = 30 * time.Second
 )
 
-// sqlRepeat writes once more what a service has not settled, of all that was written
-// to a topic up to a moment, and says what that is. Whoever still has the first copy
-// absorbs the second. A message that the services had lost long before is written once
-// more as well, so the judge looks at how old each is.
+// sqlRepeat inserts again each message of a topic, up to a moment, that a service has not settled, and returns
+// these messages. A consumer that still gets the first copy ignores the second. sqlRepeat also repeats messages
+// that the services lost long before, so the judge checks the age of each.
 const sqlRepeat = `
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at)
@@ -44,10 +43,10 @@ FROM (SELECT DISTINCT ON (o.message_id) o.*
 ORDER BY id
 RETURNING message_id::text, created_at`
 
-// sqlNow is the clock that the messages' times are of.
+// sqlNow reads the clock that dates messages.
 const sqlNow = `SELECT clock_timestamp()`
 
-// findTopic returns the one that is called so.
+// findTopic returns the topic of that name.
 func findTopic(name string) (site.Topic, error) {
 	all := site.AllTopics()
 	i := slices.IndexFunc(all, func(t site.Topic) bool { return t.Name == name })
@@ -57,8 +56,8 @@ func findTopic(name string) (site.Topic, error) {
 	return all[i], nil
 }
 
-// deleteQueues deletes all queues of a topic, with what is in them, and puts it right
-// once they are there again. It strikes those messages, and the consumers.
+// deleteQueues deletes all queues of a topic with their messages, and repairs the loss once they are back. Its
+// hits are these messages and the consumers.
 func (c *carrier) deleteQueues(p *record.Planned) outcome {
 	return c.deleteTopology(p, func(t site.Topic, ch *amqp.Channel) (n int, err error) {
 		for _, service := range t.Services {
@@ -96,8 +95,8 @@ func (c *carrier) deleteExchange(p *record.Planned) outcome {
 	})
 }
 
-// deleteTopology strikes, waits, declares what the services have not declared themselves by
-// then, and puts right what may have been lost.
+// deleteTopology strikes, waits, declares what the services have not redeclared, and repeats messages that may
+// have been lost.
 func (c *carrier) deleteTopology(p *record.Planned, strike func(site.Topic, *amqp.Channel) (int, error)) outcome {
 	t, err := findTopic(p.Target)
 	if err != nil {
@@ -125,7 +124,7 @@ func (c *carrier) deleteTopology(p *record.Planned, strike func(site.Topic, *amq
 	return o
 }
 
-// withChannel opens a channel for do.
+// withChannel opens a channel and calls do with it.
 func (c *carrier) withChannel(do func(*amqp.Channel) (int, error)) (int, error) {
 	connection, err := amqp.DialConfig(c.site.AMQPURL(), amqp.Config{Dial: amqp.DefaultDial(dialPatience)})
 	if err != nil {
@@ -139,8 +138,8 @@ func (c *carrier) withChannel(do func(*amqp.Channel) (int, error)) (int, error) 
 	return do(ch)
 }
 
-// redeclare waits until the services have declared the queues again, and says who did
-// it in the end. Bindings cannot be looked at: they are declared in any case.
+// redeclare waits until the services have redeclared the queues, declares missing ones, and returns which side
+// did it. AMQP cannot query bindings, so redeclare always declares them.
 func (c *carrier) redeclare(ctx context.Context, t site.Topic) (by string, err error) {
 	by = "the services"
 	for began := time.Now(); ; {
@@ -175,8 +174,8 @@ func (c *carrier) redeclare(ctx context.Context, t site.Topic) (by string, err e
 	return by, nil
 }
 
-// repairTopology writes once more what was written to t by now and has not come to every
-// service that listens. It tries until it has: nothing may be lost by our own hand.
+// repairTopology repeats messages of t that some listening service has not settled. It retries until it
+// succeeds: the harness must lose no message.
 func (c *carrier) repairTopology(ctx context.Context, t site.Topic) (repeated []record.Repeat, err error) {
 	for {
 		if repeated, err = c.repeatMessages(ctx, t); err == nil || ctx.Err() != nil {
@@ -186,13 +185,13 @@ func (c *carrier) repairTopology(ctx context.Context, t site.Topic) (repeated []
 	}
 }
 
-// repeatMessages is one attempt, in one transaction.
+// repeatMessages is one attempt of repairTopology, in one transaction.
 func (c *carrier) repeatMessages(ctx context.Context, t site.Topic) (repeated []record.Repeat, err error) {
 	tx, err := c.beginTx(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = tx.Rollback(ctx) }() // an error once it has committed
+	defer func() { _ = tx.Rollback(ctx) }() // returns an error after a commit
 	var until time.Time
 	if err := tx.QueryRow(ctx, sqlNow).Scan(&until); err != nil {
 		return nil, err

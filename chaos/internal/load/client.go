@@ -18,9 +18,8 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// How often a request is sent at the most: by the first client of a saga, for about a minute,
-// and by each of the others. With five of them a key has at most 32 requests, and 3 more
-// if it is used again.
+// How often a request is sent: firstTries by the first client of a saga, for about a minute, and copyTries by
+// each of the others. With five clients a key gets at most 32 requests, and 3 more if it is used again.
 const (
 	firstTries = 20
 	copyTries  = 3
@@ -31,16 +30,14 @@ const (
 	dialTimeout    = 2 * time.Second
 	minPause       = 50 * time.Millisecond // before the second try, doubled with each
 	maxPause       = 4 * time.Second
-	unsaidPause    = 400 * time.Millisecond // at the most, where nobody has heard the request
+	unsaidPause    = 400 * time.Millisecond // at most, after a request that no process received
 	maxAnswer      = 1 << 20                // bytes
 )
 
-// Patience is how long a client goes on with one request at the most, all its tries taken
-// together.
+// Patience is the most time that a client spends on one request, with all its tries.
 const Patience = firstTries * (requestTimeout + maxPause)
 
-// newClient returns a client that sends nothing again by itself, for that would be a request
-// which no Op tells of.
+// newClient returns a client that never resends a request on its own, because such a request would have no Op.
 func newClient(clients int) *http.Client {
 	return &http.Client{
 		Timeout: requestTimeout,
@@ -54,7 +51,7 @@ func newClient(clients int) *http.Client {
 	}
 }
 
-// A request is what a client insists on.
+// A request is one request that a client repeats until it has an answer.
 type request struct {
 	saga         *saga
 	client       int
@@ -63,15 +60,15 @@ type request struct {
 	tries        int
 }
 
-// An answer is what a request has come to.
+// An answer is the result of a request.
 type answer struct {
 	id     string
 	final  bool
-	unsaid bool // nobody has heard the request: it was not a try
+	unsaid bool // no process received the request, so it does not count as a try
 }
 
-// requestUntilAnswered sends a request until it is answered for good, to the processes of the service in
-// turn, and with a longer pause each time.
+// requestUntilAnswered sends a request until it has a final answer. It uses the service's processes in turn and
+// doubles the pause each time.
 func (l *Load) requestUntilAnswered(ctx context.Context, r request) (a answer) {
 	urls := l.urls[r.saga.kind.Saga]
 	ctx, cancel := context.WithTimeout(ctx, Patience)
@@ -97,7 +94,7 @@ func (l *Load) requestUntilAnswered(ctx context.Context, r request) (a answer) {
 	return a
 }
 
-// sendRequest makes one request, which is one Op.
+// sendRequest sends one request and records it as one Op.
 func (l *Load) sendRequest(ctx context.Context, r request, url string) answer {
 	op := record.Op{
 		Saga: r.saga.kind.Saga, Kind: r.saga.kind.Name, Method: r.method, Tenant: r.saga.tenant, Key: r.saga.key,
@@ -131,7 +128,7 @@ func (l *Load) exchange(ctx context.Context, r request, url string) (reply, erro
 	if err != nil {
 		return reply{}, err
 	}
-	hr.GetBody = nil // or net/http would send it again on its own, because of the key
+	hr.GetBody = nil // otherwise net/http would resend it on its own, because of the key
 	hr.Header.Set("Authorization", "Bearer "+r.saga.tenant)
 	if r.method == http.MethodPost {
 		hr.Header.Set("Idempotency-Key", r.saga.key)
@@ -146,27 +143,27 @@ func (l *Load) exchange(ctx context.Context, r request, url string) (reply, erro
 	return reply{response.StatusCode, response.Header, body}, err
 }
 
-// A verdict is what is read of a body, whichever it is.
+// A verdict holds the fields that are read of a body, of either kind.
 type verdict struct {
 	ID   string `json:"id"`
 	Type string `json:"type"`
 	Code string `json:"code"`
 }
 
-// judgeReply says in op what became of a request.
+// judgeReply sets the outcome of a request in op and returns the answer.
 func judgeReply(op *record.Op, r reply, err error) answer {
 	if err != nil {
 		op.Outcome, op.Err = record.Unknown, err.Error()
 		var network *net.OpError
 		if errors.As(err, &network) && network.Op == "dial" && !errors.Is(err, context.DeadlineExceeded) {
-			op.Outcome = record.Refused // nobody has heard it
+			op.Outcome = record.Refused // no process received it
 			return answer{unsaid: true}
 		}
 		return answer{}
 	}
 	op.Leak = strings.Join(record.LeakedNames(r.body), " and ")
 	var v verdict
-	_ = json.Unmarshal(r.body, &v) // whoever stands in between may answer in HTML
+	_ = json.Unmarshal(r.body, &v) // a proxy may answer in HTML
 	op.Status, op.Reply, op.Replay = r.status, digestReply(r), r.header.Get("Idempotent-Replayed") == "true"
 	if r.status >= http.StatusBadRequest {
 		op.Problem = v.Type
@@ -176,7 +173,7 @@ func judgeReply(op *record.Op, r reply, err error) answer {
 		op.Outcome, op.ID = record.OK, v.ID
 		return answer{id: v.ID, final: true}
 	case r.status == http.StatusServiceUnavailable && strings.HasSuffix(v.Type, ":starting"):
-		op.Outcome = record.Refused // nobody is there yet to hear it
+		op.Outcome = record.Refused // no process listens yet
 		return answer{unsaid: true}
 	case r.status >= http.StatusInternalServerError || inDoubt[v.Code]:
 		op.Outcome = record.Unknown
@@ -187,19 +184,18 @@ func judgeReply(op *record.Op, r reply, err error) answer {
 	}
 }
 
-// inDoubt are the problems by which a request had, or may have had, its effect, and of
-// which another try says no more.
+// inDoubt are the problems of requests that had, or may have had, their effect. Another try tells no more.
 var inDoubt = map[string]bool{"outcome-unknown": true, "response-not-retained": true}
 
-// stored are the headers that are kept with a response: those of package idemkey, but for
-// Cache-Control, which a replay is given if the response had none.
+// stored are the headers that package idemkey keeps with a response, except Cache-Control: a replay gets one if
+// the response had none.
 var stored = []string{
 	"Content-Type", "Content-Language", "Content-Encoding", "Content-Disposition", "Content-Location", "Location",
 	"Etag", "Last-Modified", "Link", "Vary", "Deprecation", "Sunset",
 }
 
-// digestReply is the same for two responses if a client cannot tell the one from the other but by
-// its date and the mark of a replay.
+// digestReply returns a digest of a response without its date and its mark as a replay. Two responses have the
+// same digest if a client sees no other difference.
 func digestReply(r reply) string {
 	var all bytes.Buffer
 	all.WriteString(strconv.Itoa(r.status))

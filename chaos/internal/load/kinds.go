@@ -2,15 +2,15 @@ package load
 
 import "github.com/sagamill/sagamill/chaos/internal/record"
 
-// A Kind is a sort of saga in the load.
+// A Kind is a kind of saga in the load.
 type Kind struct {
 	Saga  string // record.Order or record.Trip
-	Name  string // what an Op says
-	share int    // of a thousand sagas of its sort
-	body  string // of the request, with the amount or the budget left out
+	Name  string // an Op's Kind
+	share int    // of a thousand orders, or trips
+	body  string // of the request, with a verb for the amount or the budget
 
-	// Ends are the states that it may end in. A trip of which something has taken longer than
-	// the patience of its saga may end compensated whatever its kind is.
+	// Ends are the allowed final states. A trip of any kind may also end compensated if some step took longer
+	// than the saga's patience.
 	Ends []string
 
 	cancel int // milliseconds after the answer within which the customer cancels; 0: never
@@ -30,11 +30,11 @@ var (
 	either      = []string{Completed, Compensated}
 )
 
-// cheap is a budget, in cents, that no trip can be had for.
+// cheap is a budget, in cents, below the price of every trip.
 const cheap = 100
 
-// Orders are the kinds of orders: about 60 % of them go well, 35 % fail in their
-// business, 5 % go well or fail after the gateway has failed a few times.
+// Orders are the kinds of orders. About 60 % succeed and 35 % fail for a business reason. The other 5 % succeed
+// or fail after the gateway has failed a few times.
 var Orders = []Kind{
 	{record.Order, "accepted", 590, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_ok"}`, completed, 0},
 	{record.Order, "declined", 200, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_declined"}`, cancelled, 0},
@@ -47,9 +47,9 @@ var Orders = []Kind{
 	{record.Order, "slow", 5, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_slow"}`, completed, 0},
 }
 
-// Trips are the kinds of trips: about 80 % of them go well. The example has more of
-// LH100, grand and compact than an int32 counts, four seats on ZZ9, and nothing of
-// full-house, convertible and GONE: a hundred thousand trips change none of that.
+// Trips are the kinds of trips: about 80 % succeed. The example has more of LH100, grand and compact than an
+// int32 counts, four seats on ZZ9, and no full-house, convertible or GONE. A hundred thousand trips do not
+// change that.
 var Trips = []Kind{
 	{record.Trip, "good", 540, `{"traveller":"Ada","flight":"LH100","hotel":"grand","budget":%d}`, completed, 0},
 	{record.Trip, "car", 180, `{"traveller":"Ben","flight":"LH100","hotel":"grand","car":"compact","budget":%d}`, completed, 0},
@@ -70,8 +70,7 @@ var Trips = []Kind{
 
 const overBudget = "over-budget"
 
-// FindKind returns the kind of that name. There is no other for a saga that the load
-// began.
+// FindKind returns the kind of that name. Each saga of the load has one.
 func FindKind(saga, name string) (Kind, bool) {
 	for _, k := range kindsOfSaga(saga) {
 		if k.Name == name {

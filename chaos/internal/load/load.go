@@ -1,11 +1,10 @@
-// Package load is the clients of a chaos run. They are goroutines of the run's own
-// process, which nobody kills, and keep to the client's side of the Idempotency-Key
-// contract: what was not answered for good is sent again under the same key. Each
-// request and its answer is a record.Op.
+// Package load is the clients of a chaos run. They are goroutines of the run's process, which no fault kills.
+// They keep the client's side of the Idempotency-Key contract: they resend a request under the same key until
+// it has a final answer. Each request with its answer is a record.Op.
 //
-// The seed settles what is asked for: the n-th saga's kind, tenant, key, amount, how many
-// clients begin it at once, whether its key is used again for something else, and when it is
-// cancelled. What is answered, and when, it does not.
+// The seed determines the requests. For the n-th saga that is the kind, tenant, key, amount, number of clients
+// that begin it at once, any reuse of its key, and the time of cancelling. The seed does not determine the
+// answers or their times.
 package load
 
 import (
@@ -23,13 +22,13 @@ import (
 // Options are what a Load needs. All are required but Overtime.
 type Options struct {
 	Seed   uint64
-	Run    record.Options // Storm, Sagas, Trips, and Clients: how many sagas are being begun at the same time
+	Run    record.Options // Storm, Sagas, Trips, and Clients: how many sagas are begun at the same time
 	Orders []string       // URLs of the order service's processes
-	Trips  []string       // and of the trip service's
+	Trips  []string       // URLs of the trip service's processes
 	Ops    *record.Writer[record.Op]
 	Now    func() record.At
 
-	Overtime time.Duration // how long sagas are still begun after the storm, if there were too few; default: Run.Storm, at least a minute
+	Overtime time.Duration // how long after the storm missing sagas are still begun; default: Run.Storm, at least a minute
 }
 
 const minOvertime = time.Minute
@@ -43,7 +42,7 @@ type Load struct {
 	begun  atomic.Int64
 	open   atomic.Int64
 
-	abort atomic.Pointer[context.CancelFunc] // once it runs
+	abort atomic.Pointer[context.CancelFunc] // nil: Run was not called yet
 }
 
 // NewLoad returns a Load. It begins nothing: call [Load.Run].
@@ -71,22 +70,22 @@ func (l *Load) OpenSagas() int { return int(l.open.Load()) }
 // BegunSagas returns how many sagas have been begun.
 func (l *Load) BegunSagas() int { return int(l.begun.Load()) }
 
-// AbortRequests ends every request of a Run that is under way at once, and that Run.
+// AbortRequests ends a running Run and cancels its requests at once.
 func (l *Load) AbortRequests() {
 	if end := l.abort.Load(); end != nil {
 		(*end)()
 	}
 }
 
-// Run begins sagas, at the pace that spreads Run.Sagas over Run.Storm, until ctx has ended and
-// Run.Sagas are begun, or until Overtime after ctx's end. It returns when every client has its
-// final answers, or has given up: it goes on with a request for [Patience] at the most, whatever becomes of
-// ctx. Its error says that too few were begun. It may be called once.
+// Run begins sagas at the pace that spreads Run.Sagas over Run.Storm. It goes on until ctx has ended and
+// Run.Sagas are begun, or until Overtime after ctx's end. It returns when every client has its final answer or
+// has given up. A client gives up on a request after [Patience], even if ctx has ended. The error reports that
+// too few sagas were begun. Run may be called once.
 func (l *Load) Run(ctx context.Context) error {
-	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of all requests
+	life, end := context.WithCancel(context.WithoutCancel(ctx)) // limits all requests
 	defer end()
 	l.abort.Store(&end)
-	late, cancel := context.WithCancel(life) // of all beginnings
+	late, cancel := context.WithCancel(life) // limits when sagas are begun
 	defer cancel()
 	var overtime, clients sync.WaitGroup
 	overtime.Go(func() {
@@ -115,8 +114,8 @@ func (l *Load) Run(ctx context.Context) error {
 	return nil
 }
 
-// takeSaga returns the next saga when it is due. There is none once late has ended, or ctx
-// and enough are begun.
+// takeSaga returns the next saga when it is due. It returns none once late has ended, or ctx has ended and
+// enough sagas are begun.
 func (l *Load) takeSaga(ctx, late context.Context, p pace) (saga, bool) {
 	n := int(l.next.Add(1)) - 1
 	until := late
@@ -131,8 +130,8 @@ func (l *Load) takeSaga(ctx, late context.Context, p pace) (saga, bool) {
 	return planSaga(l.opts.Seed, n, l.opts.Run.Trips), true
 }
 
-// placeSaga begins a saga by as many clients as it has copies, and does what its customer does
-// besides.
+// placeSaga begins a saga with as many clients as it has copies, then looks, cancels or reuses the key as
+// planned.
 func (l *Load) placeSaga(ctx context.Context, s saga, client int) {
 	path := "/orders"
 	if s.kind.Saga == record.Trip {
@@ -154,7 +153,7 @@ func (l *Load) placeSaga(ctx context.Context, s saga, client int) {
 	}
 	copies.Wait()
 	if id == "" {
-		return // given up: nobody knows whether there is a saga
+		return // given up: the saga may or may not exist
 	}
 	again := request{saga: &s, client: client * maxCopies, tries: copyTries}
 	if s.cancel > 0 {

@@ -7,15 +7,14 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// A pace spreads beginnings evenly over time. It does not wait for answers: what is
-// late is begun as soon as a client is free, until that has been caught up with.
+// A pace spreads beginnings evenly over time. It does not wait for answers: late sagas are begun as soon as a
+// client is free, until the load has caught up.
 type pace struct {
 	began time.Time
 	every time.Duration
 }
 
-// paceOf spreads n beginnings over d from now on. Of further ones it makes no
-// difference.
+// paceOf spreads n beginnings over d from now on, and further ones at the same distance.
 func paceOf(d time.Duration, n int) pace {
 	return pace{began: time.Now(), every: d / time.Duration(max(n, 1))}
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// The shares of a hundred sagas, whatever their kind.
+// Shares of a hundred sagas, independent of their kind.
 const (
 	doubled = 15 // are begun by two to five clients at once
 	reused  = 3  // have their key used again for another request
-	looked  = 1  // are looked at
+	looked  = 1  // have their status read
 )
 
 const (
@@ -22,20 +22,19 @@ const (
 	minBudget = 90_000  // more than any trip costs
 )
 
-// A saga is what the load knows of a saga before it begins it.
+// A saga is the load's plan for a saga.
 type saga struct {
 	n           int
 	kind        *Kind
 	tenant, key string
 	amount      int64
-	body, other []byte // other: of the request that uses the key again; nil: none does
+	body, other []byte // other: of the request that reuses the key; nil: no reuse
 	copies      int
 	cancel      time.Duration // after the answer; 0: not at all
 	look        bool
 }
 
-// planSaga returns the n-th saga of a load. It depends on nothing but its arguments. Tenants
-// have the same keys, so that each is used by three of them.
+// planSaga returns the n-th saga of a load, a pure function of its arguments. Three tenants use each key.
 func planSaga(seed uint64, n, trips int) saga {
 	r := rand.New(rand.NewPCG(seed, uint64(n)))
 	s := saga{n: n, tenant: fmt.Sprintf("tenant-%d", n%tenants), key: fmt.Sprintf("saga:%d", n/tenants), copies: 1}
@@ -66,12 +65,12 @@ func planSaga(seed uint64, n, trips int) saga {
 	return s
 }
 
-// drawKind returns the kind that ticket, of a thousand, has drawn.
+// drawKind returns the kind of a ticket below one thousand.
 func drawKind(kinds []Kind, ticket int) *Kind {
 	for i := range kinds {
 		if ticket -= kinds[i].share; ticket < 0 {
 			return &kinds[i]
 		}
 	}
-	return &kinds[0] // the shares are a thousand: a test counts them
+	return &kinds[0] // unreachable: the shares add up to a thousand, as a test checks
 }

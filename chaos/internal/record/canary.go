@@ -5,15 +5,14 @@ import (
 	"encoding/hex"
 )
 
-// A Canary is a secret of the run, which stands for real ones. It may be where it is
-// needed, and nowhere else: not in what a process prints, says of itself or answers, nor
-// in what is kept of a failure.
+// A Canary is a secret of the run that stands for real ones. It may occur only where it is needed. Output,
+// metrics, answers and records of failures must not contain it.
 type Canary struct {
 	Name, Value string
-	Sent        bool // in messages: a broker that fails prints those that it holds
+	Sent        bool // part of messages, which a failing broker may print
 }
 
-// The secrets. A card is in messages and in what is kept of them whole.
+// The secrets. Messages and their stored copies contain the whole card.
 const (
 	DatabasePassword = "canary-pg-5d0e61"
 	BrokerPassword   = "canary-mq-93ab17"
@@ -25,10 +24,10 @@ var Canaries = []Canary{
 	{"the database's password", DatabasePassword, false}, {"the broker's password", BrokerPassword, false}, {"a card", Card, true},
 }
 
-// LeakedNames returns the names of the secrets that are in text, as they are or in hexadecimal.
+// LeakedNames returns the names of the secrets in text, in plain form or in hexadecimal.
 func LeakedNames(text []byte) []string { return leakedNames(text, true) }
 
-// BrokerLeaks is Leaks for what the broker prints, but for those that are sent.
+// BrokerLeaks is LeakedNames for the broker's output, which may contain secrets of messages.
 func BrokerLeaks(text []byte) []string { return leakedNames(text, false) }
 
 func leakedNames(text []byte, sent bool) (names []string) {

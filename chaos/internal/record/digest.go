@@ -9,7 +9,7 @@ import (
 // encode(substring(sha256(…) FROM 1 FOR 16), 'hex').
 const digestSize = 16
 
-// DigestOf names content in the files of a run.
+// DigestOf returns the digest that stands for content in the files of a run.
 func DigestOf(content []byte) string {
 	sum := sha256.Sum256(content)
 	return hex.EncodeToString(sum[:digestSize])

@@ -29,7 +29,7 @@ const (
 	TablesDir      = "tables"
 	OutputDir      = "output"
 
-	BrokerOutput = "rabbitmq.out" // below OutputDir: what the broker printed
+	BrokerOutput = "rabbitmq.out" // below OutputDir: the broker's output
 	BrokerLog    = "rabbitmq.log"
 )
 
@@ -56,7 +56,7 @@ func CreateFile[T any](dir, name string) (*Writer[T], error) {
 	w := &Writer[T]{file: file, lines: bufio.NewWriterSize(file, 1<<16)}
 	var to io.Writer = w.lines
 	if strings.HasSuffix(name, ".gz") {
-		w.zip, _ = gzip.NewWriterLevel(w.lines, gzip.BestSpeed) // the level is a valid one
+		w.zip, _ = gzip.NewWriterLevel(w.lines, gzip.BestSpeed) // no error: the level is valid
 		to = w.zip
 	}
 	w.enc = json.NewEncoder(to)
@@ -64,7 +64,7 @@ func CreateFile[T any](dir, name string) (*Writer[T], error) {
 	return w, nil
 }
 
-// AddRecord appends a record. The first failure is what Close returns.
+// AddRecord appends a record. Close returns the first failure.
 func (w *Writer[T]) AddRecord(r T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -73,7 +73,7 @@ func (w *Writer[T]) AddRecord(r T) {
 	}
 }
 
-// Close ends the file.
+// Close flushes and closes the file.
 func (w *Writer[T]) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -83,8 +83,8 @@ func (w *Writer[T]) Close() error {
 	return errors.Join(w.err, w.lines.Flush(), w.file.Close())
 }
 
-// ReadFile yields the records of a file in dir. What cannot be read, such as a line
-// that was cut off, ends it with an error.
+// ReadFile yields the records of a file in dir. An unreadable record, such as a cut line, ends it with an
+// error.
 func ReadFile[T any](dir, name string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T

@@ -1,19 +1,18 @@
-// Package record is what a chaos run leaves behind: a directory of files that
-// everything is judged by afterwards, so that a run can be judged again by a
-// better judge. The run writes them, and nobody changes them.
+// Package record is the evidence that a chaos run leaves: a directory of files. All judging reads these files,
+// so a later and better judge can judge a run again. Only the run writes them.
 //
-//	run.json             a Run: what was asked for, and of which build
-//	schedule.jsonl       a Planned a line: what the seed had in store, which -replay takes
-//	events.jsonl         an Event a line: what was done, when, and to whom
+//	run.json             a Run: the options and the build
+//	schedule.jsonl       a Planned a line: the schedule drawn from the seed; -replay reads it
+//	events.jsonl         an Event a line: each fault, start and exit, with time and target
 //	client.jsonl.gz      an Op a line: each request of a client, which never dies
-//	injected.jsonl.gz    an Injection a line: what was published behind the services' backs
+//	injected.jsonl.gz    an Injection a line: each message that no service published
 //	samples.jsonl        a Sample a line, every second
-//	changes.jsonl.gz     a Change a line: what triggers saw of the services' tables
-//	outbox.jsonl.gz      a Message a line: what the services' transactions have written
+//	changes.jsonl.gz     a Change a line: each write to the services' tables, by triggers
+//	outbox.jsonl.gz      a Message a line: each message in an outbox
 //	tables/S.T.jsonl.gz  a row a line, as JSON: the table T of schema S at the end
 //	failpoints.log       a line for each point that has triggered
-//	final.json           a Final: what was left when all was over
-//	output/NAME.log      what a process has printed
+//	final.json           a Final: the state at the end
+//	output/NAME.log      the output of a process
 //
 // Times are nanoseconds since Run.Began, by the clock of the run's own process.
 package record
@@ -28,7 +27,7 @@ import (
 // At is a moment of a run, as nanoseconds since it began.
 type At = time.Duration
 
-// A Run is what was asked for.
+// A Run is the description of a run.
 type Run struct {
 	Seed    uint64    `json:"seed"`
 	Began   time.Time `json:"began"`
@@ -40,28 +39,28 @@ type Run struct {
 	Versions []string `json:"versions"` // of Go, PostgreSQL, RabbitMQ and the machine
 }
 
-// Options are what a run can be asked for. With the seed they settle the
-// schedule and the load, but not how they interleave.
+// Options are the options of a run. With the seed they determine the schedule and the load, but not how they
+// interleave.
 type Options struct {
 	Storm     time.Duration `json:"storm"`      // how long faults strike
 	KillEvery time.Duration `json:"kill_every"` // between two SIGKILLs, on average
-	Sagas     int           `json:"sagas"`      // that clients begin, at least
-	Clients   int           `json:"clients"`    // that wait for an answer at the same time
+	Sagas     int           `json:"sagas"`      // number of sagas that clients begin, at least
+	Clients   int           `json:"clients"`    // number of clients that wait for an answer at the same time
 	Trips     int           `json:"trips"`      // of a hundred sagas; the others are orders
 	Replays   int           `json:"replays"`    // how often the whole history is published again
 
 	BrokerKills, Crashes, Alarms int // SIGKILLs of the broker, immediate restarts of PostgreSQL, memory alarms
 
-	// Drain is how long everything may take to be done once nothing strikes any more.
-	// Default: DefaultDrain, as of a run that was made before there was a choice.
+	// Drain is the time allowed for finishing all work after the last fault. Default: DefaultDrain, also for
+	// runs recorded before this option existed.
 	Drain time.Duration `json:"drain,omitempty"`
 }
 
-// DefaultDrain is how soon everything must be done. A machine that others use is no
-// place to judge that, and a run that is a test has more time.
+// DefaultDrain is the default of Options.Drain. A shared machine may be slower for other reasons, so a run that
+// is a test has more time.
 const DefaultDrain = 30 * time.Second
 
-// DrainWithin returns what Drain says, or its default.
+// DrainWithin returns Drain or its default.
 func (o Options) DrainWithin() time.Duration { return cmp.Or(o.Drain, DefaultDrain) }
 
 // A Planned is a fault of the schedule.
@@ -74,22 +73,22 @@ type Planned struct {
 	For    time.Duration `json:"for,omitempty"` // how long it lasts; 0: a moment
 }
 
-// An Event is something that was done to the site, or that happened to it.
+// An Event is a fault that was carried out, or another event of the site.
 type Event struct {
-	N      int    `json:"n,omitempty"` // of the Planned that it carries out
+	N      int    `json:"n,omitempty"` // number of its Planned
 	At     At     `json:"at"`
-	Until  At     `json:"until,omitempty"` // when it was over
+	Until  At     `json:"until,omitempty"` // end of the fault
 	Fault  string `json:"fault"`           // or one of the other events below
 	Target string `json:"target,omitempty"`
 	Args   string `json:"args,omitempty"`
-	Err    string `json:"err,omitempty"`  // it could not be done
+	Err    string `json:"err,omitempty"`  // why it failed
 	Open   int    `json:"open"`           // requests that were under way
-	Hits   int    `json:"hits,omitempty"` // connections, sessions, commits, requests, messages or rows that it struck; 0: it has met nobody
+	Hits   int    `json:"hits,omitempty"` // connections, sessions, commits, requests, messages or rows; 0: it struck nothing
 
-	Repeated []Repeat `json:"repeated,omitempty"` // messages that were written once more, since it may have discarded them
+	Repeated []Repeat `json:"repeated,omitempty"` // messages written again, because the fault may have discarded them
 }
 
-// A Repeat is a message that the harness has put into its outbox once more.
+// A Repeat is a message that the harness has written to its outbox again.
 type Repeat struct {
 	MessageID string    `json:"message_id"`
 	Written   time.Time `json:"written"` // for the first time
@@ -122,12 +121,12 @@ const (
 // An Op is a request of a client and its answer.
 type Op struct {
 	Saga   string `json:"saga"`
-	Kind   string `json:"kind"` // what is asked for, such as a card that is declined
-	Want   string `json:"want"` // the status that the saga must end in; empty: any final one
+	Kind   string `json:"kind"` // name of a load.Kind, such as that of a declined card
+	Want   string `json:"want"` // required final status of the saga; empty: any final status
 	Method string `json:"method"`
 	Tenant string `json:"tenant"`
 	Key    string `json:"key"`
-	Body   string `json:"body"` // digest of the request's
+	Body   string `json:"body"` // digest of the request's body
 	Client int    `json:"client"`
 	Call   At     `json:"call"`
 	Return At     `json:"return"`
@@ -136,21 +135,21 @@ type Op struct {
 	Status  int    `json:"status,omitempty"`
 	Problem string `json:"problem,omitempty"`  // type of a problem document
 	Reply   string `json:"reply,omitempty"`    // digest of status, stored headers and body
-	Replay  bool   `json:"replayed,omitempty"` // it was marked as a replay
+	Replay  bool   `json:"replayed,omitempty"` // the response was marked as a replay
 	ID      string `json:"id,omitempty"`
 	Amount  int64  `json:"amount,omitempty"`
 	Err     string `json:"err,omitempty"`
-	Leak    string `json:"leak,omitempty"` // names of the secrets that the answer has
+	Leak    string `json:"leak,omitempty"` // names of the secrets in the answer
 }
 
 // The outcomes of an Op.
 const (
 	OK      = "ok"      // answered, and meant
-	Refused = "refused" // answered: certainly without effect, as 409, 422, 429
-	Unknown = "unknown" // not answered, or 5xx: it may have had its effect, or may yet
+	Refused = "refused" // certainly without effect, such as 409, 422, 429
+	Unknown = "unknown" // no answer, or 5xx: it may have an effect, now or later
 )
 
-// An Injection is a message that no service has published.
+// An Injection is a message that the injector published.
 type Injection struct {
 	At        At     `json:"at"`
 	Kind      string `json:"kind"`
@@ -161,50 +160,50 @@ type Injection struct {
 	Step      string `json:"step,omitempty"`
 	N         string `json:"n,omitempty"`
 	Payload   string `json:"payload,omitempty"` // digest
-	What      string `json:"what,omitempty"`    // what is wrong with it: of poison the reason of the dead letter, a colon, and how
+	What      string `json:"what,omitempty"`    // the defect; of poison the reason of the dead letter, a colon and the variant
 
-	Handled     bool `json:"handled,omitempty"`     // of a duplicate: every service that gets it had ended the step before
-	Unconfirmed bool `json:"unconfirmed,omitempty"` // of poison: the broker has never said whether it has it
+	Handled     bool `json:"handled,omitempty"`     // of a duplicate: every receiving service had ended the step before
+	Unconfirmed bool `json:"unconfirmed,omitempty"` // of poison: the broker never confirmed or refused it
 }
 
 // The kinds of Injection.
 const (
 	Poison    = "poison"    // must end as a dead letter of each service that gets it, as it is
 	Duplicate = "duplicate" // of a past message: must change nothing
-	Replayed  = "replay"    // the same, when all was over: the whole history, shuffled
+	Replayed  = "replay"    // the same, after the run: the whole history, shuffled
 )
 
-// A Sample is what a look at the site in the midst of the storm has seen.
+// A Sample is one look at the site during the storm.
 type Sample struct {
 	At          At             `json:"at"`
 	Money       int64          `json:"money"`      // charges less refunds, in cents
-	Unbalanced  []string       `json:"unbalanced"` // what was wrong in one snapshot of the database
+	Unbalanced  []string       `json:"unbalanced"` // contradictions in one snapshot of the database
 	Backlog     map[string]int `json:"backlog"`    // messages not published, by schema
 	Ready       map[string]int `json:"ready"`      // messages in queues, by queue
 	Connections int            `json:"connections"`
 	IdleInTx    int            `json:"idle_in_tx"`     // longer than ten seconds
 	Processes   int            `json:"processes"`      // that are alive
-	Leak        string         `json:"leak,omitempty"` // secrets that anybody could read in the database's list of sessions
+	Leak        string         `json:"leak,omitempty"` // secrets in the database's list of sessions
 	Done        int            `json:"done"`           // sagas that have ended
-	Asked       bool           `json:"asked"`          // Money, Unbalanced and Done are of this moment: else it was too early to ask again, or not answered
+	Asked       bool           `json:"asked"`          // Money, Unbalanced and Done are of this moment, not an earlier one
 	Err         string         `json:"err,omitempty"`
 }
 
-// A Change is one row that a statement has written, as a trigger saw it in the
-// statement's own transaction: it is there only if that has committed.
+// A Change is one row that a statement has written, recorded by a trigger in the statement's transaction. It
+// exists only if that transaction committed.
 type Change struct {
-	Seq   int64     `json:"seq"` // in the order in which the rows were locked, for one row
+	Seq   int64     `json:"seq"` // for one row, the order in which it was locked
 	At    time.Time `json:"at"`
 	Tx    uint64    `json:"tx"`
 	Table string    `json:"table"` // schema.table
 	Op    string    `json:"op"`    // INSERT, UPDATE or DELETE
 	Saga  string    `json:"saga"`  // the order's or trip's id, or the instance of the step
-	Key   string    `json:"key"`   // which row: scope|key|step|n for an inbox, a step's name, …
+	Key   string    `json:"key"`   // the row: scope|key|step|n for an inbox, a step's name, …
 	State string    `json:"state"`
 	What  string    `json:"what,omitempty"` // amount, attempts, revision
 }
 
-// A Message is what a transaction has written to an outbox.
+// A Message is a message that a transaction has written to an outbox.
 type Message struct {
 	Schema    string    `json:"schema"`
 	ID        int64     `json:"id"`
@@ -220,42 +219,42 @@ type Message struct {
 
 	Type    string `json:"type"`
 	Payload string `json:"payload"`        // digest
-	Delayed bool   `json:"delayed"`        // it was written to be published later
+	Delayed bool   `json:"delayed"`        // it had a delay when it was written
 	Held    string `json:"held,omitempty"` // its state, if the relay still holds it: delayed, waiting, refused, dead
 }
 
-// A Queue is what a queue of the broker holds.
+// A Queue is the depth of one queue of the broker.
 type Queue struct {
 	Name             string `json:"name"`
 	Ready, Unacked   int
 	ConsumersPresent int  `json:"consumers"`
-	Absent           bool `json:"absent,omitempty"` // it is not there
+	Absent           bool `json:"absent,omitempty"` // the queue does not exist
 }
 
-// A Stopped is how a process has ended when it was told to.
+// A Stopped describes how a process ended after SIGTERM.
 type Stopped struct {
 	Name string        `json:"name"`
 	Code int           `json:"code"` // -1: it had to be killed
 	Took time.Duration `json:"took"`
 }
 
-// A Final is what was left when all was over.
+// A Final is the state at the end of a run.
 type Final struct {
-	Healed  At `json:"healed"`  // no fault strikes any more, and everything runs
-	Drained At `json:"drained"` // nothing is left to be done; 0: never
+	Healed  At `json:"healed"`  // all faults are over, and every process runs
+	Drained At `json:"drained"` // all work is done; 0: never
 
-	Left    []string  `json:"left"` // what was left to be done at the end of the drain's patience
+	Left    []string  `json:"left"` // unfinished work when the wait for the drain ended
 	Queues  []Queue   `json:"queues"`
 	Stopped []Stopped `json:"stopped"`
 
 	Connections, IdleInTx, Locks int // of services, when all had stopped
 	BrokerConnections            int
 
-	CommitsLost   int `json:"commits_lost"`   // the server has never heard of the COMMIT
-	RepliesLost   int `json:"replies_lost"`   // it has committed, its reply was swallowed
-	GatewayErrors int `json:"gateway_errors"` // answered for the gateway
-	GatewayLost   int `json:"gateway_lost"`   // the gateway's reply was swallowed
-	Received      int `json:"received"`       // messages that the broker was sent, by relays and injections, before any replay
+	CommitsLost   int `json:"commits_lost"`   // COMMITs that the server never received
+	RepliesLost   int `json:"replies_lost"`   // COMMITs that were executed and whose reply was dropped
+	GatewayErrors int `json:"gateway_errors"` // errors that the proxy answered for the gateway
+	GatewayLost   int `json:"gateway_lost"`   // replies of the gateway that the proxy dropped
+	Received      int `json:"received"`       // messages that the broker received before any replay
 
 	// Fingerprints of all effects, and the goroutines of each process, before and after
 	// each replay of the history.
@@ -263,11 +262,10 @@ type Final struct {
 	Goroutines []map[string]int `json:"goroutines"`
 }
 
-// SpareGoroutines is how many more a process may have after a replay: connections come
-// and go.
+// SpareGoroutines is how many more goroutines a process may have after a replay, because its connections vary.
 const SpareGoroutines = 20
 
-// MoreGoroutines returns the processes that have more than they had, beyond that.
+// MoreGoroutines returns the processes with more goroutines than before plus SpareGoroutines.
 func MoreGoroutines(before, after map[string]int) (more []string) {
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		if after[name] > before[name]+SpareGoroutines {

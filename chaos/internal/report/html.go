@@ -20,7 +20,7 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"legend": func() string { return legend }, "counts": formatCounts, "seconds": formatSeconds, "hits": totalHits, "chart": drawChart, "join": strings.Join,
 }).Parse(pageText))
 
-// WriteHTML writes one page without scripts and without anything from elsewhere.
+// WriteHTML writes one self-contained page without scripts.
 func WriteHTML(w io.Writer, v *judge.Verdict) error { return page.Execute(w, v) }
 
 func sortedKeys(all map[string]int) []string { return slices.Sorted(maps.Keys(all)) }
@@ -31,8 +31,7 @@ const (
 	chartHeight = 160
 )
 
-// drawChart draws the sagas that were done, and the messages that waited, second by
-// second.
+// drawChart draws the sagas done and the messages waiting, second by second.
 func drawChart(all []judge.Second) template.HTML {
 	if len(all) < 2 {
 		return ""

@@ -1,5 +1,5 @@
-// Package report shows what became of a run: as text for a terminal, as JSON for
-// programs, and as one HTML page that needs nothing else.
+// Package report prints the verdict of a run: as text for a terminal, as JSON for programs, and as one
+// self-contained HTML page.
 package report
 
 import (
@@ -16,14 +16,14 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/judge"
 )
 
-// The files that Write makes.
+// The files that WriteFiles makes.
 const (
 	TextFile = "report.txt"
 	JSONFile = "report.json"
 	HTMLFile = "report.html"
 )
 
-// WriteFiles writes all three reports into dir, over those of an earlier judgement.
+// WriteFiles writes all three reports into dir and overwrites earlier ones.
 func WriteFiles(dir string, v *judge.Verdict) error {
 	var errs []error
 	for name, write := range map[string]func(io.Writer, *judge.Verdict) error{TextFile: WriteText, JSONFile: WriteJSON, HTMLFile: WriteHTML} {
@@ -44,8 +44,8 @@ func WriteJSON(w io.Writer, v *judge.Verdict) error {
 	return enc.Encode(v)
 }
 
-// WriteText writes what fits a terminal: counts, then a line for each invariant and each
-// figure, and the outcome at the end.
+// WriteText writes a summary for a terminal: counts, a line for each invariant and each figure, and the outcome
+// at the end.
 func WriteText(w io.Writer, v *judge.Verdict) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "run of seed %d, %s\n%s\n", v.Run.Seed, v.Took, strings.Join(v.Run.Versions, ", "))
@@ -96,7 +96,7 @@ those it met; one that "met nobody" or was "not done" does not count as struck. 
 Invariants: an ID that comes several times is one invariant of several things. R: the whole history, published again. L: linearizability.
 Trips that must complete end compensated where a step has taken longer than their patience, which storms make common; the judge asks for proof of the delay.`
 
-// shown is how many offenders the text has of an invariant.
+// shown is how many offenders of an invariant the text lists.
 const shown = 5
 
 func verdictOf(i *judge.Invariant) string {
@@ -113,7 +113,7 @@ func okOrShort(f judge.Figure) string {
 	case f.Most:
 		return "over"
 	case !f.Bound:
-		return "small" // the run was not asked for so much
+		return "small" // the run was configured below the goal
 	default:
 		return "short"
 	}
