@@ -83,7 +83,7 @@ type Event struct {
 	Args   string `json:"args,omitempty"`
 	Err    string `json:"err,omitempty"`  // why it failed
 	Open   int    `json:"open"`           // requests that were under way
-	Hits   int    `json:"hits,omitempty"` // connections, sessions, commits, requests, messages or rows; 0: it struck nothing
+	Hits   int    `json:"hits,omitempty"` // connections, sessions, commits, requests, messages or rows
 
 	Repeated []Repeat `json:"repeated,omitempty"` // messages written again, because the fault may have discarded them
 }
@@ -160,7 +160,7 @@ type Injection struct {
 	Step      string `json:"step,omitempty"`
 	N         string `json:"n,omitempty"`
 	Payload   string `json:"payload,omitempty"` // digest
-	What      string `json:"what,omitempty"`    // the defect; of poison the reason of the dead letter, a colon and the variant
+	What      string `json:"what,omitempty"`    // the defect; of poison the dead letter's reason, a colon, the variant
 
 	Handled     bool `json:"handled,omitempty"`     // of a duplicate: every receiving service had ended the step before
 	Unconfirmed bool `json:"unconfirmed,omitempty"` // of poison: the broker never confirmed or refused it
