@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// Limits are what a history may contain.
+// Limits are the facts that a history may contain.
 type Limits struct {
 	Attempts int               // entries into each handler of a key, at most
 	Drained  bool              // nothing may be left that will run again
 	MayDie   func(Parked) bool // whether a dead letter is no surprise; nil: each is one
 }
 
-// A step is everything that is known of one key.
+// A step is the evidence about one key.
 type step struct {
 	key       string
 	row       *Row
@@ -22,7 +22,7 @@ type step struct {
 	entries   map[string]int // by kind
 }
 
-// Check returns what is wrong with e, one line each.
+// Check returns the mistakes in e, one line each.
 func (e Evidence) Check(limits Limits) []string {
 	var wrong []string
 	for _, s := range e.stepsByIdentity() {
@@ -35,8 +35,8 @@ func (e Evidence) Check(limits Limits) []string {
 	return wrong
 }
 
-// stepsByIdentity sorts the evidence by key, in the order of publication. A dead letter
-// without a key is one of the key "".
+// stepsByIdentity groups the evidence by key, in the order of publication. A dead letter without a key has
+// the key "".
 func (e Evidence) stepsByIdentity() []*step {
 	var all []*step
 	known := map[string]*step{}
@@ -69,8 +69,7 @@ func (s *step) complain(format string, args ...any) []string {
 	return []string{fmt.Sprintf("key %s: ", s.key) + fmt.Sprintf(format, args...)}
 }
 
-// effectsOnce returns effects that came twice, in the wrong order or from a
-// message that nobody published.
+// effectsOnce returns effects that came twice, in the wrong order or from a message that was not published.
 func (s *step) effectsOnce() (wrong []string) {
 	count := map[string]int{}
 	for _, f := range s.effects {
@@ -99,14 +98,13 @@ func (s *step) hasWritten(f Effect) bool {
 	return false
 }
 
-// effectsOf says how many actions and compensations have taken effect in each
-// state of a row.
+// effectsOf returns how many actions and compensations have taken effect in each state of a row.
 var effectsOf = map[string][2]int{
 	"open": {0, 0}, "retrying": {0, 0}, "dead": {0, 0}, "void": {0, 0},
 	"done": {1, 0}, "undoing": {1, 0}, "undo-dead": {1, 0}, "compensated": {1, 1},
 }
 
-// coherent compares the row with the effects and with what is parked.
+// coherent compares the row with the effects and with the parked messages.
 func (s *step) coherent() []string {
 	if s.row == nil {
 		if len(s.effects) > 0 {
@@ -129,7 +127,7 @@ func (s *step) coherent() []string {
 	return s.orphaned()
 }
 
-// orphaned returns a state that waits for a parked message which is not there.
+// orphaned returns a state that waits for a missing parked message.
 func (s *step) orphaned() []string {
 	needs := map[string][2]string{
 		"retrying": {Action, "retrying"}, "dead": {Action, "dead"},
@@ -147,7 +145,7 @@ func (s *step) orphaned() []string {
 	return s.complain("the row is %s, and no %s is parked as %s", s.row.State, need[0], need[1])
 }
 
-// lostEffects returns messages of which there is no trace.
+// lostEffects returns messages without a trace.
 func (s *step) lostEffects() (wrong []string) {
 	for _, m := range s.published {
 		if !s.isSettled(m) {
@@ -161,8 +159,8 @@ func (s *step) lostEffects() (wrong []string) {
 	return wrong
 }
 
-// isSettled reports whether m has had its effect, will have it, cannot have it any
-// more or waits for a person. Another message of the same payload is its copy.
+// isSettled reports whether m has had its effect, will have it, cannot have it any more or waits for a
+// person. Another message with the same payload is a copy of m.
 func (s *step) isSettled(m Message) bool {
 	for _, f := range s.effects {
 		if f.Kind == m.Kind && bytes.Equal(f.Payload, m.Payload) {
@@ -185,8 +183,7 @@ func (s *step) isSettled(m Message) bool {
 	}
 }
 
-// overBudget compares the entries with the limit, as they happened and as they
-// were counted.
+// overBudget compares the entries with the limit, both the noted and the counted ones.
 func (s *step) overBudget(limits Limits) (wrong []string) {
 	for kind, n := range s.entries {
 		if n > limits.Attempts+s.duplicates(kind) {
@@ -201,8 +198,8 @@ func (s *step) overBudget(limits Limits) (wrong []string) {
 	return wrong
 }
 
-// duplicates returns how many copies there are beyond the first. The first delivery
-// of each may die without a trace, while another is handled.
+// duplicates returns the number of copies beyond the first. The first delivery of each may die without a
+// trace, while another is handled.
 func (s *step) duplicates(kind string) (n int) {
 	for _, m := range s.published {
 		if m.Kind == kind {
@@ -212,8 +209,7 @@ func (s *step) duplicates(kind string) (n int) {
 	return n
 }
 
-// innocent returns dead letters of messages that nobody broke, and what has not
-// come to its end.
+// innocent returns dead letters without a planted cause, and messages that have not come to their end.
 func (s *step) innocent(limits Limits) (wrong []string) {
 	for _, p := range s.parked {
 		switch {

@@ -11,20 +11,20 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// SQLCreateTables makes the tables of a [Ledger] in {schema}. Neither has a unique
-// key, so that what happened twice is there twice.
+// SQLCreateTables makes the tables of a [Ledger] in {schema}. They have no unique keys, so that a repeated
+// effect shows as two rows.
 const SQLCreateTables = `
 CREATE TABLE {schema}.storm_effect (id bigserial PRIMARY KEY, key text NOT NULL, kind text NOT NULL, message_id text NOT NULL, payload bytea NOT NULL);
 CREATE TABLE {schema}.storm_entry (id bigserial PRIMARY KEY, key text NOT NULL, kind text NOT NULL, message_id text NOT NULL)`
 
-// sqlInsertEffect and sqlInsertEntry take no lock that anybody waits for.
+// sqlInsertEffect and sqlInsertEntry take no lock that another session waits for.
 const (
 	sqlInsertEffect = `INSERT INTO {schema}.storm_effect (key, kind, message_id, payload) VALUES ($1, $2, $3, $4)`
 	sqlInsertEntry  = `INSERT INTO {schema}.storm_entry (key, kind, message_id) VALUES ($1, $2, $3)`
 )
 
-// The statements that read the evidence. They see what is committed when each
-// begins: call them while nothing runs.
+// The statements that read the evidence. Each sees the rows committed before it begins: call them while
+// nothing runs.
 const (
 	sqlReadRows    = `SELECT key || n, state, attempts, undo_attempts, digest, undo_digest FROM {schema}.inbox ORDER BY key, n`
 	sqlReadParked  = `SELECT coalesce(key || n, ''), kind, state, reason, convert_from(message_id, 'UTF8'), payload, attempts FROM {schema}.parked ORDER BY id`
@@ -38,8 +38,8 @@ const (
 	Compensation = "compensation"
 )
 
-// A Message is one that was published, however often. All are of one scope, and
-// no two steps have a key in common: Key, with n appended, is the whole identity.
+// A Message is a published message, with all its copies. All messages are of one scope, and no two steps have
+// a key in common: Key, with n appended, is the whole identity.
 type Message struct {
 	ID, Key, Kind string
 	Payload       []byte
@@ -60,16 +60,16 @@ type Parked struct {
 	Attempts                            int
 }
 
-// An Effect is what a handler left behind in its transaction.
+// An Effect is the row of a handler in its transaction.
 type Effect struct {
 	Key, Kind, MessageID string
 	Payload              []byte
 }
 
-// An Entry is one into a handler, noted in a transaction of its own.
+// An Entry is one entry into a handler, noted in a separate transaction.
 type Entry struct{ Key, Kind, MessageID string }
 
-// Evidence is all that is known of a schema at rest.
+// Evidence is the whole state of a schema at rest.
 type Evidence struct {
 	Published []Message
 	Rows      []Row
@@ -78,7 +78,7 @@ type Evidence struct {
 	Entries   []Entry
 }
 
-// A Ledger is where the handlers under test say what they do.
+// A Ledger is the place where the handlers under test note their work.
 type Ledger struct {
 	db     *pgxpool.Pool // not that of the consumer, whose connections its handlers hold
 	schema string
@@ -108,7 +108,8 @@ func (l *Ledger) executeStatement(ctx context.Context, statement string, args ..
 	return nil
 }
 
-// Read returns what the schema says, with published for what it cannot know.
+// Read returns the evidence in the schema. The caller gives the published messages, which the schema does not
+// hold.
 func (l *Ledger) Read(ctx context.Context, published []Message) (e Evidence, err error) {
 	e.Published = published
 	if e.Rows, err = collectRows[Row](ctx, l, sqlReadRows); err != nil {

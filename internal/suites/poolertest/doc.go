@@ -1,4 +1,3 @@
-// Package poolertest holds the tests of everything together behind pgbouncer in
-// transaction mode, with fewer connections to the server than there are users of them.
-// It has no code.
+// Package poolertest tests all packages together behind pgbouncer in transaction mode, with fewer connections
+// to the server than clients. It has no code.
 package poolertest

@@ -2,6 +2,6 @@
 // their watermill publishers and subscribers: gochannel, Redis Streams and NATS
 // JetStream, as docs/operations.md says to set them up.
 //
-// It is a module of its own, since nobody who uses the library is to have the
-// brokers' modules among their requirements. It holds nothing but tests.
+// It is a separate module, because users of the library must not get the brokers' modules among their
+// requirements. It holds nothing but tests.
 package relaytargets

@@ -85,7 +85,8 @@ func (w *world) request(ctx context.Context, store *idempg.Store, key string) er
 	return nil
 }
 
-// beginner returns what a handler does: a business row, messages, one of them delayed, and a saga, whose key is used twice.
+// beginner returns a handler that writes a business row and messages, one of them delayed, and starts a saga.
+// Its key is used twice.
 func (w *world) beginner() (func(ctx context.Context, tx pgx.Tx, key string) error, error) {
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: w.Schema})
 	if err != nil {

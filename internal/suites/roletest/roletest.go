@@ -1,5 +1,5 @@
-// Package roletest gives tests the database roles of a schema, as [migrations.Roles] prints
-// them, and takes them rights away.
+// Package roletest gives tests the database roles of a schema, as [migrations.Roles] prints them, and takes
+// rights away from them.
 package roletest
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/sagamill/sagamill/migrations"
 )
 
-// Denied is PostgreSQL's code for a right that is missing.
+// Denied is PostgreSQL's error code for a missing right.
 const Denied = "42501"
 
-// Names are those of the roles that are given rights, without the prefix.
+// Names are the names, without the prefix, of the roles that get rights.
 func Names() []string { return []string{"entry", "relay", "consumer", "operator", "reader"} }
 
-// Roles are those of one schema, on a server of the test's own.
+// Roles are the roles of one schema, on a private server.
 type Roles struct {
 	Server *pgservertest.Server
 	Admin  *pgxpool.Pool // the superuser's
@@ -32,7 +32,7 @@ type Roles struct {
 	Prefix string
 }
 
-// New migrates schema, where that has not been done, and makes its roles.
+// New migrates schema, unless that is done, and makes its roles.
 func New(t testing.TB, server *pgservertest.Server, admin *pgxpool.Pool, schema string) *Roles {
 	t.Helper()
 	r := &Roles{Server: server, Admin: admin, Schema: schema, Prefix: pgtest.Name()}
@@ -43,7 +43,7 @@ func New(t testing.TB, server *pgservertest.Server, admin *pgxpool.Pool, schema 
 	return r
 }
 
-// SQL is what makes the roles.
+// SQL returns the SQL that makes the roles.
 func (r *Roles) SQL(t testing.TB) string {
 	t.Helper()
 	var sql strings.Builder
@@ -74,7 +74,8 @@ func (r *Roles) Member(t testing.TB, name string) string {
 	return login
 }
 
-// Pool is the pool of a new member of a role. Whatever the server denies it, denied is told.
+// Pool returns the pool of a new member of a role. It calls denied for each right that the server denies the
+// member.
 func (r *Roles) Pool(t testing.TB, name string, denied func(error)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(r.Server.URLOf(r.Member(t, name)))
@@ -101,11 +102,11 @@ func (r *Roles) Pool(t testing.TB, name string, denied func(error)) *pgxpool.Poo
 // schema.
 type Grant struct{ Privilege, On string }
 
-// String is what stands behind GRANT or REVOKE, up to the role.
+// String returns the part of a GRANT or REVOKE between that word and the role.
 func (g Grant) String() string { return g.Privilege + " ON " + g.On }
 
-// sqlListGrants lists what has been granted to the role $2 on the schema $1 and in it, each
-// column on its own, as GRANT and REVOKE want it.
+// sqlListGrants lists the grants of the role $2 on the schema $1 and on objects in it, each column
+// separately, in the form of GRANT and REVOKE.
 const sqlListGrants = `
 WITH relation AS (SELECT *, format('%s{schema}.%I', CASE relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END, relname) AS name
 	FROM pg_class WHERE relnamespace = $1::text::regnamespace)
@@ -116,7 +117,7 @@ UNION ALL
 SELECT format('%s (%I)', a.privilege_type, attname), name FROM relation JOIN pg_attribute ON attrelid = relation.oid, aclexplode(attacl) a WHERE a.grantee = $2::text::regrole
 ORDER BY 2, 1`
 
-// Grants lists what a role has been granted: what the server knows, not what was printed.
+// Grants lists the grants of a role, as the server has them.
 func (r *Roles) Grants(t testing.TB, name string) []Grant {
 	t.Helper()
 	rows, _ := r.Admin.Query(t.Context(), sqlListGrants, r.Schema, r.Role(name))

@@ -1,13 +1,13 @@
-// Package sagastorm holds the tests of what package saga promises that need
-// processes to die: on a real broker and a real database, with orchestrators and
-// participants that are killed, stopped, cut off and restarted. It has no code.
+// Package sagastorm tests the promises of package saga that need processes to die, on a real broker and a
+// real database. Its orchestrators and participants are killed, stopped, cut off and restarted. It has no
+// code.
 //
-// What must hold, whatever strikes:
+// After every fault these must hold:
 //
 //   - every instance ends, or is stuck with a reason, and only where the storm has
 //     given a step an outcome that leads there;
-//   - a step that the machine takes for done was done once and is not undone; of one
-//     that it takes for undone, rejected or skipped nothing is left;
+//   - a step that the machine takes for done was done once and is not undone; a step
+//     that it takes for undone, rejected or skipped has left no effect;
 //   - no step is done or undone twice, undone without having been done, or done
 //     after it was undone;
 //   - steps are done in the order of the plan and undone in the reverse;
@@ -18,6 +18,6 @@
 //
 //	go test -race -tags=failpoints -count=1 -timeout=30m -v ./internal/suites/sagastorm -storm.rounds=50
 //
-// The seed that is printed fixes what strikes and what steps come to, not how it
-// interleaves: -storm.seed=N repeats it.
+// -storm.seed=N repeats a run. The seed, which each run prints, fixes the faults and the outcomes of steps,
+// but not how they interleave.
 package sagastorm

@@ -1,5 +1,5 @@
-// Package tutorialtest reads docs/tutorial.md as a program: files to write, commands to
-// run and what they print. Its test runs it.
+// Package tutorialtest reads docs/tutorial.md as a program: files to write, commands to run and their output.
+// Its test runs it.
 package tutorialtest
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// An Action is what a block of the page is for.
+// An Action is the purpose of a block of the page.
 type Action string
 
 // The actions.
@@ -31,8 +31,8 @@ type Block struct {
 
 var fence = regexp.MustCompile("^```(\\w*)(?: (\\w+)(?:=(\\S+))?)?$")
 
-// Blocks returns what page has to be done, in its order. A block that says nothing of
-// what it is, without a language, is for the reader only.
+// Blocks returns the blocks of page with an action, in order. A block without a language is for the reader
+// only.
 func Blocks(page string) (all []Block, err error) {
 	var open *Block
 	for i, line := range strings.Split(page, "\n") {

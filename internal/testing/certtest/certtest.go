@@ -1,4 +1,4 @@
-// Package certtest gives tests a certificate authority of their own.
+// Package certtest gives each test a private certificate authority.
 package certtest
 
 import (
@@ -24,7 +24,7 @@ type Authority struct {
 	key         *ecdsa.PrivateKey
 }
 
-// NewAuthority returns one whom nobody trusts yet.
+// NewAuthority returns a new authority, which no program trusts yet.
 func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
 	a := &Authority{}
@@ -59,20 +59,20 @@ func (a *Authority) sign(t testing.TB, template *x509.Certificate) (*x509.Certif
 	return certificate, key
 }
 
-// PEM returns the authority's own certificate.
+// PEM returns the authority's certificate.
 func (a *Authority) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.certificate.Raw})
 }
 
-// Pool has the authority alone.
+// Pool returns a pool with the authority alone.
 func (a *Authority) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.certificate)
 	return pool
 }
 
-// Issue returns a certificate and its key in PEM, for clients, and for servers of the
-// name localhost. It ends in so long: before now, if life is negative.
+// Issue returns a certificate and its key in PEM, for clients, and for servers of the name localhost. The
+// certificate expires after life; if life is negative, it has expired.
 func (a *Authority) Issue(t testing.TB, life time.Duration) (certificate, key []byte) {
 	t.Helper()
 	return a.IssueTo(t, "", life)
@@ -109,7 +109,7 @@ func (a *Authority) PairTo(t testing.TB, name string, life time.Duration) tls.Ce
 	return pair
 }
 
-// Files are those of a client, which lives as long as the test.
+// Files are the files of a client. They are removed when the test ends.
 type Files struct{ Authority, Certificate, Key string }
 
 // Files writes the authority's certificate, and one of [Authority.Issue] with its key.
@@ -132,8 +132,8 @@ func (a *Authority) FilesTo(t testing.TB, name string, life time.Duration) Files
 	return f
 }
 
-// OldServer listens, and shakes hands in TLS 1.1 at most, after hello, if that is not
-// nil. It returns the port.
+// OldServer listens, speaks TLS 1.1 at most, and calls hello before each handshake, if hello is not nil. It
+// returns the port.
 func OldServer(t testing.TB, a *Authority, hello func(net.Conn) error) string {
 	t.Helper()
 	settings := &tls.Config{Certificates: []tls.Certificate{a.Pair(t, time.Hour)}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}
@@ -151,7 +151,7 @@ func OldServer(t testing.TB, a *Authority, hello func(net.Conn) error) string {
 			serving.Go(func() {
 				defer conn.Close()
 				if hello == nil || hello(conn) == nil {
-					_ = tls.Server(conn, settings).Handshake() // it is the client who is looked at
+					_ = tls.Server(conn, settings).Handshake() // the test looks at the client's error
 				}
 			})
 		}

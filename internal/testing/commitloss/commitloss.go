@@ -1,6 +1,5 @@
-// Package commitloss is a proxy in front of PostgreSQL that loses a COMMIT or the
-// answer to one: the two ways in which a client is left not knowing the outcome of
-// its transaction.
+// Package commitloss is a proxy in front of PostgreSQL that loses a COMMIT or its reply: the two ways in
+// which a client does not learn the outcome of its transaction.
 package commitloss
 
 import (
@@ -14,34 +13,34 @@ import (
 	"sync/atomic"
 )
 
-// A Loss is what becomes of the next COMMIT.
+// A Loss is the fault that strikes the next COMMIT.
 type Loss int32
 
 // The losses. The connection is cut in each but Nothing.
 const (
 	Nothing Loss = iota
 	Reply        // the server commits, its answer is lost
-	Commit       // the server never hears of it, and has rolled back when the client notices
-	All          // as Reply, and no connection is accepted any more
+	Commit       // the server does not get it, and has rolled back when the client notices
+	All          // like Reply, and the proxy accepts no more connections
 )
 
-// commitMessages are what pgx asks for a commit with: the simple query that a
-// transaction sends; in a batch the part of a Bind message that names the prepared
-// statement, or the Parse message of a statement without a name.
+// commitMessages are the messages by which pgx commits: the simple query of a transaction, or in a batch a
+// part of a Bind message with the name of the prepared statement, or the Parse message of an unnamed
+// statement.
 var commitMessages = [][]byte{
 	[]byte("Q\x00\x00\x00\x0bcommit\x00"),
 	fmt.Appendf(nil, "\x00stmtcache_%x\x00", firstBytes(sha256.Sum256([]byte("commit")))),
 	[]byte("P\x00\x00\x00\x0e\x00commit\x00\x00\x00"),
 }
 
-// committed is the server's answer to a COMMIT that took effect, and readyForQuery
-// the beginning of what ends its answer to a request.
+// committed is the server's reply to a COMMIT that took effect. readyForQuery is the start of the message
+// that ends a reply.
 var (
 	committed     = []byte("C\x00\x00\x00\x0bCOMMIT\x00")
 	readyForQuery = []byte("Z\x00\x00\x00\x05")
 )
 
-// firstBytes are as many of a digest as pgx names a statement by.
+// firstBytes is how many bytes of a digest the name of a statement of pgx has.
 func firstBytes(sum [sha256.Size]byte) []byte { return sum[:24] }
 
 func asksForCommit(sent []byte) bool {
@@ -58,8 +57,8 @@ type Proxy struct {
 	commits, replies, conns atomic.Int64
 }
 
-// Listen returns a Proxy that listens on address and leads to server, both as
-// host:port. A server that is away is a closed connection for the client.
+// Listen returns a Proxy that listens on address and leads to server, both as host:port. If the server is
+// away, the client sees a closed connection.
 func Listen(address, server string) (*Proxy, error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -70,24 +69,23 @@ func Listen(address, server string) (*Proxy, error) {
 	return p, nil
 }
 
-// Addr returns where the Proxy listens.
+// Addr returns the address of the Proxy.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Lose decides what becomes of each COMMIT from now on.
+// Lose sets the fault of each COMMIT from now on.
 func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
 
-// Commits returns how many COMMITs the server has never heard of, and Replies how
-// many it has said to have carried out to nobody.
+// Commits returns the number of lost COMMITs, and Replies the number of lost replies to a COMMIT that took
+// effect.
 func (p *Proxy) Commits() int { return int(p.commits.Load()) }
 
-// Replies is described at Commits.
+// Replies: see [Proxy.Commits].
 func (p *Proxy) Replies() int { return int(p.replies.Load()) }
 
-// Conns returns how many connections lead through the Proxy now.
+// Conns returns the number of open connections through the Proxy.
 func (p *Proxy) Conns() int { return int(p.conns.Load()) }
 
-// Close accepts no more connections, and returns when those that there are have
-// ended at either side.
+// Close accepts no more connections, and returns when all open ones have ended at either side.
 func (p *Proxy) Close() error {
 	err := p.listener.Close()
 	p.wg.Wait()
@@ -115,7 +113,7 @@ func (p *Proxy) accept() {
 	}
 }
 
-// forward passes on what the client says, up to a COMMIT that is to be lost.
+// forward forwards the client's messages, up to a COMMIT that must be lost.
 func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
 	defer server.Close()
 	buf := make([]byte, 64<<10)
@@ -130,7 +128,7 @@ func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
 			if loss == All {
 				_ = p.listener.Close()
 			}
-			if loss == Commit { // answer closes client once the server has rolled back and hung up
+			if loss == Commit { // answer closes client after the server has rolled back and hung up
 				p.commits.Add(1)
 				_ = server.(*net.TCPConn).CloseWrite()
 				_, _ = io.Copy(io.Discard, client)
@@ -143,8 +141,8 @@ func (p *Proxy) forward(client, server net.Conn, cut *atomic.Bool) {
 	}
 }
 
-// answer passes on what the server says. Once cut, its answer to the request that
-// holds the COMMIT is lost and the connection closed.
+// answer forwards the server's messages. After cut it drops the reply to the request with the COMMIT, and
+// closes the connection.
 func (p *Proxy) answer(client, server net.Conn, cut *atomic.Bool) {
 	defer client.Close()
 	buf := make([]byte, 64<<10)
@@ -161,7 +159,7 @@ func (p *Proxy) answer(client, server net.Conn, cut *atomic.Bool) {
 			p.replies.Add(1)
 			return
 		case bytes.Contains(buf[:n], readyForQuery):
-			return // it was refused
+			return // the server refused the COMMIT
 		}
 	}
 }

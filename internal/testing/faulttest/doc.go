@@ -1,12 +1,11 @@
-// Package faulttest strikes a process of its own at each named point
-// (internal/failpoint), in each of the ways there are, and waits until it has been
-// struck. What others do meanwhile, and what must be true afterwards, is the test's
-// to say.
+// Package faulttest strikes a separate process at each named point (internal/failpoint), with each action,
+// and waits until the fault has struck. The test says what other processes do meanwhile, and what must be
+// true afterwards.
 //
-// A test names components, not points, so that a new point is struck too, and fails
-// the test until the test knows what leads there. A process that does not come to its
-// point fails the test: a fault that did not strike has shown nothing.
+// A test names components, not points, so that new points are struck too. A new point fails the test until
+// the test knows what leads there. A process that does not reach its point fails the test, because a fault
+// that did not strike has shown nothing.
 //
-// The process is the test binary itself, whose TestMain does the work when the
-// environment says so. It ends with the test at the latest.
+// The process is the test binary itself. An environment variable makes its TestMain do the work. It ends with
+// the test at the latest.
 package faulttest

@@ -10,11 +10,11 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 )
 
-// A Fault is what happens to a process.
+// A Fault is an action at a point of a process.
 type Fault struct {
 	failpoint.Point
 	Action string        // one of [failpoint.Actions]
-	Hit    int           // which time the process comes to the point; default: the first
+	Hit    int           // the hit of the point that triggers; default: the first
 	Delay  time.Duration // of the action delay; default: [failpoint.DefaultDelay]
 }
 
@@ -58,8 +58,7 @@ func (f Fault) spec() string {
 // line is what the process leaves in its log when f strikes.
 func (f Fault) line() string { return f.Name + "=" + f.Action }
 
-// Unreached fails the test where a point of components is none of known: there is
-// no way to it yet.
+// Unreached fails the test if a point of components is missing in known: the test has no way to reach it yet.
 func Unreached[V any](t *testing.T, known map[string]V, components ...string) {
 	t.Helper()
 	for _, p := range failpoint.Points(components...) {
@@ -69,10 +68,10 @@ func Unreached[V any](t *testing.T, known map[string]V, components ...string) {
 	}
 }
 
-// A Stock lends what is costly to make to one test at a time.
+// A Stock lends expensive fixtures to one test at a time.
 type Stock[T any] chan T
 
-// NewStock returns n of what build makes, which live as long as build says.
+// NewStock returns n fixtures made by build, which decides how long they live.
 func NewStock[T any](n int, build func() T) Stock[T] {
 	s := make(Stock[T], n)
 	for range n {
@@ -81,18 +80,18 @@ func NewStock[T any](n int, build func() T) Stock[T] {
 	return s
 }
 
-// Borrow takes one until t ends, and waits for one to be there.
+// Borrow lends a fixture until t ends. It waits until one is free.
 func (s Stock[T]) Borrow(t testing.TB) T {
 	one := <-s
 	t.Cleanup(func() { s <- one })
 	return one
 }
 
-// patience is how long a test waits for what must happen.
+// patience is how long a test waits for an event that must happen.
 const patience = 30 * time.Second
 
-// Await polls until done, and fails the test if that takes for ever. more, which may
-// be nil, says what there is to see then.
+// Await polls until done, and fails the test if that takes longer than patience. more, which may be nil,
+// describes the state at the failure.
 func Await(t testing.TB, what string, done func() bool, more func() string) {
 	t.Helper()
 	limit, tick := time.NewTimer(patience), time.NewTicker(10*time.Millisecond)

@@ -21,9 +21,9 @@ const (
 	sqlEndIdle     = `SELECT pg_terminate_backend(a.pid)::text` + sqlHolders + ` AND a.state LIKE 'idle in transaction%' AND ($2 = '' OR a.application_name = $2)`
 )
 
-// EndIdle ends the sessions that hold a lock in schema and do nothing, as the server
-// does with those of a process that hangs for long: those of an application, or, if
-// that is "", of any. They are gone when EndIdle returns.
+// EndIdle ends the idle sessions that hold a lock in schema, as the server does when a process hangs for
+// long. It ends those of an application, or of every one if application is "". They have ended when EndIdle
+// returns.
 func EndIdle(t testing.TB, db *pgxpool.Pool, schema, application string) {
 	t.Helper()
 	Await(t, "idle sessions have ended", func() bool { return len(texts(t, db, sqlEndIdle, schema, application)) == 0 }, nil)
@@ -49,7 +49,7 @@ func texts(t testing.TB, db *pgxpool.Pool, query string, args ...any) []string {
 	return all
 }
 
-// Named returns databaseURL with sessions that pg_stat_activity can tell from others.
+// Named returns databaseURL with an application name, by which pg_stat_activity shows the sessions.
 func Named(databaseURL, name string) string {
 	u, err := url.Parse(databaseURL)
 	if err != nil || u.Scheme == "" {

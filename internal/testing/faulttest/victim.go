@@ -23,8 +23,7 @@ type Victim struct {
 	dir   string
 }
 
-// Start runs this test binary with env, armed with f. The zero Fault arms it with
-// nothing.
+// Start runs this test binary with env, armed with f. With the zero Fault it is not armed.
 func Start(t testing.TB, f Fault, env ...string) *Victim {
 	t.Helper()
 	v := &Victim{t: t, fault: f, dir: t.TempDir()}
@@ -47,12 +46,12 @@ func Start(t testing.TB, f Fault, env ...string) *Victim {
 	return v
 }
 
-// Struck waits until the fault has struck: the process is dead then, or stopped, or
-// goes on after its error or its delay.
+// Struck waits until the fault has struck. Then the process is dead or stopped, or continues after its error
+// or its delay.
 func (v *Victim) Struck() {
 	v.t.Helper()
 	Await(v.t, fmt.Sprintf("%s strikes", v.fault), func() bool {
-		ended := v.Dead() // in this order: it may end between the two
+		ended := v.Dead() // before the log is read: it may end between the two
 		if v.struck() {
 			return true
 		}
@@ -83,7 +82,7 @@ func (v *Victim) Killed() {
 	}
 }
 
-// Ended waits until the process has ended by itself, and returns its exit code.
+// Ended waits until the process exits, and returns its exit code.
 func (v *Victim) Ended() int {
 	v.t.Helper()
 	code := v.Wait(patience)
@@ -93,8 +92,8 @@ func (v *Victim) Ended() int {
 	return code
 }
 
-// Retire has the process end as a deployment does, with what it has in hand, and
-// fails the test if it does not.
+// Retire makes the process finish its work and end, as a deployment does. It fails the test if the process
+// does not.
 func (v *Victim) Retire() {
 	v.t.Helper()
 	v.Terminate()
@@ -103,7 +102,7 @@ func (v *Victim) Retire() {
 	}
 }
 
-// Said returns the end of what the process has written.
+// Said returns the end of the process's output.
 func (v *Victim) Said() string {
 	text, err := os.ReadFile(filepath.Join(v.dir, "out"))
 	if err != nil {

@@ -1,8 +1,7 @@
-// Package guardtest checks what is left when a function that the user has given panics, or
-// ends its goroutine.
+// Package guardtest checks the state after a function of the user panics, or ends its goroutine.
 //
-// The functions come from the options themselves: one that a package's test has no row
-// for fails it.
+// It finds the functions in the options themselves. A function without a row in a package's test fails that
+// test.
 package guardtest
 
 import (
@@ -21,13 +20,13 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 )
 
-// Value is that of the panics.
+// Value is the value of the panics.
 const Value = "a panic of the user's"
 
-// Goexit is how a function ended that has ended its goroutine.
+// Goexit is the result of a function that ended its goroutine.
 const Goexit = "Goexit"
 
-// Ways are how a function of the user's goes wrong.
+// Ways are the ways in which a function of the user fails.
 var Ways = map[string]func(){
 	"panic":  func() { panic(Value) },
 	"goexit": runtime.Goexit,
@@ -52,7 +51,7 @@ func End(do func()) any {
 	return <-ended
 }
 
-// Want is what [End] returns of a caller that the function's end reaches unchanged.
+// Want returns the [End] of a caller that the function's panic or exit reaches unchanged.
 func Want(way string) any {
 	if way == "goexit" {
 		return Goexit
@@ -66,7 +65,7 @@ func Want(way string) any {
 func Functions(structs ...any) (names []string) {
 	for _, s := range structs {
 		t := reflect.TypeOf(s)
-		name, _, _ := strings.Cut(t.Name(), "[") // of a generic type
+		name, _, _ := strings.Cut(t.Name(), "[") // without the type parameters
 		names = append(names, functionsOf(t, name)...)
 	}
 	return names
@@ -106,7 +105,7 @@ func Covered[R any](t *testing.T, rows map[string]R, structs ...any) {
 	}
 }
 
-// Log is a logger whose handler goes wrong in the given way.
+// Log returns a logger whose handler fails in the given way.
 func Log(blow func()) *slog.Logger { return slog.New(handler{blow}) }
 
 type handler struct{ blow func() }
@@ -120,16 +119,16 @@ func (h handler) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// Idle fails the test unless the connections of pool all come back, which none does that
-// holds a transaction or a lock.
+// Idle fails the test unless all connections of pool are returned. A connection that holds a transaction or a
+// lock is not returned.
 func Idle(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	state := func() string { return fmt.Sprintf("%d connections are in use", pool.Stat().AcquiredConns()) }
 	faulttest.Await(t, "no connection is in use", func() bool { return pool.Stat().AcquiredConns() == 0 }, state)
 }
 
-// Goroutines returns a function that fails the test if goroutines are left that were not there
-// when Goroutines was called. No other test may run meanwhile.
+// Goroutines returns a function that fails the test if goroutines have been added since the call of
+// Goroutines. No other test may run meanwhile.
 func Goroutines(t testing.TB) (verify func()) {
 	before := goleak.IgnoreCurrent()
 	return func() {

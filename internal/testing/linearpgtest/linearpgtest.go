@@ -1,5 +1,5 @@
-// Package linearpgtest is what the proofs of the stores with records in Postgres
-// share: the business table, an instance's main, and the verdict.
+// Package linearpgtest has the common parts of the proofs of the stores with records in Postgres: the
+// business table, the main function of an instance, and the verdict.
 package linearpgtest
 
 import (
@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// instanceConns is an instance's pool: a test has several instances.
+	// instanceConns is the size of an instance's pool: a test has several instances.
 	instanceConns = 8
 
 	// longFor makes each storm run for longer, as in 10m.
@@ -35,7 +35,7 @@ type Instance struct {
 	Open    func(*pgxpool.Pool) (idemkey.Store, error)
 	Tx      func(context.Context) pgx.Tx // the handler's
 	Options idemkey.Options
-	Point   func() // a place to die in, behind the business row
+	Point   func() // a failpoint behind the business row
 }
 
 // Serve is the instance's main.
@@ -90,8 +90,8 @@ func Command(env ...string) func(fault string) *exec.Cmd {
 	}
 }
 
-// Prove runs the storm c, with faults where they are compiled in, and fails t if
-// a history or a row is not explained, or if something has not occurred.
+// Prove runs the storm c, with faults if they are compiled in. It fails t if it cannot explain a history or a
+// row, or if an event that must occur did not.
 func (r *Run) Prove(t *testing.T, c lineartest.Config, faults []string) {
 	t.Helper()
 	if failpoint.Enabled {
@@ -122,7 +122,7 @@ func (r *Run) Prove(t *testing.T, c lineartest.Config, faults []string) {
 	}
 }
 
-// Audit waits for the transactions of the dead and compares the tables with the history.
+// Audit waits for the transactions of dead instances, and compares the tables with the history.
 func (r *Run) Audit(t testing.TB, history []lineartest.Op) error {
 	t.Helper()
 	var (

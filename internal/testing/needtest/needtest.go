@@ -1,5 +1,5 @@
-// Package needtest ends tests whose machine lacks something, and keeps that from passing
-// without a word: `go test` tells of a skipped test to those alone who ask for every line.
+// Package needtest ends tests whose machine lacks something, and reports them: `go test` shows a skipped test
+// only with -v.
 package needtest
 
 import (
@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// requireVariable holds names, separated by commas: a test that lacks one of them fails.
+	// requireVariable holds names, separated by commas: a test that lacks one of them fails instead of being
+	// skipped.
 	requireVariable = "SAGAMILL_REQUIRE"
 
 	// reportVariable names a file that gets a line for each test that did not run.
@@ -20,11 +21,11 @@ const (
 	reportVariable = "SAGAMILL_NOT_TESTED"
 )
 
-// names are all that SAGAMILL_REQUIRE may hold.
+// names are the names that SAGAMILL_REQUIRE may hold.
 var names = []string{"postgres", "postgres-client", "rabbitmq", "redis", "nats", "pgbouncer", "node"}
 
-// Missing ends t, which needs what is called name and is not there, as format and args say: the
-// test fails if SAGAMILL_REQUIRE asks for it, and is skipped otherwise.
+// Missing ends t, because the machine lacks the thing called name; format and args give the details. The test
+// fails if SAGAMILL_REQUIRE names it, and is skipped otherwise.
 func Missing(t testing.TB, name, format string, args ...any) {
 	t.Helper()
 	reason := oneLine(fmt.Sprintf(format, args...))
@@ -40,7 +41,7 @@ func Missing(t testing.TB, name, format string, args ...any) {
 	leave(t, "NOT TESTED", reason)
 }
 
-// LeaveOut skips t, which has nothing to say about how the suite runs this time, for reason.
+// LeaveOut skips t for reason, because t does not apply to this run of the suite.
 func LeaveOut(t testing.TB, reason string) {
 	t.Helper()
 	leave(t, "LEFT OUT", reason)
@@ -70,8 +71,8 @@ func leave(t testing.TB, what, reason string) {
 	t.Skipf("%s: %s", what, reason)
 }
 
-// report appends one line to path. The tests of several packages write to it at once, which a
-// short write at the end of a file bears.
+// report appends one line to path. The tests of several packages write to it at once: a short write at the
+// end of a file is atomic.
 func report(path, line string) error {
 	if path == "" {
 		return nil
@@ -84,5 +85,5 @@ func report(path, line string) error {
 	return errors.Join(err, f.Close())
 }
 
-// oneLine returns text without the line breaks of what programs print.
+// oneLine returns text without line breaks.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -1,5 +1,5 @@
-// Package permissiontest gives tests a broker on which each service of a topology is a user
-// of its own, and tries what such users must not be able to do.
+// Package permissiontest gives tests a broker on which each service of a topology has its user. It tries the
+// operations that such users must not be able to do.
 package permissiontest
 
 import (
@@ -17,20 +17,20 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// Password is that of every user.
+// Password is the password of every user.
 const Password = "hunter2"
 
 // MaxMessage is the max_message_size of a [Broker], in bytes.
 const MaxMessage = 64 << 10
 
-// A Broker is a private one with the users of a topology.
+// A Broker is a private broker with the users of a topology.
 type Broker struct {
 	*rabbittest.Node
 	topology rabbitmq.Topology
 }
 
-// New starts a broker on which there are users for the services of a topology, and what they
-// publish and listen to, declared by a user who may nothing else.
+// New starts a broker with a user for each service of a topology. A further user, who may do nothing else,
+// declares the exchanges and queues of the services.
 func New(t *testing.T, of rabbitmq.Topology) *Broker {
 	t.Helper()
 	b := &Broker{rabbittest.StartNodeWith(t, &rabbitnode.Options{Config: fmt.Sprintf("max_message_size = %d", MaxMessage)}), of}
@@ -57,7 +57,7 @@ func New(t *testing.T, of rabbitmq.Topology) *Broker {
 	return b
 }
 
-// URLOf is the broker's for the user of a service.
+// URLOf returns the URL of the broker for the user of a service.
 func (b *Broker) URLOf(service string) string { return b.urlAs(b.topology.Prefix + service) }
 
 func (b *Broker) urlAs(user string) string {
@@ -82,8 +82,8 @@ func (b *Broker) Purge(t *testing.T) {
 	}
 }
 
-// Watch has a copy made of every message from now on. The function that it returns compares who
-// has sent them, by the user that the broker vouches for, with who publishes what.
+// Watch copies every message from now on. The function that it returns compares the sender of each, as the
+// broker has recorded it, with the services that may publish the message.
 func (b *Broker) Watch(t *testing.T) (checkSenders func()) {
 	t.Helper()
 	ch := rabbittest.Channel(t, b.URL())

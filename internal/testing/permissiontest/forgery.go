@@ -15,7 +15,7 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// An Intruder is a user of the broker who tries what is not his.
+// An Intruder is a user of the broker that tries operations outside of its permissions.
 type Intruder struct {
 	t    *testing.T
 	conn *amqp091.Connection
@@ -38,8 +38,8 @@ func (b *Broker) intrude(t *testing.T, user string) *Intruder {
 	return &Intruder{t, conn, user}
 }
 
-// Try expects want of act: 0 is success, all else the code of the exception with which
-// the broker closes the channel.
+// Try expects act to succeed, if want is 0, or else to end with an exception of code want, by which the
+// broker closes the channel.
 func (i *Intruder) Try(want int, what string, act func(*amqp091.Channel) error) {
 	i.t.Helper()
 	ch, err := i.conn.Channel()
@@ -60,8 +60,8 @@ func (i *Intruder) Try(want int, what string, act func(*amqp091.Channel) error) 
 	}
 }
 
-// Publish returns how the broker answers for a message. An exception comes instead of
-// a confirm.
+// Publish returns a function that publishes a message, and returns nil if the broker confirms it. If the
+// broker answers with an exception, that is the error.
 func Publish(exchange, key string, msg amqp091.Publishing) func(*amqp091.Channel) error {
 	return func(ch *amqp091.Channel) error {
 		closes := ch.NotifyClose(make(chan *amqp091.Error, 1))
@@ -100,8 +100,8 @@ func purge(queue string) func(*amqp091.Channel) error {
 	return func(ch *amqp091.Channel) error { _, err := ch.QueuePurge(queue, false); return err }
 }
 
-// CheckForgery tries, as each service, everything with everything of every service: what is
-// the service's own works, and all else is refused. Messages are left in the queues.
+// CheckForgery tries, as each service, every operation on the resources of every service. Operations on its
+// resources must succeed, all others must be refused. Messages are left in the queues.
 func (b *Broker) CheckForgery(t *testing.T) {
 	t.Run("as a service", func(t *testing.T) {
 		for _, s := range b.topology.Services {
@@ -117,7 +117,7 @@ func (b *Broker) CheckForgery(t *testing.T) {
 	})
 }
 
-// codeOf is the broker's answer to what only its owner may do.
+// codeOf returns the answer that the broker must give to an operation that only the owner may do.
 func codeOf(mine bool) int {
 	if mine {
 		return 0
@@ -153,7 +153,7 @@ func (b *Broker) tryQueues(i *Intruder, self rabbitmq.Service) {
 	}
 }
 
-// topics are those of which there is an exchange.
+// topics are the topics with an exchange.
 func (b *Broker) topics() (all []string) {
 	for _, s := range b.topology.Services {
 		all = append(all, s.Listens...)
@@ -205,8 +205,8 @@ func (b *Broker) tryElsewhere(i *Intruder, self rabbitmq.Service) {
 	}
 }
 
-// tryLibrary has a Publisher and a Subscriber say of what a service may not do that it is
-// refused: here the first service, which tries what is the last one's.
+// tryLibrary checks that a Publisher and a Subscriber report refused operations. The first service tries
+// operations on the resources of the last one.
 func (b *Broker) tryLibrary(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	prefix := b.topology.Prefix
@@ -275,7 +275,7 @@ func (b *Broker) CheckLimits(t *testing.T, service rabbitmq.Service) {
 	}
 }
 
-// CheckDeletion has the topology deleted, which the user of the deployment may and no service.
+// CheckDeletion deletes the topology. The user of the deployment may do that, and no service.
 func (b *Broker) CheckDeletion(t *testing.T) {
 	t.Helper()
 	force := &rabbitmq.DeleteOptions{Force: true}

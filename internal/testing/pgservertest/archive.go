@@ -28,7 +28,7 @@ func NewArchiving(t testing.TB, config ...string) *Server {
 	return s
 }
 
-// Backup takes a base backup, which replaces the one before.
+// Backup takes a base backup, which replaces the previous one.
 func (s *Server) Backup(t testing.TB) {
 	t.Helper()
 	if err := os.RemoveAll(s.pathOf("base")); err != nil {
@@ -63,9 +63,8 @@ func (s *Server) Mark(t testing.TB, name string) {
 	}
 }
 
-// Restore destroys the server's data and sets it back to the restore point called
-// name, from the base backup and the archive. It returns when the server takes
-// connections, on a timeline of its own.
+// Restore destroys the server's data and recovers it to the restore point called name, from the base backup
+// and the archive. It returns when the server takes connections, on a new timeline.
 func (s *Server) Restore(t testing.TB, name string) {
 	t.Helper()
 	s.Crash()

@@ -16,8 +16,8 @@ type frozen struct {
 	thaws func() // continues them
 }
 
-// Freeze stops all processes of the server with their connections open, as a machine that
-// hangs does, until [Server.Thaw], [Server.Kill] or [Server.Crash].
+// Freeze stops all processes of the server and leaves their connections open, like a machine that hangs,
+// until [Server.Thaw], [Server.Kill] or [Server.Crash].
 func (s *Server) Freeze(t testing.TB) {
 	t.Helper()
 	stopProcesses(t, s.process.Pid) // first: it starts the others
@@ -31,7 +31,7 @@ func (s *Server) Freeze(t testing.TB) {
 	stopProcesses(t, pids...)
 }
 
-// Thaw lets the server go on where it was frozen.
+// Thaw continues a frozen server.
 func (s *Server) Thaw() {
 	if s.frozen != nil {
 		s.frozen.thaws()
@@ -39,8 +39,8 @@ func (s *Server) Thaw() {
 	}
 }
 
-// Kill ends the server as the loss of its machine does: none of its processes writes or
-// says anything more. It returns when they have ended.
+// Kill ends the server like the loss of its machine: none of its processes writes or sends anything more. It
+// returns when they have ended.
 func (s *Server) Kill(t testing.TB) {
 	t.Helper()
 	if s.frozen == nil {
@@ -72,7 +72,7 @@ type process struct {
 	state       byte
 }
 
-// processes lists those of the machine.
+// processes lists the processes of the machine.
 func processes(t testing.TB) (all []process) {
 	t.Helper()
 	list, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,state=").Output()
@@ -91,12 +91,12 @@ func processes(t testing.TB) (all []process) {
 	return all
 }
 
-// thawProcesses has a process of its own continue those of pids when the returned function is
-// called, or this process dies: a stopped server could not end with it.
+// thawProcesses starts a process that continues those of pids when the returned function is called, or when
+// this process dies: a stopped server could not end with it.
 func thawProcesses(t testing.TB, pids []int) func() {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "cat; kill -CONT "+strings.Trim(fmt.Sprint(pids), "[]")+" 2> /dev/null")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt from the keyboard is not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // keeps an interrupt from the keyboard away from it
 	open, err := cmd.StdinPipe()
 	if err == nil {
 		err = cmd.Start()

@@ -1,5 +1,5 @@
-// Package pgservertest starts PostgreSQL servers of a test's own: it may crash one or set it
-// back, and roles and transaction ids there are nobody else's.
+// Package pgservertest starts private PostgreSQL servers: a test may crash or restore one, and no other test
+// sees its roles and transaction ids.
 package pgservertest
 
 import (
@@ -21,12 +21,11 @@ import (
 	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
-// serverTimeout bounds the start of a server of a test's own.
+// serverTimeout bounds the start of a private server.
 const serverTimeout = 60 * time.Second
 
-// A Server is a PostgreSQL of the test's own, which may be crashed, and set back
-// if it was made by [NewArchiving]. It listens on a socket in its directory: a
-// port could be taken in the meantime.
+// A Server is a private PostgreSQL. A test may crash it, and restore it if [NewArchiving] made it. It listens
+// on a socket in its directory, because a port could be taken in the meantime.
 type Server struct {
 	bin     string // where its programs are
 	dir     string
@@ -85,8 +84,8 @@ func (s *Server) ownFile(t testing.TB, path string) {
 	}
 }
 
-// Program returns the path of one of PostgreSQL's programs: that of the server's version if
-// it was installed with it, else the one on PATH, which must not be older.
+// Program returns the path of one of PostgreSQL's programs: that of the server's version, or else the one on
+// PATH, which must not be older.
 func (s *Server) Program(t testing.TB, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(filepath.Join(s.bin, name)); err == nil {
@@ -127,11 +126,10 @@ func (s *Server) runProgram(t testing.TB, name string, args ...string) {
 	}
 }
 
-// URL is where the superuser logs in: a connection string, not a URL, because of
-// the socket.
+// URL returns the connection of the superuser: a connection string, not a URL, because of the socket.
 func (s *Server) URL() string { return s.URLOf("postgres") }
 
-// URLOf is where a role logs in, without a password.
+// URLOf returns the connection of a role, without a password.
 func (s *Server) URLOf(role string) string {
 	return "host=" + s.dir + " user=" + role + " dbname=postgres"
 }
@@ -146,7 +144,7 @@ func (s *Server) Start(t testing.TB) {
 	server := exec.Command(filepath.Join(s.bin, "postgres"), args...)
 	attr := s.attr
 	server.SysProcAttr, server.Dir = &attr, s.dir
-	devservices.DieWithParent(server.SysProcAttr, syscall.SIGQUIT) // a test that times out cleans nothing up
+	devservices.DieWithParent(server.SysProcAttr, syscall.SIGQUIT) // a test that times out runs no cleanup
 	started, ended := make(chan error, 1), make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // the parent is the thread that forked
@@ -178,8 +176,8 @@ func (s *Server) Start(t testing.TB) {
 	}
 }
 
-// Crash ends the server as a power failure would: nothing is flushed, and the
-// next start recovers. It returns when the process has ended.
+// Crash ends the server like a power failure: nothing is flushed, and the next start recovers. It returns
+// when the process has ended.
 func (s *Server) Crash() {
 	if s.process == nil {
 		return

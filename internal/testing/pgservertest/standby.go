@@ -12,10 +12,10 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// standbyName is what the primary knows a standby by: it is a standby's cluster_name.
+// standbyName is the cluster_name of a standby, by which the primary names it.
 const standbyName = "standby"
 
-// poll is how often a condition is looked at that no event tells of.
+// poll is the pause between two looks at a condition without an event.
 const poll = 10 * time.Millisecond
 
 // sqlCommitWaits says whether a commit waits for a synchronous standby.
@@ -24,8 +24,8 @@ const sqlCommitWaits = `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_e
 // sqlProbe is a transaction that writes, and changes nothing.
 const sqlProbe = `SELECT pg_logical_emit_message(true, 'probe', '')`
 
-// Standby starts a server that follows s, with config on its command line. It can be
-// read, and written to when [Server.Promote] has made it a primary.
+// Standby starts a server that follows s, with config on its command line. It is read-only until
+// [Server.Promote] makes it a primary.
 func (s *Server) Standby(t testing.TB, config ...string) *Server {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pg")
@@ -41,8 +41,8 @@ func (s *Server) Standby(t testing.TB, config ...string) *Server {
 	return standby
 }
 
-// SynchronousStandby starts a [Server.Standby] for which every commit of s waits. Once it
-// is a primary, it waits for none itself.
+// SynchronousStandby starts a [Server.Standby] that every commit of s waits for. As a primary, the standby
+// waits for no other server.
 func (s *Server) SynchronousStandby(t testing.TB) *Server {
 	t.Helper()
 	conn := s.connectTo(t)
@@ -60,8 +60,8 @@ func (s *Server) SynchronousStandby(t testing.TB) *Server {
 	return standby
 }
 
-// probeStandby returns once a commit waits for a standby, since a changed setting does not reach
-// all processes at once. The commit's outcome comes from the channel.
+// probeStandby returns when a commit waits for a standby: a changed setting does not reach all processes at
+// once. The channel gets the result of that commit.
 func (s *Server) probeStandby(t testing.TB) (released <-chan error) {
 	t.Helper()
 	conn := s.connectTo(t)
@@ -115,13 +115,13 @@ func (s *Server) Promote(t testing.TB) {
 	}
 }
 
-// pauseBriefly waits until a condition is worth another look.
+// pauseBriefly waits until the next look at a condition.
 func pauseBriefly(t testing.TB) {
 	_ = backoff.Sleep(t.Context(), poll)
 }
 
-// URLOfAll leads to that one of servers which takes writes, and tries them in this order.
-// Settings are those of a URL of pgx.
+// URLOfAll returns a URL that leads to the one of servers that accepts writes. The client tries them in this
+// order. Settings are settings of a URL of pgx.
 func URLOfAll(servers []*Server, settings ...string) string {
 	var hosts []string
 	for _, s := range servers {

@@ -1,9 +1,8 @@
-// Package pgtest gives each test a Postgres schema of its own in the database
-// that DATABASE_URL names.
+// Package pgtest gives each test a private Postgres schema in the database that DATABASE_URL names.
 //
-// DATABASE_URL may lead through a pooler in transaction mode, as it does in
-// `make test-pooler`. Then DATABASE_DIRECT_URL leads past it: migrations and what
-// else needs a session of its own go there, as docs/operations.md tells users to do.
+// DATABASE_URL may lead through a pooler in transaction mode, as it does in `make test-pooler`. Then
+// DATABASE_DIRECT_URL leads past it. Migrations, and other work that needs a session of the server, use the
+// latter, as docs/operations.md tells users to do.
 package pgtest
 
 import (
@@ -22,26 +21,24 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// cleanupTimeout bounds the removal of a test's schema or database: dropping one waits for a
-// checkpoint of the server, and others are at work on it.
+// cleanupTimeout bounds the removal of a test's schema or database. Dropping one waits for a checkpoint of
+// the server, which other tests load.
 const cleanupTimeout = 2 * time.Minute
 
-// URL returns DATABASE_URL, or where a Postgres usually listens on a
-// developer's machine.
+// URL returns DATABASE_URL, or the usual address of Postgres on a developer's machine.
 func URL() string {
 	return cmp.Or(os.Getenv("DATABASE_URL"), "postgres://postgres@127.0.0.1:5432/test?sslmode=disable")
 }
 
-// Direct returns a URL of the same database whose connections are sessions of the server: past
-// the pooler, if there is one, and [URL] without. It is for what a test does itself: migrations,
-// roles, settings of sessions, prepared statements, a look at the server's processes.
+// Direct returns a URL of the same database whose connections are sessions of the server: past the pooler, or
+// [URL] without one. It is for the work of tests themselves: migrations, roles, settings of sessions,
+// prepared statements, a look at the server's processes.
 func Direct() string { return cmp.Or(os.Getenv("DATABASE_DIRECT_URL"), URL()) }
 
 // Pooled reports whether [URL] leads through a pooler.
 func Pooled() bool { return Direct() != URL() }
 
-// Name returns a name for a schema, a database, a queue or a key prefix that
-// nobody else on the machine uses.
+// Name returns a unique name for a schema, a database, a queue or a key prefix.
 func Name() string { return "t_" + strings.ToLower(rand.Text()[:14]) }
 
 // Pool opens a pool on url, to be closed when the test ends.
@@ -66,16 +63,16 @@ func poolConfig(t testing.TB, url string) *pgxpool.Config {
 	return config
 }
 
-// DirectConfig is that of a pool on [Direct], for a test whose connections have settings of their
-// own: a pooler refuses those.
+// DirectConfig returns the configuration of a pool on [Direct], for a test that changes settings of its
+// connections: a pooler refuses those.
 func DirectConfig(t testing.TB) *pgxpool.Config {
 	t.Helper()
 	return poolConfig(t, Direct())
 }
 
-// ModeConfig is that of a pool whose connections talk in mode. It leads past a pooler if mode
-// looks for prepared statements where an earlier transaction has left them: it does not work
-// behind one, and disturbs others there.
+// ModeConfig returns the configuration of a pool whose connections use the exec mode mode. It leads past a
+// pooler if mode relies on prepared statements of earlier transactions, which does not work behind a pooler
+// and disturbs other clients there.
 func ModeConfig(t testing.TB, mode pgx.QueryExecMode) *pgxpool.Config {
 	t.Helper()
 	config := poolConfig(t, URL())
@@ -99,8 +96,8 @@ func DirectDatabase(t testing.TB) string {
 	return inDatabase(t, Direct(), createDatabase(t))
 }
 
-// DatabaseFor is [Database] for a program that migrates when it starts. It cannot do that through
-// a pooler: behind one, migrate has done it before, past it.
+// DatabaseFor is [Database] for a program that migrates when it starts, which is impossible through a pooler.
+// Behind a pooler, migrate migrates the database first, past it.
 func DatabaseFor(t testing.TB, migrate func(ctx context.Context, url string) error) string {
 	t.Helper()
 	name := createDatabase(t)
@@ -112,7 +109,7 @@ func DatabaseFor(t testing.TB, migrate func(ctx context.Context, url string) err
 	return inDatabase(t, URL(), name)
 }
 
-// createDatabase creates one that is dropped when the test ends, and returns its name.
+// createDatabase creates a database that is dropped when the test ends, and returns its name.
 func createDatabase(t testing.TB) string {
 	t.Helper()
 	name := Name()
@@ -153,7 +150,7 @@ func DropSchema(t testing.TB, schema string) {
 	t.Cleanup(func() { dropSchema(t, schema) })
 }
 
-// dropSchema uses a pool of its own: the test's one may be closed or broken by then.
+// dropSchema opens a new pool, because the test's pool may be closed or broken by then.
 func dropSchema(t testing.TB, schema string) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()

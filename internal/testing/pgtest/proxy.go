@@ -11,23 +11,22 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/commitloss"
 )
 
-// A Loss is what becomes of the next COMMIT.
+// A Loss is the fault that strikes the next COMMIT.
 type Loss = commitloss.Loss
 
 // The losses. The connection is cut in each but LoseNothing.
 const (
 	LoseNothing = commitloss.Nothing
 	LoseReply   = commitloss.Reply  // the server commits, its answer is lost
-	LoseCommit  = commitloss.Commit // the server never hears of it, and has rolled back when the client notices
-	LoseAll     = commitloss.All    // as LoseReply, and no connection is accepted any more
+	LoseCommit  = commitloss.Commit // the server does not get it, and has rolled back when the client notices
+	LoseAll     = commitloss.All    // like LoseReply, and the proxy accepts no more connections
 )
 
 // proxyConns is the size of the pool behind a proxy.
 const proxyConns = 6
 
-// A Proxy stands between a pool and its server, and loses a COMMIT or the
-// answer to one: the two ways in which a client is left not knowing the outcome
-// of its transaction.
+// A Proxy stands between a pool and its server, and loses a COMMIT or its reply: the two ways in which a
+// client does not learn the outcome of its transaction.
 type Proxy = commitloss.Proxy
 
 // NewProxy returns a Proxy and a pool on it. Both end with the test.
@@ -43,7 +42,7 @@ func NewProxy(t testing.TB) (*Proxy, *pgxpool.Pool) {
 	}
 	t.Cleanup(func() { _ = p.Close() }) // an error after LoseAll
 	config.MaxConns = proxyConns
-	config.ConnConfig.TLSConfig, config.ConnConfig.Fallbacks = nil, nil // the proxy has to read what is said
+	config.ConnConfig.TLSConfig, config.ConnConfig.Fallbacks = nil, nil // the proxy reads the messages
 	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", p.Addr())
 	}

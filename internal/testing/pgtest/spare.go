@@ -15,16 +15,16 @@ import (
 	"github.com/sagamill/sagamill/migrations"
 )
 
-// A schema is sixty relations, and to create and drop them costs the server more than most
-// tests do. One that a test leaves as the migrations made it, but for rows, is emptied and given
-// to another test under another name. What is still under way for the first one, such as the
-// session of a process that was killed, no more finds it than one that was dropped.
+// A schema has sixty relations. To create and drop them costs the server more than most tests do. If a test
+// leaves the definition of its schema as the migrations made it, the schema is emptied, renamed and given to
+// another test. Leftovers of the first test, such as the session of a killed process, do not find it under
+// the new name.
 type schema struct {
 	name      string
 	own       []string // statements behind the migrations
 	digest    string   // of its definition
 	tables    []string
-	rows      map[string][]byte // that the migrations made, as COPY writes them
+	rows      map[string][]byte // those of the migrations, as COPY writes them
 	sequences []int64
 	values    []*int64 // that the migrations left them with; nil: never called
 }
@@ -36,12 +36,11 @@ var schemas struct {
 	spare []*schema // dropped when no test uses one
 }
 
-// errAltered reports that a schema is not what the migrations make.
+// errAltered reports a schema that differs from the one that the migrations make.
 var errAltered = errors.New("altered")
 
-// sqlDescribe returns a digest of the definition of the schema $1, but for its name, and its
-// sequences with their last values. A table that was analyzed counts as altered: the plans of
-// statements on it are others.
+// sqlDescribe returns a digest of the definition of the schema $1 without its name, and its sequences with
+// their last values. A table that was analyzed counts as altered, because the plans of its statements change.
 const sqlDescribe = `
 WITH relation AS (SELECT c.* FROM pg_class c WHERE c.relnamespace = $1::regnamespace)
 SELECT md5(string_agg(part, ',' ORDER BY part)),
@@ -62,7 +61,7 @@ FROM (
 const (
 	sqlListTables = `SELECT relname::text FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'r' ORDER BY 1`
 
-	// sqlListWritten leaves out what never had a row since the table was made or truncated.
+	// sqlListWritten leaves out tables without a row since they were made or truncated.
 	sqlListWritten = `
 SELECT relname::text FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'r' AND pg_relation_size(oid) > 0 ORDER BY 1`
 
@@ -71,9 +70,9 @@ SELECT setval(seqrelid::regclass, coalesce(value, seqstart), value IS NOT NULL)
 FROM unnest($1::bigint[], $2::bigint[]) s (sequence, value) JOIN pg_sequence ON seqrelid = sequence`
 )
 
-// Schema gives t a migrated schema, and a pool on its database, until the test ends. It may be
-// one that an earlier test has had: see [NewSchema]. The test's own tables are made by own,
-// statements with {schema} in the place of its name; what it makes later costs the schema.
+// Schema gives t a migrated schema, and a pool on its database, until the test ends. An earlier test may have
+// used the schema: see [NewSchema]. own are statements that make the test's tables, with {schema} in the
+// place of its name. If the test makes other objects later, the schema is dropped afterwards.
 func Schema(t testing.TB, own ...string) (*pgxpool.Pool, string) {
 	t.Helper()
 	s := takeSpare(own)
@@ -87,8 +86,8 @@ func Schema(t testing.TB, own ...string) (*pgxpool.Pool, string) {
 	return Pool(t, URL()), s.name
 }
 
-// NewSchema is [Schema] for a test that looks at plans, at the server's statistics or
-// at sizes: no other test has had the schema.
+// NewSchema is [Schema] for a test that looks at plans, at the server's statistics or at sizes: no other test
+// has used the schema.
 func NewSchema(t testing.TB) (*pgxpool.Pool, string) {
 	t.Helper()
 	s := Name()
@@ -104,7 +103,7 @@ func migrateSchema(t testing.TB, schema string) {
 	}
 }
 
-// takeSpare returns a schema with the same tables that nobody uses, or nil.
+// takeSpare returns a free schema with the same tables, or nil.
 func takeSpare(own []string) *schema {
 	schemas.mu.Lock()
 	defer schemas.mu.Unlock()
@@ -118,7 +117,7 @@ func takeSpare(own []string) *schema {
 	return s
 }
 
-// giveBack ends the use of s by t, and drops what nobody will use.
+// giveBack ends the use of s by t, and drops the schemas that no later test will use.
 func (s *schema) giveBack(t testing.TB) {
 	err := errAltered
 	if !t.Failed() && s.digest != "" {
@@ -142,7 +141,7 @@ func (s *schema) giveBack(t testing.TB) {
 	}
 }
 
-// makeSchema makes the tables of s and notes how they are then.
+// makeSchema makes the tables of s and records their state.
 func (s *schema) makeSchema(t testing.TB) {
 	t.Helper()
 	migrateSchema(t, s.name)
@@ -151,7 +150,7 @@ func (s *schema) makeSchema(t testing.TB) {
 	}
 }
 
-// noteContents makes the test's own tables and notes what there is.
+// noteContents makes the test's tables and records the contents of all tables.
 func (s *schema) noteContents(ctx context.Context, tx pgx.Tx) (err error) {
 	for _, statement := range s.own {
 		if _, err := tx.Exec(ctx, strings.ReplaceAll(statement, "{schema}", s.name)); err != nil {
@@ -176,8 +175,8 @@ func (s *schema) noteContents(ctx context.Context, tx pgx.Tx) (err error) {
 	return tx.QueryRow(ctx, sqlDescribe, s.name).Scan(&s.digest, &s.sequences, &s.values)
 }
 
-// resetSchema gives s the rows that the migrations made, and another name. It waits for transactions
-// that are open on its tables. After an error s can only be dropped.
+// resetSchema restores the rows that the migrations made, and renames s. It waits for open transactions on
+// its tables. After an error s can only be dropped.
 func (s *schema) resetSchema() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
@@ -205,7 +204,7 @@ func (s *schema) resetSchema() error {
 	return err
 }
 
-// emptyTables leaves no more than s notes.
+// emptyTables removes all rows that s has not recorded.
 func (s *schema) emptyTables(ctx context.Context, tx pgx.Tx) error {
 	written, err := s.listNames(ctx, tx, sqlListWritten)
 	if err != nil {
@@ -233,9 +232,9 @@ func (s *schema) qualified(tables []string) string {
 	return s.name + "." + strings.Join(tables, ", "+s.name+".")
 }
 
-// transact does work in a transaction on a connection of its own.
+// transact does work in a transaction on a new connection.
 func transact(ctx context.Context, work func(context.Context, pgx.Tx) error) error {
-	config, err := pgxpool.ParseConfig(Direct()) // which knows the settings of pools that a URL may have
+	config, err := pgxpool.ParseConfig(Direct()) // accepts the pool settings that a URL may have
 	if err != nil {
 		return err
 	}

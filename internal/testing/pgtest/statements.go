@@ -11,16 +11,16 @@ import (
 	"testing"
 )
 
-// recordVariable makes [Record] write.
+// recordVariable makes [Record] write the listing.
 const recordVariable = "RECORD_STATEMENTS"
 
-// statementMark begins a statement in a listing: its name follows.
+// statementMark begins a statement in a listing. The name of the statement follows.
 const statementMark = "---- "
 
 // Record compares the statements of a package with its listing for the newest migration,
-// migrations/testdata/statements/NNN/name.sql: those of earlier migrations stay as they are,
-// and tell what binaries that knew no later one send. Each of queries is a struct as
-// [PrepareAll] takes it, bound to {schema}. `make statements` writes the listing.
+// migrations/testdata/statements/NNN/name.sql. Listings for earlier migrations never change: they are the
+// statements of binaries that knew no later migration. Each of queries is a struct as [PrepareAll] takes it,
+// bound to {schema}. `make statements` writes the listing.
 func Record(t *testing.T, name string, queries ...any) {
 	t.Helper()
 	statements := map[string]string{}
@@ -54,7 +54,7 @@ func Record(t *testing.T, name string, queries ...any) {
 	}
 }
 
-// newestRecord is the file with the statements of a package for the newest migration.
+// newestRecord returns the file with the statements of a package for the newest migration.
 func newestRecord(t *testing.T, name string) string {
 	t.Helper()
 	root := moduleRoot(t)
@@ -80,7 +80,7 @@ func listStatements(statements map[string]string) string {
 	return b.String()
 }
 
-// Recorded reads a listing that [Record] has written: statements by their names.
+// Recorded reads a listing of [Record]: statements by name.
 func Recorded(path string) (map[string]string, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -95,7 +95,7 @@ func Recorded(path string) (map[string]string, error) {
 	return statements, nil
 }
 
-// moduleRoot finds it above the package that is tested.
+// moduleRoot returns the module's root, above the tested package.
 func moduleRoot(t *testing.T) string {
 	t.Helper()
 	dir, err := os.Getwd()

@@ -1,6 +1,5 @@
-// Package proctest runs a server as a process of its own, so that a test can
-// kill it or stop it at any moment. The program is the test binary itself, whose
-// TestMain calls [Serve] when the environment says so.
+// Package proctest runs a server as a separate process, so that a test can kill it or stop it at any moment.
+// The program is the test binary itself: an environment variable makes its TestMain call [Serve].
 package proctest
 
 import (
@@ -27,8 +26,7 @@ const (
 	headerTimeout = 10 * time.Second
 )
 
-// A Process is a process that runs [Serve]. It ends with this one at the latest,
-// whatever state it is in.
+// A Process is a process that runs [Serve]. It ends with this process at the latest, in any state.
 type Process struct {
 	URL   string
 	cmd   *exec.Cmd
@@ -63,8 +61,7 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Launch runs cmd, whatever it does, and waits for nothing. After an error nothing
-// runs.
+// Launch runs any cmd and waits for nothing. After an error nothing runs.
 func Launch(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{cmd: cmd, ended: make(chan struct{})}
 	var err error
@@ -77,7 +74,7 @@ func Launch(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// launch starts the process from a thread that lasts as long as it does.
+// launch starts the process from a thread that lives as long as the process.
 func (p *Process) launch() error {
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{}
 	devservices.DieWithParent(p.cmd.SysProcAttr, syscall.SIGKILL) // a stopped one would not see its standard input end
@@ -94,10 +91,10 @@ func (p *Process) launch() error {
 	return <-started
 }
 
-// Stop lets the process hang with its connections open, until Continue.
+// Stop stops the process, with its connections open, until Continue.
 func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
 
-// Continue ends what Stop has begun.
+// Continue ends the effect of Stop.
 func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
 
 func (p *Process) signal(s os.Signal) {
@@ -106,14 +103,14 @@ func (p *Process) signal(s os.Signal) {
 	}
 }
 
-// Stopped reports whether the process of that id hangs in a stop that it or somebody
-// else has asked for: the signal takes a moment to reach all of its threads.
+// Stopped reports whether the process with that id is stopped by a signal. The signal takes a moment to reach
+// all of its threads.
 func Stopped(pid int) bool {
 	state, err := exec.Command("ps", "-o", "state=", "-p", strconv.Itoa(pid)).Output()
 	return err == nil && strings.HasPrefix(string(state), "T")
 }
 
-// Stopped is [Stopped] for p.
+// Stopped is the function [Stopped] for p.
 func (p *Process) Stopped() bool { return Stopped(p.cmd.Process.Pid) }
 
 // Kill ends the process at once and waits for it, also while it is stopped.
@@ -150,8 +147,8 @@ func (p *Process) Dead() bool {
 	}
 }
 
-// Serve listens on the loopback, prints its address on one line of standard
-// output and serves h until standard input ends.
+// Serve listens on the loopback, prints its address on one line of standard output and serves h until
+// standard input ends.
 func Serve(h http.Handler) error {
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {

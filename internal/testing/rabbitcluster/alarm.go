@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// Block raises the memory alarm of node i: all nodes stop reading from connections that
-// publish (connection.blocked). It returns once all nodes that hear node i know the alarm.
-// One that has not published since is blocked with its next message.
+// Block raises the memory alarm of node i: all nodes stop reading from connections that publish
+// (connection.blocked). It returns when all nodes that are connected to node i know the alarm. A connection
+// that has not published since is blocked at its next message.
 func (c *Cluster) Block(i int) error {
 	return errors.Join(c.nodes[i].process.Block(), c.awaitAlarm(i, "memory", true))
 }
@@ -28,8 +28,8 @@ func (c *Cluster) FreeDisk(i int) error {
 	return errors.Join(c.nodes[i].process.FreeDisk(), c.awaitAlarm(i, "disk", false))
 }
 
-// awaitAlarm returns once all nodes that hear node i know its alarm, or its end. A node whose
-// broker is stopped has no clients to tell.
+// awaitAlarm returns when all nodes that are connected to node i know its alarm, or its end. A node whose
+// broker is stopped has no clients to block.
 func (c *Cluster) awaitAlarm(i int, resource string, raised bool) error {
 	expression := fmt.Sprintf("whereis(rabbit_alarm)=:=undefined orelse lists:keymember({resource_limit,%s,'%s'},1,rabbit_alarm:get_alarms())=:=%t",
 		resource, c.nodes[i].Name(), raised)

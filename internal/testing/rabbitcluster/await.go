@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// awaitTimeout bounds each wait for something that the cluster does by itself.
+// awaitTimeout bounds each wait for a reaction of the cluster.
 const awaitTimeout = time.Minute
 
-// awaitPause is between two looks.
+// awaitPause is the pause between two looks.
 const awaitPause = 100 * time.Millisecond
 
-// awaitCondition looks until condition returns nil.
+// awaitCondition calls condition until it returns nil.
 func awaitCondition(what string, condition func() error) error {
 	for deadline := time.Now().Add(awaitTimeout); ; {
 		err := condition()
@@ -30,16 +30,16 @@ func awaitCondition(what string, condition func() error) error {
 	}
 }
 
-// viewNodes is the nodes whose broker runs, in the eyes of a node. Versions of RabbitMQ
-// call it differently.
+// viewNodes is an expression for the nodes whose broker runs, in the view of a node. Its name depends on the
+// version of RabbitMQ.
 const viewNodes = `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-case erlang:function_exported(rabbit_nodes,list_running,0) of
 true->rabbit_nodes:list_running();false->rabbit_nodes:all_running() end]))`
 
-// Seen are the nodes that run, in the eyes of node i; itself is one of them.
+// Seen returns the nodes that run, in the view of node i, which is one of them.
 func (c *Cluster) Seen(i int) ([]int, error) { return c.askNode(i, viewNodes) }
 
-// Partitions are the nodes from which node i was cut off and with which it does not share
-// its tables since, though they see each other. It is empty again after a restart of one
+// Partitions returns the nodes that are partitioned from node i: node i was cut off from them and does not
+// share its tables with them since, though they see each other. It is empty again after a restart of one
 // side.
 func (c *Cluster) Partitions(i int) ([]int, error) {
 	return c.askNode(i, `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-rabbit_node_monitor:partitions()]))`)
@@ -53,7 +53,7 @@ func (c *Cluster) askNode(i int, expression string) ([]int, error) {
 	}
 	var found []int
 	for _, name := range strings.Fields(strings.Trim(out, `"[]`)) {
-		if other := c.indexOfNode(name); other >= 0 { // others are programs of an operator
+		if other := c.indexOfNode(name); other >= 0 { // other names are programs of an operator
 			found = append(found, other)
 		}
 	}
@@ -100,12 +100,12 @@ func (c *Cluster) eachNode(do func(i int) error) error {
 	return errors.Join(errs[:]...)
 }
 
-// AwaitAll returns once the broker of each node runs, sees all nodes and shares its tables
-// with all. With [Ignore] the last takes a [Cluster.Heal] after a partition.
+// AwaitAll returns when the broker of each node runs, sees all nodes and shares its tables with all. With
+// [Ignore], a partition needs a [Cluster.Heal] for the last.
 func (c *Cluster) AwaitAll() error { return awaitCondition("each node sees all", c.allWhole) }
 
-// AwaitBroker returns once the broker of node i runs, or does not: [PauseMinority] stops
-// the broker and leaves the node's process.
+// AwaitBroker returns when the broker of node i runs, or does not run: [PauseMinority] stops the broker and
+// leaves the process of the node.
 func (c *Cluster) AwaitBroker(i int, runs bool) error {
 	return awaitCondition(fmt.Sprintf("the broker of node %d runs: %t", i, runs), func() error {
 		got, err := c.nodes[i].Eval("rabbit:is_running()")
@@ -116,8 +116,8 @@ func (c *Cluster) AwaitBroker(i int, runs bool) error {
 	})
 }
 
-// AwaitCuts returns once all nodes have noticed the cuts: none is connected to another with
-// which it cannot speak both ways, or that is frozen or down.
+// AwaitCuts returns when all nodes have noticed the cuts: no node is connected to one that is frozen, down,
+// or unreachable in one direction.
 func (c *Cluster) AwaitCuts() error {
 	return awaitCondition("nodes notice the cuts", func() error {
 		return c.eachNode(func(i int) error {
@@ -135,13 +135,12 @@ func (c *Cluster) AwaitCuts() error {
 	})
 }
 
-// connected are the nodes to which node i has a connection, and thinks that it is alive.
+// connected returns the nodes to which node i has a connection that it takes for alive.
 func (c *Cluster) connected(i int) ([]int, error) {
 	return c.askNode(i, `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-nodes()]))`)
 }
 
-// AwaitView returns once node i sees those nodes as running and no others. Itself is one of
-// them.
+// AwaitView returns when node i sees exactly those nodes as running. Node i is one of them.
 func (c *Cluster) AwaitView(i int, nodes ...int) error {
 	want := slices.Sorted(slices.Values(nodes))
 	return awaitCondition(fmt.Sprintf("node %d sees %v", i, want), func() error {
@@ -153,9 +152,9 @@ func (c *Cluster) AwaitView(i int, nodes ...int) error {
 	})
 }
 
-// AwaitLeader returns the leader of a quorum queue as soon as it has one. For a moment
-// nodes may still send new channels to the leader before, and such a channel refuses
-// messages (basic.nack) until that one is back: publish on another channel then.
+// AwaitLeader returns the leader of a quorum queue as soon as it has one. For a moment nodes may still send
+// new channels to the previous leader. Such a channel refuses messages (basic.nack) until that leader is
+// back: publish on another channel then.
 func (c *Cluster) AwaitLeader(queue string) (leader int, err error) {
 	err = awaitCondition(queue+" has a leader", func() (err error) {
 		leader, err = c.Leader(queue)

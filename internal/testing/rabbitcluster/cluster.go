@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/rabbitnode"
 )
 
-// Size is how many nodes a cluster has: the fewest of which one can fail.
+// Size is the number of nodes of a cluster: the smallest that survives the failure of one.
 const Size = 3
 
 // DefaultNetTick is the default of [Options.NetTick].
@@ -28,8 +28,8 @@ const (
 
 // Options are the settings of a [Cluster]. The zero value works.
 type Options struct {
-	// Parent is where the directories of the nodes are made; others must be able to pass
-	// through. Default: os.TempDir()
+	// Parent is the directory for the directories of the nodes. Other accounts must be able to pass through
+	// it. Default: os.TempDir()
 	Parent string
 
 	// Config has more lines of rabbitmq.conf for all nodes. Default: none.
@@ -39,18 +39,18 @@ type Options struct {
 	// RabbitMQ's.
 	Partitions string
 
-	// NetTick is after how long nodes give up a connection on which they hear nothing,
-	// give or take a quarter. Whole seconds. Default: [DefaultNetTick]; RabbitMQ has 60 s.
+	// NetTick is how long nodes keep a connection on which they receive nothing, plus or minus a quarter.
+	// Whole seconds. Default: [DefaultNetTick]; RabbitMQ has 60 s.
 	NetTick time.Duration
 
 	// Plugins, of those that come with the server, are enabled. Default: none.
 	Plugins []string
 
-	// Certificate and Key, in PEM, have each node listen for TLS besides. Default: none.
+	// Certificate and Key, in PEM, make each node also listen for TLS. Default: none.
 	Certificate, Key []byte
 
-	// ClientAuthority, in PEM, has nodes refuse clients over TLS that have no certificate
-	// of this authority. Default: clients are not asked.
+	// ClientAuthority, in PEM, makes nodes refuse TLS clients without a certificate of this authority.
+	// Default: clients need none.
 	ClientAuthority []byte
 }
 
@@ -66,8 +66,8 @@ type Cluster struct {
 	admitted atomic.Int32
 }
 
-// Start starts a cluster and returns once each node sees all others. An error is
-// [rabbitnode.ErrAbsent] where there is nothing to start. After an error nothing runs.
+// Start starts a cluster and returns when each node sees all others. The error is [rabbitnode.ErrAbsent] if
+// RabbitMQ is not installed. After an error nothing runs.
 func Start(opts *Options) (*Cluster, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -83,8 +83,8 @@ func Start(opts *Options) (*Cluster, error) {
 	return c, nil
 }
 
-// formCluster starts all nodes at once and lets one after the other join: a node that joins one
-// which is still starting gets its feature flags half set, and declares no quorum queue.
+// formCluster starts all nodes at once and lets them join one after the other. A node that joins one that is
+// still starting gets its feature flags half set, and declares no quorum queue.
 func (c *Cluster) formCluster() error {
 	err := c.eachNode(func(i int) error {
 		defer c.admitted.Store(int32(i + 1)) // the next one, which waits, also after an error
@@ -127,7 +127,7 @@ func (c *Cluster) buildNodes(opts *Options) error {
 	return nil
 }
 
-// nodeOptions are those of the node called prefix with its index.
+// nodeOptions returns the options of the node called prefix with its index.
 func nodeOptions(opts *Options, prefix, cookie string, index, mapper int) *rabbitnode.Options {
 	config := fmt.Sprintf("cluster_partition_handling = %s\n", cmp.Or(opts.Partitions, Ignore))
 	if index > 0 { // the first node forms the cluster, the others wait until they can join it
@@ -148,13 +148,13 @@ func nodeOptions(opts *Options, prefix, cookie string, index, mapper int) *rabbi
 	}
 }
 
-// Nodes are the cluster's nodes, running or not.
+// Nodes returns the cluster's nodes, running or not.
 func (c *Cluster) Nodes() []*Node { return c.nodes[:] }
 
-// Node is the node with that index.
+// Node returns the node with that index.
 func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
 
-// URLs are where the nodes listen, also after a restart.
+// URLs returns the URLs of the nodes, which stay the same after a restart.
 func (c *Cluster) URLs() []string {
 	urls := make([]string, 0, Size)
 	for _, n := range c.nodes {

@@ -5,9 +5,8 @@ import (
 	"fmt"
 )
 
-// Kill kills node i, as kill -9 does, and returns when it is gone. A queue declared
-// shortly before can come back without a member on this node, for ever: call Sync before
-// (see [rabbitnode.Node.Kill]).
+// Kill kills node i, as kill -9 does, and returns when it has ended. A queue that was declared shortly before
+// can come back without a member on this node, for ever: call Sync first (see [rabbitnode.Node.Kill]).
 func (c *Cluster) Kill(i int) {
 	n := c.nodes[i]
 	n.mu.Lock()
@@ -24,9 +23,8 @@ func (c *Cluster) KillAll() {
 	})
 }
 
-// Start starts node i with the data it had and returns once it accepts connections. A node
-// waits for those that ran longer than itself: if all were down, use [Cluster.StartAll].
-// After an error the node is down.
+// Start starts node i with its old data and returns when it accepts connections. A node waits for nodes that
+// stopped after it: if all were down, use [Cluster.StartAll]. After an error the node is down.
 func (c *Cluster) Start(i int) error {
 	n := c.nodes[i]
 	n.mu.Lock()
@@ -57,7 +55,7 @@ func (c *Cluster) StartAll() error {
 	return c.AwaitAll()
 }
 
-// Stop stops node i in good order. One that is frozen must be thawed before.
+// Stop stops node i in good order. A frozen node must be thawed first.
 func (c *Cluster) Stop(i int) error {
 	n := c.nodes[i]
 	n.mu.Lock()
@@ -112,8 +110,7 @@ func (c *Cluster) StartApp(i int) error {
 // not answer.
 func (c *Cluster) Freeze(i int) error { return c.freezeOrThaw(i, stateRunning, stateFrozen) }
 
-// Thaw ends [Cluster.Freeze]. Others may have given the node up meanwhile, which is a
-// partition for it.
+// Thaw ends [Cluster.Freeze]. If other nodes have given the node up meanwhile, that is a partition for it.
 func (c *Cluster) Thaw(i int) error { return c.freezeOrThaw(i, stateFrozen, stateRunning) }
 
 // freezeOrThaw freezes or thaws node i.
@@ -151,16 +148,16 @@ func (c *Cluster) CutOneWay(from, to int) {
 	c.network.changeCuts(func(cut *[Size][Size]bool) { cut[from][to] = from != to })
 }
 
-// Mend ends all cuts. Connections that outlived them get what was sent meanwhile. Nodes
-// that have given each other up connect again within seconds. With [Ignore] they stay
-// apart all the same until one side restarts: see [Cluster.Partitions], [Cluster.Heal].
+// Mend ends all cuts. Connections that have survived deliver the data that was sent meanwhile. Nodes that
+// have given each other up connect again within seconds. With [Ignore] they stay apart until one side
+// restarts: see [Cluster.Partitions], [Cluster.Heal].
 func (c *Cluster) Mend() {
 	c.network.changeCuts(func(cut *[Size][Size]bool) { *cut = [Size][Size]bool{} })
 }
 
-// Heal mends the network and returns once all nodes are one cluster again. Where the broker
-// leaves it to an operator, as with [Ignore], it restarts the brokers of the smaller side:
-// their clients are disconnected. All nodes must run.
+// Heal mends the network and returns when all nodes are one cluster again. If the broker leaves that to an
+// operator, as with [Ignore], Heal restarts the brokers of the smaller side, which disconnects their clients.
+// All nodes must run.
 func (c *Cluster) Heal() error {
 	c.Mend()
 	return awaitCondition("the cluster is one again", func() error {
@@ -176,8 +173,7 @@ func (c *Cluster) Heal() error {
 	})
 }
 
-// mostParted is the node that is parted from most others though it is connected to all; -1:
-// there is none.
+// mostParted returns the node that is partitioned from most others though it is connected to all, or -1.
 func (c *Cluster) mostParted() (int, error) {
 	most, count := -1, 0
 	for i := range c.nodes {

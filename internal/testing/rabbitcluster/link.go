@@ -6,11 +6,11 @@ import (
 	"sync"
 )
 
-// linkBuffer is how many bytes a link reads at once. A cut direction holds at most these
-// and what fits into the buffers of the sockets.
+// linkBuffer is how many bytes a link reads at once. A cut direction holds at most these and the buffers of
+// the sockets.
 const linkBuffer = 64 << 10
 
-// A network is what the links between all nodes share: which directions are cut.
+// A network is the state that the links between all nodes share: the directions that are cut.
 type network struct {
 	mu      sync.Mutex
 	changed *sync.Cond // of cut and closed
@@ -24,7 +24,7 @@ func newNetwork() *network {
 	return n
 }
 
-// changeCuts has set say which directions are cut.
+// changeCuts calls set to change the cut directions.
 func (n *network) changeCuts(set func(cut *[Size][Size]bool)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -80,10 +80,10 @@ func listenForLink(network *network, from, to int, target func() string) (*link,
 	return l, nil
 }
 
-// listenPort is where the link listens.
+// listenPort returns the port of the link.
 func (l *link) listenPort() uint16 { return uint16(l.listener.Addr().(*net.TCPAddr).Port) }
 
-// closeLink ends the link and its connections. The network is closed before.
+// closeLink ends the link and its connections. The caller has closed the network.
 func (l *link) closeLink() {
 	l.listener.Close()
 	l.mu.Lock()
@@ -95,7 +95,7 @@ func (l *link) closeLink() {
 	l.work.Wait()
 }
 
-// keepConnection has close end conn. It reports false if the link is closed already.
+// keepConnection makes close end conn. It returns false if the link is closed already.
 func (l *link) keepConnection(conn net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,7 +127,7 @@ func (l *link) acceptConnections() {
 	}
 }
 
-// carryConnection forwards both ways until both ends have said that they are done.
+// carryConnection forwards both ways until both ends have closed their direction.
 func (l *link) carryConnection(near *net.TCPConn) {
 	defer l.dropConnection(near)
 	far, err := l.dialTarget()
@@ -147,8 +147,8 @@ func (l *link) carryConnection(near *net.TCPConn) {
 // errCut reports that a connection was opened while the network was cut.
 var errCut = errors.New("rabbitcluster: the network was cut when the connection was opened")
 
-// dialTarget connects to the other node. A connection that a cut delays is not made afterwards:
-// the node has given it up, or tries again.
+// dialTarget connects to the other node. It does not make a connection that a cut has delayed: the node has
+// given it up, or tries again.
 func (l *link) dialTarget() (*net.TCPConn, error) {
 	if !l.network.isJoined(l.from, l.to) {
 		if l.network.awaitJoined(l.from, l.to) {
@@ -163,8 +163,8 @@ func (l *link) dialTarget() (*net.TCPConn, error) {
 	return far.(*net.TCPConn), nil
 }
 
-// forwardBytes copies what one node says to another, and the end of it. While the direction
-// is cut it holds what it has and reads no more.
+// forwardBytes copies the bytes of one node to another, and their end. While the direction is cut it keeps
+// the bytes that it has and reads no more.
 func (l *link) forwardBytes(dst, src *net.TCPConn, from, to int) {
 	buffer := make([]byte, linkBuffer)
 	for {

@@ -22,12 +22,12 @@ const (
 	oldAliveReply = 121 // to aliveRequest of a node that knows creations of 2 bytes only
 	portRequest   = 122 // the port of a name
 	wideCreation  = 6   // the first version of the protocol with a creation of 4 bytes
-	firstCreation = 4   // smaller ones have a meaning of their own
+	firstCreation = 4   // smaller ones have another meaning
 	normalNode    = 77  // the kind of a node that is not hidden
 	aliveHeader   = 10  // bytes of aliveRequest before the name
 )
 
-// A registration is what a node has said of itself.
+// A registration is the data that a node has registered.
 type registration struct {
 	name          string
 	port          uint16
@@ -59,13 +59,13 @@ func newMapper(peer func(name string) *registration, names func() []*registratio
 	return m, nil
 }
 
-// startMapper has the mapper answer.
+// startMapper starts the mapper.
 func (m *mapper) startMapper() { m.work.Go(m.acceptConnections) }
 
-// listenPort is where the mapper listens.
+// listenPort returns the port of the mapper.
 func (m *mapper) listenPort() int { return m.listener.Addr().(*net.TCPAddr).Port }
 
-// registered returns what the node called name has said of itself; nil: it does not run.
+// registered returns the registration of the node called name, or nil if it does not run.
 func (m *mapper) registered(name string) *registration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -137,7 +137,7 @@ func readRequest(in io.Reader) ([]byte, error) {
 	return request, err
 }
 
-// register keeps the node of an aliveRequest until its connection ends.
+// register registers the node of an aliveRequest until its connection ends.
 func (m *mapper) register(conn net.Conn, in io.Reader, body []byte) {
 	r := parseAlive(body)
 	if r == nil {
@@ -179,7 +179,7 @@ func parseAlive(body []byte) *registration {
 	return r
 }
 
-// aliveAnswer is the answer to the request of r; refused if its name is taken.
+// aliveAnswer returns the answer to the request of r, a refusal if its name is taken.
 func aliveAnswer(r *registration, refused bool) []byte {
 	var result byte
 	if refused {
@@ -191,7 +191,7 @@ func aliveAnswer(r *registration, refused bool) []byte {
 	return binary.BigEndian.AppendUint16([]byte{oldAliveReply, result}, uint16(r.creation%3+1))
 }
 
-// lookUpNode is the answer to the question for a port.
+// lookUpNode returns the answer to the request for a port.
 func (m *mapper) lookUpNode(name string) []byte {
 	r := m.registered(name)
 	if r == nil {
@@ -208,7 +208,7 @@ func (m *mapper) lookUpNode(name string) []byte {
 	return append(binary.BigEndian.AppendUint16(answer, uint16(len(r.extra))), r.extra...)
 }
 
-// listNodes is the answer to the question for all names: the mapper's port, and lines.
+// listNodes returns the answer to the request for all names: the mapper's port, and lines.
 func (m *mapper) listNodes() []byte {
 	all := m.names()
 	m.mu.Lock()

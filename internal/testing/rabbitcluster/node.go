@@ -16,9 +16,8 @@ const (
 	stateFrozen
 )
 
-// A Node is one of a [Cluster], which starts and ends it. Methods that ask a node that does
-// not run return an error. One that is frozen answers after it is thawed, or they give up
-// after a minute.
+// A Node is a node of a [Cluster], which starts and ends it. Methods that ask a node return an error if it
+// does not run. If it is frozen, they wait until it is thawed, or return an error after a minute.
 type Node struct {
 	name    string // without the host
 	index   int
@@ -30,37 +29,37 @@ type Node struct {
 	mu sync.Mutex // one change of the process at a time
 }
 
-// Name is the node's Erlang name.
+// Name returns the node's Erlang name.
 func (n *Node) Name() string { return n.process.Name() }
 
-// URL is where the node listens, also after a restart.
+// URL returns the node's URL, which stays the same after a restart.
 func (n *Node) URL() string { return n.process.URL() }
 
-// TLSURL is where a node with a certificate listens for TLS.
+// TLSURL returns the TLS URL of a node with a certificate.
 func (n *Node) TLSURL() string { return n.process.TLSURL() }
 
-// Addr is the host and port of URL.
+// Addr returns the host and port of URL.
 func (n *Node) Addr() string { return n.process.Addr() }
 
-// Log is the file with the node's log.
+// Log returns the file with the node's log.
 func (n *Node) Log() string { return n.process.Log() }
 
-// Output is the file with what the node has printed.
+// Output returns the file with the node's output.
 func (n *Node) Output() string { return n.process.Output() }
 
-// Eval evaluates Erlang expressions, without the full stop, in the node and returns the
-// value of the last one, as [rabbitnode.Node.Eval] does. It passes no link.
+// Eval evaluates Erlang expressions, without the full stop, in the node and returns the value of the last
+// one, as [rabbitnode.Node.Eval] does. It uses no link.
 func (n *Node) Eval(expressions string) (string, error) { return n.process.Eval(expressions) }
 
-// Ctl runs a command of rabbitmqctl on the node and returns what it printed. What the
-// command itself asks other nodes passes the node's links.
+// Ctl runs a command of rabbitmqctl on the node and returns its output. Requests of the command to other
+// nodes pass the node's links.
 func (n *Node) Ctl(args ...string) (string, error) { return n.process.Ctl(args...) }
 
-// Sync writes what the node keeps in memory for minutes, as [rabbitnode.Node.Sync] does.
+// Sync writes data that the node keeps in memory for minutes, as [rabbitnode.Node.Sync] does.
 func (n *Node) Sync() error { return n.process.Sync() }
 
-// CloseConnections has the node close all connections of clients, and says how many those
-// were: to a client it is CONNECTION_FORCED, 320, with reason.
+// CloseConnections makes the node close all connections of clients, and returns their number. A client sees
+// CONNECTION_FORCED, 320, with reason.
 func (n *Node) CloseConnections(reason string) (int, error) {
 	return n.process.CloseConnections(reason)
 }
@@ -85,7 +84,7 @@ func (n *Node) distribution() string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(int(r.port)))
 }
 
-// lookUpPeer is what n's port mapper says of another node of the cluster.
+// lookUpPeer returns the registration of another node of the cluster, for n's port mapper.
 func (n *Node) lookUpPeer(name string) *registration {
 	for _, r := range n.peerRegistrations() {
 		if r.name == name {
@@ -95,8 +94,8 @@ func (n *Node) lookUpPeer(name string) *registration {
 	return nil
 }
 
-// peerRegistrations are the other nodes that run, or that the network hides, with the ports of the
-// links to them. A node that may not join yet has none.
+// peerRegistrations returns the other nodes that run, or that the network hides, with the ports of the links
+// to them. A node that may not join yet has none.
 func (n *Node) peerRegistrations() []*registration {
 	if n.index > int(n.cluster.admitted.Load()) {
 		return nil
@@ -111,7 +110,7 @@ func (n *Node) peerRegistrations() []*registration {
 		if r == nil && n.cluster.network.isJoined(n.index, i) {
 			continue
 		}
-		if r == nil { // a mapper behind the cut would not answer, nor will the link
+		if r == nil { // behind the cut: the link will not answer either
 			r = &registration{name: other.name, kind: normalNode, highest: wideCreation, last: wideCreation - 1}
 		}
 		copied := *r

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// ErrNoLeader reports that no node leads a queue, as far as a majority of its members knows.
+// ErrNoLeader reports that a majority of the members of a queue follows no leader.
 var ErrNoLeader = errors.New("rabbitcluster: the queue has no leader")
 
-// erlangBinary is text as an Erlang binary, whatever characters it has.
+// erlangBinary returns text as an Erlang binary. It may have any characters.
 func erlangBinary(text string) string {
 	var b strings.Builder
 	b.WriteString("<<")
@@ -24,24 +24,24 @@ func erlangBinary(text string) string {
 	return b.String()
 }
 
-// queueName is the Erlang record that names a queue of the default virtual host.
+// queueName returns the Erlang record for the name of a queue of the default virtual host.
 func queueName(queue string) string {
 	return fmt.Sprintf("rabbit_misc:r(<<\"/\">>,queue,%s)", erlangBinary(queue))
 }
 
-// viewExpression is what a node knows of a quorum queue: the state of its own member, the
-// node that it follows, and the nodes with a member. A member that has lost its leader
-// names it until the next election: it does not follow.
+// viewExpression returns the view of a node of a quorum queue: the state of the node's member, the node that
+// it follows, and the nodes with a member. A member that has lost its leader names it until the next
+// election, but does not follow it.
 const viewExpression = `{ok,Q}=rabbit_amqqueue:lookup(%s),{N,_}=amqqueue:get_pid(Q),
 S=try ets:lookup_element(ra_state,N,2) catch _:_->none end,
 L=case ra_leaderboard:lookup_leader(N) of {_,A}->case lists:member(A,[node()|nodes()]) of true->A;_->none end;_->none end,
 lists:flatten(io_lib:format("~s ~s",[S,L])++[[32|atom_to_list(M)]||M<-maps:get(nodes,amqqueue:get_type_state(Q))])`
 
-// A view is what one node knows of a queue.
+// A view is the state of a queue as one node knows it.
 type view struct {
-	leads   bool  // the node is the leader in its own eyes
-	follows int   // the leader in its eyes; -1: none
-	members []int // in its eyes
+	leads   bool  // the node takes itself for the leader
+	follows int   // the leader in its view; -1: none
+	members []int // in its view
 }
 
 // viewFromNode asks node i about a queue.
@@ -62,12 +62,12 @@ func (c *Cluster) viewFromNode(i int, queue string) (*view, error) {
 	return v, nil
 }
 
-// indexOfNode is that of the node with an Erlang name; -1: there is none.
+// indexOfNode returns the index of the node with an Erlang name, or -1.
 func (c *Cluster) indexOfNode(name string) int {
 	return slices.IndexFunc(c.nodes[:], func(n *Node) bool { return n.Name() == name })
 }
 
-// viewsOfNodes asks all nodes that run. A node that cannot tell has no view.
+// viewsOfNodes returns the views of all nodes that run. A node that does not know the queue has no view.
 func (c *Cluster) viewsOfNodes(queue string) (views [Size]*view, err error) {
 	err = c.eachNode(func(i int) (err error) {
 		if c.nodes[i].Running() {
@@ -78,17 +78,16 @@ func (c *Cluster) viewsOfNodes(queue string) (views [Size]*view, err error) {
 	return views, err
 }
 
-// Leader is the node that leads a quorum queue: the one that runs, takes itself for the
-// leader, and is followed by a majority of the members. On the other side of a partition
-// an old leader may think the same; no majority follows it once nodes have noticed
-// ([Cluster.AwaitCuts]). An error is [ErrNoLeader] where there is none, as during an
-// election.
+// Leader returns the node that leads a quorum queue: it runs, takes itself for the leader, and a majority of
+// the members follows it. On the other side of a partition an old leader may take itself for the leader too,
+// but no majority follows it after nodes have noticed ([Cluster.AwaitCuts]). The error is [ErrNoLeader] if
+// there is no leader, as during an election.
 func (c *Cluster) Leader(queue string) (int, error) {
 	leader, _, err := c.lookAtQueue(queue)
 	return leader, err
 }
 
-// Members are the nodes with a member of a quorum queue, in the eyes of its leader.
+// Members returns the nodes with a member of a quorum queue, in the view of its leader.
 func (c *Cluster) Members(queue string) ([]int, error) {
 	_, members, err := c.lookAtQueue(queue)
 	return members, err
@@ -138,7 +137,7 @@ func (c *Cluster) Shrink(queue string, i int) error {
 	return c.resizeQueue(queue, "rabbit_quorum_queue:delete_member(<<\"/\">>,%s,'%s')", i)
 }
 
-// resizeQueue has the queue's leader evaluate an expression with the queue and the node.
+// resizeQueue makes the queue's leader evaluate an expression with the queue and the node.
 func (c *Cluster) resizeQueue(queue, expression string, i int) error {
 	leader, err := c.Leader(queue)
 	if err != nil {
@@ -158,7 +157,7 @@ func (c *Cluster) SetPolicy(name, pattern, definition string) error {
 	})
 }
 
-// onAnyNode has the first node that runs do what works on all nodes.
+// onAnyNode calls do for the first node that runs. Any node would do.
 func (c *Cluster) onAnyNode(do func(*Node) error) error {
 	for _, n := range c.nodes {
 		if n.Running() {

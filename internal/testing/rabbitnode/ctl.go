@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// ctlTimeout bounds one command of the operator, which takes a second or two
-// on a busy machine.
+// ctlTimeout bounds one command of the operator. It takes a second or two on a busy machine.
 const ctlTimeout = time.Minute
 
 // The watermarks of [Node.Block] and [Node.Unblock].
@@ -29,9 +28,8 @@ const (
 	diskFree = "ok=rabbit_disk_monitor:set_disk_free_limit(50000000)"            // the broker's default
 )
 
-// Block raises the node's memory alarm: the broker stops reading from
-// connections that publish, and tells them (connection.blocked). One that has
-// not published yet is told with its first message.
+// Block raises the node's memory alarm: the broker stops reading from connections that publish, and tells
+// them so (connection.blocked). A connection that has not published yet is blocked at its first message.
 func (n *Node) Block() error {
 	_, err := n.Eval(exhausted)
 	return err
@@ -56,9 +54,8 @@ func (n *Node) FreeDisk() error {
 	return err
 }
 
-// CloseConnections has the broker close every connection that there is, and says
-// how many those were: to a client it is CONNECTION_FORCED, 320, with reason. New
-// ones are accepted.
+// CloseConnections makes the broker close all connections, and returns their number. A client sees
+// CONNECTION_FORCED, 320, with reason. The broker accepts new ones.
 func (n *Node) CloseConnections(reason string) (int, error) {
 	out, err := n.Eval(fmt.Sprintf(`C=rabbit_networking:connections(),[catch rabbit_networking:close_connection(P,%q)||P<-C],length(C)`, reason))
 	if err != nil {
@@ -67,16 +64,15 @@ func (n *Node) CloseConnections(reason string) (int, error) {
 	return strconv.Atoi(out)
 }
 
-// Sync writes the registries that the node keeps in memory for minutes to its
-// files, so that a queue outlives [Node.Kill] however young it is.
+// Sync writes the registries that the node keeps in memory for minutes to its files, so that even a new queue
+// outlives [Node.Kill].
 func (n *Node) Sync() error {
 	_, err := n.Eval("[dets:sync(T)||T<-dets:all()],ok")
 	return err
 }
 
-// Eval evaluates Erlang expressions, without the full stop, in the node and
-// returns the value of the last one. Where Erlang has its C interface it costs some
-// ten milliseconds, else a second.
+// Eval evaluates Erlang expressions, without the full stop, in the node and returns the value of the last
+// one. If Erlang has its C interface, it takes some ten milliseconds, else a second.
 func (n *Node) Eval(expressions string) (string, error) {
 	call, lookErr := exec.LookPath("erl_call")
 	cookie, readErr := os.ReadFile(n.cookieFile())
@@ -96,11 +92,10 @@ func (n *Node) Eval(expressions string) (string, error) {
 	return strings.TrimSpace(strings.TrimSuffix(value, "}}")), nil
 }
 
-// Ctl runs a command of rabbitmqctl on the node and returns what it printed.
+// Ctl runs a command of rabbitmqctl on the node and returns its output.
 func (n *Node) Ctl(args ...string) (string, error) { return n.CtlWith("", args...) }
 
-// stillStarts is what rabbitmqctl says to a node that accepts connections already, and
-// commands soon.
+// stillStarts is the error of rabbitmqctl for a node that accepts connections already, but no commands yet.
 const stillStarts = "requires the 'rabbit' app to be running"
 
 // CtlWith is Ctl for a command that reads input, such as a password.
@@ -117,7 +112,7 @@ func (n *Node) CtlWith(input string, args ...string) (string, error) {
 	}
 }
 
-// runTool runs a program that speaks to the node and returns what it printed.
+// runTool runs a program that speaks to the node and returns its output.
 func (n *Node) runTool(input *strings.Reader, path string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), ctlTimeout)
 	defer cancel()
@@ -127,7 +122,7 @@ func (n *Node) runTool(input *strings.Reader, path string, args ...string) (stri
 	if input != nil {
 		run.Stdin = input
 	}
-	// A group of its own: killing the shell script alone would leave Erlang.
+	// A new group, because killing the shell script alone would leave Erlang.
 	run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: n.owner}
 	run.Cancel = func() error {
 		err := syscall.Kill(-run.Process.Pid, syscall.SIGKILL)

@@ -26,18 +26,17 @@ import (
 // machine, and its end.
 const bootTimeout = 2 * time.Minute
 
-// bootPause is how long a look whether a node accepts connections waits for the
-// next one.
+// bootPause is the pause between two looks whether a node accepts connections.
 const bootPause = 100 * time.Millisecond
 
 // ErrAbsent reports that RabbitMQ is not installed on this machine.
 var ErrAbsent = errors.New("rabbitnode: no RabbitMQ server is installed on this machine")
 
-// serverPaths are where the server is installed. The wrapper in PATH insists on
-// the system's own node, so it is not used.
+// serverPaths are the places of the server. The wrapper in PATH insists on the system's node, so it is not
+// used.
 var serverPaths = []string{"/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/rabbitmq/sbin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server"}
 
-// Options are what a [Node] can be told besides.
+// Options are the settings of a [Node].
 type Options struct {
 	Parent string // where its directory is made; others must be able to pass through. Default: os.TempDir()
 	Config string // lines of rabbitmq.conf. Default: none
@@ -45,14 +44,14 @@ type Options struct {
 	// Plugins, of those that come with the server, are enabled. Default: none.
 	Plugins []string
 
-	// Certificate and Key, in PEM, have the node listen for TLS besides. Default: none.
+	// Certificate and Key, in PEM, make the node also listen for TLS. Default: none.
 	Certificate, Key []byte
 
-	// ClientAuthority, in PEM, has it refuse clients over TLS that have no certificate of
-	// this authority. Default: clients are not asked.
+	// ClientAuthority, in PEM, makes it refuse TLS clients without a certificate of this authority. Default:
+	// clients need none.
 	ClientAuthority []byte
 
-	// Cluster makes the node fit to join others. Default: the node stays alone.
+	// Cluster lets the node join others. Default: the node stays alone.
 	Cluster *ClusterOptions
 }
 
@@ -65,8 +64,7 @@ type ClusterOptions struct {
 	Kernel string // parameters of Erlang's kernel, as "-kernel net_ticktime 4". Default: none
 }
 
-// A Node is a RabbitMQ of the caller's own. Its methods are for one goroutine at a
-// time.
+// A Node is a private RabbitMQ. Its methods are for one goroutine at a time.
 type Node struct {
 	server, dir, name string
 	port, secure      int // secure: with TLS; 0: none
@@ -77,8 +75,8 @@ type Node struct {
 	run, ports        *child              // the node and its port mapper; nil: not running
 }
 
-// New makes the directory of a node. It starts nothing. An error is [ErrAbsent]
-// where there is nothing to start.
+// New makes the directory of a node. It starts nothing. The error is [ErrAbsent] if RabbitMQ is not
+// installed.
 func New(opts *Options) (*Node, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -111,27 +109,26 @@ func New(opts *Options) (*Node, error) {
 	return n, nil
 }
 
-// Name is the node's Erlang name.
+// Name returns the node's Erlang name.
 func (n *Node) Name() string { return n.name }
 
-// URL is where the node listens, also after a restart.
+// URL returns the node's URL, which stays the same after a restart.
 func (n *Node) URL() string { return fmt.Sprintf("amqp://guest:guest@%s/", n.Addr()) }
 
-// Addr is the host and port of URL.
+// Addr returns the host and port of URL.
 func (n *Node) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.port)) }
 
-// TLSURL is where a node with a certificate listens for TLS.
+// TLSURL returns the node's TLS URL.
 func (n *Node) TLSURL() string { return fmt.Sprintf("amqps://guest:guest@localhost:%d/", n.secure) }
 
-// Output is the file with what the node has printed; its log is elsewhere, below
-// the same directory.
+// Output returns the file with the node's output. Its log is another file below the same directory.
 func (n *Node) Output() string { return filepath.Join(n.dir, "output") }
 
-// Log is the node's log.
+// Log returns the file with the node's log.
 func (n *Node) Log() string { return filepath.Join(n.dir, "log", n.name+".log") }
 
-// prepareFiles writes the node's files. Some installations refuse to run as root, so the
-// directory belongs to the server's own user.
+// prepareFiles writes the node's files. Some installations refuse to run as root, so the directory belongs to
+// the server's account.
 func (n *Node) prepareFiles(opts *Options) error {
 	config := fmt.Appendf(nil, "listeners.tcp.local = %s\n%s\n", n.Addr(), opts.Config)
 	files := map[string][]byte{"plugins": fmt.Appendf(nil, "[%s].\n", strings.Join(opts.Plugins, ","))}
@@ -157,7 +154,7 @@ func (n *Node) prepareFiles(opts *Options) error {
 	return n.handOver()
 }
 
-// handOver gives the directory and the cookie to the user that the server runs as.
+// handOver gives the directory and the cookie to the server's account.
 func (n *Node) handOver() error {
 	owner, err := user.Lookup("rabbitmq")
 	if os.Geteuid() != 0 || err != nil {
@@ -173,7 +170,7 @@ func (n *Node) handOver() error {
 	return err
 }
 
-// cookieFile is the file with the secret that a client of Erlang's distribution needs.
+// cookieFile returns the file with the secret of Erlang's distribution.
 func (n *Node) cookieFile() string { return filepath.Join(n.dir, ".erlang.cookie") }
 
 // Start starts the node, with the data it had, and returns once it accepts
@@ -203,8 +200,8 @@ func (n *Node) Start() error {
 	}
 }
 
-// startMapper starts Erlang's port mapper, without which no node runs. The node
-// would start one that outlives everybody.
+// startMapper starts Erlang's port mapper, which a node needs. The node would start one that outlives all
+// processes of the test.
 func (n *Node) startMapper() (err error) {
 	if n.ports != nil || n.cluster != nil {
 		return nil
@@ -228,7 +225,7 @@ func (n *Node) startMapper() (err error) {
 	return err
 }
 
-// environment is all that the server and its tools take from the surroundings.
+// environment returns the whole environment of the server and its tools.
 func (n *Node) environment() []string {
 	kernel := "+S 1:1 +stbt u +sbwt none -kernel inet_dist_use_interface {127,0,0,1}"
 	if n.cluster != nil {
@@ -244,21 +241,20 @@ func (n *Node) environment() []string {
 		"RABBITMQ_CONF_ENV_FILE=" + n.dir + "/none", "RABBITMQ_CONFIG_FILE=" + n.dir + "/rabbitmq.conf",
 		"RABBITMQ_CONFIG_FILES=" + n.dir + "/conf.d", "RABBITMQ_ADVANCED_CONFIG_FILE=" + n.dir + "/none",
 		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=" + kernel,
-		// The script then becomes the node instead of waiting for it: the process
-		// that dies with us is the node.
+		// Makes the script replace itself with the node, so that the process that dies with this one is the
+		// node.
 		"RUNNING_UNDER_SYSTEMD=true",
 	}
 	if n.cluster != nil {
-		// A program of Erlang would start a mapper if the caller's were gone, and leave it.
+		// Without the caller's mapper, a program of Erlang would start one and leave it.
 		environment = append(environment, "ERL_AFLAGS=-start_epmd false")
 	}
 	return environment
 }
 
-// Kill kills the node, as kill -9 does, and returns when it is gone. A queue
-// declared shortly before can come back without a leader, for ever (its entry in a
-// registry that RabbitMQ 3.10 does not sync): stop and start the node, or call
-// Sync, before it is killed.
+// Kill kills the node, as kill -9 does, and returns when it has ended. A queue that was declared shortly
+// before can come back without a leader, for ever, because RabbitMQ 3.10 does not sync its entry in a
+// registry. To avoid that, stop and start the node, or call Sync, before.
 func (n *Node) Kill() {
 	if n.run != nil {
 		n.run.killChild()
@@ -292,7 +288,7 @@ func (n *Node) Stop() error {
 	case <-time.After(bootTimeout):
 		return fmt.Errorf("rabbitnode: the node did not stop within %s", bootTimeout)
 	}
-	n.Kill() // what is left of its group
+	n.Kill() // the rest of its group
 	return nil
 }
 
@@ -310,10 +306,10 @@ func (n *Node) Close() error {
 	return os.RemoveAll(n.dir)
 }
 
-// A child is a process of ours that leads a group.
+// A child is a child process that leads a process group.
 type child struct {
 	cmd    *exec.Cmd
-	exited chan struct{} // closed when it has been waited for
+	exited chan struct{} // closed after it has ended
 }
 
 // launchServer starts a program as the node's user, in the node's directory.

@@ -8,15 +8,14 @@ import (
 	"strconv"
 )
 
-// The ports that are tried: those below which the kernel gives to connections, which come
-// and go until a node listens.
+// The range of ports to try. It is below the range that the kernel gives to connections, which may take a
+// port before the node listens.
 const firstPort, lastPort = 15_000, 32_000
 
 const portTries = 100
 
-// reservePorts finds ports on which nobody listens, each another one. Until the holds are
-// closed, no other node gets them, in other processes neither: it takes seconds until a node
-// listens, and one that is killed is to find its ports free.
+// reservePorts finds different free ports. Until the holds are closed, no other node gets them, in other
+// processes either: a node listens only after seconds, and a killed node must find its ports free.
 func reservePorts(ports ...*int) (holds []io.Closer, err error) {
 	for _, port := range ports {
 		var hold io.Closer
@@ -35,8 +34,8 @@ func reservePorts(ports ...*int) (holds []io.Closer, err error) {
 	return holds, nil
 }
 
-// reservePort takes the UDP port of that number, which is a node's sign for others: nodes speak
-// TCP alone. The kernel gives it back with the process.
+// reservePort takes the UDP port of that number, which marks the port as reserved for a node: nodes use TCP
+// alone. The kernel releases it at the end of the process.
 func reservePort(port int) (hold io.Closer, err error) {
 	at := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	sign, err := net.ListenPacket("udp", at)

@@ -8,18 +8,17 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/rabbitnode"
 )
 
-// A Node is a RabbitMQ of the test's own, which it may kill.
+// A Node is a private RabbitMQ, which the test may kill.
 type Node struct{ node *rabbitnode.Node }
 
-// StartNode starts a node and waits until it accepts connections. It skips the
-// test on a machine without the server's binaries: a private node cannot be
-// asked of everybody who has a broker somewhere.
+// StartNode starts a node and waits until it accepts connections. It skips the test on a machine without the
+// server's binaries: a broker elsewhere is enough for most tests.
 func StartNode(t testing.TB) *Node {
 	t.Helper()
 	return StartNodeWith(t, nil)
 }
 
-// StartNodeWith is [StartNode] for a node with settings of its own.
+// StartNodeWith is [StartNode] for a node with other settings.
 func StartNodeWith(t testing.TB, opts *rabbitnode.Options) *Node {
 	t.Helper()
 	node, err := rabbitnode.New(opts)
@@ -39,10 +38,10 @@ func StartNodeWith(t testing.TB, opts *rabbitnode.Options) *Node {
 	return n
 }
 
-// URL is where the node listens, also after a restart.
+// URL returns the node's URL, which stays the same after a restart.
 func (n *Node) URL() string { return n.node.URL() }
 
-// TLSURL is where a node with a certificate listens for TLS.
+// TLSURL returns the node's TLS URL.
 func (n *Node) TLSURL() string { return n.node.TLSURL() }
 
 // Start starts the node, with the data it had, and waits until it accepts
@@ -57,9 +56,9 @@ func (n *Node) Start(t testing.TB) {
 // Kill kills the node, as kill -9 does, and returns when it is gone.
 func (n *Node) Kill() { n.node.Kill() }
 
-// Stop stops the node in good order. A queue declared shortly before a kill can
-// come back without a leader, for ever (its entry in a registry that RabbitMQ
-// 3.10 does not sync): stop and start a node before a test kills it.
+// Stop stops the node in good order. A queue that was declared shortly before a kill can come back without a
+// leader, for ever, because RabbitMQ 3.10 does not sync its entry in a registry: stop and start a node before
+// a test kills it.
 func (n *Node) Stop(t testing.TB) {
 	t.Helper()
 	if err := n.node.Stop(); err != nil {
@@ -67,8 +66,8 @@ func (n *Node) Stop(t testing.TB) {
 	}
 }
 
-// Restart stops the node in good order and starts it again. Unlike Stop and Start
-// it may be called by a goroutine that is not the test's; one at a time.
+// Restart stops the node in good order and starts it again. Unlike Stop and Start, a goroutine other than the
+// test's may call it; one at a time.
 func (n *Node) Restart() error {
 	if err := n.node.Stop(); err != nil {
 		return err
@@ -76,9 +75,8 @@ func (n *Node) Restart() error {
 	return n.node.Start()
 }
 
-// Block raises the node's memory alarm: the broker stops reading from
-// connections that publish, and tells them (connection.blocked). One that has
-// not published yet is told with its first message.
+// Block raises the node's memory alarm: the broker stops reading from connections that publish, and tells
+// them so (connection.blocked). A connection that has not published yet is blocked at its first message.
 func (n *Node) Block(t testing.TB) {
 	t.Helper()
 	if err := n.node.Block(); err != nil {
@@ -94,8 +92,8 @@ func (n *Node) Unblock(t testing.TB) {
 	}
 }
 
-// CloseConnections has the broker close every connection that there is, with
-// reason: to a client it is CONNECTION_FORCED, 320. New ones are accepted.
+// CloseConnections makes the broker close all connections, with reason. A client sees CONNECTION_FORCED, 320.
+// The broker accepts new ones.
 func (n *Node) CloseConnections(t testing.TB, reason string) {
 	t.Helper()
 	if _, err := n.node.CloseConnections(reason); err != nil {
@@ -103,7 +101,7 @@ func (n *Node) CloseConnections(t testing.TB, reason string) {
 	}
 }
 
-// Ctl runs a command of rabbitmqctl on the node and returns what it printed.
+// Ctl runs a command of rabbitmqctl on the node and returns its output.
 func (n *Node) Ctl(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := n.node.Ctl(args...)

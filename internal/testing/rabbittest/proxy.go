@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testsignal"
 )
 
-// A Proxy forwards connections to a broker until it is told to misbehave.
+// A Proxy forwards connections to a broker. A test can make it cut, refuse or stall them.
 type Proxy struct {
 	listener net.Listener
 	target   string
@@ -60,11 +60,10 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// URL is what clients connect to.
+// URL returns the proxy's URL for clients.
 func (p *Proxy) URL() string { return p.url }
 
-// Cut closes every connection and returns how many there were. New ones are
-// accepted.
+// Cut closes all connections and returns their number. The proxy accepts new ones.
 func (p *Proxy) Cut() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +79,7 @@ func (p *Proxy) Cut() int {
 	return cut
 }
 
-// Refuse cuts every connection and, until called with false, every new one.
+// Refuse cuts all connections and, until it is called with false, every new one.
 func (p *Proxy) Refuse(refuse bool) {
 	p.mu.Lock()
 	p.refusing = refuse
@@ -90,15 +89,15 @@ func (p *Proxy) Refuse(refuse bool) {
 	}
 }
 
-// Opened tells of each connection that it has forwarded, and Ended of each that has ended,
-// with the number that is left. Enable them first.
+// Opened signals each connection that the proxy has forwarded, and Ended each that has ended, with the number
+// of open connections. Enable them first.
 func (p *Proxy) Opened() *testsignal.Signal[int] { return &p.opened }
 
 // Ended: see [Proxy.Opened].
 func (p *Proxy) Ended() *testsignal.Signal[int] { return &p.ended }
 
-// Stall holds back what the broker says, until called with false. A client that
-// connects meanwhile meets a black hole: the connection is accepted, and the handshake hangs.
+// Stall holds back the broker's messages until it is called with false. The proxy accepts a client that
+// connects meanwhile, but its handshake hangs.
 func (p *Proxy) Stall(stall bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,8 +105,7 @@ func (p *Proxy) Stall(stall bool) {
 	p.changed.Broadcast()
 }
 
-// Inject sends frame to every client as if the broker had sent it. The broker
-// must have nothing else to say meanwhile.
+// Inject sends frame to every client as if the broker had sent it. The broker must send nothing meanwhile.
 func (p *Proxy) Inject(frame []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,6 +1,5 @@
-// Package rabbittest gives tests a RabbitMQ: the shared one that AMQP_URL names,
-// on which each test uses names of its own, a proxy in front of it whose
-// connections can be cut, and private nodes that can be killed.
+// Package rabbittest gives tests three kinds of RabbitMQ. AMQP_URL names the shared broker, on which each
+// test uses unique names. A proxy in front of it can cut its connections. Private nodes can be killed.
 package rabbittest
 
 import (
@@ -16,14 +15,13 @@ import (
 	"github.com/sagamill/sagamill/internal/brokerurls"
 )
 
-// URL returns the first URL of AMQP_URL, or where RabbitMQ usually listens on a
-// developer's machine. The broker is shared: never stop it, block it or list what it has.
+// URL returns the first URL of AMQP_URL, or the usual address of RabbitMQ on a developer's machine. The
+// broker is shared: never stop it, block it or list its queues.
 func URL() string {
 	return cmp.Or(brokerurls.Split(os.Getenv("AMQP_URL"))[0], "amqp://guest:guest@127.0.0.1:5672/")
 }
 
-// Name returns a prefix for exchanges and queues that nobody else on the
-// broker uses.
+// Name returns a unique prefix for exchanges and queues.
 func Name() string { return "t-" + strings.ToLower(rand.Text()[:14]) + "-" }
 
 // Channel opens a channel on url, closed when the test ends. Its return of an
@@ -42,8 +40,7 @@ func Channel(t testing.TB, url string) *amqp.Channel {
 	return ch
 }
 
-// Delete deletes queues and exchanges on the broker of [URL] when the test
-// ends, whether they exist by then or not.
+// Delete deletes queues and exchanges on the broker of [URL] when the test ends. They need not exist.
 func Delete(t testing.TB, queues, exchanges []string) {
 	t.Cleanup(func() {
 		connection, err := amqp.Dial(URL())

@@ -13,16 +13,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Loss is what becomes of the scripts that a client sends.
+// A Loss is the fault that strikes the scripts of a client.
 type Loss int32
 
 // The losses. The connection is cut in each but LoseNothing and Hang.
 const (
 	LoseNothing Loss = iota
-	LoseReply        // one script is run and its reply lost; then nothing is any more
-	LoseReplies      // each is run and its reply lost
-	LoseCalls        // the server never hears of any
-	Hang             // nor is there an answer
+	LoseReply        // one script runs and its reply is lost; later ones pass
+	LoseReplies      // each script runs and its reply is lost
+	LoseCalls        // each call is lost before the server gets it
+	Hang             // like LoseCalls, but the connection stays open without a reply
 )
 
 // A Proxy stands between a client and the shared server, and loses calls of
@@ -62,16 +62,16 @@ func NewProxy(t testing.TB) (*Proxy, *redis.Client) {
 	return p, newClient(t, opts)
 }
 
-// URL is that of the server as seen through the proxy, for a client in another process.
+// URL returns the URL of the server through the proxy, for a client in another process.
 func (p *Proxy) URL() string { return p.url }
 
-// Addr returns where the Proxy listens, for a process of the test's own.
+// Addr returns the address of the Proxy, for another process of the test.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Lose decides what becomes of each script from now on.
+// Lose sets the fault of each script from now on.
 func (p *Proxy) Lose(l Loss) { p.loss.Store(int32(l)) }
 
-// Lost returns how many calls or replies have been lost.
+// Lost returns the number of lost calls and replies.
 func (p *Proxy) Lost() int { return int(p.lost.Load()) }
 
 func (p *Proxy) acceptClients() {
@@ -91,7 +91,7 @@ func (p *Proxy) acceptClients() {
 	}
 }
 
-// forwardCommands passes on what the client says, up to a script that is to be lost.
+// forwardCommands forwards the client's commands, up to a script that must be lost.
 func (p *Proxy) forwardCommands(client, server net.Conn, cut *atomic.Bool) {
 	defer server.Close()
 	buf := make([]byte, 64<<10)
@@ -120,8 +120,7 @@ func (p *Proxy) forwardCommands(client, server net.Conn, cut *atomic.Bool) {
 	}
 }
 
-// forwardReplies passes on what the server says. Once cut, the next thing it says is
-// lost and the connection closed.
+// forwardReplies forwards the server's replies. After cut it drops the next reply and closes the connection.
 func forwardReplies(client, server net.Conn, cut *atomic.Bool) {
 	defer client.Close()
 	buf := make([]byte, 64<<10)

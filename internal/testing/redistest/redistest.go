@@ -1,6 +1,6 @@
-// Package redistest gives tests Redis: the shared one that REDIS_URL names, on
-// which each test uses a key prefix of its own, a proxy in front of it that
-// loses replies, and private servers whose settings a test may change.
+// Package redistest gives tests three kinds of Redis. REDIS_URL names the shared server, on which each test
+// uses a unique key prefix. A proxy in front of it loses replies. A test may change the settings of private
+// servers.
 package redistest
 
 import (
@@ -23,9 +23,8 @@ const (
 	scanCount      = 1000
 )
 
-// URL returns REDIS_URL, or where Redis usually listens on a developer's
-// machine. The server is shared: never flush it, change its settings or list
-// what it has. Where there is none the test is skipped.
+// URL returns REDIS_URL, or the usual address of Redis on a developer's machine. The server is shared: never
+// flush it, change its settings or list its keys. Without a server the test is skipped.
 func URL(t testing.TB) string {
 	t.Helper()
 	url := cmp.Or(os.Getenv("REDIS_URL"), "redis://127.0.0.1:6379/0")
@@ -45,7 +44,7 @@ func Client(t testing.TB) *redis.Client {
 	return client
 }
 
-// Options returns those of a client of the shared server.
+// Options returns the options of a client of the shared server.
 func Options(t testing.TB) *redis.Options {
 	t.Helper()
 	opts, err := redis.ParseURL(URL(t))
@@ -62,14 +61,13 @@ func newClient(t testing.TB, opts *redis.Options) *redis.Client {
 	return client
 }
 
-// Prefix returns a prefix of keys that nobody else on the server uses. What is
-// under it is deleted when the test ends.
+// Prefix returns a unique prefix of keys. The keys with it are deleted when the test ends.
 func Prefix(t testing.TB) string {
 	t.Helper()
 	opts := Options(t)
 	prefix := "t-" + strings.ToLower(rand.Text()[:14]) + ":"
 	t.Cleanup(func() {
-		client := redis.NewClient(opts) // the test's own may be closed or broken by then
+		client := redis.NewClient(opts) // the test's client may be closed or broken by then
 		defer client.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 		defer cancel()

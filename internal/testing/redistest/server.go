@@ -22,9 +22,9 @@ const (
 	readyPause   = 10 * time.Millisecond
 )
 
-// Server starts a server of the test's own, with config on its command line, and
-// returns a client of it. The server ends with the test. It listens on a socket
-// in a directory of its own: a port could be taken in the meantime.
+// Server starts a private server, with config on its command line, and returns a client of it. The server
+// ends with the test. It listens on a socket in a private directory, because a port could be taken in the
+// meantime.
 func Server(t testing.TB, config ...string) *redis.Client {
 	t.Helper()
 	path, err := exec.LookPath("redis-server")
@@ -40,7 +40,7 @@ func Server(t testing.TB, config ...string) *redis.Client {
 	args := append([]string{"--port", "0", "--unixsocket", socket, "--dir", dir, "--save", "", "--daemonize", "no"}, config...)
 	server := exec.Command(path, args...)
 	server.SysProcAttr = &syscall.SysProcAttr{}
-	devservices.DieWithParent(server.SysProcAttr, syscall.SIGKILL) // a test that times out cleans nothing up
+	devservices.DieWithParent(server.SysProcAttr, syscall.SIGKILL) // a test that times out runs no cleanup
 	started, ended := make(chan error, 1), make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // the parent is the thread that forked
@@ -72,8 +72,7 @@ func Server(t testing.TB, config ...string) *redis.Client {
 	return client
 }
 
-// Cluster starts a cluster of one server, of the test's own, and returns a client
-// of it.
+// Cluster starts a private cluster of one server and returns a client of it.
 func Cluster(t testing.TB) *redis.ClusterClient {
 	t.Helper()
 	port, bus := freePort(t), freePort(t)
@@ -99,7 +98,7 @@ func Cluster(t testing.TB) *redis.ClusterClient {
 	return client
 }
 
-// freePort returns a port that nobody listens on at this moment.
+// freePort returns a port that is free at this moment.
 func freePort(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

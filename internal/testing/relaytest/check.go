@@ -11,15 +11,13 @@ type Evidence struct {
 	Arrivals          []Arrival
 }
 
-// A Licence is what a round's fault may have done to the messages that were
-// committed in it.
+// A Licence is the effect that a round's fault may have had on the messages that were committed in it.
 type Licence struct {
 	Repeats int  // publications beyond the first of each message
 	Overlap bool // two relays may have published at once
 }
 
-// Check returns what is wrong with e, one line each. licences has one for each
-// round.
+// Check returns the mistakes in e, one line each. licences has one entry for each round.
 func Check(e Evidence, licences []Licence) []string {
 	wrong := e.lostMessages()
 	wrong = append(wrong, e.foreignMessages()...)
@@ -54,7 +52,8 @@ func (e Evidence) lostMessages() []string {
 	return wrong
 }
 
-// foreignMessages returns arrivals of what nobody committed, or not like that.
+// foreignMessages returns arrivals of messages that were not committed, or that differ from the committed
+// one.
 func (e Evidence) foreignMessages() []string {
 	var wrong []string
 	for _, a := range e.Arrivals {
@@ -72,8 +71,8 @@ func (e Evidence) foreignMessages() []string {
 	return wrong
 }
 
-// disordered returns the first arrivals before which a later version of the
-// same key had arrived, and delayed ones before which an earlier version had not.
+// disordered returns the first arrivals that came after a later version of the same key. It also returns
+// delayed ones that came before an earlier version.
 func (e Evidence) disordered() []string {
 	var wrong []string
 	last := make(map[string]int64)
@@ -99,7 +98,7 @@ func (e Evidence) disordered() []string {
 	return wrong
 }
 
-// versionBefore returns the version of m's key that was written last before it.
+// versionBefore returns the last version of m's key that was written before it.
 func (e Evidence) versionBefore(m Message) (version int64) {
 	for _, other := range e.Committed {
 		if other.Key == m.Key && !other.Delayed && other.Version < m.Version {
@@ -109,9 +108,9 @@ func (e Evidence) versionBefore(m Message) (version int64) {
 	return version
 }
 
-// Repeats returns for each round how often its messages were published beyond
-// once. What the broker delivers again is the same copy and says so; a copy that
-// comes twice without a word was sent twice by the publisher.
+// Repeats returns for each round the number of repeated publications of its messages. A redelivery by the
+// broker is the same copy and is marked. The publisher has sent twice a message that arrives twice without
+// that mark.
 func (e Evidence) Repeats(rounds int) []int {
 	type publication struct{ id, copy string }
 	arrived := make(map[string]bool)

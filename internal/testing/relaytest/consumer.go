@@ -18,16 +18,15 @@ const (
 	dialTimeout = 5 * time.Second
 )
 
-// Headers by which a publisher may say more of a publication than the broker knows.
+// The headers in which a publisher may describe a publication.
 const (
 	HeaderRelay  = "x-storm-relay"  // the process
 	HeaderCopy   = "x-storm-copy"   // a name that no other publication has
 	HeaderSecond = "x-storm-second" // another process was publishing; "" or not there: none was
 )
 
-// A Consumer notes what arrives in each queue, in the order in which the broker
-// sends it. It stands on the client library alone, not on what is tested, and
-// past the proxy that cuts the relays off.
+// A Consumer notes the arrivals in each queue, in the order in which the broker sends them. It uses the
+// client library alone, not the tested code, and connects past the proxy that cuts the relays off.
 type Consumer struct {
 	url     string
 	history *History
@@ -36,13 +35,12 @@ type Consumer struct {
 	open    sync.RWMutex   // held for writing while the consumer is paused
 }
 
-// NewConsumer returns one that notes in h what arrives at the broker of url.
+// NewConsumer returns a Consumer that notes in h the arrivals at the broker of url.
 func NewConsumer(url string, h *History) *Consumer {
 	return &Consumer{url: url, history: h, strange: make(chan error, 1)}
 }
 
-// Pause stops noting and acknowledging, until Resume is called: what arrives stays in the
-// queues.
+// Pause stops noting and acknowledging until Resume is called. New messages stay in the queues.
 func (c *Consumer) Pause() { c.open.Lock() }
 
 // Resume ends a Pause.
@@ -52,8 +50,7 @@ func (c *Consumer) Resume() { c.open.Unlock() }
 // with them.
 func (c *Consumer) Wait() { c.group.Wait() }
 
-// Strange returns an error that says which delivery was no message of the test, if
-// there was one.
+// Strange returns an error for the first delivery that is not a message of the test, or nil.
 func (c *Consumer) Strange() error {
 	select {
 	case err := <-c.strange:
@@ -63,7 +60,7 @@ func (c *Consumer) Strange() error {
 	}
 }
 
-// Watch consumes queue until ctx ends, whether it exists at the moment or not.
+// Watch consumes queue until ctx ends. The queue need not exist yet.
 func (c *Consumer) Watch(ctx context.Context, queue string) {
 	c.group.Go(func() {
 		for ctx.Err() == nil {
@@ -101,7 +98,7 @@ func (c *Consumer) receiveFromQueue(ctx context.Context, queue string) {
 			}
 		}
 		if acked != nil {
-			return // what was not acked comes again
+			return // the broker redelivers messages without an ack
 		}
 	}
 }

@@ -1,4 +1,3 @@
-// Package relaytest judges what a relay has done: a test notes in a [History] what it
-// has committed and rolled back, a [Consumer] notes what arrives at RabbitMQ, and
-// [Check] says what of it must not be.
+// Package relaytest judges the work of a relay. A test notes in a [History] which messages it has committed
+// and rolled back. A [Consumer] notes the arrivals at RabbitMQ. [Check] lists the contradictions.
 package relaytest

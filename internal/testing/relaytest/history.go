@@ -6,12 +6,12 @@ import (
 	"sync"
 )
 
-// A Message is one that a writer has written.
+// A Message is a message of a writer.
 type Message struct {
 	ID, Key, Topic string
 	Version        int64 // of the key, rising
 	Round          int
-	Delayed        bool // it comes behind the versions before it, and those after it need not wait for it
+	Delayed        bool // it arrives after the versions before it; later ones need not wait for it
 }
 
 // A Body is a message's payload.
@@ -24,7 +24,7 @@ type Body struct {
 type Arrival struct {
 	ID, Key     string
 	Version     int64
-	Relay       string // the process that published it, if it says so
+	Relay       string // the process that published it, or "" if unknown
 	Copy        string // unique for each publication, the same in a redelivery
 	Redelivered bool   // the broker's word
 	Overlapped  bool   // another relay was publishing when this one began to
@@ -41,7 +41,7 @@ type History struct {
 	arrivals  []Arrival
 }
 
-// NewHistory returns one in which nothing has happened.
+// NewHistory returns an empty history.
 func NewHistory() *History {
 	return &History{
 		committed: make(map[string]Message), undone: make(map[string]Message),
@@ -93,8 +93,7 @@ func (h *History) addArrival(a Arrival) {
 	delete(h.awaited, a.ID)
 }
 
-// Missing returns the committed messages that have not arrived, without those of
-// the topic but.
+// Missing returns the committed messages that have not arrived, except those of the topic but.
 func (h *History) Missing(but string) (messages []Message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -106,7 +105,7 @@ func (h *History) Missing(but string) (messages []Message) {
 	return messages
 }
 
-// Count returns how many deliveries there were.
+// Count returns the number of deliveries.
 func (h *History) Count() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
