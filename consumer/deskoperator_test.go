@@ -24,7 +24,7 @@ func setDesk() bool {
 type desk struct{ letters *operator.DeadLetters }
 
 func (d desk) Redrive(ctx context.Context, ids ...int64) (map[string]int, error) {
-	done, err := d.letters.Redrive(ctx, operator.ByID(ids...), nil)
+	done, err := d.letters.Redrive(ctx, operator.Filter{IDs: ids}, nil)
 	outcomes := map[string]int{}
 	for outcome, n := range done {
 		outcomes[string(outcome)] = n
