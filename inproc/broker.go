@@ -102,9 +102,9 @@ func (p *parcel) confirmParcel() {
 }
 
 // PublishBatch hands batch to every service subscribed to its topics. It returns nil results when all
-// services have acked all messages. If ctx ends, AckTimeout is over or the Broker is closed before that, it
-// returns an error for each message that a service has not acked. It withdraws such messages from services
-// that have not got them. A message without a service is an [ErrUnroutable].
+// services have acked all messages. It returns earlier if ctx ends, AckTimeout is over or the Broker is
+// closed. Then each message that a service has not acked has an error, and is withdrawn from services that
+// have not got it. A message without a service is an [ErrUnroutable].
 func (b *Broker) PublishBatch(ctx context.Context, batch []outbox.Publication) []error {
 	results := make([]error, len(batch))
 	parcels := make([]*parcel, len(batch))

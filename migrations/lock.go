@@ -22,7 +22,7 @@ var ErrLocked = errors.New("a table is in use by transactions that stay open")
 
 const (
 	// LockTimeout is how long a migration waits for each lock. Meanwhile other statements on the table wait
-	// behind the migration, so it also bounds how long a migration that does not get its lock stops them.
+	// behind the migration. So it also bounds the time for which a migration without its lock stops them.
 	LockTimeout = time.Second
 
 	// LockAttempts is how often a migration is tried before [ErrLocked]. Between two attempts it holds up no

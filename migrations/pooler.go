@@ -8,8 +8,8 @@ import (
 )
 
 // ErrPooled reports a database URL that leads through a pooler. The migrator's lock belongs to the session.
-// In transaction mode it would stay with a session of the pooler, and every later migrator of the database
-// would wait for it, also one that connects directly.
+// In transaction mode it would stay with a session of the pooler. Every later migrator of the database would
+// wait for it, also one that connects directly.
 var ErrPooled = errors.New("the database URL leads through a pooler, and a migration needs a connection of its own: give that of the server")
 
 // refusePooler returns [ErrPooled] if conn leads through a pooler: a pooler gives its clients process ids

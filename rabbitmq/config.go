@@ -15,7 +15,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// deadSuffix names the queue of what the broker itself dead-letters.
+// deadSuffix is the suffix of the queue for messages that the broker itself dead-letters.
 const deadSuffix = ".dead"
 
 const (
@@ -134,7 +134,7 @@ func quorumArguments(limit int32) amqp.Table {
 // builder it knows that each queue has a dead-letter queue.
 type quorumTopology struct {
 	wamqp.DefaultTopologyBuilder
-	passive bool // it only looks whether things are there, for which nobody needs a permission
+	passive bool // it only checks that things exist, which needs no permission
 	dialer  dialer
 }
 
@@ -173,12 +173,11 @@ func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopol
 // gets its messages. Call it for topics that a service listens to, never for topics that it only
 // publishes: their queue would never be emptied.
 //
-// Call it for every service that listens, with the Config of each, before the
-// first message is published: RabbitMQ keeps a message for the queues that exist
-// by then. A service whose queue comes later does not get it, and nothing tells,
-// as long as another one has a queue; an exchange without any refuses every
-// message. A process that publishes may declare for all who listen, as the order
-// example does.
+// Call it for every service that listens, with the Config of each, before the first message is published.
+// RabbitMQ keeps a message only for the queues that exist by then. A service whose queue comes later does not
+// get it, without an error as long as another service has a queue. An exchange without any queue refuses
+// every message. A process that publishes may declare for all services that listen, as the order example
+// does.
 //
 // It waits for a broker that is away until ctx ends. It returns at once if the
 // broker refuses, as it does when a queue exists with other arguments; a wrong
@@ -218,9 +217,9 @@ func buildTopology(ch *amqp.Channel, cfg wamqp.Config, topic string) error {
 	return nil
 }
 
-// normalizeConfig fills in what a Config of any origin may leave open. The
-// Marshaler of watermill-amqp is replaced: it refuses deliveries for ever
-// whose headers are not strings, such as those of a quorum queue.
+// normalizeConfig fills in the fields that a Config may leave open. It replaces the Marshaler of
+// watermill-amqp, which refuses deliveries with headers that are not strings, such as those of a quorum
+// queue, for ever.
 func normalizeConfig(cfg wamqp.Config) (wamqp.Config, error) {
 	fault := checkAddresses(brokerurls.Split(cfg.Connection.AmqpURI))
 	switch {

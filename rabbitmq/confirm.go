@@ -88,11 +88,10 @@ func (c *confirmChannel) abandonChannel() {
 	c.conn.closeChannel(c.amqp)
 }
 
-// publishBatch sends what b has left, window messages at most ahead of their
-// confirms: first what goes to destinations in good standing, then, one by one,
-// what goes to suspects. After an error what is in flight is not resolved, and
-// the channel is abandoned with it. The error holds the broker's exception if
-// that is what closed the channel.
+// publishBatch sends the open messages of b, window messages at most ahead of their confirms. Messages to
+// destinations in good standing come first, then messages to suspects, one by one. After an error it resolves
+// no message in flight and abandons the channel. If the broker closed the channel by an exception, the error
+// holds that.
 func (c *confirmChannel) publishBatch(ctx context.Context, b *batch, window int) error {
 	c.flights, c.settled = c.flights[:0], 0
 	clear(c.ids)
@@ -189,8 +188,8 @@ func (c *confirmChannel) settleFlights(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// salvageAnswers resolves what was answered out of turn, before the channel is given
-// up: it need not be sent again, nor can it be what the channel was closed over.
+// salvageAnswers resolves messages that were answered out of turn, before the channel is given up. They need
+// not be sent again, and did not make the broker close the channel.
 func (c *confirmChannel) salvageAnswers(b *batch) {
 	open := c.flights[:0]
 	for _, f := range c.flights[c.settled:] {

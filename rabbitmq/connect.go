@@ -72,7 +72,7 @@ type link struct {
 	once sync.Once
 	work sync.WaitGroup // every goroutine of every connection
 
-	turn     chan struct{} // held by who uses the fields below
+	turn     chan struct{} // held to use the fields below
 	current  *conn
 	failures int
 	notYet   time.Time // no dial before
@@ -170,8 +170,8 @@ func (l *link) cutConnection() {
 	}
 }
 
-// closeLink refuses further connections, closes the current one and waits for the
-// goroutines of all. By then nobody may use them any more.
+// closeLink refuses further connections, closes the current one and waits for the goroutines of all
+// connections. After that no caller may use them.
 func (l *link) closeLink() {
 	l.once.Do(func() {
 		l.end(ErrClosed)

@@ -23,8 +23,8 @@ const (
 	leftMemory = 10 * time.Second
 )
 
-// checkAddresses says what is wrong with urls, and nothing if they can be dialled. It
-// names an address by its position: the text holds a password.
+// checkAddresses returns the mistake in urls, or "" if they can be dialled. It names an address by its
+// position, because the text holds a password.
 func checkAddresses(urls []string) string {
 	const form = "not an AMQP URL, as amqp://user:password@host:5672/vhost (special characters in user and password must be percent-encoded)"
 	if len(urls) > maxAddresses {

@@ -31,9 +31,8 @@ var (
 // schemeTLS is that of URLs to a broker that speaks TLS.
 const schemeTLS = "amqps"
 
-// A conn is one connection to the broker, from its handshake to its end. It is
-// never revived: who needs a connection after that dials another one, so a
-// delivery tag can never be used on a connection it does not belong to.
+// A conn is one connection to the broker, from its handshake to its end. It is never revived: a new conn
+// takes its place, so that a delivery tag is never used on another connection.
 type conn struct {
 	amqp    *amqp.Connection
 	link    *link
@@ -139,8 +138,7 @@ func saslLogin(cfg wamqp.ConnectionConfig) string {
 	return fmt.Sprintf("%s%s, virtual host %q", user, net.JoinHostPort(at.Host, strconv.Itoa(at.Port)), vhost)
 }
 
-// amqpConfig returns a fresh configuration for each dial: the library writes
-// into what it is given.
+// amqpConfig returns a new configuration for each dial, because the library modifies it.
 func amqpConfig(cfg wamqp.ConnectionConfig, opts ConnectionOptions) amqp.Config {
 	var config amqp.Config
 	if cfg.AmqpConfig != nil {
@@ -217,8 +215,8 @@ func (c *conn) blockedError() error {
 	}
 }
 
-// dropConnection ends the connection without a word. The broker gives back what was not
-// acked, and what was not confirmed stays unknown.
+// dropConnection ends the connection without a handshake. The broker redelivers messages without an ack, and
+// the outcome of unconfirmed messages stays unknown.
 func (c *conn) dropConnection() {
 	if c.socket != nil {
 		c.socket.Close()

@@ -14,7 +14,7 @@ import (
 // RequestTimeout. With one more the connection is dropped, which ends them all.
 const maxStuck = 8
 
-// An answer is what a request has returned.
+// An answer is the result of a request.
 type answer[T any] struct {
 	value T
 	err   error

@@ -30,9 +30,8 @@ type secureConn struct {
 // lastWords is how long a failed greeting waits for the broker's reason.
 const lastWords = time.Second
 
-// shakeHands makes a connection in TLS of socket, which it closes after an error. TLS is
-// 1.2 or later, whatever config allows. Without a config it is that of the files which
-// the URL names, as in the AMQP client.
+// shakeHands makes a TLS connection of socket, which it closes after an error. TLS is 1.2 or later, even if
+// config allows less. Without a config it uses the files that the URL names, like the AMQP client.
 func shakeHands(ctx context.Context, socket net.Conn, at amqp.URI, config *tls.Config) (*secureConn, error) {
 	var err error
 	if config = config.Clone(); config == nil {
@@ -100,7 +99,7 @@ func (c *secureConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// explainAlert returns err with what the broker said to c, if err does not tell.
+// explainAlert returns err with the broker's alert to c, unless err has it already.
 func (c *secureConn) explainAlert(err error) error {
 	if c == nil || c.refusal.Load() == nil || strings.Contains(err.Error(), c.refusal.Load().Error()) {
 		return err

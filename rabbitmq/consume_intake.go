@@ -11,10 +11,10 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// receiveDeliveries hands over the deliveries of e until intake ends, e ends, or e is to be
-// renewed. It reports the latter as calm: e was idle for the topology interval, or blameless with
-// one message at a time, or its prefetch does not suit the sizes of the messages. Deliveries that
-// were not handed over go back to the broker.
+// receiveDeliveries hands over the deliveries of e until intake ends, e ends, or e must be renewed. It
+// reports the latter as calm. That is after e was idle for the topology interval, or blameless with one
+// message at a time, or if its prefetch does not suit the sizes of the messages. Deliveries that were not
+// handed over go back to the broker.
 //
 // An idle consumer is replaced because the broker may have forgotten it. When a quorum queue is
 // deleted and declared again at once, RabbitMQ 3.10 neither cancels its consumers nor delivers to
@@ -142,7 +142,7 @@ func (s *subscription) openItem(work context.Context, it *item) {
 	it.end = end
 }
 
-// unmarshalDelivery is total, whatever Marshaler the user has.
+// unmarshalDelivery returns a message in any case, even if the Marshaler of the user fails.
 func (s *subscription) unmarshalDelivery(d amqp.Delivery) *message.Message {
 	var msg *message.Message
 	err := guard.Call(func() (err error) {
@@ -196,9 +196,9 @@ func (s *subscription) nackItem(work context.Context, it *item) (again bool) {
 	return true
 }
 
-// giveBackItems returns what e was sent and what is not in hand. With keys the channel
-// does so when it closes, for the sake of their order. A broker that does not
-// answer gets it back with the channel, too.
+// giveBackItems returns the deliveries of e that are not in hand to the broker. With keys, the closing
+// channel does that, which keeps their order. If the broker does not answer, it gets them back with the
+// channel, too.
 func (s *subscription) giveBackItems(e *epoch) {
 	items := s.lanes.dropItems()
 	for _, it := range items {

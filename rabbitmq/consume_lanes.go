@@ -141,7 +141,7 @@ func (l *lanes) finishItem(it *item) {
 	l.ready = append(l.ready, behind[0])
 }
 
-// dropItems ends the current epoch. It removes and returns what is not in hand.
+// dropItems ends the current epoch. It removes and returns the items that are not in hand.
 func (l *lanes) dropItems() []*item {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -17,9 +17,9 @@ import (
 // maxNesting is how deep a header's tables and arrays are kept.
 const maxNesting = 32
 
-// MetadataUserID is the metadata with the broker's user who has sent a message, on
-// arrival: the broker has checked it, and without the property user-id there is none.
-// It is never sent, and a header of that name is dropped. See [PublisherOptions].UserID.
+// MetadataUserID is the metadata, on arrival, with the user of the broker who sent the message. The broker
+// has checked it. Without the property user-id there is none. It is never sent, and a header of that name is
+// dropped. See [PublisherOptions].UserID.
 const MetadataUserID = "amqp-user-id"
 
 // A Marshaler turns messages into publishings and deliveries into messages. It never returns an

@@ -42,7 +42,7 @@ type PublisherOptions struct {
 	// other messages on the connection. After it the outcome of unconfirmed messages is unknown,
 	// and its channel is abandoned. If nothing was confirmed on the connection meanwhile,
 	// the Publisher goes to another broker of the Config: to each once, and then after each
-	// such round. Each topic has a timeout of its own. Default: 30 s.
+	// such round. Each topic has a separate timeout. Default: 30 s.
 	ConfirmTimeout time.Duration
 	// MaxPayload is the broker's max_message_size, in bytes; over it the broker
 	// would close the channel. Default: 16 MiB, RabbitMQ 4's own.
@@ -375,7 +375,7 @@ func (b *batch) refuseDestination(d destination, err error) {
 	}
 }
 
-// failUnresolved resolves what is left with err and returns the results.
+// failUnresolved resolves the remaining messages with err and returns the results.
 func (b *batch) failUnresolved(err error) []error {
 	for i := b.nextUnresolved(); i >= 0; i = b.nextAfter(i) {
 		b.resolveMessage(i, err)

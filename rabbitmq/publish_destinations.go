@@ -15,7 +15,7 @@ const (
 	// destination that it refused: each time costs a channel.
 	refusalMemory = time.Second
 
-	// maxDestinations bounds what is remembered, of each kind. Over it all is
+	// maxDestinations is the most destinations of each kind that are remembered. When there are more, all are
 	// forgotten, which costs a declaration of each exchange in use.
 	maxDestinations = 4096
 )
@@ -35,8 +35,7 @@ func (d destination) String() string {
 	return fmt.Sprintf("exchange %q with routing key %q", d.exchange, d.key)
 }
 
-// destinations is what a Publisher knows, over all its channels, of where it
-// publishes to.
+// destinations is the knowledge of a Publisher about its destinations, from all its channels.
 type destinations struct {
 	mu       sync.Mutex
 	conn     *conn           // on which the exchanges were declared
@@ -44,8 +43,7 @@ type destinations struct {
 	refused  map[destination]refusal
 }
 
-// A refusal is what the broker said of a destination, and until when that is
-// not questioned.
+// A refusal is the error of the broker for a destination, and the time until which it is taken for true.
 type refusal struct {
 	err       error
 	until     time.Time
@@ -63,7 +61,7 @@ func (d *destinations) standingOf(at destination) (refused error, suspect bool) 
 		return nil, false
 	case time.Now().Before(r.until):
 		return r.err, false
-	case !r.published: // declaring it again disturbs nobody
+	case !r.published: // declaring it again disturbs no other publisher
 		delete(d.refused, at)
 	}
 	return nil, r.published
@@ -107,11 +105,10 @@ func (d *destinations) forgetDeclared() {
 	d.conn, d.declared = nil, nil
 }
 
-// declareExchanges declares the exchanges of b that c has not seen yet, one after the
-// other on a channel of their own: an exception is this exchange's fault, and
-// ends no channel on which messages are under way. Messages to an exchange that
-// the broker refuses are refused, and the others go on without them. alone says
-// that nobody else uses c.
+// declareExchanges declares the exchanges of b that c has not seen yet, one after the other. It uses a
+// separate channel: an exception ends that channel only, and belongs to one exchange. If the broker refuses
+// an exchange, its messages are refused, and the others go on without them. alone says that no other
+// goroutine uses c.
 func (p *Publisher) declareExchanges(ctx context.Context, c *conn, b *batch, alone bool) error {
 	var ch *amqp.Channel
 	defer func() {

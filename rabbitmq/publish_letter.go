@@ -50,9 +50,9 @@ func (p *Publisher) writeLetter(l *letter, msg *message.Message) error {
 	return l.checkSize()
 }
 
-// checkSize measures l's header frame, which AMQP does not split. It returns an error for a
-// message that the client cannot encode, that the broker closes the connection over, or that a
-// consumer's client could not read.
+// checkSize measures l's header frame, which AMQP does not split. It returns an error for a message that the
+// client cannot encode, that a consumer's client could not read, or that would make the broker close the
+// connection.
 func (l *letter) checkSize() error {
 	const fixed = 64 // class, size, flags, the properties of fixed length, the lengths of the others
 	l.size = fixed

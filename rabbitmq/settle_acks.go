@@ -60,7 +60,7 @@ func newAcks(channel settler, limit int, delay time.Duration) *acks {
 // messages ahead of them.
 func ackLimit(prefetch int) int { return max(1, min(maxCollectedAcks, prefetch/4)) }
 
-// sendAcksUntil sends what was collected for the delay, until gone is closed.
+// sendAcksUntil sends the collected acks after each delay, until gone is closed.
 func (a *acks) sendAcksUntil(gone <-chan struct{}) {
 	timer := time.NewTimer(a.delay)
 	defer timer.Stop()
@@ -135,7 +135,7 @@ func (a *acks) sendNack(tag uint64, requeue bool) {
 	}
 }
 
-// flushAcks sends what was collected.
+// flushAcks sends the collected acks.
 func (a *acks) flushAcks() {
 	a.sending.Lock()
 	defer a.sending.Unlock()

@@ -161,18 +161,19 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 // hand or waiting. After a lost channel the AMQP client may hold as many besides,
 // while their old copies are in hand.
 //
-// With a [SubscriberOptions].Key, messages with the same key are handed over in
-// the order in which the broker delivers them, each only after the one before it
-// was acked; other keys do not wait, unless Prefetch messages with one key come in
-// a row. A nacked message is handed over again, after NackDelay and before the
-// others of its key, by the Subscriber itself: no other consumer gets it, and the
-// broker does not count it as a delivery, so that it is the handler who limits the
-// attempts. With the Config's Consume.NoRequeueOnNack it is dead-lettered and the
-// next one handed over. When the channel is lost, messages that wait are dropped,
-// and come again, like those in hand; an old copy in hand holds its key until it is
-// settled. At the end of the subscription what waits goes back when all that is in
-// hand is settled. So each key's messages are acked for the first time in their
-// order, whatever is nacked or lost.
+// With a [SubscriberOptions].Key, messages with the same key are handed over in the order of the broker, each
+// after the one before it was acked. Other keys do not wait, unless Prefetch messages with one key come in a
+// row.
+//
+// The Subscriber itself hands a nacked message over again, after NackDelay and before the others of its key.
+// No other consumer gets it, and the broker does not count it as a delivery: the handler has to limit the
+// attempts. With the Config's Consume.NoRequeueOnNack the message is dead-lettered and the next one handed
+// over.
+//
+// When the channel is lost, waiting messages are dropped. They are redelivered, like those in hand; an old
+// copy in hand holds its key until it is settled. At the end of the subscription, waiting messages go back to
+// the broker when all messages in hand are settled. So each key's messages are acked for the first time in
+// their order, also after nacks and lost channels.
 //
 // That holds for one consumer. Where there are several, subscriptions that follow
 // each other at once included, set [ConfigOptions].SingleActiveConsumer, with

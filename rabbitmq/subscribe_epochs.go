@@ -164,8 +164,8 @@ func (s *subscription) runEpochs(intake, base context.Context, e *epoch) {
 	s.epochs.Wait()
 }
 
-// reconnectEpoch connects until it succeeds, and returns nil once ctx has ended. It also retries
-// errors that are permanent at the start: the operator who caused them may mend them.
+// reconnectEpoch connects until it succeeds, and returns nil once ctx has ended. It also retries errors that
+// are permanent at the start, because an operator may mend their cause.
 func (s *subscription) reconnectEpoch(ctx context.Context, failures int) *epoch {
 	for n := failures; backoff.Sleep(ctx, retryPause(n)) == nil; n++ {
 		e, err := s.connectEpoch(ctx)

@@ -14,12 +14,12 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// DeployUser, behind the prefix, is the user who declares exchanges and queues. No
-// service may have this name.
+// DeployUser, behind the prefix, is the user that declares exchanges and queues. No service may have this
+// name.
 const DeployUser = "deploy"
 
-// A Topology is what the services of an installation publish and listen to. In
-// JSON it is what sagamill broker reads.
+// A Topology lists the topics that the services of an installation publish and listen to. In JSON it is the
+// input of sagamill broker.
 type Topology struct {
 	// Prefix is that of [ConfigOptions]. It begins the names of the users, too:
 	// those belong to the whole broker.
@@ -130,8 +130,8 @@ func (t Topology) checkNames() error {
 			}
 		}
 	}
-	// The broker has one list of names for both: who may read the queue could read
-	// the exchange.
+	// The broker has one list of names for both: a user with the right to read the queue could read the
+	// exchange.
 	for topic := range exchanges {
 		if queues[topic] {
 			return fmt.Errorf("%w: the exchange of topic %q is named like a queue", ErrConfig, topic)
@@ -143,7 +143,7 @@ func (t Topology) checkNames() error {
 	return nil
 }
 
-// isControl reports what the broker would leave out of a name, or a terminal obey.
+// isControl reports whether the broker would drop r from a name, or a terminal would act on it.
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
 // alternativesPattern returns a regular expression of whole names: the broker itself searches

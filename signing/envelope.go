@@ -67,8 +67,8 @@ func (p *part) signMessage(keyID, topic string, msg *message.Message) {
 	p.mac.Sum(p.sum[:0])
 }
 
-// addField appends s to the input, behind its length. The number of fields before the headers and the length
-// of the digest behind them are fixed, so that the input can be read in one way only.
+// addField appends s to the input, behind its length. The input can be read in one way only: the number of
+// fields before the headers is fixed, and so is the length of the digest behind them.
 func (p *part) addField(s string) {
 	p.input = binary.BigEndian.AppendUint64(p.input, uint64(len(s)))
 	p.input = append(p.input, s...)

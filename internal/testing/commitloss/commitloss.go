@@ -24,9 +24,8 @@ const (
 	All          // like Reply, and the proxy accepts no more connections
 )
 
-// commitMessages are the messages by which pgx commits: the simple query of a transaction, or in a batch a
-// part of a Bind message with the name of the prepared statement, or the Parse message of an unnamed
-// statement.
+// commitMessages are the messages by which pgx commits. A transaction sends the simple query. A batch sends a
+// Bind message, whose part here names the prepared statement, or the Parse message of an unnamed statement.
 var commitMessages = [][]byte{
 	[]byte("Q\x00\x00\x00\x0bcommit\x00"),
 	fmt.Appendf(nil, "\x00stmtcache_%x\x00", firstBytes(sha256.Sum256([]byte("commit")))),

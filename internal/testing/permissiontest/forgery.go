@@ -38,8 +38,8 @@ func (b *Broker) intrude(t *testing.T, user string) *Intruder {
 	return &Intruder{t, conn, user}
 }
 
-// Try expects act to succeed, if want is 0, or else to end with an exception of code want, by which the
-// broker closes the channel.
+// Try calls act. If want is 0, act must succeed. Otherwise the broker must close the channel with an
+// exception of code want.
 func (i *Intruder) Try(want int, what string, act func(*amqp091.Channel) error) {
 	i.t.Helper()
 	ch, err := i.conn.Channel()

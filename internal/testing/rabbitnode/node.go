@@ -253,8 +253,8 @@ func (n *Node) environment() []string {
 }
 
 // Kill kills the node, as kill -9 does, and returns when it has ended. A queue that was declared shortly
-// before can come back without a leader, for ever, because RabbitMQ 3.10 does not sync its entry in a
-// registry. To avoid that, stop and start the node, or call Sync, before.
+// before can come back without a leader, for ever: RabbitMQ 3.10 does not sync its entry in a registry. To
+// avoid that, stop and start the node, or call Sync, before.
 func (n *Node) Kill() {
 	if n.run != nil {
 		n.run.killChild()

@@ -56,9 +56,9 @@ func (n *Node) Start(t testing.TB) {
 // Kill kills the node, as kill -9 does, and returns when it is gone.
 func (n *Node) Kill() { n.node.Kill() }
 
-// Stop stops the node in good order. A queue that was declared shortly before a kill can come back without a
-// leader, for ever, because RabbitMQ 3.10 does not sync its entry in a registry: stop and start a node before
-// a test kills it.
+// Stop stops the node in good order. Stop and start a node before a test kills it. Otherwise a queue that was
+// declared shortly before can come back without a leader, for ever: RabbitMQ 3.10 does not sync its entry in
+// a registry.
 func (n *Node) Stop(t testing.TB) {
 	t.Helper()
 	if err := n.node.Stop(); err != nil {
