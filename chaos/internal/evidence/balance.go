@@ -1,14 +1,14 @@
 package evidence
 
-// An invariant holds in every snapshot of the database, whatever is under way.
+// An invariant holds in every snapshot of the database, even while transactions are under way.
 type invariant struct{ says, against string }
 
 // shown is how many contradictions of an invariant a Sample names.
 const shown = "5"
 
-// invariants are written so that what a service commits later comes first in them: a payment
-// that is noted has been charged, a completed order has been shipped, and not the other way round.
-// Each has its contradictions as rows of one column.
+// Each invariant goes from a later commit to the earlier one: a recorded payment has been charged, a completed
+// order has been shipped. The reverse may be false in a snapshot. Each statement returns its contradictions as
+// rows of one column.
 var invariants = []invariant{
 	{"an order has at most one charge and one refund, of the same amount, and that is the order's", `
 		SELECT l.order_id FROM (
@@ -70,14 +70,14 @@ var invariants = []invariant{
 			OR EXISTS (SELECT FROM ticketing_service.ticket t WHERE t.trip_id = s.id))`},
 }
 
-// sqlMoney is charges less refunds, and sqlDone the sagas that have ended.
+// sqlMoney returns charges less refunds, and sqlDone the number of sagas that have ended.
 const (
 	sqlMoney = `SELECT coalesce(sum(CASE kind WHEN 'charge' THEN amount ELSE -amount END), 0)::bigint FROM payment_gateway.ledger`
 	sqlDone  = `SELECT (SELECT count(*) FROM order_service.orders WHERE status IN ('completed', 'cancelled')) + (SELECT count(*) FROM trip_service.saga WHERE ended_at IS NOT NULL)`
 )
 
-// sqlSessions counts those of this database's clients, and those of them that have been idle in a
-// transaction for ten seconds, and reads what is shown of all.
+// sqlSessions counts the sessions of this database's clients, and those idle in a transaction for ten seconds.
+// It also returns the text that the session list shows of all sessions.
 const sqlSessions = `
 SELECT count(*), count(*) FILTER (WHERE state LIKE 'idle in transaction%' AND state_change < clock_timestamp() - interval '10 s'),
 	convert_to(coalesce(string_agg(usename || ' ' || application_name || ' ' || query, chr(10)), ''), 'UTF8')

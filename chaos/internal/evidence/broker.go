@@ -16,15 +16,15 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// A Broker says where the examples' exchanges and queues are.
+// A Broker gives access to the examples' exchanges and queues.
 type Broker struct {
 	URL       string
-	Namespace func(saga string) string // what the processes were given as -namespace
+	Namespace func(saga string) string // the processes' flag -namespace
 
-	// Queues reads what all queues hold. Default: a passive declaration of each, by which
-	// unacked messages are not known, and count as none.
+	// Queues returns the depths of all queues. Default: a passive declaration of each queue, which does not
+	// count unacked messages.
 	Queues func(ctx context.Context) ([]record.Queue, error)
-	// Connections counts the broker's connections. Default: nobody can, and [RecordFinal] notes none.
+	// Connections counts the broker's connections. Default: not counted, and [RecordFinal] records none.
 	Connections func() (int, error)
 }
 
@@ -32,7 +32,7 @@ const dialTimeout = 5 * time.Second
 
 func (b Broker) exchange(saga, topic string) string { return b.Namespace(saga) + "." + topic }
 
-// queueNames are those of every service, and those of what the broker has given up on.
+// queueNames returns the names of every service's queues, with the broker's dead-letter queues.
 func (b Broker) queueNames() (names []string) {
 	for _, l := range Listeners {
 		queue := b.exchange(l.Saga, l.Topic) + "." + l.queueName()
@@ -64,8 +64,8 @@ type gauge struct {
 	ch     *amqp.Channel
 }
 
-// readDepths reads the queues by Queues, or on a connection of its own. A queue that is not
-// there, since somebody has deleted it, holds nothing and is Absent.
+// readDepths reads the queues with Queues, or on a separate connection. A deleted queue holds no messages and
+// is Absent.
 func (g *gauge) readDepths(ctx context.Context) (all []record.Queue, err error) {
 	if g.broker.Queues != nil {
 		return g.broker.Queues(ctx)
@@ -82,7 +82,7 @@ func (g *gauge) readDepths(ctx context.Context) (all []record.Queue, err error) 
 		q, err := g.ch.QueueDeclarePassive(name, true, false, false, false, nil)
 		var e *amqp.Error
 		switch {
-		case errors.As(err, &e) && e.Code == amqp.NotFound: // and the channel is closed
+		case errors.As(err, &e) && e.Code == amqp.NotFound: // the broker closes the channel too
 			all = append(all, record.Queue{Name: name, Absent: true})
 		case err != nil:
 			return nil, fmt.Errorf("evidence: queue %s: %w", name, err)
@@ -115,7 +115,7 @@ func (g *gauge) dropChannel() {
 	g.conn, g.ch = nil, nil
 }
 
-// publishers are as the examples' relays have them, one for each of the sagas.
+// publishers are configured as the examples' relays, one for each saga.
 type publishers map[string]*rabbitmq.Publisher
 
 func (b Broker) publishers() (publishers, error) {
@@ -148,7 +148,7 @@ func (p publishers) publishStored(ctx context.Context, saga string, messages []s
 	batch := make([]outbox.Publication, 0, len(messages))
 	for i := range messages {
 		publication, err := messages[i].publication()
-		if err != nil { // nothing but a row that somebody wrote by hand
+		if err != nil { // only a row written by hand
 			return slices.Repeat([]error{err}, len(messages))
 		}
 		batch = append(batch, publication)
@@ -157,7 +157,7 @@ func (p publishers) publishStored(ctx context.Context, saga string, messages []s
 	return results
 }
 
-// A raw publisher publishes what no relay would.
+// A raw publisher publishes messages that no relay would publish.
 type raw struct {
 	broker  Broker
 	mu      sync.Mutex
@@ -170,8 +170,8 @@ const confirmTimeout = 10 * time.Second
 
 var errReturned = errors.New("evidence: the message reached no queue")
 
-// publishRaw returns nil if the broker has taken p over and it has reached a queue. After any
-// error it may have, too.
+// publishRaw returns nil if the broker has confirmed p and a queue has it. After an error a queue may have it
+// too.
 func (r *raw) publishRaw(ctx context.Context, exchange string, p amqp.Publishing) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -191,7 +191,7 @@ func (r *raw) publishRaw(ctx context.Context, exchange string, p amqp.Publishing
 		return fmt.Errorf("evidence: not confirmed: %w", errors.Join(err, ctx.Err()))
 	}
 	select {
-	case <-r.returns: // comes before the confirmation
+	case <-r.returns: // the return comes before the confirmation
 		return errReturned
 	default:
 		return nil

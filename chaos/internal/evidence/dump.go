@@ -13,19 +13,19 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// shortColumn is record.Digest in SQL.
+// shortColumn returns record.DigestOf as an SQL expression.
 func shortColumn(column string) string {
 	return "encode(substring(sha256(" + column + ") FROM 1 FOR 16), 'hex')"
 }
 
-// sqlDumpChanges is in the order of record.Change.
+// sqlDumpChanges has the fields of record.Change, in their order.
 const sqlDumpChanges = `
 SELECT row_to_json(c)::text
 FROM (SELECT seq, at, tx::text::numeric AS tx, tbl AS "table", op, saga, key, state, what FROM chaos.change ORDER BY seq) c`
 
-// sqlDumpOutbox is in the order of record.Message: what is in the log, what was written to be published
-// later, and what the relay holds and is in neither, since its leaf was emptied. A message that was
-// moved into the log is as it was written first.
+// sqlDumpOutbox has the fields of record.Message, in their order. It returns the messages of the log and the
+// delayed ones. It adds held messages that are in neither, because the relay has emptied their leaf. A delayed
+// message that was moved into the log appears as it was first written.
 const sqlDumpOutbox = `
 WITH message AS (
 	SELECT DISTINCT ON (message_id) * FROM (
@@ -48,11 +48,11 @@ FROM (
 
 const sqlDumpTable = `SELECT row_to_json(t)::text FROM (SELECT {columns} FROM {schema}.{table}) t`
 
-// sqlTableExists also says so of a schema that does not exist.
+// sqlTableExists also returns false if the schema does not exist.
 const sqlTableExists = `SELECT to_regclass($1) IS NOT NULL`
 
-// dumped are the columns of tables that are not kept as they are: payloads and responses are
-// digests, and what a message bore as bytes is text.
+// dumped are the columns of tables that are not dumped unchanged: digests replace payloads and responses, and
+// text replaces a message's bytes.
 var dumped = map[string]string{
 	"inbox": "scope, key, step, n, state, attempts, undo_attempts, encode(substring(digest FROM 1 FOR 16), 'hex') AS digest," +
 		" encode(substring(undo_digest FROM 1 FOR 16), 'hex') AS undo_digest, created_at, updated_at",
@@ -64,10 +64,10 @@ var dumped = map[string]string{
 		shortColumn("resp_header || resp_body") + " AS response, created_at, completed_at, expires_at",
 }
 
-// kept are the tables that are dumped, by schema: the business tables besides.
+// kept are the dumped tables of each schema, besides the business tables.
 var kept = []string{"inbox", "parked", "outbox_held", "idempotency_key", "saga_journal", "stock"}
 
-// dumpedTables are all that are dumped, if they exist.
+// dumpedTables returns all tables to dump, if they exist.
 func dumpedTables() (all []table) {
 	for _, t := range business {
 		all = append(all, table{schema: t.schema, name: t.name})
@@ -80,8 +80,8 @@ func dumpedTables() (all []table) {
 	return all
 }
 
-// DumpTables writes changes, messages and tables to the directory of the run, as they are in
-// one snapshot. It reads row by row, whatever there is of them. After an error the files are not whole.
+// DumpTables writes changes, messages and tables of one snapshot to the run's directory. It reads row by row,
+// so its memory does not grow with them. After an error the files are incomplete.
 func DumpTables(ctx context.Context, db *pgxpool.Pool, dir string) error {
 	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL work_mem = '64MB'"); err != nil {
@@ -127,7 +127,7 @@ func dumpTables(ctx context.Context, tx pgx.Tx, dir string) error {
 	return nil
 }
 
-// dumpTable writes what the statements return, a JSON value a row, to one file.
+// dumpTable writes the rows of the statements, one JSON value each, to one file.
 func dumpTable(ctx context.Context, tx pgx.Tx, dir, name string, statements ...string) error {
 	file, err := record.CreateFile[json.RawMessage](dir, name)
 	if err != nil {

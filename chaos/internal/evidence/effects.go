@@ -9,24 +9,24 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// sqlHashTable does not depend on the order of the rows, and needs no memory for them.
+// sqlHashTable hashes a table, independent of the order of its rows and without memory for them.
 const sqlHashTable = `SELECT count(*) || ':' || coalesce(sum(hashtextextended(t::text, 0)::numeric), 0)::text FROM {schema}.{table} t`
 
-// sqlHashOutbox stands for the messages of an outbox: whoever writes one takes an id. What
-// the log holds of them is not asked, since the relay empties it.
+// sqlHashOutbox stands for the messages of an outbox: each insert takes an id. The log itself is not read,
+// since the relay empties it.
 const sqlHashOutbox = `SELECT last_value::text FROM {schema}.outbox_id_seq`
 
-// effective are the tables, beside the business tables, in which a message leaves something.
+// effective are the tables, besides the business tables, in which a message leaves an effect.
 var effective = []string{"inbox", "parked", "idempotency_key", "saga_journal", "stock", "reference"}
 
-// DigestEffects returns one fingerprint of all that messages have done, as a line for each table: all rows of the
-// business tables, the ledger, the stocks, inboxes with attempts, digests and times, parked messages and dead letters, the
-// records of idempotency keys, how many messages the outboxes have been given, and how many rows any
-// statement has written to one of those, even if it wrote what was there. They are of one
-// snapshot.
+// DigestEffects returns a fingerprint of all effects of messages, one line for each table, from one snapshot.
+// It covers all rows of the business tables, the ledger and the stocks. It covers inboxes with attempts,
+// digests and times, parked messages and dead letters, and the records of idempotency keys. It counts the
+// messages written to the outboxes. It counts the rows that statements have written to these tables, even if a
+// write changed no value.
 //
-// Left out is what changes by itself: how far relays have published, who leads, leases
-// of theirs, and what the log still holds.
+// The fingerprint leaves out state that changes without messages: the relays' progress, leadership and leases,
+// and the rest of the log.
 func DigestEffects(ctx context.Context, db *pgxpool.Pool) (string, error) {
 	var lines strings.Builder
 	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {

@@ -17,21 +17,21 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// What is injected.
+// The amounts and limits of injections.
 const (
-	poisonShare  = 0.05 // of the rate at which sagas begin
+	poisonShare  = 0.05 // poison, as a part of the rate of sagas
 	maxPoison    = 300  // in a run
-	maxLarge     = 2    // of those, messages over the size limit
-	reusedShare  = 8    // one of so many is another payload under a step's identity
+	maxLarge     = 2    // messages over the size limit, among them
+	reusedShare  = 8    // one poison of so many is another payload under a step's identity
 	duplicates   = 25   // a second
 	injectEvery  = 250 * time.Millisecond
 	injectLimit  = 10 * time.Second // for one look at the database
-	lastInsist   = 30 * time.Second // on poison of which nothing is known when the run's storm is over
+	lastInsist   = 30 * time.Second // for poison without a confirmation when the storm is over
 	insistPause  = 300 * time.Millisecond
-	maxDuplicate = 64 // at once, after a time without broker or database
+	maxDuplicate = 64 // at once, after an outage of the broker or database
 )
 
-// InjectorOptions are what an [Injector] needs. All are required.
+// InjectorOptions configure an [Injector]. All are required.
 type InjectorOptions struct {
 	DB     *pgxpool.Pool
 	Broker Broker
@@ -41,13 +41,13 @@ type InjectorOptions struct {
 	Now    func() record.At
 }
 
-// An Injector publishes what no service has published, or not now.
+// An Injector publishes messages that the services have not published, or not now.
 //
-// Poison cannot be handled: it must end as a dead letter of each service that gets it, and
-// touch no saga. It is published until the broker has confirmed it, and recorded then.
+// No service can handle poison: it must end as a dead letter of each service that gets it, and touch no saga.
+// The injector publishes it until the broker has confirmed it, and then records it.
 //
-// A duplicate is a message that was published long ago: every service that listens to it has
-// it in its inbox. It must change nothing. It is recorded if it was confirmed.
+// A duplicate is an old message that every listening service has in its inbox. It must change nothing. It is
+// recorded if it was confirmed.
 type Injector struct {
 	opts InjectorOptions
 	rand *rand.Rand
@@ -74,26 +74,26 @@ func NewInjector(o InjectorOptions) (*Injector, error) {
 	return &Injector{opts: o, rand: rand.New(rand.NewPCG(o.Seed, 0)), raw: raw{broker: o.Broker}, pub: pub, served: map[string][]string{}}, nil
 }
 
-// An Injected says how much an Injector has published.
+// An Injected counts the messages that an Injector has published.
 type Injected struct {
 	Poison     int
 	Duplicates int
-	Handled    int // duplicates of what every service had ended before
+	Handled    int // duplicates whose step every service had ended before
 }
 
-// Injected may be called while Run runs.
+// Injected returns the counts so far. It may be called during Run.
 func (in *Injector) Injected() Injected {
 	return Injected{int(in.poisoned.Load()), int(in.doubled.Load()), int(in.handled.Load())}
 }
 
-// Run injects until ctx ends, and then returns nil. What it cannot do for now, since a server
-// is away, it does later, or not at all. It may be called once.
+// Run injects until ctx ends, and then returns nil. If a server is down, an injection is made later or left
+// out. Run may be called once.
 func (in *Injector) Run(ctx context.Context) error {
 	defer in.raw.dropChannel()
 	defer in.pub.closePublishers()
 	storm := in.opts.Run.Storm.Seconds()
 	rate := min(poisonShare*float64(in.opts.Run.Sagas), maxPoison) / storm
-	var poison, copies float64 // that are due
+	var poison, copies float64 // due injections
 	for last := time.Now(); backoff.Sleep(ctx, injectEvery) == nil; {
 		elapsed := time.Since(last).Seconds()
 		last = time.Now()
@@ -106,7 +106,7 @@ func (in *Injector) Run(ctx context.Context) error {
 	return nil
 }
 
-// injectPoison chooses one and publishes it.
+// injectPoison chooses a poison and publishes it.
 func (in *Injector) injectPoison(ctx context.Context) {
 	p := brewPoison(in.rand, in.large < maxLarge)
 	if in.rand.IntN(reusedShare) == 0 {
@@ -120,8 +120,8 @@ func (in *Injector) injectPoison(ctx context.Context) {
 	in.publishPoison(ctx, p)
 }
 
-// publishPoison publishes p until it is confirmed. If ctx ends over it, it is insisted on for a while,
-// and recorded in any case: it may be there.
+// publishPoison publishes p until it is confirmed. If ctx ends first, it retries for lastInsist. It records p
+// in any case, because a queue may have it.
 func (in *Injector) publishPoison(ctx context.Context, p poison) {
 	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -142,13 +142,12 @@ func (in *Injector) publishPoison(ctx context.Context, p poison) {
 	})
 }
 
-// sqlCountUnburied counts messages of which there is no dead letter.
+// sqlCountUnburied counts the messages without a dead letter.
 const sqlCountUnburied = `
 SELECT count(*) FROM unnest($1::text[]) m (id)
 WHERE NOT EXISTS (SELECT FROM {schema}.parked p WHERE p.state = 'dead' AND p.message_id = convert_to(m.id, 'UTF8'))`
 
-// Unburied returns where poison is on its way still, in words. What a queue held that somebody has
-// deleted stays so.
+// Unburied describes the poison that has no dead letter yet. Poison in a deleted queue stays in this list.
 func (in *Injector) Unburied(ctx context.Context) (left []string, err error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -167,8 +166,8 @@ func (in *Injector) Unburied(ctx context.Context) (left []string, err error) {
 	return left, nil
 }
 
-// injectDuplicates publishes up to n messages again, of one service, and returns how many it has tried. They are in
-// no order.
+// injectDuplicates publishes up to n messages of one service again, in no order, and returns how many it has
+// tried.
 func (in *Injector) injectDuplicates(ctx context.Context, n int) (tried int) {
 	if n < 1 {
 		return 0
@@ -178,10 +177,10 @@ func (in *Injector) injectDuplicates(ctx context.Context, n int) (tried int) {
 	s := in.pickSchema()
 	past, err := in.pastMessages(look, s, n)
 	if err != nil {
-		return 0 // the database is away
+		return 0 // the database is down
 	}
 	if len(past) == 0 {
-		return n // nothing has been sent yet
+		return n // no message was sent yet
 	}
 	messages := make([]stored, len(past))
 	for i := range past {
@@ -211,8 +210,8 @@ func (in *Injector) pickSchema() schema {
 	}
 }
 
-// reuseKey makes poison of a message that was handled: another payload under its identity. Of a
-// trip's message the saga has ended, since a participant tells it of the dead letter.
+// reuseKey makes poison of a handled message: another payload under its identity. It uses a trip's message only
+// after the saga has ended, because a participant reports the dead letter to the saga.
 func (in *Injector) reuseKey(ctx context.Context) (poison, bool) {
 	look, cancel := context.WithTimeout(ctx, injectLimit)
 	defer cancel()
@@ -234,29 +233,29 @@ func (in *Injector) reuseKey(ctx context.Context) (poison, bool) {
 // sagaEnded reports whether the saga of m has ended.
 func (in *Injector) sagaEnded(ctx context.Context, saga string, m stored) (over bool) {
 	if saga == record.Order {
-		return true // nobody is told of its dead letters
+		return true // an order's services do not report dead letters
 	}
 	err := in.opts.DB.QueryRow(ctx, "SELECT ended_at IS NOT NULL FROM trip_service.saga WHERE scope = $1 AND key = $2 AND parent IS NULL", m.Scope, m.Key).Scan(&over)
 	return err == nil && over
 }
 
-// A past message was written some time ago, and every service that listens to it has had it.
+// A past message was written some time ago and is in the inbox of every listening service.
 type past struct {
 	stored
-	ended bool // and each has ended its step
+	ended bool // each of these services has ended its step
 }
 
 const (
 	sqlLastMessage = `SELECT last_value FROM {schema}.outbox_id_seq`
 
-	// sqlReadListened says of a message whether a step's inbox has it, and whether it has ended it.
-	// The digest tells a compensation from its action.
+	// sqlReadListened returns whether a step's inbox has a message, and whether it has ended it. The digest
+	// distinguishes a compensation from its action.
 	sqlReadListened = `
 SELECT count(*) > 0, count(*) FILTER (WHERE {ended}) > 0
 FROM {schema}.inbox WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND {digest} = sha256($5)`
 )
 
-// pastMessages returns up to n messages of a schema at random.
+// pastMessages returns up to n messages of a schema, chosen at random.
 func (in *Injector) pastMessages(ctx context.Context, s schema, n int) (found []past, err error) {
 	var last int64
 	if err := in.opts.DB.QueryRow(ctx, bindSchema(s.name, sqlLastMessage)).Scan(&last); err != nil {
@@ -274,7 +273,7 @@ func (in *Injector) pastMessages(ctx context.Context, s schema, n int) (found []
 	return listened(ctx, in.opts.DB, messages)
 }
 
-// listened returns those of messages that every service which listens to them has had.
+// listened returns the messages that all their listening services have in their inboxes.
 func listened(ctx context.Context, db *pgxpool.Pool, messages []stored) (all []past, err error) {
 	batch := &pgx.Batch{}
 	had := make([]int, len(messages))

@@ -9,15 +9,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// sqlCreateChaos makes the tables of the witness. change has no key and no index: who writes to
-// it waits for nobody. It is logged, since a crash of the server must not
-// take it; vacuum has nothing to do in it but get in the way.
+// sqlCreateChaos creates the tables of the evidence. change has no key and no index, so that its writers never
+// wait for each other. It is logged, so that a crash of the server keeps it. Autovacuum is off because the
+// table has no dead rows.
 //
-// The sequence has no cache, or one session could give a later change of a row a smaller
-// number than another session's earlier one.
+// The sequence has no cache. With one, a session could give a later change of a row a smaller number than
+// another session's earlier change.
 //
-// delayed keeps messages that are written to be published later, as they were written: the
-// relay moves them into the log when they are due, and one that it had lost nobody would miss.
+// delayed keeps copies of delayed messages as they were written. The relay moves a due message into the log,
+// and without the copy a lost one would go unnoticed.
 const sqlCreateChaos = `
 CREATE SCHEMA chaos;
 CREATE SEQUENCE chaos.seq CACHE 1;
@@ -42,12 +42,12 @@ GRANT USAGE ON SCHEMA chaos TO PUBLIC;
 GRANT INSERT ON chaos.change, chaos.delayed TO PUBLIC;
 GRANT USAGE ON SEQUENCE chaos.seq TO PUBLIC`
 
-// sqlLimitLocks is for a mistake: triggers are installed while nobody is at work.
+// sqlLimitLocks guards against a mistake: no service may be running while triggers are installed.
 const sqlLimitLocks = `SET LOCAL lock_timeout = '10s'`
 
-// sqlWatch lets each statement on a table write what it has written: what it has inserted
-// where it says ON CONFLICT, and what it has updated, apart. An UPDATE that leaves a row as it was is
-// a change as well. A statement that writes nothing says nothing.
+// sqlWatch makes each statement on a table record its rows. It records inserts and updates of an ON CONFLICT
+// statement separately. An UPDATE that leaves a row unchanged is a change as well. A statement that writes no
+// row records none.
 const sqlWatch = `
 CREATE FUNCTION chaos.{name}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -59,8 +59,8 @@ CREATE TRIGGER chaos_insert AFTER INSERT ON {schema}.{table} REFERENCING NEW TAB
 CREATE TRIGGER chaos_update AFTER UPDATE ON {schema}.{table} REFERENCING NEW TABLE AS moved FOR EACH STATEMENT EXECUTE FUNCTION chaos.{name}();
 CREATE TRIGGER chaos_delete AFTER DELETE ON {schema}.{table} REFERENCING OLD TABLE AS moved FOR EACH STATEMENT EXECUTE FUNCTION chaos.{name}()`
 
-// sqlKeepDelayed copies the messages that are due later. Refused ones, which the relay
-// copies from the log, stay there as well.
+// sqlKeepDelayed copies delayed messages. Refused messages, which the relay copies from the log, are not
+// copied: they stay in the log as well.
 const sqlKeepDelayed = `
 CREATE FUNCTION chaos.delayed_{schema}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -73,10 +73,9 @@ CREATE TRIGGER chaos_delayed AFTER INSERT ON {schema}.outbox_held REFERENCING NE
 
 const heldColumns = messageColumns + ", state, due_at, attempts, reason, refused_at"
 
-// InstallTriggers lets the database bear witness: from now on each statement on the services' tables
-// leaves a Change in its own transaction, and messages that are to be published later are kept. The
-// services must have migrated their schemas. It may be called once for a database; after an
-// error nothing is installed.
+// InstallTriggers makes the database record evidence. From now on each statement on the services' tables
+// records a Change in its own transaction, and copies of delayed messages are kept. The services must have
+// migrated their schemas. It may be called once for a database; after an error nothing is installed.
 func InstallTriggers(ctx context.Context, db *pgxpool.Pool) error {
 	statements := []string{sqlLimitLocks, sqlCreateChaos}
 	for _, t := range watchedTables() {

@@ -9,11 +9,11 @@ import (
 // A schema is one service's part of the database.
 type schema struct {
 	name  string
-	saga  string // of which it is a part
-	quiet bool   // it sends and takes no messages
+	saga  string // the kind of saga that it is part of
+	quiet bool   // it sends and receives no messages
 }
 
-// schemas are those of both examples, each with tables of sagamill's beside its own.
+// schemas are the schemas of both examples, each with tables of sagamill and of its service.
 var schemas = []schema{
 	{"order_service", record.Order, false}, {"payment_service", record.Order, false}, {"shipping_service", record.Order, false},
 	{"payment_gateway", record.Order, true},
@@ -21,7 +21,7 @@ var schemas = []schema{
 	{"car_service", record.Trip, false}, {"ticketing_service", record.Trip, false}, {"mail_service", record.Trip, false},
 }
 
-// speaking are the schemas with messages.
+// speaking returns the schemas with messages.
 func speaking() (names []string) {
 	for _, s := range schemas {
 		if !s.quiet {
@@ -31,10 +31,10 @@ func speaking() (names []string) {
 	return names
 }
 
-// A Listener is a step that takes messages of a topic.
+// A Listener is a step that receives messages of a topic.
 type Listener struct {
 	Topic, Type string
-	Saga        string // whose namespace the topic is in
+	Saga        string // the kind of saga in whose namespace the topic is
 	Schema      string // of its inbox
 	Step        string // in its inbox
 	Undo        bool   // the message is a compensation
@@ -42,10 +42,10 @@ type Listener struct {
 	from []string // schemas of the outboxes that publish to the topic
 }
 
-// queueName is the service that has the queue: the schema is named after it.
+// queueName returns the name of the service that has the queue; the schema is named after it.
 func (l Listener) queueName() string { return strings.TrimSuffix(l.Schema, "_service") }
 
-// digestColumn is the column of the inbox that tells l's message from the other one of its step.
+// digestColumn returns the inbox column that distinguishes l's message from the step's other one.
 func (l Listener) digestColumn() string {
 	if l.Undo {
 		return "undo_digest"
@@ -53,8 +53,8 @@ func (l Listener) digestColumn() string {
 	return "digest"
 }
 
-// endedStates is what is true of the inbox's row once it has dealt with l's message. A compensation
-// that came while its action was done waits for its parked copy: only that one undoes.
+// endedStates returns the condition under which the inbox row has settled l's message. A compensation that came
+// while its action was done waits for its parked copy: only that copy undoes.
 func (l Listener) endedStates() string {
 	if l.Undo {
 		return "state IN ('void', 'compensated', 'undo-dead')"
@@ -62,8 +62,7 @@ func (l Listener) endedStates() string {
 	return "state NOT IN ('open', 'retrying', 'undoing')"
 }
 
-// Listeners are all there are, as both examples have them. A test compares them with what
-// the examples do.
+// Listeners are all listeners of both examples. A test compares them with the examples.
 var Listeners = listeners()
 
 func listeners() (all []Listener) {
@@ -91,7 +90,7 @@ func listeners() (all []Listener) {
 	return append(all, replies)
 }
 
-// listening returns who takes messages of that type on topic.
+// listening returns the listeners to messages of that type on topic.
 func listening(topic, typ string) (of []Listener) {
 	for _, l := range Listeners {
 		if l.Topic == topic && l.Type == typ {
@@ -101,11 +100,11 @@ func listening(topic, typ string) (of []Listener) {
 	return of
 }
 
-// A table is one that is watched, and of which all rows are kept.
+// A table is a watched table; all of its rows are dumped.
 type table struct {
 	schema, name string
 
-	// What a Change says of a row: expressions over its columns.
+	// SQL expressions over its columns, for the fields of a Change.
 	saga, key, state, what string
 }
 
@@ -126,7 +125,7 @@ var business = []table{
 	{"mail_service", "mail", "trip_id::text", "id::text", "state", "ticket"},
 }
 
-// watchedTables are the business tables, and inbox and parked of every service.
+// watchedTables returns the business tables, and every service's inbox and parked.
 func watchedTables() []table {
 	all := business
 	for _, name := range speaking() {

@@ -14,10 +14,10 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// An unfinished says how many of something there are.
+// An unfinished counts one sort of unfinished work.
 type unfinished struct{ what, statement string }
 
-// sqlCountOpen are cheap: an index leads to the few rows, or the table is small.
+// sqlCountOpen returns cheap statements: each reads a few rows by an index, or a small table.
 func sqlCountOpen() (all []unfinished) {
 	all = append(all,
 		unfinished{"orders that have not ended", "SELECT count(*) FROM order_service.orders WHERE status IN ('pending', 'paid')"},
@@ -34,10 +34,9 @@ func sqlCountOpen() (all []unfinished) {
 	return all
 }
 
-// sqlCountUnhandled counts messages that a step has not ended: its inbox has no row, or one in
-// a state in which the message is not dealt with, and there is no dead letter. The digest tells a compensation
-// from its action. Where the compensation came first, the row does not say whether the action
-// has come as well: it changes nothing.
+// sqlCountUnhandled counts messages that a step has not settled: no dead letter exists, and the inbox has no
+// row, or one in an unsettled state. The digest distinguishes a compensation from its action. If the
+// compensation came first, the row does not show whether the action came too, which changes nothing.
 const sqlCountUnhandled = `
 SELECT count(*), coalesce(min(m.id), 0)
 FROM ({messages}) m
@@ -50,13 +49,12 @@ WHERE m.topic = $1 AND m.type = $2
 		SELECT FROM {schema}.parked p
 		WHERE p.scope = m.scope AND p.key = m.key AND p.step = $3 AND p.n = m.n AND p.state = 'dead' AND p.message_id = convert_to(m.message_id::text, 'UTF8'))`
 
-// FindLeftovers returns what is still to be done anywhere, in words. With none, the run has drained:
-// outboxes, queues and parked messages are empty, no request is in progress, all sagas have
-// ended, and every message that was ever written has been ended by each step that
-// listens to it. Dead letters do not count, those of an outbox neither: it is for
-// the judge to say whose they should be.
+// FindLeftovers describes all unfinished work. Without any, the run has drained: outboxes, queues and parked
+// messages are empty, no request is in progress, and all sagas have ended. Each listening step has then settled
+// every message ever written. Dead letters of inboxes and outboxes do not count: the judge decides whether they
+// are expected.
 //
-// The last of these reads every message, and is asked only when there is nothing else.
+// The check of every message reads all of them, so it runs only if the others find nothing.
 func FindLeftovers(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string, err error) {
 	for _, name := range speaking() {
 		s, err := outbox.ReadStats(ctx, db, name)
@@ -87,7 +85,7 @@ func FindLeftovers(ctx context.Context, db *pgxpool.Pool, b Broker) (left []stri
 	return countUnhandled(ctx, db)
 }
 
-// countOpen asks all of sqlCountOpen in one round trip.
+// countOpen executes all of sqlCountOpen in one round trip.
 func countOpen(ctx context.Context, db *pgxpool.Pool) (left []string, err error) {
 	batch := &pgx.Batch{}
 	for _, u := range sqlCountOpen() {
@@ -126,14 +124,14 @@ func countUnhandled(ctx context.Context, db *pgxpool.Pool) (left []string, err e
 	return left, nil
 }
 
-// The pauses between two looks at what is left.
+// The pauses between two checks.
 const (
 	minLook = 100 * time.Millisecond
 	maxLook = time.Second
 )
 
-// AwaitDrained waits until nothing is left, and returns what was left when ctx ended. What cannot be
-// looked at, since a server is away, is left as well.
+// AwaitDrained waits until all work is done, and returns the work left when ctx ended. An unreachable server
+// counts as work left.
 func AwaitDrained(ctx context.Context, db *pgxpool.Pool, b Broker) (left []string) {
 	for wait := minLook; ; wait = min(wait*2, maxLook) {
 		began := time.Now()
@@ -148,11 +146,11 @@ func AwaitDrained(ctx context.Context, db *pgxpool.Pool, b Broker) (left []strin
 		default:
 			left = now
 		}
-		if backoff.Sleep(ctx, max(wait, 2*time.Since(began))) != nil { // a look is work for the database
+		if backoff.Sleep(ctx, max(wait, 2*time.Since(began))) != nil { // a check costs the database time
 			return left
 		}
 	}
 }
 
-// errNoHistory reports that there is nothing to publish again.
+// errNoHistory reports that no message can be published again.
 var errNoHistory = errors.New("evidence: the outboxes hold no message")

@@ -16,15 +16,15 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// messageColumns are those that a leaf, outbox_held and chaos.delayed have.
+// messageColumns are the columns that a leaf, outbox_held and chaos.delayed share.
 const messageColumns = "id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at"
 
-// bindSchema binds statement to a schema.
+// bindSchema inserts the name of a schema into statement.
 func bindSchema(schema, statement string) string {
 	return strings.ReplaceAll(statement, "{schema}", schema)
 }
 
-// A stored message is one that a service's transaction has written.
+// A stored message was written by a service's transaction.
 type stored struct {
 	ID                                            int64
 	MessageID                                     uuid.UUID
@@ -41,7 +41,7 @@ func scanStored(row pgx.CollectableRow) (m stored, err error) {
 	return m, err
 }
 
-// publication is m as its relay publishes it, to the byte.
+// publication returns m exactly as its relay publishes it, byte for byte.
 func (m *stored) publication() (outbox.Publication, error) {
 	msg := message.NewMessage(m.MessageID.String(), m.Payload)
 	if len(m.Headers) > 0 {
@@ -71,7 +71,7 @@ SELECT {columns} FROM {schema}.outbox WHERE id = ANY ($1)
 UNION ALL
 SELECT {columns} FROM chaos.delayed WHERE schema = '{schema}' AND id = ANY ($1)`
 
-// readMessages reads those of ids that there are, in no order.
+// readMessages reads the existing messages among ids, in no order.
 func readMessages(ctx context.Context, db *pgxpool.Pool, s schema, ids []int64) ([]stored, error) {
 	rows, _ := db.Query(ctx, strings.ReplaceAll(bindSchema(s.name, sqlReadMessages), "{columns}", messageColumns), ids)
 	all, err := pgx.CollectRows(rows, scanStored)

@@ -21,18 +21,18 @@ type poison struct {
 	reason      string // of the dead letter
 	how         string
 	message     amqp.Publishing
-	of          stored // whose identity it bears; zero: nobody's
+	of          stored // the message whose identity it has; zero: none
 }
 
 const tooLarge = "too-large"
 
-// poisonScope is nobody's tenant, so that what is wrong with a message cannot touch a saga.
+// poisonScope is a tenant without clients, so that poison cannot touch a saga.
 const poisonScope = "chaos"
 
-// oversize is one byte more than a consumer takes.
+// oversize is one byte more than a consumer accepts.
 const oversize = outbox.MaxPayload + 1
 
-// A recipe spoils a message that is good otherwise, but belongs to no saga.
+// A recipe spoils a valid message that belongs to no saga.
 type recipe struct {
 	reason, how string
 	spoil       func(p *amqp.Publishing)
@@ -50,7 +50,7 @@ func withBody(body string) func(*amqp.Publishing) {
 	return func(p *amqp.Publishing) { p.Body = []byte(body) }
 }
 
-// recipes have the same effect on whichever topic they are served.
+// recipes have the same effect on every topic.
 var recipes = []recipe{
 	{"key-missing", "none", func(p *amqp.Publishing) { delete(p.Headers, outbox.HeaderKey) }},
 	{"key-missing", "empty", withKeyHeader("")},
@@ -95,7 +95,7 @@ var recipes = []recipe{
 	{tooLarge, "payload", func(p *amqp.Publishing) { p.Body = bytes.Repeat([]byte{' '}, oversize) }},
 }
 
-// brewPoison returns a poison that needs no message to be made of.
+// brewPoison returns a poison that is not made from a stored message.
 func brewPoison(r *rand.Rand, large bool) poison {
 	if r.IntN(8) == 0 {
 		return strayPoison(r)
@@ -108,14 +108,14 @@ func brewPoison(r *rand.Rand, large bool) poison {
 	return c.makePoison(r, l)
 }
 
-// makePoison returns a message for l that is spoilt.
+// makePoison returns a spoilt message for l.
 func (c recipe) makePoison(r *rand.Rand, l Listener) poison {
 	p := poison{saga: l.Saga, topic: l.Topic, reason: c.reason, how: c.how, message: innocent(r, l.Type)}
 	c.spoil(&p.message)
 	return p
 }
 
-// strayPoison is about a saga that there is not, and of a kind that has no effect on one.
+// strayPoison returns a valid message about a saga that does not exist, of a type that has no effect on one.
 func strayPoison(r *rand.Rand) poison {
 	order := []string{"payment.declined", "payment.refunded", "shipment.arranged"}
 	if i := r.IntN(len(order) + 1); i < len(order) {
@@ -128,7 +128,7 @@ func strayPoison(r *rand.Rand) poison {
 	return p
 }
 
-// innocent is a message that would be handled.
+// innocent returns a message that a service would handle.
 func innocent(r *rand.Rand, typ string) amqp.Publishing {
 	return amqp.Publishing{
 		MessageId: randomUUID(r).String(), CorrelationId: randomUUID(r).String(), Type: typ, Timestamp: time.Now(),
@@ -138,7 +138,7 @@ func innocent(r *rand.Rand, typ string) amqp.Publishing {
 	}
 }
 
-// randomUUID returns a UUID of the seed's.
+// randomUUID returns a UUID drawn from the seed.
 func randomUUID(r *rand.Rand) (id uuid.UUID) {
 	for i := range id {
 		id[i] = byte(r.Uint32())
@@ -147,8 +147,8 @@ func randomUUID(r *rand.Rand) (id uuid.UUID) {
 	return id
 }
 
-// forgePoison makes another payload of m, under its identity: what it asks for is the same, but for
-// a space.
+// forgePoison returns a copy of m, under its identity, with an additional space in the payload. Its meaning is
+// the same, but its digest is not.
 func forgePoison(r *rand.Rand, saga string, m stored) (poison, error) {
 	publication, err := m.publication()
 	if err != nil {

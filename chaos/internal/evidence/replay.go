@@ -17,14 +17,14 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// sqlHistory are the messages that a service's transactions have written: those of its log, and
-// those that were to be published later, which are in the log as well once they were due.
+// sqlHistory returns the messages that a service's transactions have written: those of its log, and delayed
+// ones. A delayed message that became due is in both.
 const sqlHistory = `
 	SELECT id, message_id, topic, type, scope, key, step, n, payload FROM {schema}.outbox
 	UNION ALL
 	SELECT id, message_id, topic, type, scope, key, step, n, payload FROM chaos.delayed WHERE schema = '{schema}'`
 
-// sqlListHistory lists them, each once: one that was moved into the log is as it was published.
+// sqlListHistory lists each message once: one that was moved into the log as it was published.
 const sqlListHistory = `
 SELECT DISTINCT ON (message_id) id FROM (
 	SELECT id, message_id FROM {schema}.outbox
@@ -39,24 +39,24 @@ type ref struct {
 }
 
 const (
-	replayBatch   = 256    // messages that are read and published at once
-	replayWorkers = 3      // batches that are on their way
-	replayReady   = 20_000 // messages in the queues over which it waits for the consumers
+	replayBatch   = 256    // messages in a batch
+	replayWorkers = 3      // batches published at the same time
+	replayReady   = 20_000 // with more messages in the queues, the replay waits for the consumers
 	replayPause   = 200 * time.Millisecond
-	lookEvery     = 8 // batches between two looks into the queues
+	lookEvery     = 8 // batches between two reads of the queues' depths
 )
 
-// ReplayOptions are what a Replay is told besides.
+// ReplayOptions configure ReplayHistory.
 type ReplayOptions struct {
-	Seed uint64                           // of the order
-	Out  *record.Writer[record.Injection] // nil: nobody is told
+	Seed uint64                           // determines the order
+	Out  *record.Writer[record.Injection] // nil: not recorded
 	Now  func() record.At                 // required with Out
 }
 
-// ReplayHistory publishes every message that the outboxes have ever been given once more, in an order of the
-// seed's, and waits until all is drained. It returns how many, of which each was confirmed; it
-// publishes again what was not. It remembers 16 bytes for each message. An error says
-// that ctx has ended, or what is left.
+// ReplayHistory publishes again every message that the outboxes have ever had, in an order drawn from the seed,
+// and waits until all work is done. It repeats a message until it is confirmed, and returns the number of
+// confirmed ones. It needs 16 bytes of memory for each message. An error reports that ctx has ended, or which
+// work is left.
 func ReplayHistory(ctx context.Context, db *pgxpool.Pool, b Broker, o ReplayOptions) (n int, err error) {
 	all, err := readHistory(ctx, db)
 	if err != nil {
@@ -109,8 +109,8 @@ type player struct {
 	opts  ReplayOptions
 }
 
-// playMessages publishes all, with no order between batches, and returns how many it has. It goes no faster than
-// the consumers, or they would fill the broker's memory.
+// playMessages publishes all batches, in no order, and returns the number of messages. It goes no faster than
+// the consumers, because the queues would fill the broker's memory.
 func (p *player) playMessages(ctx context.Context, all []ref) (n int, err error) {
 	defer p.gauge.dropChannel()
 	ctx, stop := context.WithCancelCause(ctx)
@@ -122,7 +122,7 @@ func (p *player) playMessages(ctx context.Context, all []ref) (n int, err error)
 		workers.Go(func() {
 			for some := range batches {
 				if err := p.publishSome(ctx, some); err != nil {
-					stop(err) // the first of them counts
+					stop(err) // the first error counts
 				} else {
 					published.Add(int64(len(some)))
 				}
@@ -142,7 +142,7 @@ func (p *player) playMessages(ctx context.Context, all []ref) (n int, err error)
 	return int(published.Load()), context.Cause(ctx)
 }
 
-// awaitTurn waits until the queues have room. While the broker is away there is none.
+// awaitTurn waits until the queues have room. While the broker is down there is none.
 func (p *player) awaitTurn(ctx context.Context) {
 	for {
 		ready, err := 0, ctx.Err()
@@ -159,7 +159,7 @@ func (p *player) awaitTurn(ctx context.Context) {
 	}
 }
 
-// publishSome publishes some messages, and is done when each is confirmed.
+// publishSome publishes some messages and returns when each is confirmed.
 func (p *player) publishSome(ctx context.Context, some []ref) error {
 	messages, err := readStored(ctx, p.db, some)
 	if err != nil {
@@ -198,7 +198,7 @@ func publishUntilDone(ctx context.Context, pub publishers, saga string, batch []
 	return nil
 }
 
-// injection is what is recorded of a message that is published once more.
+// injection returns the record of a message that is published again.
 func injection(at record.At, kind string, m *stored) record.Injection {
 	return record.Injection{
 		At: at, Kind: kind, Topic: m.Topic, MessageID: m.MessageID.String(),

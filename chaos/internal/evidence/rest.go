@@ -11,7 +11,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// sqlRest counts what others have in the database.
+// sqlRest counts the sessions, transactions and locks of others in the database.
 const sqlRest = `
 SELECT
 	(SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> current_setting('application_name')),
@@ -22,9 +22,9 @@ SELECT
 // closedWithin is how long a server may take to notice that connections are closed.
 const closedWithin = 10 * time.Second
 
-// RecordFinal notes what the services, which have all ended, have left in the servers: sessions,
-// transactions, locks, connections to the broker, and what queues hold. The caller must have
-// ended its own connections to the broker.
+// RecordFinal records what the services have left in the servers: sessions, transactions, locks, connections to
+// the broker, and the queues' depths. All services must have ended, and the caller must have closed its own
+// connections to the broker.
 func RecordFinal(ctx context.Context, db *pgxpool.Pool, b Broker, into *record.Final) error {
 	if err := untilNone(ctx, func() (int, error) {
 		err := db.QueryRow(ctx, sqlRest).Scan(&into.Connections, &into.IdleInTx, &into.Locks)
@@ -45,7 +45,7 @@ func RecordFinal(ctx context.Context, db *pgxpool.Pool, b Broker, into *record.F
 	return err
 }
 
-// untilNone counts until there is nothing left, for closedWithin at the most.
+// untilNone counts until the result is 0, at most for closedWithin.
 func untilNone(ctx context.Context, count func() (int, error)) error {
 	patient, cancel := context.WithTimeout(ctx, closedWithin)
 	defer cancel()

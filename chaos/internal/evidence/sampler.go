@@ -17,31 +17,31 @@ import (
 
 const (
 	sampleEvery   = time.Second
-	idleShare     = 10               // one of so many parts of the time is for samples
+	idleShare     = 10               // the invariants take one of so many parts of the time
 	sampleTimeout = 10 * time.Second // for all of one sample
 
-	// restFactor is how many times as long as the invariants took they are then left alone: one
-	// connection is at work on them a sixteenth of the time at the most, however many sagas there are.
+	// restFactor is the pause after a query of the invariants, as a multiple of its duration. The query thus
+	// occupies one connection for a sixteenth of the time at most, even with many sagas.
 	restFactor = 15
 )
 
-// SamplerOptions are what a [Sampler] needs. All are required but Processes.
+// SamplerOptions configure a [Sampler]. All are required except Processes.
 type SamplerOptions struct {
 	DB        *pgxpool.Pool
 	Broker    Broker
 	Out       *record.Writer[record.Sample]
 	Now       func() record.At
-	Processes func() int // that are alive; default: not known
+	Processes func() int // returns the number of live processes; default: not known
 }
 
-// A Sampler looks at the site now and then.
+// A Sampler takes samples of the site.
 type Sampler struct {
 	opts  SamplerOptions
 	gauge gauge
 
-	rested time.Time     // from when on the invariants are asked again
-	took   time.Duration // the invariants, if this sample has asked for them
-	money  int64         // as of the last time
+	rested time.Time     // when the invariants may be queried again
+	took   time.Duration // duration of the invariants' query, if this sample made it
+	money  int64         // as of the last query
 	done   int
 }
 
@@ -53,15 +53,15 @@ func NewSampler(o SamplerOptions) (*Sampler, error) {
 	return &Sampler{opts: o, gauge: gauge{broker: o.Broker}}, nil
 }
 
-// Run writes a Sample every second until ctx ends, and then returns nil. As the tables
-// grow, it takes its time: the invariants are looked at for a tenth of it at the most. What
-// it waited for in vain, such as a broker that was away, is no reason to look less often.
+// Run writes a Sample every second until ctx ends, and then returns nil. As the tables grow, samples become
+// rarer, so that the invariants take a tenth of the time at most. Waiting in vain, for example for a broker
+// that is down, does not make them rarer.
 func (s *Sampler) Run(ctx context.Context) error {
 	defer s.gauge.dropChannel()
 	for {
 		sample := s.takeSample(ctx)
 		if ctx.Err() != nil {
-			return nil // in the midst of it
+			return nil // ctx ended during the sample
 		}
 		s.opts.Out.AddRecord(sample)
 		if backoff.Sleep(ctx, max(sampleEvery, (idleShare-1)*s.took)) != nil {
@@ -70,7 +70,7 @@ func (s *Sampler) Run(ctx context.Context) error {
 	}
 }
 
-// takeSample looks once. What it could not see is an error in it.
+// takeSample takes one sample. A part that fails adds an error to it.
 func (s *Sampler) takeSample(ctx context.Context) record.Sample {
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
@@ -78,7 +78,7 @@ func (s *Sampler) takeSample(ctx context.Context) record.Sample {
 	if s.opts.Processes != nil {
 		r.Processes = s.opts.Processes()
 	}
-	// The invariants come first: a broker that is away may take all of the time.
+	// The invariants come first: a broker that is down may take all of the time.
 	err := errors.Join(s.sampleBalance(ctx, &r), s.sessions(ctx, &r), s.sampleBacklog(ctx, &r), s.sampleQueues(ctx, &r))
 	if err != nil {
 		r.Err = err.Error()
@@ -119,8 +119,8 @@ func (s *Sampler) sampleQueues(ctx context.Context, r *record.Sample) error {
 	return err
 }
 
-// sampleBalance asks for the invariants in one snapshot of all services, unless it has done so
-// just now, for what that takes.
+// sampleBalance queries the invariants in one snapshot of all services, unless the last query is too recent for
+// its duration.
 func (s *Sampler) sampleBalance(ctx context.Context, r *record.Sample) error {
 	s.took = 0
 	if time.Now().Before(s.rested) {

@@ -35,8 +35,7 @@ func (c *run) judgeClients() []*Invariant {
 	return []*Invariant{one, lost, bytes, wait}
 }
 
-// unsettled reports whether a client has gone without an answer: there may then be
-// a saga that nobody knows.
+// unsettled reports whether some client never got a final answer: a saga may then exist that no client knows.
 func (c *run) unsettled() bool {
 	for _, p := range c.keys {
 		if len(p.ids) == 0 && len(p.posts) > 0 {
@@ -63,7 +62,7 @@ func (c *run) sagaExists(saga, id string) bool {
 	return false
 }
 
-// isSettled reports whether a client has had a final answer.
+// isSettled reports whether a client got a final answer.
 func (p *placed) isSettled() bool {
 	for _, op := range p.posts {
 		if op.Outcome == record.OK {
@@ -81,8 +80,8 @@ func describe(ops []record.Op) string {
 	return fmt.Sprintf("%s, status %d %s %s", op.Outcome, op.Status, op.Problem, op.Err)
 }
 
-// judgeBytes compares the answers to a key's requests: all that are final for the
-// body that came first are the same, and another body is refused.
+// judgeBytes compares the answers to a key's requests. All final answers to the first body are the same, and
+// any other body is refused.
 func judgeBytes(i *Invariant, p *placed, o Offender) {
 	var first *record.Op
 	for n := range p.posts {

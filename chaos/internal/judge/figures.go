@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// goals are those of a short run and of one of half an hour.
+// goals are the figures to reach, for a short run or for one of half an hour.
 type goals struct{ kills, sagas, ambiguous, duplicates float64 }
 
 var (
@@ -18,13 +18,13 @@ var (
 )
 
 const (
-	plannedKills = 0.9 // of the goal are in the schedule: failpoints kill, too
-	completedPct = 60  // of the trips that must complete, do in spite of their deadlines
-	amplified    = 1.5 // times is a message published, at most
+	plannedKills = 0.9 // part of the goal that is scheduled: failpoints kill, too
+	completedPct = 60  // percent of the trips that must complete and do so before their deadlines
+	amplified    = 1.5 // publications of a message, at most, on average
 )
 
-// goalsForRun returns the goals of the greatest size that a run was asked for. If it was
-// asked for less than a short one, those goals are not bound to be met.
+// goalsForRun returns the goals of the largest preset that the run reaches. A run smaller than the short preset
+// gets its goals too, but they are not binding.
 func goalsForRun(o record.Options) (g goals, bound bool) {
 	kills := float64(o.Storm) / float64(max(o.KillEvery, 1))
 	for _, g := range []goals{longGoals, shortGoals} {
@@ -35,7 +35,7 @@ func goalsForRun(o record.Options) (g goals, bound bool) {
 	return shortGoals, false
 }
 
-// fillFigures counts.
+// fillFigures fills in the figures of the verdict.
 func (c *run) fillFigures(v *Verdict) {
 	v.Took = c.tookText()
 	v.Faults, v.Roles = c.countFaults()
@@ -79,8 +79,8 @@ func (c *run) fillFigures(v *Verdict) {
 	most("drain-seconds", c.drainTime().Seconds(), c.run.Options.DrainWithin().Seconds(), c.final.Drained > 0)
 }
 
-// missedNames names the figures that miss goals which are bound to be met. Of what there must
-// be none of, the invariants have the cases.
+// missedNames names the figures that miss binding goals. Invariants already count the cases of which there must
+// be none.
 func missedNames(figures []Figure) (names []string) {
 	for _, f := range figures {
 		if f.Bound && !f.OK && !f.Most {
@@ -90,8 +90,8 @@ func missedNames(figures []Figure) (names []string) {
 	return names
 }
 
-// tripsCompleted is how many of the trips that must complete have, and not been
-// late: of a hundred. It says whether there are any.
+// tripsCompleted returns how many percent of the trips that must complete have completed, without those that
+// were late. any is false if there are none.
 func (c *run) tripsCompleted() (percent float64, any bool) {
 	var must, have int
 	for _, t := range c.trips {
@@ -112,7 +112,7 @@ func sumCounts(all map[string]int) (n int) {
 	return n
 }
 
-// countKills counts the processes that SIGKILL has ended, the harness's and their own.
+// countKills counts the processes that SIGKILL has ended, sent by the harness or by their own failpoints.
 func (c *run) countKills() (n int) {
 	for _, r := range secondOf(c.countFaults()) {
 		n += r.Kills + r.Fuses
@@ -122,7 +122,7 @@ func (c *run) countKills() (n int) {
 
 func secondOf[A, B any](_ A, b B) B { return b }
 
-// countEnded counts the sagas that have come to an end.
+// countEnded counts the sagas that have ended.
 func (c *run) countEnded() (n int) {
 	for _, o := range c.orders {
 		if s := o.finalStatus(); s == completed || s == cancelled {
@@ -137,11 +137,10 @@ func (c *run) countEnded() (n int) {
 	return n
 }
 
-// countStuck counts those that have not.
+// countStuck counts the sagas that have not ended.
 func (c *run) countStuck() int { return len(c.orders) + len(c.trips) - c.countEnded() }
 
-// absorbed counts the copies that were published in the storm of messages that every
-// service had dealt with.
+// absorbed counts the duplicates published in the storm whose step every service had already ended.
 func (c *run) absorbed() (n int) {
 	for _, i := range c.injected {
 		if i.Kind == record.Duplicate && i.Handled && c.duringStorm(i.At) {
@@ -151,8 +150,8 @@ func (c *run) absorbed() (n int) {
 	return n
 }
 
-// publishes is how often relays have published a message, on average: a relay that dies
-// before it has noted what it has published leaves it to the next.
+// publishes returns how often relays have published a message, on average. A relay that dies before it records
+// its progress leaves its messages to the next one.
 func (c *run) publishes() float64 {
 	relays := c.final.Received
 	for _, i := range c.injected {
@@ -207,7 +206,7 @@ func (c *run) countFaults() ([]FaultCount, []RoleCount) {
 	return sortedByName(faults, func(f *FaultCount) string { return f.Fault }), sortedByName(roles, func(r *RoleCount) string { return r.Role })
 }
 
-// countEvent adds an exit to its role's.
+// countEvent adds an exit to the counts of its role.
 func countEvent(roles map[string]*RoleCount, e record.Event) {
 	role, _, _ := strings.Cut(e.Target, "-")
 	r := roles[role]

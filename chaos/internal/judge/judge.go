@@ -1,10 +1,8 @@
-// Package judge says whether a run kept its promises. It reads the run's directory
-// (package record) and nothing else, so that an old run can be judged by a better
-// judge.
+// Package judge decides whether a run kept its promises. It reads only the run's directory (package record), so
+// a better judge can judge an old run.
 //
-// The invariants I1 to I14 are those of the services' customers, operators and
-// owners; R is that the whole history, published again, changes nothing; L that
-// keys and inbox rows are linearizable; S that secrets are kept.
+// The invariants I1 to I14 are those of the services' customers, operators and owners. R: publishing the whole
+// history again changes nothing. L: keys and inbox rows are linearizable. S: secrets stay secret.
 package judge
 
 import (
@@ -16,14 +14,14 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// An Outcome is what a run comes to.
+// An Outcome is the result of a run.
 type Outcome string
 
 // The outcomes.
 const (
-	Green Outcome = "green" // everything holds, and everything has struck
+	Green Outcome = "green" // all invariants hold, and every required strike has happened
 	Red   Outcome = "red"   // an invariant does not hold
-	Void  Outcome = "void"  // everything holds, but something that was to strike has not, or not often enough
+	Void  Outcome = "void"  // all invariants hold, but a required strike is missing or too rare
 )
 
 // A Verdict is the judgement of a run.
@@ -31,7 +29,7 @@ type Verdict struct {
 	Run        record.Run   `json:"run"`
 	Outcome    Outcome      `json:"outcome"`
 	Invariants []*Invariant `json:"invariants"`
-	Missing    []string     `json:"missing"` // what was to strike and has not, and figures that miss their goals
+	Missing    []string     `json:"missing"` // required strikes that have not happened, and figures that miss their goals
 	Figures    []Figure     `json:"figures"`
 	Faults     []FaultCount `json:"faults"`
 	Roles      []RoleCount  `json:"roles"`
@@ -39,15 +37,15 @@ type Verdict struct {
 	Points     []PointCount `json:"points"`
 	Timelines  []Timeline   `json:"timelines"` // of the offenders
 	Seconds    []Second     `json:"seconds"`
-	Took       string       `json:"took"` // the run, phase by phase
+	Took       string       `json:"took"` // the time of each phase
 }
 
 // An Invariant is something that must be true.
 type Invariant struct {
 	ID        string     `json:"id"`
 	Says      string     `json:"says"`
-	Checked   int        `json:"checked"` // cases that were looked at
-	Count     int        `json:"count"`   // of those, that contradict it
+	Checked   int        `json:"checked"` // cases checked
+	Count     int        `json:"count"`   // cases that contradict it
 	Offenders []Offender `json:"offenders,omitempty"`
 }
 
@@ -58,10 +56,10 @@ type Offender struct {
 	What string `json:"what"`
 }
 
-// maxOffenders are kept of each invariant.
+// maxOffenders is how many offenders of each invariant are kept.
 const maxOffenders = 20
 
-// addOffender notes that a case contradicts i.
+// addOffender counts a case that contradicts i.
 func (i *Invariant) addOffender(o Offender, format string, args ...any) {
 	i.Count++
 	if len(i.Offenders) < maxOffenders {
@@ -70,7 +68,7 @@ func (i *Invariant) addOffender(o Offender, format string, args ...any) {
 	}
 }
 
-// checkThat notes that a case was looked at, and that it is bad unless ok.
+// checkThat counts a checked case. Unless ok, the case contradicts i.
 func (i *Invariant) checkThat(ok bool, o Offender, format string, args ...any) {
 	i.Checked++
 	if !ok {
@@ -83,25 +81,25 @@ type Figure struct {
 	Name  string  `json:"name"`
 	Value float64 `json:"value"`
 	Goal  float64 `json:"goal"`
-	Most  bool    `json:"most"` // the goal is not to be exceeded, else not to be missed
+	Most  bool    `json:"most"` // the goal is an upper bound, otherwise a lower one
 	OK    bool    `json:"ok"`
-	Bound bool    `json:"bound"` // missed, the goal makes the run void; false: the run was asked for as a smaller one
+	Bound bool    `json:"bound"` // a missed goal makes the run void; false: the run was configured smaller
 }
 
 // A FaultCount says how often a fault struck.
 type FaultCount struct {
 	Fault  string `json:"fault"`
 	Struck int    `json:"struck"`
-	Idle   int    `json:"idle"`   // it was done, and has met nobody
+	Idle   int    `json:"idle"`   // carried out without a hit
 	Failed int    `json:"failed"` // could not be done
-	Busy   int    `json:"busy"`   // while requests were under way
+	Busy   int    `json:"busy"`   // carried out while requests were under way
 	Hits   int    `json:"hits"`   // connections, sessions, commits, requests, messages or rows
 }
 
 // A RoleCount says how often the processes of a service were killed.
 type RoleCount struct {
 	Role                     string `json:"role"`
-	Kills, Fuses, Stops, Own int    // by the harness, by a failpoint, asked to end, by itself
+	Kills, Fuses, Stops, Own int    // by the harness, by a failpoint, by SIGTERM, on its own
 }
 
 // An EndCount says how sagas have ended.
@@ -118,7 +116,7 @@ type PointCount struct {
 	Hits  int    `json:"hits"`
 }
 
-// A Second is what a sample saw.
+// A Second is one sample.
 type Second struct {
 	At      record.At `json:"at"`
 	Done    int       `json:"done"`
@@ -126,8 +124,8 @@ type Second struct {
 	Ready   int       `json:"ready"`
 }
 
-// JudgeRun reads the run in dir. An error means that it cannot be judged, such as a
-// file that is cut off.
+// JudgeRun judges the run in dir. An error means that the directory is not readable, such as a file that is cut
+// off.
 func JudgeRun(dir string) (*Verdict, error) {
 	c, err := openRun(dir)
 	if err != nil {
@@ -150,7 +148,7 @@ func JudgeRun(dir string) (*Verdict, error) {
 	return v, err
 }
 
-// invariants judges them all.
+// invariants judges all invariants.
 func (c *run) invariants() ([]*Invariant, error) {
 	secrets, err := c.judgeSecrets()
 	return slices.Concat(
@@ -158,7 +156,7 @@ func (c *run) invariants() ([]*Invariant, error) {
 	), err
 }
 
-// tookText says how long each phase was.
+// tookText returns the duration of each phase as text.
 func (c *run) tookText() string {
 	var parts []string
 	for i, p := range c.phases {

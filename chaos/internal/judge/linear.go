@@ -13,8 +13,8 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
 )
 
-// judgeLinear asks whether what clients saw of each key, and what the database saw
-// of each inbox row, is what one cell does that is asked by one at a time.
+// judgeLinear checks linearizability: the clients' answers of each key, and the changes of each inbox row, must
+// equal those of one cell that executes one operation at a time.
 func (c *run) judgeLinear() []*Invariant {
 	keys := &Invariant{ID: "L", Says: "what the clients saw of each idempotency key is linearizable"}
 	rows := &Invariant{ID: "L", Says: "what happened to each inbox row is linearizable, from its messages on"}
@@ -31,7 +31,7 @@ func (c *run) judgeLinear() []*Invariant {
 	return []*Invariant{keys, rows}
 }
 
-// keyHistory is what clients saw of a key.
+// keyHistory returns the operations on a key, as clients saw them.
 func keyHistory(k key, p *placed) (ops []lineartest.Op) {
 	for _, op := range p.posts {
 		l := lineartest.Op{Client: op.Client, Key: k.saga + " " + k.String(), Body: op.Body, Call: int64(op.Call), Return: int64(op.Return), Kind: lineartest.Absurd}
@@ -47,29 +47,29 @@ func keyHistory(k key, p *placed) (ops []lineartest.Op) {
 		case op.Status == http.StatusConflict:
 			l.Kind = lineartest.InFlight
 		case op.Status == 0, op.Status == http.StatusTooManyRequests, op.Status == http.StatusServiceUnavailable:
-			continue // refused before it came as far as the key
+			continue // refused before the service read the key
 		}
 		ops = append(ops, l)
 	}
 	return ops
 }
 
-// A deed is an operation on an inbox row: a message for it was committed to an
-// outbox, and may be delivered at any time from then on; or its state changed.
+// A deed is an operation on an inbox row: a transaction committed a message for it, which may be delivered at
+// any later time, or its state changed.
 type deed struct {
 	message bool
 	undo    bool
 	state   string
 }
 
-// A cellState is what is true of an inbox row.
+// A cellState is the state of an inbox row.
 type cellState struct {
 	sent, undoSent bool
 	state          string
 }
 
-// inboxCell is one row: nothing happens to it before a message was sent, and it is
-// done and undone once.
+// inboxCell is the model of one row: no change comes before a message, and the row is done at most once and
+// undone at most once.
 var inboxCell = porcupine.Model{
 	Init: func() any { return cellState{} },
 	Step: func(s, in, _ any) (bool, any) {
@@ -105,17 +105,17 @@ func (c *run) judgeCells(i *Invariant) {
 	for _, cell := range c.inboxCells() {
 		row := cell.table + " " + cell.key
 		if poisoned[row] {
-			continue // by a message of nobody's
+			continue // caused by a message that no service has sent
 		}
 		ops := slices.Clone(sent[row])
 		if len(ops) > lineartest.MaxOps {
-			ops = ops[:lineartest.MaxOps] // one that was sent early is enough
+			ops = ops[:lineartest.MaxOps] // one early message is enough
 		}
 		state := ""
 		for _, ch := range cell.changes {
 			switch {
 			case ch.op == "DELETE":
-				state = "" // whatever it comes back as is a change
+				state = "" // any state after a deletion is a change
 			case ch.state != state:
 				ops = append(ops, porcupine.Operation{Input: deed{state: ch.state}, Call: ch.at, Return: ch.at})
 				state = ch.state

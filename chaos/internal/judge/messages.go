@@ -8,16 +8,16 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// An identity is that of a step: what an inbox has one row for.
+// An identity is the identity of a step: an inbox has one row for it.
 type identity struct{ schema, scope, key, step, n string }
 
-// String is the row's table and key, as a change has them.
+// String returns the row's table and key, as in a Change.
 func (i identity) String() string {
 	return i.schema + ".inbox " + strings.Join([]string{i.scope, i.key, i.step, i.n}, "|")
 }
 
-// What the row of a step may be in when its action, or its compensation, has come and
-// is dealt with. A compensation that found an action under way is not before that.
+// The states of a step's row after its action, or its compensation, was settled. A compensation that found an
+// action under way leaves a state that is not among them.
 var (
 	settledStates = []string{"done", "refused", "void", "compensated"}
 	undoneStates  = []string{"void", "compensated"}
@@ -59,8 +59,8 @@ func (c *run) inboxRows() map[identity]string {
 	return states
 }
 
-// judgeArrivals compares what outboxes have sent with what inboxes have had, step by
-// step: a message is not settled by another one of the same saga.
+// judgeArrivals compares sent messages with inbox rows, step by step. A message of the same saga to another
+// step does not count.
 func (c *run) judgeArrivals(lost, ghost *Invariant) {
 	states := c.inboxRows()
 	caused := map[identity]bool{}
@@ -81,14 +81,13 @@ func (c *run) judgeArrivals(lost, ghost *Invariant) {
 	}
 }
 
-// waited is for how long a message may have been on its way when its queue was deleted.
-// When the broker had confirmed it nobody knows, only when it was written: in a storm on
-// a slow machine outboxes and queues have had backlogs of a minute and a half. What is
-// older had gone astray before.
+// waited is how long before a queue's deletion a lost message may have been written. The time of the broker's
+// confirmation is unknown; only the time of writing is. In a storm on a slow machine outboxes and queues have
+// had backlogs of 90 s. An older message was lost before the deletion.
 const waited = 2 * time.Minute
 
-// judgeRepairs asks that the harness has repeated nothing but what it may have
-// discarded itself: else it would heal what the services have lost.
+// judgeRepairs checks that the harness has repeated only messages that it may have discarded itself. Otherwise
+// a repair would hide a loss by the services.
 func (c *run) judgeRepairs(i *Invariant) {
 	for _, e := range c.events {
 		for _, r := range e.Repeated {
@@ -98,7 +97,7 @@ func (c *run) judgeRepairs(i *Invariant) {
 	}
 }
 
-// inboxGraph are the changes of an inbox row's state: those of internal/inbox.
+// inboxGraph holds the allowed changes of an inbox row's state, as in internal/inbox.
 var inboxGraph = map[string][]string{
 	"":            {"open", "retrying", "dead", "done", "refused", "void"},
 	"open":        {"retrying", "dead", "done", "refused", "void"},
@@ -112,8 +111,8 @@ var inboxGraph = map[string][]string{
 	"compensated": {},
 }
 
-// judgeInboxes follows every inbox row through its changes. One that is deleted and
-// comes back begins anew, but what it was done before still counts.
+// judgeInboxes follows every inbox row through its changes. A row that is deleted and inserted again starts in
+// a new state, but its earlier effects still count.
 func (c *run) judgeInboxes(states, twice *Invariant) {
 	for _, cell := range c.inboxCells() {
 		state, done, undone := "", 0, 0
@@ -137,7 +136,7 @@ func (c *run) judgeInboxes(states, twice *Invariant) {
 	}
 }
 
-// poisoned are the inbox rows, by table and key, that dead letters of injected poison have.
+// poisoned returns the inbox rows, by table and key, that belong to dead letters of injected poison.
 func (c *run) poisoned() map[string]bool {
 	poison := map[string]bool{}
 	for _, i := range c.injected {
@@ -162,7 +161,7 @@ type cell struct {
 	changes    []change
 }
 
-// inboxCells are those of all inboxes.
+// inboxCells returns the cells of all inboxes.
 func (c *run) inboxCells() []*cell {
 	var all []*cell
 	byKey := map[[2]string]*cell{}
@@ -190,8 +189,8 @@ func (c *run) inboxCells() []*cell {
 	return all
 }
 
-// committed leaves of each transaction the last change of a row: a claim inserts the row
-// as it hopes to leave it, and nobody sees what it was in between.
+// committed keeps the last change of a row in each transaction. A claim inserts the row in its expected final
+// state, and states before COMMIT are invisible to other sessions.
 func committed(all []change) []change {
 	kept := all[:0]
 	for i, ch := range all {
@@ -202,14 +201,12 @@ func committed(all []change) []change {
 	return kept
 }
 
-// missedBinding is how long after a binding was deleted a message may be confirmed for
-// its other queues.
+// missedBinding is how long after a binding's deletion a message may still be confirmed for other queues alone.
 const missedBinding = 2 * time.Second
 
-// discarded reports whether the harness itself may have discarded an injected message,
-// as an operator does who deletes a queue: what it held, and what came until it was
-// there again. Without a binding only what other queues get is confirmed. What outboxes
-// had sent is written once more by the same hand, poison is not.
+// discarded reports whether a fault of the harness may have discarded an injected message. Deleting a queue
+// discards its messages and those that arrive before it is back. Without a binding, the broker confirms a
+// message only if other queues get it. The harness repeats lost messages of outboxes, but not poison.
 func (c *run) discarded(p record.Injection) bool {
 	others := len(listening(p.Topic)) > 1
 	return slices.ContainsFunc(c.events, func(e record.Event) bool {
@@ -226,8 +223,8 @@ func (c *run) discarded(p record.Injection) bool {
 	})
 }
 
-// judgeLetters compares dead letters with the poison, by message id, topic, reason and
-// payload: one of each service that listens.
+// judgeLetters compares dead letters with the poison by message id, topic, reason and payload. Each listening
+// service must have one.
 func (c *run) judgeLetters(i *Invariant) {
 	want := map[[2]string]record.Injection{} // by schema and message id
 	for _, p := range c.injected {
@@ -253,7 +250,7 @@ func (c *run) judgeLetters(i *Invariant) {
 	}
 }
 
-// isOfInjection reports whether r is the dead letter that p must end as.
+// isOfInjection reports whether r is the expected dead letter of p.
 func (r *parkedRow) isOfInjection(p record.Injection) bool {
 	reason, _, _ := strings.Cut(p.What, ":")
 	return r.State == "dead" && r.Topic == p.Topic && r.Reason == reason && r.Payload == p.Payload

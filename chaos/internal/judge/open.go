@@ -14,7 +14,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// A run is what a directory says, in memory.
+// A run is the content of a run's directory, in memory.
 type run struct {
 	dir      string
 	run      record.Run
@@ -22,8 +22,8 @@ type run struct {
 	events   []record.Event
 	phases   []record.Event
 	end      record.At   // of the last event
-	ops      []record.Op // in the order of their calls
-	returned []record.At // when the last of the ops up to each has returned
+	ops      []record.Op // ordered by their calls
+	returned []record.At // for each op, the latest return of it and all earlier ones
 	injected []record.Injection
 	samples  []record.Sample
 	messages []record.Message
@@ -31,27 +31,26 @@ type run struct {
 	points   map[string]int // name=action: hits
 
 	changes map[string][]change // by saga, in their order
-	strays  []change            // that belong to no saga
+	strays  []change            // changes of no saga
 
 	orders []*order
 	trips  []*trip
-	byID   map[string]*placed // what clients know, by the id that they were told
+	byID   map[string]*placed // the clients' knowledge of a saga, by the id in their answers
 	keys   map[key]*placed
 
 	rows tables
 }
 
-// A change is a [record.Change] in less memory: there are millions.
+// A change is a [record.Change] in less memory: a run has millions.
 type change struct {
 	seq              int64
 	at               int64 // nanoseconds since the run began
 	tx               uint64
-	table, op, state string // of few values, shared
+	table, op, state string // shared strings of few values
 	key, what        string
 }
 
-// A key is what a client's request is about: within a saga's name, tenant and
-// idempotency key.
+// A key identifies a client's request: the kind of saga, the tenant and the idempotency key.
 type key struct{ saga, tenant, key string }
 
 func (k key) String() string { return k.tenant + "/" + k.key }
@@ -90,7 +89,7 @@ func readRecords[T any](dir, name string, into *[]T) (err error) {
 	return err
 }
 
-// readPoints counts the points that have triggered. There may be none.
+// readPoints counts the failpoints that have triggered. The file may be absent.
 func (c *run) readPoints() error {
 	file, err := os.Open(filepath.Join(c.dir, record.FailpointsFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -147,5 +146,5 @@ func (c *run) phaseStart(name string) record.At {
 	return c.end
 }
 
-// sinceBegin is the run's time of a moment by another clock of the machine.
+// sinceBegin converts a wall-clock time to the run's time.
 func (c *run) sinceBegin(t time.Time) record.At { return t.Sub(c.run.Began) }

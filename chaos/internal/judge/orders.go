@@ -13,15 +13,14 @@ const (
 	cancelled = "cancelled"
 )
 
-// orderGraph are the changes of status that an order may see: those of its
-// messages, which come in any order.
+// orderGraph holds the allowed changes of an order's status. Messages may arrive in any order.
 var orderGraph = map[string][]string{
 	"":      {pending},
 	pending: {paid, completed, cancelled},
 	paid:    {paid, completed, cancelled},
 }
 
-// stepGraph are those of an order's step.
+// stepGraph holds the allowed changes of an order's step.
 var stepGraph = map[string][]string{
 	"":        {"pending"},
 	"pending": {"done", "rejected", "compensated", "skipped"},
@@ -86,7 +85,7 @@ func (o *order) judgeEnd(i *Invariant) {
 	switch final := status == completed || status == cancelled; {
 	case o.placed == nil && o.row == nil:
 		i.checkThat(false, o.offender(), "something was done for an order that nobody has placed")
-	case o.placed == nil: // its client never got an answer
+	case o.placed == nil: // its client never got a final answer
 		i.checkThat(final, o.offender(), "the order is %s", status)
 	default:
 		i.checkThat(final && (o.want == "" || o.want == status), o.offender(), "the order (%s) is %s, not %s: %s", o.kind, status, o.want, o.finalReason())
@@ -110,8 +109,8 @@ func (o *order) judgeMoney(i *Invariant) {
 	i.checkThat(in-out == want, o.offender(), "%d charged, %d refunded for an order of %d that is %s", in, out, want, o.finalStatus())
 }
 
-// walkStates follows the states of one thing through its changes, and returns what it
-// may not do.
+// walkStates follows the states of one thing through its changes, and describes the changes that graph does not
+// allow.
 func walkStates(all []change, table, key string, graph map[string][]string) (wrong string) {
 	state := ""
 	for _, ch := range all {
@@ -139,7 +138,7 @@ func (o *order) judgeGraph(i *Invariant) {
 	i.checkThat(wrong == "", o.offender(), "%s", wrong)
 }
 
-// keyColumn returns the key that the changes of a table with one row of the saga have.
+// keyColumn returns the key of the saga's row in a table that has one row for each saga.
 func keyColumn(all []change, table string) string {
 	for _, ch := range all {
 		if ch.table == table {
@@ -163,8 +162,7 @@ func (o *order) judgeUndone(i *Invariant) {
 	}
 }
 
-// position returns when a table was first changed for the order, as the number of
-// the change; -1: never.
+// position returns the sequence number of the first such change of a table; -1: none.
 func position(all []change, table string, is func(change) bool) int64 {
 	for _, ch := range all {
 		if ch.table == table && is(ch) {

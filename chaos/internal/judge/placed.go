@@ -7,19 +7,19 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// A placed saga is what clients know of one key.
+// A placed saga is the clients' knowledge of one key.
 type placed struct {
 	key
 	kind   string
-	want   string // how it must end; empty: in either way
+	want   string // required final status; empty: any
 	amount int64
-	ids    []string // that clients were told, each once
+	ids    []string // ids in the clients' answers, each once
 	began  record.Op
 	posts  []record.Op // in the order of their calls
 	cancel []record.Op // DELETEs
 }
 
-// An order is all that there is of one order.
+// An order is all evidence of one order.
 type order struct {
 	*placed
 	id       string
@@ -31,7 +31,7 @@ type order struct {
 	changes  []change
 }
 
-// A trip is all that there is of one trip.
+// A trip is all evidence of one trip.
 type trip struct {
 	*placed
 	id          string
@@ -39,7 +39,7 @@ type trip struct {
 	saga        *sagaRow
 	bookings    map[string][]bookingRow
 	tickets     int
-	mails       int // that were sent
+	mails       int // mails sent
 	itineraries int
 	changes     []change
 }
@@ -55,7 +55,7 @@ func (p *placed) offender(id string) Offender {
 func (o *order) offender() Offender { return o.placed.offender(o.id) }
 func (t *trip) offender() Offender  { return t.placed.offender(t.id) }
 
-// gatherRequests brings together what belongs together.
+// gatherRequests assigns operations, changes and rows to their orders and trips.
 func (c *run) gatherRequests() {
 	c.gatherOps()
 	c.gatherOrders()

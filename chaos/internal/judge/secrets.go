@@ -13,14 +13,14 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// tablesOfFailures are those in which failures and decisions are kept. What came is kept
-// of a message, too, in columns of its own: its bytes may be anything.
+// tablesOfFailures are the tables that keep failures and decisions. Their columns with a message's own content
+// are not searched, since a message may hold any bytes.
 var (
 	tablesOfFailures = []string{"parked", "outbox_held", "saga_journal"}
 	columnsOfBytes   = []string{"payload"}
 )
 
-// judgeSecrets looks for the secrets of the run where none may be.
+// judgeSecrets searches for the run's secrets in places where they must not be.
 func (c *run) judgeSecrets() ([]*Invariant, error) {
 	said := &Invariant{ID: "S", Says: "no password and no card is in what a process prints, but for messages that a broker prints when it fails, in what one measures or answers, in what the database shows of its sessions, or in what is kept of a failure"}
 	for _, op := range c.ops {
@@ -53,7 +53,7 @@ func (c *run) judgeSecrets() ([]*Invariant, error) {
 	return []*Invariant{said}, nil
 }
 
-// checkOutput looks into each line of a file.
+// checkOutput searches each line of a file.
 func checkOutput(said *Invariant, name string) error {
 	file, err := os.Open(name)
 	if err != nil {
@@ -78,7 +78,7 @@ func checkOutput(said *Invariant, name string) error {
 	}
 }
 
-// checkRows looks into each row of a table.
+// checkRows searches each row of a table.
 func checkRows(said *Invariant, dir, file string) error {
 	name, err := filepath.Rel(dir, file)
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// What the Args of an Exit begin with, and what those of a process contain that did
-// not end when it was told to.
+// The beginning of an Exit's Args for an unexpected end, and a part of the Args of a process that did not end
+// on SIGTERM.
 const (
-	byItself = "by itself" // nobody has caused it
+	byItself = "by itself" // the harness did not cause the end
 	byFuse   = "by its fuse"
 	killed   = "killed"
 	hung     = "had to be killed"
@@ -59,8 +59,7 @@ func (c *run) judgeSite() []*Invariant {
 	return []*Invariant{always, drained, clean, replay}
 }
 
-// drainTime is how long it took until nothing was left to be done, or how long that was
-// waited for in vain.
+// drainTime returns how long the drain took, or how long the run waited for it if it did not succeed.
 func (c *run) drainTime() time.Duration {
 	end := c.final.Drained
 	if end == 0 {
@@ -86,7 +85,7 @@ func (c *run) wasBusy(e record.Event) bool {
 	return begun > 0 && c.returned[begun-1] >= e.At
 }
 
-// isFaultEvent reports whether e was done to the site.
+// isFaultEvent reports whether e is a fault.
 func isFaultEvent(e record.Event) bool {
 	return e.Fault != record.Phase && e.Fault != record.Start && e.Fault != record.Exit
 }
@@ -96,8 +95,8 @@ func (c *run) duringStorm(at record.At) bool {
 	return c.phaseStart(record.Storm) <= at && at < c.phaseStart(record.Heal)
 }
 
-// troubled reports whether the storm was on, or a fault struck, between two moments. It
-// is over when everything runs again: until then processes are restarted.
+// troubled reports whether the storm was on, or a fault struck, between two moments. The storm lasts until
+// Healed, because processes are restarted until then.
 func (c *run) troubled(from, to record.At) bool {
 	if from < c.final.Healed && c.phaseStart(record.Storm) <= to {
 		return true
@@ -107,14 +106,14 @@ func (c *run) troubled(from, to record.At) bool {
 	})
 }
 
-// In a storm that is asked often enough whether all is in balance, it is so once in
-// askedEvery, or mostAsked times in a long one, whose tables take their time.
+// The balance must be queried in the storm once in askedEvery. In a long storm mostAsked queries are enough,
+// because its large tables make them slow.
 const (
 	askedEvery = 10 * time.Second
 	mostAsked  = 20
 )
 
-// askedSeldom says so if the storm was asked too seldom whether all is in balance.
+// askedSeldom returns a complaint if the balance was queried too seldom in the storm, otherwise "".
 func (c *run) askedSeldom() string {
 	n := 0
 	for _, s := range c.samples {
@@ -128,7 +127,7 @@ func (c *run) askedSeldom() string {
 	return ""
 }
 
-// missingPoints lists what was to strike and has not. A fault that has met nobody has not.
+// missingPoints lists the required strikes that have not happened. A fault without a hit has not happened.
 func (c *run) missingPoints() (missing []string) {
 	struck := map[string]bool{}
 	for name := range c.points {

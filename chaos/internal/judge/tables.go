@@ -11,7 +11,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// tables are the rows that were there at the end.
+// tables are the rows at the end of the run.
 type tables struct {
 	orders    []orderRow
 	steps     []stepRow
@@ -103,8 +103,7 @@ type (
 	}
 )
 
-// readTables reads the tables in dir. One that is missing has no rows to judge by, and
-// would make everything hold.
+// readTables reads the tables in dir. A missing table is an error: without its rows every invariant would hold.
 func (t *tables) readTables(dir string) error {
 	t.bookings, t.stocks = map[string][]bookingRow{}, map[string][]stockRow{}
 	t.inboxes, t.parked, t.held = map[string][]inboxRow{}, map[string][]parkedRow{}, map[string][]heldRow{}
@@ -148,7 +147,7 @@ type listener struct {
 	undo                bool // they are compensations
 }
 
-// listeners are all there are, as both examples have them.
+// listeners are all listeners of both examples.
 var listeners = []listener{
 	{"order_service", "payment.declined", "record-decline", false},
 	{"order_service", "payment.processed", "record-payment", false},
@@ -169,7 +168,7 @@ var listeners = []listener{
 	{"mail_service", "mail.send", "mail", false},
 }
 
-// consumers are the schemas of all services that listen to something.
+// consumers returns the schemas of all services that listen to a topic.
 func consumers() (schemas []string) {
 	for _, l := range listeners {
 		if !slices.Contains(schemas, l.schema) {
@@ -179,7 +178,7 @@ func consumers() (schemas []string) {
 	return schemas
 }
 
-// listening returns who takes the messages of a topic.
+// listening returns the listeners of a topic.
 func listening(topic string) (of []listener) {
 	for _, l := range listeners {
 		if l.topic == topic {
@@ -189,7 +188,7 @@ func listening(topic string) (of []listener) {
 	return of
 }
 
-// identityText is the message's id as text.
+// identityText returns the message's id as text.
 func (r *parkedRow) identityText() string {
 	text, err := hex.DecodeString(strings.TrimPrefix(r.MessageID, `\x`))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// A Timeline is everything that a run knows of one offender.
+// A Timeline is all evidence of one offender, in order of time.
 type Timeline struct {
 	Saga   string  `json:"saga,omitempty"`
 	Key    string  `json:"key,omitempty"`
@@ -20,7 +20,7 @@ type Timeline struct {
 // An Entry is a moment of a timeline.
 type Entry struct {
 	At   record.At `json:"at"`
-	Who  string    `json:"who"` // client, outbox, injector, a table, or fault
+	Who  string    `json:"who"` // source: client, outbox, injector, a table, or fault
 	What string    `json:"what"`
 }
 
@@ -30,7 +30,7 @@ const (
 	maxEntries   = 400
 )
 
-// timelines are those of the offenders that have a saga or a key.
+// timelines returns the timelines of the offenders with a saga or a key.
 func (c *run) timelines(all []*Invariant) ([]Timeline, error) {
 	var lines []Timeline
 	seen := map[[2]string]bool{}
@@ -47,7 +47,7 @@ func (c *run) timelines(all []*Invariant) ([]Timeline, error) {
 	return lines, nil
 }
 
-// timeline gathers what there is of o. It reads everything, so it is for a few.
+// timeline gathers the evidence of o. It searches the whole run, so call it for a few offenders.
 func (c *run) timeline(o Offender) Timeline {
 	l := Timeline{Saga: o.Saga, Key: o.Key}
 	add := func(at record.At, who, format string, args ...any) {
@@ -96,7 +96,7 @@ func (c *run) timeline(o Offender) Timeline {
 	return l
 }
 
-// faultsBetween adds what was done to the site from one moment to another.
+// faultsBetween adds the faults between two moments.
 func (c *run) faultsBetween(from, to record.At, add func(record.At, string, string, ...any)) {
 	for _, e := range c.events {
 		if e.Fault == record.Start || max(e.At, e.Until) < from || e.At > to {

@@ -12,7 +12,7 @@ import (
 
 const compensated = "compensated"
 
-// sagaGraph are the changes of status of an instance.
+// sagaGraph holds the allowed changes of an instance's status.
 var sagaGraph = map[string][]string{
 	"":             {"running", "compensating", completed, compensated},
 	"running":      {"compensating", completed, compensated, "stuck", "paused"},
@@ -79,7 +79,7 @@ func (c *run) judgeTripEnd(t *trip, i *Invariant) {
 		want = compensated
 	case t.answered(http.StatusConflict):
 		want = completed
-	case len(t.cancel) > 0: // whether it was cancelled nobody knows
+	case len(t.cancel) > 0: // it is unknown whether the cancel took effect
 		want = ""
 	}
 	i.checkThat(want == "" || status == want || c.startedLate(t), t.offender(), "the trip (%s) is %s, not %s: %s", t.kind, status, want, t.finalReason())
@@ -92,12 +92,12 @@ func (t *trip) finalReason() string {
 	return t.saga.Reason
 }
 
-// overdue is what the machine says of a step, or a saga, whose deadline has passed. What
-// a participant says comes behind other words.
+// overdue matches the machine's reason for a step, or a saga, whose deadline has passed. A participant's
+// reasons have a prefix and do not match.
 var overdue = regexp.MustCompile(`^(step [^: ]+: no reply within [0-9.hmsµn]+|the saga's deadline of [0-9.hmsµn]+ has passed)$`)
 
-// startedLate reports whether the trip was compensated because a deadline had passed, which it
-// may while processes are killed, and only then.
+// startedLate reports whether the trip was compensated because a deadline had passed while faults struck.
+// Without faults that is not allowed.
 func (c *run) startedLate(t *trip) bool {
 	if t.finalStatus() != compensated || !overdue.MatchString(t.finalReason()) || len(t.changes) == 0 {
 		return false
@@ -105,8 +105,8 @@ func (c *run) startedLate(t *trip) bool {
 	return c.troubled(record.At(t.changes[0].at), record.At(t.changes[len(t.changes)-1].at))
 }
 
-// mustComplete reports whether a client has placed the trip, nothing that it asks for is
-// lacking, and nobody has cancelled it.
+// mustComplete reports whether the trip must complete: a client placed it, all that it asks for is available,
+// and no client cancelled it.
 func (t *trip) mustComplete() bool {
 	return t.placed != nil && t.want == completed && !t.answered(http.StatusAccepted)
 }
@@ -157,7 +157,7 @@ func (t *trip) judgeUndone(i *Invariant) {
 	i.checkThat(len(wrong) == 0, t.offender(), "%s with %s", status, strings.Join(wrong, ", "))
 }
 
-// judgeOrder: after the pivot it goes forward only.
+// judgeOrder checks the order of steps: after the pivot a trip goes forward only.
 func (t *trip) judgeOrder(i *Invariant) {
 	ticket := position(t.changes, "ticketing_service.ticket", func(ch change) bool { return ch.op == "INSERT" })
 	if ticket < 0 {
