@@ -96,7 +96,7 @@ func TestSubscribeInitialize(t *testing.T) {
 	}
 }
 
-// One at a time of an identity, whatever its step, all others at once.
+// Messages of one identity are handled one at a time, for any step; all others at once.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -155,8 +155,7 @@ func sorted(messages map[string]*message.Message) []string {
 	return ids
 }
 
-// When the publisher gives up, what nobody has in hand is withdrawn: it will
-// be published again.
+// When the publisher gives up, a message that no handler has is withdrawn: it will be published again.
 func TestPublishContextEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

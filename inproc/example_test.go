@@ -9,8 +9,8 @@ import (
 	"github.com/sagamill/sagamill/inproc"
 )
 
-// A broker for one process: in the place of a rabbitmq.Publisher it is what a relay
-// publishes to, and in that of a rabbitmq.Subscriber each service has one of its own.
+// A broker for one process. A relay publishes to it in place of a rabbitmq.Publisher, and each service has a
+// Subscriber of it in place of a rabbitmq.Subscriber.
 func Example() {
 	broker := inproc.New(nil)
 	defer broker.Close()

@@ -44,7 +44,7 @@ func ExampleUp() {
 	}
 }
 
-// What a schema has been migrated for.
+// Lists the parts that a schema has been migrated for.
 func ExampleParts() {
 	parts, err := migrations.Parts(context.Background(), os.Getenv("DATABASE_URL"), "payment_service")
 	if err != nil {
@@ -97,7 +97,7 @@ func ExampleSchemas() {
 	}
 }
 
-// What a deployment wants to know of a binary without a database.
+// A deployment can ask a binary for its migrations without a database.
 func ExampleNewest() {
 	log.Print("migrations up to ", migrations.Newest())
 }

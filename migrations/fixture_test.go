@@ -123,7 +123,7 @@ func (c content) like(older content) map[string][]string {
 	return text
 }
 
-// sqlDescribe lists what a schema is made of, a line each, but for the order of columns.
+// sqlDescribe lists the definition of a schema, a line each, without the order of columns.
 const sqlDescribe = `
 SELECT replace(line, $1::text, 'SCHEMA') FROM (
 	SELECT format('column %s.%s %s not null %s default %s identity %s', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,

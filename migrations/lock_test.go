@@ -17,8 +17,7 @@ import (
 
 const sqlInsertStep = "INSERT INTO {schema}.inbox (scope, key, step, n, state) VALUES ('s', $1, 'step', '', 'open')"
 
-// writes returns a transaction of a session of its own that has written to the inbox and
-// stays open.
+// writes returns a transaction of a new session that has written to the inbox and stays open.
 func writes(t *testing.T, name, key string) pgx.Tx {
 	t.Helper()
 	tx, err := connect(t).Begin(t.Context())
@@ -97,7 +96,7 @@ func TestAMigrationThatWaitsLetsOthersPass(t *testing.T) {
 	}
 }
 
-// The operator's own lock_timeout counts, whatever ours is.
+// The operator's lock_timeout takes precedence over ours.
 func TestTheConnectionsOwnLockTimeoutCounts(t *testing.T) {
 	t.Parallel()
 	name := at(t, pgtest.URL(), len(landed(t)))
@@ -111,7 +110,7 @@ func TestTheConnectionsOwnLockTimeoutCounts(t *testing.T) {
 	}
 }
 
-// What a migration outside of a transaction has done is not done again.
+// The work of a migration outside of a transaction is not repeated.
 func TestAMigrationOutsideOfATransactionIsTriedOnce(t *testing.T) {
 	t.Parallel()
 	name := at(t, pgtest.URL(), len(landed(t)))
@@ -152,8 +151,8 @@ func TestTwoBinariesMigrateAtOnce(t *testing.T) {
 	}
 }
 
-// Who waits for its turn waits in no statement: its snapshot would keep an index of the
-// one that has the turn from being built.
+// A migrator waits for its turn in no statement: its snapshot would keep the migrator that has the turn from
+// building an index.
 func TestAnIndexIsBuiltWhileAnotherProcessWaitsForItsTurn(t *testing.T) {
 	t.Parallel()
 	n := len(landed(t))
@@ -233,8 +232,7 @@ func TestATurnIsWaitedForWhateverTheLockTimeout(t *testing.T) {
 	}
 }
 
-// The server is told to end a migrator that hangs with the locks that it has, and one whose
-// machine is gone.
+// The server ends a migrator that hangs while it holds locks, and one whose machine is lost.
 func TestAMigrationLimitsItsOwnSilence(t *testing.T) {
 	t.Parallel()
 	name := at(t, pgtest.URL(), len(landed(t)))
@@ -260,7 +258,7 @@ func TestAVersionIsReadWithoutMakingAnything(t *testing.T) {
 	}
 }
 
-// What is not named is not migrated.
+// Parts that are not named are not migrated.
 func TestWhatIsNotThereIsNotMigrated(t *testing.T) {
 	t.Parallel()
 	if err := migrations.Up(t.Context(), "", pgtest.Name()); err == nil || !strings.Contains(err.Error(), "no database URL") {

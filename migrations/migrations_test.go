@@ -103,8 +103,7 @@ func TestUpLeavesANewerSchemaAlone(t *testing.T) {
 	}
 }
 
-// A schema that is at its version is looked at, and nobody is waited for: somebody holds
-// the lock of all who change one.
+// Up of a schema at its version waits for no lock: another session holds the lock of all migrators here.
 func TestUpOfAMigratedSchemaWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	name := schema(t)

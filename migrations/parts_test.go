@@ -127,8 +127,8 @@ func withoutParts(t *testing.T, conn *pgx.Conn, name string) string {
 	}), "\n")
 }
 
-// A part that is added later gets the tables that it would have had from the beginning, at
-// whatever version the schema is, and the rows of the others stay.
+// A part that is added later gets the tables that it would have had from the beginning, at any version of the
+// schema. The rows of the others stay.
 func TestAPartIsAddedLater(t *testing.T) {
 	t.Parallel()
 	conn := connect(t)

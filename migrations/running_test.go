@@ -34,8 +34,8 @@ ALTER TABLE {{.schema}}.outbox_cursor_1 ADD COLUMN next int;
 CREATE INDEX next_updated_at ON {{.schema}}.inbox (updated_at);
 CREATE TABLE {{.schema}}.next (id int PRIMARY KEY)`
 
-// A service that runs while somebody else migrates its tables loses nothing and does nothing
-// twice: writers, relay and consumer keep their connections, and the statements prepared on them.
+// A service that runs during a migration of its tables loses nothing and does nothing twice: writers, relay
+// and consumer keep their connections, and the statements prepared on them.
 func TestAServiceRunsOnWhileItsTablesAreMigrated(t *testing.T) {
 	t.Parallel()
 	s := newService(t)
@@ -58,7 +58,7 @@ SELECT count(*), count(DISTINCT key), (SELECT count(*) FROM {schema}.outbox_held
 	}
 }
 
-// A service writes messages and consumes them, until it is told to stop.
+// A service writes messages and consumes them, until it is stopped.
 type service struct {
 	pool    *pgxpool.Pool
 	schema  string
@@ -112,7 +112,7 @@ func newService(t *testing.T) *service {
 	return s
 }
 
-// write stores messages one by one, each in a transaction of its own that must succeed.
+// write stores messages one by one, each in a separate transaction that must succeed.
 func (s *service) write(t *testing.T, w *outbox.Writer, relay *outbox.Relay, who int) {
 	for n := 0; ; n++ {
 		select {

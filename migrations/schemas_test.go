@@ -81,7 +81,7 @@ func TestSchemasAreThoseWithAnInbox(t *testing.T) {
 	}
 }
 
-// What a role may not read is said.
+// Schemas names the tables that a role may not read.
 func TestSchemasSayWhatIsDenied(t *testing.T) {
 	t.Parallel()
 	name, role := schema(t), pgtest.Name()

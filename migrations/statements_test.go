@@ -16,8 +16,8 @@ import (
 	"github.com/sagamill/sagamill/migrations"
 )
 
-// firstRecorded is the first migration of which the statements are recorded: the first that
-// a binary before the next one knows.
+// firstRecorded is the first migration with recorded statements: the first that a binary before the next one
+// knows.
 const firstRecorded = 5
 
 // narrowed are constraints and unique indexes that a later migration brings to a table which
@@ -49,8 +49,7 @@ func generations(t *testing.T) map[string]int {
 	return all
 }
 
-// A binary that does not know the newest migrations works on: whatever it sends, the tables
-// take.
+// A binary that does not know the newest migrations works on: the tables accept all of its statements.
 func TestOlderBinariesWorkOnNewerTables(t *testing.T) {
 	t.Parallel()
 	conn := connect(t)
@@ -104,7 +103,7 @@ func TestAReleaseWithoutItsStatementsIsFound(t *testing.T) {
 	}
 }
 
-// What a migration may do to the tables of a binary that runs on, and what it may not.
+// Changes that a migration may make to the tables of a running binary, and changes that it may not.
 func TestAMigrationThatBreaksOlderBinariesIsFound(t *testing.T) {
 	t.Parallel()
 	conn, n := connect(t), len(landed(t))
@@ -186,8 +185,8 @@ func sameStatement(t *testing.T, conn *pgx.Conn, statement, old, newer string) e
 	return nil
 }
 
-// sqlListNarrowed lists what the tables of schema $1 have in $2 that PREPARE does not see, and
-// that a binary which knows $1 alone may fail on, but for the constraints and indexes $3.
+// sqlListNarrowed lists restrictions in the tables of schema $1 that $2 adds, except the constraints and
+// indexes $3. PREPARE does not see them, and a binary that knows $1 alone may fail on them.
 const sqlListNarrowed = `
 WITH col AS (
 	SELECT c.relnamespace::regnamespace::text AS schema, c.relname, a.attname, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull,

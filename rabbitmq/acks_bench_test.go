@@ -57,8 +57,7 @@ func median(values []float64) float64 {
 	return sorted[len(sorted)/2]
 }
 
-// consumeBacklog returns how long a subscription takes that sends limit acks at a
-// time; 0: as many as it does by itself.
+// consumeBacklog returns the time of a subscription that sends limit acks at a time. 0 means its default.
 func consumeBacklog(b *testing.B, cfg wamqp.Config, limit int) time.Duration {
 	b.Helper()
 	sub, err := rabbitmq.NewSubscriber(cfg, fast())

@@ -173,8 +173,8 @@ func TestAcksDoNotOvertakeANack(t *testing.T) {
 	}
 }
 
-// Whatever the order in which a window of deliveries is settled, by whomever,
-// the broker learns of each what its handler said.
+// The broker learns each handler's decision about each delivery of a window, for any order of settling and
+// from any goroutine.
 func TestAcksTellTheTruth(t *testing.T) {
 	t.Parallel()
 	const window, total = 32, 4000

@@ -327,7 +327,7 @@ func TestABlockedBrokerIsNotLeftAtOnceAfterAnother(t *testing.T) {
 	})
 }
 
-// What is wrong with a list is said without a word of it.
+// The error about a list repeats no text of the list.
 func FuzzAddresses(f *testing.F) {
 	f.Add("amqp://u:p@a:5672/vh, amqps://u:,p@b/vh")
 	f.Add("amqp://u:p@a/vh,amqp://u:p@b/other,AMQP://")

@@ -70,7 +70,7 @@ func publishUntil(t *testing.T, pub *rabbitmq.Publisher, topic string) (tries in
 	return 0
 }
 
-// What becomes of a Publisher and a Subscriber when nodes of a cluster die, hang, or are cut off.
+// The behaviour of a Publisher and a Subscriber when nodes of a cluster die, hang, or are cut off.
 func TestClientsOnACluster(t *testing.T) {
 	t.Parallel()
 	c := rabbittest.StartCluster(t, nil)
@@ -147,8 +147,8 @@ func testNackSpoilsNoChannel(t *testing.T, c *rabbitcluster.Cluster) {
 	}
 }
 
-// A queue without a majority costs its own messages, none of which is refused, and neither
-// the connection nor other topics.
+// A queue without a majority holds up its messages only, and none of them is refused. The connection and
+// other topics go on.
 func testQueueWithoutMajority(t *testing.T, c *rabbitcluster.Cluster) {
 	cfg, _ := clusterConfig(t, c, "red", "blue")
 	red := cfg.Queue.GenerateName("red")
@@ -196,9 +196,9 @@ func testQueueWithoutMajority(t *testing.T, c *rabbitcluster.Cluster) {
 	publishUntil(t, pub, "red")
 }
 
-// A Publisher leaves a node over a queue without a majority. The node is not to blame: a
-// subscription to another topic keeps its connection to it, and the message in hand, whatever
-// is confirmed on another node, and also when that queue has its majority back.
+// A Publisher leaves a node over a queue without a majority. The node is not to blame: a subscription to
+// another topic keeps its connection to it, and the message in hand. Confirms from another node do not change
+// that, nor does the return of the majority.
 func testStuckQueueIsNoFaultOfANode(t *testing.T, c *rabbitcluster.Cluster) {
 	cfg, pin := clusterConfig(t, c, "red", "blue")
 	red := cfg.Queue.GenerateName("red")

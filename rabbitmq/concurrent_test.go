@@ -45,8 +45,8 @@ func stalledCallers(t *testing.T, ctx context.Context, cfg wamqp.Config, pub *ra
 	return results
 }
 
-// Whatever ends the wait for confirms ends it for every caller, says why and
-// refuses nothing.
+// Every event that ends the wait for confirms ends it for every caller, with the reason, and refuses no
+// message.
 func TestPublishFourCallersAreEndedBy(t *testing.T) {
 	t.Parallel()
 	tests := []struct {

@@ -71,7 +71,7 @@ func TestWatermillConfig(t *testing.T) {
 	ackAll(t, messages, mustPublish(t, newPublisher(t, cfg, nil), name+"q", 3))
 }
 
-// What a service rejects for good lands in the dead-letter queue.
+// A message that a service rejects for good lands in the dead-letter queue.
 func TestDeadLetterQueue(t *testing.T) {
 	t.Parallel()
 	cfg := declared(t, "orders")

@@ -112,8 +112,8 @@ func TestAnExchangeThatOthersListenToStays(t *testing.T) {
 	ackAll(t, messages, mustPublish(t, newPublisher(t, cfg, nil), "ordered", 1))
 }
 
-// What is published in the middle of it is refused, and what has just got into a queue
-// is still there.
+// A message that is published during the deletion is refused, and one that has just got into a queue is still
+// there.
 func TestAMessageThatComesDuringTheDeletionIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	topology, queues := shop(t)

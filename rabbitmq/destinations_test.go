@@ -15,7 +15,7 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// mixed returns n messages of which every second one is to topic bad.
+// mixed returns n messages, every second one to topic bad.
 func mixed(good, bad string, n int) []outbox.Publication {
 	batch := batchOf(good, n)
 	for i := 1; i < n; i += 2 {
@@ -230,8 +230,7 @@ func (b *noType) ExchangeDeclare(ch *amqp.Channel, exchange string, cfg wamqp.Co
 	return b.DefaultTopologyBuilder.ExchangeDeclare(ch, exchange, cfg)
 }
 
-// A topic that nobody ever heard of gets its exchange, and the message has
-// nowhere to go from there: that is said, and is the message's own result.
+// A topic without subscribers gets its exchange. The result of its message says that it has no queue.
 func TestPublishUnknownTopic(t *testing.T) {
 	t.Parallel()
 	cfg := declared(t, "orders")

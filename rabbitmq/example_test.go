@@ -12,8 +12,8 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// The order service publishes its outbox. Whoever listens has a queue before the
-// first message goes out.
+// The order service publishes its outbox. Every listening service has a queue before the first message goes
+// out.
 func Example_publishing() {
 	ctx := context.Background()
 	const url = "amqp://guest:guest@127.0.0.1:5672/"
@@ -88,8 +88,8 @@ func Example_listening() {
 	}
 }
 
-// What an administrator gives the users of an installation: a service writes to the topics
-// that it publishes, and reads its own queues.
+// The permissions of the users of an installation: a service writes to the topics that it publishes, and
+// reads its queues.
 func ExampleTopology_Permissions() {
 	shop := rabbitmq.Topology{Prefix: "shop.", Services: []rabbitmq.Service{
 		{Name: "order", Publishes: []string{"order.created"}},

@@ -13,7 +13,7 @@ func (s *Subscriber) CollectAcks(limit int, delay time.Duration) {
 	s.ackLimit, s.ackDelay = func(int) int { return limit }, delay
 }
 
-// Full tells of each topic of which Prefetch messages are in hand.
+// Full signals each topic with Prefetch messages in hand.
 func (s *Subscriber) Full() *testsignal.Signal[string] { return &s.signals.full }
 
 // Held tells of each message whose nack is held.

@@ -29,7 +29,7 @@ func withCertificate(t *testing.T, node *rabbittest.Node, name string, files cer
 	return u.String()
 }
 
-// testExternal has a user who has no password, whom the broker knows by his certificate.
+// testExternal logs in a user without a password. The broker identifies the user by the certificate.
 func testExternal(t *testing.T, node *rabbittest.Node, ca *certtest.Authority) {
 	const user = "shop.order"
 	node.Ctl(t, "add_user", user, password)

@@ -21,10 +21,9 @@ const (
 	vanish = "the connection is gone once this is sent"
 )
 
-// A badConn stands for whatever a message can still have in it that RabbitMQ
-// closes the connection over: it spoils the end of the frame that holds poison,
-// so that the broker answers with the exception 501, FRAME_ERROR. The frame with
-// vanish closes the connection without a word.
+// A badConn simulates content of a message that makes RabbitMQ close the connection. It spoils the end of the
+// frame that holds poison, so that the broker answers with the exception 501, FRAME_ERROR. The frame with
+// vanish closes the connection without an exception.
 type badConn struct {
 	net.Conn
 	spoils *atomic.Int32 // how often it still does that
@@ -181,7 +180,7 @@ func TestPublishConnectionForced(t *testing.T) {
 	mustPublish(t, pub, "orders", 1)
 }
 
-// Close does not wait for a batch that has a connection of its own.
+// Close does not wait for a batch on a separate connection.
 func TestPublisherCloseWhileIsolating(t *testing.T) {
 	t.Parallel()
 	cfg, _ := onBadConns(declared(t, "orders"), always)

@@ -83,9 +83,8 @@ func publishEdited(t *testing.T, edits []edit) (*rabbitmq.Publisher, *rabbittest
 	return pub, proxy
 }
 
-// What the client cannot encode, what the broker would close the connection
-// over and what a consumer's client could not read never leaves: one connection
-// and one channel carry the others.
+// A message is not sent if the client cannot encode it, the broker would close the connection, or a
+// consumer's client could not read it. One connection and one channel carry the others.
 func TestPublishImpossibleHeaders(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 256)
@@ -118,7 +117,7 @@ func TestPublishImpossibleHeaders(t *testing.T) {
 	}
 }
 
-// What AMQP has arrives, up to the limits.
+// All values that AMQP can hold arrive, up to the limits.
 func TestPublishPossibleHeaders(t *testing.T) {
 	t.Parallel()
 	publishEdited(t, []edit{
@@ -136,8 +135,8 @@ func TestPublishPossibleHeaders(t *testing.T) {
 	})
 }
 
-// What RabbitMQ closes the channel over is found out among the others, and is
-// this message's fault alone.
+// If RabbitMQ closes the channel over a message, the Publisher finds it among the others, and refuses it
+// alone.
 func TestPublishRejectedByTheBroker(t *testing.T) {
 	t.Parallel()
 	_, proxy := publishEdited(t, []edit{

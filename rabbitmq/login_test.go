@@ -120,7 +120,7 @@ func checkLogin(t *testing.T, err error, parts []string, password string) {
 	}
 }
 
-// Whoever gives up before the third refusal has to hear of the password, not of the time.
+// A caller that gives up before the third refusal gets an error about the password, not about the time.
 func TestALoginThatIsGivenUpSaysWhatTheBrokerSaid(t *testing.T) {
 	t.Parallel()
 	at, _ := jealous(t, math.MaxInt32)

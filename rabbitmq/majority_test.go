@@ -15,8 +15,8 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// outagePatience is how long a test waits for what takes several tries, each of which RabbitMQ
-// answers after nine seconds or more.
+// outagePatience is how long a test waits for an effect of several tries. RabbitMQ answers each after nine
+// seconds or more.
 const outagePatience = 2 * time.Minute
 
 // A diary counts what a Subscriber logs about a topic, by message.

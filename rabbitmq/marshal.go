@@ -94,8 +94,8 @@ func (Marshaler) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 	return msg, nil
 }
 
-// parseTimestamp returns the zero time for what is no RFC 3339 time, or one
-// that AMQP, which counts seconds from 1970, has no number for.
+// parseTimestamp returns the zero time for text that is not an RFC 3339 time. It does so too for a time that
+// AMQP cannot express, which counts seconds from 1970.
 func parseTimestamp(s string) time.Time {
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil || t.Unix() <= 0 {

@@ -17,7 +17,7 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// A mine is the functions of a Config and of options, of which one goes wrong, once.
+// A mine holds the functions of a Config and of options. One of them fails, once.
 type mine struct {
 	at, way string
 	blown   atomic.Bool
@@ -99,8 +99,8 @@ type minedLogin struct {
 
 func (m minedLogin) Response() string { m.step("SASL"); return m.Authentication.Response() }
 
-// minedFunctions are the functions of the user's, and whether one may end its goroutine: the
-// others are called for each message, on a goroutine that nobody can replace.
+// minedFunctions are the functions of the user, and whether one may end its goroutine. The others are called
+// for each message, on a goroutine that cannot be replaced.
 var minedFunctions = map[string][]string{
 	"Config.Exchange.GenerateName":           {"panic"},
 	"Config.Queue.GenerateName":              {"panic", "goexit"},

@@ -17,7 +17,7 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// What these let a user do on a broker is tested in the examples, with whole sagas.
+// The examples test the effect of these permissions, with whole sagas.
 func TestPermissionsOfATopology(t *testing.T) {
 	t.Parallel()
 	got, err := rabbitmq.Topology{Prefix: "shop.", Processes: 2, Services: []rabbitmq.Service{

@@ -183,8 +183,8 @@ func testAFullQueueRefuses(t *testing.T, node *rabbittest.Node, prefix, more str
 	}
 }
 
-// A queue that drops does so although it was declared to refuse, and nobody is told. What it
-// drops goes to the dead-letter queue, unless the policy has that drop, too.
+// A policy can make a queue drop messages although it was declared to refuse them, without an error. Dropped
+// messages go to the dead-letter queue, unless the policy has that drop, too.
 func testAFullQueueDrops(t *testing.T, node *rabbittest.Node) {
 	const n = 3 * limitedLength
 	for name, tt := range map[string]struct {

@@ -118,8 +118,8 @@ func TestPublishNacked(t *testing.T) {
 	}
 }
 
-// What would close the connection is refused before it is sent: the messages
-// around it, in the same batch, would be lost with it.
+// A message that would close the connection is refused before it is sent: the other messages in the batch
+// would be lost with it.
 func TestPublishRefusedLocally(t *testing.T) {
 	t.Parallel()
 	cfg := declared(t, "orders")
@@ -355,8 +355,7 @@ func TestPublishBlocked(t *testing.T) {
 	}
 }
 
-// unreachable returns the URL of a port on which nobody answers, and one on
-// which nobody listens.
+// unreachable returns the URLs of two ports: one accepts and never answers, on the other nothing listens.
 func unreachable(t *testing.T) (silent, absent string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

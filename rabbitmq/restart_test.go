@@ -10,7 +10,7 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// What was confirmed outlives kill -9, and both sides find the broker again.
+// A confirmed message outlives kill -9, and both sides find the broker again.
 func TestBrokerKilled(t *testing.T) {
 	t.Parallel()
 	node := rabbittest.StartNode(t)

@@ -21,11 +21,11 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// patientDial is for dials that a test would not outlive if one had to end by itself.
+// patientDial is a dial timeout longer than the test, so that no dial ends by its timeout.
 var patientDial = rabbitmq.ConnectionOptions{DialTimeout: time.Hour}
 
-// twoNodes returns two proxies in front of the test's broker, which stand for two nodes, and
-// settings for both, the first of which is dialled first.
+// twoNodes returns two proxies in front of the test's broker, which simulate two nodes, and settings for
+// both. The first is dialled first.
 func twoNodes(t *testing.T, topics ...string) (first, second *rabbittest.Proxy, cfg wamqp.Config) {
 	t.Helper()
 	first, second = rabbittest.NewProxy(t, rabbittest.URL()), rabbittest.NewProxy(t, rabbittest.URL())
@@ -115,8 +115,8 @@ func TestALostConnectionIsFollowedByOneToAnotherBroker(t *testing.T) {
 	}
 }
 
-// A broker that accepts a connection and says nothing does not hold up the others. The dial
-// that nobody needs any more ends.
+// A broker that accepts a connection and never answers does not hold up the others. The superfluous dial
+// ends.
 func TestABlackHoleIsDialledAround(t *testing.T) {
 	t.Parallel()
 	hole, _, cfg := twoNodes(t, "orders")

@@ -29,10 +29,9 @@ import (
 // happen to have happened.
 const aWhile = 20
 
-// redeliverFromQuorumQueue: a quorum queue counts redeliveries in a header, as
-// an integer, and watermill-amqp refuses headers that are no strings. It gives
-// the message back unseen, at once, for as long as the broker goes along. Since
-// v3.1.0 the hook that counts here could take the header out; nobody is told to.
+// redeliverFromQuorumQueue: a quorum queue counts redeliveries in a header, as an integer, and watermill-amqp
+// refuses headers that are not strings. It gives the message back unseen, at once and again and again. Since
+// v3.1.0 the hook that counts here could take the header out; the documentation does not ask for that.
 func redeliverFromQuorumQueue(t *testing.T, s *side) string {
 	const loop = 50
 	var deliveries atomic.Int32
@@ -304,9 +303,8 @@ func (w waits) Error(_ string, _ error, fields watermill.LogFields) {
 	*w.all = append(*w.all, fmt.Sprint(fields["wait_time"]))
 }
 
-// retryWithHook: what the hook is told is drawn from the backoff, which then has
-// moved on when Retry draws its own wait. Since 1.5.1 a hook is called from the
-// second failure on; before, from the first.
+// retryWithHook: the wait that the hook gets is drawn from the backoff, which has moved on when Retry draws
+// its wait. Since 1.5.1 a hook is called from the second failure on; before, from the first.
 func retryWithHook(_ *testing.T, _ *side) string {
 	var log []string
 	retry := middleware.Retry{
@@ -401,8 +399,7 @@ func publishUnconfirmed(t *testing.T, s *side) string {
 	return fmt.Sprintf("%d sent, then %s", before, outcome(<-done))
 }
 
-// publishGivenUp: watermill-amqp waits for a confirm whatever becomes of its
-// caller.
+// publishGivenUp: watermill-amqp waits for a confirm even after its caller has given up.
 func publishGivenUp(t *testing.T, s *side) string {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -438,7 +435,7 @@ func deleteQueue(t *testing.T, s *side) string {
 	return fmt.Sprintf("first arrives message %q", msg.UUID)
 }
 
-// readRaw: watermill-amqp keeps the UUID in a header of its own.
+// readRaw: watermill-amqp keeps the UUID in a private header.
 func readRaw(t *testing.T, s *side) string {
 	s.declare(t)
 	s.publish(t, s.publisher(t), "id")

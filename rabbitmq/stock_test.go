@@ -150,7 +150,7 @@ func runStock(t *testing.T, name, prefix string) string {
 	return ""
 }
 
-// TestStockProcess is the process of runStock, and nothing by itself.
+// TestStockProcess is the process of runStock. Run alone, it does nothing.
 func TestStockProcess(t *testing.T) {
 	t.Parallel()
 	for _, row := range stockRows {
@@ -224,7 +224,7 @@ func (s *side) publish(t *testing.T, pub message.Publisher, id string) {
 	}
 }
 
-// ready returns how many messages the queue has that it has given to nobody.
+// ready returns the number of messages in the queue that are not delivered.
 func (s *side) ready(t *testing.T, ch *amqp.Channel) int {
 	t.Helper()
 	q, err := ch.QueueDeclarePassive(s.cfg.Queue.GenerateName(stockTopic), true, false, false, false, nil)

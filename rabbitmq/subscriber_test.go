@@ -228,7 +228,8 @@ func TestConsumerCancelled(t *testing.T) {
 	}
 }
 
-// With Passive nobody declares the queue again: that shows, until somebody does.
+// With Passive the Subscriber does not declare the queue again. It reports the missing queue until the queue
+// is declared.
 func TestASubscriptionWithoutItsQueueIsNotServed(t *testing.T) {
 	t.Parallel()
 	active := declared(t, "orders")
@@ -278,7 +279,7 @@ func publishRouted(t *testing.T, pub *rabbitmq.Publisher, msg *message.Message) 
 	}
 }
 
-// Nobody tells a consumer that its exchange was deleted.
+// A consumer gets no notice when its exchange is deleted.
 func TestConsumeExchangeDeleted(t *testing.T) {
 	t.Parallel()
 	cfg := declared(t, "orders")
@@ -392,7 +393,7 @@ func TestDrainSendsCollectedAcks(t *testing.T) {
 	}
 }
 
-// What is not settled within DrainTimeout goes back.
+// Messages that are not settled within DrainTimeout go back.
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
 	cfg := declared(t, "orders")
@@ -541,7 +542,7 @@ func TestSubscribeMismatch(t *testing.T) {
 	}
 }
 
-// Whatever a foreign publisher sends becomes a message.
+// Every delivery of a foreign publisher becomes a message.
 func TestGarbageArrives(t *testing.T) {
 	t.Parallel()
 	cfg := declared(t, "orders")

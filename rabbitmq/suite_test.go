@@ -27,10 +27,9 @@ import (
 // that travel with a message.
 var features = tests.Features{ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}
 
-// TestSuite runs watermill's own suite on a broker of its own, since the suite
-// does not tell which topics it leaves behind. The suite's test of a broker that is
-// restarted reads what it still writes to, so it cannot pass the race detector: it
-// is run by TestSuiteRestarts then.
+// TestSuite runs watermill's suite on a private broker, because the suite does not list the topics that it
+// leaves behind. The suite's test of a restarted broker reads data while it still writes them, so it cannot
+// pass the race detector: TestSuiteRestarts runs it then.
 func TestSuite(t *testing.T) {
 	node := rabbittest.StartNode(t)
 	features := features

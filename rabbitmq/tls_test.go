@@ -248,7 +248,7 @@ func (c *hastyConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// What a broker says of our certificate is not lost when it hangs up at once.
+// The broker's alert about our certificate is not lost when it hangs up at once.
 func TestTheReasonOfARefusalIsHeard(t *testing.T) {
 	t.Parallel()
 	ca := certtest.NewAuthority(t)

@@ -10,7 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// A slowTopology has its declarations wait, but for the first.
+// A slowTopology delays its declarations, except the first.
 type slowTopology struct {
 	wamqp.TopologyBuilder
 	first   chan struct{} // holds one

@@ -164,7 +164,7 @@ func isolatedTraffic(t *testing.T, opts *rabbitmq.SubscriberOptions) *traffic {
 	return newTraffic(t, newPublisher(t, cfg, nil), "busy", messages)
 }
 
-// Traffic is a topic with always some messages more, of which some are in hand.
+// Traffic is a topic that never runs out of messages, with some of them in hand.
 type traffic struct {
 	t        *testing.T
 	pub      *rabbitmq.Publisher

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// What the parser takes is what a signer would write, byte for byte, so that a
-// signature has one form.
+// The parser accepts exactly the text that a signer writes, byte for byte, so that a signature has one form.
 func FuzzParse(f *testing.F) {
 	p := &part{}
 	f.Add(p.headerValue("orders-1"))

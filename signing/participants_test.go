@@ -24,7 +24,7 @@ import (
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// A service has a schema, a broker and a key of its own, with which its relay signs.
+// A service has a private schema, broker and key. Its relay signs with the key.
 type service struct {
 	*testing.T
 	db     *pgxpool.Pool

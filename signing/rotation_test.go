@@ -169,7 +169,7 @@ func (d *deployment) write(keys ...string) {
 	}
 }
 
-// inject publishes to the topic as somebody who has the broker's password.
+// inject publishes to the topic like an attacker with the broker's password.
 func (d *deployment) inject(msgs ...*message.Message) {
 	d.Helper()
 	if err := d.wire.Publish("pay", msgs...); err != nil {
@@ -216,9 +216,9 @@ func some(what string, n int) (keys []string) {
 	return keys
 }
 
-// Keys are replaced while messages are written, published and consumed, and somebody
-// forges and repeats messages: each genuine one takes effect once, one that was parked
-// when its key was known, too, and nothing else does.
+// Keys are replaced while messages are written, published and consumed, and an attacker forges and repeats
+// messages. Each genuine message takes effect once, also one that was parked while its key was known, and no
+// other does.
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	const n = 100

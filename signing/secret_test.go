@@ -15,7 +15,7 @@ import (
 	"github.com/sagamill/sagamill/signing"
 )
 
-// A settings is a service's own struct, of which nobody has thought that it would be printed.
+// A settings is a struct of a service, which may get printed by accident.
 type settings struct {
 	key     signing.Key
 	pointer *signing.Key
@@ -34,8 +34,8 @@ type exported struct {
 	Address *signing.Secret
 }
 
-// Whoever prints, logs or encodes a key, a secret, or anything that has one, does not learn
-// it, and neither does who reads an error.
+// Printing, logging or encoding a key, a secret, or a value that holds one, does not reveal the secret.
+// Errors do not reveal it either.
 func TestNoSecretIsTold(t *testing.T) {
 	t.Parallel()
 	k := key("orders-1", "orders")
@@ -90,7 +90,7 @@ func expectUntold(t *testing.T, what, told string) {
 	}
 }
 
-// What is written of a secret says only that it is one.
+// The text of a secret says only that it is a secret.
 func TestASecretIsOpaque(t *testing.T) {
 	t.Parallel()
 	s := signing.NewSecret(secretOf("a"))

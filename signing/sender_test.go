@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/signing"
 )
 
-// The senders of a saga of two participants, one of which has two steps.
+// The senders of a saga of two participants. One of them has two steps.
 var senders = map[string][]signing.Sender{
 	"payment.take": {{Producer: "orders"}},
 	"shipping.go":  {{Producer: "orders"}},

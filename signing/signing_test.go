@@ -16,7 +16,7 @@ import (
 	"github.com/sagamill/sagamill/signing"
 )
 
-// key returns one of a producer, with a secret of its own.
+// key returns a key of a producer, with a new secret.
 func key(id, producer string) signing.Key {
 	return signing.Key{ID: id, Producer: producer, Secret: signing.NewSecret(secretOf(id))}
 }
@@ -83,8 +83,7 @@ func TestSignatureIsAsItWas(t *testing.T) {
 	}
 }
 
-// A message of which any byte that is covered has changed is refused, and so is one
-// that has lost, or got, a field.
+// A message is refused if any covered byte has changed, or if it has lost or got a field.
 func TestEachByteCounts(t *testing.T) {
 	t.Parallel()
 	v := verifier(t, key("orders-1", "orders"))
@@ -135,8 +134,7 @@ func TestEachByteCounts(t *testing.T) {
 	})
 }
 
-// What is not covered may change, and a timestamp that was never there is the same as
-// an empty one.
+// Uncovered fields may change. A missing timestamp is the same as an empty one.
 func TestWhatIsNotCovered(t *testing.T) {
 	t.Parallel()
 	v := verifier(t, key("orders-1", "orders"))

@@ -27,8 +27,8 @@ type tracedError struct{ error }
 
 func (e tracedError) Format(s fmt.State, _ rune) { fmt.Fprint(s, e.Error(), "\nmain.go:1") }
 
-// Whoever logs, and how, what cannot be printed is escaped and bounded; what is
-// clean stays itself, so that a handler can look into an error.
+// Unprintable text is escaped and bounded for every way of logging. A clean value stays itself, so that a
+// handler can look into an error.
 func TestLogger(t *testing.T) {
 	t.Parallel()
 	clean := tracedError{fmt.Errorf("wrapped: %w", io.EOF)}

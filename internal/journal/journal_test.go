@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/internal/journal"
 )
 
-// What PostgreSQL would refuse, or is too long, does not keep anybody from writing the row.
+// Text that PostgreSQL would refuse, or that is too long, does not fail the insert.
 func TestArgsAreFitToBeStored(t *testing.T) {
 	t.Parallel()
 	what := journal.What("key", "a\x00b", "step", "", "error", strings.Repeat("e", 2000))

@@ -18,8 +18,7 @@ import (
 
 var errRefused = errors.New("refused")
 
-// A fixture is one transaction on a connection of its own, and a second
-// connection that sees what is committed.
+// A fixture is one transaction on a private connection, and a second connection that sees committed rows.
 type fixture struct {
 	*Tx
 	t       *testing.T
@@ -186,8 +185,7 @@ func (f *fixture) apart() map[string]func(context.Context, pgx.Tx) error {
 	}
 }
 
-// Whatever a holder asks for first, the transaction is opened once and before,
-// and what was asked for is part of it.
+// The first call of a holder, of any kind, opens the transaction once and before, and is part of it.
 func TestFirstStatement(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{
@@ -388,7 +386,7 @@ func TestLastStatementFails(t *testing.T) {
 	}
 }
 
-// What the server finds out at COMMIT is an error of Commit.
+// An error that the server finds at COMMIT is an error of Commit.
 func TestCommitFails(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, pgx.QueryExecModeCacheStatement)
@@ -449,8 +447,8 @@ func TestNeverBegan(t *testing.T) {
 	}
 }
 
-// Once it is over nothing that was derived from it sends anything: the
-// connection may be somebody else's by then.
+// After the end of the transaction nothing derived from it sends anything: another request may have the
+// connection by then.
 func TestOver(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, pgx.QueryExecModeCacheStatement)
@@ -568,7 +566,8 @@ func TestConnectionLost(t *testing.T) {
 	}
 }
 
-// Whatever the holder has done by SQL of its own, Rollback says whether all of its work is undone.
+// Rollback reports whether all of the holder's work is undone, also after the holder has sent SQL that ends
+// the transaction.
 func TestRollbackTellsWhoEnded(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

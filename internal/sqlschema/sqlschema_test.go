@@ -37,7 +37,7 @@ const syntaxError = "42601"
 // A keyword is one of the server's, with its category in pg_get_keywords.
 type keyword struct{ Word, Category string }
 
-// Check refuses exactly those keywords of which the server refuses a schema.
+// Check refuses exactly the keywords that the server refuses as the name of a schema.
 func TestCheckAgreesWithTheServerAboutKeywords(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL())

@@ -70,9 +70,9 @@ func DirectConfig(t testing.TB) *pgxpool.Config {
 	return poolConfig(t, Direct())
 }
 
-// ModeConfig returns the configuration of a pool whose connections use the exec mode mode. It leads past a
-// pooler if mode relies on prepared statements of earlier transactions, which does not work behind a pooler
-// and disturbs other clients there.
+// ModeConfig returns the configuration of a pool whose connections use the exec mode mode. Some modes rely on
+// prepared statements of earlier transactions. Such a pool leads past a pooler: it would not work behind one,
+// and would disturb other clients there.
 func ModeConfig(t testing.TB, mode pgx.QueryExecMode) *pgxpool.Config {
 	t.Helper()
 	config := poolConfig(t, URL())
