@@ -1,12 +1,11 @@
-// Command consumer measures the way from a queue over a transaction to the ack: a
-// message is recorded as handled, writes one business row and one follow-up message,
-// and is acked. The servers are its own and end with it.
+// Command consumer measures the way of a message from the queue through a transaction to the ack. The consumer
+// records the message as handled, writes one business row and one follow-up message, and acks. The servers are
+// private and end with the command.
 //
-// Absolute rates say more of the machine than of the code. So what is compared is
-// measured in one run, in slices that take turns; each round gives one ratio, and
-// what is printed is the median of the rounds. A slice starts from empty tables, a
-// queue that holds all of its messages and a checkpoint. When it is over, every
-// message must have had its effect once, or there are no figures.
+// Absolute rates say more about the machine than about the code. So kinds that are compared run alternately, in
+// slices of one run. Each round gives one ratio, and the command prints the median of the rounds. A slice
+// starts from empty tables, a queue with all of its messages, and a checkpoint. If some message did not have
+// its effect exactly once, the command prints no figures.
 //
 //	raw             takes and acks: the broker's ceiling
 //	plain-1         a handler as people write it by hand, on watermill-amqp's subscriber

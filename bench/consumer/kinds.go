@@ -2,8 +2,7 @@ package main
 
 import "github.com/sagamill/sagamill/consumer"
 
-// The kinds, in the order of a round: what is held against each other is measured
-// one right after the other.
+// The kinds, in the order of a round: kinds that are compared follow each other.
 const (
 	kindRaw    = "raw"
 	kindPlain1 = "plain-1"
@@ -13,13 +12,12 @@ const (
 	kindQueued = "ours-queued"
 )
 
-// The best of 1, 4, 16, 64 and 256. A subscription has one message in hand, and the
-// next is there when that is acked. With 1 that takes a round trip to the broker;
-// with hundreds the last of a backlog are unevenly spread over eight.
+// The best prefetch of 1, 4, 16, 64 and 256. A subscription hands out one message at a time and needs the next
+// one right after the ack. With a prefetch of 1 the next one takes a round trip to the broker. With hundreds
+// the last messages of a backlog are unevenly spread over eight subscriptions.
 const plain1Prefetch, plain8Prefetch = 64, 16
 
-// batchedSetup has twice the default in hand, so that each of the lanes that may have a
-// batch finds a full one.
+// batchedSetup has twice the default prefetch, so that each lane finds enough messages for a full batch.
 func batchedSetup(handler func(*progress) consumer.Handler[order]) setup {
 	return setup{prefetch: 512, handler: handler}
 }

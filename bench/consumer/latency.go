@@ -23,10 +23,9 @@ const (
 	p99Goal       = 50  // milliseconds
 )
 
-// latencies measures the time from a message's publishing to its ack, which
-// follows the commit. The rate does not depend on how the consumer gets on, and the
-// clock of a message starts when it is due, not when its turn has come. In between,
-// raw shows what the broker, the publisher and the machine take by themselves.
+// latencies measures the time from a message's publishing to its ack, which follows the commit. The rate is
+// constant, even if the consumer is slow, and a message's clock starts when it is due, not when it is sent. The
+// alternating slices of raw show the time of the broker, the publisher and the machine alone.
 func (b *bench) latencies(ctx context.Context) (targets []target.Target, err error) {
 	for i, s := range b.servers {
 		p99, err := b.measureLatency(ctx, s)
@@ -72,7 +71,7 @@ func (b *bench) measureLatency(ctx context.Context, s *private.Server) (float64,
 	return target.MedianOf(p99s), nil
 }
 
-// measureCapacity returns the rate at which the subject deals with a backlog.
+// measureCapacity returns the rate at which the subject works off a backlog.
 func (s *subject) measureCapacity(ctx context.Context, slice time.Duration) (rate float64, err error) {
 	for range 2 { // the first warms up
 		o, err := s.drainQueue(ctx, s.backlog, true)
@@ -85,7 +84,7 @@ func (s *subject) measureCapacity(ctx context.Context, slice time.Duration) (rat
 	return rate, nil
 }
 
-// steadyPart returns what was measured after the first moments.
+// steadyPart returns the samples without the first moments.
 func steadyPart(took []time.Duration) []time.Duration {
 	return took[int(latencyWarm*float64(len(took))):]
 }
@@ -95,8 +94,7 @@ func formatSpread(took []time.Duration) string {
 	return fmt.Sprintf("p50 %.1f, p99 %.1f, worst %.1f ms", at(0.5), at(0.99), at(1))
 }
 
-// runPaced publishes n messages at a rate while the subject consumes, and returns how
-// long they were on their way.
+// runPaced publishes n messages at a rate while the subject consumes, and returns their times.
 func (s *subject) runPaced(ctx context.Context, rate float64, n int) (*stopwatch, error) {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
@@ -125,7 +123,7 @@ func (s *subject) runPaced(ctx context.Context, rate float64, n int) (*stopwatch
 	return clock, s.verifyEffects(ctx, n)
 }
 
-// publishAt publishes n messages evenly spaced, and whatever is due when it is late.
+// publishAt publishes n messages evenly spaced. When it is late it publishes all due messages at once.
 func (s *subject) publishAt(ctx context.Context, rate float64, n int, clock *stopwatch) error {
 	conn, err := s.queue.Broker.DialConnection()
 	if err != nil {
@@ -160,13 +158,13 @@ func (s *subject) publishAt(ctx context.Context, rate float64, n int, clock *sto
 	return nil
 }
 
-// A stopwatch tells how long each message took from when it was due.
+// A stopwatch measures each message's time from when it was due.
 type stopwatch struct {
 	mu       sync.Mutex
 	due      map[string]time.Time // by message id
 	watching sync.WaitGroup
 
-	sent, delivered, acked []time.Duration // in the order in which that happened
+	sent, delivered, acked []time.Duration // in the order of the events
 	used                   proctime.Usage  // by all
 }
 
@@ -176,7 +174,7 @@ func (w *stopwatch) startMessage(id string, due time.Time) {
 	w.due[id] = due
 }
 
-// noteElapsed adds a message to that which has happened to it now.
+// noteElapsed adds the message's time until now to what.
 func (w *stopwatch) noteElapsed(what *[]time.Duration, id string) {
 	now := time.Now()
 	w.mu.Lock()
@@ -184,8 +182,7 @@ func (w *stopwatch) noteElapsed(what *[]time.Duration, id string) {
 	*what = append(*what, now.Sub(w.due[id]))
 }
 
-// A watched is a subscriber whose acks are seen. It keeps what else the consumer
-// may ask the subscriber for.
+// A watched is a subscriber that reports its acks. It keeps the optional interfaces that the consumer may use.
 type watched struct {
 	*rabbitmq.Subscriber
 	clock *stopwatch

@@ -18,8 +18,8 @@ import (
 	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
-// settings are what a server of this size gets in production. Checkpoints and
-// vacuum come where the benchmark says, not in the middle of a slice.
+// settings are those of a production server of this size. The benchmark itself decides when checkpoints and
+// vacuums run, so that none falls into a slice.
 var settings = []string{
 	"shared_buffers=6GB", "max_wal_size=16GB", "min_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off",
 }
@@ -68,8 +68,8 @@ func main() {
 	}
 }
 
-// runSections measures the parts named, on private servers: others' load would be part
-// of every figure.
+// runSections measures the named parts on private servers: on shared servers, other load would be part of every
+// figure.
 func (b *bench) runSections(ctx context.Context, names []string) (err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {

@@ -20,11 +20,11 @@ const (
 	scope       = "bench"
 	step        = "reserve-stock"    // the one measured
 	followTopic = "stock.reserved"   // what it emits
-	followStep  = "arrange-shipping" // whom that is for
+	followStep  = "arrange-shipping" // the step that receives it
 )
 
-// An order is the body of every message. Its id is random, so that keys hit an
-// index where they like: the worst case, and the usual one.
+// An order is the body of every message. Its id is random, so that keys hit random places of an index: the
+// worst case, and the usual one.
 type order struct {
 	OrderID  string `json:"order_id"`
 	Item     string `json:"item"`
@@ -41,7 +41,7 @@ func randomOrder() order {
 	return o
 }
 
-// publishing returns an order as the relay would publish it, in another saga each.
+// publishing returns an order as the relay would publish it, each in another saga.
 func publishing(topic string) (amqp.Publishing, error) {
 	o := randomOrder()
 	payload, err := json.Marshal(o)

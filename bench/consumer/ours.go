@@ -20,8 +20,7 @@ SELECT (SELECT count(*) FROM reservation), (SELECT count(DISTINCT order_id) FROM
 	(SELECT count(*) FROM inbox i JOIN reservation r ON (i.scope, i.key, i.step, i.n) = ('` + scope + `', r.order_id, '` + step + `', '') WHERE i.state = 'done'),
 	(SELECT count(*) FROM parked)`
 
-// A setup is how package consumer and its subscriber are used; what is zero is
-// their default.
+// A setup configures package consumer and its subscriber. Zero values mean their defaults.
 type setup struct {
 	prefetch int
 	options  consumer.Options
@@ -32,8 +31,8 @@ type setup struct {
 type ours struct {
 	*place
 	setup
-	keepInbox bool       // clear leaves it
-	clock     *stopwatch // nil: nobody wants to know
+	keepInbox bool       // clearEffects keeps the inbox
+	clock     *stopwatch // nil: times are not measured
 }
 
 func openOurWay(s setup) func(context.Context, *place) (way, error) {
@@ -92,7 +91,7 @@ func (o *ours) startConsuming(ctx context.Context, seen *progress) (*running, er
 	return r, nil
 }
 
-// insertAndEmit is a handler in the plainest form: a statement, and what follows.
+// insertAndEmit returns the simplest handler: it executes one statement and emits one message.
 func insertAndEmit(seen *progress) consumer.Handler[order] {
 	return func(ctx context.Context, tx pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
 		seen.enterHandler()
@@ -104,7 +103,7 @@ func insertAndEmit(seen *progress) consumer.Handler[order] {
 	}
 }
 
-// queueAndEmit has the statement travel with COMMIT.
+// queueAndEmit returns a handler whose statement is sent together with COMMIT.
 func queueAndEmit(seen *progress) consumer.Handler[order] {
 	return func(_ context.Context, _ pgx.Tx, in consumer.Message[order], emit consumer.Emit) error {
 		seen.enterHandler()

@@ -14,11 +14,10 @@ import (
 
 const (
 	poolSize    = 16
-	commitPause = 2 * time.Millisecond // between looks at what has committed
+	commitPause = 2 * time.Millisecond // between two counts of committed effects
 )
 
-// sqlCreateReservation makes the business table. No key of it is unique, so that
-// an effect that happened twice is seen.
+// sqlCreateReservation creates the business table. It has no unique key, so that a doubled effect is visible.
 const sqlCreateReservation = `
 CREATE TABLE reservation (
 	id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -93,7 +92,7 @@ func (p *place) bytesLogged(ctx context.Context) (n int64, err error) {
 	return n, p.pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&n)
 }
 
-// A tally is what is left of a slice.
+// A tally counts the results of a slice.
 type tally struct {
 	effects, orders    int // business rows, and how many different orders they are of
 	followUps, sagas   int // outbox rows, and how many different sagas they are in

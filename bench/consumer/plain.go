@@ -16,8 +16,8 @@ SELECT (SELECT count(*) FROM reservation), (SELECT count(DISTINCT order_id) FROM
 	(SELECT count(*) FROM outbox), (SELECT count(DISTINCT key) FROM outbox),
 	(SELECT count(*) FROM processed_message p JOIN reservation r ON p.key = r.order_id || ':` + step + `'), 0`
 
-// A plain is the consumer as people write it by hand. It checks what is needed for
-// an effect that happens once, and nothing more.
+// A plain is a consumer as people write it by hand. It checks only what is needed for an effect that happens
+// once.
 type plain struct {
 	*place
 	subscriptions int

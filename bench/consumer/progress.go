@@ -7,13 +7,12 @@ import (
 	"time"
 )
 
-// A progress counts how often handlers are entered. That is when a slice begins;
-// when it ends the database says.
+// A progress counts the entries of handlers. The first entry begins a slice; the database shows when it ends.
 type progress struct {
 	want  int64
 	count atomic.Int64
-	begun time.Time     // of the first; to be read once all is closed
-	all   chan struct{} // closed when as many as wanted have been entered
+	begun time.Time     // of the first; read it after all is closed
+	all   chan struct{} // closed after as many entries as wanted
 }
 
 func newProgress(want int) *progress {
@@ -30,8 +29,8 @@ func (p *progress) enterHandler() {
 	}
 }
 
-// waitUntilDone waits for as many entries as wanted. failed gives the end of the consumer,
-// which comes too early here.
+// waitUntilDone waits for as many entries as wanted. An end of the consumer, which failed reports, comes too
+// early here and is an error.
 func (p *progress) waitUntilDone(ctx context.Context, failed <-chan error) error {
 	select {
 	case <-p.all:

@@ -16,16 +16,16 @@ const (
 	rawAcks     = 100 // messages that one ack is for
 )
 
-// A raw takes messages and acks them, without a database: what the broker and the
-// client library can do.
+// A raw takes messages and acks them, without a database. It shows the limit of the broker and the client
+// library.
 type raw struct {
 	*place
-	clock *stopwatch // nil: nobody wants to know
+	clock *stopwatch // nil: times are not measured
 }
 
 func openRawWay(_ context.Context, p *place) (way, error) { return &raw{place: p}, nil }
 
-// clearEffects and check have nothing to do.
+// clearEffects and checkEffects have nothing to do.
 func (*raw) clearEffects(context.Context) error      { return nil }
 func (*raw) checkEffects(context.Context, int) error { return nil }
 
@@ -55,7 +55,7 @@ func (r *raw) startConsuming(ctx context.Context, seen *progress) (*running, err
 		}
 	})
 	run.stop = func() error {
-		err := private.CloseConnection(conn) // which ends the deliveries
+		err := private.CloseConnection(conn) // closing it ends the deliveries
 		wg.Wait()
 		return err
 	}

@@ -18,19 +18,18 @@ const (
 	loaders  = 2
 )
 
-// sqlLoadRows stores rows as the steps of other sagas have left them.
+// sqlLoadRows stores rows as other sagas' steps leave them.
 const sqlLoadRows = `
 INSERT INTO inbox (scope, key, step, n, state, attempts, digest)
 SELECT $1, gen_random_uuid()::text, $2, '', 'done', 1, decode(repeat('5a', 32), 'hex')
 FROM generate_series(1, $3)`
 
-// rowCounts compares a consumer whose inbox has millions of rows with one that
-// begins with none. Neither is emptied between slices.
+// rowCounts compares a consumer whose inbox has millions of rows with one whose inbox begins empty. Both
+// inboxes keep their rows between slices.
 //
-// A row at a random place of a large index writes the whole page to the log where
-// it is the first since a checkpoint. With minutes from one checkpoint to the next
-// almost all are not, so there is none between the slices that count; those right
-// after one are for information.
+// A row at a random place of a large index logs its whole page if the page changes for the first time since a
+// checkpoint. With minutes between checkpoints almost no change is such a first one. So the slices that count
+// run without a checkpoint in between; those right after one are for information.
 func (b *bench) rowCounts(ctx context.Context) ([]target.Target, error) {
 	empty, err := b.newSubject(ctx, b.servers[0], kindBatch, "rows-none")
 	if err != nil {
@@ -61,7 +60,7 @@ func (b *bench) rowCounts(ctx context.Context) ([]target.Target, error) {
 	return []target.Target{{Name: "consumer-10m", Value: target.MedianOf(ratios), Goal: rowsGoal}}, nil
 }
 
-// rowsRound measures both, taking turns in who is first.
+// rowsRound measures both; the first one alternates.
 func (b *bench) rowsRound(ctx context.Context, full, empty *subject, round int) (with, without outcome, err error) {
 	pair, outcomes := []*subject{full, empty}, make([]outcome, 2)
 	last := round == b.rounds+1
@@ -76,8 +75,8 @@ func (b *bench) rowsRound(ctx context.Context, full, empty *subject, round int) 
 	return outcomes[0], outcomes[1], nil
 }
 
-// loadRows puts n rows into the inbox, and then builds its index. Its pages are full,
-// as steps leave them, which fill up what the fillfactor has kept free.
+// loadRows inserts n rows into the inbox and then builds its index. The pages are full, as steps leave them:
+// steps use up the space that the fillfactor keeps free.
 func (s *subject) loadRows(ctx context.Context, n int) error {
 	start := time.Now()
 	var name, definition, fill string
@@ -100,7 +99,7 @@ func (s *subject) loadRows(ctx context.Context, n int) error {
 	}
 	for _, statement := range []string{
 		"VACUUM (FREEZE, ANALYZE) inbox",
-		"CHECKPOINT", // or the slices would write out what has been loaded
+		"CHECKPOINT", // otherwise the slices would write out the loaded rows
 		"ALTER TABLE inbox SET (" + fill + "), ADD CONSTRAINT " + pgx.Identifier{name}.Sanitize() + " " + definition,
 	} {
 		if _, err := s.pool.Exec(ctx, statement); err != nil {
@@ -116,10 +115,9 @@ func (s *subject) loadRows(ctx context.Context, n int) error {
 	return err
 }
 
-// warmTables reads the index of the inbox, on each connection. With a few thousand random
-// keys a second all of it is in use within half a minute, which is longer than a
-// slice; and a server process that meets one of its buffers for the first time has
-// it mapped by the kernel, which one that has been at work for long has not.
+// warmTables reads the index of the inbox on each connection. With a few thousand random keys a second the
+// whole index is in use after half a minute, longer than a slice. The kernel also maps a shared buffer when a
+// server process uses it first. A process that has worked for long has mapped them all.
 func (s *subject) warmTables(ctx context.Context) error {
 	var conns []*pgxpool.Conn
 	defer func() {

@@ -13,25 +13,25 @@ import (
 
 const (
 	warmBacklog  = 500 // messages in the round that does not count
-	minBacklog   = 200 // in the others, whose subjects have shown their rates
+	minBacklog   = 200 // in later rounds, when the rates are known
 	maxBacklog   = 40_000
 	drainTimeout = 2 * time.Minute // of one backlog
 )
 
-// A way is one from a queue to effects.
+// A way consumes a queue and makes effects.
 type way interface {
-	fmt.Stringer // with what settings
-	// clear forgets all effects.
+	fmt.Stringer // its settings
+	// clearEffects deletes all effects.
 	clearEffects(ctx context.Context) error
-	// start consumes until stop is called. Handlers report to seen.
+	// startConsuming consumes until stop is called. Handlers report to seen.
 	startConsuming(ctx context.Context, seen *progress) (*running, error)
-	// check returns an error unless each of n messages had its effect once.
+	// checkEffects returns an error unless each of n messages had its effect once.
 	checkEffects(ctx context.Context, n int) error
 }
 
 // A running is a consumer at work.
 type running struct {
-	failed chan error // gets why it has ended by itself
+	failed chan error // gets the reason if it ends before stop
 	stop   func() error
 }
 
@@ -43,7 +43,7 @@ func (r *running) reportFailure(err error) {
 	}
 }
 
-// A kind is a way to be compared. The order is that of a round.
+// A kind is a way to compare. Kinds are listed in the order of a round.
 type kind struct {
 	name string
 	open func(ctx context.Context, p *place) (way, error)
@@ -75,7 +75,7 @@ func (b *bench) newSubject(ctx context.Context, s *private.Server, name, use str
 
 func (s *subject) closePool() { s.pool.Close() }
 
-// An outcome is what slices have shown.
+// An outcome is the measurement of one or more slices.
 type outcome struct {
 	messages int
 	took     time.Duration // from the first handler to the last commit
@@ -95,9 +95,9 @@ func (o outcome) String() string {
 	return fmt.Sprintf("%.0f bytes of log for each; %s", o.bytesEach(), o.used.FormatEach(o.messages))
 }
 
-// prepareSlice makes a backlog of n messages for empty tables. The checkpoint keeps
-// another one from falling into the slice. The tables are not vacuumed: of one that
-// is known to be empty the server keeps plans that read all of it.
+// prepareSlice makes a backlog of n messages for empty tables. The checkpoint keeps another one from falling
+// into the slice. The tables are not vacuumed: if the server knew that a table is empty, it would keep plans
+// that read all of it.
 func (s *subject) prepareSlice(ctx context.Context, n int, checkpoint bool) error {
 	err := errors.Join(s.way.clearEffects(ctx), s.queue.PurgeQueue())
 	if err == nil {
@@ -123,7 +123,7 @@ func (s *subject) drainQueue(ctx context.Context, n int, checkpoint bool) (o out
 	return o, s.verifyEffects(ctx, n)
 }
 
-// measureSlice consumes what prepare has stored.
+// measureSlice consumes the backlog that prepareSlice has stored.
 func (s *subject) measureSlice(ctx context.Context, n int) (o outcome, err error) {
 	before, err := s.bytesLogged(ctx)
 	if err != nil {
@@ -154,7 +154,7 @@ func (s *subject) isCeiling() bool {
 	return is
 }
 
-// verifyEffects checks the effects of a slice, and that nothing has gone back to the queue.
+// verifyEffects checks the effects of a slice, and that no message went back to the queue.
 func (s *subject) verifyEffects(ctx context.Context, n int) error {
 	err := s.way.checkEffects(ctx, n)
 	if err == nil {
@@ -169,7 +169,7 @@ func (s *subject) verifyEffects(ctx context.Context, n int) error {
 	return nil
 }
 
-// sizeNextSlice sets how many messages keep a subject of that rate busy for a slice.
+// sizeNextSlice sets the number of messages that keep a subject of that rate busy for a slice.
 func (s *subject) sizeNextSlice(rate float64, slice time.Duration) {
 	s.backlog = min(max(int(rate*slice.Seconds()), minBacklog), maxBacklog)
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
-// A ratio is what two kinds are held against each other by. Without a goal it is
-// for information.
+// A ratio compares two kinds. Without a goal it is for information.
 type ratio struct {
 	kind, to     string
 	name         string // of the target, with the server in the place of %s
@@ -26,7 +25,7 @@ var ratios = []ratio{
 	{kind: kindBatch, to: kindRaw},
 }
 
-// throughputs compares how fast the kinds deal with a backlog.
+// throughputs compares how fast the kinds work off a backlog.
 func (b *bench) throughputs(ctx context.Context) (targets []target.Target, err error) {
 	for i, s := range b.servers {
 		rates, err := b.measureRates(ctx, s, i == 0)

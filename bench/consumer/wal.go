@@ -12,8 +12,8 @@ const (
 	walGoal     = 0.75
 )
 
-// measureLogged compares what a message adds to the write-ahead log. That depends on no
-// clock, so one slice is enough.
+// measureLogged compares how many bytes a message adds to the write-ahead log. Bytes depend on no clock, so one
+// slice is enough.
 func (b *bench) measureLogged(ctx context.Context) ([]target.Target, error) {
 	bytes := map[string]float64{}
 	for _, k := range kinds[1:] {

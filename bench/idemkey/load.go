@@ -40,7 +40,7 @@ func (s *subject) callHandler(ctx context.Context, key string) (int, error) {
 	return w.status, nil
 }
 
-// A load is what some clients do for a while.
+// A load describes the requests of some clients for a while.
 type load struct {
 	clients int
 	length  time.Duration
@@ -49,7 +49,7 @@ type load struct {
 	want    []int // statuses
 }
 
-// A tally is what came of a load.
+// A tally is the result of a load.
 type tally struct {
 	requests int
 	took     time.Duration
@@ -60,7 +60,7 @@ type tally struct {
 
 func (t *tally) requestRate() float64 { return float64(t.requests) / t.took.Seconds() }
 
-// runLoad puts l on s. An unexpected status is an error: its rate would mean nothing.
+// runLoad sends the requests of l to s. An unexpected status is an error, because its rate would mean nothing.
 func (s *subject) runLoad(ctx context.Context, l load) (*tally, error) {
 	var (
 		wg    sync.WaitGroup

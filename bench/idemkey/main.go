@@ -59,7 +59,8 @@ func runProfiled(path string, f func() error) error {
 	return f()
 }
 
-// runSections measures on a private server: it counts WAL flushes, and others' would be among them.
+// runSections measures on a private server: it counts WAL flushes, and on a shared server it would count
+// others' flushes too.
 func (b *bench) runSections(ctx context.Context) error {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	// No broker, and no server that others use.
@@ -96,7 +97,7 @@ func (b *bench) runSections(ctx context.Context) error {
 	return nil
 }
 
-// openSlot makes slot one of the subjects, or says why it is none.
+// openSlot adds slot to the subjects, or prints why it cannot.
 func (b *bench) openSlot(ctx context.Context, services *devservices.Services, slot slot) error {
 	switch {
 	case slot.open == nil:

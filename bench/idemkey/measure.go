@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	storedKeys   = 64  // that replays are asked for
-	costRequests = 200 // that costs are counted over
+	storedKeys   = 64  // keys with a stored response, for replays
+	costRequests = 200 // requests over which costs are averaged
 
 	hotClients = 64
 	hotHandler = 30 * time.Millisecond // how long the hot key's handler runs
@@ -83,7 +83,7 @@ func (b *bench) measureRates(ctx context.Context) ([]target.Target, error) {
 	return targets, nil
 }
 
-// measureCosts counts what one request, with nobody beside it, asks of the server.
+// measureCosts counts the server's work for one request without concurrent ones.
 func (b *bench) measureCosts(ctx context.Context) ([]target.Target, error) {
 	defer b.refreshTables()
 	for _, s := range b.subs {
@@ -121,16 +121,15 @@ func (b *bench) measureCosts(ctx context.Context) ([]target.Target, error) {
 	return nil, nil
 }
 
-// refreshTables drops the connections that flushes has ended on the server.
+// refreshTables drops the connections that countFlushes has ended on the server.
 func (b *bench) refreshTables() {
 	for _, s := range b.subs {
 		s.pool.Reset()
 	}
 }
 
-// countFlushes returns how often the server has flushed its WAL. A session adds its
-// own count at its end at the latest, so all of them are ended first, also the one
-// that a request before has used.
+// countFlushes returns how often the server has flushed its WAL. A session adds its own count at its end at the
+// latest. So countFlushes first ends all sessions, including that of an earlier request.
 func (s *subject) countFlushes(ctx context.Context) (n int64, err error) {
 	s.pool.Reset()
 	err = s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
@@ -148,8 +147,7 @@ func (s *subject) countFlushes(ctx context.Context) (n int64, err error) {
 	return n, nil
 }
 
-// measureHotKeys lets 64 clients send one key, a new one each epoch, while others send
-// keys of their own.
+// measureHotKeys lets 64 clients send one key, a new one each epoch, while other clients send distinct keys.
 func (b *bench) measureHotKeys(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.subs[1:] {
@@ -183,8 +181,8 @@ func (b *bench) measureHotKeys(ctx context.Context) ([]target.Target, error) {
 	return targets, nil
 }
 
-// runTogether runs both loads. Latencies of the crowd are those of answers by
-// which no handler ran: the one that ran is too rare to count at p99.
+// runTogether runs both loads. The crowd's latencies are those of answers without a run of the handler: a run
+// is too rare to count at p99.
 func (b *bench) runTogether(ctx context.Context, s *subject) (others, crowd *tally, double int, err error) {
 	name := nextFreshKey()
 	start := time.Now()
@@ -222,7 +220,7 @@ func (b *bench) runTogether(ctx context.Context, s *subject) (others, crowd *tal
 	return others, crowd, double, err
 }
 
-// worstLatency returns the rate in the window with the fewest requests.
+// worstLatency returns the rate in the window with the fewest requests, in spite of its name.
 func (t *tally) worstLatency() float64 {
 	windows := make([]int, int(t.took/window))
 	for _, at := range t.at {

@@ -14,12 +14,11 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemredis"
 )
 
-// redisPatience is longer than by default: here a Redis that waits for the disk
-// is to be measured, not given up.
+// redisPatience is longer than the default: the benchmark measures a Redis that waits for the disk, and must
+// not give it up.
 const redisPatience = 5 * time.Second
 
-// A cache is the way to Redis, counted as the one to Postgres: a command is a
-// statement.
+// A cache is the connection to Redis, counted like the one to PostgreSQL: a command is a statement.
 type cache struct {
 	client *redis.Client
 	wire   wire
@@ -61,10 +60,10 @@ func (c *cache) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// A count is what has gone to Redis so far.
+// A count is the traffic to Redis so far.
 type count struct{ commands, trips int64 }
 
-// currentCount of no cache is none.
+// currentCount returns the counts so far; without a cache they are zero.
 func (c *cache) currentCount() count {
 	if c == nil {
 		return count{}
@@ -72,7 +71,7 @@ func (c *cache) currentCount() count {
 	return count{c.wire.statements.Load(), c.wire.trips.Load()}
 }
 
-// formatCost says what each of costRequests has asked of Redis since.
+// formatCost returns the cost of each of costRequests on Redis since then.
 func (c *cache) formatCost(since count) string {
 	if c == nil {
 		return ""
@@ -82,8 +81,8 @@ func (c *cache) formatCost(since count) string {
 		float64(now.commands-since.commands)/costRequests, float64(now.trips-since.trips)/costRequests)
 }
 
-// durability says what a reply of Redis is worth. Where appendfsync is everysec,
-// no request waits for an fsync, and the last second's replies may be forgotten.
+// durability describes how durable a reply of Redis is. With appendfsync everysec no request waits for an
+// fsync, and a crash may lose the last second's replies.
 func (c *cache) durability(ctx context.Context) (string, error) {
 	text := "Redis"
 	for _, name := range []string{"appendonly", "appendfsync", "maxmemory-policy"} {
@@ -96,8 +95,8 @@ func (c *cache) durability(ctx context.Context) (string, error) {
 	return text, nil
 }
 
-// buildOnRedis keeps the record in Redis. The handler commits a transaction of its own
-// before that: what Redis cannot take back.
+// buildOnRedis keeps the record in Redis. The handler commits its own transaction before that, which Redis
+// cannot roll back.
 func buildOnRedis(s *subject) (http.Handler, error) {
 	store, err := idemredis.New(s.redis.client, &idemredis.Options{Prefix: s.schema + ":", CallTimeout: redisPatience})
 	if err != nil {
@@ -106,7 +105,7 @@ func buildOnRedis(s *subject) (http.Handler, error) {
 	return s.handlerBehind(store, s.bareHandler())
 }
 
-// buildHybrid is leased, behind locks in Redis.
+// buildHybrid uses leases in PostgreSQL behind locks in Redis.
 func buildHybrid(s *subject) (http.Handler, error) {
 	pg, err := idempg.New(s.pool, &idempg.Options{Schema: s.schema})
 	if err != nil {

@@ -21,14 +21,14 @@ import (
 // poolSize is the same for all.
 const poolSize = 16
 
-// A slot is a way to serve the same request. One without open is not built yet.
+// A slot is a way to serve the same request.
 type slot struct {
 	name  string
 	open  func(s *subject) (http.Handler, error)
-	redis bool // it needs Redis
+	redis bool // whether it needs Redis
 }
 
-// slots are what is compared; the first is the measure of all.
+// slots are the ways compared; the first is the reference.
 var slots = []slot{
 	{"bare", buildBare, false},
 	{"leased", inPostgres(idempg.ClaimLeased), false},
@@ -110,7 +110,7 @@ func buildBare(s *subject) (http.Handler, error) {
 	return s.bareHandler(), nil
 }
 
-// bareHandler runs the business in a transaction of the handler's own.
+// bareHandler runs the business statements in the handler's own transaction.
 func (s *subject) bareHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(io.Discard, r.Body)
@@ -142,14 +142,14 @@ func (s *subject) handlerBehind(store idemkey.Store, h http.Handler) (http.Handl
 	return m.Handler(h), nil
 }
 
-// Observe keeps the last failure, for the message of a run that goes wrong.
+// Observe keeps the last failure, for the error message of a failed run.
 func (s *subject) Observe(_ context.Context, e idemkey.Event) {
 	if e.Err != nil {
 		s.failure.Store(&e.Err)
 	}
 }
 
-// A wire counts what goes to the server.
+// A wire counts the traffic to the server.
 type wire struct{ statements, trips atomic.Int64 }
 
 // TraceQueryStart counts statements sent one by one.
@@ -182,7 +182,7 @@ func (w *wire) dialCounted(ctx context.Context, network, address string) (net.Co
 	return &counted{Conn: conn, wire: w}, nil
 }
 
-// A counted connection counts round trips: something was said after something was heard.
+// A counted connection counts round trips: a write after a read.
 type counted struct {
 	net.Conn
 	wire  *wire

@@ -16,12 +16,12 @@ import (
 
 const (
 	claimBatch   = 400
-	claimWorkers = 8 // each with a channel of its own
+	claimWorkers = 8 // each with a separate channel
 	claimPause   = 10 * time.Millisecond
 )
 
-// Claims are what job queues in PostgreSQL do: rows are taken with a lease in one
-// transaction, worked off one by one without any, and marked as done in another.
+// A claims is a job queue in PostgreSQL, as many programs have one. One transaction takes rows with a lease,
+// workers publish them one by one outside of it, and another transaction marks them as done.
 type claims struct {
 	*place
 	conn    *amqp.Connection

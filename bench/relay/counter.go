@@ -11,13 +11,13 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-const unlimited = math.MaxInt // messages wanted of a counter that only counts
+const unlimited = math.MaxInt // want of a counter that only counts
 
 // A counter counts messages that the broker has confirmed.
 type counter struct {
 	want  int64
 	count atomic.Int64
-	done  chan struct{} // closed when there are as many as wanted
+	done  chan struct{} // closed when the count has reached want
 }
 
 func newCounter(want int) *counter {
@@ -30,7 +30,7 @@ func (c *counter) addConfirmed(n int) {
 	}
 }
 
-// waitUntilAll waits for as many as wanted. If ctx ends first, an error says how many there were.
+// waitUntilAll waits until the count has reached want. If ctx ends first, the error contains the count.
 func (c *counter) waitUntilAll(ctx context.Context) error {
 	select {
 	case <-c.done:
@@ -42,7 +42,7 @@ func (c *counter) waitUntilAll(ctx context.Context) error {
 	return nil
 }
 
-// counted counts what a publisher of ours has got confirmed.
+// counted counts the messages that our publisher has got confirmed.
 type counted struct {
 	outbox.Publisher
 	counter *counter
@@ -60,7 +60,7 @@ func (p counted) PublishBatch(ctx context.Context, batch []outbox.Publication) [
 	return results
 }
 
-// countedWatermill counts what a publisher of watermill's has got confirmed.
+// countedWatermill counts the messages that watermill's publisher has got confirmed.
 type countedWatermill struct {
 	message.Publisher
 	counter *counter

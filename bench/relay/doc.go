@@ -1,11 +1,10 @@
-// Command relay measures the outbox beside other ways to get messages from a table
-// to RabbitMQ, on servers of its own that end with it.
+// Command relay compares the outbox with other ways to move messages from a table to RabbitMQ. The servers are
+// private and end with the command.
 //
-// Absolute rates say more of the machine than of the code. So what is compared is
-// measured in one run, in slices that take turns; each round gives one ratio, and
-// what is printed is the median of the rounds. What involves commits is measured
-// twice: on the disk as it is, and on one where each sync takes a millisecond more,
-// as in most data centres.
+// Absolute rates say more about the machine than about the code. So ways that are compared run alternately, in
+// slices of one run. Each round gives one ratio, and the command prints the median of the rounds. Measurements
+// with commits run twice: on the native disk, and on one where each sync takes a millisecond more, as in most
+// data centres.
 //
 //	drain     how fast a backlog gets into a quorum queue: ours, raw confirms without
 //	          a database as the ceiling, watermill's forwarder, claims with a lease

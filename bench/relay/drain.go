@@ -12,12 +12,11 @@ import (
 
 const (
 	warmBacklog = 500    // messages in the round that does not count
-	minBacklog  = 200    // in the others, whose slots have shown their rates
+	minBacklog  = 200    // in later rounds, when the rates are known
 	maxBacklog  = 20_000 // a fast slot is done before its slice is over
 )
 
-// A ratio is what two slots are held against each other by. Without a goal it is
-// for information.
+// A ratio compares two slots. Without a goal it is for information.
 type ratio struct {
 	slot, to string
 	goal     float64
@@ -31,7 +30,7 @@ var drainRatios = []ratio{
 	{"river-style", "raw", 0},
 }
 
-// measureDrains compares how fast the slots get a backlog to the broker.
+// measureDrains compares how fast the slots move a backlog to the broker.
 func (b *bench) measureDrains(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.servers {
@@ -98,7 +97,7 @@ func (b *bench) drainRates(ctx context.Context, s *private.Server) (rates map[st
 	return rates, nil
 }
 
-// backlogSize is how many messages keep a slot of that rate busy for a slice.
+// backlogSize returns how many messages keep a slot of that rate busy for a slice.
 func backlogSize(rate float64, slice time.Duration) int {
 	return min(max(int(rate*slice.Seconds()), minBacklog), maxBacklog)
 }

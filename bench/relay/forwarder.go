@@ -22,7 +22,7 @@ type forwarding struct {
 	publisher *wamqp.Publisher
 }
 
-// openForwarder is for a publisher with a pool of channels; 0 is the default, a
+// openForwarder returns the opener of a forwarding whose publisher has a pool of channels. 0 is the default: a
 // new channel for each message.
 func openForwarder(channels int) func(context.Context, *place) (relay, error) {
 	return func(_ context.Context, p *place) (relay, error) {

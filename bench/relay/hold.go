@@ -19,11 +19,11 @@ const (
 	holdRate    = 4000 // messages per second
 	holdTick    = 10 * time.Millisecond
 	holdCatchUp = 400 // most messages in one transaction, when the writer is late
-	holdWindows = 6   // the first is held against the last
+	holdWindows = 6   // growth is the last one divided by the first
 	holdWarmUp  = 2 * time.Second
 )
 
-// A held is what somebody else does with the database meanwhile.
+// A held is a transaction that runs on the database at the same time.
 type held string
 
 const (
@@ -46,8 +46,8 @@ var holdRuns = []holdRun{
 	{"ours-log", heldXID, 1, 1.2},
 }
 
-// measureHolds measures the relay's time on the server's processors at a constant rate.
-// The broker takes everything at once: it is not what is measured.
+// measureHolds measures the relay's processor time on the database server at a constant rate. The broker is a
+// stub that confirms at once, so only the database counts.
 func (b *bench) measureHolds(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	free := make(map[string]float64) // of each slot, with nothing held
@@ -83,14 +83,14 @@ func (b *bench) measureHolds(ctx context.Context) ([]target.Target, error) {
 	return targets, nil
 }
 
-// A sighting is what was seen of a relay.
+// A sighting is the measurement of one relay.
 type sighting struct {
 	windows []float64 // milliseconds for 1,000 messages on the database's processors
 	behind  int64     // messages, at the end
 	dead    string    // tuples, by table
 }
 
-// growthFactor is by how much the relay's time for a message has grown.
+// growthFactor returns the growth of the relay's time for a message.
 func (s sighting) growthFactor() float64 { return s.windows[len(s.windows)-1] / s.windows[0] }
 
 func (s sighting) String() string {
@@ -98,7 +98,7 @@ func (s sighting) String() string {
 		s.windows, s.growthFactor(), s.behind, s.dead)
 }
 
-// measureLag lets a writer and a relay run for as long as told.
+// measureLag runs a writer and a relay for length and measures the relay.
 func (run holdRun) measureLag(ctx context.Context, o *ours, length time.Duration) (seen sighting, err error) {
 	m, err := openMeter(o.place)
 	if err != nil {
@@ -157,7 +157,7 @@ func measureWindows(ctx context.Context, m *meter, c *counter, length time.Durat
 	return each, nil
 }
 
-// beginHolding opens the transaction that stays open, on a connection of its own.
+// beginHolding opens the transaction that stays open, on a separate connection.
 func (h held) beginHolding(ctx context.Context, p *place) (release func() error, err error) {
 	if h == heldNone {
 		return func() error { return nil }, nil
@@ -176,8 +176,7 @@ func (h held) beginHolding(ctx context.Context, p *place) (release func() error,
 	return func() error { return tx.Rollback(context.WithoutCancel(ctx)) }, nil
 }
 
-// deadTuples lists the tables at p with rows that nobody can see any more and
-// nobody may remove yet.
+// deadTuples lists the tables at p with dead rows that vacuum cannot remove yet.
 func deadTuples(ctx context.Context, p *place) (string, error) {
 	rows, _ := p.pool.Query(ctx, `SELECT relname || ' ' || n_dead_tup FROM pg_stat_user_tables
 		WHERE schemaname = $1 AND n_dead_tup > 0 AND relname <> 'schema_version' ORDER BY relname`, p.schema)
@@ -222,7 +221,7 @@ func (s *stream) writeStream(ctx context.Context) error {
 		}
 		due := int64(time.Since(start).Seconds()*holdRate) - s.written.Load()
 		n := int(min(due, holdCatchUp))
-		// The transaction is not cut short: whether it has committed would be unknown.
+		// ctx does not cancel the transaction, because its commit would then be unknown.
 		work := context.WithoutCancel(ctx)
 		err := pgx.BeginFunc(work, s.ours.pool, func(tx pgx.Tx) error { return s.ours.storeMessages(work, tx, n) })
 		if err != nil {

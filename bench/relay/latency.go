@@ -27,9 +27,8 @@ const (
 	p50Goal, p99Goal = 3, 10 // milliseconds
 )
 
-// latencies measures the time from a commit to the arrival of its message, one
-// message at a time. The goals are for a disk as it is: on the slow one the relay
-// may still be busy with the message before.
+// latencies measures the time from a commit to the arrival of its message, one message at a time. The goals
+// apply to the native disk: on the slow one the relay may still be busy with the previous message.
 func (b *bench) latencies(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.servers {
@@ -57,7 +56,7 @@ func (b *bench) latencies(ctx context.Context) ([]target.Target, error) {
 	return targets, nil
 }
 
-// measureArrivals returns the samples.
+// measureArrivals returns the time of each sampled message.
 func measureArrivals(ctx context.Context, o *ours) (took []time.Duration, err error) {
 	sub, err := rabbitmq.NewSubscriber(o.queue.Config, nil)
 	if err != nil {

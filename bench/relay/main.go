@@ -62,8 +62,8 @@ func main() {
 	}
 }
 
-// runSections measures the parts named, on private servers: others' load would be part
-// of every figure.
+// runSections measures the named parts on private servers: on shared servers, other load would be part of every
+// figure.
 func (b *bench) runSections(ctx context.Context, names []string) (err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {

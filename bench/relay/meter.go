@@ -13,19 +13,18 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// errNoSchedstat is why processor time cannot be measured on other systems.
+// errNoSchedstat reports that this system does not provide processor time.
 var errNoSchedstat = errors.New("no /proc/PID/schedstat on this machine")
 
-// A meter tells how long the sessions of one application have been on a
-// processor. A session that has ended keeps the time that it was last seen with;
-// one that came and went between two readings, as parallel workers do, is missed.
+// A meter measures the processor time of one application's sessions. It keeps the last reading of a session
+// that has ended. It misses sessions that begin and end between two readings, such as parallel workers.
 type meter struct {
 	pool        *pgxpool.Pool
 	application string
 	seen        map[int]time.Duration
 }
 
-// openMeter asks over pool about the sessions of the relay at p.
+// openMeter returns a meter of the relay's sessions at p.
 func openMeter(p *place) (*meter, error) {
 	if _, err := onProcessor(os.Getpid()); err != nil {
 		return nil, errNoSchedstat
@@ -57,8 +56,8 @@ func (m *meter) readProcessorTime(ctx context.Context) (time.Duration, error) {
 	return total, nil
 }
 
-// onProcessor returns how long a process has been running, to the nanosecond:
-// the ticks of /proc/PID/stat are too coarse for a few seconds of a relay.
+// onProcessor returns a process's processor time in nanoseconds. The ticks of /proc/PID/stat are too coarse for
+// a few seconds of a relay.
 func onProcessor(pid int) (time.Duration, error) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
 	if err != nil {

@@ -23,8 +23,7 @@ type ours struct {
 	publisher *rabbitmq.Publisher
 }
 
-// openOurRelay is for a relay with these options; what the outbox's log is kept in is
-// one of them.
+// openOurRelay returns the opener of a relay with these options.
 func openOurRelay(options outbox.RelayOptions) func(context.Context, *place) (relay, error) {
 	return func(ctx context.Context, p *place) (relay, error) { return buildOurRelay(ctx, p, options) }
 }
@@ -43,7 +42,7 @@ func buildOurRelay(ctx context.Context, p *place, options outbox.RelayOptions) (
 	return o, err
 }
 
-// order counts the sagas: each message is of another one, as most are.
+// order numbers the sagas: each message belongs to another saga, as most do.
 var order atomic.Int64
 
 func (o *ours) outboxMessage(key string) outbox.Message {
@@ -58,7 +57,7 @@ func (o *ours) storeMessages(ctx context.Context, tx pgx.Tx, n int) error {
 	return o.writer.Write(ctx, tx, messages...)
 }
 
-// clearPublished has nothing to do: what is published is gone.
+// clearPublished has nothing to do: the relay empties its log.
 func (o *ours) clearPublished(context.Context) error { return nil }
 
 func (o *ours) publishAll(ctx context.Context, c *counter) error {
@@ -91,15 +90,14 @@ func (o *ours) startRelay(ctx context.Context, pub outbox.Publisher) (r *outbox.
 	}, nil
 }
 
-// accepting is a broker that takes everything at once and keeps nothing: what is
-// measured then is the database.
+// accepting is a broker that confirms at once and stores nothing, so that only the database is measured.
 type accepting struct{}
 
 func (accepting) PublishBatch(_ context.Context, batch []outbox.Publication) []error {
 	return make([]error, len(batch))
 }
 
-// openOwnSubject opens the slot called name, which is one of ours. It is nil if it is not built.
+// openOwnSubject opens our slot called name.
 func (b *bench) openOwnSubject(ctx context.Context, s *private.Server, name, use string) (*subject, *ours, error) {
 	i := slices.IndexFunc(slots, func(sl slot) bool { return sl.name == name })
 	if slots[i].open == nil {

@@ -35,12 +35,12 @@ type producerRun struct {
 	goal float64
 }
 
-// A way is how an outbox row gets into the transaction.
+// A way is how the business transaction writes an outbox row.
 type way string
 
 const (
 	bare   way = "bare"  // not at all
-	write  way = "write" // in a round trip of its own
+	write  way = "write" // in a separate round trip
 	queued way = "queue" // in the round trip of the order's row
 )
 
@@ -50,9 +50,8 @@ var producerRuns = []producerRun{
 	{"ours-log", queued, true, 0},
 }
 
-// producers measures what an outbox row costs the transaction that writes it,
-// while the relay publishes: to a broker that costs nothing, and to RabbitMQ, which
-// takes its part of the processors.
+// producers measures the cost of an outbox row for the transaction that writes it, while the relay publishes.
+// It measures with a broker that costs nothing, and with RabbitMQ, which needs processors too.
 func (b *bench) producers(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.servers {
@@ -108,8 +107,7 @@ func (b *bench) measureProducer(ctx context.Context, s *private.Server, run prod
 	return target.MedianOf(ratios), nil
 }
 
-// A shop takes orders: it has a business transaction as users write it, one round
-// trip for each statement.
+// A shop takes orders in a business transaction as users write it, with one round trip for each statement.
 type shop struct {
 	ours      *ours
 	pool      *pgxpool.Pool
@@ -151,8 +149,8 @@ func (s *shop) closeShop() error {
 	return s.stopRelay()
 }
 
-// runRound measures one slice without and one with outbox rows. Which is first
-// changes, since what comes later has the larger tables.
+// runRound measures one slice without and one with outbox rows. The order alternates, since the second slice
+// has larger tables.
 func (s *shop) runRound(ctx context.Context, slice time.Duration, w way, withFirst bool) (with, without float64, err error) {
 	ways := []way{bare, w}
 	if withFirst {

@@ -15,7 +15,7 @@ import (
 
 const rawWindow = 1000 // messages that may be unconfirmed
 
-// publishing returns a message with the properties and headers that ours has.
+// publishing returns a message with the same properties and headers as ours.
 func publishing(topic, id string, body []byte) amqp.Publishing {
 	now := time.Now().UTC()
 	return amqp.Publishing{
@@ -27,7 +27,7 @@ func publishing(topic, id string, body []byte) amqp.Publishing {
 	}
 }
 
-// dialPeer opens a connection for a slot that uses the client library itself.
+// dialPeer opens a connection for a slot that uses the client library directly.
 func dialPeer(p *place) (*amqp.Connection, error) {
 	conn, err := p.queue.Broker.DialConnection()
 	if err != nil {
@@ -36,9 +36,8 @@ func dialPeer(p *place) (*amqp.Connection, error) {
 	return conn, nil
 }
 
-// A raw publishes the same messages without a database, with a window of unconfirmed messages on
-// one channel: what the client library and the broker can do if nobody has to read
-// the messages from anywhere or to remember which of them are out.
+// A raw publishes the same messages without a database, on one channel with a window of unconfirmed messages.
+// It shows the limit of the client library and the broker, without reading messages or recording progress.
 type raw struct {
 	conn   *amqp.Connection
 	topic  string
@@ -54,7 +53,7 @@ func openRawRelay(_ context.Context, p *place) (relay, error) {
 	return &raw{conn: conn, topic: p.queue.Topic, sender: s}, err
 }
 
-// storeMessages and clear have nothing to do.
+// storeMessages and clearPublished have nothing to do.
 func (r *raw) storeMessages(context.Context, pgx.Tx, int) error { return nil }
 func (r *raw) clearPublished(context.Context) error             { return nil }
 

@@ -25,22 +25,21 @@ const (
 	payloadSize  = 512
 )
 
-// payload is JSON because one of the peers keeps it in a column of that type.
+// payload is JSON because one of the compared relays stores it in a JSON column.
 var payload = []byte(`{"pad":"` + strings.Repeat("x", payloadSize-len(`{"pad":""}`)) + `"}`)
 
-// A relay is a way from a table to the broker.
+// A relay moves messages from a table to the broker.
 type relay interface {
-	// store stores n messages in tx, for [relay.publishAll] to publish.
+	// storeMessages stores n messages in tx, for [relay.publishAll] to publish.
 	storeMessages(ctx context.Context, tx pgx.Tx, n int) error
-	// clear forgets all that was published.
+	// clearPublished deletes all published messages.
 	clearPublished(ctx context.Context) error
-	// run publishes until ctx ends, and counts in c what the broker confirmed.
+	// publishAll publishes until ctx ends, and counts the broker's confirmations in c.
 	publishAll(ctx context.Context, c *counter) error
 	closeRelay() error
 }
 
-// A slot is a relay to be compared. The order is that of a round: what is held
-// against each other is measured one right after the other. One without open is not built yet.
+// A slot is a relay to compare. Slots are in the order of a round: slots that are compared follow each other.
 type slot struct {
 	name string
 	open func(ctx context.Context, p *place) (relay, error)
@@ -60,8 +59,8 @@ type place struct {
 	server *private.Server
 	schema string
 	queue  *private.Queue
-	pool   *pgxpool.Pool // of who writes
-	relays *pgxpool.Pool // of the relay, so that its sessions can be told apart
+	pool   *pgxpool.Pool // for writers
+	relays *pgxpool.Pool // for the relay, so that its sessions have their own name
 }
 
 // createPlace makes the place called name on s, with an empty schema.
@@ -85,7 +84,7 @@ func (b *bench) createPlace(ctx context.Context, s *private.Server, name string)
 	return p, err
 }
 
-// connectPool opens a pool whose sessions are called after role and place.
+// connectPool opens a pool whose sessions are named after role and place.
 func (p *place) connectPool(ctx context.Context, role string, size int32) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(p.server.URL)
 	if err != nil {
@@ -105,8 +104,8 @@ func (p *place) closePlace() {
 	}
 }
 
-// tendTables runs a maintenance command on every table of the place: what autovacuum
-// would have come round to in a longer life than a slice's.
+// tendTables runs a maintenance command on every table of the place. In longer use autovacuum would do the
+// same.
 func (p *place) tendTables(ctx context.Context, command string) error {
 	rows, _ := p.pool.Query(ctx, "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname = $1", p.schema)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -126,8 +125,7 @@ type subject struct {
 	backlog int            // messages in one slice
 }
 
-// newSubject opens sl on s. use tells its tables and its queue from those that
-// another part has had for it.
+// newSubject opens sl on s. use distinguishes its tables and queue from those of other parts.
 func (b *bench) newSubject(ctx context.Context, s *private.Server, sl slot, use string) (*subject, error) {
 	p, err := b.createPlace(ctx, s, use+"-"+sl.name)
 	if err != nil {
@@ -146,8 +144,8 @@ func (s *subject) closeSubject() error {
 	return s.relay.closeRelay()
 }
 
-// fillOutbox makes a backlog of n messages, on tables without the dead rows of the
-// slice before and with the statistics that plans depend on.
+// fillOutbox makes a backlog of n messages, on tables without dead rows of the previous slice and with current
+// statistics for plans.
 func (s *subject) fillOutbox(ctx context.Context, n int) error {
 	if err := errors.Join(s.relay.clearPublished(ctx), s.queue.PurgeQueue(), s.tendTables(ctx, "VACUUM")); err != nil {
 		return err
@@ -195,7 +193,7 @@ func (s *subject) drainOutbox(ctx context.Context, n int) (took time.Duration, e
 		start = time.Now()
 	)
 	wg.Go(func() {
-		defer stop() // nothing more is to be waited for
+		defer stop() // the drain is over
 		fault = s.relay.publishAll(work, c)
 	})
 	err = c.waitUntilAll(work)

@@ -28,8 +28,8 @@ const (
 	insertQueued style = "a statement that travels with COMMIT, a start one round trip"
 )
 
-// A choreographed is the saga with packages outbox and consumer: services that follow
-// each other's messages, as in the order example.
+// A choreographed is the saga with packages outbox and consumer: each service reacts to the previous one's
+// messages, as in the order example.
 type choreographed struct {
 	*place
 	style     style
@@ -85,8 +85,8 @@ func (c *choreographed) checkEffects(ctx context.Context, n int) error {
 	return c.place.checkCounts(ctx, n, append(counts, c.countsEach("parked", 0)...)...)
 }
 
-// startSaga writes the order and the message that begins the saga: in a transaction as
-// people write it, or in one round trip, of which pgx makes a transaction as well.
+// startSaga writes the order and the first message of the saga. It uses a transaction as people write it, or
+// one round trip, which pgx makes a transaction too.
 func (c *choreographed) startSaga(ctx context.Context, o *order) error {
 	batch := &pgx.Batch{}
 	batch.Queue(placement.sql, placement.values(o)...)
@@ -106,12 +106,12 @@ func (c *choreographed) startSaga(ctx context.Context, o *order) error {
 	return err
 }
 
-// A runner is what handles a service's messages.
+// A runner handles a service's messages.
 type runner interface {
 	Run(ctx context.Context) error
 }
 
-// runServices lets every service's relay and consumer work until stop is called.
+// runServices runs every service's relay and consumer until stop is called.
 func (c *choreographed) runServices(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
 	return c.serveNodes(ctx, fail, func(n *node, st step) (runner, error) {
 		options := &consumer.Options{Schema: c.schemaName(n.service), Wake: n.relay.Wake}
@@ -123,7 +123,7 @@ func (c *choreographed) runServices(ctx context.Context, done func(string), fail
 	})
 }
 
-// serveNodes runs a relay for each service, and what build makes for it.
+// serveNodes runs a relay and the result of build for each service.
 func (c *choreographed) serveNodes(ctx context.Context, fail func(error), build func(*node, step) (runner, error)) (func() error, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -155,7 +155,7 @@ func (c *choreographed) serveNodes(ctx context.Context, fail func(error), build 
 	return stop, nil
 }
 
-// connectNode gives n a relay, a subscriber, and what build makes of them.
+// connectNode opens n's relay and subscriber and returns the runner that build makes of them.
 func (c *choreographed) connectNode(n *node, st step, build func(*node, step) (runner, error)) (_ runner, err error) {
 	if n.relay, err = outbox.NewRelay(n.pool, c.publisher, &outbox.RelayOptions{Schema: c.schemaName(n.service)}); err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func (c *choreographed) stepHandler(st step) consumer.Handler[order] {
 	}
 }
 
-// A finish is an observer that is told of sagas after their last step's commit.
+// A finish is an observer that is called for each saga after its last step's commit.
 type finish func(id string)
 
 func (finish) Enter(context.Context, *consumer.Delivery) consumer.Entry { return nil }

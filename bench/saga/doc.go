@@ -1,13 +1,10 @@
-// Command saga measures sagas of three steps, from the transaction that places an
-// order to the one that completes it: payment, shipping, completion. The servers are
-// its own and end with it.
+// Command saga measures sagas of three steps, from the transaction that places an order to the one that
+// completes it: payment, shipping, completion. The servers are private and end with the command.
 //
-// All kinds do the same work. A client's start is one transaction with the order's
-// row; each step inserts one business row into a table whose key is the order, so
-// that an effect that happens twice is an error that is seen; the last of these rows
-// says that the order is completed. All commits wait for the disk; messages go
-// through quorum queues, and are confirmed. Everything runs in one process: 32
-// clients and all services.
+// All kinds do the same work. A client starts a saga with one transaction that inserts the order's row. Each
+// step inserts one business row into a table whose key is the order, so a doubled effect is a visible error.
+// The last of these rows completes the order. All commits wait for the disk; messages go through quorum queues
+// and are confirmed. Everything runs in one process: 32 clients and all services.
 //
 //	dbos                  a workflow of DBOS Transact with three steps, on the same server.
 //	                      It has no messages. The insert is a step, which DBOS checks for
@@ -24,11 +21,10 @@
 //	                      local step; two participants with an INSERT in each handler
 //	orchestrated-queued   the same with the INSERTs queued, and the start in one round trip
 //
-// Absolute rates say more of the machine than of the code. So what is compared is
-// measured in one run, in slices that take turns; each round gives one ratio, and
-// what is printed is the median of the rounds. A slice starts from empty tables,
-// empty queues, a checkpoint, and one saga that is over. When it ends, every saga
-// must have had each effect once, or there are no figures.
+// Absolute rates say more about the machine than about the code. So kinds that are compared run alternately, in
+// slices of one run. Each round gives one ratio, and the command prints the median of the rounds. A slice
+// starts from empty tables, empty queues, a checkpoint, and one saga that is completed. If some saga did not
+// have each effect exactly once, the command prints no figures.
 //
 //	throughput  a number of sagas, started as fast as the clients can with as many in
 //	            flight as suit the kind, on the disk as it is and on one where each

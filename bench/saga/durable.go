@@ -19,15 +19,14 @@ const (
 	dbosEnd      = 10 * time.Second
 )
 
-// A durable is the saga as a workflow of DBOS. Each step commits its row, and then
-// DBOS what came of it. A step whose process dies in between is run again, so that
-// its insert has to bear that.
+// A durable is the saga as a workflow of DBOS. Each step commits its row, and then DBOS commits the step's
+// result. If the process dies in between, the step runs again, so its insert must tolerate that.
 type durable struct {
 	*place
 	conns int
 	dbos  dbos.DBOSContext
 	pool  *pgxpool.Pool
-	await sync.WaitGroup // for whoever waits for a workflow's end
+	await sync.WaitGroup // goroutines that wait for a workflow's end
 	done  func(string)   // of the slice
 	fail  func(error)
 }
@@ -65,14 +64,14 @@ func (d *durable) systemSchema() string { return d.schemaName("dbos") }
 func (d *durable) closeWay() error {
 	d.await.Wait()
 	if d.dbos != nil {
-		dbos.Shutdown(d.dbos, dbosEnd) // and its pool
+		dbos.Shutdown(d.dbos, dbosEnd) // this closes its pool too
 	}
 	d.pool.Close()
 	return nil
 }
 
 func (d *durable) clearSagas(ctx context.Context) error {
-	_, err := d.all.Exec(ctx, "TRUNCATE "+d.systemSchema()+".workflow_status CASCADE") // what is in the others belongs to a workflow
+	_, err := d.all.Exec(ctx, "TRUNCATE "+d.systemSchema()+".workflow_status CASCADE") // the other tables refer to it
 	return errors.Join(err, d.truncateTables(ctx))
 }
 
@@ -80,7 +79,7 @@ func (d *durable) checkEffects(ctx context.Context, n int) error {
 	return d.place.checkCounts(ctx, n, count{d.systemSchema() + ".workflow_status WHERE status = 'SUCCESS'", n}, count{d.systemSchema() + ".operation_outputs", n * len(steps)})
 }
 
-// runServices has nothing to begin: workflows run where they are started.
+// runServices only keeps done and fail: workflows run in the process that starts them.
 func (d *durable) runServices(_ context.Context, done func(string), fail func(error)) (func() error, error) {
 	d.done, d.fail = done, fail
 	return func() error {
@@ -103,8 +102,8 @@ func (d *durable) runWorkflow(ctx dbos.DBOSContext, o order) (string, error) {
 	return "", nil
 }
 
-// startSaga places the order, and then begins the workflow under its id. Should the
-// process die in between, the client asks again.
+// startSaga places the order, and then begins the workflow under its id. If the process dies in between, the
+// client repeats the request.
 func (d *durable) startSaga(ctx context.Context, o *order) error {
 	if _, err := d.pool.Exec(ctx, placement.sql+" ON CONFLICT DO NOTHING", placement.values(o)...); err != nil {
 		return err

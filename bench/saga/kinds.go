@@ -16,7 +16,7 @@ const (
 	kindOrchestQueued = "orchestrated-queued"
 )
 
-// A kind is a way to be compared, and with how many sagas in flight it is at its best.
+// A kind is a way to compare, with the number of sagas in flight that suits it best.
 type kind struct {
 	name     string
 	inFlight int

@@ -17,8 +17,8 @@ const (
 	latencyInFlight = 100_000
 )
 
-// measureLatency measures the time from start to completion, at two rates: half of the
-// capacity of the slowest kind, which all of them bear, and half of its own.
+// measureLatency measures the time from start to completion at two rates. One is half of the slowest kind's
+// capacity, which all kinds sustain; the other is half of the kind's own capacity.
 func (b *bench) measureLatency(ctx context.Context, server *private.Server, subjects []*subject) error {
 	least := math.Inf(1)
 	for _, s := range subjects {
@@ -42,7 +42,7 @@ func (b *bench) measureLatency(ctx context.Context, server *private.Server, subj
 	return nil
 }
 
-// measureCapacity finds the rate out, if nobody has.
+// measureCapacity measures the rate, unless it is known.
 func (s *subject) measureCapacity(ctx context.Context, slice time.Duration) error {
 	if len(s.rates) > 0 {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A ledger knows the sagas of one slice: which have begun, and how long they took.
+// A ledger records the sagas of one slice: which have begun, and how long they took.
 type ledger struct {
 	slots chan struct{} // one for each saga in flight
 
@@ -26,7 +26,7 @@ func newLedger(want, inFlight int) *ledger {
 	}
 }
 
-// beginSaga notes a saga whose clock starts at due, once there is a slot for it.
+// beginSaga waits for a free slot and records a saga whose clock starts at due.
 func (l *ledger) beginSaga(ctx context.Context, id string, due time.Time) error {
 	select {
 	case l.slots <- struct{}{}:
@@ -42,7 +42,7 @@ func (l *ledger) beginSaga(ctx context.Context, id string, due time.Time) error 
 	return nil
 }
 
-// completed notes that the last step of a saga has committed.
+// completed records that the last step of a saga has committed.
 func (l *ledger) completed(id string) {
 	now := time.Now()
 	l.mu.Lock()

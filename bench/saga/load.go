@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// clients start sagas at once. What they do is a request each.
+// clients is how many clients start sagas at the same time, each with one request at a time.
 const clients = 32
 
 // offerSaturating starts the sagas as fast as the clients can and the ledger has slots.
@@ -28,9 +28,8 @@ func offerSaturating(ctx context.Context, w way, l *ledger, n int) error {
 	})
 }
 
-// offerPaced returns a load of so many sagas a second, evenly spaced. The rate does not
-// depend on how the sagas get on, and the clock of one starts when it is due, not
-// when a client has time for it.
+// offerPaced returns a load of so many sagas a second, evenly spaced. The rate is constant, even if the sagas
+// are slow. A saga's clock starts when it is due, not when a client has time for it.
 func offerPaced(rate float64) load {
 	return func(ctx context.Context, w way, l *ledger, n int) error {
 		due := make(chan time.Time, n)

@@ -38,7 +38,7 @@ type part struct {
 	measure func(*bench, context.Context, *private.Server, []*subject) error
 }
 
-// The order matters: a load is a share of the capacity that was measured.
+// parts are in this order because a load is a share of the measured capacity.
 var parts = []part{
 	{"throughput", (*bench).throughput},
 	{"latency", (*bench).measureLatency},
@@ -67,8 +67,8 @@ func main() {
 	}
 }
 
-// runSections measures the parts named, on private servers: others' load would be part
-// of every figure.
+// runSections measures the named parts on private servers: on shared servers, other load would be part of every
+// figure.
 func (b *bench) runSections(ctx context.Context, names, which, on []string) (err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {

@@ -91,7 +91,7 @@ func (o *orchestrated) startSaga(ctx context.Context, one *order) error {
 	return err
 }
 
-// runServices lets every service's relay and consumer work until stop is called.
+// runServices runs every service's relay and consumer until stop is called.
 func (o *orchestrated) runServices(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
 	return o.choreographed.serveNodes(ctx, fail, func(n *node, st step) (runner, error) {
 		if st.follows == "" {
@@ -120,8 +120,7 @@ func (o *orchestrated) insertHandler(st step) saga.Handler[order, struct{}] {
 	}
 }
 
-// observeSecond returns an observer that tells of an order at its second reply, with which the
-// saga is over.
+// observeSecond returns an observer that reports an order at its second reply, which ends the saga.
 func observeSecond(done func(string)) consumer.Observer {
 	var (
 		mu   sync.Mutex

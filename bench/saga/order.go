@@ -19,7 +19,7 @@ const (
 	stepComplete = "complete-order"
 )
 
-// The services. Each has a schema of its own, the business tables among what is in it.
+// The services. Each has a schema with its business tables.
 const (
 	serviceOrder    = "order"
 	servicePayment  = "payment"
@@ -38,8 +38,8 @@ var (
 	topics   = []string{orderCreated, paymentProcessed, shipmentArranged}
 )
 
-// business makes the tables, by service. A saga's effect cannot happen twice without
-// an error that is seen.
+// business holds the statements that create each service's tables. Their keys make a doubled effect of a saga
+// an error.
 var business = map[string][]string{
 	serviceOrder: {`
 CREATE TABLE orders (
@@ -68,9 +68,8 @@ CREATE TABLE shipment (
 
 const businessTables = "orders, payment, shipment, completion"
 
-// An order is what a saga is about, and the body of each of its messages. Its id
-// is random, so that keys hit an index where they like: the worst case, and the
-// usual one.
+// An order is the subject of a saga and the body of each of its messages. Its id is random, so that keys hit
+// random places of an index: the worst case, and the usual one.
 type order struct {
 	OrderID  string `json:"order_id"`
 	Item     string `json:"item"`
@@ -120,9 +119,9 @@ var (
 // A step is one of the three that follow the start.
 type step struct {
 	service, name  string
-	topic          string // what sets it off
+	topic          string // its input
 	effect         statement
-	follows, after string // what it sends then, and which step that is for; "": nothing
+	follows, after string // the topic that it sends to, and the next step; "": none
 }
 
 var steps = []step{

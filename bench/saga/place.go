@@ -62,7 +62,7 @@ func (p *place) createSchema(ctx context.Context, service string) error {
 	return nil
 }
 
-// topicName returns what a topic is called here. Its name on one server is not that on another.
+// topicName returns the name of a topic at this place. Names differ between servers.
 func (p *place) topicName(name string) string { return p.server.Name + "." + p.prefix + "." + name }
 
 // sagaName returns the name of an orchestrated saga here.
@@ -95,7 +95,7 @@ func (p *place) truncateTables(ctx context.Context, tables ...string) error {
 	return err
 }
 
-// purgeQueues empties the queues.
+// purgeQueues empties the place's queues.
 func (p *place) purgeQueues() error {
 	var faults []error
 	for _, q := range p.queues {
@@ -104,7 +104,7 @@ func (p *place) purgeQueues() error {
 	return errors.Join(faults...)
 }
 
-// checkSettled returns an error if a message has come back to a queue.
+// checkSettled returns an error if a message went back to a queue.
 func (p *place) checkSettled() error {
 	for _, q := range p.queues {
 		left, err := q.QueueDepth()
@@ -123,9 +123,9 @@ func (p *place) bytesLogged(ctx context.Context) (n int64, err error) {
 	return n, p.all.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&n)
 }
 
-// A count is how many rows there must be of something.
+// A count is a required number of rows.
 type count struct {
-	of   string // what stands behind FROM
+	of   string // the text after FROM
 	want int
 }
 
@@ -155,9 +155,8 @@ func (p *place) countsEach(table string, want int) (counts []count) {
 	return counts
 }
 
-// countsHandled counts, for each step, the rows h of a table that record it as handled and
-// belong to an order that has its effect e; on is how they are joined, with the step
-// in the place of %s.
+// countsHandled counts, for each step, the rows h of a table that record it as handled, joined with their
+// order's effect e. on is the join condition, with %s in the place of the step.
 func (p *place) countsHandled(table, on string, want int) (counts []count) {
 	for _, st := range steps {
 		counts = append(counts, count{fmt.Sprintf("%s.%s h JOIN %s e ON "+on, p.schemaName(st.service), table, st.effect.table, st.name), want})

@@ -26,8 +26,8 @@ const (
 	plainSubscriptions, plainPrefetch = 8, 16 // of each step
 )
 
-// A plain is the saga as people write it by hand: services with an outbox, a polling
-// relay and a table of the messages handled.
+// A plain is the saga as people write it by hand: services with an outbox, a polling relay and a table of
+// handled messages.
 type plain struct {
 	*place
 	pools         map[string]*pgxpool.Pool

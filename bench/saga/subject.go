@@ -12,22 +12,22 @@ import (
 
 const (
 	warmSagas    = 300 // in the round that does not count
-	minSagas     = 200 // in the others, whose subjects have shown their rates
+	minSagas     = 200 // in later rounds, when the rates are known
 	maxSagas     = 30_000
 	sliceTimeout = time.Minute
 )
 
-// A way is one to do a saga. To add one, write a file with a way and add its kind.
+// A way executes sagas. To add one, write a file with a way and add its kind.
 type way interface {
-	fmt.Stringer // with what settings
-	// clear forgets all sagas.
+	fmt.Stringer // its settings
+	// clearSagas deletes all sagas.
 	clearSagas(ctx context.Context) error
-	// run lets the services work until stop is called. Of each saga done is told
-	// the order id once the last step has committed.
+	// runServices runs the services until stop is called. It calls done with the order id of each saga, once the
+	// last step has committed.
 	runServices(ctx context.Context, done func(id string), fail func(error)) (stop func() error, err error)
-	// start begins the saga of o. After nil it goes on by itself, whatever dies.
+	// startSaga begins the saga of o. After nil the saga completes even if a process dies.
 	startSaga(ctx context.Context, o *order) error
-	// check returns an error unless each of n sagas had each effect once.
+	// checkEffects returns an error unless each of n sagas had each effect once.
 	checkEffects(ctx context.Context, n int) error
 	closeWay() error
 }
@@ -68,7 +68,7 @@ func closeSubjects(subjects []*subject) error {
 	return errors.Join(faults...)
 }
 
-// An outcome is what slices have shown.
+// An outcome is the measurement of one or more slices.
 type outcome struct {
 	sagas  int
 	took   time.Duration // from the first start to the last completion
@@ -87,15 +87,15 @@ func (o outcome) String() string {
 	return fmt.Sprintf("%.0f bytes of log for each; %s", float64(o.logged)/float64(o.sagas), o.used.FormatEach(o.sagas))
 }
 
-// A load starts n sagas of w, which it notes in l.
+// A load starts n sagas of w and records them in l.
 type load func(ctx context.Context, w way, l *ledger, n int) error
 
-// measureSlice lets the services work off n sagas, and checks what is left of them.
+// measureSlice runs n sagas and checks their effects.
 func (s *subject) measureSlice(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sliceTimeout)
 	defer cancel()
 	if err = errors.Join(s.way.clearSagas(ctx), s.purgeQueues()); err == nil {
-		_, err = s.all.Exec(ctx, "CHECKPOINT") // or another one falls into the slice
+		_, err = s.all.Exec(ctx, "CHECKPOINT") // otherwise one may fall into the slice
 	}
 	if err == nil {
 		o, err = s.workThrough(ctx, n, inFlight, offer)
@@ -136,8 +136,7 @@ func (s *subject) workThrough(ctx context.Context, n, inFlight int, offer load) 
 	return o, err
 }
 
-// runFirst does a saga ahead of those that count: once it is completed, everything is
-// connected.
+// runFirst runs one saga before those that count: once it is completed, all connections are open.
 func (s *subject) runFirst(ctx context.Context, l *ledger) error {
 	o := randomOrder()
 	if err := l.beginSaga(ctx, o.OrderID, time.Time{}); err != nil {
@@ -163,7 +162,7 @@ func (s *subject) runFirst(ctx context.Context, l *ledger) error {
 	}
 }
 
-// sizeNextSlice sets how many sagas keep a subject of that rate busy for a slice.
+// sizeNextSlice sets the number of sagas that keep a subject of that rate busy for a slice.
 func (s *subject) sizeNextSlice(rate float64, slice time.Duration) {
 	s.sagas = min(max(int(rate*slice.Seconds()), minSagas), maxSagas)
 }

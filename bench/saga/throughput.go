@@ -8,7 +8,7 @@ import (
 	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
-// A ratio is what two kinds are held against each other by.
+// A ratio compares two kinds.
 type ratio struct {
 	kind, to string
 	goal     float64 // on the native server
@@ -25,7 +25,7 @@ var ratios = []ratio{
 	{kindOrchestQueued, kindDBOS, 3},
 }
 
-// throughput measures how fast the kinds work sagas off.
+// throughput measures how fast the kinds complete sagas.
 func (b *bench) throughput(ctx context.Context, server *private.Server, subjects []*subject) error {
 	for round := range b.rounds + 1 {
 		for _, s := range subjects {

@@ -1,6 +1,5 @@
-// Command scale measures how throughput grows with processes and with what runs at
-// once within one. The servers are its own and end with it; workers are processes of
-// this program, one for each of what is counted.
+// Command scale measures how throughput grows with the number of processes and with concurrency within one. The
+// servers are private and end with the command. Workers are processes of this program.
 //
 //	consumers      1, 2 and 4 processes with a consumer each, on one queue and one schema: a
 //	               message is recorded as handled, writes one business row and one follow-up
@@ -12,16 +11,15 @@
 //	sagas          1, 2 and 4 processes, each with the relays and consumers of three services
 //	               and its share of the clients: choreographed sagas of three steps
 //
-// What is compared is measured in turns, within seconds; each round gives a ratio,
-// and what is printed is the median of the rounds. A slice has a number of messages,
-// begins when all workers say that they are connected, and ends when they have told
-// of as many commits, or confirms. Then every message must have had its effect once.
+// Variants that are compared run alternately, within seconds. Each round gives a ratio, and the command prints
+// the median of the rounds. A slice has a number of messages. It begins when all workers are connected, and
+// ends when they have reported as many commits, or confirms. Then every message must have had its effect once.
 //
-// A line of the table says what one message costs: processor time of the workers, of
-// PostgreSQL and of RabbitMQ, round trips to PostgreSQL, its commits, its syncs of the
-// write-ahead log and the bytes in that. The last columns say what saturates:
-// how many processors were busy with the benchmark, and how many with anything else.
-// Where the sum is all that the machine has, more workers cannot be faster.
+// A line of the table shows the cost of one message. Columns are the processor time of the workers, of
+// PostgreSQL and of RabbitMQ, and the round trips to PostgreSQL. They are followed by its commits, its syncs of
+// the write-ahead log and the bytes in that. The last columns show saturation: how many processors the
+// benchmark kept busy, and how many other programs did. If the sum is all processors of the machine, more
+// workers cannot be faster.
 //
 // The last lines are one for each target: target NAME VALUE GOAL ok|short. The
 // exit status is 0 if some are short: a busy machine is no reason to fail a build.

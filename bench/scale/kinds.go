@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	allClients   = 32 // who start sagas, in all processes together
+	allClients   = 32 // clients that start sagas, in all processes together
 	storeBatch   = 100
 	storeWriters = 4
 )
@@ -61,8 +61,8 @@ func sagaJobs(p *place, n, processes int) []job {
 	return repeatedJob(j, processes)
 }
 
-// openQueue is for consumers: the second topic is that of what they emit, which
-// nobody publishes.
+// openQueue makes the place of consumers. The second topic is that of their follow-up messages, which stay in
+// the outbox.
 func openQueue(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
 	return b.createPlace(ctx, s, prefix, []string{"stock"}, []string{"placed", "reserved"})
 }
@@ -80,7 +80,7 @@ func checkQueue(ctx context.Context, p *place, n, _ int) error {
 		count{"effect", n}, count{"inbox WHERE state = 'done'", n}, count{"outbox", n}, count{"parked", 0}))
 }
 
-// openOutboxes is for relays: the second topic is for what connects them.
+// openOutboxes makes the place of relays. The second topic is for the messages that connect them.
 func openOutboxes(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
 	return b.createPlace(ctx, s, prefix, []string{"a", "b", "c", "d"}, []string{"placed", "first"})
 }
@@ -98,13 +98,13 @@ func prepareOutboxes(ctx context.Context, p *place, n, outboxes int) error {
 	return nil
 }
 
-// prepareOutbox stores all messages in one.
+// prepareOutbox stores all messages in one outbox.
 func prepareOutbox(ctx context.Context, p *place, n, _ int) error {
 	return prepareOutboxes(ctx, p, n, 1)
 }
 
-// storeMessages writes n messages into the outbox of schema, each of another saga, on
-// connections that are closed then: their commits are not to be counted.
+// storeMessages writes n messages, each of another saga, into the outbox of schema. It closes its connections
+// afterwards, because their commits must not count.
 func (p *place) storeMessages(ctx context.Context, schema string, n int) error {
 	config, err := poolConfig(p.server.URL, schema, storeWriters)
 	if err != nil {
@@ -148,12 +148,12 @@ func checkOutboxes(ctx context.Context, p *place, n, _ int) error {
 	return p.queues[0].CheckDepth(ctx, n)
 }
 
-// openServices is for sagas: each service has a schema and follows one topic.
+// openServices makes the place of sagas: each service has a schema and follows one topic.
 func openServices(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error) {
 	return b.createPlace(ctx, s, prefix, []string{"payment", "shipping", "order"}, []string{"placed", "paid", "shipped"})
 }
 
-// prepareServices leaves the outboxes alone: their relays know what is published.
+// prepareServices does not clear the outboxes: relays keep their progress.
 func prepareServices(ctx context.Context, p *place, _, _ int) error {
 	return p.clearTables(ctx, "effect", "placed", "inbox", "parked")
 }

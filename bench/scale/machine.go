@@ -12,8 +12,8 @@ import (
 // kernelTick is the unit of times in /proc/stat.
 const kernelTick = 10 * time.Millisecond
 
-// machineBusy returns how long the machine's processors have been busy with anything,
-// summed over all of them. It is 0 where there is no /proc.
+// machineBusy returns the busy time of the machine, summed over all processors and programs. It is 0 on systems
+// without /proc.
 func machineBusy() (busy time.Duration) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -23,7 +23,7 @@ func machineBusy() (busy time.Duration) {
 	lines.Scan()
 	for i, field := range strings.Fields(lines.Text()) {
 		ticks, err := strconv.Atoi(field)
-		if err != nil || i == 4 || i == 5 || i > 8 { // its name; idle and waiting for disks; guests, which count as user
+		if err != nil || i == 4 || i == 5 || i > 8 { // the name; idle and iowait; guests, which user time includes
 			continue
 		}
 		busy += time.Duration(ticks) * kernelTick

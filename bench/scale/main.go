@@ -17,8 +17,8 @@ import (
 	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
-// settings are those of package consumer's benchmark, for the same reasons, with
-// connections for four processes of three services.
+// settings are those of package consumer's benchmark, for the same reasons. max_connections suits four
+// processes of three services.
 var settings = []string{
 	"shared_buffers=1GB", "max_wal_size=16GB", "min_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off", "max_connections=400",
 }
@@ -62,7 +62,7 @@ func main() {
 	}
 }
 
-// runSections measures the series named, on private servers.
+// runSections measures the named series on private servers.
 func (b *bench) runSections(ctx context.Context, names []string) (err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(series, func(s sequence) bool { return s.name == name }) {
@@ -91,7 +91,7 @@ func (b *bench) runSections(ctx context.Context, names []string) (err error) {
 	return err
 }
 
-// runTrials measures one after the other, each within its share of the time.
+// runTrials measures trials one after the other, each within its share of the time.
 func (b *bench) runTrials(ctx context.Context, todo []*trial) (targets []target.Target, err error) {
 	begun := time.Now()
 	for i, t := range todo {

@@ -18,11 +18,11 @@ const (
 	scope       = "bench"
 )
 
-// stepNames are those of the three steps of a saga; a consumer alone has the first.
+// stepNames are the three steps of a saga; a consumer alone executes the first.
 var stepNames = []string{"process-payment", "arrange-shipping", "complete-order"}
 
-// An order is what a saga is about, and the body of each of its messages. Its id is
-// random, so that keys hit an index where they like: the worst case, and the usual one.
+// An order is the subject of a saga and the body of each of its messages. Its id is random, so that keys hit
+// random places of an index: the worst case, and the usual one.
 type order struct {
 	OrderID  string `json:"order_id"`
 	Item     string `json:"item"`
@@ -45,12 +45,12 @@ func (o *order) payload() []byte {
 // columnValues are the arguments of an insert.
 func (o *order) columnValues() []any { return []any{o.OrderID, o.Item, o.Quantity, o.Amount} }
 
-// outboxMessage is what sets a step of the order's saga off.
+// outboxMessage returns the message that starts a step of the order's saga.
 func (o *order) outboxMessage(topic, step string) outbox.Message {
 	return outbox.Message{Topic: topic, Scope: scope, Key: o.OrderID, Step: step, Payload: o.payload()}
 }
 
-// publishing is such a message as a relay would publish it.
+// publishing returns such a message as a relay would publish it.
 func publishing(topic string) (amqp.Publishing, error) {
 	o := randomOrder()
 	msg := message.NewMessage(uuid.NewString(), o.payload())

@@ -17,8 +17,8 @@ const (
 	alonePause     = 5 * time.Millisecond
 )
 
-// sqlCreateTables makes the business tables of a schema: what a step does, and where
-// a saga begins. An effect that happens twice is an error that is seen.
+// sqlCreateTables creates the business tables of a schema: effects of steps, and starts of sagas. A doubled
+// effect is an error.
 const sqlCreateTables = `
 CREATE TABLE %[1]s.effect (
 	order_id uuid        PRIMARY KEY,
@@ -42,7 +42,7 @@ type place struct {
 	all     *pgxpool.Pool // of the benchmark itself
 }
 
-// createPlace makes schemas and queues of those names.
+// createPlace creates the named schemas and queues.
 func (b *bench) createPlace(ctx context.Context, s *private.Server, prefix string, schemas, topics []string) (p *place, err error) {
 	p = &place{server: s, broker: b.broker}
 	if p.all, err = pgxpool.New(ctx, s.URL); err != nil {
@@ -68,10 +68,10 @@ func (b *bench) createPlace(ctx context.Context, s *private.Server, prefix strin
 	return p, nil
 }
 
-// fieldName makes part of an identifier of a name.
+// fieldName turns a name into a part of an SQL identifier.
 func fieldName(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// jobForRole returns one that all workers of the place may have.
+// jobForRole returns a job that any worker of the place may have.
 func (p *place) jobForRole(role string) job {
 	j := job{Role: role, Database: p.server.URL, Broker: p.broker.URL, Schemas: p.schemas}
 	for _, q := range p.queues {
@@ -101,9 +101,9 @@ func (p *place) clearTables(ctx context.Context, tables ...string) error {
 	return nil
 }
 
-// A count is how many rows there must be of something, in each of some schemas.
+// A count is a required number of rows, in each of some schemas.
 type count struct {
-	of   string // what stands behind FROM and the schema
+	of   string // the text after FROM and the schema
 	want int
 }
 
@@ -122,7 +122,7 @@ func (p *place) checkCounts(ctx context.Context, schemas []string, counts ...cou
 	return nil
 }
 
-// checkAcked returns an error if a message has come back to a queue.
+// checkAcked returns an error if a message went back to a queue.
 func (p *place) checkAcked() error {
 	for _, q := range p.queues {
 		left, err := q.QueueDepth()
@@ -136,7 +136,7 @@ func (p *place) checkAcked() error {
 	return nil
 }
 
-// An activity is what the database has done so far.
+// An activity is the work of the database so far.
 type activity struct{ commits, syncs, bytes int64 }
 
 func (a activity) addActivity(b activity) activity {
@@ -147,13 +147,13 @@ func (a activity) subtractActivity(b activity) activity {
 	return activity{a.commits - b.commits, a.syncs - b.syncs, a.bytes - b.bytes}
 }
 
-// sqlActivity reads it. From PostgreSQL 18 on, pg_stat_wal does not count syncs.
+// sqlActivity reads an activity. From PostgreSQL 18 on, pg_stat_wal does not count syncs.
 const sqlActivity = `
 SELECT d.xact_commit, coalesce((to_jsonb(w) ->> 'wal_sync')::bigint, 0), (pg_current_wal_insert_lsn() - '0/0')::bigint
 FROM pg_stat_database d, pg_stat_wal w WHERE d.datname = current_database()`
 
-// readActivity waits until the sessions of workers have ended, which is when the server
-// has counted all of what they did.
+// readActivity waits until the workers' sessions have ended, because the server has counted all of their work
+// only then.
 func (p *place) readActivity(ctx context.Context) (a activity, err error) {
 	for {
 		var open int
@@ -173,7 +173,7 @@ func (p *place) readActivity(ctx context.Context) (a activity, err error) {
 	return a, p.all.QueryRow(ctx, sqlActivity).Scan(&a.commits, &a.syncs, &a.bytes)
 }
 
-// poolConfig is that of a pool whose work is counted.
+// poolConfig configures a pool whose work is counted.
 func poolConfig(url, schema string, conns int) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	consumerConns = 12 // lanes, and who runs parked messages
+	consumerConns = 12 // lanes, and the retrier of parked messages
 	relayConns    = 4
 	serviceConns  = 16 // of each service of a process, consumer and relay
 	service       = "bench"
 )
 
-// A gate holds deliveries back until the work is to begin, so that connecting is not
-// part of a slice. Up to a prefetch of messages wait behind it.
+// A gate holds deliveries back until work begins, so that connecting is not part of a slice. Up to a prefetch
+// of messages wait behind it.
 type gate struct {
 	*rabbitmq.Subscriber
 	open       <-chan struct{}
@@ -67,8 +67,8 @@ func (f finish) Observe(_ context.Context, e consumer.Event) {
 	}
 }
 
-// newConsumer returns a consumer of step i, which follows the message of topic i and
-// sends that of the next topic, if there is one.
+// newConsumer returns a consumer of step i. The step handles messages of topic i and sends one to the next
+// topic, if there is one.
 func (d *desk) newConsumer(pool *pgxpool.Pool, i int, opts *consumer.Options) (*consumer.Consumer, *gate, error) {
 	config, err := rabbitmq.NewConfig(d.Broker, service, nil)
 	if err != nil {
@@ -120,7 +120,7 @@ func awaitDone(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// A tally counts what a publisher has got confirmed.
+// A tally counts the messages that a publisher has got confirmed.
 type tally struct {
 	outbox.Publisher
 	done *atomic.Int64
@@ -138,8 +138,8 @@ func (t tally) PublishBatch(ctx context.Context, batch []outbox.Publication) []e
 	return results
 }
 
-// runRelay publishes what the first schema's outbox holds. The second topic is for a
-// message that connects the publisher.
+// runRelay publishes the messages in the first schema's outbox. The message of the second topic connects the
+// publisher.
 func (d *desk) runRelay(ctx context.Context) error {
 	pool, err := d.connectPool(ctx, d.Schemas[0], relayConns)
 	if err != nil {

@@ -12,28 +12,28 @@ import (
 
 const (
 	warmSlice = 500    // messages in the round that does not count
-	minSlice  = 400    // in the others, which go by the rate that was seen
-	maxSlice  = 40_000 // so that a backlog is soon made
+	minSlice  = 400    // in later rounds, when the rate is known
+	maxSlice  = 40_000 // limits the time for making a backlog
 )
 
-// counts are how many there are of what is multiplied.
+// counts are the numbers of workers, lanes or outboxes.
 var counts = []int{1, 2, 4}
 
-// A sequence is the same work by 1, 2 and 4 of something.
+// A sequence is the same work done by 1, 2 and 4 workers, lanes or outboxes.
 type sequence struct {
 	name string
-	slow bool // also measured where a sync takes long
+	slow bool // also measured on the slow disk
 	jobs func(p *place, n, count int) []job
-	// open makes the places, prepare what one slice of n messages needs; check says
-	// whether each of them has had its effect once.
+	// open creates the places, and prepare the data for a slice of n messages. check returns an error unless
+	// each message had its effect once.
 	open    func(ctx context.Context, b *bench, s *private.Server, prefix string) (*place, error)
 	prepare func(ctx context.Context, p *place, n, count int) error
 	check   func(ctx context.Context, p *place, n, count int) error
 	goals   map[string]float64 // of the ratio of four to one, by server
 }
 
-// series are in the order of a run. That more of something costs nothing where there
-// is nothing to gain is a goal as well. Lanes are what hides the time of a sync.
+// series are in the order of a run. A series that cannot gain has the goal of losing nothing. Lanes hide the
+// time of a sync.
 var series = []sequence{
 	{
 		name: "consumers", slow: true, jobs: consumers, open: openQueue, prepare: prepareQueue, check: checkQueue,
@@ -66,8 +66,8 @@ type trial struct {
 	total  map[int]outcome
 }
 
-// measureTrial takes turns until there are as many rounds as wanted, or the time is over.
-// At least one counts.
+// measureTrial alternates the counts until there are as many rounds as wanted, or the time is over. At least
+// one round counts.
 func (b *bench) measureTrial(ctx context.Context, t *trial, until time.Time) error {
 	p, err := t.open(ctx, b, t.server, "scale_"+fieldName(t.name))
 	if err != nil {
@@ -119,7 +119,7 @@ func (t *trial) printSeries() {
 	}
 }
 
-// seriesTargets returns what has a goal.
+// seriesTargets returns the ratios that have a goal.
 func (t *trial) seriesTargets() []target.Target {
 	goal, ok := t.goals[t.server.Name]
 	most := counts[len(counts)-1]

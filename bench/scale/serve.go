@@ -16,10 +16,10 @@ import (
 
 const tellEvery = 5 * time.Millisecond
 
-// A desk is what a worker works with, whatever its job.
+// A desk is the shared state of a worker's job.
 type desk struct {
 	job
-	start chan struct{} // closed when it is to begin
+	start chan struct{} // closed when work begins
 	done  atomic.Int64  // messages
 	trips atomic.Int64
 	lines *json.Encoder // guarded by saying
@@ -58,7 +58,7 @@ func serveJob(ctx context.Context, text string) error {
 	return err
 }
 
-// tellDone tells of messages as they are done.
+// tellDone reports the number of messages done, every tellEvery.
 func (d *desk) tellDone(ctx context.Context) {
 	tick := time.NewTicker(tellEvery)
 	defer tick.Stop()
@@ -76,15 +76,15 @@ func (d *desk) tellDone(ctx context.Context) {
 func (d *desk) sendReport(r report) {
 	d.say.Lock()
 	defer d.say.Unlock()
-	_ = d.lines.Encode(r) // if nobody reads, standard input ends too
+	_ = d.lines.Encode(r) // ignored: without a reader, standard input ends too
 }
 
-// reportReady says that all is connected, and waits until the work is to begin.
+// reportReady reports that all is connected, and waits until work begins.
 func (d *desk) reportReady(ctx context.Context) error {
 	d.sendReport(report{Ready: true})
 	select {
 	case <-d.start:
-		d.trips.Store(0) // those before are nobody's message
+		d.trips.Store(0) // earlier trips belong to no message
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -91,8 +91,8 @@ func (d *desk) openNode(ctx context.Context, i int, publisher outbox.Publisher) 
 	return n, nil
 }
 
-// beginNode starts this worker's share of the sagas, each in one round trip, of which pgx
-// makes a transaction.
+// beginNode starts this worker's share of the sagas. Each start is one round trip, which pgx makes a
+// transaction.
 func (d *desk) beginNode(ctx context.Context, n *node) error {
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: d.Schemas[len(d.Schemas)-1]})
 	if err != nil {

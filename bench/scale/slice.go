@@ -11,12 +11,12 @@ import (
 
 const sliceTimeout = time.Minute
 
-// An outcome is what slices have shown.
+// An outcome is the measurement of one or more slices.
 type outcome struct {
 	messages int
 	took     time.Duration
 	used     proctime.Usage
-	busy     time.Duration // of all processors of the machine, with whatever
+	busy     time.Duration // of all processors of the machine, by all programs
 	trips    int           // round trips of the workers to the database
 	seen     activity
 }
@@ -27,13 +27,13 @@ func (o outcome) addOutcome(p outcome) outcome {
 	return outcome{o.messages + p.messages, o.took + p.took, o.used.AddUsage(p.used), o.busy + p.busy, o.trips + p.trips, o.seen.addActivity(p.seen)}
 }
 
-// measureSlices lets count of what t multiplies work off n messages, and checks their effects.
+// measureSlices makes count workers, lanes or outboxes of t work off n messages, and checks the effects.
 func (b *bench) measureSlices(ctx context.Context, t *trial, p *place, n, count int) (o outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sliceTimeout)
 	defer cancel()
 	n -= n % counts[len(counts)-1] // shares are equal
 	if err = t.prepare(ctx, p, n, count); err == nil {
-		_, err = p.all.Exec(ctx, "CHECKPOINT") // or another one falls into the slice
+		_, err = p.all.Exec(ctx, "CHECKPOINT") // otherwise one may fall into the slice
 	}
 	if err != nil {
 		return o, fmt.Errorf("prepare: %w", err)
@@ -50,7 +50,7 @@ func (b *bench) measureSlices(ctx context.Context, t *trial, p *place, n, count 
 	return o, errors.Join(err, t.check(ctx, p, n, count))
 }
 
-// runJobs runs a worker for each job until they have told of n messages.
+// runJobs runs a worker for each job until they have reported n messages.
 func runJobs(ctx context.Context, jobs []job, n int) (o outcome, err error) {
 	told := make(chan int, 16)
 	var crew []*worker
@@ -89,7 +89,7 @@ func runJobs(ctx context.Context, jobs []job, n int) (o outcome, err error) {
 	return o, nil
 }
 
-// awaitMessages returns nil when the workers have told of n messages.
+// awaitMessages returns nil when the workers have reported n messages.
 func awaitMessages(ctx context.Context, told <-chan int, crew []*worker, n int) error {
 	done := 0
 	ended := make(chan struct{}, len(crew))

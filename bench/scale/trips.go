@@ -8,8 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// countTrips returns a hook that has connections count how often something is read
-// after something was written.
+// countTrips returns a hook that counts, on each connection, reads that follow a write.
 func countTrips(trips *atomic.Int64) func(context.Context, *pgconn.Config, net.Conn) (net.Conn, error) {
 	return func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
 		return &countedConn{Conn: conn, trips: trips}, nil

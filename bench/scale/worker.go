@@ -17,7 +17,7 @@ const jobVariable = "SAGAMILL_BENCH_SCALE_JOB"
 
 const stopTimeout = 20 * time.Second
 
-// A job is what one worker does.
+// A job is the task of one worker.
 type job struct {
 	Role     string   // consume, relay or serve
 	Database string   // URL
@@ -26,7 +26,7 @@ type job struct {
 	Topics   []string // in the order of the steps; the consumer and the relay have one
 	Lanes    int      // 0: the default
 	Start    int      // sagas that this worker starts
-	Clients  int      // who start them
+	Clients  int      // clients that start them
 }
 
 // A report is one line that a worker writes.
@@ -36,18 +36,18 @@ type report struct {
 	Trips int // round trips to the database; in the last report
 }
 
-// A worker is a process of this program. It ends when its standard input does, and so
-// with this one at the latest.
+// A worker is a process of this program. It ends when its standard input does, and so at the latest with this
+// process.
 type worker struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	ready chan struct{}
 	trips int
-	life  context.Context // ends with what the worker writes
+	life  context.Context // ends with the worker's output
 	end   context.CancelFunc
 }
 
-// startWorker starts a worker, which tells of the messages it has done.
+// startWorker starts a worker, which reports the messages that it has done.
 func startWorker(ctx context.Context, j job, told chan<- int) (*worker, error) {
 	text, err := json.Marshal(j)
 	if err != nil {
@@ -107,7 +107,7 @@ func (w *worker) awaitReady(ctx context.Context) error {
 	}
 }
 
-// beginWork lets the worker work.
+// beginWork makes the worker begin.
 func (w *worker) beginWork() error {
 	_, err := w.stdin.Write([]byte("go\n"))
 	return err
@@ -118,7 +118,7 @@ func (w *worker) stopWorker() (trips int, err error) {
 	_ = w.stdin.Close()
 	late := time.AfterFunc(stopTimeout, func() { _ = w.cmd.Process.Kill() })
 	defer late.Stop()
-	<-w.life.Done() // Wait would close what is still to be read
+	<-w.life.Done() // Wait would close the unread output
 	if err := w.cmd.Wait(); err != nil {
 		return 0, fmt.Errorf("worker: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// SQLIndexUnpublished makes the index that a relay reads the outbox by.
+// SQLIndexUnpublished creates the index with which a relay reads the outbox.
 const SQLIndexUnpublished = `CREATE INDEX outbox_unpublished ON outbox (id) WHERE published_at IS NULL`
 
 const (
@@ -34,7 +34,7 @@ type Relay struct {
 	Pause     time.Duration // after less than a full batch
 }
 
-// A row is one of the outbox.
+// A row is a row of the outbox.
 type row struct {
 	ID                     int64
 	MessageID              uuid.UUID
@@ -43,7 +43,7 @@ type row struct {
 	Payload                []byte
 }
 
-// Run publishes until ctx ends, or something fails.
+// Run publishes until ctx ends or an error occurs.
 func (r *Relay) Run(ctx context.Context) error {
 	tick := time.NewTimer(0)
 	defer tick.Stop()

@@ -14,7 +14,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// Tables make what a service keeps, in the first schema of the search path.
+// Tables create a service's tables, in the first schema of the search path.
 var Tables = []string{`
 CREATE TABLE processed_message (
 	key          text        PRIMARY KEY,
@@ -38,7 +38,7 @@ const (
 	sqlAddKey  = `INSERT INTO processed_message (key) VALUES ($1)`
 )
 
-// A Message is what is published once a transaction has committed.
+// A Message is published after its transaction has committed.
 type Message struct {
 	Topic       string
 	Scope, Key  string
@@ -61,10 +61,9 @@ func WriteMessage(ctx context.Context, tx pgx.Tx, m Message) error {
 	return err
 }
 
-// HandleOnce gives msg the effect that is made in a transaction, unless it has had it,
-// and stores what follows on topic under key; with the topic "" nothing does. With
-// an effect of one statement these are six round trips: begin, look the key up,
-// effect, outbox row, key, commit.
+// HandleOnce handles msg in a transaction, unless it was handled before. The transaction makes the effect and
+// stores a follow-up message on topic under key; with topic "" it stores none. With an effect of one statement
+// these are six round trips: begin, look the key up, effect, outbox row, key, commit.
 func HandleOnce(ctx context.Context, pool *pgxpool.Pool, msg *message.Message, effect func(pgx.Tx) error, topic, key string) error {
 	tx, err := pool.Begin(ctx)
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// Metadata of a message, from its properties of these names.
+// Metadata that carry the message properties of these names.
 const (
 	metaID          = "message_id"
 	metaCorrelation = "correlation_id"
 )
 
-// SubscriberConfig is cfg with watermill-amqp's own marshaler. That drops what is no header,
-// so the properties have to be made headers and the other way round.
+// SubscriberConfig returns cfg with watermill-amqp's own marshaler. That marshaler drops properties that are
+// not headers, so they are converted to headers and back.
 func SubscriberConfig(cfg wamqp.Config, prefetch int) wamqp.Config {
 	cfg.Consume.Qos.PrefetchCount = prefetch
 	cfg.Marshaler = wamqp.DefaultMarshaler{
@@ -35,10 +35,9 @@ func SubscriberConfig(cfg wamqp.Config, prefetch int) wamqp.Config {
 	return cfg
 }
 
-// Subscribe opens subscriptions to topic, each with a connection of its own and one
-// message in hand, until stop is called. What handle returns an error for goes
-// back, and fail is told. They end by their context: Close may give back what has
-// just been acked.
+// Subscribe opens subscriptions to topic until stop is called. Each has a separate connection and handles one
+// message at a time. If handle returns an error, the message is requeued and fail is called. Subscriptions end
+// with their context, because Close may requeue a message that was just acked.
 func Subscribe(
 	ctx context.Context, cfg wamqp.Config, topic string, subscriptions int,
 	handle func(context.Context, *message.Message) error, fail func(error),

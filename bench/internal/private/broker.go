@@ -14,13 +14,13 @@ import (
 
 const (
 	dialTimeout  = 10 * time.Second
-	depthTimeout = 10 * time.Second // until a queue shows what it has confirmed
+	depthTimeout = 10 * time.Second // until a queue shows its confirmed messages
 	depthPause   = 20 * time.Millisecond
-	fillWindow   = 1000    // messages that may be unconfirmed while a queue is filled
-	service      = "bench" // whose queues they are
+	fillWindow   = 1000    // unconfirmed messages while a queue is filled
+	service      = "bench" // owner of the queues
 )
 
-// A Broker is the private RabbitMQ, with a channel for looking after queues.
+// A Broker is the private RabbitMQ, with a channel for managing queues.
 type Broker struct {
 	URL  string
 	conn *amqp.Connection
@@ -47,22 +47,22 @@ func dialConnection(url string) (*amqp.Connection, error) {
 // DialConnection opens another connection, which the caller ends with [CloseConnection].
 func (b *Broker) DialConnection() (*amqp.Connection, error) { return dialConnection(b.URL) }
 
-// CloseConnection closes conn, and does not wait for ever for a broker that is gone.
+// CloseConnection closes conn. If the broker is gone it stops waiting after dialTimeout.
 func CloseConnection(conn *amqp.Connection) error {
 	return conn.CloseDeadline(time.Now().Add(dialTimeout))
 }
 
 func (b *Broker) closeBroker() error { return CloseConnection(b.conn) }
 
-// A Queue is the quorum queue of one topic, behind a durable fanout exchange of
-// the topic's name. Every slot has its own; they are all alike.
+// A Queue is the quorum queue of one topic, behind a durable fanout exchange of the topic's name. Each subject
+// has its own queue; all are alike.
 type Queue struct {
 	Broker *Broker
 	Topic  string
 	Config wamqp.Config
 }
 
-// DeclareQueue makes the queue of topic. One that is there already stays as it is.
+// DeclareQueue creates the queue of topic. An existing queue stays unchanged.
 func (b *Broker) DeclareQueue(ctx context.Context, topic string) (*Queue, error) {
 	cfg, err := rabbitmq.NewConfig(b.URL, service, nil)
 	if err != nil {
@@ -71,7 +71,7 @@ func (b *Broker) DeclareQueue(ctx context.Context, topic string) (*Queue, error)
 	return &Queue{Broker: b, Topic: topic, Config: cfg}, rabbitmq.DeclareTopology(ctx, cfg, topic)
 }
 
-// QueueName is what the broker calls the queue.
+// QueueName returns the queue's name on the broker.
 func (q *Queue) QueueName() string { return q.Config.Queue.GenerateName(q.Topic) }
 
 // PurgeQueue empties the queue, so that the broker's memory stays bounded.
@@ -80,8 +80,7 @@ func (q *Queue) PurgeQueue() error {
 	return err
 }
 
-// FillQueue puts n messages into the queue, each made by next, and waits until it shows
-// all of them.
+// FillQueue publishes n messages to the queue, each made by next, and waits until its depth shows all of them.
 func (q *Queue) FillQueue(ctx context.Context, n int, next func() (amqp.Publishing, error)) error {
 	conn, err := q.Broker.DialConnection()
 	if err != nil {
@@ -116,8 +115,8 @@ func (q *Queue) FillQueue(ctx context.Context, n int, next func() (amqp.Publishi
 	return q.CheckDepth(ctx, n)
 }
 
-// CheckDepth waits until the queue holds n messages. A relay that has counted more
-// than the broker has would be fast for no good reason.
+// CheckDepth waits until the queue holds n messages. It detects a relay that has counted more messages than the
+// broker has.
 func (q *Queue) CheckDepth(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, depthTimeout)
 	defer cancel()
@@ -139,8 +138,7 @@ func (q *Queue) CheckDepth(ctx context.Context, n int) error {
 	}
 }
 
-// QueueDepth returns how many messages the queue holds, without those that a consumer
-// has in hand.
+// QueueDepth returns how many messages are ready in the queue, without unacked ones.
 func (q *Queue) QueueDepth() (int, error) {
 	state, err := q.Broker.ch.QueueDeclarePassive(q.QueueName(), true, false, false, false, nil)
 	return state.Messages, err

@@ -1,5 +1,4 @@
-// Package private starts the servers that a benchmark measures on, and ends them
-// with it: RabbitMQ, a PostgreSQL on the disk as it is, and one where each sync
-// takes a millisecond more, as in most data centres. Others' load on servers that
-// are shared would be part of every figure.
+// Package private starts a benchmark's servers and ends them with it. They are RabbitMQ, a PostgreSQL on the
+// native disk, and one where each sync takes a millisecond more, as in most data centres. On shared servers,
+// other load would be part of every figure.
 package private

@@ -11,8 +11,8 @@ import (
 
 const returnsBuffer = 1000
 
-// A Sender is a channel in confirm mode. It counts what the broker returns: a
-// returned message is confirmed as well, and would pass for delivered.
+// A Sender is a channel in confirm mode. It counts messages that the broker returns: the broker confirms a
+// returned message as well, so it would pass for delivered.
 type Sender struct {
 	ch       *amqp.Channel
 	exchange string
@@ -39,12 +39,12 @@ func NewSender(conn *amqp.Connection, exchange string) (*Sender, error) {
 	return s, nil
 }
 
-// Publish sends a message. It is the broker's once [Sender.AwaitConfirm] returns nil.
+// Publish sends a message. The broker has it once [Sender.AwaitConfirm] returns nil.
 func (s *Sender) Publish(ctx context.Context, p amqp.Publishing) (*amqp.DeferredConfirmation, error) {
 	return s.ch.PublishWithDeferredConfirmWithContext(ctx, s.exchange, "", true, false, p)
 }
 
-// AwaitConfirm waits until the broker has taken a message over.
+// AwaitConfirm waits until the broker has confirmed a message.
 func (s *Sender) AwaitConfirm(ctx context.Context, sent *amqp.DeferredConfirmation) error {
 	ok, err := sent.WaitContext(ctx)
 	switch {

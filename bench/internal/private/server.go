@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	probeCommits = 50                     // that say how long a sync takes
-	slowEffect   = 800 * time.Microsecond // the least that a quick commit on the slow server must take longer
+	probeCommits = 50                     // commits that measure a sync
+	slowEffect   = 800 * time.Microsecond // least difference of a quick commit between the slow server and the native one
 )
 
-// A Server is a PostgreSQL of our own.
+// A Server is a private PostgreSQL.
 type Server struct {
 	Name   string
 	URL    string
-	Commit time.Duration // of one row, with nobody beside it
-	quick  time.Duration // such a commit in a moment without others' load
+	Commit time.Duration // time of a commit of one row, without concurrent ones
+	quick  time.Duration // the same at a moment without other load
 }
 
-// Servers are what a benchmark runs on. They end with it.
+// Servers are a benchmark's servers. They end with it.
 type Servers struct {
 	Broker    *Broker
 	Databases []*Server // the first is native; none if there is no RabbitMQ
@@ -46,10 +46,9 @@ func (s *Servers) Close() error {
 	return errors.Join(errs...)
 }
 
-// StartServers starts a broker and the databases, says what they are, and leaves it to
-// the caller to close them. After an error nothing is left running. Without
-// RabbitMQ there are no databases: no figure would be about anything. settings
-// are those of the databases, as name=value.
+// StartServers starts a broker and the databases and prints their versions; the caller must close them. After
+// an error no server runs. Without RabbitMQ it starts no database, because the figures would mean nothing.
+// settings configure the databases, as name=value.
 func StartServers(ctx context.Context, settings ...string) (*Servers, error) {
 	s := &Servers{settings: settings}
 	if err := s.startAll(ctx); err != nil {
@@ -90,7 +89,7 @@ func (s *Servers) startAll(ctx context.Context) error {
 	return s.addServer(ctx, "slow", slow.DatabaseURL)
 }
 
-// startServices starts private servers; amqpURL is for the broker that there is already.
+// startServices starts private servers. amqpURL is that of an existing broker.
 func (s *Servers) startServices(ctx context.Context, amqpURL string, postgresEnv []string) (*devservices.Services, error) {
 	err := errors.Join(os.Unsetenv("DATABASE_URL"), os.Setenv("AMQP_URL", amqpURL))
 	if err != nil {
@@ -99,8 +98,8 @@ func (s *Servers) startServices(ctx context.Context, amqpURL string, postgresEnv
 	return devservices.Start(ctx, &devservices.Options{Steps: "env,private,npm,inproc", PostgresEnv: postgresEnv, PostgresSettings: s.settings})
 }
 
-// addServer makes the server at url one of those measured on. A slow one that is not
-// slow, as where the account may not read the shim, would pass for a fast disk.
+// addServer adds the server at url to the databases. It refuses a slow server whose syncs are not slow, for
+// example because its account may not read the shim: it would pass for a fast disk.
 func (s *Servers) addServer(ctx context.Context, name, url string) error {
 	db := &Server{Name: name, URL: url}
 	version, err := db.probeVersion(ctx)
@@ -138,7 +137,7 @@ func (s *Server) probeVersion(ctx context.Context) (version string, err error) {
 	return version, conn.QueryRow(ctx, "SHOW server_version").Scan(&version)
 }
 
-// describeBroker prints what else the figures depend on.
+// describeBroker prints the machine and the broker, on which the figures depend too.
 func describeBroker(b *Broker) {
 	fmt.Printf("machine %d processors, %s/%s, %s\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 	fmt.Printf("broker RabbitMQ %v, one node with one scheduler, quorum queues\n", b.conn.Properties["version"])

@@ -21,8 +21,7 @@ const compileTimeout = 30 * time.Second
 // A shim is slowsync.c as a shared library.
 type shim struct{ dir, library string }
 
-// buildShim compiles it. The directory is open to all: the server has an account
-// of its own.
+// buildShim compiles the shim. Its directory is open to all users, because the server has another account.
 func buildShim(ctx context.Context) (*shim, error) {
 	if runtime.GOOS != "linux" {
 		return nil, errors.New("syncs can be slowed down on Linux only")

@@ -1,5 +1,5 @@
-// Package proctime tells how long a benchmark and its servers have been on the
-// processors, so that what a message costs is known besides how long it takes.
+// Package proctime measures the processor time of a benchmark and its servers. It shows the cost of a message,
+// besides its duration.
 package proctime
 
 import (
@@ -14,12 +14,11 @@ import (
 // kernelTick is the unit of times in /proc/PID/stat.
 const kernelTick = 10 * time.Millisecond
 
-// Usage is processor time by who used it. The client is this process and those of
-// the same program that it has started and that have not ended.
+// Usage is processor time by user. Client is this process and its living child processes of the same program.
 type Usage struct{ Client, Database, Broker time.Duration }
 
-// ReadUsage reads what this process and the servers that it started have used so
-// far. It is zero where there is no /proc.
+// ReadUsage returns the processor time of this process and of the servers that it started. It is zero on
+// systems without /proc.
 func ReadUsage() (u Usage) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
 	parents, names, times := map[int]int{}, map[int]string{}, map[int]time.Duration{}
@@ -67,17 +66,17 @@ func descendsFromUs(parents map[int]int, pid int) bool {
 	return false
 }
 
-// UsedSince returns what was used since before was read.
+// UsedSince returns the usage since before.
 func (u Usage) UsedSince(before Usage) Usage {
 	return Usage{u.Client - before.Client, u.Database - before.Database, u.Broker - before.Broker}
 }
 
-// AddUsage returns what was used in both.
+// AddUsage returns the sum of both usages.
 func (u Usage) AddUsage(v Usage) Usage {
 	return Usage{u.Client + v.Client, u.Database + v.Database, u.Broker + v.Broker}
 }
 
-// FormatEach says what one of n messages has cost.
+// FormatEach returns the cost of one of n messages as text.
 func (u Usage) FormatEach(n int) string {
 	micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(n) }
 	return fmt.Sprintf("processor µs for each: client %.1f, database %.1f, broker %.1f", micros(u.Client), micros(u.Database), micros(u.Broker))

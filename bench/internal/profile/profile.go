@@ -7,8 +7,8 @@ import (
 	"runtime/pprof"
 )
 
-// StartProfile profiles this process into the file at path until the function returned
-// is called. If path is "", or cannot be written, which it says, there is none.
+// StartProfile writes a CPU profile of this process to the file at path until stop is called. If path is "" it
+// does nothing. If it cannot write the file it prints an error and does not profile.
 func StartProfile(path string) (stop func()) {
 	if path == "" {
 		return func() {}

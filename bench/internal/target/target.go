@@ -1,5 +1,4 @@
-// Package target is how the benchmarks of this module say what they measured and
-// what it is held against.
+// Package target prints the results of this module's benchmarks and compares them with their goals.
 package target
 
 import (
@@ -9,7 +8,7 @@ import (
 	"time"
 )
 
-// A Target is a goal and what was measured.
+// A Target is a measured value with its goal.
 type Target struct {
 	Name   string
 	Value  float64
@@ -30,8 +29,7 @@ func (t Target) String() string {
 	return fmt.Sprintf("target %s %.2f %s%g %s", t.Name, t.Value, sign, t.Goal, verdict)
 }
 
-// MedianOf returns the middle of values, the greater one of an even number, and 0
-// of none.
+// MedianOf returns the median of values: the greater middle one of an even number, and 0 of none.
 func MedianOf(values []float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -62,5 +60,5 @@ func RatioOf(of, to []float64) (ratio float64, ok bool) {
 	return MedianOf(each), true
 }
 
-// Milliseconds returns d in those.
+// Milliseconds returns d in milliseconds.
 func Milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
