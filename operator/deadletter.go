@@ -49,11 +49,11 @@ type DeadLetter struct {
 	Size      int    // bytes of payload
 
 	Error    string // of the last attempt; of the outbox, the broker's last answer
-	Attempts int    // entries into the handler; of the outbox, refusals: 0 while it waits for its topic, at least 1 once it was buried
+	Attempts int    // entries into the handler; of the outbox, refusals: 0 while its topic stalls, 1 or more once buried
 
 	FirstAt time.Time // when it was stored first; of the outbox, when it was written
-	LastAt  time.Time // when it failed or was refused last; of the outbox without a refusal, when it was buried, else written
-	DueAt   time.Time // when it runs or is published again; zero for a dead letter, and for a message that waits for another one
+	LastAt  time.Time // last failure or refusal; of the outbox without a refusal, when it was buried, else written
+	DueAt   time.Time // next attempt; zero for a dead letter, and for a message that waits for another one
 
 	// These are set for the inbox only.
 	Kind    string           // action, compensation, or unknown: it could not be read
@@ -207,9 +207,8 @@ func (d *DeadLetters) Discard(ctx context.Context, filter Filter, keep Keep) (in
 // Redrive has begun are left alone. When ctx ends, Redrive ends between two batches; a
 // second call continues with the letters that are still dead.
 //
-// A letter of the outbox is published again with its message id, so that a step which has
-// handled it treats it as a duplicate, and with the timestamp of its first write. All of them
-// count as [OutcomeRun]. It does not hold back later messages of its ordering key, which are
+// A letter of the outbox is published again with its message id and the timestamp of its first
+// write. A step that has handled it treats it as a duplicate. All of these letters count as [OutcomeRun]. It does not hold back later messages of its ordering key, which are
 // probably published already: it comes behind them, out of order. If the broker refuses it
 // again, later messages wait behind it as behind any other. When ctx ends, the batch in hand
 // is rolled back.
@@ -242,10 +241,9 @@ type RedriveOptions struct {
 	Progress func(Outcomes)
 }
 
-// Bury makes retrying messages dead letters before their attempts are used up, so that they
-// can be edited or discarded. It returns how many. Ids that are not retrying are left out,
-// and so are messages whose step is locked, for example by its handler, or whose call is
-// under way.
+// Bury makes retrying messages dead letters before their attempts are used up, so that they can be edited or
+// discarded. It returns how many. It skips ids that are not retrying, and messages whose step is locked, for
+// example by its handler, or whose call is under way.
 //
 // It sends no message: [consumer.Step].Unhandled is not called. An orchestrated saga whose
 // command is buried waits for the reply until the deadline of the step or, without one,
@@ -283,10 +281,10 @@ type Preview struct {
 
 // PreviewOptions change a preview of the inbox. The zero value is usable.
 type PreviewOptions struct {
-	// Consumer is the one that will get the letters: its own decoders read what it can read.
-	// Default: none. Then a letter counts as undecodable if its headers or its JSON are, or
-	// if it was undecodable when it came and has not been edited since, whatever newer
-	// binaries understand; and a letter whose type was edited counts as [OutcomeUnread].
+	// Consumer is the consumer that will get the letters. Its decoders decide whether a letter is readable.
+	// Default: none. Then a letter counts as undecodable if its headers or its JSON are. It also counts as
+	// undecodable if it was so when it came and has not been edited since, even if newer binaries can decode it.
+	// A letter whose type was edited counts as [OutcomeUnread].
 	Consumer *consumer.Consumer
 
 	// Force is [RedriveOptions].Force.

@@ -42,15 +42,14 @@ const (
 	// VerbReject makes Step a step that has no effect and never will, so that the saga compensates.
 	// It is refused behind the pivot.
 	VerbReject Verb = "reject"
-	// VerbRetry starts the next attempt of Step at once, with all attempts again. If Step runs, or
-	// its effect is unknown, its last message is sent again, unchanged except for
-	// outbox.HeaderReplayed, which makes a consumer.Effect ask before it calls. A participant that
-	// has the message as a dead letter must redrive that instead. The dead letter of a compensation
-	// is redriven with that of its action: a compensation that is sent again is a duplicate without a reply,
-	// and the instance waits. An Effect with a Verify that finds nothing calls after twice its
-	// Timeout, 5 s and its Settle: a shorter Deadline of the step passes before. Without a Step,
-	// VerbRetry applies to all steps that are stuck or wait, and to an instance that no orchestrator
-	// could continue.
+	// VerbRetry starts the next attempt of Step at once, with all attempts again. If Step runs, or its effect is
+	// unknown, VerbRetry sends its last message again. That copy has outbox.HeaderReplayed, which makes a
+	// consumer.Effect ask before it calls; the rest is unchanged. A participant that has the message as a dead
+	// letter must redrive that instead. The dead letter of a compensation is redriven with that of its action: a
+	// compensation that is sent again is a duplicate without a reply, and the instance waits. An Effect with a
+	// Verify that finds nothing calls after twice its Timeout, 5 s and its Settle: a shorter Deadline of the
+	// step passes before. Without a Step, VerbRetry applies to all steps that are stuck or wait, and to an
+	// instance that no orchestrator could continue.
 	VerbRetry Verb = "retry"
 )
 

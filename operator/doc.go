@@ -1,24 +1,24 @@
-// Package operator is what a person does from outside: the command sagamill is built on it, and
-// so can a console be. It reads and changes tables. It is never in the path of a message, and
-// needs neither a broker nor a running consumer, relay or orchestrator: those see each change.
+// Package operator is for a person outside of the services: the command sagamill is built on it, and a console
+// can be. It reads and changes tables. It is never in the path of a message, and needs neither a broker nor a
+// running consumer, relay or orchestrator: those see each change.
 //
 //   - [DeadLetters] lists, previews, redrives, buries and discards the dead letters of the inbox
 //     or of the outbox, and edits those of the inbox.
 //   - [Replayer] publishes messages of the log again.
 //   - [Locator] finds the steps and messages of one saga.
 //   - [Instances] shows saga instances and applies a [Decision] to one.
-//   - [ReadJournal] shows what operators have done to messages.
+//   - [ReadJournal] shows the changes that operators have made to messages.
 //
 // Monitoring needs none of this: consumer.Stats, outbox.ReadStats and saga.Stats count.
 //
 // # After an error and after a crash
 //
-// A change of messages is made in batches of one transaction each, which also writes a row of
-// the journal. So a crash loses at most the batch in hand, and the journal has exactly the changes
-// that have committed. After an error that does not come from the server it is unknown whether
-// the batch in hand has committed. Repeat the call: it leaves out what is done. A replay is the
-// exception: it may then publish that batch twice, which steps treat as duplicates. A decision
-// about an instance is one transaction with one entry of the journal of that instance.
+// A call that changes messages works in batches. Each batch is one transaction, which also writes a row of the
+// journal. So a crash loses at most the batch in hand, and the journal has exactly the changes that have
+// committed. After an error that does not come from the server it is unknown whether the batch in hand has
+// committed. Repeat the call: it skips the work that is done. A replay is the exception: it may then publish
+// that batch twice, which steps treat as duplicates. A decision about an instance is one transaction with one
+// entry of the journal of that instance.
 //
 // Previews, lists and locators take no lock. Changes take the locks of the rows that they
 // change, in the order in which consumers and relays take them, for at most one batch. A process

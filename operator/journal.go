@@ -22,9 +22,9 @@ type JournalEntry struct {
 	Verb   string // in the words of the command sagamill, such as "dead redrive"
 	Why    string
 
-	// What is the filter that picked the messages, as an object of texts with its fields that
-	// were set. It is empty if the messages were named by ids. Of an edit it has names of
-	// headers and digests of payloads.
+	// What describes the choice of the messages. For a filter it is an object of texts, with the fields that
+	// were set. It is empty if the messages were named by ids. For an edit it has names of headers and digests
+	// of payloads.
 	What json.RawMessage
 
 	IDs []int64 // the messages that were changed, removed or replayed

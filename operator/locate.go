@@ -122,9 +122,8 @@ func (l *Locator) Inbox(ctx context.Context, tx pgx.Tx, f LocateFilter) (found I
 	return found, nil
 }
 
-// ErrMoved reports that the relay has emptied a table after the snapshot of the transaction, so
-// that it is unknown how far the log was published then. Look again in a new transaction, and
-// begin it with [Locator.Pin].
+// ErrMoved reports that the relay has emptied a table after the snapshot of the transaction. The progress of
+// publishing at the snapshot is then unknown. Look again in a new transaction, and begin it with [Locator.Pin].
 var ErrMoved = errors.New("outbox: how far the log is published has moved on while it was read")
 
 // A Place says where an outbox has a message.
@@ -133,12 +132,15 @@ type Place string
 // The places. A message in none of them was published and removed from the log, or was
 // discarded, or was never in this outbox.
 const (
-	PlaceStored    Place = "stored"    // committed, to be published next
-	PlaceDelayed   Place = "delayed"   // not published before DueAt: written with a Delay, or redriven
-	PlaceWaiting   Place = "waiting"   // behind an earlier message of its ordering key, see Behind, or because its topic stalls, see Reason
-	PlaceRefused   Place = "refused"   // by the broker; published again at DueAt
-	PlaceDead      Place = "dead"      // a dead letter
-	PlacePublished Place = "published" // and still in the log; also a discarded dead letter, and the first place of a redriven one
+	PlaceStored  Place = "stored"  // committed, to be published next
+	PlaceDelayed Place = "delayed" // not published before DueAt: written with a Delay, or redriven
+	// PlaceWaiting is behind an earlier message of its ordering key, see Behind, or in a topic that stalls, see Reason.
+	PlaceWaiting Place = "waiting"
+	PlaceRefused Place = "refused" // by the broker; published again at DueAt
+	PlaceDead    Place = "dead"    // a dead letter
+	// PlacePublished: the message is still in the log. A discarded dead letter counts too, and so does the first
+	// place of a redriven one.
+	PlacePublished Place = "published"
 )
 
 // An OutboxMessage is a message with its place.
@@ -157,9 +159,9 @@ type OutboxMessage struct {
 	Reason    string    // the broker's last answer
 	RefusedAt time.Time // of that answer
 
-	// Behind is the message, often of another saga, that a waiting message waits for. It is nil
-	// if the message is the first of its ordering key: then it is sent next, or, if Reason says
-	// so, waits until the broker takes messages of its topic.
+	// Behind is the message, often of another saga, that a waiting message waits for. It is nil if the message
+	// is the first of its ordering key. Such a message is sent next or, depending on Reason, when the broker
+	// takes messages of its topic again.
 	Behind *Blocker
 }
 
@@ -181,10 +183,9 @@ type OutboxMessages struct {
 	At     time.Time // the moment, by the clock of the database
 }
 
-// Pin is for a tx of REPEATABLE READ that reads more than this outbox, for example those of
-// several services. It has to be the first statement: no table of the log is emptied until tx
-// ends, so that Outbox does not return [ErrMoved] and finds every message that was in the log at
-// the snapshot of tx.
+// Pin is for a tx of REPEATABLE READ that reads more than this outbox, for example those of several services.
+// It must be the first statement of tx. Until tx ends, no table of the log is emptied. So Outbox does not
+// return [ErrMoved], and it finds every message that was in the log at the snapshot of tx.
 func (l *Locator) Pin(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, l.outbox.pin); err != nil {
 		return fmt.Errorf("operator: pin the log: %w", sqlschema.Explain(err))

@@ -16,16 +16,20 @@ const (
 	OutcomeRun           Outcome = "run"             // its handler is entered
 	OutcomeNothingToUndo Outcome = "nothing-to-undo" // a compensation: its action has not run and never will
 	OutcomeWaits         Outcome = "waits"           // a compensation: it runs after its action, which is retrying too
-	OutcomeActionDead    Outcome = "action-dead"     // a compensation: a dead letter again, because its action is one; redrive that (a step with CancelParked: nothing-to-undo)
-	OutcomeUndecodable   Outcome = "undecodable"     // a dead letter again: it cannot be read
-	OutcomeUnread        Outcome = "unread"          // it could not be read when it came, or its type was edited: a consumer of its topic reads it again
+	// OutcomeActionDead: a compensation becomes a dead letter again, because its action is one; redrive that.
+	// In a step with CancelParked the outcome is nothing-to-undo instead.
+	OutcomeActionDead  Outcome = "action-dead"
+	OutcomeUndecodable Outcome = "undecodable" // a dead letter again: it cannot be read
+	// OutcomeUnread: the letter was unreadable when it came, or its type was edited. A consumer of its topic
+	// reads it again.
+	OutcomeUnread Outcome = "unread"
 
 	OutcomeDuplicate  Outcome = "duplicate"  // removed: its step is done, or another copy will do it
 	OutcomeSuperseded Outcome = "superseded" // removed: the compensation of its step came first
 
 	OutcomeKeyReused Outcome = "key-reused" // stays: the identity was used for another payload
-	OutcomeTooOld    Outcome = "too-old"    // stays, unless forced: the row of the step is gone, so it may have run already
-	OutcomeBusy      Outcome = "busy"       // stays: its step is locked, for example by a running handler; redrive it again
+	OutcomeTooOld    Outcome = "too-old"    // stays, unless forced: the step's row is gone, so it may have run already
+	OutcomeBusy      Outcome = "busy"       // stays: its step is locked, for example by its handler; redrive it again
 )
 
 // Outcomes counts letters by outcome.
@@ -96,9 +100,9 @@ type policy struct {
 	force   bool
 }
 
-// decideOutcome returns the outcome of l and moves s to the state of the step after it. It asks
-// the state machine of the consumer, first for the step with l retrying, then, if l does not
-// run there, for the step as it is.
+// decideOutcome returns the outcome of l and moves s to the state of the step after it. It asks the state
+// machine of the consumer, first for the step with l retrying. If l does not run there, it asks for the step as
+// it is.
 func (s *stepStanding) decideOutcome(l *candidate, p policy) Outcome {
 	if s.State == inbox.Absent && p.horizon != nil && l.written.Before(*p.horizon) {
 		if !p.force || l.nameless {

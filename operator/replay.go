@@ -148,10 +148,10 @@ func (r *Replayer) List(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Logge
 	return logged, nil
 }
 
-// Replay stores copies of the messages that [Replayer.List] returns at the end of the outbox,
-// in tx. A copy has the same ids, time and content, and the header outbox.HeaderReplayed. If tx
-// commits, the copies are published at least once, in their order and behind all that was
-// written since, and the journal has a row: see [ReadJournal].
+// Replay stores copies of the messages that [Replayer.List] returns at the end of the outbox, in tx. A copy has
+// the same ids, time and content, and the header outbox.HeaderReplayed. If tx commits, the copies are published
+// at least once, in their order and behind all messages written since. The journal then has a row: see
+// [ReadJournal].
 func (r *Replayer) Replay(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]LoggedMessage, error) {
 	logged, err := r.List(ctx, tx, f)
 	var ids []int64

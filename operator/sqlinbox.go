@@ -14,9 +14,8 @@ const sqlLetterClock = `
 SELECT clock_timestamp() - $1::bigint * interval '1 microsecond',
 	CASE WHEN $2::bigint > 0 THEN clock_timestamp() - $2::bigint * interval '1 microsecond' END`
 
-// sqlBeginLetters begins an operator's transaction. A process that is suspended in the
-// middle of it loses its session after 30 s, and with it the locks of steps and
-// letters, for which consumers wait.
+// sqlBeginLetters begins an operator's transaction. Consumers wait for its locks of steps and letters. If the
+// process is suspended in the transaction, the server ends the session after 30 s and releases the locks.
 const sqlBeginLetters = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'`
 
 // sqlPicked is the condition of a filter, behind an id. An empty parameter matches
@@ -126,8 +125,9 @@ const sqlReadCopies = `
 SELECT scope, key, step, n, kind, coalesce(digest, sha256(payload)) FROM {schema}.parked
 WHERE state = 'retrying' AND (scope, key, step, n) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]))`
 
-// sqlSendLetters makes letters retrying, with all their attempts. The new round fences off
-// the result of an attempt from before the redrive; what such an attempt waited for is void.
+// sqlSendLetters makes letters retrying, with all their attempts. The new round fences off the result of an
+// attempt from before the redrive. A letter that waited for such an attempt to settle waits no longer: its
+// reason 'unsettled' becomes 'failed'.
 const sqlSendLetters = `
 UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp(), redriven_at = clock_timestamp(),
 	reason = CASE reason WHEN 'unsettled' THEN 'failed' ELSE reason END

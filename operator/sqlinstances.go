@@ -6,12 +6,11 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// sqlBeginDecision begins an operator's transaction. A process that is suspended in the middle of
-// it loses its session after 30 s, and with it the lock of the instance, for which replies and
-// timers wait.
+// sqlBeginDecision begins an operator's transaction. Replies and timers wait for its lock of the instance. If
+// the process is suspended in the transaction, the server ends the session after 30 s and releases the lock.
 const sqlBeginDecision = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'`
 
-// The columns of an instance, as scanInstance reads them.
+// listedColumns are the columns of an instance, as scanInstance reads them.
 const listedColumns = `scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
 	started_at, updated_at, due_at, ended_at`
 
@@ -31,9 +30,8 @@ const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR ve
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')`
 
-// sqlFindAddresses finds the instances of a key at path $2, or the outermost ones if that is
-// empty, in scope $3, or in every scope if that is empty: one look-up in the primary key leads
-// from each scope to the next.
+// sqlFindAddresses finds the instances of a key at path $2, or the outermost ones if $2 is empty. It searches
+// scope $3, or every scope if $3 is empty: one look-up in the primary key leads from each scope to the next.
 const sqlFindAddresses = `
 WITH RECURSIVE other AS (
 	(SELECT scope FROM {schema}.saga WHERE $3 = '' OR scope = $3 ORDER BY scope LIMIT 1)

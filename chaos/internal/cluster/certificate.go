@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// A certificate is that of all nodes, signed by itself.
+// A certificate is the self-signed certificate of all nodes.
 type certificate struct {
 	chain, key []byte // in PEM
 	trusted    *x509.CertPool
 }
 
-// newCertificate makes one for the name localhost that lasts longer than any run.
+// newCertificate makes one for the name localhost that is valid longer than any run.
 func newCertificate() (*certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -45,5 +45,5 @@ func newCertificate() (*certificate, error) {
 	return c, nil
 }
 
-// clientConfig are the settings of a client that trusts this certificate alone.
+// clientConfig returns the settings of a client that trusts only this certificate.
 func (c *certificate) clientConfig() *tls.Config { return &tls.Config{RootCAs: c.trusted} }

@@ -13,20 +13,20 @@ import (
 // The values of Options.Order.
 const (
 	OrderBoth  = ""      // stages with and without a single active consumer
-	OrderOnly  = "only"  // those with one
-	OrderNever = "never" // those without one
+	OrderOnly  = "only"  // stages with a single active consumer
+	OrderNever = "never" // stages without one
 )
 
-// Options are what a run begins with.
+// Options configure a run.
 type Options struct {
-	Orders     int           // that are written at least
+	Orders     int           // orders to write, at least
 	Rate       int           // orders a second
 	Colours    int           // messages a second for red, and for blue
 	Keys       int           // ordering keys
 	Seed       uint64        // of the order of the faults, and of the load
 	Only       []string      // faults or stages; empty: all
 	Order      string        // OrderBoth, OrderOnly or OrderNever
-	NoMajority time.Duration // how long red has none
+	NoMajority time.Duration // how long topic red has no majority
 	Brief      bool
 	Table      string // a file that gets the table; empty: none
 	Dir        string // for logs; empty: a temporary one
@@ -74,7 +74,7 @@ func ParseOptions(args []string, stderr io.Writer) (*Options, error) {
 	return o, o.checkOptions()
 }
 
-// complete derives what depends on several flags.
+// complete derives the options that depend on several flags.
 func (o *Options) complete(given map[string]bool, only string, single bool) {
 	if only != "" {
 		o.Only = strings.Split(only, ",")

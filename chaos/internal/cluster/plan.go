@@ -18,13 +18,13 @@ const (
 	secure  = "tls"     // quorum queues, over TLS
 )
 
-// A stage is one shop on a cluster, and what strikes it.
+// A stage is one shop on a cluster, with the faults that strike it.
 type stage struct {
 	partitions string // how the cluster handles partitions
 	kind       string
 	faults     []fault.Fault // of the first round
 	later      []fault.Fault // of the rounds after it, while orders are to be written
-	orders     int           // that are written at least
+	orders     int           // orders to write, at least
 }
 
 func (s *stage) String() string { return s.partitions + "/" + s.kind }
@@ -47,8 +47,8 @@ func planStages(o *Options) ([][]stage, error) {
 	return plans, nil
 }
 
-// ofQuorum are the faults of quorum queues on a cluster that ignores partitions, and
-// ofOrder those of them that move consumers and leaders without warning.
+// ofQuorum are the faults of quorum queues on a cluster that ignores partitions. ofOrder are those of them that
+// move consumers and leaders without warning.
 var (
 	ofQuorum = []string{
 		fault.KillLeader, fault.KillIdle, fault.StopLeader, fault.FreezeLeader, fault.RollingRestart, fault.Partition,
@@ -57,8 +57,8 @@ var (
 	ofOrder = []string{fault.KillLeader, fault.FreezeLeader, fault.Partition, fault.KillAll}
 )
 
-// fullStages are those of a whole run. In a short one, keys with an order meet the faults
-// that endanger it, and the others in later rounds alone.
+// fullStages returns the stages of a whole run. In a short run, keys with an order meet only the faults that
+// endanger the order; other faults come in later rounds.
 func fullStages(all []fault.Fault, short bool) [][]stage {
 	inOrder := newStage(all, rabbitcluster.Ignore, ordered, ofQuorum...)
 	if short {
@@ -89,7 +89,7 @@ const (
 	briefRed  = 5 * time.Second
 )
 
-// briefStages are those of a run that is a part of make test.
+// briefStages returns the stages of the run that is a part of make test.
 func briefStages(all []fault.Fault) [][]stage {
 	st := newStage(all, rabbitcluster.PauseMinority, plain, fault.KillLeader, fault.Partition, fault.RedNoMajority)
 	for i, hold := range []time.Duration{briefDown, briefCut, briefRed} {
@@ -107,7 +107,7 @@ func newStage(all []fault.Fault, partitions, kind string, names ...string) stage
 	return st
 }
 
-// pickStages leaves the stages and faults that the options ask for.
+// pickStages keeps the stages and faults that the options select.
 func (o *Options) pickStages(plans [][]stage) (picked [][]stage) {
 	for _, plan := range plans {
 		var left []stage
@@ -126,7 +126,7 @@ func (o *Options) pickStages(plans [][]stage) (picked [][]stage) {
 	return picked
 }
 
-// wantsFault reports whether a fault of a stage is to strike.
+// wantsFault reports whether the options select a fault of a stage.
 func (o *Options) wantsFault(st *stage, name string) bool {
 	if o.Order == OrderOnly && st.kind != ordered || o.Order == OrderNever && st.kind == ordered {
 		return false
@@ -139,12 +139,11 @@ func (o *Options) wantsFault(st *stage, name string) bool {
 	})
 }
 
-// sideWeight is the part of the orders that classic queues and TLS get, of that of plain
-// queues. Those and the ones with an order get the same.
+// sideWeight is the share of orders for classic queues and for TLS, relative to plain queues. Plain and ordered
+// queues have the same weight.
 const sideWeight = 0.1
 
-// shareOrders gives each stage its part of the orders: by its kind, and by its number of faults
-// within that.
+// shareOrders gives each stage its share of the orders: by its kind, and within a kind by its number of faults.
 func shareOrders(plans [][]stage, orders int) {
 	faults, weights := map[string]int{}, map[string]float64{}
 	for _, plan := range plans {

@@ -26,7 +26,7 @@ func (r *shift) queueDepths(queues []string) (ready int, err error) {
 	return ready, err
 }
 
-// deleteQueues deletes queues, so that the next shop is alone.
+// deleteQueues deletes queues, so that they do not disturb the next shop.
 func (r *shift) deleteQueues(queues []string) error {
 	return r.onChannel(func(ch *amqp.Channel) error {
 		var errs []error
@@ -38,7 +38,7 @@ func (r *shift) deleteQueues(queues []string) error {
 	})
 }
 
-// onChannel does something on a connection to the first node that takes one.
+// onChannel calls do with a channel to the first node that accepts a connection.
 func (r *shift) onChannel(do func(*amqp.Channel) error) error {
 	var errs []error
 	for _, url := range r.cluster.URLs() {

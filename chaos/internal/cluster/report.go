@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A Report is what a run has come to.
+// A Report is the result of a run.
 type Report struct {
 	Options  Options
 	Versions []string // of the sources, the machine and the servers
@@ -16,7 +16,7 @@ type Report struct {
 	Outcomes []*Outcome
 }
 
-// formatSeconds shows a time in those.
+// formatSeconds returns a time in seconds.
 func formatSeconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
 
 // String is a line of progress.
@@ -25,7 +25,7 @@ func (row *Row) String() string {
 		row.Stage, row.Fault, formatSeconds(row.Duration), formatSeconds(row.Stall), row.recovery(), row.BluePercent, formatSeconds(row.BlueDelay), row.Note)
 }
 
-// recovery shows that of a row; one that has not come is marked.
+// recovery returns the recovery of a row as text; it marks one that did not come.
 func (row *Row) recovery() string {
 	if row.Stuck {
 		return ">" + formatSeconds(row.Recovery)
@@ -63,7 +63,7 @@ func (r *Report) WriteText(w io.Writer) error {
 			o.Rows[i].writeRow(table)
 		}
 	}
-	_ = table.Flush() // a strings.Builder takes everything
+	_ = table.Flush() // a strings.Builder returns no error
 	b.WriteString(legend + "\n")
 	stages := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	fmt.Fprint(stages, "stage\torders\tper s\tcompleted\tsagas\tlost\tdoubled\tdisordered\tdead\tredelivered\tleft\n")

@@ -18,34 +18,34 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/rabbitcluster"
 )
 
-// connections is how many the services have to the database, and the harness besides.
+// connections is the size of the database pool that the services and the harness share.
 const connections = 48
 
-// brokerConfig spares the processor what nobody looks at.
+// brokerConfig turns off logs that no check reads, to save processor time.
 const brokerConfig = "log.connection.level = error\n"
 
 // A run carries the plan out.
 type run struct {
 	opts     *Options
-	work     string // for what the servers keep
+	work     string // for the servers' data
 	progress io.Writer
 	began    time.Time
 
 	certificate *certificate
 	postgres    *site.PrivatePostgres
 	db          *pgxpool.Pool
-	cluster     *rabbitcluster.Cluster // of the stage that runs
+	cluster     *rabbitcluster.Cluster // of the running stage
 	partitions  string                 // how it handles partitions
 	number      int                    // of the stage
 	versions    []string               // of the servers
 }
 
-// messages is how many the load writes in a second.
+// messages is how many messages the load writes in a second.
 func (o *Options) messages() int { return o.Rate + 2*o.Colours }
 
-// RunCluster carries out what the options ask for, with the data of all servers below work, and
-// tells progress. An error is one of the harness, and comes with a report of the stages
-// before it. Failures of the product are in the report alone.
+// RunCluster carries out the run that the options describe. The servers' data are below work; progress gets a
+// line for each step. An error is a failure of the harness, and comes with a report of the stages before it.
+// Failures of the product are in the report alone.
 func RunCluster(ctx context.Context, opts *Options, work string, progress io.Writer) (report *Report, err error) {
 	r := &run{opts: opts, work: work, progress: progress, began: time.Now()}
 	plans, err := planStages(opts)
@@ -113,7 +113,7 @@ func (r *run) runCluster(ctx context.Context, plan []stage) (outcomes []*Outcome
 	return outcomes, nil
 }
 
-// askVersions asks the servers, once.
+// askVersions reads the servers' versions, once.
 func (r *run) askVersions(ctx context.Context) error {
 	if r.versions != nil {
 		return nil
@@ -127,7 +127,7 @@ func (r *run) askVersions(ctx context.Context) error {
 	return err
 }
 
-// closeCluster ends a cluster. The logs of its nodes help to explain a run.
+// closeCluster ends a cluster and keeps the logs of its nodes, which help to explain a run.
 func (r *run) closeCluster() error {
 	for i, n := range r.cluster.Nodes() {
 		if text, err := os.ReadFile(n.Log()); err == nil {
@@ -157,7 +157,7 @@ func (r *run) startShift(ctx context.Context, st *stage) (*Outcome, error) {
 // healsPartitions reports whether the broker ends partitions without an operator.
 func (r *run) healsPartitions() bool { return r.partitions != rabbitcluster.Ignore }
 
-// stageName is that of the stage for its schema and its queues.
+// stageName returns the stage's name for its schema and its queues.
 func (r *run) stageName(joint string) string { return fmt.Sprintf("stage%s%d", joint, r.number) }
 
 // printLine prints a line of progress.

@@ -21,7 +21,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// drainPatience bounds the wait until a shop has nothing left to do.
+// drainPatience limits the wait until a shop has finished all work.
 const drainPatience = 5 * time.Minute
 
 // A shift is one stage while it runs.
@@ -37,7 +37,7 @@ type shift struct {
 	failed  error // of the load or the sampler
 }
 
-// An Outcome is what a stage has come to.
+// An Outcome is the result of a stage.
 type Outcome struct {
 	Stage      string
 	Rows       []Row
@@ -46,13 +46,12 @@ type Outcome struct {
 	Rate       float64 // orders written in a second
 	Redelivers int
 	Dead       int      // dead letters of outbox and inbox, and messages in dead-letter queues
-	Left       []string // work that was not finished
-	Stuck      string   // why not all faults were struck; empty: all were
+	Left       []string // unfinished work
+	Stuck      string   // why some faults did not strike; empty: all did
 	audit.Findings
 }
 
-// runStage runs a stage from its shop's opening to the audit. With an error comes what it had
-// come to by then.
+// runStage runs a stage, from opening its shop to the audit. An error comes with the outcome so far.
 func (r *shift) runStage(ctx context.Context, logger *slog.Logger) (*Outcome, error) {
 	o := &Outcome{Stage: r.stage.String()}
 	if err := r.openShop(ctx, logger); err != nil {
@@ -81,7 +80,7 @@ func (r *shift) openShop(ctx context.Context, logger *slog.Logger) (err error) {
 	}
 	switch r.stage.kind {
 	case ordered:
-		instances = 2 // one is active, and the other one takes over
+		instances = 2 // one is active, the other one stands by
 	case secure:
 		opts.TLS, brokers = r.certificate.clientConfig(), nil
 		for _, n := range r.cluster.Nodes() {
@@ -99,7 +98,7 @@ func (r *shift) openShop(ctx context.Context, logger *slog.Logger) (err error) {
 	return nil
 }
 
-// strikeAll lets faults strike while orders are written.
+// strikeAll carries out the faults while orders are written.
 func (r *shift) strikeAll(ctx context.Context, o *Outcome) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer r.working.Wait()
@@ -134,10 +133,10 @@ func (r *shift) strikeAll(ctx context.Context, o *Outcome) error {
 	}
 }
 
-// sampleColumns are those of the file of samples, which helps to explain a figure.
+// sampleColumns are the columns of the file of samples, which helps to explain a figure.
 const sampleColumns = "time\tstored\theld\tdead\twritten\tcompleted\tpublished\tqueued\tdeferred\tstalled\tunavailable"
 
-// takeSamples looks at the shop until ctx ends, and keeps the samples in a file.
+// takeSamples samples the shop until ctx ends, and keeps the samples in a file.
 func (r *shift) takeSamples(ctx context.Context) error {
 	file, err := os.Create(r.fileName(".tsv"))
 	if err != nil {
@@ -163,7 +162,7 @@ func (r *shift) takeSamples(ctx context.Context) error {
 	}
 }
 
-// fileName is the path of a file of the stage.
+// fileName returns the path of a file of the stage.
 func (r *shift) fileName(extension string) string {
 	return filepath.Join(r.opts.Dir, strings.ReplaceAll(r.stage.String(), "/", "-")+extension)
 }
@@ -180,7 +179,7 @@ func (r *shift) firstFailure() error {
 	return r.failed
 }
 
-// drainShop waits until the shop has nothing left to do, and notes what was left.
+// drainShop waits until the shop has finished all work, and records unfinished work.
 func (r *shift) drainShop(ctx context.Context, o *Outcome) error {
 	if err := r.firstFailure(); err != nil {
 		return err
@@ -207,7 +206,7 @@ func (r *shift) drainShop(ctx context.Context, o *Outcome) error {
 	return err
 }
 
-// auditShop compares effects with causes, looks at the queues, and deletes them.
+// auditShop compares effects with causes, counts the messages in the queues, and deletes the queues.
 func (r *shift) auditShop(ctx context.Context, o *Outcome) (err error) {
 	o.Redelivers = r.meter.Redelivered()
 	var inOrder []string

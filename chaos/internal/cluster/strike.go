@@ -18,7 +18,7 @@ const (
 	recoverPatience = 2 * time.Minute // until they do so after it
 )
 
-// A Row is what one fault has cost.
+// A Row is the cost of one fault.
 type Row struct {
 	Stage, Fault string
 	OfRed        bool // it concerns topic red alone
@@ -30,8 +30,8 @@ type Row struct {
 // errStuck reports services that do not work normally any more.
 var errStuck = errors.New("the services do not come to rest")
 
-// strikeOne lets one fault strike and measures it. An error is errStuck if the services do
-// not come to rest even without a load, and else the harness's own.
+// strikeOne carries out one fault and measures it. The error is errStuck if the services do not come to rest
+// even without a load; otherwise it is a failure of the harness.
 func (r *shift) strikeOne(ctx context.Context, f *fault.Fault) (*Row, error) {
 	if f.Prepare != nil {
 		if err := f.Prepare(r.scene); err != nil {
@@ -64,8 +64,8 @@ func (r *shift) strikeOne(ctx context.Context, f *fault.Fault) (*Row, error) {
 	return row, err
 }
 
-// pauseLoad pauses the load until nothing is left to do: services that cannot catch up with a
-// load on a busy machine can without one.
+// pauseLoad pauses the load until all work is done: on a busy machine services may catch up only without a
+// load.
 func (r *shift) pauseLoad(ctx context.Context) error {
 	r.printLine("%s: the load pauses", r.stage)
 	r.shop.PauseWriting(true)
@@ -73,7 +73,7 @@ func (r *shift) pauseLoad(ctx context.Context) error {
 	return r.awaitCondition(ctx, drainPatience, func() bool { return r.meter.PendingOrders() == 0 })
 }
 
-// carryOut strikes, waits, and ends the fault.
+// carryOut begins the fault, holds it, and ends it.
 func (r *shift) carryOut(ctx context.Context, f *fault.Fault) error {
 	if err := f.Strike(r.scene); err != nil {
 		return err
@@ -84,8 +84,8 @@ func (r *shift) carryOut(ctx context.Context, f *fault.Fault) error {
 	return f.End(r.scene)
 }
 
-// awaitNormal returns what the services are like without faults, after they were so for
-// some seconds. If they are not for long, the load pauses once.
+// awaitNormal waits until the services have worked normally for some seconds, and returns their normal state.
+// If that takes long, the load pauses once.
 func (r *shift) awaitNormal(ctx context.Context) (meter.Normal, error) {
 	err := r.awaitCalm(ctx)
 	if errors.Is(err, errStuck) {

@@ -15,16 +15,16 @@ const (
 	minBluePercent = 90
 )
 
-// A Target is a goal and what the run has come to.
+// A Target is a measured value with its goal.
 type Target struct {
 	Name   string
 	Value  float64
 	Goal   float64
 	AtMost bool // the goal is an upper bound
-	Hard   bool // an invariant of the product, whatever the machine
+	Hard   bool // an invariant of the product, on any machine
 }
 
-// TargetMet reports whether the goal is.
+// TargetMet reports whether the goal is met.
 func (t *Target) TargetMet() bool {
 	if t.AtMost {
 		return t.Value <= t.Goal
@@ -62,8 +62,8 @@ func zeroTarget(name string, value int) Target {
 	return Target{Name: name, Value: float64(value), AtMost: true, Hard: true}
 }
 
-// rowTargets are the goals of one fault. The death of the one node with a classic queue has
-// none: its messages are refused, and wait longer after each refusal.
+// rowTargets returns the goals of one fault. The death of the one node with a classic queue has none: its
+// messages are refused, and wait longer after each refusal.
 func (row *Row) rowTargets() []Target {
 	if row.Fault == fault.KillHost {
 		return nil
@@ -102,7 +102,7 @@ func (r *Report) totalTargets() []Target {
 	}
 }
 
-// AllTargets are all goals of a run: those of the whole, and those of each fault.
+// AllTargets returns all goals of a run: those of the whole run and of each fault.
 func (r *Report) AllTargets() []Target {
 	all := r.totalTargets()
 	for _, o := range r.Outcomes {
@@ -113,7 +113,7 @@ func (r *Report) AllTargets() []Target {
 	return all
 }
 
-// InvariantsHold reports whether all invariants do.
+// InvariantsHold reports whether all invariants hold.
 func (r *Report) InvariantsHold() bool { return r.targetsMet(true) }
 
 // MeetsTargets reports whether all other goals are met.

@@ -118,7 +118,7 @@ func pickLink(r *rand.Rand) string {
 	}
 }
 
-// everybody is the target of a fault that strikes all services.
+// everybody is the target of faults that strike all services.
 const everybody = "all"
 
 // serviceOrAll returns everybody in one of four cases, otherwise a service.

@@ -13,8 +13,8 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
 )
 
-// judgeLinear checks linearizability: the clients' answers of each key, and the changes of each inbox row, must
-// equal those of one cell that executes one operation at a time.
+// judgeLinear checks linearizability. The clients' answers of each key, and the changes of each inbox row, must
+// be those of one cell that executes operations one at a time.
 func (c *run) judgeLinear() []*Invariant {
 	keys := &Invariant{ID: "L", Says: "what the clients saw of each idempotency key is linearizable"}
 	rows := &Invariant{ID: "L", Says: "what happened to each inbox row is linearizable, from its messages on"}

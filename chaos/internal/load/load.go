@@ -2,9 +2,9 @@
 // They keep the client's side of the Idempotency-Key contract: they resend a request under the same key until
 // it has a final answer. Each request with its answer is a record.Op.
 //
-// The seed determines the requests. For the n-th saga that is the kind, tenant, key, amount, number of clients
-// that begin it at once, any reuse of its key, and the time of cancelling. The seed does not determine the
-// answers or their times.
+// The seed determines the requests: for the n-th saga its kind, tenant, key, amount and number of concurrent
+// clients. It also determines whether the key is reused, and when the saga is cancelled. The seed does not
+// determine the answers or their times.
 package load
 
 import (

@@ -53,16 +53,16 @@ FROM ranked WHERE id < before ORDER BY id`
 
 // Findings are what an audit has found.
 type Findings struct {
-	Sagas      int      // that there were
+	Sagas      int      // sagas written
 	Lost       int      // effects that are missing
 	Doubled    int      // effects beyond the first of a saga and a step
 	Alien      int      // effects without a saga
 	Disordered int      // effects ahead of an earlier number of their key
-	Money      int64    // that a step has not moved, or has moved twice, in cents
+	Money      int64    // money not moved by a step, or moved twice, in cents
 	Examples   []string // the first violations of each kind, described
 }
 
-// AddFindings adds other findings.
+// AddFindings adds the findings of another audit.
 func (f *Findings) AddFindings(other Findings) {
 	f.Sagas, f.Lost, f.Doubled, f.Alien = f.Sagas+other.Sagas, f.Lost+other.Lost, f.Doubled+other.Doubled, f.Alien+other.Alien
 	f.Disordered, f.Money = f.Disordered+other.Disordered, f.Money+other.Money
@@ -93,7 +93,7 @@ func checkStep(ctx context.Context, db *pgxpool.Pool, schema, scope, step string
 	if err := row.Scan(&f.Lost, &f.Doubled, &f.Alien, &f.Money, &f.Sagas); err != nil {
 		return f, err
 	}
-	f.Money = max(f.Money, -f.Money) // so that those of two steps do not cancel each other
+	f.Money = max(f.Money, -f.Money) // amounts of two steps must not cancel each other
 	if f.Lost+f.Doubled+f.Alien > 0 {
 		if f.Examples, err = queryTexts(ctx, db, sqlschema.Bind(schema, sqlDescribeEffects), scope, step, MaxExamples); err != nil {
 			return f, err

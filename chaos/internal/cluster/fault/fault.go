@@ -1,5 +1,5 @@
-// Package fault is what a chaos run does to a cluster of RabbitMQ, one fault after the
-// other, while a shop works on it.
+// Package fault holds the faults of a chaos run on a cluster of RabbitMQ. They strike one after the other,
+// while a shop uses the cluster.
 package fault
 
 import (
@@ -50,7 +50,7 @@ func (f *Fault) StopsRedQueues() bool { return f.Name == RedNoMajority || f.Name
 // HitsIdleNode reports whether the fault strikes a node that leads no queue.
 func (f *Fault) HitsIdleNode() bool { return f.Name == KillIdle }
 
-// AllFaults returns every fault. noMajority is how long topic red has none.
+// AllFaults returns every fault. noMajority is how long topic red has no majority.
 func AllFaults(noMajority time.Duration) []Fault {
 	return slices.Concat(nodeFaults(), networkFaults(), alarmFaults(), redFaults(noMajority))
 }
@@ -114,8 +114,8 @@ func networkFaults() []Fault {
 	}
 }
 
-// mendNetwork ends a partition. Where the broker ignores partitions, an operator's restart is a
-// part of the end.
+// mendNetwork ends a partition. If the broker ignores partitions, this includes the restart that an operator
+// would do.
 func mendNetwork(s *Scene) error {
 	if s.Heals {
 		s.Cluster.Mend()
@@ -142,8 +142,8 @@ func redFaults(noMajority time.Duration) []Fault {
 	}
 }
 
-// prepareMinority leaves red's queue two members, one of them on the victim, which leads
-// nothing and has no clients. So its death is felt by red alone.
+// prepareMinority reduces red's queue to two members, one of them on the victim, which leads no queue and has
+// no clients. So the victim's death affects red alone.
 func prepareMinority(s *Scene) error {
 	if err := s.chooseIdle(); err != nil {
 		return err
@@ -175,11 +175,10 @@ func restoreRed(s *Scene) error {
 	return nil
 }
 
-// resizeTime is for how long red's queue is resized: a change takes some milliseconds or a
-// second.
+// resizeTime is how long red's queue is resized: a change takes between some milliseconds and a second.
 const resizeTime = 8 * time.Second
 
-// resizeRed removes and adds the member on each node, the leader's last, again and again.
+// resizeRed removes and adds the member on each node in turn, the leader's last, until resizeTime is over.
 func resizeRed(s *Scene) error {
 	for end := time.Now().Add(resizeTime); time.Now().Before(end); {
 		leader, err := s.leaderOf(s.Red)
@@ -195,14 +194,14 @@ func resizeRed(s *Scene) error {
 	return nil
 }
 
-// The limits of a change of a queue's members. A leader refuses one until it has committed
-// an entry of its own term (cluster_change_not_permitted), so an operator tries again.
+// The limits of a change of a queue's members. A new leader refuses a change until it has committed an entry of
+// its term (cluster_change_not_permitted), so the change is retried.
 const (
 	resizePatience = 30 * time.Second
 	resizePause    = 200 * time.Millisecond
 )
 
-// changeMember changes whether red's queue has a member on node i, and does nothing if that is so.
+// changeMember adds or removes the member of red's queue on node i. It does nothing if the queue is already so.
 func (s *Scene) changeMember(change func(queue string, i int) error, i int, member bool) error {
 	for end := time.Now().Add(resizePatience); ; {
 		members, err := s.Cluster.Members(s.Red)

@@ -10,7 +10,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/rabbitcluster"
 )
 
-// A Scene is what faults strike.
+// A Scene is the target of faults.
 type Scene struct {
 	Cluster *rabbitcluster.Cluster
 	Queues  []string // of all topics, Red among them
@@ -22,7 +22,7 @@ type Scene struct {
 	notes  []string
 }
 
-// JoinedNotes returns what the fault since the last call has noted.
+// JoinedNotes returns the faults' notes since the last call.
 func (s *Scene) JoinedNotes() string {
 	defer func() { s.notes = nil }()
 	return strings.Join(s.notes, ", ")
@@ -32,7 +32,7 @@ func (s *Scene) addNote(format string, args ...any) {
 	s.notes = append(s.notes, fmt.Sprintf(format, args...))
 }
 
-// otherNodes are the indexes of all nodes but one.
+// otherNodes returns the indexes of all nodes except i.
 func (s *Scene) otherNodes(i int) (others []int) {
 	for other := range rabbitcluster.Size {
 		if other != i {
@@ -69,7 +69,7 @@ func (s *Scene) countClients(i int) (int, error) {
 	return strconv.Atoi(out)
 }
 
-// leaderOf is the node that leads a quorum queue, or hosts a classic one.
+// leaderOf returns the node that leads a quorum queue, or hosts a classic one.
 func (s *Scene) leaderOf(queue string) (int, error) {
 	if !s.Classic {
 		return s.Cluster.AwaitLeader(queue)
@@ -87,7 +87,7 @@ func (s *Scene) leaderOf(queue string) (int, error) {
 	return 0, fmt.Errorf("fault: %s hosts queue %s, but is no node of the cluster", out, queue)
 }
 
-// indexOfMost is the index of the greatest number; of several the one with the greatest tiebreak.
+// indexOfMost returns the index of the greatest number; of equal ones that with the greatest tiebreak.
 func indexOfMost(of, tiebreak [rabbitcluster.Size]int) (best int) {
 	for i := range of {
 		if of[i] > of[best] || of[i] == of[best] && tiebreak[i] > tiebreak[best] {
@@ -125,7 +125,7 @@ func (s *Scene) chooseHost() error {
 	return nil
 }
 
-// chooseIdle makes the node with the fewest queues the victim, and moves those away.
+// chooseIdle makes the node with the fewest queues the victim, and moves their leaders to other nodes.
 func (s *Scene) chooseIdle() error {
 	leads, clients, err := s.countLoad()
 	if err != nil {
@@ -149,7 +149,7 @@ func (s *Scene) chooseIdle() error {
 	return err
 }
 
-// moveAway lets another node than the victim lead a queue.
+// moveAway makes a node other than the victim lead a queue.
 func (s *Scene) moveAway(queue string) error {
 	leader, err := s.leaderOf(queue)
 	if err != nil || leader != s.victim || s.Classic {
@@ -166,7 +166,7 @@ func (s *Scene) noteVictim(leads, clients [rabbitcluster.Size]int) {
 	s.addNote("node %d %s %d of %d queues, has %d client connections", s.victim, verb, leads[s.victim], len(s.Queues), clients[s.victim])
 }
 
-// sendClientsAway closes the connections to the victim until its clients are elsewhere.
+// sendClientsAway closes the connections to the victim until its clients use other nodes.
 func (s *Scene) sendClientsAway() error {
 	for range moveAttempts {
 		n, err := s.countClients(s.victim)
@@ -182,7 +182,7 @@ func (s *Scene) sendClientsAway() error {
 	return nil
 }
 
-// syncNodes lets young queues outlive a kill.
+// syncNodes flushes the disk of each running node, so that new queues survive a kill.
 func (s *Scene) syncNodes() error {
 	var errs []error
 	for _, n := range s.Cluster.Nodes() {

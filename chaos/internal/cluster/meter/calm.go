@@ -2,7 +2,7 @@ package meter
 
 import "time"
 
-// The normal state of the services is what they were like before a fault, with some room.
+// The normal state of the services is their state before a fault, with a margin.
 const (
 	rateSpan  = time.Second // over which completed orders are counted for the rate
 	rateShare = 0.8         // of the offered rate; a batch more or less is not a fault
@@ -10,14 +10,14 @@ const (
 	calmLooks = 3           // samples in a row that must be normal
 )
 
-// A Normal is what the services are like without faults.
+// A Normal is the services' state without faults.
 type Normal struct {
 	Stored, Held, Open int     // at most
 	Rate               float64 // completed orders in a second, at least
 }
 
-// NormalRates returns what the services were like from a moment on. The load is given as orders
-// a second, and as messages a second.
+// NormalRates returns the services' state since a moment, as a Normal. orders and messages are the load, in
+// each second.
 func (m *Meter) NormalRates(from time.Time, orders, messages int) Normal {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -4,27 +4,27 @@ import "time"
 
 // The spans of a window.
 const (
-	// Before is how much time without a fault blue is compared with.
+	// Before is the time before the fault with which blue is compared.
 	Before = 3 * time.Second
-	// Shortest is how long blue is counted from the strike on, at least: in less, a batch
-	// more or less would be a tenth of all.
+	// Shortest is the least time over which blue is counted from the strike on. In a shorter time, one batch
+	// would be a tenth of all messages.
 	Shortest = 4 * time.Second
 )
 
-// A Window is the moments of one fault.
+// A Window names the moments of one fault.
 type Window struct {
-	Struck    time.Time // it was in force, or about to be
-	Ended     time.Time // its end was done, an operator's part of it included
-	Recovered time.Time // zero: it has not within the patience
+	Struck    time.Time // the fault was in force, or about to be
+	Ended     time.Time // the fault was ended, including an operator's part
+	Recovered time.Time // zero: no recovery in time
 	Over      time.Time // when the next one may strike; at least Shortest after the strike
 }
 
-// Figures are what one fault has cost.
+// Figures are the cost of one fault.
 type Figures struct {
 	Duration time.Duration // from the strike to the end
 	Stall    time.Duration // longest time without a completed order
 	Recovery time.Duration // from the end until all is normal again
-	Stuck    bool          // that has not come; Recovery is how long it was waited for
+	Stuck    bool          // no recovery; Recovery is how long the run waited for it
 
 	BluePercent float64       // of the rate of blue before the strike, during the fault
 	BlueDelay   time.Duration // longest from the commit of a blue message to that of its effect
@@ -52,8 +52,7 @@ func (m *Meter) WindowFigures(w Window) Figures {
 	return f
 }
 
-// longestStall is the longest gap between completed orders that ends in a span, or reaches its
-// end.
+// longestStall returns the longest gap between completed orders that ends in a span or reaches its end.
 func (m *Meter) longestStall(from, to time.Time) (longest time.Duration) {
 	i, last := firstFrom(m.completed, from), from
 	if i > 0 {
@@ -86,8 +85,8 @@ func (m *Meter) bluePercent(w Window) float64 {
 	return 100 * (float64(during) / until.Sub(w.Struck).Seconds()) / (float64(before) / Before.Seconds())
 }
 
-// blueDelay is that of the blue messages that were handled between the strike and the
-// next fault. Messages that were not handled by then show in the rate.
+// blueDelay returns the longest delay of the blue messages handled between the strike and the next fault.
+// Messages not handled by then lower the rate.
 func (m *Meter) blueDelay(w Window) (longest time.Duration) {
 	for _, d := range m.blue {
 		if isBetween(d.handled, w.Struck, w.Over) {
@@ -97,7 +96,7 @@ func (m *Meter) blueDelay(w Window) (longest time.Duration) {
 	return longest
 }
 
-// addHeldFigures adds what samples tell of a window.
+// addHeldFigures adds the figures that come from a window's samples.
 func (m *Meter) addHeldFigures(f *Figures, w Window) {
 	var first, last *Sample
 	for i := range m.samples {

@@ -25,7 +25,7 @@ type Sample struct {
 	Done    int // orders whose last step has committed
 }
 
-// OpenOrders is how many orders are written and not completed.
+// OpenOrders returns how many orders are written and not completed.
 func (s *Sample) OpenOrders() int { return s.Written - s.Done }
 
 // A delivery is one message of topic blue.
@@ -79,7 +79,7 @@ func (m *Meter) Redeliver(at time.Time) {
 	m.redelivered = appendAscending(m.redelivered, at)
 }
 
-// AddSample adds a look at the services, and returns it with the meter's own numbers.
+// AddSample adds a sample, and returns it with the meter's own numbers.
 func (m *Meter) AddSample(s Sample) Sample {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,8 +112,8 @@ func (m *Meter) Redelivered() int {
 // isBetween reports whether at is in a span of time, its end excluded.
 func isBetween(at, from, to time.Time) bool { return !at.Before(from) && at.Before(to) }
 
-// appendAscending adds a moment. Goroutines that report at once may come in another order
-// than that of their moments; the later one then counts for both.
+// appendAscending appends a moment. Concurrent reports may arrive out of order; then the later moment counts
+// for both.
 func appendAscending(times []time.Time, at time.Time) []time.Time {
 	if n := len(times); n > 0 && at.Before(times[n-1]) {
 		at = times[n-1]
@@ -121,7 +121,7 @@ func appendAscending(times []time.Time, at time.Time) []time.Time {
 	return append(times, at)
 }
 
-// firstFrom is the index of the first of ascending times that is not before a moment.
+// firstFrom returns the index of the first of ascending times that is not before from.
 func firstFrom(times []time.Time, from time.Time) int {
 	i, _ := slices.BinarySearchFunc(times, from, time.Time.Compare)
 	return i

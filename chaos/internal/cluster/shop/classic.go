@@ -8,12 +8,11 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// deadSuffix ends the names of the queues of what the broker itself gives up on.
+// deadSuffix is the suffix of the names of the broker's dead-letter queues.
 const deadSuffix = ".dead"
 
-// A classicTopology declares classic queues where package rabbitmq declares quorum queues.
-// A classic queue has no limit of deliveries, and no choice of how it passes on what it
-// gives up.
+// A classicTopology declares classic queues where package rabbitmq declares quorum queues. A classic queue has
+// no delivery limit and no choice of its dead-letter strategy.
 type classicTopology struct{ wamqp.DefaultTopologyBuilder }
 
 // BuildTopology declares the dead-letter queue, then exchange, queue and binding.

@@ -16,7 +16,7 @@ import (
 // The limits of the load.
 const (
 	tick      = 100 * time.Millisecond // between two transactions
-	maxOrders = 500                    // in one transaction, after a time without any
+	maxOrders = 500                    // in one transaction, after an outage
 	maxAmount = 100_000                // of an order, in cents
 )
 
@@ -42,9 +42,8 @@ func (s *Shop) openWriter() (*pen, error) {
 	}, nil
 }
 
-// WriteOrders writes orders, and messages for red and blue, at the rates of the options until ctx
-// ends. Nothing is due for the time of a pause. An error says that a transaction did not
-// commit, or may not have.
+// WriteOrders writes orders, and messages for red and blue, at the rates of the options until ctx ends. It does
+// not make up for pauses. An error reports that a transaction did not commit, or may not have.
 func (s *Shop) WriteOrders(ctx context.Context) error {
 	p, err := s.openWriter()
 	if err != nil {
@@ -130,7 +129,7 @@ type batch struct {
 func (b *batch) addOrder(n note, first stage) {
 	payload, err := json.Marshal(n)
 	if err != nil {
-		panic(err) // a note has nothing that JSON cannot express
+		panic(err) // unreachable: every field of a note has a JSON form
 	}
 	b.scopes, b.keys, b.seqs, b.amounts = append(b.scopes, n.Scope), append(b.keys, n.Key), append(b.seqs, n.Seq), append(b.amounts, n.Amount)
 	b.messages = append(b.messages, n.outboxMessage(first.topic, first.step, payload))

@@ -34,7 +34,7 @@ const (
 	ScopeBlue  = "blue"
 )
 
-// A stage is one step of a saga, the topic that sets it off, and the one that follows.
+// A stage is one step of a saga, with the topic of its message, the topic that follows, and the next step.
 type stage struct{ step, topic, next, nextStep string }
 
 // last is the step that completes an order.
@@ -78,7 +78,7 @@ func (n *note) outboxMessage(topic, step string, payload []byte) outbox.Message 
 // orderingKey is that of a received message; "" for red and blue, which have no order.
 func orderingKey(m *message.Message) string { return m.Metadata.Get(headerKey) }
 
-// consumerSteps are the consumer's.
+// consumerSteps returns the consumer's steps.
 func consumerSteps(schema string) []consumer.Step {
 	all := make([]consumer.Step, 0, len(stages))
 	for _, st := range stages {

@@ -20,14 +20,14 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// service is the name of all services to the broker: it ends the names of the queues.
+// service is the name of all services on the broker, and the suffix of their queues' names.
 const service = "shop"
 
-// Options say what a shop is made of.
+// Options configure a shop.
 type Options struct {
 	DB          *pgxpool.Pool
 	DatabaseURL string   // of the same database, for migrations
-	Schema      string   // of the shop's tables, which Open makes
+	Schema      string   // of the shop's tables, which OpenShop creates
 	Brokers     []string // URLs of all nodes
 	Prefix      string   // of exchanges and queues
 	TLS         *tls.Config
@@ -39,10 +39,10 @@ type Options struct {
 	Keys    int    // ordering keys
 	Seed    uint64 // of keys and amounts
 
-	// Instances is how many consumers there are, each with a connection of its own.
+	// Instances is the number of consumers, each with a separate connection.
 	Instances int
-	// SingleActive has the broker deliver to one consumer of a queue, and the subscribers
-	// hand over the messages of an ordering key in order.
+	// SingleActive makes the broker deliver to one consumer of a queue, and the subscribers pass on the messages
+	// of an ordering key in order.
 	SingleActive bool
 	// Classic makes the queues classic ones, on the node of the first URL.
 	Classic bool
@@ -64,8 +64,8 @@ type Shop struct {
 	failed  error
 }
 
-// OpenShop makes the tables and the queues, and starts the relay and the consumers. After an
-// error nothing runs.
+// OpenShop creates the tables and the queues, and starts the relay and the consumers. After an error nothing
+// runs.
 func OpenShop(ctx context.Context, opts Options) (*Shop, error) {
 	s := &Shop{opts: opts}
 	if err := s.openParts(ctx); err != nil {
@@ -99,7 +99,7 @@ func (s *Shop) openParts(ctx context.Context) (err error) {
 	return nil
 }
 
-// declareQueues makes the queues. Classic ones live on the node that declares them.
+// declareQueues creates the queues. Classic ones live on the node that declares them.
 func (s *Shop) declareQueues(ctx context.Context) (err error) {
 	if s.config, err = s.newConfig(s.opts.Brokers); err != nil {
 		return err
@@ -169,7 +169,7 @@ func (s *Shop) FirstFailure() error {
 	return s.failed
 }
 
-// QueueNames are the names of the queues of all topics.
+// QueueNames returns the names of the queues of all topics.
 func (s *Shop) QueueNames() (names []string) {
 	for _, topic := range Topics {
 		names = append(names, s.QueueName(topic))
@@ -177,13 +177,13 @@ func (s *Shop) QueueNames() (names []string) {
 	return names
 }
 
-// QueueName is the name of a topic's queue.
+// QueueName returns the name of a topic's queue.
 func (s *Shop) QueueName(topic string) string { return s.config.Queue.GenerateName(topic) }
 
-// DeadQueue is the name of the queue of what the broker gave up on in a topic's queue.
+// DeadQueue returns the name of the broker's dead-letter queue for a topic.
 func (s *Shop) DeadQueue(topic string) string { return s.QueueName(topic) + ".dead" }
 
-// TakeSample looks at the outbox and at the parked messages.
+// TakeSample counts the messages of the outbox and the parked messages.
 func (s *Shop) TakeSample(ctx context.Context) (sample meter.Sample, err error) {
 	stats, err := s.relay.Stats(ctx)
 	if err != nil {
@@ -199,7 +199,7 @@ func (s *Shop) TakeSample(ctx context.Context) (sample meter.Sample, err error) 
 	}, nil
 }
 
-// CloseShop stops the services and returns why one of them has ended before.
+// CloseShop stops the services. It returns the error of a service that ended before.
 func (s *Shop) CloseShop() error {
 	if s.stop != nil {
 		s.stop()

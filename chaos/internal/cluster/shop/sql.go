@@ -8,9 +8,8 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// sqlCreateTables makes what the audit compares: the cause of each saga, and each effect.
-// A key would hide a second effect, so the tables have none. The id tells the order of
-// effects.
+// sqlCreateTables creates the tables for the audit: the cause of each saga, and each effect. A unique key would
+// hide a second effect, so the tables have none. The id gives the order of effects.
 const sqlCreateTables = `
 CREATE TABLE {schema}.cause (
 	scope text NOT NULL, key int NOT NULL, seq int NOT NULL, amount bigint NOT NULL
