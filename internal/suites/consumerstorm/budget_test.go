@@ -47,9 +47,9 @@ func crowd(step string, n int, payloads ...string) (letters []letter) {
 // failing reports whether p is a dead letter of a message that fails.
 func failing(p Parked) bool { return strings.Contains(string(p.Payload), `"end"`) }
 
-// Messages that kill the process they are in come among others, of which some
-// fail. Each kills as many processes as the limit says at the most and ends as a
-// dead letter; none of the others does for its sake.
+// Messages that kill their process arrive among others, some of which fail. Each kills at most as many
+// processes as the limit says, and ends as a dead letter. No other message becomes a dead letter because of
+// it.
 func TestAKillerTakesNobodyWithIt(t *testing.T) {
 	for name, batch := range batchSizes {
 		t.Run(name, func(t *testing.T) {

@@ -94,8 +94,7 @@ func (f *field) add(failpoints string) *process {
 	return p
 }
 
-// replace starts a process for each that is dead, but for those that were armed,
-// and returns how many are dead.
+// replace starts a process for each dead one, except those that were armed, and returns how many are dead.
 func (f *field) replace() (dead int) {
 	f.Helper()
 	missing := 0
@@ -175,7 +174,7 @@ func (f *field) evidence() Evidence {
 	return e
 }
 
-// waiting returns how many messages the queue has that nobody holds.
+// waiting returns the number of messages in the queue that are not delivered.
 func (f *field) waiting() int { return f.queue().Messages }
 
 func (f *field) queue() amqp.Queue {

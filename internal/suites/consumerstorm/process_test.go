@@ -35,7 +35,7 @@ const (
 	maxSaid      = 4000 // bytes of a process's output in a failure
 )
 
-// A processConfig is what a consumer process is told by its environment.
+// A processConfig is the configuration of a consumer process, in its environment.
 type processConfig struct {
 	Name, DatabaseURL, AMQPURL, Prefix, Schema string
 	Batch, Lanes, Prefetch, Limit              int
@@ -47,7 +47,7 @@ type work struct {
 	Wait int    `json:"wait,omitempty"` // milliseconds before that
 }
 
-// TestMain runs a consumer instead of the tests when it is told to.
+// TestMain runs a consumer instead of the tests if the environment asks for it.
 func TestMain(m *testing.M) {
 	if text := os.Getenv(processEnv); text != "" {
 		if err := serveConsumer(text); err != nil {

@@ -27,8 +27,8 @@ const (
 	perRound  = 40 // keys
 	strikes   = 3  // of a fault in a round
 
-	// stormLimit is MaxAttempts. Every fault may cost those in hand an attempt,
-	// or two; that of a message which nobody broke is never used up.
+	// stormLimit is MaxAttempts. Every fault may cost the messages in hand one or two attempts. A message
+	// without a planted fault never uses up the limit.
 	stormLimit = 10
 
 	betweenStrikes = 60 * time.Millisecond
@@ -103,8 +103,7 @@ func through(databaseURL, address string) string {
 	return scheme + "://" + user + address + rest[slash:]
 }
 
-// Whatever strikes, the invariants of the package hold, and everything comes to
-// rest.
+// After every fault, the invariants of the package hold, and everything comes to rest.
 func TestStorm(t *testing.T) {
 	if !failpoint.Enabled {
 		t.Log("NOT TESTED: death at named points needs -tags=failpoints")

@@ -24,7 +24,7 @@ import (
 	"github.com/sagamill/sagamill/telemetry"
 )
 
-// A nobody is a broker that takes everything.
+// A nobody is a broker that accepts every message.
 type nobody struct{}
 
 func (nobody) PublishBatch(_ context.Context, batch []outbox.Publication) []error {

@@ -58,7 +58,7 @@ func (q question) check(exported map[string]series, asked map[string]bool) (wron
 	return wrong
 }
 
-// What the dashboard and the rules ask for is exported, and what is exported is asked for.
+// The metrics in the dashboard and the rules are the exported metrics.
 func TestWhatIsAskedForIsExported(t *testing.T) {
 	t.Parallel()
 	all := exported(t)

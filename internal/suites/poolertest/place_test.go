@@ -151,7 +151,7 @@ func (p *place) booking(name string) consumer.Step {
 	})
 }
 
-// serve takes requests, each of which starts a saga in its transaction.
+// serve takes requests. Each starts a saga in its transaction.
 func (p *place) serve(plan *saga.Definition[journey]) {
 	p.t.Helper()
 	starter, err := saga.NewStarter(plan, &saga.StarterOptions{Schema: p.schema})

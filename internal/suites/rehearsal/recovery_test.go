@@ -15,7 +15,7 @@ import (
 const sqlMissing = `
 SELECT key FROM orders.customer_order o WHERE NOT EXISTS (SELECT FROM payments.inbox i WHERE i.scope = 'tenant' AND i.key = o.key)`
 
-// sqlGhosts are steps of orders that nobody has placed.
+// sqlGhosts are steps of orders that do not exist.
 const sqlGhosts = `
 SELECT key FROM payments.inbox i WHERE NOT EXISTS (SELECT FROM orders.customer_order o WHERE o.key = i.key)`
 
@@ -80,7 +80,7 @@ func TestRecoveryToAPointInTime(t *testing.T) {
 	d.checkRepeated(t)
 }
 
-// A disaster is that of orders and payments, whose database is lost. The ledger has one of its own.
+// A disaster is the loss of the database of orders and payments. The ledger has another database.
 type disaster struct {
 	server                   *pgservertest.Server
 	orders, payments, ledger *shop
@@ -136,7 +136,7 @@ func (d *disaster) strike(t *testing.T) {
 // checkRecovered looks at what is there, and has it go on.
 func (d *disaster) checkRecovered(t *testing.T) {
 	t.Helper()
-	// What had committed before the restore point is there, and nothing else.
+	// The data that had committed before the restore point is there, and nothing else.
 	d.orders, d.payments = reopen(t, d.orders, d.server), reopen(t, d.payments, d.server)
 	equal(t, "orders", d.orders.orders(t), "a b c d due late")
 	equal(t, "effects of payments", d.payments.effects(t), "a b")

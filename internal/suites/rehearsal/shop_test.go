@@ -128,8 +128,8 @@ type shop struct {
 	lease        time.Duration // of its relay
 }
 
-// A bank belongs to somebody else, and outlives the database. It pays as often as it is told
-// to, and what it is asked it answers.
+// A bank is an external system that outlives the database. It makes every payment that it is asked for,
+// repeated ones too, and answers questions about them.
 type bank struct {
 	paid []string // keys of orders
 	asks bool     // whether who pays here asks first

@@ -138,7 +138,7 @@ func (s *storm) killRelay() {
 
 func (s *storm) retireRelay() { s.take(s.active()).retire(s.T) }
 
-// retireAll leaves nobody to publish.
+// retireAll ends all relays, so that none publishes.
 func (s *storm) retireAll() {
 	for len(s.relays) > 0 {
 		s.take(s.relays[0]).retire(s.T)
@@ -182,8 +182,7 @@ func (s *storm) deleteExchange() {
 	})
 }
 
-// addTopic has messages written, in this round, to a topic that nobody has
-// declared.
+// addTopic has the writers write, in this round, to a topic that is not declared.
 func (s *storm) addTopic() {
 	s.topic = fmt.Sprint("late", len(s.licences))
 	s.addKeys(s.topic)

@@ -36,12 +36,11 @@ const (
 	databaseAway = 50 * time.Millisecond // pause before a writer tries again
 )
 
-// A key has its versions counted in a row of its own, whose lock is what makes
-// its writers take turns.
+// A key counts its versions in a row, whose lock makes its writers take turns.
 type key struct{ name, topic string }
 
-// A load is the writers, which know the outcome of each of their transactions,
-// whatever becomes of the server.
+// A load is the writers. They know the outcome of each of their transactions, also after faults of the
+// server.
 type load struct {
 	db      *pgxpool.Pool
 	cut     map[pgtest.Loss]*pgxpool.Pool // on which each COMMIT meets with this

@@ -58,12 +58,12 @@ func relayOptions(schema string) *outbox.RelayOptions {
 	}
 }
 
-// A relayConfig is what a relay process is told by its environment.
+// A relayConfig is the configuration of a relay process, in its environment.
 type relayConfig struct {
 	Name, DatabaseURL, AMQPURL, Prefix, Schema, Lock string
 }
 
-// TestMain runs a relay instead of the tests when it is told to.
+// TestMain runs a relay instead of the tests if the environment asks for it.
 func TestMain(m *testing.M) {
 	if text := os.Getenv(relayEnv); text != "" {
 		if err := serveRelay(text); err != nil {
@@ -120,10 +120,9 @@ func serveRelay(text string) error {
 	return proctest.Serve(mux)
 }
 
-// A markedPublisher marks each message with the process that publishes it, a
-// number of its own, and whether another process was publishing at the time: the
-// lock of a file ends with the process that holds it, and not when it is stopped.
-// The file says who held it last.
+// A markedPublisher marks each message with its process, a unique number, and whether another process was
+// publishing at the time. The lock of a file shows that: it ends with the process that holds it, and not when
+// that is stopped. The file names its last holder.
 type markedPublisher struct {
 	to   outbox.Publisher
 	name string

@@ -172,8 +172,7 @@ func (s *storm) draw() []fault {
 	return all[:*flagRounds]
 }
 
-// withFewPoints returns faults without most deaths at a point, for each of which the
-// package outbox has a test.
+// withFewPoints returns faults without most deaths at a point. The package outbox tests each of those.
 func withFewPoints(faults []fault) []fault {
 	left := somePoints
 	return slices.DeleteFunc(faults, func(f fault) bool {
@@ -318,7 +317,7 @@ func await(t *testing.T, what string, limit time.Duration, done func() bool) {
 	}
 }
 
-// outbox returns the counts, none of which is 0 while the database is away.
+// outbox returns the counts. While the database is away, no count is 0.
 func (s *storm) outbox() outbox.Stats {
 	stats, err := s.reader.Stats(s.Context())
 	if err != nil {
@@ -396,8 +395,7 @@ func (s *storm) addKeys(topic string) {
 
 func (s *storm) anyTopic() string { return fmt.Sprint("t", s.rng.IntN(topics)) }
 
-// declareTopic declares the exchange, the queue and the binding of the fault's
-// topic, whatever of it there is.
+// declareTopic declares the exchange, the queue and the binding of the fault's topic. Some of them may exist.
 func (s *storm) declareTopic() {
 	s.Helper()
 	if err := rabbitmq.DeclareTopology(s.Context(), s.topology, s.topic); err != nil {
@@ -405,7 +403,7 @@ func (s *storm) declareTopic() {
 	}
 }
 
-// administer does something on a channel of its own.
+// administer calls do with a channel of a new connection.
 func (s *storm) administer(what string, do func(*amqp.Channel) error) {
 	s.Helper()
 	connection, err := amqp.Dial(s.node.URL())

@@ -38,8 +38,8 @@ func TestAMessageOverTheLimitOfNATSIsRefused(t *testing.T) {
 	}
 }
 
-// What a subscriber has handed over when it is closed, and nobody has acked,
-// comes again to another one of the service.
+// Messages that a closed subscriber has handed over without an ack are redelivered to another subscriber of
+// the service.
 func TestAClosedSubscriberLosesNothing(t *testing.T) {
 	t.Parallel()
 	onEachServer(t, func(t *testing.T, b remote) {

@@ -86,9 +86,9 @@ func (p *stuck) Publish(topic string, messages ...*message.Message) error {
 	return p.Publisher.Publish(topic, messages...)
 }
 
-// What is committed arrives with all that it was written with, in order for each
-// key, although the first relay is stopped over calls that hang, another one goes
-// on, and those calls get through after all; what is rolled back never arrives.
+// A committed message arrives complete, in order for each key. That holds although the first relay is stopped
+// during calls that hang, another relay goes on, and those calls get through after all. A message that was
+// rolled back never arrives.
 func TestEveryCommittedMessageArrivesInOrder(t *testing.T) {
 	t.Parallel()
 	onEachBroker(t, func(t *testing.T, b broker) {

@@ -35,7 +35,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// A service has an outbox of its own.
+// A service has a private outbox.
 type service struct {
 	pool   *pgxpool.Pool
 	schema string

@@ -31,8 +31,7 @@ func (p twice) Publish(topic string, messages ...*message.Message) error {
 	return nil
 }
 
-// byTopic subscribes to each topic with a subscriber of its own, and counts what
-// is acked.
+// byTopic subscribes to each topic with a separate subscriber, and counts the acked messages.
 type byTopic struct {
 	subscriber func(topic string) message.Subscriber
 	acked      atomic.Int64

@@ -115,8 +115,8 @@ func TestWhatARoleIsNotGrantedIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever the grants, nobody but the owner forges a row of the journal, changes one or
-// removes one, and nobody but an operator writes one.
+// Even with all grants, only the owner can change or remove a row of the journal, or forge one, and only an
+// operator can write one.
 func TestTheJournalCannotBeForged(t *testing.T) {
 	t.Parallel()
 	f := &forge{world: newWorld(t)}
@@ -185,8 +185,8 @@ var outside = []string{
 	"SELECT pg_create_physical_replication_slot('mine')",
 }
 
-// Nobody gets at another service's schema, at business tables that were not granted, at
-// another role, or at the server.
+// No role has access to another service's schema, to business tables without a grant, to another role, or to
+// the server.
 func TestNoRoleLeavesItsSchema(t *testing.T) {
 	t.Parallel()
 	f := &forge{world: newWorld(t)}

@@ -48,8 +48,8 @@ const sqlPublish = `
 INSERT INTO {schema}.outbox_cursor_0 (epoch, seq, from_snapshot, last_id)
 SELECT epoch, 1, pg_current_snapshot()::text, 0 FROM {schema}.outbox_relay WHERE $1 <> '' ON CONFLICT DO NOTHING`
 
-// prepare has, as the superuser, things go wrong: messages of steps, named after key, that
-// are dead or fail, messages of the outbox that are refused, and sagas that nobody answers.
+// prepare makes failures, as the superuser: messages of steps, named after key, that are dead or fail,
+// messages of the outbox that are refused, and sagas without replies.
 func (w *world) prepare(ctx context.Context, key string) error {
 	var never atomic.Bool
 	all := steps(&never)
@@ -246,7 +246,7 @@ func decide(ctx context.Context, w *world, key string) error {
 	return done("show", len(timeline.Journal) == 2, err)
 }
 
-// readJournal sees what was done, by whom it was.
+// readJournal checks the entries of the journal, and who made them.
 func readJournal(ctx context.Context, w *world, key string) error {
 	all, err := operator.ReadJournal(ctx, w.pools["operator"], &operator.Options{Schema: w.Schema}, time.Time{}, 0, 100)
 	return done("journal", len(all) >= 9 && all[0].Verb == "replay" && all[0].By == all[0].DBUser, err)

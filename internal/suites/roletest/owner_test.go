@@ -105,8 +105,8 @@ func (i *installation) deploy(t *testing.T) string {
 	return login
 }
 
-// An installation that exists goes over to its owner, by whom it was made: a role that is no
-// superuser. Whoever is the owner migrates from then on, and needs no right on the database.
+// The creator of an existing installation, a role that is not a superuser, hands it over to the owner role.
+// From then on the owner migrates, and needs no right on the database.
 func TestOwnershipMoves(t *testing.T) {
 	t.Parallel()
 	i := newInstallation(t)
@@ -154,8 +154,8 @@ func TestOwnershipMoves(t *testing.T) {
 	}
 }
 
-// psql runs it, as often as one likes, and afterwards the rights are what it says: what
-// somebody had added to them is gone.
+// psql runs the SQL any number of times. Afterwards the rights are those of the SQL: rights that were added
+// meanwhile are gone.
 func TestTheRolesAreWhatIsPrinted(t *testing.T) {
 	t.Parallel()
 	i := newInstallation(t)
@@ -191,7 +191,7 @@ func (i *installation) psql(t *testing.T) {
 	}
 }
 
-// What cannot be right is refused, and has changed nothing.
+// Invalid input is refused, and changes nothing.
 func TestRolesAreRefused(t *testing.T) {
 	t.Parallel()
 	i := newInstallation(t)
@@ -225,7 +225,7 @@ func TestRolesAreRefused(t *testing.T) {
 	}
 }
 
-// Who runs it the first time may be a member of the roles, as who has made them is since
+// The role that runs the SQL the first time may be a member of the roles, as their creator is since
 // PostgreSQL 16.
 func TestWhoMadeTheRolesIsTheirMember(t *testing.T) {
 	t.Parallel()

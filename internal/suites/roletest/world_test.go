@@ -37,8 +37,7 @@ type world struct {
 	stop context.CancelCauseFunc // ends the scenario that runs
 }
 
-// sqlCreateBusiness makes what handlers write to. It is no part of the roles: a service
-// grants it.
+// sqlCreateBusiness makes the tables of handlers. They are not part of the roles: a service grants them.
 const sqlCreateBusiness = `
 CREATE SCHEMA business;
 CREATE TABLE business.effect (key text, what text);
@@ -67,8 +66,8 @@ func (w *world) deny(err error) {
 	}
 }
 
-// A scenario is all that the processes of a role do, under a key of its own. It returns what
-// they could not do.
+// A scenario does all the work of the processes of a role, under a unique key. It returns the operations that
+// were denied.
 type scenario func(ctx context.Context, w *world, key string) error
 
 // run returns why a scenario has not come to its end: the first right that was missing, if
@@ -134,7 +133,7 @@ func denied(err error) bool {
 
 func (w *world) bind(statement string) string { return sqlschema.Bind(w.Schema, statement) }
 
-// admin runs a statement as the superuser, whom nothing is denied.
+// admin runs a statement as the superuser, who has all rights.
 func (w *world) admin(ctx context.Context, statement string, args ...any) error {
 	_, err := w.Admin.Exec(ctx, w.bind(statement), args...)
 	return err

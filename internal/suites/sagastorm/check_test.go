@@ -24,7 +24,7 @@ type effect struct {
 	Key, N, Step, Kind string
 }
 
-// A deed is one attempt at one step, of which there are effects.
+// A deed is one attempt at one step that has effects.
 type deed struct{ n, step string }
 
 // An account is what was done for a key.

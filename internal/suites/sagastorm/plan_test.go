@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// What a step comes to; by default it is done at once.
+// The outcomes of a step. By default it is done at once.
 const (
 	reject   = "reject"   // says no
 	once     = "once"     // says no to the first attempt
@@ -33,7 +33,7 @@ type job struct {
 	Done []string          `json:"done"`
 }
 
-// A command is what a participant is told.
+// A command is the body of a message to a participant.
 type command struct {
 	End string `json:"end"`
 }

@@ -38,10 +38,10 @@ const (
 	participant  = "participant"
 )
 
-// A processConfig is what a process is told by its environment.
+// A processConfig is the configuration of a process, in its environment.
 type processConfig struct{ Role, Database, AMQP, Prefix, Schema string }
 
-// TestMain runs a process instead of the tests when it is told to.
+// TestMain runs a process instead of the tests if the environment asks for it.
 func TestMain(m *testing.M) {
 	if text := os.Getenv(processEnv); text != "" {
 		if err := serve(text); err != nil {

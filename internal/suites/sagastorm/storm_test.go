@@ -262,8 +262,8 @@ func (s *storm) expire() {
 	s.exec("UPDATE " + s.config.Schema + ".parked SET due_at = clock_timestamp() WHERE state = 'retrying'")
 }
 
-// Whatever strikes, every saga ends as its steps come to, and what was done is what
-// the machine says.
+// After every fault, every saga ends with the outcomes of its steps, and the effects match the state of the
+// machine.
 func TestStorm(t *testing.T) {
 	if !failpoint.Enabled {
 		t.Log("NOT TESTED: death at named points needs -tags=failpoints")

@@ -22,7 +22,7 @@ import (
 // patience bounds what must come about, on a machine that has a lot else to do.
 const patience = 2 * time.Minute
 
-// What differs from reader to reader.
+// The parts that differ from reader to reader.
 const (
 	address = "127.0.0.1:8088" // in which the port is another here
 	prefix  = `Prefix: "shop."`
@@ -32,7 +32,7 @@ const (
 
 var uuid = regexp.MustCompile(`[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// Whoever does what the tutorial says gets what it says.
+// A reader who follows the tutorial gets its results.
 func TestTutorial(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs("../../..")
@@ -106,7 +106,7 @@ func (r *reader) removeQueues() {
 	rabbittest.Delete(r.t, queues, exchanges)
 }
 
-// do does what a block says. want is what its command must print; empty: nobody asks.
+// do does the action of a block. want is the expected output of its command; empty: any output.
 func (r *reader) do(b Block, want string) {
 	r.t.Helper()
 	switch b.Action {

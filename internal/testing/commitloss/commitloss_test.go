@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
-// Whoever judges a run by what was lost must be able to rely on the counts.
+// A test that judges a run by its losses relies on the counts.
 func TestItCountsWhatItLoses(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {

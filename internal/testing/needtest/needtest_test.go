@@ -35,8 +35,7 @@ func ended(test func(testing.TB)) *probe {
 	return p
 }
 
-// What is required does not pass by being absent, a name that was misspelt does not pass as one
-// that is there, and what is skipped is told of.
+// A missing requirement fails the test, and so does a misspelt name. Every skipped test is reported.
 func TestWhatIsMissingIsNoSecret(t *testing.T) {
 	for name, tt := range map[string]struct{ require, failed, skipped, report string }{
 		"nothing is required":    {"", "", "NOT TESTED: no node here", "NOT TESTED: TestProbe: no node here\n"},

@@ -15,7 +15,7 @@ import (
 
 // These tests share the schemas of the process, so they are not parallel.
 
-// lend runs use with a schema as a test of its own would, and returns its name.
+// lend runs use with a schema as a separate test would, and returns its name.
 func lend(t *testing.T, use func(*testing.T, *pgxpool.Pool, string)) (name string) {
 	t.Helper()
 	t.Run("lend", func(t *testing.T) {
@@ -67,7 +67,7 @@ func contents(t *testing.T, pool *pgxpool.Pool, schema string) map[string]string
 	return got
 }
 
-// What a test has written is gone for the next one, and what the migrations wrote is there.
+// The next test finds no rows of an earlier one, and finds the rows of the migrations.
 func TestASpareSchemaIsAsGoodAsNew(t *testing.T) {
 	Schema(t) // keeps spare schemas
 	pool, pristine := NewSchema(t)

@@ -117,8 +117,8 @@ func TestALinkHoldsOneDirection(t *testing.T) {
 	readEnd(t, far)
 }
 
-// What opens a connection while one direction is cut waits, and is sent away when all is
-// mended: its node tries again.
+// A connection that is opened while one direction is cut waits, and is closed when the cut is mended: its
+// node tries again.
 func TestALinkDelaysAConnection(t *testing.T) {
 	t.Parallel()
 	near, far, n, l := join(t)

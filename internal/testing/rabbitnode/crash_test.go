@@ -18,8 +18,8 @@ import (
 const crash = `{ok,Q}=rabbit_amqqueue:lookup({resource,<<"/">>,queue,<<"q">>}),P=amqqueue:get_pid(Q),M=monitor(process,P),
 gen_server2:cast(P,nonsense),receive {'DOWN',M,_,_,_}->ok end,logger:critical("it has failed")`
 
-// What docs/security.md says of the broker's log: a process of it that fails prints the
-// messages that it holds, unless its reports are turned off.
+// A process of the broker that fails prints its messages in the log, unless its reports are turned off.
+// docs/security.md says so.
 func TestABrokerThatFailsPrintsMessages(t *testing.T) {
 	t.Parallel()
 	const secret = "tok_51f0c7"

@@ -34,7 +34,7 @@ func receive[T any](t *testing.T, what string, events <-chan T) (event T) {
 	return event
 }
 
-// publish sends a message that nobody gets.
+// publish sends a message to no queue.
 func publish(t *testing.T, connection *amqp.Connection) {
 	t.Helper()
 	ch, err := connection.Channel()

@@ -26,7 +26,7 @@ func listOf(t *testing.T, source string) []string {
 	return list("m", pkg)
 }
 
-// What breaks a user's code is missing, under the name of what it is about, and nothing else.
+// Exactly the changes that break a user's code are missing, each under the name of the changed thing.
 func TestMissing(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, before, after, want string }{

@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What users, dashboards and other programs depend on changes only together with
-// testdata/frozen.txt: RECORD_FROZEN=1 writes it anew, and its diff is the review.
+// The names that users, dashboards and other programs depend on change only together with
+// testdata/frozen.txt. RECORD_FROZEN=1 writes it anew, and its diff is the review.
 func TestWhatIsFrozenHasNotChanged(t *testing.T) {
 	t.Parallel()
 	const recorded = "testdata/frozen.txt"

@@ -13,7 +13,7 @@ import (
 // bugsPlanted is how many bugs the list of mutants has. A bug may be added; none may be lost.
 const bugsPlanted = 13
 
-// relayTargets is a module of its own, whose tests docs/guarantees.md names as well.
+// relayTargets is a separate module. docs/guarantees.md names its tests as well.
 const relayTargets = "internal/suites/relaytargets"
 
 // allTests are the tests that documents may name, with their packages.

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What README.md shows is what is compiled.
+// The service in README.md is the compiled one.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))

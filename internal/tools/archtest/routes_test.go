@@ -2,7 +2,7 @@ package archtest
 
 import "testing"
 
-// Over HTTP nobody reads or changes a saga without a principal.
+// Over HTTP, a saga can be read or changed only with a principal.
 func TestRoutes(t *testing.T) {
 	t.Parallel()
 	all, err := parseModule(root)

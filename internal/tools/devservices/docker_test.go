@@ -56,8 +56,7 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// The client binary without an engine is no docker: nothing is started with it
-// and nothing is said.
+// A client binary without an engine does not count as docker: the way is skipped without a message.
 func TestComposeWithoutEngine(t *testing.T) {
 	t.Parallel()
 	c, calls := fakeDocker(t, "exit 1")

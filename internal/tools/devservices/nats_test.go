@@ -57,7 +57,7 @@ func TestNoNATS(t *testing.T) {
 	}
 }
 
-// What answers at the port may be something else, or of no use.
+// The server at the port may be another program, or unusable.
 func TestProbeNATSRefusesOthers(t *testing.T) {
 	t.Parallel()
 	for greeting, want := range map[string]string{

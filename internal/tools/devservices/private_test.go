@@ -156,8 +156,8 @@ func password(u *url.URL) string {
 	return p
 }
 
-// checkOwnDatabase checks that the run gets a database and gives it back,
-// although somebody is still connected.
+// checkOwnDatabase checks that the run gets a database and gives it back, even if a client is still
+// connected.
 func checkOwnDatabase(t *testing.T, r *run, dsn string) {
 	t.Helper()
 	before := len(r.undo)

@@ -39,7 +39,7 @@ func TestPrivateRedis(t *testing.T) {
 			t.Errorf("%s = %q, want %q", name, got, want)
 		}
 	}
-	// A replica is no use, and says so.
+	// A replica is refused, with the reason.
 	if err := client.ReplicaOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What spin 6.5.2 prints.
+// Output of spin 6.5.2.
 const (
 	cleanOutput = `
 (Spin Version 6.5.2 -- 6 December 2019)

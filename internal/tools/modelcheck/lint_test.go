@@ -17,7 +17,7 @@ func TestListAndModelsAgree(t *testing.T) {
 	}
 }
 
-// What lint is for: each of these would otherwise pass for a bug that was found or a property that holds.
+// Mistakes that would otherwise pass for a bug that was found, or for a property that holds.
 func TestLintFindsWhatDoesNotAgree(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, file, old, new, want string }{

@@ -89,8 +89,8 @@ func bug() mutate.Mutant {
 	return m
 }
 
-// A mutant is killed by a test that fails, and by nothing else; verdicts are told in
-// the order of the list; and the tree is as it was.
+// Only a test that fails kills a mutant. Verdicts are printed in the order of the list, and the tree stays as
+// it was.
 func TestMutantsAreJudged(t *testing.T) {
 	t.Parallel()
 	root := smallModule(t)
@@ -154,7 +154,7 @@ func TestAllAreKilled(t *testing.T) {
 	}
 }
 
-// A list whose lines are gone is told as a whole, and nothing is run.
+// All mutants whose lines are gone are reported at once, and nothing is run.
 func TestAListThatIsOutOfDate(t *testing.T) {
 	t.Parallel()
 	gone, moved := mutant("TestSees"), mutant("TestSees")
