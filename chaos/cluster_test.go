@@ -26,8 +26,7 @@ func TestOfCluster(t *testing.T) {
 	}
 }
 
-// TestJudgeCluster has the exit codes: an invariant counts in each run, a goal in a whole
-// one.
+// TestJudgeCluster checks the exit codes: an invariant counts in each run, a goal only in a whole run.
 func TestJudgeCluster(t *testing.T) {
 	t.Parallel()
 	late := cluster.Row{OfRed: true}

@@ -31,9 +31,9 @@
 //	            sync takes a millisecond more
 //	latency     from when a start was due until the last step's commit is answered, by
 //	            the clock of the process, at two loads: half of the capacity of the
-//	            slowest kind, which all of them bear, so that they can be compared; and
-//	            half of a kind's own. A workflow is over when its caller is told so, which
-//	            takes DBOS one commit more
+//	            slowest kind, which all kinds sustain, so that they can be compared; and
+//	            half of a kind's own. A workflow is over when its caller has the result, for
+//	            which DBOS needs one more commit
 //
 // The last lines are one for each target: target NAME VALUE GOAL ok|short. The
 // exit status is 0 if some are short: a busy machine is no reason to fail a build.

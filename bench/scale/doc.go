@@ -5,7 +5,7 @@
 //	               message is recorded as handled, writes one business row and one follow-up
 //	lanes          one such process whose consumer has 1, 2 and 4 lanes
 //	outboxes       1, 2 and 4 outboxes, schemas of one database, each with a relay in a
-//	               process of its own; all publish to one quorum queue
+//	               separate process; all publish to one quorum queue
 //	relay-lanes    one outbox whose relay has 1, 2 and 4 lanes
 //	relay-standby  one outbox with 1, 2 and 4 relays, of which one is active
 //	sagas          1, 2 and 4 processes, each with the relays and consumers of three services

@@ -50,7 +50,7 @@ func serveJob(ctx context.Context, text string) error {
 	telling.Go(func() { d.tellDone(ctx) })
 	err := do(d, ctx)
 	if ctx.Err() == nil {
-		err = errors.Join(errors.New("the work has ended by itself"), err)
+		err = errors.Join(errors.New("the work ended before standard input"), err)
 	}
 	cancel()
 	telling.Wait()

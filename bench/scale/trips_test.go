@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// What is written in pieces and answered in pieces is one round trip; what comes
-// unasked is none.
+// A request and a response in several pieces are one round trip; unrequested data are none.
 func TestTripsAreCounted(t *testing.T) {
 	t.Parallel()
 	here, there := net.Pipe()

@@ -59,7 +59,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// names are the full paths of all faults of a plan.
+// names returns the full paths of all faults of a plan.
 func names(t *testing.T, o *Options) (all []string) {
 	t.Helper()
 	plans, err := planStages(o)
@@ -102,7 +102,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// ignoreOrdered are all faults of quorum queues, on keys with an order.
+// ignoreOrdered returns all faults of quorum queues, on keys with an order.
 func ignoreOrdered() (all []string) {
 	for _, name := range ofQuorum {
 		all = append(all, "ignore/ordered/"+name)
@@ -110,7 +110,7 @@ func ignoreOrdered() (all []string) {
 	return all
 }
 
-// TestLater has all faults of quorum queues strike keys with an order, if there is the time.
+// TestLater checks that all faults of quorum queues strike keys with an order, if time permits.
 func TestLater(t *testing.T) {
 	t.Parallel()
 	plans, err := planStages(parse(t, ""))
@@ -123,7 +123,7 @@ func TestLater(t *testing.T) {
 	}
 }
 
-// TestEachFaultStrikes has a whole run without a choice.
+// TestEachFaultStrikes checks a whole run without a selection.
 func TestEachFaultStrikes(t *testing.T) {
 	t.Parallel()
 	struck := strings.Join(names(t, parse(t, "")), " ")
@@ -134,7 +134,7 @@ func TestEachFaultStrikes(t *testing.T) {
 	}
 }
 
-// TestShare has both kinds of quorum queues get the same number of orders.
+// TestShare checks that both kinds of quorum queues get the same number of orders.
 func TestShare(t *testing.T) {
 	t.Parallel()
 	const orders = 220_000

@@ -21,8 +21,8 @@ func good() *Report {
 	return &Report{Options: Options{Orders: 100}, Outcomes: []*Outcome{o}}
 }
 
-// TestVerdict plants what a run must not pass with: the name of the target that is short,
-// and whether that is an invariant.
+// TestVerdict plants violations that a run must not pass with. Each has the name of the missed target, and
+// whether that is an invariant.
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

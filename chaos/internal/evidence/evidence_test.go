@@ -17,9 +17,9 @@ import (
 
 const drainTimeout = 3 * time.Minute
 
-// All of it without any fault: what the load begins ends as its kind says, each poison is a dead
-// letter of each service that got it, and no sample finds anything wrong. Copies are published
-// as a relay does it, and however often the whole history is published again, nothing changes.
+// TestARunWithoutFaults runs all parts without any fault. Each saga of the load ends as its kind requires. Each
+// poison is a dead letter of each service that got it, and no sample finds a contradiction. Copies are
+// published as a relay publishes them. Publishing the whole history again changes nothing, however often.
 //
 // The parts build on each other.
 func TestARunWithoutFaults(t *testing.T) {
@@ -52,7 +52,7 @@ type trial struct {
 	now   func() record.At
 }
 
-// run lets load, injector and sampler run together.
+// run runs load, injector and sampler together.
 func (r *trial) run(t *testing.T) {
 	t.Helper()
 	o := record.Options{Storm: 4 * time.Second, Sagas: 200, Clients: 16, Trips: 40}
@@ -104,7 +104,7 @@ func (r *trial) run(t *testing.T) {
 	})
 }
 
-// checkSessions has a session show a secret: a sample tells.
+// checkSessions makes a session show a secret, which a sample must report.
 func (r *trial) checkSessions(t *testing.T) {
 	t.Helper()
 	s := &Sampler{opts: SamplerOptions{DB: r.db}}
@@ -197,7 +197,7 @@ func rows[T any](t *testing.T, dir, name string) []T {
 	return all
 }
 
-// checkOps compares what clients were answered with what became of their sagas.
+// checkOps compares the clients' answers with the states of their sagas.
 func checkOps(t *testing.T, dir string) {
 	t.Helper()
 	type ended struct{ ID, Status, Reason string }
@@ -240,7 +240,7 @@ func checkOps(t *testing.T, dir string) {
 	}
 }
 
-// checkPoison compares dead letters with what was injected, both ways.
+// checkPoison compares dead letters with injected poison, both ways.
 func checkPoison(t *testing.T, dir string) {
 	t.Helper()
 	type letter struct {

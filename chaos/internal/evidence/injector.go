@@ -292,7 +292,7 @@ func listened(ctx context.Context, db *pgxpool.Pool, messages []stored) (all []p
 		}
 	}
 	if err := db.SendBatch(ctx, batch).Close(); err != nil {
-		return nil, fmt.Errorf("evidence: who has had messages: %w", err)
+		return nil, fmt.Errorf("evidence: read the inboxes of the listeners: %w", err)
 	}
 	for i, m := range messages {
 		if n := len(listening(m.Topic, m.Type)); n > 0 && had[i] == n {

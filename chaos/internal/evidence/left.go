@@ -101,7 +101,7 @@ func countOpen(ctx context.Context, db *pgxpool.Pool) (left []string, err error)
 		})
 	}
 	if err := db.SendBatch(ctx, batch).Close(); err != nil {
-		return nil, fmt.Errorf("evidence: what is left: %w", err)
+		return nil, fmt.Errorf("evidence: count the unfinished work: %w", err)
 	}
 	return left, nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// A probe gets a copy of everything that is published.
+// A probe gets a copy of every published message.
 type probe struct {
 	mu     sync.Mutex
 	copies map[string][]amqp.Delivery // by message id
@@ -60,8 +60,8 @@ func (s *site) probe(t *testing.T) *probe {
 	return p
 }
 
-// check compares what relays have published with what Injector and Replay have: every message of
-// the run came from its relay and from two replays at least, and always the same.
+// check compares the messages of relays with those of Injector and ReplayHistory. Every message of the run came
+// from its relay and from two replays at least, and was always the same.
 func (p *probe) check(t *testing.T, dir string) {
 	t.Helper()
 	p.mu.Lock()
@@ -85,7 +85,7 @@ func (p *probe) check(t *testing.T, dir string) {
 	}
 }
 
-// keepHistory keeps the relays, which were not told to keep anything, from emptying their logs.
+// keepHistory prevents the relays, which have no Retention, from emptying their logs.
 func (s *site) keepHistory(t *testing.T) {
 	t.Helper()
 	conn, err := s.db.Acquire(t.Context())

@@ -74,7 +74,7 @@ func ReplayHistory(ctx context.Context, db *pgxpool.Pool, b Broker, o ReplayOpti
 		return n, err
 	}
 	if left := AwaitDrained(ctx, db, b); len(left) > 0 {
-		return n, fmt.Errorf("evidence: %d messages were published again, and this is left: %q", n, left)
+		return n, fmt.Errorf("evidence: %d messages were published again; unfinished work: %q", n, left)
 	}
 	return n, nil
 }

@@ -30,7 +30,7 @@ func RecordFinal(ctx context.Context, db *pgxpool.Pool, b Broker, into *record.F
 		err := db.QueryRow(ctx, sqlRest).Scan(&into.Connections, &into.IdleInTx, &into.Locks)
 		return into.Connections + into.IdleInTx + into.Locks, err
 	}); err != nil {
-		return fmt.Errorf("evidence: what is left in the database: %w", err)
+		return fmt.Errorf("evidence: count the rest in the database: %w", err)
 	}
 	if b.Connections != nil {
 		if err := untilNone(ctx, func() (_ int, err error) {

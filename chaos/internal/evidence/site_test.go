@@ -24,7 +24,7 @@ import (
 
 const startTimeout = 60 * time.Second
 
-// A site is both examples, a process each, on a database and in namespaces of the test's own.
+// A site runs both examples, one process of each service, on a separate database and in separate namespaces.
 type site struct {
 	db     *pgxpool.Pool
 	broker Broker
@@ -73,7 +73,7 @@ func startProcess(t *testing.T, database, program string, args ...string) string
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it has no part in what the test is about
+		_ = cmd.Process.Kill() // the end is not under test
 		_ = cmd.Wait()
 		if t.Failed() {
 			t.Logf("%s:\n%s", filepath.Base(program), out.Bytes()[max(0, out.Len()-4096):])

@@ -13,8 +13,8 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// checkWitness plants what no service does. Each statement that has committed is told, row by row and
-// whatever it has changed; what was rolled back is not.
+// checkWitness plants statements that no service executes. Each committed one is recorded row by row, even if
+// it changed no value; a rolled-back one is not.
 func (s *site) checkWitness(t *testing.T) {
 	t.Helper()
 	const ledger = "INSERT INTO payment_gateway.ledger (kind, key, order_id, amount) SELECT 'charge', 'k', $1, 7 FROM generate_series(1, 2)"
@@ -74,7 +74,7 @@ func (s *site) effects(t *testing.T) string {
 	return effects
 }
 
-// checkUnbalanced has a sample find the two charges that nobody has ordered.
+// checkUnbalanced plants two charges without an order, which a sample must find.
 func (s *site) checkUnbalanced(t *testing.T) {
 	t.Helper()
 	sampler := &Sampler{opts: SamplerOptions{DB: s.db, Broker: s.broker, Now: func() record.At { return 0 }}, gauge: gauge{broker: s.broker}}
@@ -89,7 +89,7 @@ func (s *site) checkUnbalanced(t *testing.T) {
 	}
 }
 
-// checkLeft takes away what a service has done.
+// checkLeft removes rows that a service has written, which then count as unfinished work.
 func (s *site) checkLeft(t *testing.T) {
 	t.Helper()
 	look := func(what string, want int) {
@@ -113,7 +113,7 @@ func (s *site) checkLeft(t *testing.T) {
 	}
 	look("without a row of an inbox", 1)
 	s.exec(t, "UPDATE order_service.orders SET status = 'paid' WHERE id = (SELECT id FROM order_service.orders LIMIT 1)")
-	look("with an order that has not ended", 1) // and the rest is not asked
+	look("with an order that has not ended", 1) // later checks are skipped
 }
 
 // read returns the first message of a topic.

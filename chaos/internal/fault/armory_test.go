@@ -11,8 +11,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// A life has room for one action at each point, and for one end; in its turn each
-// strike comes first.
+// A life has room for one action at each point, and for one kill or stop. Each strike comes first in its turn.
 func TestWhatIsMissingIsArmed(t *testing.T) {
 	t.Parallel()
 	missing := []string{"effect/after-call=error", "effect/after-call=kill", "effect/before-call=stop", "effect/after-claim=delay"}
@@ -28,8 +27,8 @@ func TestWhatIsMissingIsArmed(t *testing.T) {
 	}
 }
 
-// Late, processes are armed with what has not struck and where they come to, and with
-// nothing else; those that cannot strike any of it are armed by the seed.
+// In the late phase, processes are armed only with missing strikes that they reach. Those that cannot strike
+// any of them are armed by the seed.
 func TestALateArmoryArmsWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	log := filepath.Join(t.TempDir(), "log")
@@ -56,8 +55,7 @@ func TestALateArmoryArmsWhatIsMissing(t *testing.T) {
 	}
 }
 
-// A process is not killed before it has worked, and one that is armed with what is
-// missing has more time.
+// A process is not killed before it has worked. One armed with a missing strike has more time.
 func TestAnEncoreLetsProcessesWork(t *testing.T) {
 	t.Parallel()
 	missing := []string{"effect/after-call=kill"}
@@ -79,8 +77,7 @@ func TestAnEncoreLetsProcessesWork(t *testing.T) {
 	}
 }
 
-// A fault that met nobody, could not be done, or struck while nobody was at work has
-// met nobody yet.
+// A fault is repeated if it had no hits, failed, or struck while no request was under way.
 func TestAFaultThatMetNobodyIsRepeated(t *testing.T) {
 	t.Parallel()
 	a := NewArmory(1, filepath.Join(t.TempDir(), "log"))

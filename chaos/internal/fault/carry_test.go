@@ -65,8 +65,8 @@ func openSite(t *testing.T) (*site.Site, *journal) {
 	return s, j
 }
 
-// each is a plan with every fault once, but for the broker's own boots, which take
-// longest: a brief storm has them as well.
+// each returns a plan with every fault once, except the broker's restarts, which take longest: a brief storm
+// has them as well.
 func each() (plan []record.Planned) {
 	const apart = 300 * time.Millisecond
 	r := randomStream(1, faultStream)
@@ -83,7 +83,7 @@ func each() (plan []record.Planned) {
 	return plan
 }
 
-// Every fault can be done to a real site, and what it has done can be healed.
+// Every fault can be carried out on a real site, and healed.
 func TestEveryFaultIsCarriedOutAndHealed(t *testing.T) {
 	t.Parallel()
 	s, j := openSite(t)
@@ -124,8 +124,8 @@ func TestEveryFaultIsCarriedOutAndHealed(t *testing.T) {
 	}
 }
 
-// ordersOutliveTheirQueue deletes the queue of the payment services while it holds
-// orders, and while services that hang have more of them in their hands.
+// ordersOutliveTheirQueue deletes the queue of the payment services while it holds orders, and while suspended
+// services hold more of them unacked.
 func ordersOutliveTheirQueue(t *testing.T, s *site.Site) {
 	t.Helper()
 	payments := []string{"payment-1", "payment-2"}
@@ -181,7 +181,7 @@ func placeOrder(t *testing.T, url, key string) {
 	}
 }
 
-// ready returns how many messages of a queue nobody has in hand.
+// ready returns how many messages of a queue are not delivered.
 func ready(t *testing.T, s *site.Site, queue string) int {
 	t.Helper()
 	connection, err := amqp.Dial(s.AMQPURL())
@@ -200,7 +200,7 @@ func ready(t *testing.T, s *site.Site, queue string) int {
 	return q.Messages
 }
 
-// await waits until something is so.
+// await waits until done returns true.
 func await(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	const patience = 2 * time.Minute
@@ -216,7 +216,7 @@ func await(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// A plan that somebody has misspelt is not half carried out.
+// A plan with a misspelt fault is refused as a whole.
 func TestCarryRefusesWhatItDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	if err := CarryOut(t.Context(), nil, []record.Planned{{Fault: "earthquake"}}, nil); err == nil || !strings.Contains(err.Error(), "earthquake") {

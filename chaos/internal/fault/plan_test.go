@@ -137,13 +137,13 @@ func TestFusesAreAFunctionOfTheSeed(t *testing.T) {
 	}
 }
 
-// Each action of each point comes up several times in the short form by the seed alone.
-// Not every fuse burns down before its process dies: the armory sees to the rest.
+// By the seed alone, each action of each point is armed several times in the short form. Not every fuse strikes
+// before its process dies: the armory arms the missing ones.
 func TestFusesReachEveryPoint(t *testing.T) {
 	t.Parallel()
 	const (
 		starts = 50 // of a process, in the short form
-		least  = 2  // what has not struck by half of the run is armed besides
+		least  = 2  // the armory adds missing strikes in the late phase
 	)
 	for seed := range uint64(3) {
 		fuses, armed, total := map[string]int{}, 0, 0
@@ -171,7 +171,7 @@ func TestFusesReachEveryPoint(t *testing.T) {
 	}
 }
 
-// A point that is new is either one that processes come to, or it is known why not.
+// Every failpoint is either in points or in unreached, so a new one must be classified.
 func TestEveryPointIsThoughtOf(t *testing.T) {
 	t.Parallel()
 	for _, p := range failpoint.Points() {

@@ -103,7 +103,7 @@ func (c *carrier) deleteTopology(p *record.Planned, strike func(site.Topic, *amq
 		return failedOutcome(err)
 	}
 	if len(t.Steps) == 0 && (p.Fault == QueueDelete || len(t.Services) > 1) {
-		return failedOutcome(fmt.Errorf("fault: nobody could tell what is lost if the queues of %s are deleted", t.Name))
+		return failedOutcome(fmt.Errorf("fault: the queues of %s must not be deleted: no inbox shows which messages are lost", t.Name))
 	}
 	defer c.site.BeginTrouble()()
 	ctx, cancel := c.finishContext()

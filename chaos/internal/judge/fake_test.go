@@ -13,8 +13,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// A fake is a run that never was: everything that a directory holds, to be spoilt by a
-// test.
+// A fake is an invented run: the whole content of a directory, which a test can spoil.
 type fake struct {
 	run      record.Run
 	events   []record.Event
@@ -31,7 +30,7 @@ type fake struct {
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// good returns a run in which all is well: an order of each end, and a trip.
+// good returns a run without any violation: an order with each final status, and a trip.
 func good() *fake {
 	f := &fake{
 		run: record.Run{
@@ -95,7 +94,7 @@ func id(n int) string { return fmt.Sprintf("00000000-0000-7000-8000-%012d", n) }
 
 func (f *fake) at(d time.Duration) time.Time { return epoch.Add(d) }
 
-// change adds what a trigger saw.
+// change adds a Change.
 func (f *fake) change(d time.Duration, table, op, saga, key, state, what string) {
 	n := int64(len(f.changes) + 1)
 	f.changes = append(f.changes, record.Change{Seq: n, At: f.at(d), Tx: uint64(n), Table: table, Op: op, Saga: saga, Key: key, State: state, What: what})
@@ -124,7 +123,7 @@ func (f *fake) send(d time.Duration, from, topic, k, n, to, step, state string) 
 	f.row(to+".inbox", map[string]any{"scope": "t1", "key": k, "step": step, "n": n, "state": state, "attempts": 1})
 }
 
-// undo adds the message that has the last inbox row of a step compensated.
+// undo adds the message that changes the last inbox row of a step to compensated.
 func (f *fake) undo(d time.Duration, from, topic, k, n, to, step string) {
 	f.send(d, from, topic, k, n, "", step, "")
 	f.change(d+time.Second, to+".inbox", "UPDATE", n, strings.Join([]string{"t1", k, step, n}, "|"), compensated, "attempts 1 undo 1")
@@ -135,7 +134,7 @@ func (f *fake) undo(d time.Duration, from, topic, k, n, to, step string) {
 	}
 }
 
-// order adds one that is completed, or one that cannot be shipped.
+// order adds an order that is completed, or one that cannot be shipped.
 func (f *fake) order(n int, status string) {
 	id, k, d := id(n), fmt.Sprint("order:", n), time.Duration(n)*10*time.Second
 	mark := strings.ReplaceAll(id, "-", "")
@@ -182,7 +181,7 @@ func (f *fake) rowOnly(schema, k, n, step string, d time.Duration) {
 	f.row(schema+".inbox", map[string]any{"scope": "t1", "key": k, "step": step, "n": n, "state": "done", "attempts": 1})
 }
 
-// trip adds one that is completed, or whose hotel is sold out.
+// trip adds a trip that is completed, or one whose hotel is sold out.
 func (f *fake) trip(n int, status string) {
 	id, k, d := id(n), fmt.Sprint("trip:", n), time.Duration(n)*10*time.Second
 	f.post(d, record.Trip, "kind of "+status, status, k, id, "r"+k, false)
@@ -225,7 +224,7 @@ func (f *fake) trip(n int, status string) {
 	f.row("trip_service.saga", map[string]any{"scope": "t1", "key": k, "path": "", "id": id, "root": id, "status": status, "revision": revision})
 }
 
-// compensateFirst has the trip that was to complete undone, for a reason.
+// compensateFirst makes the trip that was to complete end compensated, for a reason.
 func (f *fake) compensateFirst(reason string) {
 	trip := id(3)
 	f.rows["trip_service.saga"][0]["status"], f.rows["trip_service.saga"][0]["reason"] = compensated, reason
@@ -249,7 +248,7 @@ func (f *fake) compensateFirst(reason string) {
 	}
 }
 
-// calm has the storm, and all that strikes in it, come when the sagas are over.
+// calm moves the storm and all its faults behind the end of the sagas.
 func (f *fake) calm() {
 	for i := range f.events {
 		if e := &f.events[i]; e.Args != record.Warm {
@@ -267,7 +266,7 @@ func (f *fake) dropRow(schema, step, saga string) {
 	f.rows[schema+".inbox"] = slices.DeleteFunc(f.rows[schema+".inbox"], func(r map[string]any) bool { return r["step"] == step && r["n"] == n })
 }
 
-// poison adds a message that nobody can read, and its dead letter.
+// poison adds an unreadable message and its dead letter.
 func (f *fake) poison() {
 	f.injected = append(f.injected, record.Injection{At: time.Minute, Kind: record.Poison, Topic: "flight.book", MessageID: "poison-1", What: "undecodable: cut off", Payload: "bytes"})
 	f.injected = append(f.injected, record.Injection{At: 3 * time.Minute, Kind: record.Replayed, Topic: "order.created", MessageID: "m1"})

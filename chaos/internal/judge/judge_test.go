@@ -63,8 +63,7 @@ func find[T any](all []T, is func(T) bool) *T {
 	return &all[slices.IndexFunc(all, is)]
 }
 
-// Each thing that may go wrong makes its invariant fail. Others that the same thing
-// concerns may fail too.
+// Each planted violation makes its invariants fail. Related invariants may fail too.
 func TestWhatIsWrongIsSeen(t *testing.T) {
 	t.Parallel()
 	for name, tt := range violations {
@@ -140,7 +139,7 @@ func TestFiguresCountWhatTheySay(t *testing.T) {
 	)
 	f.compensateFirst("step hotel: no reply within 15s")
 	f.final.Drained = 0
-	direct := 0 // to the broker, by nobody's relay
+	direct := 0 // to the broker, without a relay
 	for _, i := range f.injected {
 		if i.Kind != record.Replayed {
 			direct++
@@ -161,8 +160,7 @@ func TestFiguresCountWhatTheySay(t *testing.T) {
 	}
 }
 
-// A run that is as large as a preset must do what that is for; a small one by hand need
-// not.
+// A run as large as a preset must meet its goals; a smaller one need not.
 func TestAMissedGoalMakesALargeRunVoid(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -189,8 +187,8 @@ func TestAMissedGoalMakesALargeRunVoid(t *testing.T) {
 	}
 }
 
-// Who listens to what is known in two places: here, where nothing is imported that a run
-// consists of, and where it is compared with the examples.
+// The listeners are declared twice: in this package, which imports no part of a run, and in package evidence,
+// whose test compares them with the examples.
 func TestListenersAreThoseOfTheExamples(t *testing.T) {
 	t.Parallel()
 	for _, l := range evidence.Listeners {
@@ -203,7 +201,7 @@ func TestListenersAreThoseOfTheExamples(t *testing.T) {
 	}
 }
 
-// Who deletes a queue discards what is in it, poison too.
+// Deleting a queue discards its messages, including poison.
 func TestPoisonInADeletedQueueIsNotExpected(t *testing.T) {
 	t.Parallel()
 	f := good()
@@ -214,7 +212,7 @@ func TestPoisonInADeletedQueueIsNotExpected(t *testing.T) {
 	}
 }
 
-// A run in which something was never struck proves nothing about it.
+// A run without a required strike proves nothing about it.
 func TestWhatHasNotStruckMakesARunVoid(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*fake){
@@ -252,7 +250,7 @@ func TestWhatHasNotStruckMakesARunVoid(t *testing.T) {
 	}
 }
 
-// Half a file is no evidence.
+// An incomplete file is no evidence.
 func TestARunThatCannotBeReadIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{

@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// violations are what may go wrong in a run, each with the invariants that it breaks.
+// violations spoil a run, each with the invariants that it breaks.
 var violations = map[string]struct {
 	spoil func(*fake)
 	want  string
@@ -112,7 +112,7 @@ var violations = map[string]struct {
 	"poison for another reason": {func(f *fake) { f.rows["flight_service.parked"][0]["reason"] = "terminal" }, "I12"},
 	"poison with other bytes":   {func(f *fake) { f.rows["flight_service.parked"][0]["payload"] = "others" }, "I12"},
 	"poison that a binding could not take": {func(f *fake) {
-		f.rows["flight_service.parked"] = nil // a topic with one queue: what finds none is refused
+		f.rows["flight_service.parked"] = nil // a topic with one queue: without it, the broker refuses the message
 		f.events = append(f.events, record.Event{N: 3, At: time.Minute - time.Second, Until: time.Minute + time.Second, Fault: "binding-delete", Target: "flight.book"})
 	}, "I12"},
 	"poison before its binding went": {func(f *fake) {

@@ -95,14 +95,14 @@ func startLoad(t *testing.T, run record.Options) (*Load, *fickle, func() []recor
 	}
 }
 
-// Each key has its answer in the end, the same for all who ask, and each request is an Op. What was
-// used for another request is refused.
+// Each key gets a final answer, the same for all clients, and each request is an Op. Reusing a key for another
+// request is refused.
 func TestClientsInsist(t *testing.T) {
 	t.Parallel()
 	const sagas = 150
 	l, service, read := startLoad(t, record.Options{Storm: time.Second, Sagas: sagas, Clients: 32, Trips: 30})
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // the storm is over before it begins, and all sagas are begun all the same
+	cancel() // the storm ends before it begins; all sagas are begun nevertheless
 	if err := l.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func sum(numbers map[string]int) (n int) {
 	return n
 }
 
-// A load ends when it is aborted, and says that it has not done what it should.
+// An aborted load ends, and its error says that sagas are missing.
 func TestAbort(t *testing.T) {
 	t.Parallel()
 	hangs := make(chan struct{})

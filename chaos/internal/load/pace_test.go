@@ -19,7 +19,7 @@ func TestPaceSpreadsAndCatchesUp(t *testing.T) {
 				t.Fatalf("%d began after %s", n, time.Since(began))
 			}
 		}
-		_ = backoff.Sleep(t.Context(), 2*time.Second+time.Millisecond) // nobody is served
+		_ = backoff.Sleep(t.Context(), 2*time.Second+time.Millisecond) // no beginning is taken
 		late := time.Since(began)
 		for n := 50; n <= 69; n++ {
 			if p.waitForTurn(t.Context(), n); time.Since(began) != late {

@@ -24,7 +24,7 @@ func TestSharesAreAThousand(t *testing.T) {
 	}
 }
 
-// The n-th saga is the same whatever else there is, and no two have a key in common.
+// The n-th saga depends on the seed and n alone, and no two sagas have a key in common.
 func TestPlanDependsOnSeedAndNumberAlone(t *testing.T) {
 	t.Parallel()
 	const n = 20_000

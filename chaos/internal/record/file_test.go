@@ -29,7 +29,7 @@ func TestFilesReadAsWritten(t *testing.T) {
 	}
 }
 
-// A run that was cut off must not be judged by half of what it did.
+// A run whose file was cut off must not be judged by the remaining part.
 func TestACutFileIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"a.jsonl", "b.jsonl.gz"} {

@@ -327,7 +327,7 @@ func (p *process) terminate(ctx context.Context) (record.Stopped, error) {
 	began := time.Now()
 	ended, ok := p.signalProcess(syscall.SIGTERM, terminated)
 	if !ok || cmd == nil {
-		return record.Stopped{}, errors.New("it has ended by then")
+		return record.Stopped{}, errors.New("the process has ended before SIGTERM")
 	}
 	p.signalProcess(syscall.SIGCONT, "") // a stopped process does not handle SIGTERM
 	timer := time.NewTimer(stopPatience)
@@ -393,7 +393,7 @@ func (p *process) goroutines(ctx context.Context) (int, error) {
 			return strconv.Atoi(strings.TrimSpace(n))
 		}
 	}
-	return 0, errors.New("it does not say how many goroutines it has")
+	return 0, errors.New("/metrics has no number of goroutines")
 }
 
 // getPath returns the process's answer to a GET, cut at most bytes.

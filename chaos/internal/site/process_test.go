@@ -12,15 +12,14 @@ import (
 func end(t *testing.T, script string) *os.ProcessState {
 	t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", script)
-	_ = cmd.Run() // how it ends is what is asked for
+	_ = cmd.Run() // the end itself is under test
 	if cmd.ProcessState == nil {
 		t.Fatal("there is no shell")
 	}
 	return cmd.ProcessState
 }
 
-// An end that nobody has caused must be told from every other one: it is what a run
-// fails by.
+// An end that the harness did not cause fails a run, so it must be distinguished from all others.
 func TestHowAProcessHasEnded(t *testing.T) {
 	t.Parallel()
 	dead, failed, well, panicked := end(t, "kill -9 $$"), end(t, "exit 1"), end(t, "exit 0"), end(t, "exit 2")
@@ -58,7 +57,7 @@ func TestHowAProcessHasEnded(t *testing.T) {
 	}
 }
 
-// Who is killed from outside has not come to its fuse, whatever it is armed with.
+// A process killed from outside has not struck its fuse, even if it is armed.
 func TestAFuseHasStruckIfItsLogSaysSo(t *testing.T) {
 	t.Parallel()
 	log := filepath.Join(t.TempDir(), "log")

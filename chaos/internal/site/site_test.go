@@ -19,11 +19,11 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 )
 
-// patience bounds what must happen, on a machine that has a lot else to do.
+// patience limits waits, on a machine with other load.
 const patience = 2 * time.Minute
 
-// bystander, set in the environment, has the test binary open a site in the directory
-// that it names, and wait to be killed.
+// bystander is an environment variable. It makes the test binary open a site in the directory that it names,
+// and wait to be killed.
 const bystander = "CHAOS_SITE_BYSTANDER"
 
 func TestMain(m *testing.M) {
@@ -50,7 +50,7 @@ func openAndWait(work string) {
 	select {}
 }
 
-// events are what a site has logged.
+// events collects the events of a site.
 type events struct {
 	mu  sync.Mutex
 	all []record.Event
@@ -74,7 +74,7 @@ func (e *events) exits(process string) (args string) {
 	return args
 }
 
-// await waits until something is so.
+// await waits until done returns true.
 func await(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !done(); {
@@ -89,7 +89,7 @@ func await(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// scratch returns a directory that the servers' accounts can get to.
+// scratch returns a directory that the servers' accounts can enter.
 func scratch(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "chaos-")
@@ -126,8 +126,8 @@ func open(t *testing.T, fuses func(string, int) string) (*Site, *events) {
 	return s, log
 }
 
-// fuses stop a flight service and kill a hotel service when they become the ones
-// that publish, at their first start.
+// fuses returns fuses for first starts: a flight service stops, and a hotel service is killed, when it becomes
+// the active publisher.
 func fuses(process string, start int) string {
 	action := map[string]string{"flight": "stop", "hotel": "kill"}[ServiceOf(process)]
 	if start > 1 || action == "" {
@@ -158,7 +158,7 @@ func TestASiteAndWhatItTellsOfItsProcesses(t *testing.T) {
 	})
 
 	for _, name := range Processes() {
-		dies := name == "mail-1" || ServiceOf(name) == "hotel" // by itself, and may be just starting again
+		dies := name == "mail-1" || ServiceOf(name) == "hotel" // on its own, and may be just restarting
 		if ok, err := s.KillProcess(name); err != nil || !ok && !dies {
 			t.Errorf("Kill(%s) = %v, %v", name, ok, err)
 		}
@@ -198,7 +198,7 @@ func TestASiteAndWhatItTellsOfItsProcesses(t *testing.T) {
 	}
 }
 
-// What was committed and what was confirmed outlives the servers.
+// Committed rows and confirmed messages survive crashes of the servers.
 func TestServersKeepTheirDataOverACrash(t *testing.T) {
 	t.Parallel()
 	s, err := OpenSite(t.Context(), Options{Dir: t.TempDir(), Work: scratch(t)})
@@ -299,7 +299,7 @@ func publish(t *testing.T, url string) {
 	}
 }
 
-// A harness that is killed cleans nothing up, and leaves nobody behind.
+// A harness that is killed cleans nothing up, but no process outlives it.
 func TestNothingOutlivesAHarnessThatIsKilled(t *testing.T) {
 	t.Parallel()
 	work := scratch(t)

@@ -56,7 +56,7 @@ func held(stalled bool) int {
 	return 0
 }
 
-// window is that of a fault from second 10 to 15, in the view of m.
+// window is the window of a fault from second 10 to 15, as m recorded it.
 func window(m *meter.Meter) meter.Window {
 	normal := m.NormalRates(at(6), rate, 2*rate)
 	return meter.Window{Struck: at(10), Ended: at(15), Recovered: m.Recovered(at(15), normal), Over: at(30)}
@@ -93,8 +93,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestRecovered has samples that lack one thing each to be normal, until second 2, and a
-// relapse at second 3.
+// TestRecovered checks samples that miss one condition each until second 2, and a relapse at second 3.
 func TestRecovered(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -121,7 +120,7 @@ func TestRecovered(t *testing.T) {
 	}
 }
 
-// TestOpen has orders that are written and not completed.
+// TestOpen counts orders that are written and not completed.
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	m := &meter.Meter{}
@@ -143,7 +142,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestNotRecovered has a window that ends before the stall does.
+// TestNotRecovered measures a window that ends before the stall does.
 func TestNotRecovered(t *testing.T) {
 	t.Parallel()
 	m := record(true, false)
@@ -157,7 +156,7 @@ func TestNotRecovered(t *testing.T) {
 	}
 }
 
-// TestRedelivered counts redeliveries of a window alone.
+// TestRedelivered checks that only redeliveries within a window count.
 func TestRedelivered(t *testing.T) {
 	t.Parallel()
 	m := record(false, false)

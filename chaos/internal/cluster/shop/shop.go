@@ -187,11 +187,11 @@ func (s *Shop) DeadQueue(topic string) string { return s.QueueName(topic) + ".de
 func (s *Shop) TakeSample(ctx context.Context) (sample meter.Sample, err error) {
 	stats, err := s.relay.Stats(ctx)
 	if err != nil {
-		return sample, fmt.Errorf("shop: look at the outbox: %w", err)
+		return sample, fmt.Errorf("shop: read the outbox: %w", err)
 	}
 	parked, err := s.consumers[0].Stats(ctx)
 	if err != nil {
-		return sample, fmt.Errorf("shop: look at the inbox: %w", err)
+		return sample, fmt.Errorf("shop: read the inbox: %w", err)
 	}
 	return meter.Sample{
 		Stored: stats.Stored, Held: stats.Waiting + stats.Refused, Dead: stats.Dead + parked.Dead,

@@ -13,7 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
 
-// patience bounds what must happen, on a machine that has a lot else to do.
+// patience limits waits, on a machine with other load.
 const patience = 2 * time.Minute
 
 // TestShop writes some orders without a fault: each has its effects once, in order, and the
