@@ -107,7 +107,7 @@ func TestGetReturnsAllThatIsKnown(t *testing.T) {
 	}
 }
 
-// What is discarded stays in the inbox, so that no further copy runs.
+// A discarded letter stays in the inbox, so that no further copy runs.
 func TestDiscardKeepsTheStepDead(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
@@ -136,7 +136,7 @@ func TestDiscardKeepsTheStepDead(t *testing.T) {
 	}
 }
 
-// Nothing is thrown away that keep has not seen.
+// No letter is discarded before keep has returned for it.
 func TestDiscardedLettersAreKeptFirst(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
@@ -224,7 +224,7 @@ func manyHeaders(n int) map[string]string {
 	return set
 }
 
-// However often a letter is edited, it is the message that it was when it came.
+// An edited letter keeps the digest of its first payload, even after several edits.
 func TestEditsKeepTheFirstDigest(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)

@@ -25,8 +25,7 @@ func TestNewInstancesIsChecked(t *testing.T) {
 	}
 }
 
-// An operator's process that is suspended in the middle of a decision does not hold up
-// its instance for ever.
+// An operator's process that is suspended in a decision does not block the instance for ever.
 func TestAnOperatorsDecisionIsLimited(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)

@@ -355,7 +355,7 @@ var after = map[Outcome]string{
 // unreadableReasons are those that undecodable stands for.
 var unreadableReasons = strings.NewReplacer("type-unknown", "undecodable", "key-missing", "undecodable")
 
-// Whatever a plan says is what happens, and planning changes nothing.
+// A redrive does what its preview says, and a preview changes nothing.
 func TestAPlanIsWhatHappens(t *testing.T) {
 	t.Parallel()
 	for _, tt := range planCases {

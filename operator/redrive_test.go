@@ -118,8 +118,7 @@ func (f *letterFixture) holdStep(t *testing.T, key string) (release func()) {
 	}
 }
 
-// A letter whose step somebody is at work on holds up no other, and is redriven
-// when it is said again.
+// A letter whose step is locked blocks no other letter, and is redriven by the next call.
 func TestABusyStepHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
@@ -139,7 +138,7 @@ func TestABusyStepHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// A row that comes into being while a redrive is forced is believed.
+// A row that is inserted during a forced redrive counts.
 func TestAForcedRedriveSeesARowOfNow(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
@@ -202,8 +201,7 @@ func TestARedriveIsPacedAndResumed(t *testing.T) {
 	}
 }
 
-// What dies, or dies again, while letters are redriven does not keep that from
-// coming to an end.
+// Letters that die, or die again, during a redrive do not keep it from ending.
 func TestARedriveLeavesAloneWhatDiesAgain(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
@@ -229,7 +227,7 @@ func TestARedriveLeavesAloneWhatDiesAgain(t *testing.T) {
 	}
 }
 
-// What is redriven has all its attempts again.
+// A redriven letter has all its attempts again.
 func TestARedriveGivesAllAttempts(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)

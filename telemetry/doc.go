@@ -123,10 +123,9 @@
 //
 // # Traces of requests
 //
-// The span that is active in the request's context gets one event, idemkey.decision, with result,
-// attempt, outcome, code and status, and with took_over and oversize if they are true. So tracing
-// goes outside of the middleware. The middleware starts no span and leaves the span's status
-// alone.
+// The span that is active in the request's context gets one event, idemkey.decision. Its attributes are result,
+// attempt, outcome, code and status, and took_over and oversize if they are true. So tracing goes outside of
+// the middleware. The middleware starts no span and leaves the span's status alone.
 //
 // # Traces of messages
 //
@@ -147,7 +146,7 @@
 //   - A message without a trace starts one when it enters its handler. If it enters none, it has
 //     no span. It has no publish span either.
 //   - If the context of the delivery has a span, such as that of a router's middleware, that span
-//     is the parent and the writer's span is a link.
+//     is the parent. The writer's span is then a link.
 //   - A trace that is not sampled has no publish spans.
 //
 // The span of an Effect's attempt contains verify, call and record. Their contexts have it, so
