@@ -73,27 +73,27 @@ const (
 // outsideTx matches the comment by which a migration tells tern to run it outside of a transaction.
 var outsideTx = regexp.MustCompile(`(?m)^---- tern: disable-tx ----$`)
 
-// migrating calls do to move schema to another version, and calls it again if a migration does not get its
+// migrateInTurn calls do to move schema to another version, and calls it again if a migration does not get its
 // locks. Each call starts at the version that the schema has by then. The effects of a migration outside of a
 // transaction stay after an error. Such a migration bounds its waits itself and is tried once.
-func (s set) migrating(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part, do func(*migrate.Migrator) error) error {
+func (s set) migrateInTurn(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part, do func(*migrate.Migrator) error) error {
 	if err := refusePooler(ctx, conn); err != nil {
 		return fmt.Errorf("migrations: schema %s: %w", schema, err)
 	}
-	if err := await(ctx, conn, sqlschema.Bind(schema, sqlTakeTurn)); err != nil {
+	if err := awaitAdvisoryLock(ctx, conn, sqlschema.Bind(schema, sqlTakeTurn)); err != nil {
 		return fmt.Errorf("migrations: schema %s: wait for who migrates it: %w", schema, err)
 	}
-	return s.locked(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
-		s.patience.limit(m, schema+"."+s.version)
-		return s.patience.try(ctx, func() error { return alone(ctx, conn, func() error { return do(m) }) }, func(name string) bool {
-			return name == addingParts || slices.ContainsFunc(m.Migrations, func(step *migrate.Migration) bool { return step.Name == name && repeatable(step) })
+	return s.withMigrator(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
+		s.patience.limitLockWaits(m, schema+"."+s.version)
+		return s.patience.retryWithoutLock(ctx, func() error { return runAsMigrator(ctx, conn, func() error { return do(m) }) }, func(name string) bool {
+			return name == addingParts || slices.ContainsFunc(m.Migrations, func(step *migrate.Migration) bool { return step.Name == name && isTransactional(step) })
 		})
 	})
 }
 
-// alone calls do while no other migrator works in the database.
-func alone(ctx context.Context, conn *pgx.Conn, do func() error) error {
-	if err := await(ctx, conn, sqlTakeMigrator); err != nil {
+// runAsMigrator calls do while no other migrator works in the database.
+func runAsMigrator(ctx context.Context, conn *pgx.Conn, do func() error) error {
+	if err := awaitAdvisoryLock(ctx, conn, sqlTakeMigrator); err != nil {
 		return fmt.Errorf("wait for who migrates: %w", err)
 	}
 	err := do()
@@ -103,8 +103,8 @@ func alone(ctx context.Context, conn *pgx.Conn, do func() error) error {
 	return err
 }
 
-// await tries to get an advisory lock until it has it. It waits between two statements, never within one.
-func await(ctx context.Context, conn *pgx.Conn, try string) error {
+// awaitAdvisoryLock tries to get an advisory lock until it has it. It waits between two statements, never within one.
+func awaitAdvisoryLock(ctx context.Context, conn *pgx.Conn, try string) error {
 	for n := 1; ; n++ {
 		var got bool
 		if err := conn.QueryRow(ctx, try, pgx.QueryExecModeSimpleProtocol).Scan(&got); got || err != nil {
@@ -116,15 +116,15 @@ func await(ctx context.Context, conn *pgx.Conn, try string) error {
 	}
 }
 
-func repeatable(step *migrate.Migration) bool {
+func isTransactional(step *migrate.Migration) bool {
 	return !outsideTx.MatchString(step.UpSQL) && !outsideTx.MatchString(step.DownSQL)
 }
 
-// limit bounds the waits of m's migrations.
-func (p patience) limit(m *migrate.Migrator, versionTable string) {
+// limitLockWaits bounds the waits of m's migrations.
+func (p patience) limitLockWaits(m *migrate.Migrator, versionTable string) {
 	limited := fmt.Sprintf(sqlLimitWaits, p.timeout.Milliseconds(), versionTable)
 	for _, step := range m.Migrations {
-		if !repeatable(step) {
+		if !isTransactional(step) {
 			continue
 		}
 		step.UpSQL = limited + step.UpSQL
@@ -134,8 +134,8 @@ func (p patience) limit(m *migrate.Migrator, versionTable string) {
 	}
 }
 
-// try calls do until every migration gets its locks, or attempts are used up.
-func (p patience) try(ctx context.Context, do func() error, again func(migration string) bool) error {
+// retryWithoutLock calls do until every migration gets its locks, or attempts are used up.
+func (p patience) retryWithoutLock(ctx context.Context, do func() error, again func(migration string) bool) error {
 	for n := 1; ; n++ {
 		err := do()
 		var failed migrate.MigrationPgError

@@ -83,7 +83,7 @@ func Up(ctx context.Context, databaseURL, schema string, parts ...Part) error {
 	if err != nil {
 		return err
 	}
-	return sagamill.up(ctx, databaseURL, schema, wanted)
+	return sagamill.migrateUp(ctx, databaseURL, schema, wanted)
 }
 
 // UpFrom does what [Up] does with a service's own migrations: those in the root
@@ -93,23 +93,23 @@ func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) e
 	if err := sqlschema.Check(table); err != nil || table == versionTable {
 		return fmt.Errorf("migrations: version table %q cannot be used", table)
 	}
-	return newSet(own, table).up(ctx, databaseURL, schema, nil)
+	return newSet(own, table).migrateUp(ctx, databaseURL, schema, nil)
 }
 
-// up applies the migrations of s. Migrations other than sagamill's have no parts.
-func (s set) up(ctx context.Context, databaseURL, schema string, wanted []Part) error {
-	return s.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+// migrateUp applies the migrations of s. Migrations other than sagamill's have no parts.
+func (s set) migrateUp(ctx context.Context, databaseURL, schema string, wanted []Part) error {
+	return s.withConnection(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
 		known, err := migrate.FindMigrations(s.files)
 		if err != nil {
 			return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 		}
-		switch at, err := s.applied(ctx, conn, schema); {
+		switch at, err := s.readState(ctx, conn, schema); {
 		case errors.Is(err, errPreRelease):
 			return fmt.Errorf("migrations: schema %s: %w", schema, err)
-		case err == nil && int(at.version) >= len(known) && len(at.lacks(wanted)) == 0:
+		case err == nil && int(at.version) >= len(known) && len(at.missingParts(wanted)) == 0:
 			return nil // the usual case, at every start after the first: no locks
 		}
-		return s.migrating(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
+		return s.migrateInTurn(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
 			if err := s.addParts(ctx, conn, schema, wanted); err != nil {
 				return err
 			}
@@ -126,18 +126,18 @@ func (s set) up(ctx context.Context, databaseURL, schema string, wanted []Part) 
 // for locks as [Up] does. After an error the schema is at the version after the last step down that
 // succeeded.
 func Down(ctx context.Context, databaseURL, schema string, version int32) error {
-	return sagamill.down(ctx, databaseURL, schema, version)
+	return sagamill.migrateDown(ctx, databaseURL, schema, version)
 }
 
-func (s set) down(ctx context.Context, databaseURL, schema string, version int32) error {
-	return s.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
-		switch _, err := s.applied(ctx, conn, schema); {
-		case absent(err):
+func (s set) migrateDown(ctx context.Context, databaseURL, schema string, version int32) error {
+	return s.withConnection(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		switch _, err := s.readState(ctx, conn, schema); {
+		case isNeverMigrated(err):
 			return fmt.Errorf("migrations: schema %s has had no migrations", schema)
 		case errors.Is(err, errPreRelease):
 			return fmt.Errorf("migrations: schema %s: %w", schema, err)
 		}
-		return s.migrating(ctx, conn, schema, nil, func(m *migrate.Migrator) error {
+		return s.migrateInTurn(ctx, conn, schema, nil, func(m *migrate.Migrator) error {
 			current, err := m.GetCurrentVersion(ctx)
 			if err != nil {
 				return err
@@ -163,9 +163,9 @@ func Newest() int32 {
 // Version returns the number of the last migration applied to schema, 0 if none was, and the number of
 // [Newest].
 func Version(ctx context.Context, databaseURL, schema string) (applied, known int32, err error) {
-	err = sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
-		at, err := sagamill.applied(ctx, conn, schema)
-		if absent(err) {
+	err = sagamill.withConnection(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		at, err := sagamill.readState(ctx, conn, schema)
+		if isNeverMigrated(err) {
 			return nil
 		}
 		applied = at.version
@@ -174,8 +174,8 @@ func Version(ctx context.Context, databaseURL, schema string) (applied, known in
 	return applied, Newest(), err
 }
 
-// absent reports that the schema has no version, or no version table.
-func absent(err error) bool {
+// isNeverMigrated reports that the schema has no version, or no version table.
+func isNeverMigrated(err error) bool {
 	var missing *pgconn.PgError
 	return errors.Is(err, pgx.ErrNoRows) || errors.As(err, &missing) && missing.Code == "42P01"
 }
@@ -192,7 +192,7 @@ func Print(w io.Writer, schema string, parts ...Part) error {
 	if err != nil {
 		return err
 	}
-	m, err := sagamill.load(context.Background(), nil, schema, wanted)
+	m, err := sagamill.loadMigrator(context.Background(), nil, schema, wanted)
 	if err != nil {
 		return fmt.Errorf("migrations: load: %w", err)
 	}
@@ -211,9 +211,9 @@ func Print(w io.Writer, schema string, parts ...Part) error {
 	return err
 }
 
-// connected calls do with a new connection. It closes the connection afterwards, also after an error, which
+// withConnection calls do with a new connection. It closes the connection afterwards, also after an error, which
 // frees tern's lock.
-func (s set) connected(ctx context.Context, databaseURL, schema string, do func(conn *pgx.Conn, schema string) error) error {
+func (s set) withConnection(ctx context.Context, databaseURL, schema string, do func(conn *pgx.Conn, schema string) error) error {
 	schema = cmp.Or(schema, DefaultSchema)
 	if err := sqlschema.Check(schema); err != nil {
 		return fmt.Errorf("migrations: %w", err)
@@ -223,24 +223,24 @@ func (s set) connected(ctx context.Context, databaseURL, schema string, do func(
 	}
 	config, err := pgxpool.ParseConfig(databaseURL) // accepts the pool settings that a URL may have
 	if err != nil {
-		return fmt.Errorf("migrations: connect: %w", redact(err))
+		return fmt.Errorf("migrations: connect: %w", redactParseError(err))
 	}
 	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
-		return fmt.Errorf("migrations: connect: %w", redact(err))
+		return fmt.Errorf("migrations: connect: %w", redactParseError(err))
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	return do(conn, schema)
 }
 
-// locked calls do with a migrator for the parts that the schema has and those that are wanted. It first
+// withMigrator calls do with a migrator for the parts that the schema has and those that are wanted. It first
 // creates schema and its version table if they are missing, which takes locks of the whole database.
-func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part, do func(*migrate.Migrator) error) error {
+func (s set) withMigrator(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part, do func(*migrate.Migrator) error) error {
 	if _, err := conn.PgConn().Exec(ctx, sqlschema.Bind(schema, sqlCreateSchema)).ReadAll(); err != nil {
 		return fmt.Errorf("migrations: create schema %s: %w", schema, err)
 	}
 	var m *migrate.Migrator
-	if err := alone(ctx, conn, func() (err error) { m, err = s.load(ctx, conn, schema, wanted); return err }); err != nil {
+	if err := runAsMigrator(ctx, conn, func() (err error) { m, err = s.loadMigrator(ctx, conn, schema, wanted); return err }); err != nil {
 		return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 	}
 	if err := do(m); err != nil {
@@ -249,28 +249,28 @@ func (s set) locked(ctx context.Context, conn *pgx.Conn, schema string, wanted [
 	return nil
 }
 
-// redact keeps pgx's parse error out of logs: it quotes the URL, and masks the password only where it could
+// redactParseError keeps pgx's parse error out of logs: it quotes the URL, and masks the password only where it could
 // parse it.
-func redact(err error) error {
+func redactParseError(err error) error {
 	if _, ok := err.(*pgconn.ParseConfigError); ok {
 		return fmt.Errorf("the database URL cannot be parsed")
 	}
 	return err
 }
 
-// load returns the migrations of wanted. With a connection, it adds those of the parts that schema has, and
+// loadMigrator returns the migrations of wanted. With a connection, it adds those of the parts that schema has, and
 // creates the version table if it is missing.
-func (s set) load(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part) (*migrate.Migrator, error) {
+func (s set) loadMigrator(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part) (*migrate.Migrator, error) {
 	m, err := migrate.NewMigrator(ctx, conn, schema+"."+s.version)
 	if err != nil {
 		return nil, err
 	}
 	if conn != nil {
-		at, err := s.applied(ctx, conn, schema)
+		at, err := s.readState(ctx, conn, schema)
 		if err != nil {
 			return nil, err
 		}
-		wanted = uniteParts(at.parts(), wanted)
+		wanted = uniteParts(at.existingParts(), wanted)
 	}
 	m.Data = templateData(wanted)
 	m.Data["schema"] = schema

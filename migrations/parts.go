@@ -93,9 +93,9 @@ func recordParts(all []Part) string {
 	return joinParts(all, " ")
 }
 
-// parts returns the parts whose tables the schema has. At version 0 there are none, even if some are
+// existingParts returns the parts whose tables the schema has. At version 0 there are none, even if some are
 // recorded.
-func (s state) parts() (all []Part) {
+func (s state) existingParts() (all []Part) {
 	switch {
 	case s.version == 0:
 		return nil
@@ -108,9 +108,9 @@ func (s state) parts() (all []Part) {
 	return all
 }
 
-// lacks returns the parts of wanted that the schema does not have.
-func (s state) lacks(wanted []Part) []Part {
-	there := s.parts()
+// missingParts returns the parts of wanted that the schema does not have.
+func (s state) missingParts(wanted []Part) []Part {
+	there := s.existingParts()
 	return slices.DeleteFunc(slices.Clone(wanted), func(p Part) bool { return slices.Contains(there, p) })
 }
 
@@ -118,15 +118,15 @@ func (s state) lacks(wanted []Part) []Part {
 // the parts, in one transaction. For a schema without a version it only records them: the migrations create
 // the tables.
 func (s set) addParts(ctx context.Context, conn *pgx.Conn, schema string, wanted []Part) error {
-	at, err := s.applied(ctx, conn, schema)
+	at, err := s.readState(ctx, conn, schema)
 	if err != nil {
 		return err
 	}
-	missing, record := at.lacks(wanted), recordParts(uniteParts(at.parts(), wanted))
+	missing, record := at.missingParts(wanted), recordParts(uniteParts(at.existingParts(), wanted))
 	if len(missing) == 0 || at.version == 0 && at.record == record {
 		return nil
 	}
-	m, err := s.load(ctx, nil, schema, missing)
+	m, err := s.loadMigrator(ctx, nil, schema, missing)
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (s set) addParts(ctx context.Context, conn *pgx.Conn, schema string, wanted
 		return err
 	})
 	var refused *pgconn.PgError
-	if errors.As(err, &refused) { // the error that try recognizes
+	if errors.As(err, &refused) { // the error that retryWithoutLock recognizes
 		return migrate.MigrationPgError{MigrationName: addingParts, PgError: refused}
 	}
 	return err
@@ -161,12 +161,12 @@ const addingParts = "add parts"
 
 // Parts returns the parts whose tables schema has. Before the first migration there are none.
 func Parts(ctx context.Context, databaseURL, schema string) (there []Part, err error) {
-	err = sagamill.connected(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
-		at, err := sagamill.applied(ctx, conn, schema)
-		if absent(err) {
+	err = sagamill.withConnection(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		at, err := sagamill.readState(ctx, conn, schema)
+		if isNeverMigrated(err) {
 			return nil
 		}
-		for _, p := range at.parts() {
+		for _, p := range at.existingParts() {
 			if p != journal {
 				there = append(there, p)
 			}
@@ -176,8 +176,8 @@ func Parts(ctx context.Context, databaseURL, schema string) (there []Part, err e
 	return there, err
 }
 
-// applied reads the state of schema without a lock. It returns an error if the schema has no state yet.
-func (s set) applied(ctx context.Context, conn *pgx.Conn, schema string) (at state, err error) {
+// readState reads the state of schema without a lock. It returns an error if the schema has no state yet.
+func (s set) readState(ctx context.Context, conn *pgx.Conn, schema string) (at state, err error) {
 	err = conn.QueryRow(ctx, sqlschema.Bind(schema, sqlReadState+s.version+" v"), pgx.QueryExecModeSimpleProtocol).Scan(&at.version, &at.record, &at.mark)
 	if err == nil && s.version == versionTable && at.version > 0 && at.mark != releaseMark {
 		return at, fmt.Errorf("%w: it is at version %d of the former numbers. Nothing was changed, and nothing is lost: docs/upgrading.md says how to keep the tables",
