@@ -312,7 +312,7 @@ func (r *runner) replayMessages(ctx context.Context) error {
 	if len(r.final.Left) > 0 {
 		return nil // the site has not come to rest: a comparison would prove nothing
 	}
-	if err := r.countEffects(ctx); err != nil {
+	if err := r.countGoroutines(ctx); err != nil {
 		return err
 	}
 	for n := range r.Options.Replays {
@@ -328,7 +328,7 @@ func (r *runner) replayMessages(ctx context.Context) error {
 			return err
 		}
 		r.final.Effects = append(r.final.Effects, effects)
-		if err := r.countEffects(ctx); err != nil {
+		if err := r.countGoroutines(ctx); err != nil {
 			return err
 		}
 	}
@@ -338,8 +338,8 @@ func (r *runner) replayMessages(ctx context.Context) error {
 // settling limits the wait for goroutines that a replay has started.
 const settling = 10 * time.Second
 
-// countEffects counts the goroutines of all processes as soon as they are as few as before, or after settling.
-func (r *runner) countEffects(ctx context.Context) error {
+// countGoroutines counts the goroutines of all processes as soon as they are as few as before, or after settling.
+func (r *runner) countGoroutines(ctx context.Context) error {
 	patient, cancel := context.WithTimeout(ctx, settling)
 	defer cancel()
 	for {

@@ -167,7 +167,7 @@ func (b *bench) measureHotKeys(ctx context.Context) ([]target.Target, error) {
 			}
 			twice += double
 			share = append(share, others.requestRate()/alone.requestRate())
-			worst = append(worst, others.worstLatency()/alone.requestRate())
+			worst = append(worst, others.lowestRate()/alone.requestRate())
 			p99 = append(p99, float64(target.Percentile(crowd.latency, 0.99).Microseconds())/1000)
 			fmt.Printf("hot  %-8s others %.2f of alone, worst window %.2f; hot key %v, p50 %v p99 %v\n", s.name,
 				share[len(share)-1], worst[len(worst)-1], crowd.statuses, target.Percentile(crowd.latency, 0.5), target.Percentile(crowd.latency, 0.99))
@@ -220,8 +220,8 @@ func (b *bench) runTogether(ctx context.Context, s *subject) (others, crowd *tal
 	return others, crowd, double, err
 }
 
-// worstLatency returns the rate in the window with the fewest requests, in spite of its name.
-func (t *tally) worstLatency() float64 {
+// lowestRate returns the rate in the window with the fewest requests.
+func (t *tally) lowestRate() float64 {
 	windows := make([]int, int(t.took/window))
 	for _, at := range t.at {
 		if i := int(at / window); i < len(windows) {

@@ -121,9 +121,9 @@ func (c *carrier) restartBroker(p *record.Planned) (o outcome) {
 
 func (c *carrier) raiseAlarm(p *record.Planned) outcome {
 	defer c.site.BeginTrouble()()
-	if err := c.site.SetDiskAlarm(true); err != nil {
-		return failedOutcome(firstError(err, c.site.SetDiskAlarm(false)))
+	if err := c.site.SetMemoryAlarm(true); err != nil {
+		return failedOutcome(firstError(err, c.site.SetMemoryAlarm(false)))
 	}
 	c.waitFor(p.For)
-	return outcome{hits: 1, err: c.site.SetDiskAlarm(false)}
+	return outcome{hits: 1, err: c.site.SetMemoryAlarm(false)}
 }

@@ -217,8 +217,8 @@ func (s *Site) Received() (int, error) {
 	return s.broker.before + n, err
 }
 
-// SetDiskAlarm raises or clears the broker's memory alarm, in spite of its name.
-func (s *Site) SetDiskAlarm(on bool) error {
+// SetMemoryAlarm raises or clears the broker's memory alarm.
+func (s *Site) SetMemoryAlarm(on bool) error {
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
 	if on {
