@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/examples/internal/demo"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
@@ -145,7 +146,7 @@ func (s *site) end(tenant, id string) view {
 			s.t.Fatalf("order %s has not ended: %+v", id, p.last)
 		}
 		l.look(ctx, p)
-		demo.Pause(ctx, 20*time.Millisecond)
+		_ = backoff.Sleep(ctx, 20*time.Millisecond)
 	}
 	return p.last
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
@@ -178,7 +179,7 @@ func (h *harbour) awaitQueue(queue, what string, has func(amqp091.Queue) bool) {
 		if ctx.Err() != nil {
 			h.t.Fatalf("queue %s has %d messages and %d consumers, want %s", queue, q.Messages, q.Consumers, what)
 		}
-		demo.Pause(ctx, 20*time.Millisecond)
+		_ = backoff.Sleep(ctx, 20*time.Millisecond)
 	}
 }
 
@@ -191,7 +192,7 @@ func (h *harbour) awaitShipments(least int) {
 		if ctx.Err() != nil {
 			h.t.Fatalf("fewer than %d shipments within %v", least, nodePatience)
 		}
-		demo.Pause(ctx, time.Millisecond)
+		_ = backoff.Sleep(ctx, time.Millisecond)
 	}
 }
 
@@ -315,7 +316,7 @@ func (h *harbour) awaitEmpty() (left []string) {
 		if len(left) == 0 || ctx.Err() != nil {
 			return left
 		}
-		demo.Pause(ctx, 50*time.Millisecond)
+		_ = backoff.Sleep(ctx, 50*time.Millisecond)
 	}
 }
 

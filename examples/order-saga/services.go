@@ -9,18 +9,18 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/examples/internal/demo"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/api"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/gateway"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/order"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/payment"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/shipping"
-	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
 	"github.com/sagamill/sagamill/outbox"
 )
 
 // program is this example. The gateway has no messages.
 var program = &demo.Program{
-	Name: "order-saga", Noun: "order",
+	Name: string(api.Program), Noun: "order",
 	Services: []string{"order", "payment", "shipping", "gateway"},
 	Listens: map[string][]string{
 		"order":    {event.PaymentDeclined, event.PaymentProcessed, event.PaymentRefunded, event.ShipmentArranged, event.ShipmentRejected},
@@ -37,7 +37,6 @@ var program = &demo.Program{
 	// All services in one process, and a second copy of that, fit into PostgreSQL's default of
 	// 100 connections.
 	MaxConns: 8,
-	Problem:  web.Problem,
 }
 
 // newApp returns a process that runs the services of s. traces may be nil.
@@ -51,7 +50,7 @@ func newApp(s *settings, traces *tracing, logger *slog.Logger) *demo.App {
 			}
 			return buildService(service, s, own, b, w, logger)
 		},
-		Wrap: func(mux *http.ServeMux) http.Handler { return traces.serve(s.Services, web.Problems(mux)) },
+		Wrap: func(mux *http.ServeMux) http.Handler { return traces.serve(s.Services, api.Program.WrapMux(mux)) },
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sagamill/sagamill/examples/internal/demo"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
@@ -98,7 +98,7 @@ func TestAnOrderIsOneTrace(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Fatalf("no\n%s\nin\n%s", strings.Join(missing, "\n"), strings.Join(got, "\n"))
 		}
-		demo.Pause(ctx, 20*time.Millisecond)
+		_ = backoff.Sleep(ctx, 20*time.Millisecond)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/examples/internal/demo"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/operator"
 )
@@ -142,7 +143,7 @@ func again(t *testing.T, s *settings, f *demo.Fleet, key string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; demo.Pause(t.Context(), 20*time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; _ = backoff.Sleep(t.Context(), 20*time.Millisecond) {
 		_, metrics, err := demo.Get(t.Context(), f.URLs["payment"]+"/metrics")
 		if err == nil && strings.Contains(string(metrics), `outcome="duplicate"`) {
 			return

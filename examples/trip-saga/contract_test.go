@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/examples/internal/demo"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
@@ -139,7 +140,7 @@ func (s *site) until(tenant, id string, ok func(view) bool) view {
 		if ctx.Err() != nil {
 			s.t.Fatalf("trip %s has not come so far: %+v", id, p.last)
 		}
-		demo.Pause(ctx, 20*time.Millisecond)
+		_ = backoff.Sleep(ctx, 20*time.Millisecond)
 	}
 	return p.last
 }

@@ -106,7 +106,10 @@ func (l *load) place(ctx context.Context, p *placed) error {
 	if p.kind.cancel == 0 {
 		return nil
 	}
-	demo.Pause(ctx, rand.N(p.kind.cancel))
+	select {
+	case <-time.After(rand.N(p.kind.cancel)):
+	case <-ctx.Done():
+	}
 	return l.cancelTrip(ctx, p)
 }
 

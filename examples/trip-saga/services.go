@@ -9,12 +9,12 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/examples/internal/demo"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/api"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/booking"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/mail"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/ticketing"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/trip"
-	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -22,7 +22,7 @@ import (
 // program is this example. The orchestrator, trip, publishes commands; every other service
 // publishes its replies.
 var program = &demo.Program{
-	Name: "trip-saga", Noun: "trip",
+	Name: string(api.Program), Noun: "trip",
 	Services: []string{"trip", command.Flight, command.Hotel, command.Car, "ticketing", "mail"},
 	Listens: map[string][]string{
 		"trip":         {saga.Topic(trip.Name)},
@@ -54,13 +54,12 @@ var program = &demo.Program{
 	// Each relay listens on one more connection. All of them, and a second copy, fit into
 	// PostgreSQL's default of 100 connections.
 	MaxConns: 5,
-	Problem:  web.Problem,
 }
 
 // newApp returns a process that runs the services of s.
 func newApp(s *settings, logger *slog.Logger) *demo.App {
 	return &demo.App{
-		Settings: &s.Settings, Logger: logger, Metrics: metrics, Wrap: web.Problems,
+		Settings: &s.Settings, Logger: logger, Metrics: metrics, Wrap: api.Program.WrapMux,
 		Build: func(ctx context.Context, n *demo.Service, _ string, b demo.Broker, logger *slog.Logger) error {
 			return buildService(ctx, n, s, b, logger)
 		},

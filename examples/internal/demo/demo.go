@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
@@ -175,6 +176,6 @@ func (t *Trial[T]) killProcesses(ctx context.Context) {
 		if t.Load.progress() >= due && members[t.Victim(killed, len(members))].sendSignal(os.Kill) {
 			killed++
 		}
-		Pause(ctx, 20*time.Millisecond)
+		_ = backoff.Sleep(ctx, 20*time.Millisecond)
 	}
 }

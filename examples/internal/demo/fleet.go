@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
@@ -156,7 +157,7 @@ func (f *Fleet) supervise(ctx context.Context, m *member, program string, args, 
 		devservices.DieWithParent(cmd.SysProcAttr, syscall.SIGKILL)
 		if err := cmd.Start(); err != nil {
 			fmt.Fprintln(m.log, "cannot start:", err)
-			Pause(ctx, time.Second)
+			_ = backoff.Sleep(ctx, time.Second)
 			continue
 		}
 		m.setProcess(cmd.Process)
@@ -168,7 +169,7 @@ func (f *Fleet) supervise(ctx context.Context, m *member, program string, args, 
 		}
 		fmt.Fprintln(m.log, "the process ended:", err)
 		f.restarts.Add(1)
-		Pause(ctx, 100*time.Millisecond)
+		_ = backoff.Sleep(ctx, 100*time.Millisecond)
 	}
 }
 
@@ -290,7 +291,7 @@ func (f *Fleet) AwaitEmpty(ctx context.Context) (left []string) {
 		if len(left) == 0 || ctx.Err() != nil {
 			return left
 		}
-		Pause(ctx, 200*time.Millisecond)
+		_ = backoff.Sleep(ctx, 200*time.Millisecond)
 	}
 }
 

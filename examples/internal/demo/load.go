@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/backoff"
 )
 
 // A Placement is what the clients of a demo know of one order, trip or the like.
@@ -144,7 +146,7 @@ func (l *Load[T]) Insist(ctx context.Context, p *Placement, method, path, body s
 	for try := range 60 {
 		if try > 0 {
 			l.retries.Add(1)
-			Pause(ctx, min(50*time.Millisecond<<min(try, 10), 2*time.Second))
+			_ = backoff.Sleep(ctx, min(50*time.Millisecond<<min(try, 10), 2*time.Second))
 		}
 		status, reply, err = l.Ask(ctx, p, method, path, body)
 		switch {
@@ -192,7 +194,7 @@ func (l *Load[T]) AwaitEnd(ctx context.Context) {
 			}
 			return ended
 		})
-		Pause(ctx, 100*time.Millisecond)
+		_ = backoff.Sleep(ctx, 100*time.Millisecond)
 	}
 }
 
@@ -204,7 +206,7 @@ func (l *Load[T]) progress() float64 {
 // printProgress prints a line a second until ctx ends.
 func (l *Load[T]) printProgress(ctx context.Context, w io.Writer, f *Fleet) {
 	for started := time.Now(); ctx.Err() == nil; {
-		Pause(ctx, time.Second)
+		_ = backoff.Sleep(ctx, time.Second)
 		line := fmt.Sprintf("%4.0fs  placed %d of %d, ended %d", time.Since(started).Seconds(), l.placed.Load(), len(l.Items), l.ended.Load())
 		if n := l.retries.Load(); n > 0 {
 			line += ", client retries " + strconv.FormatInt(n, 10)
@@ -213,15 +215,5 @@ func (l *Load[T]) printProgress(ctx context.Context, w io.Writer, f *Fleet) {
 			line += ", processes restarted " + strconv.FormatInt(n, 10)
 		}
 		fmt.Fprintln(w, line)
-	}
-}
-
-// Pause waits for d, or until ctx ends.
-func Pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
 	}
 }

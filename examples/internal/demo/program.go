@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 
@@ -28,9 +27,6 @@ type Program struct {
 	Schemas  map[string]string // of each service
 	Tables   map[string]fs.FS  // migrations of each service's own tables
 	MaxConns int32             // in each service's pool, unless its URL has pool_max_conns
-
-	// Problem answers a request in application/problem+json.
-	Problem func(w http.ResponseWriter, status int, code, detail string)
 }
 
 // A Command is what a program does under its first argument.

@@ -2,11 +2,12 @@ package demo
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/sagamill/sagamill/examples/internal/web"
 )
 
 // readyTimeout limits how long the databases may take to answer /readyz.
@@ -17,7 +18,9 @@ const readyTimeout = 2 * time.Second
 func (a *App) newServer() (server *http.Server, mount func(http.Handler)) {
 	var services atomic.Pointer[http.Handler]
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeStatus(w, "ok") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		web.WriteJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	})
 	mux.HandleFunc("GET /readyz", a.serveReady)
 	mux.HandleFunc("GET /metrics", a.serveMetrics)
 	handler := func(w http.ResponseWriter, r *http.Request) {
@@ -27,7 +30,7 @@ func (a *App) newServer() (server *http.Server, mount func(http.Handler)) {
 			(*h).ServeHTTP(w, r)
 		} else {
 			w.Header().Set("Retry-After", "1")
-			a.Settings.Program.Problem(w, http.StatusServiceUnavailable, "starting", "the service is not ready yet")
+			a.writeProblem(w, "starting", "the service is not ready yet")
 		}
 	}
 	return &http.Server{
@@ -52,14 +55,13 @@ func (a *App) serveReady(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if err != nil {
-		a.Settings.Program.Problem(w, http.StatusServiceUnavailable, "not-ready", err.Error())
+		a.writeProblem(w, "not-ready", err.Error())
 		return
 	}
-	writeStatus(w, "ready")
+	web.WriteJSON(w, http.StatusOK, map[string]string{"status": "ready"})
 }
 
-func writeStatus(w http.ResponseWriter, status string) {
-	w.Header().Set("Content-Type", "application/json; charset=utf-8")
-	w.WriteHeader(http.StatusOK)
-	_ = json.NewEncoder(w).Encode(map[string]string{"status": status})
+// writeProblem answers 503 in application/problem+json.
+func (a *App) writeProblem(w http.ResponseWriter, code, detail string) {
+	web.Program(a.Settings.Program.Name).WriteProblem(w, http.StatusServiceUnavailable, code, detail)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
@@ -97,7 +98,7 @@ func (p *Program) Migrate(ctx context.Context, service, databaseURL string) erro
 			return err
 		}
 		slog.WarnContext(ctx, "the database does not answer yet", "service", service)
-		if Pause(ctx, 250*time.Millisecond); ctx.Err() != nil {
+		if backoff.Sleep(ctx, 250*time.Millisecond) != nil {
 			return err
 		}
 	}

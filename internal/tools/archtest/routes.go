@@ -70,7 +70,7 @@ func checkListeners(f *file) []string {
 }
 
 // routesOf returns the routes that f adds to a mux, and whether each is behind
-// web.Authenticated.
+// api.Program.RequireTenant.
 func routesOf(f *file) map[string]bool {
 	found := make(map[string]bool)
 	if f.isTest() || isWithin(f.packagePath(), "bench") || isWithin(f.packagePath(), "chaos") || isWithin(f.packagePath(), "internal") {
@@ -102,7 +102,11 @@ func authenticated(handler ast.Expr) bool {
 		return false
 	}
 	s, ok := call.Fun.(*ast.SelectorExpr)
-	return ok && selectsName(s, "web", "Authenticated")
+	if !ok || s.Sel.Name != "RequireTenant" {
+		return false
+	}
+	program, ok := s.X.(*ast.SelectorExpr)
+	return ok && selectsName(program, "api", "Program")
 }
 
 // checkRoutes returns the mistakes in the routes in files. All routes are in the table, routes for principals
@@ -117,7 +121,7 @@ func checkRoutes(files []*file, table map[string]string) []string {
 			case who == "":
 				wrong = append(wrong, fmt.Sprintf("%s: archtest.routes does not say who may ask for %s", f.path, route))
 			case guarded != (who == "principal"):
-				wrong = append(wrong, fmt.Sprintf("%s: %s is for %s, and is behind web.Authenticated: %t", f.path, route, who, guarded))
+				wrong = append(wrong, fmt.Sprintf("%s: %s is for %s, and is behind api.Program.RequireTenant: %t", f.path, route, who, guarded))
 			case !guarded && who != "simulated" && !strings.Contains(route, " GET /"):
 				wrong = append(wrong, fmt.Sprintf("%s: %s changes something without a principal", f.path, route))
 			}

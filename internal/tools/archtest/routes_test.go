@@ -16,7 +16,7 @@ func TestRoutes(t *testing.T) {
 
 func TestCheckRoutes(t *testing.T) {
 	t.Parallel()
-	const open, closed = "h", "web.Authenticated(h)"
+	const open, closed = "h", "api.Program.RequireTenant(h)"
 	table := map[string]string{
 		"examples/a GET /live": "probe", "examples/a POST /orders": "principal", "examples/a POST /pay": "simulated", "examples/a DELETE /all": "ledger",
 	}

@@ -96,12 +96,16 @@ func checkApart(f *file) []string {
 	return wrong
 }
 
-// exampleHarness is the one package that several examples share. exampleInternal are the internal packages
-// that only the harness may import: a demo must run on a machine with nothing but Go, and programs agree
-// about the settings that they reject. A user could have written all other code of an example.
-const exampleHarness = "examples/internal/demo"
+// exampleHarness is the harness of the examples' demos. exampleInternal are the internal packages that only
+// the harness may import: a demo must run on a machine with nothing but Go, and programs agree about the
+// settings that they reject. All examples may import the packages in exampleShared. A user could have written
+// all code of an example and of exampleShared except the harness.
+const (
+	exampleHarness = "examples/internal/demo"
+	exampleShared  = "examples/internal"
+)
 
-var exampleInternal = []string{"internal/brokerurls", "internal/tools/devservices", "internal/plaintext"}
+var exampleInternal = []string{"internal/backoff", "internal/brokerurls", "internal/tools/devservices", "internal/plaintext"}
 
 // checkLayers enforces layers. A package that is missing in the table is an error too: its author decides its
 // place.
@@ -132,7 +136,7 @@ func layerOf(pkg string) (tree string, known bool) {
 // the module.
 func mayImport(f *file, tree, imported string) bool {
 	if isWithin(imported, "examples") || isWithin(imported, "cmd") {
-		return programOf(imported) == programOf(f.packagePath()) || imported == exampleHarness && tree == "examples"
+		return programOf(imported) == programOf(f.packagePath()) || isWithin(imported, exampleShared) && tree == "examples"
 	}
 	if f.isTest() || (tree != "." && isWithin(imported, tree)) {
 		return true

@@ -17,7 +17,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
+	"github.com/sagamill/sagamill/examples/internal/web"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/api"
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 )
@@ -76,8 +77,8 @@ func New(db *pgxpool.Pool, schema string, plain bool, logger *slog.Logger) (*Ser
 
 // Routes adds the gateway's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	mux.Handle("POST /charges", web.Unencoded(losingReplies(s.once(s.charge))))
-	mux.Handle("POST /refunds", web.Unencoded(s.once(s.refund)))
+	mux.Handle("POST /charges", api.Program.RejectEncoded(losingReplies(s.once(s.charge))))
+	mux.Handle("POST /refunds", api.Program.RejectEncoded(s.once(s.refund)))
 	mux.Handle("GET /charges/{key}", s.movement("charge"))
 	mux.Handle("GET /refunds/{key}", s.movement("refund"))
 	mux.HandleFunc("GET /ledger", s.ledger)
@@ -100,12 +101,12 @@ type instruction struct {
 }
 
 func (m *instruction) read(w http.ResponseWriter, r *http.Request) bool {
-	err := web.Decode(r, m)
+	err := web.DecodeBody(r, m)
 	if err == nil && (m.OrderID == "" || len(m.OrderID) > 100 || m.Amount <= 0) {
 		err = errors.New("order_id must be 1 to 100 bytes and amount positive")
 	}
 	if err != nil {
-		web.Problem(w, http.StatusBadRequest, "movement-invalid", err.Error())
+		api.Program.WriteProblem(w, http.StatusBadRequest, "movement-invalid", err.Error())
 	}
 	return err == nil
 }
@@ -131,7 +132,7 @@ func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		// A 503 is rolled back and the key may run again: the middleware
 		// counts the attempts, or the table of references.
 		if attempt <= flakyRefuses {
-			web.Problem(w, http.StatusServiceUnavailable, "try-again", "the card's bank does not answer")
+			api.Program.WriteProblem(w, http.StatusServiceUnavailable, "try-again", "the card's bank does not answer")
 			return nil
 		}
 	case cardLostReply:
@@ -139,16 +140,16 @@ func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 			w.Header().Set(headerLoseReply, "1")
 		}
 	case cardDeclined:
-		web.Problem(w, http.StatusPaymentRequired, "card-declined", "card declined")
+		api.Program.WriteProblem(w, http.StatusPaymentRequired, "card-declined", "card declined")
 		return nil
 	default:
-		web.Problem(w, http.StatusPaymentRequired, "card-unknown", "card unknown")
+		api.Program.WriteProblem(w, http.StatusPaymentRequired, "card-unknown", "card unknown")
 		return nil
 	}
 	if err := s.enter(r.Context(), tx, "charge", key, m); err != nil {
 		return err
 	}
-	web.JSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "charged"})
+	web.WriteJSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "charged"})
 	return nil
 }
 
@@ -168,7 +169,7 @@ func (s *Service) refund(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 	err = tx.QueryRow(r.Context(), "SELECT amount FROM "+s.schema+".ledger WHERE order_id = $1 AND kind = 'charge' ORDER BY id LIMIT 1 FOR UPDATE",
 		m.OrderID).Scan(&charged)
 	if errors.Is(err, pgx.ErrNoRows) {
-		web.Problem(w, http.StatusNotFound, "charge-unknown", "there is no charge for this order")
+		api.Program.WriteProblem(w, http.StatusNotFound, "charge-unknown", "there is no charge for this order")
 		return nil
 	}
 	if err == nil {
@@ -178,13 +179,13 @@ func (s *Service) refund(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		return fmt.Errorf("gateway: look up charge: %w", err)
 	}
 	if refunded+m.Amount > charged {
-		web.Problem(w, http.StatusConflict, "over-refund", "that is more than is left of the charge")
+		api.Program.WriteProblem(w, http.StatusConflict, "over-refund", "that is more than is left of the charge")
 		return nil
 	}
 	if err := s.enter(r.Context(), tx, "refund", key, m); err != nil {
 		return err
 	}
-	web.JSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "refunded"})
+	web.WriteJSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "refunded"})
 	return nil
 }
 
@@ -214,12 +215,12 @@ func (s *Service) movement(kind string) http.Handler {
 		entry, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Entry])
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			web.Problem(w, http.StatusNotFound, "movement-unknown", "there is no "+kind+" with this key")
+			api.Program.WriteProblem(w, http.StatusNotFound, "movement-unknown", "there is no "+kind+" with this key")
 		case err != nil:
 			w.Header().Set("Retry-After", "1")
-			web.Problem(w, http.StatusServiceUnavailable, "store-unavailable", "the ledger cannot be read now")
+			api.Program.WriteProblem(w, http.StatusServiceUnavailable, "store-unavailable", "the ledger cannot be read now")
 		default:
-			web.JSON(w, http.StatusOK, entry)
+			web.WriteJSON(w, http.StatusOK, entry)
 		}
 	})
 }
@@ -229,8 +230,8 @@ func (s *Service) ledger(w http.ResponseWriter, r *http.Request) {
 	entries, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Entry])
 	if err != nil {
 		w.Header().Set("Retry-After", "1")
-		web.Problem(w, http.StatusServiceUnavailable, "store-unavailable", "the ledger cannot be read now")
+		api.Program.WriteProblem(w, http.StatusServiceUnavailable, "store-unavailable", "the ledger cannot be read now")
 		return
 	}
-	web.JSON(w, http.StatusOK, entries)
+	web.WriteJSON(w, http.StatusOK, entries)
 }

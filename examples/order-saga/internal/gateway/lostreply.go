@@ -3,7 +3,7 @@ package gateway
 import (
 	"net/http"
 
-	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/api"
 )
 
 // headerLoseReply marks a response that shall not reach the client. It is not
@@ -31,7 +31,7 @@ func (w *lossyWriter) WriteHeader(status int) {
 	}
 	w.lost = true
 	clear(w.Header())
-	web.Problem(w.ResponseWriter, http.StatusGatewayTimeout, "reply-lost", "the processor's answer did not arrive in time")
+	api.Program.WriteProblem(w.ResponseWriter, http.StatusGatewayTimeout, "reply-lost", "the processor's answer did not arrive in time")
 }
 
 // Write drops the body of a response that is lost.

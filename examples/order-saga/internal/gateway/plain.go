@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/api"
 	"github.com/sagamill/sagamill/idemkey"
 )
 
@@ -22,14 +22,14 @@ type txHandler func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error
 func (s *Service) plainly(h txHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if key := r.Header.Get(headerKey); key == "" || len(key) > maxReference {
-			web.Problem(w, http.StatusBadRequest, "key-missing", "send 1 to 255 bytes of "+headerKey+" as a reference")
+			api.Program.WriteProblem(w, http.StatusBadRequest, "key-missing", "send 1 to 255 bytes of "+headerKey+" as a reference")
 			return
 		}
 		answer := &heldResponse{header: http.Header{}, status: http.StatusOK}
 		err := pgx.BeginFunc(r.Context(), s.db, func(tx pgx.Tx) error { return h(answer, r, tx) })
 		if err != nil {
 			s.logger.ErrorContext(r.Context(), "gateway", "error", err)
-			web.Problem(w, http.StatusServiceUnavailable, "store-unavailable", "it is not known whether this was done")
+			api.Program.WriteProblem(w, http.StatusServiceUnavailable, "store-unavailable", "it is not known whether this was done")
 			return
 		}
 		answer.send(w)

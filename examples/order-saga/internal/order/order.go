@@ -19,8 +19,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/examples/internal/web"
+	"github.com/sagamill/sagamill/examples/order-saga/internal/api"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
-	"github.com/sagamill/sagamill/examples/order-saga/internal/web"
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/outbox"
@@ -61,7 +62,7 @@ func New(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.
 	if err != nil {
 		return nil, err
 	}
-	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, Limits: idemkey.Limits{MaxRequestBody: web.MaxBody}, Observer: w.Requests, Logger: logger})
+	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.ReadTenant, Limits: idemkey.Limits{MaxRequestBody: web.MaxBody}, Observer: w.Requests, Logger: logger})
 	if err != nil {
 		return nil, err
 	}
@@ -74,12 +75,12 @@ func New(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.
 
 // Routes adds the service's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	create := web.Unencoded(s.idem.Handler(idempg.HandleTx(s.create)))
-	mux.Handle("POST /orders", web.Authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	create := api.Program.RejectEncoded(s.idem.Handler(idempg.HandleTx(s.create)))
+	mux.Handle("POST /orders", api.Program.RequireTenant(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		create.ServeHTTP(w, r)
 		s.wake()
 	})))
-	mux.Handle("GET /orders/{id}", web.Authenticated(http.HandlerFunc(s.show)))
+	mux.Handle("GET /orders/{id}", api.Program.RequireTenant(http.HandlerFunc(s.show)))
 }
 
 // A request is the body of POST /orders.
@@ -124,12 +125,12 @@ func (o *request) check() error {
 // the request's key, and commits tx together with the response.
 func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var o request
-	if err := web.Decode(r, &o); err != nil {
-		web.Problem(w, http.StatusBadRequest, "body-invalid", err.Error())
+	if err := web.DecodeBody(r, &o); err != nil {
+		api.Program.WriteProblem(w, http.StatusBadRequest, "body-invalid", err.Error())
 		return nil
 	}
 	if err := o.check(); err != nil {
-		web.Problem(w, http.StatusUnprocessableEntity, "order-invalid", err.Error())
+		api.Program.WriteProblem(w, http.StatusUnprocessableEntity, "order-invalid", err.Error())
 		return nil
 	}
 	id, err := s.store(r.Context(), tx, o)
@@ -137,7 +138,7 @@ func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		return err
 	}
 	w.Header().Set("Location", "/orders/"+id)
-	web.JSON(w, http.StatusAccepted, map[string]string{"id": id, "status": "pending"})
+	web.WriteJSON(w, http.StatusAccepted, map[string]string{"id": id, "status": "pending"})
 	return nil
 }
 
@@ -188,21 +189,21 @@ type stepView struct {
 
 // show tells what became of an order. Another tenant's order is not found.
 func (s *Service) show(w http.ResponseWriter, r *http.Request) {
-	tenant, err := web.Tenant(r)
+	tenant, err := web.ReadTenant(r)
 	if err != nil {
-		web.Problem(w, http.StatusUnauthorized, "scope-missing", err.Error())
+		api.Program.WriteProblem(w, http.StatusUnauthorized, "scope-missing", err.Error())
 		return
 	}
 	v, err := s.find(r.Context(), r.PathValue("id"), tenant)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		web.Problem(w, http.StatusNotFound, "order-unknown", "there is no such order")
+		api.Program.WriteProblem(w, http.StatusNotFound, "order-unknown", "there is no such order")
 	case err != nil:
 		w.Header().Set("Retry-After", "1")
-		web.Problem(w, http.StatusServiceUnavailable, "store-unavailable", "the order cannot be looked up now")
+		api.Program.WriteProblem(w, http.StatusServiceUnavailable, "store-unavailable", "the order cannot be looked up now")
 	default:
 		w.Header().Set("Cache-Control", "no-store")
-		web.JSON(w, http.StatusOK, v)
+		web.WriteJSON(w, http.StatusOK, v)
 	}
 }
 

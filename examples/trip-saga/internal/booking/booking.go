@@ -17,8 +17,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/api"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
-	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -172,7 +172,7 @@ func after(emit consumer.Emit, wait time.Duration) consumer.Emit {
 
 // Routes adds the service's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /ledger/"+s.name, web.Ledger(s.ledger))
+	mux.HandleFunc("GET /ledger/"+s.name, api.ServeLedger(s.ledger))
 }
 
 func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {

@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/api"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
-	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -72,7 +72,7 @@ func (s *Service) send(ctx context.Context, tx pgx.Tx, in consumer.Message[comma
 
 // Routes adds the service's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /ledger/mail", web.Ledger(s.ledger))
+	mux.HandleFunc("GET /ledger/mail", api.ServeLedger(s.ledger))
 }
 
 func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/api"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
-	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -56,7 +56,7 @@ func (s *Service) issue(ctx context.Context, tx pgx.Tx, in consumer.Message[comm
 
 // Routes adds the service's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /ledger/ticketing", web.Ledger(s.ledger))
+	mux.HandleFunc("GET /ledger/ticketing", api.ServeLedger(s.ledger))
 }
 
 func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {

@@ -8,7 +8,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
+	"github.com/sagamill/sagamill/examples/internal/web"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/api"
 	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -43,7 +44,7 @@ type querier interface {
 // find returns where the trip of a request is to be found. The error is an
 // errNoTrip, or the database's.
 func (s *Service) find(ctx context.Context, in querier, r *http.Request) (ref, error) {
-	tenant, err := web.Tenant(r)
+	tenant, err := web.ReadTenant(r)
 	if err != nil {
 		return ref{}, errNoTrip // Authenticated has let it through
 	}
@@ -86,7 +87,7 @@ func (s *Service) show(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	web.JSON(w, http.StatusOK, v)
+	web.WriteJSON(w, http.StatusOK, v)
 }
 
 // cancel compensates a trip whose ticket has not been asked for. To say it again
@@ -108,9 +109,9 @@ func (s *Service) cancel(w http.ResponseWriter, r *http.Request) {
 	case lookErr != nil:
 		fail(w, lookErr)
 	case err != nil && !compensates:
-		web.Problem(w, http.StatusConflict, "trip-committed", err.Error())
+		api.Program.WriteProblem(w, http.StatusConflict, "trip-committed", err.Error())
 	default:
-		web.JSON(w, http.StatusAccepted, v)
+		web.WriteJSON(w, http.StatusAccepted, v)
 	}
 }
 
@@ -119,9 +120,9 @@ var errTooLate = errors.New("the ticket has been asked for: the trip cannot be c
 
 func fail(w http.ResponseWriter, err error) {
 	if errors.Is(err, errNoTrip) {
-		web.Problem(w, http.StatusNotFound, "trip-unknown", errNoTrip.Error())
+		api.Program.WriteProblem(w, http.StatusNotFound, "trip-unknown", errNoTrip.Error())
 		return
 	}
 	w.Header().Set("Retry-After", "1")
-	web.Problem(w, http.StatusServiceUnavailable, "store-unavailable", "the trip cannot be looked up now")
+	api.Program.WriteProblem(w, http.StatusServiceUnavailable, "store-unavailable", "the trip cannot be looked up now")
 }

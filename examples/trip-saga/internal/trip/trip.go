@@ -15,8 +15,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/examples/internal/web"
+	"github.com/sagamill/sagamill/examples/trip-saga/internal/api"
 	"github.com/sagamill/sagamill/examples/trip-saga/internal/command"
-	"github.com/sagamill/sagamill/examples/trip-saga/internal/web"
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/saga"
@@ -60,7 +61,7 @@ func New(db *pgxpool.Pool, schema string, d *saga.Definition[State], wake func()
 	if err != nil {
 		return nil, err
 	}
-	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.Tenant, Limits: idemkey.Limits{MaxRequestBody: web.MaxBody}, Logger: logger})
+	idem, err := idemkey.New(store, &idemkey.Options{Scope: web.ReadTenant, Limits: idemkey.Limits{MaxRequestBody: web.MaxBody}, Logger: logger})
 	if err != nil {
 		return nil, err
 	}
@@ -73,14 +74,14 @@ func New(db *pgxpool.Pool, schema string, d *saga.Definition[State], wake func()
 
 // Routes adds the service's HTTP interface to mux.
 func (s *Service) Routes(mux *http.ServeMux) {
-	create := web.Unencoded(s.idem.Handler(idempg.HandleTx(s.create)))
-	mux.Handle("POST /trips", web.Authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	create := api.Program.RejectEncoded(s.idem.Handler(idempg.HandleTx(s.create)))
+	mux.Handle("POST /trips", api.Program.RequireTenant(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		create.ServeHTTP(w, r)
 		s.wake()
 	})))
-	mux.Handle("GET /trips/{id}", web.Authenticated(http.HandlerFunc(s.show)))
-	mux.Handle("DELETE /trips/{id}", web.Authenticated(http.HandlerFunc(s.cancel)))
-	mux.HandleFunc("GET /ledger/trip", web.Ledger(s.ledger))
+	mux.Handle("GET /trips/{id}", api.Program.RequireTenant(http.HandlerFunc(s.show)))
+	mux.Handle("DELETE /trips/{id}", api.Program.RequireTenant(http.HandlerFunc(s.cancel)))
+	mux.HandleFunc("GET /ledger/trip", api.ServeLedger(s.ledger))
 }
 
 // A request is the body of POST /trips.
@@ -122,12 +123,12 @@ func (t *request) check() error {
 // are there, or none of it.
 func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var t request
-	if err := web.Decode(r, &t); err != nil {
-		web.Problem(w, http.StatusBadRequest, "body-invalid", err.Error())
+	if err := web.DecodeBody(r, &t); err != nil {
+		api.Program.WriteProblem(w, http.StatusBadRequest, "body-invalid", err.Error())
 		return nil
 	}
 	if err := t.check(); err != nil {
-		web.Problem(w, http.StatusUnprocessableEntity, "trip-invalid", err.Error())
+		api.Program.WriteProblem(w, http.StatusUnprocessableEntity, "trip-invalid", err.Error())
 		return nil
 	}
 	started, err := s.start(r.Context(), tx, &t)
@@ -135,7 +136,7 @@ func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		return err
 	}
 	w.Header().Set("Location", "/trips/"+started.ID)
-	web.JSON(w, http.StatusAccepted, map[string]string{"id": started.ID, "status": string(started.Status)})
+	web.WriteJSON(w, http.StatusAccepted, map[string]string{"id": started.ID, "status": string(started.Status)})
 	return nil
 }
 
